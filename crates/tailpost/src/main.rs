@@ -1,0 +1,2 @@
+//! The `tailpost` binary.
+fn main() {}
