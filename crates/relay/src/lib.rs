@@ -1,1 +1,3 @@
-//! Stub.
+//! Tails the outbox in PostgreSQL's log and publishes it to NATS JetStream.
+
+pub mod connect;
