@@ -57,7 +57,7 @@ pub enum Error {
 }
 
 impl Error {
-    pub(super) fn invalid(setting: &'static str, reason: impl Into<String>) -> Self {
+    pub(crate) fn invalid(setting: &'static str, reason: impl Into<String>) -> Self {
         Self::Invalid { setting, reason: reason.into() }
     }
 
