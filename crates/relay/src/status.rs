@@ -46,6 +46,8 @@ pub struct Status {
     pub swept_total: u64,
     /// How often the stream's tail was read to find out what is stored.
     pub resyncs_total: u64,
+    /// Messages of other writers met in the stream.
+    pub foreign_total: u64,
     /// How often a connection to either server had to be opened again.
     pub reconnects_total: u64,
     /// When the relay last got on: an event was resolved, or, connected to both servers, it had
