@@ -1,1 +1,3 @@
-//! e2e
+//! The relay as its users run it: the binary, on real servers, with faults.
+
+mod crashes;
