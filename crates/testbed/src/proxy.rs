@@ -30,6 +30,16 @@ pub enum Direction {
     Both,
 }
 
+impl Direction {
+    fn opposite(self) -> Self {
+        match self {
+            Self::ToServer => Self::ToClient,
+            Self::ToClient => Self::ToServer,
+            Self::Both => Self::Both,
+        }
+    }
+}
+
 /// A TCP proxy on a free port of 127.0.0.1 that passes bytes on until told otherwise.
 ///
 /// Dropping it resets its connections.
@@ -229,7 +239,16 @@ async fn pass(
     direction: Direction,
 ) -> io::Result<()> {
     let (sender, receiver) = mpsc::channel(DELAYED_CHUNKS_MAX);
-    tokio::try_join!(receive(from, sender, rules, direction), send(to, receiver))?;
+    let mut back = rules.clone();
+    let send = async {
+        let sent = send(to, receiver).await;
+        if sent.is_err() {
+            // That the other end is dead is news that comes back the other way.
+            let _ = back.wait_for(|it| !it.swallows(direction.opposite())).await;
+        }
+        sent
+    };
+    tokio::try_join!(receive(from, sender, rules, direction), send)?;
     Ok(())
 }
 
@@ -242,20 +261,23 @@ async fn receive(
     direction: Direction,
 ) -> io::Result<()> {
     let mut buffer = vec![0; CHUNK_BYTES];
-    let count = loop {
-        let count = from.read(&mut buffer).await?;
+    let end = loop {
+        let read = from.read(&mut buffer).await;
         let now = *rules.borrow();
-        if count == 0 || now.swallows(direction) {
-            break count;
-        }
+        let count = match read {
+            _ if now.swallows(direction) => break None,
+            Ok(0) => break Some(Ok(())),
+            Ok(count) => count,
+            Err(error) => break Some(Err(error)),
+        };
         let chunk = (Instant::now() + now.delay, buffer[..count].to_vec());
         // Closed when sending failed, which is reported there.
         if queue.send(chunk).await.is_err() {
             return Ok(());
         }
     };
-    if count == 0 && !rules.borrow().swallows(direction) {
-        return Ok(());
+    if let Some(end) = end {
+        return end;
     }
     // Bytes, or the end, are lost: the connection is of no use after this, but looks alive until the network is well.
     let drain = async {
