@@ -140,7 +140,11 @@ impl Sink<'_, '_> {
                 "Times the stream was asked for what it holds.",
                 status.resyncs_total,
             ),
-            ("outbox_foreign", "Messages of other writers met in the stream.", status.foreign_total),
+            (
+                "outbox_foreign",
+                "Messages of other writers met in the stream.",
+                status.foreign_total,
+            ),
             ("dlq_writes", "Events moved to the dead-letter table.", status.parked_total),
         ] {
             self.counter(name, help, value)?;
