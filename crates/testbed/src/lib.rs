@@ -1,1 +1,28 @@
-//! Stub.
+//! Throw-away PostgreSQL and NATS servers, a faulty network between, and a ledger of what went where.
+//!
+//! Serves `tailpost demo`, the tests and the benchmarks. The servers are real ones: binaries found on the machine or fetched by
+//! `scripts/servers`, in temporary folders, on free ports of 127.0.0.1.
+//!
+//! ```no_run
+//! # async fn example() -> anyhow::Result<()> {
+//! use testbed::{Nats, NatsOptions, Postgres, PostgresOptions};
+//!
+//! let mut postgres = Postgres::start(PostgresOptions::default()).await?;
+//! let nats = Nats::start(NatsOptions::default()).await?;
+//! postgres.kill().await?; // like a crash: nothing of it is left running
+//! postgres.start_again().await?; // same port, same data
+//! # Ok(())
+//! # }
+//! ```
+
+mod binaries;
+mod cluster;
+mod nats;
+mod port;
+mod postgres;
+mod process;
+mod processes;
+mod user;
+
+pub use nats::{Nats, NatsOptions};
+pub use postgres::{Postgres, PostgresOptions};

@@ -1,0 +1,91 @@
+//! What the operating system knows about processes.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+struct Entry {
+    pid: u32,
+    parent: u32,
+    zombie: bool,
+}
+
+/// The process ids of the direct children of `parent`.
+pub(crate) fn children_of(parent: u32) -> Result<Vec<u32>> {
+    Ok(list()?.into_iter().filter(|it| it.parent == parent).map(|it| it.pid).collect())
+}
+
+/// Whether any of these processes still runs. A process that only waits to be reaped does not.
+pub(crate) fn any_alive(pids: &[u32]) -> Result<bool> {
+    if pids.is_empty() {
+        return Ok(false);
+    }
+    Ok(list()?.iter().any(|it| !it.zombie && pids.contains(&it.pid)))
+}
+
+fn list() -> Result<Vec<Entry>> {
+    if Path::new("/proc/self/stat").exists() { list_proc() } else { list_ps() }
+}
+
+fn list_proc() -> Result<Vec<Entry>> {
+    let mut entries = Vec::new();
+    for entry in fs::read_dir("/proc").context("list processes")? {
+        let name = entry?.file_name();
+        let Some(pid) = name.to_str().and_then(|it| it.parse().ok()) else { continue };
+        // Gone since the folder was listed: nothing to report.
+        let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { continue };
+        entries.extend(parse_stat(pid, &stat));
+    }
+    Ok(entries)
+}
+
+/// Reads `pid (name) state parent …`; the name may hold spaces and parentheses.
+fn parse_stat(pid: u32, stat: &str) -> Option<Entry> {
+    let (_, rest) = stat.rsplit_once(')')?;
+    let mut fields = rest.split_ascii_whitespace();
+    let zombie = matches!(fields.next()?, "Z" | "X");
+    let parent = fields.next()?.parse().ok()?;
+    Some(Entry { pid, parent, zombie })
+}
+
+fn list_ps() -> Result<Vec<Entry>> {
+    let output = Command::new("ps").args(["-A", "-o", "pid=,ppid=,stat="]).output();
+    let output = output.context("list processes with `ps`")?;
+    let entry = |line: &str| {
+        let mut fields = line.split_ascii_whitespace();
+        let pid = fields.next()?.parse().ok()?;
+        let parent = fields.next()?.parse().ok()?;
+        Some(Entry { pid, parent, zombie: fields.next()?.starts_with('Z') })
+    };
+    Ok(String::from_utf8_lossy(&output.stdout).lines().filter_map(entry).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_with_spaces_and_parentheses_do_not_confuse() {
+        let entry = parse_stat(7, "7 (a) b) c) S 42 7 7 0 -1").unwrap();
+        assert_eq!((entry.pid, entry.parent, entry.zombie), (7, 42, false));
+        assert!(parse_stat(7, "7 (x) Z 1 7").unwrap().zombie);
+        assert!(parse_stat(7, "garbage").is_none());
+    }
+
+    #[test]
+    fn this_process_is_alive_and_a_child_of_its_parent() {
+        let me = std::process::id();
+        assert!(any_alive(&[me]).unwrap());
+        assert!(children_of(std::os::unix::process::parent_id()).unwrap().contains(&me));
+    }
+
+    #[test]
+    fn both_ways_to_list_agree_on_this_process() {
+        let me = std::process::id();
+        let parent =
+            |entries: Vec<Entry>| entries.into_iter().find(|it| it.pid == me).map(|it| it.parent);
+        assert_eq!(parent(list().unwrap()), Some(std::os::unix::process::parent_id()));
+    }
+}
