@@ -55,7 +55,7 @@ impl Tuple {
     }
 }
 
-impl<'a> IntoIterator for &'a Tuple {
+impl IntoIterator for &Tuple {
     type Item = Datum;
     type IntoIter = Datums;
 

@@ -94,3 +94,82 @@ fn is_reserved(name: &str) -> bool {
     RESERVED_PREFIXES.into_iter().any(has_prefix)
         || RESERVED.iter().any(|reserved| name.eq_ignore_ascii_case(reserved))
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn names_travel_untouched_unless_they_would_be_mistaken() {
+        for (name, wire) in [
+            ("traceparent", "traceparent"),
+            ("baggage", "baggage"),
+            ("X-Request-Id", "X-Request-Id"),
+            ("100%", "100%"),
+            ("Nats-Msg-Id", "X-Nats-Msg-Id"),
+            ("nats-rollup", "X-nats-rollup"),
+            ("TAILPOST-POSITION", "X-TAILPOST-POSITION"),
+            ("event-type", "X-event-type"),
+            ("", "X-"),
+            ("a b", "X-a%20b"),
+            ("a,b:c\r\n", "X-a%2Cb%3Ac%0D%0A"),
+            ("é%", "X-%C3%A9%25"),
+            // Would read like an escaped name.
+            ("X-Nats-Msg-Id", "X-X-Nats-Msg-Id"),
+            ("X-a%20b", "X-X-a%2520b"),
+            ("X-", "X-X-"),
+        ] {
+            assert_eq!(name_to_wire(name), wire);
+            assert_eq!(name_from_wire(wire).as_deref(), Some(name));
+        }
+    }
+
+    #[test]
+    fn our_own_and_the_servers_headers_are_not_the_users() {
+        for name in ["Nats-Msg-Id", "Nats-Expected-Stream", "Tailpost-Position", "Event-Type"] {
+            assert_eq!(name_from_wire(name), None);
+        }
+    }
+
+    #[test]
+    fn very_long_hostile_names_are_cheap() {
+        let name = "X-".repeat(500_000);
+        let wire = name_to_wire(&name).into_owned();
+        assert_eq!(name_from_wire(&wire).as_deref(), Some(&*name));
+    }
+
+    /// Made of the pieces that matter, so that prefixes and escapes nest.
+    fn tricky() -> impl Strategy<Value = String> {
+        let piece = prop_oneof![
+            Just("X-".to_owned()),
+            Just("Nats-".to_owned()),
+            Just("event-type".to_owned()),
+            Just("%".to_owned()),
+            Just("%20".to_owned()),
+            Just("%25".to_owned()),
+            Just("%58-".to_owned()),
+            ".{0,3}",
+        ];
+        proptest::collection::vec(piece, 0..8).prop_map(|pieces| pieces.concat())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(4_000))]
+
+        #[test]
+        fn names_are_reversible_hence_injective(name in tricky()) {
+            let wire = name_to_wire(&name).into_owned();
+            prop_assert!(!wire.is_empty() && !is_reserved(&wire));
+            prop_assert!(wire.bytes().all(|b| b.is_ascii_graphic() && !b":,".contains(&b)));
+            let back = name_from_wire(&wire);
+            prop_assert_eq!(back.as_deref(), Some(&*name));
+        }
+
+        #[test]
+        fn foreign_names_are_safe(name in tricky()) {
+            let _ = name_from_wire(&name);
+        }
+    }
+}
