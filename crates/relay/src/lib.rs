@@ -1,3 +1,71 @@
-//! Tails the outbox in PostgreSQL's log and publishes it to NATS JetStream.
+//! Tails the outbox in PostgreSQL's log and publishes it to NATS JetStream: once, in commit order,
+//! and it says "forget this" to PostgreSQL only when JetStream has said "kept".
+//!
+//! ```text
+//!                 ┌──────────────────── session ─────────────────────┐
+//!  slot ──log──▶  │ source ──▶ ┌──────────┐ ──▶ publisher ──messages──┼──▶ stream
+//!       ◀─confirm─┤            │   core   │ ◀── answers  ◀────────────┼─── acks
+//!                 │ scan   ──▶ │ (no I/O) │ ──▶ settle: marks,        │
+//!  rows the log   │            └──────────┘     watermark, sweeper    │
+//!  cannot bring ──┼──▶             ▲                                  │
+//!                 │              tail of the stream, read through its leader
+//!                 └───────────────────────────────────────────────────┘
+//! ```
+//!
+//! # Why nothing is lost
+//!
+//! The slot's confirmed position only ever moves to the end of a transaction all of whose events,
+//! and those of every earlier one, are stored by the broker or parked in the dead-letter table. If
+//! anything breaks, what was not confirmed comes again.
+//!
+//! # Why nothing is stored twice
+//!
+//! A session begins by reading the end of the stream back to what is confirmed, and settles the
+//! events it finds there. While it runs, each message names the sequence it must follow
+//! (`Nats-Expected-Last-Sequence`): the broker refuses it if anything else came in between or got
+//! lost, and everything behind it. So what is stored is a prefix of what was sent, and after any
+//! doubt the tail says which.
+//!
+//! # Why no row is forgotten
+//!
+//! The slot brings exactly the rows whose transaction is not visible in the snapshot at its
+//! consistent point; the scanner takes exactly the others. When a slot is lost, the next one's
+//! snapshot divides the table anew.
 
+mod broker;
+mod config;
 pub mod connect;
+mod core;
+mod database;
+mod error;
+mod inspect;
+mod report;
+mod reporter;
+mod run;
+mod session;
+mod setup;
+mod status;
+
+pub use config::{Config, MarkConfig, Mode, ScanConfig, StreamConfig, WindowLimits};
+pub use connect::{NatsTarget, PostgresTarget};
+pub use error::Error;
+pub use inspect::inspect;
+pub use report::{OutboxReport, SlotReport, StatusReport, StreamReport};
+pub use run::run;
+pub use setup::{SetupPlan, SetupReport, SetupStep, plan, setup};
+pub use status::{Latency, Role, Status};
+
+/// An error and what caused it, in one line. For logs; a terminal gets the chain.
+fn describe(error: &Error) -> String {
+    let mut line = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(next) = cause {
+        let text = next.to_string();
+        if !line.ends_with(&text) {
+            line.push_str(": ");
+            line.push_str(&text);
+        }
+        cause = next.source();
+    }
+    line
+}

@@ -57,7 +57,7 @@ pub enum Error {
 }
 
 impl Error {
-    pub(super) fn invalid(setting: &'static str, reason: impl Into<String>) -> Self {
+    pub(crate) fn invalid(setting: &'static str, reason: impl Into<String>) -> Self {
         Self::Invalid { setting, reason: reason.into() }
     }
 
@@ -79,7 +79,9 @@ impl Error {
             Self::Invalid { .. } | Self::File { .. } => false,
             Self::PostgresTimeout { .. } => true,
             Self::Postgres { source, .. } => {
-                source.code().is_none_or(|code| !is_refusal(code)) && !is_certificate_error(source)
+                source.code().is_none_or(|code| !is_refusal(code))
+                    && !is_certificate_error(source)
+                    && !is_refused_by_client(source)
             }
             Self::Nats { source, .. } => {
                 !is_nats_refusal(source.kind()) && !is_certificate_error(source)
@@ -99,7 +101,7 @@ impl Error {
         match self {
             Self::Invalid { .. } => None,
             Self::File { role, .. } => {
-                Some(format!("the {role} must be a PEM file this user can read"))
+                Some(format!("check that the file is there, holds the {role}, and can be read"))
             }
             Self::PostgresTimeout { .. } => Some(
                 "check the address and any firewall; raise connect_timeout in the URL if the \
@@ -120,6 +122,12 @@ fn is_refusal(code: &SqlState) -> bool {
         SqlState::INSUFFICIENT_PRIVILEGE,
     ]
     .contains(code)
+}
+
+/// Whether the client gave up before the server did: a password is missing, or the server wants a
+/// way to authenticate that the client lacks. The library tells this only in words.
+fn is_refused_by_client(error: &tokio_postgres::Error) -> bool {
+    ["invalid configuration", "authentication error"].contains(&error.to_string().as_str())
 }
 
 fn is_nats_refusal(kind: ConnectErrorKind) -> bool {
@@ -187,6 +195,9 @@ fn postgres_hint(source: &tokio_postgres::Error) -> Option<String> {
     if cause.contains("password missing") {
         return Some("the server asks for a password: put one into the URL".into());
     }
+    if is_refused_by_client(source) {
+        return None;
+    }
     Some("check that PostgreSQL runs at that address".into())
 }
 
@@ -195,6 +206,20 @@ fn nats_hint(source: &async_nats::ConnectError) -> Option<String> {
         return Some(
             "check nats.ca against the server's certificate authority, nats.cert and nats.key \
              against the server's; the certificate must name the host in subjectAltName"
+                .into(),
+        );
+    }
+    if matches!(tls_error(source), Some(rustls::Error::InvalidMessage(_))) {
+        return Some(
+            "that server does not speak TLS: use nats:// without nats.ca, nats.cert and \
+             nats.tls_first"
+                .into(),
+        );
+    }
+    if source.to_string().contains("expected INFO") {
+        return Some(
+            "check that a NATS server runs at that address; set nats.tls_first if it is \
+             configured with handshake_first"
                 .into(),
         );
     }

@@ -12,5 +12,6 @@ mod tls;
 
 pub use error::Error;
 pub use nats::{NatsAccess, NatsLink, NatsTarget};
+pub(crate) use postgres::check_name;
 pub use postgres::{ConnectionTask, PostgresTarget, PostgresTls, SslMode};
 pub use tls::install_crypto_provider;

@@ -81,7 +81,7 @@ pub struct NatsLink {
     pub connected: bool,
     /// How often it was established. Tells a reconnect from no change.
     pub connects: u64,
-    /// The last error that the server or the client reported, such as a permission violation.
+    /// What the server or the client reported since then, such as a permission violation.
     pub last_error: Option<String>,
 }
 
@@ -146,7 +146,8 @@ impl NatsTarget {
         self.connect_watched(name).await.map(|(client, _)| client)
     }
 
-    /// Like [`connect`](Self::connect), and lets the caller watch the connection.
+    /// Like [`connect`](Self::connect), and lets the caller watch the connection, which is up by
+    /// the time this returns.
     ///
     /// # Errors
     ///
@@ -157,7 +158,7 @@ impl NatsTarget {
     ) -> Result<(Client, watch::Receiver<NatsLink>), Error> {
         install_crypto_provider();
         self.check_tls_files()?;
-        let (link, watcher) = watch::channel(NatsLink::default());
+        let (link, mut watcher) = watch::channel(NatsLink::default());
         let servers = self.to_string();
         let options = self
             .authenticate(ConnectOptions::new())
@@ -181,6 +182,9 @@ impl NatsTarget {
             .connect(self.servers.clone())
             .await
             .map_err(|source| Error::Nats { target: self.to_string(), source })?;
+        // Events come through a task of the client: let the caller start from "connected".
+        // The sender lives in that task, so it can be gone only if the client is.
+        let _ = watcher.wait_for(|link| link.connects > 0).await;
         Ok((client, watcher))
     }
 
@@ -322,6 +326,7 @@ fn observe(link: &watch::Sender<NatsLink>, servers: &str, event: &Event) {
             link.send_modify(|it| {
                 it.connected = true;
                 it.connects += 1;
+                it.last_error = None;
             });
         }
         Event::Disconnected => {
@@ -337,8 +342,14 @@ fn observe(link: &watch::Sender<NatsLink>, servers: &str, event: &Event) {
             link.send_modify(|it| it.last_error = Some(error.to_string()));
         }
         Event::ClientError(error) => {
-            warn!(servers, %error, "NATS client reported an error");
-            link.send_modify(|it| it.last_error = Some(error.to_string()));
+            let error = error.to_string();
+            // Each attempt to reconnect reports the same once more: say it once.
+            if link.borrow().last_error.as_ref() == Some(&error) {
+                debug!(servers, error, "NATS client reported the same error again");
+                return;
+            }
+            warn!(servers, error, "NATS client reported an error");
+            link.send_modify(|it| it.last_error = Some(error));
         }
         Event::SlowConsumer(subscription) => {
             warn!(

@@ -6,7 +6,7 @@ use std::time::Duration;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use pgwire_replication::{ReplicationConfig, SslMode as ReplicationSslMode, TlsConfig};
 use tokio::task::JoinHandle;
-use tokio_postgres::config::Host;
+use tokio_postgres::config::{ChannelBinding, Host, SslNegotiation};
 use tokio_postgres::{Client, Config, NoTls};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
@@ -43,7 +43,8 @@ pub enum SslMode {
     Prefer,
     /// Always; verified like [`VerifyCa`](Self::VerifyCa) if root certificates are given.
     Require,
-    /// Always, and the certificate's chain is verified.
+    /// Always, and the certificate's chain is verified. The replication connection compares the
+    /// host name too: its client cannot do the one without the other.
     VerifyCa,
     /// Always, and the certificate must be issued for this host.
     VerifyFull,
@@ -309,6 +310,13 @@ fn parse_config(dsn: &str) -> Result<Config, Error> {
         || config.get_ports().len() > 1
     {
         return Err(invalid("name one host and one port: replication follows one server".into()));
+    }
+    if config.get_channel_binding() == ChannelBinding::Require
+        || config.get_ssl_negotiation() == SslNegotiation::Direct
+    {
+        return Err(invalid(
+            "channel_binding=require and sslnegotiation=direct do not work for replication".into(),
+        ));
     }
     for host in config.get_hosts() {
         if let Host::Tcp(name) = host

@@ -72,6 +72,8 @@ fn what_cannot_work_is_refused_with_its_setting() {
         ("postgres://db/shop?port=6000", "one port"),
         ("postgres://db/shop?colour=blue", "colour"),
         ("postgres://db:port/shop", "port"),
+        ("postgres://db/shop?channel_binding=require", "channel_binding"),
+        ("postgres://db/shop?sslnegotiation=direct", "sslnegotiation"),
         ("localhost", "postgres://"),
     ] {
         let refusal = refusal(dsn);

@@ -1,0 +1,260 @@
+//! Creates the outbox table and its companions, and keeps a record of what was applied.
+//!
+//! The SQL is embedded from the repository's `migrations/` directory. Migrations are append-only:
+//! the record holds a checksum of each, and a database that was migrated with another text is
+//! refused rather than guessed at.
+
+use tokio_postgres::{Client, GenericClient};
+
+use crate::{Error, Table};
+
+/// A numbered change of the schema.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Migration {
+    /// From 1, without gaps; migrations are applied in this order.
+    pub version: i32,
+    /// What it is about, as in its file name.
+    pub name: &'static str,
+    /// Its statements, with `{table}` and `{schema}` in place of the quoted names.
+    pub sql: &'static str,
+}
+
+/// All migrations, in order.
+pub const MIGRATIONS: &[Migration] = &[Migration {
+    version: 1,
+    name: "outbox",
+    sql: include_str!("../../../migrations/0001_outbox.sql"),
+}];
+
+/// Held while migrating, so that several instances starting at once do not collide.
+const ADVISORY_LOCK: i64 = 0x7461_696C_706F_7374; // "tailpost"
+
+/// How long a migration waits for the application to let go of the table. Meanwhile the
+/// application's own statements queue up behind it.
+const LOCK_TIMEOUT: &str = "10s";
+
+impl Migration {
+    /// The statements for `table`.
+    #[must_use]
+    pub fn render(&self, table: &Table) -> String {
+        let mut sql = String::with_capacity(self.sql.len());
+        // In one pass, since a name may itself look like a placeholder.
+        let mut rest = self.sql;
+        while let Some(start) = rest.find('{') {
+            sql.push_str(&rest[..start]);
+            rest = &rest[start..];
+            if let Some(after) = rest.strip_prefix("{table}") {
+                sql.push_str(&table.quoted());
+                rest = after;
+            } else if let Some(after) = rest.strip_prefix("{schema}") {
+                sql.push_str(&table.quoted_schema());
+                rest = after;
+            } else {
+                sql.push('{');
+                rest = &rest[1..];
+            }
+        }
+        sql + rest
+    }
+
+    /// Guards against edits by mistake: FNV-1a, 64 bits, of the text without carriage returns
+    /// (which a checkout on another system may add).
+    #[must_use]
+    pub fn checksum(&self) -> String {
+        let bytes = self.sql.bytes().filter(|byte| *byte != b'\r');
+        let hash = bytes.fold(0xCBF2_9CE4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3)
+        });
+        format!("{hash:016x}")
+    }
+}
+
+/// Brings the schema up to date and returns what had to be applied: nothing, mostly.
+///
+/// All in one transaction under an advisory lock: concurrent runs wait, and one that fails leaves
+/// nothing behind. Needs no privilege but to read the record if there is nothing to do. Migrations
+/// that a newer version of tailpost has added are left alone.
+///
+/// # Errors
+///
+/// [`Error::MigrationChanged`] and [`Error::SchemaTaken`] if the schema holds something else than
+/// expected, the others if PostgreSQL refuses.
+pub async fn migrate(client: &mut Client, table: &Table) -> Result<Vec<Migration>, Error> {
+    let prepare = |source| Error::PrepareMigrations { table: table.to_string(), source };
+    if pending(client, table).await?.is_empty() {
+        return Ok(Vec::new());
+    }
+    let tx = client.transaction().await.map_err(prepare)?;
+    tx.batch_execute(&format!("SELECT pg_advisory_xact_lock({ADVISORY_LOCK})"))
+        .await
+        .map_err(prepare)?;
+    create_schema(&tx, table).await.map_err(prepare)?;
+    tx.batch_execute(&record_table(table)).await.map_err(prepare)?;
+    // Again, since another run may have been at work until the lock was ours.
+    let pending = pending(&tx, table).await?;
+    for migration in &pending {
+        let script = format!("{}\n{}", migration.render(table), record(migration, table));
+        tx.batch_execute(&script).await.map_err(|source| Error::Migrate {
+            version: migration.version,
+            name: migration.name,
+            source,
+        })?;
+    }
+    tx.commit().await.map_err(prepare)?;
+    Ok(pending)
+}
+
+/// The whole of what [`migrate`] does on an empty database, as a script to be read, or run by an
+/// administrator. Running it twice does no harm; afterwards [`migrate`] has nothing to do.
+#[must_use]
+pub fn render(table: &Table) -> String {
+    let mut script = String::from("BEGIN;\n\n");
+    if table.schema() != "public" {
+        script += &format!("CREATE SCHEMA IF NOT EXISTS {};\n\n", table.quoted_schema());
+    }
+    script += &record_table(table);
+    for migration in MIGRATIONS {
+        script += &format!("\n{}\n{}", migration.render(table), record(migration, table));
+    }
+    script + "\nCOMMIT;\n"
+}
+
+/// The migrations that are not recorded yet, after checking those that are.
+async fn pending(client: &impl GenericClient, table: &Table) -> Result<Vec<Migration>, Error> {
+    let recorded = recorded(client, table)
+        .await
+        .map_err(|source| Error::PrepareMigrations { table: table.to_string(), source })?;
+    let name = table.to_string();
+    if let Some(other) = recorded.iter().find(|it| it.outbox_table != name) {
+        return Err(Error::SchemaTaken {
+            schema: table.schema().to_owned(),
+            table: name,
+            recorded: other.outbox_table.clone(),
+        });
+    }
+    let mut pending = Vec::new();
+    for migration in MIGRATIONS {
+        match recorded.iter().find(|it| it.version == migration.version) {
+            None => pending.push(*migration),
+            Some(it) if it.checksum == migration.checksum() => {}
+            Some(it) => {
+                return Err(Error::MigrationChanged {
+                    version: migration.version,
+                    name: migration.name,
+                    recorded: it.checksum.clone(),
+                    embedded: migration.checksum(),
+                });
+            }
+        }
+    }
+    Ok(pending)
+}
+
+struct Recorded {
+    version: i32,
+    checksum: String,
+    outbox_table: String,
+}
+
+async fn recorded(
+    client: &impl GenericClient,
+    table: &Table,
+) -> Result<Vec<Recorded>, tokio_postgres::Error> {
+    let record_table = table.companion("tailpost_migrations");
+    let sql = "SELECT to_regclass($1::text) IS NOT NULL";
+    if !client.query_one(sql, &[&record_table]).await?.get::<_, bool>(0) {
+        return Ok(Vec::new());
+    }
+    let sql = format!("SELECT version, checksum, outbox_table FROM {record_table}");
+    let rows = client.query(&sql, &[]).await?;
+    Ok(rows
+        .iter()
+        .map(|row| Recorded { version: row.get(0), checksum: row.get(1), outbox_table: row.get(2) })
+        .collect())
+}
+
+/// Creates the schema only if it is missing: `IF NOT EXISTS` would ask for the privilege anyway.
+async fn create_schema(
+    client: &impl GenericClient,
+    table: &Table,
+) -> Result<(), tokio_postgres::Error> {
+    let sql = "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)";
+    if !client.query_one(sql, &[&table.schema()]).await?.get::<_, bool>(0) {
+        client.batch_execute(&format!("CREATE SCHEMA {}", table.quoted_schema())).await?;
+    }
+    Ok(())
+}
+
+fn record_table(table: &Table) -> String {
+    format!(
+        "SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';
+
+CREATE TABLE IF NOT EXISTS {} (
+    version      INT PRIMARY KEY,
+    name         TEXT NOT NULL,
+    checksum     TEXT NOT NULL,
+    outbox_table TEXT NOT NULL,
+    applied_at   TIMESTAMPTZ NOT NULL DEFAULT now()
+);
+",
+        table.companion("tailpost_migrations")
+    )
+}
+
+fn record(migration: &Migration, table: &Table) -> String {
+    format!(
+        "INSERT INTO {} (version, name, checksum, outbox_table)
+VALUES ({}, '{}', '{}', {})
+ON CONFLICT (version) DO NOTHING;
+",
+        table.companion("tailpost_migrations"),
+        migration.version,
+        migration.name,
+        migration.checksum(),
+        literal(&table.to_string())
+    )
+}
+
+/// An SQL string, whatever `standard_conforming_strings` says.
+fn literal(text: &str) -> String {
+    format!("E'{}'", text.replace('\\', "\\\\").replace('\'', "''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_have_no_gaps() {
+        for (index, migration) in MIGRATIONS.iter().enumerate() {
+            assert_eq!(usize::try_from(migration.version).unwrap(), index + 1);
+        }
+    }
+
+    /// A published migration never changes; a change is a new migration.
+    #[test]
+    fn checksums_are_those_of_the_published_migrations() {
+        let checksums: Vec<_> = MIGRATIONS.iter().map(Migration::checksum).collect();
+        assert_eq!(checksums, ["dca413c504537e6b"]);
+    }
+
+    #[test]
+    fn placeholders_in_names_are_not_replaced_again() {
+        let table = Table::new("{table}", "{schema}").unwrap();
+        let migration = Migration { version: 1, name: "x", sql: "{schema}|{table}|{other}" };
+        assert_eq!(migration.render(&table), r#""{table}"|"{table}"."{schema}"|{other}"#);
+    }
+
+    #[test]
+    fn checksums_ignore_line_ends_and_nothing_else() {
+        let checksum = |sql| Migration { version: 1, name: "x", sql }.checksum();
+        assert_eq!(checksum("a\nb"), checksum("a\r\nb"));
+        assert_ne!(checksum("a\nb"), checksum("a b"));
+        assert_eq!(checksum("foobar"), "85944171f73967e8"); // Known answer of FNV-1a.
+    }
+
+    #[test]
+    fn literals_survive_quotes_and_backslashes() {
+        assert_eq!(literal(r"a'b\"), r"E'a''b\\'");
+    }
+}

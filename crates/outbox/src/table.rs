@@ -1,0 +1,229 @@
+use std::fmt;
+use std::str::FromStr;
+
+/// The most bytes that PostgreSQL keeps of an identifier; it cuts longer ones silently.
+const IDENTIFIER_BYTES_MAX: usize = 63;
+
+/// What the migrations create beside the outbox table.
+const COMPANIONS: [&str; 5] =
+    ["outbox_dead_letter", "outbox_emit", "outbox_status", "tailpost_migrations", "tailpost_state"];
+
+/// The name of an outbox table. Its companions live in the same schema.
+///
+/// Parsed from `name` (in `public`) or `schema.name`. Names that PostgreSQL would fold or refuse
+/// unquoted are written in double quotes, as in SQL: `app."Order Events"`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Table {
+    schema: String,
+    name: String,
+}
+
+impl Table {
+    /// Names a table by its exact schema and name, unquoted.
+    ///
+    /// # Errors
+    ///
+    /// If PostgreSQL would refuse or shorten a name, or the name is one of a companion object.
+    pub fn new(schema: impl Into<String>, name: impl Into<String>) -> Result<Self, TableError> {
+        let table = Self { schema: schema.into(), name: name.into() };
+        for identifier in [&table.schema, &table.name] {
+            if identifier.is_empty() {
+                return Err(TableError::Empty);
+            }
+            if identifier.len() > IDENTIFIER_BYTES_MAX {
+                return Err(TableError::TooLong { identifier: identifier.clone() });
+            }
+            if identifier.contains('\0') {
+                return Err(TableError::Nul);
+            }
+        }
+        if COMPANIONS.contains(&table.name.as_str()) {
+            return Err(TableError::Companion { name: table.name });
+        }
+        Ok(table)
+    }
+
+    /// The schema, unquoted.
+    #[must_use]
+    pub fn schema(&self) -> &str {
+        &self.schema
+    }
+
+    /// The name within its schema, unquoted.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The qualified name, quoted for use in SQL.
+    #[must_use]
+    pub fn quoted(&self) -> String {
+        self.companion(&self.name)
+    }
+
+    /// The qualified and quoted name of another object in the same schema, such as
+    /// `tailpost_state`.
+    #[must_use]
+    pub fn companion(&self, name: &str) -> String {
+        format!("{}.{}", quote(&self.schema), quote(name))
+    }
+
+    /// The schema, quoted for use in SQL.
+    #[must_use]
+    pub fn quoted_schema(&self) -> String {
+        quote(&self.schema)
+    }
+}
+
+impl Default for Table {
+    /// `public.outbox_events`.
+    fn default() -> Self {
+        Self { schema: "public".to_owned(), name: "outbox_events".to_owned() }
+    }
+}
+
+impl fmt::Display for Table {
+    /// Quotes only what needs it; parses back to the same table.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, identifier) in [&self.schema, &self.name].into_iter().enumerate() {
+            if index > 0 {
+                f.write_str(".")?;
+            }
+            if is_plain(identifier) {
+                f.write_str(identifier)?;
+            } else {
+                f.write_str(&quote(identifier))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for Table {
+    type Err = TableError;
+
+    fn from_str(text: &str) -> Result<Self, TableError> {
+        let (first, rest) = take_identifier(text)?;
+        match rest.strip_prefix('.') {
+            None if rest.is_empty() => Self::new("public", first),
+            Some(rest) => match take_identifier(rest)? {
+                (second, "") => Self::new(first, second),
+                _ => Err(TableError::Syntax),
+            },
+            None => Err(TableError::Syntax),
+        }
+    }
+}
+
+/// Why a table's name is not usable.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TableError {
+    /// Not of the form `name` or `schema.name`.
+    #[error(
+        "not a table name; write schema.name, and put names with capitals or other characters \
+         than a-z, 0-9 and _ in double quotes"
+    )]
+    Syntax,
+    /// A name is empty.
+    #[error("a schema or table name is empty")]
+    Empty,
+    /// PostgreSQL would shorten a name.
+    #[error("the name {identifier:?} is longer than {IDENTIFIER_BYTES_MAX} bytes")]
+    TooLong {
+        /// The name.
+        identifier: String,
+    },
+    /// A name contains a NUL byte.
+    #[error("a schema or table name contains a nul byte")]
+    Nul,
+    /// The name is taken by an object that belongs to the outbox.
+    #[error("the name {name} is needed for an object beside the outbox table")]
+    Companion {
+        /// The name.
+        name: String,
+    },
+}
+
+fn quote(identifier: &str) -> String {
+    format!("\"{}\"", identifier.replace('"', "\"\""))
+}
+
+/// Whether PostgreSQL takes the name as it is without quotes (keywords aside, which it refuses).
+fn is_plain(identifier: &str) -> bool {
+    let mut bytes = identifier.bytes();
+    bytes.next().is_some_and(|byte| byte.is_ascii_lowercase() || byte == b'_')
+        && bytes.all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_')
+}
+
+/// Splits one identifier off the front and removes its quotes.
+fn take_identifier(text: &str) -> Result<(String, &str), TableError> {
+    let Some(mut rest) = text.strip_prefix('"') else {
+        let (identifier, rest) = text.split_at(text.find('.').unwrap_or(text.len()));
+        let valid = identifier.is_empty() || is_plain(identifier);
+        return if valid { Ok((identifier.to_owned(), rest)) } else { Err(TableError::Syntax) };
+    };
+    let mut identifier = String::new();
+    loop {
+        let (part, after) = rest.split_once('"').ok_or(TableError::Syntax)?;
+        identifier.push_str(part);
+        match after.strip_prefix('"') {
+            Some(after) => {
+                identifier.push('"');
+                rest = after;
+            }
+            None => return Ok((identifier, after)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn names_are_parsed_as_sql_would() {
+        for (text, schema, name) in [
+            ("outbox_events", "public", "outbox_events"),
+            ("app.events", "app", "events"),
+            (r#"app."Order Events""#, "app", "Order Events"),
+            (r#""a.b"."c""d""#, "a.b", "c\"d"),
+        ] {
+            assert_eq!(text.parse(), Table::new(schema, name), "{text}");
+        }
+        for text in ["Events", "a b", "a.b.c", "\"a", "\"a\"b", "a;b", "\"a\".\"b\"c"] {
+            assert_eq!(text.parse::<Table>(), Err(TableError::Syntax), "{text}");
+        }
+        for text in ["", ".", "a.", ".a", "\"\""] {
+            assert_eq!(text.parse::<Table>(), Err(TableError::Empty), "{text}");
+        }
+    }
+
+    #[test]
+    fn names_that_postgres_would_change_or_the_outbox_needs_are_refused() {
+        let long = "x".repeat(64);
+        assert!(Table::new("public", "x".repeat(63)).is_ok());
+        let refused = Table::new("public", &long);
+        assert_eq!(refused, Err(TableError::TooLong { identifier: long }));
+        assert_eq!(Table::new("a\0b", "t"), Err(TableError::Nul));
+        assert!(matches!("tailpost_state".parse::<Table>(), Err(TableError::Companion { .. })));
+    }
+
+    #[test]
+    fn quoting_survives_hostile_names() {
+        let table = Table::new("s\"; --", "{schema}").unwrap();
+        assert_eq!(table.quoted(), r#""s""; --"."{schema}""#);
+        assert_eq!(table.companion("tailpost_state"), r#""s""; --"."tailpost_state""#);
+    }
+
+    proptest! {
+        #[test]
+        fn display_round_trips(schema in "[^\0]{1,15}", name in "[^\0]{1,15}") {
+            if let Ok(table) = Table::new(schema, name) {
+                prop_assert_eq!(table.to_string().parse(), Ok(table));
+            }
+        }
+    }
+}

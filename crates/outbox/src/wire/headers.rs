@@ -1,0 +1,268 @@
+use std::borrow::Cow;
+use std::fmt::{self, Write};
+
+use bytes::Bytes;
+use bytestring::ByteString;
+use jiff::Timestamp;
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
+use serde::de::{Deserializer, MapAccess, Visitor};
+use serde_json::value::RawValue;
+use uuid::Uuid;
+
+use super::escape::unescape;
+use super::header;
+use super::name::{name_from_wire, name_to_wire};
+use crate::Event;
+
+/// What is escaped in a header value that cannot travel as it is; bytes beyond ASCII always are.
+const VALUE: &AsciiSet = &CONTROLS.add(b' ').add(b'%');
+
+/// Emits an event's headers, names and values ready for the wire: the event's own, then the user's.
+///
+/// The headers that depend on the stream and the log (`Nats-Expected-*`, `Tailpost-Position`) are
+/// not the event's; the publisher adds them.
+///
+/// - A value with control characters, anything beyond ASCII, or a space at either end is
+///   percent-escaped, and its name listed in [`header::ESCAPED`]. All others, `traceparent` and
+///   `baggage` among them, are untouched.
+/// - A user header whose name is invalid, begins with `Nats-` or `Tailpost-` (in any case) or is
+///   one of ours gets the prefix `X-`, with invalid characters escaped.
+/// - User headers that are not strings are emitted as their JSON text.
+///
+/// # Errors
+///
+/// If the event's headers are neither a JSON object nor `null`. What was emitted until then is
+/// incomplete.
+pub fn event_headers(
+    event: &Event,
+    mut emit: impl FnMut(&str, &str),
+) -> Result<(), HeadersNotAnObject> {
+    let mut escaped = String::new();
+    let mut emit_text = |name: &str, value: &str| {
+        if travels_untouched(value) {
+            emit(name, value);
+        } else {
+            emit(name, &utf8_percent_encode(value, VALUE).to_string());
+            if !escaped.is_empty() {
+                escaped.push(',');
+            }
+            escaped.push_str(name);
+        }
+    };
+    let mut scratch = Scratch::new();
+    emit_text(header::MSG_ID, scratch.print(&event.id));
+    emit_text(header::EVENT_TYPE, &event.event_type);
+    emit_text(header::EVENT_VERSION, scratch.print(&event.event_version));
+    emit_text(header::AGGREGATE_TYPE, &event.aggregate_type);
+    emit_text(header::AGGREGATE_ID, &event.aggregate_id);
+    emit_text(header::OCCURRED_AT, scratch.print(&event.occurred_at));
+    if let Some(id) = &event.correlation_id {
+        emit_text(header::CORRELATION_ID, scratch.print(id));
+    }
+    if let Some(id) = &event.causation_id {
+        emit_text(header::CAUSATION_ID, scratch.print(id));
+    }
+    if let Some(headers) = &event.headers {
+        for_each_header(headers, |name, value| emit_text(&name_to_wire(name), &value))?;
+    }
+    if !escaped.is_empty() {
+        emit(header::ESCAPED, &escaped);
+    }
+    Ok(())
+}
+
+/// Puts an event together again from what [`event_headers`] emitted.
+///
+/// Other `Nats-` and `Tailpost-` headers are ignored, all else becomes a user header. If there is
+/// a [`header::EVENT_ID`] it is the id, otherwise `Nats-Msg-Id`.
+///
+/// # Errors
+///
+/// If a header that every event has is missing, or one cannot be understood.
+pub fn parse_event<'a>(
+    headers: impl IntoIterator<Item = (&'a str, &'a str)>,
+    payload: Bytes,
+) -> Result<Event, WireError> {
+    let headers: Vec<_> = headers.into_iter().collect();
+    let escaped = headers.iter().find(|(name, _)| *name == header::ESCAPED).map_or("", |it| it.1);
+    let fields = Fields { headers: &headers, escaped };
+
+    let id_header =
+        if fields.raw(header::EVENT_ID).is_some() { header::EVENT_ID } else { header::MSG_ID };
+    Ok(Event {
+        id: fields.parsed(id_header)?.ok_or(WireError::Missing { name: id_header })?,
+        aggregate_type: fields.text(header::AGGREGATE_TYPE)?,
+        aggregate_id: fields.text(header::AGGREGATE_ID)?,
+        event_type: fields.text(header::EVENT_TYPE)?,
+        event_version: fields.parsed(header::EVENT_VERSION)?.unwrap_or(1),
+        payload,
+        occurred_at: fields
+            .parsed::<Timestamp>(header::OCCURRED_AT)?
+            .ok_or(WireError::Missing { name: header::OCCURRED_AT })?,
+        correlation_id: fields.parsed::<Uuid>(header::CORRELATION_ID)?,
+        causation_id: fields.parsed::<Uuid>(header::CAUSATION_ID)?,
+        headers: fields.user()?,
+    })
+}
+
+/// The value of one user header, if there is one.
+pub(super) fn user_header<'a>(
+    event: &'a Event,
+    name: &str,
+) -> Result<Option<Cow<'a, str>>, HeadersNotAnObject> {
+    let mut found = None;
+    if let Some(headers) = &event.headers {
+        for_each_header(headers, |key, value| {
+            if key == name {
+                found = Some(value);
+            }
+        })?;
+    }
+    Ok(found)
+}
+
+/// The headers of an event are neither a JSON object nor `null`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the event's headers are not a json object")]
+pub struct HeadersNotAnObject;
+
+/// Why headers do not make an event.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum WireError {
+    /// A header that every event has is missing.
+    #[error("the header {name} is missing")]
+    Missing {
+        /// The header.
+        name: &'static str,
+    },
+    /// The value of a header cannot be understood.
+    #[error("the header {name} cannot be understood")]
+    Invalid {
+        /// The header.
+        name: String,
+    },
+}
+
+struct Fields<'a> {
+    headers: &'a [(&'a str, &'a str)],
+    escaped: &'a str,
+}
+
+impl<'a> Fields<'a> {
+    fn raw(&self, name: &str) -> Option<&'a str> {
+        self.headers.iter().find(|it| it.0 == name).map(|it| it.1)
+    }
+
+    fn unescaped(&self, name: &str, value: &'a str) -> Result<Cow<'a, str>, WireError> {
+        if !self.escaped.split(',').any(|escaped| escaped == name) {
+            return Ok(Cow::Borrowed(value));
+        }
+        unescape(value).ok_or_else(|| WireError::Invalid { name: name.to_owned() })
+    }
+
+    fn text(&self, name: &'static str) -> Result<ByteString, WireError> {
+        let value = self.raw(name).ok_or(WireError::Missing { name })?;
+        Ok(self.unescaped(name, value)?.into_owned().into())
+    }
+
+    fn parsed<T: std::str::FromStr>(&self, name: &str) -> Result<Option<T>, WireError> {
+        let invalid = |_| WireError::Invalid { name: name.to_owned() };
+        self.raw(name).map(|value| value.parse().map_err(invalid)).transpose()
+    }
+
+    /// The user's headers as the text of a JSON object, if there are any.
+    fn user(&self) -> Result<Option<Bytes>, WireError> {
+        let mut user = serde_json::Map::new();
+        for (name, value) in self.headers {
+            if let Some(user_name) = name_from_wire(name) {
+                user.insert(user_name.into_owned(), self.unescaped(name, value)?.into());
+            }
+        }
+        if user.is_empty() {
+            return Ok(None);
+        }
+        Ok(Some(serde_json::to_vec(&user).expect("a map of strings is valid json").into()))
+    }
+}
+
+fn travels_untouched(value: &str) -> bool {
+    value.bytes().all(|byte| matches!(byte, b' '..=b'~'))
+        && !value.starts_with(' ')
+        && !value.ends_with(' ')
+}
+
+/// Calls `visit` with each name and value of a JSON object; without copying, mostly.
+fn for_each_header<'a>(
+    headers: &'a [u8],
+    visit: impl FnMut(&str, Cow<'a, str>),
+) -> Result<(), HeadersNotAnObject> {
+    let mut json = serde_json::Deserializer::from_slice(headers);
+    json.deserialize_any(HeaderVisitor { visit }).map_err(|_| HeadersNotAnObject)?;
+    json.end().map_err(|_| HeadersNotAnObject)
+}
+
+struct HeaderVisitor<F> {
+    visit: F,
+}
+
+impl<'de, F: FnMut(&str, Cow<'de, str>)> Visitor<'de> for HeaderVisitor<F> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object or null")
+    }
+
+    fn visit_unit<E>(self) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<(), A::Error> {
+        while let Some((name, value)) = map.next_entry::<Text<'de>, &'de RawValue>()? {
+            (self.visit)(&name.0, json_text(value));
+        }
+        Ok(())
+    }
+}
+
+/// A JSON string, borrowed from the input where it has no escapes.
+#[derive(serde::Deserialize)]
+struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
+
+fn json_text(value: &RawValue) -> Cow<'_, str> {
+    // Fails for everything but strings, which stays as it is written.
+    match serde_json::from_str::<Text<'_>>(value.get()) {
+        Ok(text) => text.0,
+        Err(_) => Cow::Borrowed(value.get()),
+    }
+}
+
+/// Prints short values without allocating; this runs for every event.
+struct Scratch {
+    bytes: [u8; Self::BYTES],
+    length: usize,
+}
+
+impl Scratch {
+    /// The longest is a timestamp with sign, six-digit year and nanoseconds.
+    const BYTES: usize = 40;
+
+    fn new() -> Self {
+        Self { bytes: [0; Self::BYTES], length: 0 }
+    }
+
+    fn print(&mut self, value: &impl fmt::Display) -> &str {
+        self.length = 0;
+        write!(self, "{value}").expect("ids, numbers and times fit");
+        std::str::from_utf8(&self.bytes[..self.length]).expect("only whole strings are written")
+    }
+}
+
+impl Write for Scratch {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let end = self.length + text.len();
+        self.bytes.get_mut(self.length..end).ok_or(fmt::Error)?.copy_from_slice(text.as_bytes());
+        self.length = end;
+        Ok(())
+    }
+}

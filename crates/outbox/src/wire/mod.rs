@@ -1,0 +1,18 @@
+//! Event to subject and headers, and back: everything that travels, in one place.
+//!
+//! The payload travels as it is. Subject tokens and header values are escaped so that no byte of a
+//! row can break the NATS protocol, and so that the way back is exact. The law, checked by property
+//! tests: [`parse_event`] of what [`event_headers`] emits is the event, up to the JSON type of user
+//! headers (a number or object comes back as the string of its JSON text).
+
+mod escape;
+pub mod header;
+mod headers;
+mod name;
+mod position;
+mod subject;
+
+pub use escape::{escape_token, unescape_token};
+pub use headers::{HeadersNotAnObject, WireError, event_headers, parse_event};
+pub use position::{ParsePositionError, Position};
+pub use subject::{SubjectError, SubjectTemplate, TemplateError, subject_matches};

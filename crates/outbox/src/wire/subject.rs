@@ -1,0 +1,273 @@
+use std::borrow::Cow;
+use std::fmt;
+use std::str::FromStr;
+
+use super::escape::escape_token_pieces;
+use super::headers::{HeadersNotAnObject, user_header};
+use crate::Event;
+
+/// The longest subject that is published. NATS itself recommends fewer than 256 bytes, and longer
+/// ones come near the server's limit for a protocol line.
+const SUBJECT_BYTES_MAX: usize = 255;
+
+/// How an event's subject is made, such as `outbox.{aggregate_type}.{event_type}`.
+///
+/// Fields: `{aggregate_type}`, `{aggregate_id}`, `{event_type}`, `{event_version}` and
+/// `{header:NAME}` (the empty string if the event has no such header). Each value is escaped as by
+/// [`escape_token`](super::escape_token), so it never adds a token or a wildcard.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SubjectTemplate {
+    text: String,
+    parts: Vec<Part>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Part {
+    Literal(String),
+    Field(Field),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Field {
+    AggregateType,
+    AggregateId,
+    EventType,
+    EventVersion,
+    Header(String),
+}
+
+impl SubjectTemplate {
+    /// Makes the subject of an event.
+    ///
+    /// # Errors
+    ///
+    /// No retry helps: the event has to be parked, or mended, or the template changed.
+    pub fn render(&self, event: &Event) -> Result<String, SubjectError> {
+        let mut subject = String::with_capacity(self.text.len() + 64);
+        for part in &self.parts {
+            match part {
+                Part::Literal(literal) => subject.push_str(literal),
+                Part::Field(field) => {
+                    for piece in escape_token_pieces(&field.value(event)?) {
+                        subject.push_str(piece);
+                        // Also keeps a value of many megabytes from being escaped in full.
+                        if subject.len() > SUBJECT_BYTES_MAX {
+                            return Err(self.too_long(event)?);
+                        }
+                    }
+                }
+            }
+        }
+        if subject.len() > SUBJECT_BYTES_MAX { Err(self.too_long(event)?) } else { Ok(subject) }
+    }
+
+    /// The subject up to the first field: what every subject of this template begins with.
+    #[must_use]
+    pub fn literal_prefix(&self) -> &str {
+        match self.parts.first() {
+            Some(Part::Literal(literal)) => literal,
+            _ => "",
+        }
+    }
+
+    /// The pattern of all subjects that this template can make: a token that contains a field
+    /// becomes `*`. A stream takes all of them if one of its subjects
+    /// [matches](subject_matches) the pattern.
+    #[must_use]
+    pub fn pattern(&self) -> String {
+        let mut pattern = String::new();
+        for part in &self.parts {
+            match part {
+                Part::Literal(literal) => pattern.push_str(literal),
+                // Neither can occur in a literal, so this marks the token unmistakably.
+                Part::Field(_) => pattern.push('*'),
+            }
+        }
+        let tokens: Vec<&str> =
+            pattern.split('.').map(|token| if token.contains('*') { "*" } else { token }).collect();
+        tokens.join(".")
+    }
+
+    /// Names the longest field: the one to shorten or to leave out of the template.
+    fn too_long(&self, event: &Event) -> Result<SubjectError, SubjectError> {
+        let mut subject_bytes = 0;
+        let mut longest = (0, "the template itself".to_owned());
+        for part in &self.parts {
+            match part {
+                Part::Literal(literal) => subject_bytes += literal.len(),
+                Part::Field(field) => {
+                    let bytes = escape_token_pieces(&field.value(event)?).map(str::len).sum();
+                    subject_bytes += bytes;
+                    if bytes > longest.0 {
+                        longest = (bytes, field.to_string());
+                    }
+                }
+            }
+        }
+        let (field_bytes, field) = longest;
+        Ok(SubjectError::TooLong { subject_bytes, field, field_bytes })
+    }
+}
+
+impl Default for SubjectTemplate {
+    /// `outbox.{aggregate_type}.{event_type}`.
+    fn default() -> Self {
+        "outbox.{aggregate_type}.{event_type}".parse().expect("the default template is valid")
+    }
+}
+
+impl fmt::Display for SubjectTemplate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl FromStr for SubjectTemplate {
+    type Err = TemplateError;
+
+    fn from_str(text: &str) -> Result<Self, TemplateError> {
+        let mut parts = Vec::new();
+        // Each field counts as one letter for the check of the tokens.
+        let mut skeleton = String::new();
+        let mut rest = text;
+        while !rest.is_empty() {
+            let (literal, after) = rest.split_at(rest.find('{').unwrap_or(rest.len()));
+            check_literal(literal)?;
+            if !literal.is_empty() {
+                parts.push(Part::Literal(literal.to_owned()));
+                skeleton.push_str(literal);
+            }
+            rest = after;
+            if let Some(after) = rest.strip_prefix('{') {
+                let (name, after) = after.split_once('}').ok_or(TemplateError::Unclosed)?;
+                parts.push(Part::Field(name.parse()?));
+                skeleton.push('x');
+                rest = after;
+            }
+        }
+        if skeleton.split('.').any(str::is_empty) {
+            return Err(TemplateError::EmptyToken);
+        }
+        if skeleton.starts_with('$') {
+            return Err(TemplateError::Reserved);
+        }
+        Ok(Self { text: text.to_owned(), parts })
+    }
+}
+
+fn check_literal(literal: &str) -> Result<(), TemplateError> {
+    match literal.chars().find(|c| !c.is_ascii_graphic() || matches!(c, '*' | '>' | '}' | '%')) {
+        Some(character) => Err(TemplateError::Character { character }),
+        None => Ok(()),
+    }
+}
+
+impl Field {
+    fn value<'a>(&self, event: &'a Event) -> Result<Cow<'a, str>, SubjectError> {
+        Ok(match self {
+            Self::AggregateType => Cow::Borrowed(&event.aggregate_type),
+            Self::AggregateId => Cow::Borrowed(&event.aggregate_id),
+            Self::EventType => Cow::Borrowed(&event.event_type),
+            Self::EventVersion => Cow::Owned(event.event_version.to_string()),
+            Self::Header(name) => user_header(event, name)?.unwrap_or_default(),
+        })
+    }
+}
+
+impl fmt::Display for Field {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AggregateType => f.write_str("aggregate_type"),
+            Self::AggregateId => f.write_str("aggregate_id"),
+            Self::EventType => f.write_str("event_type"),
+            Self::EventVersion => f.write_str("event_version"),
+            Self::Header(name) => write!(f, "header:{name}"),
+        }
+    }
+}
+
+impl FromStr for Field {
+    type Err = TemplateError;
+
+    fn from_str(name: &str) -> Result<Self, TemplateError> {
+        Ok(match name {
+            "aggregate_type" => Self::AggregateType,
+            "aggregate_id" => Self::AggregateId,
+            "event_type" => Self::EventType,
+            "event_version" => Self::EventVersion,
+            _ => match name.strip_prefix("header:") {
+                Some(header) if !header.is_empty() => Self::Header(header.to_owned()),
+                _ => return Err(TemplateError::UnknownField { name: name.to_owned() }),
+            },
+        })
+    }
+}
+
+/// Why an event has no subject.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SubjectError {
+    /// The subject would be longer than a subject may be.
+    #[error(
+        "the subject would be {subject_bytes} bytes long, the limit is {SUBJECT_BYTES_MAX}; \
+         {field} alone takes {field_bytes} after escaping"
+    )]
+    TooLong {
+        /// The length of the whole subject.
+        subject_bytes: usize,
+        /// The longest field in it.
+        field: String,
+        /// That field's length, escaped.
+        field_bytes: usize,
+    },
+    /// The template needs a header, and the event's headers cannot be read.
+    #[error(transparent)]
+    Headers(#[from] HeadersNotAnObject),
+}
+
+/// Why a text is not a subject template.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TemplateError {
+    /// There is nothing between two dots, or before the first or after the last.
+    #[error("the subject template has an empty token")]
+    EmptyToken,
+    /// Subjects that begin with `$` belong to the server.
+    #[error("the subject template begins with $, which is reserved for the server")]
+    Reserved,
+    /// A character that cannot stand in a subject.
+    #[error("the subject template contains {character:?}, which a subject must not")]
+    Character {
+        /// The character.
+        character: char,
+    },
+    /// A brace is not closed.
+    #[error("the subject template has a {{ without }}")]
+    Unclosed,
+    /// No such field.
+    #[error(
+        "the subject template has an unknown field {{{name}}}; there are {{aggregate_type}}, \
+         {{aggregate_id}}, {{event_type}}, {{event_version}} and {{header:NAME}}"
+    )]
+    UnknownField {
+        /// The text between the braces.
+        name: String,
+    },
+}
+
+/// Whether a NATS subject pattern takes a subject: `*` stands for one token, a final `>` for one or
+/// more. The subject may itself be a pattern without `>`, and is then taken if all it matches is.
+#[must_use]
+pub fn subject_matches(pattern: &str, subject: &str) -> bool {
+    let mut wanted = pattern.split('.').peekable();
+    let mut tokens = subject.split('.');
+    loop {
+        match (wanted.next(), tokens.next()) {
+            (Some(">"), Some(_)) if wanted.peek().is_none() => return true,
+            (Some("*"), Some(_)) => {}
+            (Some(wanted), Some(token)) if wanted == token => {}
+            (None, None) => return true,
+            _ => return false,
+        }
+    }
+}

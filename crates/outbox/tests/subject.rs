@@ -1,0 +1,158 @@
+//! Subjects: what templates make of hostile events, and which templates are refused.
+
+use bytes::Bytes;
+use outbox::Event;
+use outbox::wire::{SubjectError, SubjectTemplate, TemplateError, subject_matches, unescape_token};
+use proptest::prelude::*;
+
+fn event(aggregate_type: &str, aggregate_id: &str, event_type: &str) -> Event {
+    Event::new(aggregate_type, aggregate_id, event_type, &()).unwrap()
+}
+
+fn template(text: &str) -> SubjectTemplate {
+    text.parse().unwrap()
+}
+
+#[test]
+fn the_default_reads_well() {
+    let subject = SubjectTemplate::default().render(&event("order", "o-1", "OrderPlaced"));
+    assert_eq!(subject.unwrap(), "outbox.order.OrderPlaced");
+}
+
+#[test]
+fn every_field_can_be_used() {
+    let all = template("a.{aggregate_id}.v{event_version}-{event_type}.{header:region}");
+    let event = event("order", "o.1", "Placed").with_version(3).with_header("region", "eu west");
+    assert_eq!(all.render(&event).unwrap(), "a.o%2E1.v3-Placed.eu%20west");
+}
+
+#[test]
+fn a_header_that_is_missing_is_an_empty_token() {
+    let by_region = template("a.{header:region}");
+    assert_eq!(by_region.render(&event("a", "b", "c")).unwrap(), "a.%");
+    let broken = Event { headers: Some(Bytes::from_static(b"[1]")), ..event("a", "b", "c") };
+    assert!(matches!(by_region.render(&broken), Err(SubjectError::Headers(_))));
+}
+
+#[test]
+fn hostile_ids_stay_in_their_token() {
+    let by_id = template("t.{aggregate_id}");
+    for (id, subject) in [
+        ("a.b", "t.a%2Eb"),
+        ("*", "t.%2A"),
+        (">", "t.%3E"),
+        ("", "t.%"),
+        ("$SYS", "t.%24SYS"),
+        ("\r\nPUB x 0", "t.%0D%0APUB%20x%200"),
+        ("\u{fc}", "t.%C3%BC"),
+    ] {
+        assert_eq!(by_id.render(&event("a", id, "c")).unwrap(), subject);
+    }
+}
+
+#[test]
+fn a_subject_has_at_most_255_bytes() {
+    let by_id = template("t.{aggregate_type}.{aggregate_id}");
+    assert_eq!(by_id.render(&event("a", &"x".repeat(251), "c")).unwrap().len(), 255);
+    let refused = by_id.render(&event("a", &"x".repeat(252), "c")).unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "the subject would be 256 bytes long, the limit is 255; aggregate_id alone takes 252 \
+         after escaping"
+    );
+    let refused = by_id.render(&event(&".".repeat(1_000_000), "x", "c")).unwrap_err();
+    assert_eq!(
+        refused,
+        SubjectError::TooLong {
+            subject_bytes: 3_000_004,
+            field: "aggregate_type".to_owned(),
+            field_bytes: 3_000_000,
+        }
+    );
+    let literal = template(&"x".repeat(256)).render(&event("a", "b", "c")).unwrap_err();
+    assert!(matches!(literal, SubjectError::TooLong { subject_bytes: 256, .. }), "{literal}");
+}
+
+#[test]
+fn templates_that_could_not_work_are_refused() {
+    for text in ["", ".", "a.", ".a", "a..b", "{aggregate_id}."] {
+        assert_eq!(text.parse::<SubjectTemplate>(), Err(TemplateError::EmptyToken), "{text:?}");
+    }
+    for (text, character) in
+        [("a b", ' '), ("a.*", '*'), ("a.>", '>'), ("a}", '}'), ("\u{e9}", '\u{e9}'), ("a%", '%')]
+    {
+        assert_eq!(text.parse::<SubjectTemplate>(), Err(TemplateError::Character { character }));
+    }
+    assert_eq!("$JS.x".parse::<SubjectTemplate>(), Err(TemplateError::Reserved));
+    assert_eq!("a.{event_type".parse::<SubjectTemplate>(), Err(TemplateError::Unclosed));
+    for name in ["type", "", "header:", "{event_type"] {
+        assert_eq!(
+            format!("a.{{{name}}}").parse::<SubjectTemplate>(),
+            Err(TemplateError::UnknownField { name: name.to_owned() })
+        );
+    }
+    let hint = "{kind}".parse::<SubjectTemplate>().unwrap_err().to_string();
+    assert!(hint.contains("{kind}") && hint.contains("{aggregate_type}"), "{hint}");
+}
+
+#[test]
+fn start_up_checks_learn_what_subjects_to_expect() {
+    for (text, prefix, pattern) in [
+        ("outbox.{aggregate_type}.{event_type}", "outbox.", "outbox.*.*"),
+        ("{aggregate_type}.x", "", "*.x"),
+        ("a.v{event_version}{event_type}.z", "a.v", "a.*.z"),
+        ("events", "events", "events"),
+    ] {
+        let template = template(text);
+        assert_eq!((template.literal_prefix(), &*template.pattern()), (prefix, pattern));
+        assert_eq!(template.to_string(), text);
+    }
+}
+
+#[test]
+fn patterns_match_as_the_server_does() {
+    for (pattern, subject, expect) in [
+        ("a.b", "a.b", true),
+        ("a.b", "a.c", false),
+        ("a.b", "a.b.c", false),
+        ("a.b.c", "a.b", false),
+        ("a.*", "a.b", true),
+        ("a.*", "a.b.c", false),
+        ("a.*", "a", false),
+        ("*.b", "a.b", true),
+        ("a.>", "a.b", true),
+        ("a.>", "a.b.c", true),
+        ("a.>", "a", false),
+        (">", "a", true),
+        ("a*", "ab", false),
+        ("a.>.c", "a.b.c", false),
+        ("outbox.>", "outbox.*.*", true),
+        ("outbox.*.*", "outbox.*.*", true),
+        ("outbox.order.*", "outbox.*.*", false),
+        ("outbox.*", "outbox.*.*", false),
+    ] {
+        assert_eq!(subject_matches(pattern, subject), expect, "{pattern} {subject}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn subjects_tell_their_fields_and_fit_the_pattern(
+        kind in ".{0,12}",
+        id in ".{0,12}",
+        name in ".{0,12}",
+    ) {
+        let template = template("outbox.{aggregate_type}.{aggregate_id}.{event_type}");
+        if let Ok(subject) = template.render(&event(&kind, &id, &name)) {
+            let fields: Option<Vec<_>> = subject.split('.').skip(1).map(unescape_token).collect();
+            prop_assert_eq!(fields, Some(vec![kind, id, name]));
+            prop_assert!(subject_matches(&template.pattern(), &subject));
+            prop_assert!(subject_matches("outbox.>", &subject));
+        }
+    }
+
+    #[test]
+    fn any_template_is_safe_to_parse(text in "[a-z.{}:$ *>]{0,20}") {
+        let _ = text.parse::<SubjectTemplate>();
+    }
+}

@@ -1,0 +1,9 @@
+//! The NATS side: publishing, answers, the stream's tail and its fitness.
+
+mod answer;
+pub(crate) mod fitness;
+mod publisher;
+mod tail;
+
+pub(crate) use publisher::{Answers, History, Publisher};
+pub(crate) use tail::{TailReader, WayBack};

@@ -1,0 +1,161 @@
+//! Publishing on a core connection, with one inbox for all answers.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use async_nats::client::Statistics;
+use async_nats::header::{HeaderMap, HeaderName, HeaderValue};
+use async_nats::message::OutboundMessage;
+use async_nats::{Client, Subject, Subscriber};
+use futures_util::{FutureExt, SinkExt, StreamExt};
+use outbox::wire::{self, Position};
+
+use super::answer;
+use crate::core::{Input, Send};
+use crate::error::Error;
+
+/// Answers taken at a time, so that sending and reading get their turns.
+const ANSWERS_AT_ONCE: usize = 512;
+
+const EXPECTED_STREAM: HeaderName = HeaderName::from_static(wire::header::EXPECTED_STREAM);
+const EXPECTED_LAST_SEQUENCE: HeaderName =
+    HeaderName::from_static(wire::header::EXPECTED_LAST_SEQUENCE);
+const POSITION: HeaderName = HeaderName::from_static(wire::header::POSITION);
+const POSITION_EVENT: HeaderName = HeaderName::from_static(wire::header::POSITION_EVENT);
+
+/// Sends messages without waiting for their answers.
+///
+/// `jetstream::Context::publish` would cost a semaphore permit, a random inbox, a oneshot channel
+/// and a map entry for each message, and throws the answer of a dropped future away. Here every
+/// reply subject is `<inbox>.<epoch>.<index>` and one subscription brings all answers.
+pub(crate) struct Publisher {
+    client: Client,
+    inbox: String,
+    stream: HeaderValue,
+    history: History,
+    statistics: Arc<Statistics>,
+    connects: u64,
+}
+
+/// The broker's answers, whatever was asked on the publisher's inbox.
+pub(crate) struct Answers {
+    messages: Subscriber,
+    stream: String,
+}
+
+/// The history that positions belong to.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct History {
+    pub(crate) system_id: u64,
+    pub(crate) timeline: u32,
+}
+
+impl Publisher {
+    pub(crate) async fn new(
+        client: Client,
+        stream: &str,
+        history: History,
+    ) -> Result<(Self, Answers), Error> {
+        let inbox = client.new_inbox();
+        let messages = client
+            .subscribe(format!("{inbox}.>"))
+            .await
+            .map_err(Error::jetstream("subscribe to the broker's answers"))?;
+        let answers = Answers { messages, stream: stream.to_owned() };
+        let stream = stream.parse().map_err(Error::jetstream("name the stream in a header"))?;
+        let statistics = client.statistics();
+        let connects = statistics.connects.load(Ordering::Relaxed);
+        Ok((Self { client, inbox, stream, history, statistics, connects }, answers))
+    }
+
+    /// Waits until one message can be handed over without blocking.
+    ///
+    /// Cancel safe. While the broker is away the client's queue fills and this stays pending.
+    pub(crate) async fn ready(&mut self) -> Result<(), Error> {
+        std::future::poll_fn(|cx| self.client.poll_ready_unpin(cx))
+            .await
+            .map_err(Error::jetstream("reach the connection to the broker"))
+    }
+
+    /// Whether another message can be handed over right now.
+    pub(crate) fn is_ready(&mut self) -> bool {
+        matches!(self.ready().now_or_never(), Some(Ok(())))
+    }
+
+    /// Hands a message over; [`ready`](Self::ready) must have said so. Says why a message can never
+    /// be sent, in which case nothing left.
+    pub(crate) fn send(&mut self, send: &Send<'_>) -> Result<(), String> {
+        let message = OutboundMessage {
+            subject: Subject::from(send.subject),
+            reply: Some(Subject::from(format!("{}.{}.{}", self.inbox, send.epoch, send.index))),
+            payload: send.event.payload.clone(),
+            headers: Some(self.headers(send)?),
+        };
+        self.client.start_send_unpin(message).map_err(|error| match error.kind() {
+            async_nats::client::PublishErrorKind::MaxPayloadExceeded => format!(
+                "payload and headers exceed the broker's max_payload of {} bytes",
+                self.client.max_payload()
+            ),
+            _ => error.to_string(),
+        })
+    }
+
+    /// Whether the connection was replaced since the last call: whatever had been handed over and
+    /// not answered may be lost, in any combination.
+    pub(crate) fn reconnected(&mut self) -> bool {
+        let connects = self.statistics.connects.load(Ordering::Relaxed);
+        std::mem::replace(&mut self.connects, connects) != connects
+    }
+
+    fn headers(&self, send: &Send<'_>) -> Result<HeaderMap, String> {
+        let mut headers = HeaderMap::new();
+        let mut illegal = None;
+        wire::event_headers(send.event, |name, value| {
+            match (name.parse::<HeaderName>(), value.parse::<HeaderValue>()) {
+                (Ok(name), Ok(value)) => headers.append(name, value),
+                _ => illegal = Some(format!("header \"{name}\" cannot be sent")),
+            }
+        })
+        .map_err(|error| error.to_string())?;
+        if let Some(reason) = illegal {
+            return Err(reason);
+        }
+        headers.insert(EXPECTED_STREAM, self.stream.clone());
+        if let Some(expected) = send.expected {
+            headers.insert(EXPECTED_LAST_SEQUENCE, HeaderValue::from(expected));
+        }
+        if let Some(at) = send.position {
+            let History { system_id, timeline } = self.history;
+            let position =
+                Position { system_id, timeline, lsn: at.commit_lsn.0, ordinal: at.ordinal };
+            let mut text = String::with_capacity(48);
+            write!(text, "{position}").map_err(|error| error.to_string())?;
+            headers.insert(POSITION, HeaderValue::from(text));
+            if at.event != send.event.id {
+                headers.insert(POSITION_EVENT, HeaderValue::from(at.event.to_string()));
+            }
+        }
+        Ok(headers)
+    }
+}
+
+impl Answers {
+    /// Waits for answers and appends what they mean, at least one and at most a bounded number.
+    ///
+    /// Cancel safe: an answer taken is an answer appended.
+    pub(crate) async fn receive(&mut self, into: &mut Vec<Input>) -> Result<(), Error> {
+        let mut next = self.messages.next().await;
+        for _ in 0..ANSWERS_AT_ONCE {
+            let Some(message) = next else {
+                return Err(Error::Refused("the connection to the broker was closed".into()));
+            };
+            into.extend(answer::read(&message, &self.stream));
+            match self.messages.next().now_or_never() {
+                Some(message) => next = message,
+                None => break,
+            }
+        }
+        Ok(())
+    }
+}

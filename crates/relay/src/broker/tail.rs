@@ -1,0 +1,122 @@
+//! The end of the stream, read through its leader.
+
+use async_nats::jetstream::context::Context;
+use async_nats::jetstream::message::StreamMessage;
+use async_nats::jetstream::stream::{Info, LastRawMessageErrorKind, Stream};
+use futures_util::{StreamExt, TryStreamExt, stream};
+use outbox::wire;
+use pgoutput::Lsn;
+
+use crate::core::{Tail, TailMessage};
+use crate::error::Error;
+
+/// Requests for single messages under way at a time.
+const READS_IN_FLIGHT: usize = 64;
+
+/// Messages read at a time on the way back.
+const CHUNK: u64 = 512;
+
+/// The furthest way back: more than any relay leaves unconfirmed, little enough to hold.
+const WAY_BACK_MAX: u64 = 1_000_000;
+
+/// Reads the stream's newest messages.
+///
+/// Always `STREAM.INFO` and `STREAM.MSG.GET`, which the stream's leader answers. Direct Get may be
+/// answered by a replica or a mirror that lags, and a stale tail would let a stored event be
+/// published again.
+#[derive(Clone)]
+pub(crate) struct TailReader {
+    stream: Stream<()>,
+}
+
+/// How far back a session has to look.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct WayBack {
+    /// Events committed before this are resolved.
+    pub(crate) resolved_before: Lsn,
+    pub(crate) system_id: u64,
+    /// So many messages from before `resolved_before` may lie among later ones: an event may be
+    /// overtaken by at most the rest of its window.
+    pub(crate) overtaken_max: usize,
+    /// Read at least so many messages.
+    pub(crate) at_least: u64,
+}
+
+impl TailReader {
+    pub(crate) async fn new(context: &Context, stream: &str) -> Result<Self, Error> {
+        let stream = context
+            .get_stream_no_info(stream)
+            .await
+            .map_err(Error::jetstream("address the stream"))?;
+        Ok(Self { stream })
+    }
+
+    /// The stream's configuration and state, as its leader knows them.
+    pub(crate) async fn info(&self) -> Result<Info, Error> {
+        self.stream.get_info().await.map_err(Error::jetstream("read the stream's state"))
+    }
+
+    /// Everything from sequence `from` to the end.
+    pub(crate) async fn since(&self, from: u64) -> Result<Tail, Error> {
+        let state = self.info().await?.state;
+        let messages = self.range(from.max(state.first_sequence), state.last_sequence).await?;
+        Ok(Tail { last_seq: state.last_sequence, messages })
+    }
+
+    /// Everything that may be there of what the log will bring again.
+    pub(crate) async fn back_to(&self, way: WayBack) -> Result<Tail, Error> {
+        let state = self.info().await?.state;
+        let last_seq = state.last_sequence;
+        let floor = state.first_sequence.max(last_seq.saturating_sub(WAY_BACK_MAX)).max(1);
+        let mut messages: Vec<TailMessage> = Vec::new();
+        let mut overtaken = 0;
+        let mut to = last_seq;
+        while to >= floor {
+            let from = to.saturating_sub(CHUNK - 1).max(floor);
+            let chunk = self.range(from, to).await?;
+            overtaken += chunk.iter().filter(|it| is_before(it, way)).count();
+            messages.extend(chunk);
+            if overtaken > way.overtaken_max && last_seq - from + 1 >= way.at_least {
+                break;
+            }
+            to = from - 1;
+        }
+        Ok(Tail { last_seq, messages })
+    }
+
+    async fn range(&self, from: u64, to: u64) -> Result<Vec<TailMessage>, Error> {
+        let reads = stream::iter(from..=to).map(|seq| self.message(seq));
+        let read: Vec<_> = reads.buffered(READS_IN_FLIGHT).try_collect().await?;
+        Ok(read.into_iter().flatten().collect())
+    }
+
+    async fn message(&self, seq: u64) -> Result<Option<TailMessage>, Error> {
+        match self.stream.get_raw_message(seq).await {
+            Ok(message) => Ok(Some(tail_message(&message))),
+            Err(error) if matches!(error.kind(), LastRawMessageErrorKind::NoMessageFound) => {
+                Ok(None) // deleted
+            }
+            Err(error) => Err(Error::JetStream {
+                doing: "read a message of the stream",
+                source: Box::new(error),
+            }),
+        }
+    }
+}
+
+fn is_before(message: &TailMessage, way: WayBack) -> bool {
+    message.position.is_some_and(|position| {
+        position.system_id == way.system_id && Lsn(position.lsn) < way.resolved_before
+    })
+}
+
+fn tail_message(message: &StreamMessage) -> TailMessage {
+    let header = |name: &str| message.headers.get(name).map(|value| value.as_str());
+    let id = header(wire::header::MSG_ID).or_else(|| header(wire::header::EVENT_ID));
+    TailMessage {
+        seq: message.sequence,
+        id: id.and_then(|id| id.parse().ok()),
+        position: header(wire::header::POSITION).and_then(|position| position.parse().ok()),
+        position_event: header(wire::header::POSITION_EVENT).and_then(|id| id.parse().ok()),
+    }
+}

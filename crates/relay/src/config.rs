@@ -1,0 +1,235 @@
+use std::time::Duration;
+
+use outbox::Table;
+use outbox::wire::SubjectTemplate;
+
+use crate::connect::{Error, NatsTarget, PostgresTarget, check_name};
+
+/// Everything a relay must know. See `docker/tailpost.toml` for what each setting means in use.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// The database that holds the outbox.
+    pub postgres: PostgresTarget,
+    /// The servers that hold the stream.
+    pub nats: NatsTarget,
+    /// The outbox table.
+    pub table: Table,
+    /// The replication slot: `[a-z0-9_]`, at most 63 characters.
+    pub slot: String,
+    /// The publication: `[a-z0-9_]`, at most 63 characters.
+    pub publication: String,
+    /// The stream that events go to.
+    pub stream: StreamConfig,
+    /// How an event's subject is made.
+    pub subject: SubjectTemplate,
+    /// How duplicates and disorder are prevented.
+    pub mode: Mode,
+    /// How much may be in flight.
+    pub window: WindowLimits,
+    /// How the table is searched for rows that the log cannot bring.
+    pub scan: ScanConfig,
+    /// How published rows are marked.
+    pub mark: MarkConfig,
+    /// How long a message may stay unacknowledged before the stream's tail is read.
+    pub ack_timeout: Duration,
+}
+
+/// How events are kept single and in order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Mode {
+    /// Each message names the sequence it must follow; the relay is the stream's only writer.
+    #[default]
+    Fenced,
+    /// One unacknowledged message per aggregate, deduplicated by id; the stream may be shared.
+    Keyed,
+}
+
+/// The JetStream stream, as set-up creates it and start-up expects it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StreamConfig {
+    /// Its name.
+    pub name: String,
+    /// The subjects it takes.
+    pub subjects: Vec<String>,
+    /// How many servers keep it, 1 to 5.
+    pub replicas: usize,
+    /// How long message ids are remembered.
+    pub duplicate_window: Duration,
+    /// How long messages are kept; `None` means forever.
+    pub max_age: Option<Duration>,
+    /// How many bytes are kept; `None` means no limit.
+    pub max_bytes: Option<u64>,
+}
+
+impl Default for StreamConfig {
+    fn default() -> Self {
+        Self {
+            name: "OUTBOX".into(),
+            subjects: vec!["outbox.>".into()],
+            replicas: 1,
+            duplicate_window: Duration::from_mins(2),
+            max_age: None,
+            max_bytes: None,
+        }
+    }
+}
+
+/// What may be read but not resolved. Whichever is reached first stops the reading.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WindowLimits {
+    /// Events.
+    pub events: usize,
+    /// Bytes of payload, subject, and headers.
+    pub bytes: usize,
+}
+
+impl WindowLimits {
+    /// Beyond this the client would drop acknowledgements that are not read fast enough.
+    pub const EVENTS_MAX: usize = 65_536;
+}
+
+impl Default for WindowLimits {
+    fn default() -> Self {
+        Self { events: 8192, bytes: 16 << 20 }
+    }
+}
+
+/// The fallback scanner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ScanConfig {
+    /// Time between two looks.
+    pub interval: Duration,
+    /// Rows per look.
+    pub batch: usize,
+}
+
+impl Default for ScanConfig {
+    fn default() -> Self {
+        Self { interval: Duration::from_secs(5), batch: 1000 }
+    }
+}
+
+/// The writing of `published_at`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MarkConfig {
+    /// Rows per statement.
+    pub batch: usize,
+    /// The longest a published row waits for its mark while the database keeps up.
+    pub interval: Duration,
+}
+
+impl Default for MarkConfig {
+    fn default() -> Self {
+        Self { batch: 1000, interval: Duration::from_millis(50) }
+    }
+}
+
+impl Config {
+    /// The default time that a message may stay unacknowledged.
+    pub const ACK_TIMEOUT: Duration = Duration::from_secs(5);
+
+    /// Checks what types cannot express: names, ranges, and settings that must fit each other.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`], naming the setting as `section.key`.
+    pub fn validate(&self) -> Result<(), Error> {
+        check_name("postgres.slot", &self.slot)?;
+        check_name("postgres.publication", &self.publication)?;
+        check_stream_name(&self.stream.name)?;
+        if self.stream.subjects.is_empty() {
+            return Err(Error::invalid("stream.subjects", "name at least one subject"));
+        }
+        check_range("stream.replicas", self.stream.replicas, 1, 5)?;
+        check_range("relay.window_events", self.window.events, 1, WindowLimits::EVENTS_MAX)?;
+        check_range("relay.window_bytes", self.window.bytes, 64 << 10, 4 << 30)?;
+        check_range("relay.scan_batch", self.scan.batch, 1, 100_000)?;
+        check_range("relay.mark_batch", self.mark.batch, 1, 100_000)?;
+        for (setting, duration, min) in [
+            ("relay.ack_timeout", self.ack_timeout, 100),
+            ("relay.scan_interval", self.scan.interval, 100),
+            ("relay.mark_interval", self.mark.interval, 1),
+            // The broker's own lower bound.
+            ("stream.duplicate_window", self.stream.duplicate_window, 100),
+        ] {
+            if duration < Duration::from_millis(min) {
+                return Err(Error::invalid(setting, format!("must be at least {min}ms")));
+            }
+        }
+        if self.stream.max_age.is_some_and(|age| age < self.stream.duplicate_window) {
+            return Err(Error::invalid(
+                "stream.max_age",
+                "must not be shorter than stream.duplicate_window",
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn check_range(setting: &'static str, value: usize, min: usize, max: usize) -> Result<(), Error> {
+    if (min..=max).contains(&value) {
+        return Ok(());
+    }
+    Err(Error::invalid(setting, format!("{value} is not between {min} and {max}")))
+}
+
+fn check_stream_name(name: &str) -> Result<(), Error> {
+    let allowed = |it: u8| it.is_ascii_alphanumeric() || it == b'_' || it == b'-';
+    if (1..=255).contains(&name.len()) && name.bytes().all(allowed) {
+        return Ok(());
+    }
+    Err(Error::invalid(
+        "stream.name",
+        format!("`{name}` must be made of letters, digits, `_` and `-`"),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config() -> Config {
+        Config {
+            postgres: "postgres://ada@localhost/shop".parse().expect("valid"),
+            nats: "nats://localhost".parse().expect("valid"),
+            table: Table::default(),
+            slot: "tailpost".into(),
+            publication: "tailpost".into(),
+            stream: StreamConfig::default(),
+            subject: "outbox.{aggregate_type}.{event_type}".parse().expect("valid"),
+            mode: Mode::default(),
+            window: WindowLimits::default(),
+            scan: ScanConfig::default(),
+            mark: MarkConfig::default(),
+            ack_timeout: Config::ACK_TIMEOUT,
+        }
+    }
+
+    #[test]
+    fn the_defaults_are_valid() {
+        config().validate().expect("valid");
+    }
+
+    #[test]
+    fn what_cannot_work_is_refused_by_name() {
+        let check = |setting: &str, break_it: fn(&mut Config)| {
+            let mut config = config();
+            break_it(&mut config);
+            let error = config.validate().expect_err(setting).to_string();
+            assert!(error.contains(setting), "{setting}: {error}");
+        };
+        check("postgres.slot", |it| it.slot = "My-Slot".into());
+        check("postgres.publication", |it| it.publication = String::new());
+        check("stream.name", |it| it.stream.name = "a.b".into());
+        check("stream.subjects", |it| it.stream.subjects.clear());
+        check("stream.replicas", |it| it.stream.replicas = 0);
+        check("stream.duplicate_window", |it| it.stream.duplicate_window = Duration::ZERO);
+        check("stream.max_age", |it| it.stream.max_age = Some(Duration::from_secs(1)));
+        check("relay.window_events", |it| it.window.events = 100_000);
+        check("relay.window_bytes", |it| it.window.bytes = 1);
+        check("relay.scan_batch", |it| it.scan.batch = 0);
+        check("relay.scan_interval", |it| it.scan.interval = Duration::ZERO);
+        check("relay.mark_batch", |it| it.mark.batch = 0);
+        check("relay.ack_timeout", |it| it.ack_timeout = Duration::ZERO);
+    }
+}

@@ -1,0 +1,144 @@
+//! What goes into the core and what comes out of it.
+
+use std::time::Duration;
+
+use outbox::{Event, wire::Position};
+use pgoutput::Lsn;
+use uuid::Uuid;
+
+use super::window::{LastPosition, Limits, Origin, Outgoing};
+
+/// How order and uniqueness are kept (DESIGN 4).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// Every message predicts the stream's last sequence; the broker refuses a wrong one.
+    Fenced,
+    /// One unanswered message per aggregate; `Nats-Msg-Id` and the tail remove duplicates.
+    Keyed,
+}
+
+/// Everything that can happen to a session.
+#[derive(Debug)]
+pub(crate) enum Input {
+    /// A transaction begins that committed at `commit_lsn`.
+    Begin { commit_lsn: Lsn, commit_time_micros: i64 },
+    /// The next event of the open transaction.
+    Logged(Outgoing),
+    /// The open transaction is complete.
+    Commit { end_lsn: Lsn },
+    /// The walsender has sent everything before `wal_end`.
+    Keepalive { wal_end: Lsn },
+    /// Rows that the log does not bring, in the order in which they are to be published.
+    Scanned(Vec<Outgoing>),
+    /// The scanned rows of the last batch are marked.
+    ScanMarked,
+    /// The stream's end, read back far enough to hold what the scanner may bring again. Only before
+    /// anything was sent.
+    Seen(Tail),
+    /// The broker stored an event.
+    Acked { epoch: u32, index: u64, seq: u64 },
+    /// The broker refused an event.
+    Refused { epoch: u32, index: u64, refusal: Refusal },
+    /// The client refused to send an event, before anything left.
+    Unsendable { index: u64, reason: String },
+    /// The connection to the broker broke or was replaced: what was unanswered is unknown.
+    LinkLost,
+    /// The answer to [`Request::ReadTail`].
+    Tail(Tail),
+    /// The event is in the dead-letter table, durably.
+    Parked { index: u64 },
+    /// Time has passed.
+    Tick,
+}
+
+/// Why the broker refused a message, by what follows from it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// The predicted sequence was wrong: read the tail and go back.
+    Guard,
+    /// Nothing is wrong with the message: try again later.
+    Outage(String),
+    /// This message can never be stored.
+    Message(String),
+    /// No message can be stored until an operator changes something.
+    Configuration(String),
+}
+
+/// What the shell is asked to do, besides sending.
+#[derive(Debug)]
+pub(crate) enum Request {
+    /// Read the stream from sequence `from` to its end, after waiting for `delay`.
+    ReadTail { from: u64, delay: Duration },
+    /// Put the event into the dead-letter table.
+    Park { index: u64, event: Box<Event>, reason: String },
+    /// Stop: only an operator can help.
+    Stop(String),
+}
+
+/// The end of the stream, as its leader knows it.
+#[derive(Debug, Default)]
+pub(crate) struct Tail {
+    /// The sequence that the stream gave out last.
+    pub(crate) last_seq: u64,
+    /// What was read, in any order.
+    pub(crate) messages: Vec<TailMessage>,
+}
+
+/// A message in the stream.
+#[derive(Debug, Clone)]
+pub(crate) struct TailMessage {
+    pub(crate) seq: u64,
+    pub(crate) id: Option<Uuid>,
+    pub(crate) position: Option<Position>,
+    /// The event that had the position, where it is not the message's own.
+    pub(crate) position_event: Option<Uuid>,
+}
+
+/// Where a session starts.
+#[derive(Debug)]
+pub(crate) struct Start {
+    pub(crate) mode: Mode,
+    pub(crate) limits: Limits,
+    /// Silence after which unanswered messages count as lost.
+    pub(crate) ack_timeout: Duration,
+    /// The database that the log belongs to: other positions are somebody else's.
+    pub(crate) system_id: u64,
+    /// Transactions that committed before this are resolved already.
+    pub(crate) resolved_before: Lsn,
+    /// The stream's end, read back far enough to hold whatever the slot may bring again.
+    pub(crate) tail: Tail,
+}
+
+/// A message to send now.
+#[derive(Debug)]
+pub(crate) struct Send<'a> {
+    pub(crate) epoch: u32,
+    pub(crate) index: u64,
+    /// `Nats-Expected-Last-Sequence`, in fenced mode.
+    pub(crate) expected: Option<u64>,
+    pub(crate) event: &'a Event,
+    pub(crate) subject: &'a str,
+    pub(crate) position: Option<LastPosition>,
+}
+
+/// An event that the stream has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Settled {
+    pub(crate) id: Uuid,
+    pub(crate) seq: u64,
+    pub(crate) origin: Origin,
+    pub(crate) commit_lsn: Lsn,
+    pub(crate) commit_time_micros: i64,
+    /// It was found in the stream, rather than acked just now.
+    pub(crate) found: bool,
+}
+
+/// Events counted since the session began.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(crate) acked: u64,
+    pub(crate) found: u64,
+    pub(crate) parked: u64,
+    pub(crate) resyncs: u64,
+    pub(crate) foreign: u64,
+}

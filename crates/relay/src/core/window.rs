@@ -1,0 +1,250 @@
+//! The events between the log and the broker, in order.
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasher, Hasher, RandomState};
+
+use outbox::Event;
+use pgoutput::Lsn;
+use uuid::Uuid;
+
+/// How much may be unresolved at a time. Both are reached softly: one event may overshoot bytes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    /// Events in the window.
+    pub(crate) events: usize,
+    /// Sum of payload sizes and an allowance for headers, in bytes.
+    pub(crate) bytes: usize,
+}
+
+/// Who brought an event, and with it, who owes it a mark.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// The replication slot.
+    Log,
+    /// The scanner.
+    Scan,
+}
+
+/// The last position the log reached, and the event that had it. Scanned events repeat it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct LastPosition {
+    pub(crate) commit_lsn: Lsn,
+    pub(crate) ordinal: u32,
+    pub(crate) event: Uuid,
+}
+
+/// An event with where it goes, or with why it can go nowhere.
+#[derive(Debug, Clone)]
+pub(crate) struct Outgoing {
+    pub(crate) event: Event,
+    /// The rendered subject, or why this event can never be published.
+    pub(crate) subject: Result<String, String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stage {
+    Waiting,
+    Sent,
+    Parking,
+    Resolved,
+}
+
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub(crate) outgoing: Outgoing,
+    pub(crate) origin: Origin,
+    pub(crate) commit_lsn: Lsn,
+    pub(crate) ordinal: u32,
+    pub(crate) commit_time_micros: i64,
+    pub(crate) stage: Stage,
+    /// The stream's last sequence as known when this was sent: it can only be stored above it.
+    pub(crate) sent_after: u64,
+    bytes: usize,
+    key: u64,
+    /// Keyed mode: the next entry of the same aggregate, which waits for this one.
+    next_of_key: Option<u64>,
+    /// No unresolved entry of the same aggregate is before this one.
+    is_head: bool,
+}
+
+/// What is allowed for subject and headers when the window's bytes are counted.
+const HEADERS_ALLOWANCE_BYTES: usize = 512;
+
+/// A queue of numbered entries; resolved ones leave from the front.
+#[derive(Debug)]
+pub(crate) struct Window {
+    entries: VecDeque<Entry>,
+    /// The number of the front entry (or of the next one, if empty).
+    first: u64,
+    bytes: usize,
+    unresolved: usize,
+    /// Keyed mode only: the last unresolved entry of each aggregate. A hash collision makes two
+    /// aggregates wait for each other, which costs parallelism and nothing else.
+    key_tails: Option<HashMap<u64, u64>>,
+    hasher: RandomState,
+}
+
+impl Window {
+    pub(crate) fn new() -> Self {
+        Self {
+            entries: VecDeque::new(),
+            first: 0,
+            bytes: 0,
+            unresolved: 0,
+            key_tails: None,
+            hasher: RandomState::new(),
+        }
+    }
+
+    /// From now on the entries of an aggregate form a chain. Returns the heads of the chains.
+    pub(crate) fn chain_by_key(&mut self) -> Vec<u64> {
+        self.key_tails = Some(HashMap::new());
+        let indices: Vec<u64> = self.iter_unresolved().map(|(index, _)| index).collect();
+        indices.into_iter().filter(|&index| self.chain(index)).collect()
+    }
+
+    pub(crate) fn has_room(&self, limits: Limits) -> bool {
+        self.entries.len() < limits.events && self.bytes < limits.bytes
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub(crate) fn unresolved(&self) -> usize {
+        self.unresolved
+    }
+
+    /// The number of the first unresolved entry, or of the next one to come.
+    pub(crate) fn first(&self) -> u64 {
+        self.first
+    }
+
+    /// The number that the next entry will get.
+    pub(crate) fn end(&self) -> u64 {
+        self.first + self.entries.len() as u64
+    }
+
+    pub(crate) fn get(&self, index: u64) -> Option<&Entry> {
+        self.entries.get(self.slot(index)?)
+    }
+
+    pub(crate) fn get_mut(&mut self, index: u64) -> Option<&mut Entry> {
+        let slot = self.slot(index)?;
+        self.entries.get_mut(slot)
+    }
+
+    /// Unresolved entries with their numbers, in order.
+    pub(crate) fn iter_unresolved(&self) -> impl Iterator<Item = (u64, &Entry)> {
+        let numbered = (self.first..).zip(&self.entries);
+        numbered.filter(|(_, entry)| entry.stage != Stage::Resolved)
+    }
+
+    /// Everything sent and unanswered goes back to waiting.
+    pub(crate) fn go_back(&mut self) {
+        for entry in &mut self.entries {
+            if entry.stage == Stage::Sent {
+                entry.stage = Stage::Waiting;
+            }
+        }
+    }
+
+    /// Appends an entry. Says its number, and whether no unresolved one of its aggregate is before
+    /// it (always so while entries are not chained).
+    pub(crate) fn push(
+        &mut self,
+        outgoing: Outgoing,
+        origin: Origin,
+        at: (Lsn, u32, i64),
+    ) -> (u64, bool) {
+        let index = self.end();
+        let bytes = outgoing.event.payload.len() + HEADERS_ALLOWANCE_BYTES;
+        let (commit_lsn, ordinal, commit_time_micros) = at;
+        self.entries.push_back(Entry {
+            outgoing,
+            origin,
+            commit_lsn,
+            ordinal,
+            commit_time_micros,
+            stage: Stage::Waiting,
+            sent_after: 0,
+            bytes,
+            key: 0,
+            next_of_key: None,
+            is_head: true,
+        });
+        self.bytes += bytes;
+        self.unresolved += 1;
+        (index, self.chain(index))
+    }
+
+    /// Links an entry behind the last one of its aggregate, if there is one. Says whether it is the
+    /// head of its chain.
+    fn chain(&mut self, index: u64) -> bool {
+        let Some(slot) = self.slot(index) else { return false };
+        let key = match &self.key_tails {
+            Some(_) => key_of(&self.hasher, &self.entries[slot].outgoing.event),
+            None => return true,
+        };
+        let predecessor = self.key_tails.as_mut().and_then(|tails| tails.insert(key, index));
+        let predecessor = predecessor.and_then(|predecessor| self.get_mut(predecessor));
+        let is_head = predecessor.map(|it| it.next_of_key = Some(index)).is_none();
+        let entry = &mut self.entries[slot];
+        (entry.key, entry.is_head, entry.next_of_key) = (key, is_head, None);
+        is_head
+    }
+
+    /// Marks an entry resolved and lets it leave when it reaches the front. Says which entry of the
+    /// same aggregate need not wait any more. Entries may be resolved in any order: one that is
+    /// parked, or found in the stream, releases nobody while another is before it.
+    pub(crate) fn resolve(&mut self, index: u64) -> Option<u64> {
+        let entry = self.get_mut(index)?;
+        if entry.stage == Stage::Resolved {
+            return None;
+        }
+        entry.stage = Stage::Resolved;
+        let released = if entry.is_head { self.release(index) } else { None };
+        self.unresolved -= 1;
+        while let Some(front) = self.entries.front()
+            && front.stage == Stage::Resolved
+        {
+            self.bytes -= front.bytes;
+            self.entries.pop_front();
+            self.first += 1;
+        }
+        released
+    }
+
+    /// The first unresolved entry behind a resolved head becomes the head.
+    fn release(&mut self, head: u64) -> Option<u64> {
+        let mut at = head;
+        loop {
+            let entry = self.get(at)?;
+            let key = entry.key;
+            let Some(next) = entry.next_of_key else {
+                if let Some(tails) = &mut self.key_tails {
+                    tails.remove(&key);
+                }
+                return None;
+            };
+            let entry = self.get_mut(next)?;
+            if entry.stage != Stage::Resolved {
+                entry.is_head = true;
+                return Some(next);
+            }
+            at = next;
+        }
+    }
+
+    fn slot(&self, index: u64) -> Option<usize> {
+        usize::try_from(index.checked_sub(self.first)?).ok()
+    }
+}
+
+fn key_of(hasher: &RandomState, event: &Event) -> u64 {
+    let mut hasher = hasher.build_hasher();
+    hasher.write(event.aggregate_type.as_bytes());
+    hasher.write_u8(0xff);
+    hasher.write(event.aggregate_id.as_bytes());
+    hasher.finish()
+}

@@ -1,0 +1,396 @@
+//! Every statement that the relay runs on the outbox and its companions.
+
+use outbox::{Event, Table};
+use pgoutput::Lsn;
+use tokio_postgres::types::PgLsn;
+use tokio_postgres::{Client, Row};
+use uuid::Uuid;
+
+use crate::connect::{ConnectionTask, PostgresTarget};
+use crate::core::Settled;
+use crate::error::Error;
+
+/// `reason` is for operators; more than this helps nobody.
+const REASON_BYTES_MAX: usize = 8 * 1024;
+
+/// A connection for statements, and their texts.
+pub(crate) struct Store {
+    client: Client,
+    /// Ends the connection when dropped.
+    _connection: ConnectionTask,
+    table: Table,
+    sql: Statements,
+}
+
+struct Statements {
+    mark: String,
+    sweep: String,
+    sweep_dead: String,
+    park: String,
+    open_scan: String,
+    watermark: String,
+}
+
+/// The state row: what the slot brings, and how far the log has been worked through.
+#[derive(Debug, Clone)]
+pub(crate) struct StateRow {
+    pub(crate) system_identifier: String,
+    /// `None` while the slot is being created: it says nothing yet.
+    pub(crate) start_snapshot: Option<String>,
+    pub(crate) epoch: i64,
+    pub(crate) watermark: Option<Watermark>,
+}
+
+/// Everything that the log owns, and that is visible in `snapshot`, was resolved when everything
+/// before `lsn` was.
+#[derive(Debug, Clone)]
+pub(crate) struct Watermark {
+    pub(crate) snapshot: String,
+    pub(crate) lsn: Lsn,
+}
+
+impl Store {
+    /// Connects, and is called `name` in `pg_stat_activity`.
+    pub(crate) async fn connect(
+        target: &PostgresTarget,
+        table: &Table,
+        name: &str,
+    ) -> Result<Self, Error> {
+        let (client, connection) = target.connect(name).await?;
+        let sql = Statements::new(table);
+        Ok(Self { client, _connection: connection, table: table.clone(), sql })
+    }
+
+    pub(crate) fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// Commits of this connection are not waited for: for marks, whose loss is harmless.
+    pub(crate) async fn commit_lazily(&self) -> Result<(), Error> {
+        let sql = "SET synchronous_commit = off";
+        self.client.batch_execute(sql).await.map_err(Error::sql("configure the session"))
+    }
+
+    /// Writes down that the stream has these events; already marked rows are left alone. Returns
+    /// how many rows were marked here. Rows not visible yet, or gone, are no error: the sweeper
+    /// finds the former.
+    pub(crate) async fn mark(&self, stream: &str, settled: &[Settled]) -> Result<u64, Error> {
+        let ids: Vec<Uuid> = settled.iter().map(|it| it.id).collect();
+        let seqs: Vec<i64> = settled.iter().map(|it| it.seq.cast_signed()).collect();
+        let lsns: Vec<Option<PgLsn>> = settled
+            .iter()
+            .map(|it| (it.commit_lsn > Lsn::ZERO).then(|| PgLsn::from(it.commit_lsn.0)))
+            .collect();
+        let statement = self.prepare(&self.sql.mark).await?;
+        self.client()
+            .execute(&statement, &[&ids, &seqs, &lsns, &stream])
+            .await
+            .map_err(Error::sql("mark published rows"))
+    }
+
+    /// Marks what was published and lost its mark: rows of the log, visible in the watermark's
+    /// snapshot. Parked events that were not visible when they were parked leave the outbox here.
+    pub(crate) async fn sweep(
+        &self,
+        stream: &str,
+        start_snapshot: &str,
+        snapshot: &str,
+    ) -> Result<u64, Error> {
+        let doing = "sweep unmarked rows";
+        self.client()
+            .execute(&self.sql.sweep_dead, &[&start_snapshot, &snapshot])
+            .await
+            .map_err(Error::sql(doing))?;
+        self.client()
+            .execute(&self.sql.sweep, &[&start_snapshot, &snapshot, &stream])
+            .await
+            .map_err(Error::sql(doing))
+    }
+
+    /// Moves an event to the dead-letter table, durably. The row may not be visible yet: then the
+    /// event's own columns make the dead letter, and the sweeper removes the row.
+    pub(crate) async fn park(&self, event: &Event, reason: &str) -> Result<(), Error> {
+        let mut reason = reason.replace('\0', "\u{fffd}");
+        reason.truncate(reason.floor_char_boundary(REASON_BYTES_MAX));
+        let payload = String::from_utf8_lossy(&event.payload);
+        let headers = event.headers.as_ref().map(|headers| String::from_utf8_lossy(headers));
+        self.client()
+            .execute(
+                &self.sql.park,
+                &[
+                    &event.id,
+                    &&*event.aggregate_type,
+                    &&*event.aggregate_id,
+                    &&*event.event_type,
+                    &event.event_version,
+                    &payload,
+                    &event.occurred_at,
+                    &event.correlation_id,
+                    &event.causation_id,
+                    &headers,
+                    &reason,
+                ],
+            )
+            .await
+            .map_err(Error::sql("park an event"))?;
+        Ok(())
+    }
+
+    /// Opens a cursor on the unmarked rows that the log does not bring, in order of insertion. One
+    /// pass over them, however many they are; the transaction ends with
+    /// [`close_scan`](Self::close_scan).
+    pub(crate) async fn open_scan(&self, start_snapshot: &str) -> Result<(), Error> {
+        let doing = "scan for unpublished rows";
+        self.client().batch_execute("BEGIN READ ONLY").await.map_err(Error::sql(doing))?;
+        // A cursor takes no parameters; the snapshot came from the server's own output function.
+        let literal = format!("'{}'", start_snapshot.replace('\'', "''"));
+        let sql = self.sql.open_scan.replace("$1", &literal);
+        self.client().batch_execute(&sql).await.map_err(Error::sql(doing))
+    }
+
+    /// The next rows of the open scan; fewer than `limit` when it is at its end.
+    pub(crate) async fn fetch_scan(&self, limit: usize) -> Result<Vec<Row>, Error> {
+        let sql = format!("FETCH {limit} FROM tailpost_scan");
+        self.client().query(&sql, &[]).await.map_err(Error::sql("scan for unpublished rows"))
+    }
+
+    pub(crate) async fn close_scan(&self) -> Result<(), Error> {
+        self.client().batch_execute("COMMIT").await.map_err(Error::sql("end a scan"))
+    }
+
+    /// The snapshot first, then the log's end: what is visible in the one committed before the other.
+    pub(crate) async fn observe(&self) -> Result<Watermark, Error> {
+        let row = self
+            .client()
+            .query_one("SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn()", &[])
+            .await
+            .map_err(Error::sql("take a snapshot"))?;
+        Ok(Watermark { snapshot: row.get(0), lsn: Lsn(row.get::<_, PgLsn>(1).into()) })
+    }
+
+    /// Stores a watermark that has been reached.
+    pub(crate) async fn store_watermark(
+        &self,
+        slot: &str,
+        watermark: &Watermark,
+    ) -> Result<(), Error> {
+        let lsn = PgLsn::from(watermark.lsn.0);
+        self.client()
+            .execute(&self.sql.watermark, &[&slot, &watermark.snapshot, &lsn])
+            .await
+            .map_err(Error::sql("store the watermark"))?;
+        Ok(())
+    }
+
+    /// A record in the log that brings nothing but proves that the log still flows.
+    pub(crate) async fn heartbeat(&self) -> Result<(), Error> {
+        self.client()
+            .execute("SELECT pg_logical_emit_message(false, 'tailpost', '')", &[])
+            .await
+            .map_err(Error::sql("write a heartbeat"))?;
+        Ok(())
+    }
+
+    /// Where the log ends now, made sure to be followed by something, so that it can be reached.
+    pub(crate) async fn mark_the_end(&self) -> Result<Lsn, Error> {
+        let end = self.observe().await?.lsn;
+        self.heartbeat().await?;
+        Ok(end)
+    }
+
+    /// Whether `tailpost setup` was run: without the publication a slot can be started, but never
+    /// read.
+    pub(crate) async fn check_set_up(&self, publication: &str) -> Result<(), Error> {
+        let state = self.table.companion("tailpost_state");
+        let row = self
+            .client()
+            .query_one(
+                "SELECT to_regclass($1) IS NOT NULL,
+                        EXISTS (SELECT FROM pg_publication WHERE pubname = $2)",
+                &[&state, &publication],
+            )
+            .await
+            .map_err(Error::sql("look for the outbox"))?;
+        let missing = match (row.get(0), row.get(1)) {
+            (false, _) => state,
+            (true, false) => format!("publication {publication}"),
+            (true, true) => return Ok(()),
+        };
+        Err(Error::NotSetUp { missing })
+    }
+
+    /// Confirms what the replication connection could not confirm before it closed.
+    pub(crate) async fn advance_slot(&self, slot: &str, to: Lsn) -> Result<(), Error> {
+        let to = PgLsn::from(to.0);
+        self.client()
+            .execute("SELECT pg_replication_slot_advance($1, $2)", &[&slot, &to])
+            .await
+            .map_err(Error::sql("advance the slot"))?;
+        Ok(())
+    }
+
+    /// Which process reads the slot.
+    pub(crate) async fn slot_reader(&self, slot: &str) -> Result<Option<i32>, Error> {
+        let row = self
+            .client()
+            .query_opt("SELECT active_pid FROM pg_replication_slots WHERE slot_name = $1", &[&slot])
+            .await
+            .map_err(Error::sql("look at the slot"))?;
+        Ok(row.and_then(|row| row.get(0)))
+    }
+
+    /// One relay at a time decides what becomes of a slot. Released with the connection at the latest.
+    pub(crate) async fn lock_slot(&self, slot: &str) -> Result<(), Error> {
+        self.client()
+            .execute(
+                "SELECT pg_advisory_lock(hashtextextended('tailpost slot ' || $1, 0))",
+                &[&slot],
+            )
+            .await
+            .map_err(Error::sql("lock the slot"))?;
+        Ok(())
+    }
+
+    pub(crate) async fn unlock_slot(&self, slot: &str) -> Result<(), Error> {
+        self.client()
+            .execute(
+                "SELECT pg_advisory_unlock(hashtextextended('tailpost slot ' || $1, 0))",
+                &[&slot],
+            )
+            .await
+            .map_err(Error::sql("unlock the slot"))?;
+        Ok(())
+    }
+
+    pub(crate) async fn drop_slot(&self, slot: &str) -> Result<(), Error> {
+        self.client()
+            .execute("SELECT pg_drop_replication_slot($1)", &[&slot])
+            .await
+            .map_err(Error::sql("drop the replication slot"))?;
+        Ok(())
+    }
+
+    pub(crate) async fn load_state(&self, slot: &str) -> Result<Option<StateRow>, Error> {
+        let sql = format!(
+            "SELECT system_identifier::text, start_snapshot::text, epoch,
+                    watermark_snapshot::text, watermark_lsn
+             FROM {} WHERE slot = $1",
+            self.table.companion("tailpost_state")
+        );
+        let row = self.client().query_opt(&sql, &[&slot]).await;
+        let row = row.map_err(Error::sql("read the relay's state"))?;
+        Ok(row.map(|row| StateRow {
+            system_identifier: row.get(0),
+            start_snapshot: row.get(1),
+            epoch: row.get(2),
+            watermark: row
+                .get::<_, Option<String>>(3)
+                .zip(row.get::<_, Option<PgLsn>>(4))
+                .map(|(snapshot, lsn)| Watermark { snapshot, lsn: Lsn(lsn.into()) }),
+        }))
+    }
+
+    /// Says that a slot is about to be created: until [`begin_epoch`](Self::begin_epoch) nobody
+    /// may rely on it. The last watermark stays, for the next attempt.
+    pub(crate) async fn announce_epoch(
+        &self,
+        slot: &str,
+        system_identifier: &str,
+        timeline: i32,
+    ) -> Result<(), Error> {
+        let sql = format!(
+            "INSERT INTO {state} (slot, system_identifier, timeline, epoch, updated_at)
+             VALUES ($1, $2, $3, 0, now())
+             ON CONFLICT (slot) DO UPDATE SET start_snapshot = NULL, updated_at = now()",
+            state = self.table.companion("tailpost_state")
+        );
+        self.client()
+            .execute(&sql, &[&slot, &system_identifier, &timeline])
+            .await
+            .map_err(Error::sql("announce a new slot"))?;
+        Ok(())
+    }
+
+    /// Stores what a new slot brings: the rows that are not visible in `start_snapshot`.
+    pub(crate) async fn begin_epoch(
+        &self,
+        slot: &str,
+        system_identifier: &str,
+        timeline: i32,
+        start_snapshot: &str,
+        start_lsn: Lsn,
+    ) -> Result<(), Error> {
+        let sql = format!(
+            "UPDATE {state} SET system_identifier = $2, timeline = $3, epoch = epoch + 1,
+                start_snapshot = $4::text::pg_snapshot, start_lsn = $5,
+                watermark_snapshot = NULL, watermark_lsn = NULL, updated_at = now()
+             WHERE slot = $1",
+            state = self.table.companion("tailpost_state")
+        );
+        let lsn = PgLsn::from(start_lsn.0);
+        self.client()
+            .execute(&sql, &[&slot, &system_identifier, &timeline, &start_snapshot, &lsn])
+            .await
+            .map_err(Error::sql("store the slot's start"))?;
+        Ok(())
+    }
+
+    /// After a restore from a dump the rows' transaction numbers mean nothing here: gives every
+    /// unpublished row one of this cluster, so that the next slot's start snapshot sees it.
+    pub(crate) async fn renumber(&self) -> Result<u64, Error> {
+        let sql = format!(
+            "UPDATE {} SET txid = pg_current_xact_id() WHERE published_at IS NULL",
+            self.table.quoted()
+        );
+        self.client().execute(&sql, &[]).await.map_err(Error::sql("take over restored rows"))
+    }
+
+    async fn prepare(&self, sql: &str) -> Result<tokio_postgres::Statement, Error> {
+        self.client().prepare(sql).await.map_err(Error::sql("prepare a statement"))
+    }
+}
+
+impl Statements {
+    fn new(table: &Table) -> Self {
+        let (outbox, dead) = (table.quoted(), table.companion("outbox_dead_letter"));
+        let state = table.companion("tailpost_state");
+        let swept = "o.published_at IS NULL
+               AND NOT pg_visible_in_snapshot(o.txid, $1::text::pg_snapshot)
+               AND pg_visible_in_snapshot(o.txid, $2::text::pg_snapshot)";
+        Self {
+            mark: format!(
+                "UPDATE {outbox} o
+                 SET published_at = clock_timestamp(), stream = $4::text, stream_seq = u.seq,
+                     commit_lsn = u.lsn, publish_error = NULL
+                 FROM unnest($1::uuid[], $2::bigint[], $3::pg_lsn[]) AS u (id, seq, lsn)
+                 WHERE o.id = u.id AND o.published_at IS NULL"
+            ),
+            sweep: format!(
+                "UPDATE {outbox} o SET published_at = clock_timestamp(), stream = $3::text
+                 WHERE {swept}"
+            ),
+            sweep_dead: format!(
+                "DELETE FROM {outbox} o USING {dead} d WHERE d.id = o.id AND {swept}"
+            ),
+            park: format!(
+                "WITH gone AS (DELETE FROM {outbox} WHERE id = $1 AND published_at IS NULL)
+                 INSERT INTO {dead} (id, aggregate_type, aggregate_id, event_type, event_version,
+                     payload, occurred_at, correlation_id, causation_id, headers, reason)
+                 VALUES ($1, $2, $3, $4, $5, $6::text::jsonb, $7, $8, $9, $10::text::jsonb, $11)
+                 ON CONFLICT (id) DO NOTHING"
+            ),
+            open_scan: format!(
+                "DECLARE tailpost_scan NO SCROLL CURSOR FOR
+                 SELECT {columns} FROM {outbox}
+                 WHERE published_at IS NULL AND pg_visible_in_snapshot(txid, $1::pg_snapshot)
+                 ORDER BY seq",
+                columns = super::rows::SCANNED_COLUMNS
+            ),
+            watermark: format!(
+                "UPDATE {state} SET watermark_snapshot = $2::text::pg_snapshot,
+                     watermark_lsn = $3, watermark_at = now(), updated_at = now()
+                 WHERE slot = $1"
+            ),
+        }
+    }
+}

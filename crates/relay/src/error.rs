@@ -1,0 +1,224 @@
+//! What can go wrong, split by what the supervisor does about it.
+
+use tokio_postgres::error::SqlState;
+
+use crate::connect;
+
+/// Why a session of the relay, or a set-up step, ended.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A connection could not be made.
+    #[error(transparent)]
+    Connect(#[from] connect::Error),
+    /// A statement failed.
+    #[error("could not {doing}")]
+    Sql {
+        /// What was being done, in the imperative.
+        doing: &'static str,
+        /// PostgreSQL's or the client's answer.
+        source: tokio_postgres::Error,
+    },
+    /// The replication connection failed or ended.
+    #[error("could not {doing}")]
+    Replication {
+        /// What was being done, in the imperative.
+        doing: &'static str,
+        /// The client's error; a server's carries its SQLSTATE in the text.
+        source: pgwire_replication::PgWireError,
+    },
+    /// The replication connection is alive but useless.
+    #[error("left the replication connection: {0}")]
+    Stalled(&'static str),
+    /// Another relay (or another client) reads the slot.
+    #[error("replication slot \"{slot}\" is in use")]
+    SlotBusy {
+        /// The slot's name.
+        slot: String,
+    },
+    /// The slot exists, but nothing says which rows it brings.
+    #[error("replication slot \"{slot}\" was not created by tailpost")]
+    SlotForeign {
+        /// The slot's name.
+        slot: String,
+    },
+    /// `tailpost setup` has not been run against this database.
+    #[error("{missing} does not exist in this database")]
+    NotSetUp {
+        /// What is not there.
+        missing: String,
+    },
+    /// The log holds something that cannot be understood.
+    #[error("could not decode the log")]
+    Decode(#[from] pgoutput::DecodeError),
+    /// The outbox table is not shaped as it must be.
+    #[error("the outbox table does not fit: {0}")]
+    Table(String),
+    /// A request to JetStream failed.
+    #[error("could not {doing}")]
+    JetStream {
+        /// What was being done, in the imperative.
+        doing: &'static str,
+        /// The client's error.
+        source: Box<dyn std::error::Error + std::marker::Send + Sync>,
+    },
+    /// The stream would lose or reorder events as it is configured.
+    #[error("stream \"{stream}\" cannot be used: {reason}")]
+    Stream {
+        /// The stream's name.
+        stream: String,
+        /// What is wrong with it.
+        reason: String,
+        /// The command that mends it.
+        fix: String,
+    },
+    /// The publication would bring too little or too much.
+    #[error("publication \"{publication}\" cannot be used: {reason}")]
+    Publication {
+        /// The publication's name.
+        publication: String,
+        /// What is wrong with it.
+        reason: String,
+        /// The statement that mends it.
+        fix: String,
+    },
+    /// The broker refuses everything until an operator changes something.
+    #[error("the broker refuses to store events: {0}")]
+    Refused(String),
+    /// The migrations could not be applied.
+    #[error(transparent)]
+    Migrate(#[from] outbox::Error),
+}
+
+impl Error {
+    pub(crate) fn sql(doing: &'static str) -> impl FnOnce(tokio_postgres::Error) -> Self {
+        move |source| Self::Sql { doing, source }
+    }
+
+    pub(crate) fn replication(
+        doing: &'static str,
+    ) -> impl FnOnce(pgwire_replication::PgWireError) -> Self {
+        move |source| Self::Replication { doing, source }
+    }
+
+    pub(crate) fn jetstream<E>(doing: &'static str) -> impl FnOnce(E) -> Self
+    where
+        E: std::error::Error + std::marker::Send + Sync + 'static,
+    {
+        move |source| Self::JetStream { doing, source: Box::new(source) }
+    }
+
+    /// Whether trying again may help without anybody changing anything. Unknown errors of the
+    /// servers count as transient: retrying loses nothing, giving up needs an operator.
+    #[must_use]
+    pub fn is_transient(&self) -> bool {
+        match self {
+            Self::Connect(error) => error.is_transient(),
+            Self::Sql { source, .. } => source.code().is_none_or(sqlstate_is_transient),
+            Self::Replication { source, .. } => sqlstate(source)
+                .is_none_or(|code| sqlstate_is_transient(&SqlState::from_code(&code))),
+            Self::Migrate(error) => {
+                let source = std::error::Error::source(error);
+                let source = source.and_then(|it| it.downcast_ref::<tokio_postgres::Error>());
+                source.is_some_and(|it| it.code().is_none_or(sqlstate_is_transient))
+            }
+            Self::Stalled(_) | Self::SlotBusy { .. } | Self::JetStream { .. } => true,
+            Self::SlotForeign { .. }
+            | Self::NotSetUp { .. }
+            | Self::Decode(_)
+            | Self::Table(_)
+            | Self::Stream { .. }
+            | Self::Publication { .. }
+            | Self::Refused(_) => false,
+        }
+    }
+
+    /// What the operator can do about it, for errors that do not pass by themselves.
+    #[must_use]
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::Connect(error) => error.hint(),
+            Self::NotSetUp { .. } => Some("run `tailpost setup` against this database".into()),
+            Self::SlotForeign { slot } => Some(format!(
+                "drop it with `SELECT pg_drop_replication_slot('{slot}')` and run `tailpost \
+                 setup`, or configure another name as postgres.slot"
+            )),
+            Self::Stream { fix, .. } | Self::Publication { fix, .. } => Some(fix.clone()),
+            Self::Table(_) => Some("compare the table with `tailpost setup --print`".into()),
+            Self::Refused(_) => Some("see `tailpost status` and the stream's configuration".into()),
+            Self::Sql { source, .. } => source.code().and_then(sqlstate_hint),
+            Self::Replication { source, .. } => {
+                sqlstate(source).and_then(|code| sqlstate_hint(&SqlState::from_code(&code)))
+            }
+            Self::Stalled(_)
+            | Self::SlotBusy { .. }
+            | Self::Decode(_)
+            | Self::JetStream { .. }
+            | Self::Migrate(_) => None,
+        }
+    }
+}
+
+/// The SQLSTATE of a server's error; the replication client gives it only in the text.
+pub(crate) fn sqlstate(error: &pgwire_replication::PgWireError) -> Option<String> {
+    let text = error.to_string();
+    let (_, rest) = text.rsplit_once("(SQLSTATE ")?;
+    Some(rest.get(..5)?.to_owned())
+}
+
+/// Classes that stay wrong until somebody changes a grant, a password, a name or a setting. A
+/// server that starts, stops, is full or has lost a slot is not among them.
+fn sqlstate_is_transient(code: &SqlState) -> bool {
+    let permanent_classes = ["0A", "28", "3D", "3F", "42"];
+    !permanent_classes.iter().any(|class| code.code().starts_with(class))
+        || *code == SqlState::UNDEFINED_OBJECT // a slot or publication dropped: the next session sees
+}
+
+fn sqlstate_hint(code: &SqlState) -> Option<String> {
+    let hint = match code.code() {
+        "42501" => "grant what the message names; `tailpost setup --print` shows what is needed",
+        "42P01" | "42703" | "42883" => "run `tailpost setup` against this database",
+        "28000" | "28P01" => "check user, password and pg_hba.conf",
+        "3D000" => "check the database's name in postgres.url",
+        "55000" => "set wal_level = logical and restart PostgreSQL",
+        "53400" => "raise max_replication_slots and max_wal_senders, then restart PostgreSQL",
+        _ => return None,
+    };
+    Some(hint.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use pgwire_replication::PgWireError;
+
+    use super::*;
+
+    #[test]
+    fn the_sqlstate_is_read_from_the_clients_text() {
+        let busy = PgWireError::Server("replication slot is active (SQLSTATE 55006)".into());
+        assert_eq!(sqlstate(&busy).as_deref(), Some("55006"));
+        assert_eq!(sqlstate(&PgWireError::Protocol("short read".into())), None);
+    }
+
+    #[test]
+    fn each_class_of_sqlstate_has_a_verdict() {
+        for (code, transient) in [
+            ("08006", true),
+            ("25006", true),
+            ("42501", false),
+            ("42704", true),
+            ("42P01", false),
+            ("28P01", false),
+            ("3D000", false),
+            ("0A000", false),
+            ("53300", true),
+            ("55006", true),
+            ("57P01", true),
+            ("57P03", true),
+            ("58030", true),
+            ("XX000", true),
+        ] {
+            assert_eq!(sqlstate_is_transient(&SqlState::from_code(code)), transient, "{code}");
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! What both servers keep, whether a relay runs or not.
+
+use async_nats::jetstream;
+use outbox::wire;
+use tokio_postgres::Client;
+use tokio_postgres::types::PgLsn;
+
+use crate::config::Config;
+use crate::error::Error;
+use crate::report::{OutboxReport, SlotReport, StatusReport, StreamReport};
+
+/// Counting more unpublished rows than this tells nobody anything.
+const COUNT_MAX: i64 = 100_000;
+
+/// Looks at the slot, the outbox and the stream.
+///
+/// # Errors
+///
+/// If PostgreSQL cannot be reached or the outbox is not set up. A broker that cannot be reached is
+/// a warning in the report.
+pub async fn inspect(config: &Config) -> Result<StatusReport, Error> {
+    let (client, _connection) = config.postgres.connect("tailpost status").await?;
+    let mut report = StatusReport {
+        slot: slot(config, &client).await?,
+        outbox: outbox(config, &client).await?,
+        ..StatusReport::default()
+    };
+    match stream(config).await {
+        Ok(stream) => report.stream = Some(stream),
+        Err(error) => report.warnings.push(format!("the broker: {}", crate::describe(&error))),
+    }
+    warn(config, &mut report);
+    Ok(report)
+}
+
+fn warn(config: &Config, report: &mut StatusReport) {
+    let warnings = &mut report.warnings;
+    match &report.slot {
+        None => warnings.push(format!(
+            "replication slot \"{}\" does not exist: run `tailpost setup`",
+            config.slot
+        )),
+        Some(slot) if slot.wal_status.as_deref() == Some("lost") => warnings.push(
+            "the slot's log is lost: a relay creates the slot anew and scans for the gap".into(),
+        ),
+        Some(slot) if !slot.active => {
+            warnings.push("no relay reads the slot: run `tailpost relay`".into());
+        }
+        Some(_) => {}
+    }
+    if report.outbox.dead_letters > 0 {
+        let table = config.table.companion("outbox_dead_letter");
+        warnings.push(format!("{} dead letters: see {table}", report.outbox.dead_letters));
+    }
+}
+
+async fn slot(config: &Config, client: &Client) -> Result<Option<SlotReport>, Error> {
+    let row = client
+        .query_opt(
+            "SELECT active, wal_status, confirmed_flush_lsn, pg_current_wal_lsn(), restart_lsn,
+                    safe_wal_size
+             FROM pg_replication_slots WHERE slot_name = $1",
+            &[&config.slot],
+        )
+        .await
+        .map_err(Error::sql("look at the slot"))?;
+    let lsn = |value: Option<PgLsn>| value.map(u64::from);
+    Ok(row.map(|row| {
+        let current: u64 = row.get::<_, PgLsn>(3).into();
+        let behind = |at: Option<u64>| at.map_or(0, |at| current.saturating_sub(at));
+        let confirmed = lsn(row.get(2));
+        SlotReport {
+            name: config.slot.clone(),
+            active: row.get(0),
+            wal_status: row.get(1),
+            confirmed_lsn: confirmed.map(|lsn| pgoutput::Lsn(lsn).to_string()),
+            current_lsn: pgoutput::Lsn(current).to_string(),
+            lag_bytes: behind(confirmed),
+            retained_bytes: behind(lsn(row.get(4))),
+            safe_wal_bytes: row.get(5),
+        }
+    }))
+}
+
+async fn outbox(config: &Config, client: &Client) -> Result<OutboxReport, Error> {
+    let doing = "look at the outbox";
+    let (table, dead) = (config.table.quoted(), config.table.companion("outbox_dead_letter"));
+    let sql = format!(
+        "SELECT (SELECT count(*) FROM (SELECT FROM {table} WHERE published_at IS NULL
+                                       LIMIT {COUNT_MAX}) unpublished),
+                (SELECT extract(epoch FROM clock_timestamp() - occurred_at)::float8 FROM {table}
+                 WHERE published_at IS NULL ORDER BY occurred_at LIMIT 1),
+                (SELECT count(*) FROM {dead} WHERE discarded_at IS NULL),
+                (SELECT reason FROM {dead} WHERE discarded_at IS NULL
+                 ORDER BY dead_at DESC LIMIT 1)"
+    );
+    let row = client.query_one(&sql, &[]).await.map_err(Error::sql(doing))?;
+    let count = |at: usize| u64::try_from(row.get::<_, i64>(at)).unwrap_or(0);
+    Ok(OutboxReport {
+        table: config.table.to_string(),
+        unpublished: count(0),
+        unpublished_is_capped: row.get::<_, i64>(0) >= COUNT_MAX,
+        oldest_unpublished_seconds: row.get(1),
+        dead_letters: count(2),
+        latest_dead_letter_reason: row.get(3),
+    })
+}
+
+async fn stream(config: &Config) -> Result<StreamReport, Error> {
+    let client = config.nats.connect("tailpost status").await?;
+    let name = &config.stream.name;
+    let stream = jetstream::new(client).get_stream(name).await;
+    let stream = stream.map_err(Error::jetstream("look at the stream"))?;
+    let info = stream.cached_info();
+    let last = stream.get_raw_message(info.state.last_sequence).await.ok();
+    let position = last.and_then(|message| {
+        message.headers.get(wire::header::POSITION).map(|position| position.as_str().to_owned())
+    });
+    Ok(StreamReport {
+        name: name.clone(),
+        messages: info.state.messages,
+        bytes: info.state.bytes,
+        last_sequence: info.state.last_sequence,
+        last_position: position,
+        replicas: info.config.num_replicas,
+    })
+}

@@ -1,0 +1,69 @@
+use serde::Serialize;
+
+/// What `tailpost status` tells: the state that both servers keep, whether a relay runs or not.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct StatusReport {
+    /// The slot, if it exists.
+    pub slot: Option<SlotReport>,
+    /// The outbox table and the dead-letter table.
+    pub outbox: OutboxReport,
+    /// The stream, if it exists.
+    pub stream: Option<StreamReport>,
+    /// What an operator should look at, each a sentence with its remedy.
+    pub warnings: Vec<String>,
+}
+
+/// A replication slot, after `pg_replication_slots`.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct SlotReport {
+    /// Its name.
+    pub name: String,
+    /// Whether a relay reads it now.
+    pub active: bool,
+    /// `reserved`, `extended`, `unreserved`, or `lost`.
+    pub wal_status: Option<String>,
+    /// The position up to which PostgreSQL was told to forget.
+    pub confirmed_lsn: Option<String>,
+    /// The server's present end of the log.
+    pub current_lsn: String,
+    /// Bytes of log between the two.
+    pub lag_bytes: u64,
+    /// Bytes of log that the slot keeps PostgreSQL from removing.
+    pub retained_bytes: u64,
+    /// Bytes of log that may still be written before the slot is lost; `None` if unlimited.
+    pub safe_wal_bytes: Option<i64>,
+}
+
+/// The outbox in the database.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct OutboxReport {
+    /// The table, as `schema.name`.
+    pub table: String,
+    /// Rows not marked as published, counted up to a limit.
+    pub unpublished: u64,
+    /// Whether the count stopped at its limit.
+    pub unpublished_is_capped: bool,
+    /// Age of the oldest of them.
+    pub oldest_unpublished_seconds: Option<f64>,
+    /// Events in the dead-letter table that nobody has discarded.
+    pub dead_letters: u64,
+    /// Why the latest of them is there.
+    pub latest_dead_letter_reason: Option<String>,
+}
+
+/// The stream at the broker.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct StreamReport {
+    /// Its name.
+    pub name: String,
+    /// Messages in it.
+    pub messages: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// The sequence of the last message.
+    pub last_sequence: u64,
+    /// Where in the log the last message came from, if a relay wrote it.
+    pub last_position: Option<String>,
+    /// How many servers keep it.
+    pub replicas: usize,
+}

@@ -1,0 +1,109 @@
+//! Keeps a relay's counters across sessions and sends its status out now and then.
+
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use tokio::sync::watch;
+
+use crate::connect::NatsLink;
+use crate::core::{Origin, Settled, State};
+use crate::session::MarkCounts;
+use crate::status::{Role, Status};
+
+/// How often a status goes out.
+const REPORT_EVERY: Duration = Duration::from_millis(100);
+
+/// PostgreSQL counts microseconds from 2000-01-01.
+const POSTGRES_EPOCH_UNIX_MICROS: i64 = 946_684_800_000_000;
+
+pub(crate) struct Reporter {
+    status: Status,
+    sender: watch::Sender<Status>,
+    /// Counters as they were when the session began.
+    base: Status,
+    sent: Option<Instant>,
+    link: Option<watch::Receiver<NatsLink>>,
+}
+
+impl Reporter {
+    pub(crate) fn new(sender: watch::Sender<Status>) -> Self {
+        let (status, base) = (Status::default(), Status::default());
+        Self { status, sender, base, sent: None, link: None }
+    }
+
+    /// A session begins: its counters start at nothing.
+    pub(crate) fn begin(&mut self, timeline: u32) {
+        self.status.timeline = Some(timeline);
+        self.status.postgres_connected = true;
+        self.status.last_progress = Some(Instant::now());
+        self.base = self.status.clone();
+        self.role(Role::Active);
+    }
+
+    pub(crate) fn role(&mut self, role: Role) {
+        self.status.role = role;
+        if role != Role::Active {
+            self.status.postgres_connected = false;
+        }
+        if role == Role::Standby {
+            self.status.last_progress = Some(Instant::now());
+        }
+        self.send();
+    }
+
+    pub(crate) fn failed(&mut self, error: String) {
+        self.status.reconnects_total += 1;
+        self.status.last_error = Some(error);
+        self.role(Role::Starting);
+    }
+
+    /// Measures how long acknowledged events took.
+    pub(crate) fn settled(&mut self, settled: &[Settled]) {
+        let mut measured = settled.iter().filter(|it| !it.found && it.origin == Origin::Log);
+        let Some(first) = measured.next() else { return };
+        let now = Timestamp::now().as_microsecond() - POSTGRES_EPOCH_UNIX_MICROS;
+        for it in std::iter::once(first).chain(measured) {
+            let micros = now.saturating_sub(it.commit_time_micros).max(0);
+            self.status.commit_to_ack.record(Duration::from_micros(micros.unsigned_abs()));
+        }
+    }
+
+    /// Takes a session's state over, if it is time. With `last` it always is.
+    pub(crate) fn report(&mut self, state: &State, marks: &MarkCounts, scanned: u64, last: bool) {
+        if !last && self.sent.is_some_and(|sent| sent.elapsed() < REPORT_EVERY) {
+            return;
+        }
+        let (base, counts) = (&self.base, state.counts());
+        let status = &mut self.status;
+        let resolved = |it: &Status| it.published_total + it.settled_total + it.parked_total;
+        let before = resolved(status);
+        status.resolved_lsn = state.confirmed();
+        status.confirmed_lsn = state.confirmed();
+        status.received_lsn = state.received().max(state.confirmed());
+        status.in_flight_events = state.unresolved();
+        status.in_flight_bytes = state.window_bytes();
+        status.published_total = base.published_total + counts.acked;
+        status.settled_total = base.settled_total + counts.found;
+        status.parked_total = base.parked_total + counts.parked;
+        status.resyncs_total = base.resyncs_total + counts.resyncs;
+        status.foreign_total = base.foreign_total + counts.foreign;
+        status.marked_total = base.marked_total + marks.marked;
+        status.swept_total = base.swept_total + marks.swept;
+        status.scanned_total = base.scanned_total + scanned;
+        if resolved(status) > before || status.in_flight_events == 0 {
+            status.last_progress = Some(Instant::now());
+        }
+        self.send();
+    }
+
+    /// From now on the connection to the broker is watched here.
+    pub(crate) fn watch(&mut self, link: watch::Receiver<NatsLink>) {
+        self.link = Some(link);
+    }
+
+    fn send(&mut self) {
+        self.status.nats_connected = self.link.as_ref().is_some_and(|link| link.borrow().connected);
+        self.sent = Some(Instant::now());
+        self.sender.send_replace(self.status.clone());
+    }
+}

@@ -1,0 +1,131 @@
+//! Sessions, one after the other, for as long as it takes.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_nats::Client;
+use rand::RngExt;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use crate::config::Config;
+use crate::database::Store;
+use crate::describe;
+use crate::error::Error;
+use crate::reporter::Reporter;
+use crate::session::Session;
+use crate::status::{Role, Status};
+
+/// Between two sessions, doubled while they fail at once.
+const PAUSE_MIN: Duration = Duration::from_millis(100);
+const PAUSE_MAX: Duration = Duration::from_secs(10);
+
+/// A session that lasted longer was a success.
+const SESSION_GOOD_AFTER: Duration = Duration::from_secs(10);
+
+/// How often a standby looks whether the slot is free.
+const STANDBY_EVERY: Duration = Duration::from_millis(200);
+
+/// Relays events from the outbox to the stream until `stop` is cancelled, or, with `once`, until
+/// everything is published that was committed when the first session began.
+///
+/// Broken connections, restarts of either server and lost slots are worked through, with pauses of
+/// 100 ms to 10 s; while another relay reads the slot this one stands by. `status` receives a
+/// report about every 100 ms.
+///
+/// # Errors
+///
+/// Only what an operator has to mend ([`Error::is_transient`] is false); with `once`, whatever
+/// prevents the first session.
+///
+/// # Cancel safety
+///
+/// Dropping the future is like a crash: nothing is lost or published twice, what was not confirmed
+/// comes again. To stop cleanly, cancel `stop`.
+pub async fn run(
+    config: Config,
+    once: bool,
+    stop: CancellationToken,
+    status: watch::Sender<Status>,
+) -> Result<(), Error> {
+    let config = Arc::new(config);
+    let mut reporter = Reporter::new(status);
+    let mut client = None;
+    let mut pause = PAUSE_MIN;
+    loop {
+        let started = Instant::now();
+        let error = match session(&config, &mut client, once, &stop, &mut reporter).await {
+            Ok(()) => {
+                reporter.role(Role::Stopped);
+                return Ok(());
+            }
+            Err(Error::SlotBusy { .. }) if !once => {
+                reporter.role(Role::Standby);
+                stand_by(&config, &stop).await;
+                continue;
+            }
+            Err(error) if error.is_transient() && !once => error,
+            Err(error) => {
+                reporter.failed(describe(&error));
+                reporter.role(Role::Stopped);
+                return Err(error);
+            }
+        };
+        if started.elapsed() > SESSION_GOOD_AFTER {
+            pause = PAUSE_MIN;
+        }
+        let wait = pause.mul_f64(rand::rng().random_range(0.5..1.0));
+        warn!(error = describe(&error), hint = error.hint(), "starting anew in {wait:?}");
+        reporter.failed(describe(&error));
+        pause = (pause * 2).min(PAUSE_MAX);
+        tokio::select! {
+            () = tokio::time::sleep(wait) => {}
+            () = stop.cancelled() => {}
+        }
+    }
+}
+
+async fn session(
+    config: &Arc<Config>,
+    client: &mut Option<Client>,
+    once: bool,
+    stop: &CancellationToken,
+    reporter: &mut Reporter,
+) -> Result<(), Error> {
+    let opened = async {
+        let client = match client {
+            Some(client) => client,
+            None => {
+                let (connected, link) = config.nats.connect_watched("tailpost").await?;
+                reporter.watch(link);
+                client.insert(connected)
+            }
+        };
+        Session::open(config, client, once).await
+    };
+    let session = tokio::select! {
+        opened = Box::pin(opened) => opened?,
+        () = stop.cancelled() => return Ok(()),
+    };
+    reporter.begin(session.timeline());
+    Box::pin(session.run(stop, reporter)).await
+}
+
+/// Waits until nobody reads the slot, or for the next attempt if that cannot be seen.
+async fn stand_by(config: &Config, stop: &CancellationToken) {
+    info!(slot = config.slot, "another relay reads the slot: standing by");
+    let free = async {
+        let store = Store::connect(&config.postgres, &config.table, "tailpost standby").await?;
+        while store.slot_reader(&config.slot).await?.is_some() {
+            tokio::time::sleep(STANDBY_EVERY).await;
+        }
+        Ok::<(), Error>(())
+    };
+    tokio::select! {
+        watched = free => if watched.is_err() {
+            tokio::time::sleep(STANDBY_EVERY).await;
+        },
+        () = stop.cancelled() => {}
+    }
+}

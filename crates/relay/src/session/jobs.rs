@@ -1,0 +1,92 @@
+//! What runs beside the loop.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, FutureExt};
+use outbox::Event;
+use tokio_postgres::Row;
+use tracing::warn;
+
+use crate::broker::TailReader;
+use crate::core::{Settled, Tail};
+use crate::database::{Store, Watermark};
+use crate::error::Error;
+
+/// A statement that has not answered by then never will: the session starts anew.
+const STATEMENT_MAX: Duration = Duration::from_secs(60);
+
+/// Between attempts to read the tail of a stream that does not answer.
+const TAIL_RETRY_MIN: Duration = Duration::from_millis(50);
+const TAIL_RETRY_MAX: Duration = Duration::from_secs(5);
+
+pub(super) type Job = BoxFuture<'static, Result<Done, Error>>;
+
+/// What a job brought.
+pub(super) enum Done {
+    Tail(Tail),
+    Parked(u64),
+    Marked { batch: usize, marked: u64 },
+    Observed(Watermark),
+    Swept(u64),
+    Scanned { scanner: Arc<Store>, rows: Vec<Row>, seen: Option<Tail> },
+    ScanMarked(u64),
+    ScanClosed,
+    Heartbeat,
+}
+
+/// Boxes a job and bounds its time.
+pub(super) fn job(work: impl Future<Output = Result<Done, Error>> + Send + 'static) -> Job {
+    let bounded = tokio::time::timeout(STATEMENT_MAX, work);
+    bounded.map(|done| done.unwrap_or(Err(Error::Stalled("a statement never answered")))).boxed()
+}
+
+/// Reads the tail for as long as it takes, then makes sure that the slot is still ours.
+///
+/// A relay that was paused while another took its slot over wakes up here: its messages were
+/// refused, and it must not try again with the right sequence.
+pub(super) fn read_tail(
+    tail: TailReader,
+    store: Arc<Store>,
+    slot: String,
+    reader: i32,
+    from: u64,
+    delay: Duration,
+) -> Job {
+    async move {
+        tokio::time::sleep(delay).await;
+        let mut pause = TAIL_RETRY_MIN;
+        let read = loop {
+            match tail.since(from).await {
+                Ok(read) => break read,
+                Err(error) => warn!(
+                    error = &error as &dyn std::error::Error,
+                    "the stream does not answer, trying again in {pause:?}"
+                ),
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(TAIL_RETRY_MAX);
+        };
+        let owner = tokio::time::timeout(STATEMENT_MAX, store.slot_reader(&slot)).await;
+        match owner.unwrap_or(Err(Error::Stalled("a statement never answered")))? {
+            Some(owner) if owner == reader => Ok(Done::Tail(read)),
+            _ => Err(Error::SlotBusy { slot }),
+        }
+    }
+    .boxed()
+}
+
+pub(super) fn park(store: Arc<Store>, index: u64, event: Box<Event>, reason: String) -> Job {
+    job(async move { store.park(&event, &reason).await.map(|()| Done::Parked(index)) })
+}
+
+pub(super) fn heartbeat(store: Arc<Store>) -> Job {
+    job(async move { store.heartbeat().await.map(|()| Done::Heartbeat) })
+}
+
+pub(super) fn mark(store: Arc<Store>, stream: String, batch: Vec<Settled>) -> Job {
+    job(async move {
+        let marked = store.mark(&stream, &batch).await?;
+        Ok(Done::Marked { batch: batch.len(), marked })
+    })
+}

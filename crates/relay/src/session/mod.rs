@@ -1,0 +1,256 @@
+//! One session: from "the slot is ours" to "something broke" or "asked to stop".
+//!
+//! The loop waits for one thing at a time, tells the core, and does what the core says. Statements
+//! and reads of the stream's tail run beside it as jobs; the hot path (log in, messages out,
+//! answers in, confirmations out) never waits for one.
+
+mod jobs;
+mod open;
+mod scan;
+mod settle;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use pgoutput::Lsn;
+use tokio::time::{Interval, MissedTickBehavior};
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info, warn};
+
+use self::jobs::{Done, Job};
+use self::scan::Scan;
+use self::settle::Settling;
+use crate::broker::{Answers, Publisher, TailReader};
+use crate::config::Config;
+use crate::core::{Input, Mode, Request, State};
+use crate::database::{Source, Store};
+use crate::error::Error;
+use crate::reporter::Reporter;
+
+pub(crate) use self::settle::MarkCounts;
+
+/// How often timeouts are looked at, marks flushed and the status reported.
+const TICK: Duration = Duration::from_millis(20);
+
+/// Silence of the server after which it is asked to say something.
+const HEARTBEAT_AFTER: Duration = Duration::from_secs(5);
+
+/// Silence of the server after which the connection counts as dead. TCP would take minutes.
+const SILENCE_MAX: Duration = Duration::from_secs(15);
+
+/// Messages handed to the broker before answers and the log get their turn.
+const SENDS_AT_ONCE: usize = 512;
+
+/// How long a stop may take to bring in the broker's answers and write the marks.
+const DRAIN_MAX: Duration = Duration::from_secs(20);
+
+/// A publishing session over the slot.
+pub(crate) struct Session {
+    config: Arc<Config>,
+    state: State,
+    source: Source,
+    publisher: Publisher,
+    answers: Answers,
+    tail: TailReader,
+    store: Arc<Store>,
+    jobs: FuturesUnordered<Job>,
+    settling: Settling,
+    scan: Scan,
+    start_snapshot: String,
+    system_id: u64,
+    timeline: u32,
+    /// The process that reads the slot for us: while it does, nobody else publishes from it.
+    reader: i32,
+    started: Instant,
+    tick: Interval,
+    /// What came in and the core was not told yet.
+    answered: Vec<Input>,
+    logged: Vec<Input>,
+    mode: Mode,
+    heartbeat_sent: bool,
+    /// Set once the session is to end: nothing new is taken in.
+    draining_since: Option<Instant>,
+    /// With `--once`: done when everything before this is resolved.
+    until: Option<Lsn>,
+}
+
+impl Session {
+    /// Runs until asked to stop; then lets the broker answer, marks, confirms and leaves.
+    ///
+    /// # Errors
+    ///
+    /// Whatever broke first. Nothing is lost by it: what was not confirmed comes again.
+    pub(crate) async fn run(
+        mut self,
+        stop: &CancellationToken,
+        reporter: &mut Reporter,
+    ) -> Result<(), Error> {
+        self.tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        self.start_scan();
+        loop {
+            self.perform(reporter)?;
+            if self.is_drained() {
+                return self.close(reporter).await;
+            }
+            let reads = self.is_reading();
+            let sends = self.state.has_send();
+            tokio::select! {
+                () = stop.cancelled(), if self.draining_since.is_none() => self.drain("asked to"),
+                answered = self.answers.receive(&mut self.answered) => answered?,
+                Some(done) = self.jobs.next() => self.finish(done?)?,
+                ready = self.publisher.ready(), if sends => ready?,
+                received = self.source.receive(&mut self.logged), if reads => received?,
+                _ = self.tick.tick() => self.tick(reporter)?,
+            }
+            if self.publisher.reconnected() {
+                self.apply(Input::LinkLost);
+            }
+            self.take_in();
+            self.send();
+        }
+    }
+
+    /// Tells the core what came in. One look at the clock for all of it.
+    fn take_in(&mut self) {
+        let now = self.started.elapsed();
+        for input in self.answered.drain(..).chain(self.logged.drain(..)) {
+            self.state.apply(now, input);
+        }
+    }
+
+    fn apply(&mut self, input: Input) {
+        self.state.apply(self.started.elapsed(), input);
+    }
+
+    fn is_reading(&self) -> bool {
+        self.draining_since.is_none() && !self.scan.holds_the_log_back() && self.state.has_room()
+    }
+
+    /// Hands over what may be sent and what the connection takes without waiting.
+    fn send(&mut self) {
+        for _ in 0..SENDS_AT_ONCE {
+            if !self.state.has_send() || !self.publisher.is_ready() {
+                break;
+            }
+            let Some(send) = self.state.next_send() else { break };
+            let index = send.index;
+            if let Err(reason) = self.publisher.send(&send) {
+                self.apply(Input::Unsendable { index, reason });
+            }
+        }
+    }
+
+    /// Does what the core asks for: requests, marks, confirmation.
+    fn perform(&mut self, reporter: &mut Reporter) -> Result<(), Error> {
+        while let Some(request) = self.state.next_request() {
+            match request {
+                Request::ReadTail { from, delay } => {
+                    let (tail, store) = (self.tail.clone(), Arc::clone(&self.store));
+                    let slot = self.config.slot.clone();
+                    self.jobs.push(jobs::read_tail(tail, store, slot, self.reader, from, delay));
+                }
+                Request::Park { index, event, reason } => {
+                    warn!(event = %event.id, %reason, "parking an event that cannot be published");
+                    self.jobs.push(jobs::park(Arc::clone(&self.store), index, event, reason));
+                }
+                Request::Stop(reason) => return Err(Error::Refused(reason)),
+            }
+        }
+        self.settle(reporter);
+        self.source.confirm(self.state.confirmed());
+        Ok(())
+    }
+
+    fn finish(&mut self, done: Done) -> Result<(), Error> {
+        match done {
+            Done::Tail(tail) => self.apply(Input::Tail(tail)),
+            Done::Parked(index) => self.apply(Input::Parked { index }),
+            Done::Marked { batch, marked } => self.settling.marked(batch, marked),
+            Done::Observed(watermark) => self.settling.observed(watermark),
+            Done::Swept(swept) => {
+                if swept > 0 {
+                    info!(swept, "marked rows whose marks were lost or late");
+                }
+                self.settling.swept(swept);
+            }
+            Done::Scanned { scanner, rows, seen } => self.scanned(scanner, rows, seen)?,
+            Done::ScanMarked(marked) => self.scan_marked(marked),
+            Done::ScanClosed => self.scan.closed(),
+            Done::Heartbeat => {}
+        }
+        Ok(())
+    }
+
+    fn tick(&mut self, reporter: &mut Reporter) -> Result<(), Error> {
+        self.apply(Input::Tick);
+        if self.store.client().is_closed() || self.settling.is_disconnected() {
+            // Also how a server that shuts down is noticed: it ends these connections at once, but
+            // waits for the replication connection for as long as that has something unconfirmed.
+            return Err(Error::Stalled("the server closed the connection for statements"));
+        }
+        self.listen()?;
+        self.watch_mode();
+        self.rescan();
+        self.settling.observe_if_due(&mut self.jobs, &self.state);
+        if self.until.is_some_and(|until| self.state.confirmed() >= until)
+            && self.draining_since.is_none()
+            && self.scan.is_resting()
+        {
+            self.drain("everything there was is published");
+        }
+        reporter.report(&self.state, &self.settling.counts(), self.scan.scanned(), false);
+        Ok(())
+    }
+
+    /// Tells a server that has nothing to say from one that is no longer there.
+    fn listen(&mut self) -> Result<(), Error> {
+        if !self.is_reading() {
+            self.source.listen_anew();
+        }
+        let silence = self.source.last_heard().elapsed();
+        if silence > SILENCE_MAX {
+            return Err(Error::Stalled("the server fell silent"));
+        }
+        if silence < HEARTBEAT_AFTER {
+            self.heartbeat_sent = false;
+        } else if !std::mem::replace(&mut self.heartbeat_sent, true) {
+            self.jobs.push(jobs::heartbeat(Arc::clone(&self.store)));
+        }
+        Ok(())
+    }
+
+    fn watch_mode(&mut self) {
+        if std::mem::replace(&mut self.mode, self.state.mode()) != self.state.mode() {
+            error!(
+                stream = self.config.stream.name,
+                "others keep writing to the stream: changing to keyed mode, which keeps the order \
+                 of each aggregate only. Give the relay a stream of its own, or set relay.mode = \
+                 \"keyed\""
+            );
+        }
+    }
+
+    fn drain(&mut self, why: &str) {
+        info!(unresolved = self.state.unresolved(), "stopping: {why}");
+        self.draining_since = Some(Instant::now());
+    }
+
+    fn is_drained(&self) -> bool {
+        self.draining_since.is_some_and(|since| {
+            let settled = self.state.is_idle() && self.settling.is_idle() && !self.scan.is_busy();
+            settled || since.elapsed() > DRAIN_MAX
+        })
+    }
+
+    async fn close(self, reporter: &mut Reporter) -> Result<(), Error> {
+        reporter.report(&self.state, &self.settling.counts(), self.scan.scanned(), true);
+        let confirmed = self.state.confirmed();
+        if !self.source.stop(confirmed).await && confirmed > Lsn::ZERO {
+            self.store.advance_slot(&self.config.slot, confirmed).await?;
+        }
+        info!(%confirmed, unresolved = self.state.unresolved(), "stopped");
+        Ok(())
+    }
+}

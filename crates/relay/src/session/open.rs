@@ -1,0 +1,110 @@
+//! How a session begins.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use async_nats::Client;
+use async_nats::jetstream;
+use futures_util::stream::FuturesUnordered;
+use tokio::time::interval;
+use tracing::info;
+
+use super::scan::Scan;
+use super::settle::Settling;
+use super::{Session, TICK};
+use crate::broker::{self, History, Publisher, TailReader, WayBack};
+use crate::config::{self, Config};
+use crate::core::{Limits, Mode, Start, State};
+use crate::database::{Rows, Slot, Store};
+use crate::error::Error;
+
+impl Session {
+    /// Takes the slot and finds out what the stream has of what the slot will bring again.
+    ///
+    /// The order matters: only who reads the slot may look at the stream's tail, so that nobody
+    /// else is writing what the slot brings by then.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::SlotBusy`] if another relay is active; whatever else is missing or broken.
+    pub(crate) async fn open(
+        config: &Arc<Config>,
+        client: &Client,
+        once: bool,
+    ) -> Result<Self, Error> {
+        let store = Arc::new(Store::connect(&config.postgres, &config.table, "tailpost").await?);
+        store.check_set_up(&config.publication).await?;
+        let context = jetstream::new(client.clone());
+        let tail = TailReader::new(&context, &config.stream.name).await?;
+        broker::fitness::check(config, client, &tail).await?;
+        let slot = Slot::prepare(config, &store, Some(&tail)).await?;
+        let (system_id, timeline, reader) = (slot.system_id, slot.timeline, slot.reader);
+        let start_snapshot = slot.start_snapshot.clone();
+        let covered = slot.watermark.as_ref().map_or(slot.confirmed, |watermark| watermark.lsn);
+        let resolved_before = slot.confirmed.max(covered);
+        let rows = Rows::new(config.table.clone(), config.subject.clone());
+        let source = slot.start(rows, &config.slot).await?;
+        let mode = match config.mode {
+            config::Mode::Fenced => Mode::Fenced,
+            config::Mode::Keyed => Mode::Keyed,
+        };
+        let way = WayBack {
+            resolved_before,
+            system_id,
+            overtaken_max: if mode == Mode::Keyed { config.window.events } else { 0 },
+            at_least: 1,
+        };
+        let end = tail.back_to(way).await?;
+        info!(
+            slot = config.slot,
+            stream = config.stream.name,
+            %resolved_before,
+            last_sequence = end.last_seq,
+            read_back = end.messages.len(),
+            "the slot is ours"
+        );
+        let state = State::new(Start {
+            mode,
+            limits: Limits { events: config.window.events, bytes: config.window.bytes },
+            ack_timeout: config.ack_timeout,
+            system_id,
+            resolved_before,
+            tail: end,
+        });
+        let history = History { system_id, timeline };
+        let (publisher, answers) =
+            Publisher::new(client.clone(), &config.stream.name, history).await?;
+        let marks = Store::connect(&config.postgres, &config.table, "tailpost marks").await?;
+        marks.commit_lazily().await?;
+        let until = if once { Some(store.mark_the_end().await?) } else { None };
+        let settling = Settling::new(Arc::clone(config), Arc::new(marks), start_snapshot.clone());
+        Ok(Self {
+            config: Arc::clone(config),
+            state,
+            source,
+            publisher,
+            answers,
+            tail,
+            store,
+            jobs: FuturesUnordered::new(),
+            settling,
+            scan: Scan::new(),
+            start_snapshot,
+            system_id,
+            timeline,
+            reader,
+            started: Instant::now(),
+            tick: interval(TICK),
+            answered: Vec::new(),
+            logged: Vec::new(),
+            mode,
+            heartbeat_sent: false,
+            draining_since: None,
+            until,
+        })
+    }
+
+    pub(crate) fn timeline(&self) -> u32 {
+        self.timeline
+    }
+}

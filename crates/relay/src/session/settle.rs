@@ -1,0 +1,190 @@
+//! Behind publishing: marks, the watermark, the sweeper.
+//!
+//! Nothing here is on the way of an event. A mark may be late or lost; the watermark says which
+//! rows are published whether or not they are marked, and the sweeper marks what it covers.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::stream::FuturesUnordered;
+
+use super::Session;
+use super::jobs::{self, Done, Job, job};
+use crate::config::Config;
+use crate::core::{Origin, Settled, State};
+use crate::database::{Store, Watermark};
+use crate::reporter::Reporter;
+
+/// Marks that may wait. Beyond, ids are dropped and their rows left to the sweeper.
+const MARKS_WAITING_MAX: usize = 200_000;
+
+/// Rows marked by one statement, at most.
+const MARKS_AT_ONCE: usize = 5_000;
+
+/// How often the watermark moves while events are published.
+const WATERMARK_EVERY: Duration = Duration::from_secs(1);
+
+/// Rows marked since the session began.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct MarkCounts {
+    pub(crate) marked: u64,
+    pub(crate) swept: u64,
+}
+
+pub(super) struct Settling {
+    config: Arc<Config>,
+    store: Arc<Store>,
+    start_snapshot: String,
+    /// Events the stream has, whose rows are not marked.
+    waiting: Vec<Settled>,
+    waiting_since: Instant,
+    marking: bool,
+    /// Marks ever queued, and ever executed: the difference is what a watermark waits for.
+    queued: u64,
+    executed: u64,
+    counts: MarkCounts,
+    watermark: Step,
+    observed_at: Option<Instant>,
+    /// What was resolved when the last watermark was taken.
+    observed_resolved: Option<u64>,
+}
+
+/// A watermark's way: taken, reached by the confirmed position, its marks executed, stored.
+enum Step {
+    Resting,
+    Observing,
+    Waiting(Watermark),
+    Flushing { watermark: Watermark, marks: u64 },
+    Storing,
+}
+
+impl Settling {
+    pub(super) fn new(config: Arc<Config>, store: Arc<Store>, start_snapshot: String) -> Self {
+        Self {
+            config,
+            store,
+            start_snapshot,
+            waiting: Vec::new(),
+            waiting_since: Instant::now(),
+            marking: false,
+            queued: 0,
+            executed: 0,
+            counts: MarkCounts::default(),
+            watermark: Step::Resting,
+            observed_at: None,
+            observed_resolved: None,
+        }
+    }
+
+    pub(super) fn counts(&self) -> MarkCounts {
+        self.counts
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && !self.marking
+    }
+
+    pub(super) fn is_disconnected(&self) -> bool {
+        self.store.client().is_closed()
+    }
+
+    pub(super) fn marked(&mut self, batch: usize, marked: u64) {
+        self.marking = false;
+        self.executed += batch as u64;
+        self.counts.marked += marked;
+    }
+
+    pub(super) fn observed(&mut self, watermark: Watermark) {
+        self.watermark = Step::Waiting(watermark);
+    }
+
+    pub(super) fn swept(&mut self, swept: u64) {
+        self.watermark = Step::Resting;
+        self.counts.swept += swept;
+    }
+
+    /// Takes a watermark when something was resolved since the last one, and once at the start, for
+    /// what an earlier session left unmarked.
+    pub(super) fn observe_if_due(&mut self, jobs: &mut FuturesUnordered<Job>, state: &State) {
+        let counts = state.counts();
+        let resolved = counts.acked + counts.found + counts.parked;
+        let due = self.observed_at.is_none_or(|at| at.elapsed() >= WATERMARK_EVERY);
+        let news = self.observed_resolved != Some(resolved);
+        if matches!(self.watermark, Step::Resting) && due && news {
+            self.observed_at = Some(Instant::now());
+            self.observed_resolved = Some(resolved);
+            self.watermark = Step::Observing;
+            let store = Arc::clone(&self.store);
+            jobs.push(job(async move { store.observe().await.map(Done::Observed) }));
+        }
+    }
+
+    fn queue(&mut self, settled: Settled) {
+        if self.waiting.len() >= MARKS_WAITING_MAX {
+            return;
+        }
+        if self.waiting.is_empty() {
+            self.waiting_since = Instant::now();
+        }
+        self.waiting.push(settled);
+        self.queued += 1;
+    }
+
+    /// Starts the next statement, if one is due and none is running.
+    fn flush(&mut self, jobs: &mut FuturesUnordered<Job>, hurry: bool) {
+        let config = &self.config.mark;
+        let due = self.waiting.len() >= config.batch
+            || self.waiting_since.elapsed() >= config.interval
+            || hurry;
+        if self.marking || self.waiting.is_empty() || !due {
+            return;
+        }
+        let rest = self.waiting.split_off(self.waiting.len().min(MARKS_AT_ONCE));
+        let batch = std::mem::replace(&mut self.waiting, rest);
+        self.waiting_since = Instant::now();
+        self.marking = true;
+        let stream = self.config.stream.name.clone();
+        jobs.push(jobs::mark(Arc::clone(&self.store), stream, batch));
+    }
+
+    fn advance(&mut self, jobs: &mut FuturesUnordered<Job>, state: &State) {
+        match std::mem::replace(&mut self.watermark, Step::Storing) {
+            Step::Waiting(watermark) if state.confirmed() >= watermark.lsn => {
+                self.watermark = Step::Flushing { watermark, marks: self.queued };
+            }
+            Step::Flushing { watermark, marks } if self.executed >= marks => {
+                jobs.push(self.store_and_sweep(watermark));
+            }
+            other => self.watermark = other,
+        }
+    }
+
+    /// On the marks' own connection: their commits and the watermark's survive a crash in order.
+    fn store_and_sweep(&self, watermark: Watermark) -> Job {
+        let (store, config) = (Arc::clone(&self.store), Arc::clone(&self.config));
+        let start_snapshot = self.start_snapshot.clone();
+        job(async move {
+            store.store_watermark(&config.slot, &watermark).await?;
+            let stream = &config.stream.name;
+            store.sweep(stream, &start_snapshot, &watermark.snapshot).await.map(Done::Swept)
+        })
+    }
+}
+
+impl Session {
+    /// Routes what became settled to whoever owes its mark.
+    pub(super) fn settle(&mut self, reporter: &mut Reporter) {
+        let settled = self.state.take_settled();
+        reporter.settled(&settled);
+        for settled in settled {
+            match settled.origin {
+                Origin::Log => self.settling.queue(settled),
+                Origin::Scan => self.scan.published(settled),
+            }
+        }
+        let hurry = self.draining_since.is_some();
+        self.settling.flush(&mut self.jobs, hurry);
+        self.settling.advance(&mut self.jobs, &self.state);
+        self.continue_scan();
+    }
+}

@@ -1,0 +1,201 @@
+//! Everything that must exist before a relay runs, made if it is missing.
+
+use async_nats::Client;
+use async_nats::jetstream::context::Context;
+use async_nats::jetstream::stream::{Config as Stream, DiscardPolicy, StorageType};
+use async_nats::jetstream::{self, ErrorCode};
+use outbox::migrations;
+use serde::Serialize;
+use tokio_postgres::Client as Postgres;
+
+use crate::broker::TailReader;
+use crate::broker::fitness;
+use crate::config::Config;
+use crate::database::{Slot, Store};
+use crate::error::Error;
+
+/// What set-up found and did.
+#[derive(Debug, Clone, Serialize)]
+pub struct SetupReport {
+    /// In the order in which it was done.
+    pub steps: Vec<SetupStep>,
+    /// What works but could be better, each with what mends it.
+    pub warnings: Vec<String>,
+}
+
+/// One thing that must exist.
+#[derive(Debug, Clone, Serialize)]
+pub struct SetupStep {
+    /// What: `migration 0001_outbox`, `publication tailpost`, …
+    pub what: String,
+    /// Whether it was made now; otherwise it was there.
+    pub created: bool,
+}
+
+/// What set-up would make, without connecting to anything.
+#[derive(Debug, Clone, Serialize)]
+pub struct SetupPlan {
+    /// The statements for PostgreSQL, ready for `psql`.
+    pub sql: String,
+    /// The stream, as `nats stream add --config` takes it.
+    pub stream: serde_json::Value,
+}
+
+/// What [`setup`] would do on servers that have nothing yet.
+#[must_use]
+pub fn plan(config: &Config) -> SetupPlan {
+    let Config { table, publication, slot, .. } = config;
+    let sql = format!(
+        "{migrations}\n{publication};\n\n\
+         -- The slot is created by `tailpost setup` on a replication connection, together with the\n\
+         -- snapshot that says which rows it brings. A slot made by hand cannot be used:\n\
+         --   CREATE_REPLICATION_SLOT {slot} LOGICAL pgoutput (SNAPSHOT 'use')\n",
+        migrations = migrations::render(table),
+        publication = create_publication(config, publication),
+    );
+    let stream = serde_json::to_value(stream(config, true)).unwrap_or_default();
+    SetupPlan { sql, stream }
+}
+
+/// Makes what is missing: tables, publication, stream, slot, in this order (a slot that is older
+/// than its publication cannot be read). Safe to run again, and while relays run.
+///
+/// # Errors
+///
+/// If a server cannot be reached or refuses; if something exists and does not fit: it is never
+/// changed silently.
+pub async fn setup(config: &Config) -> Result<SetupReport, Error> {
+    let mut steps = Vec::new();
+    let (mut postgres, _connection) = config.postgres.connect("tailpost setup").await?;
+    let applied = migrations::migrate(&mut postgres, &config.table).await?;
+    for migration in migrations::MIGRATIONS {
+        let created = applied.iter().any(|it| it.version == migration.version);
+        let what = format!("migration {:04}_{}", migration.version, migration.name);
+        steps.push(SetupStep { what, created });
+    }
+    let created = ensure_publication(config, &postgres).await?;
+    steps.push(SetupStep { what: format!("publication {}", config.publication), created });
+    let client = config.nats.connect("tailpost setup").await?;
+    let context = jetstream::new(client.clone());
+    let (created, warnings) = ensure_stream(config, &client, &context).await?;
+    steps.push(SetupStep { what: format!("stream {}", config.stream.name), created });
+    let created = ensure_slot(config, &context).await?;
+    steps.push(SetupStep { what: format!("slot {}", config.slot), created });
+    Ok(SetupReport { steps, warnings })
+}
+
+async fn ensure_slot(config: &Config, context: &Context) -> Result<bool, Error> {
+    let store = Store::connect(&config.postgres, &config.table, "tailpost setup").await?;
+    let tail = TailReader::new(context, &config.stream.name).await?;
+    match Slot::prepare(config, &store, Some(&tail)).await {
+        Ok(slot) => Ok(slot.created),
+        Err(Error::SlotBusy { .. }) => Ok(false), // a relay is running
+        Err(error) => Err(error),
+    }
+}
+
+fn create_publication(config: &Config, publication: &str) -> String {
+    format!(
+        "CREATE PUBLICATION {publication} FOR TABLE {}\n    \
+         WITH (publish = 'insert', publish_via_partition_root = true)",
+        config.table.quoted()
+    )
+}
+
+async fn ensure_publication(config: &Config, postgres: &Postgres) -> Result<bool, Error> {
+    let doing = "look at the publication";
+    let Config { table, publication, .. } = config;
+    let row = postgres
+        .query_opt(
+            "SELECT p.pubinsert AND NOT (p.pubupdate OR p.pubdelete OR p.pubtruncate),
+                    p.pubviaroot,
+                    EXISTS (SELECT FROM pg_publication_tables t
+                            WHERE t.pubname = p.pubname AND t.schemaname = $2 AND t.tablename = $3)
+             FROM pg_publication p WHERE p.pubname = $1",
+            &[publication, &table.schema(), &table.name()],
+        )
+        .await
+        .map_err(Error::sql(doing))?;
+    let Some(row) = row else {
+        let sql = create_publication(config, publication);
+        postgres.batch_execute(&sql).await.map_err(Error::sql("create the publication"))?;
+        return Ok(true);
+    };
+    let unfit = |reason: &str, fix: String| {
+        Err(Error::Publication {
+            publication: publication.clone(),
+            reason: reason.to_owned(),
+            fix: format!("run `{fix}`"),
+        })
+    };
+    let table = table.quoted();
+    if !row.get::<_, bool>(2) {
+        let fix = format!("ALTER PUBLICATION {publication} ADD TABLE {table}");
+        return unfit("it does not publish the outbox table", fix);
+    }
+    if !row.get::<_, bool>(0) {
+        let fix = format!("ALTER PUBLICATION {publication} SET (publish = 'insert')");
+        return unfit("it must publish inserts and nothing else", fix);
+    }
+    if !row.get::<_, bool>(1) {
+        let fix =
+            format!("ALTER PUBLICATION {publication} SET (publish_via_partition_root = true)");
+        return unfit("it must publish partitions as their root", fix);
+    }
+    Ok(false)
+}
+
+/// The stream to create: kept on disk, refusing what it has no room for.
+fn stream(config: &Config, batches: bool) -> Stream {
+    let wanted = &config.stream;
+    Stream {
+        name: wanted.name.clone(),
+        subjects: wanted.subjects.clone(),
+        storage: StorageType::File,
+        discard: DiscardPolicy::New,
+        num_replicas: wanted.replicas,
+        duplicate_window: wanted.duplicate_window,
+        max_age: wanted.max_age.unwrap_or_default(),
+        max_bytes: wanted.max_bytes.map_or(-1, u64::cast_signed),
+        allow_direct: true,
+        allow_batch_publish: batches,
+        ..Stream::default()
+    }
+}
+
+async fn ensure_stream(
+    config: &Config,
+    client: &Client,
+    context: &Context,
+) -> Result<(bool, Vec<String>), Error> {
+    let name = &config.stream.name;
+    let batches = fitness::batches(client);
+    let found = context.get_stream(name).await;
+    let (created, stream) = match found {
+        Ok(stream) => (false, stream.cached_info().config.clone()),
+        Err(error) if is_not_found(&error) => {
+            let created = context.create_stream(stream(config, batches)).await;
+            let created = created.map_err(Error::jetstream("create the stream"))?;
+            (true, created.cached_info().config.clone())
+        }
+        Err(error) => return Err(Error::jetstream("look at the stream")(error)),
+    };
+    let mut warnings = Vec::new();
+    for finding in fitness::findings(config, &stream, batches) {
+        if finding.fatal {
+            let fitness::Finding { reason, fix, .. } = finding;
+            return Err(Error::Stream { stream: name.clone(), reason, fix });
+        }
+        warnings.push(format!("{}: {}", finding.reason, finding.fix));
+    }
+    Ok((created, warnings))
+}
+
+fn is_not_found(error: &jetstream::context::GetStreamError) -> bool {
+    match error.kind() {
+        jetstream::context::GetStreamErrorKind::JetStream(error) => {
+            error.error_code() == ErrorCode::STREAM_NOT_FOUND
+        }
+        _ => false,
+    }
+}

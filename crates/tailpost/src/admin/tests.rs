@@ -1,0 +1,137 @@
+use std::time::Instant;
+
+use axum::body::{Body, to_bytes};
+use relay::Role;
+use tower::ServiceExt;
+
+use super::*;
+use crate::config::Settings;
+
+fn admin(status: Status, token: Option<&str>) -> Router {
+    let mut settings = Settings::default();
+    settings.postgres.url = Some("postgres://ada:s3cret@localhost/shop".into());
+    let Ok(config) = settings.relay_config() else { panic!("valid settings") };
+    let (_, receiver) = watch::channel(status);
+    router(Admin::new(receiver, &config, token.map(str::to_owned)))
+}
+
+async fn get(router: Router, path: &str, authorization: Option<&str>) -> (StatusCode, String) {
+    let mut request = Request::builder().uri(path);
+    if let Some(value) = authorization {
+        request = request.header(header::AUTHORIZATION, value);
+    }
+    let request = request.body(Body::empty()).expect("a valid request");
+    let response = router.oneshot(request).await.expect("infallible");
+    let status = response.status();
+    let body = to_bytes(response.into_body(), 1 << 20).await.expect("a body");
+    (status, String::from_utf8(body.to_vec()).expect("text"))
+}
+
+fn busy() -> Status {
+    let mut status = Status {
+        role: Role::Active,
+        postgres_connected: true,
+        published_total: 41,
+        duplicates_total: 2,
+        parked_total: 1,
+        in_flight_events: 3,
+        last_progress: Some(Instant::now()),
+        ..Status::default()
+    };
+    status.received_lsn.0 = 1000;
+    status.confirmed_lsn.0 = 900;
+    status.commit_to_ack.record(Duration::from_millis(3));
+    status.commit_to_ack.record(Duration::from_secs(100));
+    status
+}
+
+#[tokio::test]
+async fn liveness_does_not_depend_on_anything() {
+    let stopped = Status { role: Role::Stopped, ..Status::default() };
+    assert_eq!(get(admin(stopped, Some("t0ken")), "/livez", None).await.0, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn readiness_is_told_by_code_and_body() {
+    let (code, body) = get(admin(busy(), Some("t0ken")), "/readyz", None).await;
+    assert_eq!((code, body.as_str()), (StatusCode::OK, r#"{"ready":true,"role":"active"}"#));
+    let (code, body) = get(admin(Status::default(), None), "/readyz", None).await;
+    assert_eq!(code, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(body, r#"{"ready":false,"role":"starting","reason":"starting"}"#);
+}
+
+#[tokio::test]
+async fn metrics_show_the_status_under_their_documented_names() {
+    let (code, body) = get(admin(busy(), None), "/metrics", None).await;
+    assert_eq!(code, StatusCode::OK);
+    let labels = r#"pipeline="tailpost/tailpost",stream="OUTBOX""#;
+    for line in [
+        format!("tailpost_replication_connected{{{labels}}} 1.0"),
+        format!("tailpost_jetstream_connected{{{labels}}} 0.0"),
+        format!("tailpost_replication_received_lsn_bytes{{{labels}}} 1000.0"),
+        format!("tailpost_replication_lag_bytes{{{labels}}} 100.0"),
+        format!("tailpost_outbox_inflight{{{labels}}} 3.0"),
+        format!("tailpost_outbox_published_total{{{labels},result=\"stored\"}} 41"),
+        format!("tailpost_outbox_published_total{{{labels},result=\"duplicate\"}} 2"),
+        format!("tailpost_dlq_writes_total{{{labels}}} 1"),
+        format!("tailpost_relay_role{{{labels},role=\"active\"}} 1.0"),
+        format!("tailpost_relay_role{{{labels},role=\"standby\"}} 0.0"),
+        format!("tailpost_outbox_commit_to_ack_seconds_count{{{labels}}} 2"),
+        format!("tailpost_outbox_commit_to_ack_seconds_bucket{{{labels},le=\"0.0025\"}} 0"),
+        format!("tailpost_outbox_commit_to_ack_seconds_bucket{{{labels},le=\"0.005\"}} 1"),
+        format!("tailpost_outbox_commit_to_ack_seconds_bucket{{{labels},le=\"60.0\"}} 1"),
+        format!("tailpost_outbox_commit_to_ack_seconds_bucket{{{labels},le=\"+Inf\"}} 2"),
+    ] {
+        assert!(body.lines().any(|it| it == line), "{line}\nis missing in\n{body}");
+    }
+    assert!(body.ends_with("# EOF\n"), "{body}");
+}
+
+#[tokio::test]
+async fn the_status_is_json_without_secrets() {
+    let (code, body) = get(admin(busy(), None), "/api/v1/status", None).await;
+    assert_eq!(code, StatusCode::OK);
+    let json: serde_json::Value = serde_json::from_str(&body).expect("valid JSON");
+    assert_eq!(json["schema_version"], 1);
+    assert_eq!(json["confirmed_lsn"], "0/384");
+    assert_eq!(json["published_total"], 41);
+    assert!(!body.contains("s3cret"), "{body}");
+}
+
+#[tokio::test]
+async fn a_token_guards_metrics_and_the_api() {
+    for path in ["/metrics", "/api/v1/status"] {
+        for (authorization, expected) in [
+            (None, StatusCode::UNAUTHORIZED),
+            (Some("Bearer t0keX"), StatusCode::UNAUTHORIZED),
+            (Some("Bearer t0ken1"), StatusCode::UNAUTHORIZED),
+            (Some("Bearer "), StatusCode::UNAUTHORIZED),
+            (Some("Basic t0ken"), StatusCode::UNAUTHORIZED),
+            (Some("Bearer t0ken"), StatusCode::OK),
+            (Some("bearer t0ken"), StatusCode::OK),
+        ] {
+            let (code, _) = get(admin(busy(), Some("t0ken")), path, authorization).await;
+            assert_eq!(code, expected, "{path} {authorization:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn unknown_paths_are_not_found() {
+    assert_eq!(get(admin(busy(), None), "/", None).await.0, StatusCode::NOT_FOUND);
+}
+
+#[tokio::test]
+async fn an_address_in_use_is_an_error_with_a_hint() {
+    let taken = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = taken.local_addr().expect("an address");
+    let mut settings = Settings::default();
+    settings.postgres.url = Some("postgres://ada@localhost/shop".into());
+    let Ok(config) = settings.relay_config() else { panic!("valid settings") };
+    let (_, receiver) = watch::channel(Status::default());
+    let Err(error) = serve(address, Admin::new(receiver, &config, None)).await else {
+        panic!("the address is taken");
+    };
+    assert!(error.to_string().contains(&address.to_string()), "{error}");
+    assert!(error.hint().contains("admin.listen"));
+}

@@ -1,0 +1,198 @@
+//! The command line. The help texts are the reference for it.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{ArgAction, Args, Parser, Subcommand};
+
+use crate::config::{LogFormat, Sources};
+use crate::telemetry::Verbosity;
+
+/// Relays events from a PostgreSQL outbox table to a NATS JetStream stream: once, in commit order.
+///
+/// Settings come from tailpost.toml in the working directory (or --config), then from the
+/// environment, then from flags. docker/tailpost.toml in the source shows all of them.
+#[derive(Debug, Parser)]
+#[command(version, max_term_width = 100, after_help = EXIT_CODES)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) global: Global,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+const EXIT_CODES: &str = "\
+Exit codes: 0 ok, 1 failed, 2 usage, 3 not found, 4 refused or conflict, 5 a server cannot be \
+reached, 6 time-out, 78 bad configuration.";
+
+/// Flags that every command takes.
+#[derive(Args)]
+pub(crate) struct Global {
+    /// Read this configuration file instead of tailpost.toml
+    #[arg(long, global = true, value_name = "FILE", env = "TAILPOST_CONFIG")]
+    config: Option<PathBuf>,
+    /// The database with the outbox: postgres://user@host/dbname [env: DATABASE_URL]
+    #[arg(long, global = true, value_name = "URL")]
+    database_url: Option<String>,
+    /// The NATS server, or several separated by commas: nats://host:4222 [env: NATS_URL]
+    #[arg(long, global = true, value_name = "URL")]
+    nats_url: Option<String>,
+    /// How log lines look
+    #[arg(long, global = true, value_name = "FORMAT")]
+    log_format: Option<LogFormat>,
+    /// Log more; twice for still more. TAILPOST_LOG takes filters such as tailpost_relay=debug
+    #[arg(short, long, global = true, action = ArgAction::Count)]
+    verbose: u8,
+    /// Log warnings and errors only
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    quiet: bool,
+}
+
+impl Global {
+    /// What the configuration is read from.
+    pub(crate) fn sources(&self) -> Sources {
+        Sources {
+            file: self.config.clone(),
+            // A variable that is not Unicode cannot be one of ours.
+            environment: std::env::vars_os()
+                .filter_map(|(name, value)| {
+                    Some((name.into_string().ok()?, value.into_string().ok()?))
+                })
+                .collect(),
+            database_url: self.database_url.clone(),
+            nats_url: self.nats_url.clone(),
+            log_format: self.log_format,
+        }
+    }
+
+    /// How much is logged.
+    pub(crate) fn verbosity(&self) -> Verbosity {
+        match (self.quiet, self.verbose) {
+            (true, _) => Verbosity::Quiet,
+            (false, 0) => Verbosity::Normal,
+            (false, 1) => Verbosity::Verbose,
+            (false, _) => Verbosity::Everything,
+        }
+    }
+}
+
+// URLs hold passwords.
+impl std::fmt::Debug for Global {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Global").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Create what the relay needs: tables, publication, slot, stream
+    ///
+    /// Can be run again at any time: what is there and right is left alone, and what is there and
+    /// wrong is reported, not changed.
+    Setup(SetupArgs),
+    /// Publish events as they are committed, until stopped
+    ///
+    /// Several relays may run: one is active, the others take over when it goes. Both servers may
+    /// come and go. Stops cleanly on SIGTERM and Ctrl-C, at once on the second.
+    Relay(RelayArgs),
+    /// Show position, backlog, slot, stream, and dead letters
+    Status(StatusArgs),
+    /// See it work: throw-away servers, a producer, a relay, a consumer
+    ///
+    /// Starts PostgreSQL and NATS from the binaries on this machine, in temporary folders, and
+    /// removes all of it at the end. Fails if an event was lost, doubled, or out of order.
+    Demo(DemoArgs),
+}
+
+/// Arguments of `setup`.
+#[derive(Debug, Args)]
+pub(crate) struct SetupArgs {
+    /// Show the SQL and the stream's configuration, and do nothing
+    #[arg(long)]
+    pub(crate) print: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Arguments of `relay`.
+#[derive(Debug, Args)]
+pub(crate) struct RelayArgs {
+    /// Publish and mark what is there, then exit
+    #[arg(long)]
+    pub(crate) once: bool,
+}
+
+/// Arguments of `status`.
+#[derive(Debug, Args)]
+pub(crate) struct StatusArgs {
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Arguments of `demo`.
+#[derive(Debug, Args)]
+pub(crate) struct DemoArgs {
+    /// How long the producer writes
+    #[arg(long = "for", value_name = "DURATION", default_value = "20s", value_parser = duration)]
+    pub(crate) duration: Duration,
+    /// Events a second
+    #[arg(long, value_name = "EVENTS", default_value_t = 500,
+          value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub(crate) rate: u32,
+    /// Print only the final figures, as one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Leave the servers running, and say how to reach them
+    #[arg(long)]
+    pub(crate) keep: bool,
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    crate::config::parse_duration(text).map_err(|wanted| format!("expected {wanted}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn global_flags_may_follow_the_command() {
+        let cli =
+            Cli::parse_from(["tailpost", "status", "--json", "--nats-url", "nats://n1", "-v"]);
+        assert_eq!(cli.global.sources().nats_url.as_deref(), Some("nats://n1"));
+        assert_eq!(cli.global.verbosity(), Verbosity::Verbose);
+        assert!(matches!(cli.command, Command::Status(StatusArgs { json: true })));
+    }
+
+    #[test]
+    fn the_demo_has_defaults_and_takes_durations() {
+        let demo = |args: &[&str]| {
+            let all = ["tailpost", "demo"].iter().chain(args);
+            match Cli::try_parse_from(all)?.command {
+                Command::Demo(demo) => Ok((demo.duration.as_secs(), demo.rate)),
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(demo(&[]).map_err(|error: clap::Error| error.to_string()), Ok((20, 500)));
+        assert_eq!(demo(&["--for", "2m", "--rate", "9"]).expect("valid"), (120, 9));
+        assert!(demo(&["--for", "20"]).is_err());
+        assert!(demo(&["--rate", "0"]).is_err());
+    }
+
+    #[test]
+    fn debug_output_shows_no_url() {
+        let cli =
+            Cli::parse_from(["tailpost", "--database-url", "postgres://a:s3cret@b", "status"]);
+        assert!(!format!("{cli:?}").contains("s3cret"));
+    }
+}

@@ -1,0 +1,19 @@
+//! One file per command; what they do is in the libraries.
+
+mod demo;
+mod relay;
+mod setup;
+mod status;
+
+use crate::cli::Command;
+use crate::config::Settings;
+
+/// Runs one command to its end.
+pub(crate) async fn run(command: Command, settings: Settings) -> anyhow::Result<()> {
+    match command {
+        Command::Setup(args) => setup::run(&args, &settings).await,
+        Command::Relay(args) => relay::run(&args, &settings).await,
+        Command::Status(args) => status::run(&args, &settings).await,
+        Command::Demo(args) => demo::run(&args).await,
+    }
+}

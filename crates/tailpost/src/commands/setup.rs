@@ -1,0 +1,66 @@
+use anyhow::Context;
+use relay::{SetupPlan, SetupReport};
+
+use crate::cli::SetupArgs;
+use crate::config::Settings;
+use crate::output;
+
+pub(super) async fn run(args: &SetupArgs, settings: &Settings) -> anyhow::Result<()> {
+    if args.print {
+        let plan = relay::plan(&settings.plan_config()?);
+        return if args.json { output::json(&plan) } else { output::text(&plan_text(&plan)?) };
+    }
+    let report = relay::setup(&settings.relay_config()?).await?;
+    if args.json { output::json(&report) } else { output::text(&report_text(&report)) }
+}
+
+fn plan_text(plan: &SetupPlan) -> anyhow::Result<String> {
+    let stream = serde_json::to_string_pretty(&plan.stream).context("could not write JSON")?;
+    // Still valid input for psql.
+    let stream: String = stream.lines().map(|line| format!("--   {line}\n")).collect();
+    Ok(format!("{}\n\n-- The stream:\n{stream}", plan.sql.trim_end()))
+}
+
+fn report_text(report: &SetupReport) -> String {
+    let steps = report.steps.iter().map(|step| {
+        let state = if step.created { "created" } else { "exists" };
+        format!("{state:<8} {}\n", step.what)
+    });
+    let warnings = report.warnings.iter().map(|it| format!("warning: {it}\n"));
+    steps.chain(warnings).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use relay::SetupStep;
+
+    use super::*;
+
+    #[test]
+    fn what_was_made_is_told_from_what_was_there() {
+        let report = SetupReport {
+            steps: vec![
+                SetupStep { what: "publication tailpost".into(), created: true },
+                SetupStep { what: "slot tailpost".into(), created: false },
+            ],
+            warnings: vec!["one replica".into()],
+        };
+        assert_eq!(
+            report_text(&report),
+            "created  publication tailpost\nexists   slot tailpost\nwarning: one replica\n"
+        );
+    }
+
+    #[test]
+    fn the_plan_stays_valid_sql() {
+        let plan = SetupPlan {
+            sql: "CREATE TABLE a ();\n".into(),
+            stream: serde_json::json!({ "name": "OUTBOX" }),
+        };
+        let text = plan_text(&plan).expect("valid");
+        for line in text.lines().skip(1) {
+            assert!(line.is_empty() || line.starts_with("--"), "{line}");
+        }
+        assert!(text.contains("OUTBOX"), "{text}");
+    }
+}

@@ -1,0 +1,193 @@
+use std::fmt::Write;
+use std::time::Duration;
+
+use relay::{OutboxReport, SlotReport, StatusReport, StreamReport};
+
+use crate::cli::StatusArgs;
+use crate::config::Settings;
+use crate::output;
+
+pub(super) async fn run(args: &StatusArgs, settings: &Settings) -> anyhow::Result<()> {
+    let report = relay::inspect(&settings.relay_config()?).await?;
+    if args.json { output::json(&report) } else { output::text(&text(&report)) }
+}
+
+fn text(report: &StatusReport) -> String {
+    let mut lines = Lines::default();
+    match &report.slot {
+        Some(slot) => lines.slot(slot),
+        None => lines.add("slot", "does not exist"),
+    }
+    lines.outbox(&report.outbox);
+    match &report.stream {
+        Some(stream) => lines.stream(stream),
+        None => lines.add("stream", "does not exist, or the broker cannot be reached"),
+    }
+    for warning in &report.warnings {
+        lines.add("warning", warning);
+    }
+    lines.0
+}
+
+/// Labels in one column, what they label in the next.
+#[derive(Default)]
+struct Lines(String);
+
+impl Lines {
+    fn add(&mut self, label: &str, value: impl std::fmt::Display) {
+        writeln!(self.0, "{label:<14} {value}").expect("writing to a string");
+    }
+
+    fn slot(&mut self, slot: &SlotReport) {
+        let state = if slot.active { "active" } else { "not active" };
+        let wal = slot.wal_status.as_deref().unwrap_or("unknown");
+        self.add("slot", format_args!("{}, {state}, WAL {wal}", slot.name));
+        let confirmed = slot.confirmed_lsn.as_deref().unwrap_or("none");
+        self.add("  confirmed", format_args!("{confirmed}, {} behind", bytes(slot.lag_bytes)));
+        self.add("  server at", &slot.current_lsn);
+        let limit = slot.safe_wal_bytes.map(|left| {
+            let left = u64::try_from(left).unwrap_or(0);
+            format!(", lost after {} more", bytes(left))
+        });
+        let limit = limit.unwrap_or_else(|| ", without limit".into());
+        self.add("  retains", format_args!("{}{limit}", bytes(slot.retained_bytes)));
+    }
+
+    fn outbox(&mut self, outbox: &OutboxReport) {
+        self.add("outbox", &outbox.table);
+        let least = if outbox.unpublished_is_capped { "at least " } else { "" };
+        let oldest = outbox.oldest_unpublished_seconds.map(|it| {
+            let age = Duration::try_from_secs_f64(it).unwrap_or_default();
+            format!(", oldest {}", duration(age))
+        });
+        let oldest = oldest.unwrap_or_default();
+        self.add("  unpublished", format_args!("{least}{}{oldest}", outbox.unpublished));
+        let reason = outbox.latest_dead_letter_reason.as_deref();
+        let reason = reason.map(|it| format!(", the latest: {it}")).unwrap_or_default();
+        self.add("  dead letters", format_args!("{}{reason}", outbox.dead_letters));
+    }
+
+    fn stream(&mut self, stream: &StreamReport) {
+        let s = if stream.replicas == 1 { "" } else { "s" };
+        self.add("stream", format_args!("{}, {} replica{s}", stream.name, stream.replicas));
+        self.add("  messages", format_args!("{}, {}", stream.messages, bytes(stream.bytes)));
+        let position = stream.last_position.as_deref();
+        let position = position.map(|it| format!(", from {it}")).unwrap_or_default();
+        self.add("  last", format_args!("sequence {}{position}", stream.last_sequence));
+    }
+}
+
+fn bytes(count: u64) -> String {
+    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+    if count < 1024 {
+        return format!("{count} B");
+    }
+    // Tenths, so that no precision is lost to floating point.
+    let mut tenths = u128::from(count) * 10 / 1024;
+    let mut unit = 0;
+    while tenths >= 10_240 && unit + 1 < UNITS.len() {
+        tenths /= 1024;
+        unit += 1;
+    }
+    format!("{}.{} {}", tenths / 10, tenths % 10, UNITS[unit])
+}
+
+fn duration(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    match seconds {
+        0..60 => format!("{seconds}s"),
+        60..3600 => format!("{}m {}s", seconds / 60, seconds % 60),
+        3600..86_400 => format!("{}h {}m", seconds / 3600, seconds % 3600 / 60),
+        _ => format!("{}d {}h", seconds / 86_400, seconds % 86_400 / 3600),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report() -> StatusReport {
+        StatusReport {
+            slot: Some(SlotReport {
+                name: "tailpost".into(),
+                active: true,
+                wal_status: Some("reserved".into()),
+                confirmed_lsn: Some("0/19212B0".into()),
+                current_lsn: "0/19222B0".into(),
+                lag_bytes: 4096,
+                retained_bytes: 65_536,
+                safe_wal_bytes: None,
+            }),
+            outbox: OutboxReport {
+                table: "public.outbox_events".into(),
+                unpublished: 3,
+                unpublished_is_capped: false,
+                oldest_unpublished_seconds: Some(61.5),
+                dead_letters: 1,
+                latest_dead_letter_reason: Some("payload too large".into()),
+            },
+            stream: Some(StreamReport {
+                name: "OUTBOX".into(),
+                messages: 12,
+                bytes: 1_572_864,
+                last_sequence: 12,
+                last_position: Some("7/1/0-19212B0/0".into()),
+                replicas: 1,
+            }),
+            warnings: vec!["1 dead letter".into()],
+        }
+    }
+
+    #[test]
+    fn the_text_is_aligned_and_complete() {
+        let expected = "\
+slot           tailpost, active, WAL reserved
+  confirmed    0/19212B0, 4.0 KiB behind
+  server at    0/19222B0
+  retains      64.0 KiB, without limit
+outbox         public.outbox_events
+  unpublished  3, oldest 1m 1s
+  dead letters 1, the latest: payload too large
+stream         OUTBOX, 1 replica
+  messages     12, 1.5 MiB
+  last         sequence 12, from 7/1/0-19212B0/0
+warning        1 dead letter
+";
+        assert_eq!(text(&report()), expected);
+    }
+
+    #[test]
+    fn what_does_not_exist_is_said() {
+        let text = text(&StatusReport::default());
+        assert!(text.starts_with("slot           does not exist\n"), "{text}");
+        assert!(text.contains("\nstream         does not exist"), "{text}");
+    }
+
+    #[test]
+    fn the_json_has_a_version_and_stable_names() {
+        let json = output::to_json(&report()).expect("serialisable");
+        let json: serde_json::Value = serde_json::from_str(&json).expect("valid JSON");
+        assert_eq!(json["schema_version"], 1);
+        assert_eq!(json["slot"]["confirmed_lsn"], "0/19212B0");
+        assert_eq!(json["outbox"]["unpublished"], 3);
+        assert_eq!(json["stream"]["last_sequence"], 12);
+        assert_eq!(json["warnings"][0], "1 dead letter");
+    }
+
+    #[test]
+    fn sizes_and_ages_are_short() {
+        for (count, text) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1024, "1.0 KiB"),
+            (1_048_575, "1023.9 KiB"),
+            (1_048_576, "1.0 MiB"),
+            (u64::MAX, "16383.9 PiB"),
+        ] {
+            assert_eq!(bytes(count), text);
+        }
+        for (seconds, text) in [(0, "0s"), (59, "59s"), (3599, "59m 59s"), (90_000, "1d 1h")] {
+            assert_eq!(duration(Duration::from_secs(seconds)), text);
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! Settings: defaults, then `tailpost.toml`, then the environment, then flags.
+//!
+//! One table, [`keys::KEYS`], knows every setting. All layers go through it, so each setting can be
+//! given in each layer, and a mistake in any of them is reported with its place.
+
+mod error;
+mod keys;
+mod layers;
+mod value;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use relay::connect::{NatsAccess, PostgresTls};
+use relay::{
+    Config, MarkConfig, Mode, NatsTarget, PostgresTarget, ScanConfig, StreamConfig, WindowLimits,
+};
+
+pub(crate) use error::{Error, Origin};
+pub(crate) use layers::Sources;
+
+/// Parses a duration as the configuration writes them, or says what is wanted.
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, std::borrow::Cow<'static, str>> {
+    value::Value::Text(text).duration()
+}
+
+/// The effective settings. Holds secrets: not `Debug`, never printed.
+#[derive(Clone, PartialEq)]
+pub(crate) struct Settings {
+    pub(crate) postgres: PostgresSettings,
+    pub(crate) nats: NatsSettings,
+    pub(crate) stream: StreamConfig,
+    pub(crate) relay: RelaySettings,
+    pub(crate) admin: AdminSettings,
+    pub(crate) log: LogSettings,
+    // Where each setting that is not a default came from.
+    origins: BTreeMap<&'static str, Origin>,
+}
+
+#[derive(Clone, PartialEq)]
+pub(crate) struct PostgresSettings {
+    pub(crate) url: Option<String>,
+    pub(crate) table: outbox::Table,
+    pub(crate) slot: String,
+    pub(crate) publication: String,
+    pub(crate) tls: PostgresTls,
+}
+
+#[derive(Clone, PartialEq)]
+pub(crate) struct NatsSettings {
+    pub(crate) url: String,
+    pub(crate) access: NatsAccess,
+}
+
+#[derive(Clone, PartialEq)]
+pub(crate) struct RelaySettings {
+    pub(crate) mode: Mode,
+    pub(crate) subject: outbox::wire::SubjectTemplate,
+    pub(crate) window: WindowLimits,
+    pub(crate) ack_timeout: Duration,
+    pub(crate) scan: ScanConfig,
+    pub(crate) mark: MarkConfig,
+}
+
+#[derive(Clone, PartialEq)]
+pub(crate) struct AdminSettings {
+    /// `None` turns the HTTP server off.
+    pub(crate) listen: Option<SocketAddr>,
+    pub(crate) token: Option<String>,
+}
+
+#[derive(Clone, PartialEq)]
+pub(crate) struct LogSettings {
+    pub(crate) format: LogFormat,
+}
+
+/// How log lines look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            postgres: PostgresSettings {
+                url: None,
+                table: outbox::Table::default(),
+                slot: "tailpost".into(),
+                publication: "tailpost".into(),
+                tls: PostgresTls::default(),
+            },
+            nats: NatsSettings {
+                url: "nats://localhost:4222".into(),
+                access: NatsAccess::default(),
+            },
+            stream: StreamConfig::default(),
+            relay: RelaySettings {
+                mode: Mode::default(),
+                subject: "outbox.{aggregate_type}.{event_type}"
+                    .parse()
+                    .expect("the default template is valid"),
+                window: WindowLimits::default(),
+                ack_timeout: Config::ACK_TIMEOUT,
+                scan: ScanConfig::default(),
+                mark: MarkConfig::default(),
+            },
+            admin: AdminSettings {
+                listen: Some(SocketAddr::from(([127, 0, 0, 1], 9464))),
+                token: None,
+            },
+            log: LogSettings { format: LogFormat::Text },
+            origins: BTreeMap::new(),
+        }
+    }
+}
+
+impl Settings {
+    /// Reads all layers.
+    pub(crate) fn load(sources: &Sources) -> Result<Self, Error> {
+        let mut settings = Self::default();
+        layers::apply(&mut settings, sources)?;
+        settings.check_admin()?;
+        Ok(settings)
+    }
+
+    /// What the relay would need to know, if need be without a database: enough to show a plan.
+    pub(crate) fn plan_config(&self) -> Result<Config, Error> {
+        let mut settings = self.clone();
+        settings.postgres.url.get_or_insert_with(|| "postgres://localhost".into());
+        settings.relay_config()
+    }
+
+    /// What the relay needs to know.
+    pub(crate) fn relay_config(&self) -> Result<Config, Error> {
+        let url = self.postgres.url.as_deref().ok_or_else(Error::no_database)?;
+        let config = Config {
+            postgres: PostgresTarget::new(url, self.postgres.tls.clone())
+                .map_err(|source| self.blame("postgres.url", source))?,
+            nats: NatsTarget::new(&self.nats.url, self.nats.access.clone())
+                .map_err(|source| self.blame("nats.url", source))?,
+            table: self.postgres.table.clone(),
+            slot: self.postgres.slot.clone(),
+            publication: self.postgres.publication.clone(),
+            stream: self.stream.clone(),
+            subject: self.relay.subject.clone(),
+            mode: self.relay.mode,
+            window: self.relay.window,
+            scan: self.relay.scan,
+            mark: self.relay.mark,
+            ack_timeout: self.relay.ack_timeout,
+        };
+        config.validate().map_err(|source| self.blame("", source))?;
+        Ok(config)
+    }
+
+    /// Adds where the setting came from to an error that names one.
+    fn blame(&self, fallback: &str, source: relay::connect::Error) -> Error {
+        let origin = match &source {
+            relay::connect::Error::Invalid { setting, .. } => self.origins.get(setting),
+            _ => None,
+        };
+        let origin = origin.or_else(|| self.origins.get(fallback)).cloned();
+        Error::refused(origin, source)
+    }
+
+    fn check_admin(&self) -> Result<(), Error> {
+        match self.admin.listen {
+            Some(listen) if !listen.ip().is_loopback() && self.admin.token.is_none() => {
+                Err(Error::open_admin(self.origins.get("admin.listen").cloned(), listen))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

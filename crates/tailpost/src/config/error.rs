@@ -1,0 +1,102 @@
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+/// Where a setting was given.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// A line of a file, counted from one.
+    File(PathBuf, usize),
+    /// An environment variable.
+    Variable(String),
+    /// A command-line flag.
+    Flag(&'static str),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(path, line) => write!(f, "{}:{line}", path.display()),
+            Self::Variable(name) => f.write_str(name),
+            Self::Flag(name) => f.write_str(name),
+        }
+    }
+}
+
+/// The configuration cannot be used. Never repeats the value of a secret.
+#[derive(Debug, thiserror::Error)]
+#[error("{}{problem}", origin.as_ref().map(|it| format!("{it}: ")).unwrap_or_default())]
+pub(crate) struct Error {
+    origin: Option<Origin>,
+    problem: String,
+    hint: Option<String>,
+    #[source]
+    source: Option<Box<dyn std::error::Error + Send + Sync>>,
+}
+
+impl Error {
+    /// `problem` must not repeat the value of a secret.
+    pub(crate) fn new(origin: Origin, problem: impl Into<String>) -> Self {
+        Self { origin: Some(origin), problem: problem.into(), hint: None, source: None }
+    }
+
+    pub(super) fn with_hint(self, hint: Option<String>) -> Self {
+        Self { hint, ..self }
+    }
+
+    pub(super) fn unreadable(path: &std::path::Path, source: std::io::Error) -> Self {
+        Self {
+            origin: None,
+            problem: format!("could not read {}", path.display()),
+            hint: None,
+            source: Some(source.into()),
+        }
+    }
+
+    /// A value that the relay does not accept, although its form is right.
+    pub(super) fn refused(origin: Option<Origin>, source: relay::connect::Error) -> Self {
+        Self { origin, problem: source.to_string(), hint: source.hint(), source: None }
+    }
+
+    pub(super) fn no_database() -> Self {
+        Self {
+            origin: None,
+            problem: "no database is configured".into(),
+            hint: Some(
+                "give --database-url postgres://user@host/dbname, set DATABASE_URL, or set \
+                 postgres.url in tailpost.toml"
+                    .into(),
+            ),
+            source: None,
+        }
+    }
+
+    pub(super) fn open_admin(origin: Option<Origin>, listen: SocketAddr) -> Self {
+        Self {
+            origin,
+            problem: format!("admin.listen: {listen} is reachable from other machines"),
+            hint: Some(
+                "set admin.token, or listen on 127.0.0.1, or turn it off with \"off\"".into(),
+            ),
+            source: None,
+        }
+    }
+
+    /// What the operator can do about it.
+    pub(crate) fn hint(&self) -> Option<&str> {
+        self.hint.as_deref()
+    }
+}
+
+/// The candidate that `given` was most likely meant to be.
+pub(super) fn closest<'a>(
+    given: &str,
+    candidates: impl IntoIterator<Item = &'a str>,
+) -> Option<&'a str> {
+    candidates
+        .into_iter()
+        .map(|it| (strsim::jaro_winkler(given, it), it))
+        .filter(|(similarity, _)| *similarity > 0.8)
+        .max_by(|(a, _), (b, _)| a.total_cmp(b))
+        .map(|(_, it)| it)
+}

@@ -1,0 +1,106 @@
+//! Every setting: its name, and how a value gets into [`Settings`].
+
+use relay::Mode;
+
+use super::value::{Value, Wanted};
+use super::{LogFormat, Settings};
+
+/// A setting.
+pub(super) struct Key {
+    /// `section.key`, as in the file.
+    pub(super) path: &'static str,
+    /// Puts a value in place, or says what is wanted.
+    pub(super) set: fn(&mut Settings, Value<'_>) -> Result<(), Wanted>,
+}
+
+/// All settings, in the order of `docker/tailpost.toml`.
+pub(super) static KEYS: &[Key] = &[
+    key("postgres.url", |it, v| put(&mut it.postgres.url, v.text().map(some))),
+    key("postgres.table", |it, v| put(&mut it.postgres.table, parsed(v))),
+    key("postgres.slot", |it, v| put(&mut it.postgres.slot, v.text().map(str::to_owned))),
+    key("postgres.publication", |it, v| {
+        put(&mut it.postgres.publication, v.text().map(str::to_owned))
+    }),
+    key("postgres.sslmode", |it, v| put(&mut it.postgres.tls.sslmode, parsed(v).map(Some))),
+    key("postgres.sslrootcert", |it, v| put(&mut it.postgres.tls.sslrootcert, v.text().map(path))),
+    key("postgres.sslcert", |it, v| put(&mut it.postgres.tls.sslcert, v.text().map(path))),
+    key("postgres.sslkey", |it, v| put(&mut it.postgres.tls.sslkey, v.text().map(path))),
+    key("nats.url", |it, v| put(&mut it.nats.url, v.text().map(str::to_owned))),
+    key("nats.creds", |it, v| put(&mut it.nats.access.creds, v.text().map(path))),
+    key("nats.nkey", |it, v| put(&mut it.nats.access.nkey, v.text().map(some))),
+    key("nats.token", |it, v| put(&mut it.nats.access.token, v.text().map(some))),
+    key("nats.user", |it, v| put(&mut it.nats.access.user, v.text().map(some))),
+    key("nats.password", |it, v| put(&mut it.nats.access.password, v.text().map(some))),
+    key("nats.ca", |it, v| put(&mut it.nats.access.ca, v.text().map(path))),
+    key("nats.cert", |it, v| put(&mut it.nats.access.cert, v.text().map(path))),
+    key("nats.key", |it, v| put(&mut it.nats.access.key, v.text().map(path))),
+    key("nats.tls_first", |it, v| put(&mut it.nats.access.tls_first, v.bool())),
+    key("stream.name", |it, v| put(&mut it.stream.name, v.text().map(str::to_owned))),
+    key("stream.subjects", |it, v| put(&mut it.stream.subjects, v.list())),
+    key("stream.replicas", |it, v| put(&mut it.stream.replicas, v.integer())),
+    key("stream.duplicate_window", |it, v| put(&mut it.stream.duplicate_window, v.duration())),
+    key("stream.max_age", |it, v| put(&mut it.stream.max_age, v.unless_off(Value::duration))),
+    key("stream.max_bytes", |it, v| put(&mut it.stream.max_bytes, v.unless_off(Value::size))),
+    key("relay.mode", |it, v| put(&mut it.relay.mode, mode(v))),
+    key("relay.subject", |it, v| put(&mut it.relay.subject, parsed(v))),
+    key("relay.window_events", |it, v| put(&mut it.relay.window.events, v.integer())),
+    key("relay.window_bytes", |it, v| put(&mut it.relay.window.bytes, bytes(v))),
+    key("relay.ack_timeout", |it, v| put(&mut it.relay.ack_timeout, v.duration())),
+    key("relay.scan_interval", |it, v| put(&mut it.relay.scan.interval, v.duration())),
+    key("relay.scan_batch", |it, v| put(&mut it.relay.scan.batch, v.integer())),
+    key("relay.mark_batch", |it, v| put(&mut it.relay.mark.batch, v.integer())),
+    key("relay.mark_interval", |it, v| put(&mut it.relay.mark.interval, v.duration())),
+    key("admin.listen", |it, v| put(&mut it.admin.listen, v.unless_off(address))),
+    key("admin.token", |it, v| put(&mut it.admin.token, v.text().map(some))),
+    key("log.format", |it, v| put(&mut it.log.format, log_format(v))),
+];
+
+const fn key(path: &'static str, set: fn(&mut Settings, Value<'_>) -> Result<(), Wanted>) -> Key {
+    Key { path, set }
+}
+
+fn put<T>(place: &mut T, value: Result<T, Wanted>) -> Result<(), Wanted> {
+    *place = value?;
+    Ok(())
+}
+
+fn some(text: &str) -> Option<String> {
+    Some(text.to_owned())
+}
+
+fn path(text: &str) -> Option<std::path::PathBuf> {
+    Some(text.into())
+}
+
+fn parsed<T>(value: Value<'_>) -> Result<T, Wanted>
+where
+    T: std::str::FromStr,
+    T::Err: std::fmt::Display,
+{
+    value.text()?.parse().map_err(|error: T::Err| format!("valid: {error}").into())
+}
+
+fn bytes(value: Value<'_>) -> Result<usize, Wanted> {
+    usize::try_from(value.size()?).map_err(|_| "a size that fits into memory".into())
+}
+
+fn mode(value: Value<'_>) -> Result<Mode, Wanted> {
+    match value.text() {
+        Ok("fenced") => Ok(Mode::Fenced),
+        Ok("keyed") => Ok(Mode::Keyed),
+        _ => Err("\"fenced\" or \"keyed\"".into()),
+    }
+}
+
+fn address(value: Value<'_>) -> Result<std::net::SocketAddr, Wanted> {
+    let wanted = "an address with a port such as \"127.0.0.1:9464\"";
+    value.text().ok().and_then(|it| it.parse().ok()).ok_or_else(|| wanted.into())
+}
+
+fn log_format(value: Value<'_>) -> Result<LogFormat, Wanted> {
+    match value.text() {
+        Ok("text") => Ok(LogFormat::Text),
+        Ok("json") => Ok(LogFormat::Json),
+        _ => Err("\"text\" or \"json\"".into()),
+    }
+}

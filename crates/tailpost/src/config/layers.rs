@@ -1,0 +1,166 @@
+//! Brings the layers together in order of precedence.
+
+use std::path::{Path, PathBuf};
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::error::{Error, Origin, closest};
+use super::keys::{KEYS, Key};
+use super::value::Value;
+use super::{LogFormat, Settings};
+
+/// The file that is read if it is there and no other is named.
+const DEFAULT_FILE: &str = "tailpost.toml";
+const PREFIX: &str = "TAILPOST_";
+/// Variables with our prefix that are no settings.
+const NOT_SETTINGS: [&str; 5] =
+    ["TAILPOST_BIN", "TAILPOST_CONFIG", "TAILPOST_LOG", "TAILPOST_NATS_SERVER", "TAILPOST_PG_BIN"];
+/// Names that other tools use too. Our own for the same setting win.
+const ALIASES: [(&str, &str); 2] = [("DATABASE_URL", "postgres.url"), ("NATS_URL", "nats.url")];
+
+/// What settings are read from, besides the defaults.
+#[derive(Default)]
+pub(crate) struct Sources {
+    /// The file to read instead of [`DEFAULT_FILE`].
+    pub(crate) file: Option<PathBuf>,
+    /// The environment. Empty values count as not given.
+    pub(crate) environment: Vec<(String, String)>,
+    /// `--database-url`.
+    pub(crate) database_url: Option<String>,
+    /// `--nats-url`.
+    pub(crate) nats_url: Option<String>,
+    /// `--log-format`.
+    pub(crate) log_format: Option<LogFormat>,
+}
+
+pub(super) fn apply(settings: &mut Settings, sources: &Sources) -> Result<(), Error> {
+    let default = Path::new(DEFAULT_FILE);
+    match &sources.file {
+        Some(path) => apply_file(settings, path)?,
+        None if default.exists() => apply_file(settings, default)?,
+        None => (),
+    }
+    apply_environment(settings, &sources.environment)?;
+    apply_flags(settings, sources)
+}
+
+fn apply_file(settings: &mut Settings, path: &Path) -> Result<(), Error> {
+    let text = std::fs::read_to_string(path).map_err(|source| Error::unreadable(path, source))?;
+    let at = |offset: usize| {
+        let before = text.get(..offset).unwrap_or_default();
+        Origin::File(path.to_owned(), before.matches('\n').count() + 1)
+    };
+    let document = DeTable::parse(&text).map_err(|error| {
+        Error::new(at(error.span().map_or(0, |span| span.start)), error.message())
+    })?;
+    for (section, value) in document.get_ref() {
+        let name = section.get_ref();
+        if !KEYS.iter().any(|it| it.path.split_once('.').is_some_and(|(it, _)| it == name)) {
+            return Err(unknown_section(at(section.span().start), name));
+        }
+        let Some(table) = value.get_ref().as_table() else {
+            let problem = format!("`{name}` is a section: write [{name}]");
+            return Err(Error::new(at(section.span().start), problem));
+        };
+        apply_section(settings, name, table, &at)?;
+    }
+    Ok(())
+}
+
+fn apply_section(
+    settings: &mut Settings,
+    section: &str,
+    table: &DeTable<'_>,
+    at: &impl Fn(usize) -> Origin,
+) -> Result<(), Error> {
+    for (name, value) in table {
+        let path = format!("{section}.{}", name.get_ref());
+        let origin = at(name.span().start);
+        let key = find(&path).ok_or_else(|| {
+            let hint = closest(&path, KEYS.iter().map(|it| it.path));
+            Error::new(origin.clone(), format!("unknown key `{path}`"))
+                .with_hint(hint.map(|it| format!("did you mean `{it}`?")))
+        })?;
+        let value: &Spanned<DeValue<'_>> = value;
+        set(settings, key, Value::Toml(value.get_ref()), origin)?;
+    }
+    Ok(())
+}
+
+fn unknown_section(origin: Origin, name: &str) -> Error {
+    let sections = || KEYS.iter().filter_map(|it| it.path.split_once('.')).map(|(it, _)| it);
+    let hint = closest(name, sections()).map(|it| format!("did you mean [{it}]?"));
+    // A key above the first section header belongs to none.
+    let stray = KEYS.iter().find(|it| it.path.ends_with(&format!(".{name}")));
+    let hint = stray
+        .and_then(|it| it.path.split_once('.'))
+        .map(|(section, _)| format!("did you mean `{name}` below [{section}]?"))
+        .or(hint);
+    Error::new(origin, format!("unknown section `{name}`")).with_hint(hint)
+}
+
+fn apply_environment(
+    settings: &mut Settings,
+    environment: &[(String, String)],
+) -> Result<(), Error> {
+    let given = || environment.iter().filter(|(_, value)| !value.is_empty());
+    for (alias, path) in ALIASES {
+        if let Some((name, value)) = given().find(|(name, _)| name == alias) {
+            let key = find(path).expect("aliases name settings");
+            set(settings, key, Value::Text(value), Origin::Variable(name.clone()))?;
+        }
+    }
+    for (name, value) in given().filter(|(name, _)| name.starts_with(PREFIX)) {
+        if NOT_SETTINGS.contains(&name.as_str()) {
+            continue;
+        }
+        let key = KEYS.iter().find(|it| variable(it) == *name).ok_or_else(|| {
+            let variables: Vec<_> = KEYS.iter().map(variable).collect();
+            let hint = closest(name, variables.iter().map(String::as_str));
+            Error::new(Origin::Variable(name.clone()), "no setting has this variable")
+                .with_hint(hint.map(|it| format!("did you mean {it}?")))
+        })?;
+        set(settings, key, Value::Text(value), Origin::Variable(name.clone()))?;
+    }
+    Ok(())
+}
+
+fn apply_flags(settings: &mut Settings, sources: &Sources) -> Result<(), Error> {
+    let format = sources.log_format.map(|it| match it {
+        LogFormat::Text => "text",
+        LogFormat::Json => "json",
+    });
+    for (flag, path, value) in [
+        ("--database-url", "postgres.url", sources.database_url.as_deref()),
+        ("--nats-url", "nats.url", sources.nats_url.as_deref()),
+        ("--log-format", "log.format", format),
+    ] {
+        if let Some(value) = value {
+            let key = find(path).expect("flags name settings");
+            set(settings, key, Value::Text(value), Origin::Flag(flag))?;
+        }
+    }
+    Ok(())
+}
+
+fn set(
+    settings: &mut Settings,
+    key: &'static Key,
+    value: Value<'_>,
+    origin: Origin,
+) -> Result<(), Error> {
+    (key.set)(settings, value)
+        .map_err(|wanted| Error::new(origin.clone(), format!("`{}` must be {wanted}", key.path)))?;
+    settings.origins.insert(key.path, origin);
+    Ok(())
+}
+
+fn find(path: &str) -> Option<&'static Key> {
+    KEYS.iter().find(|it| it.path == path)
+}
+
+/// `relay.scan_batch` is `TAILPOST_RELAY__SCAN_BATCH`.
+fn variable(key: &Key) -> String {
+    format!("{PREFIX}{}", key.path.replace('.', "__").to_uppercase())
+}

@@ -1,0 +1,230 @@
+use std::time::Duration;
+
+use super::*;
+
+fn load(toml: &str, environment: &[(&str, &str)]) -> Result<Settings, Error> {
+    let mut file = tempfile::Builder::new().suffix(".toml").tempfile().expect("temporary file");
+    std::io::Write::write_all(&mut file, toml.as_bytes()).expect("temporary file");
+    Settings::load(&Sources {
+        file: Some(file.path().to_owned()),
+        environment: owned(environment),
+        ..Sources::default()
+    })
+}
+
+fn owned(environment: &[(&str, &str)]) -> Vec<(String, String)> {
+    environment.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
+}
+
+fn loaded(toml: &str, environment: &[(&str, &str)]) -> Settings {
+    match load(toml, environment) {
+        Ok(settings) => settings,
+        Err(error) => panic!("{toml} {environment:?}: {error}"),
+    }
+}
+
+/// The error's text without the name of the temporary file, and the hint.
+fn refusal(toml: &str, environment: &[(&str, &str)]) -> (String, String) {
+    let Err(error) = load(toml, environment) else {
+        panic!("accepted: {toml} {environment:?}");
+    };
+    let text = error.to_string();
+    let text = text.split_once(".toml").map_or(text.as_str(), |(_, rest)| rest);
+    (text.to_owned(), error.hint().unwrap_or_default().to_owned())
+}
+
+#[test]
+fn each_layer_overrides_the_one_below() {
+    let toml = "[postgres]\nurl = 'postgres://file/db'\n[relay]\nscan_batch = 7\n";
+    assert_eq!(loaded("", &[]).postgres.url, None);
+    let url = |settings: Settings| settings.postgres.url.expect("a URL");
+    assert_eq!(url(loaded(toml, &[])), "postgres://file/db");
+    let alias = ("DATABASE_URL", "postgres://alias/db");
+    assert_eq!(url(loaded(toml, &[alias])), "postgres://alias/db");
+    let own = ("TAILPOST_POSTGRES__URL", "postgres://own/db");
+    assert_eq!(url(loaded(toml, &[own, alias])), "postgres://own/db");
+    assert_eq!(url(loaded(toml, &[("DATABASE_URL", "")])), "postgres://file/db");
+
+    let flags = Sources {
+        environment: owned(&[own, alias]),
+        database_url: Some("postgres://flag/db".into()),
+        log_format: Some(LogFormat::Json),
+        ..Sources::default()
+    };
+    let settings = Settings::load(&flags).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(settings.log.format, LogFormat::Json);
+    assert_eq!(url(settings), "postgres://flag/db");
+    assert_eq!(loaded(toml, &[]).relay.scan.batch, 7);
+    assert_eq!(loaded(toml, &[("TAILPOST_RELAY__SCAN_BATCH", "8")]).relay.scan.batch, 8);
+}
+
+#[test]
+fn values_mean_the_same_in_a_file_and_in_the_environment() {
+    let toml = "[stream]\nsubjects = ['a.>', 'b.>']\nmax_age = '7d'\nmax_bytes = 'off'\n\
+                [relay]\nmode = 'keyed'\nwindow_bytes = '64MiB'\nscan_interval = '30s'\n\
+                [nats]\ntls_first = true\n[admin]\nlisten = 'off'\n";
+    let environment = [
+        ("TAILPOST_STREAM__SUBJECTS", "a.>, b.>"),
+        ("TAILPOST_STREAM__MAX_AGE", "7d"),
+        ("TAILPOST_STREAM__MAX_BYTES", "off"),
+        ("TAILPOST_RELAY__MODE", "keyed"),
+        ("TAILPOST_RELAY__WINDOW_BYTES", "64MiB"),
+        ("TAILPOST_RELAY__SCAN_INTERVAL", "30s"),
+        ("TAILPOST_NATS__TLS_FIRST", "true"),
+        ("TAILPOST_ADMIN__LISTEN", "off"),
+    ];
+    for settings in [loaded(toml, &[]), loaded("", &environment)] {
+        assert_eq!(settings.stream.subjects, ["a.>", "b.>"]);
+        assert_eq!(settings.stream.max_age, Some(Duration::from_hours(7 * 24)));
+        assert_eq!(settings.stream.max_bytes, None);
+        assert_eq!(settings.relay.mode, Mode::Keyed);
+        assert_eq!(settings.relay.window.bytes, 64 << 20);
+        assert_eq!(settings.relay.scan.interval, Duration::from_secs(30));
+        assert!(settings.nats.access.tls_first);
+        assert_eq!(settings.admin.listen, None);
+    }
+}
+
+#[test]
+fn unknown_names_are_refused_with_place_and_suggestion() {
+    let check = |toml: &str, environment: &[(&str, &str)], error: &str, hint: &str| {
+        assert_eq!(refusal(toml, environment), (error.to_owned(), hint.to_owned()), "{toml}");
+    };
+    check(
+        "[postgres]\nslot = 'a'\ntabel = 'x'\n",
+        &[],
+        ":3: unknown key `postgres.tabel`",
+        "did you mean `postgres.table`?",
+    );
+    check("[postgre]\n", &[], ":1: unknown section `postgre`", "did you mean [postgres]?");
+    check("url = 'x'\n", &[], ":1: unknown section `url`", "did you mean `url` below [postgres]?");
+    check("nats = 1\n", &[], ":1: `nats` is a section: write [nats]", "");
+    check(
+        "",
+        &[("TAILPOST_RELAY__SCAN_BACH", "1")],
+        "TAILPOST_RELAY__SCAN_BACH: no setting has this variable",
+        "did you mean TAILPOST_RELAY__SCAN_BATCH?",
+    );
+    check(
+        "",
+        &[("TAILPOST_POSTGRES_URL", "x")],
+        "TAILPOST_POSTGRES_URL: no setting has this variable",
+        "did you mean TAILPOST_POSTGRES__URL?",
+    );
+}
+
+#[test]
+fn variables_of_the_harness_are_left_alone() {
+    for name in ["TAILPOST_BIN", "TAILPOST_PG_BIN", "TAILPOST_NATS_SERVER", "TAILPOST_LOG", "HOME"]
+    {
+        loaded("", &[(name, "/somewhere")]);
+    }
+}
+
+#[test]
+fn wrong_values_are_refused_with_what_is_allowed() {
+    for (toml, part) in [
+        ("[relay]\nmode = 'loose'", "`relay.mode` must be \"fenced\" or \"keyed\""),
+        ("[relay]\nscan_interval = 5", "`relay.scan_interval` must be a duration such as"),
+        ("[relay]\nwindow_bytes = '64MB'", "`relay.window_bytes` must be a size such as"),
+        ("[relay]\nscan_batch = '7'", "`relay.scan_batch` must be a whole number"),
+        ("[relay]\nscan_batch = -7", "`relay.scan_batch` must be a whole number"),
+        ("[nats]\ntls_first = 'yes'", "`nats.tls_first` must be true or false"),
+        ("[stream]\nsubjects = 'a.>'", "`stream.subjects` must be a list of strings"),
+        ("[stream]\nmax_age = 'never'", "or \"off\""),
+        ("[admin]\nlisten = 'here'", "`admin.listen` must be an address with a port"),
+        ("[log]\nformat = 'xml'", "`log.format` must be \"text\" or \"json\""),
+        ("[postgres]\nsslmode = 'maybe'", "`maybe` is none of disable"),
+        ("[postgres\n", ":1: "),
+    ] {
+        let (error, _) = refusal(toml, &[]);
+        assert!(error.contains(part), "{toml}: {error}");
+    }
+    let (error, _) = refusal("", &[("TAILPOST_RELAY__SCAN_BATCH", "many")]);
+    assert_eq!(error, "TAILPOST_RELAY__SCAN_BATCH: `relay.scan_batch` must be a whole number");
+}
+
+#[test]
+fn a_named_file_must_exist() {
+    let sources = Sources { file: Some("/no/tailpost.toml".into()), ..Sources::default() };
+    let Err(error) = Settings::load(&sources) else { panic!("the file does not exist") };
+    assert_eq!(error.to_string(), "could not read /no/tailpost.toml");
+}
+
+#[test]
+fn what_the_relay_refuses_is_traced_to_its_place() {
+    let settings = loaded("", &[("DATABASE_URL", "postgres://ada:s3cret@a,b/shop")]);
+    let Err(error) = settings.relay_config() else { panic!("two hosts") };
+    let text = error.to_string();
+    assert!(text.starts_with("DATABASE_URL: invalid postgres.url: name one host"), "{text}");
+
+    let settings = loaded("[postgres]\nurl = 'postgres://a/b'\nslot = 'My-Slot'\n", &[]);
+    let Err(error) = settings.relay_config() else { panic!("not a slot") };
+    assert!(error.to_string().contains(".toml:3: invalid postgres.slot"), "{error}");
+}
+
+#[test]
+fn secrets_stay_out_of_errors() {
+    for (toml, environment) in [
+        ("[postgres]\nurl = ['postgres://ada:s3cret@a/b']", ("X", "x")),
+        ("[nats]\ntoken = ['s3cret']", ("X", "x")),
+        ("[nats]\npassword = 's3cret", ("X", "x")),
+        ("[admin]\nlisten = '0.0.0.0:1'\ntokn = 's3cret'", ("X", "x")),
+        ("", ("TAILPOST_NATS__PASSWRD", "s3cret")),
+    ] {
+        let (error, hint) = refusal(toml, &[environment]);
+        assert!(!error.contains("s3cret") && !hint.contains("s3cret"), "{error} {hint}");
+    }
+    for url in ["mysql://ada:s3cret@a", "postgres://ada:s3cret@b@c/d", "ada:s3cret@a/b"] {
+        let Err(error) = loaded("", &[("DATABASE_URL", url)]).relay_config() else {
+            panic!("accepted {url}");
+        };
+        assert!(!error.to_string().contains("s3cret"), "{error}");
+    }
+}
+
+#[test]
+fn without_a_database_the_error_says_how_to_name_one() {
+    let Err(error) = loaded("", &[]).relay_config() else { panic!("no database") };
+    assert_eq!(error.to_string(), "no database is configured");
+    assert!(error.hint().expect("a hint").contains("DATABASE_URL"));
+}
+
+#[test]
+fn the_admin_server_is_not_opened_to_the_world_without_a_token() {
+    let (error, hint) = refusal("[admin]\nlisten = '0.0.0.0:9464'\n", &[]);
+    assert!(error.contains("0.0.0.0:9464 is reachable from other machines"), "{error}");
+    assert!(hint.contains("admin.token"), "{hint}");
+    loaded("[admin]\nlisten = '0.0.0.0:9464'\ntoken = 't0ken'\n", &[]);
+    loaded("[admin]\nlisten = '[::1]:9464'\n", &[]);
+}
+
+/// The reference shows every setting: the active ones with their defaults, the others, which have
+/// no default, as comments.
+#[test]
+fn the_annotated_reference_is_complete_and_shows_the_defaults() {
+    let reference = include_str!("../../../../docker/tailpost.toml");
+    let mut settings = loaded(reference, &[]);
+    let active = std::mem::take(&mut settings.origins);
+    assert!(settings == Settings::default(), "docker/tailpost.toml differs from the defaults");
+
+    let mut section = "";
+    let mut shown = Vec::new();
+    for line in reference.lines() {
+        if let Some(name) = line.strip_prefix('[').and_then(|it| it.strip_suffix(']')) {
+            section = name;
+        }
+        let setting = line.strip_prefix("#").unwrap_or(line);
+        if let Some((name, _)) = setting.split_once(" = ")
+            && !name.contains(' ')
+        {
+            shown.push((format!("{section}.{name}"), line.starts_with('#')));
+        }
+    }
+    for key in keys::KEYS {
+        let found = shown.iter().find(|(path, _)| path == key.path);
+        let Some((_, commented)) = found else { panic!("{} is not shown", key.path) };
+        assert_eq!(!commented, active.contains_key(key.path), "{}", key.path);
+    }
+    assert_eq!(shown.len(), keys::KEYS.len(), "something is shown twice or does not exist");
+}
