@@ -1,3 +1,4 @@
-//! The relay as its users run it: the binary, on real servers, with faults.
+//! What users rely on, proven against real servers: the binary as users run it, with faults.
 
+mod connections;
 mod crashes;
