@@ -19,6 +19,10 @@ pub(crate) enum Mode {
 
 /// Everything that can happen to a session.
 #[derive(Debug)]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "the large variant is the frequent one; boxing it would cost an allocation per event"
+)]
 pub(crate) enum Input {
     /// A transaction begins that committed at `commit_lsn`.
     Begin { commit_lsn: Lsn, commit_time_micros: i64 },
