@@ -72,7 +72,7 @@ pub(crate) enum Refusal {
 #[derive(Debug)]
 pub(crate) enum Request {
     /// Read the stream from sequence `from` to its end, after waiting for `delay`.
-    ReadTail { from: u64, delay: Duration },
+    ReadTail { from: u64, delay: Duration, why: String },
     /// Put the event into the dead-letter table.
     Park { index: u64, event: Box<Event>, reason: String },
     /// Stop: only an operator can help.

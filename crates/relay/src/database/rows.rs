@@ -181,8 +181,8 @@ fn set(event: &mut Event, field: Field, type_oid: u32, datum: &Datum) -> Result<
 /// The server falls back to text for types without a binary form, column by column.
 fn uuid(datum: &Datum) -> Option<Uuid> {
     match datum {
-        Datum::Binary(bytes) => Uuid::from_slice(bytes).ok(),
-        Datum::Text(text) => Uuid::try_parse_ascii(text).ok(),
+        Datum::Binary(bytes) if bytes.len() == 16 => Uuid::from_slice(bytes).ok(),
+        Datum::Binary(text) | Datum::Text(text) => Uuid::try_parse_ascii(text).ok(),
         Datum::Null | Datum::Unchanged => None,
     }
 }

@@ -6,7 +6,7 @@ use tracing::{info, warn};
 
 use super::Rows;
 use super::source::Source;
-use super::store::{StateRow, Store, Watermark};
+use super::store::{SWEPT_AT_ONCE, StateRow, Store, Watermark};
 use crate::broker::{TailReader, WayBack};
 use crate::config::Config;
 use crate::core::{LOGGED_WHILE_SCAN_UNMARKED_MAX, Origin, Settled};
@@ -184,7 +184,7 @@ async fn finish_epoch(
     }
     let stream = &config.stream.name;
     if let (Some(start), Some(watermark)) = (&old.start_snapshot, &old.watermark) {
-        store.sweep(stream, start, &watermark.snapshot).await?;
+        while store.sweep(stream, start, &watermark.snapshot).await? == SWEPT_AT_ONCE {}
     }
     let Some(tail) = tail else { return Ok(()) };
     let way = WayBack {

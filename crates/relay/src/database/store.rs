@@ -2,8 +2,9 @@
 
 use outbox::{Event, Table};
 use pgoutput::Lsn;
+use tokio::sync::OnceCell;
 use tokio_postgres::types::PgLsn;
-use tokio_postgres::{Client, Row};
+use tokio_postgres::{Client, Row, Statement};
 use uuid::Uuid;
 
 use crate::connect::{ConnectionTask, PostgresTarget};
@@ -13,6 +14,9 @@ use crate::error::Error;
 /// `reason` is for operators; more than this helps nobody.
 const REASON_BYTES_MAX: usize = 8 * 1024;
 
+/// Rows swept by one statement.
+pub(crate) const SWEPT_AT_ONCE: u64 = 5_000;
+
 /// A connection for statements, and their texts.
 pub(crate) struct Store {
     client: Client,
@@ -20,6 +24,8 @@ pub(crate) struct Store {
     _connection: ConnectionTask,
     table: Table,
     sql: Statements,
+    /// Prepared once: it runs for every few thousand events.
+    mark: OnceCell<Statement>,
 }
 
 struct Statements {
@@ -58,16 +64,18 @@ impl Store {
     ) -> Result<Self, Error> {
         let (client, connection) = target.connect(name).await?;
         let sql = Statements::new(table);
-        Ok(Self { client, _connection: connection, table: table.clone(), sql })
+        let mark = OnceCell::new();
+        Ok(Self { client, _connection: connection, table: table.clone(), sql, mark })
     }
 
     pub(crate) fn client(&self) -> &Client {
         &self.client
     }
 
-    /// Commits of this connection are not waited for: for marks, whose loss is harmless.
-    pub(crate) async fn commit_lazily(&self) -> Result<(), Error> {
-        let sql = "SET synchronous_commit = off";
+    /// For marks: commits are not waited for, because their loss is harmless, and a lock on the
+    /// table is not either, because the sweeper comes again.
+    pub(crate) async fn yield_to_others(&self) -> Result<(), Error> {
+        let sql = "SET synchronous_commit = off; SET lock_timeout = '5s'";
         self.client.batch_execute(sql).await.map_err(Error::sql("configure the session"))
     }
 
@@ -81,15 +89,16 @@ impl Store {
             .iter()
             .map(|it| (it.commit_lsn > Lsn::ZERO).then(|| PgLsn::from(it.commit_lsn.0)))
             .collect();
-        let statement = self.prepare(&self.sql.mark).await?;
+        let statement = self.mark.get_or_try_init(|| self.prepare(&self.sql.mark)).await?;
         self.client()
-            .execute(&statement, &[&ids, &seqs, &lsns, &stream])
+            .execute(statement, &[&ids, &seqs, &lsns, &stream])
             .await
             .map_err(Error::sql("mark published rows"))
     }
 
     /// Marks what was published and lost its mark: rows of the log, visible in the watermark's
-    /// snapshot. Parked events that were not visible when they were parked leave the outbox here.
+    /// snapshot, at most [`SWEPT_AT_ONCE`]. Parked events that were not visible when they were
+    /// parked leave the outbox here.
     pub(crate) async fn sweep(
         &self,
         stream: &str,
@@ -345,7 +354,7 @@ impl Store {
         self.client().execute(&sql, &[]).await.map_err(Error::sql("take over restored rows"))
     }
 
-    async fn prepare(&self, sql: &str) -> Result<tokio_postgres::Statement, Error> {
+    async fn prepare(&self, sql: &str) -> Result<Statement, Error> {
         self.client().prepare(sql).await.map_err(Error::sql("prepare a statement"))
     }
 }
@@ -366,8 +375,9 @@ impl Statements {
                  WHERE o.id = u.id AND o.published_at IS NULL"
             ),
             sweep: format!(
-                "UPDATE {outbox} o SET published_at = clock_timestamp(), stream = $3::text
-                 WHERE {swept}"
+                "UPDATE {outbox} SET published_at = clock_timestamp(), stream = $3::text
+                 WHERE id IN (SELECT o.id FROM {outbox} o WHERE {swept} LIMIT {SWEPT_AT_ONCE})
+                   AND published_at IS NULL"
             ),
             sweep_dead: format!(
                 "DELETE FROM {outbox} o USING {dead} d WHERE d.id = o.id AND {swept}"

@@ -11,6 +11,7 @@ use tracing::warn;
 use crate::broker::TailReader;
 use crate::core::{Settled, Tail};
 use crate::database::{Store, Watermark};
+use crate::describe;
 use crate::error::Error;
 
 /// A statement that has not answered by then never will: the session starts anew.
@@ -26,10 +27,19 @@ pub(super) type Job = BoxFuture<'static, Result<Done, Error>>;
 pub(super) enum Done {
     Tail(Tail),
     Parked(u64),
-    Marked { batch: usize, marked: u64 },
+    /// `None` if the statement failed: its rows are the sweeper's then.
+    Marked {
+        batch: usize,
+        marked: Option<u64>,
+    },
     Observed(Watermark),
-    Swept(u64),
-    Scanned { scanner: Arc<Store>, rows: Vec<Row>, seen: Option<Tail> },
+    /// `None` if the statement failed: the next watermark tries again.
+    Swept(Option<u64>),
+    Scanned {
+        scanner: Arc<Store>,
+        rows: Vec<Row>,
+        seen: Option<Tail>,
+    },
     ScanMarked(u64),
     ScanClosed,
     Heartbeat,
@@ -60,7 +70,7 @@ pub(super) fn read_tail(
             match tail.since(from).await {
                 Ok(read) => break read,
                 Err(error) => warn!(
-                    error = &error as &dyn std::error::Error,
+                    error = describe(&error),
                     "the stream does not answer, trying again in {pause:?}"
                 ),
             }
@@ -86,7 +96,13 @@ pub(super) fn heartbeat(store: Arc<Store>) -> Job {
 
 pub(super) fn mark(store: Arc<Store>, stream: String, batch: Vec<Settled>) -> Job {
     job(async move {
-        let marked = store.mark(&stream, &batch).await?;
+        let marked = tolerate(store.mark(&stream, &batch).await);
         Ok(Done::Marked { batch: batch.len(), marked })
     })
+}
+
+/// Marks are not worth a session: whoever locks the table delays them, not the events. A broken
+/// connection is noticed by itself.
+pub(super) fn tolerate<T>(outcome: Result<T, Error>) -> Option<T> {
+    outcome.inspect_err(|error| warn!(error = describe(error), "left rows to be marked later")).ok()
 }

@@ -146,7 +146,9 @@ impl Session {
     fn perform(&mut self, reporter: &mut Reporter) -> Result<(), Error> {
         while let Some(request) = self.state.next_request() {
             match request {
-                Request::ReadTail { from, delay } => {
+                Request::ReadTail { from, delay, why } => {
+                    warn!(why, unresolved = self.state.unresolved(), "reading the stream's tail");
+                    reporter.trouble(why);
                     let (tail, store) = (self.tail.clone(), Arc::clone(&self.store));
                     let slot = self.config.slot.clone();
                     self.jobs.push(jobs::read_tail(tail, store, slot, self.reader, from, delay));
@@ -170,10 +172,10 @@ impl Session {
             Done::Marked { batch, marked } => self.settling.marked(batch, marked),
             Done::Observed(watermark) => self.settling.observed(watermark),
             Done::Swept(swept) => {
-                if swept > 0 {
+                if let Some(swept @ 1..) = swept {
                     info!(swept, "marked rows whose marks were lost or late");
                 }
-                self.settling.swept(swept);
+                self.settling.swept(swept, &mut self.jobs);
             }
             Done::Scanned { scanner, rows, seen } => self.scanned(scanner, rows, seen)?,
             Done::ScanMarked(marked) => self.scan_marked(marked),

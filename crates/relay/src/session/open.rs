@@ -85,7 +85,7 @@ impl Session {
         let (publisher, answers) =
             Publisher::new(client.clone(), &config.stream.name, history).await?;
         let marks = Store::connect(&config.postgres, &config.table, "tailpost marks").await?;
-        marks.commit_lazily().await?;
+        marks.yield_to_others().await?;
         let until = if once { Some(store.mark_the_end().await?) } else { None };
         let settling = Settling::new(Arc::clone(config), Arc::new(marks), start_snapshot.clone());
         Ok(Self {

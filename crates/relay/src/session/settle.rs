@@ -12,6 +12,7 @@ use super::Session;
 use super::jobs::{self, Done, Job, job};
 use crate::config::Config;
 use crate::core::{Origin, Settled, State};
+use crate::database::store::SWEPT_AT_ONCE;
 use crate::database::{Store, Watermark};
 use crate::reporter::Reporter;
 
@@ -55,7 +56,7 @@ enum Step {
     Observing,
     Waiting(Watermark),
     Flushing { watermark: Watermark, marks: u64 },
-    Storing,
+    Storing(Watermark),
 }
 
 impl Settling {
@@ -88,19 +89,28 @@ impl Settling {
         self.store.client().is_closed()
     }
 
-    pub(super) fn marked(&mut self, batch: usize, marked: u64) {
+    /// A statement ended; if it failed, the rows are left to the sweeper.
+    pub(super) fn marked(&mut self, batch: usize, marked: Option<u64>) {
         self.marking = false;
         self.executed += batch as u64;
-        self.counts.marked += marked;
+        self.counts.marked += marked.unwrap_or(0);
     }
 
     pub(super) fn observed(&mut self, watermark: Watermark) {
         self.watermark = Step::Waiting(watermark);
     }
 
-    pub(super) fn swept(&mut self, swept: u64) {
-        self.watermark = Step::Resting;
-        self.counts.swept += swept;
+    /// A sweep ended: the next one follows at once while it finds as much as it may take.
+    pub(super) fn swept(&mut self, swept: Option<u64>, jobs: &mut FuturesUnordered<Job>) {
+        self.counts.swept += swept.unwrap_or(0);
+        match std::mem::replace(&mut self.watermark, Step::Resting) {
+            Step::Storing(watermark) if swept == Some(SWEPT_AT_ONCE) => {
+                jobs.push(self.store_and_sweep(watermark.clone()));
+                self.watermark = Step::Storing(watermark);
+            }
+            _ if swept.is_none() => self.observed_resolved = None, // look again
+            _ => {}
+        }
     }
 
     /// Takes a watermark when something was resolved since the last one, and once at the start, for
@@ -148,15 +158,16 @@ impl Settling {
     }
 
     fn advance(&mut self, jobs: &mut FuturesUnordered<Job>, state: &State) {
-        match std::mem::replace(&mut self.watermark, Step::Storing) {
+        self.watermark = match std::mem::replace(&mut self.watermark, Step::Resting) {
             Step::Waiting(watermark) if state.confirmed() >= watermark.lsn => {
-                self.watermark = Step::Flushing { watermark, marks: self.queued };
+                Step::Flushing { watermark, marks: self.queued }
             }
             Step::Flushing { watermark, marks } if self.executed >= marks => {
-                jobs.push(self.store_and_sweep(watermark));
+                jobs.push(self.store_and_sweep(watermark.clone()));
+                Step::Storing(watermark)
             }
-            other => self.watermark = other,
-        }
+            other => other,
+        };
     }
 
     /// On the marks' own connection: their commits and the watermark's survive a crash in order.
@@ -164,9 +175,13 @@ impl Settling {
         let (store, config) = (Arc::clone(&self.store), Arc::clone(&self.config));
         let start_snapshot = self.start_snapshot.clone();
         job(async move {
-            store.store_watermark(&config.slot, &watermark).await?;
+            let stored = store.store_watermark(&config.slot, &watermark).await;
+            if jobs::tolerate(stored).is_none() {
+                return Ok(Done::Swept(None));
+            }
             let stream = &config.stream.name;
-            store.sweep(stream, &start_snapshot, &watermark.snapshot).await.map(Done::Swept)
+            let swept = store.sweep(stream, &start_snapshot, &watermark.snapshot).await;
+            Ok(Done::Swept(jobs::tolerate(swept)))
         })
     }
 }
