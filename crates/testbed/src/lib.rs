@@ -22,7 +22,9 @@ mod port;
 mod postgres;
 mod process;
 mod processes;
+mod proxy;
 mod user;
 
 pub use nats::{Nats, NatsOptions};
 pub use postgres::{Postgres, PostgresOptions};
+pub use proxy::{Direction, Proxy};
