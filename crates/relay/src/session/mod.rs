@@ -166,14 +166,19 @@ impl Session {
     fn finish(&mut self, done: Done) -> Result<(), Error> {
         match done {
             Done::Tail(tail) => self.apply(Input::Tail(tail)),
-            Done::Parked(index) => self.apply(Input::Parked { index }),
+            Done::Parked { index, row_was_there } => {
+                if !row_was_there {
+                    self.settling.parked();
+                }
+                self.apply(Input::Parked { index });
+            }
             Done::Marked { batch, marked } => self.settling.marked(batch, marked),
             Done::Observed(watermark) => self.settling.observed(watermark),
-            Done::Swept(swept) => {
-                if swept > 0 {
-                    info!(swept, "marked rows whose marks were lost or late");
+            Done::Swept(sweep) => {
+                if sweep.swept > 0 {
+                    info!(swept = sweep.swept, "marked rows whose marks were lost or late");
                 }
-                self.settling.swept(swept);
+                self.settling.swept(sweep);
             }
             Done::Scanned { scanner, rows, seen } => self.scanned(scanner, rows, seen)?,
             Done::ScanMarked(marked) => self.scan_marked(marked),
