@@ -26,7 +26,10 @@ pub(super) type Job = BoxFuture<'static, Result<Done, Error>>;
 /// What a job brought.
 pub(super) enum Done {
     Tail(Tail),
-    Parked(u64),
+    Parked {
+        index: u64,
+        row_was_there: bool,
+    },
     /// `None` if the statement failed: its rows are the sweeper's then.
     Marked {
         batch: usize,
@@ -34,7 +37,7 @@ pub(super) enum Done {
     },
     Observed(Watermark),
     /// `None` if the statement failed: the next watermark tries again.
-    Swept(Option<u64>),
+    Swept(Option<Sweep>),
     Scanned {
         scanner: Arc<Store>,
         rows: Vec<Row>,
@@ -43,6 +46,16 @@ pub(super) enum Done {
     ScanMarked(u64),
     ScanClosed,
     Heartbeat,
+}
+
+/// What a sweep did, and which transactions it could see.
+pub(super) struct Sweep {
+    /// Rows marked.
+    pub(super) swept: u64,
+    /// The transaction that stored the watermark: every one numbered before it had begun by then.
+    pub(super) transaction: u64,
+    /// Every transaction numbered before this had ended when the watermark was taken.
+    pub(super) oldest_running: u64,
 }
 
 /// Boxes a job and bounds its time.
@@ -87,7 +100,10 @@ pub(super) fn read_tail(
 }
 
 pub(super) fn park(store: Arc<Store>, index: u64, event: Box<Event>, reason: String) -> Job {
-    job(async move { store.park(&event, &reason).await.map(|()| Done::Parked(index)) })
+    job(async move {
+        let row_was_there = store.park(&event, &reason).await?;
+        Ok(Done::Parked { index, row_was_there })
+    })
 }
 
 pub(super) fn heartbeat(store: Arc<Store>) -> Job {

@@ -168,14 +168,19 @@ impl Session {
     fn finish(&mut self, done: Done) -> Result<(), Error> {
         match done {
             Done::Tail(tail) => self.apply(Input::Tail(tail)),
-            Done::Parked(index) => self.apply(Input::Parked { index }),
+            Done::Parked { index, row_was_there } => {
+                if !row_was_there {
+                    self.settling.parked();
+                }
+                self.apply(Input::Parked { index });
+            }
             Done::Marked { batch, marked } => self.settling.marked(batch, marked),
             Done::Observed(watermark) => self.settling.observed(watermark),
-            Done::Swept(swept) => {
-                if let Some(swept @ 1..) = swept {
+            Done::Swept(sweep) => {
+                if let Some(swept @ 1..) = sweep.as_ref().map(|sweep| sweep.swept) {
                     info!(swept, "marked rows whose marks were lost or late");
                 }
-                self.settling.swept(swept, &mut self.jobs);
+                self.settling.swept(sweep, &mut self.jobs);
             }
             Done::Scanned { scanner, rows, seen } => self.scanned(scanner, rows, seen)?,
             Done::ScanMarked(marked) => self.scan_marked(marked),
