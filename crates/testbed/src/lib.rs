@@ -17,12 +17,16 @@
 
 mod binaries;
 mod cluster;
+mod ledger;
 mod nats;
 mod port;
 mod postgres;
 mod process;
 mod processes;
 mod user;
+mod workload;
 
+pub use ledger::{Ledger, Stored, Tally};
 pub use nats::{Nats, NatsOptions};
 pub use postgres::{Postgres, PostgresOptions};
+pub use workload::{BeforeCommit, CommittedEvent, Workload, WorkloadOptions, Written};
