@@ -7,9 +7,10 @@ use rand::{RngExt, SeedableRng};
 use support::Rig;
 
 /// Kills the relay at seeded moments under load: starting, reading the tail, publishing, marking,
-/// confirming.
+/// confirming. The network is slow at times, so that much is under way; some of the crashes take what
+/// is under way along, as that of a machine would.
 async fn survives_kills(seed: u64, duplicate_window: &str) {
-    let mut rig = Rig::new().await;
+    let mut rig = Rig::proxied().await;
     rig.set("TAILPOST_STREAM__DUPLICATE_WINDOW", duplicate_window);
     rig.setup().await;
     let load = rig.load(seed, 2000.0).await;
@@ -18,10 +19,16 @@ async fn survives_kills(seed: u64, duplicate_window: &str) {
         let relay = rig.relay();
         if random.random_bool(0.8) {
             relay.wait_active().await;
+            let delay = [0, 0, 10, 200][random.random_range(0..4)];
+            rig.to_nats().set_delay(Duration::from_millis(delay));
         }
-        let moment = Duration::from_micros(random.random_range(0..300_000));
+        let moment = Duration::from_micros(random.random_range(0..400_000));
         tokio::time::sleep(moment).await;
+        if random.random_bool(0.5) {
+            rig.to_nats().cut().await;
+        }
         relay.kill9().await;
+        rig.to_nats().restore().await.unwrap();
     }
     let _relay = rig.relay();
     load.wait_committed(200).await;

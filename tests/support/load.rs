@@ -17,15 +17,20 @@ const CATCH_UP: Duration = DEADLINE;
 pub struct Load(Workload);
 
 impl Load {
+    /// How many events are committed by now.
+    pub fn committed(&self) -> u64 {
+        self.0.committed()
+    }
+
     /// Waits until `n` further events are committed.
     ///
     /// # Panics
     ///
     /// When they are not within [`DEADLINE`].
     pub async fn wait_committed(&self, n: u64) {
-        let goal = self.0.committed() + n;
+        let goal = self.committed() + n;
         let what = format!("{goal} events are committed");
-        until(DEADLINE, &what, async || self.0.committed() >= goal).await;
+        until(DEADLINE, &what, async || self.committed() >= goal).await;
     }
 
     /// Lets the writers finish; returns what they wrote.
