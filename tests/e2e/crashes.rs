@@ -28,7 +28,7 @@ async fn survives_kills(seed: u64, duplicate_window: &str) {
             rig.to_nats().cut().await;
         }
         relay.kill9().await;
-        rig.to_nats().restore().await.unwrap();
+        rig.to_nats().restore().await.expect("restore the network");
     }
     let _relay = rig.relay();
     load.wait_committed(200).await;

@@ -6,4 +6,5 @@ mod connections;
 mod crashes;
 mod postgres_faults;
 mod stop;
+mod storm;
 mod takeover;
