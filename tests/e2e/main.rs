@@ -3,6 +3,7 @@
 mod commits;
 mod connections;
 mod crashes;
+mod keyed;
 mod poison;
 mod scanner;
 mod schema;
