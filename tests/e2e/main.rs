@@ -5,6 +5,7 @@ mod commits;
 mod confirmation;
 mod connections;
 mod crashes;
+mod keyed;
 mod poison;
 mod postgres_faults;
 mod scanner;
