@@ -1,1 +1,3 @@
-//! e2e
+//! What users rely on, proven against real servers.
+
+mod connections;

@@ -40,7 +40,7 @@ pub(crate) struct Global {
     /// How log lines look
     #[arg(long, global = true, value_name = "FORMAT")]
     log_format: Option<LogFormat>,
-    /// Log more; twice for still more. TAILPOST_LOG takes filters such as relay=debug
+    /// Log more; twice for still more. TAILPOST_LOG takes filters such as tailpost_relay=debug
     #[arg(short, long, global = true, action = ArgAction::Count)]
     verbose: u8,
     /// Log warnings and errors only

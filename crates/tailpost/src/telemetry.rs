@@ -2,11 +2,10 @@
 
 use std::io::IsTerminal;
 
-use anyhow::Context;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::Directive;
 
-use crate::config::LogFormat;
+use crate::config::{Error, LogFormat, Origin};
 
 /// How much is logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,7 +28,7 @@ const VARIABLE: &str = "TAILPOST_LOG";
 /// # Errors
 ///
 /// Fails if `TAILPOST_LOG` is not a list of filters.
-pub(crate) fn init(format: LogFormat, verbosity: Verbosity) -> anyhow::Result<()> {
+pub(crate) fn init(format: LogFormat, verbosity: Verbosity) -> Result<(), Error> {
     let asked = std::env::var(VARIABLE).ok().filter(|it| !it.is_empty());
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter(asked.as_deref(), verbosity)?)
@@ -46,7 +45,7 @@ fn use_colour() -> bool {
     std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|it| it.is_empty())
 }
 
-fn filter(asked: Option<&str>, verbosity: Verbosity) -> anyhow::Result<EnvFilter> {
+fn filter(asked: Option<&str>, verbosity: Verbosity) -> Result<EnvFilter, Error> {
     let directives = asked.unwrap_or(match verbosity {
         // The NATS client reports by its own account what we report with more context.
         Verbosity::Quiet => "warn,async_nats=off,pgwire_replication=off",
@@ -56,7 +55,7 @@ fn filter(asked: Option<&str>, verbosity: Verbosity) -> anyhow::Result<EnvFilter
     });
     let filter = EnvFilter::builder()
         .parse(directives)
-        .with_context(|| format!("{VARIABLE} is not a list of filters such as relay=debug"))?;
+        .map_err(|error| Error::new(Origin::Variable(VARIABLE.into()), error.to_string()))?;
     // Below this level the SQL client logs the parameters of statements: payloads among them.
     let ceiling: Directive = "tokio_postgres=info".parse().expect("a valid directive");
     Ok(filter.add_directive(ceiling))
@@ -77,6 +76,7 @@ mod tests {
 
     #[test]
     fn a_wrong_filter_is_an_error() {
-        assert!(filter(Some("relay=loud"), Verbosity::Normal).is_err());
+        let error = filter(Some("tailpost=loud"), Verbosity::Normal).expect_err("no level");
+        assert!(error.to_string().starts_with("TAILPOST_LOG: "), "{error}");
     }
 }

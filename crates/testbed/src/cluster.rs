@@ -1,6 +1,7 @@
 //! Fresh PostgreSQL data folders, quickly: `initdb` runs once, later ones are copies.
 
 use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -78,20 +79,44 @@ fn initdb(binaries: &PostgresBinaries, user: &User, data: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Copies the data folder of a running server, less what belongs to that server only. The copy is what a base backup is:
+/// of use only together with the log from the backup's start on.
+pub(crate) fn copy_running(from: &Path, to: &Path, user: &User) -> Result<()> {
+    let own = |path: &Path| {
+        let parent = path.parent().and_then(Path::file_name).unwrap_or_default();
+        let name = path.file_name().unwrap_or_default();
+        let emptied = ["pg_wal", "pg_replslot", "pg_dynshmem", "pg_notify", "pg_stat_tmp"];
+        name.as_encoded_bytes().starts_with(b"postmaster.")
+            || emptied.iter().any(|it| parent == *it)
+    };
+    copy_where(from, to, user, &|path| !own(path))
+}
+
 /// Copies a folder; the copy belongs to `user`.
 fn copy(from: &Path, to: &Path, user: &User) -> Result<()> {
+    copy_where(from, to, user, &|_| true)
+}
+
+fn copy_where(from: &Path, to: &Path, user: &User, wanted: &dyn Fn(&Path) -> bool) -> Result<()> {
     fs::create_dir(to).with_context(|| format!("create {}", to.display()))?;
     fs::set_permissions(to, fs::metadata(from)?.permissions())?;
     user.own(to)?;
     for entry in fs::read_dir(from).with_context(|| format!("read {}", from.display()))? {
         let entry = entry?;
-        let target = to.join(entry.file_name());
-        if entry.file_type()?.is_dir() {
-            copy(&entry.path(), &target, user)?;
+        let (path, target) = (entry.path(), to.join(entry.file_name()));
+        if !wanted(&path) {
             continue;
         }
-        fs::copy(entry.path(), &target).with_context(|| format!("copy {}", target.display()))?;
-        user.own(&target)?;
+        if entry.file_type()?.is_dir() {
+            copy_where(&path, &target, user, wanted)?;
+            continue;
+        }
+        match fs::copy(&path, &target) {
+            Ok(_) => user.own(&target)?,
+            // A running server removes files at any time; the log tells the copy about them.
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(error).with_context(|| format!("copy {}", path.display())),
+        }
     }
     Ok(())
 }

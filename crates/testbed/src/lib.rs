@@ -23,10 +23,12 @@ mod port;
 mod postgres;
 mod process;
 mod processes;
+mod proxy;
 mod user;
 mod workload;
 
 pub use ledger::{Ledger, Stored, Tally};
 pub use nats::{Nats, NatsOptions};
 pub use postgres::{Postgres, PostgresOptions};
+pub use proxy::{Direction, Proxy};
 pub use workload::{BeforeCommit, CommittedEvent, Workload, WorkloadOptions, Written};

@@ -175,14 +175,19 @@ impl Nats {
     }
 
     async fn probe(&self) -> Result<()> {
-        match self.jetstream().await {
-            Ok(jetstream) => {
-                jetstream.query_account().await.context("ask for the JetStream account")?;
-                Ok(())
-            }
+        let client = match self.client().await {
+            Ok(client) => client,
             // The server is up and wants credentials or TLS: settings a test asked for.
-            Err(error) if refused_by_settings(&error) => Ok(()),
-            Err(error) => Err(error),
+            Err(error) if refused_by_settings(&error) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        // By hand: the client library cannot read the answer of servers before 2.10.
+        let answer =
+            client.request("$JS.API.INFO", "".into()).await.context("ask for JetStream")?;
+        let answer: serde_json::Value = serde_json::from_slice(&answer.payload)?;
+        match answer.get("error") {
+            None => Ok(()),
+            Some(error) => bail!("JetStream is not ready: {error}"),
         }
     }
 

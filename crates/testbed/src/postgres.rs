@@ -77,23 +77,23 @@ impl Postgres {
     ///
     /// # Errors
     ///
-    /// As for [`Postgres::start`]; also when the installation has no `pg_basebackup`.
+    /// As for [`Postgres::start`].
     pub async fn start_standby_of(primary: &Self, name: &str, sync: bool) -> Result<Self> {
         let server = Server::prepare("postgres", User::unprivileged()?, "QUIT")?;
-        let port = Port::reserve()?;
-        let mut standby = Self { binaries: primary.binaries.clone(), port, server };
-        let backup = primary.base_backup_into(&standby, name)?;
-        let output = tokio::process::Command::from(backup).output().await?;
-        if !output.status.success() {
-            bail!("pg_basebackup failed: {}", String::from_utf8_lossy(&output.stderr).trim());
-        }
-        // The base backup repeats the conninfo without a name for `synchronous_standby_names` to match.
+        let binaries = primary.binaries.clone();
+        let mut standby = Self { binaries, port: Port::reserve()?, server };
+        let client = primary.client("postgres").await?;
+        primary.back_up_into(&standby, name, &client).await.context("make a base backup")?;
+
         let conninfo =
             format!("host=127.0.0.1 port={} user=postgres application_name={name}", primary.port());
-        standby.append_to("postgresql.auto.conf", &[("primary_conninfo".into(), conninfo)])?;
+        standby.append_settings(&[
+            ("primary_conninfo".to_owned(), conninfo),
+            ("primary_slot_name".to_owned(), name.to_owned()),
+        ])?;
+        standby.server.write_private(&standby.data_dir().join("standby.signal"), "")?;
         standby.start_again().await?;
         if sync {
-            let client = primary.client("postgres").await?;
             let sql = format!("ALTER SYSTEM SET synchronous_standby_names = '{name}'");
             client.batch_execute(&sql).await?;
             client.batch_execute("SELECT pg_reload_conf()").await?;
@@ -101,18 +101,20 @@ impl Postgres {
         Ok(standby)
     }
 
-    fn base_backup_into(&self, standby: &Self, name: &str) -> Result<std::process::Command> {
-        let mut command = std::process::Command::new(self.binaries.program("pg_basebackup")?);
-        command
-            .args(["--host=127.0.0.1", "--username=postgres", "--checkpoint=fast", "--no-sync"])
-            .arg(format!("--port={}", self.port()))
-            .args(["--write-recovery-conf", "--wal-method=stream", "--create-slot"])
-            .arg(format!("--slot={name}"))
-            .arg("--pgdata")
-            .arg(standby.data_dir())
-            .current_dir(standby.server.folder());
-        standby.server.user().apply(&mut command);
-        Ok(command)
+    /// Does what `pg_basebackup` does, which not every installation has.
+    async fn back_up_into(&self, standby: &Self, name: &str, client: &Client) -> Result<()> {
+        // Keeps the log from the backup's start on.
+        client.execute("SELECT pg_create_physical_replication_slot($1, true)", &[&name]).await?;
+        let (start, stop) = if self.version() >= 15 {
+            ("pg_backup_start($1, true)", "pg_backup_stop(false)")
+        } else {
+            ("pg_start_backup($1, true, false)", "pg_stop_backup(false, false)")
+        };
+        client.execute(&format!("SELECT {start}"), &[&name]).await?;
+        let (from, to, user) = (self.data_dir(), standby.data_dir(), standby.server.user().clone());
+        tokio::task::spawn_blocking(move || cluster::copy_running(&from, &to, &user)).await??;
+        let label = client.query_one(&format!("SELECT labelfile FROM {stop}"), &[]).await?;
+        standby.server.write_private(&standby.data_dir().join("backup_label"), label.get(0))
     }
 
     /// The URL of a database on this server.
@@ -259,12 +261,8 @@ impl Postgres {
     }
 
     fn append_settings(&self, settings: &[(String, String)]) -> Result<()> {
-        self.append_to("postgresql.conf", settings)
-    }
-
-    fn append_to(&self, file: &str, settings: &[(String, String)]) -> Result<()> {
-        let path = self.data_dir().join(file);
-        let mut text = std::fs::read_to_string(&path).with_context(|| format!("read {file}"))?;
+        let path = self.data_dir().join("postgresql.conf");
+        let mut text = std::fs::read_to_string(&path).context("read postgresql.conf")?;
         text.push('\n');
         for (name, value) in settings {
             writeln!(text, "{name} = '{}'", value.replace('\'', "''"))?;

@@ -171,14 +171,14 @@ async fn stored_messages_survive_a_kill_and_a_stop() {
 #[tokio::test]
 async fn a_paused_nats_answers_nobody_until_resumed() {
     let nats = nats().await;
-    let jetstream = nats.jetstream().await.unwrap();
+    let client = nats.client().await.unwrap();
     nats.pause().unwrap();
-    let account = jetstream.query_account();
-    tokio::pin!(account);
-    let early = tokio::time::timeout(Duration::from_millis(300), &mut account).await;
+    let answer = client.request("$JS.API.INFO", "".into());
+    tokio::pin!(answer);
+    let early = tokio::time::timeout(Duration::from_millis(300), &mut answer).await;
     assert!(early.is_err(), "answered while paused");
     nats.resume().unwrap();
-    account.await.unwrap();
+    answer.await.unwrap();
 }
 
 #[tokio::test]

@@ -35,7 +35,8 @@ pub(crate) struct Error {
 }
 
 impl Error {
-    pub(super) fn new(origin: Origin, problem: impl Into<String>) -> Self {
+    /// `problem` must not repeat the value of a secret.
+    pub(crate) fn new(origin: Origin, problem: impl Into<String>) -> Self {
         Self { origin: Some(origin), problem: problem.into(), hint: None, source: None }
     }
 

@@ -1,0 +1,37 @@
+# Every target does one plain thing; the servers come from scripts/servers.
+
+CARGO ?= cargo
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test bench lint servers clean-servers
+
+help: ## list the targets
+	@sed -En 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
+
+demo: servers ## run the relay on throw-away servers and watch it; ARGS="--for 20s --rate 500"
+	$(CARGO) run --release --bin tailpost -- demo $(ARGS)
+
+test: servers ## run every test on real servers; ARGS="part_of_a_name"
+	$(CARGO) build --workspace --bin tailpost
+	@if $(CARGO) nextest --version >/dev/null 2>&1; then set -x; \
+		$(CARGO) nextest run --workspace $(ARGS); \
+	else set -x; \
+		$(CARGO) test --workspace --lib --bins --tests $(ARGS); \
+	fi
+	$(CARGO) test --workspace --doc
+
+bench: servers ## measure the relay beside its limits
+	$(CARGO) build --release --bin tailpost
+	$(CARGO) run --release --bin end_to_end -- $(ARGS)
+
+lint: ## check format, lints and documentation
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --quiet
+
+servers: ## make sure that PostgreSQL and nats-server are there
+	@scripts/servers
+
+clean-servers: ## remove fetched servers and prepared clusters
+	rm -rf $${CARGO_TARGET_DIR:-target}/servers

@@ -1,0 +1,305 @@
+//! A TCP proxy that makes the network misbehave.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, watch};
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::Instant;
+
+use crate::port::Port;
+
+/// Chunks that may wait for their delay in one direction of one connection; then reading stops.
+const DELAYED_CHUNKS_MAX: usize = 256;
+const CHUNK_BYTES: usize = 16 * 1024;
+
+/// Which way bytes flow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// From the client to the server.
+    ToServer,
+    /// From the server to the client: swallowing here loses answers to requests that took effect.
+    ToClient,
+    /// Both ways.
+    Both,
+}
+
+impl Direction {
+    fn opposite(self) -> Self {
+        match self {
+            Self::ToServer => Self::ToClient,
+            Self::ToClient => Self::ToServer,
+            Self::Both => Self::Both,
+        }
+    }
+}
+
+/// A TCP proxy on a free port of 127.0.0.1 that passes bytes on until told otherwise.
+///
+/// Dropping it resets its connections.
+pub struct Proxy {
+    port: Port,
+    rules: watch::Sender<Rules>,
+    counts: Arc<Counts>,
+    // `None` while cut.
+    acceptor: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Rules {
+    upstream: SocketAddr,
+    cut: bool,
+    delay: Duration,
+    swallow_to_server: bool,
+    swallow_to_client: bool,
+}
+
+impl Rules {
+    fn swallows(&self, direction: Direction) -> bool {
+        match direction {
+            Direction::ToServer => self.swallow_to_server,
+            Direction::ToClient => self.swallow_to_client,
+            Direction::Both => self.swallow_to_server && self.swallow_to_client,
+        }
+    }
+}
+
+#[derive(Default)]
+struct Counts {
+    open: AtomicUsize,
+    accepted: AtomicUsize,
+}
+
+impl Proxy {
+    /// Starts a proxy before `upstream`, which need not be there yet.
+    ///
+    /// # Errors
+    ///
+    /// When no port is free.
+    pub async fn start(upstream: SocketAddr) -> Result<Self> {
+        let rules = Rules {
+            upstream,
+            cut: true,
+            delay: Duration::ZERO,
+            swallow_to_server: false,
+            swallow_to_client: false,
+        };
+        let mut proxy = Self {
+            port: Port::reserve()?,
+            rules: watch::Sender::new(rules),
+            counts: Arc::default(),
+            acceptor: None,
+        };
+        proxy.restore().await?;
+        Ok(proxy)
+    }
+
+    /// Where clients connect to.
+    pub fn addr(&self) -> SocketAddr {
+        self.port.addr()
+    }
+
+    /// How many connections are open now.
+    pub fn connections(&self) -> usize {
+        self.counts.open.load(Ordering::Acquire)
+    }
+
+    /// How many connections were taken so far.
+    pub fn accepted(&self) -> usize {
+        self.counts.accepted.load(Ordering::Acquire)
+    }
+
+    /// Resets every connection and refuses new ones, until [`Proxy::restore`].
+    pub async fn cut(&mut self) {
+        self.rules.send_modify(|it| it.cut = true);
+        if let Some(acceptor) = self.acceptor.take() {
+            // It ends after its connections have.
+            let _ = acceptor.await;
+        }
+    }
+
+    /// Makes the network well: no delay, nothing swallowed, connections taken. Connections that lost bytes are reset.
+    ///
+    /// # Errors
+    ///
+    /// When the proxy was cut and cannot listen on its port again.
+    pub async fn restore(&mut self) -> Result<()> {
+        self.rules.send_modify(|it| {
+            it.cut = false;
+            it.delay = Duration::ZERO;
+            it.swallow_to_server = false;
+            it.swallow_to_client = false;
+        });
+        if self.acceptor.is_none() {
+            let listener = TcpListener::bind(self.addr()).await.context("listen as a proxy")?;
+            let (rules, counts) = (self.rules.subscribe(), Arc::clone(&self.counts));
+            self.acceptor = Some(tokio::spawn(accept(listener, rules, counts)));
+        }
+        Ok(())
+    }
+
+    /// Delays bytes by `delay` each way. What is under way already keeps its delay.
+    pub fn set_delay(&self, delay: Duration) {
+        self.rules.send_modify(|it| it.delay = delay);
+    }
+
+    /// Swallows bytes and ends of connections that flow in `direction`, until [`Proxy::restore`]: connections look alive.
+    pub fn blackhole(&self, direction: Direction) {
+        self.rules.send_modify(|it| {
+            it.swallow_to_server |= direction != Direction::ToClient;
+            it.swallow_to_client |= direction != Direction::ToServer;
+        });
+    }
+
+    /// Connects clients to another server from now on; connections that are open stay with theirs.
+    pub fn set_upstream(&self, upstream: SocketAddr) {
+        self.rules.send_modify(|it| it.upstream = upstream);
+    }
+}
+
+async fn accept(listener: TcpListener, mut rules: watch::Receiver<Rules>, counts: Arc<Counts>) {
+    let mut connections = JoinSet::new();
+    loop {
+        let client = tokio::select! {
+            accepted = listener.accept() => accepted,
+            _ = cut(rules.clone()) => break,
+            Some(_) = connections.join_next() => continue,
+        };
+        let Ok((client, _)) = client else { continue };
+        let upstream = rules.borrow_and_update().upstream;
+        counts.accepted.fetch_add(1, Ordering::Release);
+        connections.spawn(connection(client, upstream, rules.clone(), Open::new(&counts)));
+    }
+    drop(listener);
+    while connections.join_next().await.is_some() {}
+}
+
+/// Counts a connection for as long as it lives.
+struct Open(Arc<Counts>);
+
+impl Open {
+    fn new(counts: &Arc<Counts>) -> Self {
+        counts.open.fetch_add(1, Ordering::Release);
+        Self(Arc::clone(counts))
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.open.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// Returns when the proxy is cut, or gone.
+async fn cut(mut rules: watch::Receiver<Rules>) {
+    // An error means that the proxy was dropped.
+    let _ = rules.wait_for(|it| it.cut).await;
+}
+
+async fn connection(
+    mut client: TcpStream,
+    upstream: SocketAddr,
+    rules: watch::Receiver<Rules>,
+    _open: Open,
+) {
+    let Ok(mut server) = TcpStream::connect(upstream).await else {
+        let _ = client.set_zero_linger();
+        return;
+    };
+    let _ = (client.set_nodelay(true), server.set_nodelay(true));
+    let (from_client, to_client) = client.split();
+    let (from_server, to_server) = server.split();
+    let passed = async {
+        tokio::try_join!(
+            pass(from_client, to_server, rules.clone(), Direction::ToServer),
+            pass(from_server, to_client, rules.clone(), Direction::ToClient),
+        )
+    };
+    let ended_well = tokio::select! {
+        passed = passed => passed.is_ok(),
+        () = cut(rules.clone()) => false,
+    };
+    if !ended_well {
+        // Closing then sends a reset, as from a peer that is gone, and not an orderly end.
+        let _ = (client.set_zero_linger(), server.set_zero_linger());
+    }
+}
+
+/// Passes bytes on until the end of the stream; fails when the connection must be reset.
+async fn pass(
+    from: impl AsyncRead + Unpin,
+    to: impl AsyncWrite + Unpin,
+    rules: watch::Receiver<Rules>,
+    direction: Direction,
+) -> io::Result<()> {
+    let (sender, receiver) = mpsc::channel(DELAYED_CHUNKS_MAX);
+    let mut back = rules.clone();
+    let send = async {
+        let sent = send(to, receiver).await;
+        if sent.is_err() {
+            // That the other end is dead is news that comes back the other way.
+            let _ = back.wait_for(|it| !it.swallows(direction.opposite())).await;
+        }
+        sent
+    };
+    tokio::try_join!(receive(from, sender, rules, direction), send)?;
+    Ok(())
+}
+
+type Delayed = (Instant, Vec<u8>);
+
+async fn receive(
+    mut from: impl AsyncRead + Unpin,
+    queue: mpsc::Sender<Delayed>,
+    mut rules: watch::Receiver<Rules>,
+    direction: Direction,
+) -> io::Result<()> {
+    let mut buffer = vec![0; CHUNK_BYTES];
+    let end = loop {
+        let read = from.read(&mut buffer).await;
+        let now = *rules.borrow();
+        let count = match read {
+            _ if now.swallows(direction) => break None,
+            Ok(0) => break Some(Ok(())),
+            Ok(count) => count,
+            Err(error) => break Some(Err(error)),
+        };
+        let chunk = (Instant::now() + now.delay, buffer[..count].to_vec());
+        // Closed when sending failed, which is reported there.
+        if queue.send(chunk).await.is_err() {
+            return Ok(());
+        }
+    };
+    if let Some(end) = end {
+        return end;
+    }
+    // Bytes, or the end, are lost: the connection is of no use after this, but looks alive until the network is well.
+    let drain = async {
+        while from.read(&mut buffer).await.is_ok_and(|count| count > 0) {}
+        std::future::pending::<()>().await
+    };
+    tokio::select! {
+        () = drain => {}
+        _ = rules.wait_for(|it| !it.swallows(direction)) => {}
+    }
+    Err(io::ErrorKind::ConnectionReset.into())
+}
+
+async fn send(
+    mut to: impl AsyncWrite + Unpin,
+    mut queue: mpsc::Receiver<Delayed>,
+) -> io::Result<()> {
+    while let Some((at, chunk)) = queue.recv().await {
+        if at > Instant::now() {
+            tokio::time::sleep_until(at).await;
+        }
+        to.write_all(&chunk).await?;
+    }
+    to.shutdown().await
+}
