@@ -20,6 +20,13 @@ pub(crate) enum Verbosity {
     Everything,
 }
 
+impl Verbosity {
+    /// For a command that says itself what happens.
+    pub(crate) fn less(self) -> Self {
+        if self == Self::Normal { Self::Quiet } else { self }
+    }
+}
+
 /// Filters that replace the one which follows from the verbosity.
 const VARIABLE: &str = "TAILPOST_LOG";
 
