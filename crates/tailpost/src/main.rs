@@ -31,7 +31,7 @@ fn run(cli: cli::Cli) -> anyhow::Result<()> {
     relay::connect::install_crypto_provider();
     let (settings, verbosity) = match cli.command {
         // Runs anywhere, whatever is configured for other servers, and draws its own picture.
-        cli::Command::Demo(_) => (config::Settings::default(), cli.global.verbosity().less()),
+        cli::Command::Demo(_) => (config::Settings::default(), cli.global.verbosity().of_demo()),
         _ => (config::Settings::load(&cli.global.sources())?, cli.global.verbosity()),
     };
     telemetry::init(settings.log.format, verbosity)?;

@@ -12,6 +12,8 @@ use crate::config::{Error, LogFormat, Origin};
 pub(crate) enum Verbosity {
     /// Warnings and errors.
     Quiet,
+    /// Warnings and errors, but for those about the fitness of servers that are thrown away.
+    Demo,
     /// What an operator wants to know.
     Normal,
     /// What helps to find a fault.
@@ -21,9 +23,9 @@ pub(crate) enum Verbosity {
 }
 
 impl Verbosity {
-    /// For a command that says itself what happens.
-    pub(crate) fn less(self) -> Self {
-        if self == Self::Normal { Self::Quiet } else { self }
+    /// What `demo` logs, unless asked for more: it says itself what happens.
+    pub(crate) fn of_demo(self) -> Self {
+        if self == Self::Normal { Self::Demo } else { self }
     }
 }
 
@@ -56,6 +58,9 @@ fn filter(asked: Option<&str>, verbosity: Verbosity) -> Result<EnvFilter, Error>
     let directives = asked.unwrap_or(match verbosity {
         // The NATS client reports by its own account what we report with more context.
         Verbosity::Quiet => "warn,async_nats=off,pgwire_replication=off",
+        Verbosity::Demo => {
+            "warn,async_nats=off,pgwire_replication=off,tailpost_relay::broker::fitness=error"
+        }
         Verbosity::Normal => "info,async_nats=off,pgwire_replication=warn",
         Verbosity::Verbose => "info,async_nats=off,tailpost=debug,tailpost_relay=debug",
         Verbosity::Everything => "debug",

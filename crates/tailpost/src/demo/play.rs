@@ -69,12 +69,15 @@ pub(super) async fn play(
             () = stop.cancelled() => {}
         }
         cast.check().await?;
-        view.show(&cast.snapshot(started, &workload));
+        let counts = (workload.committed(), workload.rolled_back());
+        view.show(&cast.snapshot(started, counts));
     }
     let written = workload.stop().await?;
     view.say("the producer has ended; waiting until everything has arrived and is marked");
-    cast.drain(servers, written.committed.len() as u64).await?;
+    let counts = (written.committed.len() as u64, written.rolled_back.len() as u64);
+    cast.drain(servers, counts.0, |cast| view.show(&cast.snapshot(started, counts))).await?;
     let elapsed = started.elapsed();
+    view.clear();
     let (received, latencies) = cast.end().await?;
     Ok(Played { written, received, latencies, elapsed })
 }
@@ -120,12 +123,12 @@ impl Cast {
         Ok(())
     }
 
-    fn snapshot(&self, started: Instant, workload: &Workload) -> Snapshot {
+    fn snapshot(&self, started: Instant, (committed, rolled_back): (u64, u64)) -> Snapshot {
         let status = self.status.borrow();
         Snapshot {
             elapsed: started.elapsed(),
-            committed: workload.committed(),
-            rolled_back: workload.rolled_back(),
+            committed,
+            rolled_back,
             received: self.journal.received_count(),
             in_flight: status.in_flight_events,
             confirmed: status.confirmed_lsn.to_string(),
@@ -133,9 +136,14 @@ impl Cast {
         }
     }
 
-    /// Waits until the consumer has `committed` events and no row is without its mark, or until
+    /// Waits until the consumer has all committed events and no row is without its mark, or until
     /// nothing moves any more: what is missing then is found by the comparison.
-    async fn drain(&mut self, servers: &Servers, committed: u64) -> Result<()> {
+    async fn drain(
+        &mut self,
+        servers: &Servers,
+        committed: u64,
+        show: impl Fn(&Self),
+    ) -> Result<()> {
         let database = servers.database().await?;
         let unmarked = "SELECT count(*) FROM outbox_events WHERE published_at IS NULL";
         let (mut last, mut moved) = ((0, 0), Instant::now());
@@ -143,6 +151,7 @@ impl Cast {
         while moved.elapsed() < STANDSTILL_MAX {
             ticks.tick().await;
             self.check().await?;
+            show(self);
             let unmarked: i64 = database.query_one(unmarked, &[]).await?.get(0);
             let now = (self.journal.received_count(), unmarked);
             if now.0 >= committed && unmarked == 0 {

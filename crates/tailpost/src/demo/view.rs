@@ -90,13 +90,18 @@ impl View {
             }
         }
     }
+
+    /// Takes the picture away; what was said stays.
+    pub(super) fn clear(&self) {
+        if let Medium::Picture(bar) = &self.medium {
+            bar.finish_and_clear();
+        }
+    }
 }
 
 impl Drop for View {
     fn drop(&mut self) {
-        if let Medium::Picture(bar) = &self.medium {
-            bar.finish_and_clear();
-        }
+        self.clear();
     }
 }
 
