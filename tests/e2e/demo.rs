@@ -3,21 +3,19 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::time::Duration;
 
 use serde_json::Value;
-use support::{Relay, wait};
+use support::{DEADLINE, Relay, until};
 use tempfile::TempDir;
-
-const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Runs the demo with a folder of its own for everything temporary.
 fn demo(args: &[&str]) -> (Relay, TempDir) {
-    let temp = tempfile::tempdir().unwrap();
+    let temp = tempfile::tempdir().expect("make a folder");
     // PostgreSQL runs as another user if this is root.
-    fs::set_permissions(temp.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    fs::set_permissions(temp.path(), fs::Permissions::from_mode(0o755)).expect("open the folder");
     let servers = ["TAILPOST_PG_BIN", "TAILPOST_NATS_SERVER"];
-    let servers = servers.iter().filter_map(|name| Some(((*name).into(), std::env::var(name).ok()?)));
+    let servers =
+        servers.iter().filter_map(|name| Some(((*name).into(), std::env::var(name).ok()?)));
     let mut env: Vec<(String, String)> = servers.collect();
     env.push(("TMPDIR".into(), temp.path().display().to_string()));
     // A configuration for other servers is none of the demo's business.
@@ -26,13 +24,13 @@ fn demo(args: &[&str]) -> (Relay, TempDir) {
 }
 
 fn is_empty(folder: &Path) -> bool {
-    fs::read_dir(folder).unwrap().next().is_none()
+    fs::read_dir(folder).expect("read the folder").next().is_none()
 }
 
 fn figures(demo: &Relay) -> Value {
     let stdout = demo.stdout();
     assert_eq!(stdout.lines().count(), 1, "{stdout}");
-    serde_json::from_str(&stdout).unwrap()
+    serde_json::from_str(&stdout).expect("one JSON object")
 }
 
 fn assert_exact(figures: &Value) {
@@ -75,5 +73,5 @@ async fn a_demo_that_is_killed_leaves_nothing() {
     demo.wait_log("at the consumer").await;
     assert!(!is_empty(temp.path()), "the servers live in the temporary folder");
     demo.kill9().await;
-    wait::until("the servers' folders are gone", || async { is_empty(temp.path()) }).await;
+    until(DEADLINE, "the servers' folders are gone", async || is_empty(temp.path())).await;
 }

@@ -1,8 +1,8 @@
 //! Fresh PostgreSQL data folders, quickly: `initdb` runs once, later ones are copies.
 
 use std::fs::{self, File};
-use std::os::unix::fs::MetadataExt;
 use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
