@@ -5,6 +5,7 @@ mod commits;
 mod confirmation;
 mod connections;
 mod crashes;
+mod demo;
 mod keyed;
 mod poison;
 mod postgres_faults;
