@@ -17,6 +17,7 @@
 
 mod binaries;
 mod cluster;
+mod ledger;
 mod nats;
 mod port;
 mod postgres;
@@ -25,6 +26,7 @@ mod processes;
 mod proxy;
 mod user;
 
+pub use ledger::{Finding, Ledger, Tally};
 pub use nats::{Nats, NatsOptions};
 pub use postgres::{Postgres, PostgresOptions};
 pub use proxy::{Direction, Proxy};
