@@ -25,8 +25,10 @@ mod process;
 mod processes;
 mod proxy;
 mod user;
+mod workload;
 
 pub use ledger::{Finding, Ledger, Tally};
 pub use nats::{Nats, NatsOptions};
 pub use postgres::{Postgres, PostgresOptions};
 pub use proxy::{Direction, Proxy};
+pub use workload::{Commit, Record, Workload, WorkloadOptions};
