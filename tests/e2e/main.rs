@@ -1,3 +1,16 @@
-//! What users rely on, proven against real servers.
+//! What a user would see, on real servers.
 
+mod broker_faults;
+mod commits;
+mod confirmation;
 mod connections;
+mod crashes;
+mod poison;
+mod postgres_faults;
+mod scanner;
+mod schema;
+mod setup;
+mod standby;
+mod stop;
+mod takeover;
+mod wire;

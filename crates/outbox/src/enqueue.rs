@@ -49,14 +49,17 @@ impl Table {
         tx: &Transaction<'_>,
         events: &[Event],
     ) -> Result<(), tokio_postgres::Error> {
-        // `ORDER BY` makes `seq` follow the order of the slice.
+        // `ORDER BY` makes `seq` follow the order of the slice. JSON goes as bytes, so that what is
+        // not UTF-8 is refused by the server instead of mended here.
         let sql = format!(
             "INSERT INTO {} (id, aggregate_type, aggregate_id, event_type, event_version, payload, \
              occurred_at, correlation_id, causation_id, headers) \
-             SELECT id, aggregate_type, aggregate_id, event_type, event_version, payload::jsonb, \
-             occurred_at, correlation_id, causation_id, headers::jsonb \
-             FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::int[], $6::text[], \
-             $7::timestamptz[], $8::uuid[], $9::uuid[], $10::text[]) WITH ORDINALITY \
+             SELECT id, aggregate_type, aggregate_id, event_type, event_version, \
+             convert_from(payload, 'UTF8')::jsonb, \
+             occurred_at, correlation_id, causation_id, \
+             convert_from(headers, 'UTF8')::jsonb \
+             FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::int[], $6::bytea[], \
+             $7::timestamptz[], $8::uuid[], $9::uuid[], $10::bytea[]) WITH ORDINALITY \
              AS event (id, aggregate_type, aggregate_id, event_type, event_version, payload, \
              occurred_at, correlation_id, causation_id, headers, position) ORDER BY position",
             self.quoted()
@@ -67,14 +70,11 @@ impl Table {
             (&column(events, |event| &*event.aggregate_id), Type::TEXT_ARRAY),
             (&column(events, |event| &*event.event_type), Type::TEXT_ARRAY),
             (&column(events, |event| event.event_version), Type::INT4_ARRAY),
-            (&column(events, |event| String::from_utf8_lossy(&event.payload)), Type::TEXT_ARRAY),
+            (&column(events, |event| &*event.payload), Type::BYTEA_ARRAY),
             (&column(events, |event| event.occurred_at), Type::TIMESTAMPTZ_ARRAY),
             (&column(events, |event| event.correlation_id), Type::UUID_ARRAY),
             (&column(events, |event| event.causation_id), Type::UUID_ARRAY),
-            (
-                &column(events, |event| event.headers.as_deref().map(String::from_utf8_lossy)),
-                Type::TEXT_ARRAY,
-            ),
+            (&column(events, |event| event.headers.as_deref()), Type::BYTEA_ARRAY),
         ];
         tx.execute_typed(&sql, &parameters).await?;
         Ok(())

@@ -6,11 +6,11 @@ use outbox::wire::{SubjectError, SubjectTemplate, TemplateError, subject_matches
 use proptest::prelude::*;
 
 fn event(aggregate_type: &str, aggregate_id: &str, event_type: &str) -> Event {
-    Event::new(aggregate_type, aggregate_id, event_type, &()).unwrap()
+    Event::new(aggregate_type, aggregate_id, event_type, &()).expect("a unit is valid json")
 }
 
 fn template(text: &str) -> SubjectTemplate {
-    text.parse().unwrap()
+    text.parse().expect("a valid template")
 }
 
 #[test]

@@ -19,7 +19,7 @@ fn event() -> Event {
         event_type: "OrderPlaced".into(),
         event_version: 2,
         payload: Bytes::from_static(br#"{"total": 4200}"#),
-        occurred_at: "2025-03-01T12:00:00.123456Z".parse().unwrap(),
+        occurred_at: "2025-03-01T12:00:00.123456Z".parse().expect("a time"),
         correlation_id: Some(Uuid::from_u128(1)),
         causation_id: None,
         headers: None,
@@ -28,7 +28,8 @@ fn event() -> Event {
 
 fn emitted(event: &Event) -> Vec<(String, String)> {
     let mut headers = Vec::new();
-    event_headers(event, |name, value| headers.push((name.to_owned(), value.to_owned()))).unwrap();
+    event_headers(event, |name, value| headers.push((name.to_owned(), value.to_owned())))
+        .expect("headers are an object");
     headers
 }
 
@@ -182,17 +183,18 @@ fn any_event() -> impl Strategy<Value = Event> {
                     event_type: event.into(),
                     event_version,
                     payload: payload.into(),
-                    occurred_at: Timestamp::from_microsecond(micros).unwrap(),
+                    occurred_at: Timestamp::from_microsecond(micros).expect("in range"),
                     correlation_id: ids.0,
                     causation_id: ids.1,
-                    headers: (!no_headers).then(|| serde_json::to_vec(&headers).unwrap().into()),
+                    headers: (!no_headers)
+                        .then(|| serde_json::to_vec(&headers).expect("json").into()),
                 }
             },
         )
 }
 
 fn user_headers(event: &Event) -> Option<BTreeMap<String, String>> {
-    event.headers.as_ref().map(|headers| serde_json::from_slice(headers).unwrap())
+    event.headers.as_ref().map(|headers| serde_json::from_slice(headers).expect("json"))
 }
 
 proptest! {

@@ -144,7 +144,12 @@ impl Error {
                  setup`, or configure another name as postgres.slot"
             )),
             Self::Stream { fix, .. } | Self::Publication { fix, .. } => Some(fix.clone()),
-            Self::Table(_) => Some("compare the table with `tailpost setup --print`".into()),
+            Self::Table(_) => Some(
+                "compare the table with `tailpost setup --print` and mend it; if rows were written \
+                 meanwhile, drop the replication slot as well: the log keeps their shape, the \
+                 relay then takes them from the table"
+                    .into(),
+            ),
             Self::Refused(_) => Some("see `tailpost status` and the stream's configuration".into()),
             Self::Sql { source, .. } => source.code().and_then(sqlstate_hint),
             Self::Replication { source, .. } => {

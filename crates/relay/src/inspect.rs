@@ -20,6 +20,11 @@ const COUNT_MAX: i64 = 100_000;
 /// a warning in the report.
 pub async fn inspect(config: &Config) -> Result<StatusReport, Error> {
     let (client, _connection) = config.postgres.connect("tailpost status").await?;
+    let table = config.table.companion("tailpost_state");
+    let found = client.query_one("SELECT to_regclass($1) IS NOT NULL", &[&table]).await;
+    if !found.map_err(Error::sql("look for the outbox"))?.get::<_, bool>(0) {
+        return Err(Error::NotSetUp { missing: table });
+    }
     let mut report = StatusReport {
         slot: slot(config, &client).await?,
         outbox: outbox(config, &client).await?,

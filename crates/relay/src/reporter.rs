@@ -57,6 +57,11 @@ impl Reporter {
         self.role(Role::Starting);
     }
 
+    /// Something went wrong that the session survives.
+    pub(crate) fn trouble(&mut self, why: String) {
+        self.status.last_error = Some(why);
+    }
+
     /// Measures how long acknowledged events took.
     pub(crate) fn settled(&mut self, settled: &[Settled]) {
         let mut measured = settled.iter().filter(|it| !it.found && it.origin == Origin::Log);

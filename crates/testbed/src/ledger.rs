@@ -1,264 +1,150 @@
-//! What was committed beside what was stored.
-//!
-//! The ledger believes nobody: it reads the table, the dead letters and the stream, and compares.
+//! Compares what was committed with what the stream holds.
 
-mod read;
+mod stream;
+mod tally;
 
 use std::collections::{HashMap, HashSet};
-use std::fmt;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result};
+use async_nats::jetstream::Context;
+use futures_util::TryStreamExt;
+use outbox::Table;
 use outbox::wire::Position;
-use serde::Serialize;
+use tokio_postgres::Client;
+use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
-/// How many findings an error message tells.
-const TOLD_MAX: usize = 10;
+use crate::workload::Written;
 
-/// Everything in the outbox and in the stream at one time.
-///
-/// Collect it when nothing is under way any more: an event not yet published counts as lost.
-#[derive(Debug, Default)]
+pub use stream::Stored;
+use tally::Findings;
+pub use tally::Tally;
+
+/// The rows of an outbox and the messages of a stream, as they were when they were collected.
 pub struct Ledger {
-    rows: Vec<Row>,
+    rows: HashMap<Uuid, Row>,
     dead: HashSet<Uuid>,
-    committed_elsewhere: HashSet<Uuid>,
-    /// In the stream's order.
-    messages: Vec<Message>,
-    foreign: usize,
+    messages: Vec<Stored>,
+    allowed: HashSet<Uuid>,
 }
 
-/// A row of the outbox.
-#[derive(Debug)]
 struct Row {
-    id: Uuid,
-    aggregate: Aggregate,
+    aggregate: (String, String),
     seq: i64,
     marked: bool,
-    stream_seq: Option<u64>,
-}
-
-/// Type and id.
-type Aggregate = (String, String);
-
-/// A message of the stream that carries an event's id.
-#[derive(Debug)]
-struct Message {
-    sequence: u64,
-    id: Uuid,
-    /// Where the log had the event; `None` if the log did not bring it.
-    position: Option<Position>,
-}
-
-/// How many events went which way.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct Tally {
-    /// Events whose transaction committed.
-    pub committed: usize,
-    /// Messages in the stream that carry an event's id.
-    pub stored: usize,
-    /// Rows with `published_at`.
-    pub marked: usize,
-    /// Events in the dead-letter table.
-    pub dead: usize,
-    /// Messages in the stream that carry no event's id.
-    pub foreign: usize,
-    /// Committed events that are neither in the stream nor dead.
-    pub lost: usize,
-    /// Messages beyond the first with the same event's id.
-    pub duplicates: usize,
-    /// Messages behind a later one of their aggregate, or of the log.
-    pub out_of_order: usize,
-    /// Messages whose event was never committed.
-    pub phantoms: usize,
-    /// Marks on rows whose event is not in the stream, or not where the mark says.
-    pub mismarked: usize,
-}
-
-/// Something that must not be.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Finding {
-    /// A committed event that is neither in the stream nor dead.
-    Lost(Uuid),
-    /// A message whose event an earlier message brought already.
-    Duplicate {
-        /// The event.
-        id: Uuid,
-        /// The earlier message's sequence.
-        first: u64,
-        /// This message's sequence.
-        again: u64,
-    },
-    /// A message behind a later event of its aggregate, or behind a later position in the log.
-    OutOfOrder {
-        /// The event that comes too late.
-        id: Uuid,
-        /// Its message's sequence.
-        sequence: u64,
-        /// What it should come before.
-        behind: Uuid,
-    },
-    /// A message whose event was never committed.
-    Phantom {
-        /// The event.
-        id: Uuid,
-        /// The message's sequence.
-        sequence: u64,
-    },
-    /// A mark that does not tell the truth.
-    Mismarked {
-        /// The event.
-        id: Uuid,
-        /// The sequence that the mark tells, if any.
-        told: Option<u64>,
-        /// The sequence in the stream, if any.
-        actual: Option<u64>,
-    },
-}
-
-impl fmt::Display for Finding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Lost(id) => write!(f, "event {id} is lost"),
-            Self::Duplicate { id, first, again } => {
-                write!(f, "event {id} is in the stream at {first} and again at {again}")
-            }
-            Self::OutOfOrder { id, sequence, behind } => {
-                write!(f, "event {id} at {sequence} comes after {behind}, and should not")
-            }
-            Self::Phantom { id, sequence } => {
-                write!(f, "event {id} at {sequence} was never committed")
-            }
-            Self::Mismarked { id, told, actual } => {
-                write!(f, "event {id} is marked as stored at {told:?}, and is at {actual:?}")
-            }
-        }
-    }
 }
 
 impl Ledger {
-    /// Adds events that are known to have committed although their rows are gone, for instance because publishing deletes them.
-    pub fn also_committed(&mut self, ids: impl IntoIterator<Item = Uuid>) {
-        self.committed_elsewhere.extend(ids);
-    }
-
-    /// Counts what happened, and what must not have.
-    pub fn report(&self) -> Tally {
-        let mut tally = Tally {
-            committed: self.committed().len(),
-            stored: self.messages.len(),
-            marked: self.rows.iter().filter(|it| it.marked).count(),
-            dead: self.dead.len(),
-            foreign: self.foreign,
-            ..Tally::default()
-        };
-        for finding in self.findings() {
-            let count = match finding {
-                Finding::Lost(_) => &mut tally.lost,
-                Finding::Duplicate { .. } => &mut tally.duplicates,
-                Finding::OutOfOrder { .. } => &mut tally.out_of_order,
-                Finding::Phantom { .. } => &mut tally.phantoms,
-                Finding::Mismarked { .. } => &mut tally.mismarked,
-            };
-            *count += 1;
-        }
-        tally
-    }
-
-    /// Counts what happened, if nothing happened that must not.
+    /// Reads everything: rows, dead letters if that table exists, and all messages in their order.
+    ///
+    /// Nothing should be written meanwhile, or what is written will look lost or invented.
     ///
     /// # Errors
     ///
-    /// When there are findings; the message tells the first ones.
-    pub fn check(&self) -> Result<Tally> {
-        let (tally, findings) = (self.report(), self.findings());
-        if findings.is_empty() {
-            return Ok(tally);
-        }
-        let told: Vec<String> = findings.iter().take(TOLD_MAX).map(Finding::to_string).collect();
-        bail!("{} findings, {tally:?}:\n  {}", findings.len(), told.join("\n  "))
+    /// When a server does not answer, or table or stream do not exist.
+    pub async fn collect(
+        client: &Client,
+        table: &Table,
+        jetstream: &Context,
+        stream: &str,
+    ) -> Result<Self> {
+        let rows = read_rows(client, &table.quoted()).await?;
+        let dead_letter = table.companion("outbox_dead_letter");
+        let find = "SELECT to_regclass($1) IS NOT NULL";
+        let dead = if client.query_one(find, &[&dead_letter]).await?.get(0) {
+            read_rows(client, &dead_letter).await?
+        } else {
+            HashMap::new()
+        };
+        let messages = stream::read(jetstream, stream).await?;
+        let dead_ids = dead.keys().copied().collect();
+        let mut all = dead;
+        all.extend(rows);
+        Ok(Self { rows: all, dead: dead_ids, messages, allowed: HashSet::new() })
     }
 
-    /// Everything that must not be.
-    pub fn findings(&self) -> Vec<Finding> {
-        let committed = self.committed();
-        let mut first: HashMap<Uuid, u64> = HashMap::with_capacity(self.messages.len());
-        let mut findings = Vec::new();
-        for &Message { id, sequence, .. } in &self.messages {
-            if let Some(&first) = first.get(&id) {
-                findings.push(Finding::Duplicate { id, first, again: sequence });
+    /// Says which events may be in the stream without a row: those deleted on purpose.
+    #[must_use]
+    pub fn allowing(mut self, deleted: impl IntoIterator<Item = Uuid>) -> Self {
+        self.allowed.extend(deleted);
+        self
+    }
+
+    /// All messages, in the stream's order.
+    pub fn messages(&self) -> &[Stored] {
+        &self.messages
+    }
+
+    /// Compares. Rows that `written` does not know of count as committed too.
+    pub fn report(&self, written: &Written) -> Tally {
+        let mut committed: HashSet<Uuid> = self.rows.keys().copied().collect();
+        committed.extend(written.committed.iter().map(|it| it.id));
+        let rolled_back: HashSet<Uuid> = written.rolled_back.iter().copied().collect();
+
+        let mut findings = Findings::default();
+        let mut stored = HashSet::new();
+        let mut order = Order::default();
+        for message in &self.messages {
+            let Some(id) = message.id else { continue };
+            if !stored.insert(id) {
+                findings.duplicates.push(id);
                 continue;
             }
-            first.insert(id, sequence);
-            if !committed.contains(&id) {
-                findings.push(Finding::Phantom { id, sequence });
+            let known = committed.contains(&id) || self.allowed.contains(&id);
+            if rolled_back.contains(&id) || !known {
+                findings.phantoms.push(id);
+            }
+            if order.breaks(message, self.rows.get(&id)) {
+                findings.out_of_order.push(id);
             }
         }
-        let gone = |id: &&Uuid| !first.contains_key(*id) && !self.dead.contains(*id);
-        findings.extend(committed.iter().filter(gone).map(|&id| Finding::Lost(id)));
-        findings.extend(self.out_of_order(&first));
-        findings.extend(self.mismarked(&first));
-        findings
+        let arrived = |id: &&Uuid| stored.contains(*id) || self.dead.contains(*id);
+        findings.lost = committed.iter().filter(|id| !arrived(id)).copied().collect();
+        findings.lost.sort_unstable();
+        Tally::new(
+            [committed.len(), rolled_back.len(), stored.len(), self.marked(), self.dead.len()],
+            findings,
+        )
     }
 
-    fn committed(&self) -> HashSet<Uuid> {
-        let rows = self.rows.iter().map(|it| it.id);
-        rows.chain(self.dead.iter().copied())
-            .chain(self.committed_elsewhere.iter().copied())
-            .collect()
+    fn marked(&self) -> usize {
+        self.rows.values().filter(|row| row.marked).count()
     }
+}
 
-    /// Two rules: an aggregate's events come in the order of insertion, the log's events in the order of the log.
-    ///
-    /// Only the first message of an event counts: a duplicate is a finding of its own.
-    fn out_of_order(&self, first: &HashMap<Uuid, u64>) -> Vec<Finding> {
-        let rows: HashMap<Uuid, &Row> = self.rows.iter().map(|it| (it.id, it)).collect();
-        let mut latest_of: HashMap<&Aggregate, (i64, Uuid)> = HashMap::new();
-        let mut latest_live: Option<(Position, Uuid)> = None;
-        let mut findings = Vec::new();
-        for &Message { id, sequence, position } in &self.messages {
-            if first.get(&id) != Some(&sequence) {
-                continue;
-            }
-            let mut behind = None;
-            if let Some(row) = rows.get(&id) {
-                let latest = latest_of.entry(&row.aggregate).or_insert((row.seq, id));
-                if row.seq < latest.0 {
-                    behind = Some(latest.1);
-                } else {
-                    *latest = (row.seq, id);
-                }
-            }
-            if let Some(position) = position {
-                match latest_live {
-                    Some((latest, other)) if is_before(position, latest) => behind = Some(other),
-                    _ => latest_live = Some((position, id)),
-                }
-            }
-            findings.extend(behind.map(|behind| Finding::OutOfOrder { id, sequence, behind }));
-        }
-        findings
-    }
+/// How far each aggregate and each log have come.
+#[derive(Default)]
+struct Order<'a> {
+    by_aggregate: HashMap<&'a (String, String), i64>,
+    by_history: HashMap<(u64, u32), (u64, u32)>,
+}
 
-    fn mismarked(&self, first: &HashMap<Uuid, u64>) -> Vec<Finding> {
-        let marked = self.rows.iter().filter(|it| it.marked && !self.dead.contains(&it.id));
-        let findings = marked.filter_map(|row| {
-            let actual = first.get(&row.id).copied();
-            let truthful =
-                actual.is_some() && (row.stream_seq.is_none() || row.stream_seq == actual);
-            let finding = Finding::Mismarked { id: row.id, told: row.stream_seq, actual };
-            (!truthful).then_some(finding)
+impl<'a> Order<'a> {
+    /// Whether the stream holds something before this message that belongs behind it.
+    fn breaks(&mut self, message: &Stored, row: Option<&'a Row>) -> bool {
+        let by_aggregate = row.is_some_and(|row| {
+            let last = self.by_aggregate.entry(&row.aggregate).or_insert(row.seq);
+            row.seq < std::mem::replace(last, (*last).max(row.seq))
         });
-        findings.collect()
+        let by_log = message.position.filter(|_| message.fenced).is_some_and(|it| {
+            let Position { system_id, timeline, lsn, ordinal } = it;
+            let last = self.by_history.entry((system_id, timeline)).or_default();
+            (lsn, ordinal) < std::mem::replace(last, (*last).max((lsn, ordinal)))
+        });
+        by_aggregate || by_log
     }
 }
 
-/// Positions can be compared only within one history.
-fn is_before(a: Position, b: Position) -> bool {
-    (a.system_id, a.timeline) == (b.system_id, b.timeline)
-        && (a.lsn, a.ordinal) < (b.lsn, b.ordinal)
+async fn read_rows(client: &Client, table: &str) -> Result<HashMap<Uuid, Row>> {
+    let sql = format!(
+        "SELECT id, aggregate_type, aggregate_id, seq, published_at IS NOT NULL FROM {table}"
+    );
+    let none: [&(dyn ToSql + Sync); 0] = [];
+    let rows = client.query_raw(&sql, none).await.with_context(|| format!("read {table}"))?;
+    let rows = rows.map_ok(|row| {
+        let aggregate = (row.get(1), row.get(2));
+        let seq = row.get::<_, Option<i64>>(3).unwrap_or_default();
+        (row.get(0), Row { aggregate, seq, marked: row.get(4) })
+    });
+    rows.try_collect().await.with_context(|| format!("read {table}"))
 }
-
-#[cfg(test)]
-mod tests;

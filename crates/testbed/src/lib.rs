@@ -27,8 +27,8 @@ mod proxy;
 mod user;
 mod workload;
 
-pub use ledger::{Finding, Ledger, Tally};
+pub use ledger::{Ledger, Stored, Tally};
 pub use nats::{Nats, NatsOptions};
 pub use postgres::{Postgres, PostgresOptions};
 pub use proxy::{Direction, Proxy};
-pub use workload::{Commit, Record, Workload, WorkloadOptions};
+pub use workload::{BeforeCommit, CommittedEvent, Workload, WorkloadOptions, Written};

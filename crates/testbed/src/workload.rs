@@ -1,124 +1,185 @@
-//! Producers that write orders with events, through anything that happens to the server.
+//! Writers that do what a service does: change a table and tell about it, in one transaction.
 
-mod journal;
 mod writer;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use anyhow::{Context, Result};
+use jiff::Timestamp;
+use outbox::Table;
+use rand::RngExt;
+use rand::rngs::StdRng;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio_postgres::NoTls;
+use uuid::Uuid;
 
-use journal::Journal;
-pub use journal::{Commit, Record};
 use writer::Writer;
 
-/// How to write.
-#[derive(Debug, Clone)]
+/// Called with the ids of a transaction's events just before its COMMIT is sent. Must not block.
+pub type BeforeCommit = Arc<dyn Fn(&[Uuid]) + Send + Sync>;
+
+/// What a [`Workload`] writes, and how fast.
+#[derive(Clone)]
 pub struct WorkloadOptions {
-    /// Decides everything but the ids and the timing.
-    pub seed: u64,
-    /// Writers at work at the same time.
+    /// Where the events go. `tailpost setup` must have made it.
+    pub table: Table,
+    /// Writers at a time, each with a connection of its own.
     pub writers: usize,
-    /// Aggregates, shared out among the writers: each aggregate has one writer, so its events have one order.
+    /// Aggregates of each writer. No two writers share one, so events of an aggregate are
+    /// committed in the order of their `seq`.
     pub aggregates: usize,
-    /// A transaction writes 1 to this many events, all of one aggregate.
-    pub events_per_transaction_max: usize,
-    /// Which share of the transactions roll back, from 0.0 to 1.0.
-    pub rollbacks: f64,
-    /// Events a second, committed or not, over all writers; as fast as it goes if `None`.
+    /// A transaction writes 1 to so many events, all of one aggregate.
+    pub events_max: usize,
+    /// Committed events a second over all writers; as fast as they can if `None`.
     pub rate: Option<f64>,
-    /// Bytes that each payload is padded by.
-    pub padding: usize,
-    /// The outbox, as in SQL.
-    pub table: String,
+    /// The share of transactions that are rolled back on purpose, 0 to 1.
+    pub rolled_back: f64,
+    /// Fixes what is written; the interleaving of writers stays up to the servers.
+    pub seed: u64,
+    /// Told of every transaction that is about to commit.
+    pub before_commit: Option<BeforeCommit>,
 }
 
 impl Default for WorkloadOptions {
     fn default() -> Self {
         Self {
-            seed: 1,
+            table: Table::default(),
             writers: 4,
-            aggregates: 100,
-            events_per_transaction_max: 3,
-            rollbacks: 0.1,
+            aggregates: 10,
+            events_max: 3,
             rate: None,
-            padding: 100,
-            table: "public.outbox_events".to_owned(),
+            rolled_back: 0.1,
+            seed: 0,
+            before_commit: None,
         }
     }
 }
 
-/// Concurrent writers, at work until stopped or dropped.
+/// An event that is in the table for good.
+#[derive(Debug, Clone)]
+pub struct CommittedEvent {
+    /// Its id.
+    pub id: Uuid,
+    /// The `aggregate_id`; the `aggregate_type` is `order`.
+    pub aggregate: String,
+    /// Its place among the committed events of its aggregate, from 0. The payload's `counter`.
+    pub ordinal: u64,
+    /// Just before COMMIT was sent: a consumer may see the event before COMMIT returns.
+    pub commit_sent: Instant,
+    /// Just after COMMIT returned, or after the unknown outcome of a COMMIT was found out.
+    pub committed_at: Timestamp,
+}
+
+/// What a [`Workload`] did.
+#[derive(Debug, Clone, Default)]
+pub struct Written {
+    /// Committed events: those of one aggregate are in order, those of several are not.
+    pub committed: Vec<CommittedEvent>,
+    /// Events of transactions that were rolled back, on purpose or because a server went away.
+    pub rolled_back: Vec<Uuid>,
+}
+
+/// Concurrent writers of orders and their events; see [`WorkloadOptions`].
 ///
-/// Each transaction inserts a row into `orders` and events into the outbox, with plain SQL. When the server goes away, writers connect again for as
-/// long as it takes; a commit whose answer was lost is looked up before its writer goes on.
+/// Restarts of the server are survived: writers connect again, and whether a COMMIT without an
+/// answer took place is looked up. Dropping it stops the writers like a crash.
 pub struct Workload {
-    journal: Arc<Journal>,
+    writers: JoinSet<Result<Written>>,
     stop: watch::Sender<bool>,
-    writers: JoinSet<Result<()>>,
+    counters: Arc<Counters>,
+}
+
+#[derive(Default)]
+struct Counters {
+    committed: AtomicU64,
+    rolled_back: AtomicU64,
 }
 
 impl Workload {
-    /// Makes the table `orders` in the database at `url` if there is none, and starts writing.
+    /// Makes the table `orders` in the database at `url`, and lets the writers loose.
     ///
     /// # Errors
     ///
-    /// When the database cannot be reached, or refuses the table.
+    /// When the database cannot be reached, has no outbox, or does not let the table be made.
     pub async fn start(url: &str, options: WorkloadOptions) -> Result<Self> {
-        let (client, connection) =
-            tokio_postgres::connect(url, NoTls).await.context("connect the workload")?;
-        let connection = tokio::spawn(connection);
-        client.batch_execute(ORDERS).await.context("create table orders")?;
-        connection.abort();
-
-        let (journal, stop) = (Arc::<Journal>::default(), watch::Sender::new(false));
+        prepare(url, &options.table).await?;
+        // Tells this workload's aggregates and locks from those of another one.
+        let namespace = rand::rng().random_range(0..i32::MAX);
+        let stop = watch::Sender::new(false);
+        let counters = Arc::new(Counters::default());
+        let options = Arc::new(options);
         let mut writers = JoinSet::new();
         for index in 0..options.writers {
-            let journal = Arc::clone(&journal);
-            let writer = Writer::new(url, &options, index, journal, stop.subscribe())?;
-            writers.spawn(writer.run());
+            let index = i32::try_from(index).context("count the writers")?;
+            let writer = Writer::new(url, namespace, index, &options, &counters);
+            writers.spawn(writer.run(stop.subscribe()));
         }
-        Ok(Self { journal, stop, writers })
+        Ok(Self { writers, stop, counters })
     }
 
-    /// How many events have committed so far.
-    pub fn committed(&self) -> usize {
-        self.journal.committed()
+    /// Events committed so far.
+    pub fn committed(&self) -> u64 {
+        self.counters.committed.load(Ordering::Relaxed)
     }
 
-    /// How many events have been rolled back so far.
-    pub fn rolled_back(&self) -> usize {
-        self.journal.rolled_back()
+    /// Events rolled back so far.
+    pub fn rolled_back(&self) -> u64 {
+        self.counters.rolled_back.load(Ordering::Relaxed)
     }
 
-    /// The transactions that committed, from the one with this index on, in no certain order: for measuring while it runs.
-    pub fn commits_from(&self, index: usize) -> Vec<Commit> {
-        self.journal.commits_from(index)
-    }
-
-    /// Ends the transactions under way and returns what was written.
+    /// Lets every writer finish its transaction, and tells what they did.
     ///
     /// # Errors
     ///
-    /// When a writer failed for another reason than a server that went away, or the server stayed away for so long (a minute) that
-    /// the outcome of a commit is unknown.
-    pub async fn stop(mut self) -> Result<Record> {
+    /// When a writer met an error that no reconnecting mends, or cannot find out within a minute
+    /// whether its last transaction was committed.
+    pub async fn stop(mut self) -> Result<Written> {
         self.stop.send_replace(true);
-        while let Some(ended) = self.writers.join_next().await {
-            ended??;
+        let mut all = Written::default();
+        while let Some(written) = self.writers.join_next().await {
+            let written = written.context("join a writer")??;
+            all.committed.extend(written.committed);
+            all.rolled_back.extend(written.rolled_back);
         }
-        Ok(self.journal.take())
+        Ok(all)
     }
 }
 
-const ORDERS: &str = "CREATE TABLE IF NOT EXISTS orders (
-    id UUID PRIMARY KEY,
-    customer TEXT NOT NULL,
-    total_cents BIGINT NOT NULL
-)";
+async fn prepare(url: &str, outbox: &Table) -> Result<()> {
+    let connected = tokio_postgres::connect(url, tokio_postgres::NoTls).await;
+    let (client, connection) = connected.context("connect the workload")?;
+    tokio::spawn(connection);
+    let sql = "CREATE TABLE IF NOT EXISTS orders (
+        id UUID PRIMARY KEY, aggregate TEXT NOT NULL, created_at TIMESTAMPTZ NOT NULL DEFAULT now()
+    )";
+    client.batch_execute(sql).await.context("create table orders")?;
+    let look = format!("SELECT FROM {} LIMIT 0", outbox.quoted());
+    client.batch_execute(&look).await.with_context(|| format!("look at table {outbox}"))
+}
 
-/// How long a stopped writer tries to learn the outcome of its last commit.
-const OUTCOME_DEADLINE: Duration = Duration::from_secs(60);
+/// One transaction to be.
+struct Order {
+    id: Uuid,
+    aggregate: usize,
+    aggregate_id: String,
+    first_ordinal: u64,
+    events: Vec<Uuid>,
+    rolls_back: bool,
+}
+
+impl Order {
+    fn draw(rng: &mut StdRng, options: &WorkloadOptions, prefix: &str, next: &[u64]) -> Self {
+        let aggregate = rng.random_range(0..next.len());
+        let count = rng.random_range(1..=options.events_max.max(1));
+        Self {
+            id: Uuid::now_v7(),
+            aggregate,
+            aggregate_id: format!("{prefix}-{aggregate}"),
+            first_ordinal: next[aggregate],
+            events: (0..count).map(|_| Uuid::now_v7()).collect(),
+            rolls_back: rng.random_bool(options.rolled_back.clamp(0.0, 1.0)),
+        }
+    }
+}

@@ -49,84 +49,95 @@ pub(crate) fn batches(client: &Client) -> bool {
 
 /// Everything worth saying about the stream.
 pub(crate) fn findings(config: &Config, stream: &Stream, batches: bool) -> Vec<Finding> {
-    let name = &config.stream.name;
-    let edit = |option: &str| format!("nats stream edit {name} {option}");
+    let finding = |fatal: bool| {
+        move |(applies, reason, fix): Check| applies.then_some(Finding { fatal, reason, fix })
+    };
+    let fatal = losses(config, stream).into_iter().filter_map(finding(true));
+    fatal
+        .chain(weaknesses(config, stream, batches).into_iter().filter_map(finding(false)))
+        .collect()
+}
+
+/// Whether it applies, what it is, what mends it.
+type Check = (bool, String, String);
+
+/// What would lose, duplicate or reorder events.
+fn losses(config: &Config, stream: &Stream) -> [Check; 8] {
     let anew = |what: &str| {
         format!(
-            "{what} cannot be changed: create another stream (stream.name) with `tailpost setup`"
+            "{what} cannot be changed: set stream.name to a new stream and run `tailpost setup`"
         )
     };
     let fenced = config.mode == Mode::Fenced;
     let pattern = config.subject.pattern();
     let covered = stream.subjects.iter().any(|subjects| covers(subjects, &pattern));
-    let has_limit =
-        stream.max_bytes > 0 || stream.max_messages > 0 || stream.max_messages_per_subject > 0;
-    let checks = [
+    [
         (
             stream.storage == StorageType::Memory,
-            true,
-            "memory storage loses events with the server".to_owned(),
+            "memory storage loses events with the server".into(),
             anew("storage"),
         ),
         (
             stream.no_ack,
-            true,
-            "no_ack: the broker would never say what it stored".to_owned(),
-            edit("--ack"),
+            "no_ack: the broker would never say what it stored".into(),
+            edit(config, "--ack"),
         ),
-        (stream.sealed, true, "it is sealed and takes no more messages".to_owned(), anew("a seal")),
-        (stream.mirror.is_some(), true, "it is a mirror".to_owned(), anew("a mirror's source")),
+        (stream.sealed, "it is sealed and takes no more messages".into(), anew("a seal")),
+        (stream.mirror.is_some(), "it is a mirror".into(), anew("a mirror's source")),
         (
             stream.persist_mode == Some(PersistenceMode::Async),
-            true,
-            "persist_mode async acknowledges before it writes".to_owned(),
+            "persist_mode async acknowledges before it writes".into(),
             anew("persist_mode"),
         ),
         (
             !covered,
-            true,
             format!("it does not take the subjects of relay.subject, which are {pattern}"),
-            edit(&format!("--subjects '{pattern}'")),
+            edit(config, &format!("--subjects '{pattern}'")),
         ),
         (
             fenced && stream.retention != RetentionPolicy::Limits,
-            true,
-            "fenced mode reads the stream's end, which needs retention by limits".to_owned(),
+            "fenced mode reads the stream's end, which needs retention by limits".into(),
             format!("{}; or set relay.mode = \"keyed\"", anew("retention")),
         ),
         (
             fenced && stream.sources.as_ref().is_some_and(|sources| !sources.is_empty()),
-            true,
-            "it has sources, and fenced mode needs a stream of its own".to_owned(),
-            "remove the sources, or set relay.mode = \"keyed\"".to_owned(),
+            "it has sources, and fenced mode needs a stream of its own".into(),
+            "remove the sources, or set relay.mode = \"keyed\"".into(),
         ),
+    ]
+}
+
+/// What works, and could be better.
+fn weaknesses(config: &Config, stream: &Stream, batches: bool) -> [Check; 4] {
+    let window = config.stream.duplicate_window;
+    let has_limit =
+        stream.max_bytes > 0 || stream.max_messages > 0 || stream.max_messages_per_subject > 0;
+    [
         (
             stream.num_replicas < 3,
-            false,
-            "a single server keeps the stream: its disk is what your events depend on".to_owned(),
-            edit("--replicas 3"),
+            "a single server keeps the stream: its disk is what your events depend on".into(),
+            edit(config, "--replicas 3"),
         ),
         (
-            stream.duplicate_window < config.stream.duplicate_window,
-            false,
+            stream.duplicate_window < window,
             format!("its duplicate window of {:?} is short", stream.duplicate_window),
-            edit(&format!("--dupe-window {}s", config.stream.duplicate_window.as_secs())),
+            edit(config, &format!("--dupe-window {window:?}")),
         ),
         (
             stream.discard == DiscardPolicy::Old && has_limit,
-            false,
-            "at its limits it discards old events, read or not".to_owned(),
-            edit("--discard new"),
+            "at its limits it discards old events, read or not".into(),
+            edit(config, "--discard new"),
         ),
         (
             batches && !stream.allow_batch_publish,
-            false,
-            "it does not allow batched publishing, which this server offers".to_owned(),
-            edit("--allow-batch"),
+            "it does not allow batched publishing, which this server offers".into(),
+            edit(config, "--allow-batch"),
         ),
-    ];
-    let found = checks.into_iter().filter(|(applies, ..)| *applies);
-    found.map(|(_, fatal, reason, fix)| Finding { fatal, reason, fix }).collect()
+    ]
+}
+
+fn edit(config: &Config, option: &str) -> String {
+    format!("nats stream edit {} {option}", config.stream.name)
 }
 
 /// Whether every subject that `pattern` matches is matched by `subjects`.

@@ -19,6 +19,10 @@ pub(crate) enum Mode {
 
 /// Everything that can happen to a session.
 #[derive(Debug)]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "the large variant is the frequent one; boxing it would cost an allocation per event"
+)]
 pub(crate) enum Input {
     /// A transaction begins that committed at `commit_lsn`.
     Begin { commit_lsn: Lsn, commit_time_micros: i64 },
@@ -68,7 +72,7 @@ pub(crate) enum Refusal {
 #[derive(Debug)]
 pub(crate) enum Request {
     /// Read the stream from sequence `from` to its end, after waiting for `delay`.
-    ReadTail { from: u64, delay: Duration },
+    ReadTail { from: u64, delay: Duration, why: String },
     /// Put the event into the dead-letter table.
     Park { index: u64, event: Box<Event>, reason: String },
     /// Stop: only an operator can help.

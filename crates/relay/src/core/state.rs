@@ -160,7 +160,7 @@ impl State {
                 self.expected -= 1;
                 self.park(index, reason);
             }
-            Input::LinkLost => self.resync(Duration::ZERO),
+            Input::LinkLost => self.resync(Duration::ZERO, "the connection was replaced".into()),
             Input::Tail(tail) => self.tail(tail),
             Input::Parked { index } => {
                 self.counts.parked += 1;
@@ -334,15 +334,18 @@ impl State {
 
     fn refused(&mut self, index: u64, refusal: Refusal) {
         match refusal {
-            Refusal::Guard => self.resync(self.pause(Duration::from_millis(2))),
-            Refusal::Outage(_) => self.resync(self.pause(Duration::from_millis(100))),
+            Refusal::Guard => {
+                self.resync(self.pause(Duration::from_millis(2)), "the stream moved".into());
+            }
+            Refusal::Outage(why) => self.resync(self.pause(Duration::from_millis(100)), why),
             Refusal::Configuration(reason) => self.requests.push_back(Request::Stop(reason)),
             Refusal::Message(reason) => {
                 if self.window.get(index).is_some_and(|entry| entry.stage == Stage::Sent) {
                     self.in_flight -= 1;
                     self.park(index, reason);
                     if self.mode == Mode::Fenced {
-                        self.resync(Duration::ZERO); // all behind it predicted one too many
+                        // Everything behind it predicted one too many.
+                        self.resync(Duration::ZERO, "an event was refused for good".into());
                     }
                 }
             }
@@ -358,7 +361,7 @@ impl State {
     }
 
     /// Forgets what was sent and asks what the stream has (go-back-N).
-    fn resync(&mut self, delay: Duration) {
+    fn resync(&mut self, delay: Duration, why: String) {
         if self.link == Link::Resyncing {
             return;
         }
@@ -368,7 +371,7 @@ impl State {
         self.epoch += 1;
         self.fruitless_resyncs += 1;
         self.counts.resyncs += 1;
-        self.requests.push_back(Request::ReadTail { from, delay });
+        self.requests.push_back(Request::ReadTail { from, delay, why });
     }
 
     fn tail(&mut self, tail: Tail) {
@@ -465,7 +468,7 @@ impl State {
     fn tick(&mut self) {
         let silent = self.now.saturating_sub(self.last_answer);
         if self.link == Link::Up && self.in_flight > 0 && silent >= self.ack_timeout {
-            self.resync(self.pause(Duration::from_millis(100)));
+            self.resync(self.pause(Duration::from_millis(100)), "no answer in time".into());
         }
     }
 

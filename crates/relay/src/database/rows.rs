@@ -34,22 +34,40 @@ enum Field {
     Headers,
 }
 
-const FIELDS: [(&str, Field, bool); 10] = [
-    ("id", Field::Id, true),
-    ("aggregate_type", Field::AggregateType, true),
-    ("aggregate_id", Field::AggregateId, true),
-    ("event_type", Field::EventType, true),
-    ("event_version", Field::EventVersion, false),
-    ("payload", Field::Payload, true),
-    ("occurred_at", Field::OccurredAt, false),
-    ("correlation_id", Field::CorrelationId, false),
-    ("causation_id", Field::CausationId, false),
-    ("headers", Field::Headers, false),
+/// Each column's name, and what the scanner selects in its place where it is missing; `None` if an
+/// outbox must have it.
+const FIELDS: [(&str, Field, Option<&str>); 10] = [
+    ("id", Field::Id, None),
+    ("aggregate_type", Field::AggregateType, None),
+    ("aggregate_id", Field::AggregateId, None),
+    ("event_type", Field::EventType, None),
+    ("event_version", Field::EventVersion, Some("NULL::int")),
+    ("payload", Field::Payload, None),
+    ("occurred_at", Field::OccurredAt, Some("NULL::timestamptz")),
+    ("correlation_id", Field::CorrelationId, Some("NULL::uuid")),
+    ("causation_id", Field::CausationId, Some("NULL::uuid")),
+    ("headers", Field::Headers, Some("NULL::text")),
 ];
 
-/// The columns that the scanner selects, in the order of [`FIELDS`].
-pub(crate) const SCANNED_COLUMNS: &str = "id, aggregate_type, aggregate_id, event_type, \
-     event_version, payload::text, occurred_at, correlation_id, causation_id, headers::text";
+/// The columns that the scanner selects, in the order of [`FIELDS`], from a table that has the
+/// columns `present`.
+pub(crate) fn scanned_columns(present: &[String]) -> Result<String, Error> {
+    let column = |(name, field, stand_in): &(&str, Field, Option<&str>)| {
+        if !present.iter().any(|it| it == name) {
+            return stand_in.map(str::to_owned).ok_or_else(|| missing(name));
+        }
+        Ok(match field {
+            Field::Payload | Field::Headers => format!("{name}::text"),
+            Field::EventVersion => format!("{name}::int"),
+            _ => (*name).to_owned(),
+        })
+    };
+    Ok(FIELDS.iter().map(column).collect::<Result<Vec<_>, _>>()?.join(", "))
+}
+
+fn missing(column: &str) -> Error {
+    Error::Table(format!("column \"{column}\" is missing or renamed"))
+}
 
 /// Turns the log's inserts into events.
 ///
@@ -132,9 +150,9 @@ impl Rows {
 }
 
 fn layout(relation: &Relation) -> Result<Vec<Option<(Field, u32)>>, Error> {
-    for (name, _, required) in FIELDS {
-        if required && !relation.columns.iter().any(|column| column.name == name) {
-            return Err(Error::Table(format!("column \"{name}\" is missing or renamed")));
+    for (name, _, stand_in) in FIELDS {
+        if stand_in.is_none() && !relation.columns.iter().any(|column| column.name == name) {
+            return Err(missing(name));
         }
     }
     let field = |name: &str| FIELDS.iter().find(|(known, ..)| *known == name).map(|it| it.1);
@@ -160,7 +178,7 @@ fn blank(committed_at: Timestamp) -> Event {
 fn set(event: &mut Event, field: Field, type_oid: u32, datum: &Datum) -> Result<(), Error> {
     let misfit = || Error::Table(format!("column {field:?} holds a value of an unexpected type"));
     if matches!(datum, Datum::Null | Datum::Unchanged) {
-        let nullable = FIELDS.iter().any(|(_, it, required)| *it == field && !required);
+        let nullable = FIELDS.iter().any(|(_, it, stand_in)| *it == field && stand_in.is_some());
         return if nullable { Ok(()) } else { Err(misfit()) };
     }
     match field {
@@ -181,8 +199,8 @@ fn set(event: &mut Event, field: Field, type_oid: u32, datum: &Datum) -> Result<
 /// The server falls back to text for types without a binary form, column by column.
 fn uuid(datum: &Datum) -> Option<Uuid> {
     match datum {
-        Datum::Binary(bytes) => Uuid::from_slice(bytes).ok(),
-        Datum::Text(text) => Uuid::try_parse_ascii(text).ok(),
+        Datum::Binary(bytes) if bytes.len() == 16 => Uuid::from_slice(bytes).ok(),
+        Datum::Binary(text) | Datum::Text(text) => Uuid::try_parse_ascii(text).ok(),
         Datum::Null | Datum::Unchanged => None,
     }
 }

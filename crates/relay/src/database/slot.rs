@@ -6,7 +6,7 @@ use tracing::{info, warn};
 
 use super::Rows;
 use super::source::Source;
-use super::store::{StateRow, Store, Watermark};
+use super::store::{SWEPT_AT_ONCE, StateRow, Store, Watermark};
 use crate::broker::{TailReader, WayBack};
 use crate::config::Config;
 use crate::core::{LOGGED_WHILE_SCAN_UNMARKED_MAX, Origin, Settled};
@@ -24,9 +24,9 @@ pub(crate) struct Slot {
     pub(crate) system_id: u64,
     pub(crate) timeline: u32,
     /// What PostgreSQL may forget already; the slot brings nothing that ended before.
-    pub(crate) confirmed: Lsn,
+    confirmed: Lsn,
     pub(crate) start_snapshot: String,
-    pub(crate) watermark: Option<Watermark>,
+    watermark: Option<Watermark>,
     /// The process that will read the slot for this session.
     pub(crate) reader: i32,
     /// The slot was created just now: what it does not bring has to be scanned for.
@@ -75,6 +75,12 @@ impl Slot {
             reader: number(&reader)?,
             created,
         })
+    }
+
+    /// Everything that committed before this is resolved. The slot may say less after a crash of
+    /// the server, which writes slots down only now and then; the watermark is in the log.
+    pub(crate) fn resolved_before(&self) -> Lsn {
+        self.watermark.as_ref().map_or(self.confirmed, |it| it.lsn.max(self.confirmed))
     }
 
     /// Starts to stream from the slot's confirmed position.
@@ -178,7 +184,7 @@ async fn finish_epoch(
     }
     let stream = &config.stream.name;
     if let (Some(start), Some(watermark)) = (&old.start_snapshot, &old.watermark) {
-        store.sweep(stream, start, &watermark.snapshot).await?;
+        while store.sweep(stream, start, &watermark.snapshot).await? == SWEPT_AT_ONCE {}
     }
     let Some(tail) = tail else { return Ok(()) };
     let way = WayBack {

@@ -2,16 +2,21 @@
 
 use outbox::{Event, Table};
 use pgoutput::Lsn;
+use tokio::sync::OnceCell;
 use tokio_postgres::types::PgLsn;
-use tokio_postgres::{Client, Row};
+use tokio_postgres::{Client, Row, Statement};
 use uuid::Uuid;
 
 use crate::connect::{ConnectionTask, PostgresTarget};
 use crate::core::Settled;
+use crate::database::rows::scanned_columns;
 use crate::error::Error;
 
 /// `reason` is for operators; more than this helps nobody.
 const REASON_BYTES_MAX: usize = 8 * 1024;
+
+/// Rows swept by one statement.
+pub(crate) const SWEPT_AT_ONCE: u64 = 5_000;
 
 /// A connection for statements, and their texts.
 pub(crate) struct Store {
@@ -20,6 +25,8 @@ pub(crate) struct Store {
     _connection: ConnectionTask,
     table: Table,
     sql: Statements,
+    /// Prepared once: it runs for every few thousand events.
+    mark: OnceCell<Statement>,
 }
 
 struct Statements {
@@ -27,7 +34,6 @@ struct Statements {
     sweep: String,
     sweep_dead: String,
     park: String,
-    open_scan: String,
     watermark: String,
 }
 
@@ -49,6 +55,14 @@ pub(crate) struct Watermark {
     pub(crate) lsn: Lsn,
 }
 
+impl Watermark {
+    /// Every transaction numbered before this had ended when the snapshot was taken.
+    pub(crate) fn oldest_running(&self) -> Result<u64, Error> {
+        let xmin = self.snapshot.split(':').next().and_then(|xmin| xmin.parse().ok());
+        xmin.ok_or(Error::Stalled("the server's answer is no snapshot"))
+    }
+}
+
 impl Store {
     /// Connects, and is called `name` in `pg_stat_activity`.
     pub(crate) async fn connect(
@@ -58,16 +72,18 @@ impl Store {
     ) -> Result<Self, Error> {
         let (client, connection) = target.connect(name).await?;
         let sql = Statements::new(table);
-        Ok(Self { client, _connection: connection, table: table.clone(), sql })
+        let mark = OnceCell::new();
+        Ok(Self { client, _connection: connection, table: table.clone(), sql, mark })
     }
 
     pub(crate) fn client(&self) -> &Client {
         &self.client
     }
 
-    /// Commits of this connection are not waited for: for marks, whose loss is harmless.
-    pub(crate) async fn commit_lazily(&self) -> Result<(), Error> {
-        let sql = "SET synchronous_commit = off";
+    /// For marks: commits are not waited for, because their loss is harmless, and a lock on the
+    /// table is not either, because the sweeper comes again.
+    pub(crate) async fn yield_to_others(&self) -> Result<(), Error> {
+        let sql = "SET synchronous_commit = off; SET lock_timeout = '5s'";
         self.client.batch_execute(sql).await.map_err(Error::sql("configure the session"))
     }
 
@@ -81,15 +97,16 @@ impl Store {
             .iter()
             .map(|it| (it.commit_lsn > Lsn::ZERO).then(|| PgLsn::from(it.commit_lsn.0)))
             .collect();
-        let statement = self.prepare(&self.sql.mark).await?;
+        let statement = self.mark.get_or_try_init(|| self.prepare(&self.sql.mark)).await?;
         self.client()
-            .execute(&statement, &[&ids, &seqs, &lsns, &stream])
+            .execute(statement, &[&ids, &seqs, &lsns, &stream])
             .await
             .map_err(Error::sql("mark published rows"))
     }
 
     /// Marks what was published and lost its mark: rows of the log, visible in the watermark's
-    /// snapshot. Parked events that were not visible when they were parked leave the outbox here.
+    /// snapshot, at most [`SWEPT_AT_ONCE`]. Parked events that were not visible when they were
+    /// parked leave the outbox here.
     pub(crate) async fn sweep(
         &self,
         stream: &str,
@@ -108,14 +125,16 @@ impl Store {
     }
 
     /// Moves an event to the dead-letter table, durably. The row may not be visible yet: then the
-    /// event's own columns make the dead letter, and the sweeper removes the row.
-    pub(crate) async fn park(&self, event: &Event, reason: &str) -> Result<(), Error> {
+    /// event's own columns make the dead letter, and the sweeper removes the row. Says whether the
+    /// row was there.
+    pub(crate) async fn park(&self, event: &Event, reason: &str) -> Result<bool, Error> {
         let mut reason = reason.replace('\0', "\u{fffd}");
         reason.truncate(reason.floor_char_boundary(REASON_BYTES_MAX));
         let payload = String::from_utf8_lossy(&event.payload);
         let headers = event.headers.as_ref().map(|headers| String::from_utf8_lossy(headers));
-        self.client()
-            .execute(
+        let row = self
+            .client()
+            .query_one(
                 &self.sql.park,
                 &[
                     &event.id,
@@ -133,18 +152,36 @@ impl Store {
             )
             .await
             .map_err(Error::sql("park an event"))?;
-        Ok(())
+        Ok(row.get(0))
     }
 
     /// Opens a cursor on the unmarked rows that the log does not bring, in order of insertion. One
     /// pass over them, however many they are; the transaction ends with
-    /// [`close_scan`](Self::close_scan).
+    /// [`close_scan`](Self::close_scan), and until then the table keeps its columns.
     pub(crate) async fn open_scan(&self, start_snapshot: &str) -> Result<(), Error> {
         let doing = "scan for unpublished rows";
-        self.client().batch_execute("BEGIN READ ONLY").await.map_err(Error::sql(doing))?;
+        let outbox = self.table.quoted();
+        let begin = format!("BEGIN READ ONLY; LOCK TABLE {outbox} IN ACCESS SHARE MODE");
+        self.client().batch_execute(&begin).await.map_err(Error::sql(doing))?;
+        let present = self
+            .client()
+            .query(
+                "SELECT attname::text FROM pg_attribute
+                 WHERE attrelid = $1::text::regclass AND attnum > 0 AND NOT attisdropped",
+                &[&outbox],
+            )
+            .await
+            .map_err(Error::sql(doing))?;
+        let present: Vec<String> = present.iter().map(|row| row.get(0)).collect();
         // A cursor takes no parameters; the snapshot came from the server's own output function.
-        let literal = format!("'{}'", start_snapshot.replace('\'', "''"));
-        let sql = self.sql.open_scan.replace("$1", &literal);
+        let sql = format!(
+            "DECLARE tailpost_scan NO SCROLL CURSOR FOR
+             SELECT {columns} FROM {outbox}
+             WHERE published_at IS NULL AND pg_visible_in_snapshot(txid, '{snapshot}'::pg_snapshot)
+             ORDER BY seq",
+            columns = scanned_columns(&present)?,
+            snapshot = start_snapshot.replace('\'', "''"),
+        );
         self.client().batch_execute(&sql).await.map_err(Error::sql(doing))
     }
 
@@ -168,18 +205,20 @@ impl Store {
         Ok(Watermark { snapshot: row.get(0), lsn: Lsn(row.get::<_, PgLsn>(1).into()) })
     }
 
-    /// Stores a watermark that has been reached.
+    /// Stores a watermark that has been reached. Returns the number of the transaction that did.
     pub(crate) async fn store_watermark(
         &self,
         slot: &str,
         watermark: &Watermark,
-    ) -> Result<(), Error> {
+    ) -> Result<u64, Error> {
         let lsn = PgLsn::from(watermark.lsn.0);
-        self.client()
-            .execute(&self.sql.watermark, &[&slot, &watermark.snapshot, &lsn])
+        let row = self
+            .client()
+            .query_opt(&self.sql.watermark, &[&slot, &watermark.snapshot, &lsn])
             .await
             .map_err(Error::sql("store the watermark"))?;
-        Ok(())
+        let transaction = row.and_then(|row| row.get::<_, String>(0).parse().ok());
+        transaction.ok_or(Error::Stalled("the slot's state is gone"))
     }
 
     /// A record in the log that brings nothing but proves that the log still flows.
@@ -345,7 +384,7 @@ impl Store {
         self.client().execute(&sql, &[]).await.map_err(Error::sql("take over restored rows"))
     }
 
-    async fn prepare(&self, sql: &str) -> Result<tokio_postgres::Statement, Error> {
+    async fn prepare(&self, sql: &str) -> Result<Statement, Error> {
         self.client().prepare(sql).await.map_err(Error::sql("prepare a statement"))
     }
 }
@@ -366,30 +405,31 @@ impl Statements {
                  WHERE o.id = u.id AND o.published_at IS NULL"
             ),
             sweep: format!(
-                "UPDATE {outbox} o SET published_at = clock_timestamp(), stream = $3::text
-                 WHERE {swept}"
+                "UPDATE {outbox} SET published_at = clock_timestamp(), stream = $3::text
+                 WHERE id IN (SELECT o.id FROM {outbox} o WHERE {swept} LIMIT {SWEPT_AT_ONCE})
+                   AND published_at IS NULL"
             ),
             sweep_dead: format!(
                 "DELETE FROM {outbox} o USING {dead} d WHERE d.id = o.id AND {swept}"
             ),
             park: format!(
-                "WITH gone AS (DELETE FROM {outbox} WHERE id = $1 AND published_at IS NULL)
-                 INSERT INTO {dead} (id, aggregate_type, aggregate_id, event_type, event_version,
-                     payload, occurred_at, correlation_id, causation_id, headers, reason)
-                 VALUES ($1, $2, $3, $4, $5, $6::text::jsonb, $7, $8, $9, $10::text::jsonb, $11)
-                 ON CONFLICT (id) DO NOTHING"
-            ),
-            open_scan: format!(
-                "DECLARE tailpost_scan NO SCROLL CURSOR FOR
-                 SELECT {columns} FROM {outbox}
-                 WHERE published_at IS NULL AND pg_visible_in_snapshot(txid, $1::pg_snapshot)
-                 ORDER BY seq",
-                columns = super::rows::SCANNED_COLUMNS
+                "WITH gone AS (
+                     DELETE FROM {outbox} WHERE id = $1 AND published_at IS NULL RETURNING id
+                 ), parked AS (
+                     INSERT INTO {dead} (id, aggregate_type, aggregate_id, event_type,
+                         event_version, payload, occurred_at, correlation_id, causation_id,
+                         headers, reason)
+                     VALUES ($1, $2, $3, $4, $5, $6::text::jsonb, $7, $8, $9, $10::text::jsonb,
+                         $11)
+                     ON CONFLICT (id) DO NOTHING
+                 )
+                 SELECT EXISTS (SELECT FROM gone)"
             ),
             watermark: format!(
                 "UPDATE {state} SET watermark_snapshot = $2::text::pg_snapshot,
                      watermark_lsn = $3, watermark_at = now(), updated_at = now()
-                 WHERE slot = $1"
+                 WHERE slot = $1
+                 RETURNING pg_current_xact_id()::text"
             ),
         }
     }

@@ -11,6 +11,7 @@ use tracing::warn;
 use crate::broker::TailReader;
 use crate::core::{Settled, Tail};
 use crate::database::{Store, Watermark};
+use crate::describe;
 use crate::error::Error;
 
 /// A statement that has not answered by then never will: the session starts anew.
@@ -25,14 +26,36 @@ pub(super) type Job = BoxFuture<'static, Result<Done, Error>>;
 /// What a job brought.
 pub(super) enum Done {
     Tail(Tail),
-    Parked(u64),
-    Marked { batch: usize, marked: u64 },
+    Parked {
+        index: u64,
+        row_was_there: bool,
+    },
+    /// `None` if the statement failed: its rows are the sweeper's then.
+    Marked {
+        batch: usize,
+        marked: Option<u64>,
+    },
     Observed(Watermark),
-    Swept(u64),
-    Scanned { scanner: Arc<Store>, rows: Vec<Row>, seen: Option<Tail> },
+    /// `None` if the statement failed: the next watermark tries again.
+    Swept(Option<Sweep>),
+    Scanned {
+        scanner: Arc<Store>,
+        rows: Vec<Row>,
+        seen: Option<Tail>,
+    },
     ScanMarked(u64),
     ScanClosed,
     Heartbeat,
+}
+
+/// What a sweep did, and which transactions it could see.
+pub(super) struct Sweep {
+    /// Rows marked.
+    pub(super) swept: u64,
+    /// The transaction that stored the watermark: every one numbered before it had begun by then.
+    pub(super) transaction: u64,
+    /// Every transaction numbered before this had ended when the watermark was taken.
+    pub(super) oldest_running: u64,
 }
 
 /// Boxes a job and bounds its time.
@@ -60,7 +83,7 @@ pub(super) fn read_tail(
             match tail.since(from).await {
                 Ok(read) => break read,
                 Err(error) => warn!(
-                    error = &error as &dyn std::error::Error,
+                    error = describe(&error),
                     "the stream does not answer, trying again in {pause:?}"
                 ),
             }
@@ -77,7 +100,10 @@ pub(super) fn read_tail(
 }
 
 pub(super) fn park(store: Arc<Store>, index: u64, event: Box<Event>, reason: String) -> Job {
-    job(async move { store.park(&event, &reason).await.map(|()| Done::Parked(index)) })
+    job(async move {
+        let row_was_there = store.park(&event, &reason).await?;
+        Ok(Done::Parked { index, row_was_there })
+    })
 }
 
 pub(super) fn heartbeat(store: Arc<Store>) -> Job {
@@ -86,7 +112,13 @@ pub(super) fn heartbeat(store: Arc<Store>) -> Job {
 
 pub(super) fn mark(store: Arc<Store>, stream: String, batch: Vec<Settled>) -> Job {
     job(async move {
-        let marked = store.mark(&stream, &batch).await?;
+        let marked = tolerate(store.mark(&stream, &batch).await);
         Ok(Done::Marked { batch: batch.len(), marked })
     })
+}
+
+/// Marks are not worth a session: whoever locks the table delays them, not the events. A broken
+/// connection is noticed by itself.
+pub(super) fn tolerate<T>(outcome: Result<T, Error>) -> Option<T> {
+    outcome.inspect_err(|error| warn!(error = describe(error), "left rows to be marked later")).ok()
 }

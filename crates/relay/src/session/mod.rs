@@ -146,7 +146,9 @@ impl Session {
     fn perform(&mut self, reporter: &mut Reporter) -> Result<(), Error> {
         while let Some(request) = self.state.next_request() {
             match request {
-                Request::ReadTail { from, delay } => {
+                Request::ReadTail { from, delay, why } => {
+                    warn!(why, unresolved = self.state.unresolved(), "reading the stream's tail");
+                    reporter.trouble(why);
                     let (tail, store) = (self.tail.clone(), Arc::clone(&self.store));
                     let slot = self.config.slot.clone();
                     self.jobs.push(jobs::read_tail(tail, store, slot, self.reader, from, delay));
@@ -166,14 +168,19 @@ impl Session {
     fn finish(&mut self, done: Done) -> Result<(), Error> {
         match done {
             Done::Tail(tail) => self.apply(Input::Tail(tail)),
-            Done::Parked(index) => self.apply(Input::Parked { index }),
+            Done::Parked { index, row_was_there } => {
+                if !row_was_there {
+                    self.settling.parked();
+                }
+                self.apply(Input::Parked { index });
+            }
             Done::Marked { batch, marked } => self.settling.marked(batch, marked),
             Done::Observed(watermark) => self.settling.observed(watermark),
-            Done::Swept(swept) => {
-                if swept > 0 {
+            Done::Swept(sweep) => {
+                if let Some(swept @ 1..) = sweep.as_ref().map(|sweep| sweep.swept) {
                     info!(swept, "marked rows whose marks were lost or late");
                 }
-                self.settling.swept(swept);
+                self.settling.swept(sweep, &mut self.jobs);
             }
             Done::Scanned { scanner, rows, seen } => self.scanned(scanner, rows, seen)?,
             Done::ScanMarked(marked) => self.scan_marked(marked),

@@ -18,6 +18,33 @@ use crate::core::{Limits, Mode, Start, State};
 use crate::database::{Rows, Slot, Store};
 use crate::error::Error;
 
+/// Reads the stream's tail back to what is resolved, and builds the core on it.
+async fn state(
+    config: &Config,
+    mode: Mode,
+    way: WayBack,
+    tail: &TailReader,
+) -> Result<State, Error> {
+    let WayBack { resolved_before, system_id, .. } = way;
+    let tail = tail.back_to(way).await?;
+    info!(
+        slot = config.slot,
+        stream = config.stream.name,
+        %resolved_before,
+        last_sequence = tail.last_seq,
+        read_back = tail.messages.len(),
+        "the slot is ours"
+    );
+    Ok(State::new(Start {
+        mode,
+        limits: Limits { events: config.window.events, bytes: config.window.bytes },
+        ack_timeout: config.ack_timeout,
+        system_id,
+        resolved_before,
+        tail,
+    }))
+}
+
 impl Session {
     /// Takes the slot and finds out what the stream has of what the slot will bring again.
     ///
@@ -40,8 +67,7 @@ impl Session {
         let slot = Slot::prepare(config, &store, Some(&tail)).await?;
         let (system_id, timeline, reader) = (slot.system_id, slot.timeline, slot.reader);
         let start_snapshot = slot.start_snapshot.clone();
-        let covered = slot.watermark.as_ref().map_or(slot.confirmed, |watermark| watermark.lsn);
-        let resolved_before = slot.confirmed.max(covered);
+        let resolved_before = slot.resolved_before();
         let rows = Rows::new(config.table.clone(), config.subject.clone());
         let source = slot.start(rows, &config.slot).await?;
         let mode = match config.mode {
@@ -54,28 +80,12 @@ impl Session {
             overtaken_max: if mode == Mode::Keyed { config.window.events } else { 0 },
             at_least: 1,
         };
-        let end = tail.back_to(way).await?;
-        info!(
-            slot = config.slot,
-            stream = config.stream.name,
-            %resolved_before,
-            last_sequence = end.last_seq,
-            read_back = end.messages.len(),
-            "the slot is ours"
-        );
-        let state = State::new(Start {
-            mode,
-            limits: Limits { events: config.window.events, bytes: config.window.bytes },
-            ack_timeout: config.ack_timeout,
-            system_id,
-            resolved_before,
-            tail: end,
-        });
+        let state = state(config, mode, way, &tail).await?;
         let history = History { system_id, timeline };
         let (publisher, answers) =
             Publisher::new(client.clone(), &config.stream.name, history).await?;
         let marks = Store::connect(&config.postgres, &config.table, "tailpost marks").await?;
-        marks.commit_lazily().await?;
+        marks.yield_to_others().await?;
         let until = if once { Some(store.mark_the_end().await?) } else { None };
         let settling = Settling::new(Arc::clone(config), Arc::new(marks), start_snapshot.clone());
         Ok(Self {

@@ -98,13 +98,13 @@ impl Session {
         }));
     }
 
-    /// Looks again from time to time, while the log is worked through: a row may have been
-    /// unmarked by hand.
+    /// Looks again from time to time, while the log is not behind: a row may have been unmarked by
+    /// hand. (Behind, the many rows that the log will bring would be looked at in vain.)
     pub(super) fn rescan(&mut self) {
         if let Phase::Resting { since } = self.scan.phase
             && since.elapsed() >= self.config.scan.interval
             && self.draining_since.is_none()
-            && self.state.is_idle()
+            && self.state.unresolved() * 2 < self.config.window.events
         {
             self.start_scan();
         }

@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 use futures_util::stream::FuturesUnordered;
 
 use super::Session;
-use super::jobs::{self, Done, Job, job};
+use super::jobs::{self, Done, Job, Sweep, job};
 use crate::config::Config;
 use crate::core::{Origin, Settled, State};
+use crate::database::store::SWEPT_AT_ONCE;
 use crate::database::{Store, Watermark};
 use crate::reporter::Reporter;
 
@@ -47,6 +48,21 @@ pub(super) struct Settling {
     observed_at: Option<Instant>,
     /// What was resolved when the last watermark was taken.
     observed_resolved: Option<u64>,
+    missed: Missed,
+}
+
+/// A mark that hits no row is ambiguous: the row is marked already, or gone, or not visible yet,
+/// because its commit waits for a synchronous standby. The last kind is for the sweeper, once a
+/// snapshot shows it: watermarks go on being taken until one is younger than every transaction
+/// that could have been meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Missed {
+    Nothing,
+    Something,
+    /// The watermark under way was begun after the mark that missed.
+    Observing,
+    /// Whatever was missed belongs to a transaction before this one.
+    Before(u64),
 }
 
 /// A watermark's way: taken, reached by the confirmed position, its marks executed, stored.
@@ -55,7 +71,7 @@ enum Step {
     Observing,
     Waiting(Watermark),
     Flushing { watermark: Watermark, marks: u64 },
-    Storing,
+    Storing(Watermark),
 }
 
 impl Settling {
@@ -73,6 +89,7 @@ impl Settling {
             watermark: Step::Resting,
             observed_at: None,
             observed_resolved: None,
+            missed: Missed::Something, // by an earlier session
         }
     }
 
@@ -88,29 +105,57 @@ impl Settling {
         self.store.client().is_closed()
     }
 
-    pub(super) fn marked(&mut self, batch: usize, marked: u64) {
+    /// A statement ended; if it failed, the rows are left to the sweeper.
+    pub(super) fn marked(&mut self, batch: usize, marked: Option<u64>) {
         self.marking = false;
         self.executed += batch as u64;
-        self.counts.marked += marked;
+        self.counts.marked += marked.unwrap_or(0);
+        if marked.is_none_or(|marked| marked < batch as u64) {
+            self.missed = Missed::Something;
+        }
     }
 
     pub(super) fn observed(&mut self, watermark: Watermark) {
         self.watermark = Step::Waiting(watermark);
     }
 
-    pub(super) fn swept(&mut self, swept: u64) {
-        self.watermark = Step::Resting;
-        self.counts.swept += swept;
+    /// A parked event's row was not there, perhaps because it is not visible yet.
+    pub(super) fn parked(&mut self) {
+        self.missed = Missed::Something;
     }
 
-    /// Takes a watermark when something was resolved since the last one, and once at the start, for
-    /// what an earlier session left unmarked.
+    /// A sweep ended: the next one follows at once while it finds as much as it may take.
+    pub(super) fn swept(&mut self, sweep: Option<Sweep>, jobs: &mut FuturesUnordered<Job>) {
+        let step = std::mem::replace(&mut self.watermark, Step::Resting);
+        let Some(sweep) = sweep else {
+            self.missed = Missed::Something;
+            return;
+        };
+        self.counts.swept += sweep.swept;
+        if let (SWEPT_AT_ONCE, Step::Storing(watermark)) = (sweep.swept, step) {
+            jobs.push(self.store_and_sweep(watermark.clone()));
+            self.watermark = Step::Storing(watermark);
+            return;
+        }
+        self.missed = match self.missed {
+            Missed::Observing => Missed::Before(sweep.transaction),
+            Missed::Before(transaction) if sweep.oldest_running >= transaction => Missed::Nothing,
+            missed => missed,
+        };
+    }
+
+    /// Takes a watermark when something was resolved since the last one, or when marks missed rows
+    /// that may have become visible; so also at the start, for what an earlier session left
+    /// unmarked.
     pub(super) fn observe_if_due(&mut self, jobs: &mut FuturesUnordered<Job>, state: &State) {
         let counts = state.counts();
         let resolved = counts.acked + counts.found + counts.parked;
         let due = self.observed_at.is_none_or(|at| at.elapsed() >= WATERMARK_EVERY);
-        let news = self.observed_resolved != Some(resolved);
+        let news = self.observed_resolved != Some(resolved) || self.missed != Missed::Nothing;
         if matches!(self.watermark, Step::Resting) && due && news {
+            if self.missed == Missed::Something {
+                self.missed = Missed::Observing;
+            }
             self.observed_at = Some(Instant::now());
             self.observed_resolved = Some(resolved);
             self.watermark = Step::Observing;
@@ -148,15 +193,16 @@ impl Settling {
     }
 
     fn advance(&mut self, jobs: &mut FuturesUnordered<Job>, state: &State) {
-        match std::mem::replace(&mut self.watermark, Step::Storing) {
+        self.watermark = match std::mem::replace(&mut self.watermark, Step::Resting) {
             Step::Waiting(watermark) if state.confirmed() >= watermark.lsn => {
-                self.watermark = Step::Flushing { watermark, marks: self.queued };
+                Step::Flushing { watermark, marks: self.queued }
             }
             Step::Flushing { watermark, marks } if self.executed >= marks => {
-                jobs.push(self.store_and_sweep(watermark));
+                jobs.push(self.store_and_sweep(watermark.clone()));
+                Step::Storing(watermark)
             }
-            other => self.watermark = other,
-        }
+            other => other,
+        };
     }
 
     /// On the marks' own connection: their commits and the watermark's survive a crash in order.
@@ -164,9 +210,13 @@ impl Settling {
         let (store, config) = (Arc::clone(&self.store), Arc::clone(&self.config));
         let start_snapshot = self.start_snapshot.clone();
         job(async move {
-            store.store_watermark(&config.slot, &watermark).await?;
+            let stored = store.store_watermark(&config.slot, &watermark).await;
+            let Some(transaction) = jobs::tolerate(stored) else { return Ok(Done::Swept(None)) };
             let stream = &config.stream.name;
-            store.sweep(stream, &start_snapshot, &watermark.snapshot).await.map(Done::Swept)
+            let swept = store.sweep(stream, &start_snapshot, &watermark.snapshot).await;
+            let Some(swept) = jobs::tolerate(swept) else { return Ok(Done::Swept(None)) };
+            let oldest_running = watermark.oldest_running()?;
+            Ok(Done::Swept(Some(Sweep { swept, transaction, oldest_running })))
         })
     }
 }

@@ -1,268 +1,263 @@
-//! One producer.
+//! One writer: a connection, a loop of transactions, and the truth about each of them.
 
-use std::error::Error as _;
-use std::io;
-use std::str::FromStr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use jiff::Timestamp;
+use rand::SeedableRng;
 use rand::rngs::StdRng;
-use rand::{RngExt, SeedableRng};
-use serde_json::{Value, json};
 use tokio::sync::watch;
-use tokio_postgres::error::SqlState;
-use tokio_postgres::{Client, Config, Error, NoTls, Statement};
-use uuid::Uuid;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio_postgres::{Client, NoTls, Statement};
 
-use super::journal::{Commit, Journal};
-use super::{OUTCOME_DEADLINE, WorkloadOptions};
+use super::{CommittedEvent, Counters, Order, WorkloadOptions, Written};
 
-/// Between two attempts to connect, or to learn an outcome.
-const RETRY: Duration = Duration::from_millis(20);
-/// For one attempt to connect: a paused server takes connections and says nothing.
-const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
-/// A writer that is further behind its rate than this does not make up for it.
+/// Between two attempts to connect.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// After this long without an answer the connection counts as broken.
+const STEP_DEADLINE: Duration = Duration::from_secs(5);
+
+/// How long the end of the run waits to find out about a last COMMIT.
+const RESOLVE_DEADLINE: Duration = Duration::from_secs(60);
+
+/// A writer that is further behind its rate does not catch up: the server was away.
 const BEHIND_MAX: Duration = Duration::from_secs(1);
 
 pub(super) struct Writer {
-    config: Config,
-    outbox: String,
-    /// Names of the aggregates that this writer alone writes.
-    aggregates: Vec<String>,
-    events_max: usize,
-    rollbacks: f64,
-    padding: String,
-    /// Between two events; zero for as fast as it goes.
-    pace: Duration,
-    due: Instant,
-    random: StdRng,
-    journal: Arc<Journal>,
-    stop: watch::Receiver<bool>,
+    url: String,
+    namespace: i32,
+    index: i32,
+    options: Arc<WorkloadOptions>,
+    counters: Arc<Counters>,
+    rng: StdRng,
+    // Ordinal of the next event, by aggregate.
+    next: Vec<u64>,
+    // Its COMMIT was sent and not answered. Nothing else is written before its outcome is known.
+    unknown: Option<(Order, std::time::Instant)>,
+    written: Written,
 }
 
 struct Session {
     client: Client,
-    backend: i32,
     insert_order: Statement,
     insert_events: Statement,
 }
 
-/// A transaction whose commit was asked for.
-struct Asked {
-    order: Uuid,
-    ids: Vec<Uuid>,
-    at: Instant,
-    backend: i32,
-}
-
-/// Why a session is over.
-enum Ended {
-    Stopped,
-    /// The server went away, with the answer to a commit perhaps.
-    Gone(Option<Asked>),
+enum Outcome {
+    Committed(std::time::Instant),
+    RolledBack,
+    /// The session broke before COMMIT was sent.
+    Broken(Option<tokio_postgres::Error>),
+    /// The session broke after COMMIT was sent.
+    Unknown(std::time::Instant),
 }
 
 impl Writer {
     pub(super) fn new(
         url: &str,
-        options: &WorkloadOptions,
-        index: usize,
-        journal: Arc<Journal>,
-        stop: watch::Receiver<bool>,
-    ) -> Result<Self> {
-        let mut config = Config::from_str(url).context("parse the workload's URL")?;
-        config.application_name(format!("workload-{index}"));
-        let count = options.aggregates.max(options.writers);
-        let aggregates = (index..count).step_by(options.writers);
-        #[expect(clippy::cast_precision_loss, reason = "few writers")]
-        let writers = options.writers as f64;
-        Ok(Self {
-            config,
-            outbox: options.table.clone(),
-            aggregates: aggregates.map(|it| format!("customer-{it}")).collect(),
-            events_max: options.events_per_transaction_max.max(1),
-            rollbacks: options.rollbacks,
-            padding: "x".repeat(options.padding),
-            pace: options.rate.map_or(Duration::ZERO, |it| Duration::from_secs_f64(writers / it)),
-            due: Instant::now(),
-            random: StdRng::seed_from_u64(
-                options.seed.wrapping_mul(1_000).wrapping_add(index as u64),
-            ),
-            journal,
-            stop,
+        namespace: i32,
+        index: i32,
+        options: &Arc<WorkloadOptions>,
+        counters: &Arc<Counters>,
+    ) -> Self {
+        let seed =
+            options.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ u64::from(index.unsigned_abs());
+        Self {
+            url: url.to_owned(),
+            namespace,
+            index,
+            options: Arc::clone(options),
+            counters: Arc::clone(counters),
+            rng: StdRng::seed_from_u64(seed),
+            next: vec![0; options.aggregates.max(1)],
+            unknown: None,
+            written: Written::default(),
+        }
+    }
+
+    pub(super) async fn run(mut self, mut stop: watch::Receiver<bool>) -> Result<Written> {
+        let prefix = format!("{:08x}-{}", self.namespace, self.index);
+        let mut session = None;
+        let mut due = Instant::now();
+        while !*stop.borrow() {
+            let Some(open) = &mut session else {
+                session = self.reconnect().await?;
+                continue;
+            };
+            let order = Order::draw(&mut self.rng, &self.options, &prefix, &self.next);
+            let outcome = open.write(&order, &self.options).await;
+            if matches!(outcome, Outcome::Broken(_) | Outcome::Unknown(_)) {
+                session = None;
+            }
+            let paced = matches!(outcome, Outcome::Committed(_)).then_some(order.events.len());
+            self.settle(order, outcome)?;
+            if let (Some(rate), Some(events)) = (self.options.rate, paced) {
+                due = next_due(due, events, rate / f64::from(self.writers()));
+                tokio::select! {
+                    () = sleep_until(due) => {}
+                    _ = stop.changed() => {}
+                }
+            }
+        }
+        drop(session);
+        self.resolve_last().await?;
+        Ok(self.written)
+    }
+
+    fn writers(&self) -> u32 {
+        u32::try_from(self.options.writers).unwrap_or(u32::MAX)
+    }
+
+    fn settle(&mut self, order: Order, outcome: Outcome) -> Result<()> {
+        match outcome {
+            Outcome::Committed(sent) => self.committed(&order, sent),
+            Outcome::RolledBack => self.rolled_back(&order),
+            Outcome::Broken(error) => {
+                self.rolled_back(&order);
+                if let Some(error) = error.filter(is_permanent) {
+                    return Err(error).context("write an order and its events");
+                }
+            }
+            Outcome::Unknown(sent) => self.unknown = Some((order, sent)),
+        }
+        Ok(())
+    }
+
+    fn committed(&mut self, order: &Order, commit_sent: std::time::Instant) {
+        let committed_at = Timestamp::now();
+        let events = (order.first_ordinal..).zip(&order.events);
+        self.written.committed.extend(events.map(|(ordinal, &id)| CommittedEvent {
+            id,
+            aggregate: order.aggregate_id.clone(),
+            ordinal,
+            commit_sent,
+            committed_at,
+        }));
+        let count = order.events.len() as u64;
+        self.next[order.aggregate] = order.first_ordinal + count;
+        self.counters.committed.fetch_add(count, Ordering::Relaxed);
+    }
+
+    fn rolled_back(&mut self, order: &Order) {
+        self.written.rolled_back.extend(&order.events);
+        self.counters.rolled_back.fetch_add(order.events.len() as u64, Ordering::Relaxed);
+    }
+
+    /// One attempt to connect and to find out about the last COMMIT; `None` after a short pause if
+    /// the server is not there.
+    async fn reconnect(&mut self) -> Result<Option<Session>> {
+        let opened = timeout(STEP_DEADLINE, self.open()).await;
+        match opened {
+            Ok(Ok(session)) => Ok(Some(session)),
+            Ok(Err(error)) if is_permanent(&error) => Err(error).context("prepare the workload"),
+            Ok(Err(_)) | Err(_) => {
+                sleep(PAUSE).await;
+                Ok(None)
+            }
+        }
+    }
+
+    async fn open(&mut self) -> Result<Session, tokio_postgres::Error> {
+        let (client, connection) = tokio_postgres::connect(&self.url, NoTls).await?;
+        // Ends with the client, or with the server: either way the client's next call tells.
+        tokio::spawn(connection);
+        self.take_over(&client).await?;
+        if let Some((order, sent)) = self.unknown.take() {
+            match client.query_opt("SELECT FROM orders WHERE id = $1", &[&order.id]).await {
+                Ok(Some(_)) => self.committed(&order, sent),
+                Ok(None) => self.rolled_back(&order),
+                Err(error) => {
+                    self.unknown = Some((order, sent));
+                    return Err(error);
+                }
+            }
+        }
+        let insert_order = "INSERT INTO orders (id, aggregate) VALUES ($1, $2)";
+        let insert_events = format!(
+            "INSERT INTO {} (id, aggregate_type, aggregate_id, event_type, payload) \
+             SELECT id, 'order', $2, 'OrderChanged', \
+             jsonb_build_object('order', $3::uuid, 'counter', $4::bigint + ordinal - 1) \
+             FROM unnest($1::uuid[]) WITH ORDINALITY AS event (id, ordinal) ORDER BY ordinal",
+            self.options.table.quoted()
+        );
+        Ok(Session {
+            insert_order: client.prepare(insert_order).await?,
+            insert_events: client.prepare(&insert_events).await?,
+            client,
         })
     }
 
-    pub(super) async fn run(mut self) -> Result<()> {
-        let mut unknown: Option<Asked> = None;
-        loop {
-            // Wanting nothing but an outcome, a stopped writer goes on for a while.
-            let Some(session) = self.connect(unknown.is_some()).await? else {
-                return match unknown {
-                    None => Ok(()),
-                    Some(_) => bail!("the server stayed away: the outcome of a commit is unknown"),
-                };
+    /// Ends this writer's earlier session on the server, if there still is one, so that an
+    /// unanswered COMMIT has either happened or never will.
+    async fn take_over(&self, client: &Client) -> Result<(), tokio_postgres::Error> {
+        let end = "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' \
+                   AND classid::bigint = $1::int AND objid::bigint = $2::int \
+                   AND database = (SELECT oid FROM pg_database WHERE datname = current_database())";
+        client.execute(end, &[&self.namespace, &self.index]).await?;
+        client.execute("SELECT pg_advisory_lock($1, $2)", &[&self.namespace, &self.index]).await?;
+        Ok(())
+    }
+
+    async fn resolve_last(&mut self) -> Result<()> {
+        let started = Instant::now();
+        while self.unknown.is_some() {
+            if started.elapsed() > RESOLVE_DEADLINE {
+                bail!("could not find out whether the last transaction was committed");
+            }
+            self.reconnect().await?;
+        }
+        Ok(())
+    }
+}
+
+impl Session {
+    async fn write(&mut self, order: &Order, options: &WorkloadOptions) -> Outcome {
+        let prepared = timeout(STEP_DEADLINE, async {
+            let tx = self.client.transaction().await?;
+            tx.execute(&self.insert_order, &[&order.id, &order.aggregate_id]).await?;
+            let first = i64::try_from(order.first_ordinal).unwrap_or(i64::MAX);
+            tx.execute(
+                &self.insert_events,
+                &[&order.events, &order.aggregate_id, &order.id, &first],
+            )
+            .await?;
+            Ok(tx)
+        });
+        let tx = match prepared.await {
+            Ok(Ok(tx)) => tx,
+            Ok(Err(error)) => return Outcome::Broken(Some(error)),
+            Err(_) => return Outcome::Broken(None),
+        };
+        if order.rolls_back {
+            return match timeout(STEP_DEADLINE, tx.rollback()).await {
+                Ok(Ok(())) => Outcome::RolledBack,
+                Ok(Err(error)) => Outcome::Broken(Some(error)),
+                Err(_) => Outcome::Broken(None),
             };
-            if let Some(asked) = unknown.take() {
-                match self.learn(&session, &asked).await {
-                    Ok(()) => {}
-                    Err(error) if is_gone(&error) => unknown = Some(asked),
-                    Err(error) => return Err(error).context("learn the outcome of a commit"),
-                }
-                if unknown.is_some() {
-                    continue;
-                }
-            }
-            match self.write(&session).await.context("write events")? {
-                Ended::Stopped => return Ok(()),
-                Ended::Gone(asked) => unknown = asked,
-            }
-            if unknown.is_some() {
-                self.journal.lose_answer();
-            }
         }
-    }
-
-    /// Connects, however long it takes. `None` when stopped, at once or, if `insisting`, after a while.
-    async fn connect(&mut self, insisting: bool) -> Result<Option<Session>> {
-        let mut stopped_at = None;
-        loop {
-            if *self.stop.borrow() {
-                let since = *stopped_at.get_or_insert_with(Instant::now);
-                if !insisting || since.elapsed() > OUTCOME_DEADLINE {
-                    return Ok(None);
-                }
-            }
-            match tokio::time::timeout(CONNECT_DEADLINE, self.open()).await {
-                Ok(Ok(session)) => return Ok(Some(session)),
-                Ok(Err(error)) if !is_gone(&error) => {
-                    return Err(error).context("connect a writer");
-                }
-                Ok(Err(_)) | Err(_) => tokio::time::sleep(RETRY).await,
-            }
+        if let Some(before_commit) = &options.before_commit {
+            before_commit(&order.events);
         }
-    }
-
-    async fn open(&self) -> Result<Session, Error> {
-        let (client, connection) = self.config.connect(NoTls).await?;
-        tokio::spawn(connection);
-        let backend = client.query_one("SELECT pg_backend_pid()", &[]).await?.get(0);
-        let insert_order = "INSERT INTO orders (id, customer, total_cents) VALUES ($1, $2, $3)";
-        let insert_events = format!(
-            "INSERT INTO {} (id, aggregate_type, aggregate_id, event_type, payload)
-             SELECT id, 'customer', $1, type, payload
-             FROM unnest($2::uuid[], $3::text[], $4::jsonb[]) AS event (id, type, payload)",
-            self.outbox
-        );
-        let insert_order = client.prepare(insert_order).await?;
-        let insert_events = client.prepare(&insert_events).await?;
-        Ok(Session { client, backend, insert_order, insert_events })
-    }
-
-    /// Finds out whether a transaction committed whose answer was lost.
-    async fn learn(&self, session: &Session, asked: &Asked) -> Result<(), Error> {
-        // While its process lives the transaction may still commit, or wait for a standby. The new session has another process.
-        let alive = "SELECT count(*) FROM pg_stat_activity
-                     WHERE pid = $1 AND backend_type = 'client backend'";
-        while asked.backend != session.backend
-            && session.client.query_one(alive, &[&asked.backend]).await?.get::<_, i64>(0) > 0
-        {
-            tokio::time::sleep(RETRY).await;
+        let sent = std::time::Instant::now();
+        match timeout(STEP_DEADLINE, tx.commit()).await {
+            Ok(Ok(())) => Outcome::Committed(sent),
+            Ok(Err(_)) | Err(_) => Outcome::Unknown(sent),
         }
-        let order = "SELECT count(*) FROM orders WHERE id = $1";
-        let found = session.client.query_one(order, &[&asked.order]).await?.get::<_, i64>(0) > 0;
-        let ids = asked.ids.clone();
-        if found {
-            self.journal.commit(Commit { ids, asked: asked.at, answered: None });
-        } else {
-            self.journal.roll_back(ids);
-        }
-        Ok(())
-    }
-
-    /// Writes until stopped, or until the server is gone.
-    async fn write(&mut self, session: &Session) -> Result<Ended, Error> {
-        loop {
-            if *self.stop.borrow() {
-                return Ok(Ended::Stopped);
-            }
-            match self.transaction(session).await {
-                Ok(()) => {}
-                Err((error, asked)) if is_gone(&error) => return Ok(Ended::Gone(asked)),
-                Err((error, _)) => return Err(error),
-            }
-        }
-    }
-
-    async fn transaction(&mut self, session: &Session) -> Result<(), (Error, Option<Asked>)> {
-        let before = |error| (error, None);
-        let Session { client, insert_order, insert_events, backend } = session;
-        let customer = self.aggregates[self.random.random_range(..self.aggregates.len())].clone();
-        let count = self.random.random_range(1..=self.events_max);
-        let rolls_back = self.random.random_bool(self.rollbacks);
-        let cents: i64 = self.random.random_range(100..100_000);
-        self.wait_for_turn(count).await;
-
-        let order = Uuid::now_v7();
-        let ids: Vec<Uuid> = (0..count).map(|_| Uuid::now_v7()).collect();
-        let kinds: Vec<&str> = (0..count).map(kind).collect();
-        let payloads: Vec<Value> = (0..count)
-            .map(|line| {
-                json!({ "order": order, "line": line, "total_cents": cents, "note": self.padding })
-            })
-            .collect();
-        client.batch_execute("BEGIN").await.map_err(before)?;
-        client.execute(insert_order, &[&order, &customer, &cents]).await.map_err(before)?;
-        client
-            .execute(insert_events, &[&customer, &ids, &kinds, &payloads])
-            .await
-            .map_err(before)?;
-        if rolls_back {
-            client.batch_execute("ROLLBACK").await.map_err(before)?;
-            self.journal.roll_back(ids);
-            return Ok(());
-        }
-        let at = Instant::now();
-        if let Err(error) = client.batch_execute("COMMIT").await {
-            return Err((error, Some(Asked { order, ids, at, backend: *backend })));
-        }
-        self.journal.commit(Commit { ids, asked: at, answered: Some(Instant::now()) });
-        Ok(())
-    }
-
-    /// Waits until it is time for `count` more events, or to stop.
-    async fn wait_for_turn(&mut self, count: usize) {
-        if self.pace.is_zero() {
-            return;
-        }
-        if self.due.elapsed() > BEHIND_MAX {
-            self.due = Instant::now();
-        }
-        tokio::select! {
-            () = tokio::time::sleep_until(self.due.into()) => {}
-            _ = self.stop.wait_for(|it| *it) => {}
-        }
-        self.due += self.pace * u32::try_from(count).unwrap_or(u32::MAX);
     }
 }
 
-fn kind(line: usize) -> &'static str {
-    if line == 0 { "order_placed" } else { "item_reserved" }
+fn next_due(due: Instant, events: usize, rate: f64) -> Instant {
+    let events = u32::try_from(events).map_or(f64::INFINITY, f64::from);
+    let gap = Duration::try_from_secs_f64(events / rate).unwrap_or(BEHIND_MAX);
+    let now = Instant::now();
+    if now.duration_since(due) > BEHIND_MAX { now + gap } else { due + gap }
 }
 
-/// Whether the server went away, or is coming or going, as opposed to refusing what it was asked.
-fn is_gone(error: &Error) -> bool {
-    match error.code() {
-        None => error.is_closed() || error.source().is_some_and(|it| it.is::<io::Error>()),
-        Some(code) => {
-            let going = [
-                SqlState::ADMIN_SHUTDOWN,
-                SqlState::CRASH_SHUTDOWN,
-                SqlState::CANNOT_CONNECT_NOW,
-                SqlState::TOO_MANY_CONNECTIONS,
-            ];
-            going.contains(code) || code.code().starts_with("08")
-        }
-    }
+/// Data exceptions, violated constraints, missing tables: no reconnecting mends them.
+fn is_permanent(error: &tokio_postgres::Error) -> bool {
+    let class = error.code().and_then(|code| code.code().get(..2));
+    matches!(class, Some("22" | "23" | "28" | "3D" | "42"))
 }

@@ -1,0 +1,156 @@
+//! One test's own servers, and the relay's settings for them.
+
+use std::net::{Ipv4Addr, SocketAddr};
+
+use testbed::{Nats, NatsOptions, Postgres, PostgresOptions, Proxy};
+
+use crate::process::Relay;
+use crate::wait::DEADLINE;
+
+/// Lines of each server's log that a failing test shows.
+const LOG_TAIL: usize = 15;
+
+/// How to set up a [`Rig`].
+#[derive(Default)]
+pub struct RigOptions {
+    /// The PostgreSQL server.
+    pub postgres: PostgresOptions,
+    /// The NATS server.
+    pub nats: NatsOptions,
+    /// Whether `tailpost` reaches the servers through proxies. Everybody else goes straight.
+    pub proxied: bool,
+}
+
+/// A PostgreSQL and a NATS of the test's own, and how to run `tailpost` between them.
+///
+/// The outbox is in the database `postgres`, everything else is named by default. Helpers connect
+/// anew each time, so that they work again as soon as a restarted server does.
+pub struct Rig {
+    /// The database server.
+    pub postgres: Postgres,
+    /// The broker.
+    pub nats: Nats,
+    env: Vec<(String, String)>,
+    network: Option<Network>,
+}
+
+struct Network {
+    to_postgres: Proxy,
+    to_nats: Proxy,
+}
+
+impl Rig {
+    /// Starts both servers with their defaults.
+    ///
+    /// # Panics
+    ///
+    /// When one does not start.
+    pub async fn new() -> Self {
+        Self::with(RigOptions::default()).await
+    }
+
+    /// Starts both servers, and a proxy before each: see [`Rig::to_postgres`] and [`Rig::to_nats`].
+    ///
+    /// # Panics
+    ///
+    /// When one does not start.
+    pub async fn proxied() -> Self {
+        Self::with(RigOptions { proxied: true, ..RigOptions::default() }).await
+    }
+
+    /// Starts both servers.
+    ///
+    /// # Panics
+    ///
+    /// When one does not start.
+    pub async fn with(options: RigOptions) -> Self {
+        let (postgres, nats) =
+            tokio::join!(Postgres::start(options.postgres), Nats::start(options.nats));
+        let postgres = postgres.expect("start PostgreSQL");
+        let nats = nats.expect("start NATS");
+        let (mut to_postgres, mut to_nats) = (loopback(postgres.port()), loopback(nats.port()));
+        let network = if options.proxied {
+            let started = tokio::try_join!(Proxy::start(to_postgres), Proxy::start(to_nats));
+            let (before_postgres, before_nats) = started.expect("start proxies");
+            (to_postgres, to_nats) = (before_postgres.addr(), before_nats.addr());
+            Some(Network { to_postgres: before_postgres, to_nats: before_nats })
+        } else {
+            None
+        };
+        let mut rig = Self { postgres, nats, env: Vec::new(), network };
+        rig.set("DATABASE_URL", &format!("postgres://postgres@{to_postgres}/postgres"));
+        rig.set("NATS_URL", &format!("nats://{to_nats}"));
+        rig.set("TAILPOST_ADMIN__LISTEN", "off");
+        rig
+    }
+
+    /// The network between `tailpost` and PostgreSQL.
+    ///
+    /// # Panics
+    ///
+    /// When the rig is not proxied.
+    pub fn to_postgres(&mut self) -> &mut Proxy {
+        &mut self.network.as_mut().expect("a proxied rig").to_postgres
+    }
+
+    /// The network between `tailpost` and NATS.
+    ///
+    /// # Panics
+    ///
+    /// When the rig is not proxied.
+    pub fn to_nats(&mut self) -> &mut Proxy {
+        &mut self.network.as_mut().expect("a proxied rig").to_nats
+    }
+
+    /// Sets a variable, such as `TAILPOST_STREAM__DUPLICATE_WINDOW`, for processes started later.
+    pub fn set(&mut self, name: &str, value: &str) {
+        self.env.retain(|(known, _)| known != name);
+        self.env.push((name.to_owned(), value.to_owned()));
+    }
+
+    /// Runs `tailpost setup`.
+    ///
+    /// # Panics
+    ///
+    /// When it fails.
+    pub async fn setup(&self) {
+        let setup = self.spawn(&["setup"]);
+        let status = setup.wait_exit(DEADLINE).await;
+        assert!(status.success(), "setup: {status}\n{}", setup.log());
+    }
+
+    /// Starts `tailpost relay`.
+    ///
+    /// # Panics
+    ///
+    /// As [`Relay::spawn`].
+    pub fn relay(&self) -> Relay {
+        self.spawn(&["relay"])
+    }
+
+    /// Starts `tailpost` with any arguments.
+    ///
+    /// # Panics
+    ///
+    /// As [`Relay::spawn`].
+    pub fn spawn(&self, args: &[&str]) -> Relay {
+        Relay::spawn(args, &self.env)
+    }
+}
+
+fn loopback(port: u16) -> SocketAddr {
+    (Ipv4Addr::LOCALHOST, port).into()
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        for (name, log) in [("PostgreSQL", self.postgres.log()), ("NATS", self.nats.log())] {
+            let lines: Vec<&str> = log.lines().collect();
+            let tail = &lines[lines.len().saturating_sub(LOG_TAIL)..];
+            eprintln!("--- log of {name}\n{}", tail.join("\n"));
+        }
+    }
+}

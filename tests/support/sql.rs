@@ -1,0 +1,122 @@
+//! The rig's helpers on the database's side.
+
+use tokio_postgres::Client;
+use tokio_postgres::types::FromSqlOwned;
+use uuid::Uuid;
+
+use crate::rig::Rig;
+use crate::wait::{DEADLINE, until};
+
+const INSERT: &str = "
+    INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)
+    SELECT gen_random_uuid(), 'order', 'o-' || n % 10, 'OrderPlaced', jsonb_build_object('n', n)
+    FROM generate_series(1, $1::INT) AS n
+    RETURNING id";
+
+impl Rig {
+    /// Connects to the database with the outbox.
+    ///
+    /// # Panics
+    ///
+    /// When the server does not take the connection.
+    pub async fn client(&self) -> Client {
+        self.postgres.client("postgres").await.expect("connect to PostgreSQL")
+    }
+
+    /// Runs statements.
+    ///
+    /// # Panics
+    ///
+    /// When one fails.
+    pub async fn execute(&self, sql: &str) {
+        self.client().await.batch_execute(sql).await.expect(sql);
+    }
+
+    /// Asks for one value.
+    ///
+    /// # Panics
+    ///
+    /// When the answer is not one row, or of another type.
+    pub async fn query<T: FromSqlOwned>(&self, sql: &str) -> T {
+        self.client().await.query_one(sql, &[]).await.expect(sql).get(0)
+    }
+
+    /// Inserts `n` events of ten aggregates in one transaction; returns their ids in order.
+    ///
+    /// # Panics
+    ///
+    /// When the database refuses.
+    pub async fn insert(&self, n: i32) -> Vec<Uuid> {
+        let rows = self.client().await.query(INSERT, &[&n]).await.expect("insert events");
+        rows.iter().map(|row| row.get(0)).collect()
+    }
+
+    /// Inserts `n` events, each in a transaction of its own; returns their ids in order.
+    ///
+    /// # Panics
+    ///
+    /// When the database refuses.
+    pub async fn insert_each(&self, n: usize) -> Vec<Uuid> {
+        let client = self.client().await;
+        let insert = client.prepare(INSERT).await.expect("prepare");
+        let mut ids = Vec::with_capacity(n);
+        for _ in 0..n {
+            ids.push(client.query_one(&insert, &[&1]).await.expect("insert an event").get(0));
+        }
+        ids
+    }
+
+    /// How many events are not marked as published.
+    ///
+    /// # Panics
+    ///
+    /// When the database does not answer.
+    pub async fn unmarked(&self) -> i64 {
+        self.query("SELECT count(*) FROM outbox_events WHERE published_at IS NULL").await
+    }
+
+    /// Waits until every event is marked as published.
+    ///
+    /// # Panics
+    ///
+    /// When one is not within [`DEADLINE`].
+    pub async fn wait_marked(&self) {
+        until(DEADLINE, "every row is marked", async || self.unmarked().await == 0).await;
+    }
+
+    /// Up to where the slot is confirmed.
+    ///
+    /// # Panics
+    ///
+    /// When there is no slot.
+    pub async fn confirmed(&self) -> u64 {
+        self.lsn(
+            "SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = 'tailpost'",
+        )
+        .await
+    }
+
+    /// The end of the log.
+    ///
+    /// # Panics
+    ///
+    /// When the database does not answer.
+    pub async fn wal_end(&self) -> u64 {
+        self.lsn("SELECT pg_current_wal_insert_lsn()").await
+    }
+
+    async fn lsn(&self, sql: &str) -> u64 {
+        let bytes: i64 = self.query(&format!("SELECT (({sql}) - '0/0'::PG_LSN)::BIGINT")).await;
+        bytes.cast_unsigned()
+    }
+
+    /// Waits until the slot is confirmed up to what is the end of the log now.
+    ///
+    /// # Panics
+    ///
+    /// When it is not within [`DEADLINE`].
+    pub async fn wait_confirmed(&self) {
+        let end = self.wal_end().await;
+        until(DEADLINE, "all is confirmed", async || self.confirmed().await >= end).await;
+    }
+}

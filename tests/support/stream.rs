@@ -1,0 +1,115 @@
+//! The rig's helpers on the stream's side.
+
+use async_nats::HeaderMap;
+use async_nats::jetstream::consumer::pull::OrderedConfig;
+use async_nats::jetstream::stream::Stream;
+use futures_util::StreamExt;
+use outbox::{Event, wire};
+use uuid::Uuid;
+
+use crate::rig::Rig;
+use crate::wait::{DEADLINE, until};
+
+/// A message as the stream has it.
+#[derive(Debug, Clone)]
+pub struct Stored {
+    /// Its sequence in the stream.
+    pub sequence: u64,
+    /// Its `Nats-Msg-Id`; nil if that is missing or not a UUID.
+    pub id: Uuid,
+    /// Its subject.
+    pub subject: String,
+    /// All its headers.
+    pub headers: HeaderMap,
+    /// Its payload.
+    pub payload: String,
+}
+
+impl Stored {
+    /// The value of a header, if it has one.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name).map(async_nats::HeaderValue::as_str)
+    }
+
+    /// The event that it carries.
+    ///
+    /// # Panics
+    ///
+    /// When it carries none.
+    pub fn event(&self) -> Event {
+        let headers = self.headers.iter().flat_map(|(name, values)| {
+            let name: &str = name.as_ref();
+            values.iter().map(move |value| (name, value.as_str()))
+        });
+        wire::parse_event(headers, self.payload.clone().into()).expect("an event")
+    }
+}
+
+impl Rig {
+    /// The stream `OUTBOX`.
+    ///
+    /// # Panics
+    ///
+    /// When the broker does not answer or has no such stream.
+    pub async fn stream(&self) -> Stream {
+        let jetstream = self.nats.jetstream().await.expect("connect to NATS");
+        jetstream.get_stream("OUTBOX").await.expect("look up the stream")
+    }
+
+    /// How many messages the stream holds.
+    ///
+    /// # Panics
+    ///
+    /// As [`Rig::stream`].
+    pub async fn stored_count(&self) -> u64 {
+        self.stream().await.cached_info().state.messages
+    }
+
+    /// All messages of the stream, in its order.
+    ///
+    /// # Panics
+    ///
+    /// When the broker stops answering.
+    pub async fn stored(&self) -> Vec<Stored> {
+        let stream = self.stream().await;
+        let count = usize::try_from(stream.cached_info().state.messages).expect("fits");
+        if count == 0 {
+            return Vec::new();
+        }
+        let consumer = stream.create_consumer(OrderedConfig::default()).await.expect("consumer");
+        let mut messages = consumer.messages().await.expect("messages").take(count);
+        let mut stored = Vec::with_capacity(count);
+        while let Some(message) = messages.next().await {
+            let message = message.expect("next message");
+            let headers = message.headers.clone().unwrap_or_default();
+            let id = headers.get("Nats-Msg-Id").and_then(|it| it.as_str().parse().ok());
+            stored.push(Stored {
+                sequence: message.info().expect("a JetStream message").stream_sequence,
+                id: id.unwrap_or_default(),
+                subject: message.subject.to_string(),
+                headers,
+                payload: String::from_utf8(message.payload.to_vec()).expect("UTF-8"),
+            });
+        }
+        stored
+    }
+
+    /// The ids of all messages of the stream, in its order.
+    ///
+    /// # Panics
+    ///
+    /// As [`Rig::stored`].
+    pub async fn stored_ids(&self) -> Vec<Uuid> {
+        self.stored().await.into_iter().map(|it| it.id).collect()
+    }
+
+    /// Waits until the stream holds at least `n` messages.
+    ///
+    /// # Panics
+    ///
+    /// When it does not within [`DEADLINE`].
+    pub async fn wait_stored(&self, n: u64) {
+        let what = format!("the stream holds {n} messages");
+        until(DEADLINE, &what, async || self.stored_count().await >= n).await;
+    }
+}

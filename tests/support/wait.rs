@@ -1,0 +1,21 @@
+//! Waiting for a condition instead of for a time.
+
+use std::time::{Duration, Instant};
+
+/// Long enough for a machine that does much else beside. A test that works does not come near it.
+pub const DEADLINE: Duration = Duration::from_secs(60);
+
+const POLL: Duration = Duration::from_millis(20);
+
+/// Asks again and again until the answer is yes.
+///
+/// # Panics
+///
+/// When it is still no after `deadline`; `what` says what was waited for.
+pub async fn until(deadline: Duration, what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    let started = Instant::now();
+    while !holds().await {
+        assert!(started.elapsed() < deadline, "waited {deadline:?} in vain until {what}");
+        tokio::time::sleep(POLL).await;
+    }
+}
