@@ -4,6 +4,7 @@ use async_nats::HeaderMap;
 use async_nats::jetstream::consumer::pull::OrderedConfig;
 use async_nats::jetstream::stream::Stream;
 use futures_util::StreamExt;
+use outbox::{Event, wire};
 use uuid::Uuid;
 
 use crate::rig::Rig;
@@ -28,6 +29,19 @@ impl Stored {
     /// The value of a header, if it has one.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name).map(async_nats::HeaderValue::as_str)
+    }
+
+    /// The event that it carries.
+    ///
+    /// # Panics
+    ///
+    /// When it carries none.
+    pub fn event(&self) -> Event {
+        let headers = self.headers.iter().flat_map(|(name, values)| {
+            let name: &str = name.as_ref();
+            values.iter().map(move |value| (name, value.as_str()))
+        });
+        wire::parse_event(headers, self.payload.clone().into()).expect("an event")
     }
 }
 

@@ -31,7 +31,8 @@ pub struct Ledger {
 struct Row {
     aggregate: (String, String),
     seq: i64,
-    marked: bool,
+    published: bool,
+    stream_seq: Option<i64>,
 }
 
 impl Ledger {
@@ -102,13 +103,29 @@ impl Ledger {
         findings.lost = committed.iter().filter(|id| !arrived(id)).copied().collect();
         findings.lost.sort_unstable();
         Tally::new(
-            [committed.len(), rolled_back.len(), stored.len(), self.marked(), self.dead.len()],
+            [
+                committed.len(),
+                rolled_back.len(),
+                stored.len(),
+                self.marked(&stored),
+                self.dead.len(),
+            ],
             findings,
         )
     }
 
-    fn marked(&self) -> usize {
-        self.rows.values().filter(|row| row.marked).count()
+    /// Counts rows with `published_at`, but for those whose `stream_seq` is another message's.
+    fn marked(&self, stored: &HashSet<Uuid>) -> usize {
+        let places: HashSet<(Uuid, i64)> = self
+            .messages
+            .iter()
+            .filter_map(|it| Some((it.id?, i64::try_from(it.sequence).ok()?)))
+            .collect();
+        let is_right = |id: Uuid, row: &Row| {
+            let seq = row.stream_seq.filter(|_| stored.contains(&id));
+            row.published && seq.is_none_or(|seq| places.contains(&(id, seq)))
+        };
+        self.rows.iter().filter(|(id, row)| is_right(**id, row)).count()
     }
 }
 
@@ -137,14 +154,15 @@ impl<'a> Order<'a> {
 
 async fn read_rows(client: &Client, table: &str) -> Result<HashMap<Uuid, Row>> {
     let sql = format!(
-        "SELECT id, aggregate_type, aggregate_id, seq, published_at IS NOT NULL FROM {table}"
+        "SELECT id, aggregate_type, aggregate_id, seq, published_at IS NOT NULL, stream_seq \
+         FROM {table}"
     );
     let none: [&(dyn ToSql + Sync); 0] = [];
     let rows = client.query_raw(&sql, none).await.with_context(|| format!("read {table}"))?;
     let rows = rows.map_ok(|row| {
         let aggregate = (row.get(1), row.get(2));
         let seq = row.get::<_, Option<i64>>(3).unwrap_or_default();
-        (row.get(0), Row { aggregate, seq, marked: row.get(4) })
+        (row.get(0), Row { aggregate, seq, published: row.get(4), stream_seq: row.get(5) })
     });
     rows.try_collect().await.with_context(|| format!("read {table}"))
 }

@@ -30,5 +30,6 @@ mod workload;
 pub use ledger::{Ledger, Stored, Tally};
 pub use nats::{Nats, NatsOptions};
 pub use postgres::{Postgres, PostgresOptions};
+pub use process::Left;
 pub use proxy::{Direction, Proxy};
 pub use workload::{BeforeCommit, CommittedEvent, Workload, WorkloadOptions, Written};

@@ -1,4 +1,4 @@
-//! The ledger finds every kind of mistake that a relay could make, and the workload tells it the truth.
+//! The ledger finds every kind of mistake a relay could make; the workload tells it the truth.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail loudly")]
 
@@ -99,6 +99,14 @@ async fn an_exact_relay_is_exact() {
     assert_eq!((tally.committed, tally.stored, tally.marked), (6, 6, 1));
     assert!(!tally.is_marked());
     assert_eq!(rig.ledger().await.messages().len(), 6);
+
+    let mark = "UPDATE outbox_events SET published_at = now(), stream_seq = $2 WHERE id = $1";
+    for (sequence, id) in (1_i64..).zip(&ids) {
+        rig.client.execute(mark, &[id, &sequence]).await.unwrap();
+    }
+    assert!(rig.report().await.is_marked());
+    rig.client.execute(mark, &[&ids[0], &2_i64]).await.unwrap();
+    assert_eq!(rig.report().await.marked, 5, "a mark that names another message is wrong");
 }
 
 #[tokio::test]
@@ -106,9 +114,12 @@ async fn a_lost_event_is_found_unless_it_is_a_dead_letter() {
     let mut rig = Rig::start().await;
     let ids = rig.commit(4).await;
     rig.publish_all(&ids[..2]).await;
-    let bury = "INSERT INTO outbox_dead_letter (id, aggregate_type, aggregate_id, event_type, payload, reason) \
-                SELECT id, aggregate_type, aggregate_id, event_type, payload, 'test' FROM outbox_events WHERE id = $1";
-    rig.client.execute(bury, &[&ids[2]]).await.unwrap();
+    let columns = "id, aggregate_type, aggregate_id, event_type, payload";
+    let bury = format!(
+        "INSERT INTO outbox_dead_letter ({columns}, reason) \
+         SELECT {columns}, 'test' FROM outbox_events WHERE id = $1"
+    );
+    rig.client.execute(&bury, &[&ids[2]]).await.unwrap();
     rig.client.execute("DELETE FROM outbox_events WHERE id = $1", &[&ids[2]]).await.unwrap();
     let tally = rig.report().await;
     assert_eq!((tally.dead, zeros(&tally)), (1, [1, 0, 0, 0]));

@@ -16,20 +16,16 @@ use uuid::Uuid;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// One message of the stream.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stored {
     /// Its sequence in the stream.
     pub sequence: u64,
-    /// Its subject.
-    pub subject: String,
     /// The event's id; `None` for a message that is no event.
     pub id: Option<Uuid>,
     /// The position in the log that it carries.
     pub position: Option<Position>,
     /// Whether it named the sequence it must follow.
     pub fenced: bool,
-    /// All of its headers.
-    pub headers: HeaderMap,
 }
 
 pub(super) async fn read(jetstream: &Context, name: &str) -> Result<Vec<Stored>> {
@@ -52,23 +48,20 @@ pub(super) async fn read(jetstream: &Context, name: &str) -> Result<Vec<Stored>>
         let message = next.context("the stream's messages ended early")??;
         let info = message.info().map_err(|error| anyhow!("read a delivery: {error}"))?;
         let (sequence, pending) = (info.stream_sequence, info.pending);
-        let message = message.message;
-        all.push(stored(sequence, &message.subject, message.headers.unwrap_or_default()));
+        all.push(stored(sequence, &message.message.headers.unwrap_or_default()));
         if pending == 0 {
             return Ok(all);
         }
     }
 }
 
-fn stored(sequence: u64, subject: &str, headers: HeaderMap) -> Stored {
+fn stored(sequence: u64, headers: &HeaderMap) -> Stored {
     let value = |name| headers.get(name).map(async_nats::HeaderValue::as_str);
     let id = value(header::EVENT_ID).or_else(|| value(header::MSG_ID));
     Stored {
         sequence,
-        subject: subject.to_owned(),
         id: id.and_then(|it| it.parse().ok()),
         position: value(header::POSITION).and_then(|it| it.parse().ok()),
         fenced: value(header::EXPECTED_LAST_SEQUENCE).is_some(),
-        headers,
     }
 }

@@ -17,7 +17,7 @@ pub struct Tally {
     pub rolled_back: usize,
     /// Events that the stream holds.
     pub stored: usize,
-    /// Rows with `published_at`.
+    /// Rows with `published_at`, and with the right `stream_seq` if they have one.
     pub marked: usize,
     /// Events in the dead-letter table.
     pub dead: usize,
