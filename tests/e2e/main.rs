@@ -1,12 +1,18 @@
-//! What users rely on, proven against real servers: the binary as users run it, with faults.
+//! What a user would see, on real servers.
 
+mod broker_faults;
 mod commits;
+mod confirmation;
 mod connections;
 mod crashes;
+mod demo;
 mod keyed;
 mod poison;
+mod postgres_faults;
 mod scanner;
 mod schema;
 mod setup;
 mod standby;
+mod stop;
+mod takeover;
 mod wire;

@@ -12,12 +12,14 @@
 //! # }
 //! ```
 
+mod load;
 mod process;
 mod rig;
 mod sql;
 mod stream;
 mod wait;
 
+pub use load::Load;
 pub use process::Relay;
 pub use rig::{Rig, RigOptions};
 pub use stream::Stored;

@@ -1,6 +1,8 @@
 //! One test's own servers, and the relay's settings for them.
 
-use testbed::{Nats, NatsOptions, Postgres, PostgresOptions};
+use std::net::{Ipv4Addr, SocketAddr};
+
+use testbed::{Nats, NatsOptions, Postgres, PostgresOptions, Proxy};
 
 use crate::process::Relay;
 use crate::wait::DEADLINE;
@@ -15,6 +17,8 @@ pub struct RigOptions {
     pub postgres: PostgresOptions,
     /// The NATS server.
     pub nats: NatsOptions,
+    /// Whether `tailpost` reaches the servers through proxies. Everybody else goes straight.
+    pub proxied: bool,
 }
 
 /// A PostgreSQL and a NATS of the test's own, and how to run `tailpost` between them.
@@ -27,6 +31,12 @@ pub struct Rig {
     /// The broker.
     pub nats: Nats,
     env: Vec<(String, String)>,
+    network: Option<Network>,
+}
+
+struct Network {
+    to_postgres: Proxy,
+    to_nats: Proxy,
 }
 
 impl Rig {
@@ -39,6 +49,15 @@ impl Rig {
         Self::with(RigOptions::default()).await
     }
 
+    /// Starts both servers, and a proxy before each: see [`Rig::to_postgres`] and [`Rig::to_nats`].
+    ///
+    /// # Panics
+    ///
+    /// When one does not start.
+    pub async fn proxied() -> Self {
+        Self::with(RigOptions { proxied: true, ..RigOptions::default() }).await
+    }
+
     /// Starts both servers.
     ///
     /// # Panics
@@ -49,11 +68,38 @@ impl Rig {
             tokio::join!(Postgres::start(options.postgres), Nats::start(options.nats));
         let postgres = postgres.expect("start PostgreSQL");
         let nats = nats.expect("start NATS");
-        let mut rig = Self { postgres, nats, env: Vec::new() };
-        rig.set("DATABASE_URL", &rig.postgres.url("postgres"));
-        rig.set("NATS_URL", &rig.nats.url());
+        let (mut to_postgres, mut to_nats) = (loopback(postgres.port()), loopback(nats.port()));
+        let network = if options.proxied {
+            let started = tokio::try_join!(Proxy::start(to_postgres), Proxy::start(to_nats));
+            let (before_postgres, before_nats) = started.expect("start proxies");
+            (to_postgres, to_nats) = (before_postgres.addr(), before_nats.addr());
+            Some(Network { to_postgres: before_postgres, to_nats: before_nats })
+        } else {
+            None
+        };
+        let mut rig = Self { postgres, nats, env: Vec::new(), network };
+        rig.set("DATABASE_URL", &format!("postgres://postgres@{to_postgres}/postgres"));
+        rig.set("NATS_URL", &format!("nats://{to_nats}"));
         rig.set("TAILPOST_ADMIN__LISTEN", "off");
         rig
+    }
+
+    /// The network between `tailpost` and PostgreSQL.
+    ///
+    /// # Panics
+    ///
+    /// When the rig is not proxied.
+    pub fn to_postgres(&mut self) -> &mut Proxy {
+        &mut self.network.as_mut().expect("a proxied rig").to_postgres
+    }
+
+    /// The network between `tailpost` and NATS.
+    ///
+    /// # Panics
+    ///
+    /// When the rig is not proxied.
+    pub fn to_nats(&mut self) -> &mut Proxy {
+        &mut self.network.as_mut().expect("a proxied rig").to_nats
     }
 
     /// Sets a variable, such as `TAILPOST_STREAM__DUPLICATE_WINDOW`, for processes started later.
@@ -90,6 +136,10 @@ impl Rig {
     pub fn spawn(&self, args: &[&str]) -> Relay {
         Relay::spawn(args, &self.env)
     }
+}
+
+fn loopback(port: u16) -> SocketAddr {
+    (Ipv4Addr::LOCALHOST, port).into()
 }
 
 impl Drop for Rig {

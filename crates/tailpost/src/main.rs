@@ -4,6 +4,7 @@ mod admin;
 mod cli;
 mod commands;
 mod config;
+mod demo;
 mod exit;
 mod output;
 mod shutdown;
@@ -28,8 +29,12 @@ fn main() -> ExitCode {
 
 fn run(cli: cli::Cli) -> anyhow::Result<()> {
     relay::connect::install_crypto_provider();
-    let settings = config::Settings::load(&cli.global.sources())?;
-    telemetry::init(settings.log.format, cli.global.verbosity())?;
+    let (settings, verbosity) = match cli.command {
+        // Runs anywhere, whatever is configured for other servers, and draws its own picture.
+        cli::Command::Demo(_) => (config::Settings::default(), cli.global.verbosity().of_demo()),
+        _ => (config::Settings::load(&cli.global.sources())?, cli.global.verbosity()),
+    };
+    telemetry::init(settings.log.format, verbosity)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()

@@ -12,12 +12,21 @@ use crate::config::{Error, LogFormat, Origin};
 pub(crate) enum Verbosity {
     /// Warnings and errors.
     Quiet,
+    /// Warnings and errors, but for those about the fitness of servers that are thrown away.
+    Demo,
     /// What an operator wants to know.
     Normal,
     /// What helps to find a fault.
     Verbose,
     /// The libraries' own messages too.
     Everything,
+}
+
+impl Verbosity {
+    /// What `demo` logs, unless asked for more: it says itself what happens.
+    pub(crate) fn of_demo(self) -> Self {
+        if self == Self::Normal { Self::Demo } else { self }
+    }
 }
 
 /// Filters that replace the one which follows from the verbosity.
@@ -47,9 +56,13 @@ fn use_colour() -> bool {
 
 fn filter(asked: Option<&str>, verbosity: Verbosity) -> Result<EnvFilter, Error> {
     let directives = asked.unwrap_or(match verbosity {
-        // The NATS client reports by its own account what we report with more context.
+        // Both clients report by their own account what we report with more context, and as errors
+        // what is worked through.
         Verbosity::Quiet => "warn,async_nats=off,pgwire_replication=off",
-        Verbosity::Normal => "info,async_nats=off,pgwire_replication=warn",
+        Verbosity::Normal => "info,async_nats=off,pgwire_replication=off",
+        Verbosity::Demo => {
+            "warn,async_nats=off,pgwire_replication=off,tailpost_relay::broker::fitness=error"
+        }
         Verbosity::Verbose => "info,async_nats=off,tailpost=debug,tailpost_relay=debug",
         Verbosity::Everything => "debug",
     });

@@ -21,9 +21,11 @@ pub(crate) fn create(
 ) -> Result<()> {
     // Only cargo's target folder may keep things; where there is none, nothing is kept.
     let keep = servers_dirs().into_iter().find(|it| it.parent().is_some_and(Path::is_dir));
-    match keep {
-        Some(keep) if !own_identity => copy(&kept(binaries, user, &keep)?, data, user),
-        _ => initdb(binaries, user, data),
+    // A target folder that another user built in cannot keep ours.
+    let kept = keep.filter(|_| !own_identity).and_then(|it| kept(binaries, user, &it).ok());
+    match kept {
+        Some(kept) => copy(&kept, data, user),
+        None => initdb(binaries, user, data),
     }
 }
 
@@ -33,7 +35,8 @@ fn kept(binaries: &PostgresBinaries, user: &User, keep: &Path) -> Result<PathBuf
         .chars()
         .map(|it| if it.is_ascii_alphanumeric() || it == '.' { it } else { '-' })
         .collect();
-    let cluster = keep.join(format!("cluster-{key}"));
+    let uid = rustix::process::geteuid().as_raw();
+    let cluster = keep.join(format!("cluster-{key}-{uid}"));
     if cluster.exists() {
         return Ok(cluster);
     }

@@ -17,6 +17,7 @@
 
 mod binaries;
 mod cluster;
+mod ledger;
 mod nats;
 mod port;
 mod postgres;
@@ -24,7 +25,11 @@ mod process;
 mod processes;
 mod proxy;
 mod user;
+mod workload;
 
+pub use ledger::{Ledger, Stored, Tally};
 pub use nats::{Nats, NatsOptions};
 pub use postgres::{Postgres, PostgresOptions};
+pub use process::Left;
 pub use proxy::{Direction, Proxy};
+pub use workload::{BeforeCommit, CommittedEvent, Workload, WorkloadOptions, Written};

@@ -10,7 +10,7 @@ use rustix::process::Signal;
 
 use crate::binaries::find_nats;
 use crate::port::Port;
-use crate::process::{Program, Server};
+use crate::process::{Left, Program, Server};
 use crate::user::User;
 
 const START_DEADLINE: Duration = Duration::from_secs(30);
@@ -207,6 +207,15 @@ impl Nats {
     /// When it is not running.
     pub fn resume(&self) -> Result<()> {
         self.server.thaw().context("resume NATS")
+    }
+
+    /// Leaves the server running for good, even when this process ends.
+    ///
+    /// # Errors
+    ///
+    /// When it is not running.
+    pub fn leave_running(self) -> Result<Left> {
+        self.server.leave().context("leave NATS running")
     }
 }
 

@@ -12,7 +12,7 @@ use tokio_postgres::{Client, NoTls};
 use crate::binaries::PostgresBinaries;
 use crate::cluster;
 use crate::port::Port;
-use crate::process::{Program, Server};
+use crate::process::{Left, Program, Server};
 use crate::user::User;
 
 const START_DEADLINE: Duration = Duration::from_secs(60);
@@ -258,6 +258,15 @@ impl Postgres {
     /// When it is not running.
     pub fn resume(&self) -> Result<()> {
         self.server.thaw().context("resume PostgreSQL")
+    }
+
+    /// Leaves the server running for good, even when this process ends.
+    ///
+    /// # Errors
+    ///
+    /// When it is not running.
+    pub fn leave_running(self) -> Result<Left> {
+        self.server.leave().context("leave PostgreSQL running")
     }
 
     fn append_settings(&self, settings: &[(String, String)]) -> Result<()> {

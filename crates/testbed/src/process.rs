@@ -37,6 +37,8 @@ const POLL: Duration = Duration::from_millis(5);
 /// How long the guard lets a server end by itself, plus time to remove the folder.
 const GUARD_DEADLINE: Duration = Duration::from_secs(15);
 
+const STOPPED_DEADLINE: Duration = Duration::from_secs(10);
+
 /// Tells the guard its pid, then becomes the server.
 const BECOME: &str = r#"echo "$$" && exec "$@" >&2"#;
 
@@ -78,6 +80,17 @@ pub(crate) struct Server {
     // Taken by `drop` only: closing it sets the guard off.
     doomed: Option<PipeWriter>,
     child: Option<Child>,
+    // Whether all of it is somebody else's from now on.
+    left: bool,
+}
+
+/// A server that was left running: whoever left it has to say how to end it.
+#[derive(Debug, Clone)]
+pub struct Left {
+    /// Its process id. SIGINT ends it in good order.
+    pub pid: u32,
+    /// Its folder, to be removed after it.
+    pub folder: PathBuf,
 }
 
 impl Server {
@@ -101,7 +114,14 @@ impl Server {
             .process_group(0)
             .spawn()
             .context("start the server's guard")?;
-        Ok(Self { folder: folder.keep(), user, guard, doomed: Some(writer), child: None })
+        Ok(Self {
+            folder: folder.keep(),
+            user,
+            guard,
+            doomed: Some(writer),
+            child: None,
+            left: false,
+        })
     }
 
     pub(crate) fn folder(&self) -> &Path {
@@ -221,12 +241,14 @@ impl Server {
         let pid = self.pid()?;
         // The parent first: then there will be no further children.
         self.signal(Signal::STOP)?;
+        wait_until_stopped(&[pid])?;
         let children = processes::children_of(pid)?;
         let doomed: Vec<u32> = std::iter::once(pid).chain(children.iter().copied()).collect();
         self.doom(&doomed)?;
         for &child in &children {
             send(child, Signal::STOP);
         }
+        wait_until_stopped(&doomed)?;
         Ok(children)
     }
 
@@ -238,6 +260,14 @@ impl Server {
         }
         self.signal(Signal::CONT)?;
         self.doom(&[pid])
+    }
+
+    /// Calls the guard off: the server outlives its owner.
+    pub(crate) fn leave(mut self) -> Result<Left> {
+        let pid = self.pid()?;
+        self.guard.kill().and_then(|()| self.guard.wait()).context("call the guard off")?;
+        self.left = true;
+        Ok(Left { pid, folder: self.folder.clone() })
     }
 
     /// Tells the guard which processes to end when the owner is gone.
@@ -258,6 +288,9 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
+        if self.left {
+            return;
+        }
         drop(self.doomed.take());
         let started = Instant::now();
         // The guard sees a child that nobody waits for as still running, so wait for both.
@@ -281,6 +314,18 @@ impl Drop for Server {
             let _ = fs::remove_dir_all(&self.folder);
         }
     }
+}
+
+/// Blocks, for moments: threads stop as soon as they are scheduled.
+fn wait_until_stopped(pids: &[u32]) -> Result<()> {
+    let started = Instant::now();
+    while !processes::all_stopped(pids)? {
+        if started.elapsed() > STOPPED_DEADLINE {
+            bail!("processes {pids:?} have not stopped after {STOPPED_DEADLINE:?}");
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
 }
 
 fn send(pid: u32, signal: Signal) {

@@ -1,5 +1,7 @@
 //! The servers start, stop, die, pause and come back, and leave nothing.
 
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests fail loudly")]
+
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -1,29 +1,20 @@
 //! One publishing session: `Input → apply → what to send, settle, confirm`.
 
+mod resync;
+
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use pgoutput::Lsn;
 use uuid::Uuid;
 
-use super::messages::{
-    Counts, Input, Mode, Refusal, Request, Send, Settled, Start, Tail, TailMessage,
-};
+use super::messages::{Counts, Input, Mode, Refusal, Request, Send, Settled, Start};
 use super::progress::Progress;
 use super::window::{Entry, LastPosition, Limits, Origin, Outgoing, Stage, Window};
 
 /// While rows of a scan are published but not marked, the log may bring at most this many events,
 /// so that after a crash a bounded read of the tail finds those rows.
 pub(crate) const LOGGED_WHILE_SCAN_UNMARKED_MAX: usize = 8_192;
-
-/// Resyncs with foreign messages in the stream after which fenced mode gives way to keyed mode.
-const FOREIGN_RESYNCS_MAX: u32 = 16;
-
-/// Foreign messages further apart than this are accidents, not another writer.
-const FOREIGN_RESYNCS_WITHIN: Duration = Duration::from_secs(60);
-
-/// The longest pause before the tail is read again.
-const RESYNC_DELAY_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Link {
@@ -63,6 +54,8 @@ pub(crate) struct State {
     /// The highest sequence known to be in the stream.
     known_seq: u64,
     in_flight: usize,
+    /// The stream has taken a message on the present prediction, and more are on their way.
+    proven: bool,
     /// Ids that the stream had when the session began.
     seen: HashMap<Uuid, u64>,
     /// No event logged after this position can be in `seen`.
@@ -98,6 +91,7 @@ impl State {
             expected: start.tail.last_seq,
             known_seq: start.tail.last_seq,
             in_flight: 0,
+            proven: false,
             seen: HashMap::new(),
             seen_before: Lsn::ZERO,
             scan: None,
@@ -156,7 +150,7 @@ impl State {
             }
             Input::Acked { .. } | Input::Refused { .. } => {} // of a period that is over
             Input::Unsendable { index, reason } => {
-                self.in_flight -= 1;
+                self.landed();
                 self.expected -= 1;
                 self.park(index, reason);
             }
@@ -303,6 +297,9 @@ impl State {
     fn sendable(&mut self) -> Option<u64> {
         let waiting = |entry: Option<&Entry>| entry.is_some_and(|it| it.stage == Stage::Waiting);
         match self.mode {
+            // While nothing was in flight somebody else may have written to the stream. Then the
+            // prediction is too low: the first message is refused, but one behind it would fit.
+            Mode::Fenced if !self.proven && self.in_flight > 0 => None,
             Mode::Fenced => {
                 self.next = self.next.max(self.window.first());
                 while self.next < self.window.end() && !waiting(self.window.get(self.next)) {
@@ -325,11 +322,17 @@ impl State {
         if self.window.get(index).is_none_or(|entry| entry.stage != Stage::Sent) {
             return;
         }
-        self.in_flight -= 1;
+        self.proven = true;
+        self.landed();
         self.last_answer = self.now;
         self.fruitless_resyncs = 0;
         self.known_seq = self.known_seq.max(seq);
         self.settle(index, seq, false);
+    }
+
+    fn landed(&mut self) {
+        self.in_flight -= 1;
+        self.proven &= self.in_flight > 0;
     }
 
     fn refused(&mut self, index: u64, refusal: Refusal) {
@@ -341,7 +344,7 @@ impl State {
             Refusal::Configuration(reason) => self.requests.push_back(Request::Stop(reason)),
             Refusal::Message(reason) => {
                 if self.window.get(index).is_some_and(|entry| entry.stage == Stage::Sent) {
-                    self.in_flight -= 1;
+                    self.landed();
                     self.park(index, reason);
                     if self.mode == Mode::Fenced {
                         // Everything behind it predicted one too many.
@@ -349,76 +352,6 @@ impl State {
                     }
                 }
             }
-        }
-    }
-
-    /// Doubles with every resync that brought nothing; the first is free.
-    fn pause(&self, unit: Duration) -> Duration {
-        match self.fruitless_resyncs {
-            0 => Duration::ZERO,
-            n => (unit * (1 << n.min(16))).min(RESYNC_DELAY_MAX),
-        }
-    }
-
-    /// Forgets what was sent and asks what the stream has (go-back-N).
-    fn resync(&mut self, delay: Duration, why: String) {
-        if self.link == Link::Resyncing {
-            return;
-        }
-        let sent = self.window.iter_unresolved().filter(|(_, entry)| entry.stage == Stage::Sent);
-        let from = sent.map(|(_, entry)| entry.sent_after).min().unwrap_or(self.known_seq) + 1;
-        self.link = Link::Resyncing;
-        self.epoch += 1;
-        self.fruitless_resyncs += 1;
-        self.counts.resyncs += 1;
-        self.requests.push_back(Request::ReadTail { from, delay, why });
-    }
-
-    fn tail(&mut self, tail: Tail) {
-        self.window.go_back();
-        self.in_flight = 0;
-        self.link = Link::Up;
-        self.expected = tail.last_seq;
-        self.known_seq = tail.last_seq;
-        self.next = self.window.first();
-        let ours = |message: &&TailMessage| {
-            message.position.is_some_and(|position| position.system_id == self.system_id)
-        };
-        let foreign = tail.messages.len() - tail.messages.iter().filter(ours).count();
-        let stored: HashMap<Uuid, u64> =
-            tail.messages.iter().filter_map(|message| Some((message.id?, message.seq))).collect();
-        let found: Vec<(u64, u64)> = self
-            .window
-            .iter_unresolved()
-            .filter(|(_, entry)| entry.stage != Stage::Parking)
-            .filter_map(|(index, entry)| Some((index, *stored.get(&entry.outgoing.event.id)?)))
-            .collect();
-        if !found.is_empty() {
-            self.fruitless_resyncs = 0;
-        }
-        for (index, seq) in found {
-            self.settle(index, seq, true);
-        }
-        // The rest may still come: a predecessor's last messages, stored behind the first reading.
-        self.remember(tail.messages);
-        self.count_foreign(foreign);
-        if self.mode == Mode::Keyed {
-            self.ready = self.window.chain_by_key().into();
-        }
-    }
-
-    fn count_foreign(&mut self, foreign: usize) {
-        if foreign == 0 || self.mode == Mode::Keyed {
-            return;
-        }
-        self.counts.foreign += foreign as u64;
-        if self.now.saturating_sub(self.last_foreign) > FOREIGN_RESYNCS_WITHIN {
-            self.foreign_resyncs = 0;
-        }
-        self.last_foreign = self.now;
-        self.foreign_resyncs += 1;
-        if self.foreign_resyncs > FOREIGN_RESYNCS_MAX {
-            self.mode = Mode::Keyed;
         }
     }
 
@@ -469,26 +402,6 @@ impl State {
         let silent = self.now.saturating_sub(self.last_answer);
         if self.link == Link::Up && self.in_flight > 0 && silent >= self.ack_timeout {
             self.resync(self.pause(Duration::from_millis(100)), "no answer in time".into());
-        }
-    }
-
-    fn remember(&mut self, messages: Vec<TailMessage>) {
-        for message in messages {
-            let ours = message.position.filter(|position| position.system_id == self.system_id);
-            if let Some(position) = ours {
-                let commit_lsn = Lsn(position.lsn);
-                self.seen_before = self.seen_before.max(commit_lsn);
-                let last = self.last_position.map_or(Lsn::ZERO, |last| last.commit_lsn);
-                if commit_lsn >= last
-                    && let Some(event) = message.position_event.or(message.id)
-                {
-                    let ordinal = position.ordinal;
-                    self.last_position = Some(LastPosition { commit_lsn, ordinal, event });
-                }
-            }
-            if let Some(id) = message.id {
-                self.seen.insert(id, message.seq);
-            }
         }
     }
 }

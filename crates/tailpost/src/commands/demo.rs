@@ -1,6 +1,6 @@
 use crate::cli::DemoArgs;
+use crate::demo;
 
 pub(super) async fn run(args: &DemoArgs) -> anyhow::Result<()> {
-    let DemoArgs { duration: _, rate: _, json: _, keep: _ } = args;
-    anyhow::bail!("the demo is not part of this build")
+    demo::run(args).await
 }

@@ -1,0 +1,87 @@
+//! The relay drains rows that wait.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use uuid::Uuid;
+
+use crate::cpu;
+use crate::process::Relay;
+use crate::report::Drain;
+use crate::stage::Stage;
+
+/// Also how exact the times are. Asking more often would be load.
+const POLL: Duration = Duration::from_millis(10);
+
+/// From the start of the process until every row is marked.
+pub(crate) async fn relay(stage: &Stage<'_>, rows: u32) -> Result<Drain> {
+    let sql = "SELECT id FROM outbox_events ORDER BY seq DESC LIMIT 1";
+    let last: Uuid = stage.client.query_one(sql, &[]).await?.get(0);
+    let meter = stage.servers.meter()?;
+    let deadline = meter.started + Duration::from_secs(60) + Duration::from_millis(rows.into());
+    let relay = Relay::start(&stage.environment).await?;
+    loop {
+        let stored = stage.messages(&stage.name).await?;
+        if stored >= u64::from(rows) {
+            break;
+        }
+        wait(&relay, deadline, || format!("the stream has {stored} of {rows} events")).await?;
+    }
+    let stored_seconds = meter.started.elapsed().as_secs_f64();
+    while !is_marked(stage, last).await? {
+        wait(&relay, deadline, || "the last row is not marked".to_owned()).await?;
+    }
+    // Marks come in about the order of the rows: only now is counting worth its load.
+    let drain = loop {
+        let marked = meter.cost(meter.started.elapsed().as_secs_f64(), rows)?;
+        let used = cpu::of_process(relay.pid())?;
+        let unmarked = count_unmarked(stage).await?;
+        if unmarked == 0 {
+            break Drain {
+                stored_seconds,
+                stored_per_second: f64::from(rows) / stored_seconds,
+                marked,
+                relay_us_per_event: used.as_secs_f64() * 1e6 / f64::from(rows),
+                relay_peak_resident_bytes: cpu::peak_resident_bytes(relay.pid())?,
+            };
+        }
+        wait(&relay, deadline, || format!("{unmarked} rows are not marked")).await?;
+    };
+    relay.stop().await?;
+    check(stage, rows).await?;
+    Ok(drain)
+}
+
+async fn wait(relay: &Relay, deadline: Instant, state: impl FnOnce() -> String) -> Result<()> {
+    relay.check()?;
+    if Instant::now() > deadline {
+        bail!("lost events, or far too slow: {}", state());
+    }
+    tokio::time::sleep(POLL).await;
+    Ok(())
+}
+
+async fn is_marked(stage: &Stage<'_>, id: Uuid) -> Result<bool> {
+    let sql = "SELECT published_at IS NOT NULL FROM outbox_events WHERE id = $1";
+    Ok(stage.client.query_one(sql, &[&id]).await.context("look at the last row")?.get(0))
+}
+
+async fn count_unmarked(stage: &Stage<'_>) -> Result<i64> {
+    let sql = "SELECT count(*) FROM outbox_events WHERE published_at IS NULL";
+    Ok(stage.client.query_one(sql, &[]).await.context("count unmarked rows")?.get(0))
+}
+
+/// Every row has a message of its own, and the stream has no other.
+async fn check(stage: &Stage<'_>, rows: u32) -> Result<()> {
+    let sql = "SELECT count(DISTINCT stream_seq), max(stream_seq) FROM outbox_events
+               WHERE published_at IS NOT NULL AND stream = $1";
+    let row = stage.client.query_one(sql, &[&stage.name]).await?;
+    let (distinct, last): (i64, Option<i64>) = (row.get(0), row.get(1));
+    let stored = stage.messages(&stage.name).await?;
+    ensure!(
+        stored == u64::from(rows) && distinct == i64::from(rows) && last == Some(rows.into()),
+        "lost or doubled: {rows} rows, {distinct} messages named by them up to sequence {last:?}, \
+         {stored} messages in the stream"
+    );
+    Ok(())
+}

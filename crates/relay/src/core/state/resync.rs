@@ -1,0 +1,113 @@
+//! After any doubt: what the stream has is read from the stream.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use pgoutput::Lsn;
+use uuid::Uuid;
+
+use super::{Link, State};
+use crate::core::messages::{Mode, Request, Tail, TailMessage};
+use crate::core::window::{LastPosition, Stage};
+
+/// Resyncs with foreign messages in the stream after which fenced mode gives way to keyed mode.
+const FOREIGN_RESYNCS_MAX: u32 = 16;
+
+/// Foreign messages further apart than this are accidents, not another writer.
+const FOREIGN_RESYNCS_WITHIN: Duration = Duration::from_secs(60);
+
+/// The longest pause before the tail is read again.
+const RESYNC_DELAY_MAX: Duration = Duration::from_secs(5);
+
+impl State {
+    /// Doubles with every resync that brought nothing; the first is free.
+    pub(super) fn pause(&self, unit: Duration) -> Duration {
+        match self.fruitless_resyncs {
+            0 => Duration::ZERO,
+            n => (unit * (1 << n.min(16))).min(RESYNC_DELAY_MAX),
+        }
+    }
+
+    /// Forgets what was sent and asks what the stream has (go-back-N).
+    pub(super) fn resync(&mut self, delay: Duration, why: String) {
+        if self.link == Link::Resyncing {
+            return;
+        }
+        let sent = self.window.iter_unresolved().filter(|(_, entry)| entry.stage == Stage::Sent);
+        let from = sent.map(|(_, entry)| entry.sent_after).min().unwrap_or(self.known_seq) + 1;
+        self.link = Link::Resyncing;
+        self.epoch += 1;
+        self.fruitless_resyncs += 1;
+        self.counts.resyncs += 1;
+        self.requests.push_back(Request::ReadTail { from, delay, why });
+    }
+
+    pub(super) fn tail(&mut self, tail: Tail) {
+        self.window.go_back();
+        self.in_flight = 0;
+        self.proven = false;
+        self.link = Link::Up;
+        self.expected = tail.last_seq;
+        self.known_seq = tail.last_seq;
+        self.next = self.window.first();
+        let ours = |message: &&TailMessage| {
+            message.position.is_some_and(|position| position.system_id == self.system_id)
+        };
+        let foreign = tail.messages.len() - tail.messages.iter().filter(ours).count();
+        let stored: HashMap<Uuid, u64> =
+            tail.messages.iter().filter_map(|message| Some((message.id?, message.seq))).collect();
+        let found: Vec<(u64, u64)> = self
+            .window
+            .iter_unresolved()
+            .filter(|(_, entry)| entry.stage != Stage::Parking)
+            .filter_map(|(index, entry)| Some((index, *stored.get(&entry.outgoing.event.id)?)))
+            .collect();
+        if !found.is_empty() {
+            self.fruitless_resyncs = 0;
+        }
+        for (index, seq) in found {
+            self.settle(index, seq, true);
+        }
+        // The rest may still come: a predecessor's last messages, stored behind the first reading.
+        self.remember(tail.messages);
+        self.count_foreign(foreign);
+        if self.mode == Mode::Keyed {
+            self.ready = self.window.chain_by_key().into();
+        }
+    }
+
+    fn count_foreign(&mut self, foreign: usize) {
+        if foreign == 0 || self.mode == Mode::Keyed {
+            return;
+        }
+        self.counts.foreign += foreign as u64;
+        if self.now.saturating_sub(self.last_foreign) > FOREIGN_RESYNCS_WITHIN {
+            self.foreign_resyncs = 0;
+        }
+        self.last_foreign = self.now;
+        self.foreign_resyncs += 1;
+        if self.foreign_resyncs > FOREIGN_RESYNCS_MAX {
+            self.mode = Mode::Keyed;
+        }
+    }
+
+    pub(super) fn remember(&mut self, messages: Vec<TailMessage>) {
+        for message in messages {
+            let ours = message.position.filter(|position| position.system_id == self.system_id);
+            if let Some(position) = ours {
+                let commit_lsn = Lsn(position.lsn);
+                self.seen_before = self.seen_before.max(commit_lsn);
+                let last = self.last_position.map_or(Lsn::ZERO, |last| last.commit_lsn);
+                if commit_lsn >= last
+                    && let Some(event) = message.position_event.or(message.id)
+                {
+                    let ordinal = position.ordinal;
+                    self.last_position = Some(LastPosition { commit_lsn, ordinal, event });
+                }
+            }
+            if let Some(id) = message.id {
+                self.seen.insert(id, message.seq);
+            }
+        }
+    }
+}

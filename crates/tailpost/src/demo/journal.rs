@@ -1,0 +1,164 @@
+//! Who saw which event when.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use uuid::Uuid;
+
+/// The live view's percentiles are over so many seconds.
+const RECENT_SECONDS: usize = 5;
+
+/// Latencies are kept in microseconds, with three significant digits.
+pub(super) type Latencies = Histogram<u64>;
+
+/// Shared by producer, consumer, and view.
+pub(super) struct Journal {
+    inner: Mutex<Inner>,
+}
+
+struct Inner {
+    // Events under way.
+    sent: HashMap<Uuid, Instant>,
+    received: Vec<Received>,
+    all: Latencies,
+    recent: Recent,
+}
+
+/// A message that the consumer got.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Received {
+    pub(super) sequence: u64,
+    pub(super) id: Uuid,
+}
+
+impl Journal {
+    pub(super) fn new() -> Self {
+        let recent = Recent { slots: VecDeque::new(), began: Instant::now() };
+        let inner = Inner { sent: HashMap::new(), received: Vec::new(), all: histogram(), recent };
+        Self { inner: Mutex::new(inner) }
+    }
+
+    /// The producer is about to send COMMIT.
+    ///
+    /// The clock starts here, not when COMMIT returns: the consumer may well be faster than the
+    /// answer to the producer, so the latency shown includes the commit itself.
+    pub(super) fn committing(&self, ids: &[Uuid]) {
+        let now = Instant::now();
+        self.lock().sent.extend(ids.iter().map(|id| (*id, now)));
+    }
+
+    /// The consumer got an event, at `at`.
+    pub(super) fn received(&self, event: Received, at: Instant) {
+        let mut inner = self.lock();
+        inner.received.push(event);
+        if let Some(sent) = inner.sent.remove(&event.id) {
+            let micros = u64::try_from((at - sent).as_micros()).unwrap_or(u64::MAX);
+            inner.all.saturating_record(micros);
+            inner.recent.record(micros, at);
+        }
+    }
+
+    pub(super) fn received_count(&self) -> u64 {
+        self.lock().received.len() as u64
+    }
+
+    /// The last seconds' latencies.
+    pub(super) fn recent(&self) -> Latencies {
+        self.lock().recent.merged(Instant::now())
+    }
+
+    /// Everything the consumer got, in its order, and all latencies.
+    pub(super) fn take(&self) -> (Vec<Received>, Latencies) {
+        let mut inner = self.lock();
+        (std::mem::take(&mut inner.received), inner.all.clone())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A histogram for each of the last seconds, the newest last.
+struct Recent {
+    slots: VecDeque<Latencies>,
+    // When the newest began.
+    began: Instant,
+}
+
+impl Recent {
+    fn record(&mut self, micros: u64, at: Instant) {
+        self.turn(at);
+        if let Some(newest) = self.slots.back_mut() {
+            newest.saturating_record(micros);
+        }
+    }
+
+    fn merged(&mut self, now: Instant) -> Latencies {
+        self.turn(now);
+        let mut all = histogram();
+        for slot in &self.slots {
+            all.add(slot).expect("all have the same bounds");
+        }
+        all
+    }
+
+    fn turn(&mut self, now: Instant) {
+        let passed = now.saturating_duration_since(self.began);
+        let seconds = if self.slots.is_empty() { 1 } else { passed.as_secs() };
+        for _ in 0..seconds.min(RECENT_SECONDS as u64) {
+            self.slots.push_back(histogram());
+            if self.slots.len() > RECENT_SECONDS {
+                self.slots.pop_front();
+            }
+        }
+        if seconds > 0 {
+            self.began += Duration::from_secs(passed.as_secs());
+        }
+    }
+}
+
+fn histogram() -> Latencies {
+    // An hour is longer than any demo.
+    Histogram::new_with_bounds(1, 3_600_000_000, 3).expect("valid bounds")
+}
+
+/// Microseconds as milliseconds with two decimals.
+#[allow(clippy::cast_precision_loss, reason = "below 2^53 microseconds: 285 years")]
+pub(super) fn millis(micros: u64) -> f64 {
+    (micros as f64 / 10.0).round() / 100.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn latency_runs_from_the_commit_to_the_consumer() {
+        let journal = Journal::new();
+        let id = Uuid::now_v7();
+        journal.committing(&[id, Uuid::now_v7()]);
+        let at = Instant::now() + Duration::from_millis(7);
+        journal.received(Received { sequence: 1, id }, at);
+        let (received, latencies) = journal.take();
+        assert_eq!((received.len(), latencies.len()), (1, 1));
+        assert!((7_000..60_000).contains(&latencies.max()), "{}", latencies.max());
+    }
+
+    #[test]
+    fn what_is_recent_passes() {
+        let began = Instant::now();
+        let mut recent = Recent { slots: VecDeque::new(), began };
+        recent.record(10, began);
+        recent.record(20, began + Duration::from_secs(2));
+        assert_eq!(recent.merged(began + Duration::from_secs(4)).len(), 2);
+        assert_eq!(recent.merged(began + Duration::from_secs(5)).len(), 1);
+        assert_eq!(recent.merged(began + Duration::from_mins(60)).len(), 0);
+    }
+
+    #[test]
+    fn milliseconds_have_two_decimals() {
+        assert!((millis(1_239) - 1.24).abs() < f64::EPSILON);
+    }
+}

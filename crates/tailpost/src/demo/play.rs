@@ -1,0 +1,179 @@
+//! Producer, relay, and consumer, all at once, until everything has arrived.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use relay::{Role, Status};
+use testbed::{Workload, WorkloadOptions, Written};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+use super::consumer::consume;
+use super::journal::{Journal, Latencies, Received};
+use super::servers::Servers;
+use super::view::{Snapshot, View};
+use crate::cli::DemoArgs;
+
+const TICK: Duration = Duration::from_millis(200);
+
+/// Give up on what has not arrived when nothing has moved for this long.
+const STANDSTILL_MAX: Duration = Duration::from_secs(15);
+
+/// The share of transactions that the producer rolls back.
+const ROLLED_BACK: f64 = 0.1;
+
+/// What happened.
+pub(super) struct Played {
+    pub(super) written: Written,
+    pub(super) received: Vec<Received>,
+    pub(super) latencies: Latencies,
+    /// From the first transaction until everything had arrived and was marked.
+    pub(super) elapsed: Duration,
+}
+
+/// The tasks beside the producer; they end with this.
+struct Cast {
+    relay: JoinHandle<Result<(), relay::Error>>,
+    relay_stop: CancellationToken,
+    status: watch::Receiver<Status>,
+    consumer: JoinHandle<Result<()>>,
+    journal: Arc<Journal>,
+}
+
+pub(super) async fn play(
+    args: &DemoArgs,
+    servers: &Servers,
+    view: &View,
+    stop: &CancellationToken,
+) -> Result<Played> {
+    let mut cast = Cast::gather(servers).await?;
+    let options = WorkloadOptions {
+        writers: usize::try_from(args.rate / 250)?.clamp(4, 32),
+        rate: Some(f64::from(args.rate)),
+        rolled_back: ROLLED_BACK,
+        before_commit: Some({
+            let journal = Arc::clone(&cast.journal);
+            Arc::new(move |ids| journal.committing(ids))
+        }),
+        ..WorkloadOptions::default()
+    };
+    let started = Instant::now();
+    let workload = Workload::start(&servers.database_url(), options).await?;
+    let mut ticks = tokio::time::interval(TICK);
+    while started.elapsed() < args.duration && !stop.is_cancelled() {
+        tokio::select! {
+            _ = ticks.tick() => {}
+            () = stop.cancelled() => {}
+        }
+        cast.check().await?;
+        let counts = (workload.committed(), workload.rolled_back());
+        view.show(&cast.snapshot(started, counts));
+    }
+    let written = workload.stop().await?;
+    view.say("the producer has ended; waiting until everything has arrived and is marked");
+    let counts = (written.committed.len() as u64, written.rolled_back.len() as u64);
+    cast.drain(servers, counts.0, |cast| view.show(&cast.snapshot(started, counts))).await?;
+    let elapsed = started.elapsed();
+    view.clear();
+    let (received, latencies) = cast.end().await?;
+    Ok(Played { written, received, latencies, elapsed })
+}
+
+impl Cast {
+    async fn gather(servers: &Servers) -> Result<Self> {
+        let config = servers.relay_config()?;
+        relay::setup(&config).await?;
+        let journal = Arc::new(Journal::new());
+        let stream = config.stream.name.clone();
+        let consumer =
+            tokio::spawn(consume(servers.jetstream().await?, stream, Arc::clone(&journal)));
+        let relay_stop = CancellationToken::new();
+        let (sender, status) = watch::channel(Status::default());
+        let relay = tokio::spawn(relay::run(config, false, relay_stop.clone(), sender));
+        let mut cast = Self { relay, relay_stop, status, consumer, journal };
+        // Only then, so that the figures show the relay at work and not its start.
+        timeout(STANDSTILL_MAX, cast.relay_is_active()).await.with_context(|| {
+            let error = cast.status.borrow().last_error.clone();
+            format!("the relay did not begin: {}", error.as_deref().unwrap_or("no reason known"))
+        })??;
+        Ok(cast)
+    }
+
+    async fn relay_is_active(&mut self) -> Result<()> {
+        while self.status.borrow_and_update().role != Role::Active {
+            if self.status.changed().await.is_err() {
+                self.check().await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Fails if relay or consumer ended.
+    async fn check(&mut self) -> Result<()> {
+        if self.relay.is_finished() {
+            (&mut self.relay).await.context("join the relay")??;
+            bail!("the relay ended early");
+        }
+        if self.consumer.is_finished() {
+            (&mut self.consumer).await.context("join the consumer")??;
+        }
+        Ok(())
+    }
+
+    fn snapshot(&self, started: Instant, (committed, rolled_back): (u64, u64)) -> Snapshot {
+        let status = self.status.borrow();
+        Snapshot {
+            elapsed: started.elapsed(),
+            committed,
+            rolled_back,
+            received: self.journal.received_count(),
+            in_flight: status.in_flight_events,
+            confirmed: status.confirmed_lsn.to_string(),
+            latencies: self.journal.recent(),
+        }
+    }
+
+    /// Waits until the consumer has all committed events and no row is without its mark, or until
+    /// nothing moves any more: what is missing then is found by the comparison.
+    async fn drain(
+        &mut self,
+        servers: &Servers,
+        committed: u64,
+        show: impl Fn(&Self),
+    ) -> Result<()> {
+        let database = servers.database().await?;
+        let unmarked = "SELECT count(*) FROM outbox_events WHERE published_at IS NULL";
+        let (mut last, mut moved) = ((0, 0), Instant::now());
+        let mut ticks = tokio::time::interval(TICK / 4);
+        while moved.elapsed() < STANDSTILL_MAX {
+            ticks.tick().await;
+            self.check().await?;
+            show(self);
+            let unmarked: i64 = database.query_one(unmarked, &[]).await?.get(0);
+            let now = (self.journal.received_count(), unmarked);
+            if now.0 >= committed && unmarked == 0 {
+                break;
+            }
+            if now != last {
+                (last, moved) = (now, Instant::now());
+            }
+        }
+        Ok(())
+    }
+
+    async fn end(mut self) -> Result<(Vec<Received>, Latencies)> {
+        self.relay_stop.cancel();
+        (&mut self.relay).await.context("join the relay")??;
+        Ok(self.journal.take())
+    }
+}
+
+impl Drop for Cast {
+    fn drop(&mut self) {
+        self.consumer.abort();
+        self.relay.abort();
+    }
+}

@@ -1,0 +1,71 @@
+//! The servers of the demo.
+
+use anyhow::{Context, Result};
+use async_nats::jetstream;
+use relay::Config;
+use testbed::{Nats, NatsOptions, Postgres, PostgresOptions};
+
+use crate::config::Settings;
+
+const DATABASE: &str = "shop";
+
+/// A PostgreSQL and a NATS server of the demo's own, gone when this is dropped.
+pub(super) struct Servers {
+    postgres: Postgres,
+    nats: Nats,
+}
+
+impl Servers {
+    pub(super) async fn start() -> Result<Self> {
+        let durable = PostgresOptions { fsync: true, ..PostgresOptions::default() };
+        let (postgres, nats) =
+            tokio::try_join!(Postgres::start(durable), Nats::start(NatsOptions::default()))?;
+        postgres.create_database(DATABASE).await?;
+        Ok(Self { postgres, nats })
+    }
+
+    /// The relay's configuration: the defaults, with these servers.
+    pub(super) fn relay_config(&self) -> Result<Config> {
+        let mut settings = Settings::default();
+        settings.postgres.url = Some(self.database_url());
+        settings.nats.url = self.nats.url();
+        Ok(settings.relay_config()?)
+    }
+
+    pub(super) fn database_url(&self) -> String {
+        self.postgres.url(DATABASE)
+    }
+
+    pub(super) async fn database(&self) -> Result<tokio_postgres::Client> {
+        self.postgres.client(DATABASE).await
+    }
+
+    pub(super) async fn jetstream(&self) -> Result<jetstream::Context> {
+        self.nats.jetstream().await
+    }
+
+    pub(super) fn describe(&self) -> String {
+        format!(
+            "PostgreSQL {} at {}, NATS at {}",
+            self.postgres.version(),
+            self.database_url(),
+            self.nats.url()
+        )
+    }
+
+    /// Lets the servers go on, and says how to reach and how to end them.
+    pub(super) fn leave_running(self) -> Result<String> {
+        let (database_url, nats_url) = (self.database_url(), self.nats.url());
+        let postgres = self.postgres.leave_running()?;
+        let nats = self.nats.leave_running().context("PostgreSQL was left running")?;
+        let pids = format!("{} {}", postgres.pid, nats.pid);
+        Ok(format!(
+            "The servers are still running:\n  \
+             export DATABASE_URL={database_url} NATS_URL={nats_url}\n\
+             To end them:\n  \
+             kill -INT {pids}; while kill -0 {pids} 2>/dev/null; do sleep 0.1; done; rm -rf {} {}\n",
+            postgres.folder.display(),
+            nats.folder.display()
+        ))
+    }
+}

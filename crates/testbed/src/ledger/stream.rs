@@ -1,0 +1,67 @@
+//! All messages of a stream, in its order.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, anyhow};
+use async_nats::HeaderMap;
+use async_nats::jetstream::Context;
+use async_nats::jetstream::consumer::DeliverPolicy;
+use async_nats::jetstream::consumer::pull::OrderedConfig;
+use futures_util::StreamExt;
+use outbox::wire::{Position, header};
+use tokio::time::timeout;
+use uuid::Uuid;
+
+/// The longest pause between two messages.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// One message of the stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stored {
+    /// Its sequence in the stream.
+    pub sequence: u64,
+    /// The event's id; `None` for a message that is no event.
+    pub id: Option<Uuid>,
+    /// The position in the log that it carries.
+    pub position: Option<Position>,
+    /// Whether it named the sequence it must follow.
+    pub fenced: bool,
+}
+
+pub(super) async fn read(jetstream: &Context, name: &str) -> Result<Vec<Stored>> {
+    let stream = jetstream.get_stream(name).await.with_context(|| format!("find stream {name}"))?;
+    let held = stream.cached_info().state.messages;
+    let mut all = Vec::with_capacity(usize::try_from(held)?);
+    if held == 0 {
+        return Ok(all);
+    }
+    let config = OrderedConfig {
+        deliver_policy: DeliverPolicy::All,
+        headers_only: true,
+        ..OrderedConfig::default()
+    };
+    let consumer = stream.create_consumer(config).await.context("create an ordered consumer")?;
+    let mut messages = consumer.messages().await.context("read the stream")?;
+    loop {
+        let next = timeout(PATIENCE, messages.next()).await;
+        let next = next.with_context(|| format!("wait for message {} of {held}", all.len() + 1))?;
+        let message = next.context("the stream's messages ended early")??;
+        let info = message.info().map_err(|error| anyhow!("read a delivery: {error}"))?;
+        let (sequence, pending) = (info.stream_sequence, info.pending);
+        all.push(stored(sequence, &message.message.headers.unwrap_or_default()));
+        if pending == 0 {
+            return Ok(all);
+        }
+    }
+}
+
+fn stored(sequence: u64, headers: &HeaderMap) -> Stored {
+    let value = |name| headers.get(name).map(async_nats::HeaderValue::as_str);
+    let id = value(header::EVENT_ID).or_else(|| value(header::MSG_ID));
+    Stored {
+        sequence,
+        id: id.and_then(|it| it.parse().ok()),
+        position: value(header::POSITION).and_then(|it| it.parse().ok()),
+        fenced: value(header::EXPECTED_LAST_SEQUENCE).is_some(),
+    }
+}

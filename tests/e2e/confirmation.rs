@@ -1,0 +1,57 @@
+//! What PostgreSQL is told to forget, and when.
+
+use std::time::{Duration, Instant};
+
+use support::{DEADLINE, Rig, until};
+use testbed::Direction;
+
+/// Log of others: rows that no event comes with.
+const OTHER_WORK: &str = "
+    CREATE TABLE IF NOT EXISTS other_work (filler TEXT);
+    INSERT INTO other_work SELECT repeat('x', 1000) FROM generate_series(1, 1000)";
+
+/// R-REL-03: a keepalive tells an end of the log beyond the event whose ack is missing.
+#[tokio::test(flavor = "multi_thread")]
+async fn keepalives_do_not_confirm_while_an_event_is_in_flight() {
+    let mut rig = Rig::proxied().await;
+    rig.setup().await;
+    let _relay = rig.relay();
+    rig.insert(1).await;
+    rig.wait_stored(1).await;
+    rig.wait_confirmed().await;
+
+    rig.to_nats().blackhole(Direction::ToClient);
+    let before = rig.wal_end().await;
+    let ids = rig.insert(1).await;
+    rig.wait_stored(2).await;
+    let started = Instant::now();
+    while started.elapsed() < Duration::from_secs(3) {
+        rig.execute(OTHER_WORK).await;
+        let confirmed = rig.confirmed().await;
+        assert!(confirmed <= before, "{confirmed} is beyond the event in flight at {before}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(rig.unmarked().await, 1, "no ack, no mark");
+
+    rig.to_nats().restore().await.unwrap();
+    rig.wait_marked().await;
+    rig.wait_confirmed().await;
+    assert_eq!(rig.stored_ids().await.split_off(1), ids);
+}
+
+/// R-REL-12: an idle outbox in a busy database holds no log back.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_idle_outbox_in_a_busy_database_retains_no_log() {
+    let rig = Rig::new().await;
+    rig.setup().await;
+    let relay = rig.relay();
+    relay.wait_active().await;
+    for _ in 0..5 {
+        rig.execute(OTHER_WORK).await;
+        let (end, started) = (rig.wal_end().await, Instant::now());
+        until(DEADLINE, "others' log is confirmed", async || rig.confirmed().await >= end).await;
+        eprintln!("others' log confirmed after {:?}", started.elapsed());
+        assert!(started.elapsed() < Duration::from_secs(5), "it took {:?}", started.elapsed());
+    }
+    assert_eq!(rig.stored_count().await, 0);
+}
