@@ -106,6 +106,11 @@ async fn a_kill_while_an_event_is_parked_leaves_one_dead_letter_and_no_message()
     let relay = rig.relay();
     until(DEADLINE, "both park", async || rig.query::<i64>(parking).await == 2).await;
     rig.wait_stored(good.len() as u64).await;
+    let now: String = rig.query("SELECT clock_timestamp()::TEXT").await;
+    let heard =
+        format!("SELECT reply_time > '{now}'::TIMESTAMPTZ + '300ms' FROM pg_stat_replication");
+    until(DEADLINE, "the relay confirms what it may", async || rig.query::<bool>(&heard).await)
+        .await;
     assert!(rig.confirmed().await < written, "confirmed what is not parked yet");
     holder.batch_execute("COMMIT").await.expect("let go of the rows");
 
