@@ -1,1 +1,123 @@
+//! An event that can never be stored is put aside, with a reason, and stops nobody.
 
+use support::{DEADLINE, Rig, RigOptions, until};
+use testbed::NatsOptions;
+use uuid::Uuid;
+
+async fn with_small_payloads() -> Rig {
+    let nats = NatsOptions { max_payload: Some(4_096), ..NatsOptions::default() };
+    let rig = Rig::with(RigOptions { nats, ..RigOptions::default() }).await;
+    rig.setup().await;
+    rig
+}
+
+/// Inserts `n` events of three aggregates; every tenth, from the fifth on, is too large. Returns
+/// the ids of the others and of those, each in order.
+async fn insert_with_poison(rig: &Rig, n: i32) -> (Vec<Uuid>, Vec<Uuid>) {
+    let sql = "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)
+               SELECT gen_random_uuid(), 'order', 'o-' || n % 3, 'OrderPlaced',
+                   jsonb_build_object('n', n, 'x', repeat('x', CASE n % 10 WHEN 5 THEN 9000 ELSE 9 END))
+               FROM generate_series(1, $1) AS n
+               RETURNING id, octet_length(payload::TEXT) > 9000";
+    let rows = rig.client().await.query(sql, &[&n]).await.expect("insert events");
+    let (poison, good): (Vec<_>, Vec<_>) = rows.iter().partition(|row| row.get::<_, bool>(1));
+    let ids = |rows: Vec<&tokio_postgres::Row>| rows.into_iter().map(|row| row.get(0)).collect();
+    (ids(good), ids(poison))
+}
+
+async fn dead_letters(rig: &Rig) -> Vec<(Uuid, String)> {
+    let sql = "SELECT id, reason FROM outbox_dead_letter ORDER BY (payload->>'n')::INT";
+    let rows = rig.client().await.query(sql, &[]).await.expect("dead letters");
+    rows.iter().map(|row| (row.get(0), row.get(1))).collect()
+}
+
+async fn output(rig: &Rig, args: &[&str]) -> String {
+    let process = rig.spawn(args);
+    let status = process.wait_exit(DEADLINE).await;
+    assert!(status.success(), "{args:?}: {status}\n{}", process.log());
+    process.stdout()
+}
+
+/// R-REL-10, R-REL-09, R-REL-03, R-OUT-05
+#[tokio::test(flavor = "multi_thread")]
+async fn a_payload_over_the_brokers_limit_is_parked_and_the_others_stay_in_order() {
+    let rig = with_small_payloads().await;
+    let _relay = rig.relay();
+    let (good, poison) = insert_with_poison(&rig, 1_000).await;
+    rig.wait_stored(good.len() as u64).await;
+    rig.wait_marked().await;
+    rig.wait_confirmed().await;
+    assert_eq!(rig.stored_ids().await, good);
+
+    let (ids, reasons): (Vec<_>, Vec<_>) = dead_letters(&rig).await.into_iter().unzip();
+    assert_eq!(ids, poison);
+    let clear = "payload and headers exceed the broker's max_payload of 4096 bytes";
+    assert!(reasons.iter().all(|it| it == clear), "{:?}", reasons[0]);
+    let kept = "SELECT bool_and(octet_length(payload->>'x') = 9000) FROM outbox_dead_letter";
+    assert!(rig.query::<bool>(kept).await, "a dead letter lost its payload");
+    let known = "SELECT count(*) FROM outbox_status WHERE status = 'DEAD'";
+    assert_eq!(rig.query::<i64>(known).await, 100);
+
+    let text = output(&rig, &["status"]).await;
+    assert!(text.contains(&format!("dead letters 100, the latest: {clear}")), "{text}");
+    let json = output(&rig, &["status", "--json"]).await;
+    let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!(json["outbox"]["dead_letters"], 100);
+    assert_eq!(json["outbox"]["latest_dead_letter_reason"], clear);
+    assert_eq!(json["outbox"]["unpublished"], 0);
+}
+
+/// R-REL-10, R-REL-09
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_over_the_streams_limit_is_parked_and_the_others_stay_in_order() {
+    let rig = Rig::new().await;
+    rig.setup().await;
+    let stream = rig.stream().await;
+    let mut config = stream.cached_info().config.clone();
+    config.max_message_size = 4_096;
+    let jetstream = rig.nats.jetstream().await.expect("connect to NATS");
+    jetstream.update_stream(config).await.expect("limit the stream");
+
+    let _relay = rig.relay();
+    let (good, poison) = insert_with_poison(&rig, 100).await;
+    rig.wait_stored(good.len() as u64).await;
+    rig.wait_marked().await;
+    rig.wait_confirmed().await;
+    assert_eq!(rig.stored_ids().await, good);
+    let (ids, reasons): (Vec<_>, Vec<_>) = dead_letters(&rig).await.into_iter().unzip();
+    assert_eq!(ids, poison);
+    assert!(reasons.iter().all(|it| it.contains("message size exceeds maximum")), "{reasons:?}");
+}
+
+/// R-REL-10, R-REL-06, R-REL-03: two relays park the same events, the first killed meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_kill_while_an_event_is_parked_leaves_one_dead_letter_and_no_message() {
+    let rig = with_small_payloads().await;
+    let (good, poison) = insert_with_poison(&rig, 20).await;
+    let written = rig.wal_end().await;
+    let holder = rig.client().await;
+    holder.batch_execute("BEGIN; SELECT FROM outbox_events FOR UPDATE").await.expect("lock rows");
+    let parking = "SELECT count(*) FROM pg_stat_activity
+                   WHERE wait_event_type = 'Lock' AND query LIKE '%outbox_dead_letter%'";
+    let relay = rig.relay();
+    until(DEADLINE, "the first parks", async || rig.query::<i64>(parking).await == 1).await;
+    relay.kill9().await;
+    drop(relay);
+    let relay = rig.relay();
+    until(DEADLINE, "both park", async || rig.query::<i64>(parking).await == 2).await;
+    rig.wait_stored(good.len() as u64).await;
+    assert!(rig.confirmed().await < written, "confirmed what is not parked yet");
+    holder.batch_execute("COMMIT").await.expect("let go of the rows");
+
+    rig.wait_marked().await;
+    rig.wait_confirmed().await;
+    relay.kill9().await;
+    drop(relay);
+    let relay = rig.relay();
+    let last = rig.insert(1).await;
+    rig.wait_stored(good.len() as u64 + 1).await;
+    assert_eq!(rig.stored_ids().await, [good, last].concat());
+    let ids: Vec<Uuid> = dead_letters(&rig).await.into_iter().map(|it| it.0).collect();
+    assert_eq!(ids, poison);
+    assert!(!relay.log().contains("starting anew"), "{}", relay.log());
+}

@@ -53,6 +53,7 @@ async fn postgres_stops_within_seconds_while_the_broker_is_down() {
     rig.wait_confirmed().await;
     rig.nats.kill().await.unwrap();
     ids.extend(rig.insert(100).await);
+    rig.wait_sent().await;
     let took = rig.postgres.stop_fast().await.unwrap();
     eprintln!("stopped after {took:?}");
     assert!(took < Duration::from_secs(10), "it took {took:?}");
@@ -70,13 +71,29 @@ async fn a_half_open_network_to_postgres_is_recovered_from_by_itself() {
     let mut rig = rig().await;
     let _relay = rig.relay();
     let load = rig.load(23, 500.0).await;
-    for direction in [Direction::Both, Direction::ToServer, Direction::ToClient] {
+    for direction in [Direction::ToClient, Direction::Both] {
         load.wait_committed(200).await;
         rig.to_postgres().blackhole(direction);
-        load.wait_committed(1_000).await;
+        load.wait_committed(700).await;
         rig.to_postgres().restore().await.unwrap();
+        rig.wait_stored(load.committed()).await;
     }
-    load.wait_committed(200).await;
+    rig.finish(load).await;
+}
+
+/// R-REL-02, R-REL-06: nothing but silence, for as long as the relay takes to find that suspicious.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_postgres_that_falls_silent_is_left_and_come_back_to() {
+    let mut rig = rig().await;
+    // The scanner would stumble over it first.
+    rig.set("TAILPOST_RELAY__SCAN_INTERVAL", "1h");
+    let relay = rig.relay();
+    let load = rig.load(25, 100.0).await;
+    load.wait_committed(50).await;
+    rig.to_postgres().blackhole(Direction::Both);
+    relay.wait_log("the server fell silent").await;
+    rig.to_postgres().restore().await.unwrap();
+    load.wait_committed(50).await;
     rig.finish(load).await;
 }
 

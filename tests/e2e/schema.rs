@@ -1,1 +1,130 @@
+//! The outbox table changes while the relay runs.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use support::{DEADLINE, Rig, until};
+use uuid::Uuid;
+
+/// Writes events, each in a transaction of its own, until told to stop; returns their ids.
+fn write_until(stop: &Arc<AtomicBool>, client: tokio_postgres::Client) -> Writer {
+    let stop = Arc::clone(stop);
+    tokio::spawn(async move {
+        let sql =
+            "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)
+                   VALUES ($1, 'order', 'o-' || $2::INT % 10, 'OrderPlaced', '{\"total\": 1.50}')";
+        let mut ids = Vec::new();
+        while !stop.load(Ordering::Relaxed) {
+            let (id, n) = (Uuid::new_v4(), i32::try_from(ids.len()).expect("few"));
+            client.execute(sql, &[&id, &n]).await.expect("insert an event");
+            ids.push(id);
+        }
+        ids
+    })
+}
+
+type Writer = tokio::task::JoinHandle<Vec<Uuid>>;
+
+/// R-REL-14
+#[tokio::test(flavor = "multi_thread")]
+async fn columns_come_and_go_under_load_and_nothing_is_lost() {
+    let mut rig = Rig::new().await;
+    rig.set("TAILPOST_RELAY__SCAN_INTERVAL", "100ms"); // it reads the table's columns as well
+    rig.setup().await;
+    let relay = rig.relay();
+    let stop = Arc::new(AtomicBool::new(false));
+    let writer = write_until(&stop, rig.client().await);
+    for change in [
+        "ADD COLUMN note TEXT",
+        // Writes the table anew: those rows are no new events.
+        "ADD COLUMN changed_at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp()",
+        "DROP COLUMN note",
+        "RENAME COLUMN correlation_id TO correlation",
+        "RENAME COLUMN correlation TO correlation_id",
+        "DROP COLUMN causation_id CASCADE",
+        "DROP COLUMN headers CASCADE",
+        "ADD COLUMN headers JSONB, ADD COLUMN causation_id UUID",
+        "ALTER COLUMN event_version TYPE BIGINT",
+    ] {
+        let marked = rig.stored_count().await;
+        rig.execute(&format!(
+            "DROP VIEW IF EXISTS outbox_status; ALTER TABLE outbox_events {change}"
+        ))
+        .await;
+        rig.wait_stored(marked + 30).await; // further events passed in the new shape
+    }
+    rig.execute("ALTER TABLE outbox_events DROP COLUMN causation_id").await;
+    stop.store(true, Ordering::Relaxed);
+    let mut expected = writer.await.expect("no panic");
+    rig.wait_stored(expected.len() as u64).await;
+    rig.wait_marked().await;
+
+    // And with an event that uses what came back.
+    let id: Uuid = rig
+        .query(
+            r#"INSERT INTO outbox_events
+                   (headers, payload, event_type, aggregate_id, aggregate_type, id, event_version)
+               VALUES ('{"tenant": "t-1"}', '{}', 'OrderPlaced', 'o-1', 'order',
+                   gen_random_uuid(), 7)
+               RETURNING id"#,
+        )
+        .await;
+    expected.push(id);
+    rig.wait_stored(expected.len() as u64).await;
+    let stored = rig.stored().await;
+    assert_eq!(stored.iter().map(|it| it.id).collect::<Vec<_>>(), expected);
+    let last = stored.last().expect("a message");
+    assert_eq!((last.header("tenant"), last.header("Event-Version")), (Some("t-1"), Some("7")));
+    assert!(stored.iter().all(|it| it.payload.contains("1.50") || it.id == id));
+    // Idle, the scanner looks at a table without the column.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(relay.exited().is_none(), "{}", relay.log());
+    assert!(!relay.log().contains("starting anew"), "{}", relay.log());
+}
+
+/// R-REL-14, R-REL-03
+#[tokio::test(flavor = "multi_thread")]
+async fn a_required_column_that_is_missing_stops_the_relay_and_nothing_is_lost() {
+    let rig = Rig::new().await;
+    rig.setup().await;
+    let relay = rig.relay();
+    relay.announce("the outbox table does not fit");
+    relay.announce("error:");
+    let mut expected = rig.insert(20).await;
+    rig.wait_marked().await;
+    rig.execute(
+        "BEGIN;
+         ALTER TABLE outbox_events RENAME COLUMN payload TO body;
+         INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, body)
+         VALUES ('00000000-0000-4000-8000-000000000001', 'order', 'o-1', 'OrderPlaced', '{}');
+         COMMIT",
+    )
+    .await;
+    let written = rig.wal_end().await;
+    let status = relay.wait_exit(DEADLINE).await;
+    assert_eq!(status.code(), Some(4), "{}", relay.log());
+    let log = relay.log();
+    assert!(log.contains("column \"payload\" is missing or renamed"), "{log}");
+    assert!(log.contains("tailpost setup --print") && log.contains("drop the replication slot"));
+    assert!(rig.confirmed().await < written, "confirmed what was not published");
+    assert_eq!(rig.stored_ids().await, expected);
+
+    rig.execute("ALTER TABLE outbox_events RENAME COLUMN body TO payload").await;
+    expected.push("00000000-0000-4000-8000-000000000001".parse().expect("valid"));
+    let again = rig.relay();
+    again.announce("the outbox table does not fit");
+    again.announce("error:");
+    // The log keeps the shape that the row was written in.
+    assert_eq!(again.wait_exit(DEADLINE).await.code(), Some(4), "{}", again.log());
+    let active = "SELECT active FROM pg_replication_slots WHERE slot_name = 'tailpost'";
+    until(DEADLINE, "nobody reads the slot", async || !rig.query::<bool>(active).await).await;
+    rig.execute("SELECT pg_drop_replication_slot('tailpost')").await;
+    let mended = rig.relay();
+    mended.wait_active().await;
+    expected.extend(rig.insert(20).await);
+    rig.wait_stored(expected.len() as u64).await;
+    rig.wait_marked().await;
+    assert_eq!(rig.stored_ids().await, expected);
+    until(DEADLINE, "the relay follows the log", async || mended.log().contains("following")).await;
+}

@@ -1,1 +1,200 @@
+//! Set-up makes what is missing, changes nothing that is there, and says what is wrong with it.
 
+use std::process::Stdio;
+
+use async_nats::jetstream::stream::{
+    Config, PersistenceMode, RetentionPolicy, Source, StorageType,
+};
+use support::{DEADLINE, Relay, Rig};
+
+/// Runs `tailpost` to its end, which must have this exit code; returns stdout and stderr.
+async fn ends_with(code: i32, rig: &Rig, args: &[&str]) -> (String, String) {
+    let process = rig.spawn(args);
+    process.announce("");
+    let status = process.wait_exit(DEADLINE).await;
+    assert_eq!(status.code(), Some(code), "{args:?}\n{}", process.log());
+    (process.stdout(), process.log())
+}
+
+/// DESIGN 11, R-OUT-01, R-REL-12
+#[tokio::test(flavor = "multi_thread")]
+async fn setup_can_run_again_also_beside_a_relay() {
+    let rig = Rig::new().await;
+    let (first, _) = ends_with(0, &rig, &["setup"]).await;
+    let made = |text: &str| text.lines().filter(|it| it.starts_with("created")).count();
+    assert_eq!(made(&first), 4, "migration, publication, stream, slot:\n{first}");
+    let config = rig.stream().await.cached_info().config.clone();
+    let (second, _) = ends_with(0, &rig, &["setup"]).await;
+    assert_eq!(made(&second), 0, "{second}");
+
+    let relay = rig.relay();
+    relay.wait_active().await;
+    let ids = rig.insert(10).await;
+    let (third, _) = ends_with(0, &rig, &["setup"]).await;
+    assert_eq!(made(&third), 0, "{third}");
+    rig.wait_stored(10).await;
+    rig.wait_marked().await;
+    assert_eq!(rig.stored_ids().await, ids);
+    assert_eq!(rig.stream().await.cached_info().config, config);
+}
+
+/// DESIGN 11, R-OUT-01, R-OUT-02
+#[tokio::test(flavor = "multi_thread")]
+async fn the_printed_plan_needs_no_server_and_runs_on_an_empty_database() {
+    let mut rig = Rig::new().await;
+    rig.postgres.create_database("empty").await.expect("create a database");
+    let nowhere = [("TAILPOST_POSTGRES__TABLE", "shop.events"), ("TAILPOST_LOG__FORMAT", "text")];
+    let nowhere = nowhere.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let process = Relay::spawn(&["setup", "--print"], &nowhere);
+    assert!(process.wait_exit(DEADLINE).await.success(), "{}", process.log());
+    let plan = process.stdout();
+    assert!(plan.contains("CREATE TABLE") && plan.contains("\"name\": \"OUTBOX\""), "{plan}");
+
+    psql(&rig, "empty", &plan);
+    let (migrations, _) = plan.split_once("CREATE PUBLICATION").expect("a publication");
+    psql(&rig, "empty", migrations); // again, without harm
+    rig.set("DATABASE_URL", &rig.postgres.url("empty"));
+    rig.set("TAILPOST_POSTGRES__TABLE", "shop.events");
+    let (told, _) = ends_with(0, &rig, &["setup"]).await;
+    assert!(told.contains("exists   migration 0001_outbox"), "{told}");
+    assert!(told.contains("exists   publication tailpost"), "{told}");
+}
+
+fn psql(rig: &Rig, database: &str, script: &str) {
+    let folder = tempfile::tempdir().expect("create a folder");
+    let file = folder.path().join("plan.sql");
+    std::fs::write(&file, script).expect("write the script");
+    let output = std::process::Command::new(rig.postgres.bin_dir().join("psql"))
+        .args(["--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", "--file"])
+        .arg(&file)
+        .arg(rig.postgres.url(database))
+        .stdin(Stdio::null())
+        .output()
+        .expect("run psql");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+fn fit() -> Config {
+    Config { name: "OUTBOX".into(), subjects: vec!["outbox.>".into()], ..Config::default() }
+}
+
+/// Streams that would lose events: how each is made, what is said, and what mends it.
+fn unfit() -> Vec<(Config, &'static str, &'static str)> {
+    let origin = Source { name: "ORIGIN".into(), ..Source::default() };
+    let mirror = Config { mirror: Some(origin.clone()), subjects: vec![], ..fit() };
+    let subjects = |subject: &str| Config { subjects: vec![subject.into()], ..fit() };
+    vec![
+        (
+            Config { storage: StorageType::Memory, ..fit() },
+            "memory storage",
+            "set stream.name to a new stream",
+        ),
+        (Config { no_ack: true, ..fit() }, "no_ack", "nats stream edit OUTBOX --ack"),
+        (Config { sealed: true, ..fit() }, "sealed", "set stream.name to a new stream"),
+        (
+            Config { persist_mode: Some(PersistenceMode::Async), ..fit() },
+            "persist_mode async",
+            "set stream.name to a new stream",
+        ),
+        (
+            Config { retention: RetentionPolicy::WorkQueue, ..fit() },
+            "retention by limits",
+            "relay.mode = \"keyed\"",
+        ),
+        (mirror, "mirror", "set stream.name to a new stream"),
+        (subjects("outbox.order.*"), "subjects", "--subjects 'outbox.*.*'"),
+        (subjects("events.>"), "subjects", "--subjects 'outbox.*.*'"),
+        (Config { sources: Some(vec![origin]), ..fit() }, "sources", "relay.mode = \"keyed\""),
+    ]
+}
+
+/// DESIGN 4, DESIGN 11, R-REL-06
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_would_lose_events_is_refused_with_what_mends_it() {
+    let rig = Rig::new().await;
+    rig.setup().await;
+    let jetstream = rig.nats.jetstream().await.expect("connect to NATS");
+    let origin = Config { name: "ORIGIN".into(), subjects: vec!["x".into()], ..Config::default() };
+    jetstream.create_stream(origin).await.expect("create a stream");
+    for (config, reason, fix) in unfit() {
+        jetstream.delete_stream("OUTBOX").await.expect("delete the stream");
+        let created = Config { sealed: false, ..config.clone() };
+        jetstream.create_stream(created).await.expect("create a stream");
+        if config.sealed {
+            jetstream.update_stream(&config).await.expect("seal the stream");
+        }
+        let made = rig.stream().await.cached_info().config.clone();
+        for command in ["setup", "relay"] {
+            let (_, log) = ends_with(4, &rig, &[command]).await;
+            assert!(log.contains("stream \"OUTBOX\" cannot be used"), "{log}");
+            assert!(log.contains(reason) && log.contains(fix), "{reason}, {fix}:\n{log}");
+        }
+        assert_eq!(rig.stream().await.cached_info().config, made, "changed by a check");
+    }
+}
+
+/// R-REL-01, DESIGN 11
+#[tokio::test(flavor = "multi_thread")]
+async fn a_publication_that_publishes_updates_is_refused_with_what_mends_it() {
+    let rig = Rig::new().await;
+    rig.setup().await;
+    for (change, fix) in [
+        ("SET (publish = 'insert, update')", "SET (publish = 'insert')"),
+        ("SET (publish_via_partition_root = false)", "SET (publish_via_partition_root = true)"),
+        ("DROP TABLE outbox_events", "ADD TABLE \"public\".\"outbox_events\""),
+    ] {
+        rig.execute(&format!("ALTER PUBLICATION tailpost {change}")).await;
+        let (_, log) = ends_with(4, &rig, &["setup"]).await;
+        let fix = format!("ALTER PUBLICATION tailpost {fix}");
+        assert!(log.contains(&fix), "{fix}:\n{log}");
+        rig.execute(&fix).await;
+        ends_with(0, &rig, &["setup"]).await;
+    }
+}
+
+/// DESIGN 11
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_before_setup_asks_for_it_and_a_misspelt_setting_is_refused() {
+    let mut rig = Rig::new().await;
+    let (_, log) = ends_with(3, &rig, &["relay"]).await;
+    assert!(log.contains("tailpost setup"), "{log}");
+
+    rig.set("TAILPOST_RELAY__WINDOW_EVENT", "5");
+    let (_, log) = ends_with(78, &rig, &["relay"]).await;
+    assert!(log.contains("WINDOW_EVENT") || log.contains("window_event"), "{log}");
+    assert!(log.to_lowercase().contains("window_events"), "no suggestion: {log}");
+}
+
+/// R-OUT-01, R-REL-07, R-REL-10
+#[tokio::test(flavor = "multi_thread")]
+async fn an_outbox_of_another_name_works_from_end_to_end() {
+    let mut rig = Rig::new().await;
+    rig.set("TAILPOST_POSTGRES__TABLE", r#""Shop"."order events""#);
+    rig.set("TAILPOST_POSTGRES__SLOT", "shop");
+    rig.set("TAILPOST_POSTGRES__PUBLICATION", "shop");
+    rig.set("TAILPOST_RELAY__SUBJECT", "outbox.{aggregate_id}");
+    rig.setup().await;
+    rig.setup().await;
+    let relay = rig.relay();
+    let emit = |id: &str| format!("SELECT \"Shop\".outbox_emit('order', '{id}', 'Placed', '{{}}')");
+    for id in ["a", "b"] {
+        rig.execute(&emit(id)).await;
+    }
+    rig.execute(&emit(&"x".repeat(300))).await;
+    rig.wait_stored(2).await;
+    relay.kill9().await;
+    drop(relay);
+    rig.execute("SELECT pg_drop_replication_slot('shop')").await; // the scanner's way
+    rig.execute(&emit("c")).await;
+    let _relay = rig.relay();
+    rig.wait_stored(3).await;
+    let unmarked = "SELECT count(*) FROM \"Shop\".\"order events\" WHERE published_at IS NULL";
+    support::until(DEADLINE, "rows are marked", async || rig.query::<i64>(unmarked).await == 0)
+        .await;
+    let subjects: Vec<String> = rig.stored().await.into_iter().map(|it| it.subject).collect();
+    assert_eq!(subjects, ["outbox.a", "outbox.b", "outbox.c"]);
+    let dead = "SELECT count(*) FROM \"Shop\".outbox_dead_letter";
+    assert_eq!(rig.query::<i64>(dead).await, 1);
+    let (told, _) = ends_with(0, &rig, &["status"]).await;
+    assert!(told.contains("order events"), "{told}");
+}

@@ -66,8 +66,9 @@ async fn sigterm_while_the_broker_is_down_ends_and_loses_nothing() {
     rig.wait_confirmed().await;
     rig.nats.kill().await.unwrap();
     ids.extend(rig.insert(100).await);
+    rig.wait_sent().await;
     relay.sigterm();
-    relay.wait_exit(Duration::from_secs(30)).await;
+    assert!(relay.wait_exit(Duration::from_secs(30)).await.success());
     assert_eq!(rig.query::<i64>(STILL_TO_COME).await, 100);
 
     rig.nats.start_again().await.unwrap();

@@ -105,8 +105,21 @@ impl Rig {
         self.lsn("SELECT pg_current_wal_insert_lsn()").await
     }
 
+    /// Waits until PostgreSQL has sent the relay all of the log that there is now.
+    ///
+    /// # Panics
+    ///
+    /// When it has not within [`DEADLINE`].
+    pub async fn wait_sent(&self) {
+        let end = self.wal_end().await;
+        let sent = "SELECT max(sent_lsn) FROM pg_stat_replication JOIN pg_replication_slots
+                    ON pid = active_pid WHERE slot_name = 'tailpost'";
+        until(DEADLINE, "the log is sent", async || self.lsn(sent).await >= end).await;
+    }
+
     async fn lsn(&self, sql: &str) -> u64 {
-        let bytes: i64 = self.query(&format!("SELECT (({sql}) - '0/0'::PG_LSN)::BIGINT")).await;
+        let bytes: i64 =
+            self.query(&format!("SELECT coalesce(({sql}) - '0/0'::PG_LSN, 0)::BIGINT")).await;
         bytes.cast_unsigned()
     }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 /// Long enough for a machine that does much else beside. A test that works does not come near it.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
-const POLL: Duration = Duration::from_millis(20);
+pub(crate) const POLL: Duration = Duration::from_millis(20);
 
 /// Asks again and again until the answer is yes.
 ///

@@ -56,12 +56,13 @@ fn use_colour() -> bool {
 
 fn filter(asked: Option<&str>, verbosity: Verbosity) -> Result<EnvFilter, Error> {
     let directives = asked.unwrap_or(match verbosity {
-        // The NATS client reports by its own account what we report with more context.
+        // Both clients report by their own account what we report with more context, and as errors
+        // what is worked through.
         Verbosity::Quiet => "warn,async_nats=off,pgwire_replication=off",
+        Verbosity::Normal => "info,async_nats=off,pgwire_replication=off",
         Verbosity::Demo => {
             "warn,async_nats=off,pgwire_replication=off,tailpost_relay::broker::fitness=error"
         }
-        Verbosity::Normal => "info,async_nats=off,pgwire_replication=warn",
         Verbosity::Verbose => "info,async_nats=off,tailpost=debug,tailpost_relay=debug",
         Verbosity::Everything => "debug",
     });

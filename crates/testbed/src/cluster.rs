@@ -2,7 +2,6 @@
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -20,17 +19,14 @@ pub(crate) fn create(
     data: &Path,
     own_identity: bool,
 ) -> Result<()> {
-    // Only cargo's target folder may keep things; where there is none of ours, nothing is kept.
-    let keep = servers_dirs().into_iter().find(|it| it.parent().is_some_and(is_ours));
-    match keep {
-        Some(keep) if !own_identity => copy(&kept(binaries, user, &keep)?, data, user),
-        _ => initdb(binaries, user, data),
+    // Only cargo's target folder may keep things; where there is none, nothing is kept.
+    let keep = servers_dirs().into_iter().find(|it| it.parent().is_some_and(Path::is_dir));
+    // A target folder that another user built in cannot keep ours.
+    let kept = keep.filter(|_| !own_identity).and_then(|it| kept(binaries, user, &it).ok());
+    match kept {
+        Some(kept) => copy(&kept, data, user),
+        None => initdb(binaries, user, data),
     }
-}
-
-/// Whether `dir` belongs to this process's user, who may then read and write what is kept there.
-fn is_ours(dir: &Path) -> bool {
-    fs::metadata(dir).is_ok_and(|it| it.is_dir() && it.uid() == rustix::process::geteuid().as_raw())
 }
 
 fn kept(binaries: &PostgresBinaries, user: &User, keep: &Path) -> Result<PathBuf> {
@@ -39,7 +35,8 @@ fn kept(binaries: &PostgresBinaries, user: &User, keep: &Path) -> Result<PathBuf
         .chars()
         .map(|it| if it.is_ascii_alphanumeric() || it == '.' { it } else { '-' })
         .collect();
-    let cluster = keep.join(format!("cluster-{key}"));
+    let uid = rustix::process::geteuid().as_raw();
+    let cluster = keep.join(format!("cluster-{key}-{uid}"));
     if cluster.exists() {
         return Ok(cluster);
     }

@@ -37,6 +37,8 @@ const POLL: Duration = Duration::from_millis(5);
 /// How long the guard lets a server end by itself, plus time to remove the folder.
 const GUARD_DEADLINE: Duration = Duration::from_secs(15);
 
+const STOPPED_DEADLINE: Duration = Duration::from_secs(10);
+
 /// Tells the guard its pid, then becomes the server.
 const BECOME: &str = r#"echo "$$" && exec "$@" >&2"#;
 
@@ -239,12 +241,14 @@ impl Server {
         let pid = self.pid()?;
         // The parent first: then there will be no further children.
         self.signal(Signal::STOP)?;
+        wait_until_stopped(&[pid])?;
         let children = processes::children_of(pid)?;
         let doomed: Vec<u32> = std::iter::once(pid).chain(children.iter().copied()).collect();
         self.doom(&doomed)?;
         for &child in &children {
             send(child, Signal::STOP);
         }
+        wait_until_stopped(&doomed)?;
         Ok(children)
     }
 
@@ -310,6 +314,18 @@ impl Drop for Server {
             let _ = fs::remove_dir_all(&self.folder);
         }
     }
+}
+
+/// Blocks, for moments: threads stop as soon as they are scheduled.
+fn wait_until_stopped(pids: &[u32]) -> Result<()> {
+    let started = Instant::now();
+    while !processes::all_stopped(pids)? {
+        if started.elapsed() > STOPPED_DEADLINE {
+            bail!("processes {pids:?} have not stopped after {STOPPED_DEADLINE:?}");
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
 }
 
 fn send(pid: u32, signal: Signal) {

@@ -9,7 +9,16 @@ use anyhow::{Context, Result};
 struct Entry {
     pid: u32,
     parent: u32,
+    stopped: bool,
     zombie: bool,
+}
+
+impl Entry {
+    /// `state` begins with the letter that `ps` shows.
+    fn new(pid: u32, parent: u32, state: &str) -> Self {
+        let (stopped, zombie) = (state.starts_with(['T', 't']), state.starts_with(['Z', 'X']));
+        Self { pid, parent, stopped, zombie }
+    }
 }
 
 /// The process ids of the direct children of `parent`.
@@ -25,8 +34,22 @@ pub(crate) fn any_alive(pids: &[u32]) -> Result<bool> {
     Ok(list()?.iter().any(|it| !it.zombie && pids.contains(&it.pid)))
 }
 
+/// Whether every thread of these processes has stopped, or they are gone: a stop signal takes a moment to reach each thread.
+pub(crate) fn all_stopped(pids: &[u32]) -> Result<bool> {
+    if !has_proc() {
+        return Ok(list_ps()?.iter().all(|it| it.stopped || it.zombie || !pids.contains(&it.pid)));
+    }
+    let threads = pids.iter().flat_map(|pid| fs::read_dir(format!("/proc/{pid}/task"))).flatten();
+    let stats = threads.flatten().filter_map(|it| fs::read_to_string(it.path().join("stat")).ok());
+    Ok(stats.filter_map(|it| parse_stat(0, &it)).all(|it| it.stopped || it.zombie))
+}
+
+fn has_proc() -> bool {
+    Path::new("/proc/self/stat").exists()
+}
+
 fn list() -> Result<Vec<Entry>> {
-    if Path::new("/proc/self/stat").exists() { list_proc() } else { list_ps() }
+    if has_proc() { list_proc() } else { list_ps() }
 }
 
 fn list_proc() -> Result<Vec<Entry>> {
@@ -45,9 +68,9 @@ fn list_proc() -> Result<Vec<Entry>> {
 fn parse_stat(pid: u32, stat: &str) -> Option<Entry> {
     let (_, rest) = stat.rsplit_once(')')?;
     let mut fields = rest.split_ascii_whitespace();
-    let zombie = matches!(fields.next()?, "Z" | "X");
+    let state = fields.next()?;
     let parent = fields.next()?.parse().ok()?;
-    Some(Entry { pid, parent, zombie })
+    Some(Entry::new(pid, parent, state))
 }
 
 fn list_ps() -> Result<Vec<Entry>> {
@@ -57,7 +80,7 @@ fn list_ps() -> Result<Vec<Entry>> {
         let mut fields = line.split_ascii_whitespace();
         let pid = fields.next()?.parse().ok()?;
         let parent = fields.next()?.parse().ok()?;
-        Some(Entry { pid, parent, zombie: fields.next()?.starts_with('Z') })
+        Some(Entry::new(pid, parent, fields.next()?))
     };
     Ok(String::from_utf8_lossy(&output.stdout).lines().filter_map(entry).collect())
 }

@@ -1,5 +1,7 @@
 //! The proxy misbehaves in exactly the ways it is told to.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
+
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 

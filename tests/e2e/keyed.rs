@@ -1,0 +1,101 @@
+//! Keyed mode, for a stream that has other writers: nothing is lost or doubled, and each aggregate
+//! keeps its order.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use async_nats::Client;
+use support::{Rig, RigOptions, Stored};
+use testbed::NatsOptions;
+use tokio::task::JoinHandle;
+use uuid::Uuid;
+
+const AGGREGATES: usize = 20;
+const EVENTS: usize = 600;
+
+/// Publishes into the stream, under a subject that the relay could use as well, until aborted.
+fn other_writer(client: Client) -> JoinHandle<()> {
+    tokio::spawn(async move {
+        let mut pace = tokio::time::interval(Duration::from_millis(1));
+        loop {
+            pace.tick().await;
+            let sent = client.publish("outbox.order.OrderPlaced", "of somebody else".into()).await;
+            sent.expect("publish");
+        }
+    })
+}
+
+/// Inserts the events of several aggregates in turn, in transactions of three.
+async fn insert(rig: &Rig) -> Vec<(Uuid, String)> {
+    let client = rig.client().await;
+    let mut events = Vec::new();
+    while events.len() < EVENTS {
+        let mut script = String::from("BEGIN;");
+        for _ in 0..3 {
+            let (id, aggregate) = (Uuid::new_v4(), format!("o-{}", events.len() % AGGREGATES));
+            script += &format!(
+                "SELECT outbox_emit('order', '{aggregate}', 'Placed', '{{}}', id => '{id}');"
+            );
+            events.push((id, aggregate));
+        }
+        client.batch_execute(&(script + "COMMIT")).await.expect("insert events");
+    }
+    events
+}
+
+fn by_aggregate(events: impl Iterator<Item = (Uuid, String)>) -> HashMap<String, Vec<Uuid>> {
+    let mut aggregates: HashMap<String, Vec<Uuid>> = HashMap::new();
+    for (id, aggregate) in events {
+        aggregates.entry(aggregate).or_default().push(id);
+    }
+    aggregates
+}
+
+fn ours(stored: Vec<Stored>) -> impl Iterator<Item = (Uuid, String)> {
+    let event = |it: Stored| Some((it.id, it.header("Aggregate-Id")?.to_owned()));
+    stored.into_iter().filter_map(event)
+}
+
+async fn relay_beside_another_writer(nats: NatsOptions) {
+    let mut rig = Rig::with(RigOptions { nats, ..RigOptions::default() }).await;
+    rig.set("TAILPOST_RELAY__MODE", "keyed");
+    rig.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms"); // the stream's tail has to do the work
+    rig.setup().await;
+    let other = other_writer(rig.nats.client().await.expect("connect to NATS"));
+    let mut relay = rig.relay();
+    let mut expected = Vec::new();
+    for _ in 0..3 {
+        let insert = insert(&rig);
+        let kill = async {
+            // In the middle of it: some are stored, some are not.
+            let stored = ours(rig.stored().await).count();
+            let more = async || ours(rig.stored().await).count() > stored + EVENTS / 4;
+            support::until(support::DEADLINE, "some events are stored", more).await;
+            relay.kill9().await;
+        };
+        let (inserted, ()) = tokio::join!(insert, kill);
+        expected.extend(inserted);
+        relay = rig.relay();
+    }
+    rig.wait_marked().await;
+    other.abort();
+
+    let stored = rig.stored().await;
+    assert!(stored.iter().any(|it| it.payload == "of somebody else"));
+    let stored: Vec<_> = ours(stored).collect();
+    assert_eq!(stored.len(), expected.len());
+    assert_eq!(by_aggregate(stored.into_iter()), by_aggregate(expected.into_iter()));
+}
+
+/// R-REL-05, R-REL-06, DESIGN 4
+#[tokio::test(flavor = "multi_thread")]
+async fn a_keyed_relay_beside_another_writer_keeps_each_aggregates_order() {
+    relay_beside_another_writer(NatsOptions::default()).await;
+}
+
+/// R-REL-05, DESIGN 13: the oldest broker that keyed mode is for.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_keyed_relay_works_with_an_old_broker() {
+    let version = Some("2.9.10".into());
+    relay_beside_another_writer(NatsOptions { version, ..NatsOptions::default() }).await;
+}
