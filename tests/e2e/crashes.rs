@@ -28,7 +28,7 @@ async fn survives_kills(seed: u64, duplicate_window: &str) {
             rig.to_nats().cut().await;
         }
         relay.kill9().await;
-        rig.to_nats().restore().await.unwrap();
+        rig.to_nats().restore().await.expect("restore the network");
     }
     let _relay = rig.relay();
     load.wait_committed(200).await;
@@ -143,4 +143,34 @@ async fn killed_inside_a_transaction_of_ten_thousand_rows_it_goes_on_in_the_midd
     rig.wait_marked().await;
     assert_eq!(rig.stored_ids().await, ids);
     rig.wait_confirmed().await;
+}
+
+/// R-REL-06, R-REL-07: rows that the log does not bring, and rows that it does.
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_while_the_scanner_publishes_old_rows_each_event_is_stored_once_in_order() {
+    let mut rig = Rig::proxied().await;
+    rig.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
+    rig.set("TAILPOST_RELAY__SCAN_BATCH", "100");
+    rig.set("TAILPOST_RELAY__SCAN_INTERVAL", "100ms");
+    rig.setup().await;
+    rig.insert(3_000).await;
+    rig.execute("SELECT pg_drop_replication_slot('tailpost')").await;
+    rig.setup().await;
+    let load = rig.load(3, 200.0).await;
+    let old_and_unmarked =
+        "SELECT count(*) FROM outbox_events WHERE published_at IS NULL AND aggregate_id ~ '^o-'";
+    let mut left = 3_000;
+    for _ in 0..6 {
+        let relay = rig.relay();
+        relay.wait_active().await;
+        rig.to_nats().set_delay(Duration::from_millis(20));
+        let stored = rig.stored_count().await;
+        rig.wait_stored(stored + 150).await;
+        relay.kill9().await;
+        rig.to_nats().restore().await.unwrap();
+        let before = std::mem::replace(&mut left, rig.query::<i64>(old_and_unmarked).await);
+        assert!(left <= before && left > 0, "killed in the middle: {left} old rows are left");
+    }
+    let _relay = rig.relay();
+    rig.finish(load).await;
 }

@@ -14,5 +14,6 @@ mod schema;
 mod setup;
 mod standby;
 mod stop;
+mod storm;
 mod takeover;
 mod wire;

@@ -4,7 +4,7 @@ mod writer;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use jiff::Timestamp;
@@ -68,6 +68,8 @@ pub struct CommittedEvent {
     pub ordinal: u64,
     /// Just before COMMIT was sent: a consumer may see the event before COMMIT returns.
     pub commit_sent: Instant,
+    /// From then until its outcome was known.
+    pub commit_took: Duration,
     /// Just after COMMIT returned, or after the unknown outcome of a COMMIT was found out.
     pub committed_at: Timestamp,
 }

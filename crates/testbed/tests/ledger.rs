@@ -133,6 +133,7 @@ async fn a_lost_event_is_found_unless_it_is_a_dead_letter() {
         aggregate: "o-1".into(),
         ordinal: 1,
         commit_sent: Instant::now(),
+        commit_took: Duration::ZERO,
         committed_at: jiff::Timestamp::now(),
     };
     let written = Written { committed: vec![event], rolled_back: vec![] };

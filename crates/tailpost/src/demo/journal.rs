@@ -54,7 +54,7 @@ impl Journal {
         let mut inner = self.lock();
         inner.received.push(event);
         if let Some(sent) = inner.sent.remove(&event.id) {
-            let micros = u64::try_from((at - sent).as_micros()).unwrap_or(u64::MAX);
+            let micros = micros(at - sent);
             inner.all.saturating_record(micros);
             inner.recent.record(micros, at);
         }
@@ -117,6 +117,19 @@ impl Recent {
             self.began += Duration::from_secs(passed.as_secs());
         }
     }
+}
+
+/// The latencies of these durations.
+pub(super) fn latencies(durations: impl Iterator<Item = Duration>) -> Latencies {
+    let mut all = histogram();
+    for duration in durations {
+        all.saturating_record(micros(duration));
+    }
+    all
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
 fn histogram() -> Latencies {

@@ -63,7 +63,8 @@ impl Servers {
             "The servers are still running:\n  \
              export DATABASE_URL={database_url} NATS_URL={nats_url}\n\
              To end them:\n  \
-             kill -INT {pids}; while kill -0 {pids} 2>/dev/null; do sleep 0.1; done; rm -rf {} {}\n",
+             kill -INT {pids}; while kill -0 {pids} 2>/dev/null; do sleep 0.1; done; \
+             rm -rf {} {}\n",
             postgres.folder.display(),
             nats.folder.display()
         ))

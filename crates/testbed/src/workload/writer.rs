@@ -128,12 +128,14 @@ impl Writer {
 
     fn committed(&mut self, order: &Order, commit_sent: std::time::Instant) {
         let committed_at = Timestamp::now();
+        let commit_took = commit_sent.elapsed();
         let events = (order.first_ordinal..).zip(&order.events);
         self.written.committed.extend(events.map(|(ordinal, &id)| CommittedEvent {
             id,
             aggregate: order.aggregate_id.clone(),
             ordinal,
             commit_sent,
+            commit_took,
             committed_at,
         }));
         let count = order.events.len() as u64;
