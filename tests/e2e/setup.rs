@@ -166,6 +166,34 @@ async fn a_publication_that_publishes_updates_is_refused_with_what_mends_it() {
     }
 }
 
+/// R-REL-07, R-REL-12, DESIGN 5: rows that were left out of the log are not taken for published.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_that_the_publication_left_out_come_by_the_scanner_once_it_is_mended() {
+    let mut rig = Rig::new().await;
+    rig.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
+    rig.set("TAILPOST_RELAY__SCAN_INTERVAL", "200ms");
+    rig.setup().await;
+    let mut relay = rig.relay();
+    let mut expected = rig.insert(10).await;
+    rig.wait_marked().await;
+    let mut changes = vec![("DROP TABLE outbox_events", "ADD TABLE outbox_events")];
+    if rig.postgres.version() >= 15 {
+        let filter = "SET TABLE outbox_events WHERE (aggregate_type <> 'order')";
+        changes.push((filter, "SET TABLE outbox_events"));
+    }
+    for (change, fix) in changes {
+        relay.announce("error: publication");
+        rig.execute(&format!("ALTER PUBLICATION tailpost {change}")).await;
+        expected.extend(rig.insert_each(10).await);
+        assert_eq!(relay.wait_exit(DEADLINE).await.code(), Some(4), "{}", relay.log());
+        rig.execute(&format!("ALTER PUBLICATION tailpost {fix}")).await;
+        expected.extend(rig.insert_each(10).await);
+        relay = rig.relay();
+        rig.wait_marked().await;
+        assert_eq!(rig.stored_ids().await, expected);
+    }
+}
+
 /// DESIGN 11
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_before_setup_asks_for_it_and_a_misspelt_setting_is_refused() {
