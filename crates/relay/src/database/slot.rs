@@ -165,7 +165,10 @@ fn usable(
     } else if state.system_identifier != identity.system_id {
         warn!(slot, "the database was copied from another cluster: creating the slot anew");
     } else if !state.is_trusted {
-        warn!(slot, "the publication left rows out: creating the slot anew, scanning for the gap");
+        warn!(
+            slot,
+            "the log lacks rows of the table: creating the slot anew, scanning for the gap"
+        );
     } else if state.start_snapshot.is_some() {
         return Ok(Found::Usable(state, row.confirmed));
     }

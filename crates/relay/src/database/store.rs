@@ -273,12 +273,19 @@ impl Store {
             Err(unfit @ Error::Publication { .. }) => unfit,
             Err(error) => return Err(error),
         };
+        self.distrust_slot(slot).await?;
+        Err(unfit)
+    }
+
+    /// Says that the log does not bring every row that it should, or not in a form that can be read:
+    /// the next session creates the slot anew and takes those rows from the table.
+    pub(crate) async fn distrust_slot(&self, slot: &str) -> Result<(), Error> {
         let sql = format!(
             "UPDATE {} SET start_lsn = NULL, updated_at = now() WHERE slot = $1",
             self.table.companion("tailpost_state")
         );
         self.client().execute(&sql, &[&slot]).await.map_err(Error::sql("distrust the slot"))?;
-        Err(unfit)
+        Ok(())
     }
 
     /// Confirms what the replication connection could not confirm before it closed.

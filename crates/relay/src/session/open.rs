@@ -114,6 +114,10 @@ impl Session {
         })
     }
 
+    pub(crate) fn store(&self) -> Arc<Store> {
+        Arc::clone(&self.store)
+    }
+
     pub(crate) fn timeline(&self) -> u32 {
         self.timeline
     }
