@@ -136,9 +136,11 @@ impl State {
             Input::Seen(tail) => {
                 // Whoever had the slot before may have stored something since the session began.
                 // Predictions that are too low would let a later message in after an earlier one
-                // was refused.
-                self.expected = tail.last_seq;
-                self.known_seq = tail.last_seq;
+                // was refused: what was sent since the tail was read counts as well.
+                if self.in_flight == 0 {
+                    self.expected = self.expected.max(tail.last_seq);
+                }
+                self.known_seq = self.known_seq.max(tail.last_seq);
                 self.remember(tail.messages);
             }
             Input::Acked { epoch, index, seq } if epoch == self.epoch && self.link == Link::Up => {

@@ -1,4 +1,4 @@
-//! How many messages may be on their way.
+//! How many messages may be on their way, and what they predict.
 
 use std::time::Duration;
 
@@ -57,4 +57,23 @@ fn a_pause_asks_for_another_proof() {
     }
     log(&mut state, 3);
     assert_eq!(send_all(&mut state), 1);
+}
+
+#[test]
+fn a_later_look_of_the_scanner_does_not_disturb_what_is_on_its_way() {
+    let mut state = fenced();
+    log(&mut state, 20);
+    send_all(&mut state);
+    ack(&mut state, 0);
+    assert_eq!(send_all(&mut state), 19);
+    // Read while the stream had ten messages; the twentieth is on its way.
+    state.apply(Duration::ZERO, Input::Seen(Tail { last_seq: 10, messages: Vec::new() }));
+    log(&mut state, 1);
+    assert_eq!(state.next_send().and_then(|send| send.expected), Some(20));
+    (1..21).for_each(|index| ack(&mut state, index));
+
+    // Read before these, applied when they had been answered.
+    state.apply(Duration::ZERO, Input::Seen(Tail { last_seq: 10, messages: Vec::new() }));
+    log(&mut state, 1);
+    assert_eq!(state.next_send().and_then(|send| send.expected), Some(21));
 }
