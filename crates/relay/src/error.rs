@@ -42,6 +42,14 @@ pub enum Error {
         /// The slot's name.
         slot: String,
     },
+    /// The slot belongs to another database of the cluster.
+    #[error("replication slot \"{slot}\" belongs to database \"{database}\"")]
+    SlotElsewhere {
+        /// The slot's name.
+        slot: String,
+        /// The database whose log it brings.
+        database: String,
+    },
     /// `tailpost setup` has not been run against this database.
     #[error("{missing} does not exist in this database")]
     NotSetUp {
@@ -133,6 +141,7 @@ impl Error {
         }
     }
 
+            | Self::SlotElsewhere { .. }
     /// What the operator can do about it, for errors that do not pass by themselves.
     #[must_use]
     pub fn hint(&self) -> Option<String> {
@@ -152,6 +161,10 @@ impl Error {
             Self::Refused(_) => Some("see `tailpost status` and the stream's configuration".into()),
             Self::Sql { source, .. } => source.code().and_then(sqlstate_hint),
             Self::Replication { source, .. } => {
+            Self::SlotElsewhere { .. } => Some(
+                "configure another name as postgres.slot: all databases of a cluster share them"
+                    .into(),
+            ),
                 sqlstate(source).and_then(|code| sqlstate_hint(&SqlState::from_code(&code)))
             }
             Self::Stalled(_)

@@ -45,6 +45,7 @@ fn relay_kind(error: &relay::Error) -> u8 {
         relay::Error::NotSetUp { .. } => NOT_FOUND,
         relay::Error::SlotBusy { .. }
         | relay::Error::SlotForeign { .. }
+        | relay::Error::SlotElsewhere { .. }
         | relay::Error::Stream { .. }
         | relay::Error::Publication { .. }
         | relay::Error::Refused(_)

@@ -39,6 +39,8 @@ struct SlotRow {
     confirmed: Lsn,
     lost: bool,
     active: bool,
+    /// Where it belongs, if not here.
+    elsewhere: Option<String>,
 }
 
 impl Slot {
@@ -151,6 +153,9 @@ fn usable(
         }
         return Ok(Found::Unusable { drop: false, state });
     };
+    if let Some(database) = row.elsewhere {
+        return Err(Error::SlotElsewhere { slot: slot.clone(), database });
+    }
     if row.active {
         return Err(Error::SlotBusy { slot: slot.clone() });
     }
@@ -267,7 +272,8 @@ async fn create(
 
 async fn look(session: &mut ReplicationClient, slot: &str) -> Result<Option<SlotRow>, Error> {
     let sql = format!(
-        "SELECT plugin, confirmed_flush_lsn, coalesce(wal_status = 'lost', false), active
+        "SELECT plugin, confirmed_flush_lsn, coalesce(wal_status = 'lost', false), active,
+                nullif(database, current_database())
          FROM pg_replication_slots WHERE slot_name = '{slot}'"
     );
     let rows = query(session, &sql, "look at the replication slot").await?;
@@ -280,6 +286,7 @@ async fn look(session: &mut ReplicationClient, slot: &str) -> Result<Option<Slot
             lost: column(2).as_deref() == Some("t") || confirmed.is_none(),
             confirmed: confirmed.unwrap_or_default(),
             active: column(3).as_deref() == Some("t"),
+            elsewhere: column(4),
         }
     }))
 }

@@ -1,0 +1,31 @@
+//! While no relay runs, somebody changes what the log brings: no event is taken for published.
+
+use support::{DEADLINE, Rig};
+
+/// Has published ten events, and stopped cleanly.
+async fn rig() -> (Rig, Vec<uuid::Uuid>) {
+    let mut rig = Rig::new().await;
+    rig.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
+    rig.setup().await;
+    let relay = rig.relay();
+    relay.wait_active().await;
+    let ids = rig.insert(10).await;
+    rig.wait_marked().await;
+    relay.sigterm();
+    assert!(relay.wait_exit(DEADLINE).await.success());
+    (rig, ids)
+}
+
+/// R-OUT-01: slots are the cluster's, outboxes are the databases'.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_slot_of_another_database_is_not_stood_by_for() {
+    let (mut rig, _) = rig().await;
+    let relay = rig.relay();
+    relay.wait_active().await;
+    rig.postgres.create_database("second").await.expect("create a database");
+    rig.set("DATABASE_URL", &rig.postgres.url("second"));
+    let setup = rig.spawn(&["setup"]);
+    setup.announce("error: ");
+    assert_eq!(setup.wait_exit(DEADLINE).await.code(), Some(4), "{}", setup.log());
+    assert!(setup.log().contains("postgres.slot"), "{}", setup.log());
+}
