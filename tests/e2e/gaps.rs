@@ -16,6 +16,36 @@ async fn rig() -> (Rig, Vec<uuid::Uuid>) {
     (rig, ids)
 }
 
+/// R-REL-01, R-REL-07
+#[tokio::test(flavor = "multi_thread")]
+async fn a_publication_that_lacked_the_table_for_a_while_costs_no_event() {
+    let (rig, mut expected) = rig().await;
+    rig.execute("ALTER PUBLICATION tailpost DROP TABLE outbox_events").await;
+    expected.extend(rig.insert_each(10).await);
+    rig.execute("ALTER PUBLICATION tailpost ADD TABLE outbox_events").await;
+    expected.extend(rig.insert_each(10).await);
+
+    let _relay = rig.relay();
+    rig.wait_marked().await;
+    assert_eq!(rig.stored_ids().await, expected);
+}
+
+/// R-REL-01, R-REL-07: faster than the relay looks at it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_publication_changed_and_changed_back_beside_a_relay_costs_no_event() {
+    let (rig, mut expected) = rig().await;
+    let relay = rig.relay();
+    relay.wait_active().await;
+    relay.pause();
+    rig.execute("ALTER PUBLICATION tailpost SET (publish = '')").await;
+    expected.extend(rig.insert_each(10).await);
+    rig.execute("ALTER PUBLICATION tailpost SET (publish = 'insert')").await;
+    relay.resume();
+    expected.extend(rig.insert_each(10).await);
+    rig.wait_marked().await;
+    assert_eq!(rig.stored_ids().await, expected);
+}
+
 /// R-OUT-01: slots are the cluster's, outboxes are the databases'.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_slot_of_another_database_is_not_stood_by_for() {

@@ -90,6 +90,12 @@ pub enum Error {
         /// The statement that mends it.
         fix: String,
     },
+    /// The publication was changed after the slot was created: the log may lack rows.
+    #[error("publication \"{publication}\" was changed after the slot was created")]
+    PublicationChanged {
+        /// The publication's name.
+        publication: String,
+    },
     /// The broker refuses everything until an operator changes something.
     #[error("the broker refuses to store events: {0}")]
     Refused(String),
@@ -130,8 +136,12 @@ impl Error {
                 let source = source.and_then(|it| it.downcast_ref::<tokio_postgres::Error>());
                 source.is_some_and(|it| it.code().is_none_or(sqlstate_is_transient))
             }
-            Self::Stalled(_) | Self::SlotBusy { .. } | Self::JetStream { .. } => true,
+            Self::Stalled(_)
+            | Self::SlotBusy { .. }
+            | Self::PublicationChanged { .. }
+            | Self::JetStream { .. } => true,
             Self::SlotForeign { .. }
+            | Self::SlotElsewhere { .. }
             | Self::NotSetUp { .. }
             | Self::Decode(_)
             | Self::Table(_)
@@ -141,7 +151,6 @@ impl Error {
         }
     }
 
-            | Self::SlotElsewhere { .. }
     /// What the operator can do about it, for errors that do not pass by themselves.
     #[must_use]
     pub fn hint(&self) -> Option<String> {
@@ -152,6 +161,10 @@ impl Error {
                 "drop it with `SELECT pg_drop_replication_slot('{slot}')` and run `tailpost \
                  setup`, or configure another name as postgres.slot"
             )),
+            Self::SlotElsewhere { .. } => Some(
+                "configure another name as postgres.slot: all databases of a cluster share them"
+                    .into(),
+            ),
             Self::Stream { fix, .. } | Self::Publication { fix, .. } => Some(fix.clone()),
             Self::Table(_) => Some(
                 "mend the table, as `tailpost setup --print` shows it, and start again: rows \
@@ -161,14 +174,11 @@ impl Error {
             Self::Refused(_) => Some("see `tailpost status` and the stream's configuration".into()),
             Self::Sql { source, .. } => source.code().and_then(sqlstate_hint),
             Self::Replication { source, .. } => {
-            Self::SlotElsewhere { .. } => Some(
-                "configure another name as postgres.slot: all databases of a cluster share them"
-                    .into(),
-            ),
                 sqlstate(source).and_then(|code| sqlstate_hint(&SqlState::from_code(&code)))
             }
             Self::Stalled(_)
             | Self::SlotBusy { .. }
+            | Self::PublicationChanged { .. }
             | Self::Decode(_)
             | Self::JetStream { .. }
             | Self::Migrate(_) => None,

@@ -48,6 +48,7 @@ fn relay_kind(error: &relay::Error) -> u8 {
         | relay::Error::SlotElsewhere { .. }
         | relay::Error::Stream { .. }
         | relay::Error::Publication { .. }
+        | relay::Error::PublicationChanged { .. }
         | relay::Error::Refused(_)
         | relay::Error::Table(_) => REFUSED,
         // What passes by itself is an outage, and what does not is a failure.
