@@ -46,6 +46,23 @@ async fn a_publication_changed_and_changed_back_beside_a_relay_costs_no_event() 
     assert_eq!(rig.stored_ids().await, expected);
 }
 
+/// R-REL-01, R-REL-07: before PostgreSQL 17 nothing tells one slot from another.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_replaced_by_hand_costs_no_event() {
+    let (rig, mut expected) = rig().await;
+    if rig.postgres.version() < 17 {
+        return;
+    }
+    expected.extend(rig.insert_each(10).await);
+    rig.execute("SELECT pg_drop_replication_slot('tailpost')").await;
+    rig.execute("SELECT pg_create_logical_replication_slot('tailpost', 'pgoutput')").await;
+    expected.extend(rig.insert_each(10).await);
+
+    let _relay = rig.relay();
+    rig.wait_marked().await;
+    assert_eq!(rig.stored_ids().await, expected);
+}
+
 /// R-OUT-01: slots are the cluster's, outboxes are the databases'.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_slot_of_another_database_is_not_stood_by_for() {
