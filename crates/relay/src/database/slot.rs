@@ -92,15 +92,24 @@ impl Slot {
     /// # Errors
     ///
     /// [`Error::SlotBusy`] while another relay reads the slot: that exclusion is PostgreSQL's.
-    pub(crate) async fn start(mut self, rows: Rows, slot: &str) -> Result<Source, Error> {
+    /// [`Error::Stalled`] if it is not the slot any more that was looked at: from now on nobody can
+    /// replace it, but until now somebody could.
+    pub(crate) async fn start(
+        mut self,
+        rows: Rows,
+        store: &Store,
+        slot: &str,
+    ) -> Result<Source, Error> {
         let started = async {
             self.session.start().await?;
             self.session.wait_started().await
         };
-        match started.await {
-            Ok(()) => Ok(Source::new(self.session, rows)),
-            Err(error) => Err(started_error(error, slot)),
+        started.await.map_err(|error| started_error(error, slot))?;
+        let start_snapshot = store.load_state(slot).await?.and_then(|it| it.start_snapshot);
+        if start_snapshot.as_ref() != Some(&self.start_snapshot) {
+            return Err(Error::Stalled("the slot was created anew meanwhile"));
         }
+        Ok(Source::new(self.session, rows))
     }
 }
 

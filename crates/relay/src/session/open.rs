@@ -69,7 +69,7 @@ impl Session {
         let start_snapshot = slot.start_snapshot.clone();
         let resolved_before = slot.resolved_before();
         let rows = Rows::new(config.table.clone(), config.subject.clone());
-        let source = slot.start(rows, &config.slot).await?;
+        let source = slot.start(rows, &store, &config.slot).await?;
         let mode = match config.mode {
             config::Mode::Fenced => Mode::Fenced,
             config::Mode::Keyed => Mode::Keyed,
