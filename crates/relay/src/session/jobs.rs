@@ -64,6 +64,11 @@ pub(super) fn job(work: impl Future<Output = Result<Done, Error>> + Send + 'stat
     bounded.map(|done| done.unwrap_or(Err(Error::Stalled("a statement never answered")))).boxed()
 }
 
+/// Boxes a job that takes the longer the more there is to do. A connection that is dead ends it.
+pub(super) fn long_job(work: impl Future<Output = Result<Done, Error>> + Send + 'static) -> Job {
+    work.boxed()
+}
+
 /// Reads the tail for as long as it takes, then makes sure that the slot is still ours.
 ///
 /// A relay that was paused while another took its slot over wakes up here: its messages were

@@ -11,7 +11,7 @@ use tokio_postgres::Row;
 use tracing::info;
 
 use super::Session;
-use super::jobs::{Done, Job, job};
+use super::jobs::{Done, Job, job, long_job};
 use crate::broker::WayBack;
 use crate::core::{Input, Settled, Tail};
 use crate::database::Store;
@@ -90,7 +90,7 @@ impl Session {
         let config = Arc::clone(&self.config);
         let start_snapshot = self.start_snapshot.clone();
         let read = self.fetch_with_tail();
-        self.jobs.push(job(async move {
+        self.jobs.push(long_job(async move {
             let scanner =
                 Store::connect(&config.postgres, &config.table, "tailpost scanner").await?;
             scanner.check_publication(&config.publication, &config.slot).await?;
@@ -155,7 +155,7 @@ impl Session {
         self.scan.phase = Phase::Reading;
         if let Some(scanner) = self.scan.scanner.take() {
             let read = self.fetch_with_tail();
-            self.jobs.push(job(async move { read(scanner).await }));
+            self.jobs.push(read(scanner));
         }
     }
 
@@ -170,7 +170,8 @@ impl Session {
             at_least: scan_reach(&self.config),
         };
         move |scanner: Arc<Store>| {
-            job(async move {
+            // The first rows of millions come once all of them are sorted.
+            long_job(async move {
                 let rows = fetch(&scanner, rows_max, bytes_max).await?;
                 let seen = match tail {
                     Some(tail) if !rows.is_empty() => Some(tail.back_to(way).await?),
