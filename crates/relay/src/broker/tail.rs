@@ -56,11 +56,14 @@ impl TailReader {
         self.stream.get_info().await.map_err(Error::jetstream("read the stream's state"))
     }
 
-    /// Everything from sequence `from` to the end.
+    /// Everything from sequence `from` to the end. Others may have written any number of messages
+    /// since then: of those the newest are enough.
     pub(crate) async fn since(&self, from: u64) -> Result<Tail, Error> {
         let state = self.info().await?.state;
-        let messages = self.range(from.max(state.first_sequence), state.last_sequence).await?;
-        Ok(Tail { last_seq: state.last_sequence, messages })
+        let last_seq = state.last_sequence;
+        let floor = state.first_sequence.max(last_seq.saturating_sub(WAY_BACK_MAX));
+        let messages = self.range(from.max(floor), last_seq).await?;
+        Ok(Tail { last_seq, messages })
     }
 
     /// Everything that may be there of what the log will bring again.
