@@ -64,7 +64,10 @@ fn psql(rig: &Rig, database: &str, script: &str) {
     let folder = tempfile::tempdir().expect("create a folder");
     let file = folder.path().join("plan.sql");
     std::fs::write(&file, script).expect("write the script");
-    let output = std::process::Command::new(rig.postgres.bin_dir().join("psql"))
+    // Not every build of the server brings the client; any version of it will do.
+    let beside = rig.postgres.bin_dir().join("psql");
+    let program = if beside.exists() { beside } else { "psql".into() };
+    let output = std::process::Command::new(program)
         .args(["--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", "--file"])
         .arg(&file)
         .arg(rig.postgres.url(database))
