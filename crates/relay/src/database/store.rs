@@ -251,7 +251,7 @@ impl Store {
             .await
             .map_err(Error::sql("look for the outbox"))?;
         let missing = match (row.get(0), row.get(1)) {
-            (false, _) => state,
+            (false, _) => format!("table {state}"),
             (true, false) => format!("publication {publication}"),
             (true, true) => return Ok(()),
         };
