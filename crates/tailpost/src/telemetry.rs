@@ -26,6 +26,11 @@ pub(crate) enum Verbosity {
 }
 
 impl Verbosity {
+    /// What `status` logs, unless asked for more: that it connected is no news.
+    pub(crate) fn of_status(self) -> Self {
+        if self == Self::Normal { Self::Quiet } else { self }
+    }
+
     /// What `demo` logs, unless asked for more: it says itself what happens.
     pub(crate) fn of_demo(self) -> Self {
         if self == Self::Normal { Self::Demo } else { self }
@@ -42,9 +47,8 @@ const VARIABLE: &str = "TAILPOST_LOG";
 /// Fails if `TAILPOST_LOG` is not a list of filters.
 pub(crate) fn init(format: LogFormat, verbosity: Verbosity) -> Result<(), Error> {
     let asked = std::env::var(VARIABLE).ok().filter(|it| !it.is_empty());
-    let lines = fmt::layer()
-        .with_writer(std::io::stderr)
-        .with_target(verbosity == Verbosity::Everything);
+    let lines =
+        fmt::layer().with_writer(std::io::stderr).with_target(verbosity == Verbosity::Everything);
     let lines = match format {
         LogFormat::Text => lines.with_ansi(use_colour()).boxed(),
         LogFormat::Json => lines.json().flatten_event(true).boxed(),
