@@ -156,7 +156,7 @@ impl Error {
                 sqlstate(source).and_then(|code| sqlstate_hint(&SqlState::from_code(&code)))
             }
             Self::SlotBusy { .. } => {
-                Some("a relay runs already, and publishes what there is: see `tailpost status`".into())
+                Some("another relay publishes what there is: see `tailpost status`".into())
             }
             Self::Stalled(_)
             | Self::Decode(_)
@@ -184,8 +184,8 @@ fn sqlstate_is_transient(code: &SqlState) -> bool {
 fn sqlstate_hint(code: &SqlState) -> Option<String> {
     let hint = match code.code() {
         "42501" => {
-            "the relay's role needs REPLICATION, and SELECT, INSERT, UPDATE and DELETE on the outbox \
-             and its companions; the role that runs `tailpost setup` must own them"
+            "the relay's role needs REPLICATION, and SELECT, INSERT, UPDATE and DELETE on the \
+             outbox and its companions; `tailpost setup` needs to own them"
         }
         "42P01" | "42703" | "42883" => "run `tailpost setup` against this database",
         "28000" | "28P01" => "check user, password and pg_hba.conf",
