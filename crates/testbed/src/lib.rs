@@ -2,8 +2,8 @@
 //! where.
 //!
 //! Serves `tailpost demo`, the tests and the benchmarks. The servers are real ones: binaries found
-//! on the machine or fetched by
-//! `scripts/servers`, in temporary folders, on free ports of 127.0.0.1.
+//! on the machine or fetched by `scripts/servers`, in temporary folders, on free ports of
+//! 127.0.0.1.
 //!
 //! ```no_run
 //! # async fn example() -> anyhow::Result<()> {
