@@ -23,7 +23,7 @@ test: servers ## run every test on real servers; ARGS="part_of_a_name"
 
 bench: servers ## measure the relay beside its limits
 	$(CARGO) build --release --bin tailpost
-	$(CARGO) run --release --bin end_to_end -- $(ARGS)
+	$(CARGO) run --release -p tailpost-benches --bin end_to_end -- $(ARGS)
 
 lint: ## check format, lints and documentation
 	$(CARGO) fmt --all --check

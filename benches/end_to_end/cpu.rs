@@ -25,18 +25,28 @@ pub(crate) fn of_process(pid: u32) -> Result<Duration> {
 ///
 /// When there is no such process.
 pub(crate) fn of_family(pid: u32) -> Result<Duration> {
-    let parent = read(pid)?;
-    let mut sum = parent.own + parent.reaped;
+    loop {
+        let before = read(pid)?;
+        let children = of_children(pid)?;
+        // A child reaped meanwhile may be missing, or count twice: look again.
+        if read(pid)?.reaped == before.reaped {
+            return Ok(ticks(before.own + before.reaped + children));
+        }
+    }
+}
+
+fn of_children(pid: u32) -> Result<u64> {
+    let mut sum = 0;
     for entry in fs::read_dir("/proc").context("list processes")? {
         let name = entry?.file_name();
         let Some(child) = name.to_str().and_then(|it| it.parse().ok()) else { continue };
-        // Gone since the folder was listed: counted with the next look at its parent.
+        // Gone since the folder was listed: its parent has its time now.
         let Ok(stat) = read(child) else { continue };
         if stat.parent == pid {
             sum += stat.own + stat.reaped;
         }
     }
-    Ok(ticks(sum))
+    Ok(sum)
 }
 
 /// The most memory that a process ever had resident, in bytes.

@@ -107,6 +107,7 @@ static FIGURES: [Figure; 16] = [
     figure("marked_ratio", "  stored and marked / both at once", 2, |it| {
         it.relay.marked.events_per_second / it.both.events_per_second
     }),
+    figure("both_seconds", "both at once, s", 2, |it| it.both.seconds),
     figure("stored_seconds", "relay, stored, s", 2, |it| it.relay.stored_seconds),
     figure("marked_seconds", "relay, stored and marked, s", 2, |it| it.relay.marked.seconds),
     figure("relay_us_per_event", "CPU of the relay, us/event", 1, |it| it.relay.relay_us_per_event),
@@ -121,7 +122,6 @@ static FIGURES: [Figure; 16] = [
     figure("relay_peak_resident_mib", "peak RSS of the relay, MiB", 1, |it| {
         it.relay.relay_peak_resident_bytes as f64 / MIB
     }),
-    figure("both_seconds", "both at once, s", 2, |it| it.both.seconds),
 ];
 
 const fn figure(

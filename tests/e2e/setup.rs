@@ -1,6 +1,8 @@
 //! Set-up makes what is missing, changes nothing that is there, and says what is wrong with it.
 
-use std::process::Stdio;
+use std::io::ErrorKind;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
 
 use async_nats::jetstream::stream::{
     Config, PersistenceMode, RetentionPolicy, Source, StorageType,
@@ -41,9 +43,9 @@ async fn the_printed_plan_needs_no_server_and_runs_on_an_empty_database() {
     let plan = process.stdout();
     assert!(plan.contains("CREATE TABLE") && plan.contains("\"name\": \"OUTBOX\""), "{plan}");
 
-    psql(&rig, "empty", &plan);
+    psql(&rig, "empty", &plan).await;
     let (migrations, _) = plan.split_once("CREATE PUBLICATION").expect("a publication");
-    psql(&rig, "empty", migrations); // again, without harm
+    psql(&rig, "empty", migrations).await; // again, without harm
     rig.set("DATABASE_URL", &rig.postgres.url("empty"));
     rig.set("TAILPOST_POSTGRES__TABLE", "shop.events");
     let (told, _) = rig.ends_with(0, &["setup"]).await;
@@ -51,21 +53,30 @@ async fn the_printed_plan_needs_no_server_and_runs_on_an_empty_database() {
     assert!(told.contains("exists   publication tailpost"), "{told}");
 }
 
-fn psql(rig: &Rig, database: &str, script: &str) {
+/// With `psql` where there is one: packages of the server alone lack it.
+async fn psql(rig: &Rig, database: &str, script: &str) {
     let folder = tempfile::tempdir().expect("create a folder");
     let file = folder.path().join("plan.sql");
     std::fs::write(&file, script).expect("write the script");
-    // Not every build of the server brings the client; any version of it will do.
-    let beside = rig.postgres.bin_dir().join("psql");
-    let program = if beside.exists() { beside } else { "psql".into() };
-    let output = std::process::Command::new(program)
+    let beside_the_server = rig.postgres.bin_dir().join("psql");
+    let on_path = PathBuf::from("psql");
+    let psql = if beside_the_server.exists() { beside_the_server } else { on_path };
+    let output = Command::new(psql)
         .args(["--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", "--file"])
         .arg(&file)
         .arg(rig.postgres.url(database))
         .stdin(Stdio::null())
-        .output()
-        .expect("run psql");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        .output();
+    match output {
+        Ok(output) => {
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            let client = rig.postgres.client(database).await.expect("connect to PostgreSQL");
+            client.batch_execute(script).await.expect("run the script");
+        }
+        Err(error) => panic!("run psql: {error}"),
+    }
 }
 
 fn fit() -> Config {
@@ -143,6 +154,34 @@ async fn a_publication_that_publishes_updates_is_refused_with_what_mends_it() {
         assert!(log.contains(&fix), "{fix}:\n{log}");
         rig.execute(&fix).await;
         rig.ends_with(0, &["setup"]).await;
+    }
+}
+
+/// R-REL-07, R-REL-12, DESIGN 5: rows that were left out of the log are not taken for published.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_that_the_publication_left_out_come_by_the_scanner_once_it_is_mended() {
+    let mut rig = Rig::new().await;
+    rig.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
+    rig.set("TAILPOST_RELAY__SCAN_INTERVAL", "200ms");
+    rig.setup().await;
+    let mut relay = rig.relay();
+    let mut expected = rig.insert(10).await;
+    rig.wait_marked().await;
+    let mut changes = vec![("DROP TABLE outbox_events", "ADD TABLE outbox_events")];
+    if rig.postgres.version() >= 15 {
+        let filter = "SET TABLE outbox_events WHERE (aggregate_type <> 'order')";
+        changes.push((filter, "SET TABLE outbox_events"));
+    }
+    for (change, fix) in changes {
+        relay.announce("error: publication");
+        rig.execute(&format!("ALTER PUBLICATION tailpost {change}")).await;
+        expected.extend(rig.insert_each(10).await);
+        assert_eq!(relay.wait_exit(DEADLINE).await.code(), Some(4), "{}", relay.log());
+        rig.execute(&format!("ALTER PUBLICATION tailpost {fix}")).await;
+        expected.extend(rig.insert_each(10).await);
+        relay = rig.relay();
+        rig.wait_marked().await;
+        assert_eq!(rig.stored_ids().await, expected);
     }
 }
 

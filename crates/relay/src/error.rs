@@ -145,9 +145,8 @@ impl Error {
             )),
             Self::Stream { fix, .. } | Self::Publication { fix, .. } => Some(fix.clone()),
             Self::Table(_) => Some(
-                "compare the table with `tailpost setup --print` and mend it; if rows were written \
-                 meanwhile, drop the replication slot as well: the log keeps their shape, the \
-                 relay then takes them from the table"
+                "mend the table, as `tailpost setup --print` shows it, and start again: rows \
+                 written meanwhile are taken from the table"
                     .into(),
             ),
             Self::Refused(_) => Some("see `tailpost status` and the stream's configuration".into()),
@@ -158,10 +157,7 @@ impl Error {
             Self::SlotBusy { .. } => {
                 Some("another relay publishes what there is: see `tailpost status`".into())
             }
-            Self::Stalled(_)
-            | Self::Decode(_)
-            | Self::JetStream { .. }
-            | Self::Migrate(_) => None,
+            Self::Stalled(_) | Self::Decode(_) | Self::JetStream { .. } | Self::Migrate(_) => None,
         }
     }
 }

@@ -111,7 +111,13 @@ async fn session(
         opened = Box::pin(opened) => opened?,
     };
     reporter.begin(session.timeline());
-    Box::pin(session.run(stop, reporter)).await
+    let store = session.store();
+    let ended = Box::pin(session.run(stop, reporter)).await;
+    if let Err(Error::Table(_)) = &ended {
+        // The log keeps the shape in which rows were written; the table is what can be mended.
+        store.distrust_slot(&config.slot).await?;
+    }
+    ended
 }
 
 /// Waits until nobody reads the slot, or for the next attempt if that cannot be seen.

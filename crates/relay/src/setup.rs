@@ -6,7 +6,6 @@ use async_nats::jetstream::stream::{Config as Stream, DiscardPolicy, StorageType
 use async_nats::jetstream::{self, ErrorCode};
 use outbox::migrations;
 use serde::Serialize;
-use tokio_postgres::Client as Postgres;
 
 use crate::broker::TailReader;
 use crate::broker::fitness;
@@ -73,21 +72,21 @@ pub async fn setup(config: &Config) -> Result<SetupReport, Error> {
         let what = format!("migration {:04}_{}", migration.version, migration.name);
         steps.push(SetupStep { what, created });
     }
-    let created = ensure_publication(config, &postgres).await?;
+    let store = Store::connect(&config.postgres, &config.table, "tailpost setup").await?;
+    let created = ensure_publication(config, &store).await?;
     steps.push(SetupStep { what: format!("publication {}", config.publication), created });
     let client = config.nats.connect("tailpost setup").await?;
     let context = jetstream::new(client.clone());
     let (created, warnings) = ensure_stream(config, &client, &context).await?;
     steps.push(SetupStep { what: format!("stream {}", config.stream.name), created });
-    let created = ensure_slot(config, &context).await?;
+    let created = ensure_slot(config, &store, &context).await?;
     steps.push(SetupStep { what: format!("slot {}", config.slot), created });
     Ok(SetupReport { steps, warnings })
 }
 
-async fn ensure_slot(config: &Config, context: &Context) -> Result<bool, Error> {
-    let store = Store::connect(&config.postgres, &config.table, "tailpost setup").await?;
+async fn ensure_slot(config: &Config, store: &Store, context: &Context) -> Result<bool, Error> {
     let tail = TailReader::new(context, &config.stream.name).await?;
-    match Slot::prepare(config, &store, Some(&tail)).await {
+    match Slot::prepare(config, store, Some(&tail)).await {
         Ok(slot) => Ok(slot.created),
         Err(Error::SlotBusy { .. }) => Ok(false), // a relay is running
         Err(error) => Err(error),
@@ -102,47 +101,17 @@ fn create_publication(config: &Config, publication: &str) -> String {
     )
 }
 
-async fn ensure_publication(config: &Config, postgres: &Postgres) -> Result<bool, Error> {
-    let doing = "look at the publication";
-    let Config { table, publication, .. } = config;
-    let row = postgres
-        .query_opt(
-            "SELECT p.pubinsert AND NOT (p.pubupdate OR p.pubdelete OR p.pubtruncate),
-                    p.pubviaroot,
-                    EXISTS (SELECT FROM pg_publication_tables t
-                            WHERE t.pubname = p.pubname AND t.schemaname = $2 AND t.tablename = $3)
-             FROM pg_publication p WHERE p.pubname = $1",
-            &[publication, &table.schema(), &table.name()],
-        )
-        .await
-        .map_err(Error::sql(doing))?;
-    let Some(row) = row else {
-        let sql = create_publication(config, publication);
-        postgres.batch_execute(&sql).await.map_err(Error::sql("create the publication"))?;
-        return Ok(true);
-    };
-    let unfit = |reason: &str, fix: String| {
-        Err(Error::Publication {
-            publication: publication.clone(),
-            reason: reason.to_owned(),
-            fix: format!("run `{fix}`"),
-        })
-    };
-    let table = table.quoted();
-    if !row.get::<_, bool>(2) {
-        let fix = format!("ALTER PUBLICATION {publication} ADD TABLE {table}");
-        return unfit("it does not publish the outbox table", fix);
+async fn ensure_publication(config: &Config, store: &Store) -> Result<bool, Error> {
+    let Config { publication, slot, .. } = config;
+    match store.check_publication(publication, slot).await {
+        Ok(()) => Ok(false),
+        Err(Error::NotSetUp { .. }) => {
+            let sql = create_publication(config, publication);
+            let created = store.client().batch_execute(&sql).await;
+            created.map_err(Error::sql("create the publication")).map(|()| true)
+        }
+        Err(unfit) => Err(unfit),
     }
-    if !row.get::<_, bool>(0) {
-        let fix = format!("ALTER PUBLICATION {publication} SET (publish = 'insert')");
-        return unfit("it must publish inserts and nothing else", fix);
-    }
-    if !row.get::<_, bool>(1) {
-        let fix =
-            format!("ALTER PUBLICATION {publication} SET (publish_via_partition_root = true)");
-        return unfit("it must publish partitions as their root", fix);
-    }
-    Ok(false)
 }
 
 /// The stream to create: kept on disk, refusing what it has no room for.

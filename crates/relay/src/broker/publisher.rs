@@ -24,6 +24,22 @@ const EXPECTED_LAST_SEQUENCE: HeaderName =
 const POSITION: HeaderName = HeaderName::from_static(wire::header::POSITION);
 const POSITION_EVENT: HeaderName = HeaderName::from_static(wire::header::POSITION_EVENT);
 
+/// The names that every event has: neither checked nor copied again for each of them.
+static OURS: [(&str, HeaderName); 8] = [
+    ours(wire::header::MSG_ID),
+    ours(wire::header::EVENT_TYPE),
+    ours(wire::header::EVENT_VERSION),
+    ours(wire::header::AGGREGATE_TYPE),
+    ours(wire::header::AGGREGATE_ID),
+    ours(wire::header::OCCURRED_AT),
+    ours(wire::header::CORRELATION_ID),
+    ours(wire::header::CAUSATION_ID),
+];
+
+const fn ours(name: &'static str) -> (&'static str, HeaderName) {
+    (name, HeaderName::from_static(name))
+}
+
 /// Sends messages without waiting for their answers.
 ///
 /// `jetstream::Context::publish` would cost a semaphore permit, a random inbox, a oneshot channel
@@ -112,7 +128,9 @@ impl Publisher {
         let mut headers = HeaderMap::new();
         let mut illegal = None;
         wire::event_headers(send.event, |name, value| {
-            match (name.parse::<HeaderName>(), value.parse::<HeaderValue>()) {
+            let known = OURS.iter().find(|(known, _)| *known == name);
+            let name_on_wire = known.map_or_else(|| name.parse(), |(_, name)| Ok(name.clone()));
+            match (name_on_wire, value.parse::<HeaderValue>()) {
                 (Ok(name), Ok(value)) => headers.append(name, value),
                 _ => illegal = Some(format!("header \"{name}\" cannot be sent")),
             }

@@ -29,7 +29,7 @@ const SYSTEM: u64 = 7;
 #[derive(Clone, Copy, PartialEq)]
 enum Foreign {
     Never,
-    /// Only while nothing of the relay's is on its way.
+    /// Only while nothing of the relay's is on its way or about to be.
     BetweenMessages,
     Always,
 }
@@ -392,10 +392,13 @@ impl World {
     }
 
     fn foreign_comes(&mut self) -> bool {
-        let quiet = self.connections.iter().all(VecDeque::is_empty) && self.answers.is_empty();
+        let sending = !self.relay.state.is_idle();
+        let quiet = !sending && self.connections.iter().all(VecDeque::is_empty);
         match self.faults.foreign {
             Foreign::Never => false,
-            Foreign::BetweenMessages => quiet && self.relay.tails.is_empty(),
+            Foreign::BetweenMessages => {
+                quiet && self.answers.is_empty() && self.relay.tails.is_empty()
+            }
             Foreign::Always => self.rng.random_bool(0.3),
         }
     }

@@ -54,7 +54,8 @@ pub(crate) struct State {
     /// The highest sequence known to be in the stream.
     known_seq: u64,
     in_flight: usize,
-    /// The stream has taken a message on the present prediction, and more are on their way.
+    /// The stream has taken a message on the present prediction, and since then there was always
+    /// something on its way or waiting to be sent.
     proven: bool,
     /// Ids that the stream had when the session began.
     seen: HashMap<Uuid, u64>,
@@ -150,9 +151,10 @@ impl State {
             }
             Input::Acked { .. } | Input::Refused { .. } => {} // of a period that is over
             Input::Unsendable { index, reason } => {
-                self.landed();
+                self.in_flight -= 1;
                 self.expected -= 1;
                 self.park(index, reason);
+                self.keep_proof();
             }
             Input::LinkLost => self.resync(Duration::ZERO, "the connection was replaced".into()),
             Input::Tail(tail) => self.tail(tail),
@@ -297,7 +299,7 @@ impl State {
     fn sendable(&mut self) -> Option<u64> {
         let waiting = |entry: Option<&Entry>| entry.is_some_and(|it| it.stage == Stage::Waiting);
         match self.mode {
-            // While nothing was in flight somebody else may have written to the stream. Then the
+            // While there was nothing to send somebody else may have written to the stream. Then the
             // prediction is too low: the first message is refused, but one behind it would fit.
             Mode::Fenced if !self.proven && self.in_flight > 0 => None,
             Mode::Fenced => {
@@ -322,17 +324,18 @@ impl State {
         if self.window.get(index).is_none_or(|entry| entry.stage != Stage::Sent) {
             return;
         }
-        self.proven = true;
-        self.landed();
+        self.in_flight -= 1;
         self.last_answer = self.now;
         self.fruitless_resyncs = 0;
         self.known_seq = self.known_seq.max(seq);
         self.settle(index, seq, false);
+        self.proven = true;
+        self.keep_proof();
     }
 
-    fn landed(&mut self) {
-        self.in_flight -= 1;
-        self.proven &= self.in_flight > 0;
+    /// A proof is worth nothing any more once the relay had nothing to send.
+    fn keep_proof(&mut self) {
+        self.proven &= self.in_flight > 0 || self.sendable().is_some();
     }
 
     fn refused(&mut self, index: u64, refusal: Refusal) {
@@ -344,7 +347,7 @@ impl State {
             Refusal::Configuration(reason) => self.requests.push_back(Request::Stop(reason)),
             Refusal::Message(reason) => {
                 if self.window.get(index).is_some_and(|entry| entry.stage == Stage::Sent) {
-                    self.landed();
+                    self.in_flight -= 1;
                     self.park(index, reason);
                     if self.mode == Mode::Fenced {
                         // Everything behind it predicted one too many.
@@ -405,3 +408,6 @@ impl State {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,5 +1,6 @@
 //! The PostgreSQL side: the slot and its log, the outbox's rows, the statements.
 
+pub(crate) mod publication;
 pub(crate) mod rows;
 pub(crate) mod slot;
 pub(crate) mod source;

@@ -164,6 +164,11 @@ fn usable(
         warn!(slot, "PostgreSQL gave the slot's log up: creating it anew, scanning for the gap");
     } else if state.system_identifier != identity.system_id {
         warn!(slot, "the database was copied from another cluster: creating the slot anew");
+    } else if !state.is_trusted {
+        warn!(
+            slot,
+            "the log lacks rows of the table: creating the slot anew, scanning for the gap"
+        );
     } else if state.start_snapshot.is_some() {
         return Ok(Found::Usable(state, row.confirmed));
     }
@@ -254,6 +259,7 @@ async fn create(
         system_identifier: identity.system_id.clone(),
         start_snapshot: Some(snapshot),
         epoch,
+        is_trusted: true,
         watermark: None,
     };
     Ok((state, start))

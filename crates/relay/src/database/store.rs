@@ -9,6 +9,7 @@ use uuid::Uuid;
 
 use crate::connect::{ConnectionTask, PostgresTarget};
 use crate::core::Settled;
+use crate::database::publication;
 use crate::database::rows::scanned_columns;
 use crate::error::Error;
 
@@ -44,6 +45,8 @@ pub(crate) struct StateRow {
     /// `None` while the slot is being created: it says nothing yet.
     pub(crate) start_snapshot: Option<String>,
     pub(crate) epoch: i64,
+    /// The log brings everything that `start_snapshot` says.
+    pub(crate) is_trusted: bool,
     pub(crate) watermark: Option<Watermark>,
 }
 
@@ -239,23 +242,50 @@ impl Store {
 
     /// Whether `tailpost setup` was run: without the publication a slot can be started, but never
     /// read.
-    pub(crate) async fn check_set_up(&self, publication: &str) -> Result<(), Error> {
+    pub(crate) async fn check_set_up(&self, publication: &str, slot: &str) -> Result<(), Error> {
         let state = self.table.companion("tailpost_state");
         let row = self
             .client()
-            .query_one(
-                "SELECT to_regclass($1) IS NOT NULL,
-                        EXISTS (SELECT FROM pg_publication WHERE pubname = $2)",
-                &[&state, &publication],
-            )
+            .query_one("SELECT to_regclass($1) IS NOT NULL", &[&state])
             .await
             .map_err(Error::sql("look for the outbox"))?;
-        let missing = match (row.get(0), row.get(1)) {
-            (false, _) => format!("table {state}"),
-            (true, false) => format!("publication {publication}"),
-            (true, true) => return Ok(()),
+        if !row.get::<_, bool>(0) {
+            return Err(Error::NotSetUp { missing: format!("table {state}") });
+        }
+        self.check_publication(publication, slot).await
+    }
+
+    /// Makes sure that the log brings every row. If it does not, rows may have been committed that
+    /// it never will: then the slot is not to be relied on any more, whatever becomes of the
+    /// publication, so that the next session creates it anew and scans for the gap.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Publication`], or [`Error::NotSetUp`] if there is none.
+    pub(crate) async fn check_publication(
+        &self,
+        publication: &str,
+        slot: &str,
+    ) -> Result<(), Error> {
+        let unfit = match publication::exists(self.client(), &self.table, publication).await {
+            Ok(true) => return Ok(()),
+            Ok(false) => Error::NotSetUp { missing: format!("publication {publication}") },
+            Err(unfit @ Error::Publication { .. }) => unfit,
+            Err(error) => return Err(error),
         };
-        Err(Error::NotSetUp { missing })
+        self.distrust_slot(slot).await?;
+        Err(unfit)
+    }
+
+    /// Says that the log does not bring every row that it should, or not in a form that can be read:
+    /// the next session creates the slot anew and takes those rows from the table.
+    pub(crate) async fn distrust_slot(&self, slot: &str) -> Result<(), Error> {
+        let sql = format!(
+            "UPDATE {} SET start_lsn = NULL, updated_at = now() WHERE slot = $1",
+            self.table.companion("tailpost_state")
+        );
+        self.client().execute(&sql, &[&slot]).await.map_err(Error::sql("distrust the slot"))?;
+        Ok(())
     }
 
     /// Confirms what the replication connection could not confirm before it closed.
@@ -312,7 +342,7 @@ impl Store {
     pub(crate) async fn load_state(&self, slot: &str) -> Result<Option<StateRow>, Error> {
         let sql = format!(
             "SELECT system_identifier::text, start_snapshot::text, epoch,
-                    watermark_snapshot::text, watermark_lsn
+                    watermark_snapshot::text, watermark_lsn, start_lsn IS NOT NULL
              FROM {} WHERE slot = $1",
             self.table.companion("tailpost_state")
         );
@@ -322,6 +352,7 @@ impl Store {
             system_identifier: row.get(0),
             start_snapshot: row.get(1),
             epoch: row.get(2),
+            is_trusted: row.get(5),
             watermark: row
                 .get::<_, Option<String>>(3)
                 .zip(row.get::<_, Option<PgLsn>>(4))

@@ -60,7 +60,7 @@ impl Session {
         once: bool,
     ) -> Result<Self, Error> {
         let store = Arc::new(Store::connect(&config.postgres, &config.table, "tailpost").await?);
-        store.check_set_up(&config.publication).await?;
+        store.check_set_up(&config.publication, &config.slot).await?;
         let context = jetstream::new(client.clone());
         let tail = TailReader::new(&context, &config.stream.name).await?;
         broker::fitness::check(config, client, &tail).await?;
@@ -112,6 +112,10 @@ impl Session {
             draining_since: None,
             until,
         })
+    }
+
+    pub(crate) fn store(&self) -> Arc<Store> {
+        Arc::clone(&self.store)
     }
 
     pub(crate) fn timeline(&self) -> u32 {

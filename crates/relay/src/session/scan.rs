@@ -93,6 +93,7 @@ impl Session {
         self.jobs.push(job(async move {
             let scanner =
                 Store::connect(&config.postgres, &config.table, "tailpost scanner").await?;
+            scanner.check_publication(&config.publication, &config.slot).await?;
             scanner.open_scan(&start_snapshot).await?;
             read(Arc::new(scanner)).await
         }));

@@ -159,8 +159,13 @@ impl Settling {
             self.observed_at = Some(Instant::now());
             self.observed_resolved = Some(resolved);
             self.watermark = Step::Observing;
-            let store = Arc::clone(&self.store);
-            jobs.push(job(async move { store.observe().await.map(Done::Observed) }));
+            let (store, config) = (Arc::clone(&self.store), Arc::clone(&self.config));
+            jobs.push(job(async move {
+                let watermark = store.observe().await?;
+                // It must not cover a row that the log was not to bring.
+                store.check_publication(&config.publication, &config.slot).await?;
+                Ok(Done::Observed(watermark))
+            }));
         }
     }
 

@@ -1,0 +1,60 @@
+//! How many messages may be on their way.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use outbox::Event;
+use pgoutput::Lsn;
+
+use super::State;
+use crate::core::{Input, Limits, Mode, Outgoing, Start, Tail};
+
+fn fenced() -> State {
+    State::new(Start {
+        mode: Mode::Fenced,
+        limits: Limits { events: 100, bytes: 1 << 20 },
+        ack_timeout: Duration::from_secs(1),
+        system_id: 1,
+        resolved_before: Lsn::ZERO,
+        tail: Tail { last_seq: 0, messages: Vec::new() },
+    })
+}
+
+fn log(state: &mut State, events: usize) {
+    for _ in 0..events {
+        let mut event = Event::new("t", "a", "e", &0).expect("valid");
+        event.payload = Bytes::from_static(b"{}");
+        state.apply(Duration::ZERO, Input::Logged(Outgoing { event, subject: Ok("s".into()) }));
+    }
+}
+
+fn send_all(state: &mut State) -> usize {
+    std::iter::from_fn(|| state.next_send().map(drop)).count()
+}
+
+fn ack(state: &mut State, index: u64) {
+    state.apply(Duration::ZERO, Input::Acked { epoch: 0, index, seq: index + 1 });
+}
+
+#[test]
+fn one_message_proves_the_prediction_and_the_rest_follow_at_once() {
+    let mut state = fenced();
+    log(&mut state, 20);
+    assert_eq!(send_all(&mut state), 1, "somebody else may have written");
+    ack(&mut state, 0);
+    assert_eq!(send_all(&mut state), 19, "nobody has");
+    log(&mut state, 5);
+    assert_eq!(send_all(&mut state), 5, "while messages are on their way");
+}
+
+#[test]
+fn a_pause_asks_for_another_proof() {
+    let mut state = fenced();
+    log(&mut state, 2);
+    for index in 0..2 {
+        send_all(&mut state);
+        ack(&mut state, index);
+    }
+    log(&mut state, 3);
+    assert_eq!(send_all(&mut state), 1);
+}
