@@ -41,6 +41,33 @@ async fn status_tells_what_it_knows_and_its_code_says_what_is_missing() {
     assert!(told.contains("unpublished  0"), "{told}");
 }
 
+/// DESIGN 11
+#[tokio::test(flavor = "multi_thread")]
+async fn a_role_without_rights_and_a_broker_without_jetstream_are_told_what_they_lack() {
+    let accounts = "accounts {
+        full { jetstream: enabled, users: [{ user: test }] }
+        bare { users: [{ user: bare, password: bare }] }
+    }";
+    let config = vec![accounts.into(), "no_auth_user: test".into()];
+    let nats = NatsOptions { config, ..NatsOptions::default() };
+    let mut rig = Rig::with(RigOptions { nats, ..RigOptions::default() }).await;
+    rig.setup().await;
+    rig.execute("CREATE ROLE guest LOGIN").await;
+    let url = rig.postgres.url("postgres");
+    rig.set("DATABASE_URL", &url.replace("postgres@", "guest@"));
+    for args in [&["setup"][..], &["status"], &["relay", "--once"]] {
+        let (_, said) = rig.ends_with(4, args).await;
+        assert!(said.contains("needs REPLICATION"), "{said}");
+    }
+
+    rig.set("DATABASE_URL", &url);
+    rig.set("NATS_URL", &rig.nats.url().replace("://", "://bare:bare@"));
+    for args in [&["setup"][..], &["status"], &["relay", "--once"]] {
+        let (_, said) = rig.ends_with(5, args).await;
+        assert!(said.contains("nats-server --jetstream"), "{said}");
+    }
+}
+
 /// R-OUT-08
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_secret_is_logged_however_much_is_asked_for() {

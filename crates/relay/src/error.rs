@@ -150,14 +150,35 @@ impl Error {
                     .into(),
             ),
             Self::Refused(_) => Some("see `tailpost status` and the stream's configuration".into()),
-            Self::Sql { source, .. } => source.code().and_then(sqlstate_hint),
-            Self::Replication { source, .. } => {
-                sqlstate(source).and_then(|code| sqlstate_hint(&SqlState::from_code(&code)))
+            Self::Sql { .. } | Self::Replication { .. } | Self::Migrate(_) => {
+                self.code().as_ref().and_then(sqlstate_hint)
             }
+            Self::JetStream { source, .. } => jetstream_hint(&**source),
             Self::SlotBusy { .. } => {
                 Some("another relay publishes what there is: see `tailpost status`".into())
             }
-            Self::Stalled(_) | Self::Decode(_) | Self::JetStream { .. } | Self::Migrate(_) => None,
+            Self::Stalled(_) | Self::Decode(_) => None,
+        }
+    }
+
+    /// Whether PostgreSQL refused something for lack of rights.
+    #[must_use]
+    pub fn is_forbidden(&self) -> bool {
+        self.code() == Some(SqlState::INSUFFICIENT_PRIVILEGE)
+    }
+
+    /// The SQLSTATE of the server's answer, if it gave one.
+    fn code(&self) -> Option<SqlState> {
+        match self {
+            Self::Sql { source, .. } => source.code().cloned(),
+            Self::Replication { source, .. } => {
+                sqlstate(source).map(|code| SqlState::from_code(&code))
+            }
+            Self::Migrate(error) => {
+                let source = std::error::Error::source(error);
+                source?.downcast_ref::<tokio_postgres::Error>()?.code().cloned()
+            }
+            _ => None,
         }
     }
 }
@@ -186,11 +207,24 @@ fn sqlstate_hint(code: &SqlState) -> Option<String> {
         "42P01" | "42703" | "42883" => "run `tailpost setup` against this database",
         "28000" | "28P01" => "check user, password and pg_hba.conf",
         "3D000" => "check the database's name in postgres.url",
-        "55000" => "set wal_level = logical and restart PostgreSQL",
+        "55000" => {
+            "set wal_level = logical, and max_replication_slots above 0, and restart PostgreSQL"
+        }
         "53400" => "raise max_replication_slots and max_wal_senders, then restart PostgreSQL",
         _ => return None,
     };
     Some(hint.to_owned())
+}
+
+/// Where JetStream is off, its requests are refused, or nobody answers: the client words that as
+/// something missing.
+fn jetstream_hint(error: &(dyn std::error::Error + 'static)) -> Option<String> {
+    let text = error.to_string();
+    let off = ["requested JetStream resource does not exist", "JetStream not enabled"];
+    off.iter().any(|it| text.contains(it)).then(|| {
+        "turn JetStream on at the NATS server (`nats-server --jetstream`) and for the account"
+            .into()
+    })
 }
 
 #[cfg(test)]
@@ -204,6 +238,19 @@ mod tests {
         let busy = PgWireError::Server("replication slot is active (SQLSTATE 55006)".into());
         assert_eq!(sqlstate(&busy).as_deref(), Some("55006"));
         assert_eq!(sqlstate(&PgWireError::Protocol("short read".into())), None);
+    }
+
+    #[test]
+    fn a_server_without_jetstream_is_told_from_a_missing_stream() {
+        let hint = |text: &str| {
+            let source = std::io::Error::other(text.to_owned());
+            Error::JetStream { doing: "look at the stream", source: Box::new(source) }.hint()
+        };
+        let unanswered = async_nats::jetstream::context::RequestErrorKind::NoResponders;
+        for text in [&*unanswered.to_string(), "JetStream not enabled for account (code 503)"] {
+            assert!(hint(text).is_some(), "{text}");
+        }
+        assert_eq!(hint("stream not found"), None);
     }
 
     #[test]
