@@ -42,8 +42,8 @@ pub enum Error {
         /// The slot's name.
         slot: String,
     },
-    /// `tailpost setup` has not been run against this database.
-    #[error("{missing} does not exist in this database")]
+    /// `tailpost setup` has not been run against these servers.
+    #[error("{missing} does not exist")]
     NotSetUp {
         /// What is not there.
         missing: String,
@@ -138,7 +138,7 @@ impl Error {
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Connect(error) => error.hint(),
-            Self::NotSetUp { .. } => Some("run `tailpost setup` against this database".into()),
+            Self::NotSetUp { .. } => Some("run `tailpost setup` against these servers".into()),
             Self::SlotForeign { slot } => Some(format!(
                 "drop it with `SELECT pg_drop_replication_slot('{slot}')` and run `tailpost \
                  setup`, or configure another name as postgres.slot"
@@ -154,11 +154,10 @@ impl Error {
             Self::Replication { source, .. } => {
                 sqlstate(source).and_then(|code| sqlstate_hint(&SqlState::from_code(&code)))
             }
-            Self::Stalled(_)
-            | Self::SlotBusy { .. }
-            | Self::Decode(_)
-            | Self::JetStream { .. }
-            | Self::Migrate(_) => None,
+            Self::SlotBusy { .. } => {
+                Some("another relay publishes what there is: see `tailpost status`".into())
+            }
+            Self::Stalled(_) | Self::Decode(_) | Self::JetStream { .. } | Self::Migrate(_) => None,
         }
     }
 }
@@ -180,7 +179,10 @@ fn sqlstate_is_transient(code: &SqlState) -> bool {
 
 fn sqlstate_hint(code: &SqlState) -> Option<String> {
     let hint = match code.code() {
-        "42501" => "grant what the message names; `tailpost setup --print` shows what is needed",
+        "42501" => {
+            "the relay's role needs REPLICATION, and SELECT, INSERT, UPDATE and DELETE on the \
+             outbox and its companions; `tailpost setup` needs to own them"
+        }
         "42P01" | "42703" | "42883" => "run `tailpost setup` against this database",
         "28000" | "28P01" => "check user, password and pg_hba.conf",
         "3D000" => "check the database's name in postgres.url",
