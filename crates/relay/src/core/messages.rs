@@ -36,8 +36,8 @@ pub(crate) enum Input {
     Scanned(Vec<Outgoing>),
     /// The scanned rows of the last batch are marked.
     ScanMarked,
-    /// The stream's end, read back far enough to hold what the scanner may bring again. Only before
-    /// anything was sent.
+    /// The stream's end, read back far enough to hold what the scanner may bring again; before its
+    /// first batch.
     Seen(Tail),
     /// The broker stored an event.
     Acked { epoch: u32, index: u64, seq: u64 },

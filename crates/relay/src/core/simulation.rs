@@ -6,6 +6,7 @@
 //! must be stored exactly once and in order. Replay one with `REPLAY_SEED=n`.
 
 mod check;
+mod scan;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
@@ -19,6 +20,7 @@ use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use uuid::Uuid;
 
+use self::scan::Scanning;
 use super::*;
 
 const SEEDS: u64 = 500;
@@ -70,6 +72,8 @@ struct World {
     log: Vec<Transaction>,
     /// Rows from before the slot, which only the scanner brings, and which of them are marked.
     old_rows: Vec<u128>,
+    /// Those that only a later look of the scanner found: their order means nothing.
+    late_rows: HashSet<u128>,
     marked: HashSet<u128>,
     keys: HashMap<u128, u8>,
     poisoned: HashSet<u128>,
@@ -94,14 +98,9 @@ struct Relay {
     tails: Vec<u64>,
     parks: Vec<u64>,
     scan: Scanning,
+    /// The first scan of the session is not finished: the log waits.
+    scan_is_initial: bool,
     tail_read: bool,
-}
-
-#[derive(PartialEq)]
-enum Scanning {
-    Reading,
-    Publishing(Vec<u128>),
-    Done,
 }
 
 impl World {
@@ -115,6 +114,7 @@ impl World {
             tails: Vec::new(),
             parks: Vec::new(),
             scan: Scanning::Reading,
+            scan_is_initial: true,
             tail_read: false,
         };
         let mut world = Self {
@@ -122,6 +122,7 @@ impl World {
             faults,
             log: Vec::new(),
             old_rows: Vec::new(),
+            late_rows: HashSet::new(),
             marked: HashSet::new(),
             keys: HashMap::new(),
             poisoned: HashSet::new(),
@@ -175,7 +176,7 @@ impl World {
     fn deliver_log(&mut self) {
         let (transaction, part) = self.relay.at;
         let Some(it) = self.log.get(transaction) else { return };
-        if !self.relay.state.has_room() || self.relay.scan != Scanning::Done {
+        if !self.relay.state.has_room() || self.relay.scan_is_initial {
             return;
         }
         if part == 0 && it.end_lsn <= self.slot_confirmed {
@@ -316,40 +317,14 @@ impl World {
         }
     }
 
-    fn scan(&mut self) {
-        match &self.relay.scan {
-            Scanning::Reading => {
-                let pending = self.old_rows.iter().copied();
-                let rows: Vec<u128> = pending
-                    .filter(|id| !self.marked.contains(id) && !self.parked.contains(id))
-                    .take(2)
-                    .collect();
-                if rows.is_empty() {
-                    self.relay.scan = Scanning::Done;
-                    return;
-                }
-                let seen = self.tail_since(1);
-                if !std::mem::replace(&mut self.relay.tail_read, true) {
-                    self.apply(Input::Seen(seen));
-                }
-                let outgoing = rows.iter().map(|id| self.outgoing(*id)).collect();
-                self.apply(Input::Scanned(outgoing));
-                self.relay.scan = Scanning::Publishing(rows);
-            }
-            Scanning::Publishing(rows) if self.relay.state.scan_resolved_whole() => {
-                self.marked.extend(rows.iter().copied());
-                self.relay.scan = Scanning::Reading;
-                self.apply(Input::ScanMarked);
-            }
-            Scanning::Publishing(_) | Scanning::Done => {}
-        }
-    }
-
     /// The process dies, or another takes its place; its messages may still arrive.
     fn crash(&mut self) {
         if self.rng.random_bool(0.5) {
             let rng = &mut self.rng;
             self.connections.last_mut().expect("one").retain(|_| rng.random_bool(0.5));
+        }
+        if self.has_late_rows() {
+            self.connections.iter_mut().for_each(VecDeque::clear);
         }
         self.connections.push(VecDeque::new());
         let tail = self.tail_since(1);
@@ -361,6 +336,7 @@ impl World {
             tails: Vec::new(),
             parks: Vec::new(),
             scan: Scanning::Reading,
+            scan_is_initial: true,
             tail_read: false,
         };
     }
@@ -368,8 +344,8 @@ impl World {
     fn step(&mut self) {
         match self.rng.random_range(0..100) {
             0..8 => self.commit(),
-            8..30 => self.deliver_log(),
-            30..50 => self.send(),
+            8..30 => self.some_times(Self::deliver_log),
+            30..50 => self.some_times(Self::send),
             50..68 => self.broker(false),
             68..82 => self.answer(),
             82..90 => self.jobs(),
@@ -377,6 +353,7 @@ impl World {
             92..94 => self.scan(),
             94 => self.break_link(),
             95 if self.rng.random_bool(0.3) => self.crash(),
+            99 => self.unmark_by_hand(),
             96 if self.foreign_comes() => {
                 self.stream.push(Stored { id: None, position: None, position_event: None });
             }
@@ -389,6 +366,13 @@ impl World {
         }
         self.requests();
         self.check_confirmed();
+    }
+
+    /// In bursts, so that now and then the window is full and much is on its way.
+    fn some_times(&mut self, happens: fn(&mut Self)) {
+        for _ in 0..*[1, 1, 1, 8].choose(&mut self.rng).expect("not empty") {
+            happens(self);
+        }
     }
 
     fn foreign_comes(&mut self) -> bool {
@@ -416,7 +400,8 @@ impl World {
             self.requests();
             self.check_confirmed();
             let quiet = self.connections.iter().all(VecDeque::is_empty) && self.answers.is_empty();
-            let done = self.relay.at.0 == self.log.len() && self.relay.scan == Scanning::Done;
+            let done =
+                self.relay.at.0 == self.log.len() && matches!(self.relay.scan, Scanning::Done);
             if quiet && done && self.relay.state.is_idle() {
                 return;
             }

@@ -64,6 +64,8 @@ pub(crate) struct State {
     scan: Option<ScanBatch>,
     now: Duration,
     last_answer: Duration,
+    /// When the latest of the messages that were answered had been sent.
+    answered_until: Duration,
     /// Resyncs since the broker last stored something.
     fruitless_resyncs: u32,
     foreign_resyncs: u32,
@@ -98,6 +100,7 @@ impl State {
             scan: None,
             now: Duration::ZERO,
             last_answer: Duration::ZERO,
+            answered_until: Duration::ZERO,
             fruitless_resyncs: 0,
             foreign_resyncs: 0,
             last_foreign: Duration::ZERO,
@@ -136,9 +139,11 @@ impl State {
             Input::Seen(tail) => {
                 // Whoever had the slot before may have stored something since the session began.
                 // Predictions that are too low would let a later message in after an earlier one
-                // was refused.
-                self.expected = tail.last_seq;
-                self.known_seq = tail.last_seq;
+                // was refused: what was sent since the tail was read counts as well.
+                if self.in_flight == 0 {
+                    self.expected = self.expected.max(tail.last_seq);
+                }
+                self.known_seq = self.known_seq.max(tail.last_seq);
                 self.remember(tail.messages);
             }
             Input::Acked { epoch, index, seq } if epoch == self.epoch && self.link == Link::Up => {
@@ -198,9 +203,10 @@ impl State {
         let expected = (self.mode == Mode::Fenced).then_some(self.expected);
         self.expected += 1;
         let (known_seq, epoch, last_position) = (self.known_seq, self.epoch, self.last_position);
+        let now = self.now;
         let entry = self.window.get_mut(index)?;
         entry.stage = Stage::Sent;
-        entry.sent_after = known_seq;
+        (entry.sent_after, entry.sent_at) = (known_seq, now);
         let position = match entry.origin {
             Origin::Log => Some(LastPosition {
                 commit_lsn: entry.commit_lsn,
@@ -321,11 +327,12 @@ impl State {
     }
 
     fn acked(&mut self, index: u64, seq: u64) {
-        if self.window.get(index).is_none_or(|entry| entry.stage != Stage::Sent) {
+        let Some(entry) = self.window.get(index).filter(|it| it.stage == Stage::Sent) else {
             return;
-        }
+        };
         self.in_flight -= 1;
         self.last_answer = self.now;
+        self.answered_until = self.answered_until.max(entry.sent_at);
         self.fruitless_resyncs = 0;
         self.known_seq = self.known_seq.max(seq);
         self.settle(index, seq, false);
@@ -402,8 +409,16 @@ impl State {
     }
 
     fn tick(&mut self) {
-        let silent = self.now.saturating_sub(self.last_answer);
-        if self.link == Link::Up && self.in_flight > 0 && silent >= self.ack_timeout {
+        if self.link != Link::Up || self.in_flight == 0 {
+            return;
+        }
+        // One answer may be lost among many. Then the message behind it was answered.
+        let oldest =
+            self.window.iter_unresolved().map(|(_, it)| it).find(|it| it.stage == Stage::Sent);
+        let sent_at = oldest.map(|it| it.sent_at);
+        let overtaken = sent_at.filter(|sent_at| *sent_at < self.answered_until);
+        let silent_since = overtaken.unwrap_or(self.last_answer);
+        if self.now.saturating_sub(silent_since) >= self.ack_timeout {
             self.resync(self.pause(Duration::from_millis(100)), "no answer in time".into());
         }
     }

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::time::Duration;
 
 use outbox::Event;
 use pgoutput::Lsn;
@@ -59,6 +60,7 @@ pub(crate) struct Entry {
     pub(crate) stage: Stage,
     /// The stream's last sequence as known when this was sent: it can only be stored above it.
     pub(crate) sent_after: u64,
+    pub(crate) sent_at: Duration,
     bytes: usize,
     key: u64,
     /// Keyed mode: the next entry of the same aggregate, which waits for this one.
@@ -168,6 +170,7 @@ impl Window {
             commit_time_micros,
             stage: Stage::Waiting,
             sent_after: 0,
+            sent_at: Duration::ZERO,
             bytes,
             key: 0,
             next_of_key: None,

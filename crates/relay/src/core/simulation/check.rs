@@ -33,6 +33,10 @@ impl World {
         assert_eq!(once, all, "not exactly once");
         let last = self.log.last().map_or(Lsn::ZERO, |it| it.end_lsn);
         assert!(self.relay.state.confirmed() >= last || self.slot_confirmed >= last);
+        let in_time = |ids: Vec<u128>| -> Vec<u128> {
+            ids.into_iter().filter(|id| !self.late_rows.contains(id)).collect()
+        };
+        let (stored, expected) = (in_time(stored), in_time(expected));
         let reordered = self.faults.mode == Mode::Fenced && self.faults.foreign == Foreign::Always;
         if self.faults.mode == Mode::Fenced && !reordered {
             assert_eq!(stored, expected, "not in commit order");

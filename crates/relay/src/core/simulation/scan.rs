@@ -1,0 +1,73 @@
+//! The scanner: rows that the log does not bring.
+
+use std::collections::VecDeque;
+
+use rand::RngExt;
+
+use super::World;
+use crate::core::{Input, Tail};
+
+pub(super) enum Scanning {
+    Reading,
+    /// A batch, with the tail as it was when the batch was read.
+    Read(Vec<u128>, Option<Tail>),
+    Publishing(Vec<u128>),
+    Done,
+}
+
+impl World {
+    /// A row appears that only the scanner can bring, while the log is followed.
+    ///
+    /// Not while a predecessor's messages may still arrive: its predictions hold only as long as
+    /// the same events are sent again in the same order.
+    pub(super) fn unmark_by_hand(&mut self) {
+        let done = matches!(self.relay.scan, Scanning::Done);
+        if done && self.old_connections_are_empty() && self.rng.random_bool(0.5) {
+            let row = self.mint();
+            self.old_rows.push(row);
+            self.late_rows.insert(row);
+            self.relay.scan = Scanning::Reading;
+        }
+    }
+
+    fn old_connections_are_empty(&self) -> bool {
+        self.connections.iter().rev().skip(1).all(VecDeque::is_empty)
+    }
+
+    pub(super) fn has_late_rows(&self) -> bool {
+        self.late_rows.iter().any(|row| !self.marked.contains(row) && !self.parked.contains(row))
+    }
+
+    pub(super) fn scan(&mut self) {
+        match std::mem::replace(&mut self.relay.scan, Scanning::Done) {
+            Scanning::Reading => {
+                let pending = self.old_rows.iter().copied();
+                let rows: Vec<u128> = pending
+                    .filter(|id| !self.marked.contains(id) && !self.parked.contains(id))
+                    .take(2)
+                    .collect();
+                if rows.is_empty() {
+                    self.relay.scan_is_initial = false;
+                    return;
+                }
+                let seen = (!self.relay.tail_read).then(|| self.tail_since(1));
+                self.relay.tail_read = true;
+                self.relay.scan = Scanning::Read(rows, seen);
+            }
+            Scanning::Read(rows, seen) => {
+                if let Some(seen) = seen {
+                    self.apply(Input::Seen(seen));
+                }
+                let outgoing = rows.iter().map(|id| self.outgoing(*id)).collect();
+                self.apply(Input::Scanned(outgoing));
+                self.relay.scan = Scanning::Publishing(rows);
+            }
+            Scanning::Publishing(rows) if self.relay.state.scan_resolved_whole() => {
+                self.marked.extend(rows.iter().copied());
+                self.relay.scan = Scanning::Reading;
+                self.apply(Input::ScanMarked);
+            }
+            publishing_or_done => self.relay.scan = publishing_or_done,
+        }
+    }
+}
