@@ -36,7 +36,7 @@ pub(crate) struct WayBack {
     pub(crate) resolved_before: Lsn,
     pub(crate) system_id: u64,
     /// So many messages from before `resolved_before` may lie among later ones: an event may be
-    /// overtaken by at most the rest of its window.
+    /// overtaken by at most the rest of its window, in fenced mode when others write in between.
     pub(crate) overtaken_max: usize,
     /// Read at least so many messages.
     pub(crate) at_least: u64,

@@ -26,6 +26,7 @@ use super::*;
 const SEEDS: u64 = 500;
 const STEPS: usize = 600;
 const SYSTEM: u64 = 7;
+const WINDOW: usize = 16;
 
 /// When somebody else writes to the stream.
 #[derive(Clone, Copy, PartialEq)]
@@ -41,8 +42,8 @@ struct Faults {
     mode: Mode,
     foreign: Foreign,
     poison: bool,
-    /// The broker remembers ids for ever. Fenced mode must not need it, except where the broker
-    /// itself rejects a message for good while old connections still deliver.
+    /// The broker remembers ids until the relay is away for long. Fenced mode must not need it,
+    /// except where the broker rejects a message for good while old connections still deliver.
     dedup: bool,
 }
 
@@ -81,6 +82,8 @@ struct World {
     stream: Vec<Stored>,
     /// One queue for each connection ever made; the last is the relay's present one.
     connections: Vec<VecDeque<Flying>>,
+    /// The broker's memory of ids begins here in the stream.
+    forgotten: usize,
     answers: Vec<(u64, Input)>,
     slot_confirmed: Lsn,
     lsn: u64,
@@ -129,6 +132,7 @@ impl World {
             parked: HashSet::new(),
             stream: Vec::new(),
             connections: vec![VecDeque::new()],
+            forgotten: 0,
             answers: Vec::new(),
             slot_confirmed: Lsn::ZERO,
             lsn: 100,
@@ -231,7 +235,8 @@ impl World {
         let (generation, epoch, index) = message.reply;
         let refused = |refusal| Input::Refused { epoch, index, refusal };
         let last = self.stream.len() as u64;
-        let known = self.stream.iter().position(|it| it.id == Some(message.id));
+        let known = self.stream.iter().rposition(|it| it.id == Some(message.id));
+        let known = known.filter(|&at| at >= self.forgotten);
         let answer = if !honest && self.rng.random_bool(0.03) {
             refused(Refusal::Outage("busy".into()))
         } else if self.poisoned.contains(&message.id) {
@@ -307,6 +312,18 @@ impl World {
         Tail { last_seq: self.stream.len() as u64, messages: messages.collect() }
     }
 
+    /// As `TailReader::back_to` reads it, message by message.
+    fn tail_back(&self, overtaken_max: usize) -> Tail {
+        let mut tail = self.tail_since(1);
+        let before = |it: &&TailMessage| {
+            it.position.is_some_and(|position| Lsn(position.lsn) < self.slot_confirmed)
+        };
+        let mut overtaken = tail.messages.iter().rev().filter(before).skip(overtaken_max);
+        let from = overtaken.next().map_or(0, |it| it.seq);
+        tail.messages.retain(|it| it.seq >= from);
+        tail
+    }
+
     fn jobs(&mut self) {
         if let Some(from) = self.relay.tails.pop() {
             let tail = self.tail_since(from);
@@ -323,11 +340,15 @@ impl World {
             let rng = &mut self.rng;
             self.connections.last_mut().expect("one").retain(|_| rng.random_bool(0.5));
         }
-        if self.has_late_rows() {
+        let for_long = self.rng.random_bool(0.3);
+        if for_long || self.has_late_rows() {
             self.connections.iter_mut().for_each(VecDeque::clear);
         }
+        if for_long {
+            self.forgotten = self.stream.len();
+        }
         self.connections.push(VecDeque::new());
-        let tail = self.tail_since(1);
+        let tail = self.tail_back(WINDOW);
         self.now = Duration::ZERO;
         self.relay = Relay {
             generation: self.relay.generation + 1,
@@ -413,7 +434,7 @@ impl World {
 fn start(faults: Faults, resolved_before: Lsn, tail: Tail) -> Start {
     Start {
         mode: faults.mode,
-        limits: Limits { events: 16, bytes: 1 << 20 },
+        limits: Limits { events: WINDOW, bytes: 1 << 20 },
         ack_timeout: Duration::from_secs(2),
         system_id: SYSTEM,
         resolved_before,

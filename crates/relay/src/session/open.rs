@@ -77,7 +77,7 @@ impl Session {
         let way = WayBack {
             resolved_before,
             system_id,
-            overtaken_max: if mode == Mode::Keyed { config.window.events } else { 0 },
+            overtaken_max: config.window.events,
             at_least: 1,
         };
         let state = state(config, mode, way, &tail).await?;
