@@ -7,6 +7,7 @@ mod confirmation;
 mod connections;
 mod crashes;
 mod demo;
+mod gaps;
 mod keyed;
 mod poison;
 mod postgres_faults;

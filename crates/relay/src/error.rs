@@ -42,6 +42,14 @@ pub enum Error {
         /// The slot's name.
         slot: String,
     },
+    /// The slot belongs to another database of the cluster.
+    #[error("replication slot \"{slot}\" belongs to database \"{database}\"")]
+    SlotElsewhere {
+        /// The slot's name.
+        slot: String,
+        /// The database whose log it brings.
+        database: String,
+    },
     /// `tailpost setup` has not been run against these servers.
     #[error("{missing} does not exist")]
     NotSetUp {
@@ -81,6 +89,12 @@ pub enum Error {
         reason: String,
         /// The statement that mends it.
         fix: String,
+    },
+    /// The publication was changed after the slot was created: the log may lack rows.
+    #[error("publication \"{publication}\" was changed after the slot was created")]
+    PublicationChanged {
+        /// The publication's name.
+        publication: String,
     },
     /// The broker refuses everything until an operator changes something.
     #[error("the broker refuses to store events: {0}")]
@@ -122,8 +136,12 @@ impl Error {
                 let source = source.and_then(|it| it.downcast_ref::<tokio_postgres::Error>());
                 source.is_some_and(|it| it.code().is_none_or(sqlstate_is_transient))
             }
-            Self::Stalled(_) | Self::SlotBusy { .. } | Self::JetStream { .. } => true,
+            Self::Stalled(_)
+            | Self::SlotBusy { .. }
+            | Self::PublicationChanged { .. }
+            | Self::JetStream { .. } => true,
             Self::SlotForeign { .. }
+            | Self::SlotElsewhere { .. }
             | Self::NotSetUp { .. }
             | Self::Decode(_)
             | Self::Table(_)
@@ -143,6 +161,10 @@ impl Error {
                 "drop it with `SELECT pg_drop_replication_slot('{slot}')` and run `tailpost \
                  setup`, or configure another name as postgres.slot"
             )),
+            Self::SlotElsewhere { .. } => Some(
+                "configure another name as postgres.slot: all databases of a cluster share them"
+                    .into(),
+            ),
             Self::Stream { fix, .. } | Self::Publication { fix, .. } => Some(fix.clone()),
             Self::Table(_) => Some(
                 "mend the table, as `tailpost setup --print` shows it, and start again: rows \
@@ -157,7 +179,7 @@ impl Error {
             Self::SlotBusy { .. } => {
                 Some("another relay publishes what there is: see `tailpost status`".into())
             }
-            Self::Stalled(_) | Self::Decode(_) => None,
+            Self::Stalled(_) | Self::PublicationChanged { .. } | Self::Decode(_) => None,
         }
     }
 

@@ -45,8 +45,10 @@ fn relay_kind(error: &relay::Error) -> u8 {
         relay::Error::NotSetUp { .. } => NOT_FOUND,
         relay::Error::SlotBusy { .. }
         | relay::Error::SlotForeign { .. }
+        | relay::Error::SlotElsewhere { .. }
         | relay::Error::Stream { .. }
         | relay::Error::Publication { .. }
+        | relay::Error::PublicationChanged { .. }
         | relay::Error::Refused(_)
         | relay::Error::Table(_) => REFUSED,
         other if other.is_forbidden() => REFUSED,

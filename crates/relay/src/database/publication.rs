@@ -52,3 +52,36 @@ pub(crate) async fn exists(
         fix: format!("run `ALTER PUBLICATION {publication} {change}`"),
     })
 }
+
+/// Whether the publication, or that it publishes the table, was changed since the slot was created.
+/// Then rows may have been committed meanwhile that the log does not bring, however it looks now.
+///
+/// False while nobody relies on the slot anyway.
+pub(crate) async fn is_younger_than_the_slot(
+    client: &Client,
+    table: &Table,
+    publication: &str,
+    slot: &str,
+) -> Result<bool, Error> {
+    // A row's xmin is the low half of the transaction's number: the latest that it can mean.
+    let sql = format!(
+        "SELECT EXISTS (
+             SELECT FROM {state} AS state,
+                 CAST(pg_snapshot_xmax(pg_current_snapshot())::text AS bigint) AS upcoming,
+                 LATERAL (
+                     SELECT p.xmin::text::bigint AS low FROM pg_publication p
+                     WHERE p.pubname = $2
+                     UNION ALL
+                     SELECT r.xmin::text::bigint FROM pg_publication_rel r
+                     JOIN pg_publication p ON p.oid = r.prpubid
+                     WHERE p.pubname = $2 AND r.prrelid = $3::text::regclass
+                 ) AS entry,
+                 LATERAL (SELECT upcoming - mod(upcoming - low, 1::bigint << 32) AS xid) AS writer
+             WHERE state.slot = $1 AND state.start_lsn IS NOT NULL AND writer.xid > 2
+                 AND NOT pg_visible_in_snapshot(writer.xid::text::xid8, state.start_snapshot)
+         )",
+        state = table.companion("tailpost_state")
+    );
+    let row = client.query_one(&sql, &[&slot, &publication, &table.quoted()]).await;
+    Ok(row.map_err(Error::sql("look at the publication's age"))?.get(0))
+}

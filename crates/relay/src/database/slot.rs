@@ -39,6 +39,10 @@ struct SlotRow {
     confirmed: Lsn,
     lost: bool,
     active: bool,
+    /// Where it belongs, if not here.
+    elsewhere: Option<String>,
+    /// Surely not the one that was created here, which follows a failover from PostgreSQL 17 on.
+    replaced: bool,
 }
 
 impl Slot {
@@ -151,6 +155,9 @@ fn usable(
         }
         return Ok(Found::Unusable { drop: false, state });
     };
+    if let Some(database) = row.elsewhere {
+        return Err(Error::SlotElsewhere { slot: slot.clone(), database });
+    }
     if row.active {
         return Err(Error::SlotBusy { slot: slot.clone() });
     }
@@ -164,6 +171,8 @@ fn usable(
         warn!(slot, "PostgreSQL gave the slot's log up: creating it anew, scanning for the gap");
     } else if state.system_identifier != identity.system_id {
         warn!(slot, "the database was copied from another cluster: creating the slot anew");
+    } else if row.replaced {
+        warn!(slot, "somebody replaced the slot: creating it anew, scanning for the gap");
     } else if !state.is_trusted {
         warn!(
             slot,
@@ -267,8 +276,10 @@ async fn create(
 
 async fn look(session: &mut ReplicationClient, slot: &str) -> Result<Option<SlotRow>, Error> {
     let sql = format!(
-        "SELECT plugin, confirmed_flush_lsn, coalesce(wal_status = 'lost', false), active
-         FROM pg_replication_slots WHERE slot_name = '{slot}'"
+        "SELECT plugin, confirmed_flush_lsn, coalesce(wal_status = 'lost', false), active,
+                nullif(database, current_database()),
+                coalesce(to_jsonb(slot)->>'failover' = 'false', false)
+         FROM pg_replication_slots slot WHERE slot_name = '{slot}'"
     );
     let rows = query(session, &sql, "look at the replication slot").await?;
     Ok(rows.first().map(|row| {
@@ -280,6 +291,8 @@ async fn look(session: &mut ReplicationClient, slot: &str) -> Result<Option<Slot
             lost: column(2).as_deref() == Some("t") || confirmed.is_none(),
             confirmed: confirmed.unwrap_or_default(),
             active: column(3).as_deref() == Some("t"),
+            elsewhere: column(4),
+            replaced: column(5).as_deref() == Some("t"),
         }
     }))
 }

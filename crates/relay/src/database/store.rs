@@ -252,7 +252,11 @@ impl Store {
         if !row.get::<_, bool>(0) {
             return Err(Error::NotSetUp { missing: format!("table {state}") });
         }
-        self.check_publication(publication, slot).await
+        match self.check_publication(publication, slot).await {
+            // The slot is about to be looked at.
+            Err(Error::PublicationChanged { .. }) => Ok(()),
+            checked => checked,
+        }
     }
 
     /// Makes sure that the log brings every row. If it does not, rows may have been committed that
@@ -261,14 +265,21 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// [`Error::Publication`], or [`Error::NotSetUp`] if there is none.
+    /// [`Error::Publication`], or [`Error::NotSetUp`] if there is none, or, once,
+    /// [`Error::PublicationChanged`].
     pub(crate) async fn check_publication(
         &self,
         publication: &str,
         slot: &str,
     ) -> Result<(), Error> {
-        let unfit = match publication::exists(self.client(), &self.table, publication).await {
-            Ok(true) => return Ok(()),
+        let (client, table) = (self.client(), &self.table);
+        let unfit = match publication::exists(client, table, publication).await {
+            Ok(true) => {
+                if !publication::is_younger_than_the_slot(client, table, publication, slot).await? {
+                    return Ok(());
+                }
+                Error::PublicationChanged { publication: publication.to_owned() }
+            }
             Ok(false) => Error::NotSetUp { missing: format!("publication {publication}") },
             Err(unfit @ Error::Publication { .. }) => unfit,
             Err(error) => return Err(error),
