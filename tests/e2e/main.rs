@@ -1,6 +1,7 @@
 //! What a user would see, on real servers.
 
 mod broker_faults;
+mod commands;
 mod commits;
 mod confirmation;
 mod connections;

@@ -31,13 +31,6 @@ async fn dead_letters(rig: &Rig) -> Vec<(Uuid, String)> {
     rows.iter().map(|row| (row.get(0), row.get(1))).collect()
 }
 
-async fn output(rig: &Rig, args: &[&str]) -> String {
-    let process = rig.spawn(args);
-    let status = process.wait_exit(DEADLINE).await;
-    assert!(status.success(), "{args:?}: {status}\n{}", process.log());
-    process.stdout()
-}
-
 /// R-REL-10, R-REL-09, R-REL-03, R-OUT-05
 #[tokio::test(flavor = "multi_thread")]
 async fn a_payload_over_the_brokers_limit_is_parked_and_the_others_stay_in_order() {
@@ -58,9 +51,9 @@ async fn a_payload_over_the_brokers_limit_is_parked_and_the_others_stay_in_order
     let known = "SELECT count(*) FROM outbox_status WHERE status = 'DEAD'";
     assert_eq!(rig.query::<i64>(known).await, 100);
 
-    let text = output(&rig, &["status"]).await;
+    let (text, _) = rig.ends_with(0, &["status"]).await;
     assert!(text.contains(&format!("dead letters 100, the latest: {clear}")), "{text}");
-    let json = output(&rig, &["status", "--json"]).await;
+    let (json, _) = rig.ends_with(0, &["status", "--json"]).await;
     let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
     assert_eq!(json["outbox"]["dead_letters"], 100);
     assert_eq!(json["outbox"]["latest_dead_letter_reason"], clear);

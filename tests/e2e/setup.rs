@@ -9,30 +9,21 @@ use async_nats::jetstream::stream::{
 };
 use support::{DEADLINE, Relay, Rig};
 
-/// Runs `tailpost` to its end, which must have this exit code; returns stdout and stderr.
-async fn ends_with(code: i32, rig: &Rig, args: &[&str]) -> (String, String) {
-    let process = rig.spawn(args);
-    process.announce("");
-    let status = process.wait_exit(DEADLINE).await;
-    assert_eq!(status.code(), Some(code), "{args:?}\n{}", process.log());
-    (process.stdout(), process.log())
-}
-
 /// DESIGN 11, R-OUT-01, R-REL-12
 #[tokio::test(flavor = "multi_thread")]
 async fn setup_can_run_again_also_beside_a_relay() {
     let rig = Rig::new().await;
-    let (first, _) = ends_with(0, &rig, &["setup"]).await;
+    let (first, _) = rig.ends_with(0, &["setup"]).await;
     let made = |text: &str| text.lines().filter(|it| it.starts_with("created")).count();
     assert_eq!(made(&first), 4, "migration, publication, stream, slot:\n{first}");
     let config = rig.stream().await.cached_info().config.clone();
-    let (second, _) = ends_with(0, &rig, &["setup"]).await;
+    let (second, _) = rig.ends_with(0, &["setup"]).await;
     assert_eq!(made(&second), 0, "{second}");
 
     let relay = rig.relay();
     relay.wait_active().await;
     let ids = rig.insert(10).await;
-    let (third, _) = ends_with(0, &rig, &["setup"]).await;
+    let (third, _) = rig.ends_with(0, &["setup"]).await;
     assert_eq!(made(&third), 0, "{third}");
     rig.wait_stored(10).await;
     rig.wait_marked().await;
@@ -57,7 +48,7 @@ async fn the_printed_plan_needs_no_server_and_runs_on_an_empty_database() {
     psql(&rig, "empty", migrations).await; // again, without harm
     rig.set("DATABASE_URL", &rig.postgres.url("empty"));
     rig.set("TAILPOST_POSTGRES__TABLE", "shop.events");
-    let (told, _) = ends_with(0, &rig, &["setup"]).await;
+    let (told, _) = rig.ends_with(0, &["setup"]).await;
     assert!(told.contains("exists   migration 0001_outbox"), "{told}");
     assert!(told.contains("exists   publication tailpost"), "{told}");
 }
@@ -139,7 +130,7 @@ async fn a_stream_that_would_lose_events_is_refused_with_what_mends_it() {
         }
         let made = rig.stream().await.cached_info().config.clone();
         for command in ["setup", "relay"] {
-            let (_, log) = ends_with(4, &rig, &[command]).await;
+            let (_, log) = rig.ends_with(4, &[command]).await;
             assert!(log.contains("stream \"OUTBOX\" cannot be used"), "{log}");
             assert!(log.contains(reason) && log.contains(fix), "{reason}, {fix}:\n{log}");
         }
@@ -158,11 +149,11 @@ async fn a_publication_that_publishes_updates_is_refused_with_what_mends_it() {
         ("DROP TABLE outbox_events", "ADD TABLE \"public\".\"outbox_events\""),
     ] {
         rig.execute(&format!("ALTER PUBLICATION tailpost {change}")).await;
-        let (_, log) = ends_with(4, &rig, &["setup"]).await;
+        let (_, log) = rig.ends_with(4, &["setup"]).await;
         let fix = format!("ALTER PUBLICATION tailpost {fix}");
         assert!(log.contains(&fix), "{fix}:\n{log}");
         rig.execute(&fix).await;
-        ends_with(0, &rig, &["setup"]).await;
+        rig.ends_with(0, &["setup"]).await;
     }
 }
 
@@ -198,11 +189,11 @@ async fn rows_that_the_publication_left_out_come_by_the_scanner_once_it_is_mende
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_before_setup_asks_for_it_and_a_misspelt_setting_is_refused() {
     let mut rig = Rig::new().await;
-    let (_, log) = ends_with(3, &rig, &["relay"]).await;
+    let (_, log) = rig.ends_with(3, &["relay"]).await;
     assert!(log.contains("tailpost setup"), "{log}");
 
     rig.set("TAILPOST_RELAY__WINDOW_EVENT", "5");
-    let (_, log) = ends_with(78, &rig, &["relay"]).await;
+    let (_, log) = rig.ends_with(78, &["relay"]).await;
     assert!(log.contains("WINDOW_EVENT") || log.contains("window_event"), "{log}");
     assert!(log.to_lowercase().contains("window_events"), "no suggestion: {log}");
 }
@@ -237,6 +228,6 @@ async fn an_outbox_of_another_name_works_from_end_to_end() {
     assert_eq!(subjects, ["outbox.a", "outbox.b", "outbox.c"]);
     let dead = "SELECT count(*) FROM \"Shop\".outbox_dead_letter";
     assert_eq!(rig.query::<i64>(dead).await, 1);
-    let (told, _) = ends_with(0, &rig, &["status"]).await;
+    let (told, _) = rig.ends_with(0, &["status"]).await;
     assert!(told.contains("order events"), "{told}");
 }

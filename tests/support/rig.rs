@@ -114,9 +114,7 @@ impl Rig {
     ///
     /// When it fails.
     pub async fn setup(&self) {
-        let setup = self.spawn(&["setup"]);
-        let status = setup.wait_exit(DEADLINE).await;
-        assert!(status.success(), "setup: {status}\n{}", setup.log());
+        self.ends_with(0, &["setup"]).await;
     }
 
     /// Starts `tailpost relay`.
@@ -126,6 +124,19 @@ impl Rig {
     /// As [`Relay::spawn`].
     pub fn relay(&self) -> Relay {
         self.spawn(&["relay"])
+    }
+
+    /// Runs `tailpost` to its end, and returns what it wrote to stdout and to stderr.
+    ///
+    /// # Panics
+    ///
+    /// When its exit code is another one.
+    pub async fn ends_with(&self, code: i32, args: &[&str]) -> (String, String) {
+        let process = self.spawn(args);
+        process.announce(""); // the code tells
+        let status = process.wait_exit(DEADLINE).await;
+        assert_eq!(status.code(), Some(code), "{args:?}\n{}", process.log());
+        (process.stdout(), process.log())
     }
 
     /// Starts `tailpost` with any arguments.

@@ -50,8 +50,8 @@ pub enum Error {
         /// The database whose log it brings.
         database: String,
     },
-    /// `tailpost setup` has not been run against this database.
-    #[error("{missing} does not exist in this database")]
+    /// `tailpost setup` has not been run against these servers.
+    #[error("{missing} does not exist")]
     NotSetUp {
         /// What is not there.
         missing: String,
@@ -156,7 +156,7 @@ impl Error {
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Connect(error) => error.hint(),
-            Self::NotSetUp { .. } => Some("run `tailpost setup` against this database".into()),
+            Self::NotSetUp { .. } => Some("run `tailpost setup` against these servers".into()),
             Self::SlotForeign { slot } => Some(format!(
                 "drop it with `SELECT pg_drop_replication_slot('{slot}')` and run `tailpost \
                  setup`, or configure another name as postgres.slot"
@@ -172,16 +172,35 @@ impl Error {
                     .into(),
             ),
             Self::Refused(_) => Some("see `tailpost status` and the stream's configuration".into()),
-            Self::Sql { source, .. } => source.code().and_then(sqlstate_hint),
-            Self::Replication { source, .. } => {
-                sqlstate(source).and_then(|code| sqlstate_hint(&SqlState::from_code(&code)))
+            Self::Sql { .. } | Self::Replication { .. } | Self::Migrate(_) => {
+                self.code().as_ref().and_then(sqlstate_hint)
             }
-            Self::Stalled(_)
-            | Self::SlotBusy { .. }
-            | Self::PublicationChanged { .. }
-            | Self::Decode(_)
-            | Self::JetStream { .. }
-            | Self::Migrate(_) => None,
+            Self::JetStream { source, .. } => jetstream_hint(&**source),
+            Self::SlotBusy { .. } => {
+                Some("another relay publishes what there is: see `tailpost status`".into())
+            }
+            Self::Stalled(_) | Self::PublicationChanged { .. } | Self::Decode(_) => None,
+        }
+    }
+
+    /// Whether PostgreSQL refused something for lack of rights.
+    #[must_use]
+    pub fn is_forbidden(&self) -> bool {
+        self.code() == Some(SqlState::INSUFFICIENT_PRIVILEGE)
+    }
+
+    /// The SQLSTATE of the server's answer, if it gave one.
+    fn code(&self) -> Option<SqlState> {
+        match self {
+            Self::Sql { source, .. } => source.code().cloned(),
+            Self::Replication { source, .. } => {
+                sqlstate(source).map(|code| SqlState::from_code(&code))
+            }
+            Self::Migrate(error) => {
+                let source = std::error::Error::source(error);
+                source?.downcast_ref::<tokio_postgres::Error>()?.code().cloned()
+            }
+            _ => None,
         }
     }
 }
@@ -203,15 +222,31 @@ fn sqlstate_is_transient(code: &SqlState) -> bool {
 
 fn sqlstate_hint(code: &SqlState) -> Option<String> {
     let hint = match code.code() {
-        "42501" => "grant what the message names; `tailpost setup --print` shows what is needed",
+        "42501" => {
+            "the relay's role needs REPLICATION, and SELECT, INSERT, UPDATE and DELETE on the \
+             outbox and its companions; `tailpost setup` needs to own them"
+        }
         "42P01" | "42703" | "42883" => "run `tailpost setup` against this database",
         "28000" | "28P01" => "check user, password and pg_hba.conf",
         "3D000" => "check the database's name in postgres.url",
-        "55000" => "set wal_level = logical and restart PostgreSQL",
+        "55000" => {
+            "set wal_level = logical, and max_replication_slots above 0, and restart PostgreSQL"
+        }
         "53400" => "raise max_replication_slots and max_wal_senders, then restart PostgreSQL",
         _ => return None,
     };
     Some(hint.to_owned())
+}
+
+/// Where JetStream is off, its requests are refused, or nobody answers: the client words that as
+/// something missing.
+fn jetstream_hint(error: &(dyn std::error::Error + 'static)) -> Option<String> {
+    let text = error.to_string();
+    let off = ["requested JetStream resource does not exist", "JetStream not enabled"];
+    off.iter().any(|it| text.contains(it)).then(|| {
+        "turn JetStream on at the NATS server (`nats-server --jetstream`) and for the account"
+            .into()
+    })
 }
 
 #[cfg(test)]
@@ -225,6 +260,19 @@ mod tests {
         let busy = PgWireError::Server("replication slot is active (SQLSTATE 55006)".into());
         assert_eq!(sqlstate(&busy).as_deref(), Some("55006"));
         assert_eq!(sqlstate(&PgWireError::Protocol("short read".into())), None);
+    }
+
+    #[test]
+    fn a_server_without_jetstream_is_told_from_a_missing_stream() {
+        let hint = |text: &str| {
+            let source = std::io::Error::other(text.to_owned());
+            Error::JetStream { doing: "look at the stream", source: Box::new(source) }.hint()
+        };
+        let unanswered = async_nats::jetstream::context::RequestErrorKind::NoResponders;
+        for text in [&*unanswered.to_string(), "JetStream not enabled for account (code 503)"] {
+            assert!(hint(text).is_some(), "{text}");
+        }
+        assert_eq!(hint("stream not found"), None);
     }
 
     #[test]

@@ -8,6 +8,7 @@ use tokio_postgres::types::PgLsn;
 use crate::config::Config;
 use crate::error::Error;
 use crate::report::{OutboxReport, SlotReport, StatusReport, StreamReport};
+use crate::setup::is_not_found;
 
 /// Counting more unpublished rows than this tells nobody anything.
 const COUNT_MAX: i64 = 100_000;
@@ -16,14 +17,14 @@ const COUNT_MAX: i64 = 100_000;
 ///
 /// # Errors
 ///
-/// If PostgreSQL cannot be reached or the outbox is not set up. A broker that cannot be reached is
-/// a warning in the report.
+/// If PostgreSQL cannot be reached or the outbox is not set up. What else is missing leaves the
+/// report incomplete, and the report says why.
 pub async fn inspect(config: &Config) -> Result<StatusReport, Error> {
     let (client, _connection) = config.postgres.connect("tailpost status").await?;
     let table = config.table.companion("tailpost_state");
     let found = client.query_one("SELECT to_regclass($1) IS NOT NULL", &[&table]).await;
     if !found.map_err(Error::sql("look for the outbox"))?.get::<_, bool>(0) {
-        return Err(Error::NotSetUp { missing: table });
+        return Err(Error::NotSetUp { missing: format!("table {table}") });
     }
     let mut report = StatusReport {
         slot: slot(config, &client).await?,
@@ -32,7 +33,14 @@ pub async fn inspect(config: &Config) -> Result<StatusReport, Error> {
     };
     match stream(config).await {
         Ok(stream) => report.stream = Some(stream),
-        Err(error) => report.warnings.push(format!("the broker: {}", crate::describe(&error))),
+        Err(error) => {
+            report.warnings.push(format!("the broker: {}", crate::describe(&error)));
+            report.incomplete = Some(error);
+        }
+    }
+    if report.slot.is_none() && report.incomplete.is_none() {
+        let missing = format!("replication slot \"{}\"", config.slot);
+        report.incomplete = Some(Error::NotSetUp { missing });
     }
     warn(config, &mut report);
     Ok(report)
@@ -55,7 +63,9 @@ fn warn(config: &Config, report: &mut StatusReport) {
     }
     if report.outbox.dead_letters > 0 {
         let table = config.table.companion("outbox_dead_letter");
-        warnings.push(format!("{} dead letters: see {table}", report.outbox.dead_letters));
+        let count = report.outbox.dead_letters;
+        let s = if count == 1 { "" } else { "s" };
+        warnings.push(format!("{count} dead letter{s}: see {table}"));
     }
 }
 
@@ -114,8 +124,12 @@ async fn outbox(config: &Config, client: &Client) -> Result<OutboxReport, Error>
 async fn stream(config: &Config) -> Result<StreamReport, Error> {
     let client = config.nats.connect("tailpost status").await?;
     let name = &config.stream.name;
-    let stream = jetstream::new(client).get_stream(name).await;
-    let stream = stream.map_err(Error::jetstream("look at the stream"))?;
+    let stream = jetstream::new(client).get_stream(name).await.map_err(|error| {
+        if is_not_found(&error) {
+            return Error::NotSetUp { missing: format!("stream \"{name}\"") };
+        }
+        Error::jetstream("look at the stream")(error)
+    })?;
     let info = stream.cached_info();
     let last = stream.get_raw_message(info.state.last_sequence).await.ok();
     let position = last.and_then(|message| {

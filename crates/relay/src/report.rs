@@ -1,16 +1,22 @@
 use serde::Serialize;
 
+use crate::error::Error;
+
 /// What `tailpost status` tells: the state that both servers keep, whether a relay runs or not.
-#[derive(Debug, Clone, Default, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub struct StatusReport {
     /// The slot, if it exists.
     pub slot: Option<SlotReport>,
     /// The outbox table and the dead-letter table.
     pub outbox: OutboxReport,
-    /// The stream, if it exists.
+    /// The stream, if it exists and the broker can be reached.
     pub stream: Option<StreamReport>,
     /// What an operator should look at, each a sentence with its remedy.
     pub warnings: Vec<String>,
+    /// Why something is missing above: the broker cannot be reached, or stream or slot does not
+    /// exist.
+    #[serde(skip)]
+    pub incomplete: Option<Error>,
 }
 
 /// A replication slot, after `pg_replication_slots`.

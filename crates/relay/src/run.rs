@@ -76,7 +76,7 @@ pub async fn run(
             pause = PAUSE_MIN;
         }
         let wait = pause.mul_f64(rand::rng().random_range(0.5..1.0));
-        warn!(error = describe(&error), hint = error.hint(), "starting anew in {wait:?}");
+        warn!(error = describe(&error), hint = error.hint(), "starting anew in {wait:.1?}");
         reporter.failed(describe(&error));
         pause = (pause * 2).min(PAUSE_MAX);
         tokio::select! {
@@ -105,8 +105,10 @@ async fn session(
         Session::open(config, client, once).await
     };
     let session = tokio::select! {
-        opened = Box::pin(opened) => opened?,
+        // First, so that no attempt is made any more.
+        biased;
         () = stop.cancelled() => return Ok(()),
+        opened = Box::pin(opened) => opened?,
     };
     reporter.begin(session.timeline());
     let store = session.store();

@@ -160,7 +160,7 @@ async fn ensure_stream(
     Ok((created, warnings))
 }
 
-fn is_not_found(error: &jetstream::context::GetStreamError) -> bool {
+pub(crate) fn is_not_found(error: &jetstream::context::GetStreamError) -> bool {
     match error.kind() {
         jetstream::context::GetStreamErrorKind::JetStream(error) => {
             error.error_code() == ErrorCode::STREAM_NOT_FOUND

@@ -29,6 +29,8 @@ use self::health::Readiness;
 use self::metrics::Metrics;
 
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// For those who look around.
+const PATHS: &str = "there are /livez, /readyz, /metrics, and /api/v1/status\n";
 /// How long requests under way may take once the relay has stopped.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -110,6 +112,7 @@ fn router(admin: Admin) -> Router {
         .route_layer(middleware::from_fn_with_state(admin.clone(), authorize))
         .route("/livez", get(livez))
         .route("/readyz", get(readyz))
+        .fallback(async || (StatusCode::NOT_FOUND, PATHS))
         .layer(TimeoutLayer::with_status_code(StatusCode::GATEWAY_TIMEOUT, REQUEST_TIMEOUT))
         .with_state(admin)
 }

@@ -27,6 +27,7 @@ reached, 6 time-out, 78 bad configuration.";
 
 /// Flags that every command takes.
 #[derive(Args)]
+#[command(next_help_heading = "Options of every command")]
 pub(crate) struct Global {
     /// Read this configuration file instead of tailpost.toml
     #[arg(long, global = true, value_name = "FILE", env = "TAILPOST_CONFIG")]
@@ -101,7 +102,8 @@ pub(crate) enum Command {
     /// See it work: throw-away servers, a producer, a relay, a consumer
     ///
     /// Starts PostgreSQL and NATS from the binaries on this machine, in temporary folders, and
-    /// removes all of it at the end. Fails if an event was lost, doubled, or out of order.
+    /// removes all of it at the end; nothing that is configured is looked at. Ctrl-C ends it early.
+    /// Fails if an event was lost, doubled, or out of order.
     Demo(DemoArgs),
 }
 

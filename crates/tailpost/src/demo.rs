@@ -41,15 +41,17 @@ pub(crate) async fn run(args: &DemoArgs) -> Result<()> {
         () = stop.cancelled() => bail!("stopped before anything was written"),
     };
     let summary = measure(args, &servers, &view, &stop).await;
+    if let Ok(summary) = &summary {
+        view.say(&summary.text());
+    }
     // Also after a failure: that is when someone wants to look.
     if args.keep {
-        eprint!("{}", servers.leave_running()?);
+        eprintln!("{}", servers.leave_running()?);
     } else {
         view.say("stopping the servers and removing their folders");
         drop(servers);
     }
     let summary = summary?;
-    view.say(&summary.text());
     output::text(&summary.json()?)?;
     summary.verdict()
 }

@@ -51,6 +51,7 @@ fn relay_kind(error: &relay::Error) -> u8 {
         | relay::Error::PublicationChanged { .. }
         | relay::Error::Refused(_)
         | relay::Error::Table(_) => REFUSED,
+        other if other.is_forbidden() => REFUSED,
         // What passes by itself is an outage, and what does not is a failure.
         other if other.is_transient() => UNREACHABLE,
         _ => FAILED,

@@ -29,10 +29,12 @@ fn main() -> ExitCode {
 
 fn run(cli: cli::Cli) -> anyhow::Result<()> {
     relay::connect::install_crypto_provider();
+    let load = || config::Settings::load(&cli.global.sources());
     let (settings, verbosity) = match cli.command {
         // Runs anywhere, whatever is configured for other servers, and draws its own picture.
         cli::Command::Demo(_) => (config::Settings::default(), cli.global.verbosity().of_demo()),
-        _ => (config::Settings::load(&cli.global.sources())?, cli.global.verbosity()),
+        cli::Command::Status(_) => (load()?, cli.global.verbosity().of_status()),
+        _ => (load()?, cli.global.verbosity()),
     };
     telemetry::init(settings.log.format, verbosity)?;
     // A relay is one loop with a few connections: on one thread they hand events on in batches, where

@@ -2,8 +2,11 @@
 
 use std::io::IsTerminal;
 
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::Directive;
+use tracing::{Level, Metadata};
+use tracing_subscriber::filter::{EnvFilter, filter_fn};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{Layer, fmt};
 
 use crate::config::{Error, LogFormat, Origin};
 
@@ -23,6 +26,11 @@ pub(crate) enum Verbosity {
 }
 
 impl Verbosity {
+    /// What `status` logs, unless asked for more: that it connected is no news.
+    pub(crate) fn of_status(self) -> Self {
+        if self == Self::Normal { Self::Quiet } else { self }
+    }
+
     /// What `demo` logs, unless asked for more: it says itself what happens.
     pub(crate) fn of_demo(self) -> Self {
         if self == Self::Normal { Self::Demo } else { self }
@@ -39,14 +47,17 @@ const VARIABLE: &str = "TAILPOST_LOG";
 /// Fails if `TAILPOST_LOG` is not a list of filters.
 pub(crate) fn init(format: LogFormat, verbosity: Verbosity) -> Result<(), Error> {
     let asked = std::env::var(VARIABLE).ok().filter(|it| !it.is_empty());
-    let builder = tracing_subscriber::fmt()
-        .with_env_filter(filter(asked.as_deref(), verbosity)?)
-        .with_writer(std::io::stderr)
-        .with_target(verbosity == Verbosity::Everything);
-    match format {
-        LogFormat::Text => builder.with_ansi(use_colour()).init(),
-        LogFormat::Json => builder.json().flatten_event(true).init(),
-    }
+    let lines =
+        fmt::layer().with_writer(std::io::stderr).with_target(verbosity == Verbosity::Everything);
+    let lines = match format {
+        LogFormat::Text => lines.with_ansi(use_colour()).boxed(),
+        LogFormat::Json => lines.json().flatten_event(true).boxed(),
+    };
+    tracing_subscriber::registry()
+        .with(filter(asked.as_deref(), verbosity)?)
+        .with(filter_fn(is_harmless))
+        .with(lines)
+        .init();
     Ok(())
 }
 
@@ -66,12 +77,27 @@ fn filter(asked: Option<&str>, verbosity: Verbosity) -> Result<EnvFilter, Error>
         Verbosity::Verbose => "info,async_nats=off,tailpost=debug,tailpost_relay=debug",
         Verbosity::Everything => "debug",
     });
-    let filter = EnvFilter::builder()
+    EnvFilter::builder()
         .parse(directives)
-        .map_err(|error| Error::new(Origin::Variable(VARIABLE.into()), error.to_string()))?;
-    // Below this level the SQL client logs the parameters of statements: payloads among them.
-    let ceiling: Directive = "tokio_postgres=info".parse().expect("a valid directive");
-    Ok(filter.add_directive(ceiling))
+        .map_err(|error| Error::new(Origin::Variable(VARIABLE.into()), error.to_string()))
+}
+
+/// Holds back what the clients log of payloads and credentials, whatever is asked for.
+fn is_harmless(metadata: &Metadata<'_>) -> bool {
+    most_verbose(metadata.target()).is_none_or(|it| *metadata.level() <= it)
+}
+
+/// How far a client's own messages can be let through.
+fn most_verbose(target: &str) -> Option<Level> {
+    // Statements with their parameters.
+    let sql = target.starts_with("tokio_postgres");
+    // Whole answers, messages of the stream among them.
+    let jetstream = target.starts_with("async_nats::jetstream");
+    if sql || jetstream {
+        return Some(Level::INFO);
+    }
+    // What goes over the wire: the password, then everything else.
+    target.starts_with("async_nats").then_some(Level::DEBUG)
 }
 
 #[cfg(test)]
@@ -79,11 +105,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_filter_lets_payloads_through() {
-        for asked in [None, Some("trace"), Some("debug,tokio_postgres=trace")] {
-            let filter = filter(asked, Verbosity::Everything).expect("valid").to_string();
-            assert!(filter.contains("tokio_postgres=info"), "{filter}");
-            assert!(!filter.contains("tokio_postgres=trace"), "{filter}");
+    fn payloads_and_passwords_are_held_back() {
+        for (target, level) in [
+            ("tokio_postgres::query", Some(Level::INFO)),
+            ("async_nats::jetstream::context", Some(Level::INFO)),
+            ("async_nats::connection", Some(Level::DEBUG)),
+            ("tailpost_relay::session", None),
+        ] {
+            assert_eq!(most_verbose(target), level, "{target}");
         }
     }
 

@@ -7,11 +7,13 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-/// The oldest versions the relay's default mode works with; older ones are used only when asked for, or when there is nothing else.
+/// The oldest versions the relay's default mode works with; older ones are used only when asked
+/// for, or when there is nothing else.
 const POSTGRES_MIN: Version = Version(14, 0, 0);
 const NATS_MIN: Version = Version(2, 10, 0);
 
-/// Places of PostgreSQL's binaries besides `PATH`; `*` stands for a version, of which the newest is tried first.
+/// Places of PostgreSQL's binaries besides `PATH`; `*` stands for a version, of which the newest is
+/// tried first.
 const POSTGRES_PLACES: [&str; 5] = [
     "/usr/lib/postgresql/*/bin",
     "/usr/pgsql-*/bin",
@@ -154,7 +156,8 @@ fn on_path(name: &str) -> impl Iterator<Item = PathBuf> {
     found.into_iter()
 }
 
-/// Where `scripts/servers` puts what it fetches, and where prepared clusters are kept: `servers` in cargo's target folder.
+/// Where `scripts/servers` puts what it fetches, and where prepared clusters are kept: `servers` in
+/// cargo's target folder.
 pub(crate) fn servers_dirs() -> Vec<PathBuf> {
     let executable = env::current_exe().ok();
     let built_in = executable
@@ -174,7 +177,8 @@ pub(crate) fn servers_dirs() -> Vec<PathBuf> {
     dirs
 }
 
-/// The existing paths that `pattern` stands for, in which one component may hold one `*`; newest version first.
+/// The existing paths that `pattern` stands for, in which one component may hold one `*`; newest
+/// version first.
 fn expand(pattern: &Path) -> Vec<PathBuf> {
     let components: Vec<_> = pattern.components().collect();
     let star = components.iter().position(|it| it.as_os_str().to_string_lossy().contains('*'));

@@ -12,7 +12,8 @@ use crate::user::User;
 
 /// Makes `data` the data folder of a new cluster.
 ///
-/// Copies share the system identifier of the kept cluster; with `own_identity` the cluster gets one of its own, which takes a second.
+/// Copies share the system identifier of the kept cluster; with `own_identity` the cluster gets one
+/// of its own, which takes a second.
 pub(crate) fn create(
     binaries: &PostgresBinaries,
     user: &User,
@@ -82,8 +83,8 @@ fn initdb(binaries: &PostgresBinaries, user: &User, data: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Copies the data folder of a running server, less what belongs to that server only. The copy is what a base backup is:
-/// of use only together with the log from the backup's start on.
+/// Copies the data folder of a running server, less what belongs to that server only. The copy is
+/// what a base backup is: of use only together with the log from the backup's start on.
 pub(crate) fn copy_running(from: &Path, to: &Path, user: &User) -> Result<()> {
     let own = |path: &Path| {
         let parent = path.parent().and_then(Path::file_name).unwrap_or_default();

@@ -1,7 +1,9 @@
-//! Throw-away PostgreSQL and NATS servers, a faulty network between, and a ledger of what went where.
+//! Throw-away PostgreSQL and NATS servers, a faulty network between, and a ledger of what went
+//! where.
 //!
-//! Serves `tailpost demo`, the tests and the benchmarks. The servers are real ones: binaries found on the machine or fetched by
-//! `scripts/servers`, in temporary folders, on free ports of 127.0.0.1.
+//! Serves `tailpost demo`, the tests and the benchmarks. The servers are real ones: binaries found
+//! on the machine or fetched by `scripts/servers`, in temporary folders, on free ports of
+//! 127.0.0.1.
 //!
 //! ```no_run
 //! # async fn example() -> anyhow::Result<()> {

@@ -34,7 +34,8 @@ pub struct NatsOptions {
 
 /// A NATS server with JetStream, on a free port of 127.0.0.1, in a folder of its own.
 ///
-/// Server and folder are gone when this is dropped, and also when this process dies, however it dies.
+/// Server and folder are gone when this is dropped, and also when this process dies, however it
+/// dies.
 pub struct Nats {
     binary: PathBuf,
     port: Port,
@@ -152,7 +153,8 @@ impl Nats {
         Ok(started.elapsed())
     }
 
-    /// Starts the stopped or killed server again, on the same port and store; returns when JetStream is there.
+    /// Starts the stopped or killed server again, on the same port and store; returns when
+    /// JetStream is there.
     ///
     /// # Errors
     ///

@@ -4,8 +4,9 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 
 use anyhow::{Result, bail};
 
-/// Below the ranges from which Linux (32768) and macOS (49152) take ports for outgoing connections. A port inside them could be
-/// taken by a client's connection while the server is down; a client that tries again and again can even connect to itself.
+/// Below the ranges from which Linux (32768) and macOS (49152) take ports for outgoing connections.
+/// A port inside them could be taken by a client's connection while the server is down; a client
+/// that tries again and again can even connect to itself.
 const PORTS: std::ops::Range<u16> = 20_000..32_000;
 
 const TRIES: usize = 1_000;
@@ -13,7 +14,8 @@ const TRIES: usize = 1_000;
 /// A port on 127.0.0.1, reserved for as long as this lives.
 pub(crate) struct Port {
     number: u16,
-    // Reserves the number among testbeds of all processes: each holds the UDP port of the same number, which a crash frees too.
+    // Reserves the number among testbeds of all processes: each holds the UDP port of the same
+    // number, which a crash frees too.
     _reservation: UdpSocket,
 }
 

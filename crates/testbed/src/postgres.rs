@@ -24,20 +24,26 @@ const POLL: Duration = Duration::from_millis(10);
 pub struct PostgresOptions {
     /// The major version to run; the best one found if `None`.
     pub version: Option<u32>,
-    /// Whether commits reach the disk. Off by default: that survives every crash but that of the machine, and is faster.
+    /// Whether commits reach the disk. Off by default: that survives every crash but that of the
+    /// machine, and is faster.
     pub fsync: bool,
-    /// Further settings, as in `postgresql.conf`; they win over the defaults here. `ALTER SYSTEM` wins over them.
+    /// Further settings, as in `postgresql.conf`; they win over the defaults here. `ALTER SYSTEM`
+    /// wins over them.
     pub settings: Vec<(String, String)>,
-    /// Files in the data folder, such as `pg_hba.conf` or `server.key`: name and contents. Only the server's user may read them.
+    /// Files in the data folder, such as `pg_hba.conf` or `server.key`: name and contents. Only the
+    /// server's user may read them.
     pub files: Vec<(String, String)>,
-    /// Whether the cluster needs a system identifier that no other one here has. Takes a second longer.
+    /// Whether the cluster needs a system identifier that no other one here has. Takes a second
+    /// longer.
     pub own_identity: bool,
 }
 
-/// A PostgreSQL server with `wal_level = logical`, on a free port of 127.0.0.1, in a folder of its own.
+/// A PostgreSQL server with `wal_level = logical`, on a free port of 127.0.0.1, in a folder of its
+/// own.
 ///
-/// User `postgres`, no password. Server and folder are gone when this is dropped, and also when this process dies, however it dies.
-/// Never runs as root: root's rights are dropped to the user `postgres`.
+/// User `postgres`, no password. Server and folder are gone when this is dropped, and also when
+/// this process dies, however it dies. Never runs as root: root's rights are dropped to the user
+/// `postgres`.
 pub struct Postgres {
     binaries: PostgresBinaries,
     port: Port,
@@ -207,7 +213,8 @@ impl Postgres {
         Ok(started.elapsed())
     }
 
-    /// Starts the stopped or killed server again, on the same port and data; returns when it takes connections.
+    /// Starts the stopped or killed server again, on the same port and data; returns when it takes
+    /// connections.
     ///
     /// # Errors
     ///
@@ -230,7 +237,8 @@ impl Postgres {
             if let Some(status) = self.server.exited()? {
                 bail!("PostgreSQL did not start ({status}); its log ends:\n{}", self.server.tail());
             }
-            // Only a server that speaks refuses a password, a certificate, a host: those are settings a test asked for.
+            // Only a server that speaks refuses a password, a certificate, a host: those are
+            // settings a test asked for.
             if refused_by_settings(&error) {
                 return Ok(());
             }
@@ -242,7 +250,8 @@ impl Postgres {
         }
     }
 
-    /// Stops all of the server's processes in their tracks, until [`Postgres::resume`]. Connections stay.
+    /// Stops all of the server's processes in their tracks, until [`Postgres::resume`]. Connections
+    /// stay.
     ///
     /// # Errors
     ///

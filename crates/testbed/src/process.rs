@@ -1,18 +1,19 @@
 //! Server processes that cannot outlive their owner.
 //!
-//! Each server has a *guard*: a tiny shell that reads from a pipe whose other end the owner holds. When the
-//! pipe closes, because the owner dropped the server or because the owner is dead, even by SIGKILL, the
-//! guard ends the server and removes its folder. Dropping takes the same way as dying, so the way is
-//! well trodden.
+//! Each server has a *guard*: a tiny shell that reads from a pipe whose other end the owner holds.
+//! When the pipe closes, because the owner dropped the server or because the owner is dead, even by
+//! SIGKILL, the guard ends the server and removes its folder. Dropping takes the same way as dying,
+//! so the way is well trodden.
 //!
 //! ```text
 //! owner ──holds──▶ pipe ──▶ guard: on end of file, end the doomed processes, remove the folder
 //!   └──starts──▶ shell: write own pid into the pipe, then become the server
 //! ```
 //!
-//! The server's pid reaches the guard from the server itself, before it becomes the server, so there is
-//! no instant at which the owner's death leaves it unguarded. `PR_SET_PDEATHSIG` would be shorter, but
-//! it fires when the *thread* that started the process ends, and threads of a runtime come and go.
+//! The server's pid reaches the guard from the server itself, before it becomes the server, so
+//! there is no instant at which the owner's death leaves it unguarded. `PR_SET_PDEATHSIG` would be
+//! shorter, but it fires when the *thread* that started the process ends, and threads of a runtime
+//! come and go.
 //!
 //! Guard and server have process groups of their own: Ctrl-C in a terminal reaches the owner only,
 //! which then stops things in the order it likes.
@@ -42,8 +43,9 @@ const STOPPED_DEADLINE: Duration = Duration::from_secs(10);
 /// Tells the guard its pid, then becomes the server.
 const BECOME: &str = r#"echo "$$" && exec "$@" >&2"#;
 
-/// `$1` is the folder to remove, `$2` the signal that ends the server. Each line of the input replaces the list of
-/// doomed processes. PostgreSQL killed by `KILL` leaves a shared memory segment behind: `postmaster.pid` names it.
+/// `$1` is the folder to remove, `$2` the signal that ends the server. Each line of the input
+/// replaces the list of doomed processes. PostgreSQL killed by `KILL` leaves a shared memory
+/// segment behind: `postmaster.pid` names it.
 const GUARD: &str = r#"
 trap '' HUP INT TERM
 folder=$1 signal=$2 doomed=
@@ -94,7 +96,8 @@ pub struct Left {
 }
 
 impl Server {
-    /// Makes an empty folder for a server to come. `end_signal` is what ends the server when its owner is gone.
+    /// Makes an empty folder for a server to come. `end_signal` is what ends the server when its
+    /// owner is gone.
     pub(crate) fn prepare(kind: &str, user: User, end_signal: &str) -> Result<Self> {
         let folder = tempfile::Builder::new()
             .prefix(&format!("tailpost-{kind}-"))
@@ -236,7 +239,8 @@ impl Server {
         Ok(())
     }
 
-    /// Stops the server and its children in their tracks, until [`Server::thaw`]. Returns the children.
+    /// Stops the server and its children in their tracks, until [`Server::thaw`]. Returns the
+    /// children.
     pub(crate) fn freeze(&self) -> Result<Vec<u32>> {
         let pid = self.pid()?;
         // The parent first: then there will be no further children.

@@ -34,7 +34,8 @@ pub(crate) fn any_alive(pids: &[u32]) -> Result<bool> {
     Ok(list()?.iter().any(|it| !it.zombie && pids.contains(&it.pid)))
 }
 
-/// Whether every thread of these processes has stopped, or they are gone: a stop signal takes a moment to reach each thread.
+/// Whether every thread of these processes has stopped, or they are gone: a stop signal takes a
+/// moment to reach each thread.
 pub(crate) fn all_stopped(pids: &[u32]) -> Result<bool> {
     if !has_proc() {
         return Ok(list_ps()?.iter().all(|it| it.stopped || it.zombie || !pids.contains(&it.pid)));

@@ -124,7 +124,8 @@ impl Proxy {
         }
     }
 
-    /// Makes the network well: no delay, nothing swallowed, connections taken. Connections that lost bytes are reset.
+    /// Makes the network well: no delay, nothing swallowed, connections taken. Connections that
+    /// lost bytes are reset.
     ///
     /// # Errors
     ///
@@ -149,7 +150,8 @@ impl Proxy {
         self.rules.send_modify(|it| it.delay = delay);
     }
 
-    /// Swallows bytes and ends of connections that flow in `direction`, until [`Proxy::restore`]: connections look alive.
+    /// Swallows bytes and ends of connections that flow in `direction`, until [`Proxy::restore`]:
+    /// connections look alive.
     pub fn blackhole(&self, direction: Direction) {
         self.rules.send_modify(|it| {
             it.swallow_to_server |= direction != Direction::ToClient;
@@ -279,7 +281,8 @@ async fn receive(
     if let Some(end) = end {
         return end;
     }
-    // Bytes, or the end, are lost: the connection is of no use after this, but looks alive until the network is well.
+    // Bytes, or the end, are lost: the connection is of no use after this, but looks alive until
+    // the network is well.
     let drain = async {
         while from.read(&mut buffer).await.is_ok_and(|count| count > 0) {}
         std::future::pending::<()>().await

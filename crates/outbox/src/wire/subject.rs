@@ -61,15 +61,6 @@ impl SubjectTemplate {
         if subject.len() > SUBJECT_BYTES_MAX { Err(self.too_long(event)?) } else { Ok(subject) }
     }
 
-    /// The subject up to the first field: what every subject of this template begins with.
-    #[must_use]
-    pub fn literal_prefix(&self) -> &str {
-        match self.parts.first() {
-            Some(Part::Literal(literal)) => literal,
-            _ => "",
-        }
-    }
-
     /// The pattern of all subjects that this template can make: a token that contains a field
     /// becomes `*`. A stream takes all of them if one of its subjects
     /// [matches](subject_matches) the pattern.

@@ -250,7 +250,7 @@ impl Store {
             .await
             .map_err(Error::sql("look for the outbox"))?;
         if !row.get::<_, bool>(0) {
-            return Err(Error::NotSetUp { missing: state });
+            return Err(Error::NotSetUp { missing: format!("table {state}") });
         }
         match self.check_publication(publication, slot).await {
             // The slot is about to be looked at.

@@ -97,7 +97,7 @@ impl Session {
             let reads = self.is_reading();
             let sends = self.state.has_send();
             tokio::select! {
-                () = stop.cancelled(), if self.draining_since.is_none() => self.drain("asked to"),
+                () = stop.cancelled(), if self.draining_since.is_none() => self.drain("on request"),
                 answered = self.answers.receive(&mut self.answered) => answered?,
                 Some(done) = self.jobs.next() => self.finish(done?)?,
                 ready = self.publisher.ready(), if sends => ready?,

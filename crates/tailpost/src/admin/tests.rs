@@ -52,6 +52,16 @@ async fn liveness_does_not_depend_on_anything() {
 }
 
 #[tokio::test]
+async fn a_wrong_path_is_told_the_right_ones() {
+    let (code, body) = get(admin(busy(), None), "/", None).await;
+    assert_eq!(code, StatusCode::NOT_FOUND);
+    for path in ["/livez", "/readyz", "/metrics", "/api/v1/status"] {
+        assert!(body.contains(path), "{body}");
+        assert_ne!(get(admin(busy(), None), path, None).await.0, StatusCode::NOT_FOUND, "{path}");
+    }
+}
+
+#[tokio::test]
 async fn readiness_is_told_by_code_and_body() {
     let (code, body) = get(admin(busy(), Some("t0ken")), "/readyz", None).await;
     assert_eq!((code, body.as_str()), (StatusCode::OK, r#"{"ready":true,"role":"active"}"#));

@@ -8,8 +8,14 @@ use crate::config::Settings;
 use crate::output;
 
 pub(super) async fn run(args: &StatusArgs, settings: &Settings) -> anyhow::Result<()> {
-    let report = relay::inspect(&settings.relay_config()?).await?;
-    if args.json { output::json(&report) } else { output::text(&text(&report)) }
+    let mut report = relay::inspect(&settings.relay_config()?).await?;
+    if args.json {
+        output::json(&report)?
+    } else {
+        output::text(&text(&report))?
+    }
+    // What is known was told; the exit code says that it is not all.
+    report.incomplete.take().map_or(Ok(()), |error| Err(error.into()))
 }
 
 fn text(report: &StatusReport) -> String {
@@ -21,7 +27,10 @@ fn text(report: &StatusReport) -> String {
     lines.outbox(&report.outbox);
     match &report.stream {
         Some(stream) => lines.stream(stream),
-        None => lines.add("stream", "does not exist, or the broker cannot be reached"),
+        None if matches!(report.incomplete, Some(relay::Error::NotSetUp { .. })) => {
+            lines.add("stream", "does not exist");
+        }
+        None => lines.add("stream", "unknown"),
     }
     for warning in &report.warnings {
         lines.add("warning", warning);
@@ -135,6 +144,7 @@ mod tests {
                 replicas: 1,
             }),
             warnings: vec!["1 dead letter".into()],
+            incomplete: None,
         }
     }
 
@@ -158,9 +168,16 @@ warning        1 dead letter
 
     #[test]
     fn what_does_not_exist_is_said() {
-        let text = text(&StatusReport::default());
+        let missing = relay::Error::NotSetUp { missing: "stream \"OUTBOX\"".into() };
+        let text = text(&StatusReport { incomplete: Some(missing), ..StatusReport::default() });
         assert!(text.starts_with("slot           does not exist\n"), "{text}");
-        assert!(text.contains("\nstream         does not exist"), "{text}");
+        assert!(text.contains("\nstream         does not exist\n"), "{text}");
+    }
+
+    #[test]
+    fn what_the_broker_cannot_tell_is_not_said_to_be_missing() {
+        let text = text(&StatusReport::default());
+        assert!(text.contains("\nstream         unknown\n"), "{text}");
     }
 
     #[test]

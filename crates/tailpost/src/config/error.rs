@@ -95,8 +95,9 @@ pub(super) fn closest<'a>(
 ) -> Option<&'a str> {
     candidates
         .into_iter()
-        .map(|it| (strsim::jaro_winkler(given, it), it))
-        .filter(|(similarity, _)| *similarity > 0.8)
+        // Not `jaro_winkler`: all of our names begin alike.
+        .map(|it| (strsim::normalized_damerau_levenshtein(given, it), it))
+        .filter(|(similarity, _)| *similarity > 0.7)
         .max_by(|(a, _), (b, _)| a.total_cmp(b))
         .map(|(_, it)| it)
 }

@@ -1,6 +1,7 @@
 //! Every setting: its name, and how a value gets into [`Settings`].
 
 use relay::Mode;
+use relay::connect::SslMode;
 
 use super::value::{Value, Wanted};
 use super::{LogFormat, Settings};
@@ -21,7 +22,7 @@ pub(super) static KEYS: &[Key] = &[
     key("postgres.publication", |it, v| {
         put(&mut it.postgres.publication, v.text().map(str::to_owned))
     }),
-    key("postgres.sslmode", |it, v| put(&mut it.postgres.tls.sslmode, parsed(v).map(Some))),
+    key("postgres.sslmode", |it, v| put(&mut it.postgres.tls.sslmode, sslmode(v).map(Some))),
     key("postgres.sslrootcert", |it, v| put(&mut it.postgres.tls.sslrootcert, v.text().map(path))),
     key("postgres.sslcert", |it, v| put(&mut it.postgres.tls.sslcert, v.text().map(path))),
     key("postgres.sslkey", |it, v| put(&mut it.postgres.tls.sslkey, v.text().map(path))),
@@ -82,6 +83,11 @@ where
 
 fn bytes(value: Value<'_>) -> Result<usize, Wanted> {
     usize::try_from(value.size()?).map_err(|_| "a size that fits into memory".into())
+}
+
+fn sslmode(value: Value<'_>) -> Result<SslMode, Wanted> {
+    let wanted = "disable, prefer, require, verify-ca, or verify-full";
+    value.text().ok().and_then(|it| it.parse().ok()).ok_or_else(|| wanted.into())
 }
 
 fn mode(value: Value<'_>) -> Result<Mode, Wanted> {

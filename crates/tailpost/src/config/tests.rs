@@ -105,6 +105,8 @@ fn unknown_names_are_refused_with_place_and_suggestion() {
         "TAILPOST_RELAY__SCAN_BACH: no setting has this variable",
         "did you mean TAILPOST_RELAY__SCAN_BATCH?",
     );
+    // A wild guess would be worse than none.
+    check("[postgres]\npassword = 'x'\n", &[], ":2: unknown key `postgres.password`", "");
     check(
         "",
         &[("TAILPOST_POSTGRES_URL", "x")],
@@ -134,7 +136,7 @@ fn wrong_values_are_refused_with_what_is_allowed() {
         ("[stream]\nmax_age = 'never'", "or \"off\""),
         ("[admin]\nlisten = 'here'", "`admin.listen` must be an address with a port"),
         ("[log]\nformat = 'xml'", "`log.format` must be \"text\" or \"json\""),
-        ("[postgres]\nsslmode = 'maybe'", "`maybe` is none of disable"),
+        ("[postgres]\nsslmode = 'maybe'", "`postgres.sslmode` must be disable, prefer"),
         ("[postgres\n", ":1: "),
     ] {
         let (error, _) = refusal(toml, &[]);

@@ -64,7 +64,7 @@ impl Servers {
              export DATABASE_URL={database_url} NATS_URL={nats_url}\n\
              To end them:\n  \
              kill -INT {pids}; while kill -0 {pids} 2>/dev/null; do sleep 0.1; done; \
-             rm -rf {} {}\n",
+             rm -rf {} {}",
             postgres.folder.display(),
             nats.folder.display()
         ))
