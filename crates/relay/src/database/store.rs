@@ -84,9 +84,11 @@ impl Store {
     }
 
     /// For marks: commits are not waited for, because their loss is harmless, and a lock on the
-    /// table is not either, because the sweeper comes again.
+    /// table is not either, because the sweeper comes again. Rows are looked up one by one: for a
+    /// few thousand of them the planner would rather read the whole table into a hash.
     pub(crate) async fn yield_to_others(&self) -> Result<(), Error> {
-        let sql = "SET synchronous_commit = off; SET lock_timeout = '5s'";
+        let sql = "SET synchronous_commit = off; SET lock_timeout = '5s';
+                   SET enable_hashjoin = off; SET enable_mergejoin = off";
         self.client.batch_execute(sql).await.map_err(Error::sql("configure the session"))
     }
 
