@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use async_nats::client::Statistics;
+use async_nats::client::{PublishErrorKind, Statistics};
 use async_nats::header::{HeaderMap, HeaderName, HeaderValue};
 use async_nats::message::OutboundMessage;
 use async_nats::{Client, Subject, Subscriber};
@@ -99,22 +99,33 @@ impl Publisher {
         matches!(self.ready().now_or_never(), Some(Ok(())))
     }
 
-    /// Hands a message over; [`ready`](Self::ready) must have said so. Says why a message can never
-    /// be sent, in which case nothing left.
-    pub(crate) fn send(&mut self, send: &Send<'_>) -> Result<(), String> {
+    /// Hands a message over; [`ready`](Self::ready) must have said so. Says why, if the message can
+    /// never be sent; then nothing left.
+    ///
+    /// # Errors
+    ///
+    /// If the connection takes no message at all: that says nothing against this one.
+    pub(crate) fn send(&mut self, send: &Send<'_>) -> Result<Option<String>, Error> {
+        let headers = match self.headers(send) {
+            Ok(headers) => headers,
+            Err(reason) => return Ok(Some(reason)),
+        };
         let message = OutboundMessage {
             subject: Subject::from(send.subject),
             reply: Some(Subject::from(format!("{}.{}.{}", self.inbox, send.epoch, send.index))),
             payload: send.event.payload.clone(),
-            headers: Some(self.headers(send)?),
+            headers: Some(headers),
         };
-        self.client.start_send_unpin(message).map_err(|error| match error.kind() {
-            async_nats::client::PublishErrorKind::MaxPayloadExceeded => format!(
-                "payload and headers exceed the broker's max_payload of {} bytes",
-                self.client.max_payload()
-            ),
-            _ => error.to_string(),
-        })
+        match self.client.start_send_unpin(message) {
+            Ok(()) => Ok(None),
+            Err(error) if matches!(error.kind(), PublishErrorKind::MaxPayloadExceeded) => {
+                let max = self.client.max_payload();
+                Ok(Some(format!(
+                    "payload and headers exceed the broker's max_payload of {max} bytes"
+                )))
+            }
+            Err(error) => Err(Error::jetstream("hand a message to the broker")(error)),
+        }
     }
 
     /// Whether the connection was replaced since the last call: whatever had been handed over and

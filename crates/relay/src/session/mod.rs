@@ -108,7 +108,7 @@ impl Session {
                 self.apply(Input::LinkLost);
             }
             self.take_in();
-            self.send();
+            self.send()?;
         }
     }
 
@@ -129,17 +129,18 @@ impl Session {
     }
 
     /// Hands over what may be sent and what the connection takes without waiting.
-    fn send(&mut self) {
+    fn send(&mut self) -> Result<(), Error> {
         for _ in 0..SENDS_AT_ONCE {
             if !self.state.has_send() || !self.publisher.is_ready() {
                 break;
             }
             let Some(send) = self.state.next_send() else { break };
             let index = send.index;
-            if let Err(reason) = self.publisher.send(&send) {
+            if let Some(reason) = self.publisher.send(&send)? {
                 self.apply(Input::Unsendable { index, reason });
             }
         }
+        Ok(())
     }
 
     /// Does what the core asks for: requests, marks, confirmation.
