@@ -7,6 +7,7 @@ mod confirmation;
 mod connections;
 mod crashes;
 mod demo;
+mod failure_classes;
 mod gaps;
 mod keyed;
 mod poison;

@@ -32,6 +32,8 @@ pub struct Config {
     pub mark: MarkConfig,
     /// How long a message may stay unacknowledged before the stream's tail is read.
     pub ack_timeout: Duration,
+    /// Attempts after which an event is parked that the stream does not take, but might later.
+    pub max_attempts: u32,
 }
 
 /// How events are kept single and in order.
@@ -128,6 +130,9 @@ impl Config {
     /// The default time that a message may stay unacknowledged.
     pub const ACK_TIMEOUT: Duration = Duration::from_secs(5);
 
+    /// The default number of attempts. They take 21 s.
+    pub const MAX_ATTEMPTS: u32 = 10;
+
     /// Checks what types cannot express: names, ranges, and settings that must fit each other.
     ///
     /// # Errors
@@ -145,6 +150,10 @@ impl Config {
         check_range("relay.window_bytes", self.window.bytes, 64 << 10, 4 << 30)?;
         check_range("relay.scan_batch", self.scan.batch, 1, 100_000)?;
         check_range("relay.mark_batch", self.mark.batch, 1, 100_000)?;
+        if !(1..=1_000).contains(&self.max_attempts) {
+            let text = format!("{} is not between 1 and 1000", self.max_attempts);
+            return Err(Error::invalid("relay.max_attempts", text));
+        }
         for (setting, duration, min) in [
             ("relay.ack_timeout", self.ack_timeout, 100),
             ("relay.scan_interval", self.scan.interval, 100),
@@ -202,6 +211,7 @@ mod tests {
             scan: ScanConfig::default(),
             mark: MarkConfig::default(),
             ack_timeout: Config::ACK_TIMEOUT,
+            max_attempts: Config::MAX_ATTEMPTS,
         }
     }
 
@@ -230,6 +240,7 @@ mod tests {
         check("relay.scan_batch", |it| it.scan.batch = 0);
         check("relay.scan_interval", |it| it.scan.interval = Duration::ZERO);
         check("relay.mark_batch", |it| it.mark.batch = 0);
+        check("relay.max_attempts", |it| it.max_attempts = 0);
         check("relay.ack_timeout", |it| it.ack_timeout = Duration::ZERO);
     }
 }

@@ -53,7 +53,7 @@ pub use inspect::inspect;
 pub use report::{OutboxReport, SlotReport, StatusReport, StreamReport};
 pub use run::run;
 pub use setup::{SetupPlan, SetupReport, SetupStep, plan, setup};
-pub use status::{Latency, Role, Status};
+pub use status::{BreakerState, Latency, Role, Status};
 
 /// An error and what caused it, in one line. For logs; a terminal gets the chain.
 fn describe(error: &Error) -> String {

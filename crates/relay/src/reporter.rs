@@ -92,6 +92,10 @@ impl Reporter {
         status.parked_total = base.parked_total + counts.parked;
         status.resyncs_total = base.resyncs_total + counts.resyncs;
         status.foreign_total = base.foreign_total + counts.foreign;
+        status.outages_total = base.outages_total + counts.outages;
+        status.deferred_total = base.deferred_total + counts.deferred;
+        (status.breaker, status.breaker_retry_in) = state.breaker();
+        status.breaker_opened_total = base.breaker_opened_total + state.breaker_opened();
         status.marked_total = base.marked_total + marks.marked;
         status.swept_total = base.swept_total + marks.swept;
         status.scanned_total = base.scanned_total + scanned;

@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::config::Config;
+use crate::connect::NatsLink;
 use crate::database::Store;
 use crate::describe;
 use crate::error::Error;
@@ -88,21 +89,21 @@ pub async fn run(
 
 async fn session(
     config: &Arc<Config>,
-    client: &mut Option<Client>,
+    client: &mut Option<(Client, watch::Receiver<NatsLink>)>,
     once: bool,
     stop: &CancellationToken,
     reporter: &mut Reporter,
 ) -> Result<(), Error> {
     let opened = async {
-        let client = match client {
+        let (client, link) = match client {
             Some(client) => client,
             None => {
                 let (connected, link) = config.nats.connect_watched("tailpost").await?;
-                reporter.watch(link);
-                client.insert(connected)
+                reporter.watch(link.clone());
+                client.insert((connected, link))
             }
         };
-        Session::open(config, client, once).await
+        Session::open(config, client, link.clone(), once).await
     };
     let session = tokio::select! {
         // First, so that no attempt is made any more.

@@ -59,6 +59,7 @@ pub(crate) struct RelaySettings {
     pub(crate) subject: outbox::wire::SubjectTemplate,
     pub(crate) window: WindowLimits,
     pub(crate) ack_timeout: Duration,
+    pub(crate) max_attempts: u32,
     pub(crate) scan: ScanConfig,
     pub(crate) mark: MarkConfig,
 }
@@ -106,6 +107,7 @@ impl Default for Settings {
                     .expect("the default template is valid"),
                 window: WindowLimits::default(),
                 ack_timeout: Config::ACK_TIMEOUT,
+                max_attempts: Config::MAX_ATTEMPTS,
                 scan: ScanConfig::default(),
                 mark: MarkConfig::default(),
             },
@@ -153,6 +155,7 @@ impl Settings {
             scan: self.relay.scan,
             mark: self.relay.mark,
             ack_timeout: self.relay.ack_timeout,
+            max_attempts: self.relay.max_attempts,
         };
         config.validate().map_err(|source| self.blame("", source))?;
         Ok(config)

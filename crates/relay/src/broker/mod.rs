@@ -1,7 +1,9 @@
 //! The NATS side: publishing, answers, the stream's tail and its fitness.
 
 mod answer;
+mod denials;
 pub(crate) mod fitness;
+mod limits;
 mod publisher;
 mod tail;
 

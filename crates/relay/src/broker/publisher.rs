@@ -10,9 +10,13 @@ use async_nats::message::OutboundMessage;
 use async_nats::{Client, Subject, Subscriber};
 use futures_util::{FutureExt, SinkExt, StreamExt};
 use outbox::wire::{self, Position};
+use tokio::sync::watch;
 
 use super::answer;
-use crate::core::{Input, Send};
+use super::denials::Denials;
+use super::limits::Limits;
+use crate::connect::NatsLink;
+use crate::core::{Input, Refusal, Send};
 use crate::error::Error;
 
 /// Answers taken at a time, so that sending and reading get their turns.
@@ -52,6 +56,8 @@ pub(crate) struct Publisher {
     history: History,
     statistics: Arc<Statistics>,
     connects: u64,
+    limits: watch::Receiver<Limits>,
+    denials: Denials,
 }
 
 /// The broker's answers, whatever was asked on the publisher's inbox.
@@ -72,6 +78,8 @@ impl Publisher {
         client: Client,
         stream: &str,
         history: History,
+        limits: watch::Receiver<Limits>,
+        link: watch::Receiver<NatsLink>,
     ) -> Result<(Self, Answers), Error> {
         let inbox = client.new_inbox();
         let messages = client
@@ -82,7 +90,10 @@ impl Publisher {
         let stream = stream.parse().map_err(Error::jetstream("name the stream in a header"))?;
         let statistics = client.statistics();
         let connects = statistics.connects.load(Ordering::Relaxed);
-        Ok((Self { client, inbox, stream, history, statistics, connects }, answers))
+        let denials = Denials::new(link);
+        let publisher =
+            Self { client, inbox, stream, history, statistics, connects, limits, denials };
+        Ok((publisher, answers))
     }
 
     /// Waits until one message can be handed over without blocking.
@@ -99,17 +110,22 @@ impl Publisher {
         matches!(self.ready().now_or_never(), Some(Ok(())))
     }
 
-    /// Hands a message over; [`ready`](Self::ready) must have said so. Says why, if the message can
-    /// never be sent; then nothing left.
+    /// Hands a message over; [`ready`](Self::ready) must have said so. Says why, if the message cannot
+    /// be stored; then nothing left.
     ///
     /// # Errors
     ///
     /// If the connection takes no message at all: that says nothing against this one.
-    pub(crate) fn send(&mut self, send: &Send<'_>) -> Result<Option<String>, Error> {
+    pub(crate) fn send(&mut self, send: &Send<'_>) -> Result<Option<Refusal>, Error> {
         let headers = match self.headers(send) {
             Ok(headers) => headers,
-            Err(reason) => return Ok(Some(reason)),
+            Err(reason) => return Ok(Some(Refusal::Message(reason))),
         };
+        let refusal =
+            self.limits.borrow().refusal(send.subject, &headers, send.event.payload.len());
+        if refusal.is_some() {
+            return Ok(refusal);
+        }
         let message = OutboundMessage {
             subject: Subject::from(send.subject),
             reply: Some(Subject::from(format!("{}.{}.{}", self.inbox, send.epoch, send.index))),
@@ -120,9 +136,9 @@ impl Publisher {
             Ok(()) => Ok(None),
             Err(error) if matches!(error.kind(), PublishErrorKind::MaxPayloadExceeded) => {
                 let max = self.client.max_payload();
-                Ok(Some(format!(
+                Ok(Some(Refusal::Message(format!(
                     "payload and headers exceed the broker's max_payload of {max} bytes"
-                )))
+                ))))
             }
             Err(error) => Err(Error::jetstream("hand a message to the broker")(error)),
         }
@@ -133,6 +149,12 @@ impl Publisher {
     pub(crate) fn reconnected(&mut self) -> bool {
         let connects = self.statistics.connects.load(Ordering::Relaxed);
         std::mem::replace(&mut self.connects, connects) != connects
+    }
+
+    /// A subject that the broker's user turned out not to be allowed to publish on, and the words of
+    /// the broker. Each word of it is told once.
+    pub(crate) fn denied(&mut self) -> Option<Input> {
+        self.denials.next()
     }
 
     fn headers(&self, send: &Send<'_>) -> Result<HeaderMap, String> {

@@ -1,12 +1,16 @@
 //! The end of the stream, read through its leader.
 
+use std::sync::Arc;
+
 use async_nats::jetstream::context::Context;
 use async_nats::jetstream::message::StreamMessage;
 use async_nats::jetstream::stream::{Info, LastRawMessageErrorKind, Stream};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use outbox::wire;
 use pgoutput::Lsn;
+use tokio::sync::watch;
 
+use super::limits::Limits;
 use crate::core::{Tail, TailMessage};
 use crate::error::Error;
 
@@ -27,6 +31,7 @@ const WAY_BACK_MAX: u64 = 1_000_000;
 #[derive(Clone)]
 pub(crate) struct TailReader {
     stream: Stream<()>,
+    limits: Arc<watch::Sender<Limits>>,
 }
 
 /// How far back a session has to look.
@@ -48,12 +53,21 @@ impl TailReader {
             .get_stream_no_info(stream)
             .await
             .map_err(Error::jetstream("address the stream"))?;
-        Ok(Self { stream })
+        Ok(Self { stream, limits: Arc::new(watch::Sender::new(Limits::default())) })
     }
 
     /// The stream's configuration and state, as its leader knows them.
     pub(crate) async fn info(&self) -> Result<Info, Error> {
-        self.stream.get_info().await.map_err(Error::jetstream("read the stream's state"))
+        let doing = "read the stream's state";
+        let info = self.stream.get_info().await.map_err(Error::jetstream(doing))?;
+        let limits = Limits::of(&info.config);
+        self.limits.send_if_modified(|known| std::mem::replace(known, limits.clone()) != limits);
+        Ok(info)
+    }
+
+    /// The stream's limits, as they were whenever it was asked for its state.
+    pub(crate) fn limits(&self) -> watch::Receiver<Limits> {
+        self.limits.subscribe()
     }
 
     /// Everything from sequence `from` to the end. Others may have written any number of messages

@@ -1,5 +1,6 @@
 //! What goes into the core and what comes out of it.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use outbox::{Event, wire::Position};
@@ -44,11 +45,15 @@ pub(crate) enum Input {
     /// The broker refused an event.
     Refused { epoch: u32, index: u64, refusal: Refusal },
     /// The client refused to send an event, before anything left.
-    Unsendable { index: u64, reason: String },
+    Unsendable { index: u64, refusal: Refusal },
+    /// The broker's user may not publish on a subject. Such a message is never answered.
+    Denied { subject: String, reason: String },
     /// The connection to the broker broke or was replaced: what was unanswered is unknown.
     LinkLost,
     /// The answer to [`Request::ReadTail`].
     Tail(Tail),
+    /// [`Request::ReadTail`] could not be answered.
+    TailFailed(String),
     /// The event is in the dead-letter table, durably.
     Parked { index: u64 },
     /// Time has passed.
@@ -64,6 +69,10 @@ pub(crate) enum Refusal {
     Outage(String),
     /// This message can never be stored.
     Message(String),
+    /// This message is too large for the stream as it was when its limits were last read.
+    OverLimit(String),
+    /// This message cannot be stored as long as the stream, or what the relay may do, stays as it is.
+    Unwelcome(String),
     /// No message can be stored until an operator changes something.
     Configuration(String),
 }
@@ -74,7 +83,9 @@ pub(crate) enum Request {
     /// Read the stream from sequence `from` to its end, after waiting for `delay`.
     ReadTail { from: u64, delay: Duration, why: String },
     /// Put the event into the dead-letter table.
-    Park { index: u64, event: Box<Event>, reason: String },
+    Park { index: u64, event: Box<Event>, reason: String, attempts: u32 },
+    /// Write down that an event could not be published and is tried again after `pause`.
+    NoteFailure { id: Uuid, attempts: u32, reason: String, pause: Duration },
     /// Stop: only an operator can help.
     Stop(String),
 }
@@ -111,6 +122,13 @@ pub(crate) struct Start {
     pub(crate) resolved_before: Lsn,
     /// The stream's end, read back far enough to hold whatever the slot may bring again.
     pub(crate) tail: Tail,
+    /// Dead letters. The log may bring such an event again, and by then the stream might take it: it
+    /// is resolved all the same.
+    pub(crate) dead: HashSet<Uuid>,
+    /// Attempts after which an event that the stream does not take is parked.
+    pub(crate) max_attempts: u32,
+    /// For the breaker's pauses.
+    pub(crate) seed: u64,
 }
 
 /// A message to send now.
@@ -145,4 +163,8 @@ pub(crate) struct Counts {
     pub(crate) parked: u64,
     pub(crate) resyncs: u64,
     pub(crate) foreign: u64,
+    /// Failures that were nobody's fault but the broker's.
+    pub(crate) outages: u64,
+    /// Attempts that failed and are repeated later.
+    pub(crate) deferred: u64,
 }

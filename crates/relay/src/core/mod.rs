@@ -23,6 +23,7 @@
 //! - **D, bounded**: [`Limits`] stop the reading of the log; every other queue here is a function
 //!   of the window's length.
 
+mod breaker;
 mod messages;
 mod progress;
 #[cfg(test)]

@@ -27,6 +27,7 @@ const SEEDS: u64 = 500;
 const STEPS: usize = 600;
 const SYSTEM: u64 = 7;
 const WINDOW: usize = 16;
+const MAX_ATTEMPTS: u32 = 3;
 
 /// When somebody else writes to the stream.
 #[derive(Clone, Copy, PartialEq)]
@@ -42,6 +43,8 @@ struct Faults {
     mode: Mode,
     foreign: Foreign,
     poison: bool,
+    /// The stream takes some events only now and then.
+    picky: bool,
     /// The broker remembers ids until the relay is away for long. Fenced mode must not need it,
     /// except where the broker rejects a message for good while old connections still deliver.
     dedup: bool,
@@ -78,6 +81,11 @@ struct World {
     marked: HashSet<u128>,
     keys: HashMap<u128, u8>,
     poisoned: HashSet<u128>,
+    /// Events of a subject that the stream takes only now and then.
+    picky: HashSet<u128>,
+    /// Whether it does not take it now.
+    is_picky: bool,
+    noted: u64,
     parked: HashSet<u128>,
     stream: Vec<Stored>,
     /// One queue for each connection ever made; the last is the relay's present one.
@@ -112,7 +120,7 @@ impl World {
         let old = rng.random_range(0..6);
         let relay = Relay {
             generation: 0,
-            state: State::new(start(faults, Lsn::ZERO, Tail::default())),
+            state: State::new(start(faults, Lsn::ZERO, Tail::default(), &HashSet::new())),
             at: (0, 0),
             tails: Vec::new(),
             parks: Vec::new(),
@@ -129,6 +137,9 @@ impl World {
             marked: HashSet::new(),
             keys: HashMap::new(),
             poisoned: HashSet::new(),
+            picky: HashSet::new(),
+            is_picky: false,
+            noted: 0,
             parked: HashSet::new(),
             stream: Vec::new(),
             connections: vec![VecDeque::new()],
@@ -151,6 +162,9 @@ impl World {
         if self.faults.poison && self.rng.random_bool(0.05) {
             self.poisoned.insert(id);
         }
+        if self.faults.picky && self.rng.random_bool(0.1) {
+            self.picky.insert(id);
+        }
         id
     }
 
@@ -168,7 +182,8 @@ impl World {
         event.payload = Bytes::from_static(b"{}");
         // Half of the poison is found before sending, the other half by the broker.
         let known = self.poisoned.contains(&id) && id.is_multiple_of(2);
-        let subject = if known { Err("illegal".into()) } else { Ok("s".into()) };
+        let subject = if self.picky.contains(&id) { "picky" } else { "s" };
+        let subject = if known { Err("illegal".into()) } else { Ok(subject.into()) };
         Outgoing { event, subject }
     }
 
@@ -213,6 +228,12 @@ impl World {
     fn send(&mut self) {
         let generation = self.relay.generation;
         if let Some(send) = self.relay.state.next_send() {
+            if self.is_picky && self.picky.contains(&send.event.id.as_u128()) {
+                let index = send.index;
+                let refusal = Refusal::Unwelcome("no stream takes it".into());
+                self.apply(Input::Unsendable { index, refusal });
+                return;
+            }
             let flying = Flying {
                 reply: (generation, send.epoch, send.index),
                 id: send.event.id.as_u128(),
@@ -292,6 +313,10 @@ impl World {
                     self.parked.insert(event.id.as_u128());
                     self.relay.parks.push(index);
                 }
+                Request::NoteFailure { attempts, .. } => {
+                    assert!(attempts < MAX_ATTEMPTS, "tried too often");
+                    self.noted += 1;
+                }
                 Request::Stop(reason) => panic!("asked to stop: {reason}"),
             }
         }
@@ -324,8 +349,12 @@ impl World {
         tail
     }
 
-    fn jobs(&mut self) {
+    fn jobs(&mut self, honest: bool) {
         if let Some(from) = self.relay.tails.pop() {
+            if !honest && self.rng.random_bool(0.2) {
+                self.apply(Input::TailFailed("silent".into()));
+                return;
+            }
             let tail = self.tail_since(from);
             self.apply(Input::Tail(tail));
         }
@@ -352,7 +381,7 @@ impl World {
         self.now = Duration::ZERO;
         self.relay = Relay {
             generation: self.relay.generation + 1,
-            state: State::new(start(self.faults, self.slot_confirmed, tail)),
+            state: State::new(start(self.faults, self.slot_confirmed, tail, &self.parked)),
             at: (0, 0),
             tails: Vec::new(),
             parks: Vec::new(),
@@ -369,11 +398,12 @@ impl World {
             30..50 => self.some_times(Self::send),
             50..68 => self.broker(false),
             68..82 => self.answer(),
-            82..90 => self.jobs(),
+            82..90 => self.jobs(false),
             90..92 => self.keepalive(),
             92..94 => self.scan(),
             94 => self.break_link(),
             95 if self.rng.random_bool(0.3) => self.crash(),
+            95 => self.is_picky = !self.is_picky,
             99 => self.unmark_by_hand(),
             96 if self.foreign_comes() => {
                 self.stream.push(Stored { id: None, position: None, position_event: None });
@@ -409,12 +439,13 @@ impl World {
     }
 
     fn heal(&mut self) {
+        self.is_picky = false;
         for _ in 0..20_000 {
             self.deliver_log();
             self.send();
             self.broker(true);
             self.answer();
-            self.jobs();
+            self.jobs(true);
             self.scan();
             self.now += Duration::from_millis(50);
             self.apply(Input::Tick);
@@ -431,7 +462,7 @@ impl World {
     }
 }
 
-fn start(faults: Faults, resolved_before: Lsn, tail: Tail) -> Start {
+fn start(faults: Faults, resolved_before: Lsn, tail: Tail, dead: &HashSet<u128>) -> Start {
     Start {
         mode: faults.mode,
         limits: Limits { events: WINDOW, bytes: 1 << 20 },
@@ -439,6 +470,9 @@ fn start(faults: Faults, resolved_before: Lsn, tail: Tail) -> Start {
         system_id: SYSTEM,
         resolved_before,
         tail,
+        dead: dead.iter().map(|id| Uuid::from_u128(*id)).collect(),
+        max_attempts: MAX_ATTEMPTS,
+        seed: 1,
     }
 }
 
@@ -464,26 +498,52 @@ fn run(faults: Faults) {
 #[test]
 fn fenced_mode_is_exact_without_any_deduplication() {
     let foreign = Foreign::Never;
-    run(Faults { mode: Mode::Fenced, foreign, poison: false, dedup: false });
+    run(Faults { mode: Mode::Fenced, foreign, poison: false, picky: false, dedup: false });
 }
 
 #[test]
 fn fenced_mode_parks_poison_and_stays_in_commit_order() {
-    run(Faults { mode: Mode::Fenced, foreign: Foreign::Never, poison: true, dedup: true });
+    run(Faults {
+        mode: Mode::Fenced,
+        foreign: Foreign::Never,
+        poison: true,
+        picky: false,
+        dedup: true,
+    });
 }
 
 #[test]
 fn foreign_messages_between_ours_change_nothing() {
     let foreign = Foreign::BetweenMessages;
-    run(Faults { mode: Mode::Fenced, foreign, poison: false, dedup: true });
+    run(Faults { mode: Mode::Fenced, foreign, poison: false, picky: false, dedup: true });
 }
 
 #[test]
 fn foreign_messages_among_ours_cost_no_event_and_no_duplicate() {
-    run(Faults { mode: Mode::Fenced, foreign: Foreign::Always, poison: false, dedup: true });
+    run(Faults {
+        mode: Mode::Fenced,
+        foreign: Foreign::Always,
+        poison: false,
+        picky: false,
+        dedup: true,
+    });
 }
 
 #[test]
 fn keyed_mode_keeps_each_aggregate_in_order_beside_other_writers() {
-    run(Faults { mode: Mode::Keyed, foreign: Foreign::Always, poison: true, dedup: true });
+    run(Faults {
+        mode: Mode::Keyed,
+        foreign: Foreign::Always,
+        poison: true,
+        picky: false,
+        dedup: true,
+    });
+}
+
+#[test]
+fn what_the_stream_takes_only_now_and_then_is_not_overtaken() {
+    for mode in [Mode::Fenced, Mode::Keyed] {
+        let foreign = Foreign::Never;
+        run(Faults { mode, foreign, poison: false, picky: true, dedup: true });
+    }
 }

@@ -1,16 +1,19 @@
 //! One publishing session: `Input → apply → what to send, settle, confirm`.
 
 mod resync;
+mod retry;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
 use pgoutput::Lsn;
 use uuid::Uuid;
 
+use super::breaker::Breaker;
 use super::messages::{Counts, Input, Mode, Refusal, Request, Send, Settled, Start};
 use super::progress::Progress;
 use super::window::{Entry, LastPosition, Limits, Origin, Outgoing, Stage, Window};
+use crate::status::BreakerState;
 
 /// While rows of a scan are published but not marked, the log may bring at most this many events,
 /// so that after a crash a bounded read of the tail finds those rows.
@@ -19,8 +22,14 @@ pub(crate) const LOGGED_WHILE_SCAN_UNMARKED_MAX: usize = 8_192;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Link {
     Up,
+    /// The breaker is open: the tail, from this sequence on, is to be read later.
+    Waiting {
+        from: u64,
+    },
     /// Waiting for the tail: nothing is sent, and answers to what was sent no longer count.
-    Resyncing,
+    Resyncing {
+        from: u64,
+    },
 }
 
 #[derive(Debug)]
@@ -43,6 +52,18 @@ pub(crate) struct State {
     transaction: (Lsn, i64, u32),
     last_position: Option<LastPosition>,
     link: Link,
+    /// What the link waits for, or last waited for.
+    why: String,
+    breaker: Breaker,
+    max_attempts: u32,
+    /// Events that are resolved although the stream does not have them.
+    dead: HashSet<Uuid>,
+    /// Subjects of which an event ran out of attempts, and none was stored since.
+    given_up: HashSet<String>,
+    /// When the first deferred event is due.
+    next_retry: Option<Duration>,
+    /// When the stream's limits were asked for last.
+    limits_at: Option<Duration>,
     /// Numbers the periods between resyncs, so that late answers can be told from current ones.
     epoch: u32,
     /// Fenced mode: the next entry to send. Keyed mode: unused.
@@ -88,6 +109,13 @@ impl State {
             transaction: (Lsn::ZERO, 0, 0),
             last_position: None,
             link: Link::Up,
+            why: String::new(),
+            breaker: Breaker::new(start.seed),
+            max_attempts: start.max_attempts,
+            dead: start.dead,
+            given_up: HashSet::new(),
+            next_retry: None,
+            limits_at: None,
             epoch: 0,
             next: 0,
             ready: VecDeque::new(),
@@ -155,14 +183,16 @@ impl State {
                 self.refused(index, refusal);
             }
             Input::Acked { .. } | Input::Refused { .. } => {} // of a period that is over
-            Input::Unsendable { index, reason } => {
+            Input::Unsendable { index, refusal } => {
                 self.in_flight -= 1;
                 self.expected -= 1;
-                self.park(index, reason);
+                self.unsendable(index, refusal);
                 self.keep_proof();
             }
-            Input::LinkLost => self.resync(Duration::ZERO, "the connection was replaced".into()),
+            Input::Denied { subject, reason } => self.denied(&subject, reason),
+            Input::LinkLost => self.link_lost(),
             Input::Tail(tail) => self.tail(tail),
+            Input::TailFailed(why) => self.tail_failed(why),
             Input::Parked { index } => {
                 self.counts.parked += 1;
                 self.scan_resolved(index);
@@ -258,6 +288,17 @@ impl State {
         self.window.bytes()
     }
 
+    /// Whether the broker is tried, and if not, how long the next attempt is away.
+    pub(crate) fn breaker(&self) -> (BreakerState, Option<Duration>) {
+        let wait = self.breaker.until().map(|until| until.saturating_sub(self.now));
+        (self.breaker.state(), wait)
+    }
+
+    /// How often the breaker opened.
+    pub(crate) fn breaker_opened(&self) -> u64 {
+        self.breaker.opened()
+    }
+
     pub(crate) fn mode(&self) -> Mode {
         self.mode
     }
@@ -273,6 +314,9 @@ impl State {
             return; // resolved in an earlier session, and marked by it or by the sweeper
         }
         let event = outgoing.event.id;
+        if self.dead.contains(&event) {
+            return; // resolved by being parked, in an earlier session
+        }
         self.last_position = Some(LastPosition { commit_lsn, ordinal, event });
         if let Some(scan) = &mut self.scan {
             scan.logged_since += 1;
@@ -290,7 +334,7 @@ impl State {
     fn push(&mut self, outgoing: Outgoing, origin: Origin, at: (Lsn, u32, i64)) {
         let stored_at = self.seen.remove(&outgoing.event.id);
         let poison = outgoing.subject.as_ref().err().cloned();
-        let (index, first_of_key) = self.window.push(outgoing, origin, at);
+        let (index, first_of_key) = self.window.push(outgoing, origin, at, self.now);
         if first_of_key && self.mode == Mode::Keyed {
             self.ready.push_back(index);
         }
@@ -308,12 +352,15 @@ impl State {
             // While there was nothing to send somebody else may have written to the stream. Then the
             // prediction is too low: the first message is refused, but one behind it would fit.
             Mode::Fenced if !self.proven && self.in_flight > 0 => None,
+            _ if self.breaker.state() == BreakerState::HalfOpen && self.in_flight > 0 => None,
             Mode::Fenced => {
                 self.next = self.next.max(self.window.first());
-                while self.next < self.window.end() && !waiting(self.window.get(self.next)) {
+                while let Some(entry) = self.window.get(self.next)
+                    && !matches!(entry.stage, Stage::Waiting | Stage::Deferred)
+                {
                     self.next += 1;
                 }
-                (self.next < self.window.end()).then_some(self.next)
+                waiting(self.window.get(self.next)).then_some(self.next)
             }
             Mode::Keyed => {
                 while let Some(&index) = self.ready.front()
@@ -334,6 +381,12 @@ impl State {
         self.last_answer = self.now;
         self.answered_until = self.answered_until.max(entry.sent_at);
         self.fruitless_resyncs = 0;
+        self.breaker.succeeded();
+        if !self.given_up.is_empty()
+            && let Ok(subject) = &entry.outgoing.subject
+        {
+            self.given_up.remove(subject);
+        }
         self.known_seq = self.known_seq.max(seq);
         self.settle(index, seq, false);
         self.proven = true;
@@ -350,9 +403,9 @@ impl State {
             Refusal::Guard => {
                 self.resync(self.pause(Duration::from_millis(2)), "the stream moved".into());
             }
-            Refusal::Outage(why) => self.resync(self.pause(Duration::from_millis(100)), why),
+            Refusal::Outage(why) => self.outage(why),
             Refusal::Configuration(reason) => self.requests.push_back(Request::Stop(reason)),
-            Refusal::Message(reason) => {
+            Refusal::Message(reason) | Refusal::OverLimit(reason) | Refusal::Unwelcome(reason) => {
                 if self.window.get(index).is_some_and(|entry| entry.stage == Stage::Sent) {
                     self.in_flight -= 1;
                     self.park(index, reason);
@@ -404,11 +457,14 @@ impl State {
         if let Some(entry) = self.window.get_mut(index) {
             entry.stage = Stage::Parking;
             let event = Box::new(entry.outgoing.event.clone());
-            self.requests.push_back(Request::Park { index, event, reason });
+            let attempts = entry.attempts.max(1);
+            self.requests.push_back(Request::Park { index, event, reason, attempts });
         }
     }
 
     fn tick(&mut self) {
+        self.read_tail(Duration::ZERO);
+        self.retry();
         if self.link != Link::Up || self.in_flight == 0 {
             return;
         }
@@ -419,7 +475,7 @@ impl State {
         let overtaken = sent_at.filter(|sent_at| *sent_at < self.answered_until);
         let silent_since = overtaken.unwrap_or(self.last_answer);
         if self.now.saturating_sub(silent_since) >= self.ack_timeout {
-            self.resync(self.pause(Duration::from_millis(100)), "no answer in time".into());
+            self.outage("no answer in time".into());
         }
     }
 }

@@ -46,6 +46,8 @@ pub(crate) struct Outgoing {
 pub(crate) enum Stage {
     Waiting,
     Sent,
+    /// Not to be sent before a time, and not to be overtaken.
+    Deferred,
     Parking,
     Resolved,
 }
@@ -61,6 +63,11 @@ pub(crate) struct Entry {
     /// The stream's last sequence as known when this was sent: it can only be stored above it.
     pub(crate) sent_after: u64,
     pub(crate) sent_at: Duration,
+    pub(crate) received_at: Duration,
+    /// Attempts that failed for reasons that may pass.
+    pub(crate) attempts: u32,
+    /// While deferred: when to try again.
+    pub(crate) not_before: Duration,
     bytes: usize,
     key: u64,
     /// Keyed mode: the next entry of the same aggregate, which waits for this one.
@@ -158,6 +165,7 @@ impl Window {
         outgoing: Outgoing,
         origin: Origin,
         at: (Lsn, u32, i64),
+        received_at: Duration,
     ) -> (u64, bool) {
         let index = self.end();
         let bytes = outgoing.event.payload.len() + HEADERS_ALLOWANCE_BYTES;
@@ -171,6 +179,9 @@ impl Window {
             stage: Stage::Waiting,
             sent_after: 0,
             sent_at: Duration::ZERO,
+            received_at,
+            attempts: 0,
+            not_before: Duration::ZERO,
             bytes,
             key: 0,
             next_of_key: None,

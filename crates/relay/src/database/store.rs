@@ -1,5 +1,8 @@
 //! Every statement that the relay runs on the outbox and its companions.
 
+use std::collections::HashSet;
+use std::time::Duration;
+
 use outbox::{Event, Table};
 use pgoutput::Lsn;
 use tokio::sync::OnceCell;
@@ -15,6 +18,9 @@ use crate::error::Error;
 
 /// `reason` is for operators; more than this helps nobody.
 const REASON_BYTES_MAX: usize = 8 * 1024;
+
+/// More dead letters than this no relay leaves unconfirmed.
+const DEAD_AGAIN_MAX: u32 = 100_000;
 
 /// Rows swept by one statement.
 pub(crate) const SWEPT_AT_ONCE: u64 = 5_000;
@@ -35,6 +41,7 @@ struct Statements {
     sweep: String,
     sweep_dead: String,
     park: String,
+    note_failure: String,
     watermark: String,
 }
 
@@ -132,9 +139,13 @@ impl Store {
     /// Moves an event to the dead-letter table, durably. The row may not be visible yet: then the
     /// event's own columns make the dead letter, and the sweeper removes the row. Says whether the
     /// row was there.
-    pub(crate) async fn park(&self, event: &Event, reason: &str) -> Result<bool, Error> {
-        let mut reason = reason.replace('\0', "\u{fffd}");
-        reason.truncate(reason.floor_char_boundary(REASON_BYTES_MAX));
+    pub(crate) async fn park(
+        &self,
+        event: &Event,
+        reason: &str,
+        attempts: u32,
+    ) -> Result<bool, Error> {
+        let (reason, attempts) = (fit(reason), attempts.cast_signed());
         let payload = String::from_utf8_lossy(&event.payload);
         let headers = event.headers.as_ref().map(|headers| String::from_utf8_lossy(headers));
         let row = self
@@ -153,11 +164,39 @@ impl Store {
                     &event.causation_id,
                     &headers,
                     &reason,
+                    &attempts,
                 ],
             )
             .await
             .map_err(Error::sql("park an event"))?;
         Ok(row.get(0))
+    }
+
+    /// Dead letters that the log may bring again: those that were parked last.
+    pub(crate) async fn newest_dead_letters(&self) -> Result<HashSet<Uuid>, Error> {
+        let sql = format!(
+            "SELECT id FROM {} ORDER BY dead_at DESC LIMIT {DEAD_AGAIN_MAX}",
+            self.table.companion("outbox_dead_letter")
+        );
+        let rows = self.client().query(&sql, &[]).await.map_err(Error::sql("read dead letters"))?;
+        Ok(rows.iter().map(|row| row.get(0)).collect())
+    }
+
+    /// Writes down that an event could not be published, why, and when it is tried again. A row that
+    /// is not visible yet is left alone.
+    pub(crate) async fn note_failure(
+        &self,
+        id: Uuid,
+        attempts: u32,
+        reason: &str,
+        pause: Duration,
+    ) -> Result<(), Error> {
+        let (reason, attempts) = (fit(reason), attempts.cast_signed());
+        self.client()
+            .execute(&self.sql.note_failure, &[&id, &attempts, &reason, &pause.as_secs_f64()])
+            .await
+            .map_err(Error::sql("write down a failed attempt"))?;
+        Ok(())
     }
 
     /// Opens a cursor on the unmarked rows that the log does not bring, in order of insertion. One
@@ -433,6 +472,13 @@ impl Store {
     }
 }
 
+/// What fits into a reason.
+fn fit(reason: &str) -> String {
+    let mut reason = reason.replace('\0', "\u{fffd}");
+    reason.truncate(reason.floor_char_boundary(REASON_BYTES_MAX));
+    reason
+}
+
 impl Statements {
     fn new(table: &Table) -> Self {
         let (outbox, dead) = (table.quoted(), table.companion("outbox_dead_letter"));
@@ -444,7 +490,7 @@ impl Statements {
             mark: format!(
                 "UPDATE {outbox} o
                  SET published_at = clock_timestamp(), stream = $4::text, stream_seq = u.seq,
-                     commit_lsn = u.lsn, publish_error = NULL
+                     commit_lsn = u.lsn, publish_error = NULL, next_attempt_at = NULL
                  FROM unnest($1::uuid[], $2::bigint[], $3::pg_lsn[]) AS u (id, seq, lsn)
                  WHERE o.id = u.id AND o.published_at IS NULL"
             ),
@@ -462,12 +508,17 @@ impl Statements {
                  ), parked AS (
                      INSERT INTO {dead} (id, aggregate_type, aggregate_id, event_type,
                          event_version, payload, occurred_at, correlation_id, causation_id,
-                         headers, reason)
+                         headers, reason, publish_error, publish_attempts)
                      VALUES ($1, $2, $3, $4, $5, $6::text::jsonb, $7, $8, $9, $10::text::jsonb,
-                         $11)
+                         $11, $11, $12)
                      ON CONFLICT (id) DO NOTHING
                  )
                  SELECT EXISTS (SELECT FROM gone)"
+            ),
+            note_failure: format!(
+                "UPDATE {outbox} SET publish_attempts = $2, publish_error = $3,
+                     next_attempt_at = clock_timestamp() + make_interval(secs => $4)
+                 WHERE id = $1 AND published_at IS NULL"
             ),
             watermark: format!(
                 "UPDATE {state} SET watermark_snapshot = $2::text::pg_snapshot,

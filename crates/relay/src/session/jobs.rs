@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
 use outbox::Event;
+use tokio::sync::Notify;
 use tokio_postgres::Row;
 use tracing::warn;
+use uuid::Uuid;
 
 use crate::broker::TailReader;
 use crate::core::{Settled, Tail};
@@ -17,15 +19,13 @@ use crate::error::Error;
 /// A statement that has not answered by then never will: the session starts anew.
 const STATEMENT_MAX: Duration = Duration::from_secs(60);
 
-/// Between attempts to read the tail of a stream that does not answer.
-const TAIL_RETRY_MIN: Duration = Duration::from_millis(50);
-const TAIL_RETRY_MAX: Duration = Duration::from_secs(5);
-
 pub(super) type Job = BoxFuture<'static, Result<Done, Error>>;
 
 /// What a job brought.
 pub(super) enum Done {
     Tail(Tail),
+    TailFailed(String),
+    FailureNoted,
     Parked {
         index: u64,
         row_was_there: bool,
@@ -69,45 +69,72 @@ pub(super) fn long_job(work: impl Future<Output = Result<Done, Error>> + Send + 
     work.boxed()
 }
 
-/// Reads the tail for as long as it takes, then makes sure that the slot is still ours.
+/// Who is to read the slot, if we still may send.
+pub(super) struct Owner {
+    pub(super) store: Arc<Store>,
+    pub(super) slot: String,
+    /// The process that reads the slot for us.
+    pub(super) pid: i32,
+}
+
+/// Reads the tail, then makes sure that the slot is still ours. A request that went into a
+/// connection that was replaced meanwhile is made again, rather than waited for.
 ///
 /// A relay that was paused while another took its slot over wakes up here: its messages were
 /// refused, and it must not try again with the right sequence.
 pub(super) fn read_tail(
     tail: TailReader,
-    store: Arc<Store>,
-    slot: String,
-    reader: i32,
+    owner: Owner,
+    reconnected: Arc<Notify>,
     from: u64,
     delay: Duration,
 ) -> Job {
     async move {
         tokio::time::sleep(delay).await;
-        let mut pause = TAIL_RETRY_MIN;
         let read = loop {
-            match tail.since(from).await {
-                Ok(read) => break read,
-                Err(error) => warn!(
-                    error = describe(&error),
-                    "the stream does not answer, trying again in {pause:?}"
-                ),
+            tokio::select! {
+                read = tail.since(from) => break read,
+                () = reconnected.notified() => {}
             }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(TAIL_RETRY_MAX);
         };
-        let owner = tokio::time::timeout(STATEMENT_MAX, store.slot_reader(&slot)).await;
-        match owner.unwrap_or(Err(Error::Stalled("a statement never answered")))? {
-            Some(owner) if owner == reader => Ok(Done::Tail(read)),
-            _ => Err(Error::SlotBusy { slot }),
+        let Owner { store, slot, pid } = owner;
+        let reader = tokio::time::timeout(STATEMENT_MAX, store.slot_reader(&slot)).await;
+        match reader.unwrap_or(Err(Error::Stalled("a statement never answered")))? {
+            Some(reader) if reader == pid => {}
+            _ => return Err(Error::SlotBusy { slot }),
         }
+        Ok(match read {
+            Ok(read) => Done::Tail(read),
+            Err(error) => Done::TailFailed(describe(&error)),
+        })
     }
     .boxed()
 }
 
-pub(super) fn park(store: Arc<Store>, index: u64, event: Box<Event>, reason: String) -> Job {
+pub(super) fn park(
+    store: Arc<Store>,
+    index: u64,
+    event: Box<Event>,
+    reason: String,
+    attempts: u32,
+) -> Job {
     job(async move {
-        let row_was_there = store.park(&event, &reason).await?;
+        let row_was_there = store.park(&event, &reason, attempts).await?;
         Ok(Done::Parked { index, row_was_there })
+    })
+}
+
+pub(super) fn note_failure(
+    store: Arc<Store>,
+    id: Uuid,
+    attempts: u32,
+    reason: String,
+    pause: Duration,
+) -> Job {
+    job(async move {
+        // For operators only. Nothing depends on it.
+        tolerate(store.note_failure(id, attempts, &reason, pause).await);
+        Ok(Done::FailureNoted)
     })
 }
 

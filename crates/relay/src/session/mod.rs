@@ -15,11 +15,12 @@ use std::time::{Duration, Instant};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use pgoutput::Lsn;
+use tokio::sync::Notify;
 use tokio::time::{Interval, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
-use self::jobs::{Done, Job};
+use self::jobs::{Done, Job, Owner};
 use self::scan::Scan;
 use self::settle::Settling;
 use crate::broker::{Answers, Publisher, TailReader};
@@ -54,6 +55,8 @@ pub(crate) struct Session {
     publisher: Publisher,
     answers: Answers,
     tail: TailReader,
+    /// Tells a reading of the tail that its connection was replaced.
+    reconnected: Arc<Notify>,
     store: Arc<Store>,
     jobs: FuturesUnordered<Job>,
     settling: Settling,
@@ -99,13 +102,17 @@ impl Session {
             tokio::select! {
                 () = stop.cancelled(), if self.draining_since.is_none() => self.drain("on request"),
                 answered = self.answers.receive(&mut self.answered) => answered?,
-                Some(done) = self.jobs.next() => self.finish(done?)?,
+                Some(done) = self.jobs.next() => self.finish(done?, reporter)?,
                 ready = self.publisher.ready(), if sends => ready?,
                 received = self.source.receive(&mut self.logged), if reads => received?,
                 _ = self.tick.tick() => self.tick(reporter)?,
             }
             if self.publisher.reconnected() {
+                self.reconnected.notify_one();
                 self.apply(Input::LinkLost);
+            }
+            if let Some(denied) = self.publisher.denied() {
+                self.apply(denied);
             }
             self.take_in();
             self.send()?;
@@ -136,8 +143,8 @@ impl Session {
             }
             let Some(send) = self.state.next_send() else { break };
             let index = send.index;
-            if let Some(reason) = self.publisher.send(&send)? {
-                self.apply(Input::Unsendable { index, reason });
+            if let Some(refusal) = self.publisher.send(&send)? {
+                self.apply(Input::Unsendable { index, refusal });
             }
         }
         Ok(())
@@ -151,12 +158,20 @@ impl Session {
                     warn!(why, unresolved = self.state.unresolved(), "reading the stream's tail");
                     reporter.trouble(why);
                     let (tail, store) = (self.tail.clone(), Arc::clone(&self.store));
-                    let slot = self.config.slot.clone();
-                    self.jobs.push(jobs::read_tail(tail, store, slot, self.reader, from, delay));
+                    let owner = Owner { store, slot: self.config.slot.clone(), pid: self.reader };
+                    let reconnected = Arc::clone(&self.reconnected);
+                    self.jobs.push(jobs::read_tail(tail, owner, reconnected, from, delay));
                 }
-                Request::Park { index, event, reason } => {
+                Request::Park { index, event, reason, attempts } => {
                     warn!(event = %event.id, %reason, "parking an event that cannot be published");
-                    self.jobs.push(jobs::park(Arc::clone(&self.store), index, event, reason));
+                    let store = Arc::clone(&self.store);
+                    self.jobs.push(jobs::park(store, index, event, reason, attempts));
+                }
+                Request::NoteFailure { id, attempts, reason, pause } => {
+                    warn!(event = %id, attempts, %reason, "trying again in {pause:?}");
+                    reporter.trouble(reason.clone());
+                    let store = Arc::clone(&self.store);
+                    self.jobs.push(jobs::note_failure(store, id, attempts, reason, pause));
                 }
                 Request::Stop(reason) => return Err(Error::Refused(reason)),
             }
@@ -166,9 +181,16 @@ impl Session {
         Ok(())
     }
 
-    fn finish(&mut self, done: Done) -> Result<(), Error> {
+    fn finish(&mut self, done: Done, reporter: &mut Reporter) -> Result<(), Error> {
         match done {
             Done::Tail(tail) => self.apply(Input::Tail(tail)),
+            Done::TailFailed(why) => {
+                reporter.trouble(why.clone());
+                self.apply(Input::TailFailed(why.clone()));
+                let wait = self.state.breaker().1.unwrap_or_default();
+                warn!(error = why, "the stream does not answer, trying again in {wait:.1?}");
+            }
+            Done::FailureNoted => {}
             Done::Parked { index, row_was_there } => {
                 if !row_was_there {
                     self.settling.parked();

@@ -1,19 +1,23 @@
 //! How a session begins.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
 
 use async_nats::Client;
 use async_nats::jetstream;
 use futures_util::stream::FuturesUnordered;
+use tokio::sync::{Notify, watch};
 use tokio::time::interval;
 use tracing::info;
+use uuid::Uuid;
 
 use super::scan::Scan;
 use super::settle::Settling;
 use super::{Session, TICK};
 use crate::broker::{self, History, Publisher, TailReader, WayBack};
 use crate::config::{self, Config};
+use crate::connect::NatsLink;
 use crate::core::{Limits, Mode, Start, State};
 use crate::database::{Rows, Slot, Store};
 use crate::error::Error;
@@ -24,6 +28,7 @@ async fn state(
     mode: Mode,
     way: WayBack,
     tail: &TailReader,
+    dead: HashSet<Uuid>,
 ) -> Result<State, Error> {
     let WayBack { resolved_before, system_id, .. } = way;
     let tail = tail.back_to(way).await?;
@@ -42,6 +47,9 @@ async fn state(
         system_id,
         resolved_before,
         tail,
+        dead,
+        max_attempts: config.max_attempts,
+        seed: rand::random(),
     }))
 }
 
@@ -57,6 +65,7 @@ impl Session {
     pub(crate) async fn open(
         config: &Arc<Config>,
         client: &Client,
+        link: watch::Receiver<NatsLink>,
         once: bool,
     ) -> Result<Self, Error> {
         let store = Arc::new(Store::connect(&config.postgres, &config.table, "tailpost").await?);
@@ -80,10 +89,11 @@ impl Session {
             overtaken_max: config.window.events,
             at_least: 1,
         };
-        let state = state(config, mode, way, &tail).await?;
+        let state = state(config, mode, way, &tail, store.newest_dead_letters().await?).await?;
         let history = History { system_id, timeline };
         let (publisher, answers) =
-            Publisher::new(client.clone(), &config.stream.name, history).await?;
+            Publisher::new(client.clone(), &config.stream.name, history, tail.limits(), link)
+                .await?;
         let marks = Store::connect(&config.postgres, &config.table, "tailpost marks").await?;
         marks.yield_to_others().await?;
         let until = if once { Some(store.mark_the_end().await?) } else { None };
@@ -95,6 +105,7 @@ impl Session {
             publisher,
             answers,
             tail,
+            reconnected: Arc::new(Notify::new()),
             store,
             jobs: FuturesUnordered::new(),
             settling,

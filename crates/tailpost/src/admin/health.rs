@@ -43,7 +43,9 @@ fn stalled(status: &Status) -> Option<String> {
     let events = status.in_flight_events;
     let cause = status.last_error.as_deref();
     let cause = cause.map(|it| format!(": {it}")).unwrap_or_default();
-    Some(format!("no progress {since} with {events} events in flight{cause}"))
+    let retry = status.breaker_retry_in.map(|it| format!(", trying again in {} s", it.as_secs()));
+    let retry = retry.unwrap_or_default();
+    Some(format!("no progress {since} with {events} events in flight{cause}{retry}"))
 }
 
 #[cfg(test)]
@@ -71,10 +73,14 @@ mod tests {
             postgres_connected: true,
             nats_connected: true,
             last_error: Some("no responders".into()),
+            breaker_retry_in: Some(Duration::from_secs(7)),
             ..active(Some(Duration::from_secs(31)))
         };
         let reason = Readiness::of(&status).reason.expect("not ready");
-        assert_eq!(reason, "no progress for 31 s with 7 events in flight: no responders");
+        assert_eq!(
+            reason,
+            "no progress for 31 s with 7 events in flight: no responders, trying again in 7 s"
+        );
         assert!(!Readiness::of(&active(None)).ready);
     }
 

@@ -6,7 +6,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
-use relay::{Config, Latency, Role, Status};
+use relay::{BreakerState, Config, Latency, Role, Status};
 use tokio::sync::watch;
 
 /// The exposition format that `encode` writes.
@@ -109,6 +109,15 @@ impl Sink<'_, '_> {
         ] {
             self.gauge(name, help, value)?;
         }
+        let breaker = match status.breaker {
+            BreakerState::Closed => 0.0,
+            BreakerState::HalfOpen => 1.0,
+            BreakerState::Open => 2.0,
+        };
+        let help = "Whether the broker is tried: 0 closed, 1 half-open, 2 open.";
+        self.family("breaker_state", help, &[([("target", "nats")], breaker)])?;
+        let help = "Times the breaker opened.";
+        self.counter("breaker_opened", help, status.breaker_opened_total)?;
         if let Some(age) = status.last_progress_age() {
             let help = "Time since the relay last got on, or had nothing to do.";
             self.gauge("relay_last_progress_age_seconds", help, age.as_secs_f64())?;
@@ -126,6 +135,7 @@ impl Sink<'_, '_> {
         let help = "Bytes of the events read but not resolved.";
         self.gauge("outbox_inflight_bytes", help, status.in_flight_bytes as f64)?;
         self.published(status)?;
+        self.failures(status)?;
         for (name, help, value) in [
             ("outbox_settled", "Events found in the stream already.", status.settled_total),
             ("outbox_mark", "Rows marked as published.", status.marked_total),
@@ -150,6 +160,21 @@ impl Sink<'_, '_> {
             self.counter(name, help, value)?;
         }
         self.latency(&status.commit_to_ack)
+    }
+
+    fn failures(&mut self, status: &Status) -> fmt::Result {
+        let mut family = self.encoder.encode_descriptor(
+            "outbox_publish_failures",
+            "Attempts to publish that failed, by whose fault it was.",
+            None,
+            MetricType::Counter,
+        )?;
+        let message = status.deferred_total + status.parked_total;
+        for (class, value) in [("outage", status.outages_total), ("message", message)] {
+            let labels: Labels = [("class", class)];
+            ConstCounter::new(value).encode(family.encode_family(&labels)?)?;
+        }
+        Ok(())
     }
 
     fn published(&mut self, status: &Status) -> fmt::Result {

@@ -47,6 +47,7 @@ pub(super) static KEYS: &[Key] = &[
     key("relay.window_events", |it, v| put(&mut it.relay.window.events, v.integer())),
     key("relay.window_bytes", |it, v| put(&mut it.relay.window.bytes, bytes(v))),
     key("relay.ack_timeout", |it, v| put(&mut it.relay.ack_timeout, v.duration())),
+    key("relay.max_attempts", |it, v| put(&mut it.relay.max_attempts, small(v))),
     key("relay.scan_interval", |it, v| put(&mut it.relay.scan.interval, v.duration())),
     key("relay.scan_batch", |it, v| put(&mut it.relay.scan.batch, v.integer())),
     key("relay.mark_batch", |it, v| put(&mut it.relay.mark.batch, v.integer())),
@@ -83,6 +84,10 @@ where
 
 fn bytes(value: Value<'_>) -> Result<usize, Wanted> {
     usize::try_from(value.size()?).map_err(|_| "a size that fits into memory".into())
+}
+
+fn small(value: Value<'_>) -> Result<u32, Wanted> {
+    u32::try_from(value.integer()?).map_err(|_| "a smaller number".into())
 }
 
 fn sslmode(value: Value<'_>) -> Result<SslMode, Wanted> {

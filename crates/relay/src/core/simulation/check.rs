@@ -24,7 +24,8 @@ impl World {
     pub(super) fn check_end(&self) {
         let stored: Vec<u128> = self.stream.iter().filter_map(|it| it.id).collect();
         let logged: Vec<u128> = self.log.iter().flat_map(|it| it.events.clone()).collect();
-        let fine = |id: &u128| !self.poisoned.contains(id);
+        let parked = |id: &u128| self.picky.contains(id) && self.parked.contains(id);
+        let fine = |id: &u128| !self.poisoned.contains(id) && !parked(id);
         let mut expected: Vec<u128> = self.old_rows.iter().copied().filter(fine).collect();
         expected.extend(logged.iter().copied().filter(fine));
         let (mut once, mut all) = (stored.clone(), expected.clone());

@@ -1,5 +1,6 @@
 //! How many messages may be on their way, and what they predict.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -17,6 +18,9 @@ fn fenced() -> State {
         system_id: 1,
         resolved_before: Lsn::ZERO,
         tail: Tail { last_seq: 0, messages: Vec::new() },
+        dead: HashSet::new(),
+        max_attempts: 10,
+        seed: 1,
     })
 }
 
