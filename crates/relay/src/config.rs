@@ -32,6 +32,8 @@ pub struct Config {
     pub mark: MarkConfig,
     /// How long a message may stay unacknowledged before the stream's tail is read.
     pub ack_timeout: Duration,
+    /// What becomes of later events of an aggregate of which one was parked.
+    pub on_park: OnPark,
     /// Attempts after which an event is parked that the stream does not take, but might later.
     pub max_attempts: u32,
 }
@@ -44,6 +46,16 @@ pub enum Mode {
     Fenced,
     /// One unacknowledged message per aggregate, deduplicated by id; the stream may be shared.
     Keyed,
+}
+
+/// What becomes of later events of an aggregate of which one was parked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OnPark {
+    /// They are published.
+    #[default]
+    Skip,
+    /// They wait, in the dead-letter table, until that one is requeued or discarded.
+    BlockKey,
 }
 
 /// The JetStream stream, as set-up creates it and start-up expects it.
@@ -211,6 +223,7 @@ mod tests {
             scan: ScanConfig::default(),
             mark: MarkConfig::default(),
             ack_timeout: Config::ACK_TIMEOUT,
+            on_park: OnPark::default(),
             max_attempts: Config::MAX_ATTEMPTS,
         }
     }

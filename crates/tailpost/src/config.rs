@@ -14,7 +14,8 @@ use std::time::Duration;
 
 use relay::connect::{NatsAccess, PostgresTls};
 use relay::{
-    Config, MarkConfig, Mode, NatsTarget, PostgresTarget, ScanConfig, StreamConfig, WindowLimits,
+    Config, MarkConfig, Mode, NatsTarget, OnPark, PostgresTarget, ScanConfig, StreamConfig,
+    WindowLimits,
 };
 
 pub(crate) use error::{Error, Origin};
@@ -59,6 +60,7 @@ pub(crate) struct RelaySettings {
     pub(crate) subject: outbox::wire::SubjectTemplate,
     pub(crate) window: WindowLimits,
     pub(crate) ack_timeout: Duration,
+    pub(crate) on_park: OnPark,
     pub(crate) max_attempts: u32,
     pub(crate) scan: ScanConfig,
     pub(crate) mark: MarkConfig,
@@ -107,6 +109,7 @@ impl Default for Settings {
                     .expect("the default template is valid"),
                 window: WindowLimits::default(),
                 ack_timeout: Config::ACK_TIMEOUT,
+                on_park: OnPark::default(),
                 max_attempts: Config::MAX_ATTEMPTS,
                 scan: ScanConfig::default(),
                 mark: MarkConfig::default(),
@@ -155,6 +158,7 @@ impl Settings {
             scan: self.relay.scan,
             mark: self.relay.mark,
             ack_timeout: self.relay.ack_timeout,
+            on_park: self.relay.on_park,
             max_attempts: self.relay.max_attempts,
         };
         config.validate().map_err(|source| self.blame("", source))?;

@@ -7,6 +7,7 @@ use outbox::{Event, wire::Position};
 use pgoutput::Lsn;
 use uuid::Uuid;
 
+use super::state::{Blocked, Dead};
 use super::window::{LastPosition, Limits, Origin, Outgoing};
 
 /// How order and uniqueness are kept (DESIGN 4).
@@ -37,6 +38,8 @@ pub(crate) enum Input {
     Scanned(Vec<Outgoing>),
     /// The scanned rows of the last batch are marked.
     ScanMarked,
+    /// Aggregates whose events wait for one that was parked, as the table has it.
+    Blocked(Vec<Blocked>),
     /// The stream's end, read back far enough to hold what the scanner may bring again; before its
     /// first batch.
     Seen(Tail),
@@ -82,8 +85,8 @@ pub(crate) enum Refusal {
 pub(crate) enum Request {
     /// Read the stream from sequence `from` to its end, after waiting for `delay`.
     ReadTail { from: u64, delay: Duration, why: String },
-    /// Put the event into the dead-letter table.
-    Park { index: u64, event: Box<Event>, reason: String, attempts: u32 },
+    /// Put an event into the dead-letter table, not before the one that was asked for before it.
+    Park { index: u64, dead: Dead },
     /// Write down that an event could not be published and is tried again after `pause`.
     NoteFailure { id: Uuid, attempts: u32, reason: String, pause: Duration },
     /// Stop: only an operator can help.
@@ -122,9 +125,11 @@ pub(crate) struct Start {
     pub(crate) resolved_before: Lsn,
     /// The stream's end, read back far enough to hold whatever the slot may bring again.
     pub(crate) tail: Tail,
-    /// Dead letters. The log may bring such an event again, and by then the stream might take it: it
-    /// is resolved all the same.
+    /// Events that are dead letters, or were and have been published since. The log may bring them
+    /// again, and they are resolved all the same.
     pub(crate) dead: HashSet<Uuid>,
+    /// Whether later events of a parked event's aggregate wait for it.
+    pub(crate) parking_blocks: bool,
     /// Attempts after which an event that the stream does not take is parked.
     pub(crate) max_attempts: u32,
     /// For the breaker's pauses.

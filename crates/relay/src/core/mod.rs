@@ -32,7 +32,7 @@ mod state;
 mod window;
 
 pub(crate) use messages::{Input, Mode, Refusal, Request, Send, Settled, Start, Tail, TailMessage};
-pub(crate) use state::{LOGGED_WHILE_SCAN_UNMARKED_MAX, State};
+pub(crate) use state::{Blocked, Dead, LOGGED_WHILE_SCAN_UNMARKED_MAX, State};
 #[cfg(test)]
 use window::LastPosition;
 pub(crate) use window::{Limits, Origin, Outgoing};

@@ -6,9 +6,10 @@
 //! must be stored exactly once and in order. Replay one with `REPLAY_SEED=n`.
 
 mod check;
+mod mending;
 mod scan;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -45,6 +46,8 @@ struct Faults {
     poison: bool,
     /// The stream takes some events only now and then.
     picky: bool,
+    /// Later events of a parked one's aggregate wait, until it is mended.
+    blocking: bool,
     /// The broker remembers ids until the relay is away for long. Fenced mode must not need it,
     /// except where the broker rejects a message for good while old connections still deliver.
     dedup: bool,
@@ -86,7 +89,11 @@ struct World {
     /// Whether it does not take it now.
     is_picky: bool,
     noted: u64,
+    /// Ever.
     parked: HashSet<u128>,
+    /// The dead-letter table: what each waits for, if nothing is wrong with itself.
+    dead: BTreeMap<u128, Option<u128>>,
+    requeued: HashSet<u128>,
     stream: Vec<Stored>,
     /// One queue for each connection ever made; the last is the relay's present one.
     connections: Vec<VecDeque<Flying>>,
@@ -109,8 +116,12 @@ struct Relay {
     tails: Vec<u64>,
     parks: Vec<u64>,
     scan: Scanning,
+    /// What the scan that is open has yet to bring.
+    cursor: Option<VecDeque<u128>>,
     /// The first scan of the session is not finished: the log waits.
     scan_is_initial: bool,
+    /// The log waits, because aggregates are blocked.
+    holding: bool,
     tail_read: bool,
 }
 
@@ -125,7 +136,9 @@ impl World {
             tails: Vec::new(),
             parks: Vec::new(),
             scan: Scanning::Reading,
+            cursor: None,
             scan_is_initial: true,
+            holding: false,
             tail_read: false,
         };
         let mut world = Self {
@@ -141,6 +154,8 @@ impl World {
             is_picky: false,
             noted: 0,
             parked: HashSet::new(),
+            dead: BTreeMap::new(),
+            requeued: HashSet::new(),
             stream: Vec::new(),
             connections: vec![VecDeque::new()],
             forgotten: 0,
@@ -184,7 +199,11 @@ impl World {
         let known = self.poisoned.contains(&id) && id.is_multiple_of(2);
         let subject = if self.picky.contains(&id) { "picky" } else { "s" };
         let subject = if known { Err("illegal".into()) } else { Ok(subject.into()) };
-        Outgoing { event, subject }
+        Outgoing { event, subject, seq: None, requeued: false }
+    }
+
+    fn scanned(&self, id: u128) -> Outgoing {
+        Outgoing { requeued: self.requeued.contains(&id), ..self.outgoing(id) }
     }
 
     fn apply(&mut self, input: Input) {
@@ -195,7 +214,7 @@ impl World {
     fn deliver_log(&mut self) {
         let (transaction, part) = self.relay.at;
         let Some(it) = self.log.get(transaction) else { return };
-        if !self.relay.state.has_room() || self.relay.scan_is_initial {
+        if !self.relay.state.has_room() || self.relay.scan_is_initial || self.relay.holding {
             return;
         }
         if part == 0 && it.end_lsn <= self.slot_confirmed {
@@ -309,8 +328,8 @@ impl World {
         while let Some(request) = self.relay.state.next_request() {
             match request {
                 Request::ReadTail { from, .. } => self.relay.tails.push(from),
-                Request::Park { index, event, .. } => {
-                    self.parked.insert(event.id.as_u128());
+                Request::Park { index, dead } => {
+                    self.park(&dead);
                     self.relay.parks.push(index);
                 }
                 Request::NoteFailure { attempts, .. } => {
@@ -378,15 +397,19 @@ impl World {
         }
         self.connections.push(VecDeque::new());
         let tail = self.tail_back(WINDOW);
+        let mended = self.requeued.intersection(&self.marked);
+        let dead = self.dead.keys().chain(mended).copied().collect();
         self.now = Duration::ZERO;
         self.relay = Relay {
             generation: self.relay.generation + 1,
-            state: State::new(start(self.faults, self.slot_confirmed, tail, &self.parked)),
+            state: State::new(start(self.faults, self.slot_confirmed, tail, &dead)),
             at: (0, 0),
             tails: Vec::new(),
             parks: Vec::new(),
             scan: Scanning::Reading,
+            cursor: None,
             scan_is_initial: true,
+            holding: false,
             tail_read: false,
         };
     }
@@ -403,8 +426,9 @@ impl World {
             92..94 => self.scan(),
             94 => self.break_link(),
             95 if self.rng.random_bool(0.3) => self.crash(),
+            95 if self.faults.blocking => self.mend_now_and_then(),
             95 => self.is_picky = !self.is_picky,
-            99 => self.unmark_by_hand(),
+            99 if !self.faults.blocking => self.unmark_by_hand(),
             96 if self.foreign_comes() => {
                 self.stream.push(Stored { id: None, position: None, position_event: None });
             }
@@ -455,7 +479,10 @@ impl World {
             let done =
                 self.relay.at.0 == self.log.len() && matches!(self.relay.scan, Scanning::Done);
             if quiet && done && self.relay.state.is_idle() {
-                return;
+                if !self.faults.blocking || self.dead.is_empty() {
+                    return;
+                }
+                self.mend_by_hand();
             }
         }
         panic!("does not come to rest: {:?}", self.relay.state);
@@ -471,6 +498,7 @@ fn start(faults: Faults, resolved_before: Lsn, tail: Tail, dead: &HashSet<u128>)
         resolved_before,
         tail,
         dead: dead.iter().map(|id| Uuid::from_u128(*id)).collect(),
+        parking_blocks: faults.blocking,
         max_attempts: MAX_ATTEMPTS,
         seed: 1,
     }
@@ -498,7 +526,14 @@ fn run(faults: Faults) {
 #[test]
 fn fenced_mode_is_exact_without_any_deduplication() {
     let foreign = Foreign::Never;
-    run(Faults { mode: Mode::Fenced, foreign, poison: false, picky: false, dedup: false });
+    run(Faults {
+        mode: Mode::Fenced,
+        foreign,
+        poison: false,
+        picky: false,
+        blocking: false,
+        dedup: false,
+    });
 }
 
 #[test]
@@ -508,6 +543,7 @@ fn fenced_mode_parks_poison_and_stays_in_commit_order() {
         foreign: Foreign::Never,
         poison: true,
         picky: false,
+        blocking: false,
         dedup: true,
     });
 }
@@ -515,7 +551,14 @@ fn fenced_mode_parks_poison_and_stays_in_commit_order() {
 #[test]
 fn foreign_messages_between_ours_change_nothing() {
     let foreign = Foreign::BetweenMessages;
-    run(Faults { mode: Mode::Fenced, foreign, poison: false, picky: false, dedup: true });
+    run(Faults {
+        mode: Mode::Fenced,
+        foreign,
+        poison: false,
+        picky: false,
+        blocking: false,
+        dedup: true,
+    });
 }
 
 #[test]
@@ -525,6 +568,7 @@ fn foreign_messages_among_ours_cost_no_event_and_no_duplicate() {
         foreign: Foreign::Always,
         poison: false,
         picky: false,
+        blocking: false,
         dedup: true,
     });
 }
@@ -536,6 +580,7 @@ fn keyed_mode_keeps_each_aggregate_in_order_beside_other_writers() {
         foreign: Foreign::Always,
         poison: true,
         picky: false,
+        blocking: false,
         dedup: true,
     });
 }
@@ -544,6 +589,14 @@ fn keyed_mode_keeps_each_aggregate_in_order_beside_other_writers() {
 fn what_the_stream_takes_only_now_and_then_is_not_overtaken() {
     for mode in [Mode::Fenced, Mode::Keyed] {
         let foreign = Foreign::Never;
-        run(Faults { mode, foreign, poison: false, picky: true, dedup: true });
+        run(Faults { mode, foreign, poison: false, picky: true, blocking: false, dedup: true });
+    }
+}
+
+#[test]
+fn no_event_overtakes_one_that_blocks_its_aggregate() {
+    for mode in [Mode::Fenced, Mode::Keyed] {
+        let foreign = Foreign::Never;
+        run(Faults { mode, foreign, poison: true, picky: false, blocking: true, dedup: true });
     }
 }

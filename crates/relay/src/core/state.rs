@@ -1,5 +1,6 @@
 //! One publishing session: `Input → apply → what to send, settle, confirm`.
 
+mod blocking;
 mod resync;
 mod retry;
 
@@ -9,6 +10,8 @@ use std::time::Duration;
 use pgoutput::Lsn;
 use uuid::Uuid;
 
+pub(crate) use self::blocking::{Blocked, Dead};
+use self::blocking::{Blocks, Turn};
 use super::breaker::Breaker;
 use super::messages::{Counts, Input, Mode, Refusal, Request, Send, Settled, Start};
 use super::progress::Progress;
@@ -58,6 +61,9 @@ pub(crate) struct State {
     max_attempts: u32,
     /// Events that are resolved although the stream does not have them.
     dead: HashSet<Uuid>,
+    /// Whether later events of a parked event's aggregate wait.
+    parking_blocks: bool,
+    blocks: Blocks,
     /// Subjects of which an event ran out of attempts, and none was stored since.
     given_up: HashSet<String>,
     /// When the first deferred event is due.
@@ -113,6 +119,8 @@ impl State {
             breaker: Breaker::new(start.seed),
             max_attempts: start.max_attempts,
             dead: start.dead,
+            parking_blocks: start.parking_blocks,
+            blocks: Blocks::default(),
             given_up: HashSet::new(),
             next_retry: None,
             limits_at: None,
@@ -164,6 +172,7 @@ impl State {
             }
             Input::Scanned(rows) => self.scanned(rows),
             Input::ScanMarked => self.scan = None,
+            Input::Blocked(blocked) => self.block_these(blocked),
             Input::Seen(tail) => {
                 // Whoever had the slot before may have stored something since the session began.
                 // Predictions that are too low would let a later message in after an earlier one
@@ -245,7 +254,7 @@ impl State {
             }),
             Origin::Scan => last_position,
         };
-        let Outgoing { event, subject } = &entry.outgoing;
+        let Outgoing { event, subject, .. } = &entry.outgoing;
         let subject = subject.as_ref().map_or("", String::as_str);
         Some(Send { epoch, index, expected, event, subject, position })
     }
@@ -340,14 +349,14 @@ impl State {
         }
         match (stored_at, poison) {
             (Some(seq), _) => self.settle(index, seq, true),
-            (None, Some(reason)) => self.park(index, reason),
-            (None, None) => {}
+            // Where parking blocks, everything has to wait for its turn.
+            (None, Some(reason)) if !self.parking_blocks => self.park(index, reason),
+            (None, _) => {}
         }
     }
 
     /// The first entry that may be sent. Forgets those on the way that need no sending any more.
     fn sendable(&mut self) -> Option<u64> {
-        let waiting = |entry: Option<&Entry>| entry.is_some_and(|it| it.stage == Stage::Waiting);
         match self.mode {
             // While there was nothing to send somebody else may have written to the stream. Then the
             // prediction is too low: the first message is refused, but one behind it would fit.
@@ -355,21 +364,28 @@ impl State {
             _ if self.breaker.state() == BreakerState::HalfOpen && self.in_flight > 0 => None,
             Mode::Fenced => {
                 self.next = self.next.max(self.window.first());
-                while let Some(entry) = self.window.get(self.next)
-                    && !matches!(entry.stage, Stage::Waiting | Stage::Deferred)
-                {
+                loop {
+                    match self.window.get(self.next)?.stage {
+                        Stage::Deferred => return None,
+                        Stage::Waiting => match self.may_go(self.next) {
+                            Turn::Now => return Some(self.next),
+                            Turn::Later => return None,
+                            Turn::Over => {}
+                        },
+                        _ => {}
+                    }
                     self.next += 1;
                 }
-                waiting(self.window.get(self.next)).then_some(self.next)
             }
-            Mode::Keyed => {
-                while let Some(&index) = self.ready.front()
-                    && !waiting(self.window.get(index))
-                {
-                    self.ready.pop_front();
+            Mode::Keyed => loop {
+                let index = *self.ready.front()?;
+                let is_waiting =
+                    self.window.get(index).is_some_and(|it| it.stage == Stage::Waiting);
+                if is_waiting && self.may_go(index) == Turn::Now {
+                    return Some(index);
                 }
-                self.ready.front().copied()
-            }
+                self.ready.pop_front();
+            },
         }
     }
 
@@ -388,7 +404,9 @@ impl State {
             self.given_up.remove(subject);
         }
         self.known_seq = self.known_seq.max(seq);
-        self.settle(index, seq, false);
+        // The broker knew the id: the message was stored before this one was sent.
+        let found = seq <= entry.sent_after;
+        self.settle(index, seq, found);
         self.proven = true;
         self.keep_proof();
     }
@@ -420,6 +438,10 @@ impl State {
 
     fn settle(&mut self, index: u64, seq: u64, found: bool) {
         let Some(entry) = self.window.get(index) else { return };
+        if entry.outgoing.requeued {
+            // The log may bring the event's first row again, from before it was parked.
+            self.dead.insert(entry.outgoing.event.id);
+        }
         self.settled.push(Settled {
             id: entry.outgoing.event.id,
             seq,
@@ -450,15 +472,6 @@ impl State {
         let is_scan = self.window.get(index).is_some_and(|entry| entry.origin == Origin::Scan);
         if let (true, Some(scan)) = (is_scan, &mut self.scan) {
             scan.outstanding -= 1;
-        }
-    }
-
-    fn park(&mut self, index: u64, reason: String) {
-        if let Some(entry) = self.window.get_mut(index) {
-            entry.stage = Stage::Parking;
-            let event = Box::new(entry.outgoing.event.clone());
-            let attempts = entry.attempts.max(1);
-            self.requests.push_back(Request::Park { index, event, reason, attempts });
         }
     }
 

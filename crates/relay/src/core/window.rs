@@ -40,6 +40,10 @@ pub(crate) struct Outgoing {
     pub(crate) event: Event,
     /// The rendered subject, or why this event can never be published.
     pub(crate) subject: Result<String, String>,
+    /// Its row's place in the order of insertion.
+    pub(crate) seq: Option<i64>,
+    /// It was a dead letter.
+    pub(crate) requeued: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,7 +77,7 @@ pub(crate) struct Entry {
     /// Keyed mode: the next entry of the same aggregate, which waits for this one.
     next_of_key: Option<u64>,
     /// No unresolved entry of the same aggregate is before this one.
-    is_head: bool,
+    pub(crate) is_head: bool,
 }
 
 /// What is allowed for subject and headers when the window's bytes are counted.

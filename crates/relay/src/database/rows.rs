@@ -20,6 +20,11 @@ const JSONB_VERSION: u8 = 1;
 /// PostgreSQL counts microseconds from 2000-01-01 00:00:00 UTC.
 const POSTGRES_EPOCH_UNIX_SECONDS: i64 = 946_684_800;
 
+/// The transaction number of rows that were dead letters: PostgreSQL's own for what is older than
+/// everything. Every snapshot sees it, so these rows are the scanner's and never the log's, whatever
+/// becomes of the slot.
+pub(crate) const REQUEUED_TXID: i64 = 2;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Field {
     Id,
@@ -32,11 +37,13 @@ enum Field {
     CorrelationId,
     CausationId,
     Headers,
+    Seq,
+    Txid,
 }
 
 /// Each column's name, and what the scanner selects in its place where it is missing; `None` if an
 /// outbox must have it.
-const FIELDS: [(&str, Field, Option<&str>); 10] = [
+const FIELDS: [(&str, Field, Option<&str>); 12] = [
     ("id", Field::Id, None),
     ("aggregate_type", Field::AggregateType, None),
     ("aggregate_id", Field::AggregateId, None),
@@ -47,6 +54,8 @@ const FIELDS: [(&str, Field, Option<&str>); 10] = [
     ("correlation_id", Field::CorrelationId, Some("NULL::uuid")),
     ("causation_id", Field::CausationId, Some("NULL::uuid")),
     ("headers", Field::Headers, Some("NULL::text")),
+    ("seq", Field::Seq, Some("NULL::bigint")),
+    ("txid", Field::Txid, Some("NULL::bigint")),
 ];
 
 /// The columns that the scanner selects, in the order of [`FIELDS`], from a table that has the
@@ -59,6 +68,7 @@ pub(crate) fn scanned_columns(present: &[String]) -> Result<String, Error> {
         Ok(match field {
             Field::Payload | Field::Headers => format!("{name}::text"),
             Field::EventVersion => format!("{name}::int"),
+            Field::Txid => format!("{name}::text::bigint"),
             _ => (*name).to_owned(),
         })
     };
@@ -106,13 +116,14 @@ impl Rows {
             Some(None) => return Ok(None),
             None => return Err(Error::Table("a row came before its relation".into())),
         };
-        let mut event = blank(timestamp(committed_at_micros));
+        let mut row = OutboxRow::blank(timestamp(committed_at_micros));
         for (datum, column) in insert.tuple.iter().zip(layout) {
             if let Some((field, type_oid)) = column {
-                set(&mut event, *field, *type_oid, &datum)?;
+                row.set(*field, *type_oid, &datum)?;
             }
         }
-        Ok(Some(self.address(event)))
+        // Everybody sees such a row, so it is the scanner's.
+        Ok((row.txid != Some(REQUEUED_TXID)).then(|| self.address(row)))
     }
 
     /// Decodes a row that the scanner selected.
@@ -140,12 +151,14 @@ impl Rows {
             causation_id: uuid(8)?,
             headers: text(9)?.map(Bytes::from),
         };
-        Ok(self.address(event))
+        let number = |at: usize| row.try_get(at).map_err(Error::sql("read a scanned row"));
+        Ok(self.address(OutboxRow { event, seq: number(10)?, txid: number(11)? }))
     }
 
-    fn address(&self, event: Event) -> Outgoing {
+    fn address(&self, row: OutboxRow) -> Outgoing {
+        let OutboxRow { event, seq, txid } = row;
         let subject = self.subject.render(&event).map_err(|error| error.to_string());
-        Outgoing { event, subject }
+        Outgoing { event, subject, seq, requeued: txid == Some(REQUEUED_TXID) }
     }
 }
 
@@ -158,6 +171,45 @@ fn layout(relation: &Relation) -> Result<Vec<Option<(Field, u32)>>, Error> {
     let field = |name: &str| FIELDS.iter().find(|(known, ..)| *known == name).map(|it| it.1);
     let columns = relation.columns.iter();
     Ok(columns.map(|column| Some((field(&column.name)?, column.type_oid))).collect())
+}
+
+/// A row as far as it is of interest.
+struct OutboxRow {
+    event: Event,
+    seq: Option<i64>,
+    txid: Option<i64>,
+}
+
+impl OutboxRow {
+    fn blank(committed_at: Timestamp) -> Self {
+        Self { event: blank(committed_at), seq: None, txid: None }
+    }
+
+    fn set(&mut self, field: Field, type_oid: u32, datum: &Datum) -> Result<(), Error> {
+        let misfit =
+            || Error::Table(format!("column {field:?} holds a value of an unexpected type"));
+        if matches!(datum, Datum::Null | Datum::Unchanged) {
+            let nullable =
+                FIELDS.iter().any(|(_, it, stand_in)| *it == field && stand_in.is_some());
+            return if nullable { Ok(()) } else { Err(misfit()) };
+        }
+        let event = &mut self.event;
+        match field {
+            Field::Id => event.id = uuid(datum).ok_or_else(misfit)?,
+            Field::AggregateType => event.aggregate_type = string(datum).ok_or_else(misfit)?,
+            Field::AggregateId => event.aggregate_id = string(datum).ok_or_else(misfit)?,
+            Field::EventType => event.event_type = string(datum).ok_or_else(misfit)?,
+            Field::EventVersion => event.event_version = integer(datum).ok_or_else(misfit)?,
+            Field::Payload => event.payload = json(datum, type_oid).ok_or_else(misfit)?,
+            Field::OccurredAt => event.occurred_at = instant(datum).ok_or_else(misfit)?,
+            Field::CorrelationId => event.correlation_id = Some(uuid(datum).ok_or_else(misfit)?),
+            Field::CausationId => event.causation_id = Some(uuid(datum).ok_or_else(misfit)?),
+            Field::Headers => event.headers = Some(json(datum, type_oid).ok_or_else(misfit)?),
+            Field::Seq => self.seq = long(datum),
+            Field::Txid => self.txid = long(datum),
+        }
+        Ok(())
+    }
 }
 
 fn blank(committed_at: Timestamp) -> Event {
@@ -175,25 +227,12 @@ fn blank(committed_at: Timestamp) -> Event {
     }
 }
 
-fn set(event: &mut Event, field: Field, type_oid: u32, datum: &Datum) -> Result<(), Error> {
-    let misfit = || Error::Table(format!("column {field:?} holds a value of an unexpected type"));
-    if matches!(datum, Datum::Null | Datum::Unchanged) {
-        let nullable = FIELDS.iter().any(|(_, it, stand_in)| *it == field && stand_in.is_some());
-        return if nullable { Ok(()) } else { Err(misfit()) };
+fn long(datum: &Datum) -> Option<i64> {
+    match datum {
+        Datum::Binary(bytes) => Some(i64::from_be_bytes(bytes.as_ref().try_into().ok()?)),
+        Datum::Text(text) => std::str::from_utf8(text).ok()?.parse().ok(),
+        Datum::Null | Datum::Unchanged => None,
     }
-    match field {
-        Field::Id => event.id = uuid(datum).ok_or_else(misfit)?,
-        Field::AggregateType => event.aggregate_type = string(datum).ok_or_else(misfit)?,
-        Field::AggregateId => event.aggregate_id = string(datum).ok_or_else(misfit)?,
-        Field::EventType => event.event_type = string(datum).ok_or_else(misfit)?,
-        Field::EventVersion => event.event_version = integer(datum).ok_or_else(misfit)?,
-        Field::Payload => event.payload = json(datum, type_oid).ok_or_else(misfit)?,
-        Field::OccurredAt => event.occurred_at = instant(datum).ok_or_else(misfit)?,
-        Field::CorrelationId => event.correlation_id = Some(uuid(datum).ok_or_else(misfit)?),
-        Field::CausationId => event.causation_id = Some(uuid(datum).ok_or_else(misfit)?),
-        Field::Headers => event.headers = Some(json(datum, type_oid).ok_or_else(misfit)?),
-    }
-    Ok(())
 }
 
 /// The server falls back to text for types without a binary form, column by column.

@@ -1,9 +1,9 @@
 //! Every statement that the relay runs on the outbox and its companions.
 
-use std::collections::HashSet;
-use std::time::Duration;
+mod dead_letters;
+mod parking;
 
-use outbox::{Event, Table};
+use outbox::Table;
 use pgoutput::Lsn;
 use tokio::sync::OnceCell;
 use tokio_postgres::types::PgLsn;
@@ -15,12 +15,6 @@ use crate::core::Settled;
 use crate::database::publication;
 use crate::database::rows::scanned_columns;
 use crate::error::Error;
-
-/// `reason` is for operators; more than this helps nobody.
-const REASON_BYTES_MAX: usize = 8 * 1024;
-
-/// More dead letters than this no relay leaves unconfirmed.
-const DEAD_AGAIN_MAX: u32 = 100_000;
 
 /// Rows swept by one statement.
 pub(crate) const SWEPT_AT_ONCE: u64 = 5_000;
@@ -34,6 +28,7 @@ pub(crate) struct Store {
     sql: Statements,
     /// Prepared once: it runs for every few thousand events.
     mark: OnceCell<Statement>,
+    park: OnceCell<Statement>,
 }
 
 struct Statements {
@@ -42,6 +37,8 @@ struct Statements {
     sweep_dead: String,
     park: String,
     note_failure: String,
+    release: String,
+    note_found: String,
     watermark: String,
 }
 
@@ -82,8 +79,8 @@ impl Store {
     ) -> Result<Self, Error> {
         let (client, connection) = target.connect(name).await?;
         let sql = Statements::new(table);
-        let mark = OnceCell::new();
-        Ok(Self { client, _connection: connection, table: table.clone(), sql, mark })
+        let (mark, park) = (OnceCell::new(), OnceCell::new());
+        Ok(Self { client, _connection: connection, table: table.clone(), sql, mark, park })
     }
 
     pub(crate) fn client(&self) -> &Client {
@@ -136,76 +133,17 @@ impl Store {
             .map_err(Error::sql(doing))
     }
 
-    /// Moves an event to the dead-letter table, durably. The row may not be visible yet: then the
-    /// event's own columns make the dead letter, and the sweeper removes the row. Says whether the
-    /// row was there.
-    pub(crate) async fn park(
-        &self,
-        event: &Event,
-        reason: &str,
-        attempts: u32,
-    ) -> Result<bool, Error> {
-        let (reason, attempts) = (fit(reason), attempts.cast_signed());
-        let payload = String::from_utf8_lossy(&event.payload);
-        let headers = event.headers.as_ref().map(|headers| String::from_utf8_lossy(headers));
-        let row = self
-            .client()
-            .query_one(
-                &self.sql.park,
-                &[
-                    &event.id,
-                    &&*event.aggregate_type,
-                    &&*event.aggregate_id,
-                    &&*event.event_type,
-                    &event.event_version,
-                    &payload,
-                    &event.occurred_at,
-                    &event.correlation_id,
-                    &event.causation_id,
-                    &headers,
-                    &reason,
-                    &attempts,
-                ],
-            )
-            .await
-            .map_err(Error::sql("park an event"))?;
-        Ok(row.get(0))
-    }
-
-    /// Dead letters that the log may bring again: those that were parked last.
-    pub(crate) async fn newest_dead_letters(&self) -> Result<HashSet<Uuid>, Error> {
-        let sql = format!(
-            "SELECT id FROM {} ORDER BY dead_at DESC LIMIT {DEAD_AGAIN_MAX}",
-            self.table.companion("outbox_dead_letter")
-        );
-        let rows = self.client().query(&sql, &[]).await.map_err(Error::sql("read dead letters"))?;
-        Ok(rows.iter().map(|row| row.get(0)).collect())
-    }
-
-    /// Writes down that an event could not be published, why, and when it is tried again. A row that
-    /// is not visible yet is left alone.
-    pub(crate) async fn note_failure(
-        &self,
-        id: Uuid,
-        attempts: u32,
-        reason: &str,
-        pause: Duration,
-    ) -> Result<(), Error> {
-        let (reason, attempts) = (fit(reason), attempts.cast_signed());
-        self.client()
-            .execute(&self.sql.note_failure, &[&id, &attempts, &reason, &pause.as_secs_f64()])
-            .await
-            .map_err(Error::sql("write down a failed attempt"))?;
-        Ok(())
-    }
-
     /// Opens a cursor on the unmarked rows that the log does not bring, in order of insertion. One
     /// pass over them, however many they are; the transaction ends with
-    /// [`close_scan`](Self::close_scan), and until then the table keeps its columns.
+    /// [`close_scan`](Self::close_scan), and until then the table keeps its columns. All of it is of
+    /// one snapshot, [`blocked`](Self::blocked) included.
     pub(crate) async fn open_scan(&self, start_snapshot: &str) -> Result<(), Error> {
         let doing = "scan for unpublished rows";
         let outbox = self.table.quoted();
-        let begin = format!("BEGIN READ ONLY; LOCK TABLE {outbox} IN ACCESS SHARE MODE");
+        let begin = format!(
+            "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;
+             LOCK TABLE {outbox} IN ACCESS SHARE MODE"
+        );
         self.client().batch_execute(&begin).await.map_err(Error::sql(doing))?;
         let present = self
             .client()
@@ -284,14 +222,17 @@ impl Store {
     /// Whether `tailpost setup` was run: without the publication a slot can be started, but never
     /// read.
     pub(crate) async fn check_set_up(&self, publication: &str, slot: &str) -> Result<(), Error> {
-        let state = self.table.companion("tailpost_state");
-        let row = self
-            .client()
-            .query_one("SELECT to_regclass($1) IS NOT NULL", &[&state])
-            .await
-            .map_err(Error::sql("look for the outbox"))?;
-        if !row.get::<_, bool>(0) {
-            return Err(Error::NotSetUp { missing: format!("table {state}") });
+        // The first and the latest.
+        for table in ["tailpost_state", "outbox_dead_letter_audit"] {
+            let table = self.table.companion(table);
+            let row = self
+                .client()
+                .query_one("SELECT to_regclass($1) IS NOT NULL", &[&table])
+                .await
+                .map_err(Error::sql("look for the outbox"))?;
+            if !row.get::<_, bool>(0) {
+                return Err(Error::NotSetUp { missing: format!("table {table}") });
+            }
         }
         match self.check_publication(publication, slot).await {
             // The slot is about to be looked at.
@@ -472,13 +413,6 @@ impl Store {
     }
 }
 
-/// What fits into a reason.
-fn fit(reason: &str) -> String {
-    let mut reason = reason.replace('\0', "\u{fffd}");
-    reason.truncate(reason.floor_char_boundary(REASON_BYTES_MAX));
-    reason
-}
-
 impl Statements {
     fn new(table: &Table) -> Self {
         let (outbox, dead) = (table.quoted(), table.companion("outbox_dead_letter"));
@@ -502,24 +436,10 @@ impl Statements {
             sweep_dead: format!(
                 "DELETE FROM {outbox} o USING {dead} d WHERE d.id = o.id AND {swept}"
             ),
-            park: format!(
-                "WITH gone AS (
-                     DELETE FROM {outbox} WHERE id = $1 AND published_at IS NULL RETURNING id
-                 ), parked AS (
-                     INSERT INTO {dead} (id, aggregate_type, aggregate_id, event_type,
-                         event_version, payload, occurred_at, correlation_id, causation_id,
-                         headers, reason, publish_error, publish_attempts)
-                     VALUES ($1, $2, $3, $4, $5, $6::text::jsonb, $7, $8, $9, $10::text::jsonb,
-                         $11, $11, $12)
-                     ON CONFLICT (id) DO NOTHING
-                 )
-                 SELECT EXISTS (SELECT FROM gone)"
-            ),
-            note_failure: format!(
-                "UPDATE {outbox} SET publish_attempts = $2, publish_error = $3,
-                     next_attempt_at = clock_timestamp() + make_interval(secs => $4)
-                 WHERE id = $1 AND published_at IS NULL"
-            ),
+            park: parking::park(table),
+            note_failure: parking::note_failure(table),
+            release: parking::release(table),
+            note_found: parking::note_found(table),
             watermark: format!(
                 "UPDATE {state} SET watermark_snapshot = $2::text::pg_snapshot,
                      watermark_lsn = $3, watermark_at = now(), updated_at = now()

@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
-use outbox::Event;
 use tokio::sync::Notify;
 use tokio_postgres::Row;
 use tracing::warn;
 use uuid::Uuid;
 
+use super::parking::Parked;
 use crate::broker::TailReader;
-use crate::core::{Settled, Tail};
+use crate::core::{Blocked, Settled, Tail};
 use crate::database::{Store, Watermark};
 use crate::describe;
 use crate::error::Error;
@@ -26,10 +26,7 @@ pub(super) enum Done {
     Tail(Tail),
     TailFailed(String),
     FailureNoted,
-    Parked {
-        index: u64,
-        row_was_there: bool,
-    },
+    Parked(Vec<Parked>),
     /// `None` if the statement failed: its rows are the sweeper's then.
     Marked {
         batch: usize,
@@ -38,14 +35,20 @@ pub(super) enum Done {
     Observed(Watermark),
     /// `None` if the statement failed: the next watermark tries again.
     Swept(Option<Sweep>),
-    Scanned {
-        scanner: Arc<Store>,
-        rows: Vec<Row>,
-        seen: Option<Tail>,
-    },
+    Scanned(Read),
     ScanMarked(u64),
     ScanClosed,
     Heartbeat,
+}
+
+/// What a scan read.
+pub(super) struct Read {
+    pub(super) scanner: Arc<Store>,
+    pub(super) rows: Vec<Row>,
+    /// With the first batch of a scan: the aggregates that are blocked.
+    pub(super) blocked: Option<Vec<Blocked>>,
+    /// With the first batch of a session: the stream's end.
+    pub(super) seen: Option<Tail>,
 }
 
 /// What a sweep did, and which transactions it could see.
@@ -109,19 +112,6 @@ pub(super) fn read_tail(
         })
     }
     .boxed()
-}
-
-pub(super) fn park(
-    store: Arc<Store>,
-    index: u64,
-    event: Box<Event>,
-    reason: String,
-    attempts: u32,
-) -> Job {
-    job(async move {
-        let row_was_there = store.park(&event, &reason, attempts).await?;
-        Ok(Done::Parked { index, row_was_there })
-    })
 }
 
 pub(super) fn note_failure(

@@ -6,6 +6,7 @@
 
 mod jobs;
 mod open;
+mod parking;
 mod scan;
 mod settle;
 
@@ -21,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use self::jobs::{Done, Job, Owner};
+use self::parking::Parking;
 use self::scan::Scan;
 use self::settle::Settling;
 use crate::broker::{Answers, Publisher, TailReader};
@@ -61,6 +63,7 @@ pub(crate) struct Session {
     jobs: FuturesUnordered<Job>,
     settling: Settling,
     scan: Scan,
+    parking: Parking,
     start_snapshot: String,
     system_id: u64,
     timeline: u32,
@@ -162,10 +165,12 @@ impl Session {
                     let reconnected = Arc::clone(&self.reconnected);
                     self.jobs.push(jobs::read_tail(tail, owner, reconnected, from, delay));
                 }
-                Request::Park { index, event, reason, attempts } => {
-                    warn!(event = %event.id, %reason, "parking an event that cannot be published");
-                    let store = Arc::clone(&self.store);
-                    self.jobs.push(jobs::park(store, index, event, reason, attempts));
+                Request::Park { index, dead } => {
+                    let (event, reason) = (dead.event.id, &dead.reason);
+                    if dead.blocked_by.is_none() {
+                        warn!(%event, reason, "parking an event that cannot be published");
+                    }
+                    self.parking.ask(index, dead);
                 }
                 Request::NoteFailure { id, attempts, reason, pause } => {
                     warn!(event = %id, attempts, %reason, "trying again in {pause:?}");
@@ -176,6 +181,7 @@ impl Session {
                 Request::Stop(reason) => return Err(Error::Refused(reason)),
             }
         }
+        self.jobs.extend(self.parking.next(&self.store));
         self.settle(reporter);
         self.source.confirm(self.state.confirmed());
         Ok(())
@@ -191,12 +197,7 @@ impl Session {
                 warn!(error = why, "the stream does not answer, trying again in {wait:.1?}");
             }
             Done::FailureNoted => {}
-            Done::Parked { index, row_was_there } => {
-                if !row_was_there {
-                    self.settling.parked();
-                }
-                self.apply(Input::Parked { index });
-            }
+            Done::Parked(parked) => self.parked(parked),
             Done::Marked { batch, marked } => self.settling.marked(batch, marked),
             Done::Observed(watermark) => self.settling.observed(watermark),
             Done::Swept(sweep) => {
@@ -205,7 +206,7 @@ impl Session {
                 }
                 self.settling.swept(sweep, &mut self.jobs);
             }
-            Done::Scanned { scanner, rows, seen } => self.scanned(scanner, rows, seen)?,
+            Done::Scanned(read) => self.scanned(read)?,
             Done::ScanMarked(marked) => self.scan_marked(marked),
             Done::ScanClosed => self.scan.closed(),
             Done::Heartbeat => {}

@@ -12,11 +12,12 @@ use tokio::time::interval;
 use tracing::info;
 use uuid::Uuid;
 
+use super::parking::Parking;
 use super::scan::Scan;
 use super::settle::Settling;
 use super::{Session, TICK};
 use crate::broker::{self, History, Publisher, TailReader, WayBack};
-use crate::config::{self, Config};
+use crate::config::{self, Config, OnPark};
 use crate::connect::NatsLink;
 use crate::core::{Limits, Mode, Start, State};
 use crate::database::{Rows, Slot, Store};
@@ -48,6 +49,7 @@ async fn state(
         resolved_before,
         tail,
         dead,
+        parking_blocks: config.on_park == OnPark::BlockKey,
         max_attempts: config.max_attempts,
         seed: rand::random(),
     }))
@@ -110,6 +112,7 @@ impl Session {
             jobs: FuturesUnordered::new(),
             settling,
             scan: Scan::new(),
+            parking: Parking::default(),
             start_snapshot,
             system_id,
             timeline,

@@ -1,7 +1,7 @@
 //! Every setting: its name, and how a value gets into [`Settings`].
 
-use relay::Mode;
 use relay::connect::SslMode;
+use relay::{Mode, OnPark};
 
 use super::value::{Value, Wanted};
 use super::{LogFormat, Settings};
@@ -48,6 +48,7 @@ pub(super) static KEYS: &[Key] = &[
     key("relay.window_bytes", |it, v| put(&mut it.relay.window.bytes, bytes(v))),
     key("relay.ack_timeout", |it, v| put(&mut it.relay.ack_timeout, v.duration())),
     key("relay.max_attempts", |it, v| put(&mut it.relay.max_attempts, small(v))),
+    key("relay.on_park", |it, v| put(&mut it.relay.on_park, on_park(v))),
     key("relay.scan_interval", |it, v| put(&mut it.relay.scan.interval, v.duration())),
     key("relay.scan_batch", |it, v| put(&mut it.relay.scan.batch, v.integer())),
     key("relay.mark_batch", |it, v| put(&mut it.relay.mark.batch, v.integer())),
@@ -100,6 +101,14 @@ fn mode(value: Value<'_>) -> Result<Mode, Wanted> {
         Ok("fenced") => Ok(Mode::Fenced),
         Ok("keyed") => Ok(Mode::Keyed),
         _ => Err("\"fenced\" or \"keyed\"".into()),
+    }
+}
+
+fn on_park(value: Value<'_>) -> Result<OnPark, Wanted> {
+    match value.text() {
+        Ok("skip") => Ok(OnPark::Skip),
+        Ok("block_key") => Ok(OnPark::BlockKey),
+        _ => Err("\"skip\" or \"block_key\"".into()),
     }
 }
 

@@ -19,6 +19,7 @@ fn fenced() -> State {
         resolved_before: Lsn::ZERO,
         tail: Tail { last_seq: 0, messages: Vec::new() },
         dead: HashSet::new(),
+        parking_blocks: false,
         max_attempts: 10,
         seed: 1,
     })
@@ -28,7 +29,10 @@ fn log(state: &mut State, events: usize) {
     for _ in 0..events {
         let mut event = Event::new("t", "a", "e", &0).expect("valid");
         event.payload = Bytes::from_static(b"{}");
-        state.apply(Duration::ZERO, Input::Logged(Outgoing { event, subject: Ok("s".into()) }));
+        state.apply(
+            Duration::ZERO,
+            Input::Logged(Outgoing { event, subject: Ok("s".into()), seq: None, requeued: false }),
+        );
     }
 }
 
