@@ -6,6 +6,7 @@ mod commits;
 mod confirmation;
 mod connections;
 mod crashes;
+mod dead_letters;
 mod demo;
 mod failure_classes;
 mod gaps;

@@ -34,6 +34,8 @@ pub struct Config {
     pub ack_timeout: Duration,
     /// What becomes of later events of an aggregate of which one was parked.
     pub on_park: OnPark,
+    /// How long dead letters are kept; `None` means forever.
+    pub dead_letter_retention: Option<Duration>,
     /// Attempts after which an event is parked that the stream does not take, but might later.
     pub max_attempts: u32,
 }
@@ -145,6 +147,9 @@ impl Config {
     /// The default number of attempts. They take 21 s.
     pub const MAX_ATTEMPTS: u32 = 10;
 
+    /// How long dead letters are kept by default: 14 days.
+    pub const DEAD_LETTER_RETENTION: Duration = Duration::from_hours(14 * 24);
+
     /// Checks what types cannot express: names, ranges, and settings that must fit each other.
     ///
     /// # Errors
@@ -162,6 +167,9 @@ impl Config {
         check_range("relay.window_bytes", self.window.bytes, 64 << 10, 4 << 30)?;
         check_range("relay.scan_batch", self.scan.batch, 1, 100_000)?;
         check_range("relay.mark_batch", self.mark.batch, 1, 100_000)?;
+        if self.dead_letter_retention.is_some_and(|it| it < Duration::from_hours(24)) {
+            return Err(Error::invalid("relay.dead_letter_retention", "must be at least 1d"));
+        }
         if !(1..=1_000).contains(&self.max_attempts) {
             let text = format!("{} is not between 1 and 1000", self.max_attempts);
             return Err(Error::invalid("relay.max_attempts", text));
@@ -224,6 +232,7 @@ mod tests {
             mark: MarkConfig::default(),
             ack_timeout: Config::ACK_TIMEOUT,
             on_park: OnPark::default(),
+            dead_letter_retention: Some(Config::DEAD_LETTER_RETENTION),
             max_attempts: Config::MAX_ATTEMPTS,
         }
     }
@@ -253,6 +262,9 @@ mod tests {
         check("relay.scan_batch", |it| it.scan.batch = 0);
         check("relay.scan_interval", |it| it.scan.interval = Duration::ZERO);
         check("relay.mark_batch", |it| it.mark.batch = 0);
+        check("relay.dead_letter_retention", |it| {
+            it.dead_letter_retention = Some(Duration::from_secs(1));
+        });
         check("relay.max_attempts", |it| it.max_attempts = 0);
         check("relay.ack_timeout", |it| it.ack_timeout = Duration::ZERO);
     }

@@ -99,6 +99,15 @@ pub enum Error {
     /// The broker refuses everything until an operator changes something.
     #[error("the broker refuses to store events: {0}")]
     Refused(String),
+    /// There is no such dead letter.
+    #[error("event {id} is no dead letter")]
+    NoDeadLetter {
+        /// The event's id.
+        id: uuid::Uuid,
+    },
+    /// It cannot be done as things are.
+    #[error("{0}")]
+    Conflict(String),
     /// The migrations could not be applied.
     #[error(transparent)]
     Migrate(#[from] outbox::Error),
@@ -147,6 +156,8 @@ impl Error {
             | Self::Table(_)
             | Self::Stream { .. }
             | Self::Publication { .. }
+            | Self::NoDeadLetter { .. }
+            | Self::Conflict(_)
             | Self::Refused(_) => false,
         }
     }
@@ -179,7 +190,13 @@ impl Error {
             Self::SlotBusy { .. } => {
                 Some("another relay publishes what there is: see `tailpost status`".into())
             }
-            Self::Stalled(_) | Self::PublicationChanged { .. } | Self::Decode(_) => None,
+            Self::NoDeadLetter { .. } => {
+                Some("`tailpost outbox dlq list` shows those there are".into())
+            }
+            Self::Stalled(_)
+            | Self::PublicationChanged { .. }
+            | Self::Conflict(_)
+            | Self::Decode(_) => None,
         }
     }
 

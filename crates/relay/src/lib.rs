@@ -37,6 +37,7 @@ mod config;
 pub mod connect;
 mod core;
 mod database;
+pub mod dead_letters;
 mod error;
 mod inspect;
 mod report;

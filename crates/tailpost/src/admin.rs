@@ -1,8 +1,10 @@
 //! The HTTP server for operators: health, metrics, status.
 //!
 //! It only reads what the relay publishes through its `watch` channel, so a slow scrape holds
-//! nothing up, and it answers whatever the dependencies do.
+//! nothing up, and it answers whatever the dependencies do. Only what is about dead letters asks the
+//! database, on connections of its own.
 
+pub(crate) mod dead_letters;
 mod health;
 mod metrics;
 
@@ -25,12 +27,14 @@ use tokio_util::sync::CancellationToken;
 use tower_http::timeout::TimeoutLayer;
 use tracing::{info, warn};
 
+use self::dead_letters::Desk;
 use self::health::Readiness;
 use self::metrics::Metrics;
 
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// For those who look around.
-const PATHS: &str = "there are /livez, /readyz, /metrics, and /api/v1/status\n";
+const PATHS: &str = "there are /livez, /readyz, /metrics, /api/v1/status, and \
+                     /api/v1/outbox/dead-letter\n";
 /// How long requests under way may take once the relay has stopped.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -40,6 +44,7 @@ pub(crate) struct Admin {
     status: watch::Receiver<Status>,
     metrics: Arc<Metrics>,
     token: Option<Arc<str>>,
+    desk: Desk,
 }
 
 impl Admin {
@@ -51,7 +56,8 @@ impl Admin {
     ) -> Self {
         let pipeline = format!("{}/{}", config.slot, config.publication);
         let metrics = Metrics::new(status.clone(), pipeline, config);
-        Self { status, metrics: Arc::new(metrics), token: token.map(Into::into) }
+        let desk = Desk::new(config.clone());
+        Self { status, metrics: Arc::new(metrics), token: token.map(Into::into), desk }
     }
 }
 
@@ -109,6 +115,7 @@ fn router(admin: Admin) -> Router {
     Router::new()
         .route("/metrics", get(metrics))
         .route("/api/v1/status", get(status))
+        .nest("/api/v1/outbox", dead_letters::routes().with_state(admin.desk.clone()))
         .route_layer(middleware::from_fn_with_state(admin.clone(), authorize))
         .route("/livez", get(livez))
         .route("/readyz", get(readyz))
@@ -129,6 +136,7 @@ async fn readyz(State(admin): State<Admin>) -> Response {
 }
 
 async fn metrics(State(admin): State<Admin>) -> Response {
+    admin.metrics.count(admin.desk.count().await);
     match admin.metrics.encode() {
         Ok(text) => ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response(),
         Err(error) => {

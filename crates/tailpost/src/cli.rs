@@ -1,5 +1,7 @@
 //! The command line. The help texts are the reference for it.
 
+pub(crate) mod dlq;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -99,6 +101,9 @@ pub(crate) enum Command {
     Relay(RelayArgs),
     /// Show position, backlog, slot, stream, and dead letters
     Status(StatusArgs),
+    /// Find and mend what cannot be published
+    #[command(subcommand)]
+    Outbox(dlq::OutboxCommand),
     /// See it work: throw-away servers, a producer, a relay, a consumer
     ///
     /// Starts PostgreSQL and NATS from the binaries on this machine, in temporary folders, and

@@ -1,11 +1,13 @@
 //! One file per command; what they do is in the libraries.
 
 mod demo;
+pub(crate) mod dlq;
 mod relay;
 mod setup;
 mod status;
 
 use crate::cli::Command;
+use crate::cli::dlq::OutboxCommand;
 use crate::config::Settings;
 
 /// Runs one command to its end.
@@ -14,6 +16,7 @@ pub(crate) async fn run(command: Command, settings: Settings) -> anyhow::Result<
         Command::Setup(args) => setup::run(&args, &settings).await,
         Command::Relay(args) => relay::run(&args, &settings).await,
         Command::Status(args) => status::run(&args, &settings).await,
+        Command::Outbox(OutboxCommand::Dlq(command)) => dlq::run(&command, &settings).await,
         Command::Demo(args) => demo::run(&args).await,
     }
 }

@@ -61,6 +61,7 @@ pub(crate) struct RelaySettings {
     pub(crate) window: WindowLimits,
     pub(crate) ack_timeout: Duration,
     pub(crate) on_park: OnPark,
+    pub(crate) dead_letter_retention: Option<Duration>,
     pub(crate) max_attempts: u32,
     pub(crate) scan: ScanConfig,
     pub(crate) mark: MarkConfig,
@@ -110,6 +111,7 @@ impl Default for Settings {
                 window: WindowLimits::default(),
                 ack_timeout: Config::ACK_TIMEOUT,
                 on_park: OnPark::default(),
+                dead_letter_retention: Some(Config::DEAD_LETTER_RETENTION),
                 max_attempts: Config::MAX_ATTEMPTS,
                 scan: ScanConfig::default(),
                 mark: MarkConfig::default(),
@@ -159,6 +161,7 @@ impl Settings {
             mark: self.relay.mark,
             ack_timeout: self.relay.ack_timeout,
             on_park: self.relay.on_park,
+            dead_letter_retention: self.relay.dead_letter_retention,
             max_attempts: self.relay.max_attempts,
         };
         config.validate().map_err(|source| self.blame("", source))?;

@@ -33,7 +33,9 @@ fn run(cli: cli::Cli) -> anyhow::Result<()> {
     let (settings, verbosity) = match cli.command {
         // Runs anywhere, whatever is configured for other servers, and draws its own picture.
         cli::Command::Demo(_) => (config::Settings::default(), cli.global.verbosity().of_demo()),
-        cli::Command::Status(_) => (load()?, cli.global.verbosity().of_status()),
+        cli::Command::Status(_) | cli::Command::Outbox(_) => {
+            (load()?, cli.global.verbosity().of_status())
+        }
         _ => (load()?, cli.global.verbosity()),
     };
     telemetry::init(settings.log.format, verbosity)?;

@@ -222,6 +222,16 @@ impl Store {
     /// Whether `tailpost setup` was run: without the publication a slot can be started, but never
     /// read.
     pub(crate) async fn check_set_up(&self, publication: &str, slot: &str) -> Result<(), Error> {
+        self.check_tables().await?;
+        match self.check_publication(publication, slot).await {
+            // The slot is about to be looked at.
+            Err(Error::PublicationChanged { .. }) => Ok(()),
+            checked => checked,
+        }
+    }
+
+    /// Whether all tables are there.
+    pub(crate) async fn check_tables(&self) -> Result<(), Error> {
         // The first and the latest.
         for table in ["tailpost_state", "outbox_dead_letter_audit"] {
             let table = self.table.companion(table);
@@ -234,11 +244,7 @@ impl Store {
                 return Err(Error::NotSetUp { missing: format!("table {table}") });
             }
         }
-        match self.check_publication(publication, slot).await {
-            // The slot is about to be looked at.
-            Err(Error::PublicationChanged { .. }) => Ok(()),
-            checked => checked,
-        }
+        Ok(())
     }
 
     /// Makes sure that the log brings every row. If it does not, rows may have been committed that

@@ -26,6 +26,7 @@ pub(super) enum Done {
     Tail(Tail),
     TailFailed(String),
     FailureNoted,
+    Purged(u64),
     Parked(Vec<Parked>),
     /// `None` if the statement failed: its rows are the sweeper's then.
     Marked {

@@ -196,7 +196,8 @@ impl Session {
                 let wait = self.state.breaker().1.unwrap_or_default();
                 warn!(error = why, "the stream does not answer, trying again in {wait:.1?}");
             }
-            Done::FailureNoted => {}
+            Done::Purged(purged @ 1..) => info!(purged, "removed old dead letters"),
+            Done::FailureNoted | Done::Purged(_) => {}
             Done::Parked(parked) => self.parked(parked),
             Done::Marked { batch, marked } => self.settling.marked(batch, marked),
             Done::Observed(watermark) => self.settling.observed(watermark),
@@ -224,6 +225,7 @@ impl Session {
         self.listen()?;
         self.watch_mode();
         self.rescan();
+        self.purge();
         self.settling.observe_if_due(&mut self.jobs, &self.state);
         if self.until.is_some_and(|until| self.state.confirmed() >= until)
             && self.draining_since.is_none()

@@ -1,4 +1,5 @@
 use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, text};
@@ -19,6 +20,7 @@ type NoLabels = [(&'static str, &'static str); 0];
 #[derive(Debug)]
 pub(super) struct Metrics {
     registry: Registry,
+    counted: Arc<Mutex<Option<(u64, f64)>>>,
 }
 
 impl Metrics {
@@ -29,8 +31,16 @@ impl Metrics {
         ];
         let mut registry = Registry::with_prefix_and_labels("tailpost", labels.into_iter());
         let in_flight_limit = config.window.events;
-        registry.register_collector(Box::new(StatusCollector { status, in_flight_limit }));
-        Self { registry }
+        let counted = Arc::<Mutex<_>>::default();
+        let dead_letters = Arc::clone(&counted);
+        let collector = StatusCollector { status, in_flight_limit, dead_letters };
+        registry.register_collector(Box::new(collector));
+        Self { registry, counted }
+    }
+
+    /// Takes in how many dead letters there are, and the age of the oldest; `None` if unknown.
+    pub(super) fn count(&self, dead_letters: Option<(u64, f64)>) {
+        *self.counted.lock().unwrap_or_else(PoisonError::into_inner) = dead_letters;
     }
 
     pub(super) fn encode(&self) -> Result<String, fmt::Error> {
@@ -44,6 +54,7 @@ impl Metrics {
 struct StatusCollector {
     status: watch::Receiver<Status>,
     in_flight_limit: usize,
+    dead_letters: Arc<Mutex<Option<(u64, f64)>>>,
 }
 
 impl Collector for StatusCollector {
@@ -53,6 +64,10 @@ impl Collector for StatusCollector {
         let mut sink = Sink { encoder: &mut encoder };
         sink.replication(&status)?;
         sink.outbox(&status)?;
+        let counted = *self.dead_letters.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((count, oldest)) = counted {
+            sink.dead_letters(count as f64, oldest)?;
+        }
         sink.gauge(
             "outbox_inflight_limit",
             "Events that may be read but not resolved.",
@@ -160,6 +175,13 @@ impl Sink<'_, '_> {
             self.counter(name, help, value)?;
         }
         self.latency(&status.commit_to_ack)
+    }
+
+    fn dead_letters(&mut self, count: f64, oldest: f64) -> fmt::Result {
+        let outbox = |value| [([("source", "outbox")], value)];
+        self.family("dead_letter_count", "Dead letters that nobody discarded.", &outbox(count))?;
+        let help = "Age of the oldest dead letter, or 0.";
+        self.family("dead_letter_oldest_age_seconds", help, &outbox(oldest))
     }
 
     fn failures(&mut self, status: &Status) -> fmt::Result {

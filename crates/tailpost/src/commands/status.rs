@@ -3,19 +3,63 @@ use std::time::Duration;
 
 use relay::{OutboxReport, SlotReport, StatusReport, StreamReport};
 
+use serde::Serialize;
+use serde_json::Value;
+
+use super::dlq::client::Client;
 use crate::cli::StatusArgs;
 use crate::config::Settings;
 use crate::output;
 
+/// The most frequent reasons. `tailpost outbox dlq list` shows more.
+const REASONS_SHOWN: usize = 3;
+
+/// How long a relay may take to tell how it does.
+const RELAY_TIMEOUT: Duration = Duration::from_millis(500);
+
 pub(super) async fn run(args: &StatusArgs, settings: &Settings) -> anyhow::Result<()> {
     let mut report = relay::inspect(&settings.relay_config()?).await?;
+    let told = tokio::time::timeout(RELAY_TIMEOUT, ask(settings)).await.ok().flatten();
     if args.json {
-        output::json(&report)?
+        output::json(&Both { report: &report, relay: told.as_ref() })?
     } else {
-        output::text(&text(&report))?
+        output::text(&format!(
+            "{}{}",
+            told.as_ref().map(relay_line).unwrap_or_default(),
+            text(&report)
+        ))?
     }
     // What is known was told; the exit code says that it is not all.
     report.incomplete.take().map_or(Ok(()), |error| Err(error.into()))
+}
+
+/// What both servers keep, and what the relay at `admin.listen` says of itself, if one answers.
+#[derive(Serialize)]
+struct Both<'a> {
+    #[serde(flatten)]
+    report: &'a StatusReport,
+    relay: Option<&'a Value>,
+}
+
+async fn ask(settings: &Settings) -> Option<Value> {
+    Client::new(&settings.admin).ok()?.get("status").await.ok()
+}
+
+fn relay_line(relay: &Value) -> String {
+    let mut lines = Lines::default();
+    let role = relay["role"].as_str().unwrap_or("unknown");
+    let breaker = match (relay["breaker"].as_str(), relay["breaker_retry_in_seconds"].as_f64()) {
+        (Some("open"), Some(wait)) => format!(", breaker open, next try in {wait:.0} s"),
+        (Some("half_open"), _) => ", breaker half-open".into(),
+        _ => String::new(),
+    };
+    let waiting = relay["in_flight_events"].as_u64().unwrap_or(0);
+    lines.add("relay", format_args!("{role}{breaker}, {waiting} in flight"));
+    // An old error is no news.
+    if let (true, Some(error)) = (waiting > 0 || role != "active", relay["last_error"].as_str()) {
+        lines.add("  trouble", error);
+    }
+    lines.0
 }
 
 fn text(report: &StatusReport) -> String {
@@ -73,7 +117,18 @@ impl Lines {
         self.add("  unpublished", format_args!("{least}{}{oldest}", outbox.unpublished));
         let reason = outbox.latest_dead_letter_reason.as_deref();
         let reason = reason.map(|it| format!(", the latest: {it}")).unwrap_or_default();
-        self.add("  dead letters", format_args!("{}{reason}", outbox.dead_letters));
+        let oldest = outbox.oldest_dead_letter_seconds.map(|it| {
+            let age = Duration::try_from_secs_f64(it).unwrap_or_default();
+            format!(", oldest {}", duration(age))
+        });
+        let oldest = oldest.unwrap_or_default();
+        self.add("  dead letters", format_args!("{}{oldest}{reason}", outbox.dead_letters));
+        for group in outbox.dead_letter_reasons.iter().take(REASONS_SHOWN) {
+            self.add("", format_args!("{} × {}", group.count, group.fingerprint));
+        }
+        if outbox.blocked_aggregates > 0 {
+            self.add("  blocked", format_args!("{} aggregates", outbox.blocked_aggregates));
+        }
     }
 
     fn stream(&mut self, stream: &StreamReport) {
@@ -101,7 +156,7 @@ fn bytes(count: u64) -> String {
     format!("{}.{} {}", tenths / 10, tenths % 10, UNITS[unit])
 }
 
-fn duration(duration: Duration) -> String {
+pub(super) fn duration(duration: Duration) -> String {
     let seconds = duration.as_secs();
     match seconds {
         0..60 => format!("{seconds}s"),
@@ -134,6 +189,7 @@ mod tests {
                 oldest_unpublished_seconds: Some(61.5),
                 dead_letters: 1,
                 latest_dead_letter_reason: Some("payload too large".into()),
+                ..OutboxReport::default()
             },
             stream: Some(StreamReport {
                 name: "OUTBOX".into(),

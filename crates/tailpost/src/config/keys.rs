@@ -49,6 +49,9 @@ pub(super) static KEYS: &[Key] = &[
     key("relay.ack_timeout", |it, v| put(&mut it.relay.ack_timeout, v.duration())),
     key("relay.max_attempts", |it, v| put(&mut it.relay.max_attempts, small(v))),
     key("relay.on_park", |it, v| put(&mut it.relay.on_park, on_park(v))),
+    key("relay.dead_letter_retention", |it, v| {
+        put(&mut it.relay.dead_letter_retention, v.unless_off(Value::duration))
+    }),
     key("relay.scan_interval", |it, v| put(&mut it.relay.scan.interval, v.duration())),
     key("relay.scan_batch", |it, v| put(&mut it.relay.scan.batch, v.integer())),
     key("relay.mark_batch", |it, v| put(&mut it.relay.mark.batch, v.integer())),
