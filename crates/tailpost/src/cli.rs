@@ -103,7 +103,7 @@ pub(crate) enum Command {
     Status(StatusArgs),
     /// Find and mend what cannot be published
     #[command(subcommand)]
-    Outbox(dlq::OutboxCommand),
+    Outbox(Box<dlq::OutboxCommand>),
     /// See it work: throw-away servers, a producer, a relay, a consumer
     ///
     /// Starts PostgreSQL and NATS from the binaries on this machine, in temporary folders, and

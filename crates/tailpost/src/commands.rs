@@ -16,7 +16,10 @@ pub(crate) async fn run(command: Command, settings: Settings) -> anyhow::Result<
         Command::Setup(args) => setup::run(&args, &settings).await,
         Command::Relay(args) => relay::run(&args, &settings).await,
         Command::Status(args) => status::run(&args, &settings).await,
-        Command::Outbox(OutboxCommand::Dlq(command)) => dlq::run(&command, &settings).await,
+        Command::Outbox(command) => {
+            let OutboxCommand::Dlq(command) = &*command;
+            dlq::run(command, &settings).await
+        }
         Command::Demo(args) => demo::run(&args).await,
     }
 }

@@ -5,9 +5,11 @@
 //! After every step what is confirmed must be resolved; at the end, healed, everything committed
 //! must be stored exactly once and in order. Replay one with `REPLAY_SEED=n`.
 
+mod broker;
 mod check;
 mod mending;
 mod scan;
+mod schedules;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::Duration;
@@ -24,8 +26,6 @@ use uuid::Uuid;
 use self::scan::Scanning;
 use super::*;
 
-const SEEDS: u64 = 500;
-const STEPS: usize = 600;
 const SYSTEM: u64 = 7;
 const WINDOW: usize = 16;
 const MAX_ATTEMPTS: u32 = 3;
@@ -263,67 +263,6 @@ impl World {
         }
     }
 
-    /// The broker takes one message of one connection, old ones included.
-    fn broker(&mut self, honest: bool) {
-        let busy: Vec<usize> =
-            (0..self.connections.len()).filter(|&it| !self.connections[it].is_empty()).collect();
-        let Some(&connection) = busy.choose(&mut self.rng) else { return };
-        let Some(message) = self.connections[connection].pop_front() else { return };
-        if !honest && self.rng.random_bool(0.05) {
-            return; // lost on the way
-        }
-        let (generation, epoch, index) = message.reply;
-        let refused = |refusal| Input::Refused { epoch, index, refusal };
-        let last = self.stream.len() as u64;
-        let known = self.stream.iter().rposition(|it| it.id == Some(message.id));
-        let known = known.filter(|&at| at >= self.forgotten);
-        let answer = if !honest && self.rng.random_bool(0.03) {
-            refused(Refusal::Outage("busy".into()))
-        } else if self.poisoned.contains(&message.id) {
-            refused(Refusal::Message("too large".into()))
-        } else if message.expected.is_some_and(|expected| expected != last) {
-            refused(Refusal::Guard)
-        } else if let (Some(at), true) = (known, self.faults.dedup) {
-            Input::Acked { epoch, index, seq: at as u64 + 1 }
-        } else {
-            let position = message.position.map(|at| Position {
-                system_id: SYSTEM,
-                timeline: 1,
-                lsn: at.commit_lsn.0,
-                ordinal: at.ordinal,
-            });
-            self.stream.push(Stored {
-                id: Some(message.id),
-                position,
-                position_event: message.position.map(|at| at.event),
-            });
-            Input::Acked { epoch, index, seq: last + 1 }
-        };
-        if honest || self.rng.random_bool(0.95) {
-            self.answers.push((generation, answer));
-        }
-    }
-
-    fn answer(&mut self) {
-        if self.answers.is_empty() {
-            return;
-        }
-        // Mostly in order, sometimes not.
-        let reach = if self.rng.random_bool(0.9) { 1 } else { self.answers.len() };
-        let (generation, input) = self.answers.remove(self.rng.random_range(0..reach));
-        if generation == self.relay.generation {
-            self.apply(input);
-        }
-    }
-
-    fn break_link(&mut self) {
-        let kept = self.connections.last_mut().expect("one connection");
-        let rng = &mut self.rng;
-        kept.retain(|_| rng.random_bool(0.5));
-        self.connections.push(VecDeque::new());
-        self.apply(Input::LinkLost);
-    }
-
     fn requests(&mut self) {
         while let Some(request) = self.relay.state.next_request() {
             match request {
@@ -501,102 +440,5 @@ fn start(faults: Faults, resolved_before: Lsn, tail: Tail, dead: &HashSet<u128>)
         parking_blocks: faults.blocking,
         max_attempts: MAX_ATTEMPTS,
         seed: 1,
-    }
-}
-
-fn run(faults: Faults) {
-    let replay = std::env::var("REPLAY_SEED").ok().and_then(|seed| seed.parse().ok());
-    let seeds = replay.map_or(0..SEEDS, |seed| seed..seed + 1);
-    for seed in seeds {
-        let outcome = std::panic::catch_unwind(|| {
-            let mut world = World::new(seed, faults);
-            for _ in 0..STEPS {
-                world.step();
-            }
-            world.heal();
-            world.check_end();
-        });
-        if let Err(panic) = outcome {
-            eprintln!("schedule failed; replay it with REPLAY_SEED={seed}");
-            std::panic::resume_unwind(panic);
-        }
-    }
-}
-
-#[test]
-fn fenced_mode_is_exact_without_any_deduplication() {
-    let foreign = Foreign::Never;
-    run(Faults {
-        mode: Mode::Fenced,
-        foreign,
-        poison: false,
-        picky: false,
-        blocking: false,
-        dedup: false,
-    });
-}
-
-#[test]
-fn fenced_mode_parks_poison_and_stays_in_commit_order() {
-    run(Faults {
-        mode: Mode::Fenced,
-        foreign: Foreign::Never,
-        poison: true,
-        picky: false,
-        blocking: false,
-        dedup: true,
-    });
-}
-
-#[test]
-fn foreign_messages_between_ours_change_nothing() {
-    let foreign = Foreign::BetweenMessages;
-    run(Faults {
-        mode: Mode::Fenced,
-        foreign,
-        poison: false,
-        picky: false,
-        blocking: false,
-        dedup: true,
-    });
-}
-
-#[test]
-fn foreign_messages_among_ours_cost_no_event_and_no_duplicate() {
-    run(Faults {
-        mode: Mode::Fenced,
-        foreign: Foreign::Always,
-        poison: false,
-        picky: false,
-        blocking: false,
-        dedup: true,
-    });
-}
-
-#[test]
-fn keyed_mode_keeps_each_aggregate_in_order_beside_other_writers() {
-    run(Faults {
-        mode: Mode::Keyed,
-        foreign: Foreign::Always,
-        poison: true,
-        picky: false,
-        blocking: false,
-        dedup: true,
-    });
-}
-
-#[test]
-fn what_the_stream_takes_only_now_and_then_is_not_overtaken() {
-    for mode in [Mode::Fenced, Mode::Keyed] {
-        let foreign = Foreign::Never;
-        run(Faults { mode, foreign, poison: false, picky: true, blocking: false, dedup: true });
-    }
-}
-
-#[test]
-fn no_event_overtakes_one_that_blocks_its_aggregate() {
-    for mode in [Mode::Fenced, Mode::Keyed] {
-        let foreign = Foreign::Never;
-        run(Faults { mode, foreign, poison: true, picky: false, blocking: true, dedup: true });
     }
 }

@@ -35,8 +35,11 @@ const LIMIT_MAX: u32 = 1_000;
 pub(super) struct Desk {
     config: Arc<Config>,
     operations: Arc<Mutex<Operations>>,
-    counted: Arc<tokio::sync::Mutex<Option<(Instant, Option<(u64, f64)>)>>>,
+    counted: Arc<tokio::sync::Mutex<Option<Counted>>>,
 }
+
+/// When it was tried to count, and the number and the age of the oldest, if it could be.
+type Counted = (Instant, Option<(u64, f64)>);
 
 #[derive(Default)]
 struct Operations {
