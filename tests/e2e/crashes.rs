@@ -33,6 +33,7 @@ async fn survives_kills(seed: u64, duplicate_window: &str) {
     let _relay = rig.relay();
     load.wait_committed(200).await;
     rig.finish(load).await;
+    assert_eq!(rig.epochs().await, 1, "no relay took its own slot for another one");
 }
 
 /// R-REL-02, R-REL-03, R-REL-05, R-REL-06.
@@ -64,6 +65,7 @@ async fn killed_again_and_again_the_stream_is_in_commit_order() {
     let _relay = rig.relay();
     rig.wait_marked().await;
     assert_eq!(rig.stored_ids().await, ids);
+    assert_eq!(rig.epochs().await, 1, "no relay took its own slot for another one");
 }
 
 /// R-REL-02, R-REL-06: between ack and mark. The broker has everything, the table knows of nothing.

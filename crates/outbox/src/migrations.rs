@@ -20,11 +20,18 @@ pub struct Migration {
 }
 
 /// All migrations, in order.
-pub const MIGRATIONS: &[Migration] = &[Migration {
-    version: 1,
-    name: "outbox",
-    sql: include_str!("../../../migrations/0001_outbox.sql"),
-}];
+pub const MIGRATIONS: &[Migration] = &[
+    Migration {
+        version: 1,
+        name: "outbox",
+        sql: include_str!("../../../migrations/0001_outbox.sql"),
+    },
+    Migration {
+        version: 2,
+        name: "slot_life",
+        sql: include_str!("../../../migrations/0002_slot_life.sql"),
+    },
+];
 
 /// Held while migrating, so that several instances starting at once do not collide.
 const ADVISORY_LOCK: i64 = 0x7461_696C_706F_7374; // "tailpost"
@@ -235,7 +242,7 @@ mod tests {
     #[test]
     fn checksums_are_those_of_the_published_migrations() {
         let checksums: Vec<_> = MIGRATIONS.iter().map(Migration::checksum).collect();
-        assert_eq!(checksums, ["dca413c504537e6b"]);
+        assert_eq!(checksums, ["dca413c504537e6b", "ff5d1428ebb075d4"]);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
+use pgoutput::Lsn;
 use tokio::sync::watch;
 
 use crate::connect::NatsLink;
@@ -74,7 +75,14 @@ impl Reporter {
     }
 
     /// Takes a session's state over, if it is time. With `last` it always is.
-    pub(crate) fn report(&mut self, state: &State, marks: &MarkCounts, scanned: u64, last: bool) {
+    pub(crate) fn report(
+        &mut self,
+        state: &State,
+        confirmed: Lsn,
+        marks: &MarkCounts,
+        scanned: u64,
+        last: bool,
+    ) {
         if !last && self.sent.is_some_and(|sent| sent.elapsed() < REPORT_EVERY) {
             return;
         }
@@ -83,7 +91,7 @@ impl Reporter {
         let resolved = |it: &Status| it.published_total + it.settled_total + it.parked_total;
         let before = resolved(status);
         status.resolved_lsn = state.confirmed();
-        status.confirmed_lsn = state.confirmed();
+        status.confirmed_lsn = confirmed;
         status.received_lsn = state.received().max(state.confirmed());
         status.in_flight_events = state.unresolved();
         status.in_flight_bytes = state.window_bytes();

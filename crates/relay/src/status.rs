@@ -70,7 +70,7 @@ impl Status {
     /// What the broker has yet to take, in bytes of log.
     #[must_use]
     pub fn lag_bytes(&self) -> u64 {
-        self.received_lsn.0.saturating_sub(self.confirmed_lsn.0)
+        self.received_lsn.0.saturating_sub(self.resolved_lsn.0)
     }
 }
 

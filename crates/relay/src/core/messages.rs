@@ -146,3 +146,10 @@ pub(crate) struct Counts {
     pub(crate) resyncs: u64,
     pub(crate) foreign: u64,
 }
+
+impl Counts {
+    /// Events that need no further work.
+    pub(crate) fn resolved(&self) -> u64 {
+        self.acked + self.found + self.parked
+    }
+}

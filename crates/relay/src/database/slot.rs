@@ -24,7 +24,9 @@ pub(crate) struct Slot {
     pub(crate) system_id: u64,
     pub(crate) timeline: u32,
     /// What PostgreSQL may forget already; the slot brings nothing that ended before.
-    confirmed: Lsn,
+    pub(crate) confirmed: Lsn,
+    /// It may be told to forget so much without anything being written down before.
+    pub(crate) held: Lsn,
     pub(crate) start_snapshot: String,
     watermark: Option<Watermark>,
     /// The process that will read the slot for this session.
@@ -74,6 +76,7 @@ impl Slot {
             system_id: number(&identity.system_id)?,
             timeline: identity.timeline,
             confirmed,
+            held: state.held.unwrap_or(Lsn::ZERO),
             start_snapshot,
             watermark: state.watermark,
             reader: number(&reader)?,
@@ -180,8 +183,13 @@ fn usable(
         warn!(slot, "PostgreSQL gave the slot's log up: creating it anew, scanning for the gap");
     } else if state.system_identifier != identity.system_id {
         warn!(slot, "the database was copied from another cluster: creating the slot anew");
-    } else if row.replaced {
-        warn!(slot, "somebody replaced the slot: creating it anew, scanning for the gap");
+    } else if row.replaced || state.held.is_some_and(|held| row.confirmed > held) {
+        // Beyond what was confirmed: it was created since, or advanced. What lies in between, it
+        // will not bring. (A row without the position is an older version's: trusted once.)
+        warn!(
+            slot,
+            "somebody replaced or advanced the slot: creating it anew, scanning for the gap"
+        );
     } else if !state.is_trusted {
         warn!(
             slot,
@@ -279,6 +287,7 @@ async fn create(
         epoch,
         is_trusted: true,
         watermark: None,
+        held: Some(start),
     };
     Ok((state, start))
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
 use outbox::Event;
+use pgoutput::Lsn;
 use tokio_postgres::Row;
 use tracing::warn;
 
@@ -46,6 +47,8 @@ pub(super) enum Done {
     ScanMarked(u64),
     ScanClosed,
     Heartbeat,
+    /// The slot may be confirmed up to here.
+    Held(Lsn),
 }
 
 /// What a sweep did, and which transactions it could see.
@@ -113,6 +116,10 @@ pub(super) fn park(store: Arc<Store>, index: u64, event: Box<Event>, reason: Str
 
 pub(super) fn heartbeat(store: Arc<Store>) -> Job {
     job(async move { store.heartbeat().await.map(|()| Done::Heartbeat) })
+}
+
+pub(super) fn hold(store: Arc<Store>, slot: String, reader: i32) -> Job {
+    job(async move { store.hold(&slot, reader).await.map(Done::Held) })
 }
 
 pub(super) fn mark(store: Arc<Store>, stream: String, batch: Vec<Settled>) -> Job {

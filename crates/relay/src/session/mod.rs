@@ -4,6 +4,7 @@
 //! and reads of the stream's tail run beside it as jobs; the hot path (log in, messages out,
 //! answers in, confirmations out) never waits for one.
 
+mod hold;
 mod jobs;
 mod open;
 mod scan;
@@ -19,6 +20,7 @@ use tokio::time::{Interval, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
+use self::hold::Hold;
 use self::jobs::{Done, Job};
 use self::scan::Scan;
 use self::settle::Settling;
@@ -46,6 +48,9 @@ const SENDS_AT_ONCE: usize = 512;
 /// How long a stop may take to bring in the broker's answers and write the marks.
 const DRAIN_MAX: Duration = Duration::from_secs(20);
 
+/// How long the last thing that a stop writes may take.
+const LAST_POSITION_MAX: Duration = Duration::from_secs(5);
+
 /// A publishing session over the slot.
 pub(crate) struct Session {
     config: Arc<Config>,
@@ -63,6 +68,9 @@ pub(crate) struct Session {
     timeline: u32,
     /// The process that reads the slot for us: while it does, nobody else publishes from it.
     reader: i32,
+    /// What the slot was confirmed to when the session began.
+    confirmed_before: Lsn,
+    hold: Hold,
     started: Instant,
     tick: Interval,
     /// What came in and the core was not told yet.
@@ -162,8 +170,18 @@ impl Session {
             }
         }
         self.settle(reporter);
-        self.source.confirm(self.state.confirmed());
+        self.confirm();
         Ok(())
+    }
+
+    /// Lets PostgreSQL forget what is resolved, as far as that is written down.
+    fn confirm(&mut self) {
+        let resolved = self.state.confirmed();
+        if self.hold.is_due(resolved, self.state.counts().resolved(), Instant::now()) {
+            let (store, slot) = (Arc::clone(&self.store), self.config.slot.clone());
+            self.jobs.push(jobs::hold(store, slot, self.reader));
+        }
+        self.source.confirm(self.hold.allowed(resolved));
     }
 
     fn finish(&mut self, done: Done) -> Result<(), Error> {
@@ -187,6 +205,7 @@ impl Session {
             Done::ScanMarked(marked) => self.scan_marked(marked),
             Done::ScanClosed => self.scan.closed(),
             Done::Heartbeat => {}
+            Done::Held(held) => self.hold.written(held),
         }
         Ok(())
     }
@@ -208,7 +227,7 @@ impl Session {
         {
             self.drain("everything there was is published");
         }
-        reporter.report(&self.state, &self.settling.counts(), self.scan.scanned(), false);
+        self.report(reporter, false);
         Ok(())
     }
 
@@ -253,12 +272,25 @@ impl Session {
     }
 
     async fn close(self, reporter: &mut Reporter) -> Result<(), Error> {
-        reporter.report(&self.state, &self.settling.counts(), self.scan.scanned(), true);
-        let confirmed = self.state.confirmed();
-        if !self.source.stop(confirmed).await && confirmed > Lsn::ZERO {
-            self.store.advance_slot(&self.config.slot, confirmed).await?;
+        self.report(reporter, true);
+        let confirmed = self.state.confirmed().max(self.confirmed_before);
+        let (slot, reader) = (&self.config.slot, self.reader);
+        // Exactly there, so that nobody can move the slot without it being seen. What the jobs left
+        // on the same connection is executed before.
+        let held = self.store.hold_at(slot, reader, confirmed);
+        let late = Error::Stalled("the last position could not be written down");
+        tokio::time::timeout(LAST_POSITION_MAX, held).await.unwrap_or(Err(late))?;
+        self.source.confirm(confirmed);
+        if !self.source.stop(confirmed).await && confirmed > self.confirmed_before {
+            self.store.advance_slot(slot, confirmed).await?;
         }
         info!(%confirmed, unresolved = self.state.unresolved(), "stopped");
         Ok(())
+    }
+
+    fn report(&self, reporter: &mut Reporter, last: bool) {
+        let confirmed = self.hold.allowed(self.state.confirmed());
+        let (marks, scanned) = (self.settling.counts(), self.scan.scanned());
+        reporter.report(&self.state, confirmed, &marks, scanned, last);
     }
 }

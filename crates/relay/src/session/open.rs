@@ -9,6 +9,7 @@ use futures_util::stream::FuturesUnordered;
 use tokio::time::interval;
 use tracing::info;
 
+use super::hold::Hold;
 use super::scan::Scan;
 use super::settle::Settling;
 use super::{Session, TICK};
@@ -68,6 +69,7 @@ impl Session {
         let (system_id, timeline, reader) = (slot.system_id, slot.timeline, slot.reader);
         let start_snapshot = slot.start_snapshot.clone();
         let resolved_before = slot.resolved_before();
+        let (confirmed, hold) = (slot.confirmed, Hold::new(slot.held));
         let rows = Rows::new(config.table.clone(), config.subject.clone());
         let source = slot.start(rows, &store, &config.slot).await?;
         let mode = match config.mode {
@@ -103,6 +105,8 @@ impl Session {
             system_id,
             timeline,
             reader,
+            confirmed_before: confirmed,
+            hold,
             started: Instant::now(),
             tick: interval(TICK),
             answered: Vec::new(),

@@ -148,8 +148,7 @@ impl Settling {
     /// that may have become visible; so also at the start, for what an earlier session left
     /// unmarked.
     pub(super) fn observe_if_due(&mut self, jobs: &mut FuturesUnordered<Job>, state: &State) {
-        let counts = state.counts();
-        let resolved = counts.acked + counts.found + counts.parked;
+        let resolved = state.counts().resolved();
         let due = self.observed_at.is_none_or(|at| at.elapsed() >= WATERMARK_EVERY);
         let news = self.observed_resolved != Some(resolved) || self.missed != Missed::Nothing;
         if matches!(self.watermark, Step::Resting) && due && news {

@@ -1,0 +1,200 @@
+//! The state row of a slot, and the slot itself.
+
+use pgoutput::Lsn;
+use tokio_postgres::types::PgLsn;
+
+use super::Store;
+use crate::error::Error;
+
+/// The state row: what the slot brings, and how far the log has been worked through.
+#[derive(Debug, Clone)]
+pub(crate) struct StateRow {
+    pub(crate) system_identifier: String,
+    /// `None` while the slot is being created: it says nothing yet.
+    pub(crate) start_snapshot: Option<String>,
+    pub(crate) epoch: i64,
+    /// The log brings everything that `start_snapshot` says.
+    pub(crate) is_trusted: bool,
+    pub(crate) watermark: Option<Watermark>,
+    /// The slot was confirmed nowhere beyond; `None` if an older version wrote the row.
+    pub(crate) held: Option<Lsn>,
+}
+
+/// Everything that the log owns, and that is visible in `snapshot`, was resolved when everything
+/// before `lsn` was.
+#[derive(Debug, Clone)]
+pub(crate) struct Watermark {
+    pub(crate) snapshot: String,
+    pub(crate) lsn: Lsn,
+}
+
+impl Watermark {
+    /// Every transaction numbered before this had ended when the snapshot was taken.
+    pub(crate) fn oldest_running(&self) -> Result<u64, Error> {
+        let xmin = self.snapshot.split(':').next().and_then(|xmin| xmin.parse().ok());
+        xmin.ok_or(Error::Stalled("the server's answer is no snapshot"))
+    }
+}
+
+impl Store {
+    /// Says that the log does not bring every row that it should, or not in a form that can be read:
+    /// the next session creates the slot anew and takes those rows from the table.
+    pub(crate) async fn distrust_slot(&self, slot: &str) -> Result<(), Error> {
+        let sql = format!(
+            "UPDATE {} SET start_lsn = NULL, updated_at = now() WHERE slot = $1",
+            self.table.companion("tailpost_state")
+        );
+        self.client().execute(&sql, &[&slot]).await.map_err(Error::sql("distrust the slot"))?;
+        Ok(())
+    }
+
+    /// Confirms what the replication connection could not confirm before it closed.
+    pub(crate) async fn advance_slot(&self, slot: &str, to: Lsn) -> Result<(), Error> {
+        let to = PgLsn::from(to.0);
+        self.client()
+            .execute("SELECT pg_replication_slot_advance($1, $2)", &[&slot, &to])
+            .await
+            .map_err(Error::sql("advance the slot"))?;
+        Ok(())
+    }
+
+    /// Writes down, durably, where the log ends now, and that the slot was read by us then: it may
+    /// be confirmed up to there. A slot that is created later begins behind it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::SlotBusy`] if `reader` does not read the slot any more: nothing is written then.
+    pub(crate) async fn hold(&self, slot: &str, reader: i32) -> Result<Lsn, Error> {
+        // By itself, and first: whoever reads the slot afterwards has read it all the time.
+        let row = self.client().query_one("SELECT pg_current_wal_insert_lsn()", &[]).await;
+        let end: PgLsn = row.map_err(Error::sql("ask for the log's end"))?.get(0);
+        let end = Lsn(end.into());
+        self.hold_at(slot, reader, end).await.map(|()| end)
+    }
+
+    /// As [`hold`](Self::hold), for a position that the slot was not confirmed beyond.
+    pub(crate) async fn hold_at(&self, slot: &str, reader: i32, at: Lsn) -> Result<(), Error> {
+        // Not waiting for synchronous standbys: they have no part in what the slot confirms.
+        let sql = format!(
+            "WITH durable AS (SELECT set_config('synchronous_commit', 'local', true))
+             UPDATE {} SET held_lsn = $2, updated_at = now() FROM durable
+             WHERE slot = $1 AND EXISTS (
+                 SELECT FROM pg_replication_slots WHERE slot_name = $1 AND active_pid = $3
+             )",
+            self.table.companion("tailpost_state")
+        );
+        let written = self.client().execute(&sql, &[&slot, &PgLsn::from(at.0), &reader]).await;
+        match written.map_err(Error::sql("write down that the slot is held"))? {
+            0 => Err(Error::SlotBusy { slot: slot.to_owned() }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Which process reads the slot.
+    pub(crate) async fn slot_reader(&self, slot: &str) -> Result<Option<i32>, Error> {
+        let row = self
+            .client()
+            .query_opt("SELECT active_pid FROM pg_replication_slots WHERE slot_name = $1", &[&slot])
+            .await
+            .map_err(Error::sql("look at the slot"))?;
+        Ok(row.and_then(|row| row.get(0)))
+    }
+
+    /// One relay at a time decides what becomes of a slot. Released with the connection at the latest.
+    pub(crate) async fn lock_slot(&self, slot: &str) -> Result<(), Error> {
+        self.client()
+            .execute(
+                "SELECT pg_advisory_lock(hashtextextended('tailpost slot ' || $1, 0))",
+                &[&slot],
+            )
+            .await
+            .map_err(Error::sql("lock the slot"))?;
+        Ok(())
+    }
+
+    pub(crate) async fn unlock_slot(&self, slot: &str) -> Result<(), Error> {
+        self.client()
+            .execute(
+                "SELECT pg_advisory_unlock(hashtextextended('tailpost slot ' || $1, 0))",
+                &[&slot],
+            )
+            .await
+            .map_err(Error::sql("unlock the slot"))?;
+        Ok(())
+    }
+
+    pub(crate) async fn drop_slot(&self, slot: &str) -> Result<(), Error> {
+        self.client()
+            .execute("SELECT pg_drop_replication_slot($1)", &[&slot])
+            .await
+            .map_err(Error::sql("drop the replication slot"))?;
+        Ok(())
+    }
+
+    pub(crate) async fn load_state(&self, slot: &str) -> Result<Option<StateRow>, Error> {
+        let sql = format!(
+            "SELECT system_identifier::text, start_snapshot::text, epoch,
+                    watermark_snapshot::text, watermark_lsn, start_lsn IS NOT NULL, held_lsn
+             FROM {} WHERE slot = $1",
+            self.table.companion("tailpost_state")
+        );
+        let row = self.client().query_opt(&sql, &[&slot]).await;
+        let row = row.map_err(Error::sql("read the relay's state"))?;
+        Ok(row.map(|row| StateRow {
+            system_identifier: row.get(0),
+            start_snapshot: row.get(1),
+            epoch: row.get(2),
+            is_trusted: row.get(5),
+            watermark: row
+                .get::<_, Option<String>>(3)
+                .zip(row.get::<_, Option<PgLsn>>(4))
+                .map(|(snapshot, lsn)| Watermark { snapshot, lsn: Lsn(lsn.into()) }),
+            held: row.get::<_, Option<PgLsn>>(6).map(|lsn| Lsn(lsn.into())),
+        }))
+    }
+
+    /// Says that a slot is about to be created: until [`begin_epoch`](Self::begin_epoch) nobody
+    /// may rely on it. The last watermark stays, for the next attempt.
+    pub(crate) async fn announce_epoch(
+        &self,
+        slot: &str,
+        system_identifier: &str,
+        timeline: i32,
+    ) -> Result<(), Error> {
+        let sql = format!(
+            "INSERT INTO {state} (slot, system_identifier, timeline, epoch, updated_at)
+             VALUES ($1, $2, $3, 0, now())
+             ON CONFLICT (slot) DO UPDATE SET start_snapshot = NULL, updated_at = now()",
+            state = self.table.companion("tailpost_state")
+        );
+        self.client()
+            .execute(&sql, &[&slot, &system_identifier, &timeline])
+            .await
+            .map_err(Error::sql("announce a new slot"))?;
+        Ok(())
+    }
+
+    /// Stores what a new slot brings: the rows that are not visible in `start_snapshot`.
+    pub(crate) async fn begin_epoch(
+        &self,
+        slot: &str,
+        system_identifier: &str,
+        timeline: i32,
+        start_snapshot: &str,
+        start_lsn: Lsn,
+    ) -> Result<(), Error> {
+        let sql = format!(
+            "UPDATE {state} SET system_identifier = $2, timeline = $3, epoch = epoch + 1,
+                start_snapshot = $4::text::pg_snapshot, start_lsn = $5, held_lsn = $5,
+                watermark_snapshot = NULL, watermark_lsn = NULL, updated_at = now()
+             WHERE slot = $1",
+            state = self.table.companion("tailpost_state")
+        );
+        let lsn = PgLsn::from(start_lsn.0);
+        self.client()
+            .execute(&sql, &[&slot, &system_identifier, &timeline, &start_snapshot, &lsn])
+            .await
+            .map_err(Error::sql("store the slot's start"))?;
+        Ok(())
+    }
+}
