@@ -89,6 +89,8 @@ async fn killed_between_ack_and_mark_everything_is_marked_and_nothing_published_
     assert_eq!(rig.stored_ids().await, ids);
     let wrong = "SELECT count(*) FROM outbox_events WHERE stream <> 'OUTBOX' OR stream IS NULL";
     assert_eq!(rig.query::<i64>(wrong).await, 0, "marks name the stream");
+    let placed = "SELECT count(*) FROM outbox_events WHERE stream_seq > 0 AND commit_lsn > '0/0'";
+    assert_eq!(rig.query::<i64>(placed).await, 500, "and the place in it");
 }
 
 /// R-REL-02, R-REL-03, R-REL-06: between mark and confirm. PostgreSQL keeps the confirmed position in

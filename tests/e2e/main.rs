@@ -18,4 +18,5 @@ mod standby;
 mod stop;
 mod storm;
 mod takeover;
+mod unlogged;
 mod wire;

@@ -102,6 +102,7 @@ impl Reporter {
         status.foreign_total = base.foreign_total + counts.foreign;
         status.marked_total = base.marked_total + marks.marked;
         status.swept_total = base.swept_total + marks.swept;
+        status.unlogged_total = base.unlogged_total + marks.unlogged;
         status.scanned_total = base.scanned_total + scanned;
         if resolved(status) > before || status.in_flight_events == 0 {
             status.last_progress = Some(Instant::now());

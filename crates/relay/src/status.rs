@@ -44,6 +44,8 @@ pub struct Status {
     pub scanned_total: u64,
     /// Rows marked by the sweeper, because their mark was lost.
     pub swept_total: u64,
+    /// Rows that came into the outbox without passing the log, found and left to the scanner.
+    pub unlogged_total: u64,
     /// How often the stream's tail was read to find out what is stored.
     pub resyncs_total: u64,
     /// Messages of other writers met in the stream.

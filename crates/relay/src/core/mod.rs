@@ -28,10 +28,12 @@ mod progress;
 #[cfg(test)]
 mod simulation;
 mod state;
+mod sweep;
 mod window;
 
 pub(crate) use messages::{Input, Mode, Refusal, Request, Send, Settled, Start, Tail, TailMessage};
 pub(crate) use state::{LOGGED_WHILE_SCAN_UNMARKED_MAX, State};
+pub(crate) use sweep::{Age, Judgement, Sweeper, Unmarked, Verdict};
 #[cfg(test)]
 use window::LastPosition;
 pub(crate) use window::{Limits, Origin, Outgoing};

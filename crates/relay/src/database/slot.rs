@@ -9,7 +9,7 @@ use super::source::Source;
 use super::store::{SWEPT_AT_ONCE, StateRow, Store, Watermark};
 use crate::broker::{TailReader, WayBack};
 use crate::config::Config;
-use crate::core::{LOGGED_WHILE_SCAN_UNMARKED_MAX, Origin, Settled};
+use crate::core::{LOGGED_WHILE_SCAN_UNMARKED_MAX, Origin, Settled, Sweeper, TailMessage};
 use crate::error::{Error, sqlstate};
 
 /// Marks written at a time while an old slot's last events are looked up in the stream.
@@ -29,6 +29,7 @@ pub(crate) struct Slot {
     pub(crate) held: Lsn,
     pub(crate) start_snapshot: String,
     watermark: Option<Watermark>,
+    pub(crate) swept: Option<Watermark>,
     /// The process that will read the slot for this session.
     pub(crate) reader: i32,
     /// The slot was created just now: what it does not bring has to be scanned for.
@@ -79,6 +80,7 @@ impl Slot {
             held: state.held.unwrap_or(Lsn::ZERO),
             start_snapshot,
             watermark: state.watermark,
+            swept: state.swept,
             reader: number(&reader)?,
             created,
         })
@@ -213,18 +215,24 @@ async fn finish_epoch(
         store.renumber().await?; // positions and snapshots of another cluster say nothing here
         return Ok(());
     }
-    let stream = &config.stream.name;
-    if let (Some(start), Some(watermark)) = (&old.start_snapshot, &old.watermark) {
-        while store.sweep(stream, start, &watermark.snapshot).await? == SWEPT_AT_ONCE {}
+    let mut sweeper = Sweeper::new();
+    sweeper.read(&[], false);
+    if let Some(tail) = tail {
+        let since = old.swept.as_ref().or(old.watermark.as_ref());
+        let way = WayBack {
+            resolved_before: since.map_or(Lsn::ZERO, |it| it.lsn),
+            system_id: number(&identity.system_id)?,
+            overtaken_max: config.window.events,
+            at_least: scan_reach(config),
+        };
+        let (stored, is_whole) = tail.all_back_to(way).await?;
+        mark_stored(config, store, &stored.messages).await?;
+        sweeper.read(&stored.messages, is_whole && old.swept.is_some());
     }
-    let Some(tail) = tail else { return Ok(()) };
-    let way = WayBack {
-        resolved_before: old.watermark.as_ref().map_or(Lsn::ZERO, |it| it.lsn),
-        system_id: number(&identity.system_id)?,
-        overtaken_max: config.window.events,
-        at_least: scan_reach(config),
-    };
-    let stored = tail.back_to(way).await?.messages;
+    sweep_all(config, store, old, sweeper).await
+}
+
+async fn mark_stored(config: &Config, store: &Store, stored: &[TailMessage]) -> Result<(), Error> {
     let settled: Vec<Settled> = stored
         .iter()
         .filter_map(|message| {
@@ -239,9 +247,33 @@ async fn finish_epoch(
         })
         .collect();
     for batch in settled.chunks(MARKS_AT_ONCE) {
-        store.mark(stream, batch).await?;
+        store.mark(&config.stream.name, batch).await?;
     }
     Ok(())
+}
+
+/// Marks what the last watermark covers. What the log never brought is left for the scan.
+async fn sweep_all(
+    config: &Config,
+    store: &Store,
+    old: &StateRow,
+    mut sweeper: Sweeper,
+) -> Result<(), Error> {
+    let stream = &config.stream.name;
+    let (Some(start), Some(watermark)) = (&old.start_snapshot, &old.watermark) else {
+        return Ok(());
+    };
+    loop {
+        let rows = store.unmarked(start, watermark, old.swept.as_ref()).await?;
+        // Nothing is on its way any more: there is no next watermark to wait for.
+        let verdict = sweeper.judge_finally(&rows);
+        store.mark(stream, &verdict.stored).await?;
+        store.mark_on_trust(stream, &verdict.trusted).await?;
+        store.leave_to_the_scanner(&verdict.unlogged).await?;
+        if rows.len() < SWEPT_AT_ONCE {
+            return Ok(());
+        }
+    }
 }
 
 /// How many of the stream's newest messages surely hold every row that was scanned and published,
@@ -283,6 +315,7 @@ async fn create(
     info!(slot, %start, epoch, "created the replication slot");
     let state = StateRow {
         system_identifier: identity.system_id.clone(),
+        swept: Some(Watermark { snapshot: snapshot.clone(), lsn: start }),
         start_snapshot: Some(snapshot),
         epoch,
         is_trusted: true,

@@ -1,11 +1,12 @@
 //! Every statement that the relay runs on the outbox and its companions.
 
 mod state;
+mod sweep;
 
 use outbox::{Event, Table};
 use pgoutput::Lsn;
 use tokio::sync::OnceCell;
-use tokio_postgres::types::PgLsn;
+use tokio_postgres::types::{PgLsn, ToSql};
 use tokio_postgres::{Client, Row, Statement};
 use uuid::Uuid;
 
@@ -16,12 +17,10 @@ use crate::database::rows::scanned_columns;
 use crate::error::Error;
 
 pub(crate) use self::state::{StateRow, Watermark};
+pub(crate) use self::sweep::SWEPT_AT_ONCE;
 
 /// `reason` is for operators; more than this helps nobody.
 const REASON_BYTES_MAX: usize = 8 * 1024;
-
-/// Rows swept by one statement.
-pub(crate) const SWEPT_AT_ONCE: u64 = 5_000;
 
 /// A connection for statements, and their texts.
 pub(crate) struct Store {
@@ -36,8 +35,6 @@ pub(crate) struct Store {
 
 struct Statements {
     mark: String,
-    sweep: String,
-    sweep_dead: String,
     park: String,
     watermark: String,
 }
@@ -72,6 +69,9 @@ impl Store {
     /// how many rows were marked here. Rows not visible yet, or gone, are no error: the sweeper
     /// finds the former.
     pub(crate) async fn mark(&self, stream: &str, settled: &[Settled]) -> Result<u64, Error> {
+        if settled.is_empty() {
+            return Ok(0);
+        }
         let ids: Vec<Uuid> = settled.iter().map(|it| it.id).collect();
         let seqs: Vec<i64> = settled.iter().map(|it| it.seq.cast_signed()).collect();
         let lsns: Vec<Option<PgLsn>> = settled
@@ -83,26 +83,6 @@ impl Store {
             .execute(statement, &[&ids, &seqs, &lsns, &stream])
             .await
             .map_err(Error::sql("mark published rows"))
-    }
-
-    /// Marks what was published and lost its mark: rows of the log, visible in the watermark's
-    /// snapshot, at most [`SWEPT_AT_ONCE`]. Parked events that were not visible when they were
-    /// parked leave the outbox here.
-    pub(crate) async fn sweep(
-        &self,
-        stream: &str,
-        start_snapshot: &str,
-        snapshot: &str,
-    ) -> Result<u64, Error> {
-        let doing = "sweep unmarked rows";
-        self.client()
-            .execute(&self.sql.sweep_dead, &[&start_snapshot, &snapshot])
-            .await
-            .map_err(Error::sql(doing))?;
-        self.client()
-            .execute(&self.sql.sweep, &[&start_snapshot, &snapshot, &stream])
-            .await
-            .map_err(Error::sql(doing))
     }
 
     /// Moves an event to the dead-letter table, durably. The row may not be visible yet: then the
@@ -186,16 +166,21 @@ impl Store {
         Ok(Watermark { snapshot: row.get(0), lsn: Lsn(row.get::<_, PgLsn>(1).into()) })
     }
 
-    /// Stores a watermark that has been reached. Returns the number of the transaction that did.
+    /// Stores a watermark that has been reached, and one below which everything is marked. Returns
+    /// the number of the transaction that did.
     pub(crate) async fn store_watermark(
         &self,
         slot: &str,
         watermark: &Watermark,
+        swept: Option<&Watermark>,
     ) -> Result<u64, Error> {
         let lsn = PgLsn::from(watermark.lsn.0);
+        let (swept, swept_lsn) = swept.map(|it| (&*it.snapshot, PgLsn::from(it.lsn.0))).unzip();
+        let parameters: [&(dyn ToSql + Sync); 5] =
+            [&slot, &watermark.snapshot, &lsn, &swept, &swept_lsn];
         let row = self
             .client()
-            .query_opt(&self.sql.watermark, &[&slot, &watermark.snapshot, &lsn])
+            .query_opt(&self.sql.watermark, &parameters)
             .await
             .map_err(Error::sql("store the watermark"))?;
         let transaction = row.and_then(|row| row.get::<_, String>(0).parse().ok());
@@ -285,9 +270,6 @@ impl Statements {
     fn new(table: &Table) -> Self {
         let (outbox, dead) = (table.quoted(), table.companion("outbox_dead_letter"));
         let state = table.companion("tailpost_state");
-        let swept = "o.published_at IS NULL
-               AND NOT pg_visible_in_snapshot(o.txid, $1::text::pg_snapshot)
-               AND pg_visible_in_snapshot(o.txid, $2::text::pg_snapshot)";
         Self {
             mark: format!(
                 "UPDATE {outbox} o
@@ -295,14 +277,6 @@ impl Statements {
                      commit_lsn = u.lsn, publish_error = NULL
                  FROM unnest($1::uuid[], $2::bigint[], $3::pg_lsn[]) AS u (id, seq, lsn)
                  WHERE o.id = u.id AND o.published_at IS NULL"
-            ),
-            sweep: format!(
-                "UPDATE {outbox} SET published_at = clock_timestamp(), stream = $3::text
-                 WHERE id IN (SELECT o.id FROM {outbox} o WHERE {swept} LIMIT {SWEPT_AT_ONCE})
-                   AND published_at IS NULL"
-            ),
-            sweep_dead: format!(
-                "DELETE FROM {outbox} o USING {dead} d WHERE d.id = o.id AND {swept}"
             ),
             park: format!(
                 "WITH gone AS (
@@ -319,7 +293,8 @@ impl Statements {
             ),
             watermark: format!(
                 "UPDATE {state} SET watermark_snapshot = $2::text::pg_snapshot,
-                     watermark_lsn = $3, watermark_at = now(), updated_at = now()
+                     watermark_lsn = $3, watermark_at = now(), updated_at = now(),
+                     swept_snapshot = $4::text::pg_snapshot, swept_lsn = $5
                  WHERE slot = $1
                  RETURNING pg_current_xact_id()::text"
             ),

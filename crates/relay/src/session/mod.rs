@@ -195,12 +195,11 @@ impl Session {
             }
             Done::Marked { batch, marked } => self.settling.marked(batch, marked),
             Done::Observed(watermark) => self.settling.observed(watermark),
-            Done::Swept(sweep) => {
-                if let Some(swept @ 1..) = sweep.as_ref().map(|sweep| sweep.swept) {
-                    info!(swept, "marked rows whose marks were lost or late");
-                }
-                self.settling.swept(sweep, &mut self.jobs);
+            Done::Unmarked(found) => self.settling.found(found, &mut self.jobs),
+            Done::SweepTail { found, tail, is_whole } => {
+                self.settling.stream_read(found, &tail, is_whole, &mut self.jobs);
             }
+            Done::Swept(swept) => self.settling.swept(swept, &mut self.jobs),
             Done::Scanned { scanner, rows, seen } => self.scanned(scanner, rows, seen)?,
             Done::ScanMarked(marked) => self.scan_marked(marked),
             Done::ScanClosed => self.scan.closed(),

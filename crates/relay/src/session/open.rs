@@ -11,7 +11,7 @@ use tracing::info;
 
 use super::hold::Hold;
 use super::scan::Scan;
-use super::settle::Settling;
+use super::settle::{Known, Settling};
 use super::{Session, TICK};
 use crate::broker::{self, History, Publisher, TailReader, WayBack};
 use crate::config::{self, Config};
@@ -67,7 +67,7 @@ impl Session {
         broker::fitness::check(config, client, &tail).await?;
         let slot = Slot::prepare(config, &store, Some(&tail)).await?;
         let (system_id, timeline, reader) = (slot.system_id, slot.timeline, slot.reader);
-        let start_snapshot = slot.start_snapshot.clone();
+        let (start_snapshot, swept) = (slot.start_snapshot.clone(), slot.swept.clone());
         let resolved_before = slot.resolved_before();
         let (confirmed, hold) = (slot.confirmed, Hold::new(slot.held));
         let rows = Rows::new(config.table.clone(), config.subject.clone());
@@ -89,7 +89,8 @@ impl Session {
         let marks = Store::connect(&config.postgres, &config.table, "tailpost marks").await?;
         marks.yield_to_others().await?;
         let until = if once { Some(store.mark_the_end().await?) } else { None };
-        let settling = Settling::new(Arc::clone(config), Arc::new(marks), start_snapshot.clone());
+        let known = Known { start_snapshot: start_snapshot.clone(), swept, system_id };
+        let settling = Settling::new(Arc::clone(config), Arc::new(marks), tail.clone(), known);
         Ok(Self {
             config: Arc::clone(config),
             state,

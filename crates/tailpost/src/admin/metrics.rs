@@ -131,6 +131,11 @@ impl Sink<'_, '_> {
             ("outbox_mark", "Rows marked as published.", status.marked_total),
             ("outbox_swept", "Rows whose lost mark was restored.", status.swept_total),
             (
+                "outbox_unlogged",
+                "Rows that should have passed the log and did not.",
+                status.unlogged_total,
+            ),
+            (
                 "outbox_scan_recovered",
                 "Events that the log could not bring and the scanner published.",
                 status.scanned_total,

@@ -1,6 +1,7 @@
 //! The state row of a slot, and the slot itself.
 
 use pgoutput::Lsn;
+use tokio_postgres::Row;
 use tokio_postgres::types::PgLsn;
 
 use super::Store;
@@ -16,6 +17,8 @@ pub(crate) struct StateRow {
     /// The log brings everything that `start_snapshot` says.
     pub(crate) is_trusted: bool,
     pub(crate) watermark: Option<Watermark>,
+    /// The latest one below which everything is marked; `None` if an older version wrote the row.
+    pub(crate) swept: Option<Watermark>,
     /// The slot was confirmed nowhere beyond; `None` if an older version wrote the row.
     pub(crate) held: Option<Lsn>,
 }
@@ -134,7 +137,8 @@ impl Store {
     pub(crate) async fn load_state(&self, slot: &str) -> Result<Option<StateRow>, Error> {
         let sql = format!(
             "SELECT system_identifier::text, start_snapshot::text, epoch,
-                    watermark_snapshot::text, watermark_lsn, start_lsn IS NOT NULL, held_lsn
+                    watermark_snapshot::text, watermark_lsn, start_lsn IS NOT NULL, held_lsn,
+                    swept_snapshot::text, swept_lsn
              FROM {} WHERE slot = $1",
             self.table.companion("tailpost_state")
         );
@@ -145,10 +149,8 @@ impl Store {
             start_snapshot: row.get(1),
             epoch: row.get(2),
             is_trusted: row.get(5),
-            watermark: row
-                .get::<_, Option<String>>(3)
-                .zip(row.get::<_, Option<PgLsn>>(4))
-                .map(|(snapshot, lsn)| Watermark { snapshot, lsn: Lsn(lsn.into()) }),
+            watermark: watermark(&row, 3),
+            swept: watermark(&row, 7),
             held: row.get::<_, Option<PgLsn>>(6).map(|lsn| Lsn(lsn.into())),
         }))
     }
@@ -186,7 +188,8 @@ impl Store {
         let sql = format!(
             "UPDATE {state} SET system_identifier = $2, timeline = $3, epoch = epoch + 1,
                 start_snapshot = $4::text::pg_snapshot, start_lsn = $5, held_lsn = $5,
-                watermark_snapshot = NULL, watermark_lsn = NULL, updated_at = now()
+                watermark_snapshot = NULL, watermark_lsn = NULL,
+                swept_snapshot = $4::text::pg_snapshot, swept_lsn = $5, updated_at = now()
              WHERE slot = $1",
             state = self.table.companion("tailpost_state")
         );
@@ -197,4 +200,10 @@ impl Store {
             .map_err(Error::sql("store the slot's start"))?;
         Ok(())
     }
+}
+
+fn watermark(row: &Row, at: usize) -> Option<Watermark> {
+    let snapshot = row.get::<_, Option<String>>(at)?;
+    let lsn = row.get::<_, Option<PgLsn>>(at + 1)?;
+    Some(Watermark { snapshot, lsn: Lsn(lsn.into()) })
 }
