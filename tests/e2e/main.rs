@@ -14,6 +14,7 @@ mod postgres_faults;
 mod scanner;
 mod schema;
 mod setup;
+mod slot_life;
 mod standby;
 mod stop;
 mod storm;

@@ -46,14 +46,16 @@ mod session;
 mod setup;
 mod status;
 
-pub use config::{Config, MarkConfig, Mode, ScanConfig, StreamConfig, WindowLimits};
+pub use config::{
+    Config, MarkConfig, Mode, OnWalLimit, ScanConfig, StreamConfig, WalConfig, WindowLimits,
+};
 pub use connect::{NatsTarget, PostgresTarget};
 pub use error::Error;
 pub use inspect::inspect;
 pub use report::{OutboxReport, SlotReport, StatusReport, StreamReport};
 pub use run::run;
 pub use setup::{SetupPlan, SetupReport, SetupStep, plan, setup};
-pub use status::{Latency, Role, Status};
+pub use status::{Latency, Role, SlotStatus, Status};
 
 /// An error and what caused it, in one line. For logs; a terminal gets the chain.
 fn describe(error: &Error) -> String {

@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use crate::connect::NatsLink;
 use crate::core::{Origin, Settled, State};
 use crate::session::MarkCounts;
-use crate::status::{Role, Status};
+use crate::status::{Role, SlotStatus, Status};
 
 /// How often a status goes out.
 const REPORT_EVERY: Duration = Duration::from_millis(100);
@@ -56,6 +56,11 @@ impl Reporter {
         self.status.reconnects_total += 1;
         self.status.last_error = Some(error);
         self.role(Role::Starting);
+    }
+
+    /// The slot was looked at.
+    pub(crate) fn slot(&mut self, slot: SlotStatus) {
+        self.status.slot = Some(slot);
     }
 
     /// Something went wrong that the session survives.

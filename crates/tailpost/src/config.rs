@@ -14,7 +14,8 @@ use std::time::Duration;
 
 use relay::connect::{NatsAccess, PostgresTls};
 use relay::{
-    Config, MarkConfig, Mode, NatsTarget, PostgresTarget, ScanConfig, StreamConfig, WindowLimits,
+    Config, MarkConfig, Mode, NatsTarget, PostgresTarget, ScanConfig, StreamConfig, WalConfig,
+    WindowLimits,
 };
 
 pub(crate) use error::{Error, Origin};
@@ -61,6 +62,7 @@ pub(crate) struct RelaySettings {
     pub(crate) ack_timeout: Duration,
     pub(crate) scan: ScanConfig,
     pub(crate) mark: MarkConfig,
+    pub(crate) wal: WalConfig,
 }
 
 #[derive(Clone, PartialEq)]
@@ -108,6 +110,7 @@ impl Default for Settings {
                 ack_timeout: Config::ACK_TIMEOUT,
                 scan: ScanConfig::default(),
                 mark: MarkConfig::default(),
+                wal: WalConfig::default(),
             },
             admin: AdminSettings {
                 listen: Some(SocketAddr::from(([127, 0, 0, 1], 9464))),
@@ -152,6 +155,7 @@ impl Settings {
             window: self.relay.window,
             scan: self.relay.scan,
             mark: self.relay.mark,
+            wal: self.relay.wal,
             ack_timeout: self.relay.ack_timeout,
         };
         config.validate().map_err(|source| self.blame("", source))?;

@@ -118,7 +118,7 @@ impl Sweeper {
     /// Judges what a watermark covers. `marks_were_lost` says that this session dropped marks of
     /// rows that may be among these.
     pub(crate) fn judge(&mut self, rows: &[Unmarked], marks_were_lost: bool) -> Judgement {
-        let is_open = |row: &Unmarked| row.age != Age::Swept && !self.stored.contains_key(&row.id);
+        let is_open = |row: &Unmarked| !self.stored.contains_key(&row.id);
         if self.stream == Stream::Unread && rows.iter().any(is_open) {
             return Judgement::AskTheStream;
         }

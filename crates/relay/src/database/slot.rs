@@ -137,7 +137,7 @@ async fn ensure(
     let state = store.load_state(&config.slot).await?;
     match usable(config, identity, found, state)? {
         Found::Usable(state, confirmed) => Ok((state, confirmed, false)),
-        Found::Unusable { drop, state } => {
+        Found::Unusable { drop, state, reason } => {
             if let Some(old) = &state {
                 finish_epoch(config, store, tail, identity, old).await?;
             }
@@ -145,7 +145,7 @@ async fn ensure(
                 store.drop_slot(&config.slot).await?;
             }
             let (state, confirmed) =
-                create(config, store, session, identity, state.as_ref()).await?;
+                create(config, store, session, identity, state.as_ref(), reason).await?;
             Ok((state, confirmed, true))
         }
     }
@@ -153,7 +153,7 @@ async fn ensure(
 
 enum Found {
     Usable(StateRow, Lsn),
-    Unusable { drop: bool, state: Option<StateRow> },
+    Unusable { drop: bool, state: Option<StateRow>, reason: &'static str },
 }
 
 fn usable(
@@ -164,10 +164,11 @@ fn usable(
 ) -> Result<Found, Error> {
     let slot = &config.slot;
     let Some(row) = found else {
-        if state.is_some() {
-            warn!(slot, "the replication slot is gone: creating it anew, scanning for the gap");
-        }
-        return Ok(Found::Unusable { drop: false, state });
+        let reason = match state {
+            None => "there was none",
+            Some(_) => "the replication slot is gone",
+        };
+        return Ok(anew(config, false, state, reason));
     };
     if let Some(database) = row.elsewhere {
         return Err(Error::SlotElsewhere { slot: slot.clone(), database });
@@ -181,26 +182,30 @@ fn usable(
     let Some(state) = state else {
         return Err(Error::SlotForeign { slot: slot.clone() });
     };
-    if row.lost {
-        warn!(slot, "PostgreSQL gave the slot's log up: creating it anew, scanning for the gap");
+    // Beyond what was confirmed, it was created since, or advanced: what lies in between, it will
+    // not bring. (A row without the position is an older version's, and trusted once.)
+    let is_beyond = state.held.is_some_and(|held| row.confirmed > held);
+    let reason = if row.lost {
+        "PostgreSQL gave the slot's log up"
     } else if state.system_identifier != identity.system_id {
-        warn!(slot, "the database was copied from another cluster: creating the slot anew");
-    } else if row.replaced || state.held.is_some_and(|held| row.confirmed > held) {
-        // Beyond what was confirmed: it was created since, or advanced. What lies in between, it
-        // will not bring. (A row without the position is an older version's: trusted once.)
-        warn!(
-            slot,
-            "somebody replaced or advanced the slot: creating it anew, scanning for the gap"
-        );
+        "the database was copied from another cluster"
+    } else if row.replaced || is_beyond {
+        "somebody replaced or advanced the slot"
     } else if !state.is_trusted {
-        warn!(
-            slot,
-            "the log lacks rows of the table: creating the slot anew, scanning for the gap"
-        );
-    } else if state.start_snapshot.is_some() {
+        "the log lacks rows of the table"
+    } else if state.start_snapshot.is_none() {
+        "the slot's creation was interrupted"
+    } else {
         return Ok(Found::Usable(state, row.confirmed));
+    };
+    Ok(anew(config, true, Some(state), reason))
+}
+
+fn anew(config: &Config, drop: bool, state: Option<StateRow>, reason: &'static str) -> Found {
+    if state.is_some() {
+        warn!(slot = config.slot, "{reason}: creating it anew, scanning for the gap");
     }
-    Ok(Found::Unusable { drop: true, state: Some(state) })
+    Found::Unusable { drop, state, reason }
 }
 
 /// Marks what the old slot brought and the stream has.
@@ -288,10 +293,11 @@ async fn create(
     session: &mut ReplicationClient,
     identity: &IdentifySystem,
     old: Option<&StateRow>,
+    reason: &str,
 ) -> Result<(StateRow, Lsn), Error> {
     let slot = &config.slot;
     let timeline = i32::try_from(identity.timeline).unwrap_or(i32::MAX);
-    store.announce_epoch(slot, &identity.system_id, timeline).await?;
+    store.announce_epoch(slot, &identity.system_id, timeline, reason).await?;
     info!(slot, "creating the replication slot (waits for running transactions)");
     let version: u32 =
         number(&single(session, "SELECT current_setting('server_version_num')").await?)?;

@@ -10,7 +10,7 @@ use tokio_postgres::Row;
 use tracing::warn;
 
 use crate::broker::TailReader;
-use crate::core::{Settled, Tail, Unmarked};
+use crate::core::{Settled, SlotHealth, Tail, Unmarked};
 use crate::database::{Store, Watermark};
 use crate::describe;
 use crate::error::Error;
@@ -57,6 +57,7 @@ pub(super) enum Done {
     Heartbeat,
     /// The slot may be confirmed up to here.
     Held(Lsn),
+    Looked(SlotHealth),
 }
 
 /// What became of a batch of marks.
@@ -145,6 +146,10 @@ pub(super) fn heartbeat(store: Arc<Store>) -> Job {
 
 pub(super) fn hold(store: Arc<Store>, slot: String, reader: i32) -> Job {
     job(async move { store.hold(&slot, reader).await.map(Done::Held) })
+}
+
+pub(super) fn look(store: Arc<Store>, slot: String) -> Job {
+    job(async move { store.slot_health(&slot).await.map(Done::Looked) })
 }
 
 pub(super) fn mark(store: Arc<Store>, stream: String, batch: Vec<Settled>) -> Job {

@@ -9,6 +9,7 @@ mod jobs;
 mod open;
 mod scan;
 mod settle;
+mod watch;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,6 +25,7 @@ use self::hold::Hold;
 use self::jobs::{Done, Job};
 use self::scan::Scan;
 use self::settle::Settling;
+use self::watch::Watch;
 use crate::broker::{Answers, Publisher, TailReader};
 use crate::config::Config;
 use crate::core::{Input, Mode, Request, State};
@@ -71,6 +73,7 @@ pub(crate) struct Session {
     /// What the slot was confirmed to when the session began.
     confirmed_before: Lsn,
     hold: Hold,
+    watch: Watch,
     started: Instant,
     tick: Interval,
     /// What came in and the core was not told yet.
@@ -107,7 +110,7 @@ impl Session {
             tokio::select! {
                 () = stop.cancelled(), if self.draining_since.is_none() => self.drain("on request"),
                 answered = self.answers.receive(&mut self.answered) => answered?,
-                Some(done) = self.jobs.next() => self.finish(done?)?,
+                Some(done) = self.jobs.next() => self.finish(done?, reporter)?,
                 ready = self.publisher.ready(), if sends => ready?,
                 received = self.source.receive(&mut self.logged), if reads => received?,
                 _ = self.tick.tick() => self.tick(reporter)?,
@@ -184,7 +187,7 @@ impl Session {
         self.source.confirm(self.hold.allowed(resolved));
     }
 
-    fn finish(&mut self, done: Done) -> Result<(), Error> {
+    fn finish(&mut self, done: Done, reporter: &mut Reporter) -> Result<(), Error> {
         match done {
             Done::Tail(tail) => self.apply(Input::Tail(tail)),
             Done::Parked { index, row_was_there } => {
@@ -205,6 +208,7 @@ impl Session {
             Done::ScanClosed => self.scan.closed(),
             Done::Heartbeat => {}
             Done::Held(held) => self.hold.written(held),
+            Done::Looked(health) => self.looked(health, reporter)?,
         }
         Ok(())
     }
@@ -217,6 +221,7 @@ impl Session {
             return Err(Error::Stalled("the server closed the connection for statements"));
         }
         self.listen()?;
+        self.watch_slot();
         self.watch_mode();
         self.rescan();
         self.settling.observe_if_due(&mut self.jobs, &self.state);

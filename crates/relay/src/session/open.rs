@@ -12,6 +12,7 @@ use tracing::info;
 use super::hold::Hold;
 use super::scan::Scan;
 use super::settle::{Known, Settling};
+use super::watch::Watch;
 use super::{Session, TICK};
 use crate::broker::{self, History, Publisher, TailReader, WayBack};
 use crate::config::{self, Config};
@@ -108,6 +109,7 @@ impl Session {
             reader,
             confirmed_before: confirmed,
             hold,
+            watch: Watch::new(config),
             started: Instant::now(),
             tick: interval(TICK),
             answered: Vec::new(),

@@ -5,6 +5,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::PgLsn;
 
 use super::Store;
+use crate::core::SlotHealth;
 use crate::error::Error;
 
 /// The state row: what the slot brings, and how far the log has been worked through.
@@ -93,6 +94,49 @@ impl Store {
         }
     }
 
+    /// What the slot makes the server keep.
+    pub(crate) async fn slot_health(&self, slot: &str) -> Result<SlotHealth, Error> {
+        let sql = "SELECT wal_status, (pg_current_wal_lsn() - restart_lsn)::bigint,
+                          (pg_current_wal_lsn() - confirmed_flush_lsn)::bigint, safe_wal_size, active
+                   FROM pg_replication_slots WHERE slot_name = $1";
+        let row = self.client().query_opt(sql, &[&slot]).await;
+        let Some(row) = row.map_err(Error::sql("look at the slot"))? else {
+            return Ok(SlotHealth::default());
+        };
+        let bytes =
+            |at| row.get::<_, Option<i64>>(at).map_or(0, |it| u64::try_from(it).unwrap_or(0));
+        Ok(SlotHealth {
+            wal_status: row.get(0),
+            retained_bytes: bytes(1),
+            lag_bytes: bytes(2),
+            safe_bytes: row.get(3),
+            is_read: row.get(4),
+        })
+    }
+
+    /// Says, before a slot is dropped on purpose, why.
+    pub(crate) async fn announce_drop(&self, slot: &str, reason: &str) -> Result<(), Error> {
+        let sql = format!(
+            "UPDATE {} SET epoch_reason = $2, epoch_at = NULL, updated_at = now() WHERE slot = $1",
+            self.table.companion("tailpost_state")
+        );
+        let written = self.client().execute(&sql, &[&slot, &reason]).await;
+        written.map_err(Error::sql("write down why the slot is dropped")).map(|_| ())
+    }
+
+    /// The scanner found nothing more: what the slot could not bring when it was created is
+    /// published. Counts the `rows` of the scan that found the last of them.
+    pub(crate) async fn gap_filled(&self, slot: &str, rows: u64) -> Result<(), Error> {
+        let sql = format!(
+            "UPDATE {} SET gap_rows = coalesce(gap_rows, 0) + $2, gap_filled_at = now(),
+                 updated_at = now()
+             WHERE slot = $1 AND gap_filled_at IS NULL",
+            self.table.companion("tailpost_state")
+        );
+        let written = self.client().execute(&sql, &[&slot, &rows.cast_signed()]).await;
+        written.map_err(Error::sql("write down that the gap is filled")).map(|_| ())
+    }
+
     /// Which process reads the slot.
     pub(crate) async fn slot_reader(&self, slot: &str) -> Result<Option<i32>, Error> {
         let row = self
@@ -156,21 +200,27 @@ impl Store {
     }
 
     /// Says that a slot is about to be created: until [`begin_epoch`](Self::begin_epoch) nobody
-    /// may rely on it. The last watermark stays, for the next attempt.
+    /// may rely on it. The last watermark stays, for the next attempt. `reason` says why, unless
+    /// whoever dropped the slot has said so already.
     pub(crate) async fn announce_epoch(
         &self,
         slot: &str,
         system_identifier: &str,
         timeline: i32,
+        reason: &str,
     ) -> Result<(), Error> {
         let sql = format!(
-            "INSERT INTO {state} (slot, system_identifier, timeline, epoch, updated_at)
-             VALUES ($1, $2, $3, 0, now())
-             ON CONFLICT (slot) DO UPDATE SET start_snapshot = NULL, updated_at = now()",
+            "INSERT INTO {state} AS state
+                 (slot, system_identifier, timeline, epoch, epoch_reason, updated_at)
+             VALUES ($1, $2, $3, 0, $4, now())
+             ON CONFLICT (slot) DO UPDATE SET start_snapshot = NULL, epoch_at = NULL,
+                 epoch_reason = CASE WHEN state.epoch_at IS NULL AND state.epoch > 0
+                     THEN coalesce(state.epoch_reason, $4) ELSE $4 END,
+                 updated_at = now()",
             state = self.table.companion("tailpost_state")
         );
         self.client()
-            .execute(&sql, &[&slot, &system_identifier, &timeline])
+            .execute(&sql, &[&slot, &system_identifier, &timeline, &reason])
             .await
             .map_err(Error::sql("announce a new slot"))?;
         Ok(())
@@ -189,7 +239,8 @@ impl Store {
             "UPDATE {state} SET system_identifier = $2, timeline = $3, epoch = epoch + 1,
                 start_snapshot = $4::text::pg_snapshot, start_lsn = $5, held_lsn = $5,
                 watermark_snapshot = NULL, watermark_lsn = NULL,
-                swept_snapshot = $4::text::pg_snapshot, swept_lsn = $5, updated_at = now()
+                swept_snapshot = $4::text::pg_snapshot, swept_lsn = $5,
+                epoch_at = now(), gap_rows = 0, gap_filled_at = NULL, updated_at = now()
              WHERE slot = $1",
             state = self.table.companion("tailpost_state")
         );
