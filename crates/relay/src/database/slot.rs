@@ -15,6 +15,11 @@ use crate::error::{Error, sqlstate};
 /// Marks written at a time while an old slot's last events are looked up in the stream.
 const MARKS_AT_ONCE: usize = 1_000;
 
+/// How long a relay that fell silent keeps the slot from others: its host may be dead without
+/// anybody having closed its connections. A relay that lives answers at once.
+const GIVE_UP_SOON: &str = "SELECT set_config('wal_sender_timeout', '5s', false) FROM pg_settings
+    WHERE name = 'wal_sender_timeout' AND (setting = '0' OR setting::int > 5000)";
+
 /// A slot whose start is known, on a session that has not started to stream.
 ///
 /// What the slot brings is decided by the snapshot at its consistent point: exactly the rows whose
@@ -66,6 +71,7 @@ impl Slot {
             .map_err(Error::replication("open a replication connection"))?;
         let doing = "identify the server";
         let identity = session.identify_system().await.map_err(Error::replication(doing))?;
+        query(&mut session, GIVE_UP_SOON, "configure the session").await?;
         store.lock_slot(&config.slot).await?;
         let ensured = ensure(config, store, tail, &mut session, &identity).await;
         store.unlock_slot(&config.slot).await?;

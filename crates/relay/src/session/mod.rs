@@ -47,6 +47,10 @@ const SILENCE_MAX: Duration = Duration::from_secs(15);
 /// Messages handed to the broker before answers and the log get their turn.
 const SENDS_AT_ONCE: usize = 512;
 
+/// A loop that turned longer ago was held up, by the machine or by a signal. Somebody else may have
+/// the slot by now.
+const HELD_UP: Duration = Duration::from_secs(1);
+
 /// How long a stop may take to bring in the broker's answers and write the marks.
 const DRAIN_MAX: Duration = Duration::from_secs(20);
 
@@ -100,6 +104,7 @@ impl Session {
     ) -> Result<(), Error> {
         self.tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         self.start_scan();
+        let mut turned = Instant::now();
         loop {
             self.perform(reporter)?;
             if self.is_drained() {
@@ -119,6 +124,10 @@ impl Session {
                 self.apply(Input::LinkLost);
             }
             self.take_in();
+            if std::mem::replace(&mut turned, Instant::now()).elapsed() > HELD_UP {
+                // Nothing is sent before the stream was read, and the slot seen to be ours.
+                self.apply(Input::LinkLost);
+            }
             self.send()?;
         }
     }
