@@ -162,6 +162,7 @@ async fn a_paused_keyed_relay_asks_whose_slot_it_is_before_it_sends_again() {
     rig.set("TAILPOST_RELAY__MODE", "keyed");
     let first = rig.relay();
     first.wait_active().await;
+    rig.set("DATABASE_URL", &rig.postgres.url("postgres"));
     rig.set("NATS_URL", &rig.nats.url());
     let second = rig.relay();
     second.wait_log("standing by").await;
@@ -174,12 +175,21 @@ async fn a_paused_keyed_relay_asks_whose_slot_it_is_before_it_sends_again() {
     .await;
     rig.wait_stored(2).await;
     first.pause();
+    // Nor does it hear that PostgreSQL has given it up.
+    rig.to_postgres().blackhole(Direction::ToClient);
     second.wait_active().await;
     rig.wait_stored(50).await;
     rig.wait_marked().await;
     let stored = rig.stored_count().await;
     rig.to_nats().set_delay(Duration::ZERO);
+    // Until the broker has forgotten the ids.
+    tokio::time::sleep(Duration::from_millis(500)).await;
     first.resume();
+    until(DEADLINE, "it asks, or sends", async || {
+        first.log().contains("reading the stream's tail") || rig.stored_count().await > stored
+    })
+    .await;
+    rig.to_postgres().restore().await.unwrap();
     first.wait_log("standing by").await;
     assert_eq!(rig.stored_count().await, stored, "the woken relay sent something");
 }
