@@ -91,6 +91,7 @@ impl Reporter {
         status.settled_total = base.settled_total + counts.found;
         status.parked_total = base.parked_total + counts.parked;
         status.resyncs_total = base.resyncs_total + counts.resyncs;
+        status.batches_total = base.batches_total + counts.batches;
         status.foreign_total = base.foreign_total + counts.foreign;
         status.marked_total = base.marked_total + marks.marked;
         status.swept_total = base.swept_total + marks.swept;

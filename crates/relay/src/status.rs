@@ -44,6 +44,8 @@ pub struct Status {
     pub scanned_total: u64,
     /// Rows marked by the sweeper, because their mark was lost.
     pub swept_total: u64,
+    /// Fast-ingest batches begun; messages that go by themselves are in none.
+    pub batches_total: u64,
     /// How often the stream's tail was read to find out what is stored.
     pub resyncs_total: u64,
     /// Messages of other writers met in the stream.

@@ -1,6 +1,5 @@
 //! Publishing on a core connection, with one inbox for all answers.
 
-use std::fmt::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -11,10 +10,11 @@ use async_nats::{Client, Subject, Subscriber};
 use bytes::Bytes;
 use futures_util::{FutureExt, SinkExt, StreamExt};
 use outbox::wire::{self, Position};
+use pgoutput::Lsn;
 
 use super::answer;
 use super::reply::Replies;
-use crate::core::{Input, Part, Send};
+use crate::core::{Input, LastPosition, Part, Send};
 use crate::error::Error;
 
 /// Answers taken at a time, so that sending and reading get their turns.
@@ -26,7 +26,8 @@ const EXPECTED_LAST_SEQUENCE: HeaderName =
 const POSITION: HeaderName = HeaderName::from_static(wire::header::POSITION);
 const POSITION_EVENT: HeaderName = HeaderName::from_static(wire::header::POSITION_EVENT);
 
-/// The names that every event has: neither checked nor copied again for each of them.
+/// The names that every event has, in the order in which they are emitted: neither checked nor
+/// copied again for each of them.
 static OURS: [(&str, HeaderName); 8] = [
     ours(wire::header::MSG_ID),
     ours(wire::header::EVENT_TYPE),
@@ -53,7 +54,8 @@ pub(crate) struct Publisher {
     /// Where the last message went: a batch is ended on a subject of the stream.
     last_subject: Subject,
     stream: HeaderValue,
-    history: History,
+    /// Positions of the transaction that was sent last.
+    position: PositionPrefix,
     statistics: Arc<Statistics>,
     connects: u64,
 }
@@ -87,8 +89,15 @@ impl Publisher {
         let statistics = client.statistics();
         let connects = statistics.connects.load(Ordering::Relaxed);
         let last_subject = Subject::from_static("");
-        let publisher =
-            Self { client, replies, last_subject, stream, history, statistics, connects };
+        let publisher = Self {
+            client,
+            replies,
+            last_subject,
+            stream,
+            position: PositionPrefix::new(history),
+            statistics,
+            connects,
+        };
         Ok((publisher, answers))
     }
 
@@ -165,13 +174,18 @@ impl Publisher {
         std::mem::replace(&mut self.connects, connects) != connects
     }
 
-    fn headers(&self, send: &Send<'_>) -> Result<HeaderMap, String> {
+    fn headers(&mut self, send: &Send<'_>) -> Result<HeaderMap, String> {
         let mut headers = HeaderMap::new();
         let mut illegal = None;
+        let mut ours = OURS.iter();
         wire::event_headers(send.event, |name, value| {
-            let known = OURS.iter().find(|(known, _)| *known == name);
-            let name_on_wire = known.map_or_else(|| name.parse(), |(_, name)| Ok(name.clone()));
+            let known = ours.clone().position(|(known, _)| *known == name);
+            let name_on_wire = match known.and_then(|at| ours.nth(at)) {
+                Some((_, name)) => Ok(name.clone()),
+                None => name.parse(),
+            };
             match (name_on_wire, value.parse::<HeaderValue>()) {
+                (Ok(name), Ok(value)) if known.is_some() => headers.insert(name, value),
                 (Ok(name), Ok(value)) => headers.append(name, value),
                 _ => illegal = Some(format!("header \"{name}\" cannot be sent")),
             }
@@ -185,17 +199,39 @@ impl Publisher {
             headers.insert(EXPECTED_LAST_SEQUENCE, HeaderValue::from(expected));
         }
         if let Some(at) = send.position {
-            let History { system_id, timeline } = self.history;
-            let position =
-                Position { system_id, timeline, lsn: at.commit_lsn.0, ordinal: at.ordinal };
-            let mut text = String::with_capacity(48);
-            write!(text, "{position}").map_err(|error| error.to_string())?;
-            headers.insert(POSITION, HeaderValue::from(text));
+            headers.insert(POSITION, HeaderValue::from(self.position.text(at)));
             if at.event != send.event.id {
                 headers.insert(POSITION_EVENT, HeaderValue::from(at.event.to_string()));
             }
         }
         Ok(headers)
+    }
+}
+
+/// Prints positions. What a transaction's events have in common is printed once.
+struct PositionPrefix {
+    history: History,
+    lsn: Lsn,
+    text: String,
+}
+
+impl PositionPrefix {
+    fn new(history: History) -> Self {
+        Self { history, lsn: Lsn::ZERO, text: String::new() }
+    }
+
+    fn text(&mut self, at: LastPosition) -> String {
+        let History { system_id, timeline } = self.history;
+        if self.text.is_empty() || self.lsn != at.commit_lsn {
+            self.lsn = at.commit_lsn;
+            let first = Position { system_id, timeline, lsn: self.lsn.0, ordinal: 0 };
+            self.text = first.to_string();
+            self.text.pop();
+        }
+        let mut text = String::with_capacity(self.text.len() + 10);
+        text.push_str(&self.text);
+        text.push_str(itoa::Buffer::new().format(at.ordinal));
+        text
     }
 }
 
@@ -216,5 +252,22 @@ impl Answers {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_are_printed_as_the_wire_module_prints_them() {
+        let mut prefix = PositionPrefix::new(History { system_id: 7, timeline: 2 });
+        for (lsn, ordinal) in
+            [(0, 0), (0x16_B374_D848, 0), (0x16_B374_D848, 11), (0x17_0000_0000, 3)]
+        {
+            let at = LastPosition { commit_lsn: Lsn(lsn), ordinal, event: uuid::Uuid::nil() };
+            let expected = Position { system_id: 7, timeline: 2, lsn, ordinal };
+            assert_eq!(prefix.text(at), expected.to_string());
+        }
     }
 }

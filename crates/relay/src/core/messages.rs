@@ -168,4 +168,6 @@ pub(crate) struct Counts {
     pub(crate) parked: u64,
     pub(crate) resyncs: u64,
     pub(crate) foreign: u64,
+    /// Batches begun.
+    pub(crate) batches: u64,
 }

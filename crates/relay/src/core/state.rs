@@ -282,7 +282,7 @@ impl State {
     }
 
     pub(crate) fn counts(&self) -> Counts {
-        self.counts
+        Counts { batches: self.batches_begun.into(), ..self.counts }
     }
 
     fn logged(&mut self, outgoing: Outgoing) {

@@ -261,7 +261,15 @@ impl Session {
         if !self.source.stop(confirmed).await && confirmed > Lsn::ZERO {
             self.store.advance_slot(&self.config.slot, confirmed).await?;
         }
-        info!(%confirmed, unresolved = self.state.unresolved(), "stopped");
+        let counts = self.state.counts();
+        info!(
+            %confirmed,
+            unresolved = self.state.unresolved(),
+            published = counts.acked,
+            batches = counts.batches,
+            resyncs = counts.resyncs,
+            "stopped"
+        );
         Ok(())
     }
 }

@@ -135,6 +135,7 @@ impl Sink<'_, '_> {
                 "Events that the log could not bring and the scanner published.",
                 status.scanned_total,
             ),
+            ("outbox_batches", "Batches of messages sent to the broker.", status.batches_total),
             (
                 "outbox_resyncs",
                 "Times the stream was asked for what it holds.",
