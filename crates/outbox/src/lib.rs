@@ -41,4 +41,4 @@ pub mod wire;
 pub use enqueue::{enqueue, enqueue_all};
 pub use error::Error;
 pub use event::Event;
-pub use table::{Table, TableError};
+pub use table::{DROPPED, Table, TableError};

@@ -4,6 +4,10 @@ use std::str::FromStr;
 /// The most bytes that PostgreSQL keeps of an identifier; it cuts longer ones silently.
 const IDENTIFIER_BYTES_MAX: usize = 63;
 
+/// What `publish_error` says of a row that has `published_at` although no stream has the event: a
+/// route of the relay dropped it. Such a row has neither `stream` nor `stream_seq`.
+pub const DROPPED: &str = "dropped by a route";
+
 /// What the migrations create beside the outbox table.
 const COMPANIONS: [&str; 5] =
     ["outbox_dead_letter", "outbox_emit", "outbox_status", "tailpost_migrations", "tailpost_state"];

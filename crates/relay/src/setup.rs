@@ -5,6 +5,7 @@ use async_nats::jetstream::context::Context;
 use async_nats::jetstream::stream::{Config as Stream, DiscardPolicy, StorageType};
 use async_nats::jetstream::{self, ErrorCode};
 use outbox::migrations;
+use outbox::wire::subject_matches;
 use serde::Serialize;
 
 use crate::broker::TailReader;
@@ -72,7 +73,7 @@ pub async fn setup(config: &Config) -> Result<SetupReport, Error> {
         let what = format!("migration {:04}_{}", migration.version, migration.name);
         steps.push(SetupStep { what, created });
     }
-    let store = Store::connect(&config.postgres, &config.table, "tailpost setup").await?;
+    let store = Store::connect(config, "tailpost setup").await?;
     let created = ensure_publication(config, &store).await?;
     steps.push(SetupStep { what: format!("publication {}", config.publication), created });
     let client = config.nats.connect("tailpost setup").await?;
@@ -119,7 +120,7 @@ fn stream(config: &Config, batches: bool) -> Stream {
     let wanted = &config.stream;
     Stream {
         name: wanted.name.clone(),
-        subjects: wanted.subjects.clone(),
+        subjects: subjects(config),
         storage: StorageType::File,
         discard: DiscardPolicy::New,
         num_replicas: wanted.replicas,
@@ -130,6 +131,15 @@ fn stream(config: &Config, batches: bool) -> Stream {
         allow_batch_publish: batches,
         ..Stream::default()
     }
+}
+
+/// What is configured, and what subjects the relay makes besides.
+fn subjects(config: &Config) -> Vec<String> {
+    let (mut missing, mut subjects) = (config.routing().patterns(), config.stream.subjects.clone());
+    missing.retain(|it| !subjects.iter().any(|taken| subject_matches(taken, it)));
+    // A stream's subjects must not overlap.
+    subjects.retain(|it| !missing.iter().any(|pattern| subject_matches(pattern, it)));
+    [subjects, missing].concat()
 }
 
 async fn ensure_stream(

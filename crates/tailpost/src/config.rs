@@ -6,6 +6,7 @@
 mod error;
 mod keys;
 mod layers;
+mod routes;
 mod value;
 
 use std::collections::BTreeMap;
@@ -32,6 +33,7 @@ pub(crate) struct Settings {
     pub(crate) nats: NatsSettings,
     pub(crate) stream: StreamConfig,
     pub(crate) relay: RelaySettings,
+    pub(crate) routes: Vec<relay::Route>,
     pub(crate) admin: AdminSettings,
     pub(crate) log: LogSettings,
     // Where each setting that is not a default came from.
@@ -109,6 +111,7 @@ impl Default for Settings {
                 scan: ScanConfig::default(),
                 mark: MarkConfig::default(),
             },
+            routes: Vec::new(),
             admin: AdminSettings {
                 listen: Some(SocketAddr::from(([127, 0, 0, 1], 9464))),
                 token: None,
@@ -148,6 +151,7 @@ impl Settings {
             publication: self.postgres.publication.clone(),
             stream: self.stream.clone(),
             subject: self.relay.subject.clone(),
+            routes: self.routes.clone(),
             mode: self.relay.mode,
             window: self.relay.window,
             scan: self.relay.scan,

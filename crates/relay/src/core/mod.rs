@@ -34,4 +34,4 @@ pub(crate) use messages::{Input, Mode, Refusal, Request, Send, Settled, Start, T
 pub(crate) use state::{LOGGED_WHILE_SCAN_UNMARKED_MAX, State};
 #[cfg(test)]
 use window::LastPosition;
-pub(crate) use window::{Limits, Origin, Outgoing};
+pub(crate) use window::{Limits, Origin, Outgoing, Unpublished};

@@ -6,12 +6,13 @@ use std::str::FromStr;
 use bytes::Bytes;
 use bytestring::ByteString;
 use jiff::{SignedDuration, Timestamp};
-use outbox::{Event, Table, wire::SubjectTemplate};
+use outbox::{Event, Table};
 use pgoutput::{Datum, Insert, Relation};
 use uuid::Uuid;
 
 use crate::core::Outgoing;
 use crate::error::Error;
+use crate::routing::Routing;
 
 /// `jsonb`'s binary form is a version byte and the same text that `json` has.
 const JSONB_OID: u32 = 3802;
@@ -75,7 +76,7 @@ fn missing(column: &str) -> Error {
 /// while the relay runs changes nothing (PostgreSQL announces a relation anew before its next row).
 pub(crate) struct Rows {
     table: Table,
-    subject: SubjectTemplate,
+    routing: Routing,
     relations: HashMap<u32, Layout>,
 }
 
@@ -83,8 +84,8 @@ pub(crate) struct Rows {
 type Layout = Option<Vec<Option<(Field, u32)>>>;
 
 impl Rows {
-    pub(crate) fn new(table: Table, subject: SubjectTemplate) -> Self {
-        Self { table, subject, relations: HashMap::new() }
+    pub(crate) fn new(table: Table, routing: Routing) -> Self {
+        Self { table, routing, relations: HashMap::new() }
     }
 
     /// Learns a relation.
@@ -144,7 +145,7 @@ impl Rows {
     }
 
     fn address(&self, event: Event) -> Outgoing {
-        let subject = self.subject.render(&event).map_err(|error| error.to_string());
+        let subject = self.routing.subject(&event);
         Outgoing { event, subject }
     }
 }

@@ -1,5 +1,7 @@
 //! Every statement that the relay runs on the outbox and its companions.
 
+mod statements;
+
 use outbox::{Event, Table};
 use pgoutput::Lsn;
 use tokio::sync::OnceCell;
@@ -7,7 +9,9 @@ use tokio_postgres::types::PgLsn;
 use tokio_postgres::{Client, Row, Statement};
 use uuid::Uuid;
 
-use crate::connect::{ConnectionTask, PostgresTarget};
+use self::statements::Statements;
+use crate::config::Config;
+use crate::connect::ConnectionTask;
 use crate::core::Settled;
 use crate::database::publication;
 use crate::database::rows::scanned_columns;
@@ -28,14 +32,6 @@ pub(crate) struct Store {
     sql: Statements,
     /// Prepared once: it runs for every few thousand events.
     mark: OnceCell<Statement>,
-}
-
-struct Statements {
-    mark: String,
-    sweep: String,
-    sweep_dead: String,
-    park: String,
-    watermark: String,
 }
 
 /// The state row: what the slot brings, and how far the log has been worked through.
@@ -68,15 +64,11 @@ impl Watermark {
 
 impl Store {
     /// Connects, and is called `name` in `pg_stat_activity`.
-    pub(crate) async fn connect(
-        target: &PostgresTarget,
-        table: &Table,
-        name: &str,
-    ) -> Result<Self, Error> {
-        let (client, connection) = target.connect(name).await?;
-        let sql = Statements::new(table);
-        let mark = OnceCell::new();
-        Ok(Self { client, _connection: connection, table: table.clone(), sql, mark })
+    pub(crate) async fn connect(config: &Config, name: &str) -> Result<Self, Error> {
+        let (client, connection) = config.postgres.connect(name).await?;
+        let sql = Statements::new(config);
+        let (table, mark) = (config.table.clone(), OnceCell::new());
+        Ok(Self { client, _connection: connection, table, sql, mark })
     }
 
     pub(crate) fn client(&self) -> &Client {
@@ -92,12 +84,13 @@ impl Store {
         self.client.batch_execute(sql).await.map_err(Error::sql("configure the session"))
     }
 
-    /// Writes down that the stream has these events; already marked rows are left alone. Returns
-    /// how many rows were marked here. Rows not visible yet, or gone, are no error: the sweeper
+    /// Writes down that the stream has these events, or that a route dropped them; already marked
+    /// rows are left alone. Returns how many rows were marked here. Rows not visible yet, or gone, are no error: the sweeper
     /// finds the former.
     pub(crate) async fn mark(&self, stream: &str, settled: &[Settled]) -> Result<u64, Error> {
         let ids: Vec<Uuid> = settled.iter().map(|it| it.id).collect();
-        let seqs: Vec<i64> = settled.iter().map(|it| it.seq.cast_signed()).collect();
+        let seqs: Vec<Option<i64>> =
+            settled.iter().map(|it| it.seq.map(u64::cast_signed)).collect();
         let lsns: Vec<Option<PgLsn>> = settled
             .iter()
             .map(|it| (it.commit_lsn > Lsn::ZERO).then(|| PgLsn::from(it.commit_lsn.0)))
@@ -109,7 +102,7 @@ impl Store {
             .map_err(Error::sql("mark published rows"))
     }
 
-    /// Marks what was published and lost its mark: rows of the log, visible in the watermark's
+    /// Marks what was resolved and lost its mark: rows of the log, visible in the watermark's
     /// snapshot, at most [`SWEPT_AT_ONCE`]. Parked events that were not visible when they were
     /// parked leave the outbox here.
     pub(crate) async fn sweep(
@@ -430,51 +423,5 @@ impl Store {
 
     async fn prepare(&self, sql: &str) -> Result<Statement, Error> {
         self.client().prepare(sql).await.map_err(Error::sql("prepare a statement"))
-    }
-}
-
-impl Statements {
-    fn new(table: &Table) -> Self {
-        let (outbox, dead) = (table.quoted(), table.companion("outbox_dead_letter"));
-        let state = table.companion("tailpost_state");
-        let swept = "o.published_at IS NULL
-               AND NOT pg_visible_in_snapshot(o.txid, $1::text::pg_snapshot)
-               AND pg_visible_in_snapshot(o.txid, $2::text::pg_snapshot)";
-        Self {
-            mark: format!(
-                "UPDATE {outbox} o
-                 SET published_at = clock_timestamp(), stream = $4::text, stream_seq = u.seq,
-                     commit_lsn = u.lsn, publish_error = NULL
-                 FROM unnest($1::uuid[], $2::bigint[], $3::pg_lsn[]) AS u (id, seq, lsn)
-                 WHERE o.id = u.id AND o.published_at IS NULL"
-            ),
-            sweep: format!(
-                "UPDATE {outbox} SET published_at = clock_timestamp(), stream = $3::text
-                 WHERE id IN (SELECT o.id FROM {outbox} o WHERE {swept} LIMIT {SWEPT_AT_ONCE})
-                   AND published_at IS NULL"
-            ),
-            sweep_dead: format!(
-                "DELETE FROM {outbox} o USING {dead} d WHERE d.id = o.id AND {swept}"
-            ),
-            park: format!(
-                "WITH gone AS (
-                     DELETE FROM {outbox} WHERE id = $1 AND published_at IS NULL RETURNING id
-                 ), parked AS (
-                     INSERT INTO {dead} (id, aggregate_type, aggregate_id, event_type,
-                         event_version, payload, occurred_at, correlation_id, causation_id,
-                         headers, reason)
-                     VALUES ($1, $2, $3, $4, $5, $6::text::jsonb, $7, $8, $9, $10::text::jsonb,
-                         $11)
-                     ON CONFLICT (id) DO NOTHING
-                 )
-                 SELECT EXISTS (SELECT FROM gone)"
-            ),
-            watermark: format!(
-                "UPDATE {state} SET watermark_snapshot = $2::text::pg_snapshot,
-                     watermark_lsn = $3, watermark_at = now(), updated_at = now()
-                 WHERE slot = $1
-                 RETURNING pg_current_xact_id()::text"
-            ),
-        }
     }
 }

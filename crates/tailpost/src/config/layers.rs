@@ -7,6 +7,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::error::{Error, Origin, closest};
 use super::keys::{KEYS, Key};
+use super::routes;
 use super::value::Value;
 use super::{LogFormat, Settings};
 
@@ -56,6 +57,10 @@ fn apply_file(settings: &mut Settings, path: &Path) -> Result<(), Error> {
     })?;
     for (section, value) in document.get_ref() {
         let name = section.get_ref();
+        if name == routes::SECTION {
+            settings.routes = routes::parse(value, &at)?;
+            continue;
+        }
         if !KEYS.iter().any(|it| it.path.split_once('.').is_some_and(|(it, _)| it == name)) {
             return Err(unknown_section(at(section.span().start), name));
         }
@@ -90,7 +95,10 @@ fn apply_section(
 
 fn unknown_section(origin: Origin, name: &str) -> Error {
     let sections = || KEYS.iter().filter_map(|it| it.path.split_once('.')).map(|(it, _)| it);
-    let hint = closest(name, sections()).map(|it| format!("did you mean [{it}]?"));
+    let hint = closest(name, sections().chain([routes::SECTION])).map(|it| match it {
+        routes::SECTION => format!("did you mean [[{it}]]?"),
+        _ => format!("did you mean [{it}]?"),
+    });
     // A key above the first section header belongs to none.
     let stray = KEYS.iter().find(|it| it.path.ends_with(&format!(".{name}")));
     let hint = stray
