@@ -1,7 +1,7 @@
 //! What both servers keep, whether a relay runs or not.
 
 use async_nats::jetstream;
-use outbox::{DROPPED, wire};
+use outbox::{Column, DROPPED, wire};
 use tokio_postgres::Client;
 use tokio_postgres::types::PgLsn;
 
@@ -101,6 +101,7 @@ async fn slot(config: &Config, client: &Client) -> Result<Option<SlotReport>, Er
 async fn outbox(config: &Config, client: &Client) -> Result<OutboxReport, Error> {
     let doing = "look at the outbox";
     let (table, dead) = (config.table.quoted(), config.table.companion("outbox_dead_letter"));
+    let occurred_at = config.table.column(Column::OccurredAt);
     let drops = config.routes.iter().any(|it| it.destination == Destination::Drop);
     // Not counted without need: no index leads there.
     let dropped = if drops {
@@ -114,8 +115,8 @@ async fn outbox(config: &Config, client: &Client) -> Result<OutboxReport, Error>
     let sql = format!(
         "SELECT (SELECT count(*) FROM (SELECT FROM {table} WHERE published_at IS NULL
                                        LIMIT {COUNT_MAX}) unpublished),
-                (SELECT extract(epoch FROM clock_timestamp() - occurred_at)::float8 FROM {table}
-                 WHERE published_at IS NULL ORDER BY occurred_at LIMIT 1),
+                (SELECT extract(epoch FROM clock_timestamp() - {occurred_at})::float8 FROM {table}
+                 WHERE published_at IS NULL ORDER BY {occurred_at} LIMIT 1),
                 (SELECT count(*) FROM {dead} WHERE discarded_at IS NULL),
                 (SELECT reason FROM {dead} WHERE discarded_at IS NULL
                  ORDER BY dead_at DESC LIMIT 1),

@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::broker::TailReader;
 use crate::broker::fitness;
 use crate::config::Config;
-use crate::database::{Slot, Store};
+use crate::database::{Slot, Store, shape};
 use crate::error::Error;
 
 /// What set-up found and did.
@@ -67,6 +67,8 @@ pub fn plan(config: &Config) -> SetupPlan {
 pub async fn setup(config: &Config) -> Result<SetupReport, Error> {
     let mut steps = Vec::new();
     let (mut postgres, _connection) = config.postgres.connect("tailpost setup").await?;
+    let types = shape::types(&postgres, &config.table.quoted()).await?;
+    shape::check(&config.table, &types)?;
     let applied = migrations::migrate(&mut postgres, &config.table).await?;
     for migration in migrations::MIGRATIONS {
         let created = applied.iter().any(|it| it.version == migration.version);
@@ -74,6 +76,10 @@ pub async fn setup(config: &Config) -> Result<SetupReport, Error> {
         steps.push(SetupStep { what, created });
     }
     let store = Store::connect(config, "tailpost setup").await?;
+    if store.fit_dead_letters().await? {
+        let what = "column payload in outbox_dead_letter, of the outbox's type".into();
+        steps.push(SetupStep { what, created: true });
+    }
     let created = ensure_publication(config, &store).await?;
     steps.push(SetupStep { what: format!("publication {}", config.publication), created });
     let client = config.nats.connect("tailpost setup").await?;

@@ -2,7 +2,7 @@
 
 mod statements;
 
-use outbox::{Event, Table};
+use outbox::{Column, Event, Table};
 use pgoutput::Lsn;
 use tokio::sync::OnceCell;
 use tokio_postgres::types::PgLsn;
@@ -13,8 +13,8 @@ use self::statements::Statements;
 use crate::config::Config;
 use crate::connect::ConnectionTask;
 use crate::core::Settled;
-use crate::database::publication;
 use crate::database::rows::scanned_columns;
+use crate::database::{publication, shape};
 use crate::error::Error;
 
 /// `reason` is for operators; more than this helps nobody.
@@ -128,19 +128,19 @@ impl Store {
     pub(crate) async fn park(&self, event: &Event, reason: &str) -> Result<bool, Error> {
         let mut reason = reason.replace('\0', "\u{fffd}");
         reason.truncate(reason.floor_char_boundary(REASON_BYTES_MAX));
-        let payload = String::from_utf8_lossy(&event.payload);
+        let sql = statements::park(&self.table, self.dead_payload().await?);
         let headers = event.headers.as_ref().map(|headers| String::from_utf8_lossy(headers));
         let row = self
             .client()
             .query_one(
-                &self.sql.park,
+                &sql,
                 &[
                     &event.id,
                     &&*event.aggregate_type,
                     &&*event.aggregate_id,
                     &&*event.event_type,
                     &event.event_version,
-                    &payload,
+                    &&*event.payload,
                     &event.occurred_at,
                     &event.correlation_id,
                     &event.causation_id,
@@ -153,6 +153,37 @@ impl Store {
         Ok(row.get(0))
     }
 
+    /// The type in which a dead letter keeps its payload.
+    async fn dead_payload(&self) -> Result<u32, Error> {
+        let dead = self.table.companion("outbox_dead_letter");
+        let types = shape::types(self.client(), &dead).await?;
+        types.get("payload").copied().ok_or_else(|| Error::NotSetUp { missing: dead })
+    }
+
+    /// Gives dead letters' payloads the type that the outbox has, if it is another one. Says
+    /// whether it was.
+    pub(crate) async fn fit_dead_letters(&self) -> Result<bool, Error> {
+        let Some(type_oid) = self.unfit_dead_letters().await? else { return Ok(false) };
+        let dead = self.table.companion("outbox_dead_letter");
+        let (from, name) = (self.dead_payload().await?, statements::type_name(type_oid));
+        let using = match (from, type_oid) {
+            (shape::BYTEA, _) => format!("convert_from(payload, 'UTF8')::{name}"),
+            (_, shape::BYTEA) => "convert_to(payload::text, 'UTF8')".into(),
+            _ => format!("payload::text::{name}"),
+        };
+        let sql = format!("ALTER TABLE {dead} ALTER COLUMN payload TYPE {name} USING {using}");
+        self.client().batch_execute(&sql).await.map_err(Error::sql("change the dead letters"))?;
+        Ok(true)
+    }
+
+    /// The outbox's type of payload, if dead letters could not keep it.
+    async fn unfit_dead_letters(&self) -> Result<Option<u32>, Error> {
+        let types = shape::types(self.client(), &self.table.quoted()).await?;
+        let payload = types.get(self.table.columns().name(Column::Payload));
+        let Some(payload) = payload.map(|it| statements::kept_as(*it)) else { return Ok(None) };
+        Ok((statements::kept_as(self.dead_payload().await?) != payload).then_some(payload))
+    }
+
     /// Opens a cursor on the unmarked rows that the log does not bring, in order of insertion. One
     /// pass over them, however many they are; the transaction ends with
     /// [`close_scan`](Self::close_scan), and until then the table keeps its columns.
@@ -161,23 +192,14 @@ impl Store {
         let outbox = self.table.quoted();
         let begin = format!("BEGIN READ ONLY; LOCK TABLE {outbox} IN ACCESS SHARE MODE");
         self.client().batch_execute(&begin).await.map_err(Error::sql(doing))?;
-        let present = self
-            .client()
-            .query(
-                "SELECT attname::text FROM pg_attribute
-                 WHERE attrelid = $1::text::regclass AND attnum > 0 AND NOT attisdropped",
-                &[&outbox],
-            )
-            .await
-            .map_err(Error::sql(doing))?;
-        let present: Vec<String> = present.iter().map(|row| row.get(0)).collect();
+        let types = shape::types(self.client(), &outbox).await?;
         // A cursor takes no parameters; the snapshot came from the server's own output function.
         let sql = format!(
             "DECLARE tailpost_scan NO SCROLL CURSOR FOR
              SELECT {columns} FROM {outbox}
              WHERE published_at IS NULL AND pg_visible_in_snapshot(txid, '{snapshot}'::pg_snapshot)
              ORDER BY seq",
-            columns = scanned_columns(&present)?,
+            columns = scanned_columns(&self.table, &types)?,
             snapshot = start_snapshot.replace('\'', "''"),
         );
         self.client().batch_execute(&sql).await.map_err(Error::sql(doing))
@@ -246,6 +268,11 @@ impl Store {
             .map_err(Error::sql("look for the outbox"))?;
         if !row.get::<_, bool>(0) {
             return Err(Error::NotSetUp { missing: format!("table {state}") });
+        }
+        if let Some(type_oid) = self.unfit_dead_letters().await? {
+            let dead = self.table.companion("outbox_dead_letter");
+            let name = statements::type_name(type_oid);
+            return Err(Error::NotSetUp { missing: format!("column payload {name} in {dead}") });
         }
         match self.check_publication(publication, slot).await {
             // The slot is about to be looked at.

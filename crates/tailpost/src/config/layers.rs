@@ -65,8 +65,7 @@ fn apply_file(settings: &mut Settings, path: &Path) -> Result<(), Error> {
             return Err(unknown_section(at(section.span().start), name));
         }
         let Some(table) = value.get_ref().as_table() else {
-            let problem = format!("`{name}` is a section: write [{name}]");
-            return Err(Error::new(at(section.span().start), problem));
+            return Err(not_a_section(at(section.span().start), name));
         };
         apply_section(settings, name, table, &at)?;
     }
@@ -77,11 +76,17 @@ fn apply_section(
     settings: &mut Settings,
     section: &str,
     table: &DeTable<'_>,
-    at: &impl Fn(usize) -> Origin,
+    at: &dyn Fn(usize) -> Origin,
 ) -> Result<(), Error> {
     for (name, value) in table {
         let path = format!("{section}.{}", name.get_ref());
         let origin = at(name.span().start);
+        let is_section = || KEYS.iter().any(|it| it.path.starts_with(&format!("{path}.")));
+        if is_section() {
+            let table = value.get_ref().as_table().ok_or_else(|| not_a_section(origin, &path))?;
+            apply_section(settings, &path, table, at)?;
+            continue;
+        }
         let key = find(&path).ok_or_else(|| {
             let hint = closest(&path, KEYS.iter().map(|it| it.path));
             Error::new(origin.clone(), format!("unknown key `{path}`"))
@@ -93,6 +98,10 @@ fn apply_section(
     Ok(())
 }
 
+fn not_a_section(origin: Origin, name: &str) -> Error {
+    Error::new(origin, format!("`{name}` is a section: write [{name}]"))
+}
+
 fn unknown_section(origin: Origin, name: &str) -> Error {
     let sections = || KEYS.iter().filter_map(|it| it.path.split_once('.')).map(|(it, _)| it);
     let hint = closest(name, sections().chain([routes::SECTION])).map(|it| match it {
@@ -102,7 +111,7 @@ fn unknown_section(origin: Origin, name: &str) -> Error {
     // A key above the first section header belongs to none.
     let stray = KEYS.iter().find(|it| it.path.ends_with(&format!(".{name}")));
     let hint = stray
-        .and_then(|it| it.path.split_once('.'))
+        .and_then(|it| it.path.rsplit_once('.'))
         .map(|(section, _)| format!("did you mean `{name}` below [{section}]?"))
         .or(hint);
     Error::new(origin, format!("unknown section `{name}`")).with_hint(hint)

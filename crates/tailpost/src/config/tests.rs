@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use outbox::Column;
 use relay::Destination;
 
 use super::*;
@@ -115,6 +116,29 @@ fn unknown_names_are_refused_with_place_and_suggestion() {
         "TAILPOST_POSTGRES_URL: no setting has this variable",
         "did you mean TAILPOST_POSTGRES__URL?",
     );
+}
+
+#[test]
+fn columns_have_a_section_within_a_section() {
+    let toml = "[outbox.columns]\nevent_type = 'type'\naggregate_id = 'Aggregate Id'\n";
+    let database = ("DATABASE_URL", "postgres://a/b");
+    let variable = ("TAILPOST_OUTBOX__COLUMNS__EVENT_TYPE", "kind");
+    for (environment, name) in [(&[database][..], "type"), (&[database, variable], "kind")] {
+        let Ok(config) = loaded(toml, environment).relay_config() else { panic!("valid") };
+        assert_eq!(config.table.columns().name(Column::EventType), name);
+        assert_eq!(config.table.column(Column::AggregateId), "\"Aggregate Id\"");
+        assert_eq!(config.table.columns().name(Column::Id), "id");
+    }
+    let (error, hint) = refusal("[outbox.columns]\npayloat = 'x'\n", &[]);
+    assert_eq!(error, ":2: unknown key `outbox.columns.payloat`");
+    assert_eq!(hint, "did you mean `outbox.columns.payload`?");
+    let (error, _) = refusal("[outbox]\ncolumns = 'x'\n", &[]);
+    assert_eq!(error, ":2: `outbox.columns` is a section: write [outbox.columns]");
+    let (error, _) = refusal("[outbox.columns]\nid = ''\n", &[]);
+    assert!(error.contains("`outbox.columns.id` must be the name of a column"), "{error}");
+    let twice = loaded("[outbox.columns]\nheaders = 'payload'\n", &[database]);
+    let Err(error) = twice.relay_config() else { panic!("one column for two things") };
+    assert!(error.to_string().contains(".toml:2: the column payload is named twice"), "{error}");
 }
 
 #[test]
