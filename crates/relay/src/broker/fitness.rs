@@ -24,21 +24,23 @@ pub(crate) struct Finding {
     pub(crate) fix: String,
 }
 
-/// Refuses a stream that would lose events, and warns of what weakens it.
+/// Refuses a stream that would lose events, and warns of what weakens it. Says whether it takes
+/// fast-ingest batches.
 pub(crate) async fn check(
     config: &Config,
     client: &Client,
     tail: &TailReader,
-) -> Result<(), Error> {
+) -> Result<bool, Error> {
     let info = tail.info().await?;
-    for finding in findings(config, &info.config, batches(client)) {
+    let batches = batches(client);
+    for finding in findings(config, &info.config, batches) {
         if finding.fatal {
             let stream = config.stream.name.clone();
             return Err(Error::Stream { stream, reason: finding.reason, fix: finding.fix });
         }
         warn!(stream = config.stream.name, fix = finding.fix, "{}", finding.reason);
     }
-    Ok(())
+    Ok(batches && info.config.allow_batch_publish)
 }
 
 /// Whether the server knows fast-ingest batches.

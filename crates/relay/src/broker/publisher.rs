@@ -8,11 +8,13 @@ use async_nats::client::{PublishErrorKind, Statistics};
 use async_nats::header::{HeaderMap, HeaderName, HeaderValue};
 use async_nats::message::OutboundMessage;
 use async_nats::{Client, Subject, Subscriber};
+use bytes::Bytes;
 use futures_util::{FutureExt, SinkExt, StreamExt};
 use outbox::wire::{self, Position};
 
 use super::answer;
-use crate::core::{Input, Send};
+use super::reply::Replies;
+use crate::core::{Input, Part, Send};
 use crate::error::Error;
 
 /// Answers taken at a time, so that sending and reading get their turns.
@@ -43,11 +45,13 @@ const fn ours(name: &'static str) -> (&'static str, HeaderName) {
 /// Sends messages without waiting for their answers.
 ///
 /// `jetstream::Context::publish` would cost a semaphore permit, a random inbox, a oneshot channel
-/// and a map entry for each message, and throws the answer of a dropped future away. Here every
-/// reply subject is `<inbox>.<epoch>.<index>` and one subscription brings all answers.
+/// and a map entry for each message, and throws the answer of a dropped future away. Here the
+/// [reply subject](super::reply) says what an answer is about and one subscription brings all.
 pub(crate) struct Publisher {
     client: Client,
-    inbox: String,
+    replies: Replies,
+    /// Where the last message went: a batch is ended on a subject of the stream.
+    last_subject: Subject,
     stream: HeaderValue,
     history: History,
     statistics: Arc<Statistics>,
@@ -73,16 +77,19 @@ impl Publisher {
         stream: &str,
         history: History,
     ) -> Result<(Self, Answers), Error> {
-        let inbox = client.new_inbox();
+        let replies = Replies::new(client.new_inbox());
         let messages = client
-            .subscribe(format!("{inbox}.>"))
+            .subscribe(replies.subscription())
             .await
             .map_err(Error::jetstream("subscribe to the broker's answers"))?;
         let answers = Answers { messages, stream: stream.to_owned() };
         let stream = stream.parse().map_err(Error::jetstream("name the stream in a header"))?;
         let statistics = client.statistics();
         let connects = statistics.connects.load(Ordering::Relaxed);
-        Ok((Self { client, inbox, stream, history, statistics, connects }, answers))
+        let last_subject = Subject::from_static("");
+        let publisher =
+            Self { client, replies, last_subject, stream, history, statistics, connects };
+        Ok((publisher, answers))
     }
 
     /// Waits until one message can be handed over without blocking.
@@ -110,9 +117,16 @@ impl Publisher {
             Ok(headers) => headers,
             Err(reason) => return Ok(Some(reason)),
         };
+        if self.last_subject.as_str() != send.subject {
+            self.last_subject = Subject::from(send.subject);
+        }
+        let reply = match send.part {
+            Some(part) => self.replies.part(part),
+            None => self.replies.message(send.epoch, send.index),
+        };
         let message = OutboundMessage {
-            subject: Subject::from(send.subject),
-            reply: Some(Subject::from(format!("{}.{}.{}", self.inbox, send.epoch, send.index))),
+            subject: self.last_subject.clone(),
+            reply: Some(reply),
             payload: send.event.payload.clone(),
             headers: Some(headers),
         };
@@ -126,6 +140,22 @@ impl Publisher {
             }
             Err(error) => Err(Error::jetstream("hand a message to the broker")(error)),
         }
+    }
+
+    /// Ends a batch; [`ready`](Self::ready) must have said that something can be handed over.
+    ///
+    /// # Errors
+    ///
+    /// If the connection takes no message at all.
+    pub(crate) fn end(&mut self, end: Part) -> Result<(), Error> {
+        let message = OutboundMessage {
+            subject: self.last_subject.clone(),
+            reply: Some(self.replies.end(end)),
+            payload: Bytes::new(),
+            headers: None,
+        };
+        let sent = self.client.start_send_unpin(message);
+        sent.map_err(Error::jetstream("hand a message to the broker"))
     }
 
     /// Whether the connection was replaced since the last call: whatever had been handed over and

@@ -70,6 +70,8 @@ pub(crate) struct Entry {
     /// The stream's last sequence as known when this was sent: it can only be stored above it.
     pub(crate) sent_after: u64,
     pub(crate) sent_at: Duration,
+    /// Fenced mode: the sequence that it was to follow.
+    pub(crate) expected: u64,
     bytes: usize,
     key: u64,
     /// Keyed mode: the next entry of the same aggregate, which waits for this one.
@@ -180,6 +182,7 @@ impl Window {
             stage: Stage::Waiting,
             sent_after: 0,
             sent_at: Duration::ZERO,
+            expected: 0,
             bytes,
             key: 0,
             next_of_key: None,

@@ -24,6 +24,7 @@ async fn state(
     mode: Mode,
     way: WayBack,
     tail: &TailReader,
+    batches: bool,
 ) -> Result<State, Error> {
     let WayBack { resolved_before, system_id, .. } = way;
     let tail = tail.back_to(way).await?;
@@ -42,6 +43,7 @@ async fn state(
         system_id,
         resolved_before,
         tail,
+        batches,
     }))
 }
 
@@ -63,7 +65,7 @@ impl Session {
         store.check_set_up(&config.publication, &config.slot).await?;
         let context = jetstream::new(client.clone());
         let tail = TailReader::new(&context, &config.stream.name).await?;
-        broker::fitness::check(config, client, &tail).await?;
+        let batches = broker::fitness::check(config, client, &tail).await?;
         let slot = Slot::prepare(config, &store, Some(&tail)).await?;
         let (system_id, timeline, reader) = (slot.system_id, slot.timeline, slot.reader);
         let start_snapshot = slot.start_snapshot.clone();
@@ -80,7 +82,7 @@ impl Session {
             overtaken_max: config.window.events,
             at_least: 1,
         };
-        let state = state(config, mode, way, &tail).await?;
+        let state = state(config, mode, way, &tail, batches).await?;
         let history = History { system_id, timeline };
         let (publisher, answers) =
             Publisher::new(client.clone(), &config.stream.name, history).await?;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use pgoutput::Lsn;
 
-use super::{Foreign, World};
+use super::{Faults, Foreign, World};
 use crate::core::{Mode, Settled};
 
 impl World {
@@ -60,7 +60,8 @@ impl World {
             ids.into_iter().filter(|id| !self.late_rows.contains(id)).collect()
         };
         let (stored, expected) = (in_time(stored), in_time(expected));
-        let reordered = self.faults.mode == Mode::Fenced && self.faults.foreign == Foreign::Always;
+        let Faults { mode, foreign, batches, .. } = self.faults;
+        let reordered = mode == Mode::Fenced && foreign == Foreign::Always && !batches;
         if self.faults.mode == Mode::Fenced && !reordered {
             assert_eq!(stored, expected, "not in commit order");
         }
