@@ -21,4 +21,5 @@ mod standby;
 mod stop;
 mod storm;
 mod takeover;
+mod versioning;
 mod wire;
