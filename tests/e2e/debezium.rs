@@ -221,6 +221,35 @@ async fn the_printed_plan_and_the_library_fit_the_table() {
     assert_eq!(rig.stored().await[1].event(), event);
 }
 
+/// R-OUT-01, R-REL-07: the scanner and the log read the same from columns that are no text.
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_and_types_that_are_no_text_arrive_as_postgresql_prints_them() {
+    for (key_type, key) in [
+        ("BIGINT", "-72057594037927936"),
+        ("SMALLINT", "12337"),
+        ("UUID", "00000000-0000-4000-8000-00000000000a"),
+        ("CHAR(12)", "o-1"),
+    ] {
+        let (rig, _config) = rig("JSONB").await;
+        rig.execute(&format!(
+            "CREATE TYPE kind AS ENUM ('order', 'user');
+             ALTER TABLE outboxevent ALTER aggregatetype TYPE kind USING 'user',
+                 ALTER aggregateid TYPE {key_type} USING NULL"
+        ))
+        .await;
+        insert(&rig, key, "Placed", "'{}'").await; // the scanner's
+        rig.setup().await;
+        let _relay = rig.relay();
+        insert(&rig, key, "Placed", "'{}'").await; // the log's
+        rig.wait_stored(2).await;
+        for message in rig.stored().await {
+            assert_eq!(message.header("Aggregate-Id"), Some(key), "{key_type}");
+            assert_eq!(message.subject, "outbox.event.order");
+        }
+        wait_marked(&rig).await;
+    }
+}
+
 /// R-OUT-01: what no migration can mend is said before anything is changed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_table_that_cannot_be_relayed_is_refused_unchanged() {
@@ -235,6 +264,8 @@ async fn a_table_that_cannot_be_relayed_is_refused_unchanged() {
         ("ALTER payload TYPE INT USING 1", "column \"payload\" must be of type jsonb, json, text"),
         ("ALTER payload TYPE TEXT", ""),
         ("ALTER created TYPE BIGINT USING 1", "column \"created\" must be of type timestamptz"),
+        ("ALTER created TYPE TIMESTAMP USING now()", ""),
+        ("ALTER aggregateid TYPE FLOAT USING 1", "column \"aggregateid\" must be of type text"),
     ] {
         rig.execute("ALTER TABLE outboxevent ALTER created DROP DEFAULT").await;
         rig.execute(&format!("ALTER TABLE outboxevent {change}")).await;

@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use super::shape::{
     BPCHAR, BYTEA, INT2, INT4, INT8, JSON, JSONB, NAME, TEXT, TIMESTAMP, TIMESTAMPTZ, Types,
-    USER_DEFINED_MIN, UUID, VARCHAR, missing,
+    USER_DEFINED_MIN, UUID, VARCHAR, is_required, missing,
 };
 use crate::core::Outgoing;
 use crate::error::Error;
@@ -30,12 +30,12 @@ const POSTGRES_EPOCH_UNIX_SECONDS: i64 = 946_684_800;
 pub(crate) fn scanned_columns(table: &Table, types: &Types) -> Result<String, Error> {
     let selected = |column: Column| {
         let name = table.column(column);
-        let Some(&type_oid) = types.get(table.columns().name(column)) else {
+        let Some(found) = types.get(table.columns().name(column)) else {
             return stand_in(column).map(str::to_owned).ok_or_else(|| missing(table, column));
         };
         Ok(match column {
-            Column::Payload if type_oid == BYTEA => name,
-            Column::OccurredAt if type_oid == TIMESTAMP => format!("{name} AT TIME ZONE 'UTC'"),
+            Column::Payload if found.oid == BYTEA => name,
+            Column::OccurredAt if found.oid == TIMESTAMP => format!("{name} AT TIME ZONE 'UTC'"),
             Column::EventVersion => format!("{name}::int"),
             Column::Id | Column::CorrelationId | Column::CausationId | Column::OccurredAt => name,
             _ => format!("{name}::text"),
@@ -152,7 +152,7 @@ fn layout(table: &Table, relation: &Relation) -> Result<Vec<Option<(Column, u32)
     let columns = table.columns();
     for column in Column::ALL {
         let is_there = || relation.columns.iter().any(|it| it.name == columns.name(column));
-        if stand_in(column).is_none() && !is_there() {
+        if is_required(column) && !is_there() {
             return Err(missing(table, column));
         }
     }
@@ -179,14 +179,14 @@ fn blank(committed_at: Timestamp) -> Event {
 fn set(event: &mut Event, column: Column, type_oid: u32, datum: &Datum) -> Option<()> {
     if matches!(datum, Datum::Null | Datum::Unchanged) {
         // Without a payload the message is empty.
-        return (column == Column::Payload || stand_in(column).is_some()).then_some(());
+        return (column == Column::Payload || !is_required(column)).then_some(());
     }
     match column {
         Column::Id => event.id = uuid(datum)?,
         Column::AggregateType => event.aggregate_type = string(datum, type_oid)?,
         Column::AggregateId => event.aggregate_id = string(datum, type_oid)?,
         Column::EventType => event.event_type = string(datum, type_oid)?,
-        Column::EventVersion => event.event_version = integer(datum)?,
+        Column::EventVersion => event.event_version = integer(datum, type_oid)?,
         Column::Payload => event.payload = payload(datum, type_oid)?,
         Column::OccurredAt => event.occurred_at = instant(datum, type_oid)?,
         Column::CorrelationId => event.correlation_id = Some(uuid(datum)?),
@@ -205,25 +205,28 @@ fn uuid(datum: &Datum) -> Option<Uuid> {
     }
 }
 
-/// As PostgreSQL prints it. The binary form of a user-defined type, such as an enumeration or
-/// `citext`, is taken for its text.
+/// As PostgreSQL prints it, or, where it pads with spaces, casts it to text. The binary form of a
+/// user-defined type, such as an enumeration or `citext`, is taken for its text.
 fn string(datum: &Datum, type_oid: u32) -> Option<ByteString> {
     match (datum, type_oid) {
+        (Datum::Binary(bytes) | Datum::Text(bytes), BPCHAR) => {
+            Some(std::str::from_utf8(bytes).ok()?.trim_end_matches(' ').into())
+        }
         (Datum::Text(bytes), _) => ByteString::try_from(bytes.clone()).ok(),
         (Datum::Binary(_), UUID) => Some(uuid(datum)?.to_string().into()),
         (Datum::Binary(bytes), INT2 | INT4 | INT8) => Some(whole(bytes)?.to_string().into()),
-        (Datum::Binary(bytes), TEXT | VARCHAR | BPCHAR | NAME | USER_DEFINED_MIN..) => {
+        (Datum::Binary(bytes), TEXT | VARCHAR | NAME | USER_DEFINED_MIN..) => {
             ByteString::try_from(bytes.clone()).ok()
         }
         _ => None,
     }
 }
 
-fn integer(datum: &Datum) -> Option<i32> {
-    match datum {
-        Datum::Binary(bytes) => whole(bytes)?.try_into().ok(),
-        Datum::Text(text) => std::str::from_utf8(text).ok()?.parse().ok(),
-        Datum::Null | Datum::Unchanged => None,
+fn integer(datum: &Datum, type_oid: u32) -> Option<i32> {
+    match (datum, type_oid) {
+        (Datum::Binary(bytes), INT2 | INT4 | INT8) => whole(bytes)?.try_into().ok(),
+        (Datum::Text(text), _) => std::str::from_utf8(text).ok()?.parse().ok(),
+        _ => None,
     }
 }
 
@@ -252,9 +255,7 @@ fn json(datum: &Datum, type_oid: u32) -> Option<Bytes> {
         (Datum::Binary(bytes), JSONB) => {
             (bytes.first() == Some(&JSONB_VERSION)).then(|| bytes.slice(1..))
         }
-        (Datum::Binary(bytes), JSON | TEXT | VARCHAR | BPCHAR | USER_DEFINED_MIN..) => {
-            Some(bytes.clone())
-        }
+        (Datum::Binary(bytes), JSON | TEXT | VARCHAR) => Some(bytes.clone()),
         _ => None,
     }
 }
@@ -309,10 +310,11 @@ mod tests {
 
     #[test]
     fn integers_of_any_width_become_versions() {
-        assert_eq!(integer(&Datum::Binary(bytes(&7i16.to_be_bytes()))), Some(7));
-        assert_eq!(integer(&Datum::Binary(bytes(&7i64.to_be_bytes()))), Some(7));
-        assert_eq!(integer(&Datum::Binary(bytes(&i64::MAX.to_be_bytes()))), None);
-        assert_eq!(integer(&Datum::Text(bytes(b"7"))), Some(7));
+        assert_eq!(integer(&Datum::Binary(bytes(&7i16.to_be_bytes())), INT2), Some(7));
+        assert_eq!(integer(&Datum::Binary(bytes(&7i64.to_be_bytes())), INT8), Some(7));
+        assert_eq!(integer(&Datum::Binary(bytes(&i64::MAX.to_be_bytes())), INT8), None);
+        assert_eq!(integer(&Datum::Text(bytes(b"7")), TEXT), Some(7));
+        assert_eq!(integer(&Datum::Binary(bytes(b"0007")), TEXT), None);
     }
 
     #[test]
@@ -320,6 +322,7 @@ mod tests {
         let id = Uuid::from_u128(7);
         let string = |value: &[u8], oid| string(&Datum::Binary(bytes(value)), oid);
         assert_eq!(string(b"o-1", VARCHAR).as_deref(), Some("o-1"));
+        assert_eq!(string(b"o-1   ", BPCHAR).as_deref(), Some("o-1"));
         assert_eq!(string(id.as_bytes(), UUID), Some(id.to_string().into()));
         assert_eq!(string(&7i64.to_be_bytes(), INT8).as_deref(), Some("7"));
         assert_eq!(string(b"paid", USER_DEFINED_MIN).as_deref(), Some("paid"));

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use outbox::{Column, Table};
-use tokio_postgres::Client;
+use tokio_postgres::{Client, Row};
 
 use crate::error::Error;
 
@@ -25,19 +25,40 @@ pub(crate) const JSONB: u32 = 3802;
 pub(crate) const USER_DEFINED_MIN: u32 = 16_384;
 
 /// A table's columns by their names, with their types.
-pub(crate) type Types = HashMap<String, u32>;
+pub(crate) type Types = HashMap<String, ColumnType>;
+
+#[derive(Debug, Clone)]
+pub(crate) struct ColumnType {
+    pub(crate) oid: u32,
+    /// `pg_type.typcategory`.
+    category: String,
+}
 
 /// The columns of a table; none if it does not exist. `table` is quoted.
 pub(crate) async fn types(client: &Client, table: &str) -> Result<Types, Error> {
     let rows = client
         .query(
-            "SELECT attname::text, atttypid FROM pg_attribute
+            "SELECT attname::text, atttypid, typcategory::text
+             FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid
              WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped",
             &[&table],
         )
         .await
         .map_err(Error::sql("look at the table's columns"))?;
-    Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
+    let column = |row: &Row| (row.get(0), ColumnType { oid: row.get(1), category: row.get(2) });
+    Ok(rows.iter().map(column).collect())
+}
+
+/// Whether an outbox must have the column; the relay can do without the others.
+pub(crate) const fn is_required(column: Column) -> bool {
+    matches!(
+        column,
+        Column::Id
+            | Column::AggregateType
+            | Column::AggregateId
+            | Column::EventType
+            | Column::Payload
+    )
 }
 
 pub(crate) fn missing(table: &Table, column: Column) -> Error {
@@ -50,30 +71,40 @@ pub(crate) fn check(table: &Table, types: &Types) -> Result<(), Error> {
     if types.is_empty() {
         return Ok(()); // the migrations make it
     }
-    for (column, allowed, wanted) in [
-        (Column::Id, &[UUID][..], "uuid"),
-        (Column::AggregateType, &[], ""),
-        (Column::AggregateId, &[], ""),
-        (Column::EventType, &[], ""),
-        (
-            Column::Payload,
-            &[JSONB, JSON, TEXT, VARCHAR, BPCHAR, BYTEA],
-            "jsonb, json, text, or bytea",
-        ),
-    ] {
+    for column in Column::ALL {
         let name = table.columns().name(column);
-        let type_oid = types.get(name).ok_or_else(|| missing(table, column))?;
-        let is_known = allowed.is_empty() || *type_oid >= USER_DEFINED_MIN;
-        if !is_known && !allowed.contains(type_oid) {
-            return Err(Error::Table(format!("column \"{name}\" must be of type {wanted}")));
+        match types.get(name) {
+            None if is_required(column) => return Err(missing(table, column)),
+            None => {}
+            Some(found) => {
+                if let Some(wanted) = unfit(column, found) {
+                    let problem = format!("column \"{name}\" must be of type {wanted}");
+                    return Err(Error::Table(problem));
+                }
+            }
         }
     }
-    let occurred_at = table.columns().name(Column::OccurredAt);
-    match types.get(occurred_at) {
-        None | Some(&(TIMESTAMPTZ | TIMESTAMP)) => Ok(()),
-        Some(_) => Err(Error::Table(format!(
-            "column \"{occurred_at}\" must be of type timestamptz: name another one, or none, as \
-             outbox.columns.occurred_at"
-        ))),
-    }
+    Ok(())
+}
+
+/// The types that a column may have, if it has another one. Others would be misread: the log has
+/// values in their binary form.
+fn unfit(column: Column, found: &ColumnType) -> Option<&'static str> {
+    let (fits, wanted) = match column {
+        Column::Id | Column::CorrelationId | Column::CausationId => (found.oid == UUID, "uuid"),
+        // Text of any kind, and enumerations.
+        Column::AggregateType | Column::AggregateId | Column::EventType => (
+            matches!(found.oid, UUID | INT2 | INT4 | INT8)
+                || matches!(found.category.as_str(), "S" | "E"),
+            "text, an enumeration, uuid, or a whole number",
+        ),
+        Column::EventVersion => (matches!(found.oid, INT2 | INT4 | INT8), "int"),
+        Column::Payload => (
+            matches!(found.oid, JSONB | JSON | TEXT | VARCHAR | BYTEA),
+            "jsonb, json, text, or bytea",
+        ),
+        Column::OccurredAt => (matches!(found.oid, TIMESTAMPTZ | TIMESTAMP), "timestamptz"),
+        Column::Headers => (matches!(found.oid, JSONB | JSON | TEXT | VARCHAR), "jsonb or json"),
+    };
+    (!fits).then_some(wanted)
 }

@@ -85,8 +85,8 @@ impl Store {
     }
 
     /// Writes down that the stream has these events, or that a route dropped them; already marked
-    /// rows are left alone. Returns how many rows were marked here. Rows not visible yet, or gone, are no error: the sweeper
-    /// finds the former.
+    /// rows are left alone. Returns how many rows were marked here. Rows not visible yet, or gone,
+    /// are no error: the sweeper finds the former.
     pub(crate) async fn mark(&self, stream: &str, settled: &[Settled]) -> Result<u64, Error> {
         let ids: Vec<Uuid> = settled.iter().map(|it| it.id).collect();
         let seqs: Vec<Option<i64>> =
@@ -157,7 +157,7 @@ impl Store {
     async fn dead_payload(&self) -> Result<u32, Error> {
         let dead = self.table.companion("outbox_dead_letter");
         let types = shape::types(self.client(), &dead).await?;
-        types.get("payload").copied().ok_or_else(|| Error::NotSetUp { missing: dead })
+        types.get("payload").map(|it| it.oid).ok_or_else(|| Error::NotSetUp { missing: dead })
     }
 
     /// Gives dead letters' payloads the type that the outbox has, if it is another one. Says
@@ -180,7 +180,7 @@ impl Store {
     async fn unfit_dead_letters(&self) -> Result<Option<u32>, Error> {
         let types = shape::types(self.client(), &self.table.quoted()).await?;
         let payload = types.get(self.table.columns().name(Column::Payload));
-        let Some(payload) = payload.map(|it| statements::kept_as(*it)) else { return Ok(None) };
+        let Some(payload) = payload.map(|it| statements::kept_as(it.oid)) else { return Ok(None) };
         Ok((statements::kept_as(self.dead_payload().await?) != payload).then_some(payload))
     }
 
