@@ -148,16 +148,17 @@ pub(crate) struct Part {
     pub(crate) last: bool,
 }
 
-/// An event that the stream has.
+/// An event that needs no publishing any more, and whose row is to be marked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Settled {
     pub(crate) id: Uuid,
-    pub(crate) seq: u64,
+    /// Where the stream has it; `None` if a route dropped it.
+    pub(crate) seq: Option<u64>,
     pub(crate) origin: Origin,
     pub(crate) commit_lsn: Lsn,
     pub(crate) commit_time_micros: i64,
-    /// It was found in the stream, rather than acked just now.
-    pub(crate) found: bool,
+    /// The broker acked it just now, rather than long ago or never.
+    pub(crate) acked: bool,
 }
 
 /// Events counted since the session began.
@@ -166,6 +167,7 @@ pub(crate) struct Counts {
     pub(crate) acked: u64,
     pub(crate) found: u64,
     pub(crate) parked: u64,
+    pub(crate) dropped: u64,
     pub(crate) resyncs: u64,
     pub(crate) foreign: u64,
     /// Batches begun.

@@ -34,4 +34,4 @@ pub(crate) use messages::{
     Input, Mode, Part, Refusal, Request, Send, Settled, Start, Tail, TailMessage,
 };
 pub(crate) use state::{LOGGED_WHILE_SCAN_UNMARKED_MAX, State};
-pub(crate) use window::{LastPosition, Limits, Origin, Outgoing};
+pub(crate) use window::{LastPosition, Limits, Origin, Outgoing, Unpublished};

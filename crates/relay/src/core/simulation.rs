@@ -42,6 +42,7 @@ enum Foreign {
 struct Faults {
     mode: Mode,
     foreign: Foreign,
+    /// Some events are refused for good, and some are dropped by a route.
     poison: bool,
     /// The broker remembers ids until the relay is away for long. Fenced mode must not need it,
     /// except where the broker rejects a message for good while old connections still deliver.
@@ -68,6 +69,7 @@ struct World {
     keys: HashMap<u128, u8>,
     poisoned: HashSet<u128>,
     parked: HashSet<u128>,
+    dropped: HashSet<u128>,
     stream: Vec<Stored>,
     /// One queue for each connection ever made; the last is the relay's present one.
     connections: Vec<VecDeque<Packet>>,
@@ -121,6 +123,7 @@ impl World {
             keys: HashMap::new(),
             poisoned: HashSet::new(),
             parked: HashSet::new(),
+            dropped: HashSet::new(),
             stream: Vec::new(),
             connections: vec![VecDeque::new()],
             taking: HashMap::new(),
@@ -160,7 +163,11 @@ impl World {
         event.payload = Bytes::from_static(b"{}");
         // Half of the poison is found before sending, the other half by the broker.
         let known = self.poisoned.contains(&id) && id.is_multiple_of(2);
-        let subject = if known { Err("illegal".into()) } else { Ok("s".into()) };
+        let subject = match known {
+            _ if self.is_filtered(id) => Err(Unpublished::Dropped),
+            true => Err(Unpublished::Unfit("illegal".into())),
+            false => Ok("s".into()),
+        };
         Outgoing { event, subject }
     }
 
@@ -252,8 +259,7 @@ impl World {
             }
         }
         for settled in self.relay.state.take_settled() {
-            let at = usize::try_from(settled.seq).expect("small") - 1;
-            assert_eq!(self.stream[at].id, Some(settled.id.as_u128()), "settled at a wrong place");
+            self.check_settled(settled);
         }
     }
 

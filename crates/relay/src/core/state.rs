@@ -12,7 +12,7 @@ use uuid::Uuid;
 use self::batch::Batch;
 use super::messages::{Counts, Input, Mode, Refusal, Request, Send, Settled, Start};
 use super::progress::Progress;
-use super::window::{Entry, LastPosition, Limits, Origin, Outgoing, Stage, Window};
+use super::window::{Entry, LastPosition, Limits, Origin, Outgoing, Stage, Unpublished, Window};
 
 /// While rows of a scan are published but not marked, the log may bring at most this many events,
 /// so that after a crash a bounded read of the tail finds those rows.
@@ -308,15 +308,31 @@ impl State {
 
     fn push(&mut self, outgoing: Outgoing, origin: Origin, at: (Lsn, u32, i64)) {
         let stored_at = self.seen.remove(&outgoing.event.id);
-        let poison = outgoing.subject.as_ref().err().cloned();
+        let unpublished = outgoing.subject.as_ref().err().cloned();
+        if let (None, Some(Unpublished::Dropped)) = (stored_at, &unpublished) {
+            return self.dropped(outgoing.event.id, origin, at);
+        }
         let (index, first_of_key) = self.window.push(outgoing, origin, at);
         if first_of_key && self.mode == Mode::Keyed {
             self.ready.push_back(index);
         }
-        match (stored_at, poison) {
+        match (stored_at, unpublished) {
+            // Also if a route drops it now that did not when it was published.
             (Some(seq), _) => self.settle(index, seq, true),
-            (None, Some(reason)) => self.park(index, reason),
-            (None, None) => {}
+            (None, Some(Unpublished::Unfit(reason))) => self.park(index, reason),
+            (None, Some(Unpublished::Dropped) | None) => {}
+        }
+    }
+
+    /// Resolves an event that is not to be published. It does not enter the window: nothing is sent,
+    /// so nothing can be waited for.
+    fn dropped(&mut self, id: Uuid, origin: Origin, at: (Lsn, u32, i64)) {
+        let (commit_lsn, _, commit_time_micros) = at;
+        let (seq, acked) = (None, false);
+        self.settled.push(Settled { id, seq, origin, commit_lsn, commit_time_micros, acked });
+        self.counts.dropped += 1;
+        if let (Origin::Scan, Some(scan)) = (origin, &mut self.scan) {
+            scan.outstanding -= 1;
         }
     }
 
@@ -406,11 +422,11 @@ impl State {
         let Some(entry) = self.window.get(index) else { return };
         self.settled.push(Settled {
             id: entry.outgoing.event.id,
-            seq,
+            seq: Some(seq),
             origin: entry.origin,
             commit_lsn: entry.commit_lsn,
             commit_time_micros: entry.commit_time_micros,
-            found,
+            acked: !found,
         });
         if found {
             self.counts.found += 1;

@@ -34,12 +34,21 @@ pub(crate) struct LastPosition {
     pub(crate) event: Uuid,
 }
 
-/// An event with where it goes, or with why it can go nowhere.
+/// An event with where it goes, or with why it goes nowhere.
 #[derive(Debug, Clone)]
 pub(crate) struct Outgoing {
     pub(crate) event: Event,
-    /// The rendered subject, or why this event can never be published.
-    pub(crate) subject: Result<String, String>,
+    /// The rendered subject.
+    pub(crate) subject: Result<String, Unpublished>,
+}
+
+/// Why an event has no subject.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Unpublished {
+    /// A route drops it: it is resolved as soon as it is seen.
+    Dropped,
+    /// It can never be published, for this reason: it is parked.
+    Unfit(String),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -61,7 +61,7 @@ impl Session {
         client: &Client,
         once: bool,
     ) -> Result<Self, Error> {
-        let store = Arc::new(Store::connect(&config.postgres, &config.table, "tailpost").await?);
+        let store = Arc::new(Store::connect(config, "tailpost").await?);
         store.check_set_up(&config.publication, &config.slot).await?;
         let context = jetstream::new(client.clone());
         let tail = TailReader::new(&context, &config.stream.name).await?;
@@ -70,7 +70,7 @@ impl Session {
         let (system_id, timeline, reader) = (slot.system_id, slot.timeline, slot.reader);
         let start_snapshot = slot.start_snapshot.clone();
         let resolved_before = slot.resolved_before();
-        let rows = Rows::new(config.table.clone(), config.subject.clone());
+        let rows = Rows::new(config.table.clone(), config.routing());
         let source = slot.start(rows, &store, &config.slot).await?;
         let mode = match config.mode {
             config::Mode::Fenced => Mode::Fenced,
@@ -86,7 +86,7 @@ impl Session {
         let history = History { system_id, timeline };
         let (publisher, answers) =
             Publisher::new(client.clone(), &config.stream.name, history).await?;
-        let marks = Store::connect(&config.postgres, &config.table, "tailpost marks").await?;
+        let marks = Store::connect(config, "tailpost marks").await?;
         marks.yield_to_others().await?;
         let until = if once { Some(store.mark_the_end().await?) } else { None };
         let settling = Settling::new(Arc::clone(config), Arc::new(marks), start_snapshot.clone());

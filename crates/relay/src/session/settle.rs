@@ -155,7 +155,7 @@ impl Settling {
     /// unmarked.
     pub(super) fn observe_if_due(&mut self, jobs: &mut FuturesUnordered<Job>, state: &State) {
         let counts = state.counts();
-        let resolved = counts.acked + counts.found + counts.parked;
+        let resolved = counts.acked + counts.found + counts.parked + counts.dropped;
         let due = self.observed_at.is_none_or(|at| at.elapsed() >= WATERMARK_EVERY);
         let news = self.observed_resolved != Some(resolved) || self.missed != Missed::Nothing;
         if matches!(self.watermark, Step::Resting) && due && news {

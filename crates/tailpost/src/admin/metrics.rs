@@ -128,6 +128,7 @@ impl Sink<'_, '_> {
         self.published(status)?;
         for (name, help, value) in [
             ("outbox_settled", "Events found in the stream already.", status.settled_total),
+            ("outbox_dropped", "Events that a route dropped.", status.dropped_total),
             ("outbox_mark", "Rows marked as published.", status.marked_total),
             ("outbox_swept", "Rows whose lost mark was restored.", status.swept_total),
             (

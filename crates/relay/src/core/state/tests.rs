@@ -7,20 +7,26 @@ use outbox::Event;
 use pgoutput::Lsn;
 
 use super::State;
-use crate::core::{Input, Limits, Mode, Outgoing, Part, Refusal, Request, Start, Tail};
+use crate::core::{
+    Input, Limits, Mode, Outgoing, Part, Refusal, Request, Start, Tail, TailMessage, Unpublished,
+};
 
 fn fenced() -> State {
     start(false)
 }
 
 fn start(batches: bool) -> State {
+    start_on(Tail { last_seq: 0, messages: Vec::new() }, batches)
+}
+
+fn start_on(tail: Tail, batches: bool) -> State {
     State::new(Start {
         mode: Mode::Fenced,
         limits: Limits { events: 100, bytes: 1 << 20 },
         ack_timeout: Duration::from_secs(1),
         system_id: 1,
         resolved_before: Lsn::ZERO,
-        tail: Tail { last_seq: 0, messages: Vec::new() },
+        tail,
         batches,
     })
 }
@@ -109,6 +115,50 @@ fn one_lost_answer_is_missed_although_others_come() {
     panic!("the transaction of the second message is never confirmed");
 }
 
+fn dropped() -> Outgoing {
+    let event = Event::new("t", "a", "e", &0).expect("valid");
+    Outgoing { event, subject: Err(Unpublished::Dropped) }
+}
+
+#[test]
+fn a_dropped_event_is_resolved_at_once_and_waits_for_nobody() {
+    let mut state = fenced();
+    let (commit_lsn, end_lsn) = (Lsn(10), Lsn(20));
+    state.apply(Duration::ZERO, Input::Begin { commit_lsn, commit_time_micros: 0 });
+    let event = dropped();
+    let id = event.event.id;
+    state.apply(Duration::ZERO, Input::Logged(event));
+    state.apply(Duration::ZERO, Input::Commit { end_lsn });
+    assert_eq!((state.confirmed(), state.is_idle(), state.has_send()), (end_lsn, true, false));
+    let settled = state.take_settled();
+    assert_eq!(settled.iter().map(|it| (it.id, it.seq)).collect::<Vec<_>>(), [(id, None)]);
+    assert_eq!(state.counts().dropped, 1);
+}
+
+#[test]
+fn a_dropped_event_passes_no_mark_of_confirmation_over_one_that_is_on_its_way() {
+    let mut state = fenced();
+    log(&mut state, 1);
+    state.apply(Duration::ZERO, Input::Logged(dropped()));
+    state.apply(Duration::ZERO, Input::Commit { end_lsn: Lsn(20) });
+    assert_eq!(send_all(&mut state), 1);
+    assert_eq!(state.confirmed(), Lsn::ZERO);
+    ack(&mut state, 0);
+    assert_eq!(state.confirmed(), Lsn(20));
+}
+
+#[test]
+fn an_event_published_before_its_route_came_is_not_said_to_be_dropped() {
+    let event = dropped();
+    let id = Some(event.event.id);
+    let message = TailMessage { seq: 7, id, position: None, position_event: None };
+    let mut state = start_on(Tail { last_seq: 7, messages: vec![message] }, false);
+    state.apply(Duration::ZERO, Input::Logged(event));
+    let settled = state.take_settled();
+    assert_eq!(settled.iter().map(|it| it.seq).collect::<Vec<_>>(), [Some(7)]);
+    assert_eq!((state.counts().found, state.counts().dropped), (1, 0));
+}
+
 /// A session that has stored one message by itself, with `waiting` more to send.
 fn batching(waiting: usize) -> State {
     let mut state = start(true);
@@ -124,7 +174,7 @@ fn parts(state: &mut State) -> Vec<Option<Part>> {
 }
 
 fn settled(state: &mut State) -> Vec<u64> {
-    state.take_settled().iter().map(|it| it.seq).collect()
+    state.take_settled().iter().filter_map(|it| it.seq).collect()
 }
 
 const fn part(batch: u32, number: u64, last: bool) -> Option<Part> {
