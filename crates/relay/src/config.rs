@@ -4,6 +4,7 @@ use outbox::Table;
 use outbox::wire::SubjectTemplate;
 
 use crate::connect::{Error, NatsTarget, PostgresTarget, check_name};
+use crate::routing::{Route, Routing};
 
 /// Everything a relay must know. See `docker/tailpost.toml` for what each setting means in use.
 #[derive(Debug, Clone)]
@@ -20,8 +21,11 @@ pub struct Config {
     pub publication: String,
     /// The stream that events go to.
     pub stream: StreamConfig,
-    /// How an event's subject is made.
+    /// How the subject is made of an event that no route takes.
     pub subject: SubjectTemplate,
+    /// Other subjects for some events, and which are not published. The first that takes an event
+    /// decides.
+    pub routes: Vec<Route>,
     /// How duplicates and disorder are prevented.
     pub mode: Mode,
     /// How much may be in flight.
@@ -149,6 +153,11 @@ impl Config {
     /// The default time that a message may stay unacknowledged.
     pub const ACK_TIMEOUT: Duration = Duration::from_secs(5);
 
+    /// What decides about an event's subject.
+    pub(crate) fn routing(&self) -> Routing {
+        Routing::new(self.routes.clone(), self.subject.clone())
+    }
+
     /// Checks what types cannot express: names, ranges, and settings that must fit each other.
     ///
     /// # Errors
@@ -224,6 +233,7 @@ mod tests {
             publication: "tailpost".into(),
             stream: StreamConfig::default(),
             subject: "outbox.{aggregate_type}.{event_type}".parse().expect("valid"),
+            routes: Vec::new(),
             mode: Mode::default(),
             window: WindowLimits::default(),
             scan: ScanConfig::default(),

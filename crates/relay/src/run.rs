@@ -136,7 +136,7 @@ async fn relieve(config: &Config) -> Result<(), Error> {
         return Ok(());
     };
     let relieved = async {
-        let store = Store::connect(&config.postgres, &config.table, "tailpost slot").await?;
+        let store = Store::connect(config, "tailpost slot").await?;
         store.lock_slot(&config.slot).await?; // nobody creates it anew meanwhile
         let mut health = store.slot_health(&config.slot).await?;
         let started = Instant::now();
@@ -166,7 +166,7 @@ async fn relieve(config: &Config) -> Result<(), Error> {
 async fn stand_by(config: &Config, stop: &CancellationToken) {
     info!(slot = config.slot, "another relay reads the slot: standing by");
     let free = async {
-        let store = Store::connect(&config.postgres, &config.table, "tailpost standby").await?;
+        let store = Store::connect(config, "tailpost standby").await?;
         while store.slot_reader(&config.slot).await?.is_some() {
             tokio::time::sleep(STANDBY_EVERY).await;
         }

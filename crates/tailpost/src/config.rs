@@ -6,6 +6,7 @@
 mod error;
 mod keys;
 mod layers;
+mod routes;
 mod value;
 
 use std::collections::BTreeMap;
@@ -33,6 +34,7 @@ pub(crate) struct Settings {
     pub(crate) nats: NatsSettings,
     pub(crate) stream: StreamConfig,
     pub(crate) relay: RelaySettings,
+    pub(crate) routes: Vec<relay::Route>,
     pub(crate) admin: AdminSettings,
     pub(crate) log: LogSettings,
     // Where each setting that is not a default came from.
@@ -43,6 +45,8 @@ pub(crate) struct Settings {
 pub(crate) struct PostgresSettings {
     pub(crate) url: Option<String>,
     pub(crate) table: outbox::Table,
+    /// What the table's columns are called.
+    pub(crate) columns: outbox::Columns,
     pub(crate) slot: String,
     pub(crate) publication: String,
     pub(crate) tls: PostgresTls,
@@ -92,6 +96,7 @@ impl Default for Settings {
             postgres: PostgresSettings {
                 url: None,
                 table: outbox::Table::default(),
+                columns: outbox::Columns::default(),
                 slot: "tailpost".into(),
                 publication: "tailpost".into(),
                 tls: PostgresTls::default(),
@@ -112,6 +117,7 @@ impl Default for Settings {
                 mark: MarkConfig::default(),
                 wal: WalConfig::default(),
             },
+            routes: Vec::new(),
             admin: AdminSettings {
                 listen: Some(SocketAddr::from(([127, 0, 0, 1], 9464))),
                 token: None,
@@ -146,11 +152,12 @@ impl Settings {
                 .map_err(|source| self.blame("postgres.url", source))?,
             nats: NatsTarget::new(&self.nats.url, self.nats.access.clone())
                 .map_err(|source| self.blame("nats.url", source))?,
-            table: self.postgres.table.clone(),
+            table: self.table()?,
             slot: self.postgres.slot.clone(),
             publication: self.postgres.publication.clone(),
             stream: self.stream.clone(),
             subject: self.relay.subject.clone(),
+            routes: self.routes.clone(),
             mode: self.relay.mode,
             window: self.relay.window,
             scan: self.relay.scan,
@@ -160,6 +167,14 @@ impl Settings {
         };
         config.validate().map_err(|source| self.blame("", source))?;
         Ok(config)
+    }
+
+    fn table(&self) -> Result<outbox::Table, Error> {
+        let Self { postgres: PostgresSettings { table, columns, .. }, origins, .. } = self;
+        table.clone().with_columns(columns.clone()).map_err(|error| {
+            let origin = origins.iter().find(|(path, _)| path.starts_with("outbox.columns."));
+            Error::invalid(origin.map(|(_, origin)| origin.clone()), error.to_string())
+        })
     }
 
     /// Adds where the setting came from to an error that names one.

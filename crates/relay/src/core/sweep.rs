@@ -20,6 +20,8 @@ const STORED_MAX: usize = 200_000;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Unmarked {
     pub(crate) id: Uuid,
+    /// A route drops it: the stream has nothing of it.
+    pub(crate) is_dropped: bool,
     pub(crate) age: Age,
 }
 
@@ -39,8 +41,8 @@ pub(crate) enum Age {
 /// What becomes of the rows.
 #[derive(Debug, Default)]
 pub(crate) struct Verdict {
-    /// The stream has them, there.
-    pub(crate) stored: Vec<Settled>,
+    /// The stream has them, there; or a route dropped them.
+    pub(crate) settled: Vec<Settled>,
     /// The watermark says that they are published, and nothing says otherwise.
     pub(crate) trusted: Vec<Uuid>,
     /// The log did not bring them, and the stream does not have them.
@@ -70,7 +72,7 @@ enum Stream {
 /// Remembers from one sweep to the next.
 #[derive(Debug)]
 pub(crate) struct Sweeper {
-    stored: HashMap<Uuid, (u64, Lsn)>,
+    stored: HashMap<Uuid, (Option<u64>, Lsn)>,
     stream: Stream,
     suspects: HashSet<Uuid>,
 }
@@ -88,7 +90,7 @@ impl Sweeper {
             let own = message.position.filter(|_| message.position_event.is_none());
             let commit_lsn = own.map_or(Lsn::ZERO, |position| Lsn(position.lsn));
             if let Some(id) = message.id {
-                self.stored.insert(id, (message.seq, commit_lsn));
+                self.stored.insert(id, (Some(message.seq), commit_lsn));
             }
         }
     }
@@ -118,7 +120,7 @@ impl Sweeper {
     /// Judges what a watermark covers. `marks_were_lost` says that this session dropped marks of
     /// rows that may be among these.
     pub(crate) fn judge(&mut self, rows: &[Unmarked], marks_were_lost: bool) -> Judgement {
-        let is_open = |row: &Unmarked| !self.stored.contains_key(&row.id);
+        let is_open = |row: &Unmarked| !row.is_dropped && !self.stored.contains_key(&row.id);
         if self.stream == Stream::Unread && rows.iter().any(is_open) {
             return Judgement::AskTheStream;
         }
@@ -126,7 +128,7 @@ impl Sweeper {
         let mut verdict = Verdict::default();
         for row in rows {
             match self.opinion(row) {
-                Opinion::Stored(settled) => verdict.stored.push(settled),
+                Opinion::Settled(settled) => verdict.settled.push(settled),
                 Opinion::Unlogged if marks_were_lost => verdict.trusted.push(row.id),
                 Opinion::Unlogged if suspects.contains(&row.id) => verdict.unlogged.push(row.id),
                 Opinion::Unlogged => _ = self.suspects.insert(row.id),
@@ -142,7 +144,7 @@ impl Sweeper {
         let mut verdict = Verdict::default();
         for row in rows {
             match self.opinion(row) {
-                Opinion::Stored(settled) => verdict.stored.push(settled),
+                Opinion::Settled(settled) => verdict.settled.push(settled),
                 Opinion::Unlogged => verdict.unlogged.push(row.id),
                 Opinion::None => verdict.trusted.push(row.id),
             }
@@ -151,14 +153,16 @@ impl Sweeper {
     }
 
     fn opinion(&mut self, row: &Unmarked) -> Opinion {
-        if let Some((seq, commit_lsn)) = self.stored.remove(&row.id) {
-            return Opinion::Stored(Settled {
+        let place = self.stored.remove(&row.id);
+        if place.is_some() || row.is_dropped {
+            let (seq, commit_lsn) = place.unwrap_or_default();
+            return Opinion::Settled(Settled {
                 id: row.id,
                 seq,
                 origin: Origin::Log,
                 commit_lsn,
                 commit_time_micros: 0,
-                found: true,
+                acked: false,
             });
         }
         match row.age {
@@ -170,7 +174,7 @@ impl Sweeper {
 }
 
 enum Opinion {
-    Stored(Settled),
+    Settled(Settled),
     Unlogged,
     None,
 }
@@ -184,7 +188,7 @@ mod tests {
     }
 
     fn row(n: u128, age: Age) -> Unmarked {
-        Unmarked { id: id(n), age }
+        Unmarked { id: id(n), is_dropped: false, age }
     }
 
     fn message(n: u128) -> TailMessage {
@@ -206,8 +210,8 @@ mod tests {
         assert!(matches!(sweeper.judge(&rows, false), Judgement::AskTheStream));
         sweeper.read(&[message(1), message(2), message(3)], false);
         let verdict = verdict(sweeper.judge(&rows, false));
-        let seqs: Vec<u64> = verdict.stored.iter().map(|it| it.seq).collect();
-        assert_eq!(seqs, [1, 2, 3]);
+        let seqs: Vec<Option<u64>> = verdict.settled.iter().map(|it| it.seq).collect();
+        assert_eq!(seqs, [Some(1), Some(2), Some(3)]);
         assert!(verdict.trusted.is_empty() && verdict.unlogged.is_empty());
     }
 
@@ -251,15 +255,15 @@ mod tests {
         assert_eq!(verdict(sweeper.judge(&rows, false)).suspected, 1);
         let hidden = Settled {
             id: id(7),
-            seq: 70,
+            seq: Some(70),
             origin: Origin::Log,
             commit_lsn: Lsn(5),
             commit_time_micros: 0,
-            found: false,
+            acked: true,
         };
         assert!(sweeper.remember(&hidden));
         let verdict = verdict(sweeper.judge(&rows, false));
-        assert_eq!((verdict.stored[0].seq, verdict.stored[0].commit_lsn), (70, Lsn(5)));
+        assert_eq!((verdict.settled[0].seq, verdict.settled[0].commit_lsn), (Some(70), Lsn(5)));
         assert!(verdict.unlogged.is_empty());
     }
 }

@@ -249,11 +249,11 @@ async fn mark_stored(config: &Config, store: &Store, stored: &[TailMessage]) -> 
         .filter_map(|message| {
             Some(Settled {
                 id: message.id?,
-                seq: message.seq,
+                seq: Some(message.seq),
                 origin: Origin::Scan,
                 commit_lsn: Lsn::ZERO,
                 commit_time_micros: 0,
-                found: true,
+                acked: false,
             })
         })
         .collect();
@@ -278,7 +278,7 @@ async fn sweep_all(
         let rows = store.unmarked(start, watermark, old.swept.as_ref()).await?;
         // Nothing is on its way any more: there is no next watermark to wait for.
         let verdict = sweeper.judge_finally(&rows);
-        store.mark(stream, &verdict.stored).await?;
+        store.mark(stream, &verdict.settled).await?;
         store.mark_on_trust(stream, &verdict.trusted).await?;
         store.leave_to_the_scanner(&verdict.unlogged).await?;
         if rows.len() < SWEPT_AT_ONCE {

@@ -1,5 +1,6 @@
 //! Every setting: its name, and how a value gets into [`Settings`].
 
+use outbox::Column;
 use relay::connect::SslMode;
 use relay::{Mode, OnWalLimit};
 
@@ -26,6 +27,16 @@ pub(super) static KEYS: &[Key] = &[
     key("postgres.sslrootcert", |it, v| put(&mut it.postgres.tls.sslrootcert, v.text().map(path))),
     key("postgres.sslcert", |it, v| put(&mut it.postgres.tls.sslcert, v.text().map(path))),
     key("postgres.sslkey", |it, v| put(&mut it.postgres.tls.sslkey, v.text().map(path))),
+    key("outbox.columns.id", |it, v| column(it, Column::Id, v)),
+    key("outbox.columns.aggregate_type", |it, v| column(it, Column::AggregateType, v)),
+    key("outbox.columns.aggregate_id", |it, v| column(it, Column::AggregateId, v)),
+    key("outbox.columns.event_type", |it, v| column(it, Column::EventType, v)),
+    key("outbox.columns.event_version", |it, v| column(it, Column::EventVersion, v)),
+    key("outbox.columns.payload", |it, v| column(it, Column::Payload, v)),
+    key("outbox.columns.occurred_at", |it, v| column(it, Column::OccurredAt, v)),
+    key("outbox.columns.correlation_id", |it, v| column(it, Column::CorrelationId, v)),
+    key("outbox.columns.causation_id", |it, v| column(it, Column::CausationId, v)),
+    key("outbox.columns.headers", |it, v| column(it, Column::Headers, v)),
     key("nats.url", |it, v| put(&mut it.nats.url, v.text().map(str::to_owned))),
     key("nats.creds", |it, v| put(&mut it.nats.access.creds, v.text().map(path))),
     key("nats.nkey", |it, v| put(&mut it.nats.access.nkey, v.text().map(some))),
@@ -65,6 +76,11 @@ const fn key(path: &'static str, set: fn(&mut Settings, Value<'_>) -> Result<(),
 fn put<T>(place: &mut T, value: Result<T, Wanted>) -> Result<(), Wanted> {
     *place = value?;
     Ok(())
+}
+
+fn column(settings: &mut Settings, column: Column, value: Value<'_>) -> Result<(), Wanted> {
+    let renamed = settings.postgres.columns.rename(column, value.text()?);
+    renamed.map_err(|error| format!("the name of a column: {error}").into())
 }
 
 fn some(text: &str) -> Option<String> {

@@ -81,7 +81,7 @@ impl Settling {
         let (store, stream) = (Arc::clone(&self.store), self.config.stream.name.clone());
         job(async move {
             let swept = async {
-                let mut marked = store.mark(&stream, &verdict.stored).await?;
+                let mut marked = store.mark(&stream, &verdict.settled).await?;
                 marked += store.mark_on_trust(&stream, &verdict.trusted).await?;
                 let unlogged = store.leave_to_the_scanner(&verdict.unlogged).await?;
                 Ok(Swept { found, marked, unlogged, suspected: verdict.suspected })
