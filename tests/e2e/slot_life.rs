@@ -57,6 +57,7 @@ async fn a_slot_whose_log_was_removed_while_no_relay_ran_is_made_anew_and_the_ga
 
     let relay = rig.relay();
     relay.wait_log("PostgreSQL gave the slot's log up").await;
+    relay.wait_active().await;
     expected.extend(rig.insert_each(10).await);
     rig.wait_marked().await;
     assert_eq!(rig.stored_ids().await, expected);
