@@ -1,6 +1,7 @@
 //! Fast-ingest batches carry fenced messages, for as long as the broker takes them.
 
 use support::{DEADLINE, Relay, Rig};
+use testbed::Direction;
 
 async fn rig() -> Rig {
     let rig = Rig::new().await;
@@ -64,4 +65,36 @@ async fn a_stream_that_takes_no_batches_any_more_gets_single_messages() {
     jetstream.update_stream(&config).await.unwrap();
     load.wait_committed(200).await;
     rig.finish(load).await;
+}
+
+/// R-REL-06: the fence alone keeps events single, also when answers are lost; consumers find the id
+/// in a header that the broker does not look at.
+#[tokio::test(flavor = "multi_thread")]
+async fn positions_alone_keep_events_single() {
+    let mut rig = Rig::proxied().await;
+    rig.set("TAILPOST_RELAY__DEDUP", "position");
+    rig.set("TAILPOST_RELAY__ACK_TIMEOUT", "1s");
+    rig.setup().await;
+    let relay = rig.relay();
+    let load = rig.load(17, 1000.0).await;
+    for _ in 0..3 {
+        load.wait_committed(200).await;
+        rig.to_nats().blackhole(Direction::ToClient);
+        load.wait_committed(200).await;
+        rig.to_nats().cut().await;
+        rig.to_nats().restore().await.unwrap();
+    }
+    relay.kill9().await;
+    let _relay = rig.relay();
+    load.wait_committed(200).await;
+    let written = load.stop().await;
+    rig.wait_marked().await;
+    let stored = rig.stored().await;
+    assert!(stored.iter().all(|it| it.header("Nats-Msg-Id").is_none()));
+    let mut ids: Vec<_> = stored.iter().map(|it| it.event().id).collect();
+    let count = ids.len();
+    ids.sort_unstable();
+    ids.dedup();
+    assert_eq!(ids.len(), count, "an event is stored twice");
+    assert_eq!(count, written.committed.len(), "and none is missing");
 }

@@ -47,7 +47,7 @@ mod session;
 mod setup;
 mod status;
 
-pub use config::{Config, MarkConfig, Mode, ScanConfig, StreamConfig, WindowLimits};
+pub use config::{Config, Dedup, MarkConfig, Mode, ScanConfig, StreamConfig, WindowLimits};
 pub use connect::{NatsTarget, PostgresTarget};
 pub use error::Error;
 pub use inspect::inspect;

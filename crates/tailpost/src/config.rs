@@ -15,7 +15,8 @@ use std::time::Duration;
 
 use relay::connect::{NatsAccess, PostgresTls};
 use relay::{
-    Config, MarkConfig, Mode, NatsTarget, PostgresTarget, ScanConfig, StreamConfig, WindowLimits,
+    Config, Dedup, MarkConfig, Mode, NatsTarget, PostgresTarget, ScanConfig, StreamConfig,
+    WindowLimits,
 };
 
 pub(crate) use error::{Error, Origin};
@@ -60,6 +61,7 @@ pub(crate) struct NatsSettings {
 #[derive(Clone, PartialEq)]
 pub(crate) struct RelaySettings {
     pub(crate) mode: Mode,
+    pub(crate) dedup: Dedup,
     pub(crate) subject: outbox::wire::SubjectTemplate,
     pub(crate) window: WindowLimits,
     pub(crate) ack_timeout: Duration,
@@ -106,6 +108,7 @@ impl Default for Settings {
             stream: StreamConfig::default(),
             relay: RelaySettings {
                 mode: Mode::default(),
+                dedup: Dedup::default(),
                 subject: "outbox.{aggregate_type}.{event_type}"
                     .parse()
                     .expect("the default template is valid"),
@@ -156,6 +159,7 @@ impl Settings {
             subject: self.relay.subject.clone(),
             routes: self.routes.clone(),
             mode: self.relay.mode,
+            dedup: self.relay.dedup,
             window: self.relay.window,
             scan: self.relay.scan,
             mark: self.relay.mark,
