@@ -28,6 +28,8 @@ pub struct Config {
     pub routes: Vec<Route>,
     /// How duplicates and disorder are prevented.
     pub mode: Mode,
+    /// What keeps events single.
+    pub dedup: Dedup,
     /// How much may be in flight.
     pub window: WindowLimits,
     /// How the table is searched for rows that the log cannot bring.
@@ -48,6 +50,17 @@ pub enum Mode {
     Fenced,
     /// One unacknowledged message per aggregate, deduplicated by id; the stream may be shared.
     Keyed,
+}
+
+/// What the broker is given to tell an event that it has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Dedup {
+    /// `Nats-Msg-Id` and, in fenced mode, the sequence to follow.
+    #[default]
+    Both,
+    /// The sequence to follow alone: fenced mode needs no more, and the broker is spared an index
+    /// entry per message. The id travels in `Tailpost-Event-Id`.
+    Position,
 }
 
 /// The JetStream stream, as set-up creates it and start-up expects it.
@@ -192,6 +205,10 @@ impl Config {
         if self.wal.limit.is_some_and(|limit| limit < 1 << 20) {
             return Err(Error::invalid("relay.wal_limit", "must be at least 1MiB"));
         }
+        if self.dedup == Dedup::Position && self.mode == Mode::Keyed {
+            let reason = "\"position\" needs relay.mode = \"fenced\": keyed mode has only the ids";
+            return Err(Error::invalid("relay.dedup", reason));
+        }
         if self.stream.max_age.is_some_and(|age| age < self.stream.duplicate_window) {
             return Err(Error::invalid(
                 "stream.max_age",
@@ -235,6 +252,7 @@ mod tests {
             subject: "outbox.{aggregate_type}.{event_type}".parse().expect("valid"),
             routes: Vec::new(),
             mode: Mode::default(),
+            dedup: Dedup::default(),
             window: WindowLimits::default(),
             scan: ScanConfig::default(),
             mark: MarkConfig::default(),

@@ -48,7 +48,7 @@ mod setup;
 mod status;
 
 pub use config::{
-    Config, MarkConfig, Mode, OnWalLimit, ScanConfig, StreamConfig, WalConfig, WindowLimits,
+    Config, Dedup, MarkConfig, Mode, OnWalLimit, ScanConfig, StreamConfig, WalConfig, WindowLimits,
 };
 pub use connect::{NatsTarget, PostgresTarget};
 pub use error::Error;

@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use relay::connect::{NatsAccess, PostgresTls};
 use relay::{
-    Config, MarkConfig, Mode, NatsTarget, PostgresTarget, ScanConfig, StreamConfig, WalConfig,
-    WindowLimits,
+    Config, Dedup, MarkConfig, Mode, NatsTarget, PostgresTarget, ScanConfig, StreamConfig,
+    WalConfig, WindowLimits,
 };
 
 pub(crate) use error::{Error, Origin};
@@ -61,6 +61,7 @@ pub(crate) struct NatsSettings {
 #[derive(Clone, PartialEq)]
 pub(crate) struct RelaySettings {
     pub(crate) mode: Mode,
+    pub(crate) dedup: Dedup,
     pub(crate) subject: outbox::wire::SubjectTemplate,
     pub(crate) window: WindowLimits,
     pub(crate) ack_timeout: Duration,
@@ -108,6 +109,7 @@ impl Default for Settings {
             stream: StreamConfig::default(),
             relay: RelaySettings {
                 mode: Mode::default(),
+                dedup: Dedup::default(),
                 subject: "outbox.{aggregate_type}.{event_type}"
                     .parse()
                     .expect("the default template is valid"),
@@ -159,6 +161,7 @@ impl Settings {
             subject: self.relay.subject.clone(),
             routes: self.routes.clone(),
             mode: self.relay.mode,
+            dedup: self.relay.dedup,
             window: self.relay.window,
             scan: self.relay.scan,
             mark: self.relay.mark,

@@ -14,6 +14,7 @@ use pgoutput::Lsn;
 
 use super::answer;
 use super::reply::Replies;
+use crate::config::Dedup;
 use crate::core::{Input, LastPosition, Part, Send};
 use crate::error::Error;
 
@@ -23,6 +24,7 @@ const ANSWERS_AT_ONCE: usize = 512;
 const EXPECTED_STREAM: HeaderName = HeaderName::from_static(wire::header::EXPECTED_STREAM);
 const EXPECTED_LAST_SEQUENCE: HeaderName =
     HeaderName::from_static(wire::header::EXPECTED_LAST_SEQUENCE);
+const EVENT_ID: HeaderName = HeaderName::from_static(wire::header::EVENT_ID);
 const POSITION: HeaderName = HeaderName::from_static(wire::header::POSITION);
 const POSITION_EVENT: HeaderName = HeaderName::from_static(wire::header::POSITION_EVENT);
 
@@ -54,6 +56,7 @@ pub(crate) struct Publisher {
     /// Where the last message went: a batch is ended on a subject of the stream.
     last_subject: Subject,
     stream: HeaderValue,
+    dedup: Dedup,
     /// Positions of the transaction that was sent last.
     position: PositionPrefix,
     statistics: Arc<Statistics>,
@@ -78,6 +81,7 @@ impl Publisher {
         client: Client,
         stream: &str,
         history: History,
+        dedup: Dedup,
     ) -> Result<(Self, Answers), Error> {
         let replies = Replies::new(client.new_inbox());
         let messages = client
@@ -94,6 +98,7 @@ impl Publisher {
             replies,
             last_subject,
             stream,
+            dedup,
             position: PositionPrefix::new(history),
             statistics,
             connects,
@@ -178,9 +183,11 @@ impl Publisher {
         let mut headers = HeaderMap::new();
         let mut illegal = None;
         let mut ours = OURS.iter();
+        let fence_suffices = self.dedup == Dedup::Position && send.expected.is_some();
         wire::event_headers(send.event, |name, value| {
             let known = ours.clone().position(|(known, _)| *known == name);
             let name_on_wire = match known.and_then(|at| ours.nth(at)) {
+                Some((wire::header::MSG_ID, _)) if fence_suffices => Ok(EVENT_ID),
                 Some((_, name)) => Ok(name.clone()),
                 None => name.parse(),
             };

@@ -88,7 +88,7 @@ impl Session {
         let state = state(config, mode, way, &tail, batches).await?;
         let history = History { system_id, timeline };
         let (publisher, answers) =
-            Publisher::new(client.clone(), &config.stream.name, history).await?;
+            Publisher::new(client.clone(), &config.stream.name, history, config.dedup).await?;
         let marks = Store::connect(config, "tailpost marks").await?;
         marks.yield_to_others().await?;
         let until = if once { Some(store.mark_the_end().await?) } else { None };

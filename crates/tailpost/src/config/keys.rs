@@ -2,7 +2,7 @@
 
 use outbox::Column;
 use relay::connect::SslMode;
-use relay::{Mode, OnWalLimit};
+use relay::{Dedup, Mode, OnWalLimit};
 
 use super::value::{Value, Wanted};
 use super::{LogFormat, Settings};
@@ -54,6 +54,7 @@ pub(super) static KEYS: &[Key] = &[
     key("stream.max_age", |it, v| put(&mut it.stream.max_age, v.unless_off(Value::duration))),
     key("stream.max_bytes", |it, v| put(&mut it.stream.max_bytes, v.unless_off(Value::size))),
     key("relay.mode", |it, v| put(&mut it.relay.mode, mode(v))),
+    key("relay.dedup", |it, v| put(&mut it.relay.dedup, dedup(v))),
     key("relay.subject", |it, v| put(&mut it.relay.subject, parsed(v))),
     key("relay.window_events", |it, v| put(&mut it.relay.window.events, v.integer())),
     key("relay.window_bytes", |it, v| put(&mut it.relay.window.bytes, bytes(v))),
@@ -121,6 +122,14 @@ fn on_wal_limit(value: Value<'_>) -> Result<OnWalLimit, Wanted> {
         Ok("hold") => Ok(OnWalLimit::Hold),
         Ok("drop_slot_and_scan") => Ok(OnWalLimit::DropSlotAndScan),
         _ => Err("\"hold\" or \"drop_slot_and_scan\"".into()),
+    }
+}
+
+fn dedup(value: Value<'_>) -> Result<Dedup, Wanted> {
+    match value.text() {
+        Ok("both") => Ok(Dedup::Both),
+        Ok("position") => Ok(Dedup::Position),
+        _ => Err("\"both\" or \"position\"".into()),
     }
 }
 
