@@ -144,6 +144,38 @@ async fn a_slot_given_up_for_idleness_is_made_anew_and_the_gap_filled() {
     assert_eq!(rig.stored_ids().await, expected);
 }
 
+/// DESIGN 11: exit codes 0, 3 and 4.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operator_drops_the_slot_and_creates_it_again_without_losing_an_event() {
+    let rig = rig(&[], None).await;
+    let relay = rig.relay();
+    let mut expected = rig.insert_each(20).await;
+    rig.wait_marked().await;
+    rig.ends_with(4, &["slot", "drop"]).await;
+    let (listed, _) = rig.ends_with(0, &["slot", "list"]).await;
+    assert!(listed.contains("* tailpost ") && listed.contains(" active "), "{listed}");
+    stop(&relay).await;
+    expected.extend(rig.insert_each(10).await);
+    rig.ends_with(0, &["slot", "drop"]).await;
+    rig.ends_with(3, &["slot", "drop"]).await;
+    expected.extend(rig.insert_each(10).await);
+    let (created, _) = rig.ends_with(0, &["slot", "create"]).await;
+    assert!(created.starts_with("created "), "{created}");
+    let (exists, _) = rig.ends_with(0, &["slot", "create"]).await;
+    assert!(exists.starts_with("exists "), "{exists}");
+    let (json, _) = rig.ends_with(0, &["slot", "list", "--json"]).await;
+    let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!(json["slots"][0]["is_configured"], true, "{json}");
+
+    let _relay = rig.relay();
+    expected.extend(rig.insert_each(10).await);
+    rig.wait_marked().await;
+    assert_eq!(rig.stored_ids().await, expected);
+    let told = status(&rig).await;
+    let reason = "`tailpost slot drop` dropped it";
+    assert_eq!(told["slot"]["created_because"], reason, "{told}");
+}
+
 /// Kills the primary, promotes the standby, and makes it the rig's server.
 async fn fail_over(rig: &mut Rig, standby: Postgres) -> Postgres {
     rig.postgres.kill().await.expect("kill the primary");

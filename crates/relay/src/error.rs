@@ -200,7 +200,7 @@ impl Error {
     }
 
     /// The SQLSTATE of the server's answer, if it gave one.
-    fn code(&self) -> Option<SqlState> {
+    pub(crate) fn code(&self) -> Option<SqlState> {
         match self {
             Self::Sql { source, .. } => source.code().cloned(),
             Self::Replication { source, .. } => {

@@ -45,6 +45,7 @@ mod routing;
 mod run;
 mod session;
 mod setup;
+mod slots;
 mod status;
 
 pub use config::{
@@ -57,6 +58,7 @@ pub use report::{OutboxReport, SlotReport, StatusReport, StreamReport};
 pub use routing::{Destination, Glob, Route};
 pub use run::run;
 pub use setup::{SetupPlan, SetupReport, SetupStep, plan, setup};
+pub use slots::{SlotEntry, create_slot, drop_slot, slots};
 pub use status::{Latency, Role, SlotStatus, Status};
 
 /// An error and what caused it, in one line. For logs; a terminal gets the chain.
