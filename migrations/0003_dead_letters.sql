@@ -24,7 +24,7 @@ CREATE TABLE IF NOT EXISTS {schema}.outbox_dead_letter_audit (
     via            TEXT NOT NULL,
     why            TEXT,
     reason         TEXT,
-    old_payload    JSONB
+    old_payload    TEXT
 );
 
 COMMENT ON COLUMN {schema}.outbox_dead_letter_audit.action IS 'requeue, release, discard, purge, or found: the stream had it already';

@@ -96,7 +96,7 @@ async fn a_poisoned_event_is_found_mended_and_published_under_its_own_id() {
     let (told, _) = dlq(&rig, 0, &["show", &id, "--direct"]).await;
     let said = "requeue by ada, payload replaced: shortened";
     assert!(told.contains("published") && told.contains(said), "{told}");
-    let kept = "SELECT octet_length(old_payload->>'x') FROM outbox_dead_letter_audit";
+    let kept = "SELECT octet_length(old_payload::jsonb->>'x') FROM outbox_dead_letter_audit";
     assert_eq!(rig.query::<i32>(kept).await, 9_000);
     dlq(&rig, 3, &["requeue", &id, "--direct"]).await;
 }

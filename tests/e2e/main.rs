@@ -1,5 +1,6 @@
 //! What a user would see, on real servers.
 
+mod batches;
 mod broker_faults;
 mod commands;
 mod commits;
@@ -7,17 +8,23 @@ mod confirmation;
 mod connections;
 mod crashes;
 mod dead_letters;
+mod debezium;
 mod demo;
 mod failure_classes;
 mod gaps;
 mod keyed;
+mod payloads;
 mod poison;
 mod postgres_faults;
+mod routes;
 mod scanner;
 mod schema;
 mod setup;
+mod slot_life;
 mod standby;
 mod stop;
 mod storm;
 mod takeover;
+mod unlogged;
+mod versioning;
 mod wire;

@@ -213,7 +213,7 @@ impl DeadLetters {
     ///
     /// If it cannot be reached, or [`Error::NotSetUp`].
     pub async fn connect(config: &Config) -> Result<Self, Error> {
-        let store = Store::connect(&config.postgres, &config.table, "tailpost dlq").await?;
+        let store = Store::connect(config, "tailpost dlq").await?;
         store.check_tables().await?;
         Ok(Self { store })
     }
@@ -253,7 +253,7 @@ impl DeadLetters {
             (None, None) => "gone",
         };
         let (published_at, stream, stream_seq) = row.unwrap_or_default();
-        let shown = if with_payload { self.store.dead_payload(id).await? } else { None };
+        let shown = if with_payload { self.store.shown_payload(id).await? } else { None };
         let (payload, headers) = shown.map_or((None, None), |(payload, it)| (Some(payload), it));
         let state = state.to_owned();
         Ok(Story {

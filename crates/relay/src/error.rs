@@ -108,6 +108,12 @@ pub enum Error {
     /// It cannot be done as things are.
     #[error("{0}")]
     Conflict(String),
+    /// The slot made the server keep more than it may.
+    #[error("replication slot \"{slot}\" keeps more of the log than relay.wal_limit")]
+    WalLimit {
+        /// The slot's name.
+        slot: String,
+    },
     /// The migrations could not be applied.
     #[error(transparent)]
     Migrate(#[from] outbox::Error),
@@ -148,6 +154,7 @@ impl Error {
             Self::Stalled(_)
             | Self::SlotBusy { .. }
             | Self::PublicationChanged { .. }
+            | Self::WalLimit { .. }
             | Self::JetStream { .. } => true,
             Self::SlotForeign { .. }
             | Self::SlotElsewhere { .. }
@@ -196,6 +203,7 @@ impl Error {
             Self::Stalled(_)
             | Self::PublicationChanged { .. }
             | Self::Conflict(_)
+            | Self::WalLimit { .. }
             | Self::Decode(_) => None,
         }
     }
@@ -207,7 +215,7 @@ impl Error {
     }
 
     /// The SQLSTATE of the server's answer, if it gave one.
-    fn code(&self) -> Option<SqlState> {
+    pub(crate) fn code(&self) -> Option<SqlState> {
         match self {
             Self::Sql { source, .. } => source.code().cloned(),
             Self::Replication { source, .. } => {

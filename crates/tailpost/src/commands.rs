@@ -4,6 +4,7 @@ mod demo;
 pub(crate) mod dlq;
 mod relay;
 mod setup;
+mod slot;
 mod status;
 
 use crate::cli::Command;
@@ -20,6 +21,7 @@ pub(crate) async fn run(command: Command, settings: Settings) -> anyhow::Result<
             let OutboxCommand::Dlq(command) = &*command;
             dlq::run(command, &settings).await
         }
+        Command::Slot(command) => slot::run(&command, &settings).await,
         Command::Demo(args) => demo::run(&args).await,
     }
 }

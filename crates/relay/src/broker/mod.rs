@@ -5,6 +5,7 @@ mod denials;
 pub(crate) mod fitness;
 mod limits;
 mod publisher;
+mod reply;
 mod tail;
 
 pub(crate) use publisher::{Answers, History, Publisher};

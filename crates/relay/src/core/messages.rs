@@ -47,6 +47,12 @@ pub(crate) enum Input {
     Acked { epoch: u32, index: u64, seq: u64 },
     /// The broker refused an event.
     Refused { epoch: u32, index: u64, refusal: Refusal },
+    /// The stream has the first `count` messages of the batch, each at its predicted sequence.
+    Stored { batch: u32, count: u64 },
+    /// The batch is over: the stream has its first `count` messages, the last of them at `seq`.
+    Ended { batch: u32, count: u64, seq: u64 },
+    /// The broker refused a message of the batch, and with it everything behind.
+    Broken { batch: u32, number: u64, refusal: Refusal },
     /// The client refused to send an event, before anything left.
     Unsendable { index: u64, refusal: Refusal },
     /// The broker's user may not publish on a subject. Such a message is never answered.
@@ -78,6 +84,8 @@ pub(crate) enum Refusal {
     Unwelcome(String),
     /// No message can be stored until an operator changes something.
     Configuration(String),
+    /// The broker takes no batches, or none now: messages go one by one.
+    NoBatches(String),
 }
 
 /// What the shell is asked to do, besides sending.
@@ -134,6 +142,8 @@ pub(crate) struct Start {
     pub(crate) max_attempts: u32,
     /// For the breaker's pauses.
     pub(crate) seed: u64,
+    /// Whether the broker takes fast-ingest batches. Only fenced mode uses them.
+    pub(crate) batches: bool,
 }
 
 /// A message to send now.
@@ -146,18 +156,39 @@ pub(crate) struct Send<'a> {
     pub(crate) event: &'a Event,
     pub(crate) subject: &'a str,
     pub(crate) position: Option<LastPosition>,
+    /// `None` for a message that goes by itself.
+    pub(crate) part: Option<Part>,
 }
 
-/// An event that the stream has.
+/// A message's place in its batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Part {
+    /// Unique in the session.
+    pub(crate) batch: u32,
+    /// Counts from 1.
+    pub(crate) number: u64,
+    /// Nothing follows it in this batch.
+    pub(crate) last: bool,
+}
+
+/// An event that needs no publishing any more, and whose row is to be marked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Settled {
     pub(crate) id: Uuid,
-    pub(crate) seq: u64,
+    /// Where the stream has it; `None` if a route dropped it.
+    pub(crate) seq: Option<u64>,
     pub(crate) origin: Origin,
     pub(crate) commit_lsn: Lsn,
     pub(crate) commit_time_micros: i64,
-    /// It was found in the stream, rather than acked just now.
-    pub(crate) found: bool,
+    /// The broker acked it just now, rather than long ago or never.
+    pub(crate) acked: bool,
+}
+
+impl Settled {
+    /// The stream had it before it was sent.
+    pub(crate) fn is_found(&self) -> bool {
+        self.seq.is_some() && !self.acked
+    }
 }
 
 /// Events counted since the session began.
@@ -166,10 +197,20 @@ pub(crate) struct Counts {
     pub(crate) acked: u64,
     pub(crate) found: u64,
     pub(crate) parked: u64,
+    pub(crate) dropped: u64,
     pub(crate) resyncs: u64,
     pub(crate) foreign: u64,
     /// Failures that were nobody's fault but the broker's.
     pub(crate) outages: u64,
     /// Attempts that failed and are repeated later.
     pub(crate) deferred: u64,
+    /// Batches begun.
+    pub(crate) batches: u64,
+}
+
+impl Counts {
+    /// Events that need no further work.
+    pub(crate) fn resolved(&self) -> u64 {
+        self.acked + self.found + self.parked + self.dropped
+    }
 }

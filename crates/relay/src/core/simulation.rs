@@ -16,13 +16,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use outbox::Event;
-use outbox::wire::Position;
 use pgoutput::Lsn;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use uuid::Uuid;
 
+use self::broker::{Flying, Packet, Stored, Taking};
 use self::scan::Scanning;
 use super::*;
 
@@ -43,6 +43,7 @@ enum Foreign {
 struct Faults {
     mode: Mode,
     foreign: Foreign,
+    /// Some events are refused for good, and some are dropped by a route.
     poison: bool,
     /// The stream takes some events only now and then.
     picky: bool,
@@ -51,26 +52,14 @@ struct Faults {
     /// The broker remembers ids until the relay is away for long. Fenced mode must not need it,
     /// except where the broker rejects a message for good while old connections still deliver.
     dedup: bool,
+    /// The broker takes batches.
+    batches: bool,
 }
 
 struct Transaction {
     commit_lsn: Lsn,
     end_lsn: Lsn,
     events: Vec<u128>,
-}
-
-struct Stored {
-    id: Option<u128>,
-    position: Option<Position>,
-    position_event: Option<Uuid>,
-}
-
-#[derive(Clone)]
-struct Flying {
-    reply: (u64, u32, u64),
-    id: u128,
-    expected: Option<u64>,
-    position: Option<LastPosition>,
 }
 
 struct World {
@@ -94,9 +83,12 @@ struct World {
     /// The dead-letter table: what each waits for, if nothing is wrong with itself.
     dead: BTreeMap<u128, Option<u128>>,
     requeued: HashSet<u128>,
+    dropped: HashSet<u128>,
     stream: Vec<Stored>,
     /// One queue for each connection ever made; the last is the relay's present one.
-    connections: Vec<VecDeque<Flying>>,
+    connections: Vec<VecDeque<Packet>>,
+    /// The batches that the broker knows, by relay and number.
+    taking: HashMap<(u64, u32), Taking>,
     /// The broker's memory of ids begins here in the stream.
     forgotten: usize,
     answers: Vec<(u64, Input)>,
@@ -156,8 +148,10 @@ impl World {
             parked: HashSet::new(),
             dead: BTreeMap::new(),
             requeued: HashSet::new(),
+            dropped: HashSet::new(),
             stream: Vec::new(),
             connections: vec![VecDeque::new()],
+            taking: HashMap::new(),
             forgotten: 0,
             answers: Vec::new(),
             slot_confirmed: Lsn::ZERO,
@@ -197,8 +191,12 @@ impl World {
         event.payload = Bytes::from_static(b"{}");
         // Half of the poison is found before sending, the other half by the broker.
         let known = self.poisoned.contains(&id) && id.is_multiple_of(2);
-        let subject = if self.picky.contains(&id) { "picky" } else { "s" };
-        let subject = if known { Err("illegal".into()) } else { Ok(subject.into()) };
+        let subject = match known {
+            _ if self.is_filtered(id) => Err(Unpublished::Dropped),
+            true => Err(Unpublished::Unfit("illegal".into())),
+            false if self.picky.contains(&id) => Ok("picky".into()),
+            false => Ok("s".into()),
+        };
         Outgoing { event, subject, seq: None, requeued: false }
     }
 
@@ -246,21 +244,26 @@ impl World {
 
     fn send(&mut self) {
         let generation = self.relay.generation;
-        if let Some(send) = self.relay.state.next_send() {
+        let packet = if let Some(send) = self.relay.state.next_send() {
             if self.is_picky && self.picky.contains(&send.event.id.as_u128()) {
                 let index = send.index;
                 let refusal = Refusal::Unwelcome("no stream takes it".into());
                 self.apply(Input::Unsendable { index, refusal });
                 return;
             }
-            let flying = Flying {
+            Packet::Message(Flying {
                 reply: (generation, send.epoch, send.index),
                 id: send.event.id.as_u128(),
                 expected: send.expected,
                 position: send.position,
-            };
-            self.connections.last_mut().expect("one connection").push_back(flying);
-        }
+                part: send.part,
+            })
+        } else if let Some(end) = self.relay.state.next_end() {
+            Packet::End { generation, end }
+        } else {
+            return;
+        };
+        self.connections.last_mut().expect("one connection").push_back(packet);
     }
 
     fn requests(&mut self) {
@@ -279,8 +282,7 @@ impl World {
             }
         }
         for settled in self.relay.state.take_settled() {
-            let at = usize::try_from(settled.seq).expect("small") - 1;
-            assert_eq!(self.stream[at].id, Some(settled.id.as_u128()), "settled at a wrong place");
+            self.check_settled(settled);
         }
     }
 
@@ -365,16 +367,17 @@ impl World {
             92..94 => self.scan(),
             94 => self.break_link(),
             95 if self.rng.random_bool(0.3) => self.crash(),
-            95 if self.faults.blocking => self.mend_now_and_then(),
-            95 => self.is_picky = !self.is_picky,
-            99 if !self.faults.blocking => self.unmark_by_hand(),
+            99 if self.faults.blocking => self.mend_now_and_then(),
+            99 => self.unmark_by_hand(),
             96 if self.foreign_comes() => {
                 self.stream.push(Stored { id: None, position: None, position_event: None });
             }
             97 => {
                 self.now += Duration::from_secs(3);
+                self.is_picky = self.rng.random_bool(0.5);
                 self.apply(Input::Tick);
             }
+            95 => self.taking.clear(), // a change of leader, or ten seconds
             98 => self.slot_confirmed = self.slot_confirmed.max(self.relay.state.confirmed()),
             _ => {}
         }
@@ -410,7 +413,8 @@ impl World {
             self.answer();
             self.jobs(true);
             self.scan();
-            self.now += Duration::from_millis(50);
+            let wait = self.relay.state.breaker().1;
+            self.now += wait.unwrap_or(Duration::from_millis(50));
             self.apply(Input::Tick);
             self.requests();
             self.check_confirmed();
@@ -436,6 +440,7 @@ fn start(faults: Faults, resolved_before: Lsn, tail: Tail, dead: &HashSet<u128>)
         system_id: SYSTEM,
         resolved_before,
         tail,
+        batches: faults.batches,
         dead: dead.iter().map(|id| Uuid::from_u128(*id)).collect(),
         parking_blocks: faults.blocking,
         max_attempts: MAX_ATTEMPTS,

@@ -1,8 +1,10 @@
 //! One publishing session: `Input → apply → what to send, settle, confirm`.
 
+mod batch;
 mod blocking;
 mod resync;
 mod retry;
+mod sending;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
@@ -10,12 +12,13 @@ use std::time::Duration;
 use pgoutput::Lsn;
 use uuid::Uuid;
 
+use self::batch::Batch;
+use self::blocking::Blocks;
 pub(crate) use self::blocking::{Blocked, Dead};
-use self::blocking::{Blocks, Turn};
 use super::breaker::Breaker;
-use super::messages::{Counts, Input, Mode, Refusal, Request, Send, Settled, Start};
+use super::messages::{Counts, Input, Mode, Refusal, Request, Settled, Start};
 use super::progress::Progress;
-use super::window::{Entry, LastPosition, Limits, Origin, Outgoing, Stage, Window};
+use super::window::{Entry, LastPosition, Limits, Origin, Outgoing, Stage, Unpublished, Window};
 use crate::status::BreakerState;
 
 /// While rows of a scan are published but not marked, the log may bring at most this many events,
@@ -84,6 +87,13 @@ pub(crate) struct State {
     /// The stream has taken a message on the present prediction, and since then there was always
     /// something on its way or waiting to be sent.
     proven: bool,
+    /// Whether the broker takes batches.
+    batches: bool,
+    /// The present batch, or the last one.
+    batch: Option<Batch>,
+    batches_begun: u32,
+    /// The stream has taken a message since its tail was read: until then none goes in a batch.
+    settled_in: bool,
     /// Ids that the stream had when the session began.
     seen: HashMap<Uuid, u64>,
     /// No event logged after this position can be in `seen`.
@@ -131,6 +141,10 @@ impl State {
             known_seq: start.tail.last_seq,
             in_flight: 0,
             proven: false,
+            batches: start.batches && start.mode == Mode::Fenced,
+            batch: None,
+            batches_begun: 0,
+            settled_in: false,
             seen: HashMap::new(),
             seen_before: Lsn::ZERO,
             scan: None,
@@ -177,7 +191,7 @@ impl State {
                 // Whoever had the slot before may have stored something since the session began.
                 // Predictions that are too low would let a later message in after an earlier one
                 // was refused: what was sent since the tail was read counts as well.
-                if self.in_flight == 0 {
+                if self.in_flight == 0 && !self.is_batch_open() {
                     self.expected = self.expected.max(tail.last_seq);
                 }
                 self.known_seq = self.known_seq.max(tail.last_seq);
@@ -192,9 +206,13 @@ impl State {
                 self.refused(index, refusal);
             }
             Input::Acked { .. } | Input::Refused { .. } => {} // of a period that is over
+            Input::Stored { batch, count } => self.stored(batch, count),
+            Input::Ended { batch, count, seq } => self.ended(batch, count, seq),
+            Input::Broken { batch, number, refusal } => self.broken(batch, number, refusal),
             Input::Unsendable { index, refusal } => {
                 self.in_flight -= 1;
                 self.expected -= 1;
+                self.take_out_of_batch();
                 self.unsendable(index, refusal);
                 self.keep_proof();
             }
@@ -218,45 +236,6 @@ impl State {
             .as_ref()
             .is_none_or(|scan| scan.logged_since < LOGGED_WHILE_SCAN_UNMARKED_MAX);
         scan_bounded && self.window.has_room(self.limits)
-    }
-
-    /// Whether [`next_send`](Self::next_send) would give something.
-    pub(crate) fn has_send(&mut self) -> bool {
-        self.link == Link::Up && self.sendable().is_some()
-    }
-
-    /// The next message to send; it counts as sent.
-    pub(crate) fn next_send(&mut self) -> Option<Send<'_>> {
-        if self.link != Link::Up {
-            return None;
-        }
-        let index = self.sendable()?;
-        match self.mode {
-            Mode::Fenced => self.next = index + 1,
-            Mode::Keyed => _ = self.ready.pop_front(),
-        }
-        if self.in_flight == 0 {
-            self.last_answer = self.now;
-        }
-        self.in_flight += 1;
-        let expected = (self.mode == Mode::Fenced).then_some(self.expected);
-        self.expected += 1;
-        let (known_seq, epoch, last_position) = (self.known_seq, self.epoch, self.last_position);
-        let now = self.now;
-        let entry = self.window.get_mut(index)?;
-        entry.stage = Stage::Sent;
-        (entry.sent_after, entry.sent_at) = (known_seq, now);
-        let position = match entry.origin {
-            Origin::Log => Some(LastPosition {
-                commit_lsn: entry.commit_lsn,
-                ordinal: entry.ordinal,
-                event: entry.outgoing.event.id,
-            }),
-            Origin::Scan => last_position,
-        };
-        let Outgoing { event, subject, .. } = &entry.outgoing;
-        let subject = subject.as_ref().map_or("", String::as_str);
-        Some(Send { epoch, index, expected, event, subject, position })
     }
 
     /// The next thing to do that is not a send.
@@ -313,7 +292,7 @@ impl State {
     }
 
     pub(crate) fn counts(&self) -> Counts {
-        self.counts
+        Counts { batches: self.batches_begun.into(), ..self.counts }
     }
 
     fn logged(&mut self, outgoing: Outgoing) {
@@ -342,50 +321,34 @@ impl State {
 
     fn push(&mut self, outgoing: Outgoing, origin: Origin, at: (Lsn, u32, i64)) {
         let stored_at = self.seen.remove(&outgoing.event.id);
-        let poison = outgoing.subject.as_ref().err().cloned();
+        let unpublished = outgoing.subject.as_ref().err().cloned();
+        if let (None, Some(Unpublished::Dropped)) = (stored_at, &unpublished) {
+            return self.dropped(outgoing.event.id, origin, at);
+        }
         let (index, first_of_key) = self.window.push(outgoing, origin, at, self.now);
         if first_of_key && self.mode == Mode::Keyed {
             self.ready.push_back(index);
         }
-        match (stored_at, poison) {
+        match (stored_at, unpublished) {
+            // Also if a route drops it now that did not when it was published.
             (Some(seq), _) => self.settle(index, seq, true),
             // Where parking blocks, everything has to wait for its turn.
-            (None, Some(reason)) if !self.parking_blocks => self.park(index, reason),
+            (None, Some(Unpublished::Unfit(reason))) if !self.parking_blocks => {
+                self.park(index, reason);
+            }
             (None, _) => {}
         }
     }
 
-    /// The first entry that may be sent. Forgets those on the way that need no sending any more.
-    fn sendable(&mut self) -> Option<u64> {
-        match self.mode {
-            // While there was nothing to send somebody else may have written to the stream. Then the
-            // prediction is too low: the first message is refused, but one behind it would fit.
-            Mode::Fenced if !self.proven && self.in_flight > 0 => None,
-            _ if self.breaker.state() == BreakerState::HalfOpen && self.in_flight > 0 => None,
-            Mode::Fenced => {
-                self.next = self.next.max(self.window.first());
-                loop {
-                    match self.window.get(self.next)?.stage {
-                        Stage::Deferred => return None,
-                        Stage::Waiting => match self.may_go(self.next) {
-                            Turn::Now => return Some(self.next),
-                            Turn::Later => return None,
-                            Turn::Over => {}
-                        },
-                        _ => {}
-                    }
-                    self.next += 1;
-                }
-            }
-            Mode::Keyed => loop {
-                let index = *self.ready.front()?;
-                let is_waiting =
-                    self.window.get(index).is_some_and(|it| it.stage == Stage::Waiting);
-                if is_waiting && self.may_go(index) == Turn::Now {
-                    return Some(index);
-                }
-                self.ready.pop_front();
-            },
+    /// Resolves an event that is not to be published. It does not enter the window: nothing is sent,
+    /// so nothing can be waited for.
+    fn dropped(&mut self, id: Uuid, origin: Origin, at: (Lsn, u32, i64)) {
+        let (commit_lsn, _, commit_time_micros) = at;
+        let (seq, acked) = (None, false);
+        self.settled.push(Settled { id, seq, origin, commit_lsn, commit_time_micros, acked });
+        self.counts.dropped += 1;
+        if let (Origin::Scan, Some(scan)) = (origin, &mut self.scan) {
+            scan.outstanding -= 1;
         }
     }
 
@@ -398,15 +361,15 @@ impl State {
         self.answered_until = self.answered_until.max(entry.sent_at);
         self.fruitless_resyncs = 0;
         self.breaker.succeeded();
-        if !self.given_up.is_empty()
-            && let Ok(subject) = &entry.outgoing.subject
-        {
-            self.given_up.remove(subject);
-        }
         self.known_seq = self.known_seq.max(seq);
         // The broker knew the id: the message was stored before this one was sent.
         let found = seq <= entry.sent_after;
         self.settle(index, seq, found);
+        self.settled_in = true;
+        if self.mode == Mode::Fenced && self.in_flight == 0 {
+            // Lower than predicted if the broker had the event already.
+            self.expected = self.known_seq;
+        }
         self.proven = true;
         self.keep_proof();
     }
@@ -423,6 +386,10 @@ impl State {
             }
             Refusal::Outage(why) => self.outage(why),
             Refusal::Configuration(reason) => self.requests.push_back(Request::Stop(reason)),
+            Refusal::NoBatches(why) => {
+                self.batches = false;
+                self.resync(Duration::ZERO, why);
+            }
             Refusal::Message(reason) | Refusal::OverLimit(reason) | Refusal::Unwelcome(reason) => {
                 if self.window.get(index).is_some_and(|entry| entry.stage == Stage::Sent) {
                     self.in_flight -= 1;
@@ -438,17 +405,22 @@ impl State {
 
     fn settle(&mut self, index: u64, seq: u64, found: bool) {
         let Some(entry) = self.window.get(index) else { return };
+        if !self.given_up.is_empty()
+            && let Ok(subject) = &entry.outgoing.subject
+        {
+            self.given_up.remove(subject);
+        }
         if entry.outgoing.requeued {
             // The log may bring the event's first row again, from before it was parked.
             self.dead.insert(entry.outgoing.event.id);
         }
         self.settled.push(Settled {
             id: entry.outgoing.event.id,
-            seq,
+            seq: Some(seq),
             origin: entry.origin,
             commit_lsn: entry.commit_lsn,
             commit_time_micros: entry.commit_time_micros,
-            found,
+            acked: !found,
         });
         if found {
             self.counts.found += 1;

@@ -34,16 +34,25 @@ pub(crate) struct LastPosition {
     pub(crate) event: Uuid,
 }
 
-/// An event with where it goes, or with why it can go nowhere.
+/// An event with where it goes, or with why it goes nowhere.
 #[derive(Debug, Clone)]
 pub(crate) struct Outgoing {
     pub(crate) event: Event,
-    /// The rendered subject, or why this event can never be published.
-    pub(crate) subject: Result<String, String>,
+    /// The rendered subject.
+    pub(crate) subject: Result<String, Unpublished>,
     /// Its row's place in the order of insertion.
     pub(crate) seq: Option<i64>,
     /// It was a dead letter.
     pub(crate) requeued: bool,
+}
+
+/// Why an event has no subject.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Unpublished {
+    /// A route drops it: it is resolved as soon as it is seen.
+    Dropped,
+    /// It can never be published, for this reason: it is parked.
+    Unfit(String),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,6 +76,8 @@ pub(crate) struct Entry {
     /// The stream's last sequence as known when this was sent: it can only be stored above it.
     pub(crate) sent_after: u64,
     pub(crate) sent_at: Duration,
+    /// Fenced mode: the sequence that it was to follow.
+    pub(crate) expected: u64,
     pub(crate) received_at: Duration,
     /// Attempts that failed for reasons that may pass.
     pub(crate) attempts: u32,
@@ -183,6 +194,7 @@ impl Window {
             stage: Stage::Waiting,
             sent_after: 0,
             sent_at: Duration::ZERO,
+            expected: 0,
             received_at,
             attempts: 0,
             not_before: Duration::ZERO,

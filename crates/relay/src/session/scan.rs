@@ -97,8 +97,7 @@ impl Session {
         let parking_blocks = config.on_park == OnPark::BlockKey;
         let read = self.fetch_with_tail();
         self.jobs.push(long_job(async move {
-            let scanner =
-                Store::connect(&config.postgres, &config.table, "tailpost scanner").await?;
+            let scanner = Store::connect(&config, "tailpost scanner").await?;
             scanner.check_publication(&config.publication, &config.slot).await?;
             if parking_blocks {
                 scanner.release().await?;
@@ -130,8 +129,15 @@ impl Session {
             self.apply(Input::Blocked(blocked));
         }
         if rows.is_empty() || self.draining_since.is_some() {
-            self.jobs
-                .push(job(async move { scanner.close_scan().await.map(|()| Done::ScanClosed) }));
+            let (slot, scanned) = (self.config.slot.clone(), self.scan.scanned);
+            let is_gap_filled = rows.is_empty() && self.scan.initial;
+            self.jobs.push(job(async move {
+                scanner.close_scan().await?;
+                if is_gap_filled {
+                    scanner.gap_filled(&slot, scanned).await?;
+                }
+                Ok(Done::ScanClosed)
+            }));
             return Ok(());
         }
         self.scan.scanner = Some(scanner);
@@ -155,7 +161,8 @@ impl Session {
             self.scan.phase = Phase::Marking;
             let published = std::mem::take(&mut self.scan.published);
             let (store, stream) = (Arc::clone(&self.store), self.config.stream.name.clone());
-            let found: Vec<Settled> = published.iter().filter(|it| it.found).copied().collect();
+            let found: Vec<Settled> =
+                published.iter().filter(|it| it.is_found()).copied().collect();
             self.jobs.push(job(async move {
                 if !found.is_empty() {
                     store.note_found(&found).await?;

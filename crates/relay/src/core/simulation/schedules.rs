@@ -14,6 +14,7 @@ const CALM: Faults = Faults {
     picky: false,
     blocking: false,
     dedup: true,
+    batches: false,
 };
 
 fn run(faults: Faults) {
@@ -53,6 +54,31 @@ fn foreign_messages_between_ours_change_nothing() {
 #[test]
 fn foreign_messages_among_ours_cost_no_event_and_no_duplicate() {
     run(Faults { foreign: Foreign::Always, ..CALM });
+}
+
+#[test]
+fn batches_are_exact_without_any_deduplication() {
+    run(Faults { batches: true, dedup: false, ..CALM });
+}
+
+#[test]
+fn batches_park_poison_and_stay_in_commit_order() {
+    run(Faults { poison: true, batches: true, ..CALM });
+}
+
+#[test]
+fn batches_stay_in_commit_order_among_foreign_messages() {
+    run(Faults { foreign: Foreign::Always, batches: true, ..CALM });
+}
+
+#[test]
+fn what_a_batch_cannot_take_yet_is_not_overtaken() {
+    run(Faults { picky: true, batches: true, ..CALM });
+}
+
+#[test]
+fn in_batches_no_event_overtakes_one_that_blocks_its_aggregate() {
+    run(Faults { poison: true, blocking: true, batches: true, ..CALM });
 }
 
 #[test]

@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use super::State;
 use crate::core::messages::{Mode, Request};
-use crate::core::window::Stage;
+use crate::core::window::{Stage, Unpublished};
 
 /// An aggregate, and the event that the others of it wait for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -87,7 +87,8 @@ impl State {
         let Some(entry) = self.window.get_mut(index) else { return };
         if self.parking_blocks {
             if !is_first {
-                (entry.outgoing.subject, entry.stage) = (Err(reason), Stage::Waiting);
+                let unfit = Err(Unpublished::Unfit(reason));
+                (entry.outgoing.subject, entry.stage) = (unfit, Stage::Waiting);
                 self.next = self.next.min(index);
                 return;
             }
@@ -105,7 +106,7 @@ impl State {
             return Turn::Over;
         }
         let Some(entry) = self.window.get(index) else { return Turn::Over };
-        let Err(reason) = &entry.outgoing.subject else { return Turn::Now };
+        let Err(Unpublished::Unfit(reason)) = &entry.outgoing.subject else { return Turn::Now };
         if !self.is_first(index) {
             return Turn::Later;
         }

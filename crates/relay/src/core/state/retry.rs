@@ -27,7 +27,9 @@ impl State {
             }
             Refusal::Message(reason) | Refusal::OverLimit(reason) => self.park(index, reason),
             Refusal::Unwelcome(reason) => self.unwelcome(index, reason),
-            Refusal::Outage(why) | Refusal::Configuration(why) => self.outage(why),
+            Refusal::Outage(why) | Refusal::Configuration(why) | Refusal::NoBatches(why) => {
+                self.outage(why);
+            }
             Refusal::Guard => {}
         }
     }
@@ -35,7 +37,8 @@ impl State {
     /// The broker's user may not publish on a subject: the one message of it that was sent first
     /// will never be answered.
     pub(super) fn denied(&mut self, subject: &str, reason: String) {
-        let of_subject = |entry: &super::Entry| entry.outgoing.subject.as_deref() == Ok(subject);
+        let of_subject =
+            |entry: &super::Entry| entry.outgoing.subject.as_ref().is_ok_and(|it| it == subject);
         let mut unresolved = self.window.iter_unresolved();
         let Some((index, entry)) = unresolved.find(|(_, entry)| of_subject(entry)) else { return };
         let was_sent = entry.stage == Stage::Sent;

@@ -5,7 +5,9 @@ use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
-use super::{Store, parking};
+use outbox::Column;
+
+use super::{Store, statements};
 use crate::dead_letters::{Aggregate, Author, DeadLetter, Deed, Filter, Group};
 use crate::error::Error;
 
@@ -142,11 +144,12 @@ impl Store {
     }
 
     /// Payload and headers, as JSON texts.
-    pub(crate) async fn dead_payload(
+    pub(crate) async fn shown_payload(
         &self,
         id: Uuid,
     ) -> Result<Option<(String, Option<String>)>, Error> {
-        let sql = format!("SELECT payload::text, headers::text FROM {} WHERE id = $1", self.dead());
+        let payload = kept_text(self.dead_payload_type().await?);
+        let sql = format!("SELECT {payload}, headers::text FROM {} WHERE id = $1", self.dead());
         let row = self.client().query_opt(&sql, &[&id]).await;
         let row = row.map_err(Error::sql("read a dead letter"))?;
         Ok(row.map(|row| (row.get(0), row.get(1))))
@@ -158,8 +161,9 @@ impl Store {
         id: Uuid,
     ) -> Result<Option<(Option<Timestamp>, Option<String>, Option<i64>)>, Error> {
         let sql = format!(
-            "SELECT published_at, stream, stream_seq FROM {} WHERE id = $1",
-            self.table.quoted()
+            "SELECT published_at, stream, stream_seq FROM {} WHERE {} = $1",
+            self.table.quoted(),
+            self.table.column(Column::Id)
         );
         let row = self.client().query_opt(&sql, &[&id]).await;
         let row = row.map_err(Error::sql("look for the event in the outbox"))?;
@@ -193,19 +197,26 @@ impl Store {
         payload: Option<&str>,
         author: &Author,
     ) -> Result<bool, Error> {
-        let (dead, table) = (self.dead(), &self.table);
+        let (dead, put_back) = (self.dead(), self.put_back().await?);
+        let type_oid = self.dead_payload_type().await?;
+        let new = match statements::type_name(type_oid) {
+            "bytea" => "convert_to($2::text, 'UTF8')".to_owned(),
+            name => format!("$2::text::{name}"),
+        };
         let sql = format!(
             "WITH old AS (
                  DELETE FROM {dead} WHERE id = $1 AND discarded_at IS NULL
                  RETURNING *
              ), back AS (
-                 SELECT {columns}, coalesce($2::text::jsonb, payload) AS payload FROM old
+                 SELECT {columns}, coalesce({new}, payload) AS payload FROM old
              ), put AS ({put_back}),
              noted AS ({noted})
              SELECT count(*) FROM old",
             columns = COLUMNS_BUT_PAYLOAD,
-            put_back = parking::put_back(table),
-            noted = self.note("requeue", "CASE WHEN $2::text IS NOT NULL THEN payload END"),
+            noted = self.note(
+                "requeue",
+                &format!("CASE WHEN $2::text IS NOT NULL THEN {} END", kept_text(type_oid))
+            ),
         );
         let Author { name, via, why } = author;
         let row = self.client().query_one(&sql, &[&id, &payload, name, via, why]).await;
@@ -228,7 +239,7 @@ impl Store {
              noted AS ({noted})
              SELECT count(*) FROM back",
             dead = self.dead(),
-            put_back = parking::put_back(&self.table),
+            put_back = self.put_back().await?,
             noted = self.note("requeue", "NULL"),
         );
         let Author { name, via, why } = author;
@@ -301,6 +312,14 @@ impl Store {
 
 const COLUMNS_BUT_PAYLOAD: &str = "id, aggregate_type, aggregate_id, event_type, event_version,
     occurred_at, correlation_id, causation_id, headers, seq";
+
+/// A dead letter's payload as text, whatever it is kept as; bytes that are none are escaped.
+fn kept_text(type_oid: u32) -> &'static str {
+    match statements::type_name(type_oid) {
+        "bytea" => "encode(payload, 'escape')",
+        _ => "payload::text",
+    }
+}
 
 fn requeue_error(source: tokio_postgres::Error) -> Error {
     match source.as_db_error() {

@@ -1,13 +1,13 @@
 //! Into the dead-letter table, and out of it again.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
-use outbox::Table;
+use outbox::{Column, Table};
 use tokio_postgres::{Row, Statement};
 use uuid::Uuid;
 
-use super::Store;
+use super::{Store, statements};
 use crate::core::{Blocked, Dead, Settled};
 use crate::database::rows::REQUEUED_TXID;
 use crate::error::Error;
@@ -21,9 +21,19 @@ const DEAD_AGAIN_MAX: u32 = 100_000;
 /// More blocked aggregates than this are an outage by another name: the relay stops.
 const BLOCKED_MAX: usize = 100_000;
 
-/// The columns that a row takes along from one table to the other and back.
-const CARRIED: &str = "id, aggregate_type, aggregate_id, event_type, event_version, payload,
-                       occurred_at, correlation_id, causation_id, headers";
+/// What the columns are called in the dead-letter table, in the order of [`Column::ALL`].
+const DEAD_COLUMNS: [&str; 10] = [
+    "id",
+    "aggregate_type",
+    "aggregate_id",
+    "event_type",
+    "event_version",
+    "payload",
+    "occurred_at",
+    "correlation_id",
+    "causation_id",
+    "headers",
+];
 
 impl Store {
     /// Moves an event to the dead-letter table, durably. The row may not be visible yet: then the
@@ -31,7 +41,6 @@ impl Store {
     /// row was there.
     pub(crate) async fn park(&self, dead: &Dead) -> Result<bool, Error> {
         let event = &dead.event;
-        let payload = String::from_utf8_lossy(&event.payload);
         let headers = event.headers.as_ref().map(|headers| String::from_utf8_lossy(headers));
         let row = self
             .client()
@@ -43,7 +52,7 @@ impl Store {
                     &&*event.aggregate_id,
                     &&*event.event_type,
                     &event.event_version,
-                    &payload,
+                    &&*event.payload,
                     &event.occurred_at,
                     &event.correlation_id,
                     &event.causation_id,
@@ -62,7 +71,11 @@ impl Store {
 
     /// Needed once, and by those who count on the order of several.
     pub(crate) async fn prepare_park(&self) -> Result<&Statement, Error> {
-        self.park.get_or_try_init(|| self.prepare(&self.sql.park)).await
+        let prepare = async || {
+            let sql = statements::park(&self.table, self.dead_payload_type().await?);
+            self.prepare(&sql).await
+        };
+        self.park.get_or_try_init(prepare).await
     }
 
     /// Writes down that an event could not be published, why, and when it is tried again. A row that
@@ -76,7 +89,7 @@ impl Store {
     ) -> Result<(), Error> {
         let (reason, attempts) = (fit(reason), attempts.cast_signed());
         self.client()
-            .execute(&self.sql.note_failure, &[&id, &attempts, &reason, &pause.as_secs_f64()])
+            .execute(&note_failure(&self.table), &[&id, &attempts, &reason, &pause.as_secs_f64()])
             .await
             .map_err(Error::sql("write down a failed attempt"))?;
         Ok(())
@@ -92,7 +105,8 @@ impl Store {
                  SELECT event_id FROM {audit} WHERE action IN ('requeue', 'release')
                  ORDER BY id DESC LIMIT {DEAD_AGAIN_MAX}) requeued
              WHERE NOT EXISTS (
-                 SELECT FROM {outbox} o WHERE o.id = event_id AND o.published_at IS NULL)",
+                 SELECT FROM {outbox} o WHERE o.{id} = event_id AND o.published_at IS NULL)",
+            id = self.table.column(Column::Id),
             dead = self.table.companion("outbox_dead_letter"),
             audit = self.table.companion("outbox_dead_letter_audit"),
             outbox = self.table.quoted(),
@@ -104,7 +118,8 @@ impl Store {
     /// Gives the scanner those dead letters that only waited for others, where nothing is left to
     /// wait for.
     pub(crate) async fn release(&self) -> Result<u64, Error> {
-        let row = self.client().query_one(&self.sql.release, &[]).await;
+        let sql = release(&self.table, &self.put_back().await?);
+        let row = self.client().query_one(&sql, &[]).await;
         let released: i64 = row.map_err(Error::sql("release waiting events"))?.get(0);
         Ok(released.cast_unsigned())
     }
@@ -136,12 +151,57 @@ impl Store {
         Ok(rows.iter().map(blocked).collect())
     }
 
+    /// Puts what a CTE named `back` holds, whole rows of the dead-letter table, back into the outbox,
+    /// for the scanner. The event's first row may still be there, if it was not visible when it was
+    /// parked.
+    pub(super) async fn put_back(&self) -> Result<String, Error> {
+        let (table, outbox) = (&self.table, self.table.quoted());
+        let rows = self
+            .client()
+            .query(
+                "SELECT attname::text, format_type(atttypid, atttypmod) FROM pg_attribute
+                 WHERE attrelid = $1::text::regclass AND attnum > 0 AND NOT attisdropped",
+                &[&outbox],
+            )
+            .await
+            .map_err(Error::sql("look at the table's columns"))?;
+        let types: HashMap<String, String> =
+            rows.iter().map(|row| (row.get(0), row.get(1))).collect();
+        let (mut names, mut values) = (Vec::new(), Vec::new());
+        for (column, dead) in Column::ALL.into_iter().zip(DEAD_COLUMNS) {
+            let Some(wanted) = types.get(table.columns().name(column)) else { continue };
+            names.push(table.column(column));
+            values.push(match (column, wanted.as_str()) {
+                (Column::Payload, "bytea") => dead.to_owned(),
+                (Column::OccurredAt, wanted) if wanted.ends_with("without time zone") => {
+                    format!("{dead} AT TIME ZONE 'UTC'")
+                }
+                (Column::OccurredAt, _) => dead.to_owned(),
+                (_, wanted) => format!("{dead}::text::{wanted}"),
+            });
+        }
+        let payload = table.column(Column::Payload);
+        Ok(format!(
+            "INSERT INTO {outbox} AS o ({names}, seq, txid)
+             SELECT {values}, coalesce(seq, nextval(pg_get_serial_sequence('{name}', 'seq'))),
+                 '{REQUEUED_TXID}'::xid8
+             FROM back ORDER BY seq
+             ON CONFLICT ({id}) DO UPDATE SET txid = excluded.txid, {payload} = excluded.{payload},
+                 publish_attempts = 0, publish_error = NULL, next_attempt_at = NULL
+                 WHERE o.published_at IS NULL",
+            names = names.join(", "),
+            values = values.join(", "),
+            name = outbox.replace('\'', "''"),
+            id = table.column(Column::Id),
+        ))
+    }
+
     /// Writes down that a requeued event had been stored before, and so was not published again.
     pub(crate) async fn note_found(&self, found: &[Settled]) -> Result<(), Error> {
         let ids: Vec<Uuid> = found.iter().map(|it| it.id).collect();
-        let seqs: Vec<i64> = found.iter().map(|it| it.seq.cast_signed()).collect();
+        let seqs: Vec<Option<i64>> = found.iter().map(|it| it.seq.map(u64::cast_signed)).collect();
         self.client()
-            .execute(&self.sql.note_found, &[&ids, &seqs])
+            .execute(&note_found(&self.table), &[&ids, &seqs])
             .await
             .map_err(Error::sql("write down what the stream had already"))?;
         Ok(())
@@ -155,48 +215,17 @@ fn fit(reason: &str) -> String {
     reason
 }
 
-pub(super) fn park(table: &Table) -> String {
-    let (outbox, dead) = (table.quoted(), table.companion("outbox_dead_letter"));
-    format!(
-        "WITH gone AS (
-             DELETE FROM {outbox} WHERE id = $1 AND published_at IS NULL RETURNING id
-         ), parked AS (
-             INSERT INTO {dead} ({CARRIED}, reason, publish_error, publish_attempts, seq,
-                 blocks, blocked_by)
-             VALUES ($1, $2, $3, $4, $5, $6::text::jsonb, $7, $8, $9, $10::text::jsonb,
-                 $11, $11, $12, $13, $14, $15)
-             ON CONFLICT (id) DO NOTHING
-         )
-         SELECT EXISTS (SELECT FROM gone)"
-    )
-}
-
-pub(super) fn note_failure(table: &Table) -> String {
+fn note_failure(table: &Table) -> String {
     format!(
         "UPDATE {} SET publish_attempts = $2, publish_error = $3,
              next_attempt_at = clock_timestamp() + make_interval(secs => $4)
-         WHERE id = $1 AND published_at IS NULL",
-        table.quoted()
+         WHERE {} = $1 AND published_at IS NULL",
+        table.quoted(),
+        table.column(Column::Id)
     )
 }
 
-/// Puts what a CTE named `back` holds, whole rows of the dead-letter table, back into the outbox, for
-/// the scanner. The event's first row may still be there, if it was not visible when it was parked.
-pub(super) fn put_back(table: &Table) -> String {
-    format!(
-        "INSERT INTO {outbox} AS o ({CARRIED}, seq, txid)
-         SELECT {CARRIED}, coalesce(seq, nextval(pg_get_serial_sequence('{name}', 'seq'))),
-             '{REQUEUED_TXID}'::xid8
-         FROM back ORDER BY seq
-         ON CONFLICT (id) DO UPDATE SET txid = excluded.txid, payload = excluded.payload,
-             publish_attempts = 0, publish_error = NULL, next_attempt_at = NULL
-             WHERE o.published_at IS NULL",
-        outbox = table.quoted(),
-        name = table.quoted().replace('\'', "''"),
-    )
-}
-
-pub(super) fn release(table: &Table) -> String {
+fn release(table: &Table, put_back: &str) -> String {
     let dead = table.companion("outbox_dead_letter");
     let audit = table.companion("outbox_dead_letter_audit");
     format!(
@@ -216,12 +245,11 @@ pub(super) fn release(table: &Table) -> String {
              SELECT 'release', id, aggregate_type, aggregate_id, event_type, 'tailpost', 'relay',
                  reason FROM back
          )
-         SELECT count(*) FROM back",
-        put_back = put_back(table),
+         SELECT count(*) FROM back"
     )
 }
 
-pub(super) fn note_found(table: &Table) -> String {
+fn note_found(table: &Table) -> String {
     let audit = table.companion("outbox_dead_letter_audit");
     format!(
         "INSERT INTO {audit} (action, event_id, aggregate_type, aggregate_id, event_type, actor,
