@@ -289,3 +289,43 @@ async fn old_dead_letters_are_removed_and_the_audit_knows() {
     let purged = "SELECT count(*) FROM outbox_dead_letter_audit WHERE action = 'purge'";
     assert_eq!(rig.query::<i64>(purged).await, 5);
 }
+
+/// R-DLQ-03: bytes stay bytes, and a limit that was raised counts from the moment it was.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_payload_of_bytes_is_requeued_as_it_was_once_the_stream_takes_it() {
+    let mut rig = Rig::new().await;
+    rig.set("TAILPOST_RELAY__SCAN_INTERVAL", "100ms");
+    rig.execute(
+        "CREATE TABLE outbox_events (
+             id UUID PRIMARY KEY, aggregate_type TEXT NOT NULL, aggregate_id UUID NOT NULL,
+             event_type TEXT NOT NULL, event_version INT DEFAULT 1, payload BYTEA NOT NULL,
+             occurred_at TIMESTAMP DEFAULT NOW(), correlation_id UUID, causation_id UUID,
+             published_at TIMESTAMPTZ, publish_attempts INT DEFAULT 0, publish_error TEXT)",
+    )
+    .await;
+    rig.setup().await;
+    let limit = async |max_message_size| {
+        let mut config = rig.stream().await.cached_info().config.clone();
+        config.max_message_size = max_message_size;
+        let jetstream = rig.nats.jetstream().await.expect("connect to NATS");
+        jetstream.update_stream(config).await.expect("limit the stream");
+    };
+    limit(4_096).await;
+    let _relay = rig.relay();
+    let id: Uuid = rig
+        .query(
+            "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)
+             VALUES (gen_random_uuid(), 'order', gen_random_uuid(), 'Placed',
+                 '\\x00ff7b' || convert_to(repeat('x', 9000), 'UTF8')) RETURNING id",
+        )
+        .await;
+    wait_dead(&rig, 1).await;
+    limit(-1).await;
+    let before: String = rig.query("SELECT occurred_at::TEXT FROM outbox_dead_letter").await;
+    dlq(&rig, 0, &["requeue", &id.to_string(), "--wait", "10s", "--direct"]).await;
+    let message = rig.stream().await.get_raw_message(1).await.expect("a message");
+    assert_eq!(message.payload.len(), 9_003);
+    assert_eq!(message.payload[..4], *b"\x00\xff{x");
+    let after = "SELECT (occurred_at AT TIME ZONE 'UTC')::TEXT FROM outbox_events";
+    assert_eq!(rig.query::<String>(after).await, before);
+}
