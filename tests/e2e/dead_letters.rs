@@ -8,6 +8,9 @@ use support::{DEADLINE, Relay, Rig, RigOptions, until};
 use testbed::NatsOptions;
 use uuid::Uuid;
 
+/// Events of a blocked aggregate while it is mended.
+const BUSY: i32 = 300;
+
 /// Payloads over 4 KiB are poison, and the scanner looks often.
 async fn rig(on_park: &str) -> Rig {
     let nats = NatsOptions { max_payload: Some(4_096), ..NatsOptions::default() };
@@ -164,14 +167,22 @@ async fn a_blocked_aggregate_waits_across_restarts_and_follows_in_order() {
 
     let file = fixed(&relay, "head", r#"{"n": 2}"#);
     let id = poison.to_string();
-    dlq(&rig, 0, &["requeue", &id, "--payload-file", &file, "--direct"]).await;
-    for n in 9..30 {
-        emit(&rig, "a", n, 9).await;
-    }
+    let args = ["requeue", &id, "--payload-file", &file, "--direct"];
+    let more = async {
+        for n in 9..BUSY {
+            emit(&rig, "a", n, 9).await;
+        }
+    };
+    // Its aggregate does not stand still meanwhile.
+    tokio::join!(more, dlq(&rig, 0, &args));
     wait_dead(&rig, 0).await;
-    rig.wait_stored(32).await;
+    rig.wait_stored(u64::try_from(BUSY).expect("positive") + 2).await;
     rig.wait_marked().await;
-    assert_eq!(numbers(&rig, "a").await, (1..30).collect::<Vec<_>>());
+    assert_eq!(numbers(&rig, "a").await, (1..i64::from(BUSY)).collect::<Vec<_>>());
+    let again =
+        "SELECT count(*) FROM outbox_dead_letter_audit WHERE action = 'release' AND event_id = ";
+    let again: i64 = rig.query(&format!("{again} '{poison}'")).await;
+    assert_eq!(again, 0, "the log brought what was requeued, and it was parked again");
 }
 
 /// R-REL-10, R-DLQ-04: the tail of a blocked aggregate goes in one step, or follows when what it
