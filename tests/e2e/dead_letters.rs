@@ -4,7 +4,7 @@ use std::net::TcpListener;
 
 use async_nats::HeaderMap;
 use serde_json::Value;
-use support::{DEADLINE, Relay, Rig, RigOptions, until};
+use support::{DEADLINE, Rig, RigOptions, until};
 use testbed::NatsOptions;
 use uuid::Uuid;
 
@@ -47,8 +47,7 @@ async fn numbers(rig: &Rig, aggregate: &str) -> Vec<i64> {
     of_it.map(|it| payload(it)["n"].as_i64().expect("a number")).collect()
 }
 
-fn fixed(relay: &Relay, name: &str, json: &str) -> String {
-    let _ = relay;
+fn fixed(name: &str, json: &str) -> String {
     let path = std::env::temp_dir().join(format!("{name}-{}", Uuid::new_v4()));
     std::fs::write(&path, json).expect("write a payload");
     path.to_str().expect("UTF-8").to_owned()
@@ -59,7 +58,7 @@ fn fixed(relay: &Relay, name: &str, json: &str) -> String {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_poisoned_event_is_found_mended_and_published_under_its_own_id() {
     let rig = rig("skip").await;
-    let relay = rig.relay();
+    let _relay = rig.relay();
     emit(&rig, "a", 1, 9).await;
     let poison = emit(&rig, "a", 2, 9_000).await;
     emit(&rig, "a", 3, 9).await;
@@ -88,7 +87,7 @@ async fn a_poisoned_event_is_found_mended_and_published_under_its_own_id() {
     let (told, _) = dlq(&rig, 0, &["show", &id, "--payload", "--direct"]).await;
     assert!(told.contains("xxx"), "{told}");
 
-    let file = fixed(&relay, "payload", r#"{"n": 2, "exact": 1.10}"#);
+    let file = fixed("payload", r#"{"n": 2, "exact": 1.10}"#);
     let why = ["--why", "shortened", "--by", "ada"];
     let args = ["requeue", &id, "--payload-file", &file, "--wait", "10s", "--direct"];
     let (told, _) = dlq(&rig, 0, &[&args[..], &why].concat()).await;
@@ -110,7 +109,7 @@ async fn a_poisoned_event_is_found_mended_and_published_under_its_own_id() {
 async fn what_the_stream_has_already_is_not_published_again() {
     let mut rig = rig("skip").await;
     rig.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "2m");
-    let relay = rig.relay();
+    let _relay = rig.relay();
     let poison = emit(&rig, "a", 1, 9_000).await;
     wait_dead(&rig, 1).await;
     let mut headers = HeaderMap::new();
@@ -118,7 +117,7 @@ async fn what_the_stream_has_already_is_not_published_again() {
     let jetstream = rig.nats.jetstream().await.expect("connect");
     let sent = jetstream.publish_with_headers("outbox.order.Placed", headers, "{}".into()).await;
     sent.expect("send").await.expect("stored");
-    let (id, file) = (poison.to_string(), fixed(&relay, "again", "{}"));
+    let (id, file) = (poison.to_string(), fixed("again", "{}"));
     let args = ["requeue", &id, "--payload-file", &file, "--wait", "10s", "--direct"];
     let (told, _) = dlq(&rig, 0, &args).await;
     assert!(told.contains("sequence 1: the stream had it already"), "{told}");
@@ -153,7 +152,7 @@ async fn a_blocked_aggregate_waits_across_restarts_and_follows_in_order() {
     assert_eq!(numbers(&rig, "b").await, [3, 4, 5], "held up by another aggregate");
     relay.kill9().await;
     drop(relay);
-    let relay = rig.relay();
+    let _relay = rig.relay();
     for n in 6..9 {
         emit(&rig, "a", n, 9).await;
     }
@@ -165,7 +164,7 @@ async fn a_blocked_aggregate_waits_across_restarts_and_follows_in_order() {
     let (_, said) = dlq(&rig, 4, &["requeue", &waiting[0].to_string(), "--direct"]).await;
     assert!(said.contains(&format!("waits for {poison}")), "{said}");
 
-    let file = fixed(&relay, "head", r#"{"n": 2}"#);
+    let file = fixed("head", r#"{"n": 2}"#);
     let id = poison.to_string();
     let args = ["requeue", &id, "--payload-file", &file, "--direct"];
     let more = async {
@@ -339,4 +338,26 @@ async fn a_payload_of_bytes_is_requeued_as_it_was_once_the_stream_takes_it() {
     assert_eq!(message.payload[..4], *b"\x00\xff{x");
     let after = "SELECT (occurred_at AT TIME ZONE 'UTC')::TEXT FROM outbox_events";
     assert_eq!(rig.query::<String>(after).await, before);
+}
+
+/// R-DLQ-03, R-REL-07: what is requeued is the scanner's, although its row passes the log.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_log_leaves_a_requeued_event_to_the_scanner() {
+    let mut rig = rig("skip").await;
+    rig.set("TAILPOST_RELAY__SCAN_INTERVAL", "1h");
+    let relay = rig.relay();
+    relay.wait_active().await;
+    let poison = emit(&rig, "a", 1, 9_000).await;
+    wait_dead(&rig, 1).await;
+    let file = fixed("logged", "{}");
+    dlq(&rig, 0, &["requeue", &poison.to_string(), "--payload-file", &file, "--direct"]).await;
+    let next = emit(&rig, "a", 2, 9).await;
+    rig.wait_stored(1).await;
+    assert_eq!(rig.stored_ids().await, [next]);
+    relay.kill9().await;
+    drop(relay);
+    let _relay = rig.relay();
+    rig.wait_stored(2).await;
+    rig.wait_marked().await;
+    assert_eq!(rig.stored_ids().await, [next, poison]);
 }
