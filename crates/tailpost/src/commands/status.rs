@@ -140,7 +140,8 @@ impl Lines {
             self.add("", format_args!("{} × {}", group.count, group.fingerprint));
         }
         if outbox.blocked_aggregates > 0 {
-            self.add("  blocked", format_args!("{} aggregates", outbox.blocked_aggregates));
+            let s = if outbox.blocked_aggregates == 1 { "" } else { "s" };
+            self.add("  blocked", format_args!("{} aggregate{s}", outbox.blocked_aggregates));
         }
     }
 
