@@ -6,6 +6,7 @@ mod setup;
 mod slot;
 mod status;
 
+use crate::chaos;
 use crate::cli::Command;
 use crate::config::Settings;
 
@@ -17,5 +18,6 @@ pub(crate) async fn run(command: Command, settings: Settings) -> anyhow::Result<
         Command::Status(args) => status::run(&args, &settings).await,
         Command::Slot(command) => slot::run(&command, &settings).await,
         Command::Demo(args) => demo::run(&args).await,
+        Command::Chaos(args) => chaos::run(&args).await,
     }
 }

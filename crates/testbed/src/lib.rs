@@ -19,6 +19,7 @@
 
 mod binaries;
 mod cluster;
+mod daemon;
 mod ledger;
 mod nats;
 mod port;
@@ -29,6 +30,7 @@ mod proxy;
 mod user;
 mod workload;
 
+pub use daemon::Daemon;
 pub use ledger::{Ledger, Stored, Tally};
 pub use nats::{Nats, NatsOptions};
 pub use postgres::{Postgres, PostgresOptions};

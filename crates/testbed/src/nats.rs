@@ -161,7 +161,7 @@ impl Nats {
     /// When it does not start; the message holds the end of its log.
     pub async fn start_again(&mut self) -> Result<()> {
         let args: Vec<OsString> = vec!["--config".into(), self.config_path().into()];
-        self.server.spawn(&Program { path: self.binary.clone(), args })?;
+        self.server.spawn(&Program { path: self.binary.clone(), args, env: None })?;
         let started = Instant::now();
         loop {
             let Err(error) = self.probe().await else { return Ok(()) };

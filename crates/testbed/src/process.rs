@@ -72,6 +72,8 @@ for _ in 1 2 3 4 5 6 7 8 9 10; do rm -rf -- "$folder" && break; sleep 0.1; done
 pub(crate) struct Program {
     pub(crate) path: PathBuf,
     pub(crate) args: Vec<OsString>,
+    /// All that it sees of the environment beside the search path; `None` for all that we see.
+    pub(crate) env: Option<Vec<(String, String)>>,
 }
 
 /// A folder and at most one server process in it, both gone when this is dropped or its owner dies.
@@ -163,6 +165,11 @@ impl Server {
             .stdout(doomed)
             .stderr(log)
             .process_group(0);
+        if let Some(env) = &program.env {
+            command.env_clear();
+            command.envs(std::env::var_os("PATH").map(|path| ("PATH", path)));
+            command.envs(env.iter().map(|(name, value)| (name, value)));
+        }
         self.user.apply(&mut command);
         let child = command.spawn().with_context(|| format!("start {}", program.path.display()))?;
         self.child = Some(child);
