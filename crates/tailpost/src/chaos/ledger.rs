@@ -147,14 +147,9 @@ mod tests {
     use super::*;
 
     fn outcome() -> Outcome {
-        let tally = Tally {
-            committed: 3,
-            rolled_back: 1,
-            stored: 2,
-            marked: 2,
-            dead: 1,
-            ..Tally::default()
-        };
+        let mut tally = Tally::default();
+        (tally.committed, tally.rolled_back, tally.stored) = (3, 1, 2);
+        (tally.marked, tally.dead) = (2, 1);
         Outcome::new("any", &tally, Duration::from_millis(1_234), Duration::from_millis(5_678))
     }
 
