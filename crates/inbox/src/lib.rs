@@ -1,0 +1,15 @@
+//! Takes events from NATS JetStream and gives each one effect.
+
+mod config;
+mod connection;
+mod error;
+mod handler;
+mod inbox;
+mod status;
+
+pub use config::Backoff;
+pub use connection::{BoxError, Connection};
+pub use error::Error;
+pub use handler::{Delivery, LeasedHandler, TransactionalHandler, Verdict};
+pub use inbox::{Builder, Inbox, Leased, Transactional};
+pub use status::{State, Status, Summary};
