@@ -1,11 +1,13 @@
 //! A worker of an inbox, to be killed. What its handler does to an event the event's payload says;
 //! what it has done is in the tables `runs` (outside of any transaction of the inbox) and `effects`.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use inbox::{Backoff, Connection, Delivery, Inbox, LeasedHandler, TransactionalHandler, Verdict};
 use serde::Deserialize;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::Mutex;
 use tokio_postgres::{Client, GenericClient, NoTls, Transaction};
 use tokio_util::sync::CancellationToken;
 
@@ -28,16 +30,25 @@ struct Orders {
 
 struct Worker {
     /// For what happens whatever becomes of the transaction.
-    outside: Client,
+    outside: Mutex<Arc<Client>>,
 }
 
 impl Worker {
+    async fn outside(&self) -> Result<Arc<Client>, inbox::BoxError> {
+        let mut client = self.outside.lock().await;
+        if client.is_closed() {
+            *client = Arc::new(connect().await?);
+        }
+        Ok(Arc::clone(&client))
+    }
+
     async fn begin(&self, delivery: &Delivery<'_>) -> Orders {
         let pid = i32::try_from(std::process::id()).expect("a pid");
         let attempt = i32::try_from(delivery.attempt).expect("few");
         let sql = "INSERT INTO runs (event_id, pid, attempt) VALUES ($1, $2, $3)";
         if std::env::var_os("WORKER_RUNS").is_some() {
-            let _ = self.outside.execute(sql, &[&delivery.event.id, &pid, &attempt]).await;
+            let client = self.outside().await.expect("a database");
+            let _ = client.execute(sql, &[&delivery.event.id, &pid, &attempt]).await;
         }
         let orders: Orders = serde_json::from_slice(&delivery.event.payload).unwrap_or_default();
         tokio::time::sleep(Duration::from_millis(orders.sleep_ms)).await;
@@ -81,7 +92,10 @@ impl LeasedHandler for Outside {
         if orders.dead {
             return Verdict::dead("never");
         }
-        Worker::effect(&delivery, &orders, &self.0.outside).await
+        match self.0.outside().await {
+            Ok(client) => Worker::effect(&delivery, &orders, &*client).await,
+            Err(error) => Verdict::retry(error),
+        }
     }
 }
 
@@ -124,7 +138,7 @@ async fn main() -> Result<(), inbox::BoxError> {
         terminated.recv().await;
         stop.cancel();
     });
-    let worker = Worker { outside: connect().await? };
+    let worker = Worker { outside: Mutex::new(Arc::new(connect().await?)) };
     let summary = if setting("WORKER_MODE", "transactional".to_owned()) == "leased" {
         builder.leased(Outside(worker)).run(shutdown).await?
     } else {

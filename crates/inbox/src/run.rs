@@ -46,6 +46,7 @@ pub(crate) async fn run<W: Work>(
         stream: config.stream.clone(),
         owner: format!("{}:{}", std::process::id(), Uuid::new_v4()),
         lease: config.lease,
+        takes_over: W::SHARES,
     };
     let context = Arc::new(Context {
         config: Arc::clone(&config),

@@ -114,7 +114,7 @@ impl<W: Work> Session<W> {
             let share = self.lanes.held().div_ceil(self.config.lanes).max(SHARE_MIN);
             let most = if W::SHARES { share.min(self.batch) } else { free };
             let probing = self.gate.room(now).saturating_sub(self.lanes.busy());
-            let items = self.lanes.take(if free == 0 { 0 } else { most.min(probing) });
+            let items = self.lanes.take(if free == 0 { 0 } else { most.min(probing) }, W::SHARES);
             if items.is_empty() {
                 return;
             }

@@ -41,6 +41,8 @@ const READ_DEADLINE: Duration = Duration::from_secs(5);
 
 const PAUSE: Duration = Duration::from_millis(500);
 
+const ACK_PENDING_MAX: i64 = 50_000;
+
 /// A message, and what is known about it.
 pub(crate) struct Delivered {
     pub(crate) message: Arc<Message>,
@@ -136,11 +138,10 @@ impl Source {
             let message = message.map_err(Error::jetstream(PULLING))?;
             let info = message.info().map_err(Error::jetstream(PULLING))?;
             let (seq, redelivered) = (info.consumer_sequence, info.delivered > 1);
-            let delivered = Delivered {
-                path: if redelivered { Path::Careful } else { Path::Fast },
-                reply: message.reply.clone(),
-                message: Arc::new(understood(&message, &info)),
-            };
+            let (reply, message) = (message.reply.clone(), understood(&message, &info));
+            let unusual = redelivered || message.event.is_err();
+            let path = if unusual { Path::Careful } else { Path::Fast };
+            let delivered = Delivered { message: Arc::new(message), reply, path };
             if seq > self.consumer_seq + 1 {
                 info!(consumer = self.name, "deliveries are missing: reading them from the stream");
                 self.read_outstanding(feed).await?;
@@ -211,7 +212,9 @@ fn durable(config: &Config) -> pull::Config {
         ack_wait: config.ack_wait,
         // The budget is in the record: leases and restarts must not use it up.
         max_deliver: -1,
-        max_ack_pending: i64::try_from(2 * config.held_max()).unwrap_or(i64::MAX),
+        // Not what bounds memory (we only ask for what there is room for), but what a worker that
+        // died had must not keep the next one from getting new events until ack_wait is over.
+        max_ack_pending: ACK_PENDING_MAX,
         filter_subject,
         filter_subjects,
         ..pull::Config::default()

@@ -100,6 +100,9 @@ pub(crate) struct Scope {
     /// Names the worker in `lease_owner`.
     pub(crate) owner: String,
     pub(crate) lease: Duration,
+    /// Whether another worker's lease is taken without waiting for its end: right where the fence
+    /// stops everything that the other could still do. Only the active worker claims.
+    pub(crate) takes_over: bool,
 }
 
 /// The statements of one connection. Apart from it, so that they can run inside a transaction on it.
@@ -148,7 +151,7 @@ impl Store {
 
 impl Statements {
     async fn prepare(client: &Client, scope: Scope) -> Result<Self> {
-        let texts = Texts::new(&scope.schema);
+        let texts = Texts::new(&scope.schema, if scope.takes_over { UNSETTLED } else { FREE });
         let types = [Type::TEXT, Type::UUID_ARRAY, Type::TIMESTAMPTZ_ARRAY];
         let prepare = async |text: &str| client.prepare_typed(text, &types).await;
         Ok(Self {
@@ -205,12 +208,9 @@ impl Statements {
         let Columns { ids, times, subjects, seqs } = Columns::of(messages);
         let Scope { consumer, stream, owner, lease, .. } = &self.scope;
         let lease = lease.as_secs_f64();
-        let rows = on
-            .query(
-                &self.claim,
-                &[consumer, &ids, &times, &subjects, &seqs, stream, owner, &token, &lease],
-            )
-            .await?;
+        let parameters: [&(dyn ToSql + Sync); 9] =
+            [consumer, &ids, &times, &subjects, &seqs, stream, owner, &token, &lease];
+        let rows = on.query(&self.claim, &parameters).await?;
         Ok(rows.iter().map(claim_of).collect())
     }
 
@@ -364,12 +364,16 @@ const OURS: &str = "m.consumer = $1 AND m.message_id = i.message_id AND m.event_
 const FREE: &str =
     "(m.status = 'FAILED' OR m.status = 'PROCESSING' AND m.expires_at <= clock_timestamp())";
 
+/// Somebody may be at work on the record, and can be fenced off.
+const UNSETTLED: &str = "m.status IN ('PROCESSING', 'FAILED')";
+
 /// A lease has ended, by whatever end.
 const ENDED: &str =
     "finished_attempts = m.finished_attempts + 1, lease_token = NULL, expires_at = NULL";
 
 impl Texts {
-    fn new(schema: &str) -> Self {
+    /// `free` is what may be claimed.
+    fn new(schema: &str, free: &str) -> Self {
         let table = format!("{schema}.inbox_messages");
         let input = "unnest($2, $3, $4::uuid[]) AS i (message_id, event_time, token)";
         Self {
@@ -390,7 +394,7 @@ impl Texts {
                  WHERE m.consumer = $1 AND m.message_id = i.message_id
                      AND m.event_time = i.event_time AND m.status = 'PROCESSED'"
             ),
-            claim: claim_text(&table),
+            claim: claim_text(&table, free),
             renew: format!(
                 "UPDATE {table} AS m SET expires_at = clock_timestamp() + make_interval(secs => $5)
                  FROM {input} WHERE {OURS} RETURNING m.message_id"
@@ -429,7 +433,7 @@ impl Texts {
                          expires_at = NULL
                      FROM unnest($2, $3) AS i (message_id, event_time)
                      WHERE m.consumer = $1 AND m.message_id = i.message_id
-                         AND m.event_time = i.event_time AND {FREE}
+                         AND m.event_time = i.event_time AND {free}
                          AND m.attempts - m.finished_attempts >= {UNFINISHED_MAX}
                          AND $11::uuid IS NULL
                      RETURNING m.attempts"
@@ -452,7 +456,7 @@ impl Texts {
     }
 }
 
-fn claim_text(table: &str) -> String {
+fn claim_text(table: &str, free: &str) -> String {
     format!(
         "WITH input AS (
              SELECT * FROM unnest($2, $3, $4::text[], $5::bigint[])
@@ -469,7 +473,7 @@ fn claim_text(table: &str) -> String {
                  lease_owner = EXCLUDED.lease_owner, lease_token = EXCLUDED.lease_token,
                  claimed_at = EXCLUDED.claimed_at, expires_at = EXCLUDED.expires_at,
                  next_attempt_at = NULL
-             WHERE {FREE}
+             WHERE {free}
                  AND coalesce(m.next_attempt_at <= clock_timestamp(), TRUE)
                  AND m.attempts - m.finished_attempts < {UNFINISHED_MAX}
              RETURNING m.message_id, m.attempts, m.finished_attempts
@@ -478,7 +482,7 @@ fn claim_text(table: &str) -> String {
              CASE
                  WHEN claimed.message_id IS NOT NULL THEN 'claimed'
                  WHEN m.status IN ('PROCESSED', 'DEAD', 'REJECTED') THEN 'settled'
-                 WHEN m.status = 'PROCESSING' AND m.expires_at > clock_timestamp() THEN 'leased'
+                 WHEN NOT {free} THEN 'leased'
                  WHEN m.attempts - m.finished_attempts >= {UNFINISHED_MAX} THEN 'crashed'
                  WHEN m.next_attempt_at > clock_timestamp() THEN 'early'
                  ELSE 'contended'

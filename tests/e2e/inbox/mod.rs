@@ -1,6 +1,8 @@
 //! The inbox on real servers: its workers are processes that can be killed.
 
 mod counted;
+mod faults;
+mod killed;
 
 use std::fs::File;
 use std::process::{Child, Command, Stdio};
