@@ -1,0 +1,6 @@
+//! The inbox.
+
+mod handler;
+pub mod http;
+
+pub use handler::{Delivery, LeasedHandler, Verdict};
