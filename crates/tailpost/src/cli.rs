@@ -63,6 +63,7 @@ impl Global {
             database_url: self.database_url.clone(),
             nats_url: self.nats_url.clone(),
             log_format: self.log_format,
+            ..Sources::default()
         }
     }
 

@@ -4,6 +4,7 @@
 //! given in each layer, and a mistake in any of them is reported with its place.
 
 mod error;
+mod inbox;
 mod keys;
 mod layers;
 mod value;
@@ -18,6 +19,7 @@ use relay::{
 };
 
 pub(crate) use error::{Error, Origin};
+pub(crate) use inbox::Consumer;
 pub(crate) use layers::Sources;
 
 /// Parses a duration as the configuration writes them, or says what is wanted.
@@ -32,10 +34,11 @@ pub(crate) struct Settings {
     pub(crate) nats: NatsSettings,
     pub(crate) stream: StreamConfig,
     pub(crate) relay: RelaySettings,
+    inbox: inbox::InboxSettings,
     pub(crate) admin: AdminSettings,
     pub(crate) log: LogSettings,
     // Where each setting that is not a default came from.
-    origins: BTreeMap<&'static str, Origin>,
+    origins: BTreeMap<String, Origin>,
 }
 
 #[derive(Clone, PartialEq)]
@@ -109,6 +112,7 @@ impl Default for Settings {
                 scan: ScanConfig::default(),
                 mark: MarkConfig::default(),
             },
+            inbox: inbox::InboxSettings::default(),
             admin: AdminSettings {
                 listen: Some(SocketAddr::from(([127, 0, 0, 1], 9464))),
                 token: None,
@@ -161,7 +165,7 @@ impl Settings {
     /// Adds where the setting came from to an error that names one.
     fn blame(&self, fallback: &str, source: relay::connect::Error) -> Error {
         let origin = match &source {
-            relay::connect::Error::Invalid { setting, .. } => self.origins.get(setting),
+            relay::connect::Error::Invalid { setting, .. } => self.origins.get(*setting),
             _ => None,
         };
         let origin = origin.or_else(|| self.origins.get(fallback)).cloned();

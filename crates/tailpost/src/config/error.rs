@@ -40,6 +40,11 @@ impl Error {
         Self { origin: Some(origin), problem: problem.into(), hint: None, source: None }
     }
 
+    /// As [`new`](Self::new), for what may come from several places or none.
+    pub(super) fn about(origin: Option<Origin>, problem: impl Into<String>) -> Self {
+        Self { origin, problem: problem.into(), hint: None, source: None }
+    }
+
     pub(super) fn with_hint(self, hint: Option<String>) -> Self {
         Self { hint, ..self }
     }
