@@ -12,7 +12,7 @@ use super::excerpt::excerpt;
 use crate::Verdict;
 
 /// A service that asks for more patience is asked again after this.
-const RETRY_AFTER_MAX: Duration = Duration::from_mins(15);
+const RETRY_AFTER_MAX: Duration = Duration::from_mins(5);
 /// What is kept with an event that the service knew already.
 const ALREADY_PROCESSED: &str = "already_processed";
 
@@ -137,9 +137,9 @@ mod tests {
             ("7", Some(7)),
             (" 7 ", Some(7)),
             ("0", None),
-            ("899", Some(899)),
-            ("901", Some(900)),
-            ("99999999999999999999999", Some(900)),
+            ("299", Some(299)),
+            ("301", Some(300)),
+            ("99999999999999999999999", Some(300)),
             ("-1", None),
             ("soon", None),
             ("", None),
@@ -147,7 +147,7 @@ mod tests {
             ("Sunday, 06-Nov-94 08:50:07 GMT", Some(30)), // the two older forms
             ("Sun Nov  6 08:50:07 1994", Some(30)),
             ("Sun, 06 Nov 1994 08:49:07 GMT", None), // past
-            ("Mon, 07 Nov 1994 08:49:37 GMT", Some(900)),
+            ("Mon, 07 Nov 1994 08:49:37 GMT", Some(300)),
         ] {
             assert_eq!(after(text), seconds.map(Duration::from_secs), "{text:?}");
         }

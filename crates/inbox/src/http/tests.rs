@@ -213,7 +213,7 @@ async fn redirects_are_a_misconfiguration_and_not_followed() {
 #[tokio::test]
 async fn retry_after_is_honoured_and_capped() {
     const NOW: &str = "Sun, 06 Nov 1994 08:49:37 GMT";
-    for (text, seconds) in [("7", 7), ("86400", 900), ("Sun, 06 Nov 1994 08:50:07 GMT", 30)] {
+    for (text, seconds) in [("7", 7), ("86400", 300), ("Sun, 06 Nov 1994 08:50:07 GMT", 30)] {
         for status in [StatusCode::SERVICE_UNAVAILABLE, StatusCode::TOO_MANY_REQUESTS] {
             let answer = move || (status, [("retry-after", text), ("date", NOW)]).into_response();
             let service = Service::answering(answer).await;
