@@ -84,6 +84,7 @@ fn dependencies_point_one_way() {
         ("tailpost-pgoutput", &[][..]),
         ("tailpost-outbox", &[]),
         ("tailpost-relay", &["tailpost-outbox", "tailpost-pgoutput"]),
+        ("tailpost-inbox", &["tailpost-outbox"]),
         ("tailpost-testbed", &["tailpost-outbox"]),
         (
             "tailpost",

@@ -1,6 +1,16 @@
-//! The inbox.
+//! Takes events from NATS JetStream and gives each one effect.
 
+mod config;
+mod connection;
+mod error;
 mod handler;
 pub mod http;
+mod inbox;
+mod status;
 
-pub use handler::{Delivery, LeasedHandler, Verdict};
+pub use config::Backoff;
+pub use connection::{BoxError, Connection};
+pub use error::Error;
+pub use handler::{Delivery, LeasedHandler, TransactionalHandler, Verdict};
+pub use inbox::{Builder, Inbox, Leased, Transactional};
+pub use status::{State, Status, Summary};
