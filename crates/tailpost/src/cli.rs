@@ -1,5 +1,7 @@
 //! The command line. The help texts are the reference for it.
 
+mod inbox;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -7,6 +9,8 @@ use clap::{ArgAction, Args, Parser, Subcommand};
 
 use crate::config::{LogFormat, Sources};
 use crate::telemetry::Verbosity;
+
+pub(crate) use inbox::*;
 
 /// Relays events from a PostgreSQL outbox table to a NATS JetStream stream: once, in commit order.
 ///
@@ -49,9 +53,23 @@ pub(crate) struct Global {
     quiet: bool,
 }
 
-impl Global {
+impl Cli {
     /// What the configuration is read from.
     pub(crate) fn sources(&self) -> Sources {
+        let sources = self.global.sources();
+        match &self.command {
+            Command::Inbox(InboxArgs { command: InboxCommand::Run(args) }) => Sources {
+                consumer: args.consumer.clone(),
+                handler: args.handler.clone(),
+                ..sources
+            },
+            _ => sources,
+        }
+    }
+}
+
+impl Global {
+    fn sources(&self) -> Sources {
         Sources {
             file: self.config.clone(),
             // A variable that is not Unicode cannot be one of ours.
@@ -100,6 +118,8 @@ pub(crate) enum Command {
     Relay(RelayArgs),
     /// Show position, backlog, slot, stream, and dead letters
     Status(StatusArgs),
+    /// Take events from the stream and give each one effect, and decide about those that failed
+    Inbox(InboxArgs),
     /// See it work: throw-away servers, a producer, a relay, a consumer
     ///
     /// Starts PostgreSQL and NATS from the binaries on this machine, in temporary folders, and

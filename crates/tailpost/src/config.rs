@@ -70,6 +70,8 @@ pub(crate) struct RelaySettings {
 pub(crate) struct AdminSettings {
     /// `None` turns the HTTP server off.
     pub(crate) listen: Option<SocketAddr>,
+    /// The same for `inbox run`, which may be on the machine of a relay.
+    pub(crate) inbox_listen: Option<SocketAddr>,
     pub(crate) token: Option<String>,
 }
 
@@ -115,6 +117,7 @@ impl Default for Settings {
             inbox: inbox::InboxSettings::default(),
             admin: AdminSettings {
                 listen: Some(SocketAddr::from(([127, 0, 0, 1], 9464))),
+                inbox_listen: Some(SocketAddr::from(([127, 0, 0, 1], 9465))),
                 token: None,
             },
             log: LogSettings { format: LogFormat::Text },
@@ -139,14 +142,24 @@ impl Settings {
         settings.relay_config()
     }
 
+    /// The database.
+    pub(crate) fn postgres_target(&self) -> Result<PostgresTarget, Error> {
+        let url = self.postgres.url.as_deref().ok_or_else(Error::no_database)?;
+        PostgresTarget::new(url, self.postgres.tls.clone())
+            .map_err(|source| self.blame("postgres.url", source))
+    }
+
+    /// The broker.
+    pub(crate) fn nats_target(&self) -> Result<NatsTarget, Error> {
+        NatsTarget::new(&self.nats.url, self.nats.access.clone())
+            .map_err(|source| self.blame("nats.url", source))
+    }
+
     /// What the relay needs to know.
     pub(crate) fn relay_config(&self) -> Result<Config, Error> {
-        let url = self.postgres.url.as_deref().ok_or_else(Error::no_database)?;
         let config = Config {
-            postgres: PostgresTarget::new(url, self.postgres.tls.clone())
-                .map_err(|source| self.blame("postgres.url", source))?,
-            nats: NatsTarget::new(&self.nats.url, self.nats.access.clone())
-                .map_err(|source| self.blame("nats.url", source))?,
+            postgres: self.postgres_target()?,
+            nats: self.nats_target()?,
             table: self.postgres.table.clone(),
             slot: self.postgres.slot.clone(),
             publication: self.postgres.publication.clone(),
@@ -173,12 +186,16 @@ impl Settings {
     }
 
     fn check_admin(&self) -> Result<(), Error> {
-        match self.admin.listen {
-            Some(listen) if !listen.ip().is_loopback() && self.admin.token.is_none() => {
-                Err(Error::open_admin(self.origins.get("admin.listen").cloned(), listen))
+        let AdminSettings { listen, inbox_listen, token } = &self.admin;
+        for (key, listen) in [("admin.listen", listen), ("admin.inbox_listen", inbox_listen)] {
+            if let Some(listen) = listen
+                && !listen.ip().is_loopback()
+                && token.is_none()
+            {
+                return Err(Error::open_admin(self.origins.get(key).cloned(), key, *listen));
             }
-            _ => Ok(()),
         }
+        Ok(())
     }
 }
 

@@ -29,7 +29,7 @@ fn main() -> ExitCode {
 
 fn run(cli: cli::Cli) -> anyhow::Result<()> {
     relay::connect::install_crypto_provider();
-    let load = || config::Settings::load(&cli.global.sources());
+    let load = || config::Settings::load(&cli.sources());
     let (settings, verbosity) = match cli.command {
         // Runs anywhere, whatever is configured for other servers, and draws its own picture.
         cli::Command::Demo(_) => (config::Settings::default(), cli.global.verbosity().of_demo()),

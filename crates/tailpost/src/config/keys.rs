@@ -52,6 +52,7 @@ pub(super) static KEYS: &[Key] = &[
     key("relay.mark_batch", |it, v| put(&mut it.relay.mark.batch, v.integer())),
     key("relay.mark_interval", |it, v| put(&mut it.relay.mark.interval, v.duration())),
     key("admin.listen", |it, v| put(&mut it.admin.listen, v.unless_off(address))),
+    key("admin.inbox_listen", |it, v| put(&mut it.admin.inbox_listen, v.unless_off(address))),
     key("admin.token", |it, v| put(&mut it.admin.token, v.text().map(some))),
     key("log.format", |it, v| put(&mut it.log.format, log_format(v))),
 ];
