@@ -8,6 +8,7 @@ mod connections;
 mod crashes;
 mod demo;
 mod gaps;
+mod inbox;
 mod keyed;
 mod poison;
 mod postgres_faults;

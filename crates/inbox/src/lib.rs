@@ -2,6 +2,7 @@
 
 mod config;
 mod connection;
+mod dead_letters;
 mod error;
 mod handler;
 pub mod http;
@@ -10,6 +11,9 @@ mod status;
 
 pub use config::Backoff;
 pub use connection::{BoxError, Connection};
+pub use dead_letters::{
+    Backlog, DeadLetter, DeadLetters, Decision, Grounds, Marked, Original, Selection,
+};
 pub use error::Error;
 pub use handler::{Delivery, LeasedHandler, TransactionalHandler, Verdict};
 pub use inbox::{Builder, Inbox, Leased, Transactional};

@@ -6,6 +6,7 @@ use relay::connect;
 
 use crate::admin::ListenError;
 use crate::config;
+use crate::refusal::Refusal;
 
 const FAILED: u8 = 1;
 const NOT_FOUND: u8 = 3;
@@ -33,8 +34,14 @@ fn kind(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
     if error.is::<ListenError>() {
         return Some(REFUSED);
     }
+    if let Some(error) = error.downcast_ref::<Refusal>() {
+        return Some(if error.not_found { NOT_FOUND } else { REFUSED });
+    }
     if let Some(error) = error.downcast_ref::<relay::Error>() {
         return Some(relay_kind(error));
+    }
+    if let Some(error) = error.downcast_ref::<inbox::Error>() {
+        return inbox_kind(error);
     }
     error.downcast_ref::<connect::Error>().map(connect_kind)
 }
@@ -58,6 +65,24 @@ fn relay_kind(error: &relay::Error) -> u8 {
     }
 }
 
+/// None if the cause tells.
+fn inbox_kind(error: &inbox::Error) -> Option<u8> {
+    match error {
+        inbox::Error::Config { .. } => Some(BAD_CONFIGURATION),
+        inbox::Error::Tables { .. } => Some(NOT_FOUND),
+        inbox::Error::Consumer { .. } => Some(REFUSED),
+        inbox::Error::JetStream { .. } => Some(UNREACHABLE),
+        _ => None,
+    }
+}
+
+fn inbox_hint(error: &inbox::Error) -> Option<String> {
+    match error {
+        inbox::Error::Tables { .. } => Some("run `tailpost setup`".into()),
+        _ => None,
+    }
+}
+
 fn connect_kind(error: &connect::Error) -> u8 {
     if error.is_configuration() {
         BAD_CONFIGURATION
@@ -76,8 +101,16 @@ fn hint(error: &anyhow::Error) -> Option<String> {
         if let Some(error) = cause.downcast_ref::<ListenError>() {
             return Some(error.hint());
         }
+        if let Some(error) = cause.downcast_ref::<Refusal>() {
+            return error.hint();
+        }
         if let Some(error) = cause.downcast_ref::<relay::Error>() {
             return error.hint();
+        }
+        if let Some(error) = cause.downcast_ref::<inbox::Error>()
+            && let Some(hint) = inbox_hint(error)
+        {
+            return Some(hint);
         }
         cause.downcast_ref::<connect::Error>().and_then(connect::Error::hint)
     })

@@ -55,11 +55,11 @@ pub(crate) enum InboxDlqCommand {
     ///
     /// They take the same way as before, through claim and handler, in whichever process runs the
     /// consumer. Nothing is published: other consumers do not see them again.
-    Requeue(InboxDlqDecideArgs),
+    Requeue(InboxDlqRequeueArgs),
     /// Refuse events for good: they count as answered, with a reason
-    Reject(InboxDlqDecideArgs),
+    Reject(InboxDlqSettleArgs),
     /// Drop dead letters without an answer
-    Discard(InboxDlqDecideArgs),
+    Discard(InboxDlqSettleArgs),
     /// Write dead letters with their payloads as JSON, one a line
     Export(InboxDlqExportArgs),
 }
@@ -94,9 +94,9 @@ pub(crate) struct InboxDlqShowArgs {
     pub(crate) json: bool,
 }
 
-/// Arguments of `inbox dlq requeue`, `reject` and `discard`.
+/// Which dead letters, and whether to do it.
 #[derive(Debug, Args)]
-pub(crate) struct InboxDlqDecideArgs {
+pub(crate) struct InboxDlqTarget {
     /// The events' ids
     #[arg(required_unless_present = "all", conflicts_with = "all")]
     pub(crate) event_ids: Vec<Uuid>,
@@ -106,18 +106,35 @@ pub(crate) struct InboxDlqDecideArgs {
     /// Only those of this consumer
     #[arg(long, value_name = "NAME")]
     pub(crate) consumer: Option<String>,
-    /// Why; kept with who and when
-    #[arg(long, value_name = "TEXT")]
-    pub(crate) reason: String,
-    /// Do it: without, or with --dry-run, only what would be done is shown
+    /// Do it without asking back
     #[arg(long, conflicts_with = "dry_run")]
     pub(crate) yes: bool,
-    /// Show what would be done
+    /// Only show what would be done
     #[arg(long)]
     pub(crate) dry_run: bool,
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Arguments of `inbox dlq requeue`.
+#[derive(Debug, Args)]
+pub(crate) struct InboxDlqRequeueArgs {
+    #[command(flatten)]
+    pub(crate) target: InboxDlqTarget,
+    /// Why; kept with who and when
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) reason: Option<String>,
+}
+
+/// Arguments of `inbox dlq reject` and `discard`.
+#[derive(Debug, Args)]
+pub(crate) struct InboxDlqSettleArgs {
+    #[command(flatten)]
+    pub(crate) target: InboxDlqTarget,
+    /// Why; kept with who and when
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) reason: String,
 }
 
 /// Arguments of `inbox dlq export`.
@@ -143,6 +160,10 @@ pub(crate) struct MarkProcessedArgs {
     /// Why; kept with who and when
     #[arg(long, value_name = "TEXT")]
     pub(crate) reason: String,
+    /// When the event happened, as its Occurred-At header says; only needed if neither the inbox
+    /// nor an outbox beside it has the event
+    #[arg(long, value_name = "TIME")]
+    pub(crate) occurred_at: Option<jiff::Timestamp>,
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,

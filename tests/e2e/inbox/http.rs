@@ -1,0 +1,251 @@
+//! `tailpost inbox run`: each event has its effect in an HTTP service.
+
+use std::collections::BTreeSet;
+use std::process::{Child, Command, Stdio};
+
+use serde_json::Value;
+use support::{DEADLINE, Relay, Rig, until};
+use uuid::Uuid;
+
+use super::service::{Service, emit};
+
+fn run(rig: &Rig, service: &Service) -> Relay {
+    rig.spawn(&service.args().each_ref().map(String::as_str))
+}
+
+/// How many events have had their effect, by the record.
+pub(super) async fn processed(rig: &Rig) -> i64 {
+    rig.query("SELECT count(*) FROM inbox_messages WHERE status = 'PROCESSED'").await
+}
+
+/// Waits until so many events have had their effect.
+pub(super) async fn wait_processed(rig: &Rig, count: i64) {
+    let what = format!("{count} events are processed");
+    until(DEADLINE, &what, async || processed(rig).await >= count).await;
+}
+
+/// R-INB-04, R-INB-05: the whole way, from the row to the call.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_event_is_handed_to_the_service_once_and_in_the_order_of_its_aggregate() {
+    let rig = Rig::new().await;
+    rig.setup().await;
+    let _relay = rig.relay();
+    let service = Service::start().await;
+    let inbox = run(&rig, &service);
+    let ids = rig.insert(200).await;
+    wait_processed(&rig, 200).await;
+    inbox.sigterm();
+    assert!(inbox.wait_exit(DEADLINE).await.success(), "{}", inbox.log());
+
+    let calls = service.calls();
+    assert_eq!(calls.len(), 200);
+    let called: BTreeSet<_> = calls.iter().map(|it| it.id).collect();
+    assert_eq!(called, ids.iter().copied().collect());
+    for aggregate in 0..10 {
+        let of =
+            |call: &&super::service::Call| call.header("aggregate-id") == format!("o-{aggregate}");
+        let order: Vec<Uuid> = calls.iter().filter(of).map(|it| it.id).collect();
+        let committed: Vec<Uuid> = ids.iter().copied().filter(|it| order.contains(it)).collect();
+        assert_eq!(order, committed, "events of o-{aggregate}");
+    }
+    let first = &calls[0];
+    assert_eq!(first.header("event-type"), "OrderPlaced");
+    assert_eq!(first.header("tailpost-consumer"), "billing");
+    assert_eq!(first.header("tailpost-attempt"), "1");
+    assert!(first.payload.starts_with("{\"n\": "), "{}", first.payload);
+}
+
+/// R-INB-05, R-INB-07: what fails is tried again, what succeeds is not.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_service_in_trouble_is_called_again_and_only_for_what_failed() {
+    let rig = Rig::new().await;
+    rig.setup().await;
+    let _relay = rig.relay();
+    let service = Service::start().await;
+    service.answer_to("sick", 503);
+    let _inbox = run(&rig, &service);
+    let (sick, well) = (emit(&rig, "sick", "{}").await, emit(&rig, "well", "{}").await);
+    until(DEADLINE, "the sick event was tried twice", async || service.calls_of(sick) >= 2).await;
+    wait_processed(&rig, 1).await;
+    service.answer_to("sick", 200);
+    wait_processed(&rig, 2).await;
+    let attempts: Vec<_> = service
+        .calls()
+        .iter()
+        .filter(|it| it.id == sick)
+        .map(|it| it.header("tailpost-attempt").to_owned())
+        .collect();
+    let expected: Vec<_> = (1..=attempts.len()).map(|it| it.to_string()).collect();
+    assert_eq!(attempts, expected);
+    assert_eq!(service.calls_of(well), 1);
+}
+
+/// R-INB-05: 409 says that the effect is there.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_that_the_service_knows_is_done() {
+    let rig = Rig::new().await;
+    rig.setup().await;
+    let _relay = rig.relay();
+    let service = Service::start().await;
+    service.answer(409);
+    let _inbox = run(&rig, &service);
+    let id = emit(&rig, "o-1", "{}").await;
+    wait_processed(&rig, 1).await;
+    assert_eq!(service.calls_of(id), 1);
+    let outcome: String = rig.query("SELECT outcome FROM inbox_messages").await;
+    assert_eq!(outcome, "already_processed");
+}
+
+/// R-INB-05: a service that is set up wrong does not turn a backlog into dead letters.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_misconfigured_service_pauses_the_consumer_until_it_is_mended() {
+    let mut rig = Rig::new().await;
+    rig.setup().await;
+    let _relay = rig.relay();
+    let service = Service::start().await;
+    service.answer(404);
+    let port = support_free_port();
+    rig.set("TAILPOST_ADMIN__INBOX_LISTEN", &format!("127.0.0.1:{port}"));
+    let inbox = run(&rig, &service);
+    rig.insert(100).await;
+    let ready = format!("http://127.0.0.1:{port}/readyz");
+    until(DEADLINE, "the consumer is paused", async || {
+        get(&ready).await.is_some_and(|it| it.contains("\"state\":\"paused\""))
+    })
+    .await;
+    let told = get(&ready).await.expect("an answer");
+    assert!(told.contains("404 Not Found"), "{told}");
+    assert!(service.calls().len() < 100, "{} calls", service.calls().len());
+    service.answer(200);
+    wait_processed(&rig, 100).await;
+    let dead: i64 = rig.query("SELECT count(*) FROM inbox_dead_letter").await;
+    assert_eq!(dead, 0, "{}", inbox.log());
+}
+
+/// R-INB-03, R-INB-05: killed at any moment, the service gets every event, with the same key.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_python_example_has_every_effect_once_although_the_inbox_is_killed() {
+    let mut rig = Rig::new().await;
+    rig.setup().await;
+    let _relay = rig.relay();
+    rig.set("TAILPOST_INBOX__LEASE", "2s");
+    rig.set("TAILPOST_INBOX__TIMEOUT", "1s");
+    let secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+    rig.set("TAILPOST_INBOX__SECRETS", secret);
+    let example = Example::start(secret);
+    let args = ["inbox", "run", "--consumer", "billing", "--handler", &example.url];
+    let mut expected = 0;
+    for round in 0..3 {
+        let inbox = rig.spawn(&args);
+        for n in 0..20 {
+            emit(&rig, &format!("o-{n}"), &format!("{{\"total_cents\": {n}}}")).await;
+        }
+        expected += 20;
+        let seen = i64::from(round) * 20 + 5;
+        until(DEADLINE, "some effects", async || example.effects() >= seen).await;
+        inbox.kill9().await;
+    }
+    let _inbox = rig.spawn(&args);
+    wait_processed(&rig, expected).await;
+    assert_eq!(example.effects(), expected);
+
+    emit(&rig, "o-1", "{\"total_cents\": \"many\"}").await; // 422
+    let dead = "SELECT count(*) FROM inbox_dead_letter";
+    until(DEADLINE, "the dead letter", async || rig.query::<i64>(dead).await == 1).await;
+}
+
+/// `crates/inbox/examples/http_handler.py` at work.
+struct Example {
+    process: Child,
+    folder: tempfile::TempDir,
+    url: String,
+}
+
+impl Example {
+    fn start(secret: &str) -> Self {
+        let folder = tempfile::tempdir().expect("create a folder");
+        let port = support_free_port();
+        let script =
+            concat!(env!("CARGO_MANIFEST_DIR"), "/../crates/inbox/examples/http_handler.py");
+        let process = Command::new("python3")
+            .args([script, &port.to_string(), "effects.db", secret])
+            .current_dir(folder.path())
+            .stdin(Stdio::null())
+            .stderr(Stdio::null()) // it logs every request
+            .spawn()
+            .expect("python3 runs the example: install it");
+        Self { process, folder, url: format!("http://127.0.0.1:{port}/events") }
+    }
+
+    /// How many effects there are.
+    fn effects(&self) -> i64 {
+        let count = "import sqlite3; print(sqlite3.connect('effects.db').execute('SELECT count(*) FROM totals').fetchone()[0])";
+        let output = Command::new("python3")
+            .args(["-c", count])
+            .current_dir(self.folder.path())
+            .output()
+            .expect("python3 reads the effects");
+        String::from_utf8_lossy(&output.stdout).trim().parse().unwrap_or(0)
+    }
+}
+
+impl Drop for Example {
+    fn drop(&mut self) {
+        // Either fails only if the process is gone already.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Several consumers in one process, from the configuration file.
+#[tokio::test(flavor = "multi_thread")]
+async fn consumers_of_the_configuration_run_beside_each_other() {
+    let rig = Rig::new().await;
+    let (orders, all) = (Service::start().await, Service::start().await);
+    let folder = tempfile::tempdir().expect("create a folder");
+    let file = folder.path().join("tailpost.toml");
+    let config = format!(
+        "[inbox.orders]\nhandler = '{}'\nsubjects = ['outbox.order.>']\n[inbox.all]\nhandler = '{}'\n",
+        orders.url(),
+        all.url()
+    );
+    std::fs::write(&file, config).expect("write the configuration");
+    let file = file.to_str().expect("UTF-8");
+    rig.ends_with(0, &["setup", "--config", file]).await;
+    let _relay = rig.relay();
+    let inbox = rig.spawn(&["inbox", "run", "--config", file]);
+    emit(&rig, "o-1", "{}").await;
+    rig.execute("SELECT outbox_emit('invoice', 'i-1', 'Sent', '{}')").await;
+    all.wait_calls(2).await;
+    orders.wait_calls(1).await;
+    wait_processed(&rig, 3).await;
+    assert_eq!(orders.calls().len(), 1);
+    assert_eq!(orders.calls()[0].header("aggregate-type"), "order");
+
+    let (told, _) = rig.ends_with(0, &["status", "--json", "--config", file]).await;
+    let told: Value = serde_json::from_str(&told).expect("one JSON object");
+    let names: Vec<_> =
+        told["consumers"].as_array().expect("a list").iter().map(|it| it["name"].clone()).collect();
+    assert_eq!(names, ["all", "orders"]);
+    let (told, _) = rig.ends_with(0, &["status", "--config", file]).await;
+    assert!(told.contains("consumer       orders"), "{told}");
+    inbox.sigterm();
+    assert!(inbox.wait_exit(DEADLINE).await.success(), "{}", inbox.log());
+}
+
+/// DESIGN 11
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_not_configured_is_asked_for() {
+    let rig = Rig::new().await;
+    let (_, said) = rig.ends_with(78, &["inbox", "run"]).await;
+    assert!(said.contains("no consumer is configured") && said.contains("--consumer"), "{said}");
+    let (_, said) = rig.ends_with(78, &["inbox", "run", "--consumer", "billing"]).await;
+    assert!(said.contains("consumer billing has no handler"), "{said}");
+    let args = ["inbox", "run", "--consumer", "billing", "--handler", "billing.example"];
+    let (_, said) = rig.ends_with(78, &args).await;
+    assert!(said.contains("--handler: consumer billing: not a handler's URL"), "{said}");
+    rig.ends_with(2, &["inbox", "run", "--handler", "http://a"]).await;
+    let args = ["inbox", "run", "--consumer", "billing", "--handler", "http://127.0.0.1:1"];
+    let (_, said) = rig.ends_with(3, &args).await;
+    assert!(said.contains("tailpost setup"), "{said}");
+}
