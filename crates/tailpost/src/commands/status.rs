@@ -1,20 +1,61 @@
+mod inbox;
+
 use std::fmt::Write;
 
 use relay::{OutboxReport, SlotReport, StatusReport, StreamReport};
+use serde::Serialize;
 
+use self::inbox::ConsumerReport;
 use crate::cli::StatusArgs;
 use crate::config::Settings;
 use crate::output;
 
+/// The relay's side, if there is one, and the inbox's.
+#[derive(Serialize)]
+struct Report {
+    #[serde(flatten)]
+    relay: Option<StatusReport>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    consumers: Vec<ConsumerReport>,
+}
+
 pub(super) async fn run(args: &StatusArgs, settings: &Settings) -> anyhow::Result<()> {
-    let mut report = relay::inspect(&settings.relay_config()?).await?;
+    let relay = match relay::inspect(&settings.relay_config()?).await {
+        Err(error) if !matches!(error, relay::Error::NotSetUp { .. }) => return Err(error.into()),
+        other => other,
+    };
+    let consumers = inbox::inspect(settings).await;
+    let (relay, consumers) = match (relay, consumers) {
+        (Ok(relay), consumers) => (Some(relay), consumers?),
+        // A service that only consumes has an inbox, and no outbox.
+        (Err(_), Ok(consumers)) if !consumers.is_empty() => (None, consumers),
+        (Err(error), _) => return Err(error.into()),
+    };
+    let mut report = Report { relay, consumers };
     if args.json {
         output::json(&report)?
     } else {
-        output::text(&text(&report))?
+        output::text(&all_text(&report))?
     }
     // What is known was told; the exit code says that it is not all.
-    report.incomplete.take().map_or(Ok(()), |error| Err(error.into()))
+    let incomplete = report.relay.as_mut().and_then(|it| it.incomplete.take());
+    incomplete.map_or(Ok(()), |error| Err(error.into()))
+}
+
+fn all_text(report: &Report) -> String {
+    let mut lines = Lines(report.relay.as_ref().map(text).unwrap_or_default());
+    for consumer in &report.consumers {
+        lines.consumer(consumer);
+    }
+    let dead: i64 = report.consumers.iter().map(|it| it.backlog.dead).sum();
+    if dead > 0 {
+        let s = if dead == 1 { "" } else { "s" };
+        lines.add(
+            "warning",
+            format_args!("{dead} dead letter{s} of consumers: see `tailpost inbox dlq list`"),
+        );
+    }
+    lines.0
 }
 
 fn text(report: &StatusReport) -> String {
