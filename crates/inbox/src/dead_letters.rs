@@ -24,6 +24,7 @@ use crate::Error;
 use crate::connection::Connection;
 
 pub use self::sql::Decision;
+pub(crate) use self::sql::Redrive;
 use self::sql::Texts;
 
 /// The dead letters of all consumers whose inbox is in one schema.

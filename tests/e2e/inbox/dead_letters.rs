@@ -4,7 +4,7 @@ use serde_json::Value;
 use support::{DEADLINE, Relay, Rig, until};
 use uuid::Uuid;
 
-use super::http::wait_processed;
+use super::http::{set_up, wait_processed};
 use super::service::{Service, emit};
 
 const REASON: [&str; 2] = ["--reason", "ticket 17"];
@@ -19,8 +19,7 @@ struct Scene {
 
 impl Scene {
     async fn new() -> Self {
-        let rig = Rig::new().await;
-        rig.setup().await;
+        let rig = set_up().await;
         let relay = rig.relay();
         let service = Service::start().await;
         let inbox = rig.spawn(&service.args().each_ref().map(String::as_str));

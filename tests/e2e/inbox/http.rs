@@ -1,13 +1,25 @@
 //! `tailpost inbox run`: each event has its effect in an HTTP service.
 
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
 use support::{DEADLINE, Relay, Rig, until};
+use testbed::Port;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use uuid::Uuid;
 
 use super::service::{Service, emit};
+
+/// Servers with an outbox and an inbox.
+pub(super) async fn set_up() -> Rig {
+    let rig = Rig::new().await;
+    rig.setup().await;
+    rig.ends_with(0, &["inbox", "setup"]).await;
+    rig
+}
 
 fn run(rig: &Rig, service: &Service) -> Relay {
     rig.spawn(&service.args().each_ref().map(String::as_str))
@@ -27,8 +39,7 @@ pub(super) async fn wait_processed(rig: &Rig, count: i64) {
 /// R-INB-04, R-INB-05: the whole way, from the row to the call.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_event_is_handed_to_the_service_once_and_in_the_order_of_its_aggregate() {
-    let rig = Rig::new().await;
-    rig.setup().await;
+    let rig = set_up().await;
     let _relay = rig.relay();
     let service = Service::start().await;
     let inbox = run(&rig, &service);
@@ -58,8 +69,7 @@ async fn every_event_is_handed_to_the_service_once_and_in_the_order_of_its_aggre
 /// R-INB-05, R-INB-07: what fails is tried again, what succeeds is not.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_service_in_trouble_is_called_again_and_only_for_what_failed() {
-    let rig = Rig::new().await;
-    rig.setup().await;
+    let rig = set_up().await;
     let _relay = rig.relay();
     let service = Service::start().await;
     service.answer_to("sick", 503);
@@ -83,8 +93,7 @@ async fn a_service_in_trouble_is_called_again_and_only_for_what_failed() {
 /// R-INB-05: 409 says that the effect is there.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_event_that_the_service_knows_is_done() {
-    let rig = Rig::new().await;
-    rig.setup().await;
+    let rig = set_up().await;
     let _relay = rig.relay();
     let service = Service::start().await;
     service.answer(409);
@@ -99,22 +108,23 @@ async fn an_event_that_the_service_knows_is_done() {
 /// R-INB-05: a service that is set up wrong does not turn a backlog into dead letters.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_misconfigured_service_pauses_the_consumer_until_it_is_mended() {
-    let mut rig = Rig::new().await;
-    rig.setup().await;
+    let mut rig = set_up().await;
     let _relay = rig.relay();
     let service = Service::start().await;
     service.answer(404);
-    let port = support_free_port();
-    rig.set("TAILPOST_ADMIN__INBOX_LISTEN", &format!("127.0.0.1:{port}"));
+    let admin = Port::reserve().expect("a free port");
+    rig.set("TAILPOST_ADMIN__INBOX_LISTEN", &admin.addr().to_string());
     let inbox = run(&rig, &service);
     rig.insert(100).await;
-    let ready = format!("http://127.0.0.1:{port}/readyz");
+    let mut told = String::new();
     until(DEADLINE, "the consumer is paused", async || {
-        get(&ready).await.is_some_and(|it| it.contains("\"state\":\"paused\""))
+        told = get(admin.addr(), "/readyz").await.unwrap_or_default();
+        told.contains("\"state\":\"paused\"")
     })
     .await;
-    let told = get(&ready).await.expect("an answer");
-    assert!(told.contains("404 Not Found"), "{told}");
+    assert!(told.starts_with("HTTP/1.1 503") && told.contains("404 Not Found"), "{told}");
+    let metrics = get(admin.addr(), "/metrics").await.expect("an answer");
+    assert!(metrics.contains("tailpost_inbox_active{consumer=\"billing\"} 0.0"), "{metrics}");
     assert!(service.calls().len() < 100, "{} calls", service.calls().len());
     service.answer(200);
     wait_processed(&rig, 100).await;
@@ -125,8 +135,7 @@ async fn a_misconfigured_service_pauses_the_consumer_until_it_is_mended() {
 /// R-INB-03, R-INB-05: killed at any moment, the service gets every event, with the same key.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_python_example_has_every_effect_once_although_the_inbox_is_killed() {
-    let mut rig = Rig::new().await;
-    rig.setup().await;
+    let mut rig = set_up().await;
     let _relay = rig.relay();
     rig.set("TAILPOST_INBOX__LEASE", "2s");
     rig.set("TAILPOST_INBOX__TIMEOUT", "1s");
@@ -154,27 +163,38 @@ async fn the_python_example_has_every_effect_once_although_the_inbox_is_killed()
     until(DEADLINE, "the dead letter", async || rig.query::<i64>(dead).await == 1).await;
 }
 
+/// What an HTTP server says, if there is one.
+async fn get(address: SocketAddr, path: &str) -> Option<String> {
+    let mut stream = TcpStream::connect(address).await.ok()?;
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.ok()?;
+    Some(answer)
+}
+
 /// `crates/inbox/examples/http_handler.py` at work.
 struct Example {
     process: Child,
     folder: tempfile::TempDir,
     url: String,
+    _port: Port,
 }
 
 impl Example {
     fn start(secret: &str) -> Self {
         let folder = tempfile::tempdir().expect("create a folder");
-        let port = support_free_port();
+        let port = Port::reserve().expect("a free port");
         let script =
             concat!(env!("CARGO_MANIFEST_DIR"), "/../crates/inbox/examples/http_handler.py");
         let process = Command::new("python3")
-            .args([script, &port.to_string(), "effects.db", secret])
+            .args([script, &port.number().to_string(), "effects.db", secret])
             .current_dir(folder.path())
             .stdin(Stdio::null())
             .stderr(Stdio::null()) // it logs every request
             .spawn()
             .expect("python3 runs the example: install it");
-        Self { process, folder, url: format!("http://127.0.0.1:{port}/events") }
+        Self { process, folder, url: format!("http://{}/events", port.addr()), _port: port }
     }
 
     /// How many effects there are.
@@ -247,5 +267,5 @@ async fn what_is_not_configured_is_asked_for() {
     rig.ends_with(2, &["inbox", "run", "--handler", "http://a"]).await;
     let args = ["inbox", "run", "--consumer", "billing", "--handler", "http://127.0.0.1:1"];
     let (_, said) = rig.ends_with(3, &args).await;
-    assert!(said.contains("tailpost setup"), "{said}");
+    assert!(said.contains("tailpost inbox setup"), "{said}");
 }

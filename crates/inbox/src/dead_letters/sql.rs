@@ -132,6 +132,37 @@ impl Texts {
     }
 }
 
+/// What an inbox at work asks about requeued letters.
+pub(crate) struct Redrive {
+    /// Letters that are due, or whose worker died.
+    pub(crate) due: String,
+    /// Letters whose events have had their effect meanwhile.
+    pub(crate) sweep: String,
+}
+
+impl Redrive {
+    /// `schema` is not quoted.
+    pub(crate) fn new(schema: &str) -> Self {
+        let schema = crate::tables::quote(schema);
+        let messages = format!("{schema}.inbox_messages");
+        let letters = format!("{schema}.inbox_dead_letter");
+        Self {
+            due: format!(
+                "SELECT d.* FROM {letters} d JOIN {messages} m ON {SAME}
+                 WHERE d.consumer = $1 AND d.stream = $2 AND (
+                     m.status = 'FAILED'
+                         AND coalesce(m.next_attempt_at <= clock_timestamp(), TRUE)
+                     OR m.status = 'PROCESSING' AND m.expires_at <= clock_timestamp())
+                 ORDER BY d.stream_seq LIMIT $3"
+            ),
+            sweep: format!(
+                "DELETE FROM {letters} d USING {messages} m
+                 WHERE d.consumer = $1 AND {SAME} AND m.status IN ('PROCESSED', 'REJECTED')"
+            ),
+        }
+    }
+}
+
 /// The end of each decision: `done` holds the letters that it was done to.
 fn note(decisions: &str, decision: &str) -> String {
     format!(

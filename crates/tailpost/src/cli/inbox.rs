@@ -17,10 +17,14 @@ pub(crate) struct InboxArgs {
 pub(crate) enum InboxCommand {
     /// Take events from the stream and hand each to an HTTP service, until stopped
     ///
-    /// Runs every consumer of the configuration ([inbox.NAME]), or the one that is named. As many
-    /// processes as are wanted may run the same consumer. Stops cleanly on SIGTERM and Ctrl-C, at
-    /// once on the second.
+    /// Runs every consumer of the configuration ([inbox.NAME]), or the one that is named. Several
+    /// processes may run the same consumer: one is active, the others take over when it goes. Stops
+    /// cleanly on SIGTERM and Ctrl-C, at once on the second.
     Run(InboxRunArgs),
+    /// Create what consumers need: tables, and the durable consumers of the configuration
+    ///
+    /// For a database without an outbox; where there is one, `tailpost setup` does this too.
+    Setup(InboxSetupArgs),
     /// Look at the events that no attempt could process, and decide about them
     Dlq {
         #[command(subcommand)]
@@ -42,6 +46,14 @@ pub(crate) struct InboxRunArgs {
     /// Where its events go: http://host/path
     #[arg(long, value_name = "URL", requires = "consumer")]
     pub(crate) handler: Option<String>,
+}
+
+/// Arguments of `inbox setup`.
+#[derive(Debug, Args)]
+pub(crate) struct InboxSetupArgs {
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// What to do with dead letters of the inbox.

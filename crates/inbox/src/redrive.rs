@@ -1,0 +1,95 @@
+//! Dead letters that were requeued take the way of every event: through lanes, claim and handler,
+//! but from their table instead of from the stream, where the consumer is past them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio_postgres::Row;
+use tracing::{info, warn};
+
+use crate::Error;
+use crate::config::Config;
+use crate::core::Path;
+use crate::dead_letters::Redrive as Texts;
+use crate::error::describe;
+use crate::message::Message;
+use crate::pool::Pool;
+use crate::source::Delivered;
+use crate::store::Store;
+
+/// How often to look. What is found and at work already is known by its place in the stream.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Letters taken at a time.
+const TAKEN_MAX: i64 = 64;
+
+/// Looks for requeued letters for as long as somebody takes them.
+pub(crate) struct Redrive {
+    config: Arc<Config>,
+    pool: Arc<Pool>,
+    texts: Texts,
+}
+
+impl Redrive {
+    pub(crate) fn new(config: Arc<Config>, pool: Arc<Pool>) -> Self {
+        let texts = Texts::new(&config.schema);
+        Self { config, pool, texts }
+    }
+
+    /// Runs until the other end of `feed` is gone.
+    pub(crate) async fn run(self, feed: mpsc::Sender<Delivered>) {
+        let mut look = tokio::time::interval(LOOK);
+        loop {
+            tokio::select! {
+                () = feed.closed() => return,
+                _ = look.tick() => {}
+            }
+            // A database that is away is reported and waited for by others.
+            let Ok(store) = self.pool.try_get().await else { continue };
+            match self.pass(&store, &feed).await {
+                Ok(()) => self.pool.put(store),
+                Err(error) => {
+                    let consumer = &self.config.consumer;
+                    warn!(consumer, error = describe(&error), "could not look for requeued events");
+                }
+            }
+        }
+    }
+
+    async fn pass(&self, store: &Store, feed: &mpsc::Sender<Delivered>) -> Result<(), Error> {
+        let doing = "look for requeued events";
+        let Config { consumer, stream, .. } = &*self.config;
+        let client = store.client();
+        let settled = client.execute(&self.texts.sweep, &[consumer]).await;
+        settled.map_err(Error::sql(doing))?;
+        let due = client.query(&self.texts.due, &[consumer, stream, &TAKEN_MAX]).await;
+        for row in due.map_err(Error::sql(doing))? {
+            let message = Arc::new(message(&row, stream));
+            info!(consumer, event = %message.key.id, "handling a requeued event");
+            let delivered = Delivered { message, reply: None, path: Path::Careful };
+            if feed.send(delivered).await.is_err() {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The message as it travelled.
+fn message(row: &Row, stream: &str) -> Message {
+    let mut headers = async_nats::HeaderMap::new();
+    let kept: serde_json::Value = row.get("headers");
+    for (name, values) in kept.as_object().into_iter().flatten() {
+        for value in values.as_array().into_iter().flatten().filter_map(|it| it.as_str()) {
+            // They came in headers, so they fit into headers.
+            if let (Ok(name), Ok(value)) = (name.parse::<async_nats::HeaderName>(), value.parse()) {
+                let value: async_nats::HeaderValue = value;
+                headers.append(name, value);
+            }
+        }
+    }
+    let seq = row.get::<_, i64>("stream_seq").cast_unsigned();
+    let payload = row.get::<_, Vec<u8>>("payload").into();
+    Message::new(row.get("subject"), headers, payload, stream, seq, row.get("event_time"))
+}
