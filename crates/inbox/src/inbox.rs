@@ -1,11 +1,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{Backoff, Config};
 use crate::connection::{BoxError, Connect, Connection};
+use crate::leased::{self, UnderLeases};
+use crate::run::{self, Settings};
+use crate::source::Source;
+use crate::transactional::InTransactions;
 use crate::{Error, LeasedHandler, Status, Summary, TransactionalHandler};
 
 /// One consumer of a stream: takes events, gives each to the handler, and keeps the record.
@@ -150,6 +155,26 @@ impl Builder {
         self
     }
 
+    /// For how long the records of events are kept: for ever, if this is not set. An older event is
+    /// never handled: it becomes a dead letter. Has to be more than the stream's `max_age`.
+    #[must_use]
+    pub fn retention(mut self, keep: Duration) -> Self {
+        self.config.retention = Some(keep);
+        self
+    }
+
+    /// Makes the durable consumer if it is missing; says whether it was. Needs no database.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such stream, the broker does not answer, or the consumer is there and cannot
+    /// be used.
+    pub async fn create_consumer(self) -> Result<bool, Error> {
+        self.config.check()?;
+        let nats = self.nats.ok_or_else(|| missing(&self.config, "connection to NATS"))?;
+        Source::open(&nats, &self.config).await.map(|source| source.is_new())
+    }
+
     /// Handles events in the database's transactions.
     pub fn transactional<H: TransactionalHandler>(self, handler: H) -> Inbox<Transactional<H>> {
         Inbox::new(self, Transactional(Arc::new(handler)))
@@ -159,6 +184,22 @@ impl Builder {
     pub fn leased<H: LeasedHandler>(self, handler: H) -> Inbox<Leased<H>> {
         Inbox::new(self, Leased(Arc::new(handler)))
     }
+}
+
+impl Builder {
+    fn checked(self) -> Result<Settings, Error> {
+        self.config.check()?;
+        let postgres = || missing(&self.config, "connection to PostgreSQL");
+        Ok(Settings {
+            connect: self.connect.ok_or_else(postgres)?,
+            nats: self.nats.ok_or_else(|| missing(&self.config, "connection to NATS"))?,
+            config: Arc::new(self.config),
+        })
+    }
+}
+
+fn missing(config: &Config, what: &str) -> Error {
+    Error::Config { consumer: config.consumer.clone(), reason: format!("no {what} is given") }
 }
 
 impl<M> Inbox<M> {
@@ -181,8 +222,10 @@ impl<H: TransactionalHandler> Inbox<Transactional<H>> {
     /// Only what waiting does not mend; a database or broker that is away is waited for.
     pub async fn run(self, shutdown: CancellationToken) -> Result<Summary, Error> {
         let Self { mode: Transactional(handler), settings, status } = self;
-        drop((handler, settings, status, shutdown));
-        Ok(Summary::default())
+        run::run(settings.checked()?, status, shutdown, |_| InTransactions {
+            handler: Arc::clone(&handler),
+        })
+        .await
     }
 }
 
@@ -194,7 +237,15 @@ impl<H: LeasedHandler> Inbox<Leased<H>> {
     /// Only what waiting does not mend; a database or broker that is away is waited for.
     pub async fn run(self, shutdown: CancellationToken) -> Result<Summary, Error> {
         let Self { mode: Leased(handler), settings, status } = self;
-        drop((handler, settings, status, shutdown));
-        Ok(Summary::default())
+        let (recorder, ended) = mpsc::channel(settings.config.lanes.max(1));
+        let mut ended = Some(ended);
+        let mut writer = JoinSet::new();
+        run::run(settings.checked()?, status, shutdown, |context| {
+            if let Some(ended) = ended.take() {
+                writer.spawn(leased::record(Arc::clone(context), ended));
+            }
+            UnderLeases { handler: Arc::clone(&handler), recorder: recorder.clone() }
+        })
+        .await
     }
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_postgres::Row;
 use tracing::{info, warn};
 
@@ -22,7 +22,7 @@ use crate::store::Store;
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Letters taken at a time.
-const TAKEN_MAX: i64 = 64;
+const TAKEN_MAX: usize = 64;
 
 /// Looks for requeued letters for as long as somebody takes them.
 pub(crate) struct Redrive {
@@ -37,33 +37,41 @@ impl Redrive {
         Self { config, pool, texts }
     }
 
-    /// Runs until the other end of `feed` is gone.
-    pub(crate) async fn run(self, feed: mpsc::Sender<Delivered>) {
-        let mut look = tokio::time::interval(LOOK);
+    /// Feeds what is due, while there is `room` for it, until `room`'s sender is gone.
+    pub(crate) async fn run(self, feed: mpsc::Sender<Delivered>, mut room: watch::Receiver<usize>) {
         loop {
-            tokio::select! {
-                () = feed.closed() => return,
-                _ = look.tick() => {}
-            }
+            let Ok(most) = room.wait_for(|it| *it > 0).await.map(|it| *it) else { return };
             // A database that is away is reported and waited for by others.
-            let Ok(store) = self.pool.try_get().await else { continue };
-            match self.pass(&store, &feed).await {
-                Ok(()) => self.pool.put(store),
-                Err(error) => {
-                    let consumer = &self.config.consumer;
-                    warn!(consumer, error = describe(&error), "could not look for requeued events");
+            if let Ok(store) = self.pool.try_get().await {
+                match self.pass(&store, most.min(TAKEN_MAX), &feed).await {
+                    Ok(()) => self.pool.put(store),
+                    Err(error) => {
+                        let (consumer, error) = (&self.config.consumer, describe(&error));
+                        warn!(consumer, error, "could not look for requeued events");
+                    }
                 }
+            }
+            tokio::select! {
+                () = tokio::time::sleep(LOOK) => {}
+                () = closed(room.clone()) => return,
             }
         }
     }
 
-    async fn pass(&self, store: &Store, feed: &mpsc::Sender<Delivered>) -> Result<(), Error> {
+    async fn pass(
+        &self,
+        store: &Store,
+        most: usize,
+        feed: &mpsc::Sender<Delivered>,
+    ) -> Result<(), Error> {
         let doing = "look for requeued events";
         let Config { consumer, stream, .. } = &*self.config;
         let client = store.client();
         let settled = client.execute(&self.texts.sweep, &[consumer]).await;
         settled.map_err(Error::sql(doing))?;
-        let due = client.query(&self.texts.due, &[consumer, stream, &TAKEN_MAX]).await;
+        let due = client
+            .query(&self.texts.due, &[consumer, stream, &i64::try_from(most).unwrap_or(i64::MAX)])
+            .await;
         for row in due.map_err(Error::sql(doing))? {
             let message = Arc::new(message(&row, stream));
             info!(consumer, event = %message.key.id, "handling a requeued event");
@@ -74,6 +82,11 @@ impl Redrive {
         }
         Ok(())
     }
+}
+
+/// Returns when the session stops taking.
+pub(crate) async fn closed(mut room: watch::Receiver<usize>) {
+    while room.changed().await.is_ok() {}
 }
 
 /// The message as it travelled.

@@ -13,18 +13,17 @@ use futures_util::StreamExt;
 use futures_util::stream::select;
 use jiff::Timestamp;
 use serde::Deserialize;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
 
 use crate::Error;
 use crate::core::Path;
 use crate::message::Message;
+use crate::redrive::closed;
 use crate::source::Delivered;
 
-const ADVISORIES: [&str; 2] = [
-    "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES",
-    "$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED",
-];
+const ADVISORIES: [&str; 2] =
+    ["$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES", "$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED"];
 
 pub(crate) struct Strays {
     stream: Stream,
@@ -39,11 +38,7 @@ struct Advisory {
 }
 
 impl Strays {
-    pub(crate) async fn open(
-        nats: &Client,
-        stream: Stream,
-        consumer: &str,
-    ) -> Result<Self, Error> {
+    pub(crate) async fn open(nats: &Client, stream: Stream, consumer: &str) -> Result<Self, Error> {
         let name = stream.cached_info().config.name.clone();
         let subscribe = async |kind: &str| {
             let subscriber = nats.subscribe(format!("{kind}.{name}.{consumer}")).await;
@@ -53,13 +48,13 @@ impl Strays {
         Ok(Self { stream, name, consumer: consumer.to_owned(), advisories })
     }
 
-    /// Feeds what the broker gave up on until the other end of `feed` is gone.
-    pub(crate) async fn run(self, feed: mpsc::Sender<Delivered>) {
+    /// Feeds what the broker gave up on, until `room`'s sender is gone.
+    pub(crate) async fn run(self, feed: mpsc::Sender<Delivered>, room: watch::Receiver<usize>) {
         let [given_up, terminated] = self.advisories;
         let mut advisories = select(given_up, terminated);
         loop {
             let advisory = tokio::select! {
-                () = feed.closed() => return,
+                () = closed(room.clone()) => return,
                 advisory = advisories.next() => advisory,
             };
             let Some(advisory) = advisory else { return };
@@ -67,7 +62,10 @@ impl Strays {
                 continue;
             };
             let consumer = &self.consumer;
-            info!(consumer, stream_seq, "the broker gave up on a message: handling it all the same");
+            info!(
+                consumer,
+                stream_seq, "the broker gave up on a message: handling it all the same"
+            );
             let stored = match self.stream.get_raw_message(stream_seq).await {
                 Ok(stored) => stored,
                 Err(error) => {
