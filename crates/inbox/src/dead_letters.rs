@@ -22,6 +22,7 @@ use uuid::Uuid;
 
 use crate::Error;
 use crate::connection::Connection;
+use crate::tables::{Partitions, Room};
 
 pub use self::sql::Decision;
 pub(crate) use self::sql::Redrive;
@@ -30,6 +31,7 @@ use self::sql::Texts;
 /// The dead letters of all consumers whose inbox is in one schema.
 pub struct DeadLetters {
     connection: Connection,
+    schema: String,
     texts: Texts,
 }
 
@@ -103,6 +105,8 @@ pub enum Marked {
     AlreadyProcessed,
     /// A worker has it at this moment.
     Leased,
+    /// It is older than the inbox remembers, and will not be handled anyway.
+    Forgotten,
     /// Nobody here has heard of it, so its time, which is part of the key, has to be named.
     Unknown,
 }
@@ -128,7 +132,8 @@ impl DeadLetters {
     /// Looks at the inbox in the schema of `outbox`, whether that exists or not.
     #[must_use]
     pub fn new(connection: Connection, outbox: &outbox::Table) -> Self {
-        Self { connection, texts: Texts::new(outbox) }
+        let schema = outbox.schema().to_owned();
+        Self { connection, schema, texts: Texts::new(outbox) }
     }
 
     /// The dead letters, the latest first.
@@ -197,22 +202,40 @@ impl DeadLetters {
         occurred_at: Option<Timestamp>,
         grounds: &Grounds,
     ) -> Result<Marked, Error> {
-        let doing = failed("mark the event as processed");
+        let doing = "mark the event as processed";
         let client = &self.connection.client;
         let outbox = client.query_one(&self.texts.has_outbox, &[]).await;
-        let outbox: bool = outbox.map_err(doing)?.get(0);
-        let statement = self.texts.mark_processed(outbox);
+        let outbox: bool = outbox.map_err(failed(doing))?.get(0);
+        let time = self.texts.time_of(outbox);
+        let time = client.query_one(&time, &[&consumer, &event, &occurred_at]).await;
+        let Some(time) = time.map_err(failed(doing))?.get::<_, Option<Timestamp>>(0) else {
+            return Ok(Marked::Unknown);
+        };
+        match self.make_room(time).await? {
+            Room::Forgotten => return Ok(Marked::Forgotten),
+            Room::There | Room::Missing(_) => {}
+        }
         let Grounds { by, reason } = grounds;
         let row = client
-            .query_one(&statement, &[&consumer, &event, &occurred_at, by, reason])
+            .query_one(&self.texts.mark_processed, &[&consumer, &event, &time, by, reason])
             .await
-            .map_err(failed("mark the event as processed"))?;
+            .map_err(failed(doing))?;
         Ok(match row.get(0) {
             "marked" => Marked::Marked,
             "processed" => Marked::AlreadyProcessed,
-            "leased" => Marked::Leased,
-            _ => Marked::Unknown,
+            _ => Marked::Leased,
         })
+    }
+
+    /// The record may be the first one of its day.
+    async fn make_room(&self, time: Timestamp) -> Result<Room, Error> {
+        let client = &self.connection.client;
+        let mut partitions = Partitions::load(client, &self.schema).await?;
+        let room = partitions.room(time);
+        if let Room::Missing(day) = room {
+            partitions.create(client, day).await?;
+        }
+        Ok(room)
     }
 
     /// What each consumer has before it, by name; of those that ever met an event.

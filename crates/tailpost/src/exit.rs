@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use relay::connect;
+use tokio_postgres::error::SqlState;
 
 use crate::admin::ListenError;
 use crate::config;
@@ -72,13 +73,11 @@ fn inbox_kind(error: &inbox::Error) -> Option<u8> {
         inbox::Error::Tables { .. } => Some(NOT_FOUND),
         inbox::Error::Consumer { .. } => Some(REFUSED),
         inbox::Error::JetStream { .. } => Some(UNREACHABLE),
-        _ => None,
-    }
-}
-
-fn inbox_hint(error: &inbox::Error) -> Option<String> {
-    match error {
-        inbox::Error::Tables { .. } => Some("run `tailpost setup`".into()),
+        inbox::Error::Sql { source, .. } if source.code() == Some(&SqlState::UNDEFINED_TABLE) => {
+            Some(NOT_FOUND)
+        }
+        inbox::Error::Sql { .. } if error.is_transient() => Some(UNREACHABLE),
+        inbox::Error::Sql { .. } => Some(REFUSED),
         _ => None,
     }
 }
@@ -107,10 +106,8 @@ fn hint(error: &anyhow::Error) -> Option<String> {
         if let Some(error) = cause.downcast_ref::<relay::Error>() {
             return error.hint();
         }
-        if let Some(error) = cause.downcast_ref::<inbox::Error>()
-            && let Some(hint) = inbox_hint(error)
-        {
-            return Some(hint);
+        if let Some(hint) = cause.downcast_ref::<inbox::Error>().and_then(inbox::Error::hint) {
+            return Some(hint.into());
         }
         cause.downcast_ref::<connect::Error>().and_then(connect::Error::hint)
     })

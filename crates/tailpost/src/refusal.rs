@@ -52,6 +52,12 @@ impl Refusal {
         Self::conflict(format!("a worker of {consumer} has event {event} right now"), Some(hint))
     }
 
+    pub(crate) fn forgotten(event: Uuid) -> Self {
+        let hint = "it is not handled any more: if it comes again it becomes a dead letter";
+        let problem = format!("event {event} is older than the inbox remembers");
+        Self::conflict(problem, Some(hint.into()))
+    }
+
     pub(crate) fn unknown_event(event: Uuid) -> Self {
         let hint = "name the time in its Occurred-At header with --occurred-at".into();
         Self::not_found(format!("neither inbox nor outbox know event {event}"), Some(hint))

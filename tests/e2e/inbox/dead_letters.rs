@@ -42,7 +42,8 @@ impl Scene {
 
     async fn status_of(&self, id: Uuid) -> String {
         let sql = format!(
-            "SELECT coalesce(max(status), '') FROM inbox_messages WHERE message_id = '{id}'"
+            "SELECT coalesce(max(status), '') FROM inbox_messages
+             WHERE message_id = '{id}' AND consumer = 'billing'"
         );
         self.rig.query(&sql).await
     }

@@ -21,7 +21,6 @@ pub enum Decision {
 pub(super) struct Texts {
     messages: String,
     letters: String,
-    decisions: String,
     outbox: String,
     requeue: String,
     reject: String,
@@ -30,6 +29,7 @@ pub(super) struct Texts {
     pub(super) originals: String,
     pub(super) backlogs: String,
     pub(super) has_outbox: String,
+    pub(super) mark_processed: String,
 }
 
 /// Letters `d` with the records `m` of their events. A record may be gone with its partition.
@@ -65,9 +65,9 @@ impl Texts {
             discard: settle(&messages, &letters, &decisions, Decision::Discard),
             backlogs: backlogs(&messages, &letters),
             has_outbox: format!("SELECT to_regclass('{literal}') IS NOT NULL"),
+            mark_processed: mark_processed(&messages, &letters, &decisions),
             messages,
             letters,
-            decisions,
             outbox,
         }
     }
@@ -80,56 +80,57 @@ impl Texts {
         }
     }
 
-    /// `outbox` says whether there is one to ask for the event's time.
-    pub(super) fn mark_processed(&self, outbox: bool) -> String {
-        let Self { messages, letters, decisions, .. } = self;
+    /// When an event happened, by whoever knows it. `outbox` says whether there is one to ask.
+    pub(super) fn time_of(&self, outbox: bool) -> String {
+        let Self { messages, letters, .. } = self;
         let outbox = if outbox {
-            format!("(SELECT occurred_at FROM {} WHERE id = $2)", self.outbox)
+            format!("(SELECT occurred_at FROM {} WHERE id = $2),", self.outbox)
         } else {
-            "NULL::timestamptz".into()
+            String::new()
         };
         format!(
-            "WITH known AS (
-                 SELECT coalesce(
-                     (SELECT event_time FROM {messages} WHERE consumer = $1 AND message_id = $2
-                      ORDER BY event_time LIMIT 1),
-                     (SELECT event_time FROM {letters} WHERE consumer = $1 AND message_id = $2),
-                     {outbox}, $3::timestamptz) AS event_time
-             ), marked AS (
-                 INSERT INTO {messages} AS m (consumer, message_id, event_time, subject, status,
-                     processed_at, outcome)
-                 SELECT $1::text, $2::uuid, event_time, '', 'PROCESSED', clock_timestamp(),
-                     'marked_processed'
-                 FROM known WHERE event_time IS NOT NULL
-                 ON CONFLICT (consumer, message_id, event_time) DO UPDATE SET
-                     status = 'PROCESSED', processed_at = clock_timestamp(),
-                     outcome = 'marked_processed', lease_token = NULL, expires_at = NULL,
-                     next_attempt_at = NULL
-                 WHERE m.status IN ('FAILED', 'DEAD', 'REJECTED')
-                     OR m.status = 'PROCESSING' AND m.expires_at <= clock_timestamp()
-                 RETURNING m.event_time, m.subject, m.stream, m.stream_seq, m.attempts, m.last_error
-             ), letter AS (
-                 DELETE FROM {letters} d USING marked
-                 WHERE d.consumer = $1 AND d.message_id = $2
-                 RETURNING d.cause, d.reason
-             ), noted AS (
-                 INSERT INTO {decisions} (decision, decided_by, reason, consumer, message_id,
-                     event_time, subject, stream, stream_seq, attempts, cause, failure)
-                 SELECT 'mark_processed', session_user || ' (' || $4::text || ')', $5::text, $1, $2,
-                     event_time, subject, stream, stream_seq, attempts, letter.cause,
-                     coalesce(letter.reason, last_error)
-                 FROM marked LEFT JOIN letter ON TRUE
-             )
-             SELECT CASE
-                 WHEN EXISTS (SELECT FROM marked) THEN 'marked'
-                 WHEN known.event_time IS NULL THEN 'unknown'
-                 WHEN m.status = 'PROCESSED' THEN 'processed'
-                 ELSE 'leased'
-             END
-             FROM known LEFT JOIN {messages} m
-                 ON m.consumer = $1 AND m.message_id = $2 AND m.event_time = known.event_time"
+            "SELECT coalesce(
+                 (SELECT event_time FROM {messages} WHERE consumer = $1 AND message_id = $2
+                  ORDER BY event_time LIMIT 1),
+                 (SELECT event_time FROM {letters} WHERE consumer = $1 AND message_id = $2),
+                 {outbox} $3::timestamptz)"
         )
     }
+}
+
+fn mark_processed(messages: &str, letters: &str, decisions: &str) -> String {
+    format!(
+        "WITH marked AS (
+             INSERT INTO {messages} AS m (consumer, message_id, event_time, subject, status,
+                 processed_at, outcome)
+             VALUES ($1::text, $2::uuid, $3::timestamptz, '', 'PROCESSED', clock_timestamp(),
+                 'marked_processed')
+             ON CONFLICT (consumer, message_id, event_time) DO UPDATE SET
+                 status = 'PROCESSED', processed_at = clock_timestamp(),
+                 outcome = 'marked_processed', lease_token = NULL, expires_at = NULL,
+                 next_attempt_at = NULL
+             WHERE m.status IN ('FAILED', 'DEAD', 'REJECTED')
+                 OR m.status = 'PROCESSING' AND m.expires_at <= clock_timestamp()
+             RETURNING m.*
+         ), letter AS (
+             DELETE FROM {letters} d USING marked
+             WHERE d.consumer = $1 AND d.message_id = $2
+             RETURNING d.cause, d.reason
+         ), noted AS (
+             INSERT INTO {decisions} (decision, decided_by, reason, consumer, message_id,
+                 event_time, subject, stream, stream_seq, attempts, cause, failure)
+             SELECT 'mark_processed', session_user || ' (' || $4::text || ')', $5::text, $1, $2,
+                 event_time, subject, stream, stream_seq, attempts, letter.cause,
+                 coalesce(letter.reason, last_error)
+             FROM marked LEFT JOIN letter ON TRUE
+         )
+         SELECT CASE
+             WHEN EXISTS (SELECT FROM marked) THEN 'marked'
+             WHEN EXISTS (SELECT FROM {messages} WHERE consumer = $1 AND message_id = $2
+                 AND event_time = $3 AND status = 'PROCESSED') THEN 'processed'
+             ELSE 'leased'
+         END"
+    )
 }
 
 /// What an inbox at work asks about requeued letters.

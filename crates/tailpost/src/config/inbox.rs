@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use ::inbox::Layout;
 use ::inbox::http::Secret;
 use toml::de::{DeTable, DeValue};
 
@@ -37,11 +38,16 @@ struct Layer {
     ca: Option<PathBuf>,
     cert: Option<PathBuf>,
     key: Option<PathBuf>,
+    layout: Option<Layout>,
+    /// `Some(None)` if that is what was said.
+    retention: Option<Option<Duration>>,
 }
 
 /// A setting of a consumer.
 pub(super) struct Key {
     pub(super) name: &'static str,
+    /// Whether it is about the tables, which the consumers share.
+    shared: bool,
     set: fn(&mut Layer, Value<'_>) -> Result<(), Wanted>,
 }
 
@@ -58,10 +64,16 @@ pub(super) static KEYS: &[Key] = &[
     key("ca", |it, v| put(&mut it.ca, v.text().map(Into::into))),
     key("cert", |it, v| put(&mut it.cert, v.text().map(Into::into))),
     key("key", |it, v| put(&mut it.key, v.text().map(Into::into))),
+    shared("layout", |it, v| put(&mut it.layout, layout(v))),
+    shared("retention", |it, v| put(&mut it.retention, v.unless_off(Value::duration))),
 ];
 
 const fn key(name: &'static str, set: fn(&mut Layer, Value<'_>) -> Result<(), Wanted>) -> Key {
-    Key { name, set }
+    Key { name, shared: false, set }
+}
+
+const fn shared(name: &'static str, set: fn(&mut Layer, Value<'_>) -> Result<(), Wanted>) -> Key {
+    Key { name, shared: true, set }
 }
 
 fn put<T>(place: &mut Option<T>, value: Result<T, Wanted>) -> Result<(), Wanted> {
@@ -75,6 +87,14 @@ fn at_least_one(value: Value<'_>) -> Result<usize, Wanted> {
 
 fn attempts(value: Value<'_>) -> Result<u32, Wanted> {
     u32::try_from(at_least_one(value)?).map_err(|_| "a whole number from 1".into())
+}
+
+fn layout(value: Value<'_>) -> Result<Layout, Wanted> {
+    match value.text() {
+        Ok("partitioned") => Ok(Layout::Partitioned),
+        Ok("plain") => Ok(Layout::Plain),
+        _ => Err("\"partitioned\" or \"plain\"".into()),
+    }
 }
 
 fn secrets(value: Value<'_>) -> Result<Vec<String>, Wanted> {
@@ -92,6 +112,8 @@ impl Default for InboxSettings {
             lease: Some(Duration::from_secs(30)),
             max_attempts: Some(5),
             timeout: Some(Duration::from_secs(20)),
+            layout: Some(Layout::default()),
+            retention: Some(None),
             ..Layer::default()
         };
         Self { all, consumers: BTreeMap::new() }
@@ -121,6 +143,16 @@ impl Settings {
     /// The consumers of the configuration, by name.
     pub(crate) fn consumers(&self) -> Result<Vec<Consumer>, Error> {
         self.inbox.consumers.iter().map(|(name, own)| self.consumer(name, own)).collect()
+    }
+
+    /// How the tables are made.
+    pub(crate) fn inbox_layout(&self) -> Layout {
+        self.inbox.all.layout.unwrap_or_default()
+    }
+
+    /// For how long records are kept; for ever if there is no limit.
+    pub(crate) fn inbox_retention(&self) -> Option<Duration> {
+        self.inbox.all.retention.flatten()
     }
 
     fn consumer(&self, name: &str, own: &Layer) -> Result<Consumer, Error> {
@@ -215,7 +247,7 @@ impl Settings {
         let shape = |name: &str| name.to_uppercase().replace('-', "_");
         let all = KEYS.iter().map(|it| (format!("{PREFIX}{}", shape(it.name)), (None, it.name)));
         let own = self.inbox.consumers.keys().flat_map(|consumer| {
-            KEYS.iter().map(move |it| {
+            KEYS.iter().filter(|it| !it.shared).map(move |it| {
                 let variable = format!("{PREFIX}{}__{}", shape(consumer), shape(it.name));
                 (variable, (Some(consumer.clone()), it.name))
             })
@@ -264,6 +296,11 @@ impl Settings {
             return Err(Error::new(origin, format!("unknown key `{path}`"))
                 .with_hint(hint.map(|it| format!("did you mean `{section}.{it}`?"))));
         };
+        if key.shared && consumer.is_some() {
+            let problem = format!("`{path}`: consumers share their tables");
+            let hint = format!("set `{SECTION}.{name}` in [{SECTION}]");
+            return Err(Error::new(origin, problem).with_hint(Some(hint)));
+        }
         let layer = match consumer {
             Some(consumer) => self.inbox.consumers.entry(consumer.to_owned()).or_default(),
             None => &mut self.inbox.all,
@@ -343,6 +380,11 @@ mod tests {
                 "[inbox.a]\nhandlers = 'x'\n",
                 ":2: unknown key `inbox.a.handlers`",
                 "did you mean `inbox.a.handler`?",
+            ),
+            (
+                "[inbox.a]\nretention = '7d'\n",
+                ":2: `inbox.a.retention`: consumers share",
+                "[inbox]",
             ),
             ("[inbox.'a.b']\n", ":1: `a.b` cannot be a consumer's name", "letters, digits"),
             (

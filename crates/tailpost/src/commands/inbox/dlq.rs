@@ -56,6 +56,7 @@ pub(super) async fn mark_processed(
         Marked::Marked => "marked as processed",
         Marked::AlreadyProcessed => "was processed already",
         Marked::Leased => return Err(Refusal::leased(consumer, *event_id).into()),
+        Marked::Forgotten => return Err(Refusal::forgotten(*event_id).into()),
         Marked::Unknown => return Err(Refusal::unknown_event(*event_id).into()),
     };
     if *json {

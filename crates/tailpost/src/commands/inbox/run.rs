@@ -31,12 +31,11 @@ pub(super) async fn run(settings: &Settings) -> anyhow::Result<()> {
     let stop = shutdown::on_signal()?;
     info!(version = env!("CARGO_PKG_VERSION"), %postgres, %nats, "starting the inbox");
     let Some(client) = connect(&nats, &stop).await? else { return Ok(()) };
-    let schema = settings.postgres.table.schema();
     let inboxes: BTreeMap<_, _> = handlers
         .into_iter()
         .map(|(handler, consumer)| {
             let name = consumer.name.clone();
-            (name, inbox(consumer, schema, &postgres, client.clone()).leased(handler))
+            (name, inbox(consumer, settings, &postgres, client.clone()).leased(handler))
         })
         .collect();
     let admin = match settings.admin.inbox_listen {
@@ -73,13 +72,13 @@ fn handler(settings: &Settings, consumer: &Consumer) -> anyhow::Result<HttpHandl
 
 fn inbox(
     consumer: Consumer,
-    schema: &str,
+    settings: &Settings,
     postgres: &PostgresTarget,
     nats: async_nats::Client,
 ) -> inbox::Builder {
     let postgres = postgres.clone();
     let application = format!("tailpost inbox {}", consumer.name);
-    Inbox::builder(consumer.name)
+    let builder = super::builder(consumer)
         .postgres(move || {
             let (postgres, application) = (postgres.clone(), application.clone());
             async move {
@@ -88,12 +87,11 @@ fn inbox(
             }
         })
         .nats(nats)
-        .schema(schema)
-        .stream(consumer.stream)
-        .filter_subjects(consumer.subjects)
-        .lanes(consumer.concurrency)
-        .lease(consumer.lease)
-        .max_attempts(consumer.max_attempts)
+        .schema(settings.postgres.table.schema());
+    match settings.inbox_retention() {
+        Some(keep) => builder.retention(keep),
+        None => builder,
+    }
 }
 
 /// Connects to the broker, waiting for it if need be. None if asked to stop before.
