@@ -4,6 +4,9 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
 
+use async_nats::jetstream::AckKind;
+use async_nats::jetstream::consumer::PullConsumer;
+use futures_util::StreamExt;
 use serde_json::Value;
 use support::{DEADLINE, Relay, Rig, until};
 use testbed::Port;
@@ -268,4 +271,31 @@ async fn what_is_not_configured_is_asked_for() {
     let args = ["inbox", "run", "--consumer", "billing", "--handler", "http://127.0.0.1:1"];
     let (_, said) = rig.ends_with(3, &args).await;
     assert!(said.contains("tailpost inbox setup"), "{said}");
+}
+
+/// R-INB-07, C23: the record says how many attempts there are, not the broker.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_broker_gave_up_on_is_handled_all_the_same() {
+    let rig = set_up().await;
+    let _relay = rig.relay();
+    let service = Service::start().await;
+    let inbox = run(&rig, &service);
+    emit(&rig, "o-1", "{}").await;
+    service.wait_calls(1).await;
+    // Meanwhile somebody else takes an event from the same consumer, and ends it.
+    inbox.pause();
+    let stream = rig.stream().await;
+    let mut consumer: PullConsumer = stream.get_consumer("billing").await.expect("a consumer");
+    until(DEADLINE, "its last request is over", async || {
+        consumer.info().await.expect("an answer").num_waiting == 0
+    })
+    .await;
+    let id = emit(&rig, "o-2", "{}").await;
+    rig.wait_stored(2).await;
+    let mut messages = consumer.fetch().max_messages(1).messages().await.expect("messages");
+    let taken = messages.next().await.expect("the event is there").expect("a message");
+    taken.double_ack_with(AckKind::Term).await.expect("terminated");
+    inbox.resume();
+    until(DEADLINE, "it is handled", async || service.calls_of(id) == 1).await;
+    wait_processed(&rig, 2).await;
 }
