@@ -120,6 +120,8 @@ pub struct Backlog {
     pub processing: i64,
     /// Events whose last attempt failed and that are to be tried again.
     pub failed: i64,
+    /// Those of both that were begun more than three times.
+    pub stubborn: i64,
     /// Dead letters that nobody has decided about.
     pub dead: i64,
     /// The age of the oldest event that was begun and is not processed.
@@ -291,6 +293,7 @@ impl Backlog {
             consumer: row.get("consumer"),
             processing: row.get("processing"),
             failed: row.get("failed"),
+            stubborn: row.get("stubborn"),
             dead: row.get("dead"),
             oldest_seconds: row.get("oldest_seconds"),
             last_error: row.get("last_error"),

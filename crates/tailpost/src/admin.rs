@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use tower_http::timeout::TimeoutLayer;
 use tracing::{info, warn};
 
-pub(crate) use self::inbox::Inbox;
+pub(crate) use self::inbox::{Inbox, Sample};
 pub(crate) use self::relay::Relay;
 
 const JSON: &str = "application/json";

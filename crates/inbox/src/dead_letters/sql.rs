@@ -6,6 +6,9 @@ use outbox::Table;
 /// Causes that no further attempt removes.
 pub(super) const HOPELESS: [&str; 2] = ["unreadable", "forgotten"];
 
+/// Attempts after which an event deserves somebody's attention.
+const STUBBORN_OVER: i32 = 3;
+
 /// What to do with dead letters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decision {
@@ -224,6 +227,7 @@ fn backlogs(messages: &str, letters: &str) -> String {
              SELECT consumer,
                  count(*) FILTER (WHERE status = 'PROCESSING') AS processing,
                  count(*) FILTER (WHERE status = 'FAILED') AS failed,
+                 count(*) FILTER (WHERE attempts > {STUBBORN_OVER}) AS stubborn,
                  extract(epoch FROM clock_timestamp() - min(event_time))::float8 AS oldest_seconds,
                  (array_agg(last_error ORDER BY claimed_at DESC NULLS LAST)
                      FILTER (WHERE status = 'FAILED'))[1] AS last_error
@@ -234,7 +238,7 @@ fn backlogs(messages: &str, letters: &str) -> String {
              WHERE coalesce(m.status, 'DEAD') = 'DEAD' GROUP BY d.consumer
          )
          SELECT consumer, coalesce(processing, 0) AS processing, coalesce(failed, 0) AS failed,
-             coalesce(dead, 0) AS dead, oldest_seconds, last_error
+             coalesce(stubborn, 0) AS stubborn, coalesce(dead, 0) AS dead, oldest_seconds, last_error
          FROM begun FULL JOIN dead USING (consumer) ORDER BY consumer"
     )
 }

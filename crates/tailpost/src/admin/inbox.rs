@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use ::inbox::{State, Status, Summary};
+use ::inbox::{Backlog, State, Status, Summary};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use serde::Serialize;
@@ -15,6 +15,14 @@ use super::metrics::{Metrics, Sink};
 /// The consumers by name.
 type Watched = BTreeMap<String, watch::Receiver<Status>>;
 
+/// What the servers know about a consumer, as of some seconds ago.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Sample {
+    pub(crate) backlog: Backlog,
+    /// Events that the broker has not delivered yet, if it could be asked.
+    pub(crate) pending: Option<u64>,
+}
+
 /// Running consumers.
 pub(crate) struct Inbox {
     consumers: Watched,
@@ -22,8 +30,11 @@ pub(crate) struct Inbox {
 }
 
 impl Inbox {
-    pub(crate) fn new(consumers: Watched) -> Self {
-        let collector = StatusCollector { consumers: consumers.clone() };
+    pub(crate) fn new(
+        consumers: Watched,
+        samples: watch::Receiver<BTreeMap<String, Sample>>,
+    ) -> Self {
+        let collector = StatusCollector { consumers: consumers.clone(), samples };
         Self { consumers, metrics: Metrics::new([], collector) }
     }
 }
@@ -83,6 +94,7 @@ fn snapshot(consumers: &Watched) -> BTreeMap<String, Status> {
 #[derive(Debug)]
 struct StatusCollector {
     consumers: Watched,
+    samples: watch::Receiver<BTreeMap<String, Sample>>,
 }
 
 impl Collector for StatusCollector {
@@ -91,6 +103,7 @@ impl Collector for StatusCollector {
         let mut sink = Sink { encoder: &mut encoder };
         sink.gauges(&consumers)?;
         sink.outcomes(&consumers)?;
+        sink.samples(&self.samples.borrow().clone())?;
         sink.build_info()
     }
 }
@@ -114,6 +127,29 @@ impl Sink<'_, '_> {
             self.family(name, help, values)?;
         }
         Ok(())
+    }
+
+    fn samples(&mut self, samples: &BTreeMap<String, Sample>) -> fmt::Result {
+        let figures: [(&str, &str, fn(&Backlog) -> i64); 3] = [
+            ("inbox_backlog", "Events that were begun and are not processed.", |it| {
+                it.processing + it.failed
+            }),
+            ("inbox_failed_attempts", "Events of the backlog with more than 3 attempts.", |it| {
+                it.stubborn
+            }),
+            ("dead_letter_count", "Dead letters that nobody has decided about.", |it| it.dead),
+        ];
+        for (name, help, figure) in figures {
+            let values = samples.iter().map(|(consumer, sample)| {
+                let labels = [("consumer", consumer.as_str()), ("source", "inbox")];
+                (labels, figure(&sample.backlog) as f64)
+            });
+            self.family(name, help, values)?;
+        }
+        let pending = samples.iter().filter_map(|(consumer, sample)| {
+            Some(([("consumer", consumer.as_str())], sample.pending? as f64))
+        });
+        self.family("jetstream_consumer_pending", "Events not delivered yet.", pending)
     }
 
     fn outcomes(&mut self, consumers: &BTreeMap<String, Status>) -> fmt::Result {
@@ -142,10 +178,11 @@ mod tests {
         // The last value stays readable when the sender is gone.
         let active = Status { state: State::Active, ..Status::default() };
         let watch = |status| watch::channel(status).1;
-        Inbox::new(BTreeMap::from([
-            ("billing".to_owned(), watch(active)),
-            ("mail".to_owned(), watch(status)),
-        ]))
+        let backlog = Backlog { processing: 3, failed: 2, dead: 4, ..Backlog::default() };
+        let sample = Sample { backlog, pending: Some(9) };
+        let samples = BTreeMap::from([("mail".to_owned(), sample)]);
+        let consumers = [("billing".to_owned(), watch(active)), ("mail".to_owned(), watch(status))];
+        Inbox::new(BTreeMap::from(consumers), watch::channel(samples).1)
     }
 
     #[test]
@@ -179,6 +216,9 @@ mod tests {
             r#"tailpost_inbox_outcomes_total{consumer="billing",outcome="dead"} 0"#,
             r#"tailpost_inbox_inflight{consumer="mail"} 3.0"#,
             r#"tailpost_inbox_active{consumer="billing"} 1.0"#,
+            r#"tailpost_inbox_backlog{consumer="mail",source="inbox"} 5.0"#,
+            r#"tailpost_dead_letter_count{consumer="mail",source="inbox"} 4.0"#,
+            r#"tailpost_jetstream_consumer_pending{consumer="mail"} 9.0"#,
         ] {
             assert!(text.lines().any(|it| it == line), "{line}\nis missing in\n{text}");
         }

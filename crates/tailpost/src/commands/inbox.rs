@@ -2,6 +2,7 @@
 
 mod dlq;
 mod run;
+mod sampler;
 pub(super) mod setup;
 
 use inbox::{Builder, Connection, DeadLetters, Inbox};

@@ -6,10 +6,12 @@ use inbox::http::{HttpHandler, HttpOptions};
 use inbox::{Connection, Inbox, Leased, Summary};
 use relay::connect::https_config;
 use relay::{NatsTarget, PostgresTarget};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use super::sampler::Sampler;
 use crate::admin::{self, Admin};
 use crate::config::{Consumer, Error, Settings};
 use crate::shutdown;
@@ -31,6 +33,12 @@ pub(super) async fn run(settings: &Settings) -> anyhow::Result<()> {
     let stop = shutdown::on_signal()?;
     info!(version = env!("CARGO_PKG_VERSION"), %postgres, %nats, "starting the inbox");
     let Some(client) = connect(&nats, &stop).await? else { return Ok(()) };
+    let sampler = Sampler {
+        postgres: postgres.clone(),
+        table: settings.postgres.table.clone(),
+        nats: client.clone(),
+        consumers: handlers.iter().map(|(_, it)| (it.name.clone(), it.stream.clone())).collect(),
+    };
     let inboxes: BTreeMap<_, _> = handlers
         .into_iter()
         .map(|(handler, consumer)| {
@@ -41,8 +49,12 @@ pub(super) async fn run(settings: &Settings) -> anyhow::Result<()> {
     let admin = match settings.admin.inbox_listen {
         Some(listen) => {
             let watched = inboxes.iter().map(|(name, it)| (name.clone(), it.status())).collect();
-            let admin = Admin::new(admin::Inbox::new(watched), settings.admin.token.clone());
-            Some(admin::serve(listen, admin).await?)
+            let (samples, sampled) = watch::channel(BTreeMap::new());
+            let admin = admin::Inbox::new(watched, sampled);
+            let server = admin::serve(listen, Admin::new(admin, settings.admin.token.clone()));
+            let server = server.await?;
+            tokio::spawn(sampler.run(samples, stop.clone()));
+            Some(server)
         }
         None => None,
     };

@@ -36,7 +36,7 @@ pub(super) struct Figures {
 
 impl From<Backlog> for Figures {
     fn from(it: Backlog) -> Self {
-        let Backlog { consumer: _, processing, failed, dead, oldest_seconds, last_error } = it;
+        let Backlog { processing, failed, dead, oldest_seconds, last_error, .. } = it;
         Self { processing, failed, dead, oldest_seconds, last_error }
     }
 }
