@@ -3,7 +3,8 @@
 CREATE TABLE IF NOT EXISTS {schema}.inbox_decisions (
     id            BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     decided_at    TIMESTAMPTZ NOT NULL DEFAULT NOW(),
-    decision      TEXT NOT NULL CHECK (decision IN ('requeue', 'reject', 'discard', 'mark_processed')),
+    decision      TEXT NOT NULL CHECK (
+                      decision IN ('requeue', 'reject', 'discard', 'mark_processed', 'purge')),
     decided_by    TEXT NOT NULL,
     reason        TEXT,
     consumer      TEXT NOT NULL,

@@ -163,6 +163,14 @@ impl Builder {
         self
     }
 
+    /// For how long a dead letter waits for somebody to decide about it: for ever, if this is not
+    /// set. Then it is dropped, and `inbox_decisions` says so.
+    #[must_use]
+    pub fn dead_letter_retention(mut self, keep: Duration) -> Self {
+        self.config.dead_letter_retention = Some(keep);
+        self
+    }
+
     /// Makes the durable consumer if it is missing; says whether it was. Needs no database.
     ///
     /// # Errors

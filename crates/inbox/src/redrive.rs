@@ -2,10 +2,11 @@
 //! but from their table instead of from the stream, where the consumer is past them.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, watch};
 use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
 use tracing::{info, warn};
 
 use crate::Error;
@@ -20,6 +21,9 @@ use crate::store::Store;
 
 /// How often to look. What is found and at work already is known by its place in the stream.
 const LOOK: Duration = Duration::from_secs(1);
+
+/// How often to look for letters that are too old.
+const PURGE: Duration = Duration::from_secs(3600);
 
 /// Letters taken at a time.
 const TAKEN_MAX: usize = 64;
@@ -39,11 +43,19 @@ impl Redrive {
 
     /// Feeds what is due, while there is `room` for it, until `room`'s sender is gone.
     pub(crate) async fn run(self, feed: mpsc::Sender<Delivered>, mut room: watch::Receiver<usize>) {
+        let mut purged: Option<Instant> = None;
         loop {
             let Ok(most) = room.wait_for(|it| *it > 0).await.map(|it| *it) else { return };
             // A database that is away is reported and waited for by others.
             if let Ok(store) = self.pool.try_get().await {
-                match self.pass(&store, most.min(TAKEN_MAX), &feed).await {
+                let looked = async {
+                    if purged.is_none_or(|at| at.elapsed() > PURGE) {
+                        self.purge(&store).await?;
+                        purged = Some(Instant::now());
+                    }
+                    self.pass(&store, most.min(TAKEN_MAX), &feed).await
+                };
+                match looked.await {
                     Ok(()) => self.pool.put(store),
                     Err(error) => {
                         let (consumer, error) = (&self.config.consumer, describe(&error));
@@ -56,6 +68,19 @@ impl Redrive {
                 () = closed(room.clone()) => return,
             }
         }
+    }
+
+    async fn purge(&self, store: &Store) -> Result<(), Error> {
+        let Config { consumer, dead_letter_retention, .. } = &*self.config;
+        let Some(keep) = *dead_letter_retention else { return Ok(()) };
+        let parameters: [&(dyn ToSql + Sync); 4] =
+            [consumer, &keep.as_secs_f64(), &"retention", &None::<String>];
+        let purged = store.client().query(&self.texts.purge, &parameters).await;
+        let count = purged.map_err(Error::sql("drop old dead letters"))?.len();
+        if count > 0 {
+            warn!(consumer, count, ?keep, "dropped dead letters that nobody decided about");
+        }
+        Ok(())
     }
 
     async fn pass(

@@ -14,7 +14,7 @@ struct Scene {
     rig: Rig,
     service: Service,
     _relay: Relay,
-    _inbox: Relay,
+    inbox: Relay,
 }
 
 impl Scene {
@@ -23,7 +23,7 @@ impl Scene {
         let relay = rig.relay();
         let service = Service::start().await;
         let inbox = rig.spawn(&service.args().each_ref().map(String::as_str));
-        Self { rig, service, _relay: relay, _inbox: inbox }
+        Self { rig, service, _relay: relay, inbox }
     }
 
     /// Commits an event that the service refuses for good, and waits until it is a dead letter.
@@ -195,4 +195,19 @@ async fn an_event_marked_as_processed_is_not_handled_any_more() {
     scene.rig.wait_stored(3).await;
     assert_eq!(scene.service.calls_of(next), 0);
     assert_eq!(scene.service.calls_of(dead), 1);
+}
+
+/// R-DLQ-04: what nobody decides about is dropped after a while, and that is written down.
+#[tokio::test(flavor = "multi_thread")]
+async fn dead_letters_that_nobody_decides_about_are_dropped_in_the_end() {
+    let scene = Scene::new().await;
+    let [old, new] = [scene.dead("o-1").await, scene.dead("o-2").await];
+    let age = "UPDATE inbox_dead_letter SET dead_at = dead_at - interval '14 days'";
+    scene.rig.execute(&format!("{age} WHERE message_id = '{old}'")).await;
+    scene.inbox.kill9().await;
+    let _inbox = scene.rig.spawn(&scene.service.args().each_ref().map(String::as_str));
+    until(DEADLINE, "the old one is dropped", async || scene.dead_count().await == 1).await;
+    assert_eq!(scene.decisions(old).await, "purge:");
+    assert_eq!(scene.decisions(new).await, "");
+    assert_eq!(scene.status_of(old).await, "DEAD");
 }

@@ -142,6 +142,8 @@ pub(crate) struct Redrive {
     pub(crate) due: String,
     /// Letters whose events have had their effect meanwhile.
     pub(crate) sweep: String,
+    /// Letters that nobody decided about for too long.
+    pub(crate) purge: String,
 }
 
 impl Redrive {
@@ -150,6 +152,7 @@ impl Redrive {
         let schema = crate::tables::quote(schema);
         let messages = format!("{schema}.inbox_messages");
         let letters = format!("{schema}.inbox_dead_letter");
+        let decisions = format!("{schema}.inbox_decisions");
         Self {
             due: format!(
                 "SELECT d.* FROM {letters} d JOIN {messages} m ON {SAME}
@@ -162,6 +165,17 @@ impl Redrive {
             sweep: format!(
                 "DELETE FROM {letters} d USING {messages} m
                  WHERE d.consumer = $1 AND {SAME} AND m.status IN ('PROCESSED', 'REJECTED')"
+            ),
+            purge: format!(
+                "WITH done AS (
+                     DELETE FROM {letters} d
+                     WHERE d.consumer = $1
+                         AND d.dead_at < clock_timestamp() - make_interval(secs => $2::float8)
+                         AND NOT EXISTS (SELECT FROM {messages} m
+                             WHERE {SAME} AND m.status IN ('FAILED', 'PROCESSING'))
+                     RETURNING d.*
+                 ), {}",
+                note(&decisions, "purge")
             ),
         }
     }

@@ -41,6 +41,7 @@ struct Layer {
     layout: Option<Layout>,
     /// `Some(None)` if that is what was said.
     retention: Option<Option<Duration>>,
+    dead_letter_retention: Option<Option<Duration>>,
 }
 
 /// A setting of a consumer.
@@ -64,6 +65,9 @@ pub(super) static KEYS: &[Key] = &[
     key("ca", |it, v| put(&mut it.ca, v.text().map(Into::into))),
     key("cert", |it, v| put(&mut it.cert, v.text().map(Into::into))),
     key("key", |it, v| put(&mut it.key, v.text().map(Into::into))),
+    key("dead_letter_retention", |it, v| {
+        put(&mut it.dead_letter_retention, v.unless_off(Value::duration))
+    }),
     shared("layout", |it, v| put(&mut it.layout, layout(v))),
     shared("retention", |it, v| put(&mut it.retention, v.unless_off(Value::duration))),
 ];
@@ -114,6 +118,7 @@ impl Default for InboxSettings {
             timeout: Some(Duration::from_secs(20)),
             layout: Some(Layout::default()),
             retention: Some(None),
+            dead_letter_retention: Some(Some(Duration::from_hours(14 * 24))),
             ..Layer::default()
         };
         Self { all, consumers: BTreeMap::new() }
@@ -133,6 +138,8 @@ pub(crate) struct Consumer {
     pub(crate) max_attempts: u32,
     /// How long the handler may take to answer. Less than the lease.
     pub(crate) timeout: Duration,
+    /// How long dead letters wait for a decision; for ever if there is no limit.
+    pub(crate) dead_letter_retention: Option<Duration>,
     pub(crate) secrets: Vec<Secret>,
     pub(crate) ca: Option<PathBuf>,
     /// Certificate and key.
@@ -171,6 +178,10 @@ impl Settings {
             lease: own.lease.or(all.lease).expect(default),
             max_attempts: own.max_attempts.or(all.max_attempts).expect(default),
             timeout: own.timeout.or(all.timeout).expect(default),
+            dead_letter_retention: own
+                .dead_letter_retention
+                .or(all.dead_letter_retention)
+                .expect(default),
             secrets: own
                 .secrets
                 .iter()

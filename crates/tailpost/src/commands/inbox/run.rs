@@ -90,7 +90,8 @@ fn inbox(
 ) -> inbox::Builder {
     let postgres = postgres.clone();
     let application = format!("tailpost inbox {}", consumer.name);
-    let builder = super::builder(consumer)
+    let keep_letters = consumer.dead_letter_retention;
+    let mut builder = super::builder(consumer)
         .postgres(move || {
             let (postgres, application) = (postgres.clone(), application.clone());
             async move {
@@ -100,8 +101,11 @@ fn inbox(
         })
         .nats(nats)
         .schema(settings.postgres.table.schema());
-    match settings.inbox_retention() {
-        Some(keep) => builder.retention(keep),
+    if let Some(keep) = settings.inbox_retention() {
+        builder = builder.retention(keep);
+    }
+    match keep_letters {
+        Some(keep) => builder.dead_letter_retention(keep),
         None => builder,
     }
 }
