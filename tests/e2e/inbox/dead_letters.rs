@@ -211,3 +211,27 @@ async fn dead_letters_that_nobody_decides_about_are_dropped_in_the_end() {
     assert_eq!(scene.decisions(new).await, "");
     assert_eq!(scene.status_of(old).await, "DEAD");
 }
+
+/// R-INB-08: what no attempt can ever handle is not given one.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_no_event_cannot_be_requeued_but_settled() {
+    let scene = Scene::new().await;
+    let jetstream = scene.rig.nats.jetstream().await.expect("connect to NATS");
+    let publish = jetstream.publish("outbox.order.Odd", "hunter2".into()).await.expect("sent");
+    publish.await.expect("stored");
+    until(DEADLINE, "it is a dead letter", async || scene.dead_count().await == 1).await;
+    let id: Uuid = scene.rig.query("SELECT message_id FROM inbox_dead_letter").await;
+    let (told, said) = scene.dlq(4, &["requeue", &id.to_string()]).await;
+    assert!(
+        told.contains("skipped") && said.contains("nothing there is to requeue"),
+        "{told}{said}"
+    );
+    scene.dlq(0, &["requeue", "--all", "--yes"]).await;
+    assert_eq!(scene.status_of(id).await, "DEAD");
+    let (told, _) = scene.dlq(0, &["export"]).await;
+    let told: Value = serde_json::from_str(&told).expect("one JSON object");
+    assert_eq!(told["payload_base64"], "aHVudGVyMg==");
+    scene.dlq(0, &["discard", &id.to_string(), "--yes", REASON[0], REASON[1]]).await;
+    assert_eq!(scene.dead_count().await, 0);
+    assert!(scene.service.calls().is_empty());
+}

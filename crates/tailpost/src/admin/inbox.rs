@@ -12,6 +12,9 @@ use tokio::sync::watch;
 use super::Engine;
 use super::metrics::{Metrics, Sink};
 
+/// A gauge: its name, its help, and where its value is found.
+type Figure<T, N> = (&'static str, &'static str, fn(&T) -> N);
+
 /// The consumers by name.
 type Watched = BTreeMap<String, watch::Receiver<Status>>;
 
@@ -110,7 +113,7 @@ impl Collector for StatusCollector {
 
 impl Sink<'_, '_> {
     fn gauges(&mut self, consumers: &BTreeMap<String, Status>) -> fmt::Result {
-        let figures: [(&str, &str, fn(&Status) -> usize); 4] = [
+        let figures: [Figure<Status, usize>; 4] = [
             ("inbox_active", "1 while the consumer handles events.", |it| {
                 usize::from(it.state == State::Active)
             }),
@@ -130,7 +133,7 @@ impl Sink<'_, '_> {
     }
 
     fn samples(&mut self, samples: &BTreeMap<String, Sample>) -> fmt::Result {
-        let figures: [(&str, &str, fn(&Backlog) -> i64); 3] = [
+        let figures: [Figure<Backlog, i64>; 3] = [
             ("inbox_backlog", "Events that were begun and are not processed.", |it| {
                 it.processing + it.failed
             }),
@@ -153,17 +156,17 @@ impl Sink<'_, '_> {
     }
 
     fn outcomes(&mut self, consumers: &BTreeMap<String, Status>) -> fmt::Result {
-        let figures: [(&str, fn(&Summary) -> u64); 5] = [
-            ("processed", |it| it.processed),
-            ("skipped", |it| it.skipped),
-            ("retried", |it| it.retried),
-            ("dead", |it| it.dead),
-            ("released", |it| it.released),
-        ];
         let values = consumers.iter().flat_map(|(consumer, status)| {
-            figures.map(|(outcome, figure)| {
-                let labels = [("consumer", consumer.as_str()), ("outcome", outcome)];
-                (labels, figure(&status.counts))
+            let Summary { processed, skipped, retried, dead, released } = status.counts;
+            let counts = [
+                ("processed", processed),
+                ("skipped", skipped),
+                ("retried", retried),
+                ("dead", dead),
+                ("released", released),
+            ];
+            counts.map(|(outcome, count)| {
+                ([("consumer", consumer.as_str()), ("outcome", outcome)], count)
             })
         });
         self.counters("inbox_outcomes", "Events by what became of them.", values)

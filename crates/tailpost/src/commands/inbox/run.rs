@@ -146,7 +146,7 @@ async fn run_all(
     let mut running = JoinSet::new();
     for (name, inbox) in inboxes {
         let stop = stop.clone();
-        running.spawn(async move { (name, inbox.run(stop).await) });
+        running.spawn(async move { (name, Box::pin(inbox.run(stop)).await) });
     }
     let mut outcome = Ok(());
     while let Some(ended) = running.join_next().await {
