@@ -1,5 +1,7 @@
 //! `[inbox]`, which holds for every consumer, and `[inbox.NAME]`, which is one.
 
+mod keys;
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,9 +10,12 @@ use ::inbox::Layout;
 use ::inbox::http::Secret;
 use toml::de::{DeTable, DeValue};
 
+use self::keys::Layer;
 use super::Settings;
 use super::error::{Error, Origin, closest};
-use super::value::{Value, Wanted};
+use super::value::Value;
+
+pub(super) use self::keys::KEYS;
 
 pub(super) const SECTION: &str = "inbox";
 const PREFIX: &str = "TAILPOST_INBOX__";
@@ -22,91 +27,6 @@ const NAME_BYTES_MAX: usize = 64;
 pub(super) struct InboxSettings {
     all: Layer,
     consumers: BTreeMap<String, Layer>,
-}
-
-/// What was said for one consumer, or for all of them.
-#[derive(Clone, Default, PartialEq)]
-struct Layer {
-    handler: Option<String>,
-    stream: Option<String>,
-    subjects: Option<Vec<String>>,
-    concurrency: Option<usize>,
-    lease: Option<Duration>,
-    max_attempts: Option<u32>,
-    timeout: Option<Duration>,
-    secrets: Option<Vec<String>>,
-    ca: Option<PathBuf>,
-    cert: Option<PathBuf>,
-    key: Option<PathBuf>,
-    layout: Option<Layout>,
-    /// `Some(None)` if that is what was said.
-    retention: Option<Option<Duration>>,
-    dead_letter_retention: Option<Option<Duration>>,
-}
-
-/// A setting of a consumer.
-pub(super) struct Key {
-    pub(super) name: &'static str,
-    /// Whether it is about the tables, which the consumers share.
-    shared: bool,
-    set: fn(&mut Layer, Value<'_>) -> Result<(), Wanted>,
-}
-
-/// All of them, in the order of `docker/tailpost.toml`.
-pub(super) static KEYS: &[Key] = &[
-    key("handler", |it, v| put(&mut it.handler, v.text().map(str::to_owned))),
-    key("stream", |it, v| put(&mut it.stream, v.text().map(str::to_owned))),
-    key("subjects", |it, v| put(&mut it.subjects, v.list())),
-    key("concurrency", |it, v| put(&mut it.concurrency, at_least_one(v))),
-    key("lease", |it, v| put(&mut it.lease, v.duration())),
-    key("max_attempts", |it, v| put(&mut it.max_attempts, attempts(v))),
-    key("timeout", |it, v| put(&mut it.timeout, v.duration())),
-    key("secrets", |it, v| put(&mut it.secrets, secrets(v))),
-    key("ca", |it, v| put(&mut it.ca, v.text().map(Into::into))),
-    key("cert", |it, v| put(&mut it.cert, v.text().map(Into::into))),
-    key("key", |it, v| put(&mut it.key, v.text().map(Into::into))),
-    key("dead_letter_retention", |it, v| {
-        put(&mut it.dead_letter_retention, v.unless_off(Value::duration))
-    }),
-    shared("layout", |it, v| put(&mut it.layout, layout(v))),
-    shared("retention", |it, v| put(&mut it.retention, v.unless_off(Value::duration))),
-];
-
-const fn key(name: &'static str, set: fn(&mut Layer, Value<'_>) -> Result<(), Wanted>) -> Key {
-    Key { name, shared: false, set }
-}
-
-const fn shared(name: &'static str, set: fn(&mut Layer, Value<'_>) -> Result<(), Wanted>) -> Key {
-    Key { name, shared: true, set }
-}
-
-fn put<T>(place: &mut Option<T>, value: Result<T, Wanted>) -> Result<(), Wanted> {
-    *place = Some(value?);
-    Ok(())
-}
-
-fn at_least_one(value: Value<'_>) -> Result<usize, Wanted> {
-    value.integer().ok().filter(|it| *it > 0).ok_or_else(|| "a whole number from 1".into())
-}
-
-fn attempts(value: Value<'_>) -> Result<u32, Wanted> {
-    u32::try_from(at_least_one(value)?).map_err(|_| "a whole number from 1".into())
-}
-
-fn layout(value: Value<'_>) -> Result<Layout, Wanted> {
-    match value.text() {
-        Ok("partitioned") => Ok(Layout::Partitioned),
-        Ok("plain") => Ok(Layout::Plain),
-        _ => Err("\"partitioned\" or \"plain\"".into()),
-    }
-}
-
-fn secrets(value: Value<'_>) -> Result<Vec<String>, Wanted> {
-    let secrets = value.list()?;
-    match secrets.iter().find_map(|it| it.parse::<Secret>().err()) {
-        Some(_) => Err("a list of secrets: whsec_ and 24 to 64 bytes in Base64".into()),
-        None => Ok(secrets),
-    }
 }
 
 impl Default for InboxSettings {
@@ -324,108 +244,4 @@ impl Settings {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::tests::{loaded, refusal};
-    use super::*;
-
-    const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
-
-    fn consumers(toml: &str, environment: &[(&str, &str)]) -> Vec<Consumer> {
-        loaded(toml, environment).consumers().unwrap_or_else(|error| panic!("{error}"))
-    }
-
-    #[test]
-    fn what_is_said_of_one_consumer_wins_over_what_is_said_of_all() {
-        let toml = format!(
-            "[stream]\nname = 'EVENTS'\n[inbox]\nlease = '1m'\nsecrets = ['{SECRET}']\n\
-             [inbox.billing]\nhandler = 'http://a'\nlease = '2m'\nsubjects = ['outbox.order.>']\n\
-             [inbox.mail-out]\nsecrets = []\nstream = 'OTHER'\n"
-        );
-        let all = consumers(&toml, &[("TAILPOST_INBOX__TIMEOUT", "50s")]);
-        let [billing, mail] = all.as_slice() else { panic!("two consumers") };
-        assert_eq!((billing.name.as_str(), mail.name.as_str()), ("billing", "mail-out"));
-        assert_eq!((billing.lease.as_secs(), mail.lease.as_secs()), (120, 60));
-        assert_eq!((billing.stream.as_str(), mail.stream.as_str()), ("EVENTS", "OTHER"));
-        assert_eq!((billing.secrets.len(), mail.secrets.len()), (1, 0));
-        assert_eq!((billing.timeout.as_secs(), mail.timeout.as_secs()), (50, 50));
-        assert_eq!(billing.subjects, ["outbox.order.>"]);
-        assert_eq!((billing.handler.as_deref(), mail.handler.as_deref()), (Some("http://a"), None));
-
-        let own = ("TAILPOST_INBOX__MAIL_OUT__HANDLER", "http://b");
-        assert_eq!(consumers(&toml, &[own])[1].handler.as_deref(), Some("http://b"));
-    }
-
-    #[test]
-    fn the_flags_name_one_consumer() {
-        let toml =
-            "[inbox.a]\nhandler = 'http://a'\n[inbox.b]\nhandler = 'http://b'\nlease = '1m'\n";
-        let mut file = tempfile::NamedTempFile::new().expect("temporary file");
-        std::io::Write::write_all(&mut file, toml.as_bytes()).expect("temporary file");
-        let sources = |consumer: &str, handler: Option<&str>| super::super::Sources {
-            file: Some(file.path().to_owned()),
-            consumer: Some(consumer.into()),
-            handler: handler.map(str::to_owned),
-            ..super::super::Sources::default()
-        };
-        let load = |consumer: &str, handler| {
-            let settings = Settings::load(&sources(consumer, handler));
-            let settings = settings.unwrap_or_else(|error| panic!("{error}"));
-            let all = settings.consumers().unwrap_or_else(|error| panic!("{error}"));
-            let all = all.into_iter();
-            all.map(|it| (it.name, it.handler, it.lease.as_secs())).collect::<Vec<_>>()
-        };
-        assert_eq!(load("b", None), [("b".into(), Some("http://b".into()), 60)]);
-        assert_eq!(load("b", Some("http://x")), [("b".into(), Some("http://x".into()), 60)]);
-        assert_eq!(load("new", Some("http://x")), [("new".into(), Some("http://x".into()), 30)]);
-    }
-
-    #[test]
-    fn mistakes_are_refused_with_their_place() {
-        for (toml, error, hint) in [
-            (
-                "[inbox]\nleese = '1s'\n",
-                ":2: unknown key `inbox.leese`",
-                "did you mean `inbox.lease`?",
-            ),
-            (
-                "[inbox.a]\nhandlers = 'x'\n",
-                ":2: unknown key `inbox.a.handlers`",
-                "did you mean `inbox.a.handler`?",
-            ),
-            (
-                "[inbox.a]\nretention = '7d'\n",
-                ":2: `inbox.a.retention`: consumers share",
-                "[inbox]",
-            ),
-            ("[inbox.'a.b']\n", ":1: `a.b` cannot be a consumer's name", "letters, digits"),
-            (
-                "[inbox]\nconcurrency = 0\n",
-                ":2: `inbox.concurrency` must be a whole number from 1",
-                "",
-            ),
-            ("[inbox.a]\nsecrets = ['hunter2']\n", ":2: `inbox.a.secrets` must be a list of", ""),
-        ] {
-            let (told, hinted) = refusal(toml, &[]);
-            assert!(told.starts_with(error) && hinted.contains(hint), "{toml}: {told} {hinted}");
-            assert!(!told.contains("hunter2"), "{told}");
-        }
-        let (told, hint) = refusal("[inbox.a]\n", &[("TAILPOST_INBOX__A__HANDLR", "x")]);
-        assert!(told.contains("no setting has this variable"), "{told}");
-        assert!(hint.contains("TAILPOST_INBOX__A__HANDLER"), "{hint}");
-    }
-
-    #[test]
-    fn a_handler_that_may_outlast_its_lease_is_refused() {
-        for (toml, line) in
-            [("[inbox.a]\ntimeout = '30s'\n", 2), ("[inbox]\nlease = '20s'\n[inbox.a]\n", 2)]
-        {
-            let Err(error) = loaded(toml, &[]).consumers() else { panic!("{toml}") };
-            let place = format!(".toml:{line}: consumer a: ");
-            assert!(error.to_string().contains(&place), "{error}");
-        }
-        let Err(error) = loaded("[inbox.a]\ncert = 'x.pem'\n", &[]).consumers() else {
-            panic!("a certificate without its key");
-        };
-        assert!(error.to_string().contains("go together"), "{error}");
-    }
-}
+mod tests;
