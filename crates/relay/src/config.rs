@@ -4,6 +4,7 @@ use outbox::Table;
 use outbox::wire::SubjectTemplate;
 
 use crate::connect::{Error, NatsTarget, PostgresTarget, check_name};
+use crate::routing::{Route, Routing};
 
 /// Everything a relay must know. See `docker/tailpost.toml` for what each setting means in use.
 #[derive(Debug, Clone)]
@@ -20,10 +21,15 @@ pub struct Config {
     pub publication: String,
     /// The stream that events go to.
     pub stream: StreamConfig,
-    /// How an event's subject is made.
+    /// How the subject is made of an event that no route takes.
     pub subject: SubjectTemplate,
+    /// Other subjects for some events, and which are not published. The first that takes an event
+    /// decides.
+    pub routes: Vec<Route>,
     /// How duplicates and disorder are prevented.
     pub mode: Mode,
+    /// What keeps events single.
+    pub dedup: Dedup,
     /// How much may be in flight.
     pub window: WindowLimits,
     /// How the table is searched for rows that the log cannot bring.
@@ -42,6 +48,17 @@ pub enum Mode {
     Fenced,
     /// One unacknowledged message per aggregate, deduplicated by id; the stream may be shared.
     Keyed,
+}
+
+/// What the broker is given to tell an event that it has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Dedup {
+    /// `Nats-Msg-Id` and, in fenced mode, the sequence to follow.
+    #[default]
+    Both,
+    /// The sequence to follow alone: fenced mode needs no more, and the broker is spared an index
+    /// entry per message. The id travels in `Tailpost-Event-Id`.
+    Position,
 }
 
 /// The JetStream stream, as set-up creates it and start-up expects it.
@@ -128,6 +145,11 @@ impl Config {
     /// The default time that a message may stay unacknowledged.
     pub const ACK_TIMEOUT: Duration = Duration::from_secs(5);
 
+    /// What decides about an event's subject.
+    pub(crate) fn routing(&self) -> Routing {
+        Routing::new(self.routes.clone(), self.subject.clone())
+    }
+
     /// Checks what types cannot express: names, ranges, and settings that must fit each other.
     ///
     /// # Errors
@@ -155,6 +177,10 @@ impl Config {
             if duration < Duration::from_millis(min) {
                 return Err(Error::invalid(setting, format!("must be at least {min}ms")));
             }
+        }
+        if self.dedup == Dedup::Position && self.mode == Mode::Keyed {
+            let reason = "\"position\" needs relay.mode = \"fenced\": keyed mode has only the ids";
+            return Err(Error::invalid("relay.dedup", reason));
         }
         if self.stream.max_age.is_some_and(|age| age < self.stream.duplicate_window) {
             return Err(Error::invalid(
@@ -197,7 +223,9 @@ mod tests {
             publication: "tailpost".into(),
             stream: StreamConfig::default(),
             subject: "outbox.{aggregate_type}.{event_type}".parse().expect("valid"),
+            routes: Vec::new(),
             mode: Mode::default(),
+            dedup: Dedup::default(),
             window: WindowLimits::default(),
             scan: ScanConfig::default(),
             mark: MarkConfig::default(),

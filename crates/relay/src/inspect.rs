@@ -1,13 +1,14 @@
 //! What both servers keep, whether a relay runs or not.
 
 use async_nats::jetstream;
-use outbox::wire;
+use outbox::{Column, DROPPED, wire};
 use tokio_postgres::Client;
 use tokio_postgres::types::PgLsn;
 
 use crate::config::Config;
 use crate::error::Error;
 use crate::report::{OutboxReport, SlotReport, StatusReport, StreamReport};
+use crate::routing::Destination;
 use crate::setup::is_not_found;
 
 /// Counting more unpublished rows than this tells nobody anything.
@@ -100,14 +101,26 @@ async fn slot(config: &Config, client: &Client) -> Result<Option<SlotReport>, Er
 async fn outbox(config: &Config, client: &Client) -> Result<OutboxReport, Error> {
     let doing = "look at the outbox";
     let (table, dead) = (config.table.quoted(), config.table.companion("outbox_dead_letter"));
+    let occurred_at = config.table.column(Column::OccurredAt);
+    let drops = config.routes.iter().any(|it| it.destination == Destination::Drop);
+    // Not counted without need: no index leads there.
+    let dropped = if drops {
+        format!(
+            "SELECT count(*) FROM (SELECT FROM {table} WHERE publish_error = '{DROPPED}'
+                                   LIMIT {COUNT_MAX}) dropped"
+        )
+    } else {
+        "NULL::bigint".into()
+    };
     let sql = format!(
         "SELECT (SELECT count(*) FROM (SELECT FROM {table} WHERE published_at IS NULL
                                        LIMIT {COUNT_MAX}) unpublished),
-                (SELECT extract(epoch FROM clock_timestamp() - occurred_at)::float8 FROM {table}
-                 WHERE published_at IS NULL ORDER BY occurred_at LIMIT 1),
+                (SELECT extract(epoch FROM clock_timestamp() - {occurred_at})::float8 FROM {table}
+                 WHERE published_at IS NULL ORDER BY {occurred_at} LIMIT 1),
                 (SELECT count(*) FROM {dead} WHERE discarded_at IS NULL),
                 (SELECT reason FROM {dead} WHERE discarded_at IS NULL
-                 ORDER BY dead_at DESC LIMIT 1)"
+                 ORDER BY dead_at DESC LIMIT 1),
+                ({dropped})"
     );
     let row = client.query_one(&sql, &[]).await.map_err(Error::sql(doing))?;
     let count = |at: usize| u64::try_from(row.get::<_, i64>(at)).unwrap_or(0);
@@ -115,6 +128,7 @@ async fn outbox(config: &Config, client: &Client) -> Result<OutboxReport, Error>
         table: config.table.to_string(),
         unpublished: count(0),
         unpublished_is_capped: row.get::<_, i64>(0) >= COUNT_MAX,
+        dropped: row.get::<_, Option<i64>>(4).and_then(|it| it.try_into().ok()),
         oldest_unpublished_seconds: row.get(1),
         dead_letters: count(2),
         latest_dead_letter_reason: row.get(3),

@@ -49,7 +49,9 @@ pub struct OutboxReport {
     pub unpublished: u64,
     /// Whether the count stopped at its limit.
     pub unpublished_is_capped: bool,
-    /// Age of the oldest of them.
+    /// Rows that a route dropped, counted up to a limit; `None` if no route drops events.
+    pub dropped: Option<u64>,
+    /// Age of the oldest of the unpublished rows.
     pub oldest_unpublished_seconds: Option<f64>,
     /// Events in the dead-letter table that nobody has discarded.
     pub dead_letters: u64,

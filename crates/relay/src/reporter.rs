@@ -64,7 +64,7 @@ impl Reporter {
 
     /// Measures how long acknowledged events took.
     pub(crate) fn settled(&mut self, settled: &[Settled]) {
-        let mut measured = settled.iter().filter(|it| !it.found && it.origin == Origin::Log);
+        let mut measured = settled.iter().filter(|it| it.acked && it.origin == Origin::Log);
         let Some(first) = measured.next() else { return };
         let now = Timestamp::now().as_microsecond() - POSTGRES_EPOCH_UNIX_MICROS;
         for it in std::iter::once(first).chain(measured) {
@@ -80,7 +80,9 @@ impl Reporter {
         }
         let (base, counts) = (&self.base, state.counts());
         let status = &mut self.status;
-        let resolved = |it: &Status| it.published_total + it.settled_total + it.parked_total;
+        let resolved = |it: &Status| {
+            it.published_total + it.settled_total + it.parked_total + it.dropped_total
+        };
         let before = resolved(status);
         status.resolved_lsn = state.confirmed();
         status.confirmed_lsn = state.confirmed();
@@ -90,7 +92,9 @@ impl Reporter {
         status.published_total = base.published_total + counts.acked;
         status.settled_total = base.settled_total + counts.found;
         status.parked_total = base.parked_total + counts.parked;
+        status.dropped_total = base.dropped_total + counts.dropped;
         status.resyncs_total = base.resyncs_total + counts.resyncs;
+        status.batches_total = base.batches_total + counts.batches;
         status.foreign_total = base.foreign_total + counts.foreign;
         status.marked_total = base.marked_total + marks.marked;
         status.swept_total = base.swept_total + marks.swept;

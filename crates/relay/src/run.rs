@@ -124,7 +124,7 @@ async fn session(
 async fn stand_by(config: &Config, stop: &CancellationToken) {
     info!(slot = config.slot, "another relay reads the slot: standing by");
     let free = async {
-        let store = Store::connect(&config.postgres, &config.table, "tailpost standby").await?;
+        let store = Store::connect(config, "tailpost standby").await?;
         while store.slot_reader(&config.slot).await?.is_some() {
             tokio::time::sleep(STANDBY_EVERY).await;
         }

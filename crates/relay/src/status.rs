@@ -40,10 +40,14 @@ pub struct Status {
     pub marked_total: u64,
     /// Events moved to the dead-letter table.
     pub parked_total: u64,
+    /// Events that a route dropped. One that a broken session did not confirm is counted again.
+    pub dropped_total: u64,
     /// Events published by the scanner, because the log could not bring them.
     pub scanned_total: u64,
     /// Rows marked by the sweeper, because their mark was lost.
     pub swept_total: u64,
+    /// Fast-ingest batches begun; messages that go by themselves are in none.
+    pub batches_total: u64,
     /// How often the stream's tail was read to find out what is stored.
     pub resyncs_total: u64,
     /// Messages of other writers met in the stream.

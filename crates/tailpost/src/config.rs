@@ -7,6 +7,7 @@ mod error;
 mod inbox;
 mod keys;
 mod layers;
+mod routes;
 mod value;
 
 use std::collections::BTreeMap;
@@ -15,7 +16,8 @@ use std::time::Duration;
 
 use relay::connect::{NatsAccess, PostgresTls};
 use relay::{
-    Config, MarkConfig, Mode, NatsTarget, PostgresTarget, ScanConfig, StreamConfig, WindowLimits,
+    Config, Dedup, MarkConfig, Mode, NatsTarget, PostgresTarget, ScanConfig, StreamConfig,
+    WindowLimits,
 };
 
 pub(crate) use error::{Error, Origin};
@@ -35,6 +37,7 @@ pub(crate) struct Settings {
     pub(crate) stream: StreamConfig,
     pub(crate) relay: RelaySettings,
     inbox: inbox::InboxSettings,
+    pub(crate) routes: Vec<relay::Route>,
     pub(crate) admin: AdminSettings,
     pub(crate) log: LogSettings,
     // Where each setting that is not a default came from.
@@ -45,6 +48,8 @@ pub(crate) struct Settings {
 pub(crate) struct PostgresSettings {
     pub(crate) url: Option<String>,
     pub(crate) table: outbox::Table,
+    /// What the table's columns are called.
+    pub(crate) columns: outbox::Columns,
     pub(crate) slot: String,
     pub(crate) publication: String,
     pub(crate) tls: PostgresTls,
@@ -59,6 +64,7 @@ pub(crate) struct NatsSettings {
 #[derive(Clone, PartialEq)]
 pub(crate) struct RelaySettings {
     pub(crate) mode: Mode,
+    pub(crate) dedup: Dedup,
     pub(crate) subject: outbox::wire::SubjectTemplate,
     pub(crate) window: WindowLimits,
     pub(crate) ack_timeout: Duration,
@@ -95,6 +101,7 @@ impl Default for Settings {
             postgres: PostgresSettings {
                 url: None,
                 table: outbox::Table::default(),
+                columns: outbox::Columns::default(),
                 slot: "tailpost".into(),
                 publication: "tailpost".into(),
                 tls: PostgresTls::default(),
@@ -106,6 +113,7 @@ impl Default for Settings {
             stream: StreamConfig::default(),
             relay: RelaySettings {
                 mode: Mode::default(),
+                dedup: Dedup::default(),
                 subject: "outbox.{aggregate_type}.{event_type}"
                     .parse()
                     .expect("the default template is valid"),
@@ -115,6 +123,7 @@ impl Default for Settings {
                 mark: MarkConfig::default(),
             },
             inbox: inbox::InboxSettings::default(),
+            routes: Vec::new(),
             admin: AdminSettings {
                 listen: Some(SocketAddr::from(([127, 0, 0, 1], 9464))),
                 inbox_listen: Some(SocketAddr::from(([127, 0, 0, 1], 9465))),
@@ -160,12 +169,14 @@ impl Settings {
         let config = Config {
             postgres: self.postgres_target()?,
             nats: self.nats_target()?,
-            table: self.postgres.table.clone(),
+            table: self.table()?,
             slot: self.postgres.slot.clone(),
             publication: self.postgres.publication.clone(),
             stream: self.stream.clone(),
             subject: self.relay.subject.clone(),
+            routes: self.routes.clone(),
             mode: self.relay.mode,
+            dedup: self.relay.dedup,
             window: self.relay.window,
             scan: self.relay.scan,
             mark: self.relay.mark,
@@ -173,6 +184,15 @@ impl Settings {
         };
         config.validate().map_err(|source| self.blame("", source))?;
         Ok(config)
+    }
+
+    /// The outbox, which may or may not exist; the inbox is in its schema.
+    pub(crate) fn table(&self) -> Result<outbox::Table, Error> {
+        let Self { postgres: PostgresSettings { table, columns, .. }, origins, .. } = self;
+        table.clone().with_columns(columns.clone()).map_err(|error| {
+            let origin = origins.iter().find(|(path, _)| path.starts_with("outbox.columns."));
+            Error::invalid(origin.map(|(_, origin)| origin.clone()), error.to_string())
+        })
     }
 
     /// Adds where the setting came from to an error that names one.

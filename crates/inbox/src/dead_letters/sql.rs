@@ -1,7 +1,7 @@
 //! The statements behind the decisions. Each does all of what it does, or nothing, and writes down
 //! who wanted it.
 
-use outbox::Table;
+use outbox::{Column, Table};
 
 /// Causes that no further attempt removes.
 pub(super) const HOPELESS: [&str; 2] = ["unreadable", "forgotten"];
@@ -24,6 +24,7 @@ pub enum Decision {
 pub(super) struct Texts {
     messages: String,
     letters: String,
+    /// Asks an outbox for the time of the event `$2`.
     outbox: String,
     requeue: String,
     reject: String,
@@ -52,12 +53,17 @@ impl Texts {
         let [messages, letters, decisions] =
             ["inbox_messages", "inbox_dead_letter", "inbox_decisions"]
                 .map(|it| outbox.companion(it));
-        let outbox = outbox.quoted();
+        let literal = outbox.quoted().replace('\'', "''");
+        let outbox = format!(
+            "SELECT {} FROM {} WHERE {} = $2",
+            outbox.column(Column::OccurredAt),
+            outbox.quoted(),
+            outbox.column(Column::Id)
+        );
         let open = format!(
             "FROM {letters} d LEFT JOIN {messages} m ON {SAME}
              WHERE {MEANT} AND coalesce(m.status, 'DEAD') IN ('DEAD', 'FAILED', 'PROCESSING')"
         );
-        let literal = outbox.replace('\'', "''");
         Self {
             list: format!("SELECT {SHOWN} {open} ORDER BY d.dead_at DESC, d.message_id LIMIT $3"),
             originals: format!(
@@ -86,11 +92,7 @@ impl Texts {
     /// When an event happened, by whoever knows it. `outbox` says whether there is one to ask.
     pub(super) fn time_of(&self, outbox: bool) -> String {
         let Self { messages, letters, .. } = self;
-        let outbox = if outbox {
-            format!("(SELECT occurred_at FROM {} WHERE id = $2),", self.outbox)
-        } else {
-            String::new()
-        };
+        let outbox = if outbox { format!("({}),", self.outbox) } else { String::new() };
         format!(
             "SELECT coalesce(
                  (SELECT event_time FROM {messages} WHERE consumer = $1 AND message_id = $2

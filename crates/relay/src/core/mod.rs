@@ -30,8 +30,8 @@ mod simulation;
 mod state;
 mod window;
 
-pub(crate) use messages::{Input, Mode, Refusal, Request, Send, Settled, Start, Tail, TailMessage};
+pub(crate) use messages::{
+    Input, Mode, Part, Refusal, Request, Send, Settled, Start, Tail, TailMessage,
+};
 pub(crate) use state::{LOGGED_WHILE_SCAN_UNMARKED_MAX, State};
-#[cfg(test)]
-use window::LastPosition;
-pub(crate) use window::{Limits, Origin, Outgoing};
+pub(crate) use window::{LastPosition, Limits, Origin, Outgoing, Unpublished};

@@ -222,11 +222,11 @@ async fn finish_epoch(
         .filter_map(|message| {
             Some(Settled {
                 id: message.id?,
-                seq: message.seq,
+                seq: Some(message.seq),
                 origin: Origin::Scan,
                 commit_lsn: Lsn::ZERO,
                 commit_time_micros: 0,
-                found: true,
+                acked: false,
             })
         })
         .collect();

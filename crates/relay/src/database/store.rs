@@ -1,16 +1,20 @@
 //! Every statement that the relay runs on the outbox and its companions.
 
-use outbox::{Event, Table};
+mod statements;
+
+use outbox::{Column, Event, Table};
 use pgoutput::Lsn;
 use tokio::sync::OnceCell;
 use tokio_postgres::types::PgLsn;
 use tokio_postgres::{Client, Row, Statement};
 use uuid::Uuid;
 
-use crate::connect::{ConnectionTask, PostgresTarget};
+use self::statements::Statements;
+use crate::config::Config;
+use crate::connect::ConnectionTask;
 use crate::core::Settled;
-use crate::database::publication;
 use crate::database::rows::scanned_columns;
+use crate::database::{publication, shape};
 use crate::error::Error;
 
 /// `reason` is for operators; more than this helps nobody.
@@ -28,14 +32,6 @@ pub(crate) struct Store {
     sql: Statements,
     /// Prepared once: it runs for every few thousand events.
     mark: OnceCell<Statement>,
-}
-
-struct Statements {
-    mark: String,
-    sweep: String,
-    sweep_dead: String,
-    park: String,
-    watermark: String,
 }
 
 /// The state row: what the slot brings, and how far the log has been worked through.
@@ -68,15 +64,11 @@ impl Watermark {
 
 impl Store {
     /// Connects, and is called `name` in `pg_stat_activity`.
-    pub(crate) async fn connect(
-        target: &PostgresTarget,
-        table: &Table,
-        name: &str,
-    ) -> Result<Self, Error> {
-        let (client, connection) = target.connect(name).await?;
-        let sql = Statements::new(table);
-        let mark = OnceCell::new();
-        Ok(Self { client, _connection: connection, table: table.clone(), sql, mark })
+    pub(crate) async fn connect(config: &Config, name: &str) -> Result<Self, Error> {
+        let (client, connection) = config.postgres.connect(name).await?;
+        let sql = Statements::new(config);
+        let (table, mark) = (config.table.clone(), OnceCell::new());
+        Ok(Self { client, _connection: connection, table, sql, mark })
     }
 
     pub(crate) fn client(&self) -> &Client {
@@ -92,12 +84,13 @@ impl Store {
         self.client.batch_execute(sql).await.map_err(Error::sql("configure the session"))
     }
 
-    /// Writes down that the stream has these events; already marked rows are left alone. Returns
-    /// how many rows were marked here. Rows not visible yet, or gone, are no error: the sweeper
-    /// finds the former.
+    /// Writes down that the stream has these events, or that a route dropped them; already marked
+    /// rows are left alone. Returns how many rows were marked here. Rows not visible yet, or gone,
+    /// are no error: the sweeper finds the former.
     pub(crate) async fn mark(&self, stream: &str, settled: &[Settled]) -> Result<u64, Error> {
         let ids: Vec<Uuid> = settled.iter().map(|it| it.id).collect();
-        let seqs: Vec<i64> = settled.iter().map(|it| it.seq.cast_signed()).collect();
+        let seqs: Vec<Option<i64>> =
+            settled.iter().map(|it| it.seq.map(u64::cast_signed)).collect();
         let lsns: Vec<Option<PgLsn>> = settled
             .iter()
             .map(|it| (it.commit_lsn > Lsn::ZERO).then(|| PgLsn::from(it.commit_lsn.0)))
@@ -109,7 +102,7 @@ impl Store {
             .map_err(Error::sql("mark published rows"))
     }
 
-    /// Marks what was published and lost its mark: rows of the log, visible in the watermark's
+    /// Marks what was resolved and lost its mark: rows of the log, visible in the watermark's
     /// snapshot, at most [`SWEPT_AT_ONCE`]. Parked events that were not visible when they were
     /// parked leave the outbox here.
     pub(crate) async fn sweep(
@@ -135,19 +128,19 @@ impl Store {
     pub(crate) async fn park(&self, event: &Event, reason: &str) -> Result<bool, Error> {
         let mut reason = reason.replace('\0', "\u{fffd}");
         reason.truncate(reason.floor_char_boundary(REASON_BYTES_MAX));
-        let payload = String::from_utf8_lossy(&event.payload);
+        let sql = statements::park(&self.table, self.dead_payload().await?);
         let headers = event.headers.as_ref().map(|headers| String::from_utf8_lossy(headers));
         let row = self
             .client()
             .query_one(
-                &self.sql.park,
+                &sql,
                 &[
                     &event.id,
                     &&*event.aggregate_type,
                     &&*event.aggregate_id,
                     &&*event.event_type,
                     &event.event_version,
-                    &payload,
+                    &&*event.payload,
                     &event.occurred_at,
                     &event.correlation_id,
                     &event.causation_id,
@@ -160,6 +153,37 @@ impl Store {
         Ok(row.get(0))
     }
 
+    /// The type in which a dead letter keeps its payload.
+    async fn dead_payload(&self) -> Result<u32, Error> {
+        let dead = self.table.companion("outbox_dead_letter");
+        let types = shape::types(self.client(), &dead).await?;
+        types.get("payload").map(|it| it.oid).ok_or_else(|| Error::NotSetUp { missing: dead })
+    }
+
+    /// Gives dead letters' payloads the type that the outbox has, if it is another one. Says
+    /// whether it was.
+    pub(crate) async fn fit_dead_letters(&self) -> Result<bool, Error> {
+        let Some(type_oid) = self.unfit_dead_letters().await? else { return Ok(false) };
+        let dead = self.table.companion("outbox_dead_letter");
+        let (from, name) = (self.dead_payload().await?, statements::type_name(type_oid));
+        let using = match (from, type_oid) {
+            (shape::BYTEA, _) => format!("convert_from(payload, 'UTF8')::{name}"),
+            (_, shape::BYTEA) => "convert_to(payload::text, 'UTF8')".into(),
+            _ => format!("payload::text::{name}"),
+        };
+        let sql = format!("ALTER TABLE {dead} ALTER COLUMN payload TYPE {name} USING {using}");
+        self.client().batch_execute(&sql).await.map_err(Error::sql("change the dead letters"))?;
+        Ok(true)
+    }
+
+    /// The outbox's type of payload, if dead letters could not keep it.
+    async fn unfit_dead_letters(&self) -> Result<Option<u32>, Error> {
+        let types = shape::types(self.client(), &self.table.quoted()).await?;
+        let payload = types.get(self.table.columns().name(Column::Payload));
+        let Some(payload) = payload.map(|it| statements::kept_as(it.oid)) else { return Ok(None) };
+        Ok((statements::kept_as(self.dead_payload().await?) != payload).then_some(payload))
+    }
+
     /// Opens a cursor on the unmarked rows that the log does not bring, in order of insertion. One
     /// pass over them, however many they are; the transaction ends with
     /// [`close_scan`](Self::close_scan), and until then the table keeps its columns.
@@ -168,23 +192,14 @@ impl Store {
         let outbox = self.table.quoted();
         let begin = format!("BEGIN READ ONLY; LOCK TABLE {outbox} IN ACCESS SHARE MODE");
         self.client().batch_execute(&begin).await.map_err(Error::sql(doing))?;
-        let present = self
-            .client()
-            .query(
-                "SELECT attname::text FROM pg_attribute
-                 WHERE attrelid = $1::text::regclass AND attnum > 0 AND NOT attisdropped",
-                &[&outbox],
-            )
-            .await
-            .map_err(Error::sql(doing))?;
-        let present: Vec<String> = present.iter().map(|row| row.get(0)).collect();
+        let types = shape::types(self.client(), &outbox).await?;
         // A cursor takes no parameters; the snapshot came from the server's own output function.
         let sql = format!(
             "DECLARE tailpost_scan NO SCROLL CURSOR FOR
              SELECT {columns} FROM {outbox}
              WHERE published_at IS NULL AND pg_visible_in_snapshot(txid, '{snapshot}'::pg_snapshot)
              ORDER BY seq",
-            columns = scanned_columns(&present)?,
+            columns = scanned_columns(&self.table, &types)?,
             snapshot = start_snapshot.replace('\'', "''"),
         );
         self.client().batch_execute(&sql).await.map_err(Error::sql(doing))
@@ -253,6 +268,11 @@ impl Store {
             .map_err(Error::sql("look for the outbox"))?;
         if !row.get::<_, bool>(0) {
             return Err(Error::NotSetUp { missing: format!("table {state}") });
+        }
+        if let Some(type_oid) = self.unfit_dead_letters().await? {
+            let dead = self.table.companion("outbox_dead_letter");
+            let name = statements::type_name(type_oid);
+            return Err(Error::NotSetUp { missing: format!("column payload {name} in {dead}") });
         }
         match self.check_publication(publication, slot).await {
             // The slot is about to be looked at.
@@ -430,51 +450,5 @@ impl Store {
 
     async fn prepare(&self, sql: &str) -> Result<Statement, Error> {
         self.client().prepare(sql).await.map_err(Error::sql("prepare a statement"))
-    }
-}
-
-impl Statements {
-    fn new(table: &Table) -> Self {
-        let (outbox, dead) = (table.quoted(), table.companion("outbox_dead_letter"));
-        let state = table.companion("tailpost_state");
-        let swept = "o.published_at IS NULL
-               AND NOT pg_visible_in_snapshot(o.txid, $1::text::pg_snapshot)
-               AND pg_visible_in_snapshot(o.txid, $2::text::pg_snapshot)";
-        Self {
-            mark: format!(
-                "UPDATE {outbox} o
-                 SET published_at = clock_timestamp(), stream = $4::text, stream_seq = u.seq,
-                     commit_lsn = u.lsn, publish_error = NULL
-                 FROM unnest($1::uuid[], $2::bigint[], $3::pg_lsn[]) AS u (id, seq, lsn)
-                 WHERE o.id = u.id AND o.published_at IS NULL"
-            ),
-            sweep: format!(
-                "UPDATE {outbox} SET published_at = clock_timestamp(), stream = $3::text
-                 WHERE id IN (SELECT o.id FROM {outbox} o WHERE {swept} LIMIT {SWEPT_AT_ONCE})
-                   AND published_at IS NULL"
-            ),
-            sweep_dead: format!(
-                "DELETE FROM {outbox} o USING {dead} d WHERE d.id = o.id AND {swept}"
-            ),
-            park: format!(
-                "WITH gone AS (
-                     DELETE FROM {outbox} WHERE id = $1 AND published_at IS NULL RETURNING id
-                 ), parked AS (
-                     INSERT INTO {dead} (id, aggregate_type, aggregate_id, event_type,
-                         event_version, payload, occurred_at, correlation_id, causation_id,
-                         headers, reason)
-                     VALUES ($1, $2, $3, $4, $5, $6::text::jsonb, $7, $8, $9, $10::text::jsonb,
-                         $11)
-                     ON CONFLICT (id) DO NOTHING
-                 )
-                 SELECT EXISTS (SELECT FROM gone)"
-            ),
-            watermark: format!(
-                "UPDATE {state} SET watermark_snapshot = $2::text::pg_snapshot,
-                     watermark_lsn = $3, watermark_at = now(), updated_at = now()
-                 WHERE slot = $1
-                 RETURNING pg_current_xact_id()::text"
-            ),
-        }
     }
 }

@@ -134,10 +134,13 @@ impl Session {
             if !self.state.has_send() || !self.publisher.is_ready() {
                 break;
             }
-            let Some(send) = self.state.next_send() else { break };
-            let index = send.index;
-            if let Some(reason) = self.publisher.send(&send)? {
-                self.apply(Input::Unsendable { index, reason });
+            if let Some(send) = self.state.next_send() {
+                let index = send.index;
+                if let Some(reason) = self.publisher.send(&send)? {
+                    self.apply(Input::Unsendable { index, reason });
+                }
+            } else if let Some(end) = self.state.next_end() {
+                self.publisher.end(end)?;
             }
         }
         Ok(())
@@ -258,7 +261,15 @@ impl Session {
         if !self.source.stop(confirmed).await && confirmed > Lsn::ZERO {
             self.store.advance_slot(&self.config.slot, confirmed).await?;
         }
-        info!(%confirmed, unresolved = self.state.unresolved(), "stopped");
+        let counts = self.state.counts();
+        info!(
+            %confirmed,
+            unresolved = self.state.unresolved(),
+            published = counts.acked,
+            batches = counts.batches,
+            resyncs = counts.resyncs,
+            "stopped"
+        );
         Ok(())
     }
 }

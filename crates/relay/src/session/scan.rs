@@ -91,8 +91,7 @@ impl Session {
         let start_snapshot = self.start_snapshot.clone();
         let read = self.fetch_with_tail();
         self.jobs.push(long_job(async move {
-            let scanner =
-                Store::connect(&config.postgres, &config.table, "tailpost scanner").await?;
+            let scanner = Store::connect(&config, "tailpost scanner").await?;
             scanner.check_publication(&config.publication, &config.slot).await?;
             scanner.open_scan(&start_snapshot).await?;
             read(Arc::new(scanner)).await

@@ -3,6 +3,7 @@
 //! Nothing here is on the way of an event. A mark may be late or lost; the watermark says which
 //! rows are published whether or not they are marked, and the sweeper marks what it covers.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -22,6 +23,10 @@ const MARKS_WAITING_MAX: usize = 200_000;
 /// Rows marked by one statement, at most.
 const MARKS_AT_ONCE: usize = 5_000;
 
+/// Statements handed over at a time: PostgreSQL begins the second when it ends the first, instead of
+/// waiting until the relay has heard of that.
+const STATEMENTS_AHEAD: usize = 2;
+
 /// How often the watermark moves while events are published.
 const WATERMARK_EVERY: Duration = Duration::from_secs(1);
 
@@ -37,9 +42,10 @@ pub(super) struct Settling {
     store: Arc<Store>,
     start_snapshot: String,
     /// Events the stream has, whose rows are not marked.
-    waiting: Vec<Settled>,
+    waiting: VecDeque<Settled>,
     waiting_since: Instant,
-    marking: bool,
+    /// Statements that have not ended.
+    marking: usize,
     /// Marks ever queued, and ever executed: the difference is what a watermark waits for.
     queued: u64,
     executed: u64,
@@ -80,9 +86,9 @@ impl Settling {
             config,
             store,
             start_snapshot,
-            waiting: Vec::new(),
+            waiting: VecDeque::new(),
             waiting_since: Instant::now(),
-            marking: false,
+            marking: 0,
             queued: 0,
             executed: 0,
             counts: MarkCounts::default(),
@@ -98,7 +104,7 @@ impl Settling {
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        self.waiting.is_empty() && !self.marking
+        self.waiting.is_empty() && self.marking == 0
     }
 
     pub(super) fn is_disconnected(&self) -> bool {
@@ -107,7 +113,7 @@ impl Settling {
 
     /// A statement ended; if it failed, the rows are left to the sweeper.
     pub(super) fn marked(&mut self, batch: usize, marked: Option<u64>) {
-        self.marking = false;
+        self.marking -= 1;
         self.executed += batch as u64;
         self.counts.marked += marked.unwrap_or(0);
         if marked.is_none_or(|marked| marked < batch as u64) {
@@ -149,7 +155,7 @@ impl Settling {
     /// unmarked.
     pub(super) fn observe_if_due(&mut self, jobs: &mut FuturesUnordered<Job>, state: &State) {
         let counts = state.counts();
-        let resolved = counts.acked + counts.found + counts.parked;
+        let resolved = counts.acked + counts.found + counts.parked + counts.dropped;
         let due = self.observed_at.is_none_or(|at| at.elapsed() >= WATERMARK_EVERY);
         let news = self.observed_resolved != Some(resolved) || self.missed != Missed::Nothing;
         if matches!(self.watermark, Step::Resting) && due && news {
@@ -176,23 +182,24 @@ impl Settling {
         if self.waiting.is_empty() {
             self.waiting_since = Instant::now();
         }
-        self.waiting.push(settled);
+        self.waiting.push_back(settled);
         self.queued += 1;
     }
 
-    /// Starts the next statement, if one is due and none is running.
+    /// Hands the next statement over, if one is due.
     fn flush(&mut self, jobs: &mut FuturesUnordered<Job>, hurry: bool) {
         let config = &self.config.mark;
         let due = self.waiting.len() >= config.batch
             || self.waiting_since.elapsed() >= config.interval
             || hurry;
-        if self.marking || self.waiting.is_empty() || !due {
+        // A statement costs the less per row the more rows it has: only a full one goes ahead.
+        let is_ahead = self.marking > 0 && self.waiting.len() < MARKS_AT_ONCE;
+        if self.marking >= STATEMENTS_AHEAD || is_ahead || self.waiting.is_empty() || !due {
             return;
         }
-        let rest = self.waiting.split_off(self.waiting.len().min(MARKS_AT_ONCE));
-        let batch = std::mem::replace(&mut self.waiting, rest);
+        let batch = self.waiting.drain(..self.waiting.len().min(MARKS_AT_ONCE)).collect();
         self.waiting_since = Instant::now();
-        self.marking = true;
+        self.marking += 1;
         let stream = self.config.stream.name.clone();
         jobs.push(jobs::mark(Arc::clone(&self.store), stream, batch));
     }

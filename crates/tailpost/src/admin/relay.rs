@@ -171,6 +171,7 @@ impl Sink<'_, '_> {
         self.published(status)?;
         for (name, help, value) in [
             ("outbox_settled", "Events found in the stream already.", status.settled_total),
+            ("outbox_dropped", "Events that a route dropped.", status.dropped_total),
             ("outbox_mark", "Rows marked as published.", status.marked_total),
             ("outbox_swept", "Rows whose lost mark was restored.", status.swept_total),
             (
@@ -178,6 +179,7 @@ impl Sink<'_, '_> {
                 "Events that the log could not bring and the scanner published.",
                 status.scanned_total,
             ),
+            ("outbox_batches", "Batches of messages sent to the broker.", status.batches_total),
             (
                 "outbox_resyncs",
                 "Times the stream was asked for what it holds.",

@@ -113,7 +113,7 @@ pub(crate) struct InboxDlqTarget {
     #[arg(required_unless_present = "all", conflicts_with = "all")]
     pub(crate) event_ids: Vec<Uuid>,
     /// All dead letters (of the consumer, if one is named)
-    #[arg(long)]
+    #[arg(long, visible_alias = "all-matching")]
     pub(crate) all: bool,
     /// Only those of this consumer
     #[arg(long, value_name = "NAME")]
@@ -135,7 +135,7 @@ pub(crate) struct InboxDlqRequeueArgs {
     #[command(flatten)]
     pub(crate) target: InboxDlqTarget,
     /// Why; kept with who and when
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, visible_alias = "why", value_name = "TEXT")]
     pub(crate) reason: Option<String>,
 }
 
@@ -145,7 +145,7 @@ pub(crate) struct InboxDlqSettleArgs {
     #[command(flatten)]
     pub(crate) target: InboxDlqTarget,
     /// Why; kept with who and when
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, visible_alias = "why", value_name = "TEXT")]
     pub(crate) reason: String,
 }
 
@@ -170,7 +170,7 @@ pub(crate) struct MarkProcessedArgs {
     #[arg(long, value_name = "UUID")]
     pub(crate) event_id: Uuid,
     /// Why; kept with who and when
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, visible_alias = "why", value_name = "TEXT")]
     pub(crate) reason: String,
     /// When the event happened, as its Occurred-At header says; only needed if neither the inbox
     /// nor an outbox beside it has the event

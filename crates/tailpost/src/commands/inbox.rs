@@ -22,7 +22,7 @@ pub(super) async fn run(command: &InboxCommand, settings: &Settings) -> anyhow::
 async fn dead_letters(settings: &Settings) -> anyhow::Result<DeadLetters> {
     let (client, task) = settings.postgres_target()?.connect("tailpost inbox dlq").await?;
     let connection = Connection::with_guard(client, task);
-    Ok(DeadLetters::new(connection, &settings.postgres.table))
+    Ok(DeadLetters::new(connection, &settings.table()?))
 }
 
 /// An inbox as the settings want it, without its connections.

@@ -109,6 +109,9 @@ impl Lines {
         let oldest = oldest.map(|it| format!(", oldest {}", output::duration(it)));
         let oldest = oldest.unwrap_or_default();
         self.add("  unpublished", format_args!("{least}{}{oldest}", outbox.unpublished));
+        if let Some(dropped) = outbox.dropped {
+            self.add("  dropped", format_args!("{dropped} by a route"));
+        }
         let reason = outbox.latest_dead_letter_reason.as_deref();
         let reason = reason.map(|it| format!(", the latest: {it}")).unwrap_or_default();
         self.add("  dead letters", format_args!("{}{reason}", outbox.dead_letters));
@@ -159,6 +162,7 @@ mod tests {
                 table: "public.outbox_events".into(),
                 unpublished: 3,
                 unpublished_is_capped: false,
+                dropped: Some(2),
                 oldest_unpublished_seconds: Some(61.5),
                 dead_letters: 1,
                 latest_dead_letter_reason: Some("payload too large".into()),
@@ -185,6 +189,7 @@ slot           tailpost, active, WAL reserved
   retains      64.0 KiB, without limit
 outbox         public.outbox_events
   unpublished  3, oldest 1m 1s
+  dropped      2 by a route
   dead letters 1, the latest: payload too large
 stream         OUTBOX, 1 replica
   messages     12, 1.5 MiB

@@ -35,7 +35,7 @@ pub(super) async fn run(settings: &Settings) -> anyhow::Result<()> {
     let Some(client) = connect(&nats, &stop).await? else { return Ok(()) };
     let sampler = Sampler {
         postgres: postgres.clone(),
-        table: settings.postgres.table.clone(),
+        table: settings.table()?,
         nats: client.clone(),
         consumers: handlers.iter().map(|(_, it)| (it.name.clone(), it.stream.clone())).collect(),
     };

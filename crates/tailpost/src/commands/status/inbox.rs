@@ -46,7 +46,7 @@ pub(super) async fn inspect(settings: &Settings) -> anyhow::Result<Vec<ConsumerR
     let configured = settings.consumers()?;
     let (client, task) = settings.postgres_target()?.connect("tailpost status").await?;
     let connection = Connection::with_guard(client, task);
-    let backlogs = match DeadLetters::new(connection, &settings.postgres.table).backlogs().await {
+    let backlogs = match DeadLetters::new(connection, &settings.table()?).backlogs().await {
         Ok(backlogs) => backlogs,
         // Who configures no consumer needs neither tables for them nor rights on them.
         Err(error) if configured.is_empty() => {
