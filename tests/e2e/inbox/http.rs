@@ -2,23 +2,28 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 
 use async_nats::jetstream::AckKind;
 use async_nats::jetstream::consumer::PullConsumer;
 use futures_util::StreamExt;
+use rustls::ServerConfig;
+use rustls::pki_types::PrivateKeyDer;
 use serde_json::Value;
 use support::{DEADLINE, Relay, Rig, until};
 use testbed::Port;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
 use uuid::Uuid;
 
 use super::service::{Service, emit};
 
 /// Servers with an outbox and an inbox.
 pub(super) async fn set_up() -> Rig {
-    let rig = Rig::new().await;
+    let mut rig = Rig::new().await;
+    rig.set("TAILPOST_INBOX__BACKOFF_FIRST", "200ms");
     rig.setup().await;
     rig.ends_with(0, &["inbox", "setup"]).await;
     rig
@@ -298,4 +303,52 @@ async fn what_the_broker_gave_up_on_is_handled_all_the_same() {
     inbox.resume();
     until(DEADLINE, "it is handled", async || service.calls_of(id) == 1).await;
     wait_processed(&rig, 2).await;
+}
+
+/// R-INB-05: a service behind TLS whose authority is named in the configuration.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_service_behind_tls_is_called_if_its_authority_is_trusted() {
+    let mut rig = set_up().await;
+    let _relay = rig.relay();
+    let folder = tempfile::tempdir().expect("create a folder");
+    let authority = folder.path().join("ca.pem");
+    let url = serve_tls(&authority).await;
+    let args = ["inbox", "run", "--consumer", "billing", "--handler", &url];
+    emit(&rig, "o-1", "{}").await;
+    let inbox = rig.spawn(&args); // trusts the system's authorities
+    let error = "SELECT coalesce(max(last_error), '') FROM inbox_messages";
+    until(DEADLINE, "the certificate is refused", async || {
+        rig.query::<String>(error).await.contains("certificate")
+    })
+    .await;
+    inbox.kill9().await;
+    rig.set("TAILPOST_INBOX__CA", authority.to_str().expect("UTF-8"));
+    let _inbox = rig.spawn(&args);
+    wait_processed(&rig, 1).await;
+}
+
+/// Says 204 to everything, with a certificate that only `authority` vouches for.
+async fn serve_tls(authority: &Path) -> String {
+    let own = rcgen::generate_simple_self_signed(["localhost".into()]).expect("a certificate");
+    std::fs::write(authority, own.cert.pem()).expect("write the certificate");
+    let key = PrivateKeyDer::try_from(own.signing_key.serialize_der()).expect("a key");
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("ring supports them")
+        .with_no_client_auth()
+        .with_single_cert(vec![own.cert.der().clone()], key)
+        .expect("they belong together");
+    let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let port = listener.local_addr().expect("an address").port();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let Ok(mut stream) = acceptor.accept(stream).await else { continue };
+            let _ = stream.read(&mut [0; 8192]).await;
+            let _ = stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n").await;
+            let _ = stream.shutdown().await;
+        }
+    });
+    format!("https://localhost:{port}/events")
 }

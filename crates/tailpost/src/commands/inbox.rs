@@ -33,4 +33,5 @@ fn builder(consumer: Consumer) -> Builder {
         .lanes(consumer.concurrency)
         .lease(consumer.lease)
         .max_attempts(consumer.max_attempts)
+        .backoff(consumer.backoff)
 }

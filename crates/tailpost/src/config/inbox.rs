@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use ::inbox::Layout;
 use ::inbox::http::Secret;
+use ::inbox::{Backoff, Layout};
 use toml::de::{DeTable, DeValue};
 
 use self::keys::Layer;
@@ -35,6 +35,9 @@ impl Default for InboxSettings {
             concurrency: Some(16),
             lease: Some(Duration::from_secs(30)),
             max_attempts: Some(5),
+            // A service that is restarted should not cost an event all of its attempts.
+            backoff_first: Some(Duration::from_secs(5)),
+            backoff_max: Some(Duration::from_mins(5)),
             timeout: Some(Duration::from_secs(20)),
             layout: Some(Layout::default()),
             retention: Some(None),
@@ -56,6 +59,7 @@ pub(crate) struct Consumer {
     pub(crate) concurrency: usize,
     pub(crate) lease: Duration,
     pub(crate) max_attempts: u32,
+    pub(crate) backoff: Backoff,
     /// How long the handler may take to answer. Less than the lease.
     pub(crate) timeout: Duration,
     /// How long dead letters wait for a decision; for ever if there is no limit.
@@ -97,6 +101,10 @@ impl Settings {
             concurrency: own.concurrency.or(all.concurrency).expect(default),
             lease: own.lease.or(all.lease).expect(default),
             max_attempts: own.max_attempts.or(all.max_attempts).expect(default),
+            backoff: Backoff {
+                first: own.backoff_first.or(all.backoff_first).expect(default),
+                max: own.backoff_max.or(all.backoff_max).expect(default),
+            },
             timeout: own.timeout.or(all.timeout).expect(default),
             dead_letter_retention: own
                 .dead_letter_retention
