@@ -1,5 +1,6 @@
 //! From the stream to the effect.
 
 mod dead_letters;
+mod example;
 mod http;
 mod service;
