@@ -36,6 +36,8 @@ pub struct Config {
     pub scan: ScanConfig,
     /// How published rows are marked.
     pub mark: MarkConfig,
+    /// What the slot may make the server keep.
+    pub wal: WalConfig,
     /// How long a message may stay unacknowledged before the stream's tail is read.
     pub ack_timeout: Duration,
 }
@@ -141,6 +143,25 @@ impl Default for MarkConfig {
     }
 }
 
+/// The log that the server keeps for the slot while the broker takes nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct WalConfig {
+    /// How many bytes it may be; `None` leaves it to the server's `max_slot_wal_keep_size`.
+    pub limit: Option<u64>,
+    /// What is done when it is more.
+    pub on_limit: OnWalLimit,
+}
+
+/// What is done when the slot keeps more log than it may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OnWalLimit {
+    /// Say so, and keep it.
+    #[default]
+    Hold,
+    /// Drop the slot; create it anew when the broker is back, and take the gap from the table.
+    DropSlotAndScan,
+}
+
 impl Config {
     /// The default time that a message may stay unacknowledged.
     pub const ACK_TIMEOUT: Duration = Duration::from_secs(5);
@@ -177,6 +198,12 @@ impl Config {
             if duration < Duration::from_millis(min) {
                 return Err(Error::invalid(setting, format!("must be at least {min}ms")));
             }
+        }
+        if self.wal.on_limit != OnWalLimit::Hold && self.wal.limit.is_none() {
+            return Err(Error::invalid("relay.on_wal_limit", "needs relay.wal_limit"));
+        }
+        if self.wal.limit.is_some_and(|limit| limit < 1 << 20) {
+            return Err(Error::invalid("relay.wal_limit", "must be at least 1MiB"));
         }
         if self.dedup == Dedup::Position && self.mode == Mode::Keyed {
             let reason = "\"position\" needs relay.mode = \"fenced\": keyed mode has only the ids";
@@ -229,6 +256,7 @@ mod tests {
             window: WindowLimits::default(),
             scan: ScanConfig::default(),
             mark: MarkConfig::default(),
+            wal: WalConfig::default(),
             ack_timeout: Config::ACK_TIMEOUT,
         }
     }
@@ -259,5 +287,7 @@ mod tests {
         check("relay.scan_interval", |it| it.scan.interval = Duration::ZERO);
         check("relay.mark_batch", |it| it.mark.batch = 0);
         check("relay.ack_timeout", |it| it.ack_timeout = Duration::ZERO);
+        check("relay.wal_limit", |it| it.wal.limit = Some(1));
+        check("relay.on_wal_limit", |it| it.wal.on_limit = OnWalLimit::DropSlotAndScan);
     }
 }

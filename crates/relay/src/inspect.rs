@@ -54,13 +54,27 @@ fn warn(config: &Config, report: &mut StatusReport) {
             "replication slot \"{}\" does not exist: run `tailpost setup`",
             config.slot
         )),
-        Some(slot) if slot.wal_status.as_deref() == Some("lost") => warnings.push(
-            "the slot's log is lost: a relay creates the slot anew and scans for the gap".into(),
+        Some(slot) if slot.wal_status.as_deref() == Some("lost") => {
+            let reason = slot.invalidation_reason.as_deref();
+            let reason = reason.map(|it| format!(" ({it})")).unwrap_or_default();
+            warnings.push(format!(
+                "the slot's log is lost{reason}: a relay creates the slot anew and scans for the gap"
+            ));
+        }
+        Some(slot) if slot.wal_status.as_deref() == Some("unreserved") => warnings.push(
+            "the slot keeps more of the log than max_slot_wal_keep_size: it is lost at the next \
+             checkpoint"
+                .into(),
         ),
         Some(slot) if !slot.active => {
             warnings.push("no relay reads the slot: run `tailpost relay`".into());
         }
         Some(_) => {}
+    }
+    if let (Some(slot), Some(limit)) = (&report.slot, config.wal.limit)
+        && slot.retained_bytes >= limit
+    {
+        warnings.push("the slot keeps more of the log than relay.wal_limit".into());
     }
     if report.outbox.dead_letters > 0 {
         let table = config.table.companion("outbox_dead_letter");
@@ -71,15 +85,19 @@ fn warn(config: &Config, report: &mut StatusReport) {
 }
 
 async fn slot(config: &Config, client: &Client) -> Result<Option<SlotReport>, Error> {
-    let row = client
-        .query_opt(
-            "SELECT active, wal_status, confirmed_flush_lsn, pg_current_wal_lsn(), restart_lsn,
-                    safe_wal_size
-             FROM pg_replication_slots WHERE slot_name = $1",
-            &[&config.slot],
-        )
-        .await
-        .map_err(Error::sql("look at the slot"))?;
+    let time = "to_char(%I AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"')";
+    let sql = format!(
+        "SELECT active, wal_status, confirmed_flush_lsn, pg_current_wal_lsn(), restart_lsn,
+                safe_wal_size, to_jsonb(s)->>'invalidation_reason', epoch_reason, {created_at},
+                gap_rows, {filled_at}
+         FROM pg_replication_slots s LEFT JOIN {state} state ON slot = slot_name
+         WHERE slot_name = $1",
+        created_at = time.replace("%I", "epoch_at"),
+        filled_at = time.replace("%I", "gap_filled_at"),
+        state = config.table.companion("tailpost_state"),
+    );
+    let row =
+        client.query_opt(&sql, &[&config.slot]).await.map_err(Error::sql("look at the slot"))?;
     let lsn = |value: Option<PgLsn>| value.map(u64::from);
     Ok(row.map(|row| {
         let current: u64 = row.get::<_, PgLsn>(3).into();
@@ -94,6 +112,11 @@ async fn slot(config: &Config, client: &Client) -> Result<Option<SlotReport>, Er
             lag_bytes: behind(confirmed),
             retained_bytes: behind(lsn(row.get(4))),
             safe_wal_bytes: row.get(5),
+            invalidation_reason: row.get(6),
+            created_because: row.get(7),
+            created_at: row.get(8),
+            gap_rows: row.get::<_, Option<i64>>(9).map(i64::unsigned_abs),
+            gap_filled_at: row.get(10),
         }
     }))
 }

@@ -3,12 +3,13 @@
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
+use pgoutput::Lsn;
 use tokio::sync::watch;
 
 use crate::connect::NatsLink;
 use crate::core::{Origin, Settled, State};
 use crate::session::MarkCounts;
-use crate::status::{Role, Status};
+use crate::status::{Role, SlotStatus, Status};
 
 /// How often a status goes out.
 const REPORT_EVERY: Duration = Duration::from_millis(100);
@@ -57,6 +58,11 @@ impl Reporter {
         self.role(Role::Starting);
     }
 
+    /// The slot was looked at.
+    pub(crate) fn slot(&mut self, slot: SlotStatus) {
+        self.status.slot = Some(slot);
+    }
+
     /// Something went wrong that the session survives.
     pub(crate) fn trouble(&mut self, why: String) {
         self.status.last_error = Some(why);
@@ -74,7 +80,14 @@ impl Reporter {
     }
 
     /// Takes a session's state over, if it is time. With `last` it always is.
-    pub(crate) fn report(&mut self, state: &State, marks: &MarkCounts, scanned: u64, last: bool) {
+    pub(crate) fn report(
+        &mut self,
+        state: &State,
+        confirmed: Lsn,
+        marks: &MarkCounts,
+        scanned: u64,
+        last: bool,
+    ) {
         if !last && self.sent.is_some_and(|sent| sent.elapsed() < REPORT_EVERY) {
             return;
         }
@@ -85,7 +98,7 @@ impl Reporter {
         };
         let before = resolved(status);
         status.resolved_lsn = state.confirmed();
-        status.confirmed_lsn = state.confirmed();
+        status.confirmed_lsn = confirmed;
         status.received_lsn = state.received().max(state.confirmed());
         status.in_flight_events = state.unresolved();
         status.in_flight_bytes = state.window_bytes();
@@ -98,6 +111,7 @@ impl Reporter {
         status.foreign_total = base.foreign_total + counts.foreign;
         status.marked_total = base.marked_total + marks.marked;
         status.swept_total = base.swept_total + marks.swept;
+        status.unlogged_total = base.unlogged_total + marks.unlogged;
         status.scanned_total = base.scanned_total + scanned;
         if resolved(status) > before || status.in_flight_events == 0 {
             status.last_progress = Some(Instant::now());

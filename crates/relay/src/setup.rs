@@ -91,7 +91,11 @@ pub async fn setup(config: &Config) -> Result<SetupReport, Error> {
     Ok(SetupReport { steps, warnings })
 }
 
-async fn ensure_slot(config: &Config, store: &Store, context: &Context) -> Result<bool, Error> {
+pub(crate) async fn ensure_slot(
+    config: &Config,
+    store: &Store,
+    context: &Context,
+) -> Result<bool, Error> {
     let tail = TailReader::new(context, &config.stream.name).await?;
     match Slot::prepare(config, store, Some(&tail)).await {
         Ok(slot) => Ok(slot.created),

@@ -4,6 +4,7 @@ mod demo;
 mod inbox;
 mod relay;
 mod setup;
+mod slot;
 mod status;
 
 use crate::cli::Command;
@@ -16,6 +17,7 @@ pub(crate) async fn run(command: Command, settings: Settings) -> anyhow::Result<
         Command::Relay(args) => relay::run(&args, &settings).await,
         Command::Status(args) => status::run(&args, &settings).await,
         Command::Inbox(args) => inbox::run(&args.command, &settings).await,
+        Command::Slot(command) => slot::run(&command, &settings).await,
         Command::Demo(args) => demo::run(&args).await,
     }
 }

@@ -17,7 +17,7 @@ use std::time::Duration;
 use relay::connect::{NatsAccess, PostgresTls};
 use relay::{
     Config, Dedup, MarkConfig, Mode, NatsTarget, PostgresTarget, ScanConfig, StreamConfig,
-    WindowLimits,
+    WalConfig, WindowLimits,
 };
 
 pub(crate) use error::{Error, Origin};
@@ -70,6 +70,7 @@ pub(crate) struct RelaySettings {
     pub(crate) ack_timeout: Duration,
     pub(crate) scan: ScanConfig,
     pub(crate) mark: MarkConfig,
+    pub(crate) wal: WalConfig,
 }
 
 #[derive(Clone, PartialEq)]
@@ -121,6 +122,7 @@ impl Default for Settings {
                 ack_timeout: Config::ACK_TIMEOUT,
                 scan: ScanConfig::default(),
                 mark: MarkConfig::default(),
+                wal: WalConfig::default(),
             },
             inbox: inbox::InboxSettings::default(),
             routes: Vec::new(),
@@ -180,6 +182,7 @@ impl Settings {
             window: self.relay.window,
             scan: self.relay.scan,
             mark: self.relay.mark,
+            wal: self.relay.wal,
             ack_timeout: self.relay.ack_timeout,
         };
         config.validate().map_err(|source| self.blame("", source))?;

@@ -173,3 +173,10 @@ pub(crate) struct Counts {
     /// Batches begun.
     pub(crate) batches: u64,
 }
+
+impl Counts {
+    /// Events that need no further work.
+    pub(crate) fn resolved(&self) -> u64 {
+        self.acked + self.found + self.parked + self.dropped
+    }
+}

@@ -1,11 +1,13 @@
 //! Every statement that the relay runs on the outbox and its companions.
 
+mod state;
 mod statements;
+mod sweep;
 
 use outbox::{Column, Event, Table};
 use pgoutput::Lsn;
 use tokio::sync::OnceCell;
-use tokio_postgres::types::PgLsn;
+use tokio_postgres::types::{PgLsn, ToSql};
 use tokio_postgres::{Client, Row, Statement};
 use uuid::Uuid;
 
@@ -17,11 +19,11 @@ use crate::database::rows::scanned_columns;
 use crate::database::{publication, shape};
 use crate::error::Error;
 
+pub(crate) use self::state::{StateRow, Watermark};
+pub(crate) use self::sweep::SWEPT_AT_ONCE;
+
 /// `reason` is for operators; more than this helps nobody.
 const REASON_BYTES_MAX: usize = 8 * 1024;
-
-/// Rows swept by one statement.
-pub(crate) const SWEPT_AT_ONCE: u64 = 5_000;
 
 /// A connection for statements, and their texts.
 pub(crate) struct Store {
@@ -32,34 +34,6 @@ pub(crate) struct Store {
     sql: Statements,
     /// Prepared once: it runs for every few thousand events.
     mark: OnceCell<Statement>,
-}
-
-/// The state row: what the slot brings, and how far the log has been worked through.
-#[derive(Debug, Clone)]
-pub(crate) struct StateRow {
-    pub(crate) system_identifier: String,
-    /// `None` while the slot is being created: it says nothing yet.
-    pub(crate) start_snapshot: Option<String>,
-    pub(crate) epoch: i64,
-    /// The log brings everything that `start_snapshot` says.
-    pub(crate) is_trusted: bool,
-    pub(crate) watermark: Option<Watermark>,
-}
-
-/// Everything that the log owns, and that is visible in `snapshot`, was resolved when everything
-/// before `lsn` was.
-#[derive(Debug, Clone)]
-pub(crate) struct Watermark {
-    pub(crate) snapshot: String,
-    pub(crate) lsn: Lsn,
-}
-
-impl Watermark {
-    /// Every transaction numbered before this had ended when the snapshot was taken.
-    pub(crate) fn oldest_running(&self) -> Result<u64, Error> {
-        let xmin = self.snapshot.split(':').next().and_then(|xmin| xmin.parse().ok());
-        xmin.ok_or(Error::Stalled("the server's answer is no snapshot"))
-    }
 }
 
 impl Store {
@@ -88,6 +62,9 @@ impl Store {
     /// rows are left alone. Returns how many rows were marked here. Rows not visible yet, or gone,
     /// are no error: the sweeper finds the former.
     pub(crate) async fn mark(&self, stream: &str, settled: &[Settled]) -> Result<u64, Error> {
+        if settled.is_empty() {
+            return Ok(0);
+        }
         let ids: Vec<Uuid> = settled.iter().map(|it| it.id).collect();
         let seqs: Vec<Option<i64>> =
             settled.iter().map(|it| it.seq.map(u64::cast_signed)).collect();
@@ -100,26 +77,6 @@ impl Store {
             .execute(statement, &[&ids, &seqs, &lsns, &stream])
             .await
             .map_err(Error::sql("mark published rows"))
-    }
-
-    /// Marks what was resolved and lost its mark: rows of the log, visible in the watermark's
-    /// snapshot, at most [`SWEPT_AT_ONCE`]. Parked events that were not visible when they were
-    /// parked leave the outbox here.
-    pub(crate) async fn sweep(
-        &self,
-        stream: &str,
-        start_snapshot: &str,
-        snapshot: &str,
-    ) -> Result<u64, Error> {
-        let doing = "sweep unmarked rows";
-        self.client()
-            .execute(&self.sql.sweep_dead, &[&start_snapshot, &snapshot])
-            .await
-            .map_err(Error::sql(doing))?;
-        self.client()
-            .execute(&self.sql.sweep, &[&start_snapshot, &snapshot, &stream])
-            .await
-            .map_err(Error::sql(doing))
     }
 
     /// Moves an event to the dead-letter table, durably. The row may not be visible yet: then the
@@ -225,16 +182,21 @@ impl Store {
         Ok(Watermark { snapshot: row.get(0), lsn: Lsn(row.get::<_, PgLsn>(1).into()) })
     }
 
-    /// Stores a watermark that has been reached. Returns the number of the transaction that did.
+    /// Stores a watermark that has been reached, and one below which everything is marked. Returns
+    /// the number of the transaction that did.
     pub(crate) async fn store_watermark(
         &self,
         slot: &str,
         watermark: &Watermark,
+        swept: Option<&Watermark>,
     ) -> Result<u64, Error> {
         let lsn = PgLsn::from(watermark.lsn.0);
+        let (swept, swept_lsn) = swept.map(|it| (&*it.snapshot, PgLsn::from(it.lsn.0))).unzip();
+        let parameters: [&(dyn ToSql + Sync); 5] =
+            [&slot, &watermark.snapshot, &lsn, &swept, &swept_lsn];
         let row = self
             .client()
-            .query_opt(&self.sql.watermark, &[&slot, &watermark.snapshot, &lsn])
+            .query_opt(&self.sql.watermark, &parameters)
             .await
             .map_err(Error::sql("store the watermark"))?;
         let transaction = row.and_then(|row| row.get::<_, String>(0).parse().ok());
@@ -308,134 +270,6 @@ impl Store {
         };
         self.distrust_slot(slot).await?;
         Err(unfit)
-    }
-
-    /// Says that the log does not bring every row that it should, or not in a form that can be read:
-    /// the next session creates the slot anew and takes those rows from the table.
-    pub(crate) async fn distrust_slot(&self, slot: &str) -> Result<(), Error> {
-        let sql = format!(
-            "UPDATE {} SET start_lsn = NULL, updated_at = now() WHERE slot = $1",
-            self.table.companion("tailpost_state")
-        );
-        self.client().execute(&sql, &[&slot]).await.map_err(Error::sql("distrust the slot"))?;
-        Ok(())
-    }
-
-    /// Confirms what the replication connection could not confirm before it closed.
-    pub(crate) async fn advance_slot(&self, slot: &str, to: Lsn) -> Result<(), Error> {
-        let to = PgLsn::from(to.0);
-        self.client()
-            .execute("SELECT pg_replication_slot_advance($1, $2)", &[&slot, &to])
-            .await
-            .map_err(Error::sql("advance the slot"))?;
-        Ok(())
-    }
-
-    /// Which process reads the slot.
-    pub(crate) async fn slot_reader(&self, slot: &str) -> Result<Option<i32>, Error> {
-        let row = self
-            .client()
-            .query_opt("SELECT active_pid FROM pg_replication_slots WHERE slot_name = $1", &[&slot])
-            .await
-            .map_err(Error::sql("look at the slot"))?;
-        Ok(row.and_then(|row| row.get(0)))
-    }
-
-    /// One relay at a time decides what becomes of a slot. Released with the connection at the latest.
-    pub(crate) async fn lock_slot(&self, slot: &str) -> Result<(), Error> {
-        self.client()
-            .execute(
-                "SELECT pg_advisory_lock(hashtextextended('tailpost slot ' || $1, 0))",
-                &[&slot],
-            )
-            .await
-            .map_err(Error::sql("lock the slot"))?;
-        Ok(())
-    }
-
-    pub(crate) async fn unlock_slot(&self, slot: &str) -> Result<(), Error> {
-        self.client()
-            .execute(
-                "SELECT pg_advisory_unlock(hashtextextended('tailpost slot ' || $1, 0))",
-                &[&slot],
-            )
-            .await
-            .map_err(Error::sql("unlock the slot"))?;
-        Ok(())
-    }
-
-    pub(crate) async fn drop_slot(&self, slot: &str) -> Result<(), Error> {
-        self.client()
-            .execute("SELECT pg_drop_replication_slot($1)", &[&slot])
-            .await
-            .map_err(Error::sql("drop the replication slot"))?;
-        Ok(())
-    }
-
-    pub(crate) async fn load_state(&self, slot: &str) -> Result<Option<StateRow>, Error> {
-        let sql = format!(
-            "SELECT system_identifier::text, start_snapshot::text, epoch,
-                    watermark_snapshot::text, watermark_lsn, start_lsn IS NOT NULL
-             FROM {} WHERE slot = $1",
-            self.table.companion("tailpost_state")
-        );
-        let row = self.client().query_opt(&sql, &[&slot]).await;
-        let row = row.map_err(Error::sql("read the relay's state"))?;
-        Ok(row.map(|row| StateRow {
-            system_identifier: row.get(0),
-            start_snapshot: row.get(1),
-            epoch: row.get(2),
-            is_trusted: row.get(5),
-            watermark: row
-                .get::<_, Option<String>>(3)
-                .zip(row.get::<_, Option<PgLsn>>(4))
-                .map(|(snapshot, lsn)| Watermark { snapshot, lsn: Lsn(lsn.into()) }),
-        }))
-    }
-
-    /// Says that a slot is about to be created: until [`begin_epoch`](Self::begin_epoch) nobody
-    /// may rely on it. The last watermark stays, for the next attempt.
-    pub(crate) async fn announce_epoch(
-        &self,
-        slot: &str,
-        system_identifier: &str,
-        timeline: i32,
-    ) -> Result<(), Error> {
-        let sql = format!(
-            "INSERT INTO {state} (slot, system_identifier, timeline, epoch, updated_at)
-             VALUES ($1, $2, $3, 0, now())
-             ON CONFLICT (slot) DO UPDATE SET start_snapshot = NULL, updated_at = now()",
-            state = self.table.companion("tailpost_state")
-        );
-        self.client()
-            .execute(&sql, &[&slot, &system_identifier, &timeline])
-            .await
-            .map_err(Error::sql("announce a new slot"))?;
-        Ok(())
-    }
-
-    /// Stores what a new slot brings: the rows that are not visible in `start_snapshot`.
-    pub(crate) async fn begin_epoch(
-        &self,
-        slot: &str,
-        system_identifier: &str,
-        timeline: i32,
-        start_snapshot: &str,
-        start_lsn: Lsn,
-    ) -> Result<(), Error> {
-        let sql = format!(
-            "UPDATE {state} SET system_identifier = $2, timeline = $3, epoch = epoch + 1,
-                start_snapshot = $4::text::pg_snapshot, start_lsn = $5,
-                watermark_snapshot = NULL, watermark_lsn = NULL, updated_at = now()
-             WHERE slot = $1",
-            state = self.table.companion("tailpost_state")
-        );
-        let lsn = PgLsn::from(start_lsn.0);
-        self.client()
-            .execute(&sql, &[&slot, &system_identifier, &timeline, &start_snapshot, &lsn])
-            .await
-            .map_err(Error::sql("store the slot's start"))?;
-        Ok(())
     }
 
     /// After a restore from a dump the rows' transaction numbers mean nothing here: gives every

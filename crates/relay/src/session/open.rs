@@ -9,8 +9,10 @@ use futures_util::stream::FuturesUnordered;
 use tokio::time::interval;
 use tracing::info;
 
+use super::hold::Hold;
 use super::scan::Scan;
-use super::settle::Settling;
+use super::settle::{Known, Settling};
+use super::watch::Watch;
 use super::{Session, TICK};
 use crate::broker::{self, History, Publisher, TailReader, WayBack};
 use crate::config::{self, Config};
@@ -68,8 +70,9 @@ impl Session {
         let batches = broker::fitness::check(config, client, &tail).await?;
         let slot = Slot::prepare(config, &store, Some(&tail)).await?;
         let (system_id, timeline, reader) = (slot.system_id, slot.timeline, slot.reader);
-        let start_snapshot = slot.start_snapshot.clone();
+        let (start_snapshot, swept) = (slot.start_snapshot.clone(), slot.swept.clone());
         let resolved_before = slot.resolved_before();
+        let (confirmed, hold) = (slot.confirmed, Hold::new(slot.held));
         let rows = Rows::new(config.table.clone(), config.routing());
         let source = slot.start(rows, &store, &config.slot).await?;
         let mode = match config.mode {
@@ -89,7 +92,8 @@ impl Session {
         let marks = Store::connect(config, "tailpost marks").await?;
         marks.yield_to_others().await?;
         let until = if once { Some(store.mark_the_end().await?) } else { None };
-        let settling = Settling::new(Arc::clone(config), Arc::new(marks), start_snapshot.clone());
+        let known = Known { start_snapshot: start_snapshot.clone(), swept, system_id };
+        let settling = Settling::new(Arc::clone(config), Arc::new(marks), tail.clone(), known);
         Ok(Self {
             config: Arc::clone(config),
             state,
@@ -105,6 +109,9 @@ impl Session {
             system_id,
             timeline,
             reader,
+            confirmed_before: confirmed,
+            hold,
+            watch: Watch::new(config),
             started: Instant::now(),
             tick: interval(TICK),
             answered: Vec::new(),

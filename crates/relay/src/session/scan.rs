@@ -117,8 +117,15 @@ impl Session {
         seen: Option<Tail>,
     ) -> Result<(), Error> {
         if rows.is_empty() || self.draining_since.is_some() {
-            self.jobs
-                .push(job(async move { scanner.close_scan().await.map(|()| Done::ScanClosed) }));
+            let (slot, scanned) = (self.config.slot.clone(), self.scan.scanned);
+            let is_gap_filled = rows.is_empty() && self.scan.initial;
+            self.jobs.push(job(async move {
+                scanner.close_scan().await?;
+                if is_gap_filled {
+                    scanner.gap_filled(&slot, scanned).await?;
+                }
+                Ok(Done::ScanClosed)
+            }));
             return Ok(());
         }
         self.scan.scanner = Some(scanner);

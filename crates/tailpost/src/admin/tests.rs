@@ -41,6 +41,7 @@ fn busy() -> Status {
         ..Status::default()
     };
     status.received_lsn.0 = 1000;
+    status.resolved_lsn.0 = 900;
     status.confirmed_lsn.0 = 900;
     status.commit_to_ack.record(Duration::from_millis(3));
     status.commit_to_ack.record(Duration::from_secs(100));

@@ -100,6 +100,16 @@ impl Lines {
         });
         let limit = limit.unwrap_or_else(|| ", without limit".into());
         self.add("  retains", format_args!("{}{limit}", bytes(slot.retained_bytes)));
+        if let (Some(at), Some(reason)) = (&slot.created_at, &slot.created_because) {
+            self.add("  created", format_args!("{at}, because {reason}"));
+        }
+        match (slot.gap_rows, &slot.gap_filled_at) {
+            (Some(rows @ 1..), Some(at)) => {
+                self.add("  gap", format_args!("filled from the table at {at}: {rows} events"));
+            }
+            (Some(_), None) => self.add("  gap", "not yet looked for in the table"),
+            _ => {}
+        }
     }
 
     fn outbox(&mut self, outbox: &OutboxReport) {
@@ -127,7 +137,7 @@ impl Lines {
     }
 }
 
-fn bytes(count: u64) -> String {
+pub(super) fn bytes(count: u64) -> String {
     const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
     if count < 1024 {
         return format!("{count} B");
@@ -157,6 +167,11 @@ mod tests {
                 lag_bytes: 4096,
                 retained_bytes: 65_536,
                 safe_wal_bytes: None,
+                invalidation_reason: None,
+                created_because: Some("the replication slot is gone".into()),
+                created_at: Some("2026-10-19T08:00:00Z".into()),
+                gap_rows: Some(120),
+                gap_filled_at: Some("2026-10-19T08:00:02Z".into()),
             }),
             outbox: OutboxReport {
                 table: "public.outbox_events".into(),
@@ -187,6 +202,8 @@ slot           tailpost, active, WAL reserved
   confirmed    0/19212B0, 4.0 KiB behind
   server at    0/19222B0
   retains      64.0 KiB, without limit
+  created      2026-10-19T08:00:00Z, because the replication slot is gone
+  gap          filled from the table at 2026-10-19T08:00:02Z: 120 events
 outbox         public.outbox_events
   unpublished  3, oldest 1m 1s
   dropped      2 by a route

@@ -2,7 +2,7 @@
 
 use outbox::Column;
 use relay::connect::SslMode;
-use relay::{Dedup, Mode};
+use relay::{Dedup, Mode, OnWalLimit};
 
 use super::value::{Value, Wanted};
 use super::{LogFormat, Settings};
@@ -63,6 +63,8 @@ pub(super) static KEYS: &[Key] = &[
     key("relay.scan_batch", |it, v| put(&mut it.relay.scan.batch, v.integer())),
     key("relay.mark_batch", |it, v| put(&mut it.relay.mark.batch, v.integer())),
     key("relay.mark_interval", |it, v| put(&mut it.relay.mark.interval, v.duration())),
+    key("relay.wal_limit", |it, v| put(&mut it.relay.wal.limit, v.unless_off(Value::size))),
+    key("relay.on_wal_limit", |it, v| put(&mut it.relay.wal.on_limit, on_wal_limit(v))),
     key("admin.listen", |it, v| put(&mut it.admin.listen, v.unless_off(address))),
     key("admin.inbox_listen", |it, v| put(&mut it.admin.inbox_listen, v.unless_off(address))),
     key("admin.token", |it, v| put(&mut it.admin.token, v.text().map(some))),
@@ -113,6 +115,14 @@ fn mode(value: Value<'_>) -> Result<Mode, Wanted> {
         Ok("fenced") => Ok(Mode::Fenced),
         Ok("keyed") => Ok(Mode::Keyed),
         _ => Err("\"fenced\" or \"keyed\"".into()),
+    }
+}
+
+fn on_wal_limit(value: Value<'_>) -> Result<OnWalLimit, Wanted> {
+    match value.text() {
+        Ok("hold") => Ok(OnWalLimit::Hold),
+        Ok("drop_slot_and_scan") => Ok(OnWalLimit::DropSlotAndScan),
+        _ => Err("\"hold\" or \"drop_slot_and_scan\"".into()),
     }
 }
 

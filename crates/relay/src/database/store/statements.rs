@@ -9,7 +9,7 @@ use crate::routing::{Destination, Glob, Route};
 
 pub(super) struct Statements {
     pub(super) mark: String,
-    pub(super) sweep: String,
+    pub(super) unmarked: String,
     pub(super) sweep_dead: String,
     pub(super) watermark: String,
 }
@@ -20,7 +20,8 @@ impl Statements {
         let (outbox, dead) = (table.quoted(), table.companion("outbox_dead_letter"));
         let state = table.companion("tailpost_state");
         let (id, dropped) = (table.column(Column::Id), dropped(table, routes));
-        let swept = "o.published_at IS NULL
+        // What the log owns, $1 being the slot's start, and a watermark $2 covers.
+        let covered = "o.published_at IS NULL
                AND NOT pg_visible_in_snapshot(o.txid, $1::text::pg_snapshot)
                AND pg_visible_in_snapshot(o.txid, $2::text::pg_snapshot)";
         Self {
@@ -32,19 +33,19 @@ impl Statements {
                  FROM unnest($1::uuid[], $2::bigint[], $3::pg_lsn[]) AS u (id, seq, lsn)
                  WHERE o.{id} = u.id AND o.published_at IS NULL"
             ),
-            sweep: format!(
-                "UPDATE {outbox} SET published_at = clock_timestamp(),
-                     stream = CASE WHEN {dropped} THEN NULL ELSE $3::text END,
-                     publish_error = CASE WHEN {dropped} THEN '{DROPPED}' END
-                 WHERE {id} IN (SELECT o.{id} FROM {outbox} o WHERE {swept} LIMIT {SWEPT_AT_ONCE})
-                   AND published_at IS NULL"
+            unmarked: format!(
+                "SELECT o.{id}, {dropped},
+                     pg_visible_in_snapshot(o.txid, $3::text::pg_snapshot),
+                     o.txid >= pg_snapshot_xmax($3::text::pg_snapshot)
+                 FROM {outbox} o WHERE {covered} LIMIT {SWEPT_AT_ONCE}"
             ),
             sweep_dead: format!(
-                "DELETE FROM {outbox} o USING {dead} d WHERE d.id = o.{id} AND {swept}"
+                "DELETE FROM {outbox} o USING {dead} d WHERE d.id = o.{id} AND {covered}"
             ),
             watermark: format!(
                 "UPDATE {state} SET watermark_snapshot = $2::text::pg_snapshot,
-                     watermark_lsn = $3, watermark_at = now(), updated_at = now()
+                     watermark_lsn = $3, watermark_at = now(), updated_at = now(),
+                     swept_snapshot = $4::text::pg_snapshot, swept_lsn = $5
                  WHERE slot = $1
                  RETURNING pg_current_xact_id()::text"
             ),
