@@ -9,7 +9,7 @@ ARGS ?=
 help: ## list the targets
 	@sed -En 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
 
-demo: servers ## run the relay on throw-away servers and watch it; ARGS="--for 20s --rate 500"
+demo: servers ## run relay and inbox on throw-away servers and watch them; ARGS="--for 20s --rate 500"
 	$(CARGO) run --release --bin tailpost -- demo $(ARGS)
 
 test: servers ## run every test on real servers; ARGS="part_of_a_name"

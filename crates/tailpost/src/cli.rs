@@ -123,11 +123,11 @@ pub(crate) enum Command {
     /// List the replication slots; create the relay's, or drop it
     #[command(subcommand)]
     Slot(SlotCommand),
-    /// See it work: throw-away servers, a producer, a relay, a consumer
+    /// See it work: throw-away servers, a producer, a relay, a consumer, an inbox
     ///
     /// Starts PostgreSQL and NATS from the binaries on this machine, in temporary folders, and
     /// removes all of it at the end; nothing that is configured is looked at. Ctrl-C ends it early.
-    /// Fails if an event was lost, doubled, or out of order.
+    /// Fails if an event was lost, doubled, or out of order, or did not have exactly one effect.
     Demo(DemoArgs),
 }
 

@@ -5,6 +5,7 @@ mod dead_letters;
 mod example;
 mod http;
 mod service;
+mod whole_way;
 
 use std::fs::File;
 use std::process::{Child, Command, Stdio};
@@ -158,6 +159,10 @@ impl Worker {
     }
 
     pub(crate) fn kill9(mut self) {
+        self.kill();
+    }
+
+    pub(crate) fn kill(&mut self) {
         self.child.kill().expect("kill the worker");
         self.child.wait().expect("wait for the worker");
     }
