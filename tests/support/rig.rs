@@ -81,6 +81,7 @@ impl Rig {
         rig.set("DATABASE_URL", &format!("postgres://postgres@{to_postgres}/postgres"));
         rig.set("NATS_URL", &format!("nats://{to_nats}"));
         rig.set("TAILPOST_ADMIN__LISTEN", "off");
+        rig.set("TAILPOST_ADMIN__INBOX_LISTEN", "off");
         rig
     }
 

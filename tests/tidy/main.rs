@@ -88,7 +88,13 @@ fn dependencies_point_one_way() {
         ("tailpost-testbed", &["tailpost-outbox"]),
         (
             "tailpost",
-            &["tailpost-outbox", "tailpost-pgoutput", "tailpost-relay", "tailpost-testbed"],
+            &[
+                "tailpost-inbox",
+                "tailpost-outbox",
+                "tailpost-pgoutput",
+                "tailpost-relay",
+                "tailpost-testbed",
+            ],
         ),
     ] {
         let tree = tree(package);

@@ -15,6 +15,8 @@ use tokio_util::sync::CancellationToken;
 #[derive(Deserialize, Default)]
 #[serde(default)]
 struct Orders {
+    /// Its place among the events of its aggregate.
+    #[serde(alias = "counter")]
     n: i64,
     /// Take your time.
     sleep_ms: u64,

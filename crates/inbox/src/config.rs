@@ -32,6 +32,7 @@ pub(crate) struct Config {
     pub(crate) backoff: Backoff,
     pub(crate) schema: String,
     pub(crate) retention: Option<Duration>,
+    pub(crate) dead_letter_retention: Option<Duration>,
 }
 
 impl Config {
@@ -48,6 +49,7 @@ impl Config {
             backoff: Backoff::default(),
             schema: "public".to_owned(),
             retention: None,
+            dead_letter_retention: None,
         }
     }
 

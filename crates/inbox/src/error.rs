@@ -80,9 +80,13 @@ impl Error {
     #[must_use]
     pub fn hint(&self) -> Option<&'static str> {
         match self {
-            Self::Tables { .. } => Some("create the tables of the inbox with `tailpost setup`"),
+            Self::Tables { .. } => {
+                Some("create the tables of the inbox with `tailpost inbox setup`")
+            }
             Self::Sql { source, .. } => match source.code()?.code() {
-                "42P01" | "42703" => Some("create the tables of the inbox with `tailpost setup`"),
+                "42P01" | "42703" => {
+                    Some("create the tables of the inbox with `tailpost inbox setup`")
+                }
                 "42501" => Some(
                     "the role needs SELECT, INSERT and UPDATE on the tables of the inbox, and has \
                      to own inbox_messages where it is partitioned",

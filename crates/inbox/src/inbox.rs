@@ -9,6 +9,7 @@ use crate::config::{Backoff, Config};
 use crate::connection::{BoxError, Connect, Connection};
 use crate::leased::{self, UnderLeases};
 use crate::run::{self, Settings};
+use crate::source::Source;
 use crate::transactional::InTransactions;
 use crate::{Error, LeasedHandler, Status, Summary, TransactionalHandler};
 
@@ -162,6 +163,26 @@ impl Builder {
         self
     }
 
+    /// For how long a dead letter waits for somebody to decide about it: for ever, if this is not
+    /// set. Then it is dropped, and `inbox_decisions` says so.
+    #[must_use]
+    pub fn dead_letter_retention(mut self, keep: Duration) -> Self {
+        self.config.dead_letter_retention = Some(keep);
+        self
+    }
+
+    /// Makes the durable consumer if it is missing; says whether it was. Needs no database.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such stream, the broker does not answer, or the consumer is there and cannot
+    /// be used.
+    pub async fn create_consumer(self) -> Result<bool, Error> {
+        self.config.check()?;
+        let nats = self.nats.ok_or_else(|| missing(&self.config, "connection to NATS"))?;
+        Source::open(&nats, &self.config).await.map(|source| source.is_new())
+    }
+
     /// Handles events in the database's transactions.
     pub fn transactional<H: TransactionalHandler>(self, handler: H) -> Inbox<Transactional<H>> {
         Inbox::new(self, Transactional(Arc::new(handler)))
@@ -176,16 +197,17 @@ impl Builder {
 impl Builder {
     fn checked(self) -> Result<Settings, Error> {
         self.config.check()?;
-        let missing = |what: &str| Error::Config {
-            consumer: self.config.consumer.clone(),
-            reason: format!("no {what} is given"),
-        };
+        let postgres = || missing(&self.config, "connection to PostgreSQL");
         Ok(Settings {
-            connect: self.connect.ok_or_else(|| missing("connection to PostgreSQL"))?,
-            nats: self.nats.ok_or_else(|| missing("connection to NATS"))?,
+            connect: self.connect.ok_or_else(postgres)?,
+            nats: self.nats.ok_or_else(|| missing(&self.config, "connection to NATS"))?,
             config: Arc::new(self.config),
         })
     }
+}
+
+fn missing(config: &Config, what: &str) -> Error {
+    Error::Config { consumer: config.consumer.clone(), reason: format!("no {what} is given") }
 }
 
 impl<M> Inbox<M> {

@@ -15,9 +15,11 @@ use crate::core::{Gate, Lanes};
 use crate::error::describe;
 use crate::keeper::{Keeper, Leases, Role};
 use crate::pool::Pool;
+use crate::redrive::Redrive;
 use crate::session::Session;
 use crate::source::Source;
 use crate::store::Scope;
+use crate::strays::Strays;
 use crate::work::{Context, Work};
 use crate::{Error, State, Status, Summary};
 
@@ -131,6 +133,8 @@ impl<W: Work> Engine<W> {
         let Context { config, pool, .. } = &*self.context;
         let source = Source::open(&self.nats, config).await?;
         check_retention(config, source.max_age())?;
+        let strays = Strays::open(&self.nats, source.stream().clone(), &config.consumer).await?;
+        let redrive = Redrive::new(Arc::clone(config), Arc::clone(pool));
         let acks = Acks::start(self.nats.clone()).await?;
         let ack_wait = source.ack_wait();
         let (room, wanted) = watch::channel(0);
@@ -152,7 +156,12 @@ impl<W: Work> Engine<W> {
             batch: config.batch,
             counts,
         };
-        let (summary, ()) = tokio::join!(session.run(&self.shutdown), source.run(fed, wanted));
+        let (summary, (), (), ()) = tokio::join!(
+            session.run(&self.shutdown),
+            source.run(fed.clone(), wanted.clone()),
+            redrive.run(fed.clone(), wanted.clone()),
+            strays.run(fed, wanted),
+        );
         Ok(summary)
     }
 

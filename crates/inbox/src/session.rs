@@ -12,7 +12,7 @@ use tracing::{info, warn};
 
 use crate::acks::Acks;
 use crate::config::Config;
-use crate::core::{Ending, Gate, Item, Lanes};
+use crate::core::{Ending, Gate, Item, Lanes, Path};
 use crate::keeper::Role;
 use crate::source::Delivered;
 use crate::work::{Context, Effect, Report, Work};
@@ -97,6 +97,8 @@ impl<W: Work> Session<W> {
     fn take_in(&mut self, delivered: Delivered) {
         let mut next = Some(delivered);
         while let Some(Delivered { message, reply, path }) = next {
+            // Only in a transaction can several of one aggregate be under way, in order.
+            let path = if !W::SHARES && path == Path::Fast { Path::Careful } else { path };
             self.lanes.offer(message, reply, path, Instant::now());
             next = if self.has_room() { self.feed.try_recv().ok() } else { None };
         }
@@ -114,7 +116,7 @@ impl<W: Work> Session<W> {
             let share = self.lanes.held().div_ceil(self.config.lanes).max(SHARE_MIN);
             let most = if W::SHARES { share.min(self.batch) } else { free };
             let probing = self.gate.room(now).saturating_sub(self.lanes.busy());
-            let items = self.lanes.take(if free == 0 { 0 } else { most.min(probing) }, W::SHARES);
+            let items = self.lanes.take(if free == 0 { 0 } else { most.min(probing) });
             if items.is_empty() {
                 return;
             }
@@ -284,7 +286,7 @@ async fn due(when: Option<Instant>) {
 
 impl Report {
     /// The event's turn comes again at once.
-    pub(crate) fn undone(item: &Item, path: crate::core::Path) -> Self {
+    pub(crate) fn undone(item: &Item, path: Path) -> Self {
         let ending = Ending::Again { after: Duration::ZERO, path };
         Self { seq: item.seq(), ending, effect: Effect::Undone }
     }

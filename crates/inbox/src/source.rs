@@ -57,6 +57,7 @@ pub(crate) struct Source {
     name: String,
     /// Of the newest delivery that arrived.
     consumer_seq: u64,
+    is_new: bool,
 }
 
 impl Source {
@@ -66,9 +67,11 @@ impl Source {
         let stream = context.get_stream(&config.stream).await;
         let stream = stream.map_err(Error::jetstream("look up the stream"))?;
         let name = config.consumer.clone();
+        let mut is_new = false;
         let consumer = match stream.get_consumer::<pull::Config>(&name).await {
             Ok(consumer) => consumer,
             Err(error) if is_not_found(&error) => {
+                is_new = true;
                 let created = stream.create_consumer(durable(config)).await;
                 info!(consumer = name, stream = config.stream, "created the durable consumer");
                 created.map_err(Error::jetstream("create the durable consumer"))?
@@ -87,7 +90,7 @@ impl Source {
             let stream = config.stream.clone();
             return Err(Error::Consumer { stream, consumer: name, reason });
         }
-        Ok(Self { stream, consumer, name, consumer_seq: 0 })
+        Ok(Self { stream, consumer, name, consumer_seq: 0, is_new })
     }
 
     /// After how long the broker delivers a message again.
@@ -96,6 +99,15 @@ impl Source {
             Duration::ZERO => Duration::from_secs(30),
             ack_wait => ack_wait,
         }
+    }
+
+    pub(crate) fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// Whether the durable consumer was made just now.
+    pub(crate) fn is_new(&self) -> bool {
+        self.is_new
     }
 
     /// For how long the stream keeps messages, if there is a limit.

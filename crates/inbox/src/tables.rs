@@ -15,7 +15,10 @@ use tokio_postgres::Client;
 
 use crate::Error;
 
-const SQL: &str = include_str!("../../../migrations/0004_inbox.sql");
+const SQL: &str = concat!(
+    include_str!("../../../migrations/0004_inbox.sql"),
+    include_str!("../../../migrations/0006_inbox_decisions.sql")
+);
 
 /// Held while the tables are made or partitions are added or dropped.
 const ADVISORY_LOCK: i64 = 0x696E_626F_785F_6D67; // "inbox_mg"

@@ -1,5 +1,7 @@
 //! The command line. The help texts are the reference for it.
 
+mod inbox;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -7,6 +9,8 @@ use clap::{ArgAction, Args, Parser, Subcommand};
 
 use crate::config::{LogFormat, Sources};
 use crate::telemetry::Verbosity;
+
+pub(crate) use inbox::*;
 
 /// Relays events from a PostgreSQL outbox table to a NATS JetStream stream: once, in commit order.
 ///
@@ -49,9 +53,23 @@ pub(crate) struct Global {
     quiet: bool,
 }
 
-impl Global {
+impl Cli {
     /// What the configuration is read from.
     pub(crate) fn sources(&self) -> Sources {
+        let sources = self.global.sources();
+        match &self.command {
+            Command::Inbox(InboxArgs { command: InboxCommand::Run(args) }) => Sources {
+                consumer: args.consumer.clone(),
+                handler: args.handler.clone(),
+                ..sources
+            },
+            _ => sources,
+        }
+    }
+}
+
+impl Global {
+    fn sources(&self) -> Sources {
         Sources {
             file: self.config.clone(),
             // A variable that is not Unicode cannot be one of ours.
@@ -63,6 +81,7 @@ impl Global {
             database_url: self.database_url.clone(),
             nats_url: self.nats_url.clone(),
             log_format: self.log_format,
+            ..Sources::default()
         }
     }
 
@@ -99,11 +118,16 @@ pub(crate) enum Command {
     Relay(RelayArgs),
     /// Show position, backlog, slot, stream, and dead letters
     Status(StatusArgs),
-    /// See it work: throw-away servers, a producer, a relay, a consumer
+    /// Take events from the stream and give each one effect, and decide about those that failed
+    Inbox(InboxArgs),
+    /// List the replication slots; create the relay's, or drop it
+    #[command(subcommand)]
+    Slot(SlotCommand),
+    /// See it work: throw-away servers, a producer, a relay, a consumer, an inbox
     ///
     /// Starts PostgreSQL and NATS from the binaries on this machine, in temporary folders, and
     /// removes all of it at the end; nothing that is configured is looked at. Ctrl-C ends it early.
-    /// Fails if an event was lost, doubled, or out of order.
+    /// Fails if an event was lost, doubled, or out of order, or did not have exactly one effect.
     Demo(DemoArgs),
 }
 
@@ -129,6 +153,28 @@ pub(crate) struct RelayArgs {
 /// Arguments of `status`.
 #[derive(Debug, Args)]
 pub(crate) struct StatusArgs {
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// What to do with slots.
+#[derive(Debug, Subcommand)]
+pub(crate) enum SlotCommand {
+    /// Show every slot of the server, and the log that each makes it keep
+    List(SlotListArgs),
+    /// Create the relay's slot where none can be used; rows that it misses come from the table
+    Create,
+    /// Drop the relay's slot, so that the server need not keep the log: no event is lost
+    ///
+    /// Refused while a relay reads it. The next relay creates it anew, and takes from the table what
+    /// was written in between; so do not delete unpublished rows.
+    Drop,
+}
+
+/// Arguments of `slot list`.
+#[derive(Debug, Args)]
+pub(crate) struct SlotListArgs {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,

@@ -4,8 +4,10 @@
 //! given in each layer, and a mistake in any of them is reported with its place.
 
 mod error;
+mod inbox;
 mod keys;
 mod layers;
+mod routes;
 mod value;
 
 use std::collections::BTreeMap;
@@ -14,10 +16,12 @@ use std::time::Duration;
 
 use relay::connect::{NatsAccess, PostgresTls};
 use relay::{
-    Config, MarkConfig, Mode, NatsTarget, PostgresTarget, ScanConfig, StreamConfig, WindowLimits,
+    Config, Dedup, MarkConfig, Mode, NatsTarget, PostgresTarget, ScanConfig, StreamConfig,
+    WalConfig, WindowLimits,
 };
 
 pub(crate) use error::{Error, Origin};
+pub(crate) use inbox::Consumer;
 pub(crate) use layers::Sources;
 
 /// Parses a duration as the configuration writes them, or says what is wanted.
@@ -32,16 +36,20 @@ pub(crate) struct Settings {
     pub(crate) nats: NatsSettings,
     pub(crate) stream: StreamConfig,
     pub(crate) relay: RelaySettings,
+    inbox: inbox::InboxSettings,
+    pub(crate) routes: Vec<relay::Route>,
     pub(crate) admin: AdminSettings,
     pub(crate) log: LogSettings,
     // Where each setting that is not a default came from.
-    origins: BTreeMap<&'static str, Origin>,
+    origins: BTreeMap<String, Origin>,
 }
 
 #[derive(Clone, PartialEq)]
 pub(crate) struct PostgresSettings {
     pub(crate) url: Option<String>,
     pub(crate) table: outbox::Table,
+    /// What the table's columns are called.
+    pub(crate) columns: outbox::Columns,
     pub(crate) slot: String,
     pub(crate) publication: String,
     pub(crate) tls: PostgresTls,
@@ -56,17 +64,21 @@ pub(crate) struct NatsSettings {
 #[derive(Clone, PartialEq)]
 pub(crate) struct RelaySettings {
     pub(crate) mode: Mode,
+    pub(crate) dedup: Dedup,
     pub(crate) subject: outbox::wire::SubjectTemplate,
     pub(crate) window: WindowLimits,
     pub(crate) ack_timeout: Duration,
     pub(crate) scan: ScanConfig,
     pub(crate) mark: MarkConfig,
+    pub(crate) wal: WalConfig,
 }
 
 #[derive(Clone, PartialEq)]
 pub(crate) struct AdminSettings {
     /// `None` turns the HTTP server off.
     pub(crate) listen: Option<SocketAddr>,
+    /// The same for `inbox run`, which may be on the machine of a relay.
+    pub(crate) inbox_listen: Option<SocketAddr>,
     pub(crate) token: Option<String>,
 }
 
@@ -90,6 +102,7 @@ impl Default for Settings {
             postgres: PostgresSettings {
                 url: None,
                 table: outbox::Table::default(),
+                columns: outbox::Columns::default(),
                 slot: "tailpost".into(),
                 publication: "tailpost".into(),
                 tls: PostgresTls::default(),
@@ -101,6 +114,7 @@ impl Default for Settings {
             stream: StreamConfig::default(),
             relay: RelaySettings {
                 mode: Mode::default(),
+                dedup: Dedup::default(),
                 subject: "outbox.{aggregate_type}.{event_type}"
                     .parse()
                     .expect("the default template is valid"),
@@ -108,9 +122,13 @@ impl Default for Settings {
                 ack_timeout: Config::ACK_TIMEOUT,
                 scan: ScanConfig::default(),
                 mark: MarkConfig::default(),
+                wal: WalConfig::default(),
             },
+            inbox: inbox::InboxSettings::default(),
+            routes: Vec::new(),
             admin: AdminSettings {
                 listen: Some(SocketAddr::from(([127, 0, 0, 1], 9464))),
+                inbox_listen: Some(SocketAddr::from(([127, 0, 0, 1], 9465))),
                 token: None,
             },
             log: LogSettings { format: LogFormat::Text },
@@ -135,33 +153,55 @@ impl Settings {
         settings.relay_config()
     }
 
+    /// The database.
+    pub(crate) fn postgres_target(&self) -> Result<PostgresTarget, Error> {
+        let url = self.postgres.url.as_deref().ok_or_else(Error::no_database)?;
+        PostgresTarget::new(url, self.postgres.tls.clone())
+            .map_err(|source| self.blame("postgres.url", source))
+    }
+
+    /// The broker.
+    pub(crate) fn nats_target(&self) -> Result<NatsTarget, Error> {
+        NatsTarget::new(&self.nats.url, self.nats.access.clone())
+            .map_err(|source| self.blame("nats.url", source))
+    }
+
     /// What the relay needs to know.
     pub(crate) fn relay_config(&self) -> Result<Config, Error> {
-        let url = self.postgres.url.as_deref().ok_or_else(Error::no_database)?;
         let config = Config {
-            postgres: PostgresTarget::new(url, self.postgres.tls.clone())
-                .map_err(|source| self.blame("postgres.url", source))?,
-            nats: NatsTarget::new(&self.nats.url, self.nats.access.clone())
-                .map_err(|source| self.blame("nats.url", source))?,
-            table: self.postgres.table.clone(),
+            postgres: self.postgres_target()?,
+            nats: self.nats_target()?,
+            table: self.table()?,
             slot: self.postgres.slot.clone(),
             publication: self.postgres.publication.clone(),
             stream: self.stream.clone(),
             subject: self.relay.subject.clone(),
+            routes: self.routes.clone(),
             mode: self.relay.mode,
+            dedup: self.relay.dedup,
             window: self.relay.window,
             scan: self.relay.scan,
             mark: self.relay.mark,
+            wal: self.relay.wal,
             ack_timeout: self.relay.ack_timeout,
         };
         config.validate().map_err(|source| self.blame("", source))?;
         Ok(config)
     }
 
+    /// The outbox, which may or may not exist; the inbox is in its schema.
+    pub(crate) fn table(&self) -> Result<outbox::Table, Error> {
+        let Self { postgres: PostgresSettings { table, columns, .. }, origins, .. } = self;
+        table.clone().with_columns(columns.clone()).map_err(|error| {
+            let origin = origins.iter().find(|(path, _)| path.starts_with("outbox.columns."));
+            Error::invalid(origin.map(|(_, origin)| origin.clone()), error.to_string())
+        })
+    }
+
     /// Adds where the setting came from to an error that names one.
     fn blame(&self, fallback: &str, source: relay::connect::Error) -> Error {
         let origin = match &source {
-            relay::connect::Error::Invalid { setting, .. } => self.origins.get(setting),
+            relay::connect::Error::Invalid { setting, .. } => self.origins.get(*setting),
             _ => None,
         };
         let origin = origin.or_else(|| self.origins.get(fallback)).cloned();
@@ -169,12 +209,16 @@ impl Settings {
     }
 
     fn check_admin(&self) -> Result<(), Error> {
-        match self.admin.listen {
-            Some(listen) if !listen.ip().is_loopback() && self.admin.token.is_none() => {
-                Err(Error::open_admin(self.origins.get("admin.listen").cloned(), listen))
+        let AdminSettings { listen, inbox_listen, token } = &self.admin;
+        for (key, listen) in [("admin.listen", listen), ("admin.inbox_listen", inbox_listen)] {
+            if let Some(listen) = listen
+                && !listen.ip().is_loopback()
+                && token.is_none()
+            {
+                return Err(Error::open_admin(self.origins.get(key).cloned(), key, *listen));
             }
-            _ => Ok(()),
         }
+        Ok(())
     }
 }
 

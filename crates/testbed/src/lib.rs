@@ -31,6 +31,7 @@ mod workload;
 
 pub use ledger::{Ledger, Stored, Tally};
 pub use nats::{Nats, NatsOptions};
+pub use port::Port;
 pub use postgres::{Postgres, PostgresOptions};
 pub use process::Left;
 pub use proxy::{Direction, Proxy};

@@ -1,8 +1,13 @@
 //! The inbox on real servers: its workers are processes that can be killed.
 
 mod counted;
+mod dead_letters;
+mod example;
 mod faults;
+mod http;
 mod killed;
+mod service;
+mod whole_way;
 
 use std::fs::File;
 use std::process::{Child, Command, Stdio};
@@ -156,6 +161,10 @@ impl Worker {
     }
 
     pub(crate) fn kill9(mut self) {
+        self.kill();
+    }
+
+    pub(crate) fn kill(&mut self) {
         self.child.kill().expect("kill the worker");
         self.child.wait().expect("wait for the worker");
     }

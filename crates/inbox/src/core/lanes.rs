@@ -119,9 +119,9 @@ impl Lanes {
     }
 
     /// Takes up to `max` events that are handled in the same way: the oldest that can be started,
-    /// and what fits to it. No two have the same id. They are of different aggregates; fast ones in
-    /// `rows`, for those who handle one after the other, may be several of one aggregate, in order.
-    pub(crate) fn take(&mut self, max: usize, rows: bool) -> Vec<Item> {
+    /// and what fits to it. No two have the same id. If they are fast, several of one aggregate may
+    /// be among them, in order; otherwise they are of different aggregates.
+    pub(crate) fn take(&mut self, max: usize) -> Vec<Item> {
         let mut taken = Vec::new();
         if max == 0 {
             return taken;
@@ -142,7 +142,7 @@ impl Lanes {
                 break;
             }
             if Some(self.lanes[&key].queue[0].path) == path {
-                let count = if rows && path == Some(Path::Fast) { room } else { 1 };
+                let count = if path == Some(Path::Fast) { room } else { 1 };
                 self.take_from(key, count, &mut ids, &mut taken);
             }
         }

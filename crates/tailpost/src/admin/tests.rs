@@ -1,7 +1,8 @@
 use std::time::Instant;
 
+use ::relay::{Role, Status};
 use axum::body::{Body, to_bytes};
-use relay::Role;
+use tokio::sync::watch;
 use tower::ServiceExt;
 
 use super::*;
@@ -12,7 +13,7 @@ fn admin(status: Status, token: Option<&str>) -> Router {
     settings.postgres.url = Some("postgres://ada:s3cret@localhost/shop".into());
     let Ok(config) = settings.relay_config() else { panic!("valid settings") };
     let (_, receiver) = watch::channel(status);
-    router(Admin::new(receiver, &config, token.map(str::to_owned)))
+    router(Admin::new(Relay::new(receiver, &config), token.map(str::to_owned)))
 }
 
 async fn get(router: Router, path: &str, authorization: Option<&str>) -> (StatusCode, String) {
@@ -34,11 +35,13 @@ fn busy() -> Status {
         published_total: 41,
         duplicates_total: 2,
         parked_total: 1,
+        dropped_total: 5,
         in_flight_events: 3,
         last_progress: Some(Instant::now()),
         ..Status::default()
     };
     status.received_lsn.0 = 1000;
+    status.resolved_lsn.0 = 900;
     status.confirmed_lsn.0 = 900;
     status.commit_to_ack.record(Duration::from_millis(3));
     status.commit_to_ack.record(Duration::from_secs(100));
@@ -81,6 +84,7 @@ async fn metrics_show_the_status_under_their_documented_names() {
         format!("tailpost_replication_received_lsn_bytes{{{labels}}} 1000.0"),
         format!("tailpost_replication_lag_bytes{{{labels}}} 100.0"),
         format!("tailpost_outbox_inflight{{{labels}}} 3.0"),
+        format!("tailpost_outbox_dropped_total{{{labels}}} 5"),
         format!("tailpost_outbox_published_total{{{labels},result=\"stored\"}} 41"),
         format!("tailpost_outbox_published_total{{{labels},result=\"duplicate\"}} 2"),
         format!("tailpost_dlq_writes_total{{{labels}}} 1"),
@@ -139,7 +143,7 @@ async fn an_address_in_use_is_an_error_with_a_hint() {
     settings.postgres.url = Some("postgres://ada@localhost/shop".into());
     let Ok(config) = settings.relay_config() else { panic!("valid settings") };
     let (_, receiver) = watch::channel(Status::default());
-    let Err(error) = serve(address, Admin::new(receiver, &config, None)).await else {
+    let Err(error) = serve(address, Admin::new(Relay::new(receiver, &config), None)).await else {
         panic!("the address is taken");
     };
     assert!(error.to_string().contains(&address.to_string()), "{error}");

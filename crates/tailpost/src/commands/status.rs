@@ -1,21 +1,61 @@
+mod inbox;
+
 use std::fmt::Write;
-use std::time::Duration;
 
 use relay::{OutboxReport, SlotReport, StatusReport, StreamReport};
+use serde::Serialize;
 
+use self::inbox::ConsumerReport;
 use crate::cli::StatusArgs;
 use crate::config::Settings;
 use crate::output;
 
+/// The relay's side, if there is one, and the inbox's.
+#[derive(Serialize)]
+struct Report {
+    #[serde(flatten)]
+    relay: Option<StatusReport>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    consumers: Vec<ConsumerReport>,
+}
+
 pub(super) async fn run(args: &StatusArgs, settings: &Settings) -> anyhow::Result<()> {
-    let mut report = relay::inspect(&settings.relay_config()?).await?;
+    let relay = match relay::inspect(&settings.relay_config()?).await {
+        Err(error) if !matches!(error, relay::Error::NotSetUp { .. }) => return Err(error.into()),
+        other => other,
+    };
+    let consumers = inbox::inspect(settings).await;
+    let (relay, consumers) = match (relay, consumers) {
+        (Ok(relay), consumers) => (Some(relay), consumers?),
+        // A service that only consumes has an inbox, and no outbox.
+        (Err(_), Ok(consumers)) if !consumers.is_empty() => (None, consumers),
+        (Err(error), _) => return Err(error.into()),
+    };
+    let mut report = Report { relay, consumers };
     if args.json {
         output::json(&report)?
     } else {
-        output::text(&text(&report))?
+        output::text(&all_text(&report))?
     }
     // What is known was told; the exit code says that it is not all.
-    report.incomplete.take().map_or(Ok(()), |error| Err(error.into()))
+    let incomplete = report.relay.as_mut().and_then(|it| it.incomplete.take());
+    incomplete.map_or(Ok(()), |error| Err(error.into()))
+}
+
+fn all_text(report: &Report) -> String {
+    let mut lines = Lines(report.relay.as_ref().map(text).unwrap_or_default());
+    for consumer in &report.consumers {
+        lines.consumer(consumer);
+    }
+    let dead: i64 = report.consumers.iter().map(|it| it.backlog.dead).sum();
+    if dead > 0 {
+        let s = if dead == 1 { "" } else { "s" };
+        lines.add(
+            "warning",
+            format_args!("{dead} dead letter{s} of consumers: see `tailpost inbox dlq list`"),
+        );
+    }
+    lines.0
 }
 
 fn text(report: &StatusReport) -> String {
@@ -60,17 +100,28 @@ impl Lines {
         });
         let limit = limit.unwrap_or_else(|| ", without limit".into());
         self.add("  retains", format_args!("{}{limit}", bytes(slot.retained_bytes)));
+        if let (Some(at), Some(reason)) = (&slot.created_at, &slot.created_because) {
+            self.add("  created", format_args!("{at}, because {reason}"));
+        }
+        match (slot.gap_rows, &slot.gap_filled_at) {
+            (Some(rows @ 1..), Some(at)) => {
+                self.add("  gap", format_args!("filled from the table at {at}: {rows} events"));
+            }
+            (Some(_), None) => self.add("  gap", "not yet looked for in the table"),
+            _ => {}
+        }
     }
 
     fn outbox(&mut self, outbox: &OutboxReport) {
         self.add("outbox", &outbox.table);
         let least = if outbox.unpublished_is_capped { "at least " } else { "" };
-        let oldest = outbox.oldest_unpublished_seconds.map(|it| {
-            let age = Duration::try_from_secs_f64(it).unwrap_or_default();
-            format!(", oldest {}", duration(age))
-        });
+        let oldest = outbox.oldest_unpublished_seconds;
+        let oldest = oldest.map(|it| format!(", oldest {}", output::duration(it)));
         let oldest = oldest.unwrap_or_default();
         self.add("  unpublished", format_args!("{least}{}{oldest}", outbox.unpublished));
+        if let Some(dropped) = outbox.dropped {
+            self.add("  dropped", format_args!("{dropped} by a route"));
+        }
         let reason = outbox.latest_dead_letter_reason.as_deref();
         let reason = reason.map(|it| format!(", the latest: {it}")).unwrap_or_default();
         self.add("  dead letters", format_args!("{}{reason}", outbox.dead_letters));
@@ -86,7 +137,7 @@ impl Lines {
     }
 }
 
-fn bytes(count: u64) -> String {
+pub(super) fn bytes(count: u64) -> String {
     const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
     if count < 1024 {
         return format!("{count} B");
@@ -99,16 +150,6 @@ fn bytes(count: u64) -> String {
         unit += 1;
     }
     format!("{}.{} {}", tenths / 10, tenths % 10, UNITS[unit])
-}
-
-fn duration(duration: Duration) -> String {
-    let seconds = duration.as_secs();
-    match seconds {
-        0..60 => format!("{seconds}s"),
-        60..3600 => format!("{}m {}s", seconds / 60, seconds % 60),
-        3600..86_400 => format!("{}h {}m", seconds / 3600, seconds % 3600 / 60),
-        _ => format!("{}d {}h", seconds / 86_400, seconds % 86_400 / 3600),
-    }
 }
 
 #[cfg(test)]
@@ -126,11 +167,17 @@ mod tests {
                 lag_bytes: 4096,
                 retained_bytes: 65_536,
                 safe_wal_bytes: None,
+                invalidation_reason: None,
+                created_because: Some("the replication slot is gone".into()),
+                created_at: Some("2026-10-19T08:00:00Z".into()),
+                gap_rows: Some(120),
+                gap_filled_at: Some("2026-10-19T08:00:02Z".into()),
             }),
             outbox: OutboxReport {
                 table: "public.outbox_events".into(),
                 unpublished: 3,
                 unpublished_is_capped: false,
+                dropped: Some(2),
                 oldest_unpublished_seconds: Some(61.5),
                 dead_letters: 1,
                 latest_dead_letter_reason: Some("payload too large".into()),
@@ -155,8 +202,11 @@ slot           tailpost, active, WAL reserved
   confirmed    0/19212B0, 4.0 KiB behind
   server at    0/19222B0
   retains      64.0 KiB, without limit
+  created      2026-10-19T08:00:00Z, because the replication slot is gone
+  gap          filled from the table at 2026-10-19T08:00:02Z: 120 events
 outbox         public.outbox_events
   unpublished  3, oldest 1m 1s
+  dropped      2 by a route
   dead letters 1, the latest: payload too large
 stream         OUTBOX, 1 replica
   messages     12, 1.5 MiB
@@ -192,7 +242,7 @@ warning        1 dead letter
     }
 
     #[test]
-    fn sizes_and_ages_are_short() {
+    fn sizes_are_short() {
         for (count, text) in [
             (0, "0 B"),
             (1023, "1023 B"),
@@ -202,9 +252,6 @@ warning        1 dead letter
             (u64::MAX, "16383.9 PiB"),
         ] {
             assert_eq!(bytes(count), text);
-        }
-        for (seconds, text) in [(0, "0s"), (59, "59s"), (3599, "59m 59s"), (90_000, "1d 1h")] {
-            assert_eq!(duration(Duration::from_secs(seconds)), text);
         }
     }
 }
