@@ -30,7 +30,7 @@ mod user;
 mod workload;
 
 pub use ledger::{Ledger, Stored, Tally};
-pub use nats::{Nats, NatsOptions};
+pub use nats::{Nats, NatsCluster, NatsOptions};
 pub use postgres::{Postgres, PostgresOptions};
 pub use process::Left;
 pub use proxy::{Direction, Proxy};
