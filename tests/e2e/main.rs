@@ -11,6 +11,7 @@ mod gaps;
 mod keyed;
 mod poison;
 mod postgres_faults;
+mod replicas;
 mod scanner;
 mod schema;
 mod setup;

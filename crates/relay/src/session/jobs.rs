@@ -46,6 +46,7 @@ pub(super) enum Done {
     ScanMarked(u64),
     ScanClosed,
     Heartbeat,
+    LeftServer,
 }
 
 /// What a sweep did, and which transactions it could see.
@@ -108,6 +109,14 @@ pub(super) fn park(store: Arc<Store>, index: u64, event: Box<Event>, reason: Str
     job(async move {
         let row_was_there = store.park(&event, &reason).await?;
         Ok(Done::Parked { index, row_was_there })
+    })
+}
+
+/// Goes to another server of the broker's cluster.
+pub(super) fn leave_server(tail: TailReader) -> Job {
+    job(async move {
+        tail.leave_server().await;
+        Ok(Done::LeftServer)
     })
 }
 

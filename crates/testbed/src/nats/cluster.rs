@@ -18,13 +18,16 @@ const NODES: usize = 3;
 const LEADER_DEADLINE: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(50);
 
+/// A port on which nobody listens.
+const NOBODY: u16 = 1;
+
 /// An answer of a server that is cut off does not come: another one is asked then.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
 
 /// Three NATS servers with JetStream that keep streams in up to three replicas.
 ///
-/// Clients reach every server directly. The servers reach each other through a [`Proxy`] each way,
-/// so that one of them can be isolated: [`NatsCluster::isolate`].
+/// Clients reach every server directly. Each pair of servers talks through a [`Proxy`], so that one
+/// of them can be isolated: [`NatsCluster::isolate`].
 pub struct NatsCluster {
     nodes: Vec<Nats>,
     links: Vec<Link>,
@@ -32,10 +35,10 @@ pub struct NatsCluster {
     _ports: Vec<Port>,
 }
 
-/// How one server connects to another.
+/// The way between two servers. The second one connects: if both did, they would spend the first
+/// seconds on closing connections that they do not need.
 struct Link {
-    from: usize,
-    to: usize,
+    between: [usize; 2],
     proxy: Proxy,
 }
 
@@ -49,16 +52,17 @@ impl NatsCluster {
     pub async fn start(options: NatsOptions) -> Result<Self> {
         let ports: Vec<Port> = (0..NODES).map(|_| Port::reserve()).collect::<Result<_>>()?;
         let mut links = Vec::new();
-        for from in 0..NODES {
-            for to in (0..NODES).filter(|to| *to != from) {
-                links.push(Link { from, to, proxy: Proxy::start(ports[to].addr()).await? });
+        for second in 1..NODES {
+            for (first, port) in ports.iter().enumerate().take(second) {
+                let proxy = Proxy::start(port.addr()).await?;
+                links.push(Link { between: [first, second], proxy });
             }
         }
         let prepare = |node: usize| {
-            let routes = links.iter().filter(|link| link.from == node);
-            let routes: Vec<SocketAddr> = routes.map(|link| link.proxy.addr()).collect();
+            let routes = links.iter().filter(|link| link.between[1] == node);
+            let routes = routes.map(|link| link.proxy.addr()).collect();
             let mut options = options.clone();
-            options.config.extend(membership(ports[node].number(), &routes));
+            options.config.extend(membership(ports[node].addr(), routes));
             Nats::prepare(&options)
         };
         let nodes: Vec<Nats> = (0..NODES).map(prepare).collect::<Result<_>>()?;
@@ -123,12 +127,13 @@ impl NatsCluster {
         self.ask_until(&subject, named).await.with_context(|| format!("find {stream}'s leader"))
     }
 
-    /// Waits until all of the stream's replicas are there and have all of it.
+    /// Waits until all servers are there, and the stream's replicas have all of it.
     ///
     /// # Errors
     ///
     /// When they are not within a minute.
     pub async fn wait_current(&self, stream: &str) -> Result<()> {
+        self.whole().await.context("wait for the cluster")?;
         let subject = format!("$JS.API.STREAM.INFO.{stream}");
         let current = |answer: &Value| {
             let replicas = answer.pointer("/cluster/replicas")?.as_array()?;
@@ -157,7 +162,7 @@ impl NatsCluster {
     /// When there is no such server.
     pub async fn isolate(&mut self, node: usize) {
         assert!(node < NODES, "server {node} of {NODES}");
-        for link in self.links.iter_mut().filter(|link| link.from == node || link.to == node) {
+        for link in self.links.iter_mut().filter(|link| link.between.contains(&node)) {
             link.proxy.cut().await;
         }
     }
@@ -223,15 +228,18 @@ async fn request(node: &Nats, subject: &str, payload: &str) -> Result<Value> {
 }
 
 /// The lines that make a server one of the cluster.
-fn membership(port: u16, routes: &[SocketAddr]) -> Vec<String> {
+fn membership(listen: SocketAddr, mut routes: Vec<SocketAddr>) -> Vec<String> {
+    // A server without any route refuses to be one of a cluster. One to itself it drops.
+    if routes.is_empty() {
+        routes.push(listen);
+    }
     let routes: Vec<String> = routes.iter().map(|it| format!("\"nats://{it}\"")).collect();
-    let nowhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
     vec![
         "cluster {".to_owned(),
         "name: \"testbed\"".to_owned(),
-        format!("listen: \"127.0.0.1:{port}\""),
-        // Servers tell each other where the others are, past the proxies: a wrong address.
-        format!("advertise: \"{nowhere}\""),
+        format!("listen: \"{listen}\""),
+        // Servers tell each other where the others are, and would go past the proxies.
+        format!("advertise: \"{}\"", SocketAddr::from((Ipv4Addr::LOCALHOST, NOBODY))),
         // Clients keep to the servers that they were told of.
         "no_advertise: true".to_owned(),
         format!("routes: [{}]", routes.join(", ")),
