@@ -10,8 +10,9 @@ use crate::process::Relay;
 use crate::report::Drain;
 use crate::stage::Stage;
 
-/// Also how exact the times are. Asking more often would be load.
-const POLL: Duration = Duration::from_millis(10);
+/// How exact the times are. Asking is load, so it is done this often near the end only.
+const POLL: Duration = Duration::from_millis(5);
+const POLL_MAX: Duration = Duration::from_millis(200);
 
 /// From the start of the process until every row is marked.
 pub(crate) async fn relay(stage: &Stage<'_>, rows: u32) -> Result<Drain> {
@@ -25,11 +26,13 @@ pub(crate) async fn relay(stage: &Stage<'_>, rows: u32) -> Result<Drain> {
         if stored >= u64::from(rows) {
             break;
         }
-        wait(&relay, deadline, || format!("the stream has {stored} of {rows} events")).await?;
+        let pause = pause(meter.started.elapsed(), stored, rows);
+        let state = || format!("the stream has {stored} of {rows} events");
+        wait(&relay, deadline, pause, state).await?;
     }
     let stored_seconds = meter.started.elapsed().as_secs_f64();
     while !is_marked(stage, last).await? {
-        wait(&relay, deadline, || "the last row is not marked".to_owned()).await?;
+        wait(&relay, deadline, POLL, || "the last row is not marked".to_owned()).await?;
     }
     // Marks come in about the order of the rows: only now is counting worth its load.
     let drain = loop {
@@ -45,19 +48,30 @@ pub(crate) async fn relay(stage: &Stage<'_>, rows: u32) -> Result<Drain> {
                 relay_peak_resident_bytes: cpu::peak_resident_bytes(relay.pid())?,
             };
         }
-        wait(&relay, deadline, || format!("{unmarked} rows are not marked")).await?;
+        wait(&relay, deadline, POLL, || format!("{unmarked} rows are not marked")).await?;
     };
     relay.stop().await?;
     check(stage, rows).await?;
     Ok(drain)
 }
 
-async fn wait(relay: &Relay, deadline: Instant, state: impl FnOnce() -> String) -> Result<()> {
+/// Half of the time that the rest will take at this pace.
+fn pause(elapsed: Duration, stored: u64, rows: u32) -> Duration {
+    let rest = u64::from(rows).saturating_sub(stored) as f64;
+    elapsed.mul_f64(rest / (2 * stored.max(1)) as f64).clamp(POLL, POLL_MAX)
+}
+
+async fn wait(
+    relay: &Relay,
+    deadline: Instant,
+    pause: Duration,
+    state: impl FnOnce() -> String,
+) -> Result<()> {
     relay.check()?;
     if Instant::now() > deadline {
         bail!("lost events, or far too slow: {}", state());
     }
-    tokio::time::sleep(POLL).await;
+    tokio::time::sleep(pause).await;
     Ok(())
 }
 

@@ -158,23 +158,3 @@ async fn a_foreign_message_while_the_relay_is_idle_costs_nothing() {
     assert_eq!(by_hand.len(), 5);
     assert_eq!(events.into_iter().map(|it| it.id).collect::<Vec<_>>(), ids);
 }
-
-/// R-REL-06: someone publishes by hand into the middle of what is in flight. The order at that
-/// moment is not promised.
-#[tokio::test(flavor = "multi_thread")]
-async fn foreign_messages_under_load_lose_and_double_nothing() {
-    let rig = rig().await;
-    let _relay = rig.relay();
-    let jetstream = rig.nats.jetstream().await.unwrap();
-    let load = rig.load(15, 1000.0).await;
-    for _ in 0..5 {
-        load.wait_committed(200).await;
-        jetstream.publish("outbox.by.hand", "x".into()).await.unwrap().await.unwrap();
-    }
-    load.wait_committed(200).await;
-    let written = load.stop().await;
-    rig.wait_marked().await;
-    let tally = rig.tally(&written).await;
-    assert_eq!((tally.lost, tally.duplicates, tally.phantoms), (0, 0, 0), "{tally}");
-    assert_eq!(rig.stored_count().await, tally.stored as u64 + 5);
-}

@@ -55,3 +55,36 @@ async fn an_idle_outbox_in_a_busy_database_retains_no_log() {
     }
     assert_eq!(rig.stored_count().await, 0);
 }
+
+/// R-REL-03: an event now and then is confirmed within half a second of being stored.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_on_an_idle_stream_is_confirmed_within_half_a_second() {
+    let rig = Rig::new().await;
+    rig.setup().await;
+    let _relay = rig.relay();
+    let mut took = Vec::new();
+    for stored in 1..=6 {
+        rig.insert(1).await;
+        let end = rig.wal_end().await;
+        rig.wait_stored(stored).await;
+        let started = Instant::now();
+        until(DEADLINE, "it is confirmed", async || rig.confirmed().await >= end).await;
+        took.push(started.elapsed());
+    }
+    took.sort_unstable();
+    eprintln!("confirmed after {took:?}");
+    assert!(took[took.len() / 2] < Duration::from_millis(500), "it took {took:?}");
+}
+
+/// R-REL-12: a quiet relay on a quiet server does not keep either of them busy.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_quiet_relay_leaves_a_quiet_server_alone() {
+    let rig = Rig::new().await;
+    rig.setup().await;
+    let _relay = rig.relay();
+    rig.insert(1).await;
+    rig.wait_marked().await;
+    // Written rarer and rarer: when nothing was written for three seconds, it is rare enough.
+    let idle = "SELECT clock_timestamp() - updated_at > '3s' FROM tailpost_state";
+    until(DEADLINE, "it is quiet", async || rig.query::<bool>(idle).await).await;
+}

@@ -33,6 +33,7 @@ async fn survives_kills(seed: u64, duplicate_window: &str) {
     let _relay = rig.relay();
     load.wait_committed(200).await;
     rig.finish(load).await;
+    assert_eq!(rig.epochs().await, 1, "no relay took its own slot for another one");
 }
 
 /// R-REL-02, R-REL-03, R-REL-05, R-REL-06.
@@ -64,6 +65,7 @@ async fn killed_again_and_again_the_stream_is_in_commit_order() {
     let _relay = rig.relay();
     rig.wait_marked().await;
     assert_eq!(rig.stored_ids().await, ids);
+    assert_eq!(rig.epochs().await, 1, "no relay took its own slot for another one");
 }
 
 /// R-REL-02, R-REL-06: between ack and mark. The broker has everything, the table knows of nothing.
@@ -87,6 +89,8 @@ async fn killed_between_ack_and_mark_everything_is_marked_and_nothing_published_
     assert_eq!(rig.stored_ids().await, ids);
     let wrong = "SELECT count(*) FROM outbox_events WHERE stream <> 'OUTBOX' OR stream IS NULL";
     assert_eq!(rig.query::<i64>(wrong).await, 0, "marks name the stream");
+    let placed = "SELECT count(*) FROM outbox_events WHERE stream_seq > 0 AND commit_lsn > '0/0'";
+    assert_eq!(rig.query::<i64>(placed).await, 500, "and the place in it");
 }
 
 /// R-REL-02, R-REL-03, R-REL-06: between mark and confirm. PostgreSQL keeps the confirmed position in

@@ -52,16 +52,42 @@ async fn a_publication_changed_and_changed_back_beside_a_relay_costs_no_event() 
     assert_eq!(stored, expected);
 }
 
-/// R-REL-01, R-REL-07: before PostgreSQL 17 nothing tells one slot from another.
+/// R-REL-01, R-REL-07, R-REL-12: after a clean stop, and after a crash.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_replaced_by_hand_costs_no_event() {
     let (rig, mut expected) = rig().await;
-    if rig.postgres.version() < 17 {
-        return;
+    for crash in [false, true] {
+        let relay = rig.relay();
+        relay.wait_active().await;
+        expected.extend(rig.insert_each(10).await);
+        rig.wait_marked().await;
+        rig.wait_confirmed().await;
+        if crash {
+            relay.kill9().await;
+        } else {
+            relay.sigterm();
+            assert!(relay.wait_exit(DEADLINE).await.success());
+        }
+        expected.extend(rig.insert_each(10).await);
+        rig.execute("SELECT pg_drop_replication_slot('tailpost')").await;
+        rig.execute("SELECT pg_create_logical_replication_slot('tailpost', 'pgoutput')").await;
+        expected.extend(rig.insert_each(10).await);
+
+        let relay = rig.relay();
+        relay.wait_log("somebody replaced").await;
+        rig.wait_marked().await;
+        assert_eq!(rig.stored_ids().await, expected);
+        relay.sigterm();
+        assert!(relay.wait_exit(DEADLINE).await.success());
     }
+}
+
+/// R-REL-01, R-REL-12: a position that no relay confirmed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_advanced_by_hand_costs_no_event() {
+    let (rig, mut expected) = rig().await;
     expected.extend(rig.insert_each(10).await);
-    rig.execute("SELECT pg_drop_replication_slot('tailpost')").await;
-    rig.execute("SELECT pg_create_logical_replication_slot('tailpost', 'pgoutput')").await;
+    rig.execute("SELECT pg_replication_slot_advance('tailpost', pg_current_wal_lsn())").await;
     expected.extend(rig.insert_each(10).await);
 
     let _relay = rig.relay();

@@ -1,22 +1,29 @@
 //! What a user would see, on real servers.
 
+mod batches;
 mod broker_faults;
 mod commands;
 mod commits;
 mod confirmation;
 mod connections;
 mod crashes;
+mod debezium;
 mod demo;
 mod gaps;
 mod keyed;
+mod payloads;
 mod poison;
 mod postgres_faults;
 mod replicas;
+mod routes;
 mod scanner;
 mod schema;
 mod setup;
+mod slot_life;
 mod standby;
 mod stop;
 mod storm;
 mod takeover;
+mod unlogged;
+mod versioning;
 mod wire;

@@ -25,6 +25,7 @@ async fn postgres_killed_and_restarted_under_load_costs_nothing() {
     }
     load.wait_committed(200).await;
     rig.finish(load).await;
+    assert_eq!(rig.epochs().await, 1, "no relay took its own slot for another one");
 }
 
 /// R-REL-02, R-REL-06.
@@ -41,6 +42,7 @@ async fn postgres_restarted_in_good_order_under_load_costs_nothing() {
     }
     load.wait_committed(200).await;
     rig.finish(load).await;
+    assert_eq!(rig.epochs().await, 1, "no relay took its own slot for another one");
 }
 
 /// DESIGN 7: a server that shuts down waits for a client that withholds acks.

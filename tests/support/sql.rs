@@ -97,6 +97,15 @@ impl<B: Broker> Rig<B> {
         .await
     }
 
+    /// How often the slot was created.
+    ///
+    /// # Panics
+    ///
+    /// When the outbox is not set up.
+    pub async fn epochs(&self) -> i64 {
+        self.query("SELECT epoch FROM tailpost_state WHERE slot = 'tailpost'").await
+    }
+
     /// The end of the log.
     ///
     /// # Panics

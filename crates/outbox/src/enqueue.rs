@@ -1,7 +1,7 @@
 use tokio_postgres::Transaction;
 use tokio_postgres::types::{ToSql, Type};
 
-use crate::{Error, Event, Table};
+use crate::{Column, Error, Event, Table};
 
 /// Writes an event to `public.outbox_events`, in the caller's transaction.
 ///
@@ -51,9 +51,9 @@ impl Table {
     ) -> Result<(), tokio_postgres::Error> {
         // `ORDER BY` makes `seq` follow the order of the slice. JSON goes as bytes, so that what is
         // not UTF-8 is refused by the server instead of mended here.
+        let columns = Column::ALL.map(|column| self.column(column)).join(", ");
         let sql = format!(
-            "INSERT INTO {} (id, aggregate_type, aggregate_id, event_type, event_version, payload, \
-             occurred_at, correlation_id, causation_id, headers) \
+            "INSERT INTO {} ({columns}) \
              SELECT id, aggregate_type, aggregate_id, event_type, event_version, \
              convert_from(payload, 'UTF8')::jsonb, \
              occurred_at, correlation_id, causation_id, \

@@ -31,6 +31,7 @@
 //! # }
 //! ```
 
+mod columns;
 mod enqueue;
 mod error;
 mod event;
@@ -38,7 +39,8 @@ pub mod migrations;
 mod table;
 pub mod wire;
 
+pub use columns::{Column, Columns};
 pub use enqueue::{enqueue, enqueue_all};
 pub use error::Error;
 pub use event::Event;
-pub use table::{Table, TableError};
+pub use table::{DROPPED, Table, TableError};

@@ -6,7 +6,7 @@
 
 use tokio_postgres::{Client, GenericClient};
 
-use crate::{Error, Table};
+use crate::{Column, Columns, Error, Table};
 
 /// A numbered change of the schema.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,16 +15,28 @@ pub struct Migration {
     pub version: i32,
     /// What it is about, as in its file name.
     pub name: &'static str,
-    /// Its statements, with `{table}` and `{schema}` in place of the quoted names.
+    /// Its statements, with `{table}`, `{schema}` and, for a column, such as `{payload}` in place of
+    /// the quoted names.
     pub sql: &'static str,
 }
 
 /// All migrations, in order.
-pub const MIGRATIONS: &[Migration] = &[Migration {
-    version: 1,
-    name: "outbox",
-    sql: include_str!("../../../migrations/0001_outbox.sql"),
-}];
+pub const MIGRATIONS: &[Migration] = &[
+    Migration {
+        version: 1,
+        name: "outbox",
+        sql: include_str!("../../../migrations/0001_outbox.sql"),
+    },
+    Migration {
+        version: 2,
+        name: "slot_life",
+        sql: include_str!("../../../migrations/0002_slot_life.sql"),
+    },
+];
+
+/// The first migration for a table that the documented text does not fit: one with other column
+/// names, or with a payload that is no JSON.
+const OUTBOX_ADOPTED: &str = include_str!("../../../migrations/0001_outbox_adopted.sql");
 
 /// Held while migrating, so that several instances starting at once do not collide.
 const ADVISORY_LOCK: i64 = 0x7461_696C_706F_7374; // "tailpost"
@@ -37,24 +49,13 @@ impl Migration {
     /// The statements for `table`.
     #[must_use]
     pub fn render(&self, table: &Table) -> String {
-        let mut sql = String::with_capacity(self.sql.len());
-        // In one pass, since a name may itself look like a placeholder.
-        let mut rest = self.sql;
-        while let Some(start) = rest.find('{') {
-            sql.push_str(&rest[..start]);
-            rest = &rest[start..];
-            if let Some(after) = rest.strip_prefix("{table}") {
-                sql.push_str(&table.quoted());
-                rest = after;
-            } else if let Some(after) = rest.strip_prefix("{schema}") {
-                sql.push_str(&table.quoted_schema());
-                rest = after;
-            } else {
-                sql.push('{');
-                rest = &rest[1..];
-            }
-        }
-        sql + rest
+        let documented = *table.columns() == Columns::default();
+        if documented { fill_in(self.sql, table) } else { self.render_adopted(table) }
+    }
+
+    /// As [`render`](Self::render), for a table that the documented text does not fit.
+    fn render_adopted(&self, table: &Table) -> String {
+        fill_in(if self.version == 1 { OUTBOX_ADOPTED } else { self.sql }, table)
     }
 
     /// Guards against edits by mistake: FNV-1a, 64 bits, of the text without carriage returns
@@ -67,6 +68,36 @@ impl Migration {
         });
         format!("{hash:016x}")
     }
+}
+
+fn fill_in(text: &str, table: &Table) -> String {
+    let mut sql = String::with_capacity(text.len());
+    // In one pass, since a name may itself look like a placeholder.
+    let mut rest = text;
+    while let Some(start) = rest.find('{') {
+        sql.push_str(&rest[..start]);
+        rest = &rest[start..];
+        let placeholder = rest[1..].split_once('}').and_then(|(name, after)| {
+            let column = || Column::ALL.into_iter().find(|it| it.documented_name() == name);
+            let value = match name {
+                "table" => table.quoted(),
+                "schema" => table.quoted_schema(),
+                _ => table.column(column()?),
+            };
+            Some((value, after))
+        });
+        match placeholder {
+            Some((value, after)) => {
+                sql.push_str(&value);
+                rest = after;
+            }
+            None => {
+                sql.push('{');
+                rest = &rest[1..];
+            }
+        }
+    }
+    sql + rest
 }
 
 /// Brings the schema up to date and returns what had to be applied: nothing, mostly.
@@ -92,8 +123,10 @@ pub async fn migrate(client: &mut Client, table: &Table) -> Result<Vec<Migration
     tx.batch_execute(&record_table(table)).await.map_err(prepare)?;
     // Again, since another run may have been at work until the lock was ours.
     let pending = pending(&tx, table).await?;
+    let adopted = is_binary(&tx, table).await.map_err(prepare)?;
     for migration in &pending {
-        let script = format!("{}\n{}", migration.render(table), record(migration, table));
+        let text = if adopted { migration.render_adopted(table) } else { migration.render(table) };
+        let script = format!("{text}\n{}", record(migration, table));
         tx.batch_execute(&script).await.map_err(|source| Error::Migrate {
             version: migration.version,
             name: migration.name,
@@ -185,6 +218,18 @@ async fn create_schema(
     Ok(())
 }
 
+/// Whether there is a table already whose payload is `bytea`.
+async fn is_binary(
+    client: &impl GenericClient,
+    table: &Table,
+) -> Result<bool, tokio_postgres::Error> {
+    let sql = "SELECT EXISTS (SELECT FROM pg_attribute
+                   WHERE attrelid = to_regclass($1::text) AND attname = $2::text
+                       AND NOT attisdropped AND atttypid = 'bytea'::regtype)";
+    let payload = table.columns().name(Column::Payload);
+    Ok(client.query_one(sql, &[&table.quoted(), &payload]).await?.get(0))
+}
+
 fn record_table(table: &Table) -> String {
     format!(
         "SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';
@@ -235,7 +280,24 @@ mod tests {
     #[test]
     fn checksums_are_those_of_the_published_migrations() {
         let checksums: Vec<_> = MIGRATIONS.iter().map(Migration::checksum).collect();
-        assert_eq!(checksums, ["dca413c504537e6b"]);
+        assert_eq!(checksums, ["dca413c504537e6b", "ff5d1428ebb075d4"]);
+    }
+
+    /// It is the same migration, so it is published as well.
+    #[test]
+    fn the_adopting_text_is_pinned_too_and_names_no_column_itself() {
+        let text = Migration { version: 1, name: "x", sql: OUTBOX_ADOPTED };
+        assert_eq!(text.checksum(), "047b77c17760c253");
+        let mut columns = Columns::default();
+        for column in Column::ALL {
+            columns.rename(column, &format!("app {}", column.documented_name())).unwrap();
+        }
+        let sql = text.render(&Table::default().with_columns(columns).unwrap());
+        for column in Column::ALL {
+            let name = column.documented_name();
+            assert!(sql.contains(&format!("\"app {name}\"")), "{name}");
+            assert!(!sql.contains(&format!("{{{name}}}")), "{name}");
+        }
     }
 
     #[test]

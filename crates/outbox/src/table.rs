@@ -1,8 +1,14 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::{Column, Columns};
+
 /// The most bytes that PostgreSQL keeps of an identifier; it cuts longer ones silently.
 const IDENTIFIER_BYTES_MAX: usize = 63;
+
+/// What `publish_error` says of a row that has `published_at` although no stream has the event: a
+/// route of the relay dropped it. Such a row has neither `stream` nor `stream_seq`.
+pub const DROPPED: &str = "dropped by a route";
 
 /// What the migrations create beside the outbox table.
 const COMPANIONS: [&str; 5] =
@@ -16,6 +22,7 @@ const COMPANIONS: [&str; 5] =
 pub struct Table {
     schema: String,
     name: String,
+    columns: Columns,
 }
 
 impl Table {
@@ -25,22 +32,36 @@ impl Table {
     ///
     /// If PostgreSQL would refuse or shorten a name, or the name is one of a companion object.
     pub fn new(schema: impl Into<String>, name: impl Into<String>) -> Result<Self, TableError> {
-        let table = Self { schema: schema.into(), name: name.into() };
-        for identifier in [&table.schema, &table.name] {
-            if identifier.is_empty() {
-                return Err(TableError::Empty);
-            }
-            if identifier.len() > IDENTIFIER_BYTES_MAX {
-                return Err(TableError::TooLong { identifier: identifier.clone() });
-            }
-            if identifier.contains('\0') {
-                return Err(TableError::Nul);
-            }
-        }
+        let columns = Columns::default();
+        let table = Self { schema: schema.into(), name: name.into(), columns };
+        check_identifier(&table.schema)?;
+        check_identifier(&table.name)?;
         if COMPANIONS.contains(&table.name.as_str()) {
             return Err(TableError::Companion { name: table.name });
         }
         Ok(table)
+    }
+
+    /// The same table, whose columns are called as `columns` says.
+    ///
+    /// # Errors
+    ///
+    /// If a column has two meanings.
+    pub fn with_columns(self, columns: Columns) -> Result<Self, TableError> {
+        columns.check()?;
+        Ok(Self { columns, ..self })
+    }
+
+    /// What its columns are called.
+    #[must_use]
+    pub fn columns(&self) -> &Columns {
+        &self.columns
+    }
+
+    /// The name of a column, quoted for use in SQL.
+    #[must_use]
+    pub fn column(&self, column: Column) -> String {
+        self.columns.quoted(column)
     }
 
     /// The schema, unquoted.
@@ -78,7 +99,8 @@ impl Table {
 impl Default for Table {
     /// `public.outbox_events`.
     fn default() -> Self {
-        Self { schema: "public".to_owned(), name: "outbox_events".to_owned() }
+        let (schema, name) = ("public".to_owned(), "outbox_events".to_owned());
+        Self { schema, name, columns: Columns::default() }
     }
 }
 
@@ -126,7 +148,7 @@ pub enum TableError {
     )]
     Syntax,
     /// A name is empty.
-    #[error("a schema or table name is empty")]
+    #[error("a name is empty")]
     Empty,
     /// PostgreSQL would shorten a name.
     #[error("the name {identifier:?} is longer than {IDENTIFIER_BYTES_MAX} bytes")]
@@ -135,8 +157,14 @@ pub enum TableError {
         identifier: String,
     },
     /// A name contains a NUL byte.
-    #[error("a schema or table name contains a nul byte")]
+    #[error("a name contains a nul byte")]
     Nul,
+    /// A column would hold two things.
+    #[error("the column {name} is named twice, or is one that the relay keeps for itself")]
+    Column {
+        /// The name.
+        name: String,
+    },
     /// The name is taken by an object that belongs to the outbox.
     #[error("the name {name} is needed for an object beside the outbox table")]
     Companion {
@@ -145,7 +173,20 @@ pub enum TableError {
     },
 }
 
-fn quote(identifier: &str) -> String {
+pub(crate) fn check_identifier(identifier: &str) -> Result<(), TableError> {
+    if identifier.is_empty() {
+        return Err(TableError::Empty);
+    }
+    if identifier.len() > IDENTIFIER_BYTES_MAX {
+        return Err(TableError::TooLong { identifier: identifier.to_owned() });
+    }
+    if identifier.contains('\0') {
+        return Err(TableError::Nul);
+    }
+    Ok(())
+}
+
+pub(crate) fn quote(identifier: &str) -> String {
     format!("\"{}\"", identifier.replace('"', "\"\""))
 }
 

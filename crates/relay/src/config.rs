@@ -4,6 +4,7 @@ use outbox::Table;
 use outbox::wire::SubjectTemplate;
 
 use crate::connect::{Error, NatsTarget, PostgresTarget, check_name};
+use crate::routing::{Route, Routing};
 
 /// Everything a relay must know. See `docker/tailpost.toml` for what each setting means in use.
 #[derive(Debug, Clone)]
@@ -20,16 +21,23 @@ pub struct Config {
     pub publication: String,
     /// The stream that events go to.
     pub stream: StreamConfig,
-    /// How an event's subject is made.
+    /// How the subject is made of an event that no route takes.
     pub subject: SubjectTemplate,
+    /// Other subjects for some events, and which are not published. The first that takes an event
+    /// decides.
+    pub routes: Vec<Route>,
     /// How duplicates and disorder are prevented.
     pub mode: Mode,
+    /// What keeps events single.
+    pub dedup: Dedup,
     /// How much may be in flight.
     pub window: WindowLimits,
     /// How the table is searched for rows that the log cannot bring.
     pub scan: ScanConfig,
     /// How published rows are marked.
     pub mark: MarkConfig,
+    /// What the slot may make the server keep.
+    pub wal: WalConfig,
     /// How long a message may stay unacknowledged before the stream's tail is read.
     pub ack_timeout: Duration,
 }
@@ -42,6 +50,17 @@ pub enum Mode {
     Fenced,
     /// One unacknowledged message per aggregate, deduplicated by id; the stream may be shared.
     Keyed,
+}
+
+/// What the broker is given to tell an event that it has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Dedup {
+    /// `Nats-Msg-Id` and, in fenced mode, the sequence to follow.
+    #[default]
+    Both,
+    /// The sequence to follow alone: fenced mode needs no more, and the broker is spared an index
+    /// entry per message. The id travels in `Tailpost-Event-Id`.
+    Position,
 }
 
 /// The JetStream stream, as set-up creates it and start-up expects it.
@@ -124,9 +143,33 @@ impl Default for MarkConfig {
     }
 }
 
+/// The log that the server keeps for the slot while the broker takes nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct WalConfig {
+    /// How many bytes it may be; `None` leaves it to the server's `max_slot_wal_keep_size`.
+    pub limit: Option<u64>,
+    /// What is done when it is more.
+    pub on_limit: OnWalLimit,
+}
+
+/// What is done when the slot keeps more log than it may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OnWalLimit {
+    /// Say so, and keep it.
+    #[default]
+    Hold,
+    /// Drop the slot; create it anew when the broker is back, and take the gap from the table.
+    DropSlotAndScan,
+}
+
 impl Config {
     /// The default time that a message may stay unacknowledged.
     pub const ACK_TIMEOUT: Duration = Duration::from_secs(5);
+
+    /// What decides about an event's subject.
+    pub(crate) fn routing(&self) -> Routing {
+        Routing::new(self.routes.clone(), self.subject.clone())
+    }
 
     /// Checks what types cannot express: names, ranges, and settings that must fit each other.
     ///
@@ -155,6 +198,16 @@ impl Config {
             if duration < Duration::from_millis(min) {
                 return Err(Error::invalid(setting, format!("must be at least {min}ms")));
             }
+        }
+        if self.wal.on_limit != OnWalLimit::Hold && self.wal.limit.is_none() {
+            return Err(Error::invalid("relay.on_wal_limit", "needs relay.wal_limit"));
+        }
+        if self.wal.limit.is_some_and(|limit| limit < 1 << 20) {
+            return Err(Error::invalid("relay.wal_limit", "must be at least 1MiB"));
+        }
+        if self.dedup == Dedup::Position && self.mode == Mode::Keyed {
+            let reason = "\"position\" needs relay.mode = \"fenced\": keyed mode has only the ids";
+            return Err(Error::invalid("relay.dedup", reason));
         }
         if self.stream.max_age.is_some_and(|age| age < self.stream.duplicate_window) {
             return Err(Error::invalid(
@@ -197,10 +250,13 @@ mod tests {
             publication: "tailpost".into(),
             stream: StreamConfig::default(),
             subject: "outbox.{aggregate_type}.{event_type}".parse().expect("valid"),
+            routes: Vec::new(),
             mode: Mode::default(),
+            dedup: Dedup::default(),
             window: WindowLimits::default(),
             scan: ScanConfig::default(),
             mark: MarkConfig::default(),
+            wal: WalConfig::default(),
             ack_timeout: Config::ACK_TIMEOUT,
         }
     }
@@ -231,5 +287,7 @@ mod tests {
         check("relay.scan_interval", |it| it.scan.interval = Duration::ZERO);
         check("relay.mark_batch", |it| it.mark.batch = 0);
         check("relay.ack_timeout", |it| it.ack_timeout = Duration::ZERO);
+        check("relay.wal_limit", |it| it.wal.limit = Some(1));
+        check("relay.on_wal_limit", |it| it.wal.on_limit = OnWalLimit::DropSlotAndScan);
     }
 }

@@ -99,6 +99,12 @@ pub enum Error {
     /// The broker refuses everything until an operator changes something.
     #[error("the broker refuses to store events: {0}")]
     Refused(String),
+    /// The slot made the server keep more than it may.
+    #[error("replication slot \"{slot}\" keeps more of the log than relay.wal_limit")]
+    WalLimit {
+        /// The slot's name.
+        slot: String,
+    },
     /// The migrations could not be applied.
     #[error(transparent)]
     Migrate(#[from] outbox::Error),
@@ -139,6 +145,7 @@ impl Error {
             Self::Stalled(_)
             | Self::SlotBusy { .. }
             | Self::PublicationChanged { .. }
+            | Self::WalLimit { .. }
             | Self::JetStream { .. } => true,
             Self::SlotForeign { .. }
             | Self::SlotElsewhere { .. }
@@ -179,7 +186,10 @@ impl Error {
             Self::SlotBusy { .. } => {
                 Some("another relay publishes what there is: see `tailpost status`".into())
             }
-            Self::Stalled(_) | Self::PublicationChanged { .. } | Self::Decode(_) => None,
+            Self::Stalled(_)
+            | Self::PublicationChanged { .. }
+            | Self::WalLimit { .. }
+            | Self::Decode(_) => None,
         }
     }
 
@@ -190,7 +200,7 @@ impl Error {
     }
 
     /// The SQLSTATE of the server's answer, if it gave one.
-    fn code(&self) -> Option<SqlState> {
+    pub(crate) fn code(&self) -> Option<SqlState> {
         match self {
             Self::Sql { source, .. } => source.code().cloned(),
             Self::Replication { source, .. } => {

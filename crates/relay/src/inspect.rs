@@ -1,13 +1,14 @@
 //! What both servers keep, whether a relay runs or not.
 
 use async_nats::jetstream;
-use outbox::wire;
+use outbox::{Column, DROPPED, wire};
 use tokio_postgres::Client;
 use tokio_postgres::types::PgLsn;
 
 use crate::config::Config;
 use crate::error::Error;
 use crate::report::{OutboxReport, SlotReport, StatusReport, StreamReport};
+use crate::routing::Destination;
 use crate::setup::is_not_found;
 
 /// Counting more unpublished rows than this tells nobody anything.
@@ -53,13 +54,27 @@ fn warn(config: &Config, report: &mut StatusReport) {
             "replication slot \"{}\" does not exist: run `tailpost setup`",
             config.slot
         )),
-        Some(slot) if slot.wal_status.as_deref() == Some("lost") => warnings.push(
-            "the slot's log is lost: a relay creates the slot anew and scans for the gap".into(),
+        Some(slot) if slot.wal_status.as_deref() == Some("lost") => {
+            let reason = slot.invalidation_reason.as_deref();
+            let reason = reason.map(|it| format!(" ({it})")).unwrap_or_default();
+            warnings.push(format!(
+                "the slot's log is lost{reason}: a relay creates the slot anew and scans for the gap"
+            ));
+        }
+        Some(slot) if slot.wal_status.as_deref() == Some("unreserved") => warnings.push(
+            "the slot keeps more of the log than max_slot_wal_keep_size: it is lost at the next \
+             checkpoint"
+                .into(),
         ),
         Some(slot) if !slot.active => {
             warnings.push("no relay reads the slot: run `tailpost relay`".into());
         }
         Some(_) => {}
+    }
+    if let (Some(slot), Some(limit)) = (&report.slot, config.wal.limit)
+        && slot.retained_bytes >= limit
+    {
+        warnings.push("the slot keeps more of the log than relay.wal_limit".into());
     }
     if report.outbox.dead_letters > 0 {
         let table = config.table.companion("outbox_dead_letter");
@@ -70,15 +85,19 @@ fn warn(config: &Config, report: &mut StatusReport) {
 }
 
 async fn slot(config: &Config, client: &Client) -> Result<Option<SlotReport>, Error> {
-    let row = client
-        .query_opt(
-            "SELECT active, wal_status, confirmed_flush_lsn, pg_current_wal_lsn(), restart_lsn,
-                    safe_wal_size
-             FROM pg_replication_slots WHERE slot_name = $1",
-            &[&config.slot],
-        )
-        .await
-        .map_err(Error::sql("look at the slot"))?;
+    let time = "to_char(%I AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"')";
+    let sql = format!(
+        "SELECT active, wal_status, confirmed_flush_lsn, pg_current_wal_lsn(), restart_lsn,
+                safe_wal_size, to_jsonb(s)->>'invalidation_reason', epoch_reason, {created_at},
+                gap_rows, {filled_at}
+         FROM pg_replication_slots s LEFT JOIN {state} state ON slot = slot_name
+         WHERE slot_name = $1",
+        created_at = time.replace("%I", "epoch_at"),
+        filled_at = time.replace("%I", "gap_filled_at"),
+        state = config.table.companion("tailpost_state"),
+    );
+    let row =
+        client.query_opt(&sql, &[&config.slot]).await.map_err(Error::sql("look at the slot"))?;
     let lsn = |value: Option<PgLsn>| value.map(u64::from);
     Ok(row.map(|row| {
         let current: u64 = row.get::<_, PgLsn>(3).into();
@@ -93,6 +112,11 @@ async fn slot(config: &Config, client: &Client) -> Result<Option<SlotReport>, Er
             lag_bytes: behind(confirmed),
             retained_bytes: behind(lsn(row.get(4))),
             safe_wal_bytes: row.get(5),
+            invalidation_reason: row.get(6),
+            created_because: row.get(7),
+            created_at: row.get(8),
+            gap_rows: row.get::<_, Option<i64>>(9).map(i64::unsigned_abs),
+            gap_filled_at: row.get(10),
         }
     }))
 }
@@ -100,14 +124,26 @@ async fn slot(config: &Config, client: &Client) -> Result<Option<SlotReport>, Er
 async fn outbox(config: &Config, client: &Client) -> Result<OutboxReport, Error> {
     let doing = "look at the outbox";
     let (table, dead) = (config.table.quoted(), config.table.companion("outbox_dead_letter"));
+    let occurred_at = config.table.column(Column::OccurredAt);
+    let drops = config.routes.iter().any(|it| it.destination == Destination::Drop);
+    // Not counted without need: no index leads there.
+    let dropped = if drops {
+        format!(
+            "SELECT count(*) FROM (SELECT FROM {table} WHERE publish_error = '{DROPPED}'
+                                   LIMIT {COUNT_MAX}) dropped"
+        )
+    } else {
+        "NULL::bigint".into()
+    };
     let sql = format!(
         "SELECT (SELECT count(*) FROM (SELECT FROM {table} WHERE published_at IS NULL
                                        LIMIT {COUNT_MAX}) unpublished),
-                (SELECT extract(epoch FROM clock_timestamp() - occurred_at)::float8 FROM {table}
-                 WHERE published_at IS NULL ORDER BY occurred_at LIMIT 1),
+                (SELECT extract(epoch FROM clock_timestamp() - {occurred_at})::float8 FROM {table}
+                 WHERE published_at IS NULL ORDER BY {occurred_at} LIMIT 1),
                 (SELECT count(*) FROM {dead} WHERE discarded_at IS NULL),
                 (SELECT reason FROM {dead} WHERE discarded_at IS NULL
-                 ORDER BY dead_at DESC LIMIT 1)"
+                 ORDER BY dead_at DESC LIMIT 1),
+                ({dropped})"
     );
     let row = client.query_one(&sql, &[]).await.map_err(Error::sql(doing))?;
     let count = |at: usize| u64::try_from(row.get::<_, i64>(at)).unwrap_or(0);
@@ -115,6 +151,7 @@ async fn outbox(config: &Config, client: &Client) -> Result<OutboxReport, Error>
         table: config.table.to_string(),
         unpublished: count(0),
         unpublished_is_capped: row.get::<_, i64>(0) >= COUNT_MAX,
+        dropped: row.get::<_, Option<i64>>(4).and_then(|it| it.try_into().ok()),
         oldest_unpublished_seconds: row.get(1),
         dead_letters: count(2),
         latest_dead_letter_reason: row.get(3),

@@ -41,19 +41,25 @@ mod error;
 mod inspect;
 mod report;
 mod reporter;
+mod routing;
 mod run;
 mod session;
 mod setup;
+mod slots;
 mod status;
 
-pub use config::{Config, MarkConfig, Mode, ScanConfig, StreamConfig, WindowLimits};
+pub use config::{
+    Config, Dedup, MarkConfig, Mode, OnWalLimit, ScanConfig, StreamConfig, WalConfig, WindowLimits,
+};
 pub use connect::{NatsTarget, PostgresTarget};
 pub use error::Error;
 pub use inspect::inspect;
 pub use report::{OutboxReport, SlotReport, StatusReport, StreamReport};
+pub use routing::{Destination, Glob, Route};
 pub use run::run;
 pub use setup::{SetupPlan, SetupReport, SetupStep, plan, setup};
-pub use status::{Latency, Role, Status};
+pub use slots::{SlotEntry, create_slot, drop_slot, slots};
+pub use status::{Latency, Role, SlotStatus, Status};
 
 /// An error and what caused it, in one line. For logs; a terminal gets the chain.
 fn describe(error: &Error) -> String {

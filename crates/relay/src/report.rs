@@ -36,6 +36,16 @@ pub struct SlotReport {
     pub lag_bytes: u64,
     /// Bytes of log that the slot keeps PostgreSQL from removing.
     pub retained_bytes: u64,
+    /// Why PostgreSQL gave the slot up, as PostgreSQL 17 and later say it.
+    pub invalidation_reason: Option<String>,
+    /// Why it was created, the last time.
+    pub created_because: Option<String>,
+    /// When that was.
+    pub created_at: Option<String>,
+    /// Rows published from the table since then, because the log could not bring them.
+    pub gap_rows: Option<u64>,
+    /// When none of them was left; `None` while some are, or no relay has looked.
+    pub gap_filled_at: Option<String>,
     /// Bytes of log that may still be written before the slot is lost; `None` if unlimited.
     pub safe_wal_bytes: Option<i64>,
 }
@@ -49,7 +59,9 @@ pub struct OutboxReport {
     pub unpublished: u64,
     /// Whether the count stopped at its limit.
     pub unpublished_is_capped: bool,
-    /// Age of the oldest of them.
+    /// Rows that a route dropped, counted up to a limit; `None` if no route drops events.
+    pub dropped: Option<u64>,
+    /// Age of the oldest of the unpublished rows.
     pub oldest_unpublished_seconds: Option<f64>,
     /// Events in the dead-letter table that nobody has discarded.
     pub dead_letters: u64,

@@ -3,12 +3,13 @@
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
+use pgoutput::Lsn;
 use tokio::sync::watch;
 
 use crate::connect::NatsLink;
 use crate::core::{Origin, Settled, State};
 use crate::session::MarkCounts;
-use crate::status::{Role, Status};
+use crate::status::{Role, SlotStatus, Status};
 
 /// How often a status goes out.
 const REPORT_EVERY: Duration = Duration::from_millis(100);
@@ -57,6 +58,11 @@ impl Reporter {
         self.role(Role::Starting);
     }
 
+    /// The slot was looked at.
+    pub(crate) fn slot(&mut self, slot: SlotStatus) {
+        self.status.slot = Some(slot);
+    }
+
     /// Something went wrong that the session survives.
     pub(crate) fn trouble(&mut self, why: String) {
         self.status.last_error = Some(why);
@@ -64,7 +70,7 @@ impl Reporter {
 
     /// Measures how long acknowledged events took.
     pub(crate) fn settled(&mut self, settled: &[Settled]) {
-        let mut measured = settled.iter().filter(|it| !it.found && it.origin == Origin::Log);
+        let mut measured = settled.iter().filter(|it| it.acked && it.origin == Origin::Log);
         let Some(first) = measured.next() else { return };
         let now = Timestamp::now().as_microsecond() - POSTGRES_EPOCH_UNIX_MICROS;
         for it in std::iter::once(first).chain(measured) {
@@ -74,26 +80,38 @@ impl Reporter {
     }
 
     /// Takes a session's state over, if it is time. With `last` it always is.
-    pub(crate) fn report(&mut self, state: &State, marks: &MarkCounts, scanned: u64, last: bool) {
+    pub(crate) fn report(
+        &mut self,
+        state: &State,
+        confirmed: Lsn,
+        marks: &MarkCounts,
+        scanned: u64,
+        last: bool,
+    ) {
         if !last && self.sent.is_some_and(|sent| sent.elapsed() < REPORT_EVERY) {
             return;
         }
         let (base, counts) = (&self.base, state.counts());
         let status = &mut self.status;
-        let resolved = |it: &Status| it.published_total + it.settled_total + it.parked_total;
+        let resolved = |it: &Status| {
+            it.published_total + it.settled_total + it.parked_total + it.dropped_total
+        };
         let before = resolved(status);
         status.resolved_lsn = state.confirmed();
-        status.confirmed_lsn = state.confirmed();
+        status.confirmed_lsn = confirmed;
         status.received_lsn = state.received().max(state.confirmed());
         status.in_flight_events = state.unresolved();
         status.in_flight_bytes = state.window_bytes();
         status.published_total = base.published_total + counts.acked;
         status.settled_total = base.settled_total + counts.found;
         status.parked_total = base.parked_total + counts.parked;
+        status.dropped_total = base.dropped_total + counts.dropped;
         status.resyncs_total = base.resyncs_total + counts.resyncs;
+        status.batches_total = base.batches_total + counts.batches;
         status.foreign_total = base.foreign_total + counts.foreign;
         status.marked_total = base.marked_total + marks.marked;
         status.swept_total = base.swept_total + marks.swept;
+        status.unlogged_total = base.unlogged_total + marks.unlogged;
         status.scanned_total = base.scanned_total + scanned;
         if resolved(status) > before || status.in_flight_events == 0 {
             status.last_progress = Some(Instant::now());

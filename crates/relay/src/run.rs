@@ -7,10 +7,10 @@ use async_nats::Client;
 use rand::RngExt;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use crate::broker::leave_server;
-use crate::config::Config;
+use crate::config::{Config, OnWalLimit};
 use crate::database::Store;
 use crate::describe;
 use crate::error::Error;
@@ -27,6 +27,12 @@ const SESSION_GOOD_AFTER: Duration = Duration::from_secs(10);
 
 /// A pause that is reached when the stream has been silent for several attempts.
 const STRANDED_AFTER: Duration = Duration::from_secs(1);
+
+/// How long the server may take to notice that the slot is not read any more.
+const LEAVING_MAX: Duration = Duration::from_secs(5);
+
+/// How long giving the slot up may take.
+const RELIEF_MAX: Duration = Duration::from_secs(20);
 
 /// How often a standby looks whether the slot is free.
 const STANDBY_EVERY: Duration = Duration::from_millis(200);
@@ -87,6 +93,9 @@ pub async fn run(
         let wait = pause.mul_f64(rand::rng().random_range(0.5..1.0));
         warn!(error = describe(&error), hint = error.hint(), "starting anew in {wait:.1?}");
         reporter.failed(describe(&error));
+        if let Err(error) = relieve(&config).await {
+            warn!(error = describe(&error), "could not look at what the slot keeps");
+        }
         pause = (pause * 2).min(PAUSE_MAX);
         tokio::select! {
             () = tokio::time::sleep(wait) => {}
@@ -129,11 +138,44 @@ async fn session(
     ended
 }
 
+/// Between sessions nobody reads the slot, and it keeps what is written. Drops it if that is more
+/// than it may be, and if that is wanted: the table has everything that it would have brought.
+async fn relieve(config: &Config) -> Result<(), Error> {
+    let (Some(limit), OnWalLimit::DropSlotAndScan) = (config.wal.limit, config.wal.on_limit) else {
+        return Ok(());
+    };
+    let relieved = async {
+        let store = Store::connect(config, "tailpost slot").await?;
+        store.lock_slot(&config.slot).await?; // nobody creates it anew meanwhile
+        let mut health = store.slot_health(&config.slot).await?;
+        let started = Instant::now();
+        // The process that read it for us needs a moment to notice that we are gone.
+        while health.is_read && health.retained_bytes >= limit && started.elapsed() < LEAVING_MAX {
+            tokio::time::sleep(STANDBY_EVERY).await;
+            health = store.slot_health(&config.slot).await?;
+        }
+        if health.is_read || health.retained_bytes < limit {
+            return Ok(());
+        }
+        store.announce_drop(&config.slot, "it kept more of the log than relay.wal_limit").await?;
+        store.drop_slot(&config.slot).await?;
+        error!(
+            slot = config.slot,
+            retained_bytes = health.retained_bytes,
+            "dropped the slot, which kept more of the log than relay.wal_limit: the table has what \
+             it would have brought, and the next slot's scanner takes it from there"
+        );
+        Ok(())
+    };
+    let late = Err(Error::Stalled("the server does not answer"));
+    tokio::time::timeout(RELIEF_MAX, relieved).await.unwrap_or(late)
+}
+
 /// Waits until nobody reads the slot, or for the next attempt if that cannot be seen.
 async fn stand_by(config: &Config, stop: &CancellationToken) {
     info!(slot = config.slot, "another relay reads the slot: standing by");
     let free = async {
-        let store = Store::connect(&config.postgres, &config.table, "tailpost standby").await?;
+        let store = Store::connect(config, "tailpost standby").await?;
         while store.slot_reader(&config.slot).await?.is_some() {
             tokio::time::sleep(STANDBY_EVERY).await;
         }

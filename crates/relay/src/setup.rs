@@ -5,12 +5,13 @@ use async_nats::jetstream::context::Context;
 use async_nats::jetstream::stream::{Config as Stream, DiscardPolicy, StorageType};
 use async_nats::jetstream::{self, ErrorCode};
 use outbox::migrations;
+use outbox::wire::subject_matches;
 use serde::Serialize;
 
 use crate::broker::TailReader;
 use crate::broker::fitness;
 use crate::config::Config;
-use crate::database::{Slot, Store};
+use crate::database::{Slot, Store, shape};
 use crate::error::Error;
 
 /// What set-up found and did.
@@ -66,13 +67,19 @@ pub fn plan(config: &Config) -> SetupPlan {
 pub async fn setup(config: &Config) -> Result<SetupReport, Error> {
     let mut steps = Vec::new();
     let (mut postgres, _connection) = config.postgres.connect("tailpost setup").await?;
+    let types = shape::types(&postgres, &config.table.quoted()).await?;
+    shape::check(&config.table, &types)?;
     let applied = migrations::migrate(&mut postgres, &config.table).await?;
     for migration in migrations::MIGRATIONS {
         let created = applied.iter().any(|it| it.version == migration.version);
         let what = format!("migration {:04}_{}", migration.version, migration.name);
         steps.push(SetupStep { what, created });
     }
-    let store = Store::connect(&config.postgres, &config.table, "tailpost setup").await?;
+    let store = Store::connect(config, "tailpost setup").await?;
+    if store.fit_dead_letters().await? {
+        let what = "column payload in outbox_dead_letter, of the outbox's type".into();
+        steps.push(SetupStep { what, created: true });
+    }
     let created = ensure_publication(config, &store).await?;
     steps.push(SetupStep { what: format!("publication {}", config.publication), created });
     let client = config.nats.connect("tailpost setup").await?;
@@ -84,7 +91,11 @@ pub async fn setup(config: &Config) -> Result<SetupReport, Error> {
     Ok(SetupReport { steps, warnings })
 }
 
-async fn ensure_slot(config: &Config, store: &Store, client: &Client) -> Result<bool, Error> {
+pub(crate) async fn ensure_slot(
+    config: &Config,
+    store: &Store,
+    client: &Client,
+) -> Result<bool, Error> {
     let tail = TailReader::new(client, &config.stream.name).await?;
     match Slot::prepare(config, store, Some(&tail)).await {
         Ok(slot) => Ok(slot.created),
@@ -119,7 +130,7 @@ fn stream(config: &Config, batches: bool) -> Stream {
     let wanted = &config.stream;
     Stream {
         name: wanted.name.clone(),
-        subjects: wanted.subjects.clone(),
+        subjects: subjects(config),
         storage: StorageType::File,
         discard: DiscardPolicy::New,
         num_replicas: wanted.replicas,
@@ -130,6 +141,15 @@ fn stream(config: &Config, batches: bool) -> Stream {
         allow_batch_publish: batches,
         ..Stream::default()
     }
+}
+
+/// What is configured, and what subjects the relay makes besides.
+fn subjects(config: &Config) -> Vec<String> {
+    let (mut missing, mut subjects) = (config.routing().patterns(), config.stream.subjects.clone());
+    missing.retain(|it| !subjects.iter().any(|taken| subject_matches(taken, it)));
+    // A stream's subjects must not overlap.
+    subjects.retain(|it| !missing.iter().any(|pattern| subject_matches(pattern, it)));
+    [subjects, missing].concat()
 }
 
 async fn ensure_stream(

@@ -26,6 +26,8 @@ pub struct Status {
     /// What PostgreSQL was told it may forget.
     #[serde(serialize_with = "text")]
     pub confirmed_lsn: Lsn,
+    /// What the slot makes the server keep, once it was looked at.
+    pub slot: Option<SlotStatus>,
     /// Events read but not resolved.
     pub in_flight_events: usize,
     /// Their bytes.
@@ -40,10 +42,16 @@ pub struct Status {
     pub marked_total: u64,
     /// Events moved to the dead-letter table.
     pub parked_total: u64,
+    /// Events that a route dropped. One that a broken session did not confirm is counted again.
+    pub dropped_total: u64,
     /// Events published by the scanner, because the log could not bring them.
     pub scanned_total: u64,
     /// Rows marked by the sweeper, because their mark was lost.
     pub swept_total: u64,
+    /// Rows that came into the outbox without passing the log, found and left to the scanner.
+    pub unlogged_total: u64,
+    /// Fast-ingest batches begun; messages that go by themselves are in none.
+    pub batches_total: u64,
     /// How often the stream's tail was read to find out what is stored.
     pub resyncs_total: u64,
     /// Messages of other writers met in the stream.
@@ -70,8 +78,22 @@ impl Status {
     /// What the broker has yet to take, in bytes of log.
     #[must_use]
     pub fn lag_bytes(&self) -> u64 {
-        self.received_lsn.0.saturating_sub(self.confirmed_lsn.0)
+        self.received_lsn.0.saturating_sub(self.resolved_lsn.0)
     }
+}
+
+/// What the slot makes the server keep.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct SlotStatus {
+    /// `reserved`, `extended`, `unreserved` or `lost`; `None` if there is no slot.
+    pub wal_status: Option<String>,
+    /// Bytes of log that the slot keeps.
+    pub retained_bytes: u64,
+    /// Bytes until the nearer of `relay.wal_limit` and the server's `max_slot_wal_keep_size`;
+    /// `None` if neither is set. How full the server's disk is, SQL does not tell.
+    pub left_bytes: Option<u64>,
+    /// When they will be used up if the log goes on growing as it does; `None` while it does not.
+    pub left_seconds: Option<u64>,
 }
 
 /// What a relay is doing.

@@ -99,6 +99,9 @@ pub(crate) enum Command {
     Relay(RelayArgs),
     /// Show position, backlog, slot, stream, and dead letters
     Status(StatusArgs),
+    /// List the replication slots; create the relay's, or drop it
+    #[command(subcommand)]
+    Slot(SlotCommand),
     /// See it work: throw-away servers, a producer, a relay, a consumer
     ///
     /// Starts PostgreSQL and NATS from the binaries on this machine, in temporary folders, and
@@ -129,6 +132,28 @@ pub(crate) struct RelayArgs {
 /// Arguments of `status`.
 #[derive(Debug, Args)]
 pub(crate) struct StatusArgs {
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// What to do with slots.
+#[derive(Debug, Subcommand)]
+pub(crate) enum SlotCommand {
+    /// Show every slot of the server, and the log that each makes it keep
+    List(SlotListArgs),
+    /// Create the relay's slot where none can be used; rows that it misses come from the table
+    Create,
+    /// Drop the relay's slot, so that the server need not keep the log: no event is lost
+    ///
+    /// Refused while a relay reads it. The next relay creates it anew, and takes from the table what
+    /// was written in between; so do not delete unpublished rows.
+    Drop,
+}
+
+/// Arguments of `slot list`.
+#[derive(Debug, Args)]
+pub(crate) struct SlotListArgs {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,

@@ -3,6 +3,7 @@
 mod demo;
 mod relay;
 mod setup;
+mod slot;
 mod status;
 
 use crate::cli::Command;
@@ -14,6 +15,7 @@ pub(crate) async fn run(command: Command, settings: Settings) -> anyhow::Result<
         Command::Setup(args) => setup::run(&args, &settings).await,
         Command::Relay(args) => relay::run(&args, &settings).await,
         Command::Status(args) => status::run(&args, &settings).await,
+        Command::Slot(command) => slot::run(&command, &settings).await,
         Command::Demo(args) => demo::run(&args).await,
     }
 }

@@ -6,6 +6,7 @@
 mod error;
 mod keys;
 mod layers;
+mod routes;
 mod value;
 
 use std::collections::BTreeMap;
@@ -14,7 +15,8 @@ use std::time::Duration;
 
 use relay::connect::{NatsAccess, PostgresTls};
 use relay::{
-    Config, MarkConfig, Mode, NatsTarget, PostgresTarget, ScanConfig, StreamConfig, WindowLimits,
+    Config, Dedup, MarkConfig, Mode, NatsTarget, PostgresTarget, ScanConfig, StreamConfig,
+    WalConfig, WindowLimits,
 };
 
 pub(crate) use error::{Error, Origin};
@@ -32,6 +34,7 @@ pub(crate) struct Settings {
     pub(crate) nats: NatsSettings,
     pub(crate) stream: StreamConfig,
     pub(crate) relay: RelaySettings,
+    pub(crate) routes: Vec<relay::Route>,
     pub(crate) admin: AdminSettings,
     pub(crate) log: LogSettings,
     // Where each setting that is not a default came from.
@@ -42,6 +45,8 @@ pub(crate) struct Settings {
 pub(crate) struct PostgresSettings {
     pub(crate) url: Option<String>,
     pub(crate) table: outbox::Table,
+    /// What the table's columns are called.
+    pub(crate) columns: outbox::Columns,
     pub(crate) slot: String,
     pub(crate) publication: String,
     pub(crate) tls: PostgresTls,
@@ -56,11 +61,13 @@ pub(crate) struct NatsSettings {
 #[derive(Clone, PartialEq)]
 pub(crate) struct RelaySettings {
     pub(crate) mode: Mode,
+    pub(crate) dedup: Dedup,
     pub(crate) subject: outbox::wire::SubjectTemplate,
     pub(crate) window: WindowLimits,
     pub(crate) ack_timeout: Duration,
     pub(crate) scan: ScanConfig,
     pub(crate) mark: MarkConfig,
+    pub(crate) wal: WalConfig,
 }
 
 #[derive(Clone, PartialEq)]
@@ -90,6 +97,7 @@ impl Default for Settings {
             postgres: PostgresSettings {
                 url: None,
                 table: outbox::Table::default(),
+                columns: outbox::Columns::default(),
                 slot: "tailpost".into(),
                 publication: "tailpost".into(),
                 tls: PostgresTls::default(),
@@ -101,6 +109,7 @@ impl Default for Settings {
             stream: StreamConfig::default(),
             relay: RelaySettings {
                 mode: Mode::default(),
+                dedup: Dedup::default(),
                 subject: "outbox.{aggregate_type}.{event_type}"
                     .parse()
                     .expect("the default template is valid"),
@@ -108,7 +117,9 @@ impl Default for Settings {
                 ack_timeout: Config::ACK_TIMEOUT,
                 scan: ScanConfig::default(),
                 mark: MarkConfig::default(),
+                wal: WalConfig::default(),
             },
+            routes: Vec::new(),
             admin: AdminSettings {
                 listen: Some(SocketAddr::from(([127, 0, 0, 1], 9464))),
                 token: None,
@@ -143,19 +154,30 @@ impl Settings {
                 .map_err(|source| self.blame("postgres.url", source))?,
             nats: NatsTarget::new(&self.nats.url, self.nats.access.clone())
                 .map_err(|source| self.blame("nats.url", source))?,
-            table: self.postgres.table.clone(),
+            table: self.table()?,
             slot: self.postgres.slot.clone(),
             publication: self.postgres.publication.clone(),
             stream: self.stream.clone(),
             subject: self.relay.subject.clone(),
+            routes: self.routes.clone(),
             mode: self.relay.mode,
+            dedup: self.relay.dedup,
             window: self.relay.window,
             scan: self.relay.scan,
             mark: self.relay.mark,
+            wal: self.relay.wal,
             ack_timeout: self.relay.ack_timeout,
         };
         config.validate().map_err(|source| self.blame("", source))?;
         Ok(config)
+    }
+
+    fn table(&self) -> Result<outbox::Table, Error> {
+        let Self { postgres: PostgresSettings { table, columns, .. }, origins, .. } = self;
+        table.clone().with_columns(columns.clone()).map_err(|error| {
+            let origin = origins.iter().find(|(path, _)| path.starts_with("outbox.columns."));
+            Error::invalid(origin.map(|(_, origin)| origin.clone()), error.to_string())
+        })
     }
 
     /// Adds where the setting came from to an error that names one.

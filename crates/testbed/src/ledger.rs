@@ -8,8 +8,8 @@ use std::collections::{HashMap, HashSet};
 use anyhow::{Context as _, Result};
 use async_nats::jetstream::Context;
 use futures_util::TryStreamExt;
-use outbox::Table;
 use outbox::wire::Position;
+use outbox::{DROPPED, Table};
 use tokio_postgres::Client;
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
@@ -32,6 +32,8 @@ struct Row {
     aggregate: (String, String),
     seq: i64,
     published: bool,
+    /// Not meant for the stream.
+    dropped: bool,
     stream_seq: Option<i64>,
 }
 
@@ -99,7 +101,8 @@ impl Ledger {
                 findings.out_of_order.push(id);
             }
         }
-        let arrived = |id: &&Uuid| stored.contains(*id) || self.dead.contains(*id);
+        let dropped = |id: &Uuid| self.rows.get(id).is_some_and(|row| row.dropped);
+        let arrived = |id: &&Uuid| stored.contains(*id) || self.dead.contains(*id) || dropped(id);
         findings.lost = committed.iter().filter(|id| !arrived(id)).copied().collect();
         findings.lost.sort_unstable();
         Tally::new(
@@ -154,15 +157,16 @@ impl<'a> Order<'a> {
 
 async fn read_rows(client: &Client, table: &str) -> Result<HashMap<Uuid, Row>> {
     let sql = format!(
-        "SELECT id, aggregate_type, aggregate_id, seq, published_at IS NOT NULL, stream_seq \
-         FROM {table}"
+        "SELECT id, aggregate_type, aggregate_id, seq, published_at IS NOT NULL, stream_seq, \
+         published_at IS NOT NULL AND coalesce(publish_error = '{DROPPED}', false) FROM {table}"
     );
     let none: [&(dyn ToSql + Sync); 0] = [];
     let rows = client.query_raw(&sql, none).await.with_context(|| format!("read {table}"))?;
     let rows = rows.map_ok(|row| {
         let aggregate = (row.get(1), row.get(2));
         let seq = row.get::<_, Option<i64>>(3).unwrap_or_default();
-        (row.get(0), Row { aggregate, seq, published: row.get(4), stream_seq: row.get(5) })
+        let (published, stream_seq, dropped) = (row.get(4), row.get(5), row.get(6));
+        (row.get(0), Row { aggregate, seq, published, dropped, stream_seq })
     });
     rows.try_collect().await.with_context(|| format!("read {table}"))
 }

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use async_nats::{Message, StatusCode};
 use serde::Deserialize;
 
+use super::reply::Reply;
 use crate::core::{Input, Refusal};
 
 #[derive(Debug, Deserialize)]
@@ -15,6 +16,12 @@ struct PubAck<'a> {
     seq: u64,
     #[serde(default)]
     duplicate: bool,
+    /// How many messages of a batch are stored.
+    count: Option<u64>,
+    /// What only batches are told: `ack` with the number of the last message stored, `err` with
+    /// that of the message refused, `gap`.
+    #[serde(borrow, default, rename = "type")]
+    kind: Cow<'a, str>,
     error: Option<ApiError>,
 }
 
@@ -28,44 +35,76 @@ struct ApiError {
     description: String,
 }
 
-/// Turns an answer on `<inbox>.<epoch>.<index>` into what it means. `None` for anything that is
-/// not an answer to a publish of this relay.
+/// Turns an answer on a [reply subject](super::reply) into what it means. `None` for anything that
+/// is not an answer to a publish of this relay.
 pub(crate) fn read(message: &Message, stream: &str) -> Option<Input> {
-    let (epoch, index) = address(message.subject.as_str())?;
-    let refused = |refusal| Some(Input::Refused { epoch, index, refusal });
+    let to = Reply::parse(message.subject.as_str())?;
+    match (to, understand(message, stream)) {
+        (Reply::Message { epoch, index }, Meaning::Stored(ack)) => {
+            Some(Input::Acked { epoch, index, seq: ack.seq })
+        }
+        (Reply::Message { epoch, index }, Meaning::Refused(refusal)) => {
+            Some(Input::Refused { epoch, index, refusal })
+        }
+        (Reply::Message { .. }, _) => None,
+        (Reply::Part { batch, .. }, Meaning::Flow(count)) => Some(Input::Stored { batch, count }),
+        (Reply::Part { batch, .. }, Meaning::Stored(ack)) => {
+            Some(Input::Ended { batch, count: ack.count?, seq: ack.seq })
+        }
+        (Reply::Part { batch, .. }, Meaning::PartRefused(number, refusal)) => {
+            Some(Input::Broken { batch, number, refusal })
+        }
+        (Reply::Part { batch, number }, Meaning::Refused(refusal)) => {
+            Some(Input::Broken { batch, number, refusal })
+        }
+        // The answer that ends the batch follows.
+        (Reply::Part { .. }, Meaning::Gap) => None,
+    }
+}
+
+/// What an answer says, whatever it was sent to.
+enum Meaning<'a> {
+    Stored(PubAck<'a>),
+    Refused(Refusal),
+    /// So many messages of a batch are stored.
+    Flow(u64),
+    /// This message of a batch is refused.
+    PartRefused(u64, Refusal),
+    /// A message of a batch is missing.
+    Gap,
+}
+
+fn understand<'a>(message: &'a Message, stream: &str) -> Meaning<'a> {
+    let outage = |why: String| Meaning::Refused(Refusal::Outage(why));
     match message.status {
         Some(StatusCode::NO_RESPONDERS) => {
-            return refused(Refusal::Outage("no stream answers on the subject".into()));
+            return outage("no stream answers on the subject".into());
         }
         Some(status) if status != StatusCode::OK && message.payload.is_empty() => {
-            return refused(Refusal::Outage(format!("the broker answered {status}")));
+            return outage(format!("the broker answered {status}"));
         }
         _ => {}
     }
     let Ok(ack) = serde_json::from_slice::<PubAck<'_>>(&message.payload) else {
-        return refused(Refusal::Outage("the answer is no JetStream acknowledgement".into()));
+        return outage("the answer is no JetStream acknowledgement".into());
     };
-    if let Some(error) = ack.error {
-        return refused(classify(&error));
+    match (&*ack.kind, ack.error.as_ref().map(classify)) {
+        ("ack", None) => return Meaning::Flow(ack.seq),
+        ("gap", _) => return Meaning::Gap,
+        ("err", Some(refusal)) => return Meaning::PartRefused(ack.seq, refusal),
+        (_, Some(refusal)) => return Meaning::Refused(refusal),
+        (_, None) => {}
     }
     if ack.stream != stream {
         // Any responder on the subject can answer; only the stream's word counts.
         let reason = format!("stream \"{}\" stored the event instead of \"{stream}\"", ack.stream);
-        return refused(Refusal::Configuration(reason));
+        return Meaning::Refused(Refusal::Configuration(reason));
     }
-    if ack.seq == 0 {
+    if ack.seq == 0 && ack.count != Some(0) {
         // A duplicate of an id whose message was never stored (nats-server#6415).
-        let duplicate = ack.duplicate;
-        let reason = format!("acknowledged without a sequence (duplicate: {duplicate})");
-        return refused(Refusal::Outage(reason));
+        return outage(format!("acknowledged without a sequence (duplicate: {})", ack.duplicate));
     }
-    Some(Input::Acked { epoch, index, seq: ack.seq })
-}
-
-fn address(subject: &str) -> Option<(u32, u64)> {
-    let (rest, index) = subject.rsplit_once('.')?;
-    let (_, epoch) = rest.rsplit_once('.')?;
-    Some((epoch.parse().ok()?, index.parse().ok()?))
+    Meaning::Stored(ack)
 }
 
 /// What follows from a JetStream error code. The codes are those of nats-server's errors.json;
@@ -74,7 +113,10 @@ fn classify(error: &ApiError) -> Refusal {
     let said = || format!("{} ({})", error.description, error.err_code);
     match error.err_code {
         // Wrong last message id, wrong last sequence (also as a constant text on replicas).
-        10070 | 10071 | 10164 => Refusal::Guard,
+        // So is a batch that the broker no longer knows: the tail tells what came of it.
+        10070 | 10071 | 10164 | 10208 => Refusal::Guard,
+        // Switched off; a pattern or an id not to its liking; too many at a time.
+        10205..=10207 | 10211 => Refusal::NoBatches(said()),
         // Over max_msg_size; headers over 64 KiB; rejected ttl, rollup, counter, schedule, source.
         10054
         | 10097
@@ -90,7 +132,7 @@ fn classify(error: &ApiError) -> Refusal {
         // "maximum messages exceeded" and its kin pass; "message too large" does not.
         10077 if error.description.contains("too large") => Refusal::Message(said()),
         // Another stream took the subject; sealed; feature disabled; API level.
-        10060 | 10109 | 10174 | 10185 | 10205 => Refusal::Configuration(said()),
+        10060 | 10109 | 10174 | 10185 => Refusal::Configuration(said()),
         _ if error.code >= 500 || error.code == 429 || error.code == 409 => Refusal::Outage(said()),
         10077 | 10002 | 10059 | 10120 => Refusal::Outage(said()),
         _ => Refusal::Configuration(said()),
@@ -132,6 +174,33 @@ mod tests {
         }
     }
 
+    /// As nats-server 2.15.1 prints them.
+    #[test]
+    fn the_answers_to_a_batch_are_told_apart() {
+        let read = |payload: &str| {
+            let subject = "_INBOX.x.x-3.500.fail.7.1.$FI";
+            format!("{:?}", read(&message(subject, payload, None), "OUTBOX"))
+        };
+        for (payload, expected) in [
+            (r#"{"type":"ack","seq":500,"msgs":500}"#, "Some(Stored { batch: 3, count: 500 })"),
+            (r#"{"type":"gap","last_seq":6,"seq":9}"#, "None"),
+            (
+                r#"{"stream":"OUTBOX","seq":9,"batch":"x-3","count":4}"#,
+                "Some(Ended { batch: 3, count: 4, seq: 9 })",
+            ),
+            (
+                r#"{"type":"err","seq":5,"error":{"code":400,"err_code":10071,"description":"wrong last sequence: 4"}}"#,
+                "Some(Broken { batch: 3, number: 5, refusal: Guard })",
+            ),
+            (
+                r#"{"error":{"code":400,"err_code":10208,"description":"batch publish ID is unknown"},"stream":"OUTBOX","seq":0}"#,
+                "Some(Broken { batch: 3, number: 7, refusal: Guard })",
+            ),
+        ] {
+            assert_eq!(read(payload), expected, "{payload}");
+        }
+    }
+
     #[test]
     fn a_duplicate_without_a_sequence_is_no_ack() {
         let read = answer(r#"{"stream":"OUTBOX","seq":0,"duplicate":true}"#);
@@ -169,6 +238,7 @@ mod tests {
                 Refusal::Outage(_) => "outage",
                 Refusal::Message(_) => "message",
                 Refusal::Configuration(_) => "configuration",
+                Refusal::NoBatches(_) => "no batches",
             }
         };
         for (code, err_code, description, expected) in [
@@ -190,6 +260,9 @@ mod tests {
             (400, 10060, "expected stream does not match", "configuration"),
             (400, 10109, "invalid operation on sealed stream", "configuration"),
             (400, 19999, "never heard of", "configuration"),
+            (400, 10205, "batch publish is disabled", "no batches"),
+            (429, 10211, "batch publish too many inflight", "no batches"),
+            (400, 10208, "batch publish ID is unknown", "guard"),
         ] {
             assert_eq!(class(code, err_code, description), expected, "{err_code} {description}");
         }

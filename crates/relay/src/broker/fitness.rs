@@ -24,21 +24,23 @@ pub(crate) struct Finding {
     pub(crate) fix: String,
 }
 
-/// Refuses a stream that would lose events, and warns of what weakens it.
+/// Refuses a stream that would lose events, and warns of what weakens it. Says whether it takes
+/// fast-ingest batches.
 pub(crate) async fn check(
     config: &Config,
     client: &Client,
     tail: &TailReader,
-) -> Result<(), Error> {
+) -> Result<bool, Error> {
     let info = tail.info().await?;
-    for finding in findings(config, &info.config, batches(client)) {
+    let batches = batches(client);
+    for finding in findings(config, &info.config, batches) {
         if finding.fatal {
             let stream = config.stream.name.clone();
             return Err(Error::Stream { stream, reason: finding.reason, fix: finding.fix });
         }
         warn!(stream = config.stream.name, fix = finding.fix, "{}", finding.reason);
     }
-    Ok(())
+    Ok(batches && info.config.allow_batch_publish)
 }
 
 /// Whether the server knows fast-ingest batches.
@@ -69,8 +71,10 @@ fn losses(config: &Config, stream: &Stream) -> [Check; 8] {
         )
     };
     let fenced = config.mode == Mode::Fenced;
-    let pattern = config.subject.pattern();
-    let covered = stream.subjects.iter().any(|subjects| covers(subjects, &pattern));
+    let patterns = config.routing().patterns();
+    let covered = |pattern: &&String| stream.subjects.iter().any(|it| covers(it, pattern));
+    let uncovered: Vec<&str> =
+        patterns.iter().filter(|it| !covered(it)).map(String::as_str).collect();
     [
         (
             stream.storage == StorageType::Memory,
@@ -90,9 +94,13 @@ fn losses(config: &Config, stream: &Stream) -> [Check; 8] {
             anew("persist_mode"),
         ),
         (
-            !covered,
-            format!("it does not take the subjects of relay.subject, which are {pattern}"),
-            edit(config, &format!("--subjects '{pattern}'")),
+            !uncovered.is_empty(),
+            format!(
+                "it does not take all subjects of relay.subject and the routes: {} {} missing",
+                uncovered.join(", "),
+                if uncovered.len() == 1 { "is" } else { "are" }
+            ),
+            edit(config, &format!("--subjects '{}'", patterns.join(","))),
         ),
         (
             fenced && stream.retention != RetentionPolicy::Limits,

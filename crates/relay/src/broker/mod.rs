@@ -3,6 +3,7 @@
 mod answer;
 pub(crate) mod fitness;
 mod publisher;
+mod reply;
 mod stranded;
 mod tail;
 

@@ -1,6 +1,5 @@
 //! Publishing on a core connection, with one inbox for all answers.
 
-use std::fmt::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -8,11 +7,15 @@ use async_nats::client::{PublishErrorKind, Statistics};
 use async_nats::header::{HeaderMap, HeaderName, HeaderValue};
 use async_nats::message::OutboundMessage;
 use async_nats::{Client, Subject, Subscriber};
+use bytes::Bytes;
 use futures_util::{FutureExt, SinkExt, StreamExt};
 use outbox::wire::{self, Position};
+use pgoutput::Lsn;
 
 use super::answer;
-use crate::core::{Input, Send};
+use super::reply::Replies;
+use crate::config::Dedup;
+use crate::core::{Input, LastPosition, Part, Send};
 use crate::error::Error;
 
 /// Answers taken at a time, so that sending and reading get their turns.
@@ -21,10 +24,12 @@ const ANSWERS_AT_ONCE: usize = 512;
 const EXPECTED_STREAM: HeaderName = HeaderName::from_static(wire::header::EXPECTED_STREAM);
 const EXPECTED_LAST_SEQUENCE: HeaderName =
     HeaderName::from_static(wire::header::EXPECTED_LAST_SEQUENCE);
+const EVENT_ID: HeaderName = HeaderName::from_static(wire::header::EVENT_ID);
 const POSITION: HeaderName = HeaderName::from_static(wire::header::POSITION);
 const POSITION_EVENT: HeaderName = HeaderName::from_static(wire::header::POSITION_EVENT);
 
-/// The names that every event has: neither checked nor copied again for each of them.
+/// The names that every event has, in the order in which they are emitted: neither checked nor
+/// copied again for each of them.
 static OURS: [(&str, HeaderName); 8] = [
     ours(wire::header::MSG_ID),
     ours(wire::header::EVENT_TYPE),
@@ -43,13 +48,17 @@ const fn ours(name: &'static str) -> (&'static str, HeaderName) {
 /// Sends messages without waiting for their answers.
 ///
 /// `jetstream::Context::publish` would cost a semaphore permit, a random inbox, a oneshot channel
-/// and a map entry for each message, and throws the answer of a dropped future away. Here every
-/// reply subject is `<inbox>.<epoch>.<index>` and one subscription brings all answers.
+/// and a map entry for each message, and throws the answer of a dropped future away. Here the
+/// [reply subject](super::reply) says what an answer is about and one subscription brings all.
 pub(crate) struct Publisher {
     client: Client,
-    inbox: String,
+    replies: Replies,
+    /// Where the last message went: a batch is ended on a subject of the stream.
+    last_subject: Subject,
     stream: HeaderValue,
-    history: History,
+    dedup: Dedup,
+    /// Positions of the transaction that was sent last.
+    position: PositionPrefix,
     statistics: Arc<Statistics>,
     connects: u64,
 }
@@ -72,17 +81,29 @@ impl Publisher {
         client: Client,
         stream: &str,
         history: History,
+        dedup: Dedup,
     ) -> Result<(Self, Answers), Error> {
-        let inbox = client.new_inbox();
+        let replies = Replies::new(client.new_inbox());
         let messages = client
-            .subscribe(format!("{inbox}.>"))
+            .subscribe(replies.subscription())
             .await
             .map_err(Error::jetstream("subscribe to the broker's answers"))?;
         let answers = Answers { messages, stream: stream.to_owned() };
         let stream = stream.parse().map_err(Error::jetstream("name the stream in a header"))?;
         let statistics = client.statistics();
         let connects = statistics.connects.load(Ordering::Relaxed);
-        Ok((Self { client, inbox, stream, history, statistics, connects }, answers))
+        let last_subject = Subject::from_static("");
+        let publisher = Self {
+            client,
+            replies,
+            last_subject,
+            stream,
+            dedup,
+            position: PositionPrefix::new(history),
+            statistics,
+            connects,
+        };
+        Ok((publisher, answers))
     }
 
     /// Waits until one message can be handed over without blocking.
@@ -110,9 +131,16 @@ impl Publisher {
             Ok(headers) => headers,
             Err(reason) => return Ok(Some(reason)),
         };
+        if self.last_subject.as_str() != send.subject {
+            self.last_subject = Subject::from(send.subject);
+        }
+        let reply = match send.part {
+            Some(part) => self.replies.part(part),
+            None => self.replies.message(send.epoch, send.index),
+        };
         let message = OutboundMessage {
-            subject: Subject::from(send.subject),
-            reply: Some(Subject::from(format!("{}.{}.{}", self.inbox, send.epoch, send.index))),
+            subject: self.last_subject.clone(),
+            reply: Some(reply),
             payload: send.event.payload.clone(),
             headers: Some(headers),
         };
@@ -128,6 +156,22 @@ impl Publisher {
         }
     }
 
+    /// Ends a batch; [`ready`](Self::ready) must have said that something can be handed over.
+    ///
+    /// # Errors
+    ///
+    /// If the connection takes no message at all.
+    pub(crate) fn end(&mut self, end: Part) -> Result<(), Error> {
+        let message = OutboundMessage {
+            subject: self.last_subject.clone(),
+            reply: Some(self.replies.end(end)),
+            payload: Bytes::new(),
+            headers: None,
+        };
+        let sent = self.client.start_send_unpin(message);
+        sent.map_err(Error::jetstream("hand a message to the broker"))
+    }
+
     /// Whether the connection was replaced since the last call: whatever had been handed over and
     /// not answered may be lost, in any combination.
     pub(crate) fn reconnected(&mut self) -> bool {
@@ -135,13 +179,20 @@ impl Publisher {
         std::mem::replace(&mut self.connects, connects) != connects
     }
 
-    fn headers(&self, send: &Send<'_>) -> Result<HeaderMap, String> {
+    fn headers(&mut self, send: &Send<'_>) -> Result<HeaderMap, String> {
         let mut headers = HeaderMap::new();
         let mut illegal = None;
+        let mut ours = OURS.iter();
+        let fence_suffices = self.dedup == Dedup::Position && send.expected.is_some();
         wire::event_headers(send.event, |name, value| {
-            let known = OURS.iter().find(|(known, _)| *known == name);
-            let name_on_wire = known.map_or_else(|| name.parse(), |(_, name)| Ok(name.clone()));
+            let known = ours.clone().position(|(known, _)| *known == name);
+            let name_on_wire = match known.and_then(|at| ours.nth(at)) {
+                Some((wire::header::MSG_ID, _)) if fence_suffices => Ok(EVENT_ID),
+                Some((_, name)) => Ok(name.clone()),
+                None => name.parse(),
+            };
             match (name_on_wire, value.parse::<HeaderValue>()) {
+                (Ok(name), Ok(value)) if known.is_some() => headers.insert(name, value),
                 (Ok(name), Ok(value)) => headers.append(name, value),
                 _ => illegal = Some(format!("header \"{name}\" cannot be sent")),
             }
@@ -155,17 +206,39 @@ impl Publisher {
             headers.insert(EXPECTED_LAST_SEQUENCE, HeaderValue::from(expected));
         }
         if let Some(at) = send.position {
-            let History { system_id, timeline } = self.history;
-            let position =
-                Position { system_id, timeline, lsn: at.commit_lsn.0, ordinal: at.ordinal };
-            let mut text = String::with_capacity(48);
-            write!(text, "{position}").map_err(|error| error.to_string())?;
-            headers.insert(POSITION, HeaderValue::from(text));
+            headers.insert(POSITION, HeaderValue::from(self.position.text(at)));
             if at.event != send.event.id {
                 headers.insert(POSITION_EVENT, HeaderValue::from(at.event.to_string()));
             }
         }
         Ok(headers)
+    }
+}
+
+/// Prints positions. What a transaction's events have in common is printed once.
+struct PositionPrefix {
+    history: History,
+    lsn: Lsn,
+    text: String,
+}
+
+impl PositionPrefix {
+    fn new(history: History) -> Self {
+        Self { history, lsn: Lsn::ZERO, text: String::new() }
+    }
+
+    fn text(&mut self, at: LastPosition) -> String {
+        let History { system_id, timeline } = self.history;
+        if self.text.is_empty() || self.lsn != at.commit_lsn {
+            self.lsn = at.commit_lsn;
+            let first = Position { system_id, timeline, lsn: self.lsn.0, ordinal: 0 };
+            self.text = first.to_string();
+            self.text.pop();
+        }
+        let mut text = String::with_capacity(self.text.len() + 10);
+        text.push_str(&self.text);
+        text.push_str(itoa::Buffer::new().format(at.ordinal));
+        text
     }
 }
 
@@ -186,5 +259,22 @@ impl Answers {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_are_printed_as_the_wire_module_prints_them() {
+        let mut prefix = PositionPrefix::new(History { system_id: 7, timeline: 2 });
+        for (lsn, ordinal) in
+            [(0, 0), (0x16_B374_D848, 0), (0x16_B374_D848, 11), (0x17_0000_0000, 3)]
+        {
+            let at = LastPosition { commit_lsn: Lsn(lsn), ordinal, event: uuid::Uuid::nil() };
+            let expected = Position { system_id: 7, timeline: 2, lsn, ordinal };
+            assert_eq!(prefix.text(at), expected.to_string());
+        }
     }
 }

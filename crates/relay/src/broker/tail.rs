@@ -89,23 +89,31 @@ impl TailReader {
 
     /// Everything that may be there of what the log will bring again.
     pub(crate) async fn back_to(&self, way: WayBack) -> Result<Tail, Error> {
+        Ok(self.all_back_to(way).await?.0)
+    }
+
+    /// As [`back_to`](Self::back_to). Also says whether it is everything that ever was there:
+    /// nothing was deleted, nothing was too far back.
+    pub(crate) async fn all_back_to(&self, way: WayBack) -> Result<(Tail, bool), Error> {
         let state = self.info().await?.state;
         let last_seq = state.last_sequence;
         let floor = state.first_sequence.max(last_seq.saturating_sub(WAY_BACK_MAX)).max(1);
         let mut messages: Vec<TailMessage> = Vec::new();
         let mut overtaken = 0;
-        let mut to = last_seq;
+        let (mut to, mut is_reached) = (last_seq, floor <= 1);
         while to >= floor {
             let from = to.saturating_sub(CHUNK - 1).max(floor);
             let chunk = self.range(from, to).await?;
             overtaken += chunk.iter().filter(|it| is_before(it, way)).count();
             messages.extend(chunk);
-            if overtaken > way.overtaken_max && last_seq - from + 1 >= way.at_least {
+            to = from - 1;
+            if overtaken > way.overtaken_max && last_seq - to >= way.at_least {
+                is_reached = true;
                 break;
             }
-            to = from - 1;
         }
-        Ok(Tail { last_seq, messages })
+        let is_whole = is_reached && messages.len() as u64 == last_seq - to;
+        Ok((Tail { last_seq, messages }, is_whole))
     }
 
     async fn range(&self, from: u64, to: u64) -> Result<Vec<TailMessage>, Error> {

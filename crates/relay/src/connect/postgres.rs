@@ -14,6 +14,11 @@ use super::dsn::Dsn;
 use super::tls::{self, Identity, Verification};
 use super::{Error, install_crypto_provider};
 
+/// When the relay's host dies without a word, the server is to notice: an open transaction would
+/// hold the database's horizon for hours.
+const SERVER_KEEPALIVES: &str =
+    "-c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=3";
+
 /// Time allowed for opening a connection, TLS and authentication included.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Silence after which the kernel asks whether the server's host is still there.
@@ -192,6 +197,9 @@ impl PostgresTarget {
         if config.get_application_name().is_none() {
             config.application_name(application_name);
         }
+        // Those of the connection string come last, and win.
+        let theirs = self.config.get_options().unwrap_or_default();
+        config.options(format!("{SERVER_KEEPALIVES} {theirs}").trim_end());
         config.ssl_mode(match (self.sslmode, host) {
             // Like libpq: a Unix socket is never encrypted.
             (SslMode::Disable, _) | (_, Host::Unix(_)) => SqlSslMode::Disable,

@@ -43,6 +43,12 @@ pub(crate) enum Input {
     Acked { epoch: u32, index: u64, seq: u64 },
     /// The broker refused an event.
     Refused { epoch: u32, index: u64, refusal: Refusal },
+    /// The stream has the first `count` messages of the batch, each at its predicted sequence.
+    Stored { batch: u32, count: u64 },
+    /// The batch is over: the stream has its first `count` messages, the last of them at `seq`.
+    Ended { batch: u32, count: u64, seq: u64 },
+    /// The broker refused a message of the batch, and with it everything behind.
+    Broken { batch: u32, number: u64, refusal: Refusal },
     /// The client refused to send an event, before anything left.
     Unsendable { index: u64, reason: String },
     /// The connection to the broker broke or was replaced: what was unanswered is unknown.
@@ -66,6 +72,8 @@ pub(crate) enum Refusal {
     Message(String),
     /// No message can be stored until an operator changes something.
     Configuration(String),
+    /// The broker takes no batches, or none now: messages go one by one.
+    NoBatches(String),
 }
 
 /// What the shell is asked to do, besides sending.
@@ -111,6 +119,8 @@ pub(crate) struct Start {
     pub(crate) resolved_before: Lsn,
     /// The stream's end, read back far enough to hold whatever the slot may bring again.
     pub(crate) tail: Tail,
+    /// Whether the broker takes fast-ingest batches. Only fenced mode uses them.
+    pub(crate) batches: bool,
 }
 
 /// A message to send now.
@@ -123,18 +133,32 @@ pub(crate) struct Send<'a> {
     pub(crate) event: &'a Event,
     pub(crate) subject: &'a str,
     pub(crate) position: Option<LastPosition>,
+    /// `None` for a message that goes by itself.
+    pub(crate) part: Option<Part>,
 }
 
-/// An event that the stream has.
+/// A message's place in its batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Part {
+    /// Unique in the session.
+    pub(crate) batch: u32,
+    /// Counts from 1.
+    pub(crate) number: u64,
+    /// Nothing follows it in this batch.
+    pub(crate) last: bool,
+}
+
+/// An event that needs no publishing any more, and whose row is to be marked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Settled {
     pub(crate) id: Uuid,
-    pub(crate) seq: u64,
+    /// Where the stream has it; `None` if a route dropped it.
+    pub(crate) seq: Option<u64>,
     pub(crate) origin: Origin,
     pub(crate) commit_lsn: Lsn,
     pub(crate) commit_time_micros: i64,
-    /// It was found in the stream, rather than acked just now.
-    pub(crate) found: bool,
+    /// The broker acked it just now, rather than long ago or never.
+    pub(crate) acked: bool,
 }
 
 /// Events counted since the session began.
@@ -143,6 +167,16 @@ pub(crate) struct Counts {
     pub(crate) acked: u64,
     pub(crate) found: u64,
     pub(crate) parked: u64,
+    pub(crate) dropped: u64,
     pub(crate) resyncs: u64,
     pub(crate) foreign: u64,
+    /// Batches begun.
+    pub(crate) batches: u64,
+}
+
+impl Counts {
+    /// Events that need no further work.
+    pub(crate) fn resolved(&self) -> u64 {
+        self.acked + self.found + self.parked + self.dropped
+    }
 }

@@ -28,10 +28,14 @@ mod progress;
 #[cfg(test)]
 mod simulation;
 mod state;
+mod sweep;
+mod wal;
 mod window;
 
-pub(crate) use messages::{Input, Mode, Refusal, Request, Send, Settled, Start, Tail, TailMessage};
+pub(crate) use messages::{
+    Input, Mode, Part, Refusal, Request, Send, Settled, Start, Tail, TailMessage,
+};
 pub(crate) use state::{LOGGED_WHILE_SCAN_UNMARKED_MAX, State};
-#[cfg(test)]
-use window::LastPosition;
-pub(crate) use window::{Limits, Origin, Outgoing};
+pub(crate) use sweep::{Age, Judgement, Sweeper, Unmarked, Verdict};
+pub(crate) use wal::{Outlook, SlotHealth, WalWatch};
+pub(crate) use window::{LastPosition, Limits, Origin, Outgoing, Unpublished};

@@ -5,6 +5,7 @@
 //! After every step what is confirmed must be resolved; at the end, healed, everything committed
 //! must be stored exactly once and in order. Replay one with `REPLAY_SEED=n`.
 
+mod broker;
 mod check;
 mod scan;
 
@@ -13,13 +14,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use outbox::Event;
-use outbox::wire::Position;
 use pgoutput::Lsn;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use uuid::Uuid;
 
+use self::broker::{Flying, Packet, Stored, Taking};
 use self::scan::Scanning;
 use super::*;
 
@@ -41,30 +42,19 @@ enum Foreign {
 struct Faults {
     mode: Mode,
     foreign: Foreign,
+    /// Some events are refused for good, and some are dropped by a route.
     poison: bool,
     /// The broker remembers ids until the relay is away for long. Fenced mode must not need it,
     /// except where the broker rejects a message for good while old connections still deliver.
     dedup: bool,
+    /// The broker takes batches.
+    batches: bool,
 }
 
 struct Transaction {
     commit_lsn: Lsn,
     end_lsn: Lsn,
     events: Vec<u128>,
-}
-
-struct Stored {
-    id: Option<u128>,
-    position: Option<Position>,
-    position_event: Option<Uuid>,
-}
-
-#[derive(Clone)]
-struct Flying {
-    reply: (u64, u32, u64),
-    id: u128,
-    expected: Option<u64>,
-    position: Option<LastPosition>,
 }
 
 struct World {
@@ -79,9 +69,12 @@ struct World {
     keys: HashMap<u128, u8>,
     poisoned: HashSet<u128>,
     parked: HashSet<u128>,
+    dropped: HashSet<u128>,
     stream: Vec<Stored>,
     /// One queue for each connection ever made; the last is the relay's present one.
-    connections: Vec<VecDeque<Flying>>,
+    connections: Vec<VecDeque<Packet>>,
+    /// The batches that the broker knows, by relay and number.
+    taking: HashMap<(u64, u32), Taking>,
     /// The broker's memory of ids begins here in the stream.
     forgotten: usize,
     answers: Vec<(u64, Input)>,
@@ -130,8 +123,10 @@ impl World {
             keys: HashMap::new(),
             poisoned: HashSet::new(),
             parked: HashSet::new(),
+            dropped: HashSet::new(),
             stream: Vec::new(),
             connections: vec![VecDeque::new()],
+            taking: HashMap::new(),
             forgotten: 0,
             answers: Vec::new(),
             slot_confirmed: Lsn::ZERO,
@@ -168,7 +163,11 @@ impl World {
         event.payload = Bytes::from_static(b"{}");
         // Half of the poison is found before sending, the other half by the broker.
         let known = self.poisoned.contains(&id) && id.is_multiple_of(2);
-        let subject = if known { Err("illegal".into()) } else { Ok("s".into()) };
+        let subject = match known {
+            _ if self.is_filtered(id) => Err(Unpublished::Dropped),
+            true => Err(Unpublished::Unfit("illegal".into())),
+            false => Ok("s".into()),
+        };
         Outgoing { event, subject }
     }
 
@@ -212,56 +211,20 @@ impl World {
 
     fn send(&mut self) {
         let generation = self.relay.generation;
-        if let Some(send) = self.relay.state.next_send() {
-            let flying = Flying {
+        let packet = if let Some(send) = self.relay.state.next_send() {
+            Packet::Message(Flying {
                 reply: (generation, send.epoch, send.index),
                 id: send.event.id.as_u128(),
                 expected: send.expected,
                 position: send.position,
-            };
-            self.connections.last_mut().expect("one connection").push_back(flying);
-        }
-    }
-
-    /// The broker takes one message of one connection, old ones included.
-    fn broker(&mut self, honest: bool) {
-        let busy: Vec<usize> =
-            (0..self.connections.len()).filter(|&it| !self.connections[it].is_empty()).collect();
-        let Some(&connection) = busy.choose(&mut self.rng) else { return };
-        let Some(message) = self.connections[connection].pop_front() else { return };
-        if !honest && self.rng.random_bool(0.05) {
-            return; // lost on the way
-        }
-        let (generation, epoch, index) = message.reply;
-        let refused = |refusal| Input::Refused { epoch, index, refusal };
-        let last = self.stream.len() as u64;
-        let known = self.stream.iter().rposition(|it| it.id == Some(message.id));
-        let known = known.filter(|&at| at >= self.forgotten);
-        let answer = if !honest && self.rng.random_bool(0.03) {
-            refused(Refusal::Outage("busy".into()))
-        } else if self.poisoned.contains(&message.id) {
-            refused(Refusal::Message("too large".into()))
-        } else if message.expected.is_some_and(|expected| expected != last) {
-            refused(Refusal::Guard)
-        } else if let (Some(at), true) = (known, self.faults.dedup) {
-            Input::Acked { epoch, index, seq: at as u64 + 1 }
+                part: send.part,
+            })
+        } else if let Some(end) = self.relay.state.next_end() {
+            Packet::End { generation, end }
         } else {
-            let position = message.position.map(|at| Position {
-                system_id: SYSTEM,
-                timeline: 1,
-                lsn: at.commit_lsn.0,
-                ordinal: at.ordinal,
-            });
-            self.stream.push(Stored {
-                id: Some(message.id),
-                position,
-                position_event: message.position.map(|at| at.event),
-            });
-            Input::Acked { epoch, index, seq: last + 1 }
+            return;
         };
-        if honest || self.rng.random_bool(0.95) {
-            self.answers.push((generation, answer));
-        }
+        self.connections.last_mut().expect("one connection").push_back(packet);
     }
 
     fn answer(&mut self) {
@@ -296,8 +259,7 @@ impl World {
             }
         }
         for settled in self.relay.state.take_settled() {
-            let at = usize::try_from(settled.seq).expect("small") - 1;
-            assert_eq!(self.stream[at].id, Some(settled.id.as_u128()), "settled at a wrong place");
+            self.check_settled(settled);
         }
     }
 
@@ -382,6 +344,7 @@ impl World {
                 self.now += Duration::from_secs(3);
                 self.apply(Input::Tick);
             }
+            95 => self.taking.clear(), // a change of leader, or ten seconds
             98 => self.slot_confirmed = self.slot_confirmed.max(self.relay.state.confirmed()),
             _ => {}
         }
@@ -439,6 +402,7 @@ fn start(faults: Faults, resolved_before: Lsn, tail: Tail) -> Start {
         system_id: SYSTEM,
         resolved_before,
         tail,
+        batches: faults.batches,
     }
 }
 
@@ -461,29 +425,52 @@ fn run(faults: Faults) {
     }
 }
 
+/// Fenced, alone with the stream, nothing wrong with the events.
+const FENCED: Faults = Faults {
+    mode: Mode::Fenced,
+    foreign: Foreign::Never,
+    poison: false,
+    dedup: false,
+    batches: false,
+};
+
 #[test]
 fn fenced_mode_is_exact_without_any_deduplication() {
-    let foreign = Foreign::Never;
-    run(Faults { mode: Mode::Fenced, foreign, poison: false, dedup: false });
+    run(FENCED);
 }
 
 #[test]
 fn fenced_mode_parks_poison_and_stays_in_commit_order() {
-    run(Faults { mode: Mode::Fenced, foreign: Foreign::Never, poison: true, dedup: true });
+    run(Faults { poison: true, dedup: true, ..FENCED });
 }
 
 #[test]
 fn foreign_messages_between_ours_change_nothing() {
-    let foreign = Foreign::BetweenMessages;
-    run(Faults { mode: Mode::Fenced, foreign, poison: false, dedup: true });
+    run(Faults { foreign: Foreign::BetweenMessages, dedup: true, ..FENCED });
 }
 
 #[test]
 fn foreign_messages_among_ours_cost_no_event_and_no_duplicate() {
-    run(Faults { mode: Mode::Fenced, foreign: Foreign::Always, poison: false, dedup: true });
+    run(Faults { foreign: Foreign::Always, dedup: true, ..FENCED });
+}
+
+#[test]
+fn batches_are_exact_without_any_deduplication() {
+    run(Faults { batches: true, ..FENCED });
+}
+
+#[test]
+fn batches_park_poison_and_stay_in_commit_order() {
+    run(Faults { poison: true, dedup: true, batches: true, ..FENCED });
+}
+
+#[test]
+fn batches_stay_in_commit_order_among_foreign_messages() {
+    run(Faults { foreign: Foreign::Always, dedup: true, batches: true, ..FENCED });
 }
 
 #[test]
 fn keyed_mode_keeps_each_aggregate_in_order_beside_other_writers() {
-    run(Faults { mode: Mode::Keyed, foreign: Foreign::Always, poison: true, dedup: true });
+    let foreign = Foreign::Always;
+    run(Faults { mode: Mode::Keyed, foreign, poison: true, dedup: true, ..FENCED });
 }

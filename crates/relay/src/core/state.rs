@@ -1,5 +1,6 @@
 //! One publishing session: `Input → apply → what to send, settle, confirm`.
 
+mod batch;
 mod resync;
 
 use std::collections::{HashMap, VecDeque};
@@ -8,9 +9,10 @@ use std::time::Duration;
 use pgoutput::Lsn;
 use uuid::Uuid;
 
+use self::batch::Batch;
 use super::messages::{Counts, Input, Mode, Refusal, Request, Send, Settled, Start};
 use super::progress::Progress;
-use super::window::{Entry, LastPosition, Limits, Origin, Outgoing, Stage, Window};
+use super::window::{Entry, LastPosition, Limits, Origin, Outgoing, Stage, Unpublished, Window};
 
 /// While rows of a scan are published but not marked, the log may bring at most this many events,
 /// so that after a crash a bounded read of the tail finds those rows.
@@ -57,6 +59,13 @@ pub(crate) struct State {
     /// The stream has taken a message on the present prediction, and since then there was always
     /// something on its way or waiting to be sent.
     proven: bool,
+    /// Whether the broker takes batches.
+    batches: bool,
+    /// The present batch, or the last one.
+    batch: Option<Batch>,
+    batches_begun: u32,
+    /// The stream has taken a message since its tail was read: until then none goes in a batch.
+    settled_in: bool,
     /// Ids that the stream had when the session began.
     seen: HashMap<Uuid, u64>,
     /// No event logged after this position can be in `seen`.
@@ -95,6 +104,10 @@ impl State {
             known_seq: start.tail.last_seq,
             in_flight: 0,
             proven: false,
+            batches: start.batches && start.mode == Mode::Fenced,
+            batch: None,
+            batches_begun: 0,
+            settled_in: false,
             seen: HashMap::new(),
             seen_before: Lsn::ZERO,
             scan: None,
@@ -140,7 +153,7 @@ impl State {
                 // Whoever had the slot before may have stored something since the session began.
                 // Predictions that are too low would let a later message in after an earlier one
                 // was refused: what was sent since the tail was read counts as well.
-                if self.in_flight == 0 {
+                if self.in_flight == 0 && !self.is_batch_open() {
                     self.expected = self.expected.max(tail.last_seq);
                 }
                 self.known_seq = self.known_seq.max(tail.last_seq);
@@ -155,9 +168,13 @@ impl State {
                 self.refused(index, refusal);
             }
             Input::Acked { .. } | Input::Refused { .. } => {} // of a period that is over
+            Input::Stored { batch, count } => self.stored(batch, count),
+            Input::Ended { batch, count, seq } => self.ended(batch, count, seq),
+            Input::Broken { batch, number, refusal } => self.broken(batch, number, refusal),
             Input::Unsendable { index, reason } => {
                 self.in_flight -= 1;
                 self.expected -= 1;
+                self.take_out_of_batch();
                 self.park(index, reason);
                 self.keep_proof();
             }
@@ -181,9 +198,9 @@ impl State {
         scan_bounded && self.window.has_room(self.limits)
     }
 
-    /// Whether [`next_send`](Self::next_send) would give something.
+    /// Whether [`next_send`](Self::next_send) or [`next_end`](Self::next_end) would give something.
     pub(crate) fn has_send(&mut self) -> bool {
-        self.link == Link::Up && self.sendable().is_some()
+        self.link == Link::Up && (self.sendable().is_some() || self.is_batch_open())
     }
 
     /// The next message to send; it counts as sent.
@@ -200,6 +217,7 @@ impl State {
             self.last_answer = self.now;
         }
         self.in_flight += 1;
+        let part = self.next_part();
         let expected = (self.mode == Mode::Fenced).then_some(self.expected);
         self.expected += 1;
         let (known_seq, epoch, last_position) = (self.known_seq, self.epoch, self.last_position);
@@ -207,6 +225,7 @@ impl State {
         let entry = self.window.get_mut(index)?;
         entry.stage = Stage::Sent;
         (entry.sent_after, entry.sent_at) = (known_seq, now);
+        entry.expected = expected.unwrap_or_default();
         let position = match entry.origin {
             Origin::Log => Some(LastPosition {
                 commit_lsn: entry.commit_lsn,
@@ -217,7 +236,7 @@ impl State {
         };
         let Outgoing { event, subject } = &entry.outgoing;
         let subject = subject.as_ref().map_or("", String::as_str);
-        Some(Send { epoch, index, expected, event, subject, position })
+        Some(Send { epoch, index, expected, event, subject, position, part })
     }
 
     /// The next thing to do that is not a send.
@@ -263,7 +282,7 @@ impl State {
     }
 
     pub(crate) fn counts(&self) -> Counts {
-        self.counts
+        Counts { batches: self.batches_begun.into(), ..self.counts }
     }
 
     fn logged(&mut self, outgoing: Outgoing) {
@@ -289,25 +308,50 @@ impl State {
 
     fn push(&mut self, outgoing: Outgoing, origin: Origin, at: (Lsn, u32, i64)) {
         let stored_at = self.seen.remove(&outgoing.event.id);
-        let poison = outgoing.subject.as_ref().err().cloned();
+        let unpublished = outgoing.subject.as_ref().err().cloned();
+        if let (None, Some(Unpublished::Dropped)) = (stored_at, &unpublished) {
+            return self.dropped(outgoing.event.id, origin, at);
+        }
         let (index, first_of_key) = self.window.push(outgoing, origin, at);
         if first_of_key && self.mode == Mode::Keyed {
             self.ready.push_back(index);
         }
-        match (stored_at, poison) {
+        match (stored_at, unpublished) {
+            // Also if a route drops it now that did not when it was published.
             (Some(seq), _) => self.settle(index, seq, true),
-            (None, Some(reason)) => self.park(index, reason),
-            (None, None) => {}
+            (None, Some(Unpublished::Unfit(reason))) => self.park(index, reason),
+            (None, Some(Unpublished::Dropped) | None) => {}
         }
     }
 
-    /// The first entry that may be sent. Forgets those on the way that need no sending any more.
+    /// Resolves an event that is not to be published. It does not enter the window: nothing is sent,
+    /// so nothing can be waited for.
+    fn dropped(&mut self, id: Uuid, origin: Origin, at: (Lsn, u32, i64)) {
+        let (commit_lsn, _, commit_time_micros) = at;
+        let (seq, acked) = (None, false);
+        self.settled.push(Settled { id, seq, origin, commit_lsn, commit_time_micros, acked });
+        self.counts.dropped += 1;
+        if let (Origin::Scan, Some(scan)) = (origin, &mut self.scan) {
+            scan.outstanding -= 1;
+        }
+    }
+
+    /// The first entry that may be sent.
     fn sendable(&mut self) -> Option<u64> {
+        // While there was nothing to send somebody else may have written to the stream. Then the
+        // prediction is too low: the first message is refused, but one behind it would fit. In a
+        // batch it would not.
+        let alone = if self.batches { !self.is_batch_open() } else { !self.proven };
+        if self.mode == Mode::Fenced && self.in_flight > 0 && alone {
+            return None;
+        }
+        self.waiting()
+    }
+
+    /// The first entry that waits. Forgets those on the way that need no sending any more.
+    fn waiting(&mut self) -> Option<u64> {
         let waiting = |entry: Option<&Entry>| entry.is_some_and(|it| it.stage == Stage::Waiting);
         match self.mode {
-            // While there was nothing to send somebody else may have written to the stream. Then the
-            // prediction is too low: the first message is refused, but one behind it would fit.
-            Mode::Fenced if !self.proven && self.in_flight > 0 => None,
             Mode::Fenced => {
                 self.next = self.next.max(self.window.first());
                 while self.next < self.window.end() && !waiting(self.window.get(self.next)) {
@@ -336,6 +380,11 @@ impl State {
         self.fruitless_resyncs = 0;
         self.known_seq = self.known_seq.max(seq);
         self.settle(index, seq, false);
+        self.settled_in = true;
+        if self.mode == Mode::Fenced && self.in_flight == 0 {
+            // Lower than predicted if the broker had the event already.
+            self.expected = self.known_seq;
+        }
         self.proven = true;
         self.keep_proof();
     }
@@ -352,6 +401,10 @@ impl State {
             }
             Refusal::Outage(why) => self.resync(self.pause(Duration::from_millis(100)), why),
             Refusal::Configuration(reason) => self.requests.push_back(Request::Stop(reason)),
+            Refusal::NoBatches(why) => {
+                self.batches = false;
+                self.resync(Duration::ZERO, why);
+            }
             Refusal::Message(reason) => {
                 if self.window.get(index).is_some_and(|entry| entry.stage == Stage::Sent) {
                     self.in_flight -= 1;
@@ -369,11 +422,11 @@ impl State {
         let Some(entry) = self.window.get(index) else { return };
         self.settled.push(Settled {
             id: entry.outgoing.event.id,
-            seq,
+            seq: Some(seq),
             origin: entry.origin,
             commit_lsn: entry.commit_lsn,
             commit_time_micros: entry.commit_time_micros,
-            found,
+            acked: !found,
         });
         if found {
             self.counts.found += 1;

@@ -34,12 +34,21 @@ pub(crate) struct LastPosition {
     pub(crate) event: Uuid,
 }
 
-/// An event with where it goes, or with why it can go nowhere.
+/// An event with where it goes, or with why it goes nowhere.
 #[derive(Debug, Clone)]
 pub(crate) struct Outgoing {
     pub(crate) event: Event,
-    /// The rendered subject, or why this event can never be published.
-    pub(crate) subject: Result<String, String>,
+    /// The rendered subject.
+    pub(crate) subject: Result<String, Unpublished>,
+}
+
+/// Why an event has no subject.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Unpublished {
+    /// A route drops it: it is resolved as soon as it is seen.
+    Dropped,
+    /// It can never be published, for this reason: it is parked.
+    Unfit(String),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,6 +70,8 @@ pub(crate) struct Entry {
     /// The stream's last sequence as known when this was sent: it can only be stored above it.
     pub(crate) sent_after: u64,
     pub(crate) sent_at: Duration,
+    /// Fenced mode: the sequence that it was to follow.
+    pub(crate) expected: u64,
     bytes: usize,
     key: u64,
     /// Keyed mode: the next entry of the same aggregate, which waits for this one.
@@ -171,6 +182,7 @@ impl Window {
             stage: Stage::Waiting,
             sent_after: 0,
             sent_at: Duration::ZERO,
+            expected: 0,
             bytes,
             key: 0,
             next_of_key: None,

@@ -2,6 +2,7 @@
 
 pub(crate) mod publication;
 pub(crate) mod rows;
+pub(crate) mod shape;
 pub(crate) mod slot;
 pub(crate) mod source;
 pub(crate) mod store;

@@ -6,67 +6,55 @@ use std::str::FromStr;
 use bytes::Bytes;
 use bytestring::ByteString;
 use jiff::{SignedDuration, Timestamp};
-use outbox::{Event, Table, wire::SubjectTemplate};
+use outbox::{Column, Event, Table};
 use pgoutput::{Datum, Insert, Relation};
+use tokio_postgres::types::{FromSql, Type};
 use uuid::Uuid;
 
+use super::shape::{
+    BPCHAR, BYTEA, INT2, INT4, INT8, JSON, JSONB, NAME, TEXT, TIMESTAMP, TIMESTAMPTZ, Types,
+    USER_DEFINED_MIN, UUID, VARCHAR, is_required, missing,
+};
 use crate::core::Outgoing;
 use crate::error::Error;
+use crate::routing::Routing;
 
 /// `jsonb`'s binary form is a version byte and the same text that `json` has.
-const JSONB_OID: u32 = 3802;
 const JSONB_VERSION: u8 = 1;
 
 /// PostgreSQL counts microseconds from 2000-01-01 00:00:00 UTC.
 const POSTGRES_EPOCH_UNIX_SECONDS: i64 = 946_684_800;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Field {
-    Id,
-    AggregateType,
-    AggregateId,
-    EventType,
-    EventVersion,
-    Payload,
-    OccurredAt,
-    CorrelationId,
-    CausationId,
-    Headers,
-}
-
-/// Each column's name, and what the scanner selects in its place where it is missing; `None` if an
-/// outbox must have it.
-const FIELDS: [(&str, Field, Option<&str>); 10] = [
-    ("id", Field::Id, None),
-    ("aggregate_type", Field::AggregateType, None),
-    ("aggregate_id", Field::AggregateId, None),
-    ("event_type", Field::EventType, None),
-    ("event_version", Field::EventVersion, Some("NULL::int")),
-    ("payload", Field::Payload, None),
-    ("occurred_at", Field::OccurredAt, Some("NULL::timestamptz")),
-    ("correlation_id", Field::CorrelationId, Some("NULL::uuid")),
-    ("causation_id", Field::CausationId, Some("NULL::uuid")),
-    ("headers", Field::Headers, Some("NULL::text")),
-];
-
-/// The columns that the scanner selects, in the order of [`FIELDS`], from a table that has the
-/// columns `present`.
-pub(crate) fn scanned_columns(present: &[String]) -> Result<String, Error> {
-    let column = |(name, field, stand_in): &(&str, Field, Option<&str>)| {
-        if !present.iter().any(|it| it == name) {
-            return stand_in.map(str::to_owned).ok_or_else(|| missing(name));
-        }
-        Ok(match field {
-            Field::Payload | Field::Headers => format!("{name}::text"),
-            Field::EventVersion => format!("{name}::int"),
-            _ => (*name).to_owned(),
+/// The columns that the scanner selects, in the order of [`Column::ALL`], from a table that has
+/// those in `types`.
+pub(crate) fn scanned_columns(table: &Table, types: &Types) -> Result<String, Error> {
+    let selected = |column: Column| {
+        let name = table.column(column);
+        let Some(found) = types.get(table.columns().name(column)) else {
+            return stand_in(column).map(str::to_owned).ok_or_else(|| missing(table, column));
+        };
+        Ok(match column {
+            Column::Payload if found.oid == BYTEA => name,
+            Column::OccurredAt if found.oid == TIMESTAMP => format!("{name} AT TIME ZONE 'UTC'"),
+            Column::EventVersion => format!("{name}::int"),
+            Column::Id | Column::CorrelationId | Column::CausationId | Column::OccurredAt => name,
+            _ => format!("{name}::text"),
         })
     };
-    Ok(FIELDS.iter().map(column).collect::<Result<Vec<_>, _>>()?.join(", "))
+    let columns: Result<Vec<_>, _> = Column::ALL.into_iter().map(selected).collect();
+    Ok(columns?.join(", "))
 }
 
-fn missing(column: &str) -> Error {
-    Error::Table(format!("column \"{column}\" is missing or renamed"))
+/// What the scanner selects in the place of a column that is missing; `None` if an outbox must have
+/// it.
+const fn stand_in(column: Column) -> Option<&'static str> {
+    Some(match column {
+        Column::EventVersion => "NULL::int",
+        Column::OccurredAt => "NULL::timestamptz",
+        Column::CorrelationId | Column::CausationId => "NULL::uuid",
+        Column::Headers => "NULL::text",
+        _ => return None,
+    })
 }
 
 /// Turns the log's inserts into events.
@@ -75,22 +63,22 @@ fn missing(column: &str) -> Error {
 /// while the relay runs changes nothing (PostgreSQL announces a relation anew before its next row).
 pub(crate) struct Rows {
     table: Table,
-    subject: SubjectTemplate,
+    routing: Routing,
     relations: HashMap<u32, Layout>,
 }
 
 /// What a relation's columns are to us, in the relation's order; `None` for a foreign relation.
-type Layout = Option<Vec<Option<(Field, u32)>>>;
+type Layout = Option<Vec<Option<(Column, u32)>>>;
 
 impl Rows {
-    pub(crate) fn new(table: Table, subject: SubjectTemplate) -> Self {
-        Self { table, subject, relations: HashMap::new() }
+    pub(crate) fn new(table: Table, routing: Routing) -> Self {
+        Self { table, routing, relations: HashMap::new() }
     }
 
     /// Learns a relation.
     pub(crate) fn relation(&mut self, relation: &Relation) -> Result<(), Error> {
         let ours = relation.namespace == self.table.schema() && relation.name == self.table.name();
-        let layout = if ours { Some(layout(relation)?) } else { None };
+        let layout = if ours { Some(layout(&self.table, relation)?) } else { None };
         self.relations.insert(relation.oid, layout);
         Ok(())
     }
@@ -108,56 +96,68 @@ impl Rows {
         };
         let mut event = blank(timestamp(committed_at_micros));
         for (datum, column) in insert.tuple.iter().zip(layout) {
-            if let Some((field, type_oid)) = column {
-                set(&mut event, *field, *type_oid, &datum)?;
+            if let Some((column, type_oid)) = column {
+                let set = set(&mut event, *column, *type_oid, &datum);
+                set.ok_or_else(|| self.misfit(*column))?;
             }
         }
         Ok(Some(self.address(event)))
     }
 
-    /// Decodes a row that the scanner selected.
+    /// Decodes a row that the scanner selected with [`scanned_columns`].
     pub(crate) fn scanned(&self, row: &tokio_postgres::Row) -> Result<Outgoing, Error> {
-        let text = |at: usize| -> Result<Option<String>, Error> {
-            row.try_get(at).map_err(Error::sql("read a scanned row"))
+        let needed = |column: Column| -> Result<ByteString, Error> {
+            let text: Option<String> = get(row, column)?;
+            Ok(ByteString::from(text.ok_or_else(|| self.misfit(column))?))
         };
-        let needed = |at: usize| {
-            text(at)?.ok_or_else(|| Error::Table(format!("column \"{}\" is null", FIELDS[at].0)))
-        };
-        let get = Error::sql("read a scanned row");
-        let version: Option<i32> = row.try_get(4).map_err(get)?;
-        let uuid = |at: usize| row.try_get(at).map_err(Error::sql("read a scanned row"));
-        let occurred_at: Option<Timestamp> =
-            row.try_get(6).map_err(Error::sql("read a scanned row"))?;
+        let occurred_at: Option<Timestamp> = get(row, Column::OccurredAt)?;
         let event = Event {
-            id: row.try_get(0).map_err(Error::sql("read a scanned row"))?,
-            aggregate_type: needed(1)?.into(),
-            aggregate_id: needed(2)?.into(),
-            event_type: needed(3)?.into(),
-            event_version: version.unwrap_or(1),
-            payload: needed(5)?.into(),
+            id: get::<Option<Uuid>>(row, Column::Id)?.ok_or_else(|| self.misfit(Column::Id))?,
+            aggregate_type: needed(Column::AggregateType)?,
+            aggregate_id: needed(Column::AggregateId)?,
+            event_type: needed(Column::EventType)?,
+            event_version: get::<Option<i32>>(row, Column::EventVersion)?.unwrap_or(1),
+            payload: scanned_payload(row)?.unwrap_or_default(),
             occurred_at: occurred_at.unwrap_or(Timestamp::UNIX_EPOCH),
-            correlation_id: uuid(7)?,
-            causation_id: uuid(8)?,
-            headers: text(9)?.map(Bytes::from),
+            correlation_id: get(row, Column::CorrelationId)?,
+            causation_id: get(row, Column::CausationId)?,
+            headers: get::<Option<String>>(row, Column::Headers)?.map(Bytes::from),
         };
         Ok(self.address(event))
     }
 
+    fn misfit(&self, column: Column) -> Error {
+        let name = self.table.columns().name(column);
+        Error::Table(format!("column \"{name}\" holds null or a value of an unexpected type"))
+    }
+
     fn address(&self, event: Event) -> Outgoing {
-        let subject = self.subject.render(&event).map_err(|error| error.to_string());
+        let subject = self.routing.subject(&event);
         Outgoing { event, subject }
     }
 }
 
-fn layout(relation: &Relation) -> Result<Vec<Option<(Field, u32)>>, Error> {
-    for (name, _, stand_in) in FIELDS {
-        if stand_in.is_none() && !relation.columns.iter().any(|column| column.name == name) {
-            return Err(missing(name));
+fn get<T: for<'a> FromSql<'a>>(row: &tokio_postgres::Row, column: Column) -> Result<T, Error> {
+    row.try_get(column as usize).map_err(Error::sql("read a scanned row"))
+}
+
+fn scanned_payload(row: &tokio_postgres::Row) -> Result<Option<Bytes>, Error> {
+    if *row.columns()[Column::Payload as usize].type_() == Type::BYTEA {
+        return Ok(get::<Option<Vec<u8>>>(row, Column::Payload)?.map(Bytes::from));
+    }
+    Ok(get::<Option<String>>(row, Column::Payload)?.map(Bytes::from))
+}
+
+fn layout(table: &Table, relation: &Relation) -> Result<Vec<Option<(Column, u32)>>, Error> {
+    let columns = table.columns();
+    for column in Column::ALL {
+        let is_there = || relation.columns.iter().any(|it| it.name == columns.name(column));
+        if is_required(column) && !is_there() {
+            return Err(missing(table, column));
         }
     }
-    let field = |name: &str| FIELDS.iter().find(|(known, ..)| *known == name).map(|it| it.1);
-    let columns = relation.columns.iter();
-    Ok(columns.map(|column| Some((field(&column.name)?, column.type_oid))).collect())
+    let known = relation.columns.iter();
+    Ok(known.map(|it| Some((columns.find(&it.name)?, it.type_oid))).collect())
 }
 
 fn blank(committed_at: Timestamp) -> Event {
@@ -175,25 +175,25 @@ fn blank(committed_at: Timestamp) -> Event {
     }
 }
 
-fn set(event: &mut Event, field: Field, type_oid: u32, datum: &Datum) -> Result<(), Error> {
-    let misfit = || Error::Table(format!("column {field:?} holds a value of an unexpected type"));
+/// Puts a value in its place. `None` if it is none that belongs there.
+fn set(event: &mut Event, column: Column, type_oid: u32, datum: &Datum) -> Option<()> {
     if matches!(datum, Datum::Null | Datum::Unchanged) {
-        let nullable = FIELDS.iter().any(|(_, it, stand_in)| *it == field && stand_in.is_some());
-        return if nullable { Ok(()) } else { Err(misfit()) };
+        // Without a payload the message is empty.
+        return (column == Column::Payload || !is_required(column)).then_some(());
     }
-    match field {
-        Field::Id => event.id = uuid(datum).ok_or_else(misfit)?,
-        Field::AggregateType => event.aggregate_type = string(datum).ok_or_else(misfit)?,
-        Field::AggregateId => event.aggregate_id = string(datum).ok_or_else(misfit)?,
-        Field::EventType => event.event_type = string(datum).ok_or_else(misfit)?,
-        Field::EventVersion => event.event_version = integer(datum).ok_or_else(misfit)?,
-        Field::Payload => event.payload = json(datum, type_oid).ok_or_else(misfit)?,
-        Field::OccurredAt => event.occurred_at = instant(datum).ok_or_else(misfit)?,
-        Field::CorrelationId => event.correlation_id = Some(uuid(datum).ok_or_else(misfit)?),
-        Field::CausationId => event.causation_id = Some(uuid(datum).ok_or_else(misfit)?),
-        Field::Headers => event.headers = Some(json(datum, type_oid).ok_or_else(misfit)?),
+    match column {
+        Column::Id => event.id = uuid(datum)?,
+        Column::AggregateType => event.aggregate_type = string(datum, type_oid)?,
+        Column::AggregateId => event.aggregate_id = string(datum, type_oid)?,
+        Column::EventType => event.event_type = string(datum, type_oid)?,
+        Column::EventVersion => event.event_version = integer(datum, type_oid)?,
+        Column::Payload => event.payload = payload(datum, type_oid)?,
+        Column::OccurredAt => event.occurred_at = instant(datum, type_oid)?,
+        Column::CorrelationId => event.correlation_id = Some(uuid(datum)?),
+        Column::CausationId => event.causation_id = Some(uuid(datum)?),
+        Column::Headers => event.headers = Some(json(datum, type_oid)?),
     }
-    Ok(())
+    Some(())
 }
 
 /// The server falls back to text for types without a binary form, column by column.
@@ -205,43 +205,68 @@ fn uuid(datum: &Datum) -> Option<Uuid> {
     }
 }
 
-fn string(datum: &Datum) -> Option<ByteString> {
-    match datum {
-        Datum::Binary(bytes) | Datum::Text(bytes) => ByteString::try_from(bytes.clone()).ok(),
-        Datum::Null | Datum::Unchanged => None,
+/// As PostgreSQL prints it, or, where it pads with spaces, casts it to text. The binary form of a
+/// user-defined type, such as an enumeration or `citext`, is taken for its text.
+fn string(datum: &Datum, type_oid: u32) -> Option<ByteString> {
+    match (datum, type_oid) {
+        (Datum::Binary(bytes) | Datum::Text(bytes), BPCHAR) => {
+            Some(std::str::from_utf8(bytes).ok()?.trim_end_matches(' ').into())
+        }
+        (Datum::Text(bytes), _) => ByteString::try_from(bytes.clone()).ok(),
+        (Datum::Binary(_), UUID) => Some(uuid(datum)?.to_string().into()),
+        (Datum::Binary(bytes), INT2 | INT4 | INT8) => Some(whole(bytes)?.to_string().into()),
+        (Datum::Binary(bytes), TEXT | VARCHAR | NAME | USER_DEFINED_MIN..) => {
+            ByteString::try_from(bytes.clone()).ok()
+        }
+        _ => None,
     }
 }
 
-fn integer(datum: &Datum) -> Option<i32> {
-    match datum {
-        Datum::Binary(bytes) => match bytes.len() {
-            2 => Some(i16::from_be_bytes(bytes.as_ref().try_into().ok()?).into()),
-            4 => Some(i32::from_be_bytes(bytes.as_ref().try_into().ok()?)),
-            8 => i64::from_be_bytes(bytes.as_ref().try_into().ok()?).try_into().ok(),
-            _ => None,
-        },
-        Datum::Text(text) => std::str::from_utf8(text).ok()?.parse().ok(),
-        Datum::Null | Datum::Unchanged => None,
+fn integer(datum: &Datum, type_oid: u32) -> Option<i32> {
+    match (datum, type_oid) {
+        (Datum::Binary(bytes), INT2 | INT4 | INT8) => whole(bytes)?.try_into().ok(),
+        (Datum::Text(text), _) => std::str::from_utf8(text).ok()?.parse().ok(),
+        _ => None,
+    }
+}
+
+/// The binary form of a whole number, whose width is its length.
+fn whole(bytes: &[u8]) -> Option<i64> {
+    match bytes.len() {
+        2 => Some(i16::from_be_bytes(bytes.try_into().ok()?).into()),
+        4 => Some(i32::from_be_bytes(bytes.try_into().ok()?).into()),
+        8 => Some(i64::from_be_bytes(bytes.try_into().ok()?)),
+        _ => None,
+    }
+}
+
+/// The payload's bytes: JSON and text as PostgreSQL prints them, `bytea` as it is.
+fn payload(datum: &Datum, type_oid: u32) -> Option<Bytes> {
+    match (datum, type_oid) {
+        (Datum::Text(_), BYTEA) => None, // printed in hexadecimal, which nobody asked for
+        (Datum::Binary(bytes), BYTEA) => Some(bytes.clone()),
+        _ => json(datum, type_oid),
     }
 }
 
 fn json(datum: &Datum, type_oid: u32) -> Option<Bytes> {
-    match datum {
-        Datum::Binary(bytes) if type_oid == JSONB_OID => {
+    match (datum, type_oid) {
+        (Datum::Text(bytes), _) => Some(bytes.clone()),
+        (Datum::Binary(bytes), JSONB) => {
             (bytes.first() == Some(&JSONB_VERSION)).then(|| bytes.slice(1..))
         }
-        Datum::Binary(bytes) | Datum::Text(bytes) => Some(bytes.clone()),
-        Datum::Null | Datum::Unchanged => None,
+        (Datum::Binary(bytes), JSON | TEXT | VARCHAR) => Some(bytes.clone()),
+        _ => None,
     }
 }
 
-fn instant(datum: &Datum) -> Option<Timestamp> {
-    match datum {
-        Datum::Binary(bytes) => {
+fn instant(datum: &Datum, type_oid: u32) -> Option<Timestamp> {
+    match (datum, type_oid) {
+        (Datum::Binary(bytes), TIMESTAMPTZ | TIMESTAMP) => {
             Some(timestamp(i64::from_be_bytes(bytes.as_ref().try_into().ok()?)))
         }
-        Datum::Text(text) => Timestamp::from_str(std::str::from_utf8(text).ok()?).ok(),
-        Datum::Null | Datum::Unchanged => None,
+        (Datum::Text(text), _) => Timestamp::from_str(std::str::from_utf8(text).ok()?).ok(),
+        _ => None,
     }
 }
 
@@ -265,9 +290,11 @@ mod tests {
     fn timestamps_are_read_in_both_forms() {
         let expected: Timestamp = "2026-11-21T01:24:33.123456Z".parse().unwrap();
         let micros = expected.as_microsecond() - POSTGRES_EPOCH_UNIX_SECONDS * 1_000_000;
-        assert_eq!(instant(&Datum::Binary(bytes(&micros.to_be_bytes()))), Some(expected));
+        let binary = Datum::Binary(bytes(&micros.to_be_bytes()));
+        assert_eq!(instant(&binary, TIMESTAMPTZ), Some(expected));
+        assert_eq!(instant(&binary, INT8), None);
         let text = Datum::Text(bytes(b"2026-11-21 01:24:33.123456+00"));
-        assert_eq!(instant(&text), Some(expected));
+        assert_eq!(instant(&text, TIMESTAMPTZ), Some(expected));
         assert_eq!(timestamp(i64::MAX), Timestamp::MAX);
         assert_eq!(timestamp(i64::MIN), Timestamp::MIN);
     }
@@ -275,17 +302,40 @@ mod tests {
     #[test]
     fn jsonb_loses_its_version_byte_and_json_nothing() {
         let jsonb = Datum::Binary(bytes(b"\x01{\"a\": 1.00}"));
-        assert_eq!(json(&jsonb, JSONB_OID).as_deref(), Some(&b"{\"a\": 1.00}"[..]));
-        assert_eq!(json(&Datum::Binary(bytes(b"\x02{}")), JSONB_OID), None);
-        assert_eq!(json(&Datum::Text(bytes(b"{}")), JSONB_OID).as_deref(), Some(&b"{}"[..]));
-        assert_eq!(json(&Datum::Binary(bytes(b"{}")), 114).as_deref(), Some(&b"{}"[..]));
+        assert_eq!(json(&jsonb, JSONB).as_deref(), Some(&b"{\"a\": 1.00}"[..]));
+        assert_eq!(json(&Datum::Binary(bytes(b"\x02{}")), JSONB), None);
+        assert_eq!(json(&Datum::Text(bytes(b"{}")), JSONB).as_deref(), Some(&b"{}"[..]));
+        assert_eq!(json(&Datum::Binary(bytes(b"{}")), JSON).as_deref(), Some(&b"{}"[..]));
     }
 
     #[test]
     fn integers_of_any_width_become_versions() {
-        assert_eq!(integer(&Datum::Binary(bytes(&7i16.to_be_bytes()))), Some(7));
-        assert_eq!(integer(&Datum::Binary(bytes(&7i64.to_be_bytes()))), Some(7));
-        assert_eq!(integer(&Datum::Binary(bytes(&i64::MAX.to_be_bytes()))), None);
-        assert_eq!(integer(&Datum::Text(bytes(b"7"))), Some(7));
+        assert_eq!(integer(&Datum::Binary(bytes(&7i16.to_be_bytes())), INT2), Some(7));
+        assert_eq!(integer(&Datum::Binary(bytes(&7i64.to_be_bytes())), INT8), Some(7));
+        assert_eq!(integer(&Datum::Binary(bytes(&i64::MAX.to_be_bytes())), INT8), None);
+        assert_eq!(integer(&Datum::Text(bytes(b"7")), TEXT), Some(7));
+        assert_eq!(integer(&Datum::Binary(bytes(b"0007")), TEXT), None);
+    }
+
+    #[test]
+    fn a_text_is_what_postgresql_prints_and_never_a_number_of_bytes() {
+        let id = Uuid::from_u128(7);
+        let string = |value: &[u8], oid| string(&Datum::Binary(bytes(value)), oid);
+        assert_eq!(string(b"o-1", VARCHAR).as_deref(), Some("o-1"));
+        assert_eq!(string(b"o-1   ", BPCHAR).as_deref(), Some("o-1"));
+        assert_eq!(string(id.as_bytes(), UUID), Some(id.to_string().into()));
+        assert_eq!(string(&7i64.to_be_bytes(), INT8).as_deref(), Some("7"));
+        assert_eq!(string(b"paid", USER_DEFINED_MIN).as_deref(), Some("paid"));
+        assert_eq!(string(&7f64.to_be_bytes(), 701), None);
+        assert_eq!(string(b"\xff", TEXT), None);
+    }
+
+    #[test]
+    fn bytes_pass_as_they_are() {
+        let binary = Datum::Binary(bytes(b"\x01\xff\0"));
+        assert_eq!(payload(&binary, BYTEA).as_deref(), Some(&b"\x01\xff\0"[..]));
+        assert_eq!(payload(&Datum::Text(bytes(b"\\x01")), BYTEA), None);
+        assert_eq!(payload(&Datum::Binary(bytes(b"plain")), TEXT).as_deref(), Some(&b"plain"[..]));
+        assert_eq!(payload(&Datum::Binary(bytes(&7i32.to_be_bytes())), INT4), None);
     }
 }

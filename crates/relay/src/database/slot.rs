@@ -9,11 +9,16 @@ use super::source::Source;
 use super::store::{SWEPT_AT_ONCE, StateRow, Store, Watermark};
 use crate::broker::{TailReader, WayBack};
 use crate::config::Config;
-use crate::core::{LOGGED_WHILE_SCAN_UNMARKED_MAX, Origin, Settled};
+use crate::core::{LOGGED_WHILE_SCAN_UNMARKED_MAX, Origin, Settled, Sweeper, TailMessage};
 use crate::error::{Error, sqlstate};
 
 /// Marks written at a time while an old slot's last events are looked up in the stream.
 const MARKS_AT_ONCE: usize = 1_000;
+
+/// How long a relay that fell silent keeps the slot from others: its host may be dead without
+/// anybody having closed its connections. A relay that lives answers at once.
+const GIVE_UP_SOON: &str = "SELECT set_config('wal_sender_timeout', '5s', false) FROM pg_settings
+    WHERE name = 'wal_sender_timeout' AND (setting = '0' OR setting::int > 5000)";
 
 /// A slot whose start is known, on a session that has not started to stream.
 ///
@@ -24,9 +29,12 @@ pub(crate) struct Slot {
     pub(crate) system_id: u64,
     pub(crate) timeline: u32,
     /// What PostgreSQL may forget already; the slot brings nothing that ended before.
-    confirmed: Lsn,
+    pub(crate) confirmed: Lsn,
+    /// It may be told to forget so much without anything being written down before.
+    pub(crate) held: Lsn,
     pub(crate) start_snapshot: String,
     watermark: Option<Watermark>,
+    pub(crate) swept: Option<Watermark>,
     /// The process that will read the slot for this session.
     pub(crate) reader: i32,
     /// The slot was created just now: what it does not bring has to be scanned for.
@@ -63,6 +71,7 @@ impl Slot {
             .map_err(Error::replication("open a replication connection"))?;
         let doing = "identify the server";
         let identity = session.identify_system().await.map_err(Error::replication(doing))?;
+        query(&mut session, GIVE_UP_SOON, "configure the session").await?;
         store.lock_slot(&config.slot).await?;
         let ensured = ensure(config, store, tail, &mut session, &identity).await;
         store.unlock_slot(&config.slot).await?;
@@ -74,8 +83,10 @@ impl Slot {
             system_id: number(&identity.system_id)?,
             timeline: identity.timeline,
             confirmed,
+            held: state.held.unwrap_or(Lsn::ZERO),
             start_snapshot,
             watermark: state.watermark,
+            swept: state.swept,
             reader: number(&reader)?,
             created,
         })
@@ -132,7 +143,7 @@ async fn ensure(
     let state = store.load_state(&config.slot).await?;
     match usable(config, identity, found, state)? {
         Found::Usable(state, confirmed) => Ok((state, confirmed, false)),
-        Found::Unusable { drop, state } => {
+        Found::Unusable { drop, state, reason } => {
             if let Some(old) = &state {
                 finish_epoch(config, store, tail, identity, old).await?;
             }
@@ -140,7 +151,7 @@ async fn ensure(
                 store.drop_slot(&config.slot).await?;
             }
             let (state, confirmed) =
-                create(config, store, session, identity, state.as_ref()).await?;
+                create(config, store, session, identity, state.as_ref(), reason).await?;
             Ok((state, confirmed, true))
         }
     }
@@ -148,7 +159,7 @@ async fn ensure(
 
 enum Found {
     Usable(StateRow, Lsn),
-    Unusable { drop: bool, state: Option<StateRow> },
+    Unusable { drop: bool, state: Option<StateRow>, reason: &'static str },
 }
 
 fn usable(
@@ -159,10 +170,11 @@ fn usable(
 ) -> Result<Found, Error> {
     let slot = &config.slot;
     let Some(row) = found else {
-        if state.is_some() {
-            warn!(slot, "the replication slot is gone: creating it anew, scanning for the gap");
-        }
-        return Ok(Found::Unusable { drop: false, state });
+        let reason = match state {
+            None => "there was none",
+            Some(_) => "the replication slot is gone",
+        };
+        return Ok(anew(config, false, state, reason));
     };
     if let Some(database) = row.elsewhere {
         return Err(Error::SlotElsewhere { slot: slot.clone(), database });
@@ -176,21 +188,30 @@ fn usable(
     let Some(state) = state else {
         return Err(Error::SlotForeign { slot: slot.clone() });
     };
-    if row.lost {
-        warn!(slot, "PostgreSQL gave the slot's log up: creating it anew, scanning for the gap");
+    // Beyond what was confirmed, it was created since, or advanced: what lies in between, it will
+    // not bring. (A row without the position is an older version's, and trusted once.)
+    let is_beyond = state.held.is_some_and(|held| row.confirmed > held);
+    let reason = if row.lost {
+        "PostgreSQL gave the slot's log up"
     } else if state.system_identifier != identity.system_id {
-        warn!(slot, "the database was copied from another cluster: creating the slot anew");
-    } else if row.replaced {
-        warn!(slot, "somebody replaced the slot: creating it anew, scanning for the gap");
+        "the database was copied from another cluster"
+    } else if row.replaced || is_beyond {
+        "somebody replaced or advanced the slot"
     } else if !state.is_trusted {
-        warn!(
-            slot,
-            "the log lacks rows of the table: creating the slot anew, scanning for the gap"
-        );
-    } else if state.start_snapshot.is_some() {
+        "the log lacks rows of the table"
+    } else if state.start_snapshot.is_none() {
+        "the slot's creation was interrupted"
+    } else {
         return Ok(Found::Usable(state, row.confirmed));
+    };
+    Ok(anew(config, true, Some(state), reason))
+}
+
+fn anew(config: &Config, drop: bool, state: Option<StateRow>, reason: &'static str) -> Found {
+    if state.is_some() {
+        warn!(slot = config.slot, "{reason}: creating it anew, scanning for the gap");
     }
-    Ok(Found::Unusable { drop: true, state: Some(state) })
+    Found::Unusable { drop, state, reason }
 }
 
 /// Marks what the old slot brought and the stream has.
@@ -205,35 +226,65 @@ async fn finish_epoch(
         store.renumber().await?; // positions and snapshots of another cluster say nothing here
         return Ok(());
     }
-    let stream = &config.stream.name;
-    if let (Some(start), Some(watermark)) = (&old.start_snapshot, &old.watermark) {
-        while store.sweep(stream, start, &watermark.snapshot).await? == SWEPT_AT_ONCE {}
+    let mut sweeper = Sweeper::new();
+    sweeper.read(&[], false);
+    if let Some(tail) = tail {
+        let since = old.swept.as_ref().or(old.watermark.as_ref());
+        let way = WayBack {
+            resolved_before: since.map_or(Lsn::ZERO, |it| it.lsn),
+            system_id: number(&identity.system_id)?,
+            overtaken_max: config.window.events,
+            at_least: scan_reach(config),
+        };
+        let (stored, is_whole) = tail.all_back_to(way).await?;
+        mark_stored(config, store, &stored.messages).await?;
+        sweeper.read(&stored.messages, is_whole && old.swept.is_some());
     }
-    let Some(tail) = tail else { return Ok(()) };
-    let way = WayBack {
-        resolved_before: old.watermark.as_ref().map_or(Lsn::ZERO, |it| it.lsn),
-        system_id: number(&identity.system_id)?,
-        overtaken_max: config.window.events,
-        at_least: scan_reach(config),
-    };
-    let stored = tail.back_to(way).await?.messages;
+    sweep_all(config, store, old, sweeper).await
+}
+
+async fn mark_stored(config: &Config, store: &Store, stored: &[TailMessage]) -> Result<(), Error> {
     let settled: Vec<Settled> = stored
         .iter()
         .filter_map(|message| {
             Some(Settled {
                 id: message.id?,
-                seq: message.seq,
+                seq: Some(message.seq),
                 origin: Origin::Scan,
                 commit_lsn: Lsn::ZERO,
                 commit_time_micros: 0,
-                found: true,
+                acked: false,
             })
         })
         .collect();
     for batch in settled.chunks(MARKS_AT_ONCE) {
-        store.mark(stream, batch).await?;
+        store.mark(&config.stream.name, batch).await?;
     }
     Ok(())
+}
+
+/// Marks what the last watermark covers. What the log never brought is left for the scan.
+async fn sweep_all(
+    config: &Config,
+    store: &Store,
+    old: &StateRow,
+    mut sweeper: Sweeper,
+) -> Result<(), Error> {
+    let stream = &config.stream.name;
+    let (Some(start), Some(watermark)) = (&old.start_snapshot, &old.watermark) else {
+        return Ok(());
+    };
+    loop {
+        let rows = store.unmarked(start, watermark, old.swept.as_ref()).await?;
+        // Nothing is on its way any more: there is no next watermark to wait for.
+        let verdict = sweeper.judge_finally(&rows);
+        store.mark(stream, &verdict.settled).await?;
+        store.mark_on_trust(stream, &verdict.trusted).await?;
+        store.leave_to_the_scanner(&verdict.unlogged).await?;
+        if rows.len() < SWEPT_AT_ONCE {
+            return Ok(());
+        }
+    }
 }
 
 /// How many of the stream's newest messages surely hold every row that was scanned and published,
@@ -248,10 +299,11 @@ async fn create(
     session: &mut ReplicationClient,
     identity: &IdentifySystem,
     old: Option<&StateRow>,
+    reason: &str,
 ) -> Result<(StateRow, Lsn), Error> {
     let slot = &config.slot;
     let timeline = i32::try_from(identity.timeline).unwrap_or(i32::MAX);
-    store.announce_epoch(slot, &identity.system_id, timeline).await?;
+    store.announce_epoch(slot, &identity.system_id, timeline, reason).await?;
     info!(slot, "creating the replication slot (waits for running transactions)");
     let version: u32 =
         number(&single(session, "SELECT current_setting('server_version_num')").await?)?;
@@ -275,10 +327,12 @@ async fn create(
     info!(slot, %start, epoch, "created the replication slot");
     let state = StateRow {
         system_identifier: identity.system_id.clone(),
+        swept: Some(Watermark { snapshot: snapshot.clone(), lsn: start }),
         start_snapshot: Some(snapshot),
         epoch,
         is_trusted: true,
         watermark: None,
+        held: Some(start),
     };
     Ok((state, start))
 }

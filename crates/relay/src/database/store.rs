@@ -1,23 +1,29 @@
 //! Every statement that the relay runs on the outbox and its companions.
 
-use outbox::{Event, Table};
+mod state;
+mod statements;
+mod sweep;
+
+use outbox::{Column, Event, Table};
 use pgoutput::Lsn;
 use tokio::sync::OnceCell;
-use tokio_postgres::types::PgLsn;
+use tokio_postgres::types::{PgLsn, ToSql};
 use tokio_postgres::{Client, Row, Statement};
 use uuid::Uuid;
 
-use crate::connect::{ConnectionTask, PostgresTarget};
+use self::statements::Statements;
+use crate::config::Config;
+use crate::connect::ConnectionTask;
 use crate::core::Settled;
-use crate::database::publication;
 use crate::database::rows::scanned_columns;
+use crate::database::{publication, shape};
 use crate::error::Error;
+
+pub(crate) use self::state::{StateRow, Watermark};
+pub(crate) use self::sweep::SWEPT_AT_ONCE;
 
 /// `reason` is for operators; more than this helps nobody.
 const REASON_BYTES_MAX: usize = 8 * 1024;
-
-/// Rows swept by one statement.
-pub(crate) const SWEPT_AT_ONCE: u64 = 5_000;
 
 /// A connection for statements, and their texts.
 pub(crate) struct Store {
@@ -30,53 +36,13 @@ pub(crate) struct Store {
     mark: OnceCell<Statement>,
 }
 
-struct Statements {
-    mark: String,
-    sweep: String,
-    sweep_dead: String,
-    park: String,
-    watermark: String,
-}
-
-/// The state row: what the slot brings, and how far the log has been worked through.
-#[derive(Debug, Clone)]
-pub(crate) struct StateRow {
-    pub(crate) system_identifier: String,
-    /// `None` while the slot is being created: it says nothing yet.
-    pub(crate) start_snapshot: Option<String>,
-    pub(crate) epoch: i64,
-    /// The log brings everything that `start_snapshot` says.
-    pub(crate) is_trusted: bool,
-    pub(crate) watermark: Option<Watermark>,
-}
-
-/// Everything that the log owns, and that is visible in `snapshot`, was resolved when everything
-/// before `lsn` was.
-#[derive(Debug, Clone)]
-pub(crate) struct Watermark {
-    pub(crate) snapshot: String,
-    pub(crate) lsn: Lsn,
-}
-
-impl Watermark {
-    /// Every transaction numbered before this had ended when the snapshot was taken.
-    pub(crate) fn oldest_running(&self) -> Result<u64, Error> {
-        let xmin = self.snapshot.split(':').next().and_then(|xmin| xmin.parse().ok());
-        xmin.ok_or(Error::Stalled("the server's answer is no snapshot"))
-    }
-}
-
 impl Store {
     /// Connects, and is called `name` in `pg_stat_activity`.
-    pub(crate) async fn connect(
-        target: &PostgresTarget,
-        table: &Table,
-        name: &str,
-    ) -> Result<Self, Error> {
-        let (client, connection) = target.connect(name).await?;
-        let sql = Statements::new(table);
-        let mark = OnceCell::new();
-        Ok(Self { client, _connection: connection, table: table.clone(), sql, mark })
+    pub(crate) async fn connect(config: &Config, name: &str) -> Result<Self, Error> {
+        let (client, connection) = config.postgres.connect(name).await?;
+        let sql = Statements::new(config);
+        let (table, mark) = (config.table.clone(), OnceCell::new());
+        Ok(Self { client, _connection: connection, table, sql, mark })
     }
 
     pub(crate) fn client(&self) -> &Client {
@@ -92,12 +58,16 @@ impl Store {
         self.client.batch_execute(sql).await.map_err(Error::sql("configure the session"))
     }
 
-    /// Writes down that the stream has these events; already marked rows are left alone. Returns
-    /// how many rows were marked here. Rows not visible yet, or gone, are no error: the sweeper
-    /// finds the former.
+    /// Writes down that the stream has these events, or that a route dropped them; already marked
+    /// rows are left alone. Returns how many rows were marked here. Rows not visible yet, or gone,
+    /// are no error: the sweeper finds the former.
     pub(crate) async fn mark(&self, stream: &str, settled: &[Settled]) -> Result<u64, Error> {
+        if settled.is_empty() {
+            return Ok(0);
+        }
         let ids: Vec<Uuid> = settled.iter().map(|it| it.id).collect();
-        let seqs: Vec<i64> = settled.iter().map(|it| it.seq.cast_signed()).collect();
+        let seqs: Vec<Option<i64>> =
+            settled.iter().map(|it| it.seq.map(u64::cast_signed)).collect();
         let lsns: Vec<Option<PgLsn>> = settled
             .iter()
             .map(|it| (it.commit_lsn > Lsn::ZERO).then(|| PgLsn::from(it.commit_lsn.0)))
@@ -109,45 +79,25 @@ impl Store {
             .map_err(Error::sql("mark published rows"))
     }
 
-    /// Marks what was published and lost its mark: rows of the log, visible in the watermark's
-    /// snapshot, at most [`SWEPT_AT_ONCE`]. Parked events that were not visible when they were
-    /// parked leave the outbox here.
-    pub(crate) async fn sweep(
-        &self,
-        stream: &str,
-        start_snapshot: &str,
-        snapshot: &str,
-    ) -> Result<u64, Error> {
-        let doing = "sweep unmarked rows";
-        self.client()
-            .execute(&self.sql.sweep_dead, &[&start_snapshot, &snapshot])
-            .await
-            .map_err(Error::sql(doing))?;
-        self.client()
-            .execute(&self.sql.sweep, &[&start_snapshot, &snapshot, &stream])
-            .await
-            .map_err(Error::sql(doing))
-    }
-
     /// Moves an event to the dead-letter table, durably. The row may not be visible yet: then the
     /// event's own columns make the dead letter, and the sweeper removes the row. Says whether the
     /// row was there.
     pub(crate) async fn park(&self, event: &Event, reason: &str) -> Result<bool, Error> {
         let mut reason = reason.replace('\0', "\u{fffd}");
         reason.truncate(reason.floor_char_boundary(REASON_BYTES_MAX));
-        let payload = String::from_utf8_lossy(&event.payload);
+        let sql = statements::park(&self.table, self.dead_payload().await?);
         let headers = event.headers.as_ref().map(|headers| String::from_utf8_lossy(headers));
         let row = self
             .client()
             .query_one(
-                &self.sql.park,
+                &sql,
                 &[
                     &event.id,
                     &&*event.aggregate_type,
                     &&*event.aggregate_id,
                     &&*event.event_type,
                     &event.event_version,
-                    &payload,
+                    &&*event.payload,
                     &event.occurred_at,
                     &event.correlation_id,
                     &event.causation_id,
@@ -160,6 +110,37 @@ impl Store {
         Ok(row.get(0))
     }
 
+    /// The type in which a dead letter keeps its payload.
+    async fn dead_payload(&self) -> Result<u32, Error> {
+        let dead = self.table.companion("outbox_dead_letter");
+        let types = shape::types(self.client(), &dead).await?;
+        types.get("payload").map(|it| it.oid).ok_or_else(|| Error::NotSetUp { missing: dead })
+    }
+
+    /// Gives dead letters' payloads the type that the outbox has, if it is another one. Says
+    /// whether it was.
+    pub(crate) async fn fit_dead_letters(&self) -> Result<bool, Error> {
+        let Some(type_oid) = self.unfit_dead_letters().await? else { return Ok(false) };
+        let dead = self.table.companion("outbox_dead_letter");
+        let (from, name) = (self.dead_payload().await?, statements::type_name(type_oid));
+        let using = match (from, type_oid) {
+            (shape::BYTEA, _) => format!("convert_from(payload, 'UTF8')::{name}"),
+            (_, shape::BYTEA) => "convert_to(payload::text, 'UTF8')".into(),
+            _ => format!("payload::text::{name}"),
+        };
+        let sql = format!("ALTER TABLE {dead} ALTER COLUMN payload TYPE {name} USING {using}");
+        self.client().batch_execute(&sql).await.map_err(Error::sql("change the dead letters"))?;
+        Ok(true)
+    }
+
+    /// The outbox's type of payload, if dead letters could not keep it.
+    async fn unfit_dead_letters(&self) -> Result<Option<u32>, Error> {
+        let types = shape::types(self.client(), &self.table.quoted()).await?;
+        let payload = types.get(self.table.columns().name(Column::Payload));
+        let Some(payload) = payload.map(|it| statements::kept_as(it.oid)) else { return Ok(None) };
+        Ok((statements::kept_as(self.dead_payload().await?) != payload).then_some(payload))
+    }
+
     /// Opens a cursor on the unmarked rows that the log does not bring, in order of insertion. One
     /// pass over them, however many they are; the transaction ends with
     /// [`close_scan`](Self::close_scan), and until then the table keeps its columns.
@@ -168,23 +149,14 @@ impl Store {
         let outbox = self.table.quoted();
         let begin = format!("BEGIN READ ONLY; LOCK TABLE {outbox} IN ACCESS SHARE MODE");
         self.client().batch_execute(&begin).await.map_err(Error::sql(doing))?;
-        let present = self
-            .client()
-            .query(
-                "SELECT attname::text FROM pg_attribute
-                 WHERE attrelid = $1::text::regclass AND attnum > 0 AND NOT attisdropped",
-                &[&outbox],
-            )
-            .await
-            .map_err(Error::sql(doing))?;
-        let present: Vec<String> = present.iter().map(|row| row.get(0)).collect();
+        let types = shape::types(self.client(), &outbox).await?;
         // A cursor takes no parameters; the snapshot came from the server's own output function.
         let sql = format!(
             "DECLARE tailpost_scan NO SCROLL CURSOR FOR
              SELECT {columns} FROM {outbox}
              WHERE published_at IS NULL AND pg_visible_in_snapshot(txid, '{snapshot}'::pg_snapshot)
              ORDER BY seq",
-            columns = scanned_columns(&present)?,
+            columns = scanned_columns(&self.table, &types)?,
             snapshot = start_snapshot.replace('\'', "''"),
         );
         self.client().batch_execute(&sql).await.map_err(Error::sql(doing))
@@ -210,16 +182,21 @@ impl Store {
         Ok(Watermark { snapshot: row.get(0), lsn: Lsn(row.get::<_, PgLsn>(1).into()) })
     }
 
-    /// Stores a watermark that has been reached. Returns the number of the transaction that did.
+    /// Stores a watermark that has been reached, and one below which everything is marked. Returns
+    /// the number of the transaction that did.
     pub(crate) async fn store_watermark(
         &self,
         slot: &str,
         watermark: &Watermark,
+        swept: Option<&Watermark>,
     ) -> Result<u64, Error> {
         let lsn = PgLsn::from(watermark.lsn.0);
+        let (swept, swept_lsn) = swept.map(|it| (&*it.snapshot, PgLsn::from(it.lsn.0))).unzip();
+        let parameters: [&(dyn ToSql + Sync); 5] =
+            [&slot, &watermark.snapshot, &lsn, &swept, &swept_lsn];
         let row = self
             .client()
-            .query_opt(&self.sql.watermark, &[&slot, &watermark.snapshot, &lsn])
+            .query_opt(&self.sql.watermark, &parameters)
             .await
             .map_err(Error::sql("store the watermark"))?;
         let transaction = row.and_then(|row| row.get::<_, String>(0).parse().ok());
@@ -253,6 +230,11 @@ impl Store {
             .map_err(Error::sql("look for the outbox"))?;
         if !row.get::<_, bool>(0) {
             return Err(Error::NotSetUp { missing: format!("table {state}") });
+        }
+        if let Some(type_oid) = self.unfit_dead_letters().await? {
+            let dead = self.table.companion("outbox_dead_letter");
+            let name = statements::type_name(type_oid);
+            return Err(Error::NotSetUp { missing: format!("column payload {name} in {dead}") });
         }
         match self.check_publication(publication, slot).await {
             // The slot is about to be looked at.
@@ -290,134 +272,6 @@ impl Store {
         Err(unfit)
     }
 
-    /// Says that the log does not bring every row that it should, or not in a form that can be read:
-    /// the next session creates the slot anew and takes those rows from the table.
-    pub(crate) async fn distrust_slot(&self, slot: &str) -> Result<(), Error> {
-        let sql = format!(
-            "UPDATE {} SET start_lsn = NULL, updated_at = now() WHERE slot = $1",
-            self.table.companion("tailpost_state")
-        );
-        self.client().execute(&sql, &[&slot]).await.map_err(Error::sql("distrust the slot"))?;
-        Ok(())
-    }
-
-    /// Confirms what the replication connection could not confirm before it closed.
-    pub(crate) async fn advance_slot(&self, slot: &str, to: Lsn) -> Result<(), Error> {
-        let to = PgLsn::from(to.0);
-        self.client()
-            .execute("SELECT pg_replication_slot_advance($1, $2)", &[&slot, &to])
-            .await
-            .map_err(Error::sql("advance the slot"))?;
-        Ok(())
-    }
-
-    /// Which process reads the slot.
-    pub(crate) async fn slot_reader(&self, slot: &str) -> Result<Option<i32>, Error> {
-        let row = self
-            .client()
-            .query_opt("SELECT active_pid FROM pg_replication_slots WHERE slot_name = $1", &[&slot])
-            .await
-            .map_err(Error::sql("look at the slot"))?;
-        Ok(row.and_then(|row| row.get(0)))
-    }
-
-    /// One relay at a time decides what becomes of a slot. Released with the connection at the latest.
-    pub(crate) async fn lock_slot(&self, slot: &str) -> Result<(), Error> {
-        self.client()
-            .execute(
-                "SELECT pg_advisory_lock(hashtextextended('tailpost slot ' || $1, 0))",
-                &[&slot],
-            )
-            .await
-            .map_err(Error::sql("lock the slot"))?;
-        Ok(())
-    }
-
-    pub(crate) async fn unlock_slot(&self, slot: &str) -> Result<(), Error> {
-        self.client()
-            .execute(
-                "SELECT pg_advisory_unlock(hashtextextended('tailpost slot ' || $1, 0))",
-                &[&slot],
-            )
-            .await
-            .map_err(Error::sql("unlock the slot"))?;
-        Ok(())
-    }
-
-    pub(crate) async fn drop_slot(&self, slot: &str) -> Result<(), Error> {
-        self.client()
-            .execute("SELECT pg_drop_replication_slot($1)", &[&slot])
-            .await
-            .map_err(Error::sql("drop the replication slot"))?;
-        Ok(())
-    }
-
-    pub(crate) async fn load_state(&self, slot: &str) -> Result<Option<StateRow>, Error> {
-        let sql = format!(
-            "SELECT system_identifier::text, start_snapshot::text, epoch,
-                    watermark_snapshot::text, watermark_lsn, start_lsn IS NOT NULL
-             FROM {} WHERE slot = $1",
-            self.table.companion("tailpost_state")
-        );
-        let row = self.client().query_opt(&sql, &[&slot]).await;
-        let row = row.map_err(Error::sql("read the relay's state"))?;
-        Ok(row.map(|row| StateRow {
-            system_identifier: row.get(0),
-            start_snapshot: row.get(1),
-            epoch: row.get(2),
-            is_trusted: row.get(5),
-            watermark: row
-                .get::<_, Option<String>>(3)
-                .zip(row.get::<_, Option<PgLsn>>(4))
-                .map(|(snapshot, lsn)| Watermark { snapshot, lsn: Lsn(lsn.into()) }),
-        }))
-    }
-
-    /// Says that a slot is about to be created: until [`begin_epoch`](Self::begin_epoch) nobody
-    /// may rely on it. The last watermark stays, for the next attempt.
-    pub(crate) async fn announce_epoch(
-        &self,
-        slot: &str,
-        system_identifier: &str,
-        timeline: i32,
-    ) -> Result<(), Error> {
-        let sql = format!(
-            "INSERT INTO {state} (slot, system_identifier, timeline, epoch, updated_at)
-             VALUES ($1, $2, $3, 0, now())
-             ON CONFLICT (slot) DO UPDATE SET start_snapshot = NULL, updated_at = now()",
-            state = self.table.companion("tailpost_state")
-        );
-        self.client()
-            .execute(&sql, &[&slot, &system_identifier, &timeline])
-            .await
-            .map_err(Error::sql("announce a new slot"))?;
-        Ok(())
-    }
-
-    /// Stores what a new slot brings: the rows that are not visible in `start_snapshot`.
-    pub(crate) async fn begin_epoch(
-        &self,
-        slot: &str,
-        system_identifier: &str,
-        timeline: i32,
-        start_snapshot: &str,
-        start_lsn: Lsn,
-    ) -> Result<(), Error> {
-        let sql = format!(
-            "UPDATE {state} SET system_identifier = $2, timeline = $3, epoch = epoch + 1,
-                start_snapshot = $4::text::pg_snapshot, start_lsn = $5,
-                watermark_snapshot = NULL, watermark_lsn = NULL, updated_at = now()
-             WHERE slot = $1",
-            state = self.table.companion("tailpost_state")
-        );
-        let lsn = PgLsn::from(start_lsn.0);
-        self.client()
-            .execute(&sql, &[&slot, &system_identifier, &timeline, &start_snapshot, &lsn])
-            .await
-            .map_err(Error::sql("store the slot's start"))?;
-        Ok(())
-    }
-
     /// After a restore from a dump the rows' transaction numbers mean nothing here: gives every
     /// unpublished row one of this cluster, so that the next slot's start snapshot sees it.
     pub(crate) async fn renumber(&self) -> Result<u64, Error> {
@@ -430,51 +284,5 @@ impl Store {
 
     async fn prepare(&self, sql: &str) -> Result<Statement, Error> {
         self.client().prepare(sql).await.map_err(Error::sql("prepare a statement"))
-    }
-}
-
-impl Statements {
-    fn new(table: &Table) -> Self {
-        let (outbox, dead) = (table.quoted(), table.companion("outbox_dead_letter"));
-        let state = table.companion("tailpost_state");
-        let swept = "o.published_at IS NULL
-               AND NOT pg_visible_in_snapshot(o.txid, $1::text::pg_snapshot)
-               AND pg_visible_in_snapshot(o.txid, $2::text::pg_snapshot)";
-        Self {
-            mark: format!(
-                "UPDATE {outbox} o
-                 SET published_at = clock_timestamp(), stream = $4::text, stream_seq = u.seq,
-                     commit_lsn = u.lsn, publish_error = NULL
-                 FROM unnest($1::uuid[], $2::bigint[], $3::pg_lsn[]) AS u (id, seq, lsn)
-                 WHERE o.id = u.id AND o.published_at IS NULL"
-            ),
-            sweep: format!(
-                "UPDATE {outbox} SET published_at = clock_timestamp(), stream = $3::text
-                 WHERE id IN (SELECT o.id FROM {outbox} o WHERE {swept} LIMIT {SWEPT_AT_ONCE})
-                   AND published_at IS NULL"
-            ),
-            sweep_dead: format!(
-                "DELETE FROM {outbox} o USING {dead} d WHERE d.id = o.id AND {swept}"
-            ),
-            park: format!(
-                "WITH gone AS (
-                     DELETE FROM {outbox} WHERE id = $1 AND published_at IS NULL RETURNING id
-                 ), parked AS (
-                     INSERT INTO {dead} (id, aggregate_type, aggregate_id, event_type,
-                         event_version, payload, occurred_at, correlation_id, causation_id,
-                         headers, reason)
-                     VALUES ($1, $2, $3, $4, $5, $6::text::jsonb, $7, $8, $9, $10::text::jsonb,
-                         $11)
-                     ON CONFLICT (id) DO NOTHING
-                 )
-                 SELECT EXISTS (SELECT FROM gone)"
-            ),
-            watermark: format!(
-                "UPDATE {state} SET watermark_snapshot = $2::text::pg_snapshot,
-                     watermark_lsn = $3, watermark_at = now(), updated_at = now()
-                 WHERE slot = $1
-                 RETURNING pg_current_xact_id()::text"
-            ),
-        }
     }
 }

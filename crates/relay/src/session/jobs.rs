@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
 use outbox::Event;
+use pgoutput::Lsn;
 use tokio_postgres::Row;
 use tracing::warn;
 
 use crate::broker::TailReader;
-use crate::core::{Settled, Tail};
+use crate::core::{Settled, SlotHealth, Tail, Unmarked};
 use crate::database::{Store, Watermark};
 use crate::describe;
 use crate::error::Error;
@@ -33,11 +34,19 @@ pub(super) enum Done {
     /// `None` if the statement failed: its rows are the sweeper's then.
     Marked {
         batch: usize,
-        marked: Option<u64>,
+        marked: Option<Marked>,
     },
     Observed(Watermark),
     /// `None` if the statement failed: the next watermark tries again.
-    Swept(Option<Sweep>),
+    Unmarked(Option<Found>),
+    /// The stream's messages since the last complete sweep, and whether none is missing.
+    SweepTail {
+        found: Found,
+        tail: Tail,
+        is_whole: bool,
+    },
+    /// `None` if the statement failed: the next watermark tries again.
+    Swept(Option<Swept>),
     Scanned {
         scanner: Arc<Store>,
         rows: Vec<Row>,
@@ -47,16 +56,36 @@ pub(super) enum Done {
     ScanClosed,
     Heartbeat,
     LeftServer,
+    /// The slot may be confirmed up to here.
+    Held(Lsn),
+    Looked(SlotHealth),
 }
 
-/// What a sweep did, and which transactions it could see.
-pub(super) struct Sweep {
-    /// Rows marked.
-    pub(super) swept: u64,
+/// What became of a batch of marks.
+pub(super) struct Marked {
+    pub(super) rows: u64,
+    /// Events of which no row is to be seen: it is gone, or not visible yet.
+    pub(super) without_row: Vec<Settled>,
+}
+
+/// What a sweep has to judge, and which transactions it could see.
+pub(super) struct Found {
+    pub(super) rows: Vec<Unmarked>,
     /// The transaction that stored the watermark: every one numbered before it had begun by then.
     pub(super) transaction: u64,
     /// Every transaction numbered before this had ended when the watermark was taken.
     pub(super) oldest_running: u64,
+}
+
+/// What a sweep did.
+pub(super) struct Swept {
+    pub(super) found: Found,
+    /// Rows marked.
+    pub(super) marked: u64,
+    /// Rows that the log did not bring: left to the scanner.
+    pub(super) unlogged: u64,
+    /// Rows that it may not have brought.
+    pub(super) suspected: usize,
 }
 
 /// Boxes a job and bounds its time.
@@ -124,10 +153,23 @@ pub(super) fn heartbeat(store: Arc<Store>) -> Job {
     job(async move { store.heartbeat().await.map(|()| Done::Heartbeat) })
 }
 
+pub(super) fn hold(store: Arc<Store>, slot: String, reader: i32) -> Job {
+    job(async move { store.hold(&slot, reader).await.map(Done::Held) })
+}
+
+pub(super) fn look(store: Arc<Store>, slot: String) -> Job {
+    job(async move { store.slot_health(&slot).await.map(Done::Looked) })
+}
+
 pub(super) fn mark(store: Arc<Store>, stream: String, batch: Vec<Settled>) -> Job {
     job(async move {
-        let marked = tolerate(store.mark(&stream, &batch).await);
-        Ok(Done::Marked { batch: batch.len(), marked })
+        let marked = async {
+            let rows = store.mark(&stream, &batch).await?;
+            let all = rows == batch.len() as u64;
+            let without_row = if all { Vec::new() } else { store.without_row(&batch).await? };
+            Ok(Marked { rows, without_row })
+        };
+        Ok(Done::Marked { batch: batch.len(), marked: tolerate(marked.await) })
     })
 }
 

@@ -4,10 +4,12 @@
 //! and reads of the stream's tail run beside it as jobs; the hot path (log in, messages out,
 //! answers in, confirmations out) never waits for one.
 
+mod hold;
 mod jobs;
 mod open;
 mod scan;
 mod settle;
+mod watch;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,9 +21,11 @@ use tokio::time::{Interval, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
+use self::hold::Hold;
 use self::jobs::{Done, Job};
 use self::scan::Scan;
 use self::settle::Settling;
+use self::watch::Watch;
 use crate::broker::{Answers, Publisher, TailReader};
 use crate::config::Config;
 use crate::core::{Input, Mode, Request, State};
@@ -47,8 +51,15 @@ const STRANDED_AFTER: Duration = Duration::from_secs(10);
 /// Messages handed to the broker before answers and the log get their turn.
 const SENDS_AT_ONCE: usize = 512;
 
+/// A loop that turned longer ago was held up, by the machine or by a signal. Somebody else may have
+/// the slot by now.
+const HELD_UP: Duration = Duration::from_secs(1);
+
 /// How long a stop may take to bring in the broker's answers and write the marks.
 const DRAIN_MAX: Duration = Duration::from_secs(20);
+
+/// How long the last thing that a stop writes may take.
+const LAST_POSITION_MAX: Duration = Duration::from_secs(5);
 
 /// A publishing session over the slot.
 pub(crate) struct Session {
@@ -67,6 +78,10 @@ pub(crate) struct Session {
     timeline: u32,
     /// The process that reads the slot for us: while it does, nobody else publishes from it.
     reader: i32,
+    /// What the slot was confirmed to when the session began.
+    confirmed_before: Lsn,
+    hold: Hold,
+    watch: Watch,
     started: Instant,
     tick: Interval,
     /// What came in and the core was not told yet.
@@ -96,6 +111,7 @@ impl Session {
     ) -> Result<(), Error> {
         self.tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         self.start_scan();
+        let mut turned = Instant::now();
         loop {
             self.perform(reporter)?;
             if self.is_drained() {
@@ -106,7 +122,7 @@ impl Session {
             tokio::select! {
                 () = stop.cancelled(), if self.draining_since.is_none() => self.drain("on request"),
                 answered = self.answers.receive(&mut self.answered) => answered?,
-                Some(done) = self.jobs.next() => self.finish(done?)?,
+                Some(done) = self.jobs.next() => self.finish(done?, reporter)?,
                 ready = self.publisher.ready(), if sends => ready?,
                 received = self.source.receive(&mut self.logged), if reads => received?,
                 _ = self.tick.tick() => self.tick(reporter)?,
@@ -115,6 +131,10 @@ impl Session {
                 self.apply(Input::LinkLost);
             }
             self.take_in();
+            if std::mem::replace(&mut turned, Instant::now()).elapsed() > HELD_UP {
+                // Nothing is sent before the stream was read, and the slot seen to be ours.
+                self.apply(Input::LinkLost);
+            }
             self.send()?;
         }
     }
@@ -141,10 +161,13 @@ impl Session {
             if !self.state.has_send() || !self.publisher.is_ready() {
                 break;
             }
-            let Some(send) = self.state.next_send() else { break };
-            let index = send.index;
-            if let Some(reason) = self.publisher.send(&send)? {
-                self.apply(Input::Unsendable { index, reason });
+            if let Some(send) = self.state.next_send() {
+                let index = send.index;
+                if let Some(reason) = self.publisher.send(&send)? {
+                    self.apply(Input::Unsendable { index, reason });
+                }
+            } else if let Some(end) = self.state.next_end() {
+                self.publisher.end(end)?;
             }
         }
         Ok(())
@@ -169,11 +192,21 @@ impl Session {
             }
         }
         self.settle(reporter);
-        self.source.confirm(self.state.confirmed());
+        self.confirm();
         Ok(())
     }
 
-    fn finish(&mut self, done: Done) -> Result<(), Error> {
+    /// Lets PostgreSQL forget what is resolved, as far as that is written down.
+    fn confirm(&mut self) {
+        let resolved = self.state.confirmed();
+        if self.hold.is_due(resolved, self.state.counts().resolved(), Instant::now()) {
+            let (store, slot) = (Arc::clone(&self.store), self.config.slot.clone());
+            self.jobs.push(jobs::hold(store, slot, self.reader));
+        }
+        self.source.confirm(self.hold.allowed(resolved));
+    }
+
+    fn finish(&mut self, done: Done, reporter: &mut Reporter) -> Result<(), Error> {
         match done {
             Done::Tail(tail) => self.apply(Input::Tail(tail)),
             Done::Parked { index, row_was_there } => {
@@ -184,16 +217,17 @@ impl Session {
             }
             Done::Marked { batch, marked } => self.settling.marked(batch, marked),
             Done::Observed(watermark) => self.settling.observed(watermark),
-            Done::Swept(sweep) => {
-                if let Some(swept @ 1..) = sweep.as_ref().map(|sweep| sweep.swept) {
-                    info!(swept, "marked rows whose marks were lost or late");
-                }
-                self.settling.swept(sweep, &mut self.jobs);
+            Done::Unmarked(found) => self.settling.found(found, &mut self.jobs),
+            Done::SweepTail { found, tail, is_whole } => {
+                self.settling.stream_read(found, &tail, is_whole, &mut self.jobs);
             }
+            Done::Swept(swept) => self.settling.swept(swept, &mut self.jobs),
             Done::Scanned { scanner, rows, seen } => self.scanned(scanner, rows, seen)?,
             Done::ScanMarked(marked) => self.scan_marked(marked),
             Done::ScanClosed => self.scan.closed(),
             Done::Heartbeat | Done::LeftServer => {}
+            Done::Held(held) => self.hold.written(held),
+            Done::Looked(health) => self.looked(health, reporter)?,
         }
         Ok(())
     }
@@ -207,6 +241,7 @@ impl Session {
         }
         self.listen()?;
         self.watch_progress();
+        self.watch_slot();
         self.watch_mode();
         self.rescan();
         self.settling.observe_if_due(&mut self.jobs, &self.state);
@@ -216,7 +251,7 @@ impl Session {
         {
             self.drain("everything there was is published");
         }
-        reporter.report(&self.state, &self.settling.counts(), self.scan.scanned(), false);
+        self.report(reporter, false);
         Ok(())
     }
 
@@ -239,8 +274,7 @@ impl Session {
 
     /// A server that lost the others of its cluster may answer what is asked, and store nothing.
     fn watch_progress(&mut self) {
-        let counts = self.state.counts();
-        let resolved = counts.acked + counts.found + counts.parked;
+        let resolved = self.state.counts().resolved();
         if self.state.is_idle() || std::mem::replace(&mut self.resolved, resolved) != resolved {
             self.progressed = Instant::now();
         } else if self.progressed.elapsed() > STRANDED_AFTER {
@@ -273,12 +307,33 @@ impl Session {
     }
 
     async fn close(self, reporter: &mut Reporter) -> Result<(), Error> {
-        reporter.report(&self.state, &self.settling.counts(), self.scan.scanned(), true);
-        let confirmed = self.state.confirmed();
-        if !self.source.stop(confirmed).await && confirmed > Lsn::ZERO {
-            self.store.advance_slot(&self.config.slot, confirmed).await?;
+        self.report(reporter, true);
+        let confirmed = self.state.confirmed().max(self.confirmed_before);
+        let (slot, reader) = (&self.config.slot, self.reader);
+        // Exactly there, so that nobody can move the slot without it being seen. What the jobs left
+        // on the same connection is executed before.
+        let held = self.store.hold_at(slot, reader, confirmed);
+        let late = Error::Stalled("the last position could not be written down");
+        tokio::time::timeout(LAST_POSITION_MAX, held).await.unwrap_or(Err(late))?;
+        self.source.confirm(confirmed);
+        if !self.source.stop(confirmed).await && confirmed > self.confirmed_before {
+            self.store.advance_slot(slot, confirmed).await?;
         }
-        info!(%confirmed, unresolved = self.state.unresolved(), "stopped");
+        let counts = self.state.counts();
+        info!(
+            %confirmed,
+            unresolved = self.state.unresolved(),
+            published = counts.acked,
+            batches = counts.batches,
+            resyncs = counts.resyncs,
+            "stopped"
+        );
         Ok(())
+    }
+
+    fn report(&self, reporter: &mut Reporter, last: bool) {
+        let confirmed = self.hold.allowed(self.state.confirmed());
+        let (marks, scanned) = (self.settling.counts(), self.scan.scanned());
+        reporter.report(&self.state, confirmed, &marks, scanned, last);
     }
 }

@@ -8,8 +8,10 @@ use futures_util::stream::FuturesUnordered;
 use tokio::time::interval;
 use tracing::info;
 
+use super::hold::Hold;
 use super::scan::Scan;
-use super::settle::Settling;
+use super::settle::{Known, Settling};
+use super::watch::Watch;
 use super::{Session, TICK};
 use crate::broker::{self, History, Publisher, TailReader, WayBack};
 use crate::config::{self, Config};
@@ -23,6 +25,7 @@ async fn state(
     mode: Mode,
     way: WayBack,
     tail: &TailReader,
+    batches: bool,
 ) -> Result<State, Error> {
     let WayBack { resolved_before, system_id, .. } = way;
     let tail = tail.back_to(way).await?;
@@ -41,6 +44,7 @@ async fn state(
         system_id,
         resolved_before,
         tail,
+        batches,
     }))
 }
 
@@ -58,15 +62,16 @@ impl Session {
         client: &Client,
         once: bool,
     ) -> Result<Self, Error> {
-        let store = Arc::new(Store::connect(&config.postgres, &config.table, "tailpost").await?);
+        let store = Arc::new(Store::connect(config, "tailpost").await?);
         store.check_set_up(&config.publication, &config.slot).await?;
         let tail = TailReader::new(client, &config.stream.name).await?;
-        broker::fitness::check(config, client, &tail).await?;
+        let batches = broker::fitness::check(config, client, &tail).await?;
         let slot = Slot::prepare(config, &store, Some(&tail)).await?;
         let (system_id, timeline, reader) = (slot.system_id, slot.timeline, slot.reader);
-        let start_snapshot = slot.start_snapshot.clone();
+        let (start_snapshot, swept) = (slot.start_snapshot.clone(), slot.swept.clone());
         let resolved_before = slot.resolved_before();
-        let rows = Rows::new(config.table.clone(), config.subject.clone());
+        let (confirmed, hold) = (slot.confirmed, Hold::new(slot.held));
+        let rows = Rows::new(config.table.clone(), config.routing());
         let source = slot.start(rows, &store, &config.slot).await?;
         let mode = match config.mode {
             config::Mode::Fenced => Mode::Fenced,
@@ -78,14 +83,15 @@ impl Session {
             overtaken_max: config.window.events,
             at_least: 1,
         };
-        let state = state(config, mode, way, &tail).await?;
+        let state = state(config, mode, way, &tail, batches).await?;
         let history = History { system_id, timeline };
         let (publisher, answers) =
-            Publisher::new(client.clone(), &config.stream.name, history).await?;
-        let marks = Store::connect(&config.postgres, &config.table, "tailpost marks").await?;
+            Publisher::new(client.clone(), &config.stream.name, history, config.dedup).await?;
+        let marks = Store::connect(config, "tailpost marks").await?;
         marks.yield_to_others().await?;
         let until = if once { Some(store.mark_the_end().await?) } else { None };
-        let settling = Settling::new(Arc::clone(config), Arc::new(marks), start_snapshot.clone());
+        let known = Known { start_snapshot: start_snapshot.clone(), swept, system_id };
+        let settling = Settling::new(Arc::clone(config), Arc::new(marks), tail.clone(), known);
         Ok(Self {
             config: Arc::clone(config),
             state,
@@ -101,6 +107,9 @@ impl Session {
             system_id,
             timeline,
             reader,
+            confirmed_before: confirmed,
+            hold,
+            watch: Watch::new(config),
             started: Instant::now(),
             tick: interval(TICK),
             answered: Vec::new(),

@@ -91,8 +91,7 @@ impl Session {
         let start_snapshot = self.start_snapshot.clone();
         let read = self.fetch_with_tail();
         self.jobs.push(long_job(async move {
-            let scanner =
-                Store::connect(&config.postgres, &config.table, "tailpost scanner").await?;
+            let scanner = Store::connect(&config, "tailpost scanner").await?;
             scanner.check_publication(&config.publication, &config.slot).await?;
             scanner.open_scan(&start_snapshot).await?;
             read(Arc::new(scanner)).await
@@ -118,8 +117,15 @@ impl Session {
         seen: Option<Tail>,
     ) -> Result<(), Error> {
         if rows.is_empty() || self.draining_since.is_some() {
-            self.jobs
-                .push(job(async move { scanner.close_scan().await.map(|()| Done::ScanClosed) }));
+            let (slot, scanned) = (self.config.slot.clone(), self.scan.scanned);
+            let is_gap_filled = rows.is_empty() && self.scan.initial;
+            self.jobs.push(job(async move {
+                scanner.close_scan().await?;
+                if is_gap_filled {
+                    scanner.gap_filled(&slot, scanned).await?;
+                }
+                Ok(Done::ScanClosed)
+            }));
             return Ok(());
         }
         self.scan.scanner = Some(scanner);

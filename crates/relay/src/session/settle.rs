@@ -3,16 +3,19 @@
 //! Nothing here is on the way of an event. A mark may be late or lost; the watermark says which
 //! rows are published whether or not they are marked, and the sweeper marks what it covers.
 
+mod sweep;
+
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::stream::FuturesUnordered;
 
 use super::Session;
-use super::jobs::{self, Done, Job, Sweep, job};
+use super::jobs::{self, Done, Job, Marked, job};
+use crate::broker::TailReader;
 use crate::config::Config;
-use crate::core::{Origin, Settled, State};
-use crate::database::store::SWEPT_AT_ONCE;
+use crate::core::{Origin, Settled, State, Sweeper};
 use crate::database::{Store, Watermark};
 use crate::reporter::Reporter;
 
@@ -22,24 +25,43 @@ const MARKS_WAITING_MAX: usize = 200_000;
 /// Rows marked by one statement, at most.
 const MARKS_AT_ONCE: usize = 5_000;
 
+/// Statements handed over at a time: PostgreSQL begins the second when it ends the first, instead of
+/// waiting until the relay has heard of that.
+const STATEMENTS_AHEAD: usize = 2;
+
 /// How often the watermark moves while events are published.
 const WATERMARK_EVERY: Duration = Duration::from_secs(1);
+
+/// How often it moves while nothing is published: rows may have come by another way.
+const WATERMARK_IDLE_EVERY: Duration = Duration::from_secs(60);
 
 /// Rows marked since the session began.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct MarkCounts {
     pub(crate) marked: u64,
     pub(crate) swept: u64,
+    /// Of rows that the log should have brought, and did not.
+    pub(crate) unlogged: u64,
+}
+
+/// What was known when the session began.
+pub(super) struct Known {
+    pub(super) start_snapshot: String,
+    /// The latest watermark below which every row is marked.
+    pub(super) swept: Option<Watermark>,
+    pub(super) system_id: u64,
 }
 
 pub(super) struct Settling {
     config: Arc<Config>,
     store: Arc<Store>,
-    start_snapshot: String,
+    tail: TailReader,
+    known: Known,
     /// Events the stream has, whose rows are not marked.
-    waiting: Vec<Settled>,
+    waiting: VecDeque<Settled>,
     waiting_since: Instant,
-    marking: bool,
+    /// Statements that have not ended.
+    marking: usize,
     /// Marks ever queued, and ever executed: the difference is what a watermark waits for.
     queued: u64,
     executed: u64,
@@ -49,6 +71,11 @@ pub(super) struct Settling {
     /// What was resolved when the last watermark was taken.
     observed_resolved: Option<u64>,
     missed: Missed,
+    sweeper: Sweeper,
+    /// Marks were dropped, or their statement failed, since the last watermark was taken, and
+    /// before.
+    marks_lost: bool,
+    marks_lost_before: bool,
 }
 
 /// A mark that hits no row is ambiguous: the row is marked already, or gone, or not visible yet,
@@ -71,18 +98,24 @@ enum Step {
     Observing,
     Waiting(Watermark),
     Flushing { watermark: Watermark, marks: u64 },
-    Storing(Watermark),
+    Sweeping(Watermark),
 }
 
 impl Settling {
-    pub(super) fn new(config: Arc<Config>, store: Arc<Store>, start_snapshot: String) -> Self {
+    pub(super) fn new(
+        config: Arc<Config>,
+        store: Arc<Store>,
+        tail: TailReader,
+        known: Known,
+    ) -> Self {
         Self {
             config,
             store,
-            start_snapshot,
-            waiting: Vec::new(),
+            tail,
+            known,
+            waiting: VecDeque::new(),
             waiting_since: Instant::now(),
-            marking: false,
+            marking: 0,
             queued: 0,
             executed: 0,
             counts: MarkCounts::default(),
@@ -90,6 +123,9 @@ impl Settling {
             observed_at: None,
             observed_resolved: None,
             missed: Missed::Something, // by an earlier session
+            sweeper: Sweeper::new(),
+            marks_lost: false,
+            marks_lost_before: false,
         }
     }
 
@@ -98,7 +134,7 @@ impl Settling {
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        self.waiting.is_empty() && !self.marking
+        self.waiting.is_empty() && self.marking == 0
     }
 
     pub(super) fn is_disconnected(&self) -> bool {
@@ -106,12 +142,19 @@ impl Settling {
     }
 
     /// A statement ended; if it failed, the rows are left to the sweeper.
-    pub(super) fn marked(&mut self, batch: usize, marked: Option<u64>) {
-        self.marking = false;
+    pub(super) fn marked(&mut self, batch: usize, marked: Option<Marked>) {
+        self.marking -= 1;
         self.executed += batch as u64;
-        self.counts.marked += marked.unwrap_or(0);
-        if marked.is_none_or(|marked| marked < batch as u64) {
+        let Some(Marked { rows, without_row }) = marked else {
+            (self.missed, self.marks_lost) = (Missed::Something, true);
+            return;
+        };
+        self.counts.marked += rows;
+        if rows < batch as u64 {
             self.missed = Missed::Something;
+        }
+        for settled in &without_row {
+            self.marks_lost |= !self.sweeper.remember(settled);
         }
     }
 
@@ -124,38 +167,20 @@ impl Settling {
         self.missed = Missed::Something;
     }
 
-    /// A sweep ended: the next one follows at once while it finds as much as it may take.
-    pub(super) fn swept(&mut self, sweep: Option<Sweep>, jobs: &mut FuturesUnordered<Job>) {
-        let step = std::mem::replace(&mut self.watermark, Step::Resting);
-        let Some(sweep) = sweep else {
-            self.missed = Missed::Something;
-            return;
-        };
-        self.counts.swept += sweep.swept;
-        if let (SWEPT_AT_ONCE, Step::Storing(watermark)) = (sweep.swept, step) {
-            jobs.push(self.store_and_sweep(watermark.clone()));
-            self.watermark = Step::Storing(watermark);
-            return;
-        }
-        self.missed = match self.missed {
-            Missed::Observing => Missed::Before(sweep.transaction),
-            Missed::Before(transaction) if sweep.oldest_running >= transaction => Missed::Nothing,
-            missed => missed,
-        };
-    }
-
     /// Takes a watermark when something was resolved since the last one, or when marks missed rows
     /// that may have become visible; so also at the start, for what an earlier session left
     /// unmarked.
     pub(super) fn observe_if_due(&mut self, jobs: &mut FuturesUnordered<Job>, state: &State) {
-        let counts = state.counts();
-        let resolved = counts.acked + counts.found + counts.parked;
-        let due = self.observed_at.is_none_or(|at| at.elapsed() >= WATERMARK_EVERY);
+        let resolved = state.counts().resolved();
+        let since = |pause| self.observed_at.is_none_or(|at| at.elapsed() >= pause);
         let news = self.observed_resolved != Some(resolved) || self.missed != Missed::Nothing;
-        if matches!(self.watermark, Step::Resting) && due && news {
+        let due = since(if news { WATERMARK_EVERY } else { WATERMARK_IDLE_EVERY });
+        if matches!(self.watermark, Step::Resting) && due {
             if self.missed == Missed::Something {
                 self.missed = Missed::Observing;
             }
+            // What is dropped from now on may be covered by this watermark or by the next one.
+            self.marks_lost_before = std::mem::take(&mut self.marks_lost);
             self.observed_at = Some(Instant::now());
             self.observed_resolved = Some(resolved);
             self.watermark = Step::Observing;
@@ -171,28 +196,30 @@ impl Settling {
 
     fn queue(&mut self, settled: Settled) {
         if self.waiting.len() >= MARKS_WAITING_MAX {
+            self.marks_lost = true;
             return;
         }
         if self.waiting.is_empty() {
             self.waiting_since = Instant::now();
         }
-        self.waiting.push(settled);
+        self.waiting.push_back(settled);
         self.queued += 1;
     }
 
-    /// Starts the next statement, if one is due and none is running.
+    /// Hands the next statement over, if one is due.
     fn flush(&mut self, jobs: &mut FuturesUnordered<Job>, hurry: bool) {
         let config = &self.config.mark;
         let due = self.waiting.len() >= config.batch
             || self.waiting_since.elapsed() >= config.interval
             || hurry;
-        if self.marking || self.waiting.is_empty() || !due {
+        // A statement costs the less per row the more rows it has: only a full one goes ahead.
+        let is_ahead = self.marking > 0 && self.waiting.len() < MARKS_AT_ONCE;
+        if self.marking >= STATEMENTS_AHEAD || is_ahead || self.waiting.is_empty() || !due {
             return;
         }
-        let rest = self.waiting.split_off(self.waiting.len().min(MARKS_AT_ONCE));
-        let batch = std::mem::replace(&mut self.waiting, rest);
+        let batch = self.waiting.drain(..self.waiting.len().min(MARKS_AT_ONCE)).collect();
         self.waiting_since = Instant::now();
-        self.marking = true;
+        self.marking += 1;
         let stream = self.config.stream.name.clone();
         jobs.push(jobs::mark(Arc::clone(&self.store), stream, batch));
     }
@@ -203,26 +230,11 @@ impl Settling {
                 Step::Flushing { watermark, marks: self.queued }
             }
             Step::Flushing { watermark, marks } if self.executed >= marks => {
-                jobs.push(self.store_and_sweep(watermark.clone()));
-                Step::Storing(watermark)
+                jobs.push(self.store_and_look(watermark.clone()));
+                Step::Sweeping(watermark)
             }
             other => other,
         };
-    }
-
-    /// On the marks' own connection: their commits and the watermark's survive a crash in order.
-    fn store_and_sweep(&self, watermark: Watermark) -> Job {
-        let (store, config) = (Arc::clone(&self.store), Arc::clone(&self.config));
-        let start_snapshot = self.start_snapshot.clone();
-        job(async move {
-            let stored = store.store_watermark(&config.slot, &watermark).await;
-            let Some(transaction) = jobs::tolerate(stored) else { return Ok(Done::Swept(None)) };
-            let stream = &config.stream.name;
-            let swept = store.sweep(stream, &start_snapshot, &watermark.snapshot).await;
-            let Some(swept) = jobs::tolerate(swept) else { return Ok(Done::Swept(None)) };
-            let oldest_running = watermark.oldest_running()?;
-            Ok(Done::Swept(Some(Sweep { swept, transaction, oldest_running })))
-        })
     }
 }
 

@@ -6,7 +6,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
-use relay::{Config, Latency, Role, Status};
+use relay::{Config, Latency, Role, SlotStatus, Status};
 use tokio::sync::watch;
 
 /// The exposition format that `encode` writes.
@@ -113,11 +113,33 @@ impl Sink<'_, '_> {
             let help = "Time since the relay last got on, or had nothing to do.";
             self.gauge("relay_last_progress_age_seconds", help, age.as_secs_f64())?;
         }
+        if let Some(slot) = &status.slot {
+            self.slot(slot)?;
+        }
         self.counter(
             "replication_reconnects",
             "Connections to either server that were opened again.",
             status.reconnects_total,
         )
+    }
+
+    fn slot(&mut self, slot: &SlotStatus) -> fmt::Result {
+        let statuses = ["reserved", "extended", "unreserved", "lost"].map(|name| {
+            let is_it = slot.wal_status.as_deref() == Some(name);
+            ([("status", name)], f64::from(u8::from(is_it)))
+        });
+        self.family("replication_slot_wal_status", "1 for the slot's wal_status.", &statuses)?;
+        let help = "Log that the slot makes the server keep.";
+        self.gauge("replication_slot_retained_bytes", help, slot.retained_bytes as f64)?;
+        if let Some(bytes) = slot.left_bytes {
+            let help = "Log until the slot's limit: relay.wal_limit or max_slot_wal_keep_size.";
+            self.gauge("replication_slot_left_bytes", help, bytes as f64)?;
+        }
+        if let Some(seconds) = slot.left_seconds {
+            let help = "Time until the slot's limit, if the log goes on growing as it does.";
+            self.gauge("replication_slot_left_seconds", help, seconds as f64)?;
+        }
+        Ok(())
     }
 
     fn outbox(&mut self, status: &Status) -> fmt::Result {
@@ -128,13 +150,20 @@ impl Sink<'_, '_> {
         self.published(status)?;
         for (name, help, value) in [
             ("outbox_settled", "Events found in the stream already.", status.settled_total),
+            ("outbox_dropped", "Events that a route dropped.", status.dropped_total),
             ("outbox_mark", "Rows marked as published.", status.marked_total),
             ("outbox_swept", "Rows whose lost mark was restored.", status.swept_total),
+            (
+                "outbox_unlogged",
+                "Rows that should have passed the log and did not.",
+                status.unlogged_total,
+            ),
             (
                 "outbox_scan_recovered",
                 "Events that the log could not bring and the scanner published.",
                 status.scanned_total,
             ),
+            ("outbox_batches", "Batches of messages sent to the broker.", status.batches_total),
             (
                 "outbox_resyncs",
                 "Times the stream was asked for what it holds.",

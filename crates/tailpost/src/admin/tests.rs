@@ -34,11 +34,13 @@ fn busy() -> Status {
         published_total: 41,
         duplicates_total: 2,
         parked_total: 1,
+        dropped_total: 5,
         in_flight_events: 3,
         last_progress: Some(Instant::now()),
         ..Status::default()
     };
     status.received_lsn.0 = 1000;
+    status.resolved_lsn.0 = 900;
     status.confirmed_lsn.0 = 900;
     status.commit_to_ack.record(Duration::from_millis(3));
     status.commit_to_ack.record(Duration::from_secs(100));
@@ -81,6 +83,7 @@ async fn metrics_show_the_status_under_their_documented_names() {
         format!("tailpost_replication_received_lsn_bytes{{{labels}}} 1000.0"),
         format!("tailpost_replication_lag_bytes{{{labels}}} 100.0"),
         format!("tailpost_outbox_inflight{{{labels}}} 3.0"),
+        format!("tailpost_outbox_dropped_total{{{labels}}} 5"),
         format!("tailpost_outbox_published_total{{{labels},result=\"stored\"}} 41"),
         format!("tailpost_outbox_published_total{{{labels},result=\"duplicate\"}} 2"),
         format!("tailpost_dlq_writes_total{{{labels}}} 1"),

@@ -60,6 +60,16 @@ impl Lines {
         });
         let limit = limit.unwrap_or_else(|| ", without limit".into());
         self.add("  retains", format_args!("{}{limit}", bytes(slot.retained_bytes)));
+        if let (Some(at), Some(reason)) = (&slot.created_at, &slot.created_because) {
+            self.add("  created", format_args!("{at}, because {reason}"));
+        }
+        match (slot.gap_rows, &slot.gap_filled_at) {
+            (Some(rows @ 1..), Some(at)) => {
+                self.add("  gap", format_args!("filled from the table at {at}: {rows} events"));
+            }
+            (Some(_), None) => self.add("  gap", "not yet looked for in the table"),
+            _ => {}
+        }
     }
 
     fn outbox(&mut self, outbox: &OutboxReport) {
@@ -71,6 +81,9 @@ impl Lines {
         });
         let oldest = oldest.unwrap_or_default();
         self.add("  unpublished", format_args!("{least}{}{oldest}", outbox.unpublished));
+        if let Some(dropped) = outbox.dropped {
+            self.add("  dropped", format_args!("{dropped} by a route"));
+        }
         let reason = outbox.latest_dead_letter_reason.as_deref();
         let reason = reason.map(|it| format!(", the latest: {it}")).unwrap_or_default();
         self.add("  dead letters", format_args!("{}{reason}", outbox.dead_letters));
@@ -86,7 +99,7 @@ impl Lines {
     }
 }
 
-fn bytes(count: u64) -> String {
+pub(super) fn bytes(count: u64) -> String {
     const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
     if count < 1024 {
         return format!("{count} B");
@@ -126,11 +139,17 @@ mod tests {
                 lag_bytes: 4096,
                 retained_bytes: 65_536,
                 safe_wal_bytes: None,
+                invalidation_reason: None,
+                created_because: Some("the replication slot is gone".into()),
+                created_at: Some("2026-10-19T08:00:00Z".into()),
+                gap_rows: Some(120),
+                gap_filled_at: Some("2026-10-19T08:00:02Z".into()),
             }),
             outbox: OutboxReport {
                 table: "public.outbox_events".into(),
                 unpublished: 3,
                 unpublished_is_capped: false,
+                dropped: Some(2),
                 oldest_unpublished_seconds: Some(61.5),
                 dead_letters: 1,
                 latest_dead_letter_reason: Some("payload too large".into()),
@@ -155,8 +174,11 @@ slot           tailpost, active, WAL reserved
   confirmed    0/19212B0, 4.0 KiB behind
   server at    0/19222B0
   retains      64.0 KiB, without limit
+  created      2026-10-19T08:00:00Z, because the replication slot is gone
+  gap          filled from the table at 2026-10-19T08:00:02Z: 120 events
 outbox         public.outbox_events
   unpublished  3, oldest 1m 1s
+  dropped      2 by a route
   dead letters 1, the latest: payload too large
 stream         OUTBOX, 1 replica
   messages     12, 1.5 MiB

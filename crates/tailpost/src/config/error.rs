@@ -53,6 +53,11 @@ impl Error {
         }
     }
 
+    /// Values that do not fit each other.
+    pub(super) fn invalid(origin: Option<Origin>, problem: String) -> Self {
+        Self { origin, problem, hint: None, source: None }
+    }
+
     /// A value that the relay does not accept, although its form is right.
     pub(super) fn refused(origin: Option<Origin>, source: relay::connect::Error) -> Self {
         Self { origin, problem: source.to_string(), hint: source.hint(), source: None }

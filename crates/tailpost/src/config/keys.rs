@@ -1,7 +1,8 @@
 //! Every setting: its name, and how a value gets into [`Settings`].
 
-use relay::Mode;
+use outbox::Column;
 use relay::connect::SslMode;
+use relay::{Dedup, Mode, OnWalLimit};
 
 use super::value::{Value, Wanted};
 use super::{LogFormat, Settings};
@@ -26,6 +27,16 @@ pub(super) static KEYS: &[Key] = &[
     key("postgres.sslrootcert", |it, v| put(&mut it.postgres.tls.sslrootcert, v.text().map(path))),
     key("postgres.sslcert", |it, v| put(&mut it.postgres.tls.sslcert, v.text().map(path))),
     key("postgres.sslkey", |it, v| put(&mut it.postgres.tls.sslkey, v.text().map(path))),
+    key("outbox.columns.id", |it, v| column(it, Column::Id, v)),
+    key("outbox.columns.aggregate_type", |it, v| column(it, Column::AggregateType, v)),
+    key("outbox.columns.aggregate_id", |it, v| column(it, Column::AggregateId, v)),
+    key("outbox.columns.event_type", |it, v| column(it, Column::EventType, v)),
+    key("outbox.columns.event_version", |it, v| column(it, Column::EventVersion, v)),
+    key("outbox.columns.payload", |it, v| column(it, Column::Payload, v)),
+    key("outbox.columns.occurred_at", |it, v| column(it, Column::OccurredAt, v)),
+    key("outbox.columns.correlation_id", |it, v| column(it, Column::CorrelationId, v)),
+    key("outbox.columns.causation_id", |it, v| column(it, Column::CausationId, v)),
+    key("outbox.columns.headers", |it, v| column(it, Column::Headers, v)),
     key("nats.url", |it, v| put(&mut it.nats.url, v.text().map(str::to_owned))),
     key("nats.creds", |it, v| put(&mut it.nats.access.creds, v.text().map(path))),
     key("nats.nkey", |it, v| put(&mut it.nats.access.nkey, v.text().map(some))),
@@ -43,6 +54,7 @@ pub(super) static KEYS: &[Key] = &[
     key("stream.max_age", |it, v| put(&mut it.stream.max_age, v.unless_off(Value::duration))),
     key("stream.max_bytes", |it, v| put(&mut it.stream.max_bytes, v.unless_off(Value::size))),
     key("relay.mode", |it, v| put(&mut it.relay.mode, mode(v))),
+    key("relay.dedup", |it, v| put(&mut it.relay.dedup, dedup(v))),
     key("relay.subject", |it, v| put(&mut it.relay.subject, parsed(v))),
     key("relay.window_events", |it, v| put(&mut it.relay.window.events, v.integer())),
     key("relay.window_bytes", |it, v| put(&mut it.relay.window.bytes, bytes(v))),
@@ -51,6 +63,8 @@ pub(super) static KEYS: &[Key] = &[
     key("relay.scan_batch", |it, v| put(&mut it.relay.scan.batch, v.integer())),
     key("relay.mark_batch", |it, v| put(&mut it.relay.mark.batch, v.integer())),
     key("relay.mark_interval", |it, v| put(&mut it.relay.mark.interval, v.duration())),
+    key("relay.wal_limit", |it, v| put(&mut it.relay.wal.limit, v.unless_off(Value::size))),
+    key("relay.on_wal_limit", |it, v| put(&mut it.relay.wal.on_limit, on_wal_limit(v))),
     key("admin.listen", |it, v| put(&mut it.admin.listen, v.unless_off(address))),
     key("admin.token", |it, v| put(&mut it.admin.token, v.text().map(some))),
     key("log.format", |it, v| put(&mut it.log.format, log_format(v))),
@@ -63,6 +77,11 @@ const fn key(path: &'static str, set: fn(&mut Settings, Value<'_>) -> Result<(),
 fn put<T>(place: &mut T, value: Result<T, Wanted>) -> Result<(), Wanted> {
     *place = value?;
     Ok(())
+}
+
+fn column(settings: &mut Settings, column: Column, value: Value<'_>) -> Result<(), Wanted> {
+    let renamed = settings.postgres.columns.rename(column, value.text()?);
+    renamed.map_err(|error| format!("the name of a column: {error}").into())
 }
 
 fn some(text: &str) -> Option<String> {
@@ -95,6 +114,22 @@ fn mode(value: Value<'_>) -> Result<Mode, Wanted> {
         Ok("fenced") => Ok(Mode::Fenced),
         Ok("keyed") => Ok(Mode::Keyed),
         _ => Err("\"fenced\" or \"keyed\"".into()),
+    }
+}
+
+fn on_wal_limit(value: Value<'_>) -> Result<OnWalLimit, Wanted> {
+    match value.text() {
+        Ok("hold") => Ok(OnWalLimit::Hold),
+        Ok("drop_slot_and_scan") => Ok(OnWalLimit::DropSlotAndScan),
+        _ => Err("\"hold\" or \"drop_slot_and_scan\"".into()),
+    }
+}
+
+fn dedup(value: Value<'_>) -> Result<Dedup, Wanted> {
+    match value.text() {
+        Ok("both") => Ok(Dedup::Both),
+        Ok("position") => Ok(Dedup::Position),
+        _ => Err("\"both\" or \"position\"".into()),
     }
 }
 

@@ -7,6 +7,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::error::{Error, Origin, closest};
 use super::keys::{KEYS, Key};
+use super::routes;
 use super::value::Value;
 use super::{LogFormat, Settings};
 
@@ -56,12 +57,15 @@ fn apply_file(settings: &mut Settings, path: &Path) -> Result<(), Error> {
     })?;
     for (section, value) in document.get_ref() {
         let name = section.get_ref();
+        if name == routes::SECTION {
+            settings.routes = routes::parse(value, &at)?;
+            continue;
+        }
         if !KEYS.iter().any(|it| it.path.split_once('.').is_some_and(|(it, _)| it == name)) {
             return Err(unknown_section(at(section.span().start), name));
         }
         let Some(table) = value.get_ref().as_table() else {
-            let problem = format!("`{name}` is a section: write [{name}]");
-            return Err(Error::new(at(section.span().start), problem));
+            return Err(not_a_section(at(section.span().start), name));
         };
         apply_section(settings, name, table, &at)?;
     }
@@ -72,11 +76,17 @@ fn apply_section(
     settings: &mut Settings,
     section: &str,
     table: &DeTable<'_>,
-    at: &impl Fn(usize) -> Origin,
+    at: &dyn Fn(usize) -> Origin,
 ) -> Result<(), Error> {
     for (name, value) in table {
         let path = format!("{section}.{}", name.get_ref());
         let origin = at(name.span().start);
+        let is_section = || KEYS.iter().any(|it| it.path.starts_with(&format!("{path}.")));
+        if is_section() {
+            let table = value.get_ref().as_table().ok_or_else(|| not_a_section(origin, &path))?;
+            apply_section(settings, &path, table, at)?;
+            continue;
+        }
         let key = find(&path).ok_or_else(|| {
             let hint = closest(&path, KEYS.iter().map(|it| it.path));
             Error::new(origin.clone(), format!("unknown key `{path}`"))
@@ -88,13 +98,20 @@ fn apply_section(
     Ok(())
 }
 
+fn not_a_section(origin: Origin, name: &str) -> Error {
+    Error::new(origin, format!("`{name}` is a section: write [{name}]"))
+}
+
 fn unknown_section(origin: Origin, name: &str) -> Error {
     let sections = || KEYS.iter().filter_map(|it| it.path.split_once('.')).map(|(it, _)| it);
-    let hint = closest(name, sections()).map(|it| format!("did you mean [{it}]?"));
+    let hint = closest(name, sections().chain([routes::SECTION])).map(|it| match it {
+        routes::SECTION => format!("did you mean [[{it}]]?"),
+        _ => format!("did you mean [{it}]?"),
+    });
     // A key above the first section header belongs to none.
     let stray = KEYS.iter().find(|it| it.path.ends_with(&format!(".{name}")));
     let hint = stray
-        .and_then(|it| it.path.split_once('.'))
+        .and_then(|it| it.path.rsplit_once('.'))
         .map(|(section, _)| format!("did you mean `{name}` below [{section}]?"))
         .or(hint);
     Error::new(origin, format!("unknown section `{name}`")).with_hint(hint)

@@ -1,5 +1,8 @@
 use std::time::Duration;
 
+use outbox::Column;
+use relay::Destination;
+
 use super::*;
 
 fn load(toml: &str, environment: &[(&str, &str)]) -> Result<Settings, Error> {
@@ -113,6 +116,82 @@ fn unknown_names_are_refused_with_place_and_suggestion() {
         "TAILPOST_POSTGRES_URL: no setting has this variable",
         "did you mean TAILPOST_POSTGRES__URL?",
     );
+}
+
+#[test]
+fn columns_have_a_section_within_a_section() {
+    let toml = "[outbox.columns]\nevent_type = 'type'\naggregate_id = 'Aggregate Id'\n";
+    let database = ("DATABASE_URL", "postgres://a/b");
+    let variable = ("TAILPOST_OUTBOX__COLUMNS__EVENT_TYPE", "kind");
+    for (environment, name) in [(&[database][..], "type"), (&[database, variable], "kind")] {
+        let Ok(config) = loaded(toml, environment).relay_config() else { panic!("valid") };
+        assert_eq!(config.table.columns().name(Column::EventType), name);
+        assert_eq!(config.table.column(Column::AggregateId), "\"Aggregate Id\"");
+        assert_eq!(config.table.columns().name(Column::Id), "id");
+    }
+    let (error, hint) = refusal("[outbox.columns]\npayloat = 'x'\n", &[]);
+    assert_eq!(error, ":2: unknown key `outbox.columns.payloat`");
+    assert_eq!(hint, "did you mean `outbox.columns.payload`?");
+    let (error, _) = refusal("[outbox]\ncolumns = 'x'\n", &[]);
+    assert_eq!(error, ":2: `outbox.columns` is a section: write [outbox.columns]");
+    let (error, _) = refusal("[outbox.columns]\nid = ''\n", &[]);
+    assert!(error.contains("`outbox.columns.id` must be the name of a column"), "{error}");
+    let twice = loaded("[outbox.columns]\nheaders = 'payload'\n", &[database]);
+    let Err(error) = twice.relay_config() else { panic!("one column for two things") };
+    assert!(error.to_string().contains(".toml:2: the column payload is named twice"), "{error}");
+}
+
+#[test]
+fn routes_are_read_in_their_order() {
+    let toml = "[[route]]\nevent_type = 'Order*'\nsubject = 'a.{aggregate_id}'\n\
+                [[route]]\naggregate_type = 'internal'\nevent_type = '*'\ndrop = true\n";
+    let settings = loaded(toml, &[("DATABASE_URL", "postgres://a/b")]);
+    let Ok(config) = settings.relay_config() else { panic!("valid") };
+    let [first, second] = &config.routes[..] else { panic!("{:?}", config.routes) };
+    assert_eq!(
+        (&*first.aggregate_type.to_string(), &*first.event_type.to_string()),
+        ("*", "Order*")
+    );
+    assert!(
+        matches!(&first.destination, Destination::Subject(it) if it.to_string() == "a.{aggregate_id}")
+    );
+    assert_eq!(second.aggregate_type.to_string(), "internal");
+    assert_eq!(second.destination, Destination::Drop);
+}
+
+#[test]
+fn routes_that_cannot_work_are_refused_with_place_and_reason() {
+    let check = |toml: &str, error: &str, hint: &str| {
+        let (text, told) = refusal(toml, &[]);
+        assert!(text.contains(error), "{toml}: {text}");
+        assert!(told.contains(hint), "{toml}: {told}");
+    };
+    check("[route]\ndrop = true", ":1: `route` is a list", "");
+    check("[[routes]]\ndrop = true", ":1: unknown section `routes`", "did you mean [[route]]?");
+    check(
+        "[[route]]\nevent_typ = 'x'\ndrop = true",
+        ":2: unknown key `event_typ` in a route",
+        "did you mean `event_type`?",
+    );
+    check("[[route]]\ndrop = true", ":1: a route needs `aggregate_type`", "");
+    check("[[route]]\nevent_type = 'x'", "either `subject` or `drop = true`", "");
+    check("[[route]]\nevent_type = 'x'\ndrop = false", "either `subject` or `drop = true`", "");
+    check("[[route]]\nevent_type = 'x'\nsubject = 'a'\ndrop = true", "either `subject` or", "");
+    check(
+        "[[route]]\nevent_type = 7\ndrop = true",
+        ":2: `event_type` of a route must be a str",
+        "",
+    );
+    check("[[route]]\nevent_type = 'x'\ndrop = 'yes'", ":3: `drop` of a route must be true or", "");
+    check("[[route]]\nevent_type = 'x'\nsubject = 'a.{typ}'", ":3: `subject` of a route must", "");
+    check(
+        "[[route]]\nevent_type = 'Order*'\nsubject = 'a'\n\
+         [[route]]\naggregate_type = 'x'\nevent_type = 'OrderPaid'\nsubject = 'b'",
+        ":4: this route never decides",
+        ".toml:1",
+    );
+    check("route = 1", ":1: `route` is a list", "");
+    check("route = [1]", ":1: a route is a table", "");
 }
 
 #[test]

@@ -4,17 +4,36 @@ use std::collections::{BTreeMap, HashSet};
 
 use pgoutput::Lsn;
 
-use super::{Foreign, World};
-use crate::core::Mode;
+use super::{Faults, Foreign, World};
+use crate::core::{Mode, Settled};
 
 impl World {
+    /// Whether a route drops the event.
+    pub(super) fn is_filtered(&self, id: u128) -> bool {
+        self.faults.poison && id.is_multiple_of(5)
+    }
+
+    pub(super) fn check_settled(&mut self, settled: Settled) {
+        let id = settled.id.as_u128();
+        match settled.seq {
+            Some(seq) => {
+                let at = usize::try_from(seq).expect("small") - 1;
+                assert_eq!(self.stream[at].id, Some(id), "settled at a wrong place");
+            }
+            None => {
+                assert!(self.is_filtered(id), "{id} dropped");
+                self.dropped.insert(id);
+            }
+        }
+    }
+
     pub(super) fn check_confirmed(&self) {
         let confirmed = self.relay.state.confirmed();
         let stored: HashSet<u128> = self.stream.iter().filter_map(|it| it.id).collect();
         for transaction in self.log.iter().filter(|it| it.end_lsn <= confirmed) {
             for id in &transaction.events {
                 assert!(
-                    stored.contains(id) || self.parked.contains(id),
+                    stored.contains(id) || self.parked.contains(id) || self.dropped.contains(id),
                     "{id} confirmed unresolved"
                 );
             }
@@ -24,20 +43,25 @@ impl World {
     pub(super) fn check_end(&self) {
         let stored: Vec<u128> = self.stream.iter().filter_map(|it| it.id).collect();
         let logged: Vec<u128> = self.log.iter().flat_map(|it| it.events.clone()).collect();
-        let fine = |id: &u128| !self.poisoned.contains(id);
+        let fine = |id: &u128| !self.poisoned.contains(id) && !self.is_filtered(*id);
         let mut expected: Vec<u128> = self.old_rows.iter().copied().filter(fine).collect();
         expected.extend(logged.iter().copied().filter(fine));
         let (mut once, mut all) = (stored.clone(), expected.clone());
         once.sort_unstable();
         all.sort_unstable();
         assert_eq!(once, all, "not exactly once");
+        let filtered = |id: &&u128| self.is_filtered(**id);
+        let unmarked = |id: &&u128| !self.dropped.contains(*id);
+        let all_rows = || self.old_rows.iter().chain(&logged);
+        assert_eq!(all_rows().filter(filtered).find(unmarked), None, "dropped and never marked");
         let last = self.log.last().map_or(Lsn::ZERO, |it| it.end_lsn);
         assert!(self.relay.state.confirmed() >= last || self.slot_confirmed >= last);
         let in_time = |ids: Vec<u128>| -> Vec<u128> {
             ids.into_iter().filter(|id| !self.late_rows.contains(id)).collect()
         };
         let (stored, expected) = (in_time(stored), in_time(expected));
-        let reordered = self.faults.mode == Mode::Fenced && self.faults.foreign == Foreign::Always;
+        let Faults { mode, foreign, batches, .. } = self.faults;
+        let reordered = mode == Mode::Fenced && foreign == Foreign::Always && !batches;
         if self.faults.mode == Mode::Fenced && !reordered {
             assert_eq!(stored, expected, "not in commit order");
         }

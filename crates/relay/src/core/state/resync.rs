@@ -36,6 +36,7 @@ impl State {
         let sent = self.window.iter_unresolved().filter(|(_, entry)| entry.stage == Stage::Sent);
         let from = sent.map(|(_, entry)| entry.sent_after).min().unwrap_or(self.known_seq) + 1;
         self.link = Link::Resyncing;
+        self.batch = None;
         self.epoch += 1;
         self.fruitless_resyncs += 1;
         self.counts.resyncs += 1;
@@ -46,6 +47,7 @@ impl State {
         self.window.go_back();
         self.in_flight = 0;
         self.proven = false;
+        self.settled_in = false;
         self.link = Link::Up;
         self.expected = tail.last_seq;
         self.known_seq = tail.last_seq;

@@ -7,16 +7,27 @@ use outbox::Event;
 use pgoutput::Lsn;
 
 use super::State;
-use crate::core::{Input, Limits, Mode, Outgoing, Request, Start, Tail};
+use crate::core::{
+    Input, Limits, Mode, Outgoing, Part, Refusal, Request, Start, Tail, TailMessage, Unpublished,
+};
 
 fn fenced() -> State {
+    start(false)
+}
+
+fn start(batches: bool) -> State {
+    start_on(Tail { last_seq: 0, messages: Vec::new() }, batches)
+}
+
+fn start_on(tail: Tail, batches: bool) -> State {
     State::new(Start {
         mode: Mode::Fenced,
         limits: Limits { events: 100, bytes: 1 << 20 },
         ack_timeout: Duration::from_secs(1),
         system_id: 1,
         resolved_before: Lsn::ZERO,
-        tail: Tail { last_seq: 0, messages: Vec::new() },
+        tail,
+        batches,
     })
 }
 
@@ -102,4 +113,138 @@ fn one_lost_answer_is_missed_although_others_come() {
         ack_at(&mut state, now, index);
     }
     panic!("the transaction of the second message is never confirmed");
+}
+
+fn dropped() -> Outgoing {
+    let event = Event::new("t", "a", "e", &0).expect("valid");
+    Outgoing { event, subject: Err(Unpublished::Dropped) }
+}
+
+#[test]
+fn a_dropped_event_is_resolved_at_once_and_waits_for_nobody() {
+    let mut state = fenced();
+    let (commit_lsn, end_lsn) = (Lsn(10), Lsn(20));
+    state.apply(Duration::ZERO, Input::Begin { commit_lsn, commit_time_micros: 0 });
+    let event = dropped();
+    let id = event.event.id;
+    state.apply(Duration::ZERO, Input::Logged(event));
+    state.apply(Duration::ZERO, Input::Commit { end_lsn });
+    assert_eq!((state.confirmed(), state.is_idle(), state.has_send()), (end_lsn, true, false));
+    let settled = state.take_settled();
+    assert_eq!(settled.iter().map(|it| (it.id, it.seq)).collect::<Vec<_>>(), [(id, None)]);
+    assert_eq!(state.counts().dropped, 1);
+}
+
+#[test]
+fn a_dropped_event_passes_no_mark_of_confirmation_over_one_that_is_on_its_way() {
+    let mut state = fenced();
+    log(&mut state, 1);
+    state.apply(Duration::ZERO, Input::Logged(dropped()));
+    state.apply(Duration::ZERO, Input::Commit { end_lsn: Lsn(20) });
+    assert_eq!(send_all(&mut state), 1);
+    assert_eq!(state.confirmed(), Lsn::ZERO);
+    ack(&mut state, 0);
+    assert_eq!(state.confirmed(), Lsn(20));
+}
+
+#[test]
+fn an_event_published_before_its_route_came_is_not_said_to_be_dropped() {
+    let event = dropped();
+    let id = Some(event.event.id);
+    let message = TailMessage { seq: 7, id, position: None, position_event: None };
+    let mut state = start_on(Tail { last_seq: 7, messages: vec![message] }, false);
+    state.apply(Duration::ZERO, Input::Logged(event));
+    let settled = state.take_settled();
+    assert_eq!(settled.iter().map(|it| it.seq).collect::<Vec<_>>(), [Some(7)]);
+    assert_eq!((state.counts().found, state.counts().dropped), (1, 0));
+}
+
+/// A session that has stored one message by itself, with `waiting` more to send.
+fn batching(waiting: usize) -> State {
+    let mut state = start(true);
+    log(&mut state, 1);
+    assert_eq!(parts(&mut state), [None], "nothing is behind it");
+    ack(&mut state, 0);
+    log(&mut state, waiting);
+    state
+}
+
+fn parts(state: &mut State) -> Vec<Option<Part>> {
+    std::iter::from_fn(|| state.next_send().map(|send| send.part)).collect()
+}
+
+fn settled(state: &mut State) -> Vec<u64> {
+    state.take_settled().iter().filter_map(|it| it.seq).collect()
+}
+
+const fn part(batch: u32, number: u64, last: bool) -> Option<Part> {
+    Some(Part { batch, number, last })
+}
+
+#[test]
+fn a_batch_ends_with_what_waits_and_the_next_begins_when_it_is_answered() {
+    let mut state = batching(3);
+    assert_eq!(parts(&mut state), [part(1, 1, false), part(1, 2, false), part(1, 3, true)]);
+    log(&mut state, 2);
+    assert!(!state.has_send(), "a batch is on its way");
+    state.apply(Duration::ZERO, Input::Stored { batch: 1, count: 2 });
+    assert!(!state.has_send(), "a part of it is");
+    state.apply(Duration::ZERO, Input::Ended { batch: 1, count: 3, seq: 4 });
+    assert_eq!(settled(&mut state), [1, 2, 3, 4]);
+    assert_eq!(parts(&mut state), [part(2, 1, false), part(2, 2, true)]);
+}
+
+#[test]
+fn a_batch_that_ends_early_is_looked_up() {
+    let mut state = batching(3);
+    parts(&mut state);
+    settled(&mut state);
+    state.apply(Duration::ZERO, Input::Ended { batch: 1, count: 2, seq: 3 });
+    assert_eq!(settled(&mut state), [2, 3]);
+    let request = state.next_request();
+    assert!(matches!(request, Some(Request::ReadTail { from: 2, .. })), "{request:?}");
+}
+
+#[test]
+fn a_duplicate_that_a_batch_swallowed_is_looked_up_and_sent_by_itself() {
+    let mut state = batching(2);
+    parts(&mut state);
+    settled(&mut state);
+    state.apply(Duration::ZERO, Input::Ended { batch: 1, count: 2, seq: 2 });
+    assert_eq!(settled(&mut state), [] as [u64; 0], "one of the two is somewhere else");
+    assert!(matches!(state.next_request(), Some(Request::ReadTail { .. })));
+    state.apply(Duration::ZERO, Input::Tail(Tail { last_seq: 2, messages: Vec::new() }));
+    assert_eq!(parts(&mut state), [None], "its answer tells where");
+    state.apply(Duration::ZERO, Input::Acked { epoch: 1, index: 1, seq: 1 });
+    assert_eq!(settled(&mut state), [1]);
+    let send = state.next_send().expect("the other one");
+    assert_eq!(send.expected, Some(2), "the duplicate took no place");
+}
+
+#[test]
+fn a_batch_whose_last_message_did_not_leave_is_ended() {
+    let mut state = batching(2);
+    parts(&mut state);
+    let reason = "too large".to_owned();
+    state.apply(Duration::ZERO, Input::Unsendable { index: 2, reason });
+    assert!(state.has_send());
+    assert_eq!(parts(&mut state), []);
+    assert_eq!(state.next_end(), part(1, 2, true));
+    assert_eq!(state.next_end(), None);
+    settled(&mut state);
+    state.apply(Duration::ZERO, Input::Ended { batch: 1, count: 1, seq: 2 });
+    assert_eq!(settled(&mut state), [2]);
+    assert!(!matches!(state.next_request(), Some(Request::ReadTail { .. })));
+}
+
+#[test]
+fn a_broker_that_takes_no_batches_gets_single_messages() {
+    let mut state = batching(3);
+    parts(&mut state);
+    let refusal = Refusal::NoBatches("disabled".into());
+    state.apply(Duration::ZERO, Input::Broken { batch: 1, number: 1, refusal });
+    state.apply(Duration::ZERO, Input::Tail(Tail { last_seq: 1, messages: Vec::new() }));
+    assert_eq!(parts(&mut state), [None], "a proof");
+    state.apply(Duration::ZERO, Input::Acked { epoch: 1, index: 1, seq: 2 });
+    assert_eq!(parts(&mut state), [None, None]);
 }

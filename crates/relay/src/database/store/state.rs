@@ -1,0 +1,260 @@
+//! The state row of a slot, and the slot itself.
+
+use pgoutput::Lsn;
+use tokio_postgres::Row;
+use tokio_postgres::types::PgLsn;
+
+use super::Store;
+use crate::core::SlotHealth;
+use crate::error::Error;
+
+/// The state row: what the slot brings, and how far the log has been worked through.
+#[derive(Debug, Clone)]
+pub(crate) struct StateRow {
+    pub(crate) system_identifier: String,
+    /// `None` while the slot is being created: it says nothing yet.
+    pub(crate) start_snapshot: Option<String>,
+    pub(crate) epoch: i64,
+    /// The log brings everything that `start_snapshot` says.
+    pub(crate) is_trusted: bool,
+    pub(crate) watermark: Option<Watermark>,
+    /// The latest one below which everything is marked; `None` if an older version wrote the row.
+    pub(crate) swept: Option<Watermark>,
+    /// The slot was confirmed nowhere beyond; `None` if an older version wrote the row.
+    pub(crate) held: Option<Lsn>,
+}
+
+/// Everything that the log owns, and that is visible in `snapshot`, was resolved when everything
+/// before `lsn` was.
+#[derive(Debug, Clone)]
+pub(crate) struct Watermark {
+    pub(crate) snapshot: String,
+    pub(crate) lsn: Lsn,
+}
+
+impl Watermark {
+    /// Every transaction numbered before this had ended when the snapshot was taken.
+    pub(crate) fn oldest_running(&self) -> Result<u64, Error> {
+        let xmin = self.snapshot.split(':').next().and_then(|xmin| xmin.parse().ok());
+        xmin.ok_or(Error::Stalled("the server's answer is no snapshot"))
+    }
+}
+
+impl Store {
+    /// Says that the log does not bring every row that it should, or not in a form that can be read:
+    /// the next session creates the slot anew and takes those rows from the table.
+    pub(crate) async fn distrust_slot(&self, slot: &str) -> Result<(), Error> {
+        let sql = format!(
+            "UPDATE {} SET start_lsn = NULL, updated_at = now() WHERE slot = $1",
+            self.table.companion("tailpost_state")
+        );
+        self.client().execute(&sql, &[&slot]).await.map_err(Error::sql("distrust the slot"))?;
+        Ok(())
+    }
+
+    /// Confirms what the replication connection could not confirm before it closed.
+    pub(crate) async fn advance_slot(&self, slot: &str, to: Lsn) -> Result<(), Error> {
+        let to = PgLsn::from(to.0);
+        self.client()
+            .execute("SELECT pg_replication_slot_advance($1, $2)", &[&slot, &to])
+            .await
+            .map_err(Error::sql("advance the slot"))?;
+        Ok(())
+    }
+
+    /// Writes down, durably, where the log ends now, and that the slot was read by us then: it may
+    /// be confirmed up to there. A slot that is created later begins behind it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::SlotBusy`] if `reader` does not read the slot any more: nothing is written then.
+    pub(crate) async fn hold(&self, slot: &str, reader: i32) -> Result<Lsn, Error> {
+        // By itself, and first: whoever reads the slot afterwards has read it all the time.
+        let row = self.client().query_one("SELECT pg_current_wal_insert_lsn()", &[]).await;
+        let end: PgLsn = row.map_err(Error::sql("ask for the log's end"))?.get(0);
+        let end = Lsn(end.into());
+        self.hold_at(slot, reader, end).await.map(|()| end)
+    }
+
+    /// As [`hold`](Self::hold), for a position that the slot was not confirmed beyond.
+    pub(crate) async fn hold_at(&self, slot: &str, reader: i32, at: Lsn) -> Result<(), Error> {
+        // Not waiting for synchronous standbys: they have no part in what the slot confirms.
+        let sql = format!(
+            "WITH durable AS (SELECT set_config('synchronous_commit', 'local', true))
+             UPDATE {} SET held_lsn = $2, updated_at = now() FROM durable
+             WHERE slot = $1 AND EXISTS (
+                 SELECT FROM pg_replication_slots WHERE slot_name = $1 AND active_pid = $3
+             )",
+            self.table.companion("tailpost_state")
+        );
+        let written = self.client().execute(&sql, &[&slot, &PgLsn::from(at.0), &reader]).await;
+        match written.map_err(Error::sql("write down that the slot is held"))? {
+            0 => Err(Error::SlotBusy { slot: slot.to_owned() }),
+            _ => Ok(()),
+        }
+    }
+
+    /// What the slot makes the server keep.
+    pub(crate) async fn slot_health(&self, slot: &str) -> Result<SlotHealth, Error> {
+        let sql = "SELECT wal_status, (pg_current_wal_lsn() - restart_lsn)::bigint,
+                          (pg_current_wal_lsn() - confirmed_flush_lsn)::bigint, safe_wal_size, active
+                   FROM pg_replication_slots WHERE slot_name = $1";
+        let row = self.client().query_opt(sql, &[&slot]).await;
+        let Some(row) = row.map_err(Error::sql("look at the slot"))? else {
+            return Ok(SlotHealth::default());
+        };
+        let bytes =
+            |at| row.get::<_, Option<i64>>(at).map_or(0, |it| u64::try_from(it).unwrap_or(0));
+        Ok(SlotHealth {
+            wal_status: row.get(0),
+            retained_bytes: bytes(1),
+            lag_bytes: bytes(2),
+            safe_bytes: row.get(3),
+            is_read: row.get(4),
+        })
+    }
+
+    /// Says, before a slot is dropped on purpose, why.
+    pub(crate) async fn announce_drop(&self, slot: &str, reason: &str) -> Result<(), Error> {
+        let sql = format!(
+            "UPDATE {} SET epoch_reason = $2, epoch_at = NULL, updated_at = now() WHERE slot = $1",
+            self.table.companion("tailpost_state")
+        );
+        let written = self.client().execute(&sql, &[&slot, &reason]).await;
+        written.map_err(Error::sql("write down why the slot is dropped")).map(|_| ())
+    }
+
+    /// The scanner found nothing more: what the slot could not bring when it was created is
+    /// published. Counts the `rows` of the scan that found the last of them.
+    pub(crate) async fn gap_filled(&self, slot: &str, rows: u64) -> Result<(), Error> {
+        let sql = format!(
+            "UPDATE {} SET gap_rows = coalesce(gap_rows, 0) + $2, gap_filled_at = now(),
+                 updated_at = now()
+             WHERE slot = $1 AND gap_filled_at IS NULL",
+            self.table.companion("tailpost_state")
+        );
+        let written = self.client().execute(&sql, &[&slot, &rows.cast_signed()]).await;
+        written.map_err(Error::sql("write down that the gap is filled")).map(|_| ())
+    }
+
+    /// Which process reads the slot.
+    pub(crate) async fn slot_reader(&self, slot: &str) -> Result<Option<i32>, Error> {
+        let row = self
+            .client()
+            .query_opt("SELECT active_pid FROM pg_replication_slots WHERE slot_name = $1", &[&slot])
+            .await
+            .map_err(Error::sql("look at the slot"))?;
+        Ok(row.and_then(|row| row.get(0)))
+    }
+
+    /// One relay at a time decides what becomes of a slot. Released with the connection at the latest.
+    pub(crate) async fn lock_slot(&self, slot: &str) -> Result<(), Error> {
+        self.client()
+            .execute(
+                "SELECT pg_advisory_lock(hashtextextended('tailpost slot ' || $1, 0))",
+                &[&slot],
+            )
+            .await
+            .map_err(Error::sql("lock the slot"))?;
+        Ok(())
+    }
+
+    pub(crate) async fn unlock_slot(&self, slot: &str) -> Result<(), Error> {
+        self.client()
+            .execute(
+                "SELECT pg_advisory_unlock(hashtextextended('tailpost slot ' || $1, 0))",
+                &[&slot],
+            )
+            .await
+            .map_err(Error::sql("unlock the slot"))?;
+        Ok(())
+    }
+
+    pub(crate) async fn drop_slot(&self, slot: &str) -> Result<(), Error> {
+        self.client()
+            .execute("SELECT pg_drop_replication_slot($1)", &[&slot])
+            .await
+            .map_err(Error::sql("drop the replication slot"))?;
+        Ok(())
+    }
+
+    pub(crate) async fn load_state(&self, slot: &str) -> Result<Option<StateRow>, Error> {
+        let sql = format!(
+            "SELECT system_identifier::text, start_snapshot::text, epoch,
+                    watermark_snapshot::text, watermark_lsn, start_lsn IS NOT NULL, held_lsn,
+                    swept_snapshot::text, swept_lsn
+             FROM {} WHERE slot = $1",
+            self.table.companion("tailpost_state")
+        );
+        let row = self.client().query_opt(&sql, &[&slot]).await;
+        let row = row.map_err(Error::sql("read the relay's state"))?;
+        Ok(row.map(|row| StateRow {
+            system_identifier: row.get(0),
+            start_snapshot: row.get(1),
+            epoch: row.get(2),
+            is_trusted: row.get(5),
+            watermark: watermark(&row, 3),
+            swept: watermark(&row, 7),
+            held: row.get::<_, Option<PgLsn>>(6).map(|lsn| Lsn(lsn.into())),
+        }))
+    }
+
+    /// Says that a slot is about to be created: until [`begin_epoch`](Self::begin_epoch) nobody
+    /// may rely on it. The last watermark stays, for the next attempt. `reason` says why, unless
+    /// whoever dropped the slot has said so already.
+    pub(crate) async fn announce_epoch(
+        &self,
+        slot: &str,
+        system_identifier: &str,
+        timeline: i32,
+        reason: &str,
+    ) -> Result<(), Error> {
+        let sql = format!(
+            "INSERT INTO {state} AS state
+                 (slot, system_identifier, timeline, epoch, epoch_reason, updated_at)
+             VALUES ($1, $2, $3, 0, $4, now())
+             ON CONFLICT (slot) DO UPDATE SET start_snapshot = NULL, epoch_at = NULL,
+                 epoch_reason = CASE WHEN state.epoch_at IS NULL AND state.epoch > 0
+                     THEN coalesce(state.epoch_reason, $4) ELSE $4 END,
+                 updated_at = now()",
+            state = self.table.companion("tailpost_state")
+        );
+        self.client()
+            .execute(&sql, &[&slot, &system_identifier, &timeline, &reason])
+            .await
+            .map_err(Error::sql("announce a new slot"))?;
+        Ok(())
+    }
+
+    /// Stores what a new slot brings: the rows that are not visible in `start_snapshot`.
+    pub(crate) async fn begin_epoch(
+        &self,
+        slot: &str,
+        system_identifier: &str,
+        timeline: i32,
+        start_snapshot: &str,
+        start_lsn: Lsn,
+    ) -> Result<(), Error> {
+        let sql = format!(
+            "UPDATE {state} SET system_identifier = $2, timeline = $3, epoch = epoch + 1,
+                start_snapshot = $4::text::pg_snapshot, start_lsn = $5, held_lsn = $5,
+                watermark_snapshot = NULL, watermark_lsn = NULL,
+                swept_snapshot = $4::text::pg_snapshot, swept_lsn = $5,
+                epoch_at = now(), gap_rows = 0, gap_filled_at = NULL, updated_at = now()
+             WHERE slot = $1",
+            state = self.table.companion("tailpost_state")
+        );
+        let lsn = PgLsn::from(start_lsn.0);
+        self.client()
+            .execute(&sql, &[&slot, &system_identifier, &timeline, &start_snapshot, &lsn])
+            .await
+            .map_err(Error::sql("store the slot's start"))?;
+        Ok(())
+    }
+}
+
+fn watermark(row: &Row, at: usize) -> Option<Watermark> {
+    let snapshot = row.get::<_, Option<String>>(at)?;
+    let lsn = row.get::<_, Option<PgLsn>>(at + 1)?;
+    Some(Watermark { snapshot, lsn: Lsn(lsn.into()) })
+}

@@ -1,0 +1,132 @@
+//! The texts of the statements that a relay runs again and again.
+
+use outbox::{Column, DROPPED, Table};
+
+use super::SWEPT_AT_ONCE;
+use crate::config::Config;
+use crate::database::shape::{BYTEA, JSON, JSONB, TEXT};
+use crate::routing::{Destination, Glob, Route};
+
+pub(super) struct Statements {
+    pub(super) mark: String,
+    pub(super) unmarked: String,
+    pub(super) sweep_dead: String,
+    pub(super) watermark: String,
+}
+
+impl Statements {
+    pub(super) fn new(config: &Config) -> Self {
+        let Config { table, routes, .. } = config;
+        let (outbox, dead) = (table.quoted(), table.companion("outbox_dead_letter"));
+        let state = table.companion("tailpost_state");
+        let (id, dropped) = (table.column(Column::Id), dropped(table, routes));
+        // What the log owns, $1 being the slot's start, and a watermark $2 covers.
+        let covered = "o.published_at IS NULL
+               AND NOT pg_visible_in_snapshot(o.txid, $1::text::pg_snapshot)
+               AND pg_visible_in_snapshot(o.txid, $2::text::pg_snapshot)";
+        Self {
+            mark: format!(
+                "UPDATE {outbox} o
+                 SET published_at = clock_timestamp(), stream_seq = u.seq, commit_lsn = u.lsn,
+                     stream = CASE WHEN u.seq IS NOT NULL THEN $4::text END,
+                     publish_error = CASE WHEN u.seq IS NULL THEN '{DROPPED}' END
+                 FROM unnest($1::uuid[], $2::bigint[], $3::pg_lsn[]) AS u (id, seq, lsn)
+                 WHERE o.{id} = u.id AND o.published_at IS NULL"
+            ),
+            unmarked: format!(
+                "SELECT o.{id}, {dropped},
+                     pg_visible_in_snapshot(o.txid, $3::text::pg_snapshot),
+                     o.txid >= pg_snapshot_xmax($3::text::pg_snapshot)
+                 FROM {outbox} o WHERE {covered} LIMIT {SWEPT_AT_ONCE}"
+            ),
+            sweep_dead: format!(
+                "DELETE FROM {outbox} o USING {dead} d WHERE d.id = o.{id} AND {covered}"
+            ),
+            watermark: format!(
+                "UPDATE {state} SET watermark_snapshot = $2::text::pg_snapshot,
+                     watermark_lsn = $3, watermark_at = now(), updated_at = now(),
+                     swept_snapshot = $4::text::pg_snapshot, swept_lsn = $5
+                 WHERE slot = $1
+                 RETURNING pg_current_xact_id()::text"
+            ),
+        }
+    }
+}
+
+/// Moves a row into the dead letters, which keep payloads as `payload_type`.
+pub(super) fn park(table: &Table, payload_type: u32) -> String {
+    let (outbox, dead) = (table.quoted(), table.companion("outbox_dead_letter"));
+    let id = table.column(Column::Id);
+    let payload = match kept_as(payload_type) {
+        BYTEA => "$6::bytea".into(),
+        // An event without a payload is an empty message, which is no JSON.
+        JSON | JSONB => format!(
+            "coalesce(convert_from(nullif($6::bytea, ''), 'UTF8'), 'null')::{}",
+            type_name(payload_type)
+        ),
+        _ => "convert_from($6::bytea, 'UTF8')".to_owned(),
+    };
+    format!(
+        "WITH gone AS (
+             DELETE FROM {outbox} WHERE {id} = $1 AND published_at IS NULL RETURNING {id}
+         ), parked AS (
+             INSERT INTO {dead} (id, aggregate_type, aggregate_id, event_type, event_version,
+                 payload, occurred_at, correlation_id, causation_id, headers, reason)
+             VALUES ($1, $2, $3, $4, $5, {payload}, $7, $8, $9, $10::text::jsonb, $11)
+             ON CONFLICT (id) DO NOTHING
+         )
+         SELECT EXISTS (SELECT FROM gone)"
+    )
+}
+
+/// The type in which a dead letter keeps a payload that has another type in the outbox.
+pub(super) fn kept_as(payload_type: u32) -> u32 {
+    match payload_type {
+        JSON | JSONB | BYTEA => payload_type,
+        _ => TEXT,
+    }
+}
+
+/// The name of such a type.
+pub(super) fn type_name(payload_type: u32) -> &'static str {
+    match kept_as(payload_type) {
+        JSON => "json",
+        JSONB => "jsonb",
+        BYTEA => "bytea",
+        _ => "text",
+    }
+}
+
+/// Whether a route drops a row, as a condition. The sweeper has to judge as the relay does: it marks
+/// rows that it has not read.
+fn dropped(table: &Table, routes: &[Route]) -> String {
+    if !routes.iter().any(|it| it.destination == Destination::Drop) {
+        return "false".into();
+    }
+    let cases = routes.iter().map(|route| {
+        format!(
+            "WHEN {} AND {} THEN {}",
+            like(&table.column(Column::AggregateType), &route.aggregate_type),
+            like(&table.column(Column::EventType), &route.event_type),
+            route.destination == Destination::Drop
+        )
+    });
+    format!("CASE {} ELSE false END", cases.collect::<Vec<_>>().join(" "))
+}
+
+/// Byte by byte, whatever the column's type and collation.
+fn like(column: &str, glob: &Glob) -> String {
+    let pattern = glob.like().replace('\\', r"\\").replace('\'', "''");
+    format!(r#"{column}::text COLLATE "C" LIKE E'{pattern}'"#)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_survive_likes_wildcards_and_quotes() {
+        let glob: Glob = r"a%_\'*".parse().expect("every text is a glob");
+        assert_eq!(like("x", &glob), r#"x::text COLLATE "C" LIKE E'a\\%\\_\\\\''%'"#);
+    }
+}

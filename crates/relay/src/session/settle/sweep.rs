@@ -1,0 +1,138 @@
+//! The sweeper: what a watermark covers and is not marked is marked, or published after all.
+
+use std::sync::Arc;
+
+use futures_util::stream::FuturesUnordered;
+use tracing::{error, info};
+
+use super::{Missed, Settling, Step};
+use crate::broker::WayBack;
+use crate::core::{Judgement, Tail, Verdict};
+use crate::database::Watermark;
+use crate::database::store::SWEPT_AT_ONCE;
+use crate::session::jobs::{self, Done, Found, Job, Swept, job, long_job};
+
+impl Settling {
+    /// On the marks' own connection: their commits and the watermark's survive a crash in order.
+    pub(super) fn store_and_look(&self, watermark: Watermark) -> Job {
+        let (store, config) = (Arc::clone(&self.store), Arc::clone(&self.config));
+        let (start, swept) = (self.known.start_snapshot.clone(), self.known.swept.clone());
+        job(async move {
+            let looked = async {
+                let slot = &config.slot;
+                let transaction = store.store_watermark(slot, &watermark, swept.as_ref()).await?;
+                let rows = store.unmarked(&start, &watermark, swept.as_ref()).await?;
+                let oldest_running = watermark.oldest_running()?;
+                Ok(Found { rows, transaction, oldest_running })
+            };
+            Ok(Done::Unmarked(jobs::tolerate(looked.await)))
+        })
+    }
+
+    /// Judges what was found. `None` if it could not be found out.
+    pub(in crate::session) fn found(
+        &mut self,
+        found: Option<Found>,
+        jobs: &mut FuturesUnordered<Job>,
+    ) {
+        let Some(found) = found else { return self.swept(None, jobs) };
+        let marks_were_lost = self.marks_lost || self.marks_lost_before;
+        match self.sweeper.judge(&found.rows, marks_were_lost) {
+            Judgement::AskTheStream => jobs.push(self.read_tail(found)),
+            Judgement::Done(verdict) if found.rows.is_empty() => {
+                let Verdict { suspected, .. } = verdict;
+                self.swept(Some(Swept { found, marked: 0, unlogged: 0, suspected }), jobs);
+            }
+            Judgement::Done(verdict) => jobs.push(self.carry_out(found, verdict)),
+        }
+    }
+
+    /// What the stream has since the last complete sweep.
+    pub(in crate::session) fn stream_read(
+        &mut self,
+        found: Found,
+        tail: &Tail,
+        is_whole: bool,
+        jobs: &mut FuturesUnordered<Job>,
+    ) {
+        self.sweeper.read(&tail.messages, is_whole);
+        self.found(Some(found), jobs);
+    }
+
+    fn read_tail(&self, found: Found) -> Job {
+        let tail = self.tail.clone();
+        let swept = self.known.swept.as_ref().map(|it| it.lsn);
+        let way = WayBack {
+            // Without a complete sweep nothing is told from the stream's silence.
+            resolved_before: swept.unwrap_or(pgoutput::Lsn(u64::MAX)),
+            system_id: self.known.system_id,
+            overtaken_max: self.config.window.events,
+            at_least: 1,
+        };
+        long_job(async move {
+            let Some((tail, reached)) = jobs::tolerate(tail.all_back_to(way).await) else {
+                return Ok(Done::Unmarked(None));
+            };
+            Ok(Done::SweepTail { found, tail, is_whole: reached && swept.is_some() })
+        })
+    }
+
+    fn carry_out(&self, found: Found, verdict: Verdict) -> Job {
+        let (store, stream) = (Arc::clone(&self.store), self.config.stream.name.clone());
+        job(async move {
+            let swept = async {
+                let mut marked = store.mark(&stream, &verdict.settled).await?;
+                marked += store.mark_on_trust(&stream, &verdict.trusted).await?;
+                let unlogged = store.leave_to_the_scanner(&verdict.unlogged).await?;
+                Ok(Swept { found, marked, unlogged, suspected: verdict.suspected })
+            };
+            Ok(Done::Swept(jobs::tolerate(swept.await)))
+        })
+    }
+
+    /// A sweep ended: the next one follows at once while it finds as much as it may take.
+    pub(in crate::session) fn swept(
+        &mut self,
+        swept: Option<Swept>,
+        jobs: &mut FuturesUnordered<Job>,
+    ) {
+        let step = std::mem::replace(&mut self.watermark, Step::Resting);
+        let (Some(Swept { found, marked, unlogged, suspected }), Step::Sweeping(watermark)) =
+            (swept, step)
+        else {
+            self.missed = Missed::Something;
+            self.marks_lost |= self.marks_lost_before;
+            return;
+        };
+        self.counts.swept += marked;
+        self.counts.unlogged += unlogged;
+        if marked > 0 {
+            info!(swept = marked, "marked rows whose marks were lost or late");
+        }
+        if unlogged > 0 {
+            error!(
+                rows = unlogged,
+                "rows came into the outbox without passing the log: publishing them from the table"
+            );
+        }
+        if suspected > 0 {
+            self.missed = Missed::Something; // the next watermark tells
+            return;
+        }
+        if found.rows.len() == SWEPT_AT_ONCE {
+            jobs.push(self.store_and_look(watermark.clone()));
+            self.watermark = Step::Sweeping(watermark);
+            return;
+        }
+        self.known.swept = Some(watermark);
+        self.sweeper.completed();
+        self.missed = match self.missed {
+            Missed::Observing => Missed::Before(found.transaction),
+            Missed::Before(transaction) if found.oldest_running >= transaction => {
+                self.sweeper.forget();
+                Missed::Nothing
+            }
+            missed => missed,
+        };
+    }
+}

@@ -1,0 +1,69 @@
+use std::fmt::Write;
+
+use relay::SlotEntry;
+use serde::Serialize;
+
+use super::status::bytes;
+use crate::cli::SlotCommand;
+use crate::config::Settings;
+use crate::output;
+
+#[derive(Serialize)]
+struct Slots {
+    slots: Vec<SlotEntry>,
+}
+
+pub(super) async fn run(command: &SlotCommand, settings: &Settings) -> anyhow::Result<()> {
+    let config = settings.relay_config()?;
+    match command {
+        SlotCommand::List(args) => {
+            let slots = relay::slots(&config).await?;
+            if args.json { output::json(&Slots { slots }) } else { output::text(&table(&slots)) }
+        }
+        SlotCommand::Create => {
+            let state = if relay::create_slot(&config).await? { "created" } else { "exists" };
+            output::text(&format!("{state:<8} slot {}", config.slot))
+        }
+        SlotCommand::Drop => {
+            relay::drop_slot(&config).await?;
+            output::text(&format!("dropped  slot {}", config.slot))
+        }
+    }
+}
+
+fn table(slots: &[SlotEntry]) -> String {
+    let mut text = String::new();
+    for slot in slots {
+        let mark = if slot.is_configured { '*' } else { ' ' };
+        let database = slot.database.as_deref().unwrap_or("(physical)");
+        let state = if slot.active { "active" } else { "not active" };
+        let wal = slot.wal_status.as_deref().unwrap_or("unknown");
+        let kept = bytes(slot.retained_bytes);
+        writeln!(text, "{mark} {:<24} {database:<16} {state:<10} WAL {wal}, {kept}", slot.name)
+            .expect("writing to a string");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_configured_slot_is_marked() {
+        let slot = |name: &str, database: Option<&str>, is_configured| SlotEntry {
+            name: name.into(),
+            is_configured,
+            database: database.map(str::to_owned),
+            active: is_configured,
+            wal_status: Some("reserved".into()),
+            retained_bytes: 2048,
+        };
+        let slots = [slot("standby_1", None, false), slot("tailpost", Some("shop"), true)];
+        let expected = [
+            "  standby_1                (physical)       not active WAL reserved, 2.0 KiB\n",
+            "* tailpost                 shop             active     WAL reserved, 2.0 KiB\n",
+        ];
+        assert_eq!(table(&slots), expected.concat());
+    }
+}

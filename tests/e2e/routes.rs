@@ -1,0 +1,206 @@
+//! Routes: events go where the first rule that takes them says, and dropped ones go nowhere, are
+//! done with, and hold nothing up.
+
+use std::io::Write;
+
+use async_nats::jetstream::stream::Config;
+use outbox::DROPPED;
+use support::Rig;
+use tempfile::NamedTempFile;
+use uuid::Uuid;
+
+const ROUTES: &str = r#"
+    [[route]]
+    aggregate_type = "order"
+    event_type = "Order*"
+    subject = "sales.{aggregate_id}"
+
+    [[route]]
+    aggregate_type = "us_r"
+    event_type = "Kept%"
+    subject = "outbox.kept.{aggregate_id}"
+
+    [[route]]
+    aggregate_type = "us_r"
+    event_type = "*"
+    drop = true
+
+    [[route]]
+    event_type = "*'\\beat"
+    drop = true
+"#;
+
+/// Aggregate type, event type, and the subject, or none if a route drops it.
+const KINDS: [(&str, &str, Option<&str>); 7] = [
+    ("order", "OrderPlaced", Some("sales.a")),
+    ("order", "Refunded", Some("outbox.order.Refunded")),
+    ("us_r", "Kept%", Some("outbox.kept.a")),
+    ("us_r", "Keptx", None),
+    // What the same rules would take if SQL's wildcards meant anything.
+    ("user", "Keptx", Some("outbox.user.Keptx")),
+    ("machine", r"Heart'\beat", None),
+    ("us_r", "", None),
+];
+
+/// Tells `tailpost` to use these routes.
+fn with_routes(rig: &mut Rig, routes: &str) -> NamedTempFile {
+    let mut file = tempfile::Builder::new().suffix(".toml").tempfile().expect("create a file");
+    file.write_all(routes.as_bytes()).expect("write the routes");
+    rig.set("TAILPOST_CONFIG", file.path().to_str().expect("UTF-8"));
+    file
+}
+
+/// Inserts `n` events of all kinds in turn, in one transaction. Returns those to be published, with
+/// their subjects and in order, and those to be dropped.
+async fn insert(rig: &Rig, n: usize) -> (Vec<(Uuid, String)>, Vec<Uuid>) {
+    let mut client = rig.client().await;
+    let transaction = client.transaction().await.expect("begin");
+    let (mut published, mut dropped) = (Vec::new(), Vec::new());
+    for (aggregate_type, event_type, subject) in KINDS.iter().cycle().take(n) {
+        let id = Uuid::new_v4();
+        let sql =
+            "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)
+                   VALUES ($1, $2, 'a', $3, '{}')";
+        let inserted = transaction.execute(sql, &[&id, aggregate_type, event_type]).await;
+        inserted.expect("insert an event");
+        match subject {
+            Some(subject) => published.push((id, (*subject).to_owned())),
+            None => dropped.push(id),
+        }
+    }
+    transaction.commit().await.expect("commit");
+    (published, dropped)
+}
+
+/// Checks that the stream has exactly `published`, and that `dropped` are marked as such, and those
+/// only.
+async fn assert_routed(rig: &Rig, published: &[(Uuid, String)], dropped: &[Uuid]) {
+    rig.wait_stored(published.len() as u64).await;
+    rig.wait_marked().await;
+    rig.wait_confirmed().await;
+    let stored = rig.stored().await.into_iter().map(|it| (it.id, it.subject));
+    assert_eq!(stored.collect::<Vec<_>>(), published);
+    let sql = "SELECT id FROM outbox_status
+               WHERE stream IS NULL AND stream_seq IS NULL AND publish_error = $1
+                   AND status = 'PUBLISHED'";
+    let rows = rig.client().await.query(sql, &[&DROPPED]).await.expect("dropped rows");
+    let mut marked: Vec<Uuid> = rows.iter().map(|row| row.get(0)).collect();
+    let mut dropped = dropped.to_vec();
+    marked.sort_unstable();
+    dropped.sort_unstable();
+    assert_eq!(marked, dropped);
+    let rest =
+        "SELECT count(*) FROM outbox_events WHERE stream = 'OUTBOX' AND publish_error IS NULL";
+    assert_eq!(usize::try_from(rig.query::<i64>(rest).await), Ok(published.len()));
+}
+
+/// R-REL-16, R-REL-03, R-REL-05
+#[tokio::test(flavor = "multi_thread")]
+async fn routed_and_dropped_events_of_one_transaction_stay_in_order_and_are_done_with() {
+    let mut rig = Rig::new().await;
+    let _routes = with_routes(&mut rig, ROUTES);
+    rig.setup().await;
+    let subjects = rig.stream().await.cached_info().config.subjects.clone();
+    assert_eq!(subjects, ["outbox.>", "sales.*"]);
+
+    let relay = rig.relay();
+    let (mut published, mut dropped) = insert(&rig, 500).await;
+    assert_routed(&rig, &published, &dropped).await;
+    let (json, _) = rig.ends_with(0, &["status", "--json"]).await;
+    let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!(json["outbox"]["dropped"], dropped.len());
+    assert_eq!(json["outbox"]["unpublished"], 0);
+    let positions = "SELECT count(*) FROM outbox_events WHERE commit_lsn IS NOT NULL";
+    assert_eq!(rig.query::<i64>(positions).await, 500);
+
+    // Nothing comes again: not to the stream, and no row is marked anew.
+    let marks = "SELECT md5(string_agg(published_at::TEXT, ',' ORDER BY seq)) FROM outbox_events
+                 WHERE seq <= 500";
+    let before: String = rig.query(marks).await;
+    relay.kill9().await;
+    drop(relay);
+    let _relay = rig.relay();
+    let (more, gone) = insert(&rig, 20).await;
+    published.extend(more);
+    dropped.extend(gone);
+    assert_routed(&rig, &published, &dropped).await;
+    assert_eq!(rig.query::<String>(marks).await, before);
+}
+
+/// R-REL-16, R-REL-02: the sweeper, which reads no row, judges as the relay did.
+#[tokio::test(flavor = "multi_thread")]
+async fn lost_marks_of_dropped_events_are_restored_as_they_were() {
+    let mut rig = Rig::new().await;
+    let _routes = with_routes(&mut rig, ROUTES);
+    rig.setup().await;
+    let relay = rig.relay();
+    let (published, dropped) = insert(&rig, 100).await;
+    assert_routed(&rig, &published, &dropped).await;
+    relay.kill9().await;
+    drop(relay);
+    rig.execute(
+        "UPDATE outbox_events SET published_at = NULL, stream = NULL, stream_seq = NULL,
+             commit_lsn = NULL, publish_error = NULL",
+    )
+    .await;
+    let relay = rig.relay();
+    assert_routed(&rig, &published, &dropped).await;
+    relay.wait_log("marked rows whose marks were lost").await;
+    assert!(!relay.log().contains("the scanner found rows"), "{}", relay.log());
+}
+
+/// R-REL-16, R-REL-07
+#[tokio::test(flavor = "multi_thread")]
+async fn the_scanner_drops_what_the_log_would_drop() {
+    let mut rig = Rig::new().await;
+    let _routes = with_routes(&mut rig, ROUTES);
+    rig.set("TAILPOST_RELAY__SCAN_BATCH", "10");
+    rig.set("TAILPOST_RELAY__SCAN_INTERVAL", "100ms");
+    rig.setup().await;
+    rig.execute("SELECT pg_drop_replication_slot('tailpost')").await;
+    let (mut published, mut dropped) = insert(&rig, 100).await;
+    let relay = rig.relay();
+    assert_routed(&rig, &published, &dropped).await;
+    relay.wait_log("the scanner found rows").await;
+    relay.wait_log("the scanner is done").await;
+    let (more, gone) = insert(&rig, 20).await;
+    published.extend(more);
+    dropped.extend(gone);
+    assert_routed(&rig, &published, &dropped).await;
+}
+
+/// R-REL-16, R-REL-03: an outbox of which nothing is published retains no log, in either mode.
+#[tokio::test(flavor = "multi_thread")]
+async fn where_everything_is_dropped_nothing_waits() {
+    for mode in ["fenced", "keyed"] {
+        let mut rig = Rig::new().await;
+        rig.set("TAILPOST_RELAY__MODE", mode);
+        let _routes = with_routes(&mut rig, "[[route]]\nevent_type = \"*\"\ndrop = true\n");
+        rig.setup().await;
+        let _relay = rig.relay();
+        let ids = rig.insert(2_000).await;
+        assert_routed(&rig, &[], &ids).await;
+    }
+}
+
+/// R-REL-16, DESIGN 11
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_lacks_a_routes_subjects_is_refused_with_what_mends_it() {
+    let mut rig = Rig::new().await;
+    rig.setup().await;
+    let _routes = with_routes(&mut rig, ROUTES);
+    for command in ["setup", "relay"] {
+        let (_, log) = rig.ends_with(4, &[command]).await;
+        assert!(log.contains("sales.* is missing"), "{log}");
+        assert!(log.contains("nats stream edit OUTBOX --subjects 'outbox.*.*,sales.*'"), "{log}");
+    }
+    let mended = Config {
+        subjects: vec!["outbox.*.*".into(), "sales.*".into()],
+        ..rig.stream().await.cached_info().config.clone()
+    };
+    let jetstream = rig.nats.jetstream().await.expect("connect to NATS");
+    jetstream.update_stream(mended).await.expect("mend the stream");
+    let _relay = rig.relay();
+    let (published, dropped) = insert(&rig, 20).await;
+    assert_routed(&rig, &published, &dropped).await;
+}

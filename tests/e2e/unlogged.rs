@@ -1,0 +1,133 @@
+//! Rows that the log should have brought, and did not: none is taken for published.
+
+use support::{DEADLINE, Rig};
+use uuid::Uuid;
+
+const SHOUT: &str = "without passing the log";
+
+async fn rig() -> Rig {
+    let mut rig = Rig::new().await;
+    // A second publication of an event would be stored.
+    rig.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
+    rig.set("TAILPOST_RELAY__SCAN_INTERVAL", "200ms");
+    rig
+}
+
+async fn assert_stored(rig: &Rig, mut expected: Vec<Uuid>) {
+    let mut stored = rig.stored_ids().await;
+    stored.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!(stored, expected);
+}
+
+/// R-REL-01, R-REL-07: nothing is logged as an insert into the outbox.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_table_with_rows_attached_as_a_partition_is_published() {
+    let rig = rig().await;
+    rig.execute(
+        "CREATE TABLE outbox_events (
+             id UUID, aggregate_type TEXT NOT NULL, aggregate_id TEXT NOT NULL,
+             event_type TEXT NOT NULL, event_version INT DEFAULT 1, payload JSONB NOT NULL,
+             occurred_at TIMESTAMPTZ DEFAULT NOW(), correlation_id UUID, causation_id UUID,
+             published_at TIMESTAMPTZ, publish_attempts INT DEFAULT 0, publish_error TEXT,
+             txid XID8 DEFAULT pg_current_xact_id(), seq BIGSERIAL,
+             PRIMARY KEY (id, aggregate_type)
+         ) PARTITION BY LIST (aggregate_type);
+         CREATE TABLE orders PARTITION OF outbox_events FOR VALUES IN ('order')",
+    )
+    .await;
+    rig.setup().await;
+    let relay = rig.relay();
+    relay.announce(SHOUT);
+    let mut expected = rig.insert_each(10).await;
+    rig.wait_marked().await;
+
+    rig.execute(
+        "CREATE TABLE imports (LIKE outbox_events INCLUDING ALL);
+         INSERT INTO imports (id, aggregate_type, aggregate_id, event_type, payload)
+         SELECT gen_random_uuid(), 'import', 'i', 'Imported', '{}' FROM generate_series(1, 20)",
+    )
+    .await;
+    expected.extend(rig.insert_each(10).await);
+    rig.wait_marked().await;
+    rig.execute("ALTER TABLE outbox_events ATTACH PARTITION imports FOR VALUES IN ('import')")
+        .await;
+    expected.extend(rig.insert_each(1).await);
+    let imported = rig.client().await.query("SELECT id FROM imports", &[]).await.expect("ids");
+    expected.extend(imported.iter().map(|row| row.get::<_, Uuid>(0)));
+    rig.wait_marked().await;
+    assert!(relay.log().contains(SHOUT));
+    assert_stored(&rig, expected).await;
+    let placed = "SELECT count(*) FROM imports WHERE stream_seq > 0";
+    assert_eq!(rig.query::<i64>(placed).await, 20);
+}
+
+/// R-REL-01, R-REL-06: an older transaction's number makes a row look as if it had been missed. The
+/// log brings it nevertheless, a moment later.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_number_written_by_the_application_does_not_publish_twice() {
+    let rig = rig().await;
+    rig.setup().await;
+    let relay = rig.relay();
+    let mut expected = rig.insert_each(10).await;
+    rig.wait_marked().await;
+    let client = rig.client().await;
+    for _ in 0..300 {
+        let sql = "INSERT INTO outbox_events
+                 (id, aggregate_type, aggregate_id, event_type, payload, txid)
+             SELECT gen_random_uuid(), 'order', 'o-1', 'Odd', '{}',
+                 pg_snapshot_xmax(start_snapshot)
+             FROM tailpost_state RETURNING id";
+        expected.push(client.query_one(sql, &[]).await.expect("insert").get(0));
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    rig.wait_marked().await;
+    assert_eq!(rig.stored_ids().await, expected);
+    assert!(!relay.log().contains(SHOUT), "none was missed:\n{}", relay.log());
+}
+
+/// R-REL-01, R-REL-12: as after an upgrade, when nobody wrote down yet what was confirmed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_replaced_before_anything_was_written_down_costs_no_event() {
+    let rig = rig().await;
+    rig.setup().await;
+    let relay = rig.relay();
+    let mut expected = rig.insert_each(10).await;
+    rig.wait_marked().await;
+    relay.sigterm();
+    assert!(relay.wait_exit(DEADLINE).await.success());
+
+    expected.extend(rig.insert_each(10).await);
+    rig.execute(
+        "SELECT pg_drop_replication_slot('tailpost');
+         UPDATE tailpost_state SET held_lsn = NULL",
+    )
+    .await;
+    rig.execute("SELECT pg_create_logical_replication_slot('tailpost', 'pgoutput')").await;
+    expected.extend(rig.insert_each(10).await);
+    let relay = rig.relay();
+    relay.announce(SHOUT);
+    rig.wait_marked().await;
+    assert_stored(&rig, expected).await;
+}
+
+/// R-REL-02, R-REL-07: with old messages gone, silence of the stream proves nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_whose_messages_were_purged_are_not_published_again() {
+    let mut rig = rig().await;
+    rig.set("TAILPOST_RELAY__MARK_INTERVAL", "1h");
+    rig.setup().await;
+    let relay = rig.relay();
+    rig.insert_each(10).await;
+    rig.wait_stored(10).await;
+    rig.wait_confirmed().await;
+    relay.kill9().await;
+    assert_eq!(rig.unmarked().await, 10);
+    rig.stream().await.purge().await.expect("purge the stream");
+
+    rig.set("TAILPOST_RELAY__MARK_INTERVAL", "50ms");
+    let relay = rig.relay();
+    relay.wait_active().await;
+    rig.wait_marked().await;
+    assert_eq!(rig.stored_count().await, 0);
+}
