@@ -18,12 +18,16 @@ struct Scene {
 }
 
 impl Scene {
-    /// The broker forgets ids at once: only what the stream holds can prevent duplicates.
+    /// In fenced mode the broker forgets ids at once: only what the stream holds can prevent
+    /// duplicates. Keyed mode needs them: a paused server wakes up with messages that another one
+    /// has stored meanwhile, and passes them on.
     async fn begin(mode: &str, seed: u64) -> Self {
         let mut rig = Rig::replicated().await;
         rig.set("TAILPOST_RELAY__MODE", mode);
         rig.set("TAILPOST_RELAY__ACK_TIMEOUT", "1s");
-        rig.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
+        if mode == "fenced" {
+            rig.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
+        }
         rig.setup().await;
         let relay = rig.relay();
         relay.wait_active().await;

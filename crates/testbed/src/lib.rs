@@ -27,6 +27,7 @@ mod process;
 mod processes;
 mod proxy;
 mod user;
+mod worker;
 mod workload;
 
 pub use ledger::{Ledger, Stored, Tally};
@@ -34,4 +35,5 @@ pub use nats::{Nats, NatsCluster, NatsOptions};
 pub use postgres::{Postgres, PostgresOptions};
 pub use process::Left;
 pub use proxy::{Direction, Proxy};
+pub use worker::Worker;
 pub use workload::{BeforeCommit, CommittedEvent, Workload, WorkloadOptions, Written};

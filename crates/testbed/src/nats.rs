@@ -173,7 +173,7 @@ impl Nats {
     /// When it does not start; the message holds the end of its log.
     pub async fn start_again(&mut self) -> Result<()> {
         let args: Vec<OsString> = vec!["--config".into(), self.config_path().into()];
-        self.server.spawn(&Program { path: self.binary.clone(), args })?;
+        self.server.spawn(&Program { path: self.binary.clone(), args, env: None })?;
         let started = Instant::now();
         loop {
             let probed = tokio::time::timeout(PROBE_MAX, self.probe()).await;
