@@ -15,6 +15,7 @@ mod keyed;
 mod payloads;
 mod poison;
 mod postgres_faults;
+mod replicas;
 mod routes;
 mod scanner;
 mod schema;
