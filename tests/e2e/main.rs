@@ -2,6 +2,7 @@
 
 mod batches;
 mod broker_faults;
+mod chaos;
 mod commands;
 mod commits;
 mod confirmation;

@@ -148,8 +148,8 @@ mod tests {
 
     fn outcome() -> Outcome {
         let mut tally = Tally::default();
-        (tally.committed, tally.rolled_back) = (3, 1);
-        (tally.stored, tally.marked, tally.dead) = (2, 2, 1);
+        (tally.committed, tally.rolled_back, tally.stored) = (3, 1, 2);
+        (tally.marked, tally.dead) = (2, 1);
         Outcome::new("any", &tally, Duration::from_millis(1_234), Duration::from_millis(5_678))
     }
 

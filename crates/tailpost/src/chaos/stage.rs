@@ -190,7 +190,7 @@ impl Stage {
     /// Asks for one value, not through a proxy.
     pub(super) async fn query<T: FromSqlOwned>(&self, sql: &str) -> Result<T> {
         let row = self.database().await?.query_one(sql, &[]).await;
-        Ok(row.and_then(|row| row.try_get(0)).with_context(|| sql.to_owned())?)
+        row.and_then(|row| row.try_get(0)).with_context(|| sql.to_owned())
     }
 
     /// Makes another server the one that writers and relays reach.
