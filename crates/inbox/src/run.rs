@@ -87,7 +87,7 @@ impl<W: Work> Engine<W> {
     async fn run(mut self) -> Result<Summary, Error> {
         let mut counts = Summary::default();
         while self.becomes_active().await {
-            match self.session(counts).await {
+            match Box::pin(self.session(counts)).await {
                 Ok(summary) => counts = summary,
                 Err(error) if error.is_transient() => {
                     let error = describe(&error);

@@ -36,17 +36,7 @@ impl Texts {
         let table = format!("{schema}.inbox_messages");
         let input = "unnest($2, $3, $4::uuid[]) AS i (message_id, event_time, token)";
         Self {
-            record: format!(
-                "INSERT INTO {table} (consumer, message_id, event_time, subject, stream,
-                     stream_seq, status, attempts, finished_attempts, processed_at, lease_owner)
-                 SELECT $1, message_id, event_time, subject, $6, stream_seq, 'PROCESSED', 1, 1,
-                     clock_timestamp(), $7
-                 FROM unnest($2, $3, $4::text[], $5::bigint[])
-                     AS i (message_id, event_time, subject, stream_seq)
-                 ORDER BY message_id -- so that two workers cannot wait for each other
-                 ON CONFLICT (consumer, message_id, event_time) DO NOTHING
-                 RETURNING message_id"
-            ),
+            record: record_text(&table),
             note: format!(
                 "UPDATE {table} AS m SET outcome = i.outcome
                  FROM unnest($2, $3, $4::text[]) AS i (message_id, event_time, outcome)
@@ -113,6 +103,20 @@ impl Texts {
             park_forgotten: park_text(schema, "SELECT 0 AS attempts WHERE $11::uuid IS NULL"),
         }
     }
+}
+
+fn record_text(table: &str) -> String {
+    format!(
+        "INSERT INTO {table} (consumer, message_id, event_time, subject, stream,
+             stream_seq, status, attempts, finished_attempts, processed_at, lease_owner)
+         SELECT $1, message_id, event_time, subject, $6, stream_seq, 'PROCESSED', 1, 1,
+             clock_timestamp(), $7
+         FROM unnest($2, $3, $4::text[], $5::bigint[])
+             AS i (message_id, event_time, subject, stream_seq)
+         ORDER BY message_id -- so that two workers cannot wait for each other
+         ON CONFLICT (consumer, message_id, event_time) DO NOTHING
+         RETURNING message_id"
+    )
 }
 
 fn claim_text(table: &str, free: &str) -> String {
