@@ -5,12 +5,12 @@ ARGS ?=
 MINUTES ?= 30
 
 .DEFAULT_GOAL := help
-.PHONY: help demo chaos soak test bench lint servers clean-servers
+.PHONY: help demo chaos soak test bench bench-inbox lint servers clean-servers
 
 help: ## list the targets
 	@sed -En 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
 
-demo: servers ## run the relay on throw-away servers and watch it; ARGS="--for 20s --rate 500"
+demo: servers ## run relay and inbox on throw-away servers and watch them; ARGS="--for 20s --rate 500"
 	$(CARGO) run --release --bin tailpost -- demo $(ARGS)
 
 chaos: servers ## break everything by name, under load, and count; ARGS="--seed 7"
@@ -31,6 +31,9 @@ test: servers ## run every test on real servers; ARGS="part_of_a_name"
 bench: servers ## measure the relay beside its limits
 	$(CARGO) build --release --bin tailpost
 	$(CARGO) run --release -p tailpost-benches --bin end_to_end -- $(ARGS)
+
+bench-inbox: servers ## measure the inbox beside its limits
+	$(CARGO) run --release -p tailpost-benches --bin inbox_bench -- $(ARGS)
 
 lint: ## check format, lints and documentation
 	$(CARGO) fmt --all --check

@@ -1,5 +1,7 @@
 //! The command line. The help texts are the reference for it.
 
+mod inbox;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -8,6 +10,8 @@ use clap::{ArgAction, Args, Parser, Subcommand};
 
 use crate::config::{LogFormat, Sources};
 use crate::telemetry::Verbosity;
+
+pub(crate) use inbox::*;
 
 /// Relays events from a PostgreSQL outbox table to a NATS JetStream stream: once, in commit order.
 ///
@@ -50,9 +54,23 @@ pub(crate) struct Global {
     quiet: bool,
 }
 
-impl Global {
+impl Cli {
     /// What the configuration is read from.
     pub(crate) fn sources(&self) -> Sources {
+        let sources = self.global.sources();
+        match &self.command {
+            Command::Inbox(InboxArgs { command: InboxCommand::Run(args) }) => Sources {
+                consumer: args.consumer.clone(),
+                handler: args.handler.clone(),
+                ..sources
+            },
+            _ => sources,
+        }
+    }
+}
+
+impl Global {
+    fn sources(&self) -> Sources {
         Sources {
             file: self.config.clone(),
             // A variable that is not Unicode cannot be one of ours.
@@ -64,6 +82,7 @@ impl Global {
             database_url: self.database_url.clone(),
             nats_url: self.nats_url.clone(),
             log_format: self.log_format,
+            ..Sources::default()
         }
     }
 
@@ -100,14 +119,16 @@ pub(crate) enum Command {
     Relay(RelayArgs),
     /// Show position, backlog, slot, stream, and dead letters
     Status(StatusArgs),
+    /// Take events from the stream and give each one effect, and decide about those that failed
+    Inbox(InboxArgs),
     /// List the replication slots; create the relay's, or drop it
     #[command(subcommand)]
     Slot(SlotCommand),
-    /// See it work: throw-away servers, a producer, a relay, a consumer
+    /// See it work: throw-away servers, a producer, a relay, a consumer, an inbox
     ///
     /// Starts PostgreSQL and NATS from the binaries on this machine, in temporary folders, and
     /// removes all of it at the end; nothing that is configured is looked at. Ctrl-C ends it early.
-    /// Fails if an event was lost, doubled, or out of order.
+    /// Fails if an event was lost, doubled, or out of order, or did not have exactly one effect.
     Demo(DemoArgs),
     /// Break things on purpose, under load, and check that every event arrived once and in order
     ///

@@ -1,6 +1,7 @@
 //! One file per command; what they do is in the libraries.
 
 mod demo;
+mod inbox;
 mod relay;
 mod setup;
 mod slot;
@@ -16,6 +17,7 @@ pub(crate) async fn run(command: Command, settings: Settings) -> anyhow::Result<
         Command::Setup(args) => setup::run(&args, &settings).await,
         Command::Relay(args) => relay::run(&args, &settings).await,
         Command::Status(args) => status::run(&args, &settings).await,
+        Command::Inbox(args) => inbox::run(&args.command, &settings).await,
         Command::Slot(command) => slot::run(&command, &settings).await,
         Command::Demo(args) => demo::run(&args).await,
         Command::Chaos(args) => chaos::run(&args).await,

@@ -3,9 +3,11 @@
 use std::process::ExitCode;
 
 use relay::connect;
+use tokio_postgres::error::SqlState;
 
 use crate::admin::ListenError;
 use crate::config;
+use crate::refusal::Refusal;
 
 const FAILED: u8 = 1;
 const NOT_FOUND: u8 = 3;
@@ -33,8 +35,14 @@ fn kind(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
     if error.is::<ListenError>() {
         return Some(REFUSED);
     }
+    if let Some(error) = error.downcast_ref::<Refusal>() {
+        return Some(if error.not_found { NOT_FOUND } else { REFUSED });
+    }
     if let Some(error) = error.downcast_ref::<relay::Error>() {
         return Some(relay_kind(error));
+    }
+    if let Some(error) = error.downcast_ref::<inbox::Error>() {
+        return inbox_kind(error);
     }
     error.downcast_ref::<connect::Error>().map(connect_kind)
 }
@@ -58,6 +66,22 @@ fn relay_kind(error: &relay::Error) -> u8 {
     }
 }
 
+/// None if the cause tells.
+fn inbox_kind(error: &inbox::Error) -> Option<u8> {
+    match error {
+        inbox::Error::Config { .. } => Some(BAD_CONFIGURATION),
+        inbox::Error::Tables { .. } => Some(NOT_FOUND),
+        inbox::Error::Consumer { .. } => Some(REFUSED),
+        inbox::Error::JetStream { .. } => Some(UNREACHABLE),
+        inbox::Error::Sql { source, .. } if source.code() == Some(&SqlState::UNDEFINED_TABLE) => {
+            Some(NOT_FOUND)
+        }
+        inbox::Error::Sql { .. } if error.is_transient() => Some(UNREACHABLE),
+        inbox::Error::Sql { .. } => Some(REFUSED),
+        _ => None,
+    }
+}
+
 fn connect_kind(error: &connect::Error) -> u8 {
     if error.is_configuration() {
         BAD_CONFIGURATION
@@ -76,8 +100,14 @@ fn hint(error: &anyhow::Error) -> Option<String> {
         if let Some(error) = cause.downcast_ref::<ListenError>() {
             return Some(error.hint());
         }
+        if let Some(error) = cause.downcast_ref::<Refusal>() {
+            return error.hint();
+        }
         if let Some(error) = cause.downcast_ref::<relay::Error>() {
             return error.hint();
+        }
+        if let Some(hint) = cause.downcast_ref::<inbox::Error>().and_then(inbox::Error::hint) {
+            return Some(hint.into());
         }
         cause.downcast_ref::<connect::Error>().and_then(connect::Error::hint)
     })

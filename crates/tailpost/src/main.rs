@@ -8,6 +8,7 @@ mod config;
 mod demo;
 mod exit;
 mod output;
+mod refusal;
 mod shutdown;
 mod telemetry;
 
@@ -30,13 +31,16 @@ fn main() -> ExitCode {
 
 fn run(cli: cli::Cli) -> anyhow::Result<()> {
     relay::connect::install_crypto_provider();
-    let load = || config::Settings::load(&cli.global.sources());
+    let load = || config::Settings::load(&cli.sources());
     let (settings, verbosity) = match cli.command {
         // Runs anywhere, whatever is configured for other servers, and draws its own picture.
         cli::Command::Demo(_) | cli::Command::Chaos(_) => {
             (config::Settings::default(), cli.global.verbosity().of_demo())
         }
         cli::Command::Status(_) => (load()?, cli.global.verbosity().of_status()),
+        cli::Command::Inbox(ref args) if !matches!(args.command, cli::InboxCommand::Run(_)) => {
+            (load()?, cli.global.verbosity().of_status())
+        }
         _ => (load()?, cli.global.verbosity()),
     };
     telemetry::init(settings.log.format, verbosity)?;

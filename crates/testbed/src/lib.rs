@@ -19,7 +19,6 @@
 
 mod binaries;
 mod cluster;
-mod daemon;
 mod ledger;
 mod nats;
 mod port;
@@ -28,12 +27,14 @@ mod process;
 mod processes;
 mod proxy;
 mod user;
+mod worker;
 mod workload;
 
-pub use daemon::Daemon;
 pub use ledger::{Ledger, Stored, Tally};
-pub use nats::{Nats, NatsOptions};
+pub use nats::{Nats, NatsCluster, NatsOptions};
+pub use port::Port;
 pub use postgres::{Postgres, PostgresOptions};
 pub use process::Left;
 pub use proxy::{Direction, Proxy};
+pub use worker::Worker;
 pub use workload::{BeforeCommit, CommittedEvent, Workload, WorkloadOptions, Written};

@@ -1,7 +1,7 @@
 //! `tailpost relay` as a process.
 
 use anyhow::{Context, Result, bail};
-use testbed::Daemon;
+use testbed::Worker;
 
 use super::logs::Logs;
 use super::wait::{DEADLINE, until};
@@ -9,7 +9,7 @@ use super::wait::{DEADLINE, until};
 /// A relay that can be killed and paused; gone with this.
 pub(super) struct Relay {
     name: String,
-    daemon: Daemon,
+    daemon: Worker,
     logs: Logs,
 }
 
@@ -27,9 +27,9 @@ pub(super) async fn run_to_end(args: &[&str], env: &[(String, String)]) -> Resul
     Ok(())
 }
 
-fn start(args: &[&str], env: &[(String, String)]) -> Result<Daemon> {
+fn start(args: &[&str], env: &[(String, String)]) -> Result<Worker> {
     let program = std::env::current_exe().context("find this program")?;
-    Daemon::start(&program, args, env)
+    Worker::start(&program, args, env)
 }
 
 impl Relay {

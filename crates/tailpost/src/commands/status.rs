@@ -1,21 +1,61 @@
+mod inbox;
+
 use std::fmt::Write;
-use std::time::Duration;
 
 use relay::{OutboxReport, SlotReport, StatusReport, StreamReport};
+use serde::Serialize;
 
+use self::inbox::ConsumerReport;
 use crate::cli::StatusArgs;
 use crate::config::Settings;
 use crate::output;
 
+/// The relay's side, if there is one, and the inbox's.
+#[derive(Serialize)]
+struct Report {
+    #[serde(flatten)]
+    relay: Option<StatusReport>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    consumers: Vec<ConsumerReport>,
+}
+
 pub(super) async fn run(args: &StatusArgs, settings: &Settings) -> anyhow::Result<()> {
-    let mut report = relay::inspect(&settings.relay_config()?).await?;
+    let relay = match relay::inspect(&settings.relay_config()?).await {
+        Err(error) if !matches!(error, relay::Error::NotSetUp { .. }) => return Err(error.into()),
+        other => other,
+    };
+    let consumers = inbox::inspect(settings).await;
+    let (relay, consumers) = match (relay, consumers) {
+        (Ok(relay), consumers) => (Some(relay), consumers?),
+        // A service that only consumes has an inbox, and no outbox.
+        (Err(_), Ok(consumers)) if !consumers.is_empty() => (None, consumers),
+        (Err(error), _) => return Err(error.into()),
+    };
+    let mut report = Report { relay, consumers };
     if args.json {
         output::json(&report)?
     } else {
-        output::text(&text(&report))?
+        output::text(&all_text(&report))?
     }
     // What is known was told; the exit code says that it is not all.
-    report.incomplete.take().map_or(Ok(()), |error| Err(error.into()))
+    let incomplete = report.relay.as_mut().and_then(|it| it.incomplete.take());
+    incomplete.map_or(Ok(()), |error| Err(error.into()))
+}
+
+fn all_text(report: &Report) -> String {
+    let mut lines = Lines(report.relay.as_ref().map(text).unwrap_or_default());
+    for consumer in &report.consumers {
+        lines.consumer(consumer);
+    }
+    let dead: i64 = report.consumers.iter().map(|it| it.backlog.dead).sum();
+    if dead > 0 {
+        let s = if dead == 1 { "" } else { "s" };
+        lines.add(
+            "warning",
+            format_args!("{dead} dead letter{s} of consumers: see `tailpost inbox dlq list`"),
+        );
+    }
+    lines.0
 }
 
 fn text(report: &StatusReport) -> String {
@@ -75,10 +115,8 @@ impl Lines {
     fn outbox(&mut self, outbox: &OutboxReport) {
         self.add("outbox", &outbox.table);
         let least = if outbox.unpublished_is_capped { "at least " } else { "" };
-        let oldest = outbox.oldest_unpublished_seconds.map(|it| {
-            let age = Duration::try_from_secs_f64(it).unwrap_or_default();
-            format!(", oldest {}", duration(age))
-        });
+        let oldest = outbox.oldest_unpublished_seconds;
+        let oldest = oldest.map(|it| format!(", oldest {}", output::duration(it)));
         let oldest = oldest.unwrap_or_default();
         self.add("  unpublished", format_args!("{least}{}{oldest}", outbox.unpublished));
         if let Some(dropped) = outbox.dropped {
@@ -112,16 +150,6 @@ pub(super) fn bytes(count: u64) -> String {
         unit += 1;
     }
     format!("{}.{} {}", tenths / 10, tenths % 10, UNITS[unit])
-}
-
-fn duration(duration: Duration) -> String {
-    let seconds = duration.as_secs();
-    match seconds {
-        0..60 => format!("{seconds}s"),
-        60..3600 => format!("{}m {}s", seconds / 60, seconds % 60),
-        3600..86_400 => format!("{}h {}m", seconds / 3600, seconds % 3600 / 60),
-        _ => format!("{}d {}h", seconds / 86_400, seconds % 86_400 / 3600),
-    }
 }
 
 #[cfg(test)]
@@ -214,7 +242,7 @@ warning        1 dead letter
     }
 
     #[test]
-    fn sizes_and_ages_are_short() {
+    fn sizes_are_short() {
         for (count, text) in [
             (0, "0 B"),
             (1023, "1023 B"),
@@ -224,9 +252,6 @@ warning        1 dead letter
             (u64::MAX, "16383.9 PiB"),
         ] {
             assert_eq!(bytes(count), text);
-        }
-        for (seconds, text) in [(0, "0s"), (59, "59s"), (3599, "59m 59s"), (90_000, "1d 1h")] {
-            assert_eq!(duration(Duration::from_secs(seconds)), text);
         }
     }
 }

@@ -1,0 +1,107 @@
+//! Acknowledgements that are known to have arrived.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use async_nats::{Client, Subject};
+use bytes::Bytes;
+use futures_util::StreamExt;
+use tokio::sync::mpsc;
+use tracing::warn;
+
+use crate::Error;
+
+/// Waiting to be sent; beyond, the sender waits.
+const QUEUED_MAX: usize = 4096;
+
+/// After this an acknowledgement is sent again.
+const ANSWER_DEADLINE: Duration = Duration::from_secs(5);
+
+/// How often one is sent. If none arrives the event comes again, is known, and acknowledged then.
+const SENT_MAX: u32 = 3;
+
+/// How long the end waits for answers.
+const FLUSH_DEADLINE: Duration = Duration::from_secs(3);
+
+/// Sends acknowledgements and sees to it that the server has them (JetStream's double ack), many at
+/// a time on one subscription.
+pub(crate) struct Acks {
+    sender: mpsc::Sender<Subject>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+struct Pending {
+    reply: Subject,
+    sent_at: Instant,
+    sent: u32,
+}
+
+impl Acks {
+    pub(crate) async fn start(nats: Client) -> Result<Self, Error> {
+        let inbox = nats.new_inbox();
+        let answers = nats.subscribe(format!("{inbox}.*")).await;
+        let answers = answers.map_err(Error::jetstream("subscribe to acknowledgements"))?;
+        let (sender, queued) = mpsc::channel(QUEUED_MAX);
+        let task = tokio::spawn(confirm(nats, inbox, answers, queued));
+        Ok(Self { sender, task })
+    }
+
+    pub(crate) async fn ack(&self, reply: Subject) {
+        // Fails only when the task has panicked: then the events come again.
+        let _ = self.sender.send(reply).await;
+    }
+
+    /// Waits until everything has arrived, or for a few seconds.
+    pub(crate) async fn finish(self) {
+        drop(self.sender);
+        if tokio::time::timeout(FLUSH_DEADLINE, self.task).await.is_err() {
+            warn!("acknowledgements were not answered; the events come again, and are known");
+        }
+    }
+}
+
+async fn confirm(
+    nats: Client,
+    inbox: String,
+    mut answers: async_nats::Subscriber,
+    mut queued: mpsc::Receiver<Subject>,
+) {
+    let mut pending: HashMap<u64, Pending> = HashMap::new();
+    let mut last = 0_u64;
+    let mut open = true;
+    let mut look = tokio::time::interval(ANSWER_DEADLINE / 5);
+    while open || !pending.is_empty() {
+        tokio::select! {
+            answer = answers.next() => {
+                let Some(answer) = answer else { return };
+                let token = answer.subject.rsplit('.').next().and_then(|it| it.parse().ok());
+                token.and_then(|token: u64| pending.remove(&token));
+            }
+            reply = queued.recv(), if open && pending.len() < QUEUED_MAX => match reply {
+                None => open = false,
+                Some(reply) => {
+                    last += 1;
+                    send(&nats, &inbox, last, &reply).await;
+                    pending.insert(last, Pending { reply, sent_at: Instant::now(), sent: 1 });
+                }
+            },
+            _ = look.tick() => {
+                pending.retain(|_, it| it.sent < SENT_MAX || it.sent_at.elapsed() < ANSWER_DEADLINE);
+                for (token, it) in &mut pending {
+                    if it.sent_at.elapsed() >= ANSWER_DEADLINE {
+                        send(&nats, &inbox, *token, &it.reply).await;
+                        (it.sent, it.sent_at) = (it.sent + 1, Instant::now());
+                    }
+                }
+            }
+        }
+    }
+}
+
+async fn send(nats: &Client, inbox: &str, token: u64, reply: &Subject) {
+    let answer_to = format!("{inbox}.{token}");
+    let sent = nats.publish_with_reply(reply.clone(), answer_to, Bytes::from_static(b"+ACK")).await;
+    if let Err(error) = sent {
+        warn!(%error, "could not send an acknowledgement");
+    }
+}
