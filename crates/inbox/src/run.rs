@@ -157,9 +157,10 @@ impl<W: Work> Engine<W> {
             counts,
         };
         let (summary, (), (), ()) = tokio::join!(
-            session.run(&self.shutdown),
-            source.run(fed.clone(), wanted.clone()),
-            redrive.run(fed.clone(), wanted.clone()),
+            // They are large, and polled in turns.
+            Box::pin(session.run(&self.shutdown)),
+            Box::pin(source.run(fed.clone(), wanted.clone())),
+            Box::pin(redrive.run(fed.clone(), wanted.clone())),
             strays.run(fed, wanted),
         );
         Ok(summary)
