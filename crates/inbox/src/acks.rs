@@ -14,6 +14,9 @@ use crate::Error;
 /// Waiting to be sent; beyond, the sender waits.
 const QUEUED_MAX: usize = 4096;
 
+/// Sent together, with one answer for all.
+const TOGETHER_MAX: usize = 256;
+
 /// After this an acknowledgement is sent again.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(5);
 

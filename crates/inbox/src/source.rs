@@ -29,6 +29,9 @@ use crate::message::Message;
 /// Messages asked for at a time.
 const PULLED_MAX: usize = 256;
 
+/// Nothing is asked for while there is room for less: each request costs a round trip.
+const PULLED_MIN: usize = 64;
+
 /// Bytes asked for at a time.
 const PULLED_BYTES_MAX: usize = 16 * 1024 * 1024;
 
@@ -123,7 +126,8 @@ impl Source {
     ) {
         let mut behind = true;
         loop {
-            let Ok(room) = room.wait_for(|room| *room > 0).await.map(|room| *room) else { return };
+            let room = room.wait_for(|room| *room >= PULLED_MIN).await;
+            let Ok(room) = room.map(|room| *room) else { return };
             let result = async {
                 if behind {
                     self.read_outstanding(&feed).await?;
