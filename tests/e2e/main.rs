@@ -2,6 +2,7 @@
 
 mod batches;
 mod broker_faults;
+mod chaos;
 mod commands;
 mod commits;
 mod confirmation;
@@ -15,6 +16,7 @@ mod keyed;
 mod payloads;
 mod poison;
 mod postgres_faults;
+mod replicas;
 mod routes;
 mod scanner;
 mod schema;

@@ -5,6 +5,7 @@ mod inbox;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::PossibleValuesParser;
 use clap::{ArgAction, Args, Parser, Subcommand};
 
 use crate::config::{LogFormat, Sources};
@@ -129,6 +130,12 @@ pub(crate) enum Command {
     /// removes all of it at the end; nothing that is configured is looked at. Ctrl-C ends it early.
     /// Fails if an event was lost, doubled, or out of order, or did not have exactly one effect.
     Demo(DemoArgs),
+    /// Break things on purpose, under load, and check that every event arrived once and in order
+    ///
+    /// Starts throw-away servers as `demo` does and relays as processes that are killed and paused.
+    /// `all` runs every scenario, `soak` mixes faults at random. Fails if an event was lost, doubled,
+    /// out of order, or never committed; then it keeps the logs and says where.
+    Chaos(ChaosArgs),
 }
 
 /// Arguments of `setup`.
@@ -196,6 +203,27 @@ pub(crate) struct DemoArgs {
     /// Leave the servers running, and say how to reach them
     #[arg(long)]
     pub(crate) keep: bool,
+}
+
+/// Arguments of `chaos`.
+#[derive(Debug, Args)]
+pub(crate) struct ChaosArgs {
+    /// What to do: a name from --list, `all`, or `soak`
+    #[arg(required_unless_present = "list", hide_possible_values = true,
+          value_parser = PossibleValuesParser::new(crate::chaos::names()))]
+    pub(crate) scenario: Option<String>,
+    /// Show the scenarios, and what each proves
+    #[arg(long, exclusive = true)]
+    pub(crate) list: bool,
+    /// How long the soak goes on; one minute if not given
+    #[arg(long = "for", value_name = "DURATION", value_parser = duration)]
+    pub(crate) duration: Option<Duration>,
+    /// Repeat a run: fixes the load and the faults of the soak, though not how they interleave
+    #[arg(long, value_name = "N")]
+    pub(crate) seed: Option<u64>,
+    /// Print the ledger as one JSON object, for each scenario
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 fn duration(text: &str) -> Result<Duration, String> {

@@ -7,6 +7,7 @@ mod setup;
 mod slot;
 mod status;
 
+use crate::chaos;
 use crate::cli::Command;
 use crate::config::Settings;
 
@@ -19,5 +20,6 @@ pub(crate) async fn run(command: Command, settings: Settings) -> anyhow::Result<
         Command::Inbox(args) => inbox::run(&args.command, &settings).await,
         Command::Slot(command) => slot::run(&command, &settings).await,
         Command::Demo(args) => demo::run(&args).await,
+        Command::Chaos(args) => chaos::run(&args).await,
     }
 }

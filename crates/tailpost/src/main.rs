@@ -1,6 +1,7 @@
 //! The `tailpost` binary: reads the command line and the configuration, and runs one command.
 
 mod admin;
+mod chaos;
 mod cli;
 mod commands;
 mod config;
@@ -34,7 +35,9 @@ fn run(cli: cli::Cli) -> anyhow::Result<()> {
     let load = || config::Settings::load(&cli.sources());
     let (settings, verbosity) = match cli.command {
         // Runs anywhere, whatever is configured for other servers, and draws its own picture.
-        cli::Command::Demo(_) => (config::Settings::default(), cli.global.verbosity().of_demo()),
+        cli::Command::Demo(_) | cli::Command::Chaos(_) => {
+            (config::Settings::default(), cli.global.verbosity().of_demo())
+        }
         cli::Command::Status(_) => (load()?, cli.global.verbosity().of_status()),
         cli::Command::Inbox(ref args) if !matches!(args.command, cli::InboxCommand::Run(_)) => {
             (load()?, cli.global.verbosity().of_status())

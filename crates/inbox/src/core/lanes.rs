@@ -59,6 +59,8 @@ pub(crate) struct Lanes {
     waiting: BTreeSet<(Instant, u64)>,
     /// The first events, of those in `ready`, that have to be alone.
     alone: BTreeSet<u64>,
+    /// Taken, and nothing else is until it has its end.
+    alone_at_work: Option<u64>,
     busy: usize,
     bytes: usize,
 }
@@ -123,12 +125,13 @@ impl Lanes {
     /// be among them, in order; otherwise they are of different aggregates.
     pub(crate) fn take(&mut self, max: usize) -> Vec<Item> {
         let mut taken = Vec::new();
-        if max == 0 {
+        if max == 0 || self.alone_at_work.is_some() {
             return taken;
         }
         if let Some(&seq) = self.alone.first() {
             // Everything else waits until it has had its turn.
             if self.busy == 0 {
+                self.alone_at_work = Some(seq);
                 self.take_from(self.ready[&seq], 1, &mut HashSet::new(), &mut taken);
             }
             return taken;
@@ -185,6 +188,7 @@ impl Lanes {
         let lane = self.lanes.get_mut(&key).expect("known");
         let slot = lane.taken.iter_mut().find(|(taken, _)| *taken == seq).expect("it was taken");
         let item = slot.1.as_mut().expect("settled once");
+        self.alone_at_work = self.alone_at_work.filter(|alone| *alone != seq);
         let mut reply = None;
         match ending {
             Ending::Settled => {

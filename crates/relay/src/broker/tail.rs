@@ -1,12 +1,14 @@
 //! The end of the stream, read through its leader.
 
-use async_nats::jetstream::context::Context;
+use async_nats::Client;
+use async_nats::jetstream;
 use async_nats::jetstream::message::StreamMessage;
 use async_nats::jetstream::stream::{Info, LastRawMessageErrorKind, Stream};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use outbox::wire;
 use pgoutput::Lsn;
 
+use super::leave_server;
 use crate::core::{Tail, TailMessage};
 use crate::error::Error;
 
@@ -26,6 +28,7 @@ const WAY_BACK_MAX: u64 = 1_000_000;
 /// published again.
 #[derive(Clone)]
 pub(crate) struct TailReader {
+    client: Client,
     stream: Stream<()>,
 }
 
@@ -43,17 +46,35 @@ pub(crate) struct WayBack {
 }
 
 impl TailReader {
-    pub(crate) async fn new(context: &Context, stream: &str) -> Result<Self, Error> {
-        let stream = context
+    pub(crate) async fn new(client: &Client, stream: &str) -> Result<Self, Error> {
+        let stream = jetstream::new(client.clone())
             .get_stream_no_info(stream)
             .await
             .map_err(Error::jetstream("address the stream"))?;
-        Ok(Self { stream })
+        Ok(Self { client: client.clone(), stream })
+    }
+
+    /// Leaves the server that this reads through for another one of its cluster, if one is known.
+    pub(crate) async fn leave_server(&self) {
+        leave_server(&self.client).await;
     }
 
     /// The stream's configuration and state, as its leader knows them.
+    ///
+    /// Without a leader a replica answers for itself, and may lack what others have stored: that is
+    /// an error here.
     pub(crate) async fn info(&self) -> Result<Info, Error> {
-        self.stream.get_info().await.map_err(Error::jetstream("read the stream's state"))
+        let info =
+            self.stream.get_info().await.map_err(Error::jetstream("read the stream's state"))?;
+        match &info.cluster {
+            Some(cluster) if cluster.leader.as_ref().is_none_or(String::is_empty) => {
+                Err(Error::JetStream {
+                    doing: "read the stream's state",
+                    source: "it has no leader now".into(),
+                })
+            }
+            _ => Ok(info),
+        }
     }
 
     /// Everything from sequence `from` to the end. Others may have written any number of messages

@@ -55,6 +55,7 @@ pub(super) enum Done {
     ScanMarked(u64),
     ScanClosed,
     Heartbeat,
+    LeftServer,
     /// The slot may be confirmed up to here.
     Held(Lsn),
     Looked(SlotHealth),
@@ -137,6 +138,14 @@ pub(super) fn park(store: Arc<Store>, index: u64, event: Box<Event>, reason: Str
     job(async move {
         let row_was_there = store.park(&event, &reason).await?;
         Ok(Done::Parked { index, row_was_there })
+    })
+}
+
+/// Goes to another server of the broker's cluster.
+pub(super) fn leave_server(tail: TailReader) -> Job {
+    job(async move {
+        tail.leave_server().await;
+        Ok(Done::LeftServer)
     })
 }
 
