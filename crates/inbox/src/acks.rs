@@ -1,6 +1,7 @@
 //! Acknowledgements that are known to have arrived.
 
 use std::collections::HashMap;
+use std::mem;
 use std::time::{Duration, Instant};
 
 use async_nats::{Client, Subject};
@@ -14,6 +15,9 @@ use crate::Error;
 /// Waiting to be sent; beyond, the sender waits.
 const QUEUED_MAX: usize = 4096;
 
+/// Sent together, with one answer for all.
+const TOGETHER_MAX: usize = 256;
+
 /// After this an acknowledgement is sent again.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(5);
 
@@ -25,13 +29,17 @@ const FLUSH_DEADLINE: Duration = Duration::from_secs(3);
 
 /// Sends acknowledgements and sees to it that the server has them (JetStream's double ack), many at
 /// a time on one subscription.
+///
+/// Of those that are sent together only the last asks for an answer: the server takes them in order,
+/// so it has the others as well. If a connection that breaks swallows some of them and not the last,
+/// these events come again, and are known.
 pub(crate) struct Acks {
     sender: mpsc::Sender<Subject>,
     task: tokio::task::JoinHandle<()>,
 }
 
 struct Pending {
-    reply: Subject,
+    replies: Vec<Subject>,
     sent_at: Instant,
     sent: u32,
 }
@@ -68,6 +76,7 @@ async fn confirm(
 ) {
     let mut pending: HashMap<u64, Pending> = HashMap::new();
     let mut last = 0_u64;
+    let mut replies = Vec::new();
     let mut open = true;
     let mut look = tokio::time::interval(ANSWER_DEADLINE / 5);
     while open || !pending.is_empty() {
@@ -77,19 +86,23 @@ async fn confirm(
                 let token = answer.subject.rsplit('.').next().and_then(|it| it.parse().ok());
                 token.and_then(|token: u64| pending.remove(&token));
             }
-            reply = queued.recv(), if open && pending.len() < QUEUED_MAX => match reply {
-                None => open = false,
-                Some(reply) => {
-                    last += 1;
-                    send(&nats, &inbox, last, &reply).await;
-                    pending.insert(last, Pending { reply, sent_at: Instant::now(), sent: 1 });
+            count = queued.recv_many(&mut replies, TOGETHER_MAX),
+                if open && pending.len() < QUEUED_MAX =>
+            {
+                if count == 0 {
+                    open = false;
+                    continue;
                 }
-            },
+                last += 1;
+                let replies = mem::take(&mut replies);
+                send(&nats, &inbox, last, &replies).await;
+                pending.insert(last, Pending { replies, sent_at: Instant::now(), sent: 1 });
+            }
             _ = look.tick() => {
                 pending.retain(|_, it| it.sent < SENT_MAX || it.sent_at.elapsed() < ANSWER_DEADLINE);
                 for (token, it) in &mut pending {
                     if it.sent_at.elapsed() >= ANSWER_DEADLINE {
-                        send(&nats, &inbox, *token, &it.reply).await;
+                        send(&nats, &inbox, *token, &it.replies).await;
                         (it.sent, it.sent_at) = (it.sent + 1, Instant::now());
                     }
                 }
@@ -98,10 +111,16 @@ async fn confirm(
     }
 }
 
-async fn send(nats: &Client, inbox: &str, token: u64, reply: &Subject) {
-    let answer_to = format!("{inbox}.{token}");
-    let sent = nats.publish_with_reply(reply.clone(), answer_to, Bytes::from_static(b"+ACK")).await;
-    if let Err(error) = sent {
-        warn!(%error, "could not send an acknowledgement");
+async fn send(nats: &Client, inbox: &str, token: u64, replies: &[Subject]) {
+    const ACK: Bytes = Bytes::from_static(b"+ACK");
+    let Some((last, others)) = replies.split_last() else { return };
+    let sent = async {
+        for reply in others {
+            nats.publish(reply.clone(), ACK).await?;
+        }
+        nats.publish_with_reply(last.clone(), format!("{inbox}.{token}"), ACK).await
+    };
+    if let Err(error) = sent.await {
+        warn!(%error, "could not send acknowledgements");
     }
 }

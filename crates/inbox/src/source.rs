@@ -29,6 +29,9 @@ use crate::message::Message;
 /// Messages asked for at a time.
 const PULLED_MAX: usize = 256;
 
+/// Nothing is asked for while there is room for less: each request costs a round trip.
+const PULLED_MIN: usize = 64;
+
 /// Bytes asked for at a time.
 const PULLED_BYTES_MAX: usize = 16 * 1024 * 1024;
 
@@ -123,7 +126,8 @@ impl Source {
     ) {
         let mut behind = true;
         loop {
-            let Ok(room) = room.wait_for(|room| *room > 0).await.map(|room| *room) else { return };
+            let room = room.wait_for(|room| *room >= PULLED_MIN).await;
+            let Ok(room) = room.map(|room| *room) else { return };
             let result = async {
                 if behind {
                     self.read_outstanding(&feed).await?;
@@ -148,9 +152,10 @@ impl Source {
         let mut messages = messages.map_err(Error::jetstream(PULLING))?;
         while let Some(message) = messages.next().await {
             let message = message.map_err(Error::jetstream(PULLING))?;
-            let info = message.info().map_err(Error::jetstream(PULLING))?;
-            let (seq, redelivered) = (info.consumer_sequence, info.delivered > 1);
-            let (reply, message) = (message.reply.clone(), understood(&message, &info));
+            let place = Place::of(&message.info().map_err(Error::jetstream(PULLING))?);
+            let (seq, redelivered) = (place.consumer_seq, place.redelivered);
+            let reply = message.reply.clone();
+            let message = self.understood(message.message, &place);
             let unusual = redelivered || message.event.is_err();
             let path = if unusual { Path::Careful } else { Path::Fast };
             let delivered = Delivered { message: Arc::new(message), reply, path };
@@ -193,13 +198,13 @@ impl Source {
             let message = message.map_err(Error::jetstream(READING))?;
             let Some(message) = message else { break };
             let message = message.map_err(Error::jetstream(READING))?;
-            let info = message.info().map_err(Error::jetstream(READING))?;
-            if info.stream_sequence > last {
+            let place = Place::of(&message.info().map_err(Error::jetstream(READING))?);
+            if place.stream_seq > last {
                 break;
             }
             count += 1;
-            let is_last = info.stream_sequence == last || info.pending == 0;
-            let message = Arc::new(understood(&message, &info));
+            let is_last = place.stream_seq == last || place.pending == 0;
+            let message = Arc::new(self.understood(message.message, &place));
             let delivered = Delivered { message, reply: None, path: Path::Careful };
             if feed.send(delivered).await.is_err() || is_last {
                 break;
@@ -207,6 +212,13 @@ impl Source {
         }
         info!(consumer = self.name, count, "read from the stream what was delivered before");
         Ok(())
+    }
+
+    fn understood(&self, message: async_nats::Message, place: &Place) -> Message {
+        let async_nats::Message { subject, headers, payload, .. } = message;
+        let (headers, stream) = (headers.unwrap_or_default(), &self.stream.cached_info().config);
+        let (stream, seq, at) = (&stream.name, place.stream_seq, place.stored_at);
+        Message::new(subject.to_string(), headers, payload, stream, seq, at)
     }
 }
 
@@ -233,17 +245,27 @@ fn durable(config: &Config) -> pull::Config {
     }
 }
 
-fn understood(message: &async_nats::Message, info: &jetstream::message::Info<'_>) -> Message {
-    let stored_at = info.published;
-    let stored_at = Timestamp::from_nanosecond(stored_at.unix_timestamp_nanos());
-    Message::new(
-        message.subject.to_string(),
-        message.headers.clone().unwrap_or_default(),
-        message.payload.clone(),
-        info.stream,
-        info.stream_sequence,
-        rounded(stored_at.unwrap_or_default()),
-    )
+/// What a delivery says about itself.
+struct Place {
+    consumer_seq: u64,
+    stream_seq: u64,
+    stored_at: Timestamp,
+    redelivered: bool,
+    /// Messages behind it.
+    pending: u64,
+}
+
+impl Place {
+    fn of(info: &jetstream::message::Info<'_>) -> Self {
+        let stored_at = Timestamp::from_nanosecond(info.published.unix_timestamp_nanos());
+        Self {
+            consumer_seq: info.consumer_sequence,
+            stream_seq: info.stream_sequence,
+            stored_at: rounded(stored_at.unwrap_or_default()),
+            redelivered: info.delivered > 1,
+            pending: info.pending,
+        }
+    }
 }
 
 /// The column keeps microseconds, and a key that is rounded there would not be found again.

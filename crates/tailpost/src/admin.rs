@@ -1,7 +1,8 @@
 //! The HTTP server for operators: health, metrics, status.
 //!
 //! It only reads what the engines publish through their `watch` channels, so a slow scrape holds
-//! nothing up, and it answers whatever the dependencies do.
+//! nothing up, and it answers whatever the dependencies do. Only what is about dead letters asks the
+//! database, on connections of its own.
 
 mod inbox;
 mod metrics;
@@ -23,13 +24,13 @@ use tokio_util::sync::CancellationToken;
 use tower_http::timeout::TimeoutLayer;
 use tracing::{info, warn};
 
-pub(crate) use self::inbox::{Inbox, Sample};
+pub(crate) use self::inbox::{Desk, Inbox, Sample};
 pub(crate) use self::relay::Relay;
 
 const JSON: &str = "application/json";
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// For those who look around.
-const PATHS: &str = "there are /livez, /readyz, /metrics, and /api/v1/status\n";
+const PATHS: &str = "there are /livez, /readyz, /metrics, /api/v1/status";
 /// How long requests under way may take once the engine has stopped.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -41,6 +42,14 @@ pub(crate) trait Engine: Send + Sync + 'static {
     fn metrics(&self) -> Result<String, std::fmt::Error>;
     /// All that it knows about itself, as JSON.
     fn status(&self) -> anyhow::Result<String>;
+    /// What can be asked of it beyond that, below `/api/v1`.
+    fn api(&self) -> Router<Admin> {
+        Router::new()
+    }
+    /// Where that is, to go on with a list of paths.
+    fn api_paths(&self) -> &'static str {
+        ""
+    }
 }
 
 /// What the server shows, and to whom.
@@ -112,12 +121,17 @@ fn router(admin: Admin) -> Router {
     Router::new()
         .route("/metrics", get(metrics))
         .route("/api/v1/status", get(status))
+        .merge(admin.engine.api())
         .route_layer(middleware::from_fn_with_state(admin.clone(), authorize))
         .route("/livez", get(livez))
         .route("/readyz", get(readyz))
-        .fallback(async || (StatusCode::NOT_FOUND, PATHS))
+        .fallback(paths)
         .layer(TimeoutLayer::with_status_code(StatusCode::GATEWAY_TIMEOUT, REQUEST_TIMEOUT))
         .with_state(admin)
+}
+
+async fn paths(State(admin): State<Admin>) -> (StatusCode, String) {
+    (StatusCode::NOT_FOUND, format!("{PATHS}{}\n", admin.engine.api_paths()))
 }
 
 /// That this is answered at all is the answer. A restart mends no outage of a dependency.

@@ -10,9 +10,9 @@ use crate::config;
 use crate::refusal::Refusal;
 
 const FAILED: u8 = 1;
-const NOT_FOUND: u8 = 3;
-const REFUSED: u8 = 4;
-const UNREACHABLE: u8 = 5;
+pub(crate) const NOT_FOUND: u8 = 3;
+pub(crate) const REFUSED: u8 = 4;
+pub(crate) const UNREACHABLE: u8 = 5;
 const BAD_CONFIGURATION: u8 = 78;
 
 /// Prints the error with its causes, and what can be done about it.
@@ -25,7 +25,12 @@ pub(crate) fn report(error: &anyhow::Error) {
 
 /// The code that says what kind of error it was.
 pub(crate) fn code(error: &anyhow::Error) -> ExitCode {
-    ExitCode::from(error.chain().find_map(kind).unwrap_or(FAILED))
+    ExitCode::from(number(error))
+}
+
+/// The code as a number.
+pub(crate) fn number(error: &anyhow::Error) -> u8 {
+    error.chain().find_map(kind).unwrap_or(FAILED)
 }
 
 fn kind(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
@@ -92,7 +97,8 @@ fn connect_kind(error: &connect::Error) -> u8 {
     }
 }
 
-fn hint(error: &anyhow::Error) -> Option<String> {
+/// What can be done about it.
+pub(crate) fn hint(error: &anyhow::Error) -> Option<String> {
     error.chain().find_map(|cause| {
         if let Some(error) = cause.downcast_ref::<config::Error>() {
             return error.hint().map(str::to_owned);

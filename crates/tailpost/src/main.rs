@@ -7,6 +7,7 @@ mod commands;
 mod config;
 mod demo;
 mod exit;
+mod letter;
 mod output;
 mod refusal;
 mod shutdown;

@@ -2,6 +2,7 @@
 
 mod counted;
 mod dead_letters;
+mod dead_letters_api;
 mod example;
 mod faults;
 mod http;

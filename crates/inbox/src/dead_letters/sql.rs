@@ -20,6 +20,18 @@ pub enum Decision {
     Discard,
 }
 
+impl Decision {
+    /// As in `inbox_decisions`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Requeue => "requeue",
+            Self::Reject => "reject",
+            Self::Discard => "discard",
+        }
+    }
+}
+
 /// The statements for one schema.
 pub(super) struct Texts {
     messages: String,

@@ -1,16 +1,20 @@
 //! The consumers of an inbox process, as operators see them.
 
+mod dead_letters;
+
 use std::collections::BTreeMap;
 use std::fmt;
 
 use ::inbox::{Backlog, State, Status, Summary};
+use axum::Router;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use serde::Serialize;
 use tokio::sync::watch;
 
-use super::Engine;
+pub(crate) use self::dead_letters::Desk;
 use super::metrics::{Metrics, Sink};
+use super::{Admin, Engine};
 
 /// A gauge: its name, its help, and where its value is found.
 type Figure<T, N> = (&'static str, &'static str, fn(&T) -> N);
@@ -30,15 +34,17 @@ pub(crate) struct Sample {
 pub(crate) struct Inbox {
     consumers: Watched,
     metrics: Metrics,
+    desk: Desk,
 }
 
 impl Inbox {
     pub(crate) fn new(
         consumers: Watched,
         samples: watch::Receiver<BTreeMap<String, Sample>>,
+        desk: Desk,
     ) -> Self {
         let collector = StatusCollector { consumers: consumers.clone(), samples };
-        Self { consumers, metrics: Metrics::new([], collector) }
+        Self { consumers, metrics: Metrics::new([], collector), desk }
     }
 }
 
@@ -59,6 +65,14 @@ impl Engine for Inbox {
 
     fn status(&self) -> anyhow::Result<String> {
         crate::output::to_json(&AllStatus { consumers: snapshot(&self.consumers) })
+    }
+
+    fn api(&self) -> Router<Admin> {
+        dead_letters::routes(self.desk.clone())
+    }
+
+    fn api_paths(&self) -> &'static str {
+        ", and /api/v1/inbox/dead-letter"
     }
 }
 
@@ -185,7 +199,9 @@ mod tests {
         let sample = Sample { backlog, pending: Some(9) };
         let samples = BTreeMap::from([("mail".to_owned(), sample)]);
         let consumers = [("billing".to_owned(), watch(active)), ("mail".to_owned(), watch(status))];
-        Inbox::new(BTreeMap::from(consumers), watch::channel(samples).1)
+        let postgres = "postgres://localhost/shop".parse().expect("a URL");
+        let desk = Desk { postgres, table: outbox::Table::default() };
+        Inbox::new(BTreeMap::from(consumers), watch::channel(samples).1, desk)
     }
 
     #[test]

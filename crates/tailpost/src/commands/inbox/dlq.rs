@@ -6,11 +6,8 @@ use std::io::{BufWriter, ErrorKind, Write as _};
 use std::path::Path;
 
 use anyhow::Context;
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
 use inbox::{DeadLetter, DeadLetters, Decision, Grounds, Marked, Original, Selection};
 use serde::Serialize;
-use serde_json::value::RawValue;
 use uuid::Uuid;
 
 use crate::cli::{
@@ -18,6 +15,7 @@ use crate::cli::{
     MarkProcessedArgs,
 };
 use crate::config::Settings;
+use crate::letter::{Letter, Letters};
 use crate::output;
 use crate::refusal::Refusal;
 
@@ -73,16 +71,11 @@ struct MarkReport<'a> {
     result: Marked,
 }
 
-#[derive(Serialize)]
-struct List<'a> {
-    dead_letters: &'a [DeadLetter],
-}
-
 async fn list(letters: &DeadLetters, args: &InboxDlqListArgs) -> anyhow::Result<()> {
     let of = Selection { consumer: args.consumer.clone(), events: None };
     let found = letters.list(&of, args.limit).await?;
     if args.json {
-        output::json(&List { dead_letters: &found })
+        output::json(&Letters { dead_letters: &found })
     } else {
         output::text(&table(&found))
     }
@@ -100,7 +93,7 @@ async fn show(letters: &DeadLetters, args: &InboxDlqShowArgs) -> anyhow::Result<
         }
     };
     if args.json {
-        output::json(&Exported::of(&original, args.payload))
+        output::json(&Letter::of(&original, args.payload))
     } else {
         output::text(&details(&original, args.payload))
     }
@@ -144,7 +137,7 @@ async fn decide(
     let (affected, skipped): (Vec<_>, Vec<_>) = found.iter().partition(is_done);
     let nothing = affected.is_empty() && !target.event_ids.is_empty();
     let decided = Decided {
-        decision: name(decision),
+        decision: decision.name(),
         done: meant && !target.dry_run,
         dead_letters: affected,
         skipped,
@@ -155,7 +148,7 @@ async fn decide(
         output::text(&summary(&decided))?
     }
     if nothing {
-        return Err(Refusal::not_dead(name(decision)).into());
+        return Err(Refusal::not_dead(decision.name()).into());
     }
     if meant || target.dry_run { Ok(()) } else { Err(Refusal::unconfirmed().into()) }
 }
@@ -170,7 +163,7 @@ async fn export(letters: &DeadLetters, args: &InboxDlqExportArgs) -> anyhow::Res
     for events in events.chunks(EXPORT_BATCH) {
         let of = Selection { events: Some(events.to_vec()), ..of.clone() };
         for original in letters.originals(&of, LETTERS_MAX).await? {
-            to.line(&output::to_json(&Exported::of(&original, true))?)?;
+            to.line(&output::to_json(&Letter::of(&original, true))?)?;
         }
     }
     to.close()
@@ -210,47 +203,10 @@ impl Destination {
     }
 }
 
-/// A dead letter with what it carried.
-#[derive(Serialize)]
-struct Exported<'a> {
-    #[serde(flatten)]
-    letter: &'a DeadLetter,
-    headers: &'a serde_json::Value,
-    /// The payload, if it is JSON.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    payload: Option<Box<RawValue>>,
-    /// The payload in Base64, if it is not.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    payload_base64: Option<String>,
-}
-
-impl<'a> Exported<'a> {
-    fn of(original: &'a Original, with_payload: bool) -> Self {
-        let payload = &original.payload;
-        let json = std::str::from_utf8(payload).ok();
-        let json = json.and_then(|it| RawValue::from_string(it.trim().to_owned()).ok());
-        let other = json.is_none().then(|| STANDARD.encode(payload));
-        Self {
-            letter: &original.letter,
-            headers: &original.headers,
-            payload: json.filter(|_| with_payload),
-            payload_base64: other.filter(|_| with_payload),
-        }
-    }
-}
-
 /// Who decides.
 fn grounds(reason: Option<String>) -> Grounds {
     let user = std::env::var("USER").ok().filter(|it| !it.is_empty());
     Grounds { by: user.unwrap_or_else(|| "tailpost".into()), reason }
-}
-
-fn name(decision: Decision) -> &'static str {
-    match decision {
-        Decision::Requeue => "requeue",
-        Decision::Reject => "reject",
-        Decision::Discard => "discard",
-    }
 }
 
 fn table(letters: &[DeadLetter]) -> String {

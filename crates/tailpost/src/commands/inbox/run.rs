@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::sampler::Sampler;
-use crate::admin::{self, Admin};
+use crate::admin::{self, Admin, Desk};
 use crate::config::{Consumer, Error, Settings};
 use crate::shutdown;
 
@@ -50,7 +50,8 @@ pub(super) async fn run(settings: &Settings) -> anyhow::Result<()> {
         Some(listen) => {
             let watched = inboxes.iter().map(|(name, it)| (name.clone(), it.status())).collect();
             let (samples, sampled) = watch::channel(BTreeMap::new());
-            let admin = admin::Inbox::new(watched, sampled);
+            let desk = Desk { postgres: postgres.clone(), table: settings.table()? };
+            let admin = admin::Inbox::new(watched, sampled, desk);
             let server = admin::serve(listen, Admin::new(admin, settings.admin.token.clone()));
             let server = server.await?;
             tokio::spawn(sampler.run(samples, stop.clone()));
