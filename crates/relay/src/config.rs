@@ -40,6 +40,12 @@ pub struct Config {
     pub wal: WalConfig,
     /// How long a message may stay unacknowledged before the stream's tail is read.
     pub ack_timeout: Duration,
+    /// What becomes of later events of an aggregate of which one was parked.
+    pub on_park: OnPark,
+    /// How long dead letters are kept; `None` means forever.
+    pub dead_letter_retention: Option<Duration>,
+    /// Attempts after which an event is parked that the stream does not take, but might later.
+    pub max_attempts: u32,
 }
 
 /// How events are kept single and in order.
@@ -50,6 +56,16 @@ pub enum Mode {
     Fenced,
     /// One unacknowledged message per aggregate, deduplicated by id; the stream may be shared.
     Keyed,
+}
+
+/// What becomes of later events of an aggregate of which one was parked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OnPark {
+    /// They are published.
+    #[default]
+    Skip,
+    /// They wait, in the dead-letter table, until that one is requeued or discarded.
+    BlockKey,
 }
 
 /// What the broker is given to tell an event that it has.
@@ -166,6 +182,12 @@ impl Config {
     /// The default time that a message may stay unacknowledged.
     pub const ACK_TIMEOUT: Duration = Duration::from_secs(5);
 
+    /// The default number of attempts. They take 21 s.
+    pub const MAX_ATTEMPTS: u32 = 10;
+
+    /// How long dead letters are kept by default: 14 days.
+    pub const DEAD_LETTER_RETENTION: Duration = Duration::from_hours(14 * 24);
+
     /// What decides about an event's subject.
     pub(crate) fn routing(&self) -> Routing {
         Routing::new(self.routes.clone(), self.subject.clone())
@@ -188,6 +210,13 @@ impl Config {
         check_range("relay.window_bytes", self.window.bytes, 64 << 10, 4 << 30)?;
         check_range("relay.scan_batch", self.scan.batch, 1, 100_000)?;
         check_range("relay.mark_batch", self.mark.batch, 1, 100_000)?;
+        if self.dead_letter_retention.is_some_and(|it| it < Duration::from_hours(24)) {
+            return Err(Error::invalid("relay.dead_letter_retention", "must be at least 1d"));
+        }
+        if !(1..=1_000).contains(&self.max_attempts) {
+            let text = format!("{} is not between 1 and 1000", self.max_attempts);
+            return Err(Error::invalid("relay.max_attempts", text));
+        }
         for (setting, duration, min) in [
             ("relay.ack_timeout", self.ack_timeout, 100),
             ("relay.scan_interval", self.scan.interval, 100),
@@ -258,6 +287,9 @@ mod tests {
             mark: MarkConfig::default(),
             wal: WalConfig::default(),
             ack_timeout: Config::ACK_TIMEOUT,
+            on_park: OnPark::default(),
+            dead_letter_retention: Some(Config::DEAD_LETTER_RETENTION),
+            max_attempts: Config::MAX_ATTEMPTS,
         }
     }
 
@@ -286,6 +318,10 @@ mod tests {
         check("relay.scan_batch", |it| it.scan.batch = 0);
         check("relay.scan_interval", |it| it.scan.interval = Duration::ZERO);
         check("relay.mark_batch", |it| it.mark.batch = 0);
+        check("relay.dead_letter_retention", |it| {
+            it.dead_letter_retention = Some(Duration::from_secs(1));
+        });
+        check("relay.max_attempts", |it| it.max_attempts = 0);
         check("relay.ack_timeout", |it| it.ack_timeout = Duration::ZERO);
         check("relay.wal_limit", |it| it.wal.limit = Some(1));
         check("relay.on_wal_limit", |it| it.wal.on_limit = OnWalLimit::DropSlotAndScan);

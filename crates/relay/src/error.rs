@@ -99,6 +99,15 @@ pub enum Error {
     /// The broker refuses everything until an operator changes something.
     #[error("the broker refuses to store events: {0}")]
     Refused(String),
+    /// There is no such dead letter.
+    #[error("event {id} is no dead letter")]
+    NoDeadLetter {
+        /// The event's id.
+        id: uuid::Uuid,
+    },
+    /// It cannot be done as things are.
+    #[error("{0}")]
+    Conflict(String),
     /// The slot made the server keep more than it may.
     #[error("replication slot \"{slot}\" keeps more of the log than relay.wal_limit")]
     WalLimit {
@@ -154,6 +163,8 @@ impl Error {
             | Self::Table(_)
             | Self::Stream { .. }
             | Self::Publication { .. }
+            | Self::NoDeadLetter { .. }
+            | Self::Conflict(_)
             | Self::Refused(_) => false,
         }
     }
@@ -186,8 +197,12 @@ impl Error {
             Self::SlotBusy { .. } => {
                 Some("another relay publishes what there is: see `tailpost status`".into())
             }
+            Self::NoDeadLetter { .. } => {
+                Some("`tailpost outbox dlq list` shows those there are".into())
+            }
             Self::Stalled(_)
             | Self::PublicationChanged { .. }
+            | Self::Conflict(_)
             | Self::WalLimit { .. }
             | Self::Decode(_) => None,
         }

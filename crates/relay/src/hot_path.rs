@@ -5,20 +5,24 @@
 //! decode, row, subject, window, headers, reply subject, queue; then the answer, resolution and
 //! what is to be marked. Left out are the two clients: nothing is counted while they run.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use allocation_counter::measure;
+use async_nats::jetstream::stream;
 use bytes::{BufMut, Bytes, BytesMut};
 use outbox::Table;
 use outbox::wire::SubjectTemplate;
 use pgoutput::{Lsn, Message};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio::task::unconstrained;
 use uuid::Uuid;
 
-use crate::broker::{History, Publisher};
+use crate::broker::{self, History, Publisher};
 use crate::config::Dedup;
+use crate::connect::NatsLink;
 use crate::core::{Input, Limits, Mode, Part, Start, State, Tail};
 use crate::database::Rows;
 use crate::routing::Routing;
@@ -127,7 +131,10 @@ impl HotPath {
         let Message::Relation(relation) = Message::decode(relation()).unwrap() else { panic!() };
         rows.relation(&relation).unwrap();
         let history = History { system_id: 7_123_456_789_012_345_678, timeline: 1 };
-        let publisher = Publisher::new(client, "OUTBOX", history, Dedup::Both).await;
+        let stream = stream::Config { subjects: vec!["outbox.>".into()], ..Default::default() };
+        let (_, limits) = watch::channel(broker::Limits::of(&stream));
+        let (_, link) = watch::channel(NatsLink::default());
+        let publisher = Publisher::new(client, "OUTBOX", history, Dedup::Both, limits, link).await;
         let state = State::new(Start {
             mode: Mode::Fenced,
             limits: Limits { events: 8_192, bytes: 16 << 20 },
@@ -136,6 +143,10 @@ impl HotPath {
             resolved_before: Lsn::ZERO,
             tail: Tail::default(),
             batches: true,
+            dead: HashSet::new(),
+            parking_blocks: false,
+            max_attempts: 10,
+            seed: 1,
         });
         let (publisher, _answers) = publisher.unwrap();
         Self { rows, state, publisher, seq: 0, committed: 0, settled: 0 }

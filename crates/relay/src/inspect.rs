@@ -6,6 +6,7 @@ use tokio_postgres::Client;
 use tokio_postgres::types::PgLsn;
 
 use crate::config::Config;
+use crate::dead_letters::{DeadLetters, Filter};
 use crate::error::Error;
 use crate::report::{OutboxReport, SlotReport, StatusReport, StreamReport};
 use crate::routing::Destination;
@@ -22,7 +23,8 @@ const COUNT_MAX: i64 = 100_000;
 /// report incomplete, and the report says why.
 pub async fn inspect(config: &Config) -> Result<StatusReport, Error> {
     let (client, _connection) = config.postgres.connect("tailpost status").await?;
-    let table = config.table.companion("tailpost_state");
+    // The latest of them.
+    let table = config.table.companion("outbox_dead_letter_audit");
     let found = client.query_one("SELECT to_regclass($1) IS NOT NULL", &[&table]).await;
     if !found.map_err(Error::sql("look for the outbox"))?.get::<_, bool>(0) {
         return Err(Error::NotSetUp { missing: format!("table {table}") });
@@ -77,10 +79,12 @@ fn warn(config: &Config, report: &mut StatusReport) {
         warnings.push("the slot keeps more of the log than relay.wal_limit".into());
     }
     if report.outbox.dead_letters > 0 {
-        let table = config.table.companion("outbox_dead_letter");
         let count = report.outbox.dead_letters;
         let s = if count == 1 { "" } else { "s" };
-        warnings.push(format!("{count} dead letter{s}: see {table}"));
+        warnings.push(format!(
+            "{count} dead letter{s}: `tailpost outbox dlq list` shows them, `tailpost outbox dlq \
+             requeue` publishes them after all"
+        ));
     }
 }
 
@@ -143,9 +147,12 @@ async fn outbox(config: &Config, client: &Client) -> Result<OutboxReport, Error>
                 (SELECT count(*) FROM {dead} WHERE discarded_at IS NULL),
                 (SELECT reason FROM {dead} WHERE discarded_at IS NULL
                  ORDER BY dead_at DESC LIMIT 1),
-                ({dropped})"
+                ({dropped}),
+                (SELECT count(DISTINCT (aggregate_type, aggregate_id)) FROM {dead}
+                 WHERE blocks AND discarded_at IS NULL)"
     );
     let row = client.query_one(&sql, &[]).await.map_err(Error::sql(doing))?;
+    let overview = DeadLetters::connect(config).await?.overview(&Filter::default(), 0).await?;
     let count = |at: usize| u64::try_from(row.get::<_, i64>(at)).unwrap_or(0);
     Ok(OutboxReport {
         table: config.table.to_string(),
@@ -155,6 +162,9 @@ async fn outbox(config: &Config, client: &Client) -> Result<OutboxReport, Error>
         oldest_unpublished_seconds: row.get(1),
         dead_letters: count(2),
         latest_dead_letter_reason: row.get(3),
+        blocked_aggregates: count(4),
+        oldest_dead_letter_seconds: overview.oldest_seconds,
+        dead_letter_reasons: overview.groups,
     })
 }
 

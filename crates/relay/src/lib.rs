@@ -37,6 +37,7 @@ mod config;
 pub mod connect;
 mod core;
 mod database;
+pub mod dead_letters;
 mod error;
 #[cfg(test)]
 mod hot_path;
@@ -51,7 +52,8 @@ mod slots;
 mod status;
 
 pub use config::{
-    Config, Dedup, MarkConfig, Mode, OnWalLimit, ScanConfig, StreamConfig, WalConfig, WindowLimits,
+    Config, Dedup, MarkConfig, Mode, OnPark, OnWalLimit, ScanConfig, StreamConfig, WalConfig,
+    WindowLimits,
 };
 pub use connect::{NatsTarget, PostgresTarget};
 pub use error::Error;
@@ -61,7 +63,7 @@ pub use routing::{Destination, Glob, Route};
 pub use run::run;
 pub use setup::{SetupPlan, SetupReport, SetupStep, plan, setup};
 pub use slots::{SlotEntry, create_slot, drop_slot, slots};
-pub use status::{Latency, Role, SlotStatus, Status};
+pub use status::{BreakerState, Latency, Role, SlotStatus, Status};
 
 /// An error and what caused it, in one line. For logs; a terminal gets the chain.
 fn describe(error: &Error) -> String {

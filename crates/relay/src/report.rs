@@ -1,5 +1,6 @@
 use serde::Serialize;
 
+use crate::dead_letters::Group;
 use crate::error::Error;
 
 /// What `tailpost status` tells: the state that both servers keep, whether a relay runs or not.
@@ -65,6 +66,12 @@ pub struct OutboxReport {
     pub oldest_unpublished_seconds: Option<f64>,
     /// Events in the dead-letter table that nobody has discarded.
     pub dead_letters: u64,
+    /// Age of the oldest of them.
+    pub oldest_dead_letter_seconds: Option<f64>,
+    /// Why they are there, the most frequent reasons first.
+    pub dead_letter_reasons: Vec<Group>,
+    /// Aggregates whose later events wait for one of them.
+    pub blocked_aggregates: u64,
     /// Why the latest of them is there.
     pub latest_dead_letter_reason: Option<String>,
 }

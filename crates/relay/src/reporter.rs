@@ -109,6 +109,10 @@ impl Reporter {
         status.resyncs_total = base.resyncs_total + counts.resyncs;
         status.batches_total = base.batches_total + counts.batches;
         status.foreign_total = base.foreign_total + counts.foreign;
+        status.outages_total = base.outages_total + counts.outages;
+        status.deferred_total = base.deferred_total + counts.deferred;
+        (status.breaker, status.breaker_retry_in) = state.breaker();
+        status.breaker_opened_total = base.breaker_opened_total + state.breaker_opened();
         status.marked_total = base.marked_total + marks.marked;
         status.swept_total = base.swept_total + marks.swept;
         status.unlogged_total = base.unlogged_total + marks.unlogged;

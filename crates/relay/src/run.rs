@@ -11,6 +11,7 @@ use tracing::{error, info, warn};
 
 use crate::broker::leave_server;
 use crate::config::{Config, OnWalLimit};
+use crate::connect::NatsLink;
 use crate::database::Store;
 use crate::describe;
 use crate::error::Error;
@@ -85,7 +86,7 @@ pub async fn run(
         if started.elapsed() > SESSION_GOOD_AFTER {
             pause = PAUSE_MIN;
         }
-        if let (Error::JetStream { .. }, Some(client)) = (&error, &client)
+        if let (Error::JetStream { .. }, Some((client, _))) = (&error, &client)
             && pause > STRANDED_AFTER
         {
             leave_server(client).await;
@@ -106,21 +107,21 @@ pub async fn run(
 
 async fn session(
     config: &Arc<Config>,
-    client: &mut Option<Client>,
+    client: &mut Option<(Client, watch::Receiver<NatsLink>)>,
     once: bool,
     stop: &CancellationToken,
     reporter: &mut Reporter,
 ) -> Result<(), Error> {
     let opened = async {
-        let client = match client {
+        let (client, link) = match client {
             Some(client) => client,
             None => {
                 let (connected, link) = config.nats.connect_watched("tailpost").await?;
-                reporter.watch(link);
-                client.insert(connected)
+                reporter.watch(link.clone());
+                client.insert((connected, link))
             }
         };
-        Session::open(config, client, once).await
+        Session::open(config, client, link.clone(), once).await
     };
     let session = tokio::select! {
         // First, so that no attempt is made any more.

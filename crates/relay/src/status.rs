@@ -64,6 +64,17 @@ pub struct Status {
     pub last_progress: Option<Instant>,
     /// From the commit in PostgreSQL to the acknowledgement by the broker.
     pub commit_to_ack: Latency,
+    /// Whether the broker is tried.
+    pub breaker: BreakerState,
+    /// Time to the next attempt, while the breaker is open.
+    #[serde(rename = "breaker_retry_in_seconds", serialize_with = "seconds")]
+    pub breaker_retry_in: Option<Duration>,
+    /// How often the breaker opened.
+    pub breaker_opened_total: u64,
+    /// Failures that were nobody's fault but the broker's.
+    pub outages_total: u64,
+    /// Attempts at events that failed and are repeated later.
+    pub deferred_total: u64,
     /// Why the last session ended, or why the present one does not get on.
     pub last_error: Option<String>,
 }
@@ -127,6 +138,19 @@ impl Role {
     }
 }
 
+/// Whether a broker that failed is tried again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BreakerState {
+    /// All is well.
+    #[default]
+    Closed,
+    /// One attempt is under way.
+    HalfOpen,
+    /// Nothing is tried before a time.
+    Open,
+}
+
 /// A histogram of durations with fixed bounds, cheap to copy.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub struct Latency {
@@ -157,6 +181,10 @@ impl Latency {
 
 fn text<S: Serializer>(lsn: &Lsn, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(lsn)
+}
+
+fn seconds<S: Serializer>(time: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
+    time.map(|it| it.as_secs_f64()).serialize(serializer)
 }
 
 fn age<S: Serializer>(at: &Option<Instant>, serializer: S) -> Result<S::Ok, S::Error> {

@@ -4,6 +4,7 @@
 //! nothing up, and it answers whatever the dependencies do. Only what is about dead letters asks the
 //! database, on connections of its own.
 
+pub(crate) mod dead_letters;
 mod inbox;
 mod metrics;
 mod relay;
@@ -18,6 +19,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use futures_util::future::BoxFuture;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -40,6 +42,10 @@ pub(crate) trait Engine: Send + Sync + 'static {
     fn readiness(&self) -> (bool, String);
     /// In the form of [`metrics::CONTENT_TYPE`].
     fn metrics(&self) -> Result<String, std::fmt::Error>;
+    /// Asks for what the metrics need beyond what the engine reports.
+    fn look(&self) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::ready(()))
+    }
     /// All that it knows about itself, as JSON.
     fn status(&self) -> anyhow::Result<String>;
     /// What can be asked of it beyond that, below `/api/v1`.
@@ -146,6 +152,7 @@ async fn readyz(State(admin): State<Admin>) -> Response {
 }
 
 async fn metrics(State(admin): State<Admin>) -> Response {
+    admin.engine.look().await;
     match admin.engine.metrics() {
         Ok(text) => ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response(),
         Err(error) => {

@@ -1,5 +1,6 @@
 //! The command line. The help texts are the reference for it.
 
+pub(crate) mod dlq;
 mod inbox;
 
 use std::path::PathBuf;
@@ -121,6 +122,9 @@ pub(crate) enum Command {
     Status(StatusArgs),
     /// Take events from the stream and give each one effect, and decide about those that failed
     Inbox(InboxArgs),
+    /// Find and mend what cannot be published
+    #[command(subcommand)]
+    Outbox(Box<dlq::OutboxCommand>),
     /// List the replication slots; create the relay's, or drop it
     #[command(subcommand)]
     Slot(SlotCommand),

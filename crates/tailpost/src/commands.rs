@@ -1,6 +1,7 @@
 //! One file per command; what they do is in the libraries.
 
 mod demo;
+pub(crate) mod dlq;
 mod inbox;
 mod relay;
 mod setup;
@@ -9,6 +10,7 @@ mod status;
 
 use crate::chaos;
 use crate::cli::Command;
+use crate::cli::dlq::OutboxCommand;
 use crate::config::Settings;
 
 /// Runs one command to its end.
@@ -18,6 +20,10 @@ pub(crate) async fn run(command: Command, settings: Settings) -> anyhow::Result<
         Command::Relay(args) => relay::run(&args, &settings).await,
         Command::Status(args) => status::run(&args, &settings).await,
         Command::Inbox(args) => inbox::run(&args.command, &settings).await,
+        Command::Outbox(command) => {
+            let OutboxCommand::Dlq(command) = &*command;
+            dlq::run(command, &settings).await
+        }
         Command::Slot(command) => slot::run(&command, &settings).await,
         Command::Demo(args) => demo::run(&args).await,
         Command::Chaos(args) => chaos::run(&args).await,

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use relay::connect::{NatsAccess, PostgresTls};
 use relay::{
-    Config, Dedup, MarkConfig, Mode, NatsTarget, PostgresTarget, ScanConfig, StreamConfig,
+    Config, Dedup, MarkConfig, Mode, NatsTarget, OnPark, PostgresTarget, ScanConfig, StreamConfig,
     WalConfig, WindowLimits,
 };
 
@@ -68,6 +68,9 @@ pub(crate) struct RelaySettings {
     pub(crate) subject: outbox::wire::SubjectTemplate,
     pub(crate) window: WindowLimits,
     pub(crate) ack_timeout: Duration,
+    pub(crate) on_park: OnPark,
+    pub(crate) dead_letter_retention: Option<Duration>,
+    pub(crate) max_attempts: u32,
     pub(crate) scan: ScanConfig,
     pub(crate) mark: MarkConfig,
     pub(crate) wal: WalConfig,
@@ -120,6 +123,9 @@ impl Default for Settings {
                     .expect("the default template is valid"),
                 window: WindowLimits::default(),
                 ack_timeout: Config::ACK_TIMEOUT,
+                on_park: OnPark::default(),
+                dead_letter_retention: Some(Config::DEAD_LETTER_RETENTION),
+                max_attempts: Config::MAX_ATTEMPTS,
                 scan: ScanConfig::default(),
                 mark: MarkConfig::default(),
                 wal: WalConfig::default(),
@@ -184,6 +190,9 @@ impl Settings {
             mark: self.relay.mark,
             wal: self.relay.wal,
             ack_timeout: self.relay.ack_timeout,
+            on_park: self.relay.on_park,
+            dead_letter_retention: self.relay.dead_letter_retention,
+            max_attempts: self.relay.max_attempts,
         };
         config.validate().map_err(|source| self.blame("", source))?;
         Ok(config)

@@ -6,6 +6,8 @@ use relay::connect;
 use tokio_postgres::error::SqlState;
 
 use crate::admin::ListenError;
+use crate::commands::dlq::DlqError;
+use crate::commands::dlq::client::ApiError;
 use crate::config;
 use crate::refusal::Refusal;
 
@@ -13,6 +15,7 @@ const FAILED: u8 = 1;
 pub(crate) const NOT_FOUND: u8 = 3;
 pub(crate) const REFUSED: u8 = 4;
 pub(crate) const UNREACHABLE: u8 = 5;
+const TIMED_OUT: u8 = 6;
 const BAD_CONFIGURATION: u8 = 78;
 
 /// Prints the error with its causes, and what can be done about it.
@@ -49,19 +52,26 @@ fn kind(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
     if let Some(error) = error.downcast_ref::<inbox::Error>() {
         return inbox_kind(error);
     }
+    if let Some(error) = error.downcast_ref::<ApiError>() {
+        return Some(api_kind(error));
+    }
+    if let Some(error) = error.downcast_ref::<DlqError>() {
+        return Some(if matches!(error, DlqError::NotYet { .. }) { TIMED_OUT } else { REFUSED });
+    }
     error.downcast_ref::<connect::Error>().map(connect_kind)
 }
 
 fn relay_kind(error: &relay::Error) -> u8 {
     match error {
         relay::Error::Connect(error) => connect_kind(error),
-        relay::Error::NotSetUp { .. } => NOT_FOUND,
+        relay::Error::NotSetUp { .. } | relay::Error::NoDeadLetter { .. } => NOT_FOUND,
         relay::Error::SlotBusy { .. }
         | relay::Error::SlotForeign { .. }
         | relay::Error::SlotElsewhere { .. }
         | relay::Error::Stream { .. }
         | relay::Error::Publication { .. }
         | relay::Error::PublicationChanged { .. }
+        | relay::Error::Conflict(_)
         | relay::Error::Refused(_)
         | relay::Error::Table(_) => REFUSED,
         other if other.is_forbidden() => REFUSED,
@@ -84,6 +94,20 @@ fn inbox_kind(error: &inbox::Error) -> Option<u8> {
         inbox::Error::Sql { .. } if error.is_transient() => Some(UNREACHABLE),
         inbox::Error::Sql { .. } => Some(REFUSED),
         _ => None,
+    }
+}
+
+fn api_kind(error: &ApiError) -> u8 {
+    match error {
+        ApiError::Off | ApiError::Unreachable { .. } => UNREACHABLE,
+        ApiError::Silent { .. } => TIMED_OUT,
+        ApiError::Refused { status, .. } => match status.as_u16() {
+            400 | 401 | 409 | 422 => REFUSED,
+            404 => NOT_FOUND,
+            503 => UNREACHABLE,
+            504 => TIMED_OUT,
+            _ => FAILED,
+        },
     }
 }
 
@@ -114,6 +138,9 @@ pub(crate) fn hint(error: &anyhow::Error) -> Option<String> {
         }
         if let Some(hint) = cause.downcast_ref::<inbox::Error>().and_then(inbox::Error::hint) {
             return Some(hint.into());
+        }
+        if let Some(error) = cause.downcast_ref::<ApiError>() {
+            return error.hint();
         }
         cause.downcast_ref::<connect::Error>().and_then(connect::Error::hint)
     })

@@ -107,8 +107,17 @@ fn understand<'a>(message: &'a Message, stream: &str) -> Meaning<'a> {
     Meaning::Stored(ack)
 }
 
-/// What follows from a JetStream error code. The codes are those of nats-server's errors.json;
-/// what they come from is in `reference` order: guard, message, configuration, the rest is outage.
+/// What follows from a JetStream error code: the four classes of failures.
+///
+/// | class | what follows |
+/// |---|---|
+/// | guard | the prediction was wrong: the tail is read, the rest is sent again |
+/// | message | this event can never be stored: it is parked |
+/// | configuration | nothing can be stored until an operator changes something: the relay stops |
+/// | no batches | messages go one by one from now on |
+/// | outage | all else that may pass: nothing is counted against an event, the breaker opens |
+///
+/// The codes are those of nats-server's errors.json.
 fn classify(error: &ApiError) -> Refusal {
     let said = || format!("{} ({})", error.description, error.err_code);
     match error.err_code {
@@ -237,11 +246,40 @@ mod tests {
                 Refusal::Guard => "guard",
                 Refusal::Outage(_) => "outage",
                 Refusal::Message(_) => "message",
+                Refusal::OverLimit(_) | Refusal::Unwelcome(_) => "only the client says so",
                 Refusal::Configuration(_) => "configuration",
                 Refusal::NoBatches(_) => "no batches",
             }
         };
         for (code, err_code, description, expected) in [
+            (503, 10004, "cluster resource is incomplete", "outage"),
+            (503, 10006, "JetStream cluster not available", "outage"),
+            (503, 10007, "JetStream is not the leader", "outage"),
+            (503, 10010, "JetStream not enabled for account", "outage"),
+            (503, 10028, "insufficient memory resources available", "outage"),
+            (503, 10035, "JetStream not enabled for account", "outage"),
+            (503, 10039, "JetStream not enabled for account", "outage"),
+            (500, 10047, "insufficient storage resources available", "outage"),
+            (503, 10063, "last sequence mismatch", "outage"),
+            (503, 10076, "JetStream not enabled", "outage"),
+            (503, 10077, "maximum messages per subject exceeded", "outage"),
+            (500, 10118, "stream is offline", "outage"),
+            (400, 10120, "no JetStream default or applicable tiered limit present", "outage"),
+            (503, 10163, "leader not ready to check per subject sequence", "outage"),
+            (500, 10194, "stream is offline", "outage"),
+            (400, 10111, "rollup not permitted", "message"),
+            (400, 10165, "per-message TTL is invalid", "message"),
+            (400, 10166, "per-message TTL is disabled", "message"),
+            (400, 10168, "message counter increment is disabled", "message"),
+            (400, 10172, "counter is broken", "message"),
+            (400, 10188, "message schedules is disabled", "message"),
+            (400, 10193, "invalid rollup for schedule", "message"),
+            (400, 10203, "invalid source for schedule", "message"),
+            (400, 10212, "invalid schedule", "message"),
+            (400, 10223, "invalid time zone for schedule", "message"),
+            (400, 10227, "stream source header is not allowed", "message"),
+            (400, 10174, "atomic publish is disabled", "configuration"),
+            (412, 10185, "required API level is not supported", "configuration"),
             (400, 10071, "wrong last sequence: 2", "guard"),
             (400, 10164, "wrong last sequence", "guard"),
             (400, 10070, "wrong last msg ID: x", "guard"),

@@ -11,11 +11,15 @@ use bytes::Bytes;
 use futures_util::{FutureExt, SinkExt, StreamExt};
 use outbox::wire::{self, Position};
 use pgoutput::Lsn;
+use tokio::sync::watch;
 
 use super::answer;
+use super::denials::Denials;
+use super::limits::Limits;
 use super::reply::Replies;
 use crate::config::Dedup;
-use crate::core::{Input, LastPosition, Part, Send};
+use crate::connect::NatsLink;
+use crate::core::{Input, LastPosition, Part, Refusal, Send};
 use crate::error::Error;
 
 /// Answers taken at a time, so that sending and reading get their turns.
@@ -61,6 +65,8 @@ pub(crate) struct Publisher {
     position: PositionPrefix,
     statistics: Arc<Statistics>,
     connects: u64,
+    limits: watch::Receiver<Limits>,
+    denials: Denials,
 }
 
 /// The broker's answers, whatever was asked on the publisher's inbox.
@@ -82,6 +88,8 @@ impl Publisher {
         stream: &str,
         history: History,
         dedup: Dedup,
+        limits: watch::Receiver<Limits>,
+        link: watch::Receiver<NatsLink>,
     ) -> Result<(Self, Answers), Error> {
         let replies = Replies::new(client.new_inbox());
         let messages = client
@@ -102,6 +110,8 @@ impl Publisher {
             position: PositionPrefix::new(history),
             statistics,
             connects,
+            limits,
+            denials: Denials::new(link),
         };
         Ok((publisher, answers))
     }
@@ -120,17 +130,22 @@ impl Publisher {
         matches!(self.ready().now_or_never(), Some(Ok(())))
     }
 
-    /// Hands a message over; [`ready`](Self::ready) must have said so. Says why, if the message can
-    /// never be sent; then nothing left.
+    /// Hands a message over; [`ready`](Self::ready) must have said so. Says why, if the message cannot
+    /// be stored; then nothing left.
     ///
     /// # Errors
     ///
     /// If the connection takes no message at all: that says nothing against this one.
-    pub(crate) fn send(&mut self, send: &Send<'_>) -> Result<Option<String>, Error> {
+    pub(crate) fn send(&mut self, send: &Send<'_>) -> Result<Option<Refusal>, Error> {
         let headers = match self.headers(send) {
             Ok(headers) => headers,
-            Err(reason) => return Ok(Some(reason)),
+            Err(reason) => return Ok(Some(Refusal::Message(reason))),
         };
+        let refusal =
+            self.limits.borrow().refusal(send.subject, &headers, send.event.payload.len());
+        if refusal.is_some() {
+            return Ok(refusal);
+        }
         if self.last_subject.as_str() != send.subject {
             self.last_subject = Subject::from(send.subject);
         }
@@ -148,9 +163,9 @@ impl Publisher {
             Ok(()) => Ok(None),
             Err(error) if matches!(error.kind(), PublishErrorKind::MaxPayloadExceeded) => {
                 let max = self.client.max_payload();
-                Ok(Some(format!(
+                Ok(Some(Refusal::Message(format!(
                     "payload and headers exceed the broker's max_payload of {max} bytes"
-                )))
+                ))))
             }
             Err(error) => Err(Error::jetstream("hand a message to the broker")(error)),
         }
@@ -177,6 +192,12 @@ impl Publisher {
     pub(crate) fn reconnected(&mut self) -> bool {
         let connects = self.statistics.connects.load(Ordering::Relaxed);
         std::mem::replace(&mut self.connects, connects) != connects
+    }
+
+    /// A subject that the broker's user turned out not to be allowed to publish on, and the words of
+    /// the broker. Each word of it is told once.
+    pub(crate) fn denied(&mut self) -> Option<Input> {
+        self.denials.next()
     }
 
     fn headers(&mut self, send: &Send<'_>) -> Result<HeaderMap, String> {

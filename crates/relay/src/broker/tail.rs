@@ -1,5 +1,7 @@
 //! The end of the stream, read through its leader.
 
+use std::sync::Arc;
+
 use async_nats::Client;
 use async_nats::jetstream;
 use async_nats::jetstream::message::StreamMessage;
@@ -7,8 +9,10 @@ use async_nats::jetstream::stream::{Info, LastRawMessageErrorKind, Stream};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use outbox::wire;
 use pgoutput::Lsn;
+use tokio::sync::watch;
 
 use super::leave_server;
+use super::limits::Limits;
 use crate::core::{Tail, TailMessage};
 use crate::error::Error;
 
@@ -30,6 +34,7 @@ const WAY_BACK_MAX: u64 = 1_000_000;
 pub(crate) struct TailReader {
     client: Client,
     stream: Stream<()>,
+    limits: Arc<watch::Sender<Limits>>,
 }
 
 /// How far back a session has to look.
@@ -51,7 +56,8 @@ impl TailReader {
             .get_stream_no_info(stream)
             .await
             .map_err(Error::jetstream("address the stream"))?;
-        Ok(Self { client: client.clone(), stream })
+        let limits = Arc::new(watch::Sender::new(Limits::default()));
+        Ok(Self { client: client.clone(), stream, limits })
     }
 
     /// Leaves the server that this reads through for another one of its cluster, if one is known.
@@ -64,17 +70,20 @@ impl TailReader {
     /// Without a leader a replica answers for itself, and may lack what others have stored: that is
     /// an error here.
     pub(crate) async fn info(&self) -> Result<Info, Error> {
-        let info =
-            self.stream.get_info().await.map_err(Error::jetstream("read the stream's state"))?;
-        match &info.cluster {
-            Some(cluster) if cluster.leader.as_ref().is_none_or(String::is_empty) => {
-                Err(Error::JetStream {
-                    doing: "read the stream's state",
-                    source: "it has no leader now".into(),
-                })
-            }
-            _ => Ok(info),
+        let doing = "read the stream's state";
+        let info = self.stream.get_info().await.map_err(Error::jetstream(doing))?;
+        let cluster = info.cluster.as_ref();
+        if cluster.is_some_and(|it| it.leader.as_ref().is_none_or(String::is_empty)) {
+            return Err(Error::JetStream { doing, source: "it has no leader now".into() });
         }
+        let limits = Limits::of(&info.config);
+        self.limits.send_if_modified(|known| std::mem::replace(known, limits.clone()) != limits);
+        Ok(info)
+    }
+
+    /// The stream's limits, as they were whenever it was asked for its state.
+    pub(crate) fn limits(&self) -> watch::Receiver<Limits> {
+        self.limits.subscribe()
     }
 
     /// Everything from sequence `from` to the end. Others may have written any number of messages

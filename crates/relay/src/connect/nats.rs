@@ -86,6 +86,8 @@ pub struct NatsLink {
     pub connects: u64,
     /// What the server or the client reported since then, such as a permission violation.
     pub last_error: Option<String>,
+    /// How often the server reported an error. Tells the same one again from no change.
+    pub errors: u64,
 }
 
 impl FromStr for NatsTarget {
@@ -369,7 +371,10 @@ fn observe(link: &watch::Sender<NatsLink>, servers: &str, event: &Event) {
         }
         Event::ServerError(error) => {
             warn!(servers, %error, "NATS server reported an error");
-            link.send_modify(|it| it.last_error = Some(error.to_string()));
+            link.send_modify(|it| {
+                it.last_error = Some(error.to_string());
+                it.errors += 1;
+            });
         }
         Event::ClientError(error) => {
             let error = error.to_string();

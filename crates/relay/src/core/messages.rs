@@ -1,11 +1,13 @@
 //! What goes into the core and what comes out of it.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use outbox::{Event, wire::Position};
 use pgoutput::Lsn;
 use uuid::Uuid;
 
+use super::state::{Blocked, Dead};
 use super::window::{LastPosition, Limits, Origin, Outgoing};
 
 /// How order and uniqueness are kept (DESIGN 4).
@@ -36,6 +38,8 @@ pub(crate) enum Input {
     Scanned(Vec<Outgoing>),
     /// The scanned rows of the last batch are marked.
     ScanMarked,
+    /// Aggregates whose events wait for one that was parked, as the table has it.
+    Blocked(Vec<Blocked>),
     /// The stream's end, read back far enough to hold what the scanner may bring again; before its
     /// first batch.
     Seen(Tail),
@@ -50,11 +54,15 @@ pub(crate) enum Input {
     /// The broker refused a message of the batch, and with it everything behind.
     Broken { batch: u32, number: u64, refusal: Refusal },
     /// The client refused to send an event, before anything left.
-    Unsendable { index: u64, reason: String },
+    Unsendable { index: u64, refusal: Refusal },
+    /// The broker's user may not publish on a subject. Such a message is never answered.
+    Denied { subject: String, reason: String },
     /// The connection to the broker broke or was replaced: what was unanswered is unknown.
     LinkLost,
     /// The answer to [`Request::ReadTail`].
     Tail(Tail),
+    /// [`Request::ReadTail`] could not be answered.
+    TailFailed(String),
     /// The event is in the dead-letter table, durably.
     Parked { index: u64 },
     /// Time has passed.
@@ -70,6 +78,10 @@ pub(crate) enum Refusal {
     Outage(String),
     /// This message can never be stored.
     Message(String),
+    /// This message is too large for the stream as it was when its limits were last read.
+    OverLimit(String),
+    /// This message cannot be stored as long as the stream, or what the relay may do, stays as it is.
+    Unwelcome(String),
     /// No message can be stored until an operator changes something.
     Configuration(String),
     /// The broker takes no batches, or none now: messages go one by one.
@@ -81,8 +93,10 @@ pub(crate) enum Refusal {
 pub(crate) enum Request {
     /// Read the stream from sequence `from` to its end, after waiting for `delay`.
     ReadTail { from: u64, delay: Duration, why: String },
-    /// Put the event into the dead-letter table.
-    Park { index: u64, event: Box<Event>, reason: String },
+    /// Put an event into the dead-letter table, not before the one that was asked for before it.
+    Park { index: u64, dead: Dead },
+    /// Write down that an event could not be published and is tried again after `pause`.
+    NoteFailure { id: Uuid, attempts: u32, reason: String, pause: Duration },
     /// Stop: only an operator can help.
     Stop(String),
 }
@@ -119,6 +133,15 @@ pub(crate) struct Start {
     pub(crate) resolved_before: Lsn,
     /// The stream's end, read back far enough to hold whatever the slot may bring again.
     pub(crate) tail: Tail,
+    /// Events that are dead letters, or were and have been published since. The log may bring them
+    /// again, and they are resolved all the same.
+    pub(crate) dead: HashSet<Uuid>,
+    /// Whether later events of a parked event's aggregate wait for it.
+    pub(crate) parking_blocks: bool,
+    /// Attempts after which an event that the stream does not take is parked.
+    pub(crate) max_attempts: u32,
+    /// For the breaker's pauses.
+    pub(crate) seed: u64,
     /// Whether the broker takes fast-ingest batches. Only fenced mode uses them.
     pub(crate) batches: bool,
 }
@@ -161,6 +184,13 @@ pub(crate) struct Settled {
     pub(crate) acked: bool,
 }
 
+impl Settled {
+    /// The stream had it before it was sent.
+    pub(crate) fn is_found(&self) -> bool {
+        self.seq.is_some() && !self.acked
+    }
+}
+
 /// Events counted since the session began.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
@@ -170,6 +200,10 @@ pub(crate) struct Counts {
     pub(crate) dropped: u64,
     pub(crate) resyncs: u64,
     pub(crate) foreign: u64,
+    /// Failures that were nobody's fault but the broker's.
+    pub(crate) outages: u64,
+    /// Attempts that failed and are repeated later.
+    pub(crate) deferred: u64,
     /// Batches begun.
     pub(crate) batches: u64,
 }

@@ -23,6 +23,7 @@
 //! - **D, bounded**: [`Limits`] stop the reading of the log; every other queue here is a function
 //!   of the window's length.
 
+mod breaker;
 mod messages;
 mod progress;
 #[cfg(test)]
@@ -35,7 +36,7 @@ mod window;
 pub(crate) use messages::{
     Input, Mode, Part, Refusal, Request, Send, Settled, Start, Tail, TailMessage,
 };
-pub(crate) use state::{LOGGED_WHILE_SCAN_UNMARKED_MAX, State};
+pub(crate) use state::{Blocked, Dead, LOGGED_WHILE_SCAN_UNMARKED_MAX, State};
 pub(crate) use sweep::{Age, Judgement, Sweeper, Unmarked, Verdict};
 pub(crate) use wal::{Outlook, SlotHealth, WalWatch};
 pub(crate) use window::{LastPosition, Limits, Origin, Outgoing, Unpublished};

@@ -7,9 +7,11 @@
 
 mod broker;
 mod check;
+mod mending;
 mod scan;
+mod schedules;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -24,10 +26,9 @@ use self::broker::{Flying, Packet, Stored, Taking};
 use self::scan::Scanning;
 use super::*;
 
-const SEEDS: u64 = 500;
-const STEPS: usize = 600;
 const SYSTEM: u64 = 7;
 const WINDOW: usize = 16;
+const MAX_ATTEMPTS: u32 = 3;
 
 /// When somebody else writes to the stream.
 #[derive(Clone, Copy, PartialEq)]
@@ -44,6 +45,10 @@ struct Faults {
     foreign: Foreign,
     /// Some events are refused for good, and some are dropped by a route.
     poison: bool,
+    /// The stream takes some events only now and then.
+    picky: bool,
+    /// Later events of a parked one's aggregate wait, until it is mended.
+    blocking: bool,
     /// The broker remembers ids until the relay is away for long. Fenced mode must not need it,
     /// except where the broker rejects a message for good while old connections still deliver.
     dedup: bool,
@@ -68,7 +73,16 @@ struct World {
     marked: HashSet<u128>,
     keys: HashMap<u128, u8>,
     poisoned: HashSet<u128>,
+    /// Events of a subject that the stream takes only now and then.
+    picky: HashSet<u128>,
+    /// Whether it does not take it now.
+    is_picky: bool,
+    noted: u64,
+    /// Ever.
     parked: HashSet<u128>,
+    /// The dead-letter table: what each waits for, if nothing is wrong with itself.
+    dead: BTreeMap<u128, Option<u128>>,
+    requeued: HashSet<u128>,
     dropped: HashSet<u128>,
     stream: Vec<Stored>,
     /// One queue for each connection ever made; the last is the relay's present one.
@@ -94,8 +108,12 @@ struct Relay {
     tails: Vec<u64>,
     parks: Vec<u64>,
     scan: Scanning,
+    /// What the scan that is open has yet to bring.
+    cursor: Option<VecDeque<u128>>,
     /// The first scan of the session is not finished: the log waits.
     scan_is_initial: bool,
+    /// The log waits, because aggregates are blocked.
+    holding: bool,
     tail_read: bool,
 }
 
@@ -105,12 +123,14 @@ impl World {
         let old = rng.random_range(0..6);
         let relay = Relay {
             generation: 0,
-            state: State::new(start(faults, Lsn::ZERO, Tail::default())),
+            state: State::new(start(faults, Lsn::ZERO, Tail::default(), &HashSet::new())),
             at: (0, 0),
             tails: Vec::new(),
             parks: Vec::new(),
             scan: Scanning::Reading,
+            cursor: None,
             scan_is_initial: true,
+            holding: false,
             tail_read: false,
         };
         let mut world = Self {
@@ -122,7 +142,12 @@ impl World {
             marked: HashSet::new(),
             keys: HashMap::new(),
             poisoned: HashSet::new(),
+            picky: HashSet::new(),
+            is_picky: false,
+            noted: 0,
             parked: HashSet::new(),
+            dead: BTreeMap::new(),
+            requeued: HashSet::new(),
             dropped: HashSet::new(),
             stream: Vec::new(),
             connections: vec![VecDeque::new()],
@@ -146,6 +171,9 @@ impl World {
         if self.faults.poison && self.rng.random_bool(0.05) {
             self.poisoned.insert(id);
         }
+        if self.faults.picky && self.rng.random_bool(0.1) {
+            self.picky.insert(id);
+        }
         id
     }
 
@@ -166,9 +194,14 @@ impl World {
         let subject = match known {
             _ if self.is_filtered(id) => Err(Unpublished::Dropped),
             true => Err(Unpublished::Unfit("illegal".into())),
+            false if self.picky.contains(&id) => Ok("picky".into()),
             false => Ok("s".into()),
         };
-        Outgoing { event, subject }
+        Outgoing { event, subject, seq: None, requeued: false }
+    }
+
+    fn scanned(&self, id: u128) -> Outgoing {
+        Outgoing { requeued: self.requeued.contains(&id), ..self.outgoing(id) }
     }
 
     fn apply(&mut self, input: Input) {
@@ -179,7 +212,7 @@ impl World {
     fn deliver_log(&mut self) {
         let (transaction, part) = self.relay.at;
         let Some(it) = self.log.get(transaction) else { return };
-        if !self.relay.state.has_room() || self.relay.scan_is_initial {
+        if !self.relay.state.has_room() || self.relay.scan_is_initial || self.relay.holding {
             return;
         }
         if part == 0 && it.end_lsn <= self.slot_confirmed {
@@ -212,6 +245,12 @@ impl World {
     fn send(&mut self) {
         let generation = self.relay.generation;
         let packet = if let Some(send) = self.relay.state.next_send() {
+            if self.is_picky && self.picky.contains(&send.event.id.as_u128()) {
+                let index = send.index;
+                let refusal = Refusal::Unwelcome("no stream takes it".into());
+                self.apply(Input::Unsendable { index, refusal });
+                return;
+            }
             Packet::Message(Flying {
                 reply: (generation, send.epoch, send.index),
                 id: send.event.id.as_u128(),
@@ -227,33 +266,17 @@ impl World {
         self.connections.last_mut().expect("one connection").push_back(packet);
     }
 
-    fn answer(&mut self) {
-        if self.answers.is_empty() {
-            return;
-        }
-        // Mostly in order, sometimes not.
-        let reach = if self.rng.random_bool(0.9) { 1 } else { self.answers.len() };
-        let (generation, input) = self.answers.remove(self.rng.random_range(0..reach));
-        if generation == self.relay.generation {
-            self.apply(input);
-        }
-    }
-
-    fn break_link(&mut self) {
-        let kept = self.connections.last_mut().expect("one connection");
-        let rng = &mut self.rng;
-        kept.retain(|_| rng.random_bool(0.5));
-        self.connections.push(VecDeque::new());
-        self.apply(Input::LinkLost);
-    }
-
     fn requests(&mut self) {
         while let Some(request) = self.relay.state.next_request() {
             match request {
                 Request::ReadTail { from, .. } => self.relay.tails.push(from),
-                Request::Park { index, event, .. } => {
-                    self.parked.insert(event.id.as_u128());
+                Request::Park { index, dead } => {
+                    self.park(&dead);
                     self.relay.parks.push(index);
+                }
+                Request::NoteFailure { attempts, .. } => {
+                    assert!(attempts < MAX_ATTEMPTS, "tried too often");
+                    self.noted += 1;
                 }
                 Request::Stop(reason) => panic!("asked to stop: {reason}"),
             }
@@ -286,8 +309,12 @@ impl World {
         tail
     }
 
-    fn jobs(&mut self) {
+    fn jobs(&mut self, honest: bool) {
         if let Some(from) = self.relay.tails.pop() {
+            if !honest && self.rng.random_bool(0.2) {
+                self.apply(Input::TailFailed("silent".into()));
+                return;
+            }
             let tail = self.tail_since(from);
             self.apply(Input::Tail(tail));
         }
@@ -311,15 +338,19 @@ impl World {
         }
         self.connections.push(VecDeque::new());
         let tail = self.tail_back(WINDOW);
+        let mended = self.requeued.intersection(&self.marked);
+        let dead = self.dead.keys().chain(mended).copied().collect();
         self.now = Duration::ZERO;
         self.relay = Relay {
             generation: self.relay.generation + 1,
-            state: State::new(start(self.faults, self.slot_confirmed, tail)),
+            state: State::new(start(self.faults, self.slot_confirmed, tail, &dead)),
             at: (0, 0),
             tails: Vec::new(),
             parks: Vec::new(),
             scan: Scanning::Reading,
+            cursor: None,
             scan_is_initial: true,
+            holding: false,
             tail_read: false,
         };
     }
@@ -331,17 +362,19 @@ impl World {
             30..50 => self.some_times(Self::send),
             50..68 => self.broker(false),
             68..82 => self.answer(),
-            82..90 => self.jobs(),
+            82..90 => self.jobs(false),
             90..92 => self.keepalive(),
             92..94 => self.scan(),
             94 => self.break_link(),
             95 if self.rng.random_bool(0.3) => self.crash(),
+            99 if self.faults.blocking => self.mend_now_and_then(),
             99 => self.unmark_by_hand(),
             96 if self.foreign_comes() => {
                 self.stream.push(Stored { id: None, position: None, position_event: None });
             }
             97 => {
                 self.now += Duration::from_secs(3);
+                self.is_picky = self.rng.random_bool(0.5);
                 self.apply(Input::Tick);
             }
             95 => self.taking.clear(), // a change of leader, or ten seconds
@@ -372,14 +405,16 @@ impl World {
     }
 
     fn heal(&mut self) {
+        self.is_picky = false;
         for _ in 0..20_000 {
             self.deliver_log();
             self.send();
             self.broker(true);
             self.answer();
-            self.jobs();
+            self.jobs(true);
             self.scan();
-            self.now += Duration::from_millis(50);
+            let wait = self.relay.state.breaker().1;
+            self.now += wait.unwrap_or(Duration::from_millis(50));
             self.apply(Input::Tick);
             self.requests();
             self.check_confirmed();
@@ -387,14 +422,17 @@ impl World {
             let done =
                 self.relay.at.0 == self.log.len() && matches!(self.relay.scan, Scanning::Done);
             if quiet && done && self.relay.state.is_idle() {
-                return;
+                if !self.faults.blocking || self.dead.is_empty() {
+                    return;
+                }
+                self.mend_by_hand();
             }
         }
         panic!("does not come to rest: {:?}", self.relay.state);
     }
 }
 
-fn start(faults: Faults, resolved_before: Lsn, tail: Tail) -> Start {
+fn start(faults: Faults, resolved_before: Lsn, tail: Tail, dead: &HashSet<u128>) -> Start {
     Start {
         mode: faults.mode,
         limits: Limits { events: WINDOW, bytes: 1 << 20 },
@@ -403,74 +441,9 @@ fn start(faults: Faults, resolved_before: Lsn, tail: Tail) -> Start {
         resolved_before,
         tail,
         batches: faults.batches,
+        dead: dead.iter().map(|id| Uuid::from_u128(*id)).collect(),
+        parking_blocks: faults.blocking,
+        max_attempts: MAX_ATTEMPTS,
+        seed: 1,
     }
-}
-
-fn run(faults: Faults) {
-    let replay = std::env::var("REPLAY_SEED").ok().and_then(|seed| seed.parse().ok());
-    let seeds = replay.map_or(0..SEEDS, |seed| seed..seed + 1);
-    for seed in seeds {
-        let outcome = std::panic::catch_unwind(|| {
-            let mut world = World::new(seed, faults);
-            for _ in 0..STEPS {
-                world.step();
-            }
-            world.heal();
-            world.check_end();
-        });
-        if let Err(panic) = outcome {
-            eprintln!("schedule failed; replay it with REPLAY_SEED={seed}");
-            std::panic::resume_unwind(panic);
-        }
-    }
-}
-
-/// Fenced, alone with the stream, nothing wrong with the events.
-const FENCED: Faults = Faults {
-    mode: Mode::Fenced,
-    foreign: Foreign::Never,
-    poison: false,
-    dedup: false,
-    batches: false,
-};
-
-#[test]
-fn fenced_mode_is_exact_without_any_deduplication() {
-    run(FENCED);
-}
-
-#[test]
-fn fenced_mode_parks_poison_and_stays_in_commit_order() {
-    run(Faults { poison: true, dedup: true, ..FENCED });
-}
-
-#[test]
-fn foreign_messages_between_ours_change_nothing() {
-    run(Faults { foreign: Foreign::BetweenMessages, dedup: true, ..FENCED });
-}
-
-#[test]
-fn foreign_messages_among_ours_cost_no_event_and_no_duplicate() {
-    run(Faults { foreign: Foreign::Always, dedup: true, ..FENCED });
-}
-
-#[test]
-fn batches_are_exact_without_any_deduplication() {
-    run(Faults { batches: true, ..FENCED });
-}
-
-#[test]
-fn batches_park_poison_and_stay_in_commit_order() {
-    run(Faults { poison: true, dedup: true, batches: true, ..FENCED });
-}
-
-#[test]
-fn batches_stay_in_commit_order_among_foreign_messages() {
-    run(Faults { foreign: Foreign::Always, dedup: true, batches: true, ..FENCED });
-}
-
-#[test]
-fn keyed_mode_keeps_each_aggregate_in_order_beside_other_writers() {
-    let foreign = Foreign::Always;
-    run(Faults { mode: Mode::Keyed, foreign, poison: true, dedup: true, ..FENCED });
 }

@@ -1,18 +1,25 @@
 //! One publishing session: `Input → apply → what to send, settle, confirm`.
 
 mod batch;
+mod blocking;
 mod resync;
+mod retry;
+mod sending;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
 use pgoutput::Lsn;
 use uuid::Uuid;
 
 use self::batch::Batch;
-use super::messages::{Counts, Input, Mode, Refusal, Request, Send, Settled, Start};
+use self::blocking::Blocks;
+pub(crate) use self::blocking::{Blocked, Dead};
+use super::breaker::Breaker;
+use super::messages::{Counts, Input, Mode, Refusal, Request, Settled, Start};
 use super::progress::Progress;
 use super::window::{Entry, LastPosition, Limits, Origin, Outgoing, Stage, Unpublished, Window};
+use crate::status::BreakerState;
 
 /// While rows of a scan are published but not marked, the log may bring at most this many events,
 /// so that after a crash a bounded read of the tail finds those rows.
@@ -21,8 +28,14 @@ pub(crate) const LOGGED_WHILE_SCAN_UNMARKED_MAX: usize = 8_192;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Link {
     Up,
+    /// The breaker is open: the tail, from this sequence on, is to be read later.
+    Waiting {
+        from: u64,
+    },
     /// Waiting for the tail: nothing is sent, and answers to what was sent no longer count.
-    Resyncing,
+    Resyncing {
+        from: u64,
+    },
 }
 
 #[derive(Debug)]
@@ -45,6 +58,21 @@ pub(crate) struct State {
     transaction: (Lsn, i64, u32),
     last_position: Option<LastPosition>,
     link: Link,
+    /// What the link waits for, or last waited for.
+    why: String,
+    breaker: Breaker,
+    max_attempts: u32,
+    /// Events that are resolved although the stream does not have them.
+    dead: HashSet<Uuid>,
+    /// Whether later events of a parked event's aggregate wait.
+    parking_blocks: bool,
+    blocks: Blocks,
+    /// Subjects of which an event ran out of attempts, and none was stored since.
+    given_up: HashSet<String>,
+    /// When the first deferred event is due.
+    next_retry: Option<Duration>,
+    /// When the stream's limits were asked for last.
+    limits_at: Option<Duration>,
     /// Numbers the periods between resyncs, so that late answers can be told from current ones.
     epoch: u32,
     /// Fenced mode: the next entry to send. Keyed mode: unused.
@@ -97,6 +125,15 @@ impl State {
             transaction: (Lsn::ZERO, 0, 0),
             last_position: None,
             link: Link::Up,
+            why: String::new(),
+            breaker: Breaker::new(start.seed),
+            max_attempts: start.max_attempts,
+            dead: start.dead,
+            parking_blocks: start.parking_blocks,
+            blocks: Blocks::default(),
+            given_up: HashSet::new(),
+            next_retry: None,
+            limits_at: None,
             epoch: 0,
             next: 0,
             ready: VecDeque::new(),
@@ -149,6 +186,7 @@ impl State {
             }
             Input::Scanned(rows) => self.scanned(rows),
             Input::ScanMarked => self.scan = None,
+            Input::Blocked(blocked) => self.block_these(blocked),
             Input::Seen(tail) => {
                 // Whoever had the slot before may have stored something since the session began.
                 // Predictions that are too low would let a later message in after an earlier one
@@ -171,15 +209,17 @@ impl State {
             Input::Stored { batch, count } => self.stored(batch, count),
             Input::Ended { batch, count, seq } => self.ended(batch, count, seq),
             Input::Broken { batch, number, refusal } => self.broken(batch, number, refusal),
-            Input::Unsendable { index, reason } => {
+            Input::Unsendable { index, refusal } => {
                 self.in_flight -= 1;
                 self.expected -= 1;
                 self.take_out_of_batch();
-                self.park(index, reason);
+                self.unsendable(index, refusal);
                 self.keep_proof();
             }
-            Input::LinkLost => self.resync(Duration::ZERO, "the connection was replaced".into()),
+            Input::Denied { subject, reason } => self.denied(&subject, reason),
+            Input::LinkLost => self.link_lost(),
             Input::Tail(tail) => self.tail(tail),
+            Input::TailFailed(why) => self.tail_failed(why),
             Input::Parked { index } => {
                 self.counts.parked += 1;
                 self.scan_resolved(index);
@@ -196,47 +236,6 @@ impl State {
             .as_ref()
             .is_none_or(|scan| scan.logged_since < LOGGED_WHILE_SCAN_UNMARKED_MAX);
         scan_bounded && self.window.has_room(self.limits)
-    }
-
-    /// Whether [`next_send`](Self::next_send) or [`next_end`](Self::next_end) would give something.
-    pub(crate) fn has_send(&mut self) -> bool {
-        self.link == Link::Up && (self.sendable().is_some() || self.is_batch_open())
-    }
-
-    /// The next message to send; it counts as sent.
-    pub(crate) fn next_send(&mut self) -> Option<Send<'_>> {
-        if self.link != Link::Up {
-            return None;
-        }
-        let index = self.sendable()?;
-        match self.mode {
-            Mode::Fenced => self.next = index + 1,
-            Mode::Keyed => _ = self.ready.pop_front(),
-        }
-        if self.in_flight == 0 {
-            self.last_answer = self.now;
-        }
-        self.in_flight += 1;
-        let part = self.next_part();
-        let expected = (self.mode == Mode::Fenced).then_some(self.expected);
-        self.expected += 1;
-        let (known_seq, epoch, last_position) = (self.known_seq, self.epoch, self.last_position);
-        let now = self.now;
-        let entry = self.window.get_mut(index)?;
-        entry.stage = Stage::Sent;
-        (entry.sent_after, entry.sent_at) = (known_seq, now);
-        entry.expected = expected.unwrap_or_default();
-        let position = match entry.origin {
-            Origin::Log => Some(LastPosition {
-                commit_lsn: entry.commit_lsn,
-                ordinal: entry.ordinal,
-                event: entry.outgoing.event.id,
-            }),
-            Origin::Scan => last_position,
-        };
-        let Outgoing { event, subject } = &entry.outgoing;
-        let subject = subject.as_ref().map_or("", String::as_str);
-        Some(Send { epoch, index, expected, event, subject, position, part })
     }
 
     /// The next thing to do that is not a send.
@@ -277,6 +276,17 @@ impl State {
         self.window.bytes()
     }
 
+    /// Whether the broker is tried, and if not, how long the next attempt is away.
+    pub(crate) fn breaker(&self) -> (BreakerState, Option<Duration>) {
+        let wait = self.breaker.until().map(|until| until.saturating_sub(self.now));
+        (self.breaker.state(), wait)
+    }
+
+    /// How often the breaker opened.
+    pub(crate) fn breaker_opened(&self) -> u64 {
+        self.breaker.opened()
+    }
+
     pub(crate) fn mode(&self) -> Mode {
         self.mode
     }
@@ -292,6 +302,9 @@ impl State {
             return; // resolved in an earlier session, and marked by it or by the sweeper
         }
         let event = outgoing.event.id;
+        if self.dead.contains(&event) {
+            return; // resolved by being parked, in an earlier session
+        }
         self.last_position = Some(LastPosition { commit_lsn, ordinal, event });
         if let Some(scan) = &mut self.scan {
             scan.logged_since += 1;
@@ -312,15 +325,18 @@ impl State {
         if let (None, Some(Unpublished::Dropped)) = (stored_at, &unpublished) {
             return self.dropped(outgoing.event.id, origin, at);
         }
-        let (index, first_of_key) = self.window.push(outgoing, origin, at);
+        let (index, first_of_key) = self.window.push(outgoing, origin, at, self.now);
         if first_of_key && self.mode == Mode::Keyed {
             self.ready.push_back(index);
         }
         match (stored_at, unpublished) {
             // Also if a route drops it now that did not when it was published.
             (Some(seq), _) => self.settle(index, seq, true),
-            (None, Some(Unpublished::Unfit(reason))) => self.park(index, reason),
-            (None, Some(Unpublished::Dropped) | None) => {}
+            // Where parking blocks, everything has to wait for its turn.
+            (None, Some(Unpublished::Unfit(reason))) if !self.parking_blocks => {
+                self.park(index, reason);
+            }
+            (None, _) => {}
         }
     }
 
@@ -336,40 +352,6 @@ impl State {
         }
     }
 
-    /// The first entry that may be sent.
-    fn sendable(&mut self) -> Option<u64> {
-        // While there was nothing to send somebody else may have written to the stream. Then the
-        // prediction is too low: the first message is refused, but one behind it would fit. In a
-        // batch it would not.
-        let alone = if self.batches { !self.is_batch_open() } else { !self.proven };
-        if self.mode == Mode::Fenced && self.in_flight > 0 && alone {
-            return None;
-        }
-        self.waiting()
-    }
-
-    /// The first entry that waits. Forgets those on the way that need no sending any more.
-    fn waiting(&mut self) -> Option<u64> {
-        let waiting = |entry: Option<&Entry>| entry.is_some_and(|it| it.stage == Stage::Waiting);
-        match self.mode {
-            Mode::Fenced => {
-                self.next = self.next.max(self.window.first());
-                while self.next < self.window.end() && !waiting(self.window.get(self.next)) {
-                    self.next += 1;
-                }
-                (self.next < self.window.end()).then_some(self.next)
-            }
-            Mode::Keyed => {
-                while let Some(&index) = self.ready.front()
-                    && !waiting(self.window.get(index))
-                {
-                    self.ready.pop_front();
-                }
-                self.ready.front().copied()
-            }
-        }
-    }
-
     fn acked(&mut self, index: u64, seq: u64) {
         let Some(entry) = self.window.get(index).filter(|it| it.stage == Stage::Sent) else {
             return;
@@ -378,8 +360,11 @@ impl State {
         self.last_answer = self.now;
         self.answered_until = self.answered_until.max(entry.sent_at);
         self.fruitless_resyncs = 0;
+        self.breaker.succeeded();
         self.known_seq = self.known_seq.max(seq);
-        self.settle(index, seq, false);
+        // The broker knew the id: the message was stored before this one was sent.
+        let found = seq <= entry.sent_after;
+        self.settle(index, seq, found);
         self.settled_in = true;
         if self.mode == Mode::Fenced && self.in_flight == 0 {
             // Lower than predicted if the broker had the event already.
@@ -399,13 +384,13 @@ impl State {
             Refusal::Guard => {
                 self.resync(self.pause(Duration::from_millis(2)), "the stream moved".into());
             }
-            Refusal::Outage(why) => self.resync(self.pause(Duration::from_millis(100)), why),
+            Refusal::Outage(why) => self.outage(why),
             Refusal::Configuration(reason) => self.requests.push_back(Request::Stop(reason)),
             Refusal::NoBatches(why) => {
                 self.batches = false;
                 self.resync(Duration::ZERO, why);
             }
-            Refusal::Message(reason) => {
+            Refusal::Message(reason) | Refusal::OverLimit(reason) | Refusal::Unwelcome(reason) => {
                 if self.window.get(index).is_some_and(|entry| entry.stage == Stage::Sent) {
                     self.in_flight -= 1;
                     self.park(index, reason);
@@ -420,6 +405,15 @@ impl State {
 
     fn settle(&mut self, index: u64, seq: u64, found: bool) {
         let Some(entry) = self.window.get(index) else { return };
+        if !self.given_up.is_empty()
+            && let Ok(subject) = &entry.outgoing.subject
+        {
+            self.given_up.remove(subject);
+        }
+        if entry.outgoing.requeued {
+            // The log may bring the event's first row again, from before it was parked.
+            self.dead.insert(entry.outgoing.event.id);
+        }
         self.settled.push(Settled {
             id: entry.outgoing.event.id,
             seq: Some(seq),
@@ -453,15 +447,9 @@ impl State {
         }
     }
 
-    fn park(&mut self, index: u64, reason: String) {
-        if let Some(entry) = self.window.get_mut(index) {
-            entry.stage = Stage::Parking;
-            let event = Box::new(entry.outgoing.event.clone());
-            self.requests.push_back(Request::Park { index, event, reason });
-        }
-    }
-
     fn tick(&mut self) {
+        self.read_tail(Duration::ZERO);
+        self.retry();
         if self.link != Link::Up || self.in_flight == 0 {
             return;
         }
@@ -472,7 +460,7 @@ impl State {
         let overtaken = sent_at.filter(|sent_at| *sent_at < self.answered_until);
         let silent_since = overtaken.unwrap_or(self.last_answer);
         if self.now.saturating_sub(silent_since) >= self.ack_timeout {
-            self.resync(self.pause(Duration::from_millis(100)), "no answer in time".into());
+            self.outage("no answer in time".into());
         }
     }
 }

@@ -40,6 +40,10 @@ pub(crate) struct Outgoing {
     pub(crate) event: Event,
     /// The rendered subject.
     pub(crate) subject: Result<String, Unpublished>,
+    /// Its row's place in the order of insertion.
+    pub(crate) seq: Option<i64>,
+    /// It was a dead letter.
+    pub(crate) requeued: bool,
 }
 
 /// Why an event has no subject.
@@ -55,6 +59,8 @@ pub(crate) enum Unpublished {
 pub(crate) enum Stage {
     Waiting,
     Sent,
+    /// Not to be sent before a time, and not to be overtaken.
+    Deferred,
     Parking,
     Resolved,
 }
@@ -72,12 +78,17 @@ pub(crate) struct Entry {
     pub(crate) sent_at: Duration,
     /// Fenced mode: the sequence that it was to follow.
     pub(crate) expected: u64,
+    pub(crate) received_at: Duration,
+    /// Attempts that failed for reasons that may pass.
+    pub(crate) attempts: u32,
+    /// While deferred: when to try again.
+    pub(crate) not_before: Duration,
     bytes: usize,
     key: u64,
     /// Keyed mode: the next entry of the same aggregate, which waits for this one.
     next_of_key: Option<u64>,
     /// No unresolved entry of the same aggregate is before this one.
-    is_head: bool,
+    pub(crate) is_head: bool,
 }
 
 /// What is allowed for subject and headers when the window's bytes are counted.
@@ -169,6 +180,7 @@ impl Window {
         outgoing: Outgoing,
         origin: Origin,
         at: (Lsn, u32, i64),
+        received_at: Duration,
     ) -> (u64, bool) {
         let index = self.end();
         let bytes = outgoing.event.payload.len() + HEADERS_ALLOWANCE_BYTES;
@@ -183,6 +195,9 @@ impl Window {
             sent_after: 0,
             sent_at: Duration::ZERO,
             expected: 0,
+            received_at,
+            attempts: 0,
+            not_before: Duration::ZERO,
             bytes,
             key: 0,
             next_of_key: None,

@@ -25,8 +25,13 @@ const JSONB_VERSION: u8 = 1;
 /// PostgreSQL counts microseconds from 2000-01-01 00:00:00 UTC.
 const POSTGRES_EPOCH_UNIX_SECONDS: i64 = 946_684_800;
 
+/// The transaction number of rows that were dead letters: PostgreSQL's own for what is older than
+/// everything. Every snapshot sees it, so these rows are the scanner's and never the log's, whatever
+/// becomes of the slot.
+pub(crate) const REQUEUED_TXID: i64 = 2;
+
 /// The columns that the scanner selects, in the order of [`Column::ALL`], from a table that has
-/// those in `types`.
+/// those in `types`; then the place in the order of insertion, and the transaction.
 pub(crate) fn scanned_columns(table: &Table, types: &Types) -> Result<String, Error> {
     let selected = |column: Column| {
         let name = table.column(column);
@@ -42,7 +47,7 @@ pub(crate) fn scanned_columns(table: &Table, types: &Types) -> Result<String, Er
         })
     };
     let columns: Result<Vec<_>, _> = Column::ALL.into_iter().map(selected).collect();
-    Ok(columns?.join(", "))
+    Ok(columns?.join(", ") + ", seq, txid::text::bigint")
 }
 
 /// What the scanner selects in the place of a column that is missing; `None` if an outbox must have
@@ -68,7 +73,18 @@ pub(crate) struct Rows {
 }
 
 /// What a relation's columns are to us, in the relation's order; `None` for a foreign relation.
-type Layout = Option<Vec<Option<(Column, u32)>>>;
+type Layout = Option<Vec<Meaning>>;
+
+#[derive(Debug, Clone, Copy)]
+enum Meaning {
+    /// Part of the event, with the type's number.
+    Event(Column, u32),
+    /// The row's place in the order of insertion.
+    Seq,
+    /// The row's transaction.
+    Txid,
+    Nothing,
+}
 
 impl Rows {
     pub(crate) fn new(table: Table, routing: Routing) -> Self {
@@ -95,13 +111,20 @@ impl Rows {
             None => return Err(Error::Table("a row came before its relation".into())),
         };
         let mut event = blank(timestamp(committed_at_micros));
-        for (datum, column) in insert.tuple.iter().zip(layout) {
-            if let Some((column, type_oid)) = column {
-                let set = set(&mut event, *column, *type_oid, &datum);
-                set.ok_or_else(|| self.misfit(*column))?;
+        let (mut seq, mut txid) = (None, None);
+        for (datum, meaning) in insert.tuple.iter().zip(layout) {
+            match *meaning {
+                Meaning::Event(column, type_oid) => {
+                    let set = set(&mut event, column, type_oid, &datum);
+                    set.ok_or_else(|| self.misfit(column))?;
+                }
+                Meaning::Seq => seq = long(&datum),
+                Meaning::Txid => txid = long(&datum),
+                Meaning::Nothing => {}
             }
         }
-        Ok(Some(self.address(event)))
+        // Everybody sees a row of that transaction, so it is the scanner's.
+        Ok((txid != Some(REQUEUED_TXID)).then(|| self.address(event, seq, txid)))
     }
 
     /// Decodes a row that the scanner selected with [`scanned_columns`].
@@ -123,7 +146,9 @@ impl Rows {
             causation_id: get(row, Column::CausationId)?,
             headers: get::<Option<String>>(row, Column::Headers)?.map(Bytes::from),
         };
-        Ok(self.address(event))
+        let number = |at: usize| row.try_get(at).map_err(Error::sql("read a scanned row"));
+        let behind = Column::ALL.len();
+        Ok(self.address(event, number(behind)?, number(behind + 1)?))
     }
 
     fn misfit(&self, column: Column) -> Error {
@@ -131,9 +156,9 @@ impl Rows {
         Error::Table(format!("column \"{name}\" holds null or a value of an unexpected type"))
     }
 
-    fn address(&self, event: Event) -> Outgoing {
+    fn address(&self, event: Event, seq: Option<i64>, txid: Option<i64>) -> Outgoing {
         let subject = self.routing.subject(&event);
-        Outgoing { event, subject }
+        Outgoing { event, subject, seq, requeued: txid == Some(REQUEUED_TXID) }
     }
 }
 
@@ -148,7 +173,7 @@ fn scanned_payload(row: &tokio_postgres::Row) -> Result<Option<Bytes>, Error> {
     Ok(get::<Option<String>>(row, Column::Payload)?.map(Bytes::from))
 }
 
-fn layout(table: &Table, relation: &Relation) -> Result<Vec<Option<(Column, u32)>>, Error> {
+fn layout(table: &Table, relation: &Relation) -> Result<Vec<Meaning>, Error> {
     let columns = table.columns();
     for column in Column::ALL {
         let is_there = || relation.columns.iter().any(|it| it.name == columns.name(column));
@@ -156,8 +181,13 @@ fn layout(table: &Table, relation: &Relation) -> Result<Vec<Option<(Column, u32)
             return Err(missing(table, column));
         }
     }
-    let known = relation.columns.iter();
-    Ok(known.map(|it| Some((columns.find(&it.name)?, it.type_oid))).collect())
+    let meaning = |name: &str, type_oid: u32| match (columns.find(name), name) {
+        (Some(column), _) => Meaning::Event(column, type_oid),
+        (None, "seq") => Meaning::Seq,
+        (None, "txid") => Meaning::Txid,
+        (None, _) => Meaning::Nothing,
+    };
+    Ok(relation.columns.iter().map(|it| meaning(&it.name, it.type_oid)).collect())
 }
 
 fn blank(committed_at: Timestamp) -> Event {
@@ -227,6 +257,15 @@ fn integer(datum: &Datum, type_oid: u32) -> Option<i32> {
         (Datum::Binary(bytes), INT2 | INT4 | INT8) => whole(bytes)?.try_into().ok(),
         (Datum::Text(text), _) => std::str::from_utf8(text).ok()?.parse().ok(),
         _ => None,
+    }
+}
+
+/// A number that only PostgreSQL writes.
+fn long(datum: &Datum) -> Option<i64> {
+    match datum {
+        Datum::Binary(bytes) => whole(bytes),
+        Datum::Text(text) => std::str::from_utf8(text).ok()?.parse().ok(),
+        Datum::Null | Datum::Unchanged => None,
     }
 }
 

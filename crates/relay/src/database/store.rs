@@ -1,10 +1,12 @@
 //! Every statement that the relay runs on the outbox and its companions.
 
+mod dead_letters;
+mod parking;
 mod state;
 mod statements;
 mod sweep;
 
-use outbox::{Column, Event, Table};
+use outbox::{Column, Table};
 use pgoutput::Lsn;
 use tokio::sync::OnceCell;
 use tokio_postgres::types::{PgLsn, ToSql};
@@ -22,9 +24,6 @@ use crate::error::Error;
 pub(crate) use self::state::{StateRow, Watermark};
 pub(crate) use self::sweep::SWEPT_AT_ONCE;
 
-/// `reason` is for operators; more than this helps nobody.
-const REASON_BYTES_MAX: usize = 8 * 1024;
-
 /// A connection for statements, and their texts.
 pub(crate) struct Store {
     client: Client,
@@ -34,6 +33,7 @@ pub(crate) struct Store {
     sql: Statements,
     /// Prepared once: it runs for every few thousand events.
     mark: OnceCell<Statement>,
+    park: OnceCell<Statement>,
 }
 
 impl Store {
@@ -41,8 +41,9 @@ impl Store {
     pub(crate) async fn connect(config: &Config, name: &str) -> Result<Self, Error> {
         let (client, connection) = config.postgres.connect(name).await?;
         let sql = Statements::new(config);
-        let (table, mark) = (config.table.clone(), OnceCell::new());
-        Ok(Self { client, _connection: connection, table, sql, mark })
+        let (mark, park) = (OnceCell::new(), OnceCell::new());
+        let table = config.table.clone();
+        Ok(Self { client, _connection: connection, table, sql, mark, park })
     }
 
     pub(crate) fn client(&self) -> &Client {
@@ -79,39 +80,8 @@ impl Store {
             .map_err(Error::sql("mark published rows"))
     }
 
-    /// Moves an event to the dead-letter table, durably. The row may not be visible yet: then the
-    /// event's own columns make the dead letter, and the sweeper removes the row. Says whether the
-    /// row was there.
-    pub(crate) async fn park(&self, event: &Event, reason: &str) -> Result<bool, Error> {
-        let mut reason = reason.replace('\0', "\u{fffd}");
-        reason.truncate(reason.floor_char_boundary(REASON_BYTES_MAX));
-        let sql = statements::park(&self.table, self.dead_payload().await?);
-        let headers = event.headers.as_ref().map(|headers| String::from_utf8_lossy(headers));
-        let row = self
-            .client()
-            .query_one(
-                &sql,
-                &[
-                    &event.id,
-                    &&*event.aggregate_type,
-                    &&*event.aggregate_id,
-                    &&*event.event_type,
-                    &event.event_version,
-                    &&*event.payload,
-                    &event.occurred_at,
-                    &event.correlation_id,
-                    &event.causation_id,
-                    &headers,
-                    &reason,
-                ],
-            )
-            .await
-            .map_err(Error::sql("park an event"))?;
-        Ok(row.get(0))
-    }
-
     /// The type in which a dead letter keeps its payload.
-    async fn dead_payload(&self) -> Result<u32, Error> {
+    async fn dead_payload_type(&self) -> Result<u32, Error> {
         let dead = self.table.companion("outbox_dead_letter");
         let types = shape::types(self.client(), &dead).await?;
         types.get("payload").map(|it| it.oid).ok_or_else(|| Error::NotSetUp { missing: dead })
@@ -122,7 +92,7 @@ impl Store {
     pub(crate) async fn fit_dead_letters(&self) -> Result<bool, Error> {
         let Some(type_oid) = self.unfit_dead_letters().await? else { return Ok(false) };
         let dead = self.table.companion("outbox_dead_letter");
-        let (from, name) = (self.dead_payload().await?, statements::type_name(type_oid));
+        let (from, name) = (self.dead_payload_type().await?, statements::type_name(type_oid));
         let using = match (from, type_oid) {
             (shape::BYTEA, _) => format!("convert_from(payload, 'UTF8')::{name}"),
             (_, shape::BYTEA) => "convert_to(payload::text, 'UTF8')".into(),
@@ -138,16 +108,20 @@ impl Store {
         let types = shape::types(self.client(), &self.table.quoted()).await?;
         let payload = types.get(self.table.columns().name(Column::Payload));
         let Some(payload) = payload.map(|it| statements::kept_as(it.oid)) else { return Ok(None) };
-        Ok((statements::kept_as(self.dead_payload().await?) != payload).then_some(payload))
+        Ok((statements::kept_as(self.dead_payload_type().await?) != payload).then_some(payload))
     }
 
     /// Opens a cursor on the unmarked rows that the log does not bring, in order of insertion. One
     /// pass over them, however many they are; the transaction ends with
-    /// [`close_scan`](Self::close_scan), and until then the table keeps its columns.
+    /// [`close_scan`](Self::close_scan), and until then the table keeps its columns. All of it is of
+    /// one snapshot, [`blocked`](Self::blocked) included.
     pub(crate) async fn open_scan(&self, start_snapshot: &str) -> Result<(), Error> {
         let doing = "scan for unpublished rows";
         let outbox = self.table.quoted();
-        let begin = format!("BEGIN READ ONLY; LOCK TABLE {outbox} IN ACCESS SHARE MODE");
+        let begin = format!(
+            "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;
+             LOCK TABLE {outbox} IN ACCESS SHARE MODE"
+        );
         self.client().batch_execute(&begin).await.map_err(Error::sql(doing))?;
         let types = shape::types(self.client(), &outbox).await?;
         // A cursor takes no parameters; the snapshot came from the server's own output function.
@@ -222,15 +196,7 @@ impl Store {
     /// Whether `tailpost setup` was run: without the publication a slot can be started, but never
     /// read.
     pub(crate) async fn check_set_up(&self, publication: &str, slot: &str) -> Result<(), Error> {
-        let state = self.table.companion("tailpost_state");
-        let row = self
-            .client()
-            .query_one("SELECT to_regclass($1) IS NOT NULL", &[&state])
-            .await
-            .map_err(Error::sql("look for the outbox"))?;
-        if !row.get::<_, bool>(0) {
-            return Err(Error::NotSetUp { missing: format!("table {state}") });
-        }
+        self.check_tables().await?;
         if let Some(type_oid) = self.unfit_dead_letters().await? {
             let dead = self.table.companion("outbox_dead_letter");
             let name = statements::type_name(type_oid);
@@ -241,6 +207,23 @@ impl Store {
             Err(Error::PublicationChanged { .. }) => Ok(()),
             checked => checked,
         }
+    }
+
+    /// Whether all tables are there.
+    pub(crate) async fn check_tables(&self) -> Result<(), Error> {
+        // The first and the latest.
+        for table in ["tailpost_state", "outbox_dead_letter_audit"] {
+            let table = self.table.companion(table);
+            let row = self
+                .client()
+                .query_one("SELECT to_regclass($1) IS NOT NULL", &[&table])
+                .await
+                .map_err(Error::sql("look for the outbox"))?;
+            if !row.get::<_, bool>(0) {
+                return Err(Error::NotSetUp { missing: format!("table {table}") });
+            }
+        }
+        Ok(())
     }
 
     /// Makes sure that the log brings every row. If it does not, rows may have been committed that

@@ -4,13 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
-use outbox::Event;
 use pgoutput::Lsn;
+use tokio::sync::Notify;
 use tokio_postgres::Row;
 use tracing::warn;
+use uuid::Uuid;
 
+use super::parking::Parked;
 use crate::broker::TailReader;
-use crate::core::{Settled, SlotHealth, Tail, Unmarked};
+use crate::core::{Blocked, Settled, SlotHealth, Tail, Unmarked};
 use crate::database::{Store, Watermark};
 use crate::describe;
 use crate::error::Error;
@@ -18,19 +20,15 @@ use crate::error::Error;
 /// A statement that has not answered by then never will: the session starts anew.
 const STATEMENT_MAX: Duration = Duration::from_secs(60);
 
-/// Between attempts to read the tail of a stream that does not answer.
-const TAIL_RETRY_MIN: Duration = Duration::from_millis(50);
-const TAIL_RETRY_MAX: Duration = Duration::from_secs(5);
-
 pub(super) type Job = BoxFuture<'static, Result<Done, Error>>;
 
 /// What a job brought.
 pub(super) enum Done {
     Tail(Tail),
-    Parked {
-        index: u64,
-        row_was_there: bool,
-    },
+    TailFailed(String),
+    FailureNoted,
+    Purged(u64),
+    Parked(Vec<Parked>),
     /// `None` if the statement failed: its rows are the sweeper's then.
     Marked {
         batch: usize,
@@ -47,11 +45,7 @@ pub(super) enum Done {
     },
     /// `None` if the statement failed: the next watermark tries again.
     Swept(Option<Swept>),
-    Scanned {
-        scanner: Arc<Store>,
-        rows: Vec<Row>,
-        seen: Option<Tail>,
-    },
+    Scanned(Read),
     ScanMarked(u64),
     ScanClosed,
     Heartbeat,
@@ -59,6 +53,16 @@ pub(super) enum Done {
     /// The slot may be confirmed up to here.
     Held(Lsn),
     Looked(SlotHealth),
+}
+
+/// What a scan read.
+pub(super) struct Read {
+    pub(super) scanner: Arc<Store>,
+    pub(super) rows: Vec<Row>,
+    /// With the first batch of a scan: the aggregates that are blocked.
+    pub(super) blocked: Option<Vec<Blocked>>,
+    /// With the first batch of a session: the stream's end.
+    pub(super) seen: Option<Tail>,
 }
 
 /// What became of a batch of marks.
@@ -99,45 +103,59 @@ pub(super) fn long_job(work: impl Future<Output = Result<Done, Error>> + Send + 
     work.boxed()
 }
 
-/// Reads the tail for as long as it takes, then makes sure that the slot is still ours.
+/// Who is to read the slot, if we still may send.
+pub(super) struct Owner {
+    pub(super) store: Arc<Store>,
+    pub(super) slot: String,
+    /// The process that reads the slot for us.
+    pub(super) pid: i32,
+}
+
+/// Reads the tail, then makes sure that the slot is still ours. A request that went into a
+/// connection that was replaced meanwhile is made again, rather than waited for.
 ///
 /// A relay that was paused while another took its slot over wakes up here: its messages were
 /// refused, and it must not try again with the right sequence.
 pub(super) fn read_tail(
     tail: TailReader,
-    store: Arc<Store>,
-    slot: String,
-    reader: i32,
+    owner: Owner,
+    reconnected: Arc<Notify>,
     from: u64,
     delay: Duration,
 ) -> Job {
     async move {
         tokio::time::sleep(delay).await;
-        let mut pause = TAIL_RETRY_MIN;
         let read = loop {
-            match tail.since(from).await {
-                Ok(read) => break read,
-                Err(error) => warn!(
-                    error = describe(&error),
-                    "the stream does not answer, trying again in {pause:?}"
-                ),
+            tokio::select! {
+                read = tail.since(from) => break read,
+                () = reconnected.notified() => {}
             }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(TAIL_RETRY_MAX);
         };
-        let owner = tokio::time::timeout(STATEMENT_MAX, store.slot_reader(&slot)).await;
-        match owner.unwrap_or(Err(Error::Stalled("a statement never answered")))? {
-            Some(owner) if owner == reader => Ok(Done::Tail(read)),
-            _ => Err(Error::SlotBusy { slot }),
+        let Owner { store, slot, pid } = owner;
+        let reader = tokio::time::timeout(STATEMENT_MAX, store.slot_reader(&slot)).await;
+        match reader.unwrap_or(Err(Error::Stalled("a statement never answered")))? {
+            Some(reader) if reader == pid => {}
+            _ => return Err(Error::SlotBusy { slot }),
         }
+        Ok(match read {
+            Ok(read) => Done::Tail(read),
+            Err(error) => Done::TailFailed(describe(&error)),
+        })
     }
     .boxed()
 }
 
-pub(super) fn park(store: Arc<Store>, index: u64, event: Box<Event>, reason: String) -> Job {
+pub(super) fn note_failure(
+    store: Arc<Store>,
+    id: Uuid,
+    attempts: u32,
+    reason: String,
+    pause: Duration,
+) -> Job {
     job(async move {
-        let row_was_there = store.park(&event, &reason).await?;
-        Ok(Done::Parked { index, row_was_there })
+        // For operators only. Nothing depends on it.
+        tolerate(store.note_failure(id, attempts, &reason, pause).await);
+        Ok(Done::FailureNoted)
     })
 }
 

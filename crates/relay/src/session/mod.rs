@@ -7,6 +7,7 @@
 mod hold;
 mod jobs;
 mod open;
+mod parking;
 mod scan;
 mod settle;
 mod watch;
@@ -17,12 +18,14 @@ use std::time::{Duration, Instant};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use pgoutput::Lsn;
+use tokio::sync::Notify;
 use tokio::time::{Interval, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use self::hold::Hold;
-use self::jobs::{Done, Job};
+use self::jobs::{Done, Job, Owner};
+use self::parking::Parking;
 use self::scan::Scan;
 use self::settle::Settling;
 use self::watch::Watch;
@@ -69,10 +72,13 @@ pub(crate) struct Session {
     publisher: Publisher,
     answers: Answers,
     tail: TailReader,
+    /// Tells a reading of the tail that its connection was replaced.
+    reconnected: Arc<Notify>,
     store: Arc<Store>,
     jobs: FuturesUnordered<Job>,
     settling: Settling,
     scan: Scan,
+    parking: Parking,
     start_snapshot: String,
     system_id: u64,
     timeline: u32,
@@ -128,7 +134,11 @@ impl Session {
                 _ = self.tick.tick() => self.tick(reporter)?,
             }
             if self.publisher.reconnected() {
+                self.reconnected.notify_one();
                 self.apply(Input::LinkLost);
+            }
+            if let Some(denied) = self.publisher.denied() {
+                self.apply(denied);
             }
             self.take_in();
             if std::mem::replace(&mut turned, Instant::now()).elapsed() > HELD_UP {
@@ -163,8 +173,8 @@ impl Session {
             }
             if let Some(send) = self.state.next_send() {
                 let index = send.index;
-                if let Some(reason) = self.publisher.send(&send)? {
-                    self.apply(Input::Unsendable { index, reason });
+                if let Some(refusal) = self.publisher.send(&send)? {
+                    self.apply(Input::Unsendable { index, refusal });
                 }
             } else if let Some(end) = self.state.next_end() {
                 self.publisher.end(end)?;
@@ -181,16 +191,27 @@ impl Session {
                     warn!(why, unresolved = self.state.unresolved(), "reading the stream's tail");
                     reporter.trouble(why);
                     let (tail, store) = (self.tail.clone(), Arc::clone(&self.store));
-                    let slot = self.config.slot.clone();
-                    self.jobs.push(jobs::read_tail(tail, store, slot, self.reader, from, delay));
+                    let owner = Owner { store, slot: self.config.slot.clone(), pid: self.reader };
+                    let reconnected = Arc::clone(&self.reconnected);
+                    self.jobs.push(jobs::read_tail(tail, owner, reconnected, from, delay));
                 }
-                Request::Park { index, event, reason } => {
-                    warn!(event = %event.id, %reason, "parking an event that cannot be published");
-                    self.jobs.push(jobs::park(Arc::clone(&self.store), index, event, reason));
+                Request::Park { index, dead } => {
+                    let (event, reason) = (dead.event.id, &dead.reason);
+                    if dead.blocked_by.is_none() {
+                        warn!(%event, reason, "parking an event that cannot be published");
+                    }
+                    self.parking.ask(index, dead);
+                }
+                Request::NoteFailure { id, attempts, reason, pause } => {
+                    warn!(event = %id, attempts, %reason, "trying again in {pause:?}");
+                    reporter.trouble(reason.clone());
+                    let store = Arc::clone(&self.store);
+                    self.jobs.push(jobs::note_failure(store, id, attempts, reason, pause));
                 }
                 Request::Stop(reason) => return Err(Error::Refused(reason)),
             }
         }
+        self.jobs.extend(self.parking.next(&self.store));
         self.settle(reporter);
         self.confirm();
         Ok(())
@@ -209,12 +230,15 @@ impl Session {
     fn finish(&mut self, done: Done, reporter: &mut Reporter) -> Result<(), Error> {
         match done {
             Done::Tail(tail) => self.apply(Input::Tail(tail)),
-            Done::Parked { index, row_was_there } => {
-                if !row_was_there {
-                    self.settling.parked();
-                }
-                self.apply(Input::Parked { index });
+            Done::TailFailed(why) => {
+                reporter.trouble(why.clone());
+                self.apply(Input::TailFailed(why.clone()));
+                let wait = self.state.breaker().1.unwrap_or_default();
+                warn!(error = why, "the stream does not answer, trying again in {wait:.1?}");
             }
+            Done::Purged(purged @ 1..) => info!(purged, "removed old dead letters"),
+            Done::FailureNoted | Done::Purged(_) => {}
+            Done::Parked(parked) => self.parked(parked),
             Done::Marked { batch, marked } => self.settling.marked(batch, marked),
             Done::Observed(watermark) => self.settling.observed(watermark),
             Done::Unmarked(found) => self.settling.found(found, &mut self.jobs),
@@ -222,7 +246,7 @@ impl Session {
                 self.settling.stream_read(found, &tail, is_whole, &mut self.jobs);
             }
             Done::Swept(swept) => self.settling.swept(swept, &mut self.jobs),
-            Done::Scanned { scanner, rows, seen } => self.scanned(scanner, rows, seen)?,
+            Done::Scanned(read) => self.scanned(read)?,
             Done::ScanMarked(marked) => self.scan_marked(marked),
             Done::ScanClosed => self.scan.closed(),
             Done::Heartbeat | Done::LeftServer => {}
@@ -244,6 +268,7 @@ impl Session {
         self.watch_slot();
         self.watch_mode();
         self.rescan();
+        self.purge();
         self.settling.observe_if_due(&mut self.jobs, &self.state);
         if self.until.is_some_and(|until| self.state.confirmed() >= until)
             && self.draining_since.is_none()

@@ -1,20 +1,25 @@
 //! How a session begins.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
 
 use async_nats::Client;
 use futures_util::stream::FuturesUnordered;
+use tokio::sync::{Notify, watch};
 use tokio::time::interval;
 use tracing::info;
+use uuid::Uuid;
 
 use super::hold::Hold;
+use super::parking::Parking;
 use super::scan::Scan;
 use super::settle::{Known, Settling};
 use super::watch::Watch;
 use super::{Session, TICK};
 use crate::broker::{self, History, Publisher, TailReader, WayBack};
-use crate::config::{self, Config};
+use crate::config::{self, Config, OnPark};
+use crate::connect::NatsLink;
 use crate::core::{Limits, Mode, Start, State};
 use crate::database::{Rows, Slot, Store};
 use crate::error::Error;
@@ -26,6 +31,7 @@ async fn state(
     way: WayBack,
     tail: &TailReader,
     batches: bool,
+    dead: HashSet<Uuid>,
 ) -> Result<State, Error> {
     let WayBack { resolved_before, system_id, .. } = way;
     let tail = tail.back_to(way).await?;
@@ -45,6 +51,10 @@ async fn state(
         resolved_before,
         tail,
         batches,
+        dead,
+        parking_blocks: config.on_park == OnPark::BlockKey,
+        max_attempts: config.max_attempts,
+        seed: rand::random(),
     }))
 }
 
@@ -60,6 +70,7 @@ impl Session {
     pub(crate) async fn open(
         config: &Arc<Config>,
         client: &Client,
+        link: watch::Receiver<NatsLink>,
         once: bool,
     ) -> Result<Self, Error> {
         let store = Arc::new(Store::connect(config, "tailpost").await?);
@@ -83,10 +94,13 @@ impl Session {
             overtaken_max: config.window.events,
             at_least: 1,
         };
-        let state = state(config, mode, way, &tail, batches).await?;
+        let dead = store.newest_dead_letters().await?;
+        let state = state(config, mode, way, &tail, batches, dead).await?;
         let history = History { system_id, timeline };
+        let stream = &config.stream.name;
         let (publisher, answers) =
-            Publisher::new(client.clone(), &config.stream.name, history, config.dedup).await?;
+            Publisher::new(client.clone(), stream, history, config.dedup, tail.limits(), link)
+                .await?;
         let marks = Store::connect(config, "tailpost marks").await?;
         marks.yield_to_others().await?;
         let until = if once { Some(store.mark_the_end().await?) } else { None };
@@ -99,10 +113,12 @@ impl Session {
             publisher,
             answers,
             tail,
+            reconnected: Arc::new(Notify::new()),
             store,
             jobs: FuturesUnordered::new(),
             settling,
             scan: Scan::new(),
+            parking: Parking::default(),
             start_snapshot,
             system_id,
             timeline,

@@ -11,9 +11,10 @@ use tokio_postgres::Row;
 use tracing::info;
 
 use super::Session;
-use super::jobs::{Done, Job, job, long_job};
+use super::jobs::{Done, Job, Read, job, long_job};
 use crate::broker::WayBack;
-use crate::core::{Input, Settled, Tail};
+use crate::config::OnPark;
+use crate::core::{Blocked, Input, Settled};
 use crate::database::Store;
 use crate::database::slot::scan_reach;
 use crate::error::Error;
@@ -33,6 +34,8 @@ pub(super) struct Scan {
     phase: Phase,
     /// The first scan of the session is not finished.
     initial: bool,
+    /// The log waits, because aggregates are blocked: see `core/state/blocking.rs`.
+    holding: bool,
     /// The cursor's connection, while one is open.
     scanner: Option<Arc<Store>>,
     published: Vec<Settled>,
@@ -46,6 +49,7 @@ impl Scan {
         Self {
             phase: Phase::Resting { since: Instant::now() },
             initial: true,
+            holding: false,
             scanner: None,
             published: Vec::new(),
             tail_read: false,
@@ -54,7 +58,7 @@ impl Scan {
     }
 
     pub(super) fn holds_the_log_back(&self) -> bool {
-        self.initial
+        self.initial || self.holding
     }
 
     pub(super) fn is_resting(&self) -> bool {
@@ -80,6 +84,7 @@ impl Scan {
             info!(rows = self.scanned, "the scanner is done; following the log");
         }
         self.scanner = None;
+        self.holding = false;
         self.phase = Phase::Resting { since: Instant::now() };
     }
 }
@@ -89,12 +94,17 @@ impl Session {
         self.scan.phase = Phase::Reading;
         let config = Arc::clone(&self.config);
         let start_snapshot = self.start_snapshot.clone();
+        let parking_blocks = config.on_park == OnPark::BlockKey;
         let read = self.fetch_with_tail();
         self.jobs.push(long_job(async move {
             let scanner = Store::connect(&config, "tailpost scanner").await?;
             scanner.check_publication(&config.publication, &config.slot).await?;
+            if parking_blocks {
+                scanner.release().await?;
+            }
             scanner.open_scan(&start_snapshot).await?;
-            read(Arc::new(scanner)).await
+            let blocked = if parking_blocks { Some(scanner.blocked().await?) } else { None };
+            read(Arc::new(scanner), blocked).await
         }));
     }
 
@@ -106,16 +116,18 @@ impl Session {
             && self.draining_since.is_none()
             && self.state.unresolved() * 2 < self.config.window.events
         {
-            self.start_scan();
+            self.scan.holding = self.state.is_blocking();
+            if !self.scan.holding || self.state.is_idle() {
+                self.start_scan();
+            }
         }
     }
 
-    pub(super) fn scanned(
-        &mut self,
-        scanner: Arc<Store>,
-        rows: Vec<Row>,
-        seen: Option<Tail>,
-    ) -> Result<(), Error> {
+    pub(super) fn scanned(&mut self, read: Read) -> Result<(), Error> {
+        let Read { scanner, rows, blocked, seen } = read;
+        if let Some(blocked) = blocked {
+            self.apply(Input::Blocked(blocked));
+        }
         if rows.is_empty() || self.draining_since.is_some() {
             let (slot, scanned) = (self.config.slot.clone(), self.scan.scanned);
             let is_gap_filled = rows.is_empty() && self.scan.initial;
@@ -149,7 +161,12 @@ impl Session {
             self.scan.phase = Phase::Marking;
             let published = std::mem::take(&mut self.scan.published);
             let (store, stream) = (Arc::clone(&self.store), self.config.stream.name.clone());
+            let found: Vec<Settled> =
+                published.iter().filter(|it| it.is_found()).copied().collect();
             self.jobs.push(job(async move {
+                if !found.is_empty() {
+                    store.note_found(&found).await?;
+                }
                 store.mark(&stream, &published).await.map(Done::ScanMarked)
             }));
         }
@@ -161,12 +178,14 @@ impl Session {
         self.scan.phase = Phase::Reading;
         if let Some(scanner) = self.scan.scanner.take() {
             let read = self.fetch_with_tail();
-            self.jobs.push(read(scanner));
+            self.jobs.push(read(scanner, None));
         }
     }
 
     /// Fetches a batch; before the first one is published, the stream's tail is read as well.
-    fn fetch_with_tail(&self) -> impl FnOnce(Arc<Store>) -> Job + Send + use<> {
+    fn fetch_with_tail(
+        &self,
+    ) -> impl FnOnce(Arc<Store>, Option<Vec<Blocked>>) -> Job + Send + use<> {
         let (rows_max, bytes_max) = (self.config.scan.batch, self.config.window.bytes);
         let tail = (!self.scan.tail_read).then(|| self.tail.clone());
         let way = WayBack {
@@ -175,7 +194,7 @@ impl Session {
             overtaken_max: 0,
             at_least: scan_reach(&self.config),
         };
-        move |scanner: Arc<Store>| {
+        move |scanner, blocked| {
             // The first rows of millions come once all of them are sorted.
             long_job(async move {
                 let rows = fetch(&scanner, rows_max, bytes_max).await?;
@@ -183,7 +202,7 @@ impl Session {
                     Some(tail) if !rows.is_empty() => Some(tail.back_to(way).await?),
                     _ => None,
                 };
-                Ok(Done::Scanned { scanner, rows, seen })
+                Ok(Done::Scanned(Read { scanner, rows, blocked, seen }))
             })
         }
     }

@@ -1,17 +1,21 @@
 //! The relay, as operators see it.
 
 use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use axum::Router;
+use futures_util::future::BoxFuture;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::metrics::MetricType;
-use relay::{Config, Latency, Role, SlotStatus, Status};
+use relay::{BreakerState, Config, Latency, Role, SlotStatus, Status};
 use serde::Serialize;
 use tokio::sync::watch;
 
-use super::Engine;
+use super::dead_letters::{self, Desk};
 use super::metrics::{Metrics, Sink};
+use super::{Admin, Engine};
 
 type NoLabels = [(&'static str, &'static str); 0];
 
@@ -19,15 +23,23 @@ type NoLabels = [(&'static str, &'static str); 0];
 pub(crate) struct Relay {
     status: watch::Receiver<Status>,
     metrics: Metrics,
+    desk: Desk,
+    counted: Counted,
 }
+
+/// How many dead letters there are, and the age of the oldest in seconds; `None` if unknown.
+type Counted = Arc<Mutex<Option<(u64, f64)>>>;
 
 impl Relay {
     pub(crate) fn new(status: watch::Receiver<Status>, config: &Config) -> Self {
         let pipeline = format!("{}/{}", config.slot, config.publication);
         let labels = [("pipeline", pipeline), ("stream", config.stream.name.clone())];
         let in_flight_limit = config.window.events;
-        let collector = StatusCollector { status: status.clone(), in_flight_limit };
-        Self { status, metrics: Metrics::new(labels, collector) }
+        let counted = Counted::default();
+        let dead_letters = Arc::clone(&counted);
+        let collector = StatusCollector { status: status.clone(), in_flight_limit, dead_letters };
+        let desk = Desk::new(config.clone());
+        Self { status, metrics: Metrics::new(labels, collector), desk, counted }
     }
 }
 
@@ -40,6 +52,22 @@ impl Engine for Relay {
 
     fn metrics(&self) -> Result<String, fmt::Error> {
         self.metrics.encode()
+    }
+
+    fn look(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async {
+            let count = self.desk.count().await;
+            *self.counted.lock().unwrap_or_else(PoisonError::into_inner) = count;
+        })
+    }
+
+    fn api(&self) -> Router<Admin> {
+        let routes = dead_letters::routes().with_state(self.desk.clone());
+        Router::new().nest("/api/v1/outbox", routes)
+    }
+
+    fn api_paths(&self) -> &'static str {
+        ", and /api/v1/outbox/dead-letter"
     }
 
     fn status(&self) -> anyhow::Result<String> {
@@ -88,13 +116,16 @@ fn stalled(status: &Status) -> Option<String> {
     let events = status.in_flight_events;
     let cause = status.last_error.as_deref();
     let cause = cause.map(|it| format!(": {it}")).unwrap_or_default();
-    Some(format!("no progress {since} with {events} events in flight{cause}"))
+    let retry = status.breaker_retry_in.map(|it| format!(", trying again in {} s", it.as_secs()));
+    let retry = retry.unwrap_or_default();
+    Some(format!("no progress {since} with {events} events in flight{cause}{retry}"))
 }
 
 #[derive(Debug)]
 struct StatusCollector {
     status: watch::Receiver<Status>,
     in_flight_limit: usize,
+    dead_letters: Counted,
 }
 
 impl Collector for StatusCollector {
@@ -104,6 +135,10 @@ impl Collector for StatusCollector {
         let mut sink = Sink { encoder: &mut encoder };
         sink.replication(&status)?;
         sink.outbox(&status)?;
+        let counted = *self.dead_letters.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((count, oldest)) = counted {
+            sink.dead_letters(count as f64, oldest)?;
+        }
         sink.gauge(
             "outbox_inflight_limit",
             "Events that may be read but not resolved.",
@@ -152,6 +187,15 @@ impl Sink<'_, '_> {
         ] {
             self.gauge(name, help, value)?;
         }
+        let breaker = match status.breaker {
+            BreakerState::Closed => 0.0,
+            BreakerState::HalfOpen => 1.0,
+            BreakerState::Open => 2.0,
+        };
+        let help = "Whether the broker is tried: 0 closed, 1 half-open, 2 open.";
+        self.family("breaker_state", help, [([("target", "nats")], breaker)])?;
+        let help = "Times the breaker opened.";
+        self.counter("breaker_opened", help, status.breaker_opened_total)?;
         if let Some(age) = status.last_progress_age() {
             let help = "Time since the relay last got on, or had nothing to do.";
             self.gauge("relay_last_progress_age_seconds", help, age.as_secs_f64())?;
@@ -191,6 +235,11 @@ impl Sink<'_, '_> {
         let help = "Bytes of the events read but not resolved.";
         self.gauge("outbox_inflight_bytes", help, status.in_flight_bytes as f64)?;
         self.published(status)?;
+        let message = status.deferred_total + status.parked_total;
+        let classes = [("outage", status.outages_total), ("message", message)];
+        let classes = classes.map(|(class, count)| ([("class", class)], count));
+        let help = "Attempts to publish that failed, by whose fault it was.";
+        self.counters("outbox_publish_failures", help, classes)?;
         for (name, help, value) in [
             ("outbox_settled", "Events found in the stream already.", status.settled_total),
             ("outbox_dropped", "Events that a route dropped.", status.dropped_total),
@@ -228,6 +277,13 @@ impl Sink<'_, '_> {
         let results = [("stored", status.published_total), ("duplicate", status.duplicates_total)];
         let results = results.map(|(result, count)| ([("result", result)], count));
         self.counters("outbox_published", "Events that the broker acknowledged.", results)
+    }
+
+    fn dead_letters(&mut self, count: f64, oldest: f64) -> fmt::Result {
+        let outbox = |value| [([("source", "outbox")], value)];
+        self.family("dead_letter_count", "Dead letters that nobody discarded.", outbox(count))?;
+        let help = "Age of the oldest dead letter, or 0.";
+        self.family("dead_letter_oldest_age_seconds", help, outbox(oldest))
     }
 
     fn latency(&mut self, latency: &Latency) -> fmt::Result {
@@ -268,10 +324,14 @@ mod tests {
             postgres_connected: true,
             nats_connected: true,
             last_error: Some("no responders".into()),
+            breaker_retry_in: Some(Duration::from_secs(7)),
             ..active(Some(Duration::from_secs(31)))
         };
         let reason = Readiness::of(&status).reason.expect("not ready");
-        assert_eq!(reason, "no progress for 31 s with 7 events in flight: no responders");
+        assert_eq!(
+            reason,
+            "no progress for 31 s with 7 events in flight: no responders, trying again in 7 s"
+        );
         assert!(!Readiness::of(&active(None)).ready);
     }
 

@@ -1,49 +1,64 @@
 mod inbox;
 
 use std::fmt::Write;
+use std::time::Duration;
 
 use relay::{OutboxReport, SlotReport, StatusReport, StreamReport};
 use serde::Serialize;
 
+use serde_json::Value;
+
 use self::inbox::ConsumerReport;
+use super::dlq::client::Client;
 use crate::cli::StatusArgs;
 use crate::config::Settings;
 use crate::output;
 
-/// The relay's side, if there is one, and the inbox's.
+/// The most frequent reasons. `tailpost outbox dlq list` shows more.
+const REASONS_SHOWN: usize = 3;
+
+/// How long a relay may take to tell how it does.
+const RELAY_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// What both servers keep of the relay, if there is one, and of the consumers; and what the relay
+/// at `admin.listen` says of itself, if one answers.
 #[derive(Serialize)]
 struct Report {
     #[serde(flatten)]
-    relay: Option<StatusReport>,
+    outbox: Option<StatusReport>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    relay: Option<Value>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     consumers: Vec<ConsumerReport>,
 }
 
 pub(super) async fn run(args: &StatusArgs, settings: &Settings) -> anyhow::Result<()> {
-    let relay = match relay::inspect(&settings.relay_config()?).await {
+    let outbox = match relay::inspect(&settings.relay_config()?).await {
         Err(error) if !matches!(error, relay::Error::NotSetUp { .. }) => return Err(error.into()),
         other => other,
     };
     let consumers = inbox::inspect(settings).await;
-    let (relay, consumers) = match (relay, consumers) {
-        (Ok(relay), consumers) => (Some(relay), consumers?),
+    let (outbox, consumers) = match (outbox, consumers) {
+        (Ok(outbox), consumers) => (Some(outbox), consumers?),
         // A service that only consumes has an inbox, and no outbox.
         (Err(_), Ok(consumers)) if !consumers.is_empty() => (None, consumers),
         (Err(error), _) => return Err(error.into()),
     };
-    let mut report = Report { relay, consumers };
+    let relay = tokio::time::timeout(RELAY_TIMEOUT, ask(settings)).await.ok().flatten();
+    let mut report = Report { outbox, relay, consumers };
     if args.json {
         output::json(&report)?
     } else {
         output::text(&all_text(&report))?
     }
     // What is known was told; the exit code says that it is not all.
-    let incomplete = report.relay.as_mut().and_then(|it| it.incomplete.take());
+    let incomplete = report.outbox.as_mut().and_then(|it| it.incomplete.take());
     incomplete.map_or(Ok(()), |error| Err(error.into()))
 }
 
 fn all_text(report: &Report) -> String {
-    let mut lines = Lines(report.relay.as_ref().map(text).unwrap_or_default());
+    let told = report.relay.as_ref().map(relay_line).unwrap_or_default();
+    let mut lines = Lines(told + &report.outbox.as_ref().map(text).unwrap_or_default());
     for consumer in &report.consumers {
         lines.consumer(consumer);
     }
@@ -54,6 +69,27 @@ fn all_text(report: &Report) -> String {
             "warning",
             format_args!("{dead} dead letter{s} of consumers: see `tailpost inbox dlq list`"),
         );
+    }
+    lines.0
+}
+
+async fn ask(settings: &Settings) -> Option<Value> {
+    Client::new(&settings.admin).ok()?.get("status").await.ok()
+}
+
+fn relay_line(relay: &Value) -> String {
+    let mut lines = Lines::default();
+    let role = relay["role"].as_str().unwrap_or("unknown");
+    let breaker = match (relay["breaker"].as_str(), relay["breaker_retry_in_seconds"].as_f64()) {
+        (Some("open"), Some(wait)) => format!(", breaker open, next try in {wait:.0} s"),
+        (Some("half_open"), _) => ", breaker half-open".into(),
+        _ => String::new(),
+    };
+    let waiting = relay["in_flight_events"].as_u64().unwrap_or(0);
+    lines.add("relay", format_args!("{role}{breaker}, {waiting} in flight"));
+    // An old error is no news.
+    if let (true, Some(error)) = (waiting > 0 || role != "active", relay["last_error"].as_str()) {
+        lines.add("  trouble", error);
     }
     lines.0
 }
@@ -124,7 +160,18 @@ impl Lines {
         }
         let reason = outbox.latest_dead_letter_reason.as_deref();
         let reason = reason.map(|it| format!(", the latest: {it}")).unwrap_or_default();
-        self.add("  dead letters", format_args!("{}{reason}", outbox.dead_letters));
+        let oldest = outbox.oldest_dead_letter_seconds.map(|it| {
+            let age = Duration::try_from_secs_f64(it).unwrap_or_default();
+            format!(", oldest {}", duration(age))
+        });
+        let oldest = oldest.unwrap_or_default();
+        self.add("  dead letters", format_args!("{}{oldest}{reason}", outbox.dead_letters));
+        for group in outbox.dead_letter_reasons.iter().take(REASONS_SHOWN) {
+            self.add("", format_args!("{} × {}", group.count, group.fingerprint));
+        }
+        if outbox.blocked_aggregates > 0 {
+            self.add("  blocked", format_args!("{} aggregates", outbox.blocked_aggregates));
+        }
     }
 
     fn stream(&mut self, stream: &StreamReport) {
@@ -150,6 +197,16 @@ pub(super) fn bytes(count: u64) -> String {
         unit += 1;
     }
     format!("{}.{} {}", tenths / 10, tenths % 10, UNITS[unit])
+}
+
+pub(super) fn duration(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    match seconds {
+        0..60 => format!("{seconds}s"),
+        60..3600 => format!("{}m {}s", seconds / 60, seconds % 60),
+        3600..86_400 => format!("{}h {}m", seconds / 3600, seconds % 3600 / 60),
+        _ => format!("{}d {}h", seconds / 86_400, seconds % 86_400 / 3600),
+    }
 }
 
 #[cfg(test)]
@@ -181,6 +238,7 @@ mod tests {
                 oldest_unpublished_seconds: Some(61.5),
                 dead_letters: 1,
                 latest_dead_letter_reason: Some("payload too large".into()),
+                ..OutboxReport::default()
             },
             stream: Some(StreamReport {
                 name: "OUTBOX".into(),

@@ -2,7 +2,7 @@
 
 use outbox::Column;
 use relay::connect::SslMode;
-use relay::{Dedup, Mode, OnWalLimit};
+use relay::{Dedup, Mode, OnPark, OnWalLimit};
 
 use super::value::{Value, Wanted};
 use super::{LogFormat, Settings};
@@ -59,6 +59,11 @@ pub(super) static KEYS: &[Key] = &[
     key("relay.window_events", |it, v| put(&mut it.relay.window.events, v.integer())),
     key("relay.window_bytes", |it, v| put(&mut it.relay.window.bytes, bytes(v))),
     key("relay.ack_timeout", |it, v| put(&mut it.relay.ack_timeout, v.duration())),
+    key("relay.max_attempts", |it, v| put(&mut it.relay.max_attempts, small(v))),
+    key("relay.on_park", |it, v| put(&mut it.relay.on_park, on_park(v))),
+    key("relay.dead_letter_retention", |it, v| {
+        put(&mut it.relay.dead_letter_retention, v.unless_off(Value::duration))
+    }),
     key("relay.scan_interval", |it, v| put(&mut it.relay.scan.interval, v.duration())),
     key("relay.scan_batch", |it, v| put(&mut it.relay.scan.batch, v.integer())),
     key("relay.mark_batch", |it, v| put(&mut it.relay.mark.batch, v.integer())),
@@ -105,6 +110,10 @@ fn bytes(value: Value<'_>) -> Result<usize, Wanted> {
     usize::try_from(value.size()?).map_err(|_| "a size that fits into memory".into())
 }
 
+fn small(value: Value<'_>) -> Result<u32, Wanted> {
+    u32::try_from(value.integer()?).map_err(|_| "a smaller number".into())
+}
+
 fn sslmode(value: Value<'_>) -> Result<SslMode, Wanted> {
     let wanted = "disable, prefer, require, verify-ca, or verify-full";
     value.text().ok().and_then(|it| it.parse().ok()).ok_or_else(|| wanted.into())
@@ -115,6 +124,14 @@ fn mode(value: Value<'_>) -> Result<Mode, Wanted> {
         Ok("fenced") => Ok(Mode::Fenced),
         Ok("keyed") => Ok(Mode::Keyed),
         _ => Err("\"fenced\" or \"keyed\"".into()),
+    }
+}
+
+fn on_park(value: Value<'_>) -> Result<OnPark, Wanted> {
+    match value.text() {
+        Ok("skip") => Ok(OnPark::Skip),
+        Ok("block_key") => Ok(OnPark::BlockKey),
+        _ => Err("\"skip\" or \"block_key\"".into()),
     }
 }
 

@@ -116,7 +116,7 @@ fn a_reconnect_is_told_from_no_change() {
     for event in [Event::Connected, Event::Disconnected, Event::Connected] {
         observe(&sender, "nats://n1", &event);
     }
-    let expected = NatsLink { connected: true, connects: 2, last_error: None };
+    let expected = NatsLink { connected: true, connects: 2, last_error: None, errors: 0 };
     assert_eq!(*watcher.borrow(), expected);
 }
 

@@ -1,4 +1,6 @@
-//! The broker: what it stores of what arrives, and what it answers.
+//! The broker: what it stores of what arrives, and what it answers; and the network to it.
+
+use std::collections::VecDeque;
 
 use outbox::wire::Position;
 use rand::RngExt;
@@ -69,6 +71,26 @@ impl World {
                 self.answers.push((generation, answer));
             }
         }
+    }
+
+    pub(super) fn answer(&mut self) {
+        if self.answers.is_empty() {
+            return;
+        }
+        // Mostly in order, sometimes not.
+        let reach = if self.rng.random_bool(0.9) { 1 } else { self.answers.len() };
+        let (generation, input) = self.answers.remove(self.rng.random_range(0..reach));
+        if generation == self.relay.generation {
+            self.apply(input);
+        }
+    }
+
+    pub(super) fn break_link(&mut self) {
+        let kept = self.connections.last_mut().expect("one connection");
+        let rng = &mut self.rng;
+        kept.retain(|_| rng.random_bool(0.5));
+        self.connections.push(VecDeque::new());
+        self.apply(Input::LinkLost);
     }
 
     fn take(&mut self, message: &Flying, honest: bool) -> (u64, Vec<Input>) {

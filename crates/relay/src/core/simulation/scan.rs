@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use rand::RngExt;
 
 use super::World;
-use crate::core::{Input, Tail};
+use crate::core::{Blocked, Input, Tail};
 
 pub(super) enum Scanning {
     Reading,
@@ -30,26 +30,47 @@ impl World {
         }
     }
 
-    fn old_connections_are_empty(&self) -> bool {
+    pub(super) fn old_connections_are_empty(&self) -> bool {
         self.connections.iter().rev().skip(1).all(VecDeque::is_empty)
     }
 
     pub(super) fn has_late_rows(&self) -> bool {
-        self.late_rows.iter().any(|row| !self.marked.contains(row) && !self.parked.contains(row))
+        {
+            let late = self.late_rows.iter().chain(&self.requeued);
+            late.clone().any(|row| !self.marked.contains(row) && !self.dead.contains_key(row))
+        }
+    }
+
+    /// Goes on with the open cursor, or opens one: then also says which aggregates are blocked.
+    fn open_cursor(&mut self) -> (VecDeque<u128>, Option<Vec<Blocked>>) {
+        if let Some(cursor) = self.relay.cursor.take() {
+            return (cursor, None);
+        }
+        if self.faults.blocking {
+            self.release();
+        }
+        let pending = self.old_rows.iter().copied();
+        let is_pending = |id: &u128| !self.marked.contains(id) && !self.dead.contains_key(id);
+        let cursor = pending.filter(is_pending).collect();
+        (cursor, self.faults.blocking.then(|| self.blocked()))
     }
 
     pub(super) fn scan(&mut self) {
         match std::mem::replace(&mut self.relay.scan, Scanning::Done) {
+            Scanning::Reading if self.relay.holding && !self.relay.state.is_idle() => {
+                self.relay.scan = Scanning::Reading;
+            }
             Scanning::Reading => {
-                let pending = self.old_rows.iter().copied();
-                let rows: Vec<u128> = pending
-                    .filter(|id| !self.marked.contains(id) && !self.parked.contains(id))
-                    .take(2)
-                    .collect();
+                let (mut cursor, blocked) = self.open_cursor();
+                let rows: Vec<u128> = cursor.drain(..cursor.len().min(2)).collect();
+                if let Some(blocked) = blocked {
+                    self.apply(Input::Blocked(blocked));
+                }
                 if rows.is_empty() {
-                    self.relay.scan_is_initial = false;
+                    (self.relay.scan_is_initial, self.relay.holding) = (false, false);
                     return;
                 }
+                self.relay.cursor = Some(cursor);
                 let seen = (!self.relay.tail_read).then(|| self.tail_since(1));
                 self.relay.tail_read = true;
                 self.relay.scan = Scanning::Read(rows, seen);
@@ -58,7 +79,7 @@ impl World {
                 if let Some(seen) = seen {
                     self.apply(Input::Seen(seen));
                 }
-                let outgoing = rows.iter().map(|id| self.outgoing(*id)).collect();
+                let outgoing = rows.iter().map(|id| self.scanned(*id)).collect();
                 self.apply(Input::Scanned(outgoing));
                 self.relay.scan = Scanning::Publishing(rows);
             }

@@ -30,16 +30,62 @@ impl State {
 
     /// Forgets what was sent and asks what the stream has (go-back-N).
     pub(super) fn resync(&mut self, delay: Duration, why: String) {
-        if self.link == Link::Resyncing {
+        if self.link != Link::Up {
             return;
         }
         let sent = self.window.iter_unresolved().filter(|(_, entry)| entry.stage == Stage::Sent);
         let from = sent.map(|(_, entry)| entry.sent_after).min().unwrap_or(self.known_seq) + 1;
-        self.link = Link::Resyncing;
         self.batch = None;
         self.epoch += 1;
         self.fruitless_resyncs += 1;
         self.counts.resyncs += 1;
+        self.link = Link::Waiting { from };
+        self.why = why;
+        self.read_tail(delay);
+    }
+
+    /// Nothing is wrong with what was sent, and yet the broker does not store it.
+    pub(super) fn outage(&mut self, why: String) {
+        if self.link == Link::Up {
+            self.counts.outages += 1;
+            self.breaker.failed(self.now);
+            self.resync(Duration::ZERO, why);
+        }
+    }
+
+    /// The tail could not be read.
+    pub(super) fn tail_failed(&mut self, why: String) {
+        if let Link::Resyncing { from } = self.link {
+            self.counts.outages += 1;
+            self.breaker.failed(self.now);
+            self.link = Link::Waiting { from };
+            self.why = why;
+            self.read_tail(Duration::ZERO);
+        }
+    }
+
+    /// The connection was replaced. If it is what was waited for, there is nothing to wait for.
+    pub(super) fn link_lost(&mut self) {
+        match self.link {
+            Link::Up => self.resync(Duration::ZERO, "the connection was replaced".into()),
+            Link::Waiting { .. } => {
+                self.breaker.attempt();
+                self.read_tail(Duration::ZERO);
+            }
+            Link::Resyncing { .. } => {}
+        }
+    }
+
+    /// Asks for the tail, unless the breaker says not yet. Then a tick does.
+    pub(super) fn read_tail(&mut self, delay: Duration) {
+        let Link::Waiting { from } = self.link else { return };
+        if self.breaker.forbids(self.now) {
+            return;
+        }
+        self.breaker.attempt();
+        self.link = Link::Resyncing { from };
+        self.limits_at = Some(self.now);
+        let why = self.why.clone();
         self.requests.push_back(Request::ReadTail { from, delay, why });
     }
 
@@ -66,6 +112,7 @@ impl State {
             .collect();
         if !found.is_empty() {
             self.fruitless_resyncs = 0;
+            self.breaker.succeeded();
         }
         for (index, seq) in found {
             self.settle(index, seq, true);
@@ -75,6 +122,9 @@ impl State {
         self.count_foreign(foreign);
         if self.mode == Mode::Keyed {
             self.ready = self.window.chain_by_key().into();
+        }
+        if self.window.unresolved() == 0 {
+            self.breaker.succeeded(); // there is nothing to try it with
         }
     }
 

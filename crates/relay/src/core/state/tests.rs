@@ -1,5 +1,6 @@
 //! How many messages may be on their way, and what they predict.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -28,6 +29,10 @@ fn start_on(tail: Tail, batches: bool) -> State {
         resolved_before: Lsn::ZERO,
         tail,
         batches,
+        dead: HashSet::new(),
+        parking_blocks: false,
+        max_attempts: 10,
+        seed: 1,
     })
 }
 
@@ -35,7 +40,10 @@ fn log(state: &mut State, events: usize) {
     for _ in 0..events {
         let mut event = Event::new("t", "a", "e", &0).expect("valid");
         event.payload = Bytes::from_static(b"{}");
-        state.apply(Duration::ZERO, Input::Logged(Outgoing { event, subject: Ok("s".into()) }));
+        state.apply(
+            Duration::ZERO,
+            Input::Logged(Outgoing { event, subject: Ok("s".into()), seq: None, requeued: false }),
+        );
     }
 }
 
@@ -117,7 +125,7 @@ fn one_lost_answer_is_missed_although_others_come() {
 
 fn dropped() -> Outgoing {
     let event = Event::new("t", "a", "e", &0).expect("valid");
-    Outgoing { event, subject: Err(Unpublished::Dropped) }
+    Outgoing { event, subject: Err(Unpublished::Dropped), seq: None, requeued: false }
 }
 
 #[test]
@@ -225,8 +233,8 @@ fn a_duplicate_that_a_batch_swallowed_is_looked_up_and_sent_by_itself() {
 fn a_batch_whose_last_message_did_not_leave_is_ended() {
     let mut state = batching(2);
     parts(&mut state);
-    let reason = "too large".to_owned();
-    state.apply(Duration::ZERO, Input::Unsendable { index: 2, reason });
+    let refusal = Refusal::Message("too large".to_owned());
+    state.apply(Duration::ZERO, Input::Unsendable { index: 2, refusal });
     assert!(state.has_send());
     assert_eq!(parts(&mut state), []);
     assert_eq!(state.next_end(), part(1, 2, true));

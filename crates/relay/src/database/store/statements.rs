@@ -29,7 +29,8 @@ impl Statements {
                 "UPDATE {outbox} o
                  SET published_at = clock_timestamp(), stream_seq = u.seq, commit_lsn = u.lsn,
                      stream = CASE WHEN u.seq IS NOT NULL THEN $4::text END,
-                     publish_error = CASE WHEN u.seq IS NULL THEN '{DROPPED}' END
+                     publish_error = CASE WHEN u.seq IS NULL THEN '{DROPPED}' END,
+                     next_attempt_at = NULL
                  FROM unnest($1::uuid[], $2::bigint[], $3::pg_lsn[]) AS u (id, seq, lsn)
                  WHERE o.{id} = u.id AND o.published_at IS NULL"
             ),
@@ -71,8 +72,10 @@ pub(super) fn park(table: &Table, payload_type: u32) -> String {
              DELETE FROM {outbox} WHERE {id} = $1 AND published_at IS NULL RETURNING {id}
          ), parked AS (
              INSERT INTO {dead} (id, aggregate_type, aggregate_id, event_type, event_version,
-                 payload, occurred_at, correlation_id, causation_id, headers, reason)
-             VALUES ($1, $2, $3, $4, $5, {payload}, $7, $8, $9, $10::text::jsonb, $11)
+                 payload, occurred_at, correlation_id, causation_id, headers, reason, publish_error,
+                 publish_attempts, seq, blocks, blocked_by)
+             VALUES ($1, $2, $3, $4, $5, {payload}, $7, $8, $9, $10::text::jsonb, $11, $11, $12,
+                 $13, $14, $15)
              ON CONFLICT (id) DO NOTHING
          )
          SELECT EXISTS (SELECT FROM gone)"

@@ -1,0 +1,263 @@
+//! Into the dead-letter table, and out of it again.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use outbox::{Column, Table};
+use tokio_postgres::{Row, Statement};
+use uuid::Uuid;
+
+use super::{Store, statements};
+use crate::core::{Blocked, Dead, Settled};
+use crate::database::rows::REQUEUED_TXID;
+use crate::error::Error;
+
+/// `reason` is for operators; more than this helps nobody.
+const REASON_BYTES_MAX: usize = 8 * 1024;
+
+/// More dead letters than this no relay leaves unconfirmed.
+const DEAD_AGAIN_MAX: u32 = 100_000;
+
+/// More blocked aggregates than this are an outage by another name: the relay stops.
+const BLOCKED_MAX: usize = 100_000;
+
+/// What the columns are called in the dead-letter table, in the order of [`Column::ALL`].
+const DEAD_COLUMNS: [&str; 10] = [
+    "id",
+    "aggregate_type",
+    "aggregate_id",
+    "event_type",
+    "event_version",
+    "payload",
+    "occurred_at",
+    "correlation_id",
+    "causation_id",
+    "headers",
+];
+
+impl Store {
+    /// Moves an event to the dead-letter table, durably. The row may not be visible yet: then the
+    /// event's own columns make the dead letter, and the sweeper removes the row. Says whether the
+    /// row was there.
+    pub(crate) async fn park(&self, dead: &Dead) -> Result<bool, Error> {
+        let event = &dead.event;
+        let headers = event.headers.as_ref().map(|headers| String::from_utf8_lossy(headers));
+        let row = self
+            .client()
+            .query_one(
+                self.prepare_park().await?,
+                &[
+                    &event.id,
+                    &&*event.aggregate_type,
+                    &&*event.aggregate_id,
+                    &&*event.event_type,
+                    &event.event_version,
+                    &&*event.payload,
+                    &event.occurred_at,
+                    &event.correlation_id,
+                    &event.causation_id,
+                    &headers,
+                    &fit(&dead.reason),
+                    &dead.attempts.cast_signed(),
+                    &dead.seq,
+                    &dead.blocks,
+                    &dead.blocked_by,
+                ],
+            )
+            .await
+            .map_err(Error::sql("park an event"))?;
+        Ok(row.get(0))
+    }
+
+    /// Needed once, and by those who count on the order of several.
+    pub(crate) async fn prepare_park(&self) -> Result<&Statement, Error> {
+        let prepare = async || {
+            let sql = statements::park(&self.table, self.dead_payload_type().await?);
+            self.prepare(&sql).await
+        };
+        self.park.get_or_try_init(prepare).await
+    }
+
+    /// Writes down that an event could not be published, why, and when it is tried again. A row that
+    /// is not visible yet is left alone.
+    pub(crate) async fn note_failure(
+        &self,
+        id: Uuid,
+        attempts: u32,
+        reason: &str,
+        pause: Duration,
+    ) -> Result<(), Error> {
+        let (reason, attempts) = (fit(reason), attempts.cast_signed());
+        self.client()
+            .execute(&note_failure(&self.table), &[&id, &attempts, &reason, &pause.as_secs_f64()])
+            .await
+            .map_err(Error::sql("write down a failed attempt"))?;
+        Ok(())
+    }
+
+    /// Events that the log may bring again although they are done with: those that were parked last,
+    /// and those that were requeued last and are published.
+    pub(crate) async fn newest_dead_letters(&self) -> Result<HashSet<Uuid>, Error> {
+        let sql = format!(
+            "(SELECT id FROM {dead} ORDER BY dead_at DESC LIMIT {DEAD_AGAIN_MAX})
+             UNION
+             SELECT event_id FROM (
+                 SELECT event_id FROM {audit} WHERE action IN ('requeue', 'release')
+                 ORDER BY id DESC LIMIT {DEAD_AGAIN_MAX}) requeued
+             WHERE NOT EXISTS (
+                 SELECT FROM {outbox} o WHERE o.{id} = event_id AND o.published_at IS NULL)",
+            id = self.table.column(Column::Id),
+            dead = self.table.companion("outbox_dead_letter"),
+            audit = self.table.companion("outbox_dead_letter_audit"),
+            outbox = self.table.quoted(),
+        );
+        let rows = self.client().query(&sql, &[]).await.map_err(Error::sql("read dead letters"))?;
+        Ok(rows.iter().map(|row| row.get(0)).collect())
+    }
+
+    /// Gives the scanner those dead letters that only waited for others, where nothing is left to
+    /// wait for.
+    pub(crate) async fn release(&self) -> Result<u64, Error> {
+        let sql = release(&self.table, &self.put_back().await?);
+        let row = self.client().query_one(&sql, &[]).await;
+        let released: i64 = row.map_err(Error::sql("release waiting events"))?.get(0);
+        Ok(released.cast_unsigned())
+    }
+
+    /// The aggregates whose events wait. Part of an open scan: what that finds does not wait.
+    pub(crate) async fn blocked(&self) -> Result<Vec<Blocked>, Error> {
+        let sql = format!(
+            "SELECT DISTINCT ON (aggregate_type, aggregate_id)
+                 aggregate_type, aggregate_id, coalesce(blocked_by, id)
+             FROM {} WHERE blocks AND discarded_at IS NULL
+             ORDER BY aggregate_type, aggregate_id, blocked_by IS NOT NULL, seq
+             LIMIT {}",
+            self.table.companion("outbox_dead_letter"),
+            BLOCKED_MAX + 1
+        );
+        let rows = self.client().query(&sql, &[]).await;
+        let rows = rows.map_err(Error::sql("look for blocked aggregates"))?;
+        if rows.len() > BLOCKED_MAX {
+            return Err(Error::Refused(format!(
+                "more than {BLOCKED_MAX} aggregates are blocked by dead letters; mend them with \
+                 `tailpost outbox dlq`, or set relay.on_park = \"skip\""
+            )));
+        }
+        let blocked = |row: &Row| Blocked {
+            aggregate_type: row.get(0),
+            aggregate_id: row.get(1),
+            by: row.get(2),
+        };
+        Ok(rows.iter().map(blocked).collect())
+    }
+
+    /// Puts what a CTE named `back` holds, whole rows of the dead-letter table, back into the outbox,
+    /// for the scanner. The event's first row may still be there, if it was not visible when it was
+    /// parked.
+    pub(super) async fn put_back(&self) -> Result<String, Error> {
+        let (table, outbox) = (&self.table, self.table.quoted());
+        let rows = self
+            .client()
+            .query(
+                "SELECT attname::text, format_type(atttypid, atttypmod) FROM pg_attribute
+                 WHERE attrelid = $1::text::regclass AND attnum > 0 AND NOT attisdropped",
+                &[&outbox],
+            )
+            .await
+            .map_err(Error::sql("look at the table's columns"))?;
+        let types: HashMap<String, String> =
+            rows.iter().map(|row| (row.get(0), row.get(1))).collect();
+        let (mut names, mut values) = (Vec::new(), Vec::new());
+        for (column, dead) in Column::ALL.into_iter().zip(DEAD_COLUMNS) {
+            let Some(wanted) = types.get(table.columns().name(column)) else { continue };
+            names.push(table.column(column));
+            values.push(match (column, wanted.as_str()) {
+                (Column::Payload, "bytea") => dead.to_owned(),
+                (Column::OccurredAt, wanted) if wanted.ends_with("without time zone") => {
+                    format!("{dead} AT TIME ZONE 'UTC'")
+                }
+                (Column::OccurredAt, _) => dead.to_owned(),
+                (_, wanted) => format!("{dead}::text::{wanted}"),
+            });
+        }
+        let payload = table.column(Column::Payload);
+        Ok(format!(
+            "INSERT INTO {outbox} AS o ({names}, seq, txid)
+             SELECT {values}, coalesce(seq, nextval(pg_get_serial_sequence('{name}', 'seq'))),
+                 '{REQUEUED_TXID}'::xid8
+             FROM back ORDER BY seq
+             ON CONFLICT ({id}) DO UPDATE SET txid = excluded.txid, {payload} = excluded.{payload},
+                 publish_attempts = 0, publish_error = NULL, next_attempt_at = NULL
+                 WHERE o.published_at IS NULL",
+            names = names.join(", "),
+            values = values.join(", "),
+            name = outbox.replace('\'', "''"),
+            id = table.column(Column::Id),
+        ))
+    }
+
+    /// Writes down that a requeued event had been stored before, and so was not published again.
+    pub(crate) async fn note_found(&self, found: &[Settled]) -> Result<(), Error> {
+        let ids: Vec<Uuid> = found.iter().map(|it| it.id).collect();
+        let seqs: Vec<Option<i64>> = found.iter().map(|it| it.seq.map(u64::cast_signed)).collect();
+        self.client()
+            .execute(&note_found(&self.table), &[&ids, &seqs])
+            .await
+            .map_err(Error::sql("write down what the stream had already"))?;
+        Ok(())
+    }
+}
+
+/// What fits into a reason.
+fn fit(reason: &str) -> String {
+    let mut reason = reason.replace('\0', "\u{fffd}");
+    reason.truncate(reason.floor_char_boundary(REASON_BYTES_MAX));
+    reason
+}
+
+fn note_failure(table: &Table) -> String {
+    format!(
+        "UPDATE {} SET publish_attempts = $2, publish_error = $3,
+             next_attempt_at = clock_timestamp() + make_interval(secs => $4)
+         WHERE {} = $1 AND published_at IS NULL",
+        table.quoted(),
+        table.column(Column::Id)
+    )
+}
+
+fn release(table: &Table, put_back: &str) -> String {
+    let dead = table.companion("outbox_dead_letter");
+    let audit = table.companion("outbox_dead_letter_audit");
+    format!(
+        "WITH back AS (
+             DELETE FROM {dead} d WHERE d.blocked_by IS NOT NULL AND d.discarded_at IS NULL
+                 AND d.blocks AND NOT EXISTS (
+                     SELECT FROM {dead} head
+                     WHERE head.aggregate_type = d.aggregate_type
+                         AND head.aggregate_id = d.aggregate_id
+                         AND head.blocks AND head.blocked_by IS NULL
+                         AND head.discarded_at IS NULL)
+             RETURNING *
+         ), put AS ({put_back}),
+         noted AS (
+             INSERT INTO {audit} (action, event_id, aggregate_type, aggregate_id, event_type, actor,
+                 via, reason)
+             SELECT 'release', id, aggregate_type, aggregate_id, event_type, 'tailpost', 'relay',
+                 reason FROM back
+         )
+         SELECT count(*) FROM back"
+    )
+}
+
+fn note_found(table: &Table) -> String {
+    let audit = table.companion("outbox_dead_letter_audit");
+    format!(
+        "INSERT INTO {audit} (action, event_id, aggregate_type, aggregate_id, event_type, actor,
+             via, why)
+         SELECT DISTINCT ON (a.event_id) 'found', a.event_id, a.aggregate_type, a.aggregate_id,
+             a.event_type, 'tailpost', 'relay',
+             'the stream had it already, as sequence ' || f.seq || ': not published again'
+         FROM unnest($1::uuid[], $2::bigint[]) AS f (id, seq)
+         JOIN {audit} a ON a.event_id = f.id AND a.action IN ('requeue', 'release')"
+    )
+}

@@ -1,0 +1,131 @@
+//! The admin API of a running relay, from the other side.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::Context;
+use http_body_util::{BodyExt, Full};
+use hyper::body::Bytes;
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
+use hyper::{Method, Request, StatusCode};
+use hyper_util::rt::TokioIo;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::net::TcpStream;
+
+use crate::admin::dead_letters::Complaint;
+use crate::config::AdminSettings;
+
+/// The server answers within five seconds, or says that it cannot.
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Where the API is, and the token for it.
+pub(crate) struct Client {
+    address: SocketAddr,
+    token: Option<String>,
+}
+
+/// Why the API did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ApiError {
+    /// `admin.listen` is off.
+    #[error("admin.listen is off, so no relay can be asked")]
+    Off,
+    /// Nobody answers there.
+    #[error("could not reach a relay at {address}")]
+    Unreachable { address: SocketAddr, source: std::io::Error },
+    /// No answer in time.
+    #[error("the relay at {address} did not answer within {} s", TIMEOUT.as_secs())]
+    Silent { address: SocketAddr },
+    /// It answered with an error.
+    #[error("{error}")]
+    Refused { status: StatusCode, error: String, hint: Option<String> },
+}
+
+impl ApiError {
+    /// What the operator can do about it.
+    pub(crate) fn hint(&self) -> Option<String> {
+        match self {
+            Self::Off | Self::Unreachable { .. } => Some(
+                "--direct asks the database instead; admin.listen says where a relay listens"
+                    .into(),
+            ),
+            Self::Silent { .. } => Some("--direct asks the database instead".into()),
+            Self::Refused { status, .. } if *status == StatusCode::UNAUTHORIZED => {
+                Some("set admin.token to the relay's".into())
+            }
+            Self::Refused { hint, .. } => hint.clone(),
+        }
+    }
+}
+
+impl Client {
+    pub(crate) fn new(settings: &AdminSettings) -> Result<Self, ApiError> {
+        let address = settings.listen.ok_or(ApiError::Off)?;
+        Ok(Self { address, token: settings.token.clone() })
+    }
+
+    pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
+        let body = self.call(Method::GET, path, None::<&()>).await?;
+        serde_json::from_slice(&body).context("the relay's answer is not understood")
+    }
+
+    pub(super) async fn post<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &impl Serialize,
+    ) -> anyhow::Result<T> {
+        let body = self.call(Method::POST, path, Some(body)).await?;
+        let body: &[u8] = if body.is_empty() { b"null" } else { &body };
+        serde_json::from_slice(body).context("the relay's answer is not understood")
+    }
+
+    pub(super) async fn delete(&self, path: &str, body: &impl Serialize) -> anyhow::Result<()> {
+        self.call(Method::DELETE, path, Some(body)).await.map(drop)
+    }
+
+    async fn call(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&impl Serialize>,
+    ) -> anyhow::Result<Bytes> {
+        let address = self.address;
+        let json = body.map(serde_json::to_vec).transpose()?.unwrap_or_default();
+        let mut request = Request::builder()
+            .method(method)
+            .uri(format!("/api/v1/{path}"))
+            .header(HOST, address.to_string())
+            .header(CONTENT_TYPE, "application/json");
+        if let Some(token) = &self.token {
+            request = request.header(AUTHORIZATION, format!("Bearer {token}"));
+        }
+        let request = request.body(Full::new(Bytes::from(json))).context("make a request")?;
+        let answered = tokio::time::timeout(TIMEOUT, exchange(address, request)).await;
+        let (status, body) = answered.map_err(|_| ApiError::Silent { address })??;
+        if status.is_success() {
+            return Ok(body);
+        }
+        let complaint = serde_json::from_slice(&body).unwrap_or_else(|_| Complaint {
+            error: String::from_utf8_lossy(&body).trim().to_owned(),
+            hint: None,
+        });
+        Err(ApiError::Refused { status, error: complaint.error, hint: complaint.hint }.into())
+    }
+}
+
+async fn exchange(
+    address: SocketAddr,
+    request: Request<Full<Bytes>>,
+) -> anyhow::Result<(StatusCode, Bytes)> {
+    let unreachable = |source| ApiError::Unreachable { address, source };
+    let stream = TcpStream::connect(address).await.map_err(unreachable)?;
+    let (mut sender, connection) =
+        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+    let connection = tokio::spawn(connection);
+    let answer = sender.send_request(request).await?;
+    let status = answer.status();
+    let body = answer.into_body().collect().await?.to_bytes();
+    connection.abort();
+    Ok((status, body))
+}

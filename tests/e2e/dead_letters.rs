@@ -1,0 +1,291 @@
+//! An operator with `tailpost status` and `tailpost outbox dlq`.
+
+use std::net::TcpListener;
+
+use async_nats::HeaderMap;
+use serde_json::Value;
+use support::{DEADLINE, Relay, Rig, RigOptions, until};
+use testbed::NatsOptions;
+use uuid::Uuid;
+
+/// Payloads over 4 KiB are poison, and the scanner looks often.
+async fn rig(on_park: &str) -> Rig {
+    let nats = NatsOptions { max_payload: Some(4_096), ..NatsOptions::default() };
+    let mut rig = Rig::with(RigOptions { nats, ..RigOptions::default() }).await;
+    rig.set("TAILPOST_RELAY__ON_PARK", on_park);
+    rig.set("TAILPOST_RELAY__SCAN_INTERVAL", "200ms");
+    rig.setup().await;
+    rig
+}
+
+async fn emit(rig: &Rig, aggregate: &str, n: i32, bytes: usize) -> Uuid {
+    let sql = format!(
+        "SELECT outbox_emit('order', '{aggregate}', 'Placed',
+             jsonb_build_object('n', {n}, 'x', repeat('x', {bytes})))"
+    );
+    rig.query(&sql).await
+}
+
+async fn dlq(rig: &Rig, code: i32, args: &[&str]) -> (String, String) {
+    let all: Vec<&str> = ["outbox", "dlq"].iter().chain(args).copied().collect();
+    rig.ends_with(code, &all).await
+}
+
+async fn wait_dead(rig: &Rig, n: i64) {
+    let sql = "SELECT count(*) FROM outbox_dead_letter WHERE discarded_at IS NULL";
+    until(DEADLINE, &format!("{n} dead letters"), async || rig.query::<i64>(sql).await == n).await;
+}
+
+/// The `n` of each stored event of an aggregate, in the stream's order.
+async fn numbers(rig: &Rig, aggregate: &str) -> Vec<i64> {
+    let stored = rig.stored().await.into_iter().map(|it| it.event());
+    let of_it = stored.filter(|it| it.aggregate_id == aggregate);
+    let payload = |it: outbox::Event| serde_json::from_slice::<Value>(&it.payload).expect("JSON");
+    of_it.map(|it| payload(it)["n"].as_i64().expect("a number")).collect()
+}
+
+fn fixed(relay: &Relay, name: &str, json: &str) -> String {
+    let _ = relay;
+    let path = std::env::temp_dir().join(format!("{name}-{}", Uuid::new_v4()));
+    std::fs::write(&path, json).expect("write a payload");
+    path.to_str().expect("UTF-8").to_owned()
+}
+
+/// R-DLQ-01, R-DLQ-03, R-DLQ-04, R-DLQ-05, R-OUT-08: found with `status`, mended, published under its
+/// own id within the duplicate window.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_poisoned_event_is_found_mended_and_published_under_its_own_id() {
+    let rig = rig("skip").await;
+    let relay = rig.relay();
+    emit(&rig, "a", 1, 9).await;
+    let poison = emit(&rig, "a", 2, 9_000).await;
+    emit(&rig, "a", 3, 9).await;
+    wait_dead(&rig, 1).await;
+    rig.wait_stored(2).await;
+
+    let (told, _) = rig.ends_with(0, &["status"]).await;
+    assert!(told.contains("tailpost outbox dlq list"), "{told}");
+    assert!(told.contains("1 × payload and headers exceed"), "{told}");
+    let id = poison.to_string();
+    let (told, _) = dlq(&rig, 0, &["list", "--direct"]).await;
+    assert!(told.contains(&id) && told.contains("max_payload of <n> bytes"), "{told}");
+    for (args, n) in [
+        (&["--reason", "MAX_PAYLOAD"][..], 1),
+        (&["--reason", "timeout"], 0),
+        (&["--aggregate", "order:a", "--type", "Placed", "--since", "1h"], 1),
+        (&["--aggregate", "order:b"], 0),
+        (&["--since", "2099-01-01T00:00:00Z"], 0),
+    ] {
+        let args = [&["list", "--direct", "--json"], args].concat();
+        let told: Value = serde_json::from_str(&dlq(&rig, 0, &args).await.0).expect("JSON");
+        assert_eq!(told["total"], n, "{args:?}");
+    }
+    let (told, _) = dlq(&rig, 0, &["show", &id, "--direct"]).await;
+    assert!(told.contains("order:a") && !told.contains("xxx"), "{told}");
+    let (told, _) = dlq(&rig, 0, &["show", &id, "--payload", "--direct"]).await;
+    assert!(told.contains("xxx"), "{told}");
+
+    let file = fixed(&relay, "payload", r#"{"n": 2, "exact": 1.10}"#);
+    let why = ["--why", "shortened", "--by", "ada"];
+    let args = ["requeue", &id, "--payload-file", &file, "--wait", "10s", "--direct"];
+    let (told, _) = dlq(&rig, 0, &[&args[..], &why].concat()).await;
+    assert_eq!(told.trim(), format!("{id} is published as sequence 3"));
+    let stored = rig.stored().await;
+    assert_eq!((stored[2].id, stored[2].payload.as_str()), (poison, r#"{"n": 2, "exact": 1.10}"#));
+    assert_eq!(rig.stored_count().await, 3);
+    let (told, _) = dlq(&rig, 0, &["show", &id, "--direct"]).await;
+    let said = "requeue by ada, payload replaced: shortened";
+    assert!(told.contains("published") && told.contains(said), "{told}");
+    let kept = "SELECT octet_length(old_payload::jsonb->>'x') FROM outbox_dead_letter_audit";
+    assert_eq!(rig.query::<i32>(kept).await, 9_000);
+    dlq(&rig, 3, &["requeue", &id, "--direct"]).await;
+}
+
+/// R-DLQ-03: an event that is in the stream after all, because somebody brought it there, is not
+/// published a second time, and the operator is told.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_stream_has_already_is_not_published_again() {
+    let mut rig = rig("skip").await;
+    rig.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "2m");
+    let relay = rig.relay();
+    let poison = emit(&rig, "a", 1, 9_000).await;
+    wait_dead(&rig, 1).await;
+    let mut headers = HeaderMap::new();
+    headers.insert("Nats-Msg-Id", poison.to_string());
+    let jetstream = rig.nats.jetstream().await.expect("connect");
+    let sent = jetstream.publish_with_headers("outbox.order.Placed", headers, "{}".into()).await;
+    sent.expect("send").await.expect("stored");
+    let (id, file) = (poison.to_string(), fixed(&relay, "again", "{}"));
+    let args = ["requeue", &id, "--payload-file", &file, "--wait", "10s", "--direct"];
+    let (told, _) = dlq(&rig, 0, &args).await;
+    assert!(told.contains("sequence 1: the stream had it already"), "{told}");
+    assert_eq!(rig.stored_count().await, 1);
+
+    // Published by its row: there is nothing to requeue.
+    rig.execute(&format!(
+        "INSERT INTO outbox_dead_letter (id, aggregate_type, aggregate_id, event_type, payload, reason)
+         SELECT id, aggregate_type, aggregate_id, event_type, payload, 'restored by mistake'
+         FROM outbox_events WHERE id = '{id}'"
+    ))
+    .await;
+    let (_, said) = dlq(&rig, 4, &["requeue", &id, "--direct"]).await;
+    assert!(said.contains("published already"), "{said}");
+}
+
+/// R-REL-10, R-REL-05: later events of the aggregate wait, across a restart, hold nobody else up, and
+/// follow in order.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_blocked_aggregate_waits_across_restarts_and_follows_in_order() {
+    let rig = rig("block_key").await;
+    let relay = rig.relay();
+    emit(&rig, "a", 1, 9).await;
+    let poison = emit(&rig, "a", 2, 9_000).await;
+    let mut waiting = Vec::new();
+    for n in 3..6 {
+        waiting.push(emit(&rig, "a", n, 9).await);
+        emit(&rig, "b", n, 9).await;
+    }
+    wait_dead(&rig, 4).await;
+    rig.wait_confirmed().await;
+    assert_eq!(numbers(&rig, "b").await, [3, 4, 5], "held up by another aggregate");
+    relay.kill9().await;
+    drop(relay);
+    let relay = rig.relay();
+    for n in 6..9 {
+        emit(&rig, "a", n, 9).await;
+    }
+    wait_dead(&rig, 7).await;
+    rig.wait_confirmed().await;
+    assert_eq!(numbers(&rig, "a").await, [1]);
+    let (told, _) = rig.ends_with(0, &["status"]).await;
+    assert!(told.contains("blocked      1 aggregate"), "{told}");
+    let (_, said) = dlq(&rig, 4, &["requeue", &waiting[0].to_string(), "--direct"]).await;
+    assert!(said.contains(&format!("waits for {poison}")), "{said}");
+
+    let file = fixed(&relay, "head", r#"{"n": 2}"#);
+    let id = poison.to_string();
+    dlq(&rig, 0, &["requeue", &id, "--payload-file", &file, "--direct"]).await;
+    for n in 9..30 {
+        emit(&rig, "a", n, 9).await;
+    }
+    wait_dead(&rig, 0).await;
+    rig.wait_stored(32).await;
+    rig.wait_marked().await;
+    assert_eq!(numbers(&rig, "a").await, (1..30).collect::<Vec<_>>());
+}
+
+/// R-REL-10, R-DLQ-04: the tail of a blocked aggregate goes in one step, or follows when what it
+/// waits for is discarded.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_blocked_aggregate_is_requeued_whole_or_goes_on_without_its_head() {
+    let rig = rig("block_key").await;
+    let relay = rig.relay();
+    for aggregate in ["a", "b"] {
+        emit(&rig, aggregate, 1, 9_000).await;
+        for n in 2..5 {
+            emit(&rig, aggregate, n, 9).await;
+        }
+    }
+    wait_dead(&rig, 8).await;
+    let head: Uuid = rig
+        .query("SELECT id FROM outbox_dead_letter WHERE aggregate_id = 'a' AND blocked_by IS NULL")
+        .await;
+    let (_, said) = dlq(&rig, 4, &["discard", &head.to_string(), "--direct"]).await;
+    assert!(said.contains("--yes"), "{said}");
+    dlq(&rig, 0, &["discard", &head.to_string(), "--yes", "--direct"]).await;
+    rig.wait_stored(3).await;
+    assert_eq!(numbers(&rig, "a").await, [2, 3, 4]);
+
+    rig.execute(
+        "UPDATE outbox_dead_letter SET payload = '{\"n\": 1}'
+         WHERE aggregate_id = 'b' AND blocked_by IS NULL",
+    )
+    .await;
+    let whole = ["requeue", "--aggregate", "order:b", "--direct"];
+    let (told, _) = dlq(&rig, 0, &[&whole[..], &["--dry-run"]].concat()).await;
+    assert!(told.starts_with("to requeue: 4 dead letters"), "{told}");
+    dlq(&rig, 0, &[&whole[..], &["--yes"]].concat()).await;
+    rig.wait_stored(7).await;
+    rig.wait_marked().await;
+    assert_eq!(numbers(&rig, "b").await, [1, 2, 3, 4]);
+    drop(relay);
+}
+
+/// R-DLQ-01, R-DLQ-02: through a relay, with its token: plan, dry run, rate, exit codes.
+#[tokio::test(flavor = "multi_thread")]
+async fn many_are_worked_through_by_a_relay_that_is_asked() {
+    let mut rig = rig("skip").await;
+    let free = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound");
+    let nobody = ["list"];
+    dlq(&rig, 5, &nobody).await;
+    rig.set("TAILPOST_ADMIN__LISTEN", &free.to_string());
+    rig.set("TAILPOST_ADMIN__TOKEN", "sesame");
+    let relay = rig.relay();
+    relay.wait_active().await;
+    for n in 0..30 {
+        emit(&rig, &format!("a-{}", n % 3), n, 9_000).await;
+    }
+    wait_dead(&rig, 30).await;
+    let shorten = "UPDATE outbox_dead_letter SET payload = jsonb_build_object('n', payload->'n')";
+    rig.execute(shorten).await;
+    let (told, _) = dlq(&rig, 0, &["list", "--limit", "5"]).await;
+    assert!(told.contains("30 dead letters") && told.contains("3 aggregates"), "{told}");
+
+    let some = ["requeue", "--all-matching", "--aggregate", "order:a-1"];
+    let (told, _) = dlq(&rig, 0, &[&some[..], &["--dry-run"]].concat()).await;
+    assert!(told.contains("to requeue: 10 dead letters"), "{told}");
+    wait_dead(&rig, 30).await;
+    let (told, plan) =
+        dlq(&rig, 0, &[&some[..], &["--rate", "20", "--yes", "--json"]].concat()).await;
+    let told: Value = serde_json::from_str(&told).expect("JSON");
+    assert_eq!((&told["done"], &told["total"]), (&10.into(), &10.into()), "{told}");
+    assert!(plan.contains("to requeue: 10"), "the plan was not shown: {plan}");
+    rig.wait_stored(10).await;
+    assert_eq!(numbers(&rig, "a-1").await, (0..10).map(|it| it * 3 + 1).collect::<Vec<_>>());
+
+    let (told, _) = dlq(&rig, 0, &["discard", "--all-matching", "--yes", "--why", "tests"]).await;
+    assert_eq!(told.trim(), "discarded 20 of 20");
+    let done = "SELECT count(*) FROM outbox_dead_letter_audit
+                WHERE action = 'discard' AND via = 'http' AND why = 'tests'";
+    assert_eq!(rig.query::<i64>(done).await, 20);
+    let unknown = Uuid::new_v4().to_string();
+    dlq(&rig, 3, &["show", &unknown]).await;
+    dlq(&rig, 3, &["requeue", &unknown]).await;
+    rig.set("TAILPOST_ADMIN__TOKEN", "guessed");
+    let (_, said) = dlq(&rig, 4, &["list"]).await;
+    assert!(said.contains("admin.token"), "{said}");
+    rig.set("TAILPOST_ADMIN__TOKEN", "sesame");
+
+    // Nobody publishes it: the relay is gone, and the database keeps it for the next one.
+    emit(&rig, "z", 1, 9_000).await;
+    wait_dead(&rig, 1).await;
+    rig.execute(shorten).await;
+    relay.kill9().await;
+    drop(relay);
+    let id: Uuid = rig.query("SELECT id FROM outbox_dead_letter WHERE discarded_at IS NULL").await;
+    let id = id.to_string();
+    dlq(&rig, 5, &["requeue", &id]).await;
+    dlq(&rig, 6, &["requeue", &id, "--wait", "300ms", "--direct"]).await;
+    let _relay = rig.relay();
+    rig.wait_stored(11).await;
+}
+
+/// R-DLQ-04: what is too old goes, and what others wait for does not.
+#[tokio::test(flavor = "multi_thread")]
+async fn old_dead_letters_are_removed_and_the_audit_knows() {
+    let rig = rig("block_key").await;
+    rig.execute(
+        "INSERT INTO outbox_dead_letter (id, aggregate_type, aggregate_id, event_type, payload,
+             reason, dead_at, blocks)
+         SELECT gen_random_uuid(), 'order', 'o-' || n, 'Placed', '{}', 'old',
+             now() - n * interval '1 day' + interval '1 hour', n = 20
+         FROM generate_series(1, 20) AS n",
+    )
+    .await;
+    let _relay = rig.relay();
+    wait_dead(&rig, 15).await;
+    let kept = "SELECT count(*) FROM outbox_dead_letter WHERE blocks";
+    assert_eq!(rig.query::<i64>(kept).await, 1);
+    let purged = "SELECT count(*) FROM outbox_dead_letter_audit WHERE action = 'purge'";
+    assert_eq!(rig.query::<i64>(purged).await, 5);
+}

@@ -1,0 +1,144 @@
+//! What fails is told apart: the broker's fault waits, an event's own fault is counted.
+
+use std::time::{Duration, Instant};
+
+use async_nats::jetstream::stream::{Config, DiscardPolicy};
+use support::{DEADLINE, Rig, RigOptions, until};
+use testbed::NatsOptions;
+
+/// Longer than a relay takes to park what it parks at once, shorter than ten attempts.
+const RETRIED_FOR: Duration = Duration::from_secs(3);
+
+async fn change_stream(rig: &Rig, change: impl FnOnce(&mut Config)) {
+    let mut config = rig.stream().await.cached_info().config.clone();
+    change(&mut config);
+    let jetstream = rig.nats.jetstream().await.expect("connect to NATS");
+    jetstream.update_stream(config).await.expect("change the stream");
+}
+
+async fn emit(rig: &Rig, kind: &str, n: i32) {
+    let sql = format!(
+        "SELECT outbox_emit('{kind}', 'a-' || n % 3, 'Happened', to_jsonb(n))
+         FROM generate_series(1, {n}) AS n"
+    );
+    rig.execute(&sql).await;
+}
+
+async fn dead_letters(rig: &Rig) -> i64 {
+    rig.query("SELECT count(*) FROM outbox_dead_letter").await
+}
+
+/// R-REL-09: a stream that is full is nobody's fault. Nothing is counted or parked, the log is held,
+/// and it goes on by itself.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_stream_holds_everything_and_consumes_no_attempt() {
+    let rig = Rig::new().await;
+    rig.setup().await;
+    change_stream(&rig, |it| (it.max_messages, it.discard) = (10, DiscardPolicy::New)).await;
+    let relay = rig.relay();
+    let ids = rig.insert(30).await;
+    rig.wait_stored(10).await;
+    relay.wait_log("maximum messages exceeded").await;
+    let (before, held) = (rig.confirmed().await, rig.wal_end().await);
+    tokio::time::sleep(RETRIED_FOR).await;
+    assert!(rig.confirmed().await < held, "confirmed what is not stored: {before}");
+    assert_eq!(dead_letters(&rig).await, 0);
+    let tried = "SELECT count(*) FROM outbox_events WHERE publish_attempts > 0";
+    assert_eq!(rig.query::<i64>(tried).await, 0);
+
+    change_stream(&rig, |it| it.max_messages = -1).await;
+    rig.wait_stored(30).await;
+    rig.wait_marked().await;
+    assert_eq!(rig.stored_ids().await, ids);
+}
+
+/// R-REL-09: while the breaker is open nothing is tried; the connection that comes back closes it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_broker_that_comes_back_is_tried_at_once_however_long_it_was_away() {
+    let mut rig = Rig::new().await;
+    rig.set("TAILPOST_RELAY__ACK_TIMEOUT", "300ms");
+    rig.setup().await;
+    let relay = rig.relay();
+    relay.wait_active().await;
+    rig.nats.kill().await.expect("kill the broker");
+    let ids = rig.insert(10).await;
+    until(DEADLINE, "the breaker opens", async || {
+        relay.log().matches("the stream does not answer").count() >= 2
+    })
+    .await;
+    rig.nats.start_again().await.expect("start the broker");
+    let started = Instant::now();
+    rig.wait_stored(10).await;
+    assert!(started.elapsed() < Duration::from_secs(6), "took {:?}", started.elapsed());
+    rig.wait_marked().await;
+    assert_eq!(rig.stored_ids().await, ids);
+}
+
+/// R-REL-09: no stream takes the subject. Attempts are written down, nothing overtakes it, and when
+/// the stream takes it, it goes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_subject_that_the_stream_takes_in_time_costs_only_time() {
+    let rig = Rig::new().await;
+    rig.setup().await;
+    let relay = rig.relay();
+    relay.wait_active().await;
+    change_stream(&rig, |it| it.subjects = vec!["outbox.order.*".into()]).await;
+    emit(&rig, "invoice", 2).await;
+    emit(&rig, "order", 5).await;
+    let noted = "SELECT count(*) FROM outbox_status WHERE status = 'RETRYING'
+                 AND publish_error LIKE '%does not take subject outbox.invoice.Happened%'
+                 AND next_attempt_at IS NOT NULL AND publish_attempts > 1";
+    until(DEADLINE, "attempts are noted", async || rig.query::<i64>(noted).await == 1).await;
+    assert_eq!(rig.stored_count().await, 0, "overtaken");
+    change_stream(&rig, |it| it.subjects = vec!["outbox.>".into()]).await;
+    rig.wait_stored(7).await;
+    rig.wait_marked().await;
+    let subjects: Vec<String> = rig.stored().await.into_iter().map(|it| it.subject).collect();
+    assert!(subjects[..2].iter().all(|it| it == "outbox.invoice.Happened"), "{subjects:?}");
+    let left = "SELECT count(*) FROM outbox_events
+                WHERE publish_error IS NOT NULL OR next_attempt_at IS NOT NULL";
+    assert_eq!(rig.query::<i64>(left).await, 0);
+}
+
+/// R-REL-09, R-REL-10: attempts run out, and a subject holds the others up once, not event by event.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_subject_that_nobody_takes_holds_the_stream_up_once() {
+    let mut rig = Rig::new().await;
+    rig.set("TAILPOST_RELAY__MAX_ATTEMPTS", "4");
+    rig.setup().await;
+    let relay = rig.relay();
+    relay.wait_active().await;
+    change_stream(&rig, |it| it.subjects = vec!["outbox.order.*".into()]).await;
+    emit(&rig, "invoice", 100).await;
+    emit(&rig, "order", 5).await;
+    rig.wait_stored(5).await;
+    rig.wait_marked().await;
+    rig.wait_confirmed().await;
+    assert_eq!(dead_letters(&rig).await, 100);
+    let attempts = "SELECT max(publish_attempts) FROM outbox_dead_letter";
+    assert_eq!(rig.query::<i32>(attempts).await, 4);
+}
+
+/// R-REL-09: the broker does not answer a message that may not be published, and says so elsewhere.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_subject_that_may_not_be_published_is_parked_and_the_others_go() {
+    let users = "authorization { users: [
+        { user: relay, password: relay, permissions: { publish: { deny: \"outbox.secret.>\" } } }
+        { user: test } ] }";
+    let config = vec![users.into(), "no_auth_user: test".into()];
+    let nats = NatsOptions { config, ..NatsOptions::default() };
+    let mut rig = Rig::with(RigOptions { nats, ..RigOptions::default() }).await;
+    rig.setup().await;
+    rig.set("NATS_URL", &rig.nats.url().replace("://", "://relay:relay@"));
+    rig.set("TAILPOST_RELAY__MAX_ATTEMPTS", "4");
+    let _relay = rig.relay();
+    emit(&rig, "order", 5).await;
+    emit(&rig, "secret", 2).await;
+    emit(&rig, "order", 5).await;
+    rig.wait_stored(10).await;
+    rig.wait_marked().await;
+    rig.wait_confirmed().await;
+    assert_eq!(dead_letters(&rig).await, 2);
+    let reason: String = rig.query("SELECT min(reason) FROM outbox_dead_letter").await;
+    assert!(reason.contains("may not publish on outbox.secret.Happened"), "{reason}");
+}
