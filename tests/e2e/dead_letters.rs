@@ -8,6 +8,9 @@ use support::{DEADLINE, Relay, Rig, RigOptions, until};
 use testbed::NatsOptions;
 use uuid::Uuid;
 
+/// Events of a blocked aggregate while it is mended.
+const BUSY: i32 = 300;
+
 /// Payloads over 4 KiB are poison, and the scanner looks often.
 async fn rig(on_park: &str) -> Rig {
     let nats = NatsOptions { max_payload: Some(4_096), ..NatsOptions::default() };
@@ -164,14 +167,22 @@ async fn a_blocked_aggregate_waits_across_restarts_and_follows_in_order() {
 
     let file = fixed(&relay, "head", r#"{"n": 2}"#);
     let id = poison.to_string();
-    dlq(&rig, 0, &["requeue", &id, "--payload-file", &file, "--direct"]).await;
-    for n in 9..30 {
-        emit(&rig, "a", n, 9).await;
-    }
+    let args = ["requeue", &id, "--payload-file", &file, "--direct"];
+    let more = async {
+        for n in 9..BUSY {
+            emit(&rig, "a", n, 9).await;
+        }
+    };
+    // Its aggregate does not stand still meanwhile.
+    tokio::join!(more, dlq(&rig, 0, &args));
     wait_dead(&rig, 0).await;
-    rig.wait_stored(32).await;
+    rig.wait_stored(u64::try_from(BUSY).expect("positive") + 2).await;
     rig.wait_marked().await;
-    assert_eq!(numbers(&rig, "a").await, (1..30).collect::<Vec<_>>());
+    assert_eq!(numbers(&rig, "a").await, (1..i64::from(BUSY)).collect::<Vec<_>>());
+    let again =
+        "SELECT count(*) FROM outbox_dead_letter_audit WHERE action = 'release' AND event_id = ";
+    let again: i64 = rig.query(&format!("{again} '{poison}'")).await;
+    assert_eq!(again, 0, "the log brought what was requeued, and it was parked again");
 }
 
 /// R-REL-10, R-DLQ-04: the tail of a blocked aggregate goes in one step, or follows when what it
@@ -288,4 +299,44 @@ async fn old_dead_letters_are_removed_and_the_audit_knows() {
     assert_eq!(rig.query::<i64>(kept).await, 1);
     let purged = "SELECT count(*) FROM outbox_dead_letter_audit WHERE action = 'purge'";
     assert_eq!(rig.query::<i64>(purged).await, 5);
+}
+
+/// R-DLQ-03: bytes stay bytes, and a limit that was raised counts from the moment it was.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_payload_of_bytes_is_requeued_as_it_was_once_the_stream_takes_it() {
+    let mut rig = Rig::new().await;
+    rig.set("TAILPOST_RELAY__SCAN_INTERVAL", "100ms");
+    rig.execute(
+        "CREATE TABLE outbox_events (
+             id UUID PRIMARY KEY, aggregate_type TEXT NOT NULL, aggregate_id UUID NOT NULL,
+             event_type TEXT NOT NULL, event_version INT DEFAULT 1, payload BYTEA NOT NULL,
+             occurred_at TIMESTAMP DEFAULT NOW(), correlation_id UUID, causation_id UUID,
+             published_at TIMESTAMPTZ, publish_attempts INT DEFAULT 0, publish_error TEXT)",
+    )
+    .await;
+    rig.setup().await;
+    let limit = async |max_message_size| {
+        let mut config = rig.stream().await.cached_info().config.clone();
+        config.max_message_size = max_message_size;
+        let jetstream = rig.nats.jetstream().await.expect("connect to NATS");
+        jetstream.update_stream(config).await.expect("limit the stream");
+    };
+    limit(4_096).await;
+    let _relay = rig.relay();
+    let id: Uuid = rig
+        .query(
+            "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)
+             VALUES (gen_random_uuid(), 'order', gen_random_uuid(), 'Placed',
+                 '\\x00ff7b' || convert_to(repeat('x', 9000), 'UTF8')) RETURNING id",
+        )
+        .await;
+    wait_dead(&rig, 1).await;
+    limit(-1).await;
+    let before: String = rig.query("SELECT occurred_at::TEXT FROM outbox_dead_letter").await;
+    dlq(&rig, 0, &["requeue", &id.to_string(), "--wait", "10s", "--direct"]).await;
+    let message = rig.stream().await.get_raw_message(1).await.expect("a message");
+    assert_eq!(message.payload.len(), 9_003);
+    assert_eq!(message.payload[..4], *b"\x00\xff{x");
+    let after = "SELECT (occurred_at AT TIME ZONE 'UTC')::TEXT FROM outbox_events";
+    assert_eq!(rig.query::<String>(after).await, before);
 }

@@ -162,7 +162,7 @@ async fn outbox(config: &Config, client: &Client) -> Result<OutboxReport, Error>
         oldest_unpublished_seconds: row.get(1),
         dead_letters: count(2),
         latest_dead_letter_reason: row.get(3),
-        blocked_aggregates: count(4),
+        blocked_aggregates: count(5),
         oldest_dead_letter_seconds: overview.oldest_seconds,
         dead_letter_reasons: overview.groups,
     })

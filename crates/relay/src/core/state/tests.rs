@@ -256,3 +256,55 @@ fn a_broker_that_takes_no_batches_gets_single_messages() {
     state.apply(Duration::ZERO, Input::Acked { epoch: 1, index: 1, seq: 2 });
     assert_eq!(parts(&mut state), [None, None]);
 }
+
+fn reads_of_the_tail(state: &mut State) -> usize {
+    let requests = std::iter::from_fn(|| state.next_request());
+    requests.filter(|it| matches!(it, Request::ReadTail { .. })).count()
+}
+
+/// A silent broker: each answer to a request for the tail is that there is none.
+#[test]
+fn an_open_breaker_waits_and_a_new_connection_ends_the_wait() {
+    let mut state = fenced();
+    log(&mut state, 1);
+    send_all(&mut state);
+    let refusal = Refusal::Outage("maximum messages exceeded".into());
+    state.apply(Duration::ZERO, Input::Refused { epoch: 0, index: 0, refusal });
+    assert_eq!(reads_of_the_tail(&mut state), 1, "it may be an accident");
+    for _ in 0..12 {
+        let wait = state.breaker().1.unwrap_or_default();
+        state.apply(state.now + wait, Input::Tick);
+        state.apply(state.now, Input::TailFailed("no answer".into()));
+    }
+    let wait = state.breaker().1.expect("open");
+    assert!(wait > Duration::from_secs(10), "{wait:?}");
+    reads_of_the_tail(&mut state);
+    state.apply(state.now + wait / 2, Input::Tick);
+    assert_eq!(reads_of_the_tail(&mut state), 0, "too early");
+    state.apply(state.now, Input::LinkLost);
+    assert_eq!(reads_of_the_tail(&mut state), 1);
+    log(&mut state, 5);
+    state.apply(state.now, Input::Tail(Tail { last_seq: 0, messages: Vec::new() }));
+    assert_eq!(send_all(&mut state), 1, "a probe goes alone");
+    let epoch = state.epoch;
+    state.apply(state.now, Input::Acked { epoch, index: 0, seq: 1 });
+    assert_eq!((state.breaker().1, send_all(&mut state)), (None, 5));
+}
+
+#[test]
+fn a_limit_is_believed_once_it_was_read_after_the_event_came() {
+    let mut state = fenced();
+    state.apply(Duration::from_secs(1), Input::Tick);
+    let mut event = Event::new("t", "a", "e", &0).expect("valid");
+    event.payload = Bytes::from_static(b"{}");
+    let outgoing = Outgoing { event, subject: Ok("s".into()), seq: None, requeued: false };
+    state.apply(Duration::from_secs(2), Input::Logged(outgoing));
+    for parked in [false, true] {
+        let index = state.next_send().expect("the event").index;
+        let refusal = Refusal::OverLimit("too large".into());
+        state.apply(Duration::from_secs(3), Input::Unsendable { index, refusal });
+        let request = state.next_request().expect("something to do");
+        assert_eq!(matches!(request, Request::Park { .. }), parked, "{request:?}");
+        state.apply(state.now, Input::Tail(Tail { last_seq: 0, messages: Vec::new() }));
+    }
+}
