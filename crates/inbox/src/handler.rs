@@ -24,8 +24,7 @@ pub struct Delivery<'a> {
     pub attempt: u32,
     /// The attempt after whose failure the event becomes a dead letter.
     pub max_attempts: u32,
-    /// How long the event is ours. A leased handler's lease is renewed while it runs; a
-    /// transactional handler is cut off when it is over.
+    /// How long the event is ours without a sign of life. It is renewed while the handler runs.
     pub lease: Duration,
 }
 
@@ -79,13 +78,14 @@ impl Verdict {
 
 /// Gives events their effect in the database that the inbox is in: exactly one.
 ///
-/// The claim, everything that the handler writes through `transaction`, and the completion commit
-/// together or not at all. Several events share a transaction, each behind a savepoint of its own:
-/// what a handler wrote is undone alone unless the verdict is [`Verdict::Processed`].
+/// The record, everything that the handler writes through `transaction`, and the completion commit
+/// together or not at all. New events share a transaction, handled one after the other; if the
+/// verdict on one of them is not [`Verdict::Processed`], or a statement fails, all of it is undone,
+/// that event gets a transaction of its own from then on, and the others are handled anew.
 ///
-/// A handler may therefore run again for an event whose first run is undone, without this counting
-/// as an attempt. What it does outside of the transaction is not undone: that is what
-/// [`LeasedHandler`] is for.
+/// So a handler may run again for an event whose first run was undone, without this counting as an
+/// attempt. What it does outside of the transaction is not undone: that is what [`LeasedHandler`]
+/// is for.
 pub trait TransactionalHandler: Send + Sync + 'static {
     /// Handles one event. A statement that failed makes the transaction unusable until the verdict
     /// is given; `Processed` is then taken for `Retry`.

@@ -111,8 +111,8 @@ impl Builder {
         self
     }
 
-    /// The most events that share a transaction, or a statement of the record: 64, which is also
-    /// the most there can be (beyond, PostgreSQL pays for savepoints in every other transaction).
+    /// The most events that share a transaction, or a statement on the records: 64. An event that
+    /// fails undoes its transaction, so while many do, fewer share one.
     #[must_use]
     pub fn batch(mut self, batch: usize) -> Self {
         self.config.batch = batch;

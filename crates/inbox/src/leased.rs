@@ -14,7 +14,9 @@ use tracing::warn;
 use crate::core::{Decision, Ending, Item, Path};
 use crate::keeper::Lease;
 use crate::store::{Held, Store};
-use crate::work::{Claimed, Context, Effect, Report, Work, failed_report, trouble, verdict_of};
+use crate::work::{
+    Claimed, Context, Effect, Report, Reports, Work, failed_report, trouble, verdict_of,
+};
 use crate::{Error, LeasedHandler, Verdict};
 
 /// After trouble with the database, before it is tried again.
@@ -32,13 +34,13 @@ pub(crate) struct Ended {
     verdict: Verdict,
     /// Renewed until it is written.
     _lease: Lease,
-    reports: mpsc::Sender<Report>,
+    reports: Reports,
 }
 
 impl<H: LeasedHandler> Work for UnderLeases<H> {
     const SHARES: bool = false;
 
-    async fn run(&self, context: Arc<Context>, items: Vec<Item>, reports: mpsc::Sender<Report>) {
+    async fn run(&self, context: Arc<Context>, items: Vec<Item>, reports: Reports) {
         let ours = claim_all(&context, items, &reports).await;
         let handling = |(item, claimed)| self.handle(&context, item, claimed, &reports);
         let mut running: FuturesUnordered<_> = ours.into_iter().map(handling).collect();
@@ -47,13 +49,7 @@ impl<H: LeasedHandler> Work for UnderLeases<H> {
 }
 
 impl<H: LeasedHandler> UnderLeases<H> {
-    async fn handle(
-        &self,
-        context: &Context,
-        item: Item,
-        claimed: Claimed,
-        reports: &mpsc::Sender<Report>,
-    ) {
+    async fn handle(&self, context: &Context, item: Item, claimed: Claimed, reports: &Reports) {
         let lease = context.leases.keep(claimed.held);
         let handling = self.handler.handle(context.delivery(&item.message, claimed.attempts));
         let verdict = tokio::select! {
@@ -67,29 +63,23 @@ impl<H: LeasedHandler> UnderLeases<H> {
 }
 
 /// Claims what can be claimed, and reports the rest.
-async fn claim_all(
-    context: &Context,
-    items: Vec<Item>,
-    reports: &mpsc::Sender<Report>,
-) -> Vec<(Item, Claimed)> {
+async fn claim_all(context: &Context, items: Vec<Item>, reports: &Reports) -> Vec<(Item, Claimed)> {
     let store = context.pool.get().await;
     let all = items.clone();
     match try_claim_all(context, &store, items).await {
         Ok((ours, done)) => {
             context.pool.put(store);
-            for report in done {
-                let _ = reports.send(report).await;
-            }
+            let _ = reports.send(done).await;
             ours
         }
         Err(error) => {
             trouble(context, &error);
             drop(store);
-            for item in all {
+            let later = |item: &Item| {
                 let ending = Ending::Again { after: PAUSE, path: item.path };
-                let report = Report { seq: item.seq(), ending, effect: Effect::Undone };
-                let _ = reports.send(report).await;
-            }
+                Report { seq: item.seq(), ending, effect: Effect::Undone }
+            };
+            let _ = reports.send(all.iter().map(later).collect()).await;
             Vec::new()
         }
     }
@@ -181,13 +171,13 @@ async fn write(context: &Context, store: &Store, batch: &mut Vec<Ended>) -> Resu
         *report = Some(context.write_failure(store, &it.item, &it.claimed, &it.verdict).await?);
     }
     for (it, report) in batch.drain(..).zip(reports.into_iter().flatten()) {
-        let _ = it.reports.send(report).await; // fails when the session is gone
+        let _ = it.reports.send(vec![report]).await; // fails when the session is gone
     }
     Ok(())
 }
 
-async fn report_lost(context: &Context, item: &Item, reports: &mpsc::Sender<Report>) {
-    let _ = reports.send(lost(context, item)).await;
+async fn report_lost(context: &Context, item: &Item, reports: &Reports) {
+    let _ = reports.send(vec![lost(context, item)]).await;
 }
 
 /// Another look says whose it is now.

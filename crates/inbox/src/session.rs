@@ -15,7 +15,7 @@ use crate::config::Config;
 use crate::core::{Ending, Gate, Item, Lanes, Path};
 use crate::keeper::Role;
 use crate::source::Delivered;
-use crate::work::{Context, Effect, Report, Work};
+use crate::work::{Context, Effect, Report, Reports, Work};
 use crate::{State, Status, Summary};
 
 /// How long a stop waits for handlers.
@@ -63,13 +63,7 @@ impl<W: Work> Session<W> {
             tokio::select! {
                 biased;
                 () = shutdown.cancelled(), if !stopping => stopping = true,
-                report = reported.recv() => {
-                    let mut next = report;
-                    while let Some(report) = next {
-                        self.note(report).await;
-                        next = reported.try_recv().ok();
-                    }
-                }
+                Some(reports) = reported.recv() => self.note_all(reports).await,
                 Some(ended) = jobs.join_next() => {
                     // Every panic of a handler is caught; this one is ours.
                     ended.expect("jobs do not panic");
@@ -104,7 +98,7 @@ impl<W: Work> Session<W> {
         }
     }
 
-    fn start(&mut self, jobs: &mut JoinSet<()>, reports: &mpsc::Sender<Report>) {
+    fn start(&mut self, jobs: &mut JoinSet<()>, reports: &Reports) {
         let now = Instant::now();
         self.lanes.advance(now);
         if self.hindrance().is_some() {
@@ -135,6 +129,12 @@ impl<W: Work> Session<W> {
         }
         let (reason, _) = self.gate.pause(Instant::now())?;
         Some(format!("the handler is not set up right: {reason}"))
+    }
+
+    async fn note_all(&mut self, reports: Vec<Report>) {
+        for report in reports {
+            self.note(report).await;
+        }
     }
 
     async fn note(&mut self, report: Report) {
@@ -212,8 +212,8 @@ impl<W: Work> Session<W> {
     async fn stop(
         mut self,
         mut jobs: JoinSet<()>,
-        reports: mpsc::Sender<Report>,
-        mut reported: mpsc::Receiver<Report>,
+        reports: Reports,
+        mut reported: mpsc::Receiver<Vec<Report>>,
     ) -> Summary {
         drop(reports);
         self.publish(true);
@@ -228,8 +228,8 @@ impl<W: Work> Session<W> {
             self.give_back().await;
             self.publish(true);
             tokio::select! {
-                report = reported.recv() => match report {
-                    Some(report) => self.note(report).await,
+                done = reported.recv() => match done {
+                    Some(done) => self.note_all(done).await,
                     None if !fed => break,
                     None => fed = self.drain_feed().await,
                 },

@@ -8,12 +8,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::mpsc;
-
 use crate::core::{Ending, Item, Path};
 use crate::message::Message;
 use crate::store::{Held, Key, Store};
-use crate::work::{Claimed, Context, Effect, Report, Work, is_refused, trouble, verdict_of};
+use crate::work::{
+    Claimed, Context, Effect, Report, Reports, Work, is_refused, trouble, verdict_of,
+};
 use crate::{Error, TransactionalHandler, Verdict};
 
 /// After a refusal that is nobody's fault that we know of: time for somebody to look.
@@ -26,7 +26,7 @@ pub(crate) struct InTransactions<H> {
 impl<H: TransactionalHandler> Work for InTransactions<H> {
     const SHARES: bool = true;
 
-    async fn run(&self, context: Arc<Context>, items: Vec<Item>, reports: mpsc::Sender<Report>) {
+    async fn run(&self, context: Arc<Context>, items: Vec<Item>, reports: Reports) {
         let done = if items[0].path == Path::Fast {
             self.fast(&context, items).await
         } else {
@@ -36,9 +36,7 @@ impl<H: TransactionalHandler> Work for InTransactions<H> {
             }
             done
         };
-        for report in done {
-            let _ = reports.send(report).await; // fails when the session is gone
-        }
+        let _ = reports.send(done).await; // fails when the session is gone
     }
 }
 

@@ -30,9 +30,12 @@ pub(crate) trait Work: Send + Sync + 'static {
         &self,
         context: Arc<Context>,
         items: Vec<Item>,
-        reports: mpsc::Sender<Report>,
+        reports: Reports,
     ) -> impl Future<Output = ()> + Send;
 }
+
+/// Where reports go, those of one job together.
+pub(crate) type Reports = mpsc::Sender<Vec<Report>>;
 
 /// What became of an event.
 #[derive(Debug)]

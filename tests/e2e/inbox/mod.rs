@@ -7,6 +7,7 @@ mod example;
 mod faults;
 mod http;
 mod killed;
+mod orders;
 mod service;
 mod whole_way;
 
