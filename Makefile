@@ -28,7 +28,7 @@ test: servers ## run every test on real servers; ARGS="part_of_a_name"
 	fi
 	$(CARGO) test --workspace --doc
 
-bench: servers ## measure the relay beside its limits
+bench: servers ## measure the relay beside its limits; ARGS="--suite" for all of it
 	$(CARGO) build --release --bin tailpost
 	$(CARGO) run --release -p tailpost-benches --bin end_to_end -- $(ARGS)
 

@@ -230,10 +230,8 @@ impl<H: TransactionalHandler> Inbox<Transactional<H>> {
     /// Only what waiting does not mend; a database or broker that is away is waited for.
     pub async fn run(self, shutdown: CancellationToken) -> Result<Summary, Error> {
         let Self { mode: Transactional(handler), settings, status } = self;
-        run::run(settings.checked()?, status, shutdown, |_| InTransactions {
-            handler: Arc::clone(&handler),
-        })
-        .await
+        let work = |_: &_| InTransactions { handler: Arc::clone(&handler) };
+        Box::pin(run::run(settings.checked()?, status, shutdown, work)).await
     }
 }
 
@@ -248,12 +246,12 @@ impl<H: LeasedHandler> Inbox<Leased<H>> {
         let (recorder, ended) = mpsc::channel(settings.config.lanes.max(1));
         let mut ended = Some(ended);
         let mut writer = JoinSet::new();
-        run::run(settings.checked()?, status, shutdown, |context| {
+        let work = |context: &Arc<_>| {
             if let Some(ended) = ended.take() {
                 writer.spawn(leased::record(Arc::clone(context), ended));
             }
             UnderLeases { handler: Arc::clone(&handler), recorder: recorder.clone() }
-        })
-        .await
+        };
+        Box::pin(run::run(settings.checked()?, status, shutdown, work)).await
     }
 }

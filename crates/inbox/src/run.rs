@@ -88,7 +88,7 @@ impl<W: Work> Engine<W> {
     async fn run(mut self) -> Result<Summary, Error> {
         let mut counts = Summary::default();
         while self.becomes_active().await {
-            match self.session(counts).await {
+            match Box::pin(self.session(counts)).await {
                 Ok(summary) => counts = summary,
                 Err(error) if error.is_transient() => {
                     let error = describe(&error);
@@ -158,9 +158,10 @@ impl<W: Work> Engine<W> {
             counts,
         };
         let (summary, (), (), ()) = tokio::join!(
-            session.run(&self.shutdown),
-            source.run(fed.clone(), wanted.clone()),
-            redrive.run(fed.clone(), wanted.clone()),
+            // They are large, and polled in turns.
+            Box::pin(session.run(&self.shutdown)),
+            Box::pin(source.run(fed.clone(), wanted.clone())),
+            Box::pin(redrive.run(fed.clone(), wanted.clone())),
             strays.run(fed, wanted),
         );
         Ok(summary)

@@ -38,6 +38,8 @@ pub mod connect;
 mod core;
 mod database;
 mod error;
+#[cfg(test)]
+mod hot_path;
 mod inspect;
 mod report;
 mod reporter;

@@ -21,7 +21,7 @@ fn message(seq: u64, aggregates: u64) -> Arc<Message> {
     let mut headers = HeaderMap::new();
     let aggregate = format!("o-{}", seq % aggregates);
     // Now and then an id comes twice, as it does beyond the broker's duplicate window.
-    let id = Uuid::from_u128(u128::from(if seq % 17 == 0 { seq - 1 } else { seq }));
+    let id = Uuid::from_u128(u128::from(if seq.is_multiple_of(17) { seq - 1 } else { seq }));
     for (name, value) in [
         ("Nats-Msg-Id", &*id.to_string()),
         ("Event-Type", "OrderPlaced"),

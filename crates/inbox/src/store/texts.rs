@@ -38,17 +38,7 @@ impl Texts {
         let table = format!("{schema}.inbox_messages");
         let input = "unnest($2, $3, $4::uuid[]) AS i (message_id, event_time, token)";
         Self {
-            record: format!(
-                "INSERT INTO {table} (consumer, message_id, event_time, subject, stream,
-                     stream_seq, status, attempts, finished_attempts, processed_at, lease_owner)
-                 SELECT $1, message_id, event_time, subject, $6, stream_seq, 'PROCESSED', 1, 1,
-                     clock_timestamp(), $7
-                 FROM unnest($2, $3, $4::text[], $5::bigint[])
-                     AS i (message_id, event_time, subject, stream_seq)
-                 ORDER BY message_id -- so that two workers cannot wait for each other
-                 ON CONFLICT (consumer, message_id, event_time) DO NOTHING
-                 RETURNING message_id"
-            ),
+            record: record_text(&table),
             note: format!(
                 "UPDATE {table} AS m SET outcome = i.outcome
                  FROM unnest($2, $3, $4::text[]) AS i (message_id, event_time, outcome)
@@ -79,42 +69,26 @@ impl Texts {
                      expires_at = clock_timestamp()
                  FROM {input} WHERE {OURS}"
             ),
-            park_held: park_text(
-                schema,
-                &format!(
-                    "UPDATE {table} AS m SET status = 'DEAD', last_error = $10, {ENDED}
-                     FROM unnest($2, $3, ARRAY[$11]::uuid[]) AS i (message_id, event_time, token)
-                     WHERE {OURS} RETURNING m.attempts"
-                ),
-            ),
-            park_crashed: park_text(
-                schema,
-                &format!(
-                    "UPDATE {table} AS m SET status = 'DEAD', last_error = $10, lease_token = NULL,
-                         expires_at = NULL
-                     FROM unnest($2, $3) AS i (message_id, event_time)
-                     WHERE m.consumer = $1 AND m.message_id = i.message_id
-                         AND m.event_time = i.event_time AND {free}
-                         AND m.attempts - m.finished_attempts >= {UNFINISHED_MAX}
-                         AND $11::uuid IS NULL
-                     RETURNING m.attempts"
-                ),
-            ),
-            park_new: park_text(
-                schema,
-                &format!(
-                    "INSERT INTO {table} AS m (consumer, message_id, event_time, subject, stream,
-                         stream_seq, status, last_error)
-                     SELECT $1, message_id, event_time, $4, $5, $6, 'DEAD', $10
-                     FROM unnest($2, $3) AS i (message_id, event_time)
-                     WHERE $11::uuid IS NULL
-                     ON CONFLICT (consumer, message_id, event_time) DO NOTHING
-                     RETURNING m.attempts"
-                ),
-            ),
+            park_held: park_text(schema, &dead_held(&table)),
+            park_crashed: park_text(schema, &dead_crashed(&table, free)),
+            park_new: park_text(schema, &dead_new(&table)),
             park_forgotten: park_text(schema, "SELECT 0 AS attempts WHERE $11::uuid IS NULL"),
         }
     }
+}
+
+fn record_text(table: &str) -> String {
+    format!(
+        "INSERT INTO {table} (consumer, message_id, event_time, subject, stream,
+             stream_seq, status, attempts, finished_attempts, processed_at, lease_owner)
+         SELECT $1, message_id, event_time, subject, $6, stream_seq, 'PROCESSED', 1, 1,
+             clock_timestamp(), $7
+         FROM unnest($2, $3, $4::text[], $5::bigint[])
+             AS i (message_id, event_time, subject, stream_seq)
+         ORDER BY message_id -- so that two workers cannot wait for each other
+         ON CONFLICT (consumer, message_id, event_time) DO NOTHING
+         RETURNING message_id"
+    )
 }
 
 fn claim_text(table: &str, free: &str) -> String {
@@ -158,6 +132,39 @@ fn claim_text(table: &str, free: &str) -> String {
          LEFT JOIN {table} AS m ON m.consumer = $1 AND m.message_id = input.message_id
              AND m.event_time = input.event_time
          ORDER BY place"
+    )
+}
+
+fn dead_held(table: &str) -> String {
+    format!(
+        "UPDATE {table} AS m SET status = 'DEAD', last_error = $10, {ENDED}
+         FROM unnest($2, $3, ARRAY[$11]::uuid[]) AS i (message_id, event_time, token)
+         WHERE {OURS} RETURNING m.attempts"
+    )
+}
+
+fn dead_crashed(table: &str, free: &str) -> String {
+    format!(
+        "UPDATE {table} AS m SET status = 'DEAD', last_error = $10, lease_token = NULL,
+             expires_at = NULL
+         FROM unnest($2, $3) AS i (message_id, event_time)
+         WHERE m.consumer = $1 AND m.message_id = i.message_id
+             AND m.event_time = i.event_time AND {free}
+             AND m.attempts - m.finished_attempts >= {UNFINISHED_MAX}
+             AND $11::uuid IS NULL
+         RETURNING m.attempts"
+    )
+}
+
+fn dead_new(table: &str) -> String {
+    format!(
+        "INSERT INTO {table} AS m (consumer, message_id, event_time, subject, stream,
+             stream_seq, status, last_error)
+         SELECT $1, message_id, event_time, $4, $5, $6, 'DEAD', $10
+         FROM unnest($2, $3) AS i (message_id, event_time)
+         WHERE $11::uuid IS NULL
+         ON CONFLICT (consumer, message_id, event_time) DO NOTHING
+         RETURNING m.attempts"
     )
 }
 

@@ -111,7 +111,7 @@ impl Outcome {
     /// The titles over [`Outcome::row`].
     pub(super) fn head() -> String {
         format!(
-            "{:<34} {:>9} {:>9} {:>6} {:>5} {:>10} {:>9} {:>8} {:>11} {:>7}",
+            "{:<36} {:>9} {:>9} {:>6} {:>5} {:>10} {:>9} {:>8} {:>11} {:>7}",
             "scenario",
             "committed",
             "stored",
@@ -127,7 +127,7 @@ impl Outcome {
 
     pub(super) fn row(&self) -> String {
         format!(
-            "{:<34} {:>9} {:>9} {:>6} {:>5} {:>10} {:>9} {:>8} {:>11.2} {:>7.1}",
+            "{:<36} {:>9} {:>9} {:>6} {:>5} {:>10} {:>9} {:>8} {:>11.2} {:>7.1}",
             self.scenario,
             self.committed,
             self.stored,

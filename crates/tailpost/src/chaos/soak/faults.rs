@@ -31,20 +31,28 @@ const FAULTS: &[(u32, Fault)] = &[
 ];
 
 /// How often much is under way to the broker when a fault happens.
-const SLOWED: f64 = 0.4;
+const SLOWED: f64 = 0.35;
+
+/// How often the relays do not hear what became of that.
+const UNANSWERED: f64 = 0.2;
 
 impl Soak {
-    /// One fault, drawn by weight; sometimes over a slow network.
+    /// One fault, drawn by weight; sometimes while the network to the broker is bad as well.
     pub(super) async fn fault(&mut self) -> Result<()> {
         let (_, fault) = *FAULTS.choose_weighted(&mut self.random, |it| it.0)?;
-        if !self.random.random_bool(SLOWED) {
-            return fault(self).await;
+        let network: f64 = self.random.random();
+        if network < SLOWED {
+            let delay = Duration::from_millis(self.random.random_range(1..50));
+            self.tell(&format!("a network to NATS with {delay:?} each way, and:"));
+            self.stage.to_nats.set_delay(delay);
+        } else if network < SLOWED + UNANSWERED {
+            let before = self.up_to(500);
+            self.tell(&format!("no answer comes from NATS, and after {before:?}:"));
+            self.stage.to_nats.blackhole(Direction::ToClient);
+            tokio::time::sleep(before).await;
         }
-        let delay = Duration::from_millis(self.random.random_range(1..50));
-        self.tell(&format!("a network to NATS with {delay:?} each way, and:"));
-        self.stage.to_nats.set_delay(delay);
         fault(self).await?;
-        self.stage.to_nats.restore().await
+        self.mend_network().await
     }
 
     fn up_to(&mut self, milliseconds: u64) -> Duration {
