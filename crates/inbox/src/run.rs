@@ -49,6 +49,7 @@ pub(crate) async fn run<W: Work>(
         owner: format!("{}:{}", std::process::id(), Uuid::new_v4()),
         lease: config.lease,
         takes_over: W::SHARES,
+        lent: W::SHARES,
     };
     let context = Arc::new(Context {
         config: Arc::clone(&config),

@@ -109,6 +109,8 @@ pub(crate) struct Scope {
     /// Whether another worker's lease is taken without waiting for its end: right where the fence
     /// stops everything that the other could still do. Only the active worker claims.
     pub(crate) takes_over: bool,
+    /// Whether handlers run statements of their own on the connections.
+    pub(crate) lent: bool,
 }
 
 /// The statements of one connection. Apart from it, so that they can run inside a transaction on it.
@@ -133,6 +135,10 @@ impl Store {
         let client = &connection.client;
         // A duplicate that another worker has at work is not waited for.
         client.batch_execute("SET lock_timeout = '5s'").await?;
+        if !scope.lent {
+            // Planning anew each time takes longer than what is planned: a few keys, always.
+            client.batch_execute("SET plan_cache_mode = force_generic_plan").await?;
+        }
         let sql = Statements::prepare(client, scope).await?;
         Ok(Self { connection, sql })
     }

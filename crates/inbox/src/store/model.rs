@@ -297,6 +297,7 @@ async fn worker(postgres: &Postgres, takes_over: bool) -> Store {
         owner: "w".into(),
         lease: LONG,
         takes_over,
+        lent: takes_over,
     };
     Store::new(Connection::new(client), scope).await.unwrap()
 }
