@@ -43,14 +43,13 @@ impl fmt::Display for Chart {
     }
 }
 
+/// A row of a chart: its label, and the figure that it shows of each measurement.
+type Row<'a, T> = (&'a str, fn(&T) -> f64);
+
 impl Chart {
     /// Measurements that were repeated, in milliseconds: their median and the longest.
-    pub(crate) fn repeated<T>(
-        title: &'static str,
-        measured: &[T],
-        rows: &[(&str, fn(&T) -> f64)],
-    ) -> Self {
-        let row = |(label, of): &(&str, fn(&T) -> f64)| {
+    pub(crate) fn repeated<T>(title: &'static str, measured: &[T], rows: &[Row<'_, T>]) -> Self {
+        let row = |(label, of): &Row<'_, T>| {
             let values: Vec<f64> = measured.iter().map(of).collect();
             let max = values.iter().copied().fold(0.0, f64::max);
             ((*label).to_owned(), vec![median(values), max])
