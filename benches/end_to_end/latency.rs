@@ -1,4 +1,4 @@
-//! From commit to consumer, at a steady pace.
+//! From commit to acknowledgement and to consumer, at a steady pace.
 //!
 //! Open loop: a thread of its own hands out the events at their times, whatever became of those
 //! before. Measured from the intended time, a stall counts for every event that it delayed; measured
@@ -8,51 +8,53 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use async_nats::jetstream::consumer::pull;
-use async_nats::{Message, header};
-use futures_util::StreamExt;
 use futures_util::future::try_join_all;
 use hdrhistogram::Histogram;
-use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
-use tokio::time::timeout;
+use tokio::sync::{mpsc, oneshot};
 use tokio_postgres::Client;
 use uuid::Uuid;
 
+use crate::acks::Acks;
+use crate::arrivals::{self, ARRIVAL_MAX, Arrival};
+use crate::bare::Bare;
 use crate::cpu;
+use crate::load::Shape;
+use crate::pace::{Due, Pace};
 use crate::process::Relay;
 use crate::report::{Latency, Quantiles};
-use crate::stage::{Servers, Stage, event};
-
-const EVENTS_PER_SECOND: u32 = 500;
+use crate::servers::Servers;
+use crate::stage::Stage;
 
 /// Connections of the producer, taking turns: one slow commit must not hold up the next.
 const PRODUCERS: u32 = 16;
 
-const ARRIVAL_MAX: Duration = Duration::from_secs(30);
-
-/// An event on its way.
+/// A transaction on its way.
 struct Sent {
-    id: Uuid,
-    /// `None` for the first event of each connection, which is slow for reasons of its own.
+    ids: Vec<Uuid>,
+    /// `None` for the first of each connection, which is slow for reasons of its own.
     intended: Option<Instant>,
     committing: Instant,
+    committed: Instant,
 }
 
-/// Produces for `time`; the events must all arrive, and once.
-pub(crate) async fn measure(servers: &Servers, time: Duration) -> Result<Latency> {
+/// The events must all arrive, and once.
+pub(crate) async fn measure(servers: &Servers, pace: Pace) -> Result<Latency> {
     let stage = Stage::set_up(servers, "latency").await?;
     let relay = Relay::start(&stage.environment).await?;
-    let events = EVENTS_PER_SECOND * u32::try_from(time.as_secs())?;
-    let consumer = tokio::spawn(consume(arrivals(&stage).await?, events + PRODUCERS));
-
+    let (stop, stopped) = oneshot::channel();
+    let acks = Acks::listen(&servers.broker.client().await?, stopped).await?;
     let mut sent = Vec::new();
     let mut clients = Vec::new();
-    for n in 0..PRODUCERS {
+    let consumer = arrivals::consumer(&stage.jetstream, &stage.name).await?;
+    let arrived = arrivals::collect(consumer, pace.events() + PRODUCERS);
+    for lane in 0..PRODUCERS {
         let mut client = servers.postgres.client(&stage.name).await?;
-        let (id, committing) = commit(&mut client, n).await?;
-        sent.push(Sent { id, intended: None, committing });
+        let n = pace.events() + lane;
+        sent.push(commit(&mut client, Due { events: n..n + 1, at: Instant::now() }).await?);
         clients.push(client);
+    }
+    for first in &mut sent {
+        first.intended = None;
     }
     let primed = Instant::now();
     while stage.messages(&stage.name).await? < u64::from(PRODUCERS) {
@@ -60,104 +62,129 @@ pub(crate) async fn measure(servers: &Servers, time: Duration) -> Result<Latency
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 
-    let (used, started) = (cpu::of_process(relay.pid())?, Instant::now());
-    for producer in try_join_all(produce(clients, events)).await? {
+    let meter = servers.meter()?;
+    let used = cpu::of_process(relay.pid())?;
+    let schedules = clients.into_iter().zip(pace.start(PRODUCERS));
+    let producers = schedules.map(|(client, schedule)| tokio::spawn(produce(client, schedule)));
+    for producer in try_join_all(producers).await? {
         sent.extend(producer?);
     }
-    let used = cpu::of_process(relay.pid())?.saturating_sub(used);
-    let relay_cores = used.as_secs_f64() / started.elapsed().as_secs_f64();
-    let arrived = consumer.await??;
+    let arrived = arrived.await??;
+    let used = cpu::of_process(relay.pid())?.saturating_sub(used).as_secs_f64();
+    let cost = meter.cost(meter.started.elapsed().as_secs_f64(), pace.events())?;
+    let relay_peak_resident_bytes = cpu::peak_resident_bytes(relay.pid())?;
     relay.stop().await?;
-    let (from_schedule, from_commit) = histograms(&sent, &arrived)?;
+    ensure!(stop.send(()).is_ok(), "nobody listened to the acknowledgements");
+    let bare = bare(&stage, pace).await.context("publish without a relay")?;
+    stage.tear_down(&[]).await?;
+
+    let times = times(&sent, &arrived, &acks.await?)?;
     Ok(Latency {
-        events_per_second: EVENTS_PER_SECOND,
-        events,
-        relay_cores,
-        from_commit: Quantiles::of(&from_commit),
-        from_schedule: Quantiles::of(&from_schedule),
+        relay_cores: used / cost.seconds,
+        relay_us_per_event: used * 1e6 / f64::from(pace.events()),
+        relay_peak_resident_bytes,
+        cost,
+        committed: times.committed.quantiles(),
+        acked: times.acked.quantiles(),
+        consumed: times.consumed.quantiles(),
+        commit_to_ack: times.commit_to_ack.quantiles(),
+        commit_to_consumer: times.commit_to_consumer.quantiles(),
+        acks_missed: times.acks_missed,
+        bare,
+        pace,
     })
 }
 
-async fn arrivals(stage: &Stage<'_>) -> Result<pull::Ordered> {
-    let stream = stage.jetstream.get_stream(&stage.name).await?;
-    let consumer = stream.create_consumer(pull::OrderedConfig::default()).await?;
-    consumer.messages().await.context("consume the stream")
-}
-
-/// Notes when each event arrived, by its id.
-async fn consume(mut messages: pull::Ordered, events: u32) -> Result<HashMap<Uuid, Instant>> {
-    let mut arrived = HashMap::with_capacity(events as usize);
-    while arrived.len() < events as usize {
-        let next = timeout(ARRIVAL_MAX, messages.next()).await;
-        let next = next.with_context(|| format!("lost: {} of {events} arrived", arrived.len()))?;
-        let message = next.context("the consumer ended")??;
-        let id = event_id(&message).context("a message without an id")?;
-        ensure!(arrived.insert(id, Instant::now()).is_none(), "event {id} arrived twice");
-    }
-    Ok(arrived)
-}
-
-fn event_id(message: &Message) -> Option<Uuid> {
-    message.headers.as_ref()?.get(header::NATS_MESSAGE_ID)?.as_str().parse().ok()
-}
-
-/// Starts the producers and the thread that paces them.
-fn produce(clients: Vec<Client>, events: u32) -> Vec<JoinHandle<Result<Vec<Sent>>>> {
-    let (paces, producers): (Vec<_>, Vec<_>) = clients
-        .into_iter()
-        .map(|client| {
-            // Holds the whole schedule: the pace never waits for a producer.
-            let (pace, schedule) = mpsc::channel(events as usize);
-            (pace, tokio::spawn(follow(client, schedule)))
-        })
-        .unzip();
-    std::thread::spawn(move || {
-        let started = Instant::now();
-        for (n, pace) in (0..events).zip(paces.iter().cycle()) {
-            let intended = started + Duration::from_secs(1) * n / EVENTS_PER_SECOND;
-            // The runtime's timers count in milliseconds; a sleeping thread is more exact.
-            std::thread::sleep(intended.saturating_duration_since(Instant::now()));
-            if pace.try_send((PRODUCERS + n, intended)).is_err() {
-                return; // the producer failed and says why
-            }
-        }
-    });
-    producers
-}
-
-async fn follow(
-    mut client: Client,
-    mut schedule: mpsc::Receiver<(u32, Instant)>,
-) -> Result<Vec<Sent>> {
+async fn produce(mut client: Client, mut schedule: mpsc::Receiver<Due>) -> Result<Vec<Sent>> {
     let mut sent = Vec::new();
-    while let Some((n, intended)) = schedule.recv().await {
-        let (id, committing) = commit(&mut client, n).await?;
-        sent.push(Sent { id, intended: Some(intended), committing });
+    while let Some(due) = schedule.recv().await {
+        sent.push(commit(&mut client, due).await?);
     }
     Ok(sent)
 }
 
-async fn commit(client: &mut Client, n: u32) -> Result<(Uuid, Instant)> {
-    let event = event(n)?;
+async fn commit(client: &mut Client, due: Due) -> Result<Sent> {
+    let events: Result<Vec<_>, _> = due.events.map(|n| Shape::DEFAULT.event(n)).collect();
+    let events = events?;
     let transaction = client.transaction().await?;
-    outbox::enqueue(&transaction, &event).await?;
+    outbox::enqueue_all(&transaction, &events).await?;
     let committing = Instant::now();
     transaction.commit().await?;
-    Ok((event.id, committing))
+    let ids = events.iter().map(|it| it.id).collect();
+    Ok(Sent { ids, intended: Some(due.at), committing, committed: Instant::now() })
 }
 
-/// Microseconds, since the intended time and since just before COMMIT.
-fn histograms(
-    sent: &[Sent],
-    arrived: &HashMap<Uuid, Instant>,
-) -> Result<(Histogram<u64>, Histogram<u64>)> {
-    let (mut from_schedule, mut from_commit) = (Histogram::new(3)?, Histogram::new(3)?);
-    for Sent { id, intended, committing } in sent {
-        let arrival = *arrived.get(id).with_context(|| format!("lost: event {id}"))?;
-        let Some(intended) = *intended else { continue };
-        let micros = |since: Instant| u64::try_from((arrival - since).as_micros());
-        from_schedule.record(micros(intended)?)?;
-        from_commit.record(micros(*committing)?)?;
+/// The same schedule without a database and a relay: from the intended time to the consumer.
+async fn bare(stage: &Stage<'_>, pace: Pace) -> Result<Quantiles> {
+    let mut bare = Bare::new(stage, pace.events(), Shape::DEFAULT.payload_bytes).await?;
+    let consumer = arrivals::consumer(&stage.jetstream, &bare.stream).await?;
+    let arrived = arrivals::collect(consumer, pace.events());
+    let mut times = Times::new()?;
+    let mut schedules = pace.start(1);
+    let sent = bare.follow(&mut schedules[0]).await?;
+    let arrived = arrived.await??;
+    for (id, intended) in sent {
+        times.record(find(&arrived, id)?.at, intended)?;
     }
-    Ok((from_schedule, from_commit))
+    bare.remove(stage).await?;
+    Ok(times.quantiles())
+}
+
+/// Microseconds.
+struct Times(Histogram<u64>);
+
+impl Times {
+    fn new() -> Result<Self> {
+        Ok(Self(Histogram::new(3)?))
+    }
+
+    fn record(&mut self, at: Instant, since: Instant) -> Result<()> {
+        Ok(self.0.record(u64::try_from((at - since).as_micros())?)?)
+    }
+
+    fn quantiles(&self) -> Quantiles {
+        Quantiles::of(&self.0)
+    }
+}
+
+/// Since the intended time, unless the name says since when.
+struct AllTimes {
+    committed: Times,
+    acked: Times,
+    consumed: Times,
+    commit_to_ack: Times,
+    commit_to_consumer: Times,
+    acks_missed: u32,
+}
+
+fn times(sent: &[Sent], arrived: &HashMap<Uuid, Arrival>, acks: &Acks) -> Result<AllTimes> {
+    let mut times = AllTimes {
+        committed: Times::new()?,
+        acked: Times::new()?,
+        consumed: Times::new()?,
+        commit_to_ack: Times::new()?,
+        commit_to_consumer: Times::new()?,
+        acks_missed: 0,
+    };
+    for Sent { ids, intended, committing, committed } in sent {
+        let Some(intended) = *intended else { continue };
+        for id in ids {
+            let arrival = find(arrived, *id)?;
+            times.committed.record(*committed, intended)?;
+            times.consumed.record(arrival.at, intended)?;
+            times.commit_to_consumer.record(arrival.at, *committing)?;
+            match acks.at(arrival.seq) {
+                Some(acked) => {
+                    times.acked.record(acked, intended)?;
+                    times.commit_to_ack.record(acked, *committing)?;
+                }
+                None => times.acks_missed += 1,
+            }
+        }
+    }
+    Ok(times)
+}
+
+fn find(arrived: &HashMap<Uuid, Arrival>, id: Uuid) -> Result<Arrival> {
+    arrived.get(&id).copied().with_context(|| format!("lost: event {id}"))
 }

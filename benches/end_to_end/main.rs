@@ -1,33 +1,38 @@
 //! Measures the relay beside its limits, on throw-away servers.
 //!
-//! Every round loads the same waiting rows and drains them four times: by `pg_recvlogical` to
-//! nothing, by a bare JetStream publisher (which needs no rows), by both at once, and by the relay.
-//! The order of the four changes from round to round, so that none always finds the machine warm.
-//! `benches/README.md` says what each figure means.
+//! `benches/README.md` says what each figure means. Without `--suite` only the [`headline`] is
+//! measured; [`suite`] asks one question after the other and keeps the answers as files.
 
+mod acks;
+mod arrivals;
+mod bare;
 mod cpu;
 mod drain;
+mod figures;
+mod headline;
 mod latency;
 mod limits;
+mod load;
+mod pace;
 mod process;
 mod report;
+mod servers;
 mod stage;
+mod suite;
 
 use std::io::Write;
-use std::time::Duration;
+use std::path::PathBuf;
+use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Parser;
 
-use crate::report::{Report, Round};
-use crate::stage::{Servers, Stage};
+use crate::headline::Extent;
+use crate::load::Shape;
+use crate::suite::Question;
 
-const ROWS: u32 = 200_000;
-const ROUNDS: u32 = 3;
-const LATENCY_TIME: Duration = Duration::from_secs(20);
-
-const QUICK_ROWS: u32 = 20_000;
-const QUICK_LATENCY_TIME: Duration = Duration::from_secs(5);
+const QUICK: Extent = Extent { rows: 20_000, rounds: 1, latency_seconds: 5 };
+const FULL: Extent = Extent { rows: Shape::DEFAULT.rows, rounds: 3, latency_seconds: 20 };
 
 /// Measures the relay beside its limits, on throw-away servers
 #[derive(Debug, Parser)]
@@ -45,65 +50,32 @@ struct Cli {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    /// Ask every question, in about a quarter of an hour, and write the answers to files
+    #[arg(long, conflicts_with_all = ["rows", "rounds", "json"])]
+    suite: bool,
+    /// Ask only these questions
+    #[arg(long, requires = "suite", value_delimiter = ',', value_name = "QUESTION")]
+    only: Vec<Question>,
+    /// Add a backlog of five million rows, which takes minutes and 10 GB
+    #[arg(long, requires = "suite", conflicts_with = "quick")]
+    large: bool,
+    /// Where the answers go [default: benches/results, with --quick a temporary folder]
+    #[arg(long, requires = "suite", value_name = "FOLDER")]
+    results: Option<PathBuf>,
 }
-
-#[derive(Debug, Clone, Copy)]
-enum Phase {
-    Log,
-    Publisher,
-    Both,
-    Relay,
-}
-
-const PHASES: [Phase; 4] = [Phase::Log, Phase::Publisher, Phase::Both, Phase::Relay];
 
 #[tokio::main]
-async fn main() -> Result<()> {
+async fn main() -> Result<ExitCode> {
     let cli = Cli::parse();
-    let (rows, rounds, latency_time) =
-        if cli.quick { (QUICK_ROWS, 1, QUICK_LATENCY_TIME) } else { (ROWS, ROUNDS, LATENCY_TIME) };
+    if cli.suite {
+        let folder = cli.results.unwrap_or_else(|| suite::default_folder(cli.quick));
+        let whole = suite::run(&cli.only, cli.quick, cli.large, &folder).await?;
+        return Ok(if whole { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+    }
+    let Extent { rows, rounds, latency_seconds } = if cli.quick { QUICK } else { FULL };
     let (rows, rounds) = (cli.rows.unwrap_or(rows), cli.rounds.unwrap_or(rounds));
-
-    let servers = Servers::start().await?;
-    let conditions = servers.conditions(rows).await?;
-    let mut done = Vec::new();
-    for number in 0..rounds {
-        done.push(round(&servers, rows, number).await.with_context(|| format!("round {number}"))?);
-    }
-    progress("latency: paced events, one per transaction");
-    let latency = latency::measure(&servers, latency_time).await.context("measure latency")?;
-
-    let report = Report::new(conditions, done, latency);
-    let text = if cli.json { serde_json::to_string(&report)? + "\n" } else { report.to_string() };
-    std::io::stdout().write_all(text.as_bytes()).context("print the report")
-}
-
-async fn round(servers: &Servers, rows: u32, number: u32) -> Result<Round> {
-    progress(&format!("round {}: loading {rows} rows", number + 1));
-    let stage = Stage::set_up(servers, &format!("round{number}")).await?;
-    let slots = stage.add_slots(["log", "both"]).await?;
-    stage.load(rows).await?;
-    let end = stage.end_of_log().await?;
-    let mut phases = PHASES;
-    phases.rotate_left(number as usize % PHASES.len());
-    let (mut log, mut publisher, mut both, mut relay) = (None, None, None, None);
-    for phase in phases {
-        progress(&format!("round {}: {phase:?}", number + 1));
-        match phase {
-            Phase::Log => log = Some(limits::log(&stage, &slots[0], &end, rows).await?),
-            Phase::Publisher => publisher = Some(limits::publisher(&stage, rows).await?),
-            Phase::Both => both = Some(limits::both(&stage, &slots[1], &end, rows).await?),
-            Phase::Relay => relay = Some(drain::relay(&stage, rows).await?),
-        }
-    }
-    stage.tear_down(&slots).await?;
-    let every = "every phase ran";
-    Ok(Round {
-        log: log.context(every)?,
-        publisher: publisher.context(every)?,
-        both: both.context(every)?,
-        relay: relay.context(every)?,
-    })
+    headline::run(Extent { rows, rounds, latency_seconds }, cli.json).await?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Says on stderr what is going on; stdout is for results.

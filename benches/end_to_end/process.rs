@@ -2,8 +2,10 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, ChildStdin, Command};
 
@@ -11,8 +13,7 @@ use crate::cpu;
 
 /// Starts the relay, says its pid, and ends it when the input ends: when this process closes the
 /// pipe, or is gone, however it went.
-const LEASH: &str =
-    r#""$@" </dev/null >&2 & pid=$!; echo "$pid"; read -r _; kill -TERM "$pid"; wait "$pid""#;
+const LEASH: &str = r#""$@" </dev/null >&2 & pid=$!; echo "$pid"; read -r _; kill -TERM "$pid" 2>&-; wait "$pid" 2>&-"#;
 
 /// Settings for the binary, as environment variables.
 pub(crate) type Environment = Vec<(&'static str, String)>;
@@ -53,6 +54,20 @@ impl Relay {
     /// Fails once the relay is no longer there.
     pub(crate) fn check(&self) -> Result<()> {
         cpu::of_process(self.pid).map(drop).context("the relay ended by itself")
+    }
+
+    /// Kills the relay as the system would when memory runs out. Returns when that was.
+    ///
+    /// # Errors
+    ///
+    /// When it has ended before.
+    pub(crate) fn kill(self) -> Result<Instant> {
+        self.check()?;
+        let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
+        let killed = Instant::now();
+        kill_process(pid.context("the relay has no pid")?, Signal::KILL)
+            .context("kill the relay")?;
+        Ok(killed)
     }
 
     /// Stops the relay as an operator would.

@@ -34,15 +34,16 @@ fn figures(demo: &Relay) -> Value {
 }
 
 fn assert_exact(figures: &Value) {
-    for zero in ["lost", "duplicates", "out_of_order", "phantoms"] {
+    for zero in ["lost", "duplicates", "out_of_order", "phantoms", "effects_twice"] {
         assert_eq!(figures[zero], 0, "{figures}");
     }
     assert_eq!(figures["stored"], figures["committed"], "{figures}");
     assert_eq!(figures["marked"], figures["committed"], "{figures}");
+    assert_eq!(figures["effects"], figures["stored"], "{figures}");
 }
 
 #[tokio::test]
-async fn the_demo_ends_with_four_zeros_and_leaves_nothing() {
+async fn the_demo_ends_with_zeros_and_leaves_nothing() {
     let (demo, temp) = demo(&["--for", "3s", "--rate", "200", "--json"]);
     let status = demo.wait_exit(DEADLINE).await;
     assert!(status.success(), "{status}\n{}", demo.log());

@@ -2,6 +2,7 @@
 
 mod batches;
 mod broker_faults;
+mod chaos;
 mod commands;
 mod commits;
 mod confirmation;
@@ -12,10 +13,12 @@ mod debezium;
 mod demo;
 mod failure_classes;
 mod gaps;
+mod inbox;
 mod keyed;
 mod payloads;
 mod poison;
 mod postgres_faults;
+mod replicas;
 mod routes;
 mod scanner;
 mod schema;

@@ -12,6 +12,7 @@
 //! # }
 //! ```
 
+mod broker;
 mod load;
 mod process;
 mod rig;
@@ -19,6 +20,7 @@ mod sql;
 mod stream;
 mod wait;
 
+pub use broker::Broker;
 pub use load::Load;
 pub use process::Relay;
 pub use rig::{Rig, RigOptions};

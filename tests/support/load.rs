@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use outbox::Table;
 use testbed::{Ledger, Tally, Workload, WorkloadOptions, Written};
 
+use crate::broker::Broker;
 use crate::rig::Rig;
 use crate::wait::{DEADLINE, POLL, until};
 
@@ -43,7 +44,7 @@ impl Load {
     }
 }
 
-impl Rig {
+impl<B: Broker> Rig<B> {
     /// Starts writers that commit about `rate` events a second.
     ///
     /// # Panics
@@ -86,7 +87,7 @@ impl Rig {
     /// When a server does not answer.
     pub async fn tally(&self, written: &Written) -> Tally {
         let client = self.client().await;
-        let jetstream = self.nats.jetstream().await.expect("connect to NATS");
+        let jetstream = self.nats.jetstream().await;
         let ledger = Ledger::collect(&client, &Table::default(), &jetstream, "OUTBOX").await;
         let tally = ledger.expect("collect rows and messages").report(written);
         eprintln!("{tally}");

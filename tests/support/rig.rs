@@ -2,8 +2,9 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 
-use testbed::{Nats, NatsOptions, Postgres, PostgresOptions, Proxy};
+use testbed::{Nats, NatsCluster, NatsOptions, Postgres, PostgresOptions, Proxy};
 
+use crate::broker::Broker;
 use crate::process::Relay;
 use crate::wait::DEADLINE;
 
@@ -25,11 +26,11 @@ pub struct RigOptions {
 ///
 /// The outbox is in the database `postgres`, everything else is named by default. Helpers connect
 /// anew each time, so that they work again as soon as a restarted server does.
-pub struct Rig {
+pub struct Rig<B: Broker = Nats> {
     /// The database server.
     pub postgres: Postgres,
     /// The broker.
-    pub nats: Nats,
+    pub nats: B,
     env: Vec<(String, String)>,
     network: Option<Network>,
 }
@@ -77,10 +78,48 @@ impl Rig {
         } else {
             None
         };
+        Self::between(
+            postgres,
+            nats,
+            network,
+            [to_postgres.to_string(), format!("nats://{to_nats}")],
+        )
+    }
+}
+
+impl Rig<NatsCluster> {
+    /// Starts PostgreSQL and a cluster of three NATS servers, which keep the stream in three
+    /// replicas.
+    ///
+    /// # Panics
+    ///
+    /// When one does not start.
+    pub async fn replicated() -> Self {
+        let (postgres, nats) = tokio::join!(
+            Postgres::start(PostgresOptions::default()),
+            NatsCluster::start(NatsOptions::default())
+        );
+        let postgres = postgres.expect("start PostgreSQL");
+        let nats = nats.expect("start the NATS cluster");
+        let urls = [loopback(postgres.port()).to_string(), nats.urls()];
+        let mut rig = Self::between(postgres, nats, None, urls);
+        rig.set("TAILPOST_STREAM__REPLICAS", "3");
+        rig
+    }
+}
+
+impl<B: Broker> Rig<B> {
+    fn between(
+        postgres: Postgres,
+        nats: B,
+        network: Option<Network>,
+        [to_postgres, to_nats]: [String; 2],
+    ) -> Self {
         let mut rig = Self { postgres, nats, env: Vec::new(), network };
         rig.set("DATABASE_URL", &format!("postgres://postgres@{to_postgres}/postgres"));
-        rig.set("NATS_URL", &format!("nats://{to_nats}"));
+        rig.set("NATS_URL", &to_nats);
         rig.set("TAILPOST_ADMIN__LISTEN", "off");
+        rig.set("TAILPOST_ADMIN__INBOX_LISTEN", "off");
         rig
     }
 
@@ -153,7 +192,7 @@ fn loopback(port: u16) -> SocketAddr {
     (Ipv4Addr::LOCALHOST, port).into()
 }
 
-impl Drop for Rig {
+impl<B: Broker> Drop for Rig<B> {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             return;

@@ -4,6 +4,7 @@ use tokio_postgres::Client;
 use tokio_postgres::types::FromSqlOwned;
 use uuid::Uuid;
 
+use crate::broker::Broker;
 use crate::rig::Rig;
 use crate::wait::{DEADLINE, until};
 
@@ -13,7 +14,7 @@ const INSERT: &str = "
     FROM generate_series(1, $1::INT) AS n
     RETURNING id";
 
-impl Rig {
+impl<B: Broker> Rig<B> {
     /// Connects to the database with the outbox.
     ///
     /// # Panics

@@ -7,6 +7,7 @@ use futures_util::StreamExt;
 use outbox::{Event, wire};
 use uuid::Uuid;
 
+use crate::broker::Broker;
 use crate::rig::Rig;
 use crate::wait::{DEADLINE, until};
 
@@ -45,14 +46,14 @@ impl Stored {
     }
 }
 
-impl Rig {
+impl<B: Broker> Rig<B> {
     /// The stream `OUTBOX`.
     ///
     /// # Panics
     ///
     /// When the broker does not answer or has no such stream.
     pub async fn stream(&self) -> Stream {
-        let jetstream = self.nats.jetstream().await.expect("connect to NATS");
+        let jetstream = self.nats.jetstream().await;
         jetstream.get_stream("OUTBOX").await.expect("look up the stream")
     }
 

@@ -84,10 +84,17 @@ fn dependencies_point_one_way() {
         ("tailpost-pgoutput", &[][..]),
         ("tailpost-outbox", &[]),
         ("tailpost-relay", &["tailpost-outbox", "tailpost-pgoutput"]),
+        ("tailpost-inbox", &["tailpost-outbox"]),
         ("tailpost-testbed", &["tailpost-outbox"]),
         (
             "tailpost",
-            &["tailpost-outbox", "tailpost-pgoutput", "tailpost-relay", "tailpost-testbed"],
+            &[
+                "tailpost-inbox",
+                "tailpost-outbox",
+                "tailpost-pgoutput",
+                "tailpost-relay",
+                "tailpost-testbed",
+            ],
         ),
     ] {
         let tree = tree(package);

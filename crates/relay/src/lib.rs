@@ -39,6 +39,8 @@ mod core;
 mod database;
 pub mod dead_letters;
 mod error;
+#[cfg(test)]
+mod hot_path;
 mod inspect;
 mod report;
 mod reporter;

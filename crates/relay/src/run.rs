@@ -9,6 +9,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
+use crate::broker::leave_server;
 use crate::config::{Config, OnWalLimit};
 use crate::connect::NatsLink;
 use crate::database::Store;
@@ -24,6 +25,9 @@ const PAUSE_MAX: Duration = Duration::from_secs(10);
 
 /// A session that lasted longer was a success.
 const SESSION_GOOD_AFTER: Duration = Duration::from_secs(10);
+
+/// A pause that is reached when the stream has been silent for several attempts.
+const STRANDED_AFTER: Duration = Duration::from_secs(1);
 
 /// How long the server may take to notice that the slot is not read any more.
 const LEAVING_MAX: Duration = Duration::from_secs(5);
@@ -81,6 +85,11 @@ pub async fn run(
         };
         if started.elapsed() > SESSION_GOOD_AFTER {
             pause = PAUSE_MIN;
+        }
+        if let (Error::JetStream { .. }, Some((client, _))) = (&error, &client)
+            && pause > STRANDED_AFTER
+        {
+            leave_server(client).await;
         }
         let wait = pause.mul_f64(rand::rng().random_range(0.5..1.0));
         warn!(error = describe(&error), hint = error.hint(), "starting anew in {wait:.1?}");

@@ -86,7 +86,7 @@ pub async fn setup(config: &Config) -> Result<SetupReport, Error> {
     let context = jetstream::new(client.clone());
     let (created, warnings) = ensure_stream(config, &client, &context).await?;
     steps.push(SetupStep { what: format!("stream {}", config.stream.name), created });
-    let created = ensure_slot(config, &store, &context).await?;
+    let created = ensure_slot(config, &store, &client).await?;
     steps.push(SetupStep { what: format!("slot {}", config.slot), created });
     Ok(SetupReport { steps, warnings })
 }
@@ -94,9 +94,9 @@ pub async fn setup(config: &Config) -> Result<SetupReport, Error> {
 pub(crate) async fn ensure_slot(
     config: &Config,
     store: &Store,
-    context: &Context,
+    client: &Client,
 ) -> Result<bool, Error> {
-    let tail = TailReader::new(context, &config.stream.name).await?;
+    let tail = TailReader::new(client, &config.stream.name).await?;
     match Slot::prepare(config, store, Some(&tail)).await {
         Ok(slot) => Ok(slot.created),
         Err(Error::SlotBusy { .. }) => Ok(false), // a relay is running

@@ -1,6 +1,5 @@
 //! The replication slot in an operator's hands.
 
-use async_nats::jetstream;
 use serde::Serialize;
 use tokio_postgres::error::SqlState;
 
@@ -61,7 +60,7 @@ pub async fn create_slot(config: &Config) -> Result<bool, Error> {
     let store = Store::connect(config, "tailpost slot").await?;
     store.check_set_up(&config.publication, &config.slot).await?;
     let client = config.nats.connect("tailpost slot").await?;
-    ensure_slot(config, &store, &jetstream::new(client)).await
+    ensure_slot(config, &store, &client).await
 }
 
 /// Drops the slot, so that PostgreSQL need not keep the log for it. No event is lost: the next

@@ -1,63 +1,74 @@
 //! The HTTP server for operators: health, metrics, status.
 //!
-//! It only reads what the relay publishes through its `watch` channel, so a slow scrape holds
+//! It only reads what the engines publish through their `watch` channels, so a slow scrape holds
 //! nothing up, and it answers whatever the dependencies do. Only what is about dead letters asks the
 //! database, on connections of its own.
 
 pub(crate) mod dead_letters;
-mod health;
+mod inbox;
 mod metrics;
+mod relay;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Json;
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use relay::{Config, Status};
+use futures_util::future::BoxFuture;
 use tokio::net::TcpListener;
-use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tower_http::timeout::TimeoutLayer;
 use tracing::{info, warn};
 
-use self::dead_letters::Desk;
-use self::health::Readiness;
-use self::metrics::Metrics;
+pub(crate) use self::inbox::{Desk, Inbox, Sample};
+pub(crate) use self::relay::Relay;
 
+const JSON: &str = "application/json";
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// For those who look around.
-const PATHS: &str = "there are /livez, /readyz, /metrics, /api/v1/status, and \
-                     /api/v1/outbox/dead-letter\n";
-/// How long requests under way may take once the relay has stopped.
+const PATHS: &str = "there are /livez, /readyz, /metrics, /api/v1/status";
+/// How long requests under way may take once the engine has stopped.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// What can be seen of a running engine.
+pub(crate) trait Engine: Send + Sync + 'static {
+    /// Whether it does its job, and that as JSON with the reason if it does not.
+    fn readiness(&self) -> (bool, String);
+    /// In the form of [`metrics::CONTENT_TYPE`].
+    fn metrics(&self) -> Result<String, std::fmt::Error>;
+    /// Asks for what the metrics need beyond what the engine reports.
+    fn look(&self) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::ready(()))
+    }
+    /// All that it knows about itself, as JSON.
+    fn status(&self) -> anyhow::Result<String>;
+    /// What can be asked of it beyond that, below `/api/v1`.
+    fn api(&self) -> Router<Admin> {
+        Router::new()
+    }
+    /// Where that is, to go on with a list of paths.
+    fn api_paths(&self) -> &'static str {
+        ""
+    }
+}
 
 /// What the server shows, and to whom.
 #[derive(Clone)]
 pub(crate) struct Admin {
-    status: watch::Receiver<Status>,
-    metrics: Arc<Metrics>,
+    engine: Arc<dyn Engine>,
     token: Option<Arc<str>>,
-    desk: Desk,
 }
 
 impl Admin {
     /// With a token, only `/livez` and `/readyz` answer without it.
-    pub(crate) fn new(
-        status: watch::Receiver<Status>,
-        config: &Config,
-        token: Option<String>,
-    ) -> Self {
-        let pipeline = format!("{}/{}", config.slot, config.publication);
-        let metrics = Metrics::new(status.clone(), pipeline, config);
-        let desk = Desk::new(config.clone());
-        Self { status, metrics: Arc::new(metrics), token: token.map(Into::into), desk }
+    pub(crate) fn new(engine: impl Engine, token: Option<String>) -> Self {
+        Self { engine: Arc::new(engine), token: token.map(Into::into) }
     }
 }
 
@@ -72,7 +83,8 @@ pub(crate) struct ListenError {
 impl ListenError {
     /// What the operator can do about it.
     pub(crate) fn hint(&self) -> String {
-        "set admin.listen to a free address, or to \"off\"".into()
+        "set admin.listen, or admin.inbox_listen for an inbox, to a free address, or to \"off\""
+            .into()
     }
 }
 
@@ -115,13 +127,17 @@ fn router(admin: Admin) -> Router {
     Router::new()
         .route("/metrics", get(metrics))
         .route("/api/v1/status", get(status))
-        .nest("/api/v1/outbox", dead_letters::routes().with_state(admin.desk.clone()))
+        .merge(admin.engine.api())
         .route_layer(middleware::from_fn_with_state(admin.clone(), authorize))
         .route("/livez", get(livez))
         .route("/readyz", get(readyz))
-        .fallback(async || (StatusCode::NOT_FOUND, PATHS))
+        .fallback(paths)
         .layer(TimeoutLayer::with_status_code(StatusCode::GATEWAY_TIMEOUT, REQUEST_TIMEOUT))
         .with_state(admin)
+}
+
+async fn paths(State(admin): State<Admin>) -> (StatusCode, String) {
+    (StatusCode::NOT_FOUND, format!("{PATHS}{}\n", admin.engine.api_paths()))
 }
 
 /// That this is answered at all is the answer. A restart mends no outage of a dependency.
@@ -130,14 +146,14 @@ async fn livez() -> &'static str {
 }
 
 async fn readyz(State(admin): State<Admin>) -> Response {
-    let readiness = Readiness::of(&admin.status.borrow());
-    let code = if readiness.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    (code, Json(readiness)).into_response()
+    let (ready, json) = admin.engine.readiness();
+    let code = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (code, [(header::CONTENT_TYPE, JSON)], json).into_response()
 }
 
 async fn metrics(State(admin): State<Admin>) -> Response {
-    admin.metrics.count(admin.desk.count().await);
-    match admin.metrics.encode() {
+    admin.engine.look().await;
+    match admin.engine.metrics() {
         Ok(text) => ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response(),
         Err(error) => {
             warn!(%error, "could not encode the metrics");
@@ -147,9 +163,8 @@ async fn metrics(State(admin): State<Admin>) -> Response {
 }
 
 async fn status(State(admin): State<Admin>) -> Response {
-    let status = admin.status.borrow().clone();
-    match crate::output::to_json(&status) {
-        Ok(json) => ([(header::CONTENT_TYPE, "application/json")], json).into_response(),
+    match admin.engine.status() {
+        Ok(json) => ([(header::CONTENT_TYPE, JSON)], json).into_response(),
         Err(error) => {
             warn!(%error, "could not encode the status");
             StatusCode::INTERNAL_SERVER_ERROR.into_response()

@@ -1,14 +1,18 @@
 //! The command line. The help texts are the reference for it.
 
 pub(crate) mod dlq;
+mod inbox;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::PossibleValuesParser;
 use clap::{ArgAction, Args, Parser, Subcommand};
 
 use crate::config::{LogFormat, Sources};
 use crate::telemetry::Verbosity;
+
+pub(crate) use inbox::*;
 
 /// Relays events from a PostgreSQL outbox table to a NATS JetStream stream: once, in commit order.
 ///
@@ -51,9 +55,23 @@ pub(crate) struct Global {
     quiet: bool,
 }
 
-impl Global {
+impl Cli {
     /// What the configuration is read from.
     pub(crate) fn sources(&self) -> Sources {
+        let sources = self.global.sources();
+        match &self.command {
+            Command::Inbox(InboxArgs { command: InboxCommand::Run(args) }) => Sources {
+                consumer: args.consumer.clone(),
+                handler: args.handler.clone(),
+                ..sources
+            },
+            _ => sources,
+        }
+    }
+}
+
+impl Global {
+    fn sources(&self) -> Sources {
         Sources {
             file: self.config.clone(),
             // A variable that is not Unicode cannot be one of ours.
@@ -65,6 +83,7 @@ impl Global {
             database_url: self.database_url.clone(),
             nats_url: self.nats_url.clone(),
             log_format: self.log_format,
+            ..Sources::default()
         }
     }
 
@@ -101,18 +120,26 @@ pub(crate) enum Command {
     Relay(RelayArgs),
     /// Show position, backlog, slot, stream, and dead letters
     Status(StatusArgs),
+    /// Take events from the stream and give each one effect, and decide about those that failed
+    Inbox(InboxArgs),
     /// Find and mend what cannot be published
     #[command(subcommand)]
     Outbox(Box<dlq::OutboxCommand>),
     /// List the replication slots; create the relay's, or drop it
     #[command(subcommand)]
     Slot(SlotCommand),
-    /// See it work: throw-away servers, a producer, a relay, a consumer
+    /// See it work: throw-away servers, a producer, a relay, a consumer, an inbox
     ///
     /// Starts PostgreSQL and NATS from the binaries on this machine, in temporary folders, and
     /// removes all of it at the end; nothing that is configured is looked at. Ctrl-C ends it early.
-    /// Fails if an event was lost, doubled, or out of order.
+    /// Fails if an event was lost, doubled, or out of order, or did not have exactly one effect.
     Demo(DemoArgs),
+    /// Break things on purpose, under load, and check that every event arrived once and in order
+    ///
+    /// Starts throw-away servers as `demo` does and relays as processes that are killed and paused.
+    /// `all` runs every scenario, `soak` mixes faults at random. Fails if an event was lost, doubled,
+    /// out of order, or never committed; then it keeps the logs and says where.
+    Chaos(ChaosArgs),
 }
 
 /// Arguments of `setup`.
@@ -180,6 +207,27 @@ pub(crate) struct DemoArgs {
     /// Leave the servers running, and say how to reach them
     #[arg(long)]
     pub(crate) keep: bool,
+}
+
+/// Arguments of `chaos`.
+#[derive(Debug, Args)]
+pub(crate) struct ChaosArgs {
+    /// What to do: a name from --list, `all`, or `soak`
+    #[arg(required_unless_present = "list", hide_possible_values = true,
+          value_parser = PossibleValuesParser::new(crate::chaos::names()))]
+    pub(crate) scenario: Option<String>,
+    /// Show the scenarios, and what each proves
+    #[arg(long, exclusive = true)]
+    pub(crate) list: bool,
+    /// How long the soak goes on; one minute if not given
+    #[arg(long = "for", value_name = "DURATION", value_parser = duration)]
+    pub(crate) duration: Option<Duration>,
+    /// Repeat a run: fixes the load and the faults of the soak, though not how they interleave
+    #[arg(long, value_name = "N")]
+    pub(crate) seed: Option<u64>,
+    /// Print the ledger as one JSON object, for each scenario
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 fn duration(text: &str) -> Result<Duration, String> {

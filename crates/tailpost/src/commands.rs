@@ -2,11 +2,13 @@
 
 mod demo;
 pub(crate) mod dlq;
+mod inbox;
 mod relay;
 mod setup;
 mod slot;
 mod status;
 
+use crate::chaos;
 use crate::cli::Command;
 use crate::cli::dlq::OutboxCommand;
 use crate::config::Settings;
@@ -17,11 +19,13 @@ pub(crate) async fn run(command: Command, settings: Settings) -> anyhow::Result<
         Command::Setup(args) => setup::run(&args, &settings).await,
         Command::Relay(args) => relay::run(&args, &settings).await,
         Command::Status(args) => status::run(&args, &settings).await,
+        Command::Inbox(args) => inbox::run(&args.command, &settings).await,
         Command::Outbox(command) => {
             let OutboxCommand::Dlq(command) = &*command;
             dlq::run(command, &settings).await
         }
         Command::Slot(command) => slot::run(&command, &settings).await,
         Command::Demo(args) => demo::run(&args).await,
+        Command::Chaos(args) => chaos::run(&args).await,
     }
 }

@@ -4,6 +4,7 @@
 //! given in each layer, and a mistake in any of them is reported with its place.
 
 mod error;
+mod inbox;
 mod keys;
 mod layers;
 mod routes;
@@ -20,6 +21,7 @@ use relay::{
 };
 
 pub(crate) use error::{Error, Origin};
+pub(crate) use inbox::Consumer;
 pub(crate) use layers::Sources;
 
 /// Parses a duration as the configuration writes them, or says what is wanted.
@@ -34,11 +36,12 @@ pub(crate) struct Settings {
     pub(crate) nats: NatsSettings,
     pub(crate) stream: StreamConfig,
     pub(crate) relay: RelaySettings,
+    inbox: inbox::InboxSettings,
     pub(crate) routes: Vec<relay::Route>,
     pub(crate) admin: AdminSettings,
     pub(crate) log: LogSettings,
     // Where each setting that is not a default came from.
-    origins: BTreeMap<&'static str, Origin>,
+    origins: BTreeMap<String, Origin>,
 }
 
 #[derive(Clone, PartialEq)]
@@ -77,6 +80,8 @@ pub(crate) struct RelaySettings {
 pub(crate) struct AdminSettings {
     /// `None` turns the HTTP server off.
     pub(crate) listen: Option<SocketAddr>,
+    /// The same for `inbox run`, which may be on the machine of a relay.
+    pub(crate) inbox_listen: Option<SocketAddr>,
     pub(crate) token: Option<String>,
 }
 
@@ -125,9 +130,11 @@ impl Default for Settings {
                 mark: MarkConfig::default(),
                 wal: WalConfig::default(),
             },
+            inbox: inbox::InboxSettings::default(),
             routes: Vec::new(),
             admin: AdminSettings {
                 listen: Some(SocketAddr::from(([127, 0, 0, 1], 9464))),
+                inbox_listen: Some(SocketAddr::from(([127, 0, 0, 1], 9465))),
                 token: None,
             },
             log: LogSettings { format: LogFormat::Text },
@@ -152,14 +159,24 @@ impl Settings {
         settings.relay_config()
     }
 
+    /// The database.
+    pub(crate) fn postgres_target(&self) -> Result<PostgresTarget, Error> {
+        let url = self.postgres.url.as_deref().ok_or_else(Error::no_database)?;
+        PostgresTarget::new(url, self.postgres.tls.clone())
+            .map_err(|source| self.blame("postgres.url", source))
+    }
+
+    /// The broker.
+    pub(crate) fn nats_target(&self) -> Result<NatsTarget, Error> {
+        NatsTarget::new(&self.nats.url, self.nats.access.clone())
+            .map_err(|source| self.blame("nats.url", source))
+    }
+
     /// What the relay needs to know.
     pub(crate) fn relay_config(&self) -> Result<Config, Error> {
-        let url = self.postgres.url.as_deref().ok_or_else(Error::no_database)?;
         let config = Config {
-            postgres: PostgresTarget::new(url, self.postgres.tls.clone())
-                .map_err(|source| self.blame("postgres.url", source))?,
-            nats: NatsTarget::new(&self.nats.url, self.nats.access.clone())
-                .map_err(|source| self.blame("nats.url", source))?,
+            postgres: self.postgres_target()?,
+            nats: self.nats_target()?,
             table: self.table()?,
             slot: self.postgres.slot.clone(),
             publication: self.postgres.publication.clone(),
@@ -181,7 +198,8 @@ impl Settings {
         Ok(config)
     }
 
-    fn table(&self) -> Result<outbox::Table, Error> {
+    /// The outbox, which may or may not exist; the inbox is in its schema.
+    pub(crate) fn table(&self) -> Result<outbox::Table, Error> {
         let Self { postgres: PostgresSettings { table, columns, .. }, origins, .. } = self;
         table.clone().with_columns(columns.clone()).map_err(|error| {
             let origin = origins.iter().find(|(path, _)| path.starts_with("outbox.columns."));
@@ -192,7 +210,7 @@ impl Settings {
     /// Adds where the setting came from to an error that names one.
     fn blame(&self, fallback: &str, source: relay::connect::Error) -> Error {
         let origin = match &source {
-            relay::connect::Error::Invalid { setting, .. } => self.origins.get(setting),
+            relay::connect::Error::Invalid { setting, .. } => self.origins.get(*setting),
             _ => None,
         };
         let origin = origin.or_else(|| self.origins.get(fallback)).cloned();
@@ -200,12 +218,16 @@ impl Settings {
     }
 
     fn check_admin(&self) -> Result<(), Error> {
-        match self.admin.listen {
-            Some(listen) if !listen.ip().is_loopback() && self.admin.token.is_none() => {
-                Err(Error::open_admin(self.origins.get("admin.listen").cloned(), listen))
+        let AdminSettings { listen, inbox_listen, token } = &self.admin;
+        for (key, listen) in [("admin.listen", listen), ("admin.inbox_listen", inbox_listen)] {
+            if let Some(listen) = listen
+                && !listen.ip().is_loopback()
+                && token.is_none()
+            {
+                return Err(Error::open_admin(self.origins.get(key).cloned(), key, *listen));
             }
-            _ => Ok(()),
         }
+        Ok(())
     }
 }
 

@@ -1,18 +1,21 @@
-//! `tailpost demo`: the relay at work on throw-away servers, checked to the last event.
+//! `tailpost demo`: relay and inbox at work on throw-away servers, checked to the last event.
 //!
 //! ```text
 //!   producer ──orders + events──▶ PostgreSQL ──log──▶ relay ──▶ NATS stream ──▶ consumer
-//!      └────────────── just before COMMIT ─────── journal ─────── arrival ──────────┘
+//!      │                              ▲                              │             │
+//!      │                              └──── shipments ──── inbox ◀───┘             │
+//!      └────────────── just before COMMIT ─────── journal ─────── arrival ─────────┘
 //! ```
 //!
-//! Nothing is simulated: the servers are real ones with `fsync` on, the relay is the one that
-//! `tailpost relay` runs, with its defaults, and the figures at the end come from reading table and
-//! stream anew. Whatever the user has configured for servers of their own is not looked at.
+//! Nothing is simulated: the servers are real ones with `fsync` on, relay and inbox are those that
+//! users run, with their defaults, and the figures at the end come from reading tables and stream
+//! anew. Whatever the user has configured for servers of their own is not looked at.
 
 mod consumer;
 mod journal;
 mod play;
 mod servers;
+mod shipping;
 mod summary;
 mod view;
 
@@ -31,7 +34,7 @@ use view::View;
 ///
 /// # Errors
 ///
-/// When a server does not start, and when the relay made a mistake.
+/// When a server does not start, and when relay or inbox made a mistake.
 pub(crate) async fn run(args: &DemoArgs) -> Result<()> {
     let stop = shutdown::on_signal()?;
     let view = View::new(args);
@@ -64,6 +67,6 @@ async fn measure(
 ) -> Result<Summary> {
     view.say(&servers.describe());
     let played = play::play(args, servers, view, stop).await?;
-    view.say("comparing the table, the stream, and what the consumer got");
+    view.say("comparing the table, the stream, what the consumer got, and the effects");
     summary::compare(servers, played).await
 }

@@ -3,16 +3,18 @@
 use std::process::ExitCode;
 
 use relay::connect;
+use tokio_postgres::error::SqlState;
 
 use crate::admin::ListenError;
 use crate::commands::dlq::DlqError;
 use crate::commands::dlq::client::ApiError;
 use crate::config;
+use crate::refusal::Refusal;
 
 const FAILED: u8 = 1;
-const NOT_FOUND: u8 = 3;
-const REFUSED: u8 = 4;
-const UNREACHABLE: u8 = 5;
+pub(crate) const NOT_FOUND: u8 = 3;
+pub(crate) const REFUSED: u8 = 4;
+pub(crate) const UNREACHABLE: u8 = 5;
 const TIMED_OUT: u8 = 6;
 const BAD_CONFIGURATION: u8 = 78;
 
@@ -26,7 +28,12 @@ pub(crate) fn report(error: &anyhow::Error) {
 
 /// The code that says what kind of error it was.
 pub(crate) fn code(error: &anyhow::Error) -> ExitCode {
-    ExitCode::from(error.chain().find_map(kind).unwrap_or(FAILED))
+    ExitCode::from(number(error))
+}
+
+/// The code as a number.
+pub(crate) fn number(error: &anyhow::Error) -> u8 {
+    error.chain().find_map(kind).unwrap_or(FAILED)
 }
 
 fn kind(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
@@ -36,8 +43,14 @@ fn kind(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
     if error.is::<ListenError>() {
         return Some(REFUSED);
     }
+    if let Some(error) = error.downcast_ref::<Refusal>() {
+        return Some(if error.not_found { NOT_FOUND } else { REFUSED });
+    }
     if let Some(error) = error.downcast_ref::<relay::Error>() {
         return Some(relay_kind(error));
+    }
+    if let Some(error) = error.downcast_ref::<inbox::Error>() {
+        return inbox_kind(error);
     }
     if let Some(error) = error.downcast_ref::<ApiError>() {
         return Some(api_kind(error));
@@ -68,6 +81,22 @@ fn relay_kind(error: &relay::Error) -> u8 {
     }
 }
 
+/// None if the cause tells.
+fn inbox_kind(error: &inbox::Error) -> Option<u8> {
+    match error {
+        inbox::Error::Config { .. } => Some(BAD_CONFIGURATION),
+        inbox::Error::Tables { .. } => Some(NOT_FOUND),
+        inbox::Error::Consumer { .. } => Some(REFUSED),
+        inbox::Error::JetStream { .. } => Some(UNREACHABLE),
+        inbox::Error::Sql { source, .. } if source.code() == Some(&SqlState::UNDEFINED_TABLE) => {
+            Some(NOT_FOUND)
+        }
+        inbox::Error::Sql { .. } if error.is_transient() => Some(UNREACHABLE),
+        inbox::Error::Sql { .. } => Some(REFUSED),
+        _ => None,
+    }
+}
+
 fn api_kind(error: &ApiError) -> u8 {
     match error {
         ApiError::Off | ApiError::Unreachable { .. } => UNREACHABLE,
@@ -92,7 +121,8 @@ fn connect_kind(error: &connect::Error) -> u8 {
     }
 }
 
-fn hint(error: &anyhow::Error) -> Option<String> {
+/// What can be done about it.
+pub(crate) fn hint(error: &anyhow::Error) -> Option<String> {
     error.chain().find_map(|cause| {
         if let Some(error) = cause.downcast_ref::<config::Error>() {
             return error.hint().map(str::to_owned);
@@ -100,8 +130,14 @@ fn hint(error: &anyhow::Error) -> Option<String> {
         if let Some(error) = cause.downcast_ref::<ListenError>() {
             return Some(error.hint());
         }
+        if let Some(error) = cause.downcast_ref::<Refusal>() {
+            return error.hint();
+        }
         if let Some(error) = cause.downcast_ref::<relay::Error>() {
             return error.hint();
+        }
+        if let Some(hint) = cause.downcast_ref::<inbox::Error>().and_then(inbox::Error::hint) {
+            return Some(hint.into());
         }
         if let Some(error) = cause.downcast_ref::<ApiError>() {
             return error.hint();

@@ -1,12 +1,15 @@
 //! The `tailpost` binary: reads the command line and the configuration, and runs one command.
 
 mod admin;
+mod chaos;
 mod cli;
 mod commands;
 mod config;
 mod demo;
 mod exit;
+mod letter;
 mod output;
+mod refusal;
 mod shutdown;
 mod telemetry;
 
@@ -29,11 +32,16 @@ fn main() -> ExitCode {
 
 fn run(cli: cli::Cli) -> anyhow::Result<()> {
     relay::connect::install_crypto_provider();
-    let load = || config::Settings::load(&cli.global.sources());
+    let load = || config::Settings::load(&cli.sources());
     let (settings, verbosity) = match cli.command {
         // Runs anywhere, whatever is configured for other servers, and draws its own picture.
-        cli::Command::Demo(_) => (config::Settings::default(), cli.global.verbosity().of_demo()),
+        cli::Command::Demo(_) | cli::Command::Chaos(_) => {
+            (config::Settings::default(), cli.global.verbosity().of_demo())
+        }
         cli::Command::Status(_) | cli::Command::Outbox(_) => {
+            (load()?, cli.global.verbosity().of_status())
+        }
+        cli::Command::Inbox(ref args) if !matches!(args.command, cli::InboxCommand::Run(_)) => {
             (load()?, cli.global.verbosity().of_status())
         }
         _ => (load()?, cli.global.verbosity()),

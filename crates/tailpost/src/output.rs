@@ -1,6 +1,7 @@
 //! Data goes to stdout, and nothing else does.
 
 use std::io::{ErrorKind, Write};
+use std::time::Duration;
 
 use anyhow::Context;
 use serde::Serialize;
@@ -35,5 +36,30 @@ pub(crate) fn text(text: &str) -> anyhow::Result<()> {
             Err(error).context("could not write to standard output")
         }
         _ => Ok(()),
+    }
+}
+
+/// How long something took or is ago, in its two largest units.
+pub(crate) fn duration(seconds: f64) -> String {
+    let seconds = Duration::try_from_secs_f64(seconds).unwrap_or_default().as_secs();
+    match seconds {
+        0..60 => format!("{seconds}s"),
+        60..3600 => format!("{}m {}s", seconds / 60, seconds % 60),
+        3600..86_400 => format!("{}h {}m", seconds / 3600, seconds % 3600 / 60),
+        _ => format!("{}d {}h", seconds / 86_400, seconds % 86_400 / 3600),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ages_are_short() {
+        for (seconds, text) in
+            [(0.4, "0s"), (59.9, "59s"), (3599.0, "59m 59s"), (90_000.0, "1d 1h"), (-1.0, "0s")]
+        {
+            assert_eq!(duration(seconds), text);
+        }
     }
 }

@@ -74,7 +74,7 @@ fn filter(asked: Option<&str>, verbosity: Verbosity) -> Result<EnvFilter, Error>
         Verbosity::Demo => {
             "warn,async_nats=off,pgwire_replication=off,tailpost_relay::broker::fitness=error"
         }
-        Verbosity::Verbose => "info,async_nats=off,tailpost=debug,tailpost_relay=debug",
+        Verbosity::Verbose => "info,async_nats=off,tailpost=debug,tailpost_relay=debug,inbox=debug",
         Verbosity::Everything => "debug",
     });
     EnvFilter::builder()

@@ -27,11 +27,14 @@ mod process;
 mod processes;
 mod proxy;
 mod user;
+mod worker;
 mod workload;
 
 pub use ledger::{Ledger, Stored, Tally};
-pub use nats::{Nats, NatsOptions};
+pub use nats::{Nats, NatsCluster, NatsOptions};
+pub use port::Port;
 pub use postgres::{Postgres, PostgresOptions};
 pub use process::Left;
 pub use proxy::{Direction, Proxy};
+pub use worker::Worker;
 pub use workload::{BeforeCommit, CommittedEvent, Workload, WorkloadOptions, Written};

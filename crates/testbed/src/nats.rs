@@ -1,5 +1,7 @@
 //! A throw-away NATS server with JetStream.
 
+mod cluster;
+
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -13,9 +15,14 @@ use crate::port::Port;
 use crate::process::{Left, Program, Server};
 use crate::user::User;
 
+pub use cluster::NatsCluster;
+
 const START_DEADLINE: Duration = Duration::from_secs(30);
 const STOP_DEADLINE: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(10);
+
+/// A server of a cluster without a leader does not answer.
+const PROBE_MAX: Duration = Duration::from_secs(1);
 
 /// How to set up a [`Nats`].
 #[derive(Debug, Clone, Default)]
@@ -64,7 +71,7 @@ impl Nats {
         let nats = Self { binary, port: Port::reserve()?, server };
         let mut lines = vec![
             format!("listen: \"127.0.0.1:{}\"", nats.port()),
-            format!("server_name: \"testbed-{}\"", nats.port()),
+            format!("server_name: \"{}\"", nats.name()),
             "jetstream {".to_owned(),
             format!("store_dir: \"{}\"", nats.store_dir().display()),
         ];
@@ -93,6 +100,11 @@ impl Nats {
     /// The port on 127.0.0.1. It stays the same, and reserved, over restarts.
     pub fn port(&self) -> u16 {
         self.port.number()
+    }
+
+    /// The name that it calls itself.
+    pub fn name(&self) -> String {
+        format!("testbed-{}", self.port())
     }
 
     /// The path of the server's binary.
@@ -161,10 +173,11 @@ impl Nats {
     /// When it does not start; the message holds the end of its log.
     pub async fn start_again(&mut self) -> Result<()> {
         let args: Vec<OsString> = vec!["--config".into(), self.config_path().into()];
-        self.server.spawn(&Program { path: self.binary.clone(), args })?;
+        self.server.spawn(&Program { path: self.binary.clone(), args, env: None })?;
         let started = Instant::now();
         loop {
-            let Err(error) = self.probe().await else { return Ok(()) };
+            let probed = tokio::time::timeout(PROBE_MAX, self.probe()).await;
+            let Err(error) = probed.unwrap_or_else(|late| Err(late.into())) else { return Ok(()) };
             if let Some(status) = self.server.exited()? {
                 bail!("NATS did not start ({status}); its log ends:\n{}", self.server.tail());
             }

@@ -12,7 +12,7 @@ const PORTS: std::ops::Range<u16> = 20_000..32_000;
 const TRIES: usize = 1_000;
 
 /// A port on 127.0.0.1, reserved for as long as this lives.
-pub(crate) struct Port {
+pub struct Port {
     number: u16,
     // Reserves the number among testbeds of all processes: each holds the UDP port of the same
     // number, which a crash frees too.
@@ -21,7 +21,11 @@ pub(crate) struct Port {
 
 impl Port {
     /// Reserves a port that nobody listens on.
-    pub(crate) fn reserve() -> Result<Self> {
+    ///
+    /// # Errors
+    ///
+    /// If there is none.
+    pub fn reserve() -> Result<Self> {
         for _ in 0..TRIES {
             let number = rand::random_range(PORTS);
             let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, number));
@@ -34,11 +38,15 @@ impl Port {
         bail!("found no free port on 127.0.0.1 between {} and {}", PORTS.start, PORTS.end)
     }
 
-    pub(crate) fn number(&self) -> u16 {
+    /// Its number.
+    #[must_use]
+    pub fn number(&self) -> u16 {
         self.number
     }
 
-    pub(crate) fn addr(&self) -> SocketAddr {
+    /// Its address.
+    #[must_use]
+    pub fn addr(&self) -> SocketAddr {
         SocketAddr::from((Ipv4Addr::LOCALHOST, self.number))
     }
 }

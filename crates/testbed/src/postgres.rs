@@ -226,7 +226,11 @@ impl Postgres {
         let mut socket = OsString::from("unix_socket_directories=");
         socket.push(self.server.folder());
         args.extend(["-c".into(), socket]);
-        self.server.spawn(&Program { path: self.binaries.program("postgres")?, args })?;
+        self.server.spawn(&Program {
+            path: self.binaries.program("postgres")?,
+            args,
+            env: None,
+        })?;
         self.ready().await
     }
 

@@ -72,6 +72,8 @@ for _ in 1 2 3 4 5 6 7 8 9 10; do rm -rf -- "$folder" && break; sleep 0.1; done
 pub(crate) struct Program {
     pub(crate) path: PathBuf,
     pub(crate) args: Vec<OsString>,
+    /// All of its variables; those of this process if `None`.
+    pub(crate) env: Option<Vec<(String, String)>>,
 }
 
 /// A folder and at most one server process in it, both gone when this is dropped or its owner dies.
@@ -157,12 +159,11 @@ impl Server {
             .args(["-c", BECOME, "sh"])
             .arg(&program.path)
             .args(&program.args)
-            .current_dir(&self.folder)
-            .env("LC_ALL", "C")
-            .stdin(Stdio::null())
-            .stdout(doomed)
-            .stderr(log)
-            .process_group(0);
+            .current_dir(&self.folder);
+        if let Some(env) = &program.env {
+            command.env_clear().envs(env.iter().map(|(name, value)| (name, value)));
+        }
+        command.env("LC_ALL", "C").stdin(Stdio::null()).stdout(doomed).stderr(log).process_group(0);
         self.user.apply(&mut command);
         let child = command.spawn().with_context(|| format!("start {}", program.path.display()))?;
         self.child = Some(child);

@@ -6,7 +6,11 @@ pub(crate) mod fitness;
 mod limits;
 mod publisher;
 mod reply;
+mod stranded;
 mod tail;
 
+#[cfg(test)]
+pub(crate) use limits::Limits;
 pub(crate) use publisher::{Answers, History, Publisher};
+pub(crate) use stranded::leave_server;
 pub(crate) use tail::{TailReader, WayBack};

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use async_nats::jetstream::context::Context;
+use async_nats::Client;
+use async_nats::jetstream;
 use async_nats::jetstream::message::StreamMessage;
 use async_nats::jetstream::stream::{Info, LastRawMessageErrorKind, Stream};
 use futures_util::{StreamExt, TryStreamExt, stream};
@@ -10,6 +11,7 @@ use outbox::wire;
 use pgoutput::Lsn;
 use tokio::sync::watch;
 
+use super::leave_server;
 use super::limits::Limits;
 use crate::core::{Tail, TailMessage};
 use crate::error::Error;
@@ -30,6 +32,7 @@ const WAY_BACK_MAX: u64 = 1_000_000;
 /// published again.
 #[derive(Clone)]
 pub(crate) struct TailReader {
+    client: Client,
     stream: Stream<()>,
     limits: Arc<watch::Sender<Limits>>,
 }
@@ -48,18 +51,31 @@ pub(crate) struct WayBack {
 }
 
 impl TailReader {
-    pub(crate) async fn new(context: &Context, stream: &str) -> Result<Self, Error> {
-        let stream = context
+    pub(crate) async fn new(client: &Client, stream: &str) -> Result<Self, Error> {
+        let stream = jetstream::new(client.clone())
             .get_stream_no_info(stream)
             .await
             .map_err(Error::jetstream("address the stream"))?;
-        Ok(Self { stream, limits: Arc::new(watch::Sender::new(Limits::default())) })
+        let limits = Arc::new(watch::Sender::new(Limits::default()));
+        Ok(Self { client: client.clone(), stream, limits })
+    }
+
+    /// Leaves the server that this reads through for another one of its cluster, if one is known.
+    pub(crate) async fn leave_server(&self) {
+        leave_server(&self.client).await;
     }
 
     /// The stream's configuration and state, as its leader knows them.
+    ///
+    /// Without a leader a replica answers for itself, and may lack what others have stored: that is
+    /// an error here.
     pub(crate) async fn info(&self) -> Result<Info, Error> {
         let doing = "read the stream's state";
         let info = self.stream.get_info().await.map_err(Error::jetstream(doing))?;
+        let cluster = info.cluster.as_ref();
+        if cluster.is_some_and(|it| it.leader.as_ref().is_none_or(String::is_empty)) {
+            return Err(Error::JetStream { doing, source: "it has no leader now".into() });
+        }
         let limits = Limits::of(&info.config);
         self.limits.send_if_modified(|known| std::mem::replace(known, limits.clone()) != limits);
         Ok(info)

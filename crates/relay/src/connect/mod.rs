@@ -14,4 +14,4 @@ pub use error::Error;
 pub use nats::{NatsAccess, NatsLink, NatsTarget};
 pub(crate) use postgres::check_name;
 pub use postgres::{ConnectionTask, PostgresTarget, PostgresTls, SslMode};
-pub use tls::install_crypto_provider;
+pub use tls::{https_config, install_crypto_provider};

@@ -1,9 +1,12 @@
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use async_nats::{Client, ConnectOptions, Event, ServerAddr};
+use async_nats::{
+    Client, ConnectOptions, Event, ReconnectToServer, Server, ServerAddr, ServerInfo,
+};
 use percent_encoding::percent_decode_str;
 use tokio::sync::watch;
 use tracing::{debug, info, warn};
@@ -162,6 +165,7 @@ impl NatsTarget {
         self.check_tls_files()?;
         let (link, mut watcher) = watch::channel(NatsLink::default());
         let servers = self.to_string();
+        let elsewhere = elsewhere();
         let options = self
             .authenticate(ConnectOptions::new())
             .await?
@@ -175,6 +179,9 @@ impl NatsTarget {
             .skip_subject_validation(true)
             .max_reconnects(None)
             .reconnect_delay_callback(reconnect_delay)
+            .reconnect_to_server_callback(move |servers, info| {
+                std::future::ready(elsewhere(&servers, &info))
+            })
             .event_callback(move |event| {
                 observe(&link, &servers, &event);
                 std::future::ready(())
@@ -305,6 +312,29 @@ fn is_nkey_seed(text: &str) -> bool {
     text.len() == 58
         && text.starts_with("SU")
         && text.bytes().all(|it| it.is_ascii_uppercase() || (b'2'..=b'7').contains(&it))
+}
+
+/// Chooses where to connect again: anywhere but to where the client just was. Left to itself it
+/// would go to the servers that failed least, and when asked to leave one that can do nothing,
+/// straight back to it.
+fn elsewhere() -> impl Fn(&[Server], &ServerInfo) -> Option<ReconnectToServer> {
+    let last = Mutex::new(None);
+    move |servers, info| {
+        if info.server_id.is_empty() {
+            return None; // the first time all are tried, one after the other
+        }
+        let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+        let first = || servers.iter().find(|it| it.did_connect).map(|it| it.addr.clone());
+        let left = last.take().or_else(first);
+        let others = servers.iter().map(|it| &it.addr).filter(|it| Some(*it) != left.as_ref());
+        let others: Vec<&ServerAddr> = others.collect();
+        let addr = match others.len() {
+            0 => left?,
+            count => others[rand::random_range(0..count)].clone(),
+        };
+        *last = Some(addr.clone());
+        Some(ReconnectToServer { addr, delay: None })
+    }
 }
 
 /// Grows to [`RECONNECT_DELAY_MAX`], less up to half of it at random, so that the relays of a

@@ -64,6 +64,22 @@ pub(super) fn client_config(
         .map_err(|source| Error::file("client key", &identity.key, source))
 }
 
+/// Builds a configuration for calling `https://` services, trusted as the two servers are: the
+/// chain up to one of `roots` (the system's if none), and the host name.
+///
+/// `identity` is a client certificate and its key. All are PEM files, read now.
+///
+/// # Errors
+///
+/// If a file cannot be read or is not what it should be.
+pub fn https_config(
+    roots: Option<&Path>,
+    identity: Option<(&Path, &Path)>,
+) -> Result<ClientConfig, Error> {
+    let identity = identity.map(|(cert, key)| Identity { cert: cert.into(), key: key.into() });
+    client_config(Verification::Full, roots, identity.as_ref())
+}
+
 fn verifier(
     verification: Verification,
     roots: Option<&Path>,

@@ -49,6 +49,7 @@ pub(super) enum Done {
     ScanMarked(u64),
     ScanClosed,
     Heartbeat,
+    LeftServer,
     /// The slot may be confirmed up to here.
     Held(Lsn),
     Looked(SlotHealth),
@@ -155,6 +156,14 @@ pub(super) fn note_failure(
         // For operators only. Nothing depends on it.
         tolerate(store.note_failure(id, attempts, &reason, pause).await);
         Ok(Done::FailureNoted)
+    })
+}
+
+/// Goes to another server of the broker's cluster.
+pub(super) fn leave_server(tail: TailReader) -> Job {
+    job(async move {
+        tail.leave_server().await;
+        Ok(Done::LeftServer)
     })
 }
 

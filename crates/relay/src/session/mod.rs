@@ -47,6 +47,10 @@ const HEARTBEAT_AFTER: Duration = Duration::from_secs(5);
 /// Silence of the server after which the connection counts as dead. TCP would take minutes.
 const SILENCE_MAX: Duration = Duration::from_secs(15);
 
+/// The broker stored nothing for so long: another of its servers is tried. An election takes up to
+/// 9 seconds.
+const STRANDED_AFTER: Duration = Duration::from_secs(10);
+
 /// Messages handed to the broker before answers and the log get their turn.
 const SENDS_AT_ONCE: usize = 512;
 
@@ -90,6 +94,9 @@ pub(crate) struct Session {
     answered: Vec<Input>,
     logged: Vec<Input>,
     mode: Mode,
+    /// Events resolved so far, and when the last of them was.
+    resolved: u64,
+    progressed: Instant,
     heartbeat_sent: bool,
     /// Set once the session is to end: nothing new is taken in.
     draining_since: Option<Instant>,
@@ -242,7 +249,7 @@ impl Session {
             Done::Scanned(read) => self.scanned(read)?,
             Done::ScanMarked(marked) => self.scan_marked(marked),
             Done::ScanClosed => self.scan.closed(),
-            Done::Heartbeat => {}
+            Done::Heartbeat | Done::LeftServer => {}
             Done::Held(held) => self.hold.written(held),
             Done::Looked(health) => self.looked(health, reporter)?,
         }
@@ -257,6 +264,7 @@ impl Session {
             return Err(Error::Stalled("the server closed the connection for statements"));
         }
         self.listen()?;
+        self.watch_progress();
         self.watch_slot();
         self.watch_mode();
         self.rescan();
@@ -287,6 +295,17 @@ impl Session {
             self.jobs.push(jobs::heartbeat(Arc::clone(&self.store)));
         }
         Ok(())
+    }
+
+    /// A server that lost the others of its cluster may answer what is asked, and store nothing.
+    fn watch_progress(&mut self) {
+        let resolved = self.state.counts().resolved();
+        if self.state.is_idle() || std::mem::replace(&mut self.resolved, resolved) != resolved {
+            self.progressed = Instant::now();
+        } else if self.progressed.elapsed() > STRANDED_AFTER {
+            self.progressed = Instant::now();
+            self.jobs.push(jobs::leave_server(self.tail.clone()));
+        }
     }
 
     fn watch_mode(&mut self) {

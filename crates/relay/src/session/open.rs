@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use async_nats::Client;
-use async_nats::jetstream;
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::{Notify, watch};
 use tokio::time::interval;
@@ -76,8 +75,7 @@ impl Session {
     ) -> Result<Self, Error> {
         let store = Arc::new(Store::connect(config, "tailpost").await?);
         store.check_set_up(&config.publication, &config.slot).await?;
-        let context = jetstream::new(client.clone());
-        let tail = TailReader::new(&context, &config.stream.name).await?;
+        let tail = TailReader::new(client, &config.stream.name).await?;
         let batches = broker::fitness::check(config, client, &tail).await?;
         let slot = Slot::prepare(config, &store, Some(&tail)).await?;
         let (system_id, timeline, reader) = (slot.system_id, slot.timeline, slot.reader);
@@ -133,6 +131,8 @@ impl Session {
             answered: Vec::new(),
             logged: Vec::new(),
             mode,
+            resolved: 0,
+            progressed: Instant::now(),
             heartbeat_sent: false,
             draining_since: None,
             until,

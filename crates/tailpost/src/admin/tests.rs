@@ -1,7 +1,8 @@
 use std::time::Instant;
 
+use ::relay::{Role, Status};
 use axum::body::{Body, to_bytes};
-use relay::Role;
+use tokio::sync::watch;
 use tower::ServiceExt;
 
 use super::*;
@@ -12,7 +13,7 @@ fn admin(status: Status, token: Option<&str>) -> Router {
     settings.postgres.url = Some("postgres://ada:s3cret@localhost/shop".into());
     let Ok(config) = settings.relay_config() else { panic!("valid settings") };
     let (_, receiver) = watch::channel(status);
-    router(Admin::new(receiver, &config, token.map(str::to_owned)))
+    router(Admin::new(Relay::new(receiver, &config), token.map(str::to_owned)))
 }
 
 async fn get(router: Router, path: &str, authorization: Option<&str>) -> (StatusCode, String) {
@@ -142,7 +143,7 @@ async fn an_address_in_use_is_an_error_with_a_hint() {
     settings.postgres.url = Some("postgres://ada@localhost/shop".into());
     let Ok(config) = settings.relay_config() else { panic!("valid settings") };
     let (_, receiver) = watch::channel(Status::default());
-    let Err(error) = serve(address, Admin::new(receiver, &config, None)).await else {
+    let Err(error) = serve(address, Admin::new(Relay::new(receiver, &config), None)).await else {
         panic!("the address is taken");
     };
     assert!(error.to_string().contains(&address.to_string()), "{error}");

@@ -2,7 +2,7 @@ use relay::Status;
 use tokio::sync::watch;
 use tracing::info;
 
-use crate::admin::{self, Admin};
+use crate::admin::{self, Admin, Relay};
 use crate::cli::RelayArgs;
 use crate::config::Settings;
 use crate::shutdown;
@@ -22,7 +22,7 @@ pub(super) async fn run(args: &RelayArgs, settings: &Settings) -> anyhow::Result
     // A drain ends by itself and may run beside a relay that has the address.
     let admin = match settings.admin.listen {
         Some(listen) if !args.once => {
-            let admin = Admin::new(watcher, &config, settings.admin.token.clone());
+            let admin = Admin::new(Relay::new(watcher, &config), settings.admin.token.clone());
             Some(admin::serve(listen, admin).await?)
         }
         _ => None,

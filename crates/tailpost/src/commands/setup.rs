@@ -7,11 +7,24 @@ use crate::output;
 
 pub(super) async fn run(args: &SetupArgs, settings: &Settings) -> anyhow::Result<()> {
     if args.print {
-        let plan = relay::plan(&settings.plan_config()?);
+        let mut plan = relay::plan(&settings.plan_config()?);
+        if !settings.consumers()?.is_empty() {
+            let schema = settings.postgres.table.schema();
+            plan.sql += "\n";
+            plan.sql += &inbox::render_tables(schema, settings.inbox_layout());
+        }
         return if args.json { output::json(&plan) } else { output::text(&plan_text(&plan)?) };
     }
-    let report = relay::setup(&settings.relay_config()?).await?;
-    if args.json { output::json(&report) } else { output::text(&report_text(&report)) }
+    let mut report = relay::setup(&settings.relay_config()?).await?;
+    if !settings.consumers()?.is_empty() {
+        report.steps.extend(super::inbox::setup::steps(settings).await?);
+    }
+    print(&report, args.json)
+}
+
+/// Says what was made and what was there.
+pub(super) fn print(report: &SetupReport, json: bool) -> anyhow::Result<()> {
+    if json { output::json(report) } else { output::text(&report_text(report)) }
 }
 
 fn plan_text(plan: &SetupPlan) -> anyhow::Result<String> {

@@ -1,11 +1,14 @@
+mod inbox;
+
 use std::fmt::Write;
 use std::time::Duration;
 
 use relay::{OutboxReport, SlotReport, StatusReport, StreamReport};
-
 use serde::Serialize;
+
 use serde_json::Value;
 
+use self::inbox::ConsumerReport;
 use super::dlq::client::Client;
 use crate::cli::StatusArgs;
 use crate::config::Settings;
@@ -17,28 +20,57 @@ const REASONS_SHOWN: usize = 3;
 /// How long a relay may take to tell how it does.
 const RELAY_TIMEOUT: Duration = Duration::from_millis(500);
 
-pub(super) async fn run(args: &StatusArgs, settings: &Settings) -> anyhow::Result<()> {
-    let mut report = relay::inspect(&settings.relay_config()?).await?;
-    let told = tokio::time::timeout(RELAY_TIMEOUT, ask(settings)).await.ok().flatten();
-    if args.json {
-        output::json(&Both { report: &report, relay: told.as_ref() })?
-    } else {
-        output::text(&format!(
-            "{}{}",
-            told.as_ref().map(relay_line).unwrap_or_default(),
-            text(&report)
-        ))?
-    }
-    // What is known was told; the exit code says that it is not all.
-    report.incomplete.take().map_or(Ok(()), |error| Err(error.into()))
+/// What both servers keep of the relay, if there is one, and of the consumers; and what the relay
+/// at `admin.listen` says of itself, if one answers.
+#[derive(Serialize)]
+struct Report {
+    #[serde(flatten)]
+    outbox: Option<StatusReport>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    relay: Option<Value>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    consumers: Vec<ConsumerReport>,
 }
 
-/// What both servers keep, and what the relay at `admin.listen` says of itself, if one answers.
-#[derive(Serialize)]
-struct Both<'a> {
-    #[serde(flatten)]
-    report: &'a StatusReport,
-    relay: Option<&'a Value>,
+pub(super) async fn run(args: &StatusArgs, settings: &Settings) -> anyhow::Result<()> {
+    let outbox = match relay::inspect(&settings.relay_config()?).await {
+        Err(error) if !matches!(error, relay::Error::NotSetUp { .. }) => return Err(error.into()),
+        other => other,
+    };
+    let consumers = inbox::inspect(settings).await;
+    let (outbox, consumers) = match (outbox, consumers) {
+        (Ok(outbox), consumers) => (Some(outbox), consumers?),
+        // A service that only consumes has an inbox, and no outbox.
+        (Err(_), Ok(consumers)) if !consumers.is_empty() => (None, consumers),
+        (Err(error), _) => return Err(error.into()),
+    };
+    let relay = tokio::time::timeout(RELAY_TIMEOUT, ask(settings)).await.ok().flatten();
+    let mut report = Report { outbox, relay, consumers };
+    if args.json {
+        output::json(&report)?
+    } else {
+        output::text(&all_text(&report))?
+    }
+    // What is known was told; the exit code says that it is not all.
+    let incomplete = report.outbox.as_mut().and_then(|it| it.incomplete.take());
+    incomplete.map_or(Ok(()), |error| Err(error.into()))
+}
+
+fn all_text(report: &Report) -> String {
+    let told = report.relay.as_ref().map(relay_line).unwrap_or_default();
+    let mut lines = Lines(told + &report.outbox.as_ref().map(text).unwrap_or_default());
+    for consumer in &report.consumers {
+        lines.consumer(consumer);
+    }
+    let dead: i64 = report.consumers.iter().map(|it| it.backlog.dead).sum();
+    if dead > 0 {
+        let s = if dead == 1 { "" } else { "s" };
+        lines.add(
+            "warning",
+            format_args!("{dead} dead letter{s} of consumers: see `tailpost inbox dlq list`"),
+        );
+    }
+    lines.0
 }
 
 async fn ask(settings: &Settings) -> Option<Value> {
@@ -119,10 +151,8 @@ impl Lines {
     fn outbox(&mut self, outbox: &OutboxReport) {
         self.add("outbox", &outbox.table);
         let least = if outbox.unpublished_is_capped { "at least " } else { "" };
-        let oldest = outbox.oldest_unpublished_seconds.map(|it| {
-            let age = Duration::try_from_secs_f64(it).unwrap_or_default();
-            format!(", oldest {}", duration(age))
-        });
+        let oldest = outbox.oldest_unpublished_seconds;
+        let oldest = oldest.map(|it| format!(", oldest {}", output::duration(it)));
         let oldest = oldest.unwrap_or_default();
         self.add("  unpublished", format_args!("{least}{}{oldest}", outbox.unpublished));
         if let Some(dropped) = outbox.dropped {
@@ -271,7 +301,7 @@ warning        1 dead letter
     }
 
     #[test]
-    fn sizes_and_ages_are_short() {
+    fn sizes_are_short() {
         for (count, text) in [
             (0, "0 B"),
             (1023, "1023 B"),
@@ -281,9 +311,6 @@ warning        1 dead letter
             (u64::MAX, "16383.9 PiB"),
         ] {
             assert_eq!(bytes(count), text);
-        }
-        for (seconds, text) in [(0, "0s"), (59, "59s"), (3599, "59m 59s"), (90_000, "1d 1h")] {
-            assert_eq!(duration(Duration::from_secs(seconds)), text);
         }
     }
 }

@@ -40,6 +40,11 @@ impl Error {
         Self { origin: Some(origin), problem: problem.into(), hint: None, source: None }
     }
 
+    /// As [`new`](Self::new), for what may come from several places or none.
+    pub(super) fn about(origin: Option<Origin>, problem: impl Into<String>) -> Self {
+        Self { origin, problem: problem.into(), hint: None, source: None }
+    }
+
     pub(super) fn with_hint(self, hint: Option<String>) -> Self {
         Self { hint, ..self }
     }
@@ -76,15 +81,46 @@ impl Error {
         }
     }
 
-    pub(super) fn open_admin(origin: Option<Origin>, listen: SocketAddr) -> Self {
+    pub(super) fn open_admin(origin: Option<Origin>, key: &str, listen: SocketAddr) -> Self {
         Self {
             origin,
-            problem: format!("admin.listen: {listen} is reachable from other machines"),
+            problem: format!("{key}: {listen} is reachable from other machines"),
             hint: Some(
                 "set admin.token, or listen on 127.0.0.1, or turn it off with \"off\"".into(),
             ),
             source: None,
         }
+    }
+
+    pub(crate) fn no_consumer() -> Self {
+        Self {
+            origin: None,
+            problem: "no consumer is configured".into(),
+            hint: Some(
+                "give --consumer NAME --handler URL, or write [inbox.NAME] with its handler into \
+                 tailpost.toml"
+                    .into(),
+            ),
+            source: None,
+        }
+    }
+
+    pub(crate) fn no_handler(consumer: &str) -> Self {
+        Self {
+            origin: None,
+            problem: format!("consumer {consumer} has no handler"),
+            hint: Some(format!("give --handler URL, or set inbox.{consumer}.handler")),
+            source: None,
+        }
+    }
+
+    /// A handler's options that do not make one.
+    pub(crate) fn handler(
+        origin: Option<Origin>,
+        consumer: &str,
+        source: inbox::http::HttpError,
+    ) -> Self {
+        Self { origin, problem: format!("consumer {consumer}: {source}"), hint: None, source: None }
     }
 
     /// What the operator can do about it.

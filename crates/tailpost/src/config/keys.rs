@@ -71,6 +71,7 @@ pub(super) static KEYS: &[Key] = &[
     key("relay.wal_limit", |it, v| put(&mut it.relay.wal.limit, v.unless_off(Value::size))),
     key("relay.on_wal_limit", |it, v| put(&mut it.relay.wal.on_limit, on_wal_limit(v))),
     key("admin.listen", |it, v| put(&mut it.admin.listen, v.unless_off(address))),
+    key("admin.inbox_listen", |it, v| put(&mut it.admin.inbox_listen, v.unless_off(address))),
     key("admin.token", |it, v| put(&mut it.admin.token, v.text().map(some))),
     key("log.format", |it, v| put(&mut it.log.format, log_format(v))),
 ];

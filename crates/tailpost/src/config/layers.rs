@@ -9,7 +9,7 @@ use super::error::{Error, Origin, closest};
 use super::keys::{KEYS, Key};
 use super::routes;
 use super::value::Value;
-use super::{LogFormat, Settings};
+use super::{LogFormat, Settings, inbox};
 
 /// The file that is read if it is there and no other is named.
 const DEFAULT_FILE: &str = "tailpost.toml";
@@ -33,6 +33,10 @@ pub(crate) struct Sources {
     pub(crate) nats_url: Option<String>,
     /// `--log-format`.
     pub(crate) log_format: Option<LogFormat>,
+    /// `--consumer`: the only one to look at.
+    pub(crate) consumer: Option<String>,
+    /// `--handler` of that consumer.
+    pub(crate) handler: Option<String>,
 }
 
 pub(super) fn apply(settings: &mut Settings, sources: &Sources) -> Result<(), Error> {
@@ -41,6 +45,10 @@ pub(super) fn apply(settings: &mut Settings, sources: &Sources) -> Result<(), Er
         Some(path) => apply_file(settings, path)?,
         None if default.exists() => apply_file(settings, default)?,
         None => (),
+    }
+    // Before the environment: only what is known has variables.
+    if let Some(consumer) = &sources.consumer {
+        settings.add_consumer(consumer, &Origin::Flag("--consumer"))?;
     }
     apply_environment(settings, &sources.environment)?;
     apply_flags(settings, sources)
@@ -61,7 +69,13 @@ fn apply_file(settings: &mut Settings, path: &Path) -> Result<(), Error> {
             settings.routes = routes::parse(value, &at)?;
             continue;
         }
-        if !KEYS.iter().any(|it| it.path.split_once('.').is_some_and(|(it, _)| it == name)) {
+        if name == inbox::SECTION
+            && let Some(table) = value.get_ref().as_table()
+        {
+            settings.apply_inbox(table, &at)?;
+            continue;
+        }
+        if !sections().any(|it| it == name) {
             return Err(unknown_section(at(section.span().start), name));
         }
         let Some(table) = value.get_ref().as_table() else {
@@ -102,8 +116,12 @@ fn not_a_section(origin: Origin, name: &str) -> Error {
     Error::new(origin, format!("`{name}` is a section: write [{name}]"))
 }
 
+fn sections() -> impl Iterator<Item = &'static str> {
+    let of_keys = KEYS.iter().filter_map(|it| it.path.split_once('.')).map(|(it, _)| it);
+    of_keys.chain([inbox::SECTION])
+}
+
 fn unknown_section(origin: Origin, name: &str) -> Error {
-    let sections = || KEYS.iter().filter_map(|it| it.path.split_once('.')).map(|(it, _)| it);
     let hint = closest(name, sections().chain([routes::SECTION])).map(|it| match it {
         routes::SECTION => format!("did you mean [[{it}]]?"),
         _ => format!("did you mean [{it}]?"),
@@ -132,8 +150,12 @@ fn apply_environment(
         if NOT_SETTINGS.contains(&name.as_str()) {
             continue;
         }
+        if settings.apply_inbox_variable(name, value)? {
+            continue;
+        }
         let key = KEYS.iter().find(|it| variable(it) == *name).ok_or_else(|| {
-            let variables: Vec<_> = KEYS.iter().map(variable).collect();
+            let of_inbox = settings.inbox_variables().into_keys();
+            let variables: Vec<_> = KEYS.iter().map(variable).chain(of_inbox).collect();
             let hint = closest(name, variables.iter().map(String::as_str));
             Error::new(Origin::Variable(name.clone()), "no setting has this variable")
                 .with_hint(hint.map(|it| format!("did you mean {it}?")))
@@ -158,7 +180,10 @@ fn apply_flags(settings: &mut Settings, sources: &Sources) -> Result<(), Error> 
             set(settings, key, Value::Text(value), Origin::Flag(flag))?;
         }
     }
-    Ok(())
+    match &sources.consumer {
+        Some(consumer) => settings.apply_inbox_flags(consumer, sources.handler.as_deref()),
+        None => Ok(()),
+    }
 }
 
 fn set(
@@ -169,7 +194,7 @@ fn set(
 ) -> Result<(), Error> {
     (key.set)(settings, value)
         .map_err(|wanted| Error::new(origin.clone(), format!("`{}` must be {wanted}", key.path)))?;
-    settings.origins.insert(key.path, origin);
+    settings.origins.insert(key.path.to_owned(), origin);
     Ok(())
 }
 

@@ -19,7 +19,7 @@ fn owned(environment: &[(&str, &str)]) -> Vec<(String, String)> {
     environment.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
 }
 
-fn loaded(toml: &str, environment: &[(&str, &str)]) -> Settings {
+pub(super) fn loaded(toml: &str, environment: &[(&str, &str)]) -> Settings {
     match load(toml, environment) {
         Ok(settings) => settings,
         Err(error) => panic!("{toml} {environment:?}: {error}"),
@@ -27,7 +27,7 @@ fn loaded(toml: &str, environment: &[(&str, &str)]) -> Settings {
 }
 
 /// The error's text without the name of the temporary file, and the hint.
-fn refusal(toml: &str, environment: &[(&str, &str)]) -> (String, String) {
+pub(super) fn refusal(toml: &str, environment: &[(&str, &str)]) -> (String, String) {
     let Err(error) = load(toml, environment) else {
         panic!("accepted: {toml} {environment:?}");
     };
@@ -302,10 +302,12 @@ fn the_annotated_reference_is_complete_and_shows_the_defaults() {
             shown.push((format!("{section}.{name}"), line.starts_with('#')));
         }
     }
-    for key in keys::KEYS {
-        let found = shown.iter().find(|(path, _)| path == key.path);
-        let Some((_, commented)) = found else { panic!("{} is not shown", key.path) };
-        assert_eq!(!commented, active.contains_key(key.path), "{}", key.path);
+    let of_inbox = inbox::KEYS.iter().map(|it| format!("inbox.{}", it.name));
+    let keys: Vec<_> = keys::KEYS.iter().map(|it| it.path.to_owned()).chain(of_inbox).collect();
+    for key in &keys {
+        let found = shown.iter().find(|(path, _)| path == key);
+        let Some((_, commented)) = found else { panic!("{key} is not shown") };
+        assert_eq!(!commented, active.contains_key(key), "{key}");
     }
-    assert_eq!(shown.len(), keys::KEYS.len(), "something is shown twice or does not exist");
+    assert_eq!(shown.len(), keys.len(), "something is shown twice or does not exist");
 }

@@ -1,4 +1,4 @@
-//! Producer, relay, and consumer, all at once, until everything has arrived.
+//! Producer, relay, consumer, and inbox, all at once, until everything has arrived.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::consumer::consume;
 use super::journal::{Journal, Latencies, Received};
 use super::servers::Servers;
+use super::shipping;
 use super::view::{Snapshot, View};
 use crate::cli::DemoArgs;
 
@@ -30,17 +31,20 @@ pub(super) struct Played {
     pub(super) written: Written,
     pub(super) received: Vec<Received>,
     pub(super) latencies: Latencies,
-    /// From the first transaction until everything had arrived and was marked.
+    /// From the first transaction until everything had arrived, had its effect, and was marked.
     pub(super) elapsed: Duration,
 }
 
 /// The tasks beside the producer; they end with this.
 struct Cast {
     relay: JoinHandle<Result<(), relay::Error>>,
-    relay_stop: CancellationToken,
     status: watch::Receiver<Status>,
     consumer: JoinHandle<Result<()>>,
     journal: Arc<Journal>,
+    inbox: JoinHandle<Result<inbox::Summary, inbox::Error>>,
+    inbox_status: watch::Receiver<inbox::Status>,
+    /// For relay and inbox.
+    stop: CancellationToken,
 }
 
 pub(super) async fn play(
@@ -89,15 +93,22 @@ impl Cast {
         let journal = Arc::new(Journal::new());
         let stream = config.stream.name.clone();
         let consumer =
-            tokio::spawn(consume(servers.jetstream().await?, stream, Arc::clone(&journal)));
-        let relay_stop = CancellationToken::new();
+            tokio::spawn(consume(servers.jetstream().await?, stream.clone(), Arc::clone(&journal)));
+        let inbox = shipping::inbox(servers, stream).await?;
+        let inbox_status = inbox.status();
+        let stop = CancellationToken::new();
+        let inbox = tokio::spawn(inbox.run(stop.clone()));
         let (sender, status) = watch::channel(Status::default());
-        let relay = tokio::spawn(relay::run(config, false, relay_stop.clone(), sender));
-        let mut cast = Self { relay, relay_stop, status, consumer, journal };
-        // Only then, so that the figures show the relay at work and not its start.
+        let relay = tokio::spawn(relay::run(config, false, stop.clone(), sender));
+        let mut cast = Self { relay, status, consumer, journal, inbox, inbox_status, stop };
+        // Only then, so that the figures show them at work and not their start.
         timeout(STANDSTILL_MAX, cast.relay_is_active()).await.with_context(|| {
             let error = cast.status.borrow().last_error.clone();
             format!("the relay did not begin: {}", error.as_deref().unwrap_or("no reason known"))
+        })??;
+        timeout(STANDSTILL_MAX, cast.inbox_is_active()).await.with_context(|| {
+            let paused = cast.inbox_status.borrow().paused.clone();
+            format!("the inbox did not begin: {}", paused.as_deref().unwrap_or("no reason known"))
         })??;
         Ok(cast)
     }
@@ -111,7 +122,16 @@ impl Cast {
         Ok(())
     }
 
-    /// Fails if relay or consumer ended.
+    async fn inbox_is_active(&mut self) -> Result<()> {
+        while self.inbox_status.borrow_and_update().state != inbox::State::Active {
+            if self.inbox_status.changed().await.is_err() {
+                self.check().await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Fails if relay, consumer, or inbox ended.
     async fn check(&mut self) -> Result<()> {
         if self.relay.is_finished() {
             (&mut self.relay).await.context("join the relay")??;
@@ -119,6 +139,10 @@ impl Cast {
         }
         if self.consumer.is_finished() {
             (&mut self.consumer).await.context("join the consumer")??;
+        }
+        if self.inbox.is_finished() {
+            (&mut self.inbox).await.context("join the inbox")??;
+            bail!("the inbox ended early");
         }
         Ok(())
     }
@@ -130,14 +154,20 @@ impl Cast {
             committed,
             rolled_back,
             received: self.journal.received_count(),
+            effects: self.effects(),
             in_flight: status.in_flight_events,
             confirmed: status.confirmed_lsn.to_string(),
             latencies: self.journal.recent(),
         }
     }
 
-    /// Waits until the consumer has all committed events and no row is without its mark, or until
-    /// nothing moves any more: what is missing then is found by the comparison.
+    fn effects(&self) -> u64 {
+        self.inbox_status.borrow().counts.processed
+    }
+
+    /// Waits until the consumer has all committed events, all have had their effect, and no row is
+    /// without its mark, or until nothing moves any more: what is missing then is found by the
+    /// comparison.
     async fn drain(
         &mut self,
         servers: &Servers,
@@ -146,15 +176,15 @@ impl Cast {
     ) -> Result<()> {
         let database = servers.database().await?;
         let unmarked = "SELECT count(*) FROM outbox_events WHERE published_at IS NULL";
-        let (mut last, mut moved) = ((0, 0), Instant::now());
+        let (mut last, mut moved) = ((0, 0, 0), Instant::now());
         let mut ticks = tokio::time::interval(TICK / 4);
         while moved.elapsed() < STANDSTILL_MAX {
             ticks.tick().await;
             self.check().await?;
             show(self);
             let unmarked: i64 = database.query_one(unmarked, &[]).await?.get(0);
-            let now = (self.journal.received_count(), unmarked);
-            if now.0 >= committed && unmarked == 0 {
+            let now = (self.journal.received_count(), self.effects(), unmarked);
+            if now.0 >= committed && now.1 >= committed && unmarked == 0 {
                 break;
             }
             if now != last {
@@ -165,8 +195,9 @@ impl Cast {
     }
 
     async fn end(mut self) -> Result<(Vec<Received>, Latencies)> {
-        self.relay_stop.cancel();
+        self.stop.cancel();
         (&mut self.relay).await.context("join the relay")??;
+        (&mut self.inbox).await.context("join the inbox")??;
         Ok(self.journal.take())
     }
 }
@@ -175,5 +206,6 @@ impl Drop for Cast {
     fn drop(&mut self) {
         self.consumer.abort();
         self.relay.abort();
+        self.inbox.abort();
     }
 }

@@ -40,6 +40,10 @@ impl Servers {
         self.postgres.client(DATABASE).await
     }
 
+    pub(super) async fn broker(&self) -> Result<async_nats::Client> {
+        self.nats.client().await
+    }
+
     pub(super) async fn jetstream(&self) -> Result<jetstream::Context> {
         self.nats.jetstream().await
     }
@@ -69,4 +73,11 @@ impl Servers {
             nats.folder.display()
         ))
     }
+}
+
+/// A connection for the inbox, which opens its own.
+pub(super) async fn connect(url: &str) -> Result<tokio_postgres::Client, tokio_postgres::Error> {
+    let (client, connection) = tokio_postgres::connect(url, tokio_postgres::NoTls).await?;
+    tokio::spawn(connection);
+    Ok(client)
 }

@@ -11,6 +11,7 @@ use uuid::Uuid;
 use super::journal::{Latencies, Received, latencies, millis};
 use super::play::Played;
 use super::servers::Servers;
+use super::shipping::Effects;
 
 /// What the demo prints as JSON.
 #[derive(Debug, Serialize)]
@@ -23,6 +24,8 @@ pub(super) struct Summary {
     duplicates: usize,
     out_of_order: usize,
     phantoms: usize,
+    effects: usize,
+    effects_twice: usize,
     /// From just before COMMIT was sent.
     commit_to_consumer_ms: Percentiles,
     seconds: f64,
@@ -40,7 +43,8 @@ struct Percentiles {
     max: f64,
 }
 
-/// Compares the table with the stream, and the stream with what the consumer got.
+/// Compares the table with the stream, and the stream with what the consumer got and with what the
+/// inbox brought about.
 pub(super) async fn compare(servers: &Servers, played: Played) -> Result<Summary> {
     let config = servers.relay_config()?;
     let (database, jetstream) = (servers.database().await?, servers.jetstream().await?);
@@ -51,9 +55,10 @@ pub(super) async fn compare(servers: &Servers, played: Played) -> Result<Summary
         .filter_map(|message| message.id.map(|id| Received { sequence: message.sequence, id }));
     let delivery = Delivery::compare(&stored.collect::<Vec<_>>(), &played.received);
     let tally = ledger.report(&played.written);
+    let effects = Effects::count(&database).await?;
     let seconds = played.elapsed.as_secs_f64();
     let commits = latencies(played.written.committed.iter().map(|it| it.commit_took));
-    Ok(Summary::new(&tally, &delivery, [&played.latencies, &commits], seconds))
+    Ok(Summary::new(&tally, &delivery, effects, [&played.latencies, &commits], seconds))
 }
 
 /// How what the consumer got differs from what the stream holds.
@@ -105,6 +110,7 @@ impl Summary {
     fn new(
         tally: &Tally,
         delivery: &Delivery,
+        effects: Effects,
         [to_consumer, commits]: [&Latencies; 2],
         seconds: f64,
     ) -> Self {
@@ -115,8 +121,10 @@ impl Summary {
             marked: tally.marked,
             lost: tally.lost + delivery.missing,
             duplicates: tally.duplicates + delivery.again,
-            out_of_order: tally.out_of_order + delivery.out_of_order,
+            out_of_order: tally.out_of_order + delivery.out_of_order + effects.out_of_order,
             phantoms: tally.phantoms + delivery.unknown,
+            effects: effects.events,
+            effects_twice: effects.twice,
             commit_to_consumer_ms: Percentiles::of(to_consumer),
             commit_ms: Percentiles::of(commits),
             seconds: (seconds * 100.0).round() / 100.0,
@@ -130,6 +138,7 @@ impl Summary {
             "\n  {} events committed, {} rolled back, in {:.1} s\n  \
              {} stored in the stream, {} marked as published\n  \
              {} lost, {} duplicates, {} out of order, {} phantoms\n  \
+             {} with an effect by the inbox, {} effects twice\n  \
              commit to consumer: {}\n  \
              the commit alone:   {}\n",
             self.committed,
@@ -141,6 +150,8 @@ impl Summary {
             self.duplicates,
             self.out_of_order,
             self.phantoms,
+            self.effects,
+            self.effects_twice,
             self.commit_to_consumer_ms,
             self.commit_ms
         )
@@ -151,11 +162,17 @@ impl Summary {
         serde_json::to_string(self).context("could not write JSON")
     }
 
-    /// Fails unless every committed event arrived once, in order, and is marked, and nothing else
-    /// arrived.
+    /// Fails unless every committed event arrived once, in order, has had one effect, and is marked,
+    /// and nothing else arrived.
     pub(super) fn verdict(&self) -> Result<()> {
         if self.lost + self.duplicates + self.out_of_order + self.phantoms > 0 {
-            bail!("the relay made mistakes\n{}", self.offenders.trim_end());
+            bail!("relay or inbox made mistakes\n{}", self.offenders.trim_end());
+        }
+        if self.effects_twice > 0 {
+            bail!("the inbox made mistakes: {} effects happened again", self.effects_twice);
+        }
+        if self.effects != self.stored {
+            bail!("{} events were stored, and {} had an effect", self.stored, self.effects);
         }
         if self.committed == 0 {
             bail!("nothing was committed, so nothing was shown");
@@ -196,7 +213,8 @@ mod tests {
         latencies.record(1_500).expect("recordable");
         let mut tally = Tally::default();
         (tally.committed, tally.stored, tally.marked, tally.rolled_back) = (2, 2, 2, 1);
-        Summary::new(&tally, &Delivery::default(), [&latencies, &latencies], 20.123_4)
+        let effects = Effects { events: 2, ..Effects::default() };
+        Summary::new(&tally, &Delivery::default(), effects, [&latencies, &latencies], 20.123_4)
     }
 
     #[test]
@@ -204,14 +222,15 @@ mod tests {
         assert_eq!(
             summary().json().expect("serialisable"),
             "{\"committed\":2,\"rolled_back\":1,\"stored\":2,\"marked\":2,\"lost\":0,\
-             \"duplicates\":0,\"out_of_order\":0,\"phantoms\":0,\"commit_to_consumer_ms\":\
+             \"duplicates\":0,\"out_of_order\":0,\"phantoms\":0,\"effects\":2,\
+             \"effects_twice\":0,\"commit_to_consumer_ms\":\
              {\"p50\":1.5,\"p99\":1.5,\"max\":1.5},\"seconds\":20.12}"
         );
     }
 
     #[test]
     fn any_mistake_fails_the_demo() {
-        summary().verdict().expect("four zeros and all marked");
+        summary().verdict().expect("all zeros, all marked, all with an effect");
         let fails = |break_it: fn(&mut Summary)| {
             let mut summary = summary();
             break_it(&mut summary);
@@ -221,6 +240,8 @@ mod tests {
         fails(|it| it.duplicates = 1);
         fails(|it| it.out_of_order = 1);
         fails(|it| it.phantoms = 1);
+        fails(|it| it.effects_twice = 1);
+        fails(|it| it.effects = 1);
         fails(|it| it.marked = 1);
         fails(|it| (it.committed, it.marked) = (0, 0));
     }

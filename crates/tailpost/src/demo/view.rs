@@ -23,6 +23,8 @@ pub(super) struct Snapshot {
     pub(super) committed: u64,
     pub(super) rolled_back: u64,
     pub(super) received: u64,
+    /// Events that the inbox has given their effect.
+    pub(super) effects: u64,
     pub(super) in_flight: usize,
     pub(super) confirmed: String,
     /// Of the last seconds.
@@ -126,13 +128,22 @@ fn whole_millis(duration: Duration) -> u64 {
 }
 
 fn lines(snapshot: &Snapshot, rate: f64, duration: Duration) -> String {
-    let Snapshot { elapsed, committed, rolled_back, received, in_flight, confirmed, latencies } =
-        snapshot;
+    let Snapshot {
+        elapsed,
+        committed,
+        rolled_back,
+        received,
+        effects,
+        in_flight,
+        confirmed,
+        latencies,
+    } = snapshot;
     format!(
         "{} of {} s\n  \
          producer  {} events committed, {} rolled back\n  \
          relay     {} in flight, confirmed {confirmed}\n  \
          consumer  {} events, {rate:.0} a second, {} behind the producer\n  \
+         inbox     {} effects\n  \
          latency   p50 {:.2} ms, p99 {:.2} ms from commit to consumer",
         elapsed.as_secs(),
         duration.as_secs(),
@@ -141,17 +152,26 @@ fn lines(snapshot: &Snapshot, rate: f64, duration: Duration) -> String {
         HumanCount(*in_flight as u64),
         HumanCount(*received),
         HumanCount(committed.saturating_sub(*received)),
+        HumanCount(*effects),
         millis(latencies.value_at_quantile(0.5)),
         millis(latencies.value_at_quantile(0.99)),
     )
 }
 
 fn line(snapshot: &Snapshot, rate: f64) -> String {
-    let Snapshot { elapsed, committed, rolled_back, received, in_flight, confirmed, latencies } =
-        snapshot;
+    let Snapshot {
+        elapsed,
+        committed,
+        rolled_back,
+        received,
+        effects,
+        in_flight,
+        confirmed,
+        latencies,
+    } = snapshot;
     format!(
         "{:>4} s: {committed} committed, {rolled_back} rolled back, {received} at the consumer \
-         ({rate:.0}/s, {} behind), p50 {:.2} ms, p99 {:.2} ms, {in_flight} in flight, \
+         ({rate:.0}/s, {} behind), {effects} effects, p50 {:.2} ms, p99 {:.2} ms, {in_flight} in flight, \
          confirmed {confirmed}",
         elapsed.as_secs(),
         committed.saturating_sub(*received),

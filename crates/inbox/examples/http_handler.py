@@ -1,0 +1,38 @@
+"""A handler for `tailpost inbox run`: python3 http_handler.py PORT DATABASE [WHSEC_SECRET]"""
+import base64, hashlib, hmac, json, sqlite3, sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+PORT, DATABASE, SECRET = int(sys.argv[1]), sys.argv[2], (sys.argv[3:] or [""])[0]
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"  # lets connections be used again
+
+    def do_POST(self):
+        self.send_response(self.handle_event(self.rfile.read(int(self.headers["Content-Length"]))))
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def handle_event(self, payload):
+        if SECRET and not self.signed(payload):
+            return 401  # not ours to process, and not the event's fault
+        try:
+            total = int(json.loads(payload)["total_cents"])
+        except (ValueError, KeyError, TypeError):
+            return 422  # will never be right
+        try:
+            with sqlite3.connect(DATABASE) as db:  # effect and key in one transaction
+                db.execute("INSERT INTO totals VALUES (?, ?)", (self.headers["Idempotency-Key"], total))
+        except sqlite3.IntegrityError:
+            return 409  # it had its effect before
+        return 204
+
+    def signed(self, payload):
+        content = f"{self.headers['webhook-id']}.{self.headers['webhook-timestamp']}.".encode() + payload
+        key = base64.b64decode(SECRET.removeprefix("whsec_"))
+        ours = "v1," + base64.b64encode(hmac.digest(key, content, hashlib.sha256)).decode()
+        return any(hmac.compare_digest(ours, it) for it in self.headers["webhook-signature"].split())
+
+
+sqlite3.connect(DATABASE).execute("CREATE TABLE IF NOT EXISTS totals (event_id TEXT PRIMARY KEY, cents INT)")
+ThreadingHTTPServer(("127.0.0.1", PORT), Handler).serve_forever()

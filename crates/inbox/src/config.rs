@@ -1,0 +1,89 @@
+use std::time::Duration;
+
+use crate::Error;
+
+/// How long to wait between attempts: a random time up to `first`, then up to twice that, and so
+/// on, but never beyond `max`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Backoff {
+    /// The longest pause after the first failure: 1 s.
+    pub first: Duration,
+    /// The longest pause of all: 5 min. Also caps what a handler asks for.
+    pub max: Duration,
+}
+
+impl Default for Backoff {
+    fn default() -> Self {
+        Self { first: Duration::from_secs(1), max: Duration::from_secs(300) }
+    }
+}
+
+/// What an inbox needs to know, beside its connections.
+#[derive(Debug, Clone)]
+pub(crate) struct Config {
+    pub(crate) consumer: String,
+    pub(crate) stream: String,
+    pub(crate) filter_subjects: Vec<String>,
+    pub(crate) lanes: usize,
+    pub(crate) batch: usize,
+    pub(crate) lease: Duration,
+    pub(crate) max_attempts: u32,
+    pub(crate) ack_wait: Duration,
+    pub(crate) backoff: Backoff,
+    pub(crate) schema: String,
+    pub(crate) retention: Option<Duration>,
+    pub(crate) dead_letter_retention: Option<Duration>,
+}
+
+impl Config {
+    pub(crate) fn new(consumer: String) -> Self {
+        Self {
+            consumer,
+            stream: String::new(),
+            filter_subjects: Vec::new(),
+            lanes: 8,
+            batch: 64,
+            lease: Duration::from_secs(30),
+            max_attempts: 5,
+            ack_wait: Duration::from_secs(30),
+            backoff: Backoff::default(),
+            schema: "public".to_owned(),
+            retention: None,
+            dead_letter_retention: None,
+        }
+    }
+
+    /// How many events are held in memory at most, at work or waiting.
+    pub(crate) fn held_max(&self) -> usize {
+        (2 * self.lanes * self.batch).clamp(256, 4096)
+    }
+
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let bad = |reason: &str| {
+            Err(Error::Config { consumer: self.consumer.clone(), reason: reason.to_owned() })
+        };
+        let illegal = |c: char| c.is_whitespace() || c.is_control() || ".*>/\\".contains(c);
+        if self.consumer.is_empty() || self.consumer.contains(illegal) {
+            return bad("the consumer's name is empty or has spaces, dots, wildcards or slashes");
+        }
+        if self.stream.is_empty() {
+            return bad("no stream is given");
+        }
+        if self.lanes == 0 || self.batch == 0 || self.max_attempts == 0 {
+            return bad("lanes, batch and max_attempts are at least 1");
+        }
+        if self.lanes > LANES_MAX || self.batch > BATCH_MAX {
+            return bad("lanes are at most 1024, and batch is at most 1024");
+        }
+        if self.lease < Duration::from_secs(1) || self.ack_wait < Duration::from_secs(1) {
+            return bad("lease and ack_wait are at least 1s");
+        }
+        if self.backoff.first > self.backoff.max {
+            return bad("the first backoff is longer than the longest");
+        }
+        Ok(())
+    }
+}
+
+const LANES_MAX: usize = 1024;
+const BATCH_MAX: usize = 1024;

@@ -1,0 +1,311 @@
+//! What people decide about events that no attempt could process.
+//!
+//! ```text
+//!   dead letter ── requeue ──▶ attempts anew, in whichever process runs the consumer
+//!        │  │
+//!        │  └───── reject ───▶ REJECTED: answered for good, with a reason
+//!        └──────── discard ──▶ gone; the event counts as answered all the same
+//!   any event ─ mark processed ▶ PROCESSED: its effect was made by other means
+//! ```
+//!
+//! Nothing is published: other consumers of the stream see nothing of it. Each decision is one
+//! statement together with its entry in `inbox_decisions`, and is about what it finds: an event
+//! that a worker has at that moment is left alone.
+
+mod sql;
+
+use bytes::Bytes;
+use jiff::Timestamp;
+use serde::Serialize;
+use tokio_postgres::Row;
+use uuid::Uuid;
+
+use crate::Error;
+use crate::connection::Connection;
+use crate::tables::{Partitions, Room};
+
+pub use self::sql::Decision;
+pub(crate) use self::sql::Redrive;
+use self::sql::Texts;
+
+/// The dead letters of all consumers whose inbox is in one schema.
+pub struct DeadLetters {
+    connection: Connection,
+    schema: String,
+    texts: Texts,
+}
+
+/// Which dead letters are meant.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Selection {
+    /// Those of this consumer; of all if there is none.
+    pub consumer: Option<String>,
+    /// Those of these events; all if there is no list.
+    pub events: Option<Vec<Uuid>>,
+}
+
+/// An event that could not be processed. Its payload is not shown unless asked for.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct DeadLetter {
+    /// Whose it is.
+    pub consumer: String,
+    /// The event's id, or one made of stream and sequence if it had none.
+    pub event_id: Uuid,
+    /// When it happened.
+    pub occurred_at: Timestamp,
+    /// The subject it was published on.
+    pub subject: String,
+    /// The stream it came from.
+    pub stream: String,
+    /// Where in the stream.
+    pub stream_seq: i64,
+    /// How often it was tried.
+    pub attempts: i32,
+    /// `dead`, `max_attempts`, `crashes`, `unreadable` or `forgotten`.
+    pub cause: String,
+    /// What was said at the end.
+    pub reason: String,
+    /// Since when it is a dead letter.
+    pub dead_at: Timestamp,
+    /// How long that is.
+    pub age_seconds: f64,
+    /// Whether it waits for, or is at, another set of attempts.
+    pub requeued: bool,
+    /// How long its payload is.
+    pub payload_bytes: i32,
+}
+
+/// A dead letter as it travelled.
+#[derive(Debug, Clone)]
+pub struct Original {
+    /// What is known of it.
+    pub letter: DeadLetter,
+    /// Its headers: a JSON object of arrays of strings.
+    pub headers: serde_json::Value,
+    /// Its payload.
+    pub payload: Bytes,
+}
+
+/// Who decides, and why. Kept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Grounds {
+    /// Whoever is at the terminal; the role in the database is kept with it.
+    pub by: String,
+    /// Why.
+    pub reason: Option<String>,
+}
+
+/// What became of an event that was to count as processed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Marked {
+    /// It counts as processed from now on.
+    Marked,
+    /// It had been before.
+    AlreadyProcessed,
+    /// A worker has it at this moment.
+    Leased,
+    /// It is older than the inbox remembers, and will not be handled anyway.
+    Forgotten,
+    /// Nobody here has heard of it, so its time, which is part of the key, has to be named.
+    Unknown,
+}
+
+/// What one consumer has before it.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Backlog {
+    /// The consumer.
+    pub consumer: String,
+    /// Events that a worker has, or had when it died.
+    pub processing: i64,
+    /// Events whose last attempt failed and that are to be tried again.
+    pub failed: i64,
+    /// Those of both that were begun more than three times.
+    pub stubborn: i64,
+    /// Dead letters that nobody has decided about.
+    pub dead: i64,
+    /// The age of the oldest event that was begun and is not processed.
+    pub oldest_seconds: Option<f64>,
+    /// Why the latest attempt failed, of those that are to be tried again.
+    pub last_error: Option<String>,
+}
+
+impl DeadLetters {
+    /// Looks at the inbox in the schema of `outbox`, whether that exists or not.
+    #[must_use]
+    pub fn new(connection: Connection, outbox: &outbox::Table) -> Self {
+        let schema = outbox.schema().to_owned();
+        Self { connection, schema, texts: Texts::new(outbox) }
+    }
+
+    /// The dead letters, the latest first.
+    ///
+    /// # Errors
+    ///
+    /// If the database refuses; [`Error::Tables`] if the inbox is not set up.
+    pub async fn list(&self, of: &Selection, limit: u32) -> Result<Vec<DeadLetter>, Error> {
+        let rows = self.select(&self.texts.list, of, limit).await?;
+        Ok(rows.iter().map(DeadLetter::of).collect())
+    }
+
+    /// The dead letters with headers and payloads, the oldest first.
+    ///
+    /// # Errors
+    ///
+    /// See [`list`](Self::list).
+    pub async fn originals(&self, of: &Selection, limit: u32) -> Result<Vec<Original>, Error> {
+        let rows = self.select(&self.texts.originals, of, limit).await?;
+        let original = |row: &Row| Original {
+            letter: DeadLetter::of(row),
+            headers: row.get("headers"),
+            payload: row.get::<_, Vec<u8>>("payload").into(),
+        };
+        Ok(rows.iter().map(original).collect())
+    }
+
+    /// Decides about dead letters that are dead at this moment. Returns those that it was done to.
+    ///
+    /// [`Decision::Requeue`] passes over those that cannot be handled, whatever changes: what is
+    /// no event, and what is older than the inbox remembers, since it may have had its effect.
+    ///
+    /// # Errors
+    ///
+    /// See [`list`](Self::list).
+    pub async fn decide(
+        &self,
+        decision: Decision,
+        of: &Selection,
+        grounds: &Grounds,
+    ) -> Result<Vec<(String, Uuid)>, Error> {
+        let statement = self.texts.decide(decision);
+        let Selection { consumer, events } = of;
+        let Grounds { by, reason } = grounds;
+        let rows = self
+            .connection
+            .client
+            .query(statement, &[consumer, events, by, reason])
+            .await
+            .map_err(failed("decide about dead letters"))?;
+        Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
+    }
+
+    /// Makes an event count as processed by `consumer`, whether it has met it or not.
+    ///
+    /// `occurred_at` is only looked at for an event that neither the inbox nor an outbox beside it
+    /// knows.
+    ///
+    /// # Errors
+    ///
+    /// See [`list`](Self::list).
+    pub async fn mark_processed(
+        &self,
+        consumer: &str,
+        event: Uuid,
+        occurred_at: Option<Timestamp>,
+        grounds: &Grounds,
+    ) -> Result<Marked, Error> {
+        let doing = "mark the event as processed";
+        let client = &self.connection.client;
+        let outbox = client.query_one(&self.texts.has_outbox, &[]).await;
+        let outbox: bool = outbox.map_err(failed(doing))?.get(0);
+        let time = self.texts.time_of(outbox);
+        let time = client.query_one(&time, &[&consumer, &event, &occurred_at]).await;
+        let Some(time) = time.map_err(failed(doing))?.get::<_, Option<Timestamp>>(0) else {
+            return Ok(Marked::Unknown);
+        };
+        match self.make_room(time).await? {
+            Room::Forgotten => return Ok(Marked::Forgotten),
+            Room::There | Room::Missing(_) => {}
+        }
+        let Grounds { by, reason } = grounds;
+        let row = client
+            .query_one(&self.texts.mark_processed, &[&consumer, &event, &time, by, reason])
+            .await
+            .map_err(failed(doing))?;
+        Ok(match row.get(0) {
+            "marked" => Marked::Marked,
+            "processed" => Marked::AlreadyProcessed,
+            _ => Marked::Leased,
+        })
+    }
+
+    /// The record may be the first one of its day.
+    async fn make_room(&self, time: Timestamp) -> Result<Room, Error> {
+        let client = &self.connection.client;
+        let mut partitions = Partitions::load(client, &self.schema).await?;
+        let room = partitions.room(time);
+        if let Room::Missing(day) = room {
+            partitions.create(client, day).await?;
+        }
+        Ok(room)
+    }
+
+    /// What each consumer has before it, by name; of those that ever met an event.
+    ///
+    /// # Errors
+    ///
+    /// See [`list`](Self::list).
+    pub async fn backlogs(&self) -> Result<Vec<Backlog>, Error> {
+        let rows = self.connection.client.query(&self.texts.backlogs, &[]).await;
+        let rows = rows.map_err(failed("look at the inbox"))?;
+        Ok(rows.iter().map(Backlog::of).collect())
+    }
+
+    async fn select(&self, text: &str, of: &Selection, limit: u32) -> Result<Vec<Row>, Error> {
+        let Selection { consumer, events } = of;
+        self.connection
+            .client
+            .query(text, &[consumer, events, &i64::from(limit)])
+            .await
+            .map_err(failed("read the dead letters"))
+    }
+}
+
+impl DeadLetter {
+    fn of(row: &Row) -> Self {
+        Self {
+            consumer: row.get("consumer"),
+            event_id: row.get("message_id"),
+            occurred_at: row.get("event_time"),
+            subject: row.get("subject"),
+            stream: row.get("stream"),
+            stream_seq: row.get("stream_seq"),
+            attempts: row.get("attempts"),
+            cause: row.get("cause"),
+            reason: row.get("reason"),
+            dead_at: row.get("dead_at"),
+            age_seconds: row.get("age_seconds"),
+            requeued: row.get("requeued"),
+            payload_bytes: row.get("payload_bytes"),
+        }
+    }
+
+    /// Whether another set of attempts makes sense.
+    #[must_use]
+    pub fn can_be_requeued(&self) -> bool {
+        !self.requeued && !sql::HOPELESS.contains(&self.cause.as_str())
+    }
+}
+
+impl Backlog {
+    fn of(row: &Row) -> Self {
+        Self {
+            consumer: row.get("consumer"),
+            processing: row.get("processing"),
+            failed: row.get("failed"),
+            stubborn: row.get("stubborn"),
+            dead: row.get("dead"),
+            oldest_seconds: row.get("oldest_seconds"),
+            last_error: row.get("last_error"),
+        }
+    }
+}
+
+fn failed(doing: &'static str) -> impl FnOnce(tokio_postgres::Error) -> Error {
+    move |source| match source.code() {
+        Some(&tokio_postgres::error::SqlState::UNDEFINED_TABLE) => {
+            Error::Tables { reason: "they do not exist".into() }
+        }
+        _ => Error::Sql { doing, source },
+    }
+}

@@ -1,0 +1,123 @@
+use crate::connection::BoxError;
+
+/// Why an inbox ended.
+///
+/// Only what waiting does not mend ends it: a database or broker that is away is waited for.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A setting is missing or makes no sense.
+    #[error("inbox \"{consumer}\" is not set up right: {reason}")]
+    Config {
+        /// The consumer's name.
+        consumer: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The tables are not there, or not as they should be.
+    #[error("the tables of the inbox cannot be used: {reason}")]
+    Tables {
+        /// What is missing.
+        reason: String,
+    },
+    /// PostgreSQL refuses, and will again.
+    #[error("could not {doing}")]
+    Sql {
+        /// What was being done, in the imperative.
+        doing: &'static str,
+        /// PostgreSQL's answer.
+        source: tokio_postgres::Error,
+    },
+    /// Another worker may have the event by now.
+    #[error("the lease was lost")]
+    LeaseLost,
+    /// A connection could not be opened.
+    #[error("could not connect to PostgreSQL")]
+    Connect(#[source] BoxError),
+    /// JetStream refuses, or does not answer.
+    #[error("could not {doing}")]
+    JetStream {
+        /// What was being done, in the imperative.
+        doing: &'static str,
+        /// The client's error.
+        source: BoxError,
+    },
+    /// The durable consumer exists and is configured otherwise.
+    #[error("consumer \"{consumer}\" of stream \"{stream}\" cannot be used: {reason}")]
+    Consumer {
+        /// The stream.
+        stream: String,
+        /// The consumer.
+        consumer: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+impl Error {
+    pub(crate) fn sql(doing: &'static str) -> impl FnOnce(tokio_postgres::Error) -> Self {
+        move |source| Self::Sql { doing, source }
+    }
+
+    pub(crate) fn jetstream<E: Into<BoxError>>(doing: &'static str) -> impl FnOnce(E) -> Self {
+        move |source| Self::JetStream { doing, source: source.into() }
+    }
+
+    /// Whether trying again may help without anybody changing anything. What is unknown counts as
+    /// such: waiting loses nothing, giving up needs an operator.
+    #[must_use]
+    pub fn is_transient(&self) -> bool {
+        match self {
+            Self::Connect(_) | Self::JetStream { .. } | Self::LeaseLost => true,
+            Self::Sql { source, .. } => {
+                source.code().is_none_or(|code| !PERMANENT.contains(&&code.code()[..2]))
+            }
+            Self::Config { .. } | Self::Tables { .. } | Self::Consumer { .. } => false,
+        }
+    }
+
+    /// What the operator can do about it, for errors that do not pass by themselves.
+    #[must_use]
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::Tables { .. } => {
+                Some("create the tables of the inbox with `tailpost inbox setup`")
+            }
+            Self::Sql { source, .. } => match source.code()?.code() {
+                "42P01" | "42703" => {
+                    Some("create the tables of the inbox with `tailpost inbox setup`")
+                }
+                "42501" => Some(
+                    "the role needs SELECT, INSERT and UPDATE on the tables of the inbox, and has \
+                     to own inbox_messages where it is partitioned",
+                ),
+                _ => None,
+            },
+            Self::Consumer { .. } => Some(
+                "delete the consumer, so that it is made anew, or choose another name: nothing is \
+                 handled twice, the inbox knows what it has handled",
+            ),
+            Self::Config { .. } | Self::Connect(_) | Self::JetStream { .. } | Self::LeaseLost => {
+                None
+            }
+        }
+    }
+}
+
+/// Classes of SQLSTATEs that stay until somebody changes a grant, a name or a table.
+const PERMANENT: [&str; 5] = ["0A", "28", "3D", "3F", "42"];
+
+/// An error and what caused it, in one line. For logs.
+pub(crate) fn describe(error: &dyn std::error::Error) -> String {
+    let mut line = error.to_string();
+    let mut cause = error.source();
+    while let Some(next) = cause {
+        let text = next.to_string();
+        if !line.ends_with(&text) {
+            line.push_str(": ");
+            line.push_str(&text);
+        }
+        cause = next.source();
+    }
+    line
+}

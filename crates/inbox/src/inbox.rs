@@ -1,0 +1,257 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::{Backoff, Config};
+use crate::connection::{BoxError, Connect, Connection};
+use crate::leased::{self, UnderLeases};
+use crate::run::{self, Settings};
+use crate::source::Source;
+use crate::transactional::InTransactions;
+use crate::{Error, LeasedHandler, Status, Summary, TransactionalHandler};
+
+/// One consumer of a stream: takes events, gives each to the handler, and keeps the record.
+///
+/// ```no_run
+/// # use std::time::Duration;
+/// # async fn example<H: inbox::TransactionalHandler>(
+/// #     handler: H, nats: async_nats::Client, shutdown: tokio_util::sync::CancellationToken,
+/// # ) -> Result<(), inbox::Error> {
+/// let inbox = inbox::Inbox::builder("billing")
+///     .postgres(|| async {
+///         let (client, connection) =
+///             tokio_postgres::connect("postgres://localhost/shop", tokio_postgres::NoTls).await?;
+///         tokio::spawn(connection);
+///         Ok(inbox::Connection::new(client))
+///     })
+///     .nats(nats)
+///     .stream("OUTBOX")
+///     .filter_subjects(["outbox.order.*"])
+///     .max_attempts(5)
+///     .transactional(handler);
+/// let summary = inbox.run(shutdown).await?;
+/// # Ok(())
+/// # }
+/// ```
+pub struct Inbox<M> {
+    mode: M,
+    settings: Builder,
+    status: watch::Sender<Status>,
+}
+
+/// A [`TransactionalHandler`] at work.
+pub struct Transactional<H>(Arc<H>);
+
+/// A [`LeasedHandler`] at work.
+pub struct Leased<H>(Arc<H>);
+
+/// The settings of an [`Inbox`]. All but `postgres`, `nats` and `stream` have defaults.
+pub struct Builder {
+    config: Config,
+    connect: Option<Connect>,
+    nats: Option<async_nats::Client>,
+}
+
+impl Inbox<()> {
+    /// Begins the set-up of the consumer with this name. It names the durable consumer of the
+    /// stream and is part of the key of every record: never change it.
+    #[must_use]
+    pub fn builder(consumer: impl Into<String>) -> Builder {
+        Builder { config: Config::new(consumer.into()), connect: None, nats: None }
+    }
+}
+
+impl Builder {
+    /// How to open a connection to the database that the inbox is in. Called for each connection
+    /// that is needed, and again when one is lost.
+    #[must_use]
+    pub fn postgres<F, C>(mut self, connect: F) -> Self
+    where
+        F: Fn() -> C + Send + Sync + 'static,
+        C: Future<Output = Result<Connection, BoxError>> + Send + 'static,
+    {
+        self.connect = Some(Arc::new(move || Box::pin(connect())));
+        self
+    }
+
+    /// The connection to the broker.
+    #[must_use]
+    pub fn nats(mut self, client: async_nats::Client) -> Self {
+        self.nats = Some(client);
+        self
+    }
+
+    /// The stream to take events from.
+    #[must_use]
+    pub fn stream(mut self, stream: impl Into<String>) -> Self {
+        self.config.stream = stream.into();
+        self
+    }
+
+    /// The subjects to take; all of the stream's if there are none. More than one needs a server
+    /// from 2.10 on.
+    #[must_use]
+    pub fn filter_subjects<S: Into<String>>(
+        mut self,
+        subjects: impl IntoIterator<Item = S>,
+    ) -> Self {
+        self.config.filter_subjects = subjects.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// How many handlers run at a time: 8. Events of one aggregate never do.
+    ///
+    /// A transactional inbox has a connection for each; a leased one needs three in all.
+    #[must_use]
+    pub fn lanes(mut self, lanes: usize) -> Self {
+        self.config.lanes = lanes;
+        self
+    }
+
+    /// The most events that share a transaction, or a statement on the records: 64. An event that
+    /// fails undoes its transaction, so while many do, fewer share one.
+    #[must_use]
+    pub fn batch(mut self, batch: usize) -> Self {
+        self.config.batch = batch;
+        self
+    }
+
+    /// How long an event belongs to a worker that gives no sign of life: 30 s.
+    #[must_use]
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.config.lease = lease;
+        self
+    }
+
+    /// After how many attempts an event becomes a dead letter: 5.
+    #[must_use]
+    pub fn max_attempts(mut self, max_attempts: u32) -> Self {
+        self.config.max_attempts = max_attempts;
+        self
+    }
+
+    /// After how long without a sign of life the broker delivers an event again: 30 s. Applies
+    /// when the durable consumer is created.
+    #[must_use]
+    pub fn ack_wait(mut self, ack_wait: Duration) -> Self {
+        self.config.ack_wait = ack_wait;
+        self
+    }
+
+    /// How long to wait between attempts.
+    #[must_use]
+    pub fn backoff(mut self, backoff: Backoff) -> Self {
+        self.config.backoff = backoff;
+        self
+    }
+
+    /// The schema that holds the tables of the inbox: `public`.
+    #[must_use]
+    pub fn schema(mut self, schema: impl Into<String>) -> Self {
+        self.config.schema = schema.into();
+        self
+    }
+
+    /// For how long the records of events are kept: for ever, if this is not set. An older event is
+    /// never handled: it becomes a dead letter. Has to be more than the stream's `max_age`.
+    #[must_use]
+    pub fn retention(mut self, keep: Duration) -> Self {
+        self.config.retention = Some(keep);
+        self
+    }
+
+    /// For how long a dead letter waits for somebody to decide about it: for ever, if this is not
+    /// set. Then it is dropped, and `inbox_decisions` says so.
+    #[must_use]
+    pub fn dead_letter_retention(mut self, keep: Duration) -> Self {
+        self.config.dead_letter_retention = Some(keep);
+        self
+    }
+
+    /// Makes the durable consumer if it is missing; says whether it was. Needs no database.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such stream, the broker does not answer, or the consumer is there and cannot
+    /// be used.
+    pub async fn create_consumer(self) -> Result<bool, Error> {
+        self.config.check()?;
+        let nats = self.nats.ok_or_else(|| missing(&self.config, "connection to NATS"))?;
+        Source::open(&nats, &self.config).await.map(|source| source.is_new())
+    }
+
+    /// Handles events in the database's transactions.
+    pub fn transactional<H: TransactionalHandler>(self, handler: H) -> Inbox<Transactional<H>> {
+        Inbox::new(self, Transactional(Arc::new(handler)))
+    }
+
+    /// Handles events under a lease.
+    pub fn leased<H: LeasedHandler>(self, handler: H) -> Inbox<Leased<H>> {
+        Inbox::new(self, Leased(Arc::new(handler)))
+    }
+}
+
+impl Builder {
+    fn checked(self) -> Result<Settings, Error> {
+        self.config.check()?;
+        let postgres = || missing(&self.config, "connection to PostgreSQL");
+        Ok(Settings {
+            connect: self.connect.ok_or_else(postgres)?,
+            nats: self.nats.ok_or_else(|| missing(&self.config, "connection to NATS"))?,
+            config: Arc::new(self.config),
+        })
+    }
+}
+
+fn missing(config: &Config, what: &str) -> Error {
+    Error::Config { consumer: config.consumer.clone(), reason: format!("no {what} is given") }
+}
+
+impl<M> Inbox<M> {
+    fn new(settings: Builder, mode: M) -> Self {
+        Self { mode, settings, status: watch::Sender::default() }
+    }
+
+    /// What it is doing, as it changes. May be asked for before [`Inbox::run`].
+    #[must_use]
+    pub fn status(&self) -> watch::Receiver<Status> {
+        self.status.subscribe()
+    }
+}
+
+impl<H: TransactionalHandler> Inbox<Transactional<H>> {
+    /// Handles events until `shutdown`, then lets the handlers finish and gives the rest back.
+    ///
+    /// # Errors
+    ///
+    /// Only what waiting does not mend; a database or broker that is away is waited for.
+    pub async fn run(self, shutdown: CancellationToken) -> Result<Summary, Error> {
+        let Self { mode: Transactional(handler), settings, status } = self;
+        let work = |_: &_| InTransactions { handler: Arc::clone(&handler) };
+        Box::pin(run::run(settings.checked()?, status, shutdown, work)).await
+    }
+}
+
+impl<H: LeasedHandler> Inbox<Leased<H>> {
+    /// Handles events until `shutdown`, then lets the handlers finish and gives the rest back.
+    ///
+    /// # Errors
+    ///
+    /// Only what waiting does not mend; a database or broker that is away is waited for.
+    pub async fn run(self, shutdown: CancellationToken) -> Result<Summary, Error> {
+        let Self { mode: Leased(handler), settings, status } = self;
+        let (recorder, ended) = mpsc::channel(settings.config.lanes.max(1));
+        let mut ended = Some(ended);
+        let mut writer = JoinSet::new();
+        let work = |context: &Arc<_>| {
+            if let Some(ended) = ended.take() {
+                writer.spawn(leased::record(Arc::clone(context), ended));
+            }
+            UnderLeases { handler: Arc::clone(&handler), recorder: recorder.clone() }
+        };
+        Box::pin(run::run(settings.checked()?, status, shutdown, work)).await
+    }
+}

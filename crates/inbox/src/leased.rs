@@ -1,0 +1,188 @@
+//! Handles events under a lease: for effects outside of the database.
+//!
+//! A statement claims many events at a time; then their handlers run side by side, each with a lease
+//! that is renewed. The verdicts of those that end at about the same time are written together.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use tokio::sync::mpsc;
+use tracing::warn;
+
+use crate::core::{Decision, Ending, Item, Path};
+use crate::keeper::Lease;
+use crate::store::{Held, Store};
+use crate::work::{
+    Claimed, Context, Effect, Report, Reports, Work, failed_report, trouble, verdict_of,
+};
+use crate::{Error, LeasedHandler, Verdict};
+
+/// After trouble with the database, before it is tried again.
+const PAUSE: Duration = Duration::from_secs(1);
+
+pub(crate) struct UnderLeases<H> {
+    pub(crate) handler: Arc<H>,
+    pub(crate) recorder: mpsc::Sender<Ended>,
+}
+
+/// A verdict that has to be written down, and whom to tell when it is.
+pub(crate) struct Ended {
+    item: Item,
+    claimed: Claimed,
+    verdict: Verdict,
+    /// Renewed until it is written.
+    _lease: Lease,
+    reports: Reports,
+}
+
+impl<H: LeasedHandler> Work for UnderLeases<H> {
+    const SHARES: bool = false;
+
+    async fn run(&self, context: Arc<Context>, items: Vec<Item>, reports: Reports) {
+        let ours = claim_all(&context, items, &reports).await;
+        let handling = |(item, claimed)| self.handle(&context, item, claimed, &reports);
+        let mut running: FuturesUnordered<_> = ours.into_iter().map(handling).collect();
+        while running.next().await.is_some() {}
+    }
+}
+
+impl<H: LeasedHandler> UnderLeases<H> {
+    async fn handle(&self, context: &Context, item: Item, claimed: Claimed, reports: &Reports) {
+        let lease = context.leases.keep(claimed.held);
+        let handling = self.handler.handle(context.delivery(&item.message, claimed.attempts));
+        let verdict = tokio::select! {
+            verdict = verdict_of(handling) => verdict,
+            () = lease.lost.cancelled() => return report_lost(context, &item, reports).await,
+        };
+        let reports = reports.clone();
+        // Fails only when the session is gone.
+        let _ = self.recorder.send(Ended { item, claimed, verdict, _lease: lease, reports }).await;
+    }
+}
+
+/// Claims what can be claimed, and reports the rest.
+async fn claim_all(context: &Context, items: Vec<Item>, reports: &Reports) -> Vec<(Item, Claimed)> {
+    let store = context.pool.get().await;
+    let all = items.clone();
+    match try_claim_all(context, &store, items).await {
+        Ok((ours, done)) => {
+            context.pool.put(store);
+            let _ = reports.send(done).await;
+            ours
+        }
+        Err(error) => {
+            trouble(context, &error);
+            drop(store);
+            let later = |item: &Item| {
+                let ending = Ending::Again { after: PAUSE, path: item.path };
+                Report { seq: item.seq(), ending, effect: Effect::Undone }
+            };
+            let _ = reports.send(all.iter().map(later).collect()).await;
+            Vec::new()
+        }
+    }
+}
+
+async fn try_claim_all(
+    context: &Context,
+    store: &Store,
+    items: Vec<Item>,
+) -> Result<(Vec<(Item, Claimed)>, Vec<Report>), Error> {
+    let (items, mut done) = context.make_room(store, items).await?;
+    let (readable, unreadable): (Vec<_>, Vec<_>) =
+        items.into_iter().partition(|item| item.message.event.is_ok());
+    for item in &unreadable {
+        done.push(context.park_unreadable(store, item).await?);
+    }
+    let mut ours = Vec::with_capacity(readable.len());
+    let claims = context.claim(store, &readable).await?;
+    for (item, claim) in readable.into_iter().zip(claims) {
+        match claim {
+            Ok(claimed) => ours.push((item, claimed)),
+            Err(report) => done.push(report),
+        }
+    }
+    Ok((ours, done))
+}
+
+/// Writes verdicts down, as many at a time as there are. They are not given up: without its record
+/// an event would be handled again.
+pub(crate) async fn record(context: Arc<Context>, mut ended: mpsc::Receiver<Ended>) {
+    let mut batch = Vec::new();
+    while ended.recv_many(&mut batch, context.config.batch).await > 0 {
+        while !batch.is_empty() {
+            let store = context.pool.get().await;
+            match write(&context, &store, &mut batch).await {
+                Ok(()) => context.pool.put(store),
+                Err(error) => {
+                    trouble(&context, &error);
+                    tokio::time::sleep(PAUSE).await;
+                }
+            }
+        }
+    }
+}
+
+/// Takes out of `batch` what has been written.
+async fn write(context: &Context, store: &Store, batch: &mut Vec<Ended>) -> Result<(), Error> {
+    let (mut completed, mut failed) = (Vec::new(), Vec::new());
+    for (index, it) in batch.iter().enumerate() {
+        match context.decide(it.verdict.clone(), it.claimed.attempts) {
+            Decision::Complete { outcome } => completed.push((index, outcome)),
+            Decision::Fail { reason, delay } => failed.push((index, reason, delay)),
+            Decision::Park { .. } => {}
+        }
+    }
+    let held = |index: &usize| batch[*index].claimed.held;
+    let mut reports: Vec<Option<Report>> = batch.iter().map(|_| None).collect();
+    if !completed.is_empty() {
+        let keys: Vec<Held> = completed.iter().map(|(index, _)| held(index)).collect();
+        let outcomes: Vec<_> = completed.iter().map(|(_, outcome)| outcome.as_deref()).collect();
+        let ours = store.sql().complete(store.client(), &keys, &outcomes).await;
+        let ours = ours.map_err(Error::sql("complete events"))?;
+        for (index, _) in &completed {
+            let item = &batch[*index].item;
+            let (seq, ending) = (item.seq(), Ending::Settled);
+            reports[*index] = Some(if ours.contains(&item.message.key.id) {
+                Report { seq, ending, effect: Effect::Processed }
+            } else {
+                lost(context, item)
+            });
+        }
+    }
+    if !failed.is_empty() {
+        let keys: Vec<Held> = failed.iter().map(|(index, ..)| held(index)).collect();
+        let reasons: Vec<&str> = failed.iter().map(|(_, reason, _)| reason.as_str()).collect();
+        let delays: Vec<Duration> = failed.iter().map(|(.., delay)| *delay).collect();
+        let ours = store.sql().fail(store.client(), &keys, &reasons, &delays).await;
+        let ours = ours.map_err(Error::sql("write down failures"))?;
+        for (index, _, delay) in &failed {
+            let Ended { item, verdict, .. } = &batch[*index];
+            reports[*index] = Some(if ours.contains(&item.message.key.id) {
+                failed_report(item, verdict, *delay)
+            } else {
+                lost(context, item)
+            });
+        }
+    }
+    for (it, report) in batch.iter().zip(&mut reports).filter(|(_, report)| report.is_none()) {
+        *report = Some(context.write_failure(store, &it.item, &it.claimed, &it.verdict).await?);
+    }
+    for (it, report) in batch.drain(..).zip(reports.into_iter().flatten()) {
+        let _ = it.reports.send(vec![report]).await; // fails when the session is gone
+    }
+    Ok(())
+}
+
+async fn report_lost(context: &Context, item: &Item, reports: &Reports) {
+    let _ = reports.send(vec![lost(context, item)]).await;
+}
+
+/// Another look says whose it is now.
+fn lost(context: &Context, item: &Item) -> Report {
+    let (consumer, event_id) = (&context.config.consumer, item.message.key.id);
+    warn!(consumer, %event_id, "the lease was lost while the handler was at work");
+    Report::undone(item, Path::Careful)
+}

@@ -1,0 +1,201 @@
+//! Starts what an inbox consists of, and starts it again while it can be mended.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+use uuid::Uuid;
+
+use crate::acks::Acks;
+use crate::config::Config;
+use crate::connection::Connect;
+use crate::core::{Gate, Lanes};
+use crate::error::describe;
+use crate::keeper::{Keeper, Leases, Role};
+use crate::pool::Pool;
+use crate::redrive::Redrive;
+use crate::session::Session;
+use crate::source::Source;
+use crate::store::Scope;
+use crate::strays::Strays;
+use crate::work::{Context, Work};
+use crate::{Error, State, Status, Summary};
+
+/// Before the broker is asked again.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Deliveries between the source and the lanes.
+const FED_MAX: usize = 64;
+
+pub(crate) struct Settings {
+    pub(crate) config: Arc<Config>,
+    pub(crate) connect: Connect,
+    pub(crate) nats: async_nats::Client,
+}
+
+pub(crate) async fn run<W: Work>(
+    settings: Settings,
+    status: watch::Sender<Status>,
+    shutdown: CancellationToken,
+    make: impl FnOnce(&Arc<Context>) -> W,
+) -> Result<Summary, Error> {
+    let Settings { config, connect, nats } = settings;
+    let scope = Scope {
+        schema: crate::tables::quote(&config.schema),
+        consumer: config.consumer.clone(),
+        stream: config.stream.clone(),
+        owner: format!("{}:{}", std::process::id(), Uuid::new_v4()),
+        lease: config.lease,
+        takes_over: W::SHARES,
+        lent: W::SHARES,
+    };
+    let context = Arc::new(Context {
+        config: Arc::clone(&config),
+        pool: Arc::new(Pool::new(connect, scope)),
+        leases: Arc::new(Leases::default()),
+        partitions: watch::Sender::default(),
+    });
+    let keeper = Keeper {
+        pool: Arc::clone(&context.pool),
+        leases: Arc::clone(&context.leases),
+        lease: config.lease,
+        consumer: config.consumer.clone(),
+        schema: config.schema.clone(),
+        retention: config.retention,
+        partitions: context.partitions.clone(),
+        role: watch::Sender::new(Role::Unknown),
+    };
+    let role = keeper.role.subscribe();
+    let engine = Engine { work: Arc::new(make(&context)), context, nats, status, role, shutdown };
+    tokio::select! {
+        error = keeper.run() => Err(error),
+        summary = engine.run() => summary,
+    }
+}
+
+struct Engine<W> {
+    work: Arc<W>,
+    context: Arc<Context>,
+    nats: async_nats::Client,
+    status: watch::Sender<Status>,
+    role: watch::Receiver<Role>,
+    shutdown: CancellationToken,
+}
+
+impl<W: Work> Engine<W> {
+    async fn run(mut self) -> Result<Summary, Error> {
+        let mut counts = Summary::default();
+        while self.becomes_active().await {
+            match Box::pin(self.session(counts)).await {
+                Ok(summary) => counts = summary,
+                Err(error) if error.is_transient() => {
+                    let error = describe(&error);
+                    warn!(consumer = self.context.config.consumer, error, "trying again");
+                    self.say(State::Paused, Some(error));
+                    tokio::select! {
+                        () = tokio::time::sleep(PAUSE) => {}
+                        () = self.shutdown.cancelled() => {}
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        info!(consumer = self.context.config.consumer, ?counts, "the inbox has stopped");
+        Ok(counts)
+    }
+
+    /// Waits until this worker may handle events; not so if it is to stop.
+    async fn becomes_active(&mut self) -> bool {
+        let mut trouble = self.context.pool.trouble();
+        loop {
+            if self.shutdown.is_cancelled() {
+                return false;
+            }
+            let role = *self.role.borrow_and_update();
+            match role {
+                Role::Active => return true,
+                Role::Standby => self.say(State::Standby, None),
+                Role::Unknown => match trouble.borrow_and_update().clone() {
+                    Some(trouble) => self.say(State::Paused, Some(trouble)),
+                    None => self.say(State::Starting, None),
+                },
+            }
+            tokio::select! {
+                _ = self.role.changed() => {}
+                _ = trouble.changed() => {}
+                () = self.shutdown.cancelled() => return false,
+            }
+        }
+    }
+
+    async fn session(&self, counts: Summary) -> Result<Summary, Error> {
+        let Context { config, pool, .. } = &*self.context;
+        let source = Source::open(&self.nats, config).await?;
+        check_retention(config, source.max_age())?;
+        let strays = Strays::open(&self.nats, source.stream().clone(), &config.consumer).await?;
+        let redrive = Redrive::new(Arc::clone(config), Arc::clone(pool));
+        let acks = Acks::start(self.nats.clone()).await?;
+        let ack_wait = source.ack_wait();
+        let (room, wanted) = watch::channel(0);
+        let (fed, feed) = mpsc::channel(FED_MAX);
+        let session = Session {
+            config: Arc::clone(config),
+            nats: self.nats.clone(),
+            acks,
+            ack_wait,
+            work: Arc::clone(&self.work),
+            context: Arc::clone(&self.context),
+            status: self.status.clone(),
+            role: self.role.clone(),
+            trouble: pool.trouble(),
+            room,
+            feed,
+            lanes: Lanes::default(),
+            gate: Gate::default(),
+            batch: config.batch,
+            counts,
+        };
+        let (summary, (), (), ()) = tokio::join!(
+            // They are large, and polled in turns.
+            Box::pin(session.run(&self.shutdown)),
+            Box::pin(source.run(fed.clone(), wanted.clone())),
+            Box::pin(redrive.run(fed.clone(), wanted.clone())),
+            strays.run(fed, wanted),
+        );
+        Ok(summary)
+    }
+
+    fn say(&self, state: State, paused: Option<String>) {
+        self.status.send_modify(|status| {
+            status.state = state;
+            status.paused = paused;
+        });
+    }
+}
+
+/// What is forgotten must not be delivered any more.
+fn check_retention(config: &Config, max_age: Option<Duration>) -> Result<(), Error> {
+    let Some(keep) = config.retention else { return Ok(()) };
+    match max_age {
+        Some(max_age) if keep < max_age + config.lease => Err(Error::Config {
+            consumer: config.consumer.clone(),
+            reason: format!(
+                "records are kept for {keep:?}, but the stream \"{}\" keeps messages for \
+                 {max_age:?}: keep records for longer than that and a lease",
+                config.stream
+            ),
+        }),
+        Some(_) => Ok(()),
+        None => {
+            warn!(
+                consumer = config.consumer,
+                ?keep,
+                "the stream keeps messages for ever: those older than the records become dead \
+                 letters when they are delivered again"
+            );
+            Ok(())
+        }
+    }
+}

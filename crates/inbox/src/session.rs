@@ -1,0 +1,293 @@
+//! Owns the lanes: takes deliveries in, hands events out to be handled, and acknowledges.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_nats::{Client, Subject};
+use bytes::Bytes;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use crate::acks::Acks;
+use crate::config::Config;
+use crate::core::{Ending, Gate, Item, Lanes, Path};
+use crate::keeper::Role;
+use crate::source::Delivered;
+use crate::work::{Context, Effect, Report, Reports, Work};
+use crate::{State, Status, Summary};
+
+/// How long a stop waits for handlers.
+const STOP_DEADLINE: Duration = Duration::from_secs(25);
+
+/// What events in memory may take; one more request's worth comes on top.
+const HELD_BYTES_MAX: usize = 16 * 1024 * 1024;
+
+/// Jobs of a transactional inbox begin with few events each, so that they run side by side; when
+/// there are more than that for everybody, they get more.
+const SHARE_MIN: usize = 8;
+
+pub(crate) struct Session<W> {
+    pub(crate) config: Arc<Config>,
+    pub(crate) nats: Client,
+    pub(crate) acks: Acks,
+    pub(crate) ack_wait: Duration,
+    pub(crate) work: Arc<W>,
+    pub(crate) context: Arc<Context>,
+    pub(crate) status: watch::Sender<Status>,
+    pub(crate) role: watch::Receiver<Role>,
+    pub(crate) trouble: watch::Receiver<Option<String>>,
+    pub(crate) room: watch::Sender<usize>,
+    pub(crate) feed: mpsc::Receiver<Delivered>,
+    pub(crate) lanes: Lanes,
+    pub(crate) gate: Gate,
+    /// The most events in a job, as of now.
+    pub(crate) batch: usize,
+    pub(crate) counts: Summary,
+}
+
+impl<W: Work> Session<W> {
+    /// Runs until `shutdown`, or until the role is lost to another worker.
+    pub(crate) async fn run(mut self, shutdown: &CancellationToken) -> Summary {
+        let (reports, mut reported) = mpsc::channel(4 * self.config.lanes.max(16));
+        let mut jobs = JoinSet::new();
+        let mut in_progress = tokio::time::interval((self.ack_wait / 3).max(PROGRESS_MIN));
+        let mut stopping = false;
+        loop {
+            if !stopping {
+                self.start(&mut jobs, &reports);
+            }
+            self.publish(stopping);
+            let due_at = self.next_due();
+            tokio::select! {
+                biased;
+                () = shutdown.cancelled(), if !stopping => stopping = true,
+                Some(reports) = reported.recv() => self.note_all(reports).await,
+                Some(ended) = jobs.join_next() => {
+                    // Every panic of a handler is caught; this one is ours.
+                    ended.expect("jobs do not panic");
+                }
+                delivered = self.feed.recv(), if !stopping => match delivered {
+                    Some(delivered) => self.take_in(delivered),
+                    None => stopping = true,
+                },
+                () = due(due_at) => {}
+                changed = self.role.changed() => {
+                    if changed.is_err() || *self.role.borrow() == Role::Standby {
+                        info!(consumer = self.config.consumer, "another worker took over");
+                        stopping = true;
+                    }
+                }
+                _ = self.trouble.changed() => {}
+                _ = in_progress.tick() => self.say_in_progress().await,
+            }
+            if stopping {
+                return self.stop(jobs, reports, reported).await;
+            }
+        }
+    }
+
+    fn take_in(&mut self, delivered: Delivered) {
+        let mut next = Some(delivered);
+        while let Some(Delivered { message, reply, path }) = next {
+            // Only in a transaction can several of one aggregate be under way, in order.
+            let path = if !W::SHARES && path == Path::Fast { Path::Careful } else { path };
+            self.lanes.offer(message, reply, path, Instant::now());
+            next = if self.has_room() { self.feed.try_recv().ok() } else { None };
+        }
+    }
+
+    fn start(&mut self, jobs: &mut JoinSet<()>, reports: &Reports) {
+        let now = Instant::now();
+        self.lanes.advance(now);
+        if self.hindrance().is_some() {
+            return;
+        }
+        loop {
+            let busy = if W::SHARES { jobs.len() } else { self.lanes.busy() };
+            let free = self.config.lanes.saturating_sub(busy);
+            let share = self.lanes.held().div_ceil(self.config.lanes).max(SHARE_MIN);
+            let most = if W::SHARES { share.min(self.batch) } else { free };
+            let probing = self.gate.room(now).saturating_sub(self.lanes.busy());
+            let items = self.lanes.take(if free == 0 { 0 } else { most.min(probing) });
+            if items.is_empty() {
+                return;
+            }
+            let (work, context) = (Arc::clone(&self.work), Arc::clone(&self.context));
+            let reports = reports.clone();
+            jobs.spawn(async move { work.run(context, items, reports).await });
+        }
+    }
+
+    /// Why nothing is started, if it is so.
+    fn hindrance(&self) -> Option<String> {
+        match (*self.role.borrow(), &*self.trouble.borrow()) {
+            (Role::Active, None) => {}
+            (_, Some(trouble)) => return Some(format!("the database is away: {trouble}")),
+            (_, None) => return Some("the database is away".into()),
+        }
+        let (reason, _) = self.gate.pause(Instant::now())?;
+        Some(format!("the handler is not set up right: {reason}"))
+    }
+
+    async fn note_all(&mut self, reports: Vec<Report>) {
+        for report in reports {
+            self.note(report).await;
+        }
+    }
+
+    async fn note(&mut self, report: Report) {
+        let Report { seq, ending, effect } = report;
+        match effect {
+            Effect::Processed => self.counts.processed += 1,
+            Effect::Skipped => self.counts.skipped += 1,
+            Effect::Retried => self.counts.retried += 1,
+            Effect::Misconfigured(ref reason) => {
+                self.counts.retried += 1;
+                if self.gate.misconfigured(reason, Instant::now()) {
+                    warn!(consumer = self.config.consumer, reason, "the consumer pauses");
+                }
+            }
+            Effect::Dead => self.counts.dead += 1,
+            Effect::Undone => {}
+        }
+        match effect {
+            Effect::Processed | Effect::Retried => {
+                self.gate.works();
+                self.batch = (self.batch + 1).min(self.config.batch);
+            }
+            // One that fails undoes its whole batch: with many of them, smaller ones are better.
+            Effect::Undone if W::SHARES => self.batch = (self.batch - self.batch / 8).max(1),
+            _ => {}
+        }
+        let reply = self.lanes.settle(seq, ending, Instant::now());
+        if let Some(reply) = reply {
+            self.acks.ack(reply).await;
+        }
+    }
+
+    fn next_due(&self) -> Option<Instant> {
+        let pause = self.gate.pause(Instant::now()).map(|(_, until)| until);
+        [self.lanes.next_due(), pause].into_iter().flatten().min()
+    }
+
+    fn has_room(&self) -> bool {
+        self.lanes.held() < self.config.held_max() && self.lanes.bytes() < HELD_BYTES_MAX
+    }
+
+    /// Tells the source how much to bring, and the world what is going on.
+    fn publish(&self, stopping: bool) {
+        let hindrance = self.hindrance();
+        let room = if stopping || hindrance.is_some() || !self.has_room() {
+            0
+        } else {
+            self.config.held_max() - self.lanes.held()
+        };
+        self.room.send_if_modified(|now| std::mem::replace(now, room) != room);
+        let state = match (stopping, &hindrance) {
+            (true, _) => State::Stopping,
+            (false, Some(_)) => State::Paused,
+            (false, None) => State::Active,
+        };
+        let status = Status {
+            state,
+            paused: hindrance,
+            busy: self.lanes.busy(),
+            lanes: self.lanes.len(),
+            held: self.lanes.held(),
+            counts: self.counts,
+        };
+        self.status.send_if_modified(|now| std::mem::replace(now, status.clone()) != status);
+    }
+
+    /// Keeps what is held from being delivered again.
+    async fn say_in_progress(&self) {
+        for reply in self.lanes.replies() {
+            answer(&self.nats, reply, b"+WPI").await;
+        }
+    }
+
+    /// Lets what was started finish and gives the rest back.
+    async fn stop(
+        mut self,
+        mut jobs: JoinSet<()>,
+        reports: Reports,
+        mut reported: mpsc::Receiver<Vec<Report>>,
+    ) -> Summary {
+        drop(reports);
+        self.publish(true);
+        // Ends the source when its request has been answered.
+        let (gone, _) = watch::channel(0);
+        drop(std::mem::replace(&mut self.room, gone));
+        let deadline = tokio::time::sleep(STOP_DEADLINE);
+        tokio::pin!(deadline);
+        let mut in_progress = tokio::time::interval((self.ack_wait / 3).max(PROGRESS_MIN));
+        let mut fed = true;
+        loop {
+            self.give_back().await;
+            self.publish(true);
+            tokio::select! {
+                done = reported.recv() => match done {
+                    Some(done) => self.note_all(done).await,
+                    None if !fed => break,
+                    None => fed = self.drain_feed().await,
+                },
+                delivered = self.feed.recv(), if fed => match delivered {
+                    Some(delivered) => self.take_in(delivered),
+                    None => fed = false,
+                },
+                Some(ended) = jobs.join_next() => ended.expect("jobs do not panic"),
+                _ = in_progress.tick() => self.say_in_progress().await,
+                () = &mut deadline => {
+                    let busy = self.lanes.busy();
+                    warn!(consumer = self.config.consumer, busy, "left handlers at work");
+                    break;
+                }
+            }
+        }
+        self.give_back().await;
+        self.acks.finish().await;
+        let _ = self.nats.flush().await;
+        self.counts
+    }
+
+    /// The jobs are done; takes what the source still brings. Returns whether more may come.
+    async fn drain_feed(&mut self) -> bool {
+        let delivered = self.feed.recv().await;
+        let more = delivered.is_some();
+        delivered.into_iter().for_each(|delivered| self.take_in(delivered));
+        more
+    }
+
+    async fn give_back(&mut self) {
+        for reply in self.lanes.release() {
+            self.counts.released += 1;
+            if let Some(reply) = reply {
+                answer(&self.nats, &reply, b"-NAK").await;
+            }
+        }
+    }
+}
+
+const PROGRESS_MIN: Duration = Duration::from_millis(50);
+
+async fn answer(nats: &Client, reply: &Subject, text: &'static [u8]) {
+    // Lost with the connection at worst: then the broker delivers again, and the event is known.
+    let _ = nats.publish(reply.clone(), Bytes::from_static(text)).await;
+}
+
+async fn due(when: Option<Instant>) {
+    match when {
+        Some(when) => tokio::time::sleep_until(when.into()).await,
+        None => std::future::pending().await,
+    }
+}
+
+impl Report {
+    /// The event's turn comes again at once.
+    pub(crate) fn undone(item: &Item, path: Path) -> Self {
+        let ending = Ending::Again { after: Duration::ZERO, path };
+        Self { seq: item.seq(), ending, effect: Effect::Undone }
+    }
+}

@@ -1,0 +1,355 @@
+//! Every statement on an event's record. Each transition is one statement, whose `WHERE` is its
+//! precondition, on the database's clock; a row it does not touch is an answer, not an error.
+//!
+//! ```text
+//!             claim                    complete
+//!   (none) ──────────▶ PROCESSING ───────────────▶ PROCESSED
+//!                       │  ▲   │ park
+//!                  fail │  │   └─────────────────▶ DEAD ◀── park (crashes, unreadable)
+//!                       ▼  │ claim
+//!                      FAILED
+//! ```
+//!
+//! What is done under a claim carries its `lease_token`: who lost the lease changes nothing. A claim
+//! takes what is new, what failed and is due, and what was left behind by a worker that gives no
+//! sign of life, unless three starts have no end: then the handler kills the process.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{Client, GenericClient, Statement, Transaction};
+use uuid::Uuid;
+
+use crate::connection::Connection;
+use crate::message::Message;
+
+#[cfg(test)]
+mod model;
+mod texts;
+
+use texts::{FREE, Texts, UNSETTLED};
+
+type Result<T> = std::result::Result<T, tokio_postgres::Error>;
+
+/// Starts without an end after which an event is not started again.
+pub(crate) const UNFINISHED_MAX: i32 = 3;
+
+/// Reasons are for operators; more than this helps nobody.
+const REASON_BYTES_MAX: usize = 8 * 1024;
+
+/// Which record: with the consumer's name, the primary key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Key {
+    pub(crate) id: Uuid,
+    pub(crate) event_time: Timestamp,
+}
+
+/// What a claim found.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Claim {
+    /// It is ours; this attempt, and all that did not end, are counted.
+    Claimed { attempts: u32, unfinished: u32 },
+    /// It has had its effect, or is a dead letter, or was rejected: nothing is left to do.
+    Settled,
+    /// Somebody else has it, for so long at most.
+    Leased { remaining: Duration },
+    /// It failed, and is due again after this.
+    Early { remaining: Duration },
+    /// Three starts have no end.
+    Crashed { attempts: u32 },
+    /// It changed while we looked.
+    Contended,
+}
+
+/// Why an event becomes a dead letter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Cause {
+    Dead,
+    MaxAttempts,
+    Crashes,
+    Unreadable,
+    Forgotten,
+}
+
+impl Cause {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Dead => "dead",
+            Self::MaxAttempts => "max_attempts",
+            Self::Crashes => "crashes",
+            Self::Unreadable => "unreadable",
+            Self::Forgotten => "forgotten",
+        }
+    }
+}
+
+/// A claimed record, and the token that says so.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Held {
+    pub(crate) key: Key,
+    pub(crate) token: Uuid,
+}
+
+/// A connection, and its statements, ready to run.
+pub(crate) struct Store {
+    connection: Connection,
+    sql: Statements,
+}
+
+/// What the statements are about.
+#[derive(Debug, Clone)]
+pub(crate) struct Scope {
+    pub(crate) schema: String,
+    pub(crate) consumer: String,
+    pub(crate) stream: String,
+    /// Names the worker in `lease_owner`.
+    pub(crate) owner: String,
+    pub(crate) lease: Duration,
+    /// Whether another worker's lease is taken without waiting for its end: right where the fence
+    /// stops everything that the other could still do. Only the active worker claims.
+    pub(crate) takes_over: bool,
+    /// Whether handlers run statements of their own on the connections.
+    pub(crate) lent: bool,
+}
+
+/// The statements of one connection. Apart from it, so that they can run inside a transaction on it.
+#[derive(Clone)]
+pub(crate) struct Statements {
+    scope: Scope,
+    record: Statement,
+    note: Statement,
+    claim: Statement,
+    renew: Statement,
+    complete: Statement,
+    fail: Statement,
+    release: Statement,
+    park_held: Statement,
+    park_crashed: Statement,
+    park_new: Statement,
+    park_forgotten: Statement,
+}
+
+impl Store {
+    pub(crate) async fn new(connection: Connection, scope: Scope) -> Result<Self> {
+        let client = &connection.client;
+        // A duplicate that another worker has at work is not waited for.
+        client.batch_execute("SET lock_timeout = '5s'").await?;
+        if !scope.lent {
+            // Planning anew each time takes longer than what is planned: a few keys, always.
+            client.batch_execute("SET plan_cache_mode = force_generic_plan").await?;
+        }
+        let sql = Statements::prepare(client, scope).await?;
+        Ok(Self { connection, sql })
+    }
+
+    pub(crate) fn client(&self) -> &Client {
+        &self.connection.client
+    }
+
+    pub(crate) fn sql(&self) -> &Statements {
+        &self.sql
+    }
+
+    /// The statements, and a transaction to run them in.
+    pub(crate) async fn begin(&mut self) -> Result<(&Statements, Transaction<'_>)> {
+        Ok((&self.sql, self.connection.client.transaction().await?))
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.connection.client.is_closed()
+    }
+}
+
+impl Statements {
+    async fn prepare(client: &Client, scope: Scope) -> Result<Self> {
+        let texts = Texts::new(&scope.schema, if scope.takes_over { UNSETTLED } else { FREE });
+        let types = [Type::TEXT, Type::UUID_ARRAY, Type::TIMESTAMPTZ_ARRAY];
+        let prepare = async |text: &str| client.prepare_typed(text, &types).await;
+        Ok(Self {
+            record: prepare(&texts.record).await?,
+            note: prepare(&texts.note).await?,
+            claim: prepare(&texts.claim).await?,
+            renew: prepare(&texts.renew).await?,
+            complete: prepare(&texts.complete).await?,
+            fail: prepare(&texts.fail).await?,
+            release: prepare(&texts.release).await?,
+            park_held: prepare(&texts.park_held).await?,
+            park_crashed: prepare(&texts.park_crashed).await?,
+            park_new: prepare(&texts.park_new).await?,
+            park_forgotten: prepare(&texts.park_forgotten).await?,
+            scope,
+        })
+    }
+
+    /// Claims and completes new events at once, for a transaction that their effects are in too.
+    /// Returns those that were new; of the others there is a record already.
+    pub(crate) async fn record(
+        &self,
+        on: &impl GenericClient,
+        messages: &[&Message],
+    ) -> Result<Vec<Uuid>> {
+        let Columns { ids, times, subjects, seqs } = Columns::of(messages);
+        let Scope { consumer, stream, owner, .. } = &self.scope;
+        let rows = on
+            .query(&self.record, &[consumer, &ids, &times, &subjects, &seqs, stream, owner])
+            .await?;
+        Ok(rows.iter().map(|row| row.get(0)).collect())
+    }
+
+    /// Adds what handlers had to say to what [`Statements::record`] wrote in this transaction.
+    pub(crate) async fn note(
+        &self,
+        on: &impl GenericClient,
+        outcomes: &[(Key, String)],
+    ) -> Result<u64> {
+        let ids: Vec<Uuid> = outcomes.iter().map(|(key, _)| key.id).collect();
+        let times: Vec<Timestamp> = outcomes.iter().map(|(key, _)| key.event_time).collect();
+        let texts: Vec<String> = outcomes.iter().map(|(_, outcome)| storable(outcome)).collect();
+        on.execute(&self.note, &[&self.scope.consumer, &ids, &times, &texts]).await
+    }
+
+    /// Claims each of these events (no two with the same key), and says what it found, in their
+    /// order.
+    pub(crate) async fn claim(
+        &self,
+        on: &impl GenericClient,
+        token: Uuid,
+        messages: &[&Message],
+    ) -> Result<Vec<Claim>> {
+        let Columns { ids, times, subjects, seqs } = Columns::of(messages);
+        let Scope { consumer, stream, owner, lease, .. } = &self.scope;
+        let lease = lease.as_secs_f64();
+        let parameters: [&(dyn ToSql + Sync); 9] =
+            [consumer, &ids, &times, &subjects, &seqs, stream, owner, &token, &lease];
+        let rows = on.query(&self.claim, &parameters).await?;
+        Ok(rows.iter().map(claim_of).collect())
+    }
+
+    /// Extends leases. Returns those that are still ours.
+    pub(crate) async fn renew(&self, on: &impl GenericClient, held: &[Held]) -> Result<Vec<Uuid>> {
+        let (ids, times, tokens) = columns_of(held);
+        let lease = self.scope.lease.as_secs_f64();
+        let consumer = &self.scope.consumer;
+        let rows = on.query(&self.renew, &[consumer, &ids, &times, &tokens, &lease]).await?;
+        Ok(rows.iter().map(|row| row.get(0)).collect())
+    }
+
+    /// The events have had their effect. Returns those that were still ours.
+    pub(crate) async fn complete(
+        &self,
+        on: &impl GenericClient,
+        held: &[Held],
+        outcomes: &[Option<&str>],
+    ) -> Result<Vec<Uuid>> {
+        let (ids, times, tokens) = columns_of(held);
+        let consumer = &self.scope.consumer;
+        let rows = on.query(&self.complete, &[consumer, &ids, &times, &tokens, &outcomes]).await?;
+        Ok(rows.iter().map(|row| row.get(0)).collect())
+    }
+
+    /// The attempts failed, and are due again after the delays. Returns those still ours.
+    pub(crate) async fn fail(
+        &self,
+        on: &impl GenericClient,
+        held: &[Held],
+        reasons: &[&str],
+        delays: &[Duration],
+    ) -> Result<Vec<Uuid>> {
+        let (ids, times, tokens) = columns_of(held);
+        let delays: Vec<f64> = delays.iter().map(Duration::as_secs_f64).collect();
+        let reasons: Vec<String> = reasons.iter().map(|it| storable(it)).collect();
+        let consumer = &self.scope.consumer;
+        let parameters: [&(dyn ToSql + Sync); 6] =
+            [consumer, &ids, &times, &tokens, &reasons, &delays];
+        let rows = on.query(&self.fail, &parameters).await?;
+        Ok(rows.iter().map(|row| row.get(0)).collect())
+    }
+
+    /// Gives claims back as if they had never been made: the attempt does not count.
+    pub(crate) async fn release(&self, on: &impl GenericClient, held: &[Held]) -> Result<u64> {
+        let (ids, times, tokens) = columns_of(held);
+        on.execute(&self.release, &[&self.scope.consumer, &ids, &times, &tokens]).await
+    }
+
+    /// Makes an event a dead letter. `held` is what was claimed, if it was. Says whether it is
+    /// one now by our doing.
+    pub(crate) async fn park(
+        &self,
+        on: &impl GenericClient,
+        message: &Message,
+        held: Option<Held>,
+        cause: Cause,
+        reason: &str,
+    ) -> Result<bool> {
+        let Scope { consumer, stream, .. } = &self.scope;
+        let statement = match (cause, held) {
+            (_, Some(_)) => &self.park_held,
+            (Cause::Crashes, None) => &self.park_crashed,
+            (Cause::Forgotten, None) => &self.park_forgotten,
+            (Cause::Dead | Cause::MaxAttempts | Cause::Unreadable, None) => &self.park_new,
+        };
+        let Key { id, event_time } = message.key;
+        let seq = message.stream_seq.cast_signed();
+        let token = held.map(|held| held.token);
+        let payload = &message.payload[..];
+        let parameters: [&(dyn ToSql + Sync); 11] = [
+            consumer,
+            &vec![id],
+            &vec![event_time],
+            &message.subject,
+            stream,
+            &seq,
+            &message.headers_json(),
+            &payload,
+            &cause.name(),
+            &storable(reason),
+            &token,
+        ];
+        let rows = on.query(statement, &parameters).await?;
+        Ok(!rows.is_empty())
+    }
+}
+
+struct Columns<'a> {
+    ids: Vec<Uuid>,
+    times: Vec<Timestamp>,
+    subjects: Vec<&'a str>,
+    seqs: Vec<i64>,
+}
+
+impl<'a> Columns<'a> {
+    fn of(messages: &[&'a Message]) -> Self {
+        Self {
+            ids: messages.iter().map(|it| it.key.id).collect(),
+            times: messages.iter().map(|it| it.key.event_time).collect(),
+            subjects: messages.iter().map(|it| it.subject.as_str()).collect(),
+            seqs: messages.iter().map(|it| it.stream_seq.cast_signed()).collect(),
+        }
+    }
+}
+
+fn columns_of(held: &[Held]) -> (Vec<Uuid>, Vec<Timestamp>, Vec<Uuid>) {
+    let ids = held.iter().map(|it| it.key.id).collect();
+    let times = held.iter().map(|it| it.key.event_time).collect();
+    (ids, times, held.iter().map(|it| it.token).collect())
+}
+
+fn claim_of(row: &tokio_postgres::Row) -> Claim {
+    let count = |index: usize| u32::try_from(row.get::<_, i32>(index)).unwrap_or(0);
+    let remaining = || Duration::try_from_secs_f64(row.get(3)).unwrap_or_default();
+    match row.get(0) {
+        "claimed" => Claim::Claimed { attempts: count(1), unfinished: count(2) },
+        "settled" => Claim::Settled,
+        "leased" => Claim::Leased { remaining: remaining() },
+        "early" => Claim::Early { remaining: remaining() },
+        "crashed" => Claim::Crashed { attempts: count(1) },
+        _ => Claim::Contended,
+    }
+}
+
+/// PostgreSQL's texts have no NUL; cut at a character.
+fn storable(reason: &str) -> String {
+    let end = reason.floor_char_boundary(REASON_BYTES_MAX);
+    reason[..end].replace('\0', "\u{fffd}")
+}

@@ -1,0 +1,218 @@
+//! Handles events inside the transaction that their records are in.
+//!
+//! New events go fast: a transaction writes the records of many, already completed, then their
+//! handlers run, then it commits. If anything goes wrong it is as if nothing had happened, and
+//! whatever it was about goes carefully from then on: the start is written down, durably, and the
+//! event has a transaction for itself, which ends with the completion under the fencing token.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::core::{Ending, Item, Path};
+use crate::message::Message;
+use crate::store::{Held, Key, Store};
+use crate::work::{
+    Claimed, Context, Effect, Report, Reports, Work, is_refused, trouble, verdict_of,
+};
+use crate::{Error, TransactionalHandler, Verdict};
+
+/// After a refusal that is nobody's fault that we know of: time for somebody to look.
+const REFUSED_PAUSE: Duration = Duration::from_secs(1);
+
+pub(crate) struct InTransactions<H> {
+    pub(crate) handler: Arc<H>,
+}
+
+impl<H: TransactionalHandler> Work for InTransactions<H> {
+    const SHARES: bool = true;
+
+    async fn run(&self, context: Arc<Context>, items: Vec<Item>, reports: Reports) {
+        let done = if items[0].path == Path::Fast {
+            self.fast(&context, items).await
+        } else {
+            let mut done = Vec::with_capacity(items.len());
+            for item in items {
+                done.push(self.carefully(&context, item).await);
+            }
+            done
+        };
+        let _ = reports.send(done).await; // fails when the session is gone
+    }
+}
+
+/// How a shared transaction went.
+enum Shared {
+    /// It is committed.
+    Done,
+    /// It is undone, because of these.
+    Undone(Vec<u64>),
+}
+
+impl<H: TransactionalHandler> InTransactions<H> {
+    async fn fast(&self, context: &Context, items: Vec<Item>) -> Vec<Report> {
+        let mut store = context.pool.get().await;
+        let all = items.clone();
+        let (items, mut done) = match context.make_room(&store, items).await {
+            Ok(room) => room,
+            Err(error) => {
+                trouble(context, &error);
+                return all.iter().map(again_later).collect();
+            }
+        };
+        if items.is_empty() {
+            return done;
+        }
+        match self.share(context, &mut store, &items).await {
+            Ok(Shared::Done) => {
+                done.extend(items.iter().map(processed));
+                context.pool.put(store);
+            }
+            Ok(Shared::Undone(because)) => {
+                done.extend(items.iter().map(|item| {
+                    let guilty = because.contains(&item.seq());
+                    Report::undone(item, if guilty { Path::Careful } else { Path::Fast })
+                }));
+                context.pool.put(store);
+            }
+            Err(error) if is_refused(&error) => {
+                // The commit, or a statement that a handler ignored: nobody knows whose.
+                done.extend(items.iter().map(|item| Report::undone(item, Path::Careful)));
+            }
+            Err(error) => {
+                trouble(context, &Error::sql("handle events")(error));
+                done.extend(items.iter().map(|item| Report::undone(item, Path::Fast)));
+            }
+        }
+        done
+    }
+
+    async fn share(
+        &self,
+        context: &Context,
+        store: &mut Store,
+        items: &[Item],
+    ) -> Result<Shared, tokio_postgres::Error> {
+        let messages: Vec<&Message> = items.iter().map(|item| &*item.message).collect();
+        let (sql, transaction) = store.begin().await?;
+        let new = sql.record(&transaction, &messages).await?;
+        if new.len() < items.len() {
+            transaction.rollback().await?;
+            let known = items.iter().filter(|item| !new.contains(&item.message.key.id));
+            return Ok(Shared::Undone(known.map(Item::seq).collect()));
+        }
+        let mut notes: Vec<(Key, String)> = Vec::new();
+        for item in items {
+            let handling = self.handler.handle(context.delivery(&item.message, 1), &transaction);
+            match verdict_of(handling).await {
+                Verdict::Processed { outcome: None } => {}
+                Verdict::Processed { outcome: Some(note) } => notes.push((item.message.key, note)),
+                Verdict::Retry { .. } | Verdict::Misconfigured { .. } | Verdict::Dead { .. } => {
+                    transaction.rollback().await?;
+                    return Ok(Shared::Undone(vec![item.seq()]));
+                }
+            }
+        }
+        if notes.is_empty() {
+            // A transaction whose statement failed unnoticed is rolled back by COMMIT, which does
+            // not say so. This does.
+            transaction.batch_execute("SELECT").await?;
+        } else {
+            sql.note(&transaction, &notes).await?;
+        }
+        transaction.commit().await?;
+        Ok(Shared::Done)
+    }
+
+    async fn carefully(&self, context: &Context, item: Item) -> Report {
+        let mut store = context.pool.get().await;
+        match self.claim_and_handle(context, &mut store, &item).await {
+            Ok(report) => {
+                context.pool.put(store);
+                report
+            }
+            Err(error) => {
+                trouble(context, &error);
+                again_later(&item)
+            }
+        }
+    }
+
+    async fn claim_and_handle(
+        &self,
+        context: &Context,
+        store: &mut Store,
+        item: &Item,
+    ) -> Result<Report, Error> {
+        let (kept, done) = context.make_room(store, vec![item.clone()]).await?;
+        if let Some(report) = done.into_iter().next() {
+            return Ok(report);
+        }
+        if item.message.event.is_err() {
+            return context.park_unreadable(store, item).await;
+        }
+        let claimed = match context.claim(store, &kept).await?.remove(0) {
+            Ok(claimed) => claimed,
+            Err(report) => return Ok(report),
+        };
+        let lease = context.leases.keep(claimed.held);
+        let handled = tokio::select! {
+            handled = self.handle(context, store, item, &claimed) => handled,
+            () = lease.lost.cancelled() => return Err(Error::LeaseLost),
+        };
+        let verdict = match handled {
+            Ok(Verdict::Processed { .. }) => return Ok(processed(item)),
+            Ok(verdict) => verdict,
+            Err(error) if is_refused(&error) => Verdict::retry(format!(
+                "the transaction failed: {}",
+                crate::error::describe(&error)
+            )),
+            Err(error) => {
+                trouble(context, &Error::sql("handle an event")(error));
+                drop(lease);
+                context.release(&[claimed.held]).await;
+                return Ok(Report::undone(item, Path::Careful));
+            }
+        };
+        let written = context.write_failure(store, item, &claimed, &verdict).await;
+        if written.is_err() {
+            drop(lease);
+            context.release(&[claimed.held]).await;
+        }
+        written
+    }
+
+    /// Handles an event in a transaction of its own, which is committed if, and only if, the verdict
+    /// is `Processed`.
+    async fn handle(
+        &self,
+        context: &Context,
+        store: &mut Store,
+        item: &Item,
+        claimed: &Claimed,
+    ) -> Result<Verdict, tokio_postgres::Error> {
+        let Claimed { held, attempts } = *claimed;
+        let (sql, transaction) = store.begin().await?;
+        let handling = self.handler.handle(context.delivery(&item.message, attempts), &transaction);
+        let verdict = verdict_of(handling).await;
+        let Verdict::Processed { outcome } = &verdict else {
+            transaction.rollback().await?;
+            return Ok(verdict);
+        };
+        let held: &[Held] = &[held];
+        if sql.complete(&transaction, held, &[outcome.as_deref()]).await?.is_empty() {
+            transaction.rollback().await?;
+            return Ok(Verdict::retry("the lease was lost"));
+        }
+        transaction.commit().await?;
+        Ok(verdict)
+    }
+}
+
+fn processed(item: &Item) -> Report {
+    Report { seq: item.seq(), ending: Ending::Settled, effect: Effect::Processed }
+}
+
+fn again_later(item: &Item) -> Report {
+    let ending = Ending::Again { after: REFUSED_PAUSE, path: item.path };
+    Report { seq: item.seq(), ending, effect: Effect::Undone }
+}

@@ -1,0 +1,317 @@
+//! What the two ways of handling events have in common.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use tokio::sync::{mpsc, watch};
+use tracing::{info, warn};
+use uuid::Uuid;
+
+use crate::config::Config;
+use crate::core::{Decision, Ending, Item, Path, decide};
+use crate::error::describe;
+use crate::keeper::Leases;
+use crate::message::Message;
+use crate::pool::Pool;
+use crate::store::{Cause, Claim, Held, Store, UNFINISHED_MAX};
+use crate::tables::{Partitions, Room};
+use crate::{Delivery, Error, Verdict};
+
+/// A way of handling events.
+pub(crate) trait Work: Send + Sync + 'static {
+    /// Whether the events of a job share a transaction, and so a place among the lanes.
+    const SHARES: bool;
+
+    /// Handles events and reports each one's end. A report that does not come leaves its lane
+    /// blocked: only when the session is gone.
+    fn run(
+        &self,
+        context: Arc<Context>,
+        items: Vec<Item>,
+        reports: Reports,
+    ) -> impl Future<Output = ()> + Send;
+}
+
+/// Where reports go, those of one job together.
+pub(crate) type Reports = mpsc::Sender<Vec<Report>>;
+
+/// What became of an event.
+#[derive(Debug)]
+pub(crate) struct Report {
+    pub(crate) seq: u64,
+    pub(crate) ending: Ending,
+    pub(crate) effect: Effect,
+}
+
+/// What a report means for the counts.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Effect {
+    Processed,
+    Skipped,
+    Retried,
+    Misconfigured(String),
+    Dead,
+    /// Nothing has happened; it is begun again, or waits for somebody else.
+    Undone,
+}
+
+/// What jobs work with.
+pub(crate) struct Context {
+    pub(crate) config: Arc<Config>,
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) leases: Arc<Leases>,
+    pub(crate) partitions: watch::Sender<Option<Partitions>>,
+}
+
+/// An event that is ours to handle.
+pub(crate) struct Claimed {
+    pub(crate) held: Held,
+    pub(crate) attempts: u32,
+}
+
+/// The longest wait for somebody else's lease before looking again.
+const LEASED_WAIT_MAX: Duration = Duration::from_secs(30);
+
+const CONTENDED_WAIT: Duration = Duration::from_millis(100);
+
+impl Context {
+    pub(crate) fn delivery<'a>(&'a self, message: &'a Message, attempt: u32) -> Delivery<'a> {
+        let event = message.event.as_ref().expect("unreadable messages are parked");
+        Delivery {
+            consumer: &self.config.consumer,
+            event,
+            subject: &message.subject,
+            headers: &message.headers,
+            stream: &self.config.stream,
+            stream_seq: message.stream_seq,
+            attempt,
+            max_attempts: self.config.max_attempts,
+            lease: self.config.lease,
+        }
+    }
+
+    /// Makes sure that these events can have a record. `Err` has those that cannot: what became of
+    /// them.
+    pub(crate) async fn make_room(
+        &self,
+        store: &Store,
+        items: Vec<Item>,
+    ) -> Result<(Vec<Item>, Vec<Report>), Error> {
+        let mut kept = Vec::with_capacity(items.len());
+        let mut reports = Vec::new();
+        for item in items {
+            let room =
+                self.partitions.borrow().as_ref().map(|it| it.room(item.message.key.event_time));
+            match room {
+                Some(Room::There) => {}
+                None => return Err(Error::Tables { reason: "not looked at yet".into() }),
+                Some(Room::Missing(day)) => {
+                    let mut partitions = self.partitions.borrow().clone().expect("just looked at");
+                    partitions.create(store.client(), day).await?;
+                    self.partitions.send_replace(Some(partitions));
+                }
+                Some(Room::Forgotten) => {
+                    let reason = "it is older than the inbox remembers, and may have been handled";
+                    let cause = Cause::Forgotten;
+                    self.park(store, &item.message, None, cause, reason).await?;
+                    reports.push(dead(&item));
+                    continue;
+                }
+            }
+            kept.push(item);
+        }
+        Ok((kept, reports))
+    }
+
+    /// Claims events, no two with the same id, and says of each that cannot be handled now what
+    /// becomes of it.
+    pub(crate) async fn claim(
+        &self,
+        store: &Store,
+        items: &[Item],
+    ) -> Result<Vec<Result<Claimed, Report>>, Error> {
+        let token = Uuid::new_v4();
+        let messages: Vec<&Message> = items.iter().map(|item| &*item.message).collect();
+        let claims = store.sql().claim(store.client(), token, &messages).await;
+        let claims = claims.map_err(Error::sql(CLAIMING))?;
+        let mut answers = Vec::with_capacity(items.len());
+        for (item, claim) in items.iter().zip(claims) {
+            answers.push(self.claimed(store, item, claim, token).await?);
+        }
+        Ok(answers)
+    }
+
+    async fn claimed(
+        &self,
+        store: &Store,
+        item: &Item,
+        claim: Claim,
+        token: Uuid,
+    ) -> Result<Result<Claimed, Report>, Error> {
+        let held = Held { key: item.message.key, token };
+        let wait = |after| {
+            let ending = Ending::Again { after, path: item.path.after_fast() };
+            Report { seq: item.seq(), ending, effect: Effect::Undone }
+        };
+        Ok(match claim {
+            // One more end that does not come, and it is parked: make sure that it is its own.
+            Claim::Claimed { unfinished, .. }
+                if unfinished >= UNFINISHED_MAX.unsigned_abs() && item.path != Path::Alone =>
+            {
+                let released = store.sql().release(store.client(), &[held]).await;
+                released.map_err(Error::sql("release a claim"))?;
+                Err(Report::undone(item, Path::Alone))
+            }
+            Claim::Claimed { attempts, .. } => Ok(Claimed { held, attempts }),
+            Claim::Settled => {
+                let (seq, ending) = (item.seq(), Ending::Settled);
+                Err(Report { seq, ending, effect: Effect::Skipped })
+            }
+            Claim::Leased { remaining } => {
+                info!(
+                    consumer = self.config.consumer,
+                    event_id = %item.message.key.id,
+                    stream_seq = item.seq(),
+                    ?remaining,
+                    "leased by another worker"
+                );
+                // Not all at the instant at which it expires.
+                let jitter = Duration::from_millis(rand::random_range(1..=200));
+                Err(wait(remaining.min(LEASED_WAIT_MAX) + jitter))
+            }
+            Claim::Early { remaining } => Err(wait(remaining)),
+            Claim::Contended => Err(wait(CONTENDED_WAIT)),
+            Claim::Crashed { attempts } => {
+                let reason = format!("{attempts} attempts began, {UNFINISHED_MAX} never ended");
+                self.park(store, &item.message, None, Cause::Crashes, &reason).await?;
+                Err(dead(item))
+            }
+        })
+    }
+
+    /// Puts a message that cannot be read out of the way.
+    pub(crate) async fn park_unreadable(
+        &self,
+        store: &Store,
+        item: &Item,
+    ) -> Result<Report, Error> {
+        let reason = item.message.event.as_ref().err().map_or("", String::as_str);
+        self.park(store, &item.message, None, Cause::Unreadable, reason).await?;
+        Ok(dead(item))
+    }
+
+    async fn park(
+        &self,
+        store: &Store,
+        message: &Message,
+        held: Option<Held>,
+        cause: Cause,
+        reason: &str,
+    ) -> Result<bool, Error> {
+        let parked = store.sql().park(store.client(), message, held, cause, reason).await;
+        let parked = parked.map_err(Error::sql("write a dead letter"))?;
+        if parked {
+            warn!(
+                consumer = self.config.consumer,
+                event_id = %message.key.id,
+                stream_seq = message.stream_seq,
+                ?cause,
+                reason,
+                "became a dead letter"
+            );
+        }
+        Ok(parked)
+    }
+
+    pub(crate) fn decide(&self, verdict: Verdict, attempts: u32) -> Decision {
+        let Config { max_attempts, backoff, .. } = *self.config;
+        decide(verdict, attempts, max_attempts, backoff, rand::random())
+    }
+
+    /// Writes down a verdict that is not `Processed`.
+    pub(crate) async fn write_failure(
+        &self,
+        store: &Store,
+        item: &Item,
+        claimed: &Claimed,
+        verdict: &Verdict,
+    ) -> Result<Report, Error> {
+        let Claimed { held, attempts } = *claimed;
+        match self.decide(verdict.clone(), attempts) {
+            Decision::Complete { .. } => unreachable!("the verdict is a failure"),
+            Decision::Park { cause, reason } => {
+                let ours = self.park(store, &item.message, Some(held), cause, &reason).await?;
+                Ok(if ours { dead(item) } else { Report::undone(item, Path::Careful) })
+            }
+            Decision::Fail { reason, delay } => {
+                let failed = store.sql().fail(store.client(), &[held], &[&reason], &[delay]).await;
+                let ours = !failed.map_err(Error::sql("write down a failure"))?.is_empty();
+                Ok(if ours {
+                    failed_report(item, verdict, delay)
+                } else {
+                    Report::undone(item, Path::Careful)
+                })
+            }
+        }
+    }
+
+    /// After trouble with the database: what has been claimed is given back, for as long as that
+    /// takes. The attempts do not count: it was not the handler's fault.
+    pub(crate) async fn release(&self, held: &[Held]) {
+        loop {
+            let store = self.pool.get().await;
+            match store.sql().release(store.client(), held).await {
+                Ok(_) => return self.pool.put(store),
+                Err(error) => self.pool.note_trouble(&Error::sql("release claims")(error)),
+            }
+        }
+    }
+}
+
+impl Path {
+    fn after_fast(self) -> Self {
+        if self == Self::Alone { Self::Alone } else { Self::Careful }
+    }
+}
+
+pub(crate) fn dead(item: &Item) -> Report {
+    Report { seq: item.seq(), ending: Ending::Settled, effect: Effect::Dead }
+}
+
+pub(crate) fn failed_report(item: &Item, verdict: &Verdict, delay: Duration) -> Report {
+    let effect = match verdict {
+        Verdict::Misconfigured { reason } => Effect::Misconfigured(reason.clone()),
+        _ => Effect::Retried,
+    };
+    let ending = Ending::Again { after: delay, path: Path::Careful };
+    Report { seq: item.seq(), ending, effect }
+}
+
+/// What a handler says; that it panicked is for another attempt to mend.
+pub(crate) async fn verdict_of(handling: impl Future<Output = Verdict>) -> Verdict {
+    let verdict = AssertUnwindSafe(handling).catch_unwind().await;
+    verdict.unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<&str>().copied();
+        let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+        Verdict::retry(format!("the handler panicked: {}", text.unwrap_or("for no given reason")))
+    })
+}
+
+/// Whether the statement failed, rather than the connection or the server.
+pub(crate) fn is_refused(error: &tokio_postgres::Error) -> bool {
+    // 57: the server ends or is ended; 53: it lacks something; 40: it asks to try again.
+    error.code().is_some_and(|code| !["57", "53", "40", "08"].contains(&&code.code()[..2]))
+}
+
+pub(crate) fn trouble(context: &Context, error: &Error) {
+    if error.is_transient() && !matches!(error, Error::Sql { source, .. } if is_refused(source)) {
+        context.pool.note_trouble(error);
+    } else {
+        let error = describe(error);
+        warn!(consumer = context.config.consumer, error, "could not keep the record");
+    }
+}
+
+const CLAIMING: &str = "claim events";

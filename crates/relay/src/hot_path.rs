@@ -1,0 +1,217 @@
+//! What an event costs on its way through the relay, in allocations: a number that does not depend
+//! on the machine, and that must not grow unnoticed.
+//!
+//! The way is the real one, from the bytes of the log to the message that is handed to the client:
+//! decode, row, subject, window, headers, reply subject, queue; then the answer, resolution and
+//! what is to be marked. Left out are the two clients: nothing is counted while they run.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use allocation_counter::measure;
+use async_nats::jetstream::stream;
+use bytes::{BufMut, Bytes, BytesMut};
+use outbox::Table;
+use outbox::wire::SubjectTemplate;
+use pgoutput::{Lsn, Message};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::unconstrained;
+use uuid::Uuid;
+
+use crate::broker::{self, History, Publisher};
+use crate::config::Dedup;
+use crate::connect::NatsLink;
+use crate::core::{Input, Limits, Mode, Part, Start, State, Tail};
+use crate::database::Rows;
+use crate::routing::Routing;
+
+/// Allocations of one event among many. Lower it when it falls; do not raise it without a reason.
+const ALLOCATIONS_MAX: f64 = 24.1;
+
+const RELATION: u32 = 16_384;
+
+/// The outbox's columns with their types, as the publication announces them.
+const COLUMNS: [(&str, u32); 11] = [
+    ("id", 2950),
+    ("aggregate_type", 25),
+    ("aggregate_id", 25),
+    ("event_type", 25),
+    ("event_version", 23),
+    ("payload", 3802),
+    ("occurred_at", 1184),
+    ("correlation_id", 2950),
+    ("causation_id", 2950),
+    ("headers", 3802),
+    ("published_at", 1184),
+];
+
+const TRANSACTION_EVENTS: u32 = 500;
+const TRANSACTIONS: u32 = 8;
+
+fn relation() -> Bytes {
+    let mut out = BytesMut::new();
+    out.put_u8(b'R');
+    out.put_u32(RELATION);
+    out.put_slice(b"public\0outbox_events\0d");
+    out.put_u16(COLUMNS.len().try_into().unwrap());
+    for (name, oid) in COLUMNS {
+        out.put_u8(0);
+        out.put_slice(name.as_bytes());
+        out.put_u8(0);
+        out.put_u32(oid);
+        out.put_i32(-1);
+    }
+    out.freeze()
+}
+
+/// A row as the walsender sends it: binary, 300 bytes of payload, the last four columns null.
+fn insert(n: u32) -> Bytes {
+    let id = Uuid::from_u128(u128::from(n) + 1);
+    let aggregate = format!("o-{}", n % 1_000);
+    let payload = format!("\u{1}{{\"n\": {n:>8}, \"note\": \"{:x<280}\"}}", "");
+    let at = 800_000_000_000_000_i64 + i64::from(n);
+    let values: [&[u8]; 7] = [
+        id.as_bytes(),
+        b"order",
+        aggregate.as_bytes(),
+        b"OrderPlaced",
+        &1_i32.to_be_bytes(),
+        payload.as_bytes(),
+        &at.to_be_bytes(),
+    ];
+    let mut out = BytesMut::new();
+    out.put_u8(b'I');
+    out.put_u32(RELATION);
+    out.put_u8(b'N');
+    out.put_u16(COLUMNS.len().try_into().unwrap());
+    for value in values {
+        out.put_u8(b'b');
+        out.put_u32(value.len().try_into().unwrap());
+        out.put_slice(value);
+    }
+    out.put_bytes(b'n', COLUMNS.len() - values.len());
+    out.freeze()
+}
+
+/// Takes a client in, and then whatever it sends.
+async fn broker() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("nats://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        let (mut socket, _) = listener.accept().await.unwrap();
+        let (from, mut to) = socket.split();
+        let info = r#"{"server_id":"x","version":"2.15.1","headers":true,"max_payload":1048576}"#;
+        to.write_all(format!("INFO {info}\r\n").as_bytes()).await.unwrap();
+        let mut lines = BufReader::new(from).split(b'\n');
+        while let Ok(Some(line)) = lines.next_segment().await {
+            if line == b"PING\r" {
+                to.write_all(b"PONG\r\n").await.unwrap();
+            }
+        }
+    });
+    url
+}
+
+struct HotPath {
+    rows: Rows,
+    state: State,
+    publisher: Publisher,
+    /// What the stream gave out last.
+    seq: u64,
+    committed: u64,
+    settled: usize,
+}
+
+impl HotPath {
+    async fn new(client: async_nats::Client) -> Self {
+        let subject: SubjectTemplate = "outbox.{aggregate_type}.{event_type}".parse().unwrap();
+        let mut rows = Rows::new(Table::default(), Routing::new(Vec::new(), subject));
+        let Message::Relation(relation) = Message::decode(relation()).unwrap() else { panic!() };
+        rows.relation(&relation).unwrap();
+        let history = History { system_id: 7_123_456_789_012_345_678, timeline: 1 };
+        let stream = stream::Config { subjects: vec!["outbox.>".into()], ..Default::default() };
+        let (_, limits) = watch::channel(broker::Limits::of(&stream));
+        let (_, link) = watch::channel(NatsLink::default());
+        let publisher = Publisher::new(client, "OUTBOX", history, Dedup::Both, limits, link).await;
+        let state = State::new(Start {
+            mode: Mode::Fenced,
+            limits: Limits { events: 8_192, bytes: 16 << 20 },
+            ack_timeout: Duration::from_secs(5),
+            system_id: history.system_id,
+            resolved_before: Lsn::ZERO,
+            tail: Tail::default(),
+            batches: true,
+            dead: HashSet::new(),
+            parking_blocks: false,
+            max_attempts: 10,
+            seed: 1,
+        });
+        let (publisher, _answers) = publisher.unwrap();
+        Self { rows, state, publisher, seq: 0, committed: 0, settled: 0 }
+    }
+
+    fn apply(&mut self, input: Input) {
+        self.state.apply(Duration::from_millis(1), input);
+    }
+
+    /// One transaction comes from the log, goes to the broker, and is answered.
+    fn transact(&mut self, inserts: Vec<Bytes>) {
+        self.committed += 1 << 20;
+        let at = Lsn(self.committed);
+        self.apply(Input::Begin { commit_lsn: at, commit_time_micros: 800_000_000_000_000 });
+        for body in inserts {
+            let Message::Insert(insert) = Message::decode(body).unwrap() else { panic!() };
+            let outgoing = self.rows.insert(&insert, 800_000_000_000_000).unwrap().unwrap();
+            self.apply(Input::Logged(outgoing));
+        }
+        self.apply(Input::Commit { end_lsn: Lsn(self.committed + 1) });
+        let mut answers = Vec::new();
+        while self.state.has_send() {
+            assert!(self.publisher.is_ready(), "the client's queue takes a transaction");
+            let send = self.state.next_send().unwrap();
+            self.seq += 1;
+            let (seq, epoch, index) = (self.seq, send.epoch, send.index);
+            match send.part {
+                None => answers.push(Input::Acked { epoch, index, seq }),
+                Some(Part { batch, number, last: true }) => {
+                    answers.push(Input::Ended { batch, count: number, seq });
+                }
+                Some(_) => {}
+            }
+            assert_eq!(self.publisher.send(&send).unwrap(), None);
+        }
+        for answer in answers {
+            self.apply(answer);
+        }
+        self.settled += self.state.take_settled().len();
+    }
+}
+
+#[tokio::test]
+async fn an_event_costs_no_more_allocations_than_it_did() {
+    let client = async_nats::connect(broker().await).await.unwrap();
+    let mut path = HotPath::new(client.clone()).await;
+    // The first event alone, as after any start; then everything grows to the size that it keeps.
+    path.transact(vec![insert(0)]);
+    unconstrained(async { path.transact((1..=TRANSACTION_EVENTS).map(insert).collect()) }).await;
+    path.settled = 0;
+
+    let mut allocations = 0;
+    for transaction in 1..=TRANSACTIONS {
+        client.flush().await.unwrap();
+        let first = transaction * TRANSACTION_EVENTS + 1;
+        let inserts: Vec<Bytes> = (first..first + TRANSACTION_EVENTS).map(insert).collect();
+        // Tokio would have a task pause amid so many messages.
+        let transact = unconstrained(async { measure(|| path.transact(inserts)) });
+        allocations += transact.await.count_total;
+    }
+    let events = TRANSACTIONS * TRANSACTION_EVENTS;
+    assert_eq!(path.settled, events as usize, "every event went all the way");
+    assert_eq!(path.state.counts().batches, u64::from(TRANSACTIONS) + 1, "in batches");
+    let each = allocations as f64 / f64::from(events);
+    println!("{each:.3} allocations for each event");
+    assert!(each <= ALLOCATIONS_MAX, "{each:.3} allocations an event, not {ALLOCATIONS_MAX}");
+    assert!(each > ALLOCATIONS_MAX - 1.0, "{each:.3}: fewer than {ALLOCATIONS_MAX}, pin it lower");
+}

@@ -1,0 +1,181 @@
+//! What a scenario cost.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use serde::Serialize;
+use testbed::Tally;
+
+use crate::output;
+
+/// The ledger of one run. Its fields are fixed: scripts read them.
+#[derive(Debug, Serialize)]
+pub(super) struct Outcome {
+    scenario: String,
+    committed: usize,
+    rolled_back: usize,
+    stored: usize,
+    lost: usize,
+    duplicated: usize,
+    reordered: usize,
+    phantoms: usize,
+    /// Dead letters: not lost, and a scenario says itself how many it wants.
+    parked: usize,
+    /// From the end of the fault until all that was committed by then had arrived; the longest
+    /// time, if there were several faults.
+    recovered_s: f64,
+    seconds: f64,
+    #[serde(skip)]
+    marked: usize,
+    #[serde(skip)]
+    offenders: String,
+}
+
+impl Outcome {
+    pub(super) fn new(
+        scenario: &str,
+        tally: &Tally,
+        recovered: Duration,
+        elapsed: Duration,
+    ) -> Self {
+        let seconds = |it: Duration| (it.as_secs_f64() * 100.0).round() / 100.0;
+        Self {
+            scenario: scenario.to_owned(),
+            committed: tally.committed,
+            rolled_back: tally.rolled_back,
+            stored: tally.stored,
+            lost: tally.lost,
+            duplicated: tally.duplicates,
+            reordered: tally.out_of_order,
+            phantoms: tally.phantoms,
+            parked: tally.dead,
+            recovered_s: seconds(recovered),
+            seconds: seconds(elapsed),
+            marked: tally.marked,
+            offenders: tally.offenders(),
+        }
+    }
+
+    /// To stdout.
+    pub(super) fn print(&self, json: bool) -> Result<()> {
+        if json {
+            return output::text(&serde_json::to_string(self).context("could not write JSON")?);
+        }
+        output::text(&format!(
+            "  {} events committed, {} rolled back, {} stored, {} parked\n  \
+             {} lost, {} duplicated, {} reordered, {} phantoms\n  \
+             recovered in {:.2} s, {:.1} s in all\n",
+            self.committed,
+            self.rolled_back,
+            self.stored,
+            self.parked,
+            self.lost,
+            self.duplicated,
+            self.reordered,
+            self.phantoms,
+            self.recovered_s,
+            self.seconds
+        ))
+    }
+
+    /// Fails unless every committed event arrived once, in order, or is parked, and nothing else
+    /// arrived.
+    pub(super) fn verdict(&self) -> Result<()> {
+        if self.lost + self.duplicated + self.reordered + self.phantoms > 0 {
+            bail!("{} found mistakes\n{}", self.scenario, self.offenders.trim_end());
+        }
+        if self.committed == 0 {
+            bail!("nothing was committed, so nothing was shown");
+        }
+        if self.marked + self.parked < self.committed {
+            let missing = self.committed - self.marked - self.parked;
+            bail!("{}: {missing} committed events are not marked", self.scenario);
+        }
+        Ok(())
+    }
+
+    /// The counts, for a run that goes on.
+    pub(super) fn line(&self) -> String {
+        format!(
+            "{} committed, {} stored, {} parked; {} lost, {} duplicated, {} reordered, {} phantoms",
+            self.committed,
+            self.stored,
+            self.parked,
+            self.lost,
+            self.duplicated,
+            self.reordered,
+            self.phantoms
+        )
+    }
+
+    /// The titles over [`Outcome::row`].
+    pub(super) fn head() -> String {
+        format!(
+            "{:<36} {:>9} {:>9} {:>6} {:>5} {:>10} {:>9} {:>8} {:>11} {:>7}",
+            "scenario",
+            "committed",
+            "stored",
+            "parked",
+            "lost",
+            "duplicated",
+            "reordered",
+            "phantoms",
+            "recovered_s",
+            "seconds"
+        )
+    }
+
+    pub(super) fn row(&self) -> String {
+        format!(
+            "{:<36} {:>9} {:>9} {:>6} {:>5} {:>10} {:>9} {:>8} {:>11.2} {:>7.1}",
+            self.scenario,
+            self.committed,
+            self.stored,
+            self.parked,
+            self.lost,
+            self.duplicated,
+            self.reordered,
+            self.phantoms,
+            self.recovered_s,
+            self.seconds
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn outcome() -> Outcome {
+        let mut tally = Tally::default();
+        (tally.committed, tally.rolled_back, tally.stored) = (3, 1, 2);
+        (tally.marked, tally.dead) = (2, 1);
+        Outcome::new("any", &tally, Duration::from_millis(1_234), Duration::from_millis(5_678))
+    }
+
+    #[test]
+    fn the_json_line_has_fixed_fields() {
+        assert_eq!(
+            serde_json::to_string(&outcome()).expect("serialisable"),
+            "{\"scenario\":\"any\",\"committed\":3,\"rolled_back\":1,\"stored\":2,\"lost\":0,\
+             \"duplicated\":0,\"reordered\":0,\"phantoms\":0,\"parked\":1,\"recovered_s\":1.23,\
+             \"seconds\":5.68}"
+        );
+    }
+
+    #[test]
+    fn any_mistake_fails_the_scenario() {
+        outcome().verdict().expect("four zeros and all marked or parked");
+        let fails = |break_it: fn(&mut Outcome)| {
+            let mut outcome = outcome();
+            break_it(&mut outcome);
+            outcome.verdict().expect_err("a mistake");
+        };
+        fails(|it| it.lost = 1);
+        fails(|it| it.duplicated = 1);
+        fails(|it| it.reordered = 1);
+        fails(|it| it.phantoms = 1);
+        fails(|it| it.marked = 1);
+        fails(|it| (it.committed, it.marked, it.parked) = (0, 0, 0));
+    }
+}

@@ -1,0 +1,120 @@
+//! The scenarios: a name, what it proves, what it needs, what it does.
+
+mod broker;
+mod crashes;
+mod data;
+mod postgres;
+mod slot;
+mod standby;
+
+use anyhow::Result;
+use futures_util::future::LocalBoxFuture;
+
+use super::relay::Relay;
+use super::stage::{Servers, Stage};
+
+pub(super) use data::{LITTLE_PAYLOADS, POISON};
+pub(super) use slot::DROP_SLOT;
+
+/// The relays that are to publish the rest.
+pub(super) type Relays = Vec<Relay>;
+
+type Play = for<'a> fn(&'a mut Stage) -> LocalBoxFuture<'a, Result<Relays>>;
+
+/// A fault with a name.
+pub(super) struct Scenario {
+    pub(super) name: &'static str,
+    /// One line for people.
+    pub(super) proves: &'static str,
+    pub(super) servers: Servers,
+    /// Fails if the fault could not be provoked: then nothing is proven.
+    pub(super) play: Play,
+}
+
+const fn scenario(name: &'static str, proves: &'static str, play: Play) -> Scenario {
+    Scenario { name, proves, servers: Servers::PLAIN, play }
+}
+
+impl Scenario {
+    const fn with_postgres(mut self, settings: &'static [(&'static str, &'static str)]) -> Self {
+        self.servers.postgres = settings;
+        self
+    }
+
+    const fn with_max_payload(mut self, bytes: u32) -> Self {
+        self.servers.max_payload = Some(bytes);
+        self
+    }
+}
+
+/// All scenarios, in the order of `chaos all`.
+pub(super) const ALL: &[Scenario] = &[
+    scenario(
+        "crash-between-ack-and-mark",
+        "what the broker has and the table does not know of is marked, not sent again",
+        |it| Box::pin(crashes::between_ack_and_mark(it)),
+    ),
+    scenario(
+        "crash-between-mark-and-confirm",
+        "a confirmation that PostgreSQL forgot brings no event twice",
+        |it| Box::pin(crashes::between_mark_and_confirm(it)),
+    ),
+    scenario(
+        "broker-down-longer-than-dedup-window",
+        "nothing hangs on the broker's memory of ids",
+        |it| Box::pin(broker::down_longer_than_dedup_window(it)),
+    ),
+    scenario("broker-killed", "a broker may crash and come back at any moment", |it| {
+        Box::pin(broker::killed(it))
+    }),
+    scenario(
+        "postgres-killed",
+        "marks and confirmations that a crash takes back do no harm",
+        |it| Box::pin(postgres::killed(it)),
+    ),
+    scenario("slot-dropped", "the gap behind a lost slot is filled from the table", |it| {
+        Box::pin(slot::dropped(it))
+    }),
+    scenario(
+        "slot-invalidated",
+        "so it is when PostgreSQL removes log that the slot still needs",
+        |it| Box::pin(slot::invalidated(it)),
+    )
+    .with_postgres(slot::LITTLE_LOG),
+    scenario(
+        "failover-without-slot",
+        "a promoted standby needs no slot to go on where the primary stopped",
+        |it| Box::pin(slot::failover(it)),
+    ),
+    scenario(
+        "slow-synchronous-standby",
+        "an event that is in the log before its row is visible is published and marked once",
+        |it| Box::pin(postgres::slow_synchronous_standby(it)),
+    ),
+    scenario("half-open-network", "connections that look alive and carry nothing are left", |it| {
+        Box::pin(broker::half_open_network(it))
+    }),
+    scenario(
+        "paused-relay",
+        "of two relays the one that slept does not write when it wakes",
+        |it| Box::pin(standby::paused_relay(it)),
+    )
+    .with_postgres(standby::IMPATIENT),
+    scenario(
+        "poison-in-backlog",
+        "events that the broker will never take are parked and stop nobody",
+        |it| Box::pin(data::poison_in_backlog(it)),
+    )
+    .with_max_payload(LITTLE_PAYLOADS),
+    scenario(
+        "half-million-row-transaction",
+        "500,000 events of one transaction pass while others wait their turn",
+        |it| Box::pin(data::half_million_row_transaction(it)),
+    ),
+    scenario("ddl-while-running", "columns come, go and change under a running relay", |it| {
+        Box::pin(data::ddl_while_running(it))
+    }),
+    scenario("takeovers", "the active relay is killed again and again; the other goes on", |it| {
+        Box::pin(standby::takeovers(it))
+    }),
+];

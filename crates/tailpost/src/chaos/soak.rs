@@ -1,0 +1,124 @@
+//! All faults, mixed at random, for as long as one likes.
+//!
+//! Two relays run throughout. The soak goes in rounds: a load, faults one after the other, each until
+//! the relays have recovered from it, then the reckoning over everything since the start. So a
+//! mistake is found at the end of the round that it was made in.
+
+mod faults;
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use tokio_util::sync::CancellationToken;
+
+use super::RATE;
+use super::ledger::Outcome;
+use super::relay::Relay;
+use super::scenarios::{LITTLE_PAYLOADS, Relays};
+use super::stage::{Servers, Stage};
+use crate::cli::ChaosArgs;
+
+/// Unless the command line says otherwise.
+const DURATION: Duration = Duration::from_secs(60);
+
+const ROUND: Duration = Duration::from_secs(60);
+
+/// Of load alone, between two faults, in milliseconds.
+const CALM: std::ops::Range<u64> = 100..1_500;
+
+/// Columns come and go as in `ddl-while-running`, poison as in `poison-in-backlog`.
+const SERVERS: Servers = Servers { postgres: &[], max_payload: Some(LITTLE_PAYLOADS) };
+
+/// Servers, relays, and what was done to them.
+struct Soak {
+    stage: Stage,
+    relays: Relays,
+    random: StdRng,
+    has_note: bool,
+    // What happened in this round, for the case that it ends badly.
+    told: Vec<String>,
+}
+
+/// Runs for as long as asked, or until the first signal: then what happened so far is checked.
+///
+/// # Errors
+///
+/// As for a scenario.
+pub(super) async fn run(args: &ChaosArgs, seed: u64, stop: &CancellationToken) -> Result<()> {
+    let duration = args.duration.unwrap_or(DURATION);
+    eprintln!("soak: seed {seed}, for {duration:?}");
+    let mut soak = tokio::select! {
+        soak = Box::pin(Soak::open(seed)) => soak?,
+        () = stop.cancelled() => bail!("stopped before anything was written"),
+    };
+    let ends = Instant::now() + duration;
+    loop {
+        let round_ends = ends.min(Instant::now() + ROUND);
+        let outcome = Box::pin(soak.round(round_ends, stop)).await;
+        let verdict = outcome.as_ref().map_or(Ok(()), Outcome::verdict);
+        let is_last = stop.is_cancelled() || Instant::now() >= ends;
+        if outcome.is_err() || verdict.is_err() {
+            soak.mourn(seed)?;
+        }
+        match outcome {
+            Ok(outcome) if is_last || verdict.is_err() => outcome.print(args.json)?,
+            Ok(outcome) => soak.stage.say(&outcome.line()),
+            Err(error) => return Err(error).with_context(|| format!("the soak with seed {seed}")),
+        }
+        verdict.with_context(|| format!("the soak with seed {seed}"))?;
+        if is_last {
+            return Ok(());
+        }
+    }
+}
+
+impl Soak {
+    async fn open(seed: u64) -> Result<Self> {
+        let mut stage = Stage::open(&SERVERS).await?;
+        stage.set("TAILPOST_RELAY__ACK_TIMEOUT", "1s");
+        let relays = vec![stage.start_relay()?, stage.start_relay()?];
+        let random = StdRng::seed_from_u64(seed);
+        Ok(Self { stage, relays, random, has_note: false, told: Vec::new() })
+    }
+
+    /// Load and faults until `ends`, then the reckoning over everything since the start.
+    async fn round(&mut self, ends: Instant, stop: &CancellationToken) -> Result<Outcome> {
+        self.told.clear();
+        let load_seed = self.random.random();
+        self.stage.start_load(RATE, load_seed).await?;
+        while Instant::now() < ends && !stop.is_cancelled() {
+            let calm = Duration::from_millis(self.random.random_range(CALM));
+            tokio::time::sleep(calm).await;
+            self.fault().await?;
+            let took = self.stage.recover().await?;
+            self.tell(&format!("  recovered after {took:.2?}: {}", self.counts().await?));
+            self.relays.iter_mut().try_for_each(Relay::check)?;
+        }
+        let tally = self.stage.finish().await?;
+        self.relays.iter_mut().try_for_each(Relay::check)?;
+        self.stage.check_logs()?;
+        Ok(Outcome::new("soak", &tally, self.stage.recovered(), self.stage.elapsed()))
+    }
+
+    async fn counts(&self) -> Result<String> {
+        let parked: i64 = self.stage.query("SELECT count(*) FROM outbox_dead_letter").await?;
+        let (committed, stored) = (self.stage.committed(), self.stage.stored().await?);
+        Ok(format!("{committed} committed, {stored} stored, {parked} parked"))
+    }
+
+    /// Says what happens, and remembers it until the end of the round.
+    fn tell(&mut self, text: &str) {
+        self.stage.say(text);
+        self.told.push(format!("{:.2} s  {text}", self.stage.elapsed().as_secs_f64()));
+    }
+
+    /// Says all that there is to say about a failure.
+    fn mourn(&mut self, seed: u64) -> Result<()> {
+        eprintln!("the soak with seed {seed} failed in a round of\n{}", self.told.join("\n"));
+        // Dropped, they hand in their logs.
+        self.relays.clear();
+        self.stage.keep_logs("soak")
+    }
+}

@@ -1,0 +1,188 @@
+//! What a soak does to its servers and relays. Each fault mends what it broke.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use futures_util::future::LocalBoxFuture;
+use rand::RngExt;
+use rand::seq::IndexedRandom;
+use testbed::Direction;
+
+use super::Soak;
+use crate::chaos::scenarios::{DROP_SLOT, POISON};
+use crate::chaos::wait::until;
+
+type Fault = for<'a> fn(&'a mut Soak) -> LocalBoxFuture<'a, Result<()>>;
+
+/// How often, and what.
+const FAULTS: &[(u32, Fault)] = &[
+    (6, |it| Box::pin(it.kill_relay())),
+    (2, |it| Box::pin(it.kill_both_relays())),
+    (4, |it| Box::pin(it.pause_relay())),
+    (3, |it| Box::pin(it.kill_broker())),
+    (3, |it| Box::pin(it.pause_broker())),
+    (3, |it| Box::pin(it.cut_network())),
+    (3, |it| Box::pin(it.swallow())),
+    (3, |it| Box::pin(it.kill_postgres())),
+    (2, |it| Box::pin(it.restart_postgres())),
+    (3, |it| Box::pin(it.drop_slot())),
+    (2, |it| Box::pin(it.change_columns())),
+    (2, |it| Box::pin(it.poison())),
+];
+
+/// How often much is under way to the broker when a fault happens.
+const SLOWED: f64 = 0.35;
+
+/// How often the relays do not hear what became of that.
+const UNANSWERED: f64 = 0.2;
+
+impl Soak {
+    /// One fault, drawn by weight; sometimes while the network to the broker is bad as well.
+    pub(super) async fn fault(&mut self) -> Result<()> {
+        let (_, fault) = *FAULTS.choose_weighted(&mut self.random, |it| it.0)?;
+        let network: f64 = self.random.random();
+        if network < SLOWED {
+            let delay = Duration::from_millis(self.random.random_range(1..50));
+            self.tell(&format!("a network to NATS with {delay:?} each way, and:"));
+            self.stage.to_nats.set_delay(delay);
+        } else if network < SLOWED + UNANSWERED {
+            let before = self.up_to(500);
+            self.tell(&format!("no answer comes from NATS, and after {before:?}:"));
+            self.stage.to_nats.blackhole(Direction::ToClient);
+            tokio::time::sleep(before).await;
+        }
+        fault(self).await?;
+        self.mend_network().await
+    }
+
+    fn up_to(&mut self, milliseconds: u64) -> Duration {
+        Duration::from_millis(self.random.random_range(0..=milliseconds))
+    }
+
+    fn any_relay(&mut self) -> usize {
+        self.random.random_range(0..self.relays.len())
+    }
+
+    async fn kill_relay(&mut self) -> Result<()> {
+        let relay = self.any_relay();
+        let relay = self.relays.remove(relay);
+        let with_network = self.random.random_bool(0.3);
+        if with_network {
+            self.tell(&format!("kill {} and what it has on its way to NATS", relay.name()));
+            self.stage.to_nats.cut().await;
+        } else {
+            self.tell(&format!("kill {}", relay.name()));
+        }
+        relay.kill().await?;
+        if with_network {
+            self.stage.to_nats.restore().await?;
+        }
+        self.relays.push(self.stage.start_relay()?);
+        Ok(())
+    }
+
+    async fn kill_both_relays(&mut self) -> Result<()> {
+        let pause = self.up_to(1_500);
+        self.tell(&format!("kill both relays; others come after {pause:?}"));
+        while let Some(relay) = self.relays.pop() {
+            relay.kill().await?;
+        }
+        tokio::time::sleep(pause).await;
+        self.relays = vec![self.stage.start_relay()?, self.stage.start_relay()?];
+        Ok(())
+    }
+
+    /// Long pauses make PostgreSQL give its slot to the other one.
+    async fn pause_relay(&mut self) -> Result<()> {
+        let (relay, pause) = (self.any_relay(), self.up_to(9_000));
+        self.tell(&format!("pause {} for {pause:?}", self.relays[relay].name()));
+        self.relays[relay].pause()?;
+        tokio::time::sleep(pause).await;
+        self.relays[relay].resume()
+    }
+
+    async fn kill_broker(&mut self) -> Result<()> {
+        let pause = self.up_to(2_000);
+        self.tell(&format!("kill NATS for {pause:?}"));
+        self.stage.nats.kill().await?;
+        tokio::time::sleep(pause).await;
+        self.stage.nats.start_again().await
+    }
+
+    async fn pause_broker(&mut self) -> Result<()> {
+        let pause = self.up_to(3_000);
+        self.tell(&format!("pause NATS for {pause:?}"));
+        self.stage.nats.pause()?;
+        tokio::time::sleep(pause).await;
+        self.stage.nats.resume()
+    }
+
+    async fn cut_network(&mut self) -> Result<()> {
+        let (to_nats, pause) = (self.random.random_bool(0.5), self.up_to(1_500));
+        let (name, proxy) = if to_nats {
+            ("NATS", &mut self.stage.to_nats)
+        } else {
+            ("PostgreSQL", &mut self.stage.to_postgres)
+        };
+        proxy.cut().await;
+        self.tell(&format!("cut the network to {name} for {pause:?}"));
+        tokio::time::sleep(pause).await;
+        self.mend_network().await
+    }
+
+    async fn swallow(&mut self) -> Result<()> {
+        let (to_nats, pause) = (self.random.random_bool(0.6), self.up_to(6_000));
+        let directions = [Direction::ToClient, Direction::ToServer, Direction::Both];
+        let direction = directions[self.random.random_range(0..directions.len())];
+        let (name, proxy) = if to_nats {
+            ("NATS", &mut self.stage.to_nats)
+        } else {
+            ("PostgreSQL", &mut self.stage.to_postgres)
+        };
+        proxy.blackhole(direction);
+        self.tell(&format!("the network to {name} swallows {direction:?} for {pause:?}"));
+        tokio::time::sleep(pause).await;
+        self.mend_network().await
+    }
+
+    async fn mend_network(&mut self) -> Result<()> {
+        self.stage.to_nats.restore().await?;
+        self.stage.to_postgres.restore().await
+    }
+
+    async fn kill_postgres(&mut self) -> Result<()> {
+        let pause = self.up_to(1_000);
+        self.tell(&format!("kill PostgreSQL for {pause:?}"));
+        self.stage.postgres.kill().await?;
+        tokio::time::sleep(pause).await;
+        self.stage.postgres.start_again().await
+    }
+
+    async fn restart_postgres(&mut self) -> Result<()> {
+        self.tell("restart PostgreSQL in good order");
+        let took = self.stage.postgres.stop_fast().await?;
+        self.tell(&format!("  it stopped after {took:.2?}"));
+        self.stage.postgres.start_again().await
+    }
+
+    async fn drop_slot(&mut self) -> Result<()> {
+        self.tell("drop the slot");
+        let stage = &self.stage;
+        until("the slot is dropped", async || stage.execute(DROP_SLOT).await.map(|()| true)).await
+    }
+
+    async fn change_columns(&mut self) -> Result<()> {
+        let change = if self.has_note { "DROP COLUMN note" } else { "ADD COLUMN note TEXT" };
+        self.tell(&format!("ALTER TABLE outbox_events {change}"));
+        self.has_note = !self.has_note;
+        self.stage.execute(&format!("ALTER TABLE outbox_events {change}")).await
+    }
+
+    async fn poison(&mut self) -> Result<()> {
+        self.tell("three events that the broker will never take");
+        for _ in 0..3 {
+            self.stage.execute(POISON).await?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,257 @@
+//! The servers of one scenario, a load on them, and the reckoning at the end.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use outbox::Table;
+use testbed::{
+    Ledger, Nats, NatsOptions, Postgres, PostgresOptions, Proxy, Tally, Workload, WorkloadOptions,
+    Written,
+};
+use tokio_postgres::Client;
+use tokio_postgres::types::FromSqlOwned;
+
+use super::logs::Logs;
+use super::relay::{self, Relay};
+use super::wait::until;
+
+const DATABASE: &str = "postgres";
+const STREAM: &str = "OUTBOX";
+
+/// The share of transactions that the writers roll back.
+const ROLLED_BACK: f64 = 0.1;
+
+/// What a scenario wants of its servers.
+#[derive(Clone, Copy)]
+pub(super) struct Servers {
+    /// Settings of PostgreSQL.
+    pub(super) postgres: &'static [(&'static str, &'static str)],
+    /// The largest message that the broker takes, in bytes.
+    pub(super) max_payload: Option<u32>,
+}
+
+impl Servers {
+    pub(super) const PLAIN: Self = Self { postgres: &[], max_payload: None };
+}
+
+/// Two servers, a proxy before each for the relays and another for the writers. Gone with this.
+pub(super) struct Stage {
+    pub(super) postgres: Postgres,
+    pub(super) nats: Nats,
+    pub(super) to_postgres: Proxy,
+    pub(super) to_nats: Proxy,
+    writers_way: Proxy,
+    env: Vec<(String, String)>,
+    load: Option<Workload>,
+    // Of loads that have ended.
+    written: Written,
+    // Events that the stage wrote beside the load and the broker will take.
+    further: u64,
+    relays_started: usize,
+    logs: Logs,
+    opened: Instant,
+    fault_over: Option<Instant>,
+    recovered: Duration,
+}
+
+impl Stage {
+    /// Starts the servers and runs `tailpost setup`. The broker forgets ids after 200 ms: nothing is
+    /// to hang on its memory.
+    pub(super) async fn open(servers: &Servers) -> Result<Self> {
+        let opened = Instant::now();
+        let settings = servers.postgres.iter().map(|it| (it.0.to_owned(), it.1.to_owned()));
+        let postgres =
+            PostgresOptions { settings: settings.collect(), ..PostgresOptions::default() };
+        let nats = NatsOptions { max_payload: servers.max_payload, ..NatsOptions::default() };
+        let (postgres, nats) = tokio::try_join!(Postgres::start(postgres), Nats::start(nats))?;
+        let (to_postgres, to_nats, writers_way) = tokio::try_join!(
+            Proxy::start(loopback(postgres.port())),
+            Proxy::start(loopback(nats.port())),
+            Proxy::start(loopback(postgres.port())),
+        )?;
+        let mut stage = Self {
+            postgres,
+            nats,
+            to_postgres,
+            to_nats,
+            writers_way,
+            env: Vec::new(),
+            load: None,
+            written: Written::default(),
+            further: 0,
+            relays_started: 0,
+            logs: Logs::default(),
+            opened,
+            fault_over: None,
+            recovered: Duration::ZERO,
+        };
+        let database_url = format!("postgres://postgres@{}/{DATABASE}", stage.to_postgres.addr());
+        stage.set("DATABASE_URL", &database_url);
+        stage.set("NATS_URL", &format!("nats://{}", stage.to_nats.addr()));
+        stage.set("TAILPOST_ADMIN__LISTEN", "off");
+        stage.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "200ms");
+        relay::run_to_end(&["setup"], &stage.env).await?;
+        Ok(stage)
+    }
+
+    /// Tells what happens, with the time since the stage was opened.
+    pub(super) fn say(&self, text: &str) {
+        eprintln!("{:>7.2} s  {text}", self.opened.elapsed().as_secs_f64());
+    }
+
+    /// Sets a variable for relays started later.
+    pub(super) fn set(&mut self, name: &str, value: &str) {
+        self.env.retain(|(known, _)| known != name);
+        self.env.push((name.to_owned(), value.to_owned()));
+    }
+
+    pub(super) fn start_relay(&mut self) -> Result<Relay> {
+        self.relays_started += 1;
+        let name = format!("relay-{}", self.relays_started);
+        Relay::start(name, &self.env, &self.logs)
+    }
+
+    /// Lets writers loose that commit about `rate` events a second, and come back when the server
+    /// does. They do not share the relays' way to it.
+    pub(super) async fn start_load(&mut self, rate: f64, seed: u64) -> Result<()> {
+        let url = format!("postgres://postgres@{}/{DATABASE}", self.writers_way.addr());
+        let options = WorkloadOptions {
+            rate: Some(rate),
+            rolled_back: ROLLED_BACK,
+            seed,
+            ..WorkloadOptions::default()
+        };
+        self.load = Some(Workload::start(&url, options).await?);
+        Ok(())
+    }
+
+    /// Lets the writers finish.
+    pub(super) async fn stop_load(&mut self) -> Result<()> {
+        if let Some(load) = self.load.take() {
+            let written = load.stop().await?;
+            self.written.committed.extend(written.committed);
+            self.written.rolled_back.extend(written.rolled_back);
+        }
+        Ok(())
+    }
+
+    /// Events that are to arrive by now.
+    pub(super) fn committed(&self) -> u64 {
+        let load = self.load.as_ref().map_or(0, Workload::committed);
+        self.written.committed.len() as u64 + load + self.further
+    }
+
+    /// Says that `n` events were written beside the load.
+    pub(super) fn wrote(&mut self, n: u64) {
+        self.further += n;
+    }
+
+    /// Waits until `n` further events are committed.
+    pub(super) async fn wait_committed(&self, n: u64) -> Result<()> {
+        let goal = self.committed() + n;
+        let what = format!("{goal} events are committed");
+        until(&what, async || Ok(self.committed() >= goal)).await
+    }
+
+    /// How many messages the stream holds.
+    pub(super) async fn stored(&self) -> Result<u64> {
+        let stream = self.nats.jetstream().await?.get_stream(STREAM).await?;
+        Ok(stream.cached_info().state.messages)
+    }
+
+    /// Starts the clock that [`Stage::recover`] stops.
+    pub(super) fn fault_is_over(&mut self) {
+        self.fault_over = Some(Instant::now());
+    }
+
+    /// Waits until the relays have published all that is committed now; returns how long that took
+    /// since the fault was over.
+    pub(super) async fn recover(&mut self) -> Result<Duration> {
+        let over = self.fault_over.take().unwrap_or_else(Instant::now);
+        let goal = self.committed();
+        let what = format!("the stream holds {goal} events");
+        until(&what, async || Ok(self.stored().await? >= goal)).await?;
+        let took = over.elapsed();
+        self.recovered = self.recovered.max(took);
+        Ok(took)
+    }
+
+    pub(super) async fn database(&self) -> Result<Client> {
+        self.postgres.client(DATABASE).await
+    }
+
+    /// Runs statements, not through a proxy.
+    pub(super) async fn execute(&self, sql: &str) -> Result<()> {
+        let done = self.database().await?.batch_execute(sql).await;
+        done.with_context(|| sql.to_owned())
+    }
+
+    /// Asks for one value, not through a proxy.
+    pub(super) async fn query<T: FromSqlOwned>(&self, sql: &str) -> Result<T> {
+        let row = self.database().await?.query_one(sql, &[]).await;
+        row.and_then(|row| row.try_get(0)).with_context(|| sql.to_owned())
+    }
+
+    /// Makes another server the one that writers and relays reach.
+    pub(super) fn replace_postgres(&mut self, other: Postgres) -> Postgres {
+        let addr = loopback(other.port());
+        self.to_postgres.set_upstream(addr);
+        self.writers_way.set_upstream(addr);
+        std::mem::replace(&mut self.postgres, other)
+    }
+
+    /// Ends the load, waits until the relays have caught up, and compares.
+    pub(super) async fn finish(&mut self) -> Result<Tally> {
+        self.stop_load().await?;
+        let caught_up = self.catch_up().await;
+        self.say("comparing the table and the stream");
+        let client = self.database().await?;
+        let jetstream = self.nats.jetstream().await?;
+        let ledger = Ledger::collect(&client, &Table::default(), &jetstream, STREAM).await?;
+        let tally = ledger.report(&self.written);
+        // What did not arrive is for the ledger to name; here is the rest.
+        if tally.is_exact() && tally.is_marked() {
+            caught_up?;
+        }
+        Ok(tally)
+    }
+
+    async fn catch_up(&mut self) -> Result<()> {
+        self.say("the load has ended; waiting until everything is published, marked and confirmed");
+        self.recover().await?;
+        let unmarked = "SELECT count(*) FROM outbox_events WHERE published_at IS NULL";
+        until("every row is marked", async || Ok(self.query::<i64>(unmarked).await? == 0)).await?;
+        let end: String = self.query("SELECT pg_current_wal_insert_lsn()::TEXT").await?;
+        let confirmed = format!(
+            "SELECT confirmed_flush_lsn >= '{end}' FROM pg_replication_slots \
+             WHERE slot_name = 'tailpost'"
+        );
+        until("all of the log is confirmed", async || self.query(&confirmed).await).await
+    }
+
+    pub(super) fn recovered(&self) -> Duration {
+        self.recovered
+    }
+
+    pub(super) fn elapsed(&self) -> Duration {
+        self.opened.elapsed()
+    }
+
+    /// Fails if a relay panicked, even if the next one mended everything.
+    pub(super) fn check_logs(&self) -> Result<()> {
+        self.logs.check()
+    }
+
+    /// Writes all logs into a folder that stays, and says where.
+    pub(super) fn keep_logs(&self, title: &str) -> Result<()> {
+        let servers = [("postgres", self.postgres.log()), ("nats", self.nats.log())];
+        let folder = self.logs.keep(title, &servers)?;
+        self.say(&format!("the logs of servers and relays are kept in {}", folder.display()));
+        Ok(())
+    }
+}
+
+fn loopback(port: u16) -> SocketAddr {
+    (Ipv4Addr::LOCALHOST, port).into()
+}

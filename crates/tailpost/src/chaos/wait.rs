@@ -1,0 +1,30 @@
+//! Waiting for a condition instead of for a time.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+/// Long enough for a machine that does much else beside.
+pub(super) const DEADLINE: Duration = Duration::from_secs(60);
+
+const POLL: Duration = Duration::from_millis(20);
+
+/// Asks again and again until the answer is yes. An error is a no: servers come back.
+///
+/// # Errors
+///
+/// When it is still no after [`DEADLINE`]; `what` says what was waited for.
+pub(super) async fn until(what: &str, mut holds: impl AsyncFnMut() -> Result<bool>) -> Result<()> {
+    let started = Instant::now();
+    loop {
+        let answer = holds().await;
+        if matches!(answer, Ok(true)) {
+            return Ok(());
+        }
+        if started.elapsed() > DEADLINE {
+            answer.with_context(|| format!("waited in vain until {what}"))?;
+            bail!("waited {DEADLINE:?} in vain until {what}");
+        }
+        tokio::time::sleep(POLL).await;
+    }
+}

@@ -1,0 +1,37 @@
+//! `tailpost inbox …`.
+
+mod dlq;
+mod run;
+mod sampler;
+pub(super) mod setup;
+
+use inbox::{Builder, Connection, DeadLetters, Inbox};
+
+use crate::cli::InboxCommand;
+use crate::config::{Consumer, Settings};
+
+pub(super) async fn run(command: &InboxCommand, settings: &Settings) -> anyhow::Result<()> {
+    match command {
+        InboxCommand::Run(_) => run::run(settings).await,
+        InboxCommand::Setup(args) => setup::run(args, settings).await,
+        InboxCommand::Dlq { command } => dlq::run(command, settings).await,
+        InboxCommand::MarkProcessed(args) => dlq::mark_processed(args, settings).await,
+    }
+}
+
+async fn dead_letters(settings: &Settings) -> anyhow::Result<DeadLetters> {
+    let (client, task) = settings.postgres_target()?.connect("tailpost inbox dlq").await?;
+    let connection = Connection::with_guard(client, task);
+    Ok(DeadLetters::new(connection, &settings.table()?))
+}
+
+/// An inbox as the settings want it, without its connections.
+fn builder(consumer: Consumer) -> Builder {
+    Inbox::builder(consumer.name)
+        .stream(consumer.stream)
+        .filter_subjects(consumer.subjects)
+        .lanes(consumer.concurrency)
+        .lease(consumer.lease)
+        .max_attempts(consumer.max_attempts)
+        .backoff(consumer.backoff)
+}

@@ -1,0 +1,171 @@
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::Context;
+use inbox::http::{HttpHandler, HttpOptions};
+use inbox::{Connection, Inbox, Leased, Summary};
+use relay::connect::https_config;
+use relay::{NatsTarget, PostgresTarget};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::sampler::Sampler;
+use crate::admin::{self, Admin, Desk};
+use crate::config::{Consumer, Error, Settings};
+use crate::shutdown;
+
+/// How long to wait before the next attempt to reach a broker that has not been there yet.
+const RECONNECT_PAUSE: Duration = Duration::from_secs(2);
+
+/// Runs the consumers of the settings until they are asked to stop, or one of them cannot go on.
+pub(super) async fn run(settings: &Settings) -> anyhow::Result<()> {
+    let consumers = settings.consumers()?;
+    if consumers.is_empty() {
+        return Err(Error::no_consumer().into());
+    }
+    let (postgres, nats) = (settings.postgres_target()?, settings.nats_target()?);
+    let handlers: Vec<_> = consumers
+        .into_iter()
+        .map(|it| Ok((handler(settings, &it)?, it)))
+        .collect::<anyhow::Result<_>>()?;
+    let stop = shutdown::on_signal()?;
+    info!(version = env!("CARGO_PKG_VERSION"), %postgres, %nats, "starting the inbox");
+    let Some(client) = connect(&nats, &stop).await? else { return Ok(()) };
+    let sampler = Sampler {
+        postgres: postgres.clone(),
+        table: settings.table()?,
+        nats: client.clone(),
+        consumers: handlers.iter().map(|(_, it)| (it.name.clone(), it.stream.clone())).collect(),
+    };
+    let inboxes: BTreeMap<_, _> = handlers
+        .into_iter()
+        .map(|(handler, consumer)| {
+            let name = consumer.name.clone();
+            (name, inbox(consumer, settings, &postgres, client.clone()).leased(handler))
+        })
+        .collect();
+    let admin = match settings.admin.inbox_listen {
+        Some(listen) => {
+            let watched = inboxes.iter().map(|(name, it)| (name.clone(), it.status())).collect();
+            let (samples, sampled) = watch::channel(BTreeMap::new());
+            let desk = Desk { postgres: postgres.clone(), table: settings.table()? };
+            let admin = admin::Inbox::new(watched, sampled, desk);
+            let server = admin::serve(listen, Admin::new(admin, settings.admin.token.clone()));
+            let server = server.await?;
+            tokio::spawn(sampler.run(samples, stop.clone()));
+            Some(server)
+        }
+        None => None,
+    };
+    let outcome = run_all(inboxes, &stop).await;
+    if let Some(admin) = admin {
+        admin.stop().await;
+    }
+    outcome
+}
+
+fn handler(settings: &Settings, consumer: &Consumer) -> anyhow::Result<HttpHandler> {
+    let name = &consumer.name;
+    let url = consumer.handler.clone().ok_or_else(|| Error::no_handler(name))?;
+    let tls = if url.starts_with("https://") {
+        let identity = consumer.identity.as_ref();
+        let identity = identity.map(|(cert, key)| (cert.as_path(), key.as_path()));
+        let config = https_config(consumer.ca.as_deref(), identity);
+        Some(config.with_context(|| format!("consumer {name}"))?)
+    } else {
+        None
+    };
+    let secrets = consumer.secrets.clone();
+    let handler = HttpHandler::new(HttpOptions { url, timeout: consumer.timeout, secrets, tls });
+    let origin = || settings.origin(name, "handler");
+    Ok(handler.map_err(|source| Error::handler(origin(), name, source))?)
+}
+
+fn inbox(
+    consumer: Consumer,
+    settings: &Settings,
+    postgres: &PostgresTarget,
+    nats: async_nats::Client,
+) -> inbox::Builder {
+    let postgres = postgres.clone();
+    let application = format!("tailpost inbox {}", consumer.name);
+    let keep_letters = consumer.dead_letter_retention;
+    let mut builder = super::builder(consumer)
+        .postgres(move || {
+            let (postgres, application) = (postgres.clone(), application.clone());
+            async move {
+                let (client, task) = postgres.connect(&application).await?;
+                Ok(Connection::with_guard(client, task))
+            }
+        })
+        .nats(nats)
+        .schema(settings.postgres.table.schema());
+    if let Some(keep) = settings.inbox_retention() {
+        builder = builder.retention(keep);
+    }
+    match keep_letters {
+        Some(keep) => builder.dead_letter_retention(keep),
+        None => builder,
+    }
+}
+
+/// Connects to the broker, waiting for it if need be. None if asked to stop before.
+async fn connect(
+    nats: &NatsTarget,
+    stop: &CancellationToken,
+) -> anyhow::Result<Option<async_nats::Client>> {
+    loop {
+        let connected = tokio::select! {
+            biased;
+            () = stop.cancelled() => return Ok(None),
+            connected = nats.connect("tailpost inbox") => connected,
+        };
+        match connected {
+            Ok(client) => return Ok(Some(client)),
+            Err(error) if error.is_transient() => {
+                let error = crate::exit::chain(&error.into());
+                warn!(error, "trying again in {RECONNECT_PAUSE:?}");
+            }
+            Err(error) => return Err(error.into()),
+        }
+        tokio::select! {
+            () = tokio::time::sleep(RECONNECT_PAUSE) => {}
+            () = stop.cancelled() => return Ok(None),
+        }
+    }
+}
+
+/// Runs all until `stop`. If one cannot go on, the others stop cleanly too: a process that does
+/// half of its job looks healthy for too long.
+async fn run_all(
+    inboxes: BTreeMap<String, Inbox<Leased<HttpHandler>>>,
+    stop: &CancellationToken,
+) -> anyhow::Result<()> {
+    let stop = stop.child_token();
+    let mut running = JoinSet::new();
+    for (name, inbox) in inboxes {
+        let stop = stop.clone();
+        running.spawn(async move { (name, Box::pin(inbox.run(stop)).await) });
+    }
+    let mut outcome = Ok(());
+    while let Some(ended) = running.join_next().await {
+        let (name, ended) = ended.context("a consumer panicked")?;
+        match ended {
+            Ok(summary) => report(&name, &summary),
+            Err(error) => {
+                if outcome.is_ok() {
+                    outcome = Err(error).with_context(|| format!("consumer {name}"));
+                }
+                stop.cancel();
+            }
+        }
+    }
+    outcome
+}
+
+fn report(consumer: &str, summary: &Summary) {
+    let Summary { processed, skipped, retried, dead, released } = summary;
+    info!(consumer, processed, skipped, retried, dead, released, "stopped");
+}

@@ -1,0 +1,90 @@
+use super::*;
+use crate::config::tests::{loaded, refusal};
+
+const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+
+fn consumers(toml: &str, environment: &[(&str, &str)]) -> Vec<Consumer> {
+    loaded(toml, environment).consumers().unwrap_or_else(|error| panic!("{error}"))
+}
+
+#[test]
+fn what_is_said_of_one_consumer_wins_over_what_is_said_of_all() {
+    let toml = format!(
+        "[stream]\nname = 'EVENTS'\n[inbox]\nlease = '1m'\nsecrets = ['{SECRET}']\n\
+         [inbox.billing]\nhandler = 'http://a'\nlease = '2m'\nsubjects = ['outbox.order.>']\n\
+         [inbox.mail-out]\nsecrets = []\nstream = 'OTHER'\n"
+    );
+    let all = consumers(&toml, &[("TAILPOST_INBOX__TIMEOUT", "50s")]);
+    let [billing, mail] = all.as_slice() else { panic!("two consumers") };
+    assert_eq!((billing.name.as_str(), mail.name.as_str()), ("billing", "mail-out"));
+    assert_eq!((billing.lease.as_secs(), mail.lease.as_secs()), (120, 60));
+    assert_eq!((billing.stream.as_str(), mail.stream.as_str()), ("EVENTS", "OTHER"));
+    assert_eq!((billing.secrets.len(), mail.secrets.len()), (1, 0));
+    assert_eq!((billing.timeout.as_secs(), mail.timeout.as_secs()), (50, 50));
+    assert_eq!(billing.subjects, ["outbox.order.>"]);
+    assert_eq!((billing.handler.as_deref(), mail.handler.as_deref()), (Some("http://a"), None));
+
+    let own = ("TAILPOST_INBOX__MAIL_OUT__HANDLER", "http://b");
+    assert_eq!(consumers(&toml, &[own])[1].handler.as_deref(), Some("http://b"));
+}
+
+#[test]
+fn the_flags_name_one_consumer() {
+    let toml = "[inbox.a]\nhandler = 'http://a'\n[inbox.b]\nhandler = 'http://b'\nlease = '1m'\n";
+    let mut file = tempfile::NamedTempFile::new().expect("temporary file");
+    std::io::Write::write_all(&mut file, toml.as_bytes()).expect("temporary file");
+    let sources = |consumer: &str, handler: Option<&str>| crate::config::Sources {
+        file: Some(file.path().to_owned()),
+        consumer: Some(consumer.into()),
+        handler: handler.map(str::to_owned),
+        ..crate::config::Sources::default()
+    };
+    let load = |consumer: &str, handler| {
+        let settings = Settings::load(&sources(consumer, handler));
+        let settings = settings.unwrap_or_else(|error| panic!("{error}"));
+        let all = settings.consumers().unwrap_or_else(|error| panic!("{error}"));
+        let all = all.into_iter();
+        all.map(|it| (it.name, it.handler, it.lease.as_secs())).collect::<Vec<_>>()
+    };
+    assert_eq!(load("b", None), [("b".into(), Some("http://b".into()), 60)]);
+    assert_eq!(load("b", Some("http://x")), [("b".into(), Some("http://x".into()), 60)]);
+    assert_eq!(load("new", Some("http://x")), [("new".into(), Some("http://x".into()), 30)]);
+}
+
+#[test]
+fn mistakes_are_refused_with_their_place() {
+    for (toml, error, hint) in [
+        ("[inbox]\nleese = '1s'\n", ":2: unknown key `inbox.leese`", "did you mean `inbox.lease`?"),
+        (
+            "[inbox.a]\nhandlers = 'x'\n",
+            ":2: unknown key `inbox.a.handlers`",
+            "did you mean `inbox.a.handler`?",
+        ),
+        ("[inbox.a]\nretention = '7d'\n", ":2: `inbox.a.retention`: consumers share", "[inbox]"),
+        ("[inbox.'a.b']\n", ":1: `a.b` cannot be a consumer's name", "letters, digits"),
+        ("[inbox]\nconcurrency = 0\n", ":2: `inbox.concurrency` must be a whole number from 1", ""),
+        ("[inbox.a]\nsecrets = ['hunter2']\n", ":2: `inbox.a.secrets` must be a list of", ""),
+    ] {
+        let (told, hinted) = refusal(toml, &[]);
+        assert!(told.starts_with(error) && hinted.contains(hint), "{toml}: {told} {hinted}");
+        assert!(!told.contains("hunter2"), "{told}");
+    }
+    let (told, hint) = refusal("[inbox.a]\n", &[("TAILPOST_INBOX__A__HANDLR", "x")]);
+    assert!(told.contains("no setting has this variable"), "{told}");
+    assert!(hint.contains("TAILPOST_INBOX__A__HANDLER"), "{hint}");
+}
+
+#[test]
+fn a_handler_that_may_outlast_its_lease_is_refused() {
+    for (toml, line) in
+        [("[inbox.a]\ntimeout = '30s'\n", 2), ("[inbox]\nlease = '20s'\n[inbox.a]\n", 2)]
+    {
+        let Err(error) = loaded(toml, &[]).consumers() else { panic!("{toml}") };
+        let place = format!(".toml:{line}: consumer a: ");
+        assert!(error.to_string().contains(&place), "{error}");
+    }
+    let Err(error) = loaded("[inbox.a]\ncert = 'x.pem'\n", &[]).consumers() else {
+        panic!("a certificate without its key");
+    };
+    assert!(error.to_string().contains("go together"), "{error}");
+}

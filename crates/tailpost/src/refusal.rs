@@ -1,0 +1,70 @@
+//! What a command found and will not do, for reasons that are nobody's failure.
+
+use std::path::Path;
+
+use uuid::Uuid;
+
+/// Why nothing was done, and what can be done instead.
+#[derive(Debug, thiserror::Error)]
+#[error("{problem}")]
+pub(crate) struct Refusal {
+    problem: String,
+    hint: Option<String>,
+    /// Whether what was asked for is not there; otherwise something stands against it.
+    pub(crate) not_found: bool,
+}
+
+impl Refusal {
+    fn not_found(problem: String, hint: Option<String>) -> Self {
+        Self { problem, hint, not_found: true }
+    }
+
+    fn conflict(problem: impl Into<String>, hint: Option<String>) -> Self {
+        Self { problem: problem.into(), hint, not_found: false }
+    }
+
+    pub(crate) fn no_dead_letter(event: Uuid) -> Self {
+        let hint = "`tailpost inbox dlq list` shows all there are".into();
+        Self::not_found(format!("there is no dead letter of event {event}"), Some(hint))
+    }
+
+    pub(crate) fn several_consumers(consumers: &[String]) -> Self {
+        let hint = format!("name one with --consumer: {}", consumers.join(", "));
+        Self::conflict("several consumers have this dead letter", Some(hint))
+    }
+
+    pub(crate) fn not_dead(decision: &str) -> Self {
+        let hint = "it is requeued, or it cannot be handled whatever changes: see `inbox dlq show`";
+        Self::conflict(format!("nothing there is to {decision}"), Some(hint.into()))
+    }
+
+    pub(crate) fn unconfirmed() -> Self {
+        let hint = "add --yes to do it, or --dry-run only to look".into();
+        Self::conflict("nothing was done", Some(hint))
+    }
+
+    pub(crate) fn file_exists(path: &Path) -> Self {
+        Self::conflict(format!("{} exists", path.display()), Some("name another file".into()))
+    }
+
+    pub(crate) fn leased(consumer: &str, event: Uuid) -> Self {
+        let hint = "try again when its lease is over, or stop the consumer first".into();
+        Self::conflict(format!("a worker of {consumer} has event {event} right now"), Some(hint))
+    }
+
+    pub(crate) fn forgotten(event: Uuid) -> Self {
+        let hint = "it is not handled any more: if it comes again it becomes a dead letter";
+        let problem = format!("event {event} is older than the inbox remembers");
+        Self::conflict(problem, Some(hint.into()))
+    }
+
+    pub(crate) fn unknown_event(event: Uuid) -> Self {
+        let hint = "name the time in its Occurred-At header with --occurred-at".into();
+        Self::not_found(format!("neither inbox nor outbox know event {event}"), Some(hint))
+    }
+
+    /// What the operator can do about it.
+    pub(crate) fn hint(&self) -> Option<String> {
+        self.hint.clone()
+    }
+}

@@ -1,0 +1,98 @@
+//! The chaos command: its ledger, its exit codes, and nothing left behind.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+use support::{DEADLINE, Relay, until};
+use tempfile::TempDir;
+
+/// Runs `tailpost chaos` with a folder of its own for everything temporary.
+fn chaos(args: &[&str]) -> (Relay, TempDir) {
+    let temp = tempfile::tempdir().expect("make a folder");
+    // PostgreSQL runs as another user if this is root.
+    fs::set_permissions(temp.path(), fs::Permissions::from_mode(0o755)).expect("open the folder");
+    let servers = ["TAILPOST_PG_BIN", "TAILPOST_NATS_SERVER"];
+    let servers =
+        servers.iter().filter_map(|name| Some(((*name).into(), std::env::var(name).ok()?)));
+    let mut env: Vec<(String, String)> = servers.collect();
+    env.push(("TMPDIR".into(), temp.path().display().to_string()));
+    // Neither its relays nor it may look at a configuration for other servers.
+    env.push(("DATABASE_URL".into(), "postgres://127.0.0.1:1/elsewhere".into()));
+    env.push(("TAILPOST_RELAY__MODE".into(), "nonsense".into()));
+    (Relay::spawn(&[&["chaos"], args].concat(), &env), temp)
+}
+
+/// Servers and relays all have a folder in there while they run.
+fn is_empty(folder: &Path) -> bool {
+    fs::read_dir(folder).expect("read the folder").next().is_none()
+}
+
+/// Whether a process was started from that folder and still runs.
+fn any_process_in(folder: &Path) -> bool {
+    let processes = Command::new("ps").args(["-eo", "args"]).output().expect("list processes");
+    String::from_utf8_lossy(&processes.stdout).contains(&folder.display().to_string())
+}
+
+async fn assert_passes(scenario: &str) -> Value {
+    let (process, temp) = chaos(&[scenario, "--json", "--seed", "1"]);
+    let status = process.wait_exit(DEADLINE).await;
+    assert!(status.success(), "{status}\n{}", process.log());
+    let stdout = process.stdout();
+    assert_eq!(stdout.lines().count(), 1, "{stdout}");
+    let ledger: Value = serde_json::from_str(&stdout).expect("one JSON object");
+    assert_eq!(ledger["scenario"], scenario);
+    for zero in ["lost", "duplicated", "reordered", "phantoms"] {
+        assert_eq!(ledger[zero], 0, "{ledger}");
+    }
+    let count = |name| ledger[name].as_u64().expect("a count");
+    assert_eq!(count("stored") + count("parked"), count("committed"), "{ledger}");
+    assert!(count("committed") >= 500 && count("rolled_back") > 0, "{ledger}");
+    assert!(is_empty(temp.path()) && !any_process_in(temp.path()));
+    ledger
+}
+
+#[tokio::test]
+async fn chaos_ends_with_a_ledger_and_leaves_nothing() {
+    let ledger = assert_passes("crash-between-ack-and-mark").await;
+    assert_eq!(ledger["parked"], 0, "{ledger}");
+    let ledger = assert_passes("poison-in-backlog").await;
+    assert_eq!(ledger["parked"], 30, "{ledger}");
+}
+
+#[tokio::test]
+async fn chaos_that_is_killed_leaves_no_server_and_no_relay() {
+    let (process, temp) = chaos(&["soak", "--for", "10m", "--seed", "1"]);
+    process.wait_log("recovered after").await;
+    assert!(!is_empty(temp.path()), "servers and relays live in the temporary folder");
+    process.kill9().await;
+    until(DEADLINE, "servers and relays are gone", async || {
+        is_empty(temp.path()) && !any_process_in(temp.path())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn chaos_that_is_told_to_stop_checks_what_it_did_and_leaves_nothing() {
+    let (process, temp) = chaos(&["soak", "--for", "10m", "--json"]);
+    process.wait_log("recovered after").await;
+    process.sigterm();
+    let status = process.wait_exit(DEADLINE).await;
+    assert!(status.success(), "{status}\n{}", process.log());
+    assert_eq!(process.stdout().lines().count(), 1, "{}", process.stdout());
+    assert!(is_empty(temp.path()) && !any_process_in(temp.path()));
+}
+
+#[tokio::test]
+async fn chaos_knows_its_scenarios() {
+    let (process, _temp) = chaos(&["takeover"]);
+    assert_eq!(process.wait_exit(DEADLINE).await.code(), Some(2), "{}", process.log());
+    assert!(process.log().contains("'takeovers'"), "{}", process.log());
+    let (process, _temp) = chaos(&["takeovers", "--for", "1m"]);
+    assert_eq!(process.wait_exit(DEADLINE).await.code(), Some(2), "{}", process.log());
+    let (process, _temp) = chaos(&["--list"]);
+    assert!(process.wait_exit(DEADLINE).await.success());
+    assert!(process.stdout().contains("slot-dropped"), "{}", process.stdout());
+}

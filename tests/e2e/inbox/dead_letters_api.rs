@@ -1,0 +1,156 @@
+//! Dead letters over HTTP: what the commands do, for one event at a time.
+
+use std::net::SocketAddr;
+
+use serde_json::{Value, json};
+use support::{DEADLINE, Relay, Rig, until};
+use testbed::Port;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use uuid::Uuid;
+
+use super::http::{set_up, wait_processed};
+use super::service::{Service, emit};
+
+const TOKEN: &str = "sesame";
+const PATH: &str = "/api/v1/inbox/dead-letter";
+
+/// Servers, a relay, a consumer, and its address for operators.
+struct Scene {
+    rig: Rig,
+    service: Service,
+    api: SocketAddr,
+    _port: Port,
+    _relay: Relay,
+    _inbox: Relay,
+}
+
+impl Scene {
+    async fn new() -> Self {
+        let mut rig = set_up().await;
+        let port = Port::reserve().expect("a free port");
+        let api = port.addr();
+        rig.set("TAILPOST_ADMIN__INBOX_LISTEN", &api.to_string());
+        rig.set("TAILPOST_ADMIN__TOKEN", TOKEN);
+        let relay = rig.relay();
+        let service = Service::start().await;
+        let inbox = rig.spawn(&service.args().each_ref().map(String::as_str));
+        inbox.wait_log("serving health").await;
+        Self { rig, service, api, _port: port, _relay: relay, _inbox: inbox }
+    }
+
+    async fn dead(&self, aggregate_id: &str) -> Uuid {
+        self.service.answer_to(aggregate_id, 422);
+        let id = emit(&self.rig, aggregate_id, "{\"secret\": \"hunter2\"}").await;
+        let count = format!("SELECT count(*) FROM inbox_dead_letter WHERE message_id = '{id}'");
+        let what = format!("{id} is a dead letter");
+        until(DEADLINE, &what, async || self.rig.query::<i64>(&count).await == 1).await;
+        id
+    }
+
+    /// Asks with the token; returns the status and the body.
+    async fn ask(&self, method: &str, path: &str, body: Option<Value>) -> (u16, String) {
+        let authorization = format!("Authorization: Bearer {TOKEN}\r\n");
+        self.ask_with(&authorization, method, path, body).await
+    }
+
+    async fn ask_with(
+        &self,
+        headers: &str,
+        method: &str,
+        path: &str,
+        body: Option<Value>,
+    ) -> (u16, String) {
+        let kind = if body.is_some() { "Content-Type: application/json\r\n" } else { "" };
+        let body = body.map_or_else(String::new, |it| it.to_string());
+        let request = format!(
+            "{method} {PATH}{path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n{headers}{kind}\
+             Content-Length: {}\r\n\r\n{body}",
+            self.api,
+            body.len()
+        );
+        let mut stream = TcpStream::connect(self.api).await.expect("connect to the api");
+        stream.write_all(request.as_bytes()).await.expect("ask");
+        let mut told = String::new();
+        stream.read_to_string(&mut told).await.expect("an answer");
+        let (head, body) = told.split_once("\r\n\r\n").expect("a whole answer");
+        let status = head.split(' ').nth(1).expect("a status").parse().expect("a number");
+        (status, body.to_owned())
+    }
+}
+
+fn parsed(body: &str) -> Value {
+    serde_json::from_str(body).expect("JSON")
+}
+
+/// R-DLQ-01, R-DLQ-02
+#[tokio::test(flavor = "multi_thread")]
+async fn dead_letters_are_seen_and_decided_about_over_http() {
+    let scene = Scene::new().await;
+    let [first, second] = [scene.dead("o-1").await, scene.dead("o-2").await];
+    let (status, body) = scene.ask("GET", "", None).await;
+    assert_eq!(status, 200, "{body}");
+    assert_eq!(parsed(&body)["dead_letters"].as_array().map(Vec::len), Some(2), "{body}");
+    let (_, body) = scene.ask("GET", "?consumer=nobody", None).await;
+    assert_eq!(parsed(&body)["dead_letters"], json!([]));
+    let (_, body) = scene.ask("GET", "?limit=1", None).await;
+    assert_eq!(parsed(&body)["dead_letters"][0]["event_id"], second.to_string(), "the latest");
+
+    let (_, body) = scene.ask("GET", &format!("/{first}"), None).await;
+    assert_eq!(parsed(&body)["cause"], "dead", "{body}");
+    assert!(!body.contains("hunter2"), "payloads are shown only when asked for: {body}");
+    let (_, body) = scene.ask("GET", &format!("/{first}?payload=true"), None).await;
+    assert_eq!(parsed(&body)["payload"]["secret"], "hunter2");
+
+    scene.service.answer_to("o-1", 204);
+    let why = json!({ "by": "ada", "why": "mended" });
+    let (status, body) = scene.ask("POST", &format!("/{first}/requeue"), Some(why.clone())).await;
+    assert_eq!((status, body.as_str()), (204, ""));
+    wait_processed(&scene.rig, 1).await;
+    assert_eq!(scene.service.calls_of(first), 2);
+    let (status, _) = scene.ask("DELETE", &format!("/{second}"), Some(why)).await;
+    assert_eq!(status, 204);
+    let decided =
+        "SELECT string_agg(decision || ':' || decided_by || ':' || reason, ',' ORDER BY id)
+        FROM inbox_decisions";
+    assert_eq!(
+        scene.rig.query::<String>(decided).await,
+        "requeue:postgres (ada):mended,discard:postgres (ada):mended"
+    );
+    until(DEADLINE, "no letter is left", async || {
+        scene.rig.query::<i64>("SELECT count(*) FROM inbox_dead_letter").await == 0
+    })
+    .await;
+    for (method, path) in [("GET", ""), ("POST", "/requeue"), ("DELETE", "")] {
+        let body = (method != "GET").then(|| json!({ "why": "again" }));
+        let (status, body) = scene.ask(method, &format!("/{second}{path}"), body).await;
+        assert_eq!(status, 404, "{method}: {body}");
+        assert!(body.contains("no dead letter of event"), "{body}");
+    }
+}
+
+/// R-DLQ-02: who may not, does not.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_decided_over_http_without_token_body_and_reason() {
+    let scene = Scene::new().await;
+    let id = scene.dead("o-1").await;
+    let (requeue, discard) = (format!("/{id}/requeue"), format!("/{id}"));
+    let why = || Some(json!({ "why": "mended" }));
+    for headers in ["", "Authorization: Bearer guessed\r\n"] {
+        for (method, path, body) in
+            [("GET", "", None), ("POST", &*requeue, why()), ("DELETE", &*discard, why())]
+        {
+            let (status, _) = scene.ask_with(headers, method, path, body).await;
+            assert_eq!(status, 401, "{method} {headers}");
+        }
+    }
+    // What a page of another origin can send: no JSON.
+    assert_eq!(scene.ask("POST", &requeue, None).await.0, 415);
+    assert_eq!(scene.ask("DELETE", &discard, None).await.0, 415);
+    let (status, body) = scene.ask("DELETE", &discard, Some(json!({ "by": "ada" }))).await;
+    assert_eq!(status, 400, "{body}");
+    let typo = Some(json!({ "reasn": "mended" }));
+    assert_eq!(scene.ask("POST", &requeue, typo).await.0, 422);
+    let decisions: i64 = scene.rig.query("SELECT count(*) FROM inbox_decisions").await;
+    assert_eq!(decisions, 0, "something was decided");
+}

@@ -1,0 +1,278 @@
+//! `tailpost inbox run`: each event has its effect in an HTTP service.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+
+use async_nats::jetstream::AckKind;
+use async_nats::jetstream::consumer::PullConsumer;
+use futures_util::StreamExt;
+use rustls::ServerConfig;
+use rustls::pki_types::PrivateKeyDer;
+use serde_json::Value;
+use support::{DEADLINE, Relay, Rig, until};
+use testbed::Port;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use uuid::Uuid;
+
+use super::service::{Service, emit};
+
+/// Servers with an outbox and an inbox.
+pub(super) async fn set_up() -> Rig {
+    let mut rig = Rig::new().await;
+    rig.set("TAILPOST_INBOX__BACKOFF_FIRST", "200ms");
+    rig.setup().await;
+    rig.ends_with(0, &["inbox", "setup"]).await;
+    rig
+}
+
+fn run(rig: &Rig, service: &Service) -> Relay {
+    rig.spawn(&service.args().each_ref().map(String::as_str))
+}
+
+/// How many events have had their effect, by the record.
+pub(super) async fn processed(rig: &Rig) -> i64 {
+    rig.query("SELECT count(*) FROM inbox_messages WHERE status = 'PROCESSED'").await
+}
+
+/// Waits until so many events have had their effect.
+pub(super) async fn wait_processed(rig: &Rig, count: i64) {
+    let what = format!("{count} events are processed");
+    until(DEADLINE, &what, async || processed(rig).await >= count).await;
+}
+
+/// R-INB-04, R-INB-05: the whole way, from the row to the call.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_event_is_handed_to_the_service_once_and_in_the_order_of_its_aggregate() {
+    let rig = set_up().await;
+    let _relay = rig.relay();
+    let service = Service::start().await;
+    let inbox = run(&rig, &service);
+    let ids = rig.insert(200).await;
+    wait_processed(&rig, 200).await;
+    inbox.sigterm();
+    assert!(inbox.wait_exit(DEADLINE).await.success(), "{}", inbox.log());
+
+    let calls = service.calls();
+    assert_eq!(calls.len(), 200);
+    let called: BTreeSet<_> = calls.iter().map(|it| it.id).collect();
+    assert_eq!(called, ids.iter().copied().collect());
+    for aggregate in 0..10 {
+        let of =
+            |call: &&super::service::Call| call.header("aggregate-id") == format!("o-{aggregate}");
+        let order: Vec<Uuid> = calls.iter().filter(of).map(|it| it.id).collect();
+        let committed: Vec<Uuid> = ids.iter().copied().filter(|it| order.contains(it)).collect();
+        assert_eq!(order, committed, "events of o-{aggregate}");
+    }
+    let first = &calls[0];
+    assert_eq!(first.header("event-type"), "OrderPlaced");
+    assert_eq!(first.header("tailpost-consumer"), "billing");
+    assert_eq!(first.header("tailpost-attempt"), "1");
+    assert!(first.payload.starts_with("{\"n\": "), "{}", first.payload);
+}
+
+/// R-INB-05, R-INB-07: what fails is tried again, what succeeds is not.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_service_in_trouble_is_called_again_and_only_for_what_failed() {
+    let rig = set_up().await;
+    let _relay = rig.relay();
+    let service = Service::start().await;
+    service.answer_to("sick", 503);
+    let _inbox = run(&rig, &service);
+    let (sick, well) = (emit(&rig, "sick", "{}").await, emit(&rig, "well", "{}").await);
+    until(DEADLINE, "the sick event was tried twice", async || service.calls_of(sick) >= 2).await;
+    wait_processed(&rig, 1).await;
+    service.answer_to("sick", 200);
+    wait_processed(&rig, 2).await;
+    let attempts: Vec<_> = service
+        .calls()
+        .iter()
+        .filter(|it| it.id == sick)
+        .map(|it| it.header("tailpost-attempt").to_owned())
+        .collect();
+    let expected: Vec<_> = (1..=attempts.len()).map(|it| it.to_string()).collect();
+    assert_eq!(attempts, expected);
+    assert_eq!(service.calls_of(well), 1);
+}
+
+/// R-INB-05: 409 says that the effect is there.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_that_the_service_knows_is_done() {
+    let rig = set_up().await;
+    let _relay = rig.relay();
+    let service = Service::start().await;
+    service.answer(409);
+    let _inbox = run(&rig, &service);
+    let id = emit(&rig, "o-1", "{}").await;
+    wait_processed(&rig, 1).await;
+    assert_eq!(service.calls_of(id), 1);
+    let outcome: String = rig.query("SELECT outcome FROM inbox_messages").await;
+    assert_eq!(outcome, "already_processed");
+}
+
+/// R-INB-05: a service that is set up wrong does not turn a backlog into dead letters.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_misconfigured_service_pauses_the_consumer_until_it_is_mended() {
+    let mut rig = set_up().await;
+    let _relay = rig.relay();
+    let service = Service::start().await;
+    service.answer(404);
+    let admin = Port::reserve().expect("a free port");
+    rig.set("TAILPOST_ADMIN__INBOX_LISTEN", &admin.addr().to_string());
+    let inbox = run(&rig, &service);
+    rig.insert(100).await;
+    let mut told = String::new();
+    until(DEADLINE, "the consumer is paused", async || {
+        told = get(admin.addr(), "/readyz").await.unwrap_or_default();
+        told.contains("\"state\":\"paused\"")
+    })
+    .await;
+    assert!(told.starts_with("HTTP/1.1 503") && told.contains("404 Not Found"), "{told}");
+    let metrics = get(admin.addr(), "/metrics").await.expect("an answer");
+    assert!(metrics.contains("tailpost_inbox_active{consumer=\"billing\"} 0.0"), "{metrics}");
+    assert!(service.calls().len() < 100, "{} calls", service.calls().len());
+    service.answer(200);
+    wait_processed(&rig, 100).await;
+    let dead: i64 = rig.query("SELECT count(*) FROM inbox_dead_letter").await;
+    assert_eq!(dead, 0, "{}", inbox.log());
+}
+
+/// What an HTTP server says, if there is one.
+async fn get(address: SocketAddr, path: &str) -> Option<String> {
+    let mut stream = TcpStream::connect(address).await.ok()?;
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.ok()?;
+    Some(answer)
+}
+
+/// Several consumers in one process, from the configuration file.
+#[tokio::test(flavor = "multi_thread")]
+async fn consumers_of_the_configuration_run_beside_each_other() {
+    let rig = Rig::new().await;
+    let (orders, all) = (Service::start().await, Service::start().await);
+    let folder = tempfile::tempdir().expect("create a folder");
+    let file = folder.path().join("tailpost.toml");
+    let config = format!(
+        "[inbox.orders]\nhandler = '{}'\nsubjects = ['outbox.order.>']\n[inbox.all]\nhandler = '{}'\n",
+        orders.url(),
+        all.url()
+    );
+    std::fs::write(&file, config).expect("write the configuration");
+    let file = file.to_str().expect("UTF-8");
+    rig.ends_with(0, &["setup", "--config", file]).await;
+    let _relay = rig.relay();
+    let inbox = rig.spawn(&["inbox", "run", "--config", file]);
+    emit(&rig, "o-1", "{}").await;
+    rig.execute("SELECT outbox_emit('invoice', 'i-1', 'Sent', '{}')").await;
+    all.wait_calls(2).await;
+    orders.wait_calls(1).await;
+    wait_processed(&rig, 3).await;
+    assert_eq!(orders.calls().len(), 1);
+    assert_eq!(orders.calls()[0].header("aggregate-type"), "order");
+
+    let (told, _) = rig.ends_with(0, &["status", "--json", "--config", file]).await;
+    let told: Value = serde_json::from_str(&told).expect("one JSON object");
+    let names: Vec<_> =
+        told["consumers"].as_array().expect("a list").iter().map(|it| it["name"].clone()).collect();
+    assert_eq!(names, ["all", "orders"]);
+    let (told, _) = rig.ends_with(0, &["status", "--config", file]).await;
+    assert!(told.contains("consumer       orders"), "{told}");
+    inbox.sigterm();
+    assert!(inbox.wait_exit(DEADLINE).await.success(), "{}", inbox.log());
+}
+
+/// DESIGN 11
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_not_configured_is_asked_for() {
+    let rig = Rig::new().await;
+    let (_, said) = rig.ends_with(78, &["inbox", "run"]).await;
+    assert!(said.contains("no consumer is configured") && said.contains("--consumer"), "{said}");
+    let (_, said) = rig.ends_with(78, &["inbox", "run", "--consumer", "billing"]).await;
+    assert!(said.contains("consumer billing has no handler"), "{said}");
+    let args = ["inbox", "run", "--consumer", "billing", "--handler", "billing.example"];
+    let (_, said) = rig.ends_with(78, &args).await;
+    assert!(said.contains("--handler: consumer billing: not a handler's URL"), "{said}");
+    rig.ends_with(2, &["inbox", "run", "--handler", "http://a"]).await;
+    let args = ["inbox", "run", "--consumer", "billing", "--handler", "http://127.0.0.1:1"];
+    let (_, said) = rig.ends_with(3, &args).await;
+    assert!(said.contains("tailpost inbox setup"), "{said}");
+}
+
+/// R-INB-07, C23: the record says how many attempts there are, not the broker.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_broker_gave_up_on_is_handled_all_the_same() {
+    let rig = set_up().await;
+    let _relay = rig.relay();
+    let service = Service::start().await;
+    let inbox = run(&rig, &service);
+    emit(&rig, "o-1", "{}").await;
+    service.wait_calls(1).await;
+    // Meanwhile somebody else takes an event from the same consumer, and ends it.
+    inbox.pause();
+    let stream = rig.stream().await;
+    let mut consumer: PullConsumer = stream.get_consumer("billing").await.expect("a consumer");
+    until(DEADLINE, "its last request is over", async || {
+        consumer.info().await.expect("an answer").num_waiting == 0
+    })
+    .await;
+    let id = emit(&rig, "o-2", "{}").await;
+    rig.wait_stored(2).await;
+    let mut messages = consumer.fetch().max_messages(1).messages().await.expect("messages");
+    let taken = messages.next().await.expect("the event is there").expect("a message");
+    taken.double_ack_with(AckKind::Term).await.expect("terminated");
+    inbox.resume();
+    until(DEADLINE, "it is handled", async || service.calls_of(id) == 1).await;
+    wait_processed(&rig, 2).await;
+}
+
+/// R-INB-05: a service behind TLS whose authority is named in the configuration.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_service_behind_tls_is_called_if_its_authority_is_trusted() {
+    let mut rig = set_up().await;
+    let _relay = rig.relay();
+    let folder = tempfile::tempdir().expect("create a folder");
+    let authority = folder.path().join("ca.pem");
+    let url = serve_tls(&authority).await;
+    let args = ["inbox", "run", "--consumer", "billing", "--handler", &url];
+    emit(&rig, "o-1", "{}").await;
+    let inbox = rig.spawn(&args); // trusts the system's authorities
+    let error = "SELECT coalesce(max(last_error), '') FROM inbox_messages";
+    until(DEADLINE, "the certificate is refused", async || {
+        rig.query::<String>(error).await.contains("certificate")
+    })
+    .await;
+    inbox.kill9().await;
+    rig.set("TAILPOST_INBOX__CA", authority.to_str().expect("UTF-8"));
+    let _inbox = rig.spawn(&args);
+    wait_processed(&rig, 1).await;
+}
+
+/// Says 204 to everything, with a certificate that only `authority` vouches for.
+async fn serve_tls(authority: &Path) -> String {
+    let own = rcgen::generate_simple_self_signed(["localhost".into()]).expect("a certificate");
+    std::fs::write(authority, own.cert.pem()).expect("write the certificate");
+    let key = PrivateKeyDer::try_from(own.signing_key.serialize_der()).expect("a key");
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("ring supports them")
+        .with_no_client_auth()
+        .with_single_cert(vec![own.cert.der().clone()], key)
+        .expect("they belong together");
+    let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let port = listener.local_addr().expect("an address").port();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let Ok(mut stream) = acceptor.accept(stream).await else { continue };
+            let _ = stream.read(&mut [0; 8192]).await;
+            let _ = stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n").await;
+            let _ = stream.shutdown().await;
+        }
+    });
+    format!("https://localhost:{port}/events")
+}

@@ -1,0 +1,111 @@
+//! An HTTP service that handles events, and remembers them.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, StatusCode};
+use support::{DEADLINE, Rig, until};
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use uuid::Uuid;
+
+/// A call as the service saw it.
+#[derive(Clone)]
+pub(super) struct Call {
+    pub(super) id: Uuid,
+    pub(super) headers: HeaderMap,
+    pub(super) payload: String,
+}
+
+impl Call {
+    pub(super) fn header(&self, name: &str) -> &str {
+        self.headers.get(name).map_or("", |it| it.to_str().expect("text"))
+    }
+}
+
+#[derive(Default)]
+struct Shared {
+    calls: Vec<Call>,
+    answers: BTreeMap<String, u16>,
+    otherwise: u16,
+}
+
+/// A service whose answers can be changed while it runs. Dropping it closes its port.
+pub(super) struct Service {
+    address: SocketAddr,
+    shared: Arc<Mutex<Shared>>,
+    task: JoinHandle<std::io::Result<()>>,
+}
+
+impl Service {
+    /// Says 204 to everything.
+    pub(super) async fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = listener.local_addr().expect("an address");
+        let shared = Arc::new(Mutex::new(Shared { otherwise: 204, ..Shared::default() }));
+        let router = Router::new().fallback(serve).with_state(Arc::clone(&shared));
+        let task = tokio::spawn(async move { axum::serve(listener, router).await });
+        Self { address, shared, task }
+    }
+
+    pub(super) fn url(&self) -> String {
+        format!("http://{}/events", self.address)
+    }
+
+    /// From now on answers so, but for what [`Service::answer_to`] says.
+    pub(super) fn answer(&self, status: u16) {
+        self.shared.lock().expect("not poisoned").otherwise = status;
+    }
+
+    /// From now on answers so to events of this aggregate.
+    pub(super) fn answer_to(&self, aggregate_id: &str, status: u16) {
+        let mut shared = self.shared.lock().expect("not poisoned");
+        shared.answers.insert(aggregate_id.to_owned(), status);
+    }
+
+    pub(super) fn calls(&self) -> Vec<Call> {
+        self.shared.lock().expect("not poisoned").calls.clone()
+    }
+
+    pub(super) fn calls_of(&self, id: Uuid) -> usize {
+        self.calls().iter().filter(|it| it.id == id).count()
+    }
+
+    /// Waits for this many calls.
+    pub(super) async fn wait_calls(&self, count: usize) {
+        let what = format!("the service was called {count} times");
+        until(DEADLINE, &what, async || self.calls().len() >= count).await;
+    }
+
+    /// What makes `tailpost inbox run` call it.
+    pub(super) fn args(&self) -> [String; 6] {
+        ["inbox", "run", "--consumer", "billing", "--handler", &self.url()].map(str::to_owned)
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn serve(State(shared): State<Arc<Mutex<Shared>>>, request: Request) -> StatusCode {
+    let (parts, body) = request.into_parts();
+    let body = axum::body::to_bytes(body, 1 << 20).await.expect("a body");
+    let text = |name: &str| parts.headers.get(name).and_then(|it| it.to_str().ok()).unwrap_or("");
+    let id = text("idempotency-key").parse().unwrap_or_default();
+    let payload = String::from_utf8(body.to_vec()).expect("UTF-8");
+    let mut shared = shared.lock().expect("not poisoned");
+    let status = shared.answers.get(text("aggregate-id")).copied().unwrap_or(shared.otherwise);
+    shared.calls.push(Call { id, headers: parts.headers.clone(), payload });
+    StatusCode::from_u16(status).expect("a status")
+}
+
+/// Commits an event of an aggregate; returns its id.
+pub(super) async fn emit(rig: &Rig, aggregate_id: &str, payload: &str) -> Uuid {
+    let sql = format!("SELECT outbox_emit('order', '{aggregate_id}', 'OrderPlaced', '{payload}')");
+    rig.query(&sql).await
+}

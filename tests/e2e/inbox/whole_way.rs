@@ -1,0 +1,117 @@
+//! From the order to its effect, while everything on the way is killed.
+
+use std::time::Duration;
+
+use async_nats::jetstream;
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
+use rand::{RngExt, SeedableRng};
+use support::{Relay, Rig};
+
+use super::{Inbox, TABLES, Worker};
+
+const KILLINGS: u32 = 12;
+
+/// What is between an order and its effect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Link {
+    Postgres,
+    Relay,
+    Nats,
+    Worker,
+}
+
+const LINKS: [Link; 4] = [Link::Postgres, Link::Relay, Link::Nats, Link::Worker];
+
+/// The links, alive but for moments.
+struct Chain {
+    inbox: Inbox,
+    relay: Relay,
+    worker: Worker,
+}
+
+/// R-INB-02, R-INB-04, R-REL-02, R-REL-13. `REPLAY_SEED=n` chooses other moments and victims.
+#[tokio::test(flavor = "multi_thread")]
+async fn orders_have_one_effect_each_whatever_is_killed_on_the_way() {
+    let seed = std::env::var("REPLAY_SEED").ok().and_then(|it| it.parse().ok()).unwrap_or(17);
+    eprintln!("REPLAY_SEED={seed}");
+    let mut random = StdRng::seed_from_u64(seed);
+    let mut chain = Chain::forge().await;
+    let load = chain.inbox.rig.load(seed, 500.0).await;
+    for _ in 0..KILLINGS {
+        // The next killing meets a chain that recovers as often as one that has recovered.
+        tokio::time::sleep(Duration::from_millis(random.random_range(0..900))).await;
+        chain.kill_some(&mut random).await;
+    }
+    let Chain { inbox, relay: _relay, worker: _worker } = chain;
+    let committed = i64::try_from(inbox.rig.finish(load).await.committed).expect("it fits");
+    inbox.wait_count("effects", committed).await;
+    inbox.wait_acked().await;
+    inbox.assert_exact(committed).await;
+    assert_eq!(inbox.count("inbox_dead_letter").await, 0, "dead letters");
+    let orders = inbox.count("orders").await;
+    let affected = "(SELECT DISTINCT payload ->> 'order' FROM outbox_events
+        JOIN effects ON event_id = id) AS t";
+    assert_eq!(inbox.count(affected).await, orders, "orders with effects");
+    eprintln!("{orders} orders, {committed} events, {committed} effects");
+}
+
+impl Chain {
+    async fn forge() -> Self {
+        let mut rig = Rig::new().await;
+        rig.set("TAILPOST_RELAY__ACK_TIMEOUT", "1s");
+        rig.set("TAILPOST_RELAY__SCAN_INTERVAL", "500ms");
+        rig.setup().await;
+        let mut client = rig.client().await;
+        let layout = inbox::Layout::Partitioned;
+        inbox::create_tables(&mut client, "public", layout).await.expect("create the tables");
+        rig.execute(TABLES).await;
+        let jetstream = jetstream::new(rig.nats.client().await.expect("connect to NATS"));
+        let env = vec![
+            ("DATABASE_URL".to_owned(), rig.postgres.url("postgres")),
+            ("NATS_URL".to_owned(), rig.nats.url()),
+            ("WORKER_ACK_WAIT_MS".to_owned(), "1000".to_owned()),
+            // What a killed worker had claimed waits for so long.
+            ("WORKER_LEASE_MS".to_owned(), "2000".to_owned()),
+        ];
+        let relay = rig.relay();
+        let inbox = Inbox { rig, jetstream, env };
+        Self { worker: inbox.worker(), relay, inbox }
+    }
+
+    /// Kills one or more links, and replaces them a moment later.
+    async fn kill_some(&mut self, random: &mut StdRng) {
+        let mut victims = LINKS;
+        victims.shuffle(random);
+        let victims = &victims[..random.random_range(1..=LINKS.len())];
+        eprintln!("killing {victims:?}");
+        for victim in victims {
+            self.kill(*victim).await;
+        }
+        tokio::time::sleep(Duration::from_millis(random.random_range(0..300))).await;
+        // In the order of the chain: the worker does not start without a database.
+        for link in LINKS.iter().filter(|it| victims.contains(it)) {
+            self.replace(*link).await;
+        }
+    }
+
+    async fn kill(&mut self, link: Link) {
+        let rig = &mut self.inbox.rig;
+        match link {
+            Link::Postgres => rig.postgres.kill().await.expect("kill PostgreSQL"),
+            Link::Relay => self.relay.kill9().await,
+            Link::Nats => rig.nats.kill().await.expect("kill NATS"),
+            Link::Worker => self.worker.kill(),
+        }
+    }
+
+    async fn replace(&mut self, link: Link) {
+        let rig = &mut self.inbox.rig;
+        match link {
+            Link::Postgres => rig.postgres.start_again().await.expect("start PostgreSQL"),
+            Link::Relay => self.relay = rig.relay(),
+            Link::Nats => rig.nats.start_again().await.expect("start NATS"),
+            Link::Worker => self.worker = self.inbox.worker(),
+        }
+    }
+}

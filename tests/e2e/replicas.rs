@@ -1,0 +1,184 @@
+//! A stream of three replicas, whose servers hand over, die and lose each other under load.
+//!
+//! In fenced mode the whole stream must be in commit order, in keyed mode each aggregate: the
+//! ledger tells the one from the other by the messages.
+
+use support::{Load, Relay, Rig};
+use testbed::{NatsCluster, Proxy};
+
+const STREAM: &str = "OUTBOX";
+
+/// Several elections' worth of events.
+const RATE: u32 = 500;
+
+struct Scene {
+    rig: Rig<NatsCluster>,
+    relay: Relay,
+    load: Load,
+}
+
+impl Scene {
+    /// In fenced mode the broker forgets ids at once: only what the stream holds can prevent
+    /// duplicates. Keyed mode needs them: a paused server wakes up with messages that another one
+    /// has stored meanwhile, and passes them on.
+    async fn begin(mode: &str, seed: u64) -> Self {
+        let mut rig = Rig::replicated().await;
+        rig.set("TAILPOST_RELAY__MODE", mode);
+        rig.set("TAILPOST_RELAY__ACK_TIMEOUT", "1s");
+        if mode == "fenced" {
+            rig.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
+        }
+        rig.setup().await;
+        let relay = rig.relay();
+        relay.wait_active().await;
+        let load = rig.load(seed, RATE.into()).await;
+        load.wait_committed(200).await;
+        Self { rig, relay, load }
+    }
+
+    async fn leader(&self) -> usize {
+        self.rig.nats.leader(STREAM).await.expect("the stream has a leader")
+    }
+
+    /// Waits until the servers other than `gone` have what is committed from now on.
+    async fn wait_stored_without(&self, gone: usize) {
+        self.load.wait_committed(RATE.into()).await;
+        let goal = self.load.committed();
+        let rest = self.rig.nats.node((gone + 1) % 3).jetstream().await.expect("connect to NATS");
+        let what = format!("the stream holds {goal} messages");
+        support::until(support::DEADLINE, &what, async || {
+            let stream = rest.get_stream(STREAM).await;
+            stream.is_ok_and(|stream| stream.cached_info().state.messages >= goal)
+        })
+        .await;
+    }
+
+    async fn end(self) {
+        self.load.wait_committed(200).await;
+        self.rig.nats.wait_current(STREAM).await.expect("all replicas are back");
+        let tally = self.rig.finish(self.load).await;
+        assert!(tally.committed > 500, "{tally}");
+        assert!(self.relay.exited().is_none(), "the relay is alive");
+    }
+}
+
+async fn leaders_step_down(mode: &str, seed: u64) {
+    let scene = Scene::begin(mode, seed).await;
+    for _ in 0..8 {
+        scene.rig.nats.step_down(STREAM).await.expect("the leader steps down");
+        scene.load.wait_committed((RATE / 2).into()).await;
+    }
+    scene.end().await;
+}
+
+async fn leader_is_killed(mode: &str, seed: u64) {
+    let mut scene = Scene::begin(mode, seed).await;
+    let leader = scene.leader().await;
+    scene.rig.nats.node_mut(leader).kill().await.expect("kill the leader");
+    scene.wait_stored_without(leader).await;
+    scene.rig.nats.node_mut(leader).start_again().await.expect("start it again");
+    scene.end().await;
+}
+
+/// It believes for a while that it leads; the other two elect another one, and go on.
+async fn leader_is_isolated(mode: &str, seed: u64) {
+    let mut scene = Scene::begin(mode, seed).await;
+    let leader = scene.leader().await;
+    scene.rig.nats.isolate(leader).await;
+    scene.wait_stored_without(leader).await;
+    scene.rig.nats.rejoin().await.expect("end the isolation");
+    scene.end().await;
+}
+
+async fn leader_is_paused(mode: &str, seed: u64) {
+    let mut scene = Scene::begin(mode, seed).await;
+    let leader = scene.leader().await;
+    scene.rig.nats.node_mut(leader).pause().expect("pause the leader");
+    scene.load.wait_committed((RATE * 12).into()).await;
+    scene.rig.nats.node_mut(leader).resume().expect("wake it");
+    scene.end().await;
+}
+
+/// R-REL-05, R-REL-06.
+#[tokio::test(flavor = "multi_thread")]
+async fn leaders_that_step_down_cost_nothing_in_fenced_mode() {
+    leaders_step_down("fenced", 81).await;
+}
+
+/// R-REL-05, R-REL-06.
+#[tokio::test(flavor = "multi_thread")]
+async fn leaders_that_step_down_cost_nothing_in_keyed_mode() {
+    leaders_step_down("keyed", 82).await;
+}
+
+/// R-REL-05, R-REL-06, R-REL-09.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_leader_costs_nothing_in_fenced_mode() {
+    leader_is_killed("fenced", 83).await;
+}
+
+/// R-REL-05, R-REL-06, R-REL-09.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_leader_costs_nothing_in_keyed_mode() {
+    leader_is_killed("keyed", 84).await;
+}
+
+/// R-REL-05, R-REL-06, R-REL-09.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_isolated_leader_costs_nothing_in_fenced_mode() {
+    leader_is_isolated("fenced", 85).await;
+}
+
+/// R-REL-05, R-REL-06, R-REL-09.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_isolated_leader_costs_nothing_in_keyed_mode() {
+    leader_is_isolated("keyed", 86).await;
+}
+
+/// R-REL-05, R-REL-06, R-REL-09: it wakes with messages that its successor has stored long since.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_that_was_paused_costs_nothing_in_fenced_mode() {
+    leader_is_paused("fenced", 87).await;
+}
+
+/// R-REL-05, R-REL-06, R-REL-09.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_that_was_paused_costs_nothing_in_keyed_mode() {
+    leader_is_paused("keyed", 88).await;
+}
+
+/// R-REL-09: the server that the relay is connected to answers the client, and can do nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_whose_server_is_cut_off_goes_to_another() {
+    let mut rig = Rig::replicated().await;
+    rig.set("TAILPOST_RELAY__ACK_TIMEOUT", "1s");
+    rig.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
+    rig.setup().await;
+    let leader = rig.nats.leader(STREAM).await.expect("the stream has a leader");
+    let mut others = Vec::new();
+    for node in (0..3).filter(|node| *node != leader) {
+        let addr = ([127, 0, 0, 1], rig.nats.node(node).port()).into();
+        let mut proxy = Proxy::start(addr).await.expect("start a proxy");
+        proxy.cut().await;
+        others.push(proxy);
+    }
+    let urls = [
+        rig.nats.node(leader).url(),
+        format!("nats://{}", others[0].addr()),
+        format!("nats://{}", others[1].addr()),
+    ];
+    rig.set("NATS_URL", &urls.join(","));
+    let relay = rig.relay();
+    relay.wait_active().await;
+    for proxy in &mut others {
+        proxy.restore().await.expect("open the way");
+    }
+    let load = rig.load(89, RATE.into()).await;
+    load.wait_committed(200).await;
+
+    rig.nats.isolate(leader).await;
+    let mut scene = Scene { rig, relay, load };
+    scene.wait_stored_without(leader).await;
+    scene.rig.nats.rejoin().await.expect("end the isolation");
+    scene.end().await;
+}
