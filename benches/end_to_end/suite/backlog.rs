@@ -7,7 +7,7 @@ use crate::load::Shape;
 use crate::servers::Keeping;
 
 /// How many rows wait, and how often they are drained: small backlogs are noisy.
-const BACKLOGS: [(u32, u32); 3] = [(10_000, 3), (100_000, 3), (1_000_000, 1)];
+const BACKLOGS: [(u32, u32); 3] = [(10_000, 3), (100_000, 2), (1_000_000, 1)];
 const LARGE: (u32, u32) = (5_000_000, 1);
 const QUICK_BACKLOGS: [(u32, u32); 2] = [(1_000, 1), (10_000, 1)];
 

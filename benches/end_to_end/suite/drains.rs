@@ -8,7 +8,7 @@ use crate::servers::Keeping;
 
 const ROWS: u32 = 100_000;
 const QUICK_ROWS: u32 = 5_000;
-const ROUNDS: u32 = 3;
+const ROUNDS: u32 = 2;
 
 /// Large rows would fill the disk: fewer of them.
 const LARGE_PAYLOAD_BYTES: usize = 4_096;

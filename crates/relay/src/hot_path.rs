@@ -2,8 +2,9 @@
 //! on the machine, and that must not grow unnoticed.
 //!
 //! The way is the real one, from the bytes of the log to the message that is handed to the client:
-//! decode, row, subject, window, headers, reply subject, queue; then the answer, resolution and
-//! what is to be marked. Left out are the two clients: nothing is counted while they run.
+//! decode, row, subject, window, headers, reply subject, queue; then, once answered, resolution and
+//! what is to be marked. Left out are the two clients, while which run nothing is counted, and the
+//! reading of the answer, of which there is one for a batch.
 
 use std::collections::HashSet;
 use std::time::Duration;
