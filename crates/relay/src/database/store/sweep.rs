@@ -76,11 +76,13 @@ impl Store {
         self.client().execute(&sql, &[&ids, &value]).await.map_err(Error::sql(doing))
     }
 
-    /// Which of the events have no row: it is gone, or not visible yet.
+    /// Which of the events have no marked row: it is gone, or was not visible when it was to be marked.
+    /// That it may be visible by now does not matter: it has no mark.
     pub(crate) async fn without_row(&self, settled: &[Settled]) -> Result<Vec<Settled>, Error> {
         let ids: Vec<Uuid> = settled.iter().map(|it| it.id).collect();
         let (outbox, id) = (self.table.quoted(), self.table.column(Column::Id));
-        let sql = format!("SELECT {id} FROM {outbox} WHERE {id} = ANY($1)");
+        let sql =
+            format!("SELECT {id} FROM {outbox} WHERE {id} = ANY($1) AND published_at IS NOT NULL");
         let rows = self.client().query(&sql, &[&ids]).await;
         let rows = rows.map_err(Error::sql("look for rows that were not marked"))?;
         let there: HashSet<Uuid> = rows.iter().map(|it| it.get(0)).collect();
