@@ -1,6 +1,6 @@
 //! All messages of a stream, in its order.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow};
 use async_nats::HeaderMap;
@@ -12,8 +12,9 @@ use outbox::wire::{Position, header};
 use tokio::time::timeout;
 use uuid::Uuid;
 
-/// The longest pause between two messages.
+/// The longest pause before the first message, and between two.
 const PATIENCE: Duration = Duration::from_secs(30);
+const POLL: Duration = Duration::from_millis(100);
 
 /// One message of the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,7 +41,15 @@ pub(super) async fn read(jetstream: &Context, name: &str) -> Result<Vec<Stored>>
         headers_only: true,
         ..OrderedConfig::default()
     };
-    let consumer = stream.create_consumer(config).await.context("create an ordered consumer")?;
+    let started = Instant::now();
+    let consumer = loop {
+        match stream.create_consumer(config.clone()).await {
+            Ok(consumer) => break consumer,
+            // A cluster that one of its servers has come back to elects its leader once more.
+            Err(_) if started.elapsed() < PATIENCE => tokio::time::sleep(POLL).await,
+            Err(error) => return Err(error).context("create an ordered consumer"),
+        }
+    };
     let mut messages = consumer.messages().await.context("read the stream")?;
     loop {
         let next = timeout(PATIENCE, messages.next()).await;

@@ -18,6 +18,9 @@ const NODES: usize = 3;
 const LEADER_DEADLINE: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(50);
 
+/// The JetStream error of a stream that does not exist.
+const NOT_FOUND: u32 = 10059;
+
 /// A port on which nobody listens.
 const NOBODY: u16 = 1;
 
@@ -187,7 +190,9 @@ impl NatsCluster {
         let created = |answer: &Value| answer.get("config").map(|_| ());
         let create = format!("$JS.API.STREAM.CREATE.{PROBE}");
         self.request_until(&create, &config.to_string(), created).await?;
-        let deleted = |answer: &Value| (answer["success"] == true).then_some(());
+        // Gone already, if the answer to an earlier attempt was lost.
+        let is_gone = |it: &Value| it["success"] == true || it["error"]["err_code"] == NOT_FOUND;
+        let deleted = |answer: &Value| is_gone(answer).then_some(());
         self.ask_until(&format!("$JS.API.STREAM.DELETE.{PROBE}"), deleted).await
     }
 
