@@ -5,7 +5,7 @@ use std::time::Duration;
 use support::{DEADLINE, Rig, until};
 
 /// The table as an application makes it that knows nothing of the relay.
-const DOCUMENTED_TABLE: &str = "
+pub(crate) const DOCUMENTED_TABLE: &str = "
     CREATE TABLE outbox_events (
         id UUID PRIMARY KEY, aggregate_type TEXT NOT NULL, aggregate_id TEXT NOT NULL,
         event_type TEXT NOT NULL, event_version INT DEFAULT 1, payload JSONB NOT NULL,

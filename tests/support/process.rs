@@ -106,6 +106,19 @@ impl Relay {
         self.child.lock().expect("not poisoned").try_wait().expect("look after the process")
     }
 
+    /// The most memory that the process has had so far, in bytes.
+    ///
+    /// # Panics
+    ///
+    /// When it has ended.
+    pub fn peak_memory(&self) -> u64 {
+        let path = format!("/proc/{}/status", self.pid.as_raw_nonzero());
+        let status = fs::read_to_string(path).expect("read the process's status");
+        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kibibytes = peak.and_then(|it| it.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+        kibibytes.expect("a running process has memory") << 10
+    }
+
     /// What the process wrote to stderr so far.
     pub fn log(&self) -> String {
         self.read("stderr")

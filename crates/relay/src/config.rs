@@ -34,6 +34,8 @@ pub struct Config {
     pub window: WindowLimits,
     /// How the table is searched for rows that the log cannot bring.
     pub scan: ScanConfig,
+    /// How rows are claimed in [`Mode::Poll`].
+    pub poll: PollConfig,
     /// How published rows are marked.
     pub mark: MarkConfig,
     /// What the slot may make the server keep.
@@ -56,6 +58,9 @@ pub enum Mode {
     Fenced,
     /// One unacknowledged message per aggregate, deduplicated by id; the stream may be shared.
     Keyed,
+    /// As keyed, but rows are claimed in the table instead of read from the log: needs no logical
+    /// decoding, and any number of relays work side by side.
+    Poll,
 }
 
 /// What becomes of later events of an aggregate of which one was parked.
@@ -144,6 +149,29 @@ impl Default for ScanConfig {
     }
 }
 
+/// The claiming of rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PollConfig {
+    /// Time between two looks at a table that has nothing to claim.
+    pub interval: Duration,
+    /// Rows per claim.
+    pub batch: usize,
+    /// Claims in hand at a time, each on a connection of its own.
+    pub workers: usize,
+}
+
+impl PollConfig {
+    /// Whoever is silent for 30 s loses what it claimed; whoever takes over must be within the time
+    /// in which the broker remembers ids.
+    const DUPLICATE_WINDOW_MIN: Duration = Duration::from_secs(60);
+}
+
+impl Default for PollConfig {
+    fn default() -> Self {
+        Self { interval: Duration::from_millis(50), batch: 32, workers: 8 }
+    }
+}
+
 /// The writing of `published_at`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MarkConfig {
@@ -210,6 +238,8 @@ impl Config {
         check_range("relay.window_bytes", self.window.bytes, 64 << 10, 4 << 30)?;
         check_range("relay.scan_batch", self.scan.batch, 1, 100_000)?;
         check_range("relay.mark_batch", self.mark.batch, 1, 100_000)?;
+        check_range("relay.poll_batch", self.poll.batch, 1, 1_000)?;
+        check_range("relay.poll_workers", self.poll.workers, 1, 64)?;
         if self.dead_letter_retention.is_some_and(|it| it < Duration::from_hours(24)) {
             return Err(Error::invalid("relay.dead_letter_retention", "must be at least 1d"));
         }
@@ -221,6 +251,7 @@ impl Config {
             ("relay.ack_timeout", self.ack_timeout, 100),
             ("relay.scan_interval", self.scan.interval, 100),
             ("relay.mark_interval", self.mark.interval, 1),
+            ("relay.poll_interval", self.poll.interval, 1),
             // The broker's own lower bound.
             ("stream.duplicate_window", self.stream.duplicate_window, 100),
         ] {
@@ -228,14 +259,25 @@ impl Config {
                 return Err(Error::invalid(setting, format!("must be at least {min}ms")));
             }
         }
+        if self.mode == Mode::Poll && self.on_park == OnPark::BlockKey {
+            let reason = "\"block_key\" does not work with relay.mode = \"poll\"";
+            return Err(Error::invalid("relay.on_park", reason));
+        }
+        if self.mode == Mode::Poll
+            && self.stream.duplicate_window < PollConfig::DUPLICATE_WINDOW_MIN
+        {
+            let reason = "must be at least 60s with relay.mode = \"poll\"";
+            return Err(Error::invalid("stream.duplicate_window", reason));
+        }
         if self.wal.on_limit != OnWalLimit::Hold && self.wal.limit.is_none() {
             return Err(Error::invalid("relay.on_wal_limit", "needs relay.wal_limit"));
         }
         if self.wal.limit.is_some_and(|limit| limit < 1 << 20) {
             return Err(Error::invalid("relay.wal_limit", "must be at least 1MiB"));
         }
-        if self.dedup == Dedup::Position && self.mode == Mode::Keyed {
-            let reason = "\"position\" needs relay.mode = \"fenced\": keyed mode has only the ids";
+        if self.dedup == Dedup::Position && self.mode != Mode::Fenced {
+            let reason =
+                "\"position\" needs relay.mode = \"fenced\": other modes have only the ids";
             return Err(Error::invalid("relay.dedup", reason));
         }
         if self.stream.max_age.is_some_and(|age| age < self.stream.duplicate_window) {
@@ -284,6 +326,7 @@ mod tests {
             dedup: Dedup::default(),
             window: WindowLimits::default(),
             scan: ScanConfig::default(),
+            poll: PollConfig::default(),
             mark: MarkConfig::default(),
             wal: WalConfig::default(),
             ack_timeout: Config::ACK_TIMEOUT,
@@ -318,6 +361,12 @@ mod tests {
         check("relay.scan_batch", |it| it.scan.batch = 0);
         check("relay.scan_interval", |it| it.scan.interval = Duration::ZERO);
         check("relay.mark_batch", |it| it.mark.batch = 0);
+        check("relay.poll_batch", |it| it.poll.batch = 0);
+        check("relay.poll_workers", |it| it.poll.workers = 65);
+        check("relay.poll_interval", |it| it.poll.interval = Duration::ZERO);
+        check("stream.duplicate_window", |it| {
+            (it.mode, it.stream.duplicate_window) = (Mode::Poll, Duration::from_secs(30));
+        });
         check("relay.dead_letter_retention", |it| {
             it.dead_letter_retention = Some(Duration::from_secs(1));
         });

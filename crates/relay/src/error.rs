@@ -255,7 +255,8 @@ fn sqlstate_hint(code: &SqlState) -> Option<String> {
         "28000" | "28P01" => "check user, password and pg_hba.conf",
         "3D000" => "check the database's name in postgres.url",
         "55000" => {
-            "set wal_level = logical, and max_replication_slots above 0, and restart PostgreSQL"
+            "set wal_level = logical, and max_replication_slots above 0, and restart PostgreSQL; or \
+             set relay.mode = \"poll\" and run `tailpost setup`"
         }
         "53400" => "raise max_replication_slots and max_wal_senders, then restart PostgreSQL",
         _ => return None,

@@ -140,7 +140,6 @@ impl HotPath {
             mode: Mode::Fenced,
             limits: Limits { events: 8_192, bytes: 16 << 20 },
             ack_timeout: Duration::from_secs(5),
-            system_id: history.system_id,
             resolved_before: Lsn::ZERO,
             tail: Tail::default(),
             batches: true,

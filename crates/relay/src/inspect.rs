@@ -5,7 +5,7 @@ use outbox::{Column, DROPPED, wire};
 use tokio_postgres::Client;
 use tokio_postgres::types::PgLsn;
 
-use crate::config::Config;
+use crate::config::{Config, Mode};
 use crate::dead_letters::{DeadLetters, Filter};
 use crate::error::Error;
 use crate::report::{OutboxReport, SlotReport, StatusReport, StreamReport};
@@ -41,7 +41,8 @@ pub async fn inspect(config: &Config) -> Result<StatusReport, Error> {
             report.incomplete = Some(error);
         }
     }
-    if report.slot.is_none() && report.incomplete.is_none() {
+    let polls = config.mode == Mode::Poll;
+    if report.slot.is_none() && !polls && report.incomplete.is_none() {
         let missing = format!("replication slot \"{}\"", config.slot);
         report.incomplete = Some(Error::NotSetUp { missing });
     }
@@ -52,6 +53,7 @@ pub async fn inspect(config: &Config) -> Result<StatusReport, Error> {
 fn warn(config: &Config, report: &mut StatusReport) {
     let warnings = &mut report.warnings;
     match &report.slot {
+        None if config.mode == Mode::Poll => {}
         None => warnings.push(format!(
             "replication slot \"{}\" does not exist: run `tailpost setup`",
             config.slot

@@ -42,6 +42,7 @@ mod error;
 #[cfg(test)]
 mod hot_path;
 mod inspect;
+mod poll;
 mod report;
 mod reporter;
 mod routing;
@@ -52,8 +53,8 @@ mod slots;
 mod status;
 
 pub use config::{
-    Config, Dedup, MarkConfig, Mode, OnPark, OnWalLimit, ScanConfig, StreamConfig, WalConfig,
-    WindowLimits,
+    Config, Dedup, MarkConfig, Mode, OnPark, OnWalLimit, PollConfig, ScanConfig, StreamConfig,
+    WalConfig, WindowLimits,
 };
 pub use connect::{NatsTarget, PostgresTarget};
 pub use error::Error;

@@ -33,8 +33,8 @@ impl Reporter {
     }
 
     /// A session begins: its counters start at nothing.
-    pub(crate) fn begin(&mut self, timeline: u32) {
-        self.status.timeline = Some(timeline);
+    pub(crate) fn begin(&mut self, timeline: Option<u32>) {
+        self.status.timeline = timeline;
         self.status.postgres_connected = true;
         self.status.last_progress = Some(Instant::now());
         self.base = self.status.clone();

@@ -10,11 +10,12 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use crate::broker::leave_server;
-use crate::config::{Config, OnWalLimit};
+use crate::config::{Config, Mode, OnWalLimit};
 use crate::connect::NatsLink;
 use crate::database::Store;
 use crate::describe;
 use crate::error::Error;
+use crate::poll::Poll;
 use crate::reporter::Reporter;
 use crate::session::Session;
 use crate::status::{Role, Status};
@@ -105,6 +106,12 @@ pub async fn run(
     }
 }
 
+#[allow(clippy::large_enum_variant, reason = "there is one, and not for long")]
+enum Opened {
+    Session(Session),
+    Poll(Poll),
+}
+
 async fn session(
     config: &Arc<Config>,
     client: &mut Option<(Client, watch::Receiver<NatsLink>)>,
@@ -121,15 +128,25 @@ async fn session(
                 client.insert((connected, link))
             }
         };
-        Session::open(config, client, link.clone(), once).await
+        if config.mode == Mode::Poll {
+            return Poll::open(config, client, link.clone(), once).await.map(Opened::Poll);
+        }
+        Session::open(config, client, link.clone(), once).await.map(Opened::Session)
     };
-    let session = tokio::select! {
+    let opened = tokio::select! {
         // First, so that no attempt is made any more.
         biased;
         () = stop.cancelled() => return Ok(()),
         opened = Box::pin(opened) => opened?,
     };
-    reporter.begin(session.timeline());
+    let session = match opened {
+        Opened::Session(session) => session,
+        Opened::Poll(poll) => {
+            reporter.begin(None);
+            return Box::pin(poll.run(stop, reporter)).await;
+        }
+    };
+    reporter.begin(Some(session.timeline()));
     let store = session.store();
     let ended = Box::pin(session.run(stop, reporter)).await;
     if let Err(Error::Table(_)) = &ended {

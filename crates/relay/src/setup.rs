@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::broker::TailReader;
 use crate::broker::fitness;
-use crate::config::Config;
+use crate::config::{Config, Mode};
 use crate::database::{Slot, Store, shape};
 use crate::error::Error;
 
@@ -80,14 +80,22 @@ pub async fn setup(config: &Config) -> Result<SetupReport, Error> {
         let what = "column payload in outbox_dead_letter, of the outbox's type".into();
         steps.push(SetupStep { what, created: true });
     }
-    let created = ensure_publication(config, &store).await?;
-    steps.push(SetupStep { what: format!("publication {}", config.publication), created });
+    let polls = config.mode == Mode::Poll;
+    if polls {
+        let created = store.ensure_poll_index().await?;
+        steps.push(SetupStep { what: "index of unpublished rows".into(), created });
+    } else {
+        let created = ensure_publication(config, &store).await?;
+        steps.push(SetupStep { what: format!("publication {}", config.publication), created });
+    }
     let client = config.nats.connect("tailpost setup").await?;
     let context = jetstream::new(client.clone());
     let (created, warnings) = ensure_stream(config, &client, &context).await?;
     steps.push(SetupStep { what: format!("stream {}", config.stream.name), created });
-    let created = ensure_slot(config, &store, &client).await?;
-    steps.push(SetupStep { what: format!("slot {}", config.slot), created });
+    if !polls {
+        let created = ensure_slot(config, &store, &client).await?;
+        steps.push(SetupStep { what: format!("slot {}", config.slot), created });
+    }
     Ok(SetupReport { steps, warnings })
 }
 

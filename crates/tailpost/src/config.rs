@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use relay::connect::{NatsAccess, PostgresTls};
 use relay::{
-    Config, Dedup, MarkConfig, Mode, NatsTarget, OnPark, PostgresTarget, ScanConfig, StreamConfig,
-    WalConfig, WindowLimits,
+    Config, Dedup, MarkConfig, Mode, NatsTarget, OnPark, PollConfig, PostgresTarget, ScanConfig,
+    StreamConfig, WalConfig, WindowLimits,
 };
 
 pub(crate) use error::{Error, Origin};
@@ -72,6 +72,7 @@ pub(crate) struct RelaySettings {
     pub(crate) dead_letter_retention: Option<Duration>,
     pub(crate) max_attempts: u32,
     pub(crate) scan: ScanConfig,
+    pub(crate) poll: PollConfig,
     pub(crate) mark: MarkConfig,
     pub(crate) wal: WalConfig,
 }
@@ -127,6 +128,7 @@ impl Default for Settings {
                 dead_letter_retention: Some(Config::DEAD_LETTER_RETENTION),
                 max_attempts: Config::MAX_ATTEMPTS,
                 scan: ScanConfig::default(),
+                poll: PollConfig::default(),
                 mark: MarkConfig::default(),
                 wal: WalConfig::default(),
             },
@@ -187,6 +189,7 @@ impl Settings {
             dedup: self.relay.dedup,
             window: self.relay.window,
             scan: self.relay.scan,
+            poll: self.relay.poll,
             mark: self.relay.mark,
             wal: self.relay.wal,
             ack_timeout: self.relay.ack_timeout,

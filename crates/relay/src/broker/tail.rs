@@ -88,12 +88,18 @@ impl TailReader {
 
     /// Everything from sequence `from` to the end. Others may have written any number of messages
     /// since then: of those the newest are enough.
-    pub(crate) async fn since(&self, from: u64) -> Result<Tail, Error> {
+    pub(crate) async fn since(&self, from: u64, system_id: u64) -> Result<Tail, Error> {
         let state = self.info().await?.state;
         let last_seq = state.last_sequence;
-        let floor = state.first_sequence.max(last_seq.saturating_sub(WAY_BACK_MAX));
-        let messages = self.range(from.max(floor), last_seq).await?;
-        Ok(Tail { last_seq, messages })
+        let floor = state.first_sequence.max(last_seq.saturating_sub(WAY_BACK_MAX)).max(1);
+        let mut tail = Tail::ending_at(last_seq);
+        let mut from = from.max(floor);
+        while from <= last_seq {
+            let to = last_seq.min(from + CHUNK - 1);
+            tail.add(system_id, self.range(from, to).await?);
+            from = to + 1;
+        }
+        Ok(tail)
     }
 
     /// Everything that may be there of what the log will bring again.
@@ -107,22 +113,28 @@ impl TailReader {
         let state = self.info().await?.state;
         let last_seq = state.last_sequence;
         let floor = state.first_sequence.max(last_seq.saturating_sub(WAY_BACK_MAX)).max(1);
-        let mut messages: Vec<TailMessage> = Vec::new();
+        let mut tail = Tail::ending_at(last_seq);
         let mut overtaken = 0;
         let (mut to, mut is_reached) = (last_seq, floor <= 1);
         while to >= floor {
             let from = to.saturating_sub(CHUNK - 1).max(floor);
             let chunk = self.range(from, to).await?;
             overtaken += chunk.iter().filter(|it| is_before(it, way)).count();
-            messages.extend(chunk);
+            tail.add(way.system_id, chunk);
             to = from - 1;
             if overtaken > way.overtaken_max && last_seq - to >= way.at_least {
                 is_reached = true;
                 break;
             }
         }
-        let is_whole = is_reached && messages.len() as u64 == last_seq - to;
-        Ok((Tail { last_seq, messages }, is_whole))
+        let is_whole = is_reached && tail.read as u64 == last_seq - to;
+        Ok((tail, is_whole))
+    }
+
+    /// The newest `count` messages.
+    pub(crate) async fn newest(&self, count: u64, system_id: u64) -> Result<Tail, Error> {
+        let last_seq = self.info().await?.state.last_sequence;
+        self.since((last_seq + 1).saturating_sub(count), system_id).await
     }
 
     async fn range(&self, from: u64, to: u64) -> Result<Vec<TailMessage>, Error> {

@@ -3,11 +3,12 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use outbox::{Event, wire::Position};
+use outbox::Event;
 use pgoutput::Lsn;
 use uuid::Uuid;
 
 use super::state::{Blocked, Dead};
+use super::tail::Tail;
 use super::window::{LastPosition, Limits, Origin, Outgoing};
 
 /// How order and uniqueness are kept (DESIGN 4).
@@ -34,10 +35,11 @@ pub(crate) enum Input {
     Commit { end_lsn: Lsn },
     /// The walsender has sent everything before `wal_end`.
     Keepalive { wal_end: Lsn },
-    /// Rows that the log does not bring, in the order in which they are to be published.
-    Scanned(Vec<Outgoing>),
-    /// The scanned rows of the last batch are marked.
-    ScanMarked,
+    /// A batch of rows that the log does not bring, in the order in which they are to be published.
+    /// Its number is told by the [`Origin`] of what is settled.
+    Scanned { batch: u32, rows: Vec<Outgoing> },
+    /// The rows of the oldest `batches` are marked, durably.
+    ScanMarked { batches: usize },
     /// Aggregates whose events wait for one that was parked, as the table has it.
     Blocked(Vec<Blocked>),
     /// The stream's end, read back far enough to hold what the scanner may bring again; before its
@@ -101,25 +103,6 @@ pub(crate) enum Request {
     Stop(String),
 }
 
-/// The end of the stream, as its leader knows it.
-#[derive(Debug, Default)]
-pub(crate) struct Tail {
-    /// The sequence that the stream gave out last.
-    pub(crate) last_seq: u64,
-    /// What was read, in any order.
-    pub(crate) messages: Vec<TailMessage>,
-}
-
-/// A message in the stream.
-#[derive(Debug, Clone)]
-pub(crate) struct TailMessage {
-    pub(crate) seq: u64,
-    pub(crate) id: Option<Uuid>,
-    pub(crate) position: Option<Position>,
-    /// The event that had the position, where it is not the message's own.
-    pub(crate) position_event: Option<Uuid>,
-}
-
 /// Where a session starts.
 #[derive(Debug)]
 pub(crate) struct Start {
@@ -127,9 +110,8 @@ pub(crate) struct Start {
     pub(crate) limits: Limits,
     /// Silence after which unanswered messages count as lost.
     pub(crate) ack_timeout: Duration,
-    /// The database that the log belongs to: other positions are somebody else's.
-    pub(crate) system_id: u64,
-    /// Transactions that committed before this are resolved already.
+    /// Transactions that committed before this are resolved already. The highest there is: nothing
+    /// comes from a log.
     pub(crate) resolved_before: Lsn,
     /// The stream's end, read back far enough to hold whatever the slot may bring again.
     pub(crate) tail: Tail,

@@ -30,13 +30,13 @@ mod progress;
 mod simulation;
 mod state;
 mod sweep;
+mod tail;
 mod wal;
 mod window;
 
-pub(crate) use messages::{
-    Input, Mode, Part, Refusal, Request, Send, Settled, Start, Tail, TailMessage,
-};
-pub(crate) use state::{Blocked, Dead, LOGGED_WHILE_SCAN_UNMARKED_MAX, State};
+pub(crate) use messages::{Input, Mode, Part, Refusal, Request, Send, Settled, Start};
+pub(crate) use state::{Blocked, Dead, LOGGED_WHILE_SCAN_UNMARKED_MAX, SCANS_UNMARKED_MAX, State};
 pub(crate) use sweep::{Age, Judgement, Sweeper, Unmarked, Verdict};
+pub(crate) use tail::{Stored, Tail, TailMessage};
 pub(crate) use wal::{Outlook, SlotHealth, WalWatch};
 pub(crate) use window::{LastPosition, Limits, Origin, Outgoing, Unpublished};

@@ -108,6 +108,11 @@ struct Relay {
     tails: Vec<u64>,
     parks: Vec<u64>,
     scan: Scanning,
+    /// Batches that were read and are not marked.
+    scanned: VecDeque<Vec<u128>>,
+    /// Rows of them to be marked. Those that were parked are not among them.
+    settled: HashSet<u128>,
+    batches: u32,
     /// What the scan that is open has yet to bring.
     cursor: Option<VecDeque<u128>>,
     /// The first scan of the session is not finished: the log waits.
@@ -128,6 +133,9 @@ impl World {
             tails: Vec::new(),
             parks: Vec::new(),
             scan: Scanning::Reading,
+            scanned: VecDeque::new(),
+            settled: HashSet::new(),
+            batches: 0,
             cursor: None,
             scan_is_initial: true,
             holding: false,
@@ -282,11 +290,24 @@ impl World {
             }
         }
         for settled in self.relay.state.take_settled() {
+            if matches!(settled.origin, Origin::Scan(_)) {
+                self.relay.settled.insert(settled.id.as_u128());
+            }
             self.check_settled(settled);
         }
     }
 
     fn tail_since(&self, from: u64) -> Tail {
+        self.tail_of(self.messages_since(from))
+    }
+
+    fn tail_of(&self, messages: Vec<TailMessage>) -> Tail {
+        let mut tail = Tail::ending_at(self.stream.len() as u64);
+        tail.add(SYSTEM, messages);
+        tail
+    }
+
+    fn messages_since(&self, from: u64) -> Vec<TailMessage> {
         let from = usize::try_from(from.max(1)).expect("small") - 1;
         let messages = self.stream.iter().enumerate().skip(from).map(|(at, it)| TailMessage {
             seq: at as u64 + 1,
@@ -294,19 +315,19 @@ impl World {
             position: it.position,
             position_event: it.position_event,
         });
-        Tail { last_seq: self.stream.len() as u64, messages: messages.collect() }
+        messages.collect()
     }
 
     /// As `TailReader::back_to` reads it, message by message.
     fn tail_back(&self, overtaken_max: usize) -> Tail {
-        let mut tail = self.tail_since(1);
+        let mut messages = self.messages_since(1);
         let before = |it: &&TailMessage| {
             it.position.is_some_and(|position| Lsn(position.lsn) < self.slot_confirmed)
         };
-        let mut overtaken = tail.messages.iter().rev().filter(before).skip(overtaken_max);
+        let mut overtaken = messages.iter().rev().filter(before).skip(overtaken_max);
         let from = overtaken.next().map_or(0, |it| it.seq);
-        tail.messages.retain(|it| it.seq >= from);
-        tail
+        messages.retain(|it| it.seq >= from);
+        self.tail_of(messages)
     }
 
     fn jobs(&mut self, honest: bool) {
@@ -348,6 +369,9 @@ impl World {
             tails: Vec::new(),
             parks: Vec::new(),
             scan: Scanning::Reading,
+            scanned: VecDeque::new(),
+            settled: HashSet::new(),
+            batches: 0,
             cursor: None,
             scan_is_initial: true,
             holding: false,
@@ -419,8 +443,9 @@ impl World {
             self.requests();
             self.check_confirmed();
             let quiet = self.connections.iter().all(VecDeque::is_empty) && self.answers.is_empty();
-            let done =
-                self.relay.at.0 == self.log.len() && matches!(self.relay.scan, Scanning::Done);
+            let done = self.relay.at.0 == self.log.len()
+                && matches!(self.relay.scan, Scanning::Done)
+                && self.relay.scanned.is_empty();
             if quiet && done && self.relay.state.is_idle() {
                 if !self.faults.blocking || self.dead.is_empty() {
                     return;
@@ -437,7 +462,6 @@ fn start(faults: Faults, resolved_before: Lsn, tail: Tail, dead: &HashSet<u128>)
         mode: faults.mode,
         limits: Limits { events: WINDOW, bytes: 1 << 20 },
         ack_timeout: Duration::from_secs(2),
-        system_id: SYSTEM,
         resolved_before,
         tail,
         batches: faults.batches,

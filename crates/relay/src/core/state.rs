@@ -6,7 +6,7 @@ mod resync;
 mod retry;
 mod sending;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashSet, VecDeque};
 use std::time::Duration;
 
 use pgoutput::Lsn;
@@ -18,12 +18,16 @@ pub(crate) use self::blocking::{Blocked, Dead};
 use super::breaker::Breaker;
 use super::messages::{Counts, Input, Mode, Refusal, Request, Settled, Start};
 use super::progress::Progress;
+use super::tail::Seen;
 use super::window::{Entry, LastPosition, Limits, Origin, Outgoing, Stage, Unpublished, Window};
 use crate::status::BreakerState;
 
 /// While rows of a scan are published but not marked, the log may bring at most this many events,
 /// so that after a crash a bounded read of the tail finds those rows.
 pub(crate) const LOGGED_WHILE_SCAN_UNMARKED_MAX: usize = 8_192;
+
+/// Scan batches that are published, or on their way, and not marked. For the same reason.
+pub(crate) const SCANS_UNMARKED_MAX: usize = 8;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Link {
@@ -40,8 +44,11 @@ enum Link {
 
 #[derive(Debug)]
 struct ScanBatch {
+    number: u32,
+    /// Rows that are not resolved.
     outstanding: usize,
-    logged_since: usize,
+    /// Events that the log had brought before it.
+    logged_before: u64,
 }
 
 /// One publishing session. See the module.
@@ -50,7 +57,6 @@ pub(crate) struct State {
     mode: Mode,
     limits: Limits,
     ack_timeout: Duration,
-    system_id: u64,
     resolved_before: Lsn,
     window: Window,
     progress: Progress,
@@ -95,10 +101,13 @@ pub(crate) struct State {
     /// The stream has taken a message since its tail was read: until then none goes in a batch.
     settled_in: bool,
     /// Ids that the stream had when the session began.
-    seen: HashMap<Uuid, u64>,
+    seen: Seen,
     /// No event logged after this position can be in `seen`.
     seen_before: Lsn,
-    scan: Option<ScanBatch>,
+    /// Batches that are not marked, the oldest first.
+    scan: VecDeque<ScanBatch>,
+    /// Events that the log has brought.
+    logged: u64,
     now: Duration,
     last_answer: Duration,
     /// When the latest of the messages that were answered had been sent.
@@ -118,7 +127,6 @@ impl State {
             mode: start.mode,
             limits: start.limits,
             ack_timeout: start.ack_timeout,
-            system_id: start.system_id,
             resolved_before: start.resolved_before,
             window: Window::new(),
             progress: Progress::default(),
@@ -145,9 +153,10 @@ impl State {
             batch: None,
             batches_begun: 0,
             settled_in: false,
-            seen: HashMap::new(),
+            seen: Seen::default(),
             seen_before: Lsn::ZERO,
-            scan: None,
+            scan: VecDeque::new(),
+            logged: 0,
             now: Duration::ZERO,
             last_answer: Duration::ZERO,
             answered_until: Duration::ZERO,
@@ -161,7 +170,7 @@ impl State {
         if state.mode == Mode::Keyed {
             state.window.chain_by_key();
         }
-        state.remember(start.tail.messages);
+        state.remember(start.tail);
         state
     }
 
@@ -172,8 +181,8 @@ impl State {
             Input::Begin { commit_lsn, commit_time_micros } => {
                 self.progress.begin();
                 self.transaction = (commit_lsn, commit_time_micros, 0);
-                if !self.seen.is_empty() && self.scan.is_none() && commit_lsn > self.seen_before {
-                    self.seen = HashMap::new();
+                if !self.seen.is_empty() && self.scan.is_empty() && commit_lsn > self.seen_before {
+                    self.seen = Seen::default();
                 }
             }
             Input::Logged(outgoing) => self.logged(outgoing),
@@ -184,19 +193,10 @@ impl State {
             Input::Keepalive { wal_end } => {
                 self.progress.keepalive(wal_end, self.window.unresolved() == 0);
             }
-            Input::Scanned(rows) => self.scanned(rows),
-            Input::ScanMarked => self.scan = None,
+            Input::Scanned { batch, rows } => self.scanned(batch, rows),
+            Input::ScanMarked { batches } => _ = self.scan.drain(..batches),
             Input::Blocked(blocked) => self.block_these(blocked),
-            Input::Seen(tail) => {
-                // Whoever had the slot before may have stored something since the session began.
-                // Predictions that are too low would let a later message in after an earlier one
-                // was refused: what was sent since the tail was read counts as well.
-                if self.in_flight == 0 && !self.is_batch_open() {
-                    self.expected = self.expected.max(tail.last_seq);
-                }
-                self.known_seq = self.known_seq.max(tail.last_seq);
-                self.remember(tail.messages);
-            }
+            Input::Seen(tail) => self.looked(tail),
             Input::Acked { epoch, index, seq } if epoch == self.epoch && self.link == Link::Up => {
                 self.acked(index, seq);
             }
@@ -222,7 +222,7 @@ impl State {
             Input::TailFailed(why) => self.tail_failed(why),
             Input::Parked { index } => {
                 self.counts.parked += 1;
-                self.scan_resolved(index);
+                self.scan_resolved(self.window.get(index).map(|entry| entry.origin));
                 self.resolve(index);
             }
             Input::Tick => self.tick(),
@@ -231,11 +231,13 @@ impl State {
 
     /// Whether the log may bring more. While it is false its connection is not read.
     pub(crate) fn has_room(&self) -> bool {
-        let scan_bounded = self
-            .scan
-            .as_ref()
-            .is_none_or(|scan| scan.logged_since < LOGGED_WHILE_SCAN_UNMARKED_MAX);
-        scan_bounded && self.window.has_room(self.limits)
+        let logged_since = self.scan.front().map_or(0, |batch| self.logged - batch.logged_before);
+        logged_since < LOGGED_WHILE_SCAN_UNMARKED_MAX as u64 && self.window.has_room(self.limits)
+    }
+
+    /// Whether the scanner may bring another batch.
+    pub(crate) fn has_room_to_scan(&self) -> bool {
+        self.scan.len() < SCANS_UNMARKED_MAX && self.window.has_room(self.limits)
     }
 
     /// The next thing to do that is not a send.
@@ -263,9 +265,9 @@ impl State {
         self.window.unresolved() == 0
     }
 
-    /// Whether the last scan batch is resolved whole (or there was none).
-    pub(crate) fn scan_resolved_whole(&self) -> bool {
-        self.scan.as_ref().is_none_or(|scan| scan.outstanding == 0)
+    /// How many scan batches, the oldest and those behind it, are resolved whole and not marked.
+    pub(crate) fn scans_resolved(&self) -> usize {
+        self.scan.iter().take_while(|batch| batch.outstanding == 0).count()
     }
 
     pub(crate) fn unresolved(&self) -> usize {
@@ -306,21 +308,20 @@ impl State {
             return; // resolved by being parked, in an earlier session
         }
         self.last_position = Some(LastPosition { commit_lsn, ordinal, event });
-        if let Some(scan) = &mut self.scan {
-            scan.logged_since += 1;
-        }
+        self.logged += 1;
         self.push(outgoing, Origin::Log, (commit_lsn, ordinal, commit_time_micros));
     }
 
-    fn scanned(&mut self, rows: Vec<Outgoing>) {
-        self.scan = Some(ScanBatch { outstanding: rows.len(), logged_since: 0 });
+    fn scanned(&mut self, number: u32, rows: Vec<Outgoing>) {
+        let (outstanding, logged_before) = (rows.len(), self.logged);
+        self.scan.push_back(ScanBatch { number, outstanding, logged_before });
         for outgoing in rows {
-            self.push(outgoing, Origin::Scan, (Lsn::ZERO, 0, 0));
+            self.push(outgoing, Origin::Scan(number), (Lsn::ZERO, 0, 0));
         }
     }
 
     fn push(&mut self, outgoing: Outgoing, origin: Origin, at: (Lsn, u32, i64)) {
-        let stored_at = self.seen.remove(&outgoing.event.id);
+        let stored_at = self.seen.get(&outgoing.event.id);
         let unpublished = outgoing.subject.as_ref().err().cloned();
         if let (None, Some(Unpublished::Dropped)) = (stored_at, &unpublished) {
             return self.dropped(outgoing.event.id, origin, at);
@@ -347,9 +348,7 @@ impl State {
         let (seq, acked) = (None, false);
         self.settled.push(Settled { id, seq, origin, commit_lsn, commit_time_micros, acked });
         self.counts.dropped += 1;
-        if let (Origin::Scan, Some(scan)) = (origin, &mut self.scan) {
-            scan.outstanding -= 1;
-        }
+        self.scan_resolved(Some(origin));
     }
 
     fn acked(&mut self, index: u64, seq: u64) {
@@ -405,6 +404,7 @@ impl State {
 
     fn settle(&mut self, index: u64, seq: u64, found: bool) {
         let Some(entry) = self.window.get(index) else { return };
+        let origin = entry.origin;
         if !self.given_up.is_empty()
             && let Ok(subject) = &entry.outgoing.subject
         {
@@ -417,7 +417,7 @@ impl State {
         self.settled.push(Settled {
             id: entry.outgoing.event.id,
             seq: Some(seq),
-            origin: entry.origin,
+            origin,
             commit_lsn: entry.commit_lsn,
             commit_time_micros: entry.commit_time_micros,
             acked: !found,
@@ -427,7 +427,7 @@ impl State {
         } else {
             self.counts.acked += 1;
         }
-        self.scan_resolved(index);
+        self.scan_resolved(Some(origin));
         self.resolve(index);
     }
 
@@ -440,10 +440,11 @@ impl State {
         self.progress.resolved_below(self.window.first());
     }
 
-    fn scan_resolved(&mut self, index: u64) {
-        let is_scan = self.window.get(index).is_some_and(|entry| entry.origin == Origin::Scan);
-        if let (true, Some(scan)) = (is_scan, &mut self.scan) {
-            scan.outstanding -= 1;
+    fn scan_resolved(&mut self, origin: Option<Origin>) {
+        if let Some(Origin::Scan(number)) = origin
+            && let Some(batch) = self.scan.iter_mut().find(|batch| batch.number == number)
+        {
+            batch.outstanding -= 1;
         }
     }
 

@@ -10,7 +10,8 @@ use std::collections::{HashMap, HashSet};
 use pgoutput::Lsn;
 use uuid::Uuid;
 
-use super::messages::{Settled, TailMessage};
+use super::messages::Settled;
+use super::tail::Stored;
 use super::window::Origin;
 
 /// Events remembered of which the stream has the message and nobody the row.
@@ -83,15 +84,11 @@ impl Sweeper {
     }
 
     /// The stream's messages since the last complete sweep; `whole` says that none is missing.
-    pub(crate) fn read(&mut self, messages: &[TailMessage], whole: bool) {
-        let whole = whole && messages.len() <= STORED_MAX;
+    pub(crate) fn read(&mut self, stored: &[Stored], whole: bool) {
+        let whole = whole && stored.len() <= STORED_MAX;
         self.stream = if whole { Stream::Known } else { Stream::Gaps };
-        for message in messages.iter().take(STORED_MAX) {
-            let own = message.position.filter(|_| message.position_event.is_none());
-            let commit_lsn = own.map_or(Lsn::ZERO, |position| Lsn(position.lsn));
-            if let Some(id) = message.id {
-                self.stored.insert(id, (Some(message.seq), commit_lsn));
-            }
+        for it in stored.iter().take(STORED_MAX) {
+            self.stored.insert(it.id, (Some(it.seq), it.commit_lsn));
         }
     }
 
@@ -191,9 +188,9 @@ mod tests {
         Unmarked { id: id(n), is_dropped: false, age }
     }
 
-    fn message(n: u128) -> TailMessage {
+    fn message(n: u128) -> Stored {
         let seq = u64::try_from(n).unwrap();
-        TailMessage { seq, id: Some(id(n)), position: None, position_event: None }
+        Stored { id: id(n), seq, commit_lsn: Lsn::ZERO }
     }
 
     fn verdict(judgement: Judgement) -> Verdict {

@@ -22,8 +22,8 @@ pub(crate) struct Limits {
 pub(crate) enum Origin {
     /// The replication slot.
     Log,
-    /// The scanner.
-    Scan,
+    /// The scanner, in the batch with this number.
+    Scan(u32),
 }
 
 /// The last position the log reached, and the event that had it. Scanned events repeat it.

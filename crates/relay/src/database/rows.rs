@@ -1,6 +1,7 @@
 //! From rows, logged or scanned, to events.
 
 use std::collections::HashMap;
+use std::error::Error as StdError;
 use std::str::FromStr;
 
 use bytes::Bytes;
@@ -15,6 +16,7 @@ use super::shape::{
     BPCHAR, BYTEA, INT2, INT4, INT8, JSON, JSONB, NAME, TEXT, TIMESTAMP, TIMESTAMPTZ, Types,
     USER_DEFINED_MIN, UUID, VARCHAR, is_required, missing,
 };
+use super::store::ScannedRow;
 use crate::core::Outgoing;
 use crate::error::Error;
 use crate::routing::Routing;
@@ -30,9 +32,10 @@ const POSTGRES_EPOCH_UNIX_SECONDS: i64 = 946_684_800;
 /// becomes of the slot.
 pub(crate) const REQUEUED_TXID: i64 = 2;
 
-/// The columns that the scanner selects, in the order of [`Column::ALL`], from a table that has
-/// those in `types`; then the place in the order of insertion, and the transaction.
-pub(crate) fn scanned_columns(table: &Table, types: &Types) -> Result<String, Error> {
+/// The columns that are selected from a table that has those in `types`, in the order of
+/// [`Column::ALL`], then the place in the order of insertion, and the transaction; and the types in
+/// which they come.
+pub(crate) fn scanned_columns(table: &Table, types: &Types) -> Result<(String, Vec<Type>), Error> {
     let selected = |column: Column| {
         let name = table.column(column);
         let Some(found) = types.get(table.columns().name(column)) else {
@@ -47,7 +50,17 @@ pub(crate) fn scanned_columns(table: &Table, types: &Types) -> Result<String, Er
         })
     };
     let columns: Result<Vec<_>, _> = Column::ALL.into_iter().map(selected).collect();
-    Ok(columns?.join(", ") + ", seq, txid::text::bigint")
+    let is_bytea =
+        |column| types.get(table.columns().name(column)).is_some_and(|it| it.oid == BYTEA);
+    let comes_as = |column| match column {
+        Column::Payload if is_bytea(column) => Type::BYTEA,
+        Column::Id | Column::CorrelationId | Column::CausationId => Type::UUID,
+        Column::EventVersion => Type::INT4,
+        Column::OccurredAt => Type::TIMESTAMPTZ,
+        _ => Type::TEXT,
+    };
+    let column_types = Column::ALL.into_iter().map(comes_as).chain([Type::INT8, Type::INT8]);
+    Ok((columns?.join(", ") + ", seq, txid::text::bigint", column_types.collect()))
 }
 
 /// What the scanner selects in the place of a column that is missing; `None` if an outbox must have
@@ -127,8 +140,8 @@ impl Rows {
         Ok((txid != Some(REQUEUED_TXID)).then(|| self.address(event, seq, txid)))
     }
 
-    /// Decodes a row that the scanner selected with [`scanned_columns`].
-    pub(crate) fn scanned(&self, row: &tokio_postgres::Row) -> Result<Outgoing, Error> {
+    /// Decodes a row that was selected with [`scanned_columns`].
+    pub(crate) fn scanned(&self, row: &ScannedRow) -> Result<Outgoing, Error> {
         let needed = |column: Column| -> Result<ByteString, Error> {
             let text: Option<String> = get(row, column)?;
             Ok(ByteString::from(text.ok_or_else(|| self.misfit(column))?))
@@ -140,7 +153,7 @@ impl Rows {
             aggregate_id: needed(Column::AggregateId)?,
             event_type: needed(Column::EventType)?,
             event_version: get::<Option<i32>>(row, Column::EventVersion)?.unwrap_or(1),
-            payload: scanned_payload(row)?.unwrap_or_default(),
+            payload: get::<Option<Raw>>(row, Column::Payload)?.unwrap_or_default().0,
             occurred_at: occurred_at.unwrap_or(Timestamp::UNIX_EPOCH),
             correlation_id: get(row, Column::CorrelationId)?,
             causation_id: get(row, Column::CausationId)?,
@@ -162,15 +175,22 @@ impl Rows {
     }
 }
 
-fn get<T: for<'a> FromSql<'a>>(row: &tokio_postgres::Row, column: Column) -> Result<T, Error> {
-    row.try_get(column as usize).map_err(Error::sql("read a scanned row"))
+/// A value's bytes: of text, or of bytes.
+#[derive(Default)]
+struct Raw(Bytes);
+
+impl<'a> FromSql<'a> for Raw {
+    fn from_sql(_: &Type, raw: &'a [u8]) -> Result<Self, Box<dyn StdError + Sync + Send>> {
+        Ok(Self(Bytes::copy_from_slice(raw)))
+    }
+
+    fn accepts(of: &Type) -> bool {
+        matches!(*of, Type::TEXT | Type::BYTEA)
+    }
 }
 
-fn scanned_payload(row: &tokio_postgres::Row) -> Result<Option<Bytes>, Error> {
-    if *row.columns()[Column::Payload as usize].type_() == Type::BYTEA {
-        return Ok(get::<Option<Vec<u8>>>(row, Column::Payload)?.map(Bytes::from));
-    }
-    Ok(get::<Option<String>>(row, Column::Payload)?.map(Bytes::from))
+fn get<T: for<'a> FromSql<'a>>(row: &ScannedRow, column: Column) -> Result<T, Error> {
+    row.try_get(column as usize).map_err(Error::sql("read a scanned row"))
 }
 
 fn layout(table: &Table, relation: &Relation) -> Result<Vec<Meaning>, Error> {

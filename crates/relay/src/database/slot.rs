@@ -9,7 +9,9 @@ use super::source::Source;
 use super::store::{SWEPT_AT_ONCE, StateRow, Store, Watermark};
 use crate::broker::{TailReader, WayBack};
 use crate::config::Config;
-use crate::core::{LOGGED_WHILE_SCAN_UNMARKED_MAX, Origin, Settled, Sweeper, TailMessage};
+use crate::core::{
+    LOGGED_WHILE_SCAN_UNMARKED_MAX, Origin, SCANS_UNMARKED_MAX, Settled, Stored, Sweeper,
+};
 use crate::error::{Error, sqlstate};
 
 /// Marks written at a time while an old slot's last events are looked up in the stream.
@@ -237,24 +239,22 @@ async fn finish_epoch(
             at_least: scan_reach(config),
         };
         let (stored, is_whole) = tail.all_back_to(way).await?;
-        mark_stored(config, store, &stored.messages).await?;
-        sweeper.read(&stored.messages, is_whole && old.swept.is_some());
+        mark_stored(config, store, &stored.stored).await?;
+        sweeper.read(&stored.stored, is_whole && old.swept.is_some());
     }
     sweep_all(config, store, old, sweeper).await
 }
 
-async fn mark_stored(config: &Config, store: &Store, stored: &[TailMessage]) -> Result<(), Error> {
+async fn mark_stored(config: &Config, store: &Store, stored: &[Stored]) -> Result<(), Error> {
     let settled: Vec<Settled> = stored
         .iter()
-        .filter_map(|message| {
-            Some(Settled {
-                id: message.id?,
-                seq: Some(message.seq),
-                origin: Origin::Scan,
-                commit_lsn: Lsn::ZERO,
-                commit_time_micros: 0,
-                acked: false,
-            })
+        .map(|it| Settled {
+            id: it.id,
+            seq: Some(it.seq),
+            origin: Origin::Scan(0),
+            commit_lsn: Lsn::ZERO,
+            commit_time_micros: 0,
+            acked: false,
         })
         .collect();
     for batch in settled.chunks(MARKS_AT_ONCE) {
@@ -290,7 +290,9 @@ async fn sweep_all(
 /// How many of the stream's newest messages surely hold every row that was scanned and published,
 /// but not marked.
 pub(crate) fn scan_reach(config: &Config) -> u64 {
-    (config.scan.batch + LOGGED_WHILE_SCAN_UNMARKED_MAX + 2 * config.window.events) as u64
+    (SCANS_UNMARKED_MAX * config.scan.batch
+        + LOGGED_WHILE_SCAN_UNMARKED_MAX
+        + 2 * config.window.events) as u64
 }
 
 async fn create(

@@ -13,6 +13,9 @@ use crate::error::Error;
 /// Messages taken at a time, so that answers and sends get their turns.
 const MESSAGES_AT_ONCE: usize = 256;
 
+/// And bytes: rows may be large, and the window is asked for room only now and then.
+const BYTES_AT_ONCE: usize = 256 << 10;
+
 /// How long the last confirmation may take to leave when the session ends. The client sends one
 /// every 100 ms.
 const LAST_CONFIRMATION: Duration = Duration::from_secs(1);
@@ -42,10 +45,17 @@ impl Source {
     /// Cancel safe: a message taken is a message appended.
     pub(crate) async fn receive(&mut self, into: &mut Vec<Input>) -> Result<(), Error> {
         let mut next = self.client.recv().await;
+        let mut bytes = 0;
         for _ in 0..MESSAGES_AT_ONCE {
             let event = next.map_err(Error::replication("read the log"))?;
+            if let Some(ReplicationEvent::XLogData { data, .. }) = &event {
+                bytes += data.len();
+            }
             self.last_heard = Instant::now();
             into.extend(self.input(event.ok_or(Error::Stalled("the server ended it"))?)?);
+            if bytes >= BYTES_AT_ONCE {
+                break;
+            }
             match self.client.recv().now_or_never() {
                 Some(event) => next = event,
                 None => break,

@@ -1,7 +1,9 @@
 //! Every statement that the relay runs on the outbox and its companions.
 
+mod claim;
 mod dead_letters;
 mod parking;
+mod scan;
 mod state;
 mod statements;
 mod sweep;
@@ -10,14 +12,14 @@ use outbox::{Column, Table};
 use pgoutput::Lsn;
 use tokio::sync::OnceCell;
 use tokio_postgres::types::{PgLsn, ToSql};
-use tokio_postgres::{Client, Row, Statement};
+use tokio_postgres::{Client, Statement};
 use uuid::Uuid;
 
+pub(crate) use self::scan::{ScannedRow, Scanner};
 use self::statements::Statements;
 use crate::config::Config;
 use crate::connect::ConnectionTask;
 use crate::core::Settled;
-use crate::database::rows::scanned_columns;
 use crate::database::{publication, shape};
 use crate::error::Error;
 
@@ -111,41 +113,6 @@ impl Store {
         Ok((statements::kept_as(self.dead_payload_type().await?) != payload).then_some(payload))
     }
 
-    /// Opens a cursor on the unmarked rows that the log does not bring, in order of insertion. One
-    /// pass over them, however many they are; the transaction ends with
-    /// [`close_scan`](Self::close_scan), and until then the table keeps its columns. All of it is of
-    /// one snapshot, [`blocked`](Self::blocked) included.
-    pub(crate) async fn open_scan(&self, start_snapshot: &str) -> Result<(), Error> {
-        let doing = "scan for unpublished rows";
-        let outbox = self.table.quoted();
-        let begin = format!(
-            "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;
-             LOCK TABLE {outbox} IN ACCESS SHARE MODE"
-        );
-        self.client().batch_execute(&begin).await.map_err(Error::sql(doing))?;
-        let types = shape::types(self.client(), &outbox).await?;
-        // A cursor takes no parameters; the snapshot came from the server's own output function.
-        let sql = format!(
-            "DECLARE tailpost_scan NO SCROLL CURSOR FOR
-             SELECT {columns} FROM {outbox}
-             WHERE published_at IS NULL AND pg_visible_in_snapshot(txid, '{snapshot}'::pg_snapshot)
-             ORDER BY seq",
-            columns = scanned_columns(&self.table, &types)?,
-            snapshot = start_snapshot.replace('\'', "''"),
-        );
-        self.client().batch_execute(&sql).await.map_err(Error::sql(doing))
-    }
-
-    /// The next rows of the open scan; fewer than `limit` when it is at its end.
-    pub(crate) async fn fetch_scan(&self, limit: usize) -> Result<Vec<Row>, Error> {
-        let sql = format!("FETCH {limit} FROM tailpost_scan");
-        self.client().query(&sql, &[]).await.map_err(Error::sql("scan for unpublished rows"))
-    }
-
-    pub(crate) async fn close_scan(&self) -> Result<(), Error> {
-        self.client().batch_execute("COMMIT").await.map_err(Error::sql("end a scan"))
-    }
-
     /// The snapshot first, then the log's end: what is visible in the one committed before the other.
     pub(crate) async fn observe(&self) -> Result<Watermark, Error> {
         let row = self
@@ -196,17 +163,23 @@ impl Store {
     /// Whether `tailpost setup` was run: without the publication a slot can be started, but never
     /// read.
     pub(crate) async fn check_set_up(&self, publication: &str, slot: &str) -> Result<(), Error> {
+        self.check_outbox().await?;
+        match self.check_publication(publication, slot).await {
+            // The slot is about to be looked at.
+            Err(Error::PublicationChanged { .. }) => Ok(()),
+            checked => checked,
+        }
+    }
+
+    /// Whether the tables are there, and fit each other.
+    pub(crate) async fn check_outbox(&self) -> Result<(), Error> {
         self.check_tables().await?;
         if let Some(type_oid) = self.unfit_dead_letters().await? {
             let dead = self.table.companion("outbox_dead_letter");
             let name = statements::type_name(type_oid);
             return Err(Error::NotSetUp { missing: format!("column payload {name} in {dead}") });
         }
-        match self.check_publication(publication, slot).await {
-            // The slot is about to be looked at.
-            Err(Error::PublicationChanged { .. }) => Ok(()),
-            checked => checked,
-        }
+        Ok(())
     }
 
     /// Whether all tables are there.

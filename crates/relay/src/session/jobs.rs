@@ -6,13 +6,13 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, FutureExt};
 use pgoutput::Lsn;
 use tokio::sync::Notify;
-use tokio_postgres::Row;
 use tracing::warn;
 use uuid::Uuid;
 
 use super::parking::Parked;
 use crate::broker::TailReader;
 use crate::core::{Blocked, Settled, SlotHealth, Tail, Unmarked};
+use crate::database::store::{ScannedRow, Scanner};
 use crate::database::{Store, Watermark};
 use crate::describe;
 use crate::error::Error;
@@ -46,8 +46,12 @@ pub(super) enum Done {
     /// `None` if the statement failed: the next watermark tries again.
     Swept(Option<Swept>),
     Scanned(Read),
-    ScanMarked(u64),
+    ScanMarked {
+        batches: usize,
+        marked: u64,
+    },
     ScanClosed,
+    GapFilled,
     Heartbeat,
     LeftServer,
     /// The slot may be confirmed up to here.
@@ -57,8 +61,8 @@ pub(super) enum Done {
 
 /// What a scan read.
 pub(super) struct Read {
-    pub(super) scanner: Arc<Store>,
-    pub(super) rows: Vec<Row>,
+    pub(super) scanner: Box<Scanner>,
+    pub(super) rows: Vec<ScannedRow>,
     /// With the first batch of a scan: the aggregates that are blocked.
     pub(super) blocked: Option<Vec<Blocked>>,
     /// With the first batch of a session: the stream's end.
@@ -121,13 +125,14 @@ pub(super) fn read_tail(
     owner: Owner,
     reconnected: Arc<Notify>,
     from: u64,
+    system_id: u64,
     delay: Duration,
 ) -> Job {
     async move {
         tokio::time::sleep(delay).await;
         let read = loop {
             tokio::select! {
-                read = tail.since(from) => break read,
+                read = tail.since(from, system_id) => break read,
                 () = reconnected.notified() => {}
             }
         };

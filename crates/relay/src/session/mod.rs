@@ -192,8 +192,15 @@ impl Session {
                     reporter.trouble(why);
                     let (tail, store) = (self.tail.clone(), Arc::clone(&self.store));
                     let owner = Owner { store, slot: self.config.slot.clone(), pid: self.reader };
-                    let reconnected = Arc::clone(&self.reconnected);
-                    self.jobs.push(jobs::read_tail(tail, owner, reconnected, from, delay));
+                    let (reconnected, system_id) = (Arc::clone(&self.reconnected), self.system_id);
+                    self.jobs.push(jobs::read_tail(
+                        tail,
+                        owner,
+                        reconnected,
+                        from,
+                        system_id,
+                        delay,
+                    ));
                 }
                 Request::Park { index, dead } => {
                     let (event, reason) = (dead.event.id, &dead.reason);
@@ -247,8 +254,9 @@ impl Session {
             }
             Done::Swept(swept) => self.settling.swept(swept, &mut self.jobs),
             Done::Scanned(read) => self.scanned(read)?,
-            Done::ScanMarked(marked) => self.scan_marked(marked),
+            Done::ScanMarked { batches, marked } => self.scan_marked(batches, marked),
             Done::ScanClosed => self.scan.closed(),
+            Done::GapFilled => self.scan.gap_filled(),
             Done::Heartbeat | Done::LeftServer => {}
             Done::Held(held) => self.hold.written(held),
             Done::Looked(health) => self.looked(health, reporter)?,

@@ -33,21 +33,20 @@ async fn state(
     batches: bool,
     dead: HashSet<Uuid>,
 ) -> Result<State, Error> {
-    let WayBack { resolved_before, system_id, .. } = way;
+    let resolved_before = way.resolved_before;
     let tail = tail.back_to(way).await?;
     info!(
         slot = config.slot,
         stream = config.stream.name,
         %resolved_before,
         last_sequence = tail.last_seq,
-        read_back = tail.messages.len(),
+        read_back = tail.stored.len(),
         "the slot is ours"
     );
     Ok(State::new(Start {
         mode,
         limits: Limits { events: config.window.events, bytes: config.window.bytes },
         ack_timeout: config.ack_timeout,
-        system_id,
         resolved_before,
         tail,
         batches,
@@ -86,7 +85,7 @@ impl Session {
         let source = slot.start(rows, &store, &config.slot).await?;
         let mode = match config.mode {
             config::Mode::Fenced => Mode::Fenced,
-            config::Mode::Keyed => Mode::Keyed,
+            config::Mode::Keyed | config::Mode::Poll => Mode::Keyed,
         };
         let way = WayBack {
             resolved_before,

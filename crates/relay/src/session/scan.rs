@@ -1,58 +1,71 @@
 //! The scanner: publishes rows that the log does not bring.
 //!
-//! A batch is read from a cursor, goes through the same window as the log's events, and is marked,
-//! durably, before the next one is read. At the start of a session the log waits until the scanner
-//! has found nothing more, so that an aggregate's old rows are published before its new ones.
+//! Rows go through the same window as the log's events, in batches: while one is being read others
+//! are on their way, and those that the broker has are being marked, durably. Only so many may be
+//! unmarked that a bounded read of the stream's tail finds all of them after a crash. At the start
+//! of a session the log waits until the scanner has found everything, so that an aggregate's old
+//! rows are published before its new ones.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use tokio_postgres::Row;
 use tracing::info;
 
 use super::Session;
 use super::jobs::{Done, Job, Read, job, long_job};
-use crate::broker::WayBack;
 use crate::config::OnPark;
-use crate::core::{Blocked, Input, Settled};
+use crate::core::{Blocked, Input, SCANS_UNMARKED_MAX, Settled};
 use crate::database::Store;
 use crate::database::slot::scan_reach;
+use crate::database::store::Scanner;
 use crate::error::Error;
 
-/// Rows fetched at a time; a batch is filled until it holds enough rows or bytes.
-const FETCH: usize = 100;
+enum Reading {
+    Resting {
+        since: Instant,
+    },
+    Busy,
+    /// Until there is room for another batch.
+    Paused(Box<Scanner>),
+}
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Phase {
-    Resting { since: Instant },
-    Reading,
-    Publishing,
-    Marking,
+/// A batch that is not marked.
+struct Batch {
+    number: u32,
+    settled: Vec<Settled>,
 }
 
 pub(super) struct Scan {
-    phase: Phase,
+    reading: Reading,
     /// The first scan of the session is not finished.
     initial: bool,
     /// The log waits, because aggregates are blocked: see `core/state/blocking.rs`.
     holding: bool,
-    /// The cursor's connection, while one is open.
-    scanner: Option<Arc<Store>>,
-    published: Vec<Settled>,
+    /// The oldest first.
+    batches: VecDeque<Batch>,
+    batches_begun: u32,
+    is_marking: bool,
     /// The stream's tail was searched for rows that an earlier session published and did not mark.
     tail_read: bool,
+    /// The first scan has found everything, and that is not written down yet.
+    gap_is_read: bool,
+    is_noting: bool,
     scanned: u64,
 }
 
 impl Scan {
     pub(super) fn new() -> Self {
         Self {
-            phase: Phase::Resting { since: Instant::now() },
+            reading: Reading::Resting { since: Instant::now() },
             initial: true,
             holding: false,
-            scanner: None,
-            published: Vec::new(),
+            batches: VecDeque::new(),
+            batches_begun: 0,
+            is_marking: false,
             tail_read: false,
+            gap_is_read: false,
+            is_noting: false,
             scanned: 0,
         }
     }
@@ -62,12 +75,13 @@ impl Scan {
     }
 
     pub(super) fn is_resting(&self) -> bool {
-        matches!(self.phase, Phase::Resting { .. }) && !self.initial
+        let rests = matches!(self.reading, Reading::Resting { .. }) && !self.is_busy();
+        rests && !self.initial && !self.gap_is_read
     }
 
     /// Whether rows are published and not marked.
     pub(super) fn is_busy(&self) -> bool {
-        matches!(self.phase, Phase::Publishing | Phase::Marking)
+        !self.batches.is_empty() || self.is_marking
     }
 
     /// Rows marked by this session's scans.
@@ -75,44 +89,50 @@ impl Scan {
         self.scanned
     }
 
-    pub(super) fn published(&mut self, settled: Settled) {
-        self.published.push(settled);
+    pub(super) fn published(&mut self, batch: u32, settled: Settled) {
+        if let Some(batch) = self.batches.iter_mut().find(|it| it.number == batch) {
+            batch.settled.push(settled);
+        }
+    }
+
+    pub(super) fn gap_filled(&mut self) {
+        (self.gap_is_read, self.is_noting) = (false, false);
     }
 
     pub(super) fn closed(&mut self) {
-        if std::mem::take(&mut self.initial) && self.scanned > 0 {
-            info!(rows = self.scanned, "the scanner is done; following the log");
+        if std::mem::take(&mut self.initial) && self.batches_begun > 0 {
+            info!("the scanner is done; following the log");
         }
-        self.scanner = None;
         self.holding = false;
-        self.phase = Phase::Resting { since: Instant::now() };
+        self.reading = Reading::Resting { since: Instant::now() };
     }
 }
 
 impl Session {
     pub(super) fn start_scan(&mut self) {
-        self.scan.phase = Phase::Reading;
+        self.scan.reading = Reading::Busy;
         let config = Arc::clone(&self.config);
         let start_snapshot = self.start_snapshot.clone();
         let parking_blocks = config.on_park == OnPark::BlockKey;
-        let read = self.fetch_with_tail();
+        let read = self.read_with_tail();
         self.jobs.push(long_job(async move {
-            let scanner = Store::connect(&config, "tailpost scanner").await?;
-            scanner.check_publication(&config.publication, &config.slot).await?;
+            let store = Store::connect(&config, "tailpost scanner").await?;
+            store.check_publication(&config.publication, &config.slot).await?;
             if parking_blocks {
-                scanner.release().await?;
+                store.release().await?;
             }
-            scanner.open_scan(&start_snapshot).await?;
-            let blocked = if parking_blocks { Some(scanner.blocked().await?) } else { None };
-            read(Arc::new(scanner), blocked).await
+            store.open_scan().await?;
+            let blocked = if parking_blocks { Some(store.blocked().await?) } else { None };
+            read(Box::new(store.scan(&start_snapshot).await?), blocked).await
         }));
     }
 
     /// Looks again from time to time, while the log is not behind: a row may have been unmarked by
     /// hand. (Behind, the many rows that the log will bring would be looked at in vain.)
     pub(super) fn rescan(&mut self) {
-        if let Phase::Resting { since } = self.scan.phase
+        if let Reading::Resting { since } = self.scan.reading
             && since.elapsed() >= self.config.scan.interval
+            && !self.scan.is_busy()
             && self.draining_since.is_none()
             && self.state.unresolved() * 2 < self.config.window.events
         {
@@ -129,37 +149,42 @@ impl Session {
             self.apply(Input::Blocked(blocked));
         }
         if rows.is_empty() || self.draining_since.is_some() {
-            let (slot, scanned) = (self.config.slot.clone(), self.scan.scanned);
-            let is_gap_filled = rows.is_empty() && self.scan.initial;
-            self.jobs.push(job(async move {
-                scanner.close_scan().await?;
-                if is_gap_filled {
-                    scanner.gap_filled(&slot, scanned).await?;
-                }
-                Ok(Done::ScanClosed)
-            }));
+            self.scan.gap_is_read = rows.is_empty() && self.scan.initial;
+            self.jobs.push(job(async move { scanner.close().await.map(|()| Done::ScanClosed) }));
             return Ok(());
         }
-        self.scan.scanner = Some(scanner);
         if let Some(seen) = seen {
             self.scan.tail_read = true;
             self.apply(Input::Seen(seen));
         }
-        if self.scan.scanned == 0 {
+        if self.scan.batches_begun == 0 {
             info!("the scanner found rows that the log does not bring: publishing them");
         }
         let rows: Result<Vec<_>, _> =
             rows.iter().map(|row| self.source.rows().scanned(row)).collect();
-        self.scan.phase = Phase::Publishing;
-        self.apply(Input::Scanned(rows?));
+        self.scan.batches_begun += 1;
+        let batch = self.scan.batches_begun;
+        self.scan.batches.push_back(Batch { number: batch, settled: Vec::new() });
+        self.apply(Input::Scanned { batch, rows: rows? });
+        self.scan.reading = Reading::Paused(scanner);
         Ok(())
     }
 
-    /// Marks the batch once all of it is resolved.
+    /// Marks what is resolved, and reads on if there is room.
     pub(super) fn continue_scan(&mut self) {
-        if self.scan.phase == Phase::Publishing && self.state.scan_resolved_whole() {
-            self.scan.phase = Phase::Marking;
-            let published = std::mem::take(&mut self.scan.published);
+        let batches = self.state.scans_resolved();
+        if self.scan.gap_is_read && !self.scan.is_busy() && !self.scan.is_noting {
+            self.scan.is_noting = true;
+            let (store, scanned) = (Arc::clone(&self.store), self.scan.scanned);
+            let slot = self.config.slot.clone();
+            self.jobs.push(job(async move {
+                store.gap_filled(&slot, scanned).await.map(|()| Done::GapFilled)
+            }));
+        }
+        if batches > 0 && !self.scan.is_marking {
+            self.scan.is_marking = true;
+            let resolved = self.scan.batches.drain(..batches).flat_map(|it| it.settled);
+            let published: Vec<Settled> = resolved.collect();
             let (store, stream) = (Arc::clone(&self.store), self.config.stream.name.clone());
             let found: Vec<Settled> =
                 published.iter().filter(|it| it.is_found()).copied().collect();
@@ -167,57 +192,44 @@ impl Session {
                 if !found.is_empty() {
                     store.note_found(&found).await?;
                 }
-                store.mark(&stream, &published).await.map(Done::ScanMarked)
+                let marked = store.mark(&stream, &published).await?;
+                Ok(Done::ScanMarked { batches, marked })
             }));
         }
-    }
-
-    pub(super) fn scan_marked(&mut self, marked: u64) {
-        self.scan.scanned += marked;
-        self.apply(Input::ScanMarked);
-        self.scan.phase = Phase::Reading;
-        if let Some(scanner) = self.scan.scanner.take() {
-            let read = self.fetch_with_tail();
-            self.jobs.push(read(scanner, None));
+        if matches!(self.scan.reading, Reading::Paused(_)) && self.state.has_room_to_scan() {
+            let read = self.read_with_tail();
+            if let Reading::Paused(scanner) =
+                std::mem::replace(&mut self.scan.reading, Reading::Busy)
+            {
+                self.jobs.push(read(scanner, None));
+            }
         }
     }
 
-    /// Fetches a batch; before the first one is published, the stream's tail is read as well.
-    fn fetch_with_tail(
+    pub(super) fn scan_marked(&mut self, batches: usize, marked: u64) {
+        self.scan.scanned += marked;
+        self.scan.is_marking = false;
+        self.apply(Input::ScanMarked { batches });
+    }
+
+    /// Reads a batch; before the first one is published, the stream's tail is read as well.
+    fn read_with_tail(
         &self,
-    ) -> impl FnOnce(Arc<Store>, Option<Vec<Blocked>>) -> Job + Send + use<> {
-        let (rows_max, bytes_max) = (self.config.scan.batch, self.config.window.bytes);
+    ) -> impl FnOnce(Box<Scanner>, Option<Vec<Blocked>>) -> Job + Send + use<> {
+        let rows_max = self.config.scan.batch;
+        let bytes_max = self.config.window.bytes / SCANS_UNMARKED_MAX;
         let tail = (!self.scan.tail_read).then(|| self.tail.clone());
-        let way = WayBack {
-            resolved_before: pgoutput::Lsn(u64::MAX),
-            system_id: self.system_id,
-            overtaken_max: 0,
-            at_least: scan_reach(&self.config),
-        };
-        move |scanner, blocked| {
+        let (reach, system_id) = (scan_reach(&self.config), self.system_id);
+        move |mut scanner: Box<Scanner>, blocked| {
             // The first rows of millions come once all of them are sorted.
             long_job(async move {
-                let rows = fetch(&scanner, rows_max, bytes_max).await?;
+                let rows = scanner.batch(rows_max, bytes_max).await?;
                 let seen = match tail {
-                    Some(tail) if !rows.is_empty() => Some(tail.back_to(way).await?),
+                    Some(tail) if !rows.is_empty() => Some(tail.newest(reach, system_id).await?),
                     _ => None,
                 };
                 Ok(Done::Scanned(Read { scanner, rows, blocked, seen }))
             })
         }
     }
-}
-
-async fn fetch(scanner: &Store, rows_max: usize, bytes_max: usize) -> Result<Vec<Row>, Error> {
-    let (mut rows, mut bytes) = (Vec::new(), 0);
-    while rows.len() < rows_max && bytes < bytes_max {
-        let more = scanner.fetch_scan(FETCH).await?;
-        let end = more.len() < FETCH;
-        bytes += more.iter().map(Row::raw_size_bytes).sum::<usize>();
-        rows.extend(more);
-        if end {
-            break;
-        }
-    }
-    Ok(rows)
 }

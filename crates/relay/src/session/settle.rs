@@ -246,7 +246,7 @@ impl Session {
         for settled in settled {
             match settled.origin {
                 Origin::Log => self.settling.queue(settled),
-                Origin::Scan => self.scan.published(settled),
+                Origin::Scan(batch) => self.scan.published(batch, settled),
             }
         }
         let hurry = self.draining_since.is_some();

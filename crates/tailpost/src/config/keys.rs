@@ -68,6 +68,9 @@ pub(super) static KEYS: &[Key] = &[
     key("relay.scan_batch", |it, v| put(&mut it.relay.scan.batch, v.integer())),
     key("relay.mark_batch", |it, v| put(&mut it.relay.mark.batch, v.integer())),
     key("relay.mark_interval", |it, v| put(&mut it.relay.mark.interval, v.duration())),
+    key("relay.poll_interval", |it, v| put(&mut it.relay.poll.interval, v.duration())),
+    key("relay.poll_batch", |it, v| put(&mut it.relay.poll.batch, v.integer())),
+    key("relay.poll_workers", |it, v| put(&mut it.relay.poll.workers, v.integer())),
     key("relay.wal_limit", |it, v| put(&mut it.relay.wal.limit, v.unless_off(Value::size))),
     key("relay.on_wal_limit", |it, v| put(&mut it.relay.wal.on_limit, on_wal_limit(v))),
     key("admin.listen", |it, v| put(&mut it.admin.listen, v.unless_off(address))),
@@ -123,7 +126,8 @@ fn mode(value: Value<'_>) -> Result<Mode, Wanted> {
     match value.text() {
         Ok("fenced") => Ok(Mode::Fenced),
         Ok("keyed") => Ok(Mode::Keyed),
-        _ => Err("\"fenced\" or \"keyed\"".into()),
+        Ok("poll") => Ok(Mode::Poll),
+        _ => Err("\"fenced\", \"keyed\" or \"poll\"".into()),
     }
 }
 

@@ -17,8 +17,15 @@ const PREFIX: &str = "TAILPOST_";
 /// Variables with our prefix that are no settings.
 const NOT_SETTINGS: [&str; 5] =
     ["TAILPOST_BIN", "TAILPOST_CONFIG", "TAILPOST_LOG", "TAILPOST_NATS_SERVER", "TAILPOST_PG_BIN"];
-/// Names that other tools use too. Our own for the same setting win.
-const ALIASES: [(&str, &str); 2] = [("DATABASE_URL", "postgres.url"), ("NATS_URL", "nats.url")];
+/// Names that other tools use too, and what their values lack. Our own for the same setting win.
+const ALIASES: [(&str, &str, &str); 6] = [
+    ("DATABASE_URL", "postgres.url", ""),
+    ("NATS_URL", "nats.url", ""),
+    ("TAILPOST_OUTBOX_WORKERS", "relay.poll_workers", ""),
+    ("TAILPOST_OUTBOX_BATCH_SIZE", "relay.poll_batch", ""),
+    ("TAILPOST_OUTBOX_MAX_ATTEMPTS", "relay.max_attempts", ""),
+    ("TAILPOST_OUTBOX_POLL_MS", "relay.poll_interval", "ms"),
+];
 
 /// What settings are read from, besides the defaults.
 #[derive(Default)]
@@ -140,14 +147,16 @@ fn apply_environment(
     environment: &[(String, String)],
 ) -> Result<(), Error> {
     let given = || environment.iter().filter(|(_, value)| !value.is_empty());
-    for (alias, path) in ALIASES {
+    for (alias, path, unit) in ALIASES {
         if let Some((name, value)) = given().find(|(name, _)| name == alias) {
             let key = find(path).expect("aliases name settings");
-            set(settings, key, Value::Text(value), Origin::Variable(name.clone()))?;
+            let value = format!("{value}{unit}");
+            set(settings, key, Value::Text(&value), Origin::Variable(name.clone()))?;
         }
     }
     for (name, value) in given().filter(|(name, _)| name.starts_with(PREFIX)) {
-        if NOT_SETTINGS.contains(&name.as_str()) {
+        let is_alias = ALIASES.iter().any(|(alias, ..)| alias == name);
+        if is_alias || NOT_SETTINGS.contains(&name.as_str()) {
             continue;
         }
         if settings.apply_inbox_variable(name, value)? {

@@ -119,6 +119,21 @@ fn unknown_names_are_refused_with_place_and_suggestion() {
 }
 
 #[test]
+fn polling_has_its_documented_variables() {
+    let settings = loaded(
+        "[relay]\nmode = 'poll'\npoll_batch = 7\n",
+        &[
+            ("TAILPOST_OUTBOX_WORKERS", "3"),
+            ("TAILPOST_OUTBOX_BATCH_SIZE", "9"),
+            ("TAILPOST_OUTBOX_POLL_MS", "20"),
+            ("TAILPOST_RELAY__POLL_WORKERS", "4"),
+        ],
+    );
+    let poll = settings.relay.poll;
+    assert_eq!((poll.workers, poll.batch, poll.interval), (4, 9, Duration::from_millis(20)));
+}
+
+#[test]
 fn columns_have_a_section_within_a_section() {
     let toml = "[outbox.columns]\nevent_type = 'type'\naggregate_id = 'Aggregate Id'\n";
     let database = ("DATABASE_URL", "postgres://a/b");
@@ -205,7 +220,7 @@ fn variables_of_the_harness_are_left_alone() {
 #[test]
 fn wrong_values_are_refused_with_what_is_allowed() {
     for (toml, part) in [
-        ("[relay]\nmode = 'loose'", "`relay.mode` must be \"fenced\" or \"keyed\""),
+        ("[relay]\nmode = 'loose'", "`relay.mode` must be \"fenced\", \"keyed\" or \"poll\""),
         ("[relay]\nscan_interval = 5", "`relay.scan_interval` must be a duration such as"),
         ("[relay]\nwindow_bytes = '64MB'", "`relay.window_bytes` must be a size such as"),
         ("[relay]\nscan_batch = '7'", "`relay.scan_batch` must be a whole number"),

@@ -7,11 +7,13 @@ use rand::RngExt;
 use super::World;
 use crate::core::{Blocked, Input, Tail};
 
+/// Batches that may be unmarked at a time.
+const UNMARKED_MAX: usize = 3;
+
 pub(super) enum Scanning {
     Reading,
     /// A batch, with the tail as it was when the batch was read.
     Read(Vec<u128>, Option<Tail>),
-    Publishing(Vec<u128>),
     Done,
 }
 
@@ -56,11 +58,33 @@ impl World {
     }
 
     pub(super) fn scan(&mut self) {
+        self.requests(); // tells what is settled
+        let resolved = self.relay.state.scans_resolved();
+        if resolved > 0 && self.rng.random_bool(0.5) {
+            let settled = &self.relay.settled;
+            let rows = self.relay.scanned.drain(..resolved).flatten();
+            self.marked.extend(rows.filter(|row| settled.contains(row)));
+            self.apply(Input::ScanMarked { batches: resolved });
+        }
+        if self.relay.scanned.len() < UNMARKED_MAX {
+            self.read_on();
+        }
+    }
+
+    fn read_on(&mut self) {
         match std::mem::replace(&mut self.relay.scan, Scanning::Done) {
-            Scanning::Reading if self.relay.holding && !self.relay.state.is_idle() => {
+            Scanning::Reading
+                if self.relay.cursor.is_none()
+                    && self.relay.holding
+                    && !self.relay.state.is_idle() =>
+            {
                 self.relay.scan = Scanning::Reading;
             }
             Scanning::Reading => {
+                if self.relay.cursor.is_none() && !self.relay.scanned.is_empty() {
+                    self.relay.scan = Scanning::Reading;
+                    return; // the next pass would find them again
+                }
                 let (mut cursor, blocked) = self.open_cursor();
                 let rows: Vec<u128> = cursor.drain(..cursor.len().min(2)).collect();
                 if let Some(blocked) = blocked {
@@ -80,15 +104,12 @@ impl World {
                     self.apply(Input::Seen(seen));
                 }
                 let outgoing = rows.iter().map(|id| self.scanned(*id)).collect();
-                self.apply(Input::Scanned(outgoing));
-                self.relay.scan = Scanning::Publishing(rows);
-            }
-            Scanning::Publishing(rows) if self.relay.state.scan_resolved_whole() => {
-                self.marked.extend(rows.iter().copied());
+                self.relay.batches += 1;
+                self.apply(Input::Scanned { batch: self.relay.batches, rows: outgoing });
+                self.relay.scanned.push_back(rows);
                 self.relay.scan = Scanning::Reading;
-                self.apply(Input::ScanMarked);
             }
-            publishing_or_done => self.relay.scan = publishing_or_done,
+            Scanning::Done => {}
         }
     }
 }

@@ -7,8 +7,9 @@ use pgoutput::Lsn;
 use uuid::Uuid;
 
 use super::{Link, State};
-use crate::core::messages::{Mode, Request, Tail, TailMessage};
-use crate::core::window::{LastPosition, Stage};
+use crate::core::messages::{Mode, Request};
+use crate::core::tail::{Seen, Tail};
+use crate::core::window::Stage;
 
 /// Resyncs with foreign messages in the stream after which fenced mode gives way to keyed mode.
 const FOREIGN_RESYNCS_MAX: u32 = 16;
@@ -98,12 +99,8 @@ impl State {
         self.expected = tail.last_seq;
         self.known_seq = tail.last_seq;
         self.next = self.window.first();
-        let ours = |message: &&TailMessage| {
-            message.position.is_some_and(|position| position.system_id == self.system_id)
-        };
-        let foreign = tail.messages.len() - tail.messages.iter().filter(ours).count();
-        let stored: HashMap<Uuid, u64> =
-            tail.messages.iter().filter_map(|message| Some((message.id?, message.seq))).collect();
+        let foreign = tail.foreign;
+        let stored: HashMap<Uuid, u64> = tail.stored.iter().map(|it| (it.id, it.seq)).collect();
         let found: Vec<(u64, u64)> = self
             .window
             .iter_unresolved()
@@ -118,13 +115,34 @@ impl State {
             self.settle(index, seq, true);
         }
         // The rest may still come: a predecessor's last messages, stored behind the first reading.
-        self.remember(tail.messages);
+        self.remember(tail);
         self.count_foreign(foreign);
         if self.mode == Mode::Keyed {
             self.ready = self.window.chain_by_key().into();
         }
         if self.window.unresolved() == 0 {
             self.breaker.succeeded(); // there is nothing to try it with
+        }
+    }
+
+    /// Takes in the stream's end as it is while the session goes on.
+    pub(super) fn looked(&mut self, tail: Tail) {
+        // Whoever had the slot before may have stored something since the session began.
+        // Predictions that are too low would let a later message in after an earlier one
+        // was refused: what was sent since the tail was read counts as well.
+        if self.in_flight == 0 && !self.is_batch_open() {
+            self.expected = self.expected.max(tail.last_seq);
+        }
+        self.known_seq = self.known_seq.max(tail.last_seq);
+        self.remember(tail);
+        // With the prediction raised nothing but this keeps from storing them again. What was sent
+        // is for the broker to answer.
+        let waiting = self.window.iter_unresolved().filter(|(_, it)| it.stage == Stage::Waiting);
+        let found: Vec<(u64, u64)> = waiting
+            .filter_map(|(index, entry)| Some((index, self.seen.get(&entry.outgoing.event.id)?)))
+            .collect();
+        for (index, seq) in found {
+            self.settle(index, seq, true);
         }
     }
 
@@ -143,23 +161,18 @@ impl State {
         }
     }
 
-    pub(super) fn remember(&mut self, messages: Vec<TailMessage>) {
-        for message in messages {
-            let ours = message.position.filter(|position| position.system_id == self.system_id);
-            if let Some(position) = ours {
-                let commit_lsn = Lsn(position.lsn);
-                self.seen_before = self.seen_before.max(commit_lsn);
-                let last = self.last_position.map_or(Lsn::ZERO, |last| last.commit_lsn);
-                if commit_lsn >= last
-                    && let Some(event) = message.position_event.or(message.id)
-                {
-                    let ordinal = position.ordinal;
-                    self.last_position = Some(LastPosition { commit_lsn, ordinal, event });
-                }
-            }
-            if let Some(id) = message.id {
-                self.seen.insert(id, message.seq);
+    pub(super) fn remember(&mut self, tail: Tail) {
+        if self.resolved_before == Lsn(u64::MAX) {
+            // Without a log nothing else ends what is remembered, and each reading is far enough.
+            self.seen = Seen::default();
+        }
+        if let Some(position) = tail.position {
+            self.seen_before = self.seen_before.max(position.commit_lsn);
+            let last = self.last_position.map_or(Lsn::ZERO, |last| last.commit_lsn);
+            if position.commit_lsn >= last {
+                self.last_position = Some(position);
             }
         }
+        self.seen.add(tail.stored);
     }
 }

@@ -41,7 +41,7 @@ impl State {
                 ordinal: entry.ordinal,
                 event: entry.outgoing.event.id,
             }),
-            Origin::Scan => last_position,
+            Origin::Scan(_) => last_position,
         };
         let Outgoing { event, subject, .. } = &entry.outgoing;
         let subject = subject.as_ref().map_or("", String::as_str);

@@ -17,7 +17,7 @@ fn fenced() -> State {
 }
 
 fn start(batches: bool) -> State {
-    start_on(Tail { last_seq: 0, messages: Vec::new() }, batches)
+    start_on(Tail::ending_at(0), batches)
 }
 
 fn start_on(tail: Tail, batches: bool) -> State {
@@ -25,7 +25,6 @@ fn start_on(tail: Tail, batches: bool) -> State {
         mode: Mode::Fenced,
         limits: Limits { events: 100, bytes: 1 << 20 },
         ack_timeout: Duration::from_secs(1),
-        system_id: 1,
         resolved_before: Lsn::ZERO,
         tail,
         batches,
@@ -90,13 +89,13 @@ fn a_later_look_of_the_scanner_does_not_disturb_what_is_on_its_way() {
     ack(&mut state, 0);
     assert_eq!(send_all(&mut state), 19);
     // Read while the stream had ten messages; the twentieth is on its way.
-    state.apply(Duration::ZERO, Input::Seen(Tail { last_seq: 10, messages: Vec::new() }));
+    state.apply(Duration::ZERO, Input::Seen(Tail::ending_at(10)));
     log(&mut state, 1);
     assert_eq!(state.next_send().and_then(|send| send.expected), Some(20));
     (1..21).for_each(|index| ack(&mut state, index));
 
     // Read before these, applied when they had been answered.
-    state.apply(Duration::ZERO, Input::Seen(Tail { last_seq: 10, messages: Vec::new() }));
+    state.apply(Duration::ZERO, Input::Seen(Tail::ending_at(10)));
     log(&mut state, 1);
     assert_eq!(state.next_send().and_then(|send| send.expected), Some(21));
 }
@@ -160,7 +159,9 @@ fn an_event_published_before_its_route_came_is_not_said_to_be_dropped() {
     let event = dropped();
     let id = Some(event.event.id);
     let message = TailMessage { seq: 7, id, position: None, position_event: None };
-    let mut state = start_on(Tail { last_seq: 7, messages: vec![message] }, false);
+    let mut tail = Tail::ending_at(7);
+    tail.add(1, [message]);
+    let mut state = start_on(tail, false);
     state.apply(Duration::ZERO, Input::Logged(event));
     let settled = state.take_settled();
     assert_eq!(settled.iter().map(|it| it.seq).collect::<Vec<_>>(), [Some(7)]);
@@ -221,7 +222,7 @@ fn a_duplicate_that_a_batch_swallowed_is_looked_up_and_sent_by_itself() {
     state.apply(Duration::ZERO, Input::Ended { batch: 1, count: 2, seq: 2 });
     assert_eq!(settled(&mut state), [] as [u64; 0], "one of the two is somewhere else");
     assert!(matches!(state.next_request(), Some(Request::ReadTail { .. })));
-    state.apply(Duration::ZERO, Input::Tail(Tail { last_seq: 2, messages: Vec::new() }));
+    state.apply(Duration::ZERO, Input::Tail(Tail::ending_at(2)));
     assert_eq!(parts(&mut state), [None], "its answer tells where");
     state.apply(Duration::ZERO, Input::Acked { epoch: 1, index: 1, seq: 1 });
     assert_eq!(settled(&mut state), [1]);
@@ -251,7 +252,7 @@ fn a_broker_that_takes_no_batches_gets_single_messages() {
     parts(&mut state);
     let refusal = Refusal::NoBatches("disabled".into());
     state.apply(Duration::ZERO, Input::Broken { batch: 1, number: 1, refusal });
-    state.apply(Duration::ZERO, Input::Tail(Tail { last_seq: 1, messages: Vec::new() }));
+    state.apply(Duration::ZERO, Input::Tail(Tail::ending_at(1)));
     assert_eq!(parts(&mut state), [None], "a proof");
     state.apply(Duration::ZERO, Input::Acked { epoch: 1, index: 1, seq: 2 });
     assert_eq!(parts(&mut state), [None, None]);
@@ -284,7 +285,7 @@ fn an_open_breaker_waits_and_a_new_connection_ends_the_wait() {
     state.apply(state.now, Input::LinkLost);
     assert_eq!(reads_of_the_tail(&mut state), 1);
     log(&mut state, 5);
-    state.apply(state.now, Input::Tail(Tail { last_seq: 0, messages: Vec::new() }));
+    state.apply(state.now, Input::Tail(Tail::ending_at(0)));
     assert_eq!(send_all(&mut state), 1, "a probe goes alone");
     let epoch = state.epoch;
     state.apply(state.now, Input::Acked { epoch, index: 0, seq: 1 });
@@ -305,6 +306,6 @@ fn a_limit_is_believed_once_it_was_read_after_the_event_came() {
         state.apply(Duration::from_secs(3), Input::Unsendable { index, refusal });
         let request = state.next_request().expect("something to do");
         assert_eq!(matches!(request, Request::Park { .. }), parked, "{request:?}");
-        state.apply(state.now, Input::Tail(Tail { last_seq: 0, messages: Vec::new() }));
+        state.apply(state.now, Input::Tail(Tail::ending_at(0)));
     }
 }

@@ -55,7 +55,7 @@ impl Settling {
         is_whole: bool,
         jobs: &mut FuturesUnordered<Job>,
     ) {
-        self.sweeper.read(&tail.messages, is_whole);
+        self.sweeper.read(&tail.stored, is_whole);
         self.found(Some(found), jobs);
     }
 

@@ -1,0 +1,115 @@
+//! Rows read from the table, as many as there are, in bounded memory.
+
+use std::error::Error as StdError;
+use std::pin::Pin;
+
+use futures_util::TryStreamExt;
+use tokio_postgres::binary_copy::BinaryCopyOutStream;
+use tokio_postgres::types::{FromSql, Type};
+
+use super::Store;
+use crate::database::rows::scanned_columns;
+use crate::database::shape;
+use crate::error::Error;
+
+pub(crate) use tokio_postgres::binary_copy::BinaryCopyOutRow as ScannedRow;
+
+const DOING: &str = "scan for unpublished rows";
+
+/// One pass over the unmarked rows that the log does not bring, in order of insertion.
+///
+/// A binary `COPY`: what is not taken waits on the connection and in the server. Its transaction
+/// lasts until [`close`](Self::close), and until then the table keeps its columns.
+pub(crate) struct Scanner {
+    store: Store,
+    rows: Pin<Box<BinaryCopyOutStream>>,
+    is_at_end: bool,
+}
+
+impl Store {
+    /// Begins the transaction of a pass. All of it is of one snapshot,
+    /// [`blocked`](Self::blocked) included.
+    pub(crate) async fn open_scan(&self) -> Result<(), Error> {
+        let outbox = self.table.quoted();
+        // As long as the statement takes is as long as the broker takes.
+        let begin = format!(
+            "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL statement_timeout = 0;
+             LOCK TABLE {outbox} IN ACCESS SHARE MODE"
+        );
+        self.client().batch_execute(&begin).await.map_err(Error::sql(DOING))
+    }
+
+    /// Begins to read the rows that are visible in `start_snapshot`, in the transaction that
+    /// [`open_scan`](Self::open_scan) began.
+    pub(crate) async fn scan(self, start_snapshot: &str) -> Result<Scanner, Error> {
+        let outbox = self.table.quoted();
+        let types = shape::types(self.client(), &outbox).await?;
+        let (columns, column_types) = scanned_columns(&self.table, &types)?;
+        // COPY takes no parameters; the snapshot came from the server's own output function.
+        let sql = format!(
+            "COPY (SELECT {columns} FROM {outbox}
+                   WHERE published_at IS NULL
+                     AND pg_visible_in_snapshot(txid, '{snapshot}'::pg_snapshot)
+                   ORDER BY seq) TO STDOUT (FORMAT binary)",
+            snapshot = start_snapshot.replace('\'', "''"),
+        );
+        let copied = self.client().copy_out(&sql).await.map_err(Error::sql(DOING))?;
+        let rows = Box::pin(BinaryCopyOutStream::new(copied, &column_types));
+        Ok(Scanner { store: self, rows, is_at_end: false })
+    }
+}
+
+impl Scanner {
+    /// The next rows, until they are `rows_max` or hold `bytes_max`; none at the end.
+    pub(crate) async fn batch(
+        &mut self,
+        rows_max: usize,
+        bytes_max: usize,
+    ) -> Result<Vec<ScannedRow>, Error> {
+        let (mut batch, mut bytes) = (Vec::new(), 0);
+        while !self.is_at_end && batch.len() < rows_max && bytes < bytes_max {
+            match self.rows.try_next().await.map_err(Error::sql(DOING))? {
+                Some(row) => {
+                    bytes += size(&row)?;
+                    batch.push(row);
+                }
+                None => self.is_at_end = true,
+            }
+        }
+        Ok(batch)
+    }
+
+    /// Ends the pass. What is left of it is not waited for.
+    pub(crate) async fn close(self) -> Result<(), Error> {
+        if self.is_at_end {
+            self.store.client().batch_execute("COMMIT").await.map_err(Error::sql("end a scan"))?;
+        }
+        Ok(())
+    }
+}
+
+/// The length of a value, whatever its type.
+struct Length(usize);
+
+impl<'a> FromSql<'a> for Length {
+    fn from_sql(_: &Type, raw: &'a [u8]) -> Result<Self, Box<dyn StdError + Sync + Send>> {
+        Ok(Self(raw.len()))
+    }
+
+    fn from_sql_null(_: &Type) -> Result<Self, Box<dyn StdError + Sync + Send>> {
+        Ok(Self(0))
+    }
+
+    fn accepts(_: &Type) -> bool {
+        true
+    }
+}
+
+fn size(row: &ScannedRow) -> Result<usize, Error> {
+    let mut size = 0;
+    for column in outbox::Column::ALL {
+        let length: Length = row.try_get(column as usize).map_err(Error::sql(DOING))?;
+        size += length.0;
+    }
+    Ok(size)
+}
