@@ -36,9 +36,10 @@ pub(crate) async fn http(stage: &Stage<'_>) -> Result<Drain> {
     let service = tokio::spawn(async move { service.await });
     let drained = drain(stage, &stage.some, Mode::Http, &url).await;
     service.abort();
+    let drained = drained?;
     let (calls, events) = (calls.load(Ordering::Relaxed), stage.some.count());
     ensure!(calls == u64::from(events), "the service was called {calls} times for {events} events");
-    drained
+    Ok(drained)
 }
 
 /// From the start of the process until every message is acknowledged.

@@ -13,6 +13,7 @@ use crate::Error;
 use crate::pool::Pool;
 use crate::store::{Held, Store};
 use crate::tables::{self, Partitions};
+use crate::work::asks_again;
 
 /// How often a standby looks whether the consumer is free, and an active worker whether the
 /// database is there.
@@ -56,8 +57,11 @@ impl Leases {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// In the order in which everybody locks records, so that no two wait for each other.
     fn all(&self) -> Vec<Held> {
-        self.lock().values().map(|(held, _)| *held).collect()
+        let mut held: Vec<Held> = self.lock().values().map(|(held, _)| *held).collect();
+        held.sort_by_key(|it| it.key);
+        held
     }
 
     /// Those of `asked` that were not renewed are lost.
@@ -150,8 +154,14 @@ impl Keeper {
     async fn renew(&self, store: &Store) -> Result<(), Error> {
         let held = self.leases.all();
         // Asked even for nothing: it tells whether the connection, and with it the lock, is there.
-        let renewed = store.sql().renew(store.client(), &held).await;
-        self.leases.renewed(&held, &renewed.map_err(Error::sql("renew leases"))?);
+        match store.sql().renew(store.client(), &held).await {
+            Ok(renewed) => self.leases.renewed(&held, &renewed),
+            // Somebody else has the row: in time for the next renewal it is free.
+            Err(error) if asks_again(&error) => {}
+            Err(error) => return Err(Error::sql("renew leases")(error)),
+        }
+        // Whoever met trouble and stopped asking for connections learns of its end from here.
+        self.pool.note_answer();
         Ok(())
     }
 

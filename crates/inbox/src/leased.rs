@@ -127,6 +127,8 @@ pub(crate) async fn record(context: Arc<Context>, mut ended: mpsc::Receiver<Ende
 
 /// Takes out of `batch` what has been written.
 async fn write(context: &Context, store: &Store, batch: &mut Vec<Ended>) -> Result<(), Error> {
+    // In the order in which everybody locks records, so that no two wait for each other.
+    batch.sort_by_key(|it| it.claimed.held.key);
     let (mut completed, mut failed) = (Vec::new(), Vec::new());
     for (index, it) in batch.iter().enumerate() {
         match context.decide(it.verdict.clone(), it.claimed.attempts) {

@@ -55,10 +55,15 @@ impl Pool {
         let connection = (self.connect)().await.map_err(Error::Connect)?;
         let store = Store::new(connection, self.scope.clone()).await;
         let store = store.map_err(Error::sql("prepare the statements of the inbox"))?;
+        self.note_answer();
+        Ok(store)
+    }
+
+    /// The database has answered somebody.
+    pub(crate) fn note_answer(&self) {
         if self.trouble.send_if_modified(|trouble| trouble.take().is_some()) {
             info!(consumer = self.scope.consumer, "the database is back");
         }
-        Ok(store)
     }
 
     /// Takes a connection back. Only if no transaction is open on it.

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use tokio::sync::{mpsc, watch};
+use tokio_postgres::error::SqlState;
 use tracing::{info, warn};
 use uuid::Uuid;
 
@@ -301,12 +302,24 @@ pub(crate) async fn verdict_of(handling: impl Future<Output = Verdict>) -> Verdi
 
 /// Whether the statement failed, rather than the connection or the server.
 pub(crate) fn is_refused(error: &tokio_postgres::Error) -> bool {
-    // 57: the server ends or is ended; 53: it lacks something; 40: it asks to try again.
-    error.code().is_some_and(|code| !["57", "53", "40", "08"].contains(&&code.code()[..2]))
+    // 57: the server ends or is ended; 53: it lacks something.
+    let temporary = |code: &SqlState| ["57", "53", "08"].contains(&&code.code()[..2]);
+    error.code().is_some_and(|code| !temporary(code)) && !asks_again(error)
 }
 
+/// Whether two got in each other's way, and all is well with the database: a deadlock, a lock that
+/// took too long, a serialization failure.
+pub(crate) fn asks_again(error: &tokio_postgres::Error) -> bool {
+    error.code().is_some_and(|code| code.code().starts_with("40") || code.code() == "55P03")
+}
+
+/// Says what went wrong; if the database is to blame, to those who wait for it.
 pub(crate) fn trouble(context: &Context, error: &Error) {
-    if error.is_transient() && !matches!(error, Error::Sql { source, .. } if is_refused(source)) {
+    let (mut refused, mut again) = (false, false);
+    if let Error::Sql { source, .. } = error {
+        (refused, again) = (is_refused(source), asks_again(source));
+    }
+    if error.is_transient() && !matches!(error, Error::LeaseLost) && !refused && !again {
         context.pool.note_trouble(error);
     } else {
         let error = describe(error);

@@ -187,3 +187,35 @@ async fn a_slow_handler_runs_once() {
         worker.stop().await;
     }
 }
+
+/// R-INB-09: single connections break, the one with the lock among them or not.
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_that_break_one_by_one_stop_nobody_for_long() {
+    for mode in ["transactional", "leased"] {
+        let mut inbox = Inbox::new().await;
+        inbox.set("WORKER_MODE", mode);
+        inbox.set("WORKER_ACK_WAIT_MS", "1000");
+        inbox.publish_many(0, 600, &json!({ "sleep_ms": 2 })).await;
+        let worker = inbox.worker();
+        for n in 1..8_i64 {
+            inbox.wait_count("effects", n * 40).await;
+            let lock = if n % 3 == 0 { "" } else { "NOT" };
+            let broken = format!(
+                "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+                 WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()
+                     AND pid {lock} IN (SELECT pid FROM pg_locks WHERE locktype = 'advisory')"
+            );
+            inbox.rig.query::<i64>(&broken).await;
+        }
+        until(DEADLINE, "all have had their effect", async || {
+            inbox.count("(SELECT DISTINCT event_id FROM effects) AS t").await == 600
+        })
+        .await;
+        inbox.wait_acked().await;
+        assert_eq!(inbox.count("inbox_dead_letter").await, 0);
+        if mode == "transactional" {
+            inbox.assert_exact(600).await;
+        }
+        worker.stop().await;
+    }
+}
