@@ -5,7 +5,7 @@ ARGS ?=
 MINUTES ?= 30
 
 .DEFAULT_GOAL := help
-.PHONY: help demo chaos soak test bench bench-inbox lint servers clean-servers
+.PHONY: help demo chaos soak test bench bench-inbox fuzz lint servers clean-servers
 
 help: ## list the targets
 	@sed -En 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -34,6 +34,11 @@ bench: servers ## measure the relay beside its limits; ARGS="--suite" for all of
 
 bench-inbox: servers ## measure the inbox beside its limits
 	$(CARGO) run --release -p tailpost-benches --bin inbox_bench -- $(ARGS)
+
+fuzz: ## throw anything at the two parsers of network bytes, a minute each
+	@for target in decoder answer; do (set -x; mkdir -p target/fuzz/corpus/$$target && cd fuzz && \
+		$(CARGO) run --release --bin $$target -- ../target/fuzz/corpus/$$target seeds/$$target \
+			-max_total_time=60 $(ARGS)) || exit 1; done
 
 lint: ## check format, lints and documentation
 	$(CARGO) fmt --all --check

@@ -52,6 +52,13 @@ mod setup;
 mod slots;
 mod status;
 
+/// For `fuzz/`, which is outside of this crate: reads any answer of a broker.
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub fn fuzz_answer(subject: &str, status: Option<u16>, payload: &[u8]) {
+    broker::read_any_answer(subject, status, payload);
+}
+
 pub use config::{
     Config, Dedup, MarkConfig, Mode, OnPark, OnWalLimit, PollConfig, ScanConfig, StreamConfig,
     WalConfig, WindowLimits,

@@ -148,21 +148,30 @@ fn classify(error: &ApiError) -> Refusal {
     }
 }
 
+/// Reads an answer as a broker may never have sent it.
+#[cfg(fuzzing)]
+pub(crate) fn read_any(subject: &str, status: Option<u16>, payload: &[u8]) {
+    let status = status.and_then(|it| StatusCode::from_u16(it).ok());
+    read(&message(subject, payload, status), "OUTBOX");
+}
+
+#[cfg(any(test, fuzzing))]
+fn message(subject: &str, payload: impl AsRef<[u8]>, status: Option<StatusCode>) -> Message {
+    let payload = payload.as_ref();
+    Message {
+        subject: subject.into(),
+        reply: None,
+        payload: payload.to_vec().into(),
+        headers: None,
+        status,
+        description: None,
+        length: payload.len(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn message(subject: &str, payload: &str, status: Option<StatusCode>) -> Message {
-        Message {
-            subject: subject.into(),
-            reply: None,
-            payload: payload.to_owned().into(),
-            headers: None,
-            status,
-            description: None,
-            length: payload.len(),
-        }
-    }
 
     fn answer(payload: &str) -> Option<Input> {
         read(&message("_INBOX.x.7.42", payload, None), "OUTBOX")
@@ -311,5 +320,30 @@ mod tests {
         fn no_answer_makes_the_parser_panic(subject in ".{0,40}", payload in ".{0,200}") {
             read(&message(&subject, &payload, None), "OUTBOX");
         }
+
+        /// Answers with a few bytes changed reach deeper than noise does.
+        #[test]
+        fn no_damaged_answer_makes_the_parser_panic(
+            which in 0..ANSWERS.len(),
+            in_batch: bool,
+            status in proptest::option::of(0..1000_u16),
+            damage in proptest::collection::vec((proptest::prelude::any::<u16>(), 0..=255_u8), 0..8),
+        ) {
+            let mut payload = ANSWERS[which].as_bytes().to_vec();
+            for (place, byte) in damage {
+                let place = usize::from(place) % payload.len();
+                payload[place] = byte;
+            }
+            let subject = if in_batch { "_INBOX.x.x-3.500.fail.7.1.$FI" } else { "_INBOX.x.7.42" };
+            let status = status.and_then(|it| StatusCode::from_u16(it).ok());
+            read(&message(subject, &payload, status), "OUTBOX");
+        }
     }
+
+    const ANSWERS: [&str; 4] = [
+        r#"{"stream":"OUTBOX","domain":"hub","seq":9,"batch":"b","count":3,"duplicate": true}"#,
+        r#"{"type":"ack","seq":500,"msgs":500}"#,
+        r#"{"type":"err","seq":5,"error":{"code":400,"err_code":10071,"description":"wrong"}}"#,
+        r#"{"error":{"code":400,"err_code":10077,"description":"too large"},"stream":"S","seq":0}"#,
+    ];
 }

@@ -9,6 +9,8 @@ mod reply;
 mod stranded;
 mod tail;
 
+#[cfg(fuzzing)]
+pub(crate) use answer::read_any as read_any_answer;
 #[cfg(test)]
 pub(crate) use limits::Limits;
 pub(crate) use publisher::{Answers, History, Publisher};
