@@ -157,13 +157,13 @@ async fn killed_while_the_scanner_publishes_old_rows_each_event_is_stored_once_i
     rig.set("TAILPOST_RELAY__SCAN_BATCH", "100");
     rig.set("TAILPOST_RELAY__SCAN_INTERVAL", "100ms");
     rig.setup().await;
-    rig.insert(3_000).await;
+    rig.insert(8_000).await;
     rig.execute("SELECT pg_drop_replication_slot('tailpost')").await;
     rig.setup().await;
     let load = rig.load(3, 200.0).await;
     let old_and_unmarked =
         "SELECT count(*) FROM outbox_events WHERE published_at IS NULL AND aggregate_id ~ '^o-'";
-    let mut left = 3_000;
+    let mut left = 8_000;
     for _ in 0..6 {
         let relay = rig.relay();
         relay.wait_active().await;

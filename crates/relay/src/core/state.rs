@@ -307,26 +307,39 @@ impl State {
         if self.dead.contains(&event) {
             return; // resolved by being parked, in an earlier session
         }
-        self.last_position = Some(LastPosition { commit_lsn, ordinal, event });
+        let position = LastPosition { commit_lsn, ordinal, event };
+        let place = (commit_lsn, ordinal);
+        // What the log repeats is behind what the stream has.
+        if self.last_position.is_none_or(|last| (last.commit_lsn, last.ordinal) < place) {
+            self.last_position = Some(position);
+        }
         self.logged += 1;
-        self.push(outgoing, Origin::Log, (commit_lsn, ordinal, commit_time_micros));
+        self.push(outgoing, Origin::Log, (commit_lsn, commit_time_micros), Some(position));
     }
 
     fn scanned(&mut self, number: u32, rows: Vec<Outgoing>) {
         let (outstanding, logged_before) = (rows.len(), self.logged);
         self.scan.push_back(ScanBatch { number, outstanding, logged_before });
         for outgoing in rows {
-            self.push(outgoing, Origin::Scan(number), (Lsn::ZERO, 0, 0));
+            // Not looked up when it is sent: by then the log may have brought more, that waits
+            // behind it.
+            self.push(outgoing, Origin::Scan(number), (Lsn::ZERO, 0), self.last_position);
         }
     }
 
-    fn push(&mut self, outgoing: Outgoing, origin: Origin, at: (Lsn, u32, i64)) {
+    fn push(
+        &mut self,
+        outgoing: Outgoing,
+        origin: Origin,
+        at: (Lsn, i64),
+        position: Option<LastPosition>,
+    ) {
         let stored_at = self.seen.get(&outgoing.event.id);
         let unpublished = outgoing.subject.as_ref().err().cloned();
         if let (None, Some(Unpublished::Dropped)) = (stored_at, &unpublished) {
             return self.dropped(outgoing.event.id, origin, at);
         }
-        let (index, first_of_key) = self.window.push(outgoing, origin, at, self.now);
+        let (index, first_of_key) = self.window.push(outgoing, origin, at, position, self.now);
         if first_of_key && self.mode == Mode::Keyed {
             self.ready.push_back(index);
         }
@@ -343,8 +356,8 @@ impl State {
 
     /// Resolves an event that is not to be published. It does not enter the window: nothing is sent,
     /// so nothing can be waited for.
-    fn dropped(&mut self, id: Uuid, origin: Origin, at: (Lsn, u32, i64)) {
-        let (commit_lsn, _, commit_time_micros) = at;
+    fn dropped(&mut self, id: Uuid, origin: Origin, at: (Lsn, i64)) {
+        let (commit_lsn, commit_time_micros) = at;
         let (seq, acked) = (None, false);
         self.settled.push(Settled { id, seq, origin, commit_lsn, commit_time_micros, acked });
         self.counts.dropped += 1;

@@ -70,8 +70,9 @@ pub(crate) struct Entry {
     pub(crate) outgoing: Outgoing,
     pub(crate) origin: Origin,
     pub(crate) commit_lsn: Lsn,
-    pub(crate) ordinal: u32,
     pub(crate) commit_time_micros: i64,
+    /// How far the log has come with this entry.
+    pub(crate) position: Option<LastPosition>,
     pub(crate) stage: Stage,
     /// The stream's last sequence as known when this was sent: it can only be stored above it.
     pub(crate) sent_after: u64,
@@ -179,18 +180,19 @@ impl Window {
         &mut self,
         outgoing: Outgoing,
         origin: Origin,
-        at: (Lsn, u32, i64),
+        at: (Lsn, i64),
+        position: Option<LastPosition>,
         received_at: Duration,
     ) -> (u64, bool) {
         let index = self.end();
         let bytes = outgoing.event.payload.len() + HEADERS_ALLOWANCE_BYTES;
-        let (commit_lsn, ordinal, commit_time_micros) = at;
+        let (commit_lsn, commit_time_micros) = at;
         self.entries.push_back(Entry {
             outgoing,
             origin,
             commit_lsn,
-            ordinal,
             commit_time_micros,
+            position,
             stage: Stage::Waiting,
             sent_after: 0,
             sent_at: Duration::ZERO,

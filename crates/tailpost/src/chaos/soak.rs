@@ -1,8 +1,8 @@
 //! All faults, mixed at random, for as long as one likes.
 //!
-//! Two relays run throughout. The soak goes in rounds: a load, faults one after the other, each until
-//! the relays have recovered from it, then the reckoning over everything since the start. So a
-//! mistake is found at the end of the round that it was made in.
+//! Two relays run throughout. The soak goes in rounds: a load, faults one after the other, some of them
+//! before the relays have recovered from the last one, then the reckoning over everything since the
+//! start. So a mistake is found at the end of the round that it was made in.
 
 mod faults;
 
@@ -27,6 +27,9 @@ const ROUND: Duration = Duration::from_secs(60);
 
 /// Of load alone, between two faults, in milliseconds.
 const CALM: std::ops::Range<u64> = 100..1_500;
+
+/// How often the next fault meets relays that still recover.
+const UPON_EACH_OTHER: f64 = 0.5;
 
 /// Columns come and go as in `ddl-while-running`, poison as in `poison-in-backlog`.
 const SERVERS: Servers = Servers { postgres: &[], max_payload: Some(LITTLE_PAYLOADS) };
@@ -92,6 +95,9 @@ impl Soak {
             let calm = Duration::from_millis(self.random.random_range(CALM));
             tokio::time::sleep(calm).await;
             self.fault().await?;
+            if self.random.random_bool(UPON_EACH_OTHER) {
+                continue;
+            }
             let took = self.stage.recover().await?;
             self.tell(&format!("  recovered after {took:.2?}: {}", self.counts().await?));
             self.relays.iter_mut().try_for_each(Relay::check)?;

@@ -73,6 +73,9 @@ impl World {
         let reordered = mode == Mode::Fenced && foreign == Foreign::Always && !batches;
         if mode == Mode::Fenced && !reordered && !blocking {
             assert_eq!(stored, expected, "not in commit order");
+            let positions = self.stream.iter().filter_map(|it| it.position);
+            let places = positions.map(|it| (it.lsn, it.ordinal));
+            assert!(places.is_sorted(), "a position says more than the stream has");
         }
         if !reordered {
             assert_eq!(

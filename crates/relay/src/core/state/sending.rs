@@ -3,7 +3,7 @@
 use super::blocking::Turn;
 use super::{Link, State};
 use crate::core::messages::{Mode, Send};
-use crate::core::window::{LastPosition, Origin, Outgoing, Stage};
+use crate::core::window::{Outgoing, Stage};
 use crate::status::BreakerState;
 
 impl State {
@@ -29,20 +29,13 @@ impl State {
         let part = self.next_part();
         let expected = (self.mode == Mode::Fenced).then_some(self.expected);
         self.expected += 1;
-        let (known_seq, epoch, last_position) = (self.known_seq, self.epoch, self.last_position);
+        let (known_seq, epoch) = (self.known_seq, self.epoch);
         let now = self.now;
         let entry = self.window.get_mut(index)?;
         entry.stage = Stage::Sent;
         (entry.sent_after, entry.sent_at) = (known_seq, now);
         entry.expected = expected.unwrap_or_default();
-        let position = match entry.origin {
-            Origin::Log => Some(LastPosition {
-                commit_lsn: entry.commit_lsn,
-                ordinal: entry.ordinal,
-                event: entry.outgoing.event.id,
-            }),
-            Origin::Scan(_) => last_position,
-        };
+        let position = entry.position;
         let Outgoing { event, subject, .. } = &entry.outgoing;
         let subject = subject.as_ref().map_or("", String::as_str);
         Some(Send { epoch, index, expected, event, subject, position, part })

@@ -25,10 +25,16 @@ const FAULTS: &[(u32, Fault)] = &[
     (3, |it| Box::pin(it.swallow())),
     (3, |it| Box::pin(it.kill_postgres())),
     (2, |it| Box::pin(it.restart_postgres())),
+    (2, |it| Box::pin(it.pause_postgres())),
     (3, |it| Box::pin(it.drop_slot())),
     (2, |it| Box::pin(it.change_columns())),
     (2, |it| Box::pin(it.poison())),
+    (1, |it| Box::pin(it.commit_many())),
+    (1, |it| Box::pin(it.roll_back_many())),
 ];
+
+/// Events at once: more than a window, and than what a session reads back.
+const MANY: u64 = 10_000;
 
 /// How often much is under way to the broker when a fault happens.
 const SLOWED: f64 = 0.35;
@@ -165,6 +171,26 @@ impl Soak {
         self.stage.postgres.start_again().await
     }
 
+    async fn pause_postgres(&mut self) -> Result<()> {
+        let pause = self.up_to(3_000);
+        self.tell(&format!("pause PostgreSQL for {pause:?}"));
+        self.stage.postgres.pause()?;
+        tokio::time::sleep(pause).await;
+        self.stage.postgres.resume()
+    }
+
+    async fn commit_many(&mut self) -> Result<()> {
+        self.tell(&format!("{MANY} events in one transaction"));
+        self.stage.execute(&insert(MANY)).await?;
+        self.stage.wrote(MANY);
+        Ok(())
+    }
+
+    async fn roll_back_many(&mut self) -> Result<()> {
+        self.tell(&format!("{MANY} events rolled back"));
+        self.stage.execute(&format!("BEGIN; {}; ROLLBACK", insert(MANY))).await
+    }
+
     async fn drop_slot(&mut self) -> Result<()> {
         self.tell("drop the slot");
         let stage = &self.stage;
@@ -185,4 +211,13 @@ impl Soak {
         }
         Ok(())
     }
+}
+
+/// Events of other aggregates than the load's.
+fn insert(count: u64) -> String {
+    format!(
+        "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)
+         SELECT gen_random_uuid(), 'many', 'm-' || n % 7, 'Placed', '{{}}'
+         FROM generate_series(1, {count}) AS n"
+    )
 }
