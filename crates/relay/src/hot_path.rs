@@ -29,7 +29,7 @@ use crate::database::Rows;
 use crate::routing::Routing;
 
 /// Allocations of one event among many. Lower it when it falls; do not raise it without a reason.
-const ALLOCATIONS_MAX: f64 = 24.1;
+const ALLOCATIONS_MAX: f64 = 22.1;
 
 const RELATION: u32 = 16_384;
 

@@ -11,6 +11,7 @@ use bytes::Bytes;
 use futures_util::{FutureExt, SinkExt, StreamExt};
 use outbox::wire::{self, Position};
 use pgoutput::Lsn;
+use serde_json::Value as Json;
 use tokio::sync::watch;
 
 use super::answer;
@@ -24,6 +25,9 @@ use crate::error::Error;
 
 /// Answers taken at a time, so that sending and reading get their turns.
 const ANSWERS_AT_ONCE: usize = 512;
+
+/// Headers besides [`OURS`], without those that the event brings.
+const OTHERS: usize = 4;
 
 const EXPECTED_STREAM: HeaderName = HeaderName::from_static(wire::header::EXPECTED_STREAM);
 const EXPECTED_LAST_SEQUENCE: HeaderName =
@@ -59,7 +63,8 @@ pub(crate) struct Publisher {
     replies: Replies,
     /// Where the last message went: a batch is ended on a subject of the stream.
     last_subject: Subject,
-    stream: HeaderValue,
+    /// What the headers of every message begin with.
+    headers: HeaderMap,
     dedup: Dedup,
     /// Positions of the transaction that was sent last.
     position: PositionPrefix,
@@ -97,7 +102,8 @@ impl Publisher {
             .await
             .map_err(Error::jetstream("subscribe to the broker's answers"))?;
         let answers = Answers { messages, stream: stream.to_owned() };
-        let stream = stream.parse().map_err(Error::jetstream("name the stream in a header"))?;
+        let stream: HeaderValue =
+            stream.parse().map_err(Error::jetstream("name the stream in a header"))?;
         let statistics = client.statistics();
         let connects = statistics.connects.load(Ordering::Relaxed);
         let last_subject = Subject::from_static("");
@@ -105,7 +111,7 @@ impl Publisher {
             client,
             replies,
             last_subject,
-            stream,
+            headers: roomy(&EXPECTED_STREAM, &stream)?,
             dedup,
             position: PositionPrefix::new(history),
             statistics,
@@ -201,7 +207,7 @@ impl Publisher {
     }
 
     fn headers(&mut self, send: &Send<'_>) -> Result<HeaderMap, String> {
-        let mut headers = HeaderMap::new();
+        let mut headers = self.headers.clone();
         let mut illegal = None;
         let mut ours = OURS.iter();
         let fence_suffices = self.dedup == Dedup::Position && send.expected.is_some();
@@ -222,7 +228,6 @@ impl Publisher {
         if let Some(reason) = illegal {
             return Err(reason);
         }
-        headers.insert(EXPECTED_STREAM, self.stream.clone());
         if let Some(expected) = send.expected {
             headers.insert(EXPECTED_LAST_SEQUENCE, HeaderValue::from(expected));
         }
@@ -234,6 +239,17 @@ impl Publisher {
         }
         Ok(headers)
     }
+}
+
+/// One header in a map with room for all that a message has: so its clones need not grow.
+///
+/// The client offers no `with_capacity`. But a map that is deserialized takes the room that its
+/// entries would need if they had different names, and a clone has the room of its original.
+fn roomy(name: &HeaderName, value: &HeaderValue) -> Result<HeaderMap, Error> {
+    let entry = format!("{}:[{}]", Json::from(name.to_string()), Json::from(value.as_str()));
+    let entries = vec![entry; OURS.len() + OTHERS].join(",");
+    serde_json::from_str(&format!("{{{entries}}}"))
+        .map_err(Error::jetstream("name the stream in a header"))
 }
 
 /// Prints positions. What a transaction's events have in common is printed once.

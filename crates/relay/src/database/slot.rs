@@ -41,6 +41,8 @@ pub(crate) struct Slot {
     pub(crate) reader: i32,
     /// The slot was created just now: what it does not bring has to be scanned for.
     pub(crate) created: bool,
+    /// There is nothing more that the slot does not bring, but for what is unmarked by hand.
+    pub(crate) is_gap_filled: bool,
 }
 
 #[derive(Debug)]
@@ -91,6 +93,7 @@ impl Slot {
             swept: state.swept,
             reader: number(&reader)?,
             created,
+            is_gap_filled: state.is_gap_filled,
         })
     }
 
@@ -325,6 +328,7 @@ async fn create(
         .and_then(|point| point.parse().ok())
         .ok_or(Error::Stalled("the server did not say where the new slot begins"))?;
     store.begin_epoch(slot, &identity.system_id, timeline, &snapshot, start).await?;
+    let is_gap_filled = store.note_if_no_gap(slot).await?;
     let epoch = old.map_or(0, |old| old.epoch) + 1;
     info!(slot, %start, epoch, "created the replication slot");
     let state = StateRow {
@@ -335,6 +339,7 @@ async fn create(
         is_trusted: true,
         watermark: None,
         held: Some(start),
+        is_gap_filled,
     };
     Ok((state, start))
 }

@@ -116,7 +116,9 @@ impl Session {
         reporter: &mut Reporter,
     ) -> Result<(), Error> {
         self.tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        self.start_scan();
+        if self.scan.holds_the_log_back() {
+            self.start_scan();
+        }
         let mut turned = Instant::now();
         loop {
             self.perform(reporter)?;

@@ -81,6 +81,9 @@ impl Session {
         let (start_snapshot, swept) = (slot.start_snapshot.clone(), slot.swept.clone());
         let resolved_before = slot.resolved_before();
         let (confirmed, hold) = (slot.confirmed, Hold::new(slot.held));
+        // `--once` is to find also what was unmarked by hand.
+        let parking_blocks = config.on_park == OnPark::BlockKey;
+        let scan = Scan::new(once || parking_blocks || !slot.is_gap_filled);
         let rows = Rows::new(config.table.clone(), config.routing());
         let source = slot.start(rows, &store, &config.slot).await?;
         let mode = match config.mode {
@@ -116,7 +119,7 @@ impl Session {
             store,
             jobs: FuturesUnordered::new(),
             settling,
-            scan: Scan::new(),
+            scan,
             parking: Parking::default(),
             start_snapshot,
             system_id,

@@ -2,9 +2,9 @@
 //!
 //! Rows go through the same window as the log's events, in batches: while one is being read others
 //! are on their way, and those that the broker has are being marked, durably. Only so many may be
-//! unmarked that a bounded read of the stream's tail finds all of them after a crash. At the start
-//! of a session the log waits until the scanner has found everything, so that an aggregate's old
-//! rows are published before its new ones.
+//! unmarked that a bounded read of the stream's tail finds all of them after a crash. As long as there
+//! are rows older than the slot, the log waits at the start of a session until the scanner has found
+//! all of them, so that an aggregate's old rows are published before its new ones.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -55,10 +55,11 @@ pub(super) struct Scan {
 }
 
 impl Scan {
-    pub(super) fn new() -> Self {
+    /// With `initial`, the log waits for the first scan.
+    pub(super) fn new(initial: bool) -> Self {
         Self {
             reading: Reading::Resting { since: Instant::now() },
-            initial: true,
+            initial,
             holding: false,
             batches: VecDeque::new(),
             batches_begun: 0,

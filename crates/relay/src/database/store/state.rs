@@ -22,6 +22,8 @@ pub(crate) struct StateRow {
     pub(crate) swept: Option<Watermark>,
     /// The slot was confirmed nowhere beyond; `None` if an older version wrote the row.
     pub(crate) held: Option<Lsn>,
+    /// What the slot does not bring is published.
+    pub(crate) is_gap_filled: bool,
 }
 
 /// Everything that the log owns, and that is visible in `snapshot`, was resolved when everything
@@ -137,6 +139,20 @@ impl Store {
         written.map_err(Error::sql("write down that the gap is filled")).map(|_| ())
     }
 
+    /// Says so if a slot that was just created brings everything that is to be published.
+    pub(crate) async fn note_if_no_gap(&self, slot: &str) -> Result<bool, Error> {
+        let sql = format!(
+            "UPDATE {state} AS state SET gap_filled_at = now() WHERE slot = $1 AND NOT EXISTS (
+                 SELECT FROM {outbox} WHERE published_at IS NULL
+                     AND pg_visible_in_snapshot(txid, state.start_snapshot)
+             )",
+            state = self.table.companion("tailpost_state"),
+            outbox = self.table.quoted()
+        );
+        let written = self.client().execute(&sql, &[&slot]).await;
+        written.map_err(Error::sql("look for rows older than the slot")).map(|it| it > 0)
+    }
+
     /// Which process reads the slot.
     pub(crate) async fn slot_reader(&self, slot: &str) -> Result<Option<i32>, Error> {
         let row = self
@@ -182,7 +198,7 @@ impl Store {
         let sql = format!(
             "SELECT system_identifier::text, start_snapshot::text, epoch,
                     watermark_snapshot::text, watermark_lsn, start_lsn IS NOT NULL, held_lsn,
-                    swept_snapshot::text, swept_lsn
+                    swept_snapshot::text, swept_lsn, gap_filled_at IS NOT NULL
              FROM {} WHERE slot = $1",
             self.table.companion("tailpost_state")
         );
@@ -196,6 +212,7 @@ impl Store {
             watermark: watermark(&row, 3),
             swept: watermark(&row, 7),
             held: row.get::<_, Option<PgLsn>>(6).map(|lsn| Lsn(lsn.into())),
+            is_gap_filled: row.get(9),
         }))
     }
 
