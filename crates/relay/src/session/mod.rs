@@ -257,7 +257,7 @@ impl Session {
             Done::Swept(swept) => self.settling.swept(swept, &mut self.jobs),
             Done::Scanned(read) => self.scanned(read)?,
             Done::ScanMarked { batches, marked } => self.scan_marked(batches, marked),
-            Done::ScanClosed => self.scan.closed(),
+            Done::ScanClosed => self.scan.closed(self.config.scan.interval),
             Done::GapFilled => self.scan.gap_filled(),
             Done::Heartbeat | Done::LeftServer => {}
             Done::Held(held) => self.hold.written(held),

@@ -81,9 +81,7 @@ impl Session {
         let (start_snapshot, swept) = (slot.start_snapshot.clone(), slot.swept.clone());
         let resolved_before = slot.resolved_before();
         let (confirmed, hold) = (slot.confirmed, Hold::new(slot.held));
-        // `--once` is to find also what was unmarked by hand.
-        let parking_blocks = config.on_park == OnPark::BlockKey;
-        let scan = Scan::new(once || parking_blocks || !slot.is_gap_filled);
+        let is_gap_filled = slot.is_gap_filled;
         let rows = Rows::new(config.table.clone(), config.routing());
         let source = slot.start(rows, &store, &config.slot).await?;
         let mode = match config.mode {
@@ -97,6 +95,12 @@ impl Session {
             at_least: 1,
         };
         let dead = store.newest_dead_letters().await?;
+        // `--once` is to find also what was unmarked by hand.
+        let scan_first = once
+            || !is_gap_filled
+            || config.on_park == OnPark::BlockKey
+            // Asked after the dead letters were read: what is requeued meanwhile is among them.
+            || store.has_requeued().await?;
         let state = state(config, mode, way, &tail, batches, dead).await?;
         let history = History { system_id, timeline };
         let stream = &config.stream.name;
@@ -119,7 +123,7 @@ impl Session {
             store,
             jobs: FuturesUnordered::new(),
             settling,
-            scan,
+            scan: Scan::new(scan_first),
             parking: Parking::default(),
             start_snapshot,
             system_id,

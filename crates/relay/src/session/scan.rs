@@ -8,7 +8,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tracing::info;
 
@@ -21,9 +21,12 @@ use crate::database::slot::scan_reach;
 use crate::database::store::Scanner;
 use crate::error::Error;
 
+/// When a session scans for the first time, if the log does not wait for it.
+const SOON: Duration = Duration::from_secs(1);
+
 enum Reading {
     Resting {
-        since: Instant,
+        until: Instant,
     },
     Busy,
     /// Until there is room for another batch.
@@ -58,7 +61,7 @@ impl Scan {
     /// With `initial`, the log waits for the first scan.
     pub(super) fn new(initial: bool) -> Self {
         Self {
-            reading: Reading::Resting { since: Instant::now() },
+            reading: Reading::Resting { until: Instant::now() + SOON },
             initial,
             holding: false,
             batches: VecDeque::new(),
@@ -100,12 +103,13 @@ impl Scan {
         (self.gap_is_read, self.is_noting) = (false, false);
     }
 
-    pub(super) fn closed(&mut self) {
+    /// The scan is over; the next one is due after `interval`.
+    pub(super) fn closed(&mut self, interval: Duration) {
         if std::mem::take(&mut self.initial) && self.batches_begun > 0 {
             info!("the scanner is done; following the log");
         }
         self.holding = false;
-        self.reading = Reading::Resting { since: Instant::now() };
+        self.reading = Reading::Resting { until: Instant::now() + interval };
     }
 }
 
@@ -131,8 +135,8 @@ impl Session {
     /// Looks again from time to time, while the log is not behind: a row may have been unmarked by
     /// hand. (Behind, the many rows that the log will bring would be looked at in vain.)
     pub(super) fn rescan(&mut self) {
-        if let Reading::Resting { since } = self.scan.reading
-            && since.elapsed() >= self.config.scan.interval
+        if let Reading::Resting { until } = self.scan.reading
+            && until <= Instant::now()
             && !self.scan.is_busy()
             && self.draining_since.is_none()
             && self.state.unresolved() * 2 < self.config.window.events

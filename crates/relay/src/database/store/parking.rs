@@ -115,6 +115,19 @@ impl Store {
         Ok(rows.iter().map(|row| row.get(0)).collect())
     }
 
+    /// Whether requeued events wait for the scanner. What the log says of them it must not say first.
+    pub(crate) async fn has_requeued(&self) -> Result<bool, Error> {
+        let sql = format!(
+            "SELECT EXISTS (SELECT FROM {audit} JOIN {outbox} o ON o.{id} = event_id
+                 WHERE action IN ('requeue', 'release') AND o.published_at IS NULL)",
+            id = self.table.column(Column::Id),
+            audit = self.table.companion("outbox_dead_letter_audit"),
+            outbox = self.table.quoted(),
+        );
+        let row = self.client().query_one(&sql, &[]).await;
+        row.map(|row| row.get(0)).map_err(Error::sql("look for requeued events"))
+    }
+
     /// Gives the scanner those dead letters that only waited for others, where nothing is left to
     /// wait for.
     pub(crate) async fn release(&self) -> Result<u64, Error> {
