@@ -24,6 +24,13 @@ use crate::core::{Limits, Mode, Start, State};
 use crate::database::{Rows, Slot, Store};
 use crate::error::Error;
 
+fn mode(config: &Config) -> Mode {
+    match config.mode {
+        config::Mode::Fenced => Mode::Fenced,
+        config::Mode::Keyed | config::Mode::Poll => Mode::Keyed,
+    }
+}
+
 /// Reads the stream's tail back to what is resolved, and builds the core on it.
 async fn state(
     config: &Config,
@@ -84,10 +91,7 @@ impl Session {
         let is_gap_filled = slot.is_gap_filled;
         let rows = Rows::new(config.table.clone(), config.routing());
         let source = slot.start(rows, &store, &config.slot).await?;
-        let mode = match config.mode {
-            config::Mode::Fenced => Mode::Fenced,
-            config::Mode::Keyed | config::Mode::Poll => Mode::Keyed,
-        };
+        let mode = mode(config);
         let way = WayBack {
             resolved_before,
             system_id,
