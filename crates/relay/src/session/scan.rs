@@ -21,9 +21,6 @@ use crate::database::slot::scan_reach;
 use crate::database::store::Scanner;
 use crate::error::Error;
 
-/// When a session scans for the first time, if the log does not wait for it.
-const SOON: Duration = Duration::from_secs(1);
-
 enum Reading {
     Resting {
         until: Instant,
@@ -58,10 +55,10 @@ pub(super) struct Scan {
 }
 
 impl Scan {
-    /// With `initial`, the log waits for the first scan.
-    pub(super) fn new(initial: bool) -> Self {
+    /// With `initial`, the log waits for the first scan; else that is due after `interval`.
+    pub(super) fn new(initial: bool, interval: Duration) -> Self {
         Self {
-            reading: Reading::Resting { until: Instant::now() + SOON },
+            reading: Reading::Resting { until: Instant::now() + interval },
             initial,
             holding: false,
             batches: VecDeque::new(),
