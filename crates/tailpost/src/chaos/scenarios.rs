@@ -107,9 +107,9 @@ pub(super) const ALL: &[Scenario] = &[
     )
     .with_max_payload(LITTLE_PAYLOADS),
     scenario(
-        "half-million-row-transaction",
-        "500,000 events of one transaction pass while others wait their turn",
-        |it| Box::pin(data::half_million_row_transaction(it)),
+        "million-row-transaction",
+        "a million events of one transaction pass while others wait their turn",
+        |it| Box::pin(data::million_row_transaction(it)),
     ),
     scenario("ddl-while-running", "columns come, go and change under a running relay", |it| {
         Box::pin(data::ddl_while_running(it))

@@ -15,8 +15,8 @@ pub(in crate::chaos) const POISON: &str = "INSERT INTO outbox_events (id, aggreg
 
 const DEAD: &str = "SELECT count(*) FROM outbox_dead_letter";
 
-/// Of one transaction. A million take longer than one wants to wait for a scenario.
-const ROWS: u64 = 500_000;
+/// Of one transaction.
+const ROWS: u64 = 1_000_000;
 
 pub(super) async fn poison_in_backlog(stage: &mut Stage) -> Result<Relays> {
     const POISONED: i64 = 30;
@@ -35,7 +35,7 @@ pub(super) async fn poison_in_backlog(stage: &mut Stage) -> Result<Relays> {
     Ok(vec![relay])
 }
 
-pub(super) async fn half_million_row_transaction(stage: &mut Stage) -> Result<Relays> {
+pub(super) async fn million_row_transaction(stage: &mut Stage) -> Result<Relays> {
     let relay = stage.start_relay()?;
     relay.wait_active().await?;
     // Ids in order: the index grows at its end.
