@@ -93,6 +93,25 @@ async fn once_publishes_what_is_there_and_ends() {
     }
 }
 
+/// DESIGN 5, 11: marks may lag and fail, but `relay --once` has no later session to make up for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn once_ends_when_marks_that_failed_are_made_up_for() {
+    let rig = Rig::new().await;
+    rig.setup().await;
+    let ids = rig.insert(3_000).await;
+    let mut client = rig.client().await;
+    let building = client.transaction().await.unwrap();
+    // As CREATE INDEX does: whoever reads may, whoever marks may not.
+    building.batch_execute("LOCK TABLE outbox_events IN SHARE MODE").await.unwrap();
+    let once = rig.spawn(&["relay", "--once"]);
+    rig.wait_stored(3_000).await;
+    once.wait_log("lock timeout").await;
+    building.rollback().await.unwrap();
+    assert!(once.wait_exit(DEADLINE).await.success());
+    assert_eq!(rig.unmarked().await, 0);
+    assert_eq!(rig.stored_ids().await, ids);
+}
+
 /// DESIGN 11: exit code 5.
 #[tokio::test(flavor = "multi_thread")]
 async fn once_says_which_server_cannot_be_reached() {

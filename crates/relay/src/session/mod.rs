@@ -283,6 +283,7 @@ impl Session {
         if self.until.is_some_and(|until| self.state.confirmed() >= until)
             && self.draining_since.is_none()
             && self.scan.is_resting()
+            && !self.settling.owes_marks()
         {
             self.drain("everything there was is published");
         }

@@ -137,6 +137,12 @@ impl Settling {
         self.waiting.is_empty() && self.marking == 0
     }
 
+    /// Whether there are rows to mark, also for the sweeper because their marks failed or were too
+    /// many to wait.
+    pub(super) fn owes_marks(&self) -> bool {
+        !self.is_idle() || self.marks_lost || self.marks_lost_before
+    }
+
     pub(super) fn is_disconnected(&self) -> bool {
         self.store.client().is_closed()
     }
@@ -196,7 +202,7 @@ impl Settling {
 
     fn queue(&mut self, settled: Settled) {
         if self.waiting.len() >= MARKS_WAITING_MAX {
-            self.marks_lost = true;
+            (self.missed, self.marks_lost) = (Missed::Something, true);
             return;
         }
         if self.waiting.is_empty() {
