@@ -3,9 +3,10 @@
 use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use async_nats::jetstream::stream::{
-    Config, PersistenceMode, RetentionPolicy, Source, StorageType,
+    Config, DiscardPolicy, PersistenceMode, RetentionPolicy, Source, StorageType,
 };
 use support::{DEADLINE, Relay, Rig};
 
@@ -136,6 +137,29 @@ async fn a_stream_that_would_lose_events_is_refused_with_what_mends_it() {
             assert!(log.contains(reason) && log.contains(fix), "{reason}, {fix}:\n{log}");
         }
         assert_eq!(rig.stream().await.cached_info().config, made, "changed by a check");
+    }
+}
+
+/// R-REL-11: what only weakens is said, with what mends it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_forgets_at_its_limits_is_warned_of() {
+    let rig = Rig::new().await;
+    rig.setup().await;
+    let jetstream = rig.nats.jetstream().await.expect("connect to NATS");
+    let mut config = rig.stream().await.cached_info().config.clone();
+    (config.max_messages, config.discard) = (1_000, DiscardPolicy::Old);
+    (config.duplicate_window, config.allow_batch_publish) = (Duration::from_secs(1), false);
+    jetstream.update_stream(&config).await.expect("limit the stream");
+    let relay = rig.relay();
+    relay.wait_active().await;
+    let log = relay.log();
+    for (weakness, fix) in [
+        ("at its limits it discards old events", "--discard new"),
+        ("its duplicate window of 1s is short", "--dupe-window"),
+        ("it does not allow batched publishing", "--allow-batch"),
+        ("a single server keeps the stream", "--replicas 3"),
+    ] {
+        assert!(log.contains(weakness) && log.contains(fix), "{weakness}, {fix}:\n{log}");
     }
 }
 

@@ -49,6 +49,30 @@ async fn failures_are_repeated_in_order_and_end_as_dead_letters() {
     }
 }
 
+/// R-INB-01: nothing hangs on how long the broker remembers ids.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_that_the_stream_has_twice_has_one_effect() {
+    for mode in ["transactional", "leased"] {
+        let mut inbox = Inbox::new().await;
+        inbox.set("WORKER_MODE", mode);
+        let events: Vec<Event> = (0..20)
+            .map(|n| Event::new("order", format!("o-{}", n % 4), "OrderPlaced", &json!({ "n": n })))
+            .collect::<Result<_, _>>()
+            .unwrap();
+        inbox.forget_ids().await;
+        let worker = inbox.worker();
+        for _ in 0..2 {
+            for event in &events {
+                until(DEADLINE, "it is stored", async || inbox.publish_event(event).await).await;
+            }
+        }
+        inbox.wait_acked().await;
+        assert_eq!(inbox.rig.stored_count().await, 40, "{mode}");
+        inbox.assert_exact(20).await;
+        worker.stop().await;
+    }
+}
+
 /// R-INB-08.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_not_an_event_is_parked_and_stops_nobody() {

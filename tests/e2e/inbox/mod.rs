@@ -76,12 +76,20 @@ impl Inbox {
         event.id
     }
 
-    pub(crate) async fn publish_event(&self, event: &Event) {
+    /// Says whether the stream took it: it had the event already, and knew that.
+    pub(crate) async fn publish_event(&self, event: &Event) -> bool {
         let mut headers = HeaderMap::new();
         wire::event_headers(event, |name, value| headers.append(name, value)).expect("headers");
         let subject = "outbox.order.OrderPlaced";
         let ack = self.jetstream.publish_with_headers(subject, headers, event.payload.clone());
-        ack.await.expect("publish").await.expect("the stream takes it");
+        !ack.await.expect("publish").await.expect("the stream takes it").duplicate
+    }
+
+    /// From soon on, what is published twice is stored twice.
+    pub(crate) async fn forget_ids(&self) {
+        let mut config = self.rig.stream().await.cached_info().config.clone();
+        config.duplicate_window = Duration::from_millis(100);
+        self.jetstream.update_stream(&config).await.expect("shorten the window");
     }
 
     /// Stores `n` events of ten aggregates, numbered from `first`, and all with these `orders`.

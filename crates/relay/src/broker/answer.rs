@@ -313,6 +313,12 @@ mod tests {
         ] {
             assert_eq!(class(code, err_code, description), expected, "{err_code} {description}");
         }
+        for err_code in (10168..=10172).chain(10188..=10193) {
+            assert_eq!(class(400, err_code, "invalid"), "message", "{err_code}");
+        }
+        for err_code in 10205..=10207 {
+            assert_eq!(class(400, err_code, "batch"), "no batches", "{err_code}");
+        }
     }
 
     proptest::proptest! {

@@ -274,3 +274,18 @@ fn note_found(table: &Table) -> String {
          JOIN {audit} a ON a.event_id = f.id AND a.action IN ('requeue', 'release')"
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reason_is_cut_between_characters_and_has_no_zeros() {
+        let long = format!("x{}", "€".repeat(REASON_BYTES_MAX));
+        let kept = fit(&long);
+        assert!(long.starts_with(&kept));
+        assert!(kept.len() <= REASON_BYTES_MAX && kept.len() > REASON_BYTES_MAX - '€'.len_utf8());
+        assert_eq!(fit("a\0b"), "a\u{fffd}b");
+        assert_eq!(REASON_BYTES_MAX, 8 * 1024);
+    }
+}
