@@ -1,5 +1,7 @@
 //! What is much takes time, not memory.
 
+use std::net::TcpListener;
+
 use support::{DEADLINE, Relay, Rig, until};
 use uuid::Uuid;
 
@@ -98,10 +100,39 @@ async fn a_huge_transaction_that_is_rolled_back_brings_nothing() {
     let insert = "
         INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)
         SELECT gen_random_uuid(), 'order', 'o-1', 'OrderPlaced', '{}'
-        FROM generate_series(1, $1::INT)";
-    transaction.execute(insert, &[&ROWS]).await.expect("insert");
+        FROM generate_series(1, 1000000)";
+    transaction.execute(insert, &[]).await.expect("insert");
     transaction.rollback().await.expect("roll back");
     let expected = rig.insert(1).await;
+    assert_stored(&rig, &expected).await;
+    assert_bounded(&relay);
+}
+
+/// R-REL-11, R-DLQ-01: events that nobody mended for a long time.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_great_many_dead_letters_take_little_memory_and_can_be_listed() {
+    let mut rig = Rig::new().await;
+    let free = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound");
+    rig.set("TAILPOST_ADMIN__LISTEN", &free.to_string());
+    rig.setup().await;
+    rig.execute(
+        "INSERT INTO outbox_dead_letter (id, aggregate_type, aggregate_id, event_type, payload,
+             occurred_at, reason)
+         SELECT gen_random_uuid(), 'order', 'o-' || n % 10, 'OrderPlaced', '{}', now(),
+             'message size exceeds maximum allowed (10054)'
+         FROM generate_series(1, 300000) AS n",
+    )
+    .await;
+    let relay = rig.relay();
+    relay.wait_active().await;
+    let expected = rig.insert(10).await;
+    let (told, _) = rig.ends_with(0, &["outbox", "dlq", "list"]).await;
+    assert!(told.starts_with("300000 dead letters"), "{told}");
+    assert!(told.contains("10000  message size exceeds"), "{told}");
+    let requeue = ["outbox", "dlq", "requeue", "--all-matching", "--dry-run"];
+    let (told, said) = rig.ends_with(0, &requeue).await;
+    let plan = format!("{told}{said}");
+    assert!(plan.contains("to requeue: 300000 dead letters"), "{plan}");
     assert_stored(&rig, &expected).await;
     assert_bounded(&relay);
 }

@@ -15,10 +15,13 @@ use crate::database::Store;
 use crate::error::Error;
 
 /// Dead letters looked up at a time while many are worked through.
-const AT_ONCE: u32 = 100;
+const AT_ONCE: u32 = 10_000;
 
 /// Kinds of failures that are told.
 const GROUPS_MAX: u32 = 20;
+
+/// Dead letters whose failures are looked at: with millions it would take minutes.
+pub const GROUPED_MAX: u64 = 10_000;
 
 /// An event that could not be published. Its payload is left out on purpose.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -71,7 +74,7 @@ pub struct Overview {
     pub total: u64,
     /// Age of the oldest of them.
     pub oldest_seconds: Option<f64>,
-    /// Their failures.
+    /// The failures of the newest [`GROUPED_MAX`] of them.
     pub groups: Vec<Group>,
     /// The newest of them, up to the limit.
     pub dead_letters: Vec<DeadLetter>,

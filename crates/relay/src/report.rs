@@ -68,7 +68,7 @@ pub struct OutboxReport {
     pub dead_letters: u64,
     /// Age of the oldest of them.
     pub oldest_dead_letter_seconds: Option<f64>,
-    /// Why they are there, the most frequent reasons first.
+    /// Why the newest 10,000 are there, the most frequent reasons first.
     pub dead_letter_reasons: Vec<Group>,
     /// Aggregates whose later events wait for one of them.
     pub blocked_aggregates: u64,

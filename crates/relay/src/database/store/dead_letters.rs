@@ -8,7 +8,7 @@ use uuid::Uuid;
 use outbox::Column;
 
 use super::{Store, statements};
-use crate::dead_letters::{Aggregate, Author, DeadLetter, Deed, Filter, Group};
+use crate::dead_letters::{Aggregate, Author, DeadLetter, Deed, Filter, GROUPED_MAX, Group};
 use crate::error::Error;
 
 /// Failures that differ only in ids and numbers are one kind.
@@ -69,7 +69,7 @@ impl Store {
         Ok(rows.map_err(Error::sql("list dead letters"))?.iter().map(dead_letter).collect())
     }
 
-    /// Failures by kind, the most frequent first, at most `limit`.
+    /// Failures by kind, the most frequent first, at most `limit`; of the newest [`GROUPED_MAX`].
     pub(crate) async fn dead_letter_groups(
         &self,
         filter: &Filter,
@@ -78,7 +78,9 @@ impl Store {
         let sql = format!(
             "SELECT {FINGERPRINT} AS fingerprint, count(*), min(dead_at), max(dead_at),
                  count(DISTINCT (aggregate_type, aggregate_id))
-             FROM {} WHERE {MATCHES} GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT $6",
+             FROM (SELECT reason, dead_at, aggregate_type, aggregate_id
+                   FROM {} WHERE {MATCHES} ORDER BY dead_at DESC LIMIT {GROUPED_MAX}) newest
+             GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT $6",
             self.dead()
         );
         let limit = i64::from(limit);

@@ -106,12 +106,19 @@ impl Client {
         if status.is_success() {
             return Ok(body);
         }
-        let complaint = serde_json::from_slice(&body).unwrap_or_else(|_| Complaint {
-            error: String::from_utf8_lossy(&body).trim().to_owned(),
-            hint: None,
-        });
+        let complaint =
+            serde_json::from_slice(&body).unwrap_or_else(|_| without_words(status, &body));
         Err(ApiError::Refused { status, error: complaint.error, hint: complaint.hint }.into())
     }
+}
+
+/// What an answer says that is not the API's own.
+fn without_words(status: StatusCode, body: &[u8]) -> Complaint {
+    let said = String::from_utf8_lossy(body).trim().to_owned();
+    let error = if said.is_empty() { format!("it answered {status}") } else { said };
+    let is_late = status == StatusCode::GATEWAY_TIMEOUT;
+    let hint = is_late.then(|| "--direct asks the database, for as long as it takes".to_owned());
+    Complaint { error, hint }
 }
 
 async fn exchange(
@@ -128,4 +135,18 @@ async fn exchange(
     let body = answer.into_body().collect().await?.to_bytes();
     connection.abort();
     Ok((status, body))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_without_words_is_put_into_words() {
+        let late = without_words(StatusCode::GATEWAY_TIMEOUT, b"");
+        assert_eq!(late.error, "it answered 504 Gateway Timeout");
+        assert!(late.hint.is_some_and(|it| it.contains("--direct")));
+        let refused = without_words(StatusCode::UNAUTHORIZED, b"a bearer token is needed\n");
+        assert_eq!((refused.error.as_str(), refused.hint), ("a bearer token is needed", None));
+    }
 }

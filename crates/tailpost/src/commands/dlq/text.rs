@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use relay::dead_letters::{DeadLetter, Overview, Story};
+use relay::dead_letters::{DeadLetter, GROUPED_MAX, Overview, Story};
 use uuid::Uuid;
 
 use crate::commands::status::duration;
@@ -42,6 +42,9 @@ fn headline(overview: &Overview) -> String {
 }
 
 fn groups(text: &mut String, overview: &Overview) {
+    if overview.total > GROUPED_MAX {
+        line(text, &format!("the newest {GROUPED_MAX}:"));
+    }
     for group in &overview.groups {
         let (s, aggregates) = (if group.aggregates == 1 { "" } else { "s" }, group.aggregates);
         let reason = short(&group.fingerprint);
