@@ -10,6 +10,9 @@ const OTHER_WORK: &str = "
     CREATE TABLE IF NOT EXISTS other_work (filler TEXT);
     INSERT INTO other_work SELECT repeat('x', 1000) FROM generate_series(1, 1000)";
 
+/// Far less log than the busy database of a test writes, in bytes.
+const RETAINED_MAX: u64 = 1 << 20;
+
 /// R-REL-03: a keepalive tells an end of the log beyond the event whose ack is missing.
 #[tokio::test(flavor = "multi_thread")]
 async fn keepalives_do_not_confirm_while_an_event_is_in_flight() {
@@ -53,6 +56,31 @@ async fn an_idle_outbox_in_a_busy_database_retains_no_log() {
         eprintln!("others' log confirmed after {:?}", started.elapsed());
         assert!(started.elapsed() < Duration::from_secs(5), "it took {:?}", started.elapsed());
     }
+    assert_eq!(rig.stored_count().await, 0);
+}
+
+/// R-REL-12: all databases share one log. The slot of an idle one lets it go while others write.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_idle_outbox_beside_a_busy_database_retains_no_log() {
+    let rig = Rig::new().await;
+    rig.setup().await;
+    let relay = rig.relay();
+    relay.wait_active().await;
+    rig.postgres.create_database("busy").await.expect("create a database");
+    let busy = rig.postgres.client("busy").await.expect("connect to it");
+    let before = rig.wal_end().await;
+    for _ in 0..10 {
+        busy.batch_execute(OTHER_WORK).await.expect("work");
+    }
+    assert!(rig.wal_end().await - before > 5 * RETAINED_MAX, "too little work to tell");
+    let retained = "SELECT (pg_current_wal_lsn() - restart_lsn)::BIGINT FROM pg_replication_slots
+                    WHERE slot_name = 'tailpost'";
+    until(DEADLINE, "the others' log is let go", async || {
+        // The log can be let go from where PostgreSQL wrote down what runs, as it does now and then.
+        rig.execute("CHECKPOINT").await;
+        rig.query::<i64>(retained).await.cast_unsigned() < RETAINED_MAX
+    })
+    .await;
     assert_eq!(rig.stored_count().await, 0);
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-use support::Rig;
+use support::{DEADLINE, Rig, until};
 
 /// Kills the relay at seeded moments under load: starting, reading the tail, publishing, marking,
 /// confirming. The network is slow at times, so that much is under way; some of the crashes take what
@@ -66,6 +66,38 @@ async fn killed_again_and_again_the_stream_is_in_commit_order() {
     rig.wait_marked().await;
     assert_eq!(rig.stored_ids().await, ids);
     assert_eq!(rig.epochs().await, 1, "no relay took its own slot for another one");
+}
+
+/// R-REL-02, R-REL-03, R-REL-05: between decoding and ack. What was read is not confirmed, so it is
+/// read again.
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_after_reading_the_log_and_before_any_ack_everything_is_stored_in_order() {
+    let mut rig = Rig::new().await;
+    rig.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
+    rig.setup().await;
+    let relay = rig.relay();
+    let mut ids = rig.insert(10).await;
+    rig.wait_marked().await;
+    rig.nats.pause().expect("pause NATS");
+    let before = rig.wal_end().await;
+    ids.extend(rig.insert_each(300).await);
+    rig.wait_sent().await;
+    let read: String = rig.query("SELECT clock_timestamp()::TEXT").await;
+    let heard =
+        format!("SELECT reply_time > '{read}'::TIMESTAMPTZ + '1s' FROM pg_stat_replication");
+    until(DEADLINE, "the relay confirms what it may", async || rig.query::<bool>(&heard).await)
+        .await;
+    relay.kill9().await;
+    let confirmed = rig.confirmed().await;
+    assert!(confirmed <= before, "{confirmed} is beyond what the broker acknowledged: {before}");
+    assert_eq!(rig.unmarked().await, 300);
+
+    rig.nats.resume().expect("resume NATS");
+    let _relay = rig.relay();
+    rig.wait_marked().await;
+    assert_eq!(rig.stored_ids().await, ids);
+    rig.wait_confirmed().await;
+    assert_eq!(rig.epochs().await, 1, "the log brought them, not the scanner");
 }
 
 /// R-REL-02, R-REL-06: between ack and mark. The broker has everything, the table knows of nothing.

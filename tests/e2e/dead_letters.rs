@@ -280,6 +280,34 @@ async fn many_are_worked_through_by_a_relay_that_is_asked() {
     rig.wait_stored(11).await;
 }
 
+/// R-DLQ-02: where nobody can be asked, nobody said yes.
+#[tokio::test(flavor = "multi_thread")]
+async fn many_are_neither_requeued_nor_discarded_unless_somebody_says_yes() {
+    let rig = rig("skip").await;
+    let _relay = rig.relay();
+    for n in 0..3 {
+        emit(&rig, "a", n, 9_000).await;
+    }
+    wait_dead(&rig, 3).await;
+    rig.wait_marked().await;
+    let state = "SELECT (SELECT jsonb_agg(to_jsonb(d) ORDER BY id) FROM outbox_dead_letter AS d)
+                 || coalesce((SELECT jsonb_agg(to_jsonb(a)) FROM outbox_dead_letter_audit AS a), '[]')
+                 || coalesce((SELECT jsonb_agg(to_jsonb(e)) FROM outbox_events AS e), '[]')";
+    let before: Value = rig.query(state).await;
+    for args in [
+        &["requeue", "--all-matching"][..],
+        &["requeue", "--aggregate", "order:a"],
+        &["discard", "--all-matching"],
+    ] {
+        let (told, said) = dlq(&rig, 4, &[args, &["--direct"]].concat()).await;
+        assert!(said.contains("3 dead letters") && said.contains("--yes"), "{args:?}: {said}");
+        assert_eq!(told, "", "{args:?}");
+        let after: Value = rig.query(state).await;
+        assert_eq!(after, before, "{args:?} changed something");
+    }
+    assert_eq!(rig.stored_count().await, 0);
+}
+
 /// R-DLQ-04: what is too old goes, and what others wait for does not.
 #[tokio::test(flavor = "multi_thread")]
 async fn old_dead_letters_are_removed_and_the_audit_knows() {

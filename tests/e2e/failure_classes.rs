@@ -9,6 +9,9 @@ use testbed::NatsOptions;
 /// Longer than a relay takes to park what it parks at once, shorter than ten attempts.
 const RETRIED_FOR: Duration = Duration::from_secs(3);
 
+/// Events against which an attempt was counted.
+const TRIED: &str = "SELECT count(*) FROM outbox_events WHERE publish_attempts > 0";
+
 async fn change_stream(rig: &Rig, change: impl FnOnce(&mut Config)) {
     let mut config = rig.stream().await.cached_info().config.clone();
     change(&mut config);
@@ -43,13 +46,70 @@ async fn a_full_stream_holds_everything_and_consumes_no_attempt() {
     tokio::time::sleep(RETRIED_FOR).await;
     assert!(rig.confirmed().await < held, "confirmed what is not stored: {before}");
     assert_eq!(dead_letters(&rig).await, 0);
-    let tried = "SELECT count(*) FROM outbox_events WHERE publish_attempts > 0";
-    assert_eq!(rig.query::<i64>(tried).await, 0);
+    assert_eq!(rig.query::<i64>(TRIED).await, 0);
 
     change_stream(&rig, |it| it.max_messages = -1).await;
     rig.wait_stored(30).await;
     rig.wait_marked().await;
     assert_eq!(rig.stored_ids().await, ids);
+}
+
+/// R-REL-03, R-REL-05, R-REL-09: nobody takes the events until there is a stream again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_deleted_under_a_relay_costs_no_event_that_it_had_not_acknowledged() {
+    let rig = Rig::new().await;
+    rig.setup().await;
+    let relay = rig.relay();
+    rig.insert(10).await;
+    rig.wait_marked().await;
+    let jetstream = rig.nats.jetstream().await.expect("connect to NATS");
+    jetstream.delete_stream("OUTBOX").await.expect("delete the stream");
+    let before = rig.wal_end().await;
+    let mut ids = rig.insert(30).await;
+    until(DEADLINE, "the stream is missed", async || {
+        relay.log().matches("the stream does not answer").count() >= 2
+    })
+    .await;
+    ids.extend(rig.insert_each(5).await);
+    tokio::time::sleep(RETRIED_FOR).await;
+    let confirmed = rig.confirmed().await;
+    assert!(confirmed <= before, "{confirmed} is beyond what the stream acknowledged: {before}");
+    assert_eq!((rig.unmarked().await, dead_letters(&rig).await), (35, 0));
+    assert_eq!(rig.query::<i64>(TRIED).await, 0);
+
+    rig.setup().await;
+    rig.wait_stored(35).await;
+    rig.wait_marked().await;
+    rig.wait_confirmed().await;
+    assert_eq!(rig.stored_ids().await, ids);
+    assert_eq!(rig.epochs().await, 1, "it goes on with its slot");
+}
+
+/// R-REL-03, R-REL-05: deleted amid many messages, some of which it had acknowledged.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_deleted_under_load_costs_only_what_it_held() {
+    let rig = Rig::new().await;
+    rig.setup().await;
+    let relay = rig.relay();
+    relay.wait_active().await;
+    let jetstream = rig.nats.jetstream().await.expect("connect to NATS");
+    let delete = async {
+        rig.wait_stored(100).await;
+        jetstream.delete_stream("OUTBOX").await.expect("delete the stream");
+    };
+    let (ids, ()) = tokio::join!(rig.insert_each(2_000), delete);
+    relay.wait_log("the stream does not answer").await;
+    rig.setup().await;
+    rig.wait_marked().await;
+    let stored = rig.stored_ids().await;
+    let held = ids.len() - stored.len();
+    assert!(held >= 100 && !stored.is_empty(), "deleted in the middle: {held} of 2000");
+    assert_eq!(stored, ids[held..]);
+    // Rows in their order: what the deleted stream acknowledged, and then the other stream.
+    let marks: Vec<i64> =
+        rig.query("SELECT array_agg(stream_seq ORDER BY seq) FROM outbox_events").await;
+    let expected = (1..=held).chain(1..=stored.len()).map(|it| i64::try_from(it).expect("fits"));
+    assert_eq!(marks, expected.collect::<Vec<_>>());
 }
 
 /// R-REL-09: while the breaker is open nothing is tried; the connection that comes back closes it.

@@ -90,9 +90,14 @@ async fn a_slot_advanced_by_hand_costs_no_event() {
     rig.execute("SELECT pg_replication_slot_advance('tailpost', pg_current_wal_lsn())").await;
     expected.extend(rig.insert_each(10).await);
 
-    let _relay = rig.relay();
+    let relay = rig.relay();
+    relay.wait_log("somebody replaced or advanced the slot: creating it anew").await;
     rig.wait_marked().await;
     assert_eq!(rig.stored_ids().await, expected);
+    let (json, _) = rig.ends_with(0, &["status", "--json"]).await;
+    let told: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    let reason = "somebody replaced or advanced the slot";
+    assert_eq!(told["slot"]["created_because"], reason, "{told}");
 }
 
 /// R-REL-01, R-REL-13: between looking at the slot and reading it, a relay is held up.

@@ -1,5 +1,6 @@
 //! What a user would see, on real servers.
 
+mod admin;
 mod batches;
 mod broker_faults;
 mod chaos;

@@ -25,6 +25,13 @@ async fn insert_with_poison(rig: &Rig, n: i32) -> (Vec<Uuid>, Vec<Uuid>) {
     (ids(good), ids(poison))
 }
 
+async fn limit_messages(rig: &Rig, max_message_size: i32) {
+    let mut config = rig.stream().await.cached_info().config.clone();
+    config.max_message_size = max_message_size;
+    let jetstream = rig.nats.jetstream().await.expect("connect to NATS");
+    jetstream.update_stream(config).await.expect("limit the stream");
+}
+
 async fn dead_letters(rig: &Rig) -> Vec<(Uuid, String)> {
     let sql = "SELECT id, reason FROM outbox_dead_letter ORDER BY (payload->>'n')::INT";
     let rows = rig.client().await.query(sql, &[]).await.expect("dead letters");
@@ -66,11 +73,7 @@ async fn a_payload_over_the_brokers_limit_is_parked_and_the_others_stay_in_order
 async fn a_message_over_the_streams_limit_is_parked_and_the_others_stay_in_order() {
     let rig = Rig::new().await;
     rig.setup().await;
-    let stream = rig.stream().await;
-    let mut config = stream.cached_info().config.clone();
-    config.max_message_size = 4_096;
-    let jetstream = rig.nats.jetstream().await.expect("connect to NATS");
-    jetstream.update_stream(config).await.expect("limit the stream");
+    limit_messages(&rig, 4_096).await;
 
     let _relay = rig.relay();
     let (good, poison) = insert_with_poison(&rig, 100).await;
@@ -81,6 +84,67 @@ async fn a_message_over_the_streams_limit_is_parked_and_the_others_stay_in_order
     let (ids, reasons): (Vec<_>, Vec<_>) = dead_letters(&rig).await.into_iter().unzip();
     assert_eq!(ids, poison);
     assert!(reasons.iter().all(|it| it.contains("message size exceeds maximum")), "{reasons:?}");
+}
+
+/// R-REL-10, R-REL-09, R-DLQ-03: headers beyond what the broker takes. Mended, the event is published
+/// within the duplicate window: the broker does not take its id for one that it has.
+#[tokio::test(flavor = "multi_thread")]
+async fn headers_over_the_brokers_limit_are_parked_and_published_once_mended() {
+    let mut rig = Rig::new().await;
+    rig.set("TAILPOST_RELAY__SCAN_INTERVAL", "200ms");
+    rig.setup().await;
+    let _relay = rig.relay();
+    let mut expected = rig.insert(20).await;
+    let poison: Uuid = rig
+        .query(
+            "INSERT INTO outbox_events
+                 (id, aggregate_type, aggregate_id, event_type, payload, headers)
+             VALUES (gen_random_uuid(), 'order', 'o-1', 'OrderPlaced', '{}',
+                 jsonb_build_object('note', repeat('x', 65536))) RETURNING id",
+        )
+        .await;
+    expected.extend(rig.insert(20).await);
+    rig.wait_stored(40).await;
+    rig.wait_marked().await;
+    rig.wait_confirmed().await;
+    assert_eq!(rig.stored_ids().await, expected);
+    let dead = dead_letters(&rig).await;
+    assert_eq!(dead.len(), 1);
+    assert_eq!(dead[0].0, poison);
+    assert!(dead[0].1.contains("header size exceeds maximum allowed of 64k"), "{}", dead[0].1);
+
+    rig.execute("UPDATE outbox_dead_letter SET headers = '{\"note\": \"x\"}'").await;
+    let id = poison.to_string();
+    rig.ends_with(0, &["outbox", "dlq", "requeue", &id, "--wait", "10s", "--direct"]).await;
+    expected.push(poison);
+    assert_eq!(rig.stored_ids().await, expected);
+}
+
+/// R-REL-10, R-REL-09, R-DLQ-03: the stream's limits change under a relay, which does not know: the
+/// broker says so. It does not take the id of what it refused for one that it has.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_broker_refuses_for_good_is_parked_and_published_once_the_stream_takes_it() {
+    let mut rig = Rig::new().await;
+    rig.set("TAILPOST_RELAY__SCAN_INTERVAL", "200ms");
+    rig.setup().await;
+    let _relay = rig.relay();
+    rig.insert(1).await;
+    rig.wait_marked().await;
+    limit_messages(&rig, 4_096).await;
+    let (good, poison) = insert_with_poison(&rig, 100).await;
+    rig.wait_stored(good.len() as u64 + 1).await;
+    rig.wait_marked().await;
+    rig.wait_confirmed().await;
+    assert_eq!(rig.stored_ids().await.split_off(1), good);
+    let (ids, reasons): (Vec<_>, Vec<_>) = dead_letters(&rig).await.into_iter().unzip();
+    assert_eq!(ids, poison);
+    assert!(reasons.iter().all(|it| it.contains("size exceeds maximum")), "{reasons:?}");
+    assert!(reasons[0].contains("(10054)"), "the broker said so: {}", reasons[0]);
+
+    limit_messages(&rig, -1).await;
+    let id = poison[0].to_string();
+    rig.ends_with(0, &["outbox", "dlq", "requeue", &id, "--wait", "10s", "--direct"]).await;
+    assert_eq!(rig.stored_ids().await.last(), Some(&poison[0]));
 }
 
 /// R-REL-10, R-REL-06, R-REL-03: two relays park the same events, the first killed meanwhile.

@@ -191,7 +191,17 @@ async fn fail_over(rig: &mut Rig, standby: Postgres) -> Postgres {
 /// R-REL-12, R-REL-07, R-REL-06: the slot stays behind; its marks lagged.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_standby_promoted_without_the_slot_has_every_event_once_and_in_order() {
-    let mut rig = rig(&[], None).await;
+    fail_over_without_the_slot(None).await;
+}
+
+/// R-REL-12, R-REL-07, R-REL-06: as the above, where the standby could have had the slot.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_standby_of_postgresql_18_promoted_without_the_slot_has_every_event_once_and_in_order() {
+    fail_over_without_the_slot(Some(18)).await;
+}
+
+async fn fail_over_without_the_slot(version: Option<u32>) {
+    let mut rig = rig(&[], version).await;
     let standby = Postgres::start_standby_of(&rig.postgres, "standby_1", true).await;
     let standby = standby.expect("start a standby");
     let relay = rig.relay();

@@ -13,6 +13,7 @@
 //! ```
 
 mod broker;
+mod http;
 mod load;
 mod process;
 mod rig;
@@ -21,6 +22,7 @@ mod stream;
 mod wait;
 
 pub use broker::Broker;
+pub use http::get;
 pub use load::Load;
 pub use process::Relay;
 pub use rig::{Rig, RigOptions};

@@ -1,7 +1,6 @@
 //! `tailpost inbox run`: each event has its effect in an HTTP service.
 
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -11,10 +10,10 @@ use futures_util::StreamExt;
 use rustls::ServerConfig;
 use rustls::pki_types::PrivateKeyDer;
 use serde_json::Value;
-use support::{DEADLINE, Relay, Rig, until};
+use support::{DEADLINE, Relay, Rig, get, until};
 use testbed::Port;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use uuid::Uuid;
 
 use super::service::{Service, emit};
@@ -137,16 +136,6 @@ async fn a_misconfigured_service_pauses_the_consumer_until_it_is_mended() {
     wait_processed(&rig, 100).await;
     let dead: i64 = rig.query("SELECT count(*) FROM inbox_dead_letter").await;
     assert_eq!(dead, 0, "{}", inbox.log());
-}
-
-/// What an HTTP server says, if there is one.
-async fn get(address: SocketAddr, path: &str) -> Option<String> {
-    let mut stream = TcpStream::connect(address).await.ok()?;
-    let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes()).await.ok()?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.ok()?;
-    Some(answer)
 }
 
 /// Several consumers in one process, from the configuration file.
