@@ -12,6 +12,9 @@ const HEADER_FRAME_BYTES: usize = "NATS/1.0\r\n\r\n".len();
 /// `": "` and the end of the line.
 const HEADER_LINE_BYTES: usize = ": \r\n".len();
 
+/// As many bytes of headers as any stream stores: their length has 16 bits.
+const HEADERS_MAX: usize = u16::MAX as usize;
+
 /// A stream's limits as its leader last told them. Until it did, everything is taken.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Limits {
@@ -40,8 +43,13 @@ impl Limits {
             let reason = format!("the stream does not take subject {subject}: it takes {takes}");
             return Some(Refusal::Unwelcome(reason));
         }
+        let headers = bytes(headers);
+        if headers > HEADERS_MAX {
+            let reason = format!("header size exceeds maximum allowed of 64k: {headers} bytes");
+            return Some(Refusal::Message(reason));
+        }
         let max = self.max_msg_size?;
-        let size = bytes(headers) + payload;
+        let size = headers + payload;
         (size > max).then(|| {
             Refusal::OverLimit(format!(
                 "message size exceeds maximum: {size} bytes with headers, and the stream's \
@@ -87,6 +95,18 @@ mod tests {
         assert_eq!(limits.refusal("audit.x.y", &headers, 1 << 30), None);
         let refusal = limits.refusal("outbox.user.Left", &headers, 1);
         assert!(matches!(refusal, Some(Refusal::Unwelcome(_))), "{refusal:?}");
+    }
+
+    /// `NATS/1.0\r\nA: ` and twice the end of a line are 17 bytes.
+    #[test]
+    fn no_stream_takes_64_kib_of_headers() {
+        let refusal = |bytes: usize| {
+            let mut headers = HeaderMap::new();
+            headers.insert("A", "x".repeat(bytes - 17));
+            Limits::default().refusal("x", &headers, 0)
+        };
+        assert_eq!(refusal(65_535), None);
+        assert!(matches!(refusal(65_536), Some(Refusal::Message(_))), "{:?}", refusal(65_536));
     }
 
     #[test]
