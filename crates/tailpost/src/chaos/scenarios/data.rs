@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 
-use super::{Relays, Stage};
+use super::{Daemons, Stage};
 use crate::chaos::wait::until;
 
 /// What the broker takes, in bytes; [`POISON`] is larger.
@@ -18,7 +18,7 @@ const DEAD: &str = "SELECT count(*) FROM outbox_dead_letter";
 /// Of one transaction. A million take longer than one wants to wait for a scenario.
 const ROWS: u64 = 500_000;
 
-pub(super) async fn poison_in_backlog(stage: &mut Stage) -> Result<Relays> {
+pub(super) async fn poison_in_backlog(stage: &mut Stage) -> Result<Daemons> {
     const POISONED: i64 = 30;
     for _ in 0..POISONED {
         stage.wait_committed(30).await?;
@@ -35,7 +35,7 @@ pub(super) async fn poison_in_backlog(stage: &mut Stage) -> Result<Relays> {
     Ok(vec![relay])
 }
 
-pub(super) async fn half_million_row_transaction(stage: &mut Stage) -> Result<Relays> {
+pub(super) async fn half_million_row_transaction(stage: &mut Stage) -> Result<Daemons> {
     let relay = stage.start_relay()?;
     relay.wait_active().await?;
     // Ids in order: the index grows at its end.
@@ -52,7 +52,7 @@ pub(super) async fn half_million_row_transaction(stage: &mut Stage) -> Result<Re
     Ok(vec![relay])
 }
 
-pub(super) async fn ddl_while_running(stage: &mut Stage) -> Result<Relays> {
+pub(super) async fn ddl_while_running(stage: &mut Stage) -> Result<Daemons> {
     let relay = stage.start_relay()?;
     relay.wait_active().await?;
     for change in [
