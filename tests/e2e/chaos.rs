@@ -62,6 +62,33 @@ async fn chaos_ends_with_a_ledger_and_leaves_nothing() {
     assert_eq!(ledger["parked"], 30, "{ledger}");
 }
 
+async fn assert_has_effects(scenario: &str, twice_on_purpose: u64) {
+    let ledger = assert_passes(scenario).await;
+    assert_eq!(ledger["effects"], ledger["stored"], "{ledger}");
+    assert_eq!(ledger["effects_twice"], 0, "{ledger}");
+    assert_eq!(ledger["twice_on_purpose"], twice_on_purpose, "{ledger}");
+    assert_eq!(ledger["effects_reordered"], 0, "{ledger}");
+    assert_eq!(ledger["orders_with_effects"], ledger["orders"], "{ledger}");
+}
+
+/// R-INB-02, R-INB-05: what is killed on the way costs calls, not effects.
+#[tokio::test]
+async fn chaos_on_the_whole_way_counts_the_effects() {
+    assert_has_effects("whole-way", 0).await;
+}
+
+/// R-INB-03.
+#[tokio::test]
+async fn chaos_with_a_stuck_claim_counts_the_effects() {
+    assert_has_effects("stuck-claim", 0).await;
+}
+
+/// R-INB-11.
+#[tokio::test]
+async fn chaos_with_a_manual_fix_counts_the_effects() {
+    assert_has_effects("manual-fix", 1).await;
+}
+
 #[tokio::test]
 async fn chaos_that_is_killed_leaves_no_server_and_no_relay() {
     let (process, temp) = chaos(&["soak", "--for", "10m", "--seed", "1"]);
@@ -94,5 +121,9 @@ async fn chaos_knows_its_scenarios() {
     assert_eq!(process.wait_exit(DEADLINE).await.code(), Some(2), "{}", process.log());
     let (process, _temp) = chaos(&["--list"]);
     assert!(process.wait_exit(DEADLINE).await.success());
-    assert!(process.stdout().contains("slot-dropped"), "{}", process.stdout());
+    let listed = process.stdout();
+    assert_eq!(listed.lines().count(), 18, "{listed}");
+    for name in ["slot-dropped", "whole-way", "stuck-claim", "manual-fix"] {
+        assert!(listed.contains(name), "{listed}");
+    }
 }

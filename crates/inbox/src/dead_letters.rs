@@ -71,6 +71,8 @@ pub struct DeadLetter {
     pub age_seconds: f64,
     /// Whether it waits for, or is at, another set of attempts.
     pub requeued: bool,
+    /// Whether the inbox still has its record, which another set of attempts needs.
+    pub recorded: bool,
     /// How long its payload is.
     pub payload_bytes: i32,
 }
@@ -166,7 +168,8 @@ impl DeadLetters {
     /// Decides about dead letters that are dead at this moment. Returns those that it was done to.
     ///
     /// [`Decision::Requeue`] passes over those that cannot be handled, whatever changes: what is
-    /// no event, and what is older than the inbox remembers, since it may have had its effect.
+    /// no event, and what is older than the inbox remembers, since it may have had its effect. Nor is
+    /// there anything to requeue without a record.
     ///
     /// # Errors
     ///
@@ -276,6 +279,7 @@ impl DeadLetter {
             dead_at: row.get("dead_at"),
             age_seconds: row.get("age_seconds"),
             requeued: row.get("requeued"),
+            recorded: row.get("recorded"),
             payload_bytes: row.get("payload_bytes"),
         }
     }
@@ -283,7 +287,7 @@ impl DeadLetter {
     /// Whether another set of attempts makes sense.
     #[must_use]
     pub fn can_be_requeued(&self) -> bool {
-        !self.requeued && !sql::HOPELESS.contains(&self.cause.as_str())
+        self.recorded && !self.requeued && !sql::HOPELESS.contains(&self.cause.as_str())
     }
 }
 

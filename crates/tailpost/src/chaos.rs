@@ -7,12 +7,14 @@
 //!
 //! A scenario is a row of [`scenarios::ALL`]: it gets a [`Stage`] with servers of its own and a load
 //! that is already running, breaks something, and returns the relays that should carry on. The rest
-//! is the same for all: the load ends, the relays catch up, table and stream are compared.
+//! is the same for all: the load ends, the relays catch up, table and stream are compared. Where a
+//! scenario opened a service and returns an inbox too, the effects are counted in the end.
 
+mod daemon;
 mod ledger;
 mod logs;
-mod relay;
 mod scenarios;
+mod shipping;
 mod soak;
 mod stage;
 mod wait;
@@ -26,6 +28,7 @@ use tokio_util::sync::CancellationToken;
 use crate::cli::{ChaosArgs, Cli};
 use crate::{exit, output, shutdown};
 
+use daemon::Daemon;
 use ledger::Outcome;
 use scenarios::{ALL, Scenario};
 use stage::Stage;
@@ -113,7 +116,7 @@ async fn run_one(
 }
 
 async fn play(scenario: &Scenario, args: &ChaosArgs, seed: u64) -> Result<Outcome> {
-    let mut stage = Stage::open(&scenario.servers).await?;
+    let mut stage = Stage::open(&scenario.servers, seed).await?;
     stage.start_load(RATE, seed).await?;
     let outcome = measure(&mut stage, scenario).await;
     let verdict = match &outcome {
@@ -127,10 +130,12 @@ async fn play(scenario: &Scenario, args: &ChaosArgs, seed: u64) -> Result<Outcom
 }
 
 async fn measure(stage: &mut Stage, scenario: &Scenario) -> Result<Outcome> {
-    let mut relays = (scenario.play)(stage).await?;
+    let mut daemons = (scenario.play)(stage).await?;
     let tally = stage.finish().await?;
-    relays.iter_mut().try_for_each(relay::Relay::check)?;
-    drop(relays);
+    let effects = stage.effects().await?;
+    daemons.iter_mut().try_for_each(Daemon::check)?;
+    drop(daemons);
     stage.check_logs()?;
-    Ok(Outcome::new(scenario.name, &tally, stage.recovered(), stage.elapsed()))
+    let outcome = Outcome::new(scenario.name, &tally, stage.recovered(), stage.elapsed());
+    Ok(outcome.with_effects(effects))
 }

@@ -136,9 +136,10 @@ pub(crate) enum Command {
     Demo(DemoArgs),
     /// Break things on purpose, under load, and check that every event arrived once and in order
     ///
-    /// Starts throw-away servers as `demo` does and relays as processes that are killed and paused.
-    /// `all` runs every scenario, `soak` mixes faults at random. Fails if an event was lost, doubled,
-    /// out of order, or never committed; then it keeps the logs and says where.
+    /// Starts throw-away servers as `demo` does, and relays and inboxes as processes that are killed
+    /// and paused. `all` runs every scenario, `soak` mixes faults at random. Fails if an event was
+    /// lost, doubled, out of order, or never committed, or, where there is an inbox, did not have
+    /// exactly one effect; then it keeps the logs and says where.
     Chaos(ChaosArgs),
 }
 
@@ -222,7 +223,8 @@ pub(crate) struct ChaosArgs {
     /// How long the soak goes on; one minute if not given
     #[arg(long = "for", value_name = "DURATION", value_parser = duration)]
     pub(crate) duration: Option<Duration>,
-    /// Repeat a run: fixes the load and the faults of the soak, though not how they interleave
+    /// Repeat a run: fixes the load and the faults of `soak` and `whole-way`, though not how they
+    /// interleave
     #[arg(long, value_name = "N")]
     pub(crate) seed: Option<u64>,
     /// Print the ledger as one JSON object, for each scenario

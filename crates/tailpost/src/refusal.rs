@@ -34,7 +34,8 @@ impl Refusal {
     }
 
     pub(crate) fn not_dead(decision: &str) -> Self {
-        let hint = "it is requeued, or it cannot be handled whatever changes: see `inbox dlq show`";
+        let hint = "it is requeued, or has no record any more, or cannot be handled whatever changes: \
+                    see `inbox dlq show`";
         Self::conflict(format!("nothing there is to {decision}"), Some(hint.into()))
     }
 

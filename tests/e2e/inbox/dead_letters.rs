@@ -212,6 +212,24 @@ async fn dead_letters_that_nobody_decides_about_are_dropped_in_the_end() {
     assert_eq!(scene.status_of(old).await, "DEAD");
 }
 
+/// R-DLQ-01: a dry run says what would be done.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dead_letter_without_a_record_is_not_requeued_and_a_dry_run_says_so() {
+    let scene = Scene::new().await;
+    let id = scene.dead("o-1").await;
+    scene.rig.execute("DELETE FROM inbox_messages").await;
+    for more in [&["--dry-run"][..], &[]] {
+        let text = id.to_string();
+        let args = [&["requeue", &text], more].concat();
+        let (told, said) = scene.dlq(4, &args).await;
+        assert!(told.contains("skipped, it has no record"), "{told}");
+        assert!(said.contains("nothing there is to requeue"), "{said}");
+    }
+    assert_eq!(scene.decisions(id).await, "");
+    scene.dlq(0, &["discard", &id.to_string(), "--yes", REASON[0], REASON[1]]).await;
+    assert_eq!(scene.dead_count().await, 0);
+}
+
 /// R-INB-08: what no attempt can ever handle is not given one.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_no_event_cannot_be_requeued_but_settled() {

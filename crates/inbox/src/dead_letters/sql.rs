@@ -58,7 +58,8 @@ const SAME: &str = "m.consumer = d.consumer AND m.message_id = d.message_id
 const SHOWN: &str = "d.consumer, d.message_id, d.event_time, d.subject, d.stream, d.stream_seq,
     d.attempts, d.cause, d.reason, d.dead_at, octet_length(d.payload) AS payload_bytes,
     extract(epoch FROM clock_timestamp() - d.dead_at)::float8 AS age_seconds,
-    coalesce(m.status IN ('FAILED', 'PROCESSING'), FALSE) AS requeued";
+    coalesce(m.status IN ('FAILED', 'PROCESSING'), FALSE) AS requeued,
+    m.status IS NOT NULL AS recorded";
 
 impl Texts {
     pub(super) fn new(outbox: &Table) -> Self {

@@ -6,6 +6,7 @@ use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use testbed::Tally;
 
+use super::shipping::Effects;
 use crate::output;
 
 /// The ledger of one run. Its fields are fixed: scripts read them.
@@ -25,6 +26,9 @@ pub(super) struct Outcome {
     /// time, if there were several faults.
     recovered_s: f64,
     seconds: f64,
+    /// Only where there is an inbox.
+    #[serde(flatten)]
+    effects: Option<Effects>,
     #[serde(skip)]
     marked: usize,
     #[serde(skip)]
@@ -51,9 +55,14 @@ impl Outcome {
             parked: tally.dead,
             recovered_s: seconds(recovered),
             seconds: seconds(elapsed),
+            effects: None,
             marked: tally.marked,
             offenders: tally.offenders(),
         }
+    }
+
+    pub(super) fn with_effects(self, effects: Option<Effects>) -> Self {
+        Self { effects, ..self }
     }
 
     /// To stdout.
@@ -61,9 +70,10 @@ impl Outcome {
         if json {
             return output::text(&serde_json::to_string(self).context("could not write JSON")?);
         }
+        let effects = self.effects.map(|it| format!("  {it}\n")).unwrap_or_default();
         output::text(&format!(
             "  {} events committed, {} rolled back, {} stored, {} parked\n  \
-             {} lost, {} duplicated, {} reordered, {} phantoms\n  \
+             {} lost, {} duplicated, {} reordered, {} phantoms\n{effects}  \
              recovered in {:.2} s, {:.1} s in all\n",
             self.committed,
             self.rolled_back,
@@ -78,8 +88,8 @@ impl Outcome {
         ))
     }
 
-    /// Fails unless every committed event arrived once, in order, or is parked, and nothing else
-    /// arrived.
+    /// Fails unless every committed event arrived once, in order, or is parked, nothing else
+    /// arrived, and what arrived had one effect, if it was to have any.
     pub(super) fn verdict(&self) -> Result<()> {
         if self.lost + self.duplicated + self.reordered + self.phantoms > 0 {
             bail!("{} found mistakes\n{}", self.scenario, self.offenders.trim_end());
@@ -90,6 +100,9 @@ impl Outcome {
         if self.marked + self.parked < self.committed {
             let missing = self.committed - self.marked - self.parked;
             bail!("{}: {missing} committed events are not marked", self.scenario);
+        }
+        if let Some(effects) = self.effects.filter(|it| !it.is_exact(self.stored)) {
+            bail!("{}: {} events are stored, and had {effects}", self.scenario, self.stored);
         }
         Ok(())
     }
@@ -111,7 +124,7 @@ impl Outcome {
     /// The titles over [`Outcome::row`].
     pub(super) fn head() -> String {
         format!(
-            "{:<36} {:>9} {:>9} {:>6} {:>5} {:>10} {:>9} {:>8} {:>11} {:>7}",
+            "{:<36} {:>9} {:>9} {:>6} {:>5} {:>10} {:>9} {:>8} {:>7} {:>5} {:>11} {:>7}",
             "scenario",
             "committed",
             "stored",
@@ -120,14 +133,19 @@ impl Outcome {
             "duplicated",
             "reordered",
             "phantoms",
+            "effects",
+            "twice",
             "recovered_s",
             "seconds"
         )
     }
 
     pub(super) fn row(&self) -> String {
+        let of_effects = |count: fn(&Effects) -> usize| {
+            self.effects.as_ref().map_or("-".to_owned(), |it| count(it).to_string())
+        };
         format!(
-            "{:<36} {:>9} {:>9} {:>6} {:>5} {:>10} {:>9} {:>8} {:>11.2} {:>7.1}",
+            "{:<36} {:>9} {:>9} {:>6} {:>5} {:>10} {:>9} {:>8} {:>7} {:>5} {:>11.2} {:>7.1}",
             self.scenario,
             self.committed,
             self.stored,
@@ -136,6 +154,8 @@ impl Outcome {
             self.duplicated,
             self.reordered,
             self.phantoms,
+            of_effects(|it| it.effects),
+            of_effects(|it| it.effects_twice),
             self.recovered_s,
             self.seconds
         )
@@ -153,6 +173,18 @@ mod tests {
         Outcome::new("any", &tally, Duration::from_millis(1_234), Duration::from_millis(5_678))
     }
 
+    /// Of the two stored events: one order's, one of them a second time because that was wanted.
+    fn effects() -> Effects {
+        Effects {
+            effects: 2,
+            twice_on_purpose: 1,
+            calls_repeated: 4,
+            orders: 1,
+            orders_with_effects: 1,
+            ..Effects::default()
+        }
+    }
+
     #[test]
     fn the_json_line_has_fixed_fields() {
         assert_eq!(
@@ -161,6 +193,31 @@ mod tests {
              \"duplicated\":0,\"reordered\":0,\"phantoms\":0,\"parked\":1,\"recovered_s\":1.23,\
              \"seconds\":5.68}"
         );
+    }
+
+    #[test]
+    fn the_json_line_with_an_inbox_has_further_fields() {
+        let line = serde_json::to_string(&outcome().with_effects(Some(effects())));
+        let line = line.expect("serialisable");
+        let further = ",\"seconds\":5.68,\"effects\":2,\"effects_twice\":0,\"twice_on_purpose\":1,\
+                       \"effects_reordered\":0,\"calls_repeated\":4,\"orders\":1,\
+                       \"orders_with_effects\":1}";
+        assert!(line.ends_with(further), "{line}");
+    }
+
+    #[test]
+    fn any_mistake_in_the_effects_fails_the_scenario() {
+        let verdict = |effects| outcome().with_effects(Some(effects)).verdict();
+        verdict(effects()).expect("each stored event has one effect");
+        let fails = |break_it: fn(&mut Effects)| {
+            let mut effects = effects();
+            break_it(&mut effects);
+            verdict(effects).expect_err("a mistake");
+        };
+        fails(|it| it.effects = 1);
+        fails(|it| it.effects_twice = 1);
+        fails(|it| it.effects_reordered = 1);
+        fails(|it| it.orders_with_effects = 0);
     }
 
     #[test]

@@ -7,13 +7,13 @@ use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, Result, bail};
 
-/// Ended relays whose logs are remembered; a soak ends hundreds.
-const RELAYS_MAX: usize = 20;
+/// Ended processes whose logs are remembered; a soak ends hundreds.
+const ENDED_MAX: usize = 20;
 
 /// Of a log its end is kept.
 const BYTES_MAX: usize = 512 * 1024;
 
-/// The logs of relays that have ended, the last ones.
+/// The logs of relays and inboxes that have ended, the last ones.
 #[derive(Clone, Default)]
 pub(super) struct Logs(Arc<Mutex<Ended>>);
 
@@ -30,20 +30,20 @@ impl Logs {
             ended.panicked.get_or_insert_with(|| format!("{name}: {line}"));
         }
         ended.logs.push_back((name.to_owned(), end_of(log).to_owned()));
-        if ended.logs.len() > RELAYS_MAX {
+        if ended.logs.len() > ENDED_MAX {
             ended.logs.pop_front();
         }
     }
 
-    /// Fails if a relay panicked, even if the next one mended everything.
+    /// Fails if one of them panicked, even if the next one mended everything.
     pub(super) fn check(&self) -> Result<()> {
         match self.0.lock().ok().and_then(|it| it.panicked.clone()) {
-            Some(line) => bail!("a relay panicked: {line}"),
+            Some(line) => bail!("a process panicked: {line}"),
             None => Ok(()),
         }
     }
 
-    /// Writes these logs, and those of the relays, into a folder that stays.
+    /// Writes these logs, and those of the servers, into a folder that stays.
     pub(super) fn keep(&self, title: &str, servers: &[(&str, String)]) -> Result<PathBuf> {
         let folder = tempfile::Builder::new().prefix(&format!("tailpost-chaos-{title}-")).tempdir();
         let folder = folder.context("create a folder for the logs")?.keep();

@@ -3,23 +3,25 @@
 mod broker;
 mod crashes;
 mod data;
+mod inbox;
 mod postgres;
 mod slot;
 mod standby;
+mod whole_way;
 
 use anyhow::Result;
 use futures_util::future::LocalBoxFuture;
 
-use super::relay::Relay;
+use super::daemon::Daemon;
 use super::stage::{Servers, Stage};
 
 pub(super) use data::{LITTLE_PAYLOADS, POISON};
 pub(super) use slot::DROP_SLOT;
 
-/// The relays that are to publish the rest.
-pub(super) type Relays = Vec<Relay>;
+/// The relays that are to publish the rest, and the inbox that is to handle it, if there is one.
+pub(super) type Daemons = Vec<Daemon>;
 
-type Play = for<'a> fn(&'a mut Stage) -> LocalBoxFuture<'a, Result<Relays>>;
+type Play = for<'a> fn(&'a mut Stage) -> LocalBoxFuture<'a, Result<Daemons>>;
 
 /// A fault with a name.
 pub(super) struct Scenario {
@@ -117,4 +119,21 @@ pub(super) const ALL: &[Scenario] = &[
     scenario("takeovers", "the active relay is killed again and again; the other goes on", |it| {
         Box::pin(standby::takeovers(it))
     }),
+    scenario(
+        "whole-way",
+        "whatever is killed between an order and the HTTP service behind it, each event has one \
+         effect: calls may be repeated, under the same idempotency key",
+        |it| Box::pin(whole_way::killed_at_random(it)),
+    ),
+    scenario(
+        "stuck-claim",
+        "what a dead worker had is left alone until its lease expires, and then has its one effect",
+        |it| Box::pin(inbox::stuck_claim(it)),
+    ),
+    scenario(
+        "manual-fix",
+        "what was mended by hand and marked as processed has no second effect; without a record \
+         it has",
+        |it| Box::pin(inbox::manual_fix(it)),
+    ),
 ];

@@ -14,9 +14,9 @@ use rand::{RngExt, SeedableRng};
 use tokio_util::sync::CancellationToken;
 
 use super::RATE;
+use super::daemon::Daemon;
 use super::ledger::Outcome;
-use super::relay::Relay;
-use super::scenarios::{LITTLE_PAYLOADS, Relays};
+use super::scenarios::{Daemons, LITTLE_PAYLOADS};
 use super::stage::{Servers, Stage};
 use crate::cli::ChaosArgs;
 
@@ -37,7 +37,7 @@ const SERVERS: Servers = Servers { postgres: &[], max_payload: Some(LITTLE_PAYLO
 /// Servers, relays, and what was done to them.
 struct Soak {
     stage: Stage,
-    relays: Relays,
+    relays: Daemons,
     random: StdRng,
     has_note: bool,
     // What happened in this round, for the case that it ends badly.
@@ -79,7 +79,7 @@ pub(super) async fn run(args: &ChaosArgs, seed: u64, stop: &CancellationToken) -
 
 impl Soak {
     async fn open(seed: u64) -> Result<Self> {
-        let mut stage = Stage::open(&SERVERS).await?;
+        let mut stage = Stage::open(&SERVERS, seed).await?;
         stage.set("TAILPOST_RELAY__ACK_TIMEOUT", "1s");
         let relays = vec![stage.start_relay()?, stage.start_relay()?];
         let random = StdRng::seed_from_u64(seed);
@@ -100,10 +100,10 @@ impl Soak {
             }
             let took = self.stage.recover().await?;
             self.tell(&format!("  recovered after {took:.2?}: {}", self.counts().await?));
-            self.relays.iter_mut().try_for_each(Relay::check)?;
+            self.relays.iter_mut().try_for_each(Daemon::check)?;
         }
         let tally = self.stage.finish().await?;
-        self.relays.iter_mut().try_for_each(Relay::check)?;
+        self.relays.iter_mut().try_for_each(Daemon::check)?;
         self.stage.check_logs()?;
         Ok(Outcome::new("soak", &tally, self.stage.recovered(), self.stage.elapsed()))
     }

@@ -1,5 +1,7 @@
 //! The servers of one scenario, a load on them, and the reckoning at the end.
 
+mod inbox;
+
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
@@ -12,9 +14,12 @@ use testbed::{
 use tokio_postgres::Client;
 use tokio_postgres::types::FromSqlOwned;
 
+use super::daemon::{self, Daemon};
 use super::logs::Logs;
-use super::relay::{self, Relay};
+use super::shipping::Shipping;
 use super::wait::until;
+
+pub(super) use inbox::CONSUMER;
 
 const DATABASE: &str = "postgres";
 const STREAM: &str = "OUTBOX";
@@ -35,7 +40,8 @@ impl Servers {
     pub(super) const PLAIN: Self = Self { postgres: &[], max_payload: None };
 }
 
-/// Two servers, a proxy before each for the relays and another for the writers. Gone with this.
+/// Two servers, a proxy before each for relays and inboxes and another for the writers. Gone with
+/// this.
 pub(super) struct Stage {
     pub(super) postgres: Postgres,
     pub(super) nats: Nats,
@@ -49,7 +55,11 @@ pub(super) struct Stage {
     // Events that the stage wrote beside the load and the broker will take.
     further: u64,
     relays_started: usize,
+    inboxes_started: usize,
+    shipping: Option<Shipping>,
     logs: Logs,
+    /// For what a scenario draws at random.
+    pub(super) seed: u64,
     opened: Instant,
     fault_over: Option<Instant>,
     recovered: Duration,
@@ -58,7 +68,7 @@ pub(super) struct Stage {
 impl Stage {
     /// Starts the servers and runs `tailpost setup`. The broker forgets ids after 200 ms: nothing is
     /// to hang on its memory.
-    pub(super) async fn open(servers: &Servers) -> Result<Self> {
+    pub(super) async fn open(servers: &Servers, seed: u64) -> Result<Self> {
         let opened = Instant::now();
         let settings = servers.postgres.iter().map(|it| (it.0.to_owned(), it.1.to_owned()));
         let postgres =
@@ -81,6 +91,9 @@ impl Stage {
             written: Written::default(),
             further: 0,
             relays_started: 0,
+            inboxes_started: 0,
+            shipping: None,
+            seed,
             logs: Logs::default(),
             opened,
             fault_over: None,
@@ -91,7 +104,7 @@ impl Stage {
         stage.set("NATS_URL", &format!("nats://{}", stage.to_nats.addr()));
         stage.set("TAILPOST_ADMIN__LISTEN", "off");
         stage.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "200ms");
-        relay::run_to_end(&["setup"], &stage.env).await?;
+        daemon::run_to_end(&["setup"], &stage.env).await?;
         Ok(stage)
     }
 
@@ -100,16 +113,16 @@ impl Stage {
         eprintln!("{:>7.2} s  {text}", self.opened.elapsed().as_secs_f64());
     }
 
-    /// Sets a variable for relays started later.
+    /// Sets a variable for relays and inboxes started later.
     pub(super) fn set(&mut self, name: &str, value: &str) {
         self.env.retain(|(known, _)| known != name);
         self.env.push((name.to_owned(), value.to_owned()));
     }
 
-    pub(super) fn start_relay(&mut self) -> Result<Relay> {
+    pub(super) fn start_relay(&mut self) -> Result<Daemon> {
         self.relays_started += 1;
         let name = format!("relay-{}", self.relays_started);
-        Relay::start(name, &self.env, &self.logs)
+        Daemon::relay(name, &self.env, &self.logs)
     }
 
     /// Lets writers loose that commit about `rate` events a second, and come back when the server
@@ -238,7 +251,7 @@ impl Stage {
         self.opened.elapsed()
     }
 
-    /// Fails if a relay panicked, even if the next one mended everything.
+    /// Fails if a relay or an inbox panicked, even if the next one mended everything.
     pub(super) fn check_logs(&self) -> Result<()> {
         self.logs.check()
     }
@@ -247,7 +260,7 @@ impl Stage {
     pub(super) fn keep_logs(&self, title: &str) -> Result<()> {
         let servers = [("postgres", self.postgres.log()), ("nats", self.nats.log())];
         let folder = self.logs.keep(title, &servers)?;
-        self.say(&format!("the logs of servers and relays are kept in {}", folder.display()));
+        self.say(&format!("the logs of servers and processes are kept in {}", folder.display()));
         Ok(())
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::Result;
 use testbed::Direction;
 
-use super::{Relays, Stage};
+use super::{Daemons, Stage};
 
 /// Keeps several messages on their way.
 const SLOW: Duration = Duration::from_millis(10);
@@ -13,7 +13,7 @@ const SLOW: Duration = Duration::from_millis(10);
 /// Outlasts the duplicate window of the stage's stream.
 const LONGER_THAN_THE_WINDOW: Duration = Duration::from_millis(1_500);
 
-pub(super) async fn killed(stage: &mut Stage) -> Result<Relays> {
+pub(super) async fn killed(stage: &mut Stage) -> Result<Daemons> {
     stage.set("TAILPOST_RELAY__ACK_TIMEOUT", "1s");
     let relay = stage.start_relay()?;
     stage.to_nats.set_delay(SLOW);
@@ -30,7 +30,7 @@ pub(super) async fn killed(stage: &mut Stage) -> Result<Relays> {
     Ok(vec![relay])
 }
 
-pub(super) async fn down_longer_than_dedup_window(stage: &mut Stage) -> Result<Relays> {
+pub(super) async fn down_longer_than_dedup_window(stage: &mut Stage) -> Result<Daemons> {
     stage.set("TAILPOST_RELAY__ACK_TIMEOUT", "1s");
     let relay = stage.start_relay()?;
     stage.to_nats.set_delay(SLOW);
@@ -51,7 +51,7 @@ pub(super) async fn down_longer_than_dedup_window(stage: &mut Stage) -> Result<R
     Ok(vec![relay])
 }
 
-pub(super) async fn half_open_network(stage: &mut Stage) -> Result<Relays> {
+pub(super) async fn half_open_network(stage: &mut Stage) -> Result<Daemons> {
     stage.set("TAILPOST_RELAY__ACK_TIMEOUT", "1s");
     let relay = stage.start_relay()?;
     stage.wait_committed(200).await?;

@@ -2,12 +2,12 @@
 
 use anyhow::{Result, ensure};
 
-use super::{Relays, Stage};
+use super::{Daemons, Stage};
 use crate::chaos::wait::until;
 
 const UNMARKED: &str = "SELECT count(*) FROM outbox_events WHERE published_at IS NULL";
 
-pub(super) async fn between_ack_and_mark(stage: &mut Stage) -> Result<Relays> {
+pub(super) async fn between_ack_and_mark(stage: &mut Stage) -> Result<Daemons> {
     stage.set("TAILPOST_RELAY__MARK_INTERVAL", "1h");
     for _ in 0..3 {
         let relay = stage.start_relay()?;
@@ -27,7 +27,7 @@ pub(super) async fn between_ack_and_mark(stage: &mut Stage) -> Result<Relays> {
     Ok(vec![relay])
 }
 
-pub(super) async fn between_mark_and_confirm(stage: &mut Stage) -> Result<Relays> {
+pub(super) async fn between_mark_and_confirm(stage: &mut Stage) -> Result<Daemons> {
     for round in 0..3 {
         let relay = stage.start_relay()?;
         relay.wait_active().await?;

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 
-use super::{Relays, Stage};
+use super::{Daemons, Stage};
 use crate::chaos::wait::until;
 
 /// What the broker takes, in bytes; [`POISON`] is larger.
@@ -18,7 +18,10 @@ const DEAD: &str = "SELECT count(*) FROM outbox_dead_letter";
 /// Of one transaction.
 const ROWS: u64 = 1_000_000;
 
-pub(super) async fn poison_in_backlog(stage: &mut Stage) -> Result<Relays> {
+/// Of a relay, however large the transaction.
+const MEMORY_MIB_MAX: u64 = 64;
+
+pub(super) async fn poison_in_backlog(stage: &mut Stage) -> Result<Daemons> {
     const POISONED: i64 = 30;
     for _ in 0..POISONED {
         stage.wait_committed(30).await?;
@@ -35,7 +38,7 @@ pub(super) async fn poison_in_backlog(stage: &mut Stage) -> Result<Relays> {
     Ok(vec![relay])
 }
 
-pub(super) async fn million_row_transaction(stage: &mut Stage) -> Result<Relays> {
+pub(super) async fn million_row_transaction(stage: &mut Stage) -> Result<Daemons> {
     let relay = stage.start_relay()?;
     relay.wait_active().await?;
     // Ids in order: the index grows at its end.
@@ -48,11 +51,13 @@ pub(super) async fn million_row_transaction(stage: &mut Stage) -> Result<Relays>
     stage.wrote(ROWS);
     stage.say(&format!("committed a transaction of {ROWS} events"));
     let took = stage.recover().await?;
-    stage.say(&format!("published after {took:.2?}"));
+    let memory = relay.peak_memory_bytes()? >> 20;
+    stage.say(&format!("published after {took:.2?}, by a relay that took {memory} MiB of memory"));
+    ensure!(memory < MEMORY_MIB_MAX, "the relay took {memory} MiB of memory");
     Ok(vec![relay])
 }
 
-pub(super) async fn ddl_while_running(stage: &mut Stage) -> Result<Relays> {
+pub(super) async fn ddl_while_running(stage: &mut Stage) -> Result<Daemons> {
     let relay = stage.start_relay()?;
     relay.wait_active().await?;
     for change in [

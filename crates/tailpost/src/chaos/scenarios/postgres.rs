@@ -5,9 +5,9 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use testbed::Postgres;
 
-use super::{Relays, Stage};
+use super::{Daemons, Stage};
 
-pub(super) async fn killed(stage: &mut Stage) -> Result<Relays> {
+pub(super) async fn killed(stage: &mut Stage) -> Result<Daemons> {
     let relay = stage.start_relay()?;
     for _ in 0..3 {
         stage.wait_committed(300).await?;
@@ -22,7 +22,7 @@ pub(super) async fn killed(stage: &mut Stage) -> Result<Relays> {
     Ok(vec![relay])
 }
 
-pub(super) async fn slow_synchronous_standby(stage: &mut Stage) -> Result<Relays> {
+pub(super) async fn slow_synchronous_standby(stage: &mut Stage) -> Result<Daemons> {
     const SILENCE: Duration = Duration::from_millis(1_500);
     let standby = Postgres::start_standby_of(&stage.postgres, "standby_1", true).await?;
     let relay = stage.start_relay()?;

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use testbed::Postgres;
 
-use super::{Relays, Stage};
+use super::{Daemons, Stage};
 use crate::chaos::wait::until;
 
 /// PostgreSQL gives up a slot that keeps more than a segment of the log.
@@ -13,7 +13,7 @@ pub(super) const LITTLE_LOG: &[(&str, &str)] = &[("max_slot_wal_keep_size", "1MB
 pub(in crate::chaos) const DROP_SLOT: &str = "SELECT pg_terminate_backend(active_pid, 1000), pg_drop_replication_slot(slot_name) \
      FROM pg_replication_slots WHERE slot_name = 'tailpost'";
 
-pub(super) async fn dropped(stage: &mut Stage) -> Result<Relays> {
+pub(super) async fn dropped(stage: &mut Stage) -> Result<Daemons> {
     let relay = stage.start_relay()?;
     relay.wait_active().await?;
     for _ in 0..3 {
@@ -30,7 +30,7 @@ pub(super) async fn dropped(stage: &mut Stage) -> Result<Relays> {
     Ok(vec![relay])
 }
 
-pub(super) async fn invalidated(stage: &mut Stage) -> Result<Relays> {
+pub(super) async fn invalidated(stage: &mut Stage) -> Result<Daemons> {
     let relay = stage.start_relay()?;
     relay.wait_active().await?;
     stage.wait_committed(300).await?;
@@ -54,7 +54,7 @@ pub(super) async fn invalidated(stage: &mut Stage) -> Result<Relays> {
     Ok(vec![relay])
 }
 
-pub(super) async fn failover(stage: &mut Stage) -> Result<Relays> {
+pub(super) async fn failover(stage: &mut Stage) -> Result<Daemons> {
     let standby = Postgres::start_standby_of(&stage.postgres, "standby_1", true).await?;
     let relay = stage.start_relay()?;
     relay.wait_active().await?;

@@ -4,14 +4,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use super::{Relays, Stage};
+use super::{Daemons, Stage};
 
 /// PostgreSQL gives a silent relay up soon.
 pub(super) const IMPATIENT: &[(&str, &str)] = &[("wal_sender_timeout", "2s")];
 
 const TAKEOVERS: usize = 15;
 
-pub(super) async fn paused_relay(stage: &mut Stage) -> Result<Relays> {
+pub(super) async fn paused_relay(stage: &mut Stage) -> Result<Daemons> {
     let first = stage.start_relay()?;
     first.wait_active().await?;
     let second = stage.start_relay()?;
@@ -35,7 +35,7 @@ pub(super) async fn paused_relay(stage: &mut Stage) -> Result<Relays> {
     Ok(vec![first, second])
 }
 
-pub(super) async fn takeovers(stage: &mut Stage) -> Result<Relays> {
+pub(super) async fn takeovers(stage: &mut Stage) -> Result<Daemons> {
     let mut active = stage.start_relay()?;
     active.wait_active().await?;
     let mut took = Vec::with_capacity(TAKEOVERS);

@@ -271,7 +271,11 @@ fn summary(decided: &Decided<'_>) -> String {
         writeln!(text, "{decision} {} of {}: {verb}", it.event_id, it.consumer).expect("a string");
     }
     for it in skipped {
-        let why = if it.requeued { "is requeued" } else { "cannot be handled, whatever changes" };
+        let why = match (it.requeued, it.recorded) {
+            (true, _) => "is requeued",
+            (false, false) => "has no record in the inbox any more",
+            (false, true) => "cannot be handled, whatever changes",
+        };
         writeln!(text, "{decision} {} of {}: skipped, it {why}", it.event_id, it.consumer)
             .expect("a string");
     }

@@ -1,0 +1,110 @@
+//! An inbox on the stage, the service that it calls, and what an operator does about both.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use inbox::Inbox;
+use uuid::Uuid;
+
+use super::{DATABASE, STREAM, Stage};
+use crate::chaos::daemon::{self, Daemon};
+use crate::chaos::shipping::{Effects, Shipping};
+use crate::chaos::wait::until;
+
+pub(in crate::chaos) const CONSUMER: &str = "shipping";
+
+/// What a worker had when it died comes again after so long: within a scenario.
+const ACK_WAIT: Duration = Duration::from_secs(2);
+
+impl Stage {
+    /// Opens the service that inboxes will call. From now on every event is to have an effect.
+    pub(in crate::chaos) async fn open_shipping(&mut self) -> Result<()> {
+        self.set("TAILPOST_ADMIN__INBOX_LISTEN", "off");
+        self.operate(&["inbox", "setup"]).await?;
+        self.create_consumer().await?;
+        // Not through a proxy: nobody cuts the service off.
+        let url = self.postgres.url(DATABASE);
+        self.shipping = Some(Shipping::open(&self.database().await?, url).await?);
+        Ok(())
+    }
+
+    /// The service; there is one after [`Stage::open_shipping`].
+    pub(in crate::chaos) fn shipping(&mut self) -> Result<&mut Shipping> {
+        self.shipping.as_mut().context("no service was opened")
+    }
+
+    /// An inbox that calls the service.
+    pub(in crate::chaos) fn start_inbox(&mut self) -> Result<Daemon> {
+        let url = self.shipping()?.url();
+        self.inboxes_started += 1;
+        let name = format!("inbox-{}", self.inboxes_started);
+        Daemon::inbox(name, CONSUMER, &url, &self.env, &self.logs)
+    }
+
+    /// Commits an order of this aggregate, with one event; returns the event's id.
+    pub(in crate::chaos) async fn place_order(&mut self, aggregate_id: &str) -> Result<Uuid> {
+        let sql = format!(
+            "WITH o AS (INSERT INTO orders (id, aggregate) \
+                 VALUES (gen_random_uuid(), '{aggregate_id}') RETURNING id) \
+             SELECT outbox_emit('order', '{aggregate_id}', 'OrderChanged', \
+                 jsonb_build_object('order', id, 'counter', 0)) FROM o"
+        );
+        let id = self.query(&sql).await?;
+        self.wrote(1);
+        Ok(id)
+    }
+
+    /// Runs a command of this program, as an operator would.
+    pub(in crate::chaos) async fn operate(&self, args: &[&str]) -> Result<()> {
+        daemon::run_to_end(args, &self.env).await
+    }
+
+    /// Makes the effect of an event by hand.
+    pub(in crate::chaos) async fn mend_by_hand(&mut self, event: Uuid) -> Result<()> {
+        let database = self.database().await?;
+        self.shipping()?.by_hand(&database, event).await
+    }
+
+    /// Forgets what was delivered: the stream is delivered anew, from its beginning.
+    pub(in crate::chaos) async fn redeliver(&self) -> Result<()> {
+        let stream = self.nats.jetstream().await?.get_stream(STREAM).await?;
+        stream.delete_consumer(CONSUMER).await.context("delete the consumer")?;
+        self.create_consumer().await
+    }
+
+    async fn create_consumer(&self) -> Result<()> {
+        let nats = self.nats.client().await?;
+        let inbox = Inbox::builder(CONSUMER).stream(STREAM).ack_wait(ACK_WAIT).nats(nats);
+        inbox.create_consumer().await.map(drop).context("create the consumer")
+    }
+
+    /// Waits until the inbox has acknowledged all that the stream holds now.
+    pub(in crate::chaos) async fn wait_acknowledged(&self) -> Result<()> {
+        let mut stream = self.nats.jetstream().await?.get_stream(STREAM).await?;
+        let last = stream.info().await?.state.last_sequence;
+        let what = format!("the inbox has acknowledged everything up to {last}");
+        until(&what, async || {
+            let stream = self.nats.jetstream().await?.get_stream(STREAM).await?;
+            Ok(stream.consumer_info(CONSUMER).await?.ack_floor.stream_sequence >= last)
+        })
+        .await
+    }
+
+    /// How often this event has had its effect.
+    pub(in crate::chaos) async fn effects_of(&self, event: Uuid) -> Result<i64> {
+        self.query(&format!("SELECT count(*) FROM shipments WHERE event_id = '{event}'")).await
+    }
+
+    /// What the events have brought about, if something was to, once that is all.
+    pub(in crate::chaos) async fn effects(&self) -> Result<Option<Effects>> {
+        let Some(shipping) = &self.shipping else { return Ok(None) };
+        self.say("waiting until every event has had its effect");
+        let acknowledged = self.wait_acknowledged().await;
+        let effects = shipping.count(&self.database().await?).await?;
+        // What has no effect is for the ledger to count; here is the rest.
+        if effects.is_exact(usize::try_from(self.committed())?) {
+            acknowledged?;
+        }
+        Ok(Some(effects))
+    }
+}
