@@ -10,6 +10,7 @@ mod check;
 mod mending;
 mod scan;
 mod schedules;
+mod slot;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::Duration;
@@ -54,6 +55,8 @@ struct Faults {
     dedup: bool,
     /// The broker takes batches.
     batches: bool,
+    /// The slot is lost now and then, and made anew.
+    slot_loss: bool,
 }
 
 struct Transaction {
@@ -66,7 +69,7 @@ struct World {
     rng: StdRng,
     faults: Faults,
     log: Vec<Transaction>,
-    /// Rows from before the slot, which only the scanner brings, and which of them are marked.
+    /// Rows from before the slot, which only the scanner brings, and which rows are marked.
     old_rows: Vec<u128>,
     /// Those that only a later look of the scanner found: their order means nothing.
     late_rows: HashSet<u128>,
@@ -390,6 +393,7 @@ impl World {
             90..92 => self.keepalive(),
             92..94 => self.scan(),
             94 => self.break_link(),
+            95 if self.faults.slot_loss && self.rng.random_bool(0.2) => self.lose_slot(),
             95 if self.rng.random_bool(0.3) => self.crash(),
             99 if self.faults.blocking => self.mend_now_and_then(),
             99 => self.unmark_by_hand(),

@@ -63,6 +63,8 @@ pub(crate) struct State {
     /// Commit LSN, commit time and next ordinal of the transaction being received.
     transaction: (Lsn, i64, u32),
     last_position: Option<LastPosition>,
+    /// The highest one that the stream was seen to have.
+    stored_position: Option<LastPosition>,
     link: Link,
     /// What the link waits for, or last waited for.
     why: String,
@@ -132,6 +134,7 @@ impl State {
             progress: Progress::default(),
             transaction: (Lsn::ZERO, 0, 0),
             last_position: None,
+            stored_position: None,
             link: Link::Up,
             why: String::new(),
             breaker: Breaker::new(start.seed),
@@ -308,9 +311,8 @@ impl State {
             return; // resolved by being parked, in an earlier session
         }
         let position = LastPosition { commit_lsn, ordinal, event };
-        let place = (commit_lsn, ordinal);
         // What the log repeats is behind what the stream has.
-        if self.last_position.is_none_or(|last| (last.commit_lsn, last.ordinal) < place) {
+        if self.last_position.is_none_or(|last| last.place() < position.place()) {
             self.last_position = Some(position);
         }
         self.logged += 1;

@@ -34,6 +34,17 @@ pub(crate) struct LastPosition {
     pub(crate) event: Uuid,
 }
 
+impl LastPosition {
+    pub(crate) fn place(self) -> (Lsn, u32) {
+        (self.commit_lsn, self.ordinal)
+    }
+
+    /// The later one of two.
+    pub(crate) fn later(one: Option<Self>, other: Option<Self>) -> Option<Self> {
+        one.into_iter().chain(other).max_by_key(|it| it.place())
+    }
+}
+
 /// An event with where it goes, or with why it goes nowhere.
 #[derive(Debug, Clone)]
 pub(crate) struct Outgoing {

@@ -15,6 +15,7 @@ const CALM: Faults = Faults {
     blocking: false,
     dedup: true,
     batches: false,
+    slot_loss: false,
 };
 
 fn run(faults: Faults) {
@@ -104,4 +105,19 @@ fn in_fenced_mode_no_event_overtakes_one_that_blocks_its_aggregate() {
 #[test]
 fn in_keyed_mode_no_event_overtakes_one_that_blocks_its_aggregate() {
     run(Faults { mode: Mode::Keyed, poison: true, blocking: true, ..CALM });
+}
+
+#[test]
+fn in_fenced_mode_a_lost_slot_costs_nothing_and_changes_no_order() {
+    run(Faults { slot_loss: true, dedup: false, ..CALM });
+}
+
+#[test]
+fn in_batches_a_lost_slot_costs_nothing_and_changes_no_order() {
+    run(Faults { slot_loss: true, batches: true, poison: true, dedup: false, ..CALM });
+}
+
+#[test]
+fn in_keyed_mode_a_lost_slot_costs_nothing_and_changes_no_aggregates_order() {
+    run(Faults { mode: Mode::Keyed, slot_loss: true, foreign: Foreign::Always, ..CALM });
 }

@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::{Link, State};
 use crate::core::messages::{Mode, Request};
 use crate::core::tail::{Seen, Tail};
-use crate::core::window::Stage;
+use crate::core::window::{LastPosition, Stage};
 
 /// Resyncs with foreign messages in the stream after which fenced mode gives way to keyed mode.
 const FOREIGN_RESYNCS_MAX: u32 = 16;
@@ -168,10 +168,9 @@ impl State {
         }
         if let Some(position) = tail.position {
             self.seen_before = self.seen_before.max(position.commit_lsn);
-            let last = self.last_position.map_or(Lsn::ZERO, |last| last.commit_lsn);
-            if position.commit_lsn >= last {
-                self.last_position = Some(position);
-            }
+            let (last, stored) = (self.last_position, self.stored_position);
+            self.last_position = LastPosition::later(last, Some(position));
+            self.stored_position = LastPosition::later(stored, Some(position));
         }
         self.seen.add(tail.stored);
     }

@@ -3,7 +3,7 @@
 use super::blocking::Turn;
 use super::{Link, State};
 use crate::core::messages::{Mode, Send};
-use crate::core::window::{Outgoing, Stage};
+use crate::core::window::{LastPosition, Origin, Outgoing, Stage};
 use crate::status::BreakerState;
 
 impl State {
@@ -29,13 +29,17 @@ impl State {
         let part = self.next_part();
         let expected = (self.mode == Mode::Fenced).then_some(self.expected);
         self.expected += 1;
-        let (known_seq, epoch) = (self.known_seq, self.epoch);
+        let (known_seq, epoch, stored) = (self.known_seq, self.epoch, self.stored_position);
         let now = self.now;
         let entry = self.window.get_mut(index)?;
         entry.stage = Stage::Sent;
         (entry.sent_after, entry.sent_at) = (known_seq, now);
         entry.expected = expected.unwrap_or_default();
-        let position = entry.position;
+        let position = match entry.origin {
+            Origin::Log => entry.position,
+            // The stream may have got further since: by what a predecessor had sent.
+            Origin::Scan(_) => LastPosition::later(entry.position, stored),
+        };
         let Outgoing { event, subject, .. } = &entry.outgoing;
         let subject = subject.as_ref().map_or("", String::as_str);
         Some(Send { epoch, index, expected, event, subject, position, part })
