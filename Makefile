@@ -5,7 +5,7 @@ ARGS ?=
 MINUTES ?= 30
 
 .DEFAULT_GOAL := help
-.PHONY: help demo chaos soak test bench bench-inbox fuzz lint servers clean-servers
+.PHONY: help demo chaos soak test bench bench-inbox fuzz lint servers servers-all clean-servers
 
 help: ## list the targets
 	@sed -En 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -19,7 +19,7 @@ chaos: servers ## break everything by name, under load, and count; ARGS="--seed 
 soak: servers ## break everything at random for MINUTES; ARGS="--seed 7" repeats one
 	$(CARGO) run --release --bin tailpost -- chaos soak --for $(MINUTES)m $(ARGS)
 
-test: servers ## run every test on real servers; ARGS="part_of_a_name"
+test: servers-all ## run every test on real servers; ARGS="part_of_a_name"
 	$(CARGO) build --workspace --bin tailpost
 	@if $(CARGO) nextest --version >/dev/null 2>&1; then set -x; \
 		$(CARGO) nextest run --workspace $(ARGS); \
@@ -47,6 +47,9 @@ lint: ## check format, lints and documentation
 
 servers: ## make sure that PostgreSQL and nats-server are there
 	@scripts/servers
+
+servers-all: ## and the other versions that some tests want
+	@scripts/servers --all
 
 clean-servers: ## remove fetched servers and prepared clusters
 	rm -rf $${CARGO_TARGET_DIR:-target}/servers
