@@ -73,6 +73,48 @@ async fn where_nothing_is_older_than_the_slot_the_log_waits_for_no_scan() {
     assert!(!relay.log().contains("following the log"), "it scanned first");
 }
 
+/// R-REL-06, R-REL-07: what the scanner published and could not mark is found in the stream's tail,
+/// as long as the next session looks there before it follows a long log.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_later_scan_published_unmarked_is_not_published_again_behind_a_long_log() {
+    const LOGGED: i32 = 40_000;
+    let mut rig = rig().await;
+    rig.set("TAILPOST_RELAY__SCAN_BATCH", "10");
+    rig.set("TAILPOST_RELAY__SCAN_INTERVAL", "100ms");
+    rig.execute(DOCUMENTED_TABLE).await;
+    let mut expected = rig.insert(10).await;
+    rig.setup().await;
+    rig.ends_with(0, &["relay", "--once"]).await;
+    // A row that the stream lacks, and that nobody can mark for now.
+    rig.stream().await.purge().await.expect("purge the stream");
+    let last = expected.split_off(9);
+    lose_marks(&rig, 1).await;
+    let mut client = rig.client().await;
+    let locking = client.transaction().await.unwrap();
+    locking
+        .execute("SELECT FROM outbox_events WHERE id = $1 FOR UPDATE", &[&last[0]])
+        .await
+        .unwrap();
+    let relay = rig.relay();
+    rig.wait_stored(1).await;
+    let waiting = "FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
+    let count = format!("SELECT count(*) {waiting}");
+    until(DEADLINE, "the mark waits", async || rig.query::<i64>(&count).await == 1).await;
+    relay.kill9().await;
+    // The server would carry it out although nobody waits for it any more.
+    rig.execute(&format!("SELECT pg_terminate_backend(pid) {waiting}")).await;
+    locking.rollback().await.unwrap();
+    assert_eq!(rig.unmarked().await, 1, "it was marked: the test proves nothing");
+
+    let logged = rig.insert(LOGGED).await;
+    // So long that the log has been worked through by then.
+    rig.set("TAILPOST_RELAY__SCAN_INTERVAL", "5s");
+    let _relay = rig.relay();
+    rig.wait_stored(1 + logged.len() as u64).await;
+    rig.wait_marked().await;
+    assert_eq!(rig.stored_ids().await, [last, logged].concat());
+}
+
 /// R-REL-07, R-REL-06
 #[tokio::test(flavor = "multi_thread")]
 async fn the_scanner_leaves_rows_alone_that_a_lagging_log_still_brings() {

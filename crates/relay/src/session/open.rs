@@ -127,7 +127,7 @@ impl Session {
             store,
             jobs: FuturesUnordered::new(),
             settling,
-            scan: Scan::new(scan_first, config.scan.interval),
+            scan: Scan::new(scan_first, !is_gap_filled, config.scan.interval),
             parking: Parking::default(),
             start_snapshot,
             system_id,

@@ -48,15 +48,20 @@ pub(super) struct Scan {
     is_marking: bool,
     /// The stream's tail was searched for rows that an earlier session published and did not mark.
     tail_read: bool,
-    /// The first scan has found everything, and that is not written down yet.
+    /// It is written down that rows may be published and not marked, or not published: whatever
+    /// becomes of this session, the log waits for the first scan of the next one.
+    is_gap_open: bool,
+    /// A scan has found everything, and that is not written down yet.
     gap_is_read: bool,
     is_noting: bool,
     scanned: u64,
+    /// How many of them are written down.
+    noted: u64,
 }
 
 impl Scan {
     /// With `initial`, the log waits for the first scan; else that is due after `interval`.
-    pub(super) fn new(initial: bool, interval: Duration) -> Self {
+    pub(super) fn new(initial: bool, is_gap_open: bool, interval: Duration) -> Self {
         Self {
             reading: Reading::Resting { until: Instant::now() + interval },
             initial,
@@ -65,9 +70,11 @@ impl Scan {
             batches_begun: 0,
             is_marking: false,
             tail_read: false,
+            is_gap_open,
             gap_is_read: false,
             is_noting: false,
             scanned: 0,
+            noted: 0,
         }
     }
 
@@ -97,7 +104,7 @@ impl Scan {
     }
 
     pub(super) fn gap_filled(&mut self) {
-        (self.gap_is_read, self.is_noting) = (false, false);
+        (self.is_gap_open, self.gap_is_read, self.is_noting) = (false, false, false);
     }
 
     /// The scan is over; the next one is due after `interval`.
@@ -151,10 +158,11 @@ impl Session {
             self.apply(Input::Blocked(blocked));
         }
         if rows.is_empty() || self.draining_since.is_some() {
-            self.scan.gap_is_read = rows.is_empty() && self.scan.initial;
+            self.scan.gap_is_read = rows.is_empty() && self.scan.is_gap_open;
             self.jobs.push(job(async move { scanner.close().await.map(|()| Done::ScanClosed) }));
             return Ok(());
         }
+        self.scan.is_gap_open = true;
         if let Some(seen) = seen {
             self.scan.tail_read = true;
             self.apply(Input::Seen(seen));
@@ -177,10 +185,12 @@ impl Session {
         let batches = self.state.scans_resolved();
         if self.scan.gap_is_read && !self.scan.is_busy() && !self.scan.is_noting {
             self.scan.is_noting = true;
-            let (store, scanned) = (Arc::clone(&self.store), self.scan.scanned);
-            let slot = self.config.slot.clone();
+            let (store, slot) = (Arc::clone(&self.store), self.config.slot.clone());
+            let reader = self.reader;
+            let rows =
+                self.scan.scanned - std::mem::replace(&mut self.scan.noted, self.scan.scanned);
             self.jobs.push(job(async move {
-                store.gap_filled(&slot, scanned).await.map(|()| Done::GapFilled)
+                store.gap_filled(&slot, reader, rows).await.map(|()| Done::GapFilled)
             }));
         }
         if batches > 0 && !self.scan.is_marking {
@@ -214,7 +224,8 @@ impl Session {
         self.apply(Input::ScanMarked { batches });
     }
 
-    /// Reads a batch; before the first one is published, the stream's tail is read as well.
+    /// Reads a batch; before the first one is published, the stream's tail is read as well, and it
+    /// is written down that there is something to publish.
     fn read_with_tail(
         &self,
     ) -> impl FnOnce(Box<Scanner>, Option<Vec<Blocked>>) -> Job + Send + use<> {
@@ -222,10 +233,15 @@ impl Session {
         let bytes_max = self.config.window.bytes / SCANS_UNMARKED_MAX;
         let tail = (!self.scan.tail_read).then(|| self.tail.clone());
         let (reach, system_id) = (scan_reach(&self.config), self.system_id);
+        let opens =
+            (!self.scan.is_gap_open).then(|| (Arc::clone(&self.store), self.config.slot.clone()));
         move |mut scanner: Box<Scanner>, blocked| {
             // The first rows of millions come once all of them are sorted.
             long_job(async move {
                 let rows = scanner.batch(rows_max, bytes_max).await?;
+                if let Some((store, slot)) = opens.filter(|_| !rows.is_empty()) {
+                    store.gap_opened(&slot).await?;
+                }
                 let seen = match tail {
                     Some(tail) if !rows.is_empty() => Some(tail.newest(reach, system_id).await?),
                     _ => None,

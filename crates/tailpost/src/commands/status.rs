@@ -143,7 +143,7 @@ impl Lines {
             (Some(rows @ 1..), Some(at)) => {
                 self.add("  gap", format_args!("filled from the table at {at}: {rows} events"));
             }
-            (Some(_), None) => self.add("  gap", "not yet looked for in the table"),
+            (Some(_), None) => self.add("  gap", "being filled from the table, once a relay runs"),
             _ => {}
         }
     }

@@ -126,16 +126,30 @@ impl Store {
         written.map_err(Error::sql("write down why the slot is dropped")).map(|_| ())
     }
 
+    /// The scanner found something. A crash may leave it published and not marked; the next session
+    /// finds it in the stream's tail as long as nothing else is published before it has looked.
+    pub(crate) async fn gap_opened(&self, slot: &str) -> Result<(), Error> {
+        let sql = format!(
+            "UPDATE {} SET gap_filled_at = NULL, updated_at = now() WHERE slot = $1",
+            self.table.companion("tailpost_state")
+        );
+        let written = self.client().execute(&sql, &[&slot]).await;
+        written.map_err(Error::sql("write down that there is a gap")).map(|_| ())
+    }
+
     /// The scanner found nothing more: what the slot could not bring when it was created is
-    /// published. Counts the `rows` of the scan that found the last of them.
-    pub(crate) async fn gap_filled(&self, slot: &str, rows: u64) -> Result<(), Error> {
+    /// published, and marked. Counts the `rows` that were. Nothing is written if `reader` does not
+    /// read the slot any more: who does may have found something since.
+    pub(crate) async fn gap_filled(&self, slot: &str, reader: i32, rows: u64) -> Result<(), Error> {
         let sql = format!(
             "UPDATE {} SET gap_rows = coalesce(gap_rows, 0) + $2, gap_filled_at = now(),
                  updated_at = now()
-             WHERE slot = $1 AND gap_filled_at IS NULL",
+             WHERE slot = $1 AND gap_filled_at IS NULL AND EXISTS (
+                 SELECT FROM pg_replication_slots WHERE slot_name = $1 AND active_pid = $3
+             )",
             self.table.companion("tailpost_state")
         );
-        let written = self.client().execute(&sql, &[&slot, &rows.cast_signed()]).await;
+        let written = self.client().execute(&sql, &[&slot, &rows.cast_signed(), &reader]).await;
         written.map_err(Error::sql("write down that the gap is filled")).map(|_| ())
     }
 
