@@ -1,11 +1,9 @@
 //! An operator with `tailpost status` and `tailpost outbox dlq`.
 
-use std::net::TcpListener;
-
 use async_nats::HeaderMap;
 use serde_json::Value;
 use support::{DEADLINE, Rig, RigOptions, until};
-use testbed::NatsOptions;
+use testbed::{NatsOptions, Port};
 use uuid::Uuid;
 
 /// Events of a blocked aggregate while it is mended.
@@ -225,10 +223,10 @@ async fn a_blocked_aggregate_is_requeued_whole_or_goes_on_without_its_head() {
 #[tokio::test(flavor = "multi_thread")]
 async fn many_are_worked_through_by_a_relay_that_is_asked() {
     let mut rig = rig("skip").await;
-    let free = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound");
+    let admin = Port::reserve().expect("a port");
     let nobody = ["list"];
     dlq(&rig, 5, &nobody).await;
-    rig.set("TAILPOST_ADMIN__LISTEN", &free.to_string());
+    rig.set("TAILPOST_ADMIN__LISTEN", &admin.addr().to_string());
     rig.set("TAILPOST_ADMIN__TOKEN", "sesame");
     let relay = rig.relay();
     relay.wait_active().await;

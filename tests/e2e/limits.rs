@@ -1,8 +1,7 @@
 //! What is much takes time, not memory.
 
-use std::net::TcpListener;
-
 use support::{DEADLINE, Relay, Rig, until};
+use testbed::Port;
 use uuid::Uuid;
 
 use crate::scanner::DOCUMENTED_TABLE;
@@ -112,8 +111,8 @@ async fn a_huge_transaction_that_is_rolled_back_brings_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_great_many_dead_letters_take_little_memory_and_can_be_listed() {
     let mut rig = Rig::new().await;
-    let free = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound");
-    rig.set("TAILPOST_ADMIN__LISTEN", &free.to_string());
+    let admin = Port::reserve().expect("a port");
+    rig.set("TAILPOST_ADMIN__LISTEN", &admin.addr().to_string());
     rig.setup().await;
     rig.execute(
         "INSERT INTO outbox_dead_letter (id, aggregate_type, aggregate_id, event_type, payload,

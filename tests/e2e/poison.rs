@@ -68,6 +68,33 @@ async fn a_payload_over_the_brokers_limit_is_parked_and_the_others_stay_in_order
     assert_eq!(json["outbox"]["unpublished"], 0);
 }
 
+/// R-REL-10: once the slot is confirmed, a dead letter is all that is left of its event's turn.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_is_parked_durably_where_commits_do_not_wait_for_the_disk() {
+    let rig = with_small_payloads().await;
+    rig.execute(
+        "DO $$ BEGIN
+             EXECUTE format('ALTER DATABASE %I SET synchronous_commit = off', current_database());
+         END $$;
+         CREATE TABLE how (durable TEXT);
+         CREATE FUNCTION note() RETURNS TRIGGER LANGUAGE plpgsql AS $$ BEGIN
+             INSERT INTO how VALUES (current_setting('synchronous_commit'));
+             RETURN NEW;
+         END $$;
+         CREATE TRIGGER note BEFORE INSERT ON outbox_dead_letter
+             FOR EACH ROW EXECUTE FUNCTION note()",
+    )
+    .await;
+    let relay = rig.relay();
+    relay.wait_active().await;
+    let (good, poison) = insert_with_poison(&rig, 10).await;
+    rig.wait_stored(good.len() as u64).await;
+    let parked = "SELECT count(*) FROM outbox_dead_letter";
+    until(DEADLINE, "parked", async || rig.query::<i64>(parked).await == 1).await;
+    assert_eq!(poison.len(), 1);
+    assert_eq!(rig.query::<String>("SELECT min(durable) FROM how").await, "on");
+}
+
 /// R-REL-10, R-REL-09
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_over_the_streams_limit_is_parked_and_the_others_stay_in_order() {

@@ -19,6 +19,10 @@ use crate::port::Port;
 const DELAYED_CHUNKS_MAX: usize = 256;
 const CHUNK_BYTES: usize = 16 * 1024;
 
+/// For how long a reserved port may be in use yet.
+const IN_USE_MAX: Duration = Duration::from_secs(10);
+const IN_USE_POLL: Duration = Duration::from_millis(5);
+
 /// Which way bytes flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
@@ -138,7 +142,7 @@ impl Proxy {
             it.swallow_to_client = false;
         });
         if self.acceptor.is_none() {
-            let listener = TcpListener::bind(self.addr()).await.context("listen as a proxy")?;
+            let listener = listen(self.addr()).await.context("listen as a proxy")?;
             let (rules, counts) = (self.rules.subscribe(), Arc::clone(&self.counts));
             self.acceptor = Some(tokio::spawn(accept(listener, rules, counts)));
         }
@@ -162,6 +166,20 @@ impl Proxy {
     /// Connects clients to another server from now on; connections that are open stay with theirs.
     pub fn set_upstream(&self, upstream: SocketAddr) {
         self.rules.send_modify(|it| it.upstream = upstream);
+    }
+}
+
+/// Listens on a reserved port. A process that is being forked holds our other sockets until its
+/// exec, a former listener on this port among them: the port is in use until then.
+async fn listen(addr: SocketAddr) -> io::Result<TcpListener> {
+    let deadline = Instant::now() + IN_USE_MAX;
+    loop {
+        match TcpListener::bind(addr).await {
+            Err(e) if e.kind() == io::ErrorKind::AddrInUse && Instant::now() < deadline => {
+                tokio::time::sleep(IN_USE_POLL).await;
+            }
+            bound => return bound,
+        }
     }
 }
 
@@ -305,4 +323,22 @@ async fn send(
         to.write_all(&chunk).await?;
     }
     to.shutdown().await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a fork beside it does to the port, for as long as it takes.
+    #[tokio::test]
+    async fn a_port_that_is_held_for_a_moment_is_waited_for() {
+        let mut proxy = Proxy::start(SocketAddr::from(([127, 0, 0, 1], 1))).await.unwrap();
+        proxy.cut().await;
+        let held = listen(proxy.addr()).await.unwrap();
+        let (restored, ()) = tokio::join!(proxy.restore(), async {
+            tokio::time::sleep(2 * IN_USE_POLL).await;
+            drop(held);
+        });
+        restored.expect("it listens once the port is free");
+    }
 }

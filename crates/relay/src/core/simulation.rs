@@ -74,6 +74,8 @@ struct World {
     /// Those that only a later look of the scanner found: their order means nothing.
     late_rows: HashSet<u128>,
     marked: HashSet<u128>,
+    /// It is written down that the scanner may owe something.
+    is_gap_open: bool,
     keys: HashMap<u128, u8>,
     poisoned: HashSet<u128>,
     /// Events of a subject that the stream takes only now and then.
@@ -151,6 +153,7 @@ impl World {
             old_rows: Vec::new(),
             late_rows: HashSet::new(),
             marked: HashSet::new(),
+            is_gap_open: true,
             keys: HashMap::new(),
             poisoned: HashSet::new(),
             picky: HashSet::new(),
@@ -376,7 +379,7 @@ impl World {
             settled: HashSet::new(),
             batches: 0,
             cursor: None,
-            scan_is_initial: true,
+            scan_is_initial: self.is_gap_open || self.faults.blocking,
             holding: false,
             tail_read: false,
         };

@@ -42,6 +42,11 @@ impl Store {
     /// Connects, and is called `name` in `pg_stat_activity`.
     pub(crate) async fn connect(config: &Config, name: &str) -> Result<Self, Error> {
         let (client, connection) = config.postgres.connect(name).await?;
+        // What must not be forgotten is written through here: a dead letter stands for an event
+        // that is not published. A database may have been told not to wait for its disk.
+        let sql = "SELECT set_config('synchronous_commit', 'on', false)
+                   WHERE current_setting('synchronous_commit') = 'off'";
+        client.batch_execute(sql).await.map_err(Error::sql("configure the session"))?;
         let sql = Statements::new(config);
         let (mark, park) = (OnceCell::new(), OnceCell::new());
         let table = config.table.clone();

@@ -91,6 +91,7 @@ impl World {
                     self.apply(Input::Blocked(blocked));
                 }
                 if rows.is_empty() {
+                    self.is_gap_open &= !self.relay.scanned.is_empty();
                     (self.relay.scan_is_initial, self.relay.holding) = (false, false);
                     return;
                 }
@@ -103,6 +104,7 @@ impl World {
                 if let Some(seen) = seen {
                     self.apply(Input::Seen(seen));
                 }
+                self.is_gap_open = true;
                 let outgoing = rows.iter().map(|id| self.scanned(*id)).collect();
                 self.relay.batches += 1;
                 self.apply(Input::Scanned { batch: self.relay.batches, rows: outgoing });

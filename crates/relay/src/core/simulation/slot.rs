@@ -15,6 +15,7 @@ impl World {
         let rows: Vec<u128> = lost.flat_map(|it| it.events.clone()).filter(left).collect();
         self.old_rows.extend(rows);
         self.slot_confirmed = self.log.last().map_or(Lsn::ZERO, |it| it.end_lsn);
+        self.is_gap_open = true;
         self.crash();
     }
 }
