@@ -35,6 +35,15 @@ pub(crate) fn of_family(pid: u32) -> Result<Duration> {
     }
 }
 
+/// The processor time of this process's children that have ended and were waited for.
+///
+/// # Errors
+///
+/// When `/proc` cannot be read.
+pub(crate) fn of_reaped() -> Result<Duration> {
+    Ok(ticks(read(std::process::id())?.reaped))
+}
+
 fn of_children(pid: u32) -> Result<u64> {
     let mut sum = 0;
     for entry in fs::read_dir("/proc").context("list processes")? {

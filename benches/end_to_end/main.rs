@@ -15,6 +15,7 @@ mod limits;
 mod load;
 mod pace;
 mod process;
+mod readers;
 mod report;
 mod servers;
 mod stage;

@@ -11,6 +11,7 @@ mod drains;
 mod paced;
 mod plot;
 mod rates;
+mod reading;
 mod replication;
 mod start;
 mod takeover;
@@ -38,6 +39,8 @@ pub(crate) enum Question {
     Rates,
     /// What do three replicas and flushed writes change?
     Replication,
+    /// What does reading the log cost, from a bare socket to the relay's decoder?
+    Reading,
     /// Do speed and memory depend on how much waits?
     Backlog,
     /// How long from the start of the process to the first message?
@@ -121,6 +124,7 @@ async fn ask(question: Question, bench: &mut Bench) -> Answer {
         Question::Drain => drains::answer(bench).await,
         Question::Rates => rates::answer(bench).await,
         Question::Replication => replication::answer(bench).await,
+        Question::Reading => reading::answer(bench).await,
         Question::Backlog => backlog::answer(bench).await,
         Question::Start => start::answer(bench).await,
         Question::Takeover => takeover::answer(bench).await,
