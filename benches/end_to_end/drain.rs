@@ -40,6 +40,9 @@ pub(crate) async fn round(
 ) -> Result<Round> {
     let mut stage = Stage::set_up(servers, &format!("round{number}")).await?;
     stage.environment.extend(setting.map(|(name, value)| (name, value.to_owned())));
+    if shape.payload_type != Shape::DEFAULT.payload_type {
+        stage.keep_payloads_as(shape.payload_type).await?;
+    }
     let slots = stage.add_slots(["log", "both"]).await?;
     load(&stage, shape).await?;
     let end = stage.end_of_log().await?;

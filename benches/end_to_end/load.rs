@@ -12,14 +12,21 @@ pub(crate) struct Shape {
     pub(crate) rows: u32,
     /// As PostgreSQL prints it.
     pub(crate) payload_bytes: usize,
+    /// The type of the table's column: `jsonb`, `json` or `text`.
+    pub(crate) payload_type: &'static str,
     pub(crate) aggregates: u32,
     pub(crate) rows_per_transaction: u32,
 }
 
 impl Shape {
     /// The point from which one dimension at a time is varied.
-    pub(crate) const DEFAULT: Self =
-        Self { rows: 200_000, payload_bytes: 300, aggregates: 1_000, rows_per_transaction: 100 };
+    pub(crate) const DEFAULT: Self = Self {
+        rows: 200_000,
+        payload_bytes: 300,
+        payload_type: "jsonb",
+        aggregates: 1_000,
+        rows_per_transaction: 100,
+    };
 
     /// The `n`-th event of a run.
     pub(crate) fn event(self, n: u32) -> Result<Event, outbox::Error> {

@@ -136,7 +136,7 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Shape { rows, payload_bytes, aggregates, rows_per_transaction } = &self.shape;
+        let Shape { rows, payload_bytes, aggregates, rows_per_transaction, .. } = &self.shape;
         write!(f, "{}", self.conditions)?;
         writeln!(
             f,

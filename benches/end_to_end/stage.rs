@@ -43,6 +43,19 @@ impl<'a> Stage<'a> {
         Ok(Self { servers, name: name.to_owned(), client, jetstream, environment })
     }
 
+    /// Lets the table keep payloads as another type than `setup` gave it.
+    pub(crate) async fn keep_payloads_as(&self, payload_type: &str) -> Result<()> {
+        // The function is compiled for the type that the column has.
+        let sql = format!(
+            "DROP FUNCTION outbox_emit;
+             ALTER TABLE outbox_events ALTER payload TYPE {payload_type}
+                 USING payload::text::{payload_type}"
+        );
+        self.client.batch_execute(&sql).await.context("change the payload's type")?;
+        // Dead letters keep payloads too.
+        process::set_up(&self.environment).await
+    }
+
     /// Further slots that keep the same rows waiting.
     pub(crate) async fn add_slots<const N: usize>(&self, names: [&str; N]) -> Result<[String; N]> {
         let slots = names.map(|it| format!("{}_{it}", self.name));

@@ -45,6 +45,9 @@ fn cases(quick: bool) -> Vec<Case> {
         let rows = if is_large { rows / LARGE_PAYLOAD_FEWER } else { rows };
         case(format!("{payload_bytes}-byte payload"), Shape { payload_bytes, rows, ..usual })
     }));
+    cases.extend(["json", "text"].map(|payload_type| {
+        case(format!("payload {payload_type}"), Shape { payload_type, ..usual })
+    }));
     cases.extend([1, 10_000].map(|rows_per_transaction| {
         let shape = Shape { rows_per_transaction, ..usual };
         case(format!("transactions of {rows_per_transaction}"), shape)
