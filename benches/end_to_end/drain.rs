@@ -117,13 +117,14 @@ async fn relay(stage: &Stage<'_>, rows: u32) -> Result<Drain> {
     Ok(drain)
 }
 
-/// Half of the time that the rest will take at this pace, once there is one.
+/// Half of the time that the rest will take at this pace, once there is one. The first events are
+/// the slowest: at their pace a small backlog would be looked at when it is long gone.
 fn pause(elapsed: Duration, stored: u64, rows: u32) -> Duration {
     if stored == 0 {
         return POLL;
     }
     let rest = u64::from(rows).saturating_sub(stored) as f64;
-    elapsed.mul_f64(rest / (2 * stored) as f64).clamp(POLL, POLL_MAX)
+    elapsed.mul_f64(rest / (2 * stored) as f64).clamp(POLL, POLL_MAX.min(elapsed / 4).max(POLL))
 }
 
 async fn wait(
