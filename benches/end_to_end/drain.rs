@@ -45,6 +45,9 @@ pub(crate) async fn round(
     }
     let slots = stage.add_slots(["log", "both"]).await?;
     load(&stage, shape).await?;
+    if shape.before_the_slot {
+        stage.renew_slot().await?;
+    }
     let end = stage.end_of_log().await?;
     let mut phases = PHASES;
     phases.rotate_left(number as usize % PHASES.len());

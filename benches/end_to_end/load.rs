@@ -16,6 +16,8 @@ pub(crate) struct Shape {
     pub(crate) payload_type: &'static str,
     pub(crate) aggregates: u32,
     pub(crate) rows_per_transaction: u32,
+    /// The slot is younger than the rows: the scanner brings them.
+    pub(crate) before_the_slot: bool,
 }
 
 impl Shape {
@@ -26,6 +28,7 @@ impl Shape {
         payload_type: "jsonb",
         aggregates: 1_000,
         rows_per_transaction: 100,
+        before_the_slot: false,
     };
 
     /// The `n`-th event of a run.

@@ -56,6 +56,12 @@ impl<'a> Stage<'a> {
         process::set_up(&self.environment).await
     }
 
+    /// Makes the relay's slot anew: it brings nothing of what was committed before.
+    pub(crate) async fn renew_slot(&self) -> Result<()> {
+        self.drop_slot(&self.name).await?;
+        process::set_up(&self.environment).await
+    }
+
     /// Further slots that keep the same rows waiting.
     pub(crate) async fn add_slots<const N: usize>(&self, names: [&str; N]) -> Result<[String; N]> {
         let slots = names.map(|it| format!("{}_{it}", self.name));

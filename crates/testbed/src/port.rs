@@ -1,6 +1,7 @@
 //! Loopback ports that stay ours while a server is down.
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
 
 use anyhow::{Result, bail};
 
@@ -30,7 +31,7 @@ impl Port {
             let number = rand::random_range(PORTS);
             let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, number));
             if let Ok(reservation) = UdpSocket::bind(addr)
-                && TcpListener::bind(addr).is_ok()
+                && is_free(addr)
             {
                 return Ok(Self { number, _reservation: reservation });
             }
@@ -51,8 +52,16 @@ impl Port {
     }
 }
 
+/// Whether nobody listens there. Not by listening: a process that is being forked meanwhile would
+/// hold that socket until its exec, and the server for which the port is would find it in use.
+fn is_free(addr: SocketAddr) -> bool {
+    TcpStream::connect(addr).is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused)
+}
+
 #[cfg(test)]
 mod tests {
+    use std::net::TcpListener;
+
     use super::*;
 
     #[test]
