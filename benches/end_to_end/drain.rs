@@ -17,8 +17,17 @@ use crate::stage::Stage;
 const POLL: Duration = Duration::from_millis(5);
 const POLL_MAX: Duration = Duration::from_millis(200);
 
-/// A relay that is told so in its environment.
+/// A relay, and its set-up, that is told so in its environment.
 pub(crate) type Setting = (&'static str, &'static str);
+
+/// The setting that says how rows are marked, and what it may be.
+pub(crate) const MARK: &str = "TAILPOST_RELAY__MARK";
+pub(crate) const MARK_ROW: &str = "row";
+pub(crate) const MARK_WATERMARK: &str = "watermark";
+pub(crate) const MARK_DELETE: &str = "delete";
+
+/// The layout of the table that one has who does not ask for another.
+pub(crate) const DOCUMENTED: &str = "documented";
 
 #[derive(Debug, Clone, Copy)]
 enum Phase {
@@ -36,10 +45,10 @@ pub(crate) async fn round(
     servers: &Servers,
     shape: Shape,
     setting: Option<Setting>,
+    layout: &str,
     number: u32,
 ) -> Result<Round> {
-    let mut stage = Stage::set_up(servers, &format!("round{number}")).await?;
-    stage.environment.extend(setting.map(|(name, value)| (name, value.to_owned())));
+    let stage = Stage::set_up_as(servers, &format!("round{number}"), setting, layout).await?;
     if shape.payload_type != Shape::DEFAULT.payload_type {
         stage.keep_payloads_as(shape.payload_type).await?;
     }
@@ -57,7 +66,7 @@ pub(crate) async fn round(
             Phase::Log => log = Some(limits::log(&stage, &slots[0], &end, shape.rows).await?),
             Phase::Publisher => publisher = Some(limits::publisher(&stage, shape).await?),
             Phase::Both => both = Some(limits::both(&stage, &slots[1], &end, shape).await?),
-            Phase::Relay => relay = Some(self::relay(&stage, shape.rows).await?),
+            Phase::Relay => relay = Some(self::relay(&stage, shape.rows, mark(setting)).await?),
         }
     }
     stage.tear_down(&slots).await?;
@@ -70,10 +79,15 @@ pub(crate) async fn round(
     })
 }
 
+fn mark(setting: Option<Setting>) -> &'static str {
+    setting.filter(|(name, _)| *name == MARK).map_or(MARK_ROW, |(_, mark)| mark)
+}
+
 /// From the start of the process until every row is marked.
-async fn relay(stage: &Stage<'_>, rows: u32) -> Result<Drain> {
+async fn relay(stage: &Stage<'_>, rows: u32, mark: &str) -> Result<Drain> {
     let sql = "SELECT id FROM outbox_events ORDER BY seq DESC LIMIT 1";
     let last: Uuid = stage.client.query_one(sql, &[]).await?.get(0);
+    let log = log_written(stage).await?;
     let meter = stage.servers.meter()?;
     let deadline = meter.started + Duration::from_secs(60) + Duration::from_millis(rows.into());
     let relay = Relay::start(&stage.environment).await?;
@@ -95,20 +109,22 @@ async fn relay(stage: &Stage<'_>, rows: u32) -> Result<Drain> {
     let flow_per_second = first.map_or(0.0, |(seconds, stored)| {
         u64::from(rows).saturating_sub(stored) as f64 / (stored_seconds - seconds).max(f64::EPSILON)
     });
-    while !is_marked(stage, last).await? {
+    while !is_marked(stage, mark, last).await? {
         wait(&relay, deadline, POLL, || "the last row is not marked".to_owned()).await?;
     }
     // Marks come in about the order of the rows: only now is counting worth its load.
     let drain = loop {
         let marked = meter.cost(meter.started.elapsed().as_secs_f64(), rows)?;
         let used = cpu::of_process(relay.pid())?;
-        let unmarked = count_unmarked(stage).await?;
+        let written = log_written(stage).await? - log;
+        let unmarked = count_unmarked(stage, mark).await?;
         if unmarked == 0 {
             break Drain {
                 stored_seconds,
                 stored_per_second: f64::from(rows) / stored_seconds,
                 flow_per_second,
                 marked,
+                wal_bytes_per_event: written as f64 / f64::from(rows),
                 relay_us_per_event: used.as_secs_f64() * 1e6 / f64::from(rows),
                 relay_peak_resident_bytes: cpu::peak_resident_bytes(relay.pid())?,
             };
@@ -116,7 +132,7 @@ async fn relay(stage: &Stage<'_>, rows: u32) -> Result<Drain> {
         wait(&relay, deadline, POLL, || format!("{unmarked} rows are not marked")).await?;
     };
     relay.stop().await?;
-    check(stage, rows).await?;
+    check(stage, rows, mark).await?;
     Ok(drain)
 }
 
@@ -144,25 +160,44 @@ async fn wait(
     Ok(())
 }
 
-async fn is_marked(stage: &Stage<'_>, id: Uuid) -> Result<bool> {
-    let sql = "SELECT published_at IS NOT NULL FROM outbox_events WHERE id = $1";
-    Ok(stage.client.query_one(sql, &[&id]).await.context("look at the last row")?.get(0))
+async fn log_written(stage: &Stage<'_>) -> Result<i64> {
+    let sql = "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint";
+    Ok(stage.client.query_one(sql, &[]).await.context("ask for the log's end")?.get(0))
 }
 
-async fn count_unmarked(stage: &Stage<'_>) -> Result<i64> {
-    let sql = "SELECT count(*) FROM outbox_events WHERE published_at IS NULL";
-    Ok(stage.client.query_one(sql, &[]).await.context("count unmarked rows")?.get(0))
+/// The rows that are not marked. What a watermark says only the view knows.
+fn unmarked(mark: &str) -> &'static str {
+    match mark {
+        MARK_WATERMARK => "FROM outbox_status WHERE status <> 'PUBLISHED'",
+        _ => "FROM outbox_events WHERE published_at IS NULL",
+    }
 }
 
-/// Every row has a message of its own, and the stream has no other.
-async fn check(stage: &Stage<'_>, rows: u32) -> Result<()> {
+async fn is_marked(stage: &Stage<'_>, mark: &str, id: Uuid) -> Result<bool> {
+    let sql = format!("SELECT NOT EXISTS (SELECT {} AND id = $1)", unmarked(mark));
+    Ok(stage.client.query_one(&sql, &[&id]).await.context("look at the last row")?.get(0))
+}
+
+async fn count_unmarked(stage: &Stage<'_>, mark: &str) -> Result<i64> {
+    let sql = format!("SELECT count(*) {}", unmarked(mark));
+    Ok(stage.client.query_one(&sql, &[]).await.context("count unmarked rows")?.get(0))
+}
+
+/// Every row has a message of its own, and the stream has no other. Where rows do not name their
+/// messages: there are as many messages as there were rows, and the stream takes none twice.
+async fn check(stage: &Stage<'_>, rows: u32, mark: &str) -> Result<()> {
+    let stored = stage.messages(&stage.name).await?;
+    let all = u64::from(rows);
+    if mark != MARK_ROW {
+        ensure!(stored == all, "lost or doubled: {rows} rows, {stored} messages in the stream");
+        return Ok(());
+    }
     let sql = "SELECT count(DISTINCT stream_seq), max(stream_seq) FROM outbox_events
                WHERE published_at IS NOT NULL AND stream = $1";
     let row = stage.client.query_one(sql, &[&stage.name]).await?;
     let (distinct, last): (i64, Option<i64>) = (row.get(0), row.get(1));
-    let stored = stage.messages(&stage.name).await?;
     ensure!(
-        stored == u64::from(rows) && distinct == i64::from(rows) && last == Some(rows.into()),
+        stored == all && distinct == i64::from(rows) && last == Some(rows.into()),
         "lost or doubled: {rows} rows, {distinct} messages named by them up to sequence {last:?}, \
          {stored} messages in the stream"
     );

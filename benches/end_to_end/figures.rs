@@ -17,7 +17,7 @@ struct Figure {
 
 const MIB: f64 = (1 << 20) as f64;
 
-static FIGURES: [Figure; 17] = [
+static FIGURES: [Figure; 18] = [
     figure("log_per_second", "pg_recvlogical to nothing, events/s", 0, |it| {
         it.log.events_per_second
     }),
@@ -47,6 +47,9 @@ static FIGURES: [Figure; 17] = [
     }),
     figure("both_postgres_us_per_event", "  the same, both at once", 1, |it| {
         it.both.postgres_us_per_event
+    }),
+    figure("wal_bytes_per_event", "log written by PostgreSQL, bytes/event", 0, |it| {
+        it.relay.wal_bytes_per_event
     }),
     figure("nats_us_per_event", "CPU of NATS, us/event", 1, |it| it.relay.marked.nats_us_per_event),
     figure("both_nats_us_per_event", "  the same, both at once", 1, |it| it.both.nats_us_per_event),

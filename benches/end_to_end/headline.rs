@@ -4,6 +4,7 @@ use std::io::Write;
 
 use anyhow::{Context, Result};
 
+use crate::drain::DOCUMENTED;
 use crate::load::Shape;
 use crate::pace::Pace;
 use crate::report::Report;
@@ -25,7 +26,7 @@ pub(crate) async fn run(extent: Extent, json: bool) -> Result<()> {
     let mut rounds = Vec::new();
     for number in 0..extent.rounds {
         progress(&format!("round {} of {}", number + 1, extent.rounds));
-        let round = drain::round(&servers, shape, None, number).await;
+        let round = drain::round(&servers, shape, None, DOCUMENTED, number).await;
         rounds.push(round.with_context(|| format!("round {number}"))?);
     }
     progress("latency: paced events, one per transaction");

@@ -85,14 +85,14 @@ impl Relay {
     }
 }
 
-/// Runs `tailpost setup`.
+/// Runs `tailpost setup` with these flags.
 ///
 /// # Errors
 ///
 /// When the binary is not built, or fails.
-pub(crate) async fn set_up(environment: &Environment) -> Result<()> {
+pub(crate) async fn set_up(environment: &Environment, flags: &[&str]) -> Result<()> {
     let mut command = Command::new(binary()?);
-    command.arg("setup");
+    command.arg("setup").args(flags);
     clean(&mut command, environment);
     let output = command.output().await.context("run tailpost setup")?;
     if !output.status.success() {

@@ -52,6 +52,8 @@ pub(crate) struct Drain {
     /// The same, counted from when the first events are stored: without the start.
     pub(crate) flow_per_second: f64,
     pub(crate) marked: Cost,
+    /// What PostgreSQL wrote to its log until then, marks mostly.
+    pub(crate) wal_bytes_per_event: f64,
     pub(crate) relay_us_per_event: f64,
     pub(crate) relay_peak_resident_bytes: u64,
 }

@@ -7,6 +7,7 @@ use async_nats::jetstream;
 use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
 
+use crate::drain::{DOCUMENTED, Setting};
 use crate::process::{self, Environment};
 use crate::servers::Servers;
 
@@ -25,8 +26,18 @@ pub(crate) struct Stage<'a> {
 impl<'a> Stage<'a> {
     /// Makes a stage; `name` becomes the name of all its parts.
     pub(crate) async fn set_up(servers: &'a Servers, name: &str) -> Result<Self> {
+        Self::set_up_as(servers, name, None, DOCUMENTED).await
+    }
+
+    /// As [`set_up`](Self::set_up), with a further setting and another layout of the table.
+    pub(crate) async fn set_up_as(
+        servers: &'a Servers,
+        name: &str,
+        setting: Option<Setting>,
+        layout: &str,
+    ) -> Result<Self> {
         servers.postgres.create_database(name).await?;
-        let environment = vec![
+        let mut environment = vec![
             ("DATABASE_URL", servers.postgres.url(name)),
             ("NATS_URL", servers.broker.urls()),
             ("TAILPOST_POSTGRES__SLOT", name.to_owned()),
@@ -37,7 +48,8 @@ impl<'a> Stage<'a> {
             ("TAILPOST_ADMIN__LISTEN", "off".to_owned()),
             ("TAILPOST_LOG", "error".to_owned()),
         ];
-        process::set_up(&environment).await?;
+        environment.extend(setting.map(|(name, value)| (name, value.to_owned())));
+        process::set_up(&environment, &["--layout", layout]).await?;
         let client = servers.postgres.client(name).await?;
         let jetstream = servers.broker.jetstream().await?;
         Ok(Self { servers, name: name.to_owned(), client, jetstream, environment })
@@ -53,13 +65,13 @@ impl<'a> Stage<'a> {
         );
         self.client.batch_execute(&sql).await.context("change the payload's type")?;
         // Dead letters keep payloads too.
-        process::set_up(&self.environment).await
+        process::set_up(&self.environment, &[]).await
     }
 
     /// Makes the relay's slot anew: it brings nothing of what was committed before.
     pub(crate) async fn renew_slot(&self) -> Result<()> {
         self.drop_slot(&self.name).await?;
-        process::set_up(&self.environment).await
+        process::set_up(&self.environment, &[]).await
     }
 
     /// Further slots that keep the same rows waiting.

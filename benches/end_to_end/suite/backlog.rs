@@ -3,6 +3,7 @@
 use super::Bench;
 use super::answer::Answer;
 use super::compare::{self, Case};
+use crate::drain::DOCUMENTED;
 use crate::load::Shape;
 use crate::servers::Keeping;
 
@@ -24,6 +25,7 @@ pub(super) async fn answer(bench: &mut Bench) -> Answer {
         shape: Shape { rows, before_the_slot, ..Shape::DEFAULT },
         keeping: Keeping::DEFAULT,
         setting: None,
+        layout: DOCUMENTED,
         rounds,
     };
     let in_the_table = if bench.quick { QUICK_FROM_THE_TABLE } else { FROM_THE_TABLE };

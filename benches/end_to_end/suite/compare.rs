@@ -19,6 +19,8 @@ pub(crate) struct Case {
     pub(crate) shape: Shape,
     pub(crate) keeping: Keeping,
     pub(crate) setting: Option<Setting>,
+    /// `--layout` of `tailpost setup`.
+    pub(crate) layout: &'static str,
     pub(crate) rounds: u32,
 }
 
@@ -49,17 +51,18 @@ async fn measure(case: Case) -> Result<Compared> {
     let servers = Servers::start(case.keeping).await?;
     let mut rounds = Vec::new();
     for number in 0..case.rounds {
-        rounds.push(drain::round(&servers, case.shape, case.setting, number).await?);
+        rounds.push(drain::round(&servers, case.shape, case.setting, case.layout, number).await?);
     }
     Ok(Compared { drained: Drained::new(&rounds), case })
 }
 
 impl Compared {
     pub(crate) fn json(&self) -> serde_json::Value {
-        let Case { label, shape, keeping, setting, .. } = &self.case;
+        let Case { label, shape, keeping, setting, layout, .. } = &self.case;
         let Self { drained, .. } = self;
         json!({
             "label": label, "shape": shape, "keeping": keeping, "setting": setting,
+            "layout": layout,
             "drained": drained,
         })
     }
@@ -72,7 +75,7 @@ pub(crate) fn charts(compared: &[Compared]) -> Vec<Chart> {
         series,
         scale: Scale::Linear,
         decimals,
-        rows: compared.iter().map(|it| row(it, keys)).collect(),
+        rows: rows(compared, keys),
     };
     vec![
         chart(
@@ -95,6 +98,11 @@ pub(crate) fn charts(compared: &[Compared]) -> Vec<Chart> {
         ),
         chart("peak RSS, MiB", &["relay"], 1, &["relay_peak_resident_mib"]),
     ]
+}
+
+/// Some figures of each, in the middle.
+pub(crate) fn rows(compared: &[Compared], keys: &[&str]) -> Vec<(String, Vec<f64>)> {
+    compared.iter().map(|it| row(it, keys)).collect()
 }
 
 fn row(compared: &Compared, keys: &[&str]) -> (String, Vec<f64>) {

@@ -3,6 +3,7 @@
 use super::Bench;
 use super::answer::Answer;
 use super::compare::{self, Case};
+use crate::drain::DOCUMENTED;
 use crate::load::Shape;
 use crate::servers::Keeping;
 
@@ -31,6 +32,7 @@ fn cases(quick: bool) -> Vec<Case> {
         shape,
         keeping: Keeping::DEFAULT,
         setting: None,
+        layout: DOCUMENTED,
         rounds: if quick { 1 } else { ROUNDS },
     };
     let mut cases = vec![

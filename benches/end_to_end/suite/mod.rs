@@ -8,6 +8,7 @@ mod backlog;
 mod chart;
 mod compare;
 mod drains;
+mod marks;
 mod paced;
 mod plot;
 mod rates;
@@ -35,6 +36,8 @@ use crate::servers::{Keeping, Servers};
 pub(crate) enum Question {
     /// How fast do waiting rows drain, depending on what they look like?
     Drain,
+    /// What does it cost to say of each row that it is published?
+    Marks,
     /// How long from commit to acknowledgement and consumer at a steady rate?
     Rates,
     /// What do three replicas and flushed writes change?
@@ -122,6 +125,7 @@ pub(crate) async fn run(
 async fn ask(question: Question, bench: &mut Bench) -> Answer {
     match question {
         Question::Drain => drains::answer(bench).await,
+        Question::Marks => marks::answer(bench).await,
         Question::Rates => rates::answer(bench).await,
         Question::Replication => replication::answer(bench).await,
         Question::Reading => reading::answer(bench).await,

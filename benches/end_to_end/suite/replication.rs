@@ -3,6 +3,7 @@
 use super::Bench;
 use super::answer::Answer;
 use super::{compare, paced};
+use crate::drain::DOCUMENTED;
 use crate::load::Shape;
 use crate::pace::Pace;
 use crate::servers::Keeping;
@@ -24,6 +25,7 @@ pub(super) async fn answer(bench: &mut Bench) -> Answer {
         shape: Shape { rows: rows(keeping, quick), ..Shape::DEFAULT },
         keeping,
         setting: None,
+        layout: DOCUMENTED,
         rounds: 1,
     };
     let seconds = if quick { QUICK_SECONDS } else { SECONDS };

@@ -47,7 +47,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let (mut client, connection) = tokio_postgres::connect(&url, NoTls).await?;
     let connection = tokio::spawn(connection);
 
-    outbox::migrations::migrate(&mut client, &Table::default()).await?;
+    let layout = outbox::migrations::Layout::Documented;
+    outbox::migrations::migrate(&mut client, &Table::default(), layout).await?;
     client
         .batch_execute(
             "CREATE TABLE IF NOT EXISTS orders (

@@ -42,11 +42,32 @@ pub const MIGRATIONS: &[Migration] = &[
         name: "room_for_marks",
         sql: include_str!("../../../migrations/0005_room_for_marks.sql"),
     },
+    Migration {
+        version: 7,
+        name: "published",
+        sql: include_str!("../../../migrations/0007_published.sql"),
+    },
 ];
 
 /// The first migration for a table that the documented text does not fit: one with other column
 /// names, or with a payload that is no JSON.
 const OUTBOX_ADOPTED: &str = include_str!("../../../migrations/0001_outbox_adopted.sql");
+
+/// How an outbox table is stored when the first migration makes it, or adopts it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Layout {
+    /// With an index of the rows that are not marked, which every mark touches.
+    #[default]
+    Documented,
+    /// With no index that a mark touches, and room in every page for the marks of its rows.
+    Fast,
+}
+
+/// What the layout [`Fast`](Layout::Fast) has in place of the index of unmarked rows.
+const LAYOUT_FAST: &str = include_str!("../../../migrations/0001_layout_fast.sql");
+
+/// How the line begins that makes this index, in both texts of the first migration.
+const UNMARKED_INDEX: &str = "CREATE INDEX IF NOT EXISTS idx_outbox_unpublished ";
 
 /// Held while migrating, so that several instances starting at once do not collide.
 const ADVISORY_LOCK: i64 = 0x7461_696C_706F_7374; // "tailpost"
@@ -58,14 +79,18 @@ const LOCK_TIMEOUT: &str = "10s";
 impl Migration {
     /// The statements for `table`.
     #[must_use]
-    pub fn render(&self, table: &Table) -> String {
+    pub fn render(&self, table: &Table, layout: Layout) -> String {
         let documented = *table.columns() == Columns::default();
-        if documented { fill_in(self.sql, table) } else { self.render_adopted(table) }
+        if documented {
+            laid_out(self.sql, table, layout)
+        } else {
+            self.render_adopted(table, layout)
+        }
     }
 
     /// As [`render`](Self::render), for a table that the documented text does not fit.
-    fn render_adopted(&self, table: &Table) -> String {
-        fill_in(if self.version == 1 { OUTBOX_ADOPTED } else { self.sql }, table)
+    fn render_adopted(&self, table: &Table, layout: Layout) -> String {
+        laid_out(if self.version == 1 { OUTBOX_ADOPTED } else { self.sql }, table, layout)
     }
 
     /// Guards against edits by mistake: FNV-1a, 64 bits, of the text without carriage returns
@@ -78,6 +103,14 @@ impl Migration {
         });
         format!("{hash:016x}")
     }
+}
+
+fn laid_out(text: &str, table: &Table, layout: Layout) -> String {
+    let lines = text.lines().map(|line| match layout {
+        Layout::Fast if line.starts_with(UNMARKED_INDEX) => LAYOUT_FAST,
+        _ => line,
+    });
+    fill_in(&lines.flat_map(|line| [line, "\n"]).collect::<String>(), table)
 }
 
 fn fill_in(text: &str, table: &Table) -> String {
@@ -114,13 +147,18 @@ fn fill_in(text: &str, table: &Table) -> String {
 ///
 /// All in one transaction under an advisory lock: concurrent runs wait, and one that fails leaves
 /// nothing behind. Needs no privilege but to read the record if there is nothing to do. Migrations
-/// that a newer version of tailpost has added are left alone.
+/// that a newer version of tailpost has added are left alone. `layout` matters to the first of them
+/// only: a table that has been migrated keeps its own.
 ///
 /// # Errors
 ///
 /// [`Error::MigrationChanged`] and [`Error::SchemaTaken`] if the schema holds something else than
 /// expected, the others if PostgreSQL refuses.
-pub async fn migrate(client: &mut Client, table: &Table) -> Result<Vec<Migration>, Error> {
+pub async fn migrate(
+    client: &mut Client,
+    table: &Table,
+    layout: Layout,
+) -> Result<Vec<Migration>, Error> {
     let prepare = |source| Error::PrepareMigrations { table: table.to_string(), source };
     if pending(client, table).await?.is_empty() {
         return Ok(Vec::new());
@@ -135,7 +173,10 @@ pub async fn migrate(client: &mut Client, table: &Table) -> Result<Vec<Migration
     let pending = pending(&tx, table).await?;
     let adopted = is_binary(&tx, table).await.map_err(prepare)?;
     for migration in &pending {
-        let text = if adopted { migration.render_adopted(table) } else { migration.render(table) };
+        let text = match adopted {
+            true => migration.render_adopted(table, layout),
+            false => migration.render(table, layout),
+        };
         let script = format!("{text}\n{}", record(migration, table));
         tx.batch_execute(&script).await.map_err(|source| Error::Migrate {
             version: migration.version,
@@ -150,14 +191,14 @@ pub async fn migrate(client: &mut Client, table: &Table) -> Result<Vec<Migration
 /// The whole of what [`migrate`] does on an empty database, as a script to be read, or run by an
 /// administrator. Running it twice does no harm; afterwards [`migrate`] has nothing to do.
 #[must_use]
-pub fn render(table: &Table) -> String {
+pub fn render(table: &Table, layout: Layout) -> String {
     let mut script = String::from("BEGIN;\n\n");
     if table.schema() != "public" {
         script += &format!("CREATE SCHEMA IF NOT EXISTS {};\n\n", table.quoted_schema());
     }
     script += &record_table(table);
     for migration in MIGRATIONS {
-        script += &format!("\n{}\n{}", migration.render(table), record(migration, table));
+        script += &format!("\n{}\n{}", migration.render(table, layout), record(migration, table));
     }
     script + "\nCOMMIT;\n"
 }
@@ -290,20 +331,28 @@ mod tests {
         let checksums: Vec<_> = MIGRATIONS.iter().map(Migration::checksum).collect();
         assert_eq!(
             checksums,
-            ["dca413c504537e6b", "ff5d1428ebb075d4", "37e5d5084e10aa68", "46ef4200e46652c5"]
+            [
+                "dca413c504537e6b",
+                "ff5d1428ebb075d4",
+                "37e5d5084e10aa68",
+                "46ef4200e46652c5",
+                "ceedcf9e2ca1dfcc"
+            ]
         );
     }
 
     /// It is the same migration, so it is published as well.
     #[test]
-    fn the_adopting_text_is_pinned_too_and_names_no_column_itself() {
+    fn the_other_texts_of_the_first_are_pinned_too_and_adopting_names_no_column_itself() {
         let text = Migration { version: 1, name: "x", sql: OUTBOX_ADOPTED };
         assert_eq!(text.checksum(), "047b77c17760c253");
+        let layout = Migration { version: 1, name: "x", sql: LAYOUT_FAST };
+        assert_eq!(layout.checksum(), "9c05e581abbbb1e0");
         let mut columns = Columns::default();
         for column in Column::ALL {
             columns.rename(column, &format!("app {}", column.documented_name())).unwrap();
         }
-        let sql = text.render(&Table::default().with_columns(columns).unwrap());
+        let sql = text.render(&Table::default().with_columns(columns).unwrap(), Layout::Documented);
         for column in Column::ALL {
             let name = column.documented_name();
             assert!(sql.contains(&format!("\"app {name}\"")), "{name}");
@@ -312,10 +361,23 @@ mod tests {
     }
 
     #[test]
+    fn the_fast_layout_takes_the_place_of_the_index_of_unmarked_rows() {
+        let mut columns = Columns::default();
+        columns.rename(Column::OccurredAt, "at").unwrap();
+        for table in [Table::default(), Table::default().with_columns(columns).unwrap()] {
+            let (plain, fast) = (render(&table, Layout::Documented), render(&table, Layout::Fast));
+            assert!(plain.contains(UNMARKED_INDEX) && !plain.contains("idx_outbox_txid"));
+            assert!(!fast.contains(UNMARKED_INDEX) && fast.contains("idx_outbox_txid"));
+            assert!(!fast.contains("{occurred_at}") && !fast.contains("{table}"));
+        }
+    }
+
+    #[test]
     fn placeholders_in_names_are_not_replaced_again() {
         let table = Table::new("{table}", "{schema}").unwrap();
         let migration = Migration { version: 1, name: "x", sql: "{schema}|{table}|{other}" };
-        assert_eq!(migration.render(&table), r#""{table}"|"{table}"."{schema}"|{other}"#);
+        let rendered = migration.render(&table, Layout::Documented);
+        assert_eq!(rendered, "\"{table}\"|\"{table}\".\"{schema}\"|{other}\n");
     }
 
     #[test]

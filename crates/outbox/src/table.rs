@@ -11,8 +11,14 @@ const IDENTIFIER_BYTES_MAX: usize = 63;
 pub const DROPPED: &str = "dropped by a route";
 
 /// What the migrations create beside the outbox table.
-const COMPANIONS: [&str; 5] =
-    ["outbox_dead_letter", "outbox_emit", "outbox_status", "tailpost_migrations", "tailpost_state"];
+const COMPANIONS: [&str; 6] = [
+    "outbox_dead_letter",
+    "outbox_emit",
+    "outbox_status",
+    "tailpost_migrations",
+    "tailpost_published",
+    "tailpost_state",
+];
 
 /// The name of an outbox table. Its companions live in the same schema.
 ///

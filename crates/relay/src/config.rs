@@ -172,9 +172,23 @@ impl Default for PollConfig {
     }
 }
 
-/// The writing of `published_at`.
+/// How a row of the log's says that its event is published.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum MarkBy {
+    /// `published_at` and its companions are written to it.
+    #[default]
+    Row,
+    /// Not at all: a watermark beside the table says so of all rows up to there.
+    Watermark,
+    /// It is deleted.
+    Delete,
+}
+
+/// The marks of published rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MarkConfig {
+    /// What a mark is.
+    pub by: MarkBy,
     /// Rows per statement.
     pub batch: usize,
     /// The longest a published row waits for its mark while the database keeps up.
@@ -183,7 +197,7 @@ pub struct MarkConfig {
 
 impl Default for MarkConfig {
     fn default() -> Self {
-        Self { batch: 1000, interval: Duration::from_millis(50) }
+        Self { by: MarkBy::Row, batch: 1000, interval: Duration::from_millis(50) }
     }
 }
 
@@ -268,6 +282,12 @@ impl Config {
         {
             let reason = "must be at least 60s with relay.mode = \"poll\"";
             return Err(Error::invalid("stream.duplicate_window", reason));
+        }
+        if self.mode == Mode::Poll && self.mark.by == MarkBy::Watermark {
+            let reason = "\"watermark\" does not work with relay.mode = \"poll\": without the log \
+                          only a row's own mark says that it is published; take \"row\" or \
+                          \"delete\"";
+            return Err(Error::invalid("relay.mark", reason));
         }
         if self.wal.on_limit != OnWalLimit::Hold && self.wal.limit.is_none() {
             return Err(Error::invalid("relay.on_wal_limit", "needs relay.wal_limit"));
@@ -367,6 +387,7 @@ mod tests {
         check("stream.duplicate_window", |it| {
             (it.mode, it.stream.duplicate_window) = (Mode::Poll, Duration::from_secs(30));
         });
+        check("relay.mark", |it| (it.mode, it.mark.by) = (Mode::Poll, MarkBy::Watermark));
         check("relay.dead_letter_retention", |it| {
             it.dead_letter_retention = Some(Duration::from_secs(1));
         });

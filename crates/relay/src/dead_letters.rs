@@ -85,7 +85,8 @@ pub struct Overview {
 pub struct Story {
     /// The dead letter, if it is one.
     pub dead_letter: Option<DeadLetter>,
-    /// `dead`, `discarded`, `pending`, `published`, or `gone`.
+    /// `dead`, `discarded`, `pending`, `published`, or `gone`. With `relay.mark = "delete"` also
+    /// `published` if its row is gone after it was put back: then nothing says when and where.
     pub state: String,
     /// When the outbox's row was marked as published.
     pub published_at: Option<Timestamp>,
@@ -253,6 +254,7 @@ impl DeadLetters {
             (Some(_), _) => "dead",
             (None, Some((Some(_), ..))) => "published",
             (None, Some(_)) => "pending",
+            (None, None) if self.store.marks_by_deleting() && was_put_back(&history) => "published",
             (None, None) => "gone",
         };
         let (published_at, stream, stream_seq) = row.unwrap_or_default();
@@ -391,4 +393,10 @@ impl DeadLetters {
             }
         }
     }
+}
+
+/// Whether the last that was decided about it is that it goes to the stream.
+fn was_put_back(history: &[Deed]) -> bool {
+    let last = history.iter().rfind(|deed| deed.action != "found");
+    last.is_some_and(|deed| matches!(deed.action.as_str(), "requeue" | "release"))
 }

@@ -1,19 +1,18 @@
 //! What both servers keep, whether a relay runs or not.
 
 use async_nats::jetstream;
-use outbox::{Column, DROPPED, wire};
+use outbox::{DROPPED, wire};
 use tokio_postgres::Client;
 use tokio_postgres::types::PgLsn;
 
-use crate::config::{Config, Mode};
+use crate::config::{Config, MarkBy, Mode};
+use crate::database::Store;
+use crate::database::store::COUNT_MAX;
 use crate::dead_letters::{DeadLetters, Filter};
 use crate::error::Error;
 use crate::report::{OutboxReport, SlotReport, StatusReport, StreamReport};
 use crate::routing::Destination;
 use crate::setup::is_not_found;
-
-/// Counting more unpublished rows than this tells nobody anything.
-const COUNT_MAX: i64 = 100_000;
 
 /// Looks at the slot, the outbox and the stream.
 ///
@@ -22,16 +21,17 @@ const COUNT_MAX: i64 = 100_000;
 /// If PostgreSQL cannot be reached or the outbox is not set up. What else is missing leaves the
 /// report incomplete, and the report says why.
 pub async fn inspect(config: &Config) -> Result<StatusReport, Error> {
-    let (client, _connection) = config.postgres.connect("tailpost status").await?;
+    let store = Store::connect(config, "tailpost status").await?;
+    let client = store.client();
     // The latest of them.
-    let table = config.table.companion("outbox_dead_letter_audit");
+    let table = config.table.companion("tailpost_published");
     let found = client.query_one("SELECT to_regclass($1) IS NOT NULL", &[&table]).await;
     if !found.map_err(Error::sql("look for the outbox"))?.get::<_, bool>(0) {
         return Err(Error::NotSetUp { missing: format!("table {table}") });
     }
     let mut report = StatusReport {
-        slot: slot(config, &client).await?,
-        outbox: outbox(config, &client).await?,
+        slot: slot(config, client).await?,
+        outbox: outbox(config, &store).await?,
         ..StatusReport::default()
     };
     match stream(config).await {
@@ -127,13 +127,12 @@ async fn slot(config: &Config, client: &Client) -> Result<Option<SlotReport>, Er
     }))
 }
 
-async fn outbox(config: &Config, client: &Client) -> Result<OutboxReport, Error> {
+async fn outbox(config: &Config, store: &Store) -> Result<OutboxReport, Error> {
     let doing = "look at the outbox";
     let (table, dead) = (config.table.quoted(), config.table.companion("outbox_dead_letter"));
-    let occurred_at = config.table.column(Column::OccurredAt);
     let drops = config.routes.iter().any(|it| it.destination == Destination::Drop);
-    // Not counted without need: no index leads there.
-    let dropped = if drops {
+    // Not counted without need: no index leads there. Only a mark on the row tells.
+    let dropped = if drops && config.mark.by == MarkBy::Row {
         format!(
             "SELECT count(*) FROM (SELECT FROM {table} WHERE publish_error = '{DROPPED}'
                                    LIMIT {COUNT_MAX}) dropped"
@@ -142,29 +141,26 @@ async fn outbox(config: &Config, client: &Client) -> Result<OutboxReport, Error>
         "NULL::bigint".into()
     };
     let sql = format!(
-        "SELECT (SELECT count(*) FROM (SELECT FROM {table} WHERE published_at IS NULL
-                                       LIMIT {COUNT_MAX}) unpublished),
-                (SELECT extract(epoch FROM clock_timestamp() - {occurred_at})::float8 FROM {table}
-                 WHERE published_at IS NULL ORDER BY {occurred_at} LIMIT 1),
-                (SELECT count(*) FROM {dead} WHERE discarded_at IS NULL),
+        "SELECT (SELECT count(*) FROM {dead} WHERE discarded_at IS NULL),
                 (SELECT reason FROM {dead} WHERE discarded_at IS NULL
                  ORDER BY dead_at DESC LIMIT 1),
                 ({dropped}),
                 (SELECT count(DISTINCT (aggregate_type, aggregate_id)) FROM {dead}
                  WHERE blocks AND discarded_at IS NULL)"
     );
-    let row = client.query_one(&sql, &[]).await.map_err(Error::sql(doing))?;
+    let row = store.client().query_one(&sql, &[]).await.map_err(Error::sql(doing))?;
+    let backlog = store.backlog(&config.slot).await?;
     let overview = DeadLetters::connect(config).await?.overview(&Filter::default(), 0).await?;
-    let count = |at: usize| u64::try_from(row.get::<_, i64>(at)).unwrap_or(0);
+    let count = |number: i64| u64::try_from(number).unwrap_or(0);
     Ok(OutboxReport {
         table: config.table.to_string(),
-        unpublished: count(0),
-        unpublished_is_capped: row.get::<_, i64>(0) >= COUNT_MAX,
-        dropped: row.get::<_, Option<i64>>(4).and_then(|it| it.try_into().ok()),
-        oldest_unpublished_seconds: row.get(1),
-        dead_letters: count(2),
-        latest_dead_letter_reason: row.get(3),
-        blocked_aggregates: count(5),
+        unpublished: count(backlog.rows),
+        unpublished_is_capped: backlog.rows >= COUNT_MAX,
+        dropped: row.get::<_, Option<i64>>(2).map(count),
+        oldest_unpublished_seconds: backlog.oldest_seconds,
+        dead_letters: count(row.get(0)),
+        latest_dead_letter_reason: row.get(1),
+        blocked_aggregates: count(row.get(3)),
         oldest_dead_letter_seconds: overview.oldest_seconds,
         dead_letter_reasons: overview.groups,
     })

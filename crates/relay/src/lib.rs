@@ -60,12 +60,13 @@ pub fn fuzz_answer(subject: &str, status: Option<u16>, payload: &[u8]) {
 }
 
 pub use config::{
-    Config, Dedup, MarkConfig, Mode, OnPark, OnWalLimit, PollConfig, ScanConfig, StreamConfig,
-    WalConfig, WindowLimits,
+    Config, Dedup, MarkBy, MarkConfig, Mode, OnPark, OnWalLimit, PollConfig, ScanConfig,
+    StreamConfig, WalConfig, WindowLimits,
 };
 pub use connect::{NatsTarget, PostgresTarget};
 pub use error::Error;
 pub use inspect::inspect;
+pub use outbox::migrations::Layout;
 pub use report::{OutboxReport, SlotReport, StatusReport, StreamReport};
 pub use routing::{Destination, Glob, Route};
 pub use run::run;

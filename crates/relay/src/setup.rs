@@ -4,13 +4,13 @@ use async_nats::Client;
 use async_nats::jetstream::context::Context;
 use async_nats::jetstream::stream::{Config as Stream, DiscardPolicy, StorageType};
 use async_nats::jetstream::{self, ErrorCode};
-use outbox::migrations;
+use outbox::migrations::{self, Layout};
 use outbox::wire::subject_matches;
 use serde::Serialize;
 
 use crate::broker::TailReader;
 use crate::broker::fitness;
-use crate::config::{Config, Mode};
+use crate::config::{Config, MarkBy, Mode};
 use crate::database::{Slot, Store, shape};
 use crate::error::Error;
 
@@ -43,14 +43,14 @@ pub struct SetupPlan {
 
 /// What [`setup`] would do on servers that have nothing yet.
 #[must_use]
-pub fn plan(config: &Config) -> SetupPlan {
+pub fn plan(config: &Config, layout: Option<Layout>) -> SetupPlan {
     let Config { table, publication, slot, .. } = config;
     let sql = format!(
         "{migrations}\n{publication};\n\n\
          -- The slot is created by `tailpost setup` on a replication connection, together with the\n\
          -- snapshot that says which rows it brings. A slot made by hand cannot be used:\n\
          --   CREATE_REPLICATION_SLOT {slot} LOGICAL pgoutput (SNAPSHOT 'use')\n",
-        migrations = migrations::render(table),
+        migrations = migrations::render(table, layout.unwrap_or_default()),
         publication = create_publication(config, publication),
     );
     let stream = serde_json::to_value(stream(config, true)).unwrap_or_default();
@@ -60,22 +60,37 @@ pub fn plan(config: &Config) -> SetupPlan {
 /// Makes what is missing: tables, publication, stream, slot, in this order (a slot that is older
 /// than its publication cannot be read). Safe to run again, and while relays run.
 ///
+/// A table that there is keeps its layout; with `layout` it has to have that one.
+///
 /// # Errors
 ///
 /// If a server cannot be reached or refuses; if something exists and does not fit: it is never
 /// changed silently.
-pub async fn setup(config: &Config) -> Result<SetupReport, Error> {
+pub async fn setup(config: &Config, layout: Option<Layout>) -> Result<SetupReport, Error> {
     let mut steps = Vec::new();
     let (mut postgres, _connection) = config.postgres.connect("tailpost setup").await?;
     let types = shape::types(&postgres, &config.table.quoted()).await?;
     shape::check(&config.table, &types)?;
-    let applied = migrations::migrate(&mut postgres, &config.table).await?;
+    let store = Store::connect(config, "tailpost setup").await?;
+    let has_layout = check_layout(config, &store, layout).await?;
+    let applied =
+        migrations::migrate(&mut postgres, &config.table, layout.unwrap_or_default()).await?;
     for migration in migrations::MIGRATIONS {
         let created = applied.iter().any(|it| it.version == migration.version);
         let what = format!("migration {:04}_{}", migration.version, migration.name);
         steps.push(SetupStep { what, created });
     }
-    let store = Store::connect(config, "tailpost setup").await?;
+    if let Some(layout) = layout {
+        if !has_layout && !applied.iter().any(|it| it.version == 1) {
+            return Err(other_layout(config, "none that is known", layout));
+        }
+        let what = format!("layout {}", name(layout));
+        steps.push(SetupStep { what, created: !has_layout });
+    }
+    if config.mark.by == MarkBy::Watermark {
+        let created = store.ensure_index_of_transactions().await?;
+        steps.push(SetupStep { what: "index of transactions".into(), created });
+    }
     if store.fit_dead_letters().await? {
         let what = "column payload in outbox_dead_letter, of the outbox's type".into();
         steps.push(SetupStep { what, created: true });
@@ -97,6 +112,52 @@ pub async fn setup(config: &Config) -> Result<SetupReport, Error> {
         steps.push(SetupStep { what: format!("slot {}", config.slot), created });
     }
     Ok(SetupReport { steps, warnings })
+}
+
+fn name(layout: Layout) -> &'static str {
+    match layout {
+        Layout::Documented => "documented",
+        Layout::Fast => "fast",
+    }
+}
+
+/// Whether there is a table already that has the layout.
+///
+/// # Errors
+///
+/// [`Error::Conflict`] if there is one that has another.
+async fn check_layout(
+    config: &Config,
+    store: &Store,
+    wanted: Option<Layout>,
+) -> Result<bool, Error> {
+    if wanted == Some(Layout::Fast) && config.mode == Mode::Poll {
+        return Err(Error::Conflict(
+            "the layout \"fast\" does not go with relay.mode = \"poll\": claims need an index \
+             that every mark touches; leave out --layout"
+                .into(),
+        ));
+    }
+    let found = if store.has_index_of_unmarked().await? {
+        Layout::Documented
+    } else if store.has_index_of_transactions().await? {
+        Layout::Fast
+    } else {
+        return Ok(false);
+    };
+    match wanted {
+        Some(wanted) if wanted != found => Err(other_layout(config, name(found), wanted)),
+        _ => Ok(true),
+    }
+}
+
+fn other_layout(config: &Config, found: &str, wanted: Layout) -> Error {
+    Error::Conflict(format!(
+        "the layout of {} is {found}, and a table that exists is not changed: leave out --layout, \
+         or give it the layout {} by hand, as docs/marking.md says",
+        config.table,
+        name(wanted)
+    ))
 }
 
 pub(crate) async fn ensure_slot(

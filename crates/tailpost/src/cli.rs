@@ -149,9 +149,33 @@ pub(crate) struct SetupArgs {
     /// Show the SQL and the stream's configuration, and do nothing
     #[arg(long)]
     pub(crate) print: bool,
+    /// How the outbox table is stored, if there is none yet [default: documented]
+    ///
+    /// With `fast` a mark touches no index and finds room in its page. A table that exists keeps its
+    /// layout; docs/marking.md says what each costs, and how to change it by hand.
+    #[arg(long, value_enum)]
+    pub(crate) layout: Option<Layout>,
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// See [`relay::Layout`].
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+pub(crate) enum Layout {
+    /// As documented, with an index of the rows that are not marked
+    Documented,
+    /// Without an index that a mark touches
+    Fast,
+}
+
+impl From<Layout> for relay::Layout {
+    fn from(layout: Layout) -> Self {
+        match layout {
+            Layout::Documented => Self::Documented,
+            Layout::Fast => Self::Fast,
+        }
+    }
 }
 
 /// Arguments of `relay`.

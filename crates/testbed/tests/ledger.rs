@@ -27,7 +27,8 @@ impl Rig {
     async fn start() -> Self {
         let postgres = Postgres::start(PostgresOptions::default()).await.unwrap();
         let mut client = postgres.client("postgres").await.unwrap();
-        migrations::migrate(&mut client, &Table::default()).await.unwrap();
+        let layout = migrations::Layout::Documented;
+        migrations::migrate(&mut client, &Table::default(), layout).await.unwrap();
         let nats = Nats::start(NatsOptions::default()).await.unwrap();
         let jetstream = nats.jetstream().await.unwrap();
         let subjects = vec!["outbox.>".to_owned()];

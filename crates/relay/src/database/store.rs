@@ -1,12 +1,16 @@
 //! Every statement that the relay runs on the outbox and its companions.
 
+mod backlog;
 mod claim;
 mod dead_letters;
+mod index;
 mod parking;
 mod scan;
 mod state;
 mod statements;
 mod sweep;
+
+use std::collections::HashSet;
 
 use outbox::{Column, Table};
 use pgoutput::Lsn;
@@ -15,16 +19,17 @@ use tokio_postgres::types::{PgLsn, ToSql};
 use tokio_postgres::{Client, Statement};
 use uuid::Uuid;
 
-pub(crate) use self::scan::{ScannedRow, Scanner};
+pub(crate) use self::backlog::COUNT_MAX;
+pub(crate) use self::scan::{Extent, ScannedRow, Scanner};
 use self::statements::Statements;
-use crate::config::Config;
+use crate::config::{Config, MarkBy};
 use crate::connect::ConnectionTask;
 use crate::core::Settled;
 use crate::database::{publication, shape};
 use crate::error::Error;
 
 pub(crate) use self::state::{StateRow, Watermark};
-pub(crate) use self::sweep::SWEPT_AT_ONCE;
+pub(crate) use self::sweep::{SWEPT_AT_ONCE, Swath, Swept};
 
 /// A connection for statements, and their texts.
 pub(crate) struct Store {
@@ -32,6 +37,7 @@ pub(crate) struct Store {
     /// Ends the connection when dropped.
     _connection: ConnectionTask,
     table: Table,
+    mark_by: MarkBy,
     sql: Statements,
     /// Prepared once: it runs for every few thousand events.
     mark: OnceCell<Statement>,
@@ -49,12 +55,17 @@ impl Store {
         client.batch_execute(sql).await.map_err(Error::sql("configure the session"))?;
         let sql = Statements::new(config);
         let (mark, park) = (OnceCell::new(), OnceCell::new());
-        let table = config.table.clone();
-        Ok(Self { client, _connection: connection, table, sql, mark, park })
+        let (table, mark_by) = (config.table.clone(), config.mark.by);
+        Ok(Self { client, _connection: connection, table, mark_by, sql, mark, park })
     }
 
     pub(crate) fn client(&self) -> &Client {
         &self.client
+    }
+
+    /// Whether a row that is gone may be that of a published event.
+    pub(crate) fn marks_by_deleting(&self) -> bool {
+        self.mark_by == MarkBy::Delete
     }
 
     /// For marks: commits are not waited for, because their loss is harmless, and a lock on the
@@ -70,8 +81,19 @@ impl Store {
     /// rows are left alone. Returns how many rows were marked here. Rows not visible yet, or gone,
     /// are no error: the sweeper finds the former.
     pub(crate) async fn mark(&self, stream: &str, settled: &[Settled]) -> Result<u64, Error> {
+        Ok(self.mark_and_find(stream, settled).await?.0)
+    }
+
+    /// As [`mark`](Self::mark). Also returns, but only where marks were deletions, the ids of the
+    /// rows: afterwards nobody can tell which were there.
+    async fn mark_and_find(
+        &self,
+        stream: &str,
+        settled: &[Settled],
+    ) -> Result<(u64, Option<HashSet<Uuid>>), Error> {
+        let deletes = self.mark_by == MarkBy::Delete;
         if settled.is_empty() {
-            return Ok(0);
+            return Ok((0, deletes.then(HashSet::new)));
         }
         let ids: Vec<Uuid> = settled.iter().map(|it| it.id).collect();
         let seqs: Vec<Option<i64>> =
@@ -81,10 +103,35 @@ impl Store {
             .map(|it| (it.commit_lsn > Lsn::ZERO).then(|| PgLsn::from(it.commit_lsn.0)))
             .collect();
         let statement = self.mark.get_or_try_init(|| self.prepare(&self.sql.mark)).await?;
-        self.client()
-            .execute(statement, &[&ids, &seqs, &lsns, &stream])
-            .await
-            .map_err(Error::sql("mark published rows"))
+        let parameters: [&(dyn ToSql + Sync); 4] = [&ids, &seqs, &lsns, &stream];
+        let doing = "mark published rows";
+        if deletes {
+            let rows =
+                self.client().query(statement, &parameters).await.map_err(Error::sql(doing))?;
+            let deleted = rows.iter().map(|row| row.get(0)).collect();
+            return Ok((rows.len() as u64, Some(deleted)));
+        }
+        let marked = self.client().execute(statement, &parameters).await;
+        Ok((marked.map_err(Error::sql(doing))?, None))
+    }
+
+    /// As [`mark`](Self::mark). Also returns the events that have no marked row: it is gone, or was
+    /// not visible. That it may be visible by now does not matter: it has no mark.
+    pub(crate) async fn mark_and_miss(
+        &self,
+        stream: &str,
+        settled: &[Settled],
+    ) -> Result<(u64, Vec<Settled>), Error> {
+        let (rows, deleted) = self.mark_and_find(stream, settled).await?;
+        if rows == settled.len() as u64 {
+            return Ok((rows, Vec::new()));
+        }
+        let there = match deleted {
+            Some(deleted) => deleted,
+            None => self.marked(settled).await?,
+        };
+        let missed = settled.iter().filter(|it| !there.contains(&it.id)).copied().collect();
+        Ok((rows, missed))
     }
 
     /// The type in which a dead letter keeps its payload.
@@ -140,11 +187,34 @@ impl Store {
         let (swept, swept_lsn) = swept.map(|it| (&*it.snapshot, PgLsn::from(it.lsn.0))).unzip();
         let parameters: [&(dyn ToSql + Sync); 5] =
             [&slot, &watermark.snapshot, &lsn, &swept, &swept_lsn];
-        let row = self
-            .client()
-            .query_opt(&self.sql.watermark, &parameters)
-            .await
-            .map_err(Error::sql("store the watermark"))?;
+        self.store_with(&self.sql.watermark, &parameters).await
+    }
+
+    /// As [`store_watermark`](Self::store_watermark), and from then on it says of every row of the
+    /// log that it covers, and of every one that an earlier one covered, that it is published.
+    ///
+    /// # Errors
+    ///
+    /// Also if the slot is another one by now than that which began at `start_snapshot`.
+    pub(crate) async fn store_published_to(
+        &self,
+        slot: &str,
+        start_snapshot: &str,
+        watermark: &Watermark,
+    ) -> Result<u64, Error> {
+        let lsn = PgLsn::from(watermark.lsn.0);
+        let parameters: [&(dyn ToSql + Sync); 4] =
+            [&slot, &start_snapshot, &watermark.snapshot, &lsn];
+        self.store_with(&self.sql.published_to, &parameters).await
+    }
+
+    async fn store_with(
+        &self,
+        sql: &str,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<u64, Error> {
+        let row = self.client().query_opt(sql, parameters).await;
+        let row = row.map_err(Error::sql("store the watermark"))?;
         let transaction = row.and_then(|row| row.get::<_, String>(0).parse().ok());
         transaction.ok_or(Error::Stalled("the slot's state is gone"))
     }
@@ -190,7 +260,7 @@ impl Store {
     /// Whether all tables are there.
     pub(crate) async fn check_tables(&self) -> Result<(), Error> {
         // The first and the latest.
-        for table in ["tailpost_state", "outbox_dead_letter_audit"] {
+        for table in ["tailpost_state", "tailpost_published"] {
             let table = self.table.companion(table);
             let row = self
                 .client()
@@ -235,12 +305,19 @@ impl Store {
 
     /// After a restore from a dump the rows' transaction numbers mean nothing here: gives every
     /// unpublished row one of this cluster, so that the next slot's start snapshot sees it.
-    pub(crate) async fn renumber(&self) -> Result<u64, Error> {
+    /// What says by its number that it is published gets a mark of its own before.
+    pub(crate) async fn renumber(&self) -> Result<(), Error> {
+        // Statements that are sent together are one transaction.
         let sql = format!(
-            "UPDATE {} SET txid = pg_current_xact_id() WHERE published_at IS NULL",
-            self.table.quoted()
+            "UPDATE {outbox} o SET published_at = clock_timestamp()
+             WHERE published_at IS NULL AND NOT ({not_published});
+             DELETE FROM {published};
+             UPDATE {outbox} SET txid = pg_current_xact_id() WHERE published_at IS NULL",
+            outbox = self.table.quoted(),
+            not_published = statements::not_published(&self.table, "o.txid"),
+            published = self.table.companion("tailpost_published"),
         );
-        self.client().execute(&sql, &[]).await.map_err(Error::sql("take over restored rows"))
+        self.client().batch_execute(&sql).await.map_err(Error::sql("take over restored rows"))
     }
 
     async fn prepare(&self, sql: &str) -> Result<Statement, Error> {

@@ -12,7 +12,7 @@ use uuid::Uuid;
 use super::parking::Parked;
 use crate::broker::TailReader;
 use crate::core::{Blocked, Settled, SlotHealth, Tail, Unmarked};
-use crate::database::store::{ScannedRow, Scanner};
+use crate::database::store::{ScannedRow, Scanner, Swath};
 use crate::database::{Store, Watermark};
 use crate::describe;
 use crate::error::Error;
@@ -83,6 +83,9 @@ pub(super) struct Found {
     pub(super) transaction: u64,
     /// Every transaction numbered before this had ended when the watermark was taken.
     pub(super) oldest_running: u64,
+    /// Where they were looked for, and how far.
+    pub(super) swath: Swath,
+    pub(super) reached: Option<String>,
 }
 
 /// What a sweep did.
@@ -187,9 +190,7 @@ pub(super) fn look(store: Arc<Store>, slot: String) -> Job {
 pub(super) fn mark(store: Arc<Store>, stream: String, batch: Vec<Settled>) -> Job {
     job(async move {
         let marked = async {
-            let rows = store.mark(&stream, &batch).await?;
-            let all = rows == batch.len() as u64;
-            let without_row = if all { Vec::new() } else { store.without_row(&batch).await? };
+            let (rows, without_row) = store.mark_and_miss(&stream, &batch).await?;
             Ok(Marked { rows, without_row })
         };
         Ok(Done::Marked { batch: batch.len(), marked: tolerate(marked.await) })

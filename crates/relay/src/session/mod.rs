@@ -64,6 +64,10 @@ const DRAIN_MAX: Duration = Duration::from_secs(20);
 /// How long the last thing that a stop writes may take.
 const LAST_POSITION_MAX: Duration = Duration::from_secs(5);
 
+/// How often the whole table is looked at for rows that nobody should have left there, where an index
+/// leads to those that may be expected.
+const WHOLE_EVERY: Duration = Duration::from_hours(1);
+
 /// A publishing session over the slot.
 pub(crate) struct Session {
     config: Arc<Config>,

@@ -13,12 +13,12 @@ use uuid::Uuid;
 
 use super::hold::Hold;
 use super::parking::Parking;
-use super::scan::Scan;
+use super::scan::{Extents, Scan};
 use super::settle::{Known, Settling};
 use super::watch::Watch;
 use super::{Session, TICK};
 use crate::broker::{self, History, Publisher, TailReader, WayBack};
-use crate::config::{self, Config, OnPark};
+use crate::config::{self, Config, MarkBy, OnPark};
 use crate::connect::NatsLink;
 use crate::core::{Limits, Mode, Start, State};
 use crate::database::{Rows, Slot, Store};
@@ -64,6 +64,24 @@ async fn state(
     }))
 }
 
+/// Whether rows can be found by their transactions. Without marks nothing else leads to them.
+async fn is_indexed(config: &Config, store: &Store) -> Result<bool, Error> {
+    if config.mark.by == MarkBy::Watermark {
+        store.check_index_of_transactions().await?;
+    }
+    store.has_index_of_transactions().await
+}
+
+async fn settling(
+    config: &Arc<Config>,
+    tail: &TailReader,
+    known: Known,
+) -> Result<Settling, Error> {
+    let marks = Store::connect(config, "tailpost marks").await?;
+    marks.yield_to_others().await?;
+    Ok(Settling::new(Arc::clone(config), Arc::new(marks), tail.clone(), known))
+}
+
 impl Session {
     /// Takes the slot and finds out what the stream has of what the slot will bring again.
     ///
@@ -81,6 +99,7 @@ impl Session {
     ) -> Result<Self, Error> {
         let store = Arc::new(Store::connect(config, "tailpost").await?);
         store.check_set_up(&config.publication, &config.slot).await?;
+        let is_indexed = is_indexed(config, &store).await?;
         let tail = TailReader::new(client, &config.stream.name).await?;
         let batches = broker::fitness::check(config, client, &tail).await?;
         let slot = Slot::prepare(config, &store, Some(&tail)).await?;
@@ -100,6 +119,8 @@ impl Session {
         };
         let dead = store.newest_dead_letters().await?;
         // `--once` is to find also what was unmarked by hand.
+        let unmarked_by_hand = once && config.mark.by != MarkBy::Watermark;
+        let extents = Extents::new(is_indexed, !is_gap_filled || unmarked_by_hand);
         let scan_first = once
             || !is_gap_filled
             || config.on_park == OnPark::BlockKey
@@ -111,11 +132,9 @@ impl Session {
         let (publisher, answers) =
             Publisher::new(client.clone(), stream, history, config.dedup, tail.limits(), link)
                 .await?;
-        let marks = Store::connect(config, "tailpost marks").await?;
-        marks.yield_to_others().await?;
         let until = if once { Some(store.mark_the_end().await?) } else { None };
-        let known = Known { start_snapshot: start_snapshot.clone(), swept, system_id };
-        let settling = Settling::new(Arc::clone(config), Arc::new(marks), tail.clone(), known);
+        let known = Known { start_snapshot: start_snapshot.clone(), swept, system_id, is_indexed };
+        let settling = settling(config, &tail, known).await?;
         Ok(Self {
             config: Arc::clone(config),
             state,
@@ -127,7 +146,7 @@ impl Session {
             store,
             jobs: FuturesUnordered::new(),
             settling,
-            scan: Scan::new(scan_first, !is_gap_filled, config.scan.interval),
+            scan: Scan::new(scan_first, extents, !is_gap_filled, config.scan.interval),
             parking: Parking::default(),
             start_snapshot,
             system_id,

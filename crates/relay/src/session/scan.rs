@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 
 use tracing::info;
 
-use super::Session;
 use super::jobs::{Done, Job, Read, job, long_job};
+use super::{Session, WHOLE_EVERY};
 use crate::config::OnPark;
 use crate::core::{Blocked, Input, SCANS_UNMARKED_MAX, Settled};
 use crate::database::Store;
 use crate::database::slot::scan_reach;
-use crate::database::store::Scanner;
+use crate::database::store::{Extent, Scanner};
 use crate::error::Error;
 
 enum Reading {
@@ -30,6 +30,35 @@ enum Reading {
     Paused(Box<Scanner>),
 }
 
+/// Which scan looks at how much.
+pub(super) struct Extents {
+    /// An index leads to what came back.
+    is_indexed: bool,
+    /// When the whole table was looked at, or need not be; `None` if it has to be now.
+    whole_at: Option<Instant>,
+    /// Of the scan that is under way.
+    now: Extent,
+}
+
+impl Extents {
+    pub(super) fn new(is_indexed: bool, whole_first: bool) -> Self {
+        let whole_at = (!whole_first).then(Instant::now);
+        Self { is_indexed, whole_at, now: Extent::Whole }
+    }
+
+    fn next(&mut self) -> Extent {
+        let is_due = self.whole_at.is_none_or(|at| at.elapsed() >= WHOLE_EVERY);
+        self.now = if self.is_indexed && !is_due { Extent::CameBack } else { Extent::Whole };
+        self.now
+    }
+
+    fn done(&mut self) {
+        if self.now == Extent::Whole {
+            self.whole_at = Some(Instant::now());
+        }
+    }
+}
+
 /// A batch that is not marked.
 struct Batch {
     number: u32,
@@ -38,6 +67,7 @@ struct Batch {
 
 pub(super) struct Scan {
     reading: Reading,
+    extents: Extents,
     /// The first scan of the session is not finished.
     initial: bool,
     /// The log waits, because aggregates are blocked: see `core/state/blocking.rs`.
@@ -61,8 +91,14 @@ pub(super) struct Scan {
 
 impl Scan {
     /// With `initial`, the log waits for the first scan; else that is due after `interval`.
-    pub(super) fn new(initial: bool, is_gap_open: bool, interval: Duration) -> Self {
+    pub(super) fn new(
+        initial: bool,
+        extents: Extents,
+        is_gap_open: bool,
+        interval: Duration,
+    ) -> Self {
         Self {
+            extents,
             reading: Reading::Resting { until: Instant::now() + interval },
             initial,
             holding: false,
@@ -113,6 +149,7 @@ impl Scan {
             info!("the scanner is done; following the log");
         }
         self.holding = false;
+        self.extents.done();
         self.reading = Reading::Resting { until: Instant::now() + interval };
     }
 }
@@ -121,7 +158,7 @@ impl Session {
     pub(super) fn start_scan(&mut self) {
         self.scan.reading = Reading::Busy;
         let config = Arc::clone(&self.config);
-        let start_snapshot = self.start_snapshot.clone();
+        let (start_snapshot, extent) = (self.start_snapshot.clone(), self.scan.extents.next());
         let parking_blocks = config.on_park == OnPark::BlockKey;
         let read = self.read_with_tail();
         self.jobs.push(long_job(async move {
@@ -132,7 +169,7 @@ impl Session {
             }
             store.open_scan().await?;
             let blocked = if parking_blocks { Some(store.blocked().await?) } else { None };
-            read(Box::new(store.scan(&start_snapshot).await?), blocked).await
+            read(Box::new(store.scan(&start_snapshot, extent).await?), blocked).await
         }));
     }
 

@@ -14,7 +14,7 @@ use futures_util::stream::FuturesUnordered;
 use super::Session;
 use super::jobs::{self, Done, Job, Marked, job};
 use crate::broker::TailReader;
-use crate::config::Config;
+use crate::config::{Config, MarkBy};
 use crate::core::{Origin, Settled, State, Sweeper};
 use crate::database::{Store, Watermark};
 use crate::reporter::Reporter;
@@ -50,6 +50,9 @@ pub(super) struct Known {
     /// The latest watermark below which every row is marked.
     pub(super) swept: Option<Watermark>,
     pub(super) system_id: u64,
+    /// Rows can be found by their transactions: nobody needs to read the whole table for the few
+    /// that are not marked.
+    pub(super) is_indexed: bool,
 }
 
 pub(super) struct Settling {
@@ -65,6 +68,13 @@ pub(super) struct Settling {
     /// Marks ever queued, and ever executed: the difference is what a watermark waits for.
     queued: u64,
     executed: u64,
+    /// What was queued when the last watermark was begun, and when the last one that is stored was.
+    observing: u64,
+    covered: Option<u64>,
+    /// With [`MarkBy::Watermark`], what is to be covered before `--once` ends.
+    owed: Option<u64>,
+    /// When the whole table was looked at, or the session began.
+    whole_at: Instant,
     counts: MarkCounts,
     watermark: Step,
     observed_at: Option<Instant>,
@@ -118,6 +128,10 @@ impl Settling {
             marking: 0,
             queued: 0,
             executed: 0,
+            observing: 0,
+            covered: None,
+            owed: None,
+            whole_at: Instant::now(),
             counts: MarkCounts::default(),
             watermark: Step::Resting,
             observed_at: None,
@@ -139,8 +153,19 @@ impl Settling {
 
     /// Whether there are rows to mark, also for the sweeper because their marks failed or were too
     /// many to wait.
-    pub(super) fn owes_marks(&self) -> bool {
+    ///
+    /// With [`MarkBy::Watermark`]: whether this session's watermark does not cover all that was
+    /// published when this was asked for the first time, by this session or an earlier one.
+    pub(super) fn owes_marks(&mut self) -> bool {
+        if self.config.mark.by == MarkBy::Watermark {
+            self.owed.get_or_insert(self.queued);
+            return self.is_waited_for();
+        }
         !self.is_idle() || self.marks_lost || self.marks_lost_before
+    }
+
+    fn is_waited_for(&self) -> bool {
+        self.owed.is_some_and(|owed| self.covered.is_none_or(|covered| covered < owed))
     }
 
     pub(super) fn is_disconnected(&self) -> bool {
@@ -180,7 +205,8 @@ impl Settling {
         let resolved = state.counts().resolved();
         let since = |pause| self.observed_at.is_none_or(|at| at.elapsed() >= pause);
         let news = self.observed_resolved != Some(resolved) || self.missed != Missed::Nothing;
-        let due = since(if news { WATERMARK_EVERY } else { WATERMARK_IDLE_EVERY });
+        let pause = if news { WATERMARK_EVERY } else { WATERMARK_IDLE_EVERY };
+        let due = self.is_waited_for() || since(pause);
         if matches!(self.watermark, Step::Resting) && due {
             if self.missed == Missed::Something {
                 self.missed = Missed::Observing;
@@ -189,6 +215,7 @@ impl Settling {
             self.marks_lost_before = std::mem::take(&mut self.marks_lost);
             self.observed_at = Some(Instant::now());
             self.observed_resolved = Some(resolved);
+            self.observing = self.queued;
             self.watermark = Step::Observing;
             let (store, config) = (Arc::clone(&self.store), Arc::clone(&self.config));
             jobs.push(job(async move {
@@ -201,6 +228,12 @@ impl Settling {
     }
 
     fn queue(&mut self, settled: Settled) {
+        if self.config.mark.by == MarkBy::Watermark {
+            (self.queued, self.executed) = (self.queued + 1, self.executed + 1);
+            // Its row may not be visible yet, and no mark tells: so until it must be.
+            self.missed = Missed::Something;
+            return;
+        }
         if self.waiting.len() >= MARKS_WAITING_MAX {
             (self.missed, self.marks_lost) = (Missed::Something, true);
             return;
@@ -236,7 +269,7 @@ impl Settling {
                 Step::Flushing { watermark, marks: self.queued }
             }
             Step::Flushing { watermark, marks } if self.executed >= marks => {
-                jobs.push(self.store_and_look(watermark.clone()));
+                jobs.push(self.store_and_look(watermark.clone(), self.swath()));
                 Step::Sweeping(watermark)
             }
             other => other,

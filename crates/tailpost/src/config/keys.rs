@@ -2,7 +2,7 @@
 
 use outbox::Column;
 use relay::connect::SslMode;
-use relay::{Dedup, Mode, OnPark, OnWalLimit};
+use relay::{Dedup, MarkBy, Mode, OnPark, OnWalLimit};
 
 use super::value::{Value, Wanted};
 use super::{LogFormat, Settings};
@@ -66,6 +66,7 @@ pub(super) static KEYS: &[Key] = &[
     }),
     key("relay.scan_interval", |it, v| put(&mut it.relay.scan.interval, v.duration())),
     key("relay.scan_batch", |it, v| put(&mut it.relay.scan.batch, v.integer())),
+    key("relay.mark", |it, v| put(&mut it.relay.mark.by, mark_by(v))),
     key("relay.mark_batch", |it, v| put(&mut it.relay.mark.batch, v.integer())),
     key("relay.mark_interval", |it, v| put(&mut it.relay.mark.interval, v.duration())),
     key("relay.poll_interval", |it, v| put(&mut it.relay.poll.interval, v.duration())),
@@ -136,6 +137,15 @@ fn on_park(value: Value<'_>) -> Result<OnPark, Wanted> {
         Ok("skip") => Ok(OnPark::Skip),
         Ok("block_key") => Ok(OnPark::BlockKey),
         _ => Err("\"skip\" or \"block_key\"".into()),
+    }
+}
+
+fn mark_by(value: Value<'_>) -> Result<MarkBy, Wanted> {
+    match value.text() {
+        Ok("row") => Ok(MarkBy::Row),
+        Ok("watermark") => Ok(MarkBy::Watermark),
+        Ok("delete") => Ok(MarkBy::Delete),
+        _ => Err("\"row\", \"watermark\" or \"delete\"".into()),
     }
 }
 

@@ -7,7 +7,7 @@ use futures_util::TryStreamExt;
 use tokio_postgres::binary_copy::BinaryCopyOutStream;
 use tokio_postgres::types::{FromSql, Type};
 
-use super::Store;
+use super::{Store, statements, sweep};
 use crate::database::rows::scanned_columns;
 use crate::database::shape;
 use crate::error::Error;
@@ -15,6 +15,17 @@ use crate::error::Error;
 pub(crate) use tokio_postgres::binary_copy::BinaryCopyOutRow as ScannedRow;
 
 const DOING: &str = "scan for unpublished rows";
+
+/// How much of the table a pass looks at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Extent {
+    /// All of it.
+    Whole,
+    /// What came back: everything, once the gap was filled, but for rows that somebody else gave an
+    /// old transaction's number, or whose mark somebody took. An index
+    /// [leads there](Store::has_index_of_transactions).
+    CameBack,
+}
 
 /// One pass over the unmarked rows that the log does not bring, in order of insertion.
 ///
@@ -41,7 +52,7 @@ impl Store {
 
     /// Begins to read the rows that are visible in `start_snapshot`, in the transaction that
     /// [`open_scan`](Self::open_scan) began.
-    pub(crate) async fn scan(self, start_snapshot: &str) -> Result<Scanner, Error> {
+    pub(crate) async fn scan(self, start_snapshot: &str, extent: Extent) -> Result<Scanner, Error> {
         let outbox = self.table.quoted();
         let types = shape::types(self.client(), &outbox).await?;
         let (columns, column_types) = scanned_columns(&self.table, &types)?;
@@ -50,8 +61,14 @@ impl Store {
             "COPY (SELECT {columns} FROM {outbox}
                    WHERE published_at IS NULL
                      AND pg_visible_in_snapshot(txid, '{snapshot}'::pg_snapshot)
+                     AND {extent}
                    ORDER BY seq) TO STDOUT (FORMAT binary)",
             snapshot = start_snapshot.replace('\'', "''"),
+            extent = match extent {
+                Extent::Whole => statements::not_published(&self.table, "txid"),
+                // Older than every slot: none of them ever brought it.
+                Extent::CameBack => sweep::CAME_BACK.to_owned(),
+            },
         );
         let copied = self.client().copy_out(&sql).await.map_err(Error::sql(DOING))?;
         let rows = Box::pin(BinaryCopyOutStream::new(copied, &column_types));

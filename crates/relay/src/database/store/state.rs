@@ -4,7 +4,7 @@ use pgoutput::Lsn;
 use tokio_postgres::Row;
 use tokio_postgres::types::PgLsn;
 
-use super::Store;
+use super::{Store, statements};
 use crate::core::SlotHealth;
 use crate::error::Error;
 
@@ -159,9 +159,11 @@ impl Store {
             "UPDATE {state} AS state SET gap_filled_at = now() WHERE slot = $1 AND NOT EXISTS (
                  SELECT FROM {outbox} WHERE published_at IS NULL
                      AND pg_visible_in_snapshot(txid, state.start_snapshot)
+                     AND {not_published}
              )",
             state = self.table.companion("tailpost_state"),
-            outbox = self.table.quoted()
+            outbox = self.table.quoted(),
+            not_published = statements::not_published(&self.table, "txid"),
         );
         let written = self.client().execute(&sql, &[&slot]).await;
         written.map_err(Error::sql("look for rows older than the slot")).map(|it| it > 0)

@@ -3,15 +3,18 @@
 use outbox::{Column, DROPPED, Table};
 
 use super::SWEPT_AT_ONCE;
-use crate::config::Config;
+use crate::config::{Config, MarkBy};
 use crate::database::shape::{BYTEA, JSON, JSONB, TEXT};
 use crate::routing::{Destination, Glob, Route};
 
 pub(super) struct Statements {
     pub(super) mark: String,
+    pub(super) mark_on_trust: String,
     pub(super) unmarked: String,
+    pub(super) unmarked_since: String,
     pub(super) sweep_dead: String,
     pub(super) watermark: String,
+    pub(super) published_to: String,
 }
 
 impl Statements {
@@ -20,28 +23,31 @@ impl Statements {
         let (outbox, dead) = (table.quoted(), table.companion("outbox_dead_letter"));
         let state = table.companion("tailpost_state");
         let (id, dropped) = (table.column(Column::Id), dropped(table, routes));
+        let not_published = not_published(table, "o.txid");
         // What the log owns, $1 being the slot's start, and a watermark $2 covers.
         let covered = "o.published_at IS NULL
                AND NOT pg_visible_in_snapshot(o.txid, $1::text::pg_snapshot)
                AND pg_visible_in_snapshot(o.txid, $2::text::pg_snapshot)";
+        let unmarked = format!(
+            "SELECT o.{id}, {dropped}, pg_visible_in_snapshot(o.txid, $3::text::pg_snapshot),
+                 o.txid >= pg_snapshot_xmax($3::text::pg_snapshot), o.txid::text
+             FROM {outbox} o WHERE {covered} AND {not_published}"
+        );
         Self {
-            mark: format!(
-                "UPDATE {outbox} o
-                 SET published_at = clock_timestamp(), stream_seq = u.seq, commit_lsn = u.lsn,
-                     stream = CASE WHEN u.seq IS NOT NULL THEN $4::text END,
-                     publish_error = CASE WHEN u.seq IS NULL THEN '{DROPPED}' END,
-                     next_attempt_at = NULL
-                 FROM unnest($1::uuid[], $2::bigint[], $3::pg_lsn[]) AS u (id, seq, lsn)
-                 WHERE o.{id} = u.id AND o.published_at IS NULL"
+            mark: mark(table, config.mark.by),
+            mark_on_trust: mark_on_trust(table, config.mark.by),
+            // What is not visible in a snapshot is not older than the oldest transaction that it
+            // saw running. And in this order nothing is left before the last that was taken, $4.
+            unmarked_since: format!(
+                "{unmarked}
+                   AND o.txid >= greatest(pg_snapshot_xmin($3::text::pg_snapshot), $4::text::xid8)
+                 ORDER BY o.txid LIMIT {SWEPT_AT_ONCE}"
             ),
-            unmarked: format!(
-                "SELECT o.{id}, {dropped},
-                     pg_visible_in_snapshot(o.txid, $3::text::pg_snapshot),
-                     o.txid >= pg_snapshot_xmax($3::text::pg_snapshot)
-                 FROM {outbox} o WHERE {covered} LIMIT {SWEPT_AT_ONCE}"
-            ),
+            unmarked: format!("{unmarked} LIMIT {SWEPT_AT_ONCE}"),
+            // Looked up one by one: joined, the planner may read the whole outbox for none at all.
             sweep_dead: format!(
-                "DELETE FROM {outbox} o USING {dead} d WHERE d.id = o.{id} AND {covered}"
+                "DELETE FROM {outbox} o
+                 WHERE o.{id} = ANY (ARRAY(SELECT d.id FROM {dead} d)) AND {covered}"
             ),
             watermark: format!(
                 "UPDATE {state} SET watermark_snapshot = $2::text::pg_snapshot,
@@ -50,8 +56,84 @@ impl Statements {
                  WHERE slot = $1
                  RETURNING pg_current_xact_id()::text"
             ),
+            published_to: published_to(table),
         }
     }
+}
+
+/// The one statement that marks rows, whoever asks. Marked ones are left alone.
+fn mark(table: &Table, by: MarkBy) -> String {
+    let (outbox, id) = (table.quoted(), table.column(Column::Id));
+    let settled = "unnest($1::uuid[], $2::bigint[], $3::pg_lsn[]) AS u (id, seq, lsn)";
+    match by {
+        // What the log does not bring has no other mark.
+        MarkBy::Row | MarkBy::Watermark => format!(
+            "UPDATE {outbox} o
+             SET published_at = clock_timestamp(), stream_seq = u.seq, commit_lsn = u.lsn,
+                 stream = CASE WHEN u.seq IS NOT NULL THEN $4::text END,
+                 publish_error = CASE WHEN u.seq IS NULL THEN '{DROPPED}' END,
+                 next_attempt_at = NULL
+             FROM {settled} WHERE o.{id} = u.id AND o.published_at IS NULL"
+        ),
+        // It has the same parameters.
+        MarkBy::Delete => format!(
+            "DELETE FROM {outbox} o USING {settled}
+             WHERE o.{id} = u.id AND o.published_at IS NULL AND $4::text IS NOT NULL
+             RETURNING o.{id}"
+        ),
+    }
+}
+
+/// The same for rows of which nobody knows where in the stream $2 they are.
+fn mark_on_trust(table: &Table, by: MarkBy) -> String {
+    let (outbox, id) = (table.quoted(), table.column(Column::Id));
+    match by {
+        MarkBy::Row | MarkBy::Watermark => format!(
+            "UPDATE {outbox} SET published_at = clock_timestamp(), stream = $2::text
+             WHERE {id} = ANY($1) AND published_at IS NULL"
+        ),
+        MarkBy::Delete => format!(
+            "DELETE FROM {outbox}
+             WHERE {id} = ANY($1) AND published_at IS NULL AND $2::text IS NOT NULL"
+        ),
+    }
+}
+
+/// Whether a row without a mark, of the transaction `txid`, is not published all the same.
+pub(super) fn not_published(table: &Table, txid: &str) -> String {
+    format!(
+        "NOT EXISTS (SELECT FROM {} p WHERE NOT pg_visible_in_snapshot({txid}, p.start_snapshot)
+             AND pg_visible_in_snapshot({txid}, p.end_snapshot))",
+        table.companion("tailpost_published")
+    )
+}
+
+/// Stores the watermark $3 and $4 of slot $1 as that up to which all rows are published, marked or
+/// not. Whoever lost the slot changes nothing: the slot's start $2 is another one, or somebody was
+/// further. All in one statement: a new slot's relay reads the stream back to the same place.
+fn published_to(table: &Table) -> String {
+    let state = table.companion("tailpost_state");
+    let published = table.companion("tailpost_published");
+    format!(
+        "WITH own AS (
+             SELECT slot, start_snapshot FROM {state}
+             WHERE slot = $1 AND start_snapshot::text = $2::text
+               AND (watermark_lsn IS NULL OR watermark_lsn <= $4)
+             FOR UPDATE
+         ), moved AS (
+             UPDATE {published} p SET end_snapshot = $3::text::pg_snapshot, moved_at = now()
+             FROM own WHERE p.start_snapshot::text = $2::text RETURNING p.moved_at
+         ), begun AS (
+             INSERT INTO {published} (start_snapshot, end_snapshot)
+             SELECT start_snapshot, $3::text::pg_snapshot FROM own
+             WHERE NOT EXISTS (SELECT FROM moved)
+         )
+         UPDATE {state} s SET watermark_snapshot = $3::text::pg_snapshot, watermark_lsn = $4,
+             watermark_at = now(), updated_at = now(),
+             swept_snapshot = $3::text::pg_snapshot, swept_lsn = $4
+         FROM own WHERE s.slot = own.slot
+         RETURNING pg_current_xact_id()::text"
+    )
 }
 
 /// Moves a row into the dead letters, which keep payloads as `payload_type`.

@@ -1,32 +1,62 @@
 //! The sweeper: what a watermark covers and is not marked is marked, or published after all.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use futures_util::stream::FuturesUnordered;
 use tracing::{error, info};
 
 use super::{Missed, Settling, Step};
 use crate::broker::WayBack;
+use crate::config::MarkBy;
 use crate::core::{Judgement, Tail, Verdict};
 use crate::database::Watermark;
-use crate::database::store::SWEPT_AT_ONCE;
+use crate::database::store::{self, SWEPT_AT_ONCE, Swath};
+use crate::session::WHOLE_EVERY;
 use crate::session::jobs::{self, Done, Found, Job, Swept, job, long_job};
 
 impl Settling {
     /// On the marks' own connection: their commits and the watermark's survive a crash in order.
-    pub(super) fn store_and_look(&self, watermark: Watermark) -> Job {
+    pub(super) fn store_and_look(&self, watermark: Watermark, swath: Swath) -> Job {
         let (store, config) = (Arc::clone(&self.store), Arc::clone(&self.config));
         let (start, swept) = (self.known.start_snapshot.clone(), self.known.swept.clone());
-        job(async move {
-            let looked = async {
-                let slot = &config.slot;
-                let transaction = store.store_watermark(slot, &watermark, swept.as_ref()).await?;
-                let rows = store.unmarked(&start, &watermark, swept.as_ref()).await?;
-                let oldest_running = watermark.oldest_running()?;
-                Ok(Found { rows, transaction, oldest_running })
-            };
-            Ok(Done::Unmarked(jobs::tolerate(looked.await)))
-        })
+        // A row can only be left there by who parked it while it was not visible.
+        let sweeps_dead = self.missed != Missed::Nothing;
+        let takes_long = self.known.is_indexed && matches!(swath, Swath::Whole);
+        let looked = async move {
+            let slot = &config.slot;
+            let oldest_running = watermark.oldest_running()?;
+            if config.mark.by == MarkBy::Watermark {
+                // Every row that the log owns and that is visible in the watermark is resolved, by
+                // what a watermark is. That is all that is ever said of such a row: there is none
+                // to be looked for.
+                let transaction = store.store_published_to(slot, &start, &watermark).await?;
+                if sweeps_dead {
+                    store.sweep_dead(&start, &watermark).await?;
+                }
+                let (rows, reached) = (Vec::new(), None);
+                return Ok(Found { rows, transaction, oldest_running, swath, reached });
+            }
+            let transaction = store.store_watermark(slot, &watermark, swept.as_ref()).await?;
+            if sweeps_dead {
+                store.sweep_dead(&start, &watermark).await?;
+            }
+            let found = store.unmarked(&start, &watermark, swept.as_ref(), &swath).await?;
+            let store::Swept { rows, reached } = found;
+            Ok(Found { rows, transaction, oldest_running, swath, reached })
+        };
+        let looked = async move { Ok(Done::Unmarked(jobs::tolerate(looked.await))) };
+        // Once in a while it may take its time to look at the whole of a large table.
+        if takes_long { long_job(looked) } else { job(looked) }
+    }
+
+    /// Where the next sweep begins to look.
+    pub(super) fn swath(&self) -> Swath {
+        if self.known.is_indexed && self.whole_at.elapsed() < WHOLE_EVERY {
+            Swath::SinceSwept { from: None }
+        } else {
+            Swath::Whole
+        }
     }
 
     /// Judges what was found. `None` if it could not be found out.
@@ -120,10 +150,18 @@ impl Settling {
             return;
         }
         if found.rows.len() == SWEPT_AT_ONCE {
-            jobs.push(self.store_and_look(watermark.clone()));
+            let swath = found.swath.after(found.reached);
+            jobs.push(self.store_and_look(watermark.clone(), swath));
             self.watermark = Step::Sweeping(watermark);
             return;
         }
+        if matches!(found.swath, Swath::Whole) {
+            self.whole_at = Instant::now();
+        }
+        if self.config.mark.by == MarkBy::Watermark {
+            self.counts.marked += self.observing - self.covered.unwrap_or(0);
+        }
+        self.covered = Some(self.observing);
         self.known.swept = Some(watermark);
         self.sweeper.completed();
         self.missed = match self.missed {

@@ -1,0 +1,49 @@
+//! What does it cost to say of each row that it is published?
+
+use super::Bench;
+use super::answer::Answer;
+use super::chart::{Chart, Scale};
+use super::compare::{self, Case};
+use crate::drain::{MARK, MARK_DELETE, MARK_ROW, MARK_WATERMARK};
+use crate::load::Shape;
+use crate::servers::Keeping;
+
+const ROWS: u32 = 200_000;
+const QUICK_ROWS: u32 = 5_000;
+const ROUNDS: u32 = 3;
+
+/// How rows are marked, and how the table is stored.
+const WAYS: [(&str, &str); 5] = [
+    (MARK_ROW, "documented"),
+    (MARK_ROW, "fast"),
+    (MARK_DELETE, "documented"),
+    (MARK_DELETE, "fast"),
+    (MARK_WATERMARK, "fast"),
+];
+
+pub(super) async fn answer(bench: &mut Bench) -> Answer {
+    let rows = if bench.quick { QUICK_ROWS } else { ROWS };
+    let rounds = if bench.quick { 1 } else { ROUNDS };
+    let case = |(mark, layout)| Case {
+        label: format!("{mark}, {layout}"),
+        shape: Shape { rows, ..Shape::DEFAULT },
+        keeping: Keeping::DEFAULT,
+        setting: Some((MARK, mark)),
+        layout,
+        rounds,
+    };
+    let compared = compare::compare(bench, WAYS.map(case).to_vec()).await;
+    let mut charts = compare::charts(&compared);
+    charts.push(Chart {
+        title: "log written by PostgreSQL, bytes/event",
+        series: &["relay"],
+        scale: Scale::Linear,
+        decimals: 0,
+        rows: compare::rows(&compared, &["wal_bytes_per_event"]),
+    });
+    Answer {
+        title: "What does it cost to say of each row that it is published?",
+        points: compared.iter().map(compare::Compared::json).collect(),
+        charts,
+    }
+}

@@ -1,0 +1,58 @@
+-- Which rows are published although they have no mark of their own (relay.mark = "watermark").
+
+CREATE TABLE IF NOT EXISTS {schema}.tailpost_published (
+    start_snapshot PG_SNAPSHOT NOT NULL,
+    end_snapshot   PG_SNAPSHOT NOT NULL,
+    begun_at       TIMESTAMPTZ NOT NULL DEFAULT NOW(),
+    moved_at       TIMESTAMPTZ NOT NULL DEFAULT NOW()
+);
+
+COMMENT ON TABLE {schema}.tailpost_published IS 'one row for each slot that was read without marking rows: those whose txid is not visible in the one snapshot, and visible in the other, are published';
+
+-- As before, and knows of them. What an attempt before the successful one left is not shown for a
+-- row that is published: nobody has removed it.
+CREATE OR REPLACE VIEW {schema}.outbox_status AS
+SELECT
+    {id} AS id,
+    CASE
+        WHEN published_at IS NOT NULL OR EXISTS (
+            SELECT FROM {schema}.tailpost_published AS published
+            WHERE NOT pg_visible_in_snapshot(event.txid, published.start_snapshot)
+              AND pg_visible_in_snapshot(event.txid, published.end_snapshot)
+        ) THEN 'PUBLISHED'
+        WHEN publish_attempts > 0 THEN 'RETRYING'
+        ELSE 'PENDING'
+    END AS status,
+    {aggregate_type}::TEXT AS aggregate_type, {aggregate_id}::TEXT AS aggregate_id,
+    {event_type}::TEXT AS event_type, {event_version}::INT AS event_version,
+    {occurred_at}::TIMESTAMPTZ AS occurred_at,
+    publish_attempts,
+    CASE
+        WHEN published_at IS NULL AND publish_error IS NOT NULL AND EXISTS (
+            SELECT FROM {schema}.tailpost_published AS published
+            WHERE NOT pg_visible_in_snapshot(event.txid, published.start_snapshot)
+              AND pg_visible_in_snapshot(event.txid, published.end_snapshot)
+        ) THEN NULL
+        ELSE publish_error
+    END AS publish_error,
+    CASE
+        WHEN published_at IS NULL AND next_attempt_at IS NOT NULL AND EXISTS (
+            SELECT FROM {schema}.tailpost_published AS published
+            WHERE NOT pg_visible_in_snapshot(event.txid, published.start_snapshot)
+              AND pg_visible_in_snapshot(event.txid, published.end_snapshot)
+        ) THEN NULL
+        ELSE next_attempt_at
+    END AS next_attempt_at,
+    published_at, stream, stream_seq, commit_lsn,
+    NULL::TIMESTAMPTZ AS dead_at, NULL::TEXT AS reason, NULL::TIMESTAMPTZ AS discarded_at
+FROM {table} AS event
+WHERE NOT EXISTS (SELECT FROM {schema}.outbox_dead_letter AS dead WHERE dead.id = event.{id})
+UNION ALL
+SELECT
+    id,
+    CASE WHEN discarded_at IS NULL THEN 'DEAD' ELSE 'DISCARDED' END,
+    aggregate_type, aggregate_id, event_type, event_version, occurred_at,
+    publish_attempts, publish_error, NULL,
+    published_at, stream, stream_seq, commit_lsn,
+    dead_at, reason, discarded_at
+FROM {schema}.outbox_dead_letter;
