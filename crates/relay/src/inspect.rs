@@ -6,11 +6,13 @@ use tokio_postgres::Client;
 use tokio_postgres::types::PgLsn;
 
 use crate::config::{Config, Mode};
+use crate::database::Store;
 use crate::dead_letters::{DeadLetters, Filter};
 use crate::error::Error;
-use crate::report::{OutboxReport, SlotReport, StatusReport, StreamReport};
+use crate::report::{OutboxReport, ShardReport, SlotReport, StatusReport, StreamReport};
 use crate::routing::Destination;
 use crate::setup::is_not_found;
+use crate::shards::Shard;
 
 /// Counting more unpublished rows than this tells nobody anything.
 const COUNT_MAX: i64 = 100_000;
@@ -29,61 +31,114 @@ pub async fn inspect(config: &Config) -> Result<StatusReport, Error> {
     if !found.map_err(Error::sql("look for the outbox"))?.get::<_, bool>(0) {
         return Err(Error::NotSetUp { missing: format!("table {table}") });
     }
-    let mut report = StatusReport {
-        slot: slot(config, &client).await?,
-        outbox: outbox(config, &client).await?,
-        ..StatusReport::default()
-    };
-    match stream(config).await {
-        Ok(stream) => report.stream = Some(stream),
+    let mut report = StatusReport { outbox: outbox(config, &client).await?, ..Default::default() };
+    let store = Store::connect(config, "tailpost status").await?;
+    if let Err(Error::Shards { problem, fix }) = store.check_shards(config).await {
+        report.warnings.push(format!("{problem}: {fix}"));
+    }
+    let nats = match config.nats.connect("tailpost status").await {
+        Ok(client) => Some(client),
         Err(error) => {
-            report.warnings.push(format!("the broker: {}", crate::describe(&error)));
-            report.incomplete = Some(error);
+            report.lacks(error.into());
+            None
+        }
+    };
+    for (config, unpublished) in shards_with_counts(config, &client).await? {
+        let slot = slot(&config, &client).await?;
+        let mut told = None;
+        if let Some(nats) = &nats {
+            match stream(&config, nats).await {
+                Ok(stream) => told = Some(stream),
+                Err(error) => report.lacks(error),
+            }
+        }
+        let polls = config.mode == Mode::Poll;
+        if slot.is_none() && !polls && report.incomplete.is_none() {
+            let missing = format!("replication slot \"{}\"", config.slot);
+            report.incomplete = Some(Error::NotSetUp { missing });
+        }
+        warn_of_slot(&config, slot.as_ref(), &mut report.warnings);
+        match config.shard() {
+            None => (report.slot, report.stream) = (slot, told),
+            Some(shard) => {
+                let shard = shard.number;
+                report.shards.push(ShardReport { shard, slot, unpublished, stream: told });
+            }
         }
     }
-    let polls = config.mode == Mode::Poll;
-    if report.slot.is_none() && !polls && report.incomplete.is_none() {
-        let missing = format!("replication slot \"{}\"", config.slot);
-        report.incomplete = Some(Error::NotSetUp { missing });
-    }
-    warn(config, &mut report);
+    warn_of_dead_letters(&mut report);
     Ok(report)
 }
 
-fn warn(config: &Config, report: &mut StatusReport) {
-    let warnings = &mut report.warnings;
-    match &report.slot {
+impl StatusReport {
+    /// Something of the broker is missing.
+    fn lacks(&mut self, error: Error) {
+        self.warnings.push(format!("the broker: {}", crate::describe(&error)));
+        self.incomplete = Some(error);
+    }
+}
+
+/// The configuration of each shard, with the number of its unpublished rows where there are several.
+async fn shards_with_counts(config: &Config, client: &Client) -> Result<Vec<(Config, u64)>, Error> {
+    let shards = config.each_shard();
+    let mut counts = vec![0; shards.len()];
+    if let [_, _, ..] = *shards {
+        let table = &config.table;
+        let [kind, id] = [Column::AggregateType, Column::AggregateId].map(|it| table.column(it));
+        let sql = format!(
+            "SELECT shard, count(*) FROM (SELECT {} AS shard FROM {} WHERE published_at IS NULL
+                                          LIMIT {COUNT_MAX}) unpublished GROUP BY 1",
+            Shard::of_row(config.shards.count(), &kind, &id),
+            table.quoted()
+        );
+        let rows = client.query(&sql, &[]).await.map_err(Error::sql("look at the shards"))?;
+        for row in &rows {
+            let (shard, count): (i64, i64) = (row.get(0), row.get(1));
+            if let Some(place) = usize::try_from(shard).ok().and_then(|it| counts.get_mut(it)) {
+                *place = count.unsigned_abs();
+            }
+        }
+    }
+    Ok(shards.into_iter().zip(counts).collect())
+}
+
+fn warn_of_slot(config: &Config, slot: Option<&SlotReport>, warnings: &mut Vec<String>) {
+    // Of several, each is named.
+    let name = &config.slot;
+    let the_slot =
+        if config.shard().is_some() { format!("slot {name}") } else { "the slot".into() };
+    match slot {
         None if config.mode == Mode::Poll => {}
-        None => warnings.push(format!(
-            "replication slot \"{}\" does not exist: run `tailpost setup`",
-            config.slot
-        )),
+        None => warnings
+            .push(format!("replication slot \"{name}\" does not exist: run `tailpost setup`")),
         Some(slot) if slot.wal_status.as_deref() == Some("lost") => {
             let reason = slot.invalidation_reason.as_deref();
             let reason = reason.map(|it| format!(" ({it})")).unwrap_or_default();
             warnings.push(format!(
-                "the slot's log is lost{reason}: a relay creates the slot anew and scans for the gap"
+                "{the_slot}'s log is lost{reason}: a relay creates the slot anew and scans for the gap"
             ));
         }
-        Some(slot) if slot.wal_status.as_deref() == Some("unreserved") => warnings.push(
-            "the slot keeps more of the log than max_slot_wal_keep_size: it is lost at the next \
+        Some(slot) if slot.wal_status.as_deref() == Some("unreserved") => warnings.push(format!(
+            "{the_slot} keeps more of the log than max_slot_wal_keep_size: it is lost at the next \
              checkpoint"
-                .into(),
-        ),
+        )),
         Some(slot) if !slot.active => {
-            warnings.push("no relay reads the slot: run `tailpost relay`".into());
+            warnings.push(format!("no relay reads {the_slot}: run `tailpost relay`"));
         }
         Some(_) => {}
     }
-    if let (Some(slot), Some(limit)) = (&report.slot, config.wal.limit)
+    if let (Some(slot), Some(limit)) = (slot, config.wal.limit)
         && slot.retained_bytes >= limit
     {
-        warnings.push("the slot keeps more of the log than relay.wal_limit".into());
+        warnings.push(format!("{the_slot} keeps more of the log than relay.wal_limit"));
     }
+}
+
+fn warn_of_dead_letters(report: &mut StatusReport) {
     if report.outbox.dead_letters > 0 {
         let count = report.outbox.dead_letters;
         let s = if count == 1 { "" } else { "s" };
-        warnings.push(format!(
+        report.warnings.push(format!(
             "{count} dead letter{s}: `tailpost outbox dlq list` shows them, `tailpost outbox dlq \
              requeue` publishes them after all"
         ));
@@ -170,10 +225,9 @@ async fn outbox(config: &Config, client: &Client) -> Result<OutboxReport, Error>
     })
 }
 
-async fn stream(config: &Config) -> Result<StreamReport, Error> {
-    let client = config.nats.connect("tailpost status").await?;
+async fn stream(config: &Config, client: &async_nats::Client) -> Result<StreamReport, Error> {
     let name = &config.stream.name;
-    let stream = jetstream::new(client).get_stream(name).await.map_err(|error| {
+    let stream = jetstream::new(client.clone()).get_stream(name).await.map_err(|error| {
         if is_not_found(&error) {
             return Error::NotSetUp { missing: format!("stream \"{name}\"") };
         }

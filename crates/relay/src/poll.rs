@@ -101,6 +101,7 @@ impl Poll {
     ) -> Result<Self, Error> {
         let store = connect(config).await?;
         store.check_outbox().await?;
+        store.check_shards(config).await?;
         let tail = TailReader::new(client, &config.stream.name).await?;
         broker::fitness::check(config, client, &tail).await?;
         let newest = tail.newest(reach(config), NO_SYSTEM).await?;

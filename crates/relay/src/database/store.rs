@@ -4,6 +4,7 @@ mod claim;
 mod dead_letters;
 mod parking;
 mod scan;
+mod shards;
 mod state;
 mod statements;
 mod sweep;
@@ -22,6 +23,7 @@ use crate::connect::ConnectionTask;
 use crate::core::Settled;
 use crate::database::{publication, shape};
 use crate::error::Error;
+use crate::shards::{Shard, Shards};
 
 pub(crate) use self::state::{StateRow, Watermark};
 pub(crate) use self::sweep::SWEPT_AT_ONCE;
@@ -32,6 +34,9 @@ pub(crate) struct Store {
     /// Ends the connection when dropped.
     _connection: ConnectionTask,
     table: Table,
+    /// Whose rows this is about; all rows if there is but one shard, or all are meant.
+    shard: Option<Shard>,
+    shards: Shards,
     sql: Statements,
     /// Prepared once: it runs for every few thousand events.
     mark: OnceCell<Statement>,
@@ -49,12 +54,23 @@ impl Store {
         client.batch_execute(sql).await.map_err(Error::sql("configure the session"))?;
         let sql = Statements::new(config);
         let (mark, park) = (OnceCell::new(), OnceCell::new());
-        let table = config.table.clone();
-        Ok(Self { client, _connection: connection, table, sql, mark, park })
+        let (table, shard, shards) = (config.table.clone(), config.shard(), config.shards);
+        Ok(Self { client, _connection: connection, table, shard, shards, sql, mark, park })
     }
 
     pub(crate) fn client(&self) -> &Client {
         &self.client
+    }
+
+    /// Which rows of the outbox are this shard's, as a condition; `o` is what the table is called.
+    fn owned_rows(&self, o: &str) -> String {
+        statements::owned(&self.table, self.shard, o)
+    }
+
+    /// The same for dead letters, and for the audit of them.
+    fn owned_letters(&self) -> String {
+        let owns = |shard: Shard| shard.owns("aggregate_type", "aggregate_id");
+        self.shard.map_or_else(|| "true".to_owned(), owns)
     }
 
     /// For marks: commits are not waited for, because their loss is harmless, and a lock on the
@@ -167,9 +183,10 @@ impl Store {
 
     /// Whether `tailpost setup` was run: without the publication a slot can be started, but never
     /// read.
-    pub(crate) async fn check_set_up(&self, publication: &str, slot: &str) -> Result<(), Error> {
+    pub(crate) async fn check_set_up(&self, config: &Config) -> Result<(), Error> {
         self.check_outbox().await?;
-        match self.check_publication(publication, slot).await {
+        self.check_shards(config).await?;
+        match self.check_publication(&config.publication, &config.slot).await {
             // The slot is about to be looked at.
             Err(Error::PublicationChanged { .. }) => Ok(()),
             checked => checked,
@@ -218,7 +235,7 @@ impl Store {
         slot: &str,
     ) -> Result<(), Error> {
         let (client, table) = (self.client(), &self.table);
-        let unfit = match publication::exists(client, table, publication).await {
+        let unfit = match publication::exists(client, table, publication, self.shard).await {
             Ok(true) => {
                 if !publication::is_younger_than_the_slot(client, table, publication, slot).await? {
                     return Ok(());
@@ -237,8 +254,9 @@ impl Store {
     /// unpublished row one of this cluster, so that the next slot's start snapshot sees it.
     pub(crate) async fn renumber(&self) -> Result<u64, Error> {
         let sql = format!(
-            "UPDATE {} SET txid = pg_current_xact_id() WHERE published_at IS NULL",
-            self.table.quoted()
+            "UPDATE {} o SET txid = pg_current_xact_id() WHERE published_at IS NULL AND {}",
+            self.table.quoted(),
+            self.owned_rows("o")
         );
         self.client().execute(&sql, &[]).await.map_err(Error::sql("take over restored rows"))
     }

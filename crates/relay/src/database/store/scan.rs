@@ -47,10 +47,12 @@ impl Store {
         let (columns, column_types) = scanned_columns(&self.table, &types)?;
         // COPY takes no parameters; the snapshot came from the server's own output function.
         let sql = format!(
-            "COPY (SELECT {columns} FROM {outbox}
+            "COPY (SELECT {columns} FROM {outbox} o
                    WHERE published_at IS NULL
                      AND pg_visible_in_snapshot(txid, '{snapshot}'::pg_snapshot)
+                     AND {owned}
                    ORDER BY seq) TO STDOUT (FORMAT binary)",
+            owned = self.owned_rows("o"),
             snapshot = start_snapshot.replace('\'', "''"),
         );
         let copied = self.client().copy_out(&sql).await.map_err(Error::sql(DOING))?;
