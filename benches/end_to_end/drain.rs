@@ -36,9 +36,10 @@ pub(crate) async fn round(
     servers: &Servers,
     shape: Shape,
     setting: Option<Setting>,
+    shards: u32,
     number: u32,
 ) -> Result<Round> {
-    let mut stage = Stage::set_up(servers, &format!("round{number}")).await?;
+    let mut stage = Stage::set_up_shards(servers, &format!("round{number}"), shards).await?;
     stage.environment.extend(setting.map(|(name, value)| (name, value.to_owned())));
     let slots = stage.add_slots(["log", "both"]).await?;
     load(&stage, shape).await?;
@@ -74,7 +75,7 @@ async fn relay(stage: &Stage<'_>, rows: u32) -> Result<Drain> {
     // When the first events were seen in the stream, and how many they were.
     let mut first = None;
     loop {
-        let stored = stage.messages(&stage.name).await?;
+        let stored = stage.stored().await?;
         if first.is_none() && stored > 0 {
             first = Some((meter.started.elapsed().as_secs_f64(), stored));
         }
@@ -149,14 +150,16 @@ async fn count_unmarked(stage: &Stage<'_>) -> Result<i64> {
 
 /// Every row has a message of its own, and the stream has no other.
 async fn check(stage: &Stage<'_>, rows: u32) -> Result<()> {
-    let sql = "SELECT count(DISTINCT stream_seq), max(stream_seq) FROM outbox_events
-               WHERE published_at IS NOT NULL AND stream = $1";
-    let row = stage.client.query_one(sql, &[&stage.name]).await?;
-    let (distinct, last): (i64, Option<i64>) = (row.get(0), row.get(1));
-    let stored = stage.messages(&stage.name).await?;
+    let sql = "SELECT sum(places)::bigint, sum(last)::bigint
+               FROM (SELECT count(DISTINCT stream_seq) AS places, max(stream_seq) AS last
+                     FROM outbox_events WHERE published_at IS NOT NULL AND stream = ANY ($1)
+                     GROUP BY stream) AS streams";
+    let row = stage.client.query_one(sql, &[&stage.streams()]).await?;
+    let (distinct, last): (Option<i64>, Option<i64>) = (row.get(0), row.get(1));
+    let stored = stage.stored().await?;
     ensure!(
-        stored == u64::from(rows) && distinct == i64::from(rows) && last == Some(rows.into()),
-        "lost or doubled: {rows} rows, {distinct} messages named by them up to sequence {last:?}, \
+        stored == u64::from(rows) && distinct == Some(rows.into()) && last == Some(rows.into()),
+        "lost or doubled: {rows} rows, {distinct:?} messages named by them, of {last:?} by sequence, \
          {stored} messages in the stream"
     );
     Ok(())

@@ -25,7 +25,7 @@ pub(crate) async fn run(extent: Extent, json: bool) -> Result<()> {
     let mut rounds = Vec::new();
     for number in 0..extent.rounds {
         progress(&format!("round {} of {}", number + 1, extent.rounds));
-        let round = drain::round(&servers, shape, None, number).await;
+        let round = drain::round(&servers, shape, None, 1, number).await;
         rounds.push(round.with_context(|| format!("round {number}"))?);
     }
     progress("latency: paced events, one per transaction");

@@ -20,27 +20,69 @@ pub(crate) struct Stage<'a> {
     pub(crate) client: Client,
     pub(crate) jetstream: jetstream::Context,
     pub(crate) environment: Environment,
+    shards: u32,
 }
 
 impl<'a> Stage<'a> {
     /// Makes a stage; `name` becomes the name of all its parts.
     pub(crate) async fn set_up(servers: &'a Servers, name: &str) -> Result<Self> {
+        Self::set_up_shards(servers, name, 1).await
+    }
+
+    /// Makes a stage whose relay has so many shards.
+    pub(crate) async fn set_up_shards(
+        servers: &'a Servers,
+        name: &str,
+        shards: u32,
+    ) -> Result<Self> {
         servers.postgres.create_database(name).await?;
+        let shard = if shards > 1 { ".{shard}" } else { "" };
         let environment = vec![
             ("DATABASE_URL", servers.postgres.url(name)),
             ("NATS_URL", servers.broker.urls()),
             ("TAILPOST_POSTGRES__SLOT", name.to_owned()),
             ("TAILPOST_STREAM__NAME", name.to_owned()),
-            ("TAILPOST_STREAM__SUBJECTS", format!("{name}.>")),
+            ("TAILPOST_STREAM__SUBJECTS", format!("{name}{shard}.>")),
+            ("TAILPOST_RELAY__SHARDS", shards.to_string()),
             ("TAILPOST_STREAM__REPLICAS", servers.keeping.replicas.to_string()),
-            ("TAILPOST_RELAY__SUBJECT", format!("{name}.{{aggregate_type}}.{{event_type}}")),
+            ("TAILPOST_RELAY__SUBJECT", format!("{name}{shard}.{{aggregate_type}}.{{event_type}}")),
             ("TAILPOST_ADMIN__LISTEN", "off".to_owned()),
             ("TAILPOST_LOG", "error".to_owned()),
         ];
         process::set_up(&environment).await?;
         let client = servers.postgres.client(name).await?;
+        if shards > 1 {
+            // For the limits, which read all of the log at once.
+            let sql = "CREATE PUBLICATION tailpost FOR TABLE outbox_events
+                       WITH (publish = 'insert', publish_via_partition_root = true)";
+            client.batch_execute(sql).await.context("create the limits' publication")?;
+        }
         let jetstream = servers.broker.jetstream().await?;
-        Ok(Self { servers, name: name.to_owned(), client, jetstream, environment })
+        Ok(Self { servers, name: name.to_owned(), client, jetstream, environment, shards })
+    }
+
+    /// What the relay's streams are called.
+    pub(crate) fn streams(&self) -> Vec<String> {
+        match self.shards {
+            1 => vec![self.name.clone()],
+            shards => (0..shards).map(|shard| format!("{}_{shard}", self.name)).collect(),
+        }
+    }
+
+    fn relay_slots(&self) -> Vec<String> {
+        match self.shards {
+            1 => vec![self.name.clone()],
+            shards => (0..shards).map(|it| format!("{}_{it}of{shards}", self.name)).collect(),
+        }
+    }
+
+    /// How many messages the relay's streams hold.
+    pub(crate) async fn stored(&self) -> Result<u64> {
+        let mut sum = 0;
+        for stream in self.streams() {
+            sum += self.messages(&stream).await?;
+        }
+        Ok(sum)
     }
 
     /// Further slots that keep the same rows waiting.
@@ -80,10 +122,12 @@ impl<'a> Stage<'a> {
 
     /// Removes what would burden the next stage.
     pub(crate) async fn tear_down(self, slots: &[String]) -> Result<()> {
-        for slot in slots.iter().chain([&self.name]) {
+        for slot in slots.iter().chain(&self.relay_slots()) {
             self.drop_slot(slot).await?;
         }
-        self.jetstream.delete_stream(&self.name).await?;
+        for stream in self.streams() {
+            self.jetstream.delete_stream(&stream).await?;
+        }
         drop(self.client);
         let admin = self.servers.postgres.client("postgres").await?;
         let sql = format!("DROP DATABASE {} WITH (FORCE)", self.name);

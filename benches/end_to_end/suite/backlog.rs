@@ -21,6 +21,7 @@ pub(super) async fn answer(bench: &mut Bench) -> Answer {
         shape: Shape { rows, ..Shape::DEFAULT },
         keeping: Keeping::DEFAULT,
         setting: None,
+        shards: 1,
         rounds,
     };
     let compared = compare::compare(bench, backlogs.into_iter().map(case).collect()).await;

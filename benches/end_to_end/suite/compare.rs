@@ -19,6 +19,7 @@ pub(crate) struct Case {
     pub(crate) shape: Shape,
     pub(crate) keeping: Keeping,
     pub(crate) setting: Option<Setting>,
+    pub(crate) shards: u32,
     pub(crate) rounds: u32,
 }
 
@@ -49,18 +50,19 @@ async fn measure(case: Case) -> Result<Compared> {
     let servers = Servers::start(case.keeping).await?;
     let mut rounds = Vec::new();
     for number in 0..case.rounds {
-        rounds.push(drain::round(&servers, case.shape, case.setting, number).await?);
+        let Case { shape, setting, shards, .. } = case;
+        rounds.push(drain::round(&servers, shape, setting, shards, number).await?);
     }
     Ok(Compared { drained: Drained::new(&rounds), case })
 }
 
 impl Compared {
     pub(crate) fn json(&self) -> serde_json::Value {
-        let Case { label, shape, keeping, setting, .. } = &self.case;
+        let Case { label, shape, keeping, setting, shards, .. } = &self.case;
         let Self { drained, .. } = self;
         json!({
             "label": label, "shape": shape, "keeping": keeping, "setting": setting,
-            "drained": drained,
+            "shards": shards, "drained": drained,
         })
     }
 }

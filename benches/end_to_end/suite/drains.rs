@@ -31,6 +31,7 @@ fn cases(quick: bool) -> Vec<Case> {
         shape,
         keeping: Keeping::DEFAULT,
         setting: None,
+        shards: 1,
         rounds: if quick { 1 } else { ROUNDS },
     };
     let mut cases = vec![

@@ -12,6 +12,7 @@ mod paced;
 mod plot;
 mod rates;
 mod replication;
+mod shards;
 mod start;
 mod takeover;
 mod traffic;
@@ -40,6 +41,8 @@ pub(crate) enum Question {
     Replication,
     /// Do speed and memory depend on how much waits?
     Backlog,
+    /// What do shards bring, and what does it cost to decode the log for each?
+    Shards,
     /// How long from the start of the process to the first message?
     Start,
     /// How long until a standby publishes after the active relay was killed?
@@ -122,6 +125,7 @@ async fn ask(question: Question, bench: &mut Bench) -> Answer {
         Question::Rates => rates::answer(bench).await,
         Question::Replication => replication::answer(bench).await,
         Question::Backlog => backlog::answer(bench).await,
+        Question::Shards => shards::answer(bench).await,
         Question::Start => start::answer(bench).await,
         Question::Takeover => takeover::answer(bench).await,
     }

@@ -24,6 +24,7 @@ pub(super) async fn answer(bench: &mut Bench) -> Answer {
         shape: Shape { rows: rows(keeping, quick), ..Shape::DEFAULT },
         keeping,
         setting: None,
+        shards: 1,
         rounds: 1,
     };
     let seconds = if quick { QUICK_SECONDS } else { SECONDS };
