@@ -258,6 +258,19 @@ async fn a_shards_trouble_that_passes_leaves_the_others_alone_and_other_trouble_
     assert!(log.contains(" stopped "), "the other stopped cleanly: {log}");
 }
 
+/// With `--once` a shard that somebody else drains does not keep the others from being drained.
+#[tokio::test(flavor = "multi_thread")]
+async fn draining_all_shards_drains_those_that_are_free() {
+    let rig = rig(3).await;
+    rig.setup().await;
+    let other = rig.spawn(&["relay", "--shard", "0"]);
+    other.wait_active().await;
+    rig.insert(5_000).await;
+    let (_, log) = rig.ends_with(4, &["relay", "--once"]).await;
+    assert!(log.contains("error: shard 0: replication slot \"tailpost_0of3\" is in use"), "{log}");
+    rig.wait_marked().await;
+}
+
 /// R-REL-06: a process for each shard, as on several machines.
 #[tokio::test(flavor = "multi_thread")]
 async fn shards_run_in_processes_of_their_own() {

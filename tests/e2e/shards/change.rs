@@ -45,7 +45,7 @@ async fn from_one_shard_to_two_nothing_is_published_twice_although_marks_lag() {
     rig.set_shards(2);
     for command in [&["setup"][..], &["relay"], &["relay", "--once"]] {
         let (_, log) = rig.ends_with(4, command).await;
-        assert!(log.contains("slot \"tailpost\" is of relay.shards = 1"), "{log}");
+        assert!(log.contains("slot \"tailpost\" is of relay.shards = 1:"), "{log}");
         assert!(log.contains("with relay.shards = 1 run `tailpost relay --once`"), "{log}");
     }
     let (told, _) = rig.ends_with(3, &["status"]).await;
@@ -74,7 +74,8 @@ async fn from_one_shard_to_two_nothing_is_published_twice_although_marks_lag() {
 
     rig.set_shards(1);
     let (_, log) = rig.ends_with(4, &["relay"]).await;
-    assert!(log.contains("slot \"tailpost_0of2\" is of relay.shards = 2"), "{log}");
+    let named = r#"slots "tailpost_0of2", "tailpost_1of2" are of relay.shards = 2:"#;
+    assert!(log.contains(named), "{log}");
 }
 
 /// R-REL-05, R-REL-06, R-REL-07: as documented, while the application goes on writing.
@@ -147,4 +148,29 @@ async fn a_publication_of_another_shard_is_refused_with_what_mends_it() {
     rig.insert(20).await;
     rig.ends_with(0, &["relay", "--once"]).await;
     assert_eq!(stored(&rig, &["OUTBOX_0", "OUTBOX_1"]).await.len(), 20);
+}
+
+/// Of two that set up different numbers of shards at the same time one is refused, or both.
+#[tokio::test(flavor = "multi_thread")]
+async fn two_numbers_of_shards_are_never_set_up_side_by_side() {
+    let mut rig = rig(2).await;
+    // The tables, so that the slots are what both make at the same time.
+    rig.setup().await;
+    for _ in 0..5 {
+        rig.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots").await;
+        rig.execute("DELETE FROM tailpost_state").await;
+        let mut setups = Vec::new();
+        for shards in [2, 3, 4] {
+            rig.set_shards(shards);
+            let setup = rig.spawn(&["setup"]);
+            setup.announce("");
+            setups.push(setup);
+        }
+        for setup in &setups {
+            let code = setup.wait_exit(DEADLINE).await.code();
+            assert!(matches!(code, Some(0 | 4)), "{code:?}: {}", setup.log());
+        }
+        let layouts = "SELECT count(DISTINCT substring(slot from '[0-9]+$')) FROM tailpost_state";
+        assert_eq!(rig.query::<i64>(layouts).await, 1, "two numbers of shards");
+    }
 }

@@ -185,6 +185,7 @@ impl Store {
     /// read.
     pub(crate) async fn check_set_up(&self, config: &Config) -> Result<(), Error> {
         self.check_outbox().await?;
+        self.check_row_filters().await?;
         self.check_shards(config).await?;
         match self.check_publication(&config.publication, &config.slot).await {
             // The slot is about to be looked at.

@@ -14,34 +14,33 @@ pub(crate) struct OtherSlot {
     exists: bool,
 }
 
-impl OtherSlot {
-    /// Why nothing may be published beside it, and what to do.
-    fn refusal(&self, config: &Config) -> Error {
-        let Self { name, .. } = self;
-        let (was, now) = (Config::shards_of_slot(name), config.shards.count());
-        if !self.exists {
-            return Error::Shards {
-                problem: format!(
-                    "replication slot \"{name}\" is of relay.shards = {was}, and what was published \
-                     from it may not be marked yet"
-                ),
-                fix: format!(
-                    "run `tailpost setup` with relay.shards = {now}: it marks that before it makes \
-                     what is missing"
-                ),
-            };
-        }
-        Error::Shards {
-            problem: format!(
-                "replication slot \"{name}\" is of relay.shards = {was}: beside it, relay.shards = \
-                 {now} would publish rows twice"
-            ),
-            fix: format!(
+/// Why nothing may be published beside these slots, and what to do. `None` if there are none.
+fn refusal(others: &[OtherSlot], config: &Config) -> Option<Error> {
+    // Those that exist come first: the others can be seen to.
+    let some_exist = others.iter().any(|it| it.exists);
+    let named: Vec<_> = others.iter().filter(|it| it.exists == some_exist).collect();
+    let (was, now) = (Config::shards_of_slot(&named.first()?.name), config.shards.count());
+    let names: Vec<_> = named.iter().map(|it| format!("\"{}\"", it.name)).collect();
+    let (s, are) = if names.len() == 1 { ("", "is") } else { ("s", "are") };
+    let slots = format!("replication slot{s} {} {are} of relay.shards = {was}", names.join(", "));
+    let (problem, fix) = if some_exist {
+        (
+            format!("{slots}: beside that, relay.shards = {now} would publish rows twice"),
+            format!(
                 "stop every relay; with relay.shards = {was} run `tailpost relay --once` and then \
                  `tailpost slot drop`; then run `tailpost setup` with relay.shards = {now}"
             ),
-        }
-    }
+        )
+    } else {
+        (
+            format!("{slots}, and what was published from there may not be marked yet"),
+            format!(
+                "run `tailpost setup` with relay.shards = {now}: it marks that before it makes what \
+                 is missing"
+            ),
+        )
+    };
+    Some(Error::Shards { problem, fix })
 }
 
 impl Store {
@@ -72,10 +71,8 @@ impl Store {
     ///
     /// [`Error::Shards`], with what to do.
     pub(crate) async fn check_shards(&self, config: &Config) -> Result<(), Error> {
-        match self.slots_of_other_shards(config).await?.first() {
-            None => Ok(()),
-            Some(other) => Err(other.refusal(config)),
-        }
+        let others = self.slots_of_other_shards(config).await?;
+        refusal(&others, config).map_or(Ok(()), Err)
     }
 
     /// The slots of another number of shards that were dropped, but are on record.
@@ -88,9 +85,9 @@ impl Store {
         config: &Config,
     ) -> Result<Vec<OtherSlot>, Error> {
         let others = self.slots_of_other_shards(config).await?;
-        match others.iter().find(|it| it.exists) {
-            Some(other) => Err(other.refusal(config)),
-            None => Ok(others),
+        match refusal(&others, config) {
+            Some(refusal) if others.iter().any(|it| it.exists) => Err(refusal),
+            _ => Ok(others),
         }
     }
 
