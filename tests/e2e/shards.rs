@@ -151,6 +151,37 @@ async fn a_gap_of_one_shard_is_filled_by_that_shard_alone() {
     drop(relay);
 }
 
+/// R-REL-07: what another shard's log is yet to bring is nothing to this one's sweeper, however long it
+/// takes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shards_sweeper_leaves_the_rows_of_others_alone() {
+    let rig = rig(2).await;
+    rig.setup().await;
+    let first = rig.spawn(&["relay", "--shard", "0"]);
+    // Stored before what it covers is swept. A row is suspected at one, and judged at the next.
+    let watermark = "SELECT coalesce(watermark_lsn - '0/0'::PG_LSN, 0)::BIGINT
+                     FROM tailpost_state WHERE slot = 'tailpost_0of2'";
+    for _ in 0..4 {
+        rig.insert(15).await;
+        let end = rig.wal_end().await;
+        until(DEADLINE, "a watermark covers the rows", async || {
+            rig.query::<i64>(watermark).await.cast_unsigned() >= end
+        })
+        .await;
+    }
+    let left = rig.unmarked().await;
+    assert!((1..60).contains(&left), "{left} rows are in the second shard");
+    let untouched = "SELECT count(*) FROM outbox_events
+                     WHERE published_at IS NULL AND txid::text::BIGINT > 3";
+    assert_eq!(rig.query::<i64>(untouched).await, left, "rows were left to a scanner");
+    let _second = rig.spawn(&["relay", "--shard", "1"]);
+    rig.wait_marked().await;
+    rig.assert_exact(&testbed::Written::default()).await;
+    let gaps = "SELECT sum(coalesce(gap_rows, 0))::BIGINT FROM tailpost_state";
+    assert_eq!(rig.query::<i64>(gaps).await, 0, "the log brought all of them");
+    drop(first);
+}
+
 /// R-DLQ-03: a requeued event takes its aggregate's way.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_requeued_event_is_published_by_its_own_shard() {
@@ -161,7 +192,7 @@ async fn a_requeued_event_is_published_by_its_own_shard() {
     rig.set("TAILPOST_RELAY__ON_PARK", "block_key");
     rig.set_shards(2);
     rig.setup().await;
-    let _relay = rig.relay();
+    let relay = rig.relay();
     // A poisoned event and a follower, of many aggregates.
     rig.execute(
         "SELECT outbox_emit('order', 'o-' || n, 'Placed', jsonb_build_object('x', repeat('x', b)))
@@ -181,10 +212,24 @@ async fn a_requeued_event_is_published_by_its_own_shard() {
         let shard = usize::try_from(letter["shard"].as_u64().expect("a shard")).expect("small");
         assert_eq!(before[&("order".to_owned(), id)].0, HashSet::from([shard]), "{letter}");
     }
+    // The relay of the second shard is away: nobody else releases what waits there.
+    relay.kill9().await;
+    drop(relay);
+    let _first = rig.spawn(&["relay", "--shard", "0"]);
     for letter in letters.iter().filter(|it| it["blocked_by"].is_null()) {
         let id = letter["id"].as_str().expect("an id");
         rig.ends_with(0, &["outbox", "dlq", "discard", id, "--direct", "--yes"]).await;
     }
+    let followers = letters.iter().filter(|it| it["blocked_by"].is_string());
+    let of_second = followers.filter(|it| it["shard"] == 1).count() as i64;
+    assert!((1..8).contains(&of_second), "{of_second} of eight aggregates are in the second shard");
+    until(DEADLINE, "the first's followers follow", async || {
+        rig.query::<i64>(dead).await == of_second
+    })
+    .await;
+    rig.wait_marked().await;
+    assert_eq!(rig.query::<i64>(dead).await, of_second, "released by another shard");
+    let _second = rig.spawn(&["relay", "--shard", "1"]);
     until(DEADLINE, "the followers follow", async || rig.query::<i64>(dead).await == 0).await;
     rig.wait_marked().await;
     for (aggregate, (streams, count)) in places(&rig).await {

@@ -158,6 +158,11 @@ impl Config {
         }
     }
 
+    /// Whether a slot's name differs from the configured one in nothing but the shard.
+    pub(crate) fn has_base_of(&self, slot: &str) -> bool {
+        Shard::parse(slot).map_or(slot, |(base, _)| base) == self.base_slot()
+    }
+
     /// Whether a publication with this name was made for another number of shards.
     pub(crate) fn is_publication_of_other_shards(&self, publication: &str) -> bool {
         match Shard::parse(publication) {
@@ -166,7 +171,8 @@ impl Config {
         }
     }
 
-    /// What was configured for a slot of another number of shards; `None` if it had another name.
+    /// What was configured for a slot of another number of shards, this being the configuration of all;
+    /// `None` if it had another name.
     pub(crate) fn before(&self, slot: &str) -> Option<Self> {
         match Shard::parse(slot) {
             Some((base, shard)) if base == self.slot => {

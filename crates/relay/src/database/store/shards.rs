@@ -23,12 +23,15 @@ fn refusal(others: &[OtherSlot], config: &Config) -> Option<Error> {
     let names: Vec<_> = named.iter().map(|it| format!("\"{}\"", it.name)).collect();
     let (s, are) = if names.len() == 1 { ("", "is") } else { ("s", "are") };
     let slots = format!("replication slot{s} {} {are} of relay.shards = {was}", names.join(", "));
+    // Another name is nothing that a number of shards would tell.
+    let is_renamed = !config.has_base_of(&named.first()?.name);
+    let name = if is_renamed { " and postgres.slot as it was" } else { "" };
     let (problem, fix) = if some_exist {
         (
             format!("{slots}: beside that, relay.shards = {now} would publish rows twice"),
             format!(
-                "stop every relay; with relay.shards = {was} run `tailpost relay --once` and then \
-                 `tailpost slot drop`; then run `tailpost setup` with relay.shards = {now}"
+                "stop every relay; with relay.shards = {was}{name} run `tailpost relay --once` and \
+                 then `tailpost slot drop`; then run `tailpost setup` with relay.shards = {now}"
             ),
         )
     } else {
@@ -43,6 +46,16 @@ fn refusal(others: &[OtherSlot], config: &Config) -> Option<Error> {
     Some(Error::Shards { problem, fix })
 }
 
+fn row_filters(number: i32, version: &str) -> Result<(), Error> {
+    if number >= FILTERS_SINCE {
+        return Ok(());
+    }
+    Err(Error::Shards {
+        problem: format!("relay.shards above 1 needs PostgreSQL 15 or later: this is {version}"),
+        fix: "set relay.shards = 1: row filters of publications came with PostgreSQL 15".into(),
+    })
+}
+
 impl Store {
     /// Refuses a server without row filters, where there are several shards.
     pub(crate) async fn check_row_filters(&self) -> Result<(), Error> {
@@ -53,16 +66,7 @@ impl Store {
             "SELECT current_setting('server_version_num')::int, current_setting('server_version')";
         let row = self.client().query_one(sql, &[]).await;
         let row = row.map_err(Error::sql("ask for the server's version"))?;
-        let (number, version): (i32, String) = (row.get(0), row.get(1));
-        if number >= FILTERS_SINCE {
-            return Ok(());
-        }
-        Err(Error::Shards {
-            problem: format!(
-                "relay.shards above 1 needs PostgreSQL 15 or later: this is {version}"
-            ),
-            fix: "set relay.shards = 1: row filters of publications came with PostgreSQL 15".into(),
-        })
+        row_filters(row.get(0), row.get(1))
     }
 
     /// Makes sure that no slot of another number of shards is on record.
@@ -169,5 +173,18 @@ impl Store {
         let sql = format!("DELETE FROM {} WHERE slot = $1", self.table.companion("tailpost_state"));
         let deleted = self.client().execute(&sql, &[&slot]).await;
         deleted.map_err(Error::sql("remove the record of a slot")).map(|_| ())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_without_row_filters_is_refused_by_its_version() {
+        let error = row_filters(140_011, "14.11 (Debian)").expect_err("too old");
+        assert!(error.to_string().contains("this is 14.11"), "{error}");
+        assert!(!error.is_transient() && error.hint().is_some());
+        assert!(row_filters(150_000, "15.0").is_ok());
     }
 }
