@@ -38,7 +38,7 @@ impl Bare {
         messages: u32,
         payload_bytes: usize,
     ) -> Result<Self> {
-        let like = stage.jetstream.get_stream(&stage.name).await?;
+        let like = stage.jetstream.get_stream(&stage.streams()[0]).await?;
         let stream = format!("{}_bare", stage.name);
         let config = like.cached_info().config.clone();
         let config =

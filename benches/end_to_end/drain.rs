@@ -12,22 +12,11 @@ use crate::process::Relay;
 use crate::report::{Drain, Round};
 use crate::servers::Servers;
 use crate::stage::Stage;
+use crate::variant::{ROW, Variant, WATERMARK};
 
 /// How exact the times are. Asking is load, so it is done this often near the end only.
 const POLL: Duration = Duration::from_millis(5);
 const POLL_MAX: Duration = Duration::from_millis(200);
-
-/// A relay, and its set-up, that is told so in its environment.
-pub(crate) type Setting = (&'static str, &'static str);
-
-/// The setting that says how rows are marked, and what it may be.
-pub(crate) const MARK: &str = "TAILPOST_RELAY__MARK";
-pub(crate) const MARK_ROW: &str = "row";
-pub(crate) const MARK_WATERMARK: &str = "watermark";
-pub(crate) const MARK_DELETE: &str = "delete";
-
-/// The layout of the table that one has who does not ask for another.
-pub(crate) const DOCUMENTED: &str = "documented";
 
 #[derive(Debug, Clone, Copy)]
 enum Phase {
@@ -44,11 +33,10 @@ const PHASES: [Phase; 4] = [Phase::Log, Phase::Publisher, Phase::Both, Phase::Re
 pub(crate) async fn round(
     servers: &Servers,
     shape: Shape,
-    setting: Option<Setting>,
-    layout: &str,
+    variant: Variant,
     number: u32,
 ) -> Result<Round> {
-    let stage = Stage::set_up_as(servers, &format!("round{number}"), setting, layout).await?;
+    let stage = Stage::set_up_as(servers, &format!("round{number}"), variant).await?;
     if shape.payload_type != Shape::DEFAULT.payload_type {
         stage.keep_payloads_as(shape.payload_type).await?;
     }
@@ -66,7 +54,7 @@ pub(crate) async fn round(
             Phase::Log => log = Some(limits::log(&stage, &slots[0], &end, shape.rows).await?),
             Phase::Publisher => publisher = Some(limits::publisher(&stage, shape).await?),
             Phase::Both => both = Some(limits::both(&stage, &slots[1], &end, shape).await?),
-            Phase::Relay => relay = Some(self::relay(&stage, shape.rows, mark(setting)).await?),
+            Phase::Relay => relay = Some(self::relay(&stage, shape.rows, variant.mark).await?),
         }
     }
     stage.tear_down(&slots).await?;
@@ -77,10 +65,6 @@ pub(crate) async fn round(
         both: both.context(every)?,
         relay: relay.context(every)?,
     })
-}
-
-fn mark(setting: Option<Setting>) -> &'static str {
-    setting.filter(|(name, _)| *name == MARK).map_or(MARK_ROW, |(_, mark)| mark)
 }
 
 /// From the start of the process until every row is marked.
@@ -94,7 +78,7 @@ async fn relay(stage: &Stage<'_>, rows: u32, mark: &str) -> Result<Drain> {
     // When the first events were seen in the stream, and how many they were.
     let mut first = None;
     loop {
-        let stored = stage.messages(&stage.name).await?;
+        let stored = stage.stored().await?;
         if first.is_none() && stored > 0 {
             first = Some((meter.started.elapsed().as_secs_f64(), stored));
         }
@@ -168,7 +152,7 @@ async fn log_written(stage: &Stage<'_>) -> Result<i64> {
 /// The rows that are not marked. What a watermark says only the view knows.
 fn unmarked(mark: &str) -> &'static str {
     match mark {
-        MARK_WATERMARK => "FROM outbox_status WHERE status <> 'PUBLISHED'",
+        WATERMARK => "FROM outbox_status WHERE status <> 'PUBLISHED'",
         _ => "FROM outbox_events WHERE published_at IS NULL",
     }
 }
@@ -186,19 +170,21 @@ async fn count_unmarked(stage: &Stage<'_>, mark: &str) -> Result<i64> {
 /// Every row has a message of its own, and the stream has no other. Where rows do not name their
 /// messages: there are as many messages as there were rows, and the stream takes none twice.
 async fn check(stage: &Stage<'_>, rows: u32, mark: &str) -> Result<()> {
-    let stored = stage.messages(&stage.name).await?;
-    let all = u64::from(rows);
-    if mark != MARK_ROW {
+    let stored = stage.stored().await?;
+    if mark != ROW {
+        let all = u64::from(rows);
         ensure!(stored == all, "lost or doubled: {rows} rows, {stored} messages in the stream");
         return Ok(());
     }
-    let sql = "SELECT count(DISTINCT stream_seq), max(stream_seq) FROM outbox_events
-               WHERE published_at IS NOT NULL AND stream = $1";
-    let row = stage.client.query_one(sql, &[&stage.name]).await?;
-    let (distinct, last): (i64, Option<i64>) = (row.get(0), row.get(1));
+    let sql = "SELECT sum(places)::bigint, sum(last)::bigint
+               FROM (SELECT count(DISTINCT stream_seq) AS places, max(stream_seq) AS last
+                     FROM outbox_events WHERE published_at IS NOT NULL AND stream = ANY ($1)
+                     GROUP BY stream) AS streams";
+    let row = stage.client.query_one(sql, &[&stage.streams()]).await?;
+    let (distinct, last): (Option<i64>, Option<i64>) = (row.get(0), row.get(1));
     ensure!(
-        stored == all && distinct == i64::from(rows) && last == Some(rows.into()),
-        "lost or doubled: {rows} rows, {distinct} messages named by them up to sequence {last:?}, \
+        stored == u64::from(rows) && distinct == Some(rows.into()) && last == Some(rows.into()),
+        "lost or doubled: {rows} rows, {distinct:?} messages named by them, of {last:?} by sequence, \
          {stored} messages in the stream"
     );
     Ok(())

@@ -4,11 +4,11 @@ use std::io::Write;
 
 use anyhow::{Context, Result};
 
-use crate::drain::DOCUMENTED;
 use crate::load::Shape;
 use crate::pace::Pace;
 use crate::report::Report;
 use crate::servers::{Keeping, Servers};
+use crate::variant::Variant;
 use crate::{drain, latency, progress};
 
 /// How much is measured.
@@ -26,7 +26,7 @@ pub(crate) async fn run(extent: Extent, json: bool) -> Result<()> {
     let mut rounds = Vec::new();
     for number in 0..extent.rounds {
         progress(&format!("round {} of {}", number + 1, extent.rounds));
-        let round = drain::round(&servers, shape, None, DOCUMENTED, number).await;
+        let round = drain::round(&servers, shape, Variant::DEFAULT, number).await;
         rounds.push(round.with_context(|| format!("round {number}"))?);
     }
     progress("latency: paced events, one per transaction");

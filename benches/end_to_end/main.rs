@@ -20,6 +20,7 @@ mod report;
 mod servers;
 mod stage;
 mod suite;
+mod variant;
 
 use std::io::Write;
 use std::path::PathBuf;

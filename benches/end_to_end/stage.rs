@@ -7,9 +7,9 @@ use async_nats::jetstream;
 use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
 
-use crate::drain::{DOCUMENTED, Setting};
 use crate::process::{self, Environment};
 use crate::servers::Servers;
+use crate::variant::Variant;
 
 const SLOT_FREE_MAX: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(10);
@@ -21,38 +21,72 @@ pub(crate) struct Stage<'a> {
     pub(crate) client: Client,
     pub(crate) jetstream: jetstream::Context,
     pub(crate) environment: Environment,
+    shards: u32,
 }
 
 impl<'a> Stage<'a> {
     /// Makes a stage; `name` becomes the name of all its parts.
     pub(crate) async fn set_up(servers: &'a Servers, name: &str) -> Result<Self> {
-        Self::set_up_as(servers, name, None, DOCUMENTED).await
+        Self::set_up_as(servers, name, Variant::DEFAULT).await
     }
 
-    /// As [`set_up`](Self::set_up), with a further setting and another layout of the table.
+    /// As [`set_up`](Self::set_up), in another way than the default.
     pub(crate) async fn set_up_as(
         servers: &'a Servers,
         name: &str,
-        setting: Option<Setting>,
-        layout: &str,
+        variant: Variant,
     ) -> Result<Self> {
+        let Variant { mark, dedup, layout, shards } = variant;
         servers.postgres.create_database(name).await?;
-        let mut environment = vec![
+        let shard = if shards > 1 { ".{shard}" } else { "" };
+        let environment = vec![
+            ("TAILPOST_RELAY__MARK", mark.to_owned()),
+            ("TAILPOST_RELAY__DEDUP", dedup.to_owned()),
             ("DATABASE_URL", servers.postgres.url(name)),
             ("NATS_URL", servers.broker.urls()),
             ("TAILPOST_POSTGRES__SLOT", name.to_owned()),
             ("TAILPOST_STREAM__NAME", name.to_owned()),
-            ("TAILPOST_STREAM__SUBJECTS", format!("{name}.>")),
+            ("TAILPOST_STREAM__SUBJECTS", format!("{name}{shard}.>")),
+            ("TAILPOST_RELAY__SHARDS", shards.to_string()),
             ("TAILPOST_STREAM__REPLICAS", servers.keeping.replicas.to_string()),
-            ("TAILPOST_RELAY__SUBJECT", format!("{name}.{{aggregate_type}}.{{event_type}}")),
+            ("TAILPOST_RELAY__SUBJECT", format!("{name}{shard}.{{aggregate_type}}.{{event_type}}")),
             ("TAILPOST_ADMIN__LISTEN", "off".to_owned()),
             ("TAILPOST_LOG", "error".to_owned()),
         ];
-        environment.extend(setting.map(|(name, value)| (name, value.to_owned())));
         process::set_up(&environment, &["--layout", layout]).await?;
         let client = servers.postgres.client(name).await?;
+        if shards > 1 {
+            // For the limits, which read all of the log at once.
+            let sql = "CREATE PUBLICATION tailpost FOR TABLE outbox_events
+                       WITH (publish = 'insert', publish_via_partition_root = true)";
+            client.batch_execute(sql).await.context("create the limits' publication")?;
+        }
         let jetstream = servers.broker.jetstream().await?;
-        Ok(Self { servers, name: name.to_owned(), client, jetstream, environment })
+        Ok(Self { servers, name: name.to_owned(), client, jetstream, environment, shards })
+    }
+
+    /// What the relay's streams are called.
+    pub(crate) fn streams(&self) -> Vec<String> {
+        match self.shards {
+            1 => vec![self.name.clone()],
+            shards => (0..shards).map(|shard| format!("{}_{shard}", self.name)).collect(),
+        }
+    }
+
+    fn relay_slots(&self) -> Vec<String> {
+        match self.shards {
+            1 => vec![self.name.clone()],
+            shards => (0..shards).map(|it| format!("{}_{it}of{shards}", self.name)).collect(),
+        }
+    }
+
+    /// How many messages the relay's streams hold.
+    pub(crate) async fn stored(&self) -> Result<u64> {
+        let mut sum = 0;
+        for stream in self.streams() {
+            sum += self.messages(&stream).await?;
+        }
+        Ok(sum)
     }
 
     /// Lets the table keep payloads as another type than `setup` gave it.
@@ -111,10 +145,12 @@ impl<'a> Stage<'a> {
 
     /// Removes what would burden the next stage.
     pub(crate) async fn tear_down(self, slots: &[String]) -> Result<()> {
-        for slot in slots.iter().chain([&self.name]) {
+        for slot in slots.iter().chain(&self.relay_slots()) {
             self.drop_slot(slot).await?;
         }
-        self.jetstream.delete_stream(&self.name).await?;
+        for stream in self.streams() {
+            self.jetstream.delete_stream(&stream).await?;
+        }
         drop(self.client);
         let admin = self.servers.postgres.client("postgres").await?;
         let sql = format!("DROP DATABASE {} WITH (FORCE)", self.name);

@@ -28,6 +28,7 @@ mod routes;
 mod scanner;
 mod schema;
 mod setup;
+mod shards;
 mod slot_life;
 mod standby;
 mod stop;

@@ -88,8 +88,13 @@ impl<B: Broker> Rig<B> {
     pub async fn tally(&self, written: &Written) -> Tally {
         let client = self.client().await;
         let jetstream = self.nats.jetstream().await;
-        let ledger = Ledger::collect(&client, &Table::default(), &jetstream, "OUTBOX").await;
-        let tally = ledger.expect("collect rows and messages").report(written);
+        let streams = self.streams();
+        let ledger = Ledger::collect(&client, &Table::default(), &jetstream, &streams[0]).await;
+        let mut ledger = ledger.expect("collect rows and messages");
+        for stream in &streams[1..] {
+            ledger = ledger.and_stream(&jetstream, stream).await.expect("collect messages");
+        }
+        let tally = ledger.report(written);
         eprintln!("{tally}");
         tally
     }

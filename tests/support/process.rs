@@ -158,6 +158,16 @@ impl Relay {
         self.wait_log("the slot is ours").await;
     }
 
+    /// Waits until this relay has the slots of so many shards.
+    ///
+    /// # Panics
+    ///
+    /// When it has not within [`DEADLINE`].
+    pub async fn wait_active_shards(&self, shards: usize) {
+        let ours = || self.log().matches("the slot is ours").count();
+        until(DEADLINE, &format!("{shards} slots are ours"), async || ours() >= shards).await;
+    }
+
     /// Expects errors with this text in the log: they do not fail the test.
     pub fn announce(&self, text: &str) {
         self.announced.lock().expect("not poisoned").push(text.to_owned());

@@ -33,6 +33,7 @@ pub struct Rig<B: Broker = Nats> {
     pub nats: B,
     env: Vec<(String, String)>,
     network: Option<Network>,
+    pub(crate) shards: u32,
 }
 
 struct Network {
@@ -115,7 +116,7 @@ impl<B: Broker> Rig<B> {
         network: Option<Network>,
         [to_postgres, to_nats]: [String; 2],
     ) -> Self {
-        let mut rig = Self { postgres, nats, env: Vec::new(), network };
+        let mut rig = Self { postgres, nats, env: Vec::new(), network, shards: 1 };
         rig.set("DATABASE_URL", &format!("postgres://postgres@{to_postgres}/postgres"));
         rig.set("NATS_URL", &to_nats);
         rig.set("TAILPOST_ADMIN__LISTEN", "off");
@@ -145,6 +146,20 @@ impl<B: Broker> Rig<B> {
     pub fn set(&mut self, name: &str, value: &str) {
         self.env.retain(|(known, _)| known != name);
         self.env.push((name.to_owned(), value.to_owned()));
+    }
+
+    /// Sets `relay.shards` for processes started later. Helpers look at all shards then.
+    pub fn set_shards(&mut self, shards: u32) {
+        self.shards = shards;
+        self.set("TAILPOST_RELAY__SHARDS", &shards.to_string());
+    }
+
+    /// The names of the streams.
+    pub fn streams(&self) -> Vec<String> {
+        match self.shards {
+            1 => vec!["OUTBOX".to_owned()],
+            shards => (0..shards).map(|shard| format!("OUTBOX_{shard}")).collect(),
+        }
     }
 
     /// Runs `tailpost setup`.

@@ -85,16 +85,19 @@ impl<B: Broker> Rig<B> {
         until(DEADLINE, "every row is marked", async || self.unmarked().await == 0).await;
     }
 
-    /// Up to where the slot is confirmed.
+    /// Up to where the slot is confirmed; of several shards' slots, all of them.
     ///
     /// # Panics
     ///
-    /// When there is no slot.
+    /// When the database does not answer.
     pub async fn confirmed(&self) -> u64 {
-        self.lsn(
-            "SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = 'tailpost'",
-        )
-        .await
+        let slots = match self.shards {
+            1 => "slot_name = 'tailpost'".to_owned(),
+            shards => format!("slot_name LIKE 'tailpost\\_%of{shards}'"),
+        };
+        let sql =
+            format!("SELECT min(confirmed_flush_lsn) FROM pg_replication_slots WHERE {slots}");
+        self.lsn(&sql).await
     }
 
     /// How often the slot was created.

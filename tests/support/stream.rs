@@ -72,7 +72,17 @@ impl<B: Broker> Rig<B> {
     ///
     /// When the broker stops answering.
     pub async fn stored(&self) -> Vec<Stored> {
-        let stream = self.stream().await;
+        self.stored_in("OUTBOX").await
+    }
+
+    /// All messages of a stream, in its order.
+    ///
+    /// # Panics
+    ///
+    /// When the broker stops answering or has no such stream.
+    pub async fn stored_in(&self, stream: &str) -> Vec<Stored> {
+        let jetstream = self.nats.jetstream().await;
+        let stream = jetstream.get_stream(stream).await.expect("look up the stream");
         let count = usize::try_from(stream.cached_info().state.messages).expect("fits");
         if count == 0 {
             return Vec::new();

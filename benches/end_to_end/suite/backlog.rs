@@ -3,9 +3,9 @@
 use super::Bench;
 use super::answer::Answer;
 use super::compare::{self, Case};
-use crate::drain::DOCUMENTED;
 use crate::load::Shape;
 use crate::servers::Keeping;
+use crate::variant::Variant;
 
 /// How many rows wait, and how often they are drained: small backlogs are noisy.
 const BACKLOGS: [(u32, u32); 3] = [(10_000, 3), (100_000, 2), (1_000_000, 1)];
@@ -24,8 +24,7 @@ pub(super) async fn answer(bench: &mut Bench) -> Answer {
         label: format!("{rows} rows wait{}", if before_the_slot { ", in the table" } else { "" }),
         shape: Shape { rows, before_the_slot, ..Shape::DEFAULT },
         keeping: Keeping::DEFAULT,
-        setting: None,
-        layout: DOCUMENTED,
+        variant: Variant::DEFAULT,
         rounds,
     };
     let in_the_table = if bench.quick { QUICK_FROM_THE_TABLE } else { FROM_THE_TABLE };

@@ -7,10 +7,11 @@ use serde_json::json;
 
 use super::Bench;
 use super::chart::{Chart, Scale};
-use crate::drain::{self, Setting};
+use crate::drain;
 use crate::figures::{Drained, Figures};
 use crate::load::Shape;
 use crate::servers::{Keeping, Servers};
+use crate::variant::Variant;
 
 /// A drain to be measured.
 #[derive(Debug, Clone)]
@@ -18,9 +19,7 @@ pub(crate) struct Case {
     pub(crate) label: String,
     pub(crate) shape: Shape,
     pub(crate) keeping: Keeping,
-    pub(crate) setting: Option<Setting>,
-    /// `--layout` of `tailpost setup`.
-    pub(crate) layout: &'static str,
+    pub(crate) variant: Variant,
     pub(crate) rounds: u32,
 }
 
@@ -51,18 +50,17 @@ async fn measure(case: Case) -> Result<Compared> {
     let servers = Servers::start(case.keeping).await?;
     let mut rounds = Vec::new();
     for number in 0..case.rounds {
-        rounds.push(drain::round(&servers, case.shape, case.setting, case.layout, number).await?);
+        rounds.push(drain::round(&servers, case.shape, case.variant, number).await?);
     }
     Ok(Compared { drained: Drained::new(&rounds), case })
 }
 
 impl Compared {
     pub(crate) fn json(&self) -> serde_json::Value {
-        let Case { label, shape, keeping, setting, layout, .. } = &self.case;
+        let Case { label, shape, keeping, variant, .. } = &self.case;
         let Self { drained, .. } = self;
         json!({
-            "label": label, "shape": shape, "keeping": keeping, "setting": setting,
-            "layout": layout,
+            "label": label, "shape": shape, "keeping": keeping, "variant": variant,
             "drained": drained,
         })
     }

@@ -3,9 +3,9 @@
 use super::Bench;
 use super::answer::Answer;
 use super::compare::{self, Case};
-use crate::drain::DOCUMENTED;
 use crate::load::Shape;
 use crate::servers::Keeping;
+use crate::variant::Variant;
 
 const ROWS: u32 = 100_000;
 const QUICK_ROWS: u32 = 5_000;
@@ -31,14 +31,13 @@ fn cases(quick: bool) -> Vec<Case> {
         label,
         shape,
         keeping: Keeping::DEFAULT,
-        setting: None,
-        layout: DOCUMENTED,
+        variant: Variant::DEFAULT,
         rounds: if quick { 1 } else { ROUNDS },
     };
     let mut cases = vec![
         case("default point, dedup both".to_owned(), usual),
         Case {
-            setting: Some(("TAILPOST_RELAY__DEDUP", "position")),
+            variant: Variant { dedup: "position", ..Variant::DEFAULT },
             ..case("default point, dedup position".to_owned(), usual)
         },
     ];

@@ -4,32 +4,33 @@ use super::Bench;
 use super::answer::Answer;
 use super::chart::{Chart, Scale};
 use super::compare::{self, Case};
-use crate::drain::{MARK, MARK_DELETE, MARK_ROW, MARK_WATERMARK};
 use crate::load::Shape;
 use crate::servers::Keeping;
+use crate::variant::{DELETE, ROW, Variant, WATERMARK};
 
 const ROWS: u32 = 200_000;
 const QUICK_ROWS: u32 = 5_000;
 const ROUNDS: u32 = 3;
 
-/// How rows are marked, and how the table is stored.
-const WAYS: [(&str, &str); 5] = [
-    (MARK_ROW, "documented"),
-    (MARK_ROW, "fast"),
-    (MARK_DELETE, "documented"),
-    (MARK_DELETE, "fast"),
-    (MARK_WATERMARK, "fast"),
+/// How rows are marked, how the table is stored, and what keeps messages single.
+const WAYS: [(&str, &str, &str); 7] = [
+    (ROW, "documented", "both"),
+    (ROW, "fast", "both"),
+    (ROW, "fast", "position"),
+    (DELETE, "documented", "both"),
+    (DELETE, "fast", "both"),
+    (WATERMARK, "fast", "both"),
+    (WATERMARK, "fast", "position"),
 ];
 
 pub(super) async fn answer(bench: &mut Bench) -> Answer {
     let rows = if bench.quick { QUICK_ROWS } else { ROWS };
     let rounds = if bench.quick { 1 } else { ROUNDS };
-    let case = |(mark, layout)| Case {
-        label: format!("{mark}, {layout}"),
+    let case = |(mark, layout, dedup)| Case {
+        label: format!("{mark}, {layout}, dedup {dedup}"),
         shape: Shape { rows, ..Shape::DEFAULT },
         keeping: Keeping::DEFAULT,
-        setting: Some((MARK, mark)),
-        layout,
+        variant: Variant { mark, layout, dedup, ..Variant::DEFAULT },
         rounds,
     };
     let compared = compare::compare(bench, WAYS.map(case).to_vec()).await;

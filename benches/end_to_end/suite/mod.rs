@@ -14,6 +14,7 @@ mod plot;
 mod rates;
 mod reading;
 mod replication;
+mod shards;
 mod start;
 mod takeover;
 mod traffic;
@@ -46,6 +47,8 @@ pub(crate) enum Question {
     Reading,
     /// Do speed and memory depend on how much waits?
     Backlog,
+    /// What do shards bring, and what does it cost to decode the log for each?
+    Shards,
     /// How long from the start of the process to the first message?
     Start,
     /// How long until a standby publishes after the active relay was killed?
@@ -130,6 +133,7 @@ async fn ask(question: Question, bench: &mut Bench) -> Answer {
         Question::Replication => replication::answer(bench).await,
         Question::Reading => reading::answer(bench).await,
         Question::Backlog => backlog::answer(bench).await,
+        Question::Shards => shards::answer(bench).await,
         Question::Start => start::answer(bench).await,
         Question::Takeover => takeover::answer(bench).await,
     }

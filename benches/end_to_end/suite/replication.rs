@@ -3,10 +3,10 @@
 use super::Bench;
 use super::answer::Answer;
 use super::{compare, paced};
-use crate::drain::DOCUMENTED;
 use crate::load::Shape;
 use crate::pace::Pace;
 use crate::servers::Keeping;
+use crate::variant::Variant;
 
 /// A broker that flushes every write stores some hundreds to thousands a second.
 const ROWS: u32 = 50_000;
@@ -24,8 +24,7 @@ pub(super) async fn answer(bench: &mut Bench) -> Answer {
         label: label(keeping),
         shape: Shape { rows: rows(keeping, quick), ..Shape::DEFAULT },
         keeping,
-        setting: None,
-        layout: DOCUMENTED,
+        variant: Variant::DEFAULT,
         rounds: 1,
     };
     let seconds = if quick { QUICK_SECONDS } else { SECONDS };

@@ -2,7 +2,9 @@
 
 use bytes::Bytes;
 use outbox::Event;
-use outbox::wire::{SubjectError, SubjectTemplate, TemplateError, subject_matches, unescape_token};
+use outbox::wire::{
+    SubjectError, SubjectTemplate, TemplateError, subject_matches, subjects_overlap, unescape_token,
+};
 use proptest::prelude::*;
 
 fn event(aggregate_type: &str, aggregate_id: &str, event_type: &str) -> Event {
@@ -24,6 +26,36 @@ fn every_field_can_be_used() {
     let all = template("a.{aggregate_id}.v{event_version}-{event_type}.{header:region}");
     let event = event("order", "o.1", "Placed").with_version(3).with_header("region", "eu west");
     assert_eq!(all.render(&event).unwrap(), "a.o%2E1.v3-Placed.eu%20west");
+}
+
+#[test]
+fn a_shard_has_its_number_in_its_subjects() {
+    let template = template("a.{shard}.{aggregate_type}");
+    assert!(template.names_shard() && !SubjectTemplate::default().names_shard());
+    let of_two = template.in_shard(2);
+    assert_eq!(of_two.pattern(), "a.2.*");
+    assert_eq!(of_two.to_string(), "a.2.{aggregate_type}");
+    let event = event("order", "o-1", "Placed");
+    assert_eq!(of_two.render(&event).unwrap(), "a.2.order");
+    assert_eq!(template.render(&event).unwrap(), "a.0.order", "the only one there is");
+    assert_eq!(template.pattern(), "a.0.*");
+}
+
+#[test]
+fn patterns_overlap_if_any_subject_fits_both() {
+    for (one, other, overlap) in [
+        ("a.0.*", "a.1.*", false),
+        ("a.0.*", "a.*.1", true),
+        ("a.>", "a.0.*", true),
+        ("a.>", "a", false),
+        ("a.*", "a.*.*", false),
+        (">", "x", true),
+        ("a.*.b", "a.>", true),
+        ("a.*.b", "*.0.c", false),
+    ] {
+        assert_eq!(subjects_overlap(one, other), overlap, "{one} {other}");
+        assert_eq!(subjects_overlap(other, one), overlap, "{other} {one}");
+    }
 }
 
 #[test]

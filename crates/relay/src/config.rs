@@ -5,6 +5,7 @@ use outbox::wire::SubjectTemplate;
 
 use crate::connect::{Error, NatsTarget, PostgresTarget, check_name};
 use crate::routing::{Route, Routing};
+use crate::shards::Shards;
 
 /// Everything a relay must know. See `docker/tailpost.toml` for what each setting means in use.
 #[derive(Debug, Clone)]
@@ -48,6 +49,8 @@ pub struct Config {
     pub dead_letter_retention: Option<Duration>,
     /// Attempts after which an event is parked that the stream does not take, but might later.
     pub max_attempts: u32,
+    /// Into how many shards the aggregates are divided: see [`each_shard`](Self::each_shard).
+    pub shards: Shards,
 }
 
 /// How events are kept single and in order.
@@ -306,7 +309,7 @@ impl Config {
                 "must not be shorter than stream.duplicate_window",
             ));
         }
-        Ok(())
+        self.check_shards()
     }
 }
 
@@ -353,6 +356,7 @@ mod tests {
             on_park: OnPark::default(),
             dead_letter_retention: Some(Config::DEAD_LETTER_RETENTION),
             max_attempts: Config::MAX_ATTEMPTS,
+            shards: Shards::default(),
         }
     }
 
@@ -395,5 +399,74 @@ mod tests {
         check("relay.ack_timeout", |it| it.ack_timeout = Duration::ZERO);
         check("relay.wal_limit", |it| it.wal.limit = Some(1));
         check("relay.on_wal_limit", |it| it.wal.on_limit = OnWalLimit::DropSlotAndScan);
+        check("relay.shards", |it| it.shards = Shards::new(0));
+        check("relay.shards", |it| it.shards = Shards::new(65));
+        check("relay.shards", |it| (it.shards, it.mode) = (Shards::new(2), Mode::Poll));
+        check("relay.shards", |it| (it.shards, it.mark.by) = (Shards::new(2), MarkBy::Watermark));
+        check("postgres.slot", |it| (it.shards, it.slot) = (Shards::new(64), "x".repeat(57)));
+        check("relay.subject", |it| {
+            it.shards = Shards::new(2);
+            it.subject = "sales.{aggregate_type}".parse().expect("valid");
+        });
+        check("stream.subjects", |it| {
+            (it.shards, it.stream.subjects) = (Shards::new(2), vec!["sales.>".into()]);
+        });
+        check("stream.subjects", |it| it.stream.subjects = vec!["sales.{shard}.>".into()]);
+        check("relay.shards", |it| {
+            it.shards = Shards::new(2);
+            it.subject = "sales.{shard}{aggregate_type}".parse().expect("valid");
+        });
+        check("relay.shards", |it| {
+            it.shards = Shards::new(2);
+            it.routes = vec![route("x.{aggregate_type}")];
+        });
+        check("relay.shards", |it| {
+            it.shards = Shards::new(2);
+            it.routes = vec![route("outbox.{aggregate_type}.{shard}.x")];
+        });
+    }
+
+    fn route(subject: &str) -> Route {
+        let any = crate::Glob::any;
+        let destination = crate::Destination::Subject(subject.parse().expect("valid"));
+        Route { aggregate_type: "order".parse().expect("valid"), event_type: any(), destination }
+    }
+
+    #[test]
+    fn each_shard_has_slot_publication_stream_and_subjects_of_its_own() {
+        let all = Config {
+            shards: Shards::new(2),
+            routes: vec![route("sales.{shard}.{aggregate_id}")],
+            ..config()
+        };
+        all.validate().expect("valid");
+        let shards = all.each_shard();
+        let names = |it: &Config| [&it.slot, &it.publication, &it.stream.name].map(Clone::clone);
+        assert_eq!(names(&shards[0]), ["tailpost_0of2", "tailpost_0of2", "OUTBOX_0"]);
+        assert_eq!(names(&shards[1]), ["tailpost_1of2", "tailpost_1of2", "OUTBOX_1"]);
+        assert_eq!(shards[1].routing().patterns(), ["outbox.1.*.*", "sales.1.*"]);
+        assert_eq!(shards[1].each_shard().len(), 1, "it is one");
+        assert_eq!(config().each_shard()[0].slot, "tailpost");
+    }
+
+    #[test]
+    fn slots_of_another_number_of_shards_are_known_by_their_names() {
+        let (one, two) = (config(), Config { shards: Shards::new(2), ..config() });
+        for (slot, of_one, of_two) in [
+            ("tailpost", false, true),
+            ("renamed", false, true),
+            ("tailpost_1of2", true, false),
+            ("tailpost_1of4", true, true),
+            ("renamed_1of2", true, true),
+        ] {
+            assert_eq!(one.is_of_other_shards(slot), of_one, "{slot}");
+            assert_eq!(two.is_of_other_shards(slot), of_two, "{slot}");
+            assert_eq!(two.each_shard()[1].is_of_other_shards(slot), of_two, "{slot}");
+        }
+        let before = two.before("tailpost_3of4").expect("known");
+        assert_eq!((&*before.slot, &*before.stream.name), ("tailpost_3of4", "OUTBOX_3"));
+        let before = two.before("tailpost").expect("known");
+        assert_eq!((&*before.slot, &*before.stream.name), ("tailpost", "OUTBOX"));
+        assert!(two.before("renamed").is_none());
     }
 }

@@ -50,6 +50,9 @@ pub struct DeadLetter {
     pub blocked_by: Option<Uuid>,
     /// When it was discarded.
     pub discarded_at: Option<Timestamp>,
+    /// The shard that publishes it once it is requeued, if there are several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shard: Option<i64>,
 }
 
 /// Dead letters with the same failure, but for ids and numbers.

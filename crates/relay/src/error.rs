@@ -99,6 +99,14 @@ pub enum Error {
     /// The broker refuses everything until an operator changes something.
     #[error("the broker refuses to store events: {0}")]
     Refused(String),
+    /// The outbox cannot be divided into so many shards, here or as things are.
+    #[error("{problem}")]
+    Shards {
+        /// What is in the way.
+        problem: String,
+        /// What to do about it.
+        fix: String,
+    },
     /// There is no such dead letter.
     #[error("event {id} is no dead letter")]
     NoDeadLetter {
@@ -163,6 +171,7 @@ impl Error {
             | Self::Table(_)
             | Self::Stream { .. }
             | Self::Publication { .. }
+            | Self::Shards { .. }
             | Self::NoDeadLetter { .. }
             | Self::Conflict(_)
             | Self::Refused(_) => false,
@@ -183,7 +192,9 @@ impl Error {
                 "configure another name as postgres.slot: all databases of a cluster share them"
                     .into(),
             ),
-            Self::Stream { fix, .. } | Self::Publication { fix, .. } => Some(fix.clone()),
+            Self::Stream { fix, .. } | Self::Publication { fix, .. } | Self::Shards { fix, .. } => {
+                Some(fix.clone())
+            }
             Self::Table(_) => Some(
                 "mend the table, as `tailpost setup --print` shows it, and start again: rows \
                  written meanwhile are taken from the table"

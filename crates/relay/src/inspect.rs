@@ -7,10 +7,10 @@ use tokio_postgres::types::PgLsn;
 
 use crate::config::{Config, MarkBy, Mode};
 use crate::database::Store;
-use crate::database::store::COUNT_MAX;
+use crate::database::store::{Backlog, COUNT_MAX};
 use crate::dead_letters::{DeadLetters, Filter};
 use crate::error::Error;
-use crate::report::{OutboxReport, SlotReport, StatusReport, StreamReport};
+use crate::report::{OutboxReport, ShardReport, SlotReport, StatusReport, StreamReport};
 use crate::routing::Destination;
 use crate::setup::is_not_found;
 
@@ -29,61 +29,105 @@ pub async fn inspect(config: &Config) -> Result<StatusReport, Error> {
     if !found.map_err(Error::sql("look for the outbox"))?.get::<_, bool>(0) {
         return Err(Error::NotSetUp { missing: format!("table {table}") });
     }
-    let mut report = StatusReport {
-        slot: slot(config, client).await?,
-        outbox: outbox(config, &store).await?,
-        ..StatusReport::default()
-    };
-    match stream(config).await {
-        Ok(stream) => report.stream = Some(stream),
+    let (shards, backlog) = shards_with_backlogs(config).await?;
+    let outbox = outbox(config, &store, backlog).await?;
+    let mut report = StatusReport { outbox, ..Default::default() };
+    if let Err(Error::Shards { problem, fix }) = store.check_shards(config).await {
+        report.warnings.push(format!("{problem}: {fix}"));
+    }
+    let nats = match config.nats.connect("tailpost status").await {
+        Ok(client) => Some(client),
         Err(error) => {
-            report.warnings.push(format!("the broker: {}", crate::describe(&error)));
-            report.incomplete = Some(error);
+            report.lacks(error.into());
+            None
+        }
+    };
+    for (config, unpublished) in shards {
+        let slot = slot(&config, client).await?;
+        let mut told = None;
+        if let Some(nats) = &nats {
+            match stream(&config, nats).await {
+                Ok(stream) => told = Some(stream),
+                Err(error) => report.lacks(error),
+            }
+        }
+        let polls = config.mode == Mode::Poll;
+        if slot.is_none() && !polls && report.incomplete.is_none() {
+            let missing = format!("replication slot \"{}\"", config.slot);
+            report.incomplete = Some(Error::NotSetUp { missing });
+        }
+        warn_of_slot(&config, slot.as_ref(), &mut report.warnings);
+        match config.shard() {
+            None => (report.slot, report.stream) = (slot, told),
+            Some(shard) => {
+                let shard = shard.number;
+                report.shards.push(ShardReport { shard, slot, unpublished, stream: told });
+            }
         }
     }
-    let polls = config.mode == Mode::Poll;
-    if report.slot.is_none() && !polls && report.incomplete.is_none() {
-        let missing = format!("replication slot \"{}\"", config.slot);
-        report.incomplete = Some(Error::NotSetUp { missing });
-    }
-    warn(config, &mut report);
+    warn_of_dead_letters(&mut report);
     Ok(report)
 }
 
-fn warn(config: &Config, report: &mut StatusReport) {
-    let warnings = &mut report.warnings;
-    match &report.slot {
+impl StatusReport {
+    /// Something of the broker is missing.
+    fn lacks(&mut self, error: Error) {
+        self.warnings.push(format!("the broker: {}", crate::describe(&error)));
+        self.incomplete = Some(error);
+    }
+}
+
+/// The configuration of each shard, with what of it is not published; and that of all together.
+async fn shards_with_backlogs(config: &Config) -> Result<(Vec<(Config, u64)>, Backlog), Error> {
+    let mut all = Backlog { rows: 0, oldest_seconds: None };
+    let mut shards = Vec::new();
+    for config in config.each_shard() {
+        let store = Store::connect(&config, "tailpost status").await?;
+        let Backlog { rows, oldest_seconds } = store.backlog(&config.slot).await?;
+        all.rows += rows;
+        all.oldest_seconds = all.oldest_seconds.into_iter().chain(oldest_seconds).reduce(f64::max);
+        shards.push((config, rows.unsigned_abs()));
+    }
+    Ok((shards, all))
+}
+
+fn warn_of_slot(config: &Config, slot: Option<&SlotReport>, warnings: &mut Vec<String>) {
+    // Of several, each is named.
+    let name = &config.slot;
+    let the_slot =
+        if config.shard().is_some() { format!("slot {name}") } else { "the slot".into() };
+    match slot {
         None if config.mode == Mode::Poll => {}
-        None => warnings.push(format!(
-            "replication slot \"{}\" does not exist: run `tailpost setup`",
-            config.slot
-        )),
+        None => warnings
+            .push(format!("replication slot \"{name}\" does not exist: run `tailpost setup`")),
         Some(slot) if slot.wal_status.as_deref() == Some("lost") => {
             let reason = slot.invalidation_reason.as_deref();
             let reason = reason.map(|it| format!(" ({it})")).unwrap_or_default();
             warnings.push(format!(
-                "the slot's log is lost{reason}: a relay creates the slot anew and scans for the gap"
+                "{the_slot}'s log is lost{reason}: a relay creates the slot anew and scans for the gap"
             ));
         }
-        Some(slot) if slot.wal_status.as_deref() == Some("unreserved") => warnings.push(
-            "the slot keeps more of the log than max_slot_wal_keep_size: it is lost at the next \
+        Some(slot) if slot.wal_status.as_deref() == Some("unreserved") => warnings.push(format!(
+            "{the_slot} keeps more of the log than max_slot_wal_keep_size: it is lost at the next \
              checkpoint"
-                .into(),
-        ),
+        )),
         Some(slot) if !slot.active => {
-            warnings.push("no relay reads the slot: run `tailpost relay`".into());
+            warnings.push(format!("no relay reads {the_slot}: run `tailpost relay`"));
         }
         Some(_) => {}
     }
-    if let (Some(slot), Some(limit)) = (&report.slot, config.wal.limit)
+    if let (Some(slot), Some(limit)) = (slot, config.wal.limit)
         && slot.retained_bytes >= limit
     {
-        warnings.push("the slot keeps more of the log than relay.wal_limit".into());
+        warnings.push(format!("{the_slot} keeps more of the log than relay.wal_limit"));
     }
+}
+
+fn warn_of_dead_letters(report: &mut StatusReport) {
     if report.outbox.dead_letters > 0 {
         let count = report.outbox.dead_letters;
         let s = if count == 1 { "" } else { "s" };
-        warnings.push(format!(
+        report.warnings.push(format!(
             "{count} dead letter{s}: `tailpost outbox dlq list` shows them, `tailpost outbox dlq \
              requeue` publishes them after all"
         ));
@@ -127,7 +171,7 @@ async fn slot(config: &Config, client: &Client) -> Result<Option<SlotReport>, Er
     }))
 }
 
-async fn outbox(config: &Config, store: &Store) -> Result<OutboxReport, Error> {
+async fn outbox(config: &Config, store: &Store, backlog: Backlog) -> Result<OutboxReport, Error> {
     let doing = "look at the outbox";
     let (table, dead) = (config.table.quoted(), config.table.companion("outbox_dead_letter"));
     let drops = config.routes.iter().any(|it| it.destination == Destination::Drop);
@@ -149,7 +193,6 @@ async fn outbox(config: &Config, store: &Store) -> Result<OutboxReport, Error> {
                  WHERE blocks AND discarded_at IS NULL)"
     );
     let row = store.client().query_one(&sql, &[]).await.map_err(Error::sql(doing))?;
-    let backlog = store.backlog(&config.slot).await?;
     let overview = DeadLetters::connect(config).await?.overview(&Filter::default(), 0).await?;
     let count = |number: i64| u64::try_from(number).unwrap_or(0);
     Ok(OutboxReport {
@@ -166,10 +209,9 @@ async fn outbox(config: &Config, store: &Store) -> Result<OutboxReport, Error> {
     })
 }
 
-async fn stream(config: &Config) -> Result<StreamReport, Error> {
-    let client = config.nats.connect("tailpost status").await?;
+async fn stream(config: &Config, client: &async_nats::Client) -> Result<StreamReport, Error> {
     let name = &config.stream.name;
-    let stream = jetstream::new(client).get_stream(name).await.map_err(|error| {
+    let stream = jetstream::new(client.clone()).get_stream(name).await.map_err(|error| {
         if is_not_found(&error) {
             return Error::NotSetUp { missing: format!("stream \"{name}\"") };
         }

@@ -49,6 +49,7 @@ mod routing;
 mod run;
 mod session;
 mod setup;
+mod shards;
 mod slots;
 mod status;
 
@@ -67,10 +68,11 @@ pub use connect::{NatsTarget, PostgresTarget};
 pub use error::Error;
 pub use inspect::inspect;
 pub use outbox::migrations::Layout;
-pub use report::{OutboxReport, SlotReport, StatusReport, StreamReport};
+pub use report::{OutboxReport, ShardReport, SlotReport, StatusReport, StreamReport};
 pub use routing::{Destination, Glob, Route};
 pub use run::run;
 pub use setup::{SetupPlan, SetupReport, SetupStep, plan, setup};
+pub use shards::{Shard, Shards};
 pub use slots::{SlotEntry, create_slot, drop_slot, slots};
 pub use status::{BreakerState, Latency, Role, SlotStatus, Status};
 

@@ -102,6 +102,7 @@ impl Poll {
         let store = connect(config).await?;
         store.check_outbox().await?;
         store.check_marks_are_on_rows().await?;
+        store.check_shards(config).await?;
         let tail = TailReader::new(client, &config.stream.name).await?;
         broker::fitness::check(config, client, &tail).await?;
         let newest = tail.newest(reach(config), NO_SYSTEM).await?;

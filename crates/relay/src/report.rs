@@ -6,18 +6,34 @@ use crate::error::Error;
 /// What `tailpost status` tells: the state that both servers keep, whether a relay runs or not.
 #[derive(Debug, Default, Serialize)]
 pub struct StatusReport {
-    /// The slot, if it exists.
+    /// The slot, if it exists and is the only one.
     pub slot: Option<SlotReport>,
     /// The outbox table and the dead-letter table.
     pub outbox: OutboxReport,
-    /// The stream, if it exists and the broker can be reached.
+    /// The stream, if it exists, is the only one, and the broker can be reached.
     pub stream: Option<StreamReport>,
+    /// Each shard, if there are several.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub shards: Vec<ShardReport>,
     /// What an operator should look at, each a sentence with its remedy.
     pub warnings: Vec<String>,
     /// Why something is missing above: the broker cannot be reached, or stream or slot does not
     /// exist.
     #[serde(skip)]
     pub incomplete: Option<Error>,
+}
+
+/// One of several shards.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct ShardReport {
+    /// Its number, from 0 on.
+    pub shard: u32,
+    /// Its slot, if it exists.
+    pub slot: Option<SlotReport>,
+    /// Its rows that are not marked as published, of those that were counted for all.
+    pub unpublished: u64,
+    /// Its stream, if it exists and the broker can be reached.
+    pub stream: Option<StreamReport>,
 }
 
 /// A replication slot, after `pg_replication_slots`.

@@ -39,8 +39,9 @@ const RELIEF_MAX: Duration = Duration::from_secs(20);
 /// How often a standby looks whether the slot is free.
 const STANDBY_EVERY: Duration = Duration::from_millis(200);
 
-/// Relays events from the outbox to the stream until `stop` is cancelled, or, with `once`, until
-/// everything is published that was committed when the first session began.
+/// Relays the events of one shard, see [`Config::each_shard`], from the outbox to its stream until
+/// `stop` is cancelled, or, with `once`, until everything is published that was committed when the
+/// first session began.
 ///
 /// Broken connections, restarts of either server and lost slots are worked through, with pauses of
 /// 100 ms to 10 s; while another relay reads the slot this one stands by. `status` receives a
@@ -61,6 +62,12 @@ pub async fn run(
     stop: CancellationToken,
     status: watch::Sender<Status>,
 ) -> Result<(), Error> {
+    if config.shards.count() > 1 && config.shard().is_none() {
+        return Err(Error::Shards {
+            problem: "a relay publishes one shard".into(),
+            fix: "run each of Config::each_shard by itself".into(),
+        });
+    }
     let config = Arc::new(config);
     let mut reporter = Reporter::new(status);
     let mut client = None;

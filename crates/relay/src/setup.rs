@@ -1,7 +1,7 @@
 //! Everything that must exist before a relay runs, made if it is missing.
 
 use async_nats::Client;
-use async_nats::jetstream::context::Context;
+use async_nats::jetstream::context::{Context, CreateStreamError, CreateStreamErrorKind};
 use async_nats::jetstream::stream::{Config as Stream, DiscardPolicy, StorageType};
 use async_nats::jetstream::{self, ErrorCode};
 use outbox::migrations::{self, Layout};
@@ -11,6 +11,8 @@ use serde::Serialize;
 use crate::broker::TailReader;
 use crate::broker::fitness;
 use crate::config::{Config, MarkBy, Mode};
+use crate::database::publication::filter;
+use crate::database::retire::retire;
 use crate::database::{Slot, Store, shape};
 use crate::error::Error;
 
@@ -37,28 +39,45 @@ pub struct SetupStep {
 pub struct SetupPlan {
     /// The statements for PostgreSQL, ready for `psql`.
     pub sql: String,
-    /// The stream, as `nats stream add --config` takes it.
-    pub stream: serde_json::Value,
+    /// The stream, as `nats stream add --config` takes it; with several shards there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stream: Option<serde_json::Value>,
+    /// Instead the stream of each shard, if there are several.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub streams: Vec<serde_json::Value>,
 }
 
 /// What [`setup`] would do on servers that have nothing yet.
 #[must_use]
 pub fn plan(config: &Config, layout: Option<Layout>) -> SetupPlan {
-    let Config { table, publication, slot, .. } = config;
+    let shards = config.each_shard();
+    let publications: String = shards.iter().map(|it| create_publication(it) + ";\n").collect();
+    let slots: String = shards
+        .iter()
+        .map(|it| {
+            let slot = &it.slot;
+            format!("--   CREATE_REPLICATION_SLOT {slot} LOGICAL pgoutput (SNAPSHOT 'use')\n")
+        })
+        .collect();
+    let (what, it, is) = match shards.len() {
+        1 => ("The slot is", "it brings. A slot", "snapshot that says"),
+        _ => ("The slots are", "each brings. A slot", "snapshots that say"),
+    };
     let sql = format!(
-        "{migrations}\n{publication};\n\n\
-         -- The slot is created by `tailpost setup` on a replication connection, together with the\n\
-         -- snapshot that says which rows it brings. A slot made by hand cannot be used:\n\
-         --   CREATE_REPLICATION_SLOT {slot} LOGICAL pgoutput (SNAPSHOT 'use')\n",
-        migrations = migrations::render(table, layout.unwrap_or_default()),
-        publication = create_publication(config, publication),
+        "{migrations}\n{publications}\n\
+         -- {what} created by `tailpost setup` on a replication connection, together with the\n\
+         -- {is} which rows {it} made by hand cannot be used:\n{slots}",
+        migrations = migrations::render(&config.table, layout.unwrap_or_default()),
     );
-    let stream = serde_json::to_value(stream(config, true)).unwrap_or_default();
-    SetupPlan { sql, stream }
+    let stream = |it: &Config| serde_json::to_value(stream(it, true)).unwrap_or_default();
+    let mut streams: Vec<_> = shards.iter().map(stream).collect();
+    let stream = if streams.len() == 1 { streams.pop() } else { None };
+    SetupPlan { sql, stream, streams }
 }
 
 /// Makes what is missing: tables, publication, stream, slot, in this order (a slot that is older
-/// than its publication cannot be read). Safe to run again, and while relays run.
+/// than its publication cannot be read), and the latter three for each shard. Safe to run again, and
+/// while relays run.
 ///
 /// A table that there is keeps its layout; with `layout` it has to have that one.
 ///
@@ -67,19 +86,77 @@ pub fn plan(config: &Config, layout: Option<Layout>) -> SetupPlan {
 /// If a server cannot be reached or refuses; if something exists and does not fit: it is never
 /// changed silently.
 pub async fn setup(config: &Config, layout: Option<Layout>) -> Result<SetupReport, Error> {
-    let mut steps = Vec::new();
+    let store = Store::connect(config, "tailpost setup").await?;
+    let mut steps = tables(config, &store, layout).await?;
+    if store.fit_dead_letters().await? {
+        let what = "column payload in outbox_dead_letter, of the outbox's type".into();
+        steps.push(SetupStep { what, created: true });
+    }
+    let mut shards = Vec::new();
+    for shard in config.each_shard() {
+        let store = Store::connect(&shard, "tailpost setup").await?;
+        store.check_row_filters().await?;
+        shards.push((shard, store));
+    }
+    if shards.len() > 1 {
+        let types = shape::types(store.client(), &config.table.quoted()).await?;
+        shape::check_divisible(&config.table, &types)?;
+    }
+    let others = store.dropped_slots_of_other_shards(config).await?;
+    let polls = config.mode == Mode::Poll;
+    if polls {
+        let created = store.ensure_poll_index().await?;
+        steps.push(SetupStep { what: "index of unpublished rows".into(), created });
+    } else {
+        for (config, store) in &shards {
+            let created = ensure_publication(config, store).await?;
+            steps.push(SetupStep { what: format!("publication {}", config.publication), created });
+        }
+    }
+    let client = config.nats.connect("tailpost setup").await?;
+    // Before there are other slots, what these published is marked.
+    for slot in others {
+        retire(config, &slot.name, &client).await?;
+        let what = format!("marks of what slot {} published, which is gone", slot.name);
+        steps.push(SetupStep { what, created: true });
+    }
+    let context = jetstream::new(client.clone());
+    let left = store.publications_of_other_shards(config).await?;
+    let left = left.iter().map(|it| {
+        format!("publication {it} is of another number of shards: run `DROP PUBLICATION {it}`")
+    });
+    let mut warnings: Vec<_> = left.collect();
+    for (config, _) in &shards {
+        let (created, weaknesses) = ensure_stream(config, &client, &context).await?;
+        steps.push(SetupStep { what: format!("stream {}", config.stream.name), created });
+        warnings.extend(weaknesses);
+    }
+    if !polls {
+        for (config, store) in &shards {
+            let created = ensure_slot(config, store, &client).await?;
+            steps.push(SetupStep { what: format!("slot {}", config.slot), created });
+        }
+    }
+    Ok(SetupReport { steps, warnings })
+}
+
+async fn tables(
+    config: &Config,
+    store: &Store,
+    layout: Option<Layout>,
+) -> Result<Vec<SetupStep>, Error> {
     let (mut postgres, _connection) = config.postgres.connect("tailpost setup").await?;
     let types = shape::types(&postgres, &config.table.quoted()).await?;
     shape::check(&config.table, &types)?;
-    let store = Store::connect(config, "tailpost setup").await?;
-    let has_layout = check_layout(config, &store, layout).await?;
+    let has_layout = check_layout(config, store, layout).await?;
     let applied =
         migrations::migrate(&mut postgres, &config.table, layout.unwrap_or_default()).await?;
-    for migration in migrations::MIGRATIONS {
+    let step = |migration: &migrations::Migration| {
         let created = applied.iter().any(|it| it.version == migration.version);
         let what = format!("migration {:04}_{}", migration.version, migration.name);
-        steps.push(SetupStep { what, created });
-    }
+        SetupStep { what, created }
+    };
+    let mut steps: Vec<_> = migrations::MIGRATIONS.iter().map(step).collect();
     if let Some(layout) = layout {
         if !has_layout && !applied.iter().any(|it| it.version == 1) {
             return Err(other_layout(config, "none that is known", layout));
@@ -91,27 +168,7 @@ pub async fn setup(config: &Config, layout: Option<Layout>) -> Result<SetupRepor
         let created = store.ensure_index_of_transactions().await?;
         steps.push(SetupStep { what: "index of transactions".into(), created });
     }
-    if store.fit_dead_letters().await? {
-        let what = "column payload in outbox_dead_letter, of the outbox's type".into();
-        steps.push(SetupStep { what, created: true });
-    }
-    let polls = config.mode == Mode::Poll;
-    if polls {
-        let created = store.ensure_poll_index().await?;
-        steps.push(SetupStep { what: "index of unpublished rows".into(), created });
-    } else {
-        let created = ensure_publication(config, &store).await?;
-        steps.push(SetupStep { what: format!("publication {}", config.publication), created });
-    }
-    let client = config.nats.connect("tailpost setup").await?;
-    let context = jetstream::new(client.clone());
-    let (created, warnings) = ensure_stream(config, &client, &context).await?;
-    steps.push(SetupStep { what: format!("stream {}", config.stream.name), created });
-    if !polls {
-        let created = ensure_slot(config, &store, &client).await?;
-        steps.push(SetupStep { what: format!("slot {}", config.slot), created });
-    }
-    Ok(SetupReport { steps, warnings })
+    Ok(steps)
 }
 
 fn name(layout: Layout) -> &'static str {
@@ -173,20 +230,22 @@ pub(crate) async fn ensure_slot(
     }
 }
 
-fn create_publication(config: &Config, publication: &str) -> String {
+fn create_publication(config: &Config) -> String {
+    let (publication, table) = (&config.publication, &config.table);
+    let filter = config.shard().map(|shard| format!("\n    WHERE {}", filter(table, shard)));
     format!(
-        "CREATE PUBLICATION {publication} FOR TABLE {}\n    \
+        "CREATE PUBLICATION {publication} FOR TABLE {}{}\n    \
          WITH (publish = 'insert', publish_via_partition_root = true)",
-        config.table.quoted()
+        table.quoted(),
+        filter.unwrap_or_default()
     )
 }
 
 async fn ensure_publication(config: &Config, store: &Store) -> Result<bool, Error> {
-    let Config { publication, slot, .. } = config;
-    match store.check_publication(publication, slot).await {
+    match store.check_publication(&config.publication, &config.slot).await {
         Ok(()) => Ok(false),
         Err(Error::NotSetUp { .. }) => {
-            let sql = create_publication(config, publication);
+            let sql = create_publication(config);
             let created = store.client().batch_execute(&sql).await;
             created.map_err(Error::sql("create the publication")).map(|()| true)
         }
@@ -232,8 +291,12 @@ async fn ensure_stream(
     let (created, stream) = match found {
         Ok(stream) => (false, stream.cached_info().config.clone()),
         Err(error) if is_not_found(&error) => {
-            let created = context.create_stream(stream(config, batches)).await;
-            let created = created.map_err(Error::jetstream("create the stream"))?;
+            let wanted = stream(config, batches);
+            let created = context.create_stream(wanted.clone()).await;
+            let created = match created {
+                Ok(created) => created,
+                Err(error) => return Err(refused(context, wanted, error).await),
+            };
             (true, created.cached_info().config.clone())
         }
         Err(error) => return Err(Error::jetstream("look at the stream")(error)),
@@ -247,6 +310,34 @@ async fn ensure_stream(
         warnings.push(format!("{}: {}", finding.reason, finding.fix));
     }
     Ok((created, warnings))
+}
+
+/// Says so if another stream takes some of the subjects, as one does that was made for another number
+/// of shards.
+async fn refused(context: &Context, wanted: Stream, error: CreateStreamError) -> Error {
+    let code = match error.kind() {
+        CreateStreamErrorKind::JetStream(error) => Some(error.error_code()),
+        _ => None,
+    };
+    if code != Some(ErrorCode::STREAM_SUBJECT_OVERLAP) {
+        return Error::jetstream("create the stream")(error);
+    }
+    let mut other = None;
+    for subject in &wanted.subjects {
+        other = other.or(context.stream_by_subject(subject.as_str()).await.ok());
+    }
+    let other = other.unwrap_or_else(|| "NAME".into());
+    Error::Stream {
+        stream: wanted.name,
+        reason: format!(
+            "stream \"{other}\" takes subjects that this one is to take: {}",
+            wanted.subjects.join(", ")
+        ),
+        fix: format!(
+            "let {other} take less: `nats stream edit {other} --subjects 'outbox.*.*'` in place of \
+             'outbox.>', for instance"
+        ),
+    }
 }
 
 pub(crate) fn is_not_found(error: &jetstream::context::GetStreamError) -> bool {

@@ -13,7 +13,7 @@ use crate::setup::ensure_slot;
 pub struct SlotEntry {
     /// Its name.
     pub name: String,
-    /// Whether it is the one that is configured.
+    /// Whether it is the one that is configured, or that of a shard.
     pub is_configured: bool,
     /// The database whose log it brings; `None` for a physical slot.
     pub database: Option<String>,
@@ -36,10 +36,11 @@ pub async fn slots(config: &Config) -> Result<Vec<SlotEntry>, Error> {
                    (pg_current_wal_lsn() - restart_lsn)::bigint
                FROM pg_replication_slots ORDER BY slot_name";
     let rows = client.query(sql, &[]).await.map_err(Error::sql("list the replication slots"))?;
+    let configured: Vec<_> = config.each_shard().into_iter().map(|it| it.slot).collect();
     let entries = rows.iter().map(|row| {
         let name: String = row.get(0);
         SlotEntry {
-            is_configured: name == config.slot,
+            is_configured: configured.contains(&name),
             name,
             database: row.get(1),
             active: row.get(2),
@@ -50,20 +51,20 @@ pub async fn slots(config: &Config) -> Result<Vec<SlotEntry>, Error> {
     Ok(entries.collect())
 }
 
-/// Creates the slot as `setup` does: what an earlier one brought is marked before. Says whether
-/// there was none that can be used.
+/// Creates the slot of a shard as `setup` does: what an earlier one brought is marked before. Says
+/// whether there was none that can be used.
 ///
 /// # Errors
 ///
-/// If a server cannot be reached, or `tailpost setup` was not run.
+/// If a server cannot be reached, `tailpost setup` was not run, or other shards are in the way.
 pub async fn create_slot(config: &Config) -> Result<bool, Error> {
     let store = Store::connect(config, "tailpost slot").await?;
-    store.check_set_up(&config.publication, &config.slot).await?;
+    store.check_set_up(config).await?;
     let client = config.nats.connect("tailpost slot").await?;
     ensure_slot(config, &store, &client).await
 }
 
-/// Drops the slot, so that PostgreSQL need not keep the log for it. No event is lost: the next
+/// Drops the slot of a shard, so that PostgreSQL need not keep the log for it. No event is lost: the next
 /// relay, or [`create_slot`], creates it anew, and what was written in between comes from the table.
 ///
 /// # Errors

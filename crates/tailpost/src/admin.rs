@@ -27,7 +27,7 @@ use tower_http::timeout::TimeoutLayer;
 use tracing::{info, warn};
 
 pub(crate) use self::inbox::{Desk, Inbox, Sample};
-pub(crate) use self::relay::Relay;
+pub(crate) use self::relay::{Relay, Watched};
 
 const JSON: &str = "application/json";
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);

@@ -184,6 +184,9 @@ pub(crate) struct RelayArgs {
     /// Publish and mark what is there, then exit
     #[arg(long)]
     pub(crate) once: bool,
+    /// Of relay.shards publish only this one, from 0 on, so that others run elsewhere
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) shard: Option<u32>,
 }
 
 /// Arguments of `status`.

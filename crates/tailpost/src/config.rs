@@ -17,7 +17,7 @@ use std::time::Duration;
 use relay::connect::{NatsAccess, PostgresTls};
 use relay::{
     Config, Dedup, MarkConfig, Mode, NatsTarget, OnPark, PollConfig, PostgresTarget, ScanConfig,
-    StreamConfig, WalConfig, WindowLimits,
+    Shards, StreamConfig, WalConfig, WindowLimits,
 };
 
 pub(crate) use error::{Error, Origin};
@@ -75,6 +75,7 @@ pub(crate) struct RelaySettings {
     pub(crate) poll: PollConfig,
     pub(crate) mark: MarkConfig,
     pub(crate) wal: WalConfig,
+    pub(crate) shards: u32,
 }
 
 #[derive(Clone, PartialEq)]
@@ -131,6 +132,7 @@ impl Default for Settings {
                 poll: PollConfig::default(),
                 mark: MarkConfig::default(),
                 wal: WalConfig::default(),
+                shards: Shards::default().count(),
             },
             inbox: inbox::InboxSettings::default(),
             routes: Vec::new(),
@@ -196,6 +198,7 @@ impl Settings {
             on_park: self.relay.on_park,
             dead_letter_retention: self.relay.dead_letter_retention,
             max_attempts: self.relay.max_attempts,
+            shards: Shards::new(self.relay.shards),
         };
         config.validate().map_err(|source| self.blame("", source))?;
         Ok(config)

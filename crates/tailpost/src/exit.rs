@@ -71,6 +71,7 @@ fn relay_kind(error: &relay::Error) -> u8 {
         | relay::Error::Stream { .. }
         | relay::Error::Publication { .. }
         | relay::Error::PublicationChanged { .. }
+        | relay::Error::Shards { .. }
         | relay::Error::Conflict(_)
         | relay::Error::Refused(_)
         | relay::Error::Table(_) => REFUSED,

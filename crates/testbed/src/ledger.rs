@@ -66,6 +66,18 @@ impl Ledger {
         Ok(Self { rows: all, dead: dead_ids, messages, allowed: HashSet::new() })
     }
 
+    /// Adds the messages of a further stream: each shard of a relay has its own.
+    ///
+    /// # Errors
+    ///
+    /// When the broker does not answer, or the stream does not exist.
+    pub async fn and_stream(mut self, jetstream: &Context, stream: &str) -> Result<Self> {
+        let number = self.messages.last().map_or(0, |it| it.stream) + 1;
+        let messages = stream::read(jetstream, stream).await?;
+        self.messages.extend(messages.into_iter().map(|it| Stored { stream: number, ..it }));
+        Ok(self)
+    }
+
     /// Says which events may be in the stream without a row: those deleted on purpose.
     #[must_use]
     pub fn allowing(mut self, deleted: impl IntoIterator<Item = Uuid>) -> Self {
@@ -135,20 +147,23 @@ impl Ledger {
 /// How far each aggregate and each log have come.
 #[derive(Default)]
 struct Order<'a> {
-    by_aggregate: HashMap<&'a (String, String), i64>,
-    by_history: HashMap<(u64, u32), (u64, u32)>,
+    by_aggregate: HashMap<&'a (String, String), (usize, i64)>,
+    by_history: HashMap<(usize, u64, u32), (u64, u32)>,
 }
 
 impl<'a> Order<'a> {
-    /// Whether the stream holds something before this message that belongs behind it.
+    /// Whether the stream holds something before this message that belongs behind it, or another
+    /// stream holds something of its aggregate, so that they have no order.
     fn breaks(&mut self, message: &Stored, row: Option<&'a Row>) -> bool {
         let by_aggregate = row.is_some_and(|row| {
-            let last = self.by_aggregate.entry(&row.aggregate).or_insert(row.seq);
-            row.seq < std::mem::replace(last, (*last).max(row.seq))
+            let last = self.by_aggregate.entry(&row.aggregate).or_insert((message.stream, row.seq));
+            let (stream, seq) = *last;
+            last.1 = seq.max(row.seq);
+            row.seq < seq || message.stream != stream
         });
         let by_log = message.position.filter(|_| message.fenced).is_some_and(|it| {
             let Position { system_id, timeline, lsn, ordinal } = it;
-            let last = self.by_history.entry((system_id, timeline)).or_default();
+            let last = self.by_history.entry((message.stream, system_id, timeline)).or_default();
             (lsn, ordinal) < std::mem::replace(last, (*last).max((lsn, ordinal)))
         });
         by_aggregate || by_log

@@ -9,6 +9,7 @@ mod http;
 mod killed;
 mod orders;
 mod service;
+mod shards;
 mod whole_way;
 
 use std::fs::File;

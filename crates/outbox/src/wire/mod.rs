@@ -15,4 +15,6 @@ mod subject;
 pub use escape::{escape_token, unescape_token};
 pub use headers::{HeadersNotAnObject, WireError, event_headers, parse_event};
 pub use position::{ParsePositionError, Position};
-pub use subject::{SubjectError, SubjectTemplate, TemplateError, subject_matches};
+pub use subject::{
+    SubjectError, SubjectTemplate, TemplateError, subject_matches, subjects_overlap,
+};

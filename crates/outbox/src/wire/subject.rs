@@ -14,7 +14,8 @@ const SUBJECT_BYTES_MAX: usize = 255;
 ///
 /// Fields: `{aggregate_type}`, `{aggregate_id}`, `{event_type}`, `{event_version}` and
 /// `{header:NAME}` (the empty string if the event has no such header). Each value is escaped as by
-/// [`escape_token`](super::escape_token), so it never adds a token or a wildcard.
+/// [`escape_token`](super::escape_token), so it never adds a token or a wildcard. `{shard}` is the
+/// number that [`in_shard`](Self::in_shard) puts in its place, and until then 0.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SubjectTemplate {
     text: String,
@@ -25,6 +26,7 @@ pub struct SubjectTemplate {
 enum Part {
     Literal(String),
     Field(Field),
+    Shard,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,7 +38,31 @@ enum Field {
     Header(String),
 }
 
+/// What stands for the number of the shard.
+const SHARD: &str = "shard";
+
+/// The number of the only shard there is, where there are not several.
+const ONLY_SHARD: &str = "0";
+
 impl SubjectTemplate {
+    /// Whether `{shard}` is in it.
+    #[must_use]
+    pub fn names_shard(&self) -> bool {
+        self.parts.contains(&Part::Shard)
+    }
+
+    /// The template of one shard's subjects: its number is in place of `{shard}`.
+    #[must_use]
+    pub fn in_shard(&self, number: u32) -> Self {
+        let number = number.to_string();
+        let part = |part: &Part| match part {
+            Part::Shard => Part::Literal(number.clone()),
+            other => other.clone(),
+        };
+        let parts = self.parts.iter().map(part).collect();
+        Self { text: self.text.replace(&format!("{{{SHARD}}}"), &number), parts }
+    }
+
     /// Makes the subject of an event.
     ///
     /// # Errors
@@ -47,6 +73,7 @@ impl SubjectTemplate {
         for part in &self.parts {
             match part {
                 Part::Literal(literal) => subject.push_str(literal),
+                Part::Shard => subject.push_str(ONLY_SHARD),
                 Part::Field(field) => {
                     for piece in escape_token_pieces(&field.value(event)?) {
                         subject.push_str(piece);
@@ -70,6 +97,7 @@ impl SubjectTemplate {
         for part in &self.parts {
             match part {
                 Part::Literal(literal) => pattern.push_str(literal),
+                Part::Shard => pattern.push_str(ONLY_SHARD),
                 // Neither can occur in a literal, so this marks the token unmistakably.
                 Part::Field(_) => pattern.push('*'),
             }
@@ -86,6 +114,7 @@ impl SubjectTemplate {
         for part in &self.parts {
             match part {
                 Part::Literal(literal) => subject_bytes += literal.len(),
+                Part::Shard => subject_bytes += ONLY_SHARD.len(),
                 Part::Field(field) => {
                     let bytes = escape_token_pieces(&field.value(event)?).map(str::len).sum();
                     subject_bytes += bytes;
@@ -131,7 +160,7 @@ impl FromStr for SubjectTemplate {
             rest = after;
             if let Some(after) = rest.strip_prefix('{') {
                 let (name, after) = after.split_once('}').ok_or(TemplateError::Unclosed)?;
-                parts.push(Part::Field(name.parse()?));
+                parts.push(if name == SHARD { Part::Shard } else { Part::Field(name.parse()?) });
                 skeleton.push('x');
                 rest = after;
             }
@@ -238,7 +267,7 @@ pub enum TemplateError {
     /// No such field.
     #[error(
         "the subject template has an unknown field {{{name}}}; there are {{aggregate_type}}, \
-         {{aggregate_id}}, {{event_type}}, {{event_version}} and {{header:NAME}}"
+         {{aggregate_id}}, {{event_type}}, {{event_version}}, {{header:NAME}} and {{shard}}"
     )]
     UnknownField {
         /// The text between the braces.
@@ -258,6 +287,20 @@ pub fn subject_matches(pattern: &str, subject: &str) -> bool {
             (Some("*"), Some(_)) => {}
             (Some(wanted), Some(token)) if wanted == token => {}
             (None, None) => return true,
+            _ => return false,
+        }
+    }
+}
+
+/// Whether there is a subject that both patterns take. Streams of an account must have no such
+/// subjects.
+#[must_use]
+pub fn subjects_overlap(one: &str, other: &str) -> bool {
+    let (mut one, mut other) = (one.split('.'), other.split('.'));
+    loop {
+        match (one.next(), other.next()) {
+            (Some(">"), Some(_)) | (Some(_), Some(">")) | (None, None) => return true,
+            (Some(a), Some(b)) if a == b || a == "*" || b == "*" => {}
             _ => return false,
         }
     }

@@ -1,6 +1,7 @@
 //! The PostgreSQL side: the slot and its log, the outbox's rows, the statements.
 
 pub(crate) mod publication;
+pub(crate) mod retire;
 pub(crate) mod rows;
 pub(crate) mod shape;
 pub(crate) mod slot;

@@ -1,11 +1,29 @@
 //! What the log brings is decided by the publication, at the time of each commit.
 
-use outbox::Table;
+use outbox::{Column, Table};
 use tokio_postgres::Client;
 
 use crate::error::Error;
+use crate::shards::Shard;
 
-/// Whether the publication exists.
+/// The first server whose publications have row filters.
+pub(crate) const FILTERS_SINCE: i32 = 150_000;
+
+/// What makes a publication bring a shard's rows and no others. The columns' names stand alone, as a
+/// row filter wants them.
+pub(crate) fn filter(table: &Table, shard: Shard) -> String {
+    shard.owns(&table.column(Column::AggregateType), &table.column(Column::AggregateId))
+}
+
+/// A filter without what PostgreSQL writes in one way or another: parentheses, spaces, quotes, the
+/// case of letters, and casts, which within the expression change no value.
+fn bare(filter: &str) -> String {
+    let kept = filter.chars().filter(|it| !it.is_whitespace() && !"()\"'".contains(*it));
+    let text: String = kept.flat_map(char::to_lowercase).collect();
+    ["::text", "::bigint", "::charactervarying"].iter().fold(text, |text, it| text.replace(it, ""))
+}
+
+/// Whether the publication exists. With a `shard` it must bring that shard's rows, and else all.
 ///
 /// # Errors
 ///
@@ -14,6 +32,7 @@ pub(crate) async fn exists(
     client: &Client,
     table: &Table,
     publication: &str,
+    shard: Option<Shard>,
 ) -> Result<bool, Error> {
     // By way of JSON, since PostgreSQL 14 knows neither row filters nor their column.
     let row = client
@@ -21,7 +40,7 @@ pub(crate) async fn exists(
             "SELECT p.pubinsert AND NOT (p.pubupdate OR p.pubdelete OR p.pubtruncate),
                     p.pubviaroot,
                     t.tablename IS NOT NULL,
-                    to_jsonb(t)->>'rowfilter' IS NOT NULL
+                    to_jsonb(t)->>'rowfilter'
              FROM pg_publication p
              LEFT JOIN pg_publication_tables t
                  ON t.pubname = p.pubname AND t.schemaname = $2 AND t.tablename = $3
@@ -31,12 +50,24 @@ pub(crate) async fn exists(
         .await
         .map_err(Error::sql("look at the publication"))?;
     let Some(row) = row else { return Ok(false) };
-    let (inserts_only, via_root, has_table, is_filtered): (bool, bool, bool, bool) =
-        (row.get(0), row.get(1), row.get(2), row.get(3));
-    let table = table.quoted();
+    let (inserts_only, via_root, has_table): (bool, bool, bool) =
+        (row.get(0), row.get(1), row.get(2));
+    let wanted = shard.map(|shard| filter(table, shard));
+    let filtered: Option<String> = row.get(3);
+    let is_filtered_otherwise = filtered.as_deref().map(bare) != wanted.as_deref().map(bare);
+    let table = match &wanted {
+        None => table.quoted(),
+        Some(filter) => format!("{} WHERE {filter}", table.quoted()),
+    };
     let (reason, change) = match () {
         () if !has_table => ("it does not publish the outbox table", format!("ADD TABLE {table}")),
-        () if is_filtered => ("it publishes only some of the rows", format!("SET TABLE {table}")),
+        () if is_filtered_otherwise && shard.is_some() => (
+            "it does not publish the rows of its shard and no others",
+            format!("SET TABLE {table}"),
+        ),
+        () if is_filtered_otherwise => {
+            ("it publishes only some of the rows", format!("SET TABLE {table}"))
+        }
         () if !inserts_only => {
             ("it must publish inserts and nothing else", "SET (publish = 'insert')".to_owned())
         }
@@ -84,4 +115,20 @@ pub(crate) async fn is_younger_than_the_slot(
     );
     let row = client.query_one(&sql, &[&slot, &publication, &table.quoted()]).await;
     Ok(row.map_err(Error::sql("look at the publication's age"))?.get(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_filter_is_recognized_as_the_server_writes_it() {
+        let ours = filter(&Table::default(), Shard { number: 2, of: 4 });
+        let theirs = "(((hashtextextended((COALESCE((aggregate_id)::text, ''::text) COLLATE \"C\"), \
+            hashtextextended((COALESCE(aggregate_type, ''::text) COLLATE \"C\"), '0'::bigint)) & \
+            '9223372036854775807'::bigint) % '4'::bigint) = '2'::bigint)";
+        assert_eq!(bare(&ours), bare(theirs));
+        assert_ne!(bare(&ours), bare(&theirs.replace("'4'", "'5'")));
+        assert_ne!(bare(&ours), bare(&theirs.replace("'2'", "'3'")));
+    }
 }

@@ -87,6 +87,28 @@ pub(crate) fn check(table: &Table, types: &Types) -> Result<(), Error> {
     Ok(())
 }
 
+/// Refuses a table whose aggregates cannot be divided: a row filter takes text as it is, and turns
+/// nothing else into it.
+pub(crate) fn check_divisible(table: &Table, types: &Types) -> Result<(), Error> {
+    for column in [Column::AggregateType, Column::AggregateId] {
+        let name = table.columns().name(column);
+        let found = types.get(name).ok_or_else(|| missing(table, column))?;
+        if !matches!(found.oid, TEXT | VARCHAR) {
+            return Err(Error::Shards {
+                problem: format!(
+                    "relay.shards above 1 needs column \"{name}\" to be of type text or varchar"
+                ),
+                fix: format!(
+                    "run `ALTER TABLE {} ALTER COLUMN {} TYPE text`, or set relay.shards = 1",
+                    table.quoted(),
+                    table.column(column)
+                ),
+            });
+        }
+    }
+    Ok(())
+}
+
 /// The types that a column may have, if it has another one. Others would be misread: the log has
 /// values in their binary form.
 fn unfit(column: Column, found: &ColumnType) -> Option<&'static str> {

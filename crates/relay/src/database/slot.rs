@@ -69,12 +69,7 @@ impl Slot {
         store: &Store,
         tail: Option<&TailReader>,
     ) -> Result<Self, Error> {
-        let target = config.postgres.replication_config(&config.slot, &config.publication)?;
-        let mut session = ReplicationClient::connect_gated(target)
-            .await
-            .map_err(Error::replication("open a replication connection"))?;
-        let doing = "identify the server";
-        let identity = session.identify_system().await.map_err(Error::replication(doing))?;
+        let (mut session, identity) = identify(config).await?;
         query(&mut session, GIVE_UP_SOON, "configure the session").await?;
         store.lock_slot(&config.slot).await?;
         let ensured = ensure(config, store, tail, &mut session, &identity).await;
@@ -129,6 +124,21 @@ impl Slot {
     }
 }
 
+async fn identify(config: &Config) -> Result<(ReplicationClient, IdentifySystem), Error> {
+    let target = config.postgres.replication_config(&config.slot, &config.publication)?;
+    let mut session = ReplicationClient::connect_gated(target)
+        .await
+        .map_err(Error::replication("open a replication connection"))?;
+    let doing = "identify the server";
+    let identity = session.identify_system().await.map_err(Error::replication(doing))?;
+    Ok((session, identity))
+}
+
+/// Which cluster this is.
+pub(crate) async fn system_identifier(config: &Config) -> Result<String, Error> {
+    Ok(identify(config).await?.1.system_id)
+}
+
 fn started_error(error: PgWireError, slot: &str) -> Error {
     match sqlstate(&error).as_deref() {
         Some("55006") => Error::SlotBusy { slot: slot.to_owned() },
@@ -150,7 +160,7 @@ async fn ensure(
         Found::Usable(state, confirmed) => Ok((state, confirmed, false)),
         Found::Unusable { drop, state, reason } => {
             if let Some(old) = &state {
-                finish_epoch(config, store, tail, identity, old).await?;
+                finish_epoch(config, store, tail, &identity.system_id, old).await?;
             }
             if drop {
                 store.drop_slot(&config.slot).await?;
@@ -220,14 +230,14 @@ fn anew(config: &Config, drop: bool, state: Option<StateRow>, reason: &'static s
 }
 
 /// Marks what the old slot brought and the stream has.
-async fn finish_epoch(
+pub(crate) async fn finish_epoch(
     config: &Config,
     store: &Store,
     tail: Option<&TailReader>,
-    identity: &IdentifySystem,
+    system_id: &str,
     old: &StateRow,
 ) -> Result<(), Error> {
-    if old.system_identifier != identity.system_id {
+    if old.system_identifier != system_id {
         store.renumber().await?; // positions and snapshots of another cluster say nothing here
         return Ok(());
     }
@@ -237,7 +247,7 @@ async fn finish_epoch(
         let since = old.swept.as_ref().or(old.watermark.as_ref());
         let way = WayBack {
             resolved_before: since.map_or(Lsn::ZERO, |it| it.lsn),
-            system_id: number(&identity.system_id)?,
+            system_id: number(system_id)?,
             overtaken_max: config.window.events,
             at_least: scan_reach(config),
         };
@@ -314,7 +324,7 @@ async fn create(
 ) -> Result<(StateRow, Lsn), Error> {
     let slot = &config.slot;
     let timeline = i32::try_from(identity.timeline).unwrap_or(i32::MAX);
-    store.announce_epoch(slot, &identity.system_id, timeline, reason).await?;
+    store.announce_beside_no_others(config, &identity.system_id, timeline, reason).await?;
     info!(slot, "creating the replication slot (waits for running transactions)");
     let version: u32 =
         number(&single(session, "SELECT current_setting('server_version_num')").await?)?;

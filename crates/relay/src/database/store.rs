@@ -6,6 +6,7 @@ mod dead_letters;
 mod index;
 mod parking;
 mod scan;
+mod shards;
 mod state;
 mod statements;
 mod sweep;
@@ -19,7 +20,7 @@ use tokio_postgres::types::{PgLsn, ToSql};
 use tokio_postgres::{Client, Statement};
 use uuid::Uuid;
 
-pub(crate) use self::backlog::COUNT_MAX;
+pub(crate) use self::backlog::{Backlog, COUNT_MAX};
 pub(crate) use self::scan::{Extent, ScannedRow, Scanner};
 use self::statements::Statements;
 use crate::config::{Config, MarkBy};
@@ -27,6 +28,7 @@ use crate::connect::ConnectionTask;
 use crate::core::Settled;
 use crate::database::{publication, shape};
 use crate::error::Error;
+use crate::shards::{Shard, Shards};
 
 pub(crate) use self::state::{StateRow, Watermark};
 pub(crate) use self::sweep::{SWEPT_AT_ONCE, Swath, Swept};
@@ -38,6 +40,9 @@ pub(crate) struct Store {
     _connection: ConnectionTask,
     table: Table,
     mark_by: MarkBy,
+    /// Whose rows this is about; all rows if there is but one shard, or all are meant.
+    shard: Option<Shard>,
+    shards: Shards,
     sql: Statements,
     /// Prepared once: it runs for every few thousand events.
     mark: OnceCell<Statement>,
@@ -56,7 +61,8 @@ impl Store {
         let sql = Statements::new(config);
         let (mark, park) = (OnceCell::new(), OnceCell::new());
         let (table, mark_by) = (config.table.clone(), config.mark.by);
-        Ok(Self { client, _connection: connection, table, mark_by, sql, mark, park })
+        let (shard, shards) = (config.shard(), config.shards);
+        Ok(Self { client, _connection: connection, table, mark_by, shard, shards, sql, mark, park })
     }
 
     pub(crate) fn client(&self) -> &Client {
@@ -66,6 +72,17 @@ impl Store {
     /// Whether a row that is gone may be that of a published event.
     pub(crate) fn marks_by_deleting(&self) -> bool {
         self.mark_by == MarkBy::Delete
+    }
+
+    /// Which rows of the outbox are this shard's, as a condition; `o` is what the table is called.
+    fn owned_rows(&self, o: &str) -> String {
+        statements::owned(&self.table, self.shard, o)
+    }
+
+    /// The same for dead letters, and for the audit of them.
+    fn owned_letters(&self) -> String {
+        let owns = |shard: Shard| shard.owns("aggregate_type", "aggregate_id");
+        self.shard.map_or_else(|| "true".to_owned(), owns)
     }
 
     /// For marks: commits are not waited for, because their loss is harmless, and a lock on the
@@ -237,9 +254,11 @@ impl Store {
 
     /// Whether `tailpost setup` was run: without the publication a slot can be started, but never
     /// read.
-    pub(crate) async fn check_set_up(&self, publication: &str, slot: &str) -> Result<(), Error> {
+    pub(crate) async fn check_set_up(&self, config: &Config) -> Result<(), Error> {
         self.check_outbox().await?;
-        match self.check_publication(publication, slot).await {
+        self.check_row_filters().await?;
+        self.check_shards(config).await?;
+        match self.check_publication(&config.publication, &config.slot).await {
             // The slot is about to be looked at.
             Err(Error::PublicationChanged { .. }) => Ok(()),
             checked => checked,
@@ -288,7 +307,7 @@ impl Store {
         slot: &str,
     ) -> Result<(), Error> {
         let (client, table) = (self.client(), &self.table);
-        let unfit = match publication::exists(client, table, publication).await {
+        let unfit = match publication::exists(client, table, publication, self.shard).await {
             Ok(true) => {
                 if !publication::is_younger_than_the_slot(client, table, publication, slot).await? {
                     return Ok(());
@@ -312,10 +331,12 @@ impl Store {
             "UPDATE {outbox} o SET published_at = clock_timestamp()
              WHERE published_at IS NULL AND NOT ({not_published});
              DELETE FROM {published};
-             UPDATE {outbox} SET txid = pg_current_xact_id() WHERE published_at IS NULL",
+             UPDATE {outbox} o SET txid = pg_current_xact_id()
+             WHERE published_at IS NULL AND {owned}",
             outbox = self.table.quoted(),
             not_published = statements::not_published(&self.table, "o.txid"),
             published = self.table.companion("tailpost_published"),
+            owned = self.owned_rows("o"),
         );
         self.client().batch_execute(&sql).await.map_err(Error::sql("take over restored rows"))
     }

@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 
 use pgoutput::Lsn;
 
+use crate::shards::Shards;
+
 /// How often the position is written down while it matters.
 const PAUSE_MIN: Duration = Duration::from_millis(250);
 
@@ -22,7 +24,7 @@ const PAUSE_MIN: Duration = Duration::from_millis(250);
 /// confirmed: without this, an idle relay would keep an idle server busy.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
-/// As much log as writing the position down may cost.
+/// As much log as writing the position down may cost. The log has what all shards write.
 const NEXT_TO_NOTHING_BYTES: u64 = 1_024;
 
 #[derive(Debug)]
@@ -33,12 +35,15 @@ pub(super) struct Hold {
     pause: Duration,
     /// Events resolved when the position was last written down.
     resolved: u64,
+    next_to_nothing_bytes: u64,
 }
 
 impl Hold {
     /// `held` is what is written down already.
-    pub(super) fn new(held: Lsn) -> Self {
-        Self { held, writing: false, written_at: None, pause: PAUSE_MIN, resolved: 0 }
+    pub(super) fn new(held: Lsn, shards: Shards) -> Self {
+        let next_to_nothing_bytes = NEXT_TO_NOTHING_BYTES * u64::from(shards.count());
+        let (pause, resolved) = (PAUSE_MIN, 0);
+        Self { held, writing: false, written_at: None, pause, resolved, next_to_nothing_bytes }
     }
 
     /// What may be confirmed of what is resolved.
@@ -52,7 +57,7 @@ impl Hold {
         if self.writing || beyond == 0 {
             return false;
         }
-        let matters = events != self.resolved || beyond > NEXT_TO_NOTHING_BYTES;
+        let matters = events != self.resolved || beyond > self.next_to_nothing_bytes;
         let pause = if matters { PAUSE_MIN } else { self.pause };
         if self.written_at.is_some_and(|at| now.saturating_duration_since(at) < pause) {
             return false;
@@ -76,7 +81,8 @@ mod tests {
     /// Plays `seconds`, in steps of 10 ms, in which `resolved` says what is resolved and how many
     /// events. Each writing appends as much to the log as it does. Returns how many there were.
     fn writings(seconds: u64, resolved: impl Fn(u64) -> (u64, u64)) -> u32 {
-        let (mut hold, start, mut own, mut count) = (Hold::new(Lsn(1)), Instant::now(), 0, 0);
+        let (start, mut own, mut count) = (Instant::now(), 0, 0);
+        let mut hold = Hold::new(Lsn(1), Shards::default());
         for step in 0..seconds * 100 {
             let (lsn, events) = resolved(step);
             let now = start + Duration::from_millis(10 * step);
@@ -93,7 +99,7 @@ mod tests {
 
     #[test]
     fn nothing_is_confirmed_that_is_not_written_down() {
-        let mut hold = Hold::new(Lsn(10));
+        let mut hold = Hold::new(Lsn(10), Shards::default());
         assert_eq!(hold.allowed(Lsn(5)), Lsn(5));
         assert_eq!(hold.allowed(Lsn(50)), Lsn(10));
         assert!(hold.is_due(Lsn(50), 1, Instant::now()));
@@ -112,8 +118,27 @@ mod tests {
     }
 
     #[test]
+    fn shards_without_work_do_not_keep_each_other_busy() {
+        const SHARDS: u32 = 16;
+        let start = Instant::now();
+        let mut holds: Vec<_> =
+            (0..SHARDS).map(|_| Hold::new(Lsn(1), Shards::new(SHARDS))).collect();
+        let (mut end, mut count) = (100, 0);
+        for step in 0..60 * 100 {
+            let now = start + Duration::from_millis(10 * step);
+            for hold in &mut holds {
+                if hold.is_due(Lsn(end), 0, now) {
+                    hold.written(Lsn(end));
+                    (end, count) = (end + 300, count + 1);
+                }
+            }
+        }
+        assert!(count <= 17 * SHARDS, "{count} writings in a minute");
+    }
+
+    #[test]
     fn an_event_on_an_idle_stream_is_confirmed_at_once() {
-        let (mut hold, start) = (Hold::new(Lsn(100)), Instant::now());
+        let (mut hold, start) = (Hold::new(Lsn(100), Shards::default()), Instant::now());
         assert!(hold.is_due(Lsn(101), 1, start));
         hold.written(Lsn(200));
         let later = start + Duration::from_millis(300);

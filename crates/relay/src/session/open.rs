@@ -98,7 +98,7 @@ impl Session {
         once: bool,
     ) -> Result<Self, Error> {
         let store = Arc::new(Store::connect(config, "tailpost").await?);
-        store.check_set_up(&config.publication, &config.slot).await?;
+        store.check_set_up(config).await?;
         let is_indexed = is_indexed(config, &store).await?;
         let tail = TailReader::new(client, &config.stream.name).await?;
         let batches = broker::fitness::check(config, client, &tail).await?;
@@ -106,7 +106,7 @@ impl Session {
         let (system_id, timeline, reader) = (slot.system_id, slot.timeline, slot.reader);
         let (start_snapshot, swept) = (slot.start_snapshot.clone(), slot.swept.clone());
         let resolved_before = slot.resolved_before();
-        let (confirmed, hold) = (slot.confirmed, Hold::new(slot.held));
+        let (confirmed, hold) = (slot.confirmed, Hold::new(slot.held, config.shards));
         let is_gap_filled = slot.is_gap_filled;
         let rows = Rows::new(config.table.clone(), config.routing());
         let source = slot.start(rows, &store, &config.slot).await?;

@@ -48,11 +48,6 @@ impl Sink<'_, '_> {
         self.family("build_info", "The version that runs.", [(labels, 1.0)])
     }
 
-    pub(super) fn counter(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
-        let metric = self.encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-        ConstCounter::new(value).encode(metric)
-    }
-
     pub(super) fn gauge(&mut self, name: &str, help: &str, value: f64) -> fmt::Result {
         let metric = self.encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         ConstGauge::new(value).encode(metric)

@@ -1,27 +1,25 @@
 //! The relay, as operators see it.
 
+mod metrics;
+
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::Router;
 use futures_util::future::BoxFuture;
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::DescriptorEncoder;
-use prometheus_client::metrics::MetricType;
-use relay::{BreakerState, Config, Latency, Role, SlotStatus, Status};
+use relay::{Config, Role, Status};
 use serde::Serialize;
 use tokio::sync::watch;
 
+use self::metrics::StatusCollector;
 use super::dead_letters::{self, Desk};
-use super::metrics::{Metrics, Sink};
+use super::metrics::Metrics;
 use super::{Admin, Engine};
 
-type NoLabels = [(&'static str, &'static str); 0];
-
-/// A running relay.
+/// A running relay, with all shards that this process has.
 pub(crate) struct Relay {
-    status: watch::Receiver<Status>,
+    watched: Vec<Watched>,
     metrics: Metrics,
     desk: Desk,
     counted: Counted,
@@ -30,24 +28,55 @@ pub(crate) struct Relay {
 /// How many dead letters there are, and the age of the oldest in seconds; `None` if unknown.
 type Counted = Arc<Mutex<Option<(u64, f64)>>>;
 
+/// What one shard, or the only relay, says of itself.
+#[derive(Debug, Clone)]
+pub(crate) struct Watched {
+    /// Its number, if there are several.
+    shard: Option<u32>,
+    stream: String,
+    status: watch::Receiver<Status>,
+}
+
+impl Watched {
+    pub(crate) fn new(config: &Config, status: watch::Receiver<Status>) -> Self {
+        let shard = config.shard().map(|it| it.number);
+        Self { shard, stream: config.stream.name.clone(), status }
+    }
+
+    /// What tells the shards' metrics apart.
+    fn labels(&self) -> Vec<(&'static str, String)> {
+        let stream = ("stream", self.stream.clone());
+        self.shard.map(|it| vec![("shard", it.to_string()), stream]).unwrap_or_default()
+    }
+}
+
 impl Relay {
-    pub(crate) fn new(status: watch::Receiver<Status>, config: &Config) -> Self {
+    /// `config` is that of all shards.
+    pub(crate) fn new(watched: Vec<Watched>, config: &Config) -> Self {
         let pipeline = format!("{}/{}", config.slot, config.publication);
-        let labels = [("pipeline", pipeline), ("stream", config.stream.name.clone())];
+        let mut labels = vec![("pipeline", pipeline)];
+        if watched.iter().all(|it| it.shard.is_none()) {
+            labels.push(("stream", config.stream.name.clone()));
+        }
         let in_flight_limit = config.window.events;
         let counted = Counted::default();
         let dead_letters = Arc::clone(&counted);
-        let collector = StatusCollector { status: status.clone(), in_flight_limit, dead_letters };
+        let collector = StatusCollector { watched: watched.clone(), in_flight_limit, dead_letters };
         let desk = Desk::new(config.clone());
-        Self { status, metrics: Metrics::new(labels, collector), desk, counted }
+        Self { watched, metrics: Metrics::new(labels, collector), desk, counted }
     }
 }
 
 impl Engine for Relay {
     fn readiness(&self) -> (bool, String) {
-        let readiness = Readiness::of(&self.status.borrow());
-        let json = serde_json::to_string(&readiness).unwrap_or_default();
-        (readiness.ready, json)
+        let of = |it: &Watched| (it.shard, Readiness::of(&it.status.borrow()));
+        let all: Vec<_> = self.watched.iter().map(of).collect();
+        let ready = all.iter().all(|(_, it)| it.ready);
+        let json = match &*all {
+            [(None, only)] => serde_json::to_string(only),
+            all => serde_json::to_string(&ShardsReadiness::of(all)),
+        };
+        (ready, json.unwrap_or_default())
     }
 
     fn metrics(&self) -> Result<String, fmt::Error> {
@@ -71,9 +100,30 @@ impl Engine for Relay {
     }
 
     fn status(&self) -> anyhow::Result<String> {
-        let status = self.status.borrow().clone();
-        crate::output::to_json(&status)
+        let all: Vec<_> = self.watched.iter().map(|it| (it, it.status.borrow().clone())).collect();
+        if let [(Watched { shard: None, .. }, only)] = &*all {
+            return crate::output::to_json(only);
+        }
+        let shard = |(watched, status): (&Watched, Status)| ShardStatus {
+            shard: watched.shard.unwrap_or(0),
+            stream: watched.stream.clone(),
+            status,
+        };
+        crate::output::to_json(&ShardsStatus { shards: all.into_iter().map(shard).collect() })
     }
+}
+
+#[derive(Serialize)]
+struct ShardsStatus {
+    shards: Vec<ShardStatus>,
+}
+
+#[derive(Serialize)]
+struct ShardStatus {
+    shard: u32,
+    stream: String,
+    #[serde(flatten)]
+    status: Status,
 }
 
 /// A relay that has work and does not get on for this long is not ready.
@@ -107,6 +157,38 @@ impl Readiness {
     }
 }
 
+/// Whether each of several shards does its job.
+#[derive(Serialize)]
+struct ShardsReadiness<'a> {
+    ready: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
+    shards: Vec<ShardReadiness<'a>>,
+}
+
+#[derive(Serialize)]
+struct ShardReadiness<'a> {
+    shard: u32,
+    #[serde(flatten)]
+    readiness: &'a Readiness,
+}
+
+impl<'a> ShardsReadiness<'a> {
+    fn of(all: &'a [(Option<u32>, Readiness)]) -> Self {
+        let shards = all.iter().map(|(shard, readiness)| {
+            let shard = shard.unwrap_or(0);
+            ShardReadiness { shard, readiness }
+        });
+        let shards: Vec<_> = shards.collect();
+        let reason = |it: &ShardReadiness| {
+            Some(format!("shard {}: {}", it.shard, it.readiness.reason.as_ref()?))
+        };
+        let reasons: Vec<_> = shards.iter().filter_map(reason).collect();
+        let reason = (!reasons.is_empty()).then(|| reasons.join("; "));
+        Self { ready: reason.is_none(), reason, shards }
+    }
+}
+
 fn stalled(status: &Status) -> Option<String> {
     let age = status.last_progress_age();
     if age.is_some_and(|age| age < PROGRESS_TIMEOUT) {
@@ -119,184 +201,6 @@ fn stalled(status: &Status) -> Option<String> {
     let retry = status.breaker_retry_in.map(|it| format!(", trying again in {} s", it.as_secs()));
     let retry = retry.unwrap_or_default();
     Some(format!("no progress {since} with {events} events in flight{cause}{retry}"))
-}
-
-#[derive(Debug)]
-struct StatusCollector {
-    status: watch::Receiver<Status>,
-    in_flight_limit: usize,
-    dead_letters: Counted,
-}
-
-impl Collector for StatusCollector {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        // Copied, so that the relay does not wait for the scrape.
-        let status = self.status.borrow().clone();
-        let mut sink = Sink { encoder: &mut encoder };
-        sink.replication(&status)?;
-        sink.outbox(&status)?;
-        let counted = *self.dead_letters.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((count, oldest)) = counted {
-            sink.dead_letters(count as f64, oldest)?;
-        }
-        sink.gauge(
-            "outbox_inflight_limit",
-            "Events that may be read but not resolved.",
-            self.in_flight_limit as f64,
-        )?;
-        sink.build_info()
-    }
-}
-
-impl Sink<'_, '_> {
-    fn replication(&mut self, status: &Status) -> fmt::Result {
-        let roles = Role::ALL
-            .map(|role| ([("role", role.name())], f64::from(u8::from(role == status.role))));
-        self.family("relay_role", "1 for what the relay is doing.", roles)?;
-        for (name, help, value) in [
-            (
-                "replication_connected",
-                "1 while the replication connection is up.",
-                f64::from(u8::from(status.postgres_connected)),
-            ),
-            (
-                "jetstream_connected",
-                "1 while the connection to NATS is up.",
-                f64::from(u8::from(status.nats_connected)),
-            ),
-            (
-                "replication_received_lsn_bytes",
-                "Position up to which the log was read.",
-                status.received_lsn.0 as f64,
-            ),
-            (
-                "replication_resolved_lsn_bytes",
-                "Position up to which everything is stored or parked.",
-                status.resolved_lsn.0 as f64,
-            ),
-            (
-                "replication_confirmed_lsn_bytes",
-                "Position up to which PostgreSQL may forget.",
-                status.confirmed_lsn.0 as f64,
-            ),
-            (
-                "replication_lag_bytes",
-                "Log that was read but not confirmed.",
-                status.lag_bytes() as f64,
-            ),
-        ] {
-            self.gauge(name, help, value)?;
-        }
-        let breaker = match status.breaker {
-            BreakerState::Closed => 0.0,
-            BreakerState::HalfOpen => 1.0,
-            BreakerState::Open => 2.0,
-        };
-        let help = "Whether the broker is tried: 0 closed, 1 half-open, 2 open.";
-        self.family("breaker_state", help, [([("target", "nats")], breaker)])?;
-        let help = "Times the breaker opened.";
-        self.counter("breaker_opened", help, status.breaker_opened_total)?;
-        if let Some(age) = status.last_progress_age() {
-            let help = "Time since the relay last got on, or had nothing to do.";
-            self.gauge("relay_last_progress_age_seconds", help, age.as_secs_f64())?;
-        }
-        if let Some(slot) = &status.slot {
-            self.slot(slot)?;
-        }
-        self.counter(
-            "replication_reconnects",
-            "Connections to either server that were opened again.",
-            status.reconnects_total,
-        )
-    }
-
-    fn slot(&mut self, slot: &SlotStatus) -> fmt::Result {
-        let statuses = ["reserved", "extended", "unreserved", "lost"].map(|name| {
-            let is_it = slot.wal_status.as_deref() == Some(name);
-            ([("status", name)], f64::from(u8::from(is_it)))
-        });
-        self.family("replication_slot_wal_status", "1 for the slot's wal_status.", statuses)?;
-        let help = "Log that the slot makes the server keep.";
-        self.gauge("replication_slot_retained_bytes", help, slot.retained_bytes as f64)?;
-        if let Some(bytes) = slot.left_bytes {
-            let help = "Log until the slot's limit: relay.wal_limit or max_slot_wal_keep_size.";
-            self.gauge("replication_slot_left_bytes", help, bytes as f64)?;
-        }
-        if let Some(seconds) = slot.left_seconds {
-            let help = "Time until the slot's limit, if the log goes on growing as it does.";
-            self.gauge("replication_slot_left_seconds", help, seconds as f64)?;
-        }
-        Ok(())
-    }
-
-    fn outbox(&mut self, status: &Status) -> fmt::Result {
-        let help = "Events read but not resolved.";
-        self.gauge("outbox_inflight", help, status.in_flight_events as f64)?;
-        let help = "Bytes of the events read but not resolved.";
-        self.gauge("outbox_inflight_bytes", help, status.in_flight_bytes as f64)?;
-        self.published(status)?;
-        let message = status.deferred_total + status.parked_total;
-        let classes = [("outage", status.outages_total), ("message", message)];
-        let classes = classes.map(|(class, count)| ([("class", class)], count));
-        let help = "Attempts to publish that failed, by whose fault it was.";
-        self.counters("outbox_publish_failures", help, classes)?;
-        for (name, help, value) in [
-            ("outbox_settled", "Events found in the stream already.", status.settled_total),
-            ("outbox_dropped", "Events that a route dropped.", status.dropped_total),
-            ("outbox_mark", "Rows marked as published.", status.marked_total),
-            ("outbox_swept", "Rows whose lost mark was restored.", status.swept_total),
-            (
-                "outbox_unlogged",
-                "Rows that should have passed the log and did not.",
-                status.unlogged_total,
-            ),
-            (
-                "outbox_scan_recovered",
-                "Events that the log could not bring and the scanner published.",
-                status.scanned_total,
-            ),
-            ("outbox_batches", "Batches of messages sent to the broker.", status.batches_total),
-            (
-                "outbox_resyncs",
-                "Times the stream was asked for what it holds.",
-                status.resyncs_total,
-            ),
-            (
-                "outbox_foreign",
-                "Messages of other writers met in the stream.",
-                status.foreign_total,
-            ),
-            ("dlq_writes", "Events moved to the dead-letter table.", status.parked_total),
-        ] {
-            self.counter(name, help, value)?;
-        }
-        self.latency(&status.commit_to_ack)
-    }
-
-    fn published(&mut self, status: &Status) -> fmt::Result {
-        let results = [("stored", status.published_total), ("duplicate", status.duplicates_total)];
-        let results = results.map(|(result, count)| ([("result", result)], count));
-        self.counters("outbox_published", "Events that the broker acknowledged.", results)
-    }
-
-    fn dead_letters(&mut self, count: f64, oldest: f64) -> fmt::Result {
-        let outbox = |value| [([("source", "outbox")], value)];
-        self.family("dead_letter_count", "Dead letters that nobody discarded.", outbox(count))?;
-        let help = "Age of the oldest dead letter, or 0.";
-        self.family("dead_letter_oldest_age_seconds", help, outbox(oldest))
-    }
-
-    fn latency(&mut self, latency: &Latency) -> fmt::Result {
-        let bounds = Latency::BOUNDS.into_iter().chain([f64::INFINITY]);
-        let buckets: Vec<_> = bounds.zip(latency.counts).collect();
-        let mut metric = self.encoder.encode_descriptor(
-            "outbox_commit_to_ack_seconds",
-            "From the commit in PostgreSQL to the acknowledgement by the broker.",
-            None,
-            MetricType::Histogram,
-        )?;
-        metric.encode_histogram::<NoLabels>(latency.sum_seconds, latency.count(), &buckets, None)
-    }
 }
 
 #[cfg(test)]

@@ -13,7 +13,20 @@ fn admin(status: Status, token: Option<&str>) -> Router {
     settings.postgres.url = Some("postgres://ada:s3cret@localhost/shop".into());
     let Ok(config) = settings.relay_config() else { panic!("valid settings") };
     let (_, receiver) = watch::channel(status);
-    router(Admin::new(Relay::new(receiver, &config), token.map(str::to_owned)))
+    let watched = vec![Watched::new(&config, receiver)];
+    router(Admin::new(Relay::new(watched, &config), token.map(str::to_owned)))
+}
+
+/// Two shards.
+fn sharded(statuses: [Status; 2]) -> Router {
+    let mut settings = Settings::default();
+    settings.postgres.url = Some("postgres://ada@localhost/shop".into());
+    settings.relay.shards = 2;
+    let Ok(config) = settings.relay_config() else { panic!("valid settings") };
+    let shards = config.each_shard();
+    let watched = shards.iter().zip(statuses);
+    let watched = watched.map(|(shard, status)| Watched::new(shard, watch::channel(status).1));
+    router(Admin::new(Relay::new(watched.collect(), &config), None))
 }
 
 async fn get(router: Router, path: &str, authorization: Option<&str>) -> (StatusCode, String) {
@@ -102,6 +115,46 @@ async fn metrics_show_the_status_under_their_documented_names() {
 }
 
 #[tokio::test]
+async fn each_shard_has_its_own_figures_below_one_head() {
+    let other = Status { published_total: 7, ..busy() };
+    let (code, body) = get(sharded([busy(), other]), "/metrics", None).await;
+    assert_eq!(code, StatusCode::OK);
+    let labels =
+        |shard| format!(r#"pipeline="tailpost/tailpost",shard="{shard}",stream="OUTBOX_{shard}""#);
+    for (shard, published) in [(0, 41), (1, 7)] {
+        let labels = labels(shard);
+        for line in [
+            format!("tailpost_outbox_inflight{{{labels}}} 3.0"),
+            format!("tailpost_outbox_published_total{{{labels},result=\"stored\"}} {published}"),
+            format!("tailpost_outbox_commit_to_ack_seconds_count{{{labels}}} 2"),
+        ] {
+            assert!(body.lines().any(|it| it == line), "{line}\nis missing in\n{body}");
+        }
+    }
+    let mut heads: Vec<_> = body.lines().filter(|it| it.starts_with("# TYPE")).collect();
+    let count = heads.len();
+    heads.dedup();
+    assert_eq!(heads.len(), count, "a family is told twice:\n{body}");
+}
+
+#[tokio::test]
+async fn shards_are_ready_when_all_of_them_are() {
+    let (code, body) = get(sharded([busy(), busy()]), "/readyz", None).await;
+    assert_eq!(code, StatusCode::OK, "{body}");
+    let (code, body) = get(sharded([busy(), Status::default()]), "/readyz", None).await;
+    assert_eq!(code, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(
+        body,
+        r#"{"ready":false,"reason":"shard 1: starting","shards":[{"shard":0,"ready":true,"role":"active"},{"shard":1,"ready":false,"role":"starting","reason":"starting"}]}"#
+    );
+    let (_, body) = get(sharded([busy(), Status::default()]), "/api/v1/status", None).await;
+    let json: serde_json::Value = serde_json::from_str(&body).expect("valid JSON");
+    assert_eq!(json["shards"][0]["published_total"], 41);
+    assert_eq!(json["shards"][1]["role"], "starting");
+    assert_eq!(json["shards"][1]["stream"], "OUTBOX_1");
+}
+
+#[tokio::test]
 async fn the_status_is_json_without_secrets() {
     let (code, body) = get(admin(busy(), None), "/api/v1/status", None).await;
     assert_eq!(code, StatusCode::OK);
@@ -143,7 +196,8 @@ async fn an_address_in_use_is_an_error_with_a_hint() {
     settings.postgres.url = Some("postgres://ada@localhost/shop".into());
     let Ok(config) = settings.relay_config() else { panic!("valid settings") };
     let (_, receiver) = watch::channel(Status::default());
-    let Err(error) = serve(address, Admin::new(Relay::new(receiver, &config), None)).await else {
+    let relay = Relay::new(vec![Watched::new(&config, receiver)], &config);
+    let Err(error) = serve(address, Admin::new(relay, None)).await else {
         panic!("the address is taken");
     };
     assert!(error.to_string().contains(&address.to_string()), "{error}");

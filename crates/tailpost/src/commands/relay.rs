@@ -1,35 +1,69 @@
-use relay::Status;
+mod shards;
+
+use anyhow::Result;
+use relay::{Config, Status};
 use tokio::sync::watch;
 use tracing::info;
 
-use crate::admin::{self, Admin, Relay};
+use crate::admin::{self, Admin, Relay, Watched};
 use crate::cli::RelayArgs;
-use crate::config::Settings;
+use crate::config::{Error, Origin, Settings};
 use crate::shutdown;
 
-pub(super) async fn run(args: &RelayArgs, settings: &Settings) -> anyhow::Result<()> {
+pub(super) async fn run(args: &RelayArgs, settings: &Settings) -> Result<()> {
     let config = settings.relay_config()?;
+    let chosen = chosen(&config, args.shard)?;
     let stop = shutdown::on_signal()?;
-    let (status, watcher) = watch::channel(Status::default());
-    info!(
-        version = env!("CARGO_PKG_VERSION"),
-        postgres = %config.postgres,
-        nats = %config.nats,
-        slot = config.slot,
-        stream = config.stream.name,
-        "starting the relay"
-    );
+    let (statuses, watched): (Vec<_>, Vec<_>) = chosen
+        .iter()
+        .map(|shard| {
+            let (status, watcher) = watch::channel(Status::default());
+            (status, Watched::new(shard, watcher))
+        })
+        .unzip();
+    for shard in &chosen {
+        info!(
+            version = env!("CARGO_PKG_VERSION"),
+            postgres = %shard.postgres,
+            nats = %shard.nats,
+            slot = shard.slot,
+            stream = shard.stream.name,
+            "starting the relay"
+        );
+    }
     // A drain ends by itself and may run beside a relay that has the address.
     let admin = match settings.admin.listen {
         Some(listen) if !args.once => {
-            let admin = Admin::new(Relay::new(watcher, &config), settings.admin.token.clone());
+            let admin = Admin::new(Relay::new(watched, &config), settings.admin.token.clone());
             Some(admin::serve(listen, admin).await?)
         }
         _ => None,
     };
-    let outcome = relay::run(config, args.once, stop, status).await;
+    let mut relays: Vec<_> = chosen.into_iter().zip(statuses).collect();
+    let outcome = match relays.pop() {
+        Some((only, status)) if relays.is_empty() => {
+            relay::run(only, args.once, stop, status).await.map_err(Into::into)
+        }
+        last => {
+            relays.extend(last);
+            shards::run(relays, args.once, &stop).await
+        }
+    };
     if let Some(admin) = admin {
         admin.stop().await;
     }
-    Ok(outcome?)
+    outcome
+}
+
+/// The relays that this process is to run.
+fn chosen(config: &Config, shard: Option<u32>) -> Result<Vec<Config>, Error> {
+    let mut shards = config.each_shard();
+    let Some(number) = shard else { return Ok(shards) };
+    let index = usize::try_from(number).unwrap_or(usize::MAX);
+    if index >= shards.len() {
+        let last = shards.len() - 1;
+        let problem = format!("there is no shard {number}: relay.shards makes 0 to {last}");
+        return Err(Error::new(Origin::Flag("--shard"), problem));
+    }
+    Ok(vec![shards.swap_remove(index)])
 }

@@ -29,10 +29,15 @@ pub(super) fn print(report: &SetupReport, json: bool) -> anyhow::Result<()> {
 }
 
 fn plan_text(plan: &SetupPlan) -> anyhow::Result<String> {
-    let stream = serde_json::to_string_pretty(&plan.stream).context("could not write JSON")?;
-    // Still valid input for psql.
-    let stream: String = stream.lines().map(|line| format!("--   {line}\n")).collect();
-    Ok(format!("{}\n\n-- The stream:\n{stream}", plan.sql.trim_end()))
+    let mut text = format!("{}\n", plan.sql.trim_end());
+    for stream in plan.stream.iter().chain(&plan.streams) {
+        let stream = serde_json::to_string_pretty(stream).context("could not write JSON")?;
+        text +=
+            if plan.stream.is_some() { "\n-- The stream:\n" } else { "\n-- A shard's stream:\n" };
+        // Still valid input for psql.
+        text.extend(stream.lines().map(|line| format!("--   {line}\n")));
+    }
+    Ok(text)
 }
 
 fn report_text(report: &SetupReport) -> String {
@@ -69,7 +74,8 @@ mod tests {
     fn the_plan_stays_valid_sql() {
         let plan = SetupPlan {
             sql: "CREATE TABLE a ();\n".into(),
-            stream: serde_json::json!({ "name": "OUTBOX" }),
+            stream: Some(serde_json::json!({ "name": "OUTBOX" })),
+            streams: Vec::new(),
         };
         let text = plan_text(&plan).expect("valid");
         for line in text.lines().skip(1) {

@@ -1,6 +1,6 @@
 use std::fmt::Write;
 
-use relay::SlotEntry;
+use relay::{Config, SlotEntry};
 use serde::Serialize;
 
 use super::status::bytes;
@@ -21,14 +21,31 @@ pub(super) async fn run(command: &SlotCommand, settings: &Settings) -> anyhow::R
             if args.json { output::json(&Slots { slots }) } else { output::text(&table(&slots)) }
         }
         SlotCommand::Create => {
-            let state = if relay::create_slot(&config).await? { "created" } else { "exists" };
-            output::text(&format!("{state:<8} slot {}", config.slot))
+            for shard in config.each_shard() {
+                let state = if relay::create_slot(&shard).await? { "created" } else { "exists" };
+                output::text(&format!("{state:<8} slot {}", shard.slot))?;
+            }
+            Ok(())
         }
-        SlotCommand::Drop => {
-            relay::drop_slot(&config).await?;
-            output::text(&format!("dropped  slot {}", config.slot))
+        SlotCommand::Drop => drop_slots(&config.each_shard()).await,
+    }
+}
+
+/// Of several, some may be gone.
+async fn drop_slots(shards: &[Config]) -> anyhow::Result<()> {
+    let mut dropped = 0;
+    let mut missing = None;
+    for shard in shards {
+        match relay::drop_slot(shard).await {
+            Ok(()) => {
+                dropped += 1;
+                output::text(&format!("dropped  slot {}", shard.slot))?;
+            }
+            Err(error @ relay::Error::NotSetUp { .. }) => missing = missing.or(Some(error)),
+            Err(error) => return Err(error.into()),
         }
     }
+    missing.filter(|_| dropped == 0).map_or(Ok(()), |error| Err(error.into()))
 }
 
 fn table(slots: &[SlotEntry]) -> String {

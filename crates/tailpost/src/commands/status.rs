@@ -3,7 +3,7 @@ mod inbox;
 use std::fmt::Write;
 use std::time::Duration;
 
-use relay::{OutboxReport, SlotReport, StatusReport, StreamReport};
+use relay::{OutboxReport, ShardReport, SlotReport, StatusReport, StreamReport};
 use serde::Serialize;
 
 use serde_json::Value;
@@ -79,34 +79,31 @@ async fn ask(settings: &Settings) -> Option<Value> {
 
 fn relay_line(relay: &Value) -> String {
     let mut lines = Lines::default();
-    let role = relay["role"].as_str().unwrap_or("unknown");
-    let breaker = match (relay["breaker"].as_str(), relay["breaker_retry_in_seconds"].as_f64()) {
-        (Some("open"), Some(wait)) => format!(", breaker open, next try in {wait:.0} s"),
-        (Some("half_open"), _) => ", breaker half-open".into(),
-        _ => String::new(),
-    };
-    let waiting = relay["in_flight_events"].as_u64().unwrap_or(0);
-    lines.add("relay", format_args!("{role}{breaker}, {waiting} in flight"));
-    // An old error is no news.
-    if let (true, Some(error)) = (waiting > 0 || role != "active", relay["last_error"].as_str()) {
-        lines.add("  trouble", error);
+    match relay["shards"].as_array() {
+        None => lines.relay("relay", relay),
+        Some(shards) => {
+            for shard in shards {
+                lines.relay(&format!("relay {}", shard["shard"]), shard);
+            }
+        }
     }
     lines.0
 }
 
 fn text(report: &StatusReport) -> String {
     let mut lines = Lines::default();
-    match &report.slot {
-        Some(slot) => lines.slot(slot),
-        None => lines.add("slot", "does not exist"),
+    let is_missing = matches!(report.incomplete, Some(relay::Error::NotSetUp { .. }));
+    if report.shards.is_empty() {
+        lines.slot_if_any(report.slot.as_ref());
+        lines.outbox(&report.outbox);
+        lines.stream_if_any(report.stream.as_ref(), is_missing);
+    } else {
+        lines.outbox(&report.outbox);
     }
-    lines.outbox(&report.outbox);
-    match &report.stream {
-        Some(stream) => lines.stream(stream),
-        None if matches!(report.incomplete, Some(relay::Error::NotSetUp { .. })) => {
-            lines.add("stream", "does not exist");
-        }
-        None => lines.add("stream", "unknown"),
+    for ShardReport { shard, slot, unpublished, stream } in &report.shards {
+        lines.add(&format!("shard {shard}"), format_args!("{unpublished} unpublished"));
+        lines.slot_if_any(slot.as_ref());
+        lines.stream_if_any(stream.as_ref(), is_missing);
     }
     for warning in &report.warnings {
         lines.add("warning", warning);
@@ -121,6 +118,38 @@ struct Lines(String);
 impl Lines {
     fn add(&mut self, label: &str, value: impl std::fmt::Display) {
         writeln!(self.0, "{label:<14} {value}").expect("writing to a string");
+    }
+
+    fn relay(&mut self, label: &str, relay: &Value) {
+        let role = relay["role"].as_str().unwrap_or("unknown");
+        let breaker = match (relay["breaker"].as_str(), relay["breaker_retry_in_seconds"].as_f64())
+        {
+            (Some("open"), Some(wait)) => format!(", breaker open, next try in {wait:.0} s"),
+            (Some("half_open"), _) => ", breaker half-open".into(),
+            _ => String::new(),
+        };
+        let waiting = relay["in_flight_events"].as_u64().unwrap_or(0);
+        self.add(label, format_args!("{role}{breaker}, {waiting} in flight"));
+        // An old error is no news.
+        if let (true, Some(error)) = (waiting > 0 || role != "active", relay["last_error"].as_str())
+        {
+            self.add("  trouble", error);
+        }
+    }
+
+    fn slot_if_any(&mut self, slot: Option<&SlotReport>) {
+        match slot {
+            Some(slot) => self.slot(slot),
+            None => self.add("slot", "does not exist"),
+        }
+    }
+
+    fn stream_if_any(&mut self, stream: Option<&StreamReport>, is_missing: bool) {
+        match stream {
+            Some(stream) => self.stream(stream),
+            None if is_missing => self.add("stream", "does not exist"),
+            None => self.add("stream", "unknown"),
+        }
     }
 
     fn slot(&mut self, slot: &SlotReport) {
@@ -249,6 +278,7 @@ mod tests {
                 last_position: Some("7/1/0-19212B0/0".into()),
                 replicas: 1,
             }),
+            shards: Vec::new(),
             warnings: vec!["1 dead letter".into()],
             incomplete: None,
         }
@@ -273,6 +303,27 @@ stream         OUTBOX, 1 replica
 warning        1 dead letter
 ";
         assert_eq!(text(&report()), expected);
+    }
+
+    #[test]
+    fn each_shard_is_told_below_the_outbox() {
+        let StatusReport { slot, stream, .. } = report();
+        let shard =
+            |shard, slot| ShardReport { shard, slot, unpublished: 2, stream: stream.clone() };
+        let shards = vec![shard(0, slot), shard(1, None)];
+        let text = text(&StatusReport { shards, slot: None, stream: None, ..report() });
+        let labels: Vec<&str> = text.lines().filter(|it| !it.starts_with(' ')).collect();
+        let expected = [
+            "outbox         public.outbox_events",
+            "shard 0        2 unpublished",
+            "slot           tailpost, active, WAL reserved",
+            "stream         OUTBOX, 1 replica",
+            "shard 1        2 unpublished",
+            "slot           does not exist",
+            "stream         OUTBOX, 1 replica",
+            "warning        1 dead letter",
+        ];
+        assert_eq!(labels, expected, "{text}");
     }
 
     #[test]

@@ -56,6 +56,7 @@ pub(super) static KEYS: &[Key] = &[
     key("relay.mode", |it, v| put(&mut it.relay.mode, mode(v))),
     key("relay.dedup", |it, v| put(&mut it.relay.dedup, dedup(v))),
     key("relay.subject", |it, v| put(&mut it.relay.subject, parsed(v))),
+    key("relay.shards", |it, v| put(&mut it.relay.shards, small(v))),
     key("relay.window_events", |it, v| put(&mut it.relay.window.events, v.integer())),
     key("relay.window_bytes", |it, v| put(&mut it.relay.window.bytes, bytes(v))),
     key("relay.ack_timeout", |it, v| put(&mut it.relay.ack_timeout, v.duration())),

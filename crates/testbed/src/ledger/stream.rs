@@ -19,6 +19,8 @@ const POLL: Duration = Duration::from_millis(100);
 /// One message of the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stored {
+    /// Which of the streams that were read it is in, from 0 on.
+    pub stream: usize,
     /// Its sequence in the stream.
     pub sequence: u64,
     /// The event's id; `None` for a message that is no event.
@@ -68,6 +70,7 @@ fn stored(sequence: u64, headers: &HeaderMap) -> Stored {
     let value = |name| headers.get(name).map(async_nats::HeaderValue::as_str);
     let id = value(header::EVENT_ID).or_else(|| value(header::MSG_ID));
     Stored {
+        stream: 0,
         sequence,
         id: id.and_then(|it| it.parse().ok()),
         position: value(header::POSITION).and_then(|it| it.parse().ok()),

@@ -28,17 +28,20 @@ impl Store {
             None
         };
         let (outbox, at) = (self.table.quoted(), self.table.column(Column::OccurredAt));
-        let unpublished =
-            format!("published_at IS NULL AND {}", statements::not_published(&self.table, "txid"));
+        let unpublished = format!(
+            "published_at IS NULL AND {} AND {}",
+            statements::not_published(&self.table, "o.txid"),
+            self.owned_rows("o")
+        );
         let age = "extract(epoch FROM clock_timestamp() - at)::float8";
         let row = match swept {
             Some(swept) => {
                 let sql = format!(
                     "SELECT count(*), max({age}) FROM (
-                         (SELECT {at} AS at FROM {outbox} WHERE {unpublished} AND {came_back}
+                         (SELECT {at} AS at FROM {outbox} o WHERE {unpublished} AND {came_back}
                           LIMIT {COUNT_MAX})
                          UNION ALL
-                         (SELECT {at} FROM {outbox} WHERE {unpublished}
+                         (SELECT {at} FROM {outbox} o WHERE {unpublished}
                               AND txid >= pg_snapshot_xmin($1::text::pg_snapshot)
                           ORDER BY txid LIMIT {COUNT_MAX})) unpublished",
                     came_back = sweep::CAME_BACK,
@@ -47,9 +50,9 @@ impl Store {
             }
             None => {
                 let sql = format!(
-                    "SELECT (SELECT count(*) FROM (SELECT FROM {outbox} WHERE {unpublished}
+                    "SELECT (SELECT count(*) FROM (SELECT FROM {outbox} o WHERE {unpublished}
                                                    LIMIT {COUNT_MAX}) unpublished),
-                            (SELECT {age} FROM (SELECT {at} AS at FROM {outbox}
+                            (SELECT {age} FROM (SELECT {at} AS at FROM {outbox} o
                                  WHERE {unpublished} ORDER BY {at} LIMIT 1) oldest)"
                 );
                 self.client().query_one(&sql, &[]).await

@@ -10,6 +10,7 @@ use outbox::Column;
 use super::{Store, statements};
 use crate::dead_letters::{Aggregate, Author, DeadLetter, Deed, Filter, GROUPED_MAX, Group};
 use crate::error::Error;
+use crate::shards::{Shard, Shards};
 
 /// Failures that differ only in ids and numbers are one kind.
 const FINGERPRINT: &str = "regexp_replace(regexp_replace(reason,
@@ -22,8 +23,16 @@ const MATCHES: &str = "discarded_at IS NULL
     AND ($4::text IS NULL OR position(lower($4) IN lower(reason)) > 0)
     AND ($5::timestamptz IS NULL OR dead_at >= $5)";
 
-const SHOWN: &str = "id, aggregate_type, aggregate_id, event_type, event_version, occurred_at,
-    dead_at, reason, publish_attempts, blocks, blocked_by, discarded_at";
+fn shown(shards: Shards) -> String {
+    let shard = match shards.count() {
+        1 => "NULL::bigint".to_owned(),
+        of => Shard::of_row(of, "aggregate_type", "aggregate_id"),
+    };
+    format!(
+        "id, aggregate_type, aggregate_id, event_type, event_version, occurred_at, dead_at, reason,
+         publish_attempts, blocks, blocked_by, discarded_at, {shard}"
+    )
+}
 
 /// A filter as parameters.
 struct Parameters<'a> {
@@ -60,7 +69,8 @@ impl Store {
         limit: u32,
     ) -> Result<Vec<DeadLetter>, Error> {
         let sql = format!(
-            "SELECT {SHOWN} FROM {} WHERE {MATCHES} ORDER BY dead_at DESC, seq DESC LIMIT $6",
+            "SELECT {} FROM {} WHERE {MATCHES} ORDER BY dead_at DESC, seq DESC LIMIT $6",
+            shown(self.shards),
             self.dead()
         );
         let limit = i64::from(limit);
@@ -140,7 +150,7 @@ impl Store {
     }
 
     pub(crate) async fn dead_letter(&self, id: Uuid) -> Result<Option<DeadLetter>, Error> {
-        let sql = format!("SELECT {SHOWN} FROM {} WHERE id = $1", self.dead());
+        let sql = format!("SELECT {} FROM {} WHERE id = $1", shown(self.shards), self.dead());
         let row = self.client().query_opt(&sql, &[&id]).await;
         Ok(row.map_err(Error::sql("read a dead letter"))?.as_ref().map(dead_letter))
     }
@@ -346,5 +356,6 @@ fn dead_letter(row: &Row) -> DeadLetter {
         blocks: row.get(9),
         blocked_by: row.get(10),
         discarded_at: row.get(11),
+        shard: row.get(12),
     }
 }

@@ -99,13 +99,14 @@ impl Store {
     /// and those that were requeued last and are published.
     pub(crate) async fn newest_dead_letters(&self) -> Result<HashSet<Uuid>, Error> {
         let sql = format!(
-            "(SELECT id FROM {dead} ORDER BY dead_at DESC LIMIT {DEAD_AGAIN_MAX})
+            "(SELECT id FROM {dead} WHERE {owned} ORDER BY dead_at DESC LIMIT {DEAD_AGAIN_MAX})
              UNION
              SELECT event_id FROM (
-                 SELECT event_id FROM {audit} WHERE action IN ('requeue', 'release')
+                 SELECT event_id FROM {audit} WHERE action IN ('requeue', 'release') AND {owned}
                  ORDER BY id DESC LIMIT {DEAD_AGAIN_MAX}) requeued
              WHERE NOT EXISTS (
                  SELECT FROM {outbox} o WHERE o.{id} = event_id AND o.published_at IS NULL)",
+            owned = self.owned_letters(),
             id = self.table.column(Column::Id),
             dead = self.table.companion("outbox_dead_letter"),
             audit = self.table.companion("outbox_dead_letter_audit"),
@@ -119,7 +120,8 @@ impl Store {
     pub(crate) async fn has_requeued(&self) -> Result<bool, Error> {
         let sql = format!(
             "SELECT EXISTS (SELECT FROM {audit} JOIN {outbox} o ON o.{id} = event_id
-                 WHERE action IN ('requeue', 'release') AND o.published_at IS NULL)",
+                 WHERE action IN ('requeue', 'release') AND o.published_at IS NULL AND {owned})",
+            owned = self.owned_rows("o"),
             id = self.table.column(Column::Id),
             audit = self.table.companion("outbox_dead_letter_audit"),
             outbox = self.table.quoted(),
@@ -129,9 +131,9 @@ impl Store {
     }
 
     /// Gives the scanner those dead letters that only waited for others, where nothing is left to
-    /// wait for.
+    /// wait for. Another shard's are left to it: only who holds its log may do that.
     pub(crate) async fn release(&self) -> Result<u64, Error> {
-        let sql = release(&self.table, &self.put_back().await?);
+        let sql = release(&self.table, &self.put_back().await?, &self.owned_letters());
         let row = self.client().query_one(&sql, &[]).await;
         let released: i64 = row.map_err(Error::sql("release waiting events"))?.get(0);
         Ok(released.cast_unsigned())
@@ -142,10 +144,11 @@ impl Store {
         let sql = format!(
             "SELECT DISTINCT ON (aggregate_type, aggregate_id)
                  aggregate_type, aggregate_id, coalesce(blocked_by, id)
-             FROM {} WHERE blocks AND discarded_at IS NULL
+             FROM {} WHERE blocks AND discarded_at IS NULL AND {}
              ORDER BY aggregate_type, aggregate_id, blocked_by IS NOT NULL, seq
              LIMIT {}",
             self.table.companion("outbox_dead_letter"),
+            self.owned_letters(),
             BLOCKED_MAX + 1
         );
         let rows = self.client().query(&sql, &[]).await;
@@ -238,13 +241,13 @@ fn note_failure(table: &Table) -> String {
     )
 }
 
-fn release(table: &Table, put_back: &str) -> String {
+fn release(table: &Table, put_back: &str, owned: &str) -> String {
     let dead = table.companion("outbox_dead_letter");
     let audit = table.companion("outbox_dead_letter_audit");
     format!(
         "WITH back AS (
              DELETE FROM {dead} d WHERE d.blocked_by IS NOT NULL AND d.discarded_at IS NULL
-                 AND d.blocks AND NOT EXISTS (
+                 AND d.blocks AND {owned} AND NOT EXISTS (
                      SELECT FROM {dead} head
                      WHERE head.aggregate_type = d.aggregate_type
                          AND head.aggregate_id = d.aggregate_id

@@ -58,11 +58,13 @@ impl Store {
         let (columns, column_types) = scanned_columns(&self.table, &types)?;
         // COPY takes no parameters; the snapshot came from the server's own output function.
         let sql = format!(
-            "COPY (SELECT {columns} FROM {outbox}
+            "COPY (SELECT {columns} FROM {outbox} o
                    WHERE published_at IS NULL
                      AND pg_visible_in_snapshot(txid, '{snapshot}'::pg_snapshot)
                      AND {extent}
+                     AND {owned}
                    ORDER BY seq) TO STDOUT (FORMAT binary)",
+            owned = self.owned_rows("o"),
             snapshot = start_snapshot.replace('\'', "''"),
             extent = match extent {
                 Extent::Whole => statements::not_published(&self.table, "txid"),

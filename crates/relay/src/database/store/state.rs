@@ -157,13 +157,14 @@ impl Store {
     pub(crate) async fn note_if_no_gap(&self, slot: &str) -> Result<bool, Error> {
         let sql = format!(
             "UPDATE {state} AS state SET gap_filled_at = now() WHERE slot = $1 AND NOT EXISTS (
-                 SELECT FROM {outbox} WHERE published_at IS NULL
+                 SELECT FROM {outbox} o WHERE published_at IS NULL
                      AND pg_visible_in_snapshot(txid, state.start_snapshot)
-                     AND {not_published}
+                     AND {not_published} AND {owned}
              )",
             state = self.table.companion("tailpost_state"),
             outbox = self.table.quoted(),
-            not_published = statements::not_published(&self.table, "txid"),
+            not_published = statements::not_published(&self.table, "o.txid"),
+            owned = self.owned_rows("o")
         );
         let written = self.client().execute(&sql, &[&slot]).await;
         written.map_err(Error::sql("look for rows older than the slot")).map(|it| it > 0)
@@ -177,6 +178,12 @@ impl Store {
             .await
             .map_err(Error::sql("look at the slot"))?;
         Ok(row.and_then(|row| row.get(0)))
+    }
+
+    pub(crate) async fn slot_exists(&self, slot: &str) -> Result<bool, Error> {
+        let sql = "SELECT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = $1)";
+        let row = self.client().query_one(sql, &[&slot]).await;
+        row.map(|row| row.get(0)).map_err(Error::sql("look at the slot"))
     }
 
     /// One relay at a time decides what becomes of a slot. Released with the connection at the latest.

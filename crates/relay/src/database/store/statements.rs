@@ -6,6 +6,7 @@ use super::SWEPT_AT_ONCE;
 use crate::config::{Config, MarkBy};
 use crate::database::shape::{BYTEA, JSON, JSONB, TEXT};
 use crate::routing::{Destination, Glob, Route};
+use crate::shards::Shard;
 
 pub(super) struct Statements {
     pub(super) mark: String,
@@ -25,9 +26,13 @@ impl Statements {
         let (id, dropped) = (table.column(Column::Id), dropped(table, routes));
         let not_published = not_published(table, "o.txid");
         // What the log owns, $1 being the slot's start, and a watermark $2 covers.
-        let covered = "o.published_at IS NULL
+        let covered = format!(
+            "o.published_at IS NULL
                AND NOT pg_visible_in_snapshot(o.txid, $1::text::pg_snapshot)
-               AND pg_visible_in_snapshot(o.txid, $2::text::pg_snapshot)";
+               AND pg_visible_in_snapshot(o.txid, $2::text::pg_snapshot)
+               AND {}",
+            owned(table, config.shard(), "o")
+        );
         let unmarked = format!(
             "SELECT o.{id}, {dropped}, pg_visible_in_snapshot(o.txid, $3::text::pg_snapshot),
                  o.txid >= pg_snapshot_xmax($3::text::pg_snapshot), o.txid::text
@@ -134,6 +139,14 @@ fn published_to(table: &Table) -> String {
          FROM own WHERE s.slot = own.slot
          RETURNING pg_current_xact_id()::text"
     )
+}
+
+/// Which rows of the outbox, called `o` there, are the shard's, as a condition. Other shards have other
+/// slots: what their logs bring, and their watermarks cover, is nothing to this one.
+pub(super) fn owned(table: &Table, shard: Option<Shard>, o: &str) -> String {
+    let column = |column| format!("{o}.{}", table.column(column));
+    let owns = |it: Shard| it.owns(&column(Column::AggregateType), &column(Column::AggregateId));
+    shard.map_or_else(|| "true".to_owned(), owns)
 }
 
 /// Moves a row into the dead letters, which keep payloads as `payload_type`.

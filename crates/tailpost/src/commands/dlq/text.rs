@@ -20,7 +20,9 @@ pub(super) fn list(overview: &Overview) -> String {
         for dead in &overview.dead_letters {
             let DeadLetter { id, aggregate_type, aggregate_id, event_type, .. } = dead;
             let at = dead.dead_at.strftime("%Y-%m-%d %H:%M:%S");
-            line(&mut text, &format!("{id}  {at}  {aggregate_type}:{aggregate_id}  {event_type}"));
+            let shard = dead.shard.map(|it| format!("  shard {it}")).unwrap_or_default();
+            let aggregate = format!("{aggregate_type}:{aggregate_id}");
+            line(&mut text, &format!("{id}  {at}  {aggregate}  {event_type}{shard}"));
             line(&mut text, &format!("    {}", short(&dead.reason)));
         }
         line(&mut text, "\nmore: `tailpost outbox dlq show ID`; then `requeue` or `discard`");
@@ -63,6 +65,9 @@ pub(super) fn story(id: Uuid, story: &Story) -> String {
         add("aggregate", &format_args!("{}:{}", dead.aggregate_type, dead.aggregate_id));
         let version = dead.event_version.unwrap_or(1);
         add("type", &format_args!("{}, version {version}", dead.event_type));
+        if let Some(shard) = dead.shard {
+            add("shard", &shard);
+        }
         if let Some(at) = dead.occurred_at {
             add("occurred", &at);
         }

@@ -1,0 +1,26 @@
+//! What the relay is told and its table looks like, where that is not the default.
+
+use serde::Serialize;
+
+/// What rows may be marked by.
+pub(crate) const ROW: &str = "row";
+pub(crate) const WATERMARK: &str = "watermark";
+pub(crate) const DELETE: &str = "delete";
+
+/// A set-up to be measured.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(crate) struct Variant {
+    /// `relay.mark`.
+    pub(crate) mark: &'static str,
+    /// `relay.dedup`.
+    pub(crate) dedup: &'static str,
+    /// `--layout` of `tailpost setup`.
+    pub(crate) layout: &'static str,
+    /// `relay.shards`.
+    pub(crate) shards: u32,
+}
+
+impl Variant {
+    pub(crate) const DEFAULT: Self =
+        Self { mark: ROW, dedup: "both", layout: "documented", shards: 1 };
+}
