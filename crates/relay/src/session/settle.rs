@@ -10,6 +10,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::stream::FuturesUnordered;
+use pgoutput::Lsn;
+use uuid::Uuid;
 
 use super::Session;
 use super::jobs::{self, Done, Job, Marked, job};
@@ -61,7 +63,7 @@ pub(super) struct Settling {
     tail: TailReader,
     known: Known,
     /// Events the stream has, whose rows are not marked.
-    waiting: VecDeque<Settled>,
+    waiting: VecDeque<Mark>,
     waiting_since: Instant,
     /// Statements that have not ended.
     marking: usize,
@@ -100,6 +102,22 @@ enum Missed {
     Observing,
     /// Whatever was missed belongs to a transaction before this one.
     Before(u64),
+}
+
+/// What is needed of an event whose row is to be marked: there may be very many.
+struct Mark {
+    id: Uuid,
+    /// In the stream; 0 if a route dropped the event.
+    seq: u64,
+    commit_lsn: Lsn,
+}
+
+impl Mark {
+    fn settled(self) -> Settled {
+        let Self { id, seq, commit_lsn } = self;
+        let seq = (seq > 0).then_some(seq);
+        Settled { id, seq, origin: Origin::Log, commit_lsn, commit_time_micros: 0, acked: true }
+    }
 }
 
 /// A watermark's way: taken, reached by the confirmed position, its marks executed, stored.
@@ -241,7 +259,8 @@ impl Settling {
         if self.waiting.is_empty() {
             self.waiting_since = Instant::now();
         }
-        self.waiting.push_back(settled);
+        let Settled { id, seq, commit_lsn, .. } = settled;
+        self.waiting.push_back(Mark { id, seq: seq.unwrap_or(0), commit_lsn });
         self.queued += 1;
     }
 
@@ -256,7 +275,8 @@ impl Settling {
         if self.marking >= STATEMENTS_AHEAD || is_ahead || self.waiting.is_empty() || !due {
             return;
         }
-        let batch = self.waiting.drain(..self.waiting.len().min(MARKS_AT_ONCE)).collect();
+        let batch = self.waiting.drain(..self.waiting.len().min(MARKS_AT_ONCE));
+        let batch = batch.map(Mark::settled).collect();
         self.waiting_since = Instant::now();
         self.marking += 1;
         let stream = self.config.stream.name.clone();
