@@ -76,9 +76,9 @@ fn renamed(slot: &str) -> Error {
              published from it"
         ),
         fix: format!(
-            "change relay.shards and nothing else: with postgres.slot and stream.name as they were \
-             for \"{slot}\", and relay.shards = {shards}, run `tailpost setup`, `tailpost relay \
-             --once` and `tailpost slot drop`"
+            "change relay.shards and nothing else: keep postgres.slot and stream.name as they were \
+             for \"{slot}\", whose relay.shards was {shards}; or, if another slot has taken its place \
+             long since, remove its record: DELETE FROM tailpost_state WHERE slot = '{slot}'"
         ),
     }
 }
