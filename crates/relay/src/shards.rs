@@ -6,7 +6,6 @@
 //! filter of the shard's publication, and in every statement that looks for rows.
 
 use outbox::wire::{SubjectTemplate, subjects_overlap};
-use serde::{Deserialize, Serialize};
 
 use crate::config::{Config, MarkBy, Mode, StreamConfig};
 use crate::connect::{Error, check_name};
@@ -19,7 +18,7 @@ const PLACEHOLDER: &str = "{shard}";
 const SHARDED_SUBJECT: &str = "outbox.{shard}.{aggregate_type}.{event_type}";
 
 /// One share of the aggregates.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shard {
     /// Which: from 0 on.
     pub number: u32,

@@ -22,7 +22,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// Marks what was published from a slot that is gone, and removes its record.
 ///
 /// Nobody publishes from it meanwhile: it does not exist, and whoever would create it anew waits for
-/// the lock. Killed anywhere in between, it is done again from the start.
+/// the lock. Killed anywhere in between, it is done again from the start. What a relay that was killed
+/// had sent may still be on its way to the stream: to see to that is what a drain before is for, which
+/// sends the same events itself, so that the broker refuses them when they come late.
 ///
 /// # Errors
 ///
@@ -76,9 +78,9 @@ fn renamed(slot: &str) -> Error {
              published from it"
         ),
         fix: format!(
-            "change relay.shards and nothing else: with postgres.slot and stream.name as they were \
-             for \"{slot}\", and relay.shards = {shards}, run `tailpost setup`, `tailpost relay \
-             --once` and `tailpost slot drop`"
+            "change relay.shards and nothing else: keep postgres.slot and stream.name as they were \
+             for \"{slot}\", whose relay.shards was {shards}; or, if another slot has taken its place \
+             long since, remove its record: DELETE FROM tailpost_state WHERE slot = '{slot}'"
         ),
     }
 }
