@@ -1,6 +1,6 @@
 //! Rows that the log should have brought, and did not: none is taken for published.
 
-use support::{DEADLINE, Rig};
+use support::{DEADLINE, Rig, until};
 use uuid::Uuid;
 
 const SHOUT: &str = "without passing the log";
@@ -98,10 +98,12 @@ async fn a_slot_replaced_before_anything_was_written_down_costs_no_event() {
     assert!(relay.wait_exit(DEADLINE).await.success());
 
     expected.extend(rig.insert_each(10).await);
-    rig.execute(
-        "SELECT pg_drop_replication_slot('tailpost');
-         UPDATE tailpost_state SET held_lsn = NULL",
-    )
+    // The server takes a moment to notice that its reader has gone.
+    until(DEADLINE, "the slot is free", async || {
+        let drop = "SELECT pg_drop_replication_slot('tailpost');
+                    UPDATE tailpost_state SET held_lsn = NULL";
+        rig.client().await.batch_execute(drop).await.is_ok()
+    })
     .await;
     rig.execute("SELECT pg_create_logical_replication_slot('tailpost', 'pgoutput')").await;
     expected.extend(rig.insert_each(10).await);
