@@ -9,8 +9,19 @@ CREATE TABLE IF NOT EXISTS {schema}.tailpost_published (
 
 COMMENT ON TABLE {schema}.tailpost_published IS 'one row for each slot that was read without marking rows: those whose txid is not visible in the one snapshot, and visible in the other, are published';
 
+-- The planner would take a table of which it knows nothing for one of many rows.
+ANALYZE {schema}.tailpost_published;
+
 -- As before, and knows of them. What an attempt before the successful one left is not shown for a
 -- row that is published: nobody has removed it.
+-- A view cannot change the types of its columns, and that of the version is the table's.
+DO $migration$
+DECLARE
+    version TEXT;
+BEGIN
+    SELECT format_type(atttypid, atttypmod) INTO STRICT version FROM pg_attribute
+    WHERE attrelid = $name${schema}.outbox_status$name$::regclass AND attname = 'event_version';
+    EXECUTE replace($view$
 CREATE OR REPLACE VIEW {schema}.outbox_status AS
 SELECT
     {id} AS id,
@@ -24,7 +35,7 @@ SELECT
         ELSE 'PENDING'
     END AS status,
     {aggregate_type}::TEXT AS aggregate_type, {aggregate_id}::TEXT AS aggregate_id,
-    {event_type}::TEXT AS event_type, {event_version}::INT AS event_version,
+    {event_type}::TEXT AS event_type, {event_version}::%version% AS event_version,
     {occurred_at}::TIMESTAMPTZ AS occurred_at,
     publish_attempts,
     CASE
@@ -55,4 +66,7 @@ SELECT
     publish_attempts, publish_error, NULL,
     published_at, stream, stream_seq, commit_lsn,
     dead_at, reason, discarded_at
-FROM {schema}.outbox_dead_letter;
+FROM {schema}.outbox_dead_letter
+$view$, '%version%', version);
+END
+$migration$;

@@ -394,10 +394,16 @@ async fn what_a_watermark_said_is_not_forgotten_in_a_copy_of_the_database() {
     ids.clear();
     ids.extend(rig.insert_each(20).await);
     rig.execute("UPDATE tailpost_state SET system_identifier = '7'").await;
+    // The new cluster gives numbers again that the other one had used.
+    let again = "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload, txid)
+                 SELECT gen_random_uuid(), 'order', 'o', 'Placed', '{}', max(txid) FROM outbox_events
+                 WHERE id IN (SELECT id FROM outbox_status WHERE status = 'PUBLISHED')
+                 RETURNING id";
+    ids.push(rig.query(again).await);
     let relay = rig.relay();
     relay.wait_log("copied from another cluster").await;
     ids.extend(rig.insert_each(5).await);
-    wait_published(&rig, 75).await;
+    wait_published(&rig, 76).await;
     assert_eq!(rig.stored_ids().await, ids);
 }
 
@@ -412,6 +418,23 @@ async fn a_watermark_needs_what_setup_makes() {
     assert!(told.contains("created  index of transactions"), "{told}");
     let (told, _) = rig.ends_with(0, &["setup"]).await;
     assert!(told.contains("exists   index of transactions"), "{told}");
+    rig.ends_with(0, &["relay", "--once"]).await;
+}
+
+/// R-OUT-08: an index that was left half made.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_index_that_cannot_be_used_is_named_with_what_mends_it() {
+    let mut rig = rig("row").await;
+    rig.set("TAILPOST_RELAY__MARK", "watermark");
+    rig.execute(
+        "CREATE INDEX idx_outbox_txid ON outbox_events (txid);
+         UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'idx_outbox_txid'::regclass",
+    )
+    .await;
+    let (_, said) = rig.ends_with(4, &["setup"]).await;
+    assert!(said.contains("cannot be used") && said.contains("DROP INDEX"), "{said}");
+    rig.execute("DROP INDEX idx_outbox_txid").await;
+    rig.ends_with(0, &["setup"]).await;
     rig.ends_with(0, &["relay", "--once"]).await;
 }
 

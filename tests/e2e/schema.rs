@@ -120,3 +120,19 @@ async fn a_required_column_that_is_missing_stops_the_relay_and_nothing_is_lost()
     assert_eq!(rig.stored_ids().await, expected);
     until(DEADLINE, "the relay follows the log", async || mended.log().contains("following")).await;
 }
+
+/// R-OUT-01: the view keeps the types of its columns from one migration to the next.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_version_may_be_a_bigint() {
+    let rig = Rig::new().await;
+    rig.execute(
+        &crate::scanner::DOCUMENTED_TABLE.replace("event_version INT", "event_version BIGINT"),
+    )
+    .await;
+    rig.setup().await;
+    rig.insert(3).await;
+    rig.ends_with(0, &["relay", "--once"]).await;
+    let published =
+        "SELECT count(*) FROM outbox_status WHERE status = 'PUBLISHED' AND event_version = 1";
+    assert_eq!(rig.query::<i64>(published).await, 3);
+}

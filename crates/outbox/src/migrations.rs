@@ -336,7 +336,7 @@ mod tests {
                 "ff5d1428ebb075d4",
                 "37e5d5084e10aa68",
                 "46ef4200e46652c5",
-                "ceedcf9e2ca1dfcc"
+                "19d434699a62f80d"
             ]
         );
     }

@@ -13,6 +13,7 @@ use crate::broker::fitness;
 use crate::config::{Config, MarkBy, Mode};
 use crate::database::publication::filter;
 use crate::database::retire::retire;
+use crate::database::store::create_index_of_transactions;
 use crate::database::{Slot, Store, shape};
 use crate::error::Error;
 
@@ -64,10 +65,14 @@ pub fn plan(config: &Config, layout: Option<Layout>) -> SetupPlan {
         _ => ("The slots are", "each brings. A slot", "snapshots that say"),
     };
     let sql = format!(
-        "{migrations}\n{publications}\n\
+        "{migrations}\n{index}{publications}\n\
          -- {what} created by `tailpost setup` on a replication connection, together with the\n\
          -- {is} which rows {it} made by hand cannot be used:\n{slots}",
         migrations = migrations::render(&config.table, layout.unwrap_or_default()),
+        index = match needs_index_of_transactions(config) {
+            true => create_index_of_transactions(&config.table) + ";\n\n",
+            false => String::new(),
+        },
     );
     let stream = |it: &Config| serde_json::to_value(stream(it, true)).unwrap_or_default();
     let mut streams: Vec<_> = shards.iter().map(stream).collect();
@@ -164,11 +169,17 @@ async fn tables(
         let what = format!("layout {}", name(layout));
         steps.push(SetupStep { what, created: !has_layout });
     }
-    if config.mark.by == MarkBy::Watermark {
+    if needs_index_of_transactions(config) {
         let created = store.ensure_index_of_transactions().await?;
         steps.push(SetupStep { what: "index of transactions".into(), created });
     }
     Ok(steps)
+}
+
+/// Without marks nothing else leads to the rows that are not published. And of several shards one may
+/// lag: the others must not look at its rows again and again.
+fn needs_index_of_transactions(config: &Config) -> bool {
+    config.mark.by == MarkBy::Watermark || config.each_shard().len() > 1
 }
 
 fn name(layout: Layout) -> &'static str {

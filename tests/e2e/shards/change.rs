@@ -174,3 +174,25 @@ async fn two_numbers_of_shards_are_never_set_up_side_by_side() {
         assert_eq!(rig.query::<i64>(layouts).await, 1, "two numbers of shards");
     }
 }
+
+/// R-REL-06, R-REL-12: of a copy in another cluster the record of the old slot says nothing, and its
+/// stream is not asked for.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_of_the_database_may_have_another_number_of_shards() {
+    let mut rig = rig(1).await;
+    rig.setup().await;
+    rig.ends_with(0, &["relay", "--once"]).await;
+    rig.ends_with(0, &["slot", "drop"]).await;
+    rig.insert(50).await;
+    let jetstream = rig.nats.jetstream().await.expect("connect to NATS");
+    jetstream.delete_stream("OUTBOX").await.expect("delete the stream");
+    rig.execute("UPDATE tailpost_state SET system_identifier = '7'").await;
+    // As numbers of a cluster that was far ahead.
+    rig.execute("UPDATE outbox_events SET txid = '4000000000'").await;
+    rig.set_shards(2);
+    rig.ends_with(0, &["setup"]).await;
+    rig.ends_with(0, &["relay", "--once"]).await;
+    let stored = stored(&rig, &["OUTBOX_0", "OUTBOX_1"]).await;
+    assert_eq!(stored.len(), 50, "a row with a number of the other cluster was not published");
+    assert!(stored.values().all(|times| *times == 1), "published twice");
+}

@@ -22,8 +22,9 @@ const READS_IN_FLIGHT: usize = 64;
 /// Messages read at a time on the way back.
 const CHUNK: u64 = 512;
 
-/// The furthest way back: more than any relay leaves unconfirmed, little enough to hold.
-const WAY_BACK_MAX: u64 = 1_000_000;
+/// The furthest way back of a session: more than any relay leaves unconfirmed, little enough to
+/// hold.
+pub(crate) const WAY_BACK_MAX: u64 = 1_000_000;
 
 /// Reads the stream's newest messages.
 ///
@@ -48,6 +49,8 @@ pub(crate) struct WayBack {
     pub(crate) overtaken_max: usize,
     /// Read at least so many messages.
     pub(crate) at_least: u64,
+    /// And no more than so many.
+    pub(crate) at_most: u64,
 }
 
 impl TailReader {
@@ -112,7 +115,7 @@ impl TailReader {
     pub(crate) async fn all_back_to(&self, way: WayBack) -> Result<(Tail, bool), Error> {
         let state = self.info().await?.state;
         let last_seq = state.last_sequence;
-        let floor = state.first_sequence.max(last_seq.saturating_sub(WAY_BACK_MAX)).max(1);
+        let floor = state.first_sequence.max(last_seq.saturating_sub(way.at_most)).max(1);
         let mut tail = Tail::ending_at(last_seq);
         let mut overtaken = 0;
         let (mut to, mut is_reached) = (last_seq, floor <= 1);

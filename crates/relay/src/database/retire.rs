@@ -36,6 +36,14 @@ pub(crate) async fn retire(config: &Config, slot: &str, client: &Client) -> Resu
     if store.slot_exists(slot).await? {
         return Err(Error::SlotBusy { slot: slot.to_owned() }); // made anew just now
     }
+    let state = store.load_state(slot).await?;
+    let system_id = slot::system_identifier(config).await?;
+    if state.as_ref().is_some_and(|it| it.system_identifier != system_id) {
+        // It was another cluster's: whatever stream there is says nothing about it.
+        store.renumber().await?;
+        store.forget_slot(slot).await?;
+        return store.unlock_slot(slot).await;
+    }
     await_visibility(&store).await?;
     if store.count_unmarked(1).await? > 0 {
         let Some(before) = &before else { return Err(renamed(slot)) };
@@ -47,8 +55,7 @@ pub(crate) async fn retire(config: &Config, slot: &str, client: &Client) -> Resu
             });
         }
         let tail = TailReader::new(client, stream).await?;
-        if let Some(state) = store.load_state(slot).await? {
-            let system_id = slot::system_identifier(before).await?;
+        if let Some(state) = state {
             slot::finish_epoch(before, &store, Some(&tail), &system_id, &state).await?;
         }
     }

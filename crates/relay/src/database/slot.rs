@@ -250,6 +250,9 @@ pub(crate) async fn finish_epoch(
             system_id: number(system_id)?,
             overtaken_max: config.window.events,
             at_least: scan_reach(config),
+            // However much was published since the last watermark, or is not marked: whatever is
+            // not found here is published again.
+            at_most: u64::MAX,
         };
         let (stored, is_whole) = tail.all_back_to(way).await?;
         mark_stored(config, store, &stored.stored).await?;

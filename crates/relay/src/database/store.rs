@@ -21,6 +21,7 @@ use tokio_postgres::{Client, Statement};
 use uuid::Uuid;
 
 pub(crate) use self::backlog::{Backlog, COUNT_MAX};
+pub(crate) use self::index::create_index_of_transactions;
 pub(crate) use self::scan::{Extent, ScannedRow, Scanner};
 use self::statements::Statements;
 use crate::config::{Config, MarkBy};
@@ -324,17 +325,21 @@ impl Store {
 
     /// After a restore from a dump the rows' transaction numbers mean nothing here: gives every
     /// unpublished row one of this cluster, so that the next slot's start snapshot sees it.
-    /// What says by its number that it is published gets a mark of its own before.
+    /// What says by its number that it is published gets a mark of its own before; but not what was
+    /// written here since, under a number that the former cluster had used as well.
     pub(crate) async fn renumber(&self) -> Result<(), Error> {
         // Statements that are sent together are one transaction.
         let sql = format!(
             "UPDATE {outbox} o SET published_at = clock_timestamp()
-             WHERE published_at IS NULL AND NOT ({not_published});
+             WHERE published_at IS NULL AND EXISTS (
+                 SELECT FROM {published} p
+                 WHERE NOT pg_visible_in_snapshot(o.txid, p.start_snapshot)
+                   AND pg_visible_in_snapshot(o.txid, p.end_snapshot)
+                   AND age(o.xmin) >= age(p.xmin));
              DELETE FROM {published};
              UPDATE {outbox} o SET txid = pg_current_xact_id()
              WHERE published_at IS NULL AND {owned}",
             outbox = self.table.quoted(),
-            not_published = statements::not_published(&self.table, "o.txid"),
             published = self.table.companion("tailpost_published"),
             owned = self.owned_rows("o"),
         );

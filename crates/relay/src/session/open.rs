@@ -17,7 +17,7 @@ use super::scan::{Extents, Scan};
 use super::settle::{Known, Settling};
 use super::watch::Watch;
 use super::{Session, TICK};
-use crate::broker::{self, History, Publisher, TailReader, WayBack};
+use crate::broker::{self, History, Publisher, TailReader, WAY_BACK_MAX, WayBack};
 use crate::config::{self, Config, MarkBy, OnPark};
 use crate::connect::NatsLink;
 use crate::core::{Limits, Mode, Start, State};
@@ -116,6 +116,7 @@ impl Session {
             system_id,
             overtaken_max: config.window.events,
             at_least: 1,
+            at_most: WAY_BACK_MAX,
         };
         let dead = store.newest_dead_letters().await?;
         // `--once` is to find also what was unmarked by hand.

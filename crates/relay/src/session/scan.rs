@@ -46,8 +46,9 @@ impl Extents {
         Self { is_indexed, whole_at, now: Extent::Whole }
     }
 
-    fn next(&mut self) -> Extent {
-        let is_due = self.whole_at.is_none_or(|at| at.elapsed() >= WHOLE_EVERY);
+    /// While the log waits for it, only a gap is worth a look at the whole table.
+    fn next(&mut self, holding: bool) -> Extent {
+        let is_due = self.whole_at.is_none_or(|at| !holding && at.elapsed() >= WHOLE_EVERY);
         self.now = if self.is_indexed && !is_due { Extent::CameBack } else { Extent::Whole };
         self.now
     }
@@ -158,7 +159,8 @@ impl Session {
     pub(super) fn start_scan(&mut self) {
         self.scan.reading = Reading::Busy;
         let config = Arc::clone(&self.config);
-        let (start_snapshot, extent) = (self.start_snapshot.clone(), self.scan.extents.next());
+        let (start_snapshot, extent) =
+            (self.start_snapshot.clone(), self.scan.extents.next(self.scan.holding));
         let parking_blocks = config.on_park == OnPark::BlockKey;
         let read = self.read_with_tail();
         self.jobs.push(long_job(async move {

@@ -1,9 +1,16 @@
 //! The index of transactions: the way to rows that are not done with, where no other index knows them.
 
+use outbox::Table;
+
 use super::Store;
 use crate::error::Error;
 
 const NAME: &str = "idx_outbox_txid";
+
+/// The statement that makes it.
+pub(crate) fn create_index_of_transactions(table: &Table) -> String {
+    format!("CREATE INDEX IF NOT EXISTS {NAME} ON {} (txid)", table.quoted())
+}
 
 impl Store {
     /// Whether rows can be found by their transactions without reading the whole table.
@@ -21,9 +28,16 @@ impl Store {
         if self.has_index_of_transactions().await? {
             return Ok(false);
         }
-        let sql = format!("CREATE INDEX IF NOT EXISTS {NAME} ON {} (txid)", self.table.quoted());
+        let sql = create_index_of_transactions(&self.table);
         self.client().batch_execute(&sql).await.map_err(Error::sql("create the index"))?;
-        Ok(true)
+        if self.has_index_of_transactions().await? {
+            return Ok(true);
+        }
+        let index = self.table.companion(NAME);
+        Err(Error::Conflict(format!(
+            "index {index} cannot be used: it was left half made, or is another table's. Run `DROP \
+             INDEX {index}`, then this again"
+        )))
     }
 
     /// # Errors

@@ -181,7 +181,8 @@ impl Store {
     }
 
     pub(crate) async fn slot_exists(&self, slot: &str) -> Result<bool, Error> {
-        let sql = "SELECT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = $1)";
+        let sql = "SELECT EXISTS (SELECT FROM pg_replication_slots
+                                  WHERE slot_name = $1 AND database = current_database())";
         let row = self.client().query_one(sql, &[&slot]).await;
         row.map(|row| row.get(0)).map_err(Error::sql("look at the slot"))
     }

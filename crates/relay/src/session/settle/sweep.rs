@@ -7,11 +7,11 @@ use futures_util::stream::FuturesUnordered;
 use tracing::{error, info};
 
 use super::{Missed, Settling, Step};
-use crate::broker::WayBack;
+use crate::broker::{WAY_BACK_MAX, WayBack};
 use crate::config::MarkBy;
 use crate::core::{Judgement, Tail, Verdict};
-use crate::database::Watermark;
 use crate::database::store::{self, SWEPT_AT_ONCE, Swath};
+use crate::database::{Store, Watermark};
 use crate::session::WHOLE_EVERY;
 use crate::session::jobs::{self, Done, Found, Job, Swept, job, long_job};
 
@@ -22,7 +22,8 @@ impl Settling {
         let (start, swept) = (self.known.start_snapshot.clone(), self.known.swept.clone());
         // A row can only be left there by who parked it while it was not visible.
         let sweeps_dead = self.missed != Missed::Nothing;
-        let takes_long = self.known.is_indexed && matches!(swath, Swath::Whole);
+        let is_first = self.covered.is_none();
+        let takes_long = self.known.is_indexed && (is_first || matches!(swath, Swath::Whole));
         let looked = async move {
             let slot = &config.slot;
             let oldest_running = watermark.oldest_running()?;
@@ -41,12 +42,19 @@ impl Settling {
             if sweeps_dead {
                 store.sweep_dead(&start, &watermark).await?;
             }
-            let found = store.unmarked(&start, &watermark, swept.as_ref(), &swath).await?;
+            let beside = match takes_long {
+                // The marks must not wait for it.
+                true => Some(Store::connect(&config, "tailpost sweeper").await?),
+                false => None,
+            };
+            let looker = beside.as_ref().unwrap_or(&store);
+            let found = looker.unmarked(&start, &watermark, swept.as_ref(), &swath).await?;
             let store::Swept { rows, reached } = found;
             Ok(Found { rows, transaction, oldest_running, swath, reached })
         };
         let looked = async move { Ok(Done::Unmarked(jobs::tolerate(looked.await))) };
-        // Once in a while it may take its time to look at the whole of a large table.
+        // Once in a while it may take its time to look at the whole of a large table, or at what
+        // was published while nobody swept.
         if takes_long { long_job(looked) } else { job(looked) }
     }
 
@@ -98,6 +106,7 @@ impl Settling {
             system_id: self.known.system_id,
             overtaken_max: self.config.window.events,
             at_least: 1,
+            at_most: WAY_BACK_MAX,
         };
         long_job(async move {
             let Some((tail, reached)) = jobs::tolerate(tail.all_back_to(way).await) else {
