@@ -22,7 +22,7 @@ use crate::database::{Store, Watermark};
 use crate::reporter::Reporter;
 
 /// Marks that may wait. Beyond, ids are dropped and their rows left to the sweeper.
-const MARKS_WAITING_MAX: usize = 200_000;
+const MARKS_WAITING_MAX: usize = 500_000;
 
 /// Rows marked by one statement, at most.
 const MARKS_AT_ONCE: usize = 5_000;
