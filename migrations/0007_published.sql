@@ -26,11 +26,7 @@ CREATE OR REPLACE VIEW {schema}.outbox_status AS
 SELECT
     {id} AS id,
     CASE
-        WHEN published_at IS NOT NULL OR EXISTS (
-            SELECT FROM {schema}.tailpost_published AS published
-            WHERE NOT pg_visible_in_snapshot(event.txid, published.start_snapshot)
-              AND pg_visible_in_snapshot(event.txid, published.end_snapshot)
-        ) THEN 'PUBLISHED'
+        WHEN published_at IS NOT NULL OR is_covered THEN 'PUBLISHED'
         WHEN publish_attempts > 0 THEN 'RETRYING'
         ELSE 'PENDING'
     END AS status,
@@ -38,25 +34,18 @@ SELECT
     {event_type}::TEXT AS event_type, {event_version}::%version% AS event_version,
     {occurred_at}::TIMESTAMPTZ AS occurred_at,
     publish_attempts,
-    CASE
-        WHEN published_at IS NULL AND publish_error IS NOT NULL AND EXISTS (
-            SELECT FROM {schema}.tailpost_published AS published
-            WHERE NOT pg_visible_in_snapshot(event.txid, published.start_snapshot)
-              AND pg_visible_in_snapshot(event.txid, published.end_snapshot)
-        ) THEN NULL
-        ELSE publish_error
-    END AS publish_error,
-    CASE
-        WHEN published_at IS NULL AND next_attempt_at IS NOT NULL AND EXISTS (
-            SELECT FROM {schema}.tailpost_published AS published
-            WHERE NOT pg_visible_in_snapshot(event.txid, published.start_snapshot)
-              AND pg_visible_in_snapshot(event.txid, published.end_snapshot)
-        ) THEN NULL
-        ELSE next_attempt_at
-    END AS next_attempt_at,
+    CASE WHEN published_at IS NOT NULL OR NOT is_covered THEN publish_error END AS publish_error,
+    CASE WHEN published_at IS NOT NULL OR NOT is_covered THEN next_attempt_at END AS next_attempt_at,
     published_at, stream, stream_seq, commit_lsn,
     NULL::TIMESTAMPTZ AS dead_at, NULL::TEXT AS reason, NULL::TIMESTAMPTZ AS discarded_at
 FROM {table} AS event
+CROSS JOIN LATERAL (
+    SELECT EXISTS (
+        SELECT FROM {schema}.tailpost_published AS published
+        WHERE NOT pg_visible_in_snapshot(event.txid, published.start_snapshot)
+          AND pg_visible_in_snapshot(event.txid, published.end_snapshot)
+    ) AS is_covered
+) AS covered
 WHERE NOT EXISTS (SELECT FROM {schema}.outbox_dead_letter AS dead WHERE dead.id = event.{id})
 UNION ALL
 SELECT

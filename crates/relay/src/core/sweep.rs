@@ -15,7 +15,7 @@ use super::tail::Stored;
 use super::window::Origin;
 
 /// Events remembered of which the stream has the message and nobody the row.
-const STORED_MAX: usize = 200_000;
+pub(crate) const SWEEPER_STORED_MAX: usize = 200_000;
 
 /// A row to be judged.
 #[derive(Debug, Clone, Copy)]
@@ -85,9 +85,9 @@ impl Sweeper {
 
     /// The stream's messages since the last complete sweep; `whole` says that none is missing.
     pub(crate) fn read(&mut self, stored: &[Stored], whole: bool) {
-        let whole = whole && stored.len() <= STORED_MAX;
+        let whole = whole && stored.len() <= SWEEPER_STORED_MAX;
         self.stream = if whole { Stream::Known } else { Stream::Gaps };
-        for it in stored.iter().take(STORED_MAX) {
+        for it in stored.iter().take(SWEEPER_STORED_MAX) {
             self.stored.insert(it.id, (Some(it.seq), it.commit_lsn));
         }
     }
@@ -96,7 +96,7 @@ impl Sweeper {
     /// there is no room to remember it: then its row cannot be told from one that was never logged.
     #[must_use]
     pub(crate) fn remember(&mut self, settled: &Settled) -> bool {
-        if self.stored.len() >= STORED_MAX {
+        if self.stored.len() >= SWEEPER_STORED_MAX {
             return false;
         }
         self.stored.insert(settled.id, (settled.seq, settled.commit_lsn));

@@ -7,9 +7,9 @@ use futures_util::stream::FuturesUnordered;
 use tracing::{error, info};
 
 use super::{Missed, Settling, Step};
-use crate::broker::{WAY_BACK_MAX, WayBack};
+use crate::broker::WayBack;
 use crate::config::MarkBy;
-use crate::core::{Judgement, Tail, Verdict};
+use crate::core::{Judgement, SWEEPER_STORED_MAX, Tail, Verdict};
 use crate::database::store::{self, SWEPT_AT_ONCE, Swath};
 use crate::database::{Store, Watermark};
 use crate::session::WHOLE_EVERY;
@@ -106,7 +106,9 @@ impl Settling {
             system_id: self.known.system_id,
             overtaken_max: self.config.window.events,
             at_least: 1,
-            at_most: WAY_BACK_MAX,
+            // Of more the sweeper remembers nothing; and it has to be a window behind what it looks
+            // for to know that it has everything.
+            at_most: (SWEEPER_STORED_MAX + self.config.window.events) as u64,
         };
         long_job(async move {
             let Some((tail, reached)) = jobs::tolerate(tail.all_back_to(way).await) else {
