@@ -242,14 +242,20 @@ async fn a_requeued_event_is_published_by_its_own_shard() {
 async fn status_readiness_metrics_and_slots_tell_of_every_shard() {
     let mut rig = rig(2).await;
     let (plan, _) = rig.ends_with(0, &["setup", "--print"]).await;
-    for part in
-        ["CREATE PUBLICATION tailpost_1of2", "\"OUTBOX_1\"", "outbox.1.*.*", "WHERE (((hash"]
-    {
+    for part in [
+        "CREATE PUBLICATION tailpost_1of2",
+        "\"OUTBOX_1\"",
+        "outbox.1.*.*",
+        "WHERE (((hash",
+        "idx_outbox_txid",
+    ] {
         assert!(plan.contains(part), "{part} is missing:\n{plan}");
     }
     rig.setup().await;
     let (told, _) = rig.ends_with(0, &["setup"]).await;
     assert!(!told.contains("created "), "the second time all is there:\n{told}");
+    let indexed = "SELECT to_regclass('idx_outbox_txid') IS NOT NULL";
+    assert!(rig.query::<bool>(indexed).await, "shards look at each other's rows");
     rig.insert(20).await;
     let (told, _) = rig.ends_with(0, &["status", "--json"]).await;
     let told: Value = serde_json::from_str(&told).expect("JSON");

@@ -290,3 +290,23 @@ impl Session {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_whole_table_is_looked_at_for_a_gap_and_where_no_index_leads() {
+        let mut extents = Extents::new(true, true);
+        assert_eq!(extents.next(true), Extent::Whole, "a gap, whoever waits");
+        assert_eq!(extents.next(false), Extent::Whole, "the first look was not finished");
+        extents.done();
+        assert_eq!(extents.next(false), Extent::CameBack);
+        extents.done();
+        assert_eq!(extents.next(true), Extent::CameBack);
+        assert_eq!(Extents::new(true, false).next(false), Extent::CameBack, "no gap");
+        let mut extents = Extents::new(false, false);
+        extents.done();
+        assert_eq!(extents.next(false), Extent::Whole, "nothing leads to what came back");
+    }
+}
