@@ -63,6 +63,8 @@ async fn where_nothing_is_older_than_the_slot_the_log_waits_for_no_scan() {
     rig.setup().await;
     let relay = rig.relay();
     rig.wait_marked().await;
+    let filled = "SELECT gap_filled_at IS NOT NULL FROM tailpost_state";
+    until(DEADLINE, "the gap is filled", async || rig.query::<bool>(filled).await).await;
     // A row that only a scan finds.
     lose_marks(&rig, 1).await;
     relay.kill9().await;
@@ -208,4 +210,36 @@ async fn marks_lost_in_a_crash_are_swept_and_nothing_is_published_again() {
     assert!(!relay.log().contains("the scanner found rows"), "not the scanner's:\n{}", relay.log());
     let told = "SELECT count(*) FROM outbox_events WHERE stream = 'OUTBOX'";
     assert_eq!(rig.query::<i64>(told).await, 200);
+}
+
+/// More than the sweeper takes at a time.
+async fn lose_many_marks(layout: &str) {
+    const MANY: i32 = 12_000;
+    let rig = rig().await;
+    rig.ends_with(0, &["setup", "--layout", layout]).await;
+    let relay = rig.relay();
+    let expected = rig.insert(MANY).await;
+    rig.wait_marked().await;
+    relay.kill9().await;
+    drop(relay);
+    lose_marks(&rig, MANY.into()).await;
+
+    let relay = rig.relay();
+    rig.wait_marked().await;
+    relay.wait_log("swept=2000").await; // 5,000, 5,000 and the rest
+    assert_eq!(rig.stored_ids().await, expected);
+    let places = "SELECT count(DISTINCT stream_seq) FROM outbox_events";
+    assert_eq!(rig.query::<i64>(places).await, i64::from(MANY), "the stream told where they are");
+}
+
+/// R-REL-02, R-REL-06
+#[tokio::test(flavor = "multi_thread")]
+async fn however_many_marks_were_lost_all_are_swept() {
+    lose_many_marks("documented").await;
+}
+
+/// R-REL-02, R-REL-06
+#[tokio::test(flavor = "multi_thread")]
+async fn however_many_marks_were_lost_all_are_swept_in_the_fast_layout() {
+    lose_many_marks("fast").await;
 }

@@ -24,6 +24,7 @@
 //!   of the window's length.
 
 mod breaker;
+mod marks;
 mod messages;
 mod progress;
 #[cfg(test)]
@@ -34,6 +35,7 @@ mod tail;
 mod wal;
 mod window;
 
+pub(crate) use marks::{MARKS_AT_ONCE, Marks};
 pub(crate) use messages::{Input, Mode, Part, Refusal, Request, Send, Settled, Start};
 pub(crate) use state::{Blocked, Dead, LOGGED_WHILE_SCAN_UNMARKED_MAX, SCANS_UNMARKED_MAX, State};
 pub(crate) use sweep::{Age, Judgement, SWEEPER_STORED_MAX, Sweeper, Unmarked, Verdict};

@@ -118,7 +118,8 @@ impl Sweeper {
     /// rows that may be among these.
     pub(crate) fn judge(&mut self, rows: &[Unmarked], marks_were_lost: bool) -> Judgement {
         let is_open = |row: &Unmarked| !row.is_dropped && !self.stored.contains_key(&row.id);
-        if self.stream == Stream::Unread && rows.iter().any(is_open) {
+        // Where marks were lost the watermark is trusted, whatever the stream says.
+        if self.stream == Stream::Unread && !marks_were_lost && rows.iter().any(is_open) {
             return Judgement::AskTheStream;
         }
         let suspects = std::mem::take(&mut self.suspects);
@@ -240,8 +241,10 @@ mod tests {
         sweeper.read(&[], true);
         let rows = [row(7, Age::Later), row(8, Age::Swept)];
         verdict(sweeper.judge(&rows, false));
-        let verdict = verdict(sweeper.judge(&rows, true));
-        assert_eq!((verdict.unlogged.len(), verdict.trusted.len()), (0, 2));
+        let unasked = verdict(Sweeper::new().judge(&rows, true));
+        for verdict in [verdict(sweeper.judge(&rows, true)), unasked] {
+            assert_eq!((verdict.unlogged.len(), verdict.trusted.len()), (0, 2));
+        }
     }
 
     #[test]

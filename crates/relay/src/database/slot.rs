@@ -6,7 +6,7 @@ use tracing::{info, warn};
 
 use super::Rows;
 use super::source::Source;
-use super::store::{SWEPT_AT_ONCE, StateRow, Store, Swath, Swept, Watermark};
+use super::store::{SWEPT_AT_ONCE, StateRow, Store, Swath, Watermark};
 use crate::broker::{TailReader, WayBack};
 use crate::config::Config;
 use crate::core::{
@@ -293,11 +293,11 @@ async fn sweep_all(
     store.sweep_dead(start, watermark).await?;
     // What was swept before and is unmarked now is not published: the scanner finds it.
     let is_indexed = store.has_index_of_transactions().await?;
-    let mut swath = if is_indexed { Swath::SinceSwept { from: None } } else { Swath::Whole };
+    let swath = if is_indexed { Swath::SinceSwept } else { Swath::Whole };
+    let looker = Store::connect(config, "tailpost sweeper").await?;
+    let mut look = looker.look(start, watermark, old.swept.as_ref(), swath).await?;
     loop {
-        let found = store.unmarked(start, watermark, old.swept.as_ref(), &swath).await?;
-        let Swept { rows, reached } = found;
-        swath = swath.after(reached);
+        let rows = look.batch().await?;
         // Nothing is on its way any more: there is no next watermark to wait for.
         let verdict = sweeper.judge_finally(&rows);
         store.mark(stream, &verdict.settled).await?;

@@ -32,7 +32,7 @@ use crate::error::Error;
 use crate::shards::{Shard, Shards};
 
 pub(crate) use self::state::{StateRow, Watermark};
-pub(crate) use self::sweep::{SWEPT_AT_ONCE, Swath, Swept};
+pub(crate) use self::sweep::{Look, SWEPT_AT_ONCE, Swath};
 
 /// A connection for statements, and their texts.
 pub(crate) struct Store {

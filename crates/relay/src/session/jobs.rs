@@ -10,9 +10,10 @@ use tracing::warn;
 use uuid::Uuid;
 
 use super::parking::Parked;
+use super::settle::Statement;
 use crate::broker::TailReader;
 use crate::core::{Blocked, Settled, SlotHealth, Tail, Unmarked};
-use crate::database::store::{ScannedRow, Scanner, Swath};
+use crate::database::store::{Look, ScannedRow, Scanner, Swath};
 use crate::database::{Store, Watermark};
 use crate::describe;
 use crate::error::Error;
@@ -31,9 +32,11 @@ pub(super) enum Done {
     Parked(Vec<Parked>),
     /// `None` if the statement failed: its rows are the sweeper's then.
     Marked {
-        batch: usize,
+        statement: Statement,
         marked: Option<Marked>,
     },
+    /// Another connection for marks; `None` if it could not be made.
+    MarksHelp(Option<Arc<Store>>),
     Observed(Watermark),
     /// `None` if the statement failed: the next watermark tries again.
     Unmarked(Option<Found>),
@@ -83,9 +86,10 @@ pub(super) struct Found {
     pub(super) transaction: u64,
     /// Every transaction numbered before this had ended when the watermark was taken.
     pub(super) oldest_running: u64,
-    /// Where they were looked for, and how far.
+    /// Where they were looked for.
     pub(super) swath: Swath,
-    pub(super) reached: Option<String>,
+    /// Brings more of them.
+    pub(super) look: Option<Box<Look>>,
 }
 
 /// What a sweep did.
@@ -187,13 +191,18 @@ pub(super) fn look(store: Arc<Store>, slot: String) -> Job {
     job(async move { store.slot_health(&slot).await.map(Done::Looked) })
 }
 
-pub(super) fn mark(store: Arc<Store>, stream: String, batch: Vec<Settled>) -> Job {
+pub(super) fn mark(
+    store: Arc<Store>,
+    stream: String,
+    batch: Vec<Settled>,
+    statement: Statement,
+) -> Job {
     job(async move {
         let marked = async {
             let (rows, without_row) = store.mark_and_miss(&stream, &batch).await?;
             Ok(Marked { rows, without_row })
         };
-        Ok(Done::Marked { batch: batch.len(), marked: tolerate(marked.await) })
+        Ok(Done::Marked { statement, marked: tolerate(marked.await) })
     })
 }
 

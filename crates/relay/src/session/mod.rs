@@ -252,7 +252,8 @@ impl Session {
             Done::Purged(purged @ 1..) => info!(purged, "removed old dead letters"),
             Done::FailureNoted | Done::Purged(_) => {}
             Done::Parked(parked) => self.parked(parked),
-            Done::Marked { batch, marked } => self.settling.marked(batch, marked),
+            Done::Marked { statement, marked } => self.settling.marked(statement, marked),
+            Done::MarksHelp(store) => self.settling.helped(store),
             Done::Observed(watermark) => self.settling.observed(watermark),
             Done::Unmarked(found) => self.settling.found(found, &mut self.jobs),
             Done::SweepTail { found, tail, is_whole } => {

@@ -21,6 +21,9 @@ use crate::database::slot::scan_reach;
 use crate::database::store::{Extent, Scanner};
 use crate::error::Error;
 
+/// So much longer than usual a scan waits while the session is behind.
+const BEHIND_FACTOR: u32 = 10;
+
 enum Reading {
     Resting {
         until: Instant,
@@ -71,6 +74,8 @@ pub(super) struct Scan {
     extents: Extents,
     /// The first scan of the session is not finished.
     initial: bool,
+    /// When many rows were last seen to wait for the log, or for their marks.
+    behind_at: Option<Instant>,
     /// The log waits, because aggregates are blocked: see `core/state/blocking.rs`.
     holding: bool,
     /// The oldest first.
@@ -102,6 +107,7 @@ impl Scan {
             extents,
             reading: Reading::Resting { until: Instant::now() + interval },
             initial,
+            behind_at: None,
             holding: false,
             batches: VecDeque::new(),
             batches_begun: 0,
@@ -144,6 +150,15 @@ impl Scan {
         (self.is_gap_open, self.gap_is_read, self.is_noting) = (false, false, false);
     }
 
+    /// How much longer than usual the next scan has to wait.
+    fn patience(&mut self, is_behind: bool, interval: Duration) -> Duration {
+        if is_behind {
+            self.behind_at = Some(Instant::now());
+        }
+        let was_behind = self.behind_at.is_some_and(|at| at.elapsed() < interval);
+        if was_behind { interval * BEHIND_FACTOR } else { Duration::ZERO }
+    }
+
     /// The scan is over; the next one is due after `interval`.
     pub(super) fn closed(&mut self, interval: Duration) {
         if std::mem::take(&mut self.initial) && self.batches_begun > 0 {
@@ -175,11 +190,13 @@ impl Session {
         }));
     }
 
-    /// Looks again from time to time, while the log is not behind: a row may have been unmarked by
-    /// hand. (Behind, the many rows that the log will bring would be looked at in vain.)
+    /// Looks again from time to time: a row may have been unmarked by hand. Seldom while the session
+    /// is or just was behind: a look at the whole table would cost the more, and find the less.
     pub(super) fn rescan(&mut self) {
+        let is_behind = self.settling.is_behind(&self.state);
+        let patience = self.scan.patience(is_behind, self.config.scan.interval);
         if let Reading::Resting { until } = self.scan.reading
-            && until <= Instant::now()
+            && until + patience <= Instant::now()
             && !self.scan.is_busy()
             && self.draining_since.is_none()
             && self.state.unresolved() * 2 < self.config.window.events
@@ -308,5 +325,15 @@ mod tests {
         let mut extents = Extents::new(false, false);
         extents.done();
         assert_eq!(extents.next(false), Extent::Whole, "nothing leads to what came back");
+    }
+    #[test]
+    fn scans_are_seldom_until_the_session_has_not_been_behind_for_a_while() {
+        let interval = Duration::from_mins(1);
+        let mut scan = Scan::new(false, Extents::new(false, false), false, interval);
+        assert_eq!(scan.patience(false, interval), Duration::ZERO);
+        assert_eq!(scan.patience(true, interval), Duration::from_mins(10));
+        assert_eq!(scan.patience(false, interval), Duration::from_mins(10), "it just was");
+        scan.behind_at = scan.behind_at.and_then(|at| at.checked_sub(interval));
+        assert_eq!(scan.patience(false, interval), Duration::ZERO);
     }
 }

@@ -3,39 +3,32 @@
 //! Nothing here is on the way of an event. A mark may be late or lost; the watermark says which
 //! rows are published whether or not they are marked, and the sweeper marks what it covers.
 
+mod markers;
 mod sweep;
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::stream::FuturesUnordered;
-use pgoutput::Lsn;
-use uuid::Uuid;
 
+use self::markers::Markers;
+pub(super) use self::markers::Statement;
 use super::Session;
-use super::jobs::{self, Done, Job, Marked, job};
+use super::jobs::{Done, Job, Marked, job};
 use crate::broker::TailReader;
 use crate::config::{Config, MarkBy};
 use crate::core::{Origin, Settled, State, Sweeper};
 use crate::database::{Store, Watermark};
 use crate::reporter::Reporter;
 
-/// Marks that may wait. Beyond, ids are dropped and their rows left to the sweeper.
-const MARKS_WAITING_MAX: usize = 500_000;
-
-/// Rows marked by one statement, at most.
-const MARKS_AT_ONCE: usize = 5_000;
-
-/// Statements handed over at a time: PostgreSQL begins the second when it ends the first, instead of
-/// waiting until the relay has heard of that.
-const STATEMENTS_AHEAD: usize = 2;
-
 /// How often the watermark moves while events are published.
 const WATERMARK_EVERY: Duration = Duration::from_secs(1);
 
 /// How often it moves while nothing is published: rows may have come by another way.
 const WATERMARK_IDLE_EVERY: Duration = Duration::from_secs(60);
+
+/// So many bytes of PostgreSQL's log may wait before the session is called behind.
+const LOG_BEHIND: u64 = 16 << 20;
 
 /// Rows marked since the session began.
 #[derive(Debug, Clone, Copy, Default)]
@@ -59,17 +52,9 @@ pub(super) struct Known {
 
 pub(super) struct Settling {
     config: Arc<Config>,
-    store: Arc<Store>,
     tail: TailReader,
     known: Known,
-    /// Events the stream has, whose rows are not marked.
-    waiting: VecDeque<Mark>,
-    waiting_since: Instant,
-    /// Statements that have not ended.
-    marking: usize,
-    /// Marks ever queued, and ever executed: the difference is what a watermark waits for.
-    queued: u64,
-    executed: u64,
+    markers: Markers,
     /// What was queued when the last watermark was begun, and when the last one that is stored was.
     observing: u64,
     covered: Option<u64>,
@@ -104,22 +89,6 @@ enum Missed {
     Before(u64),
 }
 
-/// What is needed of an event whose row is to be marked: there may be very many.
-struct Mark {
-    id: Uuid,
-    /// In the stream; 0 if a route dropped the event.
-    seq: u64,
-    commit_lsn: Lsn,
-}
-
-impl Mark {
-    fn settled(self) -> Settled {
-        let Self { id, seq, commit_lsn } = self;
-        let seq = (seq > 0).then_some(seq);
-        Settled { id, seq, origin: Origin::Log, commit_lsn, commit_time_micros: 0, acked: true }
-    }
-}
-
 /// A watermark's way: taken, reached by the confirmed position, its marks executed, stored.
 enum Step {
     Resting,
@@ -137,15 +106,10 @@ impl Settling {
         known: Known,
     ) -> Self {
         Self {
+            markers: Markers::new(Arc::clone(&config), store),
             config,
-            store,
             tail,
             known,
-            waiting: VecDeque::new(),
-            waiting_since: Instant::now(),
-            marking: 0,
-            queued: 0,
-            executed: 0,
             observing: 0,
             covered: None,
             owed: None,
@@ -166,7 +130,7 @@ impl Settling {
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        self.waiting.is_empty() && self.marking == 0
+        self.markers.is_idle()
     }
 
     /// Whether there are rows to mark, also for the sweeper because their marks failed or were too
@@ -176,7 +140,7 @@ impl Settling {
     /// published when this was asked for the first time, by this session or an earlier one.
     pub(super) fn owes_marks(&mut self) -> bool {
         if self.config.mark.by == MarkBy::Watermark {
-            self.owed.get_or_insert(self.queued);
+            self.owed.get_or_insert(self.markers.marks.queued());
             return self.is_waited_for();
         }
         !self.is_idle() || self.marks_lost || self.marks_lost_before
@@ -187,24 +151,37 @@ impl Settling {
     }
 
     pub(super) fn is_disconnected(&self) -> bool {
-        self.store.client().is_closed()
+        self.markers.is_disconnected()
+    }
+
+    /// Whether there are many rows that the log is known to have yet to bring, or that are published
+    /// and not marked.
+    pub(super) fn is_behind(&self, state: &State) -> bool {
+        let log_waits = match &self.watermark {
+            Step::Waiting(watermark) => watermark.lsn.checked_bytes_since(state.confirmed()),
+            _ => None,
+        };
+        log_waits.is_some_and(|bytes| bytes > LOG_BEHIND) || self.markers.are_late()
     }
 
     /// A statement ended; if it failed, the rows are left to the sweeper.
-    pub(super) fn marked(&mut self, batch: usize, marked: Option<Marked>) {
-        self.marking -= 1;
-        self.executed += batch as u64;
+    pub(super) fn marked(&mut self, statement: Statement, marked: Option<Marked>) {
+        self.markers.ended(statement);
         let Some(Marked { rows, without_row }) = marked else {
             (self.missed, self.marks_lost) = (Missed::Something, true);
             return;
         };
         self.counts.marked += rows;
-        if rows < batch as u64 {
+        if rows < statement.marks as u64 {
             self.missed = Missed::Something;
         }
         for settled in &without_row {
             self.marks_lost |= !self.sweeper.remember(settled);
         }
+    }
+
+    pub(super) fn helped(&mut self, store: Option<Arc<Store>>) {
+        self.markers.helped(store);
     }
 
     pub(super) fn observed(&mut self, watermark: Watermark) {
@@ -233,9 +210,9 @@ impl Settling {
             self.marks_lost_before = std::mem::take(&mut self.marks_lost);
             self.observed_at = Some(Instant::now());
             self.observed_resolved = Some(resolved);
-            self.observing = self.queued;
+            self.observing = self.markers.marks.queued();
             self.watermark = Step::Observing;
-            let (store, config) = (Arc::clone(&self.store), Arc::clone(&self.config));
+            let (store, config) = (Arc::clone(self.markers.store()), Arc::clone(&self.config));
             jobs.push(job(async move {
                 let watermark = store.observe().await?;
                 // It must not cover a row that the log was not to bring.
@@ -245,50 +222,22 @@ impl Settling {
         }
     }
 
-    fn queue(&mut self, settled: Settled) {
+    fn queue(&mut self, settled: &Settled) {
         if self.config.mark.by == MarkBy::Watermark {
-            (self.queued, self.executed) = (self.queued + 1, self.executed + 1);
+            self.markers.marks.skip();
             // Its row may not be visible yet, and no mark tells: so until it must be.
             self.missed = Missed::Something;
-            return;
-        }
-        if self.waiting.len() >= MARKS_WAITING_MAX {
+        } else if !self.markers.push(settled) {
             (self.missed, self.marks_lost) = (Missed::Something, true);
-            return;
         }
-        if self.waiting.is_empty() {
-            self.waiting_since = Instant::now();
-        }
-        let Settled { id, seq, commit_lsn, .. } = settled;
-        self.waiting.push_back(Mark { id, seq: seq.unwrap_or(0), commit_lsn });
-        self.queued += 1;
-    }
-
-    /// Hands the next statement over, if one is due.
-    fn flush(&mut self, jobs: &mut FuturesUnordered<Job>, hurry: bool) {
-        let config = &self.config.mark;
-        let due = self.waiting.len() >= config.batch
-            || self.waiting_since.elapsed() >= config.interval
-            || hurry;
-        // A statement costs the less per row the more rows it has: only a full one goes ahead.
-        let is_ahead = self.marking > 0 && self.waiting.len() < MARKS_AT_ONCE;
-        if self.marking >= STATEMENTS_AHEAD || is_ahead || self.waiting.is_empty() || !due {
-            return;
-        }
-        let batch = self.waiting.drain(..self.waiting.len().min(MARKS_AT_ONCE));
-        let batch = batch.map(Mark::settled).collect();
-        self.waiting_since = Instant::now();
-        self.marking += 1;
-        let stream = self.config.stream.name.clone();
-        jobs.push(jobs::mark(Arc::clone(&self.store), stream, batch));
     }
 
     fn advance(&mut self, jobs: &mut FuturesUnordered<Job>, state: &State) {
         self.watermark = match std::mem::replace(&mut self.watermark, Step::Resting) {
             Step::Waiting(watermark) if state.confirmed() >= watermark.lsn => {
-                Step::Flushing { watermark, marks: self.queued }
+                Step::Flushing { watermark, marks: self.markers.marks.queued() }
             }
-            Step::Flushing { watermark, marks } if self.executed >= marks => {
+            Step::Flushing { watermark, marks } if self.markers.marks.has_ended(marks) => {
                 jobs.push(self.store_and_look(watermark.clone(), self.swath()));
                 Step::Sweeping(watermark)
             }
@@ -304,12 +253,12 @@ impl Session {
         reporter.settled(&settled);
         for settled in settled {
             match settled.origin {
-                Origin::Log => self.settling.queue(settled),
+                Origin::Log => self.settling.queue(&settled),
                 Origin::Scan(batch) => self.scan.published(batch, settled),
             }
         }
         let hurry = self.draining_since.is_some();
-        self.settling.flush(&mut self.jobs, hurry);
+        self.settling.markers.flush(&mut self.jobs, hurry);
         self.settling.advance(&mut self.jobs, &self.state);
         self.continue_scan();
     }

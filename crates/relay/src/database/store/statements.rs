@@ -2,7 +2,7 @@
 
 use outbox::{Column, DROPPED, Table};
 
-use super::SWEPT_AT_ONCE;
+use super::Swath;
 use crate::config::{Config, MarkBy};
 use crate::database::shape::{BYTEA, JSON, JSONB, TEXT};
 use crate::routing::{Destination, Glob, Route};
@@ -11,8 +11,8 @@ use crate::shards::Shard;
 pub(super) struct Statements {
     pub(super) mark: String,
     pub(super) mark_on_trust: String,
-    pub(super) unmarked: String,
-    pub(super) unmarked_since: String,
+    unmarked: String,
+    unmarked_since: String,
     pub(super) sweep_dead: String,
     pub(super) watermark: String,
     pub(super) published_to: String,
@@ -35,20 +35,18 @@ impl Statements {
         );
         let unmarked = format!(
             "SELECT o.{id}, {dropped}, pg_visible_in_snapshot(o.txid, $3::text::pg_snapshot),
-                 o.txid >= pg_snapshot_xmax($3::text::pg_snapshot), o.txid::text
+                 o.txid >= pg_snapshot_xmax($3::text::pg_snapshot)
              FROM {outbox} o WHERE {covered} AND {not_published}"
         );
         Self {
             mark: mark(table, config.mark.by),
             mark_on_trust: mark_on_trust(table, config.mark.by),
             // What is not visible in a snapshot is not older than the oldest transaction that it
-            // saw running. And in this order nothing is left before the last that was taken, $4.
+            // saw running.
             unmarked_since: format!(
-                "{unmarked}
-                   AND o.txid >= greatest(pg_snapshot_xmin($3::text::pg_snapshot), $4::text::xid8)
-                 ORDER BY o.txid LIMIT {SWEPT_AT_ONCE}"
+                "{unmarked} AND o.txid >= pg_snapshot_xmin($3::text::pg_snapshot) ORDER BY o.txid"
             ),
-            unmarked: format!("{unmarked} LIMIT {SWEPT_AT_ONCE}"),
+            unmarked,
             // Looked up one by one: joined, the planner may read the whole outbox for none at all.
             sweep_dead: format!(
                 "DELETE FROM {outbox} o
@@ -62,6 +60,15 @@ impl Statements {
                  RETURNING pg_current_xact_id()::text"
             ),
             published_to: published_to(table),
+        }
+    }
+
+    /// What the log owns and a watermark covers and nobody marked. `is_swept` says that something was
+    /// swept before.
+    pub(super) fn unmarked(&self, swath: Swath, is_swept: bool) -> &str {
+        match swath {
+            Swath::SinceSwept if is_swept => &self.unmarked_since,
+            Swath::SinceSwept | Swath::Whole => &self.unmarked,
         }
     }
 }

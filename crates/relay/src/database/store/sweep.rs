@@ -1,14 +1,19 @@
 //! Rows that the log owns and no mark has reached.
 
 use std::collections::HashSet;
+use std::pin::Pin;
 
+use futures_util::TryStreamExt;
 use outbox::Column;
 use tokio_postgres::types::ToSql;
+use tokio_postgres::{Row, RowStream};
 use uuid::Uuid;
 
 use super::{Store, Watermark};
 use crate::core::{Age, Settled, Unmarked};
 use crate::error::Error;
+
+const LOOKING: &str = "look for unmarked rows";
 
 /// Rows swept at a time.
 pub(crate) const SWEPT_AT_ONCE: usize = 5_000;
@@ -21,34 +26,42 @@ const OLDEST_TRANSACTION: u8 = 3;
 pub(super) const CAME_BACK: &str = "txid < '4'";
 
 /// Where unmarked rows are looked for.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Swath {
     /// In the whole table.
     Whole,
     /// Only among what was not swept before, which an index leads to if there is
     /// [one](Store::has_index_of_transactions).
-    SinceSwept {
-        /// The transaction that the last look ended with; it left nothing before.
-        from: Option<String>,
-    },
+    SinceSwept,
 }
 
-/// What a look found.
-#[derive(Debug)]
-pub(crate) struct Swept {
-    pub(crate) rows: Vec<Unmarked>,
-    /// The transaction of the last of them.
-    pub(crate) reached: Option<String>,
+/// One look at all unmarked rows of the log that a watermark covers, however many they are: what is
+/// not taken waits on the connection and in the server.
+pub(crate) struct Look {
+    _store: Store,
+    rows: Pin<Box<RowStream>>,
 }
 
-impl Swath {
-    /// Where the next look goes on.
-    pub(crate) fn after(&self, reached: Option<String>) -> Self {
-        match self {
-            Self::Whole => Self::Whole,
-            Self::SinceSwept { .. } => Self::SinceSwept { from: reached },
+impl Look {
+    /// The next [`SWEPT_AT_ONCE`]; fewer at the end.
+    pub(crate) async fn batch(&mut self) -> Result<Vec<Unmarked>, Error> {
+        let mut batch = Vec::new();
+        while batch.len() < SWEPT_AT_ONCE
+            && let Some(row) = self.rows.try_next().await.map_err(Error::sql(LOOKING))?
+        {
+            batch.push(unmarked(&row));
         }
+        Ok(batch)
     }
+}
+
+fn unmarked(row: &Row) -> Unmarked {
+    let age = match (row.get(2), row.get(3)) {
+        (Some(true), _) => Age::Swept,
+        (_, Some(true)) => Age::Later,
+        _ => Age::Unknown,
+    };
+    Unmarked { id: row.get(0), is_dropped: row.get(1), age }
 }
 
 impl Store {
@@ -70,32 +83,33 @@ impl Store {
         start_snapshot: &str,
         watermark: &Watermark,
         swept: Option<&Watermark>,
-        swath: &Swath,
-    ) -> Result<Swept, Error> {
-        let snapshot = &watermark.snapshot;
+        swath: Swath,
+    ) -> Result<Vec<Unmarked>, Error> {
         let swept = swept.map(|it| &*it.snapshot);
-        let common: [&(dyn ToSql + Sync); 3] = [&start_snapshot, snapshot, &swept];
-        let rows = match swath {
-            Swath::SinceSwept { from } if swept.is_some() => {
-                let [start, snapshot, swept] = common;
-                let parameters = [start, snapshot, swept, from];
-                self.client().query(&self.sql.unmarked_since, &parameters).await
-            }
-            _ => self.client().query(&self.sql.unmarked, &common).await,
-        };
-        let rows = rows.map_err(Error::sql("look for unmarked rows"))?;
-        let age = |is_visible: Option<bool>, is_later: Option<bool>| match (is_visible, is_later) {
-            (Some(true), _) => Age::Swept,
-            (_, Some(true)) => Age::Later,
-            _ => Age::Unknown,
-        };
-        let unmarked = rows.iter().map(|row| Unmarked {
-            id: row.get(0),
-            is_dropped: row.get(1),
-            age: age(row.get(2), row.get(3)),
-        });
-        let reached = rows.last().and_then(|row| row.get(4));
-        Ok(Swept { rows: unmarked.collect(), reached })
+        let parameters: [&(dyn ToSql + Sync); 3] = [&start_snapshot, &watermark.snapshot, &swept];
+        let sql = format!("{} LIMIT {SWEPT_AT_ONCE}", self.sql.unmarked(swath, swept.is_some()));
+        let rows = self.client().query(&sql, &parameters).await.map_err(Error::sql(LOOKING))?;
+        Ok(rows.iter().map(unmarked).collect())
+    }
+
+    /// As [`unmarked`](Self::unmarked), but all of them, read as they are taken. The connection is
+    /// this look's from then on.
+    pub(crate) async fn look(
+        self,
+        start_snapshot: &str,
+        watermark: &Watermark,
+        swept: Option<&Watermark>,
+        swath: Swath,
+    ) -> Result<Look, Error> {
+        // As long as the statement takes is as long as marking takes. What an index leads to is not
+        // to be sorted.
+        let set = "SET statement_timeout = 0; SET enable_sort = off";
+        self.client().batch_execute(set).await.map_err(Error::sql(LOOKING))?;
+        let swept = swept.map(|it| &*it.snapshot);
+        let parameters: [&(dyn ToSql + Sync); 3] = [&start_snapshot, &watermark.snapshot, &swept];
+        let sql = self.sql.unmarked(swath, swept.is_some());
+        let rows = self.client().query_raw(sql, parameters).await.map_err(Error::sql(LOOKING))?;
+        Ok(Look { _store: self, rows: Box::pin(rows) })
     }
 
     /// Marks rows of which nobody knows where in the stream they are.

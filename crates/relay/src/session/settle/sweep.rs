@@ -8,17 +8,29 @@ use tracing::{error, info};
 
 use super::{Missed, Settling, Step};
 use crate::broker::WayBack;
-use crate::config::MarkBy;
+use crate::config::{Config, MarkBy};
 use crate::core::{Judgement, SWEEPER_STORED_MAX, Tail, Verdict};
-use crate::database::store::{self, SWEPT_AT_ONCE, Swath};
+use crate::database::store::{Look, SWEPT_AT_ONCE, Swath};
 use crate::database::{Store, Watermark};
+use crate::error::Error;
 use crate::session::WHOLE_EVERY;
 use crate::session::jobs::{self, Done, Found, Job, Swept, job, long_job};
+
+async fn open_look(
+    config: &Config,
+    start_snapshot: &str,
+    watermark: &Watermark,
+    swept: Option<&Watermark>,
+    swath: Swath,
+) -> Result<Box<Look>, Error> {
+    let store = Store::connect(config, "tailpost sweeper").await?;
+    store.look(start_snapshot, watermark, swept, swath).await.map(Box::new)
+}
 
 impl Settling {
     /// On the marks' own connection: their commits and the watermark's survive a crash in order.
     pub(super) fn store_and_look(&self, watermark: Watermark, swath: Swath) -> Job {
-        let (store, config) = (Arc::clone(&self.store), Arc::clone(&self.config));
+        let (store, config) = (Arc::clone(self.markers.store()), Arc::clone(&self.config));
         let (start, swept) = (self.known.start_snapshot.clone(), self.known.swept.clone());
         // A row can only be left there by who parked it while it was not visible.
         let sweeps_dead = self.missed != Missed::Nothing;
@@ -35,22 +47,22 @@ impl Settling {
                 if sweeps_dead {
                     store.sweep_dead(&start, &watermark).await?;
                 }
-                let (rows, reached) = (Vec::new(), None);
-                return Ok(Found { rows, transaction, oldest_running, swath, reached });
+                let (rows, look) = (Vec::new(), None);
+                return Ok(Found { rows, transaction, oldest_running, swath, look });
             }
             let transaction = store.store_watermark(slot, &watermark, swept.as_ref()).await?;
             if sweeps_dead {
                 store.sweep_dead(&start, &watermark).await?;
             }
-            let beside = match takes_long {
+            let (rows, look) = if takes_long {
                 // The marks must not wait for it.
-                true => Some(Store::connect(&config, "tailpost sweeper").await?),
-                false => None,
+                let mut look =
+                    open_look(&config, &start, &watermark, swept.as_ref(), swath).await?;
+                (look.batch().await?, Some(look))
+            } else {
+                (store.unmarked(&start, &watermark, swept.as_ref(), swath).await?, None)
             };
-            let looker = beside.as_ref().unwrap_or(&store);
-            let found = looker.unmarked(&start, &watermark, swept.as_ref(), &swath).await?;
-            let store::Swept { rows, reached } = found;
-            Ok(Found { rows, transaction, oldest_running, swath, reached })
+            Ok(Found { rows, transaction, oldest_running, swath, look })
         };
         let looked = async move { Ok(Done::Unmarked(jobs::tolerate(looked.await))) };
         // Once in a while it may take its time to look at the whole of a large table, or at what
@@ -58,13 +70,32 @@ impl Settling {
         if takes_long { long_job(looked) } else { job(looked) }
     }
 
-    /// Where the next sweep begins to look.
+    /// Where the next sweep looks.
     pub(super) fn swath(&self) -> Swath {
         if self.known.is_indexed && self.whole_at.elapsed() < WHOLE_EVERY {
-            Swath::SinceSwept { from: None }
+            Swath::SinceSwept
         } else {
             Swath::Whole
         }
+    }
+
+    /// There is more than one look brings: all of it is read as it is marked.
+    fn look_on(&self, watermark: Watermark, found: Found) -> Job {
+        let (config, start) = (Arc::clone(&self.config), self.known.start_snapshot.clone());
+        let swept = self.known.swept.clone();
+        long_job(async move {
+            let looked = async {
+                let mut look = match found.look {
+                    Some(look) => look,
+                    None => {
+                        open_look(&config, &start, &watermark, swept.as_ref(), found.swath).await?
+                    }
+                };
+                let rows = look.batch().await?;
+                Ok(Found { rows, look: Some(look), ..found })
+            };
+            Ok(Done::Unmarked(jobs::tolerate(looked.await)))
+        })
     }
 
     /// Judges what was found. `None` if it could not be found out.
@@ -119,7 +150,7 @@ impl Settling {
     }
 
     fn carry_out(&self, found: Found, verdict: Verdict) -> Job {
-        let (store, stream) = (Arc::clone(&self.store), self.config.stream.name.clone());
+        let (store, stream) = (Arc::clone(self.markers.store()), self.config.stream.name.clone());
         job(async move {
             let swept = async {
                 let mut marked = store.mark(&stream, &verdict.settled).await?;
@@ -161,8 +192,7 @@ impl Settling {
             return;
         }
         if found.rows.len() == SWEPT_AT_ONCE {
-            let swath = found.swath.after(found.reached);
-            jobs.push(self.store_and_look(watermark.clone(), swath));
+            jobs.push(self.look_on(watermark.clone(), found));
             self.watermark = Step::Sweeping(watermark);
             return;
         }

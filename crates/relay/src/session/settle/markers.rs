@@ -1,0 +1,177 @@
+//! The connections that marks are written over: one, and a second while it cannot keep up.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::stream::FuturesUnordered;
+use tracing::{debug, info};
+
+use crate::config::Config;
+use crate::core::{MARKS_AT_ONCE, Marks, Settled};
+use crate::database::Store;
+use crate::session::jobs::{self, Done, Job, job};
+
+/// Marks that wait when a second connection is to help: PostgreSQL writes marks on one core more slowly
+/// than it sends its log from another.
+const MARKS_LATE: usize = 10_000;
+
+/// How long no second connection is tried after one failed.
+const HELP_AGAIN_AFTER: Duration = Duration::from_secs(10);
+
+/// Statements handed over at a time to the first connection: PostgreSQL begins the second when it ends
+/// the first, instead of waiting until the relay has heard of that.
+const STATEMENTS_AHEAD: usize = 2;
+
+/// Writes marks.
+pub(super) struct Markers {
+    config: Arc<Config>,
+    pub(super) marks: Marks,
+    waiting_since: Instant,
+    first: Arc<Store>,
+    running_on_first: usize,
+    second: Second,
+}
+
+enum Second {
+    Closed { not_before: Option<Instant> },
+    Opening,
+    Open { store: Arc<Store>, is_running: bool },
+}
+
+/// A statement with marks.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::session) struct Statement {
+    pub(in crate::session) marks: usize,
+    number: u64,
+    on_second: bool,
+}
+
+impl Markers {
+    pub(super) fn new(config: Arc<Config>, store: Arc<Store>) -> Self {
+        Self {
+            config,
+            marks: Marks::default(),
+            waiting_since: Instant::now(),
+            first: store,
+            running_on_first: 0,
+            second: Second::Closed { not_before: None },
+        }
+    }
+
+    /// The connection that is always there. What is executed on it after marks have ended is behind
+    /// them in PostgreSQL's log, whichever connection they were written over: it survives no crash
+    /// that they do not survive.
+    pub(super) fn store(&self) -> &Arc<Store> {
+        &self.first
+    }
+
+    pub(super) fn is_disconnected(&self) -> bool {
+        self.first.client().is_closed()
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.marks.waiting() == 0 && !self.marks.is_running()
+    }
+
+    /// False if too many wait: then the row is the sweeper's.
+    #[must_use]
+    pub(super) fn push(&mut self, settled: &Settled) -> bool {
+        if self.marks.waiting() == 0 {
+            self.waiting_since = Instant::now();
+        }
+        self.marks.push(settled)
+    }
+
+    /// Hands over the statements that are due; opens and closes the second connection.
+    pub(super) fn flush(&mut self, jobs: &mut FuturesUnordered<Job>, hurry: bool) {
+        while self.is_due(hurry)
+            && let Some((store, on_second)) = self.take_connection()
+        {
+            let Some((number, batch)) = self.marks.take() else { break };
+            self.waiting_since = Instant::now();
+            let statement = Statement { marks: batch.len(), number, on_second };
+            jobs.push(jobs::mark(store, self.config.stream.name.clone(), batch, statement));
+        }
+        self.change_help(jobs);
+    }
+
+    fn is_due(&self, hurry: bool) -> bool {
+        let (config, waiting) = (&self.config.mark, self.marks.waiting());
+        // A statement costs the less per row the more rows it has: only a full one goes ahead.
+        let is_early = self.marks.is_running() && waiting < MARKS_AT_ONCE;
+        let is_time =
+            waiting >= config.batch || self.waiting_since.elapsed() >= config.interval || hurry;
+        waiting > 0 && is_time && !is_early
+    }
+
+    /// The connection for the next statement, and whether it is the second one.
+    fn take_connection(&mut self) -> Option<(Arc<Store>, bool)> {
+        match &mut self.second {
+            // The second has one at a time: they take memory.
+            Second::Open { store, is_running: is_running @ false } if self.running_on_first > 0 => {
+                *is_running = true;
+                Some((Arc::clone(store), true))
+            }
+            _ if self.running_on_first < STATEMENTS_AHEAD => {
+                self.running_on_first += 1;
+                Some((Arc::clone(&self.first), false))
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether a second connection is wanted.
+    pub(super) fn are_late(&self) -> bool {
+        self.marks.waiting() >= MARKS_LATE
+    }
+
+    fn change_help(&mut self, jobs: &mut FuturesUnordered<Job>) {
+        let waiting = self.marks.waiting();
+        match &self.second {
+            Second::Closed { not_before }
+                if self.are_late() && not_before.is_none_or(|it| Instant::now() >= it) =>
+            {
+                self.second = Second::Opening;
+                let config = Arc::clone(&self.config);
+                jobs.push(job(async move {
+                    let opened = async {
+                        let store = Store::connect(&config, "tailpost marks 2").await?;
+                        store.yield_to_others().await?;
+                        Ok(Arc::new(store))
+                    };
+                    Ok(Done::MarksHelp(jobs::tolerate(opened.await)))
+                }));
+            }
+            Second::Open { store, is_running: false } if store.client().is_closed() => {
+                self.helped(None);
+            }
+            Second::Open { is_running: false, .. } if waiting == 0 => {
+                debug!("marks keep up again");
+                self.second = Second::Closed { not_before: None };
+            }
+            _ => {}
+        }
+    }
+
+    /// The second connection is there; `None` if it cannot be had.
+    pub(super) fn helped(&mut self, store: Option<Arc<Store>>) {
+        self.second = match store {
+            Some(store) => {
+                info!(
+                    waiting = self.marks.waiting(),
+                    "marks are late: writing them over a second connection too"
+                );
+                Second::Open { store, is_running: false }
+            }
+            None => Second::Closed { not_before: Some(Instant::now() + HELP_AGAIN_AFTER) },
+        };
+    }
+
+    pub(super) fn ended(&mut self, statement: Statement) {
+        self.marks.ended(statement.number);
+        match &mut self.second {
+            Second::Open { is_running, .. } if statement.on_second => *is_running = false,
+            _ => self.running_on_first -= 1,
+        }
+    }
+}
