@@ -170,6 +170,19 @@ impl Scan {
     }
 }
 
+/// Opens a scan when nothing waits in vain: of an aggregate that is blocked it must not find what the
+/// others wait for. Returns which are.
+async fn open_with_blocked(store: &Store) -> Result<Vec<Blocked>, Error> {
+    loop {
+        store.release().await?;
+        store.open_scan().await?;
+        if !store.has_to_release().await? {
+            return store.blocked().await;
+        }
+        store.abandon_scan().await?; // something was requeued in between
+    }
+}
+
 impl Session {
     pub(super) fn start_scan(&mut self) {
         self.scan.reading = Reading::Busy;
@@ -181,11 +194,13 @@ impl Session {
         self.jobs.push(long_job(async move {
             let store = Store::connect(&config, "tailpost scanner").await?;
             store.check_publication(&config.publication, &config.slot).await?;
-            if parking_blocks {
-                store.release().await?;
-            }
-            store.open_scan().await?;
-            let blocked = if parking_blocks { Some(store.blocked().await?) } else { None };
+            let blocked = match parking_blocks {
+                true => Some(open_with_blocked(&store).await?),
+                false => {
+                    store.open_scan().await?;
+                    None
+                }
+            };
             read(Box::new(store.scan(&start_snapshot, extent).await?), blocked).await
         }));
     }

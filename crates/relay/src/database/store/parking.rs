@@ -139,6 +139,16 @@ impl Store {
         Ok(released.cast_unsigned())
     }
 
+    /// Whether there is something to [release](Self::release). Part of an open scan: if so, the scan
+    /// would find what was requeued a moment ago, and take its aggregate for blocked.
+    pub(crate) async fn has_to_release(&self) -> Result<bool, Error> {
+        let (dead, owned) = (self.table.companion("outbox_dead_letter"), self.owned_letters());
+        let free = waits_for_nothing(&self.table);
+        let sql = format!("SELECT EXISTS (SELECT FROM {dead} d WHERE {free} AND {owned})");
+        let row = self.client().query_one(&sql, &[]).await;
+        row.map(|row| row.get(0)).map_err(Error::sql("look for waiting events"))
+    }
+
     /// The aggregates whose events wait. Part of an open scan: what that finds does not wait.
     pub(crate) async fn blocked(&self) -> Result<Vec<Blocked>, Error> {
         let sql = format!(
@@ -246,14 +256,7 @@ fn release(table: &Table, put_back: &str, owned: &str) -> String {
     let audit = table.companion("outbox_dead_letter_audit");
     format!(
         "WITH back AS (
-             DELETE FROM {dead} d WHERE d.blocked_by IS NOT NULL AND d.discarded_at IS NULL
-                 AND d.blocks AND {owned} AND NOT EXISTS (
-                     SELECT FROM {dead} head
-                     WHERE head.aggregate_type = d.aggregate_type
-                         AND head.aggregate_id = d.aggregate_id
-                         AND head.blocks AND head.blocked_by IS NULL
-                         AND head.discarded_at IS NULL)
-             RETURNING *
+             DELETE FROM {dead} d WHERE {free} AND {owned} RETURNING *
          ), put AS ({put_back}),
          noted AS (
              INSERT INTO {audit} (action, event_id, aggregate_type, aggregate_id, event_type, actor,
@@ -261,7 +264,19 @@ fn release(table: &Table, put_back: &str, owned: &str) -> String {
              SELECT 'release', id, aggregate_type, aggregate_id, event_type, 'tailpost', 'relay',
                  reason FROM back
          )
-         SELECT count(*) FROM back"
+         SELECT count(*) FROM back",
+        free = waits_for_nothing(table),
+    )
+}
+
+/// A dead letter `d` that only waited for others, of which none is left.
+fn waits_for_nothing(table: &Table) -> String {
+    format!(
+        "d.blocked_by IS NOT NULL AND d.discarded_at IS NULL AND d.blocks AND NOT EXISTS (
+             SELECT FROM {} head
+             WHERE head.aggregate_type = d.aggregate_type AND head.aggregate_id = d.aggregate_id
+                 AND head.blocks AND head.blocked_by IS NULL AND head.discarded_at IS NULL)",
+        table.companion("outbox_dead_letter")
     )
 }
 

@@ -50,6 +50,11 @@ impl Store {
         self.client().batch_execute(&begin).await.map_err(Error::sql(DOING))
     }
 
+    /// Ends the transaction of a pass that reads nothing.
+    pub(crate) async fn abandon_scan(&self) -> Result<(), Error> {
+        self.client().batch_execute("ROLLBACK").await.map_err(Error::sql("end a scan"))
+    }
+
     /// Begins to read the rows that are visible in `start_snapshot`, in the transaction that
     /// [`open_scan`](Self::open_scan) began.
     pub(crate) async fn scan(self, start_snapshot: &str, extent: Extent) -> Result<Scanner, Error> {
