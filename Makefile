@@ -3,9 +3,10 @@
 CARGO ?= cargo
 ARGS ?=
 MINUTES ?= 30
+POSTGRES ?= 14 16 17 18
 
 .DEFAULT_GOAL := help
-.PHONY: help demo chaos soak test bench bench-inbox fuzz lint servers servers-all clean-servers
+.PHONY: help demo chaos soak test matrix bench bench-inbox fuzz lint servers servers-all clean-servers
 
 help: ## list the targets
 	@sed -En 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -27,6 +28,12 @@ test: servers-all ## run every test on real servers; ARGS="part_of_a_name"
 		$(CARGO) test --workspace --lib --bins --tests $(ARGS); \
 	fi
 	$(CARGO) test --workspace --doc
+
+matrix: servers-all ## run the tests with servers on every PostgreSQL that is supported; POSTGRES="14 17"
+	$(CARGO) build --workspace --bin tailpost
+	@for version in $(POSTGRES); do (set -x; scripts/servers --postgres $$version && \
+		TAILPOST_PG_BIN=$$(realpath $${CARGO_TARGET_DIR:-target}/servers/postgresql-$$version/bin) \
+		$(CARGO) nextest run -p tailpost-tests --no-fail-fast $(ARGS)) || exit 1; done
 
 bench: servers ## measure the relay beside its limits; ARGS="--suite" for all of it
 	$(CARGO) build --release --bin tailpost

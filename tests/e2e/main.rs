@@ -16,6 +16,7 @@ mod failure_classes;
 mod gaps;
 mod inbox;
 mod keyed;
+mod late_marks;
 mod layout;
 mod limits;
 mod marking;

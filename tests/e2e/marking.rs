@@ -4,7 +4,6 @@
 use std::io::Write;
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
 use support::{DEADLINE, Relay, Rig, RigOptions, until};
 use testbed::NatsOptions;
 use uuid::Uuid;
@@ -452,82 +451,4 @@ async fn a_watermark_of_another_slot_says_nothing() {
     relay.wait_log("the slot's state is gone").await;
     assert_eq!((count(&rig, "PUBLISHED").await, count(&rig, "PENDING").await), (10, 10));
     assert_eq!(rig.query::<i64>("SELECT count(*) FROM tailpost_published").await, 1);
-}
-
-/// Stops the backend of one of the relay's connections, which is idle.
-async fn stop_backend(rig: &Rig, name: &str) -> Pid {
-    let idle = format!(
-        "SELECT max(pid) FROM pg_stat_activity WHERE application_name = '{name}' AND state = 'idle'"
-    );
-    let mut backend = None;
-    until(DEADLINE, &format!("{name} is idle"), async || {
-        backend = rig.query::<Option<i32>>(&idle).await.and_then(Pid::from_raw);
-        backend.is_some()
-    })
-    .await;
-    let backend = backend.expect("a process");
-    kill_process(backend, Signal::STOP).expect("stop PostgreSQL's process");
-    backend
-}
-
-fn resume(backend: Pid) {
-    kill_process(backend, Signal::CONT).expect("resume PostgreSQL's process");
-}
-
-const SECOND: &str = "tailpost marks 2";
-
-/// R-REL-06: PostgreSQL marks more slowly on one connection than it sends its log.
-#[tokio::test(flavor = "multi_thread")]
-async fn marks_that_are_late_are_written_over_a_second_connection_until_they_are_not() {
-    const ROWS: i32 = 40_000;
-    let rig = rig("row").await;
-    let relay = rig.relay();
-    relay.wait_active().await;
-    let first = stop_backend(&rig, "tailpost marks").await;
-    let ids = rig.insert(ROWS).await;
-    // All but the two statements that wait, and what is not worth a statement.
-    until(DEADLINE, "the second one marks", async || rig.unmarked().await <= 15_000).await;
-    assert!(rig.unmarked().await > 0, "the first one was not stopped: the test proves nothing");
-    relay.wait_log("marks are late").await;
-    resume(first);
-    rig.wait_marked().await;
-    assert_eq!(rig.stored_ids().await, ids);
-    let places = "SELECT count(DISTINCT stream_seq) FROM outbox_events";
-    assert_eq!(rig.query::<i64>(places).await, i64::from(ROWS), "none was left to the sweeper");
-    let open = format!("SELECT count(*) FROM pg_stat_activity WHERE application_name = '{SECOND}'");
-    until(DEADLINE, "the second is closed", async || rig.query::<i64>(&open).await == 0).await;
-}
-
-/// R-REL-06, R-REL-11: more marks wait than may.
-#[tokio::test(flavor = "multi_thread")]
-async fn marks_for_which_there_is_no_room_are_left_to_the_sweeper_and_nothing_comes_twice() {
-    const ROWS: i32 = 230_000;
-    let mut rig = rig("row").await;
-    rig.set("TAILPOST_RELAY__SCAN_INTERVAL", "1h");
-    let relay = rig.relay();
-    relay.wait_active().await;
-    let first = stop_backend(&rig, "tailpost marks").await;
-    let mut ids = rig.insert(ROWS).await;
-    let elsewhere = rig.postgres.client("template1").await.expect("connect to PostgreSQL");
-    let allow = |allowed: bool| format!("ALTER DATABASE postgres ALLOW_CONNECTIONS {allowed}");
-    elsewhere.batch_execute(&allow(false)).await.unwrap(); // no second connection either
-    rig.wait_stored(ids.len() as u64).await;
-    elsewhere.batch_execute(&allow(true)).await.unwrap();
-    resume(first);
-    rig.wait_marked().await;
-    let trusted = "SELECT count(*) FROM outbox_events WHERE stream_seq IS NULL";
-    assert!(rig.query::<i64>(trusted).await >= 10_000, "there was room for all");
-    // Twice a watermark, which is when it would be found out that the log did not bring a row.
-    let watermark = "SELECT watermark_lsn::text FROM tailpost_state";
-    for _ in 0..2 {
-        let before = rig.query::<Option<String>>(watermark).await;
-        ids.extend(rig.insert(1).await);
-        until(DEADLINE, "the next watermark", async || {
-            rig.query::<Option<String>>(watermark).await != before
-        })
-        .await;
-    }
-    rig.wait_marked().await;
-    assert_eq!(rig.stored_ids().await, ids);
-    assert!(relay.peak_memory() < 64 << 20, "{} bytes of memory", relay.peak_memory());
 }

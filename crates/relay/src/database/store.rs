@@ -87,12 +87,17 @@ impl Store {
     }
 
     /// For marks: commits are not waited for, because their loss is harmless, and a lock on the
-    /// table is not either, because the sweeper comes again. Rows are looked up one by one: for a
-    /// few thousand of them the planner would rather read the whole table into a hash.
+    /// table is not either, because the sweeper comes again. A few thousand rows are looked up by
+    /// their ids, although the planner would rather read all of a table of millions.
     pub(crate) async fn yield_to_others(&self) -> Result<(), Error> {
-        let sql = "SET synchronous_commit = off; SET lock_timeout = '5s';
-                   SET enable_hashjoin = off; SET enable_mergejoin = off";
-        self.client.batch_execute(sql).await.map_err(Error::sql("configure the session"))
+        let mut sql = "SET synchronous_commit = off; SET lock_timeout = '5s';
+                       SET enable_nestloop = off; SET enable_mergejoin = off; SET jit = off"
+            .to_owned();
+        // Without one of these the sweeper has to read it.
+        if self.has_index_of_transactions().await? || self.has_index_of_unmarked().await? {
+            sql += "; SET enable_seqscan = off";
+        }
+        self.client().batch_execute(&sql).await.map_err(Error::sql("configure the session"))
     }
 
     /// Writes down that the stream has these events, or that a route dropped them; already marked

@@ -7,6 +7,7 @@ use futures_util::TryStreamExt;
 use outbox::Column;
 use tokio_postgres::binary_copy::BinaryCopyOutStream;
 
+use super::statements::NOT_MARKED;
 use super::{ScannedRow, Store};
 use crate::database::rows::scanned_columns;
 use crate::database::shape;
@@ -56,7 +57,7 @@ impl Store {
                 SELECT id FROM oldest JOIN locked USING (key) ORDER BY seq LIMIT {limit}
              )
              SELECT {columns} FROM {outbox}
-             WHERE {id} = ANY (ARRAY(SELECT id FROM claimed)) AND published_at IS NULL
+             WHERE {id} = ANY (ARRAY(SELECT id FROM claimed)) AND {NOT_MARKED}
              ORDER BY seq FOR UPDATE SKIP LOCKED) TO STDOUT (FORMAT binary)",
             kind = name(Column::AggregateType),
         );

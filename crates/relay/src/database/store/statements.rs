@@ -27,8 +27,7 @@ impl Statements {
         let not_published = not_published(table, "o.txid");
         // What the log owns, $1 being the slot's start, and a watermark $2 covers.
         let covered = format!(
-            "o.published_at IS NULL
-               AND NOT pg_visible_in_snapshot(o.txid, $1::text::pg_snapshot)
+            "NOT pg_visible_in_snapshot(o.txid, $1::text::pg_snapshot)
                AND pg_visible_in_snapshot(o.txid, $2::text::pg_snapshot)
                AND {}",
             owned(table, config.shard(), "o")
@@ -36,7 +35,7 @@ impl Statements {
         let unmarked = format!(
             "SELECT o.{id}, {dropped}, pg_visible_in_snapshot(o.txid, $3::text::pg_snapshot),
                  o.txid >= pg_snapshot_xmax($3::text::pg_snapshot)
-             FROM {outbox} o WHERE {covered} AND {not_published}"
+             FROM {outbox} o WHERE o.published_at IS NULL AND {covered} AND {not_published}"
         );
         Self {
             mark: mark(table, config.mark.by),
@@ -50,7 +49,8 @@ impl Statements {
             // Looked up one by one: joined, the planner may read the whole outbox for none at all.
             sweep_dead: format!(
                 "DELETE FROM {outbox} o
-                 WHERE o.{id} = ANY (ARRAY(SELECT d.id FROM {dead} d)) AND {covered}"
+                 WHERE o.{id} = ANY (ARRAY(SELECT d.id FROM {dead} d)) AND {NOT_MARKED}
+                     AND {covered}"
             ),
             watermark: format!(
                 "UPDATE {state} SET watermark_snapshot = $2::text::pg_snapshot,
@@ -73,6 +73,14 @@ impl Statements {
     }
 }
 
+/// That rows are not marked, for statements that look for them by id.
+///
+/// The planner knows how many rows are unmarked from when the table was analysed last: none, if that
+/// was in quiet times. Told plainly, it would go through all of them for every id (5,000 marks took 86 s
+/// with 100,000 unmarked rows). So it is told in a way of which it knows nothing, and to which
+/// no index leads.
+pub(super) const NOT_MARKED: &str = "(published_at IS NULL)::int <> 0";
+
 /// The one statement that marks rows, whoever asks. Marked ones are left alone.
 fn mark(table: &Table, by: MarkBy) -> String {
     let (outbox, id) = (table.quoted(), table.column(Column::Id));
@@ -85,12 +93,12 @@ fn mark(table: &Table, by: MarkBy) -> String {
                  stream = CASE WHEN u.seq IS NOT NULL THEN $4::text END,
                  publish_error = CASE WHEN u.seq IS NULL THEN '{DROPPED}' END,
                  next_attempt_at = NULL
-             FROM {settled} WHERE o.{id} = u.id AND o.published_at IS NULL"
+             FROM {settled} WHERE o.{id} = u.id AND o.{id} = ANY($1) AND {NOT_MARKED}"
         ),
         // It has the same parameters.
         MarkBy::Delete => format!(
             "DELETE FROM {outbox} o USING {settled}
-             WHERE o.{id} = u.id AND o.published_at IS NULL AND $4::text IS NOT NULL
+             WHERE o.{id} = u.id AND o.{id} = ANY($1) AND {NOT_MARKED} AND $4::text IS NOT NULL
              RETURNING o.{id}"
         ),
     }
@@ -102,11 +110,11 @@ fn mark_on_trust(table: &Table, by: MarkBy) -> String {
     match by {
         MarkBy::Row | MarkBy::Watermark => format!(
             "UPDATE {outbox} SET published_at = clock_timestamp(), stream = $2::text
-             WHERE {id} = ANY($1) AND published_at IS NULL"
+             WHERE {id} = ANY($1) AND {NOT_MARKED}"
         ),
         MarkBy::Delete => format!(
             "DELETE FROM {outbox}
-             WHERE {id} = ANY($1) AND published_at IS NULL AND $2::text IS NOT NULL"
+             WHERE {id} = ANY($1) AND {NOT_MARKED} AND $2::text IS NOT NULL"
         ),
     }
 }

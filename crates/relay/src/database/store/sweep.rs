@@ -9,6 +9,7 @@ use tokio_postgres::types::ToSql;
 use tokio_postgres::{Row, RowStream};
 use uuid::Uuid;
 
+use super::statements::NOT_MARKED;
 use super::{Store, Watermark};
 use crate::core::{Age, Settled, Unmarked};
 use crate::error::Error;
@@ -128,7 +129,7 @@ impl Store {
         }
         let sql = format!(
             "UPDATE {} SET txid = '{OLDEST_TRANSACTION}' WHERE {} = ANY($1)
-                 AND published_at IS NULL",
+                 AND {NOT_MARKED}",
             self.table.quoted(),
             self.table.column(Column::Id)
         );

@@ -1,0 +1,112 @@
+//! Marks that PostgreSQL writes more slowly than it sends its log.
+
+use rustix::process::{Pid, Signal, kill_process};
+use support::{DEADLINE, Rig, until};
+
+/// A broker that forgets ids at once, so that a second publication would be stored.
+async fn rig() -> Rig {
+    let mut rig = Rig::new().await;
+    rig.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
+    rig.set("TAILPOST_RELAY__SCAN_INTERVAL", "200ms");
+    rig.setup().await;
+    rig
+}
+
+/// Stops the backend of one of the relay's connections, which is idle.
+async fn stop_backend(rig: &Rig, name: &str) -> Pid {
+    let idle = format!(
+        "SELECT max(pid) FROM pg_stat_activity WHERE application_name = '{name}' AND state = 'idle'"
+    );
+    let mut backend = None;
+    until(DEADLINE, &format!("{name} is idle"), async || {
+        backend = rig.query::<Option<i32>>(&idle).await.and_then(Pid::from_raw);
+        backend.is_some()
+    })
+    .await;
+    let backend = backend.expect("a process");
+    kill_process(backend, Signal::STOP).expect("stop PostgreSQL's process");
+    backend
+}
+
+fn resume(backend: Pid) {
+    kill_process(backend, Signal::CONT).expect("resume PostgreSQL's process");
+}
+
+const SECOND: &str = "tailpost marks 2";
+
+/// R-REL-06
+#[tokio::test(flavor = "multi_thread")]
+async fn marks_that_are_late_are_written_over_a_second_connection_until_they_are_not() {
+    const ROWS: i32 = 40_000;
+    let rig = rig().await;
+    let relay = rig.relay();
+    relay.wait_active().await;
+    let first = stop_backend(&rig, "tailpost marks").await;
+    let ids = rig.insert(ROWS).await;
+    // All but the two statements that wait, and what is not worth a statement.
+    until(DEADLINE, "the second one marks", async || rig.unmarked().await <= 15_000).await;
+    assert!(rig.unmarked().await > 0, "the first one was not stopped: the test proves nothing");
+    relay.wait_log("marks are late").await;
+    resume(first);
+    rig.wait_marked().await;
+    assert_eq!(rig.stored_ids().await, ids);
+    let places = "SELECT count(DISTINCT stream_seq) FROM outbox_events";
+    assert_eq!(rig.query::<i64>(places).await, i64::from(ROWS), "none was left to the sweeper");
+    let open = format!("SELECT count(*) FROM pg_stat_activity WHERE application_name = '{SECOND}'");
+    until(DEADLINE, "the second is closed", async || rig.query::<i64>(&open).await == 0).await;
+}
+
+/// R-REL-06, R-REL-11: more marks wait than may.
+#[tokio::test(flavor = "multi_thread")]
+async fn marks_for_which_there_is_no_room_are_left_to_the_sweeper_and_nothing_comes_twice() {
+    const ROWS: i32 = 230_000;
+    let mut rig = rig().await;
+    rig.set("TAILPOST_RELAY__SCAN_INTERVAL", "1h");
+    let relay = rig.relay();
+    relay.wait_active().await;
+    let first = stop_backend(&rig, "tailpost marks").await;
+    let mut ids = rig.insert(ROWS).await;
+    let elsewhere = rig.postgres.client("template1").await.expect("connect to PostgreSQL");
+    let allow = |allowed: bool| format!("ALTER DATABASE postgres ALLOW_CONNECTIONS {allowed}");
+    elsewhere.batch_execute(&allow(false)).await.unwrap(); // no second connection either
+    rig.wait_stored(ids.len() as u64).await;
+    elsewhere.batch_execute(&allow(true)).await.unwrap();
+    resume(first);
+    rig.wait_marked().await;
+    let trusted = "SELECT count(*) FROM outbox_events WHERE stream_seq IS NULL";
+    assert!(rig.query::<i64>(trusted).await >= 10_000, "there was room for all");
+    // Twice a watermark, which is when it would be found out that the log did not bring a row.
+    let watermark = "SELECT watermark_lsn::text FROM tailpost_state";
+    for _ in 0..2 {
+        let before = rig.query::<Option<String>>(watermark).await;
+        ids.extend(rig.insert(1).await);
+        until(DEADLINE, "the next watermark", async || {
+            rig.query::<Option<String>>(watermark).await != before
+        })
+        .await;
+    }
+    rig.wait_marked().await;
+    assert_eq!(rig.stored_ids().await, ids);
+    assert!(relay.peak_memory() < 64 << 20, "{} bytes of memory", relay.peak_memory());
+}
+
+/// R-REL-06: when the table was analysed last, no row waited. (Asked plainly, PostgreSQL then looks at
+/// all that wait for each row that is to be marked.)
+#[tokio::test(flavor = "multi_thread")]
+async fn marks_are_quick_also_where_the_planner_expects_no_backlog() {
+    let rig = rig().await;
+    let relay = rig.relay();
+    let mut ids = rig.insert(10_000).await;
+    rig.wait_marked().await;
+    relay.sigterm();
+    assert!(relay.wait_exit(DEADLINE).await.success());
+    rig.execute("VACUUM ANALYZE outbox_events").await;
+    ids.extend(rig.insert(40_000).await);
+    let relay = rig.relay();
+    rig.wait_stored(50_000).await;
+    rig.wait_marked().await;
+    assert_eq!(rig.stored_ids().await, ids);
+    let places = "SELECT count(DISTINCT stream_seq) FROM outbox_events";
+    assert_eq!(rig.query::<i64>(places).await, 50_000, "none was left to the sweeper");
+    assert!(!relay.log().contains("left rows to be marked later"), "{}", relay.log());
+}
