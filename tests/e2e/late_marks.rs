@@ -110,3 +110,28 @@ async fn marks_are_quick_also_where_the_planner_expects_no_backlog() {
     assert_eq!(rig.query::<i64>(places).await, 50_000, "none was left to the sweeper");
     assert!(!relay.log().contains("left rows to be marked later"), "{}", relay.log());
 }
+
+/// R-REL-06: what is lost with the second connection is what was on its way over it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_connection_that_breaks_takes_few_marks_with_it() {
+    const ROWS: i32 = 60_000;
+    let rig = rig().await;
+    let ids = rig.insert(ROWS).await;
+    let mut client = rig.client().await;
+    let lock = client.transaction().await.unwrap();
+    lock.batch_execute("LOCK TABLE outbox_events IN SHARE ROW EXCLUSIVE MODE").await.unwrap();
+    let relay = rig.relay();
+    rig.wait_stored(ids.len() as u64).await;
+    let end = format!(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = '{SECOND}'"
+    );
+    assert!(rig.query::<bool>(&end).await, "there is none");
+    relay.wait_log("left rows to be marked later").await;
+    lock.rollback().await.unwrap();
+    rig.wait_marked().await;
+    let lost = "SELECT count(*) FROM outbox_events WHERE stream_seq IS NULL";
+    let lost = rig.query::<i64>(lost).await;
+    // One statement of the second connection, and two of the first if they waited too long.
+    assert!((1..=15_000).contains(&lost), "{lost} marks were lost");
+    assert_eq!(rig.stored_ids().await, ids);
+}

@@ -220,6 +220,7 @@ async fn lose_many_marks(layout: &str) {
     let relay = rig.relay();
     let expected = rig.insert(MANY).await;
     rig.wait_marked().await;
+    rig.wait_confirmed().await; // the log brings none of them again
     relay.kill9().await;
     drop(relay);
     lose_marks(&rig, MANY.into()).await;

@@ -294,6 +294,8 @@ async fn sweep_all(
     // What was swept before and is unmarked now is not published: the scanner finds it.
     let is_indexed = store.has_index_of_transactions().await?;
     let swath = if is_indexed { Swath::SinceSwept } else { Swath::Whole };
+    // While the look is open, nobody may wait for whoever waits for it.
+    store.wait_for_locks(Some("5s")).await?;
     let looker = Store::connect(config, "tailpost sweeper").await?;
     let mut look = looker.look(start, watermark, old.swept.as_ref(), swath).await?;
     loop {
@@ -304,7 +306,7 @@ async fn sweep_all(
         store.mark_on_trust(stream, &verdict.trusted).await?;
         store.leave_to_the_scanner(&verdict.unlogged).await?;
         if rows.len() < SWEPT_AT_ONCE {
-            return Ok(());
+            return store.wait_for_locks(None).await;
         }
     }
 }

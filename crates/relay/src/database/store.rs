@@ -56,8 +56,10 @@ impl Store {
         let (client, connection) = config.postgres.connect(name).await?;
         // What must not be forgotten is written through here: a dead letter stands for an event
         // that is not published. A database may have been told not to wait for its disk.
+        // And plans are made for as many ids as there are: without knowing, the planner expects ten.
         let sql = "SELECT set_config('synchronous_commit', 'on', false)
-                   WHERE current_setting('synchronous_commit') = 'off'";
+                   WHERE current_setting('synchronous_commit') = 'off';
+                   SET plan_cache_mode = force_custom_plan";
         client.batch_execute(sql).await.map_err(Error::sql("configure the session"))?;
         let sql = Statements::new(config);
         let (mark, park) = (OnceCell::new(), OnceCell::new());
@@ -91,12 +93,20 @@ impl Store {
     /// their ids, although the planner would rather read all of a table of millions.
     pub(crate) async fn yield_to_others(&self) -> Result<(), Error> {
         let mut sql = "SET synchronous_commit = off; SET lock_timeout = '5s';
-                       SET enable_nestloop = off; SET enable_mergejoin = off; SET jit = off"
+                       SET enable_nestloop = off; SET enable_mergejoin = off; SET jit = off;
+                       SET plan_cache_mode = auto"
             .to_owned();
         // Without one of these the sweeper has to read it.
         if self.has_index_of_transactions().await? || self.has_index_of_unmarked().await? {
             sql += "; SET enable_seqscan = off";
         }
+        self.client().batch_execute(&sql).await.map_err(Error::sql("configure the session"))
+    }
+
+    /// How long a statement waits for others' locks from now on; `None` is as configured.
+    pub(crate) async fn wait_for_locks(&self, timeout: Option<&str>) -> Result<(), Error> {
+        let timeout = timeout.map_or("DEFAULT".to_owned(), |timeout| format!("'{timeout}'"));
+        let sql = format!("SET lock_timeout = {timeout}");
         self.client().batch_execute(&sql).await.map_err(Error::sql("configure the session"))
     }
 

@@ -209,7 +209,10 @@ impl Session {
     /// is or just was behind: a look at the whole table would cost the more, and find the less.
     pub(super) fn rescan(&mut self) {
         let is_behind = self.settling.is_behind(&self.state);
-        let patience = self.scan.patience(is_behind, self.config.scan.interval);
+        let mut patience = self.scan.patience(is_behind, self.config.scan.interval);
+        if self.scan.holding {
+            patience = Duration::ZERO; // the log waits for this one, and would stay behind
+        }
         if let Reading::Resting { until } = self.scan.reading
             && until + patience <= Instant::now()
             && !self.scan.is_busy()

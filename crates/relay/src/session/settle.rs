@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::stream::FuturesUnordered;
+use pgoutput::Lsn;
 
 use self::markers::Markers;
 pub(super) use self::markers::Statement;
@@ -158,7 +159,9 @@ impl Settling {
     /// and not marked.
     pub(super) fn is_behind(&self, state: &State) -> bool {
         let log_waits = match &self.watermark {
-            Step::Waiting(watermark) => watermark.lsn.checked_bytes_since(state.confirmed()),
+            Step::Waiting(watermark) if state.confirmed() > Lsn::ZERO => {
+                watermark.lsn.checked_bytes_since(state.confirmed())
+            }
             _ => None,
         };
         log_waits.is_some_and(|bytes| bytes > LOG_BEHIND) || self.markers.are_late()

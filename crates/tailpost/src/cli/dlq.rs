@@ -26,8 +26,8 @@ pub(crate) enum DlqCommand {
     Show(ShowArgs),
     /// Publish events after all, under their own ids
     ///
-    /// A relay publishes them within its scan_interval. One event, all of an aggregate in order, or
-    /// all that match.
+    /// A relay publishes them within its scan_interval, or ten of them while it is catching up. One
+    /// event, all of an aggregate in order, or all that match.
     Requeue(RequeueArgs),
     /// Take events off the list, for good: they are never published
     Discard(DiscardArgs),

@@ -7,6 +7,7 @@ use outbox::{Column, Table};
 use tokio_postgres::{Row, Statement};
 use uuid::Uuid;
 
+use super::statements::NOT_MARKED;
 use super::{Store, statements};
 use crate::core::{Blocked, Dead, Settled};
 use crate::database::rows::REQUEUED_TXID;
@@ -105,7 +106,7 @@ impl Store {
                  SELECT event_id FROM {audit} WHERE action IN ('requeue', 'release') AND {owned}
                  ORDER BY id DESC LIMIT {DEAD_AGAIN_MAX}) requeued
              WHERE NOT EXISTS (
-                 SELECT FROM {outbox} o WHERE o.{id} = event_id AND o.published_at IS NULL)",
+                 SELECT FROM {outbox} o WHERE o.{id} = event_id AND {NOT_MARKED})",
             owned = self.owned_letters(),
             id = self.table.column(Column::Id),
             dead = self.table.companion("outbox_dead_letter"),
@@ -120,7 +121,7 @@ impl Store {
     pub(crate) async fn has_requeued(&self) -> Result<bool, Error> {
         let sql = format!(
             "SELECT EXISTS (SELECT FROM {audit} JOIN {outbox} o ON o.{id} = event_id
-                 WHERE action IN ('requeue', 'release') AND o.published_at IS NULL AND {owned})",
+                 WHERE action IN ('requeue', 'release') AND {NOT_MARKED} AND {owned})",
             owned = self.owned_rows("o"),
             id = self.table.column(Column::Id),
             audit = self.table.companion("outbox_dead_letter_audit"),
@@ -245,7 +246,7 @@ fn note_failure(table: &Table) -> String {
     format!(
         "UPDATE {} SET publish_attempts = $2, publish_error = $3,
              next_attempt_at = clock_timestamp() + make_interval(secs => $4)
-         WHERE {} = $1 AND published_at IS NULL",
+         WHERE {} = $1 AND {NOT_MARKED}",
         table.quoted(),
         table.column(Column::Id)
     )

@@ -179,7 +179,7 @@ pub(super) fn park(table: &Table, payload_type: u32) -> String {
     };
     format!(
         "WITH gone AS (
-             DELETE FROM {outbox} WHERE {id} = $1 AND published_at IS NULL RETURNING {id}
+             DELETE FROM {outbox} WHERE {id} = $1 AND {NOT_MARKED} RETURNING {id}
          ), parked AS (
              INSERT INTO {dead} (id, aggregate_type, aggregate_id, event_type, event_version,
                  payload, occurred_at, correlation_id, causation_id, headers, reason, publish_error,

@@ -9,13 +9,14 @@ use tracing::{debug, info};
 use crate::config::Config;
 use crate::core::{MARKS_AT_ONCE, Marks, Settled};
 use crate::database::Store;
+use crate::error::Error;
 use crate::session::jobs::{self, Done, Job, job};
 
 /// Marks that wait when a second connection is to help: PostgreSQL writes marks on one core more slowly
 /// than it sends its log from another.
 const MARKS_LATE: usize = 10_000;
 
-/// How long no second connection is tried after one failed.
+/// How long a second connection may take to open, and how long none is tried after one failed.
 const HELP_AGAIN_AFTER: Duration = Duration::from_secs(10);
 
 /// Statements handed over at a time to the first connection: PostgreSQL begins the second when it ends
@@ -108,7 +109,9 @@ impl Markers {
     fn take_connection(&mut self) -> Option<(Arc<Store>, bool)> {
         match &mut self.second {
             // The second has one at a time: they take memory.
-            Second::Open { store, is_running: is_running @ false } if self.running_on_first > 0 => {
+            Second::Open { store, is_running: is_running @ false }
+                if self.running_on_first > 0 && !store.client().is_closed() =>
+            {
                 *is_running = true;
                 Some((Arc::clone(store), true))
             }
@@ -122,7 +125,7 @@ impl Markers {
 
     /// Whether a second connection is wanted.
     pub(super) fn are_late(&self) -> bool {
-        self.marks.waiting() >= MARKS_LATE
+        self.marks.waiting() >= MARKS_LATE.max(2 * self.config.mark.batch)
     }
 
     fn change_help(&mut self, jobs: &mut FuturesUnordered<Job>) {
@@ -139,7 +142,9 @@ impl Markers {
                         store.yield_to_others().await?;
                         Ok(Arc::new(store))
                     };
-                    Ok(Done::MarksHelp(jobs::tolerate(opened.await)))
+                    let late = Error::Stalled("a second connection for marks took too long");
+                    let opened = tokio::time::timeout(HELP_AGAIN_AFTER, opened).await;
+                    Ok(Done::MarksHelp(jobs::tolerate(opened.unwrap_or(Err(late)))))
                 }));
             }
             Second::Open { store, is_running: false } if store.client().is_closed() => {
