@@ -10,12 +10,10 @@ use super::store::{SWEPT_AT_ONCE, StateRow, Store, Swath, Watermark};
 use crate::broker::{TailReader, WayBack};
 use crate::config::Config;
 use crate::core::{
-    LOGGED_WHILE_SCAN_UNMARKED_MAX, Origin, SCANS_UNMARKED_MAX, Settled, Stored, Sweeper,
+    LOGGED_WHILE_SCAN_UNMARKED_MAX, MARKS_AT_ONCE, Origin, SCANS_UNMARKED_MAX, Settled, Stored,
+    Sweeper,
 };
 use crate::error::{Error, sqlstate};
-
-/// Marks written at a time while an old slot's last events are looked up in the stream.
-const MARKS_AT_ONCE: usize = 1_000;
 
 /// How long a relay that fell silent keeps the slot from others: its host may be dead without
 /// anybody having closed its connections. A relay that lives answers at once.
