@@ -1,5 +1,7 @@
 //! The repository's own rules. Each failure says what to do.
 
+mod first_steps;
+
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -159,22 +159,52 @@ fn on_path(name: &str) -> impl Iterator<Item = PathBuf> {
 /// Where `scripts/servers` puts what it fetches, and where prepared clusters are kept: `servers` in
 /// cargo's target folder.
 pub(crate) fn servers_dirs() -> Vec<PathBuf> {
-    let executable = env::current_exe().ok();
-    let built_in = executable
-        .iter()
-        .flat_map(|it| it.ancestors().skip(1))
-        .find(|it| it.join("CACHEDIR.TAG").is_file())
-        .map(Path::to_path_buf);
-    let configured = env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
-    let here = env::current_dir().ok().map(|it| it.join("target"));
-    let mut dirs: Vec<PathBuf> = Vec::new();
-    for target in [built_in, configured, here].into_iter().flatten() {
-        let dir = target.join("servers");
-        if !dirs.contains(&dir) {
-            dirs.push(dir);
-        }
+    let path = |name| env::var_os(name).map(PathBuf::from);
+    Places {
+        executable: env::current_exe().ok(),
+        target: path("CARGO_TARGET_DIR"),
+        package: path("CARGO_MANIFEST_DIR"),
+        here: env::current_dir().ok(),
     }
-    dirs
+    .servers_dirs()
+}
+
+/// What tells where cargo's target folder may be.
+#[derive(Debug, Default)]
+struct Places {
+    /// This program, which cargo puts below the target folder.
+    executable: Option<PathBuf>,
+    /// `CARGO_TARGET_DIR`, which may be relative.
+    target: Option<PathBuf>,
+    /// `CARGO_MANIFEST_DIR`, which cargo sets for what it runs: a folder of the workspace.
+    package: Option<PathBuf>,
+    here: Option<PathBuf>,
+}
+
+impl Places {
+    fn servers_dirs(&self) -> Vec<PathBuf> {
+        let target = self.target.as_deref().unwrap_or(Path::new("target"));
+        let built_in = self.executable.iter().flat_map(|it| it.ancestors().skip(1));
+        let built_in = built_in.filter(|it| is_target(it)).map(|it| it.join("servers")).take(1);
+        // Cargo may build elsewhere than `scripts/servers` fetches to (`build.target-dir`).
+        let workspace = self.package.iter().flat_map(|it| it.ancestors());
+        let workspace = workspace.map(|it| it.join(target).join("servers"));
+        let workspace = workspace.filter(|it| it.is_dir()).take(1);
+        let here = self.here.iter().map(|it| it.join(target).join("servers"));
+        let mut dirs: Vec<PathBuf> = Vec::new();
+        for dir in built_in.chain(workspace).chain(here) {
+            if !dirs.contains(&dir) {
+                dirs.push(dir);
+            }
+        }
+        dirs
+    }
+}
+
+/// Whether cargo builds in this folder. It writes the tag only if it makes the folder itself, the
+/// other file always.
+fn is_target(folder: &Path) -> bool {
+    ["CACHEDIR.TAG", ".rustc_info.json"].iter().any(|it| folder.join(it).is_file())
 }
 
 /// The existing paths that `pattern` stands for, in which one component may hold one `*`; newest
@@ -237,5 +267,43 @@ mod tests {
         let names = ["server-10.2", "server-10", "server-9"];
         let expect: Vec<_> = names.iter().map(|it| dir.path().join(it).join("bin")).collect();
         assert_eq!(found, expect);
+    }
+
+    /// A workspace with a program in its target folder, and where its servers would be.
+    fn workspace(marker: &str) -> (tempfile::TempDir, Places, PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("target");
+        let (deps, servers) = (target.join("debug/deps"), target.join("servers"));
+        fs::create_dir_all(&deps).unwrap();
+        fs::create_dir_all(&servers).unwrap();
+        if !marker.is_empty() {
+            fs::write(target.join(marker), "").unwrap();
+        }
+        let places = Places { executable: Some(deps.join("tests")), ..Places::default() };
+        (dir, places, servers)
+    }
+
+    #[test]
+    fn servers_are_found_beside_what_cargo_built() {
+        // The tag is missing where something else than cargo made the folder.
+        for marker in ["CACHEDIR.TAG", ".rustc_info.json"] {
+            let (_dir, places, servers) = workspace(marker);
+            assert_eq!(places.servers_dirs(), [servers], "{marker}");
+        }
+        let (_dir, places, _) = workspace("");
+        assert!(places.servers_dirs().is_empty(), "any other program's folder is not searched");
+    }
+
+    #[test]
+    fn servers_are_found_in_the_workspace_when_cargo_builds_elsewhere() {
+        let (dir, _, servers) = workspace("");
+        let package = Some(dir.path().join("crates/one"));
+        let places = Places { package: package.clone(), ..Places::default() };
+        assert_eq!(places.servers_dirs(), [servers]);
+
+        let configured = dir.path().join("built/servers");
+        fs::create_dir_all(&configured).unwrap();
+        let places = Places { package, target: Some("built".into()), ..Places::default() };
+        assert_eq!(places.servers_dirs(), [configured]);
     }
 }
