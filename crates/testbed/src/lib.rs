@@ -19,6 +19,7 @@
 
 mod binaries;
 mod cluster;
+mod hostile;
 mod ledger;
 mod nats;
 mod port;
@@ -30,11 +31,12 @@ mod user;
 mod worker;
 mod workload;
 
+pub use hostile::{HostileMessage, HostileRow, Messages, OutboxShape, RawNats, Rows};
 pub use ledger::{Ledger, Stored, Tally};
 pub use nats::{Nats, NatsCluster, NatsOptions};
 pub use port::Port;
 pub use postgres::{Postgres, PostgresOptions};
 pub use process::Left;
-pub use proxy::{Direction, Proxy};
+pub use proxy::{After, Direction, Protocol, Proxy};
 pub use worker::Worker;
 pub use workload::{BeforeCommit, CommittedEvent, Workload, WorkloadOptions, Written};

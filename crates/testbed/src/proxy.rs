@@ -1,5 +1,8 @@
 //! A TCP proxy that makes the network misbehave.
 
+mod framing;
+mod meter;
+
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,6 +17,9 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 
 use crate::port::Port;
+
+pub use framing::Protocol;
+use meter::{Meter, Talk};
 
 /// Chunks that may wait for their delay in one direction of one connection; then reading stops.
 const DELAYED_CHUNKS_MAX: usize = 256;
@@ -44,11 +50,23 @@ impl Direction {
     }
 }
 
+/// What becomes of a connection on which a number of messages were passed on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum After {
+    /// Nothing more is passed on, either way, nor the connection's end: it looks alive.
+    Silence,
+    /// It is closed, in good order.
+    Close,
+    /// Everything comes so much later.
+    Delay(Duration),
+}
+
 /// A TCP proxy on a free port of 127.0.0.1 that passes bytes on until told otherwise.
 ///
 /// Dropping it resets its connections.
 pub struct Proxy {
     port: Port,
+    protocol: Option<Protocol>,
     rules: watch::Sender<Rules>,
     counts: Arc<Counts>,
     // `None` while cut.
@@ -62,6 +80,18 @@ struct Rules {
     delay: Duration,
     swallow_to_server: bool,
     swallow_to_client: bool,
+    limit: Option<Limit>,
+    // How often the network was made well.
+    restored: u64,
+    limits_set: u64,
+}
+
+/// How many messages a connection may carry.
+#[derive(Debug, Clone, Copy)]
+struct Limit {
+    number: u64,
+    messages: u64,
+    after: After,
 }
 
 impl Rules {
@@ -78,6 +108,7 @@ impl Rules {
 struct Counts {
     open: AtomicUsize,
     accepted: AtomicUsize,
+    limited: AtomicUsize,
 }
 
 impl Proxy {
@@ -87,15 +118,33 @@ impl Proxy {
     ///
     /// When no port is free.
     pub async fn start(upstream: SocketAddr) -> Result<Self> {
+        Self::open(upstream, None).await
+    }
+
+    /// Starts a proxy that understands what the connections speak, so that it can count their
+    /// messages: see [`Proxy::after`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Proxy::start`].
+    pub async fn start_for(protocol: Protocol, upstream: SocketAddr) -> Result<Self> {
+        Self::open(upstream, Some(protocol)).await
+    }
+
+    async fn open(upstream: SocketAddr, protocol: Option<Protocol>) -> Result<Self> {
         let rules = Rules {
             upstream,
             cut: true,
             delay: Duration::ZERO,
             swallow_to_server: false,
             swallow_to_client: false,
+            limit: None,
+            restored: 0,
+            limits_set: 0,
         };
         let mut proxy = Self {
             port: Port::reserve()?,
+            protocol,
             rules: watch::Sender::new(rules),
             counts: Arc::default(),
             acceptor: None,
@@ -140,11 +189,13 @@ impl Proxy {
             it.delay = Duration::ZERO;
             it.swallow_to_server = false;
             it.swallow_to_client = false;
+            it.limit = None;
+            it.restored += 1;
         });
         if self.acceptor.is_none() {
             let listener = listen(self.addr()).await.context("listen as a proxy")?;
             let (rules, counts) = (self.rules.subscribe(), Arc::clone(&self.counts));
-            self.acceptor = Some(tokio::spawn(accept(listener, rules, counts)));
+            self.acceptor = Some(tokio::spawn(accept(listener, self.protocol, rules, counts)));
         }
         Ok(())
     }
@@ -161,6 +212,33 @@ impl Proxy {
             it.swallow_to_server |= direction != Direction::ToClient;
             it.swallow_to_client |= direction != Direction::ToServer;
         });
+    }
+
+    /// Lets each connection carry so many messages more, both ways together, and then does `then`
+    /// to it, until [`Proxy::restore`]. On connections that are open it counts from the next bytes
+    /// on, on new ones from their beginning. A request for encryption and its answer count too;
+    /// what is encrypted is passed on.
+    ///
+    /// # Panics
+    ///
+    /// When the proxy does not know what is spoken: see [`Proxy::start_for`].
+    pub fn after(&self, messages: u64, then: After) {
+        assert!(self.protocol.is_some(), "this proxy cannot tell messages");
+        self.rules.send_modify(|it| {
+            it.limits_set += 1;
+            it.limit = Some(Limit { number: it.limits_set, messages, after: then });
+        });
+    }
+
+    /// Ends [`Proxy::after`] for connections that are not at their limit. Those that are silent stay
+    /// so until [`Proxy::restore`]: their ends have to find out by themselves.
+    pub fn lift_limit(&self) {
+        self.rules.send_modify(|it| it.limit = None);
+    }
+
+    /// How many connections came to the limit of [`Proxy::after`] so far.
+    pub fn limited(&self) -> usize {
+        self.counts.limited.load(Ordering::Acquire)
     }
 
     /// Connects clients to another server from now on; connections that are open stay with theirs.
@@ -183,7 +261,12 @@ async fn listen(addr: SocketAddr) -> io::Result<TcpListener> {
     }
 }
 
-async fn accept(listener: TcpListener, mut rules: watch::Receiver<Rules>, counts: Arc<Counts>) {
+async fn accept(
+    listener: TcpListener,
+    protocol: Option<Protocol>,
+    mut rules: watch::Receiver<Rules>,
+    counts: Arc<Counts>,
+) {
     let mut connections = JoinSet::new();
     loop {
         let client = tokio::select! {
@@ -194,7 +277,8 @@ async fn accept(listener: TcpListener, mut rules: watch::Receiver<Rules>, counts
         let Ok((client, _)) = client else { continue };
         let upstream = rules.borrow_and_update().upstream;
         counts.accepted.fetch_add(1, Ordering::Release);
-        connections.spawn(connection(client, upstream, rules.clone(), Open::new(&counts)));
+        let open = Open::new(&counts);
+        connections.spawn(connection(client, upstream, protocol, rules.clone(), open));
     }
     drop(listener);
     while connections.join_next().await.is_some() {}
@@ -225,8 +309,9 @@ async fn cut(mut rules: watch::Receiver<Rules>) {
 async fn connection(
     mut client: TcpStream,
     upstream: SocketAddr,
+    protocol: Option<Protocol>,
     rules: watch::Receiver<Rules>,
-    _open: Open,
+    open: Open,
 ) {
     let Ok(mut server) = TcpStream::connect(upstream).await else {
         let _ = client.set_zero_linger();
@@ -235,10 +320,11 @@ async fn connection(
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
     let (from_client, to_client) = client.split();
     let (from_server, to_server) = server.split();
+    let talk = Talk::begin(protocol, &open.0);
     let passed = async {
         tokio::try_join!(
-            pass(from_client, to_server, rules.clone(), Direction::ToServer),
-            pass(from_server, to_client, rules.clone(), Direction::ToClient),
+            pass(from_client, to_server, rules.clone(), talk.meter(Direction::ToServer)),
+            pass(from_server, to_client, rules.clone(), talk.meter(Direction::ToClient)),
         )
     };
     let ended_well = tokio::select! {
@@ -256,19 +342,24 @@ async fn pass(
     from: impl AsyncRead + Unpin,
     to: impl AsyncWrite + Unpin,
     rules: watch::Receiver<Rules>,
-    direction: Direction,
+    meter: Meter,
 ) -> io::Result<()> {
     let (sender, receiver) = mpsc::channel(DELAYED_CHUNKS_MAX);
-    let mut back = rules.clone();
+    let (mut back, opposite) = (rules.clone(), meter.direction.opposite());
+    let is_silent = Arc::clone(&meter.is_silent);
     let send = async {
         let sent = send(to, receiver).await;
         if sent.is_err() {
             // That the other end is dead is news that comes back the other way.
-            let _ = back.wait_for(|it| !it.swallows(direction.opposite())).await;
+            let restored = back.borrow().restored;
+            let silent = || is_silent.load(Ordering::Acquire);
+            let is_told =
+                |it: &Rules| !it.swallows(opposite) && (it.restored != restored || !silent());
+            let _ = back.wait_for(is_told).await;
         }
         sent
     };
-    tokio::try_join!(receive(from, sender, rules, direction), send)?;
+    tokio::try_join!(receive(from, sender, rules, meter), send)?;
     Ok(())
 }
 
@@ -278,22 +369,33 @@ async fn receive(
     mut from: impl AsyncRead + Unpin,
     queue: mpsc::Sender<Delayed>,
     mut rules: watch::Receiver<Rules>,
-    direction: Direction,
+    mut meter: Meter,
 ) -> io::Result<()> {
+    let direction = meter.direction;
     let mut buffer = vec![0; CHUNK_BYTES];
-    let end = loop {
+    let (end, restored) = loop {
         let read = from.read(&mut buffer).await;
         let now = *rules.borrow();
         let count = match read {
-            _ if now.swallows(direction) => break None,
-            Ok(0) => break Some(Ok(())),
+            _ if now.swallows(direction) || meter.is_silent() => break (None, now.restored),
+            Ok(0) => break (Some(Ok(())), now.restored),
             Ok(count) => count,
-            Err(error) => break Some(Err(error)),
+            Err(error) => break (Some(Err(error)), now.restored),
         };
-        let chunk = (Instant::now() + now.delay, buffer[..count].to_vec());
+        let (count, after) = meter.measure(&buffer[..count], now.limit);
+        let delay = match after {
+            Some(After::Delay(delay)) => now.delay.max(delay),
+            _ => now.delay,
+        };
+        let chunk = (Instant::now() + delay, buffer[..count].to_vec());
         // Closed when sending failed, which is reported there.
         if queue.send(chunk).await.is_err() {
             return Ok(());
+        }
+        match after {
+            Some(After::Silence) => break (None, now.restored),
+            Some(After::Close) => break (Some(Ok(())), now.restored),
+            Some(After::Delay(_)) | None => {}
         }
     };
     if let Some(end) = end {
@@ -305,9 +407,11 @@ async fn receive(
         while from.read(&mut buffer).await.is_ok_and(|count| count > 0) {}
         std::future::pending::<()>().await
     };
+    let silent = meter.is_silent();
+    let is_well = |it: &Rules| !it.swallows(direction) && (it.restored != restored || !silent);
     tokio::select! {
         () = drain => {}
-        _ = rules.wait_for(|it| !it.swallows(direction)) => {}
+        _ = rules.wait_for(is_well) => {}
     }
     Err(io::ErrorKind::ConnectionReset.into())
 }
