@@ -11,6 +11,7 @@
 //! scenario opened a service and returns an inbox too, the effects are counted in the end.
 
 mod daemon;
+mod front;
 mod ledger;
 mod logs;
 mod scenarios;
@@ -45,6 +46,11 @@ pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     ALL.iter().map(|it| it.name).chain([EVERY, SOAK])
 }
 
+/// What a soak can be told to draw from alone.
+pub(crate) fn generators() -> impl Iterator<Item = &'static str> {
+    soak::GENERATORS.iter().copied()
+}
+
 /// Runs what was asked for, until the first signal at most.
 ///
 /// # Errors
@@ -55,6 +61,10 @@ pub(crate) async fn run(args: &ChaosArgs) -> Result<()> {
     let Some(name) = args.scenario.as_deref() else { return list() };
     if args.duration.is_some() && name != SOAK {
         let text = "--for is for `soak`: a scenario ends when its fault is over";
+        Cli::command().error(ErrorKind::ArgumentConflict, text).exit();
+    }
+    if !args.only.is_empty() && name != SOAK {
+        let text = "--only is for `soak`: a scenario has its own fault";
         Cli::command().error(ErrorKind::ArgumentConflict, text).exit();
     }
     let stop = shutdown::on_signal()?;
@@ -132,10 +142,10 @@ async fn play(scenario: &Scenario, args: &ChaosArgs, seed: u64) -> Result<Outcom
 async fn measure(stage: &mut Stage, scenario: &Scenario) -> Result<Outcome> {
     let mut daemons = (scenario.play)(stage).await?;
     let tally = stage.finish().await?;
-    let effects = stage.effects().await?;
+    let (effects, expected) = stage.effects().await?;
     daemons.iter_mut().try_for_each(Daemon::check)?;
     drop(daemons);
     stage.check_logs()?;
     let outcome = Outcome::new(scenario.name, &tally, stage.recovered(), stage.elapsed());
-    Ok(outcome.with_effects(effects))
+    Ok(outcome.with_effects(effects, expected))
 }

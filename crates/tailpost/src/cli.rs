@@ -254,6 +254,10 @@ pub(crate) struct ChaosArgs {
     /// interleave
     #[arg(long, value_name = "N")]
     pub(crate) seed: Option<u64>,
+    /// Let `soak` draw its faults from these generators only
+    #[arg(long, value_name = "NAMES", value_delimiter = ',',
+          value_parser = PossibleValuesParser::new(crate::chaos::generators()))]
+    pub(crate) only: Vec<String>,
     /// Print the ledger as one JSON object, for each scenario
     #[arg(long)]
     pub(crate) json: bool,

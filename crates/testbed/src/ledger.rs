@@ -1,5 +1,6 @@
 //! Compares what was committed with what the stream holds.
 
+mod raw;
 mod stream;
 mod tally;
 
@@ -51,6 +52,26 @@ impl Ledger {
         jetstream: &Context,
         stream: &str,
     ) -> Result<Self> {
+        let messages = stream::read(jetstream, stream).await?;
+        Self::of(client, table, messages).await
+    }
+
+    /// As [`Ledger::collect`], from the server at `url`, whatever bytes other clients have stored in
+    /// the stream.
+    ///
+    /// # Errors
+    ///
+    /// As [`Ledger::collect`].
+    pub async fn collect_any(
+        client: &Client,
+        table: &Table,
+        url: &str,
+        stream: &str,
+    ) -> Result<Self> {
+        Self::of(client, table, raw::read(url, stream).await?).await
+    }
+
+    async fn of(client: &Client, table: &Table, messages: Vec<Stored>) -> Result<Self> {
         let rows = read_rows(client, &table.quoted()).await?;
         let dead_letter = table.companion("outbox_dead_letter");
         let find = "SELECT to_regclass($1) IS NOT NULL";
@@ -59,7 +80,6 @@ impl Ledger {
         } else {
             HashMap::new()
         };
-        let messages = stream::read(jetstream, stream).await?;
         let dead_ids = dead.keys().copied().collect();
         let mut all = dead;
         all.extend(rows);
@@ -82,6 +102,15 @@ impl Ledger {
     #[must_use]
     pub fn allowing(mut self, deleted: impl IntoIterator<Item = Uuid>) -> Self {
         self.allowed.extend(deleted);
+        self
+    }
+
+    /// Says which rows came with `published_at`: nobody is to publish them again.
+    #[must_use]
+    pub fn without(mut self, published: impl IntoIterator<Item = Uuid>) -> Self {
+        for id in published {
+            self.rows.remove(&id);
+        }
         self
     }
 

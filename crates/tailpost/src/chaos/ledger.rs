@@ -29,10 +29,35 @@ pub(super) struct Outcome {
     /// Only where there is an inbox.
     #[serde(flatten)]
     effects: Option<Effects>,
+    /// Only in a soak.
+    #[serde(flatten)]
+    edges: Option<Edges>,
+    #[serde(skip)]
+    effects_expected: usize,
     #[serde(skip)]
     marked: usize,
     #[serde(skip)]
     offenders: String,
+}
+
+/// What must not happen either, whatever else does. Its fields are fixed: scripts read them.
+#[derive(Debug, Clone, Default, Serialize)]
+pub(super) struct Edges {
+    /// Events of the load that are dead letters of the relay or of the inbox.
+    pub(super) dead_letters_unexpected: usize,
+    /// Messages that the inbox acknowledged, and neither handled nor made dead letters.
+    pub(super) unsettled: usize,
+    /// How often producers waited for a lock of a relay or an inbox.
+    pub(super) producers_blocked: usize,
+    /// Which and why.
+    #[serde(skip)]
+    pub(super) offenders: Vec<String>,
+}
+
+impl Edges {
+    fn is_clean(&self) -> bool {
+        self.dead_letters_unexpected + self.unsettled + self.producers_blocked == 0
+    }
 }
 
 impl Outcome {
@@ -56,13 +81,20 @@ impl Outcome {
             recovered_s: seconds(recovered),
             seconds: seconds(elapsed),
             effects: None,
+            edges: None,
+            effects_expected: 0,
             marked: tally.marked,
             offenders: tally.offenders(),
         }
     }
 
-    pub(super) fn with_effects(self, effects: Option<Effects>) -> Self {
-        Self { effects, ..self }
+    /// What `expected` events of the load, with one effect each, have brought about.
+    pub(super) fn with_effects(self, effects: Option<Effects>, expected: usize) -> Self {
+        Self { effects, effects_expected: expected, ..self }
+    }
+
+    pub(super) fn with_edges(self, edges: Edges) -> Self {
+        Self { edges: Some(edges), ..self }
     }
 
     /// To stdout.
@@ -70,7 +102,10 @@ impl Outcome {
         if json {
             return output::text(&serde_json::to_string(self).context("could not write JSON")?);
         }
-        let effects = self.effects.map(|it| format!("  {it}\n")).unwrap_or_default();
+        let mut effects = self.effects.map(|it| format!("  {it}\n")).unwrap_or_default();
+        if let Some(edges) = &self.edges {
+            effects += &format!("  {}\n", line_of(edges));
+        }
         output::text(&format!(
             "  {} events committed, {} rolled back, {} stored, {} parked\n  \
              {} lost, {} duplicated, {} reordered, {} phantoms\n{effects}  \
@@ -101,16 +136,24 @@ impl Outcome {
             let missing = self.committed - self.marked - self.parked;
             bail!("{}: {missing} committed events are not marked", self.scenario);
         }
-        if let Some(effects) = self.effects.filter(|it| !it.is_exact(self.stored)) {
-            bail!("{}: {} events are stored, and had {effects}", self.scenario, self.stored);
+        if let Some(effects) = self.effects.filter(|it| !it.is_exact(self.effects_expected)) {
+            bail!("{}: {} events had {effects}", self.scenario, self.effects_expected);
+        }
+        if let Some(edges) = self.edges.as_ref().filter(|it| !it.is_clean()) {
+            let offenders = edges.offenders.join("\n");
+            bail!("{}: {}\n{offenders}", self.scenario, line_of(edges));
         }
         Ok(())
     }
 
     /// The counts, for a run that goes on.
     pub(super) fn line(&self) -> String {
+        let effects = self.effects.map(|it| format!("; {it}")).unwrap_or_default();
+        let edges = self.edges.as_ref().map(|it| format!("; {}", line_of(it)));
+        let edges = edges.unwrap_or_default();
         format!(
-            "{} committed, {} stored, {} parked; {} lost, {} duplicated, {} reordered, {} phantoms",
+            "{} committed, {} stored, {} parked; {} lost, {} duplicated, {} reordered, \
+             {} phantoms{effects}{edges}",
             self.committed,
             self.stored,
             self.parked,
@@ -162,6 +205,14 @@ impl Outcome {
     }
 }
 
+fn line_of(edges: &Edges) -> String {
+    let Edges { dead_letters_unexpected, unsettled, producers_blocked, .. } = edges;
+    format!(
+        "{dead_letters_unexpected} unexpected dead letters, {unsettled} messages unsettled, \
+         {producers_blocked} times producers blocked"
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -197,7 +248,7 @@ mod tests {
 
     #[test]
     fn the_json_line_with_an_inbox_has_further_fields() {
-        let line = serde_json::to_string(&outcome().with_effects(Some(effects())));
+        let line = serde_json::to_string(&outcome().with_effects(Some(effects()), 2));
         let line = line.expect("serialisable");
         let further = ",\"seconds\":5.68,\"effects\":2,\"effects_twice\":0,\"twice_on_purpose\":1,\
                        \"effects_reordered\":0,\"calls_repeated\":4,\"orders\":1,\
@@ -207,7 +258,7 @@ mod tests {
 
     #[test]
     fn any_mistake_in_the_effects_fails_the_scenario() {
-        let verdict = |effects| outcome().with_effects(Some(effects)).verdict();
+        let verdict = |effects| outcome().with_effects(Some(effects), 2).verdict();
         verdict(effects()).expect("each stored event has one effect");
         let fails = |break_it: fn(&mut Effects)| {
             let mut effects = effects();
@@ -218,6 +269,19 @@ mod tests {
         fails(|it| it.effects_twice = 1);
         fails(|it| it.effects_reordered = 1);
         fails(|it| it.orders_with_effects = 0);
+    }
+
+    #[test]
+    fn any_mistake_at_the_edges_fails_the_soak() {
+        outcome().with_edges(Edges::default()).verdict().expect("zeros");
+        let fails = |break_it: fn(&mut Edges)| {
+            let mut edges = Edges::default();
+            break_it(&mut edges);
+            outcome().with_edges(edges).verdict().expect_err("a mistake");
+        };
+        fails(|it| it.dead_letters_unexpected = 1);
+        fails(|it| it.unsettled = 1);
+        fails(|it| it.producers_blocked = 1);
     }
 
     #[test]

@@ -9,7 +9,7 @@
 
 use std::collections::HashMap;
 use std::fmt::{self, Display, Formatter};
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -24,6 +24,8 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_postgres::{Client, NoTls};
 use uuid::Uuid;
+
+use super::front::{Front, Manner};
 
 const TABLES: &str = "
     CREATE TABLE shipping_keys (key UUID PRIMARY KEY, calls INT NOT NULL DEFAULT 1);
@@ -63,7 +65,8 @@ const COUNT: &str = "
         (SELECT coalesce(sum(calls - 1), 0)::bigint FROM shipping_keys),
         (SELECT count(*) FROM orders),
         count(DISTINCT o.payload ->> 'order')
-    FROM outbox_events o JOIN had h USING (aggregate_id, payload)";
+    FROM outbox_events o JOIN had h USING (aggregate_id, payload)
+    WHERE o.aggregate_type = 'order'";
 
 /// Far more than what the load's events say.
 const BODY_BYTES_MAX: usize = 64 * 1024;
@@ -82,7 +85,7 @@ pub(super) enum Conduct {
 
 /// A service at a port of its own, gone with this.
 pub(super) struct Shipping {
-    address: SocketAddr,
+    front: Front,
     desk: Arc<Desk>,
     task: JoinHandle<()>,
     /// Events whose second effect a scenario wants.
@@ -115,11 +118,17 @@ impl Shipping {
             // Ends only with the task; what it cannot accept, the inbox tries again.
             let _ = axum::serve(listener, router).await;
         });
-        Ok(Self { address, desk, task, twice_on_purpose: Vec::new() })
+        let front = Front::open(address)?;
+        Ok(Self { front, desk, task, twice_on_purpose: Vec::new() })
     }
 
     pub(super) fn url(&self) -> String {
-        format!("http://{}/events", self.address)
+        format!("http://{}/events", self.front.address())
+    }
+
+    /// From now on fails in this manner, whatever the event is about.
+    pub(super) fn behave(&self, manner: Manner) {
+        self.front.behave(manner);
     }
 
     /// From now on does something else to the events of this aggregate, or ships them again.
@@ -213,6 +222,10 @@ async fn called(State(desk): State<Arc<Desk>>, request: Request) -> StatusCode {
     let Some(key) = text("idempotency-key").and_then(|it| it.parse().ok()) else {
         return StatusCode::BAD_REQUEST;
     };
+    if text("aggregate-type") != Some("order") {
+        // Nothing to ship, whatever it says.
+        return StatusCode::NO_CONTENT;
+    }
     let stream_seq = text("tailpost-stream-seq").and_then(|it| it.parse().ok());
     let (Some(aggregate_id), Some(stream_seq)) = (text("aggregate-id"), stream_seq) else {
         return StatusCode::BAD_REQUEST;

@@ -1,24 +1,34 @@
 //! All faults, mixed at random, for as long as one likes.
 //!
-//! Two relays run throughout. The soak goes in rounds: a load, faults one after the other, some of them
-//! before the relays have recovered from the last one, then the reckoning over everything since the
-//! start. So a mistake is found at the end of the round that it was made in.
+//! Two relays and two inboxes run throughout. The soak goes in rounds: a load, faults one after the
+//! other, some of them before the relays have recovered from the last one, then the reckoning over
+//! everything since the start. So a mistake is found at the end of the round that it was made in.
 
 mod faults;
+mod handler;
+mod hostile;
+mod locks;
+mod silence;
+mod stopped;
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
+use testbed::{Messages, OutboxShape, Rows};
 use tokio_util::sync::CancellationToken;
 
-use super::RATE;
 use super::daemon::Daemon;
 use super::ledger::Outcome;
 use super::scenarios::{Daemons, LITTLE_PAYLOADS};
 use super::stage::{Servers, Stage};
 use crate::cli::ChaosArgs;
+
+pub(super) use faults::GENERATORS;
+
+/// Committed events a second: fewer than in a scenario, so that the inbox catches up in a round.
+const RATE: f64 = 150.0;
 
 /// Unless the command line says otherwise.
 const DURATION: Duration = Duration::from_secs(60);
@@ -31,6 +41,14 @@ const CALM: std::ops::Range<u64> = 100..1_500;
 /// How often the next fault meets relays that still recover.
 const UPON_EACH_OTHER: f64 = 0.5;
 
+/// Shorter than in earnest, so that a minute has room for take-overs.
+const SETTINGS: &[(&str, &str)] = &[
+    ("TAILPOST_RELAY__ACK_TIMEOUT", "1s"),
+    ("TAILPOST_INBOX__LEASE", "6s"),
+    ("TAILPOST_INBOX__TIMEOUT", "3s"),
+    ("TAILPOST_INBOX__BACKOFF_FIRST", "1s"),
+];
+
 /// Columns come and go as in `ddl-while-running`, poison as in `poison-in-backlog`.
 const SERVERS: Servers = Servers { postgres: &[], max_payload: Some(LITTLE_PAYLOADS) };
 
@@ -38,7 +56,14 @@ const SERVERS: Servers = Servers { postgres: &[], max_payload: Some(LITTLE_PAYLO
 struct Soak {
     stage: Stage,
     relays: Daemons,
+    inboxes: Daemons,
     random: StdRng,
+    rows: Rows,
+    messages: Messages,
+    // When another client last wrote to the stream.
+    foreign: Option<Instant>,
+    // The generators to draw from; all if there are none.
+    only: Vec<String>,
     has_note: bool,
     // What happened in this round, for the case that it ends badly.
     told: Vec<String>,
@@ -53,7 +78,7 @@ pub(super) async fn run(args: &ChaosArgs, seed: u64, stop: &CancellationToken) -
     let duration = args.duration.unwrap_or(DURATION);
     eprintln!("soak: seed {seed}, for {duration:?}");
     let mut soak = tokio::select! {
-        soak = Box::pin(Soak::open(seed)) => soak?,
+        soak = Box::pin(Soak::open(seed, &args.only)) => soak?,
         () = stop.cancelled() => bail!("stopped before anything was written"),
     };
     let ends = Instant::now() + duration;
@@ -78,12 +103,29 @@ pub(super) async fn run(args: &ChaosArgs, seed: u64, stop: &CancellationToken) -
 }
 
 impl Soak {
-    async fn open(seed: u64) -> Result<Self> {
+    async fn open(seed: u64, only: &[String]) -> Result<Self> {
         let mut stage = Stage::open(&SERVERS, seed).await?;
-        stage.set("TAILPOST_RELAY__ACK_TIMEOUT", "1s");
+        for (name, value) in SETTINGS {
+            stage.set(name, value);
+        }
+        stage.start_load(RATE, seed).await?; // makes the table of orders
+        stage.stop_load().await?;
+        stage.open_shipping().await?;
+        stage.watch_waits();
         let relays = vec![stage.start_relay()?, stage.start_relay()?];
-        let random = StdRng::seed_from_u64(seed);
-        Ok(Self { stage, relays, random, has_note: false, told: Vec::new() })
+        let inboxes = vec![stage.start_inbox()?, stage.start_inbox()?];
+        Ok(Self {
+            stage,
+            relays,
+            inboxes,
+            random: StdRng::seed_from_u64(seed),
+            rows: Rows::new(OutboxShape::Documented, seed),
+            messages: Messages::new(seed),
+            foreign: None,
+            only: only.to_vec(),
+            has_note: false,
+            told: Vec::new(),
+        })
     }
 
     /// Load and faults until `ends`, then the reckoning over everything since the start.
@@ -100,12 +142,21 @@ impl Soak {
             }
             let took = self.stage.recover().await?;
             self.tell(&format!("  recovered after {took:.2?}: {}", self.counts().await?));
-            self.relays.iter_mut().try_for_each(Daemon::check)?;
+            self.check()?;
         }
         let tally = self.stage.finish().await?;
-        self.relays.iter_mut().try_for_each(Daemon::check)?;
+        let (effects, expected) = self.stage.effects().await?;
+        let edges = self.stage.edges().await?;
+        self.check()?;
         self.stage.check_logs()?;
-        Ok(Outcome::new("soak", &tally, self.stage.recovered(), self.stage.elapsed()))
+        let outcome = Outcome::new("soak", &tally, self.stage.recovered(), self.stage.elapsed());
+        Ok(outcome.with_effects(effects, expected).with_edges(edges))
+    }
+
+    /// Fails if a relay or an inbox ended by itself.
+    fn check(&mut self) -> Result<()> {
+        let mut all = self.relays.iter_mut().chain(&mut self.inboxes);
+        all.try_for_each(Daemon::check)
     }
 
     async fn counts(&self) -> Result<String> {
@@ -125,6 +176,7 @@ impl Soak {
         eprintln!("the soak with seed {seed} failed in a round of\n{}", self.told.join("\n"));
         // Dropped, they hand in their logs.
         self.relays.clear();
+        self.inboxes.clear();
         self.stage.keep_logs("soak")
     }
 }

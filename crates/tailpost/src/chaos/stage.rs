@@ -1,6 +1,8 @@
 //! The servers of one scenario, a load on them, and the reckoning at the end.
 
 mod inbox;
+mod odd;
+mod waits;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -8,8 +10,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use outbox::Table;
 use testbed::{
-    Ledger, Nats, NatsOptions, Postgres, PostgresOptions, Proxy, Tally, Workload, WorkloadOptions,
-    Written,
+    Ledger, Nats, NatsOptions, Postgres, PostgresOptions, Protocol, Proxy, Tally, Workload,
+    WorkloadOptions, Written,
 };
 use tokio_postgres::Client;
 use tokio_postgres::types::FromSqlOwned;
@@ -20,6 +22,8 @@ use super::shipping::Shipping;
 use super::wait::until;
 
 pub(super) use inbox::CONSUMER;
+use odd::Odd;
+use waits::Waits;
 
 const DATABASE: &str = "postgres";
 const STREAM: &str = "OUTBOX";
@@ -52,8 +56,10 @@ pub(super) struct Stage {
     load: Option<Workload>,
     // Of loads that have ended.
     written: Written,
-    // Events that the stage wrote beside the load and the broker will take.
+    // Events that the stage wrote beside the load and the broker will take, or a dead letter be.
     further: u64,
+    odd: Odd,
+    waits: Waits,
     relays_started: usize,
     inboxes_started: usize,
     shipping: Option<Shipping>,
@@ -76,8 +82,8 @@ impl Stage {
         let nats = NatsOptions { max_payload: servers.max_payload, ..NatsOptions::default() };
         let (postgres, nats) = tokio::try_join!(Postgres::start(postgres), Nats::start(nats))?;
         let (to_postgres, to_nats, writers_way) = tokio::try_join!(
-            Proxy::start(loopback(postgres.port())),
-            Proxy::start(loopback(nats.port())),
+            Proxy::start_for(Protocol::Postgres, loopback(postgres.port())),
+            Proxy::start_for(Protocol::Nats, loopback(nats.port())),
             Proxy::start(loopback(postgres.port())),
         )?;
         let mut stage = Self {
@@ -90,6 +96,8 @@ impl Stage {
             load: None,
             written: Written::default(),
             further: 0,
+            odd: Odd::default(),
+            waits: Waits::default(),
             relays_started: 0,
             inboxes_started: 0,
             shipping: None,
@@ -128,7 +136,9 @@ impl Stage {
     /// Lets writers loose that commit about `rate` events a second, and come back when the server
     /// does. They do not share the relays' way to it.
     pub(super) async fn start_load(&mut self, rate: f64, seed: u64) -> Result<()> {
-        let url = format!("postgres://postgres@{}/{DATABASE}", self.writers_way.addr());
+        let addr = self.writers_way.addr();
+        let url =
+            format!("postgres://postgres@{addr}/{DATABASE}?application_name={}", waits::PRODUCER);
         let options = WorkloadOptions {
             rate: Some(rate),
             rolled_back: ROLLED_BACK,
@@ -137,6 +147,11 @@ impl Stage {
         };
         self.load = Some(Workload::start(&url, options).await?);
         Ok(())
+    }
+
+    /// From now on looks for whom the writers wait.
+    pub(super) fn watch_waits(&mut self) {
+        self.waits.watch(self.postgres.url(DATABASE));
     }
 
     /// Lets the writers finish.
@@ -167,10 +182,10 @@ impl Stage {
         until(&what, async || Ok(self.committed() >= goal)).await
     }
 
-    /// How many messages the stream holds.
+    /// How many events the stream holds: its messages but those of other clients.
     pub(super) async fn stored(&self) -> Result<u64> {
         let stream = self.nats.jetstream().await?.get_stream(STREAM).await?;
-        Ok(stream.cached_info().state.messages)
+        Ok(stream.cached_info().state.messages.saturating_sub(self.odd.messages()))
     }
 
     /// Starts the clock that [`Stage::recover`] stops.
@@ -184,7 +199,7 @@ impl Stage {
         let over = self.fault_over.take().unwrap_or_else(Instant::now);
         let goal = self.committed();
         let what = format!("the stream holds {goal} events");
-        until(&what, async || Ok(self.stored().await? >= goal)).await?;
+        until(&what, async || Ok(self.stored().await? + self.odd_parked().await? >= goal)).await?;
         let took = over.elapsed();
         self.recovered = self.recovered.max(took);
         Ok(took)
@@ -220,14 +235,22 @@ impl Stage {
         let caught_up = self.catch_up().await;
         self.say("comparing the table and the stream");
         let client = self.database().await?;
-        let jetstream = self.nats.jetstream().await?;
-        let ledger = Ledger::collect(&client, &Table::default(), &jetstream, STREAM).await?;
-        let tally = ledger.report(&self.written);
+        let ledger =
+            Ledger::collect_any(&client, &Table::default(), &self.nats.url(), STREAM).await?;
+        let tally = self.odd.excuse(ledger).report(&self.written);
         // What did not arrive is for the ledger to name; here is the rest.
         if tally.is_exact() && tally.is_marked() {
             caught_up?;
         }
         Ok(tally)
+    }
+
+    /// The sequences of all messages in the stream.
+    async fn sequences(&self) -> Result<Vec<u64>> {
+        let client = self.database().await?;
+        let url = self.nats.url();
+        let ledger = Ledger::collect_any(&client, &Table::default(), &url, STREAM).await?;
+        Ok(ledger.messages().iter().map(|it| it.sequence).collect())
     }
 
     async fn catch_up(&mut self) -> Result<()> {

@@ -17,6 +17,8 @@ pub struct HostileMessage {
     pub headers: Option<Vec<u8>>,
     /// Its payload.
     pub body: Vec<u8>,
+    /// The id of the event that it looks like.
+    pub id: Option<Uuid>,
 }
 
 impl HostileMessage {
@@ -67,6 +69,7 @@ impl Messages {
             token: token.to_vec(),
             headers: None,
             body: b"{}".to_vec(),
+            id: None,
         });
         let mut all: Vec<_> = blocks.chain(tokens).collect();
         all.extend(FIELDS.iter().map(|(name, value)| self.event(name, *value)));
@@ -79,7 +82,8 @@ impl Messages {
     /// `None`. It may be an event all the same.
     fn event(&mut self, name: &'static str, value: Option<&'static [u8]>) -> HostileMessage {
         let mut block = b"NATS/1.0\r\n".to_vec();
-        for (known, right) in self.right_headers() {
+        let (id, right) = self.right_headers();
+        for (known, right) in right {
             if known != name {
                 push(&mut block, known.as_bytes(), right.as_bytes());
             }
@@ -91,7 +95,7 @@ impl Messages {
         let value = value.map(|it| String::from_utf8_lossy(&it[..it.len().min(40)]).into_owned());
         let about = format!("an event with {name} = {value:?}");
         let (token, body) = (b"Odd".to_vec(), b"{\"n\": 1}".to_vec());
-        HostileMessage { about, token, headers: Some(block), body }
+        HostileMessage { about, token, headers: Some(block), body, id: Some(id) }
     }
 
     /// As an event, with a header of random bytes.
@@ -126,16 +130,17 @@ impl Messages {
         (0..count).map(|_| byte(random)).collect()
     }
 
-    fn right_headers(&mut self) -> [(&'static str, String); 6] {
+    fn right_headers(&mut self) -> (Uuid, [(&'static str, String); 6]) {
         let id: Uuid = uuid::Builder::from_random_bytes(self.random.random()).into_uuid();
-        [
+        let headers = [
             (header::MSG_ID, id.to_string()),
             (header::EVENT_TYPE, "Odd".to_owned()),
             (header::EVENT_VERSION, "1".to_owned()),
             (header::AGGREGATE_TYPE, "hostile".to_owned()),
             (header::AGGREGATE_ID, format!("h-{id}")),
             (header::OCCURRED_AT, now()),
-        ]
+        ];
+        (id, headers)
     }
 }
 
@@ -152,7 +157,7 @@ fn push(block: &mut Vec<u8>, name: &[u8], value: &[u8]) {
 
 fn plain(about: &str, block: Vec<u8>) -> HostileMessage {
     let (token, body) = (b"Odd".to_vec(), b"{}".to_vec());
-    HostileMessage { about: about.to_owned(), token, headers: Some(block), body }
+    HostileMessage { about: about.to_owned(), token, headers: Some(block), body, id: None }
 }
 
 fn of_block((about, block): &(&str, &[u8])) -> HostileMessage {

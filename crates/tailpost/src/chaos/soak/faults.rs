@@ -14,24 +14,41 @@ use crate::chaos::wait::until;
 
 type Fault = for<'a> fn(&'a mut Soak) -> LocalBoxFuture<'a, Result<()>>;
 
-/// How often, and what.
-const FAULTS: &[(u32, Fault)] = &[
-    (6, |it| Box::pin(it.kill_relay())),
-    (2, |it| Box::pin(it.kill_both_relays())),
-    (4, |it| Box::pin(it.pause_relay())),
-    (3, |it| Box::pin(it.kill_broker())),
-    (3, |it| Box::pin(it.pause_broker())),
-    (3, |it| Box::pin(it.cut_network())),
-    (3, |it| Box::pin(it.swallow())),
-    (3, |it| Box::pin(it.kill_postgres())),
-    (2, |it| Box::pin(it.restart_postgres())),
-    (2, |it| Box::pin(it.pause_postgres())),
-    (3, |it| Box::pin(it.drop_slot())),
-    (2, |it| Box::pin(it.change_columns())),
-    (2, |it| Box::pin(it.poison())),
-    (1, |it| Box::pin(it.commit_many())),
-    (1, |it| Box::pin(it.roll_back_many())),
+/// What can be drawn: how often, by which generator, and what it does.
+const FAULTS: &[(u32, &str, Fault)] = &[
+    (6, "crashes", |it| Box::pin(it.kill_relay())),
+    (2, "crashes", |it| Box::pin(it.kill_both_relays())),
+    (3, "crashes", |it| Box::pin(it.kill_inbox())),
+    (3, "crashes", |it| Box::pin(it.kill_broker())),
+    (3, "crashes", |it| Box::pin(it.kill_postgres())),
+    (2, "crashes", |it| Box::pin(it.restart_postgres())),
+    (3, "network", |it| Box::pin(it.cut_network())),
+    (3, "network", |it| Box::pin(it.swallow())),
+    (3, "slot", |it| Box::pin(it.drop_slot())),
+    (2, "data", |it| Box::pin(it.change_columns())),
+    (2, "data", |it| Box::pin(it.poison())),
+    (1, "data", |it| Box::pin(it.commit_many())),
+    (1, "data", |it| Box::pin(it.roll_back_many())),
+    (5, "rows", |it| Box::pin(it.hostile_rows())),
+    (3, "messages", |it| Box::pin(it.hostile_messages())),
+    (6, "silence", |it| Box::pin(it.fall_silent())),
+    (4, "locks", |it| Box::pin(it.lock_rows())),
+    (3, "locks", |it| Box::pin(it.lock_table())),
+    (4, "stopped", |it| Box::pin(it.pause_relay())),
+    (3, "stopped", |it| Box::pin(it.pause_inbox())),
+    (3, "stopped", |it| Box::pin(it.pause_broker())),
+    (2, "stopped", |it| Box::pin(it.pause_postgres())),
+    (7, "handler", |it| Box::pin(it.fail_handler())),
 ];
+
+/// What `--only` can name.
+pub(in crate::chaos) const GENERATORS: &[&str] = &[
+    "crashes", "network", "slot", "data", "rows", "messages", "silence", "locks", "stopped",
+    "handler",
+];
+
+/// What is drawn only if it is asked for.
+const ON_DEMAND: &[&str] = &["rows", "messages", "locks", "handler"];
 
 /// Events at once: more than a window, and than what a session reads back.
 const MANY: u64 = 10_000;
@@ -45,7 +62,12 @@ const UNANSWERED: f64 = 0.2;
 impl Soak {
     /// One fault, drawn by weight; sometimes while the network to the broker is bad as well.
     pub(super) async fn fault(&mut self) -> Result<()> {
-        let (_, fault) = *FAULTS.choose_weighted(&mut self.random, |it| it.0)?;
+        let wanted = |name: &str| match self.only.as_slice() {
+            [] => !ON_DEMAND.contains(&name),
+            only => only.iter().any(|it| it == name),
+        };
+        let faults: Vec<_> = FAULTS.iter().filter(|it| wanted(it.1)).collect();
+        let (_, _, fault) = *faults.choose_weighted(&mut self.random, |it| it.0)?;
         let network: f64 = self.random.random();
         if network < SLOWED {
             let delay = Duration::from_millis(self.random.random_range(1..50));
@@ -61,11 +83,11 @@ impl Soak {
         self.mend_network().await
     }
 
-    fn up_to(&mut self, milliseconds: u64) -> Duration {
+    pub(super) fn up_to(&mut self, milliseconds: u64) -> Duration {
         Duration::from_millis(self.random.random_range(0..=milliseconds))
     }
 
-    fn any_relay(&mut self) -> usize {
+    pub(super) fn any_relay(&mut self) -> usize {
         self.random.random_range(0..self.relays.len())
     }
 
@@ -98,13 +120,13 @@ impl Soak {
         Ok(())
     }
 
-    /// Long pauses make PostgreSQL give its slot to the other one.
-    async fn pause_relay(&mut self) -> Result<()> {
-        let (relay, pause) = (self.any_relay(), self.up_to(9_000));
-        self.tell(&format!("pause {} for {pause:?}", self.relays[relay].name()));
-        self.relays[relay].pause()?;
-        tokio::time::sleep(pause).await;
-        self.relays[relay].resume()
+    async fn kill_inbox(&mut self) -> Result<()> {
+        let inbox = self.random.random_range(0..self.inboxes.len());
+        let inbox = self.inboxes.remove(inbox);
+        self.tell(&format!("kill {}", inbox.name()));
+        inbox.kill().await?;
+        self.inboxes.push(self.stage.start_inbox()?);
+        Ok(())
     }
 
     async fn kill_broker(&mut self) -> Result<()> {
@@ -113,14 +135,6 @@ impl Soak {
         self.stage.nats.kill().await?;
         tokio::time::sleep(pause).await;
         self.stage.nats.start_again().await
-    }
-
-    async fn pause_broker(&mut self) -> Result<()> {
-        let pause = self.up_to(3_000);
-        self.tell(&format!("pause NATS for {pause:?}"));
-        self.stage.nats.pause()?;
-        tokio::time::sleep(pause).await;
-        self.stage.nats.resume()
     }
 
     async fn cut_network(&mut self) -> Result<()> {
@@ -151,7 +165,7 @@ impl Soak {
         self.mend_network().await
     }
 
-    async fn mend_network(&mut self) -> Result<()> {
+    pub(super) async fn mend_network(&mut self) -> Result<()> {
         self.stage.to_nats.restore().await?;
         self.stage.to_postgres.restore().await
     }
@@ -169,14 +183,6 @@ impl Soak {
         let took = self.stage.postgres.stop_fast().await?;
         self.tell(&format!("  it stopped after {took:.2?}"));
         self.stage.postgres.start_again().await
-    }
-
-    async fn pause_postgres(&mut self) -> Result<()> {
-        let pause = self.up_to(3_000);
-        self.tell(&format!("pause PostgreSQL for {pause:?}"));
-        self.stage.postgres.pause()?;
-        tokio::time::sleep(pause).await;
-        self.stage.postgres.resume()
     }
 
     async fn commit_many(&mut self) -> Result<()> {
