@@ -120,11 +120,19 @@ async fn main() -> Result<(), inbox::BoxError> {
         .with_writer(std::io::stderr)
         .with_ansi(false)
         .init();
-    let nats = std::env::var("NATS_URL")?;
+    let connect_nats = || async {
+        let url = std::env::var("NATS_URL")?;
+        let options = async_nats::ConnectOptions::new().retry_on_initial_connect();
+        Ok::<_, inbox::BoxError>(options.connect(url).await?)
+    };
     let builder = Inbox::builder(setting("WORKER_CONSUMER", "worker".to_owned()))
         .postgres(|| async { Ok(Connection::new(connect().await?)) })
-        .nats(async_nats::ConnectOptions::new().retry_on_initial_connect().connect(nats).await?)
+        .nats(connect_nats().await?)
+        .reconnect_nats(connect_nats)
         .stream("OUTBOX")
+        .filter_subjects(
+            setting("WORKER_SUBJECTS", String::new()).split(',').filter(|it| !it.is_empty()),
+        )
         .lanes(setting("WORKER_LANES", 4))
         .batch(setting("WORKER_BATCH", 64))
         .lease(Duration::from_millis(setting("WORKER_LEASE_MS", 30_000)))

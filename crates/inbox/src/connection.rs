@@ -28,6 +28,10 @@ impl Connection {
     }
 }
 
+/// Connects to the broker anew.
+pub(crate) type ConnectNats =
+    Arc<dyn Fn() -> BoxFuture<'static, Result<async_nats::Client, BoxError>> + Send + Sync>;
+
 /// Opens connections; called again whenever one is lost.
 pub(crate) type Connect =
     Arc<dyn Fn() -> BoxFuture<'static, Result<Connection, BoxError>> + Send + Sync>;

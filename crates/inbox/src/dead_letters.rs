@@ -22,6 +22,7 @@ use uuid::Uuid;
 
 use crate::Error;
 use crate::connection::Connection;
+use crate::store::make_durable;
 use crate::tables::{Partitions, Room};
 
 pub use self::sql::Decision;
@@ -180,6 +181,8 @@ impl DeadLetters {
         of: &Selection,
         grounds: &Grounds,
     ) -> Result<Vec<(String, Uuid)>, Error> {
+        let doing = "decide about dead letters";
+        make_durable(&self.connection.client).await.map_err(failed(doing))?;
         let statement = self.texts.decide(decision);
         let Selection { consumer, events } = of;
         let Grounds { by, reason } = grounds;
@@ -188,7 +191,7 @@ impl DeadLetters {
             .client
             .query(statement, &[consumer, events, by, reason])
             .await
-            .map_err(failed("decide about dead letters"))?;
+            .map_err(failed(doing))?;
         Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
     }
 
@@ -209,6 +212,7 @@ impl DeadLetters {
     ) -> Result<Marked, Error> {
         let doing = "mark the event as processed";
         let client = &self.connection.client;
+        make_durable(client).await.map_err(failed(doing))?;
         let outbox = client.query_one(&self.texts.has_outbox, &[]).await;
         let outbox: bool = outbox.map_err(failed(doing))?.get(0);
         let time = self.texts.time_of(outbox);
@@ -237,8 +241,8 @@ impl DeadLetters {
         let client = &self.connection.client;
         let mut partitions = Partitions::load(client, &self.schema).await?;
         let room = partitions.room(time);
-        if let Room::Missing(day) = room {
-            partitions.create(client, day).await?;
+        if let Room::Missing(time) = room {
+            partitions.create(client, time).await?;
         }
         Ok(room)
     }

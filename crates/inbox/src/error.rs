@@ -42,6 +42,9 @@ pub enum Error {
         /// The client's error.
         source: BoxError,
     },
+    /// The client of NATS has ended, and there is no way to connect anew.
+    #[error("the client of NATS has ended")]
+    NatsClientEnded,
     /// The durable consumer exists and is configured otherwise.
     #[error("consumer \"{consumer}\" of stream \"{stream}\" cannot be used: {reason}")]
     Consumer {
@@ -72,7 +75,23 @@ impl Error {
             Self::Sql { source, .. } => {
                 source.code().is_none_or(|code| !PERMANENT.contains(&&code.code()[..2]))
             }
-            Self::Config { .. } | Self::Tables { .. } | Self::Consumer { .. } => false,
+            Self::Config { .. }
+            | Self::Tables { .. }
+            | Self::Consumer { .. }
+            | Self::NatsClientEnded => false,
+        }
+    }
+
+    /// In one line, without the details that PostgreSQL adds: they have values in them.
+    pub(crate) fn without_data(&self) -> String {
+        match self {
+            Self::Sql { doing, source } => match source.as_db_error() {
+                Some(error) => {
+                    format!("could not {doing}: {} ({})", error.message(), error.code().code())
+                }
+                None => format!("could not {doing}: {source}"),
+            },
+            other => describe(other),
         }
     }
 
@@ -97,6 +116,9 @@ impl Error {
                 "delete the consumer, so that it is made anew, or choose another name: nothing is \
                  handled twice, the inbox knows what it has handled",
             ),
+            Self::NatsClientEnded => {
+                Some("start the process again, or give the inbox a way to connect anew")
+            }
             Self::Config { .. } | Self::Connect(_) | Self::JetStream { .. } | Self::LeaseLost => {
                 None
             }

@@ -6,7 +6,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{Backoff, Config};
-use crate::connection::{BoxError, Connect, Connection};
+use crate::connection::{BoxError, Connect, ConnectNats, Connection};
 use crate::leased::{self, UnderLeases};
 use crate::run::{self, Settings};
 use crate::source::Source;
@@ -53,6 +53,7 @@ pub struct Builder {
     config: Config,
     connect: Option<Connect>,
     nats: Option<async_nats::Client>,
+    reconnect_nats: Option<ConnectNats>,
 }
 
 impl Inbox<()> {
@@ -60,7 +61,12 @@ impl Inbox<()> {
     /// stream and is part of the key of every record: never change it.
     #[must_use]
     pub fn builder(consumer: impl Into<String>) -> Builder {
-        Builder { config: Config::new(consumer.into()), connect: None, nats: None }
+        Builder {
+            config: Config::new(consumer.into()),
+            connect: None,
+            nats: None,
+            reconnect_nats: None,
+        }
     }
 }
 
@@ -84,6 +90,22 @@ impl Builder {
         self
     }
 
+    /// How to connect to the broker anew when the client has ended.
+    ///
+    /// The client reconnects by itself, but its task does not survive some header bytes that a
+    /// broker takes from anybody (a lone carriage return). Without this, [`Inbox::run`] then returns
+    /// [`Error::NatsClientEnded`]. Give each inbox a client of its own: others that share it end
+    /// with it.
+    #[must_use]
+    pub fn reconnect_nats<F, C>(mut self, connect: F) -> Self
+    where
+        F: Fn() -> C + Send + Sync + 'static,
+        C: Future<Output = Result<async_nats::Client, BoxError>> + Send + 'static,
+    {
+        self.reconnect_nats = Some(Arc::new(move || Box::pin(connect())));
+        self
+    }
+
     /// The stream to take events from.
     #[must_use]
     pub fn stream(mut self, stream: impl Into<String>) -> Self {
@@ -92,7 +114,8 @@ impl Builder {
     }
 
     /// The subjects to take; all of the stream's if there are none. More than one needs a server
-    /// from 2.10 on.
+    /// from 2.10 on. When they change, the durable consumer does: of a new subject it gets what is
+    /// stored behind its position from then on.
     #[must_use]
     pub fn filter_subjects<S: Into<String>>(
         mut self,
@@ -133,8 +156,7 @@ impl Builder {
         self
     }
 
-    /// After how long without a sign of life the broker delivers an event again: 30 s. Applies
-    /// when the durable consumer is created.
+    /// After how long without a sign of life the broker delivers an event again: 30 s.
     #[must_use]
     pub fn ack_wait(mut self, ack_wait: Duration) -> Self {
         self.config.ack_wait = ack_wait;
@@ -171,7 +193,8 @@ impl Builder {
         self
     }
 
-    /// Makes the durable consumer if it is missing; says whether it was. Needs no database.
+    /// Makes the durable consumer if it is missing; says whether it was. One that is configured
+    /// otherwise is changed. Needs no database.
     ///
     /// # Errors
     ///
@@ -201,6 +224,7 @@ impl Builder {
         Ok(Settings {
             connect: self.connect.ok_or_else(postgres)?,
             nats: self.nats.ok_or_else(|| missing(&self.config, "connection to NATS"))?,
+            reconnect_nats: self.reconnect_nats,
             config: Arc::new(self.config),
         })
     }

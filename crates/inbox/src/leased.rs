@@ -15,7 +15,8 @@ use crate::core::{Decision, Ending, Item, Path};
 use crate::keeper::Lease;
 use crate::store::{Held, Store};
 use crate::work::{
-    Claimed, Context, Effect, Report, Reports, Work, failed_report, trouble, verdict_of,
+    Claimed, Context, Effect, Report, Reports, Work, failed_report, is_about_data, trouble,
+    verdict_of,
 };
 use crate::{Error, LeasedHandler, Verdict};
 
@@ -66,7 +67,11 @@ impl<H: LeasedHandler> UnderLeases<H> {
 async fn claim_all(context: &Context, items: Vec<Item>, reports: &Reports) -> Vec<(Item, Claimed)> {
     let store = context.pool.get().await;
     let all = items.clone();
-    match try_claim_all(context, &store, items).await {
+    let mut claimed = try_claim_all(context, &store, items).await;
+    if claimed.as_ref().is_err_and(is_about_data) {
+        claimed = claim_each(context, &store, &all).await;
+    }
+    match claimed {
         Ok((ours, done)) => {
             context.pool.put(store);
             let _ = reports.send(done).await;
@@ -77,7 +82,7 @@ async fn claim_all(context: &Context, items: Vec<Item>, reports: &Reports) -> Ve
             drop(store);
             let later = |item: &Item| {
                 let ending = Ending::Again { after: PAUSE, path: item.path };
-                Report { seq: item.seq(), ending, effect: Effect::Undone }
+                Report { id: item.id(), ending, effect: Effect::Undone }
             };
             let _ = reports.send(all.iter().map(later).collect()).await;
             Vec::new()
@@ -85,11 +90,32 @@ async fn claim_all(context: &Context, items: Vec<Item>, reports: &Reports) -> Ve
     }
 }
 
+/// What is ours, and what became of the rest.
+type ClaimedAll = (Vec<(Item, Claimed)>, Vec<Report>);
+
+/// One of them is refused by the database: it must not keep the others from being claimed.
+async fn claim_each(context: &Context, store: &Store, items: &[Item]) -> Result<ClaimedAll, Error> {
+    let (mut ours, mut done) = (Vec::new(), Vec::new());
+    for item in items {
+        match try_claim_all(context, store, vec![item.clone()]).await {
+            Ok((claimed, reports)) => {
+                ours.extend(claimed);
+                done.extend(reports);
+            }
+            Err(error) if is_about_data(&error) => {
+                done.push(context.park_unrecordable(store, item, None, &error).await?);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok((ours, done))
+}
+
 async fn try_claim_all(
     context: &Context,
     store: &Store,
     items: Vec<Item>,
-) -> Result<(Vec<(Item, Claimed)>, Vec<Report>), Error> {
+) -> Result<ClaimedAll, Error> {
     let (items, mut done) = context.make_room(store, items).await?;
     let (readable, unreadable): (Vec<_>, Vec<_>) =
         items.into_iter().partition(|item| item.message.event.is_ok());
@@ -114,7 +140,11 @@ pub(crate) async fn record(context: Arc<Context>, mut ended: mpsc::Receiver<Ende
     while ended.recv_many(&mut batch, context.config.batch).await > 0 {
         while !batch.is_empty() {
             let store = context.pool.get().await;
-            match write(&context, &store, &mut batch).await {
+            let mut written = write(&context, &store, &mut batch).await;
+            if written.as_ref().is_err_and(is_about_data) {
+                written = write_each(&context, &store, &mut batch).await;
+            }
+            match written {
                 Ok(()) => context.pool.put(store),
                 Err(error) => {
                     trouble(&context, &error);
@@ -123,6 +153,36 @@ pub(crate) async fn record(context: Arc<Context>, mut ended: mpsc::Receiver<Ende
             }
         }
     }
+}
+
+/// One of them is refused by the database: it must not keep the others from being written.
+async fn write_each(context: &Context, store: &Store, batch: &mut Vec<Ended>) -> Result<(), Error> {
+    while let Some(one) = batch.pop() {
+        let mut one = vec![one];
+        let written = match write(context, store, &mut one).await {
+            Err(error) if is_about_data(&error) => {
+                park_refused(context, store, &one[0], &error).await.map(|()| one.clear())
+            }
+            written => written,
+        };
+        if written.is_err() {
+            batch.append(&mut one);
+            return written;
+        }
+    }
+    Ok(())
+}
+
+async fn park_refused(
+    context: &Context,
+    store: &Store,
+    ended: &Ended,
+    error: &Error,
+) -> Result<(), Error> {
+    let held = Some(ended.claimed.held);
+    let report = context.park_unrecordable(store, &ended.item, held, error).await?;
+    let _ = ended.reports.send(vec![report]).await; // fails when the session is gone
+    Ok(())
 }
 
 /// Takes out of `batch` what has been written.
@@ -146,9 +206,9 @@ async fn write(context: &Context, store: &Store, batch: &mut Vec<Ended>) -> Resu
         let ours = ours.map_err(Error::sql("complete events"))?;
         for (index, _) in &completed {
             let item = &batch[*index].item;
-            let (seq, ending) = (item.seq(), Ending::Settled);
+            let (id, ending) = (item.id(), Ending::Settled);
             reports[*index] = Some(if ours.contains(&item.message.key.id) {
-                Report { seq, ending, effect: Effect::Processed }
+                Report { id, ending, effect: Effect::Processed }
             } else {
                 lost(context, item)
             });

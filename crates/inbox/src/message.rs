@@ -1,13 +1,39 @@
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::Duration;
 
-use async_nats::HeaderMap;
+use async_nats::{HeaderMap, HeaderValue};
 use bytes::Bytes;
 use jiff::Timestamp;
+use jiff::tz::TimeZone;
 use outbox::{Event, wire};
 use uuid::Uuid;
 
 use crate::store::Key;
+
+/// An event is not taken for one if its time is later than this after its message was stored.
+/// Clocks of producers may be ahead by less.
+const AHEAD_MAX: Duration = Duration::from_hours(48);
+
+/// The year before which PostgreSQL keeps no time.
+const FIRST_YEAR: i16 = -4712;
+
+/// Which stream. One that is deleted and created again under its name has other messages of the
+/// same sequences.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Origin {
+    pub(crate) stream: String,
+    /// When the stream was created; `None` in what was kept by versions that did not write it down.
+    pub(crate) created: Option<Timestamp>,
+}
+
+/// Which message: identifies it among all that ever were in streams of one name. Later ones are
+/// greater.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct MessageId {
+    stream_created: Option<Timestamp>,
+    pub(crate) seq: u64,
+}
 
 /// A message of the stream, understood as far as it can be.
 #[derive(Debug)]
@@ -17,8 +43,11 @@ pub(crate) struct Message {
     pub(crate) event: Result<Event, String>,
     pub(crate) subject: String,
     pub(crate) headers: HeaderMap,
+    /// The header block, if it does not make headers.
+    pub(crate) raw_headers: Option<Bytes>,
     pub(crate) payload: Bytes,
     pub(crate) stream_seq: u64,
+    pub(crate) stream_created: Option<Timestamp>,
 }
 
 impl Message {
@@ -28,7 +57,7 @@ impl Message {
         subject: String,
         headers: HeaderMap,
         payload: Bytes,
-        stream: &str,
+        origin: &Origin,
         stream_seq: u64,
         stored_at: Timestamp,
     ) -> Self {
@@ -37,11 +66,26 @@ impl Message {
             values.iter().map(move |value| (name, value.as_str()))
         });
         let event = wire::parse_event(pairs, payload.clone()).map_err(|error| error.to_string());
+        let event = event.and_then(|event| recordable(event, &subject, stored_at));
         let key = match &event {
             Ok(event) => Key { id: event.id, event_time: event.occurred_at },
-            Err(_) => Key { id: place_id(stream, stream_seq), event_time: stored_at },
+            Err(_) => Key { id: place_id(origin, stream_seq), event_time: stored_at },
         };
-        Self { key, event, subject, headers, payload, stream_seq }
+        Self {
+            key,
+            event,
+            // PostgreSQL's texts have no NUL.
+            subject: subject.replace('\0', "\u{fffd}"),
+            headers,
+            raw_headers: None,
+            payload,
+            stream_seq,
+            stream_created: origin.created,
+        }
+    }
+
+    pub(crate) fn id(&self) -> MessageId {
+        MessageId { stream_created: self.stream_created, seq: self.stream_seq }
     }
 
     /// Events of one lane are handled one after the other. A collision of hashes makes two
@@ -50,33 +94,68 @@ impl Message {
         let mut hasher = DefaultHasher::new();
         match &self.event {
             Ok(event) => (&*event.aggregate_type, &*event.aggregate_id).hash(&mut hasher),
-            Err(_) => self.stream_seq.hash(&mut hasher),
+            Err(_) => self.id().hash(&mut hasher),
         }
         hasher.finish()
     }
 
-    /// The headers as an object of arrays of strings.
+    /// The headers as an object of arrays of strings. PostgreSQL's JSON has no NUL: a replacement
+    /// character stands for it.
     pub(crate) fn headers_json(&self) -> String {
-        let headers: BTreeMap<&str, Vec<&str>> = self
+        let text = |it: &HeaderValue| it.as_str().replace('\0', "\u{fffd}");
+        let headers: BTreeMap<&str, Vec<String>> = self
             .headers
             .iter()
-            .map(|(name, values)| (name.as_ref(), values.iter().map(|it| it.as_str()).collect()))
+            .map(|(name, values)| (name.as_ref(), values.iter().map(text).collect()))
             .collect();
-        // PostgreSQL's JSON has no NUL.
-        serde_json::to_string(&headers).expect("strings are valid json").replace("\\u0000", "")
+        serde_json::to_string(&headers).expect("strings are valid json")
+    }
+
+    /// The header block: as it travelled if it was kept, else made of the headers.
+    pub(crate) fn header_block(&self) -> Bytes {
+        if let Some(raw) = &self.raw_headers {
+            return raw.clone();
+        }
+        let mut block = String::from("NATS/1.0\r\n");
+        for (name, values) in self.headers.iter() {
+            for value in values {
+                let name: &str = name.as_ref();
+                block.extend([name, ": ", value.as_str(), "\r\n"]);
+            }
+        }
+        block.push_str("\r\n");
+        block.into()
     }
 
     /// What it takes in memory, about.
     pub(crate) fn bytes(&self) -> usize {
         const OVERHEAD: usize = 1024;
-        self.payload.len() + OVERHEAD
+        self.payload.len() + self.raw_headers.as_ref().map_or(0, Bytes::len) + OVERHEAD
     }
+}
+
+/// An event whose record can be written, or why it cannot. By the message alone and not the clock:
+/// the same at every delivery.
+fn recordable(event: Event, subject: &str, stored_at: Timestamp) -> Result<Event, String> {
+    if subject.contains('\0') {
+        return Err("its subject has a NUL character".into());
+    }
+    let time = event.occurred_at;
+    if time.to_zoned(TimeZone::UTC).year() < FIRST_YEAR {
+        return Err(format!("its time {time} is earlier than PostgreSQL can keep"));
+    }
+    if stored_at.checked_add(AHEAD_MAX).is_ok_and(|latest| time > latest) {
+        return Err(format!("its time {time} is days after it was stored ({stored_at})"));
+    }
+    Ok(event)
 }
 
 /// The key of a message that has no id of its own: made of its place in the stream, which is the
 /// same at every delivery. Version 8, so that it cannot be taken for an event's.
-fn place_id(stream: &str, stream_seq: u64) -> Uuid {
-    let hash = stream.bytes().fold(0xCBF2_9CE4_8422_2325_u64, |hash, byte| {
+fn place_id(origin: &Origin, stream_seq: u64) -> Uuid {
+    let created = origin.created.map_or(0, Timestamp::as_microsecond);
+    let bytes = origin.stream.bytes().chain(created.to_be_bytes());
+    let hash = bytes.fold(0xCBF2_9CE4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3)
     });
     let mut bytes = [0; 16];
@@ -96,23 +175,29 @@ mod tests {
         for (name, value) in headers {
             map.append(*name, *value);
         }
-        Message::new("outbox.x".into(), map, Bytes::new(), "OUTBOX", seq, Timestamp::UNIX_EPOCH)
+        let stored_at = "2026-01-02T03:04:06Z".parse().unwrap();
+        let origin = Origin { stream: "OUTBOX".into(), created: Some(Timestamp::UNIX_EPOCH) };
+        Message::new("outbox.x".into(), map, Bytes::new(), &origin, seq, stored_at)
+    }
+
+    fn event_at(time: &str) -> Message {
+        message(
+            &[
+                ("Nats-Msg-Id", ID),
+                ("Event-Type", "OrderPlaced"),
+                ("Aggregate-Type", "order"),
+                ("Aggregate-Id", "o-1"),
+                ("Occurred-At", time),
+            ],
+            7,
+        )
     }
 
     const ID: &str = "0198c0f4-98a5-7b9c-9d9e-3d1e0d6f4a11";
 
     #[test]
     fn an_events_key_comes_from_the_envelope() {
-        let whole = message(
-            &[
-                ("Nats-Msg-Id", ID),
-                ("Event-Type", "OrderPlaced"),
-                ("Aggregate-Type", "order"),
-                ("Aggregate-Id", "o-1"),
-                ("Occurred-At", "2026-01-02T03:04:05Z"),
-            ],
-            7,
-        );
+        let whole = event_at("2026-01-02T03:04:05Z");
         assert_eq!(whole.key.id.to_string(), ID);
         assert_eq!(whole.key.event_time.to_string(), "2026-01-02T03:04:05Z");
     }
@@ -127,5 +212,38 @@ mod tests {
             assert_ne!(a.key, b.key);
             assert_eq!(a.key.id.get_version_num(), 8);
         }
+    }
+
+    #[test]
+    fn a_time_that_cannot_be_kept_makes_no_event() {
+        for time in ["-009999-01-02T01:59:59Z", "9999-12-30T22:00:00Z", "2026-01-05T00:00:00Z"] {
+            let message = event_at(time);
+            assert!(message.event.is_err(), "{time}");
+            assert_eq!(message.key.event_time.to_string(), "2026-01-02T03:04:06Z");
+        }
+        for time in ["-000044-03-15T12:00:00Z", "1066-10-14T09:00:00Z", "2026-01-03T00:00:00Z"] {
+            assert!(event_at(time).event.is_ok(), "{time}");
+        }
+    }
+
+    #[test]
+    fn headers_are_json_that_postgresql_takes() {
+        let odd = message(&[("X", r"\u0000"), ("Y", "a\0b")], 7);
+        assert_eq!(odd.headers_json(), "{\"X\":[\"\\\\u0000\"],\"Y\":[\"a\u{fffd}b\"]}");
+        assert!(odd.header_block().starts_with(b"NATS/1.0\r\n"));
+    }
+
+    #[test]
+    fn a_stream_made_anew_has_other_messages() {
+        let of = |created| {
+            let origin = Origin { stream: "OUTBOX".into(), created };
+            let (map, at) = (HeaderMap::new(), Timestamp::UNIX_EPOCH);
+            Message::new("x".into(), map, Bytes::new(), &origin, 7, at)
+        };
+        let (old, new) = (of(Some(Timestamp::UNIX_EPOCH)), of(Some(Timestamp::MAX)));
+        assert_ne!(old.key, new.key);
+        assert_ne!(old.id(), new.id());
+        assert_ne!(old.lane(), new.lane());
+        assert!(of(None).id() < old.id() && old.id() < new.id());
     }
 }

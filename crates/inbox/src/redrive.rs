@@ -14,10 +14,11 @@ use crate::config::Config;
 use crate::core::Path;
 use crate::dead_letters::Redrive as Texts;
 use crate::error::describe;
-use crate::message::Message;
+use crate::message::{Message, Origin};
 use crate::pool::Pool;
 use crate::source::Delivered;
 use crate::store::Store;
+use crate::stored;
 
 /// How often to look. What is found and at work already is known by its place in the stream.
 const LOOK: Duration = Duration::from_secs(1);
@@ -116,7 +117,8 @@ pub(crate) async fn closed(mut room: watch::Receiver<usize>) {
 
 /// The message as it travelled.
 fn message(row: &Row, stream: &str) -> Message {
-    let mut headers = async_nats::HeaderMap::new();
+    let raw = row.get::<_, Option<Vec<u8>>>("raw_headers");
+    let mut headers = raw.and_then(|raw| stored::parse_headers(&raw).ok()).unwrap_or_default();
     let kept: serde_json::Value = row.get("headers");
     for (name, values) in kept.as_object().into_iter().flatten() {
         for value in values.as_array().into_iter().flatten().filter_map(|it| it.as_str()) {
@@ -129,5 +131,6 @@ fn message(row: &Row, stream: &str) -> Message {
     }
     let seq = row.get::<_, i64>("stream_seq").cast_unsigned();
     let payload = row.get::<_, Vec<u8>>("payload").into();
-    Message::new(row.get("subject"), headers, payload, stream, seq, row.get("event_time"))
+    let origin = Origin { stream: stream.to_owned(), created: row.get("stream_created_at") };
+    Message::new(row.get("subject"), headers, payload, &origin, seq, row.get("event_time"))
 }

@@ -10,12 +10,12 @@ use uuid::Uuid;
 
 use crate::acks::Acks;
 use crate::config::Config;
-use crate::connection::Connect;
+use crate::connection::{Connect, ConnectNats};
 use crate::core::{Gate, Lanes};
 use crate::error::describe;
 use crate::keeper::{Keeper, Leases, Role};
 use crate::pool::Pool;
-use crate::redrive::Redrive;
+use crate::redrive::{Redrive, closed};
 use crate::session::Session;
 use crate::source::Source;
 use crate::store::Scope;
@@ -33,6 +33,7 @@ pub(crate) struct Settings {
     pub(crate) config: Arc<Config>,
     pub(crate) connect: Connect,
     pub(crate) nats: async_nats::Client,
+    pub(crate) reconnect_nats: Option<ConnectNats>,
 }
 
 pub(crate) async fn run<W: Work>(
@@ -41,7 +42,7 @@ pub(crate) async fn run<W: Work>(
     shutdown: CancellationToken,
     make: impl FnOnce(&Arc<Context>) -> W,
 ) -> Result<Summary, Error> {
-    let Settings { config, connect, nats } = settings;
+    let Settings { config, connect, nats, reconnect_nats } = settings;
     let scope = Scope {
         schema: crate::tables::quote(&config.schema),
         consumer: config.consumer.clone(),
@@ -68,7 +69,16 @@ pub(crate) async fn run<W: Work>(
         role: watch::Sender::new(Role::Unknown),
     };
     let role = keeper.role.subscribe();
-    let engine = Engine { work: Arc::new(make(&context)), context, nats, status, role, shutdown };
+    let engine = Engine {
+        work: Arc::new(make(&context)),
+        context,
+        nats,
+        reconnect_nats,
+        wary: false,
+        status,
+        role,
+        shutdown,
+    };
     tokio::select! {
         error = keeper.run() => Err(error),
         summary = engine.run() => summary,
@@ -79,6 +89,9 @@ struct Engine<W> {
     work: Arc<W>,
     context: Arc<Context>,
     nats: async_nats::Client,
+    reconnect_nats: Option<ConnectNats>,
+    /// A message of the stream has ended a client.
+    wary: bool,
     status: watch::Sender<Status>,
     role: watch::Receiver<Role>,
     shutdown: CancellationToken,
@@ -88,7 +101,11 @@ impl<W: Work> Engine<W> {
     async fn run(mut self) -> Result<Summary, Error> {
         let mut counts = Summary::default();
         while self.becomes_active().await {
-            match Box::pin(self.session(counts)).await {
+            let session = async {
+                self.revive().await?;
+                Box::pin(self.session(counts)).await
+            };
+            match session.await {
                 Ok(summary) => counts = summary,
                 Err(error) if error.is_transient() => {
                     let error = describe(&error);
@@ -130,11 +147,24 @@ impl<W: Work> Engine<W> {
         }
     }
 
+    /// Connects to the broker anew if the client has ended: some bytes in a header do that.
+    async fn revive(&mut self) -> Result<(), Error> {
+        if !is_gone(&self.nats).await {
+            return Ok(());
+        }
+        let reconnect = self.reconnect_nats.as_ref().ok_or(Error::NatsClientEnded)?;
+        self.nats = reconnect().await.map_err(Error::jetstream("connect to NATS"))?;
+        self.wary = true;
+        info!(consumer = self.context.config.consumer, "connected to NATS anew");
+        Ok(())
+    }
+
     async fn session(&self, counts: Summary) -> Result<Summary, Error> {
         let Context { config, pool, .. } = &*self.context;
-        let source = Source::open(&self.nats, config).await?;
+        let mut source = Source::open(&self.nats, config).await?;
+        source.wary = self.wary;
         check_retention(config, source.max_age())?;
-        let strays = Strays::open(&self.nats, source.stream().clone(), &config.consumer).await?;
+        let strays = Strays::open(&self.nats, source.origin().clone(), &config.consumer).await?;
         let redrive = Redrive::new(Arc::clone(config), Arc::clone(pool));
         let acks = Acks::start(self.nats.clone()).await?;
         let ack_wait = source.ack_wait();
@@ -157,9 +187,11 @@ impl<W: Work> Engine<W> {
             batch: config.batch,
             counts,
         };
-        let (summary, (), (), ()) = tokio::join!(
+        let stop = self.shutdown.child_token();
+        let (summary, (), (), (), ()) = tokio::join!(
             // They are large, and polled in turns.
-            Box::pin(session.run(&self.shutdown)),
+            Box::pin(session.run(&stop)),
+            stop_when_gone(&self.nats, &stop, wanted.clone()),
             Box::pin(source.run(fed.clone(), wanted.clone())),
             Box::pin(redrive.run(fed.clone(), wanted.clone())),
             strays.run(fed, wanted),
@@ -172,6 +204,29 @@ impl<W: Work> Engine<W> {
             status.state = state;
             status.paused = paused;
         });
+    }
+}
+
+/// Whether the client's task has ended, so that nothing will ever be sent by it.
+async fn is_gone(nats: &async_nats::Client) -> bool {
+    matches!(tokio::time::timeout(PAUSE, nats.flush()).await, Ok(Err(_)))
+}
+
+/// Ends the session when its client has ended.
+async fn stop_when_gone(
+    nats: &async_nats::Client,
+    stop: &CancellationToken,
+    room: watch::Receiver<usize>,
+) {
+    loop {
+        tokio::select! {
+            () = closed(room.clone()) => return,
+            () = tokio::time::sleep(PAUSE) => {}
+        }
+        if is_gone(nats).await {
+            warn!("the client of NATS has ended: a message of the stream may be why");
+            return stop.cancel();
+        }
     }
 }
 

@@ -138,7 +138,7 @@ impl<W: Work> Session<W> {
     }
 
     async fn note(&mut self, report: Report) {
-        let Report { seq, ending, effect } = report;
+        let Report { id, ending, effect } = report;
         match effect {
             Effect::Processed => self.counts.processed += 1,
             Effect::Skipped => self.counts.skipped += 1,
@@ -161,7 +161,7 @@ impl<W: Work> Session<W> {
             Effect::Undone if W::SHARES => self.batch = (self.batch - self.batch / 8).max(1),
             _ => {}
         }
-        let reply = self.lanes.settle(seq, ending, Instant::now());
+        let reply = self.lanes.settle(id, ending, Instant::now());
         if let Some(reply) = reply {
             self.acks.ack(reply).await;
         }
@@ -288,6 +288,6 @@ impl Report {
     /// The event's turn comes again at once.
     pub(crate) fn undone(item: &Item, path: Path) -> Self {
         let ending = Ending::Again { after: Duration::ZERO, path };
-        Self { seq: item.seq(), ending, effect: Effect::Undone }
+        Self { id: item.id(), ending, effect: Effect::Undone }
     }
 }

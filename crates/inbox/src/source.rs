@@ -6,28 +6,35 @@
 //! acknowledged is read from the stream itself, before anything new: at the beginning, and whenever
 //! the count of deliveries has a gap. That the broker delivers it once more does no harm: by then it
 //! is known.
+//!
+//! Anybody may store anything in the stream. What breaks the client's connection, or is taken for an
+//! answer of the server's, never arrives; it is read like all else that did not, one by one
+//! (`stored.rs`), and acknowledged from there: delivered again, it would break the connection again.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use async_nats::jetstream;
-use async_nats::jetstream::consumer::{self, AckPolicy, DeliverPolicy, pull};
-use async_nats::jetstream::context::{ConsumerInfoError, ConsumerInfoErrorKind};
+use async_nats::jetstream::consumer::{self, DeliverPolicy, pull};
 use async_nats::jetstream::stream::Stream;
 use async_nats::{Client, Subject};
-use futures_util::StreamExt;
+use futures_util::{StreamExt, stream};
 use jiff::Timestamp;
+use outbox::wire;
 use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
 
 use crate::Error;
 use crate::config::Config;
 use crate::core::Path;
+use crate::durable;
 use crate::error::describe;
-use crate::message::Message;
+use crate::message::{Message, Origin};
+use crate::stored;
 
 /// Messages asked for at a time.
-const PULLED_MAX: usize = 256;
+pub(crate) const PULLED_MAX: usize = 256;
 
 /// Nothing is asked for while there is room for less: each request costs a round trip.
 const PULLED_MIN: usize = 64;
@@ -37,14 +44,21 @@ const PULLED_BYTES_MAX: usize = 16 * 1024 * 1024;
 
 /// How long a request waits for messages: also how long a stop may take, for what comes in answer
 /// is given back rather than left to `ack_wait`.
-const PULL_EXPIRES: Duration = Duration::from_secs(1);
+pub(crate) const PULL_EXPIRES: Duration = Duration::from_secs(1);
 
 /// How long the stream may be silent while what was delivered is read from it.
 const READ_DEADLINE: Duration = Duration::from_secs(5);
 
 const PAUSE: Duration = Duration::from_millis(500);
 
-const ACK_PENDING_MAX: i64 = 50_000;
+/// Up to so many are read one by one in any case: the connection survives whatever they are.
+const ONE_BY_ONE_MAX: u64 = 1_000;
+
+/// Messages asked for at a time where they are read one by one.
+const READ_AHEAD: usize = 8;
+
+/// How often an idle consumer is asked whether it delivered something that never arrived.
+const IDLE_LOOK: Duration = Duration::from_secs(10);
 
 /// A message, and what is known about it.
 pub(crate) struct Delivered {
@@ -58,9 +72,16 @@ pub(crate) struct Source {
     stream: Stream,
     consumer: consumer::Consumer<pull::Config>,
     name: String,
+    nats: Client,
+    origin: Origin,
     /// Of the newest delivery that arrived.
     consumer_seq: u64,
     is_new: bool,
+    /// Something is out there that the client does not survive.
+    pub(crate) wary: bool,
+    /// The next message is larger than a request's bytes.
+    oversized: bool,
+    looked_at: Instant,
 }
 
 impl Source {
@@ -70,30 +91,21 @@ impl Source {
         let stream = context.get_stream(&config.stream).await;
         let stream = stream.map_err(Error::jetstream("look up the stream"))?;
         let name = config.consumer.clone();
-        let mut is_new = false;
-        let consumer = match stream.get_consumer::<pull::Config>(&name).await {
-            Ok(consumer) => consumer,
-            Err(error) if is_not_found(&error) => {
-                is_new = true;
-                let created = stream.create_consumer(durable(config)).await;
-                info!(consumer = name, stream = config.stream, "created the durable consumer");
-                created.map_err(Error::jetstream("create the durable consumer"))?
-            }
-            Err(error) => return Err(Error::jetstream("look up the durable consumer")(error)),
-        };
-        let found = &consumer.cached_info().config;
-        let reason = if found.ack_policy != AckPolicy::Explicit {
-            Some("its ack_policy is not explicit".to_owned())
-        } else if found.max_deliver > 0 {
-            Some(format!("its max_deliver is {} instead of -1", found.max_deliver))
-        } else {
-            None
-        };
-        if let Some(reason) = reason {
-            let stream = config.stream.clone();
-            return Err(Error::Consumer { stream, consumer: name, reason });
-        }
-        Ok(Self { stream, consumer, name, consumer_seq: 0, is_new })
+        let (consumer, is_new) = durable::open(&stream, config).await?;
+        let created = stream.cached_info().created.unix_timestamp_nanos();
+        let created = Timestamp::from_nanosecond(created).ok().map(rounded);
+        Ok(Self {
+            origin: Origin { stream: config.stream.clone(), created },
+            nats: nats.clone(),
+            stream,
+            consumer,
+            name,
+            consumer_seq: 0,
+            is_new,
+            wary: false,
+            oversized: false,
+            looked_at: Instant::now(),
+        })
     }
 
     /// After how long the broker delivers a message again.
@@ -104,8 +116,8 @@ impl Source {
         }
     }
 
-    pub(crate) fn stream(&self) -> &Stream {
-        &self.stream
+    pub(crate) fn origin(&self) -> &Origin {
+        &self.origin
     }
 
     /// Whether the durable consumer was made just now.
@@ -128,6 +140,7 @@ impl Source {
         loop {
             let room = room.wait_for(|room| *room >= PULLED_MIN).await;
             let Ok(room) = room.map(|room| *room) else { return };
+            let connects = self.connects();
             let result = async {
                 if behind {
                     self.read_outstanding(&feed).await?;
@@ -135,10 +148,19 @@ impl Source {
                 }
                 self.pull(room.min(PULLED_MAX), &feed).await
             };
-            if let Err(error) = result.await {
-                warn!(consumer = self.name, error = describe(&error), "could not take messages");
-                behind = true;
-                tokio::time::sleep(PAUSE).await;
+            match result.await {
+                Ok(Pulled::All) => {}
+                Ok(Pulled::Suspicious) => (behind, self.wary) = (true, true),
+                Err(error) => {
+                    let error = describe(&error);
+                    warn!(consumer = self.name, error, "could not take messages");
+                    (behind, self.wary) = (true, true);
+                    tokio::time::sleep(PAUSE).await;
+                }
+            }
+            if self.connects() != connects {
+                // What was under way is lost, and may be what broke the connection.
+                (behind, self.wary) = (true, true);
             }
             if feed.is_closed() {
                 return;
@@ -146,12 +168,26 @@ impl Source {
         }
     }
 
-    async fn pull(&mut self, max: usize, feed: &mpsc::Sender<Delivered>) -> Result<(), Error> {
-        let request = self.consumer.batch().max_messages(max).max_bytes(PULLED_BYTES_MAX);
-        let messages = request.expires(PULL_EXPIRES).messages().await;
-        let mut messages = messages.map_err(Error::jetstream(PULLING))?;
+    async fn pull(&mut self, max: usize, feed: &mpsc::Sender<Delivered>) -> Result<Pulled, Error> {
+        let request = self.consumer.batch().expires(PULL_EXPIRES);
+        let max = if self.oversized { 1 } else { max };
+        let request = if std::mem::take(&mut self.oversized) {
+            request.max_messages(max)
+        } else {
+            request.max_messages(max).max_bytes(PULLED_BYTES_MAX)
+        };
+        let (began, mut received) = (Instant::now(), 0);
+        let mut messages = request.messages().await.map_err(Error::jetstream(PULLING))?;
         while let Some(message) = messages.next().await {
-            let message = message.map_err(Error::jetstream(PULLING))?;
+            let message = match message {
+                Ok(message) => message,
+                Err(error) if is_about_bytes(&error) => {
+                    self.oversized = received == 0;
+                    return Ok(Pulled::All);
+                }
+                Err(error) => return Err(Error::jetstream(PULLING)(error)),
+            };
+            received += 1;
             let place = Place::of(&message.info().map_err(Error::jetstream(PULLING))?);
             let (seq, redelivered) = (place.consumer_seq, place.redelivered);
             let reply = message.reply.clone();
@@ -165,9 +201,62 @@ impl Source {
             }
             self.consumer_seq = self.consumer_seq.max(seq);
             if feed.send(delivered).await.is_err() {
+                return Ok(Pulled::All);
+            }
+        }
+        // Somebody's message looked like the server's word that there is nothing more.
+        if received < max && began.elapsed() < PULL_EXPIRES / 2 {
+            return Ok(Pulled::Suspicious);
+        }
+        if received == 0 { self.look_idle().await } else { Ok(Pulled::All) }
+    }
+
+    /// A message that looks like a heartbeat of the server's arrives and is not seen.
+    async fn look_idle(&mut self) -> Result<Pulled, Error> {
+        if self.looked_at.elapsed() < IDLE_LOOK {
+            return Ok(Pulled::All);
+        }
+        self.looked_at = Instant::now();
+        let info = self.consumer.get_info().await.map_err(Error::jetstream(READING))?;
+        let missed =
+            info.num_ack_pending > 0 && info.delivered.consumer_sequence > self.consumer_seq;
+        Ok(if missed { Pulled::Suspicious } else { Pulled::All })
+    }
+
+    /// How often the client has connected.
+    fn connects(&self) -> u64 {
+        self.nats.statistics().connects.load(Ordering::Relaxed)
+    }
+
+    /// Reads these messages without having them delivered.
+    async fn read_one_by_one(
+        &mut self,
+        first: u64,
+        last: u64,
+        filters: &[String],
+        feed: &mpsc::Sender<Delivered>,
+    ) -> Result<(), Error> {
+        let (nats, name) = (&self.nats, &self.origin.stream);
+        // The stream may have lost its beginning.
+        let Some(found) = stored::next(nats, name, first).await? else { return Ok(()) };
+        let read = |seq| stored::get(nats, name, seq);
+        let mut messages = stream::iter(found.seq..=last).map(read).buffered(READ_AHEAD);
+        let mut count = 0_u64;
+        while let Some(stored) = messages.next().await {
+            let Some(stored) = stored? else { continue };
+            let wanted = |filter: &String| wire::subject_matches(filter, &stored.subject);
+            if !filters.is_empty() && !filters.iter().any(wanted) {
+                continue;
+            }
+            count += 1;
+            let reply = Some(stored.ack_subject(name, &self.name));
+            let message = Arc::new(stored.understood(&self.origin));
+            if feed.send(Delivered { message, reply, path: Path::Careful }).await.is_err() {
                 return Ok(());
             }
         }
+        info!(consumer = self.name, count, "read one by one what was delivered before");
+        self.wary = false;
         Ok(())
     }
 
@@ -179,6 +268,10 @@ impl Source {
         let first = info.ack_floor.stream_sequence + 1;
         if info.num_ack_pending == 0 || first > last {
             return Ok(());
+        }
+        if self.wary || last - first < ONE_BY_ONE_MAX {
+            let filters = filters_of(&info.config);
+            return self.read_one_by_one(first, last, &filters, feed).await;
         }
         let config = pull::OrderedConfig {
             deliver_policy: DeliverPolicy::ByStartSequence { start_sequence: first },
@@ -216,34 +309,33 @@ impl Source {
 
     fn understood(&self, message: async_nats::Message, place: &Place) -> Message {
         let async_nats::Message { subject, headers, payload, .. } = message;
-        let (headers, stream) = (headers.unwrap_or_default(), &self.stream.cached_info().config);
-        let (stream, seq, at) = (&stream.name, place.stream_seq, place.stored_at);
-        Message::new(subject.to_string(), headers, payload, stream, seq, at)
+        let (headers, origin) = (headers.unwrap_or_default(), &self.origin);
+        let (seq, at) = (place.stream_seq, place.stored_at);
+        Message::new(subject.to_string(), headers, payload, origin, seq, at)
     }
+}
+
+/// What came of a request.
+enum Pulled {
+    /// What there was, as far as anybody can see.
+    All,
+    /// Something was delivered and not understood.
+    Suspicious,
+}
+
+/// The server ends a request so when its bytes are used up, or the next message has more.
+fn is_about_bytes(error: &async_nats::Error) -> bool {
+    let text = error.to_string();
+    text.contains("Message Size Exceeds MaxBytes") || text.contains("Batch Completed")
+}
+
+fn filters_of(config: &consumer::Config) -> Vec<String> {
+    let one = Some(&config.filter_subject).filter(|it| !it.is_empty());
+    one.into_iter().chain(&config.filter_subjects).cloned().collect()
 }
 
 const PULLING: &str = "take messages from the consumer";
 const READING: &str = "read what was delivered from the stream";
-
-fn durable(config: &Config) -> pull::Config {
-    let mut filter_subjects = config.filter_subjects.clone();
-    // Servers before 2.10 know only one.
-    let filter_subject =
-        if filter_subjects.len() == 1 { filter_subjects.remove(0) } else { String::new() };
-    pull::Config {
-        durable_name: Some(config.consumer.clone()),
-        ack_policy: AckPolicy::Explicit,
-        ack_wait: config.ack_wait,
-        // The budget is in the record: leases and restarts must not use it up.
-        max_deliver: -1,
-        // Not what bounds memory (we only ask for what there is room for), but what a worker that
-        // died had must not keep the next one from getting new events until ack_wait is over.
-        max_ack_pending: ACK_PENDING_MAX,
-        filter_subject,
-        filter_subjects,
-        ..pull::Config::default()
-    }
-}
 
 /// What a delivery says about itself.
 struct Place {
@@ -271,9 +363,4 @@ impl Place {
 /// The column keeps microseconds, and a key that is rounded there would not be found again.
 fn rounded(time: Timestamp) -> Timestamp {
     time.round(jiff::Unit::Microsecond).unwrap_or(time)
-}
-
-fn is_not_found(error: &async_nats::Error) -> bool {
-    let error = error.downcast_ref::<ConsumerInfoError>();
-    error.is_some_and(|error| error.kind() == ConsumerInfoErrorKind::NotFound)
 }

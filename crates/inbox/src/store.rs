@@ -70,6 +70,8 @@ pub(crate) enum Cause {
     Crashes,
     Unreadable,
     Forgotten,
+    /// The database refuses its record.
+    Unrecordable,
 }
 
 impl Cause {
@@ -80,6 +82,7 @@ impl Cause {
             Self::Crashes => "crashes",
             Self::Unreadable => "unreadable",
             Self::Forgotten => "forgotten",
+            Self::Unrecordable => "unrecordable",
         }
     }
 }
@@ -128,11 +131,13 @@ pub(crate) struct Statements {
     park_crashed: Statement,
     park_new: Statement,
     park_forgotten: Statement,
+    park_anyhow: Statement,
 }
 
 impl Store {
     pub(crate) async fn new(connection: Connection, scope: Scope) -> Result<Self> {
         let client = &connection.client;
+        make_durable(client).await?;
         // A duplicate that another worker has at work is not waited for.
         client.batch_execute("SET lock_timeout = '5s'").await?;
         if !scope.lent {
@@ -178,6 +183,7 @@ impl Statements {
             park_crashed: prepare(&texts.park_crashed).await?,
             park_new: prepare(&texts.park_new).await?,
             park_forgotten: prepare(&texts.park_forgotten).await?,
+            park_anyhow: prepare(&texts.park_anyhow).await?,
             scope,
         })
     }
@@ -243,6 +249,7 @@ impl Statements {
         outcomes: &[Option<&str>],
     ) -> Result<Vec<Uuid>> {
         let (ids, times, tokens) = columns_of(held);
+        let outcomes: Vec<_> = outcomes.iter().map(|it| it.map(storable)).collect();
         let consumer = &self.scope.consumer;
         let rows = on.query(&self.complete, &[consumer, &ids, &times, &tokens, &outcomes]).await?;
         Ok(rows.iter().map(|row| row.get(0)).collect())
@@ -288,27 +295,46 @@ impl Statements {
             (Cause::Crashes, None) => &self.park_crashed,
             (Cause::Forgotten, None) => &self.park_forgotten,
             (Cause::Dead | Cause::MaxAttempts | Cause::Unreadable, None) => &self.park_new,
+            (Cause::Unrecordable, None) => &self.park_anyhow,
+        };
+        // What cannot be refused: plain ASCII, and the rest as bytes.
+        let (subject, headers, raw, reason) = if cause == Cause::Unrecordable {
+            let (subject, reason) = (ascii(&message.subject), ascii(&storable(reason)));
+            (subject, "{}".to_owned(), Some(message.header_block()), reason)
+        } else {
+            let raw = message.raw_headers.clone();
+            (message.subject.clone(), message.headers_json(), raw, storable(reason))
         };
         let Key { id, event_time } = message.key;
         let seq = message.stream_seq.cast_signed();
         let token = held.map(|held| held.token);
         let payload = &message.payload[..];
-        let parameters: [&(dyn ToSql + Sync); 11] = [
+        let parameters: [&(dyn ToSql + Sync); 13] = [
             consumer,
             &vec![id],
             &vec![event_time],
-            &message.subject,
+            &subject,
             stream,
             &seq,
-            &message.headers_json(),
+            &headers,
             &payload,
             &cause.name(),
-            &storable(reason),
+            &reason,
             &token,
+            &raw.as_deref(),
+            &message.stream_created,
         ];
         let rows = on.query(statement, &parameters).await?;
         Ok(!rows.is_empty())
     }
+}
+
+/// What is committed here survives a crash of the server, whatever the role's or the database's
+/// default: the message is acknowledged, or a decision reported, once it is.
+pub(crate) async fn make_durable(client: &Client) -> Result<()> {
+    let sql = "SELECT set_config('synchronous_commit', 'on', false)
+               WHERE current_setting('synchronous_commit') IN ('off', 'local')";
+    client.batch_execute(sql).await
 }
 
 struct Columns<'a> {
@@ -346,6 +372,11 @@ fn claim_of(row: &tokio_postgres::Row) -> Claim {
         "crashed" => Claim::Crashed { attempts: count(1) },
         _ => Claim::Contended,
     }
+}
+
+/// For a text that a database of any encoding takes.
+fn ascii(text: &str) -> String {
+    text.replace(|c: char| !(' '..='~').contains(&c), "?")
 }
 
 /// PostgreSQL's texts have no NUL; cut at a character.

@@ -7,27 +7,27 @@
 
 use std::sync::Arc;
 
-use async_nats::jetstream::stream::Stream;
 use async_nats::{Client, Subscriber};
 use futures_util::StreamExt;
 use futures_util::stream::select;
-use jiff::Timestamp;
 use serde::Deserialize;
 use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
 
 use crate::Error;
 use crate::core::Path;
-use crate::message::Message;
+use crate::error::describe;
+use crate::message::Origin;
 use crate::redrive::closed;
 use crate::source::Delivered;
+use crate::stored;
 
 const ADVISORIES: [&str; 2] =
     ["$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES", "$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED"];
 
 pub(crate) struct Strays {
-    stream: Stream,
-    name: String,
+    nats: Client,
+    origin: Origin,
     consumer: String,
     advisories: [Subscriber; 2],
 }
@@ -38,14 +38,15 @@ struct Advisory {
 }
 
 impl Strays {
-    pub(crate) async fn open(nats: &Client, stream: Stream, consumer: &str) -> Result<Self, Error> {
-        let name = stream.cached_info().config.name.clone();
+    pub(crate) async fn open(nats: &Client, origin: Origin, consumer: &str) -> Result<Self, Error> {
+        let name = &origin.stream;
         let subscribe = async |kind: &str| {
             let subscriber = nats.subscribe(format!("{kind}.{name}.{consumer}")).await;
             subscriber.map_err(Error::jetstream("listen to the broker's advisories"))
         };
         let advisories = [subscribe(ADVISORIES[0]).await?, subscribe(ADVISORIES[1]).await?];
-        Ok(Self { stream, name, consumer: consumer.to_owned(), advisories })
+        let (nats, consumer) = (nats.clone(), consumer.to_owned());
+        Ok(Self { nats, origin, consumer, advisories })
     }
 
     /// Feeds what the broker gave up on, until `room`'s sender is gone.
@@ -66,19 +67,16 @@ impl Strays {
                 consumer,
                 stream_seq, "the broker gave up on a message: handling it all the same"
             );
-            let stored = match self.stream.get_raw_message(stream_seq).await {
-                Ok(stored) => stored,
+            let message = match stored::get(&self.nats, &self.origin.stream, stream_seq).await {
+                Ok(Some(stored)) => stored.understood(&self.origin),
+                // It has been deleted: there is nothing to handle.
+                Ok(None) => continue,
                 Err(error) => {
-                    // It may have been deleted; then there is nothing to handle.
-                    warn!(consumer, stream_seq, %error, "could not read it from the stream");
+                    let error = describe(&error);
+                    warn!(consumer, stream_seq, error, "could not read it from the stream");
                     continue;
                 }
             };
-            let at = Timestamp::from_nanosecond(stored.time.unix_timestamp_nanos());
-            let at = at.unwrap_or_default().round(jiff::Unit::Microsecond).unwrap_or_default();
-            let subject = stored.subject.to_string();
-            let message =
-                Message::new(subject, stored.headers, stored.payload, &self.name, stream_seq, at);
             let delivered =
                 Delivered { message: Arc::new(message), reply: None, path: Path::Careful };
             if feed.send(delivered).await.is_err() {

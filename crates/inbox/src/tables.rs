@@ -4,20 +4,21 @@
 //! so it is written down up to when events are forgotten, and an older one becomes a dead letter
 //! instead of running a second time.
 
-use std::collections::BTreeSet;
+mod ranges;
+
 use std::time::Duration;
 
-use jiff::civil::Date;
-use jiff::tz::TimeZone;
 use jiff::{Timestamp, ToSpan};
 use serde::Serialize;
-use tokio_postgres::Client;
+use tokio_postgres::{Client, Row};
 
+use self::ranges::{Range, Ranges, Width, partition_name};
 use crate::Error;
 
 const SQL: &str = concat!(
     include_str!("../../../migrations/0004_inbox.sql"),
-    include_str!("../../../migrations/0006_inbox_decisions.sql")
+    include_str!("../../../migrations/0006_inbox_decisions.sql"),
+    include_str!("../../../migrations/0012_inbox_dead_letters.sql")
 );
 
 /// Held while the tables are made or partitions are added or dropped.
@@ -33,7 +34,8 @@ const DELETED_AT_ONCE: i64 = 5_000;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Layout {
-    /// A partition for each day: old records go at once, whatever their number.
+    /// A partition for each day, or for each month if records are kept for longer than 60 days: old
+    /// records go at once, whatever their number.
     #[default]
     Partitioned,
     /// One table, whose old records are deleted in batches: for up to some hundred thousand
@@ -84,7 +86,7 @@ pub async fn create_tables(client: &mut Client, schema: &str, layout: Layout) ->
         let _ = client.batch_execute("ROLLBACK").await;
         return Err(doing(error));
     }
-    Partitions::load(client, schema).await?.ahead(client).await.map(drop)
+    Partitions::load(client, schema).await?.ahead(client, Width::Day).await.map(drop)
 }
 
 /// Only if it is missing: `IF NOT EXISTS` would ask for the privilege anyway.
@@ -107,15 +109,18 @@ pub async fn maintain(
     keep: Option<Duration>,
 ) -> Result<Maintained, Error> {
     let mut partitions = Partitions::load(client, schema).await?;
-    let mut done = Maintained { created: partitions.ahead(client).await?, ..Maintained::default() };
+    let mut done = Maintained {
+        created: partitions.ahead(client, Width::of(keep)).await?,
+        ..Maintained::default()
+    };
     let Some(keep) = keep else { return Ok(done) };
     let Some(horizon) = partitions.horizon(client, keep).await? else { return Ok(done) };
     partitions.forget_before(client, horizon).await?;
-    if partitions.days.is_some() {
+    if partitions.ranges.is_some() {
         done.dropped = partitions.drop_before(client, horizon).await?;
-    } else {
-        done.deleted = partitions.delete_before(client, horizon).await?;
     }
+    // One partition has records from both sides of the horizon.
+    done.deleted = partitions.delete_before(client, horizon).await?;
     Ok(done)
 }
 
@@ -123,8 +128,8 @@ pub async fn maintain(
 #[derive(Debug, Clone)]
 pub(crate) struct Partitions {
     schema: String,
-    /// The days that have a partition; `None` if there is one table for all.
-    days: Option<BTreeSet<Date>>,
+    /// `None` if there is one table for all.
+    ranges: Option<Ranges>,
     forgotten_before: Option<Timestamp>,
 }
 
@@ -132,67 +137,99 @@ pub(crate) struct Partitions {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Room {
     There,
-    /// Its day has no partition yet.
-    Missing(Date),
+    /// No partition has this time yet.
+    Missing(Timestamp),
     /// Its record may have been there, and be gone.
     Forgotten,
 }
+
+/// Partitions with their bounds. One without bounds is the default partition, which has everything.
+const LOAD: &str = "
+    SELECT quote_ident(nspname) || '.' || quote_ident(child.relname), since, until
+    FROM pg_inherits JOIN pg_class AS child ON child.oid = inhrelid
+    JOIN pg_namespace AS n ON n.oid = child.relnamespace
+    CROSS JOIN LATERAL (SELECT regexp_match(pg_get_expr(child.relpartbound, child.oid),
+        '^FOR VALUES FROM \\((.*)\\) TO \\((.*)\\)$')) AS b (bounds)
+    CROSS JOIN LATERAL (SELECT
+        CASE WHEN bounds[1] LIKE $$'%$$ THEN trim(BOTH $$'$$ FROM bounds[1])::timestamptz END,
+        CASE WHEN bounds[2] LIKE $$'%$$ THEN trim(BOTH $$'$$ FROM bounds[2])::timestamptz END
+    ) AS t (at_least, before)
+    CROSS JOIN LATERAL (SELECT
+        CASE WHEN at_least >= '4000-01-01 BC' THEN at_least END,
+        CASE WHEN before < '9999-12-30' THEN before END) AS u (since, until)
+    WHERE inhparent = to_regclass($1::text)";
 
 impl Partitions {
     pub(crate) async fn load(client: &Client, schema: &str) -> Result<Self, Error> {
         let schema = quote(schema);
         let table = format!("{schema}.inbox_messages");
-        let sql = "SELECT relkind = 'p', (SELECT array_agg(child.relname::text) FROM pg_inherits
-                       JOIN pg_class AS child ON child.oid = inhrelid WHERE inhparent = parent.oid)
-                   FROM pg_class AS parent WHERE oid = to_regclass($1::text)";
+        let sql = "SELECT relkind = 'p' FROM pg_class WHERE oid = to_regclass($1::text)";
         let row = client.query_opt(sql, &[&table]).await.map_err(Error::sql(LOOKING))?;
         let row = row.ok_or_else(|| Error::Tables { reason: format!("{table} does not exist") })?;
-        let names: Vec<String> = row.get::<_, Option<_>>(1).unwrap_or_default();
-        let days = names.iter().filter_map(|name| day_of(name)).collect();
+        let ranges = if row.get(0) { Some(Self::ranges(client, &table).await?) } else { None };
         let sql = format!(
             "SELECT forgotten_before FROM {schema}.inbox_retention
              WHERE forgotten_before > '-infinity'"
         );
         let forgotten = client.query_opt(&sql, &[]).await.map_err(Error::sql(LOOKING))?;
-        Ok(Self {
-            schema,
-            days: row.get::<_, bool>(0).then_some(days),
-            forgotten_before: forgotten.map(|row| row.get(0)),
-        })
+        Ok(Self { schema, ranges, forgotten_before: forgotten.map(|row| row.get(0)) })
+    }
+
+    async fn ranges(client: &Client, table: &str) -> Result<Ranges, Error> {
+        let rows = client.query(LOAD, &[&table]).await.map_err(Error::sql(LOOKING))?;
+        let range =
+            |row: &Row| Range { partition: row.get(0), since: row.get(1), until: row.get(2) };
+        Ok(Ranges::new(rows.iter().map(range)))
     }
 
     pub(crate) fn room(&self, event_time: Timestamp) -> Room {
         if self.forgotten_before.is_some_and(|before| event_time < before) {
             return Room::Forgotten;
         }
-        match &self.days {
-            Some(days) if !days.contains(&day(event_time)) => Room::Missing(day(event_time)),
+        match &self.ranges {
+            Some(ranges) if !ranges.have(event_time) => Room::Missing(event_time),
             _ => Room::There,
         }
     }
 
-    /// Makes the partitions for yesterday (whose events are on their way) to three days ahead.
-    async fn ahead(&mut self, client: &Client) -> Result<u64, Error> {
+    /// Makes room for yesterday (whose events are on their way) to three days ahead.
+    async fn ahead(&mut self, client: &Client, width: Width) -> Result<u64, Error> {
         let mut created = 0;
-        if self.days.is_some() {
+        if self.ranges.is_some() {
             let row = client.query_one("SELECT clock_timestamp()", &[]).await;
-            let today = day(row.map_err(Error::sql(LOOKING))?.get(0));
+            let now: Timestamp = row.map_err(Error::sql(LOOKING))?.get(0);
             for offset in -1..=3 {
-                created +=
-                    u64::from(self.create(client, today.saturating_add(offset.days())).await?);
+                let time = now.checked_add((24 * offset).hours()).unwrap_or(now);
+                created += u64::from(self.create_as(client, time, width).await?);
             }
         }
         Ok(created)
     }
 
-    /// Makes a partition, if it is missing. It is made apart and then attached: that does not wait
-    /// for anybody who reads or writes the others.
-    pub(crate) async fn create(&mut self, client: &Client, day: Date) -> Result<bool, Error> {
-        let Some(days) = &mut self.days else { return Ok(false) };
-        if days.contains(&day) {
+    /// Makes a partition for this time, if there is none. It has everything up to its neighbours:
+    /// not one for each day that anybody names.
+    pub(crate) async fn create(&mut self, client: &Client, time: Timestamp) -> Result<bool, Error> {
+        self.create_as(client, time, Width::Day).await
+    }
+
+    /// A partition is made apart and then attached: that does not wait for anybody who reads or
+    /// writes the others.
+    async fn create_as(
+        &mut self,
+        client: &Client,
+        time: Timestamp,
+        width: Width,
+    ) -> Result<bool, Error> {
+        let Some(ranges) = &self.ranges else { return Ok(false) };
+        if ranges.have(time) {
             return Ok(false);
         }
-        let (schema, name) = (&self.schema, partition_name(day));
+        let (since, until) = ranges.gap(time, width);
+        let (schema, name) = (&self.schema, partition_name(since, until));
+        let bound = |at: Option<Timestamp>, open: &str| match at {
+            Some(at) => format!("'{at}'"),
+            None => open.to_owned(),
+        };
         let script = format!(
             "BEGIN; SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';
              SELECT pg_advisory_xact_lock({ADVISORY_LOCK});
@@ -200,19 +237,26 @@ impl Partitions {
                  IF to_regclass('{quoted}') IS NULL THEN
                      CREATE TABLE {schema}.{name} (LIKE {schema}.inbox_messages INCLUDING ALL);
                      ALTER TABLE {schema}.inbox_messages ATTACH PARTITION {schema}.{name}
-                         FOR VALUES FROM ('{day} 00:00:00Z') TO ('{next} 00:00:00Z');
+                         FOR VALUES FROM ({since}) TO ({until});
                  END IF;
              END $$;
              COMMIT",
             quoted = format!("{schema}.{name}").replace('\'', "''"),
-            next = day.saturating_add(1.day()),
+            since = bound(since, "MINVALUE"),
+            until = bound(until, "MAXVALUE"),
         );
-        if let Err(error) = client.batch_execute(&script).await {
+        let made = client.batch_execute(&script).await;
+        if made.is_err() {
             let _ = client.batch_execute("ROLLBACK").await;
-            return Err(Error::sql("create a partition of the inbox")(error));
         }
-        days.insert(day);
-        Ok(true)
+        // Another worker may have been first, with other bounds.
+        let ranges = Self::ranges(client, &format!("{schema}.inbox_messages")).await?;
+        let there = ranges.have(time);
+        self.ranges = Some(ranges);
+        match made {
+            Err(error) if !there => Err(Error::sql("create a partition of the inbox")(error)),
+            made => Ok(made.is_ok()),
+        }
     }
 
     /// The beginning of the first day that is kept. Never so late that something unfinished is
@@ -241,19 +285,17 @@ impl Partitions {
     }
 
     async fn drop_before(&mut self, client: &Client, horizon: Timestamp) -> Result<u64, Error> {
-        let first_kept = day(horizon);
-        let days = self.days.as_mut().expect("partitioned");
-        let old: Vec<Date> = days.range(..first_kept).copied().collect();
-        for day in &old {
-            let (schema, name) = (&self.schema, partition_name(*day));
-            let script = format!(
-                "SET lock_timeout = '{LOCK_TIMEOUT}'; DROP TABLE IF EXISTS {schema}.{name}"
-            );
-            let dropped = client.batch_execute(&script).await;
-            dropped.map_err(Error::sql("drop a partition of the inbox"))?;
-            days.remove(day);
+        let mut dropped = 0;
+        let ranges = self.ranges.as_mut().expect("partitioned");
+        for partition in ranges.before(horizon) {
+            let script =
+                format!("SET lock_timeout = '{LOCK_TIMEOUT}'; DROP TABLE IF EXISTS {partition}");
+            let done = client.batch_execute(&script).await;
+            done.map_err(Error::sql("drop a partition of the inbox"))?;
+            ranges.remove(&partition);
+            dropped += 1;
         }
-        Ok(old.len() as u64)
+        Ok(dropped)
     }
 
     async fn delete_before(&self, client: &Client, horizon: Timestamp) -> Result<u64, Error> {
@@ -276,24 +318,6 @@ impl Partitions {
 
 const LOOKING: &str = "look at the tables of the inbox";
 
-const PARTITION_PREFIX: &str = "inbox_messages_";
-
-fn partition_name(day: Date) -> String {
-    // A year beyond four digits or before zero keeps the name unique, and quoted.
-    format!("\"{PARTITION_PREFIX}{}\"", day.to_string().replace('-', ""))
-}
-
-fn day_of(partition: &str) -> Option<Date> {
-    let digits = partition.strip_prefix(PARTITION_PREFIX)?;
-    let (year, rest) = digits.split_at_checked(digits.len().checked_sub(4)?)?;
-    let (month, day) = rest.split_at_checked(2)?;
-    Date::new(year.parse().ok()?, month.parse().ok()?, day.parse().ok()?).ok()
-}
-
-fn day(time: Timestamp) -> Date {
-    time.to_zoned(TimeZone::UTC).date()
-}
-
 /// A name for use in SQL.
 pub(crate) fn quote(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
@@ -304,27 +328,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_partitions_name_tells_its_day() {
-        let day = jiff::civil::date(2026, 7, 9);
-        assert_eq!(partition_name(day), "\"inbox_messages_20260709\"");
-        assert_eq!(day_of("inbox_messages_20260709"), Some(day));
-        assert_eq!(day_of("inbox_messages_pkey"), None);
-        assert_eq!(day_of("inbox_messages_x"), None);
-    }
-
-    #[test]
     fn what_is_older_than_what_is_remembered_has_no_room() {
         let time = |text: &str| text.parse::<Timestamp>().unwrap();
+        let day = Range {
+            partition: "public.inbox_messages_20260709".into(),
+            since: Some(time("2026-07-09T00:00:00Z")),
+            until: Some(time("2026-07-10T00:00:00Z")),
+        };
         let partitions = Partitions {
             schema: "public".into(),
-            days: Some([jiff::civil::date(2026, 7, 9)].into()),
+            ranges: Some(Ranges::new([day])),
             forgotten_before: Some(time("2026-07-08T00:00:00Z")),
         };
         for (at, room) in [
             ("2026-07-07T23:59:59Z", Room::Forgotten),
-            ("2026-07-08T00:00:00Z", Room::Missing(jiff::civil::date(2026, 7, 8))),
+            ("2026-07-08T00:00:00Z", Room::Missing(time("2026-07-08T00:00:00Z"))),
             ("2026-07-09T23:59:59Z", Room::There),
-            ("2026-07-10T00:00:00Z", Room::Missing(jiff::civil::date(2026, 7, 10))),
+            ("2026-07-10T00:00:00Z", Room::Missing(time("2026-07-10T00:00:00Z"))),
         ] {
             assert_eq!(partitions.room(time(at)), room, "{at}");
         }

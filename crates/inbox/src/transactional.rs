@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::core::{Ending, Item, Path};
-use crate::message::Message;
+use crate::message::{Message, MessageId};
 use crate::store::{Held, Key, Store};
 use crate::work::{
-    Claimed, Context, Effect, Report, Reports, Work, is_refused, trouble, verdict_of,
+    Claimed, Context, Effect, Report, Reports, Work, is_about_data, is_refused, trouble, verdict_of,
 };
 use crate::{Error, TransactionalHandler, Verdict};
 
@@ -45,7 +45,7 @@ enum Shared {
     /// It is committed.
     Done,
     /// It is undone, because of these.
-    Undone(Vec<u64>),
+    Undone(Vec<MessageId>),
 }
 
 impl<H: TransactionalHandler> InTransactions<H> {
@@ -69,7 +69,7 @@ impl<H: TransactionalHandler> InTransactions<H> {
             }
             Ok(Shared::Undone(because)) => {
                 done.extend(items.iter().map(|item| {
-                    let guilty = because.contains(&item.seq());
+                    let guilty = because.contains(&item.id());
                     Report::undone(item, if guilty { Path::Careful } else { Path::Fast })
                 }));
                 context.pool.put(store);
@@ -98,7 +98,7 @@ impl<H: TransactionalHandler> InTransactions<H> {
         if new.len() < items.len() {
             transaction.rollback().await?;
             let known = items.iter().filter(|item| !new.contains(&item.message.key.id));
-            return Ok(Shared::Undone(known.map(Item::seq).collect()));
+            return Ok(Shared::Undone(known.map(Item::id).collect()));
         }
         let mut notes: Vec<(Key, String)> = Vec::new();
         for item in items {
@@ -108,7 +108,7 @@ impl<H: TransactionalHandler> InTransactions<H> {
                 Verdict::Processed { outcome: Some(note) } => notes.push((item.message.key, note)),
                 Verdict::Retry { .. } | Verdict::Misconfigured { .. } | Verdict::Dead { .. } => {
                     transaction.rollback().await?;
-                    return Ok(Shared::Undone(vec![item.seq()]));
+                    return Ok(Shared::Undone(vec![item.id()]));
                 }
             }
         }
@@ -125,7 +125,13 @@ impl<H: TransactionalHandler> InTransactions<H> {
 
     async fn carefully(&self, context: &Context, item: Item) -> Report {
         let mut store = context.pool.get().await;
-        match self.claim_and_handle(context, &mut store, &item).await {
+        let mut handled = self.claim_and_handle(context, &mut store, &item).await;
+        if let Err(error) = &handled
+            && is_about_data(error)
+        {
+            handled = context.park_unrecordable(&store, &item, None, error).await;
+        }
+        match handled {
             Ok(report) => {
                 context.pool.put(store);
                 report
@@ -209,10 +215,10 @@ impl<H: TransactionalHandler> InTransactions<H> {
 }
 
 fn processed(item: &Item) -> Report {
-    Report { seq: item.seq(), ending: Ending::Settled, effect: Effect::Processed }
+    Report { id: item.id(), ending: Ending::Settled, effect: Effect::Processed }
 }
 
 fn again_later(item: &Item) -> Report {
     let ending = Ending::Again { after: REFUSED_PAUSE, path: item.path };
-    Report { seq: item.seq(), ending, effect: Effect::Undone }
+    Report { id: item.id(), ending, effect: Effect::Undone }
 }

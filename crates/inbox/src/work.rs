@@ -14,7 +14,7 @@ use crate::config::Config;
 use crate::core::{Decision, Ending, Item, Path, decide};
 use crate::error::describe;
 use crate::keeper::Leases;
-use crate::message::Message;
+use crate::message::{Message, MessageId};
 use crate::pool::Pool;
 use crate::store::{Cause, Claim, Held, Store, UNFINISHED_MAX};
 use crate::tables::{Partitions, Room};
@@ -41,7 +41,7 @@ pub(crate) type Reports = mpsc::Sender<Vec<Report>>;
 /// What became of an event.
 #[derive(Debug)]
 pub(crate) struct Report {
-    pub(crate) seq: u64,
+    pub(crate) id: MessageId,
     pub(crate) ending: Ending,
     pub(crate) effect: Effect,
 }
@@ -108,9 +108,9 @@ impl Context {
             match room {
                 Some(Room::There) => {}
                 None => return Err(Error::Tables { reason: "not looked at yet".into() }),
-                Some(Room::Missing(day)) => {
+                Some(Room::Missing(time)) => {
                     let mut partitions = self.partitions.borrow().clone().expect("just looked at");
-                    partitions.create(store.client(), day).await?;
+                    partitions.create(store.client(), time).await?;
                     self.partitions.send_replace(Some(partitions));
                 }
                 Some(Room::Forgotten) => {
@@ -154,7 +154,7 @@ impl Context {
         let held = Held { key: item.message.key, token };
         let wait = |after| {
             let ending = Ending::Again { after, path: item.path.after_fast() };
-            Report { seq: item.seq(), ending, effect: Effect::Undone }
+            Report { id: item.id(), ending, effect: Effect::Undone }
         };
         Ok(match claim {
             // One more end that does not come, and it is parked: make sure that it is its own.
@@ -167,14 +167,14 @@ impl Context {
             }
             Claim::Claimed { attempts, .. } => Ok(Claimed { held, attempts }),
             Claim::Settled => {
-                let (seq, ending) = (item.seq(), Ending::Settled);
-                Err(Report { seq, ending, effect: Effect::Skipped })
+                let (id, ending) = (item.id(), Ending::Settled);
+                Err(Report { id, ending, effect: Effect::Skipped })
             }
             Claim::Leased { remaining } => {
                 info!(
                     consumer = self.config.consumer,
                     event_id = %item.message.key.id,
-                    stream_seq = item.seq(),
+                    stream_seq = item.message.stream_seq,
                     ?remaining,
                     "leased by another worker"
                 );
@@ -200,6 +200,27 @@ impl Context {
     ) -> Result<Report, Error> {
         let reason = item.message.event.as_ref().err().map_or("", String::as_str);
         self.park(store, &item.message, None, Cause::Unreadable, reason).await?;
+        Ok(dead(item))
+    }
+
+    /// Puts a message out of the way of which the database refuses to keep what there is to keep:
+    /// the same statement would be refused for ever.
+    pub(crate) async fn park_unrecordable(
+        &self,
+        store: &Store,
+        item: &Item,
+        held: Option<Held>,
+        refusal: &Error,
+    ) -> Result<Report, Error> {
+        // Its day may have lost its partition, or not have one yet: that is not the message's fault.
+        let partitions = Partitions::load(store.client(), &self.config.schema).await?;
+        let room = partitions.room(item.message.key.event_time);
+        self.partitions.send_replace(Some(partitions));
+        if room != Room::There {
+            return Ok(Report::undone(item, Path::Careful));
+        }
+        let reason = format!("the database refuses its record: {}", refusal.without_data());
+        self.park(store, &item.message, held, Cause::Unrecordable, &reason).await?;
         Ok(dead(item))
     }
 
@@ -278,7 +299,7 @@ impl Path {
 }
 
 pub(crate) fn dead(item: &Item) -> Report {
-    Report { seq: item.seq(), ending: Ending::Settled, effect: Effect::Dead }
+    Report { id: item.id(), ending: Ending::Settled, effect: Effect::Dead }
 }
 
 pub(crate) fn failed_report(item: &Item, verdict: &Verdict, delay: Duration) -> Report {
@@ -287,7 +308,7 @@ pub(crate) fn failed_report(item: &Item, verdict: &Verdict, delay: Duration) -> 
         _ => Effect::Retried,
     };
     let ending = Ending::Again { after: delay, path: Path::Careful };
-    Report { seq: item.seq(), ending, effect }
+    Report { id: item.id(), ending, effect }
 }
 
 /// What a handler says; that it panicked is for another attempt to mend.
@@ -305,6 +326,17 @@ pub(crate) fn is_refused(error: &tokio_postgres::Error) -> bool {
     // 57: the server ends or is ended; 53: it lacks something.
     let temporary = |code: &SqlState| ["57", "53", "08"].contains(&&code.code()[..2]);
     error.code().is_some_and(|code| !temporary(code)) && !asks_again(error)
+}
+
+/// Whether the database refuses what a statement says about a message: a value that it cannot keep
+/// (22), a constraint (23), a limit (54), or a value that the driver cannot even send. Of a statement
+/// about many messages it is one's fault.
+pub(crate) fn is_about_data(error: &Error) -> bool {
+    let Error::Sql { source, .. } = error else { return false };
+    match source.code() {
+        Some(code) => ["22", "23", "54"].contains(&&code.code()[..2]),
+        None => source.to_string().starts_with("error serializing parameter"),
+    }
 }
 
 /// Whether two got in each other's way, and all is well with the database: a deadlock, a lock that

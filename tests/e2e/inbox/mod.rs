@@ -1,5 +1,6 @@
 //! The inbox on real servers: its workers are processes that can be killed.
 
+mod any_message;
 mod counted;
 mod dead_letters;
 mod dead_letters_api;
@@ -79,9 +80,12 @@ impl Inbox {
 
     /// Says whether the stream took it: it had the event already, and knew that.
     pub(crate) async fn publish_event(&self, event: &Event) -> bool {
+        self.publish_to("outbox.order.OrderPlaced", event).await
+    }
+
+    pub(crate) async fn publish_to(&self, subject: &'static str, event: &Event) -> bool {
         let mut headers = HeaderMap::new();
         wire::event_headers(event, |name, value| headers.append(name, value)).expect("headers");
-        let subject = "outbox.order.OrderPlaced";
         let ack = self.jetstream.publish_with_headers(subject, headers, event.payload.clone());
         !ack.await.expect("publish").await.expect("the stream takes it").duplicate
     }

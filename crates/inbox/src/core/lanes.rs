@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use async_nats::Subject;
 
-use crate::message::Message;
+use crate::message::{Message, MessageId};
 
 /// How an event is handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,8 +29,8 @@ pub(crate) struct Item {
 }
 
 impl Item {
-    pub(crate) fn seq(&self) -> u64 {
-        self.message.stream_seq
+    pub(crate) fn id(&self) -> MessageId {
+        self.message.id()
     }
 }
 
@@ -51,16 +51,16 @@ pub(crate) enum Ending {
 #[derive(Debug, Default)]
 pub(crate) struct Lanes {
     lanes: HashMap<u64, Lane>,
-    /// The lane of each event that is held, by its sequence.
-    known: HashMap<u64, u64>,
-    /// Lanes whose first event can be started, by its sequence: old events first.
-    ready: BTreeMap<u64, u64>,
+    /// The lane of each event that is held.
+    known: HashMap<MessageId, u64>,
+    /// Lanes whose first event can be started, by its place in the stream: old events first.
+    ready: BTreeMap<MessageId, u64>,
     /// Lanes whose first event has to wait.
     waiting: BTreeSet<(Instant, u64)>,
     /// The first events, of those in `ready`, that have to be alone.
-    alone: BTreeSet<u64>,
+    alone: BTreeSet<MessageId>,
     /// Taken, and nothing else is until it has its end.
-    alone_at_work: Option<u64>,
+    alone_at_work: Option<MessageId>,
     busy: usize,
     bytes: usize,
 }
@@ -70,7 +70,7 @@ struct Lane {
     /// In the order of the stream.
     queue: VecDeque<Item>,
     /// Taken, in that order; `None` when its end is settled.
-    taken: Vec<(u64, Option<Item>)>,
+    taken: Vec<(MessageId, Option<Item>)>,
     /// Taken and without an end.
     busy: usize,
 }
@@ -85,22 +85,22 @@ impl Lanes {
         path: Path,
         now: Instant,
     ) {
-        let seq = message.stream_seq;
-        if let Some(lane) = self.known.get(&seq) {
+        let id = message.id();
+        if let Some(lane) = self.known.get(&id) {
             if reply.is_some() {
                 let lane = self.lanes.get_mut(lane).expect("known");
-                lane.find(seq).expect("known").reply = reply;
+                lane.find(id).expect("known").reply = reply;
             }
             return;
         }
         let key = message.lane();
-        self.known.insert(seq, key);
+        self.known.insert(id, key);
         self.bytes += message.bytes();
         let item = Item { message, path, reply, not_before: None };
         self.unlist(key);
         let lane = self.lanes.entry(key).or_default();
         // Mostly at the end; a redelivery may be older than what waits.
-        let place = lane.queue.partition_point(|it| it.seq() < seq);
+        let place = lane.queue.partition_point(|it| it.id() < id);
         lane.queue.insert(place, item);
         self.list(key, now);
     }
@@ -128,11 +128,11 @@ impl Lanes {
         if max == 0 || self.alone_at_work.is_some() {
             return taken;
         }
-        if let Some(&seq) = self.alone.first() {
+        if let Some(&id) = self.alone.first() {
             // Everything else waits until it has had its turn.
             if self.busy == 0 {
-                self.alone_at_work = Some(seq);
-                self.take_from(self.ready[&seq], 1, &mut HashSet::new(), &mut taken);
+                self.alone_at_work = Some(id);
+                self.take_from(self.ready[&id], 1, &mut HashSet::new(), &mut taken);
             }
             return taken;
         }
@@ -170,31 +170,36 @@ impl Lanes {
             && ids.insert(item.message.key.id)
         {
             let item = lane.queue.pop_front().expect("looked at");
-            lane.taken.push((item.seq(), Some(item.clone())));
+            lane.taken.push((item.id(), Some(item.clone())));
             lane.busy += 1;
             self.busy += 1;
             taken.push(item);
         }
         if lane.busy == 0 {
             // The same id is in the batch from another lane: next time.
-            self.ready.insert(lane.queue[0].seq(), key);
+            self.ready.insert(lane.queue[0].id(), key);
         }
     }
 
     /// Notes what became of an event that was taken. Returns where to acknowledge it, if it is
     /// settled and that is known.
-    pub(crate) fn settle(&mut self, seq: u64, ending: Ending, now: Instant) -> Option<Subject> {
-        let key = *self.known.get(&seq).expect("it was taken");
+    pub(crate) fn settle(
+        &mut self,
+        id: MessageId,
+        ending: Ending,
+        now: Instant,
+    ) -> Option<Subject> {
+        let key = *self.known.get(&id).expect("it was taken");
         let lane = self.lanes.get_mut(&key).expect("known");
-        let slot = lane.taken.iter_mut().find(|(taken, _)| *taken == seq).expect("it was taken");
+        let slot = lane.taken.iter_mut().find(|(taken, _)| *taken == id).expect("it was taken");
         let item = slot.1.as_mut().expect("settled once");
-        self.alone_at_work = self.alone_at_work.filter(|alone| *alone != seq);
+        self.alone_at_work = self.alone_at_work.filter(|alone| *alone != id);
         let mut reply = None;
         match ending {
             Ending::Settled => {
                 reply = item.reply.take();
                 self.bytes -= item.message.bytes();
-                self.known.remove(&seq);
+                self.known.remove(&id);
                 slot.1 = None;
             }
             Ending::Again { after, path } => {
@@ -207,7 +212,7 @@ impl Lanes {
         if lane.busy == 0 {
             let unsettled = mem::take(&mut lane.taken).into_iter().filter_map(|(_, item)| item);
             lane.queue.extend(unsettled);
-            lane.queue.make_contiguous().sort_by_key(Item::seq);
+            lane.queue.make_contiguous().sort_by_key(Item::id);
             self.list(key, now);
         }
         reply
@@ -227,9 +232,9 @@ impl Lanes {
             Some(until) if until > now => drop(self.waiting.insert((until, key))),
             _ => {
                 first.not_before = None;
-                self.ready.insert(first.seq(), key);
+                self.ready.insert(first.id(), key);
                 if first.path == Path::Alone {
-                    self.alone.insert(first.seq());
+                    self.alone.insert(first.id());
                 }
             }
         }
@@ -237,9 +242,9 @@ impl Lanes {
 
     fn unlist(&mut self, key: u64) {
         let Some(first) = self.lanes.get(&key).and_then(|lane| lane.queue.front()) else { return };
-        let seq = first.seq();
-        self.ready.remove(&seq);
-        self.alone.remove(&seq);
+        let id = first.id();
+        self.ready.remove(&id);
+        self.alone.remove(&id);
         if let Some(until) = first.not_before {
             self.waiting.remove(&(until, key));
         }
@@ -255,7 +260,7 @@ impl Lanes {
         let mut released = Vec::new();
         for lane in self.lanes.values_mut() {
             for item in lane.queue.drain(..) {
-                self.known.remove(&item.seq());
+                self.known.remove(&item.id());
                 self.bytes -= item.message.bytes();
                 released.push(item.reply);
             }
@@ -293,8 +298,8 @@ impl Lane {
         self.taken.iter().filter_map(|(_, item)| item.as_ref()).chain(&self.queue)
     }
 
-    fn find(&mut self, seq: u64) -> Option<&mut Item> {
+    fn find(&mut self, id: MessageId) -> Option<&mut Item> {
         let taken = self.taken.iter_mut().filter_map(|(_, item)| item.as_mut());
-        taken.chain(&mut self.queue).find(|item| item.seq() == seq)
+        taken.chain(&mut self.queue).find(|item| item.id() == id)
     }
 }

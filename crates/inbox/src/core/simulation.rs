@@ -12,7 +12,7 @@ use rand::{RngExt, SeedableRng};
 use uuid::Uuid;
 
 use super::{Ending, Item, Lanes, Path};
-use crate::message::Message;
+use crate::message::{Message, Origin};
 
 const SEEDS: u64 = 500;
 const EVENTS: u64 = 60;
@@ -31,8 +31,10 @@ fn message(seq: u64, aggregates: u64) -> Arc<Message> {
     ] {
         headers.append(name, value);
     }
-    let (subject, time) = ("outbox.order.OrderPlaced".to_owned(), Timestamp::UNIX_EPOCH);
-    Arc::new(Message::new(subject, headers, Bytes::from_static(b"{}"), "S", seq, time))
+    let subject = "outbox.order.OrderPlaced".to_owned();
+    let time: Timestamp = "2026-01-02T03:04:06Z".parse().expect("a time");
+    let origin = Origin { stream: "S".into(), created: None };
+    Arc::new(Message::new(subject, headers, Bytes::from_static(b"{}"), &origin, seq, time))
 }
 
 struct World {
@@ -96,14 +98,17 @@ impl World {
         assert_eq!(ids.len(), taken.len(), "no id twice");
         assert!(taken.iter().all(|it| it.path == taken[0].path), "handled in one way");
         for item in taken {
-            let lane = |it: &Item| it.seq() % self.aggregates;
+            let lane = |it: &Item| it.id().seq % self.aggregates;
             for (job, other) in self.busy.iter().filter(|(_, it)| lane(it) == lane(&item)) {
                 assert_eq!(*job, self.jobs, "another of its aggregate is at work");
                 assert_eq!(item.path, Path::Fast, "only fast ones come in rows");
-                assert!(other.seq() < item.seq(), "rows are in order");
+                assert!(other.id() < item.id(), "rows are in order");
             }
             assert!(item.path != Path::Alone || self.busy.is_empty(), "it has to be alone");
-            assert!(self.not_before.get(&item.seq()).is_none_or(|it| *it <= self.now), "too early");
+            assert!(
+                self.not_before.get(&item.id().seq).is_none_or(|it| *it <= self.now),
+                "too early"
+            );
             self.busy.push((self.jobs, item));
         }
         assert!(self.busy.iter().all(|(_, it)| it.path != Path::Alone) || self.busy.len() == 1);
@@ -122,11 +127,11 @@ impl World {
         });
         let works = self.random.random_bool(0.6);
         for item in mine {
-            let seq = item.seq();
+            let seq = item.id().seq;
             let after = Duration::from_millis(self.random.random_range(0..300));
             let path = [Path::Fast, Path::Careful, Path::Alone][self.random.random_range(0..3)];
             let ending = if works { Ending::Settled } else { Ending::Again { after, path } };
-            let reply = self.lanes.settle(seq, ending, self.now);
+            let reply = self.lanes.settle(item.id(), ending, self.now);
             if works {
                 assert_eq!(reply, self.replies.remove(&seq), "the newest way to acknowledge");
                 self.settled.entry(seq % self.aggregates).or_default().push(seq);
@@ -181,6 +186,6 @@ fn what_is_released_is_forgotten_and_what_is_at_work_is_not() {
     let taken = lanes.take(1);
     assert_eq!(lanes.release().len(), 3);
     assert_eq!((lanes.held(), lanes.busy()), (1, 1));
-    assert_eq!(lanes.settle(taken[0].seq(), Ending::Settled, now).as_deref(), Some("ack.1"));
+    assert_eq!(lanes.settle(taken[0].id(), Ending::Settled, now).as_deref(), Some("ack.1"));
     assert_eq!((lanes.held(), lanes.len(), lanes.bytes()), (0, 0, 0));
 }

@@ -17,7 +17,7 @@ use uuid::Uuid;
 use super::{Cause, Claim, Held, Scope, Store, UNFINISHED_MAX};
 use crate::Layout;
 use crate::connection::Connection;
-use crate::message::Message;
+use crate::message::{Message, Origin};
 
 const RUNS: u64 = 20;
 const STEPS: usize = 60;
@@ -288,8 +288,6 @@ impl Play {
 
 async fn worker(postgres: &Postgres, takes_over: bool) -> Store {
     let client = postgres.client("postgres").await.unwrap();
-    // It is not about the disk.
-    client.batch_execute("SET synchronous_commit = off").await.unwrap();
     let scope = Scope {
         schema: "public".into(),
         consumer: "c".into(),
@@ -299,12 +297,17 @@ async fn worker(postgres: &Postgres, takes_over: bool) -> Store {
         takes_over,
         lent: takes_over,
     };
-    Store::new(Connection::new(client), scope).await.unwrap()
+    let store = Store::new(Connection::new(client), scope).await.unwrap();
+    // It is not about the disk.
+    store.client().batch_execute("SET synchronous_commit = off").await.unwrap();
+    store
 }
 
 fn message(seq: u64) -> Message {
     let headers = HeaderMap::new();
-    Message::new("x".into(), headers, Bytes::from_static(b"\0"), "S", seq, Timestamp::UNIX_EPOCH)
+    let origin = Origin { stream: "S".into(), created: None };
+    let payload = Bytes::from_static(b"\0");
+    Message::new("x".into(), headers, payload, &origin, seq, Timestamp::UNIX_EPOCH)
 }
 
 async fn server(layout: Layout) -> Postgres {

@@ -13,6 +13,7 @@ pub(super) struct Texts {
     pub(super) park_crashed: String,
     pub(super) park_new: String,
     pub(super) park_forgotten: String,
+    pub(super) park_anyhow: String,
 }
 
 /// The record is held by whoever has this token. The status is asked for in a way that hides it from
@@ -73,6 +74,7 @@ impl Texts {
             park_crashed: park_text(schema, &dead_crashed(&table, free)),
             park_new: park_text(schema, &dead_new(&table)),
             park_forgotten: park_text(schema, "SELECT 0 AS attempts WHERE $11::uuid IS NULL"),
+            park_anyhow: park_text(schema, &dead_anyhow(&table, free)),
         }
     }
 }
@@ -168,19 +170,39 @@ fn dead_new(table: &str) -> String {
     )
 }
 
-/// `dead` changes the record, and returns `attempts` if it did.
+/// Whether there is a record or not, as long as nobody is at work on it.
+fn dead_anyhow(table: &str, free: &str) -> String {
+    format!(
+        "INSERT INTO {table} AS m (consumer, message_id, event_time, subject, stream,
+             stream_seq, status, last_error)
+         SELECT $1, message_id, event_time, $4, $5, $6, 'DEAD', $10
+         FROM unnest($2, $3) AS i (message_id, event_time)
+         WHERE $11::uuid IS NULL
+         ON CONFLICT (consumer, message_id, event_time) DO UPDATE SET
+             status = 'DEAD', last_error = $10, lease_token = NULL, expires_at = NULL,
+             next_attempt_at = NULL
+         WHERE {free}
+         RETURNING m.attempts"
+    )
+}
+
+/// `dead` changes the record, and returns `attempts` if it did. Of an event that is a dead letter
+/// already the letter is this message, whole.
 fn park_text(schema: &str, dead: &str) -> String {
     format!(
         "WITH dead AS ({dead})
          INSERT INTO {schema}.inbox_dead_letter AS letter (consumer, message_id, event_time,
-             subject, stream, stream_seq, headers, payload, attempts, cause, reason)
+             subject, stream, stream_seq, headers, payload, attempts, cause, reason, raw_headers,
+             stream_created_at)
          SELECT $1, ($2)[1], ($3)[1], $4::text, $5::text, $6::bigint, $7::text::jsonb, $8::bytea,
-             dead.attempts, $9::text, $10::text
+             dead.attempts, $9::text, $10::text, $12::bytea, $13::timestamptz
          FROM dead
          ON CONFLICT (consumer, message_id) DO UPDATE SET
-             event_time = EXCLUDED.event_time, stream = EXCLUDED.stream,
-             stream_seq = EXCLUDED.stream_seq, attempts = EXCLUDED.attempts,
-             cause = EXCLUDED.cause, reason = EXCLUDED.reason, dead_at = EXCLUDED.dead_at
+             event_time = EXCLUDED.event_time, subject = EXCLUDED.subject,
+             stream = EXCLUDED.stream, stream_seq = EXCLUDED.stream_seq,
+             stream_created_at = EXCLUDED.stream_created_at, headers = EXCLUDED.headers,
+             raw_headers = EXCLUDED.raw_headers, payload = EXCLUDED.payload,
+             attempts = EXCLUDED.attempts, cause = EXCLUDED.cause, reason = EXCLUDED.reason, dead_at = EXCLUDED.dead_at
          RETURNING letter.message_id"
     )
 }

@@ -36,16 +36,16 @@ pub(super) async fn run(settings: &Settings) -> anyhow::Result<()> {
     let sampler = Sampler {
         postgres: postgres.clone(),
         table: settings.table()?,
-        nats: client.clone(),
+        nats: client,
         consumers: handlers.iter().map(|(_, it)| (it.name.clone(), it.stream.clone())).collect(),
     };
-    let inboxes: BTreeMap<_, _> = handlers
-        .into_iter()
-        .map(|(handler, consumer)| {
-            let name = consumer.name.clone();
-            (name, inbox(consumer, settings, &postgres, client.clone()).leased(handler))
-        })
-        .collect();
+    let mut inboxes = BTreeMap::new();
+    for (handler, consumer) in handlers {
+        // One for each: what another client stores in a stream may end the client that reads it.
+        let Some(client) = connect(&nats, &stop).await? else { return Ok(()) };
+        let name = consumer.name.clone();
+        inboxes.insert(name, inbox(consumer, settings, (&postgres, &nats), client).leased(handler));
+    }
     let admin = match settings.admin.inbox_listen {
         Some(listen) => {
             let watched = inboxes.iter().map(|(name, it)| (name.clone(), it.status())).collect();
@@ -86,10 +86,10 @@ fn handler(settings: &Settings, consumer: &Consumer) -> anyhow::Result<HttpHandl
 fn inbox(
     consumer: Consumer,
     settings: &Settings,
-    postgres: &PostgresTarget,
-    nats: async_nats::Client,
+    (postgres, nats): (&PostgresTarget, &NatsTarget),
+    client: async_nats::Client,
 ) -> inbox::Builder {
-    let postgres = postgres.clone();
+    let (postgres, nats) = (postgres.clone(), nats.clone());
     let application = format!("tailpost inbox {}", consumer.name);
     let keep_letters = consumer.dead_letter_retention;
     let mut builder = super::builder(consumer)
@@ -100,7 +100,11 @@ fn inbox(
                 Ok(Connection::with_guard(client, task))
             }
         })
-        .nats(nats)
+        .nats(client)
+        .reconnect_nats(move || {
+            let nats = nats.clone();
+            async move { Ok(nats.connect("tailpost inbox").await?) }
+        })
         .schema(settings.postgres.table.schema());
     if let Some(keep) = settings.inbox_retention() {
         builder = builder.retention(keep);
