@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::info;
 use uuid::Uuid;
 
 use crate::Error;
@@ -19,7 +19,7 @@ use crate::work::asks_again;
 /// database is there.
 const LOOK: Duration = Duration::from_millis(200);
 
-const MAINTAIN: Duration = Duration::from_secs(3600);
+const PREPARE: Duration = Duration::from_secs(3600);
 
 /// What this worker may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -137,16 +137,16 @@ impl Keeper {
             }
             tokio::time::sleep(LOOK).await;
         }
-        self.maintain(store).await?;
+        self.prepare(store).await?;
         info!(consumer = self.consumer, "the consumer is ours");
         self.role.send_replace(Role::Active);
         let mut renew = tokio::time::interval((self.lease / 3).min(Duration::from_secs(1)));
-        let mut maintain = tokio::time::interval(MAINTAIN);
-        maintain.reset();
+        let mut prepare = tokio::time::interval(PREPARE);
+        prepare.reset();
         loop {
             tokio::select! {
                 _ = renew.tick() => self.renew(store).await?,
-                _ = maintain.tick() => self.maintain(store).await?,
+                _ = prepare.tick() => self.prepare(store).await?,
             }
         }
     }
@@ -165,19 +165,9 @@ impl Keeper {
         Ok(())
     }
 
-    /// That partitions cannot be dropped is no reason to stop.
-    async fn maintain(&self, store: &Store) -> Result<(), Error> {
-        let done = tables::maintain(store.client(), &self.schema, self.retention).await;
-        match done {
-            Ok(done) => info!(consumer = self.consumer, ?done, "looked after the inbox's tables"),
-            Err(error @ Error::Tables { .. }) => return Err(error),
-            Err(error) if store.is_closed() => return Err(error),
-            Err(error) => {
-                let error = crate::error::describe(&error);
-                warn!(consumer = self.consumer, error, "could not look after the inbox's tables");
-            }
-        }
-        let partitions = Partitions::load(store.client(), &self.schema).await?;
+    /// Only what has to be there before events come: what is old is forgotten beside the work.
+    async fn prepare(&self, store: &Store) -> Result<(), Error> {
+        let partitions = tables::prepare(store.client(), &self.schema, self.retention).await?;
         self.partitions.send_replace(Some(partitions));
         Ok(())
     }

@@ -48,6 +48,17 @@ pub(crate) struct Message {
     pub(crate) payload: Bytes,
     pub(crate) stream_seq: u64,
     pub(crate) stream_created: Option<Timestamp>,
+    pub(crate) whence: Whence,
+}
+
+/// Where a message was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Whence {
+    Stream,
+    /// It was requeued, so it has a record, however old it is.
+    Letter,
+    /// Nowhere: there is a record of it, and the stream has it no more.
+    Record,
 }
 
 impl Message {
@@ -81,6 +92,22 @@ impl Message {
             payload,
             stream_seq,
             stream_created: origin.created,
+            whence: Whence::Stream,
+        }
+    }
+
+    /// Stands for a message that left the stream after it was begun.
+    pub(crate) fn gone(key: Key, subject: String, origin: &Origin, stream_seq: u64) -> Self {
+        Self {
+            key,
+            event: Err("its message left the stream before it was handled".into()),
+            subject,
+            headers: HeaderMap::new(),
+            raw_headers: None,
+            payload: Bytes::new(),
+            stream_seq,
+            stream_created: origin.created,
+            whence: Whence::Record,
         }
     }
 

@@ -165,7 +165,8 @@ impl<W: Work> Engine<W> {
         source.wary = self.wary;
         check_retention(config, source.max_age())?;
         let strays = Strays::open(&self.nats, source.origin().clone(), &config.consumer).await?;
-        let redrive = Redrive::new(Arc::clone(config), Arc::clone(pool));
+        let (nats, origin) = (self.nats.clone(), source.origin().clone());
+        let redrive = Redrive::new(Arc::clone(config), Arc::clone(pool), nats, origin);
         let acks = Acks::start(self.nats.clone()).await?;
         let ack_wait = source.ack_wait();
         let (room, wanted) = watch::channel(0);

@@ -58,6 +58,8 @@ pub(crate) enum Claim {
     Early { remaining: Duration },
     /// Three starts have no end.
     Crashed { attempts: u32 },
+    /// It is older than what is remembered, and has no record.
+    Forgotten,
     /// It changed while we looked.
     Contended,
 }
@@ -72,6 +74,8 @@ pub(crate) enum Cause {
     Forgotten,
     /// The database refuses its record.
     Unrecordable,
+    /// The stream has it no more.
+    Gone,
 }
 
 impl Cause {
@@ -83,6 +87,7 @@ impl Cause {
             Self::Unreadable => "unreadable",
             Self::Forgotten => "forgotten",
             Self::Unrecordable => "unrecordable",
+            Self::Gone => "gone",
         }
     }
 }
@@ -295,7 +300,7 @@ impl Statements {
             (Cause::Crashes, None) => &self.park_crashed,
             (Cause::Forgotten, None) => &self.park_forgotten,
             (Cause::Dead | Cause::MaxAttempts | Cause::Unreadable, None) => &self.park_new,
-            (Cause::Unrecordable, None) => &self.park_anyhow,
+            (Cause::Unrecordable | Cause::Gone, None) => &self.park_anyhow,
         };
         // What cannot be refused: plain ASCII, and the rest as bytes.
         let (subject, headers, raw, reason) = if cause == Cause::Unrecordable {
@@ -370,6 +375,7 @@ fn claim_of(row: &tokio_postgres::Row) -> Claim {
         "leased" => Claim::Leased { remaining: remaining() },
         "early" => Claim::Early { remaining: remaining() },
         "crashed" => Claim::Crashed { attempts: count(1) },
+        "forgotten" => Claim::Forgotten,
         _ => Claim::Contended,
     }
 }

@@ -11,9 +11,11 @@ use std::time::Duration;
 use jiff::{Timestamp, ToSpan};
 use serde::Serialize;
 use tokio_postgres::{Client, Row};
+use tracing::warn;
 
 use self::ranges::{Range, Ranges, Width, partition_name};
 use crate::Error;
+use crate::error::describe;
 
 const SQL: &str = concat!(
     include_str!("../../../migrations/0004_inbox.sql"),
@@ -26,6 +28,9 @@ const ADVISORY_LOCK: i64 = 0x696E_626F_785F_6D67; // "inbox_mg"
 
 /// How long a change of the tables waits for others to let go. Meanwhile their statements queue up.
 const LOCK_TIMEOUT: &str = "10s";
+
+/// What a statement on records takes at most: it waits for locks for up to 5 s.
+const STATEMENT_MAX: Duration = Duration::from_secs(6);
 
 /// Rows deleted by one statement, where there are no partitions to drop.
 const DELETED_AT_ONCE: i64 = 5_000;
@@ -116,12 +121,29 @@ pub async fn maintain(
     let Some(keep) = keep else { return Ok(done) };
     let Some(horizon) = partitions.horizon(client, keep).await? else { return Ok(done) };
     partitions.forget_before(client, horizon).await?;
-    if partitions.ranges.is_some() {
+    if partitions.ranges.is_none() {
+        // Statements that began before know nothing of it.
+        tokio::time::sleep(STATEMENT_MAX).await;
+    } else {
         done.dropped = partitions.drop_before(client, horizon).await?;
     }
     // One partition has records from both sides of the horizon.
     done.deleted = partitions.delete_before(client, horizon).await?;
     Ok(done)
+}
+
+/// Makes partitions ahead, and says what there is room for.
+pub(crate) async fn prepare(
+    client: &Client,
+    schema: &str,
+    keep: Option<Duration>,
+) -> Result<Partitions, Error> {
+    let mut partitions = Partitions::load(client, schema).await?;
+    if let Err(error) = partitions.ahead(client, Width::of(keep)).await {
+        // Others may be there, and are made when they are needed.
+        warn!(error = describe(&error), "could not make the inbox's partitions");
+    }
+    Ok(partitions)
 }
 
 /// What there is room for, as of the last look.
@@ -286,8 +308,14 @@ impl Partitions {
 
     async fn drop_before(&mut self, client: &Client, horizon: Timestamp) -> Result<u64, Error> {
         let mut dropped = 0;
+        let letter = undecided(&self.schema);
         let ranges = self.ranges.as_mut().expect("partitioned");
         for partition in ranges.before(horizon) {
+            let undecided = format!("SELECT EXISTS (SELECT FROM {partition} AS m WHERE {letter})");
+            let undecided = client.query_one(&undecided, &[]).await.map_err(Error::sql(LOOKING))?;
+            if undecided.get(0) {
+                continue;
+            }
             let script =
                 format!("SET lock_timeout = '{LOCK_TIMEOUT}'; DROP TABLE IF EXISTS {partition}");
             let done = client.batch_execute(&script).await;
@@ -300,9 +328,12 @@ impl Partitions {
 
     async fn delete_before(&self, client: &Client, horizon: Timestamp) -> Result<u64, Error> {
         let sql = format!(
-            "DELETE FROM {table} WHERE ctid = ANY (ARRAY(SELECT ctid FROM {table}
-                 WHERE event_time < $1 AND status NOT IN ('PROCESSING', 'FAILED') LIMIT $2))",
-            table = format!("{}.inbox_messages", self.schema)
+            "DELETE FROM {table} AS m USING (SELECT tableoid, ctid FROM {table} AS m
+                 WHERE event_time < $1 AND status NOT IN ('PROCESSING', 'FAILED')
+                     AND NOT ({letter}) LIMIT $2) AS old
+             WHERE m.tableoid = old.tableoid AND m.ctid = old.ctid",
+            table = format!("{}.inbox_messages", self.schema),
+            letter = undecided(&self.schema),
         );
         let mut deleted = 0;
         loop {
@@ -317,6 +348,15 @@ impl Partitions {
 }
 
 const LOOKING: &str = "look at the tables of the inbox";
+
+/// Whether the record `m` has a letter that nobody has decided about: requeueing it takes both.
+fn undecided(schema: &str) -> String {
+    format!(
+        "m.status = 'DEAD' AND EXISTS (SELECT FROM {schema}.inbox_dead_letter AS d
+             WHERE d.consumer = m.consumer AND d.message_id = m.message_id
+                 AND d.event_time = m.event_time)"
+    )
+}
 
 /// A name for use in SQL.
 pub(crate) fn quote(name: &str) -> String {

@@ -14,7 +14,7 @@ use crate::config::Config;
 use crate::core::{Decision, Ending, Item, Path, decide};
 use crate::error::describe;
 use crate::keeper::Leases;
-use crate::message::{Message, MessageId};
+use crate::message::{Message, MessageId, Whence};
 use crate::pool::Pool;
 use crate::store::{Cause, Claim, Held, Store, UNFINISHED_MAX};
 use crate::tables::{Partitions, Room};
@@ -113,11 +113,10 @@ impl Context {
                     partitions.create(store.client(), time).await?;
                     self.partitions.send_replace(Some(partitions));
                 }
+                // Its record is there: what is requeued, or unfinished, is not forgotten.
+                Some(Room::Forgotten) if item.message.whence != Whence::Stream => {}
                 Some(Room::Forgotten) => {
-                    let reason = "it is older than the inbox remembers, and may have been handled";
-                    let cause = Cause::Forgotten;
-                    self.park(store, &item.message, None, cause, reason).await?;
-                    reports.push(dead(&item));
+                    reports.push(self.park_forgotten(store, &item).await?);
                     continue;
                 }
             }
@@ -184,6 +183,7 @@ impl Context {
             }
             Claim::Early { remaining } => Err(wait(remaining)),
             Claim::Contended => Err(wait(CONTENDED_WAIT)),
+            Claim::Forgotten => Err(self.park_forgotten(store, item).await?),
             Claim::Crashed { attempts } => {
                 let reason = format!("{attempts} attempts began, {UNFINISHED_MAX} never ended");
                 self.park(store, &item.message, None, Cause::Crashes, &reason).await?;
@@ -192,14 +192,22 @@ impl Context {
         })
     }
 
-    /// Puts a message that cannot be read out of the way.
+    async fn park_forgotten(&self, store: &Store, item: &Item) -> Result<Report, Error> {
+        let reason = "it is older than the inbox remembers, and may have been handled";
+        self.park(store, &item.message, None, Cause::Forgotten, reason).await?;
+        Ok(dead(item))
+    }
+
+    /// Puts a message that cannot be read, or that there is none of, out of the way.
     pub(crate) async fn park_unreadable(
         &self,
         store: &Store,
         item: &Item,
     ) -> Result<Report, Error> {
         let reason = item.message.event.as_ref().err().map_or("", String::as_str);
-        self.park(store, &item.message, None, Cause::Unreadable, reason).await?;
+        let gone = item.message.whence == Whence::Record;
+        let cause = if gone { Cause::Gone } else { Cause::Unreadable };
+        self.park(store, &item.message, None, cause, reason).await?;
         Ok(dead(item))
     }
 

@@ -8,6 +8,7 @@ mod example;
 mod faults;
 mod http;
 mod killed;
+mod letters_kept;
 mod orders;
 mod service;
 mod shards;

@@ -158,6 +158,7 @@ impl Play {
                     "crashed"
                 }
                 Claim::Contended => "contended",
+                Claim::Forgotten => "forgotten",
             };
             assert_eq!(answer, expected, "{:?}", message.key.id);
             said.push(answer);
