@@ -119,11 +119,18 @@ async fn chaos_knows_its_scenarios() {
     assert!(process.log().contains("'takeovers'"), "{}", process.log());
     let (process, _temp) = chaos(&["takeovers", "--for", "1m"]);
     assert_eq!(process.wait_exit(DEADLINE).await.code(), Some(2), "{}", process.log());
+    let (process, _temp) = chaos(&["takeovers", "--only", "locks"]);
+    assert_eq!(process.wait_exit(DEADLINE).await.code(), Some(2), "{}", process.log());
+    let (process, _temp) = chaos(&["soak", "--only", "rows,lock"]);
+    assert_eq!(process.wait_exit(DEADLINE).await.code(), Some(2), "{}", process.log());
+    assert!(process.log().contains("'locks'"), "{}", process.log());
     let (process, _temp) = chaos(&["--list"]);
     assert!(process.wait_exit(DEADLINE).await.success());
     let listed = process.stdout();
-    assert_eq!(listed.lines().count(), 18, "{listed}");
-    for name in ["slot-dropped", "whole-way", "stuck-claim", "manual-fix"] {
+    assert_eq!(listed.lines().count(), 24, "{listed}");
+    for name in
+        ["slot-dropped", "whole-way", "stuck-claim", "manual-fix", "locked-row", "handler-away"]
+    {
         assert!(listed.contains(name), "{listed}");
     }
 }

@@ -3,6 +3,7 @@
 mod broker;
 mod crashes;
 mod data;
+mod edges;
 mod inbox;
 mod postgres;
 mod slot;
@@ -135,5 +136,34 @@ pub(super) const ALL: &[Scenario] = &[
         "what was mended by hand and marked as processed has no second effect; without a record \
          it has",
         |it| Box::pin(inbox::manual_fix(it)),
+    ),
+    scenario("locked-row", "rows that somebody locks hold up nobody else's events", |it| {
+        Box::pin(edges::locked_row(it))
+    }),
+    scenario(
+        "silent-peer",
+        "a connection that falls silent at any moment is given up, and another one opened",
+        |it| Box::pin(edges::silent_peer(it)),
+    ),
+    scenario(
+        "hostile-rows",
+        "each row that PostgreSQL takes is published or parked, by either way alike",
+        |it| Box::pin(edges::hostile_rows(it)),
+    )
+    .with_max_payload(LITTLE_PAYLOADS),
+    scenario(
+        "hostile-messages",
+        "messages of other clients stop nothing, whatever bytes they are made of",
+        |it| Box::pin(edges::hostile_messages(it)),
+    ),
+    scenario(
+        "handler-away",
+        "a service that is away costs its events time, and nothing else",
+        |it| Box::pin(edges::handler_away(it)),
+    ),
+    scenario(
+        "stopped-worker",
+        "of two workers the other one takes over from one that hangs",
+        |it| Box::pin(edges::stopped_worker(it)),
     ),
 ];

@@ -62,6 +62,8 @@ struct Soak {
     messages: Messages,
     // When another client last wrote to the stream.
     foreign: Option<Instant>,
+    // The relays do not hear from NATS while the fault of the moment lasts.
+    unanswered: bool,
     // The generators to draw from; all if there are none.
     only: Vec<String>,
     has_note: bool,
@@ -122,6 +124,7 @@ impl Soak {
             rows: Rows::new(OutboxShape::Documented, seed),
             messages: Messages::new(seed),
             foreign: None,
+            unanswered: false,
             only: only.to_vec(),
             has_note: false,
             told: Vec::new(),

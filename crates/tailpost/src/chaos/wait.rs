@@ -14,16 +14,29 @@ const POLL: Duration = Duration::from_millis(20);
 /// # Errors
 ///
 /// When it is still no after [`DEADLINE`]; `what` says what was waited for.
-pub(super) async fn until(what: &str, mut holds: impl AsyncFnMut() -> Result<bool>) -> Result<()> {
+pub(super) async fn until(what: &str, holds: impl AsyncFnMut() -> Result<bool>) -> Result<()> {
+    until_within(DEADLINE, what, holds).await
+}
+
+/// As [`until`], with another deadline.
+///
+/// # Errors
+///
+/// As [`until`].
+pub(super) async fn until_within(
+    deadline: Duration,
+    what: &str,
+    mut holds: impl AsyncFnMut() -> Result<bool>,
+) -> Result<()> {
     let started = Instant::now();
     loop {
         let answer = holds().await;
         if matches!(answer, Ok(true)) {
             return Ok(());
         }
-        if started.elapsed() > DEADLINE {
+        if started.elapsed() > deadline {
             answer.with_context(|| format!("waited in vain until {what}"))?;
-            bail!("waited {DEADLINE:?} in vain until {what}");
+            bail!("waited {deadline:?} in vain until {what}");
         }
         tokio::time::sleep(POLL).await;
     }

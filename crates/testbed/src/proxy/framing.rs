@@ -42,7 +42,7 @@ impl Conversation {
     pub(super) fn last(&self, limit: u64, count: u64) -> u64 {
         let mut known = self.limit.lock().unwrap_or_else(PoisonError::into_inner);
         if known.0 != limit {
-            *known = (limit, self.passed() + count);
+            *known = (limit, self.passed().saturating_add(count));
         }
         known.1
     }

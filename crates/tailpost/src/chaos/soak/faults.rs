@@ -77,9 +77,11 @@ impl Soak {
             let before = self.up_to(500);
             self.tell(&format!("no answer comes from NATS, and after {before:?}:"));
             self.stage.to_nats.blackhole(Direction::ToClient);
+            self.unanswered = true;
             tokio::time::sleep(before).await;
         }
         fault(self).await?;
+        self.unanswered = false;
         self.mend_network().await
     }
 
@@ -197,7 +199,7 @@ impl Soak {
         self.stage.execute(&format!("BEGIN; {}; ROLLBACK", insert(MANY))).await
     }
 
-    async fn drop_slot(&mut self) -> Result<()> {
+    pub(super) async fn drop_slot(&mut self) -> Result<()> {
         self.tell("drop the slot");
         let stage = &self.stage;
         until("the slot is dropped", async || stage.execute(DROP_SLOT).await.map(|()| true)).await

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use rand::RngExt;
 use rand::seq::IndexedRandom;
 use tokio_postgres::Client;
@@ -38,6 +38,12 @@ const ROWS_MAX: u32 = 200;
 /// How often a change of the table waits behind the lock.
 const WITH_CHANGE: f64 = 0.3;
 
+/// How often the slot is lost before.
+const WITH_GAP: f64 = 0.2;
+
+/// While rows are locked for longer than that, all others are to be published.
+const HELD_UP_MAX: Duration = Duration::from_secs(20);
+
 /// Who locks gives up if somebody else has the lock for longer.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -51,13 +57,14 @@ impl Soak {
         let order =
             if order.starts_with("ctid") { format!("tableoid, {order}") } else { (*order).into() };
         let lock = format!("SELECT FROM {table} ORDER BY {order} LIMIT {count} FOR {mode}");
-        self.hold(&table, alone, &lock).await
+        self.hold(&table, alone, &lock, true).await
     }
 
     pub(super) async fn lock_table(&mut self) -> Result<()> {
         let (table, alone) = self.any_table().await?;
         let mode = TABLE_MODES.choose(&mut self.random).context("a mode")?;
-        self.hold(&table, alone, &format!("LOCK TABLE {table} IN {mode} MODE")).await
+        let lock = format!("LOCK TABLE {table} IN {mode} MODE");
+        self.hold(&table, alone, &lock, false).await
     }
 
     /// A table, and whether it can be changed by itself.
@@ -67,13 +74,14 @@ impl Soak {
         Ok(tables.choose(&mut self.random).context("there are tables")?.clone())
     }
 
-    async fn hold(&mut self, table: &str, alone: bool, lock: &str) -> Result<()> {
+    async fn hold(&mut self, table: &str, alone: bool, lock: &str, rows: bool) -> Result<()> {
         let most = match self.random.random_range(0..20) {
-            0 => 60_000,
-            1..5 => 15_000,
+            0 | 1 => 60_000,
+            2..5 => 15_000,
             _ => 3_000,
         };
         let (hold, changes) = (self.up_to(most), alone && self.random.random_bool(WITH_CHANGE));
+        let gap = rows && self.random.random_bool(WITH_GAP);
         let beside = if changes { ", and a change of the table behind it" } else { "" };
         self.tell(&format!("{lock}, for {hold:?}{beside}"));
         let mut holder = self.stage.database().await?;
@@ -81,13 +89,24 @@ impl Soak {
             self.tell("  somebody else has it for longer");
             return Ok(());
         };
+        if gap {
+            // Then rows may be locked that only a scan can bring.
+            self.drop_slot().await?;
+        }
         let changer = self.stage.database().await?;
         let change = format!(
             "ALTER TABLE {table} ADD COLUMN IF NOT EXISTS soaked INT; \
              ALTER TABLE {table} DROP COLUMN IF EXISTS soaked"
         );
+        let goal = self.stage.committed();
+        let looks = rows && !changes && !self.unanswered && hold > HELD_UP_MAX;
         let release = async {
-            tokio::time::sleep(hold).await;
+            tokio::time::sleep(hold.min(HELD_UP_MAX)).await;
+            if looks {
+                let goes_on = self.stage.has_published(goal).await?;
+                ensure!(goes_on, "rows are locked, and after {HELD_UP_MAX:?} others wait for them");
+            }
+            tokio::time::sleep(hold.saturating_sub(HELD_UP_MAX)).await;
             transaction.rollback().await.context("release a lock")
         };
         if changes {
