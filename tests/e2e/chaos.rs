@@ -91,7 +91,7 @@ async fn chaos_with_a_manual_fix_counts_the_effects() {
 
 #[tokio::test]
 async fn chaos_that_is_killed_leaves_no_server_and_no_relay() {
-    let (process, temp) = chaos(&["soak", "--for", "10m", "--seed", "1"]);
+    let (process, temp) = chaos(&["soak", "--for", "10m", "--seed", "1", "--only", "crashes"]);
     process.wait_log("recovered after").await;
     assert!(!is_empty(temp.path()), "servers and relays live in the temporary folder");
     process.kill9().await;
@@ -103,7 +103,7 @@ async fn chaos_that_is_killed_leaves_no_server_and_no_relay() {
 
 #[tokio::test]
 async fn chaos_that_is_told_to_stop_checks_what_it_did_and_leaves_nothing() {
-    let (process, temp) = chaos(&["soak", "--for", "10m", "--json"]);
+    let (process, temp) = chaos(&["soak", "--for", "10m", "--json", "--only", "crashes"]);
     process.wait_log("recovered after").await;
     process.sigterm();
     let status = process.wait_exit(DEADLINE).await;

@@ -48,7 +48,7 @@ pub(in crate::chaos) const GENERATORS: &[&str] = &[
 ];
 
 /// What is drawn only if it is asked for.
-const ON_DEMAND: &[&str] = &["rows", "messages", "locks", "handler"];
+const ON_DEMAND: &[&str] = &["rows", "messages", "handler"];
 
 /// Events at once: more than a window, and than what a session reads back.
 const MANY: u64 = 10_000;
