@@ -133,3 +133,35 @@ async fn the_slot_of_another_database_is_not_stood_by_for() {
     assert_eq!(setup.wait_exit(DEADLINE).await.code(), Some(4), "{}", setup.log());
     assert!(setup.log().contains("postgres.slot"), "{}", setup.log());
 }
+
+/// R-REL-06, R-REL-12: as after an upgrade, or where a copy takes over. The marks of what was published
+/// before waited when the relay was killed.
+#[tokio::test(flavor = "multi_thread")]
+async fn another_cluster_with_marks_that_are_missing_publishes_nothing_twice() {
+    let mut rig = Rig::new().await;
+    rig.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
+    // What the scanner reads back of the stream by itself is little.
+    rig.set("TAILPOST_RELAY__SCAN_BATCH", "100");
+    rig.set("TAILPOST_RELAY__WINDOW_EVENTS", "64");
+    rig.set("TAILPOST_RELAY__MARK_INTERVAL", "1h");
+    rig.set("TAILPOST_RELAY__MARK_BATCH", "100000");
+    rig.setup().await;
+    let relay = rig.relay();
+    relay.wait_active().await;
+    let mut ids = rig.insert(12_000).await;
+    rig.wait_stored(12_000).await;
+    rig.wait_confirmed().await;
+    relay.kill9().await;
+    assert_eq!(rig.unmarked().await, 12_000);
+    ids.extend(rig.insert(10).await);
+    rig.execute("UPDATE tailpost_state SET system_identifier = '7'").await;
+
+    rig.set("TAILPOST_RELAY__MARK_INTERVAL", "50ms");
+    rig.set("TAILPOST_RELAY__MARK_BATCH", "1000");
+    let relay = rig.relay();
+    relay.wait_log("copied from another cluster").await;
+    rig.wait_marked().await;
+    ids.extend(rig.insert(10).await);
+    rig.wait_marked().await;
+    assert_eq!(rig.stored_ids().await, ids);
+}

@@ -24,6 +24,7 @@ mod payloads;
 mod poison;
 mod poll;
 mod postgres_faults;
+mod purged;
 mod replicas;
 mod routes;
 mod scanner;

@@ -79,9 +79,14 @@ impl Bench {
             Ok(measured) => return Some(measured),
             Err(error) => format!("{label}: {error:#}"),
         };
+        self.fail(failure);
+        None
+    }
+
+    /// Notes that something is not as it has to be.
+    pub(crate) fn fail(&mut self, failure: String) {
         progress(&format!("  failed: {failure}"));
         self.failed.push(failure);
-        None
     }
 }
 

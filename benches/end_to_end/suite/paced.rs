@@ -43,6 +43,20 @@ pub(crate) async fn paced(bench: &mut Bench, cases: Vec<Case>) -> Vec<Paced> {
     paced
 }
 
+/// Cases whose acknowledgements come later than they may count as failed. They are shown all the same.
+pub(crate) fn fail_above(bench: &mut Bench, paced: &[Paced], p99_max_ms: f64) {
+    for it in paced {
+        let p99_ms = it.latency.commit_to_ack.p99;
+        if p99_ms > p99_max_ms {
+            let label = &it.case.label;
+            bench.fail(format!(
+                "{label}: p99 from COMMIT to acknowledgement is {p99_ms:.1} ms, more than \
+                 {p99_max_ms} ms"
+            ));
+        }
+    }
+}
+
 async fn measure(case: Case) -> Result<Paced> {
     let servers = Servers::start(case.keeping).await?;
     let latency = latency::measure(&servers, case.pace).await?;

@@ -47,6 +47,11 @@ pub const MIGRATIONS: &[Migration] = &[
         name: "published",
         sql: include_str!("../../../migrations/0007_published.sql"),
     },
+    Migration {
+        version: 10,
+        name: "resolved_place",
+        sql: include_str!("../../../migrations/0010_resolved_place.sql"),
+    },
 ];
 
 /// The first migration for a table that the documented text does not fit: one with other column
@@ -336,7 +341,8 @@ mod tests {
                 "ff5d1428ebb075d4",
                 "37e5d5084e10aa68",
                 "46ef4200e46652c5",
-                "d8df65c4442489a6"
+                "d8df65c4442489a6",
+                "45d5808b27d1424a"
             ]
         );
     }

@@ -113,6 +113,7 @@ impl Poll {
                 .await?;
         info!(stream = config.stream.name, read_back = newest.stored.len(), "polling the outbox");
         let state = State::new(Start {
+            doubted: None,
             mode: Mode::Keyed,
             limits: Limits { events: config.window.events, bytes: config.window.bytes },
             ack_timeout: config.ack_timeout,
@@ -287,6 +288,8 @@ impl Poll {
                         Ok(Done::Noted)
                     }));
                 }
+                // There is no log to bring anything again.
+                Request::AskForMarks(_) | Request::TellDoubt { .. } => {}
                 Request::Stop(reason) => return Err(Error::Refused(reason)),
             }
         }

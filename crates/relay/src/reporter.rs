@@ -15,7 +15,7 @@ use crate::status::{Role, SlotStatus, Status};
 const REPORT_EVERY: Duration = Duration::from_millis(100);
 
 /// PostgreSQL counts microseconds from 2000-01-01.
-const POSTGRES_EPOCH_UNIX_MICROS: i64 = 946_684_800_000_000;
+pub(crate) const POSTGRES_EPOCH_UNIX_MICROS: i64 = 946_684_800_000_000;
 
 pub(crate) struct Reporter {
     status: Status,
@@ -103,6 +103,7 @@ impl Reporter {
         status.in_flight_events = state.unresolved();
         status.in_flight_bytes = state.window_bytes();
         status.published_total = base.published_total + counts.acked;
+        status.duplicates_total = base.duplicates_total + counts.duplicates;
         status.settled_total = base.settled_total + counts.found;
         status.parked_total = base.parked_total + counts.parked;
         status.dropped_total = base.dropped_total + counts.dropped;

@@ -34,7 +34,7 @@ pub struct Status {
     pub in_flight_bytes: usize,
     /// Events stored by the broker on this relay's request.
     pub published_total: u64,
-    /// Publishes that the broker answered as duplicates.
+    /// Publishes that the broker answered as duplicates. They are among the settled.
     pub duplicates_total: u64,
     /// Events found in the stream already, and so not published again.
     pub settled_total: u64,

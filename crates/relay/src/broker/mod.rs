@@ -15,4 +15,4 @@ pub(crate) use answer::read_any as read_any_answer;
 pub(crate) use limits::Limits;
 pub(crate) use publisher::{Answers, History, Publisher};
 pub(crate) use stranded::leave_server;
-pub(crate) use tail::{TailReader, WAY_BACK_MAX, WayBack};
+pub(crate) use tail::{SOUGHT_AT_ONCE, TailReader, WAY_BACK_MAX, WayBack};

@@ -1,5 +1,6 @@
 //! The end of the stream, read through its leader.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use async_nats::Client;
@@ -10,10 +11,12 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use outbox::wire;
 use pgoutput::Lsn;
 use tokio::sync::watch;
+use tracing::info;
+use uuid::Uuid;
 
 use super::leave_server;
 use super::limits::Limits;
-use crate::core::{Tail, TailMessage};
+use crate::core::{Stored, Tail, TailMessage};
 use crate::error::Error;
 
 /// Requests for single messages under way at a time.
@@ -25,6 +28,9 @@ const CHUNK: u64 = 512;
 /// The furthest way back of a session: more than any relay leaves unconfirmed, little enough to
 /// hold.
 pub(crate) const WAY_BACK_MAX: u64 = 1_000_000;
+
+/// Events that are looked for in one reading of the whole stream: what is kept of them is 16 bytes each.
+pub(crate) const SOUGHT_AT_ONCE: usize = 200_000;
 
 /// Reads the stream's newest messages.
 ///
@@ -105,13 +111,8 @@ impl TailReader {
         Ok(tail)
     }
 
-    /// Everything that may be there of what the log will bring again.
-    pub(crate) async fn back_to(&self, way: WayBack) -> Result<Tail, Error> {
-        Ok(self.all_back_to(way).await?.0)
-    }
-
-    /// As [`back_to`](Self::back_to). Also says whether it is everything that ever was there:
-    /// nothing was deleted, nothing was too far back.
+    /// Everything that may be there of what the log will bring again. Also says whether it is
+    /// everything that ever was there: nothing was deleted, nothing was too far back.
     pub(crate) async fn all_back_to(&self, way: WayBack) -> Result<(Tail, bool), Error> {
         let state = self.info().await?.state;
         let last_seq = state.last_sequence;
@@ -132,6 +133,32 @@ impl TailReader {
         }
         let is_whole = is_reached && tail.read as u64 == last_seq - to;
         Ok((tail, is_whole))
+    }
+
+    /// Where the stream has any of the events `sought`, wherever that is: reads all of it, from the
+    /// oldest message on, until nothing is sought any more.
+    pub(crate) async fn find(&self, mut sought: HashSet<Uuid>) -> Result<Vec<Stored>, Error> {
+        let mut found = Vec::new();
+        if sought.is_empty() {
+            return Ok(found);
+        }
+        let state = self.info().await?.state;
+        info!(
+            sought = sought.len(),
+            messages = state.messages,
+            "reading the whole stream for rows that were marked, and are not any more"
+        );
+        let (mut from, last_seq) = (state.first_sequence.max(1), state.last_sequence);
+        while from <= last_seq && !sought.is_empty() {
+            let to = last_seq.min(from + CHUNK - 1);
+            for message in self.range(from, to).await? {
+                if let Some(id) = message.id.filter(|id| sought.remove(id)) {
+                    found.push(Stored { id, seq: message.seq, commit_lsn: Lsn::ZERO });
+                }
+            }
+            from = to + 1;
+        }
+        Ok(found)
     }
 
     /// The newest `count` messages.
@@ -162,7 +189,8 @@ impl TailReader {
 
 fn is_before(message: &TailMessage, way: WayBack) -> bool {
     message.position.is_some_and(|position| {
-        position.system_id == way.system_id && Lsn(position.lsn) < way.resolved_before
+        let is_somewhere = position.lsn > 0 && position.system_id == way.system_id;
+        is_somewhere && Lsn(position.lsn) < way.resolved_before
     })
 }
 

@@ -1,13 +1,13 @@
 //! What goes into the core and what comes out of it.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use outbox::Event;
 use pgoutput::Lsn;
 use uuid::Uuid;
 
-use super::state::{Blocked, Dead};
+use super::state::{Blocked, Dead, Doubted};
 use super::tail::Tail;
 use super::window::{LastPosition, Limits, Origin, Outgoing};
 
@@ -65,6 +65,9 @@ pub(crate) enum Input {
     Tail(Tail),
     /// [`Request::ReadTail`] could not be answered.
     TailFailed(String),
+    /// The answer to [`Request::AskForMarks`]: which of the rows are marked, and with which places
+    /// in the stream.
+    Marks(HashMap<Uuid, Option<u64>>),
     /// The event is in the dead-letter table, durably.
     Parked { index: u64 },
     /// Time has passed.
@@ -99,6 +102,11 @@ pub(crate) enum Request {
     Park { index: u64, dead: Dead },
     /// Write down that an event could not be published and is tried again after `pause`.
     NoteFailure { id: Uuid, attempts: u32, reason: String, pause: Duration },
+    /// Look up which of these events are marked as published.
+    AskForMarks(Vec<Uuid>),
+    /// Events whose messages the stream has lost are told from those that were never published: so
+    /// many were known by themselves, and so many by the number of messages.
+    TellDoubt { known: u64, counted: u64 },
     /// Stop: only an operator can help.
     Stop(String),
 }
@@ -115,6 +123,8 @@ pub(crate) struct Start {
     pub(crate) resolved_before: Lsn,
     /// The stream's end, read back far enough to hold whatever the slot may bring again.
     pub(crate) tail: Tail,
+    /// What the stream may have lost of that; `None` if nothing.
+    pub(crate) doubted: Option<Doubted>,
     /// Events that are dead letters, or were and have been published since. The log may bring them
     /// again, and they are resolved all the same.
     pub(crate) dead: HashSet<Uuid>,
@@ -178,6 +188,8 @@ impl Settled {
 pub(crate) struct Counts {
     pub(crate) acked: u64,
     pub(crate) found: u64,
+    /// Those of them that the broker answered as duplicates.
+    pub(crate) duplicates: u64,
     pub(crate) parked: u64,
     pub(crate) dropped: u64,
     pub(crate) resyncs: u64,

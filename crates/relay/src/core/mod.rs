@@ -37,7 +37,9 @@ mod window;
 
 pub(crate) use marks::{MARKS_AT_ONCE, Marks};
 pub(crate) use messages::{Input, Mode, Part, Refusal, Request, Send, Settled, Start};
-pub(crate) use state::{Blocked, Dead, LOGGED_WHILE_SCAN_UNMARKED_MAX, SCANS_UNMARKED_MAX, State};
+pub(crate) use state::{
+    Blocked, Dead, Doubted, LOGGED_WHILE_SCAN_UNMARKED_MAX, Place, SCANS_UNMARKED_MAX, State,
+};
 pub(crate) use sweep::{Age, Judgement, SWEEPER_STORED_MAX, Sweeper, Unmarked, Verdict};
 pub(crate) use tail::{Stored, Tail, TailMessage};
 pub(crate) use wal::{Outlook, SlotHealth, WalWatch};

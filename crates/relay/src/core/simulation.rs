@@ -11,6 +11,7 @@ mod mending;
 mod scan;
 mod schedules;
 mod slot;
+mod tail;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::Duration;
@@ -57,6 +58,8 @@ struct Faults {
     batches: bool,
     /// The slot is lost now and then, and made anew.
     slot_loss: bool,
+    /// The stream loses messages while no relay runs.
+    purges: bool,
 }
 
 struct Transaction {
@@ -98,6 +101,10 @@ struct World {
     forgotten: usize,
     answers: Vec<(u64, Input)>,
     slot_confirmed: Lsn,
+    /// What the relay wrote down when it confirmed that.
+    place: Option<Place>,
+    /// The stream's messages before this one are gone.
+    purged: usize,
     lsn: u64,
     next_id: u128,
     now: Duration,
@@ -112,6 +119,7 @@ struct Relay {
     at: (usize, usize),
     tails: Vec<u64>,
     parks: Vec<u64>,
+    asked: bool,
     scan: Scanning,
     /// Batches that were read and are not marked.
     scanned: VecDeque<Vec<u128>>,
@@ -133,10 +141,11 @@ impl World {
         let old = rng.random_range(0..6);
         let relay = Relay {
             generation: 0,
-            state: State::new(start(faults, Lsn::ZERO, Tail::default(), &HashSet::new())),
+            state: State::new(start(faults, Lsn::ZERO, Tail::default(), None, &HashSet::new())),
             at: (0, 0),
             tails: Vec::new(),
             parks: Vec::new(),
+            asked: false,
             scan: Scanning::Reading,
             scanned: VecDeque::new(),
             settled: HashSet::new(),
@@ -169,6 +178,8 @@ impl World {
             forgotten: 0,
             answers: Vec::new(),
             slot_confirmed: Lsn::ZERO,
+            place: None,
+            purged: 0,
             lsn: 100,
             next_id: 1,
             now: Duration::ZERO,
@@ -248,7 +259,10 @@ impl World {
         // The walsender's position: behind everything it has delivered.
         let (transaction, part) = self.relay.at;
         if part == 0 {
-            let sent = transaction.checked_sub(1).map_or(Lsn::ZERO, |it| self.log[it].end_lsn);
+            let mut sent = transaction.checked_sub(1).map_or(Lsn::ZERO, |it| self.log[it].end_lsn);
+            if self.log.len() == transaction {
+                sent = sent.max(Lsn(self.lsn + 6)); // something else was written to the log
+            }
             self.apply(Input::Keepalive { wal_end: sent });
         } else {
             let sent = self.log[transaction].commit_lsn;
@@ -292,6 +306,8 @@ impl World {
                     assert!(attempts < MAX_ATTEMPTS, "tried too often");
                     self.noted += 1;
                 }
+                Request::AskForMarks(_) => self.relay.asked = true,
+                Request::TellDoubt { .. } => {}
                 Request::Stop(reason) => panic!("asked to stop: {reason}"),
             }
         }
@@ -303,39 +319,6 @@ impl World {
         }
     }
 
-    fn tail_since(&self, from: u64) -> Tail {
-        self.tail_of(self.messages_since(from))
-    }
-
-    fn tail_of(&self, messages: Vec<TailMessage>) -> Tail {
-        let mut tail = Tail::ending_at(self.stream.len() as u64);
-        tail.add(SYSTEM, messages);
-        tail
-    }
-
-    fn messages_since(&self, from: u64) -> Vec<TailMessage> {
-        let from = usize::try_from(from.max(1)).expect("small") - 1;
-        let messages = self.stream.iter().enumerate().skip(from).map(|(at, it)| TailMessage {
-            seq: at as u64 + 1,
-            id: it.id.map(Uuid::from_u128),
-            position: it.position,
-            position_event: it.position_event,
-        });
-        messages.collect()
-    }
-
-    /// As `TailReader::back_to` reads it, message by message.
-    fn tail_back(&self, overtaken_max: usize) -> Tail {
-        let mut messages = self.messages_since(1);
-        let before = |it: &&TailMessage| {
-            it.position.is_some_and(|position| Lsn(position.lsn) < self.slot_confirmed)
-        };
-        let mut overtaken = messages.iter().rev().filter(before).skip(overtaken_max);
-        let from = overtaken.next().map_or(0, |it| it.seq);
-        messages.retain(|it| it.seq >= from);
-        self.tail_of(messages)
-    }
-
     fn jobs(&mut self, honest: bool) {
         if let Some(from) = self.relay.tails.pop() {
             if !honest && self.rng.random_bool(0.2) {
@@ -344,6 +327,9 @@ impl World {
             }
             let tail = self.tail_since(from);
             self.apply(Input::Tail(tail));
+        }
+        if std::mem::take(&mut self.relay.asked) {
+            self.apply(Input::Marks(HashMap::new())); // all are late
         }
         if let Some(index) = self.relay.parks.pop() {
             self.apply(Input::Parked { index });
@@ -364,16 +350,27 @@ impl World {
             self.forgotten = self.stream.len();
         }
         self.connections.push(VecDeque::new());
+        let is_told = !self.is_gap_open && self.place.is_some_and(|it| it.seq.is_some());
+        if self.faults.purges && is_told && self.rng.random_bool(0.7) {
+            self.purge();
+        }
         let tail = self.tail_back(WINDOW);
+        let doubted = (self.purged > 0).then(|| Doubted {
+            before: Lsn(self.lsn + 6),
+            first_seq: self.purged as u64 + 1,
+            last_at_micros: 0,
+            place: self.place,
+        });
         let mended = self.requeued.intersection(&self.marked);
         let dead = self.dead.keys().chain(mended).copied().collect();
         self.now = Duration::ZERO;
         self.relay = Relay {
             generation: self.relay.generation + 1,
-            state: State::new(start(self.faults, self.slot_confirmed, tail, &dead)),
+            state: State::new(start(self.faults, self.slot_confirmed, tail, doubted, &dead)),
             at: (0, 0),
             tails: Vec::new(),
             parks: Vec::new(),
+            asked: false,
             scan: Scanning::Reading,
             scanned: VecDeque::new(),
             settled: HashSet::new(),
@@ -409,7 +406,7 @@ impl World {
                 self.apply(Input::Tick);
             }
             95 => self.taking.clear(), // a change of leader, or ten seconds
-            98 => self.slot_confirmed = self.slot_confirmed.max(self.relay.state.confirmed()),
+            98 => self.confirm(),
             _ => {}
         }
         self.requests();
@@ -444,6 +441,7 @@ impl World {
             self.answer();
             self.jobs(true);
             self.scan();
+            self.keepalive();
             let wait = self.relay.state.breaker().1;
             self.now += wait.unwrap_or(Duration::from_millis(50));
             self.apply(Input::Tick);
@@ -464,8 +462,15 @@ impl World {
     }
 }
 
-fn start(faults: Faults, resolved_before: Lsn, tail: Tail, dead: &HashSet<u128>) -> Start {
+fn start(
+    faults: Faults,
+    resolved_before: Lsn,
+    tail: Tail,
+    doubted: Option<Doubted>,
+    dead: &HashSet<u128>,
+) -> Start {
     Start {
+        doubted,
         mode: faults.mode,
         limits: Limits { events: WINDOW, bytes: 1 << 20 },
         ack_timeout: Duration::from_secs(2),

@@ -2,6 +2,8 @@
 
 mod batch;
 mod blocking;
+mod brought;
+mod doubt;
 mod resync;
 mod retry;
 mod sending;
@@ -15,11 +17,13 @@ use uuid::Uuid;
 use self::batch::Batch;
 use self::blocking::Blocks;
 pub(crate) use self::blocking::{Blocked, Dead};
+use self::doubt::Doubt;
+pub(crate) use self::doubt::{Doubted, Place};
 use super::breaker::Breaker;
 use super::messages::{Counts, Input, Mode, Refusal, Request, Settled, Start};
 use super::progress::Progress;
 use super::tail::Seen;
-use super::window::{Entry, LastPosition, Limits, Origin, Outgoing, Stage, Unpublished, Window};
+use super::window::{Entry, LastPosition, Limits, Origin, Stage, Window};
 use crate::status::BreakerState;
 
 /// While rows of a scan are published but not marked, the log may bring at most this many events,
@@ -106,10 +110,14 @@ pub(crate) struct State {
     seen: Seen,
     /// No event logged after this position can be in `seen`.
     seen_before: Lsn,
+    /// What is not told yet from what was never published.
+    doubt: Option<Doubt>,
     /// Batches that are not marked, the oldest first.
     scan: VecDeque<ScanBatch>,
     /// Events that the log has brought.
     logged: u64,
+    /// Those that it brought again, and that were not looked at any more.
+    skipped: u64,
     now: Duration,
     last_answer: Duration,
     /// When the latest of the messages that were answered had been sent.
@@ -158,8 +166,10 @@ impl State {
             settled_in: false,
             seen: Seen::default(),
             seen_before: Lsn::ZERO,
+            doubt: start.doubted.map(|it| Doubt::new(it, start.tail.last_seq, start.mode)),
             scan: VecDeque::new(),
             logged: 0,
+            skipped: 0,
             now: Duration::ZERO,
             last_answer: Duration::ZERO,
             answered_until: Duration::ZERO,
@@ -182,6 +192,7 @@ impl State {
         self.now = now;
         match input {
             Input::Begin { commit_lsn, commit_time_micros } => {
+                self.doubt_until(commit_lsn);
                 self.progress.begin();
                 self.transaction = (commit_lsn, commit_time_micros, 0);
                 if !self.seen.is_empty() && self.scan.is_empty() && commit_lsn > self.seen_before {
@@ -194,6 +205,7 @@ impl State {
                 self.progress.resolved_below(self.window.first());
             }
             Input::Keepalive { wal_end } => {
+                self.doubt_until(wal_end);
                 self.progress.keepalive(wal_end, self.window.unresolved() == 0);
             }
             Input::Scanned { batch, rows } => self.scanned(batch, rows),
@@ -223,6 +235,7 @@ impl State {
             Input::LinkLost => self.link_lost(),
             Input::Tail(tail) => self.tail(tail),
             Input::TailFailed(why) => self.tail_failed(why),
+            Input::Marks(marks) => self.marks_known(&marks),
             Input::Parked { index } => {
                 self.counts.parked += 1;
                 self.scan_resolved(self.window.get(index).map(|entry| entry.origin));
@@ -235,7 +248,9 @@ impl State {
     /// Whether the log may bring more. While it is false its connection is not read.
     pub(crate) fn has_room(&self) -> bool {
         let logged_since = self.scan.front().map_or(0, |batch| self.logged - batch.logged_before);
-        logged_since < LOGGED_WHILE_SCAN_UNMARKED_MAX as u64 && self.window.has_room(self.limits)
+        logged_since < LOGGED_WHILE_SCAN_UNMARKED_MAX as u64
+            && self.window.has_room(self.limits)
+            && self.has_room_to_doubt()
     }
 
     /// Whether the scanner may bring another batch.
@@ -292,78 +307,17 @@ impl State {
         self.breaker.opened()
     }
 
+    /// How many events were resolved so far, with those that the log brought again for nothing.
+    pub(crate) fn settled_of_the_log(&self) -> u64 {
+        self.counts.resolved() + self.skipped
+    }
+
     pub(crate) fn mode(&self) -> Mode {
         self.mode
     }
 
     pub(crate) fn counts(&self) -> Counts {
         Counts { batches: self.batches_begun.into(), ..self.counts }
-    }
-
-    fn logged(&mut self, outgoing: Outgoing) {
-        let (commit_lsn, commit_time_micros, ordinal) = self.transaction;
-        self.transaction.2 += 1;
-        if commit_lsn < self.resolved_before {
-            return; // resolved in an earlier session, and marked by it or by the sweeper
-        }
-        let event = outgoing.event.id;
-        if self.dead.contains(&event) {
-            return; // resolved by being parked, in an earlier session
-        }
-        let position = LastPosition { commit_lsn, ordinal, event };
-        // What the log repeats is behind what the stream has.
-        if self.last_position.is_none_or(|last| last.place() < position.place()) {
-            self.last_position = Some(position);
-        }
-        self.logged += 1;
-        self.push(outgoing, Origin::Log, (commit_lsn, commit_time_micros), Some(position));
-    }
-
-    fn scanned(&mut self, number: u32, rows: Vec<Outgoing>) {
-        let (outstanding, logged_before) = (rows.len(), self.logged);
-        self.scan.push_back(ScanBatch { number, outstanding, logged_before });
-        for outgoing in rows {
-            // Not looked up when it is sent: by then the log may have brought more, that waits
-            // behind it.
-            self.push(outgoing, Origin::Scan(number), (Lsn::ZERO, 0), self.last_position);
-        }
-    }
-
-    fn push(
-        &mut self,
-        outgoing: Outgoing,
-        origin: Origin,
-        at: (Lsn, i64),
-        position: Option<LastPosition>,
-    ) {
-        let stored_at = self.seen.get(&outgoing.event.id);
-        let unpublished = outgoing.subject.as_ref().err().cloned();
-        if let (None, Some(Unpublished::Dropped)) = (stored_at, &unpublished) {
-            return self.dropped(outgoing.event.id, origin, at);
-        }
-        let (index, first_of_key) = self.window.push(outgoing, origin, at, position, self.now);
-        if first_of_key && self.mode == Mode::Keyed {
-            self.ready.push_back(index);
-        }
-        match (stored_at, unpublished) {
-            // Also if a route drops it now that did not when it was published.
-            (Some(seq), _) => self.settle(index, seq, true),
-            // Where parking blocks, everything has to wait for its turn.
-            (None, Some(Unpublished::Unfit(reason))) if !self.parking_blocks => {
-                self.park(index, reason);
-            }
-            (None, _) => {}
-        }
-    }
-
-    /// Resolves an event that is not to be published. It does not enter the window: nothing is sent,
-    /// so nothing can be waited for.
-    fn dropped(&mut self, id: Uuid, origin: Origin, at: (Lsn, i64)) {
-        let (commit_lsn, commit_time_micros) = at;
-        let (seq, acked) = (None, false);
-        self.settled.push(Settled { id, seq, origin, commit_lsn, commit_time_micros, acked });
-        self.counts.dropped += 1;
-        self.scan_resolved(Some(origin));
     }
 
     fn acked(&mut self, index: u64, seq: u64) {
@@ -378,7 +332,8 @@ impl State {
         self.known_seq = self.known_seq.max(seq);
         // The broker knew the id: the message was stored before this one was sent.
         let found = seq <= entry.sent_after;
-        self.settle(index, seq, found);
+        self.counts.duplicates += u64::from(found);
+        self.settle(index, Some(seq), found);
         self.settled_in = true;
         if self.mode == Mode::Fenced && self.in_flight == 0 {
             // Lower than predicted if the broker had the event already.
@@ -417,7 +372,7 @@ impl State {
         }
     }
 
-    fn settle(&mut self, index: u64, seq: u64, found: bool) {
+    fn settle(&mut self, index: u64, seq: Option<u64>, found: bool) {
         let Some(entry) = self.window.get(index) else { return };
         let origin = entry.origin;
         if !self.given_up.is_empty()
@@ -431,7 +386,7 @@ impl State {
         }
         self.settled.push(Settled {
             id: entry.outgoing.event.id,
-            seq: Some(seq),
+            seq,
             origin,
             commit_lsn: entry.commit_lsn,
             commit_time_micros: entry.commit_time_micros,
@@ -466,6 +421,9 @@ impl State {
     fn tick(&mut self) {
         self.read_tail(Duration::ZERO);
         self.retry();
+        if !self.has_room() {
+            self.ask_for_marks();
+        }
         if self.link != Link::Up || self.in_flight == 0 {
             return;
         }

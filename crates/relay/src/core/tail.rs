@@ -57,6 +57,8 @@ impl Tail {
             let commit_lsn = own.map_or(Lsn::ZERO, |position| Lsn(position.lsn));
             self.stored.extend(message.id.map(|id| Stored { id, seq: message.seq, commit_lsn }));
             match message.position.filter(|position| position.system_id == system_id) {
+                // Sent before the log had brought anything.
+                Some(Position { lsn: 0, .. }) => {}
                 Some(position) => {
                     self.position = highest(self.position, &message, position);
                 }

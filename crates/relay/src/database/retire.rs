@@ -38,9 +38,16 @@ pub(crate) async fn retire(config: &Config, slot: &str, client: &Client) -> Resu
     }
     let state = store.load_state(slot).await?;
     let system_id = slot::system_identifier(config).await?;
-    if state.as_ref().is_some_and(|it| it.system_identifier != system_id) {
-        // It was another cluster's: whatever stream there is says nothing about it.
-        store.renumber().await?;
+    if let Some(former) = state.as_ref().filter(|it| it.system_identifier != system_id) {
+        // It was another cluster's. What its stream has is published, if there still is such a stream.
+        let stream = &before.as_ref().unwrap_or(config).stream.name;
+        let tail = match jetstream::new(client.clone()).get_stream(stream).await {
+            Ok(_) => Some(TailReader::new(client, stream).await?),
+            Err(error) if is_not_found(&error) => None,
+            Err(error) => return Err(Error::jetstream("look at the stream")(error)),
+        };
+        let config = before.as_ref().unwrap_or(config);
+        slot::finish_epoch(config, &store, tail.as_ref(), &system_id, former).await?;
         store.forget_slot(slot).await?;
         return store.unlock_slot(slot).await;
     }

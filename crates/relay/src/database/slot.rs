@@ -1,18 +1,18 @@
 //! The replication slot: found, checked, created anew, started.
 
+use std::collections::HashSet;
+
 use pgoutput::Lsn;
 use pgwire_replication::{IdentifySystem, PgWireError, ReplicationClient};
 use tracing::{info, warn};
+use uuid::Uuid;
 
 use super::Rows;
 use super::source::Source;
-use super::store::{SWEPT_AT_ONCE, StateRow, Store, Swath, Watermark};
-use crate::broker::{TailReader, WayBack};
+use super::store::{Resolved, SWEPT_AT_ONCE, StateRow, Store, Swath, Watermark};
+use crate::broker::{SOUGHT_AT_ONCE, TailReader, WayBack};
 use crate::config::Config;
-use crate::core::{
-    LOGGED_WHILE_SCAN_UNMARKED_MAX, MARKS_AT_ONCE, Origin, SCANS_UNMARKED_MAX, Settled, Stored,
-    Sweeper,
-};
+use crate::core::{LOGGED_WHILE_SCAN_UNMARKED_MAX, SCANS_UNMARKED_MAX, Sweeper, Tail};
 use crate::error::{Error, sqlstate};
 
 /// How long a relay that fell silent keeps the slot from others: its host may be dead without
@@ -30,8 +30,11 @@ pub(crate) struct Slot {
     pub(crate) timeline: u32,
     /// What PostgreSQL may forget already; the slot brings nothing that ended before.
     pub(crate) confirmed: Lsn,
-    /// It may be told to forget so much without anything being written down before.
+    /// It may be told to forget so much, as long as no event is resolved, without anything being
+    /// written down before.
     pub(crate) held: Lsn,
+    /// How far an earlier session got, as it wrote down.
+    pub(crate) resolved: Option<Resolved>,
     pub(crate) start_snapshot: String,
     watermark: Option<Watermark>,
     pub(crate) swept: Option<Watermark>,
@@ -81,6 +84,7 @@ impl Slot {
             timeline: identity.timeline,
             confirmed,
             held: state.held.unwrap_or(Lsn::ZERO),
+            resolved: state.resolved,
             start_snapshot,
             watermark: state.watermark,
             swept: state.swept,
@@ -236,51 +240,51 @@ pub(crate) async fn finish_epoch(
     old: &StateRow,
 ) -> Result<(), Error> {
     if old.system_identifier != system_id {
-        store.renumber().await?; // positions and snapshots of another cluster say nothing here
-        return Ok(());
+        // Snapshots of another cluster say nothing of rows that were written here, but what the stream
+        // has it has, under the positions of that cluster.
+        if let (Some(tail), Ok(former)) = (tail, number(&old.system_identifier)) {
+            mark_read_back(config, store, tail, former, old).await?;
+        }
+        return store.renumber().await;
     }
     let mut sweeper = Sweeper::new();
     sweeper.read(&[], false);
     if let Some(tail) = tail {
-        let since = old.swept.as_ref().or(old.watermark.as_ref());
-        let way = WayBack {
-            resolved_before: since.map_or(Lsn::ZERO, |it| it.lsn),
-            system_id: number(system_id)?,
-            overtaken_max: config.window.events,
-            at_least: scan_reach(config),
-            // However much was published since the last watermark, or is not marked: whatever is
-            // not found here is published again.
-            at_most: u64::MAX,
-        };
-        let (stored, is_whole) = tail.all_back_to(way).await?;
-        mark_stored(config, store, &stored.stored).await?;
+        let (stored, is_whole) =
+            mark_read_back(config, store, tail, number(system_id)?, old).await?;
         sweeper.read(&stored.stored, is_whole && old.swept.is_some());
     }
-    sweep_all(config, store, old, sweeper).await
+    sweep_all(config, store, tail, old, sweeper).await
 }
 
-async fn mark_stored(config: &Config, store: &Store, stored: &[Stored]) -> Result<(), Error> {
-    let settled: Vec<Settled> = stored
-        .iter()
-        .map(|it| Settled {
-            id: it.id,
-            seq: Some(it.seq),
-            origin: Origin::Scan(0),
-            commit_lsn: Lsn::ZERO,
-            commit_time_micros: 0,
-            acked: false,
-        })
-        .collect();
-    for batch in settled.chunks(MARKS_AT_ONCE) {
-        store.mark(&config.stream.name, batch).await?;
-    }
-    Ok(())
+/// Marks what the stream has from behind the last watermark on. Returns that, and whether it is all.
+async fn mark_read_back(
+    config: &Config,
+    store: &Store,
+    tail: &TailReader,
+    system_id: u64,
+    old: &StateRow,
+) -> Result<(Tail, bool), Error> {
+    let since = old.swept.as_ref().or(old.watermark.as_ref());
+    let way = WayBack {
+        resolved_before: since.map_or(Lsn::ZERO, |it| it.lsn),
+        system_id,
+        overtaken_max: config.window.events,
+        at_least: scan_reach(config),
+        // However much was published since the last watermark, or is not marked: whatever is not
+        // found here is published again.
+        at_most: u64::MAX,
+    };
+    let (read, is_whole) = tail.all_back_to(way).await?;
+    store.mark_stored(&config.stream.name, &read.stored).await?;
+    Ok((read, is_whole))
 }
 
 /// Marks what the last watermark covers. What the log never brought is left for the scan.
 async fn sweep_all(
     config: &Config,
     store: &Store,
+    tail: Option<&TailReader>,
     old: &StateRow,
     mut sweeper: Sweeper,
 ) -> Result<(), Error> {
@@ -294,16 +298,36 @@ async fn sweep_all(
     let swath = if is_indexed { Swath::SinceSwept } else { Swath::Whole };
     // While the look is open, nobody may wait for whoever waits for it.
     store.wait_for_locks(Some("5s")).await?;
-    let looker = Store::connect(config, "tailpost sweeper").await?;
-    let mut look = looker.look(start, watermark, old.swept.as_ref(), swath).await?;
     loop {
-        let rows = look.batch().await?;
-        // Nothing is on its way any more: there is no next watermark to wait for.
-        let verdict = sweeper.judge_finally(&rows);
-        store.mark(stream, &verdict.settled).await?;
-        store.mark_on_trust(stream, &verdict.trusted).await?;
-        store.leave_to_the_scanner(&verdict.unlogged).await?;
-        if rows.len() < SWEPT_AT_ONCE {
+        let looker = Store::connect(config, "tailpost sweeper").await?;
+        let mut look = looker.look(start, watermark, old.swept.as_ref(), swath).await?;
+        let mut unlogged = Vec::new();
+        let is_last = loop {
+            let rows = look.batch().await?;
+            // Nothing is on its way any more: there is no next watermark to wait for.
+            let verdict = sweeper.judge_finally(&rows);
+            store.mark(stream, &verdict.settled).await?;
+            store.mark_on_trust(stream, &verdict.trusted).await?;
+            unlogged.extend(verdict.unlogged);
+            if rows.len() < SWEPT_AT_ONCE {
+                break true;
+            }
+            if unlogged.len() >= SOUGHT_AT_ONCE {
+                break false;
+            }
+        };
+        drop(look);
+        if let Some(tail) = tail {
+            let sought = unlogged.iter().copied().collect();
+            let found = tail.find(sought).await?;
+            store.mark_stored(stream, &found).await?;
+            let found: HashSet<Uuid> = found.iter().map(|it| it.id).collect();
+            unlogged.retain(|id| !found.contains(id));
+        }
+        for batch in unlogged.chunks(SWEPT_AT_ONCE) {
+            store.leave_to_the_scanner(batch).await?;
+        }
+        if is_last {
             return store.wait_for_locks(None).await;
         }
     }
@@ -359,6 +383,7 @@ async fn create(
         watermark: None,
         held: Some(start),
         is_gap_filled,
+        resolved: None,
     };
     Ok((state, start))
 }

@@ -31,7 +31,7 @@ use crate::database::{publication, shape};
 use crate::error::Error;
 use crate::shards::{Shard, Shards};
 
-pub(crate) use self::state::{StateRow, Watermark};
+pub(crate) use self::state::{Resolved, StateRow, Watermark};
 pub(crate) use self::sweep::{Look, SWEPT_AT_ONCE, Swath};
 
 /// A connection for statements, and their texts.
@@ -305,6 +305,10 @@ impl Store {
             if !row.get::<_, bool>(0) {
                 return Err(Error::NotSetUp { missing: format!("table {table}") });
             }
+        }
+        let state = self.table.companion("tailpost_state");
+        if !shape::types(self.client(), &state).await?.contains_key("resolved_lsn") {
+            return Err(Error::NotSetUp { missing: format!("column resolved_lsn of {state}") });
         }
         Ok(())
     }

@@ -7,9 +7,11 @@
 //! killed; a slot that was created, or advanced, after the relay lost it always is. (If nothing was
 //! written to the log in between, they are equal, and nothing is missing.)
 //!
-//! The end of the log is ahead of what is resolved, so that one row written every quarter of a
-//! second keeps up with any number of events; they are confirmed that much later. A clean stop
-//! writes the confirmed position itself, so that nothing at all fits in between.
+//! Beside it stands how far everything is resolved (`resolved_lsn` and its companions), for a
+//! successor that finds the stream purged. Events are confirmed no further than that: what the slot
+//! brings then begins before that place, so that it can be counted from there. So one row written
+//! every quarter of a second keeps up with any number of events; they are confirmed that much
+//! later. A clean stop writes the confirmed position itself, so that nothing at all fits in between.
 
 use std::time::{Duration, Instant};
 
@@ -29,32 +31,64 @@ const NEXT_TO_NOTHING_BYTES: u64 = 1_024;
 
 #[derive(Debug)]
 pub(super) struct Hold {
+    /// Where the log ended, and up to where everything was resolved, when that was written down.
     held: Lsn,
-    writing: bool,
+    resolved_before: Lsn,
+    confirmed: Lsn,
+    /// What is being written down: up to where everything is resolved, and how many events were.
+    writing: Option<(Lsn, u64)>,
     written_at: Option<Instant>,
     pause: Duration,
-    /// Events resolved when the position was last written down.
+    /// Events resolved when the position was last written down, and when its writing was begun.
+    written: u64,
     resolved: u64,
     next_to_nothing_bytes: u64,
 }
 
 impl Hold {
-    /// `held` is what is written down already.
+    /// `held` is what an earlier session wrote down.
     pub(super) fn new(held: Lsn, shards: Shards) -> Self {
-        let next_to_nothing_bytes = NEXT_TO_NOTHING_BYTES * u64::from(shards.count());
-        let (pause, resolved) = (PAUSE_MIN, 0);
-        Self { held, writing: false, written_at: None, pause, resolved, next_to_nothing_bytes }
+        Self {
+            held,
+            resolved_before: Lsn::ZERO,
+            confirmed: Lsn::ZERO,
+            writing: None,
+            written_at: None,
+            pause: PAUSE_MIN,
+            written: 0,
+            resolved: 0,
+            next_to_nothing_bytes: NEXT_TO_NOTHING_BYTES * u64::from(shards.count()),
+        }
     }
 
-    /// What may be confirmed of what is resolved.
-    pub(super) fn allowed(&self, resolved_before: Lsn) -> Lsn {
-        resolved_before.min(self.held)
+    /// What may be confirmed of what is resolved. `events` is how many of the log's were resolved so
+    /// far, in this session or before.
+    pub(super) fn allow(&mut self, resolved_before: Lsn, events: u64) -> Lsn {
+        self.confirmed = self.confirmed.max(self.allowed(resolved_before, events));
+        self.confirmed
+    }
+
+    /// What was allowed to be confirmed.
+    pub(super) fn confirmed(&self) -> Lsn {
+        self.confirmed
+    }
+
+    /// Where no event was resolved since, the place that is written down is still the last one.
+    fn allowed(&self, resolved_before: Lsn, events: u64) -> Lsn {
+        let written = if events == self.written { self.held } else { self.resolved_before };
+        resolved_before.min(written)
+    }
+
+    /// Whether the position is being written down.
+    pub(super) fn is_writing(&self) -> bool {
+        self.writing.is_some()
     }
 
     /// Whether the position is to be written down now, `events` having been resolved so far.
     pub(super) fn is_due(&mut self, resolved_before: Lsn, events: u64, now: Instant) -> bool {
-        let beyond = resolved_before.0.saturating_sub(self.held.0);
-        if self.writing || beyond == 0 {
+        let allowed = self.allowed(resolved_before, events).max(self.confirmed);
+        let beyond = resolved_before.0.saturating_sub(allowed.0);
+        if self.is_writing() || beyond == 0 {
             return false;
         }
         let matters = events != self.resolved || beyond > self.next_to_nothing_bytes;
@@ -63,13 +97,16 @@ impl Hold {
             return false;
         }
         self.pause = if matters { PAUSE_MIN } else { (self.pause * 2).min(PAUSE_MAX) };
-        (self.writing, self.written_at, self.resolved) = (true, Some(now), events);
+        self.writing = Some((resolved_before, events));
+        (self.written_at, self.resolved) = (Some(now), events);
         true
     }
 
     /// It is on the disk.
     pub(super) fn written(&mut self, held: Lsn) {
-        self.writing = false;
+        if let Some((resolved_before, events)) = self.writing.take() {
+            (self.resolved_before, self.written) = (resolved_before, events);
+        }
         self.held = self.held.max(held);
     }
 }
@@ -92,21 +129,23 @@ mod tests {
                 count += 1;
                 hold.written(end);
             }
-            assert!(hold.allowed(Lsn(lsn + own)) <= Lsn(lsn + own));
+            assert!(hold.allow(Lsn(lsn + own), events) <= Lsn(lsn + own));
         }
         count
     }
 
     #[test]
     fn nothing_is_confirmed_that_is_not_written_down() {
-        let mut hold = Hold::new(Lsn(10), Shards::default());
-        assert_eq!(hold.allowed(Lsn(5)), Lsn(5));
-        assert_eq!(hold.allowed(Lsn(50)), Lsn(10));
+        let mut hold = Hold::new(Lsn(1), Shards::default());
+        assert_eq!(hold.allow(Lsn(5), 1), Lsn::ZERO);
         assert!(hold.is_due(Lsn(50), 1, Instant::now()));
-        assert_eq!(hold.allowed(Lsn(50)), Lsn(10), "not yet on the disk");
+        assert_eq!(hold.allow(Lsn(50), 1), Lsn::ZERO, "not yet on the disk");
         hold.written(Lsn(70));
-        assert_eq!(hold.allowed(Lsn(50)), Lsn(50));
-        assert_eq!(hold.allowed(Lsn(90)), Lsn(70));
+        assert_eq!(hold.allow(Lsn(50), 1), Lsn(50));
+        assert_eq!(hold.allow(Lsn(60), 2), Lsn(50), "beyond the place that is written down");
+        assert_eq!(hold.allow(Lsn(60), 1), Lsn(60), "no event is in between");
+        assert_eq!(hold.allow(Lsn(90), 1), Lsn(70), "beyond where the log ended");
+        assert_eq!(hold.allow(Lsn(90), 2), Lsn(70), "never less than before");
     }
 
     #[test]
@@ -138,7 +177,7 @@ mod tests {
 
     #[test]
     fn an_event_on_an_idle_stream_is_confirmed_at_once() {
-        let (mut hold, start) = (Hold::new(Lsn(100), Shards::default()), Instant::now());
+        let (mut hold, start) = (Hold::new(Lsn(1), Shards::default()), Instant::now());
         assert!(hold.is_due(Lsn(101), 1, start));
         hold.written(Lsn(200));
         let later = start + Duration::from_millis(300);

@@ -1,5 +1,6 @@
 //! What runs beside the loop.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use uuid::Uuid;
 use super::parking::Parked;
 use super::settle::Statement;
 use crate::broker::TailReader;
-use crate::core::{Blocked, Settled, SlotHealth, Tail, Unmarked};
+use crate::core::{Blocked, Place, Settled, SlotHealth, Tail, Unmarked};
 use crate::database::store::{Look, ScannedRow, Scanner, Swath};
 use crate::database::{Store, Watermark};
 use crate::describe;
@@ -28,6 +29,8 @@ pub(super) enum Done {
     Tail(Tail),
     TailFailed(String),
     FailureNoted,
+    /// Which events are marked as published, and where.
+    Marks(HashMap<Uuid, Option<u64>>),
     Purged(u64),
     Parked(Vec<Parked>),
     /// `None` if the statement failed: its rows are the sweeper's then.
@@ -183,8 +186,12 @@ pub(super) fn heartbeat(store: Arc<Store>) -> Job {
     job(async move { store.heartbeat().await.map(|()| Done::Heartbeat) })
 }
 
-pub(super) fn hold(store: Arc<Store>, slot: String, reader: i32) -> Job {
-    job(async move { store.hold(&slot, reader).await.map(Done::Held) })
+pub(super) fn hold(store: Arc<Store>, slot: String, reader: i32, place: Option<Place>) -> Job {
+    job(async move { store.hold(&slot, reader, place).await.map(Done::Held) })
+}
+
+pub(super) fn look_for_marks(store: Arc<Store>, ids: Vec<Uuid>) -> Job {
+    job(async move { store.marks(&ids).await.map(Done::Marks) })
 }
 
 pub(super) fn look(store: Arc<Store>, slot: String) -> Job {

@@ -31,7 +31,7 @@ use self::settle::Settling;
 use self::watch::Watch;
 use crate::broker::{Answers, Publisher, TailReader};
 use crate::config::Config;
-use crate::core::{Input, Mode, Request, State};
+use crate::core::{Input, Mode, Place, Request, State};
 use crate::database::{Source, Store};
 use crate::error::Error;
 use crate::reporter::Reporter;
@@ -221,6 +221,17 @@ impl Session {
                     let store = Arc::clone(&self.store);
                     self.jobs.push(jobs::note_failure(store, id, attempts, reason, pause));
                 }
+                Request::AskForMarks(ids) => {
+                    self.jobs.push(jobs::look_for_marks(Arc::clone(&self.store), ids));
+                }
+                Request::TellDoubt { known, counted } => {
+                    info!(
+                        known,
+                        counted,
+                        "the stream has lost messages: what was published is known from marks and \
+                         from the number of messages"
+                    );
+                }
                 Request::Stop(reason) => return Err(Error::Refused(reason)),
             }
         }
@@ -232,12 +243,19 @@ impl Session {
 
     /// Lets PostgreSQL forget what is resolved, as far as that is written down.
     fn confirm(&mut self) {
-        let resolved = self.state.confirmed();
-        if self.hold.is_due(resolved, self.state.counts().resolved(), Instant::now()) {
-            let (store, slot) = (Arc::clone(&self.store), self.config.slot.clone());
-            self.jobs.push(jobs::hold(store, slot, self.reader));
+        if self.state.is_in_doubt() {
+            return; // what an earlier session wrote down is all that tells
         }
-        self.source.confirm(self.hold.allowed(resolved));
+        let (resolved, events) = (self.state.confirmed(), self.state.settled_of_the_log());
+        if self.hold.is_due(resolved, events, Instant::now()) {
+            let (store, slot) = (Arc::clone(&self.store), self.config.slot.clone());
+            let place = self.state.place().map(|it| match self.scan.is_clear() {
+                true => it,
+                false => Place { seq: None, ..it },
+            });
+            self.jobs.push(jobs::hold(store, slot, self.reader, place));
+        }
+        self.source.confirm(self.hold.allow(resolved, events));
     }
 
     fn finish(&mut self, done: Done, reporter: &mut Reporter) -> Result<(), Error> {
@@ -249,6 +267,7 @@ impl Session {
                 let wait = self.state.breaker().1.unwrap_or_default();
                 warn!(error = why, "the stream does not answer, trying again in {wait:.1?}");
             }
+            Done::Marks(marks) => self.apply(Input::Marks(marks)),
             Done::Purged(purged @ 1..) => info!(purged, "removed old dead letters"),
             Done::FailureNoted | Done::Purged(_) => {}
             Done::Parked(parked) => self.parked(parked),
@@ -353,9 +372,14 @@ impl Session {
         let (slot, reader) = (&self.config.slot, self.reader);
         // Exactly there, so that nobody can move the slot without it being seen. What the jobs left
         // on the same connection is executed before.
-        let held = self.store.hold_at(slot, reader, confirmed);
-        let late = Error::Stalled("the last position could not be written down");
-        tokio::time::timeout(LAST_POSITION_MAX, held).await.unwrap_or(Err(late))?;
+        // And nobody who writes to the stream, or purges it, until there is a relay again can make
+        // events count as published.
+        let place = Some(Place { commit_lsn: confirmed, ordinal: 0, seq: None });
+        if !self.state.is_in_doubt() {
+            let held = self.store.hold_at(slot, reader, confirmed, place);
+            let late = Error::Stalled("the last position could not be written down");
+            tokio::time::timeout(LAST_POSITION_MAX, held).await.unwrap_or(Err(late))?;
+        }
         self.source.confirm(confirmed);
         if !self.source.stop(confirmed).await && confirmed > self.confirmed_before {
             self.store.advance_slot(slot, confirmed).await?;
@@ -373,7 +397,7 @@ impl Session {
     }
 
     fn report(&self, reporter: &mut Reporter, last: bool) {
-        let confirmed = self.hold.allowed(self.state.confirmed());
+        let confirmed = self.hold.confirmed();
         let (marks, scanned) = (self.settling.counts(), self.scan.scanned());
         reporter.report(&self.state, confirmed, &marks, scanned, last);
     }

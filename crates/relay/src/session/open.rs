@@ -20,9 +20,11 @@ use super::{Session, TICK};
 use crate::broker::{self, History, Publisher, TailReader, WAY_BACK_MAX, WayBack};
 use crate::config::{self, Config, MarkBy, OnPark};
 use crate::connect::NatsLink;
-use crate::core::{Limits, Mode, Start, State};
+use crate::core::{Doubted, Limits, Mode, Start, State, Tail};
+use crate::database::store::Resolved;
 use crate::database::{Rows, Slot, Store};
 use crate::error::Error;
+use crate::reporter::POSTGRES_EPOCH_UNIX_MICROS;
 
 fn mode(config: &Config) -> Mode {
     match config.mode {
@@ -31,17 +33,59 @@ fn mode(config: &Config) -> Mode {
     }
 }
 
+/// A message that the stream got so much later than the last position was written down, in seconds, is
+/// not the relay's: that is written several times a second. The clocks may differ.
+const OTHERS_AFTER: f64 = 60.0;
+
+/// What there is besides the stream's messages that tells what an earlier session published.
+struct Evidence<'a> {
+    store: &'a Store,
+    resolved: Option<Resolved>,
+    /// No earlier session has read this slot.
+    is_new: bool,
+}
+
+impl Evidence<'_> {
+    /// What the log will bring again that the stream may have had and lost.
+    async fn doubted(
+        self,
+        reader: &TailReader,
+        tail: &Tail,
+        is_whole: bool,
+    ) -> Result<Option<Doubted>, Error> {
+        let mut place = self.resolved.map(|it| it.place);
+        // A stream that was made anew lacks everything.
+        let is_shorter = place.and_then(|it| it.seq).is_some_and(|seq| tail.last_seq < seq);
+        if self.is_new || is_whole && !is_shorter {
+            return Ok(None);
+        }
+        let state = reader.info().await?.state;
+        let last_at = state.last_timestamp.unix_timestamp();
+        let last_at_micros = last_at.saturating_mul(1_000_000) - POSTGRES_EPOCH_UNIX_MICROS;
+        if let (Some(place), Some(resolved)) = (&mut place, self.resolved)
+            && (last_at as f64 > resolved.at + OTHERS_AFTER || tail.foreign > 0)
+        {
+            place.seq = None; // not all of it was the relay's
+        }
+        let before = self.store.mark_the_end().await?;
+        let first_seq = state.first_sequence;
+        Ok(Some(Doubted { before, first_seq, last_at_micros, place }))
+    }
+}
+
 /// Reads the stream's tail back to what is resolved, and builds the core on it.
 async fn state(
     config: &Config,
     mode: Mode,
     way: WayBack,
-    tail: &TailReader,
+    reader: &TailReader,
     batches: bool,
     dead: HashSet<Uuid>,
+    evidence: Evidence<'_>,
 ) -> Result<State, Error> {
     let resolved_before = way.resolved_before;
-    let tail = tail.back_to(way).await?;
+    let (tail, is_whole) = reader.all_back_to(way).await?;
+    let doubted = evidence.doubted(reader, &tail, is_whole).await?;
     info!(
         slot = config.slot,
         stream = config.stream.name,
@@ -57,6 +101,7 @@ async fn state(
         resolved_before,
         tail,
         batches,
+        doubted,
         dead,
         parking_blocks: config.on_park == OnPark::BlockKey,
         max_attempts: config.max_attempts,
@@ -107,10 +152,9 @@ impl Session {
         let (start_snapshot, swept) = (slot.start_snapshot.clone(), slot.swept.clone());
         let resolved_before = slot.resolved_before();
         let (confirmed, hold) = (slot.confirmed, Hold::new(slot.held, config.shards));
-        let is_gap_filled = slot.is_gap_filled;
+        let (is_gap_filled, resolved, is_new) = (slot.is_gap_filled, slot.resolved, slot.created);
         let rows = Rows::new(config.table.clone(), config.routing());
         let source = slot.start(rows, &store, &config.slot).await?;
-        let mode = mode(config);
         let way = WayBack {
             resolved_before,
             system_id,
@@ -127,7 +171,8 @@ impl Session {
             || config.on_park == OnPark::BlockKey
             // Asked after the dead letters were read: what is requeued meanwhile is among them.
             || store.has_requeued().await?;
-        let state = state(config, mode, way, &tail, batches, dead).await?;
+        let evidence = Evidence { store: &store, resolved, is_new };
+        let state = state(config, mode(config), way, &tail, batches, dead, evidence).await?;
         let history = History { system_id, timeline };
         let stream = &config.stream.name;
         let (publisher, answers) =
@@ -160,7 +205,7 @@ impl Session {
             tick: interval(TICK),
             answered: Vec::new(),
             logged: Vec::new(),
-            mode,
+            mode: mode(config),
             resolved: 0,
             progressed: Instant::now(),
             heartbeat_sent: false,

@@ -130,6 +130,11 @@ impl Scan {
         rests && !self.initial && !self.gap_is_read
     }
 
+    /// Whether nothing of a scan is in the stream since its last batch was noted as marked.
+    pub(super) fn is_clear(&self) -> bool {
+        !self.is_gap_open && !self.is_noting
+    }
+
     /// Whether rows are published and not marked.
     pub(super) fn is_busy(&self) -> bool {
         !self.batches.is_empty() || self.is_marking
@@ -257,7 +262,8 @@ impl Session {
     /// Marks what is resolved, and reads on if there is room.
     pub(super) fn continue_scan(&mut self) {
         let batches = self.state.scans_resolved();
-        if self.scan.gap_is_read && !self.scan.is_busy() && !self.scan.is_noting {
+        let is_quiet = !self.scan.is_busy() && !self.scan.is_noting && !self.hold.is_writing();
+        if self.scan.gap_is_read && is_quiet {
             self.scan.is_noting = true;
             let (store, slot) = (Arc::clone(&self.store), self.config.slot.clone());
             let reader = self.reader;

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use rand::RngExt;
 
 use super::World;
-use crate::core::{Blocked, Input, Tail};
+use crate::core::{Blocked, Input, Place, Tail};
 
 /// Batches that may be unmarked at a time.
 const UNMARKED_MAX: usize = 3;
@@ -105,6 +105,7 @@ impl World {
                     self.apply(Input::Seen(seen));
                 }
                 self.is_gap_open = true;
+                self.place = self.place.map(|it| Place { seq: None, ..it });
                 let outgoing = rows.iter().map(|id| self.scanned(*id)).collect();
                 self.relay.batches += 1;
                 self.apply(Input::Scanned { batch: self.relay.batches, rows: outgoing });

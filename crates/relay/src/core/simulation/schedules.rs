@@ -16,6 +16,7 @@ const CALM: Faults = Faults {
     dedup: true,
     batches: false,
     slot_loss: false,
+    purges: false,
 };
 
 fn run(faults: Faults) {
@@ -110,6 +111,16 @@ fn in_keyed_mode_no_event_overtakes_one_that_blocks_its_aggregate() {
 #[test]
 fn in_fenced_mode_a_lost_slot_costs_nothing_and_changes_no_order() {
     run(Faults { slot_loss: true, dedup: false, ..CALM });
+}
+
+#[test]
+fn in_fenced_mode_a_purged_stream_costs_no_event() {
+    run(Faults { purges: true, dedup: false, ..CALM });
+}
+
+#[test]
+fn in_batches_a_purged_stream_costs_no_event() {
+    run(Faults { purges: true, batches: true, dedup: false, ..CALM });
 }
 
 #[test]

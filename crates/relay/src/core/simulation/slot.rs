@@ -2,9 +2,30 @@
 
 use pgoutput::Lsn;
 
+use rand::seq::IndexedRandom;
+
 use super::World;
+use crate::core::Place;
 
 impl World {
+    /// What is resolved is confirmed, and how far that is written down.
+    pub(super) fn confirm(&mut self) {
+        let state = &self.relay.state;
+        if state.is_in_doubt() || state.confirmed() <= self.slot_confirmed {
+            return;
+        }
+        self.slot_confirmed = state.confirmed();
+        let clear = !self.is_gap_open && self.relay.scanned.is_empty();
+        self.place = state.place().map(|it| Place { seq: it.seq.filter(|_| clear), ..it });
+    }
+
+    /// Old messages go, as by an operator's hand or by age.
+    pub(super) fn purge(&mut self) {
+        let kept = *[0, 0, 1, 5].choose(&mut self.rng).expect("not empty");
+        self.purged = self.purged.max(self.stream.len().saturating_sub(kept));
+        self.forgotten = self.forgotten.max(self.purged);
+    }
+
     /// The relay ends, and its successor makes the slot anew, where the log ends now.
     ///
     /// As `finish_epoch` does, it marks what the stream has before it lets the scanner look.

@@ -137,7 +137,7 @@ impl State {
                 self.answered_until = self.answered_until.max(sent_at);
                 self.fruitless_resyncs = 0;
                 self.breaker.succeeded();
-                self.settle(index, expected + 1, false);
+                self.settle(index, Some(expected + 1), false);
             } else if index >= self.next {
                 break;
             }

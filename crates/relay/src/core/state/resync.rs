@@ -112,7 +112,7 @@ impl State {
             self.breaker.succeeded();
         }
         for (index, seq) in found {
-            self.settle(index, seq, true);
+            self.settle(index, Some(seq), true);
         }
         // The rest may still come: a predecessor's last messages, stored behind the first reading.
         self.remember(tail);
@@ -142,7 +142,7 @@ impl State {
             .filter_map(|(index, entry)| Some((index, self.seen.get(&entry.outgoing.event.id)?)))
             .collect();
         for (index, seq) in found {
-            self.settle(index, seq, true);
+            self.settle(index, Some(seq), true);
         }
     }
 

@@ -1,5 +1,7 @@
 //! What is sent next.
 
+use pgoutput::Lsn;
+
 use super::blocking::Turn;
 use super::{Link, State};
 use crate::core::messages::{Mode, Send};
@@ -38,7 +40,13 @@ impl State {
         let position = match entry.origin {
             Origin::Log => entry.position,
             // The stream may have got further since: by what a predecessor had sent.
-            Origin::Scan(_) => LastPosition::later(entry.position, stored),
+            Origin::Scan(_) => {
+                // Without any, one that says nothing: who reads it knows whose message it is.
+                let event = entry.outgoing.event.id;
+                let nowhere = LastPosition { commit_lsn: Lsn::ZERO, ordinal: 0, event };
+                let known = LastPosition::later(entry.position, stored);
+                known.or((self.resolved_before < Lsn(u64::MAX)).then_some(nowhere))
+            }
         };
         let Outgoing { event, subject, .. } = &entry.outgoing;
         let subject = subject.as_ref().map_or("", String::as_str);
@@ -64,6 +72,9 @@ impl State {
             Mode::Fenced => {
                 self.next = self.next.max(self.window.first());
                 loop {
+                    if self.is_doubtful(self.next) {
+                        return None;
+                    }
                     match self.window.get(self.next)?.stage {
                         Stage::Deferred => return None,
                         Stage::Waiting => match self.may_go(self.next) {
@@ -78,6 +89,9 @@ impl State {
             }
             Mode::Keyed => loop {
                 let index = *self.ready.front()?;
+                if self.is_doubtful(index) {
+                    return None;
+                }
                 let is_waiting =
                     self.window.get(index).is_some_and(|it| it.stage == Stage::Waiting);
                 if is_waiting && self.may_go(index) == Turn::Now {

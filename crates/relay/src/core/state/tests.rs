@@ -22,6 +22,7 @@ fn start(batches: bool) -> State {
 
 fn start_on(tail: Tail, batches: bool) -> State {
     State::new(Start {
+        doubted: None,
         mode: Mode::Fenced,
         limits: Limits { events: 100, bytes: 1 << 20 },
         ack_timeout: Duration::from_secs(1),

@@ -2,10 +2,10 @@
 
 use pgoutput::Lsn;
 use tokio_postgres::Row;
-use tokio_postgres::types::PgLsn;
+use tokio_postgres::types::{PgLsn, ToSql};
 
 use super::{Store, statements};
-use crate::core::SlotHealth;
+use crate::core::{Place, SlotHealth};
 use crate::error::Error;
 
 /// The state row: what the slot brings, and how far the log has been worked through.
@@ -24,6 +24,15 @@ pub(crate) struct StateRow {
     pub(crate) held: Option<Lsn>,
     /// What the slot does not bring is published.
     pub(crate) is_gap_filled: bool,
+    pub(crate) resolved: Option<Resolved>,
+}
+
+/// How far a relay had got, as it wrote down beside `held`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Resolved {
+    pub(crate) place: Place,
+    /// When that was, in seconds from 1970 on, by the database's clock.
+    pub(crate) at: f64,
 }
 
 /// Everything that the log owns, and that is visible in `snapshot`, was resolved when everything
@@ -65,31 +74,52 @@ impl Store {
     }
 
     /// Writes down, durably, where the log ends now, and that the slot was read by us then: it may
-    /// be confirmed up to there. A slot that is created later begins behind it.
+    /// be confirmed up to there. A slot that is created later begins behind it. `place` says how far
+    /// everything is resolved; the slot must not be confirmed beyond that either.
     ///
     /// # Errors
     ///
     /// [`Error::SlotBusy`] if `reader` does not read the slot any more: nothing is written then.
-    pub(crate) async fn hold(&self, slot: &str, reader: i32) -> Result<Lsn, Error> {
+    pub(crate) async fn hold(
+        &self,
+        slot: &str,
+        reader: i32,
+        place: Option<Place>,
+    ) -> Result<Lsn, Error> {
         // By itself, and first: whoever reads the slot afterwards has read it all the time.
         let row = self.client().query_one("SELECT pg_current_wal_insert_lsn()", &[]).await;
         let end: PgLsn = row.map_err(Error::sql("ask for the log's end"))?.get(0);
         let end = Lsn(end.into());
-        self.hold_at(slot, reader, end).await.map(|()| end)
+        self.hold_at(slot, reader, end, place).await.map(|()| end)
     }
 
     /// As [`hold`](Self::hold), for a position that the slot was not confirmed beyond.
-    pub(crate) async fn hold_at(&self, slot: &str, reader: i32, at: Lsn) -> Result<(), Error> {
+    pub(crate) async fn hold_at(
+        &self,
+        slot: &str,
+        reader: i32,
+        at: Lsn,
+        place: Option<Place>,
+    ) -> Result<(), Error> {
         // Not waiting for synchronous standbys: they have no part in what the slot confirms.
         let sql = format!(
             "WITH durable AS (SELECT set_config('synchronous_commit', 'local', true))
-             UPDATE {} SET held_lsn = $2, updated_at = now() FROM durable
+             UPDATE {} SET held_lsn = $2, updated_at = now(),
+                 resolved_lsn = coalesce($4, resolved_lsn),
+                 resolved_ordinal = CASE WHEN $4 IS NULL THEN resolved_ordinal ELSE $5 END,
+                 resolved_stream_seq = $6, resolved_at = now()
+             FROM durable
              WHERE slot = $1 AND EXISTS (
                  SELECT FROM pg_replication_slots WHERE slot_name = $1 AND active_pid = $3
              )",
             self.table.companion("tailpost_state")
         );
-        let written = self.client().execute(&sql, &[&slot, &PgLsn::from(at.0), &reader]).await;
+        let at = PgLsn::from(at.0);
+        let lsn = place.map(|it| PgLsn::from(it.commit_lsn.0));
+        let ordinal = place.map(|it| i64::from(it.ordinal));
+        let seq = place.and_then(|it| it.seq).map(u64::cast_signed);
+        let parameters: [&(dyn ToSql + Sync); 6] = [&slot, &at, &reader, &lsn, &ordinal, &seq];
+        let written = self.client().execute(&sql, &parameters).await;
         match written.map_err(Error::sql("write down that the slot is held"))? {
             0 => Err(Error::SlotBusy { slot: slot.to_owned() }),
             _ => Ok(()),
@@ -130,7 +160,8 @@ impl Store {
     /// finds it in the stream's tail as long as nothing else is published before it has looked.
     pub(crate) async fn gap_opened(&self, slot: &str) -> Result<(), Error> {
         let sql = format!(
-            "UPDATE {} SET gap_filled_at = NULL, updated_at = now() WHERE slot = $1",
+            "UPDATE {} SET gap_filled_at = NULL, resolved_stream_seq = NULL, updated_at = now()
+             WHERE slot = $1",
             self.table.companion("tailpost_state")
         );
         let written = self.client().execute(&sql, &[&slot]).await;
@@ -143,7 +174,7 @@ impl Store {
     pub(crate) async fn gap_filled(&self, slot: &str, reader: i32, rows: u64) -> Result<(), Error> {
         let sql = format!(
             "UPDATE {} SET gap_rows = coalesce(gap_rows, 0) + $2, gap_filled_at = now(),
-                 updated_at = now()
+                 resolved_stream_seq = NULL, updated_at = now()
              WHERE slot = $1 AND gap_filled_at IS NULL AND EXISTS (
                  SELECT FROM pg_replication_slots WHERE slot_name = $1 AND active_pid = $3
              )",
@@ -222,7 +253,9 @@ impl Store {
         let sql = format!(
             "SELECT system_identifier::text, start_snapshot::text, epoch,
                     watermark_snapshot::text, watermark_lsn, start_lsn IS NOT NULL, held_lsn,
-                    swept_snapshot::text, swept_lsn, gap_filled_at IS NOT NULL
+                    swept_snapshot::text, swept_lsn, gap_filled_at IS NOT NULL,
+                    resolved_lsn, resolved_ordinal, resolved_stream_seq,
+                    extract(epoch FROM resolved_at)::float8
              FROM {} WHERE slot = $1",
             self.table.companion("tailpost_state")
         );
@@ -237,6 +270,7 @@ impl Store {
             swept: watermark(&row, 7),
             held: row.get::<_, Option<PgLsn>>(6).map(|lsn| Lsn(lsn.into())),
             is_gap_filled: row.get(9),
+            resolved: resolved(&row),
         }))
     }
 
@@ -281,6 +315,7 @@ impl Store {
                 start_snapshot = $4::text::pg_snapshot, start_lsn = $5, held_lsn = $5,
                 watermark_snapshot = NULL, watermark_lsn = NULL,
                 swept_snapshot = $4::text::pg_snapshot, swept_lsn = $5,
+                resolved_lsn = NULL, resolved_ordinal = NULL, resolved_stream_seq = NULL,
                 epoch_at = now(), gap_rows = 0, gap_filled_at = NULL, updated_at = now()
              WHERE slot = $1",
             state = self.table.companion("tailpost_state")
@@ -292,6 +327,15 @@ impl Store {
             .map_err(Error::sql("store the slot's start"))?;
         Ok(())
     }
+}
+
+fn resolved(row: &Row) -> Option<Resolved> {
+    let commit_lsn = Lsn(row.get::<_, Option<PgLsn>>(10)?.into());
+    let ordinal = u32::try_from(row.get::<_, Option<i64>>(11)?).ok()?;
+    // While the scanner may owe something, its messages may be in between.
+    let seq = row.get::<_, Option<i64>>(12).filter(|_| row.get(9)).map(i64::cast_unsigned);
+    let at = row.get::<_, Option<f64>>(13).unwrap_or_default();
+    Some(Resolved { place: Place { commit_lsn, ordinal, seq }, at })
 }
 
 fn watermark(row: &Row, at: usize) -> Option<Watermark> {

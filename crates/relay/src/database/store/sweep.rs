@@ -1,17 +1,18 @@
 //! Rows that the log owns and no mark has reached.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::pin::Pin;
 
 use futures_util::TryStreamExt;
 use outbox::Column;
+use pgoutput::Lsn;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Row, RowStream};
 use uuid::Uuid;
 
 use super::statements::NOT_MARKED;
 use super::{Store, Watermark};
-use crate::core::{Age, Settled, Unmarked};
+use crate::core::{Age, MARKS_AT_ONCE, Origin, Settled, Stored, Unmarked};
 use crate::error::Error;
 
 const LOOKING: &str = "look for unmarked rows";
@@ -113,6 +114,24 @@ impl Store {
         Ok(Look { _store: self, rows: Box::pin(rows) })
     }
 
+    /// Marks rows whose messages were read in the stream.
+    pub(crate) async fn mark_stored(&self, stream: &str, stored: &[Stored]) -> Result<u64, Error> {
+        let settled = |it: &Stored| Settled {
+            id: it.id,
+            seq: Some(it.seq),
+            origin: Origin::Scan(0),
+            commit_lsn: Lsn::ZERO,
+            commit_time_micros: 0,
+            acked: false,
+        };
+        let mut marked = 0;
+        for batch in stored.chunks(MARKS_AT_ONCE) {
+            let batch: Vec<Settled> = batch.iter().map(settled).collect();
+            marked += self.mark(stream, &batch).await?;
+        }
+        Ok(marked)
+    }
+
     /// Marks rows of which nobody knows where in the stream they are.
     pub(crate) async fn mark_on_trust(&self, stream: &str, ids: &[Uuid]) -> Result<u64, Error> {
         if ids.is_empty() {
@@ -135,6 +154,19 @@ impl Store {
         );
         let left = self.client().execute(&sql, &[&ids]).await;
         left.map_err(Error::sql("leave rows to the scanner"))
+    }
+
+    /// Which of the events have a marked row, and where the mark says that the stream has them.
+    pub(crate) async fn marks(&self, ids: &[Uuid]) -> Result<HashMap<Uuid, Option<u64>>, Error> {
+        let (outbox, id) = (self.table.quoted(), self.table.column(Column::Id));
+        let sql = format!(
+            "SELECT {id}, stream_seq FROM {outbox}
+             WHERE {id} = ANY($1) AND published_at IS NOT NULL"
+        );
+        let rows = self.client().query(&sql, &[&ids]).await;
+        let rows = rows.map_err(Error::sql("look for marked rows"))?;
+        let seq = |row: &Row| row.get::<_, Option<i64>>(1).map(i64::cast_unsigned);
+        Ok(rows.iter().map(|row| (row.get(0), seq(row))).collect())
     }
 
     /// Which of the events have a marked row.

@@ -1,15 +1,17 @@
 //! The sweeper: what a watermark covers and is not marked is marked, or published after all.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
 
 use futures_util::stream::FuturesUnordered;
 use tracing::{error, info};
+use uuid::Uuid;
 
 use super::{Missed, Settling, Step};
-use crate::broker::WayBack;
+use crate::broker::{SOUGHT_AT_ONCE, WayBack};
 use crate::config::{Config, MarkBy};
-use crate::core::{Judgement, SWEEPER_STORED_MAX, Tail, Verdict};
+use crate::core::{Age, Judgement, SWEEPER_STORED_MAX, Tail, Unmarked, Verdict};
 use crate::database::store::{Look, SWEPT_AT_ONCE, Swath};
 use crate::database::{Store, Watermark};
 use crate::error::Error;
@@ -112,7 +114,10 @@ impl Settling {
                 let Verdict { suspected, .. } = verdict;
                 self.swept(Some(Swept { found, marked: 0, unlogged: 0, suspected }), jobs);
             }
-            Judgement::Done(verdict) => jobs.push(self.carry_out(found, verdict)),
+            Judgement::Done(verdict) if verdict.unlogged.is_empty() => {
+                jobs.push(self.carry_out(found, verdict));
+            }
+            Judgement::Done(verdict) => jobs.push(self.seek(found, verdict)),
         }
     }
 
@@ -147,6 +152,57 @@ impl Settling {
             };
             Ok(Done::SweepTail { found, tail, is_whole: reached && swept.is_some() })
         })
+    }
+
+    /// Before anything is published that the log did not bring, the whole stream is read for it: its
+    /// mark may have been taken away, by hand or with a table that was restored. So that it is read
+    /// once for many, for other unmarked rows of that age as well.
+    fn seek(&self, found: Found, mut verdict: Verdict) -> Job {
+        let (store, tail) = (Arc::clone(self.markers.store()), self.tail.clone());
+        let (config, start) = (Arc::clone(&self.config), self.known.start_snapshot.clone());
+        let (swept, step) = (self.known.swept.clone(), self.watermark_under_way());
+        long_job(async move {
+            let swept = async {
+                let stream = &config.stream.name;
+                let mut sought: HashSet<Uuid> = verdict.unlogged.iter().copied().collect();
+                if let (Some(watermark), SWEPT_AT_ONCE) = (&step, found.rows.len()) {
+                    let swept = swept.as_ref();
+                    let mut look =
+                        open_look(&config, &start, watermark, swept, found.swath).await?;
+                    while sought.len() < SOUGHT_AT_ONCE {
+                        let rows = look.batch().await?;
+                        let is_sought = |it: &&Unmarked| it.age == Age::Swept && !it.is_dropped;
+                        sought.extend(rows.iter().filter(is_sought).map(|it| it.id));
+                        if rows.len() < SWEPT_AT_ONCE {
+                            break;
+                        }
+                    }
+                }
+                let places = tail.find(sought).await?;
+                let mut marked = store.mark(stream, &verdict.settled).await?;
+                marked += store.mark_on_trust(stream, &verdict.trusted).await?;
+                let back = store.mark_stored(stream, &places).await?;
+                let places: HashSet<Uuid> = places.iter().map(|it| it.id).collect();
+                verdict.unlogged.retain(|id| !places.contains(id));
+                let unlogged = store.leave_to_the_scanner(&verdict.unlogged).await?;
+                if back > 0 {
+                    info!(
+                        rows = back,
+                        "rows had lost their marks, and the stream has them all the same: marked them"
+                    );
+                }
+                let suspected = verdict.suspected;
+                Ok(Swept { found, marked: marked + back, unlogged, suspected })
+            };
+            Ok(Done::Swept(jobs::tolerate(swept.await)))
+        })
+    }
+
+    fn watermark_under_way(&self) -> Option<Watermark> {
+        match &self.watermark {
+            Step::Sweeping(watermark) => Some(watermark.clone()),
+            _ => None,
+        }
     }
 
     fn carry_out(&self, found: Found, verdict: Verdict) -> Job {
@@ -184,7 +240,8 @@ impl Settling {
         if unlogged > 0 {
             error!(
                 rows = unlogged,
-                "rows came into the outbox without passing the log: publishing them from the table"
+                "rows came into the outbox without passing the log, and the stream, read from its \
+                 beginning, does not have them: publishing them from the table"
             );
         }
         if suspected > 0 {

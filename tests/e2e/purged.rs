@@ -1,0 +1,143 @@
+//! The stream loses messages while no relay runs. What they were is known by other ways.
+
+use std::collections::BTreeMap;
+
+use support::{DEADLINE, Rig, until};
+use uuid::Uuid;
+
+/// Every message that the stream ever had, by sequence.
+#[derive(Default)]
+struct History(BTreeMap<u64, Uuid>);
+
+impl History {
+    async fn note(&mut self, rig: &Rig) {
+        self.0.extend(rig.stored().await.into_iter().map(|it| (it.sequence, it.id)));
+    }
+
+    /// Takes down what there is, and removes it but for the newest `keep`.
+    async fn purge(&mut self, rig: &Rig, keep: u64) {
+        self.note(rig).await;
+        let stream = rig.stream().await;
+        let last = self.0.keys().next_back().copied().unwrap_or_default();
+        stream.purge().sequence((last + 1).saturating_sub(keep)).await.expect("purge the stream");
+    }
+
+    async fn assert_each_once(&mut self, rig: &Rig) {
+        self.note(rig).await;
+        let rows = rig.client().await.query("SELECT id FROM outbox_events", &[]).await;
+        let mut rows: Vec<Uuid> = rows.expect("ids").iter().map(|row| row.get(0)).collect();
+        let mut stored: Vec<Uuid> = self.0.values().copied().collect();
+        rows.sort_unstable();
+        stored.sort_unstable();
+        let twice = stored.windows(2).filter(|pair| pair[0] == pair[1]).count();
+        assert_eq!((stored.len() - twice, twice), (rows.len(), 0), "(events, twice)");
+        assert_eq!(stored, rows);
+    }
+}
+
+async fn rig() -> Rig {
+    let mut rig = Rig::new().await;
+    rig.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
+    rig
+}
+
+/// Kills the relay under load, and purges the stream, a few times.
+async fn survives_purges(mut rig: Rig, seed: u64, keep: &[u64]) {
+    rig.setup().await;
+    let mut history = History::default();
+    let load = rig.load(seed, 3000.0).await;
+    for keep in keep {
+        let relay = rig.relay();
+        relay.wait_active().await;
+        load.wait_committed(400).await;
+        relay.kill9().await;
+        history.purge(&rig, *keep).await;
+    }
+    rig.set("TAILPOST_RELAY__MARK_INTERVAL", "50ms");
+    let _relay = rig.relay();
+    load.wait_committed(400).await;
+    load.stop().await;
+    let published = "SELECT count(*) FROM outbox_status WHERE status <> 'PUBLISHED'";
+    until(DEADLINE, "all is published", async || rig.query::<i64>(published).await == 0).await;
+    history.assert_each_once(&rig).await;
+}
+
+/// R-REL-05, R-REL-06: all messages are gone, or all but the newest.
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_under_load_and_the_stream_purged_no_event_is_stored_twice() {
+    survives_purges(rig().await, 1, &[0, 0, 20, 0]).await;
+}
+
+/// R-REL-05, R-REL-06: no mark says anything of what was published.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_marks_a_purge_makes_no_event_be_stored_twice() {
+    for (name, value) in
+        [("TAILPOST_RELAY__MARK_INTERVAL", "1h"), ("TAILPOST_RELAY__MARK", "watermark")]
+    {
+        let mut rig = rig().await;
+        rig.set(name, value);
+        survives_purges(rig, 2, &[0, 0]).await;
+    }
+}
+
+/// R-REL-05, R-REL-06: in keyed mode marks are all there is. What they say is believed, although the
+/// slot was never confirmed.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_marked_is_not_stored_again_after_a_purge() {
+    for mode in ["keyed", "fenced"] {
+        let mut rig = rig().await;
+        rig.set("TAILPOST_RELAY__MODE", mode);
+        rig.setup().await;
+        let relay = rig.relay();
+        relay.wait_active().await;
+        let mut client = rig.client().await;
+        let lock = client.transaction().await.expect("begin");
+        lock.batch_execute("SELECT FROM tailpost_state FOR UPDATE").await.expect("lock");
+        rig.insert(500).await;
+        rig.wait_marked().await;
+        relay.kill9().await;
+        lock.rollback().await.expect("roll back");
+        let mut history = History::default();
+        history.purge(&rig, 0).await;
+        rig.insert(500).await;
+        let _relay = rig.relay();
+        rig.wait_marked().await;
+        rig.wait_confirmed().await;
+        history.assert_each_once(&rig).await;
+    }
+}
+
+/// R-REL-01: others' messages are not taken for events, whether they are there or gone.
+#[tokio::test(flavor = "multi_thread")]
+async fn foreign_messages_that_are_purged_cost_no_event() {
+    let rig = rig().await;
+    rig.setup().await;
+    let mut history = History::default();
+    for clean in [true, false] {
+        let relay = rig.relay();
+        relay.wait_active().await;
+        rig.insert_each(100).await;
+        rig.wait_marked().await;
+        if clean {
+            relay.sigterm();
+            assert!(relay.wait_exit(DEADLINE).await.success());
+        } else {
+            relay.kill9().await;
+        }
+        history.note(&rig).await;
+        let jetstream = rig.nats.jetstream().await.expect("connect");
+        for _ in 0..10 {
+            let stored = jetstream.publish("outbox.x.y", "test".into()).await;
+            stored.expect("publish").await.expect("stored");
+        }
+        rig.stream().await.purge().await.expect("purge the stream");
+        // Later than the clocks of two machines differ.
+        rig.execute("SELECT pg_sleep(2.1)").await;
+        rig.insert_each(100).await;
+        let relay = rig.relay();
+        rig.wait_marked().await;
+        relay.kill9().await;
+        history.note(&rig).await;
+    }
+    history.assert_each_once(&rig).await;
+}
