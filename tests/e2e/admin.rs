@@ -40,3 +40,58 @@ async fn a_relay_whose_broker_is_frozen_is_not_ready_until_it_gets_on_again() {
     rig.wait_marked().await;
     assert_eq!(rig.stored_ids().await, ids);
 }
+
+/// A second relay on the same machine has the same default.
+// proves: G-TAKE-2
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_whose_admin_port_is_taken_publishes_and_listens_once_it_is_free() {
+    let mut rig = Rig::new().await;
+    rig.setup().await;
+    let admin = Port::reserve().expect("a free port");
+    rig.set("TAILPOST_ADMIN__LISTEN", &admin.addr().to_string());
+    let first = rig.relay();
+    first.wait_active().await;
+    wait_ready(admin.addr(), 200).await;
+
+    let second = rig.relay();
+    second.wait_log("another process listens there").await;
+    let hint = format!("ss -ltnp 'sport = :{}'", admin.addr().port());
+    assert!(second.log().contains(&hint), "{}", second.log());
+    let process = |relay: &support::Relay| format!("\"process_id\":{}", relay.pid());
+    let told = get(admin.addr(), "/api/v1/status").await.expect("an answer");
+    assert!(told.contains(&process(&first)), "the status says whose it is: {told}");
+
+    first.kill9().await;
+    second.wait_active().await;
+    let ids = rig.insert(10).await;
+    rig.wait_marked().await;
+    assert_eq!(rig.stored_ids().await, ids);
+    until(DEADLINE, "the second listens", async || {
+        let told = get(admin.addr(), "/api/v1/status").await.unwrap_or_default();
+        told.contains(&process(&second))
+    })
+    .await;
+    let (status, _) = rig.ends_with(0, &["status"]).await;
+    assert!(status.contains(&format!("process {}", second.pid())), "{status}");
+    second.sigterm();
+    assert!(second.wait_exit(DEADLINE).await.success());
+    let (status, _) = rig.ends_with(0, &["status"]).await;
+    assert!(status.contains(&format!("none answers at {}", admin.addr())), "{status}");
+}
+
+/// The inbox has a port of its own, with the same rule: nobody is asked, and it still handles.
+// proves: G-TAKE-2
+#[tokio::test(flavor = "multi_thread")]
+async fn an_inbox_whose_admin_port_is_taken_runs_and_stops_on_request() {
+    let mut rig = Rig::new().await;
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = taken.local_addr().expect("an address").to_string();
+    rig.set("TAILPOST_ADMIN__INBOX_LISTEN", &address);
+    rig.setup().await;
+    rig.ends_with(0, &["inbox", "setup"]).await;
+    let inbox = rig.spawn(&["inbox", "run", "--consumer", "c", "--handler", "http://127.0.0.1:1"]);
+    inbox.wait_log("another process listens there").await;
+    inbox.wait_log("the consumer is ours").await;
+    inbox.sigterm();
+    assert!(inbox.wait_exit(DEADLINE).await.success());
+}

@@ -101,6 +101,11 @@ impl Relay {
         status
     }
 
+    /// The process's id.
+    pub fn pid(&self) -> u32 {
+        self.pid.as_raw_nonzero().get().unsigned_abs()
+    }
+
     /// How the process ended, if it has.
     pub fn exited(&self) -> Option<ExitStatus> {
         self.child.lock().expect("not poisoned").try_wait().expect("look after the process")

@@ -6,6 +6,7 @@
 
 pub(crate) mod dead_letters;
 mod inbox;
+mod listen;
 mod metrics;
 mod relay;
 
@@ -20,13 +21,13 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use futures_util::future::BoxFuture;
-use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tower_http::timeout::TimeoutLayer;
 use tracing::{info, warn};
 
 pub(crate) use self::inbox::{Desk, Inbox, Sample};
+pub(crate) use self::listen::Address;
 pub(crate) use self::relay::{Relay, Watched};
 
 const JSON: &str = "application/json";
@@ -106,18 +107,23 @@ impl Server {
     }
 }
 
-/// Starts serving.
+/// Starts serving; later, if another process has the address now.
 ///
 /// # Errors
 ///
-/// Fails if the address is not free or not ours.
-pub(crate) async fn serve(address: SocketAddr, admin: Admin) -> Result<Server, ListenError> {
-    let listener =
-        TcpListener::bind(address).await.map_err(|source| ListenError { address, source })?;
-    info!(%address, "serving health, metrics and status");
+/// Fails if the address is not ours.
+pub(crate) async fn serve(address: Address, admin: Admin) -> Result<Server, ListenError> {
+    let bound = address.bind().await?;
     let stop = CancellationToken::new();
-    let stopped = stop.clone().cancelled_owned();
+    let stopped = stop.clone();
     let task = tokio::spawn(async move {
+        let listener = match bound {
+            Some(listener) => Some(listener),
+            None => address.wait(&stopped).await,
+        };
+        let Some(listener) = listener else { return Ok(()) };
+        info!(address = %address.socket, "serving health, metrics and status");
+        let stopped = stopped.cancelled_owned();
         axum::serve(listener, router(admin)).with_graceful_shutdown(stopped).await
     });
     Ok(Server { stop, task })

@@ -100,14 +100,15 @@ impl Engine for Relay {
     }
 
     fn status(&self) -> anyhow::Result<String> {
+        let process_id = std::process::id();
         let all: Vec<_> = self.watched.iter().map(|it| (it, it.status.borrow().clone())).collect();
         if let [(Watched { shard: None, .. }, only)] = &*all {
-            return crate::output::to_json(only);
+            return crate::output::to_json(&ProcessStatus { process_id, status: only });
         }
         let shard = |(watched, status): (&Watched, Status)| ShardStatus {
             shard: watched.shard.unwrap_or(0),
             stream: watched.stream.clone(),
-            status,
+            status: ProcessStatus { process_id, status },
         };
         crate::output::to_json(&ShardsStatus { shards: all.into_iter().map(shard).collect() })
     }
@@ -123,7 +124,15 @@ struct ShardStatus {
     shard: u32,
     stream: String,
     #[serde(flatten)]
-    status: Status,
+    status: ProcessStatus<Status>,
+}
+
+/// Of several relays on a machine, this one.
+#[derive(Serialize)]
+struct ProcessStatus<S> {
+    process_id: u32,
+    #[serde(flatten)]
+    status: S,
 }
 
 /// A relay that has work and does not get on for this long is not ready.

@@ -5,7 +5,7 @@ use relay::{Config, Status};
 use tokio::sync::watch;
 use tracing::info;
 
-use crate::admin::{self, Admin, Relay, Watched};
+use crate::admin::{self, Address, Admin, Relay, Watched};
 use crate::cli::RelayArgs;
 use crate::config::{Error, Origin, Settings};
 use crate::shutdown;
@@ -33,7 +33,8 @@ pub(super) async fn run(args: &RelayArgs, settings: &Settings) -> Result<()> {
     }
     // A drain ends by itself and may run beside a relay that has the address.
     let admin = match settings.admin.listen {
-        Some(listen) if !args.once => {
+        Some(socket) if !args.once => {
+            let listen = Address { key: "admin.listen", socket };
             let admin = Admin::new(Relay::new(watched, &config), settings.admin.token.clone());
             Some(admin::serve(listen, admin).await?)
         }

@@ -9,10 +9,10 @@ use serde::Serialize;
 use serde_json::Value;
 
 use self::inbox::ConsumerReport;
-use super::dlq::client::Client;
+use super::dlq::client::{ApiError, Client};
 use crate::cli::StatusArgs;
 use crate::config::Settings;
-use crate::output;
+use crate::{exit, output};
 
 /// The most frequent reasons. `tailpost outbox dlq list` shows more.
 const REASONS_SHOWN: usize = 3;
@@ -28,6 +28,9 @@ struct Report {
     outbox: Option<StatusReport>,
     #[serde(skip_serializing_if = "Option::is_none")]
     relay: Option<Value>,
+    /// Why no relay told anything, unless `admin.listen` is off.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    relay_unknown: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     consumers: Vec<ConsumerReport>,
 }
@@ -44,8 +47,11 @@ pub(super) async fn run(args: &StatusArgs, settings: &Settings) -> anyhow::Resul
         (Err(_), Ok(consumers)) if !consumers.is_empty() => (None, consumers),
         (Err(error), _) => return Err(error.into()),
     };
-    let relay = tokio::time::timeout(RELAY_TIMEOUT, ask(settings)).await.ok().flatten();
-    let mut report = Report { outbox, relay, consumers };
+    let (relay, relay_unknown) = match ask(settings).await {
+        Ok(told) => (told, None),
+        Err(why) => (None, outbox.as_ref().map(|_| why)),
+    };
+    let mut report = Report { outbox, relay, relay_unknown, consumers };
     if args.json {
         output::json(&report)?
     } else {
@@ -57,8 +63,11 @@ pub(super) async fn run(args: &StatusArgs, settings: &Settings) -> anyhow::Resul
 }
 
 fn all_text(report: &Report) -> String {
-    let told = report.relay.as_ref().map(relay_line).unwrap_or_default();
-    let mut lines = Lines(told + &report.outbox.as_ref().map(text).unwrap_or_default());
+    let mut told = Lines(report.relay.as_ref().map(relay_line).unwrap_or_default());
+    if let Some(why) = &report.relay_unknown {
+        told.add("relay", why);
+    }
+    let mut lines = Lines(told.0 + &report.outbox.as_ref().map(text).unwrap_or_default());
     for consumer in &report.consumers {
         lines.consumer(consumer);
     }
@@ -73,8 +82,21 @@ fn all_text(report: &Report) -> String {
     lines.0
 }
 
-async fn ask(settings: &Settings) -> Option<Value> {
-    Client::new(&settings.admin).ok()?.get("status").await.ok()
+/// What the relay says of itself; nothing if it is not to be asked.
+async fn ask(settings: &Settings) -> Result<Option<Value>, String> {
+    let Some(address) = settings.admin.listen else { return Ok(None) };
+    let Ok(client) = Client::new(&settings.admin) else { return Ok(None) };
+    let told = tokio::time::timeout(RELAY_TIMEOUT, client.get::<Value>("status")).await;
+    match told {
+        Ok(Ok(told)) => Ok(Some(told)),
+        Ok(Err(error)) if matches!(error.downcast_ref(), Some(ApiError::Unreachable { .. })) => {
+            Err(format!("none answers at {address} (admin.listen)"))
+        }
+        Ok(Err(error)) => {
+            Err(format!("unknown, {address} (admin.listen) answers: {}", exit::chain(&error)))
+        }
+        Err(_) => Err(format!("unknown, {address} (admin.listen) does not answer")),
+    }
 }
 
 fn relay_line(relay: &Value) -> String {
@@ -129,7 +151,9 @@ impl Lines {
             _ => String::new(),
         };
         let waiting = relay["in_flight_events"].as_u64().unwrap_or(0);
-        self.add(label, format_args!("{role}{breaker}, {waiting} in flight"));
+        let process = relay["process_id"].as_u64().map(|it| format!(", process {it}"));
+        let process = process.unwrap_or_default();
+        self.add(label, format_args!("{role}{breaker}, {waiting} in flight{process}"));
         // An old error is no news.
         if let (true, Some(error)) = (waiting > 0 || role != "active", relay["last_error"].as_str())
         {

@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::sampler::Sampler;
-use crate::admin::{self, Admin, Desk};
+use crate::admin::{self, Address, Admin, Desk};
 use crate::config::{Consumer, Error, Settings};
 use crate::shutdown;
 
@@ -47,7 +47,8 @@ pub(super) async fn run(settings: &Settings) -> anyhow::Result<()> {
         inboxes.insert(name, inbox(consumer, settings, (&postgres, &nats), client).leased(handler));
     }
     let admin = match settings.admin.inbox_listen {
-        Some(listen) => {
+        Some(socket) => {
+            let listen = Address { key: "admin.inbox_listen", socket };
             let watched = inboxes.iter().map(|(name, it)| (name.clone(), it.status())).collect();
             let (samples, sampled) = watch::channel(BTreeMap::new());
             let desk = Desk { postgres: postgres.clone(), table: settings.table()? };
