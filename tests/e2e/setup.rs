@@ -11,6 +11,7 @@ use async_nats::jetstream::stream::{
 use support::{DEADLINE, Relay, Rig};
 
 /// DESIGN 11, R-OUT-01, R-REL-12
+// proves: G-SETUP-1
 #[tokio::test(flavor = "multi_thread")]
 async fn setup_can_run_again_also_beside_a_relay() {
     let rig = Rig::new().await;
@@ -31,6 +32,43 @@ async fn setup_can_run_again_also_beside_a_relay() {
     rig.wait_marked().await;
     assert_eq!(rig.stored_ids().await, ids);
     assert_eq!(rig.stream().await.cached_info().config, config);
+}
+
+/// As the init containers of several pods do it: with and without the outbox.
+// proves: G-SETUP-1
+#[tokio::test(flavor = "multi_thread")]
+async fn any_number_of_set_ups_may_begin_at_once() {
+    const AT_ONCE: usize = 10;
+    let mut rig = Rig::new().await;
+    rig.set("TAILPOST_POSTGRES__TABLE", "shop.outbox_events");
+    let folder = tempfile::tempdir().expect("create a folder");
+    let file = folder.path().join("tailpost.toml");
+    let consumers =
+        ["billing", "mail"].map(|it| format!("[inbox.{it}]\nhandler = 'http://[::1]'\n"));
+    std::fs::write(&file, consumers.concat()).expect("write the configuration");
+    let file = file.to_str().expect("UTF-8");
+    let all: Vec<Relay> = (0..AT_ONCE).map(|_| rig.spawn(&["setup", "--config", file])).collect();
+    for one in &all {
+        let status = one.wait_exit(DEADLINE).await;
+        assert!(status.success(), "{status}:\n{}{}", one.stdout(), one.log());
+    }
+    // Nothing of the outbox was made twice.
+    let lines = |text: &str, begin: &str| {
+        let ours =
+            |it: &&str| it.starts_with(begin) && !it.contains("inbox") && !it.contains("consumer");
+        text.lines().filter(ours).count()
+    };
+    let (again, _) = rig.ends_with(0, &["setup", "--config", file]).await;
+    let made: usize = all.iter().map(|it| lines(&it.stdout(), "created")).sum();
+    assert_eq!(made, lines(&again, "exists"), "{again}");
+
+    rig.execute("DROP TABLE shop.inbox_messages, shop.inbox_dead_letter CASCADE").await;
+    let inboxes: Vec<Relay> =
+        (0..AT_ONCE).map(|_| rig.spawn(&["inbox", "setup", "--config", file])).collect();
+    for one in &inboxes {
+        let status = one.wait_exit(DEADLINE).await;
+        assert!(status.success(), "{status}:\n{}{}", one.stdout(), one.log());
+    }
 }
 
 /// DESIGN 11, R-OUT-01, R-OUT-02

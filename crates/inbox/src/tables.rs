@@ -32,6 +32,9 @@ const LOCK_TIMEOUT: &str = "10s";
 /// What a statement on records takes at most: it waits for locks for up to 5 s.
 const STATEMENT_MAX: Duration = Duration::from_secs(6);
 
+/// How long to wait for others who make tables of the inbox: several may be before us.
+const TURN_TIMEOUT: &str = "60s";
+
 /// Rows deleted by one statement, where there are no partitions to drop.
 const DELETED_AT_ONCE: i64 = 5_000;
 
@@ -79,8 +82,9 @@ pub fn render_tables(schema: &str, layout: Layout) -> String {
 pub async fn create_tables(client: &mut Client, schema: &str, layout: Layout) -> Result<(), Error> {
     let doing = Error::sql("create the tables of the inbox");
     let script = format!(
-        "BEGIN; SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';
+        "BEGIN; SET LOCAL lock_timeout = '{TURN_TIMEOUT}';
          SELECT pg_advisory_xact_lock({ADVISORY_LOCK});
+         SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';
          {}
          {} COMMIT",
         create_schema(client, schema).await?,
@@ -99,7 +103,13 @@ async fn create_schema(client: &Client, schema: &str) -> Result<String, Error> {
     let sql = "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)";
     let row = client.query_one(sql, &[&schema]).await;
     let exists: bool = row.map_err(Error::sql("look for the schema"))?.get(0);
-    Ok(if exists { String::new() } else { format!("CREATE SCHEMA {};", quote(schema)) })
+    // Another set-up, or that of the outbox, may make it at the same moment.
+    let create = format!(
+        "DO 'BEGIN CREATE SCHEMA {};
+         EXCEPTION WHEN duplicate_schema OR unique_violation THEN NULL; END';",
+        quote(schema).replace('\'', "''")
+    );
+    Ok(if exists { String::new() } else { create })
 }
 
 /// Makes partitions ahead, and forgets what is older than `keep`, if that is given: records of
@@ -253,8 +263,9 @@ impl Partitions {
             None => open.to_owned(),
         };
         let script = format!(
-            "BEGIN; SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';
+            "BEGIN; SET LOCAL lock_timeout = '{TURN_TIMEOUT}';
              SELECT pg_advisory_xact_lock({ADVISORY_LOCK});
+             SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';
              DO $$ BEGIN
                  IF to_regclass('{quoted}') IS NULL THEN
                      CREATE TABLE {schema}.{name} (LIKE {schema}.inbox_messages INCLUDING ALL);

@@ -77,6 +77,9 @@ const UNMARKED_INDEX: &str = "CREATE INDEX IF NOT EXISTS idx_outbox_unpublished 
 /// Held while migrating, so that several instances starting at once do not collide.
 const ADVISORY_LOCK: i64 = 0x7461_696C_706F_7374; // "tailpost"
 
+/// How long to wait for other runs: several may be before us.
+const TURN_TIMEOUT: &str = "60s";
+
 /// How long a migration waits for the application to let go of the table. Meanwhile the
 /// application's own statements queue up behind it.
 const LOCK_TIMEOUT: &str = "10s";
@@ -169,9 +172,13 @@ pub async fn migrate(
         return Ok(Vec::new());
     }
     let tx = client.transaction().await.map_err(prepare)?;
-    tx.batch_execute(&format!("SELECT pg_advisory_xact_lock({ADVISORY_LOCK})"))
-        .await
-        .map_err(prepare)?;
+    tx.batch_execute(&format!(
+        "SET LOCAL lock_timeout = '{TURN_TIMEOUT}';
+         SELECT pg_advisory_xact_lock({ADVISORY_LOCK});
+         SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'"
+    ))
+    .await
+    .map_err(prepare)?;
     create_schema(&tx, table).await.map_err(prepare)?;
     tx.batch_execute(&record_table(table)).await.map_err(prepare)?;
     // Again, since another run may have been at work until the lock was ours.
@@ -269,7 +276,13 @@ async fn create_schema(
 ) -> Result<(), tokio_postgres::Error> {
     let sql = "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)";
     if !client.query_one(sql, &[&table.schema()]).await?.get::<_, bool>(0) {
-        client.batch_execute(&format!("CREATE SCHEMA {}", table.quoted_schema())).await?;
+        // The inbox, which takes another lock, may make it at the same moment.
+        let create = format!(
+            "DO 'BEGIN CREATE SCHEMA {};
+             EXCEPTION WHEN duplicate_schema OR unique_violation THEN NULL; END'",
+            table.quoted_schema().replace('\'', "''")
+        );
+        client.batch_execute(&create).await?;
     }
     Ok(())
 }

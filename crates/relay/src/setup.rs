@@ -7,6 +7,7 @@ use async_nats::jetstream::{self, ErrorCode};
 use outbox::migrations::{self, Layout};
 use outbox::wire::subject_matches;
 use serde::Serialize;
+use tokio_postgres::error::SqlState;
 
 use crate::broker::TailReader;
 use crate::broker::fitness;
@@ -81,8 +82,8 @@ pub fn plan(config: &Config, layout: Option<Layout>) -> SetupPlan {
 }
 
 /// Makes what is missing: tables, publication, stream, slot, in this order (a slot that is older
-/// than its publication cannot be read), and the latter three for each shard. Safe to run again, and
-/// while relays run.
+/// than its publication cannot be read), and the latter three for each shard. Safe to run again,
+/// while relays run, and several times at once: one waits for the other, a minute at most.
 ///
 /// A table that there is keeps its layout; with `layout` it has to have that one.
 ///
@@ -92,6 +93,7 @@ pub fn plan(config: &Config, layout: Option<Layout>) -> SetupPlan {
 /// changed silently.
 pub async fn setup(config: &Config, layout: Option<Layout>) -> Result<SetupReport, Error> {
     let store = Store::connect(config, "tailpost setup").await?;
+    store.lock_setup().await?;
     let mut steps = tables(config, &store, layout).await?;
     if store.fit_dead_letters().await? {
         let what = "column payload in outbox_dead_letter, of the outbox's type".into();
@@ -257,11 +259,23 @@ async fn ensure_publication(config: &Config, store: &Store) -> Result<bool, Erro
         Ok(()) => Ok(false),
         Err(Error::NotSetUp { .. }) => {
             let sql = create_publication(config);
-            let created = store.client().batch_execute(&sql).await;
-            created.map_err(Error::sql("create the publication")).map(|()| true)
+            match store.client().batch_execute(&sql).await {
+                Ok(()) => Ok(true),
+                // Somebody else made it: not under our lock, so it may be another one.
+                Err(error) if is_there_already(&error) => {
+                    store.check_publication(&config.publication, &config.slot).await.map(|()| false)
+                }
+                Err(error) => Err(Error::sql("create the publication")(error)),
+            }
         }
         Err(unfit) => Err(unfit),
     }
+}
+
+/// Whether something was not created because it exists. Who comes at the same moment meets the
+/// catalogue's index instead of the check.
+fn is_there_already(error: &tokio_postgres::Error) -> bool {
+    matches!(error.code(), Some(&SqlState::DUPLICATE_OBJECT | &SqlState::UNIQUE_VIOLATION))
 }
 
 /// The stream to create: kept on disk, refusing what it has no room for.
@@ -303,12 +317,16 @@ async fn ensure_stream(
         Ok(stream) => (false, stream.cached_info().config.clone()),
         Err(error) if is_not_found(&error) => {
             let wanted = stream(config, batches);
-            let created = context.create_stream(wanted.clone()).await;
-            let created = match created {
-                Ok(created) => created,
+            match context.create_stream(wanted.clone()).await {
+                Ok(created) => (true, created.cached_info().config.clone()),
+                // From another database, or by hand, at the same moment.
+                Err(error) if code(&error) == Some(ErrorCode::STREAM_NAME_EXIST) => {
+                    let found = context.get_stream(name).await;
+                    let found = found.map_err(Error::jetstream("look at the stream"))?;
+                    (false, found.cached_info().config.clone())
+                }
                 Err(error) => return Err(refused(context, wanted, error).await),
-            };
-            (true, created.cached_info().config.clone())
+            }
         }
         Err(error) => return Err(Error::jetstream("look at the stream")(error)),
     };
@@ -323,14 +341,17 @@ async fn ensure_stream(
     Ok((created, warnings))
 }
 
+fn code(error: &CreateStreamError) -> Option<ErrorCode> {
+    match error.kind() {
+        CreateStreamErrorKind::JetStream(error) => Some(error.error_code()),
+        _ => None,
+    }
+}
+
 /// Says so if another stream takes some of the subjects, as one does that was made for another number
 /// of shards.
 async fn refused(context: &Context, wanted: Stream, error: CreateStreamError) -> Error {
-    let code = match error.kind() {
-        CreateStreamErrorKind::JetStream(error) => Some(error.error_code()),
-        _ => None,
-    };
-    if code != Some(ErrorCode::STREAM_SUBJECT_OVERLAP) {
+    if code(&error) != Some(ErrorCode::STREAM_SUBJECT_OVERLAP) {
         return Error::jetstream("create the stream")(error);
     }
     let mut other = None;

@@ -6,6 +6,7 @@ mod dead_letters;
 mod index;
 mod parking;
 mod scan;
+mod setup_lock;
 mod shards;
 mod state;
 mod statements;
