@@ -6,13 +6,14 @@ MINUTES ?= 30
 POSTGRES ?= 14 16 17 18
 
 .DEFAULT_GOAL := help
-.PHONY: help demo chaos soak test matrix bench bench-inbox fuzz lint servers servers-all clean-servers
+.PHONY: help demo chaos soak test stress matrix bench bench-inbox fuzz lint servers servers-all clean-servers
 
 help: ## list the targets
 	@sed -En 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
 
+# As the tests are built: a release takes three times as long to build.
 demo: servers ## run relay and inbox on throw-away servers and watch them; ARGS="--for 20s --rate 500"
-	$(CARGO) run --release --bin tailpost -- demo $(ARGS)
+	$(CARGO) run --bin tailpost -- demo $(ARGS)
 
 chaos: servers ## break everything by name, under load, and count; ARGS="--seed 7"
 	$(CARGO) run --release --bin tailpost -- chaos all $(ARGS)
@@ -47,10 +48,25 @@ fuzz: ## throw anything at the two parsers of network bytes, a minute each
 		$(CARGO) run --release --bin $$target -- ../target/fuzz/corpus/$$target seeds/$$target \
 			-max_total_time=60 $(ARGS)) || exit 1; done
 
-lint: ## check format, lints and documentation
+# What raced once, beside a busy machine. NEXTEST_FILTER names others.
+NEXTEST_FILTER ?= test(however_many_marks) + test(marks_that_are_late) + test(marks_for_which) \
+	+ test(a_second_connection_that_breaks) + test(a_cluster_outlives) + test(set_ups_may_begin)
+TIMES ?= 20
+
+stress: servers-all ## run the tests that raced once TIMES times beside two busy loops, nightly
+	$(CARGO) build --workspace --bin tailpost
+	$(CARGO) nextest run --workspace --no-run
+	@busy=; for _ in 1 2; do (while :; do :; done) & busy="$$busy $$!"; done; \
+		trap 'kill $$busy' EXIT; \
+		$(CARGO) nextest run --workspace --stress-count $(TIMES) -E '$(NEXTEST_FILTER)' $(ARGS)
+
+lint: ## check format, lints, documentation and dependencies
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --quiet
+	@if $(CARGO) deny --version >/dev/null 2>&1; then set -x; \
+		$(CARGO) deny --offline check bans licenses sources; \
+	else echo 'lint: no cargo-deny (cargo install --locked cargo-deny): licences are not checked' >&2; fi
 
 servers: ## make sure that PostgreSQL and nats-server are there
 	@scripts/servers

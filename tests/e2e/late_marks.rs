@@ -2,6 +2,7 @@
 
 use rustix::process::{Pid, Signal, kill_process};
 use support::{DEADLINE, Rig, until};
+use uuid::Uuid;
 
 /// A broker that forgets ids at once, so that a second publication would be stored.
 async fn rig() -> Rig {
@@ -12,20 +13,32 @@ async fn rig() -> Rig {
     rig
 }
 
-/// Stops the backend of one of the relay's connections, which is idle.
-async fn stop_backend(rig: &Rig, name: &str) -> Pid {
+/// Stops the backend of the relay's connection for marks while it waits for a statement: stopped in
+/// one, it would keep locks of the server, which everybody waits for. Returns the events so far, too.
+async fn stop_first(rig: &Rig) -> (Pid, Vec<Uuid>) {
+    let name = "tailpost marks";
+    // A session opens with statements on this connection, and is idle between them. The relay works
+    // once it has marked something.
+    let ids = rig.insert(1).await;
+    rig.wait_marked().await;
     let idle = format!(
-        "SELECT max(pid) FROM pg_stat_activity WHERE application_name = '{name}' AND state = 'idle'"
+        "SELECT max(pid) FROM pg_stat_activity
+         WHERE application_name = '{name}' AND state = 'idle' AND wait_event = 'ClientRead'"
     );
-    let mut backend = None;
-    until(DEADLINE, &format!("{name} is idle"), async || {
-        backend = rig.query::<Option<i32>>(&idle).await.and_then(Pid::from_raw);
-        backend.is_some()
+    let mut stopped = None;
+    until(DEADLINE, &format!("{name} is stopped while idle"), async || {
+        let idle_pid = async || rig.query::<Option<i32>>(&idle).await.and_then(Pid::from_raw);
+        let Some(pid) = idle_pid().await else { return false };
+        kill_process(pid, Signal::STOP).expect("stop PostgreSQL's process");
+        // A statement may have come between the look and the signal.
+        stopped = idle_pid().await.filter(|still| *still == pid);
+        if stopped.is_none() {
+            resume(pid);
+        }
+        stopped.is_some()
     })
     .await;
-    let backend = backend.expect("a process");
-    kill_process(backend, Signal::STOP).expect("stop PostgreSQL's process");
-    backend
+    (stopped.expect("a process"), ids)
 }
 
 fn resume(backend: Pid) {
@@ -41,8 +54,8 @@ async fn marks_that_are_late_are_written_over_a_second_connection_until_they_are
     let rig = rig().await;
     let relay = rig.relay();
     relay.wait_active().await;
-    let first = stop_backend(&rig, "tailpost marks").await;
-    let ids = rig.insert(ROWS).await;
+    let (first, mut ids) = stop_first(&rig).await;
+    ids.extend(rig.insert(ROWS).await);
     // All but the two statements that wait, and what is not worth a statement.
     until(DEADLINE, "the second one marks", async || rig.unmarked().await <= 15_000).await;
     assert!(rig.unmarked().await > 0, "the first one was not stopped: the test proves nothing");
@@ -51,12 +64,13 @@ async fn marks_that_are_late_are_written_over_a_second_connection_until_they_are
     rig.wait_marked().await;
     assert_eq!(rig.stored_ids().await, ids);
     let places = "SELECT count(DISTINCT stream_seq) FROM outbox_events";
-    assert_eq!(rig.query::<i64>(places).await, i64::from(ROWS), "none was left to the sweeper");
+    assert_eq!(rig.query::<i64>(places).await, i64::from(ROWS) + 1, "none was left to the sweeper");
     let open = format!("SELECT count(*) FROM pg_stat_activity WHERE application_name = '{SECOND}'");
     until(DEADLINE, "the second is closed", async || rig.query::<i64>(&open).await == 0).await;
 }
 
 /// R-REL-06, R-REL-11: more marks wait than may.
+// proves: G-MARK-1
 #[tokio::test(flavor = "multi_thread")]
 async fn marks_for_which_there_is_no_room_are_left_to_the_sweeper_and_nothing_comes_twice() {
     const ROWS: i32 = 230_000;
@@ -64,8 +78,8 @@ async fn marks_for_which_there_is_no_room_are_left_to_the_sweeper_and_nothing_co
     rig.set("TAILPOST_RELAY__SCAN_INTERVAL", "1h");
     let relay = rig.relay();
     relay.wait_active().await;
-    let first = stop_backend(&rig, "tailpost marks").await;
-    let mut ids = rig.insert(ROWS).await;
+    let (first, mut ids) = stop_first(&rig).await;
+    ids.extend(rig.insert(ROWS).await);
     let elsewhere = rig.postgres.client("template1").await.expect("connect to PostgreSQL");
     let allow = |allowed: bool| format!("ALTER DATABASE postgres ALLOW_CONNECTIONS {allowed}");
     elsewhere.batch_execute(&allow(false)).await.unwrap(); // no second connection either
