@@ -32,6 +32,7 @@ async fn waiting_events_travel_in_batches() {
 
 /// R-REL-05, R-REL-06: someone publishes by hand into the middle of what is in flight. Behind the
 /// first message that is refused the broker takes nothing more of a batch: the order holds.
+// proves: G-ORDER-1
 #[tokio::test(flavor = "multi_thread")]
 async fn foreign_messages_under_load_change_nothing() {
     let rig = rig().await;

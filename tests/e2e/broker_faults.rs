@@ -20,6 +20,7 @@ async fn rig() -> Rig {
 }
 
 /// R-REL-05, R-REL-06, R-REL-09.
+// proves: G-LOSS-2
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broker_killed_and_restarted_under_load_costs_nothing() {
     let mut rig = rig().await;
@@ -37,6 +38,7 @@ async fn a_broker_killed_and_restarted_under_load_costs_nothing() {
 }
 
 /// R-REL-06: messages were stored whose acks never came, and the broker has forgotten their ids.
+// proves: G-ONCE-1
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broker_away_for_longer_than_its_duplicate_window_gets_nothing_twice() {
     let mut rig = rig().await;
@@ -56,6 +58,7 @@ async fn a_broker_away_for_longer_than_its_duplicate_window_gets_nothing_twice()
 
 /// R-REL-02, R-REL-06: the connection breaks, and the broker has forgotten the ids, before the relay
 /// hears that its messages are stored.
+// proves: G-ONCE-3
 #[tokio::test(flavor = "multi_thread")]
 async fn lost_acks_lead_to_no_second_message() {
     let mut rig = rig().await;
@@ -78,6 +81,7 @@ async fn lost_acks_lead_to_no_second_message() {
 }
 
 /// R-REL-02, R-REL-06, R-REL-09: the connection looks alive, and answers come no more.
+// proves: G-ONCE-3
 #[tokio::test(flavor = "multi_thread")]
 async fn acks_that_never_come_lead_to_no_second_message() {
     let mut rig = rig().await;
@@ -125,6 +129,7 @@ async fn a_half_open_network_to_the_broker_is_recovered_from_by_itself() {
 }
 
 /// R-REL-05, R-REL-06: connections that break again and again in the middle of what they carry.
+// proves: G-LOSS-2
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flapping_network_to_the_broker_costs_nothing() {
     let mut rig = rig().await;

@@ -24,6 +24,7 @@ async fn stored_types(rig: &Rig) -> Vec<String> {
 }
 
 /// R-OUT-03, R-REL-01
+// proves: G-COMMIT-1
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_published_before_commit_or_after_rollback() {
     let rig = Rig::new().await;
@@ -49,6 +50,7 @@ async fn nothing_is_published_before_commit_or_after_rollback() {
 }
 
 /// R-REL-05
+// proves: G-ORDER-1
 #[tokio::test(flavor = "multi_thread")]
 async fn interleaved_transactions_are_published_in_the_order_of_their_commits() {
     let rig = Rig::new().await;

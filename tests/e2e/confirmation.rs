@@ -14,6 +14,7 @@ const OTHER_WORK: &str = "
 const RETAINED_MAX: u64 = 1 << 20;
 
 /// R-REL-03: a keepalive tells an end of the log beyond the event whose ack is missing.
+// proves: G-LOSS-4
 #[tokio::test(flavor = "multi_thread")]
 async fn keepalives_do_not_confirm_while_an_event_is_in_flight() {
     let mut rig = Rig::proxied().await;
@@ -43,6 +44,7 @@ async fn keepalives_do_not_confirm_while_an_event_is_in_flight() {
 }
 
 /// R-REL-12: an idle outbox in a busy database holds no log back.
+// proves: G-SLOT-1
 #[tokio::test(flavor = "multi_thread")]
 async fn an_idle_outbox_in_a_busy_database_retains_no_log() {
     let rig = Rig::new().await;
@@ -60,6 +62,7 @@ async fn an_idle_outbox_in_a_busy_database_retains_no_log() {
 }
 
 /// R-REL-12: all databases share one log. The slot of an idle one lets it go while others write.
+// proves: G-SLOT-1
 #[tokio::test(flavor = "multi_thread")]
 async fn an_idle_outbox_beside_a_busy_database_retains_no_log() {
     let rig = Rig::new().await;

@@ -53,6 +53,7 @@ fn fixed(name: &str, json: &str) -> String {
 
 /// R-DLQ-01, R-DLQ-03, R-DLQ-04, R-DLQ-05, R-OUT-08: found with `status`, mended, published under its
 /// own id within the duplicate window.
+// proves: G-DEAD-4
 #[tokio::test(flavor = "multi_thread")]
 async fn a_poisoned_event_is_found_mended_and_published_under_its_own_id() {
     let rig = rig("skip").await;
@@ -134,6 +135,7 @@ async fn what_the_stream_has_already_is_not_published_again() {
 
 /// R-REL-10, R-REL-05: later events of the aggregate wait, across a restart, hold nobody else up, and
 /// follow in order.
+// proves: G-DEAD-3
 #[tokio::test(flavor = "multi_thread")]
 async fn a_blocked_aggregate_waits_across_restarts_and_follows_in_order() {
     let rig = rig("block_key").await;
@@ -367,6 +369,7 @@ async fn a_payload_of_bytes_is_requeued_as_it_was_once_the_stream_takes_it() {
 }
 
 /// R-DLQ-03, R-REL-07: what is requeued is the scanner's, although its row passes the log.
+// proves: G-DEAD-4
 #[tokio::test(flavor = "multi_thread")]
 async fn the_log_leaves_a_requeued_event_to_the_scanner() {
     let mut rig = rig("skip").await;

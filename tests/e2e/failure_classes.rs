@@ -33,6 +33,7 @@ async fn dead_letters(rig: &Rig) -> i64 {
 
 /// R-REL-09: a stream that is full is nobody's fault. Nothing is counted or parked, the log is held,
 /// and it goes on by itself.
+// proves: G-DEAD-2
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_stream_holds_everything_and_consumes_no_attempt() {
     let rig = Rig::new().await;
@@ -180,6 +181,7 @@ async fn a_subject_that_nobody_takes_holds_the_stream_up_once() {
 }
 
 /// R-REL-09: the broker does not answer a message that may not be published, and says so elsewhere.
+// proves: G-DEAD-1
 #[tokio::test(flavor = "multi_thread")]
 async fn a_subject_that_may_not_be_published_is_parked_and_the_others_go() {
     let users = "authorization { users: [

@@ -53,6 +53,7 @@ async fn a_publication_changed_and_changed_back_beside_a_relay_costs_no_event() 
 }
 
 /// R-REL-01, R-REL-07, R-REL-12: after a clean stop, and after a crash.
+// proves: G-LOSS-3
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_replaced_by_hand_costs_no_event() {
     let (rig, mut expected) = rig().await;
@@ -83,6 +84,7 @@ async fn a_slot_replaced_by_hand_costs_no_event() {
 }
 
 /// R-REL-01, R-REL-12: a position that no relay confirmed.
+// proves: G-LOSS-3
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_advanced_by_hand_costs_no_event() {
     let (rig, mut expected) = rig().await;

@@ -88,6 +88,7 @@ async fn relay_beside_another_writer(nats: NatsOptions) {
 }
 
 /// R-REL-05, R-REL-06, DESIGN 4
+// proves: G-ORDER-2
 #[tokio::test(flavor = "multi_thread")]
 async fn a_keyed_relay_beside_another_writer_keeps_each_aggregates_order() {
     relay_beside_another_writer(NatsOptions::default()).await;

@@ -27,6 +27,7 @@ async fn assert_stored(rig: &Rig, expected: &[Uuid]) {
 }
 
 /// R-REL-11, R-REL-05: a huge transaction, and a relay that dies in its middle.
+// proves: G-MEM-1
 #[tokio::test(flavor = "multi_thread")]
 async fn a_huge_transaction_passes_in_little_memory_also_when_interrupted() {
     let mut rig = Rig::new().await;
@@ -48,6 +49,7 @@ async fn a_huge_transaction_passes_in_little_memory_also_when_interrupted() {
 }
 
 /// R-REL-11, R-REL-07: rows from before the slot, while newer ones wait behind them.
+// proves: G-MEM-1
 #[tokio::test(flavor = "multi_thread")]
 async fn a_large_backlog_passes_in_little_memory() {
     let rig = Rig::new().await;
@@ -62,6 +64,7 @@ async fn a_large_backlog_passes_in_little_memory() {
 }
 
 /// R-REL-11: many rows that are large, also those that a broker at rest leaves waiting.
+// proves: G-MEM-1
 #[tokio::test(flavor = "multi_thread")]
 async fn large_payloads_wait_in_little_memory() {
     const LARGE: &str = "
@@ -88,6 +91,7 @@ async fn large_payloads_wait_in_little_memory() {
 }
 
 /// R-REL-04, R-REL-11: what is rolled back costs nothing behind PostgreSQL.
+// proves: G-COMMIT-1
 #[tokio::test(flavor = "multi_thread")]
 async fn a_huge_transaction_that_is_rolled_back_brings_nothing() {
     let rig = Rig::new().await;

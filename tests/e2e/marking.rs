@@ -105,6 +105,7 @@ async fn killed_in_mid_drain_a_watermark_says_of_every_row_that_it_is_published(
 }
 
 /// R-REL-02, R-REL-03, R-REL-05, R-REL-06
+// proves: G-MARK-1
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_in_mid_drain_every_published_row_is_deleted_and_no_other() {
     let mut rig = rig("delete").await;

@@ -39,6 +39,7 @@ async fn dead_letters(rig: &Rig) -> Vec<(Uuid, String)> {
 }
 
 /// R-REL-10, R-REL-09, R-REL-03, R-OUT-05
+// proves: G-DEAD-1
 #[tokio::test(flavor = "multi_thread")]
 async fn a_payload_over_the_brokers_limit_is_parked_and_the_others_stay_in_order() {
     let rig = with_small_payloads().await;

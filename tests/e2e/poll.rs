@@ -78,6 +78,7 @@ async fn without_logical_decoding_the_live_relay_says_what_to_change() {
 }
 
 /// R-REL-08: also with claims in small pieces, so that nodes meet at the same aggregates.
+// proves: G-ORDER-2
 #[tokio::test(flavor = "multi_thread")]
 async fn nodes_side_by_side_double_nothing_and_keep_order_when_one_is_killed() {
     let mut rig = rig().await;
@@ -104,6 +105,7 @@ async fn nodes_side_by_side_double_nothing_and_keep_order_when_one_is_killed() {
 }
 
 /// R-REL-08, R-REL-09
+// proves: G-DEAD-2
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broker_outage_consumes_no_attempts_and_costs_nothing() {
     let mut rig = rig().await;

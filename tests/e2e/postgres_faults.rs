@@ -13,6 +13,7 @@ async fn rig() -> Rig {
 }
 
 /// R-REL-02, R-REL-03, R-REL-06: what was confirmed or marked may be forgotten by the crash.
+// proves: G-LOSS-2
 #[tokio::test(flavor = "multi_thread")]
 async fn postgres_killed_and_restarted_under_load_costs_nothing() {
     let mut rig = rig().await;
@@ -100,6 +101,7 @@ async fn a_postgres_that_falls_silent_is_left_and_come_back_to() {
 }
 
 /// R-REL-02, R-REL-05, R-REL-06.
+// proves: G-LOSS-2
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flapping_network_to_postgres_costs_nothing() {
     let mut rig = rig().await;

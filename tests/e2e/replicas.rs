@@ -100,6 +100,7 @@ async fn leader_is_paused(mode: &str, seed: u64) {
 }
 
 /// R-REL-05, R-REL-06.
+// proves: G-ONCE-4
 #[tokio::test(flavor = "multi_thread")]
 async fn leaders_that_step_down_cost_nothing_in_fenced_mode() {
     leaders_step_down("fenced", 81).await;
@@ -112,18 +113,21 @@ async fn leaders_that_step_down_cost_nothing_in_keyed_mode() {
 }
 
 /// R-REL-05, R-REL-06, R-REL-09.
+// proves: G-ONCE-4
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_leader_costs_nothing_in_fenced_mode() {
     leader_is_killed("fenced", 83).await;
 }
 
 /// R-REL-05, R-REL-06, R-REL-09.
+// proves: G-ONCE-4
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_leader_costs_nothing_in_keyed_mode() {
     leader_is_killed("keyed", 84).await;
 }
 
 /// R-REL-05, R-REL-06, R-REL-09.
+// proves: G-ONCE-4
 #[tokio::test(flavor = "multi_thread")]
 async fn an_isolated_leader_costs_nothing_in_fenced_mode() {
     leader_is_isolated("fenced", 85).await;
@@ -136,6 +140,7 @@ async fn an_isolated_leader_costs_nothing_in_keyed_mode() {
 }
 
 /// R-REL-05, R-REL-06, R-REL-09: it wakes with messages that its successor has stored long since.
+// proves: G-ONCE-4
 #[tokio::test(flavor = "multi_thread")]
 async fn a_leader_that_was_paused_costs_nothing_in_fenced_mode() {
     leader_is_paused("fenced", 87).await;

@@ -96,6 +96,7 @@ async fn filter_and_scanner_put_each_aggregate_into_the_same_shard() {
 }
 
 /// R-REL-05, R-REL-06
+// proves: G-ORDER-1
 #[tokio::test(flavor = "multi_thread")]
 async fn four_shards_killed_at_any_moment_store_each_event_once_in_order() {
     let mut rig = Rig::proxied().await;

@@ -43,6 +43,7 @@ async fn status(rig: &Rig) -> serde_json::Value {
 }
 
 /// R-REL-12, R-REL-07
+// proves: G-LOSS-3
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_whose_log_was_removed_while_no_relay_ran_is_made_anew_and_the_gap_filled() {
     let rig = rig(TIGHT, None).await;
@@ -91,6 +92,7 @@ async fn a_slot_whose_log_is_removed_under_a_relay_is_made_anew_and_nothing_come
 }
 
 /// R-REL-12, R-REL-07
+// proves: G-LOSS-3
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_dropped_under_a_relay_is_made_anew_and_costs_no_event() {
     let rig = rig(&[], None).await;
@@ -189,6 +191,7 @@ async fn fail_over(rig: &mut Rig, standby: Postgres) -> Postgres {
 }
 
 /// R-REL-12, R-REL-07, R-REL-06: the slot stays behind; its marks lagged.
+// proves: G-LOSS-3
 #[tokio::test(flavor = "multi_thread")]
 async fn a_standby_promoted_without_the_slot_has_every_event_once_and_in_order() {
     fail_over_without_the_slot(None).await;
@@ -271,6 +274,7 @@ async fn a_standby_promoted_with_the_slot_goes_on_where_it_was() {
 }
 
 /// R-REL-12: the broker takes nothing, and the primary's disk is finite.
+// proves: G-SLOT-2
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_over_its_limit_is_dropped_and_the_gap_filled_when_the_broker_is_back() {
     let mut rig = rig(&[], None).await;
@@ -303,6 +307,7 @@ async fn a_slot_over_its_limit_is_dropped_and_the_gap_filled_when_the_broker_is_
 }
 
 /// R-REL-12: a relay that cannot even start its work guards the limit as well; by default it does not.
+// proves: G-SLOT-2
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_over_its_limit_is_held_unless_it_is_to_be_dropped() {
     let mut rig = rig(&[], None).await;

@@ -11,6 +11,7 @@ const STILL_TO_COME: &str = "
     ) WHERE get_byte(data, 0) = ascii('I')";
 
 /// R-REL-15.
+// proves: G-STOP-1
 #[tokio::test(flavor = "multi_thread")]
 async fn sigterm_and_restart_redeliver_nothing() {
     let rig = Rig::new().await;
@@ -33,6 +34,7 @@ async fn sigterm_and_restart_redeliver_nothing() {
 }
 
 /// R-REL-15.
+// proves: G-STOP-1
 #[tokio::test(flavor = "multi_thread")]
 async fn sigterm_under_load_ends_within_seconds_with_what_was_published_marked_and_confirmed() {
     let rig = Rig::new().await;
@@ -56,6 +58,7 @@ async fn sigterm_under_load_ends_within_seconds_with_what_was_published_marked_a
 }
 
 /// R-REL-15: what the broker does not take stays in PostgreSQL.
+// proves: G-STOP-1
 #[tokio::test(flavor = "multi_thread")]
 async fn sigterm_while_the_broker_is_down_ends_and_loses_nothing() {
     let mut rig = Rig::new().await;

@@ -11,6 +11,7 @@ use testbed::Direction;
 type Relays = [Relay; 2];
 
 /// R-REL-02, R-REL-03, R-REL-05, R-REL-06, R-REL-13. `REPLAY_SEED=n` chooses other faults.
+// proves: G-LOSS-2
 #[tokio::test(flavor = "multi_thread")]
 async fn faults_of_all_kinds_one_upon_the_other_cost_nothing() {
     let seed = std::env::var("REPLAY_SEED").ok().and_then(|it| it.parse().ok()).unwrap_or(51);

@@ -6,6 +6,7 @@ use support::{DEADLINE, Rig, RigOptions, until};
 use testbed::{Direction, PostgresOptions};
 
 /// R-REL-13.
+// proves: G-TAKE-1
 #[tokio::test(flavor = "multi_thread")]
 async fn a_standby_takes_over_from_a_killed_relay_within_a_second_or_two() {
     let rig = Rig::new().await;
@@ -49,6 +50,7 @@ async fn relays_replaced_one_by_one_under_load_cost_nothing() {
 
 /// R-REL-06, R-REL-13: Invariant E. The first relay stops in the middle of its work, with events
 /// read, sent, and not yet sent; when it goes on, it believes that the slot is its own.
+// proves: G-ONCE-2
 #[tokio::test(flavor = "multi_thread")]
 async fn a_paused_relay_woken_after_its_successor_took_over_writes_nothing() {
     let rig = rig_that_misses_a_paused_relay().await;
@@ -71,6 +73,7 @@ async fn a_paused_relay_woken_after_its_successor_took_over_writes_nothing() {
 
 /// R-REL-06, R-REL-13: Invariant E. What the first relay sent before it was paused reaches the broker
 /// after its successor has published the same events, and the broker has forgotten their ids.
+// proves: G-ONCE-2
 #[tokio::test(flavor = "multi_thread")]
 async fn messages_of_a_paused_relay_that_arrive_after_its_successors_are_refused() {
     const ON_THE_WAY: Duration = Duration::from_secs(6);
@@ -100,6 +103,7 @@ async fn messages_of_a_paused_relay_that_arrive_after_its_successors_are_refused
 }
 
 /// R-REL-13: the active relay's host is gone, and nobody says so.
+// proves: G-TAKE-1
 #[tokio::test(flavor = "multi_thread")]
 async fn a_standby_takes_over_from_a_silently_dead_host_within_seconds() {
     let mut rig = Rig::proxied().await;
@@ -129,6 +133,7 @@ async fn a_standby_takes_over_from_a_silently_dead_host_within_seconds() {
 
 /// R-REL-13: of two relays the active one is killed, a hundred times; each time another one comes to
 /// stand by.
+// proves: G-TAKE-1
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hundred_takeovers_under_load_cost_nothing() {
     let mut rig = Rig::new().await;
@@ -156,6 +161,7 @@ async fn a_hundred_takeovers_under_load_cost_nothing() {
 
 /// R-REL-13, R-REL-06: Invariant E in keyed mode, where only the broker's memory of ids would help. The
 /// first relay has an answer waiting when it is woken, and with it leave to send the next event.
+// proves: G-ONCE-2
 #[tokio::test(flavor = "multi_thread")]
 async fn a_paused_keyed_relay_asks_whose_slot_it_is_before_it_sends_again() {
     let mut rig = rig_that_misses_a_paused_relay().await;

@@ -1,6 +1,8 @@
 //! The repository's own rules. Each failure says what to do.
 
+mod dependencies;
 mod first_steps;
+mod guarantees;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -64,6 +64,7 @@ impl Scene {
 }
 
 /// R-DLQ-01, R-DLQ-03
+// proves: G-LETTER-2
 #[tokio::test(flavor = "multi_thread")]
 async fn a_requeued_event_takes_the_same_way_again_and_nobody_else_sees_it() {
     let scene = Scene::new().await;
@@ -102,6 +103,7 @@ async fn a_requeued_event_takes_the_same_way_again_and_nobody_else_sees_it() {
 }
 
 /// R-DLQ-04
+// proves: G-LETTER-2
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_rejected_or_discarded_is_settled_and_written_down() {
     let scene = Scene::new().await;
@@ -133,6 +135,7 @@ async fn what_is_rejected_or_discarded_is_settled_and_written_down() {
 }
 
 /// R-DLQ-01: payloads are shown to whoever asks for them, and to nobody else.
+// proves: G-SECRET-1
 #[tokio::test(flavor = "multi_thread")]
 async fn payloads_are_shown_only_when_asked_for() {
     let scene = Scene::new().await;

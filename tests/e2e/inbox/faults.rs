@@ -9,6 +9,7 @@ use support::{DEADLINE, until};
 use super::Inbox;
 
 /// R-INB-02, R-INB-07.
+// proves: G-EFFECT-2
 #[tokio::test(flavor = "multi_thread")]
 async fn failures_are_repeated_in_order_and_end_as_dead_letters() {
     for mode in ["transactional", "leased"] {
@@ -50,6 +51,7 @@ async fn failures_are_repeated_in_order_and_end_as_dead_letters() {
 }
 
 /// R-INB-01: nothing hangs on how long the broker remembers ids.
+// proves: G-EFFECT-1
 #[tokio::test(flavor = "multi_thread")]
 async fn an_event_that_the_stream_has_twice_has_one_effect() {
     for mode in ["transactional", "leased"] {
@@ -74,6 +76,7 @@ async fn an_event_that_the_stream_has_twice_has_one_effect() {
 }
 
 /// R-INB-08.
+// proves: G-LETTER-1
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_not_an_event_is_parked_and_stops_nobody() {
     for mode in ["transactional", "leased"] {
@@ -135,6 +138,7 @@ async fn old_events_are_handled_until_they_are_forgotten() {
 }
 
 /// R-INB-09.
+// proves: G-EFFECT-4
 #[tokio::test(flavor = "multi_thread")]
 async fn a_database_that_is_away_loses_nothing_and_uses_up_no_attempts() {
     for mode in ["transactional", "leased"] {

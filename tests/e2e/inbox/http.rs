@@ -43,6 +43,7 @@ pub(super) async fn wait_processed(rig: &Rig, count: i64) {
 }
 
 /// R-INB-04, R-INB-05: the whole way, from the row to the call.
+// proves: G-EFFECT-2
 #[tokio::test(flavor = "multi_thread")]
 async fn every_event_is_handed_to_the_service_once_and_in_the_order_of_its_aggregate() {
     let rig = set_up().await;

@@ -27,6 +27,7 @@ async fn survives_kills(mut inbox: Inbox, kills: u32) {
 
 /// R-INB-02, R-INB-03, R-INB-04: what was delivered to the dead comes again, behind later events,
 /// and must not be handled behind them.
+// proves: G-EFFECT-1
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_under_load_each_event_has_one_effect_and_order_holds() {
     survives_kills(Inbox::new().await, 6).await;
@@ -54,6 +55,7 @@ async fn killed_while_two_stand_by_one_takes_over() {
 }
 
 /// R-INB-03: the broker delivers again and again what is at work.
+// proves: G-EFFECT-3
 #[tokio::test(flavor = "multi_thread")]
 async fn a_paused_worker_that_wakes_up_repeats_nothing() {
     let mut inbox = Inbox::new().await;
@@ -100,6 +102,7 @@ async fn a_dead_workers_lease_holds_until_it_expires() {
 }
 
 /// R-INB-06: handlers that kill the process, and innocent bystanders.
+// proves: G-LETTER-1
 #[tokio::test(flavor = "multi_thread")]
 async fn a_handler_that_aborts_the_process_is_parked_after_three_starts() {
     for (mode, runs) in [("leased", 3), ("transactional", 4)] {

@@ -142,6 +142,7 @@ impl World {
     }
 }
 
+// proves: G-EFFECT-2
 #[test]
 fn aggregates_stay_in_order_and_everything_has_its_end() {
     let only = std::env::var("REPLAY_SEED").ok().map(|seed| seed.parse().unwrap());

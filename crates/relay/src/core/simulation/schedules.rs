@@ -38,11 +38,13 @@ fn run(faults: Faults) {
     }
 }
 
+// proves: G-LOSS-4
 #[test]
 fn fenced_mode_is_exact_without_any_deduplication() {
     run(Faults { dedup: false, ..CALM });
 }
 
+// proves: G-DEAD-1
 #[test]
 fn fenced_mode_parks_poison_and_stays_in_commit_order() {
     run(Faults { poison: true, ..CALM });
@@ -58,6 +60,7 @@ fn foreign_messages_among_ours_cost_no_event_and_no_duplicate() {
     run(Faults { foreign: Foreign::Always, ..CALM });
 }
 
+// proves: G-ONCE-1
 #[test]
 fn batches_are_exact_without_any_deduplication() {
     run(Faults { batches: true, dedup: false, ..CALM });
@@ -68,6 +71,7 @@ fn batches_park_poison_and_stay_in_commit_order() {
     run(Faults { poison: true, batches: true, ..CALM });
 }
 
+// proves: G-ORDER-1
 #[test]
 fn batches_stay_in_commit_order_among_foreign_messages() {
     run(Faults { foreign: Foreign::Always, batches: true, ..CALM });
@@ -83,6 +87,7 @@ fn in_batches_no_event_overtakes_one_that_blocks_its_aggregate() {
     run(Faults { poison: true, blocking: true, batches: true, ..CALM });
 }
 
+// proves: G-ORDER-2
 #[test]
 fn keyed_mode_keeps_each_aggregate_in_order_beside_other_writers() {
     run(Faults { mode: Mode::Keyed, foreign: Foreign::Always, poison: true, ..CALM });
@@ -98,6 +103,7 @@ fn what_keyed_mode_cannot_send_yet_is_not_overtaken() {
     run(Faults { mode: Mode::Keyed, picky: true, ..CALM });
 }
 
+// proves: G-DEAD-3
 #[test]
 fn in_fenced_mode_no_event_overtakes_one_that_blocks_its_aggregate() {
     run(Faults { poison: true, blocking: true, ..CALM });
@@ -108,6 +114,7 @@ fn in_keyed_mode_no_event_overtakes_one_that_blocks_its_aggregate() {
     run(Faults { mode: Mode::Keyed, poison: true, blocking: true, ..CALM });
 }
 
+// proves: G-LOSS-3
 #[test]
 fn in_fenced_mode_a_lost_slot_costs_nothing_and_changes_no_order() {
     run(Faults { slot_loss: true, dedup: false, ..CALM });
