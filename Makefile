@@ -11,7 +11,7 @@ POSTGRES ?= 14 16 17 18
 help: ## list the targets
 	@sed -En 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
 
-# As the tests are built: a release takes three times as long to build.
+# As the tests are built, which use what it builds: a release takes much longer.
 demo: servers ## run relay and inbox on throw-away servers and watch them; ARGS="--for 20s --rate 500"
 	$(CARGO) run --bin tailpost -- demo $(ARGS)
 
