@@ -28,6 +28,14 @@ pub enum Error {
         /// PostgreSQL's answer.
         source: tokio_postgres::Error,
     },
+    /// PostgreSQL does not answer.
+    #[error("PostgreSQL does not answer: could not {doing} within {within:?}")]
+    Silent {
+        /// What was being done, in the imperative.
+        doing: &'static str,
+        /// How long it was waited for.
+        within: std::time::Duration,
+    },
     /// Another worker may have the event by now.
     #[error("the lease was lost")]
     LeaseLost,
@@ -71,7 +79,9 @@ impl Error {
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
-            Self::Connect(_) | Self::JetStream { .. } | Self::LeaseLost => true,
+            Self::Connect(_) | Self::JetStream { .. } | Self::LeaseLost | Self::Silent { .. } => {
+                true
+            }
             Self::Sql { source, .. } => {
                 source.code().is_none_or(|code| !PERMANENT.contains(&&code.code()[..2]))
             }
@@ -119,9 +129,11 @@ impl Error {
             Self::NatsClientEnded => {
                 Some("start the process again, or give the inbox a way to connect anew")
             }
-            Self::Config { .. } | Self::Connect(_) | Self::JetStream { .. } | Self::LeaseLost => {
-                None
-            }
+            Self::Config { .. }
+            | Self::Connect(_)
+            | Self::JetStream { .. }
+            | Self::LeaseLost
+            | Self::Silent { .. } => None,
         }
     }
 }

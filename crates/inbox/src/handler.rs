@@ -43,8 +43,17 @@ pub enum Verdict {
         /// When to try again; by the backoff if `None`.
         after: Option<Duration>,
     },
-    /// The handler cannot work as it is set up, whatever the event. As [`Verdict::Retry`], and
-    /// several of these in a row pause the consumer.
+    /// What the handler needs is away, whatever the event. The attempt is not counted. Another event
+    /// is tried at once; if that one fails too the consumer pauses, for 1 s at first and for 10 min
+    /// at most, and tries one event after each pause. An event that fails so again and again while
+    /// others are answered is to blame itself: then its attempts count.
+    Outage {
+        /// What is away. Shown to operators: no payloads, no secrets.
+        reason: String,
+        /// The shortest pause before the next try, if that is known.
+        after: Option<Duration>,
+    },
+    /// The handler cannot work as it is set up, whatever the event. As [`Verdict::Outage`].
     Misconfigured {
         /// What is wrong with the set-up.
         reason: String,
@@ -67,6 +76,12 @@ impl Verdict {
     #[must_use]
     pub fn retry(reason: impl fmt::Display) -> Self {
         Self::Retry { reason: reason.to_string(), after: None }
+    }
+
+    /// Try again, when what the handler needs is back. The attempt does not count.
+    #[must_use]
+    pub fn outage(reason: impl fmt::Display) -> Self {
+        Self::Outage { reason: reason.to_string(), after: None }
     }
 
     /// Never try again.

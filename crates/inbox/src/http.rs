@@ -4,9 +4,10 @@
 //! POST /orders HTTP/1.1                                 200, 201, 204   processed
 //! Content-Type: application/json                        409             processed already
 //! Idempotency-Key: <event id>                           422             dead
-//! Tailpost-Attempt: 2                                   5xx, 408, 425,  retry, after Retry-After
-//! Event-Type: OrderPlaced                      ──▶      429, silence
-//! Aggregate-Id: o-17                                    anything else   misconfigured
+//! Tailpost-Attempt: 2                                   500, 425        retry, after Retry-After
+//! Event-Type: OrderPlaced                      ──▶      502–504, 408,   outage: not counted
+//! Aggregate-Id: o-17                                    429, silence
+//!                                                       anything else   misconfigured: not counted
 //! traceparent: 00-…
 //! webhook-id, webhook-timestamp, webhook-signature
 //!

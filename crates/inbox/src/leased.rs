@@ -9,19 +9,22 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::mpsc;
+use tokio::time::timeout;
 use tracing::warn;
 
 use crate::core::{Decision, Ending, Item, Path};
-use crate::keeper::Lease;
+use crate::leases::{Lease, Over};
 use crate::store::{Held, Store};
 use crate::work::{
-    Claimed, Context, Effect, Report, Reports, Work, failed_report, is_about_data, trouble,
-    verdict_of,
+    Claimed, Context, Report, Reports, Work, failed_report, is_about_data, trouble, verdict_of,
 };
 use crate::{Error, LeasedHandler, Verdict};
 
 /// After trouble with the database, before it is tried again.
 const PAUSE: Duration = Duration::from_secs(1);
+
+/// How long writing a batch of verdicts may take before it is tried on another connection.
+const WRITE_DEADLINE: Duration = Duration::from_secs(30);
 
 pub(crate) struct UnderLeases<H> {
     pub(crate) handler: Arc<H>,
@@ -51,11 +54,22 @@ impl<H: LeasedHandler> Work for UnderLeases<H> {
 
 impl<H: LeasedHandler> UnderLeases<H> {
     async fn handle(&self, context: &Context, item: Item, claimed: Claimed, reports: &Reports) {
-        let lease = context.leases.keep(claimed.held);
+        let lease = context.leases.keep(claimed.held, claimed.since);
         let handling = self.handler.handle(context.delivery(&item.message, claimed.attempts));
         let verdict = tokio::select! {
-            verdict = verdict_of(handling) => verdict,
-            () = lease.lost.cancelled() => return report_lost(context, &item, reports).await,
+            biased;
+            over = lease.over() => Err(over),
+            verdict = verdict_of(handling) => Ok(verdict),
+        };
+        let verdict = match verdict {
+            Ok(verdict) => verdict,
+            Err(over) => {
+                drop(lease);
+                if over == Over::Abandoned {
+                    context.release(&[claimed.held]).await;
+                }
+                return report_lost(context, &item, reports).await;
+            }
         };
         let reports = reports.clone();
         // Fails only when the session is gone.
@@ -67,11 +81,15 @@ impl<H: LeasedHandler> UnderLeases<H> {
 async fn claim_all(context: &Context, items: Vec<Item>, reports: &Reports) -> Vec<(Item, Claimed)> {
     let store = context.pool.get().await;
     let all = items.clone();
-    let mut claimed = try_claim_all(context, &store, items).await;
-    if claimed.as_ref().is_err_and(is_about_data) {
-        claimed = claim_each(context, &store, &all).await;
-    }
-    match claimed {
+    let claiming = async {
+        let claimed = try_claim_all(context, &store, items).await;
+        if claimed.as_ref().is_err_and(is_about_data) {
+            return claim_each(context, &store, &all).await;
+        }
+        claimed
+    };
+    let claimed = timeout(context.config.lease, claiming).await;
+    match claimed.unwrap_or_else(|_| Err(silent(context, "claim events"))) {
         Ok((ours, done)) => {
             context.pool.put(store);
             let _ = reports.send(done).await;
@@ -82,7 +100,7 @@ async fn claim_all(context: &Context, items: Vec<Item>, reports: &Reports) -> Ve
             drop(store);
             let later = |item: &Item| {
                 let ending = Ending::Again { after: PAUSE, path: item.path };
-                Report { id: item.id(), ending, effect: Effect::Undone }
+                Report { ending, ..Report::undone(item, item.path) }
             };
             let _ = reports.send(all.iter().map(later).collect()).await;
             Vec::new()
@@ -125,9 +143,13 @@ async fn try_claim_all(
     let mut ours = Vec::with_capacity(readable.len());
     let claims = context.claim(store, &readable).await?;
     for (item, claim) in readable.into_iter().zip(claims) {
-        match claim {
-            Ok(claimed) => ours.push((item, claimed)),
-            Err(report) => done.push(report),
+        match (claim, &item.convicted) {
+            (Ok(claimed), Some(reason)) => {
+                let verdict = Verdict::retry(reason);
+                done.push(context.write_failure(store, &item, &claimed, &verdict).await?);
+            }
+            (Ok(claimed), None) => ours.push((item, claimed)),
+            (Err(report), _) => done.push(report),
         }
     }
     Ok((ours, done))
@@ -140,11 +162,15 @@ pub(crate) async fn record(context: Arc<Context>, mut ended: mpsc::Receiver<Ende
     while ended.recv_many(&mut batch, context.config.batch).await > 0 {
         while !batch.is_empty() {
             let store = context.pool.get().await;
-            let mut written = write(&context, &store, &mut batch).await;
-            if written.as_ref().is_err_and(is_about_data) {
-                written = write_each(&context, &store, &mut batch).await;
-            }
-            match written {
+            let writing = async {
+                let written = write(&context, &store, &mut batch).await;
+                if written.as_ref().is_err_and(is_about_data) {
+                    return write_each(&context, &store, &mut batch).await;
+                }
+                written
+            };
+            let written = timeout(WRITE_DEADLINE, writing).await;
+            match written.unwrap_or_else(|_| Err(silent(&context, "write down verdicts"))) {
                 Ok(()) => context.pool.put(store),
                 Err(error) => {
                     trouble(&context, &error);
@@ -185,6 +211,10 @@ async fn park_refused(
     Ok(())
 }
 
+fn silent(context: &Context, doing: &'static str) -> Error {
+    Error::Silent { doing, within: context.config.lease.min(WRITE_DEADLINE) }
+}
+
 /// Takes out of `batch` what has been written.
 async fn write(context: &Context, store: &Store, batch: &mut Vec<Ended>) -> Result<(), Error> {
     // In the order in which everybody locks records, so that no two wait for each other.
@@ -194,7 +224,7 @@ async fn write(context: &Context, store: &Store, batch: &mut Vec<Ended>) -> Resu
         match context.decide(it.verdict.clone(), it.claimed.attempts) {
             Decision::Complete { outcome } => completed.push((index, outcome)),
             Decision::Fail { reason, delay } => failed.push((index, reason, delay)),
-            Decision::Park { .. } => {}
+            Decision::Park { .. } | Decision::GiveBack(_) => {}
         }
     }
     let held = |index: &usize| batch[*index].claimed.held;
@@ -206,9 +236,8 @@ async fn write(context: &Context, store: &Store, batch: &mut Vec<Ended>) -> Resu
         let ours = ours.map_err(Error::sql("complete events"))?;
         for (index, _) in &completed {
             let item = &batch[*index].item;
-            let (id, ending) = (item.id(), Ending::Settled);
             reports[*index] = Some(if ours.contains(&item.message.key.id) {
-                Report { id, ending, effect: Effect::Processed }
+                Report::processed(item)
             } else {
                 lost(context, item)
             });
@@ -221,9 +250,9 @@ async fn write(context: &Context, store: &Store, batch: &mut Vec<Ended>) -> Resu
         let ours = store.sql().fail(store.client(), &keys, &reasons, &delays).await;
         let ours = ours.map_err(Error::sql("write down failures"))?;
         for (index, _, delay) in &failed {
-            let Ended { item, verdict, .. } = &batch[*index];
+            let item = &batch[*index].item;
             reports[*index] = Some(if ours.contains(&item.message.key.id) {
-                failed_report(item, verdict, *delay)
+                failed_report(item, *delay)
             } else {
                 lost(context, item)
             });

@@ -48,9 +48,11 @@ pub mod http;
 mod inbox;
 mod keeper;
 mod leased;
+mod leases;
 mod message;
 mod pool;
 mod redrive;
+mod role;
 mod run;
 mod session;
 mod source;
@@ -70,5 +72,5 @@ pub use dead_letters::{
 pub use error::Error;
 pub use handler::{Delivery, LeasedHandler, TransactionalHandler, Verdict};
 pub use inbox::{Builder, Inbox, Leased, Transactional};
-pub use status::{State, Status, Summary};
+pub use status::{BreakerState, Handler, State, Status, Summary};
 pub use tables::{Layout, Maintained, create_tables, maintain, render_tables};

@@ -2,6 +2,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::watch;
+use tokio::time::timeout;
 use tracing::{info, warn};
 
 use crate::Error;
@@ -11,6 +12,9 @@ use crate::store::{Scope, Store};
 
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// How long opening a connection and preparing the statements may take.
+const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Connections, opened when needed and kept. How many there are at most is up to those who ask.
 pub(crate) struct Pool {
@@ -52,11 +56,21 @@ impl Pool {
                 return Ok(store);
             }
         }
-        let connection = (self.connect)().await.map_err(Error::Connect)?;
-        let store = Store::new(connection, self.scope.clone()).await;
-        let store = store.map_err(Error::sql("prepare the statements of the inbox"))?;
+        let opening = async {
+            let connection = (self.connect)().await.map_err(Error::Connect)?;
+            let store = Store::new(connection, self.scope.clone()).await;
+            store.map_err(Error::sql("prepare the statements of the inbox"))
+        };
+        let opened = timeout(CONNECT_DEADLINE, opening).await;
+        let doing = "open a connection";
+        let store = opened.map_err(|_| Error::Silent { doing, within: CONNECT_DEADLINE })??;
         self.note_answer();
         Ok(store)
+    }
+
+    /// Closes the connections that nobody uses: the network may have forgotten them.
+    pub(crate) fn close_idle(&self) {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
     /// The database has answered somebody.

@@ -1,7 +1,7 @@
 //! Starts what an inbox consists of, and starts it again while it can be mended.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -11,11 +11,13 @@ use uuid::Uuid;
 use crate::acks::Acks;
 use crate::config::Config;
 use crate::connection::{Connect, ConnectNats};
-use crate::core::{Gate, Lanes};
+use crate::core::{Breaker, Lanes};
 use crate::error::describe;
-use crate::keeper::{Keeper, Leases, Role};
+use crate::keeper::{Keeper, Role};
+use crate::leases::Leases;
 use crate::pool::Pool;
 use crate::redrive::{Redrive, closed};
+use crate::role::{Lease, Token};
 use crate::session::Session;
 use crate::source::Source;
 use crate::store::Scope;
@@ -43,19 +45,24 @@ pub(crate) async fn run<W: Work>(
     make: impl FnOnce(&Arc<Context>) -> W,
 ) -> Result<Summary, Error> {
     let Settings { config, connect, nats, reconnect_nats } = settings;
+    let role = Token::default();
+    let schema = crate::tables::quote(&config.schema);
+    let owner = format!("{}:{}", std::process::id(), Uuid::new_v4());
+    let held = Lease::new(&schema, &config.consumer, &owner, config.lease, role.clone());
     let scope = Scope {
-        schema: crate::tables::quote(&config.schema),
+        schema,
         consumer: config.consumer.clone(),
         stream: config.stream.clone(),
-        owner: format!("{}:{}", std::process::id(), Uuid::new_v4()),
+        owner,
         lease: config.lease,
+        role,
         takes_over: W::SHARES,
         lent: W::SHARES,
     };
     let context = Arc::new(Context {
         config: Arc::clone(&config),
         pool: Arc::new(Pool::new(connect, scope)),
-        leases: Arc::new(Leases::default()),
+        leases: Arc::new(Leases::new(config.lease)),
         partitions: watch::Sender::default(),
     });
     let keeper = Keeper {
@@ -67,6 +74,8 @@ pub(crate) async fn run<W: Work>(
         retention: config.retention,
         partitions: context.partitions.clone(),
         role: watch::Sender::new(Role::Unknown),
+        held,
+        status: status.subscribe(),
     };
     let role = keeper.role.subscribe();
     let engine = Engine {
@@ -79,10 +88,12 @@ pub(crate) async fn run<W: Work>(
         role,
         shutdown,
     };
-    tokio::select! {
+    let ended = tokio::select! {
         error = keeper.run() => Err(error),
         summary = engine.run() => summary,
-    }
+    };
+    keeper.release().await;
+    ended
 }
 
 struct Engine<W> {
@@ -132,7 +143,10 @@ impl<W: Work> Engine<W> {
             }
             let role = *self.role.borrow_and_update();
             match role {
-                Role::Active => return true,
+                Role::Active { until } if Instant::now() < until => return true,
+                Role::Active { .. } => {
+                    self.say(State::Paused, Some("the role was not renewed".into()))
+                }
                 Role::Standby => self.say(State::Standby, None),
                 Role::Unknown => match trouble.borrow_and_update().clone() {
                     Some(trouble) => self.say(State::Paused, Some(trouble)),
@@ -181,10 +195,12 @@ impl<W: Work> Engine<W> {
             status: self.status.clone(),
             role: self.role.clone(),
             trouble: pool.trouble(),
+            broker: source.trouble(),
             room,
             feed,
             lanes: Lanes::default(),
-            gate: Gate::default(),
+            breaker: Breaker::new(config.backoff),
+            next_probe_at: None,
             batch: config.batch,
             counts,
         };

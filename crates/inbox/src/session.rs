@@ -5,21 +5,31 @@ use std::time::{Duration, Instant};
 
 use async_nats::{Client, Subject};
 use bytes::Bytes;
+use jiff::Timestamp;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::acks::Acks;
 use crate::config::Config;
-use crate::core::{Ending, Gate, Item, Lanes, Path};
+use crate::core::{Breaker, Convicted, Ending, Lanes, Path, Trouble, TroubleKind};
 use crate::keeper::Role;
+use crate::message::MessageId;
 use crate::source::Delivered;
+use crate::status::Handler;
 use crate::work::{Context, Effect, Report, Reports, Work};
-use crate::{State, Status, Summary};
+use crate::{BreakerState, State, Status, Summary};
 
 /// How long a stop waits for handlers.
 const STOP_DEADLINE: Duration = Duration::from_secs(25);
+
+/// How long it waits for their claims to be given back, when it has ended them.
+const ABANDON_DEADLINE: Duration = Duration::from_secs(3);
+
+/// How long the broker may take for what is told to it without being asked.
+const TOLD_DEADLINE: Duration = Duration::from_secs(2);
 
 /// What events in memory may take; one more request's worth comes on top.
 const HELD_BYTES_MAX: usize = 16 * 1024 * 1024;
@@ -38,10 +48,14 @@ pub(crate) struct Session<W> {
     pub(crate) status: watch::Sender<Status>,
     pub(crate) role: watch::Receiver<Role>,
     pub(crate) trouble: watch::Receiver<Option<String>>,
+    /// Why nothing can be taken from the stream, while that is so.
+    pub(crate) broker: watch::Receiver<Option<String>>,
     pub(crate) room: watch::Sender<usize>,
     pub(crate) feed: mpsc::Receiver<Delivered>,
     pub(crate) lanes: Lanes,
-    pub(crate) gate: Gate,
+    pub(crate) breaker: Breaker,
+    /// When the next probe is due, for people.
+    pub(crate) next_probe_at: Option<Timestamp>,
     /// The most events in a job, as of now.
     pub(crate) batch: usize,
     pub(crate) counts: Summary,
@@ -80,6 +94,7 @@ impl<W: Work> Session<W> {
                     }
                 }
                 _ = self.trouble.changed() => {}
+                Ok(()) = self.broker.changed() => {}
                 _ = in_progress.tick() => self.say_in_progress().await,
             }
             if stopping {
@@ -109,8 +124,8 @@ impl<W: Work> Session<W> {
             let free = self.config.lanes.saturating_sub(busy);
             let share = self.lanes.held().div_ceil(self.config.lanes).max(SHARE_MIN);
             let most = if W::SHARES { share.min(self.batch) } else { free };
-            let probing = self.gate.room(now).saturating_sub(self.lanes.busy());
-            let items = self.lanes.take(if free == 0 { 0 } else { most.min(probing) });
+            let most = if free == 0 { 0 } else { most };
+            let items = self.breaker.take(&mut self.lanes, most, now);
             if items.is_empty() {
                 return;
             }
@@ -123,12 +138,21 @@ impl<W: Work> Session<W> {
     /// Why nothing is started, if it is so.
     fn hindrance(&self) -> Option<String> {
         match (*self.role.borrow(), &*self.trouble.borrow()) {
-            (Role::Active, None) => {}
+            (Role::Active { until }, None) if Instant::now() < until => {}
             (_, Some(trouble)) => return Some(format!("the database is away: {trouble}")),
             (_, None) => return Some("the database is away".into()),
         }
-        let (reason, _) = self.gate.pause(Instant::now())?;
-        Some(format!("the handler is not set up right: {reason}"))
+        None
+    }
+
+    /// Why only probes are started, if it is so.
+    fn pause(&self) -> Option<String> {
+        Some(match self.breaker.pause()? {
+            (TroubleKind::Away, reason) => format!("the handler is away: {reason}"),
+            (TroubleKind::Misconfigured, reason) => {
+                format!("the handler is not set up right: {reason}")
+            }
+        })
     }
 
     async fn note_all(&mut self, reports: Vec<Report>) {
@@ -138,23 +162,16 @@ impl<W: Work> Session<W> {
     }
 
     async fn note(&mut self, report: Report) {
-        let Report { id, ending, effect } = report;
+        let Report { id, ending, effect, answered } = report;
         match effect {
             Effect::Processed => self.counts.processed += 1,
             Effect::Skipped => self.counts.skipped += 1,
             Effect::Retried => self.counts.retried += 1,
-            Effect::Misconfigured(ref reason) => {
-                self.counts.retried += 1;
-                if self.gate.misconfigured(reason, Instant::now()) {
-                    warn!(consumer = self.config.consumer, reason, "the consumer pauses");
-                }
-            }
             Effect::Dead => self.counts.dead += 1,
-            Effect::Undone => {}
+            Effect::Trouble(_) | Effect::Undone => {}
         }
         match effect {
             Effect::Processed | Effect::Retried => {
-                self.gate.works();
                 self.batch = (self.batch + 1).min(self.config.batch);
             }
             // One that fails undoes its whole batch: with many of them, smaller ones are better.
@@ -162,14 +179,49 @@ impl<W: Work> Session<W> {
             _ => {}
         }
         let reply = self.lanes.settle(id, ending, Instant::now());
+        match effect {
+            Effect::Trouble(trouble) => self.note_trouble(id, trouble),
+            _ if answered => self.note_answer(id),
+            _ => self.breaker.not_asked(id, Instant::now()),
+        }
+        if ending == Ending::Settled {
+            self.breaker.forget(id);
+        }
         if let Some(reply) = reply {
             self.acks.ack(reply).await;
         }
     }
 
+    fn note_trouble(&mut self, id: MessageId, trouble: Trouble) {
+        let (now, reason) = (Instant::now(), trouble.reason.clone());
+        let opens = self.breaker.failed(id, trouble, now, rand::random());
+        let next_probe = self.breaker.next_probe(now);
+        self.next_probe_at = next_probe.and_then(|at| Timestamp::now().checked_add(at - now).ok());
+        if opens {
+            warn!(consumer = self.config.consumer, reason, "the consumer pauses: breaker open");
+        }
+    }
+
+    fn note_answer(&mut self, id: MessageId) {
+        let was_open = self.breaker.pause().is_some();
+        let convicted = self.breaker.answered(id);
+        if was_open && self.breaker.pause().is_none() {
+            info!(consumer = self.config.consumer, "the handler answers again: breaker closed");
+        }
+        if let Some(Convicted { id, reason }) = convicted {
+            let consumer = &self.config.consumer;
+            warn!(
+                consumer,
+                stream_seq = id.seq,
+                reason,
+                "only this event fails: its attempt counts"
+            );
+            self.lanes.convict(id, &reason, Instant::now());
+        }
+    }
+
     fn next_due(&self) -> Option<Instant> {
-        let pause = self.gate.pause(Instant::now()).map(|(_, until)| until);
-        [self.lanes.next_due(), pause].into_iter().flatten().min()
+        [self.lanes.next_due(), self.breaker.next_probe(Instant::now())].into_iter().flatten().min()
     }
 
     fn has_room(&self) -> bool {
@@ -185,14 +237,17 @@ impl<W: Work> Session<W> {
             self.config.held_max() - self.lanes.held()
         };
         self.room.send_if_modified(|now| std::mem::replace(now, room) != room);
-        let state = match (stopping, &hindrance) {
+        let broker = || self.broker.borrow().as_ref().map(|it| format!("the broker is away: {it}"));
+        let paused = hindrance.or_else(|| self.pause()).or_else(broker);
+        let state = match (stopping, &paused) {
             (true, _) => State::Stopping,
             (false, Some(_)) => State::Paused,
             (false, None) => State::Active,
         };
         let status = Status {
             state,
-            paused: hindrance,
+            paused,
+            handler: self.handler(),
             busy: self.lanes.busy(),
             lanes: self.lanes.len(),
             held: self.lanes.held(),
@@ -201,11 +256,25 @@ impl<W: Work> Session<W> {
         self.status.send_if_modified(|now| std::mem::replace(now, status.clone()) != status);
     }
 
+    fn handler(&self) -> Handler {
+        let breaker = match self.breaker.pause() {
+            None => BreakerState::Closed,
+            Some(_) if self.breaker.is_half_open() => BreakerState::HalfOpen,
+            Some(_) => BreakerState::Open,
+        };
+        let next_probe_at = self.next_probe_at.filter(|_| breaker == BreakerState::Open);
+        Handler { breaker, next_probe_at, opened: self.breaker.opened() }
+    }
+
     /// Keeps what is held from being delivered again.
     async fn say_in_progress(&self) {
-        for reply in self.lanes.replies() {
-            answer(&self.nats, reply, b"+WPI").await;
-        }
+        let told = async {
+            for reply in self.lanes.replies() {
+                answer(&self.nats, reply, b"+WPI").await;
+            }
+        };
+        // The client queues what it cannot send, up to a limit: then it would wait for the broker.
+        let _ = timeout(TOLD_DEADLINE, told).await;
     }
 
     /// Lets what was started finish and gives the rest back.
@@ -223,7 +292,7 @@ impl<W: Work> Session<W> {
         let deadline = tokio::time::sleep(STOP_DEADLINE);
         tokio::pin!(deadline);
         let mut in_progress = tokio::time::interval((self.ack_wait / 3).max(PROGRESS_MIN));
-        let mut fed = true;
+        let (mut fed, mut abandoned) = (true, false);
         loop {
             self.give_back().await;
             self.publish(true);
@@ -241,14 +310,20 @@ impl<W: Work> Session<W> {
                 _ = in_progress.tick() => self.say_in_progress().await,
                 () = &mut deadline => {
                     let busy = self.lanes.busy();
-                    warn!(consumer = self.config.consumer, busy, "left handlers at work");
-                    break;
+                    if abandoned {
+                        warn!(consumer = self.config.consumer, busy, "left handlers at work");
+                        break;
+                    }
+                    warn!(consumer = self.config.consumer, busy, "handlers are at work: ending them");
+                    self.context.leases.abandon_all();
+                    abandoned = true;
+                    deadline.as_mut().reset((Instant::now() + ABANDON_DEADLINE).into());
                 }
             }
         }
         self.give_back().await;
         self.acks.finish().await;
-        let _ = self.nats.flush().await;
+        let _ = timeout(TOLD_DEADLINE, self.nats.flush()).await;
         self.counts
     }
 
@@ -261,12 +336,14 @@ impl<W: Work> Session<W> {
     }
 
     async fn give_back(&mut self) {
-        for reply in self.lanes.release() {
-            self.counts.released += 1;
-            if let Some(reply) = reply {
-                answer(&self.nats, &reply, b"-NAK").await;
+        let released = self.lanes.release();
+        self.counts.released += released.len() as u64;
+        let told = async {
+            for reply in released.iter().flatten() {
+                answer(&self.nats, reply, b"-NAK").await;
             }
-        }
+        };
+        let _ = timeout(TOLD_DEADLINE, told).await;
     }
 }
 
@@ -281,13 +358,5 @@ async fn due(when: Option<Instant>) {
     match when {
         Some(when) => tokio::time::sleep_until(when.into()).await,
         None => std::future::pending().await,
-    }
-}
-
-impl Report {
-    /// The event's turn comes again at once.
-    pub(crate) fn undone(item: &Item, path: Path) -> Self {
-        let ending = Ending::Again { after: Duration::ZERO, path };
-        Self { id: item.id(), ending, effect: Effect::Undone }
     }
 }

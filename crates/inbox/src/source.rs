@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use async_nats::jetstream;
-use async_nats::jetstream::consumer::{self, DeliverPolicy, pull};
+use async_nats::jetstream::consumer::{self, AckPolicy, DeliverPolicy, pull};
 use async_nats::jetstream::stream::Stream;
 use async_nats::{Client, Subject};
 use futures_util::{StreamExt, stream};
@@ -45,6 +45,9 @@ const PULLED_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// How long a request waits for messages: also how long a stop may take, for what comes in answer
 /// is given back rather than left to `ack_wait`.
 pub(crate) const PULL_EXPIRES: Duration = Duration::from_secs(1);
+
+/// The broker forgets the reader of what was delivered before after so long without a request.
+const READER_IDLE_MAX: Duration = Duration::from_secs(300);
 
 /// How long the stream may be silent while what was delivered is read from it.
 const READ_DEADLINE: Duration = Duration::from_secs(5);
@@ -82,6 +85,11 @@ pub(crate) struct Source {
     /// The next message is larger than a request's bytes.
     oversized: bool,
     looked_at: Instant,
+    config: Config,
+    /// How far what was delivered before has been read again, if that was interrupted.
+    read_until: Option<u64>,
+    /// Why nothing can be taken, while that is so.
+    trouble: watch::Sender<Option<String>>,
 }
 
 impl Source {
@@ -105,6 +113,9 @@ impl Source {
             wary: false,
             oversized: false,
             looked_at: Instant::now(),
+            config: config.clone(),
+            read_until: None,
+            trouble: watch::Sender::default(),
         })
     }
 
@@ -114,6 +125,11 @@ impl Source {
             Duration::ZERO => Duration::from_secs(30),
             ack_wait => ack_wait,
         }
+    }
+
+    /// Why nothing can be taken from the stream, while that is so.
+    pub(crate) fn trouble(&self) -> watch::Receiver<Option<String>> {
+        self.trouble.subscribe()
     }
 
     pub(crate) fn origin(&self) -> &Origin {
@@ -138,23 +154,29 @@ impl Source {
     ) {
         let mut behind = true;
         loop {
-            let room = room.wait_for(|room| *room >= PULLED_MIN).await;
-            let Ok(room) = room.map(|room| *room) else { return };
+            let most = room.wait_for(|room| *room >= PULLED_MIN).await;
+            let Ok(most) = most.map(|room| *room) else { return };
             let connects = self.connects();
             let result = async {
                 if behind {
-                    self.read_outstanding(&feed).await?;
+                    self.read_outstanding(&feed, &mut room).await?;
                     behind = false;
                 }
-                self.pull(room.min(PULLED_MAX), &feed).await
+                self.pull(most.min(PULLED_MAX), &feed, &mut room).await
             };
-            match result.await {
+            let result = result.await;
+            if result.is_ok() {
+                self.trouble.send_if_modified(|it| it.take().is_some());
+            }
+            match result {
                 Ok(Pulled::All) => {}
                 Ok(Pulled::Suspicious) => (behind, self.wary) = (true, true),
                 Err(error) => {
                     let error = describe(&error);
                     warn!(consumer = self.name, error, "could not take messages");
+                    self.trouble.send_replace(Some(error));
                     (behind, self.wary) = (true, true);
+                    self.make_again().await;
                     tokio::time::sleep(PAUSE).await;
                 }
             }
@@ -168,7 +190,27 @@ impl Source {
         }
     }
 
-    async fn pull(&mut self, max: usize, feed: &mpsc::Sender<Delivered>) -> Result<Pulled, Error> {
+    /// Makes the durable consumer again if somebody has deleted it. What it delivers then is known.
+    async fn make_again(&mut self) {
+        match durable::open(&self.stream, &self.config).await {
+            Ok((consumer, true)) => {
+                warn!(consumer = self.name, "the durable consumer was deleted: made it again");
+                (self.consumer, self.read_until) = (consumer, None);
+            }
+            Ok((_, false)) => {}
+            Err(error) => {
+                let error = describe(&error);
+                warn!(consumer = self.name, error, "could not look up the durable consumer");
+            }
+        }
+    }
+
+    async fn pull(
+        &mut self,
+        max: usize,
+        feed: &mpsc::Sender<Delivered>,
+        room: &mut watch::Receiver<usize>,
+    ) -> Result<Pulled, Error> {
         let request = self.consumer.batch().expires(PULL_EXPIRES);
         let max = if self.oversized { 1 } else { max };
         let request = if std::mem::take(&mut self.oversized) {
@@ -178,7 +220,9 @@ impl Source {
         };
         let (began, mut received) = (Instant::now(), 0);
         let mut messages = request.messages().await.map_err(Error::jetstream(PULLING))?;
-        while let Some(message) = messages.next().await {
+        loop {
+            let next = tokio::time::timeout(PULL_EXPIRES + READ_DEADLINE, messages.next()).await;
+            let Some(message) = next.map_err(Error::jetstream(PULLING))? else { break };
             let message = match message {
                 Ok(message) => message,
                 Err(error) if is_about_bytes(&error) => {
@@ -197,7 +241,7 @@ impl Source {
             let delivered = Delivered { message: Arc::new(message), reply, path };
             if seq > self.consumer_seq + 1 {
                 info!(consumer = self.name, "deliveries are missing: reading them from the stream");
-                self.read_outstanding(feed).await?;
+                self.read_outstanding(feed, room).await?;
             }
             self.consumer_seq = self.consumer_seq.max(seq);
             if feed.send(delivered).await.is_err() {
@@ -235,6 +279,7 @@ impl Source {
         last: u64,
         filters: &[String],
         feed: &mpsc::Sender<Delivered>,
+        room: &mut watch::Receiver<usize>,
     ) -> Result<(), Error> {
         let (nats, name) = (&self.nats, &self.origin.stream);
         // The stream may have lost its beginning.
@@ -251,57 +296,98 @@ impl Source {
             count += 1;
             let reply = Some(stored.ack_subject(name, &self.name));
             let message = Arc::new(stored.understood(&self.origin));
+            if room.wait_for(|room| *room > 0).await.is_err() {
+                return Ok(());
+            }
+            self.read_until = Some(message.stream_seq);
             if feed.send(Delivered { message, reply, path: Path::Careful }).await.is_err() {
                 return Ok(());
             }
         }
         info!(consumer = self.name, count, "read one by one what was delivered before");
-        self.wary = false;
+        (self.wary, self.read_until) = (false, None);
         Ok(())
     }
 
-    /// Reads what the consumer has delivered and knows of no end of.
-    async fn read_outstanding(&mut self, feed: &mpsc::Sender<Delivered>) -> Result<(), Error> {
+    /// Reads what the consumer has delivered and knows of no end of, as fast as there is room for it.
+    async fn read_outstanding(
+        &mut self,
+        feed: &mpsc::Sender<Delivered>,
+        room: &mut watch::Receiver<usize>,
+    ) -> Result<(), Error> {
         let info = self.consumer.get_info().await.map_err(Error::jetstream(READING))?;
         self.consumer_seq = info.delivered.consumer_sequence;
         let last = info.delivered.stream_sequence;
-        let first = info.ack_floor.stream_sequence + 1;
+        // What was read already is held, or has its end.
+        let first = info.ack_floor.stream_sequence.max(self.read_until.unwrap_or(0)) + 1;
         if info.num_ack_pending == 0 || first > last {
+            self.read_until = None;
             return Ok(());
         }
         if self.wary || last - first < ONE_BY_ONE_MAX {
             let filters = filters_of(&info.config);
-            return self.read_one_by_one(first, last, &filters, feed).await;
+            return self.read_one_by_one(first, last, &filters, feed, room).await;
         }
-        let config = pull::OrderedConfig {
+        let config = pull::Config {
             deliver_policy: DeliverPolicy::ByStartSequence { start_sequence: first },
+            ack_policy: AckPolicy::None,
             filter_subject: info.config.filter_subject.clone(),
             filter_subjects: info.config.filter_subjects.clone(),
-            ..pull::OrderedConfig::default()
+            inactive_threshold: READER_IDLE_MAX,
+            ..pull::Config::default()
         };
         let reader =
             self.stream.create_consumer(config).await.map_err(Error::jetstream(READING))?;
-        if reader.cached_info().num_pending == 0 {
-            return Ok(());
+        if reader.cached_info().num_pending > 0 {
+            self.read_portions(&reader, last, feed, room).await?;
         }
-        let mut messages = reader.messages().await.map_err(Error::jetstream(READING))?;
-        let mut count = 0_u64;
-        loop {
-            let message = tokio::time::timeout(READ_DEADLINE, messages.next()).await;
-            let message = message.map_err(Error::jetstream(READING))?;
-            let Some(message) = message else { break };
-            let message = message.map_err(Error::jetstream(READING))?;
-            let place = Place::of(&message.info().map_err(Error::jetstream(READING))?);
-            if place.stream_seq > last {
-                break;
+        self.read_until = None;
+        Ok(())
+    }
+
+    async fn read_portions(
+        &mut self,
+        reader: &consumer::Consumer<pull::Config>,
+        last: u64,
+        feed: &mpsc::Sender<Delivered>,
+        room: &mut watch::Receiver<usize>,
+    ) -> Result<(), Error> {
+        let (mut count, mut is_last, mut oversized) = (0_u64, false, false);
+        while !is_last {
+            let Ok(most) = room.wait_for(|room| *room > 0).await.map(|room| *room) else {
+                return Ok(());
+            };
+            let request = reader.batch().expires(READ_DEADLINE);
+            let request = if oversized {
+                request.max_messages(1)
+            } else {
+                request.max_messages(most.min(PULLED_MAX)).max_bytes(PULLED_BYTES_MAX)
+            };
+            let mut messages = request.messages().await.map_err(Error::jetstream(READING))?;
+            let before = count;
+            while !is_last {
+                let next = tokio::time::timeout(2 * READ_DEADLINE, messages.next()).await;
+                let message = match next.map_err(Error::jetstream(READING))? {
+                    Some(Ok(message)) => message,
+                    Some(Err(error)) if !is_about_bytes(&error) => {
+                        return Err(Error::jetstream(READING)(error));
+                    }
+                    Some(Err(_)) | None => break,
+                };
+                let place = Place::of(&message.info().map_err(Error::jetstream(READING))?);
+                is_last = place.stream_seq >= last || place.pending == 0;
+                count += 1;
+                let message = Arc::new(self.understood(message.message, &place));
+                let delivered = Delivered { message, reply: None, path: Path::Careful };
+                if place.stream_seq <= last && feed.send(delivered).await.is_err() {
+                    return Ok(());
+                }
+                self.read_until = Some(place.stream_seq);
             }
-            count += 1;
-            let is_last = place.stream_seq == last || place.pending == 0;
-            let message = Arc::new(self.understood(message.message, &place));
-            let delivered = Delivered { message, reply: None, path: Path::Careful };
-            if feed.send(delivered).await.is_err() || is_last {
-                break;
+            if count == before && oversized {
+                return Err(Error::jetstream(READING)("the stream fell silent"));
             }
+            oversized = count == before;
         }
         info!(consumer = self.name, count, "read from the stream what was delivered before");
         Ok(())

@@ -23,6 +23,7 @@ use uuid::Uuid;
 
 use crate::connection::Connection;
 use crate::message::Message;
+use crate::role::{self, Token};
 
 #[cfg(test)]
 mod model;
@@ -114,6 +115,8 @@ pub(crate) struct Scope {
     /// Names the worker in `lease_owner`.
     pub(crate) owner: String,
     pub(crate) lease: Duration,
+    /// The role's, without which no event is begun.
+    pub(crate) role: Token,
     /// Whether another worker's lease is taken without waiting for its end: right where the fence
     /// stops everything that the other could still do. Only the active worker claims.
     pub(crate) takes_over: bool,
@@ -149,6 +152,7 @@ impl Store {
             // Planning anew each time takes longer than what is planned: a few keys, always.
             client.batch_execute("SET plan_cache_mode = force_generic_plan").await?;
         }
+        client.execute(role::MARK_CONNECTION, &[&scope.owner]).await?;
         let sql = Statements::prepare(client, scope).await?;
         Ok(Self { connection, sql })
     }
@@ -201,9 +205,10 @@ impl Statements {
         messages: &[&Message],
     ) -> Result<Vec<Uuid>> {
         let Columns { ids, times, subjects, seqs } = Columns::of(messages);
-        let Scope { consumer, stream, owner, .. } = &self.scope;
+        let Scope { consumer, stream, owner, role, .. } = &self.scope;
+        let role = role.get();
         let rows = on
-            .query(&self.record, &[consumer, &ids, &times, &subjects, &seqs, stream, owner])
+            .query(&self.record, &[consumer, &ids, &times, &subjects, &seqs, stream, owner, &role])
             .await?;
         Ok(rows.iter().map(|row| row.get(0)).collect())
     }
@@ -229,10 +234,10 @@ impl Statements {
         messages: &[&Message],
     ) -> Result<Vec<Claim>> {
         let Columns { ids, times, subjects, seqs } = Columns::of(messages);
-        let Scope { consumer, stream, owner, lease, .. } = &self.scope;
-        let lease = lease.as_secs_f64();
-        let parameters: [&(dyn ToSql + Sync); 9] =
-            [consumer, &ids, &times, &subjects, &seqs, stream, owner, &token, &lease];
+        let Scope { consumer, stream, owner, lease, role, .. } = &self.scope;
+        let (lease, role) = (lease.as_secs_f64(), role.get());
+        let parameters: [&(dyn ToSql + Sync); 10] =
+            [consumer, &ids, &times, &subjects, &seqs, stream, owner, &token, &lease, &role];
         let rows = on.query(&self.claim, &parameters).await?;
         Ok(rows.iter().map(claim_of).collect())
     }

@@ -20,6 +20,7 @@ use crate::error::describe;
 const SQL: &str = concat!(
     include_str!("../../../migrations/0004_inbox.sql"),
     include_str!("../../../migrations/0006_inbox_decisions.sql"),
+    include_str!("../../../migrations/0011_inbox_roles.sql"),
     include_str!("../../../migrations/0012_inbox_dead_letters.sql")
 );
 

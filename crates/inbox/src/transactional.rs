@@ -8,11 +8,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::core::{Ending, Item, Path};
+use crate::core::{Decision, Ending, Item, Path, Trouble};
+use crate::leases::Over;
 use crate::message::{Message, MessageId};
 use crate::store::{Held, Key, Store};
 use crate::work::{
-    Claimed, Context, Effect, Report, Reports, Work, is_about_data, is_refused, trouble, verdict_of,
+    Claimed, Context, Report, Reports, Work, is_about_data, is_refused, trouble, verdict_of,
 };
 use crate::{Error, TransactionalHandler, Verdict};
 
@@ -46,6 +47,8 @@ enum Shared {
     Done,
     /// It is undone, because of these.
     Undone(Vec<MessageId>),
+    /// It is undone, because the handler cannot work: it was noticed at this one.
+    Trouble(MessageId, Trouble),
 }
 
 impl<H: TransactionalHandler> InTransactions<H> {
@@ -64,13 +67,23 @@ impl<H: TransactionalHandler> InTransactions<H> {
         }
         match self.share(context, &mut store, &items).await {
             Ok(Shared::Done) => {
-                done.extend(items.iter().map(processed));
+                done.extend(items.iter().map(Report::processed));
                 context.pool.put(store);
             }
             Ok(Shared::Undone(because)) => {
                 done.extend(items.iter().map(|item| {
                     let guilty = because.contains(&item.id());
                     Report::undone(item, if guilty { Path::Careful } else { Path::Fast })
+                }));
+                context.pool.put(store);
+            }
+            Ok(Shared::Trouble(at, trouble)) => {
+                done.extend(items.iter().map(|item| {
+                    if item.id() == at {
+                        Report::trouble(item, trouble.clone())
+                    } else {
+                        Report::undone(item, Path::Fast)
+                    }
                 }));
                 context.pool.put(store);
             }
@@ -103,14 +116,20 @@ impl<H: TransactionalHandler> InTransactions<H> {
         let mut notes: Vec<(Key, String)> = Vec::new();
         for item in items {
             let handling = self.handler.handle(context.delivery(&item.message, 1), &transaction);
-            match verdict_of(handling).await {
-                Verdict::Processed { outcome: None } => {}
-                Verdict::Processed { outcome: Some(note) } => notes.push((item.message.key, note)),
-                Verdict::Retry { .. } | Verdict::Misconfigured { .. } | Verdict::Dead { .. } => {
-                    transaction.rollback().await?;
-                    return Ok(Shared::Undone(vec![item.id()]));
+            let verdict = verdict_of(handling).await;
+            match verdict {
+                Verdict::Processed { outcome: None } => continue,
+                Verdict::Processed { outcome: Some(note) } => {
+                    notes.push((item.message.key, note));
+                    continue;
                 }
+                _ => {}
             }
+            transaction.rollback().await?;
+            return Ok(match context.decide(verdict, 1) {
+                Decision::GiveBack(trouble) => Shared::Trouble(item.id(), trouble),
+                _ => Shared::Undone(vec![item.id()]),
+            });
         }
         if notes.is_empty() {
             // A transaction whose statement failed unnoticed is rolled back by COMMIT, which does
@@ -160,13 +179,28 @@ impl<H: TransactionalHandler> InTransactions<H> {
             Ok(claimed) => claimed,
             Err(report) => return Ok(report),
         };
-        let lease = context.leases.keep(claimed.held);
+        if let Some(reason) = &item.convicted {
+            let verdict = Verdict::retry(reason);
+            return context.write_failure(store, item, &claimed, &verdict).await;
+        }
+        let lease = context.leases.keep(claimed.held, claimed.since);
         let handled = tokio::select! {
-            handled = self.handle(context, store, item, &claimed) => handled,
-            () = lease.lost.cancelled() => return Err(Error::LeaseLost),
+            biased;
+            over = lease.over() => Err(over),
+            handled = self.handle(context, store, item, &claimed) => Ok(handled),
+        };
+        let handled = match handled {
+            Ok(handled) => handled,
+            Err(over) => {
+                drop(lease);
+                if over == Over::Abandoned {
+                    context.release(&[claimed.held]).await;
+                }
+                return Err(Error::LeaseLost);
+            }
         };
         let verdict = match handled {
-            Ok(Verdict::Processed { .. }) => return Ok(processed(item)),
+            Ok(Verdict::Processed { .. }) => return Ok(Report::processed(item)),
             Ok(verdict) => verdict,
             Err(error) if is_refused(&error) => Verdict::retry(format!(
                 "the transaction failed: {}",
@@ -196,7 +230,7 @@ impl<H: TransactionalHandler> InTransactions<H> {
         item: &Item,
         claimed: &Claimed,
     ) -> Result<Verdict, tokio_postgres::Error> {
-        let Claimed { held, attempts } = *claimed;
+        let Claimed { held, attempts, .. } = *claimed;
         let (sql, transaction) = store.begin().await?;
         let handling = self.handler.handle(context.delivery(&item.message, attempts), &transaction);
         let verdict = verdict_of(handling).await;
@@ -214,11 +248,7 @@ impl<H: TransactionalHandler> InTransactions<H> {
     }
 }
 
-fn processed(item: &Item) -> Report {
-    Report { id: item.id(), ending: Ending::Settled, effect: Effect::Processed }
-}
-
 fn again_later(item: &Item) -> Report {
     let ending = Ending::Again { after: REFUSED_PAUSE, path: item.path };
-    Report { id: item.id(), ending, effect: Effect::Undone }
+    Report { ending, ..Report::undone(item, item.path) }
 }

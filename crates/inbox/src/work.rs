@@ -2,7 +2,7 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
 use tokio::sync::{mpsc, watch};
@@ -11,9 +11,9 @@ use tracing::{info, warn};
 use uuid::Uuid;
 
 use crate::config::Config;
-use crate::core::{Decision, Ending, Item, Path, decide};
+use crate::core::{Decision, Ending, Item, Path, Trouble, decide};
 use crate::error::describe;
-use crate::keeper::Leases;
+use crate::leases::Leases;
 use crate::message::{Message, MessageId, Whence};
 use crate::pool::Pool;
 use crate::store::{Cause, Claim, Held, Store, UNFINISHED_MAX};
@@ -44,6 +44,8 @@ pub(crate) struct Report {
     pub(crate) id: MessageId,
     pub(crate) ending: Ending,
     pub(crate) effect: Effect,
+    /// Whether the handler was asked, and gave an answer that is about the event.
+    pub(crate) answered: bool,
 }
 
 /// What a report means for the counts.
@@ -52,8 +54,9 @@ pub(crate) enum Effect {
     Processed,
     Skipped,
     Retried,
-    Misconfigured(String),
     Dead,
+    /// The handler could not work, whatever the event; the attempt was given back.
+    Trouble(Trouble),
     /// Nothing has happened; it is begun again, or waits for somebody else.
     Undone,
 }
@@ -69,6 +72,8 @@ pub(crate) struct Context {
 /// An event that is ours to handle.
 pub(crate) struct Claimed {
     pub(crate) held: Held,
+    /// Before it was claimed, by our clock.
+    pub(crate) since: Instant,
     pub(crate) attempts: u32,
 }
 
@@ -132,13 +137,13 @@ impl Context {
         store: &Store,
         items: &[Item],
     ) -> Result<Vec<Result<Claimed, Report>>, Error> {
-        let token = Uuid::new_v4();
+        let (token, since) = (Uuid::new_v4(), Instant::now());
         let messages: Vec<&Message> = items.iter().map(|item| &*item.message).collect();
         let claims = store.sql().claim(store.client(), token, &messages).await;
         let claims = claims.map_err(Error::sql(CLAIMING))?;
         let mut answers = Vec::with_capacity(items.len());
         for (item, claim) in items.iter().zip(claims) {
-            answers.push(self.claimed(store, item, claim, token).await?);
+            answers.push(self.claimed(store, item, claim, (token, since)).await?);
         }
         Ok(answers)
     }
@@ -148,12 +153,12 @@ impl Context {
         store: &Store,
         item: &Item,
         claim: Claim,
-        token: Uuid,
+        (token, since): (Uuid, Instant),
     ) -> Result<Result<Claimed, Report>, Error> {
         let held = Held { key: item.message.key, token };
         let wait = |after| {
             let ending = Ending::Again { after, path: item.path.after_fast() };
-            Report { id: item.id(), ending, effect: Effect::Undone }
+            Report { id: item.id(), ending, effect: Effect::Undone, answered: false }
         };
         Ok(match claim {
             // One more end that does not come, and it is parked: make sure that it is its own.
@@ -164,10 +169,10 @@ impl Context {
                 released.map_err(Error::sql("release a claim"))?;
                 Err(Report::undone(item, Path::Alone))
             }
-            Claim::Claimed { attempts, .. } => Ok(Claimed { held, attempts }),
+            Claim::Claimed { attempts, .. } => Ok(Claimed { held, since, attempts }),
             Claim::Settled => {
                 let (id, ending) = (item.id(), Ending::Settled);
-                Err(Report { id, ending, effect: Effect::Skipped })
+                Err(Report { id, ending, effect: Effect::Skipped, answered: false })
             }
             Claim::Leased { remaining } => {
                 info!(
@@ -268,21 +273,25 @@ impl Context {
         claimed: &Claimed,
         verdict: &Verdict,
     ) -> Result<Report, Error> {
-        let Claimed { held, attempts } = *claimed;
+        let Claimed { held, attempts, .. } = *claimed;
+        let answered = item.convicted.is_none();
         match self.decide(verdict.clone(), attempts) {
             Decision::Complete { .. } => unreachable!("the verdict is a failure"),
+            Decision::GiveBack(trouble) => {
+                let released = store.sql().release(store.client(), &[held]).await;
+                released.map_err(Error::sql("release a claim"))?;
+                Ok(Report::trouble(item, trouble))
+            }
             Decision::Park { cause, reason } => {
                 let ours = self.park(store, &item.message, Some(held), cause, &reason).await?;
-                Ok(if ours { dead(item) } else { Report::undone(item, Path::Careful) })
+                let report = Report { answered, ..dead(item) };
+                Ok(if ours { report } else { Report::undone(item, Path::Careful) })
             }
             Decision::Fail { reason, delay } => {
                 let failed = store.sql().fail(store.client(), &[held], &[&reason], &[delay]).await;
                 let ours = !failed.map_err(Error::sql("write down a failure"))?.is_empty();
-                Ok(if ours {
-                    failed_report(item, verdict, delay)
-                } else {
-                    Report::undone(item, Path::Careful)
-                })
+                let report = Report { answered, ..failed_report(item, delay) };
+                Ok(if ours { report } else { Report::undone(item, Path::Careful) })
             }
         }
     }
@@ -306,17 +315,34 @@ impl Path {
     }
 }
 
-pub(crate) fn dead(item: &Item) -> Report {
-    Report { id: item.id(), ending: Ending::Settled, effect: Effect::Dead }
+/// A dead letter that no handler asked for.
+fn dead(item: &Item) -> Report {
+    Report { id: item.id(), ending: Ending::Settled, effect: Effect::Dead, answered: false }
 }
 
-pub(crate) fn failed_report(item: &Item, verdict: &Verdict, delay: Duration) -> Report {
-    let effect = match verdict {
-        Verdict::Misconfigured { reason } => Effect::Misconfigured(reason.clone()),
-        _ => Effect::Retried,
-    };
+pub(crate) fn failed_report(item: &Item, delay: Duration) -> Report {
     let ending = Ending::Again { after: delay, path: Path::Careful };
-    Report { id: item.id(), ending, effect }
+    Report { id: item.id(), ending, effect: Effect::Retried, answered: true }
+}
+
+impl Report {
+    /// The event has had its effect.
+    pub(crate) fn processed(item: &Item) -> Self {
+        let (id, ending) = (item.id(), Ending::Settled);
+        Self { id, ending, effect: Effect::Processed, answered: true }
+    }
+
+    /// The event's turn comes again at once.
+    pub(crate) fn undone(item: &Item, path: Path) -> Self {
+        let ending = Ending::Again { after: Duration::ZERO, path };
+        Self { id: item.id(), ending, effect: Effect::Undone, answered: false }
+    }
+
+    /// The event's turn comes again when the breaker says so.
+    pub(crate) fn trouble(item: &Item, trouble: Trouble) -> Self {
+        let path = item.path.after_fast();
+        Self { effect: Effect::Trouble(trouble), ..Self::undone(item, path) }
+    }
 }
 
 /// What a handler says; that it panicked is for another attempt to mend.

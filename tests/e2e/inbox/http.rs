@@ -79,7 +79,7 @@ async fn a_service_in_trouble_is_called_again_and_only_for_what_failed() {
     let rig = set_up().await;
     let _relay = rig.relay();
     let service = Service::start().await;
-    service.answer_to("sick", 503);
+    service.answer_to("sick", 500);
     let _inbox = run(&rig, &service);
     let (sick, well) = (emit(&rig, "sick", "{}").await, emit(&rig, "well", "{}").await);
     until(DEADLINE, "the sick event was tried twice", async || service.calls_of(sick) >= 2).await;

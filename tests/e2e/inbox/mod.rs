@@ -10,6 +10,8 @@ mod http;
 mod killed;
 mod letters_kept;
 mod orders;
+mod outages;
+mod role;
 mod service;
 mod shards;
 mod whole_way;

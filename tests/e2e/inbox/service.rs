@@ -55,6 +55,10 @@ impl Service {
         format!("http://{}/events", self.address)
     }
 
+    pub(super) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
     /// From now on answers so, but for what [`Service::answer_to`] says.
     pub(super) fn answer(&self, status: u16) {
         self.shared.lock().expect("not poisoned").otherwise = status;

@@ -23,6 +23,9 @@ pub(crate) enum Path {
 pub(crate) struct Item {
     pub(crate) message: Arc<Message>,
     pub(crate) path: Path,
+    /// Its last attempt, which was given back, counts after all: this is what became of it. To be
+    /// written down, without another attempt.
+    pub(crate) convicted: Option<Arc<str>>,
     /// Where to acknowledge it; not known if it was read from the stream.
     reply: Option<Subject>,
     not_before: Option<Instant>,
@@ -96,7 +99,7 @@ impl Lanes {
         let key = message.lane();
         self.known.insert(id, key);
         self.bytes += message.bytes();
-        let item = Item { message, path, reply, not_before: None };
+        let item = Item { message, path, convicted: None, reply, not_before: None };
         self.unlist(key);
         let lane = self.lanes.entry(key).or_default();
         // Mostly at the end; a redelivery may be older than what waits.
@@ -122,13 +125,14 @@ impl Lanes {
 
     /// Takes up to `max` events that are handled in the same way: the oldest that can be started,
     /// and what fits to it. No two have the same id. If they are fast, several of one aggregate may
-    /// be among them, in order; otherwise they are of different aggregates.
-    pub(crate) fn take(&mut self, max: usize) -> Vec<Item> {
+    /// be among them, in order; otherwise they are of different aggregates. An aggregate whose first
+    /// event is not `allowed` is passed over.
+    pub(crate) fn take(&mut self, max: usize, allowed: impl Fn(MessageId) -> bool) -> Vec<Item> {
         let mut taken = Vec::new();
         if max == 0 || self.alone_at_work.is_some() {
             return taken;
         }
-        if let Some(&id) = self.alone.first() {
+        if let Some(&id) = self.alone.iter().find(|id| allowed(**id)) {
             // Everything else waits until it has had its turn.
             if self.busy == 0 {
                 self.alone_at_work = Some(id);
@@ -137,7 +141,8 @@ impl Lanes {
             return taken;
         }
         let mut ids = HashSet::new();
-        let heads: Vec<u64> = self.ready.values().copied().take(max).collect();
+        let ready = self.ready.iter().filter(|(id, _)| allowed(**id));
+        let heads: Vec<u64> = ready.map(|(_, key)| *key).take(max).collect();
         let path = heads.first().map(|key| self.lanes[key].queue[0].path);
         for key in heads {
             let room = max - taken.len();
@@ -150,6 +155,21 @@ impl Lanes {
             }
         }
         taken
+    }
+
+    /// The first events that can be started, oldest first.
+    pub(crate) fn ready(&self) -> impl Iterator<Item = MessageId> {
+        self.ready.keys().copied()
+    }
+
+    /// The attempt of an event that waits for its turn, and that was given back, counts after all.
+    pub(crate) fn convict(&mut self, id: MessageId, reason: &str, now: Instant) {
+        let Some(&key) = self.known.get(&id) else { return };
+        self.unlist(key);
+        let item = self.lanes.get_mut(&key).and_then(|lane| lane.find(id)).expect("known");
+        item.convicted = Some(reason.into());
+        item.not_before = None;
+        self.list(key, now);
     }
 
     fn take_from(
@@ -205,6 +225,7 @@ impl Lanes {
             Ending::Again { after, path } => {
                 item.not_before = (!after.is_zero()).then(|| now + after);
                 item.path = path;
+                item.convicted = None;
             }
         }
         lane.busy -= 1;

@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use super::breaker::{Trouble, TroubleKind};
 use crate::Verdict;
 use crate::config::Backoff;
 use crate::store::Cause;
@@ -7,9 +8,19 @@ use crate::store::Cause;
 /// What is done about a verdict.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Decision {
-    Complete { outcome: Option<String> },
-    Fail { reason: String, delay: Duration },
-    Park { cause: Cause, reason: String },
+    Complete {
+        outcome: Option<String>,
+    },
+    Fail {
+        reason: String,
+        delay: Duration,
+    },
+    Park {
+        cause: Cause,
+        reason: String,
+    },
+    /// As if it had not been begun: this is not about the event.
+    GiveBack(Trouble),
 }
 
 /// `attempts` is how many were started, this one included; `chance` is a random number in `0..1`.
@@ -24,7 +35,13 @@ pub(crate) fn decide(
         Verdict::Processed { outcome } => return Decision::Complete { outcome },
         Verdict::Dead { reason } => return Decision::Park { cause: Cause::Dead, reason },
         Verdict::Retry { reason, after } => (reason, after),
-        Verdict::Misconfigured { reason } => (reason, None),
+        Verdict::Outage { reason, after } => {
+            return Decision::GiveBack(Trouble { kind: TroubleKind::Away, reason, after });
+        }
+        Verdict::Misconfigured { reason } => {
+            let kind = TroubleKind::Misconfigured;
+            return Decision::GiveBack(Trouble { kind, reason, after: None });
+        }
     };
     if attempts >= max_attempts {
         return Decision::Park { cause: Cause::MaxAttempts, reason };
@@ -78,8 +95,17 @@ mod tests {
     fn the_last_attempt_makes_a_dead_letter() {
         let park = |cause| Decision::Park { cause, reason: "no".into() };
         check(Verdict::retry("no"), 5, park(Cause::MaxAttempts));
-        check(Verdict::Misconfigured { reason: "no".into() }, 5, park(Cause::MaxAttempts));
         check(Verdict::dead("no"), 1, park(Cause::Dead));
         check(Verdict::processed(), 5, Decision::Complete { outcome: None });
+    }
+
+    #[test]
+    fn what_is_not_about_the_event_makes_no_dead_letter() {
+        let after = Some(Duration::from_secs(7));
+        let trouble = |kind, after| Trouble { kind, reason: "no".into(), after };
+        let outage = Verdict::Outage { reason: "no".into(), after };
+        check(outage, 5, Decision::GiveBack(trouble(TroubleKind::Away, after)));
+        let misconfigured = Verdict::Misconfigured { reason: "no".into() };
+        check(misconfigured, 5, Decision::GiveBack(trouble(TroubleKind::Misconfigured, None)));
     }
 }

@@ -12,12 +12,12 @@ use rand::{RngExt, SeedableRng};
 use uuid::Uuid;
 
 use super::{Ending, Item, Lanes, Path};
-use crate::message::{Message, Origin};
+use crate::message::{Message, MessageId, Origin};
 
 const SEEDS: u64 = 500;
 const EVENTS: u64 = 60;
 
-fn message(seq: u64, aggregates: u64) -> Arc<Message> {
+pub(super) fn message(seq: u64, aggregates: u64) -> Arc<Message> {
     let mut headers = HeaderMap::new();
     let aggregate = format!("o-{}", seq % aggregates);
     // Now and then an id comes twice, as it does beyond the broker's duplicate window.
@@ -35,6 +35,10 @@ fn message(seq: u64, aggregates: u64) -> Arc<Message> {
     let time: Timestamp = "2026-01-02T03:04:06Z".parse().expect("a time");
     let origin = Origin { stream: "S".into(), created: None };
     Arc::new(Message::new(subject, headers, Bytes::from_static(b"{}"), &origin, seq, time))
+}
+
+pub(super) fn id(seq: u64) -> MessageId {
+    message(seq, 1).id()
 }
 
 struct World {
@@ -91,7 +95,7 @@ impl World {
 
     fn take(&mut self) {
         let max = self.random.random_range(0..8);
-        let taken = self.lanes.take(max);
+        let taken = self.lanes.take(max, |_| true);
         assert!(taken.len() <= max);
         self.jobs += 1;
         let ids: BTreeSet<Uuid> = taken.iter().map(|it| it.message.key.id).collect();
@@ -184,7 +188,7 @@ fn what_is_released_is_forgotten_and_what_is_at_work_is_not() {
     for seq in 1..=4 {
         lanes.offer(message(seq, 2), Some(format!("ack.{seq}").into()), Path::Careful, now);
     }
-    let taken = lanes.take(1);
+    let taken = lanes.take(1, |_| true);
     assert_eq!(lanes.release().len(), 3);
     assert_eq!((lanes.held(), lanes.busy()), (1, 1));
     assert_eq!(lanes.settle(taken[0].id(), Ending::Settled, now).as_deref(), Some("ack.1"));

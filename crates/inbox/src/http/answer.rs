@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::time::Duration;
 
-use hyper::header::{DATE, HeaderMap, HeaderName, LOCATION, RETRY_AFTER};
+use hyper::header::{CONTENT_TYPE, DATE, HeaderMap, HeaderName, LOCATION, RETRY_AFTER};
 use hyper::http::response::Parts;
 use hyper_util::client::legacy;
 use jiff::Timestamp;
@@ -26,8 +26,13 @@ pub(super) fn verdict(answer: &Parts, body: &[u8], payload: &[u8]) -> Verdict {
         200 | 201 | 204 => Verdict::Processed { outcome: None },
         409 => Verdict::Processed { outcome: Some(ALREADY_PROCESSED.into()) },
         422 => Verdict::Dead { reason: told("") },
-        408 | 425 | 429 | 500..=599 => {
+        // Of the service itself, which has read the event; a proxy's 400 is a page.
+        400 if is_json(&answer.headers) => Verdict::Retry { reason: told(""), after: None },
+        425 | 500 | 501 | 505..=599 => {
             Verdict::Retry { reason: told(""), after: retry_after(&answer.headers) }
+        }
+        408 | 429 | 502..=504 => {
+            Verdict::Outage { reason: told(""), after: retry_after(&answer.headers) }
         }
         202 => Verdict::Misconfigured {
             reason: told(
@@ -43,7 +48,7 @@ pub(super) fn verdict(answer: &Parts, body: &[u8], payload: &[u8]) -> Verdict {
 
 /// No answer within `limit`.
 pub(super) fn too_late(limit: Duration) -> Verdict {
-    Verdict::Retry { reason: format!("no answer within {limit:?}"), after: None }
+    Verdict::Outage { reason: format!("no answer within {limit:?}"), after: None }
 }
 
 /// No connection, or one that broke.
@@ -56,7 +61,7 @@ pub(super) fn unanswered(error: &legacy::Error) -> Verdict {
         reason.push_str(&error.to_string());
         cause = error.source();
     }
-    Verdict::Retry { reason, after: None }
+    Verdict::Outage { reason, after: None }
 }
 
 fn redirection(headers: &HeaderMap, payload: &[u8]) -> String {
@@ -79,6 +84,12 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
         }
     };
     Some(wanted.min(RETRY_AFTER_MAX)).filter(|it| !it.is_zero())
+}
+
+fn is_json(headers: &HeaderMap) -> bool {
+    let media_type = headers.get(CONTENT_TYPE).and_then(|it| it.to_str().ok()).unwrap_or_default();
+    let media_type = media_type.split(';').next().unwrap_or_default().trim();
+    media_type.eq_ignore_ascii_case("application/json") || media_type.ends_with("+json")
 }
 
 fn date(headers: &HeaderMap, name: &HeaderName) -> Option<Timestamp> {
@@ -108,6 +119,7 @@ mod tests {
             Verdict::Processed { outcome: None } => "processed",
             Verdict::Processed { outcome: Some(_) } => "already",
             Verdict::Retry { .. } => "retry",
+            Verdict::Outage { .. } => "outage",
             Verdict::Misconfigured { .. } => "misconfigured",
             Verdict::Dead { .. } => "dead",
         }
@@ -120,10 +132,25 @@ mod tests {
                 200 | 201 | 204 => "processed",
                 409 => "already",
                 422 => "dead",
-                408 | 425 | 429 | 500..=599 => "retry",
+                408 | 429 | 502 | 503 | 504 => "outage",
+                425 | 500..=599 => "retry",
                 _ => "misconfigured",
             };
             assert_eq!(kind(status), expected, "{status}");
+        }
+    }
+
+    /// A service that refuses an event explains itself; a proxy that does not know the way sends a page.
+    #[test]
+    fn a_bad_request_is_about_the_event_if_the_service_says_why() {
+        for (media_type, about_the_event) in [
+            ("application/problem+json", true),
+            ("application/json; charset=utf-8", true),
+            ("text/html", false),
+        ] {
+            let verdict = verdict(&answer(400, &[(CONTENT_TYPE, media_type)]), b"{}", b"");
+            let retried = matches!(verdict, Verdict::Retry { .. });
+            assert_eq!(retried, about_the_event, "{media_type}");
         }
     }
 

@@ -126,6 +126,7 @@ enum Kind {
     Processed,
     Already,
     Retry,
+    Outage,
     Misconfigured,
     Dead,
 }
@@ -135,6 +136,7 @@ fn kind(verdict: &Verdict) -> Kind {
         Verdict::Processed { outcome: None } => Kind::Processed,
         Verdict::Processed { outcome: Some(_) } => Kind::Already,
         Verdict::Retry { .. } => Kind::Retry,
+        Verdict::Outage { .. } => Kind::Outage,
         Verdict::Misconfigured { .. } => Kind::Misconfigured,
         Verdict::Dead { .. } => Kind::Dead,
     }
@@ -170,8 +172,16 @@ async fn unprocessable_is_dead() {
 /// R-INB-05
 #[tokio::test]
 async fn trouble_of_the_service_is_retried() {
-    for status in [408, 425, 429, 500, 501, 502, 503, 504, 507, 599] {
+    for status in [425, 500, 501, 505, 507, 599] {
         check(status, Kind::Retry).await;
+    }
+}
+
+/// R-INB-05: a service that is away says nothing about the event.
+#[tokio::test]
+async fn a_service_that_is_away_or_overloaded_is_an_outage() {
+    for status in [408, 429, 502, 503, 504] {
+        check(status, Kind::Outage).await;
     }
 }
 
@@ -218,7 +228,7 @@ async fn retry_after_is_honoured_and_capped() {
             let answer = move || (status, [("retry-after", text), ("date", NOW)]).into_response();
             let service = Service::answering(answer).await;
             let verdict = deliver(&handler(&service.url())).await;
-            let Verdict::Retry { after, .. } = verdict else { panic!("{verdict:?}") };
+            let Verdict::Outage { after, .. } = verdict else { panic!("{verdict:?}") };
             assert_eq!(after, Some(Duration::from_secs(seconds)), "{text}");
         }
     }
@@ -226,39 +236,39 @@ async fn retry_after_is_honoured_and_capped() {
 
 /// R-INB-05: before the lease ends, however long the handler was allowed to take.
 #[tokio::test]
-async fn silence_is_retried_before_the_lease_ends() {
+async fn silence_is_an_outage_before_the_lease_ends() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let url = format!("http://{}", listener.local_addr().expect("an address"));
     let started = Instant::now();
     let lease = Duration::from_millis(500);
     let headers = async_nats::HeaderMap::new();
     let verdict = deliver_with(&handler(&url), &event(), &headers, lease).await;
-    let expected = Verdict::Retry { reason: "no answer within 400ms".into(), after: None };
+    let expected = Verdict::Outage { reason: "no answer within 400ms".into(), after: None };
     assert_eq!(verdict, expected);
     assert!(started.elapsed() >= Duration::from_millis(400) && started.elapsed() < LEASE / 3);
     let short = HttpOptions { timeout: Duration::from_millis(50), ..options(&url) };
     let verdict = deliver(&HttpHandler::new(short).expect("valid options")).await;
-    assert_eq!(kind(&verdict), Kind::Retry, "{verdict:?}");
+    assert_eq!(kind(&verdict), Kind::Outage, "{verdict:?}");
 }
 
 /// R-INB-05
 #[tokio::test]
-async fn no_connection_is_retried() {
+async fn no_connection_is_an_outage() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let url = format!("http://{}", listener.local_addr().expect("an address"));
     drop(listener);
     let verdict = deliver(&handler(&url)).await;
-    let Verdict::Retry { reason, after: None } = verdict else { panic!("{verdict:?}") };
+    let Verdict::Outage { reason, after: None } = verdict else { panic!("{verdict:?}") };
     assert!(reason.starts_with("could not connect") && reason.contains("refused"), "{reason}");
 }
 
 /// R-INB-05: what is no answer, and what is half of one.
 #[tokio::test]
-async fn a_connection_that_breaks_is_retried() {
+async fn a_connection_that_breaks_is_an_outage() {
     for answer in ["", "HTTP/1.1 20", "this is not http\r\n\r\n"] {
         let url = raw(answer, false).await;
         let verdict = deliver(&handler(&url)).await;
-        let Verdict::Retry { reason, .. } = verdict else { panic!("{answer:?}: {verdict:?}") };
+        let Verdict::Outage { reason, .. } = verdict else { panic!("{answer:?}: {verdict:?}") };
         assert!(reason.starts_with("no answer: "), "{reason}");
     }
 }
@@ -298,7 +308,7 @@ async fn an_endless_answer_is_cut_off() {
     };
     let service = Service::answering(answer).await;
     let verdict = deliver(&handler(&service.url())).await;
-    let Verdict::Retry { reason, .. } = verdict else { panic!("{verdict:?}") };
+    let Verdict::Outage { reason, .. } = verdict else { panic!("{verdict:?}") };
     assert!(reason.starts_with("502 Bad Gateway: xxx") && reason.len() < 400, "{}", reason.len());
 }
 
@@ -405,7 +415,7 @@ async fn tls_is_spoken_with_those_who_are_trusted() {
     let verdict = deliver(&with(trusted).expect("valid options")).await;
     assert_eq!(kind(&verdict), Kind::Processed, "{verdict:?}");
     let verdict = deliver(&with(trusting_nobody()).expect("valid options")).await;
-    let Verdict::Retry { reason, .. } = verdict else { panic!("{verdict:?}") };
+    let Verdict::Outage { reason, .. } = verdict else { panic!("{verdict:?}") };
     assert!(reason.contains("certificate"), "{reason}");
 }
 

@@ -18,6 +18,7 @@ use super::{Cause, Claim, Held, Scope, Store, UNFINISHED_MAX};
 use crate::Layout;
 use crate::connection::Connection;
 use crate::message::{Message, Origin};
+use crate::role::Token;
 
 const RUNS: u64 = 20;
 const STEPS: usize = 60;
@@ -295,6 +296,7 @@ async fn worker(postgres: &Postgres, takes_over: bool) -> Store {
         stream: "S".into(),
         owner: "w".into(),
         lease: LONG,
+        role: Token::default(),
         takes_over,
         lent: takes_over,
     };
@@ -315,6 +317,10 @@ async fn server(layout: Layout) -> Postgres {
     let postgres = Postgres::start(PostgresOptions::default()).await.unwrap();
     let mut client = postgres.client("postgres").await.unwrap();
     crate::create_tables(&mut client, "public", layout).await.unwrap();
+    let role = "INSERT INTO inbox_roles (consumer, token, owner, expires_at)
+        VALUES ('c', '00000000-0000-0000-0000-000000000000', 'w', 'infinity')
+        ON CONFLICT DO NOTHING";
+    client.batch_execute(role).await.unwrap();
     let epoch = "CREATE TABLE IF NOT EXISTS old PARTITION OF inbox_messages
         FOR VALUES FROM ('1969-01-01') TO ('1971-01-01')";
     if layout == Layout::Partitioned {

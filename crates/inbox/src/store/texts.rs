@@ -42,16 +42,22 @@ impl Texts {
             "event_time >= (SELECT coalesce(max(forgotten_before), '-infinity')
                  FROM {schema}.inbox_retention)"
         );
+        let role = |token: &str| {
+            format!(
+                "EXISTS (SELECT FROM {schema}.inbox_roles AS r
+                     WHERE r.consumer = $1 AND r.token = {token}::uuid)"
+            )
+        };
         let input = "unnest($2, $3, $4::uuid[]) AS i (message_id, event_time, token)";
         Self {
-            record: record_text(&table, &remembered),
+            record: record_text(&table, &role("$8"), &remembered),
             note: format!(
                 "UPDATE {table} AS m SET outcome = i.outcome
                  FROM unnest($2, $3, $4::text[]) AS i (message_id, event_time, outcome)
                  WHERE m.consumer = $1 AND m.message_id = i.message_id
                      AND m.event_time = i.event_time AND m.status = 'PROCESSED'"
             ),
-            claim: claim_text(&table, free, &remembered),
+            claim: claim_text(&table, free, &role("$10"), &remembered),
             renew: format!(
                 "UPDATE {table} AS m SET expires_at = clock_timestamp() + make_interval(secs => $5)
                  FROM {input} WHERE {OURS} RETURNING m.message_id"
@@ -84,7 +90,8 @@ impl Texts {
     }
 }
 
-fn record_text(table: &str, remembered: &str) -> String {
+/// `role` says whether the worker may begin events.
+fn record_text(table: &str, role: &str, remembered: &str) -> String {
     format!(
         "INSERT INTO {table} (consumer, message_id, event_time, subject, stream,
              stream_seq, status, attempts, finished_attempts, processed_at, lease_owner)
@@ -92,14 +99,14 @@ fn record_text(table: &str, remembered: &str) -> String {
              clock_timestamp(), $7
          FROM unnest($2, $3, $4::text[], $5::bigint[])
              AS i (message_id, event_time, subject, stream_seq)
-         WHERE {remembered}
+         WHERE {role} AND {remembered}
          ORDER BY message_id -- so that two workers cannot wait for each other
          ON CONFLICT (consumer, message_id, event_time) DO NOTHING
          RETURNING message_id"
     )
 }
 
-fn claim_text(table: &str, free: &str, remembered: &str) -> String {
+fn claim_text(table: &str, free: &str, role: &str, remembered: &str) -> String {
     format!(
         "WITH input AS (
              SELECT * FROM unnest($2, $3, $4::text[], $5::bigint[])
@@ -110,8 +117,8 @@ fn claim_text(table: &str, free: &str, remembered: &str) -> String {
              SELECT $1, message_id, event_time, subject, $6, stream_seq, 'PROCESSING', 1,
                  $7, $8::uuid, clock_timestamp(), clock_timestamp() + make_interval(secs => $9)
              FROM input
-             WHERE {remembered} OR EXISTS (SELECT FROM {table} AS r WHERE r.consumer = $1
-                 AND r.message_id = input.message_id AND r.event_time = input.event_time)
+             WHERE {role} AND ({remembered} OR EXISTS (SELECT FROM {table} AS r WHERE r.consumer = $1
+                 AND r.message_id = input.message_id AND r.event_time = input.event_time))
              ORDER BY message_id
              ON CONFLICT (consumer, message_id, event_time) DO UPDATE SET
                  status = 'PROCESSING', attempts = m.attempts + 1,

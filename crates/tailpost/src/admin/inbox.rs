@@ -5,7 +5,7 @@ mod dead_letters;
 use std::collections::BTreeMap;
 use std::fmt;
 
-use ::inbox::{Backlog, State, Status, Summary};
+use ::inbox::{Backlog, BreakerState, State, Status, Summary};
 use axum::Router;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
@@ -87,6 +87,7 @@ struct Readiness<'a> {
 struct Consumer {
     ready: bool,
     state: State,
+    breaker: BreakerState,
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
 }
@@ -94,7 +95,8 @@ struct Consumer {
 impl Consumer {
     fn of(status: &Status) -> Self {
         let ready = matches!(status.state, State::Active | State::Standby);
-        Self { ready, state: status.state, reason: status.paused.clone() }
+        let breaker = status.handler.breaker;
+        Self { ready, state: status.state, breaker, reason: status.paused.clone() }
     }
 }
 
@@ -127,13 +129,20 @@ impl Collector for StatusCollector {
 
 impl Sink<'_, '_> {
     fn gauges(&mut self, consumers: &BTreeMap<String, Status>) -> fmt::Result {
-        let figures: [Figure<Status, usize>; 4] = [
+        let figures: [Figure<Status, usize>; 5] = [
             ("inbox_active", "1 while the consumer handles events.", |it| {
                 usize::from(it.state == State::Active)
             }),
             ("inbox_inflight", "Events that a handler has.", |it| it.busy),
             ("inbox_held", "Events in memory, at work or waiting for their aggregate.", |it| {
                 it.held
+            }),
+            ("inbox_breaker_state", "0 closed, 1 half-open, 2 open.", |it| {
+                match it.handler.breaker {
+                    BreakerState::Closed => 0,
+                    BreakerState::HalfOpen => 1,
+                    BreakerState::Open => 2,
+                }
             }),
             ("inbox_lanes", "Aggregates with an event at work or waiting.", |it| it.lanes),
         ];
@@ -143,7 +152,11 @@ impl Sink<'_, '_> {
             });
             self.family(name, help, values)?;
         }
-        Ok(())
+        let opened = consumers
+            .iter()
+            .map(|(consumer, status)| ([("consumer", consumer.as_str())], status.handler.opened));
+        let help = "Times the breaker opened: the handler failed whatever the event.";
+        self.counters("inbox_breaker_opened", help, opened)
     }
 
     fn samples(&mut self, samples: &BTreeMap<String, Sample>) -> fmt::Result {
@@ -219,8 +232,9 @@ mod tests {
         assert!(!ready);
         assert_eq!(
             json,
-            r#"{"ready":false,"consumers":{"billing":{"ready":true,"state":"active"},"#.to_owned()
-                + r#""mail":{"ready":false,"state":"paused","reason":"3 answers in a row were 404 Not Found"}}}"#
+            r#"{"ready":false,"consumers":{"billing":{"ready":true,"state":"active","breaker":"closed"},"#
+                .to_owned()
+                + r#""mail":{"ready":false,"state":"paused","breaker":"closed","reason":"3 answers in a row were 404 Not Found"}}}"#
         );
     }
 
@@ -235,6 +249,8 @@ mod tests {
             r#"tailpost_inbox_outcomes_total{consumer="billing",outcome="dead"} 0"#,
             r#"tailpost_inbox_inflight{consumer="mail"} 3.0"#,
             r#"tailpost_inbox_active{consumer="billing"} 1.0"#,
+            r#"tailpost_inbox_breaker_state{consumer="billing"} 0.0"#,
+            r#"tailpost_inbox_breaker_opened_total{consumer="billing"} 0"#,
             r#"tailpost_inbox_backlog{consumer="mail",source="inbox"} 5.0"#,
             r#"tailpost_dead_letter_count{consumer="mail",source="inbox"} 4.0"#,
             r#"tailpost_jetstream_consumer_pending{consumer="mail"} 9.0"#,

@@ -1,0 +1,104 @@
+//! Services that are away, and events that bring them down.
+
+use std::time::Duration;
+
+use support::{DEADLINE, Relay, Rig, get, until};
+use testbed::{Direction, Port, Proxy};
+
+use super::http::{processed, set_up, wait_processed};
+use super::service::{Service, emit};
+
+/// Runs `billing`, which calls the service through a network that can be cut.
+async fn run(rig: &mut Rig, service: &Service) -> (Proxy, Relay, Port) {
+    let network = Proxy::start(service.address()).await.expect("start a proxy");
+    let admin = Port::reserve().expect("a free port");
+    rig.set("TAILPOST_ADMIN__INBOX_LISTEN", &admin.addr().to_string());
+    let url = format!("http://{}/events", network.addr());
+    let args = ["inbox", "run", "--consumer", "billing", "--handler", &url];
+    (network, rig.spawn(&args), admin)
+}
+
+async fn wait_readyz(admin: &Port, texts: &[&str]) {
+    let what = format!("/readyz says {texts:?}");
+    until(DEADLINE, &what, async || {
+        let told = get(admin.addr(), "/readyz").await.unwrap_or_default();
+        texts.iter().all(|text| told.contains(text))
+    })
+    .await;
+}
+
+async fn assert_uncounted(rig: &Rig) {
+    let dead: i64 = rig.query("SELECT count(*) FROM inbox_dead_letter").await;
+    assert_eq!(dead, 0, "dead letters");
+    let sql = "SELECT count(*) FROM inbox_messages WHERE attempts <> 1";
+    assert_eq!(rig.query::<i64>(sql).await, 0, "events with counted attempts");
+}
+
+/// R-INB-05, R-INB-07: whatever an outage looks like, it costs no attempt; afterwards everything is
+/// handled, in order.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_outage_of_the_service_costs_no_attempt() {
+    let mut rig = set_up().await;
+    rig.set("TAILPOST_INBOX__MAX_ATTEMPTS", "1");
+    rig.set("TAILPOST_INBOX__TIMEOUT", "1s");
+    let _relay = rig.relay();
+    let service = Service::start().await;
+    let (mut network, _inbox, admin) = run(&mut rig, &service).await;
+    let mut expected = 0;
+    for kind in ["refused", "silent", "503", "404"] {
+        match kind {
+            "refused" => network.cut().await,
+            "silent" => network.blackhole(Direction::Both),
+            status => service.answer(status.parse().expect("a status")),
+        }
+        rig.insert(30).await;
+        expected += 30;
+        let paused = "\"state\":\"paused\",\"breaker\":\"open\"";
+        wait_readyz(&admin, &["HTTP/1.1 503", paused]).await;
+        let metrics = get(admin.addr(), "/metrics").await.expect("an answer");
+        assert!(metrics.contains("tailpost_inbox_breaker_opened_total{consumer=\"billing\"}"));
+        assert_eq!(processed(&rig).await, expected - 30, "{kind}");
+        service.answer(204);
+        network.cut().await;
+        network.restore().await.expect("listen again");
+        wait_processed(&rig, expected).await;
+        wait_readyz(&admin, &["HTTP/1.1 200", "\"breaker\":\"closed\""]).await;
+        assert_uncounted(&rig).await;
+    }
+    let calls = service.calls();
+    for aggregate in 0..10 {
+        let aggregate = format!("o-{aggregate}");
+        let mut order = Vec::new();
+        for call in calls.iter().filter(|it| it.header("aggregate-id") == aggregate) {
+            let seq: u64 = call.header("tailpost-stream-seq").parse().expect("a number");
+            order.push(seq);
+        }
+        assert!(order.is_sorted(), "{aggregate}: {order:?}");
+    }
+}
+
+/// R-INB-07: the service goes down whenever it sees one event, and answers all others.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_that_brings_the_service_down_becomes_a_dead_letter() {
+    let mut rig = set_up().await;
+    rig.set("TAILPOST_INBOX__MAX_ATTEMPTS", "3");
+    let _relay = rig.relay();
+    let service = Service::start().await;
+    service.answer_to("sick", 503);
+    let (_network, _inbox, _admin) = run(&mut rig, &service).await;
+    let sick = emit(&rig, "sick", "{}").await;
+    let mut well = 0;
+    let dead = "SELECT count(*) FROM inbox_dead_letter
+        WHERE cause = 'max_attempts' AND attempts = 3 AND reason LIKE '503%'";
+    until(DEADLINE, "the sick event is a dead letter", async || {
+        well += 1;
+        emit(&rig, &format!("well-{}", well % 7), "{}").await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        rig.query::<i64>(dead).await == 1
+    })
+    .await;
+    wait_processed(&rig, well).await;
+    let blamed: i64 = rig.query("SELECT count(*) FROM inbox_messages WHERE attempts <> 1").await;
+    assert_eq!(blamed, 1, "only the sick event's attempts count");
+    assert!((4..=6).contains(&service.calls_of(sick)), "{} calls", service.calls_of(sick));
+}

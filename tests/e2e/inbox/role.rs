@@ -1,0 +1,134 @@
+//! Who handles events, when workers stop, hang or lose their network.
+
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::json;
+use support::{DEADLINE, RigOptions, get, until};
+use testbed::{Direction, Port, Proxy};
+
+use super::http::set_up;
+use super::service::Service;
+use super::{Inbox, Worker};
+
+const LEASE: Duration = Duration::from_secs(3);
+
+async fn with_lease(mode: &str) -> Inbox {
+    let mut inbox = Inbox::with(RigOptions::default(), inbox::Layout::Plain).await;
+    inbox.set("WORKER_MODE", mode);
+    inbox.set("WORKER_RUNS", "1");
+    inbox.set("WORKER_LEASE_MS", "3000");
+    inbox.set("WORKER_ACK_WAIT_MS", "2000");
+    inbox
+}
+
+/// Waits until the standby has had an effect; returns how long that took.
+async fn wait_takeover(inbox: &Inbox, standby: &Worker) -> Duration {
+    let began = Instant::now();
+    standby.wait_active().await;
+    let took = began.elapsed();
+    let before = inbox.count("effects").await;
+    inbox.wait_count("effects", before + 1).await;
+    took
+}
+
+/// R-INB-03, R-INB-04: a worker that is stopped, with transactions open, is replaced within twice
+/// its lease; when it goes on it does nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stopped_worker_is_replaced_and_does_nothing_when_it_goes_on() {
+    for mode in ["transactional", "leased"] {
+        let inbox = with_lease(mode).await;
+        inbox.publish_many(0, 600, &json!({ "sleep_ms": 3 })).await;
+        let first = inbox.worker();
+        inbox.wait_count("effects", 20).await;
+        let standby = inbox.worker();
+        standby.wait_log("standing by").await;
+        first.signal(Signal::STOP);
+        let took = wait_takeover(&inbox, &standby).await;
+        assert!(took < 2 * LEASE, "{mode}: taken over after {took:?}");
+        first.signal(Signal::CONT);
+        first.wait_log("standing by").await;
+        until(DEADLINE, "all have had their effect", async || {
+            inbox.count("(SELECT DISTINCT event_id FROM effects) AS t").await == 600
+        })
+        .await;
+        inbox.wait_acked().await;
+        if mode == "transactional" {
+            inbox.assert_exact(600).await;
+        } else {
+            // What was at work when it was stopped may have had its effect, and nothing else.
+            assert!(inbox.count("effects").await <= 600 + 4, "{mode}");
+        }
+        // Who gives the role up is replaced at once.
+        standby.stop().await;
+        until(DEADLINE, "it has the role", async || {
+            first.log().matches("the consumer is ours").count() == 2
+        })
+        .await;
+        first.stop().await;
+    }
+}
+
+/// R-INB-03, R-INB-04: as a worker that is stopped, but the network between is.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_is_cut_off_from_the_database_is_replaced() {
+    let mut inbox = with_lease("transactional").await;
+    let network = Proxy::start(([127, 0, 0, 1], inbox.rig.postgres.port()).into()).await;
+    let network = network.expect("start a proxy");
+    inbox.publish_many(0, 400, &json!({ "sleep_ms": 3 })).await;
+    let direct = inbox.rig.postgres.url("postgres");
+    inbox.set("DATABASE_URL", &format!("postgres://postgres@{}/postgres", network.addr()));
+    let first = inbox.worker();
+    inbox.wait_count("effects", 20).await;
+    inbox.set("DATABASE_URL", &direct);
+    let standby = inbox.worker();
+    standby.wait_log("standing by").await;
+    network.blackhole(Direction::Both);
+    let took = wait_takeover(&inbox, &standby).await;
+    assert!(took < 2 * LEASE, "taken over after {took:?}");
+    first.wait_log("PostgreSQL does not answer").await;
+    inbox.wait_count("effects", 400).await;
+    inbox.wait_acked().await;
+    inbox.assert_exact(400).await;
+    standby.stop().await;
+}
+
+/// R-INB-06: a stop gives the claim back, however long the handler takes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stop_in_the_middle_of_a_slow_handler_counts_no_attempt() {
+    let mut inbox = Inbox::with(RigOptions::default(), inbox::Layout::Plain).await;
+    inbox.set("WORKER_MODE", "leased");
+    inbox.set("WORKER_RUNS", "1");
+    inbox.publish("o-1", json!({ "sleep_ms": 600_000 })).await;
+    let worker = inbox.worker();
+    inbox.wait_count("runs", 1).await;
+    worker.stop().await;
+    assert_eq!(inbox.count("inbox_messages WHERE attempts = 0").await, 1);
+}
+
+/// A stop ends while the broker is away; meanwhile operators see that it is.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_broker_the_consumer_is_not_ready_and_stops() {
+    let mut rig = set_up().await;
+    let _relay = rig.relay();
+    let service = Service::start().await;
+    let admin = Port::reserve().expect("a free port");
+    rig.set("TAILPOST_ADMIN__INBOX_LISTEN", &admin.addr().to_string());
+    let inbox = rig.spawn(&service.args().each_ref().map(String::as_str));
+    rig.insert(20).await;
+    super::http::wait_processed(&rig, 20).await;
+    let readyz = async |text: &str| {
+        let told = get(admin.addr(), "/readyz").await.unwrap_or_default();
+        told.contains(text)
+    };
+    // A durable that somebody deleted is made again.
+    rig.stream().await.delete_consumer("billing").await.expect("delete the consumer");
+    inbox.wait_log("the durable consumer was deleted").await;
+    rig.insert(20).await;
+    super::http::wait_processed(&rig, 40).await;
+    until(DEADLINE, "it is ready", async || readyz("HTTP/1.1 200").await).await;
+    rig.nats.kill().await.expect("kill NATS");
+    until(DEADLINE, "it is not ready", async || readyz("the broker is away").await).await;
+    inbox.sigterm();
+    assert!(inbox.wait_exit(DEADLINE).await.success(), "{}", inbox.log());
+}
