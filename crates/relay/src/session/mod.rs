@@ -32,7 +32,8 @@ use self::watch::Watch;
 use crate::broker::{Answers, Publisher, TailReader};
 use crate::config::Config;
 use crate::core::{Input, Mode, Request, State};
-use crate::database::{Source, Store};
+use crate::database::store::SlotReader;
+use crate::database::{Source, Store, answered};
 use crate::error::Error;
 use crate::reporter::Reporter;
 
@@ -224,7 +225,8 @@ impl Session {
                 Request::Stop(reason) => return Err(Error::Refused(reason)),
             }
         }
-        self.jobs.extend(self.parking.next(&self.store));
+        let reader = || SlotReader { slot: self.config.slot.clone(), pid: self.reader };
+        self.jobs.extend(self.parking.next(&self.store, reader));
         self.settle(reporter);
         self.confirm();
         Ok(())
@@ -358,7 +360,7 @@ impl Session {
         tokio::time::timeout(LAST_POSITION_MAX, held).await.unwrap_or(Err(late))?;
         self.source.confirm(confirmed);
         if !self.source.stop(confirmed).await && confirmed > self.confirmed_before {
-            self.store.advance_slot(slot, confirmed).await?;
+            answered("advance the slot", self.store.advance_slot(slot, confirmed)).await?;
         }
         let counts = self.state.counts();
         info!(
