@@ -1,7 +1,7 @@
 //! What is much takes time, not memory.
 
-use support::{DEADLINE, Relay, Rig, until};
-use testbed::Port;
+use support::{DEADLINE, Relay, Rig, RigOptions, get, until};
+use testbed::{NatsOptions, Port};
 use uuid::Uuid;
 
 use crate::scanner::DOCUMENTED_TABLE;
@@ -44,6 +44,50 @@ async fn a_huge_transaction_passes_in_little_memory_also_when_interrupted() {
     drop(relay);
 
     let relay = rig.relay();
+    assert_stored(&rig, &expected).await;
+    assert_bounded(&relay);
+}
+
+/// R-REL-11: what waits outside of the window counts as well, on the way in and while the stream's
+/// end is read.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_a_megabyte_pass_in_little_memory_also_while_the_broker_is_away() {
+    const LARGE_ROWS: u64 = 100;
+    const WINDOW_BYTES: u64 = 16 << 20;
+    let nats = NatsOptions { max_payload: Some(4 << 20), ..NatsOptions::default() };
+    let mut rig = Rig::with(RigOptions { nats, ..RigOptions::default() }).await;
+    rig.setup().await;
+    let admin = Port::reserve().expect("a free port");
+    rig.set("TAILPOST_ADMIN__LISTEN", &admin.addr().to_string());
+    let relay = rig.relay();
+    let mut expected = rig.insert(1).await;
+    rig.wait_marked().await;
+    rig.nats.kill().await.expect("kill the broker");
+    let client = rig.client().await;
+    for _ in 0..LARGE_ROWS {
+        // By itself each, so that the server sends it at once.
+        let sql =
+            "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)
+                   SELECT gen_random_uuid(), 'order', '7', 'Grew',
+                       jsonb_build_object('text', string_agg(md5(random()::text), ''))
+                   FROM generate_series(1, 32768) RETURNING id";
+        expected.push(client.query_one(sql, &[]).await.expect("insert").get(0));
+    }
+    // No more is read once the window is full.
+    until(DEADLINE, "the window is full", async || {
+        let status = get(admin.addr(), "/api/v1/status").await.unwrap_or_default();
+        let bytes = status.split("\"in_flight_bytes\":").nth(1).unwrap_or_default().trim_start();
+        let digits: String = bytes.chars().take_while(char::is_ascii_digit).collect();
+        digits.parse::<u64>().is_ok_and(|bytes| bytes >= WINDOW_BYTES)
+    })
+    .await;
+    rig.nats.start_again().await.expect("start the broker again");
+    assert_stored(&rig, &expected).await;
+    assert_bounded(&relay);
+    // What it had sent when the broker died is looked for in the stream: messages as large.
+    relay.kill9().await;
+    let relay = rig.relay();
+    expected.extend(rig.insert(1).await);
     assert_stored(&rig, &expected).await;
     assert_bounded(&relay);
 }

@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 
-use testbed::{Nats, NatsCluster, NatsOptions, Postgres, PostgresOptions, Proxy};
+use testbed::{Nats, NatsCluster, NatsOptions, Postgres, PostgresOptions, Protocol, Proxy};
 
 use crate::broker::Broker;
 use crate::process::Relay;
@@ -72,7 +72,10 @@ impl Rig {
         let nats = nats.expect("start NATS");
         let (mut to_postgres, mut to_nats) = (loopback(postgres.port()), loopback(nats.port()));
         let network = if options.proxied {
-            let started = tokio::try_join!(Proxy::start(to_postgres), Proxy::start(to_nats));
+            let started = tokio::try_join!(
+                Proxy::start_for(Protocol::Postgres, to_postgres),
+                Proxy::start_for(Protocol::Nats, to_nats)
+            );
             let (before_postgres, before_nats) = started.expect("start proxies");
             (to_postgres, to_nats) = (before_postgres.addr(), before_nats.addr());
             Some(Network { to_postgres: before_postgres, to_nats: before_nats })

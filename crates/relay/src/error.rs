@@ -27,9 +27,15 @@ pub enum Error {
         /// The client's error; a server's carries its SQLSTATE in the text.
         source: pgwire_replication::PgWireError,
     },
-    /// The replication connection is alive but useless.
-    #[error("left the replication connection: {0}")]
+    /// A connection is alive but useless, or a server says what it should not.
+    #[error("ended the session: {0}")]
     Stalled(&'static str),
+    /// PostgreSQL does not answer.
+    #[error("could not {doing}: the server fell silent")]
+    Silent {
+        /// What was being done, in the imperative.
+        doing: &'static str,
+    },
     /// Another relay (or another client) reads the slot.
     #[error("replication slot \"{slot}\" is in use")]
     SlotBusy {
@@ -160,6 +166,7 @@ impl Error {
                 source.is_some_and(|it| it.code().is_none_or(sqlstate_is_transient))
             }
             Self::Stalled(_)
+            | Self::Silent { .. }
             | Self::SlotBusy { .. }
             | Self::PublicationChanged { .. }
             | Self::WalLimit { .. }
@@ -201,6 +208,11 @@ impl Error {
                     .into(),
             ),
             Self::Refused(_) => Some("see `tailpost status` and the stream's configuration".into()),
+            Self::Sql { source, .. } if hides_rows(source) => Some(
+                "the relay has to see every row: `ALTER ROLE ... BYPASSRLS` for its role, or let \
+                 it own the table, without FORCE ROW LEVEL SECURITY"
+                    .into(),
+            ),
             Self::Sql { .. } | Self::Replication { .. } | Self::Migrate(_) => {
                 self.code().as_ref().and_then(sqlstate_hint)
             }
@@ -212,6 +224,7 @@ impl Error {
                 Some("`tailpost outbox dlq list` shows those there are".into())
             }
             Self::Stalled(_)
+            | Self::Silent { .. }
             | Self::PublicationChanged { .. }
             | Self::Conflict(_)
             | Self::WalLimit { .. }
@@ -239,6 +252,14 @@ impl Error {
             _ => None,
         }
     }
+}
+
+/// Whether a policy would have hidden rows from the statement.
+fn hides_rows(error: &tokio_postgres::Error) -> bool {
+    error.as_db_error().is_some_and(|error| {
+        *error.code() == SqlState::INSUFFICIENT_PRIVILEGE
+            && error.routine() == Some("check_enable_rls")
+    })
 }
 
 /// The SQLSTATE of a server's error; the replication client gives it only in the text.

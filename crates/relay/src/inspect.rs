@@ -5,6 +5,7 @@ use outbox::{DROPPED, wire};
 use tokio_postgres::Client;
 use tokio_postgres::types::PgLsn;
 
+use crate::broker;
 use crate::config::{Config, MarkBy, Mode};
 use crate::database::Store;
 use crate::database::store::{Backlog, COUNT_MAX};
@@ -218,9 +219,10 @@ async fn stream(config: &Config, client: &async_nats::Client) -> Result<StreamRe
         Error::jetstream("look at the stream")(error)
     })?;
     let info = stream.cached_info();
-    let last = stream.get_raw_message(info.state.last_sequence).await.ok();
-    let position = last.and_then(|message| {
-        message.headers.get(wire::header::POSITION).map(|position| position.as_str().to_owned())
+    let last = broker::stored::read(client, name, info.state.last_sequence).await.ok();
+    let position = last.and_then(|answer| {
+        let message = answer.message().ok()??;
+        message.headers().text(wire::header::POSITION).map(str::to_owned)
     });
     Ok(StreamReport {
         name: name.clone(),

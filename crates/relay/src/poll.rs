@@ -30,7 +30,7 @@ use crate::config::Config;
 use crate::connect::NatsLink;
 use crate::core::{Input, Limits, Mode, Origin, Request, Start, State, Tail};
 use crate::database::store::ScannedRow;
-use crate::database::{Rows, Store};
+use crate::database::{Opening, Rows, Store, answered};
 use crate::describe;
 use crate::error::Error;
 use crate::reporter::Reporter;
@@ -95,14 +95,18 @@ impl Poll {
     /// Connects, and reads what the stream's newest messages are.
     pub(crate) async fn open(
         config: &Arc<Config>,
+        opening: &Opening,
         client: &Client,
         link: watch::Receiver<NatsLink>,
         once: bool,
     ) -> Result<Self, Error> {
         let store = connect(config).await?;
-        store.check_outbox().await?;
-        store.check_marks_are_on_rows().await?;
-        store.check_shards(config).await?;
+        let checked = async {
+            store.check_outbox().await?;
+            store.check_marks_are_on_rows().await?;
+            store.check_shards(config).await
+        };
+        opening.on(&store, "check what setup made", checked).await?;
         let tail = TailReader::new(client, &config.stream.name).await?;
         broker::fitness::check(config, client, &tail).await?;
         let newest = tail.newest(reach(config), NO_SYSTEM).await?;
@@ -275,7 +279,7 @@ impl Poll {
                     warn!(%event, reason, "parking an event that cannot be published");
                     let store = self.claims.holder(event)?;
                     self.jobs.push(job(async move {
-                        store.park(&dead).await?;
+                        store.park(&dead, None).await?; // its row is locked by the claim
                         Ok(Done::Parked { index })
                     }));
                 }
@@ -370,7 +374,7 @@ impl Poll {
 
 async fn connect(config: &Config) -> Result<Arc<Store>, Error> {
     let store = Store::connect(config, "tailpost poll").await?;
-    store.lease(LEASE).await?;
+    answered("configure the session", store.lease(LEASE)).await?;
     Ok(Arc::new(store))
 }
 

@@ -37,6 +37,7 @@ impl Reporter {
         self.status.timeline = timeline;
         self.status.postgres_connected = true;
         self.status.last_progress = Some(Instant::now());
+        self.status.waiting_for = None;
         self.base = self.status.clone();
         self.role(Role::Active);
     }
@@ -55,7 +56,14 @@ impl Reporter {
     pub(crate) fn failed(&mut self, error: String) {
         self.status.reconnects_total += 1;
         self.status.last_error = Some(error);
+        self.status.waiting_for = None;
         self.role(Role::Starting);
+    }
+
+    /// What opening a session waits for, if it does.
+    pub(crate) fn waiting(&mut self, what: Option<String>) {
+        self.status.waiting_for = what;
+        self.send();
     }
 
     /// The slot was looked at.
@@ -127,6 +135,11 @@ impl Reporter {
     /// From now on the connection to the broker is watched here.
     pub(crate) fn watch(&mut self, link: watch::Receiver<NatsLink>) {
         self.link = Some(link);
+    }
+
+    /// The connection to the broker, as far as there is one.
+    pub(crate) fn link(&self) -> watch::Receiver<NatsLink> {
+        self.link.clone().unwrap_or_else(|| watch::channel(NatsLink::default()).1)
     }
 
     fn send(&mut self) {

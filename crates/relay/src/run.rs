@@ -9,10 +9,10 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
-use crate::broker::leave_server;
+use crate::broker::{has_ended, leave_server};
 use crate::config::{Config, Mode, OnWalLimit};
 use crate::connect::NatsLink;
-use crate::database::Store;
+use crate::database::{Opening, Store, answered};
 use crate::describe;
 use crate::error::Error;
 use crate::poll::Poll;
@@ -82,6 +82,8 @@ pub async fn run(
             Err(Error::SlotBusy { .. }) if !once => {
                 reporter.role(Role::Standby);
                 stand_by(&config, &stop).await;
+                // Until the slot is taken nobody knows what comes of it.
+                reporter.role(Role::Starting);
                 continue;
             }
             Err(error) if error.is_transient() && !once => error,
@@ -94,6 +96,8 @@ pub async fn run(
         if started.elapsed() > SESSION_GOOD_AFTER {
             pause = PAUSE_MIN;
         }
+        // It would never connect again.
+        client = client.filter(|(client, _)| !has_ended(client));
         if let (Error::JetStream { .. }, Some((client, _))) = (&error, &client)
             && pause > STRANDED_AFTER
         {
@@ -126,25 +130,33 @@ async fn session(
     stop: &CancellationToken,
     reporter: &mut Reporter,
 ) -> Result<(), Error> {
+    let (opening, mut waits) = Opening::new(config);
+    let (connects, mut connected) = watch::channel(reporter.link());
     let opened = async {
         let (client, link) = match client {
             Some(client) => client,
             None => {
                 let (connected, link) = config.nats.connect_watched("tailpost").await?;
-                reporter.watch(link.clone());
+                connects.send_replace(link.clone());
                 client.insert((connected, link))
             }
         };
+        let link = link.clone();
         if config.mode == Mode::Poll {
-            return Poll::open(config, client, link.clone(), once).await.map(Opened::Poll);
+            return Poll::open(config, &opening, client, link, once).await.map(Opened::Poll);
         }
-        Session::open(config, client, link.clone(), once).await.map(Opened::Session)
+        Session::open(config, &opening, client, link, once).await.map(Opened::Session)
     };
-    let opened = tokio::select! {
-        // First, so that no attempt is made any more.
-        biased;
-        () = stop.cancelled() => return Ok(()),
-        opened = Box::pin(opened) => opened?,
+    let mut opened = Box::pin(opened);
+    let opened = loop {
+        tokio::select! {
+            // First, so that no attempt is made any more.
+            biased;
+            () = stop.cancelled() => return Ok(()),
+            Ok(()) = connected.changed() => reporter.watch(connected.borrow_and_update().clone()),
+            opened = &mut opened => break opened?,
+            Ok(()) = waits.changed() => reporter.waiting(waits.borrow_and_update().clone()),
+        }
     };
     let session = match opened {
         Opened::Session(session) => session,
@@ -158,7 +170,7 @@ async fn session(
     let ended = Box::pin(session.run(stop, reporter)).await;
     if let Err(Error::Table(_)) = &ended {
         // The log keeps the shape in which rows were written; the table is what can be mended.
-        store.distrust_slot(&config.slot).await?;
+        answered("distrust the slot", store.distrust_slot(&config.slot)).await?;
     }
     ended
 }
@@ -201,7 +213,7 @@ async fn stand_by(config: &Config, stop: &CancellationToken) {
     info!(slot = config.slot, "another relay reads the slot: standing by");
     let free = async {
         let store = Store::connect(config, "tailpost standby").await?;
-        while store.slot_reader(&config.slot).await?.is_some() {
+        while answered("look at the slot", store.slot_reader(&config.slot)).await?.is_some() {
             tokio::time::sleep(STANDBY_EVERY).await;
         }
         Ok::<(), Error>(())

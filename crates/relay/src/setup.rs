@@ -15,7 +15,7 @@ use crate::config::{Config, MarkBy, Mode};
 use crate::database::publication::filter;
 use crate::database::retire::retire;
 use crate::database::store::create_index_of_transactions;
-use crate::database::{Slot, Store, shape};
+use crate::database::{Opening, Slot, Store, shape};
 use crate::error::Error;
 
 /// What set-up found and did.
@@ -236,7 +236,8 @@ pub(crate) async fn ensure_slot(
     client: &Client,
 ) -> Result<bool, Error> {
     let tail = TailReader::new(client, &config.stream.name).await?;
-    match Slot::prepare(config, store, Some(&tail)).await {
+    let opening = Opening::unobserved(config);
+    match Slot::prepare(config, &opening, store, Some(&tail)).await {
         Ok(slot) => Ok(slot.created),
         Err(Error::SlotBusy { .. }) => Ok(false), // a relay is running
         Err(error) => Err(error),

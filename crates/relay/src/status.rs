@@ -75,6 +75,8 @@ pub struct Status {
     pub outages_total: u64,
     /// Attempts at events that failed and are repeated later.
     pub deferred_total: u64,
+    /// What the relay waits for before it can begin, and for whom, once that takes seconds.
+    pub waiting_for: Option<String>,
     /// Why the last session ended, or why the present one does not get on.
     pub last_error: Option<String>,
 }

@@ -1,15 +1,20 @@
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use relay::NatsTarget;
 use relay::connect::NatsAccess;
-use testbed::{Nats, NatsOptions};
+use testbed::{Nats, NatsOptions, Proxy};
 
 use super::certificates::{Certificates, Pair};
 
 /// The example key pair of the NATS documentation.
 const SEED: &str = "SUAIO3FHUX5PNV2LQIIP7TZ3N4L7TX3W53MQGEIVYFIGA635OZCKEYHFLM";
 const PUBLIC_KEY: &str = "UD2FLLGFERQVQQ3SBKONNG2QMIMTZQKKLTU3AVG5I3EQEFHBPGPE2XQS";
+
+/// Another one, of a seed that counts from 0 to 31.
+const OTHER_SEED: &str = "SUAAAAICAMCAKBQHBAEQUCYMBUHA6EARCIJRIFIWC4MBSGQ3DQOR4H776Y";
+const OTHER_KEY: &str = "UAB2CB576PHBBPQ5ODORRZ2LYCMWPZGWGCN2KDK7DXOIMZASKUY3RLKK";
 
 const NOTICED: Duration = Duration::from_secs(30);
 
@@ -88,6 +93,30 @@ async fn nats_lets_in_by_nkey() -> Result<()> {
     std::fs::write(file.path(), format!("# relay\n{SEED}\n"))?;
     enter(&address, nkey(&file.path().display().to_string())).await?;
     assert!(!refusal(&address, NatsAccess::default()).await.is_transient());
+    Ok(())
+}
+
+/// A key that is replaced on both sides while the relay runs.
+#[tokio::test]
+async fn a_new_nkey_in_the_file_is_used_for_the_next_connection() -> Result<()> {
+    let user = |key: &str| format!("authorization {{ users: [ {{ nkey: {key} }} ] }}");
+    // Two servers behind one address: the second knows only the new key.
+    let (before, after) = (start(&[user(PUBLIC_KEY)]).await?, start(&[user(OTHER_KEY)]).await?);
+    let addr = |nats: &Nats| SocketAddr::from(([127, 0, 0, 1], nats.port()));
+    let mut proxy = Proxy::start(addr(&before)).await?;
+    let file = tempfile::NamedTempFile::new()?;
+    std::fs::write(file.path(), SEED)?;
+    let nkey = Some(file.path().display().to_string());
+    let access = NatsAccess { nkey, ..NatsAccess::default() };
+    let target = NatsTarget::new(&proxy.addr().to_string(), access)?;
+    let (client, mut link) = target.connect_watched("test").await?;
+
+    proxy.cut().await;
+    std::fs::write(file.path(), OTHER_SEED)?;
+    proxy.set_upstream(addr(&after));
+    proxy.restore().await?;
+    tokio::time::timeout(NOTICED, link.wait_for(|it| it.connects == 2)).await??;
+    client.flush().await?;
     Ok(())
 }
 

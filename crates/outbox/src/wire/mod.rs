@@ -10,11 +10,13 @@ pub mod header;
 mod headers;
 mod name;
 mod position;
+mod stored;
 mod subject;
 
 pub use escape::{escape_token, unescape_token};
 pub use headers::{HeadersNotAnObject, WireError, event_headers, parse_event};
 pub use position::{ParsePositionError, Position};
+pub use stored::{MalformedHeaders, RawHeaders, StoredMessage, StoredMessageError};
 pub use subject::{
     SubjectError, SubjectTemplate, TemplateError, subject_matches, subjects_overlap,
 };

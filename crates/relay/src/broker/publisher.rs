@@ -287,7 +287,8 @@ impl Answers {
         let mut next = self.messages.next().await;
         for _ in 0..ANSWERS_AT_ONCE {
             let Some(message) = next else {
-                return Err(Error::Refused("the connection to the broker was closed".into()));
+                let source = "the client has ended".into();
+                return Err(Error::JetStream { doing: "receive the broker's answers", source });
             };
             into.extend(answer::read(&message, &self.stream));
             match self.messages.next().now_or_never() {

@@ -1,6 +1,7 @@
-//! Leaving a server that can do nothing for another one of its cluster.
+//! Clients and servers that can do nothing more.
 
 use async_nats::Client;
+use futures_util::{FutureExt, SinkExt};
 use tracing::warn;
 
 /// Connects to another server, if more than one is known; to which one is left to chance.
@@ -16,4 +17,11 @@ pub(crate) async fn leave_server(client: &Client) {
     warn!("the stream stays silent: trying another server of the cluster");
     // Fails only when the client is gone, which everything else tells as well.
     let _ = client.force_reconnect().await;
+}
+
+/// Whether the client has ended, which it does not do by itself: its task panics at some bytes that
+/// others may send it. It does not connect again then, and another client has to be made.
+pub(crate) fn has_ended(client: &Client) -> bool {
+    let mut client = client.clone();
+    matches!(std::future::poll_fn(|cx| client.poll_ready_unpin(cx)).now_or_never(), Some(Err(_)))
 }

@@ -5,10 +5,9 @@ use std::sync::Arc;
 
 use async_nats::Client;
 use async_nats::jetstream;
-use async_nats::jetstream::message::StreamMessage;
-use async_nats::jetstream::stream::{Info, LastRawMessageErrorKind, Stream};
+use async_nats::jetstream::stream::{Info, State, Stream};
 use futures_util::{StreamExt, TryStreamExt, stream};
-use outbox::wire;
+use outbox::wire::{StoredMessage, header};
 use pgoutput::Lsn;
 use tokio::sync::watch;
 use tracing::info;
@@ -16,11 +15,16 @@ use uuid::Uuid;
 
 use super::leave_server;
 use super::limits::Limits;
+use super::stored;
 use crate::core::{Stored, Tail, TailMessage};
 use crate::error::Error;
 
 /// Requests for single messages under way at a time.
 const READS_IN_FLIGHT: usize = 64;
+
+/// Bytes of answers under way at a time, if the next messages are as large as the last ones. Each
+/// answer has the whole message.
+const BYTES_IN_FLIGHT: u64 = 4 << 20;
 
 /// Messages read at a time on the way back.
 const CHUNK: u64 = 512;
@@ -40,6 +44,7 @@ pub(crate) const SOUGHT_AT_ONCE: usize = 200_000;
 #[derive(Clone)]
 pub(crate) struct TailReader {
     client: Client,
+    name: String,
     stream: Stream<()>,
     limits: Arc<watch::Sender<Limits>>,
 }
@@ -61,12 +66,13 @@ pub(crate) struct WayBack {
 
 impl TailReader {
     pub(crate) async fn new(client: &Client, stream: &str) -> Result<Self, Error> {
+        let name = stream.to_owned();
         let stream = jetstream::new(client.clone())
             .get_stream_no_info(stream)
             .await
             .map_err(Error::jetstream("address the stream"))?;
         let limits = Arc::new(watch::Sender::new(Limits::default()));
-        Ok(Self { client: client.clone(), stream, limits })
+        Ok(Self { client: client.clone(), name, stream, limits })
     }
 
     /// Leaves the server that this reads through for another one of its cluster, if one is known.
@@ -102,10 +108,11 @@ impl TailReader {
         let last_seq = state.last_sequence;
         let floor = state.first_sequence.max(last_seq.saturating_sub(WAY_BACK_MAX)).max(1);
         let mut tail = Tail::ending_at(last_seq);
+        let mut pace = Pace::new(&state);
         let mut from = from.max(floor);
         while from <= last_seq {
             let to = last_seq.min(from + CHUNK - 1);
-            tail.add(system_id, self.range(from, to).await?);
+            tail.add(system_id, self.range(from, to, &mut pace).await?);
             from = to + 1;
         }
         Ok(tail)
@@ -118,11 +125,12 @@ impl TailReader {
         let last_seq = state.last_sequence;
         let floor = state.first_sequence.max(last_seq.saturating_sub(way.at_most)).max(1);
         let mut tail = Tail::ending_at(last_seq);
+        let mut pace = Pace::new(&state);
         let mut overtaken = 0;
         let (mut to, mut is_reached) = (last_seq, floor <= 1);
         while to >= floor {
             let from = to.saturating_sub(CHUNK - 1).max(floor);
-            let chunk = self.range(from, to).await?;
+            let chunk = self.range(from, to, &mut pace).await?;
             overtaken += chunk.iter().filter(|it| is_before(it, way)).count();
             tail.add(way.system_id, chunk);
             to = from - 1;
@@ -149,9 +157,10 @@ impl TailReader {
             "reading the whole stream for rows that were marked, and are not any more"
         );
         let (mut from, last_seq) = (state.first_sequence.max(1), state.last_sequence);
+        let mut pace = Pace::new(&state);
         while from <= last_seq && !sought.is_empty() {
             let to = last_seq.min(from + CHUNK - 1);
-            for message in self.range(from, to).await? {
+            for message in self.range(from, to, &mut pace).await? {
                 if let Some(id) = message.id.filter(|id| sought.remove(id)) {
                     found.push(Stored { id, seq: message.seq, commit_lsn: Lsn::ZERO });
                 }
@@ -167,24 +176,56 @@ impl TailReader {
         self.since((last_seq + 1).saturating_sub(count), system_id).await
     }
 
-    async fn range(&self, from: u64, to: u64) -> Result<Vec<TailMessage>, Error> {
-        let reads = stream::iter(from..=to).map(|seq| self.message(seq));
-        let read: Vec<_> = reads.buffered(READS_IN_FLIGHT).try_collect().await?;
-        Ok(read.into_iter().flatten().collect())
+    async fn range(
+        &self,
+        mut from: u64,
+        to: u64,
+        pace: &mut Pace,
+    ) -> Result<Vec<TailMessage>, Error> {
+        let mut read = Vec::new();
+        while from <= to {
+            let upto = to.min(from + READS_IN_FLIGHT as u64 - 1);
+            let reads = stream::iter(from..=upto).map(|seq| self.message(seq));
+            let answers: Vec<_> = reads.buffered(pace.at_once).try_collect().await?;
+            pace.saw(answers.iter().map(|it| it.bytes).max().unwrap_or(0));
+            read.extend(answers.into_iter().filter_map(|it| it.message));
+            from = upto + 1;
+        }
+        Ok(read)
     }
 
-    async fn message(&self, seq: u64) -> Result<Option<TailMessage>, Error> {
-        match self.stream.get_raw_message(seq).await {
-            Ok(message) => Ok(Some(tail_message(&message))),
-            Err(error) if matches!(error.kind(), LastRawMessageErrorKind::NoMessageFound) => {
-                Ok(None) // deleted
-            }
-            Err(error) => Err(Error::JetStream {
-                doing: "read a message of the stream",
-                source: Box::new(error),
-            }),
-        }
+    async fn message(&self, seq: u64) -> Result<Read, Error> {
+        let answer = stored::read(&self.client, &self.name, seq).await?;
+        let message = answer.message()?.as_ref().map(tail_message);
+        Ok(Read { bytes: answer.bytes() as u64, message })
     }
+}
+
+/// How many messages to ask for at a time, by their size.
+struct Pace {
+    at_once: usize,
+}
+
+impl Pace {
+    /// By the average of all messages.
+    fn new(stream: &State) -> Self {
+        let mut pace = Self { at_once: 1 };
+        pace.saw(stream.bytes / stream.messages.max(1));
+        pace
+    }
+
+    /// The largest of the last messages took so many bytes.
+    fn saw(&mut self, bytes: u64) {
+        let fit = usize::try_from(BYTES_IN_FLIGHT / bytes.max(1)).unwrap_or(READS_IN_FLIGHT);
+        self.at_once = fit.clamp(1, READS_IN_FLIGHT);
+    }
+}
+
+/// What is kept of a message, and how large the answer with it was.
+struct Read {
+    bytes: u64,
+    /// `None` if it was deleted.
+    message: Option<TailMessage>,
 }
 
 fn is_before(message: &TailMessage, way: WayBack) -> bool {
@@ -194,13 +235,14 @@ fn is_before(message: &TailMessage, way: WayBack) -> bool {
     })
 }
 
-fn tail_message(message: &StreamMessage) -> TailMessage {
-    let header = |name: &str| message.headers.get(name).map(|value| value.as_str());
-    let id = header(wire::header::MSG_ID).or_else(|| header(wire::header::EVENT_ID));
+/// Headers that are no text are those of somebody else: the message is foreign then.
+fn tail_message(message: &StoredMessage<'_>) -> TailMessage {
+    let headers = message.headers();
+    let id = headers.text(header::MSG_ID).or_else(|| headers.text(header::EVENT_ID));
     TailMessage {
         seq: message.sequence,
         id: id.and_then(|id| id.parse().ok()),
-        position: header(wire::header::POSITION).and_then(|position| position.parse().ok()),
-        position_event: header(wire::header::POSITION_EVENT).and_then(|id| id.parse().ok()),
+        position: headers.text(header::POSITION).and_then(|position| position.parse().ok()),
+        position_event: headers.text(header::POSITION_EVENT).and_then(|id| id.parse().ok()),
     }
 }

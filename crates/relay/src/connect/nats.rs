@@ -1,3 +1,5 @@
+mod login;
+
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -36,9 +38,10 @@ const DEFAULT_PORT: u16 = 4222;
 /// has credentials. Secrets are not shown by `Debug`.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct NatsAccess {
-    /// Credentials file: a user's JWT and its seed.
+    /// Credentials file: a user's JWT and its seed. Read again for each connection.
     pub creds: Option<PathBuf>,
-    /// NKey seed (`SU...`), or the path of a file that holds one.
+    /// NKey seed (`SU...`), or the path of a file that holds one, which is read again for each
+    /// connection.
     pub nkey: Option<String>,
     /// Authentication token.
     pub token: Option<String>,
@@ -166,8 +169,7 @@ impl NatsTarget {
         let (link, mut watcher) = watch::channel(NatsLink::default());
         let servers = self.to_string();
         let elsewhere = elsewhere();
-        let options = self
-            .authenticate(ConnectOptions::new())
+        let options = login::options(&self.credentials)
             .await?
             .name(name)
             .connection_timeout(CONNECTION_TIMEOUT)
@@ -195,31 +197,6 @@ impl NatsTarget {
         // The sender lives in that task, so it can be gone only if the client is.
         let _ = watcher.wait_for(|link| link.connects > 0).await;
         Ok((client, watcher))
-    }
-
-    async fn authenticate(&self, options: ConnectOptions) -> Result<ConnectOptions, Error> {
-        Ok(match &self.credentials {
-            Credentials::None => options,
-            Credentials::Token(token) => options.token(token.clone()),
-            Credentials::UserPassword(user, password) => {
-                options.user_and_password(user.clone(), password.clone())
-            }
-            Credentials::NkeySeed(seed) => options.nkey(seed.clone()),
-            Credentials::NkeyFile(path) => {
-                let text = tokio::fs::read_to_string(path)
-                    .await
-                    .map_err(|source| Error::file("NKey seed", path, source))?;
-                let seed =
-                    text.lines().map(str::trim).find(|line| is_nkey_seed(line)).ok_or_else(
-                        || Error::file("NKey seed", path, "no line with a seed in it"),
-                    )?;
-                options.nkey(seed.to_owned())
-            }
-            Credentials::CredsFile(path) => options
-                .credentials_file(path)
-                .await
-                .map_err(|source| Error::file("NATS credentials", path, source))?,
-        })
     }
 
     fn encrypt(&self, mut options: ConnectOptions) -> ConnectOptions {

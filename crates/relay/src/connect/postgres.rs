@@ -14,10 +14,10 @@ use super::dsn::Dsn;
 use super::tls::{self, Identity, Verification};
 use super::{Error, install_crypto_provider};
 
-/// When the relay's host dies without a word, the server is to notice: an open transaction would
-/// hold the database's horizon for hours.
-const SERVER_KEEPALIVES: &str =
-    "-c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=3";
+/// When the relay's host dies without a word, the server is to notice after 11 s: an open
+/// transaction would hold the database's horizon for hours.
+const SERVER_KEEPALIVES: &str = "-c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 \
+     -c tcp_keepalives_count=3 -c tcp_user_timeout=11000";
 
 /// Time allowed for opening a connection, TLS and authentication included.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -31,8 +31,9 @@ const TCP_USER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Status updates carry the confirmed position; the server must learn it within half a second.
 const STATUS_INTERVAL: Duration = Duration::from_millis(100);
 const IDLE_WAKEUP_INTERVAL: Duration = Duration::from_secs(1);
-/// The client counts events, not bytes: a small buffer bounds memory, the window does the rest.
-const BUFFER_EVENTS: usize = 512;
+/// The client counts events, not bytes, and one may be large: these, and one more in the client's
+/// hands, wait outside of the window. Client and relay take turns on one thread, so a few suffice.
+const BUFFER_EVENTS: usize = 8;
 
 const DEFAULT_PORT: u16 = 5432;
 const DEFAULT_APPLICATION_NAME: &str = "tailpost";
@@ -234,7 +235,7 @@ impl PostgresTarget {
                 None => name,
             },
         };
-        let mut config = ReplicationConfig::new(host, user, password, dbname, slot, publication)
+        let config = ReplicationConfig::new(host, user, password, dbname, slot, publication)
             .with_port(self.port())
             .with_tls(self.replication_tls()?)
             .with_binary(true)
@@ -244,10 +245,10 @@ impl PostgresTarget {
             .with_application_name(
                 self.config.get_application_name().unwrap_or(DEFAULT_APPLICATION_NAME),
             );
-        if let Some(options) = self.config.get_options() {
-            config = config.with_options(options);
-        }
-        Ok(config)
+        // The client sets no options of the socket; the server does, and ends a connection whose
+        // other end is gone. Silence of the server is noticed by those who use the connection.
+        let theirs = self.config.get_options().unwrap_or_default();
+        Ok(config.with_options(format!("{SERVER_KEEPALIVES} {theirs}").trim_end()))
     }
 
     fn replication_tls(&self) -> Result<TlsConfig, Error> {

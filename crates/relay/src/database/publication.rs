@@ -34,18 +34,21 @@ pub(crate) async fn exists(
     publication: &str,
     shard: Option<Shard>,
 ) -> Result<bool, Error> {
-    // By way of JSON, since PostgreSQL 14 knows neither row filters nor their column.
+    // By way of JSON, since PostgreSQL 14 knows neither row filters nor lists of columns.
     let row = client
         .query_opt(
             "SELECT p.pubinsert AND NOT (p.pubupdate OR p.pubdelete OR p.pubtruncate),
                     p.pubviaroot,
                     t.tablename IS NOT NULL,
-                    to_jsonb(t)->>'rowfilter'
+                    to_jsonb(t)->>'rowfilter',
+                    EXISTS (SELECT FROM pg_publication_rel r
+                            WHERE r.prpubid = p.oid AND r.prrelid = to_regclass($4)
+                              AND to_jsonb(r)->>'prattrs' IS NOT NULL)
              FROM pg_publication p
              LEFT JOIN pg_publication_tables t
                  ON t.pubname = p.pubname AND t.schemaname = $2 AND t.tablename = $3
              WHERE p.pubname = $1",
-            &[&publication, &table.schema(), &table.name()],
+            &[&publication, &table.schema(), &table.name(), &table.quoted()],
         )
         .await
         .map_err(Error::sql("look at the publication"))?;
@@ -53,7 +56,7 @@ pub(crate) async fn exists(
     let (inserts_only, via_root, has_table): (bool, bool, bool) =
         (row.get(0), row.get(1), row.get(2));
     let wanted = shard.map(|shard| filter(table, shard));
-    let filtered: Option<String> = row.get(3);
+    let (filtered, lists_columns): (Option<String>, bool) = (row.get(3), row.get(4));
     let is_filtered_otherwise = filtered.as_deref().map(bare) != wanted.as_deref().map(bare);
     let table = match &wanted {
         None => table.quoted(),
@@ -67,6 +70,9 @@ pub(crate) async fn exists(
         ),
         () if is_filtered_otherwise => {
             ("it publishes only some of the rows", format!("SET TABLE {table}"))
+        }
+        () if lists_columns => {
+            ("it publishes only some of the columns", format!("SET TABLE {table}"))
         }
         () if !inserts_only => {
             ("it must publish inserts and nothing else", "SET (publish = 'insert')".to_owned())

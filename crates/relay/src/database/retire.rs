@@ -10,7 +10,7 @@ use std::time::Duration;
 use async_nats::{Client, jetstream};
 use tracing::info;
 
-use super::{Store, slot};
+use super::{Opening, Store, slot};
 use crate::broker::TailReader;
 use crate::config::Config;
 use crate::error::Error;
@@ -47,7 +47,8 @@ pub(crate) async fn retire(config: &Config, slot: &str, client: &Client) -> Resu
             Err(error) => return Err(Error::jetstream("look at the stream")(error)),
         };
         let config = before.as_ref().unwrap_or(config);
-        slot::finish_epoch(config, &store, tail.as_ref(), &system_id, former).await?;
+        let opening = Opening::unobserved(config);
+        slot::finish_epoch(config, &opening, &store, tail.as_ref(), &system_id, former).await?;
         store.forget_slot(slot).await?;
         return store.unlock_slot(slot).await;
     }
@@ -63,7 +64,8 @@ pub(crate) async fn retire(config: &Config, slot: &str, client: &Client) -> Resu
         }
         let tail = TailReader::new(client, stream).await?;
         if let Some(state) = state {
-            slot::finish_epoch(before, &store, Some(&tail), &system_id, &state).await?;
+            let opening = Opening::unobserved(before);
+            slot::finish_epoch(before, &opening, &store, Some(&tail), &system_id, &state).await?;
         }
     }
     store.forget_slot(slot).await?;

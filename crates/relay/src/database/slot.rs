@@ -3,29 +3,34 @@
 use std::collections::HashSet;
 
 use pgoutput::Lsn;
-use pgwire_replication::{IdentifySystem, PgWireError, ReplicationClient};
+use pgwire_replication::IdentifySystem;
 use tracing::{info, warn};
 use uuid::Uuid;
 
 use super::Rows;
+use super::opening::{Opening, answered};
+use super::replication::{Replication, number, text};
 use super::source::Source;
 use super::store::{Resolved, SWEPT_AT_ONCE, StateRow, Store, Swath, Watermark};
 use crate::broker::{SOUGHT_AT_ONCE, TailReader, WayBack};
 use crate::config::Config;
 use crate::core::{LOGGED_WHILE_SCAN_UNMARKED_MAX, SCANS_UNMARKED_MAX, Sweeper, Tail};
-use crate::error::{Error, sqlstate};
+use crate::error::Error;
 
 /// How long a relay that fell silent keeps the slot from others: its host may be dead without
 /// anybody having closed its connections. A relay that lives answers at once.
 const GIVE_UP_SOON: &str = "SELECT set_config('wal_sender_timeout', '5s', false) FROM pg_settings
     WHERE name = 'wal_sender_timeout' AND (setting = '0' OR setting::int > 5000)";
 
+const MARKING: &str = "mark what the former slot brought";
+const LOOKING: &str = "look for unmarked rows";
+
 /// A slot whose start is known, on a session that has not started to stream.
 ///
 /// What the slot brings is decided by the snapshot at its consistent point: exactly the rows whose
 /// transaction is *not* visible in it. Everything else is the scanner's.
 pub(crate) struct Slot {
-    session: ReplicationClient,
+    session: Replication,
     pub(crate) system_id: u64,
     pub(crate) timeline: u32,
     /// What PostgreSQL may forget already; the slot brings nothing that ended before.
@@ -67,16 +72,21 @@ impl Slot {
     /// stream has the rest. So a lagging mark never makes the scanner publish a row again.
     pub(crate) async fn prepare(
         config: &Config,
+        opening: &Opening,
         store: &Store,
         tail: Option<&TailReader>,
     ) -> Result<Self, Error> {
-        let (mut session, identity) = identify(config).await?;
-        query(&mut session, GIVE_UP_SOON, "configure the session").await?;
-        store.lock_slot(&config.slot).await?;
-        let ensured = ensure(config, store, tail, &mut session, &identity).await;
-        store.unlock_slot(&config.slot).await?;
+        let (mut session, identity) = Replication::connect(config).await?;
+        session.query(GIVE_UP_SOON, "configure the session").await?;
+        opening.on(store, "lock the slot", store.lock_slot(&config.slot)).await?;
+        let on = On { config, opening, store, tail };
+        let ensured = ensure(&on, &mut session, &identity).await;
+        if let Err(silent @ Error::Silent { .. }) = ensured {
+            return Err(silent); // the lock ends with the connection
+        }
+        answered("unlock the slot", store.unlock_slot(&config.slot)).await?;
         let (state, confirmed, created) = ensured?;
-        let reader = single(&mut session, "SELECT pg_backend_pid()").await?;
+        let reader = session.pid();
         let start_snapshot = state.start_snapshot.ok_or_else(|| not_set_up("the slot's start"))?;
         Ok(Self {
             session,
@@ -88,7 +98,7 @@ impl Slot {
             start_snapshot,
             watermark: state.watermark,
             swept: state.swept,
-            reader: number(&reader)?,
+            reader,
             created,
             is_gap_filled: state.is_gap_filled,
         })
@@ -108,67 +118,56 @@ impl Slot {
     /// [`Error::Stalled`] if it is not the slot any more that was looked at: from now on nobody can
     /// replace it, but until now somebody could.
     pub(crate) async fn start(
-        mut self,
+        self,
         rows: Rows,
+        opening: &Opening,
         store: &Store,
         slot: &str,
     ) -> Result<Source, Error> {
-        let started = async {
-            self.session.start().await?;
-            self.session.wait_started().await
-        };
-        started.await.map_err(|error| started_error(error, slot))?;
-        let start_snapshot = store.load_state(slot).await?.and_then(|it| it.start_snapshot);
+        let source = Source::new(self.session.start(slot).await?, rows);
+        let state = opening.on(store, "read the relay's state", store.load_state(slot)).await?;
+        let start_snapshot = state.and_then(|it| it.start_snapshot);
         if start_snapshot.as_ref() != Some(&self.start_snapshot) {
             return Err(Error::Stalled("the slot was created anew meanwhile"));
         }
-        Ok(Source::new(self.session, rows))
+        Ok(source)
     }
-}
-
-async fn identify(config: &Config) -> Result<(ReplicationClient, IdentifySystem), Error> {
-    let target = config.postgres.replication_config(&config.slot, &config.publication)?;
-    let mut session = ReplicationClient::connect_gated(target)
-        .await
-        .map_err(Error::replication("open a replication connection"))?;
-    let doing = "identify the server";
-    let identity = session.identify_system().await.map_err(Error::replication(doing))?;
-    Ok((session, identity))
 }
 
 /// Which cluster this is.
 pub(crate) async fn system_identifier(config: &Config) -> Result<String, Error> {
-    Ok(identify(config).await?.1.system_id)
+    Ok(Replication::connect(config).await?.1.system_id)
 }
 
-fn started_error(error: PgWireError, slot: &str) -> Error {
-    match sqlstate(&error).as_deref() {
-        Some("55006") => Error::SlotBusy { slot: slot.to_owned() },
-        _ => Error::Replication { doing: "start replication", source: error },
-    }
+/// What all steps that make sure of a slot need.
+struct On<'a> {
+    config: &'a Config,
+    opening: &'a Opening,
+    store: &'a Store,
+    tail: Option<&'a TailReader>,
 }
 
 /// Finds a usable slot or creates one. Says where it is, and whether it is new.
 async fn ensure(
-    config: &Config,
-    store: &Store,
-    tail: Option<&TailReader>,
-    session: &mut ReplicationClient,
+    on: &On<'_>,
+    session: &mut Replication,
     identity: &IdentifySystem,
 ) -> Result<(StateRow, Lsn, bool), Error> {
+    let On { config, opening, store, tail } = *on;
     let found = look(session, &config.slot).await?;
-    let state = store.load_state(&config.slot).await?;
+    let reading = "read the relay's state";
+    let state = opening.on(store, reading, store.load_state(&config.slot)).await?;
     match usable(config, identity, found, state)? {
         Found::Usable(state, confirmed) => Ok((state, confirmed, false)),
         Found::Unusable { drop, state, reason } => {
             if let Some(old) = &state {
-                finish_epoch(config, store, tail, &identity.system_id, old).await?;
+                finish_epoch(config, opening, store, tail, &identity.system_id, old).await?;
             }
             if drop {
-                store.drop_slot(&config.slot).await?;
+                let dropped = store.drop_slot(&config.slot);
+                opening.on(store, "drop the replication slot", dropped).await?;
             }
-            let (state, confirmed) =
-                create(config, store, session, identity, state.as_ref(), reason).await?;
+            let (state, confirmed) = create(on, session, identity, state.as_ref(), reason).await?;
             Ok((state, confirmed, true))
         }
     }
@@ -234,6 +233,7 @@ fn anew(config: &Config, drop: bool, state: Option<StateRow>, reason: &'static s
 /// Marks what the old slot brought and the stream has.
 pub(crate) async fn finish_epoch(
     config: &Config,
+    opening: &Opening,
     store: &Store,
     tail: Option<&TailReader>,
     system_id: &str,
@@ -243,23 +243,25 @@ pub(crate) async fn finish_epoch(
         // Snapshots of another cluster say nothing of rows that were written here, but what the stream
         // has it has, under the positions of that cluster.
         if let (Some(tail), Ok(former)) = (tail, number(&old.system_identifier)) {
-            mark_read_back(config, store, tail, former, old).await?;
+            mark_read_back(config, opening, store, tail, former, old).await?;
         }
-        return store.renumber().await;
+        opening.on(store, "take over restored rows", store.renumber()).await?;
+        return Ok(());
     }
     let mut sweeper = Sweeper::new();
     sweeper.read(&[], false);
     if let Some(tail) = tail {
         let (stored, is_whole) =
-            mark_read_back(config, store, tail, number(system_id)?, old).await?;
+            mark_read_back(config, opening, store, tail, number(system_id)?, old).await?;
         sweeper.read(&stored.stored, is_whole && old.swept.is_some());
     }
-    sweep_all(config, store, tail, old, sweeper).await
+    sweep_all(config, opening, store, tail, old, sweeper).await
 }
 
 /// Marks what the stream has from behind the last watermark on. Returns that, and whether it is all.
 async fn mark_read_back(
     config: &Config,
+    opening: &Opening,
     store: &Store,
     tail: &TailReader,
     system_id: u64,
@@ -276,13 +278,14 @@ async fn mark_read_back(
         at_most: u64::MAX,
     };
     let (read, is_whole) = tail.all_back_to(way).await?;
-    store.mark_stored(&config.stream.name, &read.stored).await?;
+    opening.on(store, MARKING, store.mark_stored(&config.stream.name, &read.stored)).await?;
     Ok((read, is_whole))
 }
 
 /// Marks what the last watermark covers. What the log never brought is left for the scan.
 async fn sweep_all(
     config: &Config,
+    opening: &Opening,
     store: &Store,
     tail: Option<&TailReader>,
     old: &StateRow,
@@ -292,22 +295,27 @@ async fn sweep_all(
     let (Some(start), Some(watermark)) = (&old.start_snapshot, &old.watermark) else {
         return Ok(());
     };
-    store.sweep_dead(start, watermark).await?;
+    opening.on(store, "remove parked rows", store.sweep_dead(start, watermark)).await?;
     // What was swept before and is unmarked now is not published: the scanner finds it.
-    let is_indexed = store.has_index_of_transactions().await?;
+    let is_indexed = answered(LOOKING, store.has_index_of_transactions()).await?;
     let swath = if is_indexed { Swath::SinceSwept } else { Swath::Whole };
     // While the look is open, nobody may wait for whoever waits for it.
-    store.wait_for_locks(Some("5s")).await?;
+    answered("configure the session", store.wait_for_locks(Some("5s"))).await?;
     loop {
         let looker = Store::connect(config, "tailpost sweeper").await?;
-        let mut look = looker.look(start, watermark, old.swept.as_ref(), swath).await?;
+        let looking_pid = looker.pid();
+        let look = looker.look(start, watermark, old.swept.as_ref(), swath);
+        let mut look = opening.step(looking_pid, LOOKING, look).await?;
         let mut unlogged = Vec::new();
         let is_last = loop {
-            let rows = look.batch().await?;
+            let rows = opening.step(looking_pid, LOOKING, look.batch()).await?;
             // Nothing is on its way any more: there is no next watermark to wait for.
             let verdict = sweeper.judge_finally(&rows);
-            store.mark(stream, &verdict.settled).await?;
-            store.mark_on_trust(stream, &verdict.trusted).await?;
+            let marked = async {
+                store.mark(stream, &verdict.settled).await?;
+                store.mark_on_trust(stream, &verdict.trusted).await
+            };
+            opening.on(store, MARKING, marked).await?;
             unlogged.extend(verdict.unlogged);
             if rows.len() < SWEPT_AT_ONCE {
                 break true;
@@ -320,15 +328,15 @@ async fn sweep_all(
         if let Some(tail) = tail {
             let sought = unlogged.iter().copied().collect();
             let found = tail.find(sought).await?;
-            store.mark_stored(stream, &found).await?;
+            opening.on(store, MARKING, store.mark_stored(stream, &found)).await?;
             let found: HashSet<Uuid> = found.iter().map(|it| it.id).collect();
             unlogged.retain(|id| !found.contains(id));
         }
         for batch in unlogged.chunks(SWEPT_AT_ONCE) {
-            store.leave_to_the_scanner(batch).await?;
+            opening.on(store, MARKING, store.leave_to_the_scanner(batch)).await?;
         }
         if is_last {
-            return store.wait_for_locks(None).await;
+            return answered("configure the session", store.wait_for_locks(None)).await;
         }
     }
 }
@@ -342,36 +350,40 @@ pub(crate) fn scan_reach(config: &Config) -> u64 {
 }
 
 async fn create(
-    config: &Config,
-    store: &Store,
-    session: &mut ReplicationClient,
+    on: &On<'_>,
+    session: &mut Replication,
     identity: &IdentifySystem,
     old: Option<&StateRow>,
     reason: &str,
 ) -> Result<(StateRow, Lsn), Error> {
+    let On { config, opening, store, .. } = *on;
     let slot = &config.slot;
     let timeline = i32::try_from(identity.timeline).unwrap_or(i32::MAX);
-    store.announce_beside_no_others(config, &identity.system_id, timeline, reason).await?;
+    let system_id = &identity.system_id;
+    let announced = store.announce_beside_no_others(config, system_id, timeline, reason);
+    opening.on(store, "announce a new slot", announced).await?;
     info!(slot, "creating the replication slot (waits for running transactions)");
     let version: u32 =
-        number(&single(session, "SELECT current_setting('server_version_num')").await?)?;
+        number(&session.single("SELECT current_setting('server_version_num')").await?)?;
     let doing = "create the replication slot";
-    query(session, "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", doing).await?;
+    session.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", doing).await?;
     let options = match version {
         170_000.. => "(SNAPSHOT 'use', FAILOVER)",
         150_000.. => "(SNAPSHOT 'use')",
         _ => "USE_SNAPSHOT",
     };
     let sql = format!("CREATE_REPLICATION_SLOT {slot} LOGICAL pgoutput {options}");
-    let rows = query(session, &sql, doing).await?;
+    let rows = session.query_patiently(opening, &sql, doing).await?;
     let consistent_point = rows.first().and_then(|row| text(row.get(1)?.as_ref()));
-    let snapshot = single(session, "SELECT pg_current_snapshot()").await?;
-    query(session, "COMMIT", doing).await?;
+    let snapshot = session.single("SELECT pg_current_snapshot()").await?;
+    session.query("COMMIT", doing).await?;
     let start: Lsn = consistent_point
         .and_then(|point| point.parse().ok())
         .ok_or(Error::Stalled("the server did not say where the new slot begins"))?;
-    store.begin_epoch(slot, &identity.system_id, timeline, &snapshot, start).await?;
-    let is_gap_filled = store.note_if_no_gap(slot).await?;
+    let begun = store.begin_epoch(slot, system_id, timeline, &snapshot, start);
+    opening.on(store, "store the slot's start", begun).await?;
+    let looked = store.note_if_no_gap(slot);
+    let is_gap_filled = opening.on(store, "look for rows older than the slot", looked).await?;
     let epoch = old.map_or(0, |old| old.epoch) + 1;
     info!(slot, %start, epoch, "created the replication slot");
     let state = StateRow {
@@ -388,14 +400,14 @@ async fn create(
     Ok((state, start))
 }
 
-async fn look(session: &mut ReplicationClient, slot: &str) -> Result<Option<SlotRow>, Error> {
+async fn look(session: &mut Replication, slot: &str) -> Result<Option<SlotRow>, Error> {
     let sql = format!(
         "SELECT plugin, confirmed_flush_lsn, coalesce(wal_status = 'lost', false), active,
                 nullif(database, current_database()),
                 coalesce(to_jsonb(slot)->>'failover' = 'false', false)
          FROM pg_replication_slots slot WHERE slot_name = '{slot}'"
     );
-    let rows = query(session, &sql, "look at the replication slot").await?;
+    let rows = session.query(&sql, "look at the replication slot").await?;
     Ok(rows.first().map(|row| {
         let column = |at: usize| row.get(at).and_then(|value| text(value.as_ref()));
         let confirmed = column(1).and_then(|lsn| lsn.parse().ok());
@@ -409,28 +421,6 @@ async fn look(session: &mut ReplicationClient, slot: &str) -> Result<Option<Slot
             replaced: column(5).as_deref() == Some("t"),
         }
     }))
-}
-
-async fn query(
-    session: &mut ReplicationClient,
-    sql: &str,
-    doing: &'static str,
-) -> Result<Vec<pgwire_replication::QueryRow>, Error> {
-    session.simple_query(sql).await.map_err(Error::replication(doing))
-}
-
-async fn single(session: &mut ReplicationClient, sql: &str) -> Result<String, Error> {
-    let rows = query(session, sql, "ask the server").await?;
-    let value = rows.first().and_then(|row| text(row.first()?.as_ref()));
-    value.ok_or(Error::Stalled("the server gave no answer"))
-}
-
-fn text(value: Option<&bytes::Bytes>) -> Option<String> {
-    value.map(|bytes| String::from_utf8_lossy(bytes).into_owned())
-}
-
-fn number<N: std::str::FromStr>(text: &str) -> Result<N, Error> {
-    text.parse().map_err(|_| Error::Stalled("the server's answer is no number"))
 }
 
 fn not_set_up(missing: &str) -> Error {

@@ -120,3 +120,10 @@ impl Source {
         })
     }
 }
+
+impl Drop for Source {
+    /// Left to itself, the client would go on for as long as the server is silent.
+    fn drop(&mut self) {
+        self.client.abort();
+    }
+}

@@ -18,17 +18,18 @@ use outbox::{Column, Table};
 use pgoutput::Lsn;
 use tokio::sync::OnceCell;
 use tokio_postgres::types::{PgLsn, ToSql};
-use tokio_postgres::{Client, Statement};
+use tokio_postgres::{Client, SimpleQueryMessage, Statement};
 use uuid::Uuid;
 
 pub(crate) use self::backlog::{Backlog, COUNT_MAX};
 pub(crate) use self::index::create_index_of_transactions;
+pub(crate) use self::parking::SlotReader;
 pub(crate) use self::scan::{Extent, ScannedRow, Scanner};
 use self::statements::Statements;
 use crate::config::{Config, MarkBy};
 use crate::connect::ConnectionTask;
 use crate::core::Settled;
-use crate::database::{publication, shape};
+use crate::database::{answered, publication, shape};
 use crate::error::Error;
 use crate::shards::{Shard, Shards};
 
@@ -40,6 +41,8 @@ pub(crate) struct Store {
     client: Client,
     /// Ends the connection when dropped.
     _connection: ConnectionTask,
+    /// The server's process behind it.
+    pid: i32,
     table: Table,
     mark_by: MarkBy,
     /// Whose rows this is about; all rows if there is but one shard, or all are meant.
@@ -58,15 +61,32 @@ impl Store {
         // What must not be forgotten is written through here: a dead letter stands for an event
         // that is not published. A database may have been told not to wait for its disk.
         // And plans are made for as many ids as there are: without knowing, the planner expects ten.
+        // Rows that a policy hides would be neither published nor marked: an error instead.
+        // Last, which process serves us.
         let sql = "SELECT set_config('synchronous_commit', 'on', false)
                    WHERE current_setting('synchronous_commit') = 'off';
-                   SET plan_cache_mode = force_custom_plan";
-        client.batch_execute(sql).await.map_err(Error::sql("configure the session"))?;
+                   SET plan_cache_mode = force_custom_plan;
+                   SET row_security = off;
+                   SELECT pg_backend_pid()";
+        let doing = "configure the session";
+        let configured = async { client.simple_query(sql).await.map_err(Error::sql(doing)) };
+        let pid =
+            answered(doing, configured).await?.iter().rev().find_map(|message| match message {
+                SimpleQueryMessage::Row(row) => row.get(0)?.parse().ok(),
+                _ => None,
+            });
+        let pid = pid.ok_or(Error::Stalled("the server does not say which process serves us"))?;
         let sql = Statements::new(config);
         let (mark, park) = (OnceCell::new(), OnceCell::new());
         let (table, mark_by) = (config.table.clone(), config.mark.by);
         let (shard, shards) = (config.shard(), config.shards);
-        Ok(Self { client, _connection: connection, table, mark_by, shard, shards, sql, mark, park })
+        let _connection = connection;
+        Ok(Self { client, _connection, pid, table, mark_by, shard, shards, sql, mark, park })
+    }
+
+    /// The server's process behind the connection.
+    pub(crate) fn pid(&self) -> i32 {
+        self.pid
     }
 
     pub(crate) fn client(&self) -> &Client {

@@ -32,7 +32,8 @@ use self::watch::Watch;
 use crate::broker::{Answers, Publisher, TailReader};
 use crate::config::Config;
 use crate::core::{Input, Mode, Place, Request, State};
-use crate::database::{Source, Store};
+use crate::database::store::SlotReader;
+use crate::database::{Source, Store, answered};
 use crate::error::Error;
 use crate::reporter::Reporter;
 
@@ -235,7 +236,8 @@ impl Session {
                 Request::Stop(reason) => return Err(Error::Refused(reason)),
             }
         }
-        self.jobs.extend(self.parking.next(&self.store));
+        let reader = || SlotReader { slot: self.config.slot.clone(), pid: self.reader };
+        self.jobs.extend(self.parking.next(&self.store, reader));
         self.settle(reporter);
         self.confirm();
         Ok(())
@@ -382,7 +384,7 @@ impl Session {
         }
         self.source.confirm(confirmed);
         if !self.source.stop(confirmed).await && confirmed > self.confirmed_before {
-            self.store.advance_slot(slot, confirmed).await?;
+            answered("advance the slot", self.store.advance_slot(slot, confirmed)).await?;
         }
         let counts = self.state.counts();
         info!(

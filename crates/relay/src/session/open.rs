@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use async_nats::Client;
 use futures_util::stream::FuturesUnordered;
+use pgoutput::Lsn;
 use tokio::sync::{Notify, watch};
 use tokio::time::interval;
 use tracing::info;
@@ -22,7 +23,7 @@ use crate::config::{self, Config, MarkBy, OnPark};
 use crate::connect::NatsLink;
 use crate::core::{Doubted, Limits, Mode, Start, State, Tail};
 use crate::database::store::Resolved;
-use crate::database::{Rows, Slot, Store};
+use crate::database::{Opening, Rows, Slot, Store, answered};
 use crate::error::Error;
 use crate::reporter::POSTGRES_EPOCH_UNIX_MICROS;
 
@@ -67,7 +68,7 @@ impl Evidence<'_> {
         {
             place.seq = None; // not all of it was the relay's
         }
-        let before = self.store.mark_the_end().await?;
+        let before = log_end(self.store).await?;
         let first_seq = state.first_sequence;
         Ok(Some(Doubted { before, first_seq, last_at_micros, place }))
     }
@@ -111,10 +112,13 @@ async fn state(
 
 /// Whether rows can be found by their transactions. Without marks nothing else leads to them.
 async fn is_indexed(config: &Config, store: &Store) -> Result<bool, Error> {
-    if config.mark.by == MarkBy::Watermark {
-        store.check_index_of_transactions().await?;
-    }
-    store.has_index_of_transactions().await
+    answered("look for the index of transactions", async {
+        if config.mark.by == MarkBy::Watermark {
+            store.check_index_of_transactions().await?;
+        }
+        store.has_index_of_transactions().await
+    })
+    .await
 }
 
 async fn settling(
@@ -123,8 +127,22 @@ async fn settling(
     known: Known,
 ) -> Result<Settling, Error> {
     let marks = Store::connect(config, "tailpost marks").await?;
-    marks.yield_to_others().await?;
+    answered("configure the session", marks.yield_to_others()).await?;
     Ok(Settling::new(Arc::clone(config), Arc::new(marks), tail.clone(), known))
+}
+
+fn way_back(config: &Config, resolved_before: Lsn, system_id: u64) -> WayBack {
+    WayBack {
+        resolved_before,
+        system_id,
+        overtaken_max: config.window.events,
+        at_least: 1,
+        at_most: WAY_BACK_MAX,
+    }
+}
+
+async fn log_end(store: &Store) -> Result<Lsn, Error> {
+    answered("ask for the log's end", store.mark_the_end()).await
 }
 
 impl Session {
@@ -138,31 +156,27 @@ impl Session {
     /// [`Error::SlotBusy`] if another relay is active; whatever else is missing or broken.
     pub(crate) async fn open(
         config: &Arc<Config>,
+        opening: &Opening,
         client: &Client,
         link: watch::Receiver<NatsLink>,
         once: bool,
     ) -> Result<Self, Error> {
         let store = Arc::new(Store::connect(config, "tailpost").await?);
-        store.check_set_up(config).await?;
+        opening.on(&store, "check what setup made", store.check_set_up(config)).await?;
         let is_indexed = is_indexed(config, &store).await?;
         let tail = TailReader::new(client, &config.stream.name).await?;
         let batches = broker::fitness::check(config, client, &tail).await?;
-        let slot = Slot::prepare(config, &store, Some(&tail)).await?;
+        let slot = Slot::prepare(config, opening, &store, Some(&tail)).await?;
         let (system_id, timeline, reader) = (slot.system_id, slot.timeline, slot.reader);
         let (start_snapshot, swept) = (slot.start_snapshot.clone(), slot.swept.clone());
         let resolved_before = slot.resolved_before();
         let (confirmed, hold) = (slot.confirmed, Hold::new(slot.held, config.shards));
         let (is_gap_filled, resolved, is_new) = (slot.is_gap_filled, slot.resolved, slot.created);
         let rows = Rows::new(config.table.clone(), config.routing());
-        let source = slot.start(rows, &store, &config.slot).await?;
-        let way = WayBack {
-            resolved_before,
-            system_id,
-            overtaken_max: config.window.events,
-            at_least: 1,
-            at_most: WAY_BACK_MAX,
-        };
-        let dead = store.newest_dead_letters().await?;
+        let source = slot.start(rows, opening, &store, &config.slot).await?;
+        let way = way_back(config, resolved_before, system_id);
+        let reading = "read dead letters";
+        let dead = opening.on(&store, reading, store.newest_dead_letters()).await?;
         // `--once` is to find also what was unmarked by hand.
         let unmarked_by_hand = once && config.mark.by != MarkBy::Watermark;
         let extents = Extents::new(is_indexed, !is_gap_filled || unmarked_by_hand);
@@ -170,7 +184,7 @@ impl Session {
             || !is_gap_filled
             || config.on_park == OnPark::BlockKey
             // Asked after the dead letters were read: what is requeued meanwhile is among them.
-            || store.has_requeued().await?;
+            || opening.on(&store, "look for requeued events", store.has_requeued()).await?;
         let evidence = Evidence { store: &store, resolved, is_new };
         let state = state(config, mode(config), way, &tail, batches, dead, evidence).await?;
         let history = History { system_id, timeline };
@@ -178,7 +192,7 @@ impl Session {
         let (publisher, answers) =
             Publisher::new(client.clone(), stream, history, config.dedup, tail.limits(), link)
                 .await?;
-        let until = if once { Some(store.mark_the_end().await?) } else { None };
+        let until = if once { Some(log_end(&store).await?) } else { None };
         let known = Known { start_snapshot: start_snapshot.clone(), swept, system_id, is_indexed };
         let settling = settling(config, &tail, known).await?;
         Ok(Self {

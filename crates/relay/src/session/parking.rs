@@ -9,6 +9,7 @@ use super::Session;
 use super::jobs::{Done, Job, job, tolerate};
 use crate::core::{Dead, Input};
 use crate::database::Store;
+use crate::database::store::SlotReader;
 
 /// Statements under way at a time. One is committed after the other, in order.
 const PARKED_AT_ONCE: usize = 500;
@@ -36,19 +37,23 @@ impl Parking {
     }
 
     /// The next statements, if none are under way.
-    pub(super) fn next(&mut self, store: &Arc<Store>) -> Option<Job> {
+    pub(super) fn next(
+        &mut self,
+        store: &Arc<Store>,
+        reader: impl FnOnce() -> SlotReader,
+    ) -> Option<Job> {
         if self.busy || self.waiting.is_empty() {
             return None;
         }
         let rest = self.waiting.split_off(self.waiting.len().min(PARKED_AT_ONCE));
         let batch = std::mem::replace(&mut self.waiting, rest);
         self.busy = true;
-        let store = Arc::clone(store);
+        let (store, reader) = (Arc::clone(store), reader());
         Some(job(async move {
             // Prepared first: then the connection carries them in the order in which they are polled.
             store.prepare_park().await?;
             let parks = batch.iter().map(async |(index, dead)| {
-                let row_was_there = store.park(dead).await?;
+                let row_was_there = store.park(dead, Some(&reader)).await?;
                 Ok(Parked { index: *index, row_was_there })
             });
             try_join_all(parks).await.map(Done::Parked)

@@ -69,6 +69,8 @@ pub(super) struct Settling {
     /// What was resolved when the last watermark was taken.
     observed_resolved: Option<u64>,
     missed: Missed,
+    /// The same for events that were parked before their rows were visible.
+    parked_unseen: Missed,
     sweeper: Sweeper,
     /// Marks were dropped, or their statement failed, since the last watermark was taken, and
     /// before.
@@ -88,6 +90,28 @@ enum Missed {
     Observing,
     /// Whatever was missed belongs to a transaction before this one.
     Before(u64),
+}
+
+impl Missed {
+    /// A watermark is taken.
+    fn observed(self) -> Self {
+        if self == Self::Something { Self::Observing } else { self }
+    }
+
+    /// A sweep is complete; its watermark was stored by `transaction`, and every transaction before
+    /// `oldest_running` had ended when it was taken.
+    fn swept(self, transaction: u64, oldest_running: u64) -> Self {
+        match self {
+            Self::Observing => Self::Before(transaction),
+            Self::Before(transaction) if oldest_running >= transaction => Self::Nothing,
+            missed => missed,
+        }
+    }
+
+    /// The sweep of the watermark under way failed.
+    fn unswept(self) -> Self {
+        if self == Self::Observing { Self::Something } else { self }
+    }
 }
 
 /// A watermark's way: taken, reached by the confirmed position, its marks executed, stored.
@@ -119,7 +143,9 @@ impl Settling {
             watermark: Step::Resting,
             observed_at: None,
             observed_resolved: None,
-            missed: Missed::Something, // by an earlier session
+            // By an earlier session.
+            missed: Missed::Something,
+            parked_unseen: Missed::Something,
             sweeper: Sweeper::new(),
             marks_lost: false,
             marks_lost_before: false,
@@ -193,7 +219,7 @@ impl Settling {
 
     /// A parked event's row was not there, perhaps because it is not visible yet.
     pub(super) fn parked(&mut self) {
-        self.missed = Missed::Something;
+        (self.missed, self.parked_unseen) = (Missed::Something, Missed::Something);
     }
 
     /// Takes a watermark when something was resolved since the last one, or when marks missed rows
@@ -206,9 +232,8 @@ impl Settling {
         let pause = if news { WATERMARK_EVERY } else { WATERMARK_IDLE_EVERY };
         let due = self.is_waited_for() || since(pause);
         if matches!(self.watermark, Step::Resting) && due {
-            if self.missed == Missed::Something {
-                self.missed = Missed::Observing;
-            }
+            self.missed = self.missed.observed();
+            self.parked_unseen = self.parked_unseen.observed();
             // What is dropped from now on may be covered by this watermark or by the next one.
             self.marks_lost_before = std::mem::take(&mut self.marks_lost);
             self.observed_at = Some(Instant::now());

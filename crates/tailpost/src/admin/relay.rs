@@ -155,9 +155,10 @@ impl Readiness {
     fn of(status: &Status) -> Self {
         let reason = match status.role {
             Role::Standby => None,
-            Role::Starting => Some(match &status.last_error {
-                Some(error) => format!("starting: {error}"),
-                None => "starting".into(),
+            Role::Starting => Some(match (&status.waiting_for, &status.last_error) {
+                (Some(what), _) => format!("starting: waiting {what}"),
+                (None, Some(error)) => format!("starting: {error}"),
+                (None, None) => "starting".into(),
             }),
             Role::Stopped => Some("stopped".into()),
             Role::Active => stalled(status),

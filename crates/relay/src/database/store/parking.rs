@@ -36,11 +36,27 @@ const DEAD_COLUMNS: [&str; 10] = [
     "headers",
 ];
 
+/// A slot, and the process that reads it for a session. Once another one does, the session is to
+/// change nothing.
+#[derive(Debug, Clone)]
+pub(crate) struct SlotReader {
+    pub(crate) slot: String,
+    pub(crate) pid: i32,
+}
+
 impl Store {
     /// Moves an event to the dead-letter table, durably. The row may not be visible yet: then the
     /// event's own columns make the dead letter, and the sweeper removes the row. Says whether the
     /// row was there.
-    pub(crate) async fn park(&self, dead: &Dead) -> Result<bool, Error> {
+    ///
+    /// # Errors
+    ///
+    /// [`Error::SlotBusy`] if `reader` does not read the slot any more: nothing is written then.
+    pub(crate) async fn park(
+        &self,
+        dead: &Dead,
+        reader: Option<&SlotReader>,
+    ) -> Result<bool, Error> {
         let event = &dead.event;
         let headers = event.headers.as_ref().map(|headers| String::from_utf8_lossy(headers));
         let row = self
@@ -63,11 +79,18 @@ impl Store {
                     &dead.seq,
                     &dead.blocks,
                     &dead.blocked_by,
+                    &reader.map(|it| &*it.slot),
+                    &reader.map(|it| it.pid),
                 ],
             )
             .await
             .map_err(Error::sql("park an event"))?;
-        Ok(row.get(0))
+        match reader {
+            Some(reader) if !row.get::<_, bool>(1) => {
+                Err(Error::SlotBusy { slot: reader.slot.clone() })
+            }
+            _ => Ok(row.get(0)),
+        }
     }
 
     /// Needed once, and by those who count on the order of several.

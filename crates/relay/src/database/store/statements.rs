@@ -164,7 +164,9 @@ pub(super) fn owned(table: &Table, shard: Option<Shard>, o: &str) -> String {
     shard.map_or_else(|| "true".to_owned(), owns)
 }
 
-/// Moves a row into the dead letters, which keep payloads as `payload_type`.
+/// Moves a row into the dead letters, which keep payloads as `payload_type`. Nothing happens if slot
+/// $16 is read by another process than $17, which may be NULL where there is no slot; and who waited
+/// for the row's lock until it was marked makes no dead letter of it.
 pub(super) fn park(table: &Table, payload_type: u32) -> String {
     let (outbox, dead) = (table.quoted(), table.companion("outbox_dead_letter"));
     let id = table.column(Column::Id);
@@ -178,17 +180,24 @@ pub(super) fn park(table: &Table, payload_type: u32) -> String {
         _ => "convert_from($6::bytea, 'UTF8')".to_owned(),
     };
     format!(
-        "WITH gone AS (
-             DELETE FROM {outbox} WHERE {id} = $1 AND {NOT_MARKED} RETURNING {id}
+        "WITH ours AS MATERIALIZED (
+             SELECT $17::int IS NULL OR EXISTS (
+                 SELECT FROM pg_replication_slots WHERE slot_name = $16::text AND active_pid = $17
+             ) AS is_ours
+         ), gone AS (
+             DELETE FROM {outbox} WHERE {id} = $1 AND {NOT_MARKED}
+                 AND (SELECT is_ours FROM ours) RETURNING {id}
          ), parked AS (
              INSERT INTO {dead} (id, aggregate_type, aggregate_id, event_type, event_version,
                  payload, occurred_at, correlation_id, causation_id, headers, reason, publish_error,
                  publish_attempts, seq, blocks, blocked_by)
-             VALUES ($1, $2, $3, $4, $5, {payload}, $7, $8, $9, $10::text::jsonb, $11, $11, $12,
-                 $13, $14, $15)
+             SELECT $1, $2, $3, $4, $5, {payload}, $7, $8, $9, $10::text::jsonb, $11, $11, $12,
+                 $13, $14, $15
+             FROM ours WHERE is_ours AND (EXISTS (SELECT FROM gone)
+                 OR NOT EXISTS (SELECT FROM {outbox} WHERE {id} = $1))
              ON CONFLICT (id) DO NOTHING
          )
-         SELECT EXISTS (SELECT FROM gone)"
+         SELECT EXISTS (SELECT FROM gone), (SELECT is_ours FROM ours)"
     )
 }
 

@@ -35,7 +35,7 @@ impl Settling {
         let (store, config) = (Arc::clone(self.markers.store()), Arc::clone(&self.config));
         let (start, swept) = (self.known.start_snapshot.clone(), self.known.swept.clone());
         // A row can only be left there by who parked it while it was not visible.
-        let sweeps_dead = self.missed != Missed::Nothing;
+        let sweeps_dead = self.parked_unseen != Missed::Nothing;
         let is_first = self.covered.is_none();
         let takes_long = self.known.is_indexed && (is_first || matches!(swath, Swath::Whole));
         let looked = async move {
@@ -229,6 +229,7 @@ impl Settling {
             (swept, step)
         else {
             self.missed = Missed::Something;
+            self.parked_unseen = self.parked_unseen.unswept();
             self.marks_lost |= self.marks_lost_before;
             return;
         };
@@ -262,13 +263,11 @@ impl Settling {
         self.covered = Some(self.observing);
         self.known.swept = Some(watermark);
         self.sweeper.completed();
-        self.missed = match self.missed {
-            Missed::Observing => Missed::Before(found.transaction),
-            Missed::Before(transaction) if found.oldest_running >= transaction => {
-                self.sweeper.forget();
-                Missed::Nothing
-            }
-            missed => missed,
-        };
+        let had_missed = self.missed != Missed::Nothing;
+        self.missed = self.missed.swept(found.transaction, found.oldest_running);
+        self.parked_unseen = self.parked_unseen.swept(found.transaction, found.oldest_running);
+        if had_missed && self.missed == Missed::Nothing {
+            self.sweeper.forget();
+        }
     }
 }

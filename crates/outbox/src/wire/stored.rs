@@ -1,0 +1,250 @@
+//! Messages as the stream's own API returns them.
+//!
+//! Anybody who may publish decides about the bytes of a message's headers, and the broker stores
+//! them as they are. The NATS client refuses some of them: it drops the connection on which they
+//! arrive. The stream's API returns them as base64 in a JSON object instead, so that a reader can
+//! take any bytes.
+
+use std::borrow::Cow;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use jiff::Timestamp;
+use serde::Deserialize;
+
+/// JetStream's `err_code` where the stream has no message with the sequence.
+const NO_MESSAGE_FOUND: u64 = 10_037;
+
+/// A message of a stream, read by its sequence through `$JS.API.STREAM.MSG.GET`.
+///
+/// To read a message, send [`request`](Self::request) to [`subject`](Self::api_subject) as a core
+/// NATS request, and give the payload of the answer to [`parse`](Self::parse). The stream's leader
+/// answers.
+///
+/// ```
+/// use outbox::wire::StoredMessage;
+///
+/// // Headers that are no UTF-8: "NATS/1.0\r\nX: \xff\r\n\r\n" in base64.
+/// let answer = br#"{"type":"io.nats.jetstream.api.v1.stream_msg_get_response","message":{
+///     "subject":"outbox.order.created","seq":7,"time":"2026-01-02T03:04:05.6Z",
+///     "hdrs":"TkFUUy8xLjANClg6IP8NCg0K","data":"e30="}}"#;
+/// let message = StoredMessage::parse(answer)?.expect("there is one");
+/// assert_eq!(message.sequence, 7);
+/// assert_eq!(message.headers().get("X"), Some(&b"\xff"[..]));
+/// assert!(message.headers().to_text().is_err());
+/// assert_eq!(message.payload()?, b"{}");
+/// # Ok::<(), outbox::wire::StoredMessageError>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct StoredMessage<'a> {
+    /// The subject. The server replaces bytes that are no UTF-8.
+    pub subject: Cow<'a, str>,
+    /// The sequence in the stream.
+    pub sequence: u64,
+    /// When the stream stored it.
+    pub time: Timestamp,
+    headers: Vec<u8>,
+    data: Cow<'a, str>,
+}
+
+/// Why an answer of the stream's API holds no message.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoredMessageError {
+    /// The broker refused the request.
+    #[error("{description} ({err_code})")]
+    Api {
+        /// An HTTP-like status, such as 503.
+        code: u64,
+        /// JetStream's number of the error.
+        err_code: u64,
+        /// The broker's words.
+        description: String,
+    },
+    /// The answer is none of JetStream's.
+    #[error("the answer is not one of the stream's API: {0}")]
+    Answer(String),
+}
+
+#[derive(Deserialize)]
+struct Answer<'a> {
+    #[serde(borrow)]
+    message: Option<Message<'a>>,
+    #[serde(borrow)]
+    error: Option<ApiError<'a>>,
+}
+
+#[derive(Deserialize)]
+struct Message<'a> {
+    #[serde(borrow)]
+    subject: Cow<'a, str>,
+    seq: u64,
+    time: Timestamp,
+    #[serde(borrow, default)]
+    hdrs: Cow<'a, str>,
+    #[serde(borrow, default)]
+    data: Cow<'a, str>,
+}
+
+#[derive(Deserialize)]
+struct ApiError<'a> {
+    #[serde(default)]
+    code: u64,
+    #[serde(default)]
+    err_code: u64,
+    #[serde(borrow, default)]
+    description: Cow<'a, str>,
+}
+
+impl<'a> StoredMessage<'a> {
+    /// Where to send the request for a message of `stream`.
+    #[must_use]
+    pub fn api_subject(stream: &str) -> String {
+        format!("$JS.API.STREAM.MSG.GET.{stream}")
+    }
+
+    /// What to send there.
+    #[must_use]
+    pub fn request(sequence: u64) -> String {
+        format!("{{\"seq\":{sequence}}}")
+    }
+
+    /// Reads the answer. `None` if the stream has no message with the sequence.
+    ///
+    /// The payload stays encoded until [`payload`](Self::payload) is called.
+    ///
+    /// # Errors
+    ///
+    /// [`StoredMessageError::Api`] if the broker refused the request;
+    /// [`StoredMessageError::Answer`] if it is no answer to such a request.
+    pub fn parse(answer: &'a [u8]) -> Result<Option<Self>, StoredMessageError> {
+        let unreadable = |why: String| StoredMessageError::Answer(why);
+        let answer: Answer<'a> =
+            serde_json::from_slice(answer).map_err(|error| unreadable(error.to_string()))?;
+        if let Some(ApiError { code, err_code, description }) = answer.error {
+            if err_code == NO_MESSAGE_FOUND {
+                return Ok(None);
+            }
+            let description = description.into_owned();
+            return Err(StoredMessageError::Api { code, err_code, description });
+        }
+        let Some(Message { subject, seq: sequence, time, hdrs, data }) = answer.message else {
+            return Err(unreadable("neither a message nor an error".into()));
+        };
+        let headers = STANDARD.decode(&*hdrs).map_err(|error| unreadable(error.to_string()))?;
+        Ok(Some(Self { subject, sequence, time, headers, data }))
+    }
+
+    /// The headers, as they were published.
+    #[must_use]
+    pub fn headers(&self) -> RawHeaders<'_> {
+        RawHeaders::new(&self.headers)
+    }
+
+    /// The payload, as it was published.
+    ///
+    /// # Errors
+    ///
+    /// [`StoredMessageError::Answer`] if the broker did not encode it as base64.
+    pub fn payload(&self) -> Result<Vec<u8>, StoredMessageError> {
+        let decoded = STANDARD.decode(&*self.data);
+        decoded.map_err(|error| StoredMessageError::Answer(error.to_string()))
+    }
+}
+
+/// The bytes of a message's headers, from `NATS/1.0` to the empty line. They may be any bytes.
+///
+/// Lines end with LF, with or without a CR before it. A line is a header if it has a colon behind
+/// a name; all other lines, the first one among them, are skipped. Spaces and tabs around a value
+/// are not part of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RawHeaders<'a> {
+    bytes: &'a [u8],
+}
+
+/// A header that the NATS client could not have received.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MalformedHeaders {
+    /// They do not begin with the line `NATS/1.0`.
+    #[error("the headers do not begin with NATS/1.0")]
+    Version,
+    /// A line has no name with a colon behind it.
+    #[error("a line of the headers is no header")]
+    Line,
+    /// A name or a value is no UTF-8.
+    #[error("a header is not UTF-8")]
+    NotUtf8,
+    /// A name or a value has a carriage return in it.
+    #[error("a header has a carriage return in it")]
+    CarriageReturn,
+}
+
+/// `NATS/1.0`, which may have a status behind it.
+const VERSION: &[u8] = b"NATS/1.0";
+
+impl<'a> RawHeaders<'a> {
+    /// Takes the bytes as they are. No bytes at all are no headers.
+    #[must_use]
+    pub fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes }
+    }
+
+    /// The value of the first header with this name, whose case matters.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&'a [u8]> {
+        self.iter().find(|it| it.0 == name.as_bytes()).map(|it| it.1)
+    }
+
+    /// As [`get`](Self::get). `None` also if the value is not UTF-8.
+    #[must_use]
+    pub fn text(&self, name: &str) -> Option<&'a str> {
+        std::str::from_utf8(self.get(name)?).ok()
+    }
+
+    /// All headers, in their order.
+    pub fn iter(&self) -> impl Iterator<Item = (&'a [u8], &'a [u8])> + use<'a> {
+        lines(self.bytes).filter_map(header)
+    }
+
+    /// All headers as text, in their order, if the NATS client would have received them.
+    ///
+    /// # Errors
+    ///
+    /// Says what is wrong with the first line that the client would refuse.
+    pub fn to_text(&self) -> Result<Vec<(&'a str, &'a str)>, MalformedHeaders> {
+        let mut lines = lines(self.bytes);
+        match lines.next() {
+            None => return Ok(Vec::new()),
+            Some(first) if first.starts_with(VERSION) => {}
+            Some(_) => return Err(MalformedHeaders::Version),
+        }
+        let text = |line: &'a [u8]| {
+            let (name, value) = header(line).ok_or(MalformedHeaders::Line)?;
+            let utf8 = |it| std::str::from_utf8(it).map_err(|_| MalformedHeaders::NotUtf8);
+            match line.contains(&b'\r') {
+                true => Err(MalformedHeaders::CarriageReturn),
+                false => Ok((utf8(name)?, utf8(value)?)),
+            }
+        };
+        lines.filter(|line| !line.is_empty()).map(text).collect()
+    }
+}
+
+/// Without their ends. What is behind the last end of a line is a line if it is not empty.
+fn lines(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let lines = bytes.split_inclusive(|byte| *byte == b'\n');
+    lines.map(|line| {
+        let line = line.strip_suffix(b"\n").unwrap_or(line);
+        line.strip_suffix(b"\r").unwrap_or(line)
+    })
+}
+
+fn header(line: &[u8]) -> Option<(&[u8], &[u8])> {
+    let colon = line.iter().position(|byte| *byte == b':')?;
+    let (name, value) = (&line[..colon], &line[colon + 1..]);
+    let blank = |byte: &u8| matches!(byte, b' ' | b'\t');
+    let from = value.iter().position(|byte| !blank(byte)).unwrap_or(value.len());
+    let to = value.iter().rposition(|byte| !blank(byte)).map_or(from, |last| last + 1);
+    (!name.is_empty()).then_some((name, &value[from..to]))
+}

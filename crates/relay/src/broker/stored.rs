@@ -1,0 +1,35 @@
+//! Reading one message of the stream, whatever its bytes are.
+
+use async_nats::{Client, Message};
+use outbox::wire::{StoredMessage, StoredMessageError};
+
+use crate::error::Error;
+
+const DOING: &str = "read a message of the stream";
+
+/// The leader's answer to a request for one message.
+pub(crate) struct Answer(Message);
+
+impl Answer {
+    /// Bytes that the answer takes: those of the message and a third more.
+    pub(crate) fn bytes(&self) -> usize {
+        self.0.payload.len()
+    }
+
+    /// The message in it; `None` if it was deleted.
+    pub(crate) fn message(&self) -> Result<Option<StoredMessage<'_>>, Error> {
+        StoredMessage::parse(&self.0.payload).map_err(Error::jetstream::<StoredMessageError>(DOING))
+    }
+}
+
+/// Asks the stream's leader for a message.
+///
+/// Not `Stream::get_raw_message`: that fails for headers that the client does not like, and others
+/// may have written any bytes.
+///
+/// The client bounds the time of the request.
+pub(crate) async fn read(client: &Client, stream: &str, seq: u64) -> Result<Answer, Error> {
+    let request = StoredMessage::request(seq).into();
+    let answer = client.request(StoredMessage::api_subject(stream), request).await;
+    answer.map(Answer).map_err(Error::jetstream(DOING))
+}

@@ -1,0 +1,82 @@
+//! Others publish what no client library would: any bytes that the broker takes.
+
+use futures_util::StreamExt;
+use support::{DEADLINE, Rig, until};
+use testbed::RawNats;
+
+/// Header bytes that the NATS library refuses to read, or panics at.
+const HOSTILE: [&[u8]; 6] = [
+    b"NATS/1.0\r\nX: \xff\xfe\r\n\r\n",
+    b"NATS/1.0\r\nLone: a\rb\r\n\r\n",
+    b"NATS/1.0\r\nno colon at all\r\n\r\n",
+    b"NATS/1.0\r\n: no name\r\n\r\n",
+    b"NATS/1.0 abc\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\n\r\n",
+];
+
+async fn publish_all(rig: &Rig) {
+    let mut raw = RawNats::connect(&rig.nats.url()).await.expect("connect to NATS");
+    for headers in HOSTILE {
+        raw.publish(b"outbox.order.forged", Some(headers), b"{}").await.expect("publish");
+    }
+    raw.flush().await.expect("the server takes them");
+}
+
+/// As a running relay meets them, and as one does that starts: it reads the stream's end.
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_with_any_bytes_as_headers_are_foreign_and_stop_nothing() {
+    let rig = Rig::new().await;
+    rig.setup().await;
+    let relay = rig.relay();
+    rig.insert(20).await;
+    rig.wait_marked().await;
+    publish_all(&rig).await;
+    // Predicted behind the others' messages: the relay has to read them.
+    rig.insert(20).await;
+    rig.wait_marked().await;
+
+    publish_all(&rig).await;
+    relay.kill9().await;
+    rig.insert(20).await;
+    let relay = rig.relay();
+    rig.wait_marked().await;
+    let own = 60;
+    until(DEADLINE, "each event is stored", async || {
+        rig.stored_count().await == own + 2 * HOSTILE.len() as u64
+    })
+    .await;
+    // The last message of the stream is one of the relay's again.
+    let (status, _) = rig.ends_with(0, &["status", "--json"]).await;
+    assert!(!status.contains("\"last_position\": null"), "{status}");
+    drop(relay);
+}
+
+/// The inbox for answers is nobody's secret in an account. The library's task panics at a lone CR:
+/// its client is dead from then on, and another one has to be made.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_with_hostile_headers_costs_a_connection_and_no_event() {
+    let rig = Rig::new().await;
+    rig.setup().await;
+    let relay = rig.relay();
+    relay.announce("panicked at");
+    rig.insert(20).await;
+    rig.wait_marked().await;
+    let mut raw = RawNats::connect(&rig.nats.url()).await.expect("connect to NATS");
+    let client = rig.nats.client().await.expect("connect to NATS");
+    for (round, headers) in HOSTILE.into_iter().take(3).enumerate() {
+        let mut overheard = client.subscribe("outbox.>").await.expect("subscribe");
+        client.flush().await.expect("flush");
+        rig.insert(20).await;
+        let reply = loop {
+            let message = overheard.next().await.expect("what the relay publishes");
+            if let Some(reply) = message.reply {
+                break reply;
+            }
+        };
+        raw.publish(reply.as_bytes(), Some(headers), b"{}").await.expect("publish");
+        raw.flush().await.expect("the server takes it");
+        rig.insert(20).await;
+        rig.wait_marked().await;
+        assert_eq!(rig.stored_count().await, 20 + 40 * (round as u64 + 1));
+    }
+}

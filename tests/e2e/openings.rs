@@ -1,0 +1,130 @@
+//! Opening a session: what is silent is left, what is waited for is said.
+
+use std::net::SocketAddr;
+
+use support::{DEADLINE, Relay, Rig, get, until};
+use testbed::{After, Direction, Port};
+
+/// Waits until `/readyz` answers with this code and these words; returns all that it says.
+async fn wait_ready(address: SocketAddr, code: u16, words: &str) -> String {
+    let mut told = String::new();
+    until(DEADLINE, &format!("/readyz answers {code} with `{words}`"), async || {
+        told = get(address, "/readyz").await.unwrap_or_default();
+        told.starts_with(&format!("HTTP/1.1 {code} ")) && told.contains(words)
+    })
+    .await;
+    told
+}
+
+async fn rig() -> (Rig, SocketAddr, Port) {
+    let mut rig = Rig::proxied().await;
+    let url =
+        format!("postgres://postgres@{}/postgres?connect_timeout=2", rig.to_postgres().addr());
+    rig.set("DATABASE_URL", &url);
+    rig.setup().await;
+    let admin = Port::reserve().expect("a free port");
+    rig.set("TAILPOST_ADMIN__LISTEN", &admin.addr().to_string());
+    (rig, admin.addr(), admin)
+}
+
+/// How often the relay gave an opening up so far.
+fn attempts(relay: &Relay) -> usize {
+    relay.log().matches("starting anew").count()
+}
+
+/// PostgreSQL waits for every transaction that is running, however long that takes: nobody but the
+/// one that holds it up can say what it is.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_that_waits_for_an_old_transaction_says_so_and_a_silent_server_is_left_meanwhile() {
+    let (mut rig, admin, _port) = rig().await;
+    rig.execute("SELECT pg_drop_replication_slot('tailpost')").await;
+    let old = rig.client().await;
+    old.batch_execute("SET application_name = 'month end'; BEGIN; SELECT pg_current_xact_id()")
+        .await
+        .expect("begin a transaction");
+    let pid: i32 = old.query_one("SELECT pg_backend_pid()", &[]).await.expect("ask").get(0);
+
+    let relay = rig.relay();
+    let told = wait_ready(admin, 503, &format!("for process {pid} (month end)")).await;
+    assert!(told.contains("waiting to create the replication slot"), "{told}");
+    let status = get(admin, "/api/v1/status").await.expect("an answer");
+    assert!(status.contains("whose transaction is "), "{status}");
+    assert_eq!(attempts(&relay), 0, "it waits as long as there is something to wait for");
+
+    // The server goes on waiting, and the answer would never come.
+    rig.to_postgres().blackhole(Direction::Both);
+    until(DEADLINE, "the relay gives up", async || attempts(&relay) > 0).await;
+    wait_ready(admin, 503, "starting").await;
+    rig.to_postgres().restore().await.expect("restore the network");
+    old.batch_execute("COMMIT").await.expect("commit");
+    let ids = rig.insert(10).await;
+    rig.wait_marked().await;
+    wait_ready(admin, 200, "active").await;
+    assert_eq!(rig.stored_ids().await, ids);
+}
+
+/// Each connection falls silent after so many messages: in the greeting, while settings are made,
+/// while the slot is looked at and started.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_postgres_that_falls_silent_at_any_step_of_opening_is_left_and_come_back_to() {
+    let (mut rig, admin, _port) = rig().await;
+    let mut ids = Vec::new();
+    let relay = rig.relay();
+    wait_ready(admin, 200, "active").await;
+    for messages in [0, 2, 20, 30] {
+        let before = attempts(&relay);
+        rig.to_postgres().cut().await;
+        rig.to_postgres().restore().await.expect("restore the network");
+        rig.to_postgres().after(messages, After::Silence);
+        let silent = rig.to_postgres().limited();
+        until(DEADLINE, "a connection falls silent and is given up", async || {
+            rig.to_postgres().limited() > silent && attempts(&relay) > before + 1
+        })
+        .await;
+        wait_ready(admin, 503, "starting").await;
+        rig.to_postgres().restore().await.expect("restore the network");
+        ids.extend(rig.insert(5).await);
+        rig.wait_marked().await;
+        wait_ready(admin, 200, "active").await;
+    }
+    assert_eq!(rig.stored_ids().await, ids);
+}
+
+/// The same for the broker, from the start of the process on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_broker_that_falls_silent_at_any_step_of_opening_is_left_and_come_back_to() {
+    let (mut rig, admin, _port) = rig().await;
+    let mut ids = Vec::new();
+    for messages in [0, 2, 8] {
+        rig.to_nats().after(messages, After::Silence);
+        let relay = rig.relay();
+        until(DEADLINE, "the relay gives up", async || attempts(&relay) > 0).await;
+        wait_ready(admin, 503, "starting").await;
+        rig.to_nats().restore().await.expect("restore the network");
+        ids.extend(rig.insert(5).await);
+        rig.wait_marked().await;
+        wait_ready(admin, 200, "active").await;
+        relay.kill9().await;
+    }
+    assert_eq!(rig.stored_ids().await, ids);
+}
+
+/// A standby looks at the slot all the time: a server that falls silent then is noticed as well.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_standby_whose_server_fell_silent_is_not_ready_until_it_is_back() {
+    let (mut rig, admin, _port) = rig().await;
+    let through =
+        format!("postgres://postgres@{}/postgres?connect_timeout=2", rig.to_postgres().addr());
+    rig.set("DATABASE_URL", &rig.postgres.url("postgres"));
+    rig.set("TAILPOST_ADMIN__LISTEN", "off");
+    let active = rig.relay();
+    active.wait_active().await;
+    rig.set("DATABASE_URL", &through);
+    rig.set("TAILPOST_ADMIN__LISTEN", &admin.to_string());
+    let _standby = rig.relay();
+    wait_ready(admin, 200, "standby").await;
+    rig.to_postgres().blackhole(Direction::Both);
+    wait_ready(admin, 503, "starting").await;
+    rig.to_postgres().restore().await.expect("restore the network");
+    wait_ready(admin, 200, "standby").await;
+}
