@@ -200,9 +200,10 @@ async fn a_blocked_aggregate_is_requeued_whole_or_goes_on_without_its_head() {
     let head: Uuid = rig
         .query("SELECT id FROM outbox_dead_letter WHERE aggregate_id = 'a' AND blocked_by IS NULL")
         .await;
-    let (_, said) = dlq(&rig, 4, &["discard", &head.to_string(), "--direct"]).await;
+    let discard = ["discard", &head.to_string(), "--why", "tests", "--direct"];
+    let (_, said) = dlq(&rig, 4, &discard).await;
     assert!(said.contains("--yes"), "{said}");
-    dlq(&rig, 0, &["discard", &head.to_string(), "--yes", "--direct"]).await;
+    dlq(&rig, 0, &[&discard[..], &["--yes"]].concat()).await;
     rig.wait_stored(3).await;
     assert_eq!(numbers(&rig, "a").await, [2, 3, 4]);
 
@@ -259,6 +260,8 @@ async fn many_are_worked_through_by_a_relay_that_is_asked() {
                 WHERE action = 'discard' AND via = 'http' AND why = 'tests'";
     assert_eq!(rig.query::<i64>(done).await, 20);
     let unknown = Uuid::new_v4().to_string();
+    let (_, said) = dlq(&rig, 2, &["discard", "--all-matching", "--yes"]).await;
+    assert!(said.contains("--why"), "{said}");
     dlq(&rig, 3, &["show", &unknown]).await;
     dlq(&rig, 3, &["requeue", &unknown]).await;
     rig.set("TAILPOST_ADMIN__TOKEN", "guessed");
@@ -297,7 +300,7 @@ async fn many_are_neither_requeued_nor_discarded_unless_somebody_says_yes() {
     for args in [
         &["requeue", "--all-matching"][..],
         &["requeue", "--aggregate", "order:a"],
-        &["discard", "--all-matching"],
+        &["discard", "--all-matching", "--why", "tests"],
     ] {
         let (told, said) = dlq(&rig, 4, &[args, &["--direct"]].concat()).await;
         assert!(said.contains("3 dead letters") && said.contains("--yes"), "{args:?}: {said}");

@@ -12,6 +12,7 @@ mod crashes;
 mod dead_letters;
 mod debezium;
 mod demo;
+mod doors;
 mod failure_classes;
 mod foreign_messages;
 mod gaps;

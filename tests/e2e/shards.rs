@@ -219,7 +219,8 @@ async fn a_requeued_event_is_published_by_its_own_shard() {
     let _first = rig.spawn(&["relay", "--shard", "0"]);
     for letter in letters.iter().filter(|it| it["blocked_by"].is_null()) {
         let id = letter["id"].as_str().expect("an id");
-        rig.ends_with(0, &["outbox", "dlq", "discard", id, "--direct", "--yes"]).await;
+        rig.ends_with(0, &["outbox", "dlq", "discard", id, "--direct", "--yes", "--why", "x"])
+            .await;
     }
     let followers = letters.iter().filter(|it| it["blocked_by"].is_string());
     let of_second = followers.filter(|it| it["shard"] == 1).count() as i64;

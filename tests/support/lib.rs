@@ -22,7 +22,7 @@ mod stream;
 mod wait;
 
 pub use broker::Broker;
-pub use http::get;
+pub use http::{ask, get};
 pub use load::Load;
 pub use process::Relay;
 pub use rig::{Rig, RigOptions};

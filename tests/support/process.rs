@@ -124,6 +124,16 @@ impl Relay {
         kibibytes.expect("a running process has memory") << 10
     }
 
+    /// How many files and sockets the process has open.
+    ///
+    /// # Panics
+    ///
+    /// When it has ended.
+    pub fn open_files(&self) -> usize {
+        let path = format!("/proc/{}/fd", self.pid.as_raw_nonzero());
+        fs::read_dir(path).expect("a running process has files").count()
+    }
+
     /// What the process wrote to stderr so far.
     pub fn log(&self) -> String {
         self.read("stderr")

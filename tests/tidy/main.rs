@@ -140,3 +140,17 @@ fn links_between_pages_lead_somewhere() {
         }
     }
 }
+
+/// A secret that stands in a repository is none.
+#[test]
+fn no_secret_of_compose_has_a_default() {
+    let compose = read(&root().join("docker/compose.yaml"));
+    for name in ["ADMIN_TOKEN", "POSTGRES_PASSWORD"] {
+        let uses: Vec<_> = compose.split("${").filter(|it| it.starts_with(name)).collect();
+        assert!(!uses.is_empty(), "{name} is not used: adapt this test");
+        for used in uses {
+            let demanded = used[name.len()..].starts_with(":?");
+            assert!(demanded, "write ${{{name}:?}}, so that nothing starts without it: {used:.40}");
+        }
+    }
+}

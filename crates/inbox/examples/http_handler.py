@@ -1,8 +1,9 @@
 """A handler for `tailpost inbox run`: python3 http_handler.py PORT DATABASE [WHSEC_SECRET]"""
-import base64, hashlib, hmac, json, sqlite3, sys
+import base64, hashlib, hmac, json, sqlite3, sys, time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 PORT, DATABASE, SECRET = int(sys.argv[1]), sys.argv[2], (sys.argv[3:] or [""])[0]
+AGE_MAX = 300  # seconds; an older request was captured and sent again
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -14,7 +15,8 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def handle_event(self, payload):
-        if SECRET and not self.signed(payload):
+        key = self.headers["webhook-id"]  # not Idempotency-Key, which nobody signs
+        if not key or SECRET and not self.signed(key, payload):
             return 401  # not ours to process, and not the event's fault
         try:
             total = int(json.loads(payload)["total_cents"])
@@ -22,16 +24,21 @@ class Handler(BaseHTTPRequestHandler):
             return 422  # will never be right
         try:
             with sqlite3.connect(DATABASE) as db:  # effect and key in one transaction
-                db.execute("INSERT INTO totals VALUES (?, ?)", (self.headers["Idempotency-Key"], total))
+                db.execute("INSERT INTO totals VALUES (?, ?)", (key, total))
         except sqlite3.IntegrityError:
             return 409  # it had its effect before
         return 204
 
-    def signed(self, payload):
-        content = f"{self.headers['webhook-id']}.{self.headers['webhook-timestamp']}.".encode() + payload
-        key = base64.b64decode(SECRET.removeprefix("whsec_"))
-        ours = "v1," + base64.b64encode(hmac.digest(key, content, hashlib.sha256)).decode()
-        return any(hmac.compare_digest(ours, it) for it in self.headers["webhook-signature"].split())
+    def signed(self, key, payload):
+        """Whether id, time and body are as they were signed, and not long ago."""
+        sent = self.headers["webhook-timestamp"] or ""
+        if not sent.isdecimal() or abs(time.time() - int(sent)) > AGE_MAX:
+            return False
+        secret = base64.b64decode(SECRET.removeprefix("whsec_"))
+        digest = hmac.digest(secret, f"{key}.{sent}.".encode() + payload, hashlib.sha256)
+        ours = ("v1," + base64.b64encode(digest).decode()).encode()
+        theirs = (self.headers["webhook-signature"] or "").encode().split()
+        return any([hmac.compare_digest(ours, it) for it in theirs])
 
 
 sqlite3.connect(DATABASE).execute("CREATE TABLE IF NOT EXISTS totals (event_id TEXT PRIMARY KEY, cents INT)")

@@ -12,12 +12,16 @@
 //! statement together with its entry in `inbox_decisions`, and is about what it finds: an event
 //! that a worker has at that moment is left alone.
 
+mod bulk;
 mod sql;
 
 use bytes::Bytes;
 use jiff::Timestamp;
+use outbox::dead_letters::{Filter, Group};
+use outbox::wire::{header, value_from_wire, value_to_wire};
 use serde::Serialize;
 use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use crate::Error;
@@ -43,7 +47,13 @@ pub struct Selection {
     pub consumer: Option<String>,
     /// Those of these events; all if there is no list.
     pub events: Option<Vec<Uuid>>,
+    /// Of them, those that match this. What is no event has neither aggregate nor type; a reason
+    /// is looked for in [`DeadLetter::cause`] too.
+    pub filter: Filter,
 }
+
+/// What a list shows, and what a plan is.
+pub type Overview = outbox::dead_letters::Overview<DeadLetter>;
 
 /// An event that could not be processed. Its payload is not shown unless asked for.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -51,7 +61,14 @@ pub struct DeadLetter {
     /// Whose it is.
     pub consumer: String,
     /// The event's id, or one made of stream and sequence if it had none.
+    #[serde(rename = "id")]
     pub event_id: Uuid,
+    /// The type of its aggregate, if it says so.
+    pub aggregate_type: Option<String>,
+    /// Its aggregate.
+    pub aggregate_id: Option<String>,
+    /// Its type.
+    pub event_type: Option<String>,
     /// When it happened.
     pub occurred_at: Timestamp,
     /// The subject it was published on.
@@ -95,7 +112,7 @@ pub struct Grounds {
     /// Whoever is at the terminal; the role in the database is kept with it.
     pub by: String,
     /// Why.
-    pub reason: Option<String>,
+    pub why: Option<String>,
 }
 
 /// What became of an event that was to count as processed.
@@ -151,6 +168,33 @@ impl DeadLetters {
         Ok(rows.iter().map(DeadLetter::of).collect())
     }
 
+    /// What is meant: how many, why they are dead, and the latest, at most `limit`.
+    ///
+    /// # Errors
+    ///
+    /// See [`list`](Self::list).
+    pub async fn overview(&self, of: &Selection, limit: u32) -> Result<Overview, Error> {
+        let doing = "count the dead letters";
+        let parameters = Parameters::of(of);
+        let client = &self.connection.client;
+        let count = client.query_one(&self.texts.count, &parameters.with(&[])).await;
+        let count = count.map_err(failed(doing))?;
+        let groups = client.query(&self.texts.groups, &parameters.with(&[])).await;
+        let group = |row: &Row| Group {
+            fingerprint: row.get(0),
+            count: row.get::<_, i64>(1).cast_unsigned(),
+            aggregates: row.get::<_, i64>(2).cast_unsigned(),
+            first: row.get(3),
+            last: row.get(4),
+        };
+        Ok(Overview {
+            total: count.get::<_, i64>(0).cast_unsigned(),
+            oldest_seconds: count.get(1),
+            groups: groups.map_err(failed(doing))?.iter().map(group).collect(),
+            dead_letters: self.list(of, limit).await?,
+        })
+    }
+
     /// The dead letters with headers and payloads, the oldest first.
     ///
     /// # Errors
@@ -184,12 +228,11 @@ impl DeadLetters {
         let doing = "decide about dead letters";
         make_durable(&self.connection.client).await.map_err(failed(doing))?;
         let statement = self.texts.decide(decision);
-        let Selection { consumer, events } = of;
-        let Grounds { by, reason } = grounds;
+        let Grounds { by, why } = grounds;
         let rows = self
             .connection
             .client
-            .query(statement, &[consumer, events, by, reason])
+            .query(statement, &Parameters::of(of).with(&[by, why]))
             .await
             .map_err(failed(doing))?;
         Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
@@ -224,9 +267,9 @@ impl DeadLetters {
             Room::Forgotten => return Ok(Marked::Forgotten),
             Room::There | Room::Missing(_) => {}
         }
-        let Grounds { by, reason } = grounds;
+        let Grounds { by, why } = grounds;
         let row = client
-            .query_one(&self.texts.mark_processed, &[&consumer, &event, &time, by, reason])
+            .query_one(&self.texts.mark_processed, &[&consumer, &event, &time, by, why])
             .await
             .map_err(failed(doing))?;
         Ok(match row.get(0) {
@@ -259,20 +302,53 @@ impl DeadLetters {
     }
 
     async fn select(&self, text: &str, of: &Selection, limit: u32) -> Result<Vec<Row>, Error> {
-        let Selection { consumer, events } = of;
         self.connection
             .client
-            .query(text, &[consumer, events, &i64::from(limit)])
+            .query(text, &Parameters::of(of).with(&[&i64::from(limit)]))
             .await
             .map_err(failed("read the dead letters"))
     }
 }
 
+/// A selection as the parameters of [`sql::MEANT`](self::sql).
+struct Parameters<'a> {
+    of: &'a Selection,
+    /// Aggregate type, aggregate id and event type as they travel.
+    headers: [Option<String>; 3],
+}
+
+impl<'a> Parameters<'a> {
+    fn of(of: &'a Selection) -> Self {
+        let Filter { aggregate, event_type, .. } = &of.filter;
+        let kind = aggregate.as_ref().map(|it| &it.kind);
+        let id = aggregate.as_ref().map(|it| &it.id);
+        let travels = |it: Option<&String>| it.map(|it| value_to_wire(it).into_owned());
+        Self { of, headers: [kind, id, event_type.as_ref()].map(travels) }
+    }
+
+    fn with<'b>(&'b self, more: &[&'b (dyn ToSql + Sync)]) -> Vec<&'b (dyn ToSql + Sync)> {
+        let Selection { consumer, events, filter } = self.of;
+        let [kind, id, event_type] = &self.headers;
+        let mut all: Vec<&'b (dyn ToSql + Sync)> =
+            vec![consumer, events, kind, id, event_type, &filter.reason, &filter.since];
+        all.extend_from_slice(more);
+        all
+    }
+}
+
 impl DeadLetter {
     fn of(row: &Row) -> Self {
+        let escaped: String = row.get("escaped");
+        let text = |column: &str, name: &str| {
+            let value: String = row.get::<_, Option<String>>(column)?;
+            Some(value_from_wire(name, &value, &escaped)?.into_owned())
+        };
         Self {
             consumer: row.get("consumer"),
             event_id: row.get("message_id"),
+            aggregate_type: text("aggregate_type", header::AGGREGATE_TYPE),
+            aggregate_id: text("aggregate_id", header::AGGREGATE_ID),
+            event_type: text("event_type", header::EVENT_TYPE),
             occurred_at: row.get("event_time"),
             subject: row.get("subject"),
             stream: row.get("stream"),

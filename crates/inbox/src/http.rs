@@ -3,19 +3,19 @@
 //! ```text
 //! POST /orders HTTP/1.1                                 200, 201, 204   processed
 //! Content-Type: application/json                        409             processed already
-//! Idempotency-Key: <event id>                           422             dead
+//! webhook-id: <event id>                                422             dead
 //! Tailpost-Attempt: 2                                   500, 425        retry, after Retry-After
 //! Event-Type: OrderPlaced                      ──▶      502–504, 408,   outage: not counted
 //! Aggregate-Id: o-17                                    429, silence
 //!                                                       anything else   misconfigured: not counted
 //! traceparent: 00-…
-//! webhook-id, webhook-timestamp, webhook-signature
+//! webhook-timestamp, webhook-signature
 //!
 //! {"order_id": "o-17", "total_cents": 4200}
 //! ```
 //!
 //! The service may see an event more than once: after a lost answer, or when the worker dies while
-//! it waits for one. `Idempotency-Key` is the same each time, and 409 says "I know this one".
+//! it waits for one. `webhook-id` is the same each time (so is `Idempotency-Key`), and 409 says "I know this one".
 
 mod answer;
 mod excerpt;

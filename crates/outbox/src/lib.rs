@@ -32,6 +32,7 @@
 //! ```
 
 mod columns;
+pub mod dead_letters;
 mod enqueue;
 mod error;
 mod event;

@@ -1,10 +1,10 @@
 //! Finding and mending events that could not be published.
 
-use std::fmt;
-use std::str::FromStr;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use outbox::dead_letters::GROUPS_MAX;
+pub use outbox::dead_letters::{Aggregate, Filter, GROUPED_MAX, Group, Progress};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -16,12 +16,6 @@ use crate::error::Error;
 
 /// Dead letters looked up at a time while many are worked through.
 const AT_ONCE: u32 = 10_000;
-
-/// Kinds of failures that are told.
-const GROUPS_MAX: u32 = 20;
-
-/// Dead letters whose failures are looked at: with millions it would take minutes.
-pub const GROUPED_MAX: u64 = 10_000;
 
 /// An event that could not be published. Its payload is left out on purpose.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -55,33 +49,8 @@ pub struct DeadLetter {
     pub shard: Option<i64>,
 }
 
-/// Dead letters with the same failure, but for ids and numbers.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Group {
-    /// The reason, with `<id>` and `<n>` for what differs.
-    pub fingerprint: String,
-    /// How many.
-    pub count: u64,
-    /// Of how many aggregates.
-    pub aggregates: u64,
-    /// The first was parked then.
-    pub first: Timestamp,
-    /// The last was parked then.
-    pub last: Timestamp,
-}
-
 /// What a list shows, and what a plan is.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Overview {
-    /// How many match.
-    pub total: u64,
-    /// Age of the oldest of them.
-    pub oldest_seconds: Option<f64>,
-    /// The failures of the newest [`GROUPED_MAX`] of them.
-    pub groups: Vec<Group>,
-    /// The newest of them, up to the limit.
-    pub dead_letters: Vec<DeadLetter>,
-}
+pub type Overview = outbox::dead_letters::Overview<DeadLetter>;
 
 /// What became of one event.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -126,48 +95,6 @@ pub struct Deed {
     pub payload_replaced: bool,
 }
 
-/// An aggregate, written `type:id`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Aggregate {
-    /// Its type; without a colon.
-    pub kind: String,
-    /// Its id.
-    pub id: String,
-}
-
-impl FromStr for Aggregate {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text.split_once(':') {
-            Some((kind, id)) if !kind.is_empty() && !id.is_empty() => {
-                Ok(Self { kind: kind.to_owned(), id: id.to_owned() })
-            }
-            _ => Err("expected TYPE:ID, such as order:o-17"),
-        }
-    }
-}
-
-impl fmt::Display for Aggregate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.kind, self.id)
-    }
-}
-
-/// Which dead letters are meant; an empty one means all.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Filter {
-    /// Of this aggregate.
-    pub aggregate: Option<Aggregate>,
-    /// Of this event type.
-    pub event_type: Option<String>,
-    /// Whose reason contains this, in any case.
-    pub reason: Option<String>,
-    /// Parked at this time or later.
-    pub since: Option<Timestamp>,
-}
-
 /// Who does something, for the audit.
 #[derive(Debug, Clone)]
 pub struct Author {
@@ -187,23 +114,6 @@ pub enum Action {
     Requeue,
     /// Take them off the list.
     Discard,
-}
-
-/// How far work on many has got.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Progress {
-    /// How many there were at the start.
-    pub total: u64,
-    /// How many are done.
-    pub done: u64,
-    /// How many were refused or gone by then.
-    pub skipped: u64,
-    /// The last refusal.
-    pub last_refusal: Option<String>,
-    /// It has ended.
-    pub ended: bool,
-    /// It was cancelled.
-    pub cancelled: bool,
 }
 
 /// The dead letters of an outbox. One connection to its database.

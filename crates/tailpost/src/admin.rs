@@ -4,7 +4,10 @@
 //! nothing up, and it answers whatever the dependencies do. Only what is about dead letters asks the
 //! database, on connections of its own.
 
+pub(crate) mod api;
+mod connections;
 pub(crate) mod dead_letters;
+mod guard;
 mod inbox;
 mod listen;
 mod metrics;
@@ -15,12 +18,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::{Request, State};
+use axum::extract::{DefaultBodyLimit, State};
 use axum::http::{HeaderMap, StatusCode, header};
-use axum::middleware::{self, Next};
+use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use futures_util::future::BoxFuture;
+use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tower_http::timeout::TimeoutLayer;
@@ -32,6 +36,11 @@ pub(crate) use self::relay::{Relay, Watched};
 
 const JSON: &str = "application/json";
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// Requests that ask the database at a time, each on a connection of its own: the pipeline needs
+/// connections too. Further ones wait, for [`REQUEST_TIMEOUT`] at most.
+const QUERIES_MAX: usize = 4;
+/// A request's body: a payload that replaces another may be large.
+const BODY_BYTES_MAX: usize = 2 << 20;
 /// For those who look around.
 const PATHS: &str = "there are /livez, /readyz, /metrics, /api/v1/status";
 /// How long requests under way may take once the engine has stopped.
@@ -39,8 +48,9 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What can be seen of a running engine.
 pub(crate) trait Engine: Send + Sync + 'static {
-    /// Whether it does its job, and that as JSON with the reason if it does not.
-    fn readiness(&self) -> (bool, String);
+    /// Whether it does its job, and that as JSON with the reason if it does not. Anybody may ask:
+    /// what servers said, with names of hosts and users, is left out unless `details` are due.
+    fn readiness(&self, details: bool) -> (bool, String);
     /// In the form of [`metrics::CONTENT_TYPE`].
     fn metrics(&self) -> Result<String, std::fmt::Error>;
     /// Asks for what the metrics need beyond what the engine reports.
@@ -64,12 +74,15 @@ pub(crate) trait Engine: Send + Sync + 'static {
 pub(crate) struct Admin {
     engine: Arc<dyn Engine>,
     token: Option<Arc<str>>,
+    /// What asks the database takes turns.
+    queries: Arc<Semaphore>,
 }
 
 impl Admin {
     /// With a token, only `/livez` and `/readyz` answer without it.
     pub(crate) fn new(engine: impl Engine, token: Option<String>) -> Self {
-        Self { engine: Arc::new(engine), token: token.map(Into::into) }
+        let queries = Arc::new(Semaphore::new(QUERIES_MAX));
+        Self { engine: Arc::new(engine), token: token.map(Into::into), queries }
     }
 }
 
@@ -123,8 +136,7 @@ pub(crate) async fn serve(address: Address, admin: Admin) -> Result<Server, List
         };
         let Some(listener) = listener else { return Ok(()) };
         info!(address = %address.socket, "serving health, metrics and status");
-        let stopped = stopped.cancelled_owned();
-        axum::serve(listener, router(admin)).with_graceful_shutdown(stopped).await
+        connections::serve(listener, router(admin), stopped).await
     });
     Ok(Server { stop, task })
 }
@@ -133,11 +145,19 @@ fn router(admin: Admin) -> Router {
     Router::new()
         .route("/metrics", get(metrics))
         .route("/api/v1/status", get(status))
-        .merge(admin.engine.api())
-        .route_layer(middleware::from_fn_with_state(admin.clone(), authorize))
+        .merge(
+            admin
+                .engine
+                .api()
+                .layer(middleware::from_fn_with_state(admin.clone(), guard::wait_for_turn)),
+        )
+        .route_layer(middleware::from_fn_with_state(admin.clone(), guard::check_change))
+        .route_layer(middleware::from_fn_with_state(admin.clone(), guard::authorize))
         .route("/livez", get(livez))
         .route("/readyz", get(readyz))
         .fallback(paths)
+        .layer(middleware::from_fn_with_state(admin.clone(), guard::check_host))
+        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .layer(TimeoutLayer::with_status_code(StatusCode::GATEWAY_TIMEOUT, REQUEST_TIMEOUT))
         .with_state(admin)
 }
@@ -151,8 +171,8 @@ async fn livez() -> &'static str {
     "ok\n"
 }
 
-async fn readyz(State(admin): State<Admin>) -> Response {
-    let (ready, json) = admin.engine.readiness();
+async fn readyz(State(admin): State<Admin>, headers: HeaderMap) -> Response {
+    let (ready, json) = admin.engine.readiness(admin.is_authorized(&headers));
     let code = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (code, [(header::CONTENT_TYPE, JSON)], json).into_response()
 }
@@ -176,28 +196,6 @@ async fn status(State(admin): State<Admin>) -> Response {
             StatusCode::INTERNAL_SERVER_ERROR.into_response()
         }
     }
-}
-
-async fn authorize(State(admin): State<Admin>, request: Request, next: Next) -> Response {
-    match admin.token.as_deref() {
-        Some(token) if !carries(request.headers(), token) => {
-            let challenge = [(header::WWW_AUTHENTICATE, "Bearer")];
-            (StatusCode::UNAUTHORIZED, challenge, "a bearer token is needed\n").into_response()
-        }
-        _ => next.run(request).await,
-    }
-}
-
-fn carries(headers: &HeaderMap, token: &str) -> bool {
-    let given = headers
-        .get(header::AUTHORIZATION)
-        .and_then(|it| it.to_str().ok())
-        .and_then(|it| it.split_once(' '))
-        .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
-        .map_or("", |(_, given)| given.trim());
-    // Looks at every byte, so that the time taken does not tell how many were right.
-    given.len() == token.len()
-        && given.bytes().zip(token.bytes()).fold(0, |diff, (a, b)| diff | (a ^ b)) == 0
 }
 
 #[cfg(test)]

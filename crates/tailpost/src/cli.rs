@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::PossibleValuesParser;
-use clap::{ArgAction, Args, Parser, Subcommand};
+use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand};
 
 use crate::config::{LogFormat, Sources};
 use crate::telemetry::Verbosity;
@@ -39,9 +39,14 @@ pub(crate) struct Global {
     #[arg(long, global = true, value_name = "FILE", env = "TAILPOST_CONFIG")]
     config: Option<PathBuf>,
     /// The database with the outbox: postgres://user@host/dbname [env: DATABASE_URL]
+    ///
+    /// Everybody on the machine sees it in the list of processes: give a password in DATABASE_URL or
+    /// in tailpost.toml.
     #[arg(long, global = true, value_name = "URL")]
     database_url: Option<String>,
     /// The NATS server, or several separated by commas: nats://host:4222 [env: NATS_URL]
+    ///
+    /// As with --database-url, give credentials elsewhere.
     #[arg(long, global = true, value_name = "URL")]
     nats_url: Option<String>,
     /// How log lines look
@@ -56,6 +61,25 @@ pub(crate) struct Global {
 }
 
 impl Cli {
+    /// Reads the command line. Ends the process with code 2 if it cannot be understood.
+    pub(crate) fn read() -> Self {
+        let cli = Self::parse();
+        if let Err((kind, problem)) = cli.check() {
+            Self::command().error(kind, problem).exit();
+        }
+        cli
+    }
+
+    fn check(&self) -> Result<(), dlq::Misuse> {
+        match &self.command {
+            Command::Outbox(command) => match &**command {
+                dlq::OutboxCommand::Dlq(command) => command.check(),
+            },
+            Command::Inbox(InboxArgs { command: InboxCommand::Dlq { command } }) => command.check(),
+            _ => Ok(()),
+        }
+    }
+
     /// What the configuration is read from.
     pub(crate) fn sources(&self) -> Sources {
         let sources = self.global.sources();
@@ -269,8 +293,6 @@ fn duration(text: &str) -> Result<Duration, String> {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]

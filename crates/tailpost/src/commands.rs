@@ -1,5 +1,6 @@
 //! One file per command; what they do is in the libraries.
 
+mod decide;
 mod demo;
 pub(crate) mod dlq;
 mod inbox;

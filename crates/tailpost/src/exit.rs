@@ -20,9 +20,9 @@ const BAD_CONFIGURATION: u8 = 78;
 
 /// Prints the error with its causes, and what can be done about it.
 pub(crate) fn report(error: &anyhow::Error) {
-    eprintln!("error: {}", chain(error));
+    crate::output::note(&format!("error: {}", chain(error)));
     if let Some(hint) = hint(error) {
-        eprintln!("hint: {hint}");
+        crate::output::note(&format!("hint: {hint}"));
     }
 }
 

@@ -6,12 +6,14 @@ use inbox::{DeadLetter, Original};
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-/// A dead letter with what it carried.
+/// A dead letter, with what it carried if that was asked for.
 #[derive(Serialize)]
 pub(crate) struct Letter<'a> {
     #[serde(flatten)]
     letter: &'a DeadLetter,
-    headers: &'a serde_json::Value,
+    /// They may be about people as much as the payload.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    headers: Option<&'a serde_json::Value>,
     /// The payload, if it is JSON.
     #[serde(skip_serializing_if = "Option::is_none")]
     payload: Option<Box<RawValue>>,
@@ -28,15 +30,9 @@ impl<'a> Letter<'a> {
         let other = json.is_none().then(|| STANDARD.encode(payload));
         Self {
             letter: &original.letter,
-            headers: &original.headers,
+            headers: with_payload.then_some(&original.headers),
             payload: json.filter(|_| with_payload),
             payload_base64: other.filter(|_| with_payload),
         }
     }
-}
-
-/// Several, without what they carried.
-#[derive(Serialize)]
-pub(crate) struct Letters<'a> {
-    pub(crate) dead_letters: &'a [DeadLetter],
 }

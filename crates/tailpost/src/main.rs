@@ -16,11 +16,10 @@ mod telemetry;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use clap::Parser;
 
 fn main() -> ExitCode {
     // Usage errors end here, with code 2.
-    let cli = cli::Cli::parse();
+    let cli = cli::Cli::read();
     match run(cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

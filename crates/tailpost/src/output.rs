@@ -1,5 +1,6 @@
 //! Data goes to stdout, and nothing else does.
 
+use std::borrow::Cow;
 use std::io::{ErrorKind, Write};
 use std::time::Duration;
 
@@ -22,21 +23,67 @@ pub(crate) fn json<T: Serialize>(data: &T) -> anyhow::Result<()> {
     text(&to_json(data)?)
 }
 
-/// One JSON object with the version of its schema.
+/// One JSON object with the version of its schema, safe to print on a terminal.
 pub(crate) fn to_json<T: Serialize>(data: &T) -> anyhow::Result<String> {
-    serde_json::to_string(&Versioned { schema_version: SCHEMA_VERSION, data })
-        .context("could not write JSON")
+    let json = serde_json::to_string(&Versioned { schema_version: SCHEMA_VERSION, data })
+        .context("could not write JSON")?;
+    // JSON has such characters in strings only, where an escape means the same.
+    let escaped = |it| format!("\\u{:04x}", u32::from(it));
+    Ok(replaced(&json, controls_terminals, escaped).into_owned())
 }
 
-/// Prints text and ends the line. A reader that went away is no error.
+/// Prints text and ends the line, with control characters escaped. A reader that went away is no
+/// error.
 pub(crate) fn text(text: &str) -> anyhow::Result<()> {
     let mut stdout = std::io::stdout().lock();
-    match writeln!(stdout, "{}", text.trim_end()).and_then(|()| stdout.flush()) {
+    let text = printable(text.trim_end());
+    match writeln!(stdout, "{text}").and_then(|()| stdout.flush()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
             Err(error).context("could not write to standard output")
         }
         _ => Ok(()),
     }
+}
+
+/// Says something to the person at the terminal, beside the data.
+pub(crate) fn note(text: &str) {
+    eprintln!("{}", printable(text.trim_end()));
+}
+
+/// Text of others on our lines: what would move the cursor, change the title or reverse the writing
+/// is escaped. Lines stay lines.
+pub(crate) fn printable(text: &str) -> Cow<'_, str> {
+    replaced(text, |it| controls_terminals(it) && !matches!(it, '\n' | '\t'), escape)
+}
+
+/// As [`printable`], but on one line, so that it cannot pass for more of ours.
+pub(crate) fn one_line(text: &str) -> Cow<'_, str> {
+    replaced(text, controls_terminals, escape)
+}
+
+fn escape(character: char) -> String {
+    character.escape_default().to_string()
+}
+
+/// Control characters (C0, DEL, C1), separators of lines, and those that change the direction.
+fn controls_terminals(character: char) -> bool {
+    character.is_control()
+        || matches!(
+            character,
+            '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+        )
+}
+
+fn replaced(
+    text: &str,
+    concerns: impl Fn(char) -> bool,
+    replacement: impl Fn(char) -> String,
+) -> Cow<'_, str> {
+    if !text.contains(&concerns) {
+        return Cow::Borrowed(text);
+    }
+    let replace = |it| if concerns(it) { replacement(it) } else { it.to_string() };
+    Cow::Owned(text.chars().map(replace).collect())
 }
 
 /// How long something took or is ago, in its two largest units.
@@ -53,6 +100,21 @@ pub(crate) fn duration(seconds: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_would_control_a_terminal_is_escaped() {
+        let hostile = "a\u{1b}]0;owned\u{7}\u{9b}2J\u{7f}\r\n\u{202e}b\té";
+        assert_eq!(printable(hostile), "a\\u{1b}]0;owned\\u{7}\\u{9b}2J\\u{7f}\\r\n\\u{202e}b\té");
+        assert_eq!(one_line(hostile), "a\\u{1b}]0;owned\\u{7}\\u{9b}2J\\u{7f}\\r\\n\\u{202e}b\\té");
+        #[derive(Serialize)]
+        struct Data<'a> {
+            text: &'a str,
+        }
+        let json = to_json(&Data { text: hostile }).expect("serialisable");
+        assert!(!json.contains(controls_terminals), "{json:?}");
+        let back: serde_json::Value = serde_json::from_str(&json).expect("valid JSON");
+        assert_eq!(back["text"], hostile);
+    }
 
     #[test]
     fn ages_are_short() {

@@ -39,11 +39,6 @@ impl Refusal {
         Self::conflict(format!("nothing there is to {decision}"), Some(hint.into()))
     }
 
-    pub(crate) fn unconfirmed() -> Self {
-        let hint = "add --yes to do it, or --dry-run only to look".into();
-        Self::conflict("nothing was done", Some(hint))
-    }
-
     pub(crate) fn file_exists(path: &Path) -> Self {
         Self::conflict(format!("{} exists", path.display()), Some("name another file".into()))
     }

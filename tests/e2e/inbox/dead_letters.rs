@@ -1,5 +1,7 @@
 //! What operators do about events that no attempt could process.
 
+use std::os::unix::fs::PermissionsExt;
+
 use serde_json::Value;
 use support::{DEADLINE, Relay, Rig, until};
 use uuid::Uuid;
@@ -7,7 +9,7 @@ use uuid::Uuid;
 use super::http::{set_up, wait_processed};
 use super::service::{Service, emit};
 
-const REASON: [&str; 2] = ["--reason", "ticket 17"];
+const WHY: [&str; 2] = ["--why", "ticket 17"];
 
 /// Servers, a relay, and one consumer.
 struct Scene {
@@ -85,7 +87,7 @@ async fn a_requeued_event_takes_the_same_way_again_and_nobody_else_sees_it() {
     until(DEADLINE, "it is called again", async || scene.service.calls_of(id) == 2).await;
     until(DEADLINE, "it is dead again", async || scene.status_of(id).await == "DEAD").await;
     scene.service.answer_to("o-1", 204);
-    scene.dlq(0, &["requeue", &text, "--reason", "mended"]).await;
+    scene.dlq(0, &["requeue", &text, "--why", "mended"]).await;
     wait_processed(&scene.rig, 2).await;
     until(DEADLINE, "the letter is gone", async || scene.dead_count().await == 0).await;
 
@@ -109,29 +111,59 @@ async fn what_is_rejected_or_discarded_is_settled_and_written_down() {
     let scene = Scene::new().await;
     let [rejected, discarded] = [scene.dead("o-1").await, scene.dead("o-2").await];
     let (rejects, discards) = (rejected.to_string(), discarded.to_string());
-    let (told, said) = scene.dlq(4, &["reject", &rejects, "--reason", "ticket 17"]).await;
-    assert!(told.contains("would be done") && said.contains("--yes"), "{told}{said}");
-    let (told, _) =
-        scene.dlq(0, &["discard", "--all", "--dry-run", "--reason", "x", "--json"]).await;
+    let (_, said) = scene.dlq(4, &["reject", &rejects, "--why", "ticket 17"]).await;
+    assert!(said.contains("would be done") && said.contains("--yes"), "{said}");
+    let plan = ["discard", "--all-matching", "--dry-run", "--why", "x", "--json"];
+    let (told, _) = scene.dlq(0, &plan).await;
     let told: Value = serde_json::from_str(&told).expect("one JSON object");
-    assert_eq!(told["done"], false);
+    assert_eq!((&told["dry_run"], &told["total"]), (&true.into(), &2.into()), "{told}");
     assert_eq!(told["dead_letters"].as_array().map(Vec::len), Some(2));
     assert_eq!(scene.dead_count().await, 2, "looking has done something");
-    scene.dlq(2, &["reject", &rejects, "--yes"]).await; // no reason
+    scene.dlq(2, &["reject", &rejects, "--yes"]).await; // without saying why
 
-    scene.dlq(0, &["reject", &rejects, "--yes", REASON[0], REASON[1]]).await;
-    let (told, _) =
-        scene.dlq(0, &["discard", "--all", "--yes", REASON[0], REASON[1], "--json"]).await;
+    scene.dlq(0, &["reject", &rejects, "--yes", WHY[0], WHY[1]]).await;
+    let all = ["discard", "--all-matching", "--yes", WHY[0], WHY[1], "--json"];
+    let (told, plan) = scene.dlq(0, &all).await;
+    assert!(plan.contains("to discard: 1 dead letter") && plan.contains(&discards), "{plan}");
     let told: Value = serde_json::from_str(&told).expect("one JSON object");
-    assert_eq!(told["dead_letters"][0]["event_id"], discards);
+    assert_eq!((&told["done"], &told["total"]), (&1.into(), &1.into()), "{told}");
     assert_eq!(scene.dead_count().await, 0);
     assert_eq!(scene.status_of(rejected).await, "REJECTED");
     assert_eq!(scene.status_of(discarded).await, "DEAD");
     assert_eq!(scene.decisions(rejected).await, "reject:ticket 17");
     assert_eq!(scene.decisions(discarded).await, "discard:ticket 17");
-    scene.dlq(3, &["discard", &rejects, "--yes", REASON[0], REASON[1]]).await;
+    scene.dlq(3, &["discard", &rejects, "--yes", WHY[0], WHY[1]]).await;
     let (told, _) = scene.dlq(0, &["list"]).await;
     assert_eq!(told.trim(), "no dead letters");
+}
+
+/// `discard --all-matching --reason size --yes` discarded everything and noted "size" as the reason,
+/// where the outbox's command filtered by it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reason_chooses_dead_letters_and_why_is_kept_as_in_the_outbox() {
+    let scene = Scene::new().await;
+    scene.service.answer_to("%C3%9C%202", 422);
+    let [first, second] = [scene.dead("o-1").await, scene.dead("Ü 2").await];
+    let all = ["discard", "--all-matching", "--yes"];
+    let (_, said) = scene.dlq(2, &["discard", "--all", "--yes", "--why", "x"]).await;
+    assert!(said.contains("--all-matching"), "{said}");
+    let (_, said) = scene.dlq(2, &[&all[..], &["--reason", "size"]].concat()).await;
+    assert!(said.contains("--why"), "{said}");
+    let (_, said) = scene.dlq(2, &["discard", &first.to_string(), "--reason", "x", "--yes"]).await;
+    assert!(said.contains("--why"), "{said}");
+    assert_eq!(scene.dead_count().await, 2);
+    let (_, plan) = scene.dlq(0, &[&all[..], &["--reason", "size"], &WHY].concat()).await;
+    assert!(plan.contains("no dead letters") && plan.contains("reason contains"), "{plan}");
+    assert_eq!(scene.dead_count().await, 2, "the reason did not filter");
+    let (told, _) = scene.dlq(0, &["list", "--reason", "UNPROCESSABLE", "--json"]).await;
+    let told: Value = serde_json::from_str(&told).expect("one JSON object");
+    assert_eq!((&told["total"], &told["groups"][0]["count"]), (&2.into(), &2.into()), "{told}");
+    assert_eq!(told["dead_letters"][0]["aggregate_id"], "Ü 2", "as it was before it travelled");
+    let one = ["--aggregate", "order:Ü 2", "--type", "OrderPlaced", "--since", "1h", "--rate", "9"];
+    scene.dlq(0, &[&all[..], &one, &["--by", "ada"], &WHY].concat()).await;
+    assert_eq!(scene.decisions(second).await, "discard:ticket 17");
+    assert_eq!(scene.decisions(first).await, "");
+    assert_eq!(scene.dead_count().await, 1);
 }
 
 /// R-DLQ-01: payloads are shown to whoever asks for them, and to nobody else.
@@ -145,6 +177,8 @@ async fn payloads_are_shown_only_when_asked_for() {
         assert!(told.contains(&id) && !told.contains("hunter2"), "{args:?}: {told}");
         assert!(!said.contains("hunter2"), "{said}");
     }
+    let (told, _) = scene.dlq(0, &["show", &id]).await;
+    assert!(!told.contains("Event-Type: OrderPlaced"), "headers are about people too: {told}");
     let (told, _) = scene.dlq(0, &["show", &id, "--payload"]).await;
     assert!(told.contains("hunter2") && told.contains("Event-Type: OrderPlaced"), "{told}");
     let (told, _) = scene.dlq(0, &["export"]).await;
@@ -157,6 +191,8 @@ async fn payloads_are_shown_only_when_asked_for() {
     let file = file.to_str().expect("UTF-8");
     scene.dlq(0, &["export", "--output", file]).await;
     assert!(std::fs::read_to_string(file).expect("an export").contains("hunter2"));
+    let mode = std::fs::metadata(file).expect("an export").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600, "others may read it");
     let (_, said) = scene.dlq(4, &["export", "--output", file]).await;
     assert!(said.contains("exists"), "{said}");
     scene.dlq(3, &["show", &Uuid::nil().to_string()]).await;
@@ -169,7 +205,7 @@ async fn an_event_marked_as_processed_is_not_handled_any_more() {
     let mark = async |code: i32, id: Uuid, more: &[&str]| {
         let id = id.to_string();
         let args = ["inbox", "mark-processed", "--consumer", "billing", "--event-id", &id];
-        let args: Vec<_> = args.iter().chain(&REASON).chain(more).copied().collect();
+        let args: Vec<_> = args.iter().chain(&WHY).chain(more).copied().collect();
         scene.rig.ends_with(code, &args).await
     };
     let dead = scene.dead("o-1").await;
@@ -229,7 +265,7 @@ async fn a_dead_letter_without_a_record_is_not_requeued_and_a_dry_run_says_so() 
         assert!(said.contains("nothing there is to requeue"), "{said}");
     }
     assert_eq!(scene.decisions(id).await, "");
-    scene.dlq(0, &["discard", &id.to_string(), "--yes", REASON[0], REASON[1]]).await;
+    scene.dlq(0, &["discard", &id.to_string(), "--yes", WHY[0], WHY[1]]).await;
     assert_eq!(scene.dead_count().await, 0);
 }
 
@@ -247,12 +283,12 @@ async fn what_is_no_event_cannot_be_requeued_but_settled() {
         told.contains("skipped") && said.contains("nothing there is to requeue"),
         "{told}{said}"
     );
-    scene.dlq(0, &["requeue", "--all", "--yes"]).await;
+    scene.dlq(4, &["requeue", "--all-matching", "--yes"]).await;
     assert_eq!(scene.status_of(id).await, "DEAD");
     let (told, _) = scene.dlq(0, &["export"]).await;
     let told: Value = serde_json::from_str(&told).expect("one JSON object");
     assert_eq!(told["payload_base64"], "aHVudGVyMg==");
-    scene.dlq(0, &["discard", &id.to_string(), "--yes", REASON[0], REASON[1]]).await;
+    scene.dlq(0, &["discard", &id.to_string(), "--yes", WHY[0], WHY[1]]).await;
     assert_eq!(scene.dead_count().await, 0);
     assert!(scene.service.calls().is_empty());
 }

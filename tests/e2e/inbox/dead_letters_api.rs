@@ -93,12 +93,17 @@ async fn dead_letters_are_seen_and_decided_about_over_http() {
     assert_eq!(parsed(&body)["dead_letters"].as_array().map(Vec::len), Some(2), "{body}");
     let (_, body) = scene.ask("GET", "?consumer=nobody", None).await;
     assert_eq!(parsed(&body)["dead_letters"], json!([]));
+    let (_, body) =
+        scene.ask("GET", "?aggregate=order:o-1&type=OrderPlaced&reason=422", None).await;
+    assert_eq!(parsed(&body)["dead_letters"][0]["id"], first.to_string(), "{body}");
+    assert_eq!(parsed(&body)["total"], 1, "{body}");
     let (_, body) = scene.ask("GET", "?limit=1", None).await;
-    assert_eq!(parsed(&body)["dead_letters"][0]["event_id"], second.to_string(), "the latest");
+    assert_eq!(parsed(&body)["dead_letters"][0]["id"], second.to_string(), "the latest");
 
     let (_, body) = scene.ask("GET", &format!("/{first}"), None).await;
     assert_eq!(parsed(&body)["cause"], "dead", "{body}");
     assert!(!body.contains("hunter2"), "payloads are shown only when asked for: {body}");
+    assert!(parsed(&body)["headers"].is_null(), "headers are about people too: {body}");
     let (_, body) = scene.ask("GET", &format!("/{first}?payload=true"), None).await;
     assert_eq!(parsed(&body)["payload"]["secret"], "hunter2");
 

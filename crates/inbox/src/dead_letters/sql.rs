@@ -1,7 +1,9 @@
 //! The statements behind the decisions. Each does all of what it does, or nothing, and writes down
 //! who wanted it.
 
+use outbox::dead_letters::{FINGERPRINT, GROUPED_MAX, GROUPS_MAX};
 use outbox::{Column, Table};
+use serde::Serialize;
 
 /// Causes that no further attempt removes.
 pub(super) const HOPELESS: [&str; 3] = ["unreadable", "forgotten", "gone"];
@@ -10,7 +12,8 @@ pub(super) const HOPELESS: [&str; 3] = ["unreadable", "forgotten", "gone"];
 const STUBBORN_OVER: i32 = 3;
 
 /// What to do with dead letters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Decision {
     /// Give them another set of attempts.
     Requeue,
@@ -43,14 +46,24 @@ pub(super) struct Texts {
     discard: String,
     pub(super) list: String,
     pub(super) originals: String,
+    pub(super) count: String,
+    pub(super) groups: String,
+    /// Those that are dead since `$8` at most, behind the place `$9`, `$10`, `$11`.
+    pub(super) page: String,
     pub(super) backlogs: String,
     pub(super) has_outbox: String,
     pub(super) mark_processed: String,
 }
 
 /// Letters `d` with the records `m` of their events. A record may be gone with its partition.
+/// What a selection means. Its parameters are always $1 to $7.
 const MEANT: &str = "($1::text IS NULL OR d.consumer = $1)
-    AND ($2::uuid[] IS NULL OR d.message_id = ANY($2))";
+    AND ($2::uuid[] IS NULL OR d.message_id = ANY($2))
+    AND ($3::text IS NULL OR d.headers->'Aggregate-Type'->>0 = $3)
+    AND ($4::text IS NULL OR d.headers->'Aggregate-Id'->>0 = $4)
+    AND ($5::text IS NULL OR d.headers->'Event-Type'->>0 = $5)
+    AND ($6::text IS NULL OR position(lower($6) IN lower(d.cause || ': ' || d.reason)) > 0)
+    AND ($7::timestamptz IS NULL OR d.dead_at >= $7)";
 
 const SAME: &str = "m.consumer = d.consumer AND m.message_id = d.message_id
     AND m.event_time = d.event_time";
@@ -59,7 +72,9 @@ const SHOWN: &str = "d.consumer, d.message_id, d.event_time, d.subject, d.stream
     d.attempts, d.cause, d.reason, d.dead_at, octet_length(d.payload) AS payload_bytes,
     extract(epoch FROM clock_timestamp() - d.dead_at)::float8 AS age_seconds,
     coalesce(m.status IN ('FAILED', 'PROCESSING'), FALSE) AS requeued,
-    m.status IS NOT NULL AS recorded";
+    m.status IS NOT NULL AS recorded, d.headers->'Aggregate-Type'->>0 AS aggregate_type,
+    d.headers->'Aggregate-Id'->>0 AS aggregate_id, d.headers->'Event-Type'->>0 AS event_type,
+    coalesce(d.headers->'Tailpost-Escaped'->>0, '') AS escaped";
 
 impl Texts {
     pub(super) fn new(outbox: &Table) -> Self {
@@ -78,9 +93,27 @@ impl Texts {
              WHERE {MEANT} AND coalesce(m.status, 'DEAD') IN ('DEAD', 'FAILED', 'PROCESSING')"
         );
         Self {
-            list: format!("SELECT {SHOWN} {open} ORDER BY d.dead_at DESC, d.message_id LIMIT $3"),
+            list: format!("SELECT {SHOWN} {open} ORDER BY d.dead_at DESC, d.message_id LIMIT $8"),
             originals: format!(
-                "SELECT {SHOWN}, d.headers, d.payload {open} ORDER BY d.dead_at, d.message_id LIMIT $3"
+                "SELECT {SHOWN}, d.headers, d.payload {open} ORDER BY d.dead_at, d.message_id LIMIT $8"
+            ),
+            count: format!(
+                "SELECT count(*),
+                     extract(epoch FROM clock_timestamp() - min(d.dead_at))::float8 {open}"
+            ),
+            groups: format!(
+                "SELECT {FINGERPRINT} AS fingerprint, count(*), count(DISTINCT aggregate),
+                     min(dead_at), max(dead_at)
+                 FROM (SELECT d.reason, d.dead_at, coalesce(
+                           d.headers->'Aggregate-Type'->>0 || ':' || (d.headers->'Aggregate-Id'->>0),
+                           d.message_id::text) AS aggregate
+                       {open} ORDER BY d.dead_at DESC LIMIT {GROUPED_MAX}) newest
+                 GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT {GROUPS_MAX}"
+            ),
+            page: format!(
+                "SELECT d.dead_at, d.message_id, d.consumer {open} AND d.dead_at <= $8
+                     AND (d.dead_at, d.message_id, d.consumer) > ($9, $10, $11)
+                 ORDER BY d.dead_at, d.message_id, d.consumer LIMIT $12"
             ),
             requeue: requeue(&messages, &letters, &decisions),
             reject: settle(&messages, &letters, &decisions, Decision::Reject),
@@ -213,25 +246,28 @@ impl Redrive {
                              WHERE {SAME} AND m.status IN ('FAILED', 'PROCESSING'))
                      RETURNING d.*
                  ), {}",
-                note(&decisions, "purge")
+                note(&decisions, "purge", ["$3", "$4"])
             ),
         }
     }
 }
 
 /// The end of each decision: `done` holds the letters that it was done to.
-fn note(decisions: &str, decision: &str) -> String {
+fn note(decisions: &str, decision: &str, [by, why]: [&str; 2]) -> String {
     format!(
         "noted AS (
              INSERT INTO {decisions} (decision, decided_by, reason, consumer, message_id,
                  event_time, subject, stream, stream_seq, attempts, cause, failure)
-             SELECT '{decision}', session_user || ' (' || $3::text || ')', $4::text, consumer,
+             SELECT '{decision}', session_user || ' (' || {by}::text || ')', {why}::text, consumer,
                  message_id, event_time, subject, stream, stream_seq, attempts, cause, reason
              FROM done
          )
          SELECT consumer, message_id FROM done"
     )
 }
+
+/// Who decides, and why, behind the selection.
+const AUTHOR: [&str; 2] = ["$8", "$9"];
 
 /// The record is due at once, with no attempt on its account; the letter stays, since it has what
 /// the attempts need, until the record is processed.
@@ -245,7 +281,7 @@ fn requeue(messages: &str, letters: &str, decisions: &str) -> String {
              WHERE {SAME} AND {MEANT} AND m.status = 'DEAD' AND d.cause NOT IN ({hopeless})
              RETURNING d.*
          ), {}",
-        note(decisions, "requeue")
+        note(decisions, "requeue", AUTHOR)
     )
 }
 
@@ -269,7 +305,7 @@ fn settle(messages: &str, letters: &str, decisions: &str, decision: Decision) ->
                  OR NOT EXISTS (SELECT FROM {messages} m WHERE {SAME}))
              RETURNING d.*
          ), {}",
-        note(decisions, name)
+        note(decisions, name, AUTHOR)
     )
 }
 

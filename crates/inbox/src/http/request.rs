@@ -1,11 +1,14 @@
 //! The request that an event becomes.
 
+use std::borrow::Cow;
+
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, USER_AGENT};
 use hyper::{Method, Request, Uri};
 use jiff::Timestamp;
-use outbox::wire::header;
+use outbox::wire::{header, name_from_wire};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::signature::{Secret, sign};
 use crate::Delivery;
@@ -17,25 +20,45 @@ const STREAM: &str = "tailpost-stream";
 const STREAM_SEQ: &str = "tailpost-stream-seq";
 const ATTEMPT: &str = "tailpost-attempt";
 const MAX_ATTEMPTS: &str = "tailpost-max-attempts";
+const ESCAPED: &str = "tailpost-escaped";
 const WEBHOOK_ID: &str = "webhook-id";
 const WEBHOOK_TIMESTAMP: &str = "webhook-timestamp";
 const WEBHOOK_SIGNATURE: &str = "webhook-signature";
 
-/// Headers that say how this request travels, whatever the event says.
-const OF_THE_CONNECTION: [&str; 12] = [
-    "connection",
-    "content-encoding",
-    "content-length",
-    "expect",
-    "host",
-    "keep-alive",
-    "proxy-connection",
-    "te",
-    "trailer",
-    "transfer-encoding",
-    "upgrade",
-    "user-agent",
+/// What begins the names of all headers of the event that have no meaning here. As themselves they
+/// could have one for whoever takes the request: `Authorization`, `X-Forwarded-For`, `Cookie`.
+const OF_THE_EVENT: &str = "Tailpost-Header-";
+
+/// What says something about the event, and is written as here or is not ours.
+const ABOUT_THE_EVENT: [&str; 7] = [
+    header::EVENT_TYPE,
+    header::EVENT_VERSION,
+    header::AGGREGATE_TYPE,
+    header::AGGREGATE_ID,
+    header::OCCURRED_AT,
+    header::CORRELATION_ID,
+    header::CAUSATION_ID,
 ];
+
+/// What has the same meaning in HTTP, in any case.
+const OF_HTTP: [&str; 4] = ["traceparent", "tracestate", "baggage", "content-type"];
+
+/// All but the characters of a token in HTTP (RFC 9110, 5.6.2), and `%`.
+const NAME: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'!')
+    .remove(b'#')
+    .remove(b'$')
+    .remove(b'&')
+    .remove(b'\'')
+    .remove(b'*')
+    .remove(b'+')
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'^')
+    .remove(b'_')
+    .remove(b'`')
+    .remove(b'|')
+    .remove(b'~');
 
 /// Makes the request. The payload is sent as it is.
 pub(super) fn request(
@@ -62,6 +85,8 @@ pub(super) fn request(
             headers.insert(HeaderName::from_static(name), value);
         }
     };
+    set(WEBHOOK_ID, &id);
+    // The same for those who look there. The signature does not cover it.
     set(IDEMPOTENCY_KEY, &id);
     set(CONSUMER, delivery.consumer);
     set(SUBJECT, delivery.subject);
@@ -71,7 +96,6 @@ pub(super) fn request(
     set(MAX_ATTEMPTS, &delivery.max_attempts.to_string());
     if !secrets.is_empty() {
         let timestamp = Timestamp::now().as_second();
-        set(WEBHOOK_ID, &id);
         set(WEBHOOK_TIMESTAMP, &timestamp.to_string());
         set(WEBHOOK_SIGNATURE, &sign(secrets, &id, timestamp, &payload));
     }
@@ -79,27 +103,39 @@ pub(super) fn request(
 }
 
 /// Passes on what the message says about the event: `Event-Type` and its companions, `traceparent`,
-/// the user's own. What it says about its way through the broker stays behind.
+/// and the user's own under [`OF_THE_EVENT`]. What it says about its way through the broker stays
+/// behind.
 fn pass_on(from: &async_nats::HeaderMap, to: &mut HeaderMap) {
     for (name, values) in from.iter() {
-        // Valid in HTTP if the event came from an outbox; of others, what cannot travel is left out.
-        let Ok(name) = HeaderName::from_bytes(AsRef::<[u8]>::as_ref(name)) else { continue };
-        if stays_behind(name.as_str()) {
-            continue;
-        }
+        let Some(name) = name_in_http(name.as_ref()) else { continue };
+        let Ok(name) = HeaderName::from_bytes(name.as_bytes()) else { continue };
         for value in values {
-            if let Ok(value) = HeaderValue::from_bytes(value.as_str().as_bytes()) {
+            // Valid in HTTP if the event came from an outbox; of others, what cannot travel is left
+            // out.
+            let Ok(value) = HeaderValue::from_bytes(value.as_str().as_bytes()) else { continue };
+            if name == CONTENT_TYPE {
+                to.insert(name.clone(), value);
+            } else {
                 to.append(name.clone(), value);
             }
         }
     }
+    let escaped = from.get(header::ESCAPED).map_or("", |it| it.as_str());
+    let escaped: Vec<_> = escaped.split(',').filter_map(name_in_http).collect();
+    let value = HeaderValue::from_str(&escaped.join(","));
+    if let (false, Ok(value)) = (escaped.is_empty(), value) {
+        to.insert(HeaderName::from_static(ESCAPED), value);
+    }
 }
 
-/// `name` is in lower case.
-fn stays_behind(name: &str) -> bool {
-    let tells_escapes = name.eq_ignore_ascii_case(header::ESCAPED);
-    name.starts_with("nats-")
-        || name.starts_with("webhook-")
-        || (name.starts_with("tailpost-") && !tells_escapes)
-        || OF_THE_CONNECTION.contains(&name)
+/// Under which name a header of the message travels in HTTP; None for those that stay behind.
+fn name_in_http(name: &str) -> Option<Cow<'_, str>> {
+    let has_a_meaning = ABOUT_THE_EVENT.contains(&name)
+        || OF_HTTP.iter().any(|known| name.eq_ignore_ascii_case(known));
+    if has_a_meaning {
+        return Some(Cow::Borrowed(name));
+    }
+    // As the producer wrote it. What begins with `Nats-` or `Tailpost-` is no producer's.
+    let name = name_from_wire(name).filter(|it| !it.is_empty())?;
+    Some(Cow::Owned(format!("{OF_THE_EVENT}{}", utf8_percent_encode(&name, NAME))))
 }

@@ -320,10 +320,7 @@ async fn the_service_gets_the_event_and_what_belongs_to_it() {
         .with_header("traceparent", PARENT)
         .with_header("tracestate", "a=1,b=2")
         .with_header("baggage", "user=ada")
-        .with_header("note", "grüße")
-        .with_header("Connection", "close")
-        .with_header("Idempotency-Key", "forged")
-        .with_header("webhook-signature", "forged");
+        .with_header("note", "grüße");
     let mut headers = async_nats::HeaderMap::new();
     outbox::wire::event_headers(&event, |name, value| headers.append(name, value)).expect("valid");
     headers.append("Nats-Expected-Stream", "OUTBOX");
@@ -350,7 +347,7 @@ async fn the_service_gets_the_event_and_what_belongs_to_it() {
         ("tailpost-stream-seq", "7"),
         ("tailpost-attempt", "2"),
         ("tailpost-max-attempts", "5"),
-        ("tailpost-escaped", "note"),
+        ("tailpost-escaped", "Tailpost-Header-note"),
         ("event-type", "OrderPlaced"),
         ("event-version", "1"),
         ("aggregate-type", "order"),
@@ -359,17 +356,61 @@ async fn the_service_gets_the_event_and_what_belongs_to_it() {
         ("traceparent", PARENT),
         ("tracestate", "a=1,b=2"),
         ("baggage", "user=ada"),
-        ("note", "gr%C3%BC%C3%9Fe"),
+        ("tailpost-header-note", "gr%C3%BC%C3%9Fe"),
         ("webhook-id", &id),
     ]);
     for (name, value) in expected {
         let values: Vec<_> = seen.headers.get_all(name).iter().collect();
         assert_eq!(values, [value], "{name}");
     }
-    let twice: Vec<_> = seen.headers.get_all("twice").iter().collect();
+    let twice: Vec<_> = seen.headers.get_all("tailpost-header-twice").iter().collect();
     assert_eq!(twice, ["a", "b"]);
-    for name in ["nats-msg-id", "nats-expected-stream", "tailpost-position", "connection"] {
+    for name in ["nats-msg-id", "nats-expected-stream", "tailpost-position"] {
         assert!(!seen.headers.contains_key(name), "{name} is nobody's business");
+    }
+    check_signature(&seen);
+}
+
+/// What a producer wrote has no meaning to the service that is not meant.
+#[tokio::test]
+async fn a_producers_headers_are_not_those_of_the_request() {
+    const HEADERS: [(&str, &str); 10] = [
+        ("Connection", "close"),
+        ("Idempotency-Key", "forged"),
+        ("webhook-signature", "forged"),
+        ("Authorization", "Bearer forged"),
+        ("X-Forwarded-For", "10.0.0.1"),
+        ("X-HTTP-Method-Override", "DELETE"),
+        ("Cookie", "session=forged"),
+        ("Host", "evil.example"),
+        ("event-type", "Forged"),
+        ("a b", "odd"),
+    ];
+    let event = HEADERS.iter().fold(event(), |it, (name, value)| it.with_header(name, value));
+    let mut headers = async_nats::HeaderMap::new();
+    outbox::wire::event_headers(&event, |name, value| headers.append(name, value)).expect("valid");
+    headers.append("aggregate-id", "forged"); // by another client
+    let service = Service::status(200).await;
+    deliver_with(&handler(&service.url()), &event, &headers, LEASE).await;
+    let seen = service.seen().pop().expect("a request");
+    let values = |name: &str| {
+        let values = seen.headers.get_all(name).iter();
+        values.map(|it| it.to_str().expect("text").to_owned()).collect::<Vec<_>>()
+    };
+    for (name, value) in HEADERS {
+        let name = format!("tailpost-header-{}", name.replace(' ', "%20"));
+        assert_eq!(values(&name), [value], "{name}");
+    }
+    for name in ["connection", "authorization", "cookie", "x-forwarded-for", "a%20b", "x-a%20b"] {
+        assert_eq!(values(name), [""; 0], "{name} may mean something to the service");
+    }
+    for (name, value) in [
+        ("host", service.address.to_string()),
+        ("idempotency-key", event.id.to_string()),
+        ("event-type", "OrderPlaced".to_owned()),
+        ("aggregate-id", "o-17".to_owned()),
+    ] {
+        assert_eq!(values(name), [value], "{name}");
     }
     check_signature(&seen);
 }
@@ -392,6 +433,7 @@ async fn without_a_secret_nothing_is_signed() {
     deliver(&handler).await;
     let seen = service.seen().pop().expect("a request");
     assert!(!seen.headers.contains_key("webhook-signature"));
+    assert_eq!(seen.headers["webhook-id"], seen.headers["idempotency-key"]);
 }
 
 #[tokio::test]

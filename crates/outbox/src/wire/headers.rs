@@ -39,10 +39,9 @@ pub fn event_headers(
 ) -> Result<(), HeadersNotAnObject> {
     let mut escaped = String::new();
     let mut emit_text = |name: &str, value: &str| {
-        if travels_untouched(value) {
-            emit(name, value);
-        } else {
-            emit(name, &utf8_percent_encode(value, VALUE).to_string());
+        let travels = value_to_wire(value);
+        emit(name, &travels);
+        if matches!(travels, Cow::Owned(_)) {
             if !escaped.is_empty() {
                 escaped.push(',');
             }
@@ -105,6 +104,23 @@ pub fn parse_event<'a>(
     })
 }
 
+/// A header's value as it travels: as it is, or escaped as [`event_headers`] does it.
+#[must_use]
+pub fn value_to_wire(value: &str) -> Cow<'_, str> {
+    if travels_untouched(value) {
+        Cow::Borrowed(value)
+    } else {
+        Cow::Owned(utf8_percent_encode(value, VALUE).to_string())
+    }
+}
+
+/// What the value of a header stands for, where `escaped` is that of [`header::ESCAPED`], empty if
+/// there is none. `None` if it cannot be understood.
+#[must_use]
+pub fn value_from_wire<'a>(name: &str, value: &'a str, escaped: &str) -> Option<Cow<'a, str>> {
+    if escaped.split(',').any(|it| it == name) { unescape(value) } else { Some(value.into()) }
+}
+
 /// The value of one user header, if there is one.
 pub(super) fn user_header<'a>(
     event: &'a Event,
@@ -155,10 +171,8 @@ impl<'a> Fields<'a> {
     }
 
     fn unescaped(&self, name: &str, value: &'a str) -> Result<Cow<'a, str>, WireError> {
-        if !self.escaped.split(',').any(|escaped| escaped == name) {
-            return Ok(Cow::Borrowed(value));
-        }
-        unescape(value).ok_or_else(|| WireError::Invalid { name: name.to_owned() })
+        let value = value_from_wire(name, value, self.escaped);
+        value.ok_or_else(|| WireError::Invalid { name: name.to_owned() })
     }
 
     fn text(&self, name: &'static str) -> Result<ByteString, WireError> {

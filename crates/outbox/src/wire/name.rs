@@ -53,8 +53,17 @@ pub(super) fn name_to_wire(name: &str) -> Cow<'_, str> {
     }
 }
 
-/// The inverse of [`name_to_wire`]; `None` for headers that are not the user's.
-pub(super) fn name_from_wire(name: &str) -> Option<Cow<'_, str>> {
+/// What a user header was called before it travelled under this name; `None` for headers that are
+/// not the user's.
+///
+/// ```
+/// use outbox::wire::name_from_wire;
+///
+/// assert_eq!(name_from_wire("X-a%20b").as_deref(), Some("a b"));
+/// assert_eq!(name_from_wire("Event-Type"), None);
+/// ```
+#[must_use]
+pub fn name_from_wire(name: &str) -> Option<Cow<'_, str>> {
     if is_reserved(name) {
         return None;
     }

@@ -240,6 +240,10 @@ fn parse_server(server: &str) -> Result<(ServerAddr, Credentials), Error> {
     let address = format!("{}://{host}:{port}", url.scheme())
         .parse()
         .map_err(|_| invalid("not an address of a NATS server"))?;
+    // The parser drops an empty password, and what is left would be taken for a token.
+    if text.contains(":@") {
+        return Err(invalid("the password is empty"));
+    }
     let credentials = match (url.username(), url.password()) {
         ("", None) => Credentials::None,
         (token, None) => Credentials::Token(decode(token)?),

@@ -11,13 +11,15 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use relay::Config;
 use relay::dead_letters::{Action, Author, DeadLetters, Filter, Overview, Progress, Story};
-use relay::{Config, Error};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 use uuid::Uuid;
+
+use super::api::{self, Change, Complaint, Failure, LIMIT, LIMIT_MAX};
 
 /// Operations that are remembered; the oldest that has ended goes first.
 const OPERATIONS_MAX: usize = 16;
@@ -25,10 +27,6 @@ const OPERATIONS_MAX: usize = 16;
 /// How old a scraped count may be, and how long counting may take.
 const COUNT_AGE: Duration = Duration::from_secs(5);
 const COUNT_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// What a list shows unless told otherwise, and at most.
-const LIMIT: u32 = 50;
-const LIMIT_MAX: u32 = 1_000;
 
 /// What the handlers share.
 #[derive(Clone)]
@@ -104,10 +102,10 @@ pub(crate) struct ListQuery {
     pub(crate) limit: Option<u32>,
 }
 
-/// Who changes something, what for, and to what.
+/// Who requeues something, and what for.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Change {
+pub(crate) struct Requeue {
     #[serde(default)]
     pub(crate) by: Option<String>,
     #[serde(default)]
@@ -141,65 +139,23 @@ pub(crate) struct Started {
     pub(crate) operation: u64,
 }
 
-/// An error as JSON.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Complaint {
-    pub(crate) error: String,
-    #[serde(default)]
-    pub(crate) hint: Option<String>,
+fn unknown(number: u64) -> Failure {
+    let error = format!("operation {number} is not known any more");
+    Failure(StatusCode::NOT_FOUND, Complaint { error, hint: None })
 }
 
-struct Failure(StatusCode, Complaint);
-
-impl From<Error> for Failure {
-    fn from(error: Error) -> Self {
-        let status = match &error {
-            Error::NoDeadLetter { .. } | Error::NotSetUp { .. } => StatusCode::NOT_FOUND,
-            Error::Conflict(_) => StatusCode::CONFLICT,
-            other if other.is_transient() => StatusCode::SERVICE_UNAVAILABLE,
-            _ => StatusCode::INTERNAL_SERVER_ERROR,
-        };
-        let hint = error.hint();
-        Self(status, Complaint { error: crate::exit::chain(&error.into()), hint })
-    }
-}
-
-impl Failure {
-    fn bad(error: impl ToString) -> Self {
-        Self(StatusCode::BAD_REQUEST, Complaint { error: error.to_string(), hint: None })
-    }
-
-    fn unknown(number: u64) -> Self {
-        let error = format!("operation {number} is not known any more");
-        Self(StatusCode::NOT_FOUND, Complaint { error, hint: None })
-    }
-}
-
-impl IntoResponse for Failure {
-    fn into_response(self) -> Response {
-        (self.0, Json(self.1)).into_response()
-    }
-}
-
-fn author(by: Option<String>, why: Option<String>) -> Author {
-    Author { name: by.unwrap_or_else(|| "unnamed".into()), via: "http".into(), why }
-}
-
-impl ListQuery {
-    fn filter(self) -> Result<Filter, Failure> {
-        let aggregate = self.aggregate.map(|it| it.parse()).transpose().map_err(Failure::bad)?;
-        let since = self.since.map(|it| it.parse()).transpose();
-        let since = since.map_err(|error: jiff::Error| Failure::bad(error))?;
-        Ok(Filter { aggregate, event_type: self.event_type, reason: self.reason, since })
-    }
+fn author(change: Change) -> Author {
+    Author { name: change.decider(), via: "http".into(), why: change.why }
 }
 
 async fn list(
     State(desk): State<Desk>,
     Query(query): Query<ListQuery>,
 ) -> Result<Json<Overview>, Failure> {
-    let limit = query.limit.unwrap_or(LIMIT).min(LIMIT_MAX);
-    Ok(Json(desk.open().await?.overview(&query.filter()?, limit).await?))
+    let ListQuery { aggregate, event_type, reason, since, limit } = query;
+    let filter = api::filter(aggregate, event_type, reason, since)?;
+    let limit = limit.unwrap_or(LIMIT).min(LIMIT_MAX);
+    Ok(Json(desk.open().await?.overview(&filter, limit).await?))
 }
 
 #[derive(Deserialize)]
@@ -219,10 +175,10 @@ async fn show(
 async fn requeue(
     State(desk): State<Desk>,
     Path(id): Path<Uuid>,
-    Json(change): Json<Change>,
+    Json(Requeue { by, why, payload }): Json<Requeue>,
 ) -> Result<StatusCode, Failure> {
-    let author = author(change.by, change.why);
-    desk.open().await?.requeue(id, change.payload.as_deref(), &author).await?;
+    let author = author(Change { by, why });
+    desk.open().await?.requeue(id, payload.as_deref(), &author).await?;
     info!(event = %id, by = author.name, "requeued a dead letter");
     Ok(StatusCode::NO_CONTENT)
 }
@@ -233,7 +189,7 @@ async fn requeue_aggregate(
     Json(change): Json<Change>,
 ) -> Result<Json<u64>, Failure> {
     let aggregate = aggregate.parse().map_err(Failure::bad)?;
-    let author = author(change.by, change.why);
+    let author = author(change);
     let requeued = desk.open().await?.requeue_aggregate(&aggregate, &author).await?;
     info!(%aggregate, requeued, by = author.name, "requeued an aggregate's dead letters");
     Ok(Json(requeued))
@@ -244,7 +200,7 @@ async fn discard(
     Path(id): Path<Uuid>,
     Json(change): Json<Change>,
 ) -> Result<StatusCode, Failure> {
-    let author = author(change.by, change.why);
+    let author = author(change.reasoned()?);
     desk.open().await?.discard(id, &author).await?;
     info!(event = %id, by = author.name, "discarded a dead letter");
     Ok(StatusCode::NO_CONTENT)
@@ -255,11 +211,15 @@ async fn start(State(desk): State<Desk>, Json(order): Json<Order>) -> Result<Res
     if order.dry_run {
         return Ok(Json(dead_letters.overview(&order.filter, 0).await?).into_response());
     }
+    let Order { action, filter, rate, by, why, .. } = order;
+    let change = Change { by, why };
+    let author = author(match action {
+        Action::Requeue => change,
+        Action::Discard => change.reasoned()?,
+    });
     let (sender, progress) = watch::channel(Progress::default());
     let stop = CancellationToken::new();
     let operation = desk.remember(Operation { progress, stop: stop.clone() })?;
-    let Order { action, filter, rate, by, why, .. } = order;
-    let author = author(by, why);
     info!(operation, ?action, by = author.name, "working through dead letters");
     tokio::spawn(async move {
         let worked =
@@ -278,13 +238,13 @@ async fn progress(
     Path(number): Path<u64>,
 ) -> Result<Json<Progress>, Failure> {
     let operations = desk.operations.lock().unwrap_or_else(PoisonError::into_inner);
-    let operation = operations.known.get(&number).ok_or(Failure::unknown(number))?;
+    let operation = operations.known.get(&number).ok_or(unknown(number))?;
     Ok(Json(operation.progress.borrow().clone()))
 }
 
 async fn cancel(State(desk): State<Desk>, Path(number): Path<u64>) -> Result<StatusCode, Failure> {
     let operations = desk.operations.lock().unwrap_or_else(PoisonError::into_inner);
-    operations.known.get(&number).ok_or(Failure::unknown(number))?.stop.cancel();
+    operations.known.get(&number).ok_or(unknown(number))?.stop.cancel();
     Ok(StatusCode::ACCEPTED)
 }
 

@@ -49,7 +49,7 @@ impl Inbox {
 }
 
 impl Engine for Inbox {
-    fn readiness(&self) -> (bool, String) {
+    fn readiness(&self, _details: bool) -> (bool, String) {
         let consumers = self.consumers.iter();
         let consumers =
             consumers.map(|(name, status)| (name.as_str(), Consumer::of(&status.borrow())));
@@ -219,7 +219,7 @@ mod tests {
 
     #[test]
     fn it_is_ready_when_every_consumer_is() {
-        let of = |state| inbox(Status { state, ..Status::default() }).readiness().0;
+        let of = |state| inbox(Status { state, ..Status::default() }).readiness(false).0;
         assert!(of(State::Active) && of(State::Standby));
         assert!(!of(State::Starting) && !of(State::Paused) && !of(State::Stopping));
     }
@@ -228,7 +228,7 @@ mod tests {
     fn a_paused_consumer_says_why() {
         let paused = Some("3 answers in a row were 404 Not Found".to_owned());
         let (ready, json) =
-            inbox(Status { state: State::Paused, paused, ..Status::default() }).readiness();
+            inbox(Status { state: State::Paused, paused, ..Status::default() }).readiness(false);
         assert!(!ready);
         assert_eq!(
             json,

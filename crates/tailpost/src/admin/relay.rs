@@ -68,8 +68,8 @@ impl Relay {
 }
 
 impl Engine for Relay {
-    fn readiness(&self) -> (bool, String) {
-        let of = |it: &Watched| (it.shard, Readiness::of(&it.status.borrow()));
+    fn readiness(&self, details: bool) -> (bool, String) {
+        let of = |it: &Watched| (it.shard, Readiness::of(&it.status.borrow(), details));
         let all: Vec<_> = self.watched.iter().map(of).collect();
         let ready = all.iter().all(|(_, it)| it.ready);
         let json = match &*all {
@@ -152,16 +152,17 @@ struct Readiness {
 impl Readiness {
     /// Judges by progress: a connection that is up proves nothing, and one that was just lost
     /// does not matter yet.
-    fn of(status: &Status) -> Self {
+    fn of(status: &Status, details: bool) -> Self {
         let reason = match status.role {
             Role::Standby => None,
             Role::Starting => Some(match (&status.waiting_for, &status.last_error) {
-                (Some(what), _) => format!("starting: waiting {what}"),
-                (None, Some(error)) => format!("starting: {error}"),
-                (None, None) => "starting".into(),
+                (Some(what), _) if details => format!("starting: waiting {what}"),
+                (Some(_), _) => "starting: waiting for others in the database".into(),
+                (None, Some(error)) if details => format!("starting: {error}"),
+                (None, _) => "starting".into(),
             }),
             Role::Stopped => Some("stopped".into()),
-            Role::Active => stalled(status),
+            Role::Active => stalled(status, details),
         };
         Self { ready: reason.is_none(), role: status.role, reason }
     }
@@ -199,14 +200,14 @@ impl<'a> ShardsReadiness<'a> {
     }
 }
 
-fn stalled(status: &Status) -> Option<String> {
+fn stalled(status: &Status, details: bool) -> Option<String> {
     let age = status.last_progress_age();
     if age.is_some_and(|age| age < PROGRESS_TIMEOUT) {
         return None;
     }
     let since = age.map_or_else(|| "yet".into(), |age| format!("for {} s", age.as_secs()));
     let events = status.in_flight_events;
-    let cause = status.last_error.as_deref();
+    let cause = status.last_error.as_deref().filter(|_| details);
     let cause = cause.map(|it| format!(": {it}")).unwrap_or_default();
     let retry = status.breaker_retry_in.map(|it| format!(", trying again in {} s", it.as_secs()));
     let retry = retry.unwrap_or_default();
@@ -226,10 +227,10 @@ mod tests {
 
     #[test]
     fn an_active_relay_is_ready_while_it_gets_on() {
-        assert!(Readiness::of(&active(Some(Duration::ZERO))).ready);
+        assert!(Readiness::of(&active(Some(Duration::ZERO)), true).ready);
         // Whatever the sockets do.
         let status = active(Some(Duration::from_secs(5)));
-        assert!(!status.nats_connected && Readiness::of(&status).ready);
+        assert!(!status.nats_connected && Readiness::of(&status, true).ready);
     }
 
     #[test]
@@ -241,17 +242,20 @@ mod tests {
             breaker_retry_in: Some(Duration::from_secs(7)),
             ..active(Some(Duration::from_secs(31)))
         };
-        let reason = Readiness::of(&status).reason.expect("not ready");
+        let reason = Readiness::of(&status, false).reason.expect("not ready");
+        let told = "no progress for 31 s with 7 events in flight, trying again in 7 s";
+        assert_eq!(reason, told, "what a server said may name hosts and users");
+        let reason = Readiness::of(&status, true).reason.expect("not ready");
         assert_eq!(
             reason,
             "no progress for 31 s with 7 events in flight: no responders, trying again in 7 s"
         );
-        assert!(!Readiness::of(&active(None)).ready);
+        assert!(!Readiness::of(&active(None), true).ready);
     }
 
     #[test]
     fn a_standby_is_ready_and_one_that_starts_or_has_stopped_is_not() {
-        let ready = |role| Readiness::of(&Status { role, ..Status::default() }).ready;
+        let ready = |role| Readiness::of(&Status { role, ..Status::default() }, true).ready;
         assert!(ready(Role::Standby));
         assert!(!ready(Role::Starting));
         assert!(!ready(Role::Stopped));

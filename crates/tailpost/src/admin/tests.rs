@@ -2,6 +2,7 @@ use std::time::Instant;
 
 use ::relay::{Role, Status};
 use axum::body::{Body, to_bytes};
+use axum::extract::Request;
 use tokio::sync::watch;
 use tower::ServiceExt;
 

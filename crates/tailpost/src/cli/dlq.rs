@@ -1,10 +1,12 @@
-//! `tailpost outbox dlq`.
+//! Dead letters: the same words for those of the outbox and of the inbox.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Subcommand};
-use relay::dead_letters::{Aggregate, Filter};
+use clap::builder::UnknownArgumentValueParser;
+use clap::error::ErrorKind;
+use clap::{ArgAction, Args, Subcommand};
+use outbox::dead_letters::{Aggregate, Filter};
 use uuid::Uuid;
 
 /// What there is about the outbox.
@@ -17,31 +19,60 @@ pub(crate) enum OutboxCommand {
     Dlq(DlqCommand),
 }
 
-/// What to do with dead letters.
+/// What to do with dead letters of the outbox.
 #[derive(Debug, Subcommand)]
 pub(crate) enum DlqCommand {
     /// Show how many there are, why, and the newest
-    List(ListArgs),
+    List(OfOutbox<ListArgs>),
     /// Show one: why it is there, what was done to it, what became of it
-    Show(ShowArgs),
+    Show(OfOutbox<ShowArgs>),
     /// Publish events after all, under their own ids
     ///
-    /// A relay publishes them within its scan_interval, or ten of them while it is catching up. One
-    /// event, all of an aggregate in order, or all that match.
-    Requeue(RequeueArgs),
+    /// A relay publishes them within its scan_interval, or ten of them while it is catching up.
+    /// Events by id, all of an aggregate in order, or all that match.
+    Requeue(OfOutbox<RequeueArgs>),
     /// Take events off the list, for good: they are never published
-    Discard(DiscardArgs),
+    Discard(OfOutbox<WorkArgs>),
 }
 
 /// How to reach them.
 #[derive(Debug, Args)]
-pub(crate) struct Access {
+pub(crate) struct OfOutbox<T: Args> {
+    #[command(flatten)]
+    pub(crate) args: T,
     /// Use the database, not a relay
     #[arg(long)]
     pub(crate) direct: bool,
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
+}
+
+/// What to do with dead letters of the inbox.
+#[derive(Debug, Subcommand)]
+pub(crate) enum InboxDlqCommand {
+    /// Show how many there are, why, and the newest
+    List(OfConsumer<ListArgs>),
+    /// Show one; its payload and headers only if asked for
+    Show(OfConsumer<ShowArgs>),
+    /// Give events another set of attempts
+    ///
+    /// They take the same way as before, through claim and handler, in whichever process runs the
+    /// consumer. Nothing is published: other consumers do not see them again.
+    Requeue(OfConsumer<WorkArgs>),
+    /// Refuse events for good: they count as answered, with a reason
+    Reject(OfConsumer<WorkArgs>),
+    /// Drop dead letters without an answer
+    Discard(OfConsumer<WorkArgs>),
+    /// Write dead letters with their payloads as JSON, one a line
+    Export(OfConsumer<ExportArgs>),
+}
+
+/// Whose they are.
+#[derive(Debug, Args)]
+pub(crate) struct OfConsumer<T: Args> {
+    #[command(flatten)]
+    pub(crate) args: T,
+    /// Only those of this consumer
+    #[arg(long, value_name = "NAME")]
+    pub(crate) consumer: Option<String>,
 }
 
 /// Which are meant.
@@ -53,10 +84,10 @@ pub(crate) struct FilterArgs {
     /// Of this event type
     #[arg(long = "type", value_name = "TYPE")]
     pub(crate) event_type: Option<String>,
-    /// Whose reason contains this
+    /// Whose reason, that they are dead letters for, contains this; --why says why you decide
     #[arg(long, value_name = "TEXT")]
     pub(crate) reason: Option<String>,
-    /// Parked since then: an age such as 2h, or a time such as 2026-11-21T09:00:00Z
+    /// Dead since then: an age such as 2h, or a time such as 2026-11-21T09:00:00Z
     #[arg(long, value_name = "TIME", value_parser = since)]
     pub(crate) since: Option<jiff::Timestamp>,
 }
@@ -91,8 +122,9 @@ pub(crate) struct ListArgs {
     /// Show at most so many
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(0..=1000))]
     pub(crate) limit: u32,
-    #[command(flatten)]
-    pub(crate) access: Access,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// Arguments of `show`.
@@ -103,13 +135,16 @@ pub(crate) struct ShowArgs {
     /// Show payload and headers as well
     #[arg(long)]
     pub(crate) payload: bool,
-    #[command(flatten)]
-    pub(crate) access: Access,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
-/// What many and one have in common.
+/// Arguments of every decision.
 #[derive(Debug, Args)]
 pub(crate) struct WorkArgs {
+    /// The events' ids; or --all-matching
+    pub(crate) ids: Vec<Uuid>,
     /// All that match, or all there are; the plan is shown first
     #[arg(long)]
     pub(crate) all_matching: bool,
@@ -123,42 +158,162 @@ pub(crate) struct WorkArgs {
           value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) rate: Option<u32>,
     /// Do not ask
-    #[arg(long)]
+    #[arg(long, conflicts_with = "dry_run")]
     pub(crate) yes: bool,
     /// Who does it, for the audit; you, unless told otherwise
     #[arg(long, value_name = "NAME")]
     pub(crate) by: Option<String>,
-    /// What for, for the audit
+    /// What for, for the audit; needed to discard and to reject
     #[arg(long, value_name = "TEXT")]
     pub(crate) why: Option<String>,
-    #[command(flatten)]
-    pub(crate) access: Access,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    // What it was called.
+    #[arg(long = "all", hide = true, action = ArgAction::SetTrue,
+          value_parser = UnknownArgumentValueParser::suggest_arg("--all-matching"))]
+    former_all: Option<String>,
 }
 
-/// Arguments of `requeue`.
+/// Arguments of `outbox dlq requeue`.
 #[derive(Debug, Args)]
 pub(crate) struct RequeueArgs {
-    /// The event's id; or --aggregate, or --all-matching
-    #[arg(required_unless_present_any = ["all_matching", "aggregate"],
-          conflicts_with_all = ["all_matching", "aggregate", "event_type", "reason", "since"])]
-    pub(crate) id: Option<Uuid>,
+    #[command(flatten)]
+    pub(crate) work: WorkArgs,
     /// Publish this JSON in place of its payload; the audit keeps the old one
-    #[arg(long, value_name = "FILE", requires = "id")]
+    #[arg(long, value_name = "FILE", requires = "ids")]
     pub(crate) payload_file: Option<PathBuf>,
     /// Wait until it is published, and say as what
-    #[arg(long, value_name = "DURATION", value_parser = super::duration, requires = "id")]
+    #[arg(long, value_name = "DURATION", value_parser = super::duration, requires = "ids")]
     pub(crate) wait: Option<Duration>,
-    #[command(flatten)]
-    pub(crate) work: WorkArgs,
 }
 
-/// Arguments of `discard`.
+/// Arguments of `inbox dlq export`.
 #[derive(Debug, Args)]
-pub(crate) struct DiscardArgs {
-    /// The event's id; or --all-matching
-    #[arg(required_unless_present = "all_matching",
-          conflicts_with_all = ["all_matching", "aggregate", "event_type", "reason", "since"])]
-    pub(crate) id: Option<Uuid>,
+pub(crate) struct ExportArgs {
     #[command(flatten)]
-    pub(crate) work: WorkArgs,
+    pub(crate) filter: FilterArgs,
+    /// Write here instead of to standard output; only you may read the file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+}
+
+/// A command line that is not meant that way.
+pub(crate) type Misuse = (ErrorKind, String);
+
+impl DlqCommand {
+    pub(super) fn check(&self) -> Result<(), Misuse> {
+        match self {
+            Self::List(_) | Self::Show(_) => Ok(()),
+            Self::Discard(of) => of.args.check("discard", true),
+            Self::Requeue(of) => {
+                let RequeueArgs { work, payload_file, wait } = &of.args;
+                if work.ids.len() > 1 && (payload_file.is_some() || wait.is_some()) {
+                    let problem = "--payload-file and --wait are about one event";
+                    return Err((ErrorKind::ArgumentConflict, problem.into()));
+                }
+                let whole = work.filter.aggregate.is_some() && work.filter.is_only_an_aggregate();
+                if whole && work.ids.is_empty() { Ok(()) } else { work.check("requeue", false) }
+            }
+        }
+    }
+}
+
+impl InboxDlqCommand {
+    pub(super) fn check(&self) -> Result<(), Misuse> {
+        match self {
+            Self::List(_) | Self::Show(_) | Self::Export(_) => Ok(()),
+            Self::Requeue(of) => of.args.check("requeue", false),
+            Self::Reject(of) => of.args.check("reject", true),
+            Self::Discard(of) => of.args.check("discard", true),
+        }
+    }
+}
+
+impl WorkArgs {
+    /// What clap cannot say as clearly.
+    fn check(&self, verb: &str, needs_why: bool) -> Result<(), Misuse> {
+        let Self { ids, all_matching, filter, why, .. } = self;
+        let filtered = filter.aggregate.is_some() || !filter.is_only_an_aggregate();
+        if why.as_ref().is_some_and(|it| it.trim().is_empty()) {
+            return Err((ErrorKind::InvalidValue, "--why is empty".into()));
+        }
+        if needs_why && why.is_none() {
+            let not_that = match filter.reason {
+                Some(_) => "; --reason only chooses dead letters by why they are dead",
+                None => "",
+            };
+            let problem = format!("{verb} needs --why TEXT, which is kept{not_that}");
+            return Err((ErrorKind::MissingRequiredArgument, problem));
+        }
+        if !ids.is_empty() && (*all_matching || filtered) {
+            let meant = match filter.reason {
+                Some(_) => ": --reason chooses dead letters, --why TEXT says why you decide",
+                None => "",
+            };
+            let problem =
+                format!("name events, or use --all-matching and filters, not both{meant}");
+            return Err((ErrorKind::ArgumentConflict, problem));
+        }
+        if ids.is_empty() && !all_matching {
+            let problem = format!("name the events to {verb}, or add --all-matching");
+            return Err((ErrorKind::MissingRequiredArgument, problem));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use crate::cli::Cli;
+
+    /// The error's text, if the command line is refused.
+    fn refusal(args: &str) -> Option<String> {
+        let args = format!("tailpost {args}");
+        let cli = match Cli::try_parse_from(args.split(' ')) {
+            Ok(cli) => cli,
+            Err(error) => return Some(error.to_string()),
+        };
+        cli.check().err().map(|(_, problem)| problem)
+    }
+
+    #[test]
+    fn both_queues_take_the_same_words() {
+        for queue in ["outbox", "inbox"] {
+            for (args, problem) in [
+                ("discard ID --yes", Some("discard needs --why TEXT")),
+                ("discard --all-matching --reason size --yes", Some("--reason only chooses")),
+                ("discard ID --why", Some("a value is required")),
+                ("discard ID --reason ticket --why x", Some("--why TEXT says why you decide")),
+                ("requeue ID --all-matching", Some("not both")),
+                ("requeue --reason size", Some("add --all-matching")),
+                ("requeue", Some("add --all-matching")),
+                ("requeue --all --yes", Some("'--all-matching'")),
+                ("requeue --all-matching --yes --dry-run", Some("cannot be used with")),
+                ("requeue --all-matching --reason size --since 2h --rate 50 --yes --json", None),
+                ("requeue ID --by ada --why mended", None),
+                ("discard --all-matching --type Placed --aggregate o:1 --why old --yes", None),
+                ("list --reason size --type Placed --limit 5 --json", None),
+                ("show ID --payload --json", None),
+            ] {
+                let args = args.replace("ID", "6c0e1d1c-6c9b-4d55-9f9e-2f3f0f3f0f3f");
+                let said = refusal(&format!("{queue} dlq {args}"));
+                match (problem, &said) {
+                    (None, None) => {}
+                    (Some(problem), Some(said)) if said.contains(problem) => {}
+                    _ => panic!("{queue} {args}: {said:?}, not {problem:?}"),
+                }
+            }
+        }
+        let said = refusal("inbox dlq reject 6c0e1d1c-6c9b-4d55-9f9e-2f3f0f3f0f3f --yes");
+        assert!(said.is_some_and(|it| it.contains("reject needs --why")));
+        assert_eq!(refusal("outbox dlq requeue --aggregate order:o-1"), None);
+        let marked = "inbox mark-processed --consumer a \
+                      --event-id 6c0e1d1c-6c9b-4d55-9f9e-2f3f0f3f0f3f";
+        let said = refusal(&format!("{marked} --reason x"));
+        assert!(said.as_ref().is_some_and(|it| it.contains("'--why'")), "{said:?}");
+        assert_eq!(refusal(&format!("{marked} --why x")), None);
+    }
 }

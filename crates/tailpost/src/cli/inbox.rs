@@ -1,9 +1,10 @@
 //! `tailpost inbox …`.
 
-use std::path::PathBuf;
-
+use clap::builder::UnknownArgumentValueParser;
 use clap::{Args, Subcommand};
 use uuid::Uuid;
+
+use super::dlq::InboxDlqCommand;
 
 /// Arguments of `inbox`.
 #[derive(Debug, Args)]
@@ -56,110 +57,6 @@ pub(crate) struct InboxSetupArgs {
     pub(crate) json: bool,
 }
 
-/// What to do with dead letters of the inbox.
-#[derive(Debug, Subcommand)]
-pub(crate) enum InboxDlqCommand {
-    /// Show dead letters, the latest first
-    List(InboxDlqListArgs),
-    /// Show one dead letter; its payload only if asked for
-    Show(InboxDlqShowArgs),
-    /// Give events another set of attempts
-    ///
-    /// They take the same way as before, through claim and handler, in whichever process runs the
-    /// consumer. Nothing is published: other consumers do not see them again.
-    Requeue(InboxDlqRequeueArgs),
-    /// Refuse events for good: they count as answered, with a reason
-    Reject(InboxDlqSettleArgs),
-    /// Drop dead letters without an answer
-    Discard(InboxDlqSettleArgs),
-    /// Write dead letters with their payloads as JSON, one a line
-    Export(InboxDlqExportArgs),
-}
-
-/// Arguments of `inbox dlq list`.
-#[derive(Debug, Args)]
-pub(crate) struct InboxDlqListArgs {
-    /// Only those of this consumer
-    #[arg(long, value_name = "NAME")]
-    pub(crate) consumer: Option<String>,
-    /// At most this many
-    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    pub(crate) limit: u32,
-    /// Print one JSON object
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-/// Which dead letter.
-#[derive(Debug, Args)]
-pub(crate) struct InboxDlqShowArgs {
-    /// The event's id
-    pub(crate) event_id: Uuid,
-    /// The consumer, if several have parked the event
-    #[arg(long, value_name = "NAME")]
-    pub(crate) consumer: Option<String>,
-    /// Show the payload too
-    #[arg(long)]
-    pub(crate) payload: bool,
-    /// Print one JSON object
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-/// Which dead letters, and whether to do it.
-#[derive(Debug, Args)]
-pub(crate) struct InboxDlqTarget {
-    /// The events' ids
-    #[arg(required_unless_present = "all", conflicts_with = "all")]
-    pub(crate) event_ids: Vec<Uuid>,
-    /// All dead letters (of the consumer, if one is named)
-    #[arg(long, visible_alias = "all-matching")]
-    pub(crate) all: bool,
-    /// Only those of this consumer
-    #[arg(long, value_name = "NAME")]
-    pub(crate) consumer: Option<String>,
-    /// Do it without asking back
-    #[arg(long, conflicts_with = "dry_run")]
-    pub(crate) yes: bool,
-    /// Only show what would be done
-    #[arg(long)]
-    pub(crate) dry_run: bool,
-    /// Print one JSON object
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-/// Arguments of `inbox dlq requeue`.
-#[derive(Debug, Args)]
-pub(crate) struct InboxDlqRequeueArgs {
-    #[command(flatten)]
-    pub(crate) target: InboxDlqTarget,
-    /// Why; kept with who and when
-    #[arg(long, visible_alias = "why", value_name = "TEXT")]
-    pub(crate) reason: Option<String>,
-}
-
-/// Arguments of `inbox dlq reject` and `discard`.
-#[derive(Debug, Args)]
-pub(crate) struct InboxDlqSettleArgs {
-    #[command(flatten)]
-    pub(crate) target: InboxDlqTarget,
-    /// Why; kept with who and when
-    #[arg(long, visible_alias = "why", value_name = "TEXT")]
-    pub(crate) reason: String,
-}
-
-/// Arguments of `inbox dlq export`.
-#[derive(Debug, Args)]
-pub(crate) struct InboxDlqExportArgs {
-    /// Only those of this consumer
-    #[arg(long, value_name = "NAME")]
-    pub(crate) consumer: Option<String>,
-    /// Write here instead of to standard output
-    #[arg(long, value_name = "FILE")]
-    pub(crate) output: Option<PathBuf>,
-}
-
 /// Arguments of `inbox mark-processed`.
 #[derive(Debug, Args)]
 pub(crate) struct MarkProcessedArgs {
@@ -169,9 +66,12 @@ pub(crate) struct MarkProcessedArgs {
     /// The event's id
     #[arg(long, value_name = "UUID")]
     pub(crate) event_id: Uuid,
-    /// Why; kept with who and when
-    #[arg(long, visible_alias = "why", value_name = "TEXT")]
-    pub(crate) reason: String,
+    /// What for, for the audit
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) why: String,
+    /// Who does it, for the audit; you, unless told otherwise
+    #[arg(long, value_name = "NAME")]
+    pub(crate) by: Option<String>,
     /// When the event happened, as its Occurred-At header says; only needed if neither the inbox
     /// nor an outbox beside it has the event
     #[arg(long, value_name = "TIME")]
@@ -179,4 +79,8 @@ pub(crate) struct MarkProcessedArgs {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+    // What it was called.
+    #[arg(long = "reason", hide = true, value_name = "TEXT",
+          value_parser = UnknownArgumentValueParser::suggest_arg("--why"))]
+    former_reason: Option<String>,
 }

@@ -1,21 +1,19 @@
-//! Finding and mending dead letters.
+//! Finding and mending dead letters of the outbox.
 
 mod backend;
 pub(crate) mod client;
-mod text;
+pub(super) mod text;
 
-use std::io::{BufRead, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use indicatif::{ProgressBar, ProgressStyle};
 use relay::dead_letters::{Action, Author, Progress, Story};
-use serde_json::json;
 use tokio::sync::watch;
 use uuid::Uuid;
 
 use self::backend::{Backend, Work};
-use crate::cli::dlq::{DiscardArgs, DlqCommand, ListArgs, RequeueArgs, ShowArgs, WorkArgs};
+use super::decide;
+use crate::cli::dlq::{DlqCommand, ListArgs, OfOutbox, RequeueArgs, ShowArgs, WorkArgs};
 use crate::config::Settings;
 use crate::{output, shutdown};
 
@@ -48,84 +46,119 @@ pub(super) async fn run(command: &DlqCommand, settings: &Settings) -> anyhow::Re
     }
 }
 
-async fn list(args: &ListArgs, settings: &Settings) -> anyhow::Result<()> {
-    let backend = Backend::open(settings, args.access.direct).await?;
+async fn list(
+    OfOutbox { args, direct }: &OfOutbox<ListArgs>,
+    settings: &Settings,
+) -> anyhow::Result<()> {
+    let backend = Backend::open(settings, *direct).await?;
     let overview = backend.overview(&args.filter.filter(), args.limit).await?;
-    if args.access.json { output::json(&overview) } else { output::text(&text::list(&overview)) }
-}
-
-async fn show(args: &ShowArgs, settings: &Settings) -> anyhow::Result<()> {
-    let backend = Backend::open(settings, args.access.direct).await?;
-    let story = backend.story(args.id, args.payload).await?;
-    if args.access.json {
-        output::json(&story)
+    if args.json {
+        output::json(&overview)
     } else {
-        output::text(&text::story(args.id, &story))
+        output::text(&text::list("outbox", &overview, text::letter))
     }
 }
 
-async fn requeue(args: &RequeueArgs, settings: &Settings) -> anyhow::Result<()> {
-    let work = &args.work;
-    let backend = Backend::open(settings, work.access.direct).await?;
+async fn show(
+    OfOutbox { args, direct }: &OfOutbox<ShowArgs>,
+    settings: &Settings,
+) -> anyhow::Result<()> {
+    let backend = Backend::open(settings, *direct).await?;
+    let story = backend.story(args.id, args.payload).await?;
+    if args.json { output::json(&story) } else { output::text(&text::story(args.id, &story)) }
+}
+
+async fn requeue(
+    OfOutbox { args, direct }: &OfOutbox<RequeueArgs>,
+    settings: &Settings,
+) -> anyhow::Result<()> {
+    let RequeueArgs { work, payload_file, wait: patience } = args;
+    let backend = Backend::open(settings, *direct).await?;
     let author = author(work);
-    if let Some(id) = args.id {
-        let payload = match &args.payload_file {
-            Some(path) => Some(
-                tokio::fs::read_to_string(path)
-                    .await
-                    .with_context(|| format!("could not read {}", path.display()))?,
-            ),
-            None => None,
-        };
-        if work.dry_run {
-            let story = backend.story(id, false).await?;
-            return output::text(&text::story(id, &story));
-        }
-        backend.requeue(id, payload, &author).await?;
-        let Some(patience) = args.wait else {
-            return told(work, &json!({ "requeued": 1 }), &format!("requeued {id}"));
-        };
-        let story = wait(&backend, id, patience).await?;
-        return if work.access.json {
+    if work.ids.is_empty() {
+        return requeue_many(&backend, work, &author).await;
+    }
+    if work.dry_run {
+        return tell_stories(&backend, work).await;
+    }
+    let payload = match payload_file {
+        Some(path) => Some(
+            tokio::fs::read_to_string(path)
+                .await
+                .with_context(|| format!("could not read {}", path.display()))?,
+        ),
+        None => None,
+    };
+    for id in &work.ids {
+        backend.requeue(*id, payload.clone(), &author).await?;
+    }
+    if let (Some(patience), [id]) = (patience, &work.ids[..]) {
+        let story = wait(&backend, *id, *patience).await?;
+        return if work.json {
             output::json(&story)
         } else {
-            output::text(&text::published(id, &story))
+            output::text(&text::published(*id, &story))
         };
     }
+    decide::all_done(work, "requeue", work.ids.len() as u64, &listed("requeued", &work.ids))
+}
+
+async fn requeue_many(backend: &Backend, work: &WorkArgs, author: &Author) -> anyhow::Result<()> {
     match &work.filter.aggregate {
         Some(aggregate) if !work.all_matching => {
-            anyhow::ensure!(
-                work.filter.is_only_an_aggregate(),
-                "an aggregate is requeued whole: add --all-matching to requeue what matches of it"
-            );
-            if !plan(&backend, work, "requeue").await? {
+            if !plan(backend, work, "requeue").await? {
                 return Ok(());
             }
-            let requeued = backend.requeue_aggregate(aggregate, &author).await?;
+            let requeued = backend.requeue_aggregate(aggregate, author).await?;
             let said = format!("requeued {requeued} of {aggregate}, in order");
-            told(work, &json!({ "requeued": requeued }), &said)
+            decide::all_done(work, "requeue", requeued, &said)
         }
-        _ => many(&backend, Action::Requeue, work, &author).await,
+        _ => many(backend, Action::Requeue, work, author).await,
     }
 }
 
-async fn discard(args: &DiscardArgs, settings: &Settings) -> anyhow::Result<()> {
-    let work = &args.work;
-    let backend = Backend::open(settings, work.access.direct).await?;
+async fn discard(
+    OfOutbox { args: work, direct }: &OfOutbox<WorkArgs>,
+    settings: &Settings,
+) -> anyhow::Result<()> {
+    let backend = Backend::open(settings, *direct).await?;
     let author = author(work);
-    let Some(id) = args.id else {
+    if work.ids.is_empty() {
         return many(&backend, Action::Discard, work, &author).await;
-    };
-    let story = backend.story(id, false).await?;
+    }
     if work.dry_run {
-        return output::text(&text::story(id, &story));
+        return tell_stories(&backend, work).await;
+    }
+    for id in &work.ids {
+        let story = backend.story(*id, false).await?;
+        if !work.yes {
+            output::note(&text::story(*id, &story));
+        }
     }
     if !work.yes {
-        eprintln!("{}", text::story(id, &story).trim_end());
-        confirm("discard it for good?")?;
+        decide::confirm("discard for good?")?;
     }
-    backend.discard(id, &author).await?;
-    told(work, &json!({ "discarded": 1 }), &format!("discarded {id}"))
+    for id in &work.ids {
+        backend.discard(*id, &author).await?;
+    }
+    decide::all_done(work, "discard", work.ids.len() as u64, &listed("discarded", &work.ids))
+}
+
+fn listed(done: &str, ids: &[Uuid]) -> String {
+    ids.iter().map(|id| format!("{done} {id}\n")).collect()
+}
+
+/// A dry run of what is done to events that are named.
+async fn tell_stories(backend: &Backend, work: &WorkArgs) -> anyhow::Result<()> {
+    for id in &work.ids {
+        let story = backend.story(*id, false).await?;
+        if work.json {
+            output::json(&story)?;
+        } else {
+            output::text(&text::story(*id, &story))?;
+        }
+    }
+    Ok(())
 }
 
 /// Shows the plan, asks, works, and tells.
@@ -135,78 +168,29 @@ async fn many(
     args: &WorkArgs,
     author: &Author,
 ) -> anyhow::Result<()> {
-    let (verb, done) = match action {
-        Action::Requeue => ("requeue", "requeued"),
-        Action::Discard => ("discard", "discarded"),
+    let verb = match action {
+        Action::Requeue => "requeue",
+        Action::Discard => "discard",
     };
     if !plan(backend, args, verb).await? {
         return Ok(());
     }
     let (sender, watcher) = watch::channel(Progress::default());
     let stop = shutdown::on_signal()?;
-    let bar = tokio::spawn(draw(watcher));
+    let bar = tokio::spawn(decide::draw(watcher));
     let work = Work { action, filter: args.filter.filter(), rate: args.rate };
     let worked = backend.work_through(work, author, &sender, &stop).await;
     let progress = sender.borrow().clone();
     drop(sender);
     bar.await?;
     worked?;
-    let Progress { total, done: count, skipped, ref last_refusal, cancelled, .. } = progress;
-    let how = if cancelled { ", cancelled" } else { "" };
-    told(args, &progress, &format!("{done} {count} of {total}{how}"))?;
-    match last_refusal {
-        Some(why) if skipped > 0 => {
-            Err(DlqError::Skipped { skipped, total, why: why.clone() }.into())
-        }
-        Some(why) => Err(anyhow::anyhow!("could not go on: {why}")),
-        None => Ok(()),
-    }
+    decide::tell_many(args, verb, &progress)
 }
 
 /// Says whether to go on.
 async fn plan(backend: &Backend, args: &WorkArgs, verb: &str) -> anyhow::Result<bool> {
-    let overview = backend.overview(&args.filter.filter(), 0).await?;
-    if args.dry_run {
-        if args.access.json {
-            output::json(&overview)?;
-        } else {
-            output::text(&text::plan(&overview, verb))?;
-        }
-        return Ok(false);
-    }
-    eprintln!("{}", text::plan(&overview, verb).trim_end());
-    if !args.yes && overview.total > 0 {
-        confirm(&format!("{verb} {}?", overview.total))?;
-    }
-    Ok(true)
-}
-
-fn confirm(question: &str) -> anyhow::Result<()> {
-    let stdin = std::io::stdin();
-    if !stdin.is_terminal() {
-        return Err(DlqError::NotConfirmed("--yes is needed where nobody can be asked").into());
-    }
-    eprint!("{question} [y/N] ");
-    std::io::stderr().flush()?;
-    let mut answer = String::new();
-    stdin.lock().read_line(&mut answer)?;
-    match answer.trim() {
-        "y" | "Y" | "yes" => Ok(()),
-        _ => Err(DlqError::NotConfirmed("you did not say yes").into()),
-    }
-}
-
-/// A bar on a terminal, nothing elsewhere.
-async fn draw(mut progress: watch::Receiver<Progress>) {
-    let style = "{bar:40} {pos}/{len}, {per_sec}, {eta} left";
-    let bar = ProgressBar::new(0)
-        .with_style(ProgressStyle::with_template(style).expect("a valid template"));
-    while progress.changed().await.is_ok() {
-        let now = progress.borrow_and_update().clone();
-        bar.set_length(now.total);
-        bar.set_position(now.done + now.skipped);
-    }
-    bar.finish_and_clear();
+    let overview = backend.overview(&args.filter.filter(), decide::FIRST).await?;
+    decide::plan(args, verb, &overview, text::letter)
 }
 
 async fn wait(backend: &Backend, id: Uuid, patience: Duration) -> anyhow::Result<Story> {
@@ -227,12 +211,7 @@ async fn wait(backend: &Backend, id: Uuid, patience: Duration) -> anyhow::Result
     }
 }
 
-fn told(args: &WorkArgs, data: &impl serde::Serialize, said: &str) -> anyhow::Result<()> {
-    if args.access.json { output::json(data) } else { output::text(said) }
-}
-
 fn author(args: &WorkArgs) -> Author {
-    let name = args.by.clone().or_else(|| whoami::username().ok());
-    let name = name.unwrap_or_else(|| "unnamed".into());
+    let name = decide::decider(args.by.as_ref());
     Author { name, via: "cli".into(), why: args.why.clone() }
 }

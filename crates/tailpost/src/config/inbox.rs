@@ -15,7 +15,7 @@ use super::Settings;
 use super::error::{Error, Origin, closest};
 use super::value::Value;
 
-pub(super) use self::keys::KEYS;
+pub(super) use self::keys::{KEYS, SECRETS};
 
 pub(super) const SECTION: &str = "inbox";
 const PREFIX: &str = "TAILPOST_INBOX__";

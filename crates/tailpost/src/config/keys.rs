@@ -13,6 +13,8 @@ pub(super) struct Key {
     pub(super) path: &'static str,
     /// Puts a value in place, or says what is wanted.
     pub(super) set: fn(&mut Settings, Value<'_>) -> Result<(), Wanted>,
+    /// A secret is never given by an empty variable; any other setting's counts as not set.
+    pub(super) is_secret: bool,
 }
 
 /// All settings, in the order of `docker/tailpost.toml`.
@@ -39,10 +41,10 @@ pub(super) static KEYS: &[Key] = &[
     key("outbox.columns.headers", |it, v| column(it, Column::Headers, v)),
     key("nats.url", |it, v| put(&mut it.nats.url, v.text().map(str::to_owned))),
     key("nats.creds", |it, v| put(&mut it.nats.access.creds, v.text().map(path))),
-    key("nats.nkey", |it, v| put(&mut it.nats.access.nkey, v.text().map(some))),
-    key("nats.token", |it, v| put(&mut it.nats.access.token, v.text().map(some))),
+    secret("nats.nkey", |it, v| put(&mut it.nats.access.nkey, v.secret().map(some))),
+    secret("nats.token", |it, v| put(&mut it.nats.access.token, v.secret().map(some))),
     key("nats.user", |it, v| put(&mut it.nats.access.user, v.text().map(some))),
-    key("nats.password", |it, v| put(&mut it.nats.access.password, v.text().map(some))),
+    secret("nats.password", |it, v| put(&mut it.nats.access.password, v.secret().map(some))),
     key("nats.ca", |it, v| put(&mut it.nats.access.ca, v.text().map(path))),
     key("nats.cert", |it, v| put(&mut it.nats.access.cert, v.text().map(path))),
     key("nats.key", |it, v| put(&mut it.nats.access.key, v.text().map(path))),
@@ -77,12 +79,19 @@ pub(super) static KEYS: &[Key] = &[
     key("relay.on_wal_limit", |it, v| put(&mut it.relay.wal.on_limit, on_wal_limit(v))),
     key("admin.listen", |it, v| put(&mut it.admin.listen, v.unless_off(address))),
     key("admin.inbox_listen", |it, v| put(&mut it.admin.inbox_listen, v.unless_off(address))),
-    key("admin.token", |it, v| put(&mut it.admin.token, v.text().map(some))),
+    secret("admin.token", |it, v| put(&mut it.admin.token, v.bearer_token().map(some))),
     key("log.format", |it, v| put(&mut it.log.format, log_format(v))),
 ];
 
 const fn key(path: &'static str, set: fn(&mut Settings, Value<'_>) -> Result<(), Wanted>) -> Key {
-    Key { path, set }
+    Key { path, set, is_secret: false }
+}
+
+const fn secret(
+    path: &'static str,
+    set: fn(&mut Settings, Value<'_>) -> Result<(), Wanted>,
+) -> Key {
+    Key { path, set, is_secret: true }
 }
 
 fn put<T>(place: &mut T, value: Result<T, Wanted>) -> Result<(), Wanted> {

@@ -32,7 +32,7 @@ const ALIASES: [(&str, &str, &str); 6] = [
 pub(crate) struct Sources {
     /// The file to read instead of [`DEFAULT_FILE`].
     pub(crate) file: Option<PathBuf>,
-    /// The environment. Empty values count as not given.
+    /// The environment. Empty values count as not given, but those of secrets, which are refused.
     pub(crate) environment: Vec<(String, String)>,
     /// `--database-url`.
     pub(crate) database_url: Option<String>,
@@ -154,9 +154,12 @@ fn apply_environment(
             set(settings, key, Value::Text(&value), Origin::Variable(name.clone()))?;
         }
     }
-    for (name, value) in given().filter(|(name, _)| name.starts_with(PREFIX)) {
+    for (name, value) in environment.iter().filter(|(name, _)| name.starts_with(PREFIX)) {
         let is_alias = ALIASES.iter().any(|(alias, ..)| alias == name);
         if is_alias || NOT_SETTINGS.contains(&name.as_str()) {
+            continue;
+        }
+        if value.is_empty() && !is_secret(settings, name) {
             continue;
         }
         if settings.apply_inbox_variable(name, value)? {
@@ -172,6 +175,13 @@ fn apply_environment(
         set(settings, key, Value::Text(value), Origin::Variable(name.clone()))?;
     }
     Ok(())
+}
+
+/// Whether an empty value is a mistake rather than none.
+fn is_secret(settings: &Settings, name: &str) -> bool {
+    let of_inbox = settings.inbox_variables();
+    KEYS.iter().any(|it| it.is_secret && variable(it) == name)
+        || of_inbox.get(name).is_some_and(|(_, key)| *key == inbox::SECRETS)
 }
 
 fn apply_flags(settings: &mut Settings, sources: &Sources) -> Result<(), Error> {

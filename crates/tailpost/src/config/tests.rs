@@ -326,3 +326,25 @@ fn the_annotated_reference_is_complete_and_shows_the_defaults() {
     }
     assert_eq!(shown.len(), keys.len(), "something is shown twice or does not exist");
 }
+
+/// An empty token would let everybody in, and an empty signing secret signs what anybody could.
+#[test]
+fn empty_secrets_are_refused_wherever_they_come_from() {
+    for path in ["admin.token", "nats.token", "nats.password", "nats.nkey", "inbox.secrets"] {
+        let (section, key) = path.split_once('.').expect("section.key");
+        let variable = format!("TAILPOST_{}", path.replace('.', "__").to_uppercase());
+        for value in ["", " ", "\t \n"] {
+            let wrap = |it: &str| if key == "secrets" { format!("[{it}]") } else { it.to_owned() };
+            let toml = format!("[{section}]\n{key} = {}\n", wrap(&format!("{value:?}")));
+            for (told, _) in [refusal(&toml, &[]), refusal("", &[(&variable, value)])] {
+                assert!(told.contains(&format!("`{path}` must be ")), "{value:?}: {told}");
+            }
+        }
+    }
+    // Not a header's value.
+    for token in ["a b", "grüße", "a\n", " a"] {
+        let (told, _) = refusal("", &[("TAILPOST_ADMIN__TOKEN", token)]);
+        assert!(told.contains("visible ASCII"), "{token:?}: {told}");
+    }
+    assert_eq!(loaded("", &[("TAILPOST_ADMIN__LISTEN", "")]).admin.token, None);
+}

@@ -26,6 +26,21 @@ impl<'a> Value<'a> {
         }
     }
 
+    /// A password, or the like. An empty one is a mistake: it would let everybody in, or nobody.
+    pub(super) fn secret(self) -> Result<&'a str, Wanted> {
+        let text = self.text()?;
+        if text.trim().is_empty() { Err("a secret, not an empty one".into()) } else { Ok(text) }
+    }
+
+    /// A secret that can be given as `Authorization: Bearer SECRET` (RFC 6750).
+    pub(super) fn bearer_token(self) -> Result<&'a str, Wanted> {
+        let token = self.secret()?;
+        if !token.bytes().all(|it| it.is_ascii_graphic()) {
+            return Err("made of visible ASCII characters, without spaces".into());
+        }
+        Ok(token)
+    }
+
     pub(super) fn bool(self) -> Result<bool, Wanted> {
         match self {
             Self::Toml(DeValue::Boolean(value)) => Ok(*value),

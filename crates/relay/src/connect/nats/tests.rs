@@ -65,6 +65,7 @@ fn what_cannot_work_is_refused() {
     for servers in ["", " , ", "http://n1", "ws://n1", "nats://", "nats://n1/path", "nats://n1:x"] {
         refusal(servers, none());
     }
+    assert!(refusal("nats://ada:@n1", none()).contains("password is empty"));
     assert!(refusal("nats://a:1@n1,nats://b:2@n2", none()).contains("different credentials"));
     let token = || NatsAccess { token: Some("t0ken".into()), ..none() };
     assert!(refusal("nats://ada:pw@n1", token()).contains("once"));

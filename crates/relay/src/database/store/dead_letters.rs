@@ -6,15 +6,12 @@ use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use outbox::Column;
+use outbox::dead_letters::FINGERPRINT;
 
 use super::{Store, statements};
 use crate::dead_letters::{Aggregate, Author, DeadLetter, Deed, Filter, GROUPED_MAX, Group};
 use crate::error::Error;
 use crate::shards::{Shard, Shards};
-
-/// Failures that differ only in ids and numbers are one kind.
-const FINGERPRINT: &str = "regexp_replace(regexp_replace(reason,
-    '[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}', '<id>', 'g'), '[0-9]+', '<n>', 'g')";
 
 /// The filter's parameters are always $1 to $5.
 const MATCHES: &str = "discarded_at IS NULL

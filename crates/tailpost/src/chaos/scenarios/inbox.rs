@@ -102,7 +102,7 @@ pub(super) async fn manual_fix(stage: &mut Stage) -> Result<Daemons> {
 async fn mark_processed(stage: &Stage, event: Uuid) -> Result<()> {
     let id = event.to_string();
     let args = ["inbox", "mark-processed", "--consumer", CONSUMER, "--event-id", &id];
-    stage.operate(&[&args[..], &["--reason", "made by hand"]].concat()).await
+    stage.operate(&[&args[..], &["--why", "made by hand"]].concat()).await
 }
 
 async fn refuses_to_requeue(stage: &Stage, event: Uuid, reason: &str) -> Result<()> {

@@ -7,13 +7,13 @@ use relay::Config;
 use relay::dead_letters::{
     Action, Aggregate, Author, DeadLetters, Filter, Overview, Progress, Story,
 };
-use serde::Serialize;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::client::Client;
-use crate::admin::dead_letters::{Change, Order, Started};
+use crate::admin::api::Change;
+use crate::admin::dead_letters::{Order, Requeue, Started};
 use crate::config::Settings;
 
 /// How often a running operation is asked how far it is.
@@ -64,7 +64,9 @@ impl Backend {
     ) -> anyhow::Result<()> {
         match self {
             Self::Http(client) => {
-                client.post(&format!("{BASE}/{id}/requeue"), &change(author, payload)).await
+                let (by, why) = (Some(author.name.clone()), author.why.clone());
+                let requeue = Requeue { by, why, payload };
+                client.post(&format!("{BASE}/{id}/requeue"), &requeue).await
             }
             Self::Direct(it) => Ok(it.requeue(id, payload.as_deref(), author).await?),
         }
@@ -78,7 +80,7 @@ impl Backend {
         match self {
             Self::Http(client) => {
                 let path = format!("outbox/aggregates/{}/requeue", escape(&aggregate.to_string()));
-                client.post(&path, &change(author, None)).await
+                client.post(&path, &change(author)).await
             }
             Self::Direct(it) => Ok(it.requeue_aggregate(aggregate, author).await?),
         }
@@ -86,9 +88,7 @@ impl Backend {
 
     pub(super) async fn discard(&self, id: Uuid, author: &Author) -> anyhow::Result<()> {
         match self {
-            Self::Http(client) => {
-                client.delete(&format!("{BASE}/{id}"), &change(author, None)).await
-            }
+            Self::Http(client) => client.delete(&format!("{BASE}/{id}"), &change(author)).await,
             Self::Direct(dead_letters) => Ok(dead_letters.discard(id, author).await?),
         }
     }
@@ -130,8 +130,8 @@ impl Backend {
     }
 }
 
-fn change(author: &Author, payload: Option<String>) -> impl Serialize {
-    Change { by: Some(author.name.clone()), why: author.why.clone(), payload }
+fn change(author: &Author) -> Change {
+    Change { by: Some(author.name.clone()), why: author.why.clone() }
 }
 
 fn escape(text: &str) -> String {

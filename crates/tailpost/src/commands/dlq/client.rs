@@ -13,7 +13,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::TcpStream;
 
-use crate::admin::dead_letters::Complaint;
+use crate::admin::api::Complaint;
 use crate::config::AdminSettings;
 
 /// The server answers within five seconds, or says that it cannot.

@@ -1,49 +1,78 @@
-//! Dead letters for people.
+//! Dead letters for people. What others wrote is put on one line, without what controls terminals.
 
 use std::fmt::Write;
 use std::time::Duration;
 
-use relay::dead_letters::{DeadLetter, GROUPED_MAX, Overview, Story};
+use outbox::dead_letters::{Filter, GROUPED_MAX, Overview};
+use relay::dead_letters::{DeadLetter, Story};
 use uuid::Uuid;
 
 use crate::commands::status::duration;
+use crate::output::one_line;
 
 /// A reason in a table; `show` has all of it.
 const REASON_CHARS: usize = 72;
 
-pub(super) fn list(overview: &Overview) -> String {
+/// `queue` is `outbox` or `inbox`; `letter` shows one, with its reason.
+pub(in crate::commands) fn list<L>(
+    queue: &str,
+    overview: &Overview<L>,
+    letter: impl Fn(&L) -> String,
+) -> String {
     let mut text = headline(overview);
     groups(&mut text, overview);
     if !overview.dead_letters.is_empty() {
         let shown = overview.dead_letters.len();
         line(&mut text, &format!("\nthe newest {shown}:"));
-        for dead in &overview.dead_letters {
-            let DeadLetter { id, aggregate_type, aggregate_id, event_type, .. } = dead;
-            let at = dead.dead_at.strftime("%Y-%m-%d %H:%M:%S");
-            let shard = dead.shard.map(|it| format!("  shard {it}")).unwrap_or_default();
-            let aggregate = format!("{aggregate_type}:{aggregate_id}");
-            line(&mut text, &format!("{id}  {at}  {aggregate}  {event_type}{shard}"));
-            line(&mut text, &format!("    {}", short(&dead.reason)));
-        }
-        line(&mut text, "\nmore: `tailpost outbox dlq show ID`; then `requeue` or `discard`");
+        overview.dead_letters.iter().for_each(|it| text += &letter(it));
+        let then = if queue == "inbox" { "`requeue`, `reject`" } else { "`requeue`" };
+        line(
+            &mut text,
+            &format!("\nmore: `tailpost {queue} dlq show ID`; then {then} or `discard`"),
+        );
     }
     text
 }
 
-pub(super) fn plan(overview: &Overview, verb: &str) -> String {
+pub(in crate::commands) fn plan<L>(
+    verb: &str,
+    filter: &Filter,
+    overview: &Overview<L>,
+    letter: impl Fn(&L) -> String,
+) -> String {
     let mut text = format!("to {verb}: {}", headline(overview));
+    line(&mut text, &format!("filter: {}", one_line(&filter.to_string())));
     groups(&mut text, overview);
+    if !overview.dead_letters.is_empty() {
+        let rest = overview.total.saturating_sub(overview.dead_letters.len() as u64);
+        overview.dead_letters.iter().for_each(|it| text += &letter(it));
+        if rest > 0 {
+            line(&mut text, &format!("and {rest} more"));
+        }
+    }
     text
 }
 
-fn headline(overview: &Overview) -> String {
+/// One of the outbox.
+pub(super) fn letter(dead: &DeadLetter) -> String {
+    let DeadLetter { id, aggregate_type, aggregate_id, event_type, .. } = dead;
+    let at = dead.dead_at.strftime("%Y-%m-%d %H:%M:%S");
+    let shard = dead.shard.map(|it| format!("  shard {it}")).unwrap_or_default();
+    let what = format!("{aggregate_type}:{aggregate_id}  {event_type}");
+    format!("{id}  {at}  {}{shard}\n    {}\n", one_line(&what), short(&dead.reason))
+}
+
+fn headline<L>(overview: &Overview<L>) -> String {
+    if overview.total == 0 {
+        return "no dead letters\n".into();
+    }
     let s = if overview.total == 1 { "" } else { "s" };
     let age = overview.oldest_seconds.map(|it| Duration::try_from_secs_f64(it).unwrap_or_default());
     let age = age.map(|it| format!(", the oldest {} old", duration(it))).unwrap_or_default();
     format!("{} dead letter{s}{age}\n", overview.total)
 }
 
-fn groups(text: &mut String, overview: &Overview) {
+fn groups<L>(text: &mut String, overview: &Overview<L>) {
     if overview.total > GROUPED_MAX {
         line(text, &format!("the newest {GROUPED_MAX}:"));
     }
@@ -57,7 +86,7 @@ fn groups(text: &mut String, overview: &Overview) {
 pub(super) fn story(id: Uuid, story: &Story) -> String {
     let mut text = String::new();
     let mut add = |label: &str, value: &dyn std::fmt::Display| {
-        line(&mut text, &format!("{label:<12} {value}"));
+        line(&mut text, &format!("{label:<12} {}", one_line(&value.to_string())));
     };
     add("event", &id);
     add("state", &story.state);
@@ -99,7 +128,7 @@ pub(super) fn story(id: Uuid, story: &Story) -> String {
         add("headers", headers);
     }
     if let Some(payload) = &story.payload {
-        add("payload", payload);
+        line(&mut text, &format!("{:<12} {payload}", "payload"));
     }
     text
 }
@@ -112,11 +141,12 @@ pub(super) fn published(id: Uuid, story: &Story) -> String {
     format!("{id} is published{place}{found}")
 }
 
-fn short(text: &str) -> String {
-    let line: String = text.chars().map(|it| if it.is_control() { ' ' } else { it }).collect();
+/// The beginning of a reason, on one line.
+pub(in crate::commands) fn short(text: &str) -> String {
+    let line = one_line(text);
     match line.char_indices().nth(REASON_CHARS) {
         Some((end, _)) => format!("{}…", &line[..end]),
-        None => line,
+        None => line.into_owned(),
     }
 }
 

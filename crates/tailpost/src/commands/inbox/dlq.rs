@@ -1,23 +1,27 @@
 //! Dead letters on the terminal.
 
 use std::fmt::Write;
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{BufWriter, ErrorKind, Write as _};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use anyhow::Context;
 use inbox::{DeadLetter, DeadLetters, Decision, Grounds, Marked, Original, Selection};
+use outbox::dead_letters::Progress;
 use serde::Serialize;
+use tokio::sync::watch;
 use uuid::Uuid;
 
-use crate::cli::{
-    InboxDlqCommand, InboxDlqExportArgs, InboxDlqListArgs, InboxDlqShowArgs, InboxDlqTarget,
-    MarkProcessedArgs,
-};
+use crate::cli::MarkProcessedArgs;
+use crate::cli::dlq::{ExportArgs, InboxDlqCommand, ListArgs, OfConsumer, ShowArgs, WorkArgs};
+use crate::commands::decide;
+use crate::commands::dlq::text;
 use crate::config::Settings;
-use crate::letter::{Letter, Letters};
-use crate::output;
+use crate::letter::Letter;
+use crate::output::one_line;
 use crate::refusal::Refusal;
+use crate::{output, shutdown};
 
 /// How many dead letters one command looks at.
 const LETTERS_MAX: u32 = 100_000;
@@ -29,15 +33,9 @@ pub(super) async fn run(command: &InboxDlqCommand, settings: &Settings) -> anyho
     match command {
         InboxDlqCommand::List(args) => list(&letters, args).await,
         InboxDlqCommand::Show(args) => show(&letters, args).await,
-        InboxDlqCommand::Requeue(args) => {
-            decide(&letters, Decision::Requeue, &args.target, args.reason.clone()).await
-        }
-        InboxDlqCommand::Reject(args) => {
-            decide(&letters, Decision::Reject, &args.target, Some(args.reason.clone())).await
-        }
-        InboxDlqCommand::Discard(args) => {
-            decide(&letters, Decision::Discard, &args.target, Some(args.reason.clone())).await
-        }
+        InboxDlqCommand::Requeue(args) => decide(&letters, Decision::Requeue, args).await,
+        InboxDlqCommand::Reject(args) => decide(&letters, Decision::Reject, args).await,
+        InboxDlqCommand::Discard(args) => decide(&letters, Decision::Discard, args).await,
         InboxDlqCommand::Export(args) => export(&letters, args).await,
     }
 }
@@ -46,9 +44,9 @@ pub(super) async fn mark_processed(
     args: &MarkProcessedArgs,
     settings: &Settings,
 ) -> anyhow::Result<()> {
-    let MarkProcessedArgs { consumer, event_id, reason, occurred_at, json } = args;
+    let MarkProcessedArgs { consumer, event_id, why, by, occurred_at, json, .. } = args;
     let letters = super::dead_letters(settings).await?;
-    let grounds = grounds(Some(reason.clone()));
+    let grounds = Grounds { by: decide::decider(by.as_ref()), why: Some(why.clone()) };
     let marked = letters.mark_processed(consumer, *event_id, *occurred_at, &grounds).await?;
     let told = match marked {
         Marked::Marked => "marked as processed",
@@ -71,21 +69,28 @@ struct MarkReport<'a> {
     result: Marked,
 }
 
-async fn list(letters: &DeadLetters, args: &InboxDlqListArgs) -> anyhow::Result<()> {
-    let of = Selection { consumer: args.consumer.clone(), events: None };
-    let found = letters.list(&of, args.limit).await?;
+async fn list(
+    letters: &DeadLetters,
+    OfConsumer { args, consumer }: &OfConsumer<ListArgs>,
+) -> anyhow::Result<()> {
+    let (consumer, filter) = (consumer.clone(), args.filter.filter());
+    let of = Selection { consumer, filter, ..Selection::default() };
+    let overview = letters.overview(&of, args.limit).await?;
     if args.json {
-        output::json(&Letters { dead_letters: &found })
+        output::json(&overview)
     } else {
-        output::text(&table(&found))
+        output::text(&text::list("inbox", &overview, line))
     }
 }
 
-async fn show(letters: &DeadLetters, args: &InboxDlqShowArgs) -> anyhow::Result<()> {
-    let of = Selection { consumer: args.consumer.clone(), events: Some(vec![args.event_id]) };
+async fn show(
+    letters: &DeadLetters,
+    OfConsumer { args, consumer }: &OfConsumer<ShowArgs>,
+) -> anyhow::Result<()> {
+    let of = named(consumer.as_ref(), &[args.id]);
     let mut found = letters.originals(&of, LETTERS_MAX).await?;
     let original = match found.len() {
-        0 => return Err(Refusal::no_dead_letter(args.event_id).into()),
+        0 => return Err(Refusal::no_dead_letter(args.id).into()),
         1 => found.remove(0),
         _ => {
             let consumers: Vec<_> = found.iter().map(|it| it.letter.consumer.clone()).collect();
@@ -99,62 +104,86 @@ async fn show(letters: &DeadLetters, args: &InboxDlqShowArgs) -> anyhow::Result<
     }
 }
 
-/// What `requeue`, `reject` and `discard` print.
-#[derive(Serialize)]
-struct Decided<'a> {
-    decision: &'static str,
-    done: bool,
-    dead_letters: Vec<&'a DeadLetter>,
-    skipped: Vec<&'a DeadLetter>,
+fn named(consumer: Option<&String>, ids: &[Uuid]) -> Selection {
+    let (consumer, events) = (consumer.cloned(), Some(ids.to_vec()));
+    Selection { consumer, events, ..Selection::default() }
 }
 
 async fn decide(
     letters: &DeadLetters,
     decision: Decision,
-    target: &InboxDlqTarget,
-    reason: Option<String>,
+    OfConsumer { args, consumer }: &OfConsumer<WorkArgs>,
 ) -> anyhow::Result<()> {
-    let events = (!target.all).then(|| target.event_ids.clone());
-    let of = Selection { consumer: target.consumer.clone(), events };
+    let verb = decision.name();
+    let grounds = Grounds { by: decide::decider(args.by.as_ref()), why: args.why.clone() };
+    if args.all_matching {
+        let (consumer, filter) = (consumer.clone(), args.filter.filter());
+        let of = Selection { consumer, filter, ..Selection::default() };
+        let overview = letters.overview(&of, decide::FIRST).await?;
+        if !decide::plan(args, verb, &overview, line)? {
+            return Ok(());
+        }
+        return many(letters, decision, &of, args, &grounds).await;
+    }
+    let of = named(consumer.as_ref(), &args.ids);
     let found = letters.list(&of, LETTERS_MAX).await?;
-    if let Some(id) = target.event_ids.iter().find(|id| !found.iter().any(|it| it.event_id == **id))
-    {
+    if let Some(id) = args.ids.iter().find(|id| !found.iter().any(|it| it.event_id == **id)) {
         return Err(Refusal::no_dead_letter(*id).into());
     }
     let fits = |it: &&DeadLetter| match decision {
         Decision::Requeue => it.can_be_requeued(),
         Decision::Reject | Decision::Discard => !it.requeued,
     };
-    // Whoever names one event means it; for more, and for what cannot be undone, we ask back.
-    let meant = target.yes || (decision == Decision::Requeue && !target.all);
-    let done = if target.dry_run || !meant {
-        found.iter().filter(fits).map(|it| (it.consumer.clone(), it.event_id)).collect()
-    } else {
-        letters.decide(decision, &of, &grounds(reason)).await?
-    };
+    let (fitting, unfit): (Vec<_>, Vec<_>) = found.iter().partition(fits);
+    if args.dry_run || fitting.is_empty() {
+        output::text(&summary(verb, "would be done", &fitting, &unfit))?;
+        return if fitting.is_empty() { Err(Refusal::not_dead(verb).into()) } else { Ok(()) };
+    }
+    // Whoever names events to be tried again means them; for what cannot be undone we ask back.
+    if decision != Decision::Requeue && !args.yes {
+        output::note(&summary(verb, "would be done", &fitting, &unfit));
+        decide::confirm(&format!("{verb} {}?", fitting.len()))?;
+    }
+    let done = letters.decide(decision, &of, &grounds).await?;
     let is_done =
         |it: &&DeadLetter| done.iter().any(|(c, id)| *c == it.consumer && *id == it.event_id);
-    let (affected, skipped): (Vec<_>, Vec<_>) = found.iter().partition(is_done);
-    let nothing = affected.is_empty() && !target.event_ids.is_empty();
-    let decided = Decided {
-        decision: decision.name(),
-        done: meant && !target.dry_run,
-        dead_letters: affected,
-        skipped,
+    let (done, skipped): (Vec<_>, Vec<_>) = found.iter().partition(is_done);
+    let said = summary(verb, "done", &done, &skipped);
+    let progress = Progress {
+        total: found.len() as u64,
+        done: done.len() as u64,
+        skipped: skipped.len() as u64,
+        last_refusal: skipped.last().map(|it| format!("{} {}", it.event_id, why_not(it))),
+        ended: true,
+        cancelled: false,
     };
-    if target.json {
-        output::json(&decided)?
-    } else {
-        output::text(&summary(&decided))?
-    }
-    if nothing {
-        return Err(Refusal::not_dead(decision.name()).into());
-    }
-    if meant || target.dry_run { Ok(()) } else { Err(Refusal::unconfirmed().into()) }
+    decide::tell(args, verb, &progress, &said)
 }
 
-async fn export(letters: &DeadLetters, args: &InboxDlqExportArgs) -> anyhow::Result<()> {
-    let of = Selection { consumer: args.consumer.clone(), events: None };
+async fn many(
+    letters: &DeadLetters,
+    decision: Decision,
+    of: &Selection,
+    args: &WorkArgs,
+    grounds: &Grounds,
+) -> anyhow::Result<()> {
+    let (sender, watcher) = watch::channel(Progress::default());
+    let stop = shutdown::on_signal()?;
+    let bar = tokio::spawn(decide::draw(watcher));
+    let worked = letters.work_through(decision, of, args.rate, grounds, &sender, &stop).await;
+    let progress = sender.borrow().clone();
+    drop(sender);
+    bar.await?;
+    worked?;
+    decide::tell_many(args, decision.name(), &progress)
+}
+
+async fn export(
+    letters: &DeadLetters,
+    OfConsumer { args, consumer }: &OfConsumer<ExportArgs>,
+) -> anyhow::Result<()> {
+    let (consumer, filter) = (consumer.clone(), args.filter.filter());
+    let of = Selection { consumer, filter, ..Selection::default() };
     let found = letters.list(&of, LETTERS_MAX).await?;
     let mut events: Vec<_> = found.iter().map(|it| it.event_id).collect();
     events.dedup();
@@ -176,10 +205,10 @@ enum Destination {
 }
 
 impl Destination {
-    /// Never over another export.
+    /// Never over another export, and for nobody else to read.
     fn open(path: Option<&Path>) -> anyhow::Result<Self> {
         let Some(path) = path else { return Ok(Self::Stdout) };
-        match File::create_new(path) {
+        match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
             Ok(file) => Ok(Self::File(BufWriter::new(file))),
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {
                 Err(Refusal::file_exists(path).into())
@@ -203,40 +232,28 @@ impl Destination {
     }
 }
 
-/// Who decides.
-fn grounds(reason: Option<String>) -> Grounds {
-    let user = std::env::var("USER").ok().filter(|it| !it.is_empty());
-    Grounds { by: user.unwrap_or_else(|| "tailpost".into()), reason }
-}
-
-fn table(letters: &[DeadLetter]) -> String {
-    if letters.is_empty() {
-        return "no dead letters".into();
-    }
-    let consumer = letters.iter().map(|it| it.consumer.len()).max().unwrap_or(0).max(8);
-    let mut text = format!(
-        "{:<36}  {:<consumer$}  {:<12}  {:>8}  {:>8}  reason\n",
-        "event", "consumer", "cause", "attempts", "age"
-    );
-    for it in letters {
-        let cause = if it.requeued { "(requeued)" } else { &it.cause };
-        let age = output::duration(it.age_seconds);
-        let reason = it.reason.lines().next().unwrap_or_default();
-        writeln!(
-            text,
-            "{}  {:<consumer$}  {cause:<12}  {:>8}  {age:>8}  {reason}",
-            it.event_id, it.consumer, it.attempts
-        )
-        .expect("writing to a string");
-    }
-    text
+/// One in a list.
+fn line(it: &DeadLetter) -> String {
+    let at = it.dead_at.strftime("%Y-%m-%d %H:%M:%S");
+    let what = match (&it.aggregate_type, &it.aggregate_id, &it.event_type) {
+        (Some(kind), Some(id), Some(event_type)) => format!("{kind}:{id}  {event_type}"),
+        _ => it.subject.clone(),
+    };
+    let cause = if it.requeued { "requeued" } else { &it.cause };
+    let DeadLetter { event_id, consumer, attempts, .. } = it;
+    format!(
+        "{event_id}  {at}  {}  {consumer}  {cause}  {attempts} attempts\n    {}\n",
+        one_line(&what),
+        text::short(&it.reason)
+    )
 }
 
 fn details(original: &Original, with_payload: bool) -> String {
     let it = &original.letter;
     let mut text = String::new();
     let mut line = |label: &str, value: &dyn std::fmt::Display| {
-        writeln!(text, "{label:<12} {value}").expect("writing to a string");
+        let value = value.to_string();
+        writeln!(text, "{label:<12} {}", one_line(&value)).expect("writing to a string");
     };
     line("event", &it.event_id);
     line("consumer", &it.consumer);
@@ -250,34 +267,37 @@ fn details(original: &Original, with_payload: bool) -> String {
     if it.requeued {
         line("now", &"requeued");
     }
+    if !with_payload {
+        let bytes = it.payload_bytes;
+        line("payload", &format_args!("{bytes} bytes, with headers not shown without --payload"));
+        return text;
+    }
     for (name, values) in original.headers.as_object().into_iter().flatten() {
         for value in values.as_array().into_iter().flatten().filter_map(|it| it.as_str()) {
             line("header", &format_args!("{name}: {value}"));
         }
     }
-    if with_payload {
-        line("payload", &String::from_utf8_lossy(&original.payload));
-    } else {
-        line("payload", &format_args!("{} bytes, not shown without --payload", it.payload_bytes));
+    let payload = String::from_utf8_lossy(&original.payload);
+    writeln!(text, "{:<12} {payload}", "payload").expect("writing to a string");
+    text
+}
+
+fn summary(verb: &str, how: &str, done: &[&DeadLetter], skipped: &[&DeadLetter]) -> String {
+    let mut text = String::new();
+    for it in done {
+        writeln!(text, "{verb} {} of {}: {how}", it.event_id, it.consumer).expect("a string");
+    }
+    for it in skipped {
+        let (id, consumer, why) = (it.event_id, &it.consumer, why_not(it));
+        writeln!(text, "{verb} {id} of {consumer}: skipped, it {why}").expect("a string");
     }
     text
 }
 
-fn summary(decided: &Decided<'_>) -> String {
-    let Decided { decision, done, dead_letters, skipped } = decided;
-    let verb = if *done { "done" } else { "would be done" };
-    let mut text = String::new();
-    for it in dead_letters {
-        writeln!(text, "{decision} {} of {}: {verb}", it.event_id, it.consumer).expect("a string");
+fn why_not(it: &DeadLetter) -> &'static str {
+    match (it.requeued, it.recorded) {
+        (true, _) => "is requeued",
+        (false, false) => "has no record in the inbox any more",
+        (false, true) => "cannot be handled, whatever changes",
     }
-    for it in skipped {
-        let why = match (it.requeued, it.recorded) {
-            (true, _) => "is requeued",
-            (false, false) => "has no record in the inbox any more",
-            (false, true) => "cannot be handled, whatever changes",
-        };
-        writeln!(text, "{decision} {} of {}: skipped, it {why}", it.event_id, it.consumer)
-            .expect("a string");
-    }
-    if text.is_empty() { "no dead letters".into() } else { text }
 }

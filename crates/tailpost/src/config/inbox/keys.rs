@@ -38,6 +38,9 @@ pub(in crate::config) struct Key {
     pub(super) set: fn(&mut Layer, Value<'_>) -> Result<(), Wanted>,
 }
 
+/// The one that is a secret: see `is_secret` in the other table.
+pub(in crate::config) const SECRETS: &str = "secrets";
+
 /// All of them, in the order of `docker/tailpost.toml`.
 pub(in crate::config) static KEYS: &[Key] = &[
     key("handler", |it, v| put(&mut it.handler, v.text().map(str::to_owned))),
@@ -49,7 +52,7 @@ pub(in crate::config) static KEYS: &[Key] = &[
     key("backoff_first", |it, v| put(&mut it.backoff_first, v.duration())),
     key("backoff_max", |it, v| put(&mut it.backoff_max, v.duration())),
     key("timeout", |it, v| put(&mut it.timeout, v.duration())),
-    key("secrets", |it, v| put(&mut it.secrets, secrets(v))),
+    key(SECRETS, |it, v| put(&mut it.secrets, secrets(v))),
     key("ca", |it, v| put(&mut it.ca, v.text().map(Into::into))),
     key("cert", |it, v| put(&mut it.cert, v.text().map(Into::into))),
     key("key", |it, v| put(&mut it.key, v.text().map(Into::into))),
