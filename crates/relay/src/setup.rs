@@ -123,7 +123,7 @@ pub async fn setup(config: &Config, layout: Option<Layout>) -> Result<SetupRepor
     let client = config.nats.connect("tailpost setup").await?;
     // Before there are other slots, what these published is marked.
     for slot in others {
-        retire(config, &slot.name, &client).await?;
+        Box::pin(retire(config, &slot.name, &client)).await?;
         let what = format!("marks of what slot {} published, which is gone", slot.name);
         steps.push(SetupStep { what, created: true });
     }
@@ -140,7 +140,7 @@ pub async fn setup(config: &Config, layout: Option<Layout>) -> Result<SetupRepor
     }
     if !polls {
         for (config, store) in &shards {
-            let created = ensure_slot(config, store, &client).await?;
+            let created = Box::pin(ensure_slot(config, store, &client)).await?;
             steps.push(SetupStep { what: format!("slot {}", config.slot), created });
         }
     }
