@@ -18,15 +18,15 @@ use crate::config::Settings;
 pub(crate) async fn run(command: Command, settings: Settings) -> anyhow::Result<()> {
     match command {
         Command::Setup(args) => setup::run(&args, &settings).await,
-        Command::Relay(args) => relay::run(&args, &settings).await,
-        Command::Status(args) => Box::pin(status::run(&args, &settings)).await,
+        Command::Relay(args) => Box::pin(relay::run(&args, &settings)).await,
+        Command::Status(args) => status::run(&args, &settings).await,
         Command::Inbox(args) => inbox::run(&args.command, &settings).await,
         Command::Outbox(command) => {
             let OutboxCommand::Dlq(command) = &*command;
             dlq::run(command, &settings).await
         }
-        Command::Slot(command) => slot::run(&command, &settings).await,
-        Command::Demo(args) => Box::pin(demo::run(&args)).await,
+        Command::Slot(command) => Box::pin(slot::run(&command, &settings)).await,
+        Command::Demo(args) => demo::run(&args).await,
         Command::Chaos(args) => chaos::run(&args).await,
     }
 }

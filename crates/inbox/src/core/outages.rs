@@ -41,7 +41,7 @@ impl World {
     fn new(seed: u64) -> Self {
         let mut random = StdRng::seed_from_u64(seed);
         let mut outage = (Duration::MAX, Duration::MAX);
-        if seed % 3 != 0 {
+        if !seed.is_multiple_of(3) {
             let begin = random.random_range(0..2000);
             let end = begin + random.random_range(0..120_000);
             outage = (Duration::from_millis(begin), Duration::from_millis(end));
