@@ -32,6 +32,7 @@ fn builder(consumer: Consumer) -> Builder {
         .filter_subjects(consumer.subjects)
         .lanes(consumer.concurrency)
         .lease(consumer.lease)
+        .ack_wait(consumer.ack_wait)
         .max_attempts(consumer.max_attempts)
         .backoff(consumer.backoff)
 }

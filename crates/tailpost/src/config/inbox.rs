@@ -34,6 +34,7 @@ impl Default for InboxSettings {
         let all = Layer {
             concurrency: Some(16),
             lease: Some(Duration::from_secs(30)),
+            ack_wait: Some(Duration::from_secs(30)),
             max_attempts: Some(5),
             // A service that is restarted should not cost an event all of its attempts.
             backoff_first: Some(Duration::from_secs(5)),
@@ -58,6 +59,7 @@ pub(crate) struct Consumer {
     /// How many events are handled at a time.
     pub(crate) concurrency: usize,
     pub(crate) lease: Duration,
+    pub(crate) ack_wait: Duration,
     pub(crate) max_attempts: u32,
     pub(crate) backoff: Backoff,
     /// How long the handler may take to answer. Less than the lease.
@@ -100,6 +102,7 @@ impl Settings {
             subjects: own.subjects.clone().or_else(|| all.subjects.clone()).unwrap_or_default(),
             concurrency: own.concurrency.or(all.concurrency).expect(default),
             lease: own.lease.or(all.lease).expect(default),
+            ack_wait: own.ack_wait.or(all.ack_wait).expect(default),
             max_attempts: own.max_attempts.or(all.max_attempts).expect(default),
             backoff: Backoff {
                 first: own.backoff_first.or(all.backoff_first).expect(default),

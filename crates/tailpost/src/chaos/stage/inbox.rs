@@ -48,6 +48,7 @@ impl Stage {
     /// Opens the service that inboxes will call. From now on every event is to have an effect.
     pub(in crate::chaos) async fn open_shipping(&mut self) -> Result<()> {
         self.set("TAILPOST_ADMIN__INBOX_LISTEN", "off");
+        self.set("TAILPOST_INBOX__ACK_WAIT", &format!("{}s", ACK_WAIT.as_secs()));
         self.operate(&["inbox", "setup"]).await?;
         self.create_consumer().await?;
         // Not through a proxy: nobody cuts the service off.
