@@ -167,3 +167,55 @@ async fn another_cluster_with_marks_that_are_missing_publishes_nothing_twice() {
     rig.wait_marked().await;
     assert_eq!(rig.stored_ids().await, ids);
 }
+
+/// R-REL-05, R-REL-07: a commit that the log has, and nobody sees before a synchronous standby has it, is
+/// older than the slot. Newer events of its aggregate wait for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_commit_older_than_the_slot_that_waits_for_a_standby_comes_before_newer_ones() {
+    let mut rig = Rig::new().await;
+    rig.set("TAILPOST_RELAY__MODE", "poll");
+    rig.setup().await; // the table, and no slot
+    rig.set("TAILPOST_RELAY__MODE", "fenced");
+    rig.execute("ALTER DATABASE postgres SET synchronous_commit = local").await;
+    rig.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'").await;
+    rig.execute("SELECT pg_reload_conf()").await;
+    // The slot waits for transactions in two rounds. What commits in the second is in its snapshot.
+    let (first, second, third) = (rig.client().await, rig.client().await, rig.client().await);
+    let begin = "BEGIN; SELECT pg_current_xact_id()";
+    first.batch_execute(begin).await.expect("begin");
+    let setup = rig.spawn(&["setup"]);
+    let waited_for = |pid: i32| {
+        format!("SELECT count(*) FROM pg_stat_activity WHERE {pid} = ANY (pg_blocking_pids(pid))")
+    };
+    for (client, next) in [(&first, Some(&second)), (&second, None)] {
+        let pid: i32 = client.query_one("SELECT pg_backend_pid()", &[]).await.expect("pid").get(0);
+        let sql = waited_for(pid);
+        until(DEADLINE, "the slot waits", async || rig.query::<i64>(&sql).await == 1).await;
+        if let Some(next) = next {
+            next.batch_execute(begin).await.expect("begin");
+            client.batch_execute("COMMIT").await.expect("commit");
+        }
+    }
+    let hidden = tokio::spawn(async move {
+        let sql = "SET synchronous_commit = on;
+                   SELECT outbox_emit('order', 'o-1', 'First', '{}')";
+        third.batch_execute(sql).await.expect("commit in the end");
+    });
+    let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
+    until(DEADLINE, "the commit waits", async || rig.query::<i64>(waits).await == 1).await;
+    second.batch_execute("COMMIT").await.expect("commit");
+    assert!(setup.wait_exit(DEADLINE).await.success(), "{}", setup.log());
+
+    let relay = rig.relay();
+    rig.execute("SELECT outbox_emit('order', 'o-1', 'Second', '{}')").await;
+    relay.wait_log("wait for a synchronous standby").await;
+    assert_eq!(rig.stored_count().await, 0);
+    rig.execute("ALTER SYSTEM RESET synchronous_standby_names").await;
+    rig.execute("SELECT pg_reload_conf()").await;
+    hidden.await.expect("the commit ends");
+    rig.wait_stored(2).await;
+    rig.wait_marked().await;
+    let stored = rig.stored().await;
+    let types: Vec<_> = stored.iter().map(|it| it.header("Event-Type").unwrap_or("")).collect();
+    assert_eq!(types, ["First", "Second"]);
+}

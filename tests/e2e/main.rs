@@ -1,6 +1,8 @@
 //! What a user would see, on real servers.
 
 mod admin;
+mod any_row;
+mod attempts;
 mod batches;
 mod broker_faults;
 mod chaos;
@@ -21,8 +23,10 @@ mod keyed;
 mod late_marks;
 mod layout;
 mod limits;
+mod locks;
 mod marking;
 mod openings;
+mod partitions;
 mod payloads;
 mod poison;
 mod poll;

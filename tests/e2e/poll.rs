@@ -140,3 +140,45 @@ async fn a_database_restart_costs_nothing() {
     .await;
     assert_exact(&rig, load).await;
 }
+
+/// R-REL-08: claims that wait for the broker keep nobody from the table, and vacuum neither.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_table_can_be_altered_while_claims_wait_for_the_broker() {
+    let mut rig = rig().await;
+    let load = rig.load(10, 300.0).await;
+    let (_one, _other) = (rig.relay(), rig.relay());
+    load.wait_committed(200).await;
+    rig.to_nats().cut().await;
+    load.wait_committed(300).await;
+    let alter = "SET lock_timeout = '10s'; ALTER TABLE outbox_events ADD COLUMN another INT";
+    rig.execute(alter).await;
+    load.wait_committed(100).await;
+    let open = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'tailpost%'
+                    AND state = 'idle in transaction'";
+    assert_eq!(rig.query::<i64>(open).await, 0, "something is held open");
+    rig.to_nats().restore().await.expect("restore the network");
+    assert_exact(&rig, load).await;
+}
+
+/// R-REL-08: a locked row holds up its aggregate's later events, and nothing else.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_locked_row_stops_no_poll() {
+    let rig = rig().await;
+    let ids = rig.insert(40).await;
+    let mut client = rig.client().await;
+    let lock = client.transaction().await.expect("begin");
+    let sql = "SELECT FROM outbox_events WHERE id = $1 FOR UPDATE";
+    lock.execute(sql, &[&ids[3]]).await.expect("lock a row");
+    let relay = rig.relay();
+    until(DEADLINE, "all but the locked are marked", async || rig.unmarked().await == 1).await;
+    rig.insert(1_000).await;
+    until(DEADLINE, "all but the locked are marked", async || rig.unmarked().await == 1).await;
+    relay.kill9().await;
+    let _relay = rig.relay();
+    rig.insert(10).await;
+    until(DEADLINE, "all but the locked are marked", async || rig.unmarked().await == 1).await;
+    lock.rollback().await.expect("let go");
+    rig.wait_marked().await;
+    assert_eq!(rig.stored_count().await, 1_050);
+    assert_ordered(&rig).await;
+}

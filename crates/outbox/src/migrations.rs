@@ -4,6 +4,7 @@
 //! the record holds a checksum of each, and a database that was migrated with another text is
 //! refused rather than guessed at.
 
+use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, GenericClient};
 
 use crate::{Column, Columns, Error, Table};
@@ -46,6 +47,11 @@ pub const MIGRATIONS: &[Migration] = &[
         version: 7,
         name: "published",
         sql: include_str!("../../../migrations/0007_published.sql"),
+    },
+    Migration {
+        version: 8,
+        name: "rows_in_hand",
+        sql: include_str!("../../../migrations/0008_rows_in_hand.sql"),
     },
     Migration {
         version: 10,
@@ -183,7 +189,7 @@ pub async fn migrate(
     tx.batch_execute(&record_table(table)).await.map_err(prepare)?;
     // Again, since another run may have been at work until the lock was ours.
     let pending = pending(&tx, table).await?;
-    let adopted = is_binary(&tx, table).await.map_err(prepare)?;
+    let adopted = is_adopted(&tx, table).await.map_err(prepare)?;
     for migration in &pending {
         let text = match adopted {
             true => migration.render_adopted(table, layout),
@@ -287,16 +293,30 @@ async fn create_schema(
     Ok(())
 }
 
-/// Whether there is a table already whose payload is `bytea`.
-async fn is_binary(
+/// Whether there is a table already, and a column of it has another type than the documented one.
+async fn is_adopted(
     client: &impl GenericClient,
     table: &Table,
 ) -> Result<bool, tokio_postgres::Error> {
-    let sql = "SELECT EXISTS (SELECT FROM pg_attribute
-                   WHERE attrelid = to_regclass($1::text) AND attname = $2::text
-                       AND NOT attisdropped AND atttypid = 'bytea'::regtype)";
-    let payload = table.columns().name(Column::Payload);
-    Ok(client.query_one(sql, &[&table.quoted(), &payload]).await?.get(0))
+    let sql = "SELECT EXISTS (
+                   SELECT FROM pg_attribute
+                   JOIN unnest($2::text[], $3::text[]) AS documented (name, type) ON attname = name
+                   WHERE attrelid = to_regclass($1::text) AND NOT attisdropped
+                       AND atttypid <> type::regtype)";
+    let names = Column::ALL.map(|it| table.columns().name(it));
+    let types = Column::ALL.map(documented_type);
+    let parameters: [&(dyn ToSql + Sync); 3] = [&table.quoted(), &&names[..], &&types[..]];
+    Ok(client.query_one(sql, &parameters).await?.get(0))
+}
+
+const fn documented_type(column: Column) -> &'static str {
+    match column {
+        Column::Id | Column::CorrelationId | Column::CausationId => "uuid",
+        Column::AggregateType | Column::AggregateId | Column::EventType => "text",
+        Column::EventVersion => "int",
+        Column::Payload | Column::Headers => "jsonb",
+        Column::OccurredAt => "timestamptz",
+    }
 }
 
 fn record_table(table: &Table) -> String {
@@ -355,6 +375,7 @@ mod tests {
                 "37e5d5084e10aa68",
                 "46ef4200e46652c5",
                 "d8df65c4442489a6",
+                "8ae75a4906b13c3a",
                 "45d5808b27d1424a"
             ]
         );

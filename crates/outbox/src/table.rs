@@ -11,13 +11,17 @@ const IDENTIFIER_BYTES_MAX: usize = 63;
 pub const DROPPED: &str = "dropped by a route";
 
 /// What the migrations create beside the outbox table.
-const COMPANIONS: [&str; 6] = [
+const COMPANIONS: [&str; 10] = [
     "outbox_dead_letter",
     "outbox_emit",
     "outbox_status",
+    "tailpost_json",
+    "tailpost_jsonb",
     "tailpost_migrations",
+    "tailpost_owed",
     "tailpost_published",
     "tailpost_state",
+    "tailpost_text",
 ];
 
 /// The name of an outbox table. Its companions live in the same schema.

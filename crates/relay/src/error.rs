@@ -238,6 +238,25 @@ impl Error {
         self.code() == Some(SqlState::INSUFFICIENT_PRIVILEGE)
     }
 
+    /// Whether a statement gave up waiting for others, who had locked what it needs: it may be made
+    /// again.
+    pub(crate) fn is_contention(&self) -> bool {
+        let code = self.code();
+        code.is_some_and(|it| {
+            [
+                SqlState::LOCK_NOT_AVAILABLE,
+                SqlState::QUERY_CANCELED,
+                SqlState::T_R_DEADLOCK_DETECTED,
+            ]
+            .contains(&it)
+        })
+    }
+
+    /// Whether PostgreSQL refused the values of a row: they, and not the server, have to change.
+    pub(crate) fn is_about_a_row(&self) -> bool {
+        self.code().is_some_and(|it| ["22", "23", "54"].iter().any(|of| it.code().starts_with(of)))
+    }
+
     /// The SQLSTATE of the server's answer, if it gave one.
     pub(crate) fn code(&self) -> Option<SqlState> {
         match self {

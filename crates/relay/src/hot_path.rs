@@ -6,7 +6,7 @@
 //! what is to be marked. Left out are the two clients, while which run nothing is counted, and the
 //! reading of the answer, of which there is one for a batch.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use allocation_counter::measure;
@@ -145,6 +145,7 @@ impl HotPath {
             tail: Tail::default(),
             batches: true,
             dead: HashSet::new(),
+            tried: HashMap::new(),
             parking_blocks: false,
             max_attempts: 10,
             seed: 1,

@@ -10,7 +10,7 @@
 
 mod claims;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -28,7 +28,7 @@ use self::claims::{Claims, LEASE};
 use crate::broker::{self, Answers, History, Publisher, TailReader};
 use crate::config::Config;
 use crate::connect::NatsLink;
-use crate::core::{Input, Limits, Mode, Origin, Request, Start, State, Tail};
+use crate::core::{Dead, Input, Limits, Mode, Origin, Request, Settled, Start, State, Tail};
 use crate::database::store::ScannedRow;
 use crate::database::{Opening, Rows, Store, answered};
 use crate::describe;
@@ -40,6 +40,18 @@ const TICK: Duration = Duration::from_millis(20);
 
 /// A statement that has not answered by then never will.
 const STATEMENT_MAX: Duration = Duration::from_secs(20);
+
+/// How long a statement waits for others' locks.
+const LOCKS_WAIT: &str = "2s";
+
+/// How often a statement is made again that met others' locks, with pauses.
+const CONTENDED_MAX: u32 = 5;
+
+/// The pause between two of them.
+const CONTENDED_PAUSE: Duration = Duration::from_secs(1);
+
+/// How often it is looked whether rows are free that were locked when they were to be marked.
+const OWED_EVERY: Duration = Duration::from_secs(1);
 
 /// How long a stop may take.
 const DRAIN_MAX: Duration = Duration::from_secs(20);
@@ -59,6 +71,7 @@ enum Done {
     Finished { store: Arc<Store>, marked: u64 },
     Tail(Tail),
     TailFailed(String),
+    OwedSettled { store: Arc<Store> },
     Noted,
 }
 
@@ -80,6 +93,8 @@ pub(crate) struct Poll {
     /// Claims that are being marked and given back.
     finishing: usize,
     look_at: Instant,
+    /// When rows that were locked were last looked for.
+    owed_at: Instant,
     /// When the last claim was given back: looks from before may have met its locks.
     gave_back: Instant,
     marks: MarkCounts,
@@ -126,6 +141,8 @@ impl Poll {
             batches: false,
             // What is parked has left the table, and nothing else brings it.
             dead: HashSet::new(),
+            // What is claimed brings it along.
+            tried: HashMap::new(),
             parking_blocks: false,
             max_attempts: config.max_attempts,
             seed: rand::random(),
@@ -144,6 +161,7 @@ impl Poll {
             is_claiming: false,
             finishing: 0,
             look_at: Instant::now(),
+            owed_at: Instant::now(),
             gave_back: Instant::now(),
             marks: MarkCounts::default(),
             started: Instant::now(),
@@ -233,7 +251,16 @@ impl Poll {
                 Some(store) => store,
                 None => connect(&config).await?,
             };
-            let rows = store.claim(config.poll.batch).await?;
+            let claimed = store.claim(config.poll.batch, LEASE).await;
+            let rows = match claimed {
+                // Somebody changes the table.
+                Err(error) if error.is_contention() => {
+                    warn!(error = describe(&error), "cannot claim rows, trying again");
+                    store.finish_claim().await?;
+                    Vec::new()
+                }
+                rows => rows?,
+            };
             Ok(Done::Claimed { store, rows, asked })
         }));
     }
@@ -279,7 +306,7 @@ impl Poll {
                     warn!(%event, reason, "parking an event that cannot be published");
                     let store = self.claims.holder(event)?;
                     self.jobs.push(job(async move {
-                        store.park(&dead, None).await?; // its row is locked by the claim
+                        park(&store, &dead).await?;
                         Ok(Done::Parked { index })
                     }));
                 }
@@ -288,7 +315,9 @@ impl Poll {
                     reporter.trouble(reason.clone());
                     let store = self.claims.holder(id)?;
                     self.jobs.push(job(async move {
-                        store.note_failure(id, attempts, &reason, pause).await?;
+                        if let Err(error) = store.note_failure(id, &reason, pause).await {
+                            warn!(error = describe(&error), "could not count an attempt");
+                        }
                         Ok(Done::Noted)
                     }));
                 }
@@ -308,7 +337,7 @@ impl Poll {
         Ok(())
     }
 
-    /// Marks what is resolved whole, in the transactions that hold it.
+    /// Marks what is resolved whole, and lets go of it.
     fn give_back(&mut self) {
         while self.state.scans_resolved() > self.finishing
             && let Some((store, settled)) = self.claims.pop()
@@ -316,7 +345,7 @@ impl Poll {
             self.finishing += 1;
             let stream = self.config.stream.name.clone();
             self.jobs.push(job(async move {
-                let marked = store.mark(&stream, &settled).await?;
+                let marked = mark(&store, &stream, &settled).await?;
                 store.finish_claim().await?;
                 Ok(Done::Finished { store, marked })
             }));
@@ -340,6 +369,7 @@ impl Poll {
                 warn!(error = why, "the stream does not answer, trying again");
                 self.apply(Input::TailFailed(why));
             }
+            Done::OwedSettled { store } => self.free.push(store),
             Done::Noted => {}
         }
         Ok(())
@@ -349,6 +379,17 @@ impl Poll {
         self.apply(Input::Tick);
         if self.claims.is_cut_off() || self.free.iter().any(|it| it.client().is_closed()) {
             return Err(Error::Stalled("the server closed a connection for claims"));
+        }
+        if self.owed_at.elapsed() >= OWED_EVERY
+            && let Some(store) = self.free.pop()
+        {
+            self.owed_at = Instant::now();
+            self.jobs.push(job(async move {
+                if let Err(error) = store.settle_owed().await {
+                    warn!(error = describe(&error), "left rows to be marked later");
+                }
+                Ok(Done::OwedSettled { store })
+            }));
         }
         for (number, store) in self.claims.due() {
             let asked = Instant::now();
@@ -374,8 +415,38 @@ impl Poll {
 
 async fn connect(config: &Config) -> Result<Arc<Store>, Error> {
     let store = Store::connect(config, "tailpost poll").await?;
-    answered("configure the session", store.lease(LEASE)).await?;
+    answered("configure the session", store.wait_for_locks(Some(LOCKS_WAIT))).await?;
     Ok(Arc::new(store))
+}
+
+/// After a statement that met others' locks: waits, for it to be made again. Who has them for longer ends
+/// the session, and with it the claims.
+async fn contended(error: Error, times: &mut u32) -> Result<(), Error> {
+    *times += 1;
+    if !error.is_contention() || *times >= CONTENDED_MAX {
+        return Err(error);
+    }
+    warn!(error = describe(&error), "somebody has the table locked, trying again");
+    tokio::time::sleep(CONTENDED_PAUSE).await;
+    Ok(())
+}
+
+async fn park(store: &Store, dead: &Dead) -> Result<(), Error> {
+    let mut times = 0;
+    while let Err(error) = store.park(dead, None).await {
+        contended(error, &mut times).await?;
+    }
+    Ok(())
+}
+
+async fn mark(store: &Store, stream: &str, settled: &[Settled]) -> Result<u64, Error> {
+    let mut times = 0;
+    loop {
+        match store.mark(stream, settled).await {
+            Err(error) => contended(error, &mut times).await?,
+            marked => return marked,
+        }
+    }
 }
 
 /// The stream's newest messages that surely hold whatever was published and not marked.

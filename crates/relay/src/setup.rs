@@ -94,7 +94,7 @@ pub fn plan(config: &Config, layout: Option<Layout>) -> SetupPlan {
 pub async fn setup(config: &Config, layout: Option<Layout>) -> Result<SetupReport, Error> {
     let store = Store::connect(config, "tailpost setup").await?;
     store.lock_setup().await?;
-    let mut steps = tables(config, &store, layout).await?;
+    let mut steps = Box::pin(tables(config, &store, layout)).await?;
     if store.fit_dead_letters().await? {
         let what = "column payload in outbox_dead_letter, of the outbox's type".into();
         steps.push(SetupStep { what, created: true });
@@ -237,7 +237,7 @@ pub(crate) async fn ensure_slot(
 ) -> Result<bool, Error> {
     let tail = TailReader::new(client, &config.stream.name).await?;
     let opening = Opening::unobserved(config);
-    match Slot::prepare(config, &opening, store, Some(&tail)).await {
+    match Box::pin(Slot::prepare(config, &opening, store, Some(&tail))).await {
         Ok(slot) => Ok(slot.created),
         Err(Error::SlotBusy { .. }) => Ok(false), // a relay is running
         Err(error) => Err(error),

@@ -17,6 +17,7 @@
 //! # }
 //! ```
 
+mod any_row;
 mod binaries;
 mod cluster;
 mod hostile;
@@ -31,7 +32,9 @@ mod user;
 mod worker;
 mod workload;
 
+pub use any_row::{AnyRow, Drawn, Shape};
 pub use hostile::{HostileMessage, HostileRow, Messages, OutboxShape, RawNats, Rows};
+
 pub use ledger::{Ledger, Stored, Tally};
 pub use nats::{Nats, NatsCluster, NatsOptions};
 pub use port::Port;

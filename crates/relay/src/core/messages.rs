@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::state::{Blocked, Dead, Doubted};
 use super::tail::Tail;
-use super::window::{LastPosition, Limits, Origin, Outgoing};
+use super::window::{LastPosition, Limits, Origin, Outgoing, Tried};
 
 /// How order and uniqueness are kept (DESIGN 4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -128,6 +128,8 @@ pub(crate) struct Start {
     /// Events that are dead letters, or were and have been published since. The log may bring them
     /// again, and they are resolved all the same.
     pub(crate) dead: HashSet<Uuid>,
+    /// Events that were tried in vain by earlier sessions, with what their rows say of it.
+    pub(crate) tried: HashMap<Uuid, Tried>,
     /// Whether later events of a parked event's aggregate wait for it.
     pub(crate) parking_blocks: bool,
     /// Attempts after which an event that the stream does not take is parked.
@@ -177,6 +179,12 @@ pub(crate) struct Settled {
 }
 
 impl Settled {
+    /// An event that the stream has, who knows where.
+    pub(crate) fn somewhere(id: Uuid) -> Self {
+        let (origin, commit_lsn) = (Origin::Log, Lsn::ZERO);
+        Self { id, seq: None, origin, commit_lsn, commit_time_micros: 0, acked: false }
+    }
+
     /// The stream had it before it was sent.
     pub(crate) fn is_found(&self) -> bool {
         self.seq.is_some() && !self.acked

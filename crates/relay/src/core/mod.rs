@@ -43,4 +43,4 @@ pub(crate) use state::{
 pub(crate) use sweep::{Age, Judgement, SWEEPER_STORED_MAX, Sweeper, Unmarked, Verdict};
 pub(crate) use tail::{Stored, Tail, TailMessage};
 pub(crate) use wal::{Outlook, SlotHealth, WalWatch};
-pub(crate) use window::{LastPosition, Limits, Origin, Outgoing, Unpublished};
+pub(crate) use window::{LastPosition, Limits, Origin, Outgoing, PAUSE_MAX, Tried, Unpublished};

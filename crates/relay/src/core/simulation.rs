@@ -222,7 +222,7 @@ impl World {
             false if self.picky.contains(&id) => Ok("picky".into()),
             false => Ok("s".into()),
         };
-        Outgoing { event, subject, seq: None, requeued: false }
+        Outgoing { event, subject, seq: None, requeued: false, tried: Tried::default() }
     }
 
     fn scanned(&self, id: u128) -> Outgoing {
@@ -478,6 +478,7 @@ fn start(
         tail,
         batches: faults.batches,
         dead: dead.iter().map(|id| Uuid::from_u128(*id)).collect(),
+        tried: HashMap::new(),
         parking_blocks: faults.blocking,
         max_attempts: MAX_ATTEMPTS,
         seed: 1,

@@ -8,7 +8,7 @@ mod resync;
 mod retry;
 mod sending;
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
 use pgoutput::Lsn;
@@ -23,7 +23,7 @@ use super::breaker::Breaker;
 use super::messages::{Counts, Input, Mode, Refusal, Request, Settled, Start};
 use super::progress::Progress;
 use super::tail::Seen;
-use super::window::{Entry, LastPosition, Limits, Origin, Stage, Window};
+use super::window::{Entry, LastPosition, Limits, Origin, Stage, Tried, Window};
 use crate::status::BreakerState;
 
 /// While rows of a scan are published but not marked, the log may bring at most this many events,
@@ -76,6 +76,8 @@ pub(crate) struct State {
     max_attempts: u32,
     /// Events that are resolved although the stream does not have them.
     dead: HashSet<Uuid>,
+    /// Events that earlier sessions have tried, and that the log brings again.
+    tried: HashMap<Uuid, Tried>,
     /// Whether later events of a parked event's aggregate wait.
     parking_blocks: bool,
     blocks: Blocks,
@@ -148,6 +150,7 @@ impl State {
             breaker: Breaker::new(start.seed),
             max_attempts: start.max_attempts,
             dead: start.dead,
+            tried: start.tried,
             parking_blocks: start.parking_blocks,
             blocks: Blocks::default(),
             given_up: HashSet::new(),

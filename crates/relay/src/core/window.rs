@@ -55,7 +55,29 @@ pub(crate) struct Outgoing {
     pub(crate) seq: Option<i64>,
     /// It was a dead letter.
     pub(crate) requeued: bool,
+    /// By earlier sessions.
+    pub(crate) tried: Tried,
 }
+
+/// How often an event was tried before it came, and how long it is not to be tried again.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Tried {
+    pub(crate) attempts: u32,
+    pub(crate) pause: Duration,
+}
+
+impl Tried {
+    /// From what a row says: how often, and in how many seconds it is due. Others may have written
+    /// there, too.
+    pub(crate) fn from_row(attempts: Option<i32>, due_seconds: Option<f64>) -> Self {
+        let attempts = attempts.and_then(|it| u32::try_from(it).ok()).unwrap_or(0);
+        let pause = Duration::try_from_secs_f64(due_seconds.unwrap_or(0.0).max(0.0));
+        Self { attempts, pause: pause.unwrap_or_default().min(PAUSE_MAX) }
+    }
+}
+
+/// An event is tried again after so long at the latest.
+pub(crate) const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// Why an event has no subject.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -4,20 +4,20 @@ use std::collections::HashMap;
 use std::error::Error as StdError;
 use std::str::FromStr;
 
-use bytes::Bytes;
+use bytes::{BufMut, Bytes, BytesMut};
 use bytestring::ByteString;
 use jiff::{SignedDuration, Timestamp};
 use outbox::{Column, Event, Table};
 use pgoutput::{Datum, Insert, Relation};
-use tokio_postgres::types::{FromSql, Type};
+use tokio_postgres::types::{FromSql, IsNull, ToSql, Type, to_sql_checked};
 use uuid::Uuid;
 
 use super::shape::{
-    BPCHAR, BYTEA, INT2, INT4, INT8, JSON, JSONB, NAME, TEXT, TIMESTAMP, TIMESTAMPTZ, Types,
+    BPCHAR, BYTEA, CHAR, INT2, INT4, INT8, JSON, JSONB, NAME, TEXT, TIMESTAMP, TIMESTAMPTZ, Types,
     USER_DEFINED_MIN, UUID, VARCHAR, is_required, missing,
 };
 use super::store::ScannedRow;
-use crate::core::Outgoing;
+use crate::core::{Outgoing, Tried, Unpublished};
 use crate::error::Error;
 use crate::routing::Routing;
 
@@ -33,47 +33,35 @@ const POSTGRES_EPOCH_UNIX_SECONDS: i64 = 946_684_800;
 pub(crate) const REQUEUED_TXID: i64 = 2;
 
 /// The columns that are selected from a table that has those in `types`, in the order of
-/// [`Column::ALL`], then the place in the order of insertion, and the transaction; and the types in
-/// which they come.
+/// [`Column::ALL`], then the place in the order of insertion, the transaction, and the attempts and when
+/// the next is due; and the types in which they come.
+///
+/// They come as the log has them, so that a row is the same event whoever brings it.
 pub(crate) fn scanned_columns(table: &Table, types: &Types) -> Result<(String, Vec<Type>), Error> {
-    let selected = |column: Column| {
+    let (mut columns, mut column_types) = (Vec::new(), Vec::new());
+    for column in Column::ALL {
         let name = table.column(column);
-        let Some(found) = types.get(table.columns().name(column)) else {
-            return stand_in(column).map(str::to_owned).ok_or_else(|| missing(table, column));
+        let (selected, comes_as) = match types.get(table.columns().name(column)) {
+            None if is_required(column) => return Err(missing(table, column)),
+            None => ("NULL::text".to_owned(), Type::TEXT),
+            Some(found) => match Type::from_oid(found.oid) {
+                Some(its) => (name, its),
+                // Not PostgreSQL's own: it may have no binary form.
+                None => (format!("{name}::text"), Type::TEXT),
+            },
         };
-        Ok(match column {
-            Column::Payload if found.oid == BYTEA => name,
-            Column::OccurredAt if found.oid == TIMESTAMP => format!("{name} AT TIME ZONE 'UTC'"),
-            Column::EventVersion => format!("{name}::int"),
-            Column::Id | Column::CorrelationId | Column::CausationId | Column::OccurredAt => name,
-            _ => format!("{name}::text"),
-        })
-    };
-    let columns: Result<Vec<_>, _> = Column::ALL.into_iter().map(selected).collect();
-    let is_bytea =
-        |column| types.get(table.columns().name(column)).is_some_and(|it| it.oid == BYTEA);
-    let comes_as = |column| match column {
-        Column::Payload if is_bytea(column) => Type::BYTEA,
-        Column::Id | Column::CorrelationId | Column::CausationId => Type::UUID,
-        Column::EventVersion => Type::INT4,
-        Column::OccurredAt => Type::TIMESTAMPTZ,
-        _ => Type::TEXT,
-    };
-    let column_types = Column::ALL.into_iter().map(comes_as).chain([Type::INT8, Type::INT8]);
-    Ok((columns?.join(", ") + ", seq, txid::text::bigint", column_types.collect()))
+        columns.push(selected);
+        column_types.push(comes_as);
+    }
+    column_types.extend([Type::INT8, Type::INT8, Type::INT4, Type::FLOAT8]);
+    let columns = columns.join(", ");
+    Ok((format!("{columns}, seq, txid::text::bigint, {ATTEMPTS}, {DUE}"), column_types))
 }
 
-/// What the scanner selects in the place of a column that is missing; `None` if an outbox must have
-/// it.
-const fn stand_in(column: Column) -> Option<&'static str> {
-    Some(match column {
-        Column::EventVersion => "NULL::int",
-        Column::OccurredAt => "NULL::timestamptz",
-        Column::CorrelationId | Column::CausationId => "NULL::uuid",
-        Column::Headers => "NULL::text",
-        _ => return None,
-    })
-}
+/// How often a row's event was tried, and in how many seconds it is due, whatever anybody wrote there.
+pub(crate) const ATTEMPTS: &str = "least(greatest(publish_attempts, 0), 2147483647)::int";
+pub(crate) const DUE: &str = "CASE WHEN isfinite(next_attempt_at)
+    THEN extract(epoch FROM next_attempt_at - clock_timestamp())::float8 END";
 
 /// Turns the log's inserts into events.
 ///
@@ -96,6 +84,8 @@ enum Meaning {
     Seq,
     /// The row's transaction.
     Txid,
+    /// When somebody else has marked the row.
+    PublishedAt,
     Nothing,
 }
 
@@ -112,7 +102,12 @@ impl Rows {
         Ok(())
     }
 
-    /// Decodes an insert. `None` if it is not into the outbox.
+    /// Decodes an insert. `None` if it is not into the outbox, or nothing is to be done about it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Table`] if the row has no id, or comes before its relation: whatever else its columns
+    /// hold is the event's own misfortune, which says so.
     pub(crate) fn insert(
         &self,
         insert: &Insert,
@@ -123,74 +118,163 @@ impl Rows {
             Some(None) => return Ok(None),
             None => return Err(Error::Table("a row came before its relation".into())),
         };
-        let mut event = blank(timestamp(committed_at_micros));
+        let mut reading = Reading::new(timestamp(committed_at_micros));
         let (mut seq, mut txid) = (None, None);
         for (datum, meaning) in insert.tuple.iter().zip(layout) {
             match *meaning {
-                Meaning::Event(column, type_oid) => {
-                    let set = set(&mut event, column, type_oid, &datum);
-                    set.ok_or_else(|| self.misfit(column))?;
-                }
+                Meaning::Event(column, type_oid) => reading.take(column, type_oid, &datum),
                 Meaning::Seq => seq = long(&datum),
                 Meaning::Txid => txid = long(&datum),
-                Meaning::Nothing => {}
+                // Restored from elsewhere, or moved to another partition.
+                Meaning::PublishedAt if !is_nothing(&datum) => return Ok(None),
+                Meaning::PublishedAt | Meaning::Nothing => {}
             }
         }
         // Everybody sees a row of that transaction, so it is the scanner's.
-        Ok((txid != Some(REQUEUED_TXID)).then(|| self.address(event, seq, txid)))
+        if txid == Some(REQUEUED_TXID) {
+            return Ok(None);
+        }
+        self.address(reading, seq, txid).map(Some)
     }
 
     /// Decodes a row that was selected with [`scanned_columns`].
     pub(crate) fn scanned(&self, row: &ScannedRow) -> Result<Outgoing, Error> {
-        let needed = |column: Column| -> Result<ByteString, Error> {
-            let text: Option<String> = get(row, column)?;
-            Ok(ByteString::from(text.ok_or_else(|| self.misfit(column))?))
-        };
-        let occurred_at: Option<Timestamp> = get(row, Column::OccurredAt)?;
-        let event = Event {
-            id: get::<Option<Uuid>>(row, Column::Id)?.ok_or_else(|| self.misfit(Column::Id))?,
-            aggregate_type: needed(Column::AggregateType)?,
-            aggregate_id: needed(Column::AggregateId)?,
-            event_type: needed(Column::EventType)?,
-            event_version: get::<Option<i32>>(row, Column::EventVersion)?.unwrap_or(1),
-            payload: get::<Option<Raw>>(row, Column::Payload)?.unwrap_or_default().0,
-            occurred_at: occurred_at.unwrap_or(Timestamp::UNIX_EPOCH),
-            correlation_id: get(row, Column::CorrelationId)?,
-            causation_id: get(row, Column::CausationId)?,
-            headers: get::<Option<String>>(row, Column::Headers)?.map(Bytes::from),
-        };
-        let number = |at: usize| row.try_get(at).map_err(Error::sql("read a scanned row"));
+        let mut reading = Reading::new(Timestamp::UNIX_EPOCH);
+        for column in Column::ALL {
+            let Raw { type_oid, bytes } = get(row, column as usize)?;
+            let datum = bytes.map_or(Datum::Null, Datum::Binary);
+            reading.take(column, type_oid, &datum);
+        }
         let behind = Column::ALL.len();
-        Ok(self.address(event, number(behind)?, number(behind + 1)?))
+        let (seq, txid) = (get(row, behind)?, get(row, behind + 1)?);
+        let mut outgoing = self.address(reading, seq, txid)?;
+        let (attempts, due): (Option<i32>, Option<f64>) =
+            (get(row, behind + 2)?, get(row, behind + 3)?);
+        outgoing.tried = Tried::from_row(attempts, due);
+        Ok(outgoing)
     }
 
-    fn misfit(&self, column: Column) -> Error {
-        let name = self.table.columns().name(column);
-        Error::Table(format!("column \"{name}\" holds null or a value of an unexpected type"))
-    }
-
-    fn address(&self, event: Event, seq: Option<i64>, txid: Option<i64>) -> Outgoing {
-        let subject = self.routing.subject(&event);
-        Outgoing { event, subject, seq, requeued: txid == Some(REQUEUED_TXID) }
+    fn address(
+        &self,
+        reading: Reading,
+        seq: Option<i64>,
+        txid: Option<i64>,
+    ) -> Result<Outgoing, Error> {
+        let Reading { event, has_id, misfits } = reading;
+        if !has_id {
+            let name = self.table.columns().name(Column::Id);
+            return Err(Error::Table(format!("column \"{name}\" holds null, or no UUID")));
+        }
+        let subject = if misfits.is_empty() {
+            self.routing.subject(&event)
+        } else {
+            let said = misfits.iter().map(|(column, why)| {
+                format!("column \"{}\" {why}", self.table.columns().name(*column))
+            });
+            Err(Unpublished::Unfit(said.collect::<Vec<_>>().join("; ")))
+        };
+        let (requeued, tried) = (txid == Some(REQUEUED_TXID), Tried::default());
+        Ok(Outgoing { event, subject, seq, requeued, tried })
     }
 }
 
-/// A value's bytes: of text, or of bytes.
-#[derive(Default)]
-struct Raw(Bytes);
+/// A row on its way to an event.
+struct Reading {
+    event: Event,
+    has_id: bool,
+    /// Columns that hold what is of no use, and what that is.
+    misfits: Vec<(Column, String)>,
+}
+
+impl Reading {
+    fn new(occurred_at: Timestamp) -> Self {
+        // Neither allocates.
+        Self { event: blank(occurred_at), has_id: false, misfits: Vec::new() }
+    }
+
+    fn take(&mut self, column: Column, type_oid: u32, datum: &Datum) {
+        if set(&mut self.event, column, type_oid, datum).is_some() {
+            self.has_id |= column == Column::Id && !is_nothing(datum);
+        } else {
+            self.misfits.push((column, misfit(column, type_oid, datum)));
+        }
+    }
+}
+
+/// What is wrong with a value. Payloads and headers are not repeated.
+fn misfit(column: Column, type_oid: u32, datum: &Datum) -> String {
+    match (column, datum) {
+        (_, Datum::Null | Datum::Unchanged) => "holds null".to_owned(),
+        (Column::EventVersion, Datum::Binary(bytes))
+            if matches!(type_oid, INT2 | INT4 | INT8) && whole(bytes).is_some() =>
+        {
+            let version = whole(bytes).unwrap_or_default();
+            format!("holds {version}, and a version is a whole number of 32 bits")
+        }
+        _ => "holds a value that cannot be read".to_owned(),
+    }
+}
+
+fn is_nothing(datum: &Datum) -> bool {
+    matches!(datum, Datum::Null | Datum::Unchanged)
+}
+
+/// A value as it comes, with its type's number.
+struct Raw {
+    type_oid: u32,
+    bytes: Option<Bytes>,
+}
 
 impl<'a> FromSql<'a> for Raw {
-    fn from_sql(_: &Type, raw: &'a [u8]) -> Result<Self, Box<dyn StdError + Sync + Send>> {
-        Ok(Self(Bytes::copy_from_slice(raw)))
+    fn from_sql(of: &Type, raw: &'a [u8]) -> Result<Self, Box<dyn StdError + Sync + Send>> {
+        Ok(Self { type_oid: of.oid(), bytes: Some(Bytes::copy_from_slice(raw)) })
+    }
+
+    fn from_sql_null(of: &Type) -> Result<Self, Box<dyn StdError + Sync + Send>> {
+        Ok(Self { type_oid: of.oid(), bytes: None })
+    }
+
+    fn accepts(_: &Type) -> bool {
+        true
+    }
+}
+
+fn get<T: for<'a> FromSql<'a>>(row: &ScannedRow, at: usize) -> Result<T, Error> {
+    row.try_get(at).map_err(Error::sql("read a scanned row"))
+}
+
+/// A time as PostgreSQL keeps it, in microseconds.
+#[derive(Debug)]
+pub(crate) struct Micros(i64);
+
+impl From<Timestamp> for Micros {
+    /// What became the end of jiff's range lay outside of it.
+    fn from(time: Timestamp) -> Self {
+        if time == Timestamp::MIN {
+            return Self(i64::MIN); // -infinity
+        }
+        if time == Timestamp::MAX {
+            return Self(i64::MAX); // infinity
+        }
+        Self(time.as_microsecond() - POSTGRES_EPOCH_UNIX_SECONDS * 1_000_000)
+    }
+}
+
+impl ToSql for Micros {
+    fn to_sql(
+        &self,
+        _: &Type,
+        out: &mut BytesMut,
+    ) -> Result<IsNull, Box<dyn StdError + Sync + Send>> {
+        out.put_i64(self.0);
+        Ok(IsNull::No)
     }
 
     fn accepts(of: &Type) -> bool {
-        matches!(*of, Type::TEXT | Type::BYTEA)
+        *of == Type::TIMESTAMPTZ
     }
-}
 
-fn get<T: for<'a> FromSql<'a>>(row: &ScannedRow, column: Column) -> Result<T, Error> {
-    row.try_get(column as usize).map_err(Error::sql("read a scanned row"))
+    to_sql_checked!();
 }
 
 fn layout(table: &Table, relation: &Relation) -> Result<Vec<Meaning>, Error> {
@@ -205,6 +289,7 @@ fn layout(table: &Table, relation: &Relation) -> Result<Vec<Meaning>, Error> {
         (Some(column), _) => Meaning::Event(column, type_oid),
         (None, "seq") => Meaning::Seq,
         (None, "txid") => Meaning::Txid,
+        (None, "published_at") => Meaning::PublishedAt,
         (None, _) => Meaning::Nothing,
     };
     Ok(relation.columns.iter().map(|it| meaning(&it.name, it.type_oid)).collect())
@@ -265,7 +350,7 @@ fn string(datum: &Datum, type_oid: u32) -> Option<ByteString> {
         (Datum::Text(bytes), _) => ByteString::try_from(bytes.clone()).ok(),
         (Datum::Binary(_), UUID) => Some(uuid(datum)?.to_string().into()),
         (Datum::Binary(bytes), INT2 | INT4 | INT8) => Some(whole(bytes)?.to_string().into()),
-        (Datum::Binary(bytes), TEXT | VARCHAR | NAME | USER_DEFINED_MIN..) => {
+        (Datum::Binary(bytes), TEXT | VARCHAR | NAME | CHAR | USER_DEFINED_MIN..) => {
             ByteString::try_from(bytes.clone()).ok()
         }
         _ => None,

@@ -9,6 +9,7 @@ use crate::error::Error;
 
 // From PostgreSQL's `pg_type.dat`; they never change.
 pub(crate) const BYTEA: u32 = 17;
+pub(crate) const CHAR: u32 = 18;
 pub(crate) const NAME: u32 = 19;
 pub(crate) const INT8: u32 = 20;
 pub(crate) const INT2: u32 = 21;

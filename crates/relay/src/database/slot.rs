@@ -382,7 +382,10 @@ async fn create(
         .ok_or(Error::Stalled("the server did not say where the new slot begins"))?;
     let begun = store.begin_epoch(slot, system_id, timeline, &snapshot, start);
     opening.on(store, "store the slot's start", begun).await?;
-    let looked = store.note_if_no_gap(slot);
+    let looked = async {
+        // Else the first scan has to wait until it can see everything.
+        Ok(!store.has_hidden(&snapshot).await? && store.note_if_no_gap(slot).await?)
+    };
     let is_gap_filled = opening.on(store, "look for rows older than the slot", looked).await?;
     let epoch = old.map_or(0, |old| old.epoch) + 1;
     info!(slot, %start, epoch, "created the replication slot");

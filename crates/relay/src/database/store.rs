@@ -1,9 +1,11 @@
 //! Every statement that the relay runs on the outbox and its companions.
 
+mod attempts;
 mod backlog;
 mod claim;
 mod dead_letters;
 mod index;
+mod owed;
 mod parking;
 mod scan;
 mod setup_lock;
@@ -13,6 +15,8 @@ mod statements;
 mod sweep;
 
 use std::collections::HashSet;
+use std::sync::Mutex;
+use std::time::Instant;
 
 use outbox::{Column, Table};
 use pgoutput::Lsn;
@@ -23,7 +27,8 @@ use uuid::Uuid;
 
 pub(crate) use self::backlog::{Backlog, COUNT_MAX};
 pub(crate) use self::index::create_index_of_transactions;
-pub(crate) use self::parking::SlotReader;
+pub(crate) use self::owed::Marks;
+pub(crate) use self::parking::{RowOfDead, SlotReader};
 pub(crate) use self::scan::{Extent, ScannedRow, Scanner};
 use self::statements::Statements;
 use crate::config::{Config, MarkBy};
@@ -35,6 +40,9 @@ use crate::shards::{Shard, Shards};
 
 pub(crate) use self::state::{Resolved, StateRow, Watermark};
 pub(crate) use self::sweep::{Look, SWEPT_AT_ONCE, Swath};
+
+/// How long a statement may take where nobody waits for more than a minute, in milliseconds.
+const STATEMENT_MS_MAX: u32 = 55_000;
 
 /// A connection for statements, and their texts.
 pub(crate) struct Store {
@@ -51,6 +59,8 @@ pub(crate) struct Store {
     sql: Statements,
     /// Prepared once: it runs for every few thousand events.
     mark: OnceCell<Statement>,
+    /// When marks last met a row that was locked.
+    met_lock: Mutex<Option<Instant>>,
     park: OnceCell<Statement>,
 }
 
@@ -80,8 +90,20 @@ impl Store {
         let (mark, park) = (OnceCell::new(), OnceCell::new());
         let (table, mark_by) = (config.table.clone(), config.mark.by);
         let (shard, shards) = (config.shard(), config.shards);
-        let _connection = connection;
-        Ok(Self { client, _connection, pid, table, mark_by, shard, shards, sql, mark, park })
+        let (connection, met_lock) = (connection, Mutex::default());
+        Ok(Self {
+            client,
+            pid,
+            _connection: connection,
+            table,
+            mark_by,
+            shard,
+            shards,
+            sql,
+            mark,
+            met_lock,
+            park,
+        })
     }
 
     /// The server's process behind the connection.
@@ -113,7 +135,7 @@ impl Store {
     /// table is not either, because the sweeper comes again. A few thousand rows are looked up by
     /// their ids, although the planner would rather read all of a table of millions.
     pub(crate) async fn yield_to_others(&self) -> Result<(), Error> {
-        let mut sql = "SET synchronous_commit = off; SET lock_timeout = '5s';
+        let mut sql = "SET synchronous_commit = off; SET lock_timeout = '2s';
                        SET enable_nestloop = off; SET enable_mergejoin = off; SET jit = off;
                        SET plan_cache_mode = auto"
             .to_owned();
@@ -124,23 +146,24 @@ impl Store {
         self.client().batch_execute(&sql).await.map_err(Error::sql("configure the session"))
     }
 
-    /// How long a statement waits for others' locks from now on; `None` is as configured.
+    /// How long a statement waits for others' locks from now on; `None` is as configured. On the server,
+    /// so that nothing waits there when nobody does here any more.
     pub(crate) async fn wait_for_locks(&self, timeout: Option<&str>) -> Result<(), Error> {
         let timeout = timeout.map_or("DEFAULT".to_owned(), |timeout| format!("'{timeout}'"));
-        let sql = format!("SET lock_timeout = {timeout}");
+        // Nothing of what follows takes a minute unless something is wrong, and then nobody waits for
+        // it here any more.
+        let sql = format!(
+            "SET lock_timeout = {timeout};
+             SELECT set_config('statement_timeout', '{STATEMENT_MS_MAX}', false)
+             WHERE current_setting('statement_timeout') = '0'"
+        );
         self.client().batch_execute(&sql).await.map_err(Error::sql("configure the session"))
     }
 
     /// Writes down that the stream has these events, or that a route dropped them; already marked
-    /// rows are left alone. Returns how many rows were marked here. Rows not visible yet, or gone,
-    /// are no error: the sweeper finds the former.
-    pub(crate) async fn mark(&self, stream: &str, settled: &[Settled]) -> Result<u64, Error> {
-        Ok(self.mark_and_find(stream, settled).await?.0)
-    }
-
-    /// As [`mark`](Self::mark). Also returns, but only where marks were deletions, the ids of the
-    /// rows: afterwards nobody can tell which were there.
-    async fn mark_and_find(
+    /// rows are left alone, locked ones waited for. Returns how many rows were marked here, and, but
+    /// only where marks were deletions, their ids: afterwards nobody can tell which were there.
+    async fn mark_waiting(
         &self,
         stream: &str,
         settled: &[Settled],
@@ -149,13 +172,7 @@ impl Store {
         if settled.is_empty() {
             return Ok((0, deletes.then(HashSet::new)));
         }
-        let ids: Vec<Uuid> = settled.iter().map(|it| it.id).collect();
-        let seqs: Vec<Option<i64>> =
-            settled.iter().map(|it| it.seq.map(u64::cast_signed)).collect();
-        let lsns: Vec<Option<PgLsn>> = settled
-            .iter()
-            .map(|it| (it.commit_lsn > Lsn::ZERO).then(|| PgLsn::from(it.commit_lsn.0)))
-            .collect();
+        let (ids, seqs, lsns) = owed::columns(settled);
         let statement = self.mark.get_or_try_init(|| self.prepare(&self.sql.mark)).await?;
         let parameters: [&(dyn ToSql + Sync); 4] = [&ids, &seqs, &lsns, &stream];
         let doing = "mark published rows";
@@ -167,25 +184,6 @@ impl Store {
         }
         let marked = self.client().execute(statement, &parameters).await;
         Ok((marked.map_err(Error::sql(doing))?, None))
-    }
-
-    /// As [`mark`](Self::mark). Also returns the events that have no marked row: it is gone, or was
-    /// not visible. That it may be visible by now does not matter: it has no mark.
-    pub(crate) async fn mark_and_miss(
-        &self,
-        stream: &str,
-        settled: &[Settled],
-    ) -> Result<(u64, Vec<Settled>), Error> {
-        let (rows, deleted) = self.mark_and_find(stream, settled).await?;
-        if rows == settled.len() as u64 {
-            return Ok((rows, Vec::new()));
-        }
-        let there = match deleted {
-            Some(deleted) => deleted,
-            None => self.marked(settled).await?,
-        };
-        let missed = settled.iter().filter(|it| !there.contains(&it.id)).copied().collect();
-        Ok((rows, missed))
     }
 
     /// The type in which a dead letter keeps its payload.
@@ -316,7 +314,7 @@ impl Store {
     /// Whether all tables are there.
     pub(crate) async fn check_tables(&self) -> Result<(), Error> {
         // The first and the latest.
-        for table in ["tailpost_state", "tailpost_published"] {
+        for table in ["tailpost_state", "tailpost_owed"] {
             let table = self.table.companion(table);
             let row = self
                 .client()

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::future::{BoxFuture, FutureExt};
 use pgoutput::Lsn;
@@ -13,14 +13,17 @@ use uuid::Uuid;
 use super::parking::Parked;
 use super::settle::Statement;
 use crate::broker::TailReader;
-use crate::core::{Blocked, Place, Settled, SlotHealth, Tail, Unmarked};
-use crate::database::store::{Look, ScannedRow, Scanner, Swath};
+use crate::core::{Blocked, Dead, Place, Settled, SlotHealth, Tail, Unmarked};
+use crate::database::store::{Look, Marks, ScannedRow, Scanner, Swath};
 use crate::database::{Store, Watermark};
 use crate::describe;
 use crate::error::Error;
 
 /// A statement that has not answered by then never will: the session starts anew.
 const STATEMENT_MAX: Duration = Duration::from_secs(60);
+
+/// How long marks wait for a table that is locked. Then the rows are the sweeper's.
+const TABLE_LOCKED_MAX: Duration = Duration::from_secs(10);
 
 pub(super) type Job = BoxFuture<'static, Result<Done, Error>>;
 
@@ -33,6 +36,10 @@ pub(super) enum Done {
     Marks(HashMap<Uuid, Option<u64>>),
     Purged(u64),
     Parked(Vec<Parked>),
+    /// Somebody has the dead letters locked.
+    NotParked(Vec<(u64, Dead)>),
+    /// How many rows are owed marks; `None` if that could not be found out.
+    OwedSettled(Option<u64>),
     /// `None` if the statement failed: its rows are the sweeper's then.
     Marked {
         statement: Statement,
@@ -52,12 +59,19 @@ pub(super) enum Done {
     /// `None` if the statement failed: the next watermark tries again.
     Swept(Option<Swept>),
     Scanned(Read),
+    /// `None` if nothing could be marked for now.
     ScanMarked {
         batches: usize,
-        marked: u64,
+        published: Vec<Settled>,
+        marked: Option<Marks>,
     },
+    /// Whether others wait for the scan to let go of the table.
+    ScanWatched(bool),
+    /// Somebody has what it needs locked: it is to begin again.
+    ScanPostponed,
     ScanClosed,
-    GapFilled,
+    /// Whether it is written down.
+    GapFilled(bool),
     Heartbeat,
     LeftServer,
     /// The slot may be confirmed up to here.
@@ -160,16 +174,10 @@ pub(super) fn read_tail(
     .boxed()
 }
 
-pub(super) fn note_failure(
-    store: Arc<Store>,
-    id: Uuid,
-    attempts: u32,
-    reason: String,
-    pause: Duration,
-) -> Job {
+pub(super) fn note_failure(store: Arc<Store>, id: Uuid, reason: String, pause: Duration) -> Job {
     job(async move {
-        // For operators only. Nothing depends on it.
-        tolerate(store.note_failure(id, attempts, &reason, pause).await);
+        // Its loss costs one attempt more, if this session ends before the event is done with.
+        tolerate(store.note_failure(id, &reason, pause).await);
         Ok(Done::FailureNoted)
     })
 }
@@ -187,7 +195,16 @@ pub(super) fn heartbeat(store: Arc<Store>) -> Job {
 }
 
 pub(super) fn hold(store: Arc<Store>, slot: String, reader: i32, place: Option<Place>) -> Job {
-    job(async move { store.hold(&slot, reader, place).await.map(Done::Held) })
+    job(async move {
+        match store.hold(&slot, reader, place).await {
+            // Nothing is confirmed meanwhile, and everything else goes on.
+            Err(error) if error.is_contention() => {
+                warn!(error = describe(&error), "cannot write down what may be confirmed");
+                Ok(Done::Held(Lsn::ZERO))
+            }
+            held => held.map(Done::Held),
+        }
+    })
 }
 
 pub(super) fn look_for_marks(store: Arc<Store>, ids: Vec<Uuid>) -> Job {
@@ -205,11 +222,15 @@ pub(super) fn mark(
     statement: Statement,
 ) -> Job {
     job(async move {
-        let marked = async {
-            let (rows, without_row) = store.mark_and_miss(&stream, &batch).await?;
-            Ok(Marked { rows, without_row })
+        let begun = Instant::now();
+        let marked = loop {
+            match store.mark_and_miss(&stream, &batch).await {
+                // The table is locked: it was waited for, and may be free by now.
+                Err(error) if error.is_contention() && begun.elapsed() < TABLE_LOCKED_MAX => {}
+                marked => break marked.map(|(rows, without_row)| Marked { rows, without_row }),
+            }
         };
-        Ok(Done::Marked { statement, marked: tolerate(marked.await) })
+        Ok(Done::Marked { statement, marked: tolerate(marked) })
     })
 }
 

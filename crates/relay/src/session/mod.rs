@@ -7,6 +7,7 @@
 mod hold;
 mod jobs;
 mod open;
+mod owed;
 mod parking;
 mod scan;
 mod settle;
@@ -25,6 +26,7 @@ use tracing::{error, info, warn};
 
 use self::hold::Hold;
 use self::jobs::{Done, Job, Owner};
+use self::owed::Owed;
 use self::parking::Parking;
 use self::scan::Scan;
 use self::settle::Settling;
@@ -79,7 +81,11 @@ pub(crate) struct Session {
     tail: TailReader,
     /// Tells a reading of the tail that its connection was replaced.
     reconnected: Arc<Notify>,
+    /// Keeps the slot's books. Nothing waits for rows here, and for nothing for long.
     store: Arc<Store>,
+    /// Marks what was scanned, and parks: waits for whoever has dead letters or rows locked.
+    rows: Arc<Store>,
+    owed: Owed,
     jobs: FuturesUnordered<Job>,
     settling: Settling,
     scan: Scan,
@@ -219,8 +225,8 @@ impl Session {
                 Request::NoteFailure { id, attempts, reason, pause } => {
                     warn!(event = %id, attempts, %reason, "trying again in {pause:?}");
                     reporter.trouble(reason.clone());
-                    let store = Arc::clone(&self.store);
-                    self.jobs.push(jobs::note_failure(store, id, attempts, reason, pause));
+                    let store = Arc::clone(&self.rows);
+                    self.jobs.push(jobs::note_failure(store, id, reason, pause));
                 }
                 Request::AskForMarks(ids) => {
                     self.jobs.push(jobs::look_for_marks(Arc::clone(&self.store), ids));
@@ -237,7 +243,7 @@ impl Session {
             }
         }
         let reader = || SlotReader { slot: self.config.slot.clone(), pid: self.reader };
-        self.jobs.extend(self.parking.next(&self.store, reader));
+        self.jobs.extend(self.parking.next(&self.rows, reader));
         self.settle(reporter);
         self.confirm();
         Ok(())
@@ -273,6 +279,8 @@ impl Session {
             Done::Purged(purged @ 1..) => info!(purged, "removed old dead letters"),
             Done::FailureNoted | Done::Purged(_) => {}
             Done::Parked(parked) => self.parked(parked),
+            Done::NotParked(batch) => self.not_parked(batch),
+            Done::OwedSettled(rows) => self.owed_settled(rows),
             Done::Marked { statement, marked } => self.settling.marked(statement, marked),
             Done::MarksHelp(store) => self.settling.helped(store),
             Done::Observed(watermark) => self.settling.observed(watermark),
@@ -282,9 +290,13 @@ impl Session {
             }
             Done::Swept(swept) => self.settling.swept(swept, &mut self.jobs),
             Done::Scanned(read) => self.scanned(read)?,
-            Done::ScanMarked { batches, marked } => self.scan_marked(batches, marked),
+            Done::ScanMarked { batches, published, marked } => {
+                self.scan_marked(batches, published, marked);
+            }
+            Done::ScanWatched(is_in_the_way) => self.scan.watched(is_in_the_way),
+            Done::ScanPostponed => self.scan.postponed(),
             Done::ScanClosed => self.scan.closed(self.config.scan.interval),
-            Done::GapFilled => self.scan.gap_filled(),
+            Done::GapFilled(is_noted) => self.scan.gap_filled(is_noted),
             Done::Heartbeat | Done::LeftServer => {}
             Done::Held(held) => self.hold.written(held),
             Done::Looked(health) => self.looked(health, reporter)?,
@@ -294,7 +306,8 @@ impl Session {
 
     fn tick(&mut self, reporter: &mut Reporter) -> Result<(), Error> {
         self.apply(Input::Tick);
-        if self.store.client().is_closed() || self.settling.is_disconnected() {
+        let closed = |store: &Store| store.client().is_closed();
+        if closed(&self.store) || closed(&self.rows) || self.settling.is_disconnected() {
             // Also how a server that shuts down is noticed: it ends these connections at once, but
             // waits for the replication connection for as long as that has something unconfirmed.
             return Err(Error::Stalled("the server closed the connection for statements"));
@@ -303,7 +316,9 @@ impl Session {
         self.watch_progress();
         self.watch_slot();
         self.watch_mode();
+        self.watch_scan();
         self.rescan();
+        self.settle_owed();
         self.purge();
         self.settling.observe_if_due(&mut self.jobs, &self.state);
         if self.until.is_some_and(|until| self.state.confirmed() >= until)

@@ -13,6 +13,7 @@ use tracing::info;
 use uuid::Uuid;
 
 use super::hold::Hold;
+use super::owed::Owed;
 use super::parking::Parking;
 use super::scan::{Extents, Scan};
 use super::settle::{Known, Settling};
@@ -26,6 +27,12 @@ use crate::database::store::Resolved;
 use crate::database::{Opening, Rows, Slot, Store, answered};
 use crate::error::Error;
 use crate::reporter::POSTGRES_EPOCH_UNIX_MICROS;
+
+/// How long keeping the slot's books waits for others' locks.
+const BOOKS_WAIT: &str = "1s";
+
+/// How long parking, and marking what was scanned, waits for others' locks.
+const ROWS_WAIT: &str = "2s";
 
 fn mode(config: &Config) -> Mode {
     match config.mode {
@@ -86,6 +93,8 @@ async fn state(
 ) -> Result<State, Error> {
     let resolved_before = way.resolved_before;
     let (tail, is_whole) = reader.all_back_to(way).await?;
+    let looked = evidence.store.tried(&config.slot);
+    let tried = answered("look for events that were tried", looked).await?;
     let doubted = evidence.doubted(reader, &tail, is_whole).await?;
     info!(
         slot = config.slot,
@@ -104,10 +113,18 @@ async fn state(
         batches,
         doubted,
         dead,
+        tried,
         parking_blocks: config.on_park == OnPark::BlockKey,
         max_attempts: config.max_attempts,
         seed: rand::random(),
     }))
+}
+
+/// The connection for what may meet rows that others have locked.
+async fn for_rows(config: &Config) -> Result<Arc<Store>, Error> {
+    let store = Store::connect(config, "tailpost rows").await?;
+    answered("configure the session", store.wait_for_locks(Some(ROWS_WAIT))).await?;
+    Ok(Arc::new(store))
 }
 
 /// Whether rows can be found by their transactions. Without marks nothing else leads to them.
@@ -195,6 +212,8 @@ impl Session {
         let until = if once { Some(log_end(&store).await?) } else { None };
         let known = Known { start_snapshot: start_snapshot.clone(), swept, system_id, is_indexed };
         let settling = settling(config, &tail, known).await?;
+        answered("configure the session", store.wait_for_locks(Some(BOOKS_WAIT))).await?;
+        let rows = for_rows(config).await?;
         Ok(Self {
             config: Arc::clone(config),
             state,
@@ -204,6 +223,8 @@ impl Session {
             tail,
             reconnected: Arc::new(Notify::new()),
             store,
+            rows,
+            owed: Owed::new(),
             jobs: FuturesUnordered::new(),
             settling,
             scan: Scan::new(scan_first, extents, !is_gap_filled, config.scan.interval),

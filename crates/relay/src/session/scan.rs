@@ -6,23 +6,49 @@
 //! are rows older than the slot, the log waits at the start of a session until the scanner has found
 //! all of them, so that an aggregate's old rows are published before its new ones.
 
+mod extents;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tracing::info;
+use tracing::{debug, info, warn};
 
+pub(super) use self::extents::Extents;
+use super::Session;
 use super::jobs::{Done, Job, Read, job, long_job};
-use super::{Session, WHOLE_EVERY};
 use crate::config::OnPark;
 use crate::core::{Blocked, Input, SCANS_UNMARKED_MAX, Settled};
 use crate::database::Store;
 use crate::database::slot::scan_reach;
-use crate::database::store::{Extent, Scanner};
+use crate::database::store::{Marks, Scanner};
+use crate::describe;
 use crate::error::Error;
 
 /// So much longer than usual a scan waits while the session is behind.
 const BEHIND_FACTOR: u32 = 10;
+
+/// How long a scan waits for room with its transaction open, which keeps others from changing the table,
+/// and vacuum from cleaning up. A broker that is there makes room in less.
+const OPEN_WITHOUT_ROOM_MAX: Duration = Duration::from_secs(2);
+
+/// How often it is looked whether others wait for a scan's end.
+const WATCHED_EVERY: Duration = Duration::from_secs(1);
+
+/// How long nothing is scanned, or marked, after somebody had it locked.
+const AGAIN_AFTER: Duration = Duration::from_secs(1);
+
+/// How often a scan releases what waits in vain before it begins. What is left then is locked by
+/// somebody, and waits for the next scan.
+const RELEASES_MAX: u32 = 10;
+
+/// How often it is looked whether commits have become visible, and how often it is said that they have
+/// not.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+const SAID_EVERY: Duration = Duration::from_secs(60);
+
+/// How long a scan waits for others' locks.
+const SCANNER_WAITS: &str = "2s";
 
 enum Reading {
     Resting {
@@ -30,37 +56,10 @@ enum Reading {
     },
     Busy,
     /// Until there is room for another batch.
-    Paused(Box<Scanner>),
-}
-
-/// Which scan looks at how much.
-pub(super) struct Extents {
-    /// An index leads to what came back.
-    is_indexed: bool,
-    /// When the whole table was looked at, or need not be; `None` if it has to be now.
-    whole_at: Option<Instant>,
-    /// Of the scan that is under way.
-    now: Extent,
-}
-
-impl Extents {
-    pub(super) fn new(is_indexed: bool, whole_first: bool) -> Self {
-        let whole_at = (!whole_first).then(Instant::now);
-        Self { is_indexed, whole_at, now: Extent::Whole }
-    }
-
-    /// While the log waits for it, only a gap is worth a look at the whole table.
-    fn next(&mut self, holding: bool) -> Extent {
-        let is_due = self.whole_at.is_none_or(|at| !holding && at.elapsed() >= WHOLE_EVERY);
-        self.now = if self.is_indexed && !is_due { Extent::CameBack } else { Extent::Whole };
-        self.now
-    }
-
-    fn done(&mut self) {
-        if self.now == Extent::Whole {
-            self.whole_at = Some(Instant::now());
-        }
-    }
+    Paused {
+        scanner: Box<Scanner>,
+        since: Instant,
+    },
 }
 
 /// A batch that is not marked.
@@ -82,6 +81,14 @@ pub(super) struct Scan {
     batches: VecDeque<Batch>,
     batches_begun: u32,
     is_marking: bool,
+    /// What could not be marked, and when it is tried again.
+    unmarked: Option<(usize, Vec<Settled>, Instant)>,
+    /// The server's process that reads for the scan, and when it was last looked whether it is in
+    /// somebody's way.
+    reader: Option<i32>,
+    watched_at: Instant,
+    /// Somebody waits for the table: the scan is to begin anew, behind them.
+    gives_way: bool,
     /// The stream's tail was searched for rows that an earlier session published and did not mark.
     tail_read: bool,
     /// It is written down that rows may be published and not marked, or not published: whatever
@@ -112,6 +119,10 @@ impl Scan {
             batches: VecDeque::new(),
             batches_begun: 0,
             is_marking: false,
+            unmarked: None,
+            reader: None,
+            watched_at: Instant::now(),
+            gives_way: false,
             tail_read: false,
             is_gap_open,
             gap_is_read: false,
@@ -137,7 +148,7 @@ impl Scan {
 
     /// Whether rows are published and not marked.
     pub(super) fn is_busy(&self) -> bool {
-        !self.batches.is_empty() || self.is_marking
+        !self.batches.is_empty() || self.is_marking || self.unmarked.is_some()
     }
 
     /// Rows marked by this session's scans.
@@ -151,8 +162,25 @@ impl Scan {
         }
     }
 
-    pub(super) fn gap_filled(&mut self) {
-        (self.is_gap_open, self.gap_is_read, self.is_noting) = (false, false, false);
+    pub(super) fn gap_filled(&mut self, is_noted: bool) {
+        self.is_noting = false;
+        if is_noted {
+            (self.is_gap_open, self.gap_is_read, self.noted) = (false, false, self.scanned);
+        }
+    }
+
+    pub(super) fn watched(&mut self, is_in_the_way: bool) {
+        self.gives_way |= is_in_the_way && !matches!(self.reading, Reading::Resting { .. });
+    }
+
+    /// It begins again: what it has brought by then is marked.
+    pub(super) fn postponed(&mut self) {
+        self.interrupted(AGAIN_AFTER);
+    }
+
+    fn interrupted(&mut self, pause: Duration) {
+        (self.holding, self.gives_way, self.reader) = (false, false, None);
+        self.reading = Reading::Resting { until: Instant::now() + pause };
     }
 
     /// How much longer than usual the next scan has to wait.
@@ -169,7 +197,7 @@ impl Scan {
         if std::mem::take(&mut self.initial) && self.batches_begun > 0 {
             info!("the scanner is done; following the log");
         }
-        self.holding = false;
+        (self.holding, self.gives_way, self.reader) = (false, false, None);
         self.extents.done();
         self.reading = Reading::Resting { until: Instant::now() + interval };
     }
@@ -178,7 +206,7 @@ impl Scan {
 /// Opens a scan when nothing waits in vain: of an aggregate that is blocked it must not find what the
 /// others wait for. Returns which are.
 async fn open_with_blocked(store: &Store) -> Result<Vec<Blocked>, Error> {
-    loop {
+    for _ in 1..RELEASES_MAX {
         store.release().await?;
         store.open_scan().await?;
         if !store.has_to_release().await? {
@@ -186,6 +214,31 @@ async fn open_with_blocked(store: &Store) -> Result<Vec<Blocked>, Error> {
         }
         store.abandon_scan().await?; // something was requeued in between
     }
+    store.open_scan().await?;
+    store.blocked().await
+}
+
+/// Waits until everything is visible that the slot does not bring. The log waits with it: what comes there
+/// is newer.
+async fn await_visibility(store: &Store, start_snapshot: &str) -> Result<(), Error> {
+    let mut said: Option<Instant> = None;
+    while store.has_hidden(start_snapshot).await? {
+        if said.is_none_or(|at| at.elapsed() >= SAID_EVERY) {
+            said = Some(Instant::now());
+            warn!("the first scan waits for commits that wait for a synchronous standby");
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+    Ok(())
+}
+
+/// What a scan needs is locked by somebody: it waits for no longer, and begins again.
+fn postponed(error: Error) -> Result<Done, Error> {
+    if !error.is_contention() {
+        return Err(error);
+    }
+    warn!(error = describe(&error), "cannot scan for unpublished rows, trying again");
+    Ok(Done::ScanPostponed)
 }
 
 impl Session {
@@ -195,10 +248,15 @@ impl Session {
         let (start_snapshot, extent) =
             (self.start_snapshot.clone(), self.scan.extents.next(self.scan.holding));
         let parking_blocks = config.on_park == OnPark::BlockKey;
+        let is_gap_open = self.scan.is_gap_open;
         let read = self.read_with_tail();
-        self.jobs.push(long_job(async move {
+        let scan = async move {
             let store = Store::connect(&config, "tailpost scanner").await?;
+            store.wait_for_locks(Some(SCANNER_WAITS)).await?;
             store.check_publication(&config.publication, &config.slot).await?;
+            if is_gap_open {
+                await_visibility(&store, &start_snapshot).await?;
+            }
             let blocked = match parking_blocks {
                 true => Some(open_with_blocked(&store).await?),
                 false => {
@@ -206,7 +264,13 @@ impl Session {
                     None
                 }
             };
-            read(Box::new(store.scan(&start_snapshot, extent).await?), blocked).await
+            Ok((Box::new(store.scan(&start_snapshot, extent).await?), blocked))
+        };
+        self.jobs.push(long_job(async move {
+            match scan.await {
+                Ok((scanner, blocked)) => read(scanner, blocked).await,
+                Err(error) => postponed(error),
+            }
         }));
     }
 
@@ -215,7 +279,7 @@ impl Session {
     pub(super) fn rescan(&mut self) {
         let is_behind = self.settling.is_behind(&self.state);
         let mut patience = self.scan.patience(is_behind, self.config.scan.interval);
-        if self.scan.holding {
+        if self.scan.holds_the_log_back() {
             patience = Duration::ZERO; // the log waits for this one, and would stay behind
         }
         if let Reading::Resting { until } = self.scan.reading
@@ -255,8 +319,30 @@ impl Session {
         let batch = self.scan.batches_begun;
         self.scan.batches.push_back(Batch { number: batch, settled: Vec::new() });
         self.apply(Input::Scanned { batch, rows: rows? });
-        self.scan.reading = Reading::Paused(scanner);
+        self.scan.reader = Some(scanner.process());
+        self.scan.reading = Reading::Paused { scanner, since: Instant::now() };
         Ok(())
+    }
+
+    /// Ends a scan's transaction while the broker keeps it waiting, or somebody else waits for it. The
+    /// next scan begins when everything that this one brought is marked, so it finds the rest.
+    pub(super) fn watch_scan(&mut self) {
+        if let Reading::Paused { since, .. } = &self.scan.reading
+            && (self.scan.gives_way || since.elapsed() > OPEN_WITHOUT_ROOM_MAX)
+        {
+            let why = if self.scan.gives_way { "others wait for the table" } else { "no room" };
+            debug!(why, "interrupting the scan");
+            self.scan.interrupted(Duration::ZERO);
+        }
+        if let Some(process) = self.scan.reader
+            && self.scan.watched_at.elapsed() >= WATCHED_EVERY
+        {
+            self.scan.watched_at = Instant::now();
+            let store = Arc::clone(&self.store);
+            self.jobs.push(job(async move {
+                store.is_waited_for(process).await.map(Done::ScanWatched)
+            }));
+        }
     }
 
     /// Marks what is resolved, and reads on if there is room.
@@ -267,30 +353,28 @@ impl Session {
             self.scan.is_noting = true;
             let (store, slot) = (Arc::clone(&self.store), self.config.slot.clone());
             let reader = self.reader;
-            let rows =
-                self.scan.scanned - std::mem::replace(&mut self.scan.noted, self.scan.scanned);
+            let rows = self.scan.scanned - self.scan.noted;
             self.jobs.push(job(async move {
-                store.gap_filled(&slot, reader, rows).await.map(|()| Done::GapFilled)
+                match store.gap_filled(&slot, reader, rows).await {
+                    Err(error) if error.is_contention() => Ok(Done::GapFilled(false)),
+                    noted => noted.map(|()| Done::GapFilled(true)),
+                }
             }));
         }
-        if batches > 0 && !self.scan.is_marking {
-            self.scan.is_marking = true;
+        if let Some((batches, published, _)) =
+            self.scan.unmarked.take_if(|(_, _, again)| Instant::now() >= *again)
+        {
+            self.mark_scanned(batches, published);
+        }
+        if batches > 0 && !self.scan.is_marking && self.scan.unmarked.is_none() {
             let resolved = self.scan.batches.drain(..batches).flat_map(|it| it.settled);
             let published: Vec<Settled> = resolved.collect();
-            let (store, stream) = (Arc::clone(&self.store), self.config.stream.name.clone());
-            let found: Vec<Settled> =
-                published.iter().filter(|it| it.is_found()).copied().collect();
-            self.jobs.push(job(async move {
-                if !found.is_empty() {
-                    store.note_found(&found).await?;
-                }
-                let marked = store.mark(&stream, &published).await?;
-                Ok(Done::ScanMarked { batches, marked })
-            }));
+            self.mark_scanned(batches, published);
         }
-        if matches!(self.scan.reading, Reading::Paused(_)) && self.state.has_room_to_scan() {
+        let is_paused = matches!(self.scan.reading, Reading::Paused { .. });
+        if is_paused && !self.scan.gives_way && self.state.has_room_to_scan() {
             let read = self.read_with_tail();
-            if let Reading::Paused(scanner) =
+            if let Reading::Paused { scanner, .. } =
                 std::mem::replace(&mut self.scan.reading, Reading::Busy)
             {
                 self.jobs.push(read(scanner, None));
@@ -298,9 +382,44 @@ impl Session {
         }
     }
 
-    pub(super) fn scan_marked(&mut self, batches: usize, marked: u64) {
-        self.scan.scanned += marked;
+    fn mark_scanned(&mut self, batches: usize, published: Vec<Settled>) {
+        self.scan.is_marking = true;
+        let (store, stream) = (Arc::clone(&self.rows), self.config.stream.name.clone());
+        self.jobs.push(job(async move {
+            let found: Vec<Settled> =
+                published.iter().filter(|it| it.is_found()).copied().collect();
+            let marked = async {
+                if !found.is_empty() {
+                    store.note_found(&found).await?;
+                }
+                store.mark_or_owe(&stream, &published).await
+            };
+            let marked = match marked.await {
+                Err(error) if error.is_contention() => {
+                    warn!(error = describe(&error), "cannot mark what was scanned, trying again");
+                    None
+                }
+                marked => Some(marked?),
+            };
+            Ok(Done::ScanMarked { batches, published, marked })
+        }));
+    }
+
+    pub(super) fn scan_marked(
+        &mut self,
+        batches: usize,
+        published: Vec<Settled>,
+        marked: Option<Marks>,
+    ) {
         self.scan.is_marking = false;
+        let Some(marked) = marked else {
+            self.scan.unmarked = Some((batches, published, Instant::now() + AGAIN_AFTER));
+            return;
+        };
+        if marked.owed > 0 {
+            self.owed.some();
+        }
+        self.scan.scanned += marked.rows + marked.owed;
         self.apply(Input::ScanMarked { batches });
     }
 
@@ -318,9 +437,14 @@ impl Session {
         move |mut scanner: Box<Scanner>, blocked| {
             // The first rows of millions come once all of them are sorted.
             long_job(async move {
-                let rows = scanner.batch(rows_max, bytes_max).await?;
-                if let Some((store, slot)) = opens.filter(|_| !rows.is_empty()) {
-                    store.gap_opened(&slot).await?;
+                let rows = match scanner.batch(rows_max, bytes_max).await {
+                    Err(error) => return postponed(error),
+                    rows => rows?,
+                };
+                if let Some((store, slot)) = opens.filter(|_| !rows.is_empty())
+                    && let Err(error) = store.gap_opened(&slot).await
+                {
+                    return postponed(error);
                 }
                 let seen = match tail {
                     Some(tail) if !rows.is_empty() => Some(tail.newest(reach, system_id).await?),
@@ -336,20 +460,6 @@ impl Session {
 mod tests {
     use super::*;
 
-    #[test]
-    fn the_whole_table_is_looked_at_for_a_gap_and_where_no_index_leads() {
-        let mut extents = Extents::new(true, true);
-        assert_eq!(extents.next(true), Extent::Whole, "a gap, whoever waits");
-        assert_eq!(extents.next(false), Extent::Whole, "the first look was not finished");
-        extents.done();
-        assert_eq!(extents.next(false), Extent::CameBack);
-        extents.done();
-        assert_eq!(extents.next(true), Extent::CameBack);
-        assert_eq!(Extents::new(true, false).next(false), Extent::CameBack, "no gap");
-        let mut extents = Extents::new(false, false);
-        extents.done();
-        assert_eq!(extents.next(false), Extent::Whole, "nothing leads to what came back");
-    }
     #[test]
     fn scans_are_seldom_until_the_session_has_not_been_behind_for_a_while() {
         let interval = Duration::from_mins(1);

@@ -20,6 +20,7 @@ use crate::broker::TailReader;
 use crate::config::{Config, MarkBy};
 use crate::core::{Origin, Settled, State, Sweeper};
 use crate::database::{Store, Watermark};
+use crate::error::Error;
 use crate::reporter::Reporter;
 
 /// How often the watermark moves while events are published.
@@ -242,10 +243,18 @@ impl Settling {
             self.watermark = Step::Observing;
             let (store, config) = (Arc::clone(self.markers.store()), Arc::clone(&self.config));
             jobs.push(job(async move {
-                let watermark = store.observe().await?;
-                // It must not cover a row that the log was not to bring.
-                store.check_publication(&config.publication, &config.slot).await?;
-                Ok(Done::Observed(watermark))
+                let observed = async {
+                    let watermark = store.observe().await?;
+                    // It must not cover a row that the log was not to bring.
+                    store.check_publication(&config.publication, &config.slot).await?;
+                    Ok(Done::Observed(watermark))
+                };
+                let observed: Result<Done, Error> = observed.await;
+                match observed {
+                    // The next one may be luckier.
+                    Err(error) if error.is_contention() => Ok(Done::Unmarked(None)),
+                    observed => observed,
+                }
             }));
         }
     }

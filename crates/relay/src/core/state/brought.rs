@@ -5,7 +5,7 @@ use uuid::Uuid;
 
 use super::{ScanBatch, State};
 use crate::core::messages::{Mode, Settled};
-use crate::core::window::{LastPosition, Origin, Outgoing, Unpublished};
+use crate::core::window::{LastPosition, Origin, Outgoing, Tried, Unpublished};
 
 impl State {
     pub(super) fn logged(&mut self, outgoing: Outgoing) {
@@ -53,12 +53,19 @@ impl State {
             return self.dropped(outgoing.event.id, origin, at);
         }
         let id = outgoing.event.id;
+        let tried = match self.tried.is_empty() {
+            true => outgoing.tried,
+            false => self.tried.remove(&id).unwrap_or(outgoing.tried),
+        };
         let (index, first_of_key) = self.window.push(outgoing, origin, at, position, self.now);
         if origin == Origin::Log && unpublished.is_none() {
             self.doubt(index, id, stored_at);
         }
         if first_of_key && self.mode == Mode::Keyed {
             self.ready.push_back(index);
+        }
+        if tried != Tried::default() && stored_at.is_none() {
+            self.was_tried(index, tried);
         }
         match (stored_at, unpublished) {
             // Also if a route drops it now that did not when it was published.

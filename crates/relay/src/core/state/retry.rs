@@ -4,13 +4,12 @@ use std::time::Duration;
 
 use super::{Link, Refusal, State};
 use crate::core::messages::{Mode, Request};
-use crate::core::window::Stage;
+use crate::core::window::{PAUSE_MAX, Stage, Tried};
 
 /// Between two attempts, doubled each time. Ten attempts take 21 s: in fenced mode everything
 /// waits for them, since nothing may overtake; less than it takes to be called unready (30 s), and
 /// enough for whoever is just changing the stream.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
-const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// Subjects that were given up on are remembered, so that many events of one subject hold the others
 /// up once and not one after the other. Beyond this many the oldest knowledge is not worth keeping.
@@ -60,7 +59,7 @@ impl State {
     pub(super) fn unwelcome(&mut self, index: u64, reason: String) {
         let is_fresh = self.limits_are_newer_than(index);
         let Some(entry) = self.window.get_mut(index) else { return };
-        entry.attempts += 1;
+        entry.attempts = entry.attempts.saturating_add(1);
         let subject = entry.outgoing.subject.as_deref().unwrap_or_default();
         let is_hopeless = is_fresh && self.given_up.contains(subject);
         if entry.attempts >= self.max_attempts || is_hopeless {
@@ -80,6 +79,18 @@ impl State {
         self.next_retry = Some(self.next_retry.map_or(retry, |next| next.min(retry)));
         self.counts.deferred += 1;
         self.requests.push_back(Request::NoteFailure { id, attempts, reason, pause });
+    }
+
+    /// An event came that earlier sessions have tried: it waits for as long as its row says.
+    pub(super) fn was_tried(&mut self, index: u64, Tried { attempts, pause }: Tried) {
+        let Some(entry) = self.window.get_mut(index) else { return };
+        entry.attempts = attempts;
+        if pause.is_zero() || entry.stage != Stage::Waiting {
+            return;
+        }
+        let retry = self.now + pause;
+        (entry.stage, entry.not_before) = (Stage::Deferred, retry);
+        self.next_retry = Some(self.next_retry.map_or(retry, |next| next.min(retry)));
     }
 
     /// Lets events try again whose pause is over, on what the stream is then.

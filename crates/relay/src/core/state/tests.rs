@@ -1,6 +1,6 @@
 //! How many messages may be on their way, and what they predict.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -8,6 +8,7 @@ use outbox::Event;
 use pgoutput::Lsn;
 
 use super::State;
+use crate::core::window::Tried;
 use crate::core::{
     Input, Limits, Mode, Outgoing, Part, Refusal, Request, Start, Tail, TailMessage, Unpublished,
 };
@@ -30,6 +31,7 @@ fn start_on(tail: Tail, batches: bool) -> State {
         tail,
         batches,
         dead: HashSet::new(),
+        tried: HashMap::new(),
         parking_blocks: false,
         max_attempts: 10,
         seed: 1,
@@ -42,7 +44,13 @@ fn log(state: &mut State, events: usize) {
         event.payload = Bytes::from_static(b"{}");
         state.apply(
             Duration::ZERO,
-            Input::Logged(Outgoing { event, subject: Ok("s".into()), seq: None, requeued: false }),
+            Input::Logged(Outgoing {
+                event,
+                subject: Ok("s".into()),
+                seq: None,
+                requeued: false,
+                tried: Tried::default(),
+            }),
         );
     }
 }
@@ -125,7 +133,13 @@ fn one_lost_answer_is_missed_although_others_come() {
 
 fn dropped() -> Outgoing {
     let event = Event::new("t", "a", "e", &0).expect("valid");
-    Outgoing { event, subject: Err(Unpublished::Dropped), seq: None, requeued: false }
+    Outgoing {
+        event,
+        subject: Err(Unpublished::Dropped),
+        seq: None,
+        requeued: false,
+        tried: Tried::default(),
+    }
 }
 
 #[test]
@@ -299,7 +313,13 @@ fn a_limit_is_believed_once_it_was_read_after_the_event_came() {
     state.apply(Duration::from_secs(1), Input::Tick);
     let mut event = Event::new("t", "a", "e", &0).expect("valid");
     event.payload = Bytes::from_static(b"{}");
-    let outgoing = Outgoing { event, subject: Ok("s".into()), seq: None, requeued: false };
+    let outgoing = Outgoing {
+        event,
+        subject: Ok("s".into()),
+        seq: None,
+        requeued: false,
+        tried: Tried::default(),
+    };
     state.apply(Duration::from_secs(2), Input::Logged(outgoing));
     for parked in [false, true] {
         let index = state.next_send().expect("the event").index;

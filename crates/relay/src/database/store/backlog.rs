@@ -29,11 +29,13 @@ impl Store {
         };
         let (outbox, at) = (self.table.quoted(), self.table.column(Column::OccurredAt));
         let unpublished = format!(
-            "published_at IS NULL AND {} AND {}",
+            "published_at IS NULL AND {} AND {} AND {}",
             statements::not_published(&self.table, "o.txid"),
-            self.owned_rows("o")
+            self.owned_rows("o"),
+            statements::not_owed(&self.table)
         );
-        let age = "extract(epoch FROM clock_timestamp() - at)::float8";
+        let age =
+            "CASE WHEN isfinite(at) THEN extract(epoch FROM clock_timestamp() - at)::float8 END";
         let row = match swept {
             Some(swept) => {
                 let sql = format!(

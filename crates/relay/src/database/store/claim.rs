@@ -6,9 +6,11 @@ use std::time::Duration;
 use futures_util::TryStreamExt;
 use outbox::Column;
 use tokio_postgres::binary_copy::BinaryCopyOutStream;
+use uuid::Uuid;
 
-use super::statements::NOT_MARKED;
+use super::statements::{NOT_MARKED, not_owed};
 use super::{ScannedRow, Store};
+use crate::core::PAUSE_MAX;
 use crate::database::rows::scanned_columns;
 use crate::database::shape;
 use crate::error::Error;
@@ -18,55 +20,79 @@ const LOOKED_AT: usize = 1_024;
 
 const DOING: &str = "claim rows";
 
-/// A claim is a transaction: it holds the rows' locks and an advisory lock for each of their
-/// aggregates, so that nobody publishes them meanwhile, nor anything that comes after them. It ends
-/// with [`finish`](Store::finish_claim), with the connection, or when the server has heard nothing
-/// of it for the time of the lease.
+/// A claim is an advisory lock of the session's for each of the aggregates that it has rows of, so that
+/// nobody publishes these meanwhile, nor anything that comes after them. It ends with
+/// [`finish`](Store::finish_claim), with the connection, or when the server has heard nothing of it for
+/// the time of the lease. No transaction is open meanwhile: it would keep others from changing the
+/// table, and vacuum from cleaning up, for as long as the broker takes.
 impl Store {
-    /// Lets the server end claims that nobody renews.
-    pub(crate) async fn lease(&self, lease: Duration) -> Result<(), Error> {
-        let milliseconds = lease.as_millis();
-        let sql = format!("SET idle_in_transaction_session_timeout = {milliseconds}");
-        self.client().batch_execute(&sql).await.map_err(Error::sql("configure the session"))
-    }
-
     /// Claims the oldest rows that are free, at most `limit`, in order of insertion. None: then
-    /// there is no claim.
+    /// there is no claim. The server ends it when nobody [renews](Self::renew_claim) it for `lease`.
     ///
-    /// The aggregate's lock comes before the rows': whoever had it before has committed marks that
-    /// this statement may not see yet, and locking the rows is what looks at them anew. Each
-    /// aggregate is tried once: one that becomes free meanwhile would be entered in its middle.
-    pub(crate) async fn claim(&self, limit: usize) -> Result<Vec<ScannedRow>, Error> {
+    /// The aggregate's lock comes before its rows are read: whoever had it before has committed its
+    /// marks, and a statement that begins later sees them. Each aggregate is tried once: one that becomes
+    /// free meanwhile would be entered in its middle. One of which an event is not due waits.
+    pub(crate) async fn claim(
+        &self,
+        limit: usize,
+        lease: Duration,
+    ) -> Result<Vec<ScannedRow>, Error> {
         let outbox = self.table.quoted();
-        let begin = format!("BEGIN; LOCK TABLE {outbox} IN ROW EXCLUSIVE MODE");
-        self.client().batch_execute(&begin).await.map_err(Error::sql(DOING))?;
-        let types = shape::types(self.client(), &outbox).await?;
-        let (columns, column_types) = scanned_columns(&self.table, &types)?;
+        let lease = format!("SET idle_session_timeout = {}", lease.as_millis());
+        self.client().batch_execute(&lease).await.map_err(Error::sql(DOING))?;
         let name = |column| self.table.column(column);
         let (id, aggregate_id) = (name(Column::Id), name(Column::AggregateId));
         let sql = format!(
-            "COPY (WITH oldest AS MATERIALIZED (
-                SELECT {id} AS id, seq, hashtextextended('tailpost aggregate '
-                    || {kind}::text || E'\\x1f' || {aggregate_id}::text, 0) AS key
-                FROM {outbox} WHERE published_at IS NULL ORDER BY seq LIMIT {LOOKED_AT}
+            "WITH oldest AS MATERIALIZED (
+                SELECT {id} AS id, seq, coalesce(next_attempt_at > clock_timestamp(), false)
+                        AND next_attempt_at < clock_timestamp() + make_interval(secs => {pause_max}) AS waits,
+                    hashtextextended('tailpost aggregate ' || coalesce({kind}::text, '')
+                        || E'\\x1f' || coalesce({aggregate_id}::text, ''), 0) AS key
+                FROM {outbox} o WHERE published_at IS NULL AND {not_owed}
+                ORDER BY seq LIMIT {LOOKED_AT}
              ), keys AS MATERIALIZED (
-                SELECT key FROM oldest GROUP BY key ORDER BY min(seq)
+                SELECT key FROM oldest GROUP BY key HAVING NOT bool_or(waits) ORDER BY min(seq)
              ), locked AS MATERIALIZED (
-                SELECT key FROM keys WHERE pg_try_advisory_xact_lock(key) LIMIT {limit}
-             ), claimed AS (
-                SELECT id FROM oldest JOIN locked USING (key) ORDER BY seq LIMIT {limit}
+                SELECT key FROM keys WHERE pg_try_advisory_lock(key) LIMIT {limit}
              )
-             SELECT {columns} FROM {outbox}
-             WHERE {id} = ANY (ARRAY(SELECT id FROM claimed)) AND {NOT_MARKED}
-             ORDER BY seq FOR UPDATE SKIP LOCKED) TO STDOUT (FORMAT binary)",
+             SELECT id FROM oldest JOIN locked USING (key) ORDER BY seq LIMIT {limit}",
             kind = name(Column::AggregateType),
+            pause_max = PAUSE_MAX.as_secs_f64(),
+            not_owed = not_owed(&self.table),
+        );
+        let rows = self.client().query(&sql, &[]).await.map_err(Error::sql(DOING))?;
+        let ids: Vec<Uuid> = rows.iter().map(|it| it.get(0)).collect();
+        let rows = if ids.is_empty() { Vec::new() } else { self.claimed(&ids).await? };
+        if rows.is_empty() {
+            self.finish_claim().await?;
+        }
+        Ok(rows)
+    }
+
+    /// Reads the rows that are claimed, and not marked.
+    async fn claimed(&self, ids: &[Uuid]) -> Result<Vec<ScannedRow>, Error> {
+        let (outbox, id) = (self.table.quoted(), self.table.column(Column::Id));
+        let begin = format!("BEGIN; LOCK TABLE {outbox} IN ACCESS SHARE MODE");
+        let doing = Error::sql(DOING);
+        if let Err(error) = self.client().batch_execute(&begin).await {
+            self.client().batch_execute("ROLLBACK").await.map_err(Error::sql(DOING))?;
+            return Err(doing(error));
+        }
+        let types = shape::types(self.client(), &outbox).await?;
+        let (columns, column_types) = scanned_columns(&self.table, &types)?;
+        // COPY takes no parameters.
+        let ids: Vec<String> = ids.iter().map(Uuid::to_string).collect();
+        let sql = format!(
+            "COPY (SELECT {columns} FROM {outbox} o
+                   WHERE {id} = ANY ('{{{ids}}}'::uuid[]) AND {NOT_MARKED} AND {not_owed}
+                   ORDER BY seq) TO STDOUT (FORMAT binary)",
+            ids = ids.join(","),
+            not_owed = not_owed(&self.table),
         );
         let copied = self.client().copy_out(&sql).await.map_err(Error::sql(DOING))?;
         let rows = pin!(BinaryCopyOutStream::new(copied, &column_types));
         let rows: Vec<_> = rows.try_collect().await.map_err(Error::sql(DOING))?;
-        if rows.is_empty() {
-            self.finish_claim().await?;
-        }
+        self.client().batch_execute("COMMIT").await.map_err(Error::sql(DOING))?;
         Ok(rows)
     }
 
@@ -75,9 +101,10 @@ impl Store {
         self.client().batch_execute("SELECT").await.map_err(Error::sql("renew a claim"))
     }
 
-    /// Makes durable what was marked and parked in the claim, and lets go of it.
+    /// Lets go of a claim.
     pub(crate) async fn finish_claim(&self) -> Result<(), Error> {
-        self.client().batch_execute("COMMIT").await.map_err(Error::sql("end a claim"))
+        let sql = "SELECT pg_advisory_unlock_all(); SET idle_session_timeout = DEFAULT";
+        self.client().batch_execute(sql).await.map_err(Error::sql("end a claim"))
     }
 
     /// What keeps claims cheap while many rows wait. Says whether it was missing.

@@ -10,7 +10,7 @@ use uuid::Uuid;
 use super::statements::NOT_MARKED;
 use super::{Store, statements};
 use crate::core::{Blocked, Dead, Settled};
-use crate::database::rows::REQUEUED_TXID;
+use crate::database::rows::{Micros, REQUEUED_TXID};
 use crate::error::Error;
 
 /// `reason` is for operators; more than this helps nobody.
@@ -21,6 +21,9 @@ const DEAD_AGAIN_MAX: u32 = 100_000;
 
 /// More blocked aggregates than this are an outage by another name: the relay stops.
 const BLOCKED_MAX: usize = 100_000;
+
+/// A row counts no further.
+const ATTEMPTS_MAX: i32 = i32::MAX;
 
 /// What the columns are called in the dead-letter table, in the order of [`Column::ALL`].
 const DEAD_COLUMNS: [&str; 10] = [
@@ -44,10 +47,20 @@ pub(crate) struct SlotReader {
     pub(crate) pid: i32,
 }
 
+/// What became of the row of an event that was parked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RowOfDead {
+    Removed,
+    /// Somebody has it locked.
+    Locked,
+    /// It is gone, or not visible yet.
+    Unseen,
+}
+
 impl Store {
     /// Moves an event to the dead-letter table, durably. The row may not be visible yet: then the
-    /// event's own columns make the dead letter, and the sweeper removes the row. Says whether the
-    /// row was there.
+    /// event's own columns make the dead letter, and the sweeper removes the row. A locked one is
+    /// [owed](Self::settle_owed).
     ///
     /// # Errors
     ///
@@ -56,8 +69,9 @@ impl Store {
         &self,
         dead: &Dead,
         reader: Option<&SlotReader>,
-    ) -> Result<bool, Error> {
+    ) -> Result<RowOfDead, Error> {
         let event = &dead.event;
+        let occurred_at = Micros::from(event.occurred_at);
         let headers = event.headers.as_ref().map(|headers| String::from_utf8_lossy(headers));
         let row = self
             .client()
@@ -70,12 +84,12 @@ impl Store {
                     &&*event.event_type,
                     &event.event_version,
                     &&*event.payload,
-                    &event.occurred_at,
+                    &occurred_at,
                     &event.correlation_id,
                     &event.causation_id,
                     &headers,
                     &fit(&dead.reason),
-                    &dead.attempts.cast_signed(),
+                    &i32::try_from(dead.attempts).unwrap_or(i32::MAX),
                     &dead.seq,
                     &dead.blocks,
                     &dead.blocked_by,
@@ -85,12 +99,16 @@ impl Store {
             )
             .await
             .map_err(Error::sql("park an event"))?;
-        match reader {
-            Some(reader) if !row.get::<_, bool>(1) => {
-                Err(Error::SlotBusy { slot: reader.slot.clone() })
-            }
-            _ => Ok(row.get(0)),
+        if let Some(reader) = reader
+            && !row.get::<_, bool>(2)
+        {
+            return Err(Error::SlotBusy { slot: reader.slot.clone() });
         }
+        Ok(match (row.get(0), row.get(1)) {
+            (true, _) => RowOfDead::Removed,
+            (_, true) => RowOfDead::Locked,
+            _ => RowOfDead::Unseen,
+        })
     }
 
     /// Needed once, and by those who count on the order of several.
@@ -107,13 +125,12 @@ impl Store {
     pub(crate) async fn note_failure(
         &self,
         id: Uuid,
-        attempts: u32,
         reason: &str,
         pause: Duration,
     ) -> Result<(), Error> {
-        let (reason, attempts) = (fit(reason), attempts.cast_signed());
+        let reason = fit(reason);
         self.client()
-            .execute(&note_failure(&self.table), &[&id, &attempts, &reason, &pause.as_secs_f64()])
+            .execute(&note_failure(&self.table), &[&id, &reason, &pause.as_secs_f64()])
             .await
             .map_err(Error::sql("write down a failed attempt"))?;
         Ok(())
@@ -227,23 +244,60 @@ impl Store {
                     format!("{dead} AT TIME ZONE 'UTC'")
                 }
                 (Column::OccurredAt, _) => dead.to_owned(),
+                // As it was, if it was no JSON.
+                (Column::Headers, wanted) if !wanted.starts_with("json") => format!(
+                    "CASE jsonb_typeof({dead}) WHEN 'string' THEN {dead} #>> '{{}}'
+                         ELSE {dead}::text END::{wanted}"
+                ),
                 (_, wanted) => format!("{dead}::text::{wanted}"),
             });
         }
-        let payload = table.column(Column::Payload);
-        Ok(format!(
+        let (id, payload) = (table.column(Column::Id), table.column(Column::Payload));
+        let name = outbox.replace('\'', "''");
+        let (names, values) = (names.join(", "), values.join(", "));
+        let insert = format!(
             "INSERT INTO {outbox} AS o ({names}, seq, txid)
              SELECT {values}, coalesce(seq, nextval(pg_get_serial_sequence('{name}', 'seq'))),
                  '{REQUEUED_TXID}'::xid8
-             FROM back ORDER BY seq
-             ON CONFLICT ({id}) DO UPDATE SET txid = excluded.txid, {payload} = excluded.{payload},
-                 publish_attempts = 0, publish_error = NULL, next_attempt_at = NULL
-                 WHERE o.published_at IS NULL",
-            names = names.join(", "),
-            values = values.join(", "),
-            name = outbox.replace('\'', "''"),
-            id = table.column(Column::Id),
+             FROM back"
+        );
+        let renewed = format!(
+            "publish_attempts = 0, publish_error = NULL, next_attempt_at = NULL,
+                 txid = '{REQUEUED_TXID}'::xid8"
+        );
+        let put = if self.has_unique_id().await? {
+            format!(
+                "{insert} ORDER BY seq
+                 ON CONFLICT ({id}) DO UPDATE SET {payload} = excluded.{payload}, {renewed}
+                     WHERE o.published_at IS NULL"
+            )
+        } else {
+            // Nothing says that ids are unique: a partitioned table's key has other columns, too.
+            format!(
+                "UPDATE {outbox} o SET {payload} = back.payload, {renewed}
+                 FROM back WHERE o.{id} = back.id AND o.published_at IS NULL
+             ), added AS (
+                 {insert} WHERE NOT EXISTS (SELECT FROM {outbox} o WHERE o.{id} = back.id)
+                 ORDER BY seq"
+            )
+        };
+        let owed = table.companion("tailpost_owed");
+        Ok(format!(
+            "{put}
+             ), no_more_owed AS (
+                 DELETE FROM {owed} WHERE id IN (SELECT id FROM back)"
         ))
+    }
+
+    /// Whether the table lets no id come twice.
+    async fn has_unique_id(&self) -> Result<bool, Error> {
+        let sql = "SELECT EXISTS (
+                SELECT FROM pg_index JOIN pg_attribute ON attrelid = indrelid AND attnum = indkey[0]
+                WHERE indrelid = to_regclass($1) AND indisunique AND indisvalid
+                    AND indnkeyatts = 1 AND indpred IS NULL AND attname::text = $2)";
+        let (outbox, id) = (self.table.quoted(), self.table.columns().name(Column::Id));
+        let row = self.client().query_one(sql, &[&outbox, &id]).await;
+        Ok(row.map_err(Error::sql("look at the table's keys"))?.get(0))
     }
 
     /// Writes down that a requeued event had been stored before, and so was not published again.
@@ -267,11 +321,15 @@ fn fit(reason: &str) -> String {
 
 fn note_failure(table: &Table) -> String {
     format!(
-        "UPDATE {} SET publish_attempts = $2, publish_error = $3,
-             next_attempt_at = clock_timestamp() + make_interval(secs => $4)
-         WHERE {} = $1 AND {NOT_MARKED}",
-        table.quoted(),
-        table.column(Column::Id)
+        "UPDATE {outbox} SET publish_attempts =
+                 least(greatest(coalesce(publish_attempts, 0), 0), {ATTEMPTS_MAX} - 1) + 1,
+             publish_error = $2,
+             next_attempt_at = clock_timestamp() + make_interval(secs => $3)
+         WHERE {id} = ANY (ARRAY(
+             SELECT {id} FROM {outbox} WHERE {id} = $1 AND {NOT_MARKED}
+             FOR NO KEY UPDATE SKIP LOCKED))",
+        outbox = table.quoted(),
+        id = table.column(Column::Id)
     )
 }
 
@@ -280,7 +338,9 @@ fn release(table: &Table, put_back: &str, owned: &str) -> String {
     let audit = table.companion("outbox_dead_letter_audit");
     format!(
         "WITH back AS (
-             DELETE FROM {dead} d WHERE {free} AND {owned} RETURNING *
+             DELETE FROM {dead} WHERE id = ANY (ARRAY(
+                 SELECT d.id FROM {dead} d WHERE {free} AND {owned} FOR UPDATE SKIP LOCKED))
+             RETURNING *
          ), put AS ({put_back}),
          noted AS (
              INSERT INTO {audit} (action, event_id, aggregate_type, aggregate_id, event_type, actor,

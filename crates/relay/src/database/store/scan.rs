@@ -35,9 +35,19 @@ pub(crate) struct Scanner {
     store: Store,
     rows: Pin<Box<BinaryCopyOutStream>>,
     is_at_end: bool,
+    process: i32,
 }
 
 impl Store {
+    /// Whether a transaction that `snapshot` shows is not visible yet. A slot's snapshot goes by the log,
+    /// which has a commit before it is visible: a synchronous standby may have to confirm it first.
+    pub(crate) async fn has_hidden(&self, snapshot: &str) -> Result<bool, Error> {
+        let sql = "SELECT EXISTS (SELECT FROM pg_snapshot_xip(pg_current_snapshot()) AS running
+                       WHERE pg_visible_in_snapshot(running, $1::text::pg_snapshot))";
+        let row = self.client().query_one(sql, &[&snapshot]).await;
+        row.map(|row| row.get(0)).map_err(Error::sql("look for commits that are not visible"))
+    }
+
     /// Begins the transaction of a pass. All of it is of one snapshot,
     /// [`blocked`](Self::blocked) included.
     pub(crate) async fn open_scan(&self) -> Result<(), Error> {
@@ -67,9 +77,10 @@ impl Store {
                    WHERE published_at IS NULL
                      AND pg_visible_in_snapshot(txid, '{snapshot}'::pg_snapshot)
                      AND {extent}
-                     AND {owned}
+                     AND {owned} AND {not_owed}
                    ORDER BY seq) TO STDOUT (FORMAT binary)",
             owned = self.owned_rows("o"),
+            not_owed = statements::not_owed(&self.table),
             snapshot = start_snapshot.replace('\'', "''"),
             extent = match extent {
                 Extent::Whole => statements::not_published(&self.table, "txid"),
@@ -77,13 +88,30 @@ impl Store {
                 Extent::CameBack => sweep::CAME_BACK.to_owned(),
             },
         );
+        let process = self.client().query_one("SELECT pg_backend_pid()", &[]).await;
+        let process = process.map_err(Error::sql(DOING))?.get(0);
         let copied = self.client().copy_out(&sql).await.map_err(Error::sql(DOING))?;
         let rows = Box::pin(BinaryCopyOutStream::new(copied, &column_types));
-        Ok(Scanner { store: self, rows, is_at_end: false })
+        Ok(Scanner { store: self, rows, is_at_end: false, process })
+    }
+
+    /// Whether others wait for a table that the server's process `process` reads.
+    pub(crate) async fn is_waited_for(&self, process: i32) -> Result<bool, Error> {
+        let sql = "SELECT EXISTS (
+                SELECT FROM pg_locks held JOIN pg_locks wanted USING (locktype, database, relation)
+                WHERE held.pid = $1 AND held.granted AND locktype = 'relation'
+                    AND NOT wanted.granted AND wanted.pid <> $1)";
+        let row = self.client().query_one(sql, &[&process]).await;
+        row.map(|row| row.get(0)).map_err(Error::sql("look who waits for a scan"))
     }
 }
 
 impl Scanner {
+    /// The server's process that reads for it.
+    pub(crate) fn process(&self) -> i32 {
+        self.process
+    }
+
     /// The next rows, until they are `rows_max` or hold `bytes_max`; none at the end.
     pub(crate) async fn batch(
         &mut self,

@@ -190,11 +190,12 @@ impl Store {
             "UPDATE {state} AS state SET gap_filled_at = now() WHERE slot = $1 AND NOT EXISTS (
                  SELECT FROM {outbox} o WHERE published_at IS NULL
                      AND pg_visible_in_snapshot(txid, state.start_snapshot)
-                     AND {not_published} AND {owned}
+                     AND {not_published} AND {owned} AND {not_owed}
              )",
             state = self.table.companion("tailpost_state"),
             outbox = self.table.quoted(),
             not_published = statements::not_published(&self.table, "o.txid"),
+            not_owed = statements::not_owed(&self.table),
             owned = self.owned_rows("o")
         );
         let written = self.client().execute(&sql, &[&slot]).await;

@@ -2,7 +2,7 @@
 
 use outbox::{Column, DROPPED, Table};
 
-use super::Swath;
+use super::{Swath, owed};
 use crate::config::{Config, MarkBy};
 use crate::database::shape::{BYTEA, JSON, JSONB, TEXT};
 use crate::routing::{Destination, Glob, Route};
@@ -14,6 +14,8 @@ pub(super) struct Statements {
     unmarked: String,
     unmarked_since: String,
     pub(super) sweep_dead: String,
+    pub(super) mark_free: String,
+    pub(super) trust_free: String,
     pub(super) watermark: String,
     pub(super) published_to: String,
 }
@@ -24,7 +26,7 @@ impl Statements {
         let (outbox, dead) = (table.quoted(), table.companion("outbox_dead_letter"));
         let state = table.companion("tailpost_state");
         let (id, dropped) = (table.column(Column::Id), dropped(table, routes));
-        let not_published = not_published(table, "o.txid");
+        let (not_published, not_owed) = (not_published(table, "o.txid"), not_owed(table));
         // What the log owns, $1 being the slot's start, and a watermark $2 covers.
         let covered = format!(
             "NOT pg_visible_in_snapshot(o.txid, $1::text::pg_snapshot)
@@ -35,11 +37,14 @@ impl Statements {
         let unmarked = format!(
             "SELECT o.{id}, {dropped}, pg_visible_in_snapshot(o.txid, $3::text::pg_snapshot),
                  o.txid >= pg_snapshot_xmax($3::text::pg_snapshot)
-             FROM {outbox} o WHERE o.published_at IS NULL AND {covered} AND {not_published}"
+             FROM {outbox} o
+             WHERE o.published_at IS NULL AND {covered} AND {not_published} AND {not_owed}"
         );
         Self {
             mark: mark(table, config.mark.by),
             mark_on_trust: mark_on_trust(table, config.mark.by),
+            mark_free: owed::mark_free(table, config.mark.by, false),
+            trust_free: owed::mark_free(table, config.mark.by, true),
             // What is not visible in a snapshot is not older than the oldest transaction that it
             // saw running.
             unmarked_since: format!(
@@ -48,9 +53,20 @@ impl Statements {
             unmarked,
             // Looked up one by one: joined, the planner may read the whole outbox for none at all.
             sweep_dead: format!(
-                "DELETE FROM {outbox} o
-                 WHERE o.{id} = ANY (ARRAY(SELECT d.id FROM {dead} d)) AND {NOT_MARKED}
-                     AND {covered}"
+                "WITH there AS MATERIALIZED (
+                     SELECT o.{id} AS id FROM {outbox} o
+                     WHERE o.{id} = ANY (ARRAY(SELECT d.id FROM {dead} d)) AND {NOT_MARKED}
+                         AND {covered} AND {not_owed}
+                 ), free AS MATERIALIZED (
+                     SELECT o.{id} AS id FROM {outbox} o
+                     WHERE o.{id} = ANY (ARRAY(SELECT id FROM there)) AND {NOT_MARKED}
+                     FOR UPDATE SKIP LOCKED
+                 ), gone AS (
+                     DELETE FROM {outbox} o WHERE o.{id} = ANY (ARRAY(SELECT id FROM free))
+                 )
+                 INSERT INTO {owed} (id, parked) SELECT DISTINCT id, true FROM there
+                 WHERE id <> ALL (ARRAY(SELECT id FROM free)) ON CONFLICT (id) DO NOTHING",
+                owed = table.companion("tailpost_owed"),
             ),
             watermark: format!(
                 "UPDATE {state} SET watermark_snapshot = $2::text::pg_snapshot,
@@ -80,6 +96,16 @@ impl Statements {
 /// with 100,000 unmarked rows). So it is told in a way of which it knows nothing, and to which
 /// no index leads.
 pub(super) const NOT_MARKED: &str = "(published_at IS NULL)::int <> 0";
+
+/// That a row of the outbox, called `o` there, is not [owed](super::owed) a mark. Looked up row by row,
+/// last of all: there are hardly ever any, and a join would take the order away that an index gives.
+pub(super) fn not_owed(table: &Table) -> String {
+    format!(
+        "NOT EXISTS (SELECT FROM {} w WHERE w.id = o.{} OFFSET 0)",
+        table.companion("tailpost_owed"),
+        table.column(Column::Id)
+    )
+}
 
 /// The one statement that marks rows, whoever asks. Marked ones are left alone.
 fn mark(table: &Table, by: MarkBy) -> String {
@@ -164,40 +190,53 @@ pub(super) fn owned(table: &Table, shard: Option<Shard>, o: &str) -> String {
     shard.map_or_else(|| "true".to_owned(), owns)
 }
 
-/// Moves a row into the dead letters, which keep payloads as `payload_type`. Nothing happens if slot
-/// $16 is read by another process than $17, which may be NULL where there is no slot; and who waited
-/// for the row's lock until it was marked makes no dead letter of it.
+/// Moves a row into the dead letters, which keep payloads as `payload_type`. A row that is locked is
+/// not waited for, but [owed](super::owed). What a column does not take is kept as a text. Nothing
+/// happens if slot $16 is read by another process than $17, which may be NULL where there is no slot; and
+/// no dead letter is made of a row that is marked.
 pub(super) fn park(table: &Table, payload_type: u32) -> String {
     let (outbox, dead) = (table.quoted(), table.companion("outbox_dead_letter"));
     let id = table.column(Column::Id);
+    let kept = |kind| format!("{}.tailpost_{kind}", table.quoted_schema());
+    let (jsonb, text) = (kept("jsonb"), kept("text"));
     let payload = match kept_as(payload_type) {
         BYTEA => "$6::bytea".into(),
         // An event without a payload is an empty message, which is no JSON.
         JSON | JSONB => format!(
-            "coalesce(convert_from(nullif($6::bytea, ''), 'UTF8'), 'null')::{}",
-            type_name(payload_type)
+            "{}(coalesce({text}(nullif($6::bytea, '')), 'null'))",
+            kept(type_name(payload_type))
         ),
-        _ => "convert_from($6::bytea, 'UTF8')".to_owned(),
+        _ => format!("{text}($6::bytea)"),
     };
     format!(
         "WITH ours AS MATERIALIZED (
              SELECT $17::int IS NULL OR EXISTS (
                  SELECT FROM pg_replication_slots WHERE slot_name = $16::text AND active_pid = $17
              ) AS is_ours
+         ), free AS MATERIALIZED (
+             SELECT {id} AS id FROM {outbox} WHERE {id} = $1 AND {NOT_MARKED}
+                 AND (SELECT is_ours FROM ours)
+             FOR UPDATE SKIP LOCKED
          ), gone AS (
-             DELETE FROM {outbox} WHERE {id} = $1 AND {NOT_MARKED}
-                 AND (SELECT is_ours FROM ours) RETURNING {id}
+             DELETE FROM {outbox} WHERE {id} = ANY (ARRAY(SELECT id FROM free)) AND {NOT_MARKED}
+             RETURNING publish_attempts
+         ), owed AS (
+             INSERT INTO {owed} (id, parked) SELECT $1, true FROM ours
+             WHERE is_ours AND NOT EXISTS (SELECT FROM free)
+                 AND EXISTS (SELECT FROM {outbox} WHERE {id} = $1 AND {NOT_MARKED})
+             ON CONFLICT (id) DO NOTHING RETURNING id
          ), parked AS (
              INSERT INTO {dead} (id, aggregate_type, aggregate_id, event_type, event_version,
                  payload, occurred_at, correlation_id, causation_id, headers, reason, publish_error,
                  publish_attempts, seq, blocks, blocked_by)
-             SELECT $1, $2, $3, $4, $5, {payload}, $7, $8, $9, $10::text::jsonb, $11, $11, $12,
-                 $13, $14, $15
-             FROM ours WHERE is_ours AND (EXISTS (SELECT FROM gone)
+             SELECT $1, $2, $3, $4, $5, {payload}, $7, $8, $9, {jsonb}($10::text), $11, $11,
+                 greatest($12, (SELECT max(publish_attempts) FROM gone)), $13, $14, $15
+             FROM ours WHERE is_ours AND (EXISTS (SELECT FROM gone) OR EXISTS (SELECT FROM owed)
                  OR NOT EXISTS (SELECT FROM {outbox} WHERE {id} = $1))
              ON CONFLICT (id) DO NOTHING
          )
-         SELECT EXISTS (SELECT FROM gone), (SELECT is_ours FROM ours)"
+         SELECT EXISTS (SELECT FROM gone), EXISTS (SELECT FROM owed), (SELECT is_ours FROM ours)",
+        owed = table.companion("tailpost_owed"),
     )
 }
 

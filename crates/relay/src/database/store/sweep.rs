@@ -105,7 +105,7 @@ impl Store {
     ) -> Result<Look, Error> {
         // As long as the statement takes is as long as marking takes. What an index leads to is not
         // to be sorted.
-        let set = "SET statement_timeout = 0; SET enable_sort = off";
+        let set = "SET statement_timeout = 0; SET lock_timeout = '2s'; SET enable_sort = off";
         self.client().batch_execute(set).await.map_err(Error::sql(LOOKING))?;
         let swept = swept.map(|it| &*it.snapshot);
         let parameters: [&(dyn ToSql + Sync); 3] = [&start_snapshot, &watermark.snapshot, &swept];
@@ -132,36 +132,32 @@ impl Store {
         Ok(marked)
     }
 
-    /// Marks rows of which nobody knows where in the stream they are.
-    pub(crate) async fn mark_on_trust(&self, stream: &str, ids: &[Uuid]) -> Result<u64, Error> {
-        if ids.is_empty() {
-            return Ok(0);
-        }
-        let marked = self.client().execute(&self.sql.mark_on_trust, &[&ids, &stream]).await;
-        marked.map_err(Error::sql("sweep unmarked rows"))
-    }
-
-    /// Makes rows the scanner's, which will publish them: the log did not bring them.
+    /// Makes rows the scanner's, which will publish them: the log did not bring them. Locked ones stay
+    /// as they are. Returns how many were made so.
     pub(crate) async fn leave_to_the_scanner(&self, ids: &[Uuid]) -> Result<u64, Error> {
         if ids.is_empty() {
             return Ok(0);
         }
+        let (outbox, id) = (self.table.quoted(), self.table.column(Column::Id));
         let sql = format!(
-            "UPDATE {} SET txid = '{OLDEST_TRANSACTION}' WHERE {} = ANY($1)
-                 AND {NOT_MARKED}",
-            self.table.quoted(),
-            self.table.column(Column::Id)
+            "UPDATE {outbox} SET txid = '{OLDEST_TRANSACTION}' WHERE {id} = ANY (ARRAY(
+                 SELECT {id} FROM {outbox} WHERE {id} = ANY($1) AND {NOT_MARKED}
+                 FOR NO KEY UPDATE SKIP LOCKED))"
         );
         let left = self.client().execute(&sql, &[&ids]).await;
         left.map_err(Error::sql("leave rows to the scanner"))
     }
 
-    /// Which of the events have a marked row, and where the mark says that the stream has them.
+    /// Which of the events have a marked row, or one that is owed its mark, and where the mark says that
+    /// the stream has them.
     pub(crate) async fn marks(&self, ids: &[Uuid]) -> Result<HashMap<Uuid, Option<u64>>, Error> {
         let (outbox, id) = (self.table.quoted(), self.table.column(Column::Id));
         let sql = format!(
             "SELECT {id}, stream_seq FROM {outbox}
-             WHERE {id} = ANY($1) AND published_at IS NOT NULL"
+             WHERE {id} = ANY($1) AND published_at IS NOT NULL
+             UNION
+             SELECT id, stream_seq FROM {owed} WHERE id = ANY($1) AND NOT parked",
+            owed = self.table.companion("tailpost_owed")
         );
         let rows = self.client().query(&sql, &[&ids]).await;
         let rows = rows.map_err(Error::sql("look for marked rows"))?;

@@ -212,7 +212,10 @@ impl Settling {
                 let mut marked = store.mark(&stream, &verdict.settled).await?;
                 marked += store.mark_on_trust(&stream, &verdict.trusted).await?;
                 let unlogged = store.leave_to_the_scanner(&verdict.unlogged).await?;
-                Ok(Swept { found, marked, unlogged, suspected: verdict.suspected })
+                // Some may be locked.
+                let left =
+                    verdict.unlogged.len().saturating_sub(usize::try_from(unlogged).unwrap_or(0));
+                Ok(Swept { found, marked, unlogged, suspected: verdict.suspected + left })
             };
             Ok(Done::Swept(jobs::tolerate(swept.await)))
         })

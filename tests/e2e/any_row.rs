@@ -1,0 +1,163 @@
+//! Whatever PostgreSQL takes for a row of the outbox is published or parked, and the others go on.
+
+use std::collections::BTreeMap;
+
+use support::{DEADLINE, Rig, until};
+use testbed::{AnyRow, Drawn, Shape};
+use uuid::Uuid;
+
+/// Of each shape, before the slot and behind it.
+const ROWS: usize = 150;
+
+const SEED: u64 = 20_261_121;
+
+/// What became of a row.
+#[derive(Debug, PartialEq, Eq)]
+enum Fate {
+    Stored { subject: String, headers: BTreeMap<String, Vec<String>>, payload: String },
+    Parked { reason: String, attempts: i32 },
+}
+
+async fn insert(rig: &Rig, drawn: &[Drawn]) -> Vec<Uuid> {
+    let client = rig.client().await;
+    let mut ids = Vec::new();
+    for drawn in drawn {
+        let id = Uuid::new_v4();
+        let sql = AnyRow::insert(id, drawn);
+        client.batch_execute(&sql).await.unwrap_or_else(|error| panic!("{error:?}: {sql:.300}"));
+        ids.push(id);
+    }
+    ids
+}
+
+/// What became of each event. What a message says of itself, or of its way, is left out.
+async fn fates(rig: &Rig) -> BTreeMap<Uuid, Fate> {
+    let mut fates = BTreeMap::new();
+    for it in rig.stored().await {
+        let own = |name: &str| {
+            let ours = name.starts_with("Nats-") || name.starts_with("Tailpost-Position");
+            !ours && name != "Tailpost-Event-Id"
+        };
+        let headers = it.headers.iter().filter(|(name, _)| own(name.as_ref()));
+        let headers = headers.map(|(name, values)| {
+            (name.to_string(), values.iter().map(ToString::to_string).collect())
+        });
+        let (subject, headers) = (it.subject, headers.collect());
+        let stored = Fate::Stored { subject, headers, payload: it.payload };
+        assert!(fates.insert(it.id, stored).is_none(), "{} is stored twice", it.id);
+    }
+    let sql = "SELECT id, reason, publish_attempts FROM outbox_dead_letter";
+    for row in rig.client().await.query(sql, &[]).await.expect("dead letters") {
+        // A message's headers are longer by its place in the log, if it has one.
+        let reason: String = row.get(1);
+        let reason = reason.replace(|it: char| it.is_ascii_digit(), "");
+        let parked = Fate::Parked { reason, attempts: row.get(2) };
+        assert!(fates.insert(row.get(0), parked).is_none(), "stored and parked");
+    }
+    fates
+}
+
+/// A row without a time happened when it was committed: only the log knows.
+fn without_time(mut fate: Fate) -> Fate {
+    if let Fate::Stored { headers, .. } = &mut fate {
+        headers.remove("Occurred-At");
+    }
+    fate
+}
+
+async fn publishes_or_parks_any_row(shape: Shape, on_park: &str) {
+    let mut rig = Rig::new().await;
+    rig.set("TAILPOST_RELAY__SCAN_INTERVAL", "200ms");
+    rig.execute(shape.create()).await;
+    let mut rows = AnyRow::new(SEED, shape);
+    let drawn: Vec<Drawn> = (0..ROWS).map(|_| rows.draw()).collect();
+    // The table has to have the columns that the migrations add.
+    rig.set("TAILPOST_RELAY__MODE", "poll");
+    rig.setup().await;
+    rig.set("TAILPOST_RELAY__MODE", "fenced");
+    rig.set("TAILPOST_RELAY__ON_PARK", on_park);
+    let before = insert(&rig, &drawn).await;
+    rig.setup().await;
+    let behind = insert(&rig, &drawn).await;
+    let relay = rig.relay();
+    relay.announce("");
+    until(DEADLINE, "every row is published or parked", async || rig.unmarked().await == 0).await;
+    rig.wait_confirmed().await;
+    let live = insert(&rig, &drawn).await;
+    until(DEADLINE, "every live row is done with", async || rig.unmarked().await == 0).await;
+    rig.wait_confirmed().await;
+    let sessions = relay.log().matches("starting anew").count();
+    assert_eq!(sessions, 0, "a row was taken for an outage\n{}", relay.log());
+    rig.set("TAILPOST_RELAY__MODE", "poll");
+    drop(relay);
+    let polled = if on_park == "skip" { poll(&mut rig, &drawn).await } else { Vec::new() };
+
+    let mut fates = fates(&rig).await;
+    for (n, row) in drawn.iter().enumerate() {
+        let mut fate = |id: &Uuid| {
+            let fate = fates.remove(id);
+            without_time(fate.unwrap_or_else(|| panic!("{id} is nowhere: {:.400}", row.values)))
+        };
+        let scanned = fate(&before[n]);
+        if on_park == "skip" {
+            assert_eq!(scanned, fate(&behind[n]), "{:.400}", row.values);
+            assert_eq!(scanned, fate(&live[n]), "{:.400}", row.values);
+            assert_eq!(scanned, fate(&polled[n]), "{:.400}", row.values);
+        }
+    }
+}
+
+async fn poll(rig: &mut Rig, drawn: &[Drawn]) -> Vec<Uuid> {
+    rig.setup().await;
+    let ids = insert(rig, drawn).await;
+    let relay = rig.spawn(&["relay", "--once"]);
+    relay.announce("");
+    assert!(relay.wait_exit(DEADLINE).await.success(), "{}", relay.log());
+    assert_eq!(rig.unmarked().await, 0);
+    ids
+}
+
+/// R-REL-09, R-REL-10, R-OUT-01
+#[tokio::test(flavor = "multi_thread")]
+async fn any_row_of_the_documented_table_is_published_or_parked_alike_by_every_path() {
+    publishes_or_parks_any_row(Shape::Documented, "skip").await;
+}
+
+/// R-REL-09, R-REL-10, R-OUT-01
+#[tokio::test(flavor = "multi_thread")]
+async fn any_row_of_an_adopted_table_is_published_or_parked_alike_by_every_path() {
+    publishes_or_parks_any_row(Shape::Adopted, "skip").await;
+}
+
+/// R-REL-09, R-REL-10, R-OUT-01
+#[tokio::test(flavor = "multi_thread")]
+async fn any_row_of_a_partitioned_table_is_published_or_parked_alike_by_every_path() {
+    publishes_or_parks_any_row(Shape::Partitioned, "skip").await;
+}
+
+/// R-REL-09, R-DLQ-02: keys of any length are blocked.
+#[tokio::test(flavor = "multi_thread")]
+async fn any_row_is_published_or_parked_where_parking_blocks_its_aggregate() {
+    publishes_or_parks_any_row(Shape::Adopted, "block_key").await;
+}
+
+/// R-REL-06: what somebody else has marked is published.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_inserted_as_published_is_not_published_again() {
+    let rig = Rig::new().await;
+    rig.setup().await;
+    let _relay = rig.relay();
+    let first = rig.insert(3).await;
+    rig.execute(
+        "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload,
+             published_at)
+         SELECT gen_random_uuid(), 'order', 'o-1', 'Restored', '{}', now()
+         FROM generate_series(1, 10)",
+    )
+    .await;
+    let last = rig.insert(3).await;
+    rig.wait_stored(6).await;
+    rig.wait_marked().await;
+    rig.wait_confirmed().await;
+    assert_eq!(rig.stored_ids().await, [first, last].concat());
+}

@@ -1,0 +1,77 @@
+//! Attempts at an event are counted in its row, whoever makes them.
+
+use support::{DEADLINE, Rig, RigOptions, until};
+use testbed::NatsOptions;
+
+/// How often an event is tried.
+const MAX: i32 = 8;
+
+const ATTEMPTS: &str = "SELECT coalesce(max(publish_attempts), 0) FROM outbox_events";
+
+/// The relay may not publish invoices.
+async fn rig(mode: &str) -> Rig {
+    let users = "authorization { users: [
+        { user: relay, password: relay, permissions: { publish: { deny: \"outbox.invoice.>\" } } }
+        { user: test } ] }";
+    let config = vec![users.into(), "no_auth_user: test".into()];
+    let nats = NatsOptions { config, ..NatsOptions::default() };
+    let mut rig = Rig::with(RigOptions { nats, ..RigOptions::default() }).await;
+    rig.set("TAILPOST_RELAY__MODE", mode);
+    rig.set("TAILPOST_RELAY__MAX_ATTEMPTS", &MAX.to_string());
+    rig.set("TAILPOST_RELAY__SCAN_INTERVAL", "200ms");
+    rig.setup().await;
+    rig.set("NATS_URL", &rig.nats.url().replace("://", "://relay:relay@"));
+    rig
+}
+
+async fn counts_across_sessions(mode: &str) {
+    let rig = rig(mode).await;
+    rig.execute("SELECT outbox_emit('invoice', 'i-1', 'Sent', '{}')").await;
+    let mut tried = 0;
+    for _ in 0..2 {
+        let relay = rig.relay();
+        let what = "two more attempts";
+        until(DEADLINE, what, async || rig.query::<i32>(ATTEMPTS).await >= tried + 2).await;
+        relay.kill9().await;
+        tried = rig.query(ATTEMPTS).await;
+    }
+    assert!(tried < MAX, "the test proves nothing");
+    let relay = rig.relay();
+    let parked = "SELECT count(*) FROM outbox_dead_letter";
+    until(DEADLINE, "it is parked", async || rig.query::<i64>(parked).await == 1).await;
+    let counted: i32 = rig.query("SELECT publish_attempts FROM outbox_dead_letter").await;
+    assert_eq!(counted, MAX);
+    let later = relay.log().matches("trying again in").count();
+    assert!(later < usize::try_from(MAX - tried).expect("positive"), "{later} more attempts");
+}
+
+/// R-REL-09
+#[tokio::test(flavor = "multi_thread")]
+async fn attempts_are_counted_across_sessions() {
+    counts_across_sessions("fenced").await;
+}
+
+/// R-REL-09, R-REL-08
+#[tokio::test(flavor = "multi_thread")]
+async fn attempts_are_counted_across_sessions_that_poll() {
+    counts_across_sessions("poll").await;
+}
+
+/// R-REL-09: when an event is due is in its row, too, and no later than any pause is long. A row that
+/// says that it was tried often gets one more attempt.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_begins_with_the_attempts_that_the_table_has() {
+    let rig = rig("fenced").await;
+    rig.execute(
+        "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload,
+             publish_attempts, next_attempt_at)
+         VALUES (gen_random_uuid(), 'invoice', 'i-1', 'Sent', '{}', 2147483647, 'infinity'),
+             (gen_random_uuid(), 'order', 'o-1', 'Placed', '{}', -1, '-infinity')",
+    )
+    .await;
+    let _relay = rig.relay();
+    rig.wait_stored(1).await;
+    rig.wait_confirmed().await;
+    let counted: i32 = rig.query("SELECT publish_attempts FROM outbox_dead_letter").await;
+    assert_eq!(counted, i32::MAX);
+}
