@@ -442,6 +442,9 @@ impl World {
             self.jobs(true);
             self.scan();
             self.keepalive();
+            if self.faults.purges {
+                self.confirm();
+            }
             let wait = self.relay.state.breaker().1;
             self.now += wait.unwrap_or(Duration::from_millis(50));
             self.apply(Input::Tick);

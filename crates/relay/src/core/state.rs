@@ -114,6 +114,8 @@ pub(crate) struct State {
     seen_before: Lsn,
     /// What is not told yet from what was never published.
     doubt: Option<Doubt>,
+    /// What was not told at the session's start committed before this.
+    doubted_before: Lsn,
     /// Batches that are not marked, the oldest first.
     scan: VecDeque<ScanBatch>,
     /// Events that the log has brought.
@@ -169,6 +171,7 @@ impl State {
             settled_in: false,
             seen: Seen::default(),
             seen_before: Lsn::ZERO,
+            doubted_before: start.doubted.map_or(Lsn::ZERO, |it| it.before),
             doubt: start.doubted.map(|it| Doubt::new(it, start.tail.last_seq, start.mode)),
             scan: VecDeque::new(),
             logged: 0,

@@ -286,6 +286,7 @@ impl Session {
             && until + patience <= Instant::now()
             && !self.scan.is_busy()
             && self.draining_since.is_none()
+            && self.state.may_scan(self.hold.confirmed())
             && self.state.unresolved() * 2 < self.config.window.events
         {
             self.scan.holding = self.state.is_blocking();

@@ -71,6 +71,12 @@ impl World {
         }
     }
 
+    /// As `Session::rescan` asks. The first scan of a session does not wait.
+    fn may_scan(&self) -> bool {
+        let is_first = self.relay.scan_is_initial || self.relay.cursor.is_some();
+        is_first || self.relay.state.may_scan(self.slot_confirmed)
+    }
+
     fn read_on(&mut self) {
         match std::mem::replace(&mut self.relay.scan, Scanning::Done) {
             Scanning::Reading
@@ -80,6 +86,7 @@ impl World {
             {
                 self.relay.scan = Scanning::Reading;
             }
+            Scanning::Reading if !self.may_scan() => self.relay.scan = Scanning::Reading,
             Scanning::Reading => {
                 if self.relay.cursor.is_none() && !self.relay.scanned.is_empty() {
                     self.relay.scan = Scanning::Reading;

@@ -194,6 +194,13 @@ impl State {
         self.doubt.is_some()
     }
 
+    /// Whether rows that the log does not bring may be looked for. They take sequences, and where
+    /// they do so is not written down: not before everything is `confirmed` that could have to be
+    /// counted once more, by the next session.
+    pub(crate) fn may_scan(&self, confirmed: Lsn) -> bool {
+        confirmed >= self.doubted_before
+    }
+
     /// What is to be written down.
     pub(crate) fn place(&self) -> Option<Place> {
         let (received, (commit_lsn, _, ordinal)) = (self.progress.received(), self.transaction);
