@@ -38,6 +38,7 @@ mod scanner;
 mod schema;
 mod setup;
 mod shards;
+mod silence;
 mod slot_life;
 mod standby;
 mod stop;
