@@ -34,6 +34,7 @@ mod postgres_faults;
 mod purged;
 mod replicas;
 mod routes;
+mod row_security;
 mod scanner;
 mod schema;
 mod setup;
