@@ -2,13 +2,16 @@
 //!
 //! What is silent stays so. A process has to find out by itself, and to open others, which are well
 //! once the fault is over.
+//!
+//! A run takes some of the numbers, drawn by `REPLAY_SEED`; with `SILENCE=all` it takes them all.
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use futures_util::{StreamExt, stream};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
 use support::{DEADLINE, Relay, Rig, get, until};
 use testbed::{After, Port, Protocol, Proxy};
 use tokio::net::TcpListener;
@@ -18,6 +21,9 @@ const AT_A_TIME: usize = 25;
 
 /// Of a connection that is in use.
 const RUNNING: [u64; 3] = [0, 3, 7];
+
+/// How many numbers are drawn if not all are taken: one from each of as many parts of the range.
+const DRAWN: u64 = 7;
 
 /// Nothing is noticed later than this.
 const NOTICED: Duration = Duration::from_secs(60);
@@ -31,12 +37,33 @@ enum Way {
 
 impl Way {
     /// More than what opens a session passes on its longest connection.
-    fn messages(self) -> RangeInclusive<u64> {
+    fn most(self) -> u64 {
         match self {
-            Self::Postgres => 0..=49,
-            Self::Nats => 0..=24,
+            Self::Postgres => 49,
+            Self::Nats => 24,
         }
     }
+
+    /// After how many messages there is silence.
+    fn messages(self) -> Vec<u64> {
+        let all = 0..=self.most();
+        if takes_all() {
+            return all.collect();
+        }
+        let mut random = random();
+        let part = self.most() / DRAWN + 1;
+        (0..DRAWN).map(|at| (at * part + random.random_range(0..part)).min(self.most())).collect()
+    }
+}
+
+fn takes_all() -> bool {
+    std::env::var("SILENCE").is_ok_and(|it| it == "all")
+}
+
+fn random() -> StdRng {
+    let seed = std::env::var("REPLAY_SEED").ok().and_then(|it| it.parse().ok()).unwrap_or(45);
+    eprintln!("REPLAY_SEED={seed}");
+    StdRng::seed_from_u64(seed)
 }
 
 /// A process whose way to one of the servers can fall silent.
@@ -62,7 +89,10 @@ impl Patient {
             Way::Nats => (postgres, proxy.addr()),
         };
         let admin = Port::reserve().expect("a free port");
-        rig.set("DATABASE_URL", &format!("postgres://postgres@{to_postgres}/postgres"));
+        rig.set(
+            "DATABASE_URL",
+            &format!("postgres://postgres@{to_postgres}/postgres?connect_timeout=2"),
+        );
         rig.set("NATS_URL", &format!("nats://{to_nats}"));
         rig.set("TAILPOST_ADMIN__LISTEN", &admin.addr().to_string());
         rig.set("TAILPOST_ADMIN__INBOX_LISTEN", &admin.addr().to_string());
@@ -111,7 +141,7 @@ impl Patient {
 
 /// Lets a process with each number of messages recover; returns those that were last.
 async fn each_recovers(rig: &mut Rig, way: Way, args: &[&str]) -> Vec<Patient> {
-    let numbers: Vec<u64> = way.messages().collect();
+    let numbers = way.messages();
     let mut patients = Vec::new();
     for numbers in numbers.chunks(AT_A_TIME) {
         patients.clear();
@@ -144,7 +174,9 @@ async fn relays_survive(way: Way) {
 
     let mut patient = Patient::start(&mut rig, way, u64::MAX, &["relay"]).await;
     patient.process.wait_active().await;
-    for messages in RUNNING {
+    let drawn = random().random_range(0..RUNNING.len());
+    let running = if takes_all() { &RUNNING[..] } else { &RUNNING[drawn..=drawn] };
+    for &messages in running {
         patient.messages = messages;
         let before = patient.proxy.limited();
         patient.proxy.after(messages, After::Silence);
