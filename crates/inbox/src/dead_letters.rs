@@ -15,11 +15,14 @@
 mod bulk;
 mod sql;
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use jiff::Timestamp;
 use outbox::dead_letters::{Filter, Group};
 use outbox::wire::{header, value_from_wire, value_to_wire};
 use serde::Serialize;
+use tokio::time::timeout;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
@@ -177,9 +180,10 @@ impl DeadLetters {
         let doing = "count the dead letters";
         let parameters = Parameters::of(of);
         let client = &self.connection.client;
-        let count = client.query_one(&self.texts.count, &parameters.with(&[])).await;
-        let count = count.map_err(failed(doing))?;
-        let groups = client.query(&self.texts.groups, &parameters.with(&[])).await;
+        let parameters = parameters.with(&[]);
+        let count = client.query_one(&self.texts.count, &parameters);
+        let count = bounded(doing, count).await?;
+        let groups = bounded(doing, client.query(&self.texts.groups, &parameters)).await?;
         let group = |row: &Row| Group {
             fingerprint: row.get(0),
             count: row.get::<_, i64>(1).cast_unsigned(),
@@ -190,7 +194,7 @@ impl DeadLetters {
         Ok(Overview {
             total: count.get::<_, i64>(0).cast_unsigned(),
             oldest_seconds: count.get(1),
-            groups: groups.map_err(failed(doing))?.iter().map(group).collect(),
+            groups: groups.iter().map(group).collect(),
             dead_letters: self.list(of, limit).await?,
         })
     }
@@ -226,15 +230,13 @@ impl DeadLetters {
         grounds: &Grounds,
     ) -> Result<Vec<(String, Uuid)>, Error> {
         let doing = "decide about dead letters";
-        make_durable(&self.connection.client).await.map_err(failed(doing))?;
+        let client = &self.connection.client;
+        bounded(doing, make_durable(client)).await?;
         let statement = self.texts.decide(decision);
         let Grounds { by, why } = grounds;
-        let rows = self
-            .connection
-            .client
-            .query(statement, &Parameters::of(of).with(&[by, why]))
-            .await
-            .map_err(failed(doing))?;
+        let parameters = Parameters::of(of);
+        let parameters = parameters.with(&[by, why]);
+        let rows = bounded(doing, client.query(statement, &parameters)).await?;
         Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
     }
 
@@ -255,23 +257,24 @@ impl DeadLetters {
     ) -> Result<Marked, Error> {
         let doing = "mark the event as processed";
         let client = &self.connection.client;
-        make_durable(client).await.map_err(failed(doing))?;
-        let outbox = client.query_one(&self.texts.has_outbox, &[]).await;
-        let outbox: bool = outbox.map_err(failed(doing))?.get(0);
+        bounded(doing, make_durable(client)).await?;
+        let outbox = client.query_one(&self.texts.has_outbox, &[]);
+        let outbox: bool = bounded(doing, outbox).await?.get(0);
         let time = self.texts.time_of(outbox);
-        let time = client.query_one(&time, &[&consumer, &event, &occurred_at]).await;
-        let Some(time) = time.map_err(failed(doing))?.get::<_, Option<Timestamp>>(0) else {
+        let parameters: [&(dyn ToSql + Sync); 3] = [&consumer, &event, &occurred_at];
+        let time = bounded(doing, client.query_one(&time, &parameters)).await?;
+        let Some(time) = time.get::<_, Option<Timestamp>>(0) else {
             return Ok(Marked::Unknown);
         };
-        match self.make_room(time).await? {
+        let room = timeout(STATEMENT_DEADLINE, self.make_room(time)).await;
+        match room.map_err(|_| silent(doing))?? {
             Room::Forgotten => return Ok(Marked::Forgotten),
             Room::There | Room::Missing(_) => {}
         }
         let Grounds { by, why } = grounds;
-        let row = client
-            .query_one(&self.texts.mark_processed, &[&consumer, &event, &time, by, why])
-            .await
-            .map_err(failed(doing))?;
+        let parameters: [&(dyn ToSql + Sync); 5] = [&consumer, &event, &time, by, why];
+        let marked = client.query_one(&self.texts.mark_processed, &parameters);
+        let row = bounded(doing, marked).await?;
         Ok(match row.get(0) {
             "marked" => Marked::Marked,
             "processed" => Marked::AlreadyProcessed,
@@ -296,18 +299,31 @@ impl DeadLetters {
     ///
     /// See [`list`](Self::list).
     pub async fn backlogs(&self) -> Result<Vec<Backlog>, Error> {
-        let rows = self.connection.client.query(&self.texts.backlogs, &[]).await;
-        let rows = rows.map_err(failed("look at the inbox"))?;
+        let rows = self.connection.client.query(&self.texts.backlogs, &[]);
+        let rows = bounded("look at the inbox", rows).await?;
         Ok(rows.iter().map(Backlog::of).collect())
     }
 
     async fn select(&self, text: &str, of: &Selection, limit: u32) -> Result<Vec<Row>, Error> {
-        self.connection
-            .client
-            .query(text, &Parameters::of(of).with(&[&i64::from(limit)]))
-            .await
-            .map_err(failed("read the dead letters"))
+        let (parameters, limit) = (Parameters::of(of), i64::from(limit));
+        let parameters = parameters.with(&[&limit]);
+        bounded("read the dead letters", self.connection.client.query(text, &parameters)).await
     }
+}
+
+/// How long a statement about dead letters may take.
+const STATEMENT_DEADLINE: Duration = Duration::from_secs(60);
+
+async fn bounded<T>(
+    doing: &'static str,
+    statement: impl Future<Output = Result<T, tokio_postgres::Error>>,
+) -> Result<T, Error> {
+    let answer = timeout(STATEMENT_DEADLINE, statement).await.map_err(|_| silent(doing))?;
+    answer.map_err(failed(doing))
+}
+
+fn silent(doing: &'static str) -> Error {
+    Error::Silent { doing, within: STATEMENT_DEADLINE }
 }
 
 /// A selection as the parameters of [`sql::MEANT`](self::sql).

@@ -37,6 +37,7 @@
 //! `examples/orders.rs` is a whole service.
 
 mod acks;
+mod attended;
 mod config;
 mod connection;
 mod core;

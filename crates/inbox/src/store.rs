@@ -103,6 +103,8 @@ pub(crate) struct Held {
 /// A connection, and its statements, ready to run.
 pub(crate) struct Store {
     connection: Connection,
+    /// The server's process behind it.
+    pid: i32,
     sql: Statements,
 }
 
@@ -153,12 +155,18 @@ impl Store {
             client.batch_execute("SET plan_cache_mode = force_generic_plan").await?;
         }
         client.execute(role::MARK_CONNECTION, &[&scope.owner]).await?;
+        let pid = client.query_one("SELECT pg_backend_pid()", &[]).await?.get(0);
         let sql = Statements::prepare(client, scope).await?;
-        Ok(Self { connection, sql })
+        Ok(Self { connection, pid, sql })
     }
 
     pub(crate) fn client(&self) -> &Client {
         &self.connection.client
+    }
+
+    /// The server's process behind the connection.
+    pub(crate) fn pid(&self) -> i32 {
+        self.pid
     }
 
     pub(crate) fn sql(&self) -> &Statements {

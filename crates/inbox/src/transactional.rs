@@ -8,6 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::attended::{answered, attended};
 use crate::core::{Decision, Ending, Item, Path, Trouble};
 use crate::leases::Over;
 use crate::message::{Message, MessageId};
@@ -41,6 +42,8 @@ impl<H: TransactionalHandler> Work for InTransactions<H> {
     }
 }
 
+const HANDLING: &str = "handle events";
+
 /// How a shared transaction went.
 enum Shared {
     /// It is committed.
@@ -55,7 +58,8 @@ impl<H: TransactionalHandler> InTransactions<H> {
     async fn fast(&self, context: &Context, items: Vec<Item>) -> Vec<Report> {
         let mut store = context.pool.get().await;
         let all = items.clone();
-        let (items, mut done) = match context.make_room(&store, items).await {
+        let room = answered(HANDLING, context.make_room(&store, items)).await;
+        let (items, mut done) = match room {
             Ok(room) => room,
             Err(error) => {
                 trouble(context, &error);
@@ -87,12 +91,12 @@ impl<H: TransactionalHandler> InTransactions<H> {
                 }));
                 context.pool.put(store);
             }
-            Err(error) if is_refused(&error) => {
+            Err(Error::Sql { source, .. }) if is_refused(&source) => {
                 // The commit, or a statement that a handler ignored: nobody knows whose.
                 done.extend(items.iter().map(|item| Report::undone(item, Path::Careful)));
             }
             Err(error) => {
-                trouble(context, &Error::sql("handle events")(error));
+                trouble(context, &error);
                 done.extend(items.iter().map(|item| Report::undone(item, Path::Fast)));
             }
         }
@@ -104,19 +108,21 @@ impl<H: TransactionalHandler> InTransactions<H> {
         context: &Context,
         store: &mut Store,
         items: &[Item],
-    ) -> Result<Shared, tokio_postgres::Error> {
+    ) -> Result<Shared, Error> {
         let messages: Vec<&Message> = items.iter().map(|item| &*item.message).collect();
-        let (sql, transaction) = store.begin().await?;
-        let new = sql.record(&transaction, &messages).await?;
+        let pid = store.pid();
+        let (sql, transaction) = answered(HANDLING, store.begin()).await?;
+        let new = answered(HANDLING, sql.record(&transaction, &messages)).await?;
         if new.len() < items.len() {
-            transaction.rollback().await?;
+            answered(HANDLING, transaction.rollback()).await?;
             let known = items.iter().filter(|item| !new.contains(&item.message.key.id));
             return Ok(Shared::Undone(known.map(Item::id).collect()));
         }
         let mut notes: Vec<(Key, String)> = Vec::new();
         for item in items {
             let handling = self.handler.handle(context.delivery(&item.message, 1), &transaction);
-            let verdict = verdict_of(handling).await;
+            let handling = verdict_of(handling);
+            let verdict = attended(&context.pool, pid, &transaction, handling).await?;
             match verdict {
                 Verdict::Processed { outcome: None } => continue,
                 Verdict::Processed { outcome: Some(note) } => {
@@ -125,7 +131,7 @@ impl<H: TransactionalHandler> InTransactions<H> {
                 }
                 _ => {}
             }
-            transaction.rollback().await?;
+            answered(HANDLING, transaction.rollback()).await?;
             return Ok(match context.decide(verdict, 1) {
                 Decision::GiveBack(trouble) => Shared::Trouble(item.id(), trouble),
                 _ => Shared::Undone(vec![item.id()]),
@@ -134,11 +140,11 @@ impl<H: TransactionalHandler> InTransactions<H> {
         if notes.is_empty() {
             // A transaction whose statement failed unnoticed is rolled back by COMMIT, which does
             // not say so. This does.
-            transaction.batch_execute("SELECT").await?;
+            answered(HANDLING, transaction.batch_execute("SELECT")).await?;
         } else {
-            sql.note(&transaction, &notes).await?;
+            answered(HANDLING, sql.note(&transaction, &notes)).await?;
         }
-        transaction.commit().await?;
+        answered(HANDLING, transaction.commit()).await?;
         Ok(Shared::Done)
     }
 
@@ -148,7 +154,8 @@ impl<H: TransactionalHandler> InTransactions<H> {
         if let Err(error) = &handled
             && is_about_data(error)
         {
-            handled = context.park_unrecordable(&store, &item, None, error).await;
+            let parking = context.park_unrecordable(&store, &item, None, error);
+            handled = answered(HANDLING, parking).await;
         }
         match handled {
             Ok(report) => {
@@ -168,20 +175,22 @@ impl<H: TransactionalHandler> InTransactions<H> {
         store: &mut Store,
         item: &Item,
     ) -> Result<Report, Error> {
-        let (kept, done) = context.make_room(store, vec![item.clone()]).await?;
+        let room = context.make_room(store, vec![item.clone()]);
+        let (kept, done) = answered(HANDLING, room).await?;
         if let Some(report) = done.into_iter().next() {
             return Ok(report);
         }
         if item.message.event.is_err() {
-            return context.park_unreadable(store, item).await;
+            return answered(HANDLING, context.park_unreadable(store, item)).await;
         }
-        let claimed = match context.claim(store, &kept).await?.remove(0) {
+        let claimed = match answered(HANDLING, context.claim(store, &kept)).await?.remove(0) {
             Ok(claimed) => claimed,
             Err(report) => return Ok(report),
         };
         if let Some(reason) = &item.convicted {
             let verdict = Verdict::retry(reason);
-            return context.write_failure(store, item, &claimed, &verdict).await;
+            let writing = context.write_failure(store, item, &claimed, &verdict);
+            return answered(HANDLING, writing).await;
         }
         let lease = context.leases.keep(claimed.held, claimed.since);
         let handled = tokio::select! {
@@ -202,18 +211,19 @@ impl<H: TransactionalHandler> InTransactions<H> {
         let verdict = match handled {
             Ok(Verdict::Processed { .. }) => return Ok(Report::processed(item)),
             Ok(verdict) => verdict,
-            Err(error) if is_refused(&error) => Verdict::retry(format!(
+            Err(Error::Sql { source, .. }) if is_refused(&source) => Verdict::retry(format!(
                 "the transaction failed: {}",
-                crate::error::describe(&error)
+                crate::error::describe(&source)
             )),
             Err(error) => {
-                trouble(context, &Error::sql("handle an event")(error));
+                trouble(context, &error);
                 drop(lease);
                 context.release(&[claimed.held]).await;
                 return Ok(Report::undone(item, Path::Careful));
             }
         };
-        let written = context.write_failure(store, item, &claimed, &verdict).await;
+        let writing = context.write_failure(store, item, &claimed, &verdict);
+        let written = answered(HANDLING, writing).await;
         if written.is_err() {
             drop(lease);
             context.release(&[claimed.held]).await;
@@ -229,21 +239,25 @@ impl<H: TransactionalHandler> InTransactions<H> {
         store: &mut Store,
         item: &Item,
         claimed: &Claimed,
-    ) -> Result<Verdict, tokio_postgres::Error> {
+    ) -> Result<Verdict, Error> {
         let Claimed { held, attempts, .. } = *claimed;
-        let (sql, transaction) = store.begin().await?;
+        let pid = store.pid();
+        let (sql, transaction) = answered(HANDLING, store.begin()).await?;
         let handling = self.handler.handle(context.delivery(&item.message, attempts), &transaction);
-        let verdict = verdict_of(handling).await;
+        let handling = verdict_of(handling);
+        let verdict = attended(&context.pool, pid, &transaction, handling).await?;
         let Verdict::Processed { outcome } = &verdict else {
-            transaction.rollback().await?;
+            answered(HANDLING, transaction.rollback()).await?;
             return Ok(verdict);
         };
         let held: &[Held] = &[held];
-        if sql.complete(&transaction, held, &[outcome.as_deref()]).await?.is_empty() {
-            transaction.rollback().await?;
+        let outcomes = [outcome.as_deref()];
+        let completing = sql.complete(&transaction, held, &outcomes);
+        if answered(HANDLING, completing).await?.is_empty() {
+            answered(HANDLING, transaction.rollback()).await?;
             return Ok(Verdict::retry("the lease was lost"));
         }
-        transaction.commit().await?;
+        answered(HANDLING, transaction.commit()).await?;
         Ok(verdict)
     }
 }

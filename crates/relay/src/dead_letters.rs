@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::config::Config;
-use crate::database::Store;
+use crate::database::{Opening, Store};
 use crate::error::Error;
 
 /// Dead letters looked up at a time while many are worked through.
@@ -121,6 +121,7 @@ pub enum Action {
 /// Every change is one statement: it happens whole, with its audit row, or not at all.
 pub struct DeadLetters {
     store: Store,
+    opening: Opening,
 }
 
 impl DeadLetters {
@@ -131,8 +132,14 @@ impl DeadLetters {
     /// If it cannot be reached, or [`Error::NotSetUp`].
     pub async fn connect(config: &Config) -> Result<Self, Error> {
         let store = Store::connect(config, "tailpost dlq").await?;
-        store.check_tables().await?;
-        Ok(Self { store })
+        let dead_letters = Self { store, opening: Opening::unobserved(config) };
+        dead_letters.ask(dead_letters.store.check_tables()).await?;
+        Ok(dead_letters)
+    }
+
+    /// Waits as long as the server is at it, for locks of others too.
+    async fn ask<T>(&self, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+        self.opening.on(&self.store, "work on the dead letters", work).await
     }
 
     /// What matches: how many, why, and the newest, at most `limit`.
@@ -141,12 +148,12 @@ impl DeadLetters {
     ///
     /// If PostgreSQL refuses or cannot be reached, as with all methods here.
     pub async fn overview(&self, filter: &Filter, limit: u32) -> Result<Overview, Error> {
-        let (total, oldest_seconds) = self.store.count_dead_letters(filter).await?;
+        let (total, oldest_seconds) = self.ask(self.store.count_dead_letters(filter)).await?;
         Ok(Overview {
             total,
             oldest_seconds,
-            groups: self.store.dead_letter_groups(filter, GROUPS_MAX).await?,
-            dead_letters: self.store.dead_letters(filter, limit).await?,
+            groups: self.ask(self.store.dead_letter_groups(filter, GROUPS_MAX)).await?,
+            dead_letters: self.ask(self.store.dead_letters(filter, limit)).await?,
         })
     }
 
@@ -156,12 +163,12 @@ impl DeadLetters {
     ///
     /// [`Error::NoDeadLetter`] if it never was one.
     pub async fn story(&self, id: Uuid, with_payload: bool) -> Result<Story, Error> {
-        let dead_letter = self.store.dead_letter(id).await?;
-        let history = self.store.deeds(id).await?;
+        let dead_letter = self.ask(self.store.dead_letter(id)).await?;
+        let history = self.ask(self.store.deeds(id)).await?;
         if dead_letter.is_none() && history.is_empty() {
             return Err(Error::NoDeadLetter { id });
         }
-        let row = self.store.outbox_row(id).await?;
+        let row = self.ask(self.store.outbox_row(id)).await?;
         let state = match (&dead_letter, &row) {
             (Some(dead), _) if dead.discarded_at.is_some() => "discarded",
             (Some(_), _) => "dead",
@@ -171,7 +178,7 @@ impl DeadLetters {
             (None, None) => "gone",
         };
         let (published_at, stream, stream_seq) = row.unwrap_or_default();
-        let shown = if with_payload { self.store.shown_payload(id).await? } else { None };
+        let shown = if with_payload { self.ask(self.store.shown_payload(id)).await? } else { None };
         let (payload, headers) = shown.map_or((None, None), |(payload, it)| (Some(payload), it));
         let state = state.to_owned();
         Ok(Story {
@@ -199,9 +206,9 @@ impl DeadLetters {
         payload: Option<&str>,
         author: &Author,
     ) -> Result<(), Error> {
-        let dead = self.store.dead_letter(id).await?;
+        let dead = self.ask(self.store.dead_letter(id)).await?;
         let dead = dead.filter(|it| it.discarded_at.is_none()).ok_or(Error::NoDeadLetter { id })?;
-        if let Some((Some(at), stream, seq)) = self.store.outbox_row(id).await? {
+        if let Some((Some(at), stream, seq)) = self.ask(self.store.outbox_row(id)).await? {
             let stream = stream.unwrap_or_else(|| "the stream".into());
             let seq = seq.map_or_else(|| "an unknown sequence".into(), |seq| seq.to_string());
             return Err(Error::Conflict(format!(
@@ -218,14 +225,14 @@ impl DeadLetters {
                  this one follows by itself; or requeue --aggregate {aggregate}"
             )));
         }
-        if self.store.requeue(id, payload, author).await? {
+        if self.ask(self.store.requeue(id, payload, author)).await? {
             return Ok(());
         }
         Err(Error::NoDeadLetter { id })
     }
 
     async fn is_dead(&self, id: Uuid) -> Result<bool, Error> {
-        let dead = self.store.dead_letter(id).await?;
+        let dead = self.ask(self.store.dead_letter(id)).await?;
         Ok(dead.is_some_and(|it| it.discarded_at.is_none()))
     }
 
@@ -240,7 +247,7 @@ impl DeadLetters {
         aggregate: &Aggregate,
         author: &Author,
     ) -> Result<u64, Error> {
-        self.store.requeue_aggregate(aggregate, author).await
+        self.ask(self.store.requeue_aggregate(aggregate, author)).await
     }
 
     /// Takes an event off the list, for good: it is never published. Events that wait for it follow
@@ -250,7 +257,11 @@ impl DeadLetters {
     ///
     /// [`Error::NoDeadLetter`].
     pub async fn discard(&self, id: Uuid, author: &Author) -> Result<(), Error> {
-        if self.store.discard(id, author).await? { Ok(()) } else { Err(Error::NoDeadLetter { id }) }
+        if self.ask(self.store.discard(id, author)).await? {
+            Ok(())
+        } else {
+            Err(Error::NoDeadLetter { id })
+        }
     }
 
     /// Works through everything that matches now, in order of insertion, at most `rate` a second.
@@ -268,14 +279,14 @@ impl DeadLetters {
         progress: &watch::Sender<Progress>,
         stop: &CancellationToken,
     ) -> Result<(), Error> {
-        let until = self.store.server_time().await?;
-        let total = self.store.count_dead_letters(filter).await?.0;
+        let until = self.ask(self.store.server_time()).await?;
+        let total = self.ask(self.store.count_dead_letters(filter)).await?.0;
         progress.send_modify(|it| it.total = total);
         let pause = Duration::from_secs(1) / rate.unwrap_or(u32::MAX).max(1);
         let mut pace = tokio::time::interval(pause.max(Duration::from_nanos(1)));
         let mut after = (i64::MIN, Uuid::nil());
         loop {
-            let ids = self.store.dead_letter_ids(filter, until, after, AT_ONCE).await?;
+            let ids = self.ask(self.store.dead_letter_ids(filter, until, after, AT_ONCE)).await?;
             let is_last = ids.len() < AT_ONCE as usize;
             for (place, id) in ids {
                 if stop.is_cancelled() {

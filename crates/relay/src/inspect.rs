@@ -7,8 +7,8 @@ use tokio_postgres::types::PgLsn;
 
 use crate::broker;
 use crate::config::{Config, MarkBy, Mode};
-use crate::database::Store;
 use crate::database::store::{Backlog, COUNT_MAX};
+use crate::database::{Opening, Store, answered};
 use crate::dead_letters::{DeadLetters, Filter};
 use crate::error::Error;
 use crate::report::{OutboxReport, ShardReport, SlotReport, StatusReport, StreamReport};
@@ -26,14 +26,20 @@ pub async fn inspect(config: &Config) -> Result<StatusReport, Error> {
     let client = store.client();
     // The latest of them.
     let table = config.table.companion("tailpost_published");
-    let found = client.query_one("SELECT to_regclass($1) IS NOT NULL", &[&table]).await;
-    if !found.map_err(Error::sql("look for the outbox"))?.get::<_, bool>(0) {
+    let looking = "look for the outbox";
+    let found = async {
+        let sql = "SELECT to_regclass($1) IS NOT NULL";
+        client.query_one(sql, &[&table]).await.map_err(Error::sql(looking))
+    };
+    if !answered(looking, found).await?.get::<_, bool>(0) {
         return Err(Error::NotSetUp { missing: format!("table {table}") });
     }
     let (shards, backlog) = shards_with_backlogs(config).await?;
     let outbox = outbox(config, &store, backlog).await?;
     let mut report = StatusReport { outbox, ..Default::default() };
-    if let Err(Error::Shards { problem, fix }) = store.check_shards(config).await {
+    let opening = Opening::unobserved(config);
+    let checked = opening.on(&store, "look at the shards", store.check_shards(config)).await;
+    if let Err(Error::Shards { problem, fix }) = checked {
         report.warnings.push(format!("{problem}: {fix}"));
     }
     let nats = match config.nats.connect("tailpost status").await {
@@ -44,7 +50,7 @@ pub async fn inspect(config: &Config) -> Result<StatusReport, Error> {
         }
     };
     for (config, unpublished) in shards {
-        let slot = slot(&config, client).await?;
+        let slot = answered("look at the slot", slot(&config, client)).await?;
         let mut told = None;
         if let Some(nats) = &nats {
             match stream(&config, nats).await {
@@ -84,7 +90,10 @@ async fn shards_with_backlogs(config: &Config) -> Result<(Vec<(Config, u64)>, Ba
     let mut shards = Vec::new();
     for config in config.each_shard() {
         let store = Store::connect(&config, "tailpost status").await?;
-        let Backlog { rows, oldest_seconds } = store.backlog(&config.slot).await?;
+        let counted = store.backlog(&config.slot);
+        let opening = Opening::unobserved(&config);
+        let counted = opening.on(&store, "count the events", counted).await?;
+        let Backlog { rows, oldest_seconds } = counted;
         all.rows += rows;
         all.oldest_seconds = all.oldest_seconds.into_iter().chain(oldest_seconds).reduce(f64::max);
         shards.push((config, rows.unsigned_abs()));
@@ -193,7 +202,8 @@ async fn outbox(config: &Config, store: &Store, backlog: Backlog) -> Result<Outb
                 (SELECT count(DISTINCT (aggregate_type, aggregate_id)) FROM {dead}
                  WHERE blocks AND discarded_at IS NULL)"
     );
-    let row = store.client().query_one(&sql, &[]).await.map_err(Error::sql(doing))?;
+    let asked = async { store.client().query_one(&sql, &[]).await.map_err(Error::sql(doing)) };
+    let row = Opening::unobserved(config).on(store, doing, asked).await?;
     let overview = DeadLetters::connect(config).await?.overview(&Filter::default(), 0).await?;
     let count = |number: i64| u64::try_from(number).unwrap_or(0);
     Ok(OutboxReport {

@@ -15,7 +15,7 @@ use crate::config::{Config, MarkBy, Mode};
 use crate::database::publication::filter;
 use crate::database::retire::retire;
 use crate::database::store::create_index_of_transactions;
-use crate::database::{Opening, Slot, Store, shape};
+use crate::database::{Opening, Slot, Store, answered, shape};
 use crate::error::Error;
 
 /// What set-up found and did.
@@ -92,31 +92,38 @@ pub fn plan(config: &Config, layout: Option<Layout>) -> SetupPlan {
 /// If a server cannot be reached or refuses; if something exists and does not fit: it is never
 /// changed silently.
 pub async fn setup(config: &Config, layout: Option<Layout>) -> Result<SetupReport, Error> {
+    let opening = Opening::unobserved(config);
     let store = Store::connect(config, "tailpost setup").await?;
     store.lock_setup().await?;
-    let mut steps = Box::pin(tables(config, &store, layout)).await?;
-    if store.fit_dead_letters().await? {
+    let mut steps = Box::pin(tables(config, &opening, &store, layout)).await?;
+    opening.on(&store, "look for policies", check_policies(config, &store)).await?;
+    if opening.on(&store, "fit the dead letters", store.fit_dead_letters()).await? {
         let what = "column payload in outbox_dead_letter, of the outbox's type".into();
         steps.push(SetupStep { what, created: true });
     }
     let mut shards = Vec::new();
     for shard in config.each_shard() {
         let store = Store::connect(&shard, "tailpost setup").await?;
-        store.check_row_filters().await?;
+        opening.on(&store, "look at the row filters", store.check_row_filters()).await?;
         shards.push((shard, store));
     }
     if shards.len() > 1 {
-        let types = shape::types(store.client(), &config.table.quoted()).await?;
+        let table = config.table.quoted();
+        let types = shape::types(store.client(), &table);
+        let types = opening.on(&store, "look at the outbox", types).await?;
         shape::check_divisible(&config.table, &types)?;
     }
-    let others = store.dropped_slots_of_other_shards(config).await?;
+    let others = store.dropped_slots_of_other_shards(config);
+    let others = opening.on(&store, "look for other slots", others).await?;
     let polls = config.mode == Mode::Poll;
     if polls {
-        let created = store.ensure_poll_index().await?;
+        let ensured = store.ensure_poll_index();
+        let created = opening.on(&store, "create the index of unpublished rows", ensured).await?;
         steps.push(SetupStep { what: "index of unpublished rows".into(), created });
     } else {
         for (config, store) in &shards {
-            let created = ensure_publication(config, store).await?;
+            let ensured = ensure_publication(config, store);
+            let created = opening.on(store, "create the publication", ensured).await?;
             steps.push(SetupStep { what: format!("publication {}", config.publication), created });
         }
     }
@@ -128,7 +135,8 @@ pub async fn setup(config: &Config, layout: Option<Layout>) -> Result<SetupRepor
         steps.push(SetupStep { what, created: true });
     }
     let context = jetstream::new(client.clone());
-    let left = store.publications_of_other_shards(config).await?;
+    let left = store.publications_of_other_shards(config);
+    let left = opening.on(&store, "look for other publications", left).await?;
     let left = left.iter().map(|it| {
         format!("publication {it} is of another number of shards: run `DROP PUBLICATION {it}`")
     });
@@ -147,17 +155,38 @@ pub async fn setup(config: &Config, layout: Option<Layout>) -> Result<SetupRepor
     Ok(SetupReport { steps, warnings })
 }
 
+/// Rows that a policy hides from the role would be neither published nor marked.
+///
+/// # Errors
+///
+/// What PostgreSQL answers then, because the session has `row_security = off`.
+async fn check_policies(config: &Config, store: &Store) -> Result<(), Error> {
+    let (table, dead) = (config.table.quoted(), config.table.companion("outbox_dead_letter"));
+    let sql = format!("SELECT FROM {table} LIMIT 0; SELECT FROM {dead} LIMIT 0");
+    store.client().batch_execute(&sql).await.map_err(Error::sql("look for policies"))
+}
+
 async fn tables(
     config: &Config,
+    opening: &Opening,
     store: &Store,
     layout: Option<Layout>,
 ) -> Result<Vec<SetupStep>, Error> {
     let (mut postgres, _connection) = config.postgres.connect("tailpost setup").await?;
-    let types = shape::types(&postgres, &config.table.quoted()).await?;
+    let asked = async {
+        let asked = postgres.query_one("SELECT pg_backend_pid()", &[]).await;
+        Ok(asked.map_err(Error::sql("ask the server"))?.get::<_, i32>(0))
+    };
+    let pid = answered("ask the server", asked).await?;
+    let looking = "look at the outbox";
+    let types = opening.step(pid, looking, shape::types(&postgres, &config.table.quoted())).await?;
     shape::check(&config.table, &types)?;
-    let has_layout = check_layout(config, store, layout).await?;
-    let applied =
-        migrations::migrate(&mut postgres, &config.table, layout.unwrap_or_default()).await?;
+    let has_layout = opening.on(store, looking, check_layout(config, store, layout)).await?;
+    let migrating = async {
+        let layout = layout.unwrap_or_default();
+        Ok(migrations::migrate(&mut postgres, &config.table, layout).await?)
+    };
+    let applied = opening.step(pid, "migrate the tables", migrating).await?;
     let step = |migration: &migrations::Migration| {
         let created = applied.iter().any(|it| it.version == migration.version);
         let what = format!("migration {:04}_{}", migration.version, migration.name);
@@ -172,7 +201,8 @@ async fn tables(
         steps.push(SetupStep { what, created: !has_layout });
     }
     if needs_index_of_transactions(config) {
-        let created = store.ensure_index_of_transactions().await?;
+        let ensured = store.ensure_index_of_transactions();
+        let created = opening.on(store, "create the index of transactions", ensured).await?;
         steps.push(SetupStep { what: "index of transactions".into(), created });
     }
     Ok(steps)

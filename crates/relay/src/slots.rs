@@ -4,7 +4,7 @@ use serde::Serialize;
 use tokio_postgres::error::SqlState;
 
 use crate::config::Config;
-use crate::database::Store;
+use crate::database::{Opening, Store, answered};
 use crate::error::Error;
 use crate::setup::ensure_slot;
 
@@ -35,7 +35,9 @@ pub async fn slots(config: &Config) -> Result<Vec<SlotEntry>, Error> {
     let sql = "SELECT slot_name::text, database::text, active, wal_status,
                    (pg_current_wal_lsn() - restart_lsn)::bigint
                FROM pg_replication_slots ORDER BY slot_name";
-    let rows = client.query(sql, &[]).await.map_err(Error::sql("list the replication slots"))?;
+    let doing = "list the replication slots";
+    let listed = async { client.query(sql, &[]).await.map_err(Error::sql(doing)) };
+    let rows = answered(doing, listed).await?;
     let configured: Vec<_> = config.each_shard().into_iter().map(|it| it.slot).collect();
     let entries = rows.iter().map(|row| {
         let name: String = row.get(0);
@@ -59,7 +61,8 @@ pub async fn slots(config: &Config) -> Result<Vec<SlotEntry>, Error> {
 /// If a server cannot be reached, `tailpost setup` was not run, or other shards are in the way.
 pub async fn create_slot(config: &Config) -> Result<bool, Error> {
     let store = Store::connect(config, "tailpost slot").await?;
-    store.check_set_up(config).await?;
+    let opening = Opening::unobserved(config);
+    opening.on(&store, "look at the tables", store.check_set_up(config)).await?;
     let client = config.nats.connect("tailpost slot").await?;
     ensure_slot(config, &store, &client).await
 }
@@ -73,13 +76,16 @@ pub async fn create_slot(config: &Config) -> Result<bool, Error> {
 pub async fn drop_slot(config: &Config) -> Result<(), Error> {
     let slot = &config.slot;
     let store = Store::connect(config, "tailpost slot").await?;
-    store.lock_slot(slot).await?;
-    store.drop_slot(slot).await.map_err(|error| match error.code() {
+    let opening = Opening::unobserved(config);
+    opening.on(&store, "lock the slot", store.lock_slot(slot)).await?;
+    let dropped = opening.on(&store, "drop the replication slot", store.drop_slot(slot)).await;
+    dropped.map_err(|error| match error.code() {
         Some(SqlState::UNDEFINED_OBJECT) => {
             Error::NotSetUp { missing: format!("replication slot \"{slot}\"") }
         }
         Some(SqlState::OBJECT_IN_USE) => Error::SlotBusy { slot: slot.clone() },
         _ => error,
     })?;
-    store.announce_drop(slot, "`tailpost slot drop` dropped it").await
+    let announced = store.announce_drop(slot, "`tailpost slot drop` dropped it");
+    opening.on(&store, "note the drop", announced).await
 }

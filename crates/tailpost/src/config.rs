@@ -12,6 +12,7 @@ mod value;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use relay::connect::{NatsAccess, PostgresTls};
@@ -42,6 +43,19 @@ pub(crate) struct Settings {
     pub(crate) log: LogSettings,
     // Where each setting that is not a default came from.
     origins: BTreeMap<String, Origin>,
+    // From what they were read.
+    sources: Again,
+}
+
+/// What can be read again.
+#[derive(Clone, Default)]
+struct Again(Option<Arc<Sources>>);
+
+/// Settings are the same wherever they come from.
+impl PartialEq for Again {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
 }
 
 #[derive(Clone, PartialEq)]
@@ -143,6 +157,7 @@ impl Default for Settings {
             },
             log: LogSettings { format: LogFormat::Text },
             origins: BTreeMap::new(),
+            sources: Again::default(),
         }
     }
 }
@@ -153,6 +168,7 @@ impl Settings {
         let mut settings = Self::default();
         layers::apply(&mut settings, sources)?;
         settings.check_admin()?;
+        settings.sources = Again(Some(Arc::new(sources.clone())));
         Ok(settings)
     }
 
@@ -172,6 +188,19 @@ impl Settings {
 
     /// The broker.
     pub(crate) fn nats_target(&self) -> Result<NatsTarget, Error> {
+        let target = self.nats_target_now()?;
+        let from_file = |key: &str| matches!(self.origins.get(key), Some(Origin::File(..)));
+        let is_readable = ["nats.url", "nats.token", "nats.user", "nats.password"];
+        match &self.sources {
+            Again(Some(sources)) if is_readable.into_iter().any(from_file) => {
+                let sources = Arc::clone(sources);
+                Ok(target.reread_by(move || Ok(Self::load(&sources)?.nats_target_now()?)))
+            }
+            _ => Ok(target),
+        }
+    }
+
+    fn nats_target_now(&self) -> Result<NatsTarget, Error> {
         NatsTarget::new(&self.nats.url, self.nats.access.clone())
             .map_err(|source| self.blame("nats.url", source))
     }

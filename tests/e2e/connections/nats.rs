@@ -120,6 +120,33 @@ async fn a_new_nkey_in_the_file_is_used_for_the_next_connection() -> Result<()> 
     Ok(())
 }
 
+/// The same for a token that the configuration file names.
+#[tokio::test]
+async fn a_new_token_is_used_for_the_next_connection() -> Result<()> {
+    let token = |token: &str| format!("authorization {{ token: \"{token}\" }}");
+    let (before, after) = (start(&[token("old")]).await?, start(&[token("new")]).await?);
+    let addr = |nats: &Nats| SocketAddr::from(([127, 0, 0, 1], nats.port()));
+    let mut proxy = Proxy::start(addr(&before)).await?;
+    let file = tempfile::NamedTempFile::new()?;
+    std::fs::write(file.path(), "old")?;
+    let (servers, path) = (proxy.addr().to_string(), file.path().to_owned());
+    let read = move || {
+        let token = Some(std::fs::read_to_string(&path)?);
+        Ok(NatsTarget::new(&servers, NatsAccess { token, ..NatsAccess::default() })?)
+    };
+    let target =
+        read().map_err(|error: Box<dyn std::error::Error + Send + Sync>| anyhow::anyhow!(error))?;
+    let (client, mut link) = target.reread_by(read).connect_watched("test").await?;
+
+    proxy.cut().await;
+    std::fs::write(file.path(), "new")?;
+    proxy.set_upstream(addr(&after));
+    proxy.restore().await?;
+    tokio::time::timeout(NOTICED, link.wait_for(|it| it.connects == 2)).await??;
+    client.flush().await?;
+    Ok(())
+}
+
 #[tokio::test]
 async fn nats_is_verified_and_asks_for_a_client_certificate() -> Result<()> {
     let certificates = Certificates::issue("relay")?;

@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::{DeadLetters, Decision, Grounds, Parameters, Selection, failed};
+use super::{DeadLetters, Decision, Grounds, Parameters, Selection, bounded};
 use crate::Error;
 
 /// Dead letters that one statement decides about, at most.
@@ -32,8 +32,8 @@ impl DeadLetters {
         stop: &CancellationToken,
     ) -> Result<(), Error> {
         let client = &self.connection.client;
-        let now = client.query_one("SELECT clock_timestamp()", &[]).await;
-        let until: Timestamp = now.map_err(failed("read the server's clock"))?.get(0);
+        let now = client.query_one("SELECT clock_timestamp()", &[]);
+        let until: Timestamp = bounded("read the server's clock", now).await?.get(0);
         let total = self.overview(of, 0).await?.total;
         progress.send_modify(|it| it.total = total);
         let batch = rate.unwrap_or(BATCH).clamp(1, BATCH);
@@ -67,8 +67,8 @@ impl DeadLetters {
         let limit = i64::from(limit);
         let parameters = Parameters::of(of);
         let parameters = parameters.with(&[&until, dead_at, id, consumer, &limit]);
-        let rows = self.connection.client.query(&self.texts.page, &parameters).await;
-        let rows = rows.map_err(failed("find dead letters"))?;
+        let rows = self.connection.client.query(&self.texts.page, &parameters);
+        let rows = bounded("find dead letters", rows).await?;
         Ok(rows.iter().map(|row| (row.get(0), row.get(1), row.get(2))).collect())
     }
 

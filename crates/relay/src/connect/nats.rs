@@ -1,9 +1,10 @@
 mod login;
 
+use std::error::Error as StdError;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_nats::{
@@ -75,10 +76,26 @@ pub struct NatsTarget {
     // Never empty. Free of credentials, because the client logs addresses.
     servers: Vec<ServerAddr>,
     credentials: Credentials,
+    again: Again,
     roots: Option<PathBuf>,
     identity: Option<Identity>,
     tls_first: bool,
 }
+
+/// Reads the configuration again, if there is something to read.
+#[derive(Clone, Default)]
+struct Again(Option<Arc<Reread>>);
+
+type Reread = dyn Fn() -> Result<NatsTarget, Box<dyn StdError + Send + Sync>> + Send + Sync;
+
+/// Where a target was read from is not a part of what it is.
+impl PartialEq for Again {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Again {}
 
 /// The state of the connection to NATS, for those who must act when it changes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -135,7 +152,20 @@ impl NatsTarget {
         let roots = access.ca.clone();
         let tls_first = access.tls_first;
         let credentials = choose_credentials(from_url, access)?;
-        Ok(Self { servers: addresses, credentials, roots, identity, tls_first })
+        let again = Again::default();
+        Ok(Self { servers: addresses, credentials, again, roots, identity, tls_first })
+    }
+
+    /// Has a token, or a user with a password, read anew for each connection: `again` makes the
+    /// target as it is configured then, and its credentials are used. If that fails, those that are
+    /// known are.
+    #[must_use]
+    pub fn reread_by<F>(mut self, again: F) -> Self
+    where
+        F: Fn() -> Result<Self, Box<dyn StdError + Send + Sync>> + Send + Sync + 'static,
+    {
+        self.again = Again(Some(Arc::new(again)));
+        self
     }
 
     /// Connects under the given client name.
@@ -169,7 +199,7 @@ impl NatsTarget {
         let (link, mut watcher) = watch::channel(NatsLink::default());
         let servers = self.to_string();
         let elsewhere = elsewhere();
-        let options = login::options(&self.credentials)
+        let options = login::options(&self.credentials, &self.again)
             .await?
             .name(name)
             .connection_timeout(CONNECTION_TIMEOUT)

@@ -28,7 +28,7 @@ const ALIASES: [(&str, &str, &str); 6] = [
 ];
 
 /// What settings are read from, besides the defaults.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Sources {
     /// The file to read instead of [`DEFAULT_FILE`].
     pub(crate) file: Option<PathBuf>,

@@ -1,11 +1,13 @@
 //! What the client tells a server about itself, asked anew for each connection.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use async_nats::{Auth, AuthError, ConnectOptions};
 use nkeys::KeyPair;
+use tracing::warn;
 
-use super::{Credentials, is_nkey_seed};
+use super::{Again, Credentials, is_nkey_seed};
 use crate::connect::Error;
 
 /// Options that log in with `credentials`. Files are read at each attempt to connect, so that who
@@ -14,8 +16,27 @@ use crate::connect::Error;
 /// # Errors
 ///
 /// If a file cannot be used now. Later that is a failed attempt, and the client tries again.
-pub(super) async fn options(credentials: &Credentials) -> Result<ConnectOptions, Error> {
+pub(super) async fn options(
+    credentials: &Credentials,
+    again: &Again,
+) -> Result<ConnectOptions, Error> {
     let options = ConnectOptions::new();
+    if let (Again(Some(again)), Credentials::Token(_) | Credentials::UserPassword(..)) =
+        (again, credentials)
+    {
+        let (again, known) = (Arc::clone(again), credentials.clone());
+        let current = move || match again() {
+            Ok(target) => target.credentials,
+            Err(error) => {
+                warn!(%error, "the credentials for NATS cannot be read again, using those known");
+                known.clone()
+            }
+        };
+        return Ok(ConnectOptions::with_auth_callback(move |_| {
+            let auth = words(current());
+            async move { Ok(auth) }
+        }));
+    }
     Ok(match credentials {
         Credentials::None => options,
         Credentials::Token(token) => options.token(token.clone()),
@@ -36,6 +57,23 @@ pub(super) async fn options(credentials: &Credentials) -> Result<ConnectOptions,
             })
         }
     })
+}
+
+/// A token, or a user with a password.
+fn words(credentials: Credentials) -> Auth {
+    let mut auth = Auth::new();
+    match credentials {
+        Credentials::Token(token) => auth.token = Some(token),
+        Credentials::UserPassword(user, password) => {
+            (auth.username, auth.password) = (Some(user), Some(password));
+        }
+        // Another way to log in takes a restart.
+        Credentials::None
+        | Credentials::NkeySeed(_)
+        | Credentials::NkeyFile(_)
+        | Credentials::CredsFile(_) => {}
+    }
+    auth
 }
 
 /// The content of a file with a key.

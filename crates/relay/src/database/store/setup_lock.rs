@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::Store;
+use crate::database::answered;
 use crate::error::Error;
 
 /// How long to wait for another set-up, which may wait for an old transaction to end.
@@ -22,8 +23,10 @@ impl Store {
         let started = Instant::now();
         loop {
             let sql = "SELECT pg_try_advisory_lock(hashtextextended('tailpost setup', 0))";
-            let row = self.client().query_one(sql, &[]).await;
-            if row.map_err(Error::sql("wait for other set-ups"))?.get(0) {
+            let doing = "wait for other set-ups";
+            let asked =
+                async { self.client().query_one(sql, &[]).await.map_err(Error::sql(doing)) };
+            if answered(doing, asked).await?.get(0) {
                 return Ok(());
             }
             if started.elapsed() >= WAIT_MAX {

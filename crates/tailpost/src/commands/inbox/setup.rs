@@ -1,5 +1,7 @@
 //! What consumers need: tables, and durable consumers.
 
+use std::time::Duration;
+
 use anyhow::Context;
 use inbox::Error;
 use relay::{SetupReport, SetupStep};
@@ -7,6 +9,9 @@ use relay::{SetupReport, SetupStep};
 use crate::cli::InboxSetupArgs;
 use crate::commands::setup::print;
 use crate::config::Settings;
+
+/// How long the tables may take: other set-ups and locks of others are waited for.
+const TABLES_DEADLINE: Duration = Duration::from_mins(10);
 
 pub(super) async fn run(args: &InboxSetupArgs, settings: &Settings) -> anyhow::Result<()> {
     let report = SetupReport { steps: steps(settings).await?, warnings: Vec::new() };
@@ -18,9 +23,14 @@ pub(in crate::commands) async fn steps(settings: &Settings) -> anyhow::Result<Ve
     let table = &settings.postgres.table;
     let (mut client, _task) = settings.postgres_target()?.connect("tailpost setup").await?;
     let records = table.companion("inbox_messages");
-    let exists = client.query_one("SELECT to_regclass($1) IS NOT NULL", &[&records]).await;
-    let exists: bool = exists.context("could not look for the tables of the inbox")?.get(0);
-    inbox::create_tables(&mut client, table.schema(), settings.inbox_layout()).await?;
+    let made = async {
+        let exists = client.query_one("SELECT to_regclass($1) IS NOT NULL", &[&records]).await;
+        let exists: bool = exists.context("could not look for the tables of the inbox")?.get(0);
+        inbox::create_tables(&mut client, table.schema(), settings.inbox_layout()).await?;
+        anyhow::Ok(exists)
+    };
+    let late = "PostgreSQL has not made the tables of the inbox within 10 min";
+    let exists = tokio::time::timeout(TABLES_DEADLINE, made).await.context(late)??;
     let mut steps = vec![SetupStep { what: "tables of the inbox".into(), created: !exists }];
 
     let consumers = settings.consumers()?;

@@ -1,0 +1,34 @@
+//! Policies that hide rows of the outbox from the relay's role.
+
+use support::{DEADLINE, Rig};
+
+/// Hidden rows would be neither published nor marked, without a word.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_policy_that_hides_rows_is_an_error_with_a_remedy() {
+    let mut rig = Rig::new().await;
+    rig.setup().await;
+    rig.execute(
+        "CREATE ROLE courier LOGIN REPLICATION;
+         GRANT ALL ON ALL TABLES IN SCHEMA public TO courier;
+         GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO courier;
+         ALTER TABLE outbox_events ENABLE ROW LEVEL SECURITY;
+         CREATE POLICY others_only ON outbox_events USING (aggregate_type <> 'order')",
+    )
+    .await;
+    let url = rig.postgres.url("postgres").replace("postgres@", "courier@");
+    assert!(url.contains("courier@"), "{url}");
+    rig.set("DATABASE_URL", &url);
+    let (_, told) = rig.ends_with(4, &["setup"]).await;
+    assert!(told.contains("BYPASSRLS"), "{told}");
+    let relay = rig.relay();
+    relay.announce("row-level security");
+    let status = relay.wait_exit(DEADLINE).await;
+    assert!(!status.success(), "{}", relay.log());
+    assert!(relay.log().contains("BYPASSRLS"), "{}", relay.log());
+
+    rig.execute("ALTER ROLE courier BYPASSRLS").await;
+    let _relay = rig.relay();
+    let ids = rig.insert(10).await;
+    rig.wait_marked().await;
+    assert_eq!(rig.stored_ids().await, ids);
+}
