@@ -55,6 +55,7 @@ mod redrive;
 mod role;
 mod run;
 mod session;
+mod settled;
 mod source;
 mod status;
 mod store;
