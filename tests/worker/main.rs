@@ -22,6 +22,8 @@ struct Orders {
     sleep_ms: u64,
     /// Fail before this attempt.
     fail_before: u32,
+    /// Fail while there is a table `closed`.
+    while_closed: bool,
     /// Kill the process.
     abort: bool,
     /// Never again.
@@ -63,6 +65,12 @@ impl Worker {
     async fn effect(delivery: &Delivery<'_>, orders: &Orders, on: &impl GenericClient) -> Verdict {
         let sql = "INSERT INTO effects (event_id, aggregate_id, n) VALUES ($1, $2, $3)";
         let aggregate: &str = &delivery.event.aggregate_id;
+        if orders.while_closed {
+            let closed = on.query_one("SELECT to_regclass('closed') IS NOT NULL", &[]).await;
+            if closed.is_ok_and(|row| row.get(0)) {
+                return Verdict::retry("closed");
+            }
+        }
         match on.execute(sql, &[&delivery.event.id, &aggregate, &orders.n]).await {
             Ok(_) if delivery.attempt < orders.fail_before => Verdict::retry("not yet"),
             Ok(_) if orders.dead => Verdict::dead("never"),
@@ -135,6 +143,7 @@ async fn main() -> Result<(), inbox::BoxError> {
         )
         .lanes(setting("WORKER_LANES", 4))
         .batch(setting("WORKER_BATCH", 64))
+        .max_attempts(setting("WORKER_MAX_ATTEMPTS", 5))
         .lease(Duration::from_millis(setting("WORKER_LEASE_MS", 30_000)))
         .ack_wait(Duration::from_millis(setting("WORKER_ACK_WAIT_MS", 30_000)))
         .backoff(Backoff {

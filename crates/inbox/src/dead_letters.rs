@@ -13,6 +13,7 @@
 //! that a worker has at that moment is left alone.
 
 mod bulk;
+mod holders;
 mod sql;
 
 use std::time::Duration;
@@ -32,6 +33,7 @@ use crate::connection::Connection;
 use crate::store::make_durable;
 use crate::tables::{Partitions, Room};
 
+pub use self::holders::Holder;
 pub use self::sql::Decision;
 pub(crate) use self::sql::Redrive;
 use self::sql::Texts;

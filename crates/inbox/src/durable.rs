@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use async_nats::Client;
+use async_nats::jetstream;
 use async_nats::jetstream::consumer::{
     self, AckPolicy, DeliverPolicy, FromConsumer, ReplayPolicy, pull,
 };
@@ -17,8 +19,14 @@ use crate::source::{PULL_EXPIRES, PULLED_MAX};
 type Consumer = consumer::Consumer<pull::Config>;
 
 /// Not what bounds memory (only what there is room for is asked for), but what a worker that died
-/// had must not keep the next one from getting new events until `ack_wait` is over.
-const ACK_PENDING_MAX: i64 = 50_000;
+/// had must not keep the next one from getting new events until `ack_wait` is over, and neither must
+/// what is left in the stream: `session::LEFT_MAX`.
+const ACK_PENDING_MAX: i64 = 250_000;
+
+pub(crate) async fn stream(nats: &Client, config: &Config) -> Result<Stream, Error> {
+    let stream = jetstream::new(nats.clone()).get_stream(&config.stream).await;
+    stream.map_err(Error::jetstream("look up the stream"))
+}
 
 /// Finds the durable consumer, or makes it, and says whether it was made. One that is configured
 /// otherwise is changed to what the configuration says, where the server allows it.
@@ -100,8 +108,7 @@ fn changes(found: pull::Config, config: &Config) -> (pull::Config, Vec<&'static 
         changed.max_deliver = wanted.max_deliver;
         settings.push("max_deliver");
     }
-    let held_max = i64::try_from(config.held_max()).unwrap_or(ACK_PENDING_MAX);
-    if (1..held_max).contains(&changed.max_ack_pending) {
+    if (1..ACK_PENDING_MAX).contains(&changed.max_ack_pending) {
         changed.max_ack_pending = wanted.max_ack_pending;
         settings.push("max_ack_pending");
     }

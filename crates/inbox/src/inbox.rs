@@ -7,9 +7,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::{Backoff, Config};
 use crate::connection::{BoxError, Connect, ConnectNats, Connection};
+use crate::durable;
 use crate::leased::{self, UnderLeases};
 use crate::run::{self, Settings};
-use crate::source::Source;
 use crate::transactional::InTransactions;
 use crate::{Error, LeasedHandler, Status, Summary, TransactionalHandler};
 
@@ -203,7 +203,8 @@ impl Builder {
     pub async fn create_consumer(self) -> Result<bool, Error> {
         self.config.check()?;
         let nats = self.nats.ok_or_else(|| missing(&self.config, "connection to NATS"))?;
-        Source::open(&nats, &self.config).await.map(|source| source.is_new())
+        let stream = durable::stream(&nats, &self.config).await?;
+        durable::open(&stream, &self.config).await.map(|(_, is_new)| is_new)
     }
 
     /// Handles events in the database's transactions.

@@ -100,12 +100,14 @@ impl Keeper {
                 self.acquire(store).await?;
             }
             self.beat(store).await?;
+            // It is somebody else's, if only for a moment: what is held may be out of date.
+            self.role.send_replace(Role::Standby);
         }
     }
 
     /// Stands by until the role is free, and takes it.
     async fn acquire(&self, store: &Store) -> Result<(), Error> {
-        let mut renewed = Instant::now();
+        let (mut renewed, mut said) = (Instant::now(), false);
         loop {
             let found = self.bounded("look for the role", self.held.look(store.client())).await?;
             if let Found::Free(former) = found {
@@ -117,7 +119,8 @@ impl Keeper {
                     return Ok(());
                 }
             }
-            if self.role.send_replace(Role::Standby) != Role::Standby {
+            self.role.send_replace(Role::Standby);
+            if !std::mem::replace(&mut said, true) {
                 info!(consumer = self.consumer, "another worker is active: standing by");
             }
             // Handlers of ours may still be at work.

@@ -56,6 +56,7 @@ mod redrive;
 mod role;
 mod run;
 mod session;
+mod settled;
 mod source;
 mod status;
 mod store;
@@ -68,7 +69,8 @@ mod work;
 pub use config::Backoff;
 pub use connection::{BoxError, Connection};
 pub use dead_letters::{
-    Backlog, DeadLetter, DeadLetters, Decision, Grounds, Marked, Original, Overview, Selection,
+    Backlog, DeadLetter, DeadLetters, Decision, Grounds, Holder, Marked, Original, Overview,
+    Selection,
 };
 pub use error::Error;
 pub use handler::{Delivery, LeasedHandler, TransactionalHandler, Verdict};

@@ -31,7 +31,7 @@ pub(crate) struct Origin {
 /// greater.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct MessageId {
-    stream_created: Option<Timestamp>,
+    pub(crate) stream_created: Option<Timestamp>,
     pub(crate) seq: u64,
 }
 

@@ -18,7 +18,7 @@ use crate::leases::Leases;
 use crate::pool::Pool;
 use crate::redrive::{Redrive, closed};
 use crate::role::{Lease, Token};
-use crate::session::Session;
+use crate::session::{Leaving, Session};
 use crate::source::Source;
 use crate::store::Scope;
 use crate::strays::Strays;
@@ -175,11 +175,12 @@ impl<W: Work> Engine<W> {
 
     async fn session(&self, counts: Summary) -> Result<Summary, Error> {
         let Context { config, pool, .. } = &*self.context;
-        let mut source = Source::open(&self.nats, config).await?;
+        let mut source = Source::open(&self.nats, config, pool).await?;
         source.wary = self.wary;
         check_retention(config, source.max_age())?;
         let strays = Strays::open(&self.nats, source.origin().clone(), &config.consumer).await?;
         let (nats, origin) = (self.nats.clone(), source.origin().clone());
+        let of_left = origin.clone();
         let redrive = Redrive::new(Arc::clone(config), Arc::clone(pool), nats, origin);
         let acks = Acks::start(self.nats.clone()).await?;
         let ack_wait = source.ack_wait();
@@ -199,6 +200,8 @@ impl<W: Work> Engine<W> {
             room,
             feed,
             lanes: Lanes::default(),
+            leaving: Leaving::default(),
+            origin: of_left,
             breaker: Breaker::new(config.backoff),
             next_probe_at: None,
             batch: config.batch,

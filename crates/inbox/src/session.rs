@@ -1,5 +1,7 @@
 //! Owns the lanes: takes deliveries in, hands events out to be handled, and acknowledges.
 
+mod left;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,11 +14,12 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+pub(crate) use self::left::Leaving;
 use crate::acks::Acks;
 use crate::config::Config;
-use crate::core::{Breaker, Convicted, Ending, Lanes, Path, Trouble, TroubleKind};
+use crate::core::{Breaker, Convicted, Ending, Lanes, Offered, Path, Trouble, TroubleKind};
 use crate::keeper::Role;
-use crate::message::MessageId;
+use crate::message::{MessageId, Origin};
 use crate::source::Delivered;
 use crate::status::Handler;
 use crate::work::{Context, Effect, Report, Reports, Work};
@@ -33,6 +36,10 @@ const TOLD_DEADLINE: Duration = Duration::from_secs(2);
 
 /// What events in memory may take; one more request's worth comes on top.
 const HELD_BYTES_MAX: usize = 16 * 1024 * 1024;
+
+/// Events of which only the sequences are kept, about 16 bytes each. At the broker they are among
+/// those that are not acknowledged, of which it allows `durable::ACK_PENDING_MAX`.
+pub(crate) const LEFT_MAX: usize = 200_000;
 
 /// Jobs of a transactional inbox begin with few events each, so that they run side by side; when
 /// there are more than that for everybody, they get more.
@@ -53,6 +60,8 @@ pub(crate) struct Session<W> {
     pub(crate) room: watch::Sender<usize>,
     pub(crate) feed: mpsc::Receiver<Delivered>,
     pub(crate) lanes: Lanes,
+    pub(crate) leaving: Leaving,
+    pub(crate) origin: Origin,
     pub(crate) breaker: Breaker,
     /// When the next probe is due, for people.
     pub(crate) next_probe_at: Option<Timestamp>,
@@ -72,6 +81,7 @@ impl<W: Work> Session<W> {
             if !stopping {
                 self.start(&mut jobs, &reports);
             }
+            self.leave().await;
             self.publish(stopping);
             let due_at = self.next_due();
             tokio::select! {
@@ -86,6 +96,9 @@ impl<W: Work> Session<W> {
                     Some(delivered) => self.take_in(delivered),
                     None => stopping = true,
                 },
+                Some(loaded) = self.leaving.loads.join_next() => {
+                    self.note_loaded(loaded.expect("reading does not panic"));
+                }
                 () = due(due_at) => {}
                 changed = self.role.changed() => {
                     if changed.is_err() || *self.role.borrow() == Role::Standby {
@@ -108,7 +121,10 @@ impl<W: Work> Session<W> {
         while let Some(Delivered { message, reply, path }) = next {
             // Only in a transaction can several of one aggregate be under way, in order.
             let path = if !W::SHARES && path == Path::Fast { Path::Careful } else { path };
-            self.lanes.offer(message, reply, path, Instant::now());
+            let later = reply.clone();
+            if self.lanes.offer(message, reply, path, Instant::now()) == Offered::Left {
+                self.leaving.replies.extend(later);
+            }
             next = if self.has_room() { self.feed.try_recv().ok() } else { None };
         }
     }
@@ -116,6 +132,7 @@ impl<W: Work> Session<W> {
     fn start(&mut self, jobs: &mut JoinSet<()>, reports: &Reports) {
         let now = Instant::now();
         self.lanes.advance(now);
+        self.leaving.idle = false;
         if self.hindrance().is_some() {
             return;
         }
@@ -127,6 +144,7 @@ impl<W: Work> Session<W> {
             let most = if free == 0 { 0 } else { most };
             let items = self.breaker.take(&mut self.lanes, most, now);
             if items.is_empty() {
+                self.leaving.idle = free > 0;
                 return;
             }
             let (work, context) = (Arc::clone(&self.work), Arc::clone(&self.context));
@@ -221,11 +239,15 @@ impl<W: Work> Session<W> {
     }
 
     fn next_due(&self) -> Option<Instant> {
-        [self.lanes.next_due(), self.breaker.next_probe(Instant::now())].into_iter().flatten().min()
+        let now = Instant::now();
+        let probe_at = self.breaker.next_probe(now);
+        [self.lanes.next_due(), probe_at, self.next_trim(now)].into_iter().flatten().min()
     }
 
     fn has_room(&self) -> bool {
-        self.lanes.held() < self.config.held_max() && self.lanes.bytes() < HELD_BYTES_MAX
+        self.lanes.held() < self.config.held_max()
+            && self.lanes.bytes() < HELD_BYTES_MAX
+            && self.lanes.left() < LEFT_MAX
     }
 
     /// Tells the source how much to bring, and the world what is going on.
@@ -251,6 +273,7 @@ impl<W: Work> Session<W> {
             busy: self.lanes.busy(),
             lanes: self.lanes.len(),
             held: self.lanes.held(),
+            left: self.lanes.left(),
             counts: self.counts,
         };
         self.status.send_if_modified(|now| std::mem::replace(now, status.clone()) != status);

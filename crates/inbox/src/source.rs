@@ -31,6 +31,8 @@ use crate::core::Path;
 use crate::durable;
 use crate::error::describe;
 use crate::message::{Message, Origin};
+use crate::pool::Pool;
+use crate::settled::Settled;
 use crate::stored;
 
 /// Messages asked for at a time.
@@ -66,7 +68,7 @@ const IDLE_LOOK: Duration = Duration::from_secs(10);
 /// A message, and what is known about it.
 pub(crate) struct Delivered {
     pub(crate) message: Arc<Message>,
-    /// Where to acknowledge it; not known if it was read from the stream.
+    /// Where to acknowledge it, if that is to be done.
     pub(crate) reply: Option<Subject>,
     pub(crate) path: Path,
 }
@@ -79,7 +81,6 @@ pub(crate) struct Source {
     origin: Origin,
     /// Of the newest delivery that arrived.
     consumer_seq: u64,
-    is_new: bool,
     /// Something is out there that the client does not survive.
     pub(crate) wary: bool,
     /// The next message is larger than a request's bytes.
@@ -88,18 +89,21 @@ pub(crate) struct Source {
     config: Config,
     /// How far what was delivered before has been read again, if that was interrupted.
     read_until: Option<u64>,
+    settled: Settled,
     /// Why nothing can be taken, while that is so.
     trouble: watch::Sender<Option<String>>,
 }
 
 impl Source {
     /// Finds the durable consumer, or makes it.
-    pub(crate) async fn open(nats: &Client, config: &Config) -> Result<Self, Error> {
-        let context = jetstream::new(nats.clone());
-        let stream = context.get_stream(&config.stream).await;
-        let stream = stream.map_err(Error::jetstream("look up the stream"))?;
+    pub(crate) async fn open(
+        nats: &Client,
+        config: &Config,
+        pool: &Arc<Pool>,
+    ) -> Result<Self, Error> {
+        let stream = durable::stream(nats, config).await?;
         let name = config.consumer.clone();
-        let (consumer, is_new) = durable::open(&stream, config).await?;
+        let (consumer, _) = durable::open(&stream, config).await?;
         let created = stream.cached_info().created.unix_timestamp_nanos();
         let created = Timestamp::from_nanosecond(created).ok().map(rounded);
         Ok(Self {
@@ -109,12 +113,12 @@ impl Source {
             consumer,
             name,
             consumer_seq: 0,
-            is_new,
             wary: false,
             oversized: false,
             looked_at: Instant::now(),
             config: config.clone(),
             read_until: None,
+            settled: Settled::new(Arc::clone(pool), config),
             trouble: watch::Sender::default(),
         })
     }
@@ -134,11 +138,6 @@ impl Source {
 
     pub(crate) fn origin(&self) -> &Origin {
         &self.origin
-    }
-
-    /// Whether the durable consumer was made just now.
-    pub(crate) fn is_new(&self) -> bool {
-        self.is_new
     }
 
     /// For how long the stream keeps messages, if there is a limit.
@@ -364,7 +363,7 @@ impl Source {
                 request.max_messages(most.min(PULLED_MAX)).max_bytes(PULLED_BYTES_MAX)
             };
             let mut messages = request.messages().await.map_err(Error::jetstream(READING))?;
-            let before = count;
+            let (before, mut portion) = (count, Vec::new());
             while !is_last {
                 let next = tokio::time::timeout(2 * READ_DEADLINE, messages.next()).await;
                 let message = match next.map_err(Error::jetstream(READING))? {
@@ -377,12 +376,12 @@ impl Source {
                 let place = Place::of(&message.info().map_err(Error::jetstream(READING))?);
                 is_last = place.stream_seq >= last || place.pending == 0;
                 count += 1;
-                let message = Arc::new(self.understood(message.message, &place));
-                let delivered = Delivered { message, reply: None, path: Path::Careful };
-                if place.stream_seq <= last && feed.send(delivered).await.is_err() {
-                    return Ok(());
+                if place.stream_seq <= last {
+                    portion.push(self.understood(message.message, &place));
                 }
-                self.read_until = Some(place.stream_seq);
+            }
+            if !self.feed_unsettled(portion, feed).await {
+                return Ok(());
             }
             if count == before && oversized {
                 return Err(Error::jetstream(READING)("the stream fell silent"));
@@ -391,6 +390,31 @@ impl Source {
         }
         info!(consumer = self.name, count, "read from the stream what was delivered before");
         Ok(())
+    }
+
+    /// Feeds those of a portion that have not had their end, and acknowledges the others. False if
+    /// nobody takes them.
+    async fn feed_unsettled(
+        &mut self,
+        portion: Vec<Message>,
+        feed: &mpsc::Sender<Delivered>,
+    ) -> bool {
+        let settled = self.settled.among(&portion).await;
+        for message in portion {
+            let seq = message.stream_seq;
+            let reply = stored::ack_subject(&self.origin.stream, &self.name, seq);
+            if settled.contains(&message.key) {
+                // If it does not arrive the message comes once more, and is looked up then.
+                let _ = self.nats.publish(reply, "+ACK".into()).await;
+            } else {
+                let (message, reply) = (Arc::new(message), Some(reply));
+                if feed.send(Delivered { message, reply, path: Path::Careful }).await.is_err() {
+                    return false;
+                }
+            }
+            self.read_until = Some(seq);
+        }
+        true
     }
 
     fn understood(&self, message: async_nats::Message, place: &Place) -> Message {

@@ -16,6 +16,9 @@ pub struct Status {
     pub lanes: usize,
     /// Events held in memory, at work or waiting.
     pub held: usize,
+    /// Events left in the stream behind one of their aggregate that makes no progress; read from
+    /// there in their turn.
+    pub left: usize,
     /// What has been done since the start.
     pub counts: Summary,
 }

@@ -111,8 +111,13 @@ impl Stored {
     /// A subject on which the consumer takes an acknowledgement of this message. It goes by the
     /// message's sequence; the counts that a delivery has besides are not looked at.
     pub(crate) fn ack_subject(&self, stream: &str, consumer: &str) -> Subject {
-        format!("$JS.ACK.{stream}.{consumer}.1.{}.1.0.0", self.seq).into()
+        ack_subject(stream, consumer, self.seq)
     }
+}
+
+/// As [`Stored::ack_subject`], for the message with this sequence.
+pub(crate) fn ack_subject(stream: &str, consumer: &str, seq: u64) -> Subject {
+    format!("$JS.ACK.{stream}.{consumer}.1.{seq}.1.0.0").into()
 }
 
 /// Reads a header block exactly as the client does: what it makes a map of has the same map here,

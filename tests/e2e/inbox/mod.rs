@@ -8,6 +8,7 @@ mod example;
 mod faults;
 mod http;
 mod killed;
+mod left;
 mod letters_kept;
 mod orders;
 mod outages;
@@ -102,12 +103,22 @@ impl Inbox {
 
     /// Stores `n` events of ten aggregates, numbered from `first`, and all with these `orders`.
     pub(crate) async fn publish_many(&self, first: i64, n: i64, orders: &Value) -> Vec<Uuid> {
+        self.publish_as(|n| format!("o-{}", n % 10), first..first + n, orders).await
+    }
+
+    /// Stores events with these numbers, of the aggregates that `aggregate` says.
+    pub(crate) async fn publish_as(
+        &self,
+        aggregate: impl Fn(i64) -> String,
+        numbers: std::ops::Range<i64>,
+        orders: &Value,
+    ) -> Vec<Uuid> {
         let mut ids = Vec::new();
         let mut acks = Vec::new();
-        for n in first..first + n {
+        for n in numbers {
             let mut orders = orders.clone();
             orders["n"] = json!(n);
-            let aggregate = format!("o-{}", n % 10);
+            let aggregate = aggregate(n);
             let event = Event::new("order", aggregate, "OrderPlaced", &orders).expect("an event");
             let mut headers = HeaderMap::new();
             wire::event_headers(&event, |name, value| headers.append(name, value))

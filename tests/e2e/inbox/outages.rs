@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use serde_json::Value;
 use support::{DEADLINE, Relay, Rig, get, until};
 use testbed::{Direction, Port, Proxy};
 
@@ -27,6 +28,17 @@ async fn wait_readyz(admin: &Port, texts: &[&str]) {
     .await;
 }
 
+/// What `tailpost status` says of the worker. It learns of it at the worker's next heartbeat.
+async fn wait_status(rig: &Rig, says: impl Fn(&Value) -> bool) -> String {
+    until(DEADLINE, "status says so", async || {
+        let (json, _) = rig.ends_with(0, &["status", "--json"]).await;
+        let json: Value = serde_json::from_str(&json).expect("valid JSON");
+        says(&json["consumers"][0]["worker"])
+    })
+    .await;
+    rig.ends_with(0, &["status"]).await.0
+}
+
 async fn assert_uncounted(rig: &Rig) {
     let dead: i64 = rig.query("SELECT count(*) FROM inbox_dead_letter").await;
     assert_eq!(dead, 0, "dead letters");
@@ -43,7 +55,7 @@ async fn an_outage_of_the_service_costs_no_attempt() {
     rig.set("TAILPOST_INBOX__TIMEOUT", "1s");
     let _relay = rig.relay();
     let service = Service::start().await;
-    let (mut network, _inbox, admin) = run(&mut rig, &service).await;
+    let (mut network, inbox, admin) = run(&mut rig, &service).await;
     let mut expected = 0;
     for kind in ["refused", "silent", "503", "404"] {
         match kind {
@@ -55,6 +67,12 @@ async fn an_outage_of_the_service_costs_no_attempt() {
         expected += 30;
         let paused = "\"state\":\"paused\",\"breaker\":\"open\"";
         wait_readyz(&admin, &["HTTP/1.1 503", paused]).await;
+        if kind == "refused" {
+            let text = wait_status(&rig, |it| it["breaker"] == "open" && it["is_valid"] == true);
+            let text = text.await;
+            assert!(text.contains("has the role until 2"), "{text}");
+            assert!(text.contains(": the handler is away: "), "{text}");
+        }
         let metrics = get(admin.addr(), "/metrics").await.expect("an answer");
         assert!(metrics.contains("tailpost_inbox_breaker_opened_total{consumer=\"billing\"}"));
         assert_eq!(processed(&rig).await, expected - 30, "{kind}");
@@ -65,6 +83,11 @@ async fn an_outage_of_the_service_costs_no_attempt() {
         wait_readyz(&admin, &["HTTP/1.1 200", "\"breaker\":\"closed\""]).await;
         assert_uncounted(&rig).await;
     }
+    wait_status(&rig, |it| it["breaker"] == "closed" && it["state"] == "active").await;
+    inbox.sigterm();
+    assert!(inbox.wait_exit(DEADLINE).await.success(), "{}", inbox.log());
+    let text = wait_status(&rig, |it| it["is_valid"] == false).await;
+    assert!(text.contains("gave the role up"), "{text}");
     let calls = service.calls();
     for aggregate in 0..10 {
         let aggregate = format!("o-{aggregate}");

@@ -1,3 +1,5 @@
+mod left;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::mem;
 use std::sync::Arc;
@@ -6,6 +8,9 @@ use std::time::{Duration, Instant};
 use async_nats::Subject;
 
 use crate::message::{Message, MessageId};
+
+use self::left::Left;
+pub(crate) use self::left::Load;
 
 /// How an event is handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,11 +51,23 @@ pub(crate) enum Ending {
     Again { after: Duration, path: Path },
 }
 
+/// What became of a delivery.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Offered {
+    /// It is held, or was.
+    Held,
+    /// It is left in the stream, behind others of its aggregate, and read from there in its turn.
+    Left,
+    /// It is not noted: whoever found it finds it again.
+    Passed,
+}
+
 /// Events in lanes: those of one aggregate in the order of the stream, one (or a row of them) at a
 /// time; those of different aggregates side by side.
 ///
 /// An event whose turn has not come waits here, not at the broker: given back, it would be delivered
-/// behind later events of its aggregate.
+/// behind later events of its aggregate. Of an aggregate that makes no progress only the first few
+/// wait here; of those behind them nothing is kept but their sequences (`left.rs`).
 #[derive(Debug, Default)]
 pub(crate) struct Lanes {
     lanes: HashMap<u64, Lane>,
@@ -66,6 +83,10 @@ pub(crate) struct Lanes {
     alone_at_work: Option<MessageId>,
     busy: usize,
     bytes: usize,
+    /// Events that are left in the stream.
+    left: usize,
+    /// Lanes whose next events are to be read from the stream.
+    hungry: BTreeSet<u64>,
 }
 
 #[derive(Debug, Default)]
@@ -76,6 +97,10 @@ struct Lane {
     taken: Vec<(MessageId, Option<Item>)>,
     /// Taken and without an end.
     busy: usize,
+    /// Behind all that is in `queue`.
+    left: Left,
+    /// When an event of it had its end, or it was empty.
+    moved_at: Option<Instant>,
 }
 
 impl Lanes {
@@ -87,21 +112,32 @@ impl Lanes {
         reply: Option<Subject>,
         path: Path,
         now: Instant,
-    ) {
+    ) -> Offered {
         let id = message.id();
         if let Some(lane) = self.known.get(&id) {
             if reply.is_some() {
                 let lane = self.lanes.get_mut(lane).expect("known");
                 lane.find(id).expect("known").reply = reply;
             }
-            return;
+            return Offered::Held;
         }
         let key = message.lane();
+        if let Some(lane) = self.lanes.get_mut(&key)
+            && lane.left.is_before(id)
+        {
+            return self.leave(key, &message, path);
+        }
+        self.hold(key, Item { message, path, convicted: None, reply, not_before: None }, now);
+        Offered::Held
+    }
+
+    fn hold(&mut self, key: u64, item: Item, now: Instant) {
+        let id = item.id();
         self.known.insert(id, key);
-        self.bytes += message.bytes();
-        let item = Item { message, path, convicted: None, reply, not_before: None };
+        self.bytes += item.message.bytes();
         self.unlist(key);
         let lane = self.lanes.entry(key).or_default();
+        lane.moved_at.get_or_insert(now);
         // Mostly at the end; a redelivery may be older than what waits.
         let place = lane.queue.partition_point(|it| it.id() < id);
         lane.queue.insert(place, item);
@@ -221,6 +257,7 @@ impl Lanes {
                 self.bytes -= item.message.bytes();
                 self.known.remove(&id);
                 slot.1 = None;
+                lane.moved_at = Some(now);
             }
             Ending::Again { after, path } => {
                 item.not_before = (!after.is_zero()).then(|| now + after);
@@ -245,8 +282,15 @@ impl Lanes {
         if lane.busy > 0 {
             return;
         }
+        if lane.is_hungry(now) {
+            self.hungry.insert(key);
+        } else {
+            self.hungry.remove(&key);
+        }
         let Some(first) = lane.queue.front_mut() else {
-            self.lanes.remove(&key);
+            if lane.left.is_empty() {
+                self.lanes.remove(&key);
+            }
             return;
         };
         match first.not_before {
@@ -279,7 +323,10 @@ impl Lanes {
     /// Lets go of everything that is not taken. Returns where to give it back, if that is known.
     pub(crate) fn release(&mut self) -> Vec<Option<Subject>> {
         let mut released = Vec::new();
+        self.left = 0;
+        self.hungry.clear();
         for lane in self.lanes.values_mut() {
+            lane.left = Left::default();
             for item in lane.queue.drain(..) {
                 self.known.remove(&item.id());
                 self.bytes -= item.message.bytes();

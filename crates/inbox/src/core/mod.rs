@@ -9,5 +9,5 @@ mod retry;
 mod simulation;
 
 pub(crate) use breaker::{Breaker, Convicted, Trouble, TroubleKind};
-pub(crate) use lanes::{Ending, Item, Lanes, Path};
+pub(crate) use lanes::{Ending, Item, Lanes, Load, Offered, Path};
 pub(crate) use retry::{Decision, decide};

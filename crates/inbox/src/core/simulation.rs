@@ -11,7 +11,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use uuid::Uuid;
 
-use super::{Ending, Item, Lanes, Path};
+use super::{Ending, Item, Lanes, Load, Offered, Path};
 use crate::message::{Message, MessageId, Origin};
 
 const SEEDS: u64 = 500;
@@ -57,11 +57,13 @@ struct World {
     settled: HashMap<u64, Vec<u64>>,
     /// Not to be taken before.
     not_before: HashMap<u64, Instant>,
+    /// Being read from the stream.
+    loads: Vec<Load>,
 }
 
 impl World {
     fn step(&mut self) {
-        match self.random.random_range(0..10) {
+        match self.random.random_range(0..11) {
             0..=2 if self.offered < EVENTS => {
                 self.offered += 1;
                 self.deliver(self.offered);
@@ -76,6 +78,11 @@ impl World {
             }
             4..=6 => self.take(),
             7..=8 if !self.busy.is_empty() => self.settle(),
+            9 => {
+                self.lanes.trim(self.random.random_range(1..4), self.now);
+                self.loads.extend(self.lanes.next_load());
+                self.load();
+            }
             _ => {
                 self.now += Duration::from_millis(self.random.random_range(0..500));
                 self.lanes.advance(self.now);
@@ -91,6 +98,25 @@ impl World {
             reply
         });
         self.lanes.offer(message(seq, self.aggregates), reply, path, self.now);
+    }
+
+    /// What was left is read, all or some of it.
+    fn load(&mut self) {
+        if self.loads.is_empty() || self.random.random_bool(0.5) {
+            return;
+        }
+        let Load { lane, seqs } = self.loads.remove(self.random.random_range(0..self.loads.len()));
+        let count = self.random.random_range(0..=seqs.len());
+        for seq in seqs.into_iter().take(count) {
+            let left = self.lanes.left();
+            let reply = Subject::from(format!("ack.{seq}.read"));
+            let message = message(seq, self.aggregates);
+            self.lanes.loaded(lane, seq, Some((message, reply.clone())), self.now);
+            if self.lanes.left() < left {
+                self.replies.insert(seq, reply);
+            }
+        }
+        self.lanes.load_ended(lane, self.now);
     }
 
     fn take(&mut self) {
@@ -163,9 +189,10 @@ fn aggregates_stay_in_order_and_everything_has_its_end() {
             replies: HashMap::new(),
             settled: HashMap::new(),
             not_before: HashMap::new(),
+            loads: Vec::new(),
         };
         let mut steps = 0;
-        while world.offered < EVENTS || world.lanes.held() > 0 {
+        while world.offered < EVENTS || world.lanes.held() + world.lanes.left() > 0 {
             world.step();
             assert_eq!(world.lanes.busy(), world.busy.len());
             steps += 1;
@@ -179,6 +206,52 @@ fn aggregates_stay_in_order_and_everything_has_its_end() {
         assert_eq!((world.lanes.len(), world.lanes.bytes()), (0, 0), "nothing is left behind");
         assert!(world.lanes.next_due().is_none());
     }
+}
+
+// proves: G-EFFECT-2
+#[test]
+fn of_an_aggregate_without_progress_only_the_first_few_events_are_held() {
+    let now = Instant::now();
+    let mut lanes = Lanes::default();
+    for seq in 1..=1000 {
+        let reply = Some(format!("ack.{seq}").into());
+        assert_eq!(lanes.offer(message(seq, 1), reply, Path::Careful, now), Offered::Held);
+    }
+    assert!(lanes.trim(16, now).is_empty(), "nobody waits");
+    let taken = lanes.take(1, |_| true);
+    let again = Ending::Again { after: Duration::from_secs(60), path: Path::Careful };
+    lanes.settle(taken[0].id(), again, now);
+    let replies = lanes.trim(16, now);
+    assert_eq!((replies.len(), lanes.held(), lanes.left()), (984, 16, 984));
+    for seq in [1001, 1001, 500] {
+        let offered = lanes.offer(message(seq, 1), None, Path::Fast, now);
+        assert_eq!(offered, Offered::Left, "behind those that are left");
+    }
+    assert_eq!((lanes.held(), lanes.left()), (16, 985));
+    assert_eq!(lanes.offer(message(7, 1), None, Path::Fast, now), Offered::Held);
+    assert!(lanes.next_load().is_none(), "its turn has not come");
+
+    let (mut now, mut done) = (now + Duration::from_secs(60), Vec::new());
+    lanes.advance(now);
+    while lanes.held() + lanes.left() > 0 {
+        while let Some(Load { lane, seqs }) = lanes.next_load() {
+            for seq in seqs {
+                // One of them has been deleted from the stream.
+                let found = (seq != 600).then(|| (message(seq, 1), "ack".into()));
+                lanes.loaded(lane, seq, found, now);
+            }
+            lanes.load_ended(lane, now);
+        }
+        assert!(lanes.held() < 16 + 64);
+        for item in lanes.take(64, |_| true) {
+            assert!(item.path == Path::Careful || item.id().seq == 1001, "it may have been begun");
+            lanes.settle(item.id(), Ending::Settled, now);
+            done.push(item.id().seq);
+        }
+        now += Duration::from_millis(1);
+    }
+    assert_eq!(done, (1..=1001).filter(|seq| *seq != 600).collect::<Vec<_>>());
+    assert_eq!((lanes.len(), lanes.bytes()), (0, 0));
 }
 
 #[test]

@@ -51,6 +51,7 @@ pub(super) struct Texts {
     /// Those that are dead since `$8` at most, behind the place `$9`, `$10`, `$11`.
     pub(super) page: String,
     pub(super) backlogs: String,
+    pub(super) holders: String,
     pub(super) has_outbox: String,
     pub(super) mark_processed: String,
 }
@@ -78,8 +79,8 @@ const SHOWN: &str = "d.consumer, d.message_id, d.event_time, d.subject, d.stream
 
 impl Texts {
     pub(super) fn new(outbox: &Table) -> Self {
-        let [messages, letters, decisions] =
-            ["inbox_messages", "inbox_dead_letter", "inbox_decisions"]
+        let [messages, letters, decisions, roles] =
+            ["inbox_messages", "inbox_dead_letter", "inbox_decisions", "inbox_roles"]
                 .map(|it| outbox.companion(it));
         let literal = outbox.quoted().replace('\'', "''");
         let outbox = format!(
@@ -119,6 +120,7 @@ impl Texts {
             reject: settle(&messages, &letters, &decisions, Decision::Reject),
             discard: settle(&messages, &letters, &decisions, Decision::Discard),
             backlogs: backlogs(&messages, &letters),
+            holders: super::holders::text(&roles),
             has_outbox: format!("SELECT to_regclass('{literal}') IS NOT NULL"),
             mark_processed: mark_processed(&messages, &letters, &decisions),
             messages,

@@ -129,7 +129,7 @@ impl Collector for StatusCollector {
 
 impl Sink<'_, '_> {
     fn gauges(&mut self, consumers: &BTreeMap<String, Status>) -> fmt::Result {
-        let figures: [Figure<Status, usize>; 5] = [
+        let figures: [Figure<Status, usize>; 6] = [
             ("inbox_active", "1 while the consumer handles events.", |it| {
                 usize::from(it.state == State::Active)
             }),
@@ -137,6 +137,7 @@ impl Sink<'_, '_> {
             ("inbox_held", "Events in memory, at work or waiting for their aggregate.", |it| {
                 it.held
             }),
+            ("inbox_left", "Events left in the stream behind one without progress.", |it| it.left),
             ("inbox_breaker_state", "0 closed, 1 half-open, 2 open.", |it| {
                 match it.handler.breaker {
                     BreakerState::Closed => 0,

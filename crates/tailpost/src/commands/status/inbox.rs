@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use async_nats::jetstream;
-use inbox::{Backlog, Connection, DeadLetters};
+use inbox::{Backlog, Connection, DeadLetters, Holder};
 use serde::Serialize;
 use tracing::debug;
 
@@ -20,6 +20,8 @@ pub(super) struct ConsumerReport {
     pub(super) pending: Option<u64>,
     /// Events that it has delivered and that are not answered.
     pub(super) unacknowledged: Option<u64>,
+    /// The worker that had the consumer last, if any did.
+    pub(super) worker: Option<Holder>,
     #[serde(flatten)]
     pub(super) backlog: Figures,
 }
@@ -46,8 +48,11 @@ pub(super) async fn inspect(settings: &Settings) -> anyhow::Result<Vec<ConsumerR
     let configured = settings.consumers()?;
     let (client, task) = settings.postgres_target()?.connect("tailpost status").await?;
     let connection = Connection::with_guard(client, task);
-    let backlogs = match DeadLetters::new(connection, &settings.table()?).backlogs().await {
-        Ok(backlogs) => backlogs,
+    let tables = DeadLetters::new(connection, &settings.table()?);
+    let looked =
+        async { Ok::<_, inbox::Error>((tables.backlogs().await?, tables.holders().await?)) };
+    let (backlogs, holders) = match looked.await {
+        Ok(found) => found,
         // Who configures no consumer needs neither tables for them nor rights on them.
         Err(error) if configured.is_empty() => {
             debug!(%error, "there is no inbox to look at");
@@ -65,6 +70,12 @@ pub(super) async fn inspect(settings: &Settings) -> anyhow::Result<Vec<ConsumerR
         let found = found.or_insert_with(|| report(name, settings.stream.name.clone()));
         found.backlog = backlog.into();
     }
+    for holder in holders {
+        let name = holder.consumer.clone();
+        let found = reports.entry(name.clone());
+        let found = found.or_insert_with(|| report(name, settings.stream.name.clone()));
+        found.worker = Some(holder);
+    }
     let mut reports: Vec<_> = reports.into_values().collect();
     if !reports.is_empty() {
         ask_broker(settings, &mut reports).await?;
@@ -74,7 +85,7 @@ pub(super) async fn inspect(settings: &Settings) -> anyhow::Result<Vec<ConsumerR
 
 fn report(name: String, stream: String) -> ConsumerReport {
     let backlog = Figures::default();
-    ConsumerReport { name, stream, pending: None, unacknowledged: None, backlog }
+    ConsumerReport { name, stream, pending: None, unacknowledged: None, worker: None, backlog }
 }
 
 /// A broker that does not answer is reported by whoever looks at the stream.
@@ -101,8 +112,12 @@ async fn ask_broker(settings: &Settings, reports: &mut [ConsumerReport]) -> anyh
 
 impl Lines {
     pub(super) fn consumer(&mut self, consumer: &ConsumerReport) {
-        let ConsumerReport { name, stream, pending, unacknowledged, backlog } = consumer;
+        let ConsumerReport { name, stream, pending, unacknowledged, worker, backlog } = consumer;
         self.add("consumer", format_args!("{name}, stream {stream}"));
+        match worker {
+            Some(worker) => self.worker(worker),
+            None => self.add("  worker", "none so far"),
+        }
         match (pending, unacknowledged) {
             (Some(pending), Some(held)) => {
                 self.add("  pending", format_args!("{pending}, {held} delivered but not answered"));
@@ -118,11 +133,75 @@ impl Lines {
         self.add("  failed", format_args!("{}{reason}", backlog.failed));
         self.add("  dead letters", backlog.dead);
     }
+
+    fn worker(&mut self, worker: &Holder) {
+        let owner = &worker.owner;
+        match (worker.is_valid, &worker.expires_at) {
+            (true, Some(until)) => {
+                let state = worker.state.as_deref().unwrap_or("starting");
+                self.add("  worker", format_args!("{owner}, {state}, has the role until {until}"));
+            }
+            (_, Some(until)) => {
+                self.add("  worker", format_args!("none: {owner} had the role until {until}"));
+            }
+            (_, None) => self.add("  worker", format_args!("none: {owner} gave the role up")),
+        }
+        if !worker.is_valid {
+            return;
+        }
+        let reason = worker.reason.as_deref().and_then(|it| it.lines().next());
+        match worker.breaker.as_deref() {
+            None | Some("closed") => {
+                if let Some(reason) = reason {
+                    self.add("  paused", reason);
+                }
+            }
+            Some(breaker) => {
+                let breaker = breaker.replace('_', "-");
+                let reason = reason.map(|it| format!(": {it}")).unwrap_or_default();
+                let probe = worker.next_probe_at;
+                let probe = probe.map(|it| format!(", next probe at {it}")).unwrap_or_default();
+                self.add("  breaker", format_args!("{breaker}{reason}{probe}"));
+            }
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn holder() -> Holder {
+        let time = |text: &str| text.parse().expect("a time");
+        Holder {
+            consumer: "billing".into(),
+            owner: "42:a".into(),
+            is_valid: true,
+            acquired_at: time("2026-10-19T08:00:00Z"),
+            expires_at: Some(time("2026-10-19T08:00:30Z")),
+            state: Some("paused".into()),
+            breaker: Some("open".into()),
+            reason: Some("the handler is away: 503\nmore".into()),
+            next_probe_at: Some(time("2026-10-19T08:00:09Z")),
+        }
+    }
+
+    #[test]
+    fn a_worker_without_a_valid_lease_is_nobody() {
+        let shown = |worker: &Holder| {
+            let mut lines = Lines::default();
+            lines.worker(worker);
+            lines.0
+        };
+        let over = Holder { is_valid: false, ..holder() };
+        let expected = "  worker       none: 42:a had the role until 2026-10-19T08:00:30Z\n";
+        assert_eq!(shown(&over), expected);
+        let given_up = Holder { expires_at: None, ..over };
+        assert_eq!(shown(&given_up), "  worker       none: 42:a gave the role up\n");
+        let away = Some("the database is away".into());
+        let paused = Holder { breaker: Some("closed".into()), reason: away, ..holder() };
+        assert!(shown(&paused).ends_with("  paused       the database is away\n"));
+    }
 
     #[test]
     fn a_consumer_is_shown_with_what_is_before_it() {
@@ -137,6 +216,7 @@ mod tests {
         let known = ConsumerReport {
             pending: Some(12),
             unacknowledged: Some(5),
+            worker: Some(holder()),
             backlog,
             ..report("billing".into(), "OUTBOX".into())
         };
@@ -144,11 +224,14 @@ mod tests {
         lines.consumer(&report("mail".into(), "OUTBOX".into()));
         let expected = "\
 consumer       billing, stream OUTBOX
+  worker       42:a, paused, has the role until 2026-10-19T08:00:30Z
+  breaker      open: the handler is away: 503, next probe at 2026-10-19T08:00:09Z
   pending      12, 5 delivered but not answered
   processing   3, oldest 1m 1s
   failed       2, the latest: 404 Not Found
   dead letters 1
 consumer       mail, stream OUTBOX
+  worker       none so far
   pending      unknown: the broker has no such consumer, or is away
   processing   0
   failed       0

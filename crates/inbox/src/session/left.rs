@@ -1,0 +1,149 @@
+//! Leaves in the stream what would take the room of others, and reads it when its turn comes.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_nats::{Client, Subject};
+use futures_util::{StreamExt, stream};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use tracing::{info, warn};
+
+use super::{HELD_BYTES_MAX, Session, TOLD_DEADLINE, answer};
+use crate::core::Load;
+use crate::error::describe;
+use crate::message::{Message, Origin};
+use crate::stored;
+use crate::work::Work;
+
+/// Events of an aggregate without progress that stay in memory.
+const KEPT: usize = 16;
+
+/// How often to look for aggregates without progress, while there is little room.
+const TRIM_PAUSE: Duration = Duration::from_millis(100);
+
+/// Aggregates whose events are read at the same time.
+const LOADS_MAX: usize = 4;
+
+/// Messages asked for at a time for one of them.
+const READ_AHEAD: usize = 8;
+
+/// Of one aggregate nothing more is read at a time when this is exceeded.
+const LOADED_BYTES_MAX: usize = 1024 * 1024;
+
+/// After the stream could not be read.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// The broker delivers again after an hour what is left: it is known here, and told so once more.
+const LATER: &[u8] = b"-NAK {\"delay\": 3600000000000}";
+
+/// What is being left, and read.
+#[derive(Default)]
+pub(crate) struct Leaving {
+    /// Where to tell the broker that it is not to deliver again soon.
+    pub(super) replies: Vec<Subject>,
+    pub(super) loads: JoinSet<Loaded>,
+    trimmed_at: Option<Instant>,
+    /// More handlers could be at work, and there is nothing for them.
+    pub(super) idle: bool,
+    said: bool,
+}
+
+/// What was read of one aggregate, in order.
+pub(crate) struct Loaded {
+    lane: u64,
+    messages: Vec<(u64, Option<(Arc<Message>, Subject)>)>,
+}
+
+impl<W: Work> Session<W> {
+    /// Makes room, if there is little, and begins to read what is next.
+    pub(super) async fn leave(&mut self) {
+        let now = Instant::now();
+        if self.next_trim(now).is_some_and(|at| at <= now) {
+            self.leaving.trimmed_at = Some(now);
+            let mut replies = self.lanes.trim(KEPT, now);
+            if self.is_crowded() {
+                replies.extend(self.lanes.trim(1, now));
+            }
+            self.leaving.replies.extend(replies);
+        }
+        let left = self.lanes.left();
+        if (left > 0) != self.leaving.said {
+            self.leaving.said = left > 0;
+            let consumer = &self.config.consumer;
+            if left > 0 {
+                info!(consumer, "events behind one without progress are left in the stream");
+            } else {
+                info!(consumer, "all that was left in the stream has been read");
+            }
+        }
+        if !self.leaving.replies.is_empty() {
+            let replies = std::mem::take(&mut self.leaving.replies);
+            let told = async {
+                for reply in &replies {
+                    answer(&self.nats, reply, LATER).await;
+                }
+            };
+            // What is not told is delivered again, and told then.
+            let _ = timeout(TOLD_DEADLINE, told).await;
+        }
+        if self.hindrance().is_some() {
+            return;
+        }
+        while self.leaving.loads.len() < LOADS_MAX
+            && let Some(load) = self.lanes.next_load()
+        {
+            let (nats, origin) = (self.nats.clone(), self.origin.clone());
+            let consumer = self.config.consumer.clone();
+            self.leaving.loads.spawn(read(nats, origin, consumer, load));
+        }
+    }
+
+    /// When to look for aggregates without progress. Where all make none it is nobody's fault, and
+    /// where all handlers are at work others would wait all the same.
+    pub(super) fn next_trim(&self, now: Instant) -> Option<Instant> {
+        let is_due = self.leaving.idle && self.is_crowded() && self.pause().is_none();
+        is_due.then(|| self.leaving.trimmed_at.map_or(now, |at| at + TRIM_PAUSE))
+    }
+
+    fn is_crowded(&self) -> bool {
+        self.lanes.held() > self.config.held_max() / 2 || self.lanes.bytes() > HELD_BYTES_MAX / 2
+    }
+
+    pub(super) fn note_loaded(&mut self, loaded: Loaded) {
+        let now = Instant::now();
+        for (seq, found) in loaded.messages {
+            self.lanes.loaded(loaded.lane, seq, found, now);
+        }
+        self.lanes.load_ended(loaded.lane, now);
+    }
+}
+
+async fn read(nats: Client, origin: Origin, consumer: String, load: Load) -> Loaded {
+    let Load { lane, seqs } = load;
+    let (mut messages, mut bytes) = (Vec::with_capacity(seqs.len()), 0);
+    let (nats, name) = (&nats, &origin.stream);
+    let get = async |seq| (seq, stored::get(nats, name, seq).await);
+    let mut found = Box::pin(stream::iter(seqs).map(get).buffered(READ_AHEAD));
+    while let Some((seq, stored)) = found.next().await {
+        let stored = match stored {
+            Ok(stored) => stored,
+            Err(error) => {
+                let error = describe(&error);
+                warn!(consumer, error, "could not read what was left in the stream");
+                tokio::time::sleep(PAUSE).await;
+                break;
+            }
+        };
+        let message = stored.map(|it| {
+            let reply = it.ack_subject(name, &consumer);
+            (Arc::new(it.understood(&origin)), reply)
+        });
+        bytes += message.as_ref().map_or(0, |(message, _)| message.bytes());
+        messages.push((seq, message));
+        if bytes > LOADED_BYTES_MAX {
+            break;
+        }
+    }
+    Loaded { lane, messages }
+}
