@@ -19,7 +19,7 @@ pub(crate) async fn run(command: Command, settings: Settings) -> anyhow::Result<
     match command {
         Command::Setup(args) => setup::run(&args, &settings).await,
         Command::Relay(args) => Box::pin(relay::run(&args, &settings)).await,
-        Command::Status(args) => status::run(&args, &settings).await,
+        Command::Status(args) => Box::pin(status::run(&args, &settings)).await,
         Command::Inbox(args) => inbox::run(&args.command, &settings).await,
         Command::Outbox(command) => {
             let OutboxCommand::Dlq(command) = &*command;

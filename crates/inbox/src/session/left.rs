@@ -49,10 +49,13 @@ pub(crate) struct Leaving {
     said: bool,
 }
 
-/// What was read of one aggregate, in order.
+/// A message, and where to acknowledge it; `None` if the stream has it no more.
+type Found = Option<(Arc<Message>, Subject)>;
+
+/// What was read of one aggregate, by sequence, in order.
 pub(crate) struct Loaded {
     lane: u64,
-    messages: Vec<(u64, Option<(Arc<Message>, Subject)>)>,
+    messages: Vec<(u64, Found)>,
 }
 
 impl<W: Work> Session<W> {
