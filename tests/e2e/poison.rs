@@ -1,7 +1,7 @@
 //! An event that can never be stored is put aside, with a reason, and stops nobody.
 
 use support::{DEADLINE, Rig, RigOptions, until};
-use testbed::{NatsOptions, PostgresOptions};
+use testbed::NatsOptions;
 use uuid::Uuid;
 
 async fn with_small_payloads() -> Rig {
@@ -213,39 +213,4 @@ async fn a_kill_while_an_event_is_parked_leaves_one_dead_letter_and_no_message()
     let ids: Vec<Uuid> = dead_letters(&rig).await.into_iter().map(|it| it.0).collect();
     assert_eq!(ids, poison);
     assert!(!relay.log().contains("starting anew"), "{}", relay.log());
-}
-
-/// R-REL-06, R-REL-10, R-REL-13: the first relay is paused while it parks an event, which the stream
-/// takes by the time its successor meets it. Marks are late: no row says that it is published.
-// proves: G-ONCE-2
-#[tokio::test(flavor = "multi_thread")]
-async fn a_paused_relays_park_makes_no_dead_letter_of_what_its_successor_published() {
-    let settings = vec![("wal_sender_timeout".to_owned(), "2s".to_owned())];
-    let postgres = PostgresOptions { settings, ..PostgresOptions::default() };
-    let mut rig = Rig::with(RigOptions { postgres, ..RigOptions::default() }).await;
-    rig.set("TAILPOST_RELAY__MARK_INTERVAL", "1h");
-    rig.setup().await;
-    limit_messages(&rig, 4_096).await;
-    let first = rig.relay();
-    first.wait_active().await;
-    let second = rig.relay();
-    second.wait_log("standing by").await;
-    let holder = rig.client().await;
-    let lock = "BEGIN; LOCK TABLE outbox_dead_letter IN SHARE MODE";
-    holder.batch_execute(lock).await.expect("lock the dead letters");
-    let (good, poison) = insert_with_poison(&rig, 5).await;
-    let parking = "SELECT count(*) FROM pg_stat_activity
-                   WHERE wait_event_type = 'Lock' AND query LIKE '%INSERT INTO%outbox_dead_letter%'";
-    until(DEADLINE, "the first parks", async || rig.query::<i64>(parking).await == 1).await;
-
-    first.pause();
-    limit_messages(&rig, -1).await;
-    second.wait_active().await;
-    rig.wait_stored(5).await;
-    holder.batch_execute("COMMIT").await.expect("let go of the dead letters");
-    until(DEADLINE, "nobody parks", async || rig.query::<i64>(parking).await == 0).await;
-    first.resume();
-    first.wait_log("standing by").await;
-    assert_eq!(dead_letters(&rig).await, []);
-    assert_eq!(rig.stored_ids().await, [good, poison].concat());
 }

@@ -302,10 +302,15 @@ async fn is_adopted(
                    SELECT FROM pg_attribute
                    JOIN unnest($2::text[], $3::text[]) AS documented (name, type) ON attname = name
                    WHERE attrelid = to_regclass($1::text) AND NOT attisdropped
-                       AND atttypid <> type::regtype)";
+                       AND atttypid <> type::regtype
+                       AND NOT (attname = $4::text
+                           AND atttypid IN ('json'::regtype, 'text'::regtype)))";
     let names = Column::ALL.map(|it| table.columns().name(it));
     let types = Column::ALL.map(documented_type);
-    let parameters: [&(dyn ToSql + Sync); 3] = [&table.quoted(), &&names[..], &&types[..]];
+    // The documented text fits any payload but bytes.
+    let payload = table.columns().name(Column::Payload);
+    let parameters: [&(dyn ToSql + Sync); 4] =
+        [&table.quoted(), &&names[..], &&types[..], &payload];
     Ok(client.query_one(sql, &parameters).await?.get(0))
 }
 
