@@ -51,7 +51,6 @@ async fn a_huge_transaction_passes_in_little_memory_also_when_interrupted() {
 /// R-REL-11: what waits outside of the window counts as well, on the way in and while the stream's
 /// end is read.
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "fails: after the broker's return the relay has the slot and publishes nothing more"]
 async fn rows_of_a_megabyte_pass_in_little_memory_also_while_the_broker_is_away() {
     const LARGE_ROWS: u64 = 100;
     const WINDOW_BYTES: u64 = 16 << 20;

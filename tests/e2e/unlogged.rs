@@ -137,7 +137,6 @@ async fn rows_whose_messages_were_purged_are_not_published_again() {
 /// R-REL-06, R-REL-07: rows that are unmarked although a sweep has covered them were published, as far
 /// back in the stream as that may be.
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "hangs since rows in hand of others are left out: not understood yet"]
 async fn rows_unmarked_by_hand_are_looked_for_in_the_whole_stream() {
     let mut rig = rig().await;
     // What the scanner reads back of the stream by itself is little.
@@ -149,8 +148,12 @@ async fn rows_unmarked_by_hand_are_looked_for_in_the_whole_stream() {
     rig.insert(12_000).await;
     rig.wait_marked().await;
     let swept = "SELECT bool_and(pg_visible_in_snapshot(txid, swept_snapshot))
-                 FROM outbox_events, tailpost_state";
-    until(DEADLINE, "a sweep has covered them", async || rig.query::<bool>(swept).await).await;
+                 FROM outbox_events, tailpost_state WHERE seq <= 3000";
+    until(DEADLINE, "a sweep has covered them", async || {
+        rig.insert(1).await; // a sweep is written down with the next watermark
+        rig.query::<bool>(swept).await
+    })
+    .await;
     rig.execute(
         "UPDATE outbox_events SET published_at = NULL, stream = NULL, stream_seq = NULL
          WHERE seq <= 3000",
@@ -158,9 +161,10 @@ async fn rows_unmarked_by_hand_are_looked_for_in_the_whole_stream() {
     .await;
     rig.insert(1).await; // a watermark follows at once
     rig.wait_marked().await;
-    assert_eq!(rig.stored_count().await, 12_001, "{}", relay.log());
+    let rows: i64 = rig.query("SELECT count(*) FROM outbox_events").await;
+    assert_eq!(rig.stored_count().await, rows.cast_unsigned(), "{}", relay.log());
     assert!(relay.log().contains("the stream has them all the same"), "{}", relay.log());
     assert!(!relay.log().contains(SHOUT), "{}", relay.log());
     let placed = "SELECT count(*) FROM outbox_events WHERE stream_seq IS NOT NULL";
-    assert_eq!(rig.query::<i64>(placed).await, 12_001);
+    assert_eq!(rig.query::<i64>(placed).await, rows);
 }

@@ -1,7 +1,7 @@
 //! The rig's helpers on the stream's side.
 
 use async_nats::HeaderMap;
-use async_nats::jetstream::consumer::pull::OrderedConfig;
+use async_nats::jetstream::consumer::{AckPolicy, pull};
 use async_nats::jetstream::stream::Stream;
 use futures_util::StreamExt;
 use outbox::{Event, wire};
@@ -10,6 +10,9 @@ use uuid::Uuid;
 use crate::broker::Broker;
 use crate::rig::Rig;
 use crate::wait::{DEADLINE, until};
+
+/// How many bytes of a stream are asked for at once.
+const READ_AHEAD: usize = 16 << 20;
 
 /// A message as the stream has it.
 #[derive(Debug, Clone)]
@@ -87,8 +90,11 @@ impl<B: Broker> Rig<B> {
         if count == 0 {
             return Vec::new();
         }
-        let consumer = stream.create_consumer(OrderedConfig::default()).await.expect("consumer");
-        let mut messages = consumer.messages().await.expect("messages").take(count);
+        // By few at once: the server cuts off a client for which more than 64 MB wait.
+        let config = pull::Config { ack_policy: AckPolicy::None, ..pull::Config::default() };
+        let consumer = stream.create_consumer(config).await.expect("consumer");
+        let messages = consumer.stream().max_bytes_per_batch(READ_AHEAD).messages().await;
+        let mut messages = messages.expect("messages").take(count);
         let mut stored = Vec::with_capacity(count);
         while let Some(message) = messages.next().await {
             let message = message.expect("next message");
