@@ -24,7 +24,7 @@ mod wait;
 pub use broker::Broker;
 pub use http::{ask, get};
 pub use load::Load;
-pub use process::Relay;
+pub use process::{Relay, peak_memory};
 pub use rig::{Rig, RigOptions};
 pub use stream::Stored;
 pub use wait::{DEADLINE, until};

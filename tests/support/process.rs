@@ -117,11 +117,7 @@ impl Relay {
     ///
     /// When it has ended.
     pub fn peak_memory(&self) -> u64 {
-        let path = format!("/proc/{}/status", self.pid.as_raw_nonzero());
-        let status = fs::read_to_string(path).expect("read the process's status");
-        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-        let kibibytes = peak.and_then(|it| it.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-        kibibytes.expect("a running process has memory") << 10
+        peak_memory(self.pid)
     }
 
     /// How many files and sockets the process has open.
@@ -240,4 +236,18 @@ fn refuse_stale(binary: &Path) {
     let newer = |source: &&str| modified(Path::new(source)) > modified(binary);
     let newer = sources.split_ascii_whitespace().skip(1).find(newer);
     assert!(newer.is_none(), "tailpost is older than {newer:?}: run `cargo build -p tailpost`");
+}
+
+/// The most memory that a process has used so far, in bytes.
+///
+/// # Panics
+///
+/// When it has ended.
+#[must_use]
+pub fn peak_memory(pid: Pid) -> u64 {
+    let path = format!("/proc/{}/status", pid.as_raw_nonzero());
+    let status = fs::read_to_string(path).expect("read the process's status");
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kibibytes = peak.and_then(|it| it.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    kibibytes.expect("a running process has memory") << 10
 }

@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use async_nats::Client;
 use async_nats::jetstream;
+use async_nats::jetstream::ErrorCode;
 use async_nats::jetstream::consumer::{
     self, AckPolicy, DeliverPolicy, FromConsumer, ReplayPolicy, pull,
 };
 use async_nats::jetstream::context::{ConsumerInfoError, ConsumerInfoErrorKind};
-use async_nats::jetstream::stream::Stream;
+use async_nats::jetstream::stream::{ConsumerErrorKind, ConsumerUpdateErrorKind, Stream};
 use tracing::info;
 
 use crate::Error;
@@ -20,8 +21,12 @@ type Consumer = consumer::Consumer<pull::Config>;
 
 /// Not what bounds memory (only what there is room for is asked for), but what a worker that died
 /// had must not keep the next one from getting new events until `ack_wait` is over, and neither must
-/// what is left in the stream: `session::LEFT_MAX`.
-const ACK_PENDING_MAX: i64 = 250_000;
+/// what is left in the stream: `session::LEFT_MAX`. The broker has about 100 bytes for each.
+pub(crate) const ACK_PENDING_MAX: i64 = 1_300_000;
+
+/// What the broker takes where nobody says anything, and what earlier versions said. Anything else
+/// is an operator's choice, and stays.
+const ACK_PENDING_UNCHOSEN: [i64; 3] = [1_000, 50_000, 250_000];
 
 pub(crate) async fn stream(nats: &Client, config: &Config) -> Result<Stream, Error> {
     let stream = jetstream::new(nats.clone()).get_stream(&config.stream).await;
@@ -35,7 +40,15 @@ pub(crate) async fn open(stream: &Stream, config: &Config) -> Result<(Consumer, 
     let info = match stream.consumer_info(consumer).await {
         Ok(info) => info,
         Err(error) if is_not_found(&error) => {
-            let created = stream.create_consumer(wanted(config)).await;
+            let mut created = stream.create_consumer(wanted(config)).await;
+            if let Err(error) = &created
+                && let ConsumerErrorKind::JetStream(refusal) = error.kind()
+                && is_excess(&refusal)
+            {
+                // As many as may be, then.
+                let allowed = pull::Config { max_ack_pending: 0, ..wanted(config) };
+                created = stream.create_consumer(allowed).await;
+            }
             let created = created.map_err(Error::jetstream("create the durable consumer"))?;
             info!(consumer, stream = name, "created the durable consumer");
             return Ok((created, true));
@@ -54,9 +67,16 @@ pub(crate) async fn open(stream: &Stream, config: &Config) -> Result<(Consumer, 
     }
     let found = pull::Config::try_from_consumer_config(info.config.clone());
     let found = found.map_err(Error::jetstream(LOOKING))?;
+    let max_ack_pending = found.max_ack_pending;
     let (changed, settings) = changes(found, config);
     if !settings.is_empty() {
-        let updated = stream.update_consumer(changed).await;
+        let mut updated = stream.update_consumer(changed.clone()).await;
+        if let Err(error) = &updated
+            && let ConsumerUpdateErrorKind::JetStream(refusal) = error.kind()
+            && is_excess(&refusal)
+        {
+            updated = stream.update_consumer(pull::Config { max_ack_pending, ..changed }).await;
+        }
         updated.map_err(Error::jetstream("change the durable consumer"))?;
         let settings = settings.join(", ");
         info!(consumer, stream = name, settings, "changed the durable consumer");
@@ -108,7 +128,7 @@ fn changes(found: pull::Config, config: &Config) -> (pull::Config, Vec<&'static 
         changed.max_deliver = wanted.max_deliver;
         settings.push("max_deliver");
     }
-    if (1..ACK_PENDING_MAX).contains(&changed.max_ack_pending) {
+    if ACK_PENDING_UNCHOSEN.contains(&changed.max_ack_pending) {
         changed.max_ack_pending = wanted.max_ack_pending;
         settings.push("max_ack_pending");
     }
@@ -148,6 +168,11 @@ fn wanted(config: &Config) -> pull::Config {
         filter_subjects,
         ..pull::Config::default()
     }
+}
+
+/// Whether the stream or the account allows a consumer fewer events without an acknowledgement.
+fn is_excess(refusal: &jetstream::Error) -> bool {
+    refusal.error_code() == ErrorCode::CONSUMER_MAX_PENDING_ACK_EXCESS
 }
 
 fn is_not_found(error: &ConsumerInfoError) -> bool {

@@ -183,7 +183,7 @@ impl<W: Work> Engine<W> {
         let of_left = origin.clone();
         let redrive = Redrive::new(Arc::clone(config), Arc::clone(pool), nats, origin);
         let acks = Acks::start(self.nats.clone()).await?;
-        let ack_wait = source.ack_wait();
+        let (ack_wait, unacked_max) = (source.ack_wait(), source.unacked_max());
         let (room, wanted) = watch::channel(0);
         let (fed, feed) = mpsc::channel(FED_MAX);
         let session = Session {
@@ -191,6 +191,7 @@ impl<W: Work> Engine<W> {
             nats: self.nats.clone(),
             acks,
             ack_wait,
+            unacked_max,
             work: Arc::clone(&self.work),
             context: Arc::clone(&self.context),
             status: self.status.clone(),
@@ -250,7 +251,8 @@ async fn stop_when_gone(
     }
 }
 
-/// What is forgotten must not be delivered any more.
+/// What is forgotten must not be delivered any more. Only the stream brings an event again: the
+/// record of a dead letter is kept until somebody decides about it, and nothing replays.
 fn check_retention(config: &Config, max_age: Option<Duration>) -> Result<(), Error> {
     let Some(keep) = config.retention else { return Ok(()) };
     match max_age {

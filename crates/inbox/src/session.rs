@@ -37,9 +37,9 @@ const TOLD_DEADLINE: Duration = Duration::from_secs(2);
 /// What events in memory may take; one more request's worth comes on top.
 const HELD_BYTES_MAX: usize = 16 * 1024 * 1024;
 
-/// Events of which only the sequences are kept, about 16 bytes each. At the broker they are among
-/// those that are not acknowledged, of which it allows `durable::ACK_PENDING_MAX`.
-pub(crate) const LEFT_MAX: usize = 200_000;
+/// Events of which only the sequences are kept, about 25 bytes each at worst. At the broker they are
+/// among those that are not acknowledged, of which it allows `durable::ACK_PENDING_MAX`.
+pub(crate) const LEFT_MAX: usize = 1_250_000;
 
 /// Jobs of a transactional inbox begin with few events each, so that they run side by side; when
 /// there are more than that for everybody, they get more.
@@ -50,6 +50,8 @@ pub(crate) struct Session<W> {
     pub(crate) nats: Client,
     pub(crate) acks: Acks,
     pub(crate) ack_wait: Duration,
+    /// How many events the broker lets be without an acknowledgement, if that is limited.
+    pub(crate) unacked_max: Option<usize>,
     pub(crate) work: Arc<W>,
     pub(crate) context: Arc<Context>,
     pub(crate) status: watch::Sender<Status>,
@@ -260,7 +262,7 @@ impl<W: Work> Session<W> {
         };
         self.room.send_if_modified(|now| std::mem::replace(now, room) != room);
         let broker = || self.broker.borrow().as_ref().map(|it| format!("the broker is away: {it}"));
-        let paused = hindrance.or_else(|| self.pause()).or_else(broker);
+        let paused = hindrance.or_else(|| self.pause()).or_else(broker).or_else(|| self.full());
         let state = match (stopping, &paused) {
             (true, _) => State::Stopping,
             (false, Some(_)) => State::Paused,

@@ -11,11 +11,12 @@
 //! answer of the server's, never arrives; it is read like all else that did not, one by one
 //! (`stored.rs`), and acknowledged from there: delivered again, it would break the connection again.
 
+mod place;
+
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use async_nats::jetstream;
 use async_nats::jetstream::consumer::{self, AckPolicy, DeliverPolicy, pull};
 use async_nats::jetstream::stream::Stream;
 use async_nats::{Client, Subject};
@@ -25,6 +26,7 @@ use outbox::wire;
 use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
 
+use self::place::{Place, rounded};
 use crate::Error;
 use crate::config::Config;
 use crate::core::Path;
@@ -59,6 +61,10 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// Up to so many are read one by one in any case: the connection survives whatever they are.
 const ONE_BY_ONE_MAX: u64 = 1_000;
 
+/// What was fed before is read again, in case that its acknowledgement was lost, where it is no more
+/// than this: others wait meanwhile.
+const READ_AGAIN_MAX: u64 = 10_000;
+
 /// Messages asked for at a time where they are read one by one.
 const READ_AHEAD: usize = 8;
 
@@ -89,6 +95,10 @@ pub(crate) struct Source {
     config: Config,
     /// How far what was delivered before has been read again, if that was interrupted.
     read_until: Option<u64>,
+    /// All that was delivered up to this sequence has been fed: nobody has to read it again.
+    fed_until: u64,
+    /// When the consumer was made of which that is true.
+    fed_of: Option<Timestamp>,
     settled: Settled,
     /// Why nothing can be taken, while that is so.
     trouble: watch::Sender<Option<String>>,
@@ -118,6 +128,8 @@ impl Source {
             looked_at: Instant::now(),
             config: config.clone(),
             read_until: None,
+            fed_until: 0,
+            fed_of: None,
             settled: Settled::new(Arc::clone(pool), config),
             trouble: watch::Sender::default(),
         })
@@ -129,6 +141,12 @@ impl Source {
             Duration::ZERO => Duration::from_secs(30),
             ack_wait => ack_wait,
         }
+    }
+
+    /// How many events the broker lets be without an acknowledgement, if that is limited.
+    pub(crate) fn unacked_max(&self) -> Option<usize> {
+        let max = self.consumer.cached_info().config.max_ack_pending;
+        usize::try_from(max).ok().filter(|max| *max > 0)
     }
 
     /// Why nothing can be taken from the stream, while that is so.
@@ -246,6 +264,9 @@ impl Source {
             if feed.send(delivered).await.is_err() {
                 return Ok(Pulled::All);
             }
+            if !redelivered {
+                self.fed_until = self.fed_until.max(place.stream_seq);
+            }
         }
         // Somebody's message looked like the server's word that there is nothing more.
         if received < max && began.elapsed() < PULL_EXPIRES / 2 {
@@ -317,8 +338,15 @@ impl Source {
         let info = self.consumer.get_info().await.map_err(Error::jetstream(READING))?;
         self.consumer_seq = info.delivered.consumer_sequence;
         let last = info.delivered.stream_sequence;
+        let made_at = Timestamp::from_nanosecond(info.created.unix_timestamp_nanos()).ok();
+        if made_at != self.fed_of || last < self.fed_until {
+            (self.fed_of, self.fed_until) = (made_at, 0);
+        }
         // What was read already is held, or has its end.
-        let first = info.ack_floor.stream_sequence.max(self.read_until.unwrap_or(0)) + 1;
+        let mut first = info.ack_floor.stream_sequence.max(self.read_until.unwrap_or(0)) + 1;
+        if last.saturating_sub(first) >= READ_AGAIN_MAX {
+            first = first.max(self.fed_until + 1);
+        }
         if info.num_ack_pending == 0 || first > last {
             self.read_until = None;
             return Ok(());
@@ -352,6 +380,7 @@ impl Source {
         room: &mut watch::Receiver<usize>,
     ) -> Result<(), Error> {
         let (mut count, mut is_last, mut oversized) = (0_u64, false, false);
+        let mut reader_seq = 0;
         while !is_last {
             let Ok(most) = room.wait_for(|room| *room > 0).await.map(|room| *room) else {
                 return Ok(());
@@ -374,6 +403,10 @@ impl Source {
                     Some(Err(_)) | None => break,
                 };
                 let place = Place::of(&message.info().map_err(Error::jetstream(READING))?);
+                if place.consumer_seq != reader_seq + 1 {
+                    return Err(Error::jetstream(READING)("a message did not arrive"));
+                }
+                reader_seq = place.consumer_seq;
                 is_last = place.stream_seq >= last || place.pending == 0;
                 count += 1;
                 if place.stream_seq <= last {
@@ -446,31 +479,3 @@ fn filters_of(config: &consumer::Config) -> Vec<String> {
 
 const PULLING: &str = "take messages from the consumer";
 const READING: &str = "read what was delivered from the stream";
-
-/// What a delivery says about itself.
-struct Place {
-    consumer_seq: u64,
-    stream_seq: u64,
-    stored_at: Timestamp,
-    redelivered: bool,
-    /// Messages behind it.
-    pending: u64,
-}
-
-impl Place {
-    fn of(info: &jetstream::message::Info<'_>) -> Self {
-        let stored_at = Timestamp::from_nanosecond(info.published.unix_timestamp_nanos());
-        Self {
-            consumer_seq: info.consumer_sequence,
-            stream_seq: info.stream_sequence,
-            stored_at: rounded(stored_at.unwrap_or_default()),
-            redelivered: info.delivered > 1,
-            pending: info.pending,
-        }
-    }
-}
-
-/// The column keeps microseconds, and a key that is rounded there would not be found again.
-fn rounded(time: Timestamp) -> Timestamp {
-    time.round(jiff::Unit::Microsecond).unwrap_or(time)
-}

@@ -1,5 +1,7 @@
 //! One aggregate without progress, and more followers than a worker holds in memory.
 
+use async_nats::jetstream::consumer::pull;
+use async_nats::jetstream::stream::ConsumerLimits;
 use serde_json::json;
 use support::RigOptions;
 
@@ -43,4 +45,68 @@ async fn followers_of_a_failing_event_hold_up_nobody_else() {
         assert_eq!(inbox.count(again).await, 1, "{mode}: followers were begun once");
         second.stop().await;
     }
+}
+
+/// Many more than fit into memory; a million are in the tests of the lanes, and the broker lets as
+/// many be without an acknowledgement.
+#[tokio::test(flavor = "multi_thread")]
+async fn very_many_followers_of_a_failing_event_hold_up_nobody() {
+    const FOLLOWERS: u64 = 30_000;
+    let mut inbox = Inbox::with(RigOptions::default(), inbox::Layout::Plain).await;
+    inbox.set("WORKER_MAX_ATTEMPTS", "1000000");
+    inbox.rig.execute("CREATE TABLE closed ()").await;
+    let hot = |_| "hot".to_owned();
+    inbox.publish_as(hot, 0..1, &json!({ "while_closed": true })).await;
+    let worker = inbox.worker();
+    inbox.publish_quickly("hot", FOLLOWERS, &json!({})).await;
+    inbox.publish_many(0, OTHERS, &json!({})).await;
+    inbox.wait_count("effects", OTHERS).await;
+    let info = inbox.rig.stream().await.consumer_info("worker").await.expect("the consumer");
+    assert!(info.config.max_ack_pending > 1_000_000, "{}", info.config.max_ack_pending);
+    worker.kill9();
+}
+
+/// A smaller `max_ack_pending` that an operator chose stays; once it is used up, it is said.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_limit_that_an_operator_chose_stays_and_is_named_when_it_is_reached() {
+    let mut inbox = Inbox::with(RigOptions::default(), inbox::Layout::Plain).await;
+    let chosen = pull::Config {
+        durable_name: Some("worker".into()),
+        max_ack_pending: 400,
+        ..pull::Config::default()
+    };
+    inbox.rig.stream().await.create_consumer(chosen).await.expect("make the consumer");
+    inbox.set("WORKER_MAX_ATTEMPTS", "1000000");
+    inbox.set("WORKER_BACKOFF_MS", "3000");
+    inbox.rig.execute("CREATE TABLE closed ()").await;
+    let hot = |_| "hot".to_owned();
+    inbox.publish_as(hot, 0..1, &json!({ "while_closed": true })).await;
+    inbox.publish_as(hot, 1..600, &json!({})).await;
+    let worker = inbox.worker();
+    worker.wait_log("nothing more is taken in").await;
+    worker.wait_log("nats consumer edit OUTBOX worker --max-pending=1300000").await;
+    let info = inbox.rig.stream().await.consumer_info("worker").await.expect("the consumer");
+    assert_eq!(info.config.max_ack_pending, 400);
+
+    inbox.rig.execute("DROP TABLE closed").await;
+    inbox.wait_count("effects", 600).await;
+    inbox.wait_acked().await;
+    inbox.assert_exact(600).await;
+    worker.stop().await;
+}
+
+/// A stream may allow its consumers less than is asked for.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_consumer_takes_what_its_stream_allows() {
+    let inbox = Inbox::with(RigOptions::default(), inbox::Layout::Plain).await;
+    let mut config = inbox.rig.stream().await.cached_info().config.clone();
+    let limits = ConsumerLimits { max_ack_pending: 500, ..ConsumerLimits::default() };
+    config.consumer_limits = Some(limits);
+    inbox.jetstream.update_stream(&config).await.expect("limit the consumers");
+    inbox.publish_many(0, 10, &json!({})).await;
+    let worker = inbox.worker();
+    inbox.wait_count("effects", 10).await;
+    let info = inbox.rig.stream().await.consumer_info("worker").await.expect("the consumer");
+    assert_eq!(info.config.max_ack_pending, 500);
+    worker.stop().await;
 }

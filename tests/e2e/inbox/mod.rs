@@ -1,6 +1,7 @@
 //! The inbox on real servers: its workers are processes that can be killed.
 
 mod any_message;
+mod bounds;
 mod counted;
 mod dead_letters;
 mod dead_letters_api;
@@ -27,7 +28,7 @@ use async_nats::jetstream::{self, Context};
 use outbox::{Event, wire};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
-use support::{DEADLINE, Rig, RigOptions, until};
+use support::{DEADLINE, Rig, RigOptions, peak_memory, until};
 use uuid::Uuid;
 
 /// A stream, the tables, and workers between.
@@ -135,6 +136,23 @@ impl Inbox {
         ids
     }
 
+    /// Stores as many events of this aggregate, without numbers, quickly.
+    pub(crate) async fn publish_quickly(&self, aggregate: &str, n: u64, orders: &Value) {
+        let before = self.rig.stored_count().await;
+        let client = self.rig.nats.client().await.expect("connect to NATS");
+        let mut event = Event::new("order", aggregate, "OrderPlaced", orders).expect("an event");
+        for _ in 0..n {
+            event.id = Uuid::new_v4();
+            let mut headers = HeaderMap::new();
+            wire::event_headers(&event, |name, value| headers.append(name, value))
+                .expect("headers");
+            let (subject, payload) = ("outbox.order.OrderPlaced", event.payload.clone());
+            client.publish_with_headers(subject, headers, payload).await.expect("publish");
+        }
+        client.flush().await.expect("NATS takes them");
+        self.rig.wait_stored(before + n).await;
+    }
+
     pub(crate) async fn count(&self, sql: &str) -> i64 {
         self.rig.query(&format!("SELECT count(*) FROM {sql}")).await
     }
@@ -187,6 +205,10 @@ impl Worker {
             .spawn()
             .expect("start the worker");
         Self { child, folder }
+    }
+
+    pub(crate) fn peak_memory(&self) -> u64 {
+        peak_memory(Pid::from_child(&self.child))
     }
 
     pub(crate) fn kill9(mut self) {

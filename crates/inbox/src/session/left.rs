@@ -9,8 +9,9 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tracing::{info, warn};
 
-use super::{HELD_BYTES_MAX, Session, TOLD_DEADLINE, answer};
+use super::{HELD_BYTES_MAX, LEFT_MAX, Session, TOLD_DEADLINE, answer};
 use crate::core::Load;
+use crate::durable::ACK_PENDING_MAX;
 use crate::error::describe;
 use crate::message::{Message, Origin};
 use crate::stored;
@@ -34,8 +35,9 @@ const LOADED_BYTES_MAX: usize = 1024 * 1024;
 /// After the stream could not be read.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// The broker delivers again after an hour what is left: it is known here, and told so once more.
-const LATER: &[u8] = b"-NAK {\"delay\": 3600000000000}";
+/// The broker delivers again after a day what is left: it is known here, and told so once more. As
+/// it goes before what is new, a shorter pause would make others wait for many of them more often.
+const LATER: &[u8] = b"-NAK {\"delay\": 86400000000000}";
 
 /// What is being left, and read.
 #[derive(Default)]
@@ -47,6 +49,8 @@ pub(crate) struct Leaving {
     /// More handlers could be at work, and there is nothing for them.
     pub(super) idle: bool,
     said: bool,
+    /// Nothing comes any more, because of all that is left.
+    full: bool,
 }
 
 /// A message, and where to acknowledge it; `None` if the stream has it no more.
@@ -71,6 +75,13 @@ impl<W: Work> Session<W> {
             self.leaving.replies.extend(replies);
         }
         let left = self.lanes.left();
+        let stands_still = || self.lanes.busy() == 0 && self.lanes.ready().next().is_none();
+        let was_full = self.leaving.full;
+        self.leaving.full = left >= LEFT_MAX
+            || (left > 0 && self.is_unacked_full() && (was_full || stands_still()));
+        if let Some(reason) = self.full().filter(|_| !was_full) {
+            warn!(consumer = self.config.consumer, reason, "nothing more is taken in");
+        }
         if (left > 0) != self.leaving.said {
             self.leaving.said = left > 0;
             let consumer = &self.config.consumer;
@@ -107,6 +118,33 @@ impl<W: Work> Session<W> {
     pub(super) fn next_trim(&self, now: Instant) -> Option<Instant> {
         let is_due = self.leaving.idle && self.is_crowded() && self.pause().is_none();
         is_due.then(|| self.leaving.trimmed_at.map_or(now, |at| at + TRIM_PAUSE))
+    }
+
+    /// Whether the broker delivers nothing more until something is acknowledged.
+    fn is_unacked_full(&self) -> bool {
+        self.unacked_max.is_some_and(|max| self.lanes.held() + self.lanes.left() >= max)
+    }
+
+    /// Why nothing is taken in, if what is left in the stream is why.
+    pub(super) fn full(&self) -> Option<String> {
+        let (left, max) = (self.lanes.left(), self.unacked_max);
+        self.leaving.full.then(|| {
+            let reason = format!(
+                "too much is left in the stream: {left} events behind some that fail or wait"
+            );
+            let mend = "mend what fails, or make dead letters of it by a lower max_attempts";
+            match max {
+                Some(max) if left < LEFT_MAX => {
+                    let (stream, consumer) = (&self.config.stream, &self.config.consumer);
+                    format!(
+                        "{reason}, as the durable consumer's max_ack_pending is {max}; {mend}, or \
+                         raise it: `nats consumer edit {stream} {consumer} \
+                         --max-pending={ACK_PENDING_MAX}`"
+                    )
+                }
+                _ => format!("{reason}, as there may be no more than {LEFT_MAX}; {mend}"),
+            }
+        })
     }
 
     fn is_crowded(&self) -> bool {

@@ -4,13 +4,15 @@
 //! read from the stream when their turn comes. As long as an aggregate has events that are left,
 //! later ones are left too: what is held of an aggregate is always before what is left of it.
 
-use std::collections::BTreeSet;
+mod seqs;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_nats::Subject;
 use jiff::Timestamp;
 
+use self::seqs::Seqs;
 use super::{Item, Lane, Lanes, Offered, Path};
 use crate::message::{Message, MessageId, Whence};
 
@@ -26,7 +28,7 @@ const LOADED_MAX: usize = 64;
 /// The events of one aggregate that are left in the stream.
 #[derive(Debug, Default)]
 pub(super) struct Left {
-    seqs: BTreeSet<u64>,
+    seqs: Seqs,
     /// When the stream of which these are the sequences was created.
     stream_created: Option<Timestamp>,
     /// Up to this one they are handled with care.
@@ -50,7 +52,7 @@ impl Left {
     /// Whether this event has to wait for one of these, or is one of them.
     pub(super) fn is_before(&self, id: MessageId) -> bool {
         let stream_created = self.stream_created;
-        self.seqs.first().is_some_and(|&seq| id >= MessageId { stream_created, seq })
+        self.seqs.first().is_some_and(|seq| id >= MessageId { stream_created, seq })
     }
 
     /// False if it was left before.
@@ -132,7 +134,7 @@ impl Lanes {
         let key = self.hungry.pop_first()?;
         let lane = self.lanes.get_mut(&key)?;
         lane.left.loading = true;
-        let seqs = lane.left.seqs.iter().take(LOADED_MAX).copied().collect();
+        let seqs = lane.left.seqs.iter().take(LOADED_MAX).collect();
         Some(Load { lane: key, seqs })
     }
 
@@ -147,7 +149,7 @@ impl Lanes {
     ) {
         // Everything may have been released meanwhile, or an earlier one may have been left.
         let Some(lane) = self.lanes.get_mut(&key) else { return };
-        if lane.left.seqs.first() != Some(&seq) {
+        if lane.left.seqs.first() != Some(seq) {
             return;
         }
         lane.left.seqs.pop_first();
@@ -169,5 +171,37 @@ impl Lanes {
     /// Events that are left in the stream.
     pub(crate) fn left(&self) -> usize {
         self.left
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::Ending;
+    use crate::core::simulation::message;
+
+    /// A million behind one that waits, with an event of another aggregate between any two.
+    #[test]
+    fn a_million_followers_take_little_memory_and_nobodys_room() {
+        const FOLLOWERS: u64 = 1_000_000;
+        let (mut lanes, now) = (Lanes::default(), Instant::now());
+        for seq in [2, 4, 6] {
+            lanes.offer(message(seq, 1), None, Path::Careful, now);
+        }
+        let first = lanes.take(1, |_| true).remove(0);
+        let again = Ending::Again { after: Duration::from_secs(60), path: Path::Careful };
+        lanes.settle(first.id(), again, now);
+        lanes.trim(1, now);
+
+        // One that is left is let go of, so that it can be made the next.
+        let mut next = message(6, 1);
+        for at in 4..=FOLLOWERS + 1 {
+            Arc::get_mut(&mut next).expect("nobody has it").stream_seq = 2 * at;
+            let offered = lanes.offer(Arc::clone(&next), None, Path::Fast, now);
+            assert_eq!(offered, Offered::Left);
+        }
+        assert_eq!((lanes.held(), lanes.left() as u64), (1, FOLLOWERS));
+        let words = lanes.lanes[&first.message.lane()].left.seqs.words();
+        assert!(words * size_of::<(u64, u64)>() < 1 << 20, "{words} words");
     }
 }
