@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use async_nats::jetstream::consumer::pull;
+use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, ReplayPolicy, pull, push};
 use serde_json::json;
 use support::{DEADLINE, until};
 use testbed::{HostileMessage, Messages, RawNats};
@@ -169,5 +169,47 @@ async fn a_durable_consumer_that_is_configured_otherwise_is_changed() {
     assert_eq!(info.config.filter_subjects, ["outbox.order.>", "outbox.parcel.>"]);
     assert_eq!((info.config.max_deliver, info.config.ack_wait), (-1, Duration::from_secs(30)));
     assert!(!info.config.headers_only && info.config.backoff.is_empty());
+    worker.stop().await;
+}
+
+/// What cannot be changed is refused, with the command that mends it; it is made anew then.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_durable_consumer_that_cannot_be_changed_is_refused_with_the_command() {
+    let inbox = Inbox::new().await;
+    let stream = inbox.rig.stream().await;
+    let mended = "`nats consumer rm OUTBOX worker` deletes it";
+    let refused = async |reason: &str| {
+        let mut worker = inbox.worker();
+        assert!(!worker.ended().await.success(), "{reason}");
+        let log = worker.log();
+        assert!(log.contains(reason) && log.contains(mended), "{reason}: {log}");
+        stream.delete_consumer("worker").await.expect("delete the consumer");
+    };
+    let pull = pull::Config { durable_name: Some("worker".into()), ..pull::Config::default() };
+    for (found, reason) in [
+        (pull::Config { ack_policy: AckPolicy::All, ..pull.clone() }, "its ack_policy"),
+        (
+            pull::Config { replay_policy: ReplayPolicy::Original, ..pull.clone() },
+            "its replay_policy",
+        ),
+        (
+            pull::Config { deliver_policy: DeliverPolicy::Last, ..pull.clone() },
+            "its deliver_policy",
+        ),
+    ] {
+        stream.create_consumer(found).await.expect("make the consumer");
+        refused(reason).await;
+    }
+    let pushed = push::Config {
+        durable_name: Some("worker".into()),
+        deliver_subject: "pushed".into(),
+        ..push::Config::default()
+    };
+    stream.create_consumer(pushed).await.expect("make the consumer");
+    refused("it is a push consumer").await;
+
+    inbox.publish_many(0, 10, &json!({})).await;
+    let worker = inbox.worker();
+    inbox.wait_count("effects", 10).await;
     worker.stop().await;
 }

@@ -132,3 +132,23 @@ async fn without_a_broker_the_consumer_is_not_ready_and_stops() {
     inbox.sigterm();
     assert!(inbox.wait_exit(DEADLINE).await.success(), "{}", inbox.log());
 }
+
+/// R-INB-03: a worker that has lost the role keeps the lease of what a handler of its is still at,
+/// so that its successor waits for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_lease_of_a_slow_handler_is_renewed_also_when_the_role_is_lost() {
+    let mut inbox = with_lease("leased").await;
+    inbox.set("WORKER_LEASE_MS", "12000");
+    inbox.publish("o-1", json!({ "sleep_ms": 600_000 })).await;
+    let worker = inbox.worker();
+    inbox.wait_count("runs", 1).await;
+    let steal = "UPDATE inbox_roles SET token = gen_random_uuid(), owner = 'another',
+                 expires_at = now() + interval '1 hour'";
+    inbox.rig.execute(steal).await;
+    worker.wait_log("another worker took over").await;
+    for _ in 0..2 {
+        let until: String = inbox.rig.query("SELECT expires_at::text FROM inbox_messages").await;
+        inbox.wait_count(&format!("inbox_messages WHERE expires_at > '{until}'"), 1).await;
+    }
+    assert_eq!(inbox.count("runs").await, 1);
+}
