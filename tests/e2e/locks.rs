@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use support::{DEADLINE, Rig, until};
+use support::{DEADLINE, Rig, get, until};
+use testbed::Port;
 
 use crate::scanner::DOCUMENTED_TABLE;
 
@@ -183,4 +184,23 @@ async fn a_table_can_be_altered_while_a_scan_goes_on_slowly() {
     rig.to_nats().set_delay(Duration::ZERO);
     rig.wait_marked().await;
     assert_eq!(rig.stored_ids().await, expected);
+}
+
+/// A request about dead letters does not wait for ever for who has their table locked.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_locked_table_of_dead_letters_holds_no_request_for_long() {
+    let mut rig = Rig::new().await;
+    rig.setup().await;
+    let admin = Port::reserve().expect("a free port");
+    rig.set("TAILPOST_ADMIN__LISTEN", &admin.addr().to_string());
+    let relay = rig.relay();
+    relay.wait_active().await;
+    let client = rig.client().await;
+    client.batch_execute("BEGIN; LOCK TABLE outbox_dead_letter").await.expect("lock the table");
+    let told = get(admin.addr(), "/api/v1/outbox/dead-letter").await.expect("an answer");
+    assert!(told.starts_with("HTTP/1.1 503"), "{told}");
+    assert!(told.contains("the database took longer than 3s"), "{told}");
+    client.batch_execute("COMMIT").await.expect("unlock the table");
+    let told = get(admin.addr(), "/api/v1/outbox/dead-letter").await.expect("an answer");
+    assert!(told.starts_with("HTTP/1.1 200"), "{told}");
 }

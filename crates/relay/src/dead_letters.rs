@@ -137,6 +137,21 @@ impl DeadLetters {
         Ok(dead_letters)
     }
 
+    /// Has the server end statements that take longer, also while they wait for a lock.
+    ///
+    /// # Errors
+    ///
+    /// If PostgreSQL refuses or cannot be reached.
+    pub async fn bounded(self, max: Duration) -> Result<Self, Error> {
+        let sql = format!("SET statement_timeout = {}", max.as_millis());
+        self.ask(async {
+            let set = self.store.client().batch_execute(&sql).await;
+            set.map_err(Error::sql("bound statements"))
+        })
+        .await?;
+        Ok(self)
+    }
+
     /// Waits as long as the server is at it, for locks of others too.
     async fn ask<T>(&self, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
         self.opening.on(&self.store, "work on the dead letters", work).await

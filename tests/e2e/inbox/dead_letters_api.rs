@@ -159,3 +159,22 @@ async fn nothing_is_decided_over_http_without_token_body_and_reason() {
     let decisions: i64 = scene.rig.query("SELECT count(*) FROM inbox_decisions").await;
     assert_eq!(decisions, 0, "something was decided");
 }
+
+/// A request does not wait for ever for who has the table locked; who asks is told why.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_locked_table_holds_no_request_for_long() {
+    let scene = Scene::new().await;
+    let client = scene.rig.client().await;
+    client.batch_execute("BEGIN; LOCK TABLE inbox_dead_letter").await.expect("lock the table");
+    let (code, body) = scene.ask("GET", "", None).await;
+    assert_eq!(code, 503, "{body}");
+    assert!(body.contains("the database took longer than 3s"), "{body}");
+    let path = format!("/{}/requeue", Uuid::nil());
+    let (code, body) = scene.ask("POST", &path, Some(json!({}))).await;
+    assert_eq!(code, 503, "{body}");
+    let held = "SELECT count(*) FROM pg_stat_activity
+                WHERE application_name = 'tailpost inbox api' AND wait_event_type = 'Lock'";
+    assert_eq!(scene.rig.query::<i64>(held).await, 0, "the server has ended it as well");
+    client.batch_execute("COMMIT").await.expect("unlock the table");
+    assert_eq!(scene.ask("GET", "", None).await.0, 200);
+}

@@ -1,16 +1,28 @@
 //! What the APIs for both queues of dead letters have in common.
 
+use std::time::Duration;
+
 use axum::Json;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use outbox::dead_letters::Filter;
 use serde::{Deserialize, Serialize};
+use tokio_postgres::error::SqlState;
 
 use crate::{exit, output};
 
 /// What a list shows unless told otherwise, and at most.
 pub(super) const LIMIT: u32 = 50;
 pub(super) const LIMIT_MAX: u32 = 1_000;
+
+/// How long the database may work on a statement of a request: less than the request may take, so
+/// that the answer says why.
+pub(super) const STATEMENT_MAX: Duration = Duration::from_secs(3);
+
+/// Has the server end what takes longer: it holds a connection there and one here.
+pub(super) fn bounded() -> String {
+    format!("SET statement_timeout = {}", STATEMENT_MAX.as_millis())
+}
 
 /// Who changes something, and what for.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -65,6 +77,9 @@ pub(super) struct Failure(pub(super) StatusCode, pub(super) Complaint);
 impl<E: Into<anyhow::Error>> From<E> for Failure {
     fn from(error: E) -> Self {
         let error = error.into();
+        if error.chain().any(was_cut_short) {
+            return Self::late();
+        }
         let status = match exit::number(&error) {
             exit::NOT_FOUND => StatusCode::NOT_FOUND,
             exit::REFUSED => StatusCode::CONFLICT,
@@ -75,7 +90,20 @@ impl<E: Into<anyhow::Error>> From<E> for Failure {
     }
 }
 
+/// Whether the server ended the statement, for it took too long.
+fn was_cut_short(error: &(dyn std::error::Error + 'static)) -> bool {
+    let error = error.downcast_ref::<tokio_postgres::Error>();
+    error.and_then(tokio_postgres::Error::code) == Some(&SqlState::QUERY_CANCELED)
+}
+
 impl Failure {
+    fn late() -> Self {
+        let error = format!("the database took longer than {STATEMENT_MAX:?}");
+        let hint = "somebody may have the table locked (see pg_locks and pg_stat_activity): try \
+                    again, or narrow the filter";
+        Self(StatusCode::SERVICE_UNAVAILABLE, Complaint { error, hint: Some(hint.to_owned()) })
+    }
+
     pub(super) fn bad(error: impl ToString) -> Self {
         Self(StatusCode::BAD_REQUEST, Complaint { error: error.to_string(), hint: None })
     }

@@ -61,7 +61,7 @@ impl Desk {
         let mut counted = self.counted.lock().await;
         if counted.is_none_or(|(at, _)| at.elapsed() > COUNT_AGE) {
             let count = async {
-                let dead_letters = DeadLetters::connect(&self.config).await.ok()?;
+                let dead_letters = self.open().await.ok()?;
                 dead_letters.overview(&Filter::default(), 0).await.ok()
             };
             let overview = tokio::time::timeout(COUNT_TIMEOUT, count).await.ok().flatten();
@@ -72,7 +72,8 @@ impl Desk {
     }
 
     async fn open(&self) -> Result<DeadLetters, Failure> {
-        Ok(DeadLetters::connect(&self.config).await?)
+        let dead_letters = DeadLetters::connect(&self.config).await?;
+        Ok(dead_letters.bounded(api::STATEMENT_MAX).await?)
     }
 }
 
@@ -207,10 +208,12 @@ async fn discard(
 }
 
 async fn start(State(desk): State<Desk>, Json(order): Json<Order>) -> Result<Response, Failure> {
-    let dead_letters = desk.open().await?;
     if order.dry_run {
-        return Ok(Json(dead_letters.overview(&order.filter, 0).await?).into_response());
+        let overview = desk.open().await?.overview(&order.filter, 0).await?;
+        return Ok(Json(overview).into_response());
     }
+    // No request waits for what it does.
+    let dead_letters = DeadLetters::connect(&desk.config).await?;
     let Order { action, filter, rate, by, why, .. } = order;
     let change = Change { by, why };
     let author = author(match action {

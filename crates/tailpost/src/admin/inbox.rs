@@ -49,10 +49,10 @@ impl Inbox {
 }
 
 impl Engine for Inbox {
-    fn readiness(&self, _details: bool) -> (bool, String) {
+    fn readiness(&self, details: bool) -> (bool, String) {
         let consumers = self.consumers.iter();
-        let consumers =
-            consumers.map(|(name, status)| (name.as_str(), Consumer::of(&status.borrow())));
+        let consumers = consumers
+            .map(|(name, status)| (name.as_str(), Consumer::of(&status.borrow(), details)));
         let consumers: BTreeMap<_, _> = consumers.collect();
         let ready = consumers.values().all(|it| it.ready);
         let readiness = Readiness { ready, consumers };
@@ -93,11 +93,24 @@ struct Consumer {
 }
 
 impl Consumer {
-    fn of(status: &Status) -> Self {
+    fn of(status: &Status, details: bool) -> Self {
         let ready = matches!(status.state, State::Active | State::Standby);
         let breaker = status.handler.breaker;
-        Self { ready, state: status.state, breaker, reason: status.paused.clone() }
+        let reason = status.paused.as_deref().map(|it| if details { it } else { in_short(it) });
+        Self { ready, state: status.state, breaker, reason: reason.map(str::to_owned) }
     }
+}
+
+/// What anybody may know of a pause. The rest has names, addresses and what servers said.
+fn in_short(reason: &str) -> &'static str {
+    const KINDS: [&str; 5] = [
+        "the database is away",
+        "the broker is away",
+        "the handler is away",
+        "the handler is not set up right",
+        "too much is left in the stream",
+    ];
+    KINDS.into_iter().find(|it| reason.starts_with(it)).unwrap_or("paused")
 }
 
 #[derive(Serialize)]
@@ -229,7 +242,7 @@ mod tests {
     fn a_paused_consumer_says_why() {
         let paused = Some("3 answers in a row were 404 Not Found".to_owned());
         let (ready, json) =
-            inbox(Status { state: State::Paused, paused, ..Status::default() }).readiness(false);
+            inbox(Status { state: State::Paused, paused, ..Status::default() }).readiness(true);
         assert!(!ready);
         assert_eq!(
             json,
@@ -237,6 +250,23 @@ mod tests {
                 .to_owned()
                 + r#""mail":{"ready":false,"state":"paused","breaker":"closed","reason":"3 answers in a row were 404 Not Found"}}}"#
         );
+    }
+
+    #[test]
+    fn who_has_no_token_reads_no_names_and_no_answers() {
+        for (paused, shown) in [
+            (
+                "the handler is away: POST https://billing.internal/events: refused",
+                "the handler is away",
+            ),
+            ("the database is away: could not connect to 10.0.0.7", "the database is away"),
+            ("could not log in as \"shop\"", "paused"),
+        ] {
+            let paused = Some(paused.to_owned());
+            let status = Status { state: State::Paused, paused, ..Status::default() };
+            let (_, json) = inbox(status).readiness(false);
+            assert!(json.contains(&format!("\"reason\":\"{shown}\"")), "{json}");
+        }
     }
 
     #[test]

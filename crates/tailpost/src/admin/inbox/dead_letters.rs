@@ -28,6 +28,7 @@ pub(crate) struct Desk {
 impl Desk {
     async fn open(&self) -> anyhow::Result<DeadLetters> {
         let (client, task) = self.postgres.connect("tailpost inbox api").await?;
+        client.batch_execute(&api::bounded()).await?;
         Ok(DeadLetters::new(Connection::with_guard(client, task), &self.table))
     }
 }
