@@ -66,7 +66,7 @@ lint: ## check format, lints, documentation and dependencies
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --quiet
 	@if $(CARGO) deny --version >/dev/null 2>&1; then set -x; \
-		$(CARGO) deny --offline check bans licenses sources; \
+		$(CARGO) deny --offline check -A unmatched-skip -A unnecessary-skip bans licenses sources; \
 	else echo 'lint: no cargo-deny (cargo install --locked cargo-deny): licences are not checked' >&2; fi
 
 servers: ## make sure that PostgreSQL and nats-server are there
