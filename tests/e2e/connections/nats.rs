@@ -33,6 +33,27 @@ async fn refusal(servers: &str, access: NatsAccess) -> relay::connect::Error {
     target.connect("test").await.map(drop).expect_err(servers)
 }
 
+fn addr(nats: &Nats) -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], nats.port()))
+}
+
+/// Connects to the server behind the proxy, then, after a change, to the other one.
+async fn enters_both(
+    target: &NatsTarget,
+    mut proxy: Proxy,
+    after: &Nats,
+    change: impl FnOnce() -> std::io::Result<()>,
+) -> Result<()> {
+    let (client, mut link) = target.connect_watched("test").await?;
+    proxy.cut().await;
+    change()?;
+    proxy.set_upstream(addr(after));
+    proxy.restore().await?;
+    tokio::time::timeout(NOTICED, link.wait_for(|it| it.connects == 2)).await??;
+    client.flush().await?;
+    Ok(())
+}
+
 fn tls(server: &Pair, certificates: &Certificates, more: &str) -> String {
     // Only the testbed's own client goes without: it trusts none of these certificates.
     format!(
@@ -102,22 +123,13 @@ async fn a_new_nkey_in_the_file_is_used_for_the_next_connection() -> Result<()> 
     let user = |key: &str| format!("authorization {{ users: [ {{ nkey: {key} }} ] }}");
     // Two servers behind one address: the second knows only the new key.
     let (before, after) = (start(&[user(PUBLIC_KEY)]).await?, start(&[user(OTHER_KEY)]).await?);
-    let addr = |nats: &Nats| SocketAddr::from(([127, 0, 0, 1], nats.port()));
-    let mut proxy = Proxy::start(addr(&before)).await?;
+    let proxy = Proxy::start(addr(&before)).await?;
     let file = tempfile::NamedTempFile::new()?;
     std::fs::write(file.path(), SEED)?;
     let nkey = Some(file.path().display().to_string());
     let access = NatsAccess { nkey, ..NatsAccess::default() };
     let target = NatsTarget::new(&proxy.addr().to_string(), access)?;
-    let (client, mut link) = target.connect_watched("test").await?;
-
-    proxy.cut().await;
-    std::fs::write(file.path(), OTHER_SEED)?;
-    proxy.set_upstream(addr(&after));
-    proxy.restore().await?;
-    tokio::time::timeout(NOTICED, link.wait_for(|it| it.connects == 2)).await??;
-    client.flush().await?;
-    Ok(())
+    enters_both(&target, proxy, &after, || std::fs::write(file.path(), OTHER_SEED)).await
 }
 
 /// The same for a token that the configuration file names.
@@ -125,8 +137,7 @@ async fn a_new_nkey_in_the_file_is_used_for_the_next_connection() -> Result<()> 
 async fn a_new_token_is_used_for_the_next_connection() -> Result<()> {
     let token = |token: &str| format!("authorization {{ token: \"{token}\" }}");
     let (before, after) = (start(&[token("old")]).await?, start(&[token("new")]).await?);
-    let addr = |nats: &Nats| SocketAddr::from(([127, 0, 0, 1], nats.port()));
-    let mut proxy = Proxy::start(addr(&before)).await?;
+    let proxy = Proxy::start(addr(&before)).await?;
     let file = tempfile::NamedTempFile::new()?;
     std::fs::write(file.path(), "old")?;
     let (servers, path) = (proxy.addr().to_string(), file.path().to_owned());
@@ -136,15 +147,8 @@ async fn a_new_token_is_used_for_the_next_connection() -> Result<()> {
     };
     let target =
         read().map_err(|error: Box<dyn std::error::Error + Send + Sync>| anyhow::anyhow!(error))?;
-    let (client, mut link) = target.reread_by(read).connect_watched("test").await?;
-
-    proxy.cut().await;
-    std::fs::write(file.path(), "new")?;
-    proxy.set_upstream(addr(&after));
-    proxy.restore().await?;
-    tokio::time::timeout(NOTICED, link.wait_for(|it| it.connects == 2)).await??;
-    client.flush().await?;
-    Ok(())
+    let target = target.reread_by(read);
+    enters_both(&target, proxy, &after, || std::fs::write(file.path(), "new")).await
 }
 
 #[tokio::test]
