@@ -118,24 +118,28 @@ async fn poll(rig: &mut Rig, drawn: &[Drawn]) -> Vec<Uuid> {
 }
 
 /// R-REL-09, R-REL-10, R-OUT-01
+// proves: G-DEAD-5
 #[tokio::test(flavor = "multi_thread")]
 async fn any_row_of_the_documented_table_is_published_or_parked_alike_by_every_path() {
     publishes_or_parks_any_row(Shape::Documented, "skip").await;
 }
 
 /// R-REL-09, R-REL-10, R-OUT-01
+// proves: G-DEAD-5
 #[tokio::test(flavor = "multi_thread")]
 async fn any_row_of_an_adopted_table_is_published_or_parked_alike_by_every_path() {
     publishes_or_parks_any_row(Shape::Adopted, "skip").await;
 }
 
 /// R-REL-09, R-REL-10, R-OUT-01
+// proves: G-DEAD-5
 #[tokio::test(flavor = "multi_thread")]
 async fn any_row_of_a_partitioned_table_is_published_or_parked_alike_by_every_path() {
     publishes_or_parks_any_row(Shape::Partitioned, "skip").await;
 }
 
 /// R-REL-09, R-DLQ-02: keys of any length are blocked.
+// proves: G-DEAD-5
 #[tokio::test(flavor = "multi_thread")]
 async fn any_row_is_published_or_parked_where_parking_blocks_its_aggregate() {
     publishes_or_parks_any_row(Shape::Adopted, "block_key").await;

@@ -46,12 +46,14 @@ async fn counts_across_sessions(mode: &str) {
 }
 
 /// R-REL-09
+// proves: G-DEAD-6
 #[tokio::test(flavor = "multi_thread")]
 async fn attempts_are_counted_across_sessions() {
     counts_across_sessions("fenced").await;
 }
 
 /// R-REL-09, R-REL-08
+// proves: G-DEAD-6
 #[tokio::test(flavor = "multi_thread")]
 async fn attempts_are_counted_across_sessions_that_poll() {
     counts_across_sessions("poll").await;

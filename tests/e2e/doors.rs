@@ -18,6 +18,7 @@ async fn said(args: &[&str], env: &[(&str, &str)]) -> (Option<i32>, String) {
 }
 
 /// An empty token was a token: it let everybody in who sent `Authorization: Bearer`.
+// proves: G-DOOR-1
 #[tokio::test(flavor = "multi_thread")]
 async fn an_empty_secret_is_refused_at_the_start() {
     let database = ("DATABASE_URL", "postgres://ada@127.0.0.1:1/shop");
@@ -68,6 +69,7 @@ async fn code(
 
 /// A web page on the relay's machine could read payloads and discard events: by a name of its own
 /// that means 127.0.0.1, or by a request across origins.
+// proves: G-DOOR-1
 #[tokio::test(flavor = "multi_thread")]
 async fn a_web_page_reaches_nothing_on_the_loopback_port() {
     let mut rig = Rig::new().await;
@@ -123,6 +125,7 @@ async fn a_web_page_reaches_nothing_on_the_loopback_port() {
 }
 
 /// 487 half-sent requests were held for 40 s and more, with file descriptors that the pipeline needs.
+// proves: G-DOOR-1
 #[tokio::test(flavor = "multi_thread")]
 async fn half_sent_requests_take_nothing_from_the_pipeline_and_end() {
     let mut rig = Rig::new().await;
@@ -164,6 +167,7 @@ async fn half_sent_requests_take_nothing_from_the_pipeline_and_end() {
 
 /// What servers say has hosts and users in it. Whoever may not see the status learns that there is
 /// something.
+// proves: G-DOOR-1
 #[tokio::test(flavor = "multi_thread")]
 async fn readiness_names_no_user_and_no_host_without_the_token() {
     let admin = Port::reserve().expect("a free port");

@@ -139,6 +139,12 @@ async fn a_second_connection_that_breaks_takes_few_marks_with_it() {
     let end = format!(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = '{SECOND}'"
     );
+    let there = format!(
+        "SELECT count(*) FROM pg_stat_activity
+         WHERE application_name = '{SECOND}' AND wait_event_type = 'Lock'"
+    );
+    until(DEADLINE, "the second waits for the lock", async || rig.query::<i64>(&there).await == 1)
+        .await;
     assert!(rig.query::<bool>(&end).await, "there is none");
     relay.wait_log("left rows to be marked later").await;
     lock.rollback().await.unwrap();

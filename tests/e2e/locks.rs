@@ -32,6 +32,7 @@ async fn rig() -> Rig {
 
 /// R-REL-06, R-REL-07, R-REL-13: the row is older than the slot. Killed and started again meanwhile,
 /// the relay knows that it has published it.
+// proves: G-LOCK-1
 #[tokio::test(flavor = "multi_thread")]
 async fn a_locked_row_older_than_the_slot_holds_nobody_up_and_is_not_published_twice() {
     let rig = rig().await;
@@ -68,6 +69,7 @@ async fn a_locked_row_older_than_the_slot_holds_nobody_up_and_is_not_published_t
 
 /// R-REL-06, R-REL-10: rows of the log's are locked when their marks are due, one of them when it is to
 /// be parked. The watermark passes them.
+// proves: G-LOCK-1
 #[tokio::test(flavor = "multi_thread")]
 async fn locked_rows_of_the_log_delay_no_other_mark_and_no_watermark() {
     let mut rig = rig().await;
@@ -102,6 +104,7 @@ async fn locked_rows_of_the_log_delay_no_other_mark_and_no_watermark() {
 
 /// R-REL-01: nobody's events wait for what the relay writes beside them, and nothing waits for long on
 /// the server.
+// proves: G-LOCK-1
 #[tokio::test(flavor = "multi_thread")]
 async fn locked_tables_stop_no_event_and_no_session() {
     let mut rig = rig().await;
@@ -144,6 +147,7 @@ async fn locked_tables_stop_no_event_and_no_session() {
 }
 
 /// R-REL-07, R-REL-01: a scan that waits for the broker keeps nobody from the table.
+// proves: G-LOCK-2
 #[tokio::test(flavor = "multi_thread")]
 async fn a_table_can_be_altered_while_a_scan_waits_for_the_broker() {
     let mut rig = rig().await;
@@ -167,6 +171,7 @@ async fn a_table_can_be_altered_while_a_scan_waits_for_the_broker() {
 }
 
 /// R-REL-07: nor one that the broker keeps waiting a little, again and again.
+// proves: G-LOCK-2
 #[tokio::test(flavor = "multi_thread")]
 async fn a_table_can_be_altered_while_a_scan_goes_on_slowly() {
     let mut rig = rig().await;

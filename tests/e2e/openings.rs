@@ -65,6 +65,7 @@ async fn a_slot_that_waits_for_an_old_transaction_says_so_and_a_silent_server_is
 
 /// Each connection falls silent after so many messages: in the greeting, while settings are made,
 /// while the slot is looked at and started.
+// proves: G-LOSS-5
 #[tokio::test(flavor = "multi_thread")]
 async fn a_postgres_that_falls_silent_at_any_step_of_opening_is_left_and_come_back_to() {
     let (mut rig, admin, _port) = rig().await;
@@ -91,6 +92,7 @@ async fn a_postgres_that_falls_silent_at_any_step_of_opening_is_left_and_come_ba
 }
 
 /// The same for the broker, from the start of the process on.
+// proves: G-LOSS-5
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broker_that_falls_silent_at_any_step_of_opening_is_left_and_come_back_to() {
     let (mut rig, admin, _port) = rig().await;

@@ -63,12 +63,14 @@ async fn survives_purges(mut rig: Rig, seed: u64, keep: &[u64]) {
 }
 
 /// R-REL-05, R-REL-06: all messages are gone, or all but the newest.
+// proves: G-ONCE-5
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_under_load_and_the_stream_purged_no_event_is_stored_twice() {
     survives_purges(rig().await, 1, &[0, 0, 20, 0]).await;
 }
 
 /// R-REL-05, R-REL-06: no mark says anything of what was published.
+// proves: G-ONCE-5
 #[tokio::test(flavor = "multi_thread")]
 async fn without_marks_a_purge_makes_no_event_be_stored_twice() {
     for (name, value) in
@@ -82,6 +84,7 @@ async fn without_marks_a_purge_makes_no_event_be_stored_twice() {
 
 /// R-REL-05, R-REL-06: in keyed mode marks are all there is. What they say is believed, although the
 /// slot was never confirmed.
+// proves: G-ONCE-5
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_marked_is_not_stored_again_after_a_purge() {
     for mode in ["keyed", "fenced"] {
@@ -108,6 +111,7 @@ async fn what_is_marked_is_not_stored_again_after_a_purge() {
 }
 
 /// R-REL-01: others' messages are not taken for events, whether they are there or gone.
+// proves: G-ONCE-5
 #[tokio::test(flavor = "multi_thread")]
 async fn foreign_messages_that_are_purged_cost_no_event() {
     let rig = rig().await;

@@ -189,11 +189,13 @@ async fn relays_survive(way: Way) {
     assert_eq!(rig.stored_ids().await, ids);
 }
 
+// proves: G-LOSS-5
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_survives_silence_of_postgres_after_any_message() {
     relays_survive(Way::Postgres).await;
 }
 
+// proves: G-LOSS-5
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_survives_silence_of_nats_after_any_message() {
     relays_survive(Way::Nats).await;
@@ -210,11 +212,13 @@ async fn inboxes_survive(way: Way) {
     each_ends(patients).await;
 }
 
+// proves: G-LOSS-5
 #[tokio::test(flavor = "multi_thread")]
 async fn an_inbox_survives_silence_of_postgres_after_any_message() {
     inboxes_survive(Way::Postgres).await;
 }
 
+// proves: G-LOSS-5
 #[tokio::test(flavor = "multi_thread")]
 async fn an_inbox_survives_silence_of_nats_after_any_message() {
     inboxes_survive(Way::Nats).await;

@@ -1,5 +1,7 @@
 //! The rig's helpers on the stream's side.
 
+use std::time::Duration;
+
 use async_nats::HeaderMap;
 use async_nats::jetstream::consumer::{AckPolicy, pull};
 use async_nats::jetstream::stream::Stream;
@@ -124,9 +126,10 @@ impl<B: Broker> Rig<B> {
     ///
     /// # Panics
     ///
-    /// When it does not within [`DEADLINE`].
+    /// When it does not within [`DEADLINE`], and a millisecond for each message: machines are busy.
     pub async fn wait_stored(&self, n: u64) {
         let what = format!("the stream holds {n} messages");
-        until(DEADLINE, &what, async || self.stored_count().await >= n).await;
+        let deadline = DEADLINE + Duration::from_millis(n);
+        until(deadline, &what, async || self.stored_count().await >= n).await;
     }
 }

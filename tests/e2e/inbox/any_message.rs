@@ -63,17 +63,20 @@ async fn every_kind_is_survived(mode: &str) {
     worker.stop().await;
 }
 
+// proves: G-LETTER-3
 #[tokio::test(flavor = "multi_thread")]
 async fn any_message_of_another_client_is_handled_or_parked_under_leases() {
     every_kind_is_survived("leased").await;
 }
 
+// proves: G-LETTER-3
 #[tokio::test(flavor = "multi_thread")]
 async fn any_message_of_another_client_is_handled_or_parked_in_transactions() {
     every_kind_is_survived("transactional").await;
 }
 
 /// Random ones, and a worker that is killed among them.
+// proves: G-LETTER-3
 #[tokio::test(flavor = "multi_thread")]
 async fn random_messages_of_another_client_stop_nobody() {
     let seed = std::env::var("REPLAY_SEED").ok().and_then(|it| it.parse().ok());
@@ -102,6 +105,7 @@ async fn random_messages_of_another_client_stop_nobody() {
 
 /// The database refuses what there is to write about one event: a trigger here, in place of all
 /// that may refuse.
+// proves: G-LETTER-3
 #[tokio::test(flavor = "multi_thread")]
 async fn an_event_whose_record_is_refused_becomes_a_dead_letter_alone() {
     for mode in ["leased", "transactional"] {

@@ -27,6 +27,7 @@ impl Inbox {
 }
 
 /// A stream that is made anew has another message of the same sequence.
+// proves: G-LETTER-4
 #[tokio::test(flavor = "multi_thread")]
 async fn a_requeued_letter_is_not_taken_for_the_message_of_its_sequence() {
     let mut inbox = Inbox::new().await;
@@ -52,6 +53,7 @@ async fn a_requeued_letter_is_not_taken_for_the_message_of_its_sequence() {
     worker.stop().await;
 }
 
+// proves: G-LETTER-4
 #[tokio::test(flavor = "multi_thread")]
 async fn a_later_letter_of_an_event_replaces_the_first_one_whole() {
     let inbox = Inbox::new().await;
@@ -111,6 +113,7 @@ async fn requeued_letters_of_one_aggregate_leave_room_for_others() {
 }
 
 /// A letter that nobody has decided about can be requeued, however old its event is.
+// proves: G-LETTER-4
 #[tokio::test(flavor = "multi_thread")]
 async fn a_letter_keeps_its_record_when_others_are_forgotten() {
     for layout in [inbox::Layout::Partitioned, inbox::Layout::Plain] {

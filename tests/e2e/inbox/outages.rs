@@ -48,6 +48,7 @@ async fn assert_uncounted(rig: &Rig) {
 
 /// R-INB-05, R-INB-07: whatever an outage looks like, it costs no attempt; afterwards everything is
 /// handled, in order.
+// proves: G-EFFECT-5
 #[tokio::test(flavor = "multi_thread")]
 async fn an_outage_of_the_service_costs_no_attempt() {
     let mut rig = set_up().await;
@@ -101,6 +102,7 @@ async fn an_outage_of_the_service_costs_no_attempt() {
 }
 
 /// R-INB-07: the service goes down whenever it sees one event, and answers all others.
+// proves: G-EFFECT-5
 #[tokio::test(flavor = "multi_thread")]
 async fn an_event_that_brings_the_service_down_becomes_a_dead_letter() {
     let mut rig = set_up().await;

@@ -34,6 +34,7 @@ async fn wait_takeover(inbox: &Inbox, standby: &Worker) -> Duration {
 
 /// R-INB-03, R-INB-04: a worker that is stopped, with transactions open, is replaced within twice
 /// its lease; when it goes on it does nothing.
+// proves: G-EFFECT-6
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stopped_worker_is_replaced_and_does_nothing_when_it_goes_on() {
     for mode in ["transactional", "leased"] {
@@ -70,6 +71,7 @@ async fn a_stopped_worker_is_replaced_and_does_nothing_when_it_goes_on() {
 }
 
 /// R-INB-03, R-INB-04: as a worker that is stopped, but the network between is.
+// proves: G-EFFECT-6
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_that_is_cut_off_from_the_database_is_replaced() {
     let mut inbox = with_lease("transactional").await;

@@ -185,13 +185,17 @@ impl Settling {
     /// Whether there are many rows that the log is known to have yet to bring, or that are published
     /// and not marked.
     pub(super) fn is_behind(&self, state: &State) -> bool {
+        self.log_waits(state) || self.markers.are_late()
+    }
+
+    fn log_waits(&self, state: &State) -> bool {
         let log_waits = match &self.watermark {
             Step::Waiting(watermark) if state.confirmed() > Lsn::ZERO => {
                 watermark.lsn.checked_bytes_since(state.confirmed())
             }
             _ => None,
         };
-        log_waits.is_some_and(|bytes| bytes > LOG_BEHIND) || self.markers.are_late()
+        log_waits.is_some_and(|bytes| bytes > LOG_BEHIND)
     }
 
     /// A statement ended; if it failed, the rows are left to the sweeper.
@@ -295,7 +299,8 @@ impl Session {
             }
         }
         let hurry = self.draining_since.is_some();
-        self.settling.markers.flush(&mut self.jobs, hurry);
+        let log_waits = self.settling.log_waits(&self.state);
+        self.settling.markers.flush(&mut self.jobs, log_waits, hurry);
         self.settling.advance(&mut self.jobs, &self.state);
         self.continue_scan();
     }

@@ -12,9 +12,15 @@ use crate::database::Store;
 use crate::error::Error;
 use crate::session::jobs::{self, Done, Job, job};
 
-/// Marks that wait when a second connection is to help: PostgreSQL writes marks on one core more slowly
-/// than it sends its log from another.
+/// Marks that wait when they are called late: PostgreSQL writes marks on one core more slowly than it
+/// sends its log from another.
 const MARKS_LATE: usize = 10_000;
+
+/// So many make a second connection help whatever it costs: there is room for twice as many.
+const MARKS_TOO_LATE: usize = 100_000;
+
+/// After so long without an answer the first connection is stuck.
+const STUCK_AFTER: Duration = Duration::from_secs(1);
 
 /// How long a second connection may take to open, and how long none is tried after one failed.
 const HELP_AGAIN_AFTER: Duration = Duration::from_secs(10);
@@ -30,6 +36,8 @@ pub(super) struct Markers {
     waiting_since: Instant,
     first: Arc<Store>,
     running_on_first: usize,
+    /// When a statement last ended on the first connection, or began there alone.
+    first_moved_at: Instant,
     second: Second,
 }
 
@@ -55,6 +63,7 @@ impl Markers {
             waiting_since: Instant::now(),
             first: store,
             running_on_first: 0,
+            first_moved_at: Instant::now(),
             second: Second::Closed { not_before: None },
         }
     }
@@ -83,8 +92,9 @@ impl Markers {
         self.marks.push(settled)
     }
 
-    /// Hands over the statements that are due; opens and closes the second connection.
-    pub(super) fn flush(&mut self, jobs: &mut FuturesUnordered<Job>, hurry: bool) {
+    /// Hands over the statements that are due; opens and closes the second connection. `log_waits`
+    /// says that events are late anyway, `hurry` that the marks are waited for.
+    pub(super) fn flush(&mut self, jobs: &mut FuturesUnordered<Job>, log_waits: bool, hurry: bool) {
         while self.is_due(hurry)
             && let Some((store, on_second)) = self.take_connection()
         {
@@ -93,7 +103,7 @@ impl Markers {
             let statement = Statement { marks: batch.len(), number, on_second };
             jobs.push(jobs::mark(store, self.config.stream.name.clone(), batch, statement));
         }
-        self.change_help(jobs);
+        self.change_help(jobs, log_waits || hurry);
     }
 
     fn is_due(&self, hurry: bool) -> bool {
@@ -116,6 +126,9 @@ impl Markers {
                 Some((Arc::clone(store), true))
             }
             _ if self.running_on_first < STATEMENTS_AHEAD => {
+                if self.running_on_first == 0 {
+                    self.first_moved_at = Instant::now();
+                }
                 self.running_on_first += 1;
                 Some((Arc::clone(&self.first), false))
             }
@@ -123,16 +136,21 @@ impl Markers {
         }
     }
 
-    /// Whether a second connection is wanted.
+    /// Whether more marks wait than one connection should have before it.
     pub(super) fn are_late(&self) -> bool {
         self.marks.waiting() >= MARKS_LATE.max(2 * self.config.mark.batch)
     }
 
-    fn change_help(&mut self, jobs: &mut FuturesUnordered<Job>) {
+    /// Two backends that write marks take the processors from the stream. So a second one is there for
+    /// a backlog, and for a first one that is stuck; live events do not wait for marks.
+    fn change_help(&mut self, jobs: &mut FuturesUnordered<Job>, is_backlog: bool) {
         let waiting = self.marks.waiting();
+        let is_stuck = self.running_on_first > 0 && self.first_moved_at.elapsed() >= STUCK_AFTER;
+        let is_wanted = is_backlog || is_stuck;
         match &self.second {
             Second::Closed { not_before }
-                if self.are_late() && not_before.is_none_or(|it| Instant::now() >= it) =>
+                if (waiting >= MARKS_TOO_LATE || is_wanted && self.are_late())
+                    && not_before.is_none_or(|it| Instant::now() >= it) =>
             {
                 self.second = Second::Opening;
                 let config = Arc::clone(&self.config);
@@ -150,7 +168,9 @@ impl Markers {
             Second::Open { store, is_running: false } if store.client().is_closed() => {
                 self.helped(None);
             }
-            Second::Open { is_running: false, .. } if waiting == 0 => {
+            Second::Open { is_running: false, .. }
+                if waiting == 0 || !is_wanted && waiting < MARKS_TOO_LATE / 2 =>
+            {
                 debug!("marks keep up again");
                 self.second = Second::Closed { not_before: None };
             }
@@ -176,7 +196,10 @@ impl Markers {
         self.marks.ended(statement.number);
         match &mut self.second {
             Second::Open { is_running, .. } if statement.on_second => *is_running = false,
-            _ => self.running_on_first -= 1,
+            _ => {
+                self.running_on_first -= 1;
+                self.first_moved_at = Instant::now();
+            }
         }
     }
 }

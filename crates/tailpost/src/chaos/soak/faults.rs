@@ -47,9 +47,6 @@ pub(in crate::chaos) const GENERATORS: &[&str] = &[
     "handler",
 ];
 
-/// What is drawn only if it is asked for.
-const ON_DEMAND: &[&str] = &["rows", "messages", "handler"];
-
 /// Events at once: more than a window, and than what a session reads back.
 const MANY: u64 = 10_000;
 
@@ -62,10 +59,7 @@ const UNANSWERED: f64 = 0.2;
 impl Soak {
     /// One fault, drawn by weight; sometimes while the network to the broker is bad as well.
     pub(super) async fn fault(&mut self) -> Result<()> {
-        let wanted = |name: &str| match self.only.as_slice() {
-            [] => !ON_DEMAND.contains(&name),
-            only => only.iter().any(|it| it == name),
-        };
+        let wanted = |name: &str| self.only.is_empty() || self.only.iter().any(|it| it == name);
         let faults: Vec<_> = FAULTS.iter().filter(|it| wanted(it.1)).collect();
         let (_, _, fault) = *faults.choose_weighted(&mut self.random, |it| it.0)?;
         let network: f64 = self.random.random();
