@@ -56,6 +56,7 @@ TIMES ?= 20
 stress: servers-all ## run the tests that raced once TIMES times beside two busy loops, nightly
 	$(CARGO) build --workspace --bin tailpost
 	$(CARGO) nextest run --workspace --no-run
+	TAKEOVERS=100 $(CARGO) nextest run --workspace -E 'test(takeovers_one_after)'
 	SILENCE=all $(CARGO) nextest run --workspace -E 'test(silence::)'
 	@busy=; for _ in 1 2; do (while :; do :; done) & busy="$$busy $$!"; done; \
 		trap 'kill $$busy' EXIT; \
