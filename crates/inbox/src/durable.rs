@@ -11,11 +11,12 @@ use async_nats::jetstream::consumer::{
 };
 use async_nats::jetstream::context::{ConsumerInfoError, ConsumerInfoErrorKind};
 use async_nats::jetstream::stream::{ConsumerErrorKind, ConsumerUpdateErrorKind, Stream};
+use jiff::Timestamp;
 use tracing::info;
 
 use crate::Error;
 use crate::config::Config;
-use crate::source::{PULL_EXPIRES, PULLED_MAX};
+use crate::source::{PULL_EXPIRES, PULLED_MAX, rounded};
 
 type Consumer = consumer::Consumer<pull::Config>;
 
@@ -31,6 +32,12 @@ const ACK_PENDING_UNCHOSEN: [i64; 3] = [1_000, 50_000, 250_000];
 pub(crate) async fn stream(nats: &Client, config: &Config) -> Result<Stream, Error> {
     let stream = jetstream::new(nats.clone()).get_stream(&config.stream).await;
     stream.map_err(Error::jetstream("look up the stream"))
+}
+
+/// When the stream was created, as precisely as the inbox's tables keep it.
+pub(crate) fn created(stream: &Stream) -> Option<Timestamp> {
+    let nanos = stream.cached_info().created.unix_timestamp_nanos();
+    Timestamp::from_nanosecond(nanos).ok().map(rounded)
 }
 
 /// Finds the durable consumer, or makes it, and says whether it was made. One that is configured

@@ -213,7 +213,7 @@ impl<W: Work> Engine<W> {
             // They are large, and polled in turns.
             Box::pin(session.run(&stop)),
             stop_when_gone(&self.nats, &stop, wanted.clone()),
-            Box::pin(source.run(fed.clone(), wanted.clone())),
+            Box::pin(source.run(fed.clone(), wanted.clone(), &stop)),
             Box::pin(redrive.run(fed.clone(), wanted.clone())),
             strays.run(fed, wanted),
         );

@@ -24,9 +24,11 @@ use futures_util::{StreamExt, stream};
 use jiff::Timestamp;
 use outbox::wire;
 use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use self::place::{Place, rounded};
+use self::place::Place;
+pub(crate) use self::place::rounded;
 use crate::Error;
 use crate::config::Config;
 use crate::core::Path;
@@ -114,8 +116,7 @@ impl Source {
         let stream = durable::stream(nats, config).await?;
         let name = config.consumer.clone();
         let (consumer, _) = durable::open(&stream, config).await?;
-        let created = stream.cached_info().created.unix_timestamp_nanos();
-        let created = Timestamp::from_nanosecond(created).ok().map(rounded);
+        let created = durable::created(&stream);
         Ok(Self {
             origin: Origin { stream: config.stream.clone(), created },
             nats: nats.clone(),
@@ -163,18 +164,25 @@ impl Source {
         Some(self.stream.cached_info().config.max_age).filter(|age| !age.is_zero())
     }
 
-    /// Feeds messages while there is `room` for them, until `room`'s sender is gone.
+    /// Feeds messages while there is `room` for them, until `room`'s sender is gone. Ends the
+    /// session by `stop` if the stream was made anew.
     pub(crate) async fn run(
         mut self,
         feed: mpsc::Sender<Delivered>,
         mut room: watch::Receiver<usize>,
+        stop: &CancellationToken,
     ) {
         let mut behind = true;
         loop {
+            let waits = Instant::now();
             let most = room.wait_for(|room| *room >= PULLED_MIN).await;
             let Ok(most) = most.map(|room| *room) else { return };
             let connects = self.connects();
             let result = async {
+                // Nobody says so to those who have not asked for anything meanwhile.
+                if (behind || waits.elapsed() > PULL_EXPIRES) && self.is_made_anew().await? {
+                    return Ok(Pulled::OfAnother);
+                }
                 if behind {
                     self.read_outstanding(&feed, &mut room).await?;
                     behind = false;
@@ -188,6 +196,10 @@ impl Source {
             match result {
                 Ok(Pulled::All) => {}
                 Ok(Pulled::Suspicious) => (behind, self.wary) = (true, true),
+                Ok(Pulled::OfAnother) => {
+                    warn!(consumer = self.name, "the stream was made anew: beginning anew");
+                    return stop.cancel();
+                }
                 Err(error) => {
                     let error = describe(&error);
                     warn!(consumer = self.name, error, "could not take messages");
@@ -220,6 +232,13 @@ impl Source {
                 warn!(consumer = self.name, error, "could not look up the durable consumer");
             }
         }
+    }
+
+    /// Whether the stream is another one under the same name: its messages have the sequences of
+    /// what is held, and are not those.
+    async fn is_made_anew(&self) -> Result<bool, Error> {
+        let stream = durable::stream(&self.nats, &self.config).await?;
+        Ok(durable::created(&stream) != self.origin.created)
     }
 
     async fn pull(
@@ -464,6 +483,8 @@ enum Pulled {
     All,
     /// Something was delivered and not understood.
     Suspicious,
+    /// Nothing: the stream is another one.
+    OfAnother,
 }
 
 /// The server ends a request so when its bytes are used up, or the next message has more.

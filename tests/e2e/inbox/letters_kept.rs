@@ -21,6 +21,13 @@ impl Inbox {
         self.rig.execute(REQUEUE).await;
     }
 
+    async fn make_stream_anew(&self) {
+        self.jetstream.delete_stream("OUTBOX").await.expect("delete the stream");
+        let (name, subjects) = ("OUTBOX".into(), vec!["outbox.>".into()]);
+        let config = stream::Config { name, subjects, ..stream::Config::default() };
+        self.jetstream.create_stream(config).await.expect("make it anew");
+    }
+
     async fn effects_of(&self, id: Uuid) -> i64 {
         self.count(&format!("effects WHERE event_id = '{id}'")).await
     }
@@ -38,10 +45,7 @@ async fn a_requeued_letter_is_not_taken_for_the_message_of_its_sequence() {
     inbox.wait_acked().await;
     worker.stop().await;
 
-    inbox.jetstream.delete_stream("OUTBOX").await.expect("delete the stream");
-    let subjects = vec!["outbox.>".into()];
-    let config = stream::Config { name: "OUTBOX".into(), subjects, ..stream::Config::default() };
-    inbox.jetstream.create_stream(config).await.expect("make it anew");
+    inbox.make_stream_anew().await;
     inbox.rig.execute("DELETE FROM runs").await;
     inbox.requeue_all(&json!({"sleep_ms": 4000})).await;
     let worker = inbox.worker();
@@ -50,6 +54,23 @@ async fn a_requeued_letter_is_not_taken_for_the_message_of_its_sequence() {
     inbox.wait_acked().await;
     inbox.wait_count("effects", 2).await;
     assert_eq!((inbox.effects_of(old).await, inbox.effects_of(new).await), (1, 1));
+    worker.stop().await;
+}
+
+/// What is held of the old stream has the sequences of the new one's messages.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_is_made_anew_during_the_work_has_other_messages() {
+    let mut inbox = Inbox::new().await;
+    inbox.set("WORKER_MAX_ATTEMPTS", "1000000");
+    inbox.rig.execute("CREATE TABLE closed ()").await;
+    inbox.publish("o-1", json!({"while_closed": true})).await;
+    let worker = inbox.worker();
+    inbox.wait_count("inbox_messages WHERE attempts > 1", 1).await;
+
+    inbox.make_stream_anew().await;
+    let new = inbox.publish("o-2", json!({})).await;
+    inbox.wait_count(&format!("effects WHERE event_id = '{new}'"), 1).await;
+    inbox.wait_acked().await;
     worker.stop().await;
 }
 

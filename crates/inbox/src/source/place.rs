@@ -25,6 +25,6 @@ impl Place {
 }
 
 /// The column keeps microseconds, and a key that is rounded there would not be found again.
-pub(super) fn rounded(time: Timestamp) -> Timestamp {
+pub(crate) fn rounded(time: Timestamp) -> Timestamp {
     time.round(jiff::Unit::Microsecond).unwrap_or(time)
 }
