@@ -247,9 +247,13 @@ impl<W: Work> Session<W> {
     }
 
     fn has_room(&self) -> bool {
-        self.lanes.held() < self.config.held_max()
-            && self.lanes.bytes() < HELD_BYTES_MAX
-            && self.lanes.left() < LEFT_MAX
+        self.holds_less_than(1) && self.lanes.left() < LEFT_MAX
+    }
+
+    /// Whether what is held takes less than so many times what it may take.
+    fn holds_less_than(&self, times: usize) -> bool {
+        self.lanes.held() < times * self.config.held_max()
+            && self.lanes.bytes() < times * HELD_BYTES_MAX
     }
 
     /// Tells the source how much to bring, and the world what is going on.

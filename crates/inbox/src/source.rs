@@ -164,8 +164,8 @@ impl Source {
         Some(self.stream.cached_info().config.max_age).filter(|age| !age.is_zero())
     }
 
-    /// Feeds messages while there is `room` for them, until `room`'s sender is gone. Ends the
-    /// session by `stop` if the stream was made anew.
+    /// Feeds messages while there is `room` for them. Ends with `room`'s sender, or the session by
+    /// `stop` if the stream was made anew.
     pub(crate) async fn run(
         mut self,
         feed: mpsc::Sender<Delivered>,
@@ -179,7 +179,6 @@ impl Source {
             let Ok(most) = most.map(|room| *room) else { return };
             let connects = self.connects();
             let result = async {
-                // Nobody says so to those who have not asked for anything meanwhile.
                 if (behind || waits.elapsed() > PULL_EXPIRES) && self.is_made_anew().await? {
                     return Ok(Pulled::OfAnother);
                 }
@@ -234,8 +233,7 @@ impl Source {
         }
     }
 
-    /// Whether the stream is another one under the same name: its messages have the sequences of
-    /// what is held, and are not those.
+    /// Whether another stream has the name: its messages have the sequences of what is held.
     async fn is_made_anew(&self) -> Result<bool, Error> {
         let stream = durable::stream(&self.nats, &self.config).await?;
         Ok(durable::created(&stream) != self.origin.created)

@@ -3,7 +3,7 @@
 use async_nats::jetstream::consumer::pull;
 use async_nats::jetstream::stream::ConsumerLimits;
 use serde_json::json;
-use support::RigOptions;
+use support::{DEADLINE, RigOptions, until};
 
 use super::Inbox;
 
@@ -109,4 +109,35 @@ async fn a_consumer_takes_what_its_stream_allows() {
     let info = inbox.rig.stream().await.consumer_info("worker").await.expect("the consumer");
     assert_eq!(info.config.max_ack_pending, 500);
     worker.stop().await;
+}
+
+/// Many aggregates fail, each with followers: others are handled all the same. When all get on at
+/// once, what was left of them is read as there is room for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_left_of_many_aggregates_takes_no_room_from_others() {
+    const AGGREGATES: i64 = 100;
+    const FOLLOWERS: i64 = 50;
+    let mut inbox = Inbox::with(RigOptions::default(), inbox::Layout::Plain).await;
+    inbox.set("WORKER_MAX_ATTEMPTS", "1000000");
+    inbox.set("WORKER_BATCH", "8");
+    inbox.rig.execute("CREATE TABLE closed ()").await;
+    let aggregate = |n: i64| format!("o-{}", n % AGGREGATES);
+    inbox.publish_as(aggregate, 0..AGGREGATES, &json!({ "while_closed": true })).await;
+    let large = json!({ "sleep_ms": 5, "text": "x".repeat(24 * 1024) });
+    let all = AGGREGATES * (1 + FOLLOWERS);
+    let mut worker = inbox.worker();
+    for first in (AGGREGATES..all).step_by(1_000) {
+        inbox.publish_as(aggregate, first..(first + 1_000).min(all), &large).await;
+    }
+    let info = async || {
+        let stream = inbox.jetstream.get_stream("OUTBOX").await.expect("the stream");
+        stream.consumer_info("worker").await
+    };
+    until(DEADLINE, "all is delivered", async || info().await.is_ok_and(|it| it.num_pending == 0))
+        .await;
+    inbox.rig.execute("DROP TABLE closed").await;
+    inbox.wait_count("effects", 3 * AGGREGATES).await;
+    let most = worker.most_memory();
+    assert!(most < 112 * 1024, "{most} KiB were used for what takes 32 MiB at most");
+    worker.kill();
 }

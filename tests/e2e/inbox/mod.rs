@@ -240,6 +240,15 @@ impl Worker {
         status.expect("just seen")
     }
 
+    /// The most memory it has had at a time, in KiB.
+    pub(crate) fn most_memory(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()));
+        let status = status.expect("read the status of the process");
+        let most = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let most = most.and_then(|it| it.trim().strip_suffix(" kB")).expect("as Linux says it");
+        most.parse().expect("a number")
+    }
+
     pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(self.folder.path().join("stderr")).expect("read the log")
     }

@@ -104,7 +104,9 @@ impl<W: Work> Session<W> {
         if self.hindrance().is_some() {
             return;
         }
+        // What is left is older than what is new, which must not keep it from being read.
         while self.leaving.loads.len() < LOADS_MAX
+            && self.holds_less_than(2)
             && let Some(load) = self.lanes.next_load()
         {
             let (nats, origin) = (self.nats.clone(), self.origin.clone());

@@ -87,11 +87,12 @@ impl Lane {
         self.busy == 0 && until.is_some_and(|until| until > now)
     }
 
+    /// Not while its first event is only tried again: what is read would have to be left again.
     pub(super) fn is_hungry(&self, now: Instant) -> bool {
         !self.left.is_empty()
             && !self.left.loading
             && self.queue.len() < HUNGRY_BELOW
-            && !self.waits(now)
+            && (self.queue.is_empty() || !self.is_stalled(now))
     }
 }
 
