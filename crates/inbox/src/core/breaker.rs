@@ -132,6 +132,11 @@ impl Breaker {
                 !self.failing.contains_key(&id) && !self.suspects.contains_key(&id)
             }),
         };
+        // It may have killed the process: it gets its turn only if the others end first.
+        let waits = |id| leave == Leave::All && self.suspects.contains_key(&id);
+        if self.trial.is_none() && taken.is_empty() && lanes.has_alone(waits) {
+            return taken;
+        }
         if taken.is_empty() {
             taken = match leave {
                 Leave::All => lanes.take(max, |id| !self.suspects.contains_key(&id)),
@@ -269,7 +274,8 @@ impl Breaker {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::simulation::id;
+    use crate::core::simulation::{id, message};
+    use crate::core::{Ending, Path};
 
     const BACKOFF: Backoff =
         Backoff { first: Duration::from_secs(1), max: Duration::from_secs(300) };
@@ -340,6 +346,23 @@ mod tests {
         breaker.started(id(2));
         breaker.not_asked(id(2), now);
         assert_eq!(breaker.leave(now), Leave::Probe);
+    }
+
+    #[test]
+    fn a_suspect_that_has_to_be_alone_gets_its_turn_however_many_others_come() {
+        let (mut breaker, mut lanes) = (Breaker::new(BACKOFF), Lanes::default());
+        let now = Instant::now();
+        breaker.failed(id(1), away(), now, 1.0);
+        breaker.started(id(2));
+        breaker.answered(id(2));
+        for (seq, path) in [(1, Path::Alone), (2, Path::Careful), (3, Path::Careful)] {
+            lanes.offer(message(seq, 9), None, path, now);
+        }
+        assert_eq!(lanes.take(1, |it| it == id(2)).len(), 1);
+        assert!(breaker.take(&mut lanes, 8, now).is_empty(), "it waits for what is at work");
+        lanes.settle(id(2), Ending::Settled, now);
+        let taken: Vec<_> = breaker.take(&mut lanes, 8, now).iter().map(Item::id).collect();
+        assert_eq!(taken, [id(1)]);
     }
 
     #[test]

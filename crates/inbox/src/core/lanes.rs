@@ -198,6 +198,11 @@ impl Lanes {
         self.ready.keys().copied()
     }
 
+    /// Whether an event that is `allowed` has to be alone while it is handled.
+    pub(crate) fn has_alone(&self, allowed: impl Fn(MessageId) -> bool) -> bool {
+        self.alone.iter().any(|id| allowed(*id))
+    }
+
     /// The attempt of an event that waits for its turn, and that was given back, counts after all.
     pub(crate) fn convict(&mut self, id: MessageId, reason: &str, now: Instant) {
         let Some(&key) = self.known.get(&id) else { return };
