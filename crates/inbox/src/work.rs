@@ -10,6 +10,7 @@ use tokio_postgres::error::SqlState;
 use tracing::{info, warn};
 use uuid::Uuid;
 
+use crate::attended::answered;
 use crate::config::Config;
 use crate::core::{Decision, Ending, Item, Path, Trouble, decide};
 use crate::error::describe;
@@ -301,9 +302,10 @@ impl Context {
     pub(crate) async fn release(&self, held: &[Held]) {
         loop {
             let store = self.pool.get().await;
-            match store.sql().release(store.client(), held).await {
+            let releasing = store.sql().release(store.client(), held);
+            match answered("release claims", releasing).await {
                 Ok(_) => return self.pool.put(store),
-                Err(error) => self.pool.note_trouble(&Error::sql("release claims")(error)),
+                Err(error) => self.pool.note_trouble(&error),
             }
         }
     }
