@@ -350,6 +350,9 @@ impl World {
             self.forgotten = self.stream.len();
         }
         self.connections.push(VecDeque::new());
+        if self.faults.purges && self.rng.random_bool(0.3) {
+            self.stop();
+        }
         let is_told = !self.is_gap_open && self.place.is_some_and(|it| it.seq.is_some());
         if self.faults.purges && is_told && self.rng.random_bool(0.7) {
             self.purge();

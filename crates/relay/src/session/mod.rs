@@ -385,7 +385,11 @@ impl Session {
 
     async fn close(self, reporter: &mut Reporter) -> Result<(), Error> {
         self.report(reporter, true);
-        let confirmed = self.state.confirmed().max(self.confirmed_before);
+        // In doubt, nothing: what an earlier session wrote down is counted from where the slot is.
+        let confirmed = match self.state.is_in_doubt() {
+            true => self.confirmed_before,
+            false => self.state.confirmed().max(self.confirmed_before),
+        };
         let (slot, reader) = (&self.config.slot, self.reader);
         // Exactly there, so that nobody can move the slot without it being seen. What the jobs left
         // on the same connection is executed before.

@@ -39,7 +39,6 @@ impl World {
     }
 
     fn rescan(&mut self) {
-        self.relay.holding = self.relay.state.is_blocking();
         self.relay.scan = Scanning::Reading;
     }
 

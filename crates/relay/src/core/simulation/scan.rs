@@ -72,21 +72,20 @@ impl World {
     }
 
     /// As `Session::rescan` asks. The first scan of a session does not wait.
-    fn may_scan(&self) -> bool {
-        let is_first = self.relay.scan_is_initial || self.relay.cursor.is_some();
-        is_first || self.relay.state.may_scan(self.slot_confirmed)
+    fn may_begin(&mut self) -> bool {
+        if self.relay.scan_is_initial || self.relay.cursor.is_some() {
+            return true;
+        }
+        if !self.relay.state.may_scan(self.slot_confirmed) {
+            return false;
+        }
+        self.relay.holding = self.relay.state.is_blocking();
+        !self.relay.holding || self.relay.state.is_idle()
     }
 
     fn read_on(&mut self) {
         match std::mem::replace(&mut self.relay.scan, Scanning::Done) {
-            Scanning::Reading
-                if self.relay.cursor.is_none()
-                    && self.relay.holding
-                    && !self.relay.state.is_idle() =>
-            {
-                self.relay.scan = Scanning::Reading;
-            }
-            Scanning::Reading if !self.may_scan() => self.relay.scan = Scanning::Reading,
+            Scanning::Reading if !self.may_begin() => self.relay.scan = Scanning::Reading,
             Scanning::Reading => {
                 if self.relay.cursor.is_none() && !self.relay.scanned.is_empty() {
                     self.relay.scan = Scanning::Reading;

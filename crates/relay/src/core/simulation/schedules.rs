@@ -3,6 +3,7 @@
 use super::{Faults, Foreign, World};
 use crate::core::Mode;
 
+/// `SEEDS=n` plays more of them, or fewer.
 const SEEDS: u64 = 500;
 const STEPS: usize = 600;
 
@@ -20,8 +21,9 @@ const CALM: Faults = Faults {
 };
 
 fn run(faults: Faults) {
-    let replay = std::env::var("REPLAY_SEED").ok().and_then(|seed| seed.parse().ok());
-    let seeds = replay.map_or(0..SEEDS, |seed| seed..seed + 1);
+    let given = |name| std::env::var(name).ok().and_then(|it| it.parse::<u64>().ok());
+    let all = 0..given("SEEDS").unwrap_or(SEEDS);
+    let seeds = given("REPLAY_SEED").map_or(all, |seed| seed..seed + 1);
     for seed in seeds {
         let outcome = std::panic::catch_unwind(|| {
             let mut world = World::new(seed, faults);
@@ -128,6 +130,12 @@ fn in_fenced_mode_a_purged_stream_costs_no_event() {
 #[test]
 fn in_batches_a_purged_stream_costs_no_event() {
     run(Faults { purges: true, batches: true, dedup: false, ..CALM });
+}
+
+#[test]
+fn a_purged_stream_costs_no_event_beside_poison() {
+    run(Faults { purges: true, poison: true, dedup: false, ..CALM });
+    run(Faults { purges: true, poison: true, batches: true, dedup: false, ..CALM });
 }
 
 #[test]

@@ -19,6 +19,15 @@ impl World {
         self.place = state.place().map(|it| Place { seq: it.seq.filter(|_| clear), ..it });
     }
 
+    /// The relay is asked to stop, and does as `Session::close`.
+    pub(super) fn stop(&mut self) {
+        if !self.relay.state.is_in_doubt() {
+            let commit_lsn = self.slot_confirmed.max(self.relay.state.confirmed());
+            self.slot_confirmed = commit_lsn;
+            self.place = Some(Place { commit_lsn, ordinal: 0, seq: None });
+        }
+    }
+
     /// Old messages go, as by an operator's hand or by age.
     pub(super) fn purge(&mut self) {
         let kept = *[0, 0, 1, 5].choose(&mut self.rng).expect("not empty");
