@@ -1,4 +1,5 @@
-//! Random outages of a service, and events that bring it down, 100 seeds; `REPLAY_SEED=n` repeats one.
+//! Random outages of a service, and events that bring it down, 100 seeds; `SEEDS=n` plays more;
+//! `REPLAY_SEED=n` repeats one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -150,8 +151,9 @@ impl World {
 
 #[test]
 fn an_outage_costs_no_attempt_and_an_event_that_brings_the_service_down_ends() {
-    let only = std::env::var("REPLAY_SEED").ok().map(|seed| seed.parse().unwrap());
-    for seed in only.map_or(0..SEEDS, |seed: u64| seed..seed + 1) {
+    let given = |name| std::env::var(name).ok().map(|it| it.parse::<u64>().unwrap());
+    let all = 0..given("SEEDS").unwrap_or(SEEDS);
+    for seed in given("REPLAY_SEED").map_or(all, |seed| seed..seed + 1) {
         eprintln!("seed {seed}");
         let mut world = World::new(seed);
         let mut steps = 0;

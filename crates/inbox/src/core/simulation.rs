@@ -1,4 +1,5 @@
-//! Random deliveries, ends and pauses, 500 seeds; `REPLAY_SEED=n` repeats one.
+//! Random deliveries, ends and pauses, 500 seeds; `SEEDS=n` plays more;
+//! `REPLAY_SEED=n` repeats one.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -175,8 +176,9 @@ impl World {
 // proves: G-EFFECT-2
 #[test]
 fn aggregates_stay_in_order_and_everything_has_its_end() {
-    let only = std::env::var("REPLAY_SEED").ok().map(|seed| seed.parse().unwrap());
-    for seed in only.map_or(0..SEEDS, |seed: u64| seed..seed + 1) {
+    let given = |name| std::env::var(name).ok().map(|it| it.parse::<u64>().unwrap());
+    let all = 0..given("SEEDS").unwrap_or(SEEDS);
+    for seed in given("REPLAY_SEED").map_or(all, |seed| seed..seed + 1) {
         eprintln!("seed {seed}");
         let mut world = World {
             random: StdRng::seed_from_u64(seed),
