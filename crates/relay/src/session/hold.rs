@@ -88,7 +88,7 @@ impl Hold {
     }
 
     /// Whether no event was resolved since the place was written down, so that it is still true.
-    pub(super) fn keeps_place(&self, events: u64) -> bool {
+    fn keeps_place(&self, events: u64) -> bool {
         events == self.written
     }
 

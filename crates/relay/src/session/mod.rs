@@ -255,14 +255,12 @@ impl Session {
             return; // what an earlier session wrote down is all that tells
         }
         let (resolved, events) = (self.state.confirmed(), self.state.settled_of_the_log());
-        let keeps = self.hold.keeps_place(events);
         let has_place = || self.state.place().is_some();
         if self.hold.is_due(resolved, events, Instant::now(), has_place) {
             let (store, slot) = (Arc::clone(&self.store), self.config.slot.clone());
             let place = match self.state.place() {
                 Some(place) if self.scan.is_clear() => Written::Place(place),
                 Some(place) => Written::Place(Place { seq: None, ..place }),
-                None if keeps => Written::AsBefore,
                 None => Written::Nothing,
             };
             self.jobs.push(jobs::hold(store, slot, self.reader, place));

@@ -34,8 +34,6 @@ pub(crate) struct StateRow {
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Written {
     Place(Place),
-    /// Nothing was resolved since: what was written down is still true.
-    AsBefore,
     /// The slot is confirmed beyond the last place, and nobody knows where the stream was then.
     Nothing,
 }
@@ -129,21 +127,19 @@ impl Store {
              UPDATE {} SET held_lsn = $2, updated_at = now(),
                  resolved_lsn = coalesce($4, resolved_lsn),
                  resolved_ordinal = CASE WHEN $4 IS NULL THEN resolved_ordinal ELSE $5 END,
-                 resolved_stream_seq = CASE WHEN $7 THEN resolved_stream_seq ELSE $6 END,
-                 resolved_at = now()
+                 resolved_stream_seq = $6, resolved_at = now()
              FROM durable
              WHERE slot = $1 AND EXISTS (
                  SELECT FROM pg_replication_slots WHERE slot_name = $1 AND active_pid = $3
              )",
             self.table.companion("tailpost_state")
         );
-        let (at, keeps) = (PgLsn::from(at.0), matches!(place, Written::AsBefore));
+        let at = PgLsn::from(at.0);
         let place = if let Written::Place(place) = place { Some(place) } else { None };
         let lsn = place.map(|it| PgLsn::from(it.commit_lsn.0));
         let ordinal = place.map(|it| i64::from(it.ordinal));
         let seq = place.and_then(|it| it.seq).map(u64::cast_signed);
-        let parameters: [&(dyn ToSql + Sync); 7] =
-            [&slot, &at, &reader, &lsn, &ordinal, &seq, &keeps];
+        let parameters: [&(dyn ToSql + Sync); 6] = [&slot, &at, &reader, &lsn, &ordinal, &seq];
         let written = self.client().execute(&sql, &parameters).await;
         match written.map_err(Error::sql("write down that the slot is held"))? {
             0 => Err(Error::SlotBusy { slot: slot.to_owned() }),
