@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use support::{DEADLINE, Rig, until};
-use testbed::{AnyRow, Drawn, Shape};
+use support::{DEADLINE, Rig, get, until};
+use testbed::{AnyRow, Drawn, Port, Shape};
 use uuid::Uuid;
 
 /// Of each shape, before the slot and behind it.
@@ -164,4 +164,96 @@ async fn a_row_inserted_as_published_is_not_published_again() {
     rig.wait_marked().await;
     rig.wait_confirmed().await;
     assert_eq!(rig.stored_ids().await, [first, last].concat());
+}
+
+const WITHOUT_ID: &str =
+    "INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload)
+    VALUES ('order', 'o-1', 'Placed', '{\"n\": 0}')";
+
+/// Nothing can be said about such a row: neither that it is published nor that it is parked.
+async fn leaves_out_rows_without_an_id(mode: &str, on_park: &str) {
+    let mut rig = Rig::new().await;
+    rig.set("TAILPOST_RELAY__SCAN_INTERVAL", "200ms");
+    rig.set("TAILPOST_RELAY__MODE", mode);
+    rig.set("TAILPOST_RELAY__ON_PARK", on_park);
+    let admin = Port::reserve().expect("a free port");
+    rig.set("TAILPOST_ADMIN__LISTEN", &admin.addr().to_string());
+    // As adopted from something that did not say that ids are there.
+    let table = Shape::Adopted.create().replace("id UUID PRIMARY KEY", "id UUID UNIQUE");
+    rig.execute(&table).await;
+    rig.execute(WITHOUT_ID).await;
+    let mut expected = rig.insert(5).await;
+    rig.setup().await;
+    let relay = rig.relay();
+    relay.announce("");
+    rig.wait_stored(5).await;
+    rig.execute(WITHOUT_ID).await;
+    expected.extend(rig.insert(5).await);
+    until(DEADLINE, "all others are marked", async || rig.unmarked().await == 2).await;
+    if mode != "poll" {
+        rig.wait_confirmed().await;
+    }
+    let counts = "tailpost_outbox_unidentified_rows{";
+    until(DEADLINE, "both are counted", async || {
+        let metrics = get(admin.addr(), "/metrics").await.unwrap_or_default();
+        metrics.lines().any(|it| it.starts_with(counts) && it.ends_with(" 2.0"))
+    })
+    .await;
+    assert_eq!(rig.stored_ids().await, expected);
+    assert!(!relay.log().contains("starting anew"), "{}", relay.log());
+    assert_eq!(relay.log().matches("rows without an id").count(), 1, "{}", relay.log());
+    let (status, _) = rig.ends_with(0, &["status"]).await;
+    assert!(status.contains("2 rows have no id"), "{status}");
+
+    // Somebody mends it: an id makes an event of a row, whoever was to bring it.
+    rig.execute("UPDATE outbox_events SET id = gen_random_uuid() WHERE id IS NULL").await;
+    rig.wait_marked().await;
+    assert_eq!(rig.stored_ids().await.len(), 12);
+}
+
+/// R-REL-09
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_without_an_id_is_reported_and_holds_nobody_up() {
+    leaves_out_rows_without_an_id("fenced", "skip").await;
+}
+
+/// R-REL-09
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_without_an_id_holds_nobody_up_where_parking_blocks_its_aggregate() {
+    leaves_out_rows_without_an_id("fenced", "block_key").await;
+}
+
+/// R-REL-09
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_without_an_id_holds_nobody_up_in_poll_mode() {
+    leaves_out_rows_without_an_id("poll", "skip").await;
+}
+
+/// R-REL-07: a column with a default takes a null that is given. What tells then is who inserted the
+/// row, which PostgreSQL knows.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_whose_transaction_is_null_are_published_once_and_marked() {
+    let mut rig = Rig::new().await;
+    rig.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
+    rig.set("TAILPOST_RELAY__SCAN_INTERVAL", "200ms");
+    rig.execute(crate::scanner::DOCUMENTED_TABLE).await;
+    rig.execute("ALTER TABLE outbox_events ADD COLUMN txid XID8").await;
+    let mut expected = rig.insert(20).await;
+    rig.setup().await;
+    // Its marks get lost with it.
+    rig.set("TAILPOST_RELAY__MARK_INTERVAL", "1h");
+    let relay = rig.relay();
+    rig.wait_stored(20).await;
+    expected.extend(rig.insert(20).await);
+    rig.wait_stored(40).await;
+    rig.wait_confirmed().await;
+    relay.kill9().await;
+    drop(relay);
+    rig.set("TAILPOST_RELAY__MARK_INTERVAL", "50ms");
+    let relay = rig.relay();
+    expected.extend(rig.insert(20).await);
+    rig.wait_marked().await;
+    rig.wait_confirmed().await;
+    assert_eq!(rig.stored_ids().await, expected);
+    assert!(!relay.log().contains("without passing the log"), "{}", relay.log());
 }

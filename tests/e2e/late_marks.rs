@@ -155,3 +155,36 @@ async fn a_second_connection_that_breaks_takes_few_marks_with_it() {
     assert!((1..=15_000).contains(&lost), "{lost} marks were lost");
     assert_eq!(rig.stored_ids().await, ids);
 }
+
+/// R-REL-06, R-REL-07: rows that nobody should have left unmarked are looked for once an hour, whoever
+/// does it and however often relays are started.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_whole_table_is_looked_at_when_that_is_due_and_not_when_the_relay_was_started() {
+    let mut rig = Rig::new().await;
+    rig.set("TAILPOST_RELAY__SCAN_INTERVAL", "200ms");
+    rig.execute(crate::scanner::DOCUMENTED_TABLE).await;
+    let old = rig.insert(3).await;
+    rig.ends_with(0, &["setup"]).await;
+    rig.execute("CREATE INDEX idx_outbox_txid ON outbox_events (txid)").await;
+    let relay = rig.relay();
+    let new = rig.insert(3).await;
+    rig.wait_marked().await;
+    let fresh = "SELECT count(*) FROM tailpost_state WHERE gap_filled_at IS NOT NULL
+                     AND swept_lsn > start_lsn
+                     AND least(scanned_at, whole_swept_at) > now() - interval '30 minutes'";
+    until(DEADLINE, "both looks are noted", async || rig.query::<i64>(fresh).await == 1).await;
+    relay.sigterm();
+    assert!(relay.wait_exit(DEADLINE).await.success(), "{}", relay.log());
+    // Their marks are taken away, and an hour passes.
+    rig.execute(
+        "UPDATE outbox_events SET published_at = NULL;
+         UPDATE tailpost_state SET scanned_at = now() - interval '61 minutes',
+             whole_swept_at = now() - interval '61 minutes'",
+    )
+    .await;
+    let _relay = rig.relay();
+    rig.wait_marked().await;
+    until(DEADLINE, "both looks are noted", async || rig.query::<i64>(fresh).await == 1).await;
+    let ids = rig.stored_ids().await;
+    assert_eq!(ids, [old, new].concat(), "the stream had them");
+}

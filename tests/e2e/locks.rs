@@ -81,10 +81,26 @@ async fn locked_rows_of_the_log_delay_no_other_mark_and_no_watermark() {
     let lock = client.transaction().await.expect("begin");
     let sql = "SELECT FROM outbox_events WHERE headers IS NOT NULL OR id = $1 FOR UPDATE";
     lock.execute(sql, &[&ids[4]]).await.expect("lock rows");
+    let admin = Port::reserve().expect("a free port");
+    rig.set("TAILPOST_ADMIN__LISTEN", &admin.addr().to_string());
     let relay = rig.relay();
     relay.announce("");
     let more = rig.insert(10).await;
     until(DEADLINE, "all but the locked are marked", async || rig.unmarked().await == 2).await;
+    let owed = async |rows: u64| {
+        let json = format!("\"owed_rows\":{rows},");
+        let status = get(admin.addr(), "/api/v1/status").await.unwrap_or_default();
+        let metrics = get(admin.addr(), "/metrics").await.unwrap_or_default();
+        let metric = |it: &str| it.starts_with("tailpost_outbox_owed_rows{");
+        let metric = metrics
+            .lines()
+            .find(|it| metric(it))
+            .is_some_and(|it| it.ends_with(&format!(" {rows}.0")));
+        metric && status.replace(' ', "").contains(&json)
+    };
+    until(DEADLINE, "the locked rows are counted", async || owed(2).await).await;
+    let (status, _) = rig.ends_with(0, &["status"]).await;
+    assert!(status.contains("2 rows of published or parked events wait for a lock"), "{status}");
     let parked = "SELECT count(*) FROM outbox_dead_letter";
     until(DEADLINE, "the poison is parked", async || rig.query::<i64>(parked).await == 1).await;
     let end = rig.wal_end().await;
@@ -98,6 +114,7 @@ async fn locked_rows_of_the_log_delay_no_other_mark_and_no_watermark() {
     assert!(!relay.log().contains("starting anew"), "{}", relay.log());
     lock.rollback().await.expect("let go");
     rig.wait_marked().await;
+    until(DEADLINE, "no locked row is left", async || owed(0).await).await;
     assert_eq!(rig.stored_ids().await, [ids, more].concat());
     assert_eq!(rig.query::<i64>(parked).await, 1);
 }
@@ -208,4 +225,38 @@ async fn a_locked_table_of_dead_letters_holds_no_request_for_long() {
     client.batch_execute("COMMIT").await.expect("unlock the table");
     let told = get(admin.addr(), "/api/v1/outbox/dead-letter").await.expect("an answer");
     assert!(told.starts_with("HTTP/1.1 200"), "{told}");
+}
+
+/// R-REL-01, R-DLQ-02: where parking blocks an aggregate, the log waits for each look at the dead letters;
+/// but not for who has them locked.
+#[tokio::test(flavor = "multi_thread")]
+async fn locked_dead_letters_hold_up_no_event_of_other_aggregates() {
+    const HELD_UP: &str = "SELECT count(*) FROM pg_stat_activity
+        WHERE application_name = 'tailpost scanner' AND wait_event_type = 'Lock'
+          AND clock_timestamp() - state_change > '1s'";
+    let mut rig = rig().await;
+    rig.set("TAILPOST_RELAY__ON_PARK", "block_key");
+    rig.setup().await;
+    let relay = rig.relay();
+    relay.announce("");
+    rig.execute("SELECT outbox_emit('other', 'x', 'Placed', '{}', headers => '[]')").await;
+    let parked = "SELECT count(*) FROM outbox_dead_letter";
+    until(DEADLINE, "the poison is parked", async || rig.query::<i64>(parked).await == 1).await;
+    let mut client = rig.client().await;
+    let lock = client.transaction().await.expect("begin");
+    lock.batch_execute("LOCK TABLE outbox_dead_letter").await.expect("lock the dead letters");
+    let mut expected = Vec::new();
+    let said = "cannot scan for unpublished rows";
+    while relay.log().matches(said).count() < 3 {
+        expected.extend(rig.insert(10).await);
+        until(DEADLINE, "others are stored", async || {
+            assert_eq!(rig.query::<i64>(HELD_UP).await, 0, "the log waits for a lock");
+            rig.stored_count().await == expected.len() as u64
+        })
+        .await;
+    }
+    lock.rollback().await.expect("let go");
+    rig.wait_marked().await;
+    assert_eq!(rig.stored_ids().await, expected);
+    assert!(!relay.log().contains("starting anew"), "{}", relay.log());
 }

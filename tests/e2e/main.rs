@@ -18,6 +18,7 @@ mod doors;
 mod failure_classes;
 mod foreign_messages;
 mod gaps;
+mod hold;
 mod inbox;
 mod keyed;
 mod late_marks;

@@ -1,5 +1,6 @@
 //! An event that can never be stored is put aside, with a reason, and stops nobody.
 
+use rustix::process::{Pid, Signal, kill_process};
 use support::{DEADLINE, Rig, RigOptions, until};
 use testbed::NatsOptions;
 use uuid::Uuid;
@@ -213,4 +214,106 @@ async fn a_kill_while_an_event_is_parked_leaves_one_dead_letter_and_no_message()
     let ids: Vec<Uuid> = dead_letters(&rig).await.into_iter().map(|it| it.0).collect();
     assert_eq!(ids, poison);
     assert!(!relay.log().contains("starting anew"), "{}", relay.log());
+}
+
+/// Stops the backend that the relay parks with, while it waits for a statement.
+async fn stop_parking(rig: &Rig) -> Pid {
+    let idle = "SELECT max(pid) FROM pg_stat_activity
+                WHERE application_name = 'tailpost rows' AND state = 'idle'";
+    let mut stopped = None;
+    until(DEADLINE, "who parks is stopped while idle", async || {
+        let idle_pid = async || rig.query::<Option<i32>>(idle).await.and_then(Pid::from_raw);
+        let Some(pid) = idle_pid().await else { return false };
+        kill_process(pid, Signal::STOP).expect("stop PostgreSQL's process");
+        // A statement may have come between the look and the signal.
+        stopped = idle_pid().await.filter(|still| *still == pid);
+        if stopped.is_none() {
+            kill_process(pid, Signal::CONT).expect("resume PostgreSQL's process");
+        }
+        stopped.is_some()
+    })
+    .await;
+    stopped.expect("a process")
+}
+
+/// Bytes that wait to be read by a backend.
+async fn unread(rig: &Rig, backend: Pid) -> usize {
+    let pid = backend.as_raw_nonzero();
+    let sql = format!("SELECT client_port FROM pg_stat_activity WHERE pid = {pid}");
+    let client = rig.query::<i32>(&sql).await;
+    let (local, remote) = (format!(":{:04X}", rig.postgres.port()), format!(":{client:04X}"));
+    let sockets = std::fs::read_to_string("/proc/net/tcp").expect("the list of sockets");
+    let queue = sockets.lines().find_map(|line| {
+        let mut fields = line.split_whitespace().skip(1);
+        let is_it = fields.next()?.ends_with(&local) && fields.next()?.ends_with(&remote);
+        is_it.then(|| fields.nth(1)?.split_once(':')?.1.to_owned().into())?
+    });
+    let queue: String = queue.expect("the backend's socket");
+    usize::from_str_radix(&queue, 16).expect("a number of bytes")
+}
+
+/// R-REL-06, R-REL-10, R-REL-13: what a relay sent before it died is executed when its successor has
+/// published the event, which the stream takes by then. No row is left to say so.
+// proves: G-ONCE-2
+#[tokio::test(flavor = "multi_thread")]
+async fn a_late_park_makes_no_dead_letter_of_what_the_successor_published() {
+    let mut rig = Rig::new().await;
+    rig.set("TAILPOST_RELAY__MARK", "delete");
+    rig.setup().await;
+    limit_messages(&rig, 4_096).await;
+    let first = rig.relay();
+    let (_, parked) = insert_with_poison(&rig, 5).await;
+    until(DEADLINE, "the statement is prepared", async || !dead_letters(&rig).await.is_empty())
+        .await;
+    let second = rig.relay();
+    second.wait_log("standing by").await;
+    let backend = stop_parking(&rig).await;
+    let (_, late) = insert_with_poison(&rig, 5).await;
+    let what = "the statement is on its way";
+    until(DEADLINE, what, async || unread(&rig, backend).await > 9_000).await;
+    first.kill9().await;
+    limit_messages(&rig, -1).await;
+    second.wait_active().await;
+    until(DEADLINE, "all is published", async || {
+        let rows = rig.query::<i64>("SELECT count(*) FROM outbox_events").await;
+        rows == 0 && rig.stored_ids().await.contains(&late[0])
+    })
+    .await;
+    kill_process(backend, Signal::CONT).expect("resume PostgreSQL's process");
+    let gone =
+        format!("SELECT count(*) FROM pg_stat_activity WHERE pid = {}", backend.as_raw_nonzero());
+    until(DEADLINE, "the late statement is executed", async || rig.query::<i64>(&gone).await == 0)
+        .await;
+    let dead: Vec<Uuid> = dead_letters(&rig).await.into_iter().map(|(id, _)| id).collect();
+    assert_eq!(dead, parked);
+}
+
+/// R-REL-06: dead letters cost nothing once their rows are seen to be gone.
+#[tokio::test(flavor = "multi_thread")]
+async fn watermarks_do_not_look_for_the_row_of_each_dead_letter_again_and_again() {
+    const PROBES: &str = "SELECT (seq_scan + coalesce(idx_scan, 0))::BIGINT
+        FROM pg_stat_user_tables WHERE relname = 'outbox_dead_letter'";
+    const MOVED: &str = "SELECT coalesce(extract(epoch FROM watermark_at), 0)::FLOAT8
+        FROM tailpost_state";
+    /// Statistics are a second or two late.
+    const WATERMARKS: usize = 4;
+    let mut rig = Rig::new().await;
+    rig.set("TAILPOST_RELAY__MARK", "watermark");
+    rig.setup().await;
+    limit_messages(&rig, 4_096).await;
+    let _relay = rig.relay();
+    insert_with_poison(&rig, 50).await;
+    let (mut probes, mut moved, mut quiet) = (0, 0.0, 0);
+    until(DEADLINE, "watermarks pass without a look at the dead letters", async || {
+        rig.insert(1).await;
+        let now = rig.query::<f64>(MOVED).await;
+        if now > moved {
+            moved = now;
+            let seen = rig.query::<i64>(PROBES).await;
+            quiet = if seen == probes { quiet + 1 } else { 0 };
+            probes = seen;
+        }
+        quiet > WATERMARKS
+    })
+    .await;
 }

@@ -73,6 +73,7 @@ pub async fn inspect(config: &Config) -> Result<StatusReport, Error> {
         }
     }
     warn_of_dead_letters(&mut report);
+    warn_of_rows(&mut report);
     Ok(report)
 }
 
@@ -144,6 +145,23 @@ fn warn_of_dead_letters(report: &mut StatusReport) {
     }
 }
 
+fn warn_of_rows(report: &mut StatusReport) {
+    let OutboxReport { unidentified, owed, .. } = report.outbox;
+    if unidentified > 0 {
+        let rows = if unidentified == 1 { "row has" } else { "rows have" };
+        report.warnings.push(format!(
+            "{unidentified} {rows} no id and cannot be published: give each an id, or delete it"
+        ));
+    }
+    if owed > 0 {
+        let s = if owed == 1 { "" } else { "s" };
+        report.warnings.push(format!(
+            "{owed} row{s} of published or parked events wait for a lock: a relay marks or removes \
+             them when they are free; see pg_locks for who has them"
+        ));
+    }
+}
+
 async fn slot(config: &Config, client: &Client) -> Result<Option<SlotReport>, Error> {
     let time = "to_char(%I AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"')";
     let sql = format!(
@@ -200,10 +218,14 @@ async fn outbox(config: &Config, store: &Store, backlog: Backlog) -> Result<Outb
                  ORDER BY dead_at DESC LIMIT 1),
                 ({dropped}),
                 (SELECT count(DISTINCT (aggregate_type, aggregate_id)) FROM {dead}
-                 WHERE blocks AND discarded_at IS NULL)"
+                 WHERE blocks AND discarded_at IS NULL),
+                (SELECT count(*) FROM {owed})",
+        owed = config.table.companion("tailpost_owed")
     );
     let asked = async { store.client().query_one(&sql, &[]).await.map_err(Error::sql(doing)) };
     let row = Opening::unobserved(config).on(store, doing, asked).await?;
+    let looked = store.unidentified();
+    let unidentified = Opening::unobserved(config).on(store, doing, looked).await?;
     let overview = DeadLetters::connect(config).await?.overview(&Filter::default(), 0).await?;
     let count = |number: i64| u64::try_from(number).unwrap_or(0);
     Ok(OutboxReport {
@@ -211,6 +233,8 @@ async fn outbox(config: &Config, store: &Store, backlog: Backlog) -> Result<Outb
         unpublished: count(backlog.rows),
         unpublished_is_capped: backlog.rows >= COUNT_MAX,
         dropped: row.get::<_, Option<i64>>(2).map(count),
+        unidentified,
+        owed: count(row.get(4)),
         oldest_unpublished_seconds: backlog.oldest_seconds,
         dead_letters: count(row.get(0)),
         latest_dead_letter_reason: row.get(1),

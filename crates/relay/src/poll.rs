@@ -29,7 +29,7 @@ use crate::broker::{self, Answers, History, Publisher, TailReader};
 use crate::config::Config;
 use crate::connect::NatsLink;
 use crate::core::{Dead, Input, Limits, Mode, Origin, Request, Settled, Start, State, Tail};
-use crate::database::store::ScannedRow;
+use crate::database::store::{ScannedRow, Stuck};
 use crate::database::{Opening, Rows, Store, answered};
 use crate::describe;
 use crate::error::Error;
@@ -71,7 +71,7 @@ enum Done {
     Finished { store: Arc<Store>, marked: u64 },
     Tail(Tail),
     TailFailed(String),
-    OwedSettled { store: Arc<Store> },
+    OwedSettled { store: Arc<Store>, found: Option<Stuck> },
     Noted,
 }
 
@@ -196,7 +196,7 @@ impl Poll {
             tokio::select! {
                 () = stop.cancelled(), if self.draining_since.is_none() => self.drain("on request"),
                 answered = self.answers.receive(&mut self.answered) => answered?,
-                Some(done) = self.jobs.next() => self.finish(done?)?,
+                Some(done) = self.jobs.next() => self.finish(done?, reporter)?,
                 ready = self.publisher.ready(), if sends => ready?,
                 () = tokio::time::sleep_until(self.look_at.into()), if looks => {}
                 _ = self.tick.tick() => self.tick(reporter)?,
@@ -352,7 +352,7 @@ impl Poll {
         }
     }
 
-    fn finish(&mut self, done: Done) -> Result<(), Error> {
+    fn finish(&mut self, done: Done, reporter: &mut Reporter) -> Result<(), Error> {
         match done {
             Done::Claimed { store, rows, asked } => self.claimed(store, &rows, asked)?,
             Done::Renewed { number, asked } => self.claims.renewed(number, asked),
@@ -369,7 +369,12 @@ impl Poll {
                 warn!(error = why, "the stream does not answer, trying again");
                 self.apply(Input::TailFailed(why));
             }
-            Done::OwedSettled { store } => self.free.push(store),
+            Done::OwedSettled { store, found } => {
+                self.free.push(store);
+                if let Some(stuck) = found {
+                    reporter.stuck(stuck);
+                }
+            }
             Done::Noted => {}
         }
         Ok(())
@@ -385,10 +390,10 @@ impl Poll {
         {
             self.owed_at = Instant::now();
             self.jobs.push(job(async move {
-                if let Err(error) = store.settle_owed().await {
-                    warn!(error = describe(&error), "left rows to be marked later");
-                }
-                Ok(Done::OwedSettled { store })
+                let found = store.settle_owed().await.inspect_err(|error| {
+                    warn!(error = describe(error), "left rows to be marked later");
+                });
+                Ok(Done::OwedSettled { store, found: found.ok() })
             }));
         }
         for (number, store) in self.claims.due() {

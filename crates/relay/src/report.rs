@@ -78,6 +78,10 @@ pub struct OutboxReport {
     pub unpublished_is_capped: bool,
     /// Rows that a route dropped, counted up to a limit; `None` if no route drops events.
     pub dropped: Option<u64>,
+    /// Rows without an id, counted up to a limit. They are not among the unpublished.
+    pub unidentified: u64,
+    /// Rows whose events are published or parked, and which somebody has locked.
+    pub owed: u64,
     /// Age of the oldest of the unpublished rows.
     pub oldest_unpublished_seconds: Option<f64>,
     /// Events in the dead-letter table that nobody has discarded.

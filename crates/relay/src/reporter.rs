@@ -5,9 +5,11 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use pgoutput::Lsn;
 use tokio::sync::watch;
+use tracing::{error, info, warn};
 
 use crate::connect::NatsLink;
 use crate::core::{Origin, Settled, State};
+use crate::database::store::Stuck;
 use crate::session::MarkCounts;
 use crate::status::{Role, SlotStatus, Status};
 
@@ -69,6 +71,31 @@ impl Reporter {
     /// The slot was looked at.
     pub(crate) fn slot(&mut self, slot: SlotStatus) {
         self.status.slot = Some(slot);
+    }
+
+    /// It was looked for rows that wait for somebody. Said when that begins and ends.
+    pub(crate) fn stuck(&mut self, stuck: Stuck) {
+        let status = &mut self.status;
+        let owed = std::mem::replace(&mut status.owed_rows, stuck.owed);
+        let unidentified = std::mem::replace(&mut status.unidentified_rows, stuck.unidentified);
+        match (owed, stuck.owed) {
+            (0, rows @ 1..) => warn!(
+                rows,
+                "somebody has rows locked whose events are published or parked: they are marked or \
+                 removed when they are free"
+            ),
+            (1.., 0) => info!("rows that were locked are marked or removed"),
+            _ => {}
+        }
+        match (unidentified, stuck.unidentified) {
+            (0, rows @ 1..) => error!(
+                rows,
+                "the outbox has rows without an id, which can be neither published nor parked: they \
+                 are left out. Give each an id, which makes an event of it, or delete it"
+            ),
+            (1.., 0) => info!("no row lacks an id any more"),
+            _ => {}
+        }
     }
 
     /// Something went wrong that the session survives.

@@ -145,7 +145,8 @@ async fn session(
         if config.mode == Mode::Poll {
             return Poll::open(config, &opening, client, link, once).await.map(Opened::Poll);
         }
-        Session::open(config, &opening, client, link, once).await.map(Opened::Session)
+        let session = Box::pin(Session::open(config, &opening, client, link, once));
+        session.await.map(Opened::Session)
     };
     let mut opened = Box::pin(opened);
     let opened = loop {

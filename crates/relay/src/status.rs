@@ -50,6 +50,11 @@ pub struct Status {
     pub swept_total: u64,
     /// Rows that came into the outbox without passing the log, found and left to the scanner.
     pub unlogged_total: u64,
+    /// Rows whose events are published or parked, and which somebody has locked: they are marked or
+    /// removed when they are free.
+    pub owed_rows: u64,
+    /// Rows without an id, which are neither published nor parked.
+    pub unidentified_rows: u64,
     /// Fast-ingest batches begun; messages that go by themselves are in none.
     pub batches_total: u64,
     /// How often the stream's tail was read to find out what is stored.

@@ -71,6 +71,8 @@ pub(crate) struct Rows {
     table: Table,
     routing: Routing,
     relations: HashMap<u32, Layout>,
+    /// Rows without an id that the log has brought.
+    unidentified: u64,
 }
 
 /// What a relation's columns are to us, in the relation's order; `None` for a foreign relation.
@@ -91,7 +93,7 @@ enum Meaning {
 
 impl Rows {
     pub(crate) fn new(table: Table, routing: Routing) -> Self {
-        Self { table, routing, relations: HashMap::new() }
+        Self { table, routing, relations: HashMap::new(), unidentified: 0 }
     }
 
     /// Learns a relation.
@@ -102,14 +104,20 @@ impl Rows {
         Ok(())
     }
 
-    /// Decodes an insert. `None` if it is not into the outbox, or nothing is to be done about it.
+    /// How many rows of the log had no id.
+    pub(crate) fn unidentified(&self) -> u64 {
+        self.unidentified
+    }
+
+    /// Decodes an insert. `None` if it is not into the outbox, or nothing is to be done about it, or
+    /// nothing can be done, because it has no id: such rows are counted.
     ///
     /// # Errors
     ///
-    /// [`Error::Table`] if the row has no id, or comes before its relation: whatever else its columns
-    /// hold is the event's own misfortune, which says so.
+    /// [`Error::Table`] if the row comes before its relation: whatever else its columns hold is the
+    /// event's own misfortune, which says so.
     pub(crate) fn insert(
-        &self,
+        &mut self,
         insert: &Insert,
         committed_at_micros: i64,
     ) -> Result<Option<Outgoing>, Error> {
@@ -132,6 +140,10 @@ impl Rows {
         }
         // Everybody sees a row of that transaction, so it is the scanner's.
         if txid == Some(REQUEUED_TXID) {
+            return Ok(None);
+        }
+        if !reading.has_id {
+            self.unidentified += 1;
             return Ok(None);
         }
         self.address(reading, seq, txid).map(Some)
@@ -163,7 +175,7 @@ impl Rows {
         let Reading { event, has_id, misfits } = reading;
         if !has_id {
             let name = self.table.columns().name(Column::Id);
-            return Err(Error::Table(format!("column \"{name}\" holds null, or no UUID")));
+            return Err(Error::Table(format!("column \"{name}\" holds no UUID")));
         }
         let subject = if misfits.is_empty() {
             self.routing.subject(&event)

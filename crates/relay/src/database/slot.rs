@@ -1,6 +1,7 @@
 //! The replication slot: found, checked, created anew, started.
 
 use std::collections::HashSet;
+use std::time::Duration;
 
 use pgoutput::Lsn;
 use pgwire_replication::IdentifySystem;
@@ -11,7 +12,7 @@ use super::Rows;
 use super::opening::{Opening, answered};
 use super::replication::{Replication, number, text};
 use super::source::Source;
-use super::store::{Resolved, SWEPT_AT_ONCE, StateRow, Store, Swath, Watermark};
+use super::store::{LastLooks, Resolved, SWEPT_AT_ONCE, StateRow, Store, Swath, Watermark};
 use crate::broker::{SOUGHT_AT_ONCE, TailReader, WayBack};
 use crate::config::Config;
 use crate::core::{LOGGED_WHILE_SCAN_UNMARKED_MAX, SCANS_UNMARKED_MAX, Sweeper, Tail};
@@ -43,6 +44,7 @@ pub(crate) struct Slot {
     pub(crate) start_snapshot: String,
     watermark: Option<Watermark>,
     pub(crate) swept: Option<Watermark>,
+    pub(crate) looks: LastLooks,
     /// The process that will read the slot for this session.
     pub(crate) reader: i32,
     /// The slot was created just now: what it does not bring has to be scanned for.
@@ -98,6 +100,7 @@ impl Slot {
             start_snapshot,
             watermark: state.watermark,
             swept: state.swept,
+            looks: state.looks,
             reader,
             created,
             is_gap_filled: state.is_gap_filled,
@@ -399,6 +402,10 @@ async fn create(
         held: Some(start),
         is_gap_filled,
         resolved: None,
+        looks: LastLooks {
+            scanned: is_gap_filled.then_some(Duration::ZERO),
+            swept: Some(Duration::ZERO),
+        },
     };
     Ok((state, start))
 }

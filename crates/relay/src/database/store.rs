@@ -27,7 +27,7 @@ use uuid::Uuid;
 
 pub(crate) use self::backlog::{Backlog, COUNT_MAX};
 pub(crate) use self::index::create_index_of_transactions;
-pub(crate) use self::owed::Marks;
+pub(crate) use self::owed::{Marks, Stuck};
 pub(crate) use self::parking::{RowOfDead, SlotReader};
 pub(crate) use self::scan::{Extent, ScannedRow, Scanner};
 use self::statements::Statements;
@@ -38,7 +38,7 @@ use crate::database::{answered, publication, shape};
 use crate::error::Error;
 use crate::shards::{Shard, Shards};
 
-pub(crate) use self::state::{Resolved, StateRow, Watermark};
+pub(crate) use self::state::{LastLooks, Looker, Resolved, StateRow, Watermark, Written};
 pub(crate) use self::sweep::{Look, SWEPT_AT_ONCE, Swath};
 
 /// How long a statement may take where nobody waits for more than a minute, in milliseconds.
@@ -371,12 +371,13 @@ impl Store {
             "UPDATE {outbox} o SET published_at = clock_timestamp()
              WHERE published_at IS NULL AND EXISTS (
                  SELECT FROM {published} p
-                 WHERE NOT pg_visible_in_snapshot(o.txid, p.start_snapshot)
-                   AND pg_visible_in_snapshot(o.txid, p.end_snapshot)
+                 WHERE NOT pg_visible_in_snapshot({transaction}, p.start_snapshot)
+                   AND pg_visible_in_snapshot({transaction}, p.end_snapshot)
                    AND age(o.xmin) >= age(p.xmin));
              DELETE FROM {published};
              UPDATE {outbox} o SET txid = pg_current_xact_id()
              WHERE published_at IS NULL AND {owned}",
+            transaction = statements::transaction("o"),
             outbox = self.table.quoted(),
             published = self.table.companion("tailpost_published"),
             owned = self.owned_rows("o"),

@@ -26,6 +26,9 @@ const PAUSE_MIN: Duration = Duration::from_millis(250);
 /// confirmed: without this, an idle relay would keep an idle server busy.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
+/// So much log is kept for knowing how far the stream had got, where that cannot be said of now.
+const KEPT_BYTES: u64 = 64 << 20;
+
 /// As much log as writing the position down may cost. The log has what all shards write.
 const NEXT_TO_NOTHING_BYTES: u64 = 1_024;
 
@@ -84,8 +87,21 @@ impl Hold {
         self.writing.is_some()
     }
 
+    /// Whether no event was resolved since the place was written down, so that it is still true.
+    fn keeps_place(&self, events: u64) -> bool {
+        events == self.written
+    }
+
     /// Whether the position is to be written down now, `events` having been resolved so far.
-    pub(super) fn is_due(&mut self, resolved_before: Lsn, events: u64, now: Instant) -> bool {
+    /// `has_place` says whether there is a place to be written with it: without one, a successor could
+    /// not count from where the slot begins.
+    pub(super) fn is_due(
+        &mut self,
+        resolved_before: Lsn,
+        events: u64,
+        now: Instant,
+        has_place: impl FnOnce() -> bool,
+    ) -> bool {
         let allowed = self.allowed(resolved_before, events).max(self.confirmed);
         let beyond = resolved_before.0.saturating_sub(allowed.0);
         if self.is_writing() || beyond == 0 {
@@ -96,17 +112,21 @@ impl Hold {
         if self.written_at.is_some_and(|at| now.saturating_duration_since(at) < pause) {
             return false;
         }
+        if !self.keeps_place(events) && beyond < KEPT_BYTES && !has_place() {
+            return false;
+        }
         self.pause = if matters { PAUSE_MIN } else { (self.pause * 2).min(PAUSE_MAX) };
         self.writing = Some((resolved_before, events));
         (self.written_at, self.resolved) = (Some(now), events);
         true
     }
 
-    /// It is on the disk.
-    pub(super) fn written(&mut self, held: Lsn) {
-        if let Some((resolved_before, events)) = self.writing.take() {
-            (self.resolved_before, self.written) = (resolved_before, events);
-        }
+    /// It is on the disk; or it could not be written, and nothing more may be confirmed.
+    pub(super) fn written(&mut self, held: Option<Lsn>) {
+        let (Some((resolved_before, events)), Some(held)) = (self.writing.take(), held) else {
+            return;
+        };
+        (self.resolved_before, self.written) = (resolved_before, events);
         self.held = self.held.max(held);
     }
 }
@@ -123,11 +143,11 @@ mod tests {
         for step in 0..seconds * 100 {
             let (lsn, events) = resolved(step);
             let now = start + Duration::from_millis(10 * step);
-            if hold.is_due(Lsn(lsn + own), events, now) {
+            if hold.is_due(Lsn(lsn + own), events, now, || true) {
                 let end = Lsn(lsn + own);
                 own += 300;
                 count += 1;
-                hold.written(end);
+                hold.written(Some(end));
             }
             assert!(hold.allow(Lsn(lsn + own), events) <= Lsn(lsn + own));
         }
@@ -138,14 +158,39 @@ mod tests {
     fn nothing_is_confirmed_that_is_not_written_down() {
         let mut hold = Hold::new(Lsn(1), Shards::default());
         assert_eq!(hold.allow(Lsn(5), 1), Lsn::ZERO);
-        assert!(hold.is_due(Lsn(50), 1, Instant::now()));
+        assert!(hold.is_due(Lsn(50), 1, Instant::now(), || true));
         assert_eq!(hold.allow(Lsn(50), 1), Lsn::ZERO, "not yet on the disk");
-        hold.written(Lsn(70));
+        hold.written(Some(Lsn(70)));
         assert_eq!(hold.allow(Lsn(50), 1), Lsn(50));
         assert_eq!(hold.allow(Lsn(60), 2), Lsn(50), "beyond the place that is written down");
         assert_eq!(hold.allow(Lsn(60), 1), Lsn(60), "no event is in between");
         assert_eq!(hold.allow(Lsn(90), 1), Lsn(70), "beyond where the log ended");
         assert_eq!(hold.allow(Lsn(90), 2), Lsn(70), "never less than before");
+    }
+
+    #[test]
+    fn what_could_not_be_written_down_allows_nothing() {
+        let mut hold = Hold::new(Lsn(1), Shards::default());
+        assert!(hold.is_due(Lsn(50), 1, Instant::now(), || true));
+        hold.written(None);
+        assert_eq!(hold.allow(Lsn(60), 2), Lsn::ZERO);
+        assert_eq!(hold.allow(Lsn(60), 1), Lsn::ZERO);
+    }
+
+    #[test]
+    fn a_place_is_not_given_up_for_a_little_log() {
+        let (mut hold, start) = (Hold::new(Lsn(1), Shards::default()), Instant::now());
+        assert!(!hold.is_due(Lsn(50), 1, start, || false), "events were resolved since");
+        assert!(hold.is_due(Lsn(50), 1, start, || true));
+        hold.written(Some(Lsn(70)));
+        let later = start + Duration::from_mins(1);
+        assert!(!hold.is_due(Lsn(9_000), 2, later, || false));
+        assert!(hold.is_due(Lsn(9_000), 1, later, || false), "it is still true");
+        hold.written(Some(Lsn(9_100)));
+        assert!(
+            hold.is_due(Lsn(9_100 + KEPT_BYTES), 2, later + Duration::from_mins(1), || false),
+            "too much log"
+        );
     }
 
     #[test]
@@ -166,8 +211,8 @@ mod tests {
         for step in 0..60 * 100 {
             let now = start + Duration::from_millis(10 * step);
             for hold in &mut holds {
-                if hold.is_due(Lsn(end), 0, now) {
-                    hold.written(Lsn(end));
+                if hold.is_due(Lsn(end), 0, now, || true) {
+                    hold.written(Some(Lsn(end)));
                     (end, count) = (end + 300, count + 1);
                 }
             }
@@ -178,10 +223,10 @@ mod tests {
     #[test]
     fn an_event_on_an_idle_stream_is_confirmed_at_once() {
         let (mut hold, start) = (Hold::new(Lsn(1), Shards::default()), Instant::now());
-        assert!(hold.is_due(Lsn(101), 1, start));
-        hold.written(Lsn(200));
+        assert!(hold.is_due(Lsn(101), 1, start, || true));
+        hold.written(Some(Lsn(200)));
         let later = start + Duration::from_millis(300);
-        assert!(!hold.is_due(Lsn(200), 1, later), "nothing new");
-        assert!(hold.is_due(Lsn(300), 2, later));
+        assert!(!hold.is_due(Lsn(200), 1, later, || true), "nothing new");
+        assert!(hold.is_due(Lsn(300), 2, later, || true));
     }
 }

@@ -13,8 +13,8 @@ use uuid::Uuid;
 use super::parking::Parked;
 use super::settle::Statement;
 use crate::broker::TailReader;
-use crate::core::{Blocked, Dead, Place, Settled, SlotHealth, Tail, Unmarked};
-use crate::database::store::{Look, Marks, ScannedRow, Scanner, Swath};
+use crate::core::{Blocked, Dead, Settled, SlotHealth, Tail, Unmarked};
+use crate::database::store::{Look, Looker, Marks, ScannedRow, Scanner, Stuck, Swath, Written};
 use crate::database::{Store, Watermark};
 use crate::describe;
 use crate::error::Error;
@@ -32,14 +32,15 @@ pub(super) enum Done {
     Tail(Tail),
     TailFailed(String),
     FailureNoted,
+    LookNoted,
     /// Which events are marked as published, and where.
     Marks(HashMap<Uuid, Option<u64>>),
     Purged(u64),
     Parked(Vec<Parked>),
     /// Somebody has the dead letters locked.
     NotParked(Vec<(u64, Dead)>),
-    /// How many rows are owed marks; `None` if that could not be found out.
-    OwedSettled(Option<u64>),
+    /// What is still owed; `None` if that could not be found out.
+    OwedSettled(Option<Stuck>),
     /// `None` if the statement failed: its rows are the sweeper's then.
     Marked {
         statement: Statement,
@@ -74,8 +75,8 @@ pub(super) enum Done {
     GapFilled(bool),
     Heartbeat,
     LeftServer,
-    /// The slot may be confirmed up to here.
-    Held(Lsn),
+    /// The slot may be confirmed up to here; `None` if that could not be written down.
+    Held(Option<Lsn>),
     Looked(SlotHealth),
 }
 
@@ -182,6 +183,14 @@ pub(super) fn note_failure(store: Arc<Store>, id: Uuid, reason: String, pause: D
     })
 }
 
+/// Writes down that the whole table was looked at. Lost, it costs another look.
+pub(super) fn note_look(store: Arc<Store>, slot: String, by: Looker) -> Job {
+    job(async move {
+        tolerate(store.note_look(&slot, by).await);
+        Ok(Done::LookNoted)
+    })
+}
+
 /// Goes to another server of the broker's cluster.
 pub(super) fn leave_server(tail: TailReader) -> Job {
     job(async move {
@@ -194,15 +203,15 @@ pub(super) fn heartbeat(store: Arc<Store>) -> Job {
     job(async move { store.heartbeat().await.map(|()| Done::Heartbeat) })
 }
 
-pub(super) fn hold(store: Arc<Store>, slot: String, reader: i32, place: Option<Place>) -> Job {
+pub(super) fn hold(store: Arc<Store>, slot: String, reader: i32, place: Written) -> Job {
     job(async move {
         match store.hold(&slot, reader, place).await {
             // Nothing is confirmed meanwhile, and everything else goes on.
             Err(error) if error.is_contention() => {
                 warn!(error = describe(&error), "cannot write down what may be confirmed");
-                Ok(Done::Held(Lsn::ZERO))
+                Ok(Done::Held(None))
             }
-            held => held.map(Done::Held),
+            held => held.map(|held| Done::Held(Some(held))),
         }
     })
 }

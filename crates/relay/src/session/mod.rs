@@ -34,7 +34,7 @@ use self::watch::Watch;
 use crate::broker::{Answers, Publisher, TailReader};
 use crate::config::Config;
 use crate::core::{Input, Mode, Place, Request, State};
-use crate::database::store::SlotReader;
+use crate::database::store::{SlotReader, Written};
 use crate::database::{Source, Store, answered};
 use crate::error::Error;
 use crate::reporter::Reporter;
@@ -255,12 +255,14 @@ impl Session {
             return; // what an earlier session wrote down is all that tells
         }
         let (resolved, events) = (self.state.confirmed(), self.state.settled_of_the_log());
-        if self.hold.is_due(resolved, events, Instant::now()) {
+        let has_place = || self.state.place().is_some();
+        if self.hold.is_due(resolved, events, Instant::now(), has_place) {
             let (store, slot) = (Arc::clone(&self.store), self.config.slot.clone());
-            let place = self.state.place().map(|it| match self.scan.is_clear() {
-                true => it,
-                false => Place { seq: None, ..it },
-            });
+            let place = match self.state.place() {
+                Some(place) if self.scan.is_clear() => Written::Place(place),
+                Some(place) => Written::Place(Place { seq: None, ..place }),
+                None => Written::Nothing,
+            };
             self.jobs.push(jobs::hold(store, slot, self.reader, place));
         }
         self.source.confirm(self.hold.allow(resolved, events));
@@ -277,10 +279,10 @@ impl Session {
             }
             Done::Marks(marks) => self.apply(Input::Marks(marks)),
             Done::Purged(purged @ 1..) => info!(purged, "removed old dead letters"),
-            Done::FailureNoted | Done::Purged(_) => {}
+            Done::FailureNoted | Done::LookNoted | Done::Purged(_) => {}
             Done::Parked(parked) => self.parked(parked),
             Done::NotParked(batch) => self.not_parked(batch),
-            Done::OwedSettled(rows) => self.owed_settled(rows),
+            Done::OwedSettled(found) => self.owed_settled(found, reporter),
             Done::Marked { statement, marked } => self.settling.marked(statement, marked),
             Done::MarksHelp(store) => self.settling.helped(store),
             Done::Observed(watermark) => self.settling.observed(watermark),
@@ -295,7 +297,7 @@ impl Session {
             }
             Done::ScanWatched(is_in_the_way) => self.scan.watched(is_in_the_way),
             Done::ScanPostponed => self.scan.postponed(),
-            Done::ScanClosed => self.scan.closed(self.config.scan.interval),
+            Done::ScanClosed => self.scan_closed(),
             Done::GapFilled(is_noted) => self.scan.gap_filled(is_noted),
             Done::Heartbeat | Done::LeftServer => {}
             Done::Held(held) => self.hold.written(held),
@@ -395,7 +397,7 @@ impl Session {
         // on the same connection is executed before.
         // And nobody who writes to the stream, or purges it, until there is a relay again can make
         // events count as published.
-        let place = Some(Place { commit_lsn: confirmed, ordinal: 0, seq: None });
+        let place = Written::Place(Place { commit_lsn: confirmed, ordinal: 0, seq: None });
         if !self.state.is_in_doubt() {
             let held = self.store.hold_at(slot, reader, confirmed, place);
             let late = Error::Stalled("the last position could not be written down");

@@ -148,6 +148,16 @@ async fn settling(
     Ok(Settling::new(Arc::clone(config), Arc::new(marks), tail.clone(), known))
 }
 
+fn known(slot: &Slot, is_indexed: bool) -> Known {
+    Known {
+        start_snapshot: slot.start_snapshot.clone(),
+        swept: slot.swept.clone(),
+        whole_swept: slot.looks.swept,
+        system_id: slot.system_id,
+        is_indexed,
+    }
+}
+
 fn way_back(config: &Config, resolved_before: Lsn, system_id: u64) -> WayBack {
     WayBack {
         resolved_before,
@@ -185,8 +195,8 @@ impl Session {
         let batches = broker::fitness::check(config, client, &tail).await?;
         let slot = Slot::prepare(config, opening, &store, Some(&tail)).await?;
         let (system_id, timeline, reader) = (slot.system_id, slot.timeline, slot.reader);
-        let (start_snapshot, swept) = (slot.start_snapshot.clone(), slot.swept.clone());
-        let resolved_before = slot.resolved_before();
+        let (start_snapshot, known) = (slot.start_snapshot.clone(), known(&slot, is_indexed));
+        let (looks, resolved_before) = (slot.looks, slot.resolved_before());
         let (confirmed, hold) = (slot.confirmed, Hold::new(slot.held, config.shards));
         let (is_gap_filled, resolved, is_new) = (slot.is_gap_filled, slot.resolved, slot.created);
         let rows = Rows::new(config.table.clone(), config.routing());
@@ -196,7 +206,7 @@ impl Session {
         let dead = opening.on(&store, reading, store.newest_dead_letters()).await?;
         // `--once` is to find also what was unmarked by hand.
         let unmarked_by_hand = once && config.mark.by != MarkBy::Watermark;
-        let extents = Extents::new(is_indexed, !is_gap_filled || unmarked_by_hand);
+        let extents = Extents::new(is_indexed, !is_gap_filled || unmarked_by_hand, looks.scanned);
         let scan_first = once
             || !is_gap_filled
             || config.on_park == OnPark::BlockKey
@@ -210,7 +220,6 @@ impl Session {
             Publisher::new(client.clone(), stream, history, config.dedup, tail.limits(), link)
                 .await?;
         let until = if once { Some(log_end(&store).await?) } else { None };
-        let known = Known { start_snapshot: start_snapshot.clone(), swept, system_id, is_indexed };
         let settling = settling(config, &tail, known).await?;
         answered("configure the session", store.wait_for_locks(Some(BOOKS_WAIT))).await?;
         let rows = for_rows(config).await?;

@@ -1,12 +1,13 @@
-//! Rows that were locked when they were to be marked or removed: made up for when they are not.
+//! Rows that wait for somebody: those that were locked when they were to be marked or removed, made up
+//! for when they are not, and those without an id.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tracing::{info, warn};
-
 use super::Session;
 use super::jobs::{Done, job, tolerate};
+use crate::database::store::Stuck;
+use crate::reporter::Reporter;
 
 /// How often it is tried while there are any.
 const TRIED_EVERY: Duration = Duration::from_secs(1);
@@ -15,15 +16,15 @@ const TRIED_EVERY: Duration = Duration::from_secs(1);
 const LOOKED_EVERY: Duration = Duration::from_secs(10);
 
 pub(super) struct Owed {
-    /// As of the last look.
-    rows: u64,
+    /// Rows without an id that the log had brought at the last look.
+    unidentified: u64,
     due: Instant,
     is_running: bool,
 }
 
 impl Owed {
     pub(super) fn new() -> Self {
-        Self { rows: 0, due: Instant::now(), is_running: false }
+        Self { unidentified: 0, due: Instant::now(), is_running: false }
     }
 
     /// There are some.
@@ -34,28 +35,26 @@ impl Owed {
 
 impl Session {
     pub(super) fn settle_owed(&mut self) {
-        if self.owed.is_running || Instant::now() < self.owed.due {
+        let unidentified = self.source.rows().unidentified();
+        let is_due = self.owed.unidentified != unidentified || Instant::now() >= self.owed.due;
+        if self.owed.is_running || !is_due {
             return;
         }
+        self.owed.unidentified = unidentified;
         self.owed.is_running = true;
         let store = Arc::clone(&self.rows);
         self.jobs
             .push(job(async move { Ok(Done::OwedSettled(tolerate(store.settle_owed().await))) }));
     }
 
-    pub(super) fn owed_settled(&mut self, rows: Option<u64>) {
-        let before = self.owed.rows;
-        self.owed.rows = rows.unwrap_or(before);
-        match (before, self.owed.rows) {
-            (0, rows @ 1..) => warn!(
-                rows,
-                "somebody has rows locked whose events are published or parked: they are marked or \
-                 removed when they are free"
-            ),
-            (1.., 0) => info!("rows that were locked are marked or removed"),
-            _ => {}
+    pub(super) fn owed_settled(&mut self, found: Option<Stuck>, reporter: &mut Reporter) {
+        if let Some(stuck) = found {
+            reporter.stuck(stuck);
         }
-        let pause = if self.owed.rows > 0 || rows.is_none() { TRIED_EVERY } else { LOOKED_EVERY };
+        let pause = match found {
+            Some(Stuck { owed: 0, .. }) => LOOKED_EVERY,
+            _ => TRIED_EVERY,
+        };
         (self.owed.is_running, self.owed.due) = (false, Instant::now() + pause);
     }
 }

@@ -16,12 +16,12 @@ use tracing::{debug, info, warn};
 
 pub(super) use self::extents::Extents;
 use super::Session;
-use super::jobs::{Done, Job, Read, job, long_job};
+use super::jobs::{Done, Job, Read, job, long_job, note_look};
 use crate::config::OnPark;
 use crate::core::{Blocked, Input, SCANS_UNMARKED_MAX, Settled};
 use crate::database::Store;
 use crate::database::slot::scan_reach;
-use crate::database::store::{Marks, Scanner};
+use crate::database::store::{Looker, Marks, Scanner};
 use crate::describe;
 use crate::error::Error;
 
@@ -47,8 +47,9 @@ const RELEASES_MAX: u32 = 10;
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 const SAID_EVERY: Duration = Duration::from_secs(60);
 
-/// How long a scan waits for others' locks.
+/// How long a scan waits for others' locks, and how long while the log waits for it.
 const SCANNER_WAITS: &str = "2s";
+const HOLDING_WAITS: &str = "100ms";
 
 enum Reading {
     Resting {
@@ -192,14 +193,15 @@ impl Scan {
         if was_behind { interval * BEHIND_FACTOR } else { Duration::ZERO }
     }
 
-    /// The scan is over; the next one is due after `interval`.
-    pub(super) fn closed(&mut self, interval: Duration) {
+    /// The scan is over; the next one is due after `interval`. Says whether it is to be written down that
+    /// it looked at the whole table.
+    fn closed(&mut self, interval: Duration) -> bool {
         if std::mem::take(&mut self.initial) && self.batches_begun > 0 {
             info!("the scanner is done; following the log");
         }
         (self.holding, self.gives_way, self.reader) = (false, false, None);
-        self.extents.done();
         self.reading = Reading::Resting { until: Instant::now() + interval };
+        self.extents.done()
     }
 }
 
@@ -242,17 +244,25 @@ fn postponed(error: Error) -> Result<Done, Error> {
 }
 
 impl Session {
+    pub(super) fn scan_closed(&mut self) {
+        if self.scan.closed(self.config.scan.interval) {
+            let (store, slot) = (Arc::clone(&self.store), self.config.slot.clone());
+            self.jobs.push(note_look(store, slot, Looker::Scanner));
+        }
+    }
+
     pub(super) fn start_scan(&mut self) {
         self.scan.reading = Reading::Busy;
         let config = Arc::clone(&self.config);
         let (start_snapshot, extent) =
             (self.start_snapshot.clone(), self.scan.extents.next(self.scan.holding));
+        let waits = if self.scan.holding { HOLDING_WAITS } else { SCANNER_WAITS };
         let parking_blocks = config.on_park == OnPark::BlockKey;
         let is_gap_open = self.scan.is_gap_open;
         let read = self.read_with_tail();
         let scan = async move {
             let store = Store::connect(&config, "tailpost scanner").await?;
-            store.wait_for_locks(Some(SCANNER_WAITS)).await?;
+            store.wait_for_locks(Some(waits)).await?;
             store.check_publication(&config.publication, &config.slot).await?;
             if is_gap_open {
                 await_visibility(&store, &start_snapshot).await?;
@@ -464,7 +474,7 @@ mod tests {
     #[test]
     fn scans_are_seldom_until_the_session_has_not_been_behind_for_a_while() {
         let interval = Duration::from_mins(1);
-        let mut scan = Scan::new(false, Extents::new(false, false), false, interval);
+        let mut scan = Scan::new(false, Extents::new(false, false, None), false, interval);
         assert_eq!(scan.patience(false, interval), Duration::ZERO);
         assert_eq!(scan.patience(true, interval), Duration::from_mins(10));
         assert_eq!(scan.patience(false, interval), Duration::from_mins(10), "it just was");

@@ -46,6 +46,8 @@ pub(super) struct Known {
     pub(super) start_snapshot: String,
     /// The latest watermark below which every row is marked.
     pub(super) swept: Option<Watermark>,
+    /// How long ago the whole table was last looked at.
+    pub(super) whole_swept: Option<Duration>,
     pub(super) system_id: u64,
     /// Rows can be found by their transactions: nobody needs to read the whole table for the few
     /// that are not marked.
@@ -62,8 +64,8 @@ pub(super) struct Settling {
     covered: Option<u64>,
     /// With [`MarkBy::Watermark`], what is to be covered before `--once` ends.
     owed: Option<u64>,
-    /// When the whole table was looked at, or the session began.
-    whole_at: Instant,
+    /// When the whole table was looked at, by whatever session; `None` if nobody knows.
+    whole_at: Option<Instant>,
     counts: MarkCounts,
     watermark: Step,
     observed_at: Option<Instant>,
@@ -135,11 +137,11 @@ impl Settling {
             markers: Markers::new(Arc::clone(&config), store),
             config,
             tail,
-            known,
             observing: 0,
             covered: None,
             owed: None,
-            whole_at: Instant::now(),
+            whole_at: known.whole_swept.and_then(|ago| Instant::now().checked_sub(ago)),
+            known,
             counts: MarkCounts::default(),
             watermark: Step::Resting,
             observed_at: None,

@@ -51,6 +51,8 @@ fn busy() -> Status {
         parked_total: 1,
         dropped_total: 5,
         in_flight_events: 3,
+        owed_rows: 7,
+        unidentified_rows: 6,
         last_progress: Some(Instant::now()),
         ..Status::default()
     };
@@ -99,6 +101,8 @@ async fn metrics_show_the_status_under_their_documented_names() {
         format!("tailpost_replication_lag_bytes{{{labels}}} 100.0"),
         format!("tailpost_outbox_inflight{{{labels}}} 3.0"),
         format!("tailpost_outbox_dropped_total{{{labels}}} 5"),
+        format!("tailpost_outbox_owed_rows{{{labels}}} 7.0"),
+        format!("tailpost_outbox_unidentified_rows{{{labels}}} 6.0"),
         format!("tailpost_outbox_published_total{{{labels},result=\"stored\"}} 41"),
         format!("tailpost_outbox_published_total{{{labels},result=\"duplicate\"}} 2"),
         format!("tailpost_dlq_writes_total{{{labels}}} 1"),

@@ -42,7 +42,7 @@ impl Store {
             "SELECT id, attempts, due FROM (
                  SELECT {columns} FROM {outbox} WHERE published_at IS NULL {first}{by_time}
                  LIMIT {LOOKED_AT}) AS first
-             WHERE attempts > 0"
+             WHERE attempts > 0 AND id IS NOT NULL"
         );
         let rows = self.client().query(&sql, &[&swept]).await;
         let rows = rows.map_err(Error::sql("look for events that were tried"))?;

@@ -30,7 +30,7 @@ impl Store {
         let (outbox, at) = (self.table.quoted(), self.table.column(Column::OccurredAt));
         let unpublished = format!(
             "published_at IS NULL AND {} AND {} AND {}",
-            statements::not_published(&self.table, "o.txid"),
+            statements::not_published(&self.table, "o"),
             self.owned_rows("o"),
             statements::not_owed(&self.table)
         );

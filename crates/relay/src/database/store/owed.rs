@@ -28,6 +28,18 @@ const SETTLED_AT_ONCE: usize = 1_000;
 
 const MARKING: &str = "mark published rows";
 
+/// Rows without an id that are counted.
+const UNIDENTIFIED_MAX: u32 = 10_000;
+
+/// Rows of which somebody has to do something before the relay can.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Stuck {
+    /// Rows that are [owed](self) a mark, or their removal.
+    pub(crate) owed: u64,
+    /// Rows without an id: nothing can be said of them, so nothing is done about them.
+    pub(crate) unidentified: u64,
+}
+
 /// What marking did.
 pub(crate) struct Marks {
     pub(crate) rows: u64,
@@ -163,19 +175,35 @@ impl Store {
         self.client().query(sql, &parameters).await.map_err(Error::sql(MARKING))
     }
 
-    /// Makes up for what is owed, as far as it is not locked any more. Returns how much still is.
-    pub(crate) async fn settle_owed(&self) -> Result<u64, Error> {
+    /// Makes up for what is owed, as far as it is not locked any more. Returns how much still is, and
+    /// what else waits for somebody.
+    pub(crate) async fn settle_owed(&self) -> Result<Stuck, Error> {
         let (table, owed) = (&self.table, self.table.companion("tailpost_owed"));
         let sql = format!("SELECT EXISTS (SELECT FROM {owed})");
         let doing = "make up for marks";
+        let unidentified = self.unidentified().await?;
         let row = self.client().query_one(&sql, &[]).await.map_err(Error::sql(doing))?;
         if !row.get::<_, bool>(0) {
-            return Ok(0);
+            return Ok(Stuck { owed: 0, unidentified });
         }
         let settled = self.client().execute(&settle(table, self.mark_by), &[]).await;
         settled.map_err(Error::sql(doing))?;
         let sql = format!("SELECT count(*) FROM {owed}");
         let row = self.client().query_one(&sql, &[]).await.map_err(Error::sql(doing))?;
+        Ok(Stuck { owed: row.get::<_, i64>(0).cast_unsigned(), unidentified })
+    }
+
+    /// Counts rows without an id, up to a limit. Ids are looked up all the time, so an index leads there.
+    pub(crate) async fn unidentified(&self) -> Result<u64, Error> {
+        let (outbox, id) = (self.table.quoted(), self.table.column(Column::Id));
+        let sql = format!(
+            "SELECT count(*) FROM (
+                 SELECT FROM {outbox} o WHERE {id} IS NULL AND {NOT_MARKED} AND {owned}
+                 LIMIT {UNIDENTIFIED_MAX}) unidentified",
+            owned = self.owned_rows("o")
+        );
+        let row = self.client().query_one(&sql, &[]).await;
+        let row = row.map_err(Error::sql("look for rows without an id"))?;
         Ok(row.get::<_, i64>(0).cast_unsigned())
     }
 

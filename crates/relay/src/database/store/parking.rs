@@ -321,13 +321,15 @@ fn fit(reason: &str) -> String {
 
 fn note_failure(table: &Table) -> String {
     format!(
-        "UPDATE {outbox} SET publish_attempts =
+        "UPDATE {outbox} o SET publish_attempts =
                  least(greatest(coalesce(publish_attempts, 0), 0), {ATTEMPTS_MAX} - 1) + 1,
              publish_error = $2,
-             next_attempt_at = clock_timestamp() + make_interval(secs => $3)
+             next_attempt_at = clock_timestamp() + make_interval(secs => $3), txid = {transaction}
          WHERE {id} = ANY (ARRAY(
              SELECT {id} FROM {outbox} WHERE {id} = $1 AND {NOT_MARKED}
              FOR NO KEY UPDATE SKIP LOCKED))",
+        // A new version of the row would not tell any more.
+        transaction = statements::transaction("o"),
         outbox = table.quoted(),
         id = table.column(Column::Id)
     )

@@ -75,15 +75,16 @@ impl Store {
         let sql = format!(
             "COPY (SELECT {columns} FROM {outbox} o
                    WHERE published_at IS NULL
-                     AND pg_visible_in_snapshot(txid, '{snapshot}'::pg_snapshot)
+                     AND pg_visible_in_snapshot({transaction}, '{snapshot}'::pg_snapshot)
                      AND {extent}
                      AND {owned} AND {not_owed}
                    ORDER BY seq) TO STDOUT (FORMAT binary)",
+            transaction = statements::transaction("o"),
             owned = self.owned_rows("o"),
             not_owed = statements::not_owed(&self.table),
             snapshot = start_snapshot.replace('\'', "''"),
             extent = match extent {
-                Extent::Whole => statements::not_published(&self.table, "txid"),
+                Extent::Whole => statements::not_published(&self.table, "o"),
                 // Older than every slot: none of them ever brought it.
                 Extent::CameBack => sweep::CAME_BACK.to_owned(),
             },

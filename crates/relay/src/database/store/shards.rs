@@ -1,5 +1,6 @@
 //! What divides the outbox into shards, and what is left of another division.
 
+use outbox::Column;
 use tokio_postgres::Row;
 
 use super::{Store, statements};
@@ -152,11 +153,12 @@ impl Store {
     pub(crate) async fn count_unmarked(&self, limit: u32) -> Result<i64, Error> {
         let sql = format!(
             "SELECT count(*) FROM (
-                 SELECT FROM {} o WHERE published_at IS NULL AND {} AND {}
+                 SELECT FROM {} o WHERE published_at IS NULL AND {} AND {} AND {} IS NOT NULL
                  LIMIT {limit}) unmarked",
             self.table.quoted(),
-            statements::not_published(&self.table, "o.txid"),
-            self.owned_rows("o")
+            statements::not_published(&self.table, "o"),
+            self.owned_rows("o"),
+            self.table.column(Column::Id)
         );
         let row = self.client().query_one(&sql, &[]).await;
         row.map(|row| row.get(0)).map_err(Error::sql("count unmarked rows"))

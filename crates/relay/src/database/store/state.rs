@@ -1,5 +1,7 @@
 //! The state row of a slot, and the slot itself.
 
+use std::time::Duration;
+
 use pgoutput::Lsn;
 use tokio_postgres::Row;
 use tokio_postgres::types::{PgLsn, ToSql};
@@ -25,6 +27,29 @@ pub(crate) struct StateRow {
     /// What the slot does not bring is published.
     pub(crate) is_gap_filled: bool,
     pub(crate) resolved: Option<Resolved>,
+    pub(crate) looks: LastLooks,
+}
+
+/// What is written down of how far everything is resolved.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Written {
+    Place(Place),
+    /// The slot is confirmed beyond the last place, and nobody knows where the stream was then.
+    Nothing,
+}
+
+/// Whoever looks at the whole table now and then.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Looker {
+    Scanner,
+    Sweeper,
+}
+
+/// How long ago the whole table was looked at; `None` if nobody knows.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct LastLooks {
+    pub(crate) scanned: Option<Duration>,
+    pub(crate) swept: Option<Duration>,
 }
 
 /// How far a relay had got, as it wrote down beside `held`.
@@ -80,12 +105,7 @@ impl Store {
     /// # Errors
     ///
     /// [`Error::SlotBusy`] if `reader` does not read the slot any more: nothing is written then.
-    pub(crate) async fn hold(
-        &self,
-        slot: &str,
-        reader: i32,
-        place: Option<Place>,
-    ) -> Result<Lsn, Error> {
+    pub(crate) async fn hold(&self, slot: &str, reader: i32, place: Written) -> Result<Lsn, Error> {
         // By itself, and first: whoever reads the slot afterwards has read it all the time.
         let row = self.client().query_one("SELECT pg_current_wal_insert_lsn()", &[]).await;
         let end: PgLsn = row.map_err(Error::sql("ask for the log's end"))?.get(0);
@@ -99,7 +119,7 @@ impl Store {
         slot: &str,
         reader: i32,
         at: Lsn,
-        place: Option<Place>,
+        place: Written,
     ) -> Result<(), Error> {
         // Not waiting for synchronous standbys: they have no part in what the slot confirms.
         let sql = format!(
@@ -115,6 +135,7 @@ impl Store {
             self.table.companion("tailpost_state")
         );
         let at = PgLsn::from(at.0);
+        let place = if let Written::Place(place) = place { Some(place) } else { None };
         let lsn = place.map(|it| PgLsn::from(it.commit_lsn.0));
         let ordinal = place.map(|it| i64::from(it.ordinal));
         let seq = place.and_then(|it| it.seq).map(u64::cast_signed);
@@ -124,6 +145,18 @@ impl Store {
             0 => Err(Error::SlotBusy { slot: slot.to_owned() }),
             _ => Ok(()),
         }
+    }
+
+    /// Writes down that the whole table was looked at just now.
+    pub(crate) async fn note_look(&self, slot: &str, by: Looker) -> Result<(), Error> {
+        let column = match by {
+            Looker::Scanner => "scanned_at",
+            Looker::Sweeper => "whole_swept_at",
+        };
+        let state = self.table.companion("tailpost_state");
+        let sql = format!("UPDATE {state} SET {column} = now() WHERE slot = $1");
+        let noted = self.client().execute(&sql, &[&slot]).await;
+        noted.map_err(Error::sql("write down that the table was looked at")).map(|_| ())
     }
 
     /// What the slot makes the server keep.
@@ -187,14 +220,16 @@ impl Store {
     /// Says so if a slot that was just created brings everything that is to be published.
     pub(crate) async fn note_if_no_gap(&self, slot: &str) -> Result<bool, Error> {
         let sql = format!(
-            "UPDATE {state} AS state SET gap_filled_at = now() WHERE slot = $1 AND NOT EXISTS (
+            "UPDATE {state} AS state SET gap_filled_at = now(), scanned_at = now()
+             WHERE slot = $1 AND NOT EXISTS (
                  SELECT FROM {outbox} o WHERE published_at IS NULL
-                     AND pg_visible_in_snapshot(txid, state.start_snapshot)
+                     AND pg_visible_in_snapshot({transaction}, state.start_snapshot)
                      AND {not_published} AND {owned} AND {not_owed}
              )",
             state = self.table.companion("tailpost_state"),
             outbox = self.table.quoted(),
-            not_published = statements::not_published(&self.table, "o.txid"),
+            transaction = statements::transaction("o"),
+            not_published = statements::not_published(&self.table, "o"),
             not_owed = statements::not_owed(&self.table),
             owned = self.owned_rows("o")
         );
@@ -256,7 +291,9 @@ impl Store {
                     watermark_snapshot::text, watermark_lsn, start_lsn IS NOT NULL, held_lsn,
                     swept_snapshot::text, swept_lsn, gap_filled_at IS NOT NULL,
                     resolved_lsn, resolved_ordinal, resolved_stream_seq,
-                    extract(epoch FROM resolved_at)::float8
+                    extract(epoch FROM resolved_at)::float8,
+                    extract(epoch FROM clock_timestamp() - scanned_at)::float8,
+                    extract(epoch FROM clock_timestamp() - whole_swept_at)::float8
              FROM {} WHERE slot = $1",
             self.table.companion("tailpost_state")
         );
@@ -272,6 +309,7 @@ impl Store {
             held: row.get::<_, Option<PgLsn>>(6).map(|lsn| Lsn(lsn.into())),
             is_gap_filled: row.get(9),
             resolved: resolved(&row),
+            looks: LastLooks { scanned: age(&row, 14), swept: age(&row, 15) },
         }))
     }
 
@@ -317,7 +355,8 @@ impl Store {
                 watermark_snapshot = NULL, watermark_lsn = NULL,
                 swept_snapshot = $4::text::pg_snapshot, swept_lsn = $5,
                 resolved_lsn = NULL, resolved_ordinal = NULL, resolved_stream_seq = NULL,
-                epoch_at = now(), gap_rows = 0, gap_filled_at = NULL, updated_at = now()
+                epoch_at = now(), gap_rows = 0, gap_filled_at = NULL, updated_at = now(),
+                scanned_at = NULL, whole_swept_at = now()
              WHERE slot = $1",
             state = self.table.companion("tailpost_state")
         );
@@ -328,6 +367,11 @@ impl Store {
             .map_err(Error::sql("store the slot's start"))?;
         Ok(())
     }
+}
+
+fn age(row: &Row, at: usize) -> Option<Duration> {
+    // Clocks may be set back.
+    row.get::<_, Option<f64>>(at).and_then(|it| Duration::try_from_secs_f64(it.max(0.0)).ok())
 }
 
 fn resolved(row: &Row) -> Option<Resolved> {

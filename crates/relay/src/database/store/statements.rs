@@ -26,17 +26,18 @@ impl Statements {
         let (outbox, dead) = (table.quoted(), table.companion("outbox_dead_letter"));
         let state = table.companion("tailpost_state");
         let (id, dropped) = (table.column(Column::Id), dropped(table, routes));
-        let (not_published, not_owed) = (not_published(table, "o.txid"), not_owed(table));
+        let (transaction, not_owed) = (transaction("o"), not_owed(table));
+        let not_published = not_published(table, "o");
         // What the log owns, $1 being the slot's start, and a watermark $2 covers.
         let covered = format!(
-            "NOT pg_visible_in_snapshot(o.txid, $1::text::pg_snapshot)
-               AND pg_visible_in_snapshot(o.txid, $2::text::pg_snapshot)
+            "NOT pg_visible_in_snapshot({transaction}, $1::text::pg_snapshot)
+               AND pg_visible_in_snapshot({transaction}, $2::text::pg_snapshot)
                AND {}",
             owned(table, config.shard(), "o")
         );
         let unmarked = format!(
-            "SELECT o.{id}, {dropped}, pg_visible_in_snapshot(o.txid, $3::text::pg_snapshot),
-                 o.txid >= pg_snapshot_xmax($3::text::pg_snapshot)
+            "SELECT o.{id}, {dropped}, pg_visible_in_snapshot({transaction}, $3::text::pg_snapshot),
+                 {transaction} >= pg_snapshot_xmax($3::text::pg_snapshot)
              FROM {outbox} o
              WHERE o.published_at IS NULL AND {covered} AND {not_published} AND {not_owed}"
         );
@@ -97,13 +98,27 @@ impl Statements {
 /// no index leads.
 pub(super) const NOT_MARKED: &str = "(published_at IS NULL)::int <> 0";
 
-/// That a row of the outbox, called `o` there, is not [owed](super::owed) a mark. Looked up row by row,
-/// last of all: there are hardly ever any, and a join would take the order away that an index gives.
+/// That something can be done about a row of the outbox, called `o` there: it has an id, and is not
+/// [owed](super::owed) a mark. The latter is looked up row by row, last of all: there are hardly ever
+/// any, and a join would take the order away that an index gives.
 pub(super) fn not_owed(table: &Table) -> String {
     format!(
-        "NOT EXISTS (SELECT FROM {} w WHERE w.id = o.{} OFFSET 0)",
+        "o.{id} IS NOT NULL AND NOT EXISTS (SELECT FROM {} w WHERE w.id = o.{id} OFFSET 0)",
         table.companion("tailpost_owed"),
-        table.column(Column::Id)
+        id = table.column(Column::Id)
+    )
+}
+
+/// The transaction that inserted a row of the outbox, which is called `o` there. The column has a
+/// default, but takes a null that somebody gives: then the row's own version tells, unless it was
+/// updated since. PostgreSQL keeps 32 bits of that; it is the youngest with these that may be over. In a
+/// savepoint it is not the top level's: such a row may be taken for older than a slot that was created
+/// meanwhile.
+pub(super) fn transaction(o: &str) -> String {
+    let next = "pg_snapshot_xmax(pg_current_snapshot())::text::numeric";
+    format!(
+        "coalesce({o}.txid, (greatest({next} - mod({next} - {o}.xmin::text::numeric
+             + 4294967296, 4294967296), 0))::text::xid8)"
     )
 }
 
@@ -145,12 +160,13 @@ fn mark_on_trust(table: &Table, by: MarkBy) -> String {
     }
 }
 
-/// Whether a row without a mark, of the transaction `txid`, is not published all the same.
-pub(super) fn not_published(table: &Table, txid: &str) -> String {
+/// Whether a row without a mark, called `o` there, is not published all the same.
+pub(super) fn not_published(table: &Table, o: &str) -> String {
     format!(
         "NOT EXISTS (SELECT FROM {} p WHERE NOT pg_visible_in_snapshot({txid}, p.start_snapshot)
              AND pg_visible_in_snapshot({txid}, p.end_snapshot))",
-        table.companion("tailpost_published")
+        table.companion("tailpost_published"),
+        txid = transaction(o)
     )
 }
 

@@ -1,6 +1,6 @@
 //! How much of the table a scan looks at.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::database::store::Extent;
 use crate::session::WHOLE_EVERY;
@@ -16,8 +16,14 @@ pub(in crate::session) struct Extents {
 }
 
 impl Extents {
-    pub(in crate::session) fn new(is_indexed: bool, whole_first: bool) -> Self {
-        let whole_at = (!whole_first).then(Instant::now);
+    /// `looked` is how long ago the whole table was looked at, by whatever session.
+    pub(in crate::session) fn new(
+        is_indexed: bool,
+        whole_first: bool,
+        looked: Option<Duration>,
+    ) -> Self {
+        let looked = looked.filter(|_| !whole_first);
+        let whole_at = looked.and_then(|ago| Instant::now().checked_sub(ago));
         Self { is_indexed, whole_at, now: Extent::Whole }
     }
 
@@ -28,10 +34,12 @@ impl Extents {
         self.now
     }
 
-    pub(super) fn done(&mut self) {
+    /// Whether that is to be written down: the next session goes by it where an index leads.
+    pub(super) fn done(&mut self) -> bool {
         if self.now == Extent::Whole {
             self.whole_at = Some(Instant::now());
         }
+        self.now == Extent::Whole && self.is_indexed
     }
 }
 
@@ -41,16 +49,19 @@ mod tests {
 
     #[test]
     fn the_whole_table_is_looked_at_for_a_gap_and_where_no_index_leads() {
-        let mut extents = Extents::new(true, true);
+        let mut extents = Extents::new(true, true, Some(Duration::ZERO));
         assert_eq!(extents.next(true), Extent::Whole, "a gap, whoever waits");
         assert_eq!(extents.next(false), Extent::Whole, "the first look was not finished");
-        extents.done();
+        assert!(extents.done());
         assert_eq!(extents.next(false), Extent::CameBack);
-        extents.done();
+        assert!(!extents.done());
         assert_eq!(extents.next(true), Extent::CameBack);
-        assert_eq!(Extents::new(true, false).next(false), Extent::CameBack, "no gap");
-        let mut extents = Extents::new(false, false);
-        extents.done();
+        let mut extents = Extents::new(true, false, Some(WHOLE_EVERY / 2));
+        assert_eq!(extents.next(false), Extent::CameBack, "no gap");
+        let mut extents = Extents::new(true, false, Some(WHOLE_EVERY));
+        assert_eq!(extents.next(false), Extent::Whole, "due");
+        let mut extents = Extents::new(false, false, None);
+        assert!(!extents.done(), "it is the same each time");
         assert_eq!(extents.next(false), Extent::Whole, "nothing leads to what came back");
     }
 }

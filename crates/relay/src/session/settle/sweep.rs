@@ -12,11 +12,11 @@ use super::{Missed, Settling, Step};
 use crate::broker::{SOUGHT_AT_ONCE, WayBack};
 use crate::config::{Config, MarkBy};
 use crate::core::{Age, Judgement, SWEEPER_STORED_MAX, Tail, Unmarked, Verdict};
-use crate::database::store::{Look, SWEPT_AT_ONCE, Swath};
+use crate::database::store::{Look, Looker, SWEPT_AT_ONCE, Swath};
 use crate::database::{Store, Watermark};
 use crate::error::Error;
 use crate::session::WHOLE_EVERY;
-use crate::session::jobs::{self, Done, Found, Job, Swept, job, long_job};
+use crate::session::jobs::{self, Done, Found, Job, Swept, job, long_job, note_look};
 
 async fn open_look(
     config: &Config,
@@ -74,11 +74,8 @@ impl Settling {
 
     /// Where the next sweep looks.
     pub(super) fn swath(&self) -> Swath {
-        if self.known.is_indexed && self.whole_at.elapsed() < WHOLE_EVERY {
-            Swath::SinceSwept
-        } else {
-            Swath::Whole
-        }
+        let is_due = self.whole_at.is_none_or(|at| at.elapsed() >= WHOLE_EVERY);
+        if self.known.is_indexed && !is_due { Swath::SinceSwept } else { Swath::Whole }
     }
 
     /// There is more than one look brings: all of it is read as it is marked.
@@ -258,7 +255,11 @@ impl Settling {
             return;
         }
         if matches!(found.swath, Swath::Whole) {
-            self.whole_at = Instant::now();
+            self.whole_at = Some(Instant::now());
+            if self.known.is_indexed {
+                let (store, slot) = (Arc::clone(self.markers.store()), self.config.slot.clone());
+                jobs.push(note_look(store, slot, Looker::Sweeper));
+            }
         }
         if self.config.mark.by == MarkBy::Watermark {
             self.counts.marked += self.observing - self.covered.unwrap_or(0);

@@ -16,7 +16,7 @@ type Labels = Vec<(&'static str, String)>;
 /// A figure of a status.
 type Figure<T> = (&'static str, &'static str, fn(&Status) -> T);
 
-const GAUGES: [Figure<f64>; 8] = [
+const GAUGES: [Figure<f64>; 10] = [
     ("replication_connected", "1 while the replication connection is up.", |it| {
         f64::from(u8::from(it.postgres_connected))
     }),
@@ -38,6 +38,14 @@ const GAUGES: [Figure<f64>; 8] = [
     ("outbox_inflight", "Events read but not resolved.", |it| it.in_flight_events as f64),
     ("outbox_inflight_bytes", "Bytes of the events read but not resolved.", |it| {
         it.in_flight_bytes as f64
+    }),
+    (
+        "outbox_owed_rows",
+        "Rows that are locked, to be marked or removed when they are free.",
+        |it| it.owed_rows as f64,
+    ),
+    ("outbox_unidentified_rows", "Rows without an id, which cannot be published.", |it| {
+        it.unidentified_rows as f64
     }),
 ];
 

@@ -1,0 +1,78 @@
+//! What the relay writes down beside the slot, and what it may confirm of that.
+
+use support::{DEADLINE, Rig, until};
+use testbed::Direction;
+
+/// R-REL-03: who finds the slot beyond what is written down takes it for somebody else's, and begins
+/// anew.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_confirmed_that_could_not_be_written_down() {
+    let mut rig = Rig::new().await;
+    rig.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
+    rig.setup().await;
+    let relay = rig.relay();
+    let mut ids = rig.insert(10).await;
+    rig.wait_stored(10).await;
+    rig.wait_confirmed().await;
+    let mut client = rig.client().await;
+    let lock = client.transaction().await.expect("begin");
+    lock.batch_execute("LOCK TABLE tailpost_state").await.expect("lock the table");
+    for failures in 1..4 {
+        ids.extend(rig.insert(10).await);
+        rig.wait_stored(ids.len() as u64).await;
+        until(DEADLINE, "it cannot be written down", async || {
+            let held = "cannot write down what may be confirmed";
+            relay.log().matches(held).count() >= failures
+        })
+        .await;
+    }
+    let sql = "SELECT confirmed_flush_lsn <= held_lsn FROM pg_replication_slots
+               JOIN tailpost_state ON slot = slot_name";
+    assert!(lock.query_one(sql, &[]).await.expect("positions").get::<_, bool>(0));
+    relay.kill9().await;
+    lock.rollback().await.expect("let go");
+    drop(relay);
+    let _relay = rig.relay();
+    ids.extend(rig.insert(10).await);
+    rig.wait_confirmed().await;
+    assert_eq!(rig.epochs().await, 1, "its own slot was taken for another one");
+    assert_eq!(rig.stored_ids().await, ids);
+}
+
+/// R-REL-03, R-REL-05: what was resolved is to be written down while the relay reads the stream's tail,
+/// so that nobody knows where the stream is. It waits: from the place before it can be counted.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_resync_does_not_forget_how_far_the_stream_had_got() {
+    let mut rig = Rig::proxied().await;
+    rig.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
+    rig.set("TAILPOST_RELAY__MARK_INTERVAL", "1h");
+    rig.set("TAILPOST_RELAY__ACK_TIMEOUT", "1s");
+    rig.setup().await;
+    let relay = rig.relay();
+    rig.insert(10).await;
+    rig.wait_stored(10).await;
+    rig.wait_confirmed().await;
+    // Ten more are resolved, which cannot be written down.
+    let mut client = rig.client().await;
+    let lock = client.transaction().await.expect("begin");
+    lock.batch_execute("LOCK TABLE tailpost_state").await.expect("lock the table");
+    rig.insert(10).await;
+    relay.wait_log("cannot write down what may be confirmed").await;
+    // Of the next one nobody hears that it is stored.
+    rig.to_nats().blackhole(Direction::ToClient);
+    rig.insert(1).await;
+    rig.wait_stored(21).await;
+    relay.wait_log("reading the stream's tail").await;
+    lock.rollback().await.expect("let go");
+    relay.wait_log("the stream does not answer").await;
+    relay.kill9().await;
+    drop(relay);
+    rig.stream().await.purge().await.expect("purge the stream");
+    rig.to_nats().restore().await.expect("restore the network");
+    rig.set("TAILPOST_RELAY__MARK_INTERVAL", "50ms");
+    let _relay = rig.relay();
+    rig.wait_confirmed().await;
+    rig.wait_marked().await;
+    assert_eq!(rig.epochs().await, 1);
+    assert_eq!(rig.stored_count().await, 0, "published twice");
+}
