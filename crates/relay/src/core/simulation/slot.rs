@@ -14,9 +14,11 @@ impl World {
         if state.is_in_doubt() || state.confirmed() <= self.slot_confirmed {
             return;
         }
+        // Without a place nothing is written down, and so nothing confirmed.
+        let Some(place) = state.place() else { return };
         self.slot_confirmed = state.confirmed();
         let clear = !self.is_gap_open && self.relay.scanned.is_empty();
-        self.place = state.place().map(|it| Place { seq: it.seq.filter(|_| clear), ..it });
+        self.place = Some(Place { seq: place.seq.filter(|_| clear), ..place });
     }
 
     /// The relay is asked to stop, and does as `Session::close`.

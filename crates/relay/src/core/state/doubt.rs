@@ -133,13 +133,17 @@ impl Doubt {
             };
             match known {
                 Some(seq) => {
-                    if self.next == seq {
+                    let is_behind = |it: Option<u64>| it.is_some_and(|it| it > self.last_seq);
+                    // What a predecessor sent may come later than the session began.
+                    let came_late = is_behind(self.next) && is_behind(seq);
+                    if self.next == seq || came_late {
                         stored.append(&mut run);
                     } else if self.next.is_some() {
                         run.clear(); // something else is in between
                     }
                     // Without a number before there was nothing to be contradicted.
                     let agrees = self.next == seq || self.next.is_none() && self.known == 0;
+                    let agrees = agrees || came_late;
                     self.next = seq.filter(|_| agrees).map(|seq| seq + 1);
                     (self.known, self.unknown) = (self.known + 1, 0);
                     stored.extend(index.map(|index| (index, seq)));
@@ -345,6 +349,13 @@ mod tests {
         assert_eq!(judge(Some(10), 15, &foreign), [1], "a mark elsewhere");
         let foreign = [Some(Some(11)), NOTHING, Some(Some(14)), NOTHING, NOTHING];
         assert_eq!(judge(None, 15, &foreign), [0, 2], "two marks too far from each other");
+    }
+
+    #[test]
+    fn what_came_after_the_session_began_contradicts_nothing() {
+        let late = [NOTHING, NOTHING, Some(Some(14)), NOTHING];
+        assert_eq!(judge(Some(10), 12, &late), [0, 1, 2]);
+        assert_eq!(judge(Some(10), 13, &late), [2], "more messages than events before it");
     }
 
     #[test]
