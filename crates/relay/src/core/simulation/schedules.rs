@@ -133,8 +133,7 @@ fn in_batches_a_purged_stream_costs_no_event() {
 }
 
 #[test]
-fn a_purged_stream_costs_no_event_beside_poison() {
-    run(Faults { purges: true, poison: true, dedup: false, ..CALM });
+fn in_batches_a_purged_stream_costs_no_event_beside_poison() {
     run(Faults { purges: true, poison: true, batches: true, dedup: false, ..CALM });
 }
 
