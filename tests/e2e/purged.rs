@@ -50,6 +50,12 @@ async fn survives_purges(mut rig: Rig, seed: u64, keep: &[u64]) {
         let relay = rig.relay();
         relay.wait_active().await;
         load.wait_committed(400).await;
+        // Once the first scan of a new slot is over, and with every session from then on.
+        let counted = "SELECT count(resolved_stream_seq) FROM tailpost_state";
+        until(DEADLINE, "the place in the stream is written down", async || {
+            rig.query::<i64>(counted).await == 1
+        })
+        .await;
         relay.kill9().await;
         history.purge(&rig, *keep).await;
     }
