@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use async_nats::Client;
 use jiff::Timestamp;
 use tokio::sync::{mpsc, watch};
+use tokio::time::timeout;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 use tracing::{info, warn};
@@ -26,6 +27,12 @@ use crate::tables;
 
 /// How often to look. What is found and at work already is known by its place in the stream.
 const LOOK: Duration = Duration::from_secs(1);
+
+/// How long a look may take. A server that fell silent would hold it for ever.
+const LOOK_MAX: Duration = Duration::from_secs(60);
+
+/// How long looking after the tables may take.
+const HOUSE_MAX: Duration = Duration::from_secs(1800);
 
 /// How often to look for letters and records that are too old.
 const PURGE: Duration = Duration::from_secs(3600);
@@ -79,13 +86,18 @@ impl Redrive {
                 let looked = async {
                     if purged.is_none_or(|at| at.elapsed() > PURGE) {
                         purged = Some(Instant::now());
-                        self.keep_house(&store).await;
+                        let kept = timeout(HOUSE_MAX, self.keep_house(&store)).await;
+                        kept.map_err(|_| silent("look after the inbox's tables", HOUSE_MAX))?;
                     }
-                    if looked_at.elapsed() > ORPHANS {
-                        looked_at = Instant::now();
-                        self.adopt(&store, &feed).await?;
-                    }
-                    self.pass(&store, most.min(TAKEN_MAX), &feed).await
+                    let passed = async {
+                        if looked_at.elapsed() > ORPHANS {
+                            looked_at = Instant::now();
+                            self.adopt(&store, &feed).await?;
+                        }
+                        self.pass(&store, most.min(TAKEN_MAX), &feed).await
+                    };
+                    let late = Err(silent("look for requeued events", LOOK_MAX));
+                    timeout(LOOK_MAX, passed).await.unwrap_or(late)
                 };
                 let looked = tokio::select! {
                     looked = looked => looked,
@@ -200,6 +212,10 @@ impl Redrive {
         }
         Ok(())
     }
+}
+
+fn silent(doing: &'static str, within: Duration) -> Error {
+    Error::Silent { doing, within }
 }
 
 /// Returns when the session stops taking.

@@ -27,6 +27,9 @@ const LOOK_MAX: Duration = Duration::from_secs(5);
 /// answer may be on its way.
 const IDLE_LOOKS_MAX: u32 = 2;
 
+/// How often in a row the server may have no connection left to ask over.
+const UNKNOWN_LOOKS_MAX: u32 = 20;
+
 /// How long a statement may take that waits for nobody.
 pub(crate) const ANSWER_MAX: Duration = Duration::from_secs(10);
 
@@ -80,7 +83,7 @@ impl Opening {
     ///
     /// # Errors
     ///
-    /// [`Error::Silent`] if the server cannot be asked, or says that it does nothing for us;
+    /// [`Error::Silent`] if the server cannot be asked for long, or says that it does nothing for us;
     /// whatever `work` ends with.
     pub(crate) async fn step<T>(
         &self,
@@ -89,7 +92,7 @@ impl Opening {
         work: impl Future<Output = Result<T, Error>>,
     ) -> Result<T, Error> {
         let mut work = Box::pin(work);
-        let mut idle_looks = 0;
+        let (mut idle_looks, mut unknown_looks) = (0, 0);
         loop {
             if let Ok(done) = timeout(LOOK_EVERY, &mut work).await {
                 self.say(None);
@@ -105,14 +108,17 @@ impl Opening {
             };
             match looked {
                 Look::Works(evidence) => {
-                    idle_looks = 0;
+                    (idle_looks, unknown_looks) = (0, 0);
                     self.say(Some(format!("to {doing}: {evidence}")));
                 }
-                Look::Unknown => {}
+                Look::Unknown => {
+                    unknown_looks += 1;
+                    self.say(Some(format!("to {doing}: PostgreSQL lets nobody look at what for")));
+                }
                 Look::Idle => idle_looks += 1,
                 Look::Silent => return Err(self.silent(doing)),
             }
-            if idle_looks == IDLE_LOOKS_MAX {
+            if idle_looks == IDLE_LOOKS_MAX || unknown_looks == UNKNOWN_LOOKS_MAX {
                 return Err(self.silent(doing));
             }
         }
