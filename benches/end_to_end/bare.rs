@@ -12,11 +12,9 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 use uuid::Uuid;
 
+use crate::bench_env::BenchEnv;
+use crate::measured::WINDOW;
 use crate::pace::Due;
-use crate::stage::Stage;
-
-/// Messages that may be unacknowledged.
-pub(crate) const WINDOW: u32 = 1_024;
 
 const ANSWER_MAX: Duration = Duration::from_secs(30);
 
@@ -34,17 +32,17 @@ pub(crate) struct Bare {
 impl Bare {
     /// Makes a stream like the relay's, and whatever can be made before the clock runs.
     pub(crate) async fn new(
-        stage: &Stage<'_>,
+        env: &BenchEnv<'_>,
         messages: u32,
         payload_bytes: usize,
     ) -> Result<Self> {
-        let like = stage.jetstream.get_stream(&stage.streams()[0]).await?;
-        let stream = format!("{}_bare", stage.name);
+        let like = env.jetstream.get_stream(&env.streams()[0]).await?;
+        let stream = format!("{}_bare", env.name);
         let config = like.cached_info().config.clone();
         let config =
             Config { name: stream.clone(), subjects: vec![format!("{stream}.>")], ..config };
-        stage.jetstream.create_stream(config).await.context("create the bare stream")?;
-        let client = stage.servers.broker.client().await?;
+        env.jetstream.create_stream(config).await.context("create the bare stream")?;
+        let client = env.servers.broker.client().await?;
         let reply = client.new_inbox();
         let answers = client.subscribe(reply.clone()).await?;
         client.flush().await?;
@@ -113,10 +111,10 @@ impl Bare {
     }
 
     /// Removes the stream, once it has shown to hold everything.
-    pub(crate) async fn remove(self, stage: &Stage<'_>) -> Result<()> {
-        let stored = stage.messages(&self.stream).await?;
+    pub(crate) async fn remove(self, env: &BenchEnv<'_>) -> Result<()> {
+        let stored = env.messages(&self.stream).await?;
         ensure!(stored == self.ids.len() as u64, "the bare stream holds {stored} messages");
-        stage.jetstream.delete_stream(&self.stream).await?;
+        env.jetstream.delete_stream(&self.stream).await?;
         Ok(())
     }
 }

@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use uuid::Uuid;
 
+use crate::bench_env::BenchEnv;
 use crate::cpu;
 use crate::limits;
 use crate::load::{Shape, load};
+use crate::measured::{Drain, Round};
 use crate::process::Relay;
-use crate::report::{Drain, Round};
 use crate::servers::Servers;
-use crate::stage::Stage;
 use crate::variant::{ROW, Variant, WATERMARK};
 
 /// How exact the times are. Asking is load, so it is done this often near the end only.
@@ -36,28 +36,28 @@ pub(crate) async fn round(
     variant: Variant,
     number: u32,
 ) -> Result<Round> {
-    let stage = Stage::set_up_as(servers, &format!("round{number}"), variant).await?;
+    let env = BenchEnv::set_up_as(servers, &format!("round{number}"), variant).await?;
     if shape.payload_type != Shape::DEFAULT.payload_type {
-        stage.keep_payloads_as(shape.payload_type).await?;
+        env.keep_payloads_as(shape.payload_type).await?;
     }
-    let slots = stage.add_slots(["log", "both"]).await?;
-    load(&stage, shape).await?;
+    let slots = env.add_slots(["log", "both"]).await?;
+    load(&env, shape).await?;
     if shape.before_the_slot {
-        stage.renew_slot().await?;
+        env.renew_slot().await?;
     }
-    let end = stage.end_of_log().await?;
+    let end = env.end_of_log().await?;
     let mut phases = PHASES;
     phases.rotate_left(number as usize % PHASES.len());
     let (mut log, mut publisher, mut both, mut relay) = (None, None, None, None);
     for phase in phases {
         match phase {
-            Phase::Log => log = Some(limits::log(&stage, &slots[0], &end, shape.rows).await?),
-            Phase::Publisher => publisher = Some(limits::publisher(&stage, shape).await?),
-            Phase::Both => both = Some(limits::both(&stage, &slots[1], &end, shape).await?),
-            Phase::Relay => relay = Some(self::relay(&stage, shape.rows, variant.mark).await?),
+            Phase::Log => log = Some(limits::log(&env, &slots[0], &end, shape.rows).await?),
+            Phase::Publisher => publisher = Some(limits::publisher(&env, shape).await?),
+            Phase::Both => both = Some(limits::both(&env, &slots[1], &end, shape).await?),
+            Phase::Relay => relay = Some(self::relay(&env, shape.rows, variant.mark).await?),
         }
     }
-    stage.tear_down(&slots).await?;
+    env.tear_down(&slots).await?;
     let every = "every phase ran";
     Ok(Round {
         log: log.context(every)?,
@@ -68,17 +68,17 @@ pub(crate) async fn round(
 }
 
 /// From the start of the process until every row is marked.
-async fn relay(stage: &Stage<'_>, rows: u32, mark: &str) -> Result<Drain> {
+async fn relay(env: &BenchEnv<'_>, rows: u32, mark: &str) -> Result<Drain> {
     let sql = "SELECT id FROM outbox_events ORDER BY seq DESC LIMIT 1";
-    let last: Uuid = stage.client.query_one(sql, &[]).await?.get(0);
-    let log = log_written(stage).await?;
-    let meter = stage.servers.meter()?;
+    let last: Uuid = env.client.query_one(sql, &[]).await?.get(0);
+    let log = log_written(env).await?;
+    let meter = env.servers.meter()?;
     let deadline = meter.started + Duration::from_secs(60) + Duration::from_millis(rows.into());
-    let relay = Relay::start(&stage.environment).await?;
+    let relay = Relay::start(&env.variables).await?;
     // When the first events were seen in the stream, and how many they were.
     let mut first = None;
     loop {
-        let stored = stage.stored().await?;
+        let stored = env.stored().await?;
         if first.is_none() && stored > 0 {
             first = Some((meter.started.elapsed().as_secs_f64(), stored));
         }
@@ -93,15 +93,15 @@ async fn relay(stage: &Stage<'_>, rows: u32, mark: &str) -> Result<Drain> {
     let flow_per_second = first.map_or(0.0, |(seconds, stored)| {
         u64::from(rows).saturating_sub(stored) as f64 / (stored_seconds - seconds).max(f64::EPSILON)
     });
-    while !is_marked(stage, mark, last).await? {
+    while !is_marked(env, mark, last).await? {
         wait(&relay, deadline, POLL, || "the last row is not marked".to_owned()).await?;
     }
     // Marks come in about the order of the rows: only now is counting worth its load.
     let drain = loop {
         let marked = meter.cost(meter.started.elapsed().as_secs_f64(), rows)?;
         let used = cpu::of_process(relay.pid())?;
-        let written = log_written(stage).await? - log;
-        let unmarked = count_unmarked(stage, mark).await?;
+        let written = log_written(env).await? - log;
+        let unmarked = count_unmarked(env, mark).await?;
         if unmarked == 0 {
             break Drain {
                 stored_seconds,
@@ -116,7 +116,7 @@ async fn relay(stage: &Stage<'_>, rows: u32, mark: &str) -> Result<Drain> {
         wait(&relay, deadline, POLL, || format!("{unmarked} rows are not marked")).await?;
     };
     relay.stop().await?;
-    check(stage, rows, mark).await?;
+    check(env, rows, mark).await?;
     Ok(drain)
 }
 
@@ -144,9 +144,9 @@ async fn wait(
     Ok(())
 }
 
-async fn log_written(stage: &Stage<'_>) -> Result<i64> {
+async fn log_written(env: &BenchEnv<'_>) -> Result<i64> {
     let sql = "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint";
-    Ok(stage.client.query_one(sql, &[]).await.context("ask for the log's end")?.get(0))
+    Ok(env.client.query_one(sql, &[]).await.context("ask for the log's end")?.get(0))
 }
 
 /// The rows that are not marked. What a watermark says only the view knows.
@@ -157,21 +157,21 @@ fn unmarked(mark: &str) -> &'static str {
     }
 }
 
-async fn is_marked(stage: &Stage<'_>, mark: &str, id: Uuid) -> Result<bool> {
+async fn is_marked(env: &BenchEnv<'_>, mark: &str, id: Uuid) -> Result<bool> {
     let sql = format!("SELECT NOT EXISTS (SELECT {} AND id = $1)", unmarked(mark));
-    Ok(stage.client.query_one(&sql, &[&id]).await.context("look at the last row")?.get(0))
+    Ok(env.client.query_one(&sql, &[&id]).await.context("look at the last row")?.get(0))
 }
 
-async fn count_unmarked(stage: &Stage<'_>, mark: &str) -> Result<i64> {
+async fn count_unmarked(env: &BenchEnv<'_>, mark: &str) -> Result<i64> {
     let sql = format!("SELECT count(*) {}", unmarked(mark));
-    Ok(stage.client.query_one(&sql, &[]).await.context("count unmarked rows")?.get(0))
+    Ok(env.client.query_one(&sql, &[]).await.context("count unmarked rows")?.get(0))
 }
 
 /// Every row has a message of its own, and the stream has no other. Where rows do not name their
 /// messages (nor those few of a large backlog whose marks were too many to wait, and that the sweeper
 /// marked by a watermark): there are as many messages as rows, and the stream takes none twice.
-async fn check(stage: &Stage<'_>, rows: u32, mark: &str) -> Result<()> {
-    let stored = stage.stored().await?;
+async fn check(env: &BenchEnv<'_>, rows: u32, mark: &str) -> Result<()> {
+    let stored = env.stored().await?;
     if mark != ROW {
         let all = u64::from(rows);
         ensure!(stored == all, "lost or doubled: {rows} rows, {stored} messages in the stream");
@@ -182,7 +182,7 @@ async fn check(stage: &Stage<'_>, rows: u32, mark: &str) -> Result<()> {
                             count(*) AS marked
                      FROM outbox_events WHERE published_at IS NOT NULL AND stream = ANY ($1)
                      GROUP BY stream) AS streams";
-    let row = stage.client.query_one(sql, &[&stage.streams()]).await?;
+    let row = env.client.query_one(sql, &[&env.streams()]).await?;
     let [places, named, marked] = [0, 1, 2].map(|at| row.get::<_, Option<i64>>(at));
     ensure!(
         stored == u64::from(rows) && marked == Some(rows.into()) && places == named,

@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::report::Round;
+use crate::measured::Round;
 
 /// A figure of each round.
 struct Figure {

@@ -17,13 +17,13 @@ use uuid::Uuid;
 use crate::acks::Acks;
 use crate::arrivals::{self, ARRIVAL_MAX, Arrival};
 use crate::bare::Bare;
+use crate::bench_env::BenchEnv;
 use crate::cpu;
 use crate::load::Shape;
+use crate::measured::{Latency, Quantiles};
 use crate::pace::{Due, Pace};
 use crate::process::Relay;
-use crate::report::{Latency, Quantiles};
 use crate::servers::Servers;
-use crate::stage::Stage;
 
 /// Connections of the producer, taking turns: one slow commit must not hold up the next.
 const PRODUCERS: u32 = 16;
@@ -39,16 +39,16 @@ struct Sent {
 
 /// The events must all arrive, and once.
 pub(crate) async fn measure(servers: &Servers, pace: Pace) -> Result<Latency> {
-    let stage = Stage::set_up(servers, "latency").await?;
-    let relay = Relay::start(&stage.environment).await?;
+    let env = BenchEnv::set_up(servers, "latency").await?;
+    let relay = Relay::start(&env.variables).await?;
     let (stop, stopped) = oneshot::channel();
     let acks = Acks::listen(&servers.broker.client().await?, stopped).await?;
     let mut sent = Vec::new();
     let mut clients = Vec::new();
-    let consumer = arrivals::consumer(&stage.jetstream, &stage.name).await?;
+    let consumer = arrivals::consumer(&env.jetstream, &env.name).await?;
     let arrived = arrivals::collect(consumer, pace.events() + PRODUCERS);
     for lane in 0..PRODUCERS {
-        let mut client = servers.postgres.client(&stage.name).await?;
+        let mut client = servers.postgres.client(&env.name).await?;
         let n = pace.events() + lane;
         sent.push(commit(&mut client, Due { events: n..n + 1, at: Instant::now() }).await?);
         clients.push(client);
@@ -57,7 +57,7 @@ pub(crate) async fn measure(servers: &Servers, pace: Pace) -> Result<Latency> {
         first.intended = None;
     }
     let primed = Instant::now();
-    while stage.messages(&stage.name).await? < u64::from(PRODUCERS) {
+    while env.messages(&env.name).await? < u64::from(PRODUCERS) {
         ensure!(primed.elapsed() < ARRIVAL_MAX, "the relay does not publish");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
@@ -75,8 +75,8 @@ pub(crate) async fn measure(servers: &Servers, pace: Pace) -> Result<Latency> {
     let relay_peak_resident_bytes = cpu::peak_resident_bytes(relay.pid())?;
     relay.stop().await?;
     ensure!(stop.send(()).is_ok(), "nobody listened to the acknowledgements");
-    let bare = bare(&stage, pace).await.context("publish without a relay")?;
-    stage.tear_down(&[]).await?;
+    let bare = bare(&env, pace).await.context("publish without a relay")?;
+    env.tear_down(&[]).await?;
 
     let times = times(&sent, &arrived, &acks.await?)?;
     Ok(Latency {
@@ -115,9 +115,9 @@ async fn commit(client: &mut Client, due: Due) -> Result<Sent> {
 }
 
 /// The same schedule without a database and a relay: from the intended time to the consumer.
-async fn bare(stage: &Stage<'_>, pace: Pace) -> Result<Quantiles> {
-    let mut bare = Bare::new(stage, pace.events(), Shape::DEFAULT.payload_bytes).await?;
-    let consumer = arrivals::consumer(&stage.jetstream, &bare.stream).await?;
+async fn bare(env: &BenchEnv<'_>, pace: Pace) -> Result<Quantiles> {
+    let mut bare = Bare::new(env, pace.events(), Shape::DEFAULT.payload_bytes).await?;
+    let consumer = arrivals::consumer(&env.jetstream, &bare.stream).await?;
     let arrived = arrivals::collect(consumer, pace.events());
     let mut times = Times::new()?;
     let mut schedules = pace.start(1);
@@ -126,7 +126,7 @@ async fn bare(stage: &Stage<'_>, pace: Pace) -> Result<Quantiles> {
     for (id, intended) in sent {
         times.record(find(&arrived, id)?.at, intended)?;
     }
-    bare.remove(stage).await?;
+    bare.remove(env).await?;
     Ok(times.quantiles())
 }
 

@@ -4,7 +4,7 @@ use anyhow::{Context, Result, ensure};
 use outbox::Event;
 use serde::Serialize;
 
-use crate::stage::Stage;
+use crate::bench_env::BenchEnv;
 
 /// What the rows look like.
 #[derive(Debug, Clone, Copy, Serialize)]
@@ -63,9 +63,9 @@ fn noise(seed: u32, length: usize) -> String {
 }
 
 /// Commits the rows that then wait in the log. The only commits that are not waited for.
-pub(crate) async fn load(stage: &Stage<'_>, shape: Shape) -> Result<()> {
+pub(crate) async fn load(env: &BenchEnv<'_>, shape: Shape) -> Result<()> {
     let Shape { rows, rows_per_transaction, .. } = shape;
-    let mut client = stage.servers.postgres.client(&stage.name).await?;
+    let mut client = env.servers.postgres.client(&env.name).await?;
     client.batch_execute("SET synchronous_commit = off").await?;
     for first in (0..rows).step_by(rows_per_transaction as usize) {
         let last = rows.min(first + rows_per_transaction);

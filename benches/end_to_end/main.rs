@@ -6,6 +6,7 @@
 mod acks;
 mod arrivals;
 mod bare;
+mod bench_env;
 mod cpu;
 mod drain;
 mod figures;
@@ -13,12 +14,12 @@ mod headline;
 mod latency;
 mod limits;
 mod load;
+mod measured;
 mod pace;
 mod process;
 mod readers;
 mod report;
 mod servers;
-mod stage;
 mod suite;
 mod variant;
 

@@ -16,7 +16,7 @@ use crate::cpu;
 const LEASH: &str = r#""$@" </dev/null >&2 & pid=$!; echo "$pid"; read -r _; kill -TERM "$pid" 2>&-; wait "$pid" 2>&-"#;
 
 /// Settings for the binary, as environment variables.
-pub(crate) type Environment = Vec<(&'static str, String)>;
+pub(crate) type Variables = Vec<(&'static str, String)>;
 
 /// A running relay. Stopped when dropped, then without waiting for its end.
 pub(crate) struct Relay {
@@ -31,10 +31,10 @@ impl Relay {
     /// # Errors
     ///
     /// When the binary is not built.
-    pub(crate) async fn start(environment: &Environment) -> Result<Self> {
+    pub(crate) async fn start(variables: &Variables) -> Result<Self> {
         let mut command = Command::new("sh");
         command.args(["-c", LEASH, "sh"]).arg(binary()?).arg("relay");
-        clean(&mut command, environment);
+        clean(&mut command, variables);
         // Ctrl-C is for this process, which then takes the relay along.
         command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut leash = command.spawn().context("start the relay")?;
@@ -90,10 +90,10 @@ impl Relay {
 /// # Errors
 ///
 /// When the binary is not built, or fails.
-pub(crate) async fn set_up(environment: &Environment, flags: &[&str]) -> Result<()> {
+pub(crate) async fn set_up(variables: &Variables, flags: &[&str]) -> Result<()> {
     let mut command = Command::new(binary()?);
     command.arg("setup").args(flags);
-    clean(&mut command, environment);
+    clean(&mut command, variables);
     let output = command.output().await.context("run tailpost setup")?;
     if !output.status.success() {
         bail!("tailpost setup failed: {}", String::from_utf8_lossy(&output.stderr).trim());
@@ -102,12 +102,12 @@ pub(crate) async fn set_up(environment: &Environment, flags: &[&str]) -> Result<
 }
 
 /// Nothing of the caller's configuration may change what is measured.
-fn clean(command: &mut Command, environment: &Environment) {
+fn clean(command: &mut Command, variables: &Variables) {
     let path = std::env::var_os("PATH").unwrap_or_default();
     command
         .env_clear()
         .env("PATH", path)
-        .envs(environment.iter().map(|(name, value)| (name, value)))
+        .envs(variables.iter().map(|(name, value)| (name, value)))
         .current_dir(std::env::temp_dir())
         .stdin(Stdio::null());
 }

@@ -9,7 +9,7 @@ use rustix::time::{ClockId, clock_gettime};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::stage::Stage;
+use crate::bench_env::BenchEnv;
 
 /// As much as the replication client reads at a time.
 const BUFFER_BYTES: usize = 128 << 10;
@@ -20,7 +20,7 @@ const BUFFER_EVENTS: usize = 512;
 /// Messages before the thread's other tasks get their turn, as in the relay.
 const MESSAGES_AT_ONCE: usize = 256;
 
-/// What a reader needs, without the stage that it reads from.
+/// What a reader needs, without the environment that it reads from.
 #[derive(Clone)]
 pub(crate) struct Target {
     port: u16,
@@ -36,9 +36,9 @@ pub(crate) struct Read {
 }
 
 impl Target {
-    pub(crate) fn new(stage: &Stage<'_>, slot: &str, rows: u32) -> Self {
-        let port = stage.servers.postgres.port();
-        Self { port, database: stage.name.clone(), slot: slot.to_owned(), rows }
+    pub(crate) fn new(env: &BenchEnv<'_>, slot: &str, rows: u32) -> Self {
+        let port = env.servers.postgres.port();
+        Self { port, database: env.name.clone(), slot: slot.to_owned(), rows }
     }
 
     /// Everything off the socket, and no more looked at than tells rows from other messages.

@@ -4,12 +4,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use async_nats::jetstream;
+use lab::{Nats, NatsCluster, NatsOptions, Postgres, PostgresOptions};
 use serde::Serialize;
-use testbed::{Nats, NatsCluster, NatsOptions, Postgres, PostgresOptions};
 
-use crate::bare::WINDOW;
 use crate::cpu;
-use crate::report::{Conditions, Cost};
+use crate::measured::WINDOW;
+use crate::measured::{Conditions, Cost};
 
 /// How carefully the broker keeps what it stores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

@@ -9,8 +9,8 @@ use axum::Router;
 use axum::http::StatusCode;
 use tokio::net::TcpListener;
 
+use crate::bench_env::{BenchEnv, Waiting};
 use crate::report::Drain;
-use crate::stage::{Stage, Waiting};
 use crate::worker::{Mode, Worker};
 
 /// How exact the times are. Asking is load, so it is done this often near the end only.
@@ -18,12 +18,12 @@ const POLL: Duration = Duration::from_millis(5);
 const POLL_MAX: Duration = Duration::from_millis(200);
 
 /// A handler that does nothing, in the transaction of the record.
-pub(crate) async fn transactional(stage: &Stage<'_>) -> Result<Drain> {
-    drain(stage, &stage.all, Mode::Transactional, "").await
+pub(crate) async fn transactional(env: &BenchEnv<'_>) -> Result<Drain> {
+    drain(env, &env.all, Mode::Transactional, "").await
 }
 
 /// A service in this process that says 204.
-pub(crate) async fn http(stage: &Stage<'_>) -> Result<Drain> {
+pub(crate) async fn http(env: &BenchEnv<'_>) -> Result<Drain> {
     let listener = TcpListener::bind("127.0.0.1:0").await.context("listen")?;
     let url = format!("http://{}/events", listener.local_addr()?);
     let calls = Arc::new(AtomicU64::new(0));
@@ -34,22 +34,22 @@ pub(crate) async fn http(stage: &Stage<'_>) -> Result<Drain> {
     };
     let service = axum::serve(listener, Router::new().fallback(answer));
     let service = tokio::spawn(async move { service.await });
-    let drained = drain(stage, &stage.some, Mode::Http, &url).await;
+    let drained = drain(env, &env.some, Mode::Http, &url).await;
     service.abort();
     let drained = drained?;
-    let (calls, events) = (calls.load(Ordering::Relaxed), stage.some.count());
+    let (calls, events) = (calls.load(Ordering::Relaxed), env.some.count());
     ensure!(calls == u64::from(events), "the service was called {calls} times for {events} events");
     Ok(drained)
 }
 
 /// From the start of the process until every message is acknowledged.
-async fn drain(stage: &Stage<'_>, waiting: &Waiting, mode: Mode, handler: &str) -> Result<Drain> {
+async fn drain(env: &BenchEnv<'_>, waiting: &Waiting, mode: Mode, handler: &str) -> Result<Drain> {
     let (count, consumer) = (waiting.count(), mode.consumer());
-    let meter = stage.servers.meter()?;
+    let meter = env.servers.meter()?;
     let deadline = meter.started + Duration::from_secs(60) + Duration::from_millis(count.into());
-    let worker = Worker::start(stage, waiting, mode, handler)?;
+    let worker = Worker::start(env, waiting, mode, handler)?;
     loop {
-        let (done, pending) = stage.handled(&waiting.stream, consumer).await?;
+        let (done, pending) = env.handled(&waiting.stream, consumer).await?;
         if pending == 0 {
             break;
         }
@@ -65,7 +65,7 @@ async fn drain(stage: &Stage<'_>, waiting: &Waiting, mode: Mode, handler: &str) 
         peak_resident_bytes: worker.peak_resident_bytes()?,
     };
     worker.stop().await?;
-    stage.check(consumer, count).await?;
+    env.check(consumer, count).await?;
     Ok(drain)
 }
 

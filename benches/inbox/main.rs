@@ -6,13 +6,13 @@
 //! from round to round. `benches/README.md` says what each figure means.
 
 // What both benchmarks measure in the same way.
+mod bench_env;
 #[expect(dead_code, reason = "the other benchmark needs more of it")]
 #[path = "../end_to_end/cpu.rs"]
 mod cpu;
 mod drain;
 mod limits;
 mod report;
-mod stage;
 mod worker;
 
 use std::io::Write;
@@ -20,8 +20,8 @@ use std::io::Write;
 use anyhow::{Context, Result};
 use clap::Parser;
 
+use crate::bench_env::{BenchEnv, Servers};
 use crate::report::{Report, Round};
-use crate::stage::{Servers, Stage};
 use crate::worker::Mode;
 
 const EVENTS: u32 = 100_000;
@@ -84,21 +84,21 @@ async fn main() -> Result<()> {
 
 async fn round(servers: &Servers, events: u32, number: u32) -> Result<Round> {
     progress(&format!("round {}: storing {events} events", number + 1));
-    let stage = Stage::set_up(servers, &format!("round{number}"), events).await?;
+    let env = BenchEnv::set_up(servers, &format!("round{number}"), events).await?;
     let mut phases = PHASES;
     phases.rotate_left(number as usize % PHASES.len());
     let (mut consumer, mut insert, mut transactional, mut http) = (None, None, None, None);
     for phase in phases {
         progress(&format!("round {}: {phase:?}", number + 1));
-        stage.settle().await?;
+        env.settle().await?;
         match phase {
-            Phase::Consumer => consumer = Some(limits::consumer(&stage).await?),
-            Phase::Insert => insert = Some(limits::insert(&stage).await?),
-            Phase::Transactional => transactional = Some(drain::transactional(&stage).await?),
-            Phase::Http => http = Some(drain::http(&stage).await?),
+            Phase::Consumer => consumer = Some(limits::consumer(&env).await?),
+            Phase::Insert => insert = Some(limits::insert(&env).await?),
+            Phase::Transactional => transactional = Some(drain::transactional(&env).await?),
+            Phase::Http => http = Some(drain::http(&env).await?),
         }
     }
-    stage.tear_down().await?;
+    env.tear_down().await?;
     let every = "every phase ran";
     Ok(Round {
         consumer: consumer.context(every)?,

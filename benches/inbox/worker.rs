@@ -12,8 +12,8 @@ use tokio::process::{Child, ChildStdin, Command};
 use tokio_postgres::{NoTls, Transaction};
 use tokio_util::sync::CancellationToken;
 
+use crate::bench_env::{BenchEnv, Waiting};
 use crate::cpu;
-use crate::stage::{Stage, Waiting};
 
 /// As `tailpost inbox run` has them by default.
 const HTTP_LANES: usize = 16;
@@ -46,7 +46,7 @@ pub(crate) struct Worker {
 impl Worker {
     /// Starts an inbox; does not wait until it works. `handler` is the service to call, if any.
     pub(crate) fn start(
-        stage: &Stage<'_>,
+        env: &BenchEnv<'_>,
         waiting: &Waiting,
         mode: Mode,
         handler: &str,
@@ -54,8 +54,8 @@ impl Worker {
         let program = std::env::current_exe().context("find this program")?;
         let mut child = Command::new(program)
             .args(["--worker", mode.consumer()])
-            .env("DATABASE_URL", stage.servers.postgres.url(&stage.database))
-            .env("NATS_URL", stage.servers.nats.url())
+            .env("DATABASE_URL", env.servers.postgres.url(&env.database))
+            .env("NATS_URL", env.servers.nats.url())
             .env("STREAM", &waiting.stream)
             .env("HANDLER", handler)
             .stdin(Stdio::piped())

@@ -2,8 +2,8 @@
 
 use std::net::SocketAddr;
 
-use support::{DEADLINE, Rig, get, until};
-use testbed::{Direction, Port};
+use lab::{Direction, Port};
+use support::{DEADLINE, TestEnv, get, until};
 
 /// Waits until `/readyz` answers with this code; returns what it says.
 async fn wait_ready(address: SocketAddr, code: u16) -> String {
@@ -19,41 +19,41 @@ async fn wait_ready(address: SocketAddr, code: u16) -> String {
 /// DESIGN 11: judged by progress. The connection looks alive all the time.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_whose_broker_is_frozen_is_not_ready_until_it_gets_on_again() {
-    let mut rig = Rig::proxied().await;
-    rig.setup().await;
+    let mut env = TestEnv::proxied().await;
+    env.setup().await;
     let admin = Port::reserve().expect("a free port");
-    rig.set("TAILPOST_ADMIN__LISTEN", &admin.addr().to_string());
-    let _relay = rig.relay();
-    let mut ids = rig.insert(10).await;
-    rig.wait_marked().await;
+    env.set("TAILPOST_ADMIN__LISTEN", &admin.addr().to_string());
+    let _relay = env.relay();
+    let mut ids = env.insert(10).await;
+    env.wait_marked().await;
     wait_ready(admin.addr(), 200).await;
 
-    rig.to_nats().blackhole(Direction::Both);
-    ids.extend(rig.insert(10).await);
+    env.to_nats().blackhole(Direction::Both);
+    ids.extend(env.insert(10).await);
     let told = wait_ready(admin.addr(), 503).await;
     assert!(told.contains("no progress for ") && told.contains(" events in flight"), "{told}");
     let alive = get(admin.addr(), "/livez").await.expect("an answer");
     assert!(alive.starts_with("HTTP/1.1 200 "), "a restart would mend nothing: {alive}");
 
-    rig.to_nats().restore().await.expect("restore the network");
+    env.to_nats().restore().await.expect("restore the network");
     wait_ready(admin.addr(), 200).await;
-    rig.wait_marked().await;
-    assert_eq!(rig.stored_ids().await, ids);
+    env.wait_marked().await;
+    assert_eq!(env.stored_ids().await, ids);
 }
 
 /// A second relay on the same machine has the same default.
 // proves: G-TAKE-2
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_whose_admin_port_is_taken_publishes_and_listens_once_it_is_free() {
-    let mut rig = Rig::new().await;
-    rig.setup().await;
+    let mut env = TestEnv::new().await;
+    env.setup().await;
     let admin = Port::reserve().expect("a free port");
-    rig.set("TAILPOST_ADMIN__LISTEN", &admin.addr().to_string());
-    let first = rig.relay();
+    env.set("TAILPOST_ADMIN__LISTEN", &admin.addr().to_string());
+    let first = env.relay();
     first.wait_active().await;
     wait_ready(admin.addr(), 200).await;
 
-    let second = rig.relay();
+    let second = env.relay();
     second.wait_log("another process listens there").await;
     let hint = format!("ss -ltnp 'sport = :{}'", admin.addr().port());
     assert!(second.log().contains(&hint), "{}", second.log());
@@ -63,19 +63,19 @@ async fn a_relay_whose_admin_port_is_taken_publishes_and_listens_once_it_is_free
 
     first.kill9().await;
     second.wait_active().await;
-    let ids = rig.insert(10).await;
-    rig.wait_marked().await;
-    assert_eq!(rig.stored_ids().await, ids);
+    let ids = env.insert(10).await;
+    env.wait_marked().await;
+    assert_eq!(env.stored_ids().await, ids);
     until(DEADLINE, "the second listens", async || {
         let told = get(admin.addr(), "/api/v1/status").await.unwrap_or_default();
         told.contains(&process(&second))
     })
     .await;
-    let (status, _) = rig.ends_with(0, &["status"]).await;
+    let (status, _) = env.ends_with(0, &["status"]).await;
     assert!(status.contains(&format!("process {}", second.pid())), "{status}");
     second.sigterm();
     assert!(second.wait_exit(DEADLINE).await.success());
-    let (status, _) = rig.ends_with(0, &["status"]).await;
+    let (status, _) = env.ends_with(0, &["status"]).await;
     assert!(status.contains(&format!("none answers at {}", admin.addr())), "{status}");
 }
 
@@ -83,13 +83,13 @@ async fn a_relay_whose_admin_port_is_taken_publishes_and_listens_once_it_is_free
 // proves: G-TAKE-2
 #[tokio::test(flavor = "multi_thread")]
 async fn an_inbox_whose_admin_port_is_taken_runs_and_stops_on_request() {
-    let mut rig = Rig::new().await;
+    let mut env = TestEnv::new().await;
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = taken.local_addr().expect("an address").to_string();
-    rig.set("TAILPOST_ADMIN__INBOX_LISTEN", &address);
-    rig.setup().await;
-    rig.ends_with(0, &["inbox", "setup"]).await;
-    let inbox = rig.spawn(&["inbox", "run", "--consumer", "c", "--handler", "http://127.0.0.1:1"]);
+    env.set("TAILPOST_ADMIN__INBOX_LISTEN", &address);
+    env.setup().await;
+    env.ends_with(0, &["inbox", "setup"]).await;
+    let inbox = env.spawn(&["inbox", "run", "--consumer", "c", "--handler", "http://127.0.0.1:1"]);
     inbox.wait_log("another process listens there").await;
     inbox.wait_log("the consumer is ours").await;
     inbox.sigterm();

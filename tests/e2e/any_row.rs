@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use support::{DEADLINE, Rig, get, until};
-use testbed::{AnyRow, Drawn, Port, Shape};
+use lab::{AnyRow, Drawn, Port, Shape};
+use support::{DEADLINE, TestEnv, get, until};
 use uuid::Uuid;
 
 /// Of each shape, before the slot and behind it.
@@ -18,8 +18,8 @@ enum Fate {
     Parked { reason: String, attempts: i32 },
 }
 
-async fn insert(rig: &Rig, drawn: &[Drawn]) -> Vec<Uuid> {
-    let client = rig.client().await;
+async fn insert(env: &TestEnv, drawn: &[Drawn]) -> Vec<Uuid> {
+    let client = env.client().await;
     let mut ids = Vec::new();
     for drawn in drawn {
         let id = Uuid::new_v4();
@@ -31,9 +31,9 @@ async fn insert(rig: &Rig, drawn: &[Drawn]) -> Vec<Uuid> {
 }
 
 /// What became of each event. What a message says of itself, or of its way, is left out.
-async fn fates(rig: &Rig) -> BTreeMap<Uuid, Fate> {
+async fn fates(env: &TestEnv) -> BTreeMap<Uuid, Fate> {
     let mut fates = BTreeMap::new();
-    for it in rig.stored().await {
+    for it in env.stored().await {
         let own = |name: &str| {
             let ours = name.starts_with("Nats-") || name.starts_with("Tailpost-Position");
             !ours && name != "Tailpost-Event-Id"
@@ -47,7 +47,7 @@ async fn fates(rig: &Rig) -> BTreeMap<Uuid, Fate> {
         assert!(fates.insert(it.id, stored).is_none(), "{} is stored twice", it.id);
     }
     let sql = "SELECT id, reason, publish_attempts FROM outbox_dead_letter";
-    for row in rig.client().await.query(sql, &[]).await.expect("dead letters") {
+    for row in env.client().await.query(sql, &[]).await.expect("dead letters") {
         // A message's headers are longer by its place in the log, if it has one.
         let reason: String = row.get(1);
         let reason = reason.replace(|it: char| it.is_ascii_digit(), "");
@@ -66,33 +66,33 @@ fn without_time(mut fate: Fate) -> Fate {
 }
 
 async fn publishes_or_parks_any_row(shape: Shape, on_park: &str) {
-    let mut rig = Rig::new().await;
-    rig.set("TAILPOST_RELAY__SCAN_INTERVAL", "200ms");
-    rig.execute(shape.create()).await;
+    let mut env = TestEnv::new().await;
+    env.set("TAILPOST_RELAY__SCAN_INTERVAL", "200ms");
+    env.execute(shape.create()).await;
     let mut rows = AnyRow::new(SEED, shape);
     let drawn: Vec<Drawn> = (0..ROWS).map(|_| rows.draw()).collect();
     // The table has to have the columns that the migrations add.
-    rig.set("TAILPOST_RELAY__MODE", "poll");
-    rig.setup().await;
-    rig.set("TAILPOST_RELAY__MODE", "fenced");
-    rig.set("TAILPOST_RELAY__ON_PARK", on_park);
-    let before = insert(&rig, &drawn).await;
-    rig.setup().await;
-    let behind = insert(&rig, &drawn).await;
-    let relay = rig.relay();
+    env.set("TAILPOST_RELAY__MODE", "poll");
+    env.setup().await;
+    env.set("TAILPOST_RELAY__MODE", "fenced");
+    env.set("TAILPOST_RELAY__ON_PARK", on_park);
+    let before = insert(&env, &drawn).await;
+    env.setup().await;
+    let behind = insert(&env, &drawn).await;
+    let relay = env.relay();
     relay.announce("");
-    until(DEADLINE, "every row is published or parked", async || rig.unmarked().await == 0).await;
-    rig.wait_confirmed().await;
-    let live = insert(&rig, &drawn).await;
-    until(DEADLINE, "every live row is done with", async || rig.unmarked().await == 0).await;
-    rig.wait_confirmed().await;
+    until(DEADLINE, "every row is published or parked", async || env.unmarked().await == 0).await;
+    env.wait_confirmed().await;
+    let live = insert(&env, &drawn).await;
+    until(DEADLINE, "every live row is done with", async || env.unmarked().await == 0).await;
+    env.wait_confirmed().await;
     let sessions = relay.log().matches("starting anew").count();
     assert_eq!(sessions, 0, "a row was taken for an outage\n{}", relay.log());
-    rig.set("TAILPOST_RELAY__MODE", "poll");
+    env.set("TAILPOST_RELAY__MODE", "poll");
     drop(relay);
-    let polled = if on_park == "skip" { poll(&mut rig, &drawn).await } else { Vec::new() };
+    let polled = if on_park == "skip" { poll(&mut env, &drawn).await } else { Vec::new() };
 
-    let mut fates = fates(&rig).await;
+    let mut fates = fates(&env).await;
     for (n, row) in drawn.iter().enumerate() {
         let mut fate = |id: &Uuid| {
             let fate = fates.remove(id);
@@ -107,13 +107,13 @@ async fn publishes_or_parks_any_row(shape: Shape, on_park: &str) {
     }
 }
 
-async fn poll(rig: &mut Rig, drawn: &[Drawn]) -> Vec<Uuid> {
-    rig.setup().await;
-    let ids = insert(rig, drawn).await;
-    let relay = rig.spawn(&["relay", "--once"]);
+async fn poll(env: &mut TestEnv, drawn: &[Drawn]) -> Vec<Uuid> {
+    env.setup().await;
+    let ids = insert(env, drawn).await;
+    let relay = env.spawn(&["relay", "--once"]);
     relay.announce("");
     assert!(relay.wait_exit(DEADLINE).await.success(), "{}", relay.log());
-    assert_eq!(rig.unmarked().await, 0);
+    assert_eq!(env.unmarked().await, 0);
     ids
 }
 
@@ -148,22 +148,22 @@ async fn any_row_is_published_or_parked_where_parking_blocks_its_aggregate() {
 /// R-REL-06: what somebody else has marked is published.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_inserted_as_published_is_not_published_again() {
-    let rig = Rig::new().await;
-    rig.setup().await;
-    let _relay = rig.relay();
-    let first = rig.insert(3).await;
-    rig.execute(
+    let env = TestEnv::new().await;
+    env.setup().await;
+    let _relay = env.relay();
+    let first = env.insert(3).await;
+    env.execute(
         "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload,
              published_at)
          SELECT gen_random_uuid(), 'order', 'o-1', 'Restored', '{}', now()
          FROM generate_series(1, 10)",
     )
     .await;
-    let last = rig.insert(3).await;
-    rig.wait_stored(6).await;
-    rig.wait_marked().await;
-    rig.wait_confirmed().await;
-    assert_eq!(rig.stored_ids().await, [first, last].concat());
+    let last = env.insert(3).await;
+    env.wait_stored(6).await;
+    env.wait_marked().await;
+    env.wait_confirmed().await;
+    assert_eq!(env.stored_ids().await, [first, last].concat());
 }
 
 const WITHOUT_ID: &str =
@@ -172,26 +172,26 @@ const WITHOUT_ID: &str =
 
 /// Nothing can be said about such a row: neither that it is published nor that it is parked.
 async fn leaves_out_rows_without_an_id(mode: &str, on_park: &str) {
-    let mut rig = Rig::new().await;
-    rig.set("TAILPOST_RELAY__SCAN_INTERVAL", "200ms");
-    rig.set("TAILPOST_RELAY__MODE", mode);
-    rig.set("TAILPOST_RELAY__ON_PARK", on_park);
+    let mut env = TestEnv::new().await;
+    env.set("TAILPOST_RELAY__SCAN_INTERVAL", "200ms");
+    env.set("TAILPOST_RELAY__MODE", mode);
+    env.set("TAILPOST_RELAY__ON_PARK", on_park);
     let admin = Port::reserve().expect("a free port");
-    rig.set("TAILPOST_ADMIN__LISTEN", &admin.addr().to_string());
+    env.set("TAILPOST_ADMIN__LISTEN", &admin.addr().to_string());
     // As adopted from something that did not say that ids are there.
     let table = Shape::Adopted.create().replace("id UUID PRIMARY KEY", "id UUID UNIQUE");
-    rig.execute(&table).await;
-    rig.execute(WITHOUT_ID).await;
-    let mut expected = rig.insert(5).await;
-    rig.setup().await;
-    let relay = rig.relay();
+    env.execute(&table).await;
+    env.execute(WITHOUT_ID).await;
+    let mut expected = env.insert(5).await;
+    env.setup().await;
+    let relay = env.relay();
     relay.announce("");
-    rig.wait_stored(5).await;
-    rig.execute(WITHOUT_ID).await;
-    expected.extend(rig.insert(5).await);
-    until(DEADLINE, "all others are marked", async || rig.unmarked().await == 2).await;
+    env.wait_stored(5).await;
+    env.execute(WITHOUT_ID).await;
+    expected.extend(env.insert(5).await);
+    until(DEADLINE, "all others are marked", async || env.unmarked().await == 2).await;
     if mode != "poll" {
-        rig.wait_confirmed().await;
+        env.wait_confirmed().await;
     }
     let counts = "tailpost_outbox_unidentified_rows{";
     until(DEADLINE, "both are counted", async || {
@@ -199,16 +199,16 @@ async fn leaves_out_rows_without_an_id(mode: &str, on_park: &str) {
         metrics.lines().any(|it| it.starts_with(counts) && it.ends_with(" 2.0"))
     })
     .await;
-    assert_eq!(rig.stored_ids().await, expected);
+    assert_eq!(env.stored_ids().await, expected);
     assert!(!relay.log().contains("starting anew"), "{}", relay.log());
     assert_eq!(relay.log().matches("rows without an id").count(), 1, "{}", relay.log());
-    let (status, _) = rig.ends_with(0, &["status"]).await;
+    let (status, _) = env.ends_with(0, &["status"]).await;
     assert!(status.contains("2 rows have no id"), "{status}");
 
     // Somebody mends it: an id makes an event of a row, whoever was to bring it.
-    rig.execute("UPDATE outbox_events SET id = gen_random_uuid() WHERE id IS NULL").await;
-    rig.wait_marked().await;
-    assert_eq!(rig.stored_ids().await.len(), 12);
+    env.execute("UPDATE outbox_events SET id = gen_random_uuid() WHERE id IS NULL").await;
+    env.wait_marked().await;
+    assert_eq!(env.stored_ids().await.len(), 12);
 }
 
 /// R-REL-09
@@ -233,27 +233,27 @@ async fn a_row_without_an_id_holds_nobody_up_in_poll_mode() {
 /// row, which PostgreSQL knows.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_whose_transaction_is_null_are_published_once_and_marked() {
-    let mut rig = Rig::new().await;
-    rig.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
-    rig.set("TAILPOST_RELAY__SCAN_INTERVAL", "200ms");
-    rig.execute(crate::scanner::DOCUMENTED_TABLE).await;
-    rig.execute("ALTER TABLE outbox_events ADD COLUMN txid XID8").await;
-    let mut expected = rig.insert(20).await;
-    rig.setup().await;
+    let mut env = TestEnv::new().await;
+    env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
+    env.set("TAILPOST_RELAY__SCAN_INTERVAL", "200ms");
+    env.execute(crate::scanner::DOCUMENTED_TABLE).await;
+    env.execute("ALTER TABLE outbox_events ADD COLUMN txid XID8").await;
+    let mut expected = env.insert(20).await;
+    env.setup().await;
     // Its marks get lost with it.
-    rig.set("TAILPOST_RELAY__MARK_INTERVAL", "1h");
-    let relay = rig.relay();
-    rig.wait_stored(20).await;
-    expected.extend(rig.insert(20).await);
-    rig.wait_stored(40).await;
-    rig.wait_confirmed().await;
+    env.set("TAILPOST_RELAY__MARK_INTERVAL", "1h");
+    let relay = env.relay();
+    env.wait_stored(20).await;
+    expected.extend(env.insert(20).await);
+    env.wait_stored(40).await;
+    env.wait_confirmed().await;
     relay.kill9().await;
     drop(relay);
-    rig.set("TAILPOST_RELAY__MARK_INTERVAL", "50ms");
-    let relay = rig.relay();
-    expected.extend(rig.insert(20).await);
-    rig.wait_marked().await;
-    rig.wait_confirmed().await;
-    assert_eq!(rig.stored_ids().await, expected);
+    env.set("TAILPOST_RELAY__MARK_INTERVAL", "50ms");
+    let relay = env.relay();
+    expected.extend(env.insert(20).await);
+    env.wait_marked().await;
+    env.wait_confirmed().await;
+    assert_eq!(env.stored_ids().await, expected);
     assert!(!relay.log().contains("without passing the log"), "{}", relay.log());
 }

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use futures_util::SinkExt;
 use outbox::Event;
 use serde_json::json;
-use support::{Rig, Stored};
+use support::{Stored, TestEnv};
 use tokio_postgres::Client;
 use uuid::Uuid;
 
@@ -18,45 +18,45 @@ async fn run(client: &Client, sql: &str) {
     client.batch_execute(sql).await.expect(sql);
 }
 
-async fn stored_types(rig: &Rig) -> Vec<String> {
+async fn stored_types(env: &TestEnv) -> Vec<String> {
     let event_type = |it: Stored| it.header("Event-Type").unwrap_or_default().to_owned();
-    rig.stored().await.into_iter().map(event_type).collect()
+    env.stored().await.into_iter().map(event_type).collect()
 }
 
 /// R-OUT-03, R-REL-01
 // proves: G-COMMIT-1
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_published_before_commit_or_after_rollback() {
-    let rig = Rig::new().await;
-    rig.setup().await;
-    let _relay = rig.relay();
-    let open = rig.client().await;
+    let env = TestEnv::new().await;
+    env.setup().await;
+    let _relay = env.relay();
+    let open = env.client().await;
     run(&open, "BEGIN").await;
     emit(&open, "Open").await;
-    let rolled_back = rig.client().await;
+    let rolled_back = env.client().await;
     run(&rolled_back, "BEGIN").await;
     emit(&rolled_back, "RolledBack").await;
     run(&rolled_back, "ROLLBACK").await;
     emit(&rolled_back, "Committed").await;
 
-    rig.wait_stored(1).await;
-    rig.wait_confirmed().await; // whatever came before has been looked at
-    assert_eq!(stored_types(&rig).await, ["Committed"]);
+    env.wait_stored(1).await;
+    env.wait_confirmed().await; // whatever came before has been looked at
+    assert_eq!(stored_types(&env).await, ["Committed"]);
 
     run(&open, "COMMIT").await;
-    rig.wait_stored(2).await;
-    rig.wait_confirmed().await;
-    assert_eq!(stored_types(&rig).await, ["Committed", "Open"]);
+    env.wait_stored(2).await;
+    env.wait_confirmed().await;
+    assert_eq!(stored_types(&env).await, ["Committed", "Open"]);
 }
 
 /// R-REL-05
 // proves: G-ORDER-1
 #[tokio::test(flavor = "multi_thread")]
 async fn interleaved_transactions_are_published_in_the_order_of_their_commits() {
-    let rig = Rig::new().await;
-    rig.setup().await;
-    let _relay = rig.relay();
-    let (a, b, c) = (rig.client().await, rig.client().await, rig.client().await);
+    let env = TestEnv::new().await;
+    env.setup().await;
+    let _relay = env.relay();
+    let (a, b, c) = (env.client().await, env.client().await, env.client().await);
     run(&a, "BEGIN").await;
     emit(&a, "A1").await;
     run(&b, "BEGIN").await;
@@ -73,18 +73,18 @@ async fn interleaved_transactions_are_published_in_the_order_of_their_commits() 
     emit(&a, "A3").await;
     run(&a, "COMMIT").await;
 
-    rig.wait_stored(6).await;
-    rig.wait_marked().await;
-    assert_eq!(stored_types(&rig).await, ["B1", "B2", "C1", "A1", "A2", "A3"]);
+    env.wait_stored(6).await;
+    env.wait_marked().await;
+    assert_eq!(stored_types(&env).await, ["B1", "B2", "C1", "A1", "A2", "A3"]);
 }
 
 /// R-REL-05, R-OUT-02
 #[tokio::test(flavor = "multi_thread")]
 async fn two_events_of_one_aggregate_in_a_millisecond_both_arrive_in_order() {
     const PAIRS: u64 = 100;
-    let rig = Rig::new().await;
-    rig.setup().await;
-    let _relay = rig.relay();
+    let env = TestEnv::new().await;
+    env.setup().await;
+    let _relay = env.relay();
     // Neither the times nor the ids tell which of the two came first.
     let mut script = String::new();
     for pair in 0..PAIRS {
@@ -99,11 +99,11 @@ async fn two_events_of_one_aggregate_in_a_millisecond_both_arrive_in_order() {
             .expect("writing to a string");
         }
     }
-    rig.execute(&script).await;
+    env.execute(&script).await;
 
-    rig.wait_stored(2 * PAIRS).await;
-    rig.wait_marked().await;
-    let stored = rig.stored().await;
+    env.wait_stored(2 * PAIRS).await;
+    env.wait_marked().await;
+    let stored = env.stored().await;
     assert_eq!(stored.len() as u64, 2 * PAIRS);
     for (pair, events) in stored.chunks(2).enumerate() {
         let seen = |at: usize| (events[at].header("Aggregate-Id"), events[at].header("Event-Type"));
@@ -117,9 +117,9 @@ async fn two_events_of_one_aggregate_in_a_millisecond_both_arrive_in_order() {
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_copied_into_the_outbox_arrive_once_and_in_order() {
     const ROWS: u64 = 10_000;
-    let rig = Rig::new().await;
-    rig.setup().await;
-    let _relay = rig.relay();
+    let env = TestEnv::new().await;
+    env.setup().await;
+    let _relay = env.relay();
     let ids: Vec<Uuid> = (0..ROWS).map(|_| Uuid::new_v4()).collect();
     let rows = ids.iter().enumerate().fold(String::new(), |mut rows, (n, id)| {
         writeln!(rows, "{id}\torder\to-{}\tOrderPlaced\t{{\"n\": {n}}}", n % 97).expect("a string");
@@ -127,25 +127,25 @@ async fn rows_copied_into_the_outbox_arrive_once_and_in_order() {
     });
     let sql = "COPY outbox_events (id, aggregate_type, aggregate_id, event_type, payload) \
                FROM STDIN";
-    let client = rig.client().await;
+    let client = env.client().await;
     let sink = client.copy_in::<_, std::io::Cursor<String>>(sql).await.expect(sql);
     let mut sink = std::pin::pin!(sink);
     sink.send(std::io::Cursor::new(rows)).await.expect("send rows");
     assert_eq!(sink.finish().await.expect("finish the copy"), ROWS);
 
-    rig.wait_stored(ROWS).await;
-    rig.wait_marked().await;
-    assert_eq!(rig.stored_ids().await, ids);
+    env.wait_stored(ROWS).await;
+    env.wait_marked().await;
+    assert_eq!(env.stored_ids().await, ids);
 }
 
 /// R-OUT-03, R-OUT-04
 #[tokio::test(flavor = "multi_thread")]
 async fn events_of_the_function_and_of_the_crate_arrive_whole() {
-    let rig = Rig::new().await;
-    rig.setup().await;
-    let _relay = rig.relay();
-    let mut client = rig.client().await;
-    let emitted: Uuid = rig
+    let env = TestEnv::new().await;
+    env.setup().await;
+    let _relay = env.relay();
+    let mut client = env.client().await;
+    let emitted: Uuid = env
         .query(
             r#"SELECT outbox_emit('order', 'o-1', 'OrderPlaced', '{"total": 1.50}', 3,
                 '11111111-1111-4111-8111-111111111111', '22222222-2222-4222-8222-222222222222',
@@ -162,8 +162,8 @@ async fn events_of_the_function_and_of_the_crate_arrive_whole() {
     outbox::enqueue(&tx, &enqueued).await.expect("enqueue");
     tx.commit().await.expect("commit");
 
-    rig.wait_stored(2).await;
-    let arrived: Vec<Event> = rig.stored().await.iter().map(Stored::event).collect();
+    env.wait_stored(2).await;
+    let arrived: Vec<Event> = env.stored().await.iter().map(Stored::event).collect();
     assert_eq!(arrived[0].id, emitted);
     assert_eq!(arrived[0].event_version, 3);
     assert_eq!(arrived[0].payload, r#"{"total": 1.50}"#);

@@ -1,45 +1,45 @@
 //! An operator with `tailpost status` and `tailpost outbox dlq`.
 
 use async_nats::HeaderMap;
+use lab::{NatsOptions, Port};
 use serde_json::Value;
-use support::{DEADLINE, Rig, RigOptions, until};
-use testbed::{NatsOptions, Port};
+use support::{DEADLINE, TestEnv, TestEnvOptions, until};
 use uuid::Uuid;
 
 /// Events of a blocked aggregate while it is mended.
 const BUSY: i32 = 300;
 
 /// Payloads over 4 KiB are poison, and the scanner looks often.
-async fn rig(on_park: &str) -> Rig {
+async fn env(on_park: &str) -> TestEnv {
     let nats = NatsOptions { max_payload: Some(4_096), ..NatsOptions::default() };
-    let mut rig = Rig::with(RigOptions { nats, ..RigOptions::default() }).await;
-    rig.set("TAILPOST_RELAY__ON_PARK", on_park);
-    rig.set("TAILPOST_RELAY__SCAN_INTERVAL", "200ms");
-    rig.setup().await;
-    rig
+    let mut env = TestEnv::with(TestEnvOptions { nats, ..TestEnvOptions::default() }).await;
+    env.set("TAILPOST_RELAY__ON_PARK", on_park);
+    env.set("TAILPOST_RELAY__SCAN_INTERVAL", "200ms");
+    env.setup().await;
+    env
 }
 
-async fn emit(rig: &Rig, aggregate: &str, n: i32, bytes: usize) -> Uuid {
+async fn emit(env: &TestEnv, aggregate: &str, n: i32, bytes: usize) -> Uuid {
     let sql = format!(
         "SELECT outbox_emit('order', '{aggregate}', 'Placed',
              jsonb_build_object('n', {n}, 'x', repeat('x', {bytes})))"
     );
-    rig.query(&sql).await
+    env.query(&sql).await
 }
 
-async fn dlq(rig: &Rig, code: i32, args: &[&str]) -> (String, String) {
+async fn dlq(env: &TestEnv, code: i32, args: &[&str]) -> (String, String) {
     let all: Vec<&str> = ["outbox", "dlq"].iter().chain(args).copied().collect();
-    rig.ends_with(code, &all).await
+    env.ends_with(code, &all).await
 }
 
-async fn wait_dead(rig: &Rig, n: i64) {
+async fn wait_dead(env: &TestEnv, n: i64) {
     let sql = "SELECT count(*) FROM outbox_dead_letter WHERE discarded_at IS NULL";
-    until(DEADLINE, &format!("{n} dead letters"), async || rig.query::<i64>(sql).await == n).await;
+    until(DEADLINE, &format!("{n} dead letters"), async || env.query::<i64>(sql).await == n).await;
 }
 
 /// The `n` of each stored event of an aggregate, in the stream's order.
-async fn numbers(rig: &Rig, aggregate: &str) -> Vec<i64> {
-    let stored = rig.stored().await.into_iter().map(|it| it.event());
+async fn numbers(env: &TestEnv, aggregate: &str) -> Vec<i64> {
+    let stored = env.stored().await.into_iter().map(|it| it.event());
     let of_it = stored.filter(|it| it.aggregate_id == aggregate);
     let payload = |it: outbox::Event| serde_json::from_slice::<Value>(&it.payload).expect("JSON");
     of_it.map(|it| payload(it)["n"].as_i64().expect("a number")).collect()
@@ -56,19 +56,19 @@ fn fixed(name: &str, json: &str) -> String {
 // proves: G-DEAD-4
 #[tokio::test(flavor = "multi_thread")]
 async fn a_poisoned_event_is_found_mended_and_published_under_its_own_id() {
-    let rig = rig("skip").await;
-    let _relay = rig.relay();
-    emit(&rig, "a", 1, 9).await;
-    let poison = emit(&rig, "a", 2, 9_000).await;
-    emit(&rig, "a", 3, 9).await;
-    wait_dead(&rig, 1).await;
-    rig.wait_stored(2).await;
+    let env = env("skip").await;
+    let _relay = env.relay();
+    emit(&env, "a", 1, 9).await;
+    let poison = emit(&env, "a", 2, 9_000).await;
+    emit(&env, "a", 3, 9).await;
+    wait_dead(&env, 1).await;
+    env.wait_stored(2).await;
 
-    let (told, _) = rig.ends_with(0, &["status"]).await;
+    let (told, _) = env.ends_with(0, &["status"]).await;
     assert!(told.contains("tailpost outbox dlq list"), "{told}");
     assert!(told.contains("1 × payload and headers exceed"), "{told}");
     let id = poison.to_string();
-    let (told, _) = dlq(&rig, 0, &["list", "--direct"]).await;
+    let (told, _) = dlq(&env, 0, &["list", "--direct"]).await;
     assert!(told.contains(&id) && told.contains("max_payload of <n> bytes"), "{told}");
     for (args, n) in [
         (&["--reason", "MAX_PAYLOAD"][..], 1),
@@ -78,58 +78,58 @@ async fn a_poisoned_event_is_found_mended_and_published_under_its_own_id() {
         (&["--since", "2099-01-01T00:00:00Z"], 0),
     ] {
         let args = [&["list", "--direct", "--json"], args].concat();
-        let told: Value = serde_json::from_str(&dlq(&rig, 0, &args).await.0).expect("JSON");
+        let told: Value = serde_json::from_str(&dlq(&env, 0, &args).await.0).expect("JSON");
         assert_eq!(told["total"], n, "{args:?}");
     }
-    let (told, _) = dlq(&rig, 0, &["show", &id, "--direct"]).await;
+    let (told, _) = dlq(&env, 0, &["show", &id, "--direct"]).await;
     assert!(told.contains("order:a") && !told.contains("xxx"), "{told}");
-    let (told, _) = dlq(&rig, 0, &["show", &id, "--payload", "--direct"]).await;
+    let (told, _) = dlq(&env, 0, &["show", &id, "--payload", "--direct"]).await;
     assert!(told.contains("xxx"), "{told}");
 
     let file = fixed("payload", r#"{"n": 2, "exact": 1.10}"#);
     let why = ["--why", "shortened", "--by", "ada"];
     let args = ["requeue", &id, "--payload-file", &file, "--wait", "10s", "--direct"];
-    let (told, _) = dlq(&rig, 0, &[&args[..], &why].concat()).await;
+    let (told, _) = dlq(&env, 0, &[&args[..], &why].concat()).await;
     assert_eq!(told.trim(), format!("{id} is published as sequence 3"));
-    let stored = rig.stored().await;
+    let stored = env.stored().await;
     assert_eq!((stored[2].id, stored[2].payload.as_str()), (poison, r#"{"n": 2, "exact": 1.10}"#));
-    assert_eq!(rig.stored_count().await, 3);
-    let (told, _) = dlq(&rig, 0, &["show", &id, "--direct"]).await;
+    assert_eq!(env.stored_count().await, 3);
+    let (told, _) = dlq(&env, 0, &["show", &id, "--direct"]).await;
     let said = "requeue by ada, payload replaced: shortened";
     assert!(told.contains("published") && told.contains(said), "{told}");
     let kept = "SELECT octet_length(old_payload::jsonb->>'x') FROM outbox_dead_letter_audit";
-    assert_eq!(rig.query::<i32>(kept).await, 9_000);
-    dlq(&rig, 3, &["requeue", &id, "--direct"]).await;
+    assert_eq!(env.query::<i32>(kept).await, 9_000);
+    dlq(&env, 3, &["requeue", &id, "--direct"]).await;
 }
 
 /// R-DLQ-03: an event that is in the stream after all, because somebody brought it there, is not
 /// published a second time, and the operator is told.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_the_stream_has_already_is_not_published_again() {
-    let mut rig = rig("skip").await;
-    rig.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "2m");
-    let _relay = rig.relay();
-    let poison = emit(&rig, "a", 1, 9_000).await;
-    wait_dead(&rig, 1).await;
+    let mut env = env("skip").await;
+    env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "2m");
+    let _relay = env.relay();
+    let poison = emit(&env, "a", 1, 9_000).await;
+    wait_dead(&env, 1).await;
     let mut headers = HeaderMap::new();
     headers.insert("Nats-Msg-Id", poison.to_string());
-    let jetstream = rig.nats.jetstream().await.expect("connect");
+    let jetstream = env.nats.jetstream().await.expect("connect");
     let sent = jetstream.publish_with_headers("outbox.order.Placed", headers, "{}".into()).await;
     sent.expect("send").await.expect("stored");
     let (id, file) = (poison.to_string(), fixed("again", "{}"));
     let args = ["requeue", &id, "--payload-file", &file, "--wait", "10s", "--direct"];
-    let (told, _) = dlq(&rig, 0, &args).await;
+    let (told, _) = dlq(&env, 0, &args).await;
     assert!(told.contains("sequence 1: the stream had it already"), "{told}");
-    assert_eq!(rig.stored_count().await, 1);
+    assert_eq!(env.stored_count().await, 1);
 
     // Published by its row: there is nothing to requeue.
-    rig.execute(&format!(
+    env.execute(&format!(
         "INSERT INTO outbox_dead_letter (id, aggregate_type, aggregate_id, event_type, payload, reason)
          SELECT id, aggregate_type, aggregate_id, event_type, payload, 'restored by mistake'
          FROM outbox_events WHERE id = '{id}'"
     ))
     .await;
-    let (_, said) = dlq(&rig, 4, &["requeue", &id, "--direct"]).await;
+    let (_, said) = dlq(&env, 4, &["requeue", &id, "--direct"]).await;
     assert!(said.contains("published already"), "{said}");
 }
 
@@ -138,30 +138,30 @@ async fn what_the_stream_has_already_is_not_published_again() {
 // proves: G-DEAD-3
 #[tokio::test(flavor = "multi_thread")]
 async fn a_blocked_aggregate_waits_across_restarts_and_follows_in_order() {
-    let rig = rig("block_key").await;
-    let relay = rig.relay();
-    emit(&rig, "a", 1, 9).await;
-    let poison = emit(&rig, "a", 2, 9_000).await;
+    let env = env("block_key").await;
+    let relay = env.relay();
+    emit(&env, "a", 1, 9).await;
+    let poison = emit(&env, "a", 2, 9_000).await;
     let mut waiting = Vec::new();
     for n in 3..6 {
-        waiting.push(emit(&rig, "a", n, 9).await);
-        emit(&rig, "b", n, 9).await;
+        waiting.push(emit(&env, "a", n, 9).await);
+        emit(&env, "b", n, 9).await;
     }
-    wait_dead(&rig, 4).await;
-    rig.wait_confirmed().await;
-    assert_eq!(numbers(&rig, "b").await, [3, 4, 5], "held up by another aggregate");
+    wait_dead(&env, 4).await;
+    env.wait_confirmed().await;
+    assert_eq!(numbers(&env, "b").await, [3, 4, 5], "held up by another aggregate");
     relay.kill9().await;
     drop(relay);
-    let _relay = rig.relay();
+    let _relay = env.relay();
     for n in 6..9 {
-        emit(&rig, "a", n, 9).await;
+        emit(&env, "a", n, 9).await;
     }
-    wait_dead(&rig, 7).await;
-    rig.wait_confirmed().await;
-    assert_eq!(numbers(&rig, "a").await, [1]);
-    let (told, _) = rig.ends_with(0, &["status"]).await;
+    wait_dead(&env, 7).await;
+    env.wait_confirmed().await;
+    assert_eq!(numbers(&env, "a").await, [1]);
+    let (told, _) = env.ends_with(0, &["status"]).await;
     assert!(told.contains("blocked      1 aggregate"), "{told}");
-    let (_, said) = dlq(&rig, 4, &["requeue", &waiting[0].to_string(), "--direct"]).await;
+    let (_, said) = dlq(&env, 4, &["requeue", &waiting[0].to_string(), "--direct"]).await;
     assert!(said.contains(&format!("waits for {poison}")), "{said}");
 
     let file = fixed("head", r#"{"n": 2}"#);
@@ -169,18 +169,18 @@ async fn a_blocked_aggregate_waits_across_restarts_and_follows_in_order() {
     let args = ["requeue", &id, "--payload-file", &file, "--direct"];
     let more = async {
         for n in 9..BUSY {
-            emit(&rig, "a", n, 9).await;
+            emit(&env, "a", n, 9).await;
         }
     };
     // Its aggregate does not stand still meanwhile.
-    tokio::join!(more, dlq(&rig, 0, &args));
-    wait_dead(&rig, 0).await;
-    rig.wait_stored(u64::try_from(BUSY).expect("positive") + 2).await;
-    rig.wait_marked().await;
-    assert_eq!(numbers(&rig, "a").await, (1..i64::from(BUSY)).collect::<Vec<_>>());
+    tokio::join!(more, dlq(&env, 0, &args));
+    wait_dead(&env, 0).await;
+    env.wait_stored(u64::try_from(BUSY).expect("positive") + 2).await;
+    env.wait_marked().await;
+    assert_eq!(numbers(&env, "a").await, (1..i64::from(BUSY)).collect::<Vec<_>>());
     let again =
         "SELECT count(*) FROM outbox_dead_letter_audit WHERE action = 'release' AND event_id = ";
-    let again: i64 = rig.query(&format!("{again} '{poison}'")).await;
+    let again: i64 = env.query(&format!("{again} '{poison}'")).await;
     assert_eq!(again, 0, "the log brought what was requeued, and it was parked again");
 }
 
@@ -188,134 +188,134 @@ async fn a_blocked_aggregate_waits_across_restarts_and_follows_in_order() {
 /// waits for is discarded.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_blocked_aggregate_is_requeued_whole_or_goes_on_without_its_head() {
-    let rig = rig("block_key").await;
-    let relay = rig.relay();
+    let env = env("block_key").await;
+    let relay = env.relay();
     for aggregate in ["a", "b"] {
-        emit(&rig, aggregate, 1, 9_000).await;
+        emit(&env, aggregate, 1, 9_000).await;
         for n in 2..5 {
-            emit(&rig, aggregate, n, 9).await;
+            emit(&env, aggregate, n, 9).await;
         }
     }
-    wait_dead(&rig, 8).await;
-    let head: Uuid = rig
+    wait_dead(&env, 8).await;
+    let head: Uuid = env
         .query("SELECT id FROM outbox_dead_letter WHERE aggregate_id = 'a' AND blocked_by IS NULL")
         .await;
     let discard = ["discard", &head.to_string(), "--why", "tests", "--direct"];
-    let (_, said) = dlq(&rig, 4, &discard).await;
+    let (_, said) = dlq(&env, 4, &discard).await;
     assert!(said.contains("--yes"), "{said}");
-    dlq(&rig, 0, &[&discard[..], &["--yes"]].concat()).await;
-    rig.wait_stored(3).await;
-    assert_eq!(numbers(&rig, "a").await, [2, 3, 4]);
+    dlq(&env, 0, &[&discard[..], &["--yes"]].concat()).await;
+    env.wait_stored(3).await;
+    assert_eq!(numbers(&env, "a").await, [2, 3, 4]);
 
-    rig.execute(
+    env.execute(
         "UPDATE outbox_dead_letter SET payload = '{\"n\": 1}'
          WHERE aggregate_id = 'b' AND blocked_by IS NULL",
     )
     .await;
     let whole = ["requeue", "--aggregate", "order:b", "--direct"];
-    let (told, _) = dlq(&rig, 0, &[&whole[..], &["--dry-run"]].concat()).await;
+    let (told, _) = dlq(&env, 0, &[&whole[..], &["--dry-run"]].concat()).await;
     assert!(told.starts_with("to requeue: 4 dead letters"), "{told}");
-    dlq(&rig, 0, &[&whole[..], &["--yes"]].concat()).await;
-    rig.wait_stored(7).await;
-    rig.wait_marked().await;
-    assert_eq!(numbers(&rig, "b").await, [1, 2, 3, 4]);
+    dlq(&env, 0, &[&whole[..], &["--yes"]].concat()).await;
+    env.wait_stored(7).await;
+    env.wait_marked().await;
+    assert_eq!(numbers(&env, "b").await, [1, 2, 3, 4]);
     drop(relay);
 }
 
 /// R-DLQ-01, R-DLQ-02: through a relay, with its token: plan, dry run, rate, exit codes.
 #[tokio::test(flavor = "multi_thread")]
 async fn many_are_worked_through_by_a_relay_that_is_asked() {
-    let mut rig = rig("skip").await;
+    let mut env = env("skip").await;
     let admin = Port::reserve().expect("a port");
     let nobody = ["list"];
-    dlq(&rig, 5, &nobody).await;
-    rig.set("TAILPOST_ADMIN__LISTEN", &admin.addr().to_string());
-    rig.set("TAILPOST_ADMIN__TOKEN", "sesame");
-    let relay = rig.relay();
+    dlq(&env, 5, &nobody).await;
+    env.set("TAILPOST_ADMIN__LISTEN", &admin.addr().to_string());
+    env.set("TAILPOST_ADMIN__TOKEN", "sesame");
+    let relay = env.relay();
     relay.wait_active().await;
     for n in 0..30 {
-        emit(&rig, &format!("a-{}", n % 3), n, 9_000).await;
+        emit(&env, &format!("a-{}", n % 3), n, 9_000).await;
     }
-    wait_dead(&rig, 30).await;
+    wait_dead(&env, 30).await;
     let shorten = "UPDATE outbox_dead_letter SET payload = jsonb_build_object('n', payload->'n')";
-    rig.execute(shorten).await;
-    let (told, _) = dlq(&rig, 0, &["list", "--limit", "5"]).await;
+    env.execute(shorten).await;
+    let (told, _) = dlq(&env, 0, &["list", "--limit", "5"]).await;
     assert!(told.contains("30 dead letters") && told.contains("3 aggregates"), "{told}");
 
     let some = ["requeue", "--all-matching", "--aggregate", "order:a-1"];
-    let (told, _) = dlq(&rig, 0, &[&some[..], &["--dry-run"]].concat()).await;
+    let (told, _) = dlq(&env, 0, &[&some[..], &["--dry-run"]].concat()).await;
     assert!(told.contains("to requeue: 10 dead letters"), "{told}");
-    wait_dead(&rig, 30).await;
+    wait_dead(&env, 30).await;
     let (told, plan) =
-        dlq(&rig, 0, &[&some[..], &["--rate", "20", "--yes", "--json"]].concat()).await;
+        dlq(&env, 0, &[&some[..], &["--rate", "20", "--yes", "--json"]].concat()).await;
     let told: Value = serde_json::from_str(&told).expect("JSON");
     assert_eq!((&told["done"], &told["total"]), (&10.into(), &10.into()), "{told}");
     assert!(plan.contains("to requeue: 10"), "the plan was not shown: {plan}");
-    rig.wait_stored(10).await;
-    assert_eq!(numbers(&rig, "a-1").await, (0..10).map(|it| it * 3 + 1).collect::<Vec<_>>());
+    env.wait_stored(10).await;
+    assert_eq!(numbers(&env, "a-1").await, (0..10).map(|it| it * 3 + 1).collect::<Vec<_>>());
 
-    let (told, _) = dlq(&rig, 0, &["discard", "--all-matching", "--yes", "--why", "tests"]).await;
+    let (told, _) = dlq(&env, 0, &["discard", "--all-matching", "--yes", "--why", "tests"]).await;
     assert_eq!(told.trim(), "discarded 20 of 20");
     let done = "SELECT count(*) FROM outbox_dead_letter_audit
                 WHERE action = 'discard' AND via = 'http' AND why = 'tests'";
-    assert_eq!(rig.query::<i64>(done).await, 20);
+    assert_eq!(env.query::<i64>(done).await, 20);
     let unknown = Uuid::new_v4().to_string();
-    let (_, said) = dlq(&rig, 2, &["discard", "--all-matching", "--yes"]).await;
+    let (_, said) = dlq(&env, 2, &["discard", "--all-matching", "--yes"]).await;
     assert!(said.contains("--why"), "{said}");
-    dlq(&rig, 3, &["show", &unknown]).await;
-    dlq(&rig, 3, &["requeue", &unknown]).await;
-    rig.set("TAILPOST_ADMIN__TOKEN", "guessed");
-    let (_, said) = dlq(&rig, 4, &["list"]).await;
+    dlq(&env, 3, &["show", &unknown]).await;
+    dlq(&env, 3, &["requeue", &unknown]).await;
+    env.set("TAILPOST_ADMIN__TOKEN", "guessed");
+    let (_, said) = dlq(&env, 4, &["list"]).await;
     assert!(said.contains("admin.token"), "{said}");
-    rig.set("TAILPOST_ADMIN__TOKEN", "sesame");
+    env.set("TAILPOST_ADMIN__TOKEN", "sesame");
 
     // Nobody publishes it: the relay is gone, and the database keeps it for the next one.
-    emit(&rig, "z", 1, 9_000).await;
-    wait_dead(&rig, 1).await;
-    rig.execute(shorten).await;
+    emit(&env, "z", 1, 9_000).await;
+    wait_dead(&env, 1).await;
+    env.execute(shorten).await;
     relay.kill9().await;
     drop(relay);
-    let id: Uuid = rig.query("SELECT id FROM outbox_dead_letter WHERE discarded_at IS NULL").await;
+    let id: Uuid = env.query("SELECT id FROM outbox_dead_letter WHERE discarded_at IS NULL").await;
     let id = id.to_string();
-    dlq(&rig, 5, &["requeue", &id]).await;
-    dlq(&rig, 6, &["requeue", &id, "--wait", "300ms", "--direct"]).await;
-    let _relay = rig.relay();
-    rig.wait_stored(11).await;
+    dlq(&env, 5, &["requeue", &id]).await;
+    dlq(&env, 6, &["requeue", &id, "--wait", "300ms", "--direct"]).await;
+    let _relay = env.relay();
+    env.wait_stored(11).await;
 }
 
 /// R-DLQ-02: where nobody can be asked, nobody said yes.
 #[tokio::test(flavor = "multi_thread")]
 async fn many_are_neither_requeued_nor_discarded_unless_somebody_says_yes() {
-    let rig = rig("skip").await;
-    let _relay = rig.relay();
+    let env = env("skip").await;
+    let _relay = env.relay();
     for n in 0..3 {
-        emit(&rig, "a", n, 9_000).await;
+        emit(&env, "a", n, 9_000).await;
     }
-    wait_dead(&rig, 3).await;
-    rig.wait_marked().await;
+    wait_dead(&env, 3).await;
+    env.wait_marked().await;
     let state = "SELECT (SELECT jsonb_agg(to_jsonb(d) ORDER BY id) FROM outbox_dead_letter AS d)
                  || coalesce((SELECT jsonb_agg(to_jsonb(a)) FROM outbox_dead_letter_audit AS a), '[]')
                  || coalesce((SELECT jsonb_agg(to_jsonb(e)) FROM outbox_events AS e), '[]')";
-    let before: Value = rig.query(state).await;
+    let before: Value = env.query(state).await;
     for args in [
         &["requeue", "--all-matching"][..],
         &["requeue", "--aggregate", "order:a"],
         &["discard", "--all-matching", "--why", "tests"],
     ] {
-        let (told, said) = dlq(&rig, 4, &[args, &["--direct"]].concat()).await;
+        let (told, said) = dlq(&env, 4, &[args, &["--direct"]].concat()).await;
         assert!(said.contains("3 dead letters") && said.contains("--yes"), "{args:?}: {said}");
         assert_eq!(told, "", "{args:?}");
-        let after: Value = rig.query(state).await;
+        let after: Value = env.query(state).await;
         assert_eq!(after, before, "{args:?} changed something");
     }
-    assert_eq!(rig.stored_count().await, 0);
+    assert_eq!(env.stored_count().await, 0);
 }
 
 /// R-DLQ-04: what is too old goes, and what others wait for does not.
 #[tokio::test(flavor = "multi_thread")]
 async fn old_dead_letters_are_removed_and_the_audit_knows() {
-    let rig = rig("block_key").await;
-    rig.execute(
+    let env = env("block_key").await;
+    env.execute(
         "INSERT INTO outbox_dead_letter (id, aggregate_type, aggregate_id, event_type, payload,
              reason, dead_at, blocks)
          SELECT gen_random_uuid(), 'order', 'o-' || n, 'Placed', '{}', 'old',
@@ -323,20 +323,20 @@ async fn old_dead_letters_are_removed_and_the_audit_knows() {
          FROM generate_series(1, 20) AS n",
     )
     .await;
-    let _relay = rig.relay();
-    wait_dead(&rig, 15).await;
+    let _relay = env.relay();
+    wait_dead(&env, 15).await;
     let kept = "SELECT count(*) FROM outbox_dead_letter WHERE blocks";
-    assert_eq!(rig.query::<i64>(kept).await, 1);
+    assert_eq!(env.query::<i64>(kept).await, 1);
     let purged = "SELECT count(*) FROM outbox_dead_letter_audit WHERE action = 'purge'";
-    assert_eq!(rig.query::<i64>(purged).await, 5);
+    assert_eq!(env.query::<i64>(purged).await, 5);
 }
 
 /// R-DLQ-03: bytes stay bytes, and a limit that was raised counts from the moment it was.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_payload_of_bytes_is_requeued_as_it_was_once_the_stream_takes_it() {
-    let mut rig = Rig::new().await;
-    rig.set("TAILPOST_RELAY__SCAN_INTERVAL", "100ms");
-    rig.execute(
+    let mut env = TestEnv::new().await;
+    env.set("TAILPOST_RELAY__SCAN_INTERVAL", "100ms");
+    env.execute(
         "CREATE TABLE outbox_events (
              id UUID PRIMARY KEY, aggregate_type TEXT NOT NULL, aggregate_id UUID NOT NULL,
              event_type TEXT NOT NULL, event_version INT DEFAULT 1, payload BYTEA NOT NULL,
@@ -344,52 +344,52 @@ async fn a_payload_of_bytes_is_requeued_as_it_was_once_the_stream_takes_it() {
              published_at TIMESTAMPTZ, publish_attempts INT DEFAULT 0, publish_error TEXT)",
     )
     .await;
-    rig.setup().await;
+    env.setup().await;
     let limit = async |max_message_size| {
-        let mut config = rig.stream().await.cached_info().config.clone();
+        let mut config = env.stream().await.cached_info().config.clone();
         config.max_message_size = max_message_size;
-        let jetstream = rig.nats.jetstream().await.expect("connect to NATS");
+        let jetstream = env.nats.jetstream().await.expect("connect to NATS");
         jetstream.update_stream(config).await.expect("limit the stream");
     };
     limit(4_096).await;
-    let _relay = rig.relay();
-    let id: Uuid = rig
+    let _relay = env.relay();
+    let id: Uuid = env
         .query(
             "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)
              VALUES (gen_random_uuid(), 'order', gen_random_uuid(), 'Placed',
                  '\\x00ff7b' || convert_to(repeat('x', 9000), 'UTF8')) RETURNING id",
         )
         .await;
-    wait_dead(&rig, 1).await;
+    wait_dead(&env, 1).await;
     limit(-1).await;
-    let before: String = rig.query("SELECT occurred_at::TEXT FROM outbox_dead_letter").await;
-    dlq(&rig, 0, &["requeue", &id.to_string(), "--wait", "10s", "--direct"]).await;
-    let message = rig.stream().await.get_raw_message(1).await.expect("a message");
+    let before: String = env.query("SELECT occurred_at::TEXT FROM outbox_dead_letter").await;
+    dlq(&env, 0, &["requeue", &id.to_string(), "--wait", "10s", "--direct"]).await;
+    let message = env.stream().await.get_raw_message(1).await.expect("a message");
     assert_eq!(message.payload.len(), 9_003);
     assert_eq!(message.payload[..4], *b"\x00\xff{x");
     let after = "SELECT (occurred_at AT TIME ZONE 'UTC')::TEXT FROM outbox_events";
-    assert_eq!(rig.query::<String>(after).await, before);
+    assert_eq!(env.query::<String>(after).await, before);
 }
 
 /// R-DLQ-03, R-REL-07: what is requeued is the scanner's, although its row passes the log.
 // proves: G-DEAD-4
 #[tokio::test(flavor = "multi_thread")]
 async fn the_log_leaves_a_requeued_event_to_the_scanner() {
-    let mut rig = rig("skip").await;
-    rig.set("TAILPOST_RELAY__SCAN_INTERVAL", "1h");
-    let relay = rig.relay();
+    let mut env = env("skip").await;
+    env.set("TAILPOST_RELAY__SCAN_INTERVAL", "1h");
+    let relay = env.relay();
     relay.wait_active().await;
-    let poison = emit(&rig, "a", 1, 9_000).await;
-    wait_dead(&rig, 1).await;
+    let poison = emit(&env, "a", 1, 9_000).await;
+    wait_dead(&env, 1).await;
     let file = fixed("logged", "{}");
-    dlq(&rig, 0, &["requeue", &poison.to_string(), "--payload-file", &file, "--direct"]).await;
-    let next = emit(&rig, "a", 2, 9).await;
-    rig.wait_stored(1).await;
-    assert_eq!(rig.stored_ids().await, [next]);
+    dlq(&env, 0, &["requeue", &poison.to_string(), "--payload-file", &file, "--direct"]).await;
+    let next = emit(&env, "a", 2, 9).await;
+    env.wait_stored(1).await;
+    assert_eq!(env.stored_ids().await, [next]);
     relay.kill9().await;
     drop(relay);
-    let _relay = rig.relay();
-    rig.wait_stored(2).await;
-    rig.wait_marked().await;
-    assert_eq!(rig.stored_ids().await, [next, poison]);
+    let _relay = env.relay();
+    env.wait_stored(2).await;
+    env.wait_marked().await;
+    assert_eq!(env.stored_ids().await, [next, poison]);
 }

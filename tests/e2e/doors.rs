@@ -2,16 +2,17 @@
 
 use std::net::SocketAddr;
 
-use support::{DEADLINE, Relay, Rig, ask, get, until};
-use testbed::Port;
+use lab::Port;
+use support::{DEADLINE, Relay, TestEnv, ask, get, until};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 use uuid::Uuid;
 
 /// Runs `tailpost` without servers and returns its exit code and what it said.
-async fn said(args: &[&str], env: &[(&str, &str)]) -> (Option<i32>, String) {
-    let env: Vec<_> = env.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
-    let process = Relay::spawn(args, &env);
+async fn said(args: &[&str], variables: &[(&str, &str)]) -> (Option<i32>, String) {
+    let variables: Vec<_> =
+        variables.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+    let process = Relay::spawn(args, &variables);
     process.announce(""); // the code tells
     let code = process.wait_exit(DEADLINE).await.code();
     (code, process.log())
@@ -72,16 +73,16 @@ async fn code(
 // proves: G-DOOR-1
 #[tokio::test(flavor = "multi_thread")]
 async fn a_web_page_reaches_nothing_on_the_loopback_port() {
-    let mut rig = Rig::new().await;
-    rig.setup().await;
-    rig.ends_with(0, &["inbox", "setup"]).await;
+    let mut env = TestEnv::new().await;
+    env.setup().await;
+    env.ends_with(0, &["inbox", "setup"]).await;
     let (outbox, inbox) =
         (Port::reserve().expect("a free port"), Port::reserve().expect("a free port"));
-    rig.set("TAILPOST_ADMIN__LISTEN", &outbox.addr().to_string());
-    rig.set("TAILPOST_ADMIN__INBOX_LISTEN", &inbox.addr().to_string());
-    let _relay = rig.relay();
+    env.set("TAILPOST_ADMIN__LISTEN", &outbox.addr().to_string());
+    env.set("TAILPOST_ADMIN__INBOX_LISTEN", &inbox.addr().to_string());
+    let _relay = env.relay();
     let run = ["inbox", "run", "--consumer", "billing", "--handler", "http://127.0.0.1:1/"];
-    let _inbox = rig.spawn(&run);
+    let _inbox = env.spawn(&run);
     for (queue, address) in [("outbox", outbox.addr()), ("inbox", inbox.addr())] {
         until(DEADLINE, "it listens", async || get(address, "/livez").await.is_some()).await;
         let port = address.port();
@@ -128,13 +129,13 @@ async fn a_web_page_reaches_nothing_on_the_loopback_port() {
 // proves: G-DOOR-1
 #[tokio::test(flavor = "multi_thread")]
 async fn half_sent_requests_take_nothing_from_the_pipeline_and_end() {
-    let mut rig = Rig::new().await;
-    rig.setup().await;
+    let mut env = TestEnv::new().await;
+    env.setup().await;
     let admin = Port::reserve().expect("a free port");
-    rig.set("TAILPOST_ADMIN__LISTEN", &admin.addr().to_string());
-    let relay = rig.relay();
-    let mut ids = rig.insert(10).await;
-    rig.wait_marked().await;
+    env.set("TAILPOST_ADMIN__LISTEN", &admin.addr().to_string());
+    let relay = env.relay();
+    let mut ids = env.insert(10).await;
+    env.wait_marked().await;
     let before = relay.open_files();
     let mut held = Vec::new();
     for _ in 0..400 {
@@ -142,9 +143,9 @@ async fn half_sent_requests_take_nothing_from_the_pipeline_and_end() {
         stream.write_all(HALF).await.expect("half a request");
         held.push(stream);
     }
-    ids.extend(rig.insert(200).await);
-    rig.wait_marked().await;
-    assert_eq!(rig.stored_ids().await, ids);
+    ids.extend(env.insert(200).await);
+    env.wait_marked().await;
+    assert_eq!(env.stored_ids().await, ids);
     // From another address of this machine.
     let other = TcpSocket::new_v4().expect("a socket");
     other.bind("127.0.0.2:0".parse().expect("an address")).expect("bind to loopback");
@@ -173,13 +174,13 @@ async fn readiness_names_no_user_and_no_host_without_the_token() {
     let admin = Port::reserve().expect("a free port");
     let servers = Port::reserve().expect("a free port"); // nobody listens
     let place = servers.addr().to_string();
-    let env = [
+    let variables = [
         ("DATABASE_URL", format!("postgres://secretuser@{place}/shop")),
         ("NATS_URL", format!("nats://{place}")),
         ("TAILPOST_ADMIN__LISTEN", admin.addr().to_string()),
         ("TAILPOST_ADMIN__TOKEN", "sesame".to_owned()),
     ];
-    let relay = Relay::spawn(&["relay"], &env.map(|(name, value)| (name.to_owned(), value)));
+    let relay = Relay::spawn(&["relay"], &variables.map(|(name, value)| (name.to_owned(), value)));
     relay.announce(""); // there are no servers
     let token = "Host: 127.0.0.1\r\nAuthorization: Bearer sesame";
     until(DEADLINE, "the cause is known to those with the token", async || {
@@ -197,12 +198,12 @@ async fn readiness_names_no_user_and_no_host_without_the_token() {
 /// What others wrote does not move the cursor of whoever reads it, or write lines that pass for ours.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_others_wrote_does_not_control_the_terminal() {
-    let rig = Rig::new().await;
-    rig.setup().await;
-    rig.ends_with(0, &["inbox", "setup"]).await;
+    let env = TestEnv::new().await;
+    env.setup().await;
+    env.ends_with(0, &["inbox", "setup"]).await;
     let id = Uuid::new_v4();
     let hostile = "a\u{1b}]0;owned\u{7}\u{9b}2J\r\nevent        forged\u{202e}b";
-    let client = rig.client().await;
+    let client = env.client().await;
     client
         .execute(
             "INSERT INTO outbox_dead_letter (id, aggregate_type, aggregate_id, event_type, payload,
@@ -230,7 +231,7 @@ async fn what_others_wrote_does_not_control_the_terminal() {
         for args in [&["list"][..], &["show", &id], &["show", &id, "--payload"], &plan] {
             for form in [&[][..], &["--json"]] {
                 let args = [&[queue, "dlq"], args, more, form].concat();
-                let (told, said) = rig.ends_with(0, &args).await;
+                let (told, said) = env.ends_with(0, &args).await;
                 assert!(told.contains("owned"), "{args:?}: {told:?}");
                 for text in [&told, &said] {
                     let raw = |it: char| it.is_control() && it != '\n' || it == '\u{202e}';
@@ -245,9 +246,9 @@ async fn what_others_wrote_does_not_control_the_terminal() {
                 }
             }
         }
-        let (said, _) = rig.ends_with(0, &[&[queue, "dlq", "show", &id], more].concat()).await;
+        let (said, _) = env.ends_with(0, &[&[queue, "dlq", "show", &id], more].concat()).await;
         assert!(!said.contains("note"), "headers without --payload: {said}");
     }
-    let (told, _) = rig.ends_with(0, &["inbox", "dlq", "export"]).await;
+    let (told, _) = env.ends_with(0, &["inbox", "dlq", "export"]).await;
     assert!(!told.contains('\u{9b}'), "{told:?}");
 }

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use async_nats::jetstream::stream::{Config, DiscardPolicy};
-use support::{DEADLINE, Rig, RigOptions, until};
-use testbed::NatsOptions;
+use lab::NatsOptions;
+use support::{DEADLINE, TestEnv, TestEnvOptions, until};
 
 /// Longer than a relay takes to park what it parks at once, shorter than ten attempts.
 const RETRIED_FOR: Duration = Duration::from_secs(3);
@@ -12,23 +12,23 @@ const RETRIED_FOR: Duration = Duration::from_secs(3);
 /// Events against which an attempt was counted.
 const TRIED: &str = "SELECT count(*) FROM outbox_events WHERE publish_attempts > 0";
 
-async fn change_stream(rig: &Rig, change: impl FnOnce(&mut Config)) {
-    let mut config = rig.stream().await.cached_info().config.clone();
+async fn change_stream(env: &TestEnv, change: impl FnOnce(&mut Config)) {
+    let mut config = env.stream().await.cached_info().config.clone();
     change(&mut config);
-    let jetstream = rig.nats.jetstream().await.expect("connect to NATS");
+    let jetstream = env.nats.jetstream().await.expect("connect to NATS");
     jetstream.update_stream(config).await.expect("change the stream");
 }
 
-async fn emit(rig: &Rig, kind: &str, n: i32) {
+async fn emit(env: &TestEnv, kind: &str, n: i32) {
     let sql = format!(
         "SELECT outbox_emit('{kind}', 'a-' || n % 3, 'Happened', to_jsonb(n))
          FROM generate_series(1, {n}) AS n"
     );
-    rig.execute(&sql).await;
+    env.execute(&sql).await;
 }
 
-async fn dead_letters(rig: &Rig) -> i64 {
-    rig.query("SELECT count(*) FROM outbox_dead_letter").await
+async fn dead_letters(env: &TestEnv) -> i64 {
+    env.query("SELECT count(*) FROM outbox_dead_letter").await
 }
 
 /// R-REL-09: a stream that is full is nobody's fault. Nothing is counted or parked, the log is held,
@@ -36,79 +36,79 @@ async fn dead_letters(rig: &Rig) -> i64 {
 // proves: G-DEAD-2
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_stream_holds_everything_and_consumes_no_attempt() {
-    let rig = Rig::new().await;
-    rig.setup().await;
-    change_stream(&rig, |it| (it.max_messages, it.discard) = (10, DiscardPolicy::New)).await;
-    let relay = rig.relay();
-    let ids = rig.insert(30).await;
-    rig.wait_stored(10).await;
+    let env = TestEnv::new().await;
+    env.setup().await;
+    change_stream(&env, |it| (it.max_messages, it.discard) = (10, DiscardPolicy::New)).await;
+    let relay = env.relay();
+    let ids = env.insert(30).await;
+    env.wait_stored(10).await;
     relay.wait_log("maximum messages exceeded").await;
-    let (before, held) = (rig.confirmed().await, rig.wal_end().await);
+    let (before, held) = (env.confirmed().await, env.wal_end().await);
     tokio::time::sleep(RETRIED_FOR).await;
-    assert!(rig.confirmed().await < held, "confirmed what is not stored: {before}");
-    assert_eq!(dead_letters(&rig).await, 0);
-    assert_eq!(rig.query::<i64>(TRIED).await, 0);
+    assert!(env.confirmed().await < held, "confirmed what is not stored: {before}");
+    assert_eq!(dead_letters(&env).await, 0);
+    assert_eq!(env.query::<i64>(TRIED).await, 0);
 
-    change_stream(&rig, |it| it.max_messages = -1).await;
-    rig.wait_stored(30).await;
-    rig.wait_marked().await;
-    assert_eq!(rig.stored_ids().await, ids);
+    change_stream(&env, |it| it.max_messages = -1).await;
+    env.wait_stored(30).await;
+    env.wait_marked().await;
+    assert_eq!(env.stored_ids().await, ids);
 }
 
 /// R-REL-03, R-REL-05, R-REL-09: nobody takes the events until there is a stream again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_deleted_under_a_relay_costs_no_event_that_it_had_not_acknowledged() {
-    let rig = Rig::new().await;
-    rig.setup().await;
-    let relay = rig.relay();
-    rig.insert(10).await;
-    rig.wait_marked().await;
-    let jetstream = rig.nats.jetstream().await.expect("connect to NATS");
+    let env = TestEnv::new().await;
+    env.setup().await;
+    let relay = env.relay();
+    env.insert(10).await;
+    env.wait_marked().await;
+    let jetstream = env.nats.jetstream().await.expect("connect to NATS");
     jetstream.delete_stream("OUTBOX").await.expect("delete the stream");
-    let before = rig.wal_end().await;
-    let mut ids = rig.insert(30).await;
+    let before = env.wal_end().await;
+    let mut ids = env.insert(30).await;
     until(DEADLINE, "the stream is missed", async || {
         relay.log().matches("the stream does not answer").count() >= 2
     })
     .await;
-    ids.extend(rig.insert_each(5).await);
+    ids.extend(env.insert_each(5).await);
     tokio::time::sleep(RETRIED_FOR).await;
-    let confirmed = rig.confirmed().await;
+    let confirmed = env.confirmed().await;
     assert!(confirmed <= before, "{confirmed} is beyond what the stream acknowledged: {before}");
-    assert_eq!((rig.unmarked().await, dead_letters(&rig).await), (35, 0));
-    assert_eq!(rig.query::<i64>(TRIED).await, 0);
+    assert_eq!((env.unmarked().await, dead_letters(&env).await), (35, 0));
+    assert_eq!(env.query::<i64>(TRIED).await, 0);
 
-    rig.setup().await;
-    rig.wait_stored(35).await;
-    rig.wait_marked().await;
-    rig.wait_confirmed().await;
-    assert_eq!(rig.stored_ids().await, ids);
-    assert_eq!(rig.epochs().await, 1, "it goes on with its slot");
+    env.setup().await;
+    env.wait_stored(35).await;
+    env.wait_marked().await;
+    env.wait_confirmed().await;
+    assert_eq!(env.stored_ids().await, ids);
+    assert_eq!(env.epochs().await, 1, "it goes on with its slot");
 }
 
 /// R-REL-03, R-REL-05: deleted amid many messages, some of which it had acknowledged.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_deleted_under_load_costs_only_what_it_held() {
-    let rig = Rig::new().await;
-    rig.setup().await;
-    let relay = rig.relay();
+    let env = TestEnv::new().await;
+    env.setup().await;
+    let relay = env.relay();
     relay.wait_active().await;
-    let jetstream = rig.nats.jetstream().await.expect("connect to NATS");
+    let jetstream = env.nats.jetstream().await.expect("connect to NATS");
     let delete = async {
-        rig.wait_stored(100).await;
+        env.wait_stored(100).await;
         jetstream.delete_stream("OUTBOX").await.expect("delete the stream");
     };
-    let (ids, ()) = tokio::join!(rig.insert_each(2_000), delete);
+    let (ids, ()) = tokio::join!(env.insert_each(2_000), delete);
     relay.wait_log("the stream does not answer").await;
-    rig.setup().await;
-    rig.wait_marked().await;
-    let stored = rig.stored_ids().await;
+    env.setup().await;
+    env.wait_marked().await;
+    let stored = env.stored_ids().await;
     let held = ids.len() - stored.len();
     assert!(held >= 100 && !stored.is_empty(), "deleted in the middle: {held} of 2000");
     assert_eq!(stored, ids[held..]);
     // Rows in their order: what the deleted stream acknowledged, and then the other stream.
     let marks: Vec<i64> =
-        rig.query("SELECT array_agg(stream_seq ORDER BY seq) FROM outbox_events").await;
+        env.query("SELECT array_agg(stream_seq ORDER BY seq) FROM outbox_events").await;
     let expected = (1..=held).chain(1..=stored.len()).map(|it| i64::try_from(it).expect("fits"));
     assert_eq!(marks, expected.collect::<Vec<_>>());
 }
@@ -116,68 +116,68 @@ async fn a_stream_deleted_under_load_costs_only_what_it_held() {
 /// R-REL-09: while the breaker is open nothing is tried; the connection that comes back closes it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broker_that_comes_back_is_tried_at_once_however_long_it_was_away() {
-    let mut rig = Rig::new().await;
-    rig.set("TAILPOST_RELAY__ACK_TIMEOUT", "300ms");
-    rig.setup().await;
-    let relay = rig.relay();
+    let mut env = TestEnv::new().await;
+    env.set("TAILPOST_RELAY__ACK_TIMEOUT", "300ms");
+    env.setup().await;
+    let relay = env.relay();
     relay.wait_active().await;
-    rig.nats.kill().await.expect("kill the broker");
-    let ids = rig.insert(10).await;
+    env.nats.kill().await.expect("kill the broker");
+    let ids = env.insert(10).await;
     until(DEADLINE, "the breaker opens", async || {
         relay.log().matches("the stream does not answer").count() >= 2
     })
     .await;
-    rig.nats.start_again().await.expect("start the broker");
+    env.nats.start_again().await.expect("start the broker");
     let started = Instant::now();
-    rig.wait_stored(10).await;
+    env.wait_stored(10).await;
     assert!(started.elapsed() < Duration::from_secs(6), "took {:?}", started.elapsed());
-    rig.wait_marked().await;
-    assert_eq!(rig.stored_ids().await, ids);
+    env.wait_marked().await;
+    assert_eq!(env.stored_ids().await, ids);
 }
 
 /// R-REL-09: no stream takes the subject. Attempts are written down, nothing overtakes it, and when
 /// the stream takes it, it goes.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_subject_that_the_stream_takes_in_time_costs_only_time() {
-    let rig = Rig::new().await;
-    rig.setup().await;
-    let relay = rig.relay();
+    let env = TestEnv::new().await;
+    env.setup().await;
+    let relay = env.relay();
     relay.wait_active().await;
-    change_stream(&rig, |it| it.subjects = vec!["outbox.order.*".into()]).await;
-    emit(&rig, "invoice", 2).await;
-    emit(&rig, "order", 5).await;
+    change_stream(&env, |it| it.subjects = vec!["outbox.order.*".into()]).await;
+    emit(&env, "invoice", 2).await;
+    emit(&env, "order", 5).await;
     let noted = "SELECT count(*) FROM outbox_status WHERE status = 'RETRYING'
                  AND publish_error LIKE '%does not take subject outbox.invoice.Happened%'
                  AND next_attempt_at IS NOT NULL AND publish_attempts > 1";
-    until(DEADLINE, "attempts are noted", async || rig.query::<i64>(noted).await == 1).await;
-    assert_eq!(rig.stored_count().await, 0, "overtaken");
-    change_stream(&rig, |it| it.subjects = vec!["outbox.>".into()]).await;
-    rig.wait_stored(7).await;
-    rig.wait_marked().await;
-    let subjects: Vec<String> = rig.stored().await.into_iter().map(|it| it.subject).collect();
+    until(DEADLINE, "attempts are noted", async || env.query::<i64>(noted).await == 1).await;
+    assert_eq!(env.stored_count().await, 0, "overtaken");
+    change_stream(&env, |it| it.subjects = vec!["outbox.>".into()]).await;
+    env.wait_stored(7).await;
+    env.wait_marked().await;
+    let subjects: Vec<String> = env.stored().await.into_iter().map(|it| it.subject).collect();
     assert!(subjects[..2].iter().all(|it| it == "outbox.invoice.Happened"), "{subjects:?}");
     let left = "SELECT count(*) FROM outbox_events
                 WHERE publish_error IS NOT NULL OR next_attempt_at IS NOT NULL";
-    assert_eq!(rig.query::<i64>(left).await, 0);
+    assert_eq!(env.query::<i64>(left).await, 0);
 }
 
 /// R-REL-09, R-REL-10: attempts run out, and a subject holds the others up once, not event by event.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_subject_that_nobody_takes_holds_the_stream_up_once() {
-    let mut rig = Rig::new().await;
-    rig.set("TAILPOST_RELAY__MAX_ATTEMPTS", "4");
-    rig.setup().await;
-    let relay = rig.relay();
+    let mut env = TestEnv::new().await;
+    env.set("TAILPOST_RELAY__MAX_ATTEMPTS", "4");
+    env.setup().await;
+    let relay = env.relay();
     relay.wait_active().await;
-    change_stream(&rig, |it| it.subjects = vec!["outbox.order.*".into()]).await;
-    emit(&rig, "invoice", 100).await;
-    emit(&rig, "order", 5).await;
-    rig.wait_stored(5).await;
-    rig.wait_marked().await;
-    rig.wait_confirmed().await;
-    assert_eq!(dead_letters(&rig).await, 100);
+    change_stream(&env, |it| it.subjects = vec!["outbox.order.*".into()]).await;
+    emit(&env, "invoice", 100).await;
+    emit(&env, "order", 5).await;
+    env.wait_stored(5).await;
+    env.wait_marked().await;
+    env.wait_confirmed().await;
+    assert_eq!(dead_letters(&env).await, 100);
     let attempts = "SELECT max(publish_attempts) FROM outbox_dead_letter";
-    assert_eq!(rig.query::<i32>(attempts).await, 4);
+    assert_eq!(env.query::<i32>(attempts).await, 4);
 }
 
 /// R-REL-09: the broker does not answer a message that may not be published, and says so elsewhere.
@@ -189,18 +189,18 @@ async fn a_subject_that_may_not_be_published_is_parked_and_the_others_go() {
         { user: test } ] }";
     let config = vec![users.into(), "no_auth_user: test".into()];
     let nats = NatsOptions { config, ..NatsOptions::default() };
-    let mut rig = Rig::with(RigOptions { nats, ..RigOptions::default() }).await;
-    rig.setup().await;
-    rig.set("NATS_URL", &rig.nats.url().replace("://", "://relay:relay@"));
-    rig.set("TAILPOST_RELAY__MAX_ATTEMPTS", "4");
-    let _relay = rig.relay();
-    emit(&rig, "order", 5).await;
-    emit(&rig, "secret", 2).await;
-    emit(&rig, "order", 5).await;
-    rig.wait_stored(10).await;
-    rig.wait_marked().await;
-    rig.wait_confirmed().await;
-    assert_eq!(dead_letters(&rig).await, 2);
-    let reason: String = rig.query("SELECT min(reason) FROM outbox_dead_letter").await;
+    let mut env = TestEnv::with(TestEnvOptions { nats, ..TestEnvOptions::default() }).await;
+    env.setup().await;
+    env.set("NATS_URL", &env.nats.url().replace("://", "://relay:relay@"));
+    env.set("TAILPOST_RELAY__MAX_ATTEMPTS", "4");
+    let _relay = env.relay();
+    emit(&env, "order", 5).await;
+    emit(&env, "secret", 2).await;
+    emit(&env, "order", 5).await;
+    env.wait_stored(10).await;
+    env.wait_marked().await;
+    env.wait_confirmed().await;
+    assert_eq!(dead_letters(&env).await, 2);
+    let reason: String = env.query("SELECT min(reason) FROM outbox_dead_letter").await;
     assert!(reason.contains("may not publish on outbox.secret.Happened"), "{reason}");
 }

@@ -1,8 +1,8 @@
 //! Others publish what no client library would: any bytes that the broker takes.
 
 use futures_util::StreamExt;
-use support::{DEADLINE, Rig, until};
-use testbed::RawNats;
+use lab::RawNats;
+use support::{DEADLINE, TestEnv, until};
 
 /// Header bytes that the NATS library refuses to read, or panics at.
 const HOSTILE: [&[u8]; 6] = [
@@ -14,8 +14,8 @@ const HOSTILE: [&[u8]; 6] = [
     b"HTTP/1.1 200 OK\r\n\r\n",
 ];
 
-async fn publish_all(rig: &Rig) {
-    let mut raw = RawNats::connect(&rig.nats.url()).await.expect("connect to NATS");
+async fn publish_all(env: &TestEnv) {
+    let mut raw = RawNats::connect(&env.nats.url()).await.expect("connect to NATS");
     for headers in HOSTILE {
         raw.publish(b"outbox.order.forged", Some(headers), b"{}").await.expect("publish");
     }
@@ -25,28 +25,28 @@ async fn publish_all(rig: &Rig) {
 /// As a running relay meets them, and as one does that starts: it reads the stream's end.
 #[tokio::test(flavor = "multi_thread")]
 async fn messages_with_any_bytes_as_headers_are_foreign_and_stop_nothing() {
-    let rig = Rig::new().await;
-    rig.setup().await;
-    let relay = rig.relay();
-    rig.insert(20).await;
-    rig.wait_marked().await;
-    publish_all(&rig).await;
+    let env = TestEnv::new().await;
+    env.setup().await;
+    let relay = env.relay();
+    env.insert(20).await;
+    env.wait_marked().await;
+    publish_all(&env).await;
     // Predicted behind the others' messages: the relay has to read them.
-    rig.insert(20).await;
-    rig.wait_marked().await;
+    env.insert(20).await;
+    env.wait_marked().await;
 
-    publish_all(&rig).await;
+    publish_all(&env).await;
     relay.kill9().await;
-    rig.insert(20).await;
-    let relay = rig.relay();
-    rig.wait_marked().await;
+    env.insert(20).await;
+    let relay = env.relay();
+    env.wait_marked().await;
     let own = 60;
     until(DEADLINE, "each event is stored", async || {
-        rig.stored_count().await == own + 2 * HOSTILE.len() as u64
+        env.stored_count().await == own + 2 * HOSTILE.len() as u64
     })
     .await;
     // The last message of the stream is one of the relay's again.
-    let (status, _) = rig.ends_with(0, &["status", "--json"]).await;
+    let (status, _) = env.ends_with(0, &["status", "--json"]).await;
     assert!(!status.contains("\"last_position\": null"), "{status}");
     drop(relay);
 }
@@ -55,18 +55,18 @@ async fn messages_with_any_bytes_as_headers_are_foreign_and_stop_nothing() {
 /// its client is dead from then on, and another one has to be made.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_with_hostile_headers_costs_a_connection_and_no_event() {
-    let rig = Rig::new().await;
-    rig.setup().await;
-    let relay = rig.relay();
+    let env = TestEnv::new().await;
+    env.setup().await;
+    let relay = env.relay();
     relay.announce("panicked at");
-    rig.insert(20).await;
-    rig.wait_marked().await;
-    let mut raw = RawNats::connect(&rig.nats.url()).await.expect("connect to NATS");
-    let client = rig.nats.client().await.expect("connect to NATS");
+    env.insert(20).await;
+    env.wait_marked().await;
+    let mut raw = RawNats::connect(&env.nats.url()).await.expect("connect to NATS");
+    let client = env.nats.client().await.expect("connect to NATS");
     for (round, headers) in HOSTILE.into_iter().take(3).enumerate() {
         let mut overheard = client.subscribe("outbox.>").await.expect("subscribe");
         client.flush().await.expect("flush");
-        rig.insert(20).await;
+        env.insert(20).await;
         let reply = loop {
             let message = overheard.next().await.expect("what the relay publishes");
             if let Some(reply) = message.reply {
@@ -75,8 +75,8 @@ async fn an_answer_with_hostile_headers_costs_a_connection_and_no_event() {
         };
         raw.publish(reply.as_bytes(), Some(headers), b"{}").await.expect("publish");
         raw.flush().await.expect("the server takes it");
-        rig.insert(20).await;
-        rig.wait_marked().await;
-        assert_eq!(rig.stored_count().await, 20 + 40 * (round as u64 + 1));
+        env.insert(20).await;
+        env.wait_marked().await;
+        assert_eq!(env.stored_count().await, 20 + 40 * (round as u64 + 1));
     }
 }

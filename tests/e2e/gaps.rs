@@ -2,51 +2,51 @@
 
 use std::time::Duration;
 
-use support::{DEADLINE, Rig, until};
+use support::{DEADLINE, TestEnv, until};
 
 /// Has published ten events, and stopped cleanly.
-async fn rig() -> (Rig, Vec<uuid::Uuid>) {
-    let mut rig = Rig::new().await;
-    rig.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
-    rig.setup().await;
-    let relay = rig.relay();
+async fn env() -> (TestEnv, Vec<uuid::Uuid>) {
+    let mut env = TestEnv::new().await;
+    env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
+    env.setup().await;
+    let relay = env.relay();
     relay.wait_active().await;
-    let ids = rig.insert(10).await;
-    rig.wait_marked().await;
+    let ids = env.insert(10).await;
+    env.wait_marked().await;
     relay.sigterm();
     assert!(relay.wait_exit(DEADLINE).await.success());
-    (rig, ids)
+    (env, ids)
 }
 
 /// R-REL-01, R-REL-07
 #[tokio::test(flavor = "multi_thread")]
 async fn a_publication_that_lacked_the_table_for_a_while_costs_no_event() {
-    let (rig, mut expected) = rig().await;
-    rig.execute("ALTER PUBLICATION tailpost DROP TABLE outbox_events").await;
-    expected.extend(rig.insert_each(10).await);
-    rig.execute("ALTER PUBLICATION tailpost ADD TABLE outbox_events").await;
-    expected.extend(rig.insert_each(10).await);
+    let (env, mut expected) = env().await;
+    env.execute("ALTER PUBLICATION tailpost DROP TABLE outbox_events").await;
+    expected.extend(env.insert_each(10).await);
+    env.execute("ALTER PUBLICATION tailpost ADD TABLE outbox_events").await;
+    expected.extend(env.insert_each(10).await);
 
-    let _relay = rig.relay();
-    rig.wait_marked().await;
-    assert_eq!(rig.stored_ids().await, expected);
+    let _relay = env.relay();
+    env.wait_marked().await;
+    assert_eq!(env.stored_ids().await, expected);
 }
 
 /// R-REL-01, R-REL-07: faster than the relay looks at it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_publication_changed_and_changed_back_beside_a_relay_costs_no_event() {
-    let (rig, mut expected) = rig().await;
-    let relay = rig.relay();
+    let (env, mut expected) = env().await;
+    let relay = env.relay();
     relay.wait_active().await;
     relay.pause();
-    rig.execute("ALTER PUBLICATION tailpost SET (publish = '')").await;
-    expected.extend(rig.insert_each(10).await);
-    rig.execute("ALTER PUBLICATION tailpost SET (publish = 'insert')").await;
+    env.execute("ALTER PUBLICATION tailpost SET (publish = '')").await;
+    expected.extend(env.insert_each(10).await);
+    env.execute("ALTER PUBLICATION tailpost SET (publish = 'insert')").await;
     relay.resume();
-    expected.extend(rig.insert_each(10).await);
-    rig.wait_marked().await;
+    expected.extend(env.insert_each(10).await);
+    env.wait_marked().await;
     // Those that the log lacks may come behind those that it brings.
-    let mut stored = rig.stored_ids().await;
+    let mut stored = env.stored_ids().await;
     stored.sort_unstable();
     expected.sort_unstable();
     assert_eq!(stored, expected);
@@ -56,28 +56,28 @@ async fn a_publication_changed_and_changed_back_beside_a_relay_costs_no_event() 
 // proves: G-LOSS-3
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_replaced_by_hand_costs_no_event() {
-    let (rig, mut expected) = rig().await;
+    let (env, mut expected) = env().await;
     for crash in [false, true] {
-        let relay = rig.relay();
+        let relay = env.relay();
         relay.wait_active().await;
-        expected.extend(rig.insert_each(10).await);
-        rig.wait_marked().await;
-        rig.wait_confirmed().await;
+        expected.extend(env.insert_each(10).await);
+        env.wait_marked().await;
+        env.wait_confirmed().await;
         if crash {
             relay.kill9().await;
         } else {
             relay.sigterm();
             assert!(relay.wait_exit(DEADLINE).await.success());
         }
-        expected.extend(rig.insert_each(10).await);
-        rig.execute("SELECT pg_drop_replication_slot('tailpost')").await;
-        rig.execute("SELECT pg_create_logical_replication_slot('tailpost', 'pgoutput')").await;
-        expected.extend(rig.insert_each(10).await);
+        expected.extend(env.insert_each(10).await);
+        env.execute("SELECT pg_drop_replication_slot('tailpost')").await;
+        env.execute("SELECT pg_create_logical_replication_slot('tailpost', 'pgoutput')").await;
+        expected.extend(env.insert_each(10).await);
 
-        let relay = rig.relay();
+        let relay = env.relay();
         relay.wait_log("somebody replaced").await;
-        rig.wait_marked().await;
-        assert_eq!(rig.stored_ids().await, expected);
+        env.wait_marked().await;
+        assert_eq!(env.stored_ids().await, expected);
         relay.sigterm();
         assert!(relay.wait_exit(DEADLINE).await.success());
     }
@@ -87,16 +87,16 @@ async fn a_slot_replaced_by_hand_costs_no_event() {
 // proves: G-LOSS-3
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_advanced_by_hand_costs_no_event() {
-    let (rig, mut expected) = rig().await;
-    expected.extend(rig.insert_each(10).await);
-    rig.execute("SELECT pg_replication_slot_advance('tailpost', pg_current_wal_lsn())").await;
-    expected.extend(rig.insert_each(10).await);
+    let (env, mut expected) = env().await;
+    expected.extend(env.insert_each(10).await);
+    env.execute("SELECT pg_replication_slot_advance('tailpost', pg_current_wal_lsn())").await;
+    expected.extend(env.insert_each(10).await);
 
-    let relay = rig.relay();
+    let relay = env.relay();
     relay.wait_log("somebody replaced or advanced the slot: creating it anew").await;
-    rig.wait_marked().await;
-    assert_eq!(rig.stored_ids().await, expected);
-    let (json, _) = rig.ends_with(0, &["status", "--json"]).await;
+    env.wait_marked().await;
+    assert_eq!(env.stored_ids().await, expected);
+    let (json, _) = env.ends_with(0, &["status", "--json"]).await;
     let told: serde_json::Value = serde_json::from_str(&json).expect("JSON");
     let reason = "somebody replaced or advanced the slot";
     assert_eq!(told["slot"]["created_because"], reason, "{told}");
@@ -105,32 +105,32 @@ async fn a_slot_advanced_by_hand_costs_no_event() {
 /// R-REL-01, R-REL-13: between looking at the slot and reading it, a relay is held up.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_created_anew_behind_a_slow_relays_back_costs_no_event() {
-    let mut rig = Rig::proxied().await;
-    rig.setup().await;
-    let expected = rig.insert_each(10).await;
-    rig.to_postgres().set_delay(Duration::from_millis(300));
-    let _slow = rig.relay();
+    let mut env = TestEnv::proxied().await;
+    env.setup().await;
+    let expected = env.insert_each(10).await;
+    env.to_postgres().set_delay(Duration::from_millis(300));
+    let _slow = env.relay();
     let looked = "SELECT count(*) FROM pg_stat_activity
          WHERE backend_type = 'walsender' AND query = 'SELECT pg_backend_pid()'";
-    until(DEADLINE, "the slot is looked at", async || rig.query::<i64>(looked).await == 1).await;
-    rig.set("DATABASE_URL", &rig.postgres.url("postgres"));
-    rig.execute("SELECT pg_drop_replication_slot('tailpost')").await;
-    rig.setup().await;
-    rig.to_postgres().set_delay(Duration::ZERO);
+    until(DEADLINE, "the slot is looked at", async || env.query::<i64>(looked).await == 1).await;
+    env.set("DATABASE_URL", &env.postgres.url("postgres"));
+    env.execute("SELECT pg_drop_replication_slot('tailpost')").await;
+    env.setup().await;
+    env.to_postgres().set_delay(Duration::ZERO);
 
-    rig.wait_marked().await;
-    assert_eq!(rig.stored_ids().await, expected);
+    env.wait_marked().await;
+    assert_eq!(env.stored_ids().await, expected);
 }
 
 /// R-OUT-01: slots are the cluster's, outboxes are the databases'.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_slot_of_another_database_is_not_stood_by_for() {
-    let (mut rig, _) = rig().await;
-    let relay = rig.relay();
+    let (mut env, _) = env().await;
+    let relay = env.relay();
     relay.wait_active().await;
-    rig.postgres.create_database("second").await.expect("create a database");
-    rig.set("DATABASE_URL", &rig.postgres.url("second"));
-    let setup = rig.spawn(&["setup"]);
+    env.postgres.create_database("second").await.expect("create a database");
+    env.set("DATABASE_URL", &env.postgres.url("second"));
+    let setup = env.spawn(&["setup"]);
     setup.announce("error: ");
     assert_eq!(setup.wait_exit(DEADLINE).await.code(), Some(4), "{}", setup.log());
     assert!(setup.log().contains("postgres.slot"), "{}", setup.log());
@@ -140,57 +140,57 @@ async fn the_slot_of_another_database_is_not_stood_by_for() {
 /// before waited when the relay was killed.
 #[tokio::test(flavor = "multi_thread")]
 async fn another_cluster_with_marks_that_are_missing_publishes_nothing_twice() {
-    let mut rig = Rig::new().await;
-    rig.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
+    let mut env = TestEnv::new().await;
+    env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
     // What the scanner reads back of the stream by itself is little.
-    rig.set("TAILPOST_RELAY__SCAN_BATCH", "100");
-    rig.set("TAILPOST_RELAY__WINDOW_EVENTS", "64");
-    rig.set("TAILPOST_RELAY__MARK_INTERVAL", "1h");
-    rig.set("TAILPOST_RELAY__MARK_BATCH", "100000");
-    rig.setup().await;
-    let relay = rig.relay();
+    env.set("TAILPOST_RELAY__SCAN_BATCH", "100");
+    env.set("TAILPOST_RELAY__WINDOW_EVENTS", "64");
+    env.set("TAILPOST_RELAY__MARK_INTERVAL", "1h");
+    env.set("TAILPOST_RELAY__MARK_BATCH", "100000");
+    env.setup().await;
+    let relay = env.relay();
     relay.wait_active().await;
-    let mut ids = rig.insert(12_000).await;
-    rig.wait_stored(12_000).await;
-    rig.wait_confirmed().await;
+    let mut ids = env.insert(12_000).await;
+    env.wait_stored(12_000).await;
+    env.wait_confirmed().await;
     relay.kill9().await;
-    assert_eq!(rig.unmarked().await, 12_000);
-    ids.extend(rig.insert(10).await);
-    rig.execute("UPDATE tailpost_state SET system_identifier = '7'").await;
+    assert_eq!(env.unmarked().await, 12_000);
+    ids.extend(env.insert(10).await);
+    env.execute("UPDATE tailpost_state SET system_identifier = '7'").await;
 
-    rig.set("TAILPOST_RELAY__MARK_INTERVAL", "50ms");
-    rig.set("TAILPOST_RELAY__MARK_BATCH", "1000");
-    let relay = rig.relay();
+    env.set("TAILPOST_RELAY__MARK_INTERVAL", "50ms");
+    env.set("TAILPOST_RELAY__MARK_BATCH", "1000");
+    let relay = env.relay();
     relay.wait_log("copied from another cluster").await;
-    rig.wait_marked().await;
-    ids.extend(rig.insert(10).await);
-    rig.wait_marked().await;
-    assert_eq!(rig.stored_ids().await, ids);
+    env.wait_marked().await;
+    ids.extend(env.insert(10).await);
+    env.wait_marked().await;
+    assert_eq!(env.stored_ids().await, ids);
 }
 
 /// R-REL-05, R-REL-07: a commit that the log has, and nobody sees before a synchronous standby has it, is
 /// older than the slot. Newer events of its aggregate wait for it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_commit_older_than_the_slot_that_waits_for_a_standby_comes_before_newer_ones() {
-    let mut rig = Rig::new().await;
-    rig.set("TAILPOST_RELAY__MODE", "poll");
-    rig.setup().await; // the table, and no slot
-    rig.set("TAILPOST_RELAY__MODE", "fenced");
-    rig.execute("ALTER DATABASE postgres SET synchronous_commit = local").await;
-    rig.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'").await;
-    rig.execute("SELECT pg_reload_conf()").await;
+    let mut env = TestEnv::new().await;
+    env.set("TAILPOST_RELAY__MODE", "poll");
+    env.setup().await; // the table, and no slot
+    env.set("TAILPOST_RELAY__MODE", "fenced");
+    env.execute("ALTER DATABASE postgres SET synchronous_commit = local").await;
+    env.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'").await;
+    env.execute("SELECT pg_reload_conf()").await;
     // The slot waits for transactions in two rounds. What commits in the second is in its snapshot.
-    let (first, second, third) = (rig.client().await, rig.client().await, rig.client().await);
+    let (first, second, third) = (env.client().await, env.client().await, env.client().await);
     let begin = "BEGIN; SELECT pg_current_xact_id()";
     first.batch_execute(begin).await.expect("begin");
-    let setup = rig.spawn(&["setup"]);
+    let setup = env.spawn(&["setup"]);
     let waited_for = |pid: i32| {
         format!("SELECT count(*) FROM pg_stat_activity WHERE {pid} = ANY (pg_blocking_pids(pid))")
     };
     for (client, next) in [(&first, Some(&second)), (&second, None)] {
         let pid: i32 = client.query_one("SELECT pg_backend_pid()", &[]).await.expect("pid").get(0);
         let sql = waited_for(pid);
-        until(DEADLINE, "the slot waits", async || rig.query::<i64>(&sql).await == 1).await;
+        until(DEADLINE, "the slot waits", async || env.query::<i64>(&sql).await == 1).await;
         if let Some(next) = next {
             next.batch_execute(begin).await.expect("begin");
             client.batch_execute("COMMIT").await.expect("commit");
@@ -202,20 +202,20 @@ async fn a_commit_older_than_the_slot_that_waits_for_a_standby_comes_before_newe
         third.batch_execute(sql).await.expect("commit in the end");
     });
     let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
-    until(DEADLINE, "the commit waits", async || rig.query::<i64>(waits).await == 1).await;
+    until(DEADLINE, "the commit waits", async || env.query::<i64>(waits).await == 1).await;
     second.batch_execute("COMMIT").await.expect("commit");
     assert!(setup.wait_exit(DEADLINE).await.success(), "{}", setup.log());
 
-    let relay = rig.relay();
-    rig.execute("SELECT outbox_emit('order', 'o-1', 'Second', '{}')").await;
+    let relay = env.relay();
+    env.execute("SELECT outbox_emit('order', 'o-1', 'Second', '{}')").await;
     relay.wait_log("wait for a synchronous standby").await;
-    assert_eq!(rig.stored_count().await, 0);
-    rig.execute("ALTER SYSTEM RESET synchronous_standby_names").await;
-    rig.execute("SELECT pg_reload_conf()").await;
+    assert_eq!(env.stored_count().await, 0);
+    env.execute("ALTER SYSTEM RESET synchronous_standby_names").await;
+    env.execute("SELECT pg_reload_conf()").await;
     hidden.await.expect("the commit ends");
-    rig.wait_stored(2).await;
-    rig.wait_marked().await;
-    let stored = rig.stored().await;
+    env.wait_stored(2).await;
+    env.wait_marked().await;
+    let stored = env.stored().await;
     let types: Vec<_> = stored.iter().map(|it| it.header("Event-Type").unwrap_or("")).collect();
     assert_eq!(types, ["First", "Second"]);
 }

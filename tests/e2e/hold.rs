@@ -1,25 +1,25 @@
 //! What the relay writes down beside the slot, and what it may confirm of that.
 
-use support::{DEADLINE, Rig, until};
-use testbed::Direction;
+use lab::Direction;
+use support::{DEADLINE, TestEnv, until};
 
 /// R-REL-03: who finds the slot beyond what is written down takes it for somebody else's, and begins
 /// anew.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_confirmed_that_could_not_be_written_down() {
-    let mut rig = Rig::new().await;
-    rig.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
-    rig.setup().await;
-    let relay = rig.relay();
-    let mut ids = rig.insert(10).await;
-    rig.wait_stored(10).await;
-    rig.wait_confirmed().await;
-    let mut client = rig.client().await;
+    let mut env = TestEnv::new().await;
+    env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
+    env.setup().await;
+    let relay = env.relay();
+    let mut ids = env.insert(10).await;
+    env.wait_stored(10).await;
+    env.wait_confirmed().await;
+    let mut client = env.client().await;
     let lock = client.transaction().await.expect("begin");
     lock.batch_execute("LOCK TABLE tailpost_state").await.expect("lock the table");
     for failures in 1..4 {
-        ids.extend(rig.insert(10).await);
-        rig.wait_stored(ids.len() as u64).await;
+        ids.extend(env.insert(10).await);
+        env.wait_stored(ids.len() as u64).await;
         until(DEADLINE, "it cannot be written down", async || {
             let held = "cannot write down what may be confirmed";
             relay.log().matches(held).count() >= failures
@@ -32,47 +32,47 @@ async fn nothing_is_confirmed_that_could_not_be_written_down() {
     relay.kill9().await;
     lock.rollback().await.expect("let go");
     drop(relay);
-    let _relay = rig.relay();
-    ids.extend(rig.insert(10).await);
-    rig.wait_confirmed().await;
-    assert_eq!(rig.epochs().await, 1, "its own slot was taken for another one");
-    assert_eq!(rig.stored_ids().await, ids);
+    let _relay = env.relay();
+    ids.extend(env.insert(10).await);
+    env.wait_confirmed().await;
+    assert_eq!(env.epochs().await, 1, "its own slot was taken for another one");
+    assert_eq!(env.stored_ids().await, ids);
 }
 
 /// R-REL-03, R-REL-05: what was resolved is to be written down while the relay reads the stream's tail,
 /// so that nobody knows where the stream is. It waits: from the place before it can be counted.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_resync_does_not_forget_how_far_the_stream_had_got() {
-    let mut rig = Rig::proxied().await;
-    rig.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
-    rig.set("TAILPOST_RELAY__MARK_INTERVAL", "1h");
-    rig.set("TAILPOST_RELAY__ACK_TIMEOUT", "1s");
-    rig.setup().await;
-    let relay = rig.relay();
-    rig.insert(10).await;
-    rig.wait_stored(10).await;
-    rig.wait_confirmed().await;
+    let mut env = TestEnv::proxied().await;
+    env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
+    env.set("TAILPOST_RELAY__MARK_INTERVAL", "1h");
+    env.set("TAILPOST_RELAY__ACK_TIMEOUT", "1s");
+    env.setup().await;
+    let relay = env.relay();
+    env.insert(10).await;
+    env.wait_stored(10).await;
+    env.wait_confirmed().await;
     // Ten more are resolved, which cannot be written down.
-    let mut client = rig.client().await;
+    let mut client = env.client().await;
     let lock = client.transaction().await.expect("begin");
     lock.batch_execute("LOCK TABLE tailpost_state").await.expect("lock the table");
-    rig.insert(10).await;
+    env.insert(10).await;
     relay.wait_log("cannot write down what may be confirmed").await;
     // Of the next one nobody hears that it is stored.
-    rig.to_nats().blackhole(Direction::ToClient);
-    rig.insert(1).await;
-    rig.wait_stored(21).await;
+    env.to_nats().blackhole(Direction::ToClient);
+    env.insert(1).await;
+    env.wait_stored(21).await;
     relay.wait_log("reading the stream's tail").await;
     lock.rollback().await.expect("let go");
     relay.wait_log("the stream does not answer").await;
     relay.kill9().await;
     drop(relay);
-    rig.stream().await.purge().await.expect("purge the stream");
-    rig.to_nats().restore().await.expect("restore the network");
-    rig.set("TAILPOST_RELAY__MARK_INTERVAL", "50ms");
-    let _relay = rig.relay();
-    rig.wait_confirmed().await;
-    rig.wait_marked().await;
-    assert_eq!(rig.epochs().await, 1);
-    assert_eq!(rig.stored_count().await, 0, "published twice");
+    env.stream().await.purge().await.expect("purge the stream");
+    env.to_nats().restore().await.expect("restore the network");
+    env.set("TAILPOST_RELAY__MARK_INTERVAL", "50ms");
+    let _relay = env.relay();
+    env.wait_confirmed().await;
+    env.wait_marked().await;
+    assert_eq!(env.epochs().await, 1);
+    assert_eq!(env.stored_count().await, 0, "published twice");
 }

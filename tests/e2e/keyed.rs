@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use async_nats::Client;
-use support::{Rig, RigOptions, Stored};
-use testbed::{Nats, NatsOptions};
+use lab::{Nats, NatsOptions};
+use support::{Stored, TestEnv, TestEnvOptions};
 use tokio::task::JoinHandle;
 use uuid::Uuid;
 
@@ -26,8 +26,8 @@ fn other_writer(client: Client) -> JoinHandle<()> {
 }
 
 /// Inserts the events of several aggregates in turn, in transactions of three.
-async fn insert(rig: &Rig) -> Vec<(Uuid, String)> {
-    let client = rig.client().await;
+async fn insert(env: &TestEnv) -> Vec<(Uuid, String)> {
+    let client = env.client().await;
     let mut events = Vec::new();
     while events.len() < EVENTS {
         let mut script = String::from("BEGIN;");
@@ -57,30 +57,30 @@ fn ours(stored: Vec<Stored>) -> impl Iterator<Item = (Uuid, String)> {
 }
 
 async fn relay_beside_another_writer(nats: NatsOptions) {
-    let mut rig = Rig::with(RigOptions { nats, ..RigOptions::default() }).await;
-    rig.set("TAILPOST_RELAY__MODE", "keyed");
-    rig.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms"); // the stream's tail has to do the work
-    rig.setup().await;
-    let other = other_writer(rig.nats.client().await.expect("connect to NATS"));
-    let mut relay = rig.relay();
+    let mut env = TestEnv::with(TestEnvOptions { nats, ..TestEnvOptions::default() }).await;
+    env.set("TAILPOST_RELAY__MODE", "keyed");
+    env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms"); // the stream's tail has to do the work
+    env.setup().await;
+    let other = other_writer(env.nats.client().await.expect("connect to NATS"));
+    let mut relay = env.relay();
     let mut expected = Vec::new();
     for _ in 0..3 {
-        let insert = insert(&rig);
+        let insert = insert(&env);
         let kill = async {
             // In the middle of it: some are stored, some are not.
-            let stored = ours(rig.stored().await).count();
-            let more = async || ours(rig.stored().await).count() > stored + EVENTS / 4;
+            let stored = ours(env.stored().await).count();
+            let more = async || ours(env.stored().await).count() > stored + EVENTS / 4;
             support::until(support::DEADLINE, "some events are stored", more).await;
             relay.kill9().await;
         };
         let (inserted, ()) = tokio::join!(insert, kill);
         expected.extend(inserted);
-        relay = rig.relay();
+        relay = env.relay();
     }
-    rig.wait_marked().await;
+    env.wait_marked().await;
     other.abort();
 
-    let stored = rig.stored().await;
+    let stored = env.stored().await;
     assert!(stored.iter().any(|it| it.payload == "of somebody else"));
     let stored: Vec<_> = ours(stored).collect();
     assert_eq!(stored.len(), expected.len());

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use support::{DEADLINE, Relay, Rig, until};
+use support::{DEADLINE, Relay, TestEnv, until};
 use uuid::Uuid;
 
 const INDEXES: &str = "SELECT string_agg(indexname::TEXT, ' ' ORDER BY indexname::TEXT)
@@ -11,40 +11,40 @@ const INDEXES: &str = "SELECT string_agg(indexname::TEXT, ' ' ORDER BY indexname
 
 const FAST: &str = "idx_outbox_occurred_at idx_outbox_txid outbox_events_pkey";
 
-async fn rig(args: &[&str]) -> Rig {
-    let mut rig = Rig::new().await;
-    rig.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
-    rig.set("TAILPOST_RELAY__SCAN_INTERVAL", "100ms");
-    rig.ends_with(0, &[&["setup"], args].concat()).await;
-    rig
+async fn env(args: &[&str]) -> TestEnv {
+    let mut env = TestEnv::new().await;
+    env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
+    env.set("TAILPOST_RELAY__SCAN_INTERVAL", "100ms");
+    env.ends_with(0, &[&["setup"], args].concat()).await;
+    env
 }
 
-async fn fillfactor(rig: &Rig) -> String {
+async fn fillfactor(env: &TestEnv) -> String {
     let sql =
         "SELECT array_to_string(reloptions, ' ') FROM pg_class WHERE relname = 'outbox_events'";
-    rig.query(sql).await
+    env.query(sql).await
 }
 
 /// R-OUT-01, R-REL-06
 #[tokio::test(flavor = "multi_thread")]
 async fn in_the_fast_layout_no_mark_touches_an_index() {
-    let rig = rig(&["--layout", "fast"]).await;
-    assert_eq!(rig.query::<String>(INDEXES).await, FAST);
-    assert_eq!(fillfactor(&rig).await, "fillfactor=45");
-    let relay = rig.relay();
-    let ids = rig.insert(3_000).await;
-    rig.wait_marked().await;
-    assert_eq!(rig.stored_ids().await, ids);
+    let env = env(&["--layout", "fast"]).await;
+    assert_eq!(env.query::<String>(INDEXES).await, FAST);
+    assert_eq!(fillfactor(&env).await, "fillfactor=45");
+    let relay = env.relay();
+    let ids = env.insert(3_000).await;
+    env.wait_marked().await;
+    assert_eq!(env.stored_ids().await, ids);
     relay.kill9().await;
     let stats = "SELECT n_tup_upd = 3000 AND n_tup_hot_upd = 3000 FROM pg_stat_user_tables
                  WHERE relname = 'outbox_events'";
-    until(DEADLINE, "all updates were hot", async || rig.query::<bool>(stats).await).await;
+    until(DEADLINE, "all updates were hot", async || env.query::<bool>(stats).await).await;
 }
 
 /// R-OUT-01: nothing is changed that is there.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_table_keeps_its_layout_and_setup_says_so() {
-    let fast = rig(&["--layout", "fast"]).await;
+    let fast = env(&["--layout", "fast"]).await;
     let (told, _) = fast.ends_with(0, &["setup"]).await;
     assert!(!told.contains("created"), "{told}");
     let (told, _) = fast.ends_with(0, &["setup", "--layout", "fast"]).await;
@@ -53,7 +53,7 @@ async fn a_table_keeps_its_layout_and_setup_says_so() {
     assert!(said.contains("is fast") && said.contains("leave out --layout"), "{said}");
     assert_eq!(fast.query::<String>(INDEXES).await, FAST);
 
-    let documented = rig(&[]).await;
+    let documented = env(&[]).await;
     let before: String = documented.query(INDEXES).await;
     assert_eq!(before, "idx_outbox_unpublished outbox_events_pkey");
     let (_, said) = documented.ends_with(4, &["setup", "--layout", "fast"]).await;
@@ -68,59 +68,59 @@ async fn a_table_keeps_its_layout_and_setup_says_so() {
 /// R-REL-08: claims have their own index.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_fast_layout_is_refused_where_claims_would_undo_it() {
-    let mut rig = Rig::new().await;
-    rig.set("TAILPOST_RELAY__MODE", "poll");
-    let (_, said) = rig.ends_with(4, &["setup", "--layout", "fast"]).await;
+    let mut env = TestEnv::new().await;
+    env.set("TAILPOST_RELAY__MODE", "poll");
+    let (_, said) = env.ends_with(4, &["setup", "--layout", "fast"]).await;
     assert!(said.contains("relay.mode = \"poll\""), "{said}");
     let tables = "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'";
-    assert_eq!(rig.query::<i64>(tables).await, 0);
+    assert_eq!(env.query::<i64>(tables).await, 0);
 }
 
 /// R-OUT-02: a table that an application has made, with a column of another name.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_table_without_a_layout_is_given_the_fast_one() {
-    let mut rig = Rig::new().await;
-    rig.set("TAILPOST_OUTBOX__COLUMNS__OCCURRED_AT", "at");
-    rig.execute(
+    let mut env = TestEnv::new().await;
+    env.set("TAILPOST_OUTBOX__COLUMNS__OCCURRED_AT", "at");
+    env.execute(
         "CREATE TABLE outbox_events (
              id UUID PRIMARY KEY, aggregate_type TEXT NOT NULL, aggregate_id TEXT NOT NULL,
              event_type TEXT NOT NULL, payload JSONB NOT NULL, at TIMESTAMPTZ DEFAULT now()
          ) WITH (fillfactor = 70)",
     )
     .await;
-    let old = rig.insert(10).await;
-    let (told, _) = rig.ends_with(0, &["setup", "--layout", "fast"]).await;
+    let old = env.insert(10).await;
+    let (told, _) = env.ends_with(0, &["setup", "--layout", "fast"]).await;
     assert!(told.contains("created  layout fast"), "{told}");
-    assert_eq!(rig.query::<String>(INDEXES).await, FAST);
-    assert_eq!(fillfactor(&rig).await, "fillfactor=70", "what its owner has set stays");
-    let _relay = rig.relay();
-    let new = rig.insert(10).await;
-    rig.wait_marked().await;
-    assert_eq!(rig.stored_ids().await, [old, new].concat());
+    assert_eq!(env.query::<String>(INDEXES).await, FAST);
+    assert_eq!(fillfactor(&env).await, "fillfactor=70", "what its owner has set stays");
+    let _relay = env.relay();
+    let new = env.insert(10).await;
+    env.wait_marked().await;
+    assert_eq!(env.stored_ids().await, [old, new].concat());
 }
 
 /// R-OUT-01: as an administrator would.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_printed_plan_of_the_fast_layout_runs_twice() {
-    let rig = Rig::new().await;
-    let (plan, _) = rig.ends_with(0, &["setup", "--layout", "fast", "--print"]).await;
+    let env = TestEnv::new().await;
+    let (plan, _) = env.ends_with(0, &["setup", "--layout", "fast", "--print"]).await;
     let (migrations, _) = plan.split_once("CREATE PUBLICATION").expect("a publication");
     for _ in 0..2 {
-        rig.execute(migrations).await;
-        assert_eq!(rig.query::<String>(INDEXES).await, FAST);
+        env.execute(migrations).await;
+        assert_eq!(env.query::<String>(INDEXES).await, FAST);
     }
-    let (told, _) = rig.ends_with(0, &["setup", "--layout", "fast"]).await;
+    let (told, _) = env.ends_with(0, &["setup", "--layout", "fast"]).await;
     assert!(told.contains("exists   layout fast"), "{told}");
 }
 
-async fn requeue(rig: &Rig) -> Uuid {
+async fn requeue(env: &TestEnv) -> Uuid {
     let id = Uuid::new_v4();
-    rig.execute(&format!(
+    env.execute(&format!(
         "INSERT INTO outbox_dead_letter (id, aggregate_type, aggregate_id, event_type, payload, reason)
          VALUES ('{id}', 'order', 'o-1', 'OrderPlaced', '{{}}', 'a test')"
     ))
     .await;
-    rig.ends_with(0, &["outbox", "dlq", "requeue", &id.to_string(), "--wait", "10s", "--direct"])
+    env.ends_with(0, &["outbox", "dlq", "requeue", &id.to_string(), "--wait", "10s", "--direct"])
         .await;
     id
 }
@@ -128,58 +128,58 @@ async fn requeue(rig: &Rig) -> Uuid {
 /// R-REL-02, R-REL-06, R-REL-07, R-REL-12: everything that looks for rows finds them.
 #[tokio::test(flavor = "multi_thread")]
 async fn in_the_fast_layout_nothing_is_lost_or_doubled_when_marks_and_the_slot_are() {
-    let mut rig = rig(&["--layout", "fast"]).await;
-    let old = rig.relay();
-    let mut ids = rig.insert_each(50).await;
-    rig.wait_marked().await;
+    let mut env = env(&["--layout", "fast"]).await;
+    let old = env.relay();
+    let mut ids = env.insert_each(50).await;
+    env.wait_marked().await;
     old.kill9().await;
 
     // Marks are lost.
-    rig.set("TAILPOST_RELAY__MARK_BATCH", "100000");
-    rig.set("TAILPOST_RELAY__MARK_INTERVAL", "1h");
-    let relay = rig.relay();
+    env.set("TAILPOST_RELAY__MARK_BATCH", "100000");
+    env.set("TAILPOST_RELAY__MARK_INTERVAL", "1h");
+    let relay = env.relay();
     relay.wait_active().await;
-    ids.extend(rig.insert_each(6_000).await);
-    rig.wait_stored(6_050).await;
+    ids.extend(env.insert_each(6_000).await);
+    env.wait_stored(6_050).await;
     relay.kill9().await;
-    assert_eq!(rig.unmarked().await, 6_000);
-    rig.set("TAILPOST_RELAY__MARK_INTERVAL", "50ms");
-    let relay = rig.relay();
-    rig.wait_marked().await;
+    assert_eq!(env.unmarked().await, 6_000);
+    env.set("TAILPOST_RELAY__MARK_INTERVAL", "50ms");
+    let relay = env.relay();
+    env.wait_marked().await;
     let unplaced = "SELECT count(*) FROM outbox_events WHERE stream_seq IS NULL";
-    assert_eq!(rig.query::<i64>(unplaced).await, 0);
-    assert_eq!(rig.stored_ids().await, ids);
-    ids.push(requeue(&rig).await);
+    assert_eq!(env.query::<i64>(unplaced).await, 0);
+    assert_eq!(env.stored_ids().await, ids);
+    ids.push(requeue(&env).await);
 
     // The slot is, with a row that is not marked and one that was not read.
     relay.kill9().await;
-    rig.set("TAILPOST_RELAY__MARK_INTERVAL", "1h");
-    let relay = rig.relay();
+    env.set("TAILPOST_RELAY__MARK_INTERVAL", "1h");
+    let relay = env.relay();
     relay.wait_active().await;
-    ids.extend(rig.insert(1).await);
-    rig.wait_stored(ids.len() as u64).await;
+    ids.extend(env.insert(1).await);
+    env.wait_stored(ids.len() as u64).await;
     relay.kill9().await;
     until(DEADLINE, "the slot is free", async || {
         let drop = "SELECT pg_drop_replication_slot('tailpost')";
-        rig.client().await.batch_execute(drop).await.is_ok()
+        env.client().await.batch_execute(drop).await.is_ok()
     })
     .await;
-    ids.extend(rig.insert(1).await);
-    rig.set("TAILPOST_RELAY__MARK_INTERVAL", "50ms");
-    let relay = rig.relay();
+    ids.extend(env.insert(1).await);
+    env.set("TAILPOST_RELAY__MARK_INTERVAL", "50ms");
+    let relay = env.relay();
     relay.wait_log("the scanner is done").await;
-    ids.extend(rig.insert(1).await);
-    rig.wait_marked().await;
-    assert_eq!(rig.stored_ids().await, ids);
-    let (json, _) = rig.ends_with(0, &["status", "--json"]).await;
+    ids.extend(env.insert(1).await);
+    env.wait_marked().await;
+    assert_eq!(env.stored_ids().await, ids);
+    let (json, _) = env.ends_with(0, &["status", "--json"]).await;
     let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
     assert_eq!(json["outbox"]["unpublished"], 0, "{json}");
     assert!(!relay.log().contains("without passing the log"), "{}", relay.log());
 }
 
 /// Looks at the table and marks for as long as it takes to look many times, by what the server counts.
-async fn reads_no_whole_table(rig: &Rig, _relay: &Relay) {
-    rig.execute("VACUUM ANALYZE outbox_events").await;
+async fn reads_no_whole_table(env: &TestEnv, _relay: &Relay) {
+    env.execute("VACUUM ANALYZE outbox_events").await;
     let scans = "SELECT coalesce(sum(idx_scan), 0)::BIGINT FROM pg_stat_user_indexes
                  WHERE indexrelname = 'idx_outbox_txid'";
     let whole = "SELECT seq_scan FROM pg_stat_user_tables WHERE relname = 'outbox_events'";
@@ -187,39 +187,39 @@ async fn reads_no_whole_table(rig: &Rig, _relay: &Relay) {
     let recent = "SELECT count(*) FROM outbox_events, tailpost_state
                   WHERE NOT pg_visible_in_snapshot(txid, swept_snapshot)";
     until(DEADLINE, "all but the last is swept", async || {
-        rig.insert(1).await;
-        rig.query::<i64>(recent).await < 1_000
+        env.insert(1).await;
+        env.query::<i64>(recent).await < 1_000
     })
     .await;
     let looked = async |more: i64| {
-        let before: i64 = rig.query(scans).await;
-        until(DEADLINE, "it has looked", async || rig.query::<i64>(scans).await > before + more)
+        let before: i64 = env.query(scans).await;
+        until(DEADLINE, "it has looked", async || env.query::<i64>(scans).await > before + more)
             .await;
     };
     looked(5).await;
-    let before: i64 = rig.query(whole).await;
-    rig.insert_each(20).await;
+    let before: i64 = env.query(whole).await;
+    env.insert_each(20).await;
     looked(30).await;
-    assert_eq!(rig.query::<i64>(whole).await, before, "the relay read the whole table");
-    let (json, _) = rig.ends_with(0, &["status", "--json"]).await;
+    assert_eq!(env.query::<i64>(whole).await, before, "the relay read the whole table");
+    let (json, _) = env.ends_with(0, &["status", "--json"]).await;
     assert!(json.contains("unpublished"), "{json}");
-    assert_eq!(rig.query::<i64>(whole).await, before, "the whole table was read");
+    assert_eq!(env.query::<i64>(whole).await, before, "the whole table was read");
 }
 
 /// R-REL-06: a look every few seconds must not read a table of millions of rows.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_an_index_of_unmarked_rows_the_table_is_not_read_again_and_again() {
     for (args, mark) in [(&["--layout", "fast"][..], "row"), (&[], "watermark")] {
-        let mut rig = rig(args).await;
-        rig.set("TAILPOST_RELAY__MARK", mark);
-        rig.setup().await;
-        let relay = rig.relay();
+        let mut env = env(args).await;
+        env.set("TAILPOST_RELAY__MARK", mark);
+        env.setup().await;
+        let relay = env.relay();
         relay.wait_active().await;
-        rig.insert(20_000).await;
-        rig.wait_stored(20_000).await;
+        env.insert(20_000).await;
+        env.wait_stored(20_000).await;
         let pending = "SELECT count(*) FROM outbox_status WHERE status = 'PENDING'";
-        until(DEADLINE, "all are published", async || rig.query::<i64>(pending).await == 0).await;
-        tokio::time::timeout(Duration::from_secs(60), reads_no_whole_table(&rig, &relay))
+        until(DEADLINE, "all are published", async || env.query::<i64>(pending).await == 0).await;
+        tokio::time::timeout(Duration::from_secs(60), reads_no_whole_table(&env, &relay))
             .await
             .expect("in time");
     }

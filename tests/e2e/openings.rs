@@ -2,8 +2,8 @@
 
 use std::net::SocketAddr;
 
-use support::{DEADLINE, Relay, Rig, get, until};
-use testbed::{After, Direction, Port};
+use lab::{After, Direction, Port};
+use support::{DEADLINE, Relay, TestEnv, get, until};
 
 /// Waits until `/readyz` answers with this code and these words.
 async fn wait_ready(address: SocketAddr, code: u16, words: &str) {
@@ -14,15 +14,15 @@ async fn wait_ready(address: SocketAddr, code: u16, words: &str) {
     .await;
 }
 
-async fn rig() -> (Rig, SocketAddr, Port) {
-    let mut rig = Rig::proxied().await;
+async fn env() -> (TestEnv, SocketAddr, Port) {
+    let mut env = TestEnv::proxied().await;
     let url =
-        format!("postgres://postgres@{}/postgres?connect_timeout=2", rig.to_postgres().addr());
-    rig.set("DATABASE_URL", &url);
-    rig.setup().await;
+        format!("postgres://postgres@{}/postgres?connect_timeout=2", env.to_postgres().addr());
+    env.set("DATABASE_URL", &url);
+    env.setup().await;
     let admin = Port::reserve().expect("a free port");
-    rig.set("TAILPOST_ADMIN__LISTEN", &admin.addr().to_string());
-    (rig, admin.addr(), admin)
+    env.set("TAILPOST_ADMIN__LISTEN", &admin.addr().to_string());
+    (env, admin.addr(), admin)
 }
 
 /// How often the relay gave an opening up so far.
@@ -34,15 +34,15 @@ fn attempts(relay: &Relay) -> usize {
 /// one that holds it up can say what it is.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_that_waits_for_an_old_transaction_says_so_and_a_silent_server_is_left_meanwhile() {
-    let (mut rig, admin, _port) = rig().await;
-    rig.execute("SELECT pg_drop_replication_slot('tailpost')").await;
-    let old = rig.client().await;
+    let (mut env, admin, _port) = env().await;
+    env.execute("SELECT pg_drop_replication_slot('tailpost')").await;
+    let old = env.client().await;
     old.batch_execute("SET application_name = 'month end'; BEGIN; SELECT pg_current_xact_id()")
         .await
         .expect("begin a transaction");
     let pid: i32 = old.query_one("SELECT pg_backend_pid()", &[]).await.expect("ask").get(0);
 
-    let relay = rig.relay();
+    let relay = env.relay();
     // What it waits for is not for everybody.
     wait_ready(admin, 503, "waiting for others in the database").await;
     let status = get(admin, "/api/v1/status").await.expect("an answer");
@@ -52,15 +52,15 @@ async fn a_slot_that_waits_for_an_old_transaction_says_so_and_a_silent_server_is
     assert_eq!(attempts(&relay), 0, "it waits as long as there is something to wait for");
 
     // The server goes on waiting, and the answer would never come.
-    rig.to_postgres().blackhole(Direction::Both);
+    env.to_postgres().blackhole(Direction::Both);
     until(DEADLINE, "the relay gives up", async || attempts(&relay) > 0).await;
     wait_ready(admin, 503, "starting").await;
-    rig.to_postgres().restore().await.expect("restore the network");
+    env.to_postgres().restore().await.expect("restore the network");
     old.batch_execute("COMMIT").await.expect("commit");
-    let ids = rig.insert(10).await;
-    rig.wait_marked().await;
+    let ids = env.insert(10).await;
+    env.wait_marked().await;
     wait_ready(admin, 200, "active").await;
-    assert_eq!(rig.stored_ids().await, ids);
+    assert_eq!(env.stored_ids().await, ids);
 }
 
 /// Each connection falls silent after so many messages: in the greeting, while settings are made,
@@ -68,65 +68,65 @@ async fn a_slot_that_waits_for_an_old_transaction_says_so_and_a_silent_server_is
 // proves: G-LOSS-5
 #[tokio::test(flavor = "multi_thread")]
 async fn a_postgres_that_falls_silent_at_any_step_of_opening_is_left_and_come_back_to() {
-    let (mut rig, admin, _port) = rig().await;
+    let (mut env, admin, _port) = env().await;
     let mut ids = Vec::new();
-    let relay = rig.relay();
+    let relay = env.relay();
     wait_ready(admin, 200, "active").await;
     for messages in [0, 2, 20, 30, 45] {
         let before = attempts(&relay);
-        rig.to_postgres().cut().await;
-        rig.to_postgres().restore().await.expect("restore the network");
-        rig.to_postgres().after(messages, After::Silence);
-        let silent = rig.to_postgres().limited();
+        env.to_postgres().cut().await;
+        env.to_postgres().restore().await.expect("restore the network");
+        env.to_postgres().after(messages, After::Silence);
+        let silent = env.to_postgres().limited();
         until(DEADLINE, "a connection falls silent and is given up", async || {
-            rig.to_postgres().limited() > silent && attempts(&relay) > before + 1
+            env.to_postgres().limited() > silent && attempts(&relay) > before + 1
         })
         .await;
         wait_ready(admin, 503, "starting").await;
-        rig.to_postgres().restore().await.expect("restore the network");
-        ids.extend(rig.insert(5).await);
-        rig.wait_marked().await;
+        env.to_postgres().restore().await.expect("restore the network");
+        ids.extend(env.insert(5).await);
+        env.wait_marked().await;
         wait_ready(admin, 200, "active").await;
     }
-    assert_eq!(rig.stored_ids().await, ids);
+    assert_eq!(env.stored_ids().await, ids);
 }
 
 /// The same for the broker, from the start of the process on.
 // proves: G-LOSS-5
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broker_that_falls_silent_at_any_step_of_opening_is_left_and_come_back_to() {
-    let (mut rig, admin, _port) = rig().await;
+    let (mut env, admin, _port) = env().await;
     let mut ids = Vec::new();
     for messages in [0, 2, 8] {
-        rig.to_nats().after(messages, After::Silence);
-        let relay = rig.relay();
+        env.to_nats().after(messages, After::Silence);
+        let relay = env.relay();
         until(DEADLINE, "the relay gives up", async || attempts(&relay) > 0).await;
         wait_ready(admin, 503, "starting").await;
-        rig.to_nats().restore().await.expect("restore the network");
-        ids.extend(rig.insert(5).await);
-        rig.wait_marked().await;
+        env.to_nats().restore().await.expect("restore the network");
+        ids.extend(env.insert(5).await);
+        env.wait_marked().await;
         wait_ready(admin, 200, "active").await;
         relay.kill9().await;
     }
-    assert_eq!(rig.stored_ids().await, ids);
+    assert_eq!(env.stored_ids().await, ids);
 }
 
 /// A standby looks at the slot all the time: a server that falls silent then is noticed as well.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_standby_whose_server_fell_silent_is_not_ready_until_it_is_back() {
-    let (mut rig, admin, _port) = rig().await;
+    let (mut env, admin, _port) = env().await;
     let through =
-        format!("postgres://postgres@{}/postgres?connect_timeout=2", rig.to_postgres().addr());
-    rig.set("DATABASE_URL", &rig.postgres.url("postgres"));
-    rig.set("TAILPOST_ADMIN__LISTEN", "off");
-    let active = rig.relay();
+        format!("postgres://postgres@{}/postgres?connect_timeout=2", env.to_postgres().addr());
+    env.set("DATABASE_URL", &env.postgres.url("postgres"));
+    env.set("TAILPOST_ADMIN__LISTEN", "off");
+    let active = env.relay();
     active.wait_active().await;
-    rig.set("DATABASE_URL", &through);
-    rig.set("TAILPOST_ADMIN__LISTEN", &admin.to_string());
-    let _standby = rig.relay();
+    env.set("DATABASE_URL", &through);
+    env.set("TAILPOST_ADMIN__LISTEN", &admin.to_string());
+    let _standby = env.relay();
     wait_ready(admin, 200, "standby").await;
-    rig.to_postgres().blackhole(Direction::Both);
+    env.to_postgres().blackhole(Direction::Both);
     wait_ready(admin, 503, "starting").await;
-    rig.to_postgres().restore().await.expect("restore the network");
+    env.to_postgres().restore().await.expect("restore the network");
     wait_ready(admin, 200, "standby").await;
 }

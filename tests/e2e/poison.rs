@@ -1,41 +1,41 @@
 //! An event that can never be stored is put aside, with a reason, and stops nobody.
 
-use rustix::process::{Pid, Signal, kill_process};
-use support::{DEADLINE, Rig, RigOptions, until};
-use testbed::NatsOptions;
+use lab::NatsOptions;
+use rustix::process::Pid;
+use support::{DEADLINE, TestEnv, TestEnvOptions, until};
 use uuid::Uuid;
 
-async fn with_small_payloads() -> Rig {
+async fn with_small_payloads() -> TestEnv {
     let nats = NatsOptions { max_payload: Some(4_096), ..NatsOptions::default() };
-    let rig = Rig::with(RigOptions { nats, ..RigOptions::default() }).await;
-    rig.setup().await;
-    rig
+    let env = TestEnv::with(TestEnvOptions { nats, ..TestEnvOptions::default() }).await;
+    env.setup().await;
+    env
 }
 
 /// Inserts `n` events of three aggregates; every tenth, from the fifth on, is too large. Returns
 /// the ids of the others and of those, each in order.
-async fn insert_with_poison(rig: &Rig, n: i32) -> (Vec<Uuid>, Vec<Uuid>) {
+async fn insert_with_poison(env: &TestEnv, n: i32) -> (Vec<Uuid>, Vec<Uuid>) {
     let sql = "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)
                SELECT gen_random_uuid(), 'order', 'o-' || n % 3, 'OrderPlaced',
                    jsonb_build_object('n', n, 'x', repeat('x', CASE n % 10 WHEN 5 THEN 9000 ELSE 9 END))
                FROM generate_series(1, $1) AS n
                RETURNING id, octet_length(payload::TEXT) > 9000";
-    let rows = rig.client().await.query(sql, &[&n]).await.expect("insert events");
+    let rows = env.client().await.query(sql, &[&n]).await.expect("insert events");
     let (poison, good): (Vec<_>, Vec<_>) = rows.iter().partition(|row| row.get::<_, bool>(1));
     let ids = |rows: Vec<&tokio_postgres::Row>| rows.into_iter().map(|row| row.get(0)).collect();
     (ids(good), ids(poison))
 }
 
-async fn limit_messages(rig: &Rig, max_message_size: i32) {
-    let mut config = rig.stream().await.cached_info().config.clone();
+async fn limit_messages(env: &TestEnv, max_message_size: i32) {
+    let mut config = env.stream().await.cached_info().config.clone();
     config.max_message_size = max_message_size;
-    let jetstream = rig.nats.jetstream().await.expect("connect to NATS");
+    let jetstream = env.nats.jetstream().await.expect("connect to NATS");
     jetstream.update_stream(config).await.expect("limit the stream");
 }
 
-async fn dead_letters(rig: &Rig) -> Vec<(Uuid, String)> {
+async fn dead_letters(env: &TestEnv) -> Vec<(Uuid, String)> {
     let sql = "SELECT id, reason FROM outbox_dead_letter ORDER BY (payload->>'n')::INT";
-    let rows = rig.client().await.query(sql, &[]).await.expect("dead letters");
+    let rows = env.client().await.query(sql, &[]).await.expect("dead letters");
     rows.iter().map(|row| (row.get(0), row.get(1))).collect()
 }
 
@@ -43,27 +43,27 @@ async fn dead_letters(rig: &Rig) -> Vec<(Uuid, String)> {
 // proves: G-DEAD-1
 #[tokio::test(flavor = "multi_thread")]
 async fn a_payload_over_the_brokers_limit_is_parked_and_the_others_stay_in_order() {
-    let rig = with_small_payloads().await;
-    let _relay = rig.relay();
-    let (good, poison) = insert_with_poison(&rig, 1_000).await;
-    rig.wait_stored(good.len() as u64).await;
-    rig.wait_marked().await;
-    rig.wait_confirmed().await;
-    assert_eq!(rig.stored_ids().await, good);
+    let env = with_small_payloads().await;
+    let _relay = env.relay();
+    let (good, poison) = insert_with_poison(&env, 1_000).await;
+    env.wait_stored(good.len() as u64).await;
+    env.wait_marked().await;
+    env.wait_confirmed().await;
+    assert_eq!(env.stored_ids().await, good);
 
-    let (ids, reasons): (Vec<_>, Vec<_>) = dead_letters(&rig).await.into_iter().unzip();
+    let (ids, reasons): (Vec<_>, Vec<_>) = dead_letters(&env).await.into_iter().unzip();
     assert_eq!(ids, poison);
     let clear = "payload and headers exceed the broker's max_payload of 4096 bytes";
     assert!(reasons.iter().all(|it| it == clear), "{:?}", reasons[0]);
     let kept = "SELECT bool_and(octet_length(payload->>'x') = 9000) FROM outbox_dead_letter";
-    assert!(rig.query::<bool>(kept).await, "a dead letter lost its payload");
+    assert!(env.query::<bool>(kept).await, "a dead letter lost its payload");
     let known = "SELECT count(*) FROM outbox_status WHERE status = 'DEAD'";
-    assert_eq!(rig.query::<i64>(known).await, 100);
+    assert_eq!(env.query::<i64>(known).await, 100);
 
-    let (text, _) = rig.ends_with(0, &["status"]).await;
+    let (text, _) = env.ends_with(0, &["status"]).await;
     assert!(text.contains("dead letters 100, oldest"), "{text}");
     assert!(text.contains(&format!("the latest: {clear}")), "{text}");
-    let (json, _) = rig.ends_with(0, &["status", "--json"]).await;
+    let (json, _) = env.ends_with(0, &["status", "--json"]).await;
     let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
     assert_eq!(json["outbox"]["dead_letters"], 100);
     assert_eq!(json["outbox"]["latest_dead_letter_reason"], clear);
@@ -73,8 +73,8 @@ async fn a_payload_over_the_brokers_limit_is_parked_and_the_others_stay_in_order
 /// R-REL-10: once the slot is confirmed, a dead letter is all that is left of its event's turn.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_event_is_parked_durably_where_commits_do_not_wait_for_the_disk() {
-    let rig = with_small_payloads().await;
-    rig.execute(
+    let env = with_small_payloads().await;
+    env.execute(
         "DO $$ BEGIN
              EXECUTE format('ALTER DATABASE %I SET synchronous_commit = off', current_database());
          END $$;
@@ -87,30 +87,30 @@ async fn an_event_is_parked_durably_where_commits_do_not_wait_for_the_disk() {
              FOR EACH ROW EXECUTE FUNCTION note()",
     )
     .await;
-    let relay = rig.relay();
+    let relay = env.relay();
     relay.wait_active().await;
-    let (good, poison) = insert_with_poison(&rig, 10).await;
-    rig.wait_stored(good.len() as u64).await;
+    let (good, poison) = insert_with_poison(&env, 10).await;
+    env.wait_stored(good.len() as u64).await;
     let parked = "SELECT count(*) FROM outbox_dead_letter";
-    until(DEADLINE, "parked", async || rig.query::<i64>(parked).await == 1).await;
+    until(DEADLINE, "parked", async || env.query::<i64>(parked).await == 1).await;
     assert_eq!(poison.len(), 1);
-    assert_eq!(rig.query::<String>("SELECT min(durable) FROM how").await, "on");
+    assert_eq!(env.query::<String>("SELECT min(durable) FROM how").await, "on");
 }
 
 /// R-REL-10, R-REL-09
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_over_the_streams_limit_is_parked_and_the_others_stay_in_order() {
-    let rig = Rig::new().await;
-    rig.setup().await;
-    limit_messages(&rig, 4_096).await;
+    let env = TestEnv::new().await;
+    env.setup().await;
+    limit_messages(&env, 4_096).await;
 
-    let _relay = rig.relay();
-    let (good, poison) = insert_with_poison(&rig, 100).await;
-    rig.wait_stored(good.len() as u64).await;
-    rig.wait_marked().await;
-    rig.wait_confirmed().await;
-    assert_eq!(rig.stored_ids().await, good);
-    let (ids, reasons): (Vec<_>, Vec<_>) = dead_letters(&rig).await.into_iter().unzip();
+    let _relay = env.relay();
+    let (good, poison) = insert_with_poison(&env, 100).await;
+    env.wait_stored(good.len() as u64).await;
+    env.wait_marked().await;
+    env.wait_confirmed().await;
+    assert_eq!(env.stored_ids().await, good);
+    let (ids, reasons): (Vec<_>, Vec<_>) = dead_letters(&env).await.into_iter().unzip();
     assert_eq!(ids, poison);
     assert!(reasons.iter().all(|it| it.contains("message size exceeds maximum")), "{reasons:?}");
 }
@@ -119,12 +119,12 @@ async fn a_message_over_the_streams_limit_is_parked_and_the_others_stay_in_order
 /// within the duplicate window: the broker does not take its id for one that it has.
 #[tokio::test(flavor = "multi_thread")]
 async fn headers_over_the_brokers_limit_are_parked_and_published_once_mended() {
-    let mut rig = Rig::new().await;
-    rig.set("TAILPOST_RELAY__SCAN_INTERVAL", "200ms");
-    rig.setup().await;
-    let _relay = rig.relay();
-    let mut expected = rig.insert(20).await;
-    let poison: Uuid = rig
+    let mut env = TestEnv::new().await;
+    env.set("TAILPOST_RELAY__SCAN_INTERVAL", "200ms");
+    env.setup().await;
+    let _relay = env.relay();
+    let mut expected = env.insert(20).await;
+    let poison: Uuid = env
         .query(
             "INSERT INTO outbox_events
                  (id, aggregate_type, aggregate_id, event_type, payload, headers)
@@ -132,116 +132,96 @@ async fn headers_over_the_brokers_limit_are_parked_and_published_once_mended() {
                  jsonb_build_object('note', repeat('x', 65536))) RETURNING id",
         )
         .await;
-    expected.extend(rig.insert(20).await);
-    rig.wait_stored(40).await;
-    rig.wait_marked().await;
-    rig.wait_confirmed().await;
-    assert_eq!(rig.stored_ids().await, expected);
-    let dead = dead_letters(&rig).await;
+    expected.extend(env.insert(20).await);
+    env.wait_stored(40).await;
+    env.wait_marked().await;
+    env.wait_confirmed().await;
+    assert_eq!(env.stored_ids().await, expected);
+    let dead = dead_letters(&env).await;
     assert_eq!(dead.len(), 1);
     assert_eq!(dead[0].0, poison);
     assert!(dead[0].1.contains("header size exceeds maximum allowed of 64k"), "{}", dead[0].1);
 
-    rig.execute("UPDATE outbox_dead_letter SET headers = '{\"note\": \"x\"}'").await;
+    env.execute("UPDATE outbox_dead_letter SET headers = '{\"note\": \"x\"}'").await;
     let id = poison.to_string();
-    rig.ends_with(0, &["outbox", "dlq", "requeue", &id, "--wait", "10s", "--direct"]).await;
+    env.ends_with(0, &["outbox", "dlq", "requeue", &id, "--wait", "10s", "--direct"]).await;
     expected.push(poison);
-    assert_eq!(rig.stored_ids().await, expected);
+    assert_eq!(env.stored_ids().await, expected);
 }
 
 /// R-REL-10, R-REL-09, R-DLQ-03: the stream's limits change under a relay, which does not know: the
 /// broker says so. It does not take the id of what it refused for one that it has.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_the_broker_refuses_for_good_is_parked_and_published_once_the_stream_takes_it() {
-    let mut rig = Rig::new().await;
-    rig.set("TAILPOST_RELAY__SCAN_INTERVAL", "200ms");
-    rig.setup().await;
-    let _relay = rig.relay();
-    rig.insert(1).await;
-    rig.wait_marked().await;
-    limit_messages(&rig, 4_096).await;
-    let (good, poison) = insert_with_poison(&rig, 100).await;
-    rig.wait_stored(good.len() as u64 + 1).await;
-    rig.wait_marked().await;
-    rig.wait_confirmed().await;
-    assert_eq!(rig.stored_ids().await.split_off(1), good);
-    let (ids, reasons): (Vec<_>, Vec<_>) = dead_letters(&rig).await.into_iter().unzip();
+    let mut env = TestEnv::new().await;
+    env.set("TAILPOST_RELAY__SCAN_INTERVAL", "200ms");
+    env.setup().await;
+    let _relay = env.relay();
+    env.insert(1).await;
+    env.wait_marked().await;
+    limit_messages(&env, 4_096).await;
+    let (good, poison) = insert_with_poison(&env, 100).await;
+    env.wait_stored(good.len() as u64 + 1).await;
+    env.wait_marked().await;
+    env.wait_confirmed().await;
+    assert_eq!(env.stored_ids().await.split_off(1), good);
+    let (ids, reasons): (Vec<_>, Vec<_>) = dead_letters(&env).await.into_iter().unzip();
     assert_eq!(ids, poison);
     assert!(reasons.iter().all(|it| it.contains("size exceeds maximum")), "{reasons:?}");
     assert!(reasons[0].contains("(10054)"), "the broker said so: {}", reasons[0]);
 
-    limit_messages(&rig, -1).await;
+    limit_messages(&env, -1).await;
     let id = poison[0].to_string();
-    rig.ends_with(0, &["outbox", "dlq", "requeue", &id, "--wait", "10s", "--direct"]).await;
-    assert_eq!(rig.stored_ids().await.last(), Some(&poison[0]));
+    env.ends_with(0, &["outbox", "dlq", "requeue", &id, "--wait", "10s", "--direct"]).await;
+    assert_eq!(env.stored_ids().await.last(), Some(&poison[0]));
 }
 
 /// R-REL-10, R-REL-06, R-REL-03: two relays park the same events, the first killed meanwhile.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_kill_while_an_event_is_parked_leaves_one_dead_letter_and_no_message() {
-    let rig = with_small_payloads().await;
-    let (good, poison) = insert_with_poison(&rig, 20).await;
-    let written = rig.wal_end().await;
-    let holder = rig.client().await;
+    let env = with_small_payloads().await;
+    let (good, poison) = insert_with_poison(&env, 20).await;
+    let written = env.wal_end().await;
+    let holder = env.client().await;
     let lock = "BEGIN; LOCK TABLE outbox_dead_letter IN SHARE MODE";
     holder.batch_execute(lock).await.expect("lock the dead letters");
     let parking = "SELECT count(*) FROM pg_stat_activity
                    WHERE wait_event_type = 'Lock' AND query LIKE '%outbox_dead_letter%'";
-    let relay = rig.relay();
-    until(DEADLINE, "the first parks", async || rig.query::<i64>(parking).await == 1).await;
+    let relay = env.relay();
+    until(DEADLINE, "the first parks", async || env.query::<i64>(parking).await == 1).await;
     relay.kill9().await;
     drop(relay);
-    let relay = rig.relay();
+    let relay = env.relay();
     // What the first left behind on the server waits for two seconds at most.
     relay.wait_log("cannot park, trying again").await;
-    rig.wait_stored(good.len() as u64).await;
-    let now: String = rig.query("SELECT clock_timestamp()::TEXT").await;
+    env.wait_stored(good.len() as u64).await;
+    let now: String = env.query("SELECT clock_timestamp()::TEXT").await;
     let heard =
         format!("SELECT reply_time > '{now}'::TIMESTAMPTZ + '300ms' FROM pg_stat_replication");
-    until(DEADLINE, "the relay confirms what it may", async || rig.query::<bool>(&heard).await)
+    until(DEADLINE, "the relay confirms what it may", async || env.query::<bool>(&heard).await)
         .await;
-    assert!(rig.confirmed().await < written, "confirmed what is not parked yet");
+    assert!(env.confirmed().await < written, "confirmed what is not parked yet");
     holder.batch_execute("COMMIT").await.expect("let go of the dead letters");
 
-    rig.wait_marked().await;
-    rig.wait_confirmed().await;
+    env.wait_marked().await;
+    env.wait_confirmed().await;
     relay.kill9().await;
     drop(relay);
-    let relay = rig.relay();
-    let last = rig.insert(1).await;
-    rig.wait_stored(good.len() as u64 + 1).await;
-    assert_eq!(rig.stored_ids().await, [good, last].concat());
-    let ids: Vec<Uuid> = dead_letters(&rig).await.into_iter().map(|it| it.0).collect();
+    let relay = env.relay();
+    let last = env.insert(1).await;
+    env.wait_stored(good.len() as u64 + 1).await;
+    assert_eq!(env.stored_ids().await, [good, last].concat());
+    let ids: Vec<Uuid> = dead_letters(&env).await.into_iter().map(|it| it.0).collect();
     assert_eq!(ids, poison);
     assert!(!relay.log().contains("starting anew"), "{}", relay.log());
 }
 
-/// Stops the backend that the relay parks with, while it waits for a statement.
-async fn stop_parking(rig: &Rig) -> Pid {
-    let idle = "SELECT max(pid) FROM pg_stat_activity
-                WHERE application_name = 'tailpost rows' AND state = 'idle'";
-    let mut stopped = None;
-    until(DEADLINE, "who parks is stopped while idle", async || {
-        let idle_pid = async || rig.query::<Option<i32>>(idle).await.and_then(Pid::from_raw);
-        let Some(pid) = idle_pid().await else { return false };
-        kill_process(pid, Signal::STOP).expect("stop PostgreSQL's process");
-        // A statement may have come between the look and the signal.
-        stopped = idle_pid().await.filter(|still| *still == pid);
-        if stopped.is_none() {
-            kill_process(pid, Signal::CONT).expect("resume PostgreSQL's process");
-        }
-        stopped.is_some()
-    })
-    .await;
-    stopped.expect("a process")
-}
-
 /// Bytes that wait to be read by a backend.
-async fn unread(rig: &Rig, backend: Pid) -> usize {
+async fn unread(env: &TestEnv, backend: Pid) -> usize {
     let pid = backend.as_raw_nonzero();
     let sql = format!("SELECT client_port FROM pg_stat_activity WHERE pid = {pid}");
-    let client = rig.query::<i32>(&sql).await;
-    let (local, remote) = (format!(":{:04X}", rig.postgres.port()), format!(":{client:04X}"));
+    let client = env.query::<i32>(&sql).await;
+    let (local, remote) = (format!(":{:04X}", env.postgres.port()), format!(":{client:04X}"));
     let sockets = std::fs::read_to_string("/proc/net/tcp").expect("the list of sockets");
     let queue = sockets.lines().find_map(|line| {
         let mut fields = line.split_whitespace().skip(1);
@@ -257,34 +237,34 @@ async fn unread(rig: &Rig, backend: Pid) -> usize {
 // proves: G-ONCE-2
 #[tokio::test(flavor = "multi_thread")]
 async fn a_late_park_makes_no_dead_letter_of_what_the_successor_published() {
-    let mut rig = Rig::new().await;
-    rig.set("TAILPOST_RELAY__MARK", "delete");
-    rig.setup().await;
-    limit_messages(&rig, 4_096).await;
-    let first = rig.relay();
-    let (_, parked) = insert_with_poison(&rig, 5).await;
-    until(DEADLINE, "the statement is prepared", async || !dead_letters(&rig).await.is_empty())
+    let mut env = TestEnv::new().await;
+    env.set("TAILPOST_RELAY__MARK", "delete");
+    env.setup().await;
+    limit_messages(&env, 4_096).await;
+    let first = env.relay();
+    let (_, parked) = insert_with_poison(&env, 5).await;
+    until(DEADLINE, "the statement is prepared", async || !dead_letters(&env).await.is_empty())
         .await;
-    let second = rig.relay();
+    let second = env.relay();
     second.wait_log("standing by").await;
-    let backend = stop_parking(&rig).await;
-    let (_, late) = insert_with_poison(&rig, 5).await;
+    let backend = env.stop_backend("tailpost rows").await;
+    let (_, late) = insert_with_poison(&env, 5).await;
     let what = "the statement is on its way";
-    until(DEADLINE, what, async || unread(&rig, backend).await > 9_000).await;
+    until(DEADLINE, what, async || unread(&env, backend).await > 9_000).await;
     first.kill9().await;
-    limit_messages(&rig, -1).await;
+    limit_messages(&env, -1).await;
     second.wait_active().await;
     until(DEADLINE, "all is published", async || {
-        let rows = rig.query::<i64>("SELECT count(*) FROM outbox_events").await;
-        rows == 0 && rig.stored_ids().await.contains(&late[0])
+        let rows = env.query::<i64>("SELECT count(*) FROM outbox_events").await;
+        rows == 0 && env.stored_ids().await.contains(&late[0])
     })
     .await;
-    kill_process(backend, Signal::CONT).expect("resume PostgreSQL's process");
+    env.resume_backend(backend);
     let gone =
         format!("SELECT count(*) FROM pg_stat_activity WHERE pid = {}", backend.as_raw_nonzero());
-    until(DEADLINE, "the late statement is executed", async || rig.query::<i64>(&gone).await == 0)
+    until(DEADLINE, "the late statement is executed", async || env.query::<i64>(&gone).await == 0)
         .await;
-    let dead: Vec<Uuid> = dead_letters(&rig).await.into_iter().map(|(id, _)| id).collect();
+    let dead: Vec<Uuid> = dead_letters(&env).await.into_iter().map(|(id, _)| id).collect();
     assert_eq!(dead, parked);
 }
 
@@ -297,19 +277,19 @@ async fn watermarks_do_not_look_for_the_row_of_each_dead_letter_again_and_again(
         FROM tailpost_state";
     /// Statistics are a second or two late.
     const WATERMARKS: usize = 4;
-    let mut rig = Rig::new().await;
-    rig.set("TAILPOST_RELAY__MARK", "watermark");
-    rig.setup().await;
-    limit_messages(&rig, 4_096).await;
-    let _relay = rig.relay();
-    insert_with_poison(&rig, 50).await;
+    let mut env = TestEnv::new().await;
+    env.set("TAILPOST_RELAY__MARK", "watermark");
+    env.setup().await;
+    limit_messages(&env, 4_096).await;
+    let _relay = env.relay();
+    insert_with_poison(&env, 50).await;
     let (mut probes, mut moved, mut quiet) = (0, 0.0, 0);
     until(DEADLINE, "watermarks pass without a look at the dead letters", async || {
-        rig.insert(1).await;
-        let now = rig.query::<f64>(MOVED).await;
+        env.insert(1).await;
+        let now = env.query::<f64>(MOVED).await;
         if now > moved {
             moved = now;
-            let seen = rig.query::<i64>(PROBES).await;
+            let seen = env.query::<i64>(PROBES).await;
             quiet = if seen == probes { quiet + 1 } else { 0 };
             probes = seen;
         }

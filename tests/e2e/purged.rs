@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use support::{DEADLINE, Rig, until};
+use support::{DEADLINE, TestEnv, until};
 use uuid::Uuid;
 
 /// Every message that the stream ever had, by sequence.
@@ -10,21 +10,21 @@ use uuid::Uuid;
 struct History(BTreeMap<u64, Uuid>);
 
 impl History {
-    async fn note(&mut self, rig: &Rig) {
-        self.0.extend(rig.stored().await.into_iter().map(|it| (it.sequence, it.id)));
+    async fn note(&mut self, env: &TestEnv) {
+        self.0.extend(env.stored().await.into_iter().map(|it| (it.sequence, it.id)));
     }
 
     /// Takes down what there is, and removes it but for the newest `keep`.
-    async fn purge(&mut self, rig: &Rig, keep: u64) {
-        self.note(rig).await;
-        let stream = rig.stream().await;
+    async fn purge(&mut self, env: &TestEnv, keep: u64) {
+        self.note(env).await;
+        let stream = env.stream().await;
         let last = self.0.keys().next_back().copied().unwrap_or_default();
         stream.purge().sequence((last + 1).saturating_sub(keep)).await.expect("purge the stream");
     }
 
-    async fn assert_each_once(&mut self, rig: &Rig) {
-        self.note(rig).await;
-        let rows = rig.client().await.query("SELECT id FROM outbox_events", &[]).await;
+    async fn assert_each_once(&mut self, env: &TestEnv) {
+        self.note(env).await;
+        let rows = env.client().await.query("SELECT id FROM outbox_events", &[]).await;
         let mut rows: Vec<Uuid> = rows.expect("ids").iter().map(|row| row.get(0)).collect();
         let mut stored: Vec<Uuid> = self.0.values().copied().collect();
         rows.sort_unstable();
@@ -35,44 +35,44 @@ impl History {
     }
 }
 
-async fn rig() -> Rig {
-    let mut rig = Rig::new().await;
-    rig.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
-    rig
+async fn env() -> TestEnv {
+    let mut env = TestEnv::new().await;
+    env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
+    env
 }
 
 /// Kills the relay under load, and purges the stream, a few times.
-async fn survives_purges(mut rig: Rig, seed: u64, keep: &[u64]) {
-    rig.setup().await;
+async fn survives_purges(mut env: TestEnv, seed: u64, keep: &[u64]) {
+    env.setup().await;
     let mut history = History::default();
-    let load = rig.load(seed, 3000.0).await;
+    let load = env.load(seed, 3000.0).await;
     for keep in keep {
-        let relay = rig.relay();
+        let relay = env.relay();
         relay.wait_active().await;
         load.wait_committed(400).await;
         // Once the first scan of a new slot is over, and with every session from then on.
         let counted = "SELECT count(resolved_stream_seq) FROM tailpost_state";
         until(DEADLINE, "the place in the stream is written down", async || {
-            rig.query::<i64>(counted).await == 1
+            env.query::<i64>(counted).await == 1
         })
         .await;
         relay.kill9().await;
-        history.purge(&rig, *keep).await;
+        history.purge(&env, *keep).await;
     }
-    rig.set("TAILPOST_RELAY__MARK_INTERVAL", "50ms");
-    let _relay = rig.relay();
+    env.set("TAILPOST_RELAY__MARK_INTERVAL", "50ms");
+    let _relay = env.relay();
     load.wait_committed(400).await;
     load.stop().await;
     let published = "SELECT count(*) FROM outbox_status WHERE status <> 'PUBLISHED'";
-    until(DEADLINE, "all is published", async || rig.query::<i64>(published).await == 0).await;
-    history.assert_each_once(&rig).await;
+    until(DEADLINE, "all is published", async || env.query::<i64>(published).await == 0).await;
+    history.assert_each_once(&env).await;
 }
 
 /// R-REL-05, R-REL-06: all messages are gone, or all but the newest.
 // proves: G-ONCE-5
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_under_load_and_the_stream_purged_no_event_is_stored_twice() {
-    survives_purges(rig().await, 1, &[0, 0, 20, 0]).await;
+    survives_purges(env().await, 1, &[0, 0, 20, 0]).await;
 }
 
 /// R-REL-05, R-REL-06: no mark says anything of what was published.
@@ -82,9 +82,9 @@ async fn without_marks_a_purge_makes_no_event_be_stored_twice() {
     for (name, value) in
         [("TAILPOST_RELAY__MARK_INTERVAL", "1h"), ("TAILPOST_RELAY__MARK", "watermark")]
     {
-        let mut rig = rig().await;
-        rig.set(name, value);
-        survives_purges(rig, 2, &[0, 0]).await;
+        let mut env = env().await;
+        env.set(name, value);
+        survives_purges(env, 2, &[0, 0]).await;
     }
 }
 
@@ -94,25 +94,25 @@ async fn without_marks_a_purge_makes_no_event_be_stored_twice() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_marked_is_not_stored_again_after_a_purge() {
     for mode in ["keyed", "fenced"] {
-        let mut rig = rig().await;
-        rig.set("TAILPOST_RELAY__MODE", mode);
-        rig.setup().await;
-        let relay = rig.relay();
+        let mut env = env().await;
+        env.set("TAILPOST_RELAY__MODE", mode);
+        env.setup().await;
+        let relay = env.relay();
         relay.wait_active().await;
-        let mut client = rig.client().await;
+        let mut client = env.client().await;
         let lock = client.transaction().await.expect("begin");
         lock.batch_execute("SELECT FROM tailpost_state FOR UPDATE").await.expect("lock");
-        rig.insert(500).await;
-        rig.wait_marked().await;
+        env.insert(500).await;
+        env.wait_marked().await;
         relay.kill9().await;
         lock.rollback().await.expect("roll back");
         let mut history = History::default();
-        history.purge(&rig, 0).await;
-        rig.insert(500).await;
-        let _relay = rig.relay();
-        rig.wait_marked().await;
-        rig.wait_confirmed().await;
-        history.assert_each_once(&rig).await;
+        history.purge(&env, 0).await;
+        env.insert(500).await;
+        let _relay = env.relay();
+        env.wait_marked().await;
+        env.wait_confirmed().await;
+        history.assert_each_once(&env).await;
     }
 }
 
@@ -120,34 +120,34 @@ async fn what_is_marked_is_not_stored_again_after_a_purge() {
 // proves: G-ONCE-5
 #[tokio::test(flavor = "multi_thread")]
 async fn foreign_messages_that_are_purged_cost_no_event() {
-    let rig = rig().await;
-    rig.setup().await;
+    let env = env().await;
+    env.setup().await;
     let mut history = History::default();
     for clean in [true, false] {
-        let relay = rig.relay();
+        let relay = env.relay();
         relay.wait_active().await;
-        rig.insert_each(100).await;
-        rig.wait_marked().await;
+        env.insert_each(100).await;
+        env.wait_marked().await;
         if clean {
             relay.sigterm();
             assert!(relay.wait_exit(DEADLINE).await.success());
         } else {
             relay.kill9().await;
         }
-        history.note(&rig).await;
-        let jetstream = rig.nats.jetstream().await.expect("connect");
+        history.note(&env).await;
+        let jetstream = env.nats.jetstream().await.expect("connect");
         for _ in 0..10 {
             let stored = jetstream.publish("outbox.x.y", "test".into()).await;
             stored.expect("publish").await.expect("stored");
         }
-        rig.stream().await.purge().await.expect("purge the stream");
+        env.stream().await.purge().await.expect("purge the stream");
         // Later than the clocks of two machines differ.
-        rig.execute("SELECT pg_sleep(2.1)").await;
-        rig.insert_each(100).await;
-        let relay = rig.relay();
-        rig.wait_marked().await;
+        env.execute("SELECT pg_sleep(2.1)").await;
+        env.insert_each(100).await;
+        let relay = env.relay();
+        env.wait_marked().await;
         relay.kill9().await;
-        history.note(&rig).await;
+        history.note(&env).await;
     }
-    history.assert_each_once(&rig).await;
+    history.assert_each_once(&env).await;
 }

@@ -3,8 +3,8 @@
 //! In fenced mode the whole stream must be in commit order, in keyed mode each aggregate: the
 //! ledger tells the one from the other by the messages.
 
-use support::{Load, Relay, Rig};
-use testbed::{NatsCluster, Proxy};
+use lab::{NatsCluster, Proxy};
+use support::{Load, Relay, TestEnv};
 
 const STREAM: &str = "OUTBOX";
 
@@ -12,7 +12,7 @@ const STREAM: &str = "OUTBOX";
 const RATE: u32 = 500;
 
 struct Scene {
-    rig: Rig<NatsCluster>,
+    env: TestEnv<NatsCluster>,
     relay: Relay,
     load: Load,
 }
@@ -22,29 +22,29 @@ impl Scene {
     /// duplicates. Keyed mode needs them: a paused server wakes up with messages that another one
     /// has stored meanwhile, and passes them on.
     async fn begin(mode: &str, seed: u64) -> Self {
-        let mut rig = Rig::replicated().await;
-        rig.set("TAILPOST_RELAY__MODE", mode);
-        rig.set("TAILPOST_RELAY__ACK_TIMEOUT", "1s");
+        let mut env = TestEnv::replicated().await;
+        env.set("TAILPOST_RELAY__MODE", mode);
+        env.set("TAILPOST_RELAY__ACK_TIMEOUT", "1s");
         if mode == "fenced" {
-            rig.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
+            env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
         }
-        rig.setup().await;
-        let relay = rig.relay();
+        env.setup().await;
+        let relay = env.relay();
         relay.wait_active().await;
-        let load = rig.load(seed, RATE.into()).await;
+        let load = env.load(seed, RATE.into()).await;
         load.wait_committed(200).await;
-        Self { rig, relay, load }
+        Self { env, relay, load }
     }
 
     async fn leader(&self) -> usize {
-        self.rig.nats.leader(STREAM).await.expect("the stream has a leader")
+        self.env.nats.leader(STREAM).await.expect("the stream has a leader")
     }
 
     /// Waits until the servers other than `gone` have what is committed from now on.
     async fn wait_stored_without(&self, gone: usize) {
         self.load.wait_committed(RATE.into()).await;
         let goal = self.load.committed();
-        let rest = self.rig.nats.node((gone + 1) % 3).jetstream().await.expect("connect to NATS");
+        let rest = self.env.nats.node((gone + 1) % 3).jetstream().await.expect("connect to NATS");
         let what = format!("the stream holds {goal} messages");
         support::until(support::DEADLINE, &what, async || {
             let stream = rest.get_stream(STREAM).await;
@@ -55,8 +55,8 @@ impl Scene {
 
     async fn end(self) {
         self.load.wait_committed(200).await;
-        self.rig.nats.wait_current(STREAM).await.expect("all replicas are back");
-        let tally = self.rig.finish(self.load).await;
+        self.env.nats.wait_current(STREAM).await.expect("all replicas are back");
+        let tally = self.env.finish(self.load).await;
         assert!(tally.committed > 500, "{tally}");
         assert!(self.relay.exited().is_none(), "the relay is alive");
     }
@@ -65,7 +65,7 @@ impl Scene {
 async fn leaders_step_down(mode: &str, seed: u64) {
     let scene = Scene::begin(mode, seed).await;
     for _ in 0..8 {
-        scene.rig.nats.step_down(STREAM).await.expect("the leader steps down");
+        scene.env.nats.step_down(STREAM).await.expect("the leader steps down");
         scene.load.wait_committed((RATE / 2).into()).await;
     }
     scene.end().await;
@@ -74,9 +74,9 @@ async fn leaders_step_down(mode: &str, seed: u64) {
 async fn leader_is_killed(mode: &str, seed: u64) {
     let mut scene = Scene::begin(mode, seed).await;
     let leader = scene.leader().await;
-    scene.rig.nats.node_mut(leader).kill().await.expect("kill the leader");
+    scene.env.nats.node_mut(leader).kill().await.expect("kill the leader");
     scene.wait_stored_without(leader).await;
-    scene.rig.nats.node_mut(leader).start_again().await.expect("start it again");
+    scene.env.nats.node_mut(leader).start_again().await.expect("start it again");
     scene.end().await;
 }
 
@@ -84,18 +84,18 @@ async fn leader_is_killed(mode: &str, seed: u64) {
 async fn leader_is_isolated(mode: &str, seed: u64) {
     let mut scene = Scene::begin(mode, seed).await;
     let leader = scene.leader().await;
-    scene.rig.nats.isolate(leader).await;
+    scene.env.nats.isolate(leader).await;
     scene.wait_stored_without(leader).await;
-    scene.rig.nats.rejoin().await.expect("end the isolation");
+    scene.env.nats.rejoin().await.expect("end the isolation");
     scene.end().await;
 }
 
 async fn leader_is_paused(mode: &str, seed: u64) {
     let mut scene = Scene::begin(mode, seed).await;
     let leader = scene.leader().await;
-    scene.rig.nats.node_mut(leader).pause().expect("pause the leader");
+    scene.env.nats.node_mut(leader).pause().expect("pause the leader");
     scene.load.wait_committed((RATE * 12).into()).await;
-    scene.rig.nats.node_mut(leader).resume().expect("wake it");
+    scene.env.nats.node_mut(leader).resume().expect("wake it");
     scene.end().await;
 }
 
@@ -155,35 +155,35 @@ async fn a_leader_that_was_paused_costs_nothing_in_keyed_mode() {
 /// R-REL-09: the server that the relay is connected to answers the client, and can do nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_whose_server_is_cut_off_goes_to_another() {
-    let mut rig = Rig::replicated().await;
-    rig.set("TAILPOST_RELAY__ACK_TIMEOUT", "1s");
-    rig.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
-    rig.setup().await;
-    let leader = rig.nats.leader(STREAM).await.expect("the stream has a leader");
+    let mut env = TestEnv::replicated().await;
+    env.set("TAILPOST_RELAY__ACK_TIMEOUT", "1s");
+    env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
+    env.setup().await;
+    let leader = env.nats.leader(STREAM).await.expect("the stream has a leader");
     let mut others = Vec::new();
     for node in (0..3).filter(|node| *node != leader) {
-        let addr = ([127, 0, 0, 1], rig.nats.node(node).port()).into();
+        let addr = ([127, 0, 0, 1], env.nats.node(node).port()).into();
         let mut proxy = Proxy::start(addr).await.expect("start a proxy");
         proxy.cut().await;
         others.push(proxy);
     }
     let urls = [
-        rig.nats.node(leader).url(),
+        env.nats.node(leader).url(),
         format!("nats://{}", others[0].addr()),
         format!("nats://{}", others[1].addr()),
     ];
-    rig.set("NATS_URL", &urls.join(","));
-    let relay = rig.relay();
+    env.set("NATS_URL", &urls.join(","));
+    let relay = env.relay();
     relay.wait_active().await;
     for proxy in &mut others {
         proxy.restore().await.expect("open the way");
     }
-    let load = rig.load(89, RATE.into()).await;
+    let load = env.load(89, RATE.into()).await;
     load.wait_committed(200).await;
 
-    rig.nats.isolate(leader).await;
-    let mut scene = Scene { rig, relay, load };
+    env.nats.isolate(leader).await;
+    let mut scene = Scene { env, relay, load };
     scene.wait_stored_without(leader).await;
-    scene.rig.nats.rejoin().await.expect("end the isolation");
+    scene.env.nats.rejoin().await.expect("end the isolation");
     scene.end().await;
 }

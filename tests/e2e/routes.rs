@@ -5,7 +5,7 @@ use std::io::Write;
 
 use async_nats::jetstream::stream::Config;
 use outbox::DROPPED;
-use support::Rig;
+use support::TestEnv;
 use tempfile::NamedTempFile;
 use uuid::Uuid;
 
@@ -43,17 +43,17 @@ const KINDS: [(&str, &str, Option<&str>); 7] = [
 ];
 
 /// Tells `tailpost` to use these routes.
-fn with_routes(rig: &mut Rig, routes: &str) -> NamedTempFile {
+fn with_routes(env: &mut TestEnv, routes: &str) -> NamedTempFile {
     let mut file = tempfile::Builder::new().suffix(".toml").tempfile().expect("create a file");
     file.write_all(routes.as_bytes()).expect("write the routes");
-    rig.set("TAILPOST_CONFIG", file.path().to_str().expect("UTF-8"));
+    env.set("TAILPOST_CONFIG", file.path().to_str().expect("UTF-8"));
     file
 }
 
 /// Inserts `n` events of all kinds in turn, in one transaction. Returns those to be published, with
 /// their subjects and in order, and those to be dropped.
-async fn insert(rig: &Rig, n: usize) -> (Vec<(Uuid, String)>, Vec<Uuid>) {
-    let mut client = rig.client().await;
+async fn insert(env: &TestEnv, n: usize) -> (Vec<(Uuid, String)>, Vec<Uuid>) {
+    let mut client = env.client().await;
     let transaction = client.transaction().await.expect("begin");
     let (mut published, mut dropped) = (Vec::new(), Vec::new());
     for (aggregate_type, event_type, subject) in KINDS.iter().cycle().take(n) {
@@ -74,16 +74,16 @@ async fn insert(rig: &Rig, n: usize) -> (Vec<(Uuid, String)>, Vec<Uuid>) {
 
 /// Checks that the stream has exactly `published`, and that `dropped` are marked as such, and those
 /// only.
-async fn assert_routed(rig: &Rig, published: &[(Uuid, String)], dropped: &[Uuid]) {
-    rig.wait_stored(published.len() as u64).await;
-    rig.wait_marked().await;
-    rig.wait_confirmed().await;
-    let stored = rig.stored().await.into_iter().map(|it| (it.id, it.subject));
+async fn assert_routed(env: &TestEnv, published: &[(Uuid, String)], dropped: &[Uuid]) {
+    env.wait_stored(published.len() as u64).await;
+    env.wait_marked().await;
+    env.wait_confirmed().await;
+    let stored = env.stored().await.into_iter().map(|it| (it.id, it.subject));
     assert_eq!(stored.collect::<Vec<_>>(), published);
     let sql = "SELECT id FROM outbox_status
                WHERE stream IS NULL AND stream_seq IS NULL AND publish_error = $1
                    AND status = 'PUBLISHED'";
-    let rows = rig.client().await.query(sql, &[&DROPPED]).await.expect("dropped rows");
+    let rows = env.client().await.query(sql, &[&DROPPED]).await.expect("dropped rows");
     let mut marked: Vec<Uuid> = rows.iter().map(|row| row.get(0)).collect();
     let mut dropped = dropped.to_vec();
     marked.sort_unstable();
@@ -91,60 +91,60 @@ async fn assert_routed(rig: &Rig, published: &[(Uuid, String)], dropped: &[Uuid]
     assert_eq!(marked, dropped);
     let rest =
         "SELECT count(*) FROM outbox_events WHERE stream = 'OUTBOX' AND publish_error IS NULL";
-    assert_eq!(usize::try_from(rig.query::<i64>(rest).await), Ok(published.len()));
+    assert_eq!(usize::try_from(env.query::<i64>(rest).await), Ok(published.len()));
 }
 
 /// R-REL-16, R-REL-03, R-REL-05
 #[tokio::test(flavor = "multi_thread")]
 async fn routed_and_dropped_events_of_one_transaction_stay_in_order_and_are_done_with() {
-    let mut rig = Rig::new().await;
-    let _routes = with_routes(&mut rig, ROUTES);
-    rig.setup().await;
-    let subjects = rig.stream().await.cached_info().config.subjects.clone();
+    let mut env = TestEnv::new().await;
+    let _routes = with_routes(&mut env, ROUTES);
+    env.setup().await;
+    let subjects = env.stream().await.cached_info().config.subjects.clone();
     assert_eq!(subjects, ["outbox.>", "sales.*"]);
 
-    let relay = rig.relay();
-    let (mut published, mut dropped) = insert(&rig, 500).await;
-    assert_routed(&rig, &published, &dropped).await;
-    let (json, _) = rig.ends_with(0, &["status", "--json"]).await;
+    let relay = env.relay();
+    let (mut published, mut dropped) = insert(&env, 500).await;
+    assert_routed(&env, &published, &dropped).await;
+    let (json, _) = env.ends_with(0, &["status", "--json"]).await;
     let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
     assert_eq!(json["outbox"]["dropped"], dropped.len());
     assert_eq!(json["outbox"]["unpublished"], 0);
     let positions = "SELECT count(*) FROM outbox_events WHERE commit_lsn IS NOT NULL";
-    assert_eq!(rig.query::<i64>(positions).await, 500);
+    assert_eq!(env.query::<i64>(positions).await, 500);
 
     // Nothing comes again: not to the stream, and no row is marked anew.
     let marks = "SELECT md5(string_agg(published_at::TEXT, ',' ORDER BY seq)) FROM outbox_events
                  WHERE seq <= 500";
-    let before: String = rig.query(marks).await;
+    let before: String = env.query(marks).await;
     relay.kill9().await;
     drop(relay);
-    let _relay = rig.relay();
-    let (more, gone) = insert(&rig, 20).await;
+    let _relay = env.relay();
+    let (more, gone) = insert(&env, 20).await;
     published.extend(more);
     dropped.extend(gone);
-    assert_routed(&rig, &published, &dropped).await;
-    assert_eq!(rig.query::<String>(marks).await, before);
+    assert_routed(&env, &published, &dropped).await;
+    assert_eq!(env.query::<String>(marks).await, before);
 }
 
 /// R-REL-16, R-REL-02: the sweeper, which reads no row, judges as the relay did.
 #[tokio::test(flavor = "multi_thread")]
 async fn lost_marks_of_dropped_events_are_restored_as_they_were() {
-    let mut rig = Rig::new().await;
-    let _routes = with_routes(&mut rig, ROUTES);
-    rig.setup().await;
-    let relay = rig.relay();
-    let (published, dropped) = insert(&rig, 100).await;
-    assert_routed(&rig, &published, &dropped).await;
+    let mut env = TestEnv::new().await;
+    let _routes = with_routes(&mut env, ROUTES);
+    env.setup().await;
+    let relay = env.relay();
+    let (published, dropped) = insert(&env, 100).await;
+    assert_routed(&env, &published, &dropped).await;
     relay.kill9().await;
     drop(relay);
-    rig.execute(
+    env.execute(
         "UPDATE outbox_events SET published_at = NULL, stream = NULL, stream_seq = NULL,
              commit_lsn = NULL, publish_error = NULL",
     )
     .await;
-    let relay = rig.relay();
-    assert_routed(&rig, &published, &dropped).await;
+    let relay = env.relay();
+    assert_routed(&env, &published, &dropped).await;
     relay.wait_log("marked rows whose marks were lost").await;
     assert!(!relay.log().contains("the scanner found rows"), "{}", relay.log());
 }
@@ -152,55 +152,55 @@ async fn lost_marks_of_dropped_events_are_restored_as_they_were() {
 /// R-REL-16, R-REL-07
 #[tokio::test(flavor = "multi_thread")]
 async fn the_scanner_drops_what_the_log_would_drop() {
-    let mut rig = Rig::new().await;
-    let _routes = with_routes(&mut rig, ROUTES);
-    rig.set("TAILPOST_RELAY__SCAN_BATCH", "10");
-    rig.set("TAILPOST_RELAY__SCAN_INTERVAL", "100ms");
-    rig.setup().await;
-    rig.execute("SELECT pg_drop_replication_slot('tailpost')").await;
-    let (mut published, mut dropped) = insert(&rig, 100).await;
-    let relay = rig.relay();
-    assert_routed(&rig, &published, &dropped).await;
+    let mut env = TestEnv::new().await;
+    let _routes = with_routes(&mut env, ROUTES);
+    env.set("TAILPOST_RELAY__SCAN_BATCH", "10");
+    env.set("TAILPOST_RELAY__SCAN_INTERVAL", "100ms");
+    env.setup().await;
+    env.execute("SELECT pg_drop_replication_slot('tailpost')").await;
+    let (mut published, mut dropped) = insert(&env, 100).await;
+    let relay = env.relay();
+    assert_routed(&env, &published, &dropped).await;
     relay.wait_log("the scanner found rows").await;
     relay.wait_log("the scanner is done").await;
-    let (more, gone) = insert(&rig, 20).await;
+    let (more, gone) = insert(&env, 20).await;
     published.extend(more);
     dropped.extend(gone);
-    assert_routed(&rig, &published, &dropped).await;
+    assert_routed(&env, &published, &dropped).await;
 }
 
 /// R-REL-16, R-REL-03: an outbox of which nothing is published retains no log, in either mode.
 #[tokio::test(flavor = "multi_thread")]
 async fn where_everything_is_dropped_nothing_waits() {
     for mode in ["fenced", "keyed"] {
-        let mut rig = Rig::new().await;
-        rig.set("TAILPOST_RELAY__MODE", mode);
-        let _routes = with_routes(&mut rig, "[[route]]\nevent_type = \"*\"\ndrop = true\n");
-        rig.setup().await;
-        let _relay = rig.relay();
-        let ids = rig.insert(2_000).await;
-        assert_routed(&rig, &[], &ids).await;
+        let mut env = TestEnv::new().await;
+        env.set("TAILPOST_RELAY__MODE", mode);
+        let _routes = with_routes(&mut env, "[[route]]\nevent_type = \"*\"\ndrop = true\n");
+        env.setup().await;
+        let _relay = env.relay();
+        let ids = env.insert(2_000).await;
+        assert_routed(&env, &[], &ids).await;
     }
 }
 
 /// R-REL-16, DESIGN 11
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_that_lacks_a_routes_subjects_is_refused_with_what_mends_it() {
-    let mut rig = Rig::new().await;
-    rig.setup().await;
-    let _routes = with_routes(&mut rig, ROUTES);
+    let mut env = TestEnv::new().await;
+    env.setup().await;
+    let _routes = with_routes(&mut env, ROUTES);
     for command in ["setup", "relay"] {
-        let (_, log) = rig.ends_with(4, &[command]).await;
+        let (_, log) = env.ends_with(4, &[command]).await;
         assert!(log.contains("sales.* is missing"), "{log}");
         assert!(log.contains("nats stream edit OUTBOX --subjects 'outbox.*.*,sales.*'"), "{log}");
     }
     let mended = Config {
         subjects: vec!["outbox.*.*".into(), "sales.*".into()],
-        ..rig.stream().await.cached_info().config.clone()
+        ..env.stream().await.cached_info().config.clone()
     };
-    let jetstream = rig.nats.jetstream().await.expect("connect to NATS");
+    let jetstream = env.nats.jetstream().await.expect("connect to NATS");
     jetstream.update_stream(mended).await.expect("mend the stream");
-    let _relay = rig.relay();
-    let (published, dropped) = insert(&rig, 20).await;
-    assert_routed(&rig, &published, &dropped).await;
+    let _relay = env.relay();
+    let (published, dropped) = insert(&env, 20).await;
+    assert_routed(&env, &published, &dropped).await;
 }

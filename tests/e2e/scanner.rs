@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use support::{DEADLINE, Rig, until};
+use support::{DEADLINE, TestEnv, until};
 
 /// The table as an application makes it that knows nothing of the relay.
 pub(crate) const DOCUMENTED_TABLE: &str = "
@@ -13,15 +13,15 @@ pub(crate) const DOCUMENTED_TABLE: &str = "
         published_at TIMESTAMPTZ, publish_attempts INT DEFAULT 0, publish_error TEXT)";
 
 /// Servers whose broker forgets ids at once: what is published twice is stored twice.
-async fn rig() -> Rig {
-    let mut rig = Rig::new().await;
-    rig.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
-    rig
+async fn env() -> TestEnv {
+    let mut env = TestEnv::new().await;
+    env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
+    env
 }
 
 /// Takes the marks of the newest `n` rows away, as a crash does that loses their commits.
-async fn lose_marks(rig: &Rig, n: i64) {
-    rig.execute(&format!(
+async fn lose_marks(env: &TestEnv, n: i64) {
+    env.execute(&format!(
         "UPDATE outbox_events SET published_at = NULL, stream = NULL, stream_seq = NULL,
              commit_lsn = NULL
          WHERE id IN (SELECT id FROM outbox_events ORDER BY seq DESC LIMIT {n})"
@@ -32,46 +32,46 @@ async fn lose_marks(rig: &Rig, n: i64) {
 /// R-REL-07, R-REL-05, R-OUT-02
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_older_than_the_slot_come_by_the_scanner_once_and_before_newer_rows() {
-    let mut rig = rig().await;
-    rig.set("TAILPOST_RELAY__SCAN_BATCH", "100");
-    rig.set("TAILPOST_RELAY__SCAN_INTERVAL", "100ms");
-    rig.execute(DOCUMENTED_TABLE).await;
-    let mut expected = rig.insert(350).await;
-    rig.setup().await;
-    expected.extend(rig.insert(50).await);
+    let mut env = env().await;
+    env.set("TAILPOST_RELAY__SCAN_BATCH", "100");
+    env.set("TAILPOST_RELAY__SCAN_INTERVAL", "100ms");
+    env.execute(DOCUMENTED_TABLE).await;
+    let mut expected = env.insert(350).await;
+    env.setup().await;
+    expected.extend(env.insert(50).await);
 
-    let relay = rig.relay();
-    rig.wait_stored(400).await;
-    rig.wait_marked().await;
-    assert_eq!(rig.stored_ids().await, expected);
+    let relay = env.relay();
+    env.wait_stored(400).await;
+    env.wait_marked().await;
+    assert_eq!(env.stored_ids().await, expected);
 
     relay.kill9().await;
     drop(relay);
-    let _relay = rig.relay();
-    expected.extend(rig.insert(5).await);
-    rig.wait_stored(405).await;
-    rig.wait_marked().await;
-    assert_eq!(rig.stored_ids().await, expected);
+    let _relay = env.relay();
+    expected.extend(env.insert(5).await);
+    env.wait_stored(405).await;
+    env.wait_marked().await;
+    assert_eq!(env.stored_ids().await, expected);
 }
 
 /// R-REL-07: however many rows wait, a relay that starts does not look at all of them first.
 #[tokio::test(flavor = "multi_thread")]
 async fn where_nothing_is_older_than_the_slot_the_log_waits_for_no_scan() {
-    let rig = rig().await;
-    rig.execute(DOCUMENTED_TABLE).await;
-    let mut expected = rig.insert(10).await;
-    rig.setup().await;
-    let relay = rig.relay();
-    rig.wait_marked().await;
+    let env = env().await;
+    env.execute(DOCUMENTED_TABLE).await;
+    let mut expected = env.insert(10).await;
+    env.setup().await;
+    let relay = env.relay();
+    env.wait_marked().await;
     let filled = "SELECT gap_filled_at IS NOT NULL FROM tailpost_state";
-    until(DEADLINE, "the gap is filled", async || rig.query::<bool>(filled).await).await;
+    until(DEADLINE, "the gap is filled", async || env.query::<bool>(filled).await).await;
     // A row that only a scan finds.
-    lose_marks(&rig, 1).await;
+    lose_marks(&env, 1).await;
     relay.kill9().await;
-    expected.extend(rig.insert(5).await);
-    let relay = rig.relay();
-    rig.wait_marked().await;
-    assert_eq!(rig.stored_ids().await, expected);
+    expected.extend(env.insert(5).await);
+    let relay = env.relay();
+    env.wait_marked().await;
+    assert_eq!(env.stored_ids().await, expected);
     assert!(!relay.log().contains("following the log"), "it scanned first");
 }
 
@@ -80,102 +80,102 @@ async fn where_nothing_is_older_than_the_slot_the_log_waits_for_no_scan() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_later_scan_published_unmarked_is_not_published_again_behind_a_long_log() {
     const LOGGED: i32 = 40_000;
-    let mut rig = rig().await;
-    rig.set("TAILPOST_RELAY__SCAN_BATCH", "10");
-    rig.set("TAILPOST_RELAY__SCAN_INTERVAL", "100ms");
-    rig.execute(DOCUMENTED_TABLE).await;
-    let mut expected = rig.insert(10).await;
-    rig.setup().await;
-    rig.ends_with(0, &["relay", "--once"]).await;
+    let mut env = env().await;
+    env.set("TAILPOST_RELAY__SCAN_BATCH", "10");
+    env.set("TAILPOST_RELAY__SCAN_INTERVAL", "100ms");
+    env.execute(DOCUMENTED_TABLE).await;
+    let mut expected = env.insert(10).await;
+    env.setup().await;
+    env.ends_with(0, &["relay", "--once"]).await;
     // A row that the stream lacks, and that nobody can mark for now.
-    rig.stream().await.purge().await.expect("purge the stream");
+    env.stream().await.purge().await.expect("purge the stream");
     let last = expected.split_off(9);
-    lose_marks(&rig, 1).await;
-    let mut client = rig.client().await;
+    lose_marks(&env, 1).await;
+    let mut client = env.client().await;
     let locking = client.transaction().await.unwrap();
     locking
         .execute("SELECT FROM outbox_events WHERE id = $1 FOR UPDATE", &[&last[0]])
         .await
         .unwrap();
-    let relay = rig.relay();
-    rig.wait_stored(1).await;
+    let relay = env.relay();
+    env.wait_stored(1).await;
     let waiting = "FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
     let count = format!("SELECT count(*) {waiting}");
-    until(DEADLINE, "the mark waits", async || rig.query::<i64>(&count).await == 1).await;
+    until(DEADLINE, "the mark waits", async || env.query::<i64>(&count).await == 1).await;
     relay.kill9().await;
     // The server would carry it out although nobody waits for it any more.
-    rig.execute(&format!("SELECT pg_terminate_backend(pid) {waiting}")).await;
+    env.execute(&format!("SELECT pg_terminate_backend(pid) {waiting}")).await;
     locking.rollback().await.unwrap();
-    assert_eq!(rig.unmarked().await, 1, "it was marked: the test proves nothing");
+    assert_eq!(env.unmarked().await, 1, "it was marked: the test proves nothing");
 
-    let logged = rig.insert(LOGGED).await;
+    let logged = env.insert(LOGGED).await;
     // So long that the log has been worked through by then.
-    rig.set("TAILPOST_RELAY__SCAN_INTERVAL", "5s");
-    let _relay = rig.relay();
-    rig.wait_stored(1 + logged.len() as u64).await;
-    rig.wait_marked().await;
-    assert_eq!(rig.stored_ids().await, [last, logged].concat());
+    env.set("TAILPOST_RELAY__SCAN_INTERVAL", "5s");
+    let _relay = env.relay();
+    env.wait_stored(1 + logged.len() as u64).await;
+    env.wait_marked().await;
+    assert_eq!(env.stored_ids().await, [last, logged].concat());
 }
 
 /// R-REL-07, R-REL-06
 #[tokio::test(flavor = "multi_thread")]
 async fn the_scanner_leaves_rows_alone_that_a_lagging_log_still_brings() {
     const LOGGED: i32 = 4_000;
-    let mut rig = rig().await;
+    let mut env = env().await;
     // Marks come late, the scanner looks often, and the log is far behind what is committed.
-    rig.set("TAILPOST_RELAY__MARK_INTERVAL", "1s");
-    rig.set("TAILPOST_RELAY__MARK_BATCH", "100000");
-    rig.set("TAILPOST_RELAY__SCAN_INTERVAL", "100ms");
-    rig.set("TAILPOST_RELAY__WINDOW_EVENTS", "50");
-    rig.execute(DOCUMENTED_TABLE).await;
-    let mut expected = rig.insert(100).await;
-    rig.setup().await;
-    expected.extend(rig.insert(LOGGED).await);
+    env.set("TAILPOST_RELAY__MARK_INTERVAL", "1s");
+    env.set("TAILPOST_RELAY__MARK_BATCH", "100000");
+    env.set("TAILPOST_RELAY__SCAN_INTERVAL", "100ms");
+    env.set("TAILPOST_RELAY__WINDOW_EVENTS", "50");
+    env.execute(DOCUMENTED_TABLE).await;
+    let mut expected = env.insert(100).await;
+    env.setup().await;
+    expected.extend(env.insert(LOGGED).await);
 
-    let _relay = rig.relay();
-    rig.wait_stored(500).await;
-    assert!(rig.unmarked().await > 0, "the log is not behind: the test proves nothing");
-    rig.nats.pause().expect("pause NATS");
+    let _relay = env.relay();
+    env.wait_stored(500).await;
+    assert!(env.unmarked().await > 0, "the log is not behind: the test proves nothing");
+    env.nats.pause().expect("pause NATS");
     // Longer than the scanner's interval, with rows in flight.
     tokio::time::sleep(Duration::from_millis(500)).await;
-    rig.nats.resume().expect("resume NATS");
-    expected.extend(rig.insert_each(50).await);
-    rig.wait_marked().await;
-    assert_eq!(rig.stored_ids().await, expected);
+    env.nats.resume().expect("resume NATS");
+    expected.extend(env.insert_each(50).await);
+    env.wait_marked().await;
+    assert_eq!(env.stored_ids().await, expected);
 }
 
 /// The slot disappears while no relay runs, rows are written, and the old rows' marks are gone too:
 /// of more rows than any scan looks for in the stream's tail.
 async fn lose_slot_and_marks(forget: &str) {
     const BEFORE: i32 = 10_000;
-    let mut rig = rig().await;
-    rig.set("TAILPOST_RELAY__SCAN_BATCH", "100");
-    rig.set("TAILPOST_RELAY__WINDOW_EVENTS", "500");
-    rig.setup().await;
-    let relay = rig.relay();
-    let mut expected = rig.insert(BEFORE).await;
-    expected.extend(rig.insert_each(20).await);
-    rig.wait_marked().await;
+    let mut env = env().await;
+    env.set("TAILPOST_RELAY__SCAN_BATCH", "100");
+    env.set("TAILPOST_RELAY__WINDOW_EVENTS", "500");
+    env.setup().await;
+    let relay = env.relay();
+    let mut expected = env.insert(BEFORE).await;
+    expected.extend(env.insert_each(20).await);
+    env.wait_marked().await;
     let covered = "SELECT bool_and(pg_visible_in_snapshot(txid, watermark_snapshot))
                    FROM outbox_events, tailpost_state";
     until(DEADLINE, "a watermark covers all", async || {
-        rig.query::<Option<bool>>(covered).await == Some(true)
+        env.query::<Option<bool>>(covered).await == Some(true)
     })
     .await;
     relay.sigterm();
     assert!(relay.wait_exit(DEADLINE).await.success());
     drop(relay);
 
-    lose_marks(&rig, i64::from(BEFORE)).await;
-    rig.execute("SELECT pg_drop_replication_slot('tailpost')").await;
-    rig.execute(forget).await;
-    expected.extend(rig.insert_each(40).await);
-    let relay = rig.relay();
+    lose_marks(&env, i64::from(BEFORE)).await;
+    env.execute("SELECT pg_drop_replication_slot('tailpost')").await;
+    env.execute(forget).await;
+    expected.extend(env.insert_each(40).await);
+    let relay = env.relay();
     relay.wait_active().await;
-    expected.extend(rig.insert_each(10).await);
-    rig.wait_stored(expected.len() as u64).await;
-    rig.wait_marked().await;
-    assert_eq!(rig.stored_ids().await, expected);
+    expected.extend(env.insert_each(10).await);
+    env.wait_stored(expected.len() as u64).await;
+    env.wait_marked().await;
+    assert_eq!(env.stored_ids().await, expected);
 }
 
 /// R-REL-07, R-REL-12, R-REL-06
@@ -195,53 +195,53 @@ async fn without_a_watermark_the_streams_tail_tells_what_was_published() {
 // proves: G-MARK-1
 #[tokio::test(flavor = "multi_thread")]
 async fn marks_lost_in_a_crash_are_swept_and_nothing_is_published_again() {
-    let rig = rig().await;
-    rig.setup().await;
-    let relay = rig.relay();
-    let expected = rig.insert_each(200).await;
-    rig.wait_marked().await;
+    let env = env().await;
+    env.setup().await;
+    let relay = env.relay();
+    let expected = env.insert_each(200).await;
+    env.wait_marked().await;
     relay.kill9().await;
     drop(relay);
-    lose_marks(&rig, 50).await;
-    assert_eq!(rig.unmarked().await, 50);
+    lose_marks(&env, 50).await;
+    assert_eq!(env.unmarked().await, 50);
 
-    let relay = rig.relay();
-    rig.wait_marked().await;
-    assert_eq!(rig.stored_ids().await, expected);
+    let relay = env.relay();
+    env.wait_marked().await;
+    assert_eq!(env.stored_ids().await, expected);
     assert!(!relay.log().contains("the scanner found rows"), "not the scanner's:\n{}", relay.log());
     let told = "SELECT count(*) FROM outbox_events WHERE stream = 'OUTBOX'";
-    assert_eq!(rig.query::<i64>(told).await, 200);
+    assert_eq!(env.query::<i64>(told).await, 200);
 }
 
 /// More than the sweeper takes at a time.
 async fn lose_many_marks(layout: &str) {
     const MANY: i32 = 12_000;
-    let rig = rig().await;
-    rig.ends_with(0, &["setup", "--layout", layout]).await;
-    let expected = rig.insert(MANY).await;
+    let env = env().await;
+    env.ends_with(0, &["setup", "--layout", layout]).await;
+    let expected = env.insert(MANY).await;
     // No mark is written, and so nothing is swept, before the relay is gone.
-    let mut client = rig.client().await;
+    let mut client = env.client().await;
     let lock = client.transaction().await.expect("begin");
     lock.batch_execute("LOCK TABLE outbox_events IN SHARE ROW EXCLUSIVE MODE").await.expect("lock");
-    let relay = rig.relay();
-    rig.wait_stored(expected.len() as u64).await;
-    rig.wait_confirmed().await; // the log brings none of them again
+    let relay = env.relay();
+    env.wait_stored(expected.len() as u64).await;
+    env.wait_confirmed().await; // the log brings none of them again
     relay.kill9().await;
     drop(relay);
     // What waits for the lock would write its marks all the same.
     let others = "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'tailpost%'";
     let end = format!("SELECT count(pg_terminate_backend(pid)) FROM ({others}) AS o");
     let gone = format!("SELECT NOT EXISTS ({others})");
-    rig.query::<i64>(&end).await;
-    until(DEADLINE, "the relay's sessions end", async || rig.query::<bool>(&gone).await).await;
+    env.query::<i64>(&end).await;
+    until(DEADLINE, "the relay's sessions end", async || env.query::<bool>(&gone).await).await;
     lock.rollback().await.expect("roll back");
-    assert_eq!(rig.unmarked().await, i64::from(MANY));
+    assert_eq!(env.unmarked().await, i64::from(MANY));
 
-    let _relay = rig.relay();
-    rig.wait_marked().await;
-    assert_eq!(rig.stored_ids().await, expected);
+    let _relay = env.relay();
+    env.wait_marked().await;
+    assert_eq!(env.stored_ids().await, expected);
     let places = "SELECT count(DISTINCT stream_seq) FROM outbox_events";
-    assert_eq!(rig.query::<i64>(places).await, i64::from(MANY), "the stream told where they are");
+    assert_eq!(env.query::<i64>(places).await, i64::from(MANY), "the stream told where they are");
 }
 
 /// R-REL-02, R-REL-06

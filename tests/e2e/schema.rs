@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use support::{DEADLINE, Rig, until};
+use support::{DEADLINE, TestEnv, until};
 use uuid::Uuid;
 
 /// Writes events, each in a transaction of its own, until told to stop; returns their ids.
@@ -29,12 +29,12 @@ type Writer = tokio::task::JoinHandle<Vec<Uuid>>;
 /// R-REL-14
 #[tokio::test(flavor = "multi_thread")]
 async fn columns_come_and_go_under_load_and_nothing_is_lost() {
-    let mut rig = Rig::new().await;
-    rig.set("TAILPOST_RELAY__SCAN_INTERVAL", "100ms"); // it reads the table's columns as well
-    rig.setup().await;
-    let relay = rig.relay();
+    let mut env = TestEnv::new().await;
+    env.set("TAILPOST_RELAY__SCAN_INTERVAL", "100ms"); // it reads the table's columns as well
+    env.setup().await;
+    let relay = env.relay();
     let stop = Arc::new(AtomicBool::new(false));
-    let writer = write_until(&stop, rig.client().await);
+    let writer = write_until(&stop, env.client().await);
     for change in [
         "ADD COLUMN note TEXT",
         // Writes the table anew: those rows are no new events.
@@ -47,21 +47,21 @@ async fn columns_come_and_go_under_load_and_nothing_is_lost() {
         "ADD COLUMN headers JSONB, ADD COLUMN causation_id UUID",
         "ALTER COLUMN event_version TYPE BIGINT",
     ] {
-        let marked = rig.stored_count().await;
-        rig.execute(&format!(
+        let marked = env.stored_count().await;
+        env.execute(&format!(
             "DROP VIEW IF EXISTS outbox_status; ALTER TABLE outbox_events {change}"
         ))
         .await;
-        rig.wait_stored(marked + 30).await; // further events passed in the new shape
+        env.wait_stored(marked + 30).await; // further events passed in the new shape
     }
-    rig.execute("ALTER TABLE outbox_events DROP COLUMN causation_id").await;
+    env.execute("ALTER TABLE outbox_events DROP COLUMN causation_id").await;
     stop.store(true, Ordering::Relaxed);
     let mut expected = writer.await.expect("no panic");
-    rig.wait_stored(expected.len() as u64).await;
-    rig.wait_marked().await;
+    env.wait_stored(expected.len() as u64).await;
+    env.wait_marked().await;
 
     // And with an event that uses what came back.
-    let id: Uuid = rig
+    let id: Uuid = env
         .query(
             r#"INSERT INTO outbox_events
                    (headers, payload, event_type, aggregate_id, aggregate_type, id, event_version)
@@ -71,8 +71,8 @@ async fn columns_come_and_go_under_load_and_nothing_is_lost() {
         )
         .await;
     expected.push(id);
-    rig.wait_stored(expected.len() as u64).await;
-    let stored = rig.stored().await;
+    env.wait_stored(expected.len() as u64).await;
+    let stored = env.stored().await;
     assert_eq!(stored.iter().map(|it| it.id).collect::<Vec<_>>(), expected);
     let last = stored.last().expect("a message");
     assert_eq!((last.header("tenant"), last.header("Event-Version")), (Some("t-1"), Some("7")));
@@ -86,14 +86,14 @@ async fn columns_come_and_go_under_load_and_nothing_is_lost() {
 /// R-REL-14, R-REL-03
 #[tokio::test(flavor = "multi_thread")]
 async fn a_required_column_that_is_missing_stops_the_relay_and_nothing_is_lost() {
-    let rig = Rig::new().await;
-    rig.setup().await;
-    let relay = rig.relay();
+    let env = TestEnv::new().await;
+    env.setup().await;
+    let relay = env.relay();
     relay.announce("the outbox table does not fit");
     relay.announce("error:");
-    let mut expected = rig.insert(20).await;
-    rig.wait_marked().await;
-    rig.execute(
+    let mut expected = env.insert(20).await;
+    env.wait_marked().await;
+    env.execute(
         "BEGIN;
          ALTER TABLE outbox_events RENAME COLUMN payload TO body;
          INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, body)
@@ -101,38 +101,38 @@ async fn a_required_column_that_is_missing_stops_the_relay_and_nothing_is_lost()
          COMMIT",
     )
     .await;
-    let written = rig.wal_end().await;
+    let written = env.wal_end().await;
     let status = relay.wait_exit(DEADLINE).await;
     assert_eq!(status.code(), Some(4), "{}", relay.log());
     let log = relay.log();
     assert!(log.contains("column \"payload\" is missing or renamed"), "{log}");
     assert!(log.contains("mend the table, as `tailpost setup --print` shows it"));
-    assert!(rig.confirmed().await < written, "confirmed what was not published");
-    assert_eq!(rig.stored_ids().await, expected);
+    assert!(env.confirmed().await < written, "confirmed what was not published");
+    assert_eq!(env.stored_ids().await, expected);
 
-    rig.execute("ALTER TABLE outbox_events RENAME COLUMN body TO payload").await;
+    env.execute("ALTER TABLE outbox_events RENAME COLUMN body TO payload").await;
     expected.push("00000000-0000-4000-8000-000000000001".parse().expect("valid"));
-    let mended = rig.relay();
+    let mended = env.relay();
     mended.wait_active().await;
-    expected.extend(rig.insert(20).await);
-    rig.wait_stored(expected.len() as u64).await;
-    rig.wait_marked().await;
-    assert_eq!(rig.stored_ids().await, expected);
+    expected.extend(env.insert(20).await);
+    env.wait_stored(expected.len() as u64).await;
+    env.wait_marked().await;
+    assert_eq!(env.stored_ids().await, expected);
     until(DEADLINE, "the relay follows the log", async || mended.log().contains("following")).await;
 }
 
 /// R-OUT-01: the view keeps the types of its columns from one migration to the next.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_version_may_be_a_bigint() {
-    let rig = Rig::new().await;
-    rig.execute(
+    let env = TestEnv::new().await;
+    env.execute(
         &crate::scanner::DOCUMENTED_TABLE.replace("event_version INT", "event_version BIGINT"),
     )
     .await;
-    rig.setup().await;
-    rig.insert(3).await;
-    rig.ends_with(0, &["relay", "--once"]).await;
+    env.setup().await;
+    env.insert(3).await;
+    env.ends_with(0, &["relay", "--once"]).await;
     let published =
         "SELECT count(*) FROM outbox_status WHERE status = 'PUBLISHED' AND event_version = 1";
-    assert_eq!(rig.query::<i64>(published).await, 3);
+    assert_eq!(env.query::<i64>(published).await, 3);
 }

@@ -8,30 +8,30 @@ use std::time::Duration;
 use async_nats::jetstream::stream::{
     Config, DiscardPolicy, PersistenceMode, RetentionPolicy, Source, StorageType,
 };
-use support::{DEADLINE, Relay, Rig};
+use support::{DEADLINE, Relay, TestEnv};
 
 /// DESIGN 11, R-OUT-01, R-REL-12
 // proves: G-SETUP-1
 #[tokio::test(flavor = "multi_thread")]
 async fn setup_can_run_again_also_beside_a_relay() {
-    let rig = Rig::new().await;
-    let (first, _) = rig.ends_with(0, &["setup"]).await;
+    let env = TestEnv::new().await;
+    let (first, _) = env.ends_with(0, &["setup"]).await;
     let made = |text: &str| text.lines().filter(|it| it.starts_with("created")).count();
     let migrations = first.lines().filter(|it| it.contains("  migration ")).count();
     assert_eq!(made(&first), migrations + 3, "publication, stream, slot:\n{first}");
-    let config = rig.stream().await.cached_info().config.clone();
-    let (second, _) = rig.ends_with(0, &["setup"]).await;
+    let config = env.stream().await.cached_info().config.clone();
+    let (second, _) = env.ends_with(0, &["setup"]).await;
     assert_eq!(made(&second), 0, "{second}");
 
-    let relay = rig.relay();
+    let relay = env.relay();
     relay.wait_active().await;
-    let ids = rig.insert(10).await;
-    let (third, _) = rig.ends_with(0, &["setup"]).await;
+    let ids = env.insert(10).await;
+    let (third, _) = env.ends_with(0, &["setup"]).await;
     assert_eq!(made(&third), 0, "{third}");
-    rig.wait_stored(10).await;
-    rig.wait_marked().await;
-    assert_eq!(rig.stored_ids().await, ids);
-    assert_eq!(rig.stream().await.cached_info().config, config);
+    env.wait_stored(10).await;
+    env.wait_marked().await;
+    assert_eq!(env.stored_ids().await, ids);
+    assert_eq!(env.stream().await.cached_info().config, config);
 }
 
 /// As the init containers of several pods do it: with and without the outbox.
@@ -39,15 +39,15 @@ async fn setup_can_run_again_also_beside_a_relay() {
 #[tokio::test(flavor = "multi_thread")]
 async fn any_number_of_set_ups_may_begin_at_once() {
     const AT_ONCE: usize = 10;
-    let mut rig = Rig::new().await;
-    rig.set("TAILPOST_POSTGRES__TABLE", "shop.outbox_events");
+    let mut env = TestEnv::new().await;
+    env.set("TAILPOST_POSTGRES__TABLE", "shop.outbox_events");
     let folder = tempfile::tempdir().expect("create a folder");
     let file = folder.path().join("tailpost.toml");
     let consumers =
         ["billing", "mail"].map(|it| format!("[inbox.{it}]\nhandler = 'http://[::1]'\n"));
     std::fs::write(&file, consumers.concat()).expect("write the configuration");
     let file = file.to_str().expect("UTF-8");
-    let all: Vec<Relay> = (0..AT_ONCE).map(|_| rig.spawn(&["setup", "--config", file])).collect();
+    let all: Vec<Relay> = (0..AT_ONCE).map(|_| env.spawn(&["setup", "--config", file])).collect();
     for one in &all {
         let status = one.wait_exit(DEADLINE).await;
         assert!(status.success(), "{status}:\n{}{}", one.stdout(), one.log());
@@ -58,13 +58,13 @@ async fn any_number_of_set_ups_may_begin_at_once() {
             |it: &&str| it.starts_with(begin) && !it.contains("inbox") && !it.contains("consumer");
         text.lines().filter(ours).count()
     };
-    let (again, _) = rig.ends_with(0, &["setup", "--config", file]).await;
+    let (again, _) = env.ends_with(0, &["setup", "--config", file]).await;
     let made: usize = all.iter().map(|it| lines(&it.stdout(), "created")).sum();
     assert_eq!(made, lines(&again, "exists"), "{again}");
 
-    rig.execute("DROP TABLE shop.inbox_messages, shop.inbox_dead_letter CASCADE").await;
+    env.execute("DROP TABLE shop.inbox_messages, shop.inbox_dead_letter CASCADE").await;
     let inboxes: Vec<Relay> =
-        (0..AT_ONCE).map(|_| rig.spawn(&["inbox", "setup", "--config", file])).collect();
+        (0..AT_ONCE).map(|_| env.spawn(&["inbox", "setup", "--config", file])).collect();
     for one in &inboxes {
         let status = one.wait_exit(DEADLINE).await;
         assert!(status.success(), "{status}:\n{}{}", one.stdout(), one.log());
@@ -74,8 +74,8 @@ async fn any_number_of_set_ups_may_begin_at_once() {
 /// DESIGN 11, R-OUT-01, R-OUT-02
 #[tokio::test(flavor = "multi_thread")]
 async fn the_printed_plan_needs_no_server_and_runs_on_an_empty_database() {
-    let mut rig = Rig::new().await;
-    rig.postgres.create_database("empty").await.expect("create a database");
+    let mut env = TestEnv::new().await;
+    env.postgres.create_database("empty").await.expect("create a database");
     let nowhere = [("TAILPOST_POSTGRES__TABLE", "shop.events"), ("TAILPOST_LOG__FORMAT", "text")];
     let nowhere = nowhere.map(|(name, value)| (name.to_owned(), value.to_owned()));
     let process = Relay::spawn(&["setup", "--print"], &nowhere);
@@ -83,28 +83,28 @@ async fn the_printed_plan_needs_no_server_and_runs_on_an_empty_database() {
     let plan = process.stdout();
     assert!(plan.contains("CREATE TABLE") && plan.contains("\"name\": \"OUTBOX\""), "{plan}");
 
-    psql(&rig, "empty", &plan).await;
+    psql(&env, "empty", &plan).await;
     let (migrations, _) = plan.split_once("CREATE PUBLICATION").expect("a publication");
-    psql(&rig, "empty", migrations).await; // again, without harm
-    rig.set("DATABASE_URL", &rig.postgres.url("empty"));
-    rig.set("TAILPOST_POSTGRES__TABLE", "shop.events");
-    let (told, _) = rig.ends_with(0, &["setup"]).await;
+    psql(&env, "empty", migrations).await; // again, without harm
+    env.set("DATABASE_URL", &env.postgres.url("empty"));
+    env.set("TAILPOST_POSTGRES__TABLE", "shop.events");
+    let (told, _) = env.ends_with(0, &["setup"]).await;
     assert!(told.contains("exists   migration 0001_outbox"), "{told}");
     assert!(told.contains("exists   publication tailpost"), "{told}");
 }
 
 /// With `psql` where there is one: packages of the server alone lack it.
-async fn psql(rig: &Rig, database: &str, script: &str) {
+async fn psql(env: &TestEnv, database: &str, script: &str) {
     let folder = tempfile::tempdir().expect("create a folder");
     let file = folder.path().join("plan.sql");
     std::fs::write(&file, script).expect("write the script");
-    let beside_the_server = rig.postgres.bin_dir().join("psql");
+    let beside_the_server = env.postgres.bin_dir().join("psql");
     let on_path = PathBuf::from("psql");
     let psql = if beside_the_server.exists() { beside_the_server } else { on_path };
     let output = Command::new(psql)
         .args(["--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", "--file"])
         .arg(&file)
-        .arg(rig.postgres.url(database))
+        .arg(env.postgres.url(database))
         .stdin(Stdio::null())
         .output();
     match output {
@@ -112,7 +112,7 @@ async fn psql(rig: &Rig, database: &str, script: &str) {
             assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         }
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            let client = rig.postgres.client(database).await.expect("connect to PostgreSQL");
+            let client = env.postgres.client(database).await.expect("connect to PostgreSQL");
             client.batch_execute(script).await.expect("run the script");
         }
         Err(error) => panic!("run psql: {error}"),
@@ -156,9 +156,9 @@ fn unfit() -> Vec<(Config, &'static str, &'static str)> {
 /// DESIGN 4, DESIGN 11, R-REL-06
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_that_would_lose_events_is_refused_with_what_mends_it() {
-    let rig = Rig::new().await;
-    rig.setup().await;
-    let jetstream = rig.nats.jetstream().await.expect("connect to NATS");
+    let env = TestEnv::new().await;
+    env.setup().await;
+    let jetstream = env.nats.jetstream().await.expect("connect to NATS");
     let origin = Config { name: "ORIGIN".into(), subjects: vec!["x".into()], ..Config::default() };
     jetstream.create_stream(origin).await.expect("create a stream");
     for (config, reason, fix) in unfit() {
@@ -168,27 +168,27 @@ async fn a_stream_that_would_lose_events_is_refused_with_what_mends_it() {
         if config.sealed {
             jetstream.update_stream(&config).await.expect("seal the stream");
         }
-        let made = rig.stream().await.cached_info().config.clone();
+        let made = env.stream().await.cached_info().config.clone();
         for command in ["setup", "relay"] {
-            let (_, log) = rig.ends_with(4, &[command]).await;
+            let (_, log) = env.ends_with(4, &[command]).await;
             assert!(log.contains("stream \"OUTBOX\" cannot be used"), "{log}");
             assert!(log.contains(reason) && log.contains(fix), "{reason}, {fix}:\n{log}");
         }
-        assert_eq!(rig.stream().await.cached_info().config, made, "changed by a check");
+        assert_eq!(env.stream().await.cached_info().config, made, "changed by a check");
     }
 }
 
 /// R-REL-11: what only weakens is said, with what mends it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_that_forgets_at_its_limits_is_warned_of() {
-    let rig = Rig::new().await;
-    rig.setup().await;
-    let jetstream = rig.nats.jetstream().await.expect("connect to NATS");
-    let mut config = rig.stream().await.cached_info().config.clone();
+    let env = TestEnv::new().await;
+    env.setup().await;
+    let jetstream = env.nats.jetstream().await.expect("connect to NATS");
+    let mut config = env.stream().await.cached_info().config.clone();
     (config.max_messages, config.discard) = (1_000, DiscardPolicy::Old);
     (config.duplicate_window, config.allow_batch_publish) = (Duration::from_secs(1), false);
     jetstream.update_stream(&config).await.expect("limit the stream");
-    let relay = rig.relay();
+    let relay = env.relay();
     relay.wait_active().await;
     let log = relay.log();
     for (weakness, fix) in [
@@ -204,35 +204,35 @@ async fn a_stream_that_forgets_at_its_limits_is_warned_of() {
 /// R-REL-01, DESIGN 11
 #[tokio::test(flavor = "multi_thread")]
 async fn a_publication_that_publishes_updates_is_refused_with_what_mends_it() {
-    let rig = Rig::new().await;
-    rig.setup().await;
+    let env = TestEnv::new().await;
+    env.setup().await;
     for (change, fix) in [
         ("SET (publish = 'insert, update')", "SET (publish = 'insert')"),
         ("SET (publish_via_partition_root = false)", "SET (publish_via_partition_root = true)"),
         ("DROP TABLE outbox_events", "ADD TABLE \"public\".\"outbox_events\""),
     ] {
-        rig.execute(&format!("ALTER PUBLICATION tailpost {change}")).await;
-        let (_, log) = rig.ends_with(4, &["setup"]).await;
+        env.execute(&format!("ALTER PUBLICATION tailpost {change}")).await;
+        let (_, log) = env.ends_with(4, &["setup"]).await;
         let fix = format!("ALTER PUBLICATION tailpost {fix}");
         assert!(log.contains(&fix), "{fix}:\n{log}");
-        rig.execute(&fix).await;
-        rig.ends_with(0, &["setup"]).await;
+        env.execute(&fix).await;
+        env.ends_with(0, &["setup"]).await;
     }
 }
 
 /// R-REL-07, R-REL-12, DESIGN 5: rows that were left out of the log are not taken for published.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_that_the_publication_left_out_come_by_the_scanner_once_it_is_mended() {
-    let mut rig = Rig::new().await;
-    rig.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
-    rig.set("TAILPOST_RELAY__SCAN_INTERVAL", "200ms");
-    rig.setup().await;
-    let mut relay = rig.relay();
-    let mut expected = rig.insert(10).await;
-    rig.wait_marked().await;
+    let mut env = TestEnv::new().await;
+    env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
+    env.set("TAILPOST_RELAY__SCAN_INTERVAL", "200ms");
+    env.setup().await;
+    let mut relay = env.relay();
+    let mut expected = env.insert(10).await;
+    env.wait_marked().await;
     let lists;
     let mut changes = vec![("DROP TABLE outbox_events", "ADD TABLE outbox_events")];
-    if rig.postgres.version() >= 15 {
+    if env.postgres.version() >= 15 {
         let filter = "SET TABLE outbox_events WHERE (aggregate_type <> 'order')";
         changes.push((filter, "SET TABLE outbox_events"));
         let columns = "id, aggregate_type, aggregate_id, event_type, payload, occurred_at";
@@ -241,26 +241,26 @@ async fn rows_that_the_publication_left_out_come_by_the_scanner_once_it_is_mende
     }
     for (change, fix) in changes {
         relay.announce("error: publication");
-        rig.execute(&format!("ALTER PUBLICATION tailpost {change}")).await;
-        expected.extend(rig.insert_each(10).await);
+        env.execute(&format!("ALTER PUBLICATION tailpost {change}")).await;
+        expected.extend(env.insert_each(10).await);
         assert_eq!(relay.wait_exit(DEADLINE).await.code(), Some(4), "{}", relay.log());
-        rig.execute(&format!("ALTER PUBLICATION tailpost {fix}")).await;
-        expected.extend(rig.insert_each(10).await);
-        relay = rig.relay();
-        rig.wait_marked().await;
-        assert_eq!(rig.stored_ids().await, expected);
+        env.execute(&format!("ALTER PUBLICATION tailpost {fix}")).await;
+        expected.extend(env.insert_each(10).await);
+        relay = env.relay();
+        env.wait_marked().await;
+        assert_eq!(env.stored_ids().await, expected);
     }
 }
 
 /// DESIGN 11
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_before_setup_asks_for_it_and_a_misspelt_setting_is_refused() {
-    let mut rig = Rig::new().await;
-    let (_, log) = rig.ends_with(3, &["relay"]).await;
+    let mut env = TestEnv::new().await;
+    let (_, log) = env.ends_with(3, &["relay"]).await;
     assert!(log.contains("tailpost setup"), "{log}");
 
-    rig.set("TAILPOST_RELAY__WINDOW_EVENT", "5");
-    let (_, log) = rig.ends_with(78, &["relay"]).await;
+    env.set("TAILPOST_RELAY__WINDOW_EVENT", "5");
+    let (_, log) = env.ends_with(78, &["relay"]).await;
     assert!(log.contains("WINDOW_EVENT") || log.contains("window_event"), "{log}");
     assert!(log.to_lowercase().contains("window_events"), "no suggestion: {log}");
 }
@@ -268,33 +268,33 @@ async fn a_relay_before_setup_asks_for_it_and_a_misspelt_setting_is_refused() {
 /// R-OUT-01, R-REL-07, R-REL-10
 #[tokio::test(flavor = "multi_thread")]
 async fn an_outbox_of_another_name_works_from_end_to_end() {
-    let mut rig = Rig::new().await;
-    rig.set("TAILPOST_POSTGRES__TABLE", r#""Shop"."order events""#);
-    rig.set("TAILPOST_POSTGRES__SLOT", "shop");
-    rig.set("TAILPOST_POSTGRES__PUBLICATION", "shop");
-    rig.set("TAILPOST_RELAY__SUBJECT", "outbox.{aggregate_id}");
-    rig.setup().await;
-    rig.setup().await;
-    let relay = rig.relay();
+    let mut env = TestEnv::new().await;
+    env.set("TAILPOST_POSTGRES__TABLE", r#""Shop"."order events""#);
+    env.set("TAILPOST_POSTGRES__SLOT", "shop");
+    env.set("TAILPOST_POSTGRES__PUBLICATION", "shop");
+    env.set("TAILPOST_RELAY__SUBJECT", "outbox.{aggregate_id}");
+    env.setup().await;
+    env.setup().await;
+    let relay = env.relay();
     let emit = |id: &str| format!("SELECT \"Shop\".outbox_emit('order', '{id}', 'Placed', '{{}}')");
     for id in ["a", "b"] {
-        rig.execute(&emit(id)).await;
+        env.execute(&emit(id)).await;
     }
-    rig.execute(&emit(&"x".repeat(300))).await;
-    rig.wait_stored(2).await;
+    env.execute(&emit(&"x".repeat(300))).await;
+    env.wait_stored(2).await;
     relay.kill9().await;
     drop(relay);
-    rig.execute("SELECT pg_drop_replication_slot('shop')").await; // the scanner's way
-    rig.execute(&emit("c")).await;
-    let _relay = rig.relay();
-    rig.wait_stored(3).await;
+    env.execute("SELECT pg_drop_replication_slot('shop')").await; // the scanner's way
+    env.execute(&emit("c")).await;
+    let _relay = env.relay();
+    env.wait_stored(3).await;
     let unmarked = "SELECT count(*) FROM \"Shop\".\"order events\" WHERE published_at IS NULL";
-    support::until(DEADLINE, "rows are marked", async || rig.query::<i64>(unmarked).await == 0)
+    support::until(DEADLINE, "rows are marked", async || env.query::<i64>(unmarked).await == 0)
         .await;
-    let subjects: Vec<String> = rig.stored().await.into_iter().map(|it| it.subject).collect();
+    let subjects: Vec<String> = env.stored().await.into_iter().map(|it| it.subject).collect();
     assert_eq!(subjects, ["outbox.a", "outbox.b", "outbox.c"]);
     let dead = "SELECT count(*) FROM \"Shop\".outbox_dead_letter";
-    assert_eq!(rig.query::<i64>(dead).await, 1);
-    let (told, _) = rig.ends_with(0, &["status"]).await;
+    assert_eq!(env.query::<i64>(dead).await, 1);
+    let (told, _) = env.ends_with(0, &["status"]).await;
     assert!(told.contains("order events"), "{told}");
 }

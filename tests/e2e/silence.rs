@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use futures_util::{StreamExt, stream};
+use lab::{After, Port, Protocol, Proxy};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-use support::{DEADLINE, Relay, Rig, get, until};
-use testbed::{After, Port, Protocol, Proxy};
+use support::{DEADLINE, Relay, TestEnv, get, until};
 use tokio::net::TcpListener;
 
 /// Processes side by side. They share the servers, one slot and one consumer: the others stand by.
@@ -75,9 +75,9 @@ struct Patient {
 }
 
 impl Patient {
-    async fn start(rig: &mut Rig, way: Way, messages: u64, args: &[&str]) -> Self {
+    async fn start(env: &mut TestEnv, way: Way, messages: u64, args: &[&str]) -> Self {
         let loopback = |port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-        let (postgres, nats) = (loopback(rig.postgres.port()), loopback(rig.nats.port()));
+        let (postgres, nats) = (loopback(env.postgres.port()), loopback(env.nats.port()));
         let (protocol, server) = match way {
             Way::Postgres => (Protocol::Postgres, postgres),
             Way::Nats => (Protocol::Nats, nats),
@@ -89,14 +89,14 @@ impl Patient {
             Way::Nats => (postgres, proxy.addr()),
         };
         let admin = Port::reserve().expect("a free port");
-        rig.set(
+        env.set(
             "DATABASE_URL",
             &format!("postgres://postgres@{to_postgres}/postgres?connect_timeout=2"),
         );
-        rig.set("NATS_URL", &format!("nats://{to_nats}"));
-        rig.set("TAILPOST_ADMIN__LISTEN", &admin.addr().to_string());
-        rig.set("TAILPOST_ADMIN__INBOX_LISTEN", &admin.addr().to_string());
-        let process = rig.spawn(args);
+        env.set("NATS_URL", &format!("nats://{to_nats}"));
+        env.set("TAILPOST_ADMIN__LISTEN", &admin.addr().to_string());
+        env.set("TAILPOST_ADMIN__INBOX_LISTEN", &admin.addr().to_string());
+        let process = env.spawn(args);
         process.announce(""); // some end a session with an error
         Self { messages, process, proxy, admin }
     }
@@ -140,13 +140,13 @@ impl Patient {
 }
 
 /// Lets a process with each number of messages recover; returns those that were last.
-async fn each_recovers(rig: &mut Rig, way: Way, args: &[&str]) -> Vec<Patient> {
+async fn each_recovers(env: &mut TestEnv, way: Way, args: &[&str]) -> Vec<Patient> {
     let numbers = way.messages();
     let mut patients = Vec::new();
     for numbers in numbers.chunks(AT_A_TIME) {
         patients.clear();
         for messages in numbers {
-            patients.push(Patient::start(rig, way, *messages, args).await);
+            patients.push(Patient::start(env, way, *messages, args).await);
         }
         join_all(patients.iter().map(Patient::recovers)).await;
     }
@@ -165,14 +165,14 @@ async fn each_ends(patients: Vec<Patient>) {
 }
 
 async fn relays_survive(way: Way) {
-    let mut rig = Rig::new().await;
-    rig.setup().await;
-    let patients = each_recovers(&mut rig, way, &["relay"]).await;
-    let mut ids = rig.insert(20).await;
-    rig.wait_marked().await;
+    let mut env = TestEnv::new().await;
+    env.setup().await;
+    let patients = each_recovers(&mut env, way, &["relay"]).await;
+    let mut ids = env.insert(20).await;
+    env.wait_marked().await;
     each_ends(patients).await;
 
-    let mut patient = Patient::start(&mut rig, way, u64::MAX, &["relay"]).await;
+    let mut patient = Patient::start(&mut env, way, u64::MAX, &["relay"]).await;
     patient.process.wait_active().await;
     let drawn = random().random_range(0..RUNNING.len());
     let running = if takes_all() { &RUNNING[..] } else { &RUNNING[drawn..=drawn] };
@@ -180,13 +180,13 @@ async fn relays_survive(way: Way) {
         patient.messages = messages;
         let before = patient.proxy.limited();
         patient.proxy.after(messages, After::Silence);
-        ids.extend(rig.insert(20).await);
+        ids.extend(env.insert(20).await);
         let what = format!("after {messages} messages there is silence");
         until(DEADLINE, &what, async || patient.proxy.limited() > before).await;
         patient.recovers().await;
-        rig.wait_marked().await;
+        env.wait_marked().await;
     }
-    assert_eq!(rig.stored_ids().await, ids);
+    assert_eq!(env.stored_ids().await, ids);
 }
 
 // proves: G-LOSS-5
@@ -202,13 +202,13 @@ async fn a_relay_survives_silence_of_nats_after_any_message() {
 }
 
 async fn inboxes_survive(way: Way) {
-    let mut rig = Rig::new().await;
-    rig.setup().await;
-    rig.ends_with(0, &["inbox", "setup"]).await;
+    let mut env = TestEnv::new().await;
+    env.setup().await;
+    env.ends_with(0, &["inbox", "setup"]).await;
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let handler = format!("http://{}/", listener.local_addr().expect("an address"));
     let args = ["inbox", "run", "--consumer", "billing", "--handler", &handler];
-    let patients = each_recovers(&mut rig, way, &args).await;
+    let patients = each_recovers(&mut env, way, &args).await;
     each_ends(patients).await;
 }
 

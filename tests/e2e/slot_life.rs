@@ -2,32 +2,32 @@
 
 use std::time::Duration;
 
-use support::{DEADLINE, Relay, Rig, RigOptions, until};
-use testbed::{Postgres, PostgresOptions};
+use lab::{Postgres, PostgresOptions};
+use support::{DEADLINE, Relay, TestEnv, TestEnvOptions, until};
 use uuid::Uuid;
 
 /// Servers of which the one forgets ids at once and the other gives a slot up that keeps more than
 /// a segment.
-async fn rig(settings: &[(&str, &str)], version: Option<u32>) -> Rig {
+async fn env(settings: &[(&str, &str)], version: Option<u32>) -> TestEnv {
     let settings = settings.iter().map(|(name, value)| ((*name).into(), (*value).into()));
     let postgres =
         PostgresOptions { settings: settings.collect(), version, ..PostgresOptions::default() };
-    let mut rig = Rig::with(RigOptions { postgres, ..RigOptions::default() }).await;
-    rig.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
-    rig.setup().await;
-    rig
+    let mut env = TestEnv::with(TestEnvOptions { postgres, ..TestEnvOptions::default() }).await;
+    env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
+    env.setup().await;
+    env
 }
 
 const TIGHT: &[(&str, &str)] = &[("max_slot_wal_keep_size", "1MB")];
 
 /// Lets the log grow by segments until the server gives the slot up.
-async fn lose_the_log(rig: &Rig) {
+async fn lose_the_log(env: &TestEnv) {
     let lost = "SELECT wal_status = 'lost' FROM pg_replication_slots WHERE slot_name = 'tailpost'";
     until(DEADLINE, "the slot's log is lost", async || {
-        rig.execute("SELECT pg_logical_emit_message(false, 'other', 'work')").await;
-        rig.execute("SELECT pg_switch_wal()").await;
-        rig.execute("CHECKPOINT").await;
-        rig.query::<Option<bool>>(lost).await == Some(true)
+        env.execute("SELECT pg_logical_emit_message(false, 'other', 'work')").await;
+        env.execute("SELECT pg_switch_wal()").await;
+        env.execute("CHECKPOINT").await;
+        env.query::<Option<bool>>(lost).await == Some(true)
     })
     .await;
 }
@@ -37,8 +37,8 @@ async fn stop(relay: &Relay) {
     assert!(relay.wait_exit(DEADLINE).await.success());
 }
 
-async fn status(rig: &Rig) -> serde_json::Value {
-    let (json, _) = rig.ends_with(0, &["status", "--json"]).await;
+async fn status(env: &TestEnv) -> serde_json::Value {
+    let (json, _) = env.ends_with(0, &["status", "--json"]).await;
     serde_json::from_str(&json).expect("JSON")
 }
 
@@ -46,58 +46,58 @@ async fn status(rig: &Rig) -> serde_json::Value {
 // proves: G-LOSS-3
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_whose_log_was_removed_while_no_relay_ran_is_made_anew_and_the_gap_filled() {
-    let rig = rig(TIGHT, None).await;
-    let relay = rig.relay();
-    let mut expected = rig.insert_each(50).await;
-    rig.wait_marked().await;
+    let env = env(TIGHT, None).await;
+    let relay = env.relay();
+    let mut expected = env.insert_each(50).await;
+    env.wait_marked().await;
     stop(&relay).await;
-    expected.extend(rig.insert_each(30).await);
-    lose_the_log(&rig).await;
-    let lost = status(&rig).await;
+    expected.extend(env.insert_each(30).await);
+    lose_the_log(&env).await;
+    let lost = status(&env).await;
     assert_eq!(lost["slot"]["wal_status"], "lost", "{lost}");
 
-    let relay = rig.relay();
+    let relay = env.relay();
     relay.wait_log("PostgreSQL gave the slot's log up").await;
     relay.wait_active().await;
-    expected.extend(rig.insert_each(10).await);
-    rig.wait_marked().await;
-    assert_eq!(rig.stored_ids().await, expected);
-    let told = status(&rig).await;
+    expected.extend(env.insert_each(10).await);
+    env.wait_marked().await;
+    assert_eq!(env.stored_ids().await, expected);
+    let told = status(&env).await;
     assert_eq!(told["slot"]["created_because"], "PostgreSQL gave the slot's log up", "{told}");
     assert_eq!(told["slot"]["gap_rows"], 30, "{told}");
     assert!(told["slot"]["gap_filled_at"].is_string(), "{told}");
-    let (text, _) = rig.ends_with(0, &["status"]).await;
+    let (text, _) = env.ends_with(0, &["status"]).await;
     assert!(text.contains("gap          filled from the table at"), "{text}");
 }
 
 /// R-REL-12, R-REL-07, R-REL-06: marks lag when the log goes, and the broker is away.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_whose_log_is_removed_under_a_relay_is_made_anew_and_nothing_comes_twice() {
-    let mut rig = rig(TIGHT, None).await;
-    rig.set("TAILPOST_RELAY__MARK_INTERVAL", "1h");
-    let relay = rig.relay();
+    let mut env = env(TIGHT, None).await;
+    env.set("TAILPOST_RELAY__MARK_INTERVAL", "1h");
+    let relay = env.relay();
     relay.wait_active().await;
-    let mut expected = rig.insert_each(200).await;
-    rig.wait_stored(200).await;
-    rig.nats.pause().expect("pause NATS");
-    expected.extend(rig.insert_each(50).await);
-    assert_eq!(rig.unmarked().await, 250, "no mark was written");
-    lose_the_log(&rig).await;
-    rig.nats.resume().expect("resume NATS");
+    let mut expected = env.insert_each(200).await;
+    env.wait_stored(200).await;
+    env.nats.pause().expect("pause NATS");
+    expected.extend(env.insert_each(50).await);
+    assert_eq!(env.unmarked().await, 250, "no mark was written");
+    lose_the_log(&env).await;
+    env.nats.resume().expect("resume NATS");
     relay.wait_log("PostgreSQL gave the slot's log up").await;
-    rig.wait_stored(250).await;
-    expected.extend(rig.insert_each(10).await);
-    rig.wait_stored(260).await;
-    assert_eq!(rig.stored_ids().await, expected);
+    env.wait_stored(250).await;
+    expected.extend(env.insert_each(10).await);
+    env.wait_stored(260).await;
+    assert_eq!(env.stored_ids().await, expected);
 }
 
 /// R-REL-12, R-REL-07
 // proves: G-LOSS-3
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_dropped_under_a_relay_is_made_anew_and_costs_no_event() {
-    let rig = rig(&[], None).await;
-    let relay = rig.relay();
-    let load = rig.load(71, 500.0).await;
+    let env = env(&[], None).await;
+    let relay = env.relay();
+    let load = env.load(71, 500.0).await;
     load.wait_committed(300).await;
     for _ in 0..2 {
         // Between its reader's end and the next one's start.
@@ -105,88 +105,88 @@ async fn a_slot_dropped_under_a_relay_is_made_anew_and_costs_no_event() {
             let drop =
                 "SELECT pg_terminate_backend(active_pid, 1000), pg_drop_replication_slot(slot_name)
                         FROM pg_replication_slots WHERE slot_name = 'tailpost'";
-            rig.client().await.batch_execute(drop).await.is_ok()
+            env.client().await.batch_execute(drop).await.is_ok()
         })
         .await;
         load.wait_committed(300).await;
     }
     relay.wait_log("the replication slot is gone").await;
     let written = load.stop().await;
-    let tally = tally_when_marked(&rig, &written).await;
+    let tally = tally_when_marked(&env, &written).await;
     // Rows from the gap come in the order of the table, which is not that of the commits.
     assert_eq!((tally.lost, tally.duplicates, tally.phantoms), (0, 0, 0), "{tally}");
-    assert!(rig.epochs().await > 1);
+    assert!(env.epochs().await > 1);
 }
 
-async fn tally_when_marked(rig: &Rig, written: &testbed::Written) -> testbed::Tally {
-    rig.wait_marked().await;
-    rig.tally(written).await
+async fn tally_when_marked(env: &TestEnv, written: &lab::Written) -> lab::Tally {
+    env.wait_marked().await;
+    env.tally(written).await
 }
 
 /// R-REL-12: PostgreSQL 18 gives up slots that nobody reads.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_given_up_for_idleness_is_made_anew_and_the_gap_filled() {
-    let rig = rig(&[("idle_replication_slot_timeout", "1s")], Some(18)).await;
-    let relay = rig.relay();
-    let mut expected = rig.insert_each(20).await;
-    rig.wait_marked().await;
+    let env = env(&[("idle_replication_slot_timeout", "1s")], Some(18)).await;
+    let relay = env.relay();
+    let mut expected = env.insert_each(20).await;
+    env.wait_marked().await;
     stop(&relay).await;
-    expected.extend(rig.insert_each(20).await);
+    expected.extend(env.insert_each(20).await);
     let given_up = "SELECT invalidation_reason = 'idle_timeout' FROM pg_replication_slots";
     until(DEADLINE, "the slot is given up", async || {
-        rig.execute("CHECKPOINT").await;
-        rig.query::<Option<bool>>(given_up).await == Some(true)
+        env.execute("CHECKPOINT").await;
+        env.query::<Option<bool>>(given_up).await == Some(true)
     })
     .await;
-    let lost = status(&rig).await;
+    let lost = status(&env).await;
     assert_eq!(lost["slot"]["invalidation_reason"], "idle_timeout", "{lost}");
 
-    let _relay = rig.relay();
-    rig.wait_marked().await;
-    assert_eq!(rig.stored_ids().await, expected);
+    let _relay = env.relay();
+    env.wait_marked().await;
+    assert_eq!(env.stored_ids().await, expected);
 }
 
 /// DESIGN 11: exit codes 0, 3 and 4.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_operator_drops_the_slot_and_creates_it_again_without_losing_an_event() {
-    let rig = rig(&[], None).await;
-    let relay = rig.relay();
-    let mut expected = rig.insert_each(20).await;
-    rig.wait_marked().await;
-    rig.ends_with(4, &["slot", "drop"]).await;
-    let (listed, _) = rig.ends_with(0, &["slot", "list"]).await;
+    let env = env(&[], None).await;
+    let relay = env.relay();
+    let mut expected = env.insert_each(20).await;
+    env.wait_marked().await;
+    env.ends_with(4, &["slot", "drop"]).await;
+    let (listed, _) = env.ends_with(0, &["slot", "list"]).await;
     assert!(listed.contains("* tailpost ") && listed.contains(" active "), "{listed}");
     stop(&relay).await;
-    expected.extend(rig.insert_each(10).await);
-    rig.ends_with(0, &["slot", "drop"]).await;
-    rig.ends_with(3, &["slot", "drop"]).await;
-    expected.extend(rig.insert_each(10).await);
-    let (created, _) = rig.ends_with(0, &["slot", "create"]).await;
+    expected.extend(env.insert_each(10).await);
+    env.ends_with(0, &["slot", "drop"]).await;
+    env.ends_with(3, &["slot", "drop"]).await;
+    expected.extend(env.insert_each(10).await);
+    let (created, _) = env.ends_with(0, &["slot", "create"]).await;
     assert!(created.starts_with("created "), "{created}");
-    let (exists, _) = rig.ends_with(0, &["slot", "create"]).await;
+    let (exists, _) = env.ends_with(0, &["slot", "create"]).await;
     assert!(exists.starts_with("exists "), "{exists}");
-    let (json, _) = rig.ends_with(0, &["slot", "list", "--json"]).await;
+    let (json, _) = env.ends_with(0, &["slot", "list", "--json"]).await;
     let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
     assert_eq!(json["slots"][0]["is_configured"], true, "{json}");
 
-    let _relay = rig.relay();
-    expected.extend(rig.insert_each(10).await);
-    rig.wait_marked().await;
-    assert_eq!(rig.stored_ids().await, expected);
-    let told = status(&rig).await;
+    let _relay = env.relay();
+    expected.extend(env.insert_each(10).await);
+    env.wait_marked().await;
+    assert_eq!(env.stored_ids().await, expected);
+    let told = status(&env).await;
     let reason = "`tailpost slot drop` dropped it";
     assert_eq!(told["slot"]["created_because"], reason, "{told}");
 }
 
-/// Kills the primary, promotes the standby, and makes it the rig's server.
-async fn fail_over(rig: &mut Rig, standby: Postgres) -> Postgres {
-    rig.postgres.kill().await.expect("kill the primary");
+/// Kills the primary, promotes the standby, and makes it the environment's server.
+async fn fail_over(env: &mut TestEnv, standby: Postgres) -> Postgres {
+    env.postgres.kill().await.expect("kill the primary");
     let client = standby.client("postgres").await.expect("connect to the standby");
     client.batch_execute("SELECT pg_promote()").await.expect("promote");
     client.batch_execute("ALTER SYSTEM RESET synchronous_standby_names").await.expect("alter");
     client.batch_execute("SELECT pg_reload_conf()").await.expect("reload");
-    let old = std::mem::replace(&mut rig.postgres, standby);
-    rig.set("DATABASE_URL", &rig.postgres.url("postgres"));
+    let old = std::mem::replace(&mut env.postgres, standby);
+    env.set("DATABASE_URL", &env.postgres.url("postgres"));
     old
 }
 
@@ -204,45 +204,45 @@ async fn a_standby_of_postgresql_18_promoted_without_the_slot_has_every_event_on
 }
 
 async fn fail_over_without_the_slot(version: Option<u32>) {
-    let mut rig = rig(&[], version).await;
-    let standby = Postgres::start_standby_of(&rig.postgres, "standby_1", true).await;
+    let mut env = env(&[], version).await;
+    let standby = Postgres::start_standby_of(&env.postgres, "standby_1", true).await;
     let standby = standby.expect("start a standby");
-    let relay = rig.relay();
-    let mut expected = rig.insert_each(100).await;
-    rig.wait_marked().await;
+    let relay = env.relay();
+    let mut expected = env.insert_each(100).await;
+    env.wait_marked().await;
     stop(&relay).await;
-    rig.set("TAILPOST_RELAY__MARK_INTERVAL", "1h");
-    let relay = rig.relay();
+    env.set("TAILPOST_RELAY__MARK_INTERVAL", "1h");
+    let relay = env.relay();
     relay.wait_active().await;
-    expected.extend(rig.insert_each(100).await);
-    rig.wait_stored(200).await;
-    assert_eq!(rig.unmarked().await, 100, "their marks lag");
-    rig.nats.pause().expect("pause NATS");
-    expected.extend(rig.insert_each(50).await);
+    expected.extend(env.insert_each(100).await);
+    env.wait_stored(200).await;
+    assert_eq!(env.unmarked().await, 100, "their marks lag");
+    env.nats.pause().expect("pause NATS");
+    expected.extend(env.insert_each(50).await);
     relay.kill9().await;
-    let _old = fail_over(&mut rig, standby).await;
-    rig.nats.resume().expect("resume NATS");
+    let _old = fail_over(&mut env, standby).await;
+    env.nats.resume().expect("resume NATS");
 
-    rig.set("TAILPOST_RELAY__MARK_INTERVAL", "50ms");
-    let relay = rig.relay();
+    env.set("TAILPOST_RELAY__MARK_INTERVAL", "50ms");
+    let relay = env.relay();
     relay.wait_log("the replication slot is gone").await;
-    expected.extend(rig.insert_each(10).await);
-    rig.wait_marked().await;
-    assert_eq!(rig.stored_ids().await, expected);
-    let told = status(&rig).await;
+    expected.extend(env.insert_each(10).await);
+    env.wait_marked().await;
+    assert_eq!(env.stored_ids().await, expected);
+    let told = status(&env).await;
     assert_eq!(told["slot"]["created_because"], "the replication slot is gone", "{told}");
 }
 
 /// R-REL-12: PostgreSQL 17 and later take the slot along.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_standby_promoted_with_the_slot_goes_on_where_it_was() {
-    let mut rig = rig(&[], Some(18)).await;
-    let standby = Postgres::start_standby_of(&rig.postgres, "standby_1", true).await;
+    let mut env = env(&[], Some(18)).await;
+    let standby = Postgres::start_standby_of(&env.postgres, "standby_1", true).await;
     let standby = standby.expect("start a standby");
     let client = standby.client("postgres").await.expect("connect to the standby");
     let conninfo = format!(
         "host=127.0.0.1 port={} user=postgres application_name=standby_1 dbname=postgres",
-        rig.postgres.port()
+        env.postgres.port()
     );
     for setting in [
         format!("ALTER SYSTEM SET primary_conninfo = '{conninfo}'"),
@@ -252,56 +252,56 @@ async fn a_standby_promoted_with_the_slot_goes_on_where_it_was() {
     ] {
         client.batch_execute(&setting).await.expect(&setting);
     }
-    let relay = rig.relay();
-    let mut expected = rig.insert_each(100).await;
-    rig.wait_confirmed().await;
+    let relay = env.relay();
+    let mut expected = env.insert_each(100).await;
+    env.wait_confirmed().await;
     let synced = "SELECT count(*) FROM pg_replication_slots WHERE synced AND NOT temporary";
     until(DEADLINE, "the slot is on the standby", async || {
         client.query_one(synced, &[]).await.expect("look").get::<_, i64>(0) == 1
     })
     .await;
-    expected.extend(rig.insert_each(100).await);
-    rig.wait_stored(200).await;
+    expected.extend(env.insert_each(100).await);
+    env.wait_stored(200).await;
     relay.kill9().await;
-    let _old = fail_over(&mut rig, standby).await;
+    let _old = fail_over(&mut env, standby).await;
 
-    let relay = rig.relay();
+    let relay = env.relay();
     relay.wait_active().await;
-    expected.extend(rig.insert_each(10).await);
-    rig.wait_marked().await;
-    assert_eq!(rig.stored_ids().await, expected);
-    assert_eq!(rig.epochs().await, 1, "{}", relay.log());
+    expected.extend(env.insert_each(10).await);
+    env.wait_marked().await;
+    assert_eq!(env.stored_ids().await, expected);
+    assert_eq!(env.epochs().await, 1, "{}", relay.log());
 }
 
 /// R-REL-12: the broker takes nothing, and the primary's disk is finite.
 // proves: G-SLOT-2
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_over_its_limit_is_dropped_and_the_gap_filled_when_the_broker_is_back() {
-    let mut rig = rig(&[], None).await;
-    rig.set("TAILPOST_RELAY__WAL_LIMIT", "100MiB");
-    rig.set("TAILPOST_RELAY__ON_WAL_LIMIT", "drop_slot_and_scan");
-    let relay = rig.relay();
+    let mut env = env(&[], None).await;
+    env.set("TAILPOST_RELAY__WAL_LIMIT", "100MiB");
+    env.set("TAILPOST_RELAY__ON_WAL_LIMIT", "drop_slot_and_scan");
+    let relay = env.relay();
     relay.announce("relay.wal_limit");
     relay.wait_active().await;
-    let mut expected = rig.insert_each(100).await;
-    rig.wait_marked().await;
-    rig.nats.pause().expect("pause NATS");
+    let mut expected = env.insert_each(100).await;
+    env.wait_marked().await;
+    env.nats.pause().expect("pause NATS");
     let slots = "SELECT count(*) FROM pg_replication_slots";
     until(DEADLINE, "the slot is dropped", async || {
-        expected.extend(rig.insert_each(1).await);
-        rig.execute("SELECT pg_switch_wal()").await;
+        expected.extend(env.insert_each(1).await);
+        env.execute("SELECT pg_switch_wal()").await;
         tokio::time::sleep(Duration::from_millis(400)).await;
-        rig.query::<i64>(slots).await == 0
+        env.query::<i64>(slots).await == 0
     })
     .await;
     assert!(relay.log().contains("its limit is reached in"), "warned:\n{}", relay.log());
-    expected.extend(rig.insert_each(5).await);
-    rig.nats.resume().expect("resume NATS");
-    rig.wait_marked().await;
-    expected.extend(rig.insert_each(5).await);
-    rig.wait_marked().await;
-    assert_eq!(rig.stored_ids().await, expected);
-    let told = status(&rig).await;
+    expected.extend(env.insert_each(5).await);
+    env.nats.resume().expect("resume NATS");
+    env.wait_marked().await;
+    expected.extend(env.insert_each(5).await);
+    env.wait_marked().await;
+    assert_eq!(env.stored_ids().await, expected);
+    let told = status(&env).await;
     let reason = "it kept more of the log than relay.wal_limit";
     assert_eq!(told["slot"]["created_because"], reason, "{told}");
 }
@@ -310,26 +310,26 @@ async fn a_slot_over_its_limit_is_dropped_and_the_gap_filled_when_the_broker_is_
 // proves: G-SLOT-2
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_over_its_limit_is_held_unless_it_is_to_be_dropped() {
-    let mut rig = rig(&[], None).await;
-    let mut expected: Vec<Uuid> = rig.insert_each(10).await;
-    rig.nats.kill().await.expect("kill NATS");
-    rig.set("TAILPOST_RELAY__WAL_LIMIT", "20MiB");
-    let holding = rig.relay();
+    let mut env = env(&[], None).await;
+    let mut expected: Vec<Uuid> = env.insert_each(10).await;
+    env.nats.kill().await.expect("kill NATS");
+    env.set("TAILPOST_RELAY__WAL_LIMIT", "20MiB");
+    let holding = env.relay();
     for _ in 0..3 {
-        rig.execute("SELECT pg_logical_emit_message(false, 'other', 'work'), pg_switch_wal()")
+        env.execute("SELECT pg_logical_emit_message(false, 'other', 'work'), pg_switch_wal()")
             .await;
     }
     holding.wait_log("starting anew").await;
     let slots = "SELECT count(*) FROM pg_replication_slots";
-    assert_eq!(rig.query::<i64>(slots).await, 1);
+    assert_eq!(env.query::<i64>(slots).await, 1);
     drop(holding);
 
-    rig.set("TAILPOST_RELAY__ON_WAL_LIMIT", "drop_slot_and_scan");
-    let relay = rig.relay();
+    env.set("TAILPOST_RELAY__ON_WAL_LIMIT", "drop_slot_and_scan");
+    let relay = env.relay();
     relay.announce("relay.wal_limit");
-    until(DEADLINE, "the slot is dropped", async || rig.query::<i64>(slots).await == 0).await;
-    expected.extend(rig.insert_each(10).await);
-    rig.nats.start_again().await.expect("start NATS");
-    rig.wait_marked().await;
-    assert_eq!(rig.stored_ids().await, expected);
+    until(DEADLINE, "the slot is dropped", async || env.query::<i64>(slots).await == 0).await;
+    expected.extend(env.insert_each(10).await);
+    env.nats.start_again().await.expect("start NATS");
+    env.wait_marked().await;
+    assert_eq!(env.stored_ids().await, expected);
 }

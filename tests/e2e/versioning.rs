@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use async_nats::jetstream::consumer::pull::{Config as Pull, Stream as Messages};
 use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy};
 use futures_util::StreamExt;
-use support::{DEADLINE, Rig, until};
+use support::{DEADLINE, TestEnv, until};
 
 const PAGE: &str = include_str!("../../docs/versioning.md");
 const AGGREGATES: usize = 7;
@@ -14,8 +14,8 @@ const AGGREGATES: usize = 7;
 type Handled = Vec<(String, usize, i32)>;
 
 /// Commits facts `from..to` in some versions, as the page's transaction does.
-async fn write(rig: &Rig, facts: std::ops::Range<usize>, versions: &[i32]) {
-    let client = rig.client().await;
+async fn write(env: &TestEnv, facts: std::ops::Range<usize>, versions: &[i32]) {
+    let client = env.client().await;
     for fact in facts {
         let mut script = String::from("BEGIN;");
         for version in versions {
@@ -29,7 +29,12 @@ async fn write(rig: &Rig, facts: std::ops::Range<usize>, versions: &[i32]) {
     }
 }
 
-async fn consumer(rig: &Rig, name: &str, version: i32, deliver_policy: DeliverPolicy) -> Messages {
+async fn consumer(
+    env: &TestEnv,
+    name: &str,
+    version: i32,
+    deliver_policy: DeliverPolicy,
+) -> Messages {
     let config = Pull {
         durable_name: Some(name.into()),
         filter_subject: format!("outbox.*.*.v{version}"),
@@ -37,13 +42,13 @@ async fn consumer(rig: &Rig, name: &str, version: i32, deliver_policy: DeliverPo
         deliver_policy,
         ..Pull::default()
     };
-    let consumer = rig.stream().await.create_consumer(config).await.expect("create a consumer");
+    let consumer = env.stream().await.create_consumer(config).await.expect("create a consumer");
     consumer.messages().await.expect("messages")
 }
 
 /// Where a consumer takes over from another one, whether that has messages waiting or not.
-async fn from_the_floor_of(rig: &Rig, name: &str) -> DeliverPolicy {
-    let info = rig.stream().await.consumer_info(name).await.expect("consumer info");
+async fn from_the_floor_of(env: &TestEnv, name: &str) -> DeliverPolicy {
+    let info = env.stream().await.consumer_info(name).await.expect("consumer info");
     DeliverPolicy::ByStartSequence { start_sequence: info.ack_floor.stream_sequence }
 }
 
@@ -85,36 +90,36 @@ fn assert_handled(handled: &Handled, versions: &[(std::ops::Range<usize>, i32)])
 /// R-OUT-07
 #[tokio::test(flavor = "multi_thread")]
 async fn consumers_move_from_one_version_to_the_next_and_miss_and_repeat_nothing() {
-    let mut rig = Rig::new().await;
+    let mut env = TestEnv::new().await;
     let subject = "outbox.{aggregate_type}.{event_type}.v{event_version}";
     assert!(PAGE.contains(subject), "the page says otherwise");
-    rig.set("TAILPOST_RELAY__SUBJECT", subject);
-    rig.setup().await;
-    let relay = rig.relay();
-    let mut old = consumer(&rig, "old", 1, DeliverPolicy::All).await;
-    let mut moving = consumer(&rig, "moving-v1", 1, DeliverPolicy::All).await;
+    env.set("TAILPOST_RELAY__SUBJECT", subject);
+    env.setup().await;
+    let relay = env.relay();
+    let mut old = consumer(&env, "old", 1, DeliverPolicy::All).await;
+    let mut moving = consumer(&env, "moving-v1", 1, DeliverPolicy::All).await;
     let (mut by_old, mut by_new) = (Vec::new(), Vec::new());
     let (mut by_moving, mut by_late) = (Vec::new(), Vec::new());
 
     // Version 1 alone, then both, the new one first; a crash in between.
-    write(&rig, 0..50, &[1]).await;
-    let mut new = consumer(&rig, "new", 2, DeliverPolicy::All).await;
-    write(&rig, 50..100, &[2, 1]).await;
+    write(&env, 0..50, &[1]).await;
+    let mut new = consumer(&env, "new", 2, DeliverPolicy::All).await;
+    write(&env, 50..100, &[2, 1]).await;
     relay.kill9().await;
     drop(relay);
-    let _relay = rig.relay();
-    write(&rig, 100..150, &[2, 1]).await;
+    let _relay = env.relay();
+    write(&env, 100..150, &[2, 1]).await;
 
     // One consumer moves while both are written.
     handle(&mut moving, 90, &mut by_moving).await;
-    let policy = from_the_floor_of(&rig, "moving-v1").await;
-    let mut moved = consumer(&rig, "moving-v2", 2, policy).await;
+    let policy = from_the_floor_of(&env, "moving-v1").await;
+    let mut moved = consumer(&env, "moving-v2", 2, policy).await;
     handle(&mut moved, 60, &mut by_moving).await;
 
     // The old one is done; version 2 alone.
     handle(&mut old, 150, &mut by_old).await;
-    let mut late = consumer(&rig, "late", 2, from_the_floor_of(&rig, "old").await).await;
-    write(&rig, 150..180, &[2]).await;
+    let mut late = consumer(&env, "late", 2, from_the_floor_of(&env, "old").await).await;
+    write(&env, 150..180, &[2]).await;
     handle(&mut moved, 30, &mut by_moving).await;
     handle(&mut late, 30, &mut by_late).await;
     handle(&mut new, 130, &mut by_new).await;
@@ -123,7 +128,7 @@ async fn consumers_move_from_one_version_to_the_next_and_miss_and_repeat_nothing
     assert_handled(&by_late, &[(150..180, 2)]);
     assert_handled(&by_moving, &[(0..90, 1), (90..180, 2)]);
     for name in ["old", "new", "late", "moving-v2"] {
-        let stream = rig.stream().await;
+        let stream = env.stream().await;
         until(DEADLINE, "nothing is left", async || {
             let info = stream.consumer_info(name).await.expect("consumer info");
             info.num_pending == 0 && info.num_ack_pending == 0

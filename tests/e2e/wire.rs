@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use outbox::Event;
-use support::Rig;
+use support::TestEnv;
 use tokio_postgres::Client;
 use uuid::Uuid;
 
@@ -39,11 +39,11 @@ async fn insert(client: &Client, aggregate_id: &str, headers: Option<&str>, payl
 /// R-REL-16, R-OUT-04
 #[tokio::test(flavor = "multi_thread")]
 async fn hostile_ids_arrive_exactly_under_an_escaped_subject() {
-    let mut rig = Rig::new().await;
-    rig.set("TAILPOST_RELAY__SUBJECT", "outbox.{aggregate_type}.{aggregate_id}.{event_type}");
-    rig.setup().await;
-    let _relay = rig.relay();
-    let client = rig.client().await;
+    let mut env = TestEnv::new().await;
+    env.set("TAILPOST_RELAY__SUBJECT", "outbox.{aggregate_type}.{aggregate_id}.{event_type}");
+    env.setup().await;
+    let _relay = env.relay();
+    let client = env.client().await;
     for (id, _) in HOSTILE {
         insert(&client, id, None, "{}").await;
     }
@@ -53,9 +53,9 @@ async fn hostile_ids_arrive_exactly_under_an_escaped_subject() {
     }
 
     let count = HOSTILE.len();
-    rig.wait_stored(2 * count as u64).await;
-    rig.wait_marked().await;
-    let stored = rig.stored().await;
+    env.wait_stored(2 * count as u64).await;
+    env.wait_marked().await;
+    let stored = env.stored().await;
     for ((id, token), message) in HOSTILE.iter().zip(&stored) {
         assert_eq!(message.subject, format!("outbox.order.{token}.Placed"), "{id:?}");
         assert_eq!(message.event().aggregate_id, **id);
@@ -65,26 +65,26 @@ async fn hostile_ids_arrive_exactly_under_an_escaped_subject() {
         let event = message.event();
         assert_eq!((&*event.aggregate_type, &*event.event_type), (*id, *id));
     }
-    assert_eq!(rig.query::<i64>("SELECT count(*) FROM outbox_dead_letter").await, 0);
+    assert_eq!(env.query::<i64>("SELECT count(*) FROM outbox_dead_letter").await, 0);
 }
 
 /// R-REL-16, R-REL-10
 #[tokio::test(flavor = "multi_thread")]
 async fn an_event_whose_subject_would_be_too_long_is_parked_and_the_others_pass() {
-    let mut rig = Rig::new().await;
-    rig.set("TAILPOST_RELAY__SUBJECT", "outbox.{aggregate_type}.{aggregate_id}.{event_type}");
-    rig.setup().await;
-    let _relay = rig.relay();
-    let client = rig.client().await;
+    let mut env = TestEnv::new().await;
+    env.set("TAILPOST_RELAY__SUBJECT", "outbox.{aggregate_type}.{aggregate_id}.{event_type}");
+    env.setup().await;
+    let _relay = env.relay();
+    let client = env.client().await;
     let first = insert(&client, "o-1", None, "{}").await;
     let long = insert(&client, &"x".repeat(1024), None, "{}").await;
     let last = insert(&client, "o-1", None, "{}").await;
 
-    rig.wait_stored(2).await;
-    rig.wait_marked().await;
-    assert_eq!(rig.stored_ids().await, [first, last]);
-    assert_eq!(rig.query::<Uuid>("SELECT id FROM outbox_dead_letter").await, long);
-    let reason: String = rig.query("SELECT reason FROM outbox_dead_letter").await;
+    env.wait_stored(2).await;
+    env.wait_marked().await;
+    assert_eq!(env.stored_ids().await, [first, last]);
+    assert_eq!(env.query::<Uuid>("SELECT id FROM outbox_dead_letter").await, long);
+    let reason: String = env.query("SELECT reason FROM outbox_dead_letter").await;
     assert!(reason.contains("aggregate_id") && reason.contains("1024"), "{reason}");
     assert!(reason.contains("255"), "does not say how long it may be: {reason}");
 }
@@ -92,13 +92,13 @@ async fn an_event_whose_subject_would_be_too_long_is_parked_and_the_others_pass(
 /// R-REL-16: an id of a kilobyte is no trouble where it is not part of the subject.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_long_id_travels_in_its_header() {
-    let rig = Rig::new().await;
-    rig.setup().await;
-    let _relay = rig.relay();
+    let env = TestEnv::new().await;
+    env.setup().await;
+    let _relay = env.relay();
     let long = "ü.".repeat(512);
-    insert(&rig.client().await, &long, None, "{}").await;
-    rig.wait_stored(1).await;
-    let event = rig.stored().await[0].event();
+    insert(&env.client().await, &long, None, "{}").await;
+    env.wait_stored(1).await;
+    let event = env.stored().await[0].event();
     assert_eq!(event.aggregate_id, long);
 }
 
@@ -135,10 +135,10 @@ const HARMLESS: [(&str, &[(&str, &str)]); 8] = [
 /// R-REL-17, R-REL-10
 #[tokio::test(flavor = "multi_thread")]
 async fn hostile_headers_arrive_in_a_harmless_form_and_what_is_no_object_is_parked() {
-    let rig = Rig::new().await;
-    rig.setup().await;
-    let _relay = rig.relay();
-    let client = rig.client().await;
+    let env = TestEnv::new().await;
+    env.setup().await;
+    let _relay = env.relay();
+    let client = env.client().await;
     let mut expected = Vec::new();
     for (headers, _) in HARMLESS {
         expected.push(insert(&client, "o-1", Some(headers), "{}").await);
@@ -149,9 +149,9 @@ async fn hostile_headers_arrive_in_a_harmless_form_and_what_is_no_object_is_park
     }
     expected.push(insert(&client, "o-1", None, "{}").await);
 
-    rig.wait_stored(expected.len() as u64).await;
-    rig.wait_marked().await;
-    let stored = rig.stored().await;
+    env.wait_stored(expected.len() as u64).await;
+    env.wait_marked().await;
+    let stored = env.stored().await;
     let ids: Vec<Uuid> = stored.iter().map(|it| it.id).collect();
     assert_eq!(ids, expected);
     for (message, (headers, arrive)) in stored.iter().zip(HARMLESS) {
@@ -179,8 +179,8 @@ fn user_headers(event: &Event) -> BTreeMap<String, String> {
 /// R-REL-17
 #[tokio::test(flavor = "multi_thread")]
 async fn payloads_arrive_byte_for_byte_as_postgresql_prints_them() {
-    let rig = Rig::new().await;
-    rig.setup().await;
+    let env = TestEnv::new().await;
+    env.setup().await;
     let payloads = [
         r#"{"b": 1.00, "a": 1e400, "long key": 12345678901234567890, "tiny": 1e-20}"#,
         "1.00",
@@ -193,19 +193,19 @@ async fn payloads_arrive_byte_for_byte_as_postgresql_prints_them() {
         r#"[[], {}, [null, true, false, {"deep": [[["x"]]]}]]"#,
         "  {  \"spaces\"  :  [ 1 ,2 ]  }  ",
     ];
-    let client = rig.client().await;
+    let client = env.client().await;
     insert(&client, "old", None, payloads[0]).await;
-    let _relay = rig.relay();
+    let _relay = env.relay();
     for payload in payloads {
         insert(&client, "o-1", None, payload).await;
     }
     insert(&client, "large", None, &format!("\"{}\"", "ü\\n".repeat(100_000))).await;
 
-    rig.wait_stored(payloads.len() as u64 + 2).await;
+    env.wait_stored(payloads.len() as u64 + 2).await;
     let sql = "SELECT payload::TEXT FROM outbox_events ORDER BY seq";
     let printed = client.query(sql, &[]).await.expect("payloads");
     let printed: Vec<String> = printed.iter().map(|row| row.get(0)).collect();
-    let arrived: Vec<String> = rig.stored().await.into_iter().map(|it| it.payload).collect();
+    let arrived: Vec<String> = env.stored().await.into_iter().map(|it| it.payload).collect();
     assert!(printed[0].contains(r#""b": 1.00"#), "{}", printed[0]);
     assert!(printed[0].contains("12345678901234567890"), "{}", printed[0]);
     assert!(printed[0].contains(&format!("1{}", "0".repeat(400))), "{}", printed[0]);

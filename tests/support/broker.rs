@@ -1,11 +1,11 @@
-//! The broker behind a rig: one server, or a cluster.
+//! The broker behind an environment: one server, or a cluster.
 
 use std::future::Future;
 
 use async_nats::jetstream::Context;
-use testbed::{Nats, NatsCluster};
+use lab::{Nats, NatsCluster};
 
-/// What a rig needs of its broker.
+/// What an environment needs of its broker.
 pub trait Broker: Sync {
     /// Its URL, or those of its servers separated by commas.
     fn url(&self) -> String;

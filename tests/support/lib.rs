@@ -2,29 +2,30 @@
 //!
 //! ```no_run
 //! # async fn example() {
-//! let rig = support::Rig::new().await;
-//! rig.setup().await;
-//! let relay = rig.relay();
-//! let ids = rig.insert(100).await;
-//! rig.wait_stored(100).await;
+//! let environment = support::TestEnv::new().await;
+//! environment.setup().await;
+//! let relay = environment.relay();
+//! let ids = environment.insert(100).await;
+//! environment.wait_stored(100).await;
 //! relay.kill9().await;
-//! assert_eq!(rig.stored_ids().await, ids);
+//! assert_eq!(environment.stored_ids().await, ids);
 //! # }
 //! ```
 
+mod backend;
 mod broker;
 mod http;
 mod load;
 mod process;
-mod rig;
 mod sql;
 mod stream;
+mod test_env;
 mod wait;
 
 pub use broker::Broker;
 pub use http::{ask, get};
 pub use load::Load;
 pub use process::{Relay, peak_memory};
-pub use rig::{Rig, RigOptions};
 pub use stream::Stored;
+pub use test_env::{TestEnv, TestEnvOptions};
 pub use wait::{DEADLINE, until};

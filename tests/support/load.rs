@@ -2,17 +2,17 @@
 
 use std::time::{Duration, Instant};
 
+use lab::{Ledger, Tally, Workload, WorkloadOptions, Written};
 use outbox::Table;
-use testbed::{Ledger, Tally, Workload, WorkloadOptions, Written};
 
 use crate::broker::Broker;
-use crate::rig::Rig;
+use crate::test_env::TestEnv;
 use crate::wait::{DEADLINE, POLL, until};
 
 /// How long the relay may take to catch up when the load and the faults are over.
 const CATCH_UP: Duration = DEADLINE;
 
-/// Writers at work on the rig's database, some of whose transactions roll back.
+/// Writers at work on the environment's database, some of whose transactions roll back.
 ///
 /// They go straight to the server, not through a proxy, and come back when it does.
 pub struct Load(Workload);
@@ -44,7 +44,7 @@ impl Load {
     }
 }
 
-impl<B: Broker> Rig<B> {
+impl<B: Broker> TestEnv<B> {
     /// Starts writers that commit about `rate` events a second.
     ///
     /// # Panics
@@ -67,11 +67,11 @@ impl<B: Broker> Rig<B> {
         self.assert_exact(&written).await
     }
 
-    /// As [`Rig::finish`], for what was `written` by then and all other rows there are.
+    /// As [`TestEnv::finish`], for what was `written` by then and all other rows there are.
     ///
     /// # Panics
     ///
-    /// As [`Rig::finish`].
+    /// As [`TestEnv::finish`].
     pub async fn assert_exact(&self, written: &Written) -> Tally {
         let ended = self.caught_up().await;
         let tally = self.tally(written).await;

@@ -1,11 +1,11 @@
-//! The rig's helpers on the database's side.
+//! The environment's helpers on the database's side.
 
 use tokio_postgres::Client;
 use tokio_postgres::types::FromSqlOwned;
 use uuid::Uuid;
 
 use crate::broker::Broker;
-use crate::rig::Rig;
+use crate::test_env::TestEnv;
 use crate::wait::{DEADLINE, until};
 
 const INSERT: &str = "
@@ -14,7 +14,7 @@ const INSERT: &str = "
     FROM generate_series(1, $1::INT) AS n
     RETURNING id";
 
-impl<B: Broker> Rig<B> {
+impl<B: Broker> TestEnv<B> {
     /// Connects to the database with the outbox.
     ///
     /// # Panics

@@ -1,4 +1,4 @@
-//! The rig's helpers on the stream's side.
+//! The environment's helpers on the stream's side.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use outbox::{Event, wire};
 use uuid::Uuid;
 
 use crate::broker::Broker;
-use crate::rig::Rig;
+use crate::test_env::TestEnv;
 use crate::wait::{DEADLINE, until};
 
 /// How many bytes of a stream are asked for at once.
@@ -51,7 +51,7 @@ impl Stored {
     }
 }
 
-impl<B: Broker> Rig<B> {
+impl<B: Broker> TestEnv<B> {
     /// The stream `OUTBOX`.
     ///
     /// # Panics
@@ -66,7 +66,7 @@ impl<B: Broker> Rig<B> {
     ///
     /// # Panics
     ///
-    /// As [`Rig::stream`].
+    /// As [`TestEnv::stream`].
     pub async fn stored_count(&self) -> u64 {
         self.stream().await.cached_info().state.messages
     }
@@ -117,7 +117,7 @@ impl<B: Broker> Rig<B> {
     ///
     /// # Panics
     ///
-    /// As [`Rig::stored`].
+    /// As [`TestEnv::stored`].
     pub async fn stored_ids(&self) -> Vec<Uuid> {
         self.stored().await.into_iter().map(|it| it.id).collect()
     }

@@ -3,6 +3,7 @@
 mod dependencies;
 mod first_steps;
 mod guarantees;
+mod layout;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -81,7 +82,7 @@ fn nothing_is_left_for_later() {
     }
 }
 
-/// The binary knows the engines, the engines know the contract, nobody knows the binary.
+/// The binary knows the lab, the lab the engines, the engines the contract; nobody knows the binary.
 #[test]
 fn dependencies_point_one_way() {
     for (package, allowed) in [
@@ -89,36 +90,72 @@ fn dependencies_point_one_way() {
         ("tailpost-outbox", &[]),
         ("tailpost-relay", &["tailpost-outbox", "tailpost-pgoutput"]),
         ("tailpost-inbox", &["tailpost-outbox"]),
-        ("tailpost-testbed", &["tailpost-outbox"]),
+        (
+            "tailpost-lab",
+            &["tailpost-inbox", "tailpost-outbox", "tailpost-pgoutput", "tailpost-relay"],
+        ),
         (
             "tailpost",
             &[
                 "tailpost-inbox",
+                "tailpost-lab",
                 "tailpost-outbox",
                 "tailpost-pgoutput",
                 "tailpost-relay",
-                "tailpost-testbed",
             ],
         ),
     ] {
-        let tree = tree(package);
+        let tree = tree(package, &[]);
         let ours = tree.iter().filter(|name| name.starts_with("tailpost") && *name != package);
         let unexpected: Vec<_> = ours.filter(|name| !allowed.contains(&name.as_str())).collect();
         assert!(unexpected.is_empty(), "{package} must not depend on {unexpected:?}");
     }
 }
 
+/// What an image holds that does not start servers can start none.
+#[test]
+fn the_image_is_built_without_the_lab() {
+    let image = tree("tailpost", &["--no-default-features"]);
+    assert!(!image.contains("tailpost-lab"), "only the feature `lab` may bring it: {image:?}");
+    let dockerfile = read(&root().join("docker/Dockerfile"));
+    let builds: Vec<_> = dockerfile.lines().filter(|it| it.contains("cargo build")).collect();
+    assert!(!builds.is_empty(), "docker/Dockerfile builds nothing: adapt this test");
+    for build in builds {
+        let without = build.contains("--no-default-features") && !build.contains("--workspace");
+        assert!(without, "docker/Dockerfile: build tailpost with --no-default-features: {build}");
+    }
+    let lint = "clippy --package tailpost --no-default-features";
+    assert!(read(&root().join("Makefile")).contains(lint), "Makefile: `make lint` runs `{lint}`");
+}
+
+/// What decides knows nobody who does; what talks to one server knows nothing of the other.
+#[test]
+fn folders_import_only_what_is_below_them() {
+    for (folder, above) in [
+        ("crates/inbox/src/engine", &["dead_letters", "http", "nats", "postgres", "worker"][..]),
+        ("crates/inbox/src/nats", &["dead_letters", "http", "postgres", "worker"]),
+        ("crates/inbox/src/postgres", &["dead_letters", "http", "nats", "worker"]),
+    ] {
+        for path in files(".rs").into_iter().filter(|path| path.starts_with(root().join(folder))) {
+            let text = read(&path);
+            let found = above.iter().find(|it| text.contains(&format!("crate::{it}")));
+            assert!(found.is_none(), "{} must not import {found:?}", path.display());
+        }
+    }
+}
+
 #[test]
 fn the_decoder_does_no_io() {
-    let tree = tree("tailpost-pgoutput");
+    let tree = tree("tailpost-pgoutput", &[]);
     assert!(!tree.contains("tokio"), "pgoutput takes bytes and gives values: {tree:?}");
 }
 
-/// The names of all packages that `package` is built with.
-fn tree(package: &str) -> BTreeSet<String> {
+/// The names of all packages that `package` is built with, given these features.
+fn tree(package: &str, features: &[&str]) -> BTreeSet<String> {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
     let output = Command::new(cargo)
         .args(["tree", "--offline", "--edges", "normal", "--prefix", "none", "--package", package])
+        .args(features)
         .current_dir(root())
         .output()
         .expect("cargo runs");

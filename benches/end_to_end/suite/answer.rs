@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::chart::Chart;
 use super::plot;
-use crate::report::Conditions;
+use crate::measured::Conditions;
 
 /// What was measured for a question.
 pub(crate) struct Answer {

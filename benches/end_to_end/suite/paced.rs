@@ -8,8 +8,8 @@ use serde_json::json;
 use super::Bench;
 use super::chart::{Chart, Scale};
 use crate::latency;
+use crate::measured::{Latency, Quantiles};
 use crate::pace::Pace;
-use crate::report::{Latency, Quantiles};
 use crate::servers::{Keeping, Servers};
 
 /// Latency to be measured.

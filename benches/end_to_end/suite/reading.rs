@@ -9,13 +9,13 @@ use serde_json::json;
 use super::Bench;
 use super::answer::Answer;
 use super::chart::{Chart, Scale};
+use crate::bench_env::BenchEnv;
 use crate::cpu;
 use crate::figures::median;
 use crate::limits;
 use crate::load::{Shape, load};
 use crate::readers::{Read, Target};
 use crate::servers::{Keeping, Servers};
-use crate::stage::Stage;
 
 const ROUNDS: u32 = 3;
 const QUICK_ROWS: u32 = 5_000;
@@ -77,32 +77,32 @@ async fn measure(rows: u32, rounds: u32) -> Result<Vec<Cost>> {
     let servers = Servers::start(Keeping::DEFAULT).await?;
     let mut costs = Vec::new();
     for number in 0..rounds {
-        let stage = Stage::set_up(&servers, &format!("reading{number}")).await?;
-        let slots = stage.add_slots(READERS.map(|it| it.name)).await?;
-        load(&stage, Shape { rows, ..Shape::DEFAULT }).await?;
-        let end = stage.end_of_log().await?;
+        let env = BenchEnv::set_up(&servers, &format!("reading{number}")).await?;
+        let slots = env.add_slots(READERS.map(|it| it.name)).await?;
+        load(&env, Shape { rows, ..Shape::DEFAULT }).await?;
+        let end = env.end_of_log().await?;
         for turn in 0..READERS.len() {
             let index = (turn + number as usize) % READERS.len();
-            let read = read(&stage, index, &slots[index], &end, rows).await?;
+            let read = read(&env, index, &slots[index], &end, rows).await?;
             costs.push(Cost {
                 label: READERS[index].label,
                 per_second: f64::from(rows) / read.elapsed.as_secs_f64(),
                 us_per_event: read.used.as_secs_f64() * 1e6 / f64::from(rows),
             });
         }
-        stage.tear_down(&slots).await?;
+        env.tear_down(&slots).await?;
     }
     ensure!(costs.len() == READERS.len() * rounds as usize, "every reader read");
     Ok(costs)
 }
 
-async fn read(stage: &Stage<'_>, index: usize, slot: &str, end: &str, rows: u32) -> Result<Read> {
-    let target = Target::new(stage, slot, rows);
+async fn read(env: &BenchEnv<'_>, index: usize, slot: &str, end: &str, rows: u32) -> Result<Read> {
+    let target = Target::new(env, slot, rows);
     match index {
         0 => {
             // A child that was waited for.
             let before = cpu::of_reaped()?;
-            let cost = limits::log(stage, slot, end, rows).await?;
+            let cost = limits::log(env, slot, end, rows).await?;
             let used = cpu::of_reaped()?.saturating_sub(before);
             Ok(Read { elapsed: Duration::from_secs_f64(cost.seconds), used })
         }

@@ -10,11 +10,11 @@ use super::Bench;
 use super::answer::Answer;
 use super::chart::Chart;
 use crate::arrivals;
+use crate::bench_env::BenchEnv;
 use crate::limits;
 use crate::load::{Shape, load};
 use crate::process::Relay;
 use crate::servers::{Keeping, Servers};
-use crate::stage::Stage;
 
 const STARTS: u32 = 10;
 const QUICK_STARTS: u32 = 2;
@@ -52,19 +52,19 @@ async fn measure(starts: u32) -> Result<Vec<Start>> {
     let servers = Servers::start(Keeping::DEFAULT).await?;
     let mut measured = Vec::new();
     for number in 0..starts {
-        let stage = Stage::set_up(&servers, &format!("start{number}")).await?;
-        let slots = stage.add_slots(["both"]).await?;
-        load(&stage, ONE).await?;
-        let end = stage.end_of_log().await?;
-        let both = limits::both(&stage, &slots[0], &end, ONE).await?;
-        let mut messages = arrivals::consumer(&stage.jetstream, &stage.name).await?;
+        let env = BenchEnv::set_up(&servers, &format!("start{number}")).await?;
+        let slots = env.add_slots(["both"]).await?;
+        load(&env, ONE).await?;
+        let end = env.end_of_log().await?;
+        let both = limits::both(&env, &slots[0], &end, ONE).await?;
+        let mut messages = arrivals::consumer(&env.jetstream, &env.name).await?;
         let started = Instant::now();
-        let relay = Relay::start(&stage.environment).await?;
+        let relay = Relay::start(&env.variables).await?;
         let (_, arrival) = arrivals::next(&mut messages).await?;
         relay.stop().await.context("stop the relay")?;
-        ensure!(stage.messages(&stage.name).await? == 1, "more than one message");
+        ensure!(env.messages(&env.name).await? == 1, "more than one message");
         drop(messages);
-        stage.tear_down(&slots).await?;
+        env.tear_down(&slots).await?;
         measured.push(Start {
             relay: (arrival.at - started).as_secs_f64() * 1e3,
             both_at_once: both.seconds * 1e3,

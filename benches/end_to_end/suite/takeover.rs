@@ -10,9 +10,9 @@ use super::Bench;
 use super::answer::Answer;
 use super::chart::Chart;
 use super::traffic::{Traffic, Watch};
+use crate::bench_env::BenchEnv;
 use crate::process::Relay;
 use crate::servers::{Keeping, Servers};
-use crate::stage::Stage;
 
 const TAKEOVERS: u32 = 6;
 const QUICK_TAKEOVERS: u32 = 2;
@@ -47,17 +47,17 @@ pub(super) async fn answer(bench: &mut Bench) -> Answer {
 
 async fn measure(times: u32) -> Result<Vec<Takeover>> {
     let servers = Servers::start(Keeping::DEFAULT).await?;
-    let stage = Stage::set_up(&servers, "takeover").await?;
-    let mut active = Relay::start(&stage.environment).await?;
-    let traffic = Traffic::start(&stage).await?;
-    let mut watch = Watch::start(&stage, &traffic).await?;
+    let env = BenchEnv::set_up(&servers, "takeover").await?;
+    let mut active = Relay::start(&env.variables).await?;
+    let traffic = Traffic::start(&env).await?;
+    let mut watch = Watch::start(&env, &traffic).await?;
     let mut takeovers = Vec::new();
     for _ in 0..times {
         watch.committed_after(Instant::now()).await.context("before the kill")?;
-        let standby = standby(&stage).await?;
-        let reader = reader(&stage).await?.context("nobody reads the slot")?;
+        let standby = standby(&env).await?;
+        let reader = reader(&env).await?.context("nobody reads the slot")?;
         let killed = active.kill()?;
-        while reader_is(&stage, reader).await? {
+        while reader_is(&env, reader).await? {
             ensure!(killed.elapsed() < STANDBY_MAX, "the slot stays with the killed relay");
             tokio::time::sleep(POLL).await;
         }
@@ -73,15 +73,15 @@ async fn measure(times: u32) -> Result<Vec<Takeover>> {
 }
 
 /// Starts a relay beside the active one; returns when it waits for the slot.
-async fn standby(stage: &Stage<'_>) -> Result<Relay> {
+async fn standby(env: &BenchEnv<'_>) -> Result<Relay> {
     let started = Instant::now();
-    let now = stage.client.query_one("SELECT clock_timestamp()::text", &[]).await?;
+    let now = env.client.query_one("SELECT clock_timestamp()::text", &[]).await?;
     let now: String = now.get(0);
-    let relay = Relay::start(&stage.environment).await?;
+    let relay = Relay::start(&env.variables).await?;
     let sql = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
                AND application_name = 'tailpost standby' AND state = 'idle' AND query <> ''
                AND backend_start > $1::text::timestamptz";
-    while stage.client.query_one(sql, &[&now]).await?.get::<_, i64>(0) == 0 {
+    while env.client.query_one(sql, &[&now]).await?.get::<_, i64>(0) == 0 {
         relay.check()?;
         ensure!(started.elapsed() < STANDBY_MAX, "no relay waits for the slot");
         tokio::time::sleep(POLL).await;
@@ -90,12 +90,12 @@ async fn standby(stage: &Stage<'_>) -> Result<Relay> {
 }
 
 /// The process that reads the slot.
-async fn reader(stage: &Stage<'_>) -> Result<Option<i32>> {
+async fn reader(env: &BenchEnv<'_>) -> Result<Option<i32>> {
     let sql = "SELECT active_pid FROM pg_replication_slots WHERE slot_name = $1";
-    let row = stage.client.query_one(sql, &[&stage.name]).await;
+    let row = env.client.query_one(sql, &[&env.name]).await;
     Ok(row.context("ask who reads the slot")?.get(0))
 }
 
-async fn reader_is(stage: &Stage<'_>, pid: i32) -> Result<bool> {
-    Ok(reader(stage).await? == Some(pid))
+async fn reader_is(env: &BenchEnv<'_>, pid: i32) -> Result<bool> {
+    Ok(reader(env).await? == Some(pid))
 }

@@ -11,9 +11,9 @@ use tokio::task::JoinHandle;
 use uuid::Uuid;
 
 use crate::arrivals::{self, Arrival};
+use crate::bench_env::BenchEnv;
 use crate::load::Shape;
 use crate::pace::Pace;
-use crate::stage::Stage;
 
 /// Until it is stopped.
 const PACE: Pace = Pace { events_per_second: 500, events_per_transaction: 1, seconds: 600 };
@@ -34,8 +34,8 @@ pub(crate) struct Traffic {
 }
 
 impl Traffic {
-    pub(crate) async fn start(stage: &Stage<'_>) -> Result<Self> {
-        let mut client = stage.servers.postgres.client(&stage.name).await?;
+    pub(crate) async fn start(env: &BenchEnv<'_>) -> Result<Self> {
+        let mut client = env.servers.postgres.client(&env.name).await?;
         let commits = Commits::default();
         let (stop, mut stopped) = oneshot::channel();
         let noted = Arc::clone(&commits);
@@ -70,8 +70,8 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    pub(crate) async fn start(stage: &Stage<'_>, traffic: &Traffic) -> Result<Self> {
-        let mut messages = arrivals::consumer(&stage.jetstream, &stage.name).await?;
+    pub(crate) async fn start(env: &BenchEnv<'_>, traffic: &Traffic) -> Result<Self> {
+        let mut messages = arrivals::consumer(&env.jetstream, &env.name).await?;
         let (sender, arrivals) = mpsc::channel(UNREAD_MAX);
         tokio::spawn(async move {
             while sender.send(arrivals::next(&mut messages).await).await.is_ok() {}

@@ -14,7 +14,7 @@
 
 mod bulk;
 mod holders;
-mod sql;
+mod statements;
 
 use std::time::Duration;
 
@@ -30,13 +30,13 @@ use uuid::Uuid;
 
 use crate::Error;
 use crate::connection::Connection;
-use crate::store::make_durable;
-use crate::tables::{Partitions, Room};
+use crate::postgres::sql::decide::HOPELESS;
+use crate::postgres::store::make_durable;
+use crate::postgres::tables::{Partitions, Room};
 
 pub use self::holders::Holder;
-pub use self::sql::Decision;
-pub(crate) use self::sql::Redrive;
-use self::sql::Texts;
+pub use self::statements::Decision;
+use self::statements::Texts;
 
 /// The dead letters of all consumers whose inbox is in one schema.
 pub struct DeadLetters {
@@ -328,7 +328,7 @@ fn silent(doing: &'static str) -> Error {
     Error::Silent { doing, within: STATEMENT_DEADLINE }
 }
 
-/// A selection as the parameters of [`sql::MEANT`](self::sql).
+/// A selection as the parameters of `postgres/sql/list.rs`.
 struct Parameters<'a> {
     of: &'a Selection,
     /// Aggregate type, aggregate id and event type as they travel.
@@ -385,7 +385,7 @@ impl DeadLetter {
     /// Whether another set of attempts makes sense.
     #[must_use]
     pub fn can_be_requeued(&self) -> bool {
-        self.recorded && !self.requeued && !sql::HOPELESS.contains(&self.cause.as_str())
+        self.recorded && !self.requeued && !HOPELESS.contains(&self.cause.as_str())
     }
 }
 

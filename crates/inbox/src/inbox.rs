@@ -7,10 +7,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::{Backoff, Config};
 use crate::connection::{BoxError, Connect, ConnectNats, Connection};
-use crate::durable;
-use crate::leased::{self, UnderLeases};
-use crate::run::{self, Settings};
-use crate::transactional::InTransactions;
+use crate::nats::durable_consumer;
+use crate::worker::leased::{self, UnderLeases};
+use crate::worker::transactional::InTransactions;
+use crate::worker::{self, Settings};
 use crate::{Error, LeasedHandler, Status, Summary, TransactionalHandler};
 
 /// One consumer of a stream: takes events, gives each to the handler, and keeps the record.
@@ -203,8 +203,8 @@ impl Builder {
     pub async fn create_consumer(self) -> Result<bool, Error> {
         self.config.check()?;
         let nats = self.nats.ok_or_else(|| missing(&self.config, "connection to NATS"))?;
-        let stream = durable::stream(&nats, &self.config).await?;
-        durable::open(&stream, &self.config).await.map(|(_, is_new)| is_new)
+        let stream = durable_consumer::stream(&nats, &self.config).await?;
+        durable_consumer::open(&stream, &self.config).await.map(|(_, is_new)| is_new)
     }
 
     /// Handles events in the database's transactions.
@@ -256,7 +256,7 @@ impl<H: TransactionalHandler> Inbox<Transactional<H>> {
     pub async fn run(self, shutdown: CancellationToken) -> Result<Summary, Error> {
         let Self { mode: Transactional(handler), settings, status } = self;
         let work = |_: &_| InTransactions { handler: Arc::clone(&handler) };
-        Box::pin(run::run(settings.checked()?, status, shutdown, work)).await
+        Box::pin(worker::run(settings.checked()?, status, shutdown, work)).await
     }
 }
 
@@ -277,6 +277,6 @@ impl<H: LeasedHandler> Inbox<Leased<H>> {
             }
             UnderLeases { handler: Arc::clone(&handler), recorder: recorder.clone() }
         };
-        Box::pin(run::run(settings.checked()?, status, shutdown, work)).await
+        Box::pin(worker::run(settings.checked()?, status, shutdown, work)).await
     }
 }

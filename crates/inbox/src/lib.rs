@@ -36,35 +36,21 @@
 //!
 //! `examples/orders.rs` is a whole service.
 
-mod acks;
-mod attended;
 mod config;
 mod connection;
-mod core;
 mod dead_letters;
-mod durable;
+mod engine;
 mod error;
+mod feed;
 mod handler;
 pub mod http;
 mod inbox;
-mod keeper;
-mod leased;
-mod leases;
 mod message;
-mod pool;
-mod redrive;
-mod role;
-mod run;
-mod session;
-mod settled;
-mod source;
+mod nats;
+mod postgres;
+mod record;
 mod status;
-mod store;
-mod stored;
-mod strays;
-mod tables;
-mod transactional;
-mod work;
+mod worker;
 
 pub use config::Backoff;
 pub use connection::{BoxError, Connection};
@@ -75,5 +61,5 @@ pub use dead_letters::{
 pub use error::Error;
 pub use handler::{Delivery, LeasedHandler, TransactionalHandler, Verdict};
 pub use inbox::{Builder, Inbox, Leased, Transactional};
+pub use postgres::tables::{Layout, Maintained, create_tables, maintain, render_tables};
 pub use status::{BreakerState, Handler, State, Status, Summary};
-pub use tables::{Layout, Maintained, create_tables, maintain, render_tables};

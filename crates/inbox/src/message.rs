@@ -9,7 +9,7 @@ use jiff::tz::TimeZone;
 use outbox::{Event, wire};
 use uuid::Uuid;
 
-use crate::store::Key;
+use crate::record::Key;
 
 /// An event is not taken for one if its time is later than this after its message was stored.
 /// Clocks of producers may be ahead by less.

@@ -1,9 +1,13 @@
+mod sharding;
+
 use std::time::Duration;
 
 use outbox::Table;
 use outbox::wire::SubjectTemplate;
 
-use crate::connect::{Error, NatsTarget, PostgresTarget, check_name};
+use crate::connect_error::Error;
+use crate::nats::NatsTarget;
+use crate::postgres::{PostgresTarget, check_name};
 use crate::routing::{Route, Routing};
 use crate::shards::Shards;
 

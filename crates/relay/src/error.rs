@@ -2,7 +2,7 @@
 
 use tokio_postgres::error::SqlState;
 
-use crate::connect;
+use crate::connect_error;
 
 /// Why a session of the relay, or a set-up step, ended.
 #[derive(Debug, thiserror::Error)]
@@ -10,7 +10,7 @@ use crate::connect;
 pub enum Error {
     /// A connection could not be made.
     #[error(transparent)]
-    Connect(#[from] connect::Error),
+    Connect(#[from] connect_error::Error),
     /// A statement failed.
     #[error("could not {doing}")]
     Sql {

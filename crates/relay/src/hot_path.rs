@@ -21,11 +21,10 @@ use tokio::sync::watch;
 use tokio::task::unconstrained;
 use uuid::Uuid;
 
-use crate::broker::{self, History, Publisher};
 use crate::config::Dedup;
-use crate::connect::NatsLink;
-use crate::core::{Input, Limits, Mode, Part, Start, State, Tail};
-use crate::database::Rows;
+use crate::engine::{Input, Limits, Mode, Part, Start, State, Tail};
+use crate::nats::{self, History, NatsLink, Publisher};
+use crate::postgres::Rows;
 use crate::routing::Routing;
 
 /// Allocations of one event among many. Lower it when it falls; do not raise it without a reason.
@@ -133,7 +132,7 @@ impl HotPath {
         rows.relation(&relation).unwrap();
         let history = History { system_id: 7_123_456_789_012_345_678, timeline: 1 };
         let stream = stream::Config { subjects: vec!["outbox.>".into()], ..Default::default() };
-        let (_, limits) = watch::channel(broker::Limits::of(&stream));
+        let (_, limits) = watch::channel(nats::Limits::of(&stream));
         let (_, link) = watch::channel(NatsLink::default());
         let publisher = Publisher::new(client, "OUTBOX", history, Dedup::Both, limits, link).await;
         let state = State::new(Start {

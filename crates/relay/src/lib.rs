@@ -4,8 +4,8 @@
 //! ```text
 //!                 ┌──────────────────── session ─────────────────────┐
 //!  slot ──log──▶  │ source ──▶ ┌──────────┐ ──▶ publisher ──messages──┼──▶ stream
-//!       ◀─confirm─┤            │   core   │ ◀── answers  ◀────────────┼─── acks
-//!                 │ scan   ──▶ │ (no I/O) │ ──▶ settle: marks,        │
+//!       ◀─confirm─┤            │  engine  │ ◀── answers  ◀────────────┼─── acks
+//!                 │ scan   ──▶ │ (no I/O) │ ──▶ marking: marks,      │
 //!  rows the log   │            └──────────┘     watermark, sweeper    │
 //!  cannot bring ──┼──▶             ▲                                  │
 //!                 │              tail of the stream, read through its leader
@@ -32,32 +32,42 @@
 //! consistent point; the scanner takes exactly the others. When a slot is lost, the next one's
 //! snapshot divides the table anew.
 
-mod broker;
 mod config;
-pub mod connect;
-mod core;
-mod database;
-pub mod dead_letters;
+mod connect_error;
+mod engine;
 mod error;
 #[cfg(test)]
 mod hot_path;
-mod inspect;
-mod poll;
-mod report;
+mod nats;
+mod operate;
+mod polling;
+mod postgres;
 mod reporter;
 mod routing;
 mod run;
 mod session;
-mod setup;
 mod shards;
-mod slots;
+mod source;
 mod status;
+mod tls;
+
+/// How the relay reaches its two servers.
+///
+/// A *target* is everything needed to open a connection: address, credentials, TLS. Targets are
+/// parsed and checked once, at start-up; connecting may then fail only for reasons outside the
+/// configuration. Neither `Debug` nor `Display` of a target shows a secret.
+pub mod connect {
+    pub use crate::connect_error::Error;
+    pub use crate::nats::{NatsAccess, NatsLink, NatsTarget};
+    pub use crate::postgres::{ConnectionTask, PostgresTarget, PostgresTls, SslMode};
+    pub use crate::tls::{https_config, install_crypto_provider};
+}
 
 /// For `fuzz/`, which is outside of this crate: reads any answer of a broker.
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub fn fuzz_answer(subject: &str, status: Option<u16>, payload: &[u8]) {
-    broker::read_any_answer(subject, status, payload);
+    nats::read_any_answer(subject, status, payload);
 }
 
 pub use config::{
@@ -66,14 +76,14 @@ pub use config::{
 };
 pub use connect::{NatsTarget, PostgresTarget};
 pub use error::Error;
-pub use inspect::inspect;
+pub use operate::{
+    OutboxReport, SetupPlan, SetupReport, SetupStep, ShardReport, SlotEntry, SlotReport,
+    StatusReport, StreamReport, create_slot, dead_letters, drop_slot, inspect, plan, setup, slots,
+};
 pub use outbox::migrations::Layout;
-pub use report::{OutboxReport, ShardReport, SlotReport, StatusReport, StreamReport};
 pub use routing::{Destination, Glob, Route};
 pub use run::run;
-pub use setup::{SetupPlan, SetupReport, SetupStep, plan, setup};
 pub use shards::{Shard, Shards};
-pub use slots::{SlotEntry, create_slot, drop_slot, slots};
 pub use status::{BreakerState, Latency, Role, SlotStatus, Status};
 
 /// An error and what caused it, in one line. For logs; a terminal gets the chain.

@@ -7,10 +7,10 @@ use pgoutput::Lsn;
 use tokio::sync::watch;
 use tracing::{error, info, warn};
 
-use crate::connect::NatsLink;
-use crate::core::{Origin, Settled, State};
-use crate::database::store::Stuck;
-use crate::session::MarkCounts;
+use crate::engine::MarkCounts;
+use crate::engine::{Origin, Settled, State};
+use crate::nats::NatsLink;
+use crate::postgres::sql::Stuck;
 use crate::status::{Role, SlotStatus, Status};
 
 /// How often a status goes out.

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use outbox::Event;
 use outbox::wire::{SubjectTemplate, subject_matches};
 
-use crate::core::Unpublished;
+use crate::engine::Unpublished;
 
 /// A rule about events. Of several rules, the first that takes an event decides about it.
 #[derive(Debug, Clone, PartialEq, Eq)]

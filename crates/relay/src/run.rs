@@ -9,13 +9,12 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
-use crate::broker::{has_ended, leave_server};
 use crate::config::{Config, Mode, OnWalLimit};
-use crate::connect::NatsLink;
-use crate::database::{Opening, Store, answered};
 use crate::describe;
 use crate::error::Error;
-use crate::poll::Poll;
+use crate::nats::{NatsLink, has_ended, leave_server};
+use crate::polling::Poll;
+use crate::postgres::{Opening, Store, answered};
 use crate::reporter::Reporter;
 use crate::session::Session;
 use crate::status::{Role, Status};

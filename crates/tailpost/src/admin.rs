@@ -8,15 +8,15 @@ pub(crate) mod api;
 mod connections;
 pub(crate) mod dead_letters;
 mod guard;
-mod inbox;
+mod inbox_endpoint;
 mod listen;
 mod metrics;
-mod relay;
+mod relay_endpoint;
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::errors::ListenError;
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, State};
 use axum::http::{HeaderMap, StatusCode, header};
@@ -30,9 +30,9 @@ use tokio_util::sync::CancellationToken;
 use tower_http::timeout::TimeoutLayer;
 use tracing::{info, warn};
 
-pub(crate) use self::inbox::{Desk, Inbox, Sample};
 pub(crate) use self::listen::Address;
-pub(crate) use self::relay::{Relay, Watched};
+pub(crate) use inbox_endpoint::{Desk, Inbox, Sample};
+pub(crate) use relay_endpoint::{Relay, Watched};
 
 const JSON: &str = "application/json";
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
@@ -83,22 +83,6 @@ impl Admin {
     pub(crate) fn new(engine: impl Engine, token: Option<String>) -> Self {
         let queries = Arc::new(Semaphore::new(QUERIES_MAX));
         Self { engine: Arc::new(engine), token: token.map(Into::into), queries }
-    }
-}
-
-/// The address cannot be listened on.
-#[derive(Debug, thiserror::Error)]
-#[error("could not listen on {address} for health and metrics")]
-pub(crate) struct ListenError {
-    address: SocketAddr,
-    source: std::io::Error,
-}
-
-impl ListenError {
-    /// What the operator can do about it.
-    pub(crate) fn hint(&self) -> String {
-        "set admin.listen, or admin.inbox_listen for an inbox, to a free address, or to \"off\""
-            .into()
     }
 }
 

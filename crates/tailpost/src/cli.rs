@@ -1,18 +1,21 @@
 //! The command line. The help texts are the reference for it.
 
-pub(crate) mod dlq;
-mod inbox;
+pub(crate) mod dlq_args;
+mod inbox_args;
+#[cfg(feature = "lab")]
+mod lab_args;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::builder::PossibleValuesParser;
 use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand};
 
 use crate::config::{LogFormat, Sources};
 use crate::telemetry::Verbosity;
 
-pub(crate) use inbox::*;
+pub(crate) use inbox_args::*;
+#[cfg(feature = "lab")]
+pub(crate) use lab_args::{ChaosArgs, DemoArgs};
 
 /// Relays events from a PostgreSQL outbox table to a NATS JetStream stream: once, in commit order.
 ///
@@ -70,12 +73,17 @@ impl Cli {
         cli
     }
 
-    fn check(&self) -> Result<(), dlq::Misuse> {
+    fn check(&self) -> Result<(), dlq_args::Misuse> {
         match &self.command {
             Command::Outbox(command) => match &**command {
-                dlq::OutboxCommand::Dlq(command) => command.check(),
+                dlq_args::OutboxCommand::Dlq(command) => command.check(),
             },
-            Command::Inbox(InboxArgs { command: InboxCommand::Dlq { command } }) => command.check(),
+            Command::Inbox(args) => match &args.command {
+                InboxCommand::Dlq { command } => command.check(),
+                _ => Ok(()),
+            },
+            #[cfg(feature = "lab")]
+            Command::Chaos(args) => args.check(),
             _ => Ok(()),
         }
     }
@@ -83,14 +91,9 @@ impl Cli {
     /// What the configuration is read from.
     pub(crate) fn sources(&self) -> Sources {
         let sources = self.global.sources();
-        match &self.command {
-            Command::Inbox(InboxArgs { command: InboxCommand::Run(args) }) => Sources {
-                consumer: args.consumer.clone(),
-                handler: args.handler.clone(),
-                ..sources
-            },
-            _ => sources,
-        }
+        let Command::Inbox(args) = &self.command else { return sources };
+        let InboxCommand::Run(args) = &args.command else { return sources };
+        Sources { consumer: args.consumer.clone(), handler: args.handler.clone(), ..sources }
     }
 }
 
@@ -145,10 +148,10 @@ pub(crate) enum Command {
     /// Show position, backlog, slot, stream, and dead letters
     Status(StatusArgs),
     /// Take events from the stream and give each one effect, and decide about those that failed
-    Inbox(InboxArgs),
+    Inbox(Box<InboxArgs>),
     /// Find and mend what cannot be published
     #[command(subcommand)]
-    Outbox(Box<dlq::OutboxCommand>),
+    Outbox(Box<dlq_args::OutboxCommand>),
     /// List the replication slots; create the relay's, or drop it
     #[command(subcommand)]
     Slot(SlotCommand),
@@ -157,6 +160,7 @@ pub(crate) enum Command {
     /// Starts PostgreSQL and NATS from the binaries on this machine, in temporary folders, and
     /// removes all of it at the end; nothing that is configured is looked at. Ctrl-C ends it early.
     /// Fails if an event was lost, doubled, or out of order, or did not have exactly one effect.
+    #[cfg(feature = "lab")]
     Demo(DemoArgs),
     /// Break things on purpose, under load, and check that every event arrived once and in order
     ///
@@ -164,6 +168,7 @@ pub(crate) enum Command {
     /// and paused. `all` runs every scenario, `soak` mixes faults at random. Fails if an event was
     /// lost, doubled, out of order, or never committed, or, where there is an inbox, did not have
     /// exactly one effect; then it keeps the logs and says where.
+    #[cfg(feature = "lab")]
     Chaos(ChaosArgs),
 }
 
@@ -243,50 +248,6 @@ pub(crate) struct SlotListArgs {
     pub(crate) json: bool,
 }
 
-/// Arguments of `demo`.
-#[derive(Debug, Args)]
-pub(crate) struct DemoArgs {
-    /// How long the producer writes
-    #[arg(long = "for", value_name = "DURATION", default_value = "20s", value_parser = duration)]
-    pub(crate) duration: Duration,
-    /// Events a second
-    #[arg(long, value_name = "EVENTS", default_value_t = 500,
-          value_parser = clap::value_parser!(u32).range(1..=100_000))]
-    pub(crate) rate: u32,
-    /// Print only the final figures, as one JSON object
-    #[arg(long)]
-    pub(crate) json: bool,
-    /// Leave the servers running, and say how to reach them
-    #[arg(long)]
-    pub(crate) keep: bool,
-}
-
-/// Arguments of `chaos`.
-#[derive(Debug, Args)]
-pub(crate) struct ChaosArgs {
-    /// What to do: a name from --list, `all`, or `soak`
-    #[arg(required_unless_present = "list", hide_possible_values = true,
-          value_parser = PossibleValuesParser::new(crate::chaos::names()))]
-    pub(crate) scenario: Option<String>,
-    /// Show the scenarios, and what each proves
-    #[arg(long, exclusive = true)]
-    pub(crate) list: bool,
-    /// How long the soak goes on; one minute if not given
-    #[arg(long = "for", value_name = "DURATION", value_parser = duration)]
-    pub(crate) duration: Option<Duration>,
-    /// Repeat a run: fixes the load and the faults of `soak` and `whole-way`, though not how they
-    /// interleave
-    #[arg(long, value_name = "N")]
-    pub(crate) seed: Option<u64>,
-    /// Let `soak` draw its faults from these generators only
-    #[arg(long, value_name = "NAMES", value_delimiter = ',',
-          value_parser = PossibleValuesParser::new(crate::chaos::generators()))]
-    pub(crate) only: Vec<String>,
-    /// Print the ledger as one JSON object, for each scenario
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
 fn duration(text: &str) -> Result<Duration, String> {
     crate::config::parse_duration(text).map_err(|wanted| format!("expected {wanted}"))
 }
@@ -307,21 +268,6 @@ mod tests {
         assert_eq!(cli.global.sources().nats_url.as_deref(), Some("nats://n1"));
         assert_eq!(cli.global.verbosity(), Verbosity::Verbose);
         assert!(matches!(cli.command, Command::Status(StatusArgs { json: true })));
-    }
-
-    #[test]
-    fn the_demo_has_defaults_and_takes_durations() {
-        let demo = |args: &[&str]| {
-            let all = ["tailpost", "demo"].iter().chain(args);
-            match Cli::try_parse_from(all)?.command {
-                Command::Demo(demo) => Ok((demo.duration.as_secs(), demo.rate)),
-                other => panic!("{other:?}"),
-            }
-        };
-        assert_eq!(demo(&[]).map_err(|error: clap::Error| error.to_string()), Ok((20, 500)));
-        assert_eq!(demo(&["--for", "2m", "--rate", "9"]).expect("valid"), (120, 9));
-        assert!(demo(&["--for", "20"]).is_err());
-        assert!(demo(&["--rate", "0"]).is_err());
     }
 
     #[test]

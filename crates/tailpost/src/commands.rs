@@ -1,17 +1,18 @@
 //! One file per command; what they do is in the libraries.
 
 mod decide;
-mod demo;
 pub(crate) mod dlq;
 mod inbox;
+#[cfg(feature = "lab")]
+mod lab;
 mod relay;
 mod setup;
+mod setup_report;
 mod slot;
 mod status;
 
-use crate::chaos;
 use crate::cli::Command;
-use crate::cli::dlq::OutboxCommand;
+use crate::cli::dlq_args::OutboxCommand;
 use crate::config::Settings;
 
 /// Runs one command to its end.
@@ -26,7 +27,9 @@ pub(crate) async fn run(command: Command, settings: Settings) -> anyhow::Result<
             dlq::run(command, &settings).await
         }
         Command::Slot(command) => Box::pin(slot::run(&command, &settings)).await,
-        Command::Demo(args) => demo::run(&args).await,
-        Command::Chaos(args) => chaos::run(&args).await,
+        #[cfg(feature = "lab")]
+        Command::Demo(args) => lab::demo(args).await,
+        #[cfg(feature = "lab")]
+        Command::Chaos(args) => lab::chaos(args).await,
     }
 }

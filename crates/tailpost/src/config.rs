@@ -4,7 +4,7 @@
 //! given in each layer, and a mistake in any of them is reported with its place.
 
 mod error;
-mod inbox;
+mod inbox_settings;
 mod keys;
 mod layers;
 mod routes;
@@ -22,7 +22,7 @@ use relay::{
 };
 
 pub(crate) use error::{Error, Origin};
-pub(crate) use inbox::Consumer;
+pub(crate) use inbox_settings::Consumer;
 pub(crate) use layers::Sources;
 
 /// Parses a duration as the configuration writes them, or says what is wanted.
@@ -37,7 +37,7 @@ pub(crate) struct Settings {
     pub(crate) nats: NatsSettings,
     pub(crate) stream: StreamConfig,
     pub(crate) relay: RelaySettings,
-    inbox: inbox::InboxSettings,
+    inbox: inbox_settings::InboxSettings,
     pub(crate) routes: Vec<relay::Route>,
     pub(crate) admin: AdminSettings,
     pub(crate) log: LogSettings,
@@ -148,7 +148,7 @@ impl Default for Settings {
                 wal: WalConfig::default(),
                 shards: Shards::default().count(),
             },
-            inbox: inbox::InboxSettings::default(),
+            inbox: inbox_settings::InboxSettings::default(),
             routes: Vec::new(),
             admin: AdminSettings {
                 listen: Some(SocketAddr::from(([127, 0, 0, 1], 9464))),

@@ -5,10 +5,8 @@ use std::process::ExitCode;
 use relay::connect;
 use tokio_postgres::error::SqlState;
 
-use crate::admin::ListenError;
-use crate::commands::dlq::DlqError;
-use crate::commands::dlq::client::ApiError;
 use crate::config;
+use crate::errors::{ApiError, DlqError, ListenError};
 use crate::refusal::Refusal;
 
 const FAILED: u8 = 1;

@@ -1,11 +1,10 @@
 //! The `tailpost` binary: reads the command line and the configuration, and runs one command.
 
 mod admin;
-mod chaos;
 mod cli;
 mod commands;
 mod config;
-mod demo;
+mod errors;
 mod exit;
 mod letter;
 mod output;
@@ -33,6 +32,7 @@ fn run(cli: cli::Cli) -> anyhow::Result<()> {
     relay::connect::install_crypto_provider();
     let load = || config::Settings::load(&cli.sources());
     let (settings, verbosity) = match cli.command {
+        #[cfg(feature = "lab")]
         // Runs anywhere, whatever is configured for other servers, and draws its own picture.
         cli::Command::Demo(_) | cli::Command::Chaos(_) => {
             (config::Settings::default(), cli.global.verbosity().of_demo())

@@ -15,6 +15,7 @@ use crate::config::{Error, LogFormat, Origin};
 pub(crate) enum Verbosity {
     /// Warnings and errors.
     Quiet,
+    #[cfg(feature = "lab")]
     /// Warnings and errors, but for those about the fitness of servers that are thrown away.
     Demo,
     /// What an operator wants to know.
@@ -31,6 +32,7 @@ impl Verbosity {
         if self == Self::Normal { Self::Quiet } else { self }
     }
 
+    #[cfg(feature = "lab")]
     /// What `demo` logs, unless asked for more: it says itself what happens.
     pub(crate) fn of_demo(self) -> Self {
         if self == Self::Normal { Self::Demo } else { self }
@@ -71,8 +73,9 @@ fn filter(asked: Option<&str>, verbosity: Verbosity) -> Result<EnvFilter, Error>
         // what is worked through.
         Verbosity::Quiet => "warn,async_nats=off,pgwire_replication=off",
         Verbosity::Normal => "info,async_nats=off,pgwire_replication=off",
+        #[cfg(feature = "lab")]
         Verbosity::Demo => {
-            "warn,async_nats=off,pgwire_replication=off,tailpost_relay::broker::fitness=error"
+            "warn,async_nats=off,pgwire_replication=off,tailpost_relay::nats::stream_check=error"
         }
         Verbosity::Verbose => "info,async_nats=off,tailpost=debug,tailpost_relay=debug,inbox=debug",
         Verbosity::Everything => "debug",

@@ -2,9 +2,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use lab::{Nats, NatsOptions, Proxy};
 use relay::NatsTarget;
 use relay::connect::NatsAccess;
-use testbed::{Nats, NatsOptions, Proxy};
 
 use super::certificates::{Certificates, Pair};
 
@@ -55,7 +55,7 @@ async fn enters_both(
 }
 
 fn tls(server: &Pair, certificates: &Certificates, more: &str) -> String {
-    // Only the testbed's own client goes without: it trusts none of these certificates.
+    // Only the lab's own client goes without: it trusts none of these certificates.
     format!(
         "allow_non_tls: true\ntls {{ cert_file: {:?}, key_file: {:?}, ca_file: {:?}, {more} }}",
         server.cert,

@@ -1,7 +1,7 @@
 use anyhow::{Context, Result};
+use lab::{Postgres, PostgresOptions};
 use pgwire_replication::ReplicationClient;
 use relay::PostgresTarget;
-use testbed::{Postgres, PostgresOptions};
 
 use super::certificates::{Certificates, Pair};
 

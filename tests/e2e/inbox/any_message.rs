@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, ReplayPolicy, pull, push};
+use lab::{HostileMessage, Messages, RawNats};
 use serde_json::json;
 use support::{DEADLINE, until};
-use testbed::{HostileMessage, Messages, RawNats};
 use uuid::Uuid;
 
 use super::Inbox;
@@ -32,7 +32,7 @@ impl Inbox {
         assert_eq!(self.count(&handled).await, i64::try_from(good.len()).expect("few"));
         let twice = "(SELECT FROM effects GROUP BY event_id HAVING count(*) > 1) AS t";
         assert_eq!(self.count(twice).await, 0, "effects that happened twice");
-        let stored = self.rig.stream().await.cached_info().state.messages;
+        let stored = self.env.stream().await.cached_info().state.messages;
         let known = self.count("(SELECT DISTINCT stream_seq FROM inbox_messages) AS t").await;
         assert_eq!(known.cast_unsigned(), stored, "messages that have a record");
         let letters = "inbox_messages AS m WHERE status = 'DEAD' AND NOT EXISTS (SELECT
@@ -47,7 +47,7 @@ async fn every_kind_is_survived(mode: &str) {
     inbox.set("WORKER_MODE", mode);
     let worker = inbox.worker();
     worker.wait_active().await;
-    let mut raw = RawNats::connect(&inbox.rig.nats.url()).await.expect("connect by hand");
+    let mut raw = RawNats::connect(&inbox.env.nats.url()).await.expect("connect by hand");
     let mut good = Vec::new();
     for (n, message) in (0..).zip(Messages::new(1).every()) {
         inbox.publish_raw(&mut raw, &message).await;
@@ -89,7 +89,7 @@ async fn random_messages_of_another_client_stop_nobody() {
     inbox.set("WORKER_ACK_WAIT_MS", "5000");
     let worker = inbox.worker();
     worker.wait_active().await;
-    let mut raw = RawNats::connect(&inbox.rig.nats.url()).await.expect("connect by hand");
+    let mut raw = RawNats::connect(&inbox.env.nats.url()).await.expect("connect by hand");
     let mut good = Vec::new();
     for n in 0..60 {
         inbox.publish_raw(&mut raw, &messages.draw()).await;
@@ -111,7 +111,7 @@ async fn an_event_whose_record_is_refused_becomes_a_dead_letter_alone() {
     for mode in ["leased", "transactional"] {
         let mut inbox = Inbox::new().await;
         inbox.set("WORKER_MODE", mode);
-        let client = inbox.rig.client().await;
+        let client = inbox.env.client().await;
         let trigger = "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
                 IF NEW.subject LIKE '%Refused' AND NEW.status <> 'DEAD' THEN
                     RAISE EXCEPTION 'not this one' USING ERRCODE = '22P05', DETAIL = 'secret';
@@ -135,7 +135,7 @@ async fn an_event_whose_record_is_refused_becomes_a_dead_letter_alone() {
 /// A message that is larger than all that is asked for at a time, and one behind it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_larger_than_a_request_is_handled() {
-    let mut options = support::RigOptions::default();
+    let mut options = support::TestEnvOptions::default();
     options.nats.max_payload = Some(40 * 1024 * 1024);
     let inbox = Inbox::with(options, inbox::Layout::Partitioned).await;
     let mut large =
@@ -163,13 +163,13 @@ async fn a_durable_consumer_that_is_configured_otherwise_is_changed() {
         backoff: vec![Duration::from_secs(3600)],
         ..pull::Config::default()
     };
-    inbox.rig.stream().await.create_consumer(found).await.expect("make the consumer");
+    inbox.env.stream().await.create_consumer(found).await.expect("make the consumer");
     inbox.set("WORKER_SUBJECTS", "outbox.order.>,outbox.parcel.>");
     let good = inbox.publish_many(0, 30, &json!({})).await;
     let worker = inbox.worker();
     inbox.wait_count("effects", 30).await;
     inbox.assert_nobody_stopped(&good).await;
-    let info = inbox.rig.stream().await.consumer_info("worker").await.expect("the consumer");
+    let info = inbox.env.stream().await.consumer_info("worker").await.expect("the consumer");
     assert_eq!(info.config.filter_subjects, ["outbox.order.>", "outbox.parcel.>"]);
     assert_eq!((info.config.max_deliver, info.config.ack_wait), (-1, Duration::from_secs(30)));
     assert!(!info.config.headers_only && info.config.backoff.is_empty());
@@ -180,7 +180,7 @@ async fn a_durable_consumer_that_is_configured_otherwise_is_changed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_durable_consumer_that_cannot_be_changed_is_refused_with_the_command() {
     let inbox = Inbox::new().await;
-    let stream = inbox.rig.stream().await;
+    let stream = inbox.env.stream().await;
     let mended = "`nats consumer rm OUTBOX worker` deletes it";
     let refused = async |reason: &str| {
         let mut worker = inbox.worker();

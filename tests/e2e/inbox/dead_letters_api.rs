@@ -2,9 +2,9 @@
 
 use std::net::SocketAddr;
 
+use lab::Port;
 use serde_json::{Value, json};
-use support::{DEADLINE, Relay, Rig, until};
-use testbed::Port;
+use support::{DEADLINE, Relay, TestEnv, until};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use uuid::Uuid;
@@ -17,7 +17,7 @@ const PATH: &str = "/api/v1/inbox/dead-letter";
 
 /// Servers, a relay, a consumer, and its address for operators.
 struct Scene {
-    rig: Rig,
+    env: TestEnv,
     service: Service,
     api: SocketAddr,
     _port: Port,
@@ -27,24 +27,24 @@ struct Scene {
 
 impl Scene {
     async fn new() -> Self {
-        let mut rig = set_up().await;
+        let mut env = set_up().await;
         let port = Port::reserve().expect("a free port");
         let api = port.addr();
-        rig.set("TAILPOST_ADMIN__INBOX_LISTEN", &api.to_string());
-        rig.set("TAILPOST_ADMIN__TOKEN", TOKEN);
-        let relay = rig.relay();
+        env.set("TAILPOST_ADMIN__INBOX_LISTEN", &api.to_string());
+        env.set("TAILPOST_ADMIN__TOKEN", TOKEN);
+        let relay = env.relay();
         let service = Service::start().await;
-        let inbox = rig.spawn(&service.args().each_ref().map(String::as_str));
+        let inbox = env.spawn(&service.args().each_ref().map(String::as_str));
         inbox.wait_log("serving health").await;
-        Self { rig, service, api, _port: port, _relay: relay, _inbox: inbox }
+        Self { env, service, api, _port: port, _relay: relay, _inbox: inbox }
     }
 
     async fn dead(&self, aggregate_id: &str) -> Uuid {
         self.service.answer_to(aggregate_id, 422);
-        let id = emit(&self.rig, aggregate_id, "{\"secret\": \"hunter2\"}").await;
+        let id = emit(&self.env, aggregate_id, "{\"secret\": \"hunter2\"}").await;
         let count = format!("SELECT count(*) FROM inbox_dead_letter WHERE message_id = '{id}'");
         let what = format!("{id} is a dead letter");
-        until(DEADLINE, &what, async || self.rig.query::<i64>(&count).await == 1).await;
+        until(DEADLINE, &what, async || self.env.query::<i64>(&count).await == 1).await;
         id
     }
 
@@ -111,7 +111,7 @@ async fn dead_letters_are_seen_and_decided_about_over_http() {
     let why = json!({ "by": "ada", "why": "mended" });
     let (status, body) = scene.ask("POST", &format!("/{first}/requeue"), Some(why.clone())).await;
     assert_eq!((status, body.as_str()), (204, ""));
-    wait_processed(&scene.rig, 1).await;
+    wait_processed(&scene.env, 1).await;
     assert_eq!(scene.service.calls_of(first), 2);
     let (status, _) = scene.ask("DELETE", &format!("/{second}"), Some(why)).await;
     assert_eq!(status, 204);
@@ -119,11 +119,11 @@ async fn dead_letters_are_seen_and_decided_about_over_http() {
         "SELECT string_agg(decision || ':' || decided_by || ':' || reason, ',' ORDER BY id)
         FROM inbox_decisions";
     assert_eq!(
-        scene.rig.query::<String>(decided).await,
+        scene.env.query::<String>(decided).await,
         "requeue:postgres (ada):mended,discard:postgres (ada):mended"
     );
     until(DEADLINE, "no letter is left", async || {
-        scene.rig.query::<i64>("SELECT count(*) FROM inbox_dead_letter").await == 0
+        scene.env.query::<i64>("SELECT count(*) FROM inbox_dead_letter").await == 0
     })
     .await;
     for (method, path) in [("GET", ""), ("POST", "/requeue"), ("DELETE", "")] {
@@ -156,7 +156,7 @@ async fn nothing_is_decided_over_http_without_token_body_and_reason() {
     assert_eq!(status, 400, "{body}");
     let typo = Some(json!({ "reasn": "mended" }));
     assert_eq!(scene.ask("POST", &requeue, typo).await.0, 422);
-    let decisions: i64 = scene.rig.query("SELECT count(*) FROM inbox_decisions").await;
+    let decisions: i64 = scene.env.query("SELECT count(*) FROM inbox_decisions").await;
     assert_eq!(decisions, 0, "something was decided");
 }
 
@@ -164,7 +164,7 @@ async fn nothing_is_decided_over_http_without_token_body_and_reason() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_locked_table_holds_no_request_for_long() {
     let scene = Scene::new().await;
-    let client = scene.rig.client().await;
+    let client = scene.env.client().await;
     client.batch_execute("BEGIN; LOCK TABLE inbox_dead_letter").await.expect("lock the table");
     let (code, body) = scene.ask("GET", "", None).await;
     assert_eq!(code, 503, "{body}");
@@ -174,7 +174,7 @@ async fn a_locked_table_holds_no_request_for_long() {
     assert_eq!(code, 503, "{body}");
     let held = "SELECT count(*) FROM pg_stat_activity
                 WHERE application_name = 'tailpost inbox api' AND wait_event_type = 'Lock'";
-    assert_eq!(scene.rig.query::<i64>(held).await, 0, "the server has ended it as well");
+    assert_eq!(scene.env.query::<i64>(held).await, 0, "the server has ended it as well");
     client.batch_execute("COMMIT").await.expect("unlock the table");
     assert_eq!(scene.ask("GET", "", None).await.0, 200);
 }

@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
 
+use lab::Port;
 use support::{DEADLINE, ask, until};
-use testbed::Port;
 use tokio::net::TcpStream;
 use uuid::Uuid;
 
@@ -16,43 +16,43 @@ const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 /// R-INB-03, R-INB-05: killed at any moment, the service gets every event, with the same key.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_python_example_has_every_effect_once_although_the_inbox_is_killed() {
-    let mut rig = set_up().await;
-    let _relay = rig.relay();
-    rig.set("TAILPOST_INBOX__LEASE", "2s");
-    rig.set("TAILPOST_INBOX__TIMEOUT", "1s");
-    rig.set("TAILPOST_INBOX__SECRETS", SECRET);
+    let mut env = set_up().await;
+    let _relay = env.relay();
+    env.set("TAILPOST_INBOX__LEASE", "2s");
+    env.set("TAILPOST_INBOX__TIMEOUT", "1s");
+    env.set("TAILPOST_INBOX__SECRETS", SECRET);
     let example = Example::start(SECRET);
     let args = ["inbox", "run", "--consumer", "billing", "--handler", &example.url];
     let mut expected = 0;
     for round in 0..3 {
-        let inbox = rig.spawn(&args);
+        let inbox = env.spawn(&args);
         for n in 0..20 {
-            emit(&rig, &format!("o-{n}"), &format!("{{\"total_cents\": {n}}}")).await;
+            emit(&env, &format!("o-{n}"), &format!("{{\"total_cents\": {n}}}")).await;
         }
         expected += 20;
         let seen = i64::from(round) * 20 + 5;
         until(DEADLINE, "some effects", async || example.effects() >= seen).await;
         inbox.kill9().await;
     }
-    let _inbox = rig.spawn(&args);
-    wait_processed(&rig, expected).await;
+    let _inbox = env.spawn(&args);
+    wait_processed(&env, expected).await;
     assert_eq!(example.effects(), expected);
 
-    emit(&rig, "o-1", "{\"total_cents\": \"many\"}").await; // 422
+    emit(&env, "o-1", "{\"total_cents\": \"many\"}").await; // 422
     let dead = "SELECT count(*) FROM inbox_dead_letter";
-    until(DEADLINE, "the dead letter", async || rig.query::<i64>(dead).await == 1).await;
+    until(DEADLINE, "the dead letter", async || env.query::<i64>(dead).await == 1).await;
 }
 
 /// A captured request had a second effect under another `Idempotency-Key`: the signature did not
 /// cover what the receiver took for the key.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_captured_request_has_no_second_effect() {
-    let mut rig = set_up().await;
-    rig.set("TAILPOST_INBOX__SECRETS", SECRET);
-    let _relay = rig.relay();
+    let mut env = set_up().await;
+    env.set("TAILPOST_INBOX__SECRETS", SECRET);
+    let _relay = env.relay();
     let spied = Service::start().await;
-    let _inbox = rig.spawn(&spied.args().each_ref().map(String::as_str));
-    emit(&rig, "o-1", "{\"total_cents\": 7}").await;
+    let _inbox = env.spawn(&spied.args().each_ref().map(String::as_str));
+    emit(&env, "o-1", "{\"total_cents\": 7}").await;
     spied.wait_calls(1).await;
     let call = spied.calls().remove(0);
     let example = Example::start(SECRET);

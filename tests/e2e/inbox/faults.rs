@@ -39,7 +39,7 @@ async fn failures_are_repeated_in_order_and_end_as_dead_letters() {
         let records = "inbox_messages JOIN inbox_dead_letter USING (consumer, message_id)
             WHERE status = 'DEAD' AND attempts = finished_attempts";
         let records: i64 = inbox
-            .rig
+            .env
             .query(&format!(
                 "SELECT count(*) FROM {}",
                 records.replace("attempts = finished", "inbox_messages.attempts = finished")
@@ -69,7 +69,7 @@ async fn an_event_that_the_stream_has_twice_has_one_effect() {
             }
         }
         inbox.wait_acked().await;
-        assert_eq!(inbox.rig.stored_count().await, 40, "{mode}");
+        assert_eq!(inbox.env.stored_count().await, 40, "{mode}");
         inbox.assert_exact(20).await;
         worker.stop().await;
     }
@@ -82,7 +82,7 @@ async fn what_is_not_an_event_is_parked_and_stops_nobody() {
     for mode in ["transactional", "leased"] {
         let mut inbox = Inbox::new().await;
         inbox.set("WORKER_MODE", mode);
-        let nats = inbox.rig.nats.client().await.unwrap();
+        let nats = inbox.env.nats.client().await.unwrap();
         for id in [None, Some("not a uuid"), Some("")] {
             let mut headers = async_nats::HeaderMap::new();
             headers.insert("Tail", "x");
@@ -121,7 +121,7 @@ async fn old_events_are_handled_until_they_are_forgotten() {
     assert_eq!(inbox.count(partition).await, 1, "one for all that is older");
     worker.stop().await;
 
-    let client = inbox.rig.client().await;
+    let client = inbox.env.client().await;
     let keep = Some(Duration::from_secs(30 * 86_400));
     let done = inbox::maintain(&client, "public", keep).await.unwrap();
     assert_eq!((done.dropped, done.deleted), (0, 1));
@@ -148,12 +148,12 @@ async fn a_database_that_is_away_loses_nothing_and_uses_up_no_attempts() {
         inbox.publish_many(0, 300, &json!({ "sleep_ms": 3 })).await;
         let worker = inbox.worker();
         inbox.wait_count("effects", 30).await;
-        inbox.rig.postgres.kill().await.unwrap();
+        inbox.env.postgres.kill().await.unwrap();
         worker.wait_log("the database is away").await;
         inbox.publish_many(300, 100, &json!({})).await;
         // Several times ack_wait: it is not the broker's patience that this rests on.
         tokio::time::sleep(Duration::from_secs(3)).await;
-        inbox.rig.postgres.start_again().await.unwrap();
+        inbox.env.postgres.start_again().await.unwrap();
         until(DEADLINE, "all have had their effect", async || {
             inbox.count("(SELECT DISTINCT event_id FROM effects) AS t").await == 400
         })
@@ -233,7 +233,7 @@ async fn connections_that_break_one_by_one_stop_nobody_for_long() {
                  WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()
                      AND pid % 3 = {n} % 3"
             );
-            inbox.rig.query::<i64>(&broken).await;
+            inbox.env.query::<i64>(&broken).await;
         }
         until(DEADLINE, "all have had their effect", async || {
             inbox.count("(SELECT DISTINCT event_id FROM effects) AS t").await == 600

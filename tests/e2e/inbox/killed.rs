@@ -67,7 +67,7 @@ async fn a_paused_worker_that_wakes_up_repeats_nothing() {
     // What a network that is cut does: the server gives up on the silent one.
     let silent = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
         WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()";
-    inbox.rig.query::<i64>(silent).await;
+    inbox.env.query::<i64>(silent).await;
     let second = inbox.worker();
     second.wait_active().await;
     let before = inbox.count("effects").await;

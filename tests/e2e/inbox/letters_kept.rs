@@ -17,8 +17,8 @@ impl Inbox {
     /// As `tailpost inbox dlq requeue` does, for all; from now on their payload is this.
     async fn requeue_all(&self, orders: &serde_json::Value) {
         let payload = format!("UPDATE inbox_dead_letter SET payload = '{orders}'::text::bytea");
-        self.rig.execute(&payload).await;
-        self.rig.execute(REQUEUE).await;
+        self.env.execute(&payload).await;
+        self.env.execute(REQUEUE).await;
     }
 
     async fn make_stream_anew(&self) {
@@ -46,7 +46,7 @@ async fn a_requeued_letter_is_not_taken_for_the_message_of_its_sequence() {
     worker.stop().await;
 
     inbox.make_stream_anew().await;
-    inbox.rig.execute("DELETE FROM runs").await;
+    inbox.env.execute("DELETE FROM runs").await;
     inbox.requeue_all(&json!({"sleep_ms": 4000})).await;
     let worker = inbox.worker();
     inbox.wait_count("runs", 1).await;
@@ -62,7 +62,7 @@ async fn a_requeued_letter_is_not_taken_for_the_message_of_its_sequence() {
 async fn a_stream_that_is_made_anew_during_the_work_has_other_messages() {
     let mut inbox = Inbox::new().await;
     inbox.set("WORKER_MAX_ATTEMPTS", "1000000");
-    inbox.rig.execute("CREATE TABLE closed ()").await;
+    inbox.env.execute("CREATE TABLE closed ()").await;
     inbox.publish("o-1", json!({"while_closed": true})).await;
     let worker = inbox.worker();
     inbox.wait_count("inbox_messages WHERE attempts > 1", 1).await;
@@ -103,10 +103,10 @@ async fn an_event_that_left_the_stream_before_its_retry_becomes_a_dead_letter() 
     let worker = inbox.worker();
     inbox.wait_count("inbox_messages WHERE status = 'FAILED'", 1).await;
     worker.kill9();
-    inbox.rig.stream().await.purge().await.expect("purge the stream");
+    inbox.env.stream().await.purge().await.expect("purge the stream");
     let long_ago = "UPDATE inbox_messages SET status = 'FAILED', lease_token = NULL,
         next_attempt_at = now() - interval '1 hour', finished_attempts = attempts";
-    inbox.rig.execute(long_ago).await;
+    inbox.env.execute(long_ago).await;
     let worker = inbox.worker();
     inbox.wait_count("inbox_dead_letter WHERE cause = 'gone' AND reason <> ''", 1).await;
     assert_eq!(inbox.count("inbox_messages WHERE status = 'DEAD'").await, 1);
@@ -126,7 +126,7 @@ async fn requeued_letters_of_one_aggregate_leave_room_for_others() {
     worker.stop().await;
     inbox.requeue_all(&json!({"sleep_ms": 20_000})).await;
     let quick = "UPDATE inbox_dead_letter SET payload = '{}' WHERE stream_seq = 81";
-    inbox.rig.execute(quick).await;
+    inbox.env.execute(quick).await;
     let worker = inbox.worker();
     inbox.wait_count("effects", 1).await;
     assert_eq!(inbox.effects_of(other).await, 1, "it did not wait for the others");
@@ -138,7 +138,7 @@ async fn requeued_letters_of_one_aggregate_leave_room_for_others() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_letter_keeps_its_record_when_others_are_forgotten() {
     for layout in [inbox::Layout::Partitioned, inbox::Layout::Plain] {
-        let inbox = Inbox::with(support::RigOptions::default(), layout).await;
+        let inbox = Inbox::with(support::TestEnvOptions::default(), layout).await;
         inbox.forget_ids().await;
         let mut dead = Event::new("order", "o-1", "OrderPlaced", &json!({"dead": true})).unwrap();
         dead.occurred_at = "2020-02-03T04:05:06Z".parse().unwrap();
@@ -150,7 +150,7 @@ async fn a_letter_keeps_its_record_when_others_are_forgotten() {
         inbox.wait_count("inbox_dead_letter", 1).await;
         inbox.wait_acked().await;
 
-        let client = inbox.rig.client().await;
+        let client = inbox.env.client().await;
         let keep = Some(Duration::from_secs(30 * 86_400));
         let forgotten = inbox::maintain(&client, "public", keep).await.expect("maintain");
         assert_eq!((forgotten.dropped, forgotten.deleted), (0, 1), "{layout:?}");
@@ -160,7 +160,7 @@ async fn a_letter_keeps_its_record_when_others_are_forgotten() {
         inbox.wait_count("inbox_dead_letter WHERE cause = 'forgotten'", 1).await;
         assert_eq!(inbox.effects_of(done.id).await, 1, "{layout:?}");
 
-        inbox.rig.execute("DELETE FROM inbox_dead_letter WHERE cause = 'forgotten'").await;
+        inbox.env.execute("DELETE FROM inbox_dead_letter WHERE cause = 'forgotten'").await;
         inbox.requeue_all(&json!({})).await;
         inbox.wait_count(&format!("effects WHERE event_id = '{}'", dead.id), 1).await;
         worker.stop().await;

@@ -3,11 +3,12 @@
 mod any_message;
 mod bounds;
 mod counted;
-mod dead_letters;
 mod dead_letters_api;
 mod example;
 mod faults;
 mod http;
+mod inbox_dead_letters;
+mod inbox_shards;
 mod killed;
 mod left;
 mod letters_kept;
@@ -15,7 +16,6 @@ mod orders;
 mod outages;
 mod role;
 mod service;
-mod shards;
 mod whole_way;
 
 use std::fs::File;
@@ -28,14 +28,14 @@ use async_nats::jetstream::{self, Context};
 use outbox::{Event, wire};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
-use support::{DEADLINE, Rig, RigOptions, peak_memory, until};
+use support::{DEADLINE, TestEnv, TestEnvOptions, peak_memory, until};
 use uuid::Uuid;
 
 /// A stream, the tables, and workers between.
 pub(crate) struct Inbox {
-    pub(crate) rig: Rig,
+    pub(crate) env: TestEnv,
     jetstream: Context,
-    env: Vec<(String, String)>,
+    variables: Vec<(String, String)>,
 }
 
 const TABLES: &str = "
@@ -45,35 +45,35 @@ const TABLES: &str = "
 
 impl Inbox {
     pub(crate) async fn new() -> Self {
-        Self::with(RigOptions::default(), inbox::Layout::Partitioned).await
+        Self::with(TestEnvOptions::default(), inbox::Layout::Partitioned).await
     }
 
-    pub(crate) async fn with(options: RigOptions, layout: inbox::Layout) -> Self {
-        let rig = Rig::with(options).await;
-        let mut client = rig.client().await;
+    pub(crate) async fn with(options: TestEnvOptions, layout: inbox::Layout) -> Self {
+        let env = TestEnv::with(options).await;
+        let mut client = env.client().await;
         inbox::create_tables(&mut client, "public", layout).await.expect("create the tables");
-        rig.execute(TABLES).await;
-        let jetstream = jetstream::new(rig.nats.client().await.expect("connect to NATS"));
+        env.execute(TABLES).await;
+        let jetstream = jetstream::new(env.nats.client().await.expect("connect to NATS"));
         let config = stream::Config {
             name: "OUTBOX".into(),
             subjects: vec!["outbox.>".into()],
             ..stream::Config::default()
         };
         jetstream.create_stream(config).await.expect("create the stream");
-        let env = vec![
-            ("DATABASE_URL".to_owned(), rig.postgres.url("postgres")),
-            ("NATS_URL".to_owned(), rig.nats.url()),
+        let variables = vec![
+            ("DATABASE_URL".to_owned(), env.postgres.url("postgres")),
+            ("NATS_URL".to_owned(), env.nats.url()),
         ];
-        Self { rig, jetstream, env }
+        Self { env, jetstream, variables }
     }
 
     pub(crate) fn set(&mut self, name: &str, value: &str) {
-        self.env.retain(|(known, _)| known != name);
-        self.env.push((name.to_owned(), value.to_owned()));
+        self.variables.retain(|(known, _)| known != name);
+        self.variables.push((name.to_owned(), value.to_owned()));
     }
 
     pub(crate) fn worker(&self) -> Worker {
-        Worker::spawn(&self.env)
+        Worker::spawn(&self.variables)
     }
 
     /// Stores an event whose payload is `orders`; returns its id.
@@ -97,7 +97,7 @@ impl Inbox {
 
     /// From soon on, what is published twice is stored twice.
     pub(crate) async fn forget_ids(&self) {
-        let mut config = self.rig.stream().await.cached_info().config.clone();
+        let mut config = self.env.stream().await.cached_info().config.clone();
         config.duplicate_window = Duration::from_millis(100);
         self.jetstream.update_stream(&config).await.expect("shorten the window");
     }
@@ -138,8 +138,8 @@ impl Inbox {
 
     /// Stores as many events of this aggregate, without numbers, quickly.
     pub(crate) async fn publish_quickly(&self, aggregate: &str, n: u64, orders: &Value) {
-        let before = self.rig.stored_count().await;
-        let client = self.rig.nats.client().await.expect("connect to NATS");
+        let before = self.env.stored_count().await;
+        let client = self.env.nats.client().await.expect("connect to NATS");
         let mut event = Event::new("order", aggregate, "OrderPlaced", orders).expect("an event");
         for _ in 0..n {
             event.id = Uuid::new_v4();
@@ -150,11 +150,11 @@ impl Inbox {
             client.publish_with_headers(subject, headers, payload).await.expect("publish");
         }
         client.flush().await.expect("NATS takes them");
-        self.rig.wait_stored(before + n).await;
+        self.env.wait_stored(before + n).await;
     }
 
     pub(crate) async fn count(&self, sql: &str) -> i64 {
-        self.rig.query(&format!("SELECT count(*) FROM {sql}")).await
+        self.env.query(&format!("SELECT count(*) FROM {sql}")).await
     }
 
     pub(crate) async fn wait_count(&self, sql: &str, n: i64) {
@@ -194,11 +194,11 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    fn spawn(env: &[(String, String)]) -> Self {
+    fn spawn(variables: &[(String, String)]) -> Self {
         let folder = tempfile::tempdir().expect("create a folder");
         let log = File::create(folder.path().join("stderr")).expect("create the log");
         let child = Command::new(env!("CARGO_BIN_EXE_inbox-worker"))
-            .envs(env.iter().map(|(name, value)| (name, value)))
+            .envs(variables.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)

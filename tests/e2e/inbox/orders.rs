@@ -17,15 +17,15 @@ async fn the_warehouse_reserves_each_order_once_and_parks_what_it_cannot() {
     }
     let nonsense = inbox.publish("o-x", json!({ "article": 7 })).await;
     let mut warehouse = Command::new(env!("CARGO_BIN_EXE_orders"))
-        .env("DATABASE_URL", inbox.rig.postgres.url("postgres"))
-        .env("NATS_URL", inbox.rig.nats.url())
+        .env("DATABASE_URL", inbox.env.postgres.url("postgres"))
+        .env("NATS_URL", inbox.env.nats.url())
         .stdin(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
     let processed = "inbox_messages WHERE consumer = 'warehouse' AND status = 'PROCESSED'";
     let tables = "SELECT to_regclass('stock') IS NOT NULL";
-    until(DEADLINE, "the tables are there", async || inbox.rig.query(tables).await).await;
+    until(DEADLINE, "the tables are there", async || inbox.env.query(tables).await).await;
     inbox.wait_count(processed, 50).await;
     inbox.wait_count(&format!("inbox_dead_letter WHERE message_id = '{nonsense}'"), 1).await;
     kill_process(Pid::from_child(&warehouse), Signal::TERM).unwrap();
@@ -36,5 +36,5 @@ async fn the_warehouse_reserves_each_order_once_and_parks_what_it_cannot() {
     })
     .await;
     assert!(ended.unwrap().success());
-    assert_eq!(inbox.rig.query::<i32>("SELECT reserved FROM stock").await, 100);
+    assert_eq!(inbox.env.query::<i32>("SELECT reserved FROM stock").await, 100);
 }

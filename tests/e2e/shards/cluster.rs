@@ -5,38 +5,38 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use async_nats::jetstream::{self, Context};
-use support::{DEADLINE, Rig, until};
+use lab::Port;
+use support::{DEADLINE, TestEnv, until};
 use tempfile::TempDir;
-use testbed::Port;
 
 const STREAMS: [&str; 2] = ["OUTBOX_0", "OUTBOX_1"];
 
 /// R-REL-05, R-REL-06, R-REL-09: the server that leads one of the streams, at least, is killed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_server_of_three_costs_two_shards_nothing() {
-    let mut rig = Rig::replicated().await;
-    rig.set("TAILPOST_RELAY__ACK_TIMEOUT", "1s");
-    rig.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
-    rig.set_shards(2);
-    rig.setup().await;
-    let relay = rig.relay();
+    let mut env = TestEnv::replicated().await;
+    env.set("TAILPOST_RELAY__ACK_TIMEOUT", "1s");
+    env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
+    env.set_shards(2);
+    env.setup().await;
+    let relay = env.relay();
     relay.wait_active_shards(2).await;
-    let load = rig.load(74, 500.0).await;
+    let load = env.load(74, 500.0).await;
     load.wait_committed(200).await;
 
-    let leader = rig.nats.leader(STREAMS[0]).await.expect("the stream has a leader");
-    rig.nats.node_mut(leader).kill().await.expect("kill the leader");
+    let leader = env.nats.leader(STREAMS[0]).await.expect("the stream has a leader");
+    env.nats.node_mut(leader).kill().await.expect("kill the leader");
     load.wait_committed(500).await;
     let goal = load.committed();
-    let rest = rig.nats.node((leader + 1) % 3).jetstream().await.expect("connect to NATS");
+    let rest = env.nats.node((leader + 1) % 3).jetstream().await.expect("connect to NATS");
     until(DEADLINE, "the others store on", async || messages(&rest).await >= Some(goal)).await;
-    rig.nats.node_mut(leader).start_again().await.expect("start it again");
+    env.nats.node_mut(leader).start_again().await.expect("start it again");
 
     load.wait_committed(200).await;
     for stream in STREAMS {
-        rig.nats.wait_current(stream).await.expect("all replicas are back");
+        env.nats.wait_current(stream).await.expect("all replicas are back");
     }
-    let tally = rig.finish(load).await;
+    let tally = env.finish(load).await;
     assert!(tally.committed > 700, "{tally}");
     assert!(relay.exited().is_none(), "the relay is alive");
 }
@@ -124,22 +124,22 @@ fn block(language: &str, part: &str) -> String {
 /// What the page says about a cluster works as it is written.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_cluster_that_is_documented_works_and_loses_a_server() {
-    let mut rig = Rig::new().await;
-    let mut cluster = Documented::start(rig.nats.binary());
-    rig.set("NATS_URL", ""); // the file says
+    let mut env = TestEnv::new().await;
+    let mut cluster = Documented::start(env.nats.binary());
+    env.set("NATS_URL", ""); // the file says
     let config = cluster.relay_config();
     until(DEADLINE, "the cluster takes streams", async || {
-        let setup = rig.spawn(&["setup", "--config", &config]);
+        let setup = env.spawn(&["setup", "--config", &config]);
         setup.announce("");
         setup.wait_exit(DEADLINE).await.success()
     })
     .await;
-    let _relay = rig.spawn(&["relay", "--config", &config]);
-    rig.insert(50).await;
-    rig.wait_marked().await;
+    let _relay = env.spawn(&["relay", "--config", &config]);
+    env.insert(50).await;
+    env.wait_marked().await;
     cluster.servers[2].kill().expect("kill a server");
-    rig.insert(50).await;
-    rig.wait_marked().await;
+    env.insert(50).await;
+    env.wait_marked().await;
     let client = async_nats::connect(cluster.ports[0].addr().to_string()).await.expect("connect");
     let jetstream = jetstream::new(client);
     assert_eq!(messages(&jetstream).await, Some(100));

@@ -4,20 +4,22 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures_util::future::{BoxFuture, FutureExt};
+use futures_util::future::{BoxFuture, FutureExt, try_join_all};
 use pgoutput::Lsn;
 use tokio::sync::Notify;
 use tracing::warn;
 use uuid::Uuid;
 
-use super::parking::Parked;
-use super::settle::Statement;
-use crate::broker::TailReader;
-use crate::core::{Blocked, Dead, Settled, SlotHealth, Tail, Unmarked};
-use crate::database::store::{Look, Looker, Marks, ScannedRow, Scanner, Stuck, Swath, Written};
-use crate::database::{Store, Watermark};
 use crate::describe;
+use crate::engine::{
+    Blocked, Dead, Found, Place, Settled, SlotHealth, Statement, Swept, Tail, Watermark,
+};
 use crate::error::Error;
+use crate::nats::TailReader;
+use crate::postgres::Store;
+use crate::postgres::sql::{
+    Look, Looker, Marks, RowOfDead, ScannedRow, Scanner, SlotReader, Stuck,
+};
 
 /// A statement that has not answered by then never will: the session starts anew.
 const STATEMENT_MAX: Duration = Duration::from_secs(60);
@@ -47,10 +49,11 @@ pub(super) enum Done {
         marked: Option<Marked>,
     },
     /// Another connection for marks; `None` if it could not be made.
-    MarksHelp(Option<Arc<Store>>),
-    Observed(Watermark),
-    /// `None` if the statement failed: the next watermark tries again.
-    Unmarked(Option<Found>),
+    SecondWriter(Option<Arc<Store>>),
+    /// `None` if it could not be taken now.
+    Observed(Option<Watermark>),
+    /// With what brings more. `None` if the statement failed: the next watermark tries again.
+    Unmarked(Option<(Found, Option<Box<Look>>)>),
     /// The stream's messages since the last complete sweep, and whether none is missing.
     SweepTail {
         found: Found,
@@ -76,7 +79,7 @@ pub(super) enum Done {
     Heartbeat,
     LeftServer,
     /// The slot may be confirmed up to here; `None` if that could not be written down.
-    Held(Option<Lsn>),
+    Checkpointed(Option<Lsn>),
     Looked(SlotHealth),
 }
 
@@ -90,35 +93,17 @@ pub(super) struct Read {
     pub(super) seen: Option<Tail>,
 }
 
+/// An event that is in the table, durably.
+pub(super) struct Parked {
+    pub(super) index: u64,
+    pub(super) row: RowOfDead,
+}
+
 /// What became of a batch of marks.
 pub(super) struct Marked {
     pub(super) rows: u64,
     /// Events of which no row is to be seen: it is gone, or not visible yet.
     pub(super) without_row: Vec<Settled>,
-}
-
-/// What a sweep has to judge, and which transactions it could see.
-pub(super) struct Found {
-    pub(super) rows: Vec<Unmarked>,
-    /// The transaction that stored the watermark: every one numbered before it had begun by then.
-    pub(super) transaction: u64,
-    /// Every transaction numbered before this had ended when the watermark was taken.
-    pub(super) oldest_running: u64,
-    /// Where they were looked for.
-    pub(super) swath: Swath,
-    /// Brings more of them.
-    pub(super) look: Option<Box<Look>>,
-}
-
-/// What a sweep did.
-pub(super) struct Swept {
-    pub(super) found: Found,
-    /// Rows marked.
-    pub(super) marked: u64,
-    /// Rows that the log did not bring: left to the scanner.
-    pub(super) unlogged: u64,
-    /// Rows that it may not have brought.
-    pub(super) suspected: usize,
 }
 
 /// Boxes a job and bounds its time.
@@ -203,17 +188,59 @@ pub(super) fn heartbeat(store: Arc<Store>) -> Job {
     job(async move { store.heartbeat().await.map(|()| Done::Heartbeat) })
 }
 
-pub(super) fn hold(store: Arc<Store>, slot: String, reader: i32, place: Written) -> Job {
+pub(super) fn checkpoint(
+    store: Arc<Store>,
+    slot: String,
+    reader: i32,
+    place: Option<Place>,
+) -> Job {
     job(async move {
         match store.hold(&slot, reader, place).await {
             // Nothing is confirmed meanwhile, and everything else goes on.
             Err(error) if error.is_contention() => {
                 warn!(error = describe(&error), "cannot write down what may be confirmed");
-                Ok(Done::Held(None))
+                Ok(Done::Checkpointed(None))
             }
-            held => held.map(|held| Done::Held(Some(held))),
+            end => end.map(|end| Done::Checkpointed(Some(end))),
         }
     })
+}
+
+/// Parks events, the oldest first.
+pub(super) fn park(store: Arc<Store>, reader: SlotReader, batch: Vec<(u64, Dead)>) -> Job {
+    job(async move {
+        let parked = async {
+            // Prepared first: then the connection carries them in the order in which they are polled.
+            store.prepare_park().await?;
+            let parks = batch.iter().map(async |(index, dead)| {
+                let row = store.park(dead, Some(&reader)).await?;
+                Ok(Parked { index: *index, row })
+            });
+            try_join_all(parks).await
+        };
+        let parked: Result<Vec<Parked>, Error> = parked.await;
+        match parked {
+            // Those that were parked do not mind being parked again.
+            Err(error) if error.is_contention() => {
+                let held_up = describe(&error);
+                warn!(error = held_up, events = batch.len(), "cannot park, trying again");
+                Ok(Done::NotParked(batch))
+            }
+            parked => parked.map(Done::Parked),
+        }
+    })
+}
+
+/// Removes dead letters that are too old.
+pub(super) fn purge(store: Arc<Store>, retention: Duration) -> Job {
+    job(async move {
+        let purged = tolerate(store.purge(retention.as_secs_f64()).await);
+        Ok(Done::Purged(purged.unwrap_or(0)))
+    })
+}
+
+pub(super) fn settle_owed(store: Arc<Store>) -> Job {
+    job(async move { Ok(Done::OwedSettled(tolerate(store.settle_owed().await))) })
 }
 
 pub(super) fn look_for_marks(store: Arc<Store>, ids: Vec<Uuid>) -> Job {

@@ -12,21 +12,19 @@ use tokio::time::interval;
 use tracing::info;
 use uuid::Uuid;
 
-use super::hold::Hold;
-use super::owed::Owed;
-use super::parking::Parking;
-use super::scan::{Extents, Scan};
-use super::settle::{Known, Settling};
-use super::watch::Watch;
+use super::mark_jobs::MarkStores;
 use super::{Session, TICK};
-use crate::broker::{self, History, Publisher, TailReader, WAY_BACK_MAX, WayBack};
 use crate::config::{self, Config, MarkBy, OnPark};
-use crate::connect::NatsLink;
-use crate::core::{Doubted, Limits, Mode, Start, State, Tail};
-use crate::database::store::Resolved;
-use crate::database::{Opening, Rows, Slot, Store, answered};
+use crate::engine::{
+    Backfill, Batching, Checkpoint, Doubted, Limits, Liveness, MARKS_WAITING_MAX, Marking,
+    MarkingStart, Mode, OwedMarks, Parking, ScanRanges, SlotWatch, Start, State, Tail,
+};
 use crate::error::Error;
+use crate::nats::{self, History, NatsLink, Publisher, TailReader, WAY_BACK_MAX, WayBack};
+use crate::postgres::sql::Resolved;
+use crate::postgres::{Opening, Rows, Slot, Store, answered};
 use crate::reporter::POSTGRES_EPOCH_UNIX_MICROS;
+use crate::source::Source;
 
 /// How long keeping the slot's books waits for others' locks.
 const BOOKS_WAIT: &str = "1s";
@@ -81,7 +79,7 @@ impl Evidence<'_> {
     }
 }
 
-/// Reads the stream's tail back to what is resolved, and builds the core on it.
+/// Reads the stream's tail back to what is resolved, and builds the engine on it.
 async fn state(
     config: &Config,
     mode: Mode,
@@ -138,24 +136,24 @@ async fn is_indexed(config: &Config, store: &Store) -> Result<bool, Error> {
     .await
 }
 
-async fn settling(
-    config: &Arc<Config>,
-    tail: &TailReader,
-    known: Known,
-) -> Result<Settling, Error> {
+async fn mark_stores(config: &Config) -> Result<MarkStores, Error> {
     let marks = Store::connect(config, "tailpost marks").await?;
     answered("configure the session", marks.yield_to_others()).await?;
-    Ok(Settling::new(Arc::clone(config), Arc::new(marks), tail.clone(), known))
+    Ok(MarkStores::new(Arc::new(marks)))
 }
 
-fn known(slot: &Slot, is_indexed: bool) -> Known {
-    Known {
-        start_snapshot: slot.start_snapshot.clone(),
+fn marking(config: &Config, slot: &Slot, is_indexed: bool) -> Marking {
+    Marking::new(MarkingStart {
+        batching: Batching {
+            marks: config.mark.batch,
+            interval: config.mark.interval,
+            waiting_max: MARKS_WAITING_MAX,
+        },
+        by_watermark: config.mark.by == MarkBy::Watermark,
         swept: slot.swept.clone(),
         whole_swept: slot.looks.swept,
-        system_id: slot.system_id,
         is_indexed,
-    }
+    })
 }
 
 fn way_back(config: &Config, resolved_before: Lsn, system_id: u64) -> WayBack {
@@ -192,21 +190,23 @@ impl Session {
         opening.on(&store, "check what setup made", store.check_set_up(config)).await?;
         let is_indexed = is_indexed(config, &store).await?;
         let tail = TailReader::new(client, &config.stream.name).await?;
-        let batches = broker::fitness::check(config, client, &tail).await?;
+        let batches = nats::stream_check::check(config, client, &tail).await?;
         let slot = Slot::prepare(config, opening, &store, Some(&tail)).await?;
         let (system_id, timeline, reader) = (slot.system_id, slot.timeline, slot.reader);
-        let (start_snapshot, known) = (slot.start_snapshot.clone(), known(&slot, is_indexed));
+        let start_snapshot = slot.start_snapshot.clone();
+        let marking = marking(config, &slot, is_indexed);
         let (looks, resolved_before) = (slot.looks, slot.resolved_before());
-        let (confirmed, hold) = (slot.confirmed, Hold::new(slot.held, config.shards));
+        let confirmed = slot.confirmed;
+        let checkpoint = Checkpoint::new(slot.held, config.shards.count());
         let (is_gap_filled, resolved, is_new) = (slot.is_gap_filled, slot.resolved, slot.created);
-        let rows = Rows::new(config.table.clone(), config.routing());
-        let source = slot.start(rows, opening, &store, &config.slot).await?;
+        let walsender = slot.start(opening, &store, &config.slot).await?;
+        let source = Source::new(walsender, Rows::new(config.table.clone(), config.routing()));
         let way = way_back(config, resolved_before, system_id);
         let reading = "read dead letters";
         let dead = opening.on(&store, reading, store.newest_dead_letters()).await?;
         // `--once` is to find also what was unmarked by hand.
         let unmarked_by_hand = once && config.mark.by != MarkBy::Watermark;
-        let extents = Extents::new(is_indexed, !is_gap_filled || unmarked_by_hand, looks.scanned);
+        let ranges = ScanRanges::new(is_indexed, !is_gap_filled || unmarked_by_hand, looks.scanned);
         let scan_first = once
             || !is_gap_filled
             || config.on_park == OnPark::BlockKey
@@ -220,7 +220,7 @@ impl Session {
             Publisher::new(client.clone(), stream, history, config.dedup, tail.limits(), link)
                 .await?;
         let until = if once { Some(log_end(&store).await?) } else { None };
-        let settling = settling(config, &tail, known).await?;
+        let stores = mark_stores(config).await?;
         answered("configure the session", store.wait_for_locks(Some(BOOKS_WAIT))).await?;
         let rows = for_rows(config).await?;
         Ok(Self {
@@ -233,26 +233,26 @@ impl Session {
             reconnected: Arc::new(Notify::new()),
             store,
             rows,
-            owed: Owed::new(),
+            owed_marks: OwedMarks::new(),
             jobs: FuturesUnordered::new(),
-            settling,
-            scan: Scan::new(scan_first, extents, !is_gap_filled, config.scan.interval),
-            parking: Parking::default(),
+            marking,
+            stores,
+            backfill: Backfill::new(scan_first, ranges, !is_gap_filled, config.scan.interval),
+            scanner: None,
+            parking: Parking::new(),
             start_snapshot,
             system_id,
             timeline,
             reader,
             confirmed_before: confirmed,
-            hold,
-            watch: Watch::new(config),
+            checkpoint,
+            slot_watch: SlotWatch::new(config.wal.limit),
+            liveness: Liveness::default(),
             started: Instant::now(),
             tick: interval(TICK),
             answered: Vec::new(),
             logged: Vec::new(),
             mode: mode(config),
-            resolved: 0,
-            progressed: Instant::now(),
-            heartbeat_sent: false,
             draining_since: None,
             until,
         })

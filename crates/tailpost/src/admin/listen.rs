@@ -8,7 +8,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use super::ListenError;
+use crate::errors::ListenError;
 
 /// How long to wait before an address that was taken is tried again.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(5);

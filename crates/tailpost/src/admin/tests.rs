@@ -1,8 +1,8 @@
 use std::time::Instant;
 
-use ::relay::{Role, Status};
 use axum::body::{Body, to_bytes};
 use axum::extract::Request;
+use relay::{Role, Status};
 use tokio::sync::watch;
 use tower::ServiceExt;
 

@@ -8,9 +8,9 @@ use outbox::dead_letters::{Filter, Overview, Progress};
 use serde::Serialize;
 use tokio::sync::watch;
 
-use super::dlq::DlqError;
 use super::dlq::text;
-use crate::cli::dlq::WorkArgs;
+use crate::cli::dlq_args::WorkArgs;
+use crate::errors::DlqError;
 use crate::output;
 
 /// How many dead letters a plan shows.

@@ -13,29 +13,13 @@ use uuid::Uuid;
 
 use self::backend::{Backend, Work};
 use super::decide;
-use crate::cli::dlq::{DlqCommand, ListArgs, OfOutbox, RequeueArgs, ShowArgs, WorkArgs};
+use crate::cli::dlq_args::{DlqCommand, ListArgs, OfOutbox, RequeueArgs, ShowArgs, WorkArgs};
 use crate::config::Settings;
+use crate::errors::DlqError;
 use crate::{output, shutdown};
 
 /// How often a requeued event is looked at.
 const POLL: Duration = Duration::from_millis(200);
-
-/// Why a command did not do what it was asked.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum DlqError {
-    /// Nobody confirmed.
-    #[error("nothing was done: {0}")]
-    NotConfirmed(&'static str),
-    /// It became a dead letter again.
-    #[error("event {id} is a dead letter again: {reason}")]
-    DeadAgain { id: Uuid, reason: String },
-    /// It was not published in time.
-    #[error("event {id} was not published within {waited:?}")]
-    NotYet { id: Uuid, waited: Duration },
-    /// Some were refused.
-    #[error("{skipped} of {total} were skipped, the last because {why}")]
-    Skipped { skipped: u64, total: u64, why: String },
-}
 
 pub(super) async fn run(command: &DlqCommand, settings: &Settings) -> anyhow::Result<()> {
     match command {

@@ -1,9 +1,9 @@
 //! `tailpost inbox …`.
 
-mod dlq;
+mod inbox_dlq;
+pub(super) mod inbox_setup;
 mod run;
 mod sampler;
-pub(super) mod setup;
 
 use inbox::{Builder, Connection, DeadLetters, Inbox};
 
@@ -13,9 +13,9 @@ use crate::config::{Consumer, Settings};
 pub(super) async fn run(command: &InboxCommand, settings: &Settings) -> anyhow::Result<()> {
     match command {
         InboxCommand::Run(_) => run::run(settings).await,
-        InboxCommand::Setup(args) => setup::run(args, settings).await,
-        InboxCommand::Dlq { command } => dlq::run(command, settings).await,
-        InboxCommand::MarkProcessed(args) => dlq::mark_processed(args, settings).await,
+        InboxCommand::Setup(args) => inbox_setup::run(args, settings).await,
+        InboxCommand::Dlq { command } => inbox_dlq::run(command, settings).await,
+        InboxCommand::MarkProcessed(args) => inbox_dlq::mark_processed(args, settings).await,
     }
 }
 

@@ -1,6 +1,7 @@
 use anyhow::Context;
-use relay::{SetupPlan, SetupReport};
+use relay::SetupPlan;
 
+use super::setup_report::print;
 use crate::cli::SetupArgs;
 use crate::config::Settings;
 use crate::output;
@@ -18,14 +19,9 @@ pub(super) async fn run(args: &SetupArgs, settings: &Settings) -> anyhow::Result
     }
     let mut report = relay::setup(&settings.relay_config()?, layout).await?;
     if !settings.consumers()?.is_empty() {
-        report.steps.extend(super::inbox::setup::steps(settings).await?);
+        report.steps.extend(super::inbox::inbox_setup::steps(settings).await?);
     }
     print(&report, args.json)
-}
-
-/// Says what was made and what was there.
-pub(super) fn print(report: &SetupReport, json: bool) -> anyhow::Result<()> {
-    if json { output::json(report) } else { output::text(&report_text(report)) }
 }
 
 fn plan_text(plan: &SetupPlan) -> anyhow::Result<String> {
@@ -40,35 +36,9 @@ fn plan_text(plan: &SetupPlan) -> anyhow::Result<String> {
     Ok(text)
 }
 
-fn report_text(report: &SetupReport) -> String {
-    let steps = report.steps.iter().map(|step| {
-        let state = if step.created { "created" } else { "exists" };
-        format!("{state:<8} {}\n", step.what)
-    });
-    let warnings = report.warnings.iter().map(|it| format!("warning: {it}\n"));
-    steps.chain(warnings).collect()
-}
-
 #[cfg(test)]
 mod tests {
-    use relay::SetupStep;
-
     use super::*;
-
-    #[test]
-    fn what_was_made_is_told_from_what_was_there() {
-        let report = SetupReport {
-            steps: vec![
-                SetupStep { what: "publication tailpost".into(), created: true },
-                SetupStep { what: "slot tailpost".into(), created: false },
-            ],
-            warnings: vec!["one replica".into()],
-        };
-        assert_eq!(
-            report_text(&report),
-            "created  publication tailpost\nexists   slot tailpost\nwarning: one replica\n"
-        );
-    }
 
     #[test]
     fn the_plan_stays_valid_sql() {

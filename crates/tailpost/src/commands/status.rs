@@ -1,4 +1,4 @@
-mod inbox;
+mod inbox_status;
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -8,11 +8,12 @@ use serde::Serialize;
 
 use serde_json::Value;
 
-use self::inbox::ConsumerReport;
-use super::dlq::client::{ApiError, Client};
+use super::dlq::client::Client;
 use crate::cli::StatusArgs;
 use crate::config::Settings;
+use crate::errors::ApiError;
 use crate::{exit, output};
+use inbox_status::ConsumerReport;
 
 /// The most frequent reasons. `tailpost outbox dlq list` shows more.
 const REASONS_SHOWN: usize = 3;
@@ -40,7 +41,7 @@ pub(super) async fn run(args: &StatusArgs, settings: &Settings) -> anyhow::Resul
         Err(error) if !matches!(error, relay::Error::NotSetUp { .. }) => return Err(error.into()),
         other => other,
     };
-    let consumers = inbox::inspect(settings).await;
+    let consumers = inbox_status::inspect(settings).await;
     let (outbox, consumers) = match (outbox, consumers) {
         (Ok(outbox), consumers) => (Some(outbox), consumers?),
         // A service that only consumes has an inbox, and no outbox.

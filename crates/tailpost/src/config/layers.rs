@@ -9,7 +9,7 @@ use super::error::{Error, Origin, closest};
 use super::keys::{KEYS, Key};
 use super::routes;
 use super::value::Value;
-use super::{LogFormat, Settings, inbox};
+use super::{LogFormat, Settings, inbox_settings};
 
 /// The file that is read if it is there and no other is named.
 const DEFAULT_FILE: &str = "tailpost.toml";
@@ -76,7 +76,7 @@ fn apply_file(settings: &mut Settings, path: &Path) -> Result<(), Error> {
             settings.routes = routes::parse(value, &at)?;
             continue;
         }
-        if name == inbox::SECTION
+        if name == inbox_settings::SECTION
             && let Some(table) = value.get_ref().as_table()
         {
             settings.apply_inbox(table, &at)?;
@@ -125,7 +125,7 @@ fn not_a_section(origin: Origin, name: &str) -> Error {
 
 fn sections() -> impl Iterator<Item = &'static str> {
     let of_keys = KEYS.iter().filter_map(|it| it.path.split_once('.')).map(|(it, _)| it);
-    of_keys.chain([inbox::SECTION])
+    of_keys.chain([inbox_settings::SECTION])
 }
 
 fn unknown_section(origin: Origin, name: &str) -> Error {
@@ -181,7 +181,7 @@ fn apply_environment(
 fn is_secret(settings: &Settings, name: &str) -> bool {
     let of_inbox = settings.inbox_variables();
     KEYS.iter().any(|it| it.is_secret && variable(it) == name)
-        || of_inbox.get(name).is_some_and(|(_, key)| *key == inbox::SECRETS)
+        || of_inbox.get(name).is_some_and(|(_, key)| *key == inbox_settings::SECRETS)
 }
 
 fn apply_flags(settings: &mut Settings, sources: &Sources) -> Result<(), Error> {

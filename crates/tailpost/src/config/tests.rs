@@ -317,7 +317,7 @@ fn the_annotated_reference_is_complete_and_shows_the_defaults() {
             shown.push((format!("{section}.{name}"), line.starts_with('#')));
         }
     }
-    let of_inbox = inbox::KEYS.iter().map(|it| format!("inbox.{}", it.name));
+    let of_inbox = inbox_settings::KEYS.iter().map(|it| format!("inbox.{}", it.name));
     let keys: Vec<_> = keys::KEYS.iter().map(|it| it.path.to_owned()).chain(of_inbox).collect();
     for key in &keys {
         let found = shown.iter().find(|(path, _)| path == key);

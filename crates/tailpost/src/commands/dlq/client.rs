@@ -1,7 +1,6 @@
 //! The admin API of a running relay, from the other side.
 
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use anyhow::Context;
 use http_body_util::{BodyExt, Full};
@@ -15,48 +14,12 @@ use tokio::net::TcpStream;
 
 use crate::admin::api::Complaint;
 use crate::config::AdminSettings;
-
-/// The server answers within five seconds, or says that it cannot.
-const TIMEOUT: Duration = Duration::from_secs(10);
+use crate::errors::{API_TIMEOUT, ApiError};
 
 /// Where the API is, and the token for it.
 pub(crate) struct Client {
     address: SocketAddr,
     token: Option<String>,
-}
-
-/// Why the API did not do what it was asked.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum ApiError {
-    /// `admin.listen` is off.
-    #[error("admin.listen is off, so no relay can be asked")]
-    Off,
-    /// Nobody answers there.
-    #[error("could not reach a relay at {address}")]
-    Unreachable { address: SocketAddr, source: std::io::Error },
-    /// No answer in time.
-    #[error("the relay at {address} did not answer within {} s", TIMEOUT.as_secs())]
-    Silent { address: SocketAddr },
-    /// It answered with an error.
-    #[error("{error}")]
-    Refused { status: StatusCode, error: String, hint: Option<String> },
-}
-
-impl ApiError {
-    /// What the operator can do about it.
-    pub(crate) fn hint(&self) -> Option<String> {
-        match self {
-            Self::Off | Self::Unreachable { .. } => Some(
-                "--direct asks the database instead; admin.listen says where a relay listens"
-                    .into(),
-            ),
-            Self::Silent { .. } => Some("--direct asks the database instead".into()),
-            Self::Refused { status, .. } if *status == StatusCode::UNAUTHORIZED => {
-                Some("set admin.token to the relay's".into())
-            }
-            Self::Refused { hint, .. } => hint.clone(),
-        }
-    }
 }
 
 impl Client {
@@ -101,7 +64,7 @@ impl Client {
             request = request.header(AUTHORIZATION, format!("Bearer {token}"));
         }
         let request = request.body(Full::new(Bytes::from(json))).context("make a request")?;
-        let answered = tokio::time::timeout(TIMEOUT, exchange(address, request)).await;
+        let answered = tokio::time::timeout(API_TIMEOUT, exchange(address, request)).await;
         let (status, body) = answered.map_err(|_| ApiError::Silent { address })??;
         if status.is_success() {
             return Ok(body);

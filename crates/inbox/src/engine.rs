@@ -1,0 +1,21 @@
+//! What to do next, without I/O and without a clock: lanes, retries, pauses, the role.
+
+mod breaker;
+mod capacity;
+mod lanes;
+#[cfg(test)]
+mod outages;
+mod redrive_schedule;
+mod retry;
+mod role_lease;
+#[cfg(test)]
+mod simulation;
+#[cfg(test)]
+mod takeover;
+
+pub(crate) use breaker::{Breaker, Convicted, Trouble, TroubleKind};
+pub(crate) use capacity::{Capacity, Full, LEFT_MAX};
+pub(crate) use lanes::{Delivered, Ending, Item, Lanes, Load, Offered, Path};
+pub(crate) use redrive_schedule::{Due, RedriveSchedule, Task};
+pub(crate) use retry::{Decision, decide};
+pub(crate) use role_lease::{Former, Found, Role, RoleLease, Step};

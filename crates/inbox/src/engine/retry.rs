@@ -1,0 +1,111 @@
+use std::time::Duration;
+
+use super::breaker::{Trouble, TroubleKind};
+use crate::Verdict;
+use crate::config::Backoff;
+use crate::record::Cause;
+
+/// What is done about a verdict.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Decision {
+    Complete {
+        outcome: Option<String>,
+    },
+    Fail {
+        reason: String,
+        delay: Duration,
+    },
+    Park {
+        cause: Cause,
+        reason: String,
+    },
+    /// As if it had not been begun: this is not about the event.
+    GiveBack(Trouble),
+}
+
+/// `attempts` is how many were started, this one included; `chance` is a random number in `0..1`.
+pub(crate) fn decide(
+    verdict: Verdict,
+    attempts: u32,
+    max_attempts: u32,
+    backoff: Backoff,
+    chance: f64,
+) -> Decision {
+    let (reason, after) = match verdict {
+        Verdict::Processed { outcome } => return Decision::Complete { outcome },
+        Verdict::Dead { reason } => return Decision::Park { cause: Cause::Dead, reason },
+        Verdict::Retry { reason, after } => (reason, after),
+        Verdict::Outage { reason, after } => {
+            return Decision::GiveBack(Trouble { kind: TroubleKind::Away, reason, after });
+        }
+        Verdict::Misconfigured { reason } => {
+            let kind = TroubleKind::Misconfigured;
+            return Decision::GiveBack(Trouble { kind, reason, after: None });
+        }
+    };
+    if attempts >= max_attempts {
+        return Decision::Park { cause: Cause::MaxAttempts, reason };
+    }
+    let delay = after.unwrap_or_else(|| backoff.pause(attempts, chance)).min(backoff.max);
+    Decision::Fail { reason, delay }
+}
+
+impl Backoff {
+    /// Full jitter: anything up to the limit, so that what failed together does not come back
+    /// together.
+    fn pause(self, attempts: u32, chance: f64) -> Duration {
+        let doublings = attempts.saturating_sub(1).min(31);
+        self.first.saturating_mul(1 << doublings).min(self.max).mul_f64(chance)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BACKOFF: Backoff =
+        Backoff { first: Duration::from_secs(1), max: Duration::from_secs(10) };
+
+    fn check(verdict: Verdict, attempts: u32, expect: Decision) {
+        assert_eq!(decide(verdict, attempts, 5, BACKOFF, 0.5), expect);
+    }
+
+    fn fail(reason: &str, millis: u64) -> Decision {
+        Decision::Fail { reason: reason.into(), delay: Duration::from_millis(millis) }
+    }
+
+    #[test]
+    fn pauses_double_up_to_the_limit_and_are_a_random_part_of_it() {
+        for (attempts, millis) in [(1, 500), (2, 1000), (3, 2000), (4, 4000)] {
+            check(Verdict::retry("busy"), attempts, fail("busy", millis));
+        }
+        assert_eq!(BACKOFF.pause(5, 0.5), Duration::from_secs(5));
+        assert_eq!(BACKOFF.pause(u32::MAX, 0.999), Duration::from_millis(9990));
+    }
+
+    #[test]
+    fn what_the_handler_asks_for_is_done_within_the_limit() {
+        let asked =
+            |secs| Verdict::Retry { reason: "busy".into(), after: Some(Duration::from_secs(secs)) };
+        check(asked(3), 1, fail("busy", 3000));
+        check(asked(3600), 1, fail("busy", 10_000));
+    }
+
+    #[test]
+    fn the_last_attempt_makes_a_dead_letter() {
+        let park = |cause| Decision::Park { cause, reason: "no".into() };
+        check(Verdict::retry("no"), 5, park(Cause::MaxAttempts));
+        check(Verdict::dead("no"), 1, park(Cause::Dead));
+        check(Verdict::processed(), 5, Decision::Complete { outcome: None });
+    }
+
+    #[test]
+    fn what_is_not_about_the_event_makes_no_dead_letter() {
+        let after = Some(Duration::from_secs(7));
+        let trouble = |kind, after| Trouble { kind, reason: "no".into(), after };
+        let outage = Verdict::Outage { reason: "no".into(), after };
+        check(outage, 5, Decision::GiveBack(trouble(TroubleKind::Away, after)));
+        let misconfigured = Verdict::Misconfigured { reason: "no".into() };
+        check(misconfigured, 5, Decision::GiveBack(trouble(TroubleKind::Misconfigured, None)));
+    }
+}

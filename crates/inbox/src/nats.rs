@@ -1,0 +1,7 @@
+//! What the inbox asks of NATS JetStream: deliveries, acknowledgements, messages of the stream.
+
+pub(crate) mod acks;
+pub(crate) mod advisories;
+pub(crate) mod durable_consumer;
+pub(crate) mod source;
+pub(crate) mod stored_message;

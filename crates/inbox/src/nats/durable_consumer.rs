@@ -1,0 +1,194 @@
+//! The durable consumer: made as the configuration says, and kept so.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use async_nats::Client;
+use async_nats::jetstream;
+use async_nats::jetstream::ErrorCode;
+use async_nats::jetstream::consumer::{
+    self, AckPolicy, DeliverPolicy, FromConsumer, ReplayPolicy, pull,
+};
+use async_nats::jetstream::context::{ConsumerInfoError, ConsumerInfoErrorKind};
+use async_nats::jetstream::stream::{ConsumerErrorKind, ConsumerUpdateErrorKind, Stream};
+use jiff::Timestamp;
+use tracing::info;
+
+use crate::Error;
+use crate::config::Config;
+use crate::record::rounded;
+
+/// Messages asked for at a time.
+pub(crate) const PULLED_MAX: usize = 256;
+
+/// How long a request waits for messages: also how long a stop may take, for what comes in answer
+/// is given back rather than left to `ack_wait`.
+pub(crate) const PULL_EXPIRES: Duration = Duration::from_secs(1);
+
+type Consumer = consumer::Consumer<pull::Config>;
+
+/// Not what bounds memory (only what there is room for is asked for), but what a worker that died
+/// had must not keep the next one from getting new events until `ack_wait` is over, and neither must
+/// what is left in the stream: `engine::LEFT_MAX`. The broker has about 100 bytes for each.
+pub(crate) const ACK_PENDING_MAX: i64 = 1_300_000;
+
+/// What the broker takes where nobody says anything, and what earlier versions said. Anything else
+/// is an operator's choice, and stays.
+const ACK_PENDING_UNCHOSEN: [i64; 3] = [1_000, 50_000, 250_000];
+
+pub(crate) async fn stream(nats: &Client, config: &Config) -> Result<Stream, Error> {
+    let stream = jetstream::new(nats.clone()).get_stream(&config.stream).await;
+    stream.map_err(Error::jetstream("look up the stream"))
+}
+
+/// When the stream was created, as precisely as the inbox's tables keep it.
+pub(crate) fn created(stream: &Stream) -> Option<Timestamp> {
+    let nanos = stream.cached_info().created.unix_timestamp_nanos();
+    Timestamp::from_nanosecond(nanos).ok().map(rounded)
+}
+
+/// Finds the durable consumer, or makes it, and says whether it was made. One that is configured
+/// otherwise is changed to what the configuration says, where the server allows it.
+pub(crate) async fn open(stream: &Stream, config: &Config) -> Result<(Consumer, bool), Error> {
+    let (consumer, name) = (&*config.consumer, &*config.stream);
+    let info = match stream.consumer_info(consumer).await {
+        Ok(info) => info,
+        Err(error) if is_not_found(&error) => {
+            let mut created = stream.create_consumer(wanted(config)).await;
+            if let Err(error) = &created
+                && let ConsumerErrorKind::JetStream(refusal) = error.kind()
+                && is_excess(&refusal)
+            {
+                // As many as may be, then.
+                let allowed = pull::Config { max_ack_pending: 0, ..wanted(config) };
+                created = stream.create_consumer(allowed).await;
+            }
+            let created = created.map_err(Error::jetstream("create the durable consumer"))?;
+            info!(consumer, stream = name, "created the durable consumer");
+            return Ok((created, true));
+        }
+        Err(error) => return Err(Error::jetstream(LOOKING)(error)),
+    };
+    if let Some(reason) = obstacle(&info.config) {
+        return Err(Error::Consumer {
+            stream: name.to_owned(),
+            consumer: consumer.to_owned(),
+            reason: format!(
+                "{reason}, which cannot be changed; `nats consumer rm {name} {consumer}` deletes \
+                 it, and it is made anew"
+            ),
+        });
+    }
+    let found = pull::Config::try_from_consumer_config(info.config.clone());
+    let found = found.map_err(Error::jetstream(LOOKING))?;
+    let max_ack_pending = found.max_ack_pending;
+    let (changed, settings) = changes(found, config);
+    if !settings.is_empty() {
+        let mut updated = stream.update_consumer(changed.clone()).await;
+        if let Err(error) = &updated
+            && let ConsumerUpdateErrorKind::JetStream(refusal) = error.kind()
+            && is_excess(&refusal)
+        {
+            updated = stream.update_consumer(pull::Config { max_ack_pending, ..changed }).await;
+        }
+        updated.map_err(Error::jetstream("change the durable consumer"))?;
+        let settings = settings.join(", ");
+        info!(consumer, stream = name, settings, "changed the durable consumer");
+    }
+    let opened = stream.get_consumer(consumer).await;
+    opened.map(|it| (it, false)).map_err(Error::jetstream(LOOKING))
+}
+
+const LOOKING: &str = "look up the durable consumer";
+
+/// What makes a consumer useless for an inbox, and stays for as long as the consumer.
+fn obstacle(found: &consumer::Config) -> Option<&'static str> {
+    if found.deliver_subject.is_some() {
+        return Some("it is a push consumer");
+    }
+    if found.ack_policy != AckPolicy::Explicit {
+        return Some("its ack_policy is not explicit");
+    }
+    if found.replay_policy != ReplayPolicy::Instant {
+        return Some("its replay_policy is not instant");
+    }
+    if matches!(found.deliver_policy, DeliverPolicy::Last | DeliverPolicy::LastPerSubject) {
+        return Some("its deliver_policy leaves out events");
+    }
+    (!found.priority_groups.is_empty()).then_some("it has priority_groups")
+}
+
+/// The consumer as it should be, and the settings in which it was not.
+fn changes(found: pull::Config, config: &Config) -> (pull::Config, Vec<&'static str>) {
+    let (mut changed, wanted) = (found, wanted(config));
+    let mut settings = Vec::new();
+    let filters = |it: &pull::Config| -> BTreeSet<String> {
+        let one = Some(&it.filter_subject).filter(|it| !it.is_empty());
+        let all: BTreeSet<_> = one.into_iter().chain(&it.filter_subjects).cloned().collect();
+        if all.contains(">") { BTreeSet::new() } else { all }
+    };
+    if filters(&changed) != filters(&wanted) {
+        changed.filter_subject = wanted.filter_subject;
+        changed.filter_subjects = wanted.filter_subjects;
+        settings.push("filter_subjects");
+    }
+    if changed.ack_wait != wanted.ack_wait || !changed.backoff.is_empty() {
+        // A backoff stands in for ack_wait.
+        changed.ack_wait = wanted.ack_wait;
+        changed.backoff = Vec::new();
+        settings.push("ack_wait");
+    }
+    if changed.max_deliver > 0 {
+        changed.max_deliver = wanted.max_deliver;
+        settings.push("max_deliver");
+    }
+    if ACK_PENDING_UNCHOSEN.contains(&changed.max_ack_pending) {
+        changed.max_ack_pending = wanted.max_ack_pending;
+        settings.push("max_ack_pending");
+    }
+    if changed.headers_only {
+        changed.headers_only = false;
+        settings.push("headers_only");
+    }
+    if !changed.inactive_threshold.is_zero() {
+        changed.inactive_threshold = Duration::ZERO;
+        settings.push("inactive_threshold");
+    }
+    let pulled_max = i64::try_from(PULLED_MAX).unwrap_or(i64::MAX);
+    if (1..pulled_max).contains(&changed.max_batch)
+        || changed.max_bytes > 0
+        || (!changed.max_expires.is_zero() && changed.max_expires < PULL_EXPIRES)
+    {
+        (changed.max_batch, changed.max_bytes) = (0, 0);
+        changed.max_expires = Duration::ZERO;
+        settings.push("limits of requests");
+    }
+    (changed, settings)
+}
+
+fn wanted(config: &Config) -> pull::Config {
+    let mut filter_subjects = config.filter_subjects.clone();
+    // Servers before 2.10 know only one.
+    let filter_subject =
+        if filter_subjects.len() == 1 { filter_subjects.remove(0) } else { String::new() };
+    pull::Config {
+        durable_name: Some(config.consumer.clone()),
+        ack_policy: AckPolicy::Explicit,
+        ack_wait: config.ack_wait,
+        // The budget is in the record: leases and restarts must not use it up.
+        max_deliver: -1,
+        max_ack_pending: ACK_PENDING_MAX,
+        filter_subject,
+        filter_subjects,
+        ..pull::Config::default()
+    }
+}
+
+/// Whether the stream or the account allows a consumer fewer events without an acknowledgement.
+fn is_excess(refusal: &jetstream::Error) -> bool {
+    refusal.error_code() == ErrorCode::CONSUMER_MAX_PENDING_ACK_EXCESS
+}
+
+fn is_not_found(error: &ConsumerInfoError) -> bool {
+    error.kind() == ConsumerInfoErrorKind::NotFound
+}

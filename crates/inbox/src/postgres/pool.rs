@@ -1,0 +1,99 @@
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::timeout;
+use tracing::{info, warn};
+
+use crate::Error;
+use crate::connection::Connect;
+use crate::error::describe;
+use crate::postgres::store::{Scope, Store};
+
+const PAUSE_MIN: Duration = Duration::from_millis(100);
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// How long opening a connection and preparing the statements may take.
+const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Connections, opened when needed and kept. How many there are at most is up to those who ask.
+pub(crate) struct Pool {
+    connect: Connect,
+    scope: Scope,
+    idle: Mutex<Vec<Store>>,
+    /// Why the database cannot be reached, while it cannot.
+    trouble: watch::Sender<Option<String>>,
+}
+
+impl Pool {
+    pub(crate) fn new(connect: Connect, scope: Scope) -> Self {
+        Self { connect, scope, idle: Mutex::default(), trouble: watch::Sender::default() }
+    }
+
+    pub(crate) fn trouble(&self) -> watch::Receiver<Option<String>> {
+        self.trouble.subscribe()
+    }
+
+    /// A connection that worked when it was used last. Waits for the database for as long as it
+    /// takes.
+    pub(crate) async fn get(&self) -> Store {
+        let mut pause = PAUSE_MIN;
+        loop {
+            match self.try_get().await {
+                Ok(store) => return store,
+                Err(error) => self.note_trouble(&error),
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+
+    /// As [`Pool::get`], and says so if the database cannot be reached.
+    pub(crate) async fn try_get(&self) -> Result<Store, Error> {
+        let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        while let Some(store) = idle() {
+            if !store.is_closed() {
+                return Ok(store);
+            }
+        }
+        let opening = async {
+            let connection = (self.connect)().await.map_err(Error::Connect)?;
+            let store = Store::new(connection, self.scope.clone()).await;
+            store.map_err(Error::sql("prepare the statements of the inbox"))
+        };
+        let opened = timeout(CONNECT_DEADLINE, opening).await;
+        let doing = "open a connection";
+        let store = opened.map_err(|_| Error::Silent { doing, within: CONNECT_DEADLINE })??;
+        self.note_answer();
+        Ok(store)
+    }
+
+    /// Closes the connections that nobody uses: the network may have forgotten them.
+    pub(crate) fn close_idle(&self) {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    /// The database has answered somebody.
+    pub(crate) fn note_answer(&self) {
+        if self.trouble.send_if_modified(|trouble| trouble.take().is_some()) {
+            info!(consumer = self.scope.consumer, "the database is back");
+        }
+    }
+
+    /// Takes a connection back. Only if no transaction is open on it.
+    pub(crate) fn put(&self, store: Store) {
+        if !store.is_closed() {
+            self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(store);
+        }
+    }
+
+    pub(crate) fn note_trouble(&self, error: &Error) {
+        let text = describe(error);
+        let news = self.trouble.send_if_modified(|trouble| {
+            trouble.as_ref() != Some(&text) && trouble.replace(text.clone()).is_none()
+        });
+        if news {
+            warn!(consumer = self.scope.consumer, error = text, "the database is away, waiting");
+        }
+    }
+}

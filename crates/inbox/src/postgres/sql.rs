@@ -1,0 +1,51 @@
+//! The statements on the inbox's tables: one file a verb, one function a statement. A schema's name
+//! is quoted.
+
+pub(crate) mod claim;
+pub(crate) mod complete;
+pub(crate) mod decide;
+pub(crate) mod hold_role;
+pub(crate) mod list;
+pub(crate) mod park;
+pub(crate) mod renew;
+pub(crate) mod requeued;
+
+/// The record is held by whoever has this token. The status is asked for in a way that hides it from
+/// the planner: `idx_inbox_unprocessed` has an entry for each claim since the last vacuum, and the
+/// planner would read them all instead of the primary key's few.
+const OURS: &str = "m.consumer = $1 AND m.message_id = i.message_id AND m.event_time = i.event_time
+    AND m.lease_token = i.token AND m.status || '' = 'PROCESSING'";
+
+/// Nobody is at work on the record.
+pub(crate) const FREE: &str =
+    "(m.status = 'FAILED' OR m.status = 'PROCESSING' AND m.expires_at <= clock_timestamp())";
+
+/// Somebody may be at work on the record, and can be fenced off.
+pub(crate) const UNRESOLVED: &str = "m.status IN ('PROCESSING', 'FAILED')";
+
+/// A lease has ended, by whatever end.
+const ENDED: &str =
+    "finished_attempts = m.finished_attempts + 1, lease_token = NULL, expires_at = NULL";
+
+/// The record `m` is of the letter `d`.
+pub(crate) const SAME: &str = "m.consumer = d.consumer AND m.message_id = d.message_id
+    AND m.event_time = d.event_time";
+
+/// The end of each decision: `done` holds the letters that it was done to.
+pub(crate) fn write_down(decisions: &str, decision: &str, [by, why]: [&str; 2]) -> String {
+    format!(
+        "noted AS (
+             INSERT INTO {decisions} (decision, decided_by, reason, consumer, message_id,
+                 event_time, subject, stream, stream_seq, attempts, cause, failure)
+             SELECT '{decision}', session_user || ' (' || {by}::text || ')', {why}::text, consumer,
+                 message_id, event_time, subject, stream, stream_seq, attempts, cause, reason
+             FROM done
+         )
+         SELECT consumer, message_id FROM done"
+    )
+}
+
+/// A name for use in SQL.
+pub(crate) fn quote(name: &str) -> String {
+    format!("\"{}\"", name.replace('"', "\"\""))
+}

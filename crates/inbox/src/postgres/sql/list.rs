@@ -1,0 +1,98 @@
+use outbox::dead_letters::{FINGERPRINT, GROUPED_MAX, GROUPS_MAX};
+
+use super::SAME;
+
+/// Attempts after which an event deserves somebody's attention.
+const STUBBORN_OVER: i32 = 3;
+
+/// What a selection means. Its parameters are always $1 to $7.
+pub(super) const MEANT: &str = "($1::text IS NULL OR d.consumer = $1)
+    AND ($2::uuid[] IS NULL OR d.message_id = ANY($2))
+    AND ($3::text IS NULL OR d.headers->'Aggregate-Type'->>0 = $3)
+    AND ($4::text IS NULL OR d.headers->'Aggregate-Id'->>0 = $4)
+    AND ($5::text IS NULL OR d.headers->'Event-Type'->>0 = $5)
+    AND ($6::text IS NULL OR position(lower($6) IN lower(d.cause || ': ' || d.reason)) > 0)
+    AND ($7::timestamptz IS NULL OR d.dead_at >= $7)";
+
+const SHOWN: &str = "d.consumer, d.message_id, d.event_time, d.subject, d.stream, d.stream_seq,
+    d.attempts, d.cause, d.reason, d.dead_at, octet_length(d.payload) AS payload_bytes,
+    extract(epoch FROM clock_timestamp() - d.dead_at)::float8 AS age_seconds,
+    coalesce(m.status IN ('FAILED', 'PROCESSING'), FALSE) AS requeued,
+    m.status IS NOT NULL AS recorded, d.headers->'Aggregate-Type'->>0 AS aggregate_type,
+    d.headers->'Aggregate-Id'->>0 AS aggregate_id, d.headers->'Event-Type'->>0 AS event_type,
+    coalesce(d.headers->'Tailpost-Escaped'->>0, '') AS escaped";
+
+/// Letters `d` that are meant and undecided, with the records `m` of their events. A record may be
+/// gone with its partition.
+fn open(messages: &str, letters: &str) -> String {
+    format!(
+        "FROM {letters} d LEFT JOIN {messages} m ON {SAME}
+         WHERE {MEANT} AND coalesce(m.status, 'DEAD') IN ('DEAD', 'FAILED', 'PROCESSING')"
+    )
+}
+
+pub(crate) fn list_letters(messages: &str, letters: &str) -> String {
+    let open = open(messages, letters);
+    format!("SELECT {SHOWN} {open} ORDER BY d.dead_at DESC, d.message_id LIMIT $8")
+}
+
+/// As they were published.
+pub(crate) fn list_originals(messages: &str, letters: &str) -> String {
+    let open = open(messages, letters);
+    format!("SELECT {SHOWN}, d.headers, d.payload {open} ORDER BY d.dead_at, d.message_id LIMIT $8")
+}
+
+pub(crate) fn count_letters(messages: &str, letters: &str) -> String {
+    let open = open(messages, letters);
+    format!(
+        "SELECT count(*), extract(epoch FROM clock_timestamp() - min(d.dead_at))::float8 {open}"
+    )
+}
+
+/// By what their reasons have in common.
+pub(crate) fn group_letters(messages: &str, letters: &str) -> String {
+    let open = open(messages, letters);
+    format!(
+        "SELECT {FINGERPRINT} AS fingerprint, count(*), count(DISTINCT aggregate),
+             min(dead_at), max(dead_at)
+         FROM (SELECT d.reason, d.dead_at, coalesce(
+                   d.headers->'Aggregate-Type'->>0 || ':' || (d.headers->'Aggregate-Id'->>0),
+                   d.message_id::text) AS aggregate
+               {open} ORDER BY d.dead_at DESC LIMIT {GROUPED_MAX}) newest
+         GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT {GROUPS_MAX}"
+    )
+}
+
+/// Those that are dead since `$8` at most, behind the place `$9`, `$10`, `$11`.
+pub(crate) fn page_letters(messages: &str, letters: &str) -> String {
+    let open = open(messages, letters);
+    format!(
+        "SELECT d.dead_at, d.message_id, d.consumer {open} AND d.dead_at <= $8
+             AND (d.dead_at, d.message_id, d.consumer) > ($9, $10, $11)
+         ORDER BY d.dead_at, d.message_id, d.consumer LIMIT $12"
+    )
+}
+
+/// What is unfinished, by consumer.
+pub(crate) fn list_backlogs(messages: &str, letters: &str) -> String {
+    format!(
+        "WITH begun AS (
+             SELECT consumer,
+                 count(*) FILTER (WHERE status = 'PROCESSING') AS processing,
+                 count(*) FILTER (WHERE status = 'FAILED') AS failed,
+                 count(*) FILTER (WHERE attempts > {STUBBORN_OVER}) AS stubborn,
+                 extract(epoch FROM clock_timestamp() - min(event_time))::float8 AS oldest_seconds,
+                 (array_agg(last_error ORDER BY claimed_at DESC NULLS LAST)
+                     FILTER (WHERE status = 'FAILED'))[1] AS last_error
+             FROM {messages} WHERE status IN ('PROCESSING', 'FAILED') GROUP BY consumer
+         ), dead AS (
+             SELECT d.consumer, count(*) AS dead
+             FROM {letters} d LEFT JOIN {messages} m ON {SAME}
+             WHERE coalesce(m.status, 'DEAD') = 'DEAD' GROUP BY d.consumer
+         )
+         SELECT consumer, coalesce(processing, 0) AS processing, coalesce(failed, 0) AS failed,
+             coalesce(stubborn, 0) AS stubborn, coalesce(dead, 0) AS dead, oldest_seconds,
+             last_error
+         FROM begun FULL JOIN dead USING (consumer) ORDER BY consumer"
+    )
+}

@@ -1,0 +1,95 @@
+use super::{ENDED, OURS};
+use crate::record::UNFINISHED_MAX;
+
+pub(crate) fn park_claimed(schema: &str) -> String {
+    park(schema, &dead_claimed(schema))
+}
+
+pub(crate) fn park_crashed(schema: &str, free: &str) -> String {
+    park(schema, &dead_crashed(schema, free))
+}
+
+pub(crate) fn park_new(schema: &str) -> String {
+    park(schema, &dead_new(schema))
+}
+
+pub(crate) fn park_forgotten(schema: &str) -> String {
+    park(schema, "SELECT 0 AS attempts WHERE $11::uuid IS NULL")
+}
+
+/// Whether there is a record or not, as long as nobody is at work on it.
+pub(crate) fn park_anyhow(schema: &str, free: &str) -> String {
+    park(schema, &dead_anyhow(schema, free))
+}
+
+fn dead_claimed(schema: &str) -> String {
+    format!(
+        "UPDATE {schema}.inbox_messages AS m
+         SET status = 'DEAD', last_error = $10, {ENDED}
+         FROM unnest($2, $3, ARRAY[$11]::uuid[]) AS i (message_id, event_time, token)
+         WHERE {OURS} RETURNING m.attempts"
+    )
+}
+
+fn dead_crashed(schema: &str, free: &str) -> String {
+    format!(
+        "UPDATE {schema}.inbox_messages AS m
+         SET status = 'DEAD', last_error = $10, lease_token = NULL,
+             expires_at = NULL
+         FROM unnest($2, $3) AS i (message_id, event_time)
+         WHERE m.consumer = $1 AND m.message_id = i.message_id
+             AND m.event_time = i.event_time AND {free}
+             AND m.attempts - m.finished_attempts >= {UNFINISHED_MAX}
+             AND $11::uuid IS NULL
+         RETURNING m.attempts"
+    )
+}
+
+fn dead_new(schema: &str) -> String {
+    format!(
+        "INSERT INTO {schema}.inbox_messages AS m (consumer, message_id, event_time, subject,
+             stream, stream_seq, status, last_error)
+         SELECT $1, message_id, event_time, $4, $5, $6, 'DEAD', $10
+         FROM unnest($2, $3) AS i (message_id, event_time)
+         WHERE $11::uuid IS NULL
+         ON CONFLICT (consumer, message_id, event_time) DO NOTHING
+         RETURNING m.attempts"
+    )
+}
+
+fn dead_anyhow(schema: &str, free: &str) -> String {
+    format!(
+        "INSERT INTO {schema}.inbox_messages AS m (consumer, message_id, event_time, subject,
+             stream, stream_seq, status, last_error)
+         SELECT $1, message_id, event_time, $4, $5, $6, 'DEAD', $10
+         FROM unnest($2, $3) AS i (message_id, event_time)
+         WHERE $11::uuid IS NULL
+         ON CONFLICT (consumer, message_id, event_time) DO UPDATE SET
+             status = 'DEAD', last_error = $10, lease_token = NULL, expires_at = NULL,
+             next_attempt_at = NULL
+         WHERE {free}
+         RETURNING m.attempts"
+    )
+}
+
+/// `dead` changes the record, and returns `attempts` if it did. Of an event that is a dead letter
+/// already the letter is this message, whole.
+fn park(schema: &str, dead: &str) -> String {
+    format!(
+        "WITH dead AS ({dead})
+         INSERT INTO {schema}.inbox_dead_letter AS letter (consumer, message_id, event_time,
+             subject, stream, stream_seq, headers, payload, attempts, cause, reason, raw_headers,
+             stream_created_at)
+         SELECT $1, ($2)[1], ($3)[1], $4::text, $5::text, $6::bigint, $7::text::jsonb, $8::bytea,
+             dead.attempts, $9::text, $10::text, $12::bytea, $13::timestamptz
+         FROM dead
+         ON CONFLICT (consumer, message_id) DO UPDATE SET
+             event_time = EXCLUDED.event_time, subject = EXCLUDED.subject,
+             stream = EXCLUDED.stream, stream_seq = EXCLUDED.stream_seq,
+             stream_created_at = EXCLUDED.stream_created_at, headers = EXCLUDED.headers,
+             raw_headers = EXCLUDED.raw_headers, payload = EXCLUDED.payload,
+             attempts = EXCLUDED.attempts, cause = EXCLUDED.cause, reason = EXCLUDED.reason,
+             dead_at = EXCLUDED.dead_at
+         RETURNING letter.message_id"
+    )
+}

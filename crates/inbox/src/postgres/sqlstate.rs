@@ -1,0 +1,29 @@
+//! What a refusal of PostgreSQL's is about, by its SQLSTATE.
+
+use tokio_postgres::error::SqlState;
+
+use crate::Error;
+
+/// Whether the statement failed, rather than the connection or the server.
+pub(crate) fn is_refused(error: &tokio_postgres::Error) -> bool {
+    // 57: the server ends or is ended; 53: it lacks something.
+    let temporary = |code: &SqlState| ["57", "53", "08"].contains(&&code.code()[..2]);
+    error.code().is_some_and(|code| !temporary(code)) && !asks_again(error)
+}
+
+/// Whether the database refuses what a statement says about a message: a value that it cannot keep
+/// (22), a constraint (23), a limit (54), or a value that the driver cannot even send. Of a statement
+/// about many messages it is one's fault.
+pub(crate) fn is_about_data(error: &Error) -> bool {
+    let Error::Sql { source, .. } = error else { return false };
+    match source.code() {
+        Some(code) => ["22", "23", "54"].contains(&&code.code()[..2]),
+        None => source.to_string().starts_with("error serializing parameter"),
+    }
+}
+
+/// Whether two got in each other's way, and all is well with the database: a deadlock, a lock that
+/// took too long, a serialization failure.
+pub(crate) fn asks_again(error: &tokio_postgres::Error) -> bool {
+    error.code().is_some_and(|code| code.code().starts_with("40") || code.code() == "55P03")
+}

@@ -1,0 +1,345 @@
+//! Every statement on an event's record. Each transition is one statement, whose `WHERE` is its
+//! precondition, on the database's clock; a row it does not touch is an answer, not an error.
+//!
+//! ```text
+//!             claim                    complete
+//!   (none) ──────────▶ PROCESSING ───────────────▶ PROCESSED
+//!                       │  ▲   │ park
+//!                  fail │  │   └─────────────────▶ DEAD ◀── park (crashes, unreadable)
+//!                       ▼  │ claim
+//!                      FAILED
+//! ```
+//!
+//! What is done under a claim carries its `lease_token`: who lost the lease changes nothing. A claim
+//! takes what is new, what failed and is due, and what was left behind by a worker that gives no
+//! sign of life, unless three starts have no end: then the handler kills the process.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{Client, GenericClient, Statement, Transaction};
+use uuid::Uuid;
+
+use crate::connection::Connection;
+use crate::message::Message;
+use crate::postgres::role_statements::RoleToken;
+use crate::postgres::sql::{FREE, UNRESOLVED, claim, complete, hold_role, park, renew};
+use crate::record::{Cause, Claim, ClaimReply, Key};
+
+#[cfg(test)]
+mod model;
+
+type Result<T> = std::result::Result<T, tokio_postgres::Error>;
+
+/// Reasons are for operators; more than this helps nobody.
+const REASON_BYTES_MAX: usize = 8 * 1024;
+
+/// A connection, and its statements, ready to run.
+pub(crate) struct Store {
+    connection: Connection,
+    /// The server's process behind it.
+    pid: i32,
+    sql: Statements,
+}
+
+/// What the statements are about.
+#[derive(Debug, Clone)]
+pub(crate) struct Scope {
+    pub(crate) schema: String,
+    pub(crate) consumer: String,
+    pub(crate) stream: String,
+    /// Names the worker in `lease_owner`.
+    pub(crate) owner: String,
+    pub(crate) lease: Duration,
+    /// The role's, without which no event is begun.
+    pub(crate) role: RoleToken,
+    /// Whether another worker's lease is taken without waiting for its end: right where the fence
+    /// stops everything that the other could still do. Only the active worker claims.
+    pub(crate) takes_over: bool,
+    /// Whether handlers run statements of their own on the connections.
+    pub(crate) lent: bool,
+}
+
+/// The statements of one connection. Apart from it, so that they can run inside a transaction on it.
+#[derive(Clone)]
+pub(crate) struct Statements {
+    scope: Scope,
+    record: Statement,
+    note: Statement,
+    claim: Statement,
+    renew: Statement,
+    complete: Statement,
+    fail: Statement,
+    release: Statement,
+    park_claimed: Statement,
+    park_crashed: Statement,
+    park_new: Statement,
+    park_forgotten: Statement,
+    park_anyhow: Statement,
+}
+
+impl Store {
+    pub(crate) async fn new(connection: Connection, scope: Scope) -> Result<Self> {
+        let client = &connection.client;
+        make_durable(client).await?;
+        // A duplicate that another worker has at work is not waited for.
+        client.batch_execute("SET lock_timeout = '5s'").await?;
+        if !scope.lent {
+            // Planning anew each time takes longer than what is planned: a few keys, always.
+            client.batch_execute("SET plan_cache_mode = force_generic_plan").await?;
+        }
+        client.execute(hold_role::MARK_CONNECTION, &[&scope.owner]).await?;
+        let pid = client.query_one("SELECT pg_backend_pid()", &[]).await?.get(0);
+        let sql = Statements::prepare(client, scope).await?;
+        Ok(Self { connection, pid, sql })
+    }
+
+    pub(crate) fn client(&self) -> &Client {
+        &self.connection.client
+    }
+
+    /// The server's process behind the connection.
+    pub(crate) fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    pub(crate) fn sql(&self) -> &Statements {
+        &self.sql
+    }
+
+    /// The statements, and a transaction to run them in.
+    pub(crate) async fn begin(&mut self) -> Result<(&Statements, Transaction<'_>)> {
+        Ok((&self.sql, self.connection.client.transaction().await?))
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.connection.client.is_closed()
+    }
+}
+
+impl Statements {
+    async fn prepare(client: &Client, scope: Scope) -> Result<Self> {
+        let schema = &*scope.schema;
+        let free = if scope.takes_over { UNRESOLVED } else { FREE };
+        let types = [Type::TEXT, Type::UUID_ARRAY, Type::TIMESTAMPTZ_ARRAY];
+        let prepare = async |text: String| client.prepare_typed(&text, &types).await;
+        Ok(Self {
+            record: prepare(claim::record_new_events(schema)).await?,
+            note: prepare(complete::note_outcomes(schema)).await?,
+            claim: prepare(claim::claim_events(schema, free)).await?,
+            renew: prepare(renew::extend_leases(schema)).await?,
+            complete: prepare(complete::complete_claims(schema)).await?,
+            fail: prepare(complete::fail_claims(schema)).await?,
+            release: prepare(renew::release_claims(schema)).await?,
+            park_claimed: prepare(park::park_claimed(schema)).await?,
+            park_crashed: prepare(park::park_crashed(schema, free)).await?,
+            park_new: prepare(park::park_new(schema)).await?,
+            park_forgotten: prepare(park::park_forgotten(schema)).await?,
+            park_anyhow: prepare(park::park_anyhow(schema, free)).await?,
+            scope,
+        })
+    }
+
+    /// Claims and completes new events at once, for a transaction that their effects are in too.
+    /// Returns those that were new; of the others there is a record already.
+    pub(crate) async fn record(
+        &self,
+        on: &impl GenericClient,
+        messages: &[&Message],
+    ) -> Result<Vec<Uuid>> {
+        let Columns { ids, times, subjects, seqs } = Columns::of(messages);
+        let Scope { consumer, stream, owner, role, .. } = &self.scope;
+        let role = role.get();
+        let rows = on
+            .query(&self.record, &[consumer, &ids, &times, &subjects, &seqs, stream, owner, &role])
+            .await?;
+        Ok(rows.iter().map(|row| row.get(0)).collect())
+    }
+
+    /// Adds what handlers had to say to what [`Statements::record`] wrote in this transaction.
+    pub(crate) async fn note(
+        &self,
+        on: &impl GenericClient,
+        outcomes: &[(Key, String)],
+    ) -> Result<u64> {
+        let ids: Vec<Uuid> = outcomes.iter().map(|(key, _)| key.id).collect();
+        let times: Vec<Timestamp> = outcomes.iter().map(|(key, _)| key.event_time).collect();
+        let texts: Vec<String> = outcomes.iter().map(|(_, outcome)| storable(outcome)).collect();
+        on.execute(&self.note, &[&self.scope.consumer, &ids, &times, &texts]).await
+    }
+
+    /// Claims each of these events (no two with the same key), and says what it found, in their
+    /// order.
+    pub(crate) async fn claim(
+        &self,
+        on: &impl GenericClient,
+        token: Uuid,
+        messages: &[&Message],
+    ) -> Result<Vec<ClaimReply>> {
+        let Columns { ids, times, subjects, seqs } = Columns::of(messages);
+        let Scope { consumer, stream, owner, lease, role, .. } = &self.scope;
+        let (lease, role) = (lease.as_secs_f64(), role.get());
+        let parameters: [&(dyn ToSql + Sync); 10] =
+            [consumer, &ids, &times, &subjects, &seqs, stream, owner, &token, &lease, &role];
+        let rows = on.query(&self.claim, &parameters).await?;
+        Ok(rows.iter().map(claim_of).collect())
+    }
+
+    /// Extends leases. Returns those that are still ours.
+    pub(crate) async fn renew(
+        &self,
+        on: &impl GenericClient,
+        claims: &[Claim],
+    ) -> Result<Vec<Uuid>> {
+        let (ids, times, tokens) = columns_of(claims);
+        let lease = self.scope.lease.as_secs_f64();
+        let consumer = &self.scope.consumer;
+        let rows = on.query(&self.renew, &[consumer, &ids, &times, &tokens, &lease]).await?;
+        Ok(rows.iter().map(|row| row.get(0)).collect())
+    }
+
+    /// The events have had their effect. Returns those that were still ours.
+    pub(crate) async fn complete(
+        &self,
+        on: &impl GenericClient,
+        claims: &[Claim],
+        outcomes: &[Option<&str>],
+    ) -> Result<Vec<Uuid>> {
+        let (ids, times, tokens) = columns_of(claims);
+        let outcomes: Vec<_> = outcomes.iter().map(|it| it.map(storable)).collect();
+        let consumer = &self.scope.consumer;
+        let rows = on.query(&self.complete, &[consumer, &ids, &times, &tokens, &outcomes]).await?;
+        Ok(rows.iter().map(|row| row.get(0)).collect())
+    }
+
+    /// The attempts failed, and are due again after the delays. Returns those still ours.
+    pub(crate) async fn fail(
+        &self,
+        on: &impl GenericClient,
+        claims: &[Claim],
+        reasons: &[&str],
+        delays: &[Duration],
+    ) -> Result<Vec<Uuid>> {
+        let (ids, times, tokens) = columns_of(claims);
+        let delays: Vec<f64> = delays.iter().map(Duration::as_secs_f64).collect();
+        let reasons: Vec<String> = reasons.iter().map(|it| storable(it)).collect();
+        let consumer = &self.scope.consumer;
+        let parameters: [&(dyn ToSql + Sync); 6] =
+            [consumer, &ids, &times, &tokens, &reasons, &delays];
+        let rows = on.query(&self.fail, &parameters).await?;
+        Ok(rows.iter().map(|row| row.get(0)).collect())
+    }
+
+    /// Gives claims back as if they had never been made: the attempt does not count.
+    pub(crate) async fn release(&self, on: &impl GenericClient, claims: &[Claim]) -> Result<u64> {
+        let (ids, times, tokens) = columns_of(claims);
+        on.execute(&self.release, &[&self.scope.consumer, &ids, &times, &tokens]).await
+    }
+
+    /// Makes an event a dead letter. `claim` is what was claimed, if it was. Says whether it is
+    /// one now by our doing.
+    pub(crate) async fn park(
+        &self,
+        on: &impl GenericClient,
+        message: &Message,
+        claim: Option<Claim>,
+        cause: Cause,
+        reason: &str,
+    ) -> Result<bool> {
+        let Scope { consumer, stream, .. } = &self.scope;
+        let statement = match (cause, claim) {
+            (_, Some(_)) => &self.park_claimed,
+            (Cause::Crashes, None) => &self.park_crashed,
+            (Cause::Forgotten, None) => &self.park_forgotten,
+            (Cause::Dead | Cause::MaxAttempts | Cause::Unreadable, None) => &self.park_new,
+            (Cause::Unrecordable | Cause::Gone, None) => &self.park_anyhow,
+        };
+        // What cannot be refused: plain ASCII, and the rest as bytes.
+        let (subject, headers, raw, reason) = if cause == Cause::Unrecordable {
+            let (subject, reason) = (ascii(&message.subject), ascii(&storable(reason)));
+            (subject, "{}".to_owned(), Some(message.header_block()), reason)
+        } else {
+            let raw = message.raw_headers.clone();
+            (message.subject.clone(), message.headers_json(), raw, storable(reason))
+        };
+        let Key { id, event_time } = message.key;
+        let seq = message.stream_seq.cast_signed();
+        let token = claim.map(|claim| claim.token);
+        let payload = &message.payload[..];
+        let parameters: [&(dyn ToSql + Sync); 13] = [
+            consumer,
+            &vec![id],
+            &vec![event_time],
+            &subject,
+            stream,
+            &seq,
+            &headers,
+            &payload,
+            &cause.name(),
+            &reason,
+            &token,
+            &raw.as_deref(),
+            &message.stream_created,
+        ];
+        let rows = on.query(statement, &parameters).await?;
+        Ok(!rows.is_empty())
+    }
+}
+
+/// What is committed here survives a crash of the server, whatever the role's or the database's
+/// default: the message is acknowledged, or a decision reported, once it is.
+pub(crate) async fn make_durable(client: &Client) -> Result<()> {
+    let sql = "SELECT set_config('synchronous_commit', 'on', false)
+               WHERE current_setting('synchronous_commit') IN ('off', 'local')";
+    client.batch_execute(sql).await
+}
+
+struct Columns<'a> {
+    ids: Vec<Uuid>,
+    times: Vec<Timestamp>,
+    subjects: Vec<&'a str>,
+    seqs: Vec<i64>,
+}
+
+impl<'a> Columns<'a> {
+    fn of(messages: &[&'a Message]) -> Self {
+        Self {
+            ids: messages.iter().map(|it| it.key.id).collect(),
+            times: messages.iter().map(|it| it.key.event_time).collect(),
+            subjects: messages.iter().map(|it| it.subject.as_str()).collect(),
+            seqs: messages.iter().map(|it| it.stream_seq.cast_signed()).collect(),
+        }
+    }
+}
+
+fn columns_of(claims: &[Claim]) -> (Vec<Uuid>, Vec<Timestamp>, Vec<Uuid>) {
+    let ids = claims.iter().map(|it| it.key.id).collect();
+    let times = claims.iter().map(|it| it.key.event_time).collect();
+    (ids, times, claims.iter().map(|it| it.token).collect())
+}
+
+fn claim_of(row: &tokio_postgres::Row) -> ClaimReply {
+    let count = |index: usize| u32::try_from(row.get::<_, i32>(index)).unwrap_or(0);
+    let remaining = || Duration::try_from_secs_f64(row.get(3)).unwrap_or_default();
+    match row.get(0) {
+        "claimed" => ClaimReply::Claimed { attempts: count(1), unfinished: count(2) },
+        "resolved" => ClaimReply::Resolved,
+        "leased" => ClaimReply::Leased { remaining: remaining() },
+        "early" => ClaimReply::Early { remaining: remaining() },
+        "crashed" => ClaimReply::Crashed { attempts: count(1) },
+        "forgotten" => ClaimReply::Forgotten,
+        _ => ClaimReply::Contended,
+    }
+}
+
+/// For a text that a database of any encoding takes.
+fn ascii(text: &str) -> String {
+    text.replace(|c: char| !(' '..='~').contains(&c), "?")
+}
+
+/// PostgreSQL's texts have no NUL; cut at a character.
+fn storable(reason: &str) -> String {
+    let end = reason.floor_char_boundary(REASON_BYTES_MAX);
+    reason[..end].replace('\0', "\u{fffd}")
+}

@@ -1,0 +1,382 @@
+//! The state machine of a record, played at random on a real server and compared with a model of it.
+//!
+//! `REPLAY_SEED=n` repeats one run.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use async_nats::HeaderMap;
+use bytes::Bytes;
+use jiff::Timestamp;
+use lab::{Postgres, PostgresOptions};
+use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
+use rand::{RngExt, SeedableRng};
+use uuid::Uuid;
+
+use super::{Scope, Store};
+use crate::Layout;
+use crate::connection::Connection;
+use crate::message::{Message, Origin};
+use crate::postgres::role_statements::RoleToken;
+use crate::record::{Cause, Claim, ClaimReply, UNFINISHED_MAX};
+
+const RUNS: u64 = 20;
+const STEPS: usize = 60;
+const EVENTS: u64 = 4;
+
+/// Longer than the test takes: leases and pauses end when the test says so.
+const LONG: Duration = Duration::from_secs(3600);
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum State {
+    None,
+    Processing { token: Uuid, expired: bool },
+    Released,
+    Failed { due: bool },
+    Processed,
+    Dead,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Record {
+    state: State,
+    attempts: i32,
+    finished: i32,
+}
+
+/// What should be in the table.
+struct Model {
+    records: HashMap<Uuid, Record>,
+    takes_over: bool,
+}
+
+impl Model {
+    fn of(&mut self, id: Uuid) -> &mut Record {
+        let none = Record { state: State::None, attempts: 0, finished: 0 };
+        self.records.entry(id).or_insert(none)
+    }
+
+    fn claim(&mut self, id: Uuid, token: Uuid) -> &'static str {
+        let takes_over = self.takes_over;
+        let record = self.of(id);
+        let crashed = record.attempts - record.finished >= UNFINISHED_MAX;
+        match record.state {
+            State::Processed | State::Dead => return "resolved",
+            State::Processing { expired: false, .. } if !takes_over => return "leased",
+            _ if crashed => return "crashed",
+            State::Failed { due: false } => return "early",
+            _ => {}
+        }
+        record.state = State::Processing { token, expired: false };
+        record.attempts += 1;
+        "claimed"
+    }
+
+    /// Whether the token still holds; then the record's state is `next`.
+    fn end(&mut self, claim: Claim, next: State, finished: i32, attempts: i32) -> bool {
+        let record = self.of(claim.key.id);
+        let State::Processing { token, .. } = record.state else { return false };
+        if token != claim.token {
+            return false;
+        }
+        record.state = next;
+        record.finished += finished;
+        record.attempts += attempts;
+        true
+    }
+}
+
+struct Play {
+    random: StdRng,
+    workers: Vec<Store>,
+    messages: Vec<Message>,
+    model: Model,
+    /// Every claim that was ever made: a worker that lost one may still use it.
+    claims: Vec<Claim>,
+}
+
+impl Play {
+    async fn begin(&mut self, seed: u64) {
+        self.random = StdRng::seed_from_u64(seed);
+        self.model.records.clear();
+        self.claims.clear();
+        let clear = "DELETE FROM inbox_messages; DELETE FROM inbox_dead_letter";
+        self.workers[0].client().batch_execute(clear).await.unwrap();
+    }
+
+    async fn step(&mut self) -> String {
+        let worker = self.random.random_range(0..self.workers.len());
+        let index = self.random.random_range(0..self.messages.len());
+        let claim = self.claims.choose(&mut self.random).copied();
+        match (self.random.random_range(0..12), claim) {
+            (0..=2, _) => self.claim(worker).await,
+            (3, _) => self.record(worker, index).await,
+            (4, _) => self.time_passes(worker, index).await,
+            (5, _) => self.park_crashed(worker, index).await,
+            (6, Some(claim)) => self.renew(worker, claim).await,
+            (7, Some(claim)) => self.complete(worker, claim).await,
+            (8, Some(claim)) => self.fail(worker, claim).await,
+            (9, Some(claim)) => self.release(worker, claim).await,
+            (10, Some(claim)) => self.park_claimed(worker, claim).await,
+            // A crash: the worker forgets what it holds.
+            _ => {
+                self.claims.retain(|_| self.random.random_bool(0.7));
+                format!("worker {worker} crashes")
+            }
+        }
+    }
+
+    async fn claim(&mut self, worker: usize) -> String {
+        let count = self.random.random_range(1..=self.messages.len());
+        let messages: Vec<&Message> = self.messages.sample(&mut self.random, count).collect();
+        let token = Uuid::new_v4();
+        let store = &self.workers[worker];
+        let claims = store.sql().claim(store.client(), token, &messages).await.unwrap();
+        assert_eq!(claims.len(), messages.len());
+        let mut said = Vec::new();
+        for (message, claim) in messages.iter().zip(claims) {
+            let expected = self.model.claim(message.key.id, token);
+            let record = *self.model.of(message.key.id);
+            let unfinished = (record.attempts - record.finished).unsigned_abs();
+            let attempts = record.attempts.unsigned_abs();
+            let answer = match claim {
+                ClaimReply::Claimed { .. } => {
+                    assert_eq!(claim, ClaimReply::Claimed { attempts, unfinished });
+                    self.claims.push(Claim { key: message.key, token });
+                    "claimed"
+                }
+                ClaimReply::Resolved => "resolved",
+                ClaimReply::Leased { remaining } => {
+                    assert!(remaining > LONG / 2);
+                    "leased"
+                }
+                ClaimReply::Early { remaining } => {
+                    assert!(remaining > LONG / 2);
+                    "early"
+                }
+                ClaimReply::Crashed { attempts: counted } => {
+                    assert_eq!(counted, attempts);
+                    "crashed"
+                }
+                ClaimReply::Contended => "contended",
+                ClaimReply::Forgotten => "forgotten",
+            };
+            assert_eq!(answer, expected, "{:?}", message.key.id);
+            said.push(answer);
+        }
+        format!("worker {worker} claims: {said:?}")
+    }
+
+    /// The fast path: in a transaction that is committed, or, as when a handler fails, is not.
+    async fn record(&mut self, worker: usize, index: usize) -> String {
+        let commit = self.random.random_bool(0.3);
+        let (sql, tx) = self.workers[worker].begin().await.unwrap();
+        let message = &self.messages[index];
+        let new = sql.record(&tx, &[message]).await.unwrap().len() == 1;
+        if commit {
+            tx.commit().await.unwrap();
+        } else {
+            tx.rollback().await.unwrap();
+        }
+        let record = self.model.of(message.key.id);
+        assert_eq!(new, record.state == State::None);
+        if commit && new {
+            *record = Record { state: State::Processed, attempts: 1, finished: 1 };
+        }
+        format!("worker {worker} records {index}: new {new}, commits {commit}")
+    }
+
+    async fn time_passes(&mut self, worker: usize, index: usize) -> String {
+        let id = self.messages[index].key.id;
+        let client = self.workers[worker].client();
+        let sql = "UPDATE inbox_messages SET expires_at = expires_at - interval '2 h',
+            next_attempt_at = next_attempt_at - interval '2 h' WHERE message_id = $1";
+        client.execute(sql, &[&id]).await.unwrap();
+        let record = self.model.of(id);
+        match &mut record.state {
+            State::Processing { expired, .. } => *expired = true,
+            State::Failed { due } => *due = true,
+            _ => {}
+        }
+        format!("time passes for {index}")
+    }
+
+    async fn renew(&mut self, worker: usize, claim: Claim) -> String {
+        let store = &self.workers[worker];
+        let ours = store.sql().renew(store.client(), &[claim]).await.unwrap().len() == 1;
+        let next = State::Processing { token: claim.token, expired: false };
+        assert_eq!(ours, self.model.end(claim, next, 0, 0));
+        format!("worker {worker} renews: {ours}")
+    }
+
+    async fn complete(&mut self, worker: usize, claim: Claim) -> String {
+        let store = &self.workers[worker];
+        let ours = store.sql().complete(store.client(), &[claim], &[Some("x")]).await.unwrap();
+        assert_eq!(ours.len() == 1, self.model.end(claim, State::Processed, 1, 0));
+        format!("worker {worker} completes: {ours:?}")
+    }
+
+    async fn fail(&mut self, worker: usize, claim: Claim) -> String {
+        let due = self.random.random_bool(0.5);
+        let delay = if due { Duration::ZERO } else { LONG };
+        let store = &self.workers[worker];
+        let ours = store.sql().fail(store.client(), &[claim], &["no"], &[delay]).await.unwrap();
+        assert_eq!(ours.len() == 1, self.model.end(claim, State::Failed { due }, 1, 0));
+        format!("worker {worker} fails: {ours:?}")
+    }
+
+    async fn release(&mut self, worker: usize, claim: Claim) -> String {
+        let store = &self.workers[worker];
+        let ours = store.sql().release(store.client(), &[claim]).await.unwrap() == 1;
+        assert_eq!(ours, self.model.end(claim, State::Released, 0, -1));
+        format!("worker {worker} releases: {ours}")
+    }
+
+    async fn park_claimed(&mut self, worker: usize, claim: Claim) -> String {
+        let store = &self.workers[worker];
+        let message = self.messages.iter().find(|it| it.key == claim.key).unwrap();
+        let cause = Cause::MaxAttempts;
+        let park = store.sql().park(store.client(), message, Some(claim), cause, "no");
+        let ours = park.await.unwrap();
+        assert_eq!(ours, self.model.end(claim, State::Dead, 1, 0));
+        format!("worker {worker} parks: {ours}")
+    }
+
+    async fn park_crashed(&mut self, worker: usize, index: usize) -> String {
+        let store = &self.workers[worker];
+        let message = &self.messages[index];
+        let park = store.sql().park(store.client(), message, None, Cause::Crashes, "no");
+        let parked = park.await.unwrap();
+        let takes_over = self.model.takes_over;
+        let record = self.model.of(message.key.id);
+        let free = match record.state {
+            State::Processing { expired, .. } => expired || takes_over,
+            State::Released | State::Failed { .. } => true,
+            State::None | State::Processed | State::Dead => false,
+        };
+        let expected = free && record.attempts - record.finished >= UNFINISHED_MAX;
+        assert_eq!(parked, expected);
+        if parked {
+            record.state = State::Dead;
+        }
+        format!("worker {worker} parks what crashed: {parked}")
+    }
+
+    /// The table says what the model says; dead letters are exactly the dead.
+    async fn check(&mut self) {
+        let sql = "SELECT m.message_id, m.status, m.attempts, m.finished_attempts, m.lease_token,
+                letter.message_id IS NOT NULL
+            FROM inbox_messages AS m LEFT JOIN inbox_dead_letter AS letter USING (message_id)";
+        let rows = self.workers[0].client().query(sql, &[]).await.unwrap();
+        let written = self.model.records.values().filter(|it| it.state != State::None).count();
+        assert_eq!(rows.len(), written);
+        for row in rows {
+            let record = *self.model.of(row.get(0));
+            let (status, token) = match record.state {
+                State::None => unreachable!("it has a row"),
+                State::Processing { token, .. } => ("PROCESSING", Some(token)),
+                State::Released => ("PROCESSING", None),
+                State::Failed { .. } => ("FAILED", None),
+                State::Processed => ("PROCESSED", None),
+                State::Dead => ("DEAD", None),
+            };
+            assert_eq!(row.get::<_, &str>(1), status);
+            assert_eq!((row.get(2), row.get(3)), (record.attempts, record.finished));
+            assert_eq!(row.get::<_, Option<Uuid>>(4), token);
+            assert_eq!(row.get::<_, bool>(5), record.state == State::Dead);
+        }
+    }
+}
+
+async fn worker(postgres: &Postgres, takes_over: bool) -> Store {
+    let client = postgres.client("postgres").await.unwrap();
+    let scope = Scope {
+        schema: "public".into(),
+        consumer: "c".into(),
+        stream: "S".into(),
+        owner: "w".into(),
+        lease: LONG,
+        role: RoleToken::default(),
+        takes_over,
+        lent: takes_over,
+    };
+    let store = Store::new(Connection::new(client), scope).await.unwrap();
+    // It is not about the disk.
+    store.client().batch_execute("SET synchronous_commit = off").await.unwrap();
+    store
+}
+
+fn message(seq: u64) -> Message {
+    let headers = HeaderMap::new();
+    let origin = Origin { stream: "S".into(), created: None };
+    let payload = Bytes::from_static(b"\0");
+    Message::new("x".into(), headers, payload, &origin, seq, Timestamp::UNIX_EPOCH)
+}
+
+async fn server(layout: Layout) -> Postgres {
+    let postgres = Postgres::start(PostgresOptions::default()).await.unwrap();
+    let mut client = postgres.client("postgres").await.unwrap();
+    crate::create_tables(&mut client, "public", layout).await.unwrap();
+    let role = "INSERT INTO inbox_roles (consumer, token, owner, expires_at)
+        VALUES ('c', '00000000-0000-0000-0000-000000000000', 'w', 'infinity')
+        ON CONFLICT DO NOTHING";
+    client.batch_execute(role).await.unwrap();
+    let epoch = "CREATE TABLE IF NOT EXISTS old PARTITION OF inbox_messages
+        FOR VALUES FROM ('1969-01-01') TO ('1971-01-01')";
+    if layout == Layout::Partitioned {
+        client.batch_execute(epoch).await.unwrap();
+    }
+    postgres
+}
+
+/// R-INB-03, R-INB-06, R-INB-07.
+#[tokio::test]
+async fn records_change_as_the_model_says() {
+    let postgres = server(Layout::Partitioned).await;
+    let only = std::env::var("REPLAY_SEED").ok().map(|seed| seed.parse::<u64>().unwrap());
+    for takes_over in [false, true] {
+        let mut workers = vec![worker(&postgres, takes_over).await];
+        workers.push(worker(&postgres, takes_over).await);
+        let model = Model { records: HashMap::new(), takes_over };
+        let messages = (1..=EVENTS).map(message).collect();
+        let random = StdRng::seed_from_u64(0);
+        let mut play = Play { random, workers, messages, model, claims: Vec::new() };
+        for seed in only.map_or(0..RUNS, |seed| seed..seed + 1) {
+            eprintln!("seed {seed}, takes over: {takes_over}");
+            play.begin(seed).await;
+            for step in 0..STEPS {
+                eprintln!("  {step}: {}", play.step().await);
+                play.check().await;
+            }
+        }
+    }
+}
+
+/// R-INB-03: of two who claim at the same time one gets it, and the other is told.
+#[tokio::test]
+async fn of_simultaneous_claims_one_wins() {
+    for layout in [Layout::Plain, Layout::Partitioned] {
+        let postgres = server(layout).await;
+        let (first, second) = (worker(&postgres, false).await, worker(&postgres, false).await);
+        for round in 0..50 {
+            let messages: Vec<Message> = (1..=20).map(|n| message(round * 100 + n)).collect();
+            let forth: Vec<&Message> = messages.iter().collect();
+            let back: Vec<&Message> = messages.iter().rev().collect();
+            let (a, b) = tokio::join!(
+                first.sql().claim(first.client(), Uuid::new_v4(), &forth),
+                second.sql().claim(second.client(), Uuid::new_v4(), &back),
+            );
+            let (a, mut b) = (a.unwrap(), b.unwrap());
+            b.reverse();
+            for pair in a.iter().zip(&b) {
+                let won = |claim: &ClaimReply| matches!(claim, ClaimReply::Claimed { .. });
+                let told = |claim: &ClaimReply| {
+                    matches!(claim, ClaimReply::Leased { .. } | ClaimReply::Contended)
+                };
+                let (a, b) = pair;
+                assert!(won(a) && told(b) || won(b) && told(a), "{pair:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,410 @@
+//! The tables of the inbox: made, kept in partitions, and forgotten after a while.
+//!
+//! The record of an event may only go when the event cannot come any more. Nobody can promise that,
+//! so it is written down up to when events are forgotten, and an older one becomes a dead letter
+//! instead of running a second time.
+
+mod ranges;
+
+use std::time::Duration;
+
+use jiff::{Timestamp, ToSpan};
+use serde::Serialize;
+use tokio_postgres::{Client, Row};
+use tracing::warn;
+
+use self::ranges::{Range, Ranges, Width, partition_name};
+use crate::Error;
+use crate::error::describe;
+use crate::postgres::sql::quote;
+
+const SQL: &str = concat!(
+    include_str!("../../../../migrations/0004_inbox.sql"),
+    include_str!("../../../../migrations/0006_inbox_decisions.sql"),
+    include_str!("../../../../migrations/0011_inbox_roles.sql"),
+    include_str!("../../../../migrations/0012_inbox_dead_letters.sql")
+);
+
+/// Claim while the tables are made or partitions are added or dropped.
+const ADVISORY_LOCK: i64 = 0x696E_626F_785F_6D67; // "inbox_mg"
+
+/// How long a change of the tables waits for others to let go. Meanwhile their statements queue up.
+const LOCK_TIMEOUT: &str = "10s";
+
+/// What a statement on records takes at most: it waits for locks for up to 5 s.
+const STATEMENT_MAX: Duration = Duration::from_secs(6);
+
+/// How long to wait for others who make tables of the inbox: several may be before us.
+const TURN_TIMEOUT: &str = "60s";
+
+/// Rows deleted by one statement, where there are no partitions to drop.
+const DELETED_AT_ONCE: i64 = 5_000;
+
+/// How the records are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Layout {
+    /// A partition for each day, or for each month if records are kept for longer than 60 days: old
+    /// records go at once, whatever their number.
+    #[default]
+    Partitioned,
+    /// One table, whose old records are deleted in batches: for up to some hundred thousand
+    /// events a day.
+    Plain,
+}
+
+/// What [`maintain`] did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Maintained {
+    /// Partitions made.
+    pub created: u64,
+    /// Partitions dropped.
+    pub dropped: u64,
+    /// Records deleted from a table without partitions.
+    pub deleted: u64,
+}
+
+/// The script that makes the tables, to be read, or run by an administrator. Running it twice does
+/// no harm; tables that exist keep their layout.
+#[must_use]
+pub fn render_tables(schema: &str, layout: Layout) -> String {
+    let partitioning = match layout {
+        Layout::Partitioned => " PARTITION BY RANGE (event_time)",
+        Layout::Plain => "",
+    };
+    SQL.replace(" {partitioning}", partitioning).replace("{schema}", &quote(schema))
+}
+
+/// Makes the tables that are missing, and the partitions for today and the next days. Safe to run
+/// again, and while inboxes run.
+///
+/// # Errors
+///
+/// If PostgreSQL refuses.
+pub async fn create_tables(client: &mut Client, schema: &str, layout: Layout) -> Result<(), Error> {
+    let doing = Error::sql("create the tables of the inbox");
+    let script = format!(
+        "BEGIN; SET LOCAL lock_timeout = '{TURN_TIMEOUT}';
+         SELECT pg_advisory_xact_lock({ADVISORY_LOCK});
+         SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';
+         {}
+         {} COMMIT",
+        create_schema(client, schema).await?,
+        render_tables(schema, layout)
+    );
+    if let Err(error) = client.batch_execute(&script).await {
+        // The connection is the caller's.
+        let _ = client.batch_execute("ROLLBACK").await;
+        return Err(doing(error));
+    }
+    Partitions::load(client, schema).await?.ahead(client, Width::Day).await.map(drop)
+}
+
+/// Only if it is missing: `IF NOT EXISTS` would ask for the privilege anyway.
+async fn create_schema(client: &Client, schema: &str) -> Result<String, Error> {
+    let sql = "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)";
+    let row = client.query_one(sql, &[&schema]).await;
+    let exists: bool = row.map_err(Error::sql("look for the schema"))?.get(0);
+    // Another set-up, or that of the outbox, may make it at the same moment.
+    let create = format!(
+        "DO 'BEGIN CREATE SCHEMA {};
+         EXCEPTION WHEN duplicate_schema OR unique_violation THEN NULL; END';",
+        quote(schema).replace('\'', "''")
+    );
+    Ok(if exists { String::new() } else { create })
+}
+
+/// Makes partitions ahead, and forgets what is older than `keep`, if that is given: records of
+/// events, and nothing that is unfinished. An active inbox does this every hour.
+///
+/// # Errors
+///
+/// If PostgreSQL refuses.
+pub async fn maintain(
+    client: &Client,
+    schema: &str,
+    keep: Option<Duration>,
+) -> Result<Maintained, Error> {
+    let mut partitions = Partitions::load(client, schema).await?;
+    let mut done = Maintained {
+        created: partitions.ahead(client, Width::of(keep)).await?,
+        ..Maintained::default()
+    };
+    let Some(keep) = keep else { return Ok(done) };
+    let Some(horizon) = partitions.horizon(client, keep).await? else { return Ok(done) };
+    partitions.forget_before(client, horizon).await?;
+    if partitions.ranges.is_none() {
+        // Statements that began before know nothing of it.
+        tokio::time::sleep(STATEMENT_MAX).await;
+    } else {
+        done.dropped = partitions.drop_before(client, horizon).await?;
+    }
+    // One partition has records from both sides of the horizon.
+    done.deleted = partitions.delete_before(client, horizon).await?;
+    Ok(done)
+}
+
+/// Makes partitions ahead, and says what there is room for.
+pub(crate) async fn prepare(
+    client: &Client,
+    schema: &str,
+    keep: Option<Duration>,
+) -> Result<Partitions, Error> {
+    let mut partitions = Partitions::load(client, schema).await?;
+    if let Err(error) = partitions.ahead(client, Width::of(keep)).await {
+        // Others may be there, and are made when they are needed.
+        warn!(error = describe(&error), "could not make the inbox's partitions");
+    }
+    Ok(partitions)
+}
+
+/// What there is room for, as of the last look.
+#[derive(Debug, Clone)]
+pub(crate) struct Partitions {
+    schema: String,
+    /// `None` if there is one table for all.
+    ranges: Option<Ranges>,
+    forgotten_before: Option<Timestamp>,
+}
+
+/// Whether the record of an event can be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Room {
+    There,
+    /// No partition has this time yet.
+    Missing(Timestamp),
+    /// Its record may have been there, and be gone.
+    Forgotten,
+}
+
+/// Partitions with their bounds. One without bounds is the default partition, which has everything.
+const LOAD: &str = "
+    SELECT quote_ident(nspname) || '.' || quote_ident(child.relname), since, until
+    FROM pg_inherits JOIN pg_class AS child ON child.oid = inhrelid
+    JOIN pg_namespace AS n ON n.oid = child.relnamespace
+    CROSS JOIN LATERAL (SELECT regexp_match(pg_get_expr(child.relpartbound, child.oid),
+        '^FOR VALUES FROM \\((.*)\\) TO \\((.*)\\)$')) AS b (bounds)
+    CROSS JOIN LATERAL (SELECT
+        CASE WHEN bounds[1] LIKE $$'%$$ THEN trim(BOTH $$'$$ FROM bounds[1])::timestamptz END,
+        CASE WHEN bounds[2] LIKE $$'%$$ THEN trim(BOTH $$'$$ FROM bounds[2])::timestamptz END
+    ) AS t (at_least, before)
+    CROSS JOIN LATERAL (SELECT
+        CASE WHEN at_least >= '4000-01-01 BC' THEN at_least END,
+        CASE WHEN before < '9999-12-30' THEN before END) AS u (since, until)
+    WHERE inhparent = to_regclass($1::text)";
+
+impl Partitions {
+    pub(crate) async fn load(client: &Client, schema: &str) -> Result<Self, Error> {
+        let schema = quote(schema);
+        let table = format!("{schema}.inbox_messages");
+        let sql = "SELECT relkind = 'p' FROM pg_class WHERE oid = to_regclass($1::text)";
+        let row = client.query_opt(sql, &[&table]).await.map_err(Error::sql(LOOKING))?;
+        let row = row.ok_or_else(|| Error::Tables { reason: format!("{table} does not exist") })?;
+        let ranges = if row.get(0) { Some(Self::ranges(client, &table).await?) } else { None };
+        let sql = format!(
+            "SELECT forgotten_before FROM {schema}.inbox_retention
+             WHERE forgotten_before > '-infinity'"
+        );
+        let forgotten = client.query_opt(&sql, &[]).await.map_err(Error::sql(LOOKING))?;
+        Ok(Self { schema, ranges, forgotten_before: forgotten.map(|row| row.get(0)) })
+    }
+
+    async fn ranges(client: &Client, table: &str) -> Result<Ranges, Error> {
+        let rows = client.query(LOAD, &[&table]).await.map_err(Error::sql(LOOKING))?;
+        let range =
+            |row: &Row| Range { partition: row.get(0), since: row.get(1), until: row.get(2) };
+        Ok(Ranges::new(rows.iter().map(range)))
+    }
+
+    pub(crate) fn room(&self, event_time: Timestamp) -> Room {
+        if self.forgotten_before.is_some_and(|before| event_time < before) {
+            return Room::Forgotten;
+        }
+        match &self.ranges {
+            Some(ranges) if !ranges.have(event_time) => Room::Missing(event_time),
+            _ => Room::There,
+        }
+    }
+
+    /// Makes room for yesterday (whose events are on their way) to three days ahead.
+    async fn ahead(&mut self, client: &Client, width: Width) -> Result<u64, Error> {
+        let mut created = 0;
+        if self.ranges.is_some() {
+            let row = client.query_one("SELECT clock_timestamp()", &[]).await;
+            let now: Timestamp = row.map_err(Error::sql(LOOKING))?.get(0);
+            for offset in -1..=3 {
+                let time = now.checked_add((24 * offset).hours()).unwrap_or(now);
+                created += u64::from(self.create_as(client, time, width).await?);
+            }
+        }
+        Ok(created)
+    }
+
+    /// Makes a partition for this time, if there is none. It has everything up to its neighbours:
+    /// not one for each day that anybody names.
+    pub(crate) async fn create(&mut self, client: &Client, time: Timestamp) -> Result<bool, Error> {
+        self.create_as(client, time, Width::Day).await
+    }
+
+    /// A partition is made apart and then attached: that does not wait for anybody who reads or
+    /// writes the others.
+    async fn create_as(
+        &mut self,
+        client: &Client,
+        time: Timestamp,
+        width: Width,
+    ) -> Result<bool, Error> {
+        let Some(ranges) = &self.ranges else { return Ok(false) };
+        if ranges.have(time) {
+            return Ok(false);
+        }
+        let (since, until) = ranges.gap(time, width);
+        let (schema, name) = (&self.schema, partition_name(since, until));
+        let bound = |at: Option<Timestamp>, open: &str| match at {
+            Some(at) => format!("'{at}'"),
+            None => open.to_owned(),
+        };
+        let script = format!(
+            "BEGIN; SET LOCAL lock_timeout = '{TURN_TIMEOUT}';
+             SELECT pg_advisory_xact_lock({ADVISORY_LOCK});
+             SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';
+             DO $$ BEGIN
+                 IF to_regclass('{quoted}') IS NULL THEN
+                     CREATE TABLE {schema}.{name} (LIKE {schema}.inbox_messages INCLUDING ALL);
+                     ALTER TABLE {schema}.inbox_messages ATTACH PARTITION {schema}.{name}
+                         FOR VALUES FROM ({since}) TO ({until});
+                 END IF;
+             END $$;
+             COMMIT",
+            quoted = format!("{schema}.{name}").replace('\'', "''"),
+            since = bound(since, "MINVALUE"),
+            until = bound(until, "MAXVALUE"),
+        );
+        let made = client.batch_execute(&script).await;
+        if made.is_err() {
+            let _ = client.batch_execute("ROLLBACK").await;
+        }
+        // Another worker may have been first, with other bounds.
+        let ranges = Self::ranges(client, &format!("{schema}.inbox_messages")).await?;
+        let there = ranges.have(time);
+        self.ranges = Some(ranges);
+        match made {
+            Err(error) if !there => Err(Error::sql("create a partition of the inbox")(error)),
+            made => Ok(made.is_ok()),
+        }
+    }
+
+    /// The beginning of the first day that is kept. Never so late that something unfinished is
+    /// older.
+    async fn horizon(&self, client: &Client, keep: Duration) -> Result<Option<Timestamp>, Error> {
+        let sql = format!(
+            "SELECT least(date_trunc('day', clock_timestamp() - make_interval(secs => $1), 'UTC'),
+                 date_trunc('day', (SELECT min(event_time) FROM {}.inbox_messages
+                     WHERE status IN ('PROCESSING', 'FAILED')), 'UTC'))",
+            self.schema
+        );
+        let row = client.query_one(&sql, &[&keep.as_secs_f64()]).await;
+        let horizon: Timestamp = row.map_err(Error::sql(LOOKING))?.get(0);
+        Ok((self.forgotten_before.is_none_or(|before| before < horizon)).then_some(horizon))
+    }
+
+    async fn forget_before(&mut self, client: &Client, horizon: Timestamp) -> Result<(), Error> {
+        let sql = format!(
+            "UPDATE {}.inbox_retention SET forgotten_before = greatest(forgotten_before, $1)",
+            self.schema
+        );
+        let updated = client.execute(&sql, &[&horizon]).await;
+        updated.map_err(Error::sql("write down what is forgotten"))?;
+        self.forgotten_before = Some(horizon);
+        Ok(())
+    }
+
+    async fn drop_before(&mut self, client: &Client, horizon: Timestamp) -> Result<u64, Error> {
+        let mut dropped = 0;
+        let letter = undecided(&self.schema);
+        let ranges = self.ranges.as_mut().expect("partitioned");
+        for partition in ranges.before(horizon) {
+            let undecided = format!("SELECT EXISTS (SELECT FROM {partition} AS m WHERE {letter})");
+            let undecided = client.query_one(&undecided, &[]).await.map_err(Error::sql(LOOKING))?;
+            if undecided.get(0) {
+                continue;
+            }
+            let script =
+                format!("SET lock_timeout = '{LOCK_TIMEOUT}'; DROP TABLE IF EXISTS {partition}");
+            let done = client.batch_execute(&script).await;
+            done.map_err(Error::sql("drop a partition of the inbox"))?;
+            ranges.remove(&partition);
+            dropped += 1;
+        }
+        Ok(dropped)
+    }
+
+    async fn delete_before(&self, client: &Client, horizon: Timestamp) -> Result<u64, Error> {
+        let sql = format!(
+            "DELETE FROM {table} AS m USING (SELECT tableoid, ctid FROM {table} AS m
+                 WHERE event_time < $1 AND status NOT IN ('PROCESSING', 'FAILED')
+                     AND NOT ({letter}) LIMIT $2) AS old
+             WHERE m.tableoid = old.tableoid AND m.ctid = old.ctid",
+            table = format!("{}.inbox_messages", self.schema),
+            letter = undecided(&self.schema),
+        );
+        let mut deleted = 0;
+        loop {
+            let result = client.execute(&sql, &[&horizon, &DELETED_AT_ONCE]).await;
+            let now = result.map_err(Error::sql("delete old records of the inbox"))?;
+            deleted += now;
+            if now < DELETED_AT_ONCE.cast_unsigned() {
+                return Ok(deleted);
+            }
+        }
+    }
+}
+
+const LOOKING: &str = "look at the tables of the inbox";
+
+/// Whether the record `m` has a letter that nobody has decided about: requeueing it takes both.
+fn undecided(schema: &str) -> String {
+    format!(
+        "m.status = 'DEAD' AND EXISTS (SELECT FROM {schema}.inbox_dead_letter AS d
+             WHERE d.consumer = m.consumer AND d.message_id = m.message_id
+                 AND d.event_time = m.event_time)"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_older_than_what_is_remembered_has_no_room() {
+        let time = |text: &str| text.parse::<Timestamp>().unwrap();
+        let day = Range {
+            partition: "public.inbox_messages_20260709".into(),
+            since: Some(time("2026-07-09T00:00:00Z")),
+            until: Some(time("2026-07-10T00:00:00Z")),
+        };
+        let partitions = Partitions {
+            schema: "public".into(),
+            ranges: Some(Ranges::new([day])),
+            forgotten_before: Some(time("2026-07-08T00:00:00Z")),
+        };
+        for (at, room) in [
+            ("2026-07-07T23:59:59Z", Room::Forgotten),
+            ("2026-07-08T00:00:00Z", Room::Missing(time("2026-07-08T00:00:00Z"))),
+            ("2026-07-09T23:59:59Z", Room::There),
+            ("2026-07-10T00:00:00Z", Room::Missing(time("2026-07-10T00:00:00Z"))),
+        ] {
+            assert_eq!(partitions.room(time(at)), room, "{at}");
+        }
+    }
+
+    #[test]
+    fn the_script_has_no_placeholders_left() {
+        for layout in [Layout::Partitioned, Layout::Plain] {
+            let script = render_tables("app", layout);
+            assert!(!script.contains('{'), "{script}");
+            let partitioned = script.contains("PARTITION BY RANGE");
+            assert_eq!(partitioned, layout == Layout::Partitioned);
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! An event's record: what identifies it, what a claim of it answers, why it is a dead letter.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use uuid::Uuid;
+
+/// Starts without an end after which an event is not started again.
+pub(crate) const UNFINISHED_MAX: i32 = 3;
+
+/// Which record: with the consumer's name, the primary key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Key {
+    pub(crate) id: Uuid,
+    pub(crate) event_time: Timestamp,
+}
+
+/// What a claim found.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum ClaimReply {
+    /// It is ours; this attempt, and all that did not end, are counted.
+    Claimed { attempts: u32, unfinished: u32 },
+    /// It has had its effect, or is a dead letter, or was rejected: nothing is left to do.
+    Resolved,
+    /// Somebody else has it, for so long at most.
+    Leased { remaining: Duration },
+    /// It failed, and is due again after this.
+    Early { remaining: Duration },
+    /// Three starts have no end.
+    Crashed { attempts: u32 },
+    /// It is older than what is remembered, and has no record.
+    Forgotten,
+    /// It changed while we looked.
+    Contended,
+}
+
+/// Why an event becomes a dead letter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Cause {
+    Dead,
+    MaxAttempts,
+    Crashes,
+    Unreadable,
+    Forgotten,
+    /// The database refuses its record.
+    Unrecordable,
+    /// The stream has it no more.
+    Gone,
+}
+
+impl Cause {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Dead => "dead",
+            Self::MaxAttempts => "max_attempts",
+            Self::Crashes => "crashes",
+            Self::Unreadable => "unreadable",
+            Self::Forgotten => "forgotten",
+            Self::Unrecordable => "unrecordable",
+            Self::Gone => "gone",
+        }
+    }
+}
+
+/// A claimed record, and the token that says so.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Claim {
+    pub(crate) key: Key,
+    pub(crate) token: Uuid,
+}
+
+/// The column keeps microseconds, and a key that is rounded there would not be found again.
+pub(crate) fn rounded(time: Timestamp) -> Timestamp {
+    time.round(jiff::Unit::Microsecond).unwrap_or(time)
+}

@@ -1,0 +1,301 @@
+//! Starts what an inbox consists of, and starts it again while it can be mended.
+
+mod lease;
+pub(crate) mod leased;
+pub(crate) mod redrive;
+mod role;
+mod session;
+pub(crate) mod transactional;
+mod work;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+use uuid::Uuid;
+
+use crate::config::Config;
+use crate::connection::{Connect, ConnectNats};
+use crate::engine::{Breaker, Capacity, Lanes, Role};
+use crate::error::describe;
+use crate::feed;
+use crate::nats::acks::Acks;
+use crate::nats::advisories::Advisories;
+use crate::nats::source::{FindResolved, Source};
+use crate::postgres::pool::Pool;
+use crate::postgres::resolved::Resolved;
+use crate::postgres::role_statements::{RoleStatements, RoleToken};
+use crate::postgres::sql;
+use crate::postgres::store::Scope;
+use crate::worker::lease::Leases;
+use crate::worker::redrive::Redrive;
+use crate::worker::role::RoleHolder;
+use crate::worker::session::{Leaving, Session};
+use crate::worker::work::{Context, Work};
+use crate::{Error, State, Status, Summary};
+
+/// Before the broker is asked again.
+const PAUSE: Duration = Duration::from_secs(1);
+
+pub(crate) struct Settings {
+    pub(crate) config: Arc<Config>,
+    pub(crate) connect: Connect,
+    pub(crate) nats: async_nats::Client,
+    pub(crate) reconnect_nats: Option<ConnectNats>,
+}
+
+pub(crate) async fn run<W: Work>(
+    settings: Settings,
+    status: watch::Sender<Status>,
+    shutdown: CancellationToken,
+    make: impl FnOnce(&Arc<Context>) -> W,
+) -> Result<Summary, Error> {
+    let Settings { config, connect, nats, reconnect_nats } = settings;
+    let role = RoleToken::default();
+    let schema = sql::quote(&config.schema);
+    let owner = format!("{}:{}", std::process::id(), Uuid::new_v4());
+    let statements =
+        RoleStatements::new(&schema, &config.consumer, &owner, config.lease, role.clone());
+    let scope = Scope {
+        schema,
+        consumer: config.consumer.clone(),
+        stream: config.stream.clone(),
+        owner,
+        lease: config.lease,
+        role,
+        takes_over: W::SHARES,
+        lent: W::SHARES,
+    };
+    let context = Arc::new(Context {
+        config: Arc::clone(&config),
+        pool: Arc::new(Pool::new(connect, scope)),
+        leases: Arc::new(Leases::new(config.lease)),
+        partitions: watch::Sender::default(),
+    });
+    let holder = RoleHolder {
+        pool: Arc::clone(&context.pool),
+        leases: Arc::clone(&context.leases),
+        lease: config.lease,
+        consumer: config.consumer.clone(),
+        schema: config.schema.clone(),
+        retention: config.retention,
+        partitions: context.partitions.clone(),
+        role: watch::Sender::new(Role::Unknown),
+        statements,
+        status: status.subscribe(),
+    };
+    let role = holder.role.subscribe();
+    let worker = Worker {
+        work: Arc::new(make(&context)),
+        context,
+        nats,
+        reconnect_nats,
+        wary: false,
+        status,
+        role,
+        shutdown,
+    };
+    let ended = tokio::select! {
+        error = holder.run() => Err(error),
+        summary = worker.run() => summary,
+    };
+    holder.release().await;
+    ended
+}
+
+struct Worker<W> {
+    work: Arc<W>,
+    context: Arc<Context>,
+    nats: async_nats::Client,
+    reconnect_nats: Option<ConnectNats>,
+    /// A message of the stream has ended a client.
+    wary: bool,
+    status: watch::Sender<Status>,
+    role: watch::Receiver<Role>,
+    shutdown: CancellationToken,
+}
+
+impl<W: Work> Worker<W> {
+    async fn run(mut self) -> Result<Summary, Error> {
+        let mut counts = Summary::default();
+        while self.becomes_active().await {
+            let session = async {
+                self.revive().await?;
+                Box::pin(self.session(counts)).await
+            };
+            match session.await {
+                Ok(summary) => counts = summary,
+                Err(error) if error.is_transient() => {
+                    let error = describe(&error);
+                    warn!(consumer = self.context.config.consumer, error, "trying again");
+                    self.say(State::Paused, Some(error));
+                    tokio::select! {
+                        () = tokio::time::sleep(PAUSE) => {}
+                        () = self.shutdown.cancelled() => {}
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        info!(consumer = self.context.config.consumer, ?counts, "the inbox has stopped");
+        Ok(counts)
+    }
+
+    /// Waits until this worker may handle events; not so if it is to stop.
+    async fn becomes_active(&mut self) -> bool {
+        let mut trouble = self.context.pool.trouble();
+        loop {
+            if self.shutdown.is_cancelled() {
+                return false;
+            }
+            let role = *self.role.borrow_and_update();
+            match role {
+                Role::Active { until } if Instant::now() < until => return true,
+                Role::Active { .. } => {
+                    self.say(State::Paused, Some("the role was not renewed".into()))
+                }
+                Role::Standby => self.say(State::Standby, None),
+                Role::Unknown => match trouble.borrow_and_update().clone() {
+                    Some(trouble) => self.say(State::Paused, Some(trouble)),
+                    None => self.say(State::Starting, None),
+                },
+            }
+            tokio::select! {
+                _ = self.role.changed() => {}
+                _ = trouble.changed() => {}
+                () = self.shutdown.cancelled() => return false,
+            }
+        }
+    }
+
+    /// Connects to the broker anew if the client has ended: some bytes in a header do that.
+    async fn revive(&mut self) -> Result<(), Error> {
+        if !is_gone(&self.nats).await {
+            return Ok(());
+        }
+        let reconnect = self.reconnect_nats.as_ref().ok_or(Error::NatsClientEnded)?;
+        self.nats = reconnect().await.map_err(Error::jetstream("connect to NATS"))?;
+        self.wary = true;
+        info!(consumer = self.context.config.consumer, "connected to NATS anew");
+        Ok(())
+    }
+
+    async fn session(&self, counts: Summary) -> Result<Summary, Error> {
+        let Context { config, pool, .. } = &*self.context;
+        let mut source = Source::open(&self.nats, config, self.find_resolved()).await?;
+        source.wary = self.wary;
+        check_retention(config, source.max_age())?;
+        let advisories =
+            Advisories::open(&self.nats, source.origin().clone(), &config.consumer).await?;
+        let (nats, origin) = (self.nats.clone(), source.origin().clone());
+        let of_left = origin.clone();
+        let redrive = Redrive::new(Arc::clone(config), Arc::clone(pool), nats, origin);
+        let acks = Acks::start(self.nats.clone()).await?;
+        let (ack_wait, unacked_max) = (source.ack_wait(), source.unacked_max());
+        let (feed, intake) = feed::open();
+        let session = Session {
+            config: Arc::clone(config),
+            nats: self.nats.clone(),
+            acks,
+            ack_wait,
+            work: Arc::clone(&self.work),
+            context: Arc::clone(&self.context),
+            status: self.status.clone(),
+            role: self.role.clone(),
+            trouble: pool.trouble(),
+            broker: source.trouble(),
+            intake,
+            lanes: Lanes::default(),
+            leaving: Leaving::default(),
+            capacity: Capacity::new(config.held_max(), unacked_max),
+            origin: of_left,
+            breaker: Breaker::new(config.backoff),
+            next_probe_at: None,
+            batch: config.batch,
+            counts,
+        };
+        let stop = self.shutdown.child_token();
+        let (summary, (), (), (), ()) = tokio::join!(
+            // They are large, and polled in turns.
+            Box::pin(session.run(&stop)),
+            stop_when_gone(&self.nats, &stop, feed.closed()),
+            Box::pin(source.run(feed.clone(), &stop)),
+            Box::pin(redrive.run(feed.clone())),
+            advisories.run(feed),
+        );
+        Ok(summary)
+    }
+
+    /// To have many messages out of the way at once that were read again.
+    fn find_resolved(&self) -> FindResolved {
+        let Context { config, pool, .. } = &*self.context;
+        let resolved = Arc::new(Resolved::new(Arc::clone(pool), config));
+        Arc::new(move |keys| {
+            let resolved = Arc::clone(&resolved);
+            Box::pin(async move { resolved.among(&keys).await })
+        })
+    }
+
+    fn say(&self, state: State, paused: Option<String>) {
+        self.status.send_modify(|status| {
+            status.state = state;
+            status.paused = paused;
+        });
+    }
+}
+
+/// Whether the client's task has ended, so that nothing will ever be sent by it.
+async fn is_gone(nats: &async_nats::Client) -> bool {
+    matches!(tokio::time::timeout(PAUSE, nats.flush()).await, Ok(Err(_)))
+}
+
+/// Ends the session when its client has ended.
+async fn stop_when_gone(
+    nats: &async_nats::Client,
+    stop: &CancellationToken,
+    closed: impl Future<Output = ()>,
+) {
+    let gone = async {
+        loop {
+            tokio::time::sleep(PAUSE).await;
+            if is_gone(nats).await {
+                return;
+            }
+        }
+    };
+    tokio::select! {
+        () = closed => {}
+        () = gone => {
+            warn!("the client of NATS has ended: a message of the stream may be why");
+            stop.cancel();
+        }
+    }
+}
+
+/// What is forgotten must not be delivered any more. Only the stream brings an event again: the
+/// record of a dead letter is kept until somebody decides about it, and nothing replays.
+fn check_retention(config: &Config, max_age: Option<Duration>) -> Result<(), Error> {
+    let Some(keep) = config.retention else { return Ok(()) };
+    match max_age {
+        Some(max_age) if keep < max_age + config.lease => Err(Error::Config {
+            consumer: config.consumer.clone(),
+            reason: format!(
+                "records are kept for {keep:?}, but the stream \"{}\" keeps messages for \
+                 {max_age:?}: keep records for longer than that and a lease",
+                config.stream
+            ),
+        }),
+        Some(_) => Ok(()),
+        None => {
+            warn!(
+                consumer = config.consumer,
+                ?keep,
+                "the stream keeps messages for ever: those older than the records become dead \
+                 letters when they are delivered again"
+            );
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! Handles events under a lease: for effects outside of the database.
+//!
+//! A statement claims many events at a time; then their handlers run side by side, each with a lease
+//! that is renewed. The verdicts of those that end at about the same time are written together.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tracing::warn;
+
+use crate::engine::{Decision, Ending, Item, Path};
+use crate::postgres::sqlstate::is_about_data;
+use crate::postgres::store::Store;
+use crate::record::Claim;
+use crate::worker::lease::{Lease, Over};
+use crate::worker::work::{
+    Claimed, Context, Report, Reports, Work, failed_report, trouble, verdict_of,
+};
+use crate::{Error, LeasedHandler, Verdict};
+
+/// After trouble with the database, before it is tried again.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// How long writing a batch of verdicts may take before it is tried on another connection.
+const WRITE_DEADLINE: Duration = Duration::from_secs(30);
+
+pub(crate) struct UnderLeases<H> {
+    pub(crate) handler: Arc<H>,
+    pub(crate) recorder: mpsc::Sender<Ended>,
+}
+
+/// A verdict that has to be written down, and whom to tell when it is.
+pub(crate) struct Ended {
+    item: Item,
+    claimed: Claimed,
+    verdict: Verdict,
+    /// Renewed until it is written.
+    _lease: Lease,
+    reports: Reports,
+}
+
+impl<H: LeasedHandler> Work for UnderLeases<H> {
+    const SHARES: bool = false;
+
+    async fn run(&self, context: Arc<Context>, items: Vec<Item>, reports: Reports) {
+        let ours = claim_all(&context, items, &reports).await;
+        let handling = |(item, claimed)| self.handle(&context, item, claimed, &reports);
+        let mut running: FuturesUnordered<_> = ours.into_iter().map(handling).collect();
+        while running.next().await.is_some() {}
+    }
+}
+
+impl<H: LeasedHandler> UnderLeases<H> {
+    async fn handle(&self, context: &Context, item: Item, claimed: Claimed, reports: &Reports) {
+        let lease = context.leases.keep(claimed.claim, claimed.since);
+        let handling = self.handler.handle(context.delivery(&item.message, claimed.attempts));
+        let verdict = tokio::select! {
+            biased;
+            over = lease.over() => Err(over),
+            verdict = verdict_of(handling) => Ok(verdict),
+        };
+        let verdict = match verdict {
+            Ok(verdict) => verdict,
+            Err(over) => {
+                drop(lease);
+                if over == Over::Abandoned {
+                    context.release(&[claimed.claim]).await;
+                }
+                return report_lost(context, &item, reports).await;
+            }
+        };
+        let reports = reports.clone();
+        // Fails only when the session is gone.
+        let _ = self.recorder.send(Ended { item, claimed, verdict, _lease: lease, reports }).await;
+    }
+}
+
+/// Claims what can be claimed, and reports the rest.
+async fn claim_all(context: &Context, items: Vec<Item>, reports: &Reports) -> Vec<(Item, Claimed)> {
+    let store = context.pool.get().await;
+    let all = items.clone();
+    let claiming = async {
+        let claimed = try_claim_all(context, &store, items).await;
+        if claimed.as_ref().is_err_and(is_about_data) {
+            return claim_each(context, &store, &all).await;
+        }
+        claimed
+    };
+    let claimed = timeout(context.config.lease, claiming).await;
+    match claimed.unwrap_or_else(|_| Err(silent(context, "claim events"))) {
+        Ok((ours, done)) => {
+            context.pool.put(store);
+            let _ = reports.send(done).await;
+            ours
+        }
+        Err(error) => {
+            trouble(context, &error);
+            drop(store);
+            let later = |item: &Item| {
+                let ending = Ending::Again { after: PAUSE, path: item.path };
+                Report { ending, ..Report::undone(item, item.path) }
+            };
+            let _ = reports.send(all.iter().map(later).collect()).await;
+            Vec::new()
+        }
+    }
+}
+
+/// What is ours, and what became of the rest.
+type ClaimedAll = (Vec<(Item, Claimed)>, Vec<Report>);
+
+/// One of them is refused by the database: it must not keep the others from being claimed.
+async fn claim_each(context: &Context, store: &Store, items: &[Item]) -> Result<ClaimedAll, Error> {
+    let (mut ours, mut done) = (Vec::new(), Vec::new());
+    for item in items {
+        match try_claim_all(context, store, vec![item.clone()]).await {
+            Ok((claimed, reports)) => {
+                ours.extend(claimed);
+                done.extend(reports);
+            }
+            Err(error) if is_about_data(&error) => {
+                done.push(context.park_unrecordable(store, item, None, &error).await?);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok((ours, done))
+}
+
+async fn try_claim_all(
+    context: &Context,
+    store: &Store,
+    items: Vec<Item>,
+) -> Result<ClaimedAll, Error> {
+    let (items, mut done) = context.make_room(store, items).await?;
+    let (readable, unreadable): (Vec<_>, Vec<_>) =
+        items.into_iter().partition(|item| item.message.event.is_ok());
+    for item in &unreadable {
+        done.push(context.park_unreadable(store, item).await?);
+    }
+    let mut ours = Vec::with_capacity(readable.len());
+    let claims = context.claim(store, &readable).await?;
+    for (item, claim) in readable.into_iter().zip(claims) {
+        match (claim, &item.convicted) {
+            (Ok(claimed), Some(reason)) => {
+                let verdict = Verdict::retry(reason);
+                done.push(context.write_failure(store, &item, &claimed, &verdict).await?);
+            }
+            (Ok(claimed), None) => ours.push((item, claimed)),
+            (Err(report), _) => done.push(report),
+        }
+    }
+    Ok((ours, done))
+}
+
+/// Writes verdicts down, as many at a time as there are. They are not given up: without its record
+/// an event would be handled again.
+pub(crate) async fn record(context: Arc<Context>, mut ended: mpsc::Receiver<Ended>) {
+    let mut batch = Vec::new();
+    while ended.recv_many(&mut batch, context.config.batch).await > 0 {
+        while !batch.is_empty() {
+            let store = context.pool.get().await;
+            let writing = async {
+                let written = write(&context, &store, &mut batch).await;
+                if written.as_ref().is_err_and(is_about_data) {
+                    return write_each(&context, &store, &mut batch).await;
+                }
+                written
+            };
+            let written = timeout(WRITE_DEADLINE, writing).await;
+            match written.unwrap_or_else(|_| Err(silent(&context, "write down verdicts"))) {
+                Ok(()) => context.pool.put(store),
+                Err(error) => {
+                    trouble(&context, &error);
+                    tokio::time::sleep(PAUSE).await;
+                }
+            }
+        }
+    }
+}
+
+/// One of them is refused by the database: it must not keep the others from being written.
+async fn write_each(context: &Context, store: &Store, batch: &mut Vec<Ended>) -> Result<(), Error> {
+    while let Some(one) = batch.pop() {
+        let mut one = vec![one];
+        let written = match write(context, store, &mut one).await {
+            Err(error) if is_about_data(&error) => {
+                park_refused(context, store, &one[0], &error).await.map(|()| one.clear())
+            }
+            written => written,
+        };
+        if written.is_err() {
+            batch.append(&mut one);
+            return written;
+        }
+    }
+    Ok(())
+}
+
+async fn park_refused(
+    context: &Context,
+    store: &Store,
+    ended: &Ended,
+    error: &Error,
+) -> Result<(), Error> {
+    let claim = Some(ended.claimed.claim);
+    let report = context.park_unrecordable(store, &ended.item, claim, error).await?;
+    let _ = ended.reports.send(vec![report]).await; // fails when the session is gone
+    Ok(())
+}
+
+fn silent(context: &Context, doing: &'static str) -> Error {
+    Error::Silent { doing, within: context.config.lease.min(WRITE_DEADLINE) }
+}
+
+/// Takes out of `batch` what has been written.
+async fn write(context: &Context, store: &Store, batch: &mut Vec<Ended>) -> Result<(), Error> {
+    // In the order in which everybody locks records, so that no two wait for each other.
+    batch.sort_by_key(|it| it.claimed.claim.key);
+    let (mut completed, mut failed) = (Vec::new(), Vec::new());
+    for (index, it) in batch.iter().enumerate() {
+        match context.decide(it.verdict.clone(), it.claimed.attempts) {
+            Decision::Complete { outcome } => completed.push((index, outcome)),
+            Decision::Fail { reason, delay } => failed.push((index, reason, delay)),
+            Decision::Park { .. } | Decision::GiveBack(_) => {}
+        }
+    }
+    let claim = |index: &usize| batch[*index].claimed.claim;
+    let mut reports: Vec<Option<Report>> = batch.iter().map(|_| None).collect();
+    if !completed.is_empty() {
+        let keys: Vec<Claim> = completed.iter().map(|(index, _)| claim(index)).collect();
+        let outcomes: Vec<_> = completed.iter().map(|(_, outcome)| outcome.as_deref()).collect();
+        let ours = store.sql().complete(store.client(), &keys, &outcomes).await;
+        let ours = ours.map_err(Error::sql("complete events"))?;
+        for (index, _) in &completed {
+            let item = &batch[*index].item;
+            reports[*index] = Some(if ours.contains(&item.message.key.id) {
+                Report::processed(item)
+            } else {
+                lost(context, item)
+            });
+        }
+    }
+    if !failed.is_empty() {
+        let keys: Vec<Claim> = failed.iter().map(|(index, ..)| claim(index)).collect();
+        let reasons: Vec<&str> = failed.iter().map(|(_, reason, _)| reason.as_str()).collect();
+        let delays: Vec<Duration> = failed.iter().map(|(.., delay)| *delay).collect();
+        let ours = store.sql().fail(store.client(), &keys, &reasons, &delays).await;
+        let ours = ours.map_err(Error::sql("write down failures"))?;
+        for (index, _, delay) in &failed {
+            let item = &batch[*index].item;
+            reports[*index] = Some(if ours.contains(&item.message.key.id) {
+                failed_report(item, *delay)
+            } else {
+                lost(context, item)
+            });
+        }
+    }
+    for (it, report) in batch.iter().zip(&mut reports).filter(|(_, report)| report.is_none()) {
+        *report = Some(context.write_failure(store, &it.item, &it.claimed, &it.verdict).await?);
+    }
+    for (it, report) in batch.drain(..).zip(reports.into_iter().flatten()) {
+        let _ = it.reports.send(vec![report]).await; // fails when the session is gone
+    }
+    Ok(())
+}
+
+async fn report_lost(context: &Context, item: &Item, reports: &Reports) {
+    let _ = reports.send(vec![lost(context, item)]).await;
+}
+
+/// Another look says whose it is now.
+fn lost(context: &Context, item: &Item) -> Report {
+    let (consumer, event_id) = (&context.config.consumer, item.message.key.id);
+    warn!(consumer, %event_id, "the lease was lost while the handler was at work");
+    Report::undone(item, Path::Careful)
+}

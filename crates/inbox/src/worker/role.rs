@@ -1,0 +1,243 @@
+//! Keeps the role, and renews the claims of events whose handlers are at work.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
+use tokio::time::timeout;
+use tracing::{info, warn};
+
+use crate::engine::{Role, RoleLease, Step};
+use crate::error::describe;
+use crate::postgres::pool::Pool;
+use crate::postgres::role_statements::RoleStatements;
+use crate::postgres::sqlstate::asks_again;
+use crate::postgres::store::Store;
+use crate::postgres::tables::{self, Partitions};
+use crate::worker::lease::Leases;
+use crate::{Error, Status};
+
+/// How long the end waits for the role to be given up. It ends by itself after a lease.
+const RELEASE_DEADLINE: Duration = Duration::from_secs(2);
+
+/// How often to look whether the role is ours, and the tables are to be looked after.
+const LOOK: Duration = Duration::from_millis(200);
+
+const PREPARE: Duration = Duration::from_secs(3600);
+
+/// After the tables could not be looked after.
+const PREPARE_AGAIN: Duration = Duration::from_secs(1);
+
+/// Does what [`RoleLease`] decides, and looks after the partitions.
+pub(crate) struct RoleHolder {
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) leases: Arc<Leases>,
+    pub(crate) lease: Duration,
+    pub(crate) consumer: String,
+    pub(crate) schema: String,
+    pub(crate) retention: Option<Duration>,
+    pub(crate) partitions: watch::Sender<Option<Partitions>>,
+    pub(crate) role: watch::Sender<Role>,
+    pub(crate) statements: RoleStatements,
+    pub(crate) status: watch::Receiver<Status>,
+}
+
+impl RoleHolder {
+    /// Runs until it is dropped, or something is wrong that waiting does not mend.
+    pub(crate) async fn run(&self) -> Error {
+        tokio::select! {
+            error = self.keep_role() => error,
+            error = self.look_after() => error,
+        }
+    }
+
+    async fn keep_role(&self) -> Error {
+        let mut lease = RoleLease::new(self.lease, Instant::now());
+        let mut partitions = self.partitions.subscribe();
+        let mut store = None;
+        loop {
+            if partitions.borrow_and_update().is_some() {
+                lease.prepared();
+            }
+            self.publish(lease.role());
+            let step = lease.next(Instant::now());
+            if let Step::Wait { until } = step {
+                tokio::select! {
+                    () = tokio::time::sleep_until(until.into()) => {}
+                    _ = partitions.changed() => {}
+                }
+            } else if let Err(error) = self.perform(step, &mut store, &mut lease).await {
+                if !error.is_transient() {
+                    return error;
+                }
+                lease.failed(Instant::now());
+                // Not given back to the pool: it may hang.
+                store = None;
+                self.publish(lease.role());
+                self.pool.note_trouble(&error);
+                self.pool.close_idle();
+            }
+        }
+    }
+
+    fn publish(&self, role: Role) {
+        let before = *self.role.borrow();
+        if before == role {
+            return;
+        }
+        self.role.send_replace(role);
+        let consumer = &self.consumer;
+        match (before, role) {
+            (Role::Active { .. }, Role::Active { .. }) | (_, Role::Unknown) => {}
+            (_, Role::Active { .. }) => info!(consumer, "the consumer is ours"),
+            (_, Role::Standby) => info!(consumer, "another worker is active: standing by"),
+        }
+    }
+
+    /// Does a step, and tells `lease` what came of it.
+    async fn perform(
+        &self,
+        step: Step,
+        store: &mut Option<Store>,
+        lease: &mut RoleLease,
+    ) -> Result<(), Error> {
+        let Some(store) = store else {
+            *store = Some(self.pool.try_get().await?);
+            lease.connected(Instant::now());
+            return Ok(());
+        };
+        let (client, within) = (store.client(), lease.patience());
+        match step {
+            Step::Connect | Step::Wait { .. } => {}
+            Step::Look => {
+                let looking = self.statements.look(client);
+                let found = bounded("look for the role", within, looking).await?;
+                lease.looked(found, Instant::now());
+            }
+            Step::Take(former) => {
+                let taking = self.statements.take(client, former.map(|it| it.token));
+                let ours = bounded("take the role", within, taking).await?;
+                lease.taken(ours, Instant::now());
+            }
+            Step::Evict(owner) => {
+                self.evict(store, &owner, within).await?;
+                lease.evicted(Instant::now());
+            }
+            Step::Renew => {
+                let since = Instant::now();
+                let status = self.status.borrow().clone();
+                let renewing = self.statements.renew(client, &status);
+                let ours = bounded("renew the role", within, renewing).await?;
+                if ours {
+                    // Whoever met trouble and stopped asking for connections learns of its end
+                    // from here.
+                    self.pool.note_answer();
+                }
+                lease.renewed(ours, since, Instant::now());
+            }
+            Step::RenewClaims => {
+                self.renew_claims(store, within).await?;
+                lease.claims_renewed(Instant::now());
+            }
+        }
+        Ok(())
+    }
+
+    /// That it may not be allowed is no reason to stop.
+    async fn evict(&self, store: &Store, owner: &str, within: Duration) -> Result<(), Error> {
+        const ENDING: &str = "end the former worker's work";
+        let consumer = &self.consumer;
+        match timeout(within, self.statements.evict(store.client(), owner)).await {
+            Ok(Ok(0)) => {}
+            Ok(Ok(connections)) => {
+                warn!(consumer, connections, "the former worker gave no sign of life: ended it");
+            }
+            Ok(Err(error)) if error.code().is_some() => {
+                let error = describe(&error);
+                warn!(consumer, error, "could not end the former worker's work");
+            }
+            Ok(Err(error)) => return Err(Error::sql(ENDING)(error)),
+            Err(_) => return Err(Error::Silent { doing: ENDING, within }),
+        }
+        Ok(())
+    }
+
+    async fn renew_claims(&self, store: &Store, within: Duration) -> Result<(), Error> {
+        const RENEWING: &str = "renew leases";
+        let claims = self.leases.all();
+        if claims.is_empty() {
+            return Ok(());
+        }
+        let since = Instant::now();
+        match timeout(within, store.sql().renew(store.client(), &claims)).await {
+            Ok(Ok(renewed)) => self.leases.renewed(&claims, &renewed, since),
+            // Somebody else has the row: in time for the next renewal it is free.
+            Ok(Err(error)) if asks_again(&error) => {}
+            Ok(Err(error)) => return Err(Error::sql(RENEWING)(error)),
+            Err(_) => return Err(Error::Silent { doing: RENEWING, within }),
+        }
+        Ok(())
+    }
+
+    /// Gives the role up, so that a standby takes over at once.
+    pub(crate) async fn release(&self) {
+        if !self.statements.is_ours() {
+            return;
+        }
+        let releasing = async {
+            let store = self.pool.try_get().await?;
+            self.statements.release(store.client()).await.map_err(Error::sql("give the role up"))
+        };
+        match timeout(RELEASE_DEADLINE, releasing).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                let error = describe(&error);
+                warn!(consumer = self.consumer, error, "could not give the role up");
+            }
+            Err(_) => warn!(consumer = self.consumer, "could not give the role up in time"),
+        }
+    }
+
+    /// Looks after the partitions while the role is ours, on a connection of its own: it may take
+    /// longer than a lease.
+    async fn look_after(&self) -> Error {
+        let mut role = self.role.subscribe();
+        loop {
+            // Nobody tells before the first look whether the role is ours.
+            while !self.statements.is_ours() {
+                tokio::select! {
+                    _ = role.changed() => {}
+                    () = tokio::time::sleep(LOOK) => {}
+                }
+            }
+            let pause = match self.prepare().await {
+                Ok(()) => PREPARE,
+                Err(error) if !error.is_transient() => return error,
+                Err(error) => {
+                    let error = describe(&error);
+                    warn!(consumer = self.consumer, error, "could not look at the inbox's tables");
+                    PREPARE_AGAIN
+                }
+            };
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    /// Only what has to be there before events come: what is old is forgotten beside the work.
+    async fn prepare(&self) -> Result<(), Error> {
+        let store = self.pool.try_get().await?;
+        let partitions = tables::prepare(store.client(), &self.schema, self.retention).await?;
+        self.partitions.send_replace(Some(partitions));
+        self.pool.put(store);
+        Ok(())
+    }
+}
+
+async fn bounded<T>(
+    doing: &'static str,
+    within: Duration,
+    statement: impl Future<Output = Result<T, tokio_postgres::Error>>,
+) -> Result<T, Error> {
+    let answered = timeout(within, statement).await;
+    answered.map_err(|_| Error::Silent { doing, within })?.map_err(Error::sql(doing))
+}

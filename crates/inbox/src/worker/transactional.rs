@@ -1,0 +1,268 @@
+//! Handles events inside the transaction that their records are in.
+//!
+//! New events go fast: a transaction writes the records of many, already completed, then their
+//! handlers run, then it commits. If anything goes wrong it is as if nothing had happened, and
+//! whatever it was about goes carefully from then on: the start is written down, durably, and the
+//! event has a transaction for itself, which ends with the completion under the fencing token.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::engine::{Decision, Ending, Item, Path, Trouble};
+use crate::message::{Message, MessageId};
+use crate::postgres::attended::{answered, attended};
+use crate::postgres::sqlstate::{is_about_data, is_refused};
+use crate::postgres::store::Store;
+use crate::record::{Claim, Key};
+use crate::worker::lease::Over;
+use crate::worker::work::{Claimed, Context, Report, Reports, Work, trouble, verdict_of};
+use crate::{Error, TransactionalHandler, Verdict};
+
+/// After a refusal that is nobody's fault that we know of: time for somebody to look.
+const REFUSED_PAUSE: Duration = Duration::from_secs(1);
+
+pub(crate) struct InTransactions<H> {
+    pub(crate) handler: Arc<H>,
+}
+
+impl<H: TransactionalHandler> Work for InTransactions<H> {
+    const SHARES: bool = true;
+
+    async fn run(&self, context: Arc<Context>, items: Vec<Item>, reports: Reports) {
+        let done = if items[0].path == Path::Fast {
+            self.fast(&context, items).await
+        } else {
+            let mut done = Vec::with_capacity(items.len());
+            for item in items {
+                done.push(self.carefully(&context, item).await);
+            }
+            done
+        };
+        let _ = reports.send(done).await; // fails when the session is gone
+    }
+}
+
+const HANDLING: &str = "handle events";
+
+/// How a shared transaction went.
+enum Shared {
+    /// It is committed.
+    Done,
+    /// It is undone, because of these.
+    Undone(Vec<MessageId>),
+    /// It is undone, because the handler cannot work: it was noticed at this one.
+    Trouble(MessageId, Trouble),
+}
+
+impl<H: TransactionalHandler> InTransactions<H> {
+    async fn fast(&self, context: &Context, items: Vec<Item>) -> Vec<Report> {
+        let mut store = context.pool.get().await;
+        let all = items.clone();
+        let room = answered(HANDLING, context.make_room(&store, items)).await;
+        let (items, mut done) = match room {
+            Ok(room) => room,
+            Err(error) => {
+                trouble(context, &error);
+                return all.iter().map(again_later).collect();
+            }
+        };
+        if items.is_empty() {
+            return done;
+        }
+        match self.share(context, &mut store, &items).await {
+            Ok(Shared::Done) => {
+                done.extend(items.iter().map(Report::processed));
+                context.pool.put(store);
+            }
+            Ok(Shared::Undone(because)) => {
+                done.extend(items.iter().map(|item| {
+                    let guilty = because.contains(&item.id());
+                    Report::undone(item, if guilty { Path::Careful } else { Path::Fast })
+                }));
+                context.pool.put(store);
+            }
+            Ok(Shared::Trouble(at, trouble)) => {
+                done.extend(items.iter().map(|item| {
+                    if item.id() == at {
+                        Report::trouble(item, trouble.clone())
+                    } else {
+                        Report::undone(item, Path::Fast)
+                    }
+                }));
+                context.pool.put(store);
+            }
+            Err(Error::Sql { source, .. }) if is_refused(&source) => {
+                // The commit, or a statement that a handler ignored: nobody knows whose.
+                done.extend(items.iter().map(|item| Report::undone(item, Path::Careful)));
+            }
+            Err(error) => {
+                trouble(context, &error);
+                done.extend(items.iter().map(|item| Report::undone(item, Path::Fast)));
+            }
+        }
+        done
+    }
+
+    async fn share(
+        &self,
+        context: &Context,
+        store: &mut Store,
+        items: &[Item],
+    ) -> Result<Shared, Error> {
+        let messages: Vec<&Message> = items.iter().map(|item| &*item.message).collect();
+        let pid = store.pid();
+        let (sql, transaction) = answered(HANDLING, store.begin()).await?;
+        let new = answered(HANDLING, sql.record(&transaction, &messages)).await?;
+        if new.len() < items.len() {
+            answered(HANDLING, transaction.rollback()).await?;
+            let known = items.iter().filter(|item| !new.contains(&item.message.key.id));
+            return Ok(Shared::Undone(known.map(Item::id).collect()));
+        }
+        let mut notes: Vec<(Key, String)> = Vec::new();
+        for item in items {
+            let handling = self.handler.handle(context.delivery(&item.message, 1), &transaction);
+            let handling = verdict_of(handling);
+            let verdict = attended(&context.pool, pid, &transaction, handling).await?;
+            match verdict {
+                Verdict::Processed { outcome: None } => continue,
+                Verdict::Processed { outcome: Some(note) } => {
+                    notes.push((item.message.key, note));
+                    continue;
+                }
+                _ => {}
+            }
+            answered(HANDLING, transaction.rollback()).await?;
+            return Ok(match context.decide(verdict, 1) {
+                Decision::GiveBack(trouble) => Shared::Trouble(item.id(), trouble),
+                _ => Shared::Undone(vec![item.id()]),
+            });
+        }
+        if notes.is_empty() {
+            // A transaction whose statement failed unnoticed is rolled back by COMMIT, which does
+            // not say so. This does.
+            answered(HANDLING, transaction.batch_execute("SELECT")).await?;
+        } else {
+            answered(HANDLING, sql.note(&transaction, &notes)).await?;
+        }
+        answered(HANDLING, transaction.commit()).await?;
+        Ok(Shared::Done)
+    }
+
+    async fn carefully(&self, context: &Context, item: Item) -> Report {
+        let mut store = context.pool.get().await;
+        let mut handled = self.claim_and_handle(context, &mut store, &item).await;
+        if let Err(error) = &handled
+            && is_about_data(error)
+        {
+            let parking = context.park_unrecordable(&store, &item, None, error);
+            handled = answered(HANDLING, parking).await;
+        }
+        match handled {
+            Ok(report) => {
+                context.pool.put(store);
+                report
+            }
+            Err(error) => {
+                trouble(context, &error);
+                again_later(&item)
+            }
+        }
+    }
+
+    async fn claim_and_handle(
+        &self,
+        context: &Context,
+        store: &mut Store,
+        item: &Item,
+    ) -> Result<Report, Error> {
+        let room = context.make_room(store, vec![item.clone()]);
+        let (kept, done) = answered(HANDLING, room).await?;
+        if let Some(report) = done.into_iter().next() {
+            return Ok(report);
+        }
+        if item.message.event.is_err() {
+            return answered(HANDLING, context.park_unreadable(store, item)).await;
+        }
+        let claimed = match answered(HANDLING, context.claim(store, &kept)).await?.remove(0) {
+            Ok(claimed) => claimed,
+            Err(report) => return Ok(report),
+        };
+        if let Some(reason) = &item.convicted {
+            let verdict = Verdict::retry(reason);
+            let writing = context.write_failure(store, item, &claimed, &verdict);
+            return answered(HANDLING, writing).await;
+        }
+        let lease = context.leases.keep(claimed.claim, claimed.since);
+        let handled = tokio::select! {
+            biased;
+            over = lease.over() => Err(over),
+            handled = self.handle(context, store, item, &claimed) => Ok(handled),
+        };
+        let handled = match handled {
+            Ok(handled) => handled,
+            Err(over) => {
+                drop(lease);
+                if over == Over::Abandoned {
+                    context.release(&[claimed.claim]).await;
+                }
+                return Err(Error::LeaseLost);
+            }
+        };
+        let verdict = match handled {
+            Ok(Verdict::Processed { .. }) => return Ok(Report::processed(item)),
+            Ok(verdict) => verdict,
+            Err(Error::Sql { source, .. }) if is_refused(&source) => Verdict::retry(format!(
+                "the transaction failed: {}",
+                crate::error::describe(&source)
+            )),
+            Err(error) => {
+                trouble(context, &error);
+                drop(lease);
+                context.release(&[claimed.claim]).await;
+                return Ok(Report::undone(item, Path::Careful));
+            }
+        };
+        let writing = context.write_failure(store, item, &claimed, &verdict);
+        let written = answered(HANDLING, writing).await;
+        if written.is_err() {
+            drop(lease);
+            context.release(&[claimed.claim]).await;
+        }
+        written
+    }
+
+    /// Handles an event in a transaction of its own, which is committed if, and only if, the verdict
+    /// is `Processed`.
+    async fn handle(
+        &self,
+        context: &Context,
+        store: &mut Store,
+        item: &Item,
+        claimed: &Claimed,
+    ) -> Result<Verdict, Error> {
+        let Claimed { claim, attempts, .. } = *claimed;
+        let pid = store.pid();
+        let (sql, transaction) = answered(HANDLING, store.begin()).await?;
+        let handling = self.handler.handle(context.delivery(&item.message, attempts), &transaction);
+        let handling = verdict_of(handling);
+        let verdict = attended(&context.pool, pid, &transaction, handling).await?;
+        let Verdict::Processed { outcome } = &verdict else {
+            answered(HANDLING, transaction.rollback()).await?;
+            return Ok(verdict);
+        };
+        let claims: &[Claim] = &[claim];
+        let outcomes = [outcome.as_deref()];
+        let completing = sql.complete(&transaction, claims, &outcomes);
+        if answered(HANDLING, completing).await?.is_empty() {
+            answered(HANDLING, transaction.rollback()).await?;
+            return Ok(Verdict::retry("the lease was lost"));
+        }
+        answered(HANDLING, transaction.commit()).await?;
+        Ok(verdict)
+    }
+}
+
+fn again_later(item: &Item) -> Report {
+    let ending = Ending::Again { after: REFUSED_PAUSE, path: item.path };
+    Report { ending, ..Report::undone(item, item.path) }
+}

@@ -1,0 +1,375 @@
+//! What the two ways of handling events have in common.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::FutureExt;
+use tokio::sync::{mpsc, watch};
+use tracing::{info, warn};
+use uuid::Uuid;
+
+use crate::config::Config;
+use crate::engine::{Decision, Ending, Item, Path, Trouble, decide};
+use crate::error::describe;
+use crate::message::{Message, MessageId, Whence};
+use crate::postgres::attended::answered;
+use crate::postgres::pool::Pool;
+use crate::postgres::sqlstate::{asks_again, is_refused};
+use crate::postgres::store::Store;
+use crate::postgres::tables::{Partitions, Room};
+use crate::record::{Cause, Claim, ClaimReply, UNFINISHED_MAX};
+use crate::worker::lease::Leases;
+use crate::{Delivery, Error, Verdict};
+
+/// A way of handling events.
+pub(crate) trait Work: Send + Sync + 'static {
+    /// Whether the events of a job share a transaction, and so a place among the lanes.
+    const SHARES: bool;
+
+    /// Handles events and reports each one's end. A report that does not come leaves its lane
+    /// blocked: only when the session is gone.
+    fn run(
+        &self,
+        context: Arc<Context>,
+        items: Vec<Item>,
+        reports: Reports,
+    ) -> impl Future<Output = ()> + Send;
+}
+
+/// Where reports go, those of one job together.
+pub(crate) type Reports = mpsc::Sender<Vec<Report>>;
+
+/// What became of an event.
+#[derive(Debug)]
+pub(crate) struct Report {
+    pub(crate) id: MessageId,
+    pub(crate) ending: Ending,
+    pub(crate) effect: Effect,
+    /// Whether the handler was asked, and gave an answer that is about the event.
+    pub(crate) answered: bool,
+}
+
+/// What a report means for the counts.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Effect {
+    Processed,
+    Skipped,
+    Retried,
+    Dead,
+    /// The handler could not work, whatever the event; the attempt was given back.
+    Trouble(Trouble),
+    /// Nothing has happened; it is begun again, or waits for somebody else.
+    Undone,
+}
+
+/// What jobs work with.
+pub(crate) struct Context {
+    pub(crate) config: Arc<Config>,
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) leases: Arc<Leases>,
+    pub(crate) partitions: watch::Sender<Option<Partitions>>,
+}
+
+/// An event that is ours to handle.
+pub(crate) struct Claimed {
+    pub(crate) claim: Claim,
+    /// Before it was claimed, by our clock.
+    pub(crate) since: Instant,
+    pub(crate) attempts: u32,
+}
+
+/// The longest wait for somebody else's lease before looking again.
+const LEASED_WAIT_MAX: Duration = Duration::from_secs(30);
+
+const CONTENDED_WAIT: Duration = Duration::from_millis(100);
+
+impl Context {
+    pub(crate) fn delivery<'a>(&'a self, message: &'a Message, attempt: u32) -> Delivery<'a> {
+        let event = message.event.as_ref().expect("unreadable messages are parked");
+        Delivery {
+            consumer: &self.config.consumer,
+            event,
+            subject: &message.subject,
+            headers: &message.headers,
+            stream: &self.config.stream,
+            stream_seq: message.stream_seq,
+            attempt,
+            max_attempts: self.config.max_attempts,
+            lease: self.config.lease,
+        }
+    }
+
+    /// Makes sure that these events can have a record. `Err` has those that cannot: what became of
+    /// them.
+    pub(crate) async fn make_room(
+        &self,
+        store: &Store,
+        items: Vec<Item>,
+    ) -> Result<(Vec<Item>, Vec<Report>), Error> {
+        let mut kept = Vec::with_capacity(items.len());
+        let mut reports = Vec::new();
+        for item in items {
+            let room =
+                self.partitions.borrow().as_ref().map(|it| it.room(item.message.key.event_time));
+            match room {
+                Some(Room::There) => {}
+                None => return Err(Error::Tables { reason: "not looked at yet".into() }),
+                Some(Room::Missing(time)) => {
+                    let mut partitions = self.partitions.borrow().clone().expect("just looked at");
+                    partitions.create(store.client(), time).await?;
+                    self.partitions.send_replace(Some(partitions));
+                }
+                // Its record is there: what is requeued, or unfinished, is not forgotten.
+                Some(Room::Forgotten) if item.message.whence != Whence::Stream => {}
+                Some(Room::Forgotten) => {
+                    reports.push(self.park_forgotten(store, &item).await?);
+                    continue;
+                }
+            }
+            kept.push(item);
+        }
+        Ok((kept, reports))
+    }
+
+    /// Claims events, no two with the same id, and says of each that cannot be handled now what
+    /// becomes of it.
+    pub(crate) async fn claim(
+        &self,
+        store: &Store,
+        items: &[Item],
+    ) -> Result<Vec<Result<Claimed, Report>>, Error> {
+        let (token, since) = (Uuid::new_v4(), Instant::now());
+        let messages: Vec<&Message> = items.iter().map(|item| &*item.message).collect();
+        let claims = store.sql().claim(store.client(), token, &messages).await;
+        let claims = claims.map_err(Error::sql(CLAIMING))?;
+        let mut answers = Vec::with_capacity(items.len());
+        for (item, claim) in items.iter().zip(claims) {
+            answers.push(self.claimed(store, item, claim, (token, since)).await?);
+        }
+        Ok(answers)
+    }
+
+    async fn claimed(
+        &self,
+        store: &Store,
+        item: &Item,
+        reply: ClaimReply,
+        (token, since): (Uuid, Instant),
+    ) -> Result<Result<Claimed, Report>, Error> {
+        let claim = Claim { key: item.message.key, token };
+        let wait = |after| {
+            let ending = Ending::Again { after, path: item.path.after_fast() };
+            Report { id: item.id(), ending, effect: Effect::Undone, answered: false }
+        };
+        Ok(match reply {
+            // One more end that does not come, and it is parked: make sure that it is its own.
+            ClaimReply::Claimed { unfinished, .. }
+                if unfinished >= UNFINISHED_MAX.unsigned_abs() && item.path != Path::Alone =>
+            {
+                let released = store.sql().release(store.client(), &[claim]).await;
+                released.map_err(Error::sql("release a claim"))?;
+                Err(Report::undone(item, Path::Alone))
+            }
+            ClaimReply::Claimed { attempts, .. } => Ok(Claimed { claim, since, attempts }),
+            ClaimReply::Resolved => {
+                let (id, ending) = (item.id(), Ending::Resolved);
+                Err(Report { id, ending, effect: Effect::Skipped, answered: false })
+            }
+            ClaimReply::Leased { remaining } => {
+                info!(
+                    consumer = self.config.consumer,
+                    event_id = %item.message.key.id,
+                    stream_seq = item.message.stream_seq,
+                    ?remaining,
+                    "leased by another worker"
+                );
+                // Not all at the instant at which it expires.
+                let jitter = Duration::from_millis(rand::random_range(1..=200));
+                Err(wait(remaining.min(LEASED_WAIT_MAX) + jitter))
+            }
+            ClaimReply::Early { remaining } => Err(wait(remaining)),
+            ClaimReply::Contended => Err(wait(CONTENDED_WAIT)),
+            ClaimReply::Forgotten => Err(self.park_forgotten(store, item).await?),
+            ClaimReply::Crashed { attempts } => {
+                let reason = format!("{attempts} attempts began, {UNFINISHED_MAX} never ended");
+                self.park(store, &item.message, None, Cause::Crashes, &reason).await?;
+                Err(dead(item))
+            }
+        })
+    }
+
+    async fn park_forgotten(&self, store: &Store, item: &Item) -> Result<Report, Error> {
+        let reason = "it is older than the inbox remembers, and may have been handled";
+        self.park(store, &item.message, None, Cause::Forgotten, reason).await?;
+        Ok(dead(item))
+    }
+
+    /// Puts a message that cannot be read, or that there is none of, out of the way.
+    pub(crate) async fn park_unreadable(
+        &self,
+        store: &Store,
+        item: &Item,
+    ) -> Result<Report, Error> {
+        let reason = item.message.event.as_ref().err().map_or("", String::as_str);
+        let gone = item.message.whence == Whence::Record;
+        let cause = if gone { Cause::Gone } else { Cause::Unreadable };
+        self.park(store, &item.message, None, cause, reason).await?;
+        Ok(dead(item))
+    }
+
+    /// Puts a message out of the way of which the database refuses to keep what there is to keep:
+    /// the same statement would be refused for ever.
+    pub(crate) async fn park_unrecordable(
+        &self,
+        store: &Store,
+        item: &Item,
+        claim: Option<Claim>,
+        refusal: &Error,
+    ) -> Result<Report, Error> {
+        // Its day may have lost its partition, or not have one yet: that is not the message's fault.
+        let partitions = Partitions::load(store.client(), &self.config.schema).await?;
+        let room = partitions.room(item.message.key.event_time);
+        self.partitions.send_replace(Some(partitions));
+        if room != Room::There {
+            return Ok(Report::undone(item, Path::Careful));
+        }
+        let reason = format!("the database refuses its record: {}", refusal.without_data());
+        self.park(store, &item.message, claim, Cause::Unrecordable, &reason).await?;
+        Ok(dead(item))
+    }
+
+    async fn park(
+        &self,
+        store: &Store,
+        message: &Message,
+        claim: Option<Claim>,
+        cause: Cause,
+        reason: &str,
+    ) -> Result<bool, Error> {
+        let parked = store.sql().park(store.client(), message, claim, cause, reason).await;
+        let parked = parked.map_err(Error::sql("write a dead letter"))?;
+        if parked {
+            warn!(
+                consumer = self.config.consumer,
+                event_id = %message.key.id,
+                stream_seq = message.stream_seq,
+                ?cause,
+                reason,
+                "became a dead letter"
+            );
+        }
+        Ok(parked)
+    }
+
+    pub(crate) fn decide(&self, verdict: Verdict, attempts: u32) -> Decision {
+        let Config { max_attempts, backoff, .. } = *self.config;
+        decide(verdict, attempts, max_attempts, backoff, rand::random())
+    }
+
+    /// Writes down a verdict that is not `Processed`.
+    pub(crate) async fn write_failure(
+        &self,
+        store: &Store,
+        item: &Item,
+        claimed: &Claimed,
+        verdict: &Verdict,
+    ) -> Result<Report, Error> {
+        let Claimed { claim, attempts, .. } = *claimed;
+        let answered = item.convicted.is_none();
+        match self.decide(verdict.clone(), attempts) {
+            Decision::Complete { .. } => unreachable!("the verdict is a failure"),
+            Decision::GiveBack(trouble) => {
+                let released = store.sql().release(store.client(), &[claim]).await;
+                released.map_err(Error::sql("release a claim"))?;
+                Ok(Report::trouble(item, trouble))
+            }
+            Decision::Park { cause, reason } => {
+                let ours = self.park(store, &item.message, Some(claim), cause, &reason).await?;
+                let report = Report { answered, ..dead(item) };
+                Ok(if ours { report } else { Report::undone(item, Path::Careful) })
+            }
+            Decision::Fail { reason, delay } => {
+                let failed = store.sql().fail(store.client(), &[claim], &[&reason], &[delay]).await;
+                let ours = !failed.map_err(Error::sql("write down a failure"))?.is_empty();
+                let report = Report { answered, ..failed_report(item, delay) };
+                Ok(if ours { report } else { Report::undone(item, Path::Careful) })
+            }
+        }
+    }
+
+    /// After trouble with the database: what has been claimed is given back, for as long as that
+    /// takes. The attempts do not count: it was not the handler's fault.
+    pub(crate) async fn release(&self, claims: &[Claim]) {
+        loop {
+            let store = self.pool.get().await;
+            let releasing = store.sql().release(store.client(), claims);
+            match answered("release claims", releasing).await {
+                Ok(_) => return self.pool.put(store),
+                Err(error) => self.pool.note_trouble(&error),
+            }
+        }
+    }
+}
+
+impl Path {
+    fn after_fast(self) -> Self {
+        if self == Self::Alone { Self::Alone } else { Self::Careful }
+    }
+}
+
+/// A dead letter that no handler asked for.
+fn dead(item: &Item) -> Report {
+    Report { id: item.id(), ending: Ending::Resolved, effect: Effect::Dead, answered: false }
+}
+
+pub(crate) fn failed_report(item: &Item, delay: Duration) -> Report {
+    let ending = Ending::Again { after: delay, path: Path::Careful };
+    Report { id: item.id(), ending, effect: Effect::Retried, answered: true }
+}
+
+impl Report {
+    /// The event has had its effect.
+    pub(crate) fn processed(item: &Item) -> Self {
+        let (id, ending) = (item.id(), Ending::Resolved);
+        Self { id, ending, effect: Effect::Processed, answered: true }
+    }
+
+    /// The event's turn comes again at once.
+    pub(crate) fn undone(item: &Item, path: Path) -> Self {
+        let ending = Ending::Again { after: Duration::ZERO, path };
+        Self { id: item.id(), ending, effect: Effect::Undone, answered: false }
+    }
+
+    /// The event's turn comes again when the breaker says so.
+    pub(crate) fn trouble(item: &Item, trouble: Trouble) -> Self {
+        let path = item.path.after_fast();
+        Self { effect: Effect::Trouble(trouble), ..Self::undone(item, path) }
+    }
+}
+
+/// What a handler says; that it panicked is for another attempt to mend.
+pub(crate) async fn verdict_of(handling: impl Future<Output = Verdict>) -> Verdict {
+    let verdict = AssertUnwindSafe(handling).catch_unwind().await;
+    verdict.unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<&str>().copied();
+        let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+        Verdict::retry(format!("the handler panicked: {}", text.unwrap_or("for no given reason")))
+    })
+}
+
+/// Says what went wrong; if the database is to blame, to those who wait for it.
+pub(crate) fn trouble(context: &Context, error: &Error) {
+    let (mut refused, mut again) = (false, false);
+    if let Error::Sql { source, .. } = error {
+        (refused, again) = (is_refused(source), asks_again(source));
+    }
+    if error.is_transient() && !matches!(error, Error::LeaseLost) && !refused && !again {
+        context.pool.note_trouble(error);
+    } else {
+        let error = describe(error);
+        warn!(consumer = context.config.consumer, error, "could not keep the record");
+    }
+}
+
+const CLAIMING: &str = "claim events";

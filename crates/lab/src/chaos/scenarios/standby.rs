@@ -1,0 +1,57 @@
+//! Several relays, one slot.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+use super::{Daemons, Lab};
+
+/// PostgreSQL gives a silent relay up soon.
+pub(super) const IMPATIENT: &[(&str, &str)] = &[("wal_sender_timeout", "2s")];
+
+const TAKEOVERS: usize = 15;
+
+pub(super) async fn paused_relay(lab: &mut Lab) -> Result<Daemons> {
+    let first = lab.start_relay()?;
+    first.wait_active().await?;
+    let second = lab.start_relay()?;
+    second.wait_standby().await?;
+    // Much under way, and none of it answered.
+    lab.to_nats.set_delay(Duration::from_millis(20));
+    lab.wait_committed(500).await?;
+    first.pause()?;
+    lab.fault_is_over();
+    lab.say("paused the active relay in the middle of its work");
+    second.wait_active().await?;
+    lab.say("the other one took over");
+    lab.wait_committed(300).await?;
+    lab.recover().await?;
+    first.resume()?;
+    lab.say("woke the first one");
+    first.wait_standby().await?;
+    lab.say("it stands by");
+    lab.wait_committed(300).await?;
+    lab.recover().await?;
+    Ok(vec![first, second])
+}
+
+pub(super) async fn takeovers(lab: &mut Lab) -> Result<Daemons> {
+    let mut active = lab.start_relay()?;
+    active.wait_active().await?;
+    let mut took = Vec::with_capacity(TAKEOVERS);
+    for _ in 0..TAKEOVERS {
+        let next = lab.start_relay()?;
+        next.wait_standby().await?;
+        active.kill().await?;
+        let died = Instant::now();
+        lab.fault_is_over();
+        next.wait_active().await?;
+        took.push(died.elapsed());
+        active = next;
+        lab.recover().await?;
+    }
+    took.sort_unstable();
+    let (median, longest) = (took[TAKEOVERS / 2], took[TAKEOVERS - 1]);
+    lab.say(&format!("{TAKEOVERS} takeovers: {median:.2?} in the median, {longest:.2?} at most"));
+    Ok(vec![active])
+}

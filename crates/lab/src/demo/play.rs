@@ -1,0 +1,211 @@
+//! Producer, relay, consumer, and inbox, all at once, until everything has arrived.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::workload::{Workload, WorkloadOptions, Written};
+use anyhow::{Context, Result, bail};
+use relay::{Role, Status};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+use super::Options;
+use super::consumer::consume;
+use super::journal::{Journal, Latencies, Received};
+use super::servers::Servers;
+use super::shipments;
+use super::view::{Snapshot, View};
+
+const TICK: Duration = Duration::from_millis(200);
+
+/// Give up on what has not arrived when nothing has moved for this long.
+const STANDSTILL_MAX: Duration = Duration::from_secs(15);
+
+/// The share of transactions that the producer rolls back.
+const ROLLED_BACK: f64 = 0.1;
+
+/// What happened.
+pub(super) struct Played {
+    pub(super) written: Written,
+    pub(super) received: Vec<Received>,
+    pub(super) latencies: Latencies,
+    /// From the first transaction until everything had arrived, had its effect, and was marked.
+    pub(super) elapsed: Duration,
+}
+
+/// The tasks beside the producer; they end with this.
+struct Cast {
+    relay: JoinHandle<Result<(), relay::Error>>,
+    status: watch::Receiver<Status>,
+    consumer: JoinHandle<Result<()>>,
+    journal: Arc<Journal>,
+    inbox: JoinHandle<Result<inbox::Summary, inbox::Error>>,
+    inbox_status: watch::Receiver<inbox::Status>,
+    /// For relay and inbox.
+    stop: CancellationToken,
+}
+
+pub(super) async fn play(
+    options: &Options,
+    servers: &Servers,
+    view: &View,
+    stop: &CancellationToken,
+) -> Result<Played> {
+    let mut cast = Cast::gather(servers).await?;
+    let workload = WorkloadOptions {
+        writers: usize::try_from(options.rate / 250)?.clamp(4, 32),
+        rate: Some(f64::from(options.rate)),
+        rolled_back: ROLLED_BACK,
+        before_commit: Some({
+            let journal = Arc::clone(&cast.journal);
+            Arc::new(move |ids| journal.committing(ids))
+        }),
+        ..WorkloadOptions::default()
+    };
+    let started = Instant::now();
+    let workload = Workload::start(&servers.database_url(), workload).await?;
+    let mut ticks = tokio::time::interval(TICK);
+    while started.elapsed() < options.duration && !stop.is_cancelled() {
+        tokio::select! {
+            _ = ticks.tick() => {}
+            () = stop.cancelled() => {}
+        }
+        cast.check().await?;
+        let counts = (workload.committed(), workload.rolled_back());
+        view.show(&cast.snapshot(started, counts));
+    }
+    let written = workload.stop().await?;
+    view.say("the producer has ended; waiting until everything has arrived and is marked");
+    let counts = (written.committed.len() as u64, written.rolled_back.len() as u64);
+    cast.drain(servers, counts.0, |cast| view.show(&cast.snapshot(started, counts))).await?;
+    let elapsed = started.elapsed();
+    view.clear();
+    let (received, latencies) = cast.end().await?;
+    Ok(Played { written, received, latencies, elapsed })
+}
+
+impl Cast {
+    async fn gather(servers: &Servers) -> Result<Self> {
+        let config = servers.relay_config()?;
+        relay::setup(&config, None).await?;
+        let journal = Arc::new(Journal::new());
+        let stream = config.stream.name.clone();
+        let consumer =
+            tokio::spawn(consume(servers.jetstream().await?, stream.clone(), Arc::clone(&journal)));
+        let inbox = shipments::inbox(servers, stream).await?;
+        let inbox_status = inbox.status();
+        let stop = CancellationToken::new();
+        let inbox = tokio::spawn(inbox.run(stop.clone()));
+        let (sender, status) = watch::channel(Status::default());
+        let relay = tokio::spawn(relay::run(config, false, stop.clone(), sender));
+        let mut cast = Self { relay, status, consumer, journal, inbox, inbox_status, stop };
+        // Only then, so that the figures show them at work and not their start.
+        timeout(STANDSTILL_MAX, cast.relay_is_active()).await.with_context(|| {
+            let error = cast.status.borrow().last_error.clone();
+            format!("the relay did not begin: {}", error.as_deref().unwrap_or("no reason known"))
+        })??;
+        timeout(STANDSTILL_MAX, cast.inbox_is_active()).await.with_context(|| {
+            let paused = cast.inbox_status.borrow().paused.clone();
+            format!("the inbox did not begin: {}", paused.as_deref().unwrap_or("no reason known"))
+        })??;
+        Ok(cast)
+    }
+
+    async fn relay_is_active(&mut self) -> Result<()> {
+        while self.status.borrow_and_update().role != Role::Active {
+            if self.status.changed().await.is_err() {
+                self.check().await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn inbox_is_active(&mut self) -> Result<()> {
+        while self.inbox_status.borrow_and_update().state != inbox::State::Active {
+            if self.inbox_status.changed().await.is_err() {
+                self.check().await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Fails if relay, consumer, or inbox ended.
+    async fn check(&mut self) -> Result<()> {
+        if self.relay.is_finished() {
+            (&mut self.relay).await.context("join the relay")??;
+            bail!("the relay ended early");
+        }
+        if self.consumer.is_finished() {
+            (&mut self.consumer).await.context("join the consumer")??;
+        }
+        if self.inbox.is_finished() {
+            (&mut self.inbox).await.context("join the inbox")??;
+            bail!("the inbox ended early");
+        }
+        Ok(())
+    }
+
+    fn snapshot(&self, started: Instant, (committed, rolled_back): (u64, u64)) -> Snapshot {
+        let status = self.status.borrow();
+        Snapshot {
+            elapsed: started.elapsed(),
+            committed,
+            rolled_back,
+            received: self.journal.received_count(),
+            effects: self.effects(),
+            in_flight: status.in_flight_events,
+            confirmed: status.confirmed_lsn.to_string(),
+            latencies: self.journal.recent(),
+        }
+    }
+
+    fn effects(&self) -> u64 {
+        self.inbox_status.borrow().counts.processed
+    }
+
+    /// Waits until the consumer has all committed events, all have had their effect, and no row is
+    /// without its mark, or until nothing moves any more: what is missing then is found by the
+    /// comparison.
+    async fn drain(
+        &mut self,
+        servers: &Servers,
+        committed: u64,
+        show: impl Fn(&Self),
+    ) -> Result<()> {
+        let database = servers.database().await?;
+        let unmarked = "SELECT count(*) FROM outbox_events WHERE published_at IS NULL";
+        let (mut last, mut moved) = ((0, 0, 0), Instant::now());
+        let mut ticks = tokio::time::interval(TICK / 4);
+        while moved.elapsed() < STANDSTILL_MAX {
+            ticks.tick().await;
+            self.check().await?;
+            show(self);
+            let unmarked: i64 = database.query_one(unmarked, &[]).await?.get(0);
+            let now = (self.journal.received_count(), self.effects(), unmarked);
+            if now.0 >= committed && now.1 >= committed && unmarked == 0 {
+                break;
+            }
+            if now != last {
+                (last, moved) = (now, Instant::now());
+            }
+        }
+        Ok(())
+    }
+
+    async fn end(mut self) -> Result<(Vec<Received>, Latencies)> {
+        self.stop.cancel();
+        (&mut self.relay).await.context("join the relay")??;
+        (&mut self.inbox).await.context("join the inbox")??;
+        Ok(self.journal.take())
+    }
+}
+
+impl Drop for Cast {
+    fn drop(&mut self) {
+        self.consumer.abort();
+        self.relay.abort();
+        self.inbox.abort();
+    }
+}

@@ -1,0 +1,203 @@
+//! What the engine wants done outside of it. What comes of it is an input again.
+
+use pgoutput::Lsn;
+use uuid::Uuid;
+
+use super::messages::Settled;
+
+/// Effects of one turn, in the order in which they are to be begun.
+pub(crate) type Effects = Vec<Effect>;
+
+#[derive(Debug)]
+pub(crate) enum Effect {
+    /// Marks rows. Marks may be late or lost: the sweeper finds them.
+    Mark {
+        statement: Statement,
+        marks: Vec<Settled>,
+    },
+    /// Opens the second connection for marks.
+    OpenSecondWriter,
+    CloseSecondWriter,
+    /// Takes a watermark: a snapshot, and where the log ends.
+    TakeWatermark,
+    /// Stores the watermark, behind the marks that it covers, and looks for rows without a mark.
+    StoreWatermark(Pass),
+    /// Looks for more of them.
+    SweepOn {
+        pass: Pass,
+        found: Found,
+    },
+    /// Reads the stream back to what was resolved when the last sweep was complete; to its beginning
+    /// if there was none.
+    ReadStreamBack {
+        found: Found,
+        resolved_before: Option<Lsn>,
+    },
+    /// Searches the whole stream for rows that the log did not bring, before they are published.
+    Seek {
+        pass: Pass,
+        found: Found,
+        verdict: Verdict,
+    },
+    /// Does what the verdict says.
+    MarkSwept {
+        found: Found,
+        verdict: Verdict,
+    },
+    /// Writes down that the sweeper looked at the whole table. Lost, it costs another look.
+    NoteSweep,
+    /// Opens a scan of the table, and reads its first batch.
+    OpenScan(OpenScan),
+    /// Reads the next batch of the scan.
+    ReadScan(ReadScan),
+    CloseScan,
+    /// Ends the scan's transaction at once.
+    AbandonScan {
+        gives_way: bool,
+    },
+    /// Looks whether somebody waits for what the scan's process has locked.
+    WatchScan {
+        process: i32,
+    },
+    /// Marks rows of the oldest batches, durably.
+    MarkScanned {
+        batches: usize,
+        published: Vec<Settled>,
+    },
+    /// Writes down that every row is published and marked that the log does not bring, and how many
+    /// were since that was last written down.
+    NoteGapFilled {
+        rows: u64,
+    },
+    /// Writes down that a scan looked at the whole table. Lost, it costs another look.
+    NoteScan,
+}
+
+/// A row to be judged.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Unmarked {
+    pub(crate) id: Uuid,
+    /// A route drops it: the stream has nothing of it.
+    pub(crate) is_dropped: bool,
+    pub(crate) age: Age,
+}
+
+/// When a row's transaction ran, measured by the last watermark below which nothing was left
+/// unmarked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Age {
+    /// It had ended before. Whatever the log brought of it was marked then.
+    Swept,
+    /// It was under way, or there is no such watermark: its commit may be anywhere in the log, for
+    /// it may have waited for a synchronous standby.
+    Unknown,
+    /// It began later: its message, if there is one, is behind that watermark in the stream.
+    Later,
+}
+
+/// What becomes of the rows.
+#[derive(Debug, Default)]
+pub(crate) struct Verdict {
+    /// The stream has them, there; or a route dropped them.
+    pub(crate) settled: Vec<Settled>,
+    /// The watermark says that they are published, and nothing says otherwise.
+    pub(crate) trusted: Vec<Uuid>,
+    /// The log did not bring them, and the stream does not have them.
+    pub(crate) unlogged: Vec<Uuid>,
+    /// As it looks, the log did not bring them. They may have been inserted a moment ago, with a
+    /// number that looks old: the next watermark will tell.
+    pub(crate) suspected: usize,
+}
+
+/// Everything that the log owns, and that is visible in `snapshot`, was resolved when everything
+/// before `lsn` was.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Watermark {
+    pub(crate) snapshot: String,
+    pub(crate) lsn: Lsn,
+}
+
+/// Where unmarked rows are looked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SweepRange {
+    /// In the whole table.
+    Whole,
+    /// Only among what was not swept before, which an index leads to if there is one.
+    SinceSwept,
+}
+
+/// One watermark, from its being stored until every row that it covers is marked.
+#[derive(Debug, Clone)]
+pub(crate) struct Pass {
+    pub(crate) watermark: Watermark,
+    /// The last one whose sweep was complete.
+    pub(crate) swept: Option<Watermark>,
+    pub(crate) range: SweepRange,
+    /// Parked rows may have been left in the outbox.
+    pub(crate) sweeps_dead: bool,
+    /// Marks must not wait for the look at the table: it has a connection of its own.
+    pub(crate) takes_long: bool,
+}
+
+/// What a sweep has to judge, and which transactions it could see.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) rows: Vec<Unmarked>,
+    /// The transaction that stored the watermark: every one numbered before it had begun by then.
+    pub(crate) transaction: u64,
+    /// Every transaction numbered before this had ended when the watermark was taken.
+    pub(crate) oldest_running: u64,
+}
+
+/// A connection that marks are written over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Writer {
+    First,
+    Second,
+}
+
+/// A statement with marks.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Statement {
+    pub(super) writer: Writer,
+    pub(crate) marks: usize,
+    pub(super) number: u64,
+}
+
+impl Statement {
+    pub(crate) fn is_on_second(&self) -> bool {
+        self.writer == Writer::Second
+    }
+}
+
+/// What a scan is to do when it reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ReadScan {
+    /// With the session's first rows, search the stream's tail for those that an earlier session
+    /// published and did not mark.
+    pub(crate) with_tail: bool,
+    /// Before the first rows are published, write down that there is something to publish.
+    pub(crate) opens_gap: bool,
+}
+
+/// What a new scan is like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct OpenScan {
+    pub(crate) range: ScanRange,
+    /// The log waits for it: it must not wait for others' locks for long.
+    pub(crate) log_waits: bool,
+    /// It waits until everything is visible that the log does not bring.
+    pub(crate) awaits_visibility: bool,
+    pub(crate) read: ReadScan,
+}
+
+/// Where rows are looked for that the log does not bring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ScanRange {
+    /// In the whole table.
+    Whole,
+    /// Among what came back to the outbox, which an index leads to if there is one. Once the gap was
+    /// filled that is everything but rows that somebody else gave an old transaction's number, or
+    /// whose mark somebody took.
+    CameBack,
+}

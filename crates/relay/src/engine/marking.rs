@@ -1,0 +1,389 @@
+//! Behind publishing: marks, the watermark, the sweeper.
+//!
+//! Nothing here is on the way of an event. A mark may be late or lost; the watermark says which
+//! rows are published whether or not they are marked, and the sweeper marks what it covers.
+
+#[cfg(test)]
+mod marking_simulation;
+mod queue;
+mod sweeper;
+mod watermark;
+mod writers;
+
+use std::time::Duration;
+
+use pgoutput::Lsn;
+
+pub(crate) use self::queue::{MARKS_AT_ONCE, MARKS_WAITING_MAX};
+use self::sweeper::Judgement;
+pub(crate) use self::sweeper::{SWEEPER_STORED_MAX, Sweeper};
+pub(crate) use self::watermark::SWEPT_AT_ONCE;
+use self::watermark::{LostMarks, Missed, Step};
+pub(crate) use self::writers::Batching;
+use self::writers::Writers;
+use super::effect::{Effect, Effects, Found, Pass, Statement, SweepRange, Watermark};
+use super::messages::Settled;
+use super::tail_messages::Stored;
+
+/// How often the watermark moves while events are published.
+const WATERMARK_EVERY: Duration = Duration::from_secs(1);
+
+/// How often it moves while nothing is published: rows may have come by another way.
+const WATERMARK_IDLE_EVERY: Duration = Duration::from_secs(60);
+
+/// How often the sweeper looks at the whole table, where an index leads to what is expected.
+const WHOLE_EVERY: Duration = Duration::from_hours(1);
+
+/// So many bytes of PostgreSQL's log may wait before the session is called behind.
+const LOG_BEHIND: u64 = 16 << 20;
+
+/// Rows marked since the session began.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct MarkCounts {
+    pub(crate) marked: u64,
+    pub(crate) swept: u64,
+    /// Of rows that the log should have brought, and did not.
+    pub(crate) unlogged: u64,
+}
+
+/// What is known when the session begins.
+#[derive(Debug)]
+pub(crate) struct MarkingStart {
+    pub(crate) batching: Batching,
+    /// The watermark is the only mark: rows stay as they are.
+    pub(crate) by_watermark: bool,
+    /// The latest watermark below which every row is marked.
+    pub(crate) swept: Option<Watermark>,
+    /// How long ago the whole table was last looked at, by whatever session.
+    pub(crate) whole_swept: Option<Duration>,
+    /// Rows can be found by their transactions: nobody needs to read the whole table for the few
+    /// that are not marked.
+    pub(crate) is_indexed: bool,
+}
+
+/// What a sweep did.
+#[derive(Debug)]
+pub(crate) struct Swept {
+    pub(crate) found: Found,
+    /// Rows marked.
+    pub(crate) marked: u64,
+    /// Rows that the log did not bring: left to the scanner.
+    pub(crate) unlogged: u64,
+    /// Rows that it may not have brought.
+    pub(crate) suspected: usize,
+}
+
+/// What is said of a sweep.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct SweepNotice {
+    /// Rows whose marks were lost or late.
+    pub(crate) marked: u64,
+    /// Rows that came without passing the log.
+    pub(crate) unlogged: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Marking {
+    by_watermark: bool,
+    is_indexed: bool,
+    writers: Writers,
+    sweeper: Sweeper,
+    step: Step,
+    swept: Option<Watermark>,
+    /// When the whole table is to be looked at.
+    whole_due: Duration,
+    /// When the last watermark was taken, and what was resolved by then.
+    taken: Option<(Duration, u64)>,
+    /// What was queued when the last watermark was begun, and when the last one that is stored was.
+    observing: u64,
+    covered: Option<u64>,
+    /// Where the watermark is the only mark: what is to be covered before `--once` ends.
+    awaited: Option<u64>,
+    missed: Missed,
+    /// The same for events that were parked before their rows were visible.
+    parked_unseen: Missed,
+    lost: LostMarks,
+    counts: MarkCounts,
+}
+
+impl Marking {
+    pub(crate) fn new(start: MarkingStart) -> Self {
+        let whole_due = start.whole_swept.map(|ago| WHOLE_EVERY.saturating_sub(ago));
+        Self {
+            by_watermark: start.by_watermark,
+            is_indexed: start.is_indexed,
+            writers: Writers::new(start.batching),
+            sweeper: Sweeper::new(),
+            step: Step::Resting,
+            swept: start.swept,
+            whole_due: whole_due.unwrap_or_default(),
+            taken: None,
+            observing: 0,
+            covered: None,
+            awaited: None,
+            // By an earlier session.
+            missed: Missed::Something,
+            parked_unseen: Missed::Something,
+            lost: LostMarks::default(),
+            counts: MarkCounts::default(),
+        }
+    }
+
+    pub(crate) fn counts(&self) -> MarkCounts {
+        self.counts
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.writers.is_idle()
+    }
+
+    /// Whether there are rows to mark, also for the sweeper because their marks failed or were too
+    /// many to wait.
+    ///
+    /// Where the watermark is the only mark: whether this session's watermark does not cover all
+    /// that was published when this was asked for the first time, by this session or an earlier one.
+    pub(crate) fn owes_marks(&mut self) -> bool {
+        if self.by_watermark {
+            self.awaited.get_or_insert(self.writers.marks.queued());
+            return self.is_awaited();
+        }
+        !self.is_idle() || self.lost.any()
+    }
+
+    fn is_awaited(&self) -> bool {
+        self.awaited.is_some_and(|awaited| self.covered.is_none_or(|covered| covered < awaited))
+    }
+
+    /// Whether there are many rows that the log is known to have yet to bring, or that are published
+    /// and not marked.
+    pub(crate) fn is_behind(&self, confirmed: Lsn) -> bool {
+        self.log_waits(confirmed) || self.writers.are_late()
+    }
+
+    fn log_waits(&self, confirmed: Lsn) -> bool {
+        let log_waits = match &self.step {
+            Step::Waiting(watermark) if confirmed > Lsn::ZERO => {
+                watermark.lsn.checked_bytes_since(confirmed)
+            }
+            _ => None,
+        };
+        log_waits.is_some_and(|bytes| bytes > LOG_BEHIND)
+    }
+
+    /// An event of the log is published: its row is to be marked.
+    pub(crate) fn queue(&mut self, now: Duration, settled: &Settled) {
+        self.writers.note_first(now);
+        if self.by_watermark {
+            self.writers.marks.skip();
+            // Its row may not be visible yet, and no mark tells: so until it must be.
+            self.missed = Missed::Something;
+        } else if !self.writers.marks.push(settled) {
+            self.lose();
+        }
+    }
+
+    /// Begins what is due. `confirmed` is how far everything is resolved; with `hurry` the marks are
+    /// waited for.
+    pub(crate) fn advance(
+        &mut self,
+        now: Duration,
+        confirmed: Lsn,
+        hurry: bool,
+        effects: &mut Effects,
+    ) {
+        let log_waits = self.log_waits(confirmed);
+        self.writers.flush(now, log_waits, hurry, effects);
+        self.step = match std::mem::replace(&mut self.step, Step::Resting) {
+            Step::Waiting(watermark) if confirmed >= watermark.lsn => {
+                Step::Flushing { watermark, marks: self.writers.marks.queued() }
+            }
+            Step::Flushing { watermark, marks } if self.writers.marks.has_ended(marks) => {
+                let pass = self.pass(now, watermark);
+                effects.push(Effect::StoreWatermark(pass.clone()));
+                Step::Sweeping(pass)
+            }
+            other => other,
+        };
+    }
+
+    /// Takes a watermark when something was resolved since the last one, or when marks missed rows
+    /// that may have become visible; so also at the start, for what an earlier session left
+    /// unmarked.
+    pub(crate) fn observe_if_due(&mut self, now: Duration, resolved: u64, effects: &mut Effects) {
+        let is_due = self.taken.is_none_or(|(at, resolved_then)| {
+            let news = resolved_then != resolved || self.missed != Missed::Nothing;
+            let pause = if news { WATERMARK_EVERY } else { WATERMARK_IDLE_EVERY };
+            now.saturating_sub(at) >= pause
+        });
+        if matches!(self.step, Step::Resting) && (self.is_awaited() || is_due) {
+            self.missed = self.missed.observed();
+            self.parked_unseen = self.parked_unseen.observed();
+            // What is dropped from now on may be covered by this watermark or by the next one.
+            self.lost.taken();
+            self.taken = Some((now, resolved));
+            self.observing = self.writers.marks.queued();
+            self.step = Step::Taking;
+            effects.push(Effect::TakeWatermark);
+        }
+    }
+
+    fn pass(&self, now: Duration, watermark: Watermark) -> Pass {
+        let is_whole = !self.is_indexed || self.whole_due <= now;
+        let range = if is_whole { SweepRange::Whole } else { SweepRange::SinceSwept };
+        Pass {
+            watermark,
+            swept: self.swept.clone(),
+            range,
+            // A row can only be left there by who parked it while it was not visible.
+            sweeps_dead: self.parked_unseen != Missed::Nothing,
+            takes_long: self.is_indexed && (self.covered.is_none() || is_whole),
+        }
+    }
+
+    /// The watermark is taken; `None` if it could not be.
+    pub(crate) fn observed(&mut self, watermark: Option<Watermark>) {
+        match watermark {
+            Some(watermark) => self.step = Step::Waiting(watermark),
+            None => self.give_up(),
+        }
+    }
+
+    /// A statement ended; if it failed, the rows are left to the sweeper. `marked` is how many rows
+    /// it marked, and the events of which there is no row to be seen: it is gone, or not visible yet.
+    pub(crate) fn marked(
+        &mut self,
+        now: Duration,
+        statement: Statement,
+        marked: Option<(u64, &[Settled])>,
+    ) {
+        self.writers.ended(now, statement);
+        let Some((rows, without_row)) = marked else { return self.lose() };
+        self.counts.marked += rows;
+        if rows < statement.marks as u64 {
+            self.missed = Missed::Something;
+        }
+        for settled in without_row {
+            if !self.sweeper.remember(settled) {
+                self.lost.lose();
+            }
+        }
+    }
+
+    fn lose(&mut self) {
+        self.missed = Missed::Something;
+        self.lost.lose();
+    }
+
+    /// The second connection for marks is there, or could not be had.
+    pub(crate) fn second_opened(&mut self, now: Duration, is_open: bool) {
+        self.writers.second_opened(now, is_open);
+    }
+
+    pub(crate) fn second_broke(&mut self, now: Duration) {
+        self.writers.second_broke(now);
+    }
+
+    /// Marks that wait to be written.
+    pub(crate) fn waiting(&self) -> usize {
+        self.writers.marks.waiting()
+    }
+
+    /// A parked event's row was not there, perhaps because it is not visible yet.
+    pub(crate) fn parked(&mut self) {
+        (self.missed, self.parked_unseen) = (Missed::Something, Missed::Something);
+    }
+
+    /// Judges what was found. `None` if it could not be found out.
+    pub(crate) fn found(&mut self, now: Duration, found: Option<Found>, effects: &mut Effects) {
+        let (Some(found), Step::Sweeping(pass)) = (found, &self.step) else {
+            return self.give_up();
+        };
+        match self.sweeper.judge(&found.rows, self.lost.any()) {
+            Judgement::AskTheStream => {
+                // Without a complete sweep nothing is told from the stream's silence.
+                let resolved_before = self.swept.as_ref().map(|it| it.lsn);
+                effects.push(Effect::ReadStreamBack { found, resolved_before });
+            }
+            // Before anything is published that the log did not bring, the whole stream is read for
+            // it: its mark may have been taken away, by hand or with a table that was restored.
+            Judgement::Done(verdict) if !verdict.unlogged.is_empty() => {
+                effects.push(Effect::Seek { pass: pass.clone(), found, verdict });
+            }
+            Judgement::Done(verdict) if found.rows.is_empty() => {
+                let suspected = verdict.suspected;
+                let swept = Swept { found, marked: 0, unlogged: 0, suspected };
+                self.swept(now, Some(swept), effects);
+            }
+            Judgement::Done(verdict) => effects.push(Effect::MarkSwept { found, verdict }),
+        }
+    }
+
+    /// What the stream has since the last complete sweep.
+    pub(crate) fn stream_read(
+        &mut self,
+        now: Duration,
+        found: Found,
+        stored: &[Stored],
+        is_whole: bool,
+        effects: &mut Effects,
+    ) {
+        self.sweeper.read(stored, is_whole);
+        self.found(now, Some(found), effects);
+    }
+
+    /// A sweep ended, or failed: the next one follows at once while it finds as much as it may take.
+    pub(crate) fn swept(
+        &mut self,
+        now: Duration,
+        swept: Option<Swept>,
+        effects: &mut Effects,
+    ) -> SweepNotice {
+        let step = std::mem::replace(&mut self.step, Step::Resting);
+        let (Some(swept), Step::Sweeping(pass)) = (swept, step) else {
+            self.give_up();
+            return SweepNotice::default();
+        };
+        let Swept { found, marked, unlogged, suspected } = swept;
+        self.counts.swept += marked;
+        self.counts.unlogged += unlogged;
+        if suspected > 0 {
+            self.missed = Missed::Something; // the next watermark tells
+        } else if found.rows.len() == SWEPT_AT_ONCE {
+            effects.push(Effect::SweepOn { pass: pass.clone(), found });
+            self.step = Step::Sweeping(pass);
+        } else {
+            self.complete(now, pass, &found, effects);
+        }
+        SweepNotice { marked, unlogged }
+    }
+
+    /// Every row that the watermark covers is marked.
+    fn complete(&mut self, now: Duration, pass: Pass, found: &Found, effects: &mut Effects) {
+        if pass.range == SweepRange::Whole {
+            self.whole_due = now + WHOLE_EVERY;
+            if self.is_indexed {
+                effects.push(Effect::NoteSweep);
+            }
+        }
+        if self.by_watermark {
+            self.counts.marked += self.observing - self.covered.unwrap_or(0);
+        }
+        self.covered = Some(self.observing);
+        self.swept = Some(pass.watermark);
+        self.sweeper.completed();
+        let had_missed = self.missed != Missed::Nothing;
+        self.missed = self.missed.swept(found.transaction, found.oldest_running);
+        self.parked_unseen = self.parked_unseen.swept(found.transaction, found.oldest_running);
+        if had_missed && self.missed == Missed::Nothing {
+            self.sweeper.forget();
+        }
+    }
+
+    /// The next watermark may be luckier.
+    fn give_up(&mut self) {
+        self.step = Step::Resting;
+        self.missed = Missed::Something;
+        self.parked_unseen = self.parked_unseen.unswept();
+        self.lost.not_covered();
+    }
+}

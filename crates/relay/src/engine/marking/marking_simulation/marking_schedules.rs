@@ -1,0 +1,70 @@
+//! What is mixed into schedules, and how many of each kind there are.
+
+use super::{Faults, World};
+
+/// `SEEDS=n` plays more of them, or fewer.
+const SEEDS: u64 = 200;
+const STEPS: usize = 300;
+
+fn run(faults: Faults) {
+    let given = |name| std::env::var(name).ok().and_then(|it| it.parse::<u64>().ok());
+    let all = 0..given("SEEDS").unwrap_or(SEEDS);
+    let seeds = given("REPLAY_SEED").map_or(all, |seed| seed..seed + 1);
+    for seed in seeds {
+        let outcome = std::panic::catch_unwind(|| {
+            let mut world = World::new(seed, faults);
+            for _ in 0..STEPS {
+                world.step();
+            }
+            world.heal();
+            world.check_end();
+        });
+        if let Err(panic) = outcome {
+            eprintln!("schedule failed; replay it with REPLAY_SEED={seed}");
+            std::panic::resume_unwind(panic);
+        }
+    }
+}
+
+const CALM: Faults = Faults {
+    failing: false,
+    unlogged: false,
+    by_watermark: false,
+    is_indexed: false,
+    waiting_max: usize::MAX,
+};
+
+// proves: G-MARK-1
+#[test]
+fn every_published_row_is_marked_whatever_fails() {
+    for is_indexed in [false, true] {
+        run(Faults { failing: true, is_indexed, ..CALM });
+    }
+}
+
+// proves: G-MARK-1
+#[test]
+fn marks_for_which_there_is_no_room_are_left_to_the_sweeper_and_nothing_comes_twice() {
+    for (failing, is_indexed) in [(false, false), (false, true), (true, true)] {
+        run(Faults { failing, is_indexed, waiting_max: 3, ..CALM });
+    }
+}
+
+#[test]
+fn a_row_that_becomes_visible_late_is_not_sought_in_the_whole_stream() {
+    for is_indexed in [false, true] {
+        run(Faults { is_indexed, ..CALM });
+    }
+}
+
+#[test]
+fn a_row_that_never_passed_the_log_is_left_to_the_scanner() {
+    for is_indexed in [false, true] {
+        run(Faults { unlogged: true, is_indexed, ..CALM });
+    }
+}
+
+#[test]
+fn a_watermark_that_is_the_only_mark_comes_to_rest() {
+    run(Faults { failing: true, by_watermark: true, ..CALM });
+}

@@ -1,0 +1,80 @@
+//! A watermark's way, and what it leaves open.
+
+use crate::engine::effect::{Pass, Watermark};
+
+/// Rows swept at a time.
+pub(crate) const SWEPT_AT_ONCE: usize = 5_000;
+
+/// A watermark's way: taken, reached by the confirmed position, its marks executed, stored.
+#[derive(Debug)]
+pub(super) enum Step {
+    Resting,
+    Taking,
+    Waiting(Watermark),
+    Flushing { watermark: Watermark, marks: u64 },
+    Sweeping(Pass),
+}
+
+/// A mark that hits no row is ambiguous: the row is marked already, or gone, or not visible yet,
+/// because its commit waits for a synchronous standby. The last kind is for the sweeper, once a
+/// snapshot shows it: watermarks go on being taken until one is younger than every transaction
+/// that could have been meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Missed {
+    Nothing,
+    Something,
+    /// The watermark under way was begun after the mark that missed.
+    Observing,
+    /// Whatever was missed belongs to a transaction before this one.
+    Before(u64),
+}
+
+impl Missed {
+    /// A watermark is taken.
+    pub(super) fn observed(self) -> Self {
+        if self == Self::Something { Self::Observing } else { self }
+    }
+
+    /// A sweep is complete; its watermark was stored by `transaction`, and every transaction before
+    /// `oldest_running` had ended when it was taken.
+    pub(super) fn swept(self, transaction: u64, oldest_running: u64) -> Self {
+        match self {
+            Self::Observing => Self::Before(transaction),
+            Self::Before(transaction) if oldest_running >= transaction => Self::Nothing,
+            missed => missed,
+        }
+    }
+
+    /// The sweep of the watermark under way failed.
+    pub(super) fn unswept(self) -> Self {
+        if self == Self::Observing { Self::Something } else { self }
+    }
+}
+
+/// Whether marks were dropped, or their statements failed: before or since the watermark was taken
+/// that is under way, or was last.
+#[derive(Debug, Default)]
+pub(super) struct LostMarks {
+    before: bool,
+    since: bool,
+}
+
+impl LostMarks {
+    pub(super) fn lose(&mut self) {
+        self.since = true;
+    }
+
+    pub(super) fn any(&self) -> bool {
+        self.before || self.since
+    }
+
+    /// A watermark is taken. It covers what was lost before it, and perhaps what is lost since.
+    pub(super) fn taken(&mut self) {
+        self.before = std::mem::take(&mut self.since);
+    }
+
+    /// The watermark under way came to nothing.
+    pub(super) fn not_covered(&mut self) {
+        self.since |= self.before;
+    }
+}

@@ -1,0 +1,264 @@
+//! What goes into the engine and what comes out of it.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use outbox::Event;
+use pgoutput::Lsn;
+use uuid::Uuid;
+
+use super::tail_messages::Tail;
+use super::window::{LastPosition, Limits, Origin, Outgoing, Tried};
+
+/// How order and uniqueness are kept (DESIGN 4).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// Every message predicts the stream's last sequence; the broker refuses a wrong one.
+    Fenced,
+    /// One unanswered message per aggregate; `Nats-Msg-Id` and the tail remove duplicates.
+    Keyed,
+}
+
+/// Everything that can happen to a session.
+#[derive(Debug)]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "the large variant is the frequent one; boxing it would cost an allocation per event"
+)]
+pub(crate) enum Input {
+    /// A transaction begins that committed at `commit_lsn`.
+    Begin { commit_lsn: Lsn, commit_time_micros: i64 },
+    /// The next event of the open transaction.
+    Logged(Outgoing),
+    /// The open transaction is complete.
+    Commit { end_lsn: Lsn },
+    /// The walsender has sent everything before `wal_end`.
+    Keepalive { wal_end: Lsn },
+    /// A batch of rows that the log does not bring, in the order in which they are to be published.
+    /// Its number is told by the [`Origin`] of what is settled.
+    Scanned { batch: u32, rows: Vec<Outgoing> },
+    /// The rows of the oldest `batches` are marked, durably.
+    ScanMarked { batches: usize },
+    /// Aggregates whose events wait for one that was parked, as the table has it.
+    Blocked(Vec<Blocked>),
+    /// The stream's end, read back far enough to hold what the scanner may bring again; before its
+    /// first batch.
+    Seen(Tail),
+    /// The broker stored an event.
+    Acked { epoch: u32, index: u64, seq: u64 },
+    /// The broker refused an event.
+    Refused { epoch: u32, index: u64, refusal: Refusal },
+    /// The stream has the first `count` messages of the batch, each at its predicted sequence.
+    Stored { batch: u32, count: u64 },
+    /// The batch is over: the stream has its first `count` messages, the last of them at `seq`.
+    Ended { batch: u32, count: u64, seq: u64 },
+    /// The broker refused a message of the batch, and with it everything behind.
+    Broken { batch: u32, number: u64, refusal: Refusal },
+    /// The client refused to send an event, before anything left.
+    Unsendable { index: u64, refusal: Refusal },
+    /// The broker's user may not publish on a subject. Such a message is never answered.
+    Denied { subject: String, reason: String },
+    /// The connection to the broker broke or was replaced: what was unanswered is unknown.
+    LinkLost,
+    /// The answer to [`Request::ReadTail`].
+    Tail(Tail),
+    /// [`Request::ReadTail`] could not be answered.
+    TailFailed(String),
+    /// The answer to [`Request::AskForMarks`]: which of the rows are marked, and with which places
+    /// in the stream.
+    Marks(HashMap<Uuid, Option<u64>>),
+    /// The event is in the dead-letter table, durably.
+    Parked { index: u64 },
+    /// Time has passed.
+    Tick,
+}
+
+/// Why the broker refused a message, by what follows from it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// The predicted sequence was wrong: read the tail and go back.
+    Guard,
+    /// Nothing is wrong with the message: try again later.
+    Outage(String),
+    /// This message can never be stored.
+    Message(String),
+    /// This message is too large for the stream as it was when its limits were last read.
+    OverLimit(String),
+    /// This message cannot be stored as long as the stream, or what the relay may do, stays as it is.
+    Unwelcome(String),
+    /// No message can be stored until an operator changes something.
+    Configuration(String),
+    /// The broker takes no batches, or none now: messages go one by one.
+    NoBatches(String),
+}
+
+/// What the shell is asked to do, besides sending.
+#[derive(Debug)]
+pub(crate) enum Request {
+    /// Read the stream from sequence `from` to its end, after waiting for `delay`.
+    ReadTail { from: u64, delay: Duration, why: String },
+    /// Put an event into the dead-letter table, not before the one that was asked for before it.
+    Park { index: u64, dead: Dead },
+    /// Write down that an event could not be published and is tried again after `pause`.
+    NoteFailure { id: Uuid, attempts: u32, reason: String, pause: Duration },
+    /// Look up which of these events are marked as published.
+    AskForMarks(Vec<Uuid>),
+    /// Events whose messages the stream has lost are told from those that were never published: so
+    /// many were known by themselves, and so many by the number of messages.
+    TellDoubt { known: u64, counted: u64 },
+    /// Stop: only an operator can help.
+    Stop(String),
+}
+
+/// Where a session starts.
+#[derive(Debug)]
+pub(crate) struct Start {
+    pub(crate) mode: Mode,
+    pub(crate) limits: Limits,
+    /// Silence after which unanswered messages count as lost.
+    pub(crate) ack_timeout: Duration,
+    /// Transactions that committed before this are resolved already. The highest there is: nothing
+    /// comes from a log.
+    pub(crate) resolved_before: Lsn,
+    /// The stream's end, read back far enough to hold whatever the slot may bring again.
+    pub(crate) tail: Tail,
+    /// What the stream may have lost of that; `None` if nothing.
+    pub(crate) doubted: Option<Doubted>,
+    /// Events that are dead letters, or were and have been published since. The log may bring them
+    /// again, and they are resolved all the same.
+    pub(crate) dead: HashSet<Uuid>,
+    /// Events that were tried in vain by earlier sessions, with what their rows say of it.
+    pub(crate) tried: HashMap<Uuid, Tried>,
+    /// Whether later events of a parked event's aggregate wait for it.
+    pub(crate) parking_blocks: bool,
+    /// Attempts after which an event that the stream does not take is parked.
+    pub(crate) max_attempts: u32,
+    /// For the breaker's pauses.
+    pub(crate) seed: u64,
+    /// Whether the broker takes fast-ingest batches. Only fenced mode uses them.
+    pub(crate) batches: bool,
+}
+
+/// A message to send now.
+#[derive(Debug)]
+pub(crate) struct Send<'a> {
+    pub(crate) epoch: u32,
+    pub(crate) index: u64,
+    /// `Nats-Expected-Last-Sequence`, in fenced mode.
+    pub(crate) expected: Option<u64>,
+    pub(crate) event: &'a Event,
+    pub(crate) subject: &'a str,
+    pub(crate) position: Option<LastPosition>,
+    /// `None` for a message that goes by itself.
+    pub(crate) part: Option<Part>,
+}
+
+/// A message's place in its batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Part {
+    /// Unique in the session.
+    pub(crate) batch: u32,
+    /// Counts from 1.
+    pub(crate) number: u64,
+    /// Nothing follows it in this batch.
+    pub(crate) last: bool,
+}
+
+/// An event that needs no publishing any more, and whose row is to be marked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Settled {
+    pub(crate) id: Uuid,
+    /// Where the stream has it; `None` if a route dropped it.
+    pub(crate) seq: Option<u64>,
+    pub(crate) origin: Origin,
+    pub(crate) commit_lsn: Lsn,
+    pub(crate) commit_time_micros: i64,
+    /// The broker acked it just now, rather than long ago or never.
+    pub(crate) acked: bool,
+}
+
+impl Settled {
+    /// An event that the stream has, who knows where.
+    pub(crate) fn somewhere(id: Uuid) -> Self {
+        let (origin, commit_lsn) = (Origin::Log, Lsn::ZERO);
+        Self { id, seq: None, origin, commit_lsn, commit_time_micros: 0, acked: false }
+    }
+
+    /// The stream had it before it was sent.
+    pub(crate) fn is_found(&self) -> bool {
+        self.seq.is_some() && !self.acked
+    }
+}
+
+/// Events counted since the session began.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(crate) acked: u64,
+    pub(crate) found: u64,
+    /// Those of them that the broker answered as duplicates.
+    pub(crate) duplicates: u64,
+    pub(crate) parked: u64,
+    pub(crate) dropped: u64,
+    pub(crate) resyncs: u64,
+    pub(crate) foreign: u64,
+    /// Failures that were nobody's fault but the broker's.
+    pub(crate) outages: u64,
+    /// Attempts that failed and are repeated later.
+    pub(crate) deferred: u64,
+    /// Batches begun.
+    pub(crate) batches: u64,
+}
+
+impl Counts {
+    /// Events that need no further work.
+    pub(crate) fn resolved(&self) -> u64 {
+        self.acked + self.found + self.parked + self.dropped
+    }
+}
+
+/// An aggregate, and the event that the others of it wait for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Blocked {
+    pub(crate) aggregate_type: String,
+    pub(crate) aggregate_id: String,
+    pub(crate) by: Uuid,
+}
+
+/// An event on its way into the dead-letter table.
+#[derive(Debug)]
+pub(crate) struct Dead {
+    pub(crate) event: Box<Event>,
+    /// Its row's place in the order of insertion.
+    pub(crate) seq: Option<i64>,
+    pub(crate) reason: String,
+    pub(crate) attempts: u32,
+    /// Later events of its aggregate wait.
+    pub(crate) blocks: bool,
+    /// Nothing is wrong with it: it waits for this one.
+    pub(crate) blocked_by: Option<Uuid>,
+}
+
+/// Which events are doubtful at the start of a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Doubted {
+    /// Those that committed before this: nobody can have published a later one.
+    pub(crate) before: Lsn,
+    /// The stream has all messages from this sequence on.
+    pub(crate) first_seq: u64,
+    /// When it got its last one, as PostgreSQL counts time.
+    pub(crate) last_at_micros: i64,
+    /// What was written down last.
+    pub(crate) place: Option<Place>,
+}
+
+/// How far the log was worked through, and the stream filled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// Every event of the log is resolved that committed before this,
+    pub(crate) commit_lsn: Lsn,
+    /// or there, and is one of the first so many of its transaction.
+    pub(crate) ordinal: u32,
+    /// The sequence that the next event of the log was to follow in the stream, if nothing but
+    /// the log's events comes in between.
+    pub(crate) seq: Option<u64>,
+}

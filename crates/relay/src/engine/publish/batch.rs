@@ -1,0 +1,153 @@
+//! Fast-ingest batches (ADR-50): one answer for hundreds of messages, and nothing stored behind the
+//! first one that is refused or lost.
+//!
+//! A batch lasts as long as there is something to send and ends with the last message that waits,
+//! so that its answer comes at once. The next one begins when all of it is answered: batches that
+//! overlap could be stored in part each. A message that has nothing behind it goes by itself, and
+//! so does the first one after the stream's tail was read: its answer tells a duplicate, which a
+//! batch swallows.
+
+use std::time::Duration;
+
+use super::{Link, State};
+use crate::engine::messages::{Mode, Part, Refusal};
+use crate::engine::window::Stage;
+
+/// What was sent under one batch id.
+#[derive(Debug)]
+pub(super) struct Batch {
+    number: u32,
+    /// The sequence that its first message was to follow.
+    base: u64,
+    sent: u64,
+    /// More may be added.
+    is_open: bool,
+    /// The first entry that may still be unanswered.
+    first: u64,
+}
+
+impl State {
+    pub(super) fn is_batch_open(&self) -> bool {
+        self.batch.as_ref().is_some_and(|batch| batch.is_open)
+    }
+
+    /// Ends an open batch to which there is nothing to add. Its number is that of a message that
+    /// is not stored.
+    pub(crate) fn next_end(&mut self) -> Option<Part> {
+        if self.link != Link::Up || !self.is_batch_open() || self.waiting().is_some() {
+            return None;
+        }
+        let batch = self.batch.as_mut()?;
+        batch.is_open = false;
+        Some(Part { batch: batch.number, number: batch.sent + 1, last: true })
+    }
+
+    /// Where the message that is about to be sent belongs. The entry to send is behind `next`.
+    pub(super) fn next_part(&mut self) -> Option<Part> {
+        if !self.batches || self.mode != Mode::Fenced {
+            return None;
+        }
+        let more = self.waiting().is_some();
+        if !self.is_batch_open() {
+            self.batch = None;
+            if !more || !self.settled_in {
+                return None;
+            }
+            self.batches_begun += 1;
+            self.batch = Some(Batch {
+                number: self.batches_begun,
+                base: self.expected,
+                sent: 0,
+                is_open: true,
+                first: self.window.first(),
+            });
+        }
+        let batch = self.batch.as_mut()?;
+        batch.sent += 1;
+        batch.is_open = more;
+        Some(Part { batch: batch.number, number: batch.sent, last: !more })
+    }
+
+    /// The message added last did not leave.
+    pub(super) fn take_out_of_batch(&mut self) {
+        if let Some(batch) = &mut self.batch {
+            batch.sent -= 1;
+            // Somebody has to end it, now that its last message may be missing.
+            batch.is_open = batch.sent > 0;
+        }
+    }
+
+    pub(super) fn stored(&mut self, batch: u32, count: u64) {
+        if !self.is_present(batch) {
+            return;
+        }
+        self.last_answer = self.now;
+        self.settle_first(count);
+    }
+
+    pub(super) fn ended(&mut self, number: u32, count: u64, seq: u64) {
+        if !self.is_present(number) {
+            return;
+        }
+        let Some(batch) = &self.batch else { return };
+        let as_predicted = seq == batch.base + count;
+        let whole = !batch.is_open && count == batch.sent;
+        if as_predicted {
+            self.stored(number, count);
+        }
+        if !(as_predicted && whole) {
+            self.resync(self.pause(Duration::from_millis(2)), "a batch ended early".into());
+        }
+    }
+
+    pub(super) fn broken(&mut self, number: u32, message: u64, refusal: Refusal) {
+        if !self.is_present(number) {
+            return;
+        }
+        let Some(batch) = &self.batch else { return };
+        let expected = (batch.base + message).saturating_sub(1);
+        let is_meant = |index: &u64| {
+            let entry = self.window.get(*index);
+            entry.is_some_and(|it| it.stage == Stage::Sent && it.expected == expected)
+        };
+        let first = batch.first.max(self.window.first());
+        match ((first..self.window.end()).find(is_meant), refusal) {
+            (None, Refusal::Message(why)) => self.resync(Duration::ZERO, why),
+            (index, refusal) => self.refused(index.unwrap_or(u64::MAX), refusal),
+        }
+    }
+
+    fn is_present(&self, number: u32) -> bool {
+        self.link == Link::Up && self.batch.as_ref().is_some_and(|batch| batch.number == number)
+    }
+
+    fn settle_first(&mut self, count: u64) {
+        let Some(batch) = &self.batch else { return };
+        let end = batch.base + count.min(batch.sent);
+        let mut index = batch.first.max(self.window.first());
+        while index < self.window.end() {
+            if let Some(entry) = self.window.get(index)
+                && entry.stage == Stage::Sent
+            {
+                let (expected, sent_at) = (entry.expected, entry.sent_at);
+                if expected >= end {
+                    break;
+                }
+                self.in_flight -= 1;
+                self.answered_until = self.answered_until.max(sent_at);
+                self.fruitless_resyncs = 0;
+                self.breaker.succeeded();
+                self.settle(index, Some(expected + 1), false);
+            } else if index >= self.next {
+                break;
+            }
+            index += 1;
+        }
+        if count > 0 {
+            self.known_seq = self.known_seq.max(end);
+        }
+        if let Some(batch) = &mut self.batch {
+            batch.first = index;
+        }
+    }
+}

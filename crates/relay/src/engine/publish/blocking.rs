@@ -1,0 +1,145 @@
+//! Aggregates whose later events wait for one that was parked.
+//!
+//! An event behind a parked one of its aggregate is parked as well: it waits in the table, durably,
+//! and holds back neither the log nor anybody else. It comes back through the scanner once what it
+//! waits for is mended; until nothing of the aggregate waits any more, its events from the log
+//! go the same way. They are parked in their order, so
+//! that a crash leaves no later one in the table without the earlier ones. The shell holds the log and lets the window run empty before it looks for what
+//! is mended, so that whoever comes back is in the window before the next event of the log is.
+
+use std::collections::HashMap;
+
+use outbox::Event;
+use uuid::Uuid;
+
+use super::State;
+use crate::engine::messages::{Blocked, Dead, Mode, Request};
+use crate::engine::window::{Stage, Unpublished};
+
+#[derive(Debug)]
+struct Block {
+    by: Uuid,
+    /// Entries before this one do not wait.
+    from: u64,
+}
+
+/// By aggregate type, then id. Holds nothing unless parking blocks.
+#[derive(Debug, Default)]
+pub(super) struct Blocks(HashMap<String, HashMap<String, Block>>);
+
+impl Blocks {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn get(&self, event: &Event) -> Option<&Block> {
+        self.0.get(&*event.aggregate_type)?.get(&*event.aggregate_id)
+    }
+
+    fn add(&mut self, aggregate_type: &str, aggregate_id: &str, by: Uuid, from: u64) {
+        let of_type = self.0.entry(aggregate_type.to_owned()).or_default();
+        let block = of_type.entry(aggregate_id.to_owned()).or_insert(Block { by, from });
+        if from < block.from {
+            *block = Block { by, from };
+        }
+    }
+}
+
+impl State {
+    /// Whether some aggregate is blocked.
+    pub(crate) fn is_blocking(&self) -> bool {
+        !self.blocks.is_empty()
+    }
+
+    /// The aggregates that are blocked from now on, whatever was blocked before. Only right while
+    /// the window is empty and the log is held.
+    pub(super) fn block_these(&mut self, blocked: Vec<Blocked>) {
+        self.blocks = Blocks::default();
+        let from = self.window.end();
+        for it in blocked {
+            self.blocks.add(&it.aggregate_type, &it.aggregate_id, it.by, from);
+        }
+    }
+
+    /// The event that an entry waits for in the table.
+    pub(super) fn blocker(&self, index: u64) -> Option<Uuid> {
+        if self.blocks.is_empty() {
+            return None;
+        }
+        let block = self.blocks.get(&self.window.get(index)?.outgoing.event)?;
+        (block.from <= index).then_some(block.by)
+    }
+
+    /// Something is wrong with the event: takes it out of the way, durably.
+    ///
+    /// Where that blocks its aggregate, not before everything earlier is resolved: an operator may
+    /// requeue it, and after a crash the scanner would bring it before the log brings those.
+    pub(super) fn park(&mut self, index: u64, reason: String) {
+        let is_first = self.is_first(index);
+        let Some(entry) = self.window.get_mut(index) else { return };
+        if self.parking_blocks {
+            if !is_first {
+                let unfit = Err(Unpublished::Unfit(reason));
+                (entry.outgoing.subject, entry.stage) = (unfit, Stage::Waiting);
+                self.next = self.next.min(index);
+                return;
+            }
+            let event = &entry.outgoing.event;
+            let (aggregate, id) = (&event.aggregate_type, &event.aggregate_id);
+            self.blocks.add(aggregate, id, event.id, index + 1);
+        }
+        self.request_park(index, reason, None);
+    }
+
+    /// Looks at an entry whose turn it is. Says whether it can be sent.
+    pub(super) fn may_go(&mut self, index: u64) -> Turn {
+        if let Some(by) = self.blocker(index) {
+            self.park_behind(index, by);
+            return Turn::Over;
+        }
+        let Some(entry) = self.window.get(index) else { return Turn::Over };
+        let Err(Unpublished::Unfit(reason)) = &entry.outgoing.subject else { return Turn::Now };
+        if !self.is_first(index) {
+            return Turn::Later;
+        }
+        let reason = reason.clone();
+        self.park(index, reason);
+        Turn::Over
+    }
+
+    /// Whether everything is resolved that must be published before the entry.
+    fn is_first(&self, index: u64) -> bool {
+        match self.mode {
+            Mode::Fenced => index == self.window.first(),
+            Mode::Keyed => self.window.get(index).is_some_and(|entry| entry.is_head),
+        }
+    }
+
+    /// Nothing is wrong with the event but its place.
+    pub(super) fn park_behind(&mut self, index: u64, blocked_by: Uuid) {
+        let reason = format!("waits for {blocked_by}, an earlier event of its aggregate");
+        self.request_park(index, reason, Some(blocked_by));
+    }
+
+    fn request_park(&mut self, index: u64, reason: String, blocked_by: Option<Uuid>) {
+        let blocks = self.parking_blocks;
+        if let Some(entry) = self.window.get_mut(index) {
+            entry.stage = Stage::Parking;
+            let attempts = if blocked_by.is_some() { 0 } else { entry.attempts.max(1) };
+            let (event, seq) = (Box::new(entry.outgoing.event.clone()), entry.outgoing.seq);
+            let dead = Dead { event, seq, reason, attempts, blocks, blocked_by };
+            self.requests.push_back(Request::Park { index, dead });
+        }
+    }
+}
+
+/// What becomes of an entry whose turn it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Turn {
+    /// It can be sent.
+    Now,
+    /// It is to be parked, and may not before others are resolved.
+    Later,
+    /// It is being parked.
+    Over,
+}

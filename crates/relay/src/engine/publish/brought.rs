@@ -1,0 +1,90 @@
+//! What the log and the scanner bring.
+
+use pgoutput::Lsn;
+use uuid::Uuid;
+
+use super::{ScanBatch, State};
+use crate::engine::messages::{Mode, Settled};
+use crate::engine::window::{LastPosition, Origin, Outgoing, Tried, Unpublished};
+
+impl State {
+    pub(super) fn logged(&mut self, outgoing: Outgoing) {
+        let (commit_lsn, commit_time_micros, ordinal) = self.transaction;
+        self.transaction.2 += 1;
+        let event = outgoing.event.id;
+        let is_dead = self.dead.contains(&event);
+        if self.passed((commit_lsn, ordinal), !is_dead && outgoing.subject.is_ok()) {
+            self.skipped += 1;
+            return; // resolved in an earlier session, and marked by it or by the sweeper
+        }
+        if is_dead {
+            self.skipped += 1;
+            return; // resolved by being parked, in an earlier session
+        }
+        let position = LastPosition { commit_lsn, ordinal, event };
+        // What the log repeats is behind what the stream has.
+        if self.last_position.is_none_or(|last| last.place() < position.place()) {
+            self.last_position = Some(position);
+        }
+        self.logged += 1;
+        self.push(outgoing, Origin::Log, (commit_lsn, commit_time_micros), Some(position));
+    }
+
+    pub(super) fn scanned(&mut self, number: u32, rows: Vec<Outgoing>) {
+        let (outstanding, logged_before) = (rows.len(), self.logged);
+        self.scan.push_back(ScanBatch { number, outstanding, logged_before });
+        for outgoing in rows {
+            // Not looked up when it is sent: by then the log may have brought more, that waits
+            // behind it.
+            self.push(outgoing, Origin::Scan(number), (Lsn::ZERO, 0), self.last_position);
+        }
+    }
+
+    fn push(
+        &mut self,
+        outgoing: Outgoing,
+        origin: Origin,
+        at: (Lsn, i64),
+        position: Option<LastPosition>,
+    ) {
+        let stored_at = self.seen.get(&outgoing.event.id);
+        let unpublished = outgoing.subject.as_ref().err().cloned();
+        if let (None, Some(Unpublished::Dropped)) = (stored_at, &unpublished) {
+            return self.dropped(outgoing.event.id, origin, at);
+        }
+        let id = outgoing.event.id;
+        let tried = match self.tried.is_empty() {
+            true => outgoing.tried,
+            false => self.tried.remove(&id).unwrap_or(outgoing.tried),
+        };
+        let (index, first_of_key) = self.window.push(outgoing, origin, at, position, self.now);
+        if origin == Origin::Log && unpublished.is_none() {
+            self.doubt(index, id, stored_at);
+        }
+        if first_of_key && self.mode == Mode::Keyed {
+            self.ready.push_back(index);
+        }
+        if tried != Tried::default() && stored_at.is_none() {
+            self.was_tried(index, tried);
+        }
+        match (stored_at, unpublished) {
+            // Also if a route drops it now that did not when it was published.
+            (Some(seq), _) => self.settle(index, Some(seq), true),
+            // Where parking blocks, everything has to wait for its turn.
+            (None, Some(Unpublished::Unfit(reason))) if !self.parking_blocks => {
+                self.park(index, reason);
+            }
+            (None, _) => {}
+        }
+    }
+
+    /// Resolves an event that is not to be published. It does not enter the window: nothing is sent,
+    /// so nothing can be waited for.
+    fn dropped(&mut self, id: Uuid, origin: Origin, at: (Lsn, i64)) {
+        let (commit_lsn, commit_time_micros) = at;
+        let (seq, acked) = (None, false);
+        self.settled.push(Settled { id, seq, origin, commit_lsn, commit_time_micros, acked });
+        self.counts.dropped += 1;
+        self.scan_resolved(Some(origin));
+    }
+}

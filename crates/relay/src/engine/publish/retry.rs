@@ -1,0 +1,138 @@
+//! Events that the stream does not take as it is now.
+
+use std::time::Duration;
+
+use super::{Link, Refusal, State};
+use crate::engine::messages::{Mode, Request};
+use crate::engine::window::{PAUSE_MAX, Stage, Tried};
+
+/// Between two attempts, doubled each time. Ten attempts take 21 s: in fenced mode everything
+/// waits for them, since nothing may overtake; less than it takes to be called unready (30 s), and
+/// enough for whoever is just changing the stream.
+const PAUSE_MIN: Duration = Duration::from_millis(100);
+
+/// Subjects that were given up on are remembered, so that many events of one subject hold the others
+/// up once and not one after the other. Beyond this many the oldest knowledge is not worth keeping.
+const GIVEN_UP_MAX: usize = 1_000;
+
+impl State {
+    /// The client would not send it. Nothing left.
+    pub(super) fn unsendable(&mut self, index: u64, refusal: Refusal) {
+        match refusal {
+            Refusal::OverLimit(_) if !self.limits_are_newer_than(index) => {
+                // An operator may have raised the limit since it was read.
+                self.wait_again(index);
+                self.resync(Duration::ZERO, "reading the stream's limits anew".into());
+            }
+            Refusal::Message(reason) | Refusal::OverLimit(reason) => self.park(index, reason),
+            Refusal::Unwelcome(reason) => self.unwelcome(index, reason),
+            Refusal::Outage(why) | Refusal::Configuration(why) | Refusal::NoBatches(why) => {
+                self.outage(why);
+            }
+            Refusal::Guard => {}
+        }
+    }
+
+    /// The broker's user may not publish on a subject: the one message of it that was sent first
+    /// will never be answered.
+    pub(super) fn denied(&mut self, subject: &str, reason: String) {
+        let of_subject =
+            |entry: &super::Entry| entry.outgoing.subject.as_ref().is_ok_and(|it| it == subject);
+        let mut unresolved = self.window.iter_unresolved();
+        let Some((index, entry)) = unresolved.find(|(_, entry)| of_subject(entry)) else { return };
+        let was_sent = entry.stage == Stage::Sent;
+        drop(unresolved);
+        if was_sent {
+            self.in_flight -= 1;
+            self.unwelcome(index, reason);
+            if self.mode == Mode::Fenced {
+                // Everything behind it predicted one too many.
+                self.resync(Duration::ZERO, "an event may not be published".into());
+            }
+        } else if self.stage(index) == Some(Stage::Waiting) {
+            self.unwelcome(index, reason);
+        }
+    }
+
+    /// Not now: tries again later, up to a number of attempts. Nothing overtakes it meanwhile: in
+    /// fenced mode the stream waits, in keyed mode its aggregate.
+    pub(super) fn unwelcome(&mut self, index: u64, reason: String) {
+        let is_fresh = self.limits_are_newer_than(index);
+        let Some(entry) = self.window.get_mut(index) else { return };
+        entry.attempts = entry.attempts.saturating_add(1);
+        let subject = entry.outgoing.subject.as_deref().unwrap_or_default();
+        let is_hopeless = is_fresh && self.given_up.contains(subject);
+        if entry.attempts >= self.max_attempts || is_hopeless {
+            if self.given_up.len() >= GIVEN_UP_MAX {
+                self.given_up.clear();
+            }
+            self.given_up.insert(subject.to_owned());
+            self.park(index, reason);
+            return;
+        }
+        let attempts = entry.attempts;
+        let pause = (PAUSE_MIN * (1 << (attempts - 1).min(16))).min(PAUSE_MAX);
+        let id = entry.outgoing.event.id;
+        (entry.stage, entry.not_before) = (Stage::Deferred, self.now + pause);
+        self.next = self.next.min(index);
+        let retry = self.now + pause;
+        self.next_retry = Some(self.next_retry.map_or(retry, |next| next.min(retry)));
+        self.counts.deferred += 1;
+        self.requests.push_back(Request::NoteFailure { id, attempts, reason, pause });
+    }
+
+    /// An event came that earlier sessions have tried: it waits for as long as its row says.
+    pub(super) fn was_tried(&mut self, index: u64, Tried { attempts, pause }: Tried) {
+        let Some(entry) = self.window.get_mut(index) else { return };
+        entry.attempts = attempts;
+        if pause.is_zero() || entry.stage != Stage::Waiting {
+            return;
+        }
+        let retry = self.now + pause;
+        (entry.stage, entry.not_before) = (Stage::Deferred, retry);
+        self.next_retry = Some(self.next_retry.map_or(retry, |next| next.min(retry)));
+    }
+
+    /// Lets events try again whose pause is over, on what the stream is then.
+    pub(super) fn retry(&mut self) {
+        if self.link != Link::Up || self.next_retry.is_none_or(|next| next > self.now) {
+            return;
+        }
+        self.next_retry = None;
+        let deferred: Vec<(u64, Duration)> = self
+            .window
+            .iter_unresolved()
+            .filter(|(_, entry)| entry.stage == Stage::Deferred)
+            .map(|(index, entry)| (index, entry.not_before))
+            .collect();
+        let mut is_due = false;
+        for (index, not_before) in deferred {
+            if not_before > self.now {
+                self.next_retry = Some(self.next_retry.map_or(not_before, |it| it.min(not_before)));
+            } else if let Some(entry) = self.window.get_mut(index) {
+                entry.stage = Stage::Waiting;
+                is_due = true;
+            }
+        }
+        if is_due {
+            self.resync(Duration::ZERO, "trying an event again".into());
+        }
+    }
+
+    /// Whether the stream's limits were read after the event came in.
+    fn limits_are_newer_than(&self, index: u64) -> bool {
+        let received_at = self.window.get(index).map(|entry| entry.received_at);
+        received_at.is_some_and(|at| self.limits_at.is_some_and(|limits| limits >= at))
+    }
+
+    fn wait_again(&mut self, index: u64) {
+        if let Some(entry) = self.window.get_mut(index) {
+            entry.stage = Stage::Waiting;
+            self.next = self.next.min(index);
+        }
+    }
+
+    fn stage(&self, index: u64) -> Option<Stage> {
+        self.window.get(index).map(|entry| entry.stage)
+    }
+}

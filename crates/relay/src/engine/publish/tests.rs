@@ -1,0 +1,332 @@
+//! How many messages may be on their way, and what they predict.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use bytes::Bytes;
+use outbox::Event;
+use pgoutput::Lsn;
+
+use super::State;
+use crate::engine::window::Tried;
+use crate::engine::{
+    Input, Limits, Mode, Outgoing, Part, Refusal, Request, Start, Tail, TailMessage, Unpublished,
+};
+
+fn fenced() -> State {
+    start(false)
+}
+
+fn start(batches: bool) -> State {
+    start_on(Tail::ending_at(0), batches)
+}
+
+fn start_on(tail: Tail, batches: bool) -> State {
+    State::new(Start {
+        doubted: None,
+        mode: Mode::Fenced,
+        limits: Limits { events: 100, bytes: 1 << 20 },
+        ack_timeout: Duration::from_secs(1),
+        resolved_before: Lsn::ZERO,
+        tail,
+        batches,
+        dead: HashSet::new(),
+        tried: HashMap::new(),
+        parking_blocks: false,
+        max_attempts: 10,
+        seed: 1,
+    })
+}
+
+fn log(state: &mut State, events: usize) {
+    for _ in 0..events {
+        let mut event = Event::new("t", "a", "e", &0).expect("valid");
+        event.payload = Bytes::from_static(b"{}");
+        state.apply(
+            Duration::ZERO,
+            Input::Logged(Outgoing {
+                event,
+                subject: Ok("s".into()),
+                seq: None,
+                requeued: false,
+                tried: Tried::default(),
+            }),
+        );
+    }
+}
+
+fn send_all(state: &mut State) -> usize {
+    std::iter::from_fn(|| state.next_send().map(drop)).count()
+}
+
+fn ack(state: &mut State, index: u64) {
+    ack_at(state, Duration::ZERO, index);
+}
+
+fn ack_at(state: &mut State, now: Duration, index: u64) {
+    state.apply(now, Input::Acked { epoch: 0, index, seq: index + 1 });
+}
+
+#[test]
+fn one_message_proves_the_prediction_and_the_rest_follow_at_once() {
+    let mut state = fenced();
+    log(&mut state, 20);
+    assert_eq!(send_all(&mut state), 1, "somebody else may have written");
+    ack(&mut state, 0);
+    assert_eq!(send_all(&mut state), 19, "nobody has");
+    log(&mut state, 5);
+    assert_eq!(send_all(&mut state), 5, "while messages are on their way");
+}
+
+#[test]
+fn a_pause_asks_for_another_proof() {
+    let mut state = fenced();
+    log(&mut state, 2);
+    for index in 0..2 {
+        send_all(&mut state);
+        ack(&mut state, index);
+    }
+    log(&mut state, 3);
+    assert_eq!(send_all(&mut state), 1);
+}
+
+#[test]
+fn a_later_look_of_the_scanner_does_not_disturb_what_is_on_its_way() {
+    let mut state = fenced();
+    log(&mut state, 20);
+    send_all(&mut state);
+    ack(&mut state, 0);
+    assert_eq!(send_all(&mut state), 19);
+    // Read while the stream had ten messages; the twentieth is on its way.
+    state.apply(Duration::ZERO, Input::Seen(Tail::ending_at(10)));
+    log(&mut state, 1);
+    assert_eq!(state.next_send().and_then(|send| send.expected), Some(20));
+    (1..21).for_each(|index| ack(&mut state, index));
+
+    // Read before these, applied when they had been answered.
+    state.apply(Duration::ZERO, Input::Seen(Tail::ending_at(10)));
+    log(&mut state, 1);
+    assert_eq!(state.next_send().and_then(|send| send.expected), Some(21));
+}
+
+#[test]
+fn one_lost_answer_is_missed_although_others_come() {
+    let mut state = fenced();
+    log(&mut state, 2);
+    send_all(&mut state);
+    ack(&mut state, 0);
+    send_all(&mut state);
+    for index in 2..50 {
+        let now = Duration::from_millis(100 * index);
+        log(&mut state, 1);
+        state.apply(now, Input::Tick);
+        if let Some(request) = state.next_request() {
+            assert!(matches!(request, Request::ReadTail { .. }), "{request:?}");
+            assert!(now >= Duration::from_secs(1), "asked too early: {now:?}");
+            return;
+        }
+        send_all(&mut state);
+        ack_at(&mut state, now, index);
+    }
+    panic!("the transaction of the second message is never confirmed");
+}
+
+fn dropped() -> Outgoing {
+    let event = Event::new("t", "a", "e", &0).expect("valid");
+    Outgoing {
+        event,
+        subject: Err(Unpublished::Dropped),
+        seq: None,
+        requeued: false,
+        tried: Tried::default(),
+    }
+}
+
+#[test]
+fn a_dropped_event_is_resolved_at_once_and_waits_for_nobody() {
+    let mut state = fenced();
+    let (commit_lsn, end_lsn) = (Lsn(10), Lsn(20));
+    state.apply(Duration::ZERO, Input::Begin { commit_lsn, commit_time_micros: 0 });
+    let event = dropped();
+    let id = event.event.id;
+    state.apply(Duration::ZERO, Input::Logged(event));
+    state.apply(Duration::ZERO, Input::Commit { end_lsn });
+    assert_eq!((state.confirmed(), state.is_idle(), state.has_send()), (end_lsn, true, false));
+    let settled = state.take_settled();
+    assert_eq!(settled.iter().map(|it| (it.id, it.seq)).collect::<Vec<_>>(), [(id, None)]);
+    assert_eq!(state.counts().dropped, 1);
+}
+
+#[test]
+fn a_dropped_event_passes_no_mark_of_confirmation_over_one_that_is_on_its_way() {
+    let mut state = fenced();
+    log(&mut state, 1);
+    state.apply(Duration::ZERO, Input::Logged(dropped()));
+    state.apply(Duration::ZERO, Input::Commit { end_lsn: Lsn(20) });
+    assert_eq!(send_all(&mut state), 1);
+    assert_eq!(state.confirmed(), Lsn::ZERO);
+    ack(&mut state, 0);
+    assert_eq!(state.confirmed(), Lsn(20));
+}
+
+#[test]
+fn an_event_published_before_its_route_came_is_not_said_to_be_dropped() {
+    let event = dropped();
+    let id = Some(event.event.id);
+    let message = TailMessage { seq: 7, id, position: None, position_event: None };
+    let mut tail = Tail::ending_at(7);
+    tail.add(1, [message]);
+    let mut state = start_on(tail, false);
+    state.apply(Duration::ZERO, Input::Logged(event));
+    let settled = state.take_settled();
+    assert_eq!(settled.iter().map(|it| it.seq).collect::<Vec<_>>(), [Some(7)]);
+    assert_eq!((state.counts().found, state.counts().dropped), (1, 0));
+}
+
+/// A session that has stored one message by itself, with `waiting` more to send.
+fn batching(waiting: usize) -> State {
+    let mut state = start(true);
+    log(&mut state, 1);
+    assert_eq!(parts(&mut state), [None], "nothing is behind it");
+    ack(&mut state, 0);
+    log(&mut state, waiting);
+    state
+}
+
+fn parts(state: &mut State) -> Vec<Option<Part>> {
+    std::iter::from_fn(|| state.next_send().map(|send| send.part)).collect()
+}
+
+fn settled(state: &mut State) -> Vec<u64> {
+    state.take_settled().iter().filter_map(|it| it.seq).collect()
+}
+
+const fn part(batch: u32, number: u64, last: bool) -> Option<Part> {
+    Some(Part { batch, number, last })
+}
+
+#[test]
+fn a_batch_ends_with_what_waits_and_the_next_begins_when_it_is_answered() {
+    let mut state = batching(3);
+    assert_eq!(parts(&mut state), [part(1, 1, false), part(1, 2, false), part(1, 3, true)]);
+    log(&mut state, 2);
+    assert!(!state.has_send(), "a batch is on its way");
+    state.apply(Duration::ZERO, Input::Stored { batch: 1, count: 2 });
+    assert!(!state.has_send(), "a part of it is");
+    state.apply(Duration::ZERO, Input::Ended { batch: 1, count: 3, seq: 4 });
+    assert_eq!(settled(&mut state), [1, 2, 3, 4]);
+    assert_eq!(parts(&mut state), [part(2, 1, false), part(2, 2, true)]);
+}
+
+#[test]
+fn a_batch_that_ends_early_is_looked_up() {
+    let mut state = batching(3);
+    parts(&mut state);
+    settled(&mut state);
+    state.apply(Duration::ZERO, Input::Ended { batch: 1, count: 2, seq: 3 });
+    assert_eq!(settled(&mut state), [2, 3]);
+    let request = state.next_request();
+    assert!(matches!(request, Some(Request::ReadTail { from: 2, .. })), "{request:?}");
+}
+
+#[test]
+fn a_duplicate_that_a_batch_swallowed_is_looked_up_and_sent_by_itself() {
+    let mut state = batching(2);
+    parts(&mut state);
+    settled(&mut state);
+    state.apply(Duration::ZERO, Input::Ended { batch: 1, count: 2, seq: 2 });
+    assert_eq!(settled(&mut state), [] as [u64; 0], "one of the two is somewhere else");
+    assert!(matches!(state.next_request(), Some(Request::ReadTail { .. })));
+    state.apply(Duration::ZERO, Input::Tail(Tail::ending_at(2)));
+    assert_eq!(parts(&mut state), [None], "its answer tells where");
+    state.apply(Duration::ZERO, Input::Acked { epoch: 1, index: 1, seq: 1 });
+    assert_eq!(settled(&mut state), [1]);
+    let send = state.next_send().expect("the other one");
+    assert_eq!(send.expected, Some(2), "the duplicate took no place");
+}
+
+#[test]
+fn a_batch_whose_last_message_did_not_leave_is_ended() {
+    let mut state = batching(2);
+    parts(&mut state);
+    let refusal = Refusal::Message("too large".to_owned());
+    state.apply(Duration::ZERO, Input::Unsendable { index: 2, refusal });
+    assert!(state.has_send());
+    assert_eq!(parts(&mut state), []);
+    assert_eq!(state.next_end(), part(1, 2, true));
+    assert_eq!(state.next_end(), None);
+    settled(&mut state);
+    state.apply(Duration::ZERO, Input::Ended { batch: 1, count: 1, seq: 2 });
+    assert_eq!(settled(&mut state), [2]);
+    assert!(!matches!(state.next_request(), Some(Request::ReadTail { .. })));
+}
+
+#[test]
+fn a_broker_that_takes_no_batches_gets_single_messages() {
+    let mut state = batching(3);
+    parts(&mut state);
+    let refusal = Refusal::NoBatches("disabled".into());
+    state.apply(Duration::ZERO, Input::Broken { batch: 1, number: 1, refusal });
+    state.apply(Duration::ZERO, Input::Tail(Tail::ending_at(1)));
+    assert_eq!(parts(&mut state), [None], "a proof");
+    state.apply(Duration::ZERO, Input::Acked { epoch: 1, index: 1, seq: 2 });
+    assert_eq!(parts(&mut state), [None, None]);
+}
+
+fn reads_of_the_tail(state: &mut State) -> usize {
+    let requests = std::iter::from_fn(|| state.next_request());
+    requests.filter(|it| matches!(it, Request::ReadTail { .. })).count()
+}
+
+/// A silent broker: each answer to a request for the tail is that there is none.
+#[test]
+fn an_open_breaker_waits_and_a_new_connection_ends_the_wait() {
+    let mut state = fenced();
+    log(&mut state, 1);
+    send_all(&mut state);
+    let refusal = Refusal::Outage("maximum messages exceeded".into());
+    state.apply(Duration::ZERO, Input::Refused { epoch: 0, index: 0, refusal });
+    assert_eq!(reads_of_the_tail(&mut state), 1, "it may be an accident");
+    for _ in 0..12 {
+        let wait = state.breaker().1.unwrap_or_default();
+        state.apply(state.now + wait, Input::Tick);
+        state.apply(state.now, Input::TailFailed("no answer".into()));
+    }
+    let wait = state.breaker().1.expect("open");
+    assert!(wait > Duration::from_secs(10), "{wait:?}");
+    reads_of_the_tail(&mut state);
+    state.apply(state.now + wait / 2, Input::Tick);
+    assert_eq!(reads_of_the_tail(&mut state), 0, "too early");
+    state.apply(state.now, Input::LinkLost);
+    assert_eq!(reads_of_the_tail(&mut state), 1);
+    log(&mut state, 5);
+    state.apply(state.now, Input::Tail(Tail::ending_at(0)));
+    assert_eq!(send_all(&mut state), 1, "a probe goes alone");
+    let epoch = state.epoch;
+    state.apply(state.now, Input::Acked { epoch, index: 0, seq: 1 });
+    assert_eq!((state.breaker().1, send_all(&mut state)), (None, 5));
+}
+
+#[test]
+fn a_limit_is_believed_once_it_was_read_after_the_event_came() {
+    let mut state = fenced();
+    state.apply(Duration::from_secs(1), Input::Tick);
+    let mut event = Event::new("t", "a", "e", &0).expect("valid");
+    event.payload = Bytes::from_static(b"{}");
+    let outgoing = Outgoing {
+        event,
+        subject: Ok("s".into()),
+        seq: None,
+        requeued: false,
+        tried: Tried::default(),
+    };
+    state.apply(Duration::from_secs(2), Input::Logged(outgoing));
+    for parked in [false, true] {
+        let index = state.next_send().expect("the event").index;
+        let refusal = Refusal::OverLimit("too large".into());
+        state.apply(Duration::from_secs(3), Input::Unsendable { index, refusal });
+        let request = state.next_request().expect("something to do");
+        assert_eq!(matches!(request, Request::Park { .. }), parked, "{request:?}");
+        state.apply(state.now, Input::Tail(Tail::ending_at(0)));
+    }
+}

@@ -1,0 +1,205 @@
+//! The broker: what it stores of what arrives, and what it answers; and the network to it.
+
+use std::collections::VecDeque;
+
+use outbox::wire::Position;
+use rand::RngExt;
+use rand::seq::IndexedRandom;
+use uuid::Uuid;
+
+use super::{SYSTEM, World};
+use crate::engine::messages::Part;
+use crate::engine::window::LastPosition;
+use crate::engine::{Input, Refusal};
+
+/// Messages of a batch for each answer.
+const FLOW: u64 = 3;
+
+pub(super) struct Stored {
+    pub(super) id: Option<u128>,
+    pub(super) position: Option<Position>,
+    pub(super) position_event: Option<Uuid>,
+}
+
+#[derive(Clone)]
+pub(super) struct Flying {
+    pub(super) reply: (u64, u32, u64),
+    pub(super) id: u128,
+    pub(super) expected: Option<u64>,
+    pub(super) position: Option<LastPosition>,
+    pub(super) part: Option<Part>,
+}
+
+pub(super) enum Packet {
+    Message(Flying),
+    End { generation: u64, end: Part },
+}
+
+/// A batch as the broker knows it.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Taking {
+    taken: u64,
+    /// The last sequence stored for it.
+    seq: u64,
+    answered: u64,
+}
+
+/// What became of a message.
+enum Outcome {
+    Stored(u64),
+    Duplicate(u64),
+    Refused(Refusal),
+}
+
+impl World {
+    /// The broker takes one message of one connection, old ones included.
+    pub(super) fn broker(&mut self, honest: bool) {
+        let busy: Vec<usize> =
+            (0..self.connections.len()).filter(|&it| !self.connections[it].is_empty()).collect();
+        let Some(&connection) = busy.choose(&mut self.rng) else { return };
+        let Some(packet) = self.connections[connection].pop_front() else { return };
+        if !honest && self.rng.random_bool(0.05) {
+            return; // lost on the way
+        }
+        let (generation, answers) = match packet {
+            Packet::Message(message) if message.part.is_some() => self.take_part(&message, honest),
+            Packet::Message(message) => self.take(&message, honest),
+            Packet::End { generation, end } => self.end(generation, end),
+        };
+        for answer in answers {
+            if honest || self.rng.random_bool(0.95) {
+                self.answers.push((generation, answer));
+            }
+        }
+    }
+
+    pub(super) fn answer(&mut self) {
+        if self.answers.is_empty() {
+            return;
+        }
+        // Mostly in order, sometimes not.
+        let reach = if self.rng.random_bool(0.9) { 1 } else { self.answers.len() };
+        let (generation, input) = self.answers.remove(self.rng.random_range(0..reach));
+        if generation == self.relay.generation {
+            self.apply(input);
+        }
+    }
+
+    pub(super) fn break_link(&mut self) {
+        let kept = self.connections.last_mut().expect("one connection");
+        let rng = &mut self.rng;
+        kept.retain(|_| rng.random_bool(0.5));
+        self.connections.push(VecDeque::new());
+        self.apply(Input::LinkLost);
+    }
+
+    fn take(&mut self, message: &Flying, honest: bool) -> (u64, Vec<Input>) {
+        let (generation, epoch, index) = message.reply;
+        let fenced_off = self.is_fenced_off(message);
+        let answer = match self.store(message, honest, fenced_off) {
+            Outcome::Stored(seq) | Outcome::Duplicate(seq) => Input::Acked { epoch, index, seq },
+            Outcome::Refused(refusal) => Input::Refused { epoch, index, refusal },
+        };
+        (generation, vec![answer])
+    }
+
+    /// As nats-server's `processJetStreamFastBatchMsg` with `gap: fail`.
+    fn take_part(&mut self, message: &Flying, honest: bool) -> (u64, Vec<Input>) {
+        let generation = message.reply.0;
+        let Some(Part { batch, number, last }) = message.part else { return (0, Vec::new()) };
+        let broken = |refusal| Input::Broken { batch, number, refusal };
+        if self.poisoned.contains(&message.id) {
+            // Found before anything of the batch is looked at.
+            return (generation, vec![broken(Refusal::Message("too large".into()))]);
+        }
+        let key = (generation, batch);
+        let known = self.taking.get(&key).copied().or((number == 1).then(Taking::default));
+        let Some(mut taking) = known else {
+            return (generation, vec![broken(Refusal::Guard)]);
+        };
+        let ended = |taking: Taking| Input::Ended { batch, count: taking.taken, seq: taking.seq };
+        if number != taking.taken + 1 {
+            self.taking.remove(&key);
+            return (generation, vec![ended(taking)]);
+        }
+        // A batch looks for duplicates before it looks at the fence.
+        let duplicate = self.known(message);
+        let fenced_off = duplicate.is_none() && self.is_fenced_off(message);
+        let mut answers = Vec::new();
+        match self.store(message, honest, fenced_off) {
+            Outcome::Refused(refusal) => {
+                self.taking.remove(&key);
+                answers.push(broken(refusal));
+                if number > 1 {
+                    answers.push(ended(taking));
+                }
+                return (generation, answers);
+            }
+            Outcome::Duplicate(seq) if number == 1 => {
+                self.taking.remove(&key);
+                return (generation, vec![Input::Ended { batch, count: 1, seq }]);
+            }
+            Outcome::Duplicate(_) => taking.taken += 1,
+            Outcome::Stored(seq) => (taking.taken, taking.seq) = (number, seq),
+        }
+        if last {
+            self.taking.remove(&key);
+            answers.push(ended(taking));
+        } else {
+            if number == 1 {
+                answers.push(Input::Stored { batch, count: 0 });
+            }
+            if duplicate.is_none() && taking.taken >= taking.answered + FLOW {
+                taking.answered += FLOW;
+                answers.push(Input::Stored { batch, count: taking.answered });
+            }
+            self.taking.insert(key, taking);
+        }
+        (generation, answers)
+    }
+
+    fn end(&mut self, generation: u64, end: Part) -> (u64, Vec<Input>) {
+        let Part { batch, number, .. } = end;
+        let answer = match self.taking.remove(&(generation, batch)) {
+            None => Input::Broken { batch, number, refusal: Refusal::Guard },
+            Some(taking) => Input::Ended { batch, count: taking.taken, seq: taking.seq },
+        };
+        (generation, vec![answer])
+    }
+
+    fn known(&self, message: &Flying) -> Option<u64> {
+        let at = self.stream.iter().rposition(|it| it.id == Some(message.id))?;
+        (self.faults.dedup && at >= self.forgotten).then_some(at as u64 + 1)
+    }
+
+    fn is_fenced_off(&self, message: &Flying) -> bool {
+        message.expected.is_some_and(|expected| expected != self.stream.len() as u64)
+    }
+
+    fn store(&mut self, message: &Flying, honest: bool, fenced_off: bool) -> Outcome {
+        if !honest && self.rng.random_bool(0.03) {
+            return Outcome::Refused(Refusal::Outage("busy".into()));
+        }
+        if self.poisoned.contains(&message.id) {
+            return Outcome::Refused(Refusal::Message("too large".into()));
+        }
+        if fenced_off {
+            return Outcome::Refused(Refusal::Guard);
+        }
+        if let Some(seq) = self.known(message) {
+            return Outcome::Duplicate(seq);
+        }
+        let position = message.position.map(|at| Position {
+            system_id: SYSTEM,
+            timeline: 1,
+            lsn: at.commit_lsn.0,
+            ordinal: at.ordinal,
+        });
+        self.stream.push(Stored {
+            id: Some(message.id),
+            position,
+            position_event: message.position.map(|at| at.event),
+        });
+        Outcome::Stored(self.stream.len() as u64)
+    }
+}

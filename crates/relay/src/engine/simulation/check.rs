@@ -1,0 +1,104 @@
+//! What must hold after every step, and at the end.
+
+use std::collections::{BTreeMap, HashSet};
+
+use pgoutput::Lsn;
+
+use super::{Faults, Foreign, World};
+use crate::engine::{Mode, Settled};
+
+impl World {
+    /// Whether a route drops the event.
+    pub(super) fn is_filtered(&self, id: u128) -> bool {
+        self.faults.poison && id.is_multiple_of(5)
+    }
+
+    pub(super) fn check_settled(&mut self, settled: Settled) {
+        let id = settled.id.as_u128();
+        match settled.seq {
+            Some(seq) => {
+                let at = usize::try_from(seq).expect("small") - 1;
+                assert_eq!(self.stream[at].id, Some(id), "settled at a wrong place");
+            }
+            None => {
+                assert!(self.is_filtered(id), "{id} dropped");
+                self.dropped.insert(id);
+            }
+        }
+    }
+
+    pub(super) fn check_confirmed(&self) {
+        let confirmed = self.relay.state.confirmed();
+        let stored: HashSet<u128> = self.stream.iter().filter_map(|it| it.id).collect();
+        for transaction in self.log.iter().filter(|it| it.end_lsn <= confirmed) {
+            for id in &transaction.events {
+                let done =
+                    stored.contains(id) || self.parked.contains(id) || self.dropped.contains(id);
+                // What a lost slot left behind is not the log's any more.
+                assert!(done || self.old_rows.contains(id), "{id} confirmed unresolved");
+            }
+        }
+    }
+
+    pub(super) fn check_end(&self) {
+        let mut stored: Vec<u128> = self.stream.iter().filter_map(|it| it.id).collect();
+        let all_stored = stored.len();
+        let mut strays: Vec<u128> = stored.extract_if(.., |id| self.is_stray(*id)).collect();
+        strays.sort_unstable();
+        strays.dedup();
+        assert_eq!(stored.len() + strays.len(), all_stored, "a stray came twice");
+        let logged: Vec<u128> = self.log.iter().flat_map(|it| it.events.clone()).collect();
+        let is_dead = |id: u128| self.poisoned.contains(&id) && !self.requeued.contains(&id);
+        let fine = |id: &u128| !is_dead(*id) && !self.is_stray(*id) && !self.is_filtered(*id);
+        let mut expected: Vec<u128> = self.old_rows.iter().copied().filter(fine).collect();
+        // Those came with the log, and are expected at their place there.
+        let logged_first: HashSet<u128> = logged.iter().copied().collect();
+        expected.retain(|id| !logged_first.contains(id));
+        expected.extend(logged.iter().copied().filter(fine));
+        let (mut once, mut all) = (stored.clone(), expected.clone());
+        once.sort_unstable();
+        all.sort_unstable();
+        assert_eq!(once, all, "not exactly once");
+        let filtered = |id: &&u128| self.is_filtered(**id);
+        let unmarked = |id: &&u128| !self.dropped.contains(*id);
+        let all_rows = || self.old_rows.iter().chain(&logged);
+        assert_eq!(all_rows().filter(filtered).find(unmarked), None, "dropped and never marked");
+        let last = self.log.last().map_or(Lsn::ZERO, |it| it.end_lsn);
+        assert!(self.relay.state.confirmed() >= last || self.slot_confirmed >= last);
+        let in_time = |ids: Vec<u128>| -> Vec<u128> {
+            ids.into_iter().filter(|id| !self.late_rows.contains(id)).collect()
+        };
+        let (stored, expected) = (in_time(stored), in_time(expected));
+        let Faults { mode, foreign, batches, blocking, purges, .. } = self.faults;
+        if foreign == Foreign::Never {
+            assert_eq!(self.relay.state.counts().foreign, 0, "its own messages are not its own");
+        }
+        let reordered = mode == Mode::Fenced && foreign == Foreign::Always && !batches || purges;
+        if mode == Mode::Fenced && !reordered && !blocking {
+            assert_eq!(stored, expected, "not in commit order");
+            let positions = self.stream.iter().filter_map(|it| it.position).filter(|it| it.lsn > 0);
+            let places = positions.map(|it| (it.lsn, it.ordinal));
+            assert!(places.is_sorted(), "a position says more than the stream has");
+        }
+        if !reordered {
+            assert_eq!(
+                self.by_key(&stored),
+                self.by_key(&expected),
+                "an aggregate is out of order"
+            );
+        }
+    }
+
+    /// Parked, while what a predecessor sent of it was still on its way: it may arrive, but once.
+    fn is_stray(&self, id: u128) -> bool {
+        self.picky.contains(&id) && self.parked.contains(&id)
+    }
+
+    fn by_key(&self, ids: &[u128]) -> BTreeMap<u8, Vec<u128>> {
+        let mut keys: BTreeMap<u8, Vec<u128>> = BTreeMap::new();
+        for id in ids {
+            keys.entry(self.keys[id]).or_default().push(*id);
+        }
+        keys
+    }
+}

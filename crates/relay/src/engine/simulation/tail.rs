@@ -1,0 +1,45 @@
+//! What a reading of the stream brings.
+
+use pgoutput::Lsn;
+use uuid::Uuid;
+
+use super::{SYSTEM, World};
+use crate::engine::{Tail, TailMessage};
+
+impl World {
+    pub(super) fn tail_since(&self, from: u64) -> Tail {
+        self.tail_of(self.messages_since(from))
+    }
+
+    pub(super) fn tail_of(&self, messages: Vec<TailMessage>) -> Tail {
+        let mut tail = Tail::ending_at(self.stream.len() as u64);
+        tail.add(SYSTEM, messages);
+        tail
+    }
+
+    pub(super) fn messages_since(&self, from: u64) -> Vec<TailMessage> {
+        let from = usize::try_from(from.max(1)).expect("small") - 1;
+        let messages =
+            self.stream.iter().enumerate().skip(from.max(self.purged)).map(|(at, it)| {
+                TailMessage {
+                    seq: at as u64 + 1,
+                    id: it.id.map(Uuid::from_u128),
+                    position: it.position,
+                    position_event: it.position_event,
+                }
+            });
+        messages.collect()
+    }
+
+    /// As `TailReader::back_to` reads it, message by message.
+    pub(super) fn tail_back(&self, overtaken_max: usize) -> Tail {
+        let mut messages = self.messages_since(1);
+        let before = |it: &&TailMessage| {
+            it.position.is_some_and(|position| Lsn(position.lsn) < self.slot_confirmed)
+        };
+        let mut overtaken = messages.iter().rev().filter(before).skip(overtaken_max);
+        let from = overtaken.next().map_or(0, |it| it.seq);
+        messages.retain(|it| it.seq >= from);
+        self.tail_of(messages)
+    }
+}

@@ -1,0 +1,113 @@
+//! What a reading of the stream's end brings, in little memory: it may be a million messages, after
+//! a transaction of a million rows was interrupted.
+
+use std::collections::HashMap;
+
+use outbox::wire::Position;
+use pgoutput::Lsn;
+use uuid::Uuid;
+
+use super::window::LastPosition;
+
+/// A message in the stream.
+#[derive(Debug, Clone)]
+pub(crate) struct TailMessage {
+    pub(crate) seq: u64,
+    pub(crate) id: Option<Uuid>,
+    pub(crate) position: Option<Position>,
+    /// The event that had the position, where it is not the message's own.
+    pub(crate) position_event: Option<Uuid>,
+}
+
+/// A message's id, where it is stored, and what transaction its own position names.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Stored {
+    pub(crate) id: Uuid,
+    pub(crate) seq: u64,
+    /// Zero if it has no position of its own.
+    pub(crate) commit_lsn: Lsn,
+}
+
+/// The end of the stream, as its leader knows it.
+#[derive(Debug, Default)]
+pub(crate) struct Tail {
+    /// The sequence that the stream gave out last.
+    pub(crate) last_seq: u64,
+    /// Messages read.
+    pub(crate) read: usize,
+    /// Those that have ids, in any order.
+    pub(crate) stored: Vec<Stored>,
+    /// Messages that are not of this database's log.
+    pub(crate) foreign: usize,
+    /// The highest position of this database's log.
+    pub(crate) position: Option<LastPosition>,
+}
+
+impl Tail {
+    /// Nothing of the stream is read yet.
+    pub(crate) fn ending_at(last_seq: u64) -> Self {
+        Self { last_seq, ..Self::default() }
+    }
+
+    /// Takes in messages, in any order. Positions of other systems than `system_id` are foreign.
+    pub(crate) fn add(&mut self, system_id: u64, messages: impl IntoIterator<Item = TailMessage>) {
+        for message in messages {
+            self.read += 1;
+            let own = message.position.filter(|_| message.position_event.is_none());
+            let commit_lsn = own.map_or(Lsn::ZERO, |position| Lsn(position.lsn));
+            self.stored.extend(message.id.map(|id| Stored { id, seq: message.seq, commit_lsn }));
+            match message.position.filter(|position| position.system_id == system_id) {
+                // Sent before the log had brought anything.
+                Some(Position { lsn: 0, .. }) => {}
+                Some(position) => {
+                    self.position = highest(self.position, &message, position);
+                }
+                None => self.foreign += 1,
+            }
+        }
+    }
+}
+
+fn highest(
+    highest: Option<LastPosition>,
+    message: &TailMessage,
+    position: Position,
+) -> Option<LastPosition> {
+    let Some(event) = message.position_event.or(message.id) else { return highest };
+    let (commit_lsn, ordinal) = (Lsn(position.lsn), position.ordinal);
+    let is_higher = highest.is_none_or(|it| (commit_lsn, ordinal) > (it.commit_lsn, it.ordinal));
+    if is_higher { Some(LastPosition { commit_lsn, ordinal, event }) } else { highest }
+}
+
+/// Ids that the stream has.
+#[derive(Debug, Default)]
+pub(in crate::engine) struct Seen {
+    /// Sorted: a map of a million ids would take twice the memory.
+    read: Vec<(Uuid, u64)>,
+    /// Those that came later.
+    added: HashMap<Uuid, u64>,
+}
+
+impl Seen {
+    pub(super) fn is_empty(&self) -> bool {
+        self.read.is_empty() && self.added.is_empty()
+    }
+
+    pub(super) fn add(&mut self, stored: Vec<Stored>) {
+        // In place, since the new items are smaller.
+        let mut stored: Vec<_> = stored.into_iter().map(|it| (it.id, it.seq)).collect();
+        if stored.len() > self.read.len() {
+            std::mem::swap(&mut self.read, &mut stored);
+            self.read.sort_unstable();
+        }
+        self.added.extend(stored);
+    }
+
+    /// Where an id is stored.
+    pub(super) fn get(&self, id: &Uuid) -> Option<u64> {
+        self.added.get(id).copied().or_else(|| {
+            let at = self.read.binary_search_by_key(id, |(id, _)| *id).ok()?;
+            Some(self.read[at].1)
+        })
+    }
+}

@@ -1,0 +1,21 @@
+//! The NATS side: publishing, answers, the stream's tail and its fitness.
+
+mod broker_failover;
+mod connect;
+pub(crate) mod direct_get;
+mod limits;
+mod permission_violations;
+mod pub_ack;
+mod publisher;
+mod reply_subject;
+pub(crate) mod stream_check;
+mod stream_tail;
+
+pub(crate) use broker_failover::{has_ended, leave_server};
+pub use connect::{NatsAccess, NatsLink, NatsTarget};
+#[cfg(test)]
+pub(crate) use limits::Limits;
+#[cfg(fuzzing)]
+pub(crate) use pub_ack::read_any as read_any_answer;
+pub(crate) use publisher::{Answers, History, Publisher};
+pub(crate) use stream_tail::{SOUGHT_AT_ONCE, TailReader, WAY_BACK_MAX, WayBack};

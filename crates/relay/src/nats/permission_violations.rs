@@ -1,0 +1,54 @@
+//! What the broker says beside its answers.
+
+use tokio::sync::watch;
+
+use crate::engine::Input;
+use crate::nats::NatsLink;
+
+/// How the server words it; the subject follows in quotes.
+const DENIED: &str = "Permissions Violation for Publish to \"";
+
+/// Permission violations on publishing. The message they are about is never answered.
+pub(crate) struct Denials {
+    link: watch::Receiver<NatsLink>,
+    seen: u64,
+}
+
+impl Denials {
+    pub(crate) fn new(link: watch::Receiver<NatsLink>) -> Self {
+        let seen = link.borrow().errors;
+        Self { link, seen }
+    }
+
+    /// The latest violation, if there was one since the last call. Earlier ones are met again: their
+    /// messages are sent again.
+    pub(crate) fn next(&mut self) -> Option<Input> {
+        if !self.link.has_changed().unwrap_or(false) {
+            return None;
+        }
+        let link = self.link.borrow_and_update();
+        if std::mem::replace(&mut self.seen, link.errors) == link.errors {
+            return None;
+        }
+        let subject = subject(link.last_error.as_deref()?)?;
+        let reason = format!("the relay's NATS user may not publish on {subject}");
+        Some(Input::Denied { subject: subject.to_owned(), reason })
+    }
+}
+
+fn subject(error: &str) -> Option<&str> {
+    let (_, rest) = error.split_once(DENIED)?;
+    rest.split('"').next().filter(|subject| !subject.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::subject;
+
+    #[test]
+    fn the_servers_words_name_the_subject() {
+        let said = "nats: Permissions Violation for Publish to \"outbox.order.Paid\"";
+        assert_eq!(subject(said), Some("outbox.order.Paid"));
+        assert_eq!(subject("nats: Permissions Violation for Subscription to \"a\""), None);
+    }
+}

@@ -1,0 +1,180 @@
+//! Whether a stream can be trusted with events.
+
+use async_nats::Client;
+use async_nats::jetstream::ErrorCode;
+use async_nats::jetstream::context::{GetStreamError, GetStreamErrorKind};
+use async_nats::jetstream::stream::{
+    Config as Stream, DiscardPolicy, PersistenceMode, RetentionPolicy, StorageType,
+};
+use outbox::wire;
+use tracing::warn;
+
+use super::TailReader;
+use crate::config::{Config, Mode};
+use crate::error::Error;
+
+/// The first server whose batches a relay may rely on (nats-server#8106 fixes a race on a change
+/// of leader).
+pub(crate) const BATCHES_SINCE: (i64, i64, i64) = (2, 14, 1);
+
+/// Something about a stream, with what mends it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Finding {
+    /// Events would be lost, duplicated or reordered: the relay refuses to start.
+    pub(crate) fatal: bool,
+    pub(crate) reason: String,
+    pub(crate) fix: String,
+}
+
+/// Refuses a stream that would lose events, and warns of what weakens it. Says whether it takes
+/// fast-ingest batches.
+pub(crate) async fn check(
+    config: &Config,
+    client: &Client,
+    tail: &TailReader,
+) -> Result<bool, Error> {
+    let info = tail.info().await?;
+    let batches = batches(client);
+    for finding in findings(config, &info.config, batches) {
+        if finding.fatal {
+            let stream = config.stream.name.clone();
+            return Err(Error::Stream { stream, reason: finding.reason, fix: finding.fix });
+        }
+        warn!(stream = config.stream.name, fix = finding.fix, "{}", finding.reason);
+    }
+    Ok(batches && info.config.allow_batch_publish)
+}
+
+/// Whether the server knows fast-ingest batches.
+pub(crate) fn batches(client: &Client) -> bool {
+    let (major, minor, patch) = BATCHES_SINCE;
+    client.is_server_compatible(major, minor, patch)
+}
+
+/// Everything worth saying about the stream.
+pub(crate) fn findings(config: &Config, stream: &Stream, batches: bool) -> Vec<Finding> {
+    let finding = |fatal: bool| {
+        move |(applies, reason, fix): Check| applies.then_some(Finding { fatal, reason, fix })
+    };
+    let fatal = losses(config, stream).into_iter().filter_map(finding(true));
+    fatal
+        .chain(weaknesses(config, stream, batches).into_iter().filter_map(finding(false)))
+        .collect()
+}
+
+/// Whether it applies, what it is, what mends it.
+type Check = (bool, String, String);
+
+/// What would lose, duplicate or reorder events.
+fn losses(config: &Config, stream: &Stream) -> [Check; 8] {
+    let anew = |what: &str| {
+        format!(
+            "{what} cannot be changed: set stream.name to a new stream and run `tailpost setup`"
+        )
+    };
+    let fenced = config.mode == Mode::Fenced;
+    let patterns = config.routing().patterns();
+    let covered = |pattern: &&String| stream.subjects.iter().any(|it| covers(it, pattern));
+    let uncovered: Vec<&str> =
+        patterns.iter().filter(|it| !covered(it)).map(String::as_str).collect();
+    [
+        (
+            stream.storage == StorageType::Memory,
+            "memory storage loses events with the server".into(),
+            anew("storage"),
+        ),
+        (
+            stream.no_ack,
+            "no_ack: the broker would never say what it stored".into(),
+            edit(config, "--ack"),
+        ),
+        (stream.sealed, "it is sealed and takes no more messages".into(), anew("a seal")),
+        (stream.mirror.is_some(), "it is a mirror".into(), anew("a mirror's source")),
+        (
+            stream.persist_mode == Some(PersistenceMode::Async),
+            "persist_mode async acknowledges before it writes".into(),
+            anew("persist_mode"),
+        ),
+        (
+            !uncovered.is_empty(),
+            format!(
+                "it does not take all subjects of relay.subject and the routes: {} {} missing",
+                uncovered.join(", "),
+                if uncovered.len() == 1 { "is" } else { "are" }
+            ),
+            edit(config, &format!("--subjects '{}'", patterns.join(","))),
+        ),
+        (
+            fenced && stream.retention != RetentionPolicy::Limits,
+            "fenced mode reads the stream's end, which needs retention by limits".into(),
+            format!("{}; or set relay.mode = \"keyed\"", anew("retention")),
+        ),
+        (
+            fenced && stream.sources.as_ref().is_some_and(|sources| !sources.is_empty()),
+            "it has sources, and fenced mode needs a stream of its own".into(),
+            "remove the sources, or set relay.mode = \"keyed\"".into(),
+        ),
+    ]
+}
+
+/// What works, and could be better.
+fn weaknesses(config: &Config, stream: &Stream, batches: bool) -> [Check; 4] {
+    let window = config.stream.duplicate_window;
+    let has_limit =
+        stream.max_bytes > 0 || stream.max_messages > 0 || stream.max_messages_per_subject > 0;
+    [
+        (
+            stream.num_replicas < 3,
+            "a single server keeps the stream: its disk is what your events depend on".into(),
+            edit(config, "--replicas 3"),
+        ),
+        (
+            stream.duplicate_window < window,
+            format!("its duplicate window of {:?} is short", stream.duplicate_window),
+            edit(config, &format!("--dupe-window {window:?}")),
+        ),
+        (
+            stream.discard == DiscardPolicy::Old && has_limit,
+            "at its limits it discards old events, read or not".into(),
+            edit(config, "--discard new"),
+        ),
+        (
+            batches && !stream.allow_batch_publish,
+            "it does not allow batched publishing, which this server offers".into(),
+            edit(config, "--allow-batch"),
+        ),
+    ]
+}
+
+fn edit(config: &Config, option: &str) -> String {
+    format!("nats stream edit {} {option}", config.stream.name)
+}
+
+/// Whether every subject that `pattern` matches is matched by `subjects`.
+fn covers(subjects: &str, pattern: &str) -> bool {
+    // A pattern's `*` stands for any token: only a wildcard takes all of them.
+    wire::subject_matches(subjects, pattern)
+}
+
+/// Whether there is no such stream.
+pub(crate) fn is_not_found(error: &GetStreamError) -> bool {
+    match error.kind() {
+        GetStreamErrorKind::JetStream(error) => error.error_code() == ErrorCode::STREAM_NOT_FOUND,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::covers;
+
+    #[test]
+    fn a_stream_covers_a_pattern_only_as_a_whole() {
+        assert!(covers("outbox.>", "outbox.*.*"));
+        assert!(covers("outbox.*.*", "outbox.*.*"));
+        assert!(covers(">", "outbox.*.*"));
+        assert!(!covers("outbox.order.*", "outbox.*.*"));
+        assert!(!covers("outbox.*", "outbox.*.*"));
+        assert!(!covers("events.>", "outbox.*.*"));
+    }
+}

@@ -1,0 +1,248 @@
+//! The end of the stream, read through its leader.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use async_nats::Client;
+use async_nats::jetstream;
+use async_nats::jetstream::stream::{Info, State, Stream};
+use futures_util::{StreamExt, TryStreamExt, stream};
+use outbox::wire::{StoredMessage, header};
+use pgoutput::Lsn;
+use tokio::sync::watch;
+use tracing::info;
+use uuid::Uuid;
+
+use super::direct_get;
+use super::leave_server;
+use super::limits::Limits;
+use crate::engine::{Stored, Tail, TailMessage};
+use crate::error::Error;
+
+/// Requests for single messages under way at a time.
+const READS_IN_FLIGHT: usize = 64;
+
+/// Bytes of answers under way at a time, if the next messages are as large as the last ones. Each
+/// answer has the whole message.
+const BYTES_IN_FLIGHT: u64 = 4 << 20;
+
+/// Messages read at a time on the way back.
+const CHUNK: u64 = 512;
+
+/// The furthest way back of a session: more than any relay leaves unconfirmed, little enough to
+/// hold.
+pub(crate) const WAY_BACK_MAX: u64 = 1_000_000;
+
+/// Events that are looked for in one reading of the whole stream: what is kept of them is 16 bytes each.
+pub(crate) const SOUGHT_AT_ONCE: usize = 200_000;
+
+/// Reads the stream's newest messages.
+///
+/// Always `STREAM.INFO` and `STREAM.MSG.GET`, which the stream's leader answers. Direct Get may be
+/// answered by a replica or a mirror that lags, and a stale tail would let a stored event be
+/// published again.
+#[derive(Clone)]
+pub(crate) struct TailReader {
+    client: Client,
+    name: String,
+    stream: Stream<()>,
+    limits: Arc<watch::Sender<Limits>>,
+}
+
+/// How far back a session has to look.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct WayBack {
+    /// Events committed before this are resolved.
+    pub(crate) resolved_before: Lsn,
+    pub(crate) system_id: u64,
+    /// So many messages from before `resolved_before` may lie among later ones: an event may be
+    /// overtaken by at most the rest of its window, in fenced mode when others write in between.
+    pub(crate) overtaken_max: usize,
+    /// Read at least so many messages.
+    pub(crate) at_least: u64,
+    /// And no more than so many.
+    pub(crate) at_most: u64,
+}
+
+impl TailReader {
+    pub(crate) async fn new(client: &Client, stream: &str) -> Result<Self, Error> {
+        let name = stream.to_owned();
+        let stream = jetstream::new(client.clone())
+            .get_stream_no_info(stream)
+            .await
+            .map_err(Error::jetstream("address the stream"))?;
+        let limits = Arc::new(watch::Sender::new(Limits::default()));
+        Ok(Self { client: client.clone(), name, stream, limits })
+    }
+
+    /// Leaves the server that this reads through for another one of its cluster, if one is known.
+    pub(crate) async fn leave_server(&self) {
+        leave_server(&self.client).await;
+    }
+
+    /// The stream's configuration and state, as its leader knows them.
+    ///
+    /// Without a leader a replica answers for itself, and may lack what others have stored: that is
+    /// an error here.
+    pub(crate) async fn info(&self) -> Result<Info, Error> {
+        let doing = "read the stream's state";
+        let info = self.stream.get_info().await.map_err(Error::jetstream(doing))?;
+        let cluster = info.cluster.as_ref();
+        if cluster.is_some_and(|it| it.leader.as_ref().is_none_or(String::is_empty)) {
+            return Err(Error::JetStream { doing, source: "it has no leader now".into() });
+        }
+        let limits = Limits::of(&info.config);
+        self.limits.send_if_modified(|known| std::mem::replace(known, limits.clone()) != limits);
+        Ok(info)
+    }
+
+    /// The stream's limits, as they were whenever it was asked for its state.
+    pub(crate) fn limits(&self) -> watch::Receiver<Limits> {
+        self.limits.subscribe()
+    }
+
+    /// Everything from sequence `from` to the end. Others may have written any number of messages
+    /// since then: of those the newest are enough.
+    pub(crate) async fn since(&self, from: u64, system_id: u64) -> Result<Tail, Error> {
+        let state = self.info().await?.state;
+        let last_seq = state.last_sequence;
+        let floor = state.first_sequence.max(last_seq.saturating_sub(WAY_BACK_MAX)).max(1);
+        let mut tail = Tail::ending_at(last_seq);
+        let mut pace = Pace::new(&state);
+        let mut from = from.max(floor);
+        while from <= last_seq {
+            let to = last_seq.min(from + CHUNK - 1);
+            tail.add(system_id, self.range(from, to, &mut pace).await?);
+            from = to + 1;
+        }
+        Ok(tail)
+    }
+
+    /// Everything that may be there of what the log will bring again. Also says whether it is
+    /// everything that ever was there: nothing was deleted, nothing was too far back.
+    pub(crate) async fn all_back_to(&self, way: WayBack) -> Result<(Tail, bool), Error> {
+        let state = self.info().await?.state;
+        let last_seq = state.last_sequence;
+        let floor = state.first_sequence.max(last_seq.saturating_sub(way.at_most)).max(1);
+        let mut tail = Tail::ending_at(last_seq);
+        let mut pace = Pace::new(&state);
+        let mut overtaken = 0;
+        let (mut to, mut is_reached) = (last_seq, floor <= 1);
+        while to >= floor {
+            let from = to.saturating_sub(CHUNK - 1).max(floor);
+            let chunk = self.range(from, to, &mut pace).await?;
+            overtaken += chunk.iter().filter(|it| is_before(it, way)).count();
+            tail.add(way.system_id, chunk);
+            to = from - 1;
+            if overtaken > way.overtaken_max && last_seq - to >= way.at_least {
+                is_reached = true;
+                break;
+            }
+        }
+        let is_whole = is_reached && tail.read as u64 == last_seq - to;
+        Ok((tail, is_whole))
+    }
+
+    /// Where the stream has any of the events `sought`, wherever that is: reads all of it, from the
+    /// oldest message on, until nothing is sought any more.
+    pub(crate) async fn find(&self, mut sought: HashSet<Uuid>) -> Result<Vec<Stored>, Error> {
+        let mut found = Vec::new();
+        if sought.is_empty() {
+            return Ok(found);
+        }
+        let state = self.info().await?.state;
+        info!(
+            sought = sought.len(),
+            messages = state.messages,
+            "reading the whole stream for rows that were marked, and are not any more"
+        );
+        let (mut from, last_seq) = (state.first_sequence.max(1), state.last_sequence);
+        let mut pace = Pace::new(&state);
+        while from <= last_seq && !sought.is_empty() {
+            let to = last_seq.min(from + CHUNK - 1);
+            for message in self.range(from, to, &mut pace).await? {
+                if let Some(id) = message.id.filter(|id| sought.remove(id)) {
+                    found.push(Stored { id, seq: message.seq, commit_lsn: Lsn::ZERO });
+                }
+            }
+            from = to + 1;
+        }
+        Ok(found)
+    }
+
+    /// The newest `count` messages.
+    pub(crate) async fn newest(&self, count: u64, system_id: u64) -> Result<Tail, Error> {
+        let last_seq = self.info().await?.state.last_sequence;
+        self.since((last_seq + 1).saturating_sub(count), system_id).await
+    }
+
+    async fn range(
+        &self,
+        mut from: u64,
+        to: u64,
+        pace: &mut Pace,
+    ) -> Result<Vec<TailMessage>, Error> {
+        let mut read = Vec::new();
+        while from <= to {
+            let upto = to.min(from + READS_IN_FLIGHT as u64 - 1);
+            let reads = stream::iter(from..=upto).map(|seq| self.message(seq));
+            let answers: Vec<_> = reads.buffered(pace.at_once).try_collect().await?;
+            pace.saw(answers.iter().map(|it| it.bytes).max().unwrap_or(0));
+            read.extend(answers.into_iter().filter_map(|it| it.message));
+            from = upto + 1;
+        }
+        Ok(read)
+    }
+
+    async fn message(&self, seq: u64) -> Result<Read, Error> {
+        let answer = direct_get::read(&self.client, &self.name, seq).await?;
+        let message = answer.message()?.as_ref().map(tail_message);
+        Ok(Read { bytes: answer.bytes() as u64, message })
+    }
+}
+
+/// How many messages to ask for at a time, by their size.
+struct Pace {
+    at_once: usize,
+}
+
+impl Pace {
+    /// By the average of all messages.
+    fn new(stream: &State) -> Self {
+        let mut pace = Self { at_once: 1 };
+        pace.saw(stream.bytes / stream.messages.max(1));
+        pace
+    }
+
+    /// The largest of the last messages took so many bytes.
+    fn saw(&mut self, bytes: u64) {
+        let fit = usize::try_from(BYTES_IN_FLIGHT / bytes.max(1)).unwrap_or(READS_IN_FLIGHT);
+        self.at_once = fit.clamp(1, READS_IN_FLIGHT);
+    }
+}
+
+/// What is kept of a message, and how large the answer with it was.
+struct Read {
+    bytes: u64,
+    /// `None` if it was deleted.
+    message: Option<TailMessage>,
+}
+
+fn is_before(message: &TailMessage, way: WayBack) -> bool {
+    message.position.is_some_and(|position| {
+        let is_somewhere = position.lsn > 0 && position.system_id == way.system_id;
+        is_somewhere && Lsn(position.lsn) < way.resolved_before
+    })
+}
+
+/// Headers that are no text are those of somebody else: the message is foreign then.
+fn tail_message(message: &StoredMessage<'_>) -> TailMessage {
+    let headers = message.headers();
+    let id = headers.text(header::MSG_ID).or_else(|| headers.text(header::EVENT_ID));
+    TailMessage {
+        seq: message.sequence,
+        id: id.and_then(|id| id.parse().ok()),
+        position: headers.text(header::POSITION).and_then(|position| position.parse().ok()),
+        position_event: headers.text(header::POSITION_EVENT).and_then(|id| id.parse().ok()),
+    }
+}

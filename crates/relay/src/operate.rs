@@ -1,0 +1,12 @@
+//! What operators ask for from outside of a running relay.
+
+pub mod dead_letters;
+mod inspect;
+mod report;
+pub(crate) mod setup;
+mod slots;
+
+pub use self::inspect::inspect;
+pub use self::report::{OutboxReport, ShardReport, SlotReport, StatusReport, StreamReport};
+pub use self::setup::{SetupPlan, SetupReport, SetupStep, plan, setup};
+pub use self::slots::{SlotEntry, create_slot, drop_slot, slots};

@@ -1,0 +1,269 @@
+//! What both servers keep, whether a relay runs or not.
+
+use async_nats::jetstream;
+use outbox::{DROPPED, wire};
+use tokio_postgres::Client;
+use tokio_postgres::types::PgLsn;
+
+use crate::config::{Config, MarkBy, Mode};
+use crate::error::Error;
+use crate::nats;
+use crate::nats::stream_check::is_not_found;
+use crate::operate::dead_letters::{DeadLetters, Filter};
+use crate::operate::report::{OutboxReport, ShardReport, SlotReport, StatusReport, StreamReport};
+use crate::postgres::sql::{Backlog, COUNT_MAX};
+use crate::postgres::{Opening, Store, answered};
+use crate::routing::Destination;
+
+/// Looks at the slot, the outbox and the stream.
+///
+/// # Errors
+///
+/// If PostgreSQL cannot be reached or the outbox is not set up. What else is missing leaves the
+/// report incomplete, and the report says why.
+pub async fn inspect(config: &Config) -> Result<StatusReport, Error> {
+    let store = Store::connect(config, "tailpost status").await?;
+    let client = store.client();
+    // The latest of them.
+    let table = config.table.companion("tailpost_published");
+    let looking = "look for the outbox";
+    let found = async {
+        let sql = "SELECT to_regclass($1) IS NOT NULL";
+        client.query_one(sql, &[&table]).await.map_err(Error::sql(looking))
+    };
+    if !answered(looking, found).await?.get::<_, bool>(0) {
+        return Err(Error::NotSetUp { missing: format!("table {table}") });
+    }
+    let (shards, backlog) = shards_with_backlogs(config).await?;
+    let outbox = outbox(config, &store, backlog).await?;
+    let mut report = StatusReport { outbox, ..Default::default() };
+    let opening = Opening::unobserved(config);
+    let checked = opening.on(&store, "look at the shards", store.check_shards(config)).await;
+    if let Err(Error::Shards { problem, fix }) = checked {
+        report.warnings.push(format!("{problem}: {fix}"));
+    }
+    let nats = match config.nats.connect("tailpost status").await {
+        Ok(client) => Some(client),
+        Err(error) => {
+            report.lacks(error.into());
+            None
+        }
+    };
+    for (config, unpublished) in shards {
+        let slot = answered("look at the slot", slot(&config, client)).await?;
+        let mut told = None;
+        if let Some(nats) = &nats {
+            match stream(&config, nats).await {
+                Ok(stream) => told = Some(stream),
+                Err(error) => report.lacks(error),
+            }
+        }
+        let polls = config.mode == Mode::Poll;
+        if slot.is_none() && !polls && report.incomplete.is_none() {
+            let missing = format!("replication slot \"{}\"", config.slot);
+            report.incomplete = Some(Error::NotSetUp { missing });
+        }
+        warn_of_slot(&config, slot.as_ref(), &mut report.warnings);
+        match config.shard() {
+            None => (report.slot, report.stream) = (slot, told),
+            Some(shard) => {
+                let shard = shard.number;
+                report.shards.push(ShardReport { shard, slot, unpublished, stream: told });
+            }
+        }
+    }
+    warn_of_dead_letters(&mut report);
+    warn_of_rows(&mut report);
+    Ok(report)
+}
+
+impl StatusReport {
+    /// Something of the broker is missing.
+    fn lacks(&mut self, error: Error) {
+        self.warnings.push(format!("the broker: {}", crate::describe(&error)));
+        self.incomplete = Some(error);
+    }
+}
+
+/// The configuration of each shard, with what of it is not published; and that of all together.
+async fn shards_with_backlogs(config: &Config) -> Result<(Vec<(Config, u64)>, Backlog), Error> {
+    let mut all = Backlog { rows: 0, oldest_seconds: None };
+    let mut shards = Vec::new();
+    for config in config.each_shard() {
+        let store = Store::connect(&config, "tailpost status").await?;
+        let counted = store.backlog(&config.slot);
+        let opening = Opening::unobserved(&config);
+        let counted = opening.on(&store, "count the events", counted).await?;
+        let Backlog { rows, oldest_seconds } = counted;
+        all.rows += rows;
+        all.oldest_seconds = all.oldest_seconds.into_iter().chain(oldest_seconds).reduce(f64::max);
+        shards.push((config, rows.unsigned_abs()));
+    }
+    Ok((shards, all))
+}
+
+fn warn_of_slot(config: &Config, slot: Option<&SlotReport>, warnings: &mut Vec<String>) {
+    // Of several, each is named.
+    let name = &config.slot;
+    let the_slot =
+        if config.shard().is_some() { format!("slot {name}") } else { "the slot".into() };
+    match slot {
+        None if config.mode == Mode::Poll => {}
+        None => warnings
+            .push(format!("replication slot \"{name}\" does not exist: run `tailpost setup`")),
+        Some(slot) if slot.wal_status.as_deref() == Some("lost") => {
+            let reason = slot.invalidation_reason.as_deref();
+            let reason = reason.map(|it| format!(" ({it})")).unwrap_or_default();
+            warnings.push(format!(
+                "{the_slot}'s log is lost{reason}: a relay creates the slot anew and scans for the gap"
+            ));
+        }
+        Some(slot) if slot.wal_status.as_deref() == Some("unreserved") => warnings.push(format!(
+            "{the_slot} keeps more of the log than max_slot_wal_keep_size: it is lost at the next \
+             checkpoint"
+        )),
+        Some(slot) if !slot.active => {
+            warnings.push(format!("no relay reads {the_slot}: run `tailpost relay`"));
+        }
+        Some(_) => {}
+    }
+    if let (Some(slot), Some(limit)) = (slot, config.wal.limit)
+        && slot.retained_bytes >= limit
+    {
+        warnings.push(format!("{the_slot} keeps more of the log than relay.wal_limit"));
+    }
+}
+
+fn warn_of_dead_letters(report: &mut StatusReport) {
+    if report.outbox.dead_letters > 0 {
+        let count = report.outbox.dead_letters;
+        let s = if count == 1 { "" } else { "s" };
+        report.warnings.push(format!(
+            "{count} dead letter{s}: `tailpost outbox dlq list` shows them, `tailpost outbox dlq \
+             requeue` publishes them after all"
+        ));
+    }
+}
+
+fn warn_of_rows(report: &mut StatusReport) {
+    let OutboxReport { unidentified, owed, .. } = report.outbox;
+    if unidentified > 0 {
+        let rows = if unidentified == 1 { "row has" } else { "rows have" };
+        report.warnings.push(format!(
+            "{unidentified} {rows} no id and cannot be published: give each an id, or delete it"
+        ));
+    }
+    if owed > 0 {
+        let s = if owed == 1 { "" } else { "s" };
+        report.warnings.push(format!(
+            "{owed} row{s} of published or parked events wait for a lock: a relay marks or removes \
+             them when they are free; see pg_locks for who has them"
+        ));
+    }
+}
+
+async fn slot(config: &Config, client: &Client) -> Result<Option<SlotReport>, Error> {
+    let time = "to_char(%I AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"')";
+    let sql = format!(
+        "SELECT active, wal_status, confirmed_flush_lsn, pg_current_wal_lsn(), restart_lsn,
+                safe_wal_size, to_jsonb(s)->>'invalidation_reason', epoch_reason, {created_at},
+                gap_rows, {filled_at}
+         FROM pg_replication_slots s LEFT JOIN {state} state ON slot = slot_name
+         WHERE slot_name = $1",
+        created_at = time.replace("%I", "epoch_at"),
+        filled_at = time.replace("%I", "gap_filled_at"),
+        state = config.table.companion("tailpost_state"),
+    );
+    let row =
+        client.query_opt(&sql, &[&config.slot]).await.map_err(Error::sql("look at the slot"))?;
+    let lsn = |value: Option<PgLsn>| value.map(u64::from);
+    Ok(row.map(|row| {
+        let current: u64 = row.get::<_, PgLsn>(3).into();
+        let behind = |at: Option<u64>| at.map_or(0, |at| current.saturating_sub(at));
+        let confirmed = lsn(row.get(2));
+        SlotReport {
+            name: config.slot.clone(),
+            active: row.get(0),
+            wal_status: row.get(1),
+            confirmed_lsn: confirmed.map(|lsn| pgoutput::Lsn(lsn).to_string()),
+            current_lsn: pgoutput::Lsn(current).to_string(),
+            lag_bytes: behind(confirmed),
+            retained_bytes: behind(lsn(row.get(4))),
+            safe_wal_bytes: row.get(5),
+            invalidation_reason: row.get(6),
+            created_because: row.get(7),
+            created_at: row.get(8),
+            gap_rows: row.get::<_, Option<i64>>(9).map(i64::unsigned_abs),
+            gap_filled_at: row.get(10),
+        }
+    }))
+}
+
+async fn outbox(config: &Config, store: &Store, backlog: Backlog) -> Result<OutboxReport, Error> {
+    let doing = "look at the outbox";
+    let (table, dead) = (config.table.quoted(), config.table.companion("outbox_dead_letter"));
+    let drops = config.routes.iter().any(|it| it.destination == Destination::Drop);
+    // Not counted without need: no index leads there. Only a mark on the row tells.
+    let dropped = if drops && config.mark.by == MarkBy::Row {
+        format!(
+            "SELECT count(*) FROM (SELECT FROM {table} WHERE publish_error = '{DROPPED}'
+                                   LIMIT {COUNT_MAX}) dropped"
+        )
+    } else {
+        "NULL::bigint".into()
+    };
+    let sql = format!(
+        "SELECT (SELECT count(*) FROM {dead} WHERE discarded_at IS NULL),
+                (SELECT reason FROM {dead} WHERE discarded_at IS NULL
+                 ORDER BY dead_at DESC LIMIT 1),
+                ({dropped}),
+                (SELECT count(DISTINCT (aggregate_type, aggregate_id)) FROM {dead}
+                 WHERE blocks AND discarded_at IS NULL),
+                (SELECT count(*) FROM {owed})",
+        owed = config.table.companion("tailpost_owed")
+    );
+    let asked = async { store.client().query_one(&sql, &[]).await.map_err(Error::sql(doing)) };
+    let row = Opening::unobserved(config).on(store, doing, asked).await?;
+    let looked = store.unidentified();
+    let unidentified = Opening::unobserved(config).on(store, doing, looked).await?;
+    let overview = DeadLetters::connect(config).await?.overview(&Filter::default(), 0).await?;
+    let count = |number: i64| u64::try_from(number).unwrap_or(0);
+    Ok(OutboxReport {
+        table: config.table.to_string(),
+        unpublished: count(backlog.rows),
+        unpublished_is_capped: backlog.rows >= COUNT_MAX,
+        dropped: row.get::<_, Option<i64>>(2).map(count),
+        unidentified,
+        owed: count(row.get(4)),
+        oldest_unpublished_seconds: backlog.oldest_seconds,
+        dead_letters: count(row.get(0)),
+        latest_dead_letter_reason: row.get(1),
+        blocked_aggregates: count(row.get(3)),
+        oldest_dead_letter_seconds: overview.oldest_seconds,
+        dead_letter_reasons: overview.groups,
+    })
+}
+
+async fn stream(config: &Config, client: &async_nats::Client) -> Result<StreamReport, Error> {
+    let name = &config.stream.name;
+    let stream = jetstream::new(client.clone()).get_stream(name).await.map_err(|error| {
+        if is_not_found(&error) {
+            return Error::NotSetUp { missing: format!("stream \"{name}\"") };
+        }
+        Error::jetstream("look at the stream")(error)
+    })?;
+    let info = stream.cached_info();
+    let last = nats::direct_get::read(client, name, info.state.last_sequence).await.ok();
+    let position = last.and_then(|answer| {
+        let message = answer.message().ok()??;
+        message.headers().text(wire::header::POSITION).map(str::to_owned)
+    });
+    Ok(StreamReport {
+        name: name.clone(),
+        messages: info.state.messages,
+        bytes: info.state.bytes,
+        last_sequence: info.state.last_sequence,
+        last_position: position,
+        replicas: info.config.num_replicas,
+    })
+}

@@ -1,0 +1,114 @@
+use serde::Serialize;
+
+use crate::error::Error;
+use crate::operate::dead_letters::Group;
+
+/// What `tailpost status` tells: the state that both servers keep, whether a relay runs or not.
+#[derive(Debug, Default, Serialize)]
+pub struct StatusReport {
+    /// The slot, if it exists and is the only one.
+    pub slot: Option<SlotReport>,
+    /// The outbox table and the dead-letter table.
+    pub outbox: OutboxReport,
+    /// The stream, if it exists, is the only one, and the broker can be reached.
+    pub stream: Option<StreamReport>,
+    /// Each shard, if there are several.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub shards: Vec<ShardReport>,
+    /// What an operator should look at, each a sentence with its remedy.
+    pub warnings: Vec<String>,
+    /// Why something is missing above: the broker cannot be reached, or stream or slot does not
+    /// exist.
+    #[serde(skip)]
+    pub incomplete: Option<Error>,
+}
+
+/// One of several shards.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct ShardReport {
+    /// Its number, from 0 on.
+    pub shard: u32,
+    /// Its slot, if it exists.
+    pub slot: Option<SlotReport>,
+    /// Its rows that are not marked as published, of those that were counted for all.
+    pub unpublished: u64,
+    /// Its stream, if it exists and the broker can be reached.
+    pub stream: Option<StreamReport>,
+}
+
+/// A replication slot, after `pg_replication_slots`.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct SlotReport {
+    /// Its name.
+    pub name: String,
+    /// Whether a relay reads it now.
+    pub active: bool,
+    /// `reserved`, `extended`, `unreserved`, or `lost`.
+    pub wal_status: Option<String>,
+    /// The position up to which PostgreSQL was told to forget.
+    pub confirmed_lsn: Option<String>,
+    /// The server's present end of the log.
+    pub current_lsn: String,
+    /// Bytes of log between the two.
+    pub lag_bytes: u64,
+    /// Bytes of log that the slot keeps PostgreSQL from removing.
+    pub retained_bytes: u64,
+    /// Why PostgreSQL gave the slot up, as PostgreSQL 17 and later say it.
+    pub invalidation_reason: Option<String>,
+    /// Why it was created, the last time.
+    pub created_because: Option<String>,
+    /// When that was.
+    pub created_at: Option<String>,
+    /// Rows published from the table since then, because the log could not bring them.
+    pub gap_rows: Option<u64>,
+    /// When none of them was left; `None` while some are, or no relay has looked.
+    pub gap_filled_at: Option<String>,
+    /// Bytes of log that may still be written before the slot is lost; `None` if unlimited.
+    pub safe_wal_bytes: Option<i64>,
+}
+
+/// The outbox in the database.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct OutboxReport {
+    /// The table, as `schema.name`.
+    pub table: String,
+    /// Rows not marked as published, counted up to a limit.
+    pub unpublished: u64,
+    /// Whether the count stopped at its limit.
+    pub unpublished_is_capped: bool,
+    /// Rows that a route dropped, counted up to a limit; `None` if no route drops events.
+    pub dropped: Option<u64>,
+    /// Rows without an id, counted up to a limit. They are not among the unpublished.
+    pub unidentified: u64,
+    /// Rows whose events are published or parked, and which somebody has locked.
+    pub owed: u64,
+    /// Age of the oldest of the unpublished rows.
+    pub oldest_unpublished_seconds: Option<f64>,
+    /// Events in the dead-letter table that nobody has discarded.
+    pub dead_letters: u64,
+    /// Age of the oldest of them.
+    pub oldest_dead_letter_seconds: Option<f64>,
+    /// Why the newest 10,000 are there, the most frequent reasons first.
+    pub dead_letter_reasons: Vec<Group>,
+    /// Aggregates whose later events wait for one of them.
+    pub blocked_aggregates: u64,
+    /// Why the latest of them is there.
+    pub latest_dead_letter_reason: Option<String>,
+}
+
+/// The stream at the broker.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct StreamReport {
+    /// Its name.
+    pub name: String,
+    /// Messages in it.
+    pub messages: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// The sequence of the last message.
+    pub last_sequence: u64,
+    /// Where in the log the last message came from, if a relay wrote it.
+    pub last_position: Option<String>,
+    /// How many servers keep it.
+    pub replicas: usize,
+}

@@ -1,0 +1,91 @@
+//! The replication slot in an operator's hands.
+
+use serde::Serialize;
+use tokio_postgres::error::SqlState;
+
+use crate::config::Config;
+use crate::error::Error;
+use crate::operate::setup::ensure_slot;
+use crate::postgres::{Opening, Store, answered};
+
+/// A replication slot of the cluster.
+#[derive(Debug, Clone, Serialize)]
+pub struct SlotEntry {
+    /// Its name.
+    pub name: String,
+    /// Whether it is the one that is configured, or that of a shard.
+    pub is_configured: bool,
+    /// The database whose log it brings; `None` for a physical slot.
+    pub database: Option<String>,
+    /// Whether somebody reads it now.
+    pub active: bool,
+    /// `reserved`, `extended`, `unreserved`, or `lost`.
+    pub wal_status: Option<String>,
+    /// Bytes of log that it keeps PostgreSQL from removing.
+    pub retained_bytes: u64,
+}
+
+/// All replication slots of the cluster, by name: each of them holds the log.
+///
+/// # Errors
+///
+/// If PostgreSQL cannot be reached.
+pub async fn slots(config: &Config) -> Result<Vec<SlotEntry>, Error> {
+    let (client, _connection) = config.postgres.connect("tailpost slot").await?;
+    let sql = "SELECT slot_name::text, database::text, active, wal_status,
+                   (pg_current_wal_lsn() - restart_lsn)::bigint
+               FROM pg_replication_slots ORDER BY slot_name";
+    let doing = "list the replication slots";
+    let listed = async { client.query(sql, &[]).await.map_err(Error::sql(doing)) };
+    let rows = answered(doing, listed).await?;
+    let configured: Vec<_> = config.each_shard().into_iter().map(|it| it.slot).collect();
+    let entries = rows.iter().map(|row| {
+        let name: String = row.get(0);
+        SlotEntry {
+            is_configured: configured.contains(&name),
+            name,
+            database: row.get(1),
+            active: row.get(2),
+            wal_status: row.get(3),
+            retained_bytes: row.get::<_, Option<i64>>(4).map_or(0, |it| it.try_into().unwrap_or(0)),
+        }
+    });
+    Ok(entries.collect())
+}
+
+/// Creates the slot of a shard as `setup` does: what an earlier one brought is marked before. Says
+/// whether there was none that can be used.
+///
+/// # Errors
+///
+/// If a server cannot be reached, `tailpost setup` was not run, or other shards are in the way.
+pub async fn create_slot(config: &Config) -> Result<bool, Error> {
+    let store = Store::connect(config, "tailpost slot").await?;
+    let opening = Opening::unobserved(config);
+    opening.on(&store, "look at the tables", store.check_set_up(config)).await?;
+    let client = config.nats.connect("tailpost slot").await?;
+    ensure_slot(config, &store, &client).await
+}
+
+/// Drops the slot of a shard, so that PostgreSQL need not keep the log for it. No event is lost: the next
+/// relay, or [`create_slot`], creates it anew, and what was written in between comes from the table.
+///
+/// # Errors
+///
+/// [`Error::SlotBusy`] while a relay reads it, [`Error::NotSetUp`] if there is none.
+pub async fn drop_slot(config: &Config) -> Result<(), Error> {
+    let slot = &config.slot;
+    let store = Store::connect(config, "tailpost slot").await?;
+    let opening = Opening::unobserved(config);
+    opening.on(&store, "lock the slot", store.lock_slot(slot)).await?;
+    let dropped = opening.on(&store, "drop the replication slot", store.drop_slot(slot)).await;
+    dropped.map_err(|error| match error.code() {
+        Some(SqlState::UNDEFINED_OBJECT) => {
+            Error::NotSetUp { missing: format!("replication slot \"{slot}\"") }
+        }
+        Some(SqlState::OBJECT_IN_USE) => Error::SlotBusy { slot: slot.clone() },
+        _ => error,
+    })?;
+    let announced = store.announce_drop(slot, "`tailpost slot drop` dropped it");
+    opening.on(&store, "note the drop", announced).await
+}

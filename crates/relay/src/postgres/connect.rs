@@ -1,0 +1,442 @@
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use pgwire_replication::{ReplicationConfig, SslMode as ReplicationSslMode, TlsConfig};
+use tokio::task::JoinHandle;
+use tokio_postgres::config::{ChannelBinding, Host, SslNegotiation};
+use tokio_postgres::{Client, Config, NoTls};
+use tokio_postgres_rustls::MakeRustlsConnect;
+
+use super::dsn::Dsn;
+use crate::connect_error::Error;
+use crate::tls::install_crypto_provider;
+use crate::tls::{self, Identity, Verification};
+
+/// When the relay's host dies without a word, the server is to notice after 11 s: an open
+/// transaction would hold the database's horizon for hours.
+const SERVER_KEEPALIVES: &str = "-c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 \
+     -c tcp_keepalives_count=3 -c tcp_user_timeout=11000";
+
+/// Of the replication connection the server hears every 100 ms, and gives up a silent one by
+/// `wal_sender_timeout`. With `tcp_user_timeout` it would also give up one that takes no more of the log
+/// for 11 s, because the broker is away, or a scan or the stream's tail is read first.
+const WALSENDER_KEEPALIVES: &str = "-c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 \
+     -c tcp_keepalives_count=3 -c tcp_user_timeout=0";
+
+/// Time allowed for opening a connection, TLS and authentication included.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Silence after which the kernel asks whether the server's host is still there.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+const KEEPALIVE_RETRIES: u32 = 3;
+/// How long sent bytes may stay unacknowledged before the connection counts as dead.
+const TCP_USER_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Status updates carry the confirmed position; the server must learn it within half a second.
+const STATUS_INTERVAL: Duration = Duration::from_millis(100);
+const IDLE_WAKEUP_INTERVAL: Duration = Duration::from_secs(1);
+/// The client counts events, not bytes, and one may be large: these, and one more in the client's
+/// hands, wait outside of the window. Client and relay take turns on one thread, so a few suffice.
+const BUFFER_EVENTS: usize = 8;
+
+const DEFAULT_PORT: u16 = 5432;
+const DEFAULT_APPLICATION_NAME: &str = "tailpost";
+const URL_SAFE: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
+
+/// How a connection is encrypted, after libpq's `sslmode`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum SslMode {
+    /// Never.
+    Disable,
+    /// If the server can; not verified.
+    #[default]
+    Prefer,
+    /// Always; verified like [`VerifyCa`](Self::VerifyCa) if root certificates are given.
+    Require,
+    /// Always, and the certificate's chain is verified. The replication connection compares the
+    /// host name too: its client cannot do the one without the other.
+    VerifyCa,
+    /// Always, and the certificate must be issued for this host.
+    VerifyFull,
+}
+
+impl FromStr for SslMode {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        match text {
+            "disable" => Ok(Self::Disable),
+            "prefer" => Ok(Self::Prefer),
+            "require" => Ok(Self::Require),
+            "verify-ca" => Ok(Self::VerifyCa),
+            "verify-full" => Ok(Self::VerifyFull),
+            other => Err(Error::invalid(
+                "sslmode",
+                format!("`{other}` is none of disable, prefer, require, verify-ca, verify-full"),
+            )),
+        }
+    }
+}
+
+/// TLS settings given beside the URL. What the URL says wins.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PostgresTls {
+    /// See [`SslMode`].
+    pub sslmode: Option<SslMode>,
+    /// PEM file of the authorities to trust; `system` or none means those of the system.
+    pub sslrootcert: Option<PathBuf>,
+    /// PEM file of the client certificate. Needs `sslkey`.
+    pub sslcert: Option<PathBuf>,
+    /// PEM file of the client certificate's key.
+    pub sslkey: Option<PathBuf>,
+}
+
+/// A PostgreSQL database and how to get in.
+///
+/// Parsed from a `postgres://` URL or a `key=value` string with libpq's defaults: the user is the
+/// one of the process, the database is named like the user, and without a host the local socket is
+/// used if there is one. The files in `~/.postgresql` and the `PG*` variables are not consulted.
+#[derive(Clone, PartialEq, Eq)]
+pub struct PostgresTarget {
+    // Has user, dbname, and connect_timeout set, and at most one host and one port.
+    config: Config,
+    sslmode: SslMode,
+    roots: Option<PathBuf>,
+    identity: Option<Identity>,
+}
+
+impl FromStr for PostgresTarget {
+    type Err = Error;
+
+    fn from_str(dsn: &str) -> Result<Self, Error> {
+        Self::new(dsn, PostgresTls::default())
+    }
+}
+
+impl PostgresTarget {
+    /// Parses a connection string; `tls` says what the string does not.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for what cannot be parsed or supported. Certificate files are read when
+    /// connecting, so that they can be renewed while the relay runs.
+    pub fn new(dsn: &str, mut tls: PostgresTls) -> Result<Self, Error> {
+        let dsn = Dsn::split(dsn)?;
+        for (key, value) in dsn.tls {
+            match key.as_str() {
+                "sslmode" => tls.sslmode = Some(value.parse()?),
+                "sslrootcert" => tls.sslrootcert = Some(value.into()),
+                "sslcert" => tls.sslcert = Some(value.into()),
+                _ => tls.sslkey = Some(value.into()),
+            }
+        }
+        let identity = match (tls.sslcert, tls.sslkey) {
+            (Some(cert), Some(key)) => Some(Identity { cert, key }),
+            (None, None) => None,
+            _ => return Err(Error::invalid("sslcert", "sslcert and sslkey go together")),
+        };
+        let mut sslmode = tls.sslmode.unwrap_or_default();
+        let roots = tls.sslrootcert.filter(|it| it != Path::new("system"));
+        // libpq: with roots at hand, `require` verifies the chain.
+        if sslmode == SslMode::Require && roots.is_some() {
+            sslmode = SslMode::VerifyCa;
+        }
+        Ok(Self { config: parse_config(&dsn.plain)?, sslmode, roots, identity })
+    }
+
+    /// The time allowed for opening a connection.
+    #[must_use]
+    pub fn connect_timeout(&self) -> Duration {
+        self.config.get_connect_timeout().copied().unwrap_or(CONNECT_TIMEOUT)
+    }
+
+    /// Opens a connection for SQL. An `application_name` in the URL wins over the given one.
+    ///
+    /// The connection lives as long as the returned task: dropping that closes it.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the server cannot be reached in time or refuses, or a certificate cannot be read.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future closes the half-open connection.
+    pub async fn connect(&self, application_name: &str) -> Result<(Client, ConnectionTask), Error> {
+        let timeout = self.connect_timeout();
+        tokio::time::timeout(timeout, self.connect_unbounded(application_name)).await.map_err(
+            |_| Error::PostgresTimeout { target: self.to_string(), seconds: timeout.as_secs() },
+        )?
+    }
+
+    async fn connect_unbounded(
+        &self,
+        application_name: &str,
+    ) -> Result<(Client, ConnectionTask), Error> {
+        install_crypto_provider();
+        let config = self.sql_config(application_name);
+        let refused = |source| Error::Postgres { target: self.to_string(), source };
+        if config.get_ssl_mode() == tokio_postgres::config::SslMode::Disable {
+            let (client, connection) = config.connect(NoTls).await.map_err(refused)?;
+            return Ok((client, ConnectionTask::new(tokio::spawn(connection))));
+        }
+        let verification = match self.sslmode {
+            SslMode::VerifyFull => Verification::Full,
+            SslMode::VerifyCa => Verification::Chain,
+            SslMode::Disable | SslMode::Prefer | SslMode::Require => Verification::None,
+        };
+        let tls = tls::client_config(verification, self.roots.as_deref(), self.identity.as_ref())?;
+        let (client, connection) =
+            config.connect(MakeRustlsConnect::new(tls)).await.map_err(refused)?;
+        Ok((client, ConnectionTask::new(tokio::spawn(connection))))
+    }
+
+    fn sql_config(&self, application_name: &str) -> Config {
+        use tokio_postgres::config::SslMode as SqlSslMode;
+        let mut config = self.config.clone();
+        let host = self.host();
+        match (&host, config.get_hosts().is_empty()) {
+            (Host::Tcp(name), true) => drop(config.host(name)),
+            (Host::Unix(dir), true) => drop(config.host_path(dir)),
+            (_, false) => (),
+        }
+        if config.get_application_name().is_none() {
+            config.application_name(application_name);
+        }
+        // Those of the connection string come last, and win.
+        let theirs = self.config.get_options().unwrap_or_default();
+        config.options(format!("{SERVER_KEEPALIVES} {theirs}").trim_end());
+        config.ssl_mode(match (self.sslmode, host) {
+            // Like libpq: a Unix socket is never encrypted.
+            (SslMode::Disable, _) | (_, Host::Unix(_)) => SqlSslMode::Disable,
+            (SslMode::Prefer, _) => SqlSslMode::Prefer,
+            (SslMode::Require | SslMode::VerifyCa | SslMode::VerifyFull, _) => SqlSslMode::Require,
+        });
+        config
+    }
+
+    /// The configuration of a replication connection that streams `publication` through `slot`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] if a name is not made of `a-z`, `0-9` and `_`: the client puts names
+    /// into commands as they are.
+    pub fn replication_config(
+        &self,
+        slot: &str,
+        publication: &str,
+    ) -> Result<ReplicationConfig, Error> {
+        check_name("postgres.slot", slot)?;
+        check_name("postgres.publication", publication)?;
+        // The client installs a provider of its own choice if there is none.
+        install_crypto_provider();
+        let (user, dbname) = self.user_and_dbname();
+        let password = std::str::from_utf8(self.config.get_password().unwrap_or_default())
+            .map_err(|_| Error::invalid("postgres.url", "the password is not UTF-8"))?;
+        let host = match self.host() {
+            Host::Unix(dir) => dir.display().to_string(),
+            Host::Tcp(name) => match self.config.get_hostaddrs().first() {
+                Some(address) => address.to_string(),
+                None => name,
+            },
+        };
+        let config = ReplicationConfig::new(host, user, password, dbname, slot, publication)
+            .with_port(self.port())
+            .with_tls(self.replication_tls()?)
+            .with_binary(true)
+            .with_status_interval(STATUS_INTERVAL)
+            .with_wakeup_interval(IDLE_WAKEUP_INTERVAL)
+            .with_buffer_size(BUFFER_EVENTS)
+            .with_application_name(
+                self.config.get_application_name().unwrap_or(DEFAULT_APPLICATION_NAME),
+            );
+        // The client sets no options of the socket; the server does, and ends a connection whose
+        // other end is gone. Silence of the server is noticed by those who use the connection.
+        let theirs = self.config.get_options().unwrap_or_default();
+        Ok(config.with_options(format!("{WALSENDER_KEEPALIVES} {theirs}").trim_end()))
+    }
+
+    fn replication_tls(&self) -> Result<TlsConfig, Error> {
+        let host = match self.host() {
+            Host::Unix(_) => return Ok(TlsConfig::disabled()),
+            Host::Tcp(name) => name,
+        };
+        let mode = match self.sslmode {
+            SslMode::Disable => return Ok(TlsConfig::disabled()),
+            SslMode::Prefer => ReplicationSslMode::Prefer,
+            SslMode::Require => ReplicationSslMode::Require,
+            SslMode::VerifyCa => ReplicationSslMode::VerifyCa,
+            SslMode::VerifyFull => ReplicationSslMode::VerifyFull,
+        };
+        let ca_pem_path = match &self.roots {
+            Some(path) => Some(path.clone()),
+            // Else the client would trust roots of its own, not the system's.
+            None if mode.verifies_certificate() => Some(tls::system_roots()?),
+            None => None,
+        };
+        let (client_cert_pem_path, client_key_pem_path) = match self.identity.clone() {
+            Some(Identity { cert, key }) => (Some(cert), Some(key)),
+            None => (None, None),
+        };
+        Ok(TlsConfig {
+            mode,
+            ca_pem_path,
+            // Set in any case: without it the client refuses to verify an IP address.
+            sni_hostname: Some(host),
+            client_cert_pem_path,
+            client_key_pem_path,
+        })
+    }
+
+    fn user_and_dbname(&self) -> (&str, &str) {
+        let set = "set when the target was parsed";
+        (self.config.get_user().expect(set), self.config.get_dbname().expect(set))
+    }
+
+    fn port(&self) -> u16 {
+        self.config.get_ports().first().copied().unwrap_or(DEFAULT_PORT)
+    }
+
+    /// The configured host, or libpq's default: the local socket where there is one.
+    fn host(&self) -> Host {
+        if let Some(host) = self.config.get_hosts().first() {
+            return host.clone();
+        }
+        if let Some(address) = self.config.get_hostaddrs().first() {
+            return Host::Tcp(address.to_string());
+        }
+        let socket = format!(".s.PGSQL.{}", self.port());
+        ["/var/run/postgresql", "/tmp"]
+            .map(PathBuf::from)
+            .into_iter()
+            .find(|dir| dir.join(&socket).exists())
+            .map_or_else(|| Host::Tcp("localhost".into()), Host::Unix)
+    }
+}
+
+fn parse_config(dsn: &str) -> Result<Config, Error> {
+    let invalid = |reason: String| Error::invalid("postgres.url", reason);
+    let mut config: Config = dsn.parse().map_err(|error: tokio_postgres::Error| {
+        let cause = error.into_source().map_or_else(|| "unreadable".into(), |it| it.to_string());
+        invalid(cause)
+    })?;
+    if config.get_hosts().len().max(config.get_hostaddrs().len()) > 1
+        || config.get_ports().len() > 1
+    {
+        return Err(invalid("name one host and one port: replication follows one server".into()));
+    }
+    if config.get_channel_binding() == ChannelBinding::Require
+        || config.get_ssl_negotiation() == SslNegotiation::Direct
+    {
+        return Err(invalid(
+            "channel_binding=require and sslnegotiation=direct do not work for replication".into(),
+        ));
+    }
+    for host in config.get_hosts() {
+        if let Host::Tcp(name) = host
+            && name.contains(['@', '/', ':'])
+            && name.parse::<std::net::Ipv6Addr>().is_err()
+        {
+            // Most likely a password with an unescaped `@`: do not repeat it.
+            return Err(invalid(
+                "the host has `@`, `/` or `:` in it; write these as %40, %2F, %3A in a password"
+                    .into(),
+            ));
+        }
+    }
+    if config.get_user().is_none() {
+        let user = whoami::username().map_err(|error| {
+            invalid(format!("no user given, and the system names none: {error}"))
+        })?;
+        config.user(user);
+    }
+    if config.get_dbname().is_none() {
+        config.dbname(config.get_user().unwrap_or_default().to_owned());
+    }
+    if config.get_connect_timeout().is_none() {
+        config.connect_timeout(CONNECT_TIMEOUT);
+    }
+    if config.get_tcp_user_timeout().is_none() {
+        config.tcp_user_timeout(TCP_USER_TIMEOUT);
+    }
+    if config.get_keepalives_idle() == Config::new().get_keepalives_idle() {
+        config.keepalives_idle(KEEPALIVE_IDLE);
+    }
+    if config.get_keepalives_interval().is_none() {
+        config.keepalives_interval(KEEPALIVE_INTERVAL);
+    }
+    if config.get_keepalives_retries().is_none() {
+        config.keepalives_retries(KEEPALIVE_RETRIES);
+    }
+    Ok(config)
+}
+
+/// Checks the name of a slot or publication: `[a-z0-9_]`, 1 to 63 characters.
+pub(crate) fn check_name(setting: &'static str, name: &str) -> Result<(), Error> {
+    let allowed = |it: u8| it.is_ascii_lowercase() || it.is_ascii_digit() || it == b'_';
+    if (1..=63).contains(&name.len()) && name.bytes().all(allowed) {
+        return Ok(());
+    }
+    Err(Error::invalid(
+        setting,
+        format!("`{name}` must be 1 to 63 characters of a-z, 0-9 and underscore"),
+    ))
+}
+
+impl fmt::Display for PostgresTarget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (user, dbname) = self.user_and_dbname();
+        write!(f, "postgres://{}@", utf8_percent_encode(user, &URL_SAFE))?;
+        match self.host() {
+            Host::Tcp(name) if name.contains(':') => write!(f, "[{name}]")?,
+            Host::Tcp(name) => f.write_str(&name)?,
+            Host::Unix(dir) => {
+                write!(f, "{}", utf8_percent_encode(&dir.to_string_lossy(), &URL_SAFE))?;
+            }
+        }
+        write!(f, ":{}/{}", self.port(), utf8_percent_encode(dbname, &URL_SAFE))
+    }
+}
+
+impl fmt::Debug for PostgresTarget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PostgresTarget")
+            .field("url", &format_args!("{self}"))
+            .field("sslmode", &self.sslmode)
+            .field("roots", &self.roots)
+            .field("identity", &self.identity)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The task that drives a connection's socket. Dropping it closes the connection.
+#[derive(Debug)]
+pub struct ConnectionTask {
+    handle: JoinHandle<Result<(), tokio_postgres::Error>>,
+}
+
+impl ConnectionTask {
+    fn new(handle: JoinHandle<Result<(), tokio_postgres::Error>>) -> Self {
+        Self { handle }
+    }
+
+    /// Waits until the connection has ended and says why, if not on request.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe, but to be called no more once it has returned.
+    pub async fn ended(&mut self) -> Option<tokio_postgres::Error> {
+        (&mut self.handle).await.ok().and_then(Result::err)
+    }
+}
+
+impl Drop for ConnectionTask {
+    fn drop(&mut self) {
+        self.handle.abort();
+    }
+}
+
+#[cfg(test)]
+mod tests;

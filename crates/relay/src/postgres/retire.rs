@@ -1,0 +1,119 @@
+//! The end of a slot that belongs to another number of shards than there are now.
+//!
+//! The rows that it published must be marked before another slot's scanner looks, or they are published
+//! again, in another stream. It is the same work that precedes a new slot in place of a lost one, with
+//! the names that the old slot had. What it did not publish stays unmarked, and is the new scanners',
+//! which publish it before anything newer.
+
+use std::time::Duration;
+
+use async_nats::{Client, jetstream};
+use tracing::info;
+
+use super::{Opening, Store, answered, slot};
+use crate::config::Config;
+use crate::error::Error;
+use crate::nats::TailReader;
+use crate::nats::stream_check::is_not_found;
+
+/// How often it is looked whether transactions have ended.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// Marks what was published from a slot that is gone, and removes its record.
+///
+/// Nobody publishes from it meanwhile: it does not exist, and whoever would create it anew waits for
+/// the lock. Killed anywhere in between, it is done again from the start. What a relay that was killed
+/// had sent may still be on its way to the stream: to see to that is what a drain before is for, which
+/// sends the same events itself, so that the broker refuses them when they come late.
+///
+/// # Errors
+///
+/// [`Error::Shards`] if it cannot be told any more what was published.
+pub(crate) async fn retire(config: &Config, slot: &str, client: &Client) -> Result<(), Error> {
+    let before = config.before(slot);
+    let former = before.as_ref().unwrap_or(config);
+    let opening = Opening::unobserved(former);
+    let store = Store::connect(former, "tailpost setup").await?;
+    opening.on(&store, "lock the slot", store.lock_slot(slot)).await?;
+    if answered("look at the replication slot", store.slot_exists(slot)).await? {
+        return Err(Error::SlotBusy { slot: slot.to_owned() }); // made anew just now
+    }
+    let state = opening.on(&store, "read the relay's state", store.load_state(slot)).await?;
+    let system_id = slot::system_identifier(config).await?;
+    if let Some(former) = state.as_ref().filter(|it| it.system_identifier != system_id) {
+        // It was another cluster's. What its stream has is published, if there still is such a stream.
+        let stream = &before.as_ref().unwrap_or(config).stream.name;
+        let tail = match jetstream::new(client.clone()).get_stream(stream).await {
+            Ok(_) => Some(TailReader::new(client, stream).await?),
+            Err(error) if is_not_found(&error) => None,
+            Err(error) => return Err(Error::jetstream("look at the stream")(error)),
+        };
+        let config = before.as_ref().unwrap_or(config);
+        slot::finish_epoch(config, &opening, &store, tail.as_ref(), &system_id, former).await?;
+        return forget(&opening, &store, slot).await;
+    }
+    await_visibility(&store).await?;
+    if opening.on(&store, "look for unmarked rows", store.count_unmarked(1)).await? > 0 {
+        let Some(before) = &before else { return Err(renamed(slot)) };
+        let stream = &before.stream.name;
+        if let Err(error) = jetstream::new(client.clone()).get_stream(stream).await {
+            return Err(match is_not_found(&error) {
+                true => no_stream(slot, stream),
+                false => Error::jetstream("look at the stream")(error),
+            });
+        }
+        let tail = TailReader::new(client, stream).await?;
+        if let Some(state) = state {
+            slot::finish_epoch(before, &opening, &store, Some(&tail), &system_id, &state).await?;
+        }
+    }
+    forget(&opening, &store, slot).await
+}
+
+async fn forget(opening: &Opening, store: &Store, slot: &str) -> Result<(), Error> {
+    opening.on(store, "remove the slot's record", store.forget_slot(slot)).await?;
+    answered("unlock the slot", store.unlock_slot(slot)).await
+}
+
+/// Waits until every transaction that the log may have brought is visible: while a commit waits for a
+/// synchronous standby, its rows are published and cannot be marked.
+async fn await_visibility(store: &Store) -> Result<(), Error> {
+    let running = || answered("look for running transactions", store.running());
+    let (newest, mut oldest) = running().await?;
+    if oldest < newest {
+        info!("waiting for running transactions");
+    }
+    while oldest < newest {
+        tokio::time::sleep(LOOK_EVERY).await;
+        oldest = running().await?.1;
+    }
+    Ok(())
+}
+
+fn renamed(slot: &str) -> Error {
+    let shards = Config::shards_of_slot(slot);
+    Error::Shards {
+        problem: format!(
+            "replication slot \"{slot}\" had another configuration, and rows wait that may have been \
+             published from it"
+        ),
+        fix: format!(
+            "change relay.shards and nothing else: keep postgres.slot and stream.name as they were \
+             for \"{slot}\", whose relay.shards was {shards}; or, if another slot has taken its place \
+             long since, remove its record: DELETE FROM tailpost_state WHERE slot = '{slot}'"
+        ),
+    }
+}
+
+fn no_stream(slot: &str, stream: &str) -> Error {
+    Error::Shards {
+        problem: format!(
+            "rows wait that may have been published from replication slot \"{slot}\", and stream \
+             \"{stream}\", which would tell, does not exist"
+        ),
+        fix: format!(
+            "bring the stream back; or, if every unmarked row may be published again, remove the \
+             slot's row from tailpost_state: DELETE FROM tailpost_state WHERE slot = '{slot}'"
+        ),
+    }
+}

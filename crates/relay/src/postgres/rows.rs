@@ -1,0 +1,489 @@
+//! From rows, logged or scanned, to events.
+
+use std::collections::HashMap;
+use std::error::Error as StdError;
+use std::str::FromStr;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use bytestring::ByteString;
+use jiff::{SignedDuration, Timestamp};
+use outbox::{Column, Event, Table};
+use pgoutput::{Datum, Insert, Relation};
+use tokio_postgres::types::{FromSql, IsNull, ToSql, Type, to_sql_checked};
+use uuid::Uuid;
+
+use super::columns::{
+    BPCHAR, BYTEA, CHAR, INT2, INT4, INT8, JSON, JSONB, NAME, TEXT, TIMESTAMP, TIMESTAMPTZ, Types,
+    USER_DEFINED_MIN, UUID, VARCHAR, is_required, missing,
+};
+use super::sql::ScannedRow;
+use crate::engine::{Outgoing, Tried, Unpublished};
+use crate::error::Error;
+use crate::routing::Routing;
+
+/// `jsonb`'s binary form is a version byte and the same text that `json` has.
+const JSONB_VERSION: u8 = 1;
+
+/// PostgreSQL counts microseconds from 2000-01-01 00:00:00 UTC.
+const POSTGRES_EPOCH_UNIX_SECONDS: i64 = 946_684_800;
+
+/// The transaction number of rows that were dead letters: PostgreSQL's own for what is older than
+/// everything. Every snapshot sees it, so these rows are the scanner's and never the log's, whatever
+/// becomes of the slot.
+pub(crate) const REQUEUED_TXID: i64 = 2;
+
+/// The columns that are selected from a table that has those in `types`, in the order of
+/// [`Column::ALL`], then the place in the order of insertion, the transaction, and the attempts and when
+/// the next is due; and the types in which they come.
+///
+/// They come as the log has them, so that a row is the same event whoever brings it.
+pub(crate) fn scanned_columns(table: &Table, types: &Types) -> Result<(String, Vec<Type>), Error> {
+    let (mut columns, mut column_types) = (Vec::new(), Vec::new());
+    for column in Column::ALL {
+        let name = table.column(column);
+        let (selected, comes_as) = match types.get(table.columns().name(column)) {
+            None if is_required(column) => return Err(missing(table, column)),
+            None => ("NULL::text".to_owned(), Type::TEXT),
+            Some(found) => match Type::from_oid(found.oid) {
+                Some(its) => (name, its),
+                // Not PostgreSQL's own: it may have no binary form.
+                None => (format!("{name}::text"), Type::TEXT),
+            },
+        };
+        columns.push(selected);
+        column_types.push(comes_as);
+    }
+    column_types.extend([Type::INT8, Type::INT8, Type::INT4, Type::FLOAT8]);
+    let columns = columns.join(", ");
+    Ok((format!("{columns}, seq, txid::text::bigint, {ATTEMPTS}, {DUE}"), column_types))
+}
+
+/// How often a row's event was tried, and in how many seconds it is due, whatever anybody wrote there.
+pub(crate) const ATTEMPTS: &str = "least(greatest(publish_attempts, 0), 2147483647)::int";
+pub(crate) const DUE: &str = "CASE WHEN isfinite(next_attempt_at)
+    THEN extract(epoch FROM next_attempt_at - clock_timestamp())::float8 END";
+
+/// Turns the log's inserts into events.
+///
+/// Columns are found by name in every relation message, so that a column added, dropped or moved
+/// while the relay runs changes nothing (PostgreSQL announces a relation anew before its next row).
+pub(crate) struct Rows {
+    table: Table,
+    routing: Routing,
+    relations: HashMap<u32, Layout>,
+}
+
+/// What a relation's columns are to us, in the relation's order; `None` for a foreign relation.
+type Layout = Option<Vec<Meaning>>;
+
+#[derive(Debug, Clone, Copy)]
+enum Meaning {
+    /// Part of the event, with the type's number.
+    Event(Column, u32),
+    /// The row's place in the order of insertion.
+    Seq,
+    /// The row's transaction.
+    Txid,
+    /// When somebody else has marked the row.
+    PublishedAt,
+    Nothing,
+}
+
+impl Rows {
+    pub(crate) fn new(table: Table, routing: Routing) -> Self {
+        Self { table, routing, relations: HashMap::new() }
+    }
+
+    /// Learns a relation.
+    pub(crate) fn relation(&mut self, relation: &Relation) -> Result<(), Error> {
+        let ours = relation.namespace == self.table.schema() && relation.name == self.table.name();
+        let layout = if ours { Some(layout(&self.table, relation)?) } else { None };
+        self.relations.insert(relation.oid, layout);
+        Ok(())
+    }
+
+    /// Decodes an insert. `None` if it is not into the outbox, or nothing is to be done about it, or
+    /// nothing can be done, because it has no id: such rows are counted in the table.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Table`] if the row comes before its relation: whatever else its columns hold is the
+    /// event's own misfortune, which says so.
+    pub(crate) fn insert(
+        &self,
+        insert: &Insert,
+        committed_at_micros: i64,
+    ) -> Result<Option<Outgoing>, Error> {
+        let layout = match self.relations.get(&insert.relation_oid) {
+            Some(Some(layout)) => layout,
+            Some(None) => return Ok(None),
+            None => return Err(Error::Table("a row came before its relation".into())),
+        };
+        let mut reading = Reading::new(timestamp(committed_at_micros));
+        let (mut seq, mut txid) = (None, None);
+        for (datum, meaning) in insert.tuple.iter().zip(layout) {
+            match *meaning {
+                Meaning::Event(column, type_oid) => reading.take(column, type_oid, &datum),
+                Meaning::Seq => seq = long(&datum),
+                Meaning::Txid => txid = long(&datum),
+                // Restored from elsewhere, or moved to another partition.
+                Meaning::PublishedAt if !is_nothing(&datum) => return Ok(None),
+                Meaning::PublishedAt | Meaning::Nothing => {}
+            }
+        }
+        // Everybody sees a row of that transaction, so it is the scanner's.
+        if txid == Some(REQUEUED_TXID) {
+            return Ok(None);
+        }
+        if !reading.has_id {
+            return Ok(None);
+        }
+        self.address(reading, seq, txid).map(Some)
+    }
+
+    /// Decodes a row that was selected with [`scanned_columns`].
+    pub(crate) fn scanned(&self, row: &ScannedRow) -> Result<Outgoing, Error> {
+        let mut reading = Reading::new(Timestamp::UNIX_EPOCH);
+        for column in Column::ALL {
+            let Raw { type_oid, bytes } = get(row, column as usize)?;
+            let datum = bytes.map_or(Datum::Null, Datum::Binary);
+            reading.take(column, type_oid, &datum);
+        }
+        let behind = Column::ALL.len();
+        let (seq, txid) = (get(row, behind)?, get(row, behind + 1)?);
+        let mut outgoing = self.address(reading, seq, txid)?;
+        let (attempts, due): (Option<i32>, Option<f64>) =
+            (get(row, behind + 2)?, get(row, behind + 3)?);
+        outgoing.tried = Tried::from_row(attempts, due);
+        Ok(outgoing)
+    }
+
+    fn address(
+        &self,
+        reading: Reading,
+        seq: Option<i64>,
+        txid: Option<i64>,
+    ) -> Result<Outgoing, Error> {
+        let Reading { event, has_id, misfits } = reading;
+        if !has_id {
+            let name = self.table.columns().name(Column::Id);
+            return Err(Error::Table(format!("column \"{name}\" holds no UUID")));
+        }
+        let subject = if misfits.is_empty() {
+            self.routing.subject(&event)
+        } else {
+            let said = misfits.iter().map(|(column, why)| {
+                format!("column \"{}\" {why}", self.table.columns().name(*column))
+            });
+            Err(Unpublished::Unfit(said.collect::<Vec<_>>().join("; ")))
+        };
+        let (requeued, tried) = (txid == Some(REQUEUED_TXID), Tried::default());
+        Ok(Outgoing { event, subject, seq, requeued, tried })
+    }
+}
+
+/// A row on its way to an event.
+struct Reading {
+    event: Event,
+    has_id: bool,
+    /// Columns that hold what is of no use, and what that is.
+    misfits: Vec<(Column, String)>,
+}
+
+impl Reading {
+    fn new(occurred_at: Timestamp) -> Self {
+        // Neither allocates.
+        Self { event: blank(occurred_at), has_id: false, misfits: Vec::new() }
+    }
+
+    fn take(&mut self, column: Column, type_oid: u32, datum: &Datum) {
+        if set(&mut self.event, column, type_oid, datum).is_some() {
+            self.has_id |= column == Column::Id && !is_nothing(datum);
+        } else {
+            self.misfits.push((column, misfit(column, type_oid, datum)));
+        }
+    }
+}
+
+/// What is wrong with a value. Payloads and headers are not repeated.
+fn misfit(column: Column, type_oid: u32, datum: &Datum) -> String {
+    match (column, datum) {
+        (_, Datum::Null | Datum::Unchanged) => "holds null".to_owned(),
+        (Column::EventVersion, Datum::Binary(bytes))
+            if matches!(type_oid, INT2 | INT4 | INT8) && whole(bytes).is_some() =>
+        {
+            let version = whole(bytes).unwrap_or_default();
+            format!("holds {version}, and a version is a whole number of 32 bits")
+        }
+        _ => "holds a value that cannot be read".to_owned(),
+    }
+}
+
+fn is_nothing(datum: &Datum) -> bool {
+    matches!(datum, Datum::Null | Datum::Unchanged)
+}
+
+/// A value as it comes, with its type's number.
+struct Raw {
+    type_oid: u32,
+    bytes: Option<Bytes>,
+}
+
+impl<'a> FromSql<'a> for Raw {
+    fn from_sql(of: &Type, raw: &'a [u8]) -> Result<Self, Box<dyn StdError + Sync + Send>> {
+        Ok(Self { type_oid: of.oid(), bytes: Some(Bytes::copy_from_slice(raw)) })
+    }
+
+    fn from_sql_null(of: &Type) -> Result<Self, Box<dyn StdError + Sync + Send>> {
+        Ok(Self { type_oid: of.oid(), bytes: None })
+    }
+
+    fn accepts(_: &Type) -> bool {
+        true
+    }
+}
+
+fn get<T: for<'a> FromSql<'a>>(row: &ScannedRow, at: usize) -> Result<T, Error> {
+    row.try_get(at).map_err(Error::sql("read a scanned row"))
+}
+
+/// A time as PostgreSQL keeps it, in microseconds.
+#[derive(Debug)]
+pub(crate) struct Micros(i64);
+
+impl From<Timestamp> for Micros {
+    /// What became the end of jiff's range lay outside of it.
+    fn from(time: Timestamp) -> Self {
+        if time == Timestamp::MIN {
+            return Self(i64::MIN); // -infinity
+        }
+        if time == Timestamp::MAX {
+            return Self(i64::MAX); // infinity
+        }
+        Self(time.as_microsecond() - POSTGRES_EPOCH_UNIX_SECONDS * 1_000_000)
+    }
+}
+
+impl ToSql for Micros {
+    fn to_sql(
+        &self,
+        _: &Type,
+        out: &mut BytesMut,
+    ) -> Result<IsNull, Box<dyn StdError + Sync + Send>> {
+        out.put_i64(self.0);
+        Ok(IsNull::No)
+    }
+
+    fn accepts(of: &Type) -> bool {
+        *of == Type::TIMESTAMPTZ
+    }
+
+    to_sql_checked!();
+}
+
+fn layout(table: &Table, relation: &Relation) -> Result<Vec<Meaning>, Error> {
+    let columns = table.columns();
+    for column in Column::ALL {
+        let is_there = || relation.columns.iter().any(|it| it.name == columns.name(column));
+        if is_required(column) && !is_there() {
+            return Err(missing(table, column));
+        }
+    }
+    let meaning = |name: &str, type_oid: u32| match (columns.find(name), name) {
+        (Some(column), _) => Meaning::Event(column, type_oid),
+        (None, "seq") => Meaning::Seq,
+        (None, "txid") => Meaning::Txid,
+        (None, "published_at") => Meaning::PublishedAt,
+        (None, _) => Meaning::Nothing,
+    };
+    Ok(relation.columns.iter().map(|it| meaning(&it.name, it.type_oid)).collect())
+}
+
+fn blank(committed_at: Timestamp) -> Event {
+    Event {
+        id: Uuid::nil(),
+        aggregate_type: ByteString::new(),
+        aggregate_id: ByteString::new(),
+        event_type: ByteString::new(),
+        event_version: 1,
+        payload: Bytes::new(),
+        occurred_at: committed_at,
+        correlation_id: None,
+        causation_id: None,
+        headers: None,
+    }
+}
+
+/// Puts a value in its place. `None` if it is none that belongs there.
+fn set(event: &mut Event, column: Column, type_oid: u32, datum: &Datum) -> Option<()> {
+    if matches!(datum, Datum::Null | Datum::Unchanged) {
+        // Without a payload the message is empty.
+        return (column == Column::Payload || !is_required(column)).then_some(());
+    }
+    match column {
+        Column::Id => event.id = uuid(datum)?,
+        Column::AggregateType => event.aggregate_type = string(datum, type_oid)?,
+        Column::AggregateId => event.aggregate_id = string(datum, type_oid)?,
+        Column::EventType => event.event_type = string(datum, type_oid)?,
+        Column::EventVersion => event.event_version = integer(datum, type_oid)?,
+        Column::Payload => event.payload = payload(datum, type_oid)?,
+        Column::OccurredAt => event.occurred_at = instant(datum, type_oid)?,
+        Column::CorrelationId => event.correlation_id = Some(uuid(datum)?),
+        Column::CausationId => event.causation_id = Some(uuid(datum)?),
+        Column::Headers => event.headers = Some(json(datum, type_oid)?),
+    }
+    Some(())
+}
+
+/// The server falls back to text for types without a binary form, column by column.
+fn uuid(datum: &Datum) -> Option<Uuid> {
+    match datum {
+        Datum::Binary(bytes) if bytes.len() == 16 => Uuid::from_slice(bytes).ok(),
+        Datum::Binary(text) | Datum::Text(text) => Uuid::try_parse_ascii(text).ok(),
+        Datum::Null | Datum::Unchanged => None,
+    }
+}
+
+/// As PostgreSQL prints it, or, where it pads with spaces, casts it to text. The binary form of a
+/// user-defined type, such as an enumeration or `citext`, is taken for its text.
+fn string(datum: &Datum, type_oid: u32) -> Option<ByteString> {
+    match (datum, type_oid) {
+        (Datum::Binary(bytes) | Datum::Text(bytes), BPCHAR) => {
+            Some(std::str::from_utf8(bytes).ok()?.trim_end_matches(' ').into())
+        }
+        (Datum::Text(bytes), _) => ByteString::try_from(bytes.clone()).ok(),
+        (Datum::Binary(_), UUID) => Some(uuid(datum)?.to_string().into()),
+        (Datum::Binary(bytes), INT2 | INT4 | INT8) => Some(whole(bytes)?.to_string().into()),
+        (Datum::Binary(bytes), TEXT | VARCHAR | NAME | CHAR | USER_DEFINED_MIN..) => {
+            ByteString::try_from(bytes.clone()).ok()
+        }
+        _ => None,
+    }
+}
+
+fn integer(datum: &Datum, type_oid: u32) -> Option<i32> {
+    match (datum, type_oid) {
+        (Datum::Binary(bytes), INT2 | INT4 | INT8) => whole(bytes)?.try_into().ok(),
+        (Datum::Text(text), _) => std::str::from_utf8(text).ok()?.parse().ok(),
+        _ => None,
+    }
+}
+
+/// A number that only PostgreSQL writes.
+fn long(datum: &Datum) -> Option<i64> {
+    match datum {
+        Datum::Binary(bytes) => whole(bytes),
+        Datum::Text(text) => std::str::from_utf8(text).ok()?.parse().ok(),
+        Datum::Null | Datum::Unchanged => None,
+    }
+}
+
+/// The binary form of a whole number, whose width is its length.
+fn whole(bytes: &[u8]) -> Option<i64> {
+    match bytes.len() {
+        2 => Some(i16::from_be_bytes(bytes.try_into().ok()?).into()),
+        4 => Some(i32::from_be_bytes(bytes.try_into().ok()?).into()),
+        8 => Some(i64::from_be_bytes(bytes.try_into().ok()?)),
+        _ => None,
+    }
+}
+
+/// The payload's bytes: JSON and text as PostgreSQL prints them, `bytea` as it is.
+fn payload(datum: &Datum, type_oid: u32) -> Option<Bytes> {
+    match (datum, type_oid) {
+        (Datum::Text(_), BYTEA) => None, // printed in hexadecimal, which nobody asked for
+        (Datum::Binary(bytes), BYTEA) => Some(bytes.clone()),
+        _ => json(datum, type_oid),
+    }
+}
+
+fn json(datum: &Datum, type_oid: u32) -> Option<Bytes> {
+    match (datum, type_oid) {
+        (Datum::Text(bytes), _) => Some(bytes.clone()),
+        (Datum::Binary(bytes), JSONB) => {
+            (bytes.first() == Some(&JSONB_VERSION)).then(|| bytes.slice(1..))
+        }
+        (Datum::Binary(bytes), JSON | TEXT | VARCHAR) => Some(bytes.clone()),
+        _ => None,
+    }
+}
+
+fn instant(datum: &Datum, type_oid: u32) -> Option<Timestamp> {
+    match (datum, type_oid) {
+        (Datum::Binary(bytes), TIMESTAMPTZ | TIMESTAMP) => {
+            Some(timestamp(i64::from_be_bytes(bytes.as_ref().try_into().ok()?)))
+        }
+        (Datum::Text(text), _) => Timestamp::from_str(std::str::from_utf8(text).ok()?).ok(),
+        _ => None,
+    }
+}
+
+/// `infinity` and whatever else lies outside of jiff's range becomes the range's end.
+fn timestamp(postgres_micros: i64) -> Timestamp {
+    let epoch = Timestamp::from_second(POSTGRES_EPOCH_UNIX_SECONDS);
+    let since = SignedDuration::from_micros(postgres_micros);
+    let end = if postgres_micros < 0 { Timestamp::MIN } else { Timestamp::MAX };
+    epoch.and_then(|epoch| epoch.checked_add(since)).unwrap_or(end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(value: &[u8]) -> Bytes {
+        Bytes::copy_from_slice(value)
+    }
+
+    #[test]
+    fn timestamps_are_read_in_both_forms() {
+        let expected: Timestamp = "2026-11-21T01:24:33.123456Z".parse().unwrap();
+        let micros = expected.as_microsecond() - POSTGRES_EPOCH_UNIX_SECONDS * 1_000_000;
+        let binary = Datum::Binary(bytes(&micros.to_be_bytes()));
+        assert_eq!(instant(&binary, TIMESTAMPTZ), Some(expected));
+        assert_eq!(instant(&binary, INT8), None);
+        let text = Datum::Text(bytes(b"2026-11-21 01:24:33.123456+00"));
+        assert_eq!(instant(&text, TIMESTAMPTZ), Some(expected));
+        assert_eq!(timestamp(i64::MAX), Timestamp::MAX);
+        assert_eq!(timestamp(i64::MIN), Timestamp::MIN);
+    }
+
+    #[test]
+    fn jsonb_loses_its_version_byte_and_json_nothing() {
+        let jsonb = Datum::Binary(bytes(b"\x01{\"a\": 1.00}"));
+        assert_eq!(json(&jsonb, JSONB).as_deref(), Some(&b"{\"a\": 1.00}"[..]));
+        assert_eq!(json(&Datum::Binary(bytes(b"\x02{}")), JSONB), None);
+        assert_eq!(json(&Datum::Text(bytes(b"{}")), JSONB).as_deref(), Some(&b"{}"[..]));
+        assert_eq!(json(&Datum::Binary(bytes(b"{}")), JSON).as_deref(), Some(&b"{}"[..]));
+    }
+
+    #[test]
+    fn integers_of_any_width_become_versions() {
+        assert_eq!(integer(&Datum::Binary(bytes(&7i16.to_be_bytes())), INT2), Some(7));
+        assert_eq!(integer(&Datum::Binary(bytes(&7i64.to_be_bytes())), INT8), Some(7));
+        assert_eq!(integer(&Datum::Binary(bytes(&i64::MAX.to_be_bytes())), INT8), None);
+        assert_eq!(integer(&Datum::Text(bytes(b"7")), TEXT), Some(7));
+        assert_eq!(integer(&Datum::Binary(bytes(b"0007")), TEXT), None);
+    }
+
+    #[test]
+    fn a_text_is_what_postgresql_prints_and_never_a_number_of_bytes() {
+        let id = Uuid::from_u128(7);
+        let string = |value: &[u8], oid| string(&Datum::Binary(bytes(value)), oid);
+        assert_eq!(string(b"o-1", VARCHAR).as_deref(), Some("o-1"));
+        assert_eq!(string(b"o-1   ", BPCHAR).as_deref(), Some("o-1"));
+        assert_eq!(string(id.as_bytes(), UUID), Some(id.to_string().into()));
+        assert_eq!(string(&7i64.to_be_bytes(), INT8).as_deref(), Some("7"));
+        assert_eq!(string(b"paid", USER_DEFINED_MIN).as_deref(), Some("paid"));
+        assert_eq!(string(&7f64.to_be_bytes(), 701), None);
+        assert_eq!(string(b"\xff", TEXT), None);
+    }
+
+    #[test]
+    fn bytes_pass_as_they_are() {
+        let binary = Datum::Binary(bytes(b"\x01\xff\0"));
+        assert_eq!(payload(&binary, BYTEA).as_deref(), Some(&b"\x01\xff\0"[..]));
+        assert_eq!(payload(&Datum::Text(bytes(b"\\x01")), BYTEA), None);
+        assert_eq!(payload(&Datum::Binary(bytes(b"plain")), TEXT).as_deref(), Some(&b"plain"[..]));
+        assert_eq!(payload(&Datum::Binary(bytes(&7i32.to_be_bytes())), INT4), None);
+    }
+}

@@ -1,0 +1,438 @@
+//! The replication slot: found, checked, created anew, started.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use pgoutput::Lsn;
+use pgwire_replication::IdentifySystem;
+use tracing::{info, warn};
+use uuid::Uuid;
+
+use super::opening::{Opening, answered};
+use super::sql::{LastLooks, Resolved, StateRow, Store};
+use super::walsender::{Replication, Walsender, number, text};
+use crate::config::Config;
+use crate::engine::{
+    LOGGED_WHILE_SCAN_UNMARKED_MAX, SCANS_UNMARKED_MAX, SWEPT_AT_ONCE, SweepRange, Sweeper, Tail,
+    Watermark,
+};
+use crate::error::Error;
+use crate::nats::{SOUGHT_AT_ONCE, TailReader, WayBack};
+
+/// How long a relay that fell silent keeps the slot from others: its host may be dead without
+/// anybody having closed its connections. A relay that lives answers at once.
+const GIVE_UP_SOON: &str = "SELECT set_config('wal_sender_timeout', '5s', false) FROM pg_settings
+    WHERE name = 'wal_sender_timeout' AND (setting = '0' OR setting::int > 5000)";
+
+const MARKING: &str = "mark what the former slot brought";
+const LOOKING: &str = "look for unmarked rows";
+
+/// A slot whose start is known, on a session that has not started to stream.
+///
+/// What the slot brings is decided by the snapshot at its consistent point: exactly the rows whose
+/// transaction is *not* visible in it. Everything else is the scanner's.
+pub(crate) struct Slot {
+    session: Replication,
+    pub(crate) system_id: u64,
+    pub(crate) timeline: u32,
+    /// What PostgreSQL may forget already; the slot brings nothing that ended before.
+    pub(crate) confirmed: Lsn,
+    /// It may be told to forget so much, as long as no event is resolved, without anything being
+    /// written down before.
+    pub(crate) held: Lsn,
+    /// How far an earlier session got, as it wrote down.
+    pub(crate) resolved: Option<Resolved>,
+    pub(crate) start_snapshot: String,
+    watermark: Option<Watermark>,
+    pub(crate) swept: Option<Watermark>,
+    pub(crate) looks: LastLooks,
+    /// The process that will read the slot for this session.
+    pub(crate) reader: i32,
+    /// The slot was created just now: what it does not bring has to be scanned for.
+    pub(crate) created: bool,
+    /// There is nothing more that the slot does not bring, but for what is unmarked by hand.
+    pub(crate) is_gap_filled: bool,
+}
+
+#[derive(Debug)]
+struct SlotRow {
+    plugin: String,
+    confirmed: Lsn,
+    lost: bool,
+    active: bool,
+    /// Where it belongs, if not here.
+    elsewhere: Option<String>,
+    /// Surely not the one that was created here, which follows a failover from PostgreSQL 17 on.
+    replaced: bool,
+}
+
+impl Slot {
+    /// Connects, and makes sure of a slot whose start is known: identity and position are read on
+    /// the very session that will stream.
+    ///
+    /// A slot that is missing, lost or was left half created is created anew. Before that, what the
+    /// old one brought is marked: the sweeper takes what its last watermark covers, the tail of the
+    /// stream has the rest. So a lagging mark never makes the scanner publish a row again.
+    pub(crate) async fn prepare(
+        config: &Config,
+        opening: &Opening,
+        store: &Store,
+        tail: Option<&TailReader>,
+    ) -> Result<Self, Error> {
+        let (mut session, identity) = Replication::connect(config).await?;
+        session.query(GIVE_UP_SOON, "configure the session").await?;
+        opening.on(store, "lock the slot", store.lock_slot(&config.slot)).await?;
+        let on = On { config, opening, store, tail };
+        let ensured = ensure(&on, &mut session, &identity).await;
+        if let Err(silent @ Error::Silent { .. }) = ensured {
+            return Err(silent); // the lock ends with the connection
+        }
+        answered("unlock the slot", store.unlock_slot(&config.slot)).await?;
+        let (state, confirmed, created) = ensured?;
+        let reader = session.pid();
+        let start_snapshot = state.start_snapshot.ok_or_else(|| not_set_up("the slot's start"))?;
+        Ok(Self {
+            session,
+            system_id: number(&identity.system_id)?,
+            timeline: identity.timeline,
+            confirmed,
+            held: state.held.unwrap_or(Lsn::ZERO),
+            resolved: state.resolved,
+            start_snapshot,
+            watermark: state.watermark,
+            swept: state.swept,
+            looks: state.looks,
+            reader,
+            created,
+            is_gap_filled: state.is_gap_filled,
+        })
+    }
+
+    /// Everything that committed before this is resolved. The slot may say less after a crash of
+    /// the server, which writes slots down only now and then; the watermark is in the log.
+    pub(crate) fn resolved_before(&self) -> Lsn {
+        self.watermark.as_ref().map_or(self.confirmed, |it| it.lsn.max(self.confirmed))
+    }
+
+    /// Starts to stream from the slot's confirmed position.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::SlotBusy`] while another relay reads the slot: that exclusion is PostgreSQL's.
+    /// [`Error::Stalled`] if it is not the slot any more that was looked at: from now on nobody can
+    /// replace it, but until now somebody could.
+    pub(crate) async fn start(
+        self,
+        opening: &Opening,
+        store: &Store,
+        slot: &str,
+    ) -> Result<Walsender, Error> {
+        let walsender = self.session.start(slot).await?;
+        let state = opening.on(store, "read the relay's state", store.load_state(slot)).await?;
+        let start_snapshot = state.and_then(|it| it.start_snapshot);
+        if start_snapshot.as_ref() != Some(&self.start_snapshot) {
+            return Err(Error::Stalled("the slot was created anew meanwhile"));
+        }
+        Ok(walsender)
+    }
+}
+
+/// Which cluster this is.
+pub(crate) async fn system_identifier(config: &Config) -> Result<String, Error> {
+    Ok(Replication::connect(config).await?.1.system_id)
+}
+
+/// What all steps that make sure of a slot need.
+struct On<'a> {
+    config: &'a Config,
+    opening: &'a Opening,
+    store: &'a Store,
+    tail: Option<&'a TailReader>,
+}
+
+/// Finds a usable slot or creates one. Says where it is, and whether it is new.
+async fn ensure(
+    on: &On<'_>,
+    session: &mut Replication,
+    identity: &IdentifySystem,
+) -> Result<(StateRow, Lsn, bool), Error> {
+    let On { config, opening, store, tail } = *on;
+    let found = look(session, &config.slot).await?;
+    let reading = "read the relay's state";
+    let state = opening.on(store, reading, store.load_state(&config.slot)).await?;
+    match usable(config, identity, found, state)? {
+        Found::Usable(state, confirmed) => Ok((state, confirmed, false)),
+        Found::Unusable { drop, state, reason } => {
+            if let Some(old) = &state {
+                finish_epoch(config, opening, store, tail, &identity.system_id, old).await?;
+            }
+            if drop {
+                let dropped = store.drop_slot(&config.slot);
+                opening.on(store, "drop the replication slot", dropped).await?;
+            }
+            let (state, confirmed) = create(on, session, identity, state.as_ref(), reason).await?;
+            Ok((state, confirmed, true))
+        }
+    }
+}
+
+enum Found {
+    Usable(StateRow, Lsn),
+    Unusable { drop: bool, state: Option<StateRow>, reason: &'static str },
+}
+
+fn usable(
+    config: &Config,
+    identity: &IdentifySystem,
+    found: Option<SlotRow>,
+    state: Option<StateRow>,
+) -> Result<Found, Error> {
+    let slot = &config.slot;
+    let Some(row) = found else {
+        let reason = match state {
+            None => "there was none",
+            Some(_) => "the replication slot is gone",
+        };
+        return Ok(anew(config, false, state, reason));
+    };
+    if let Some(database) = row.elsewhere {
+        return Err(Error::SlotElsewhere { slot: slot.clone(), database });
+    }
+    if row.active {
+        return Err(Error::SlotBusy { slot: slot.clone() });
+    }
+    if row.plugin != "pgoutput" {
+        return Err(Error::SlotForeign { slot: slot.clone() });
+    }
+    let Some(state) = state else {
+        return Err(Error::SlotForeign { slot: slot.clone() });
+    };
+    // Beyond what was confirmed, it was created since, or advanced: what lies in between, it will
+    // not bring. (A row without the position is an older version's, and trusted once.)
+    let is_beyond = state.held.is_some_and(|held| row.confirmed > held);
+    let reason = if row.lost {
+        "PostgreSQL gave the slot's log up"
+    } else if state.system_identifier != identity.system_id {
+        "the database was copied from another cluster"
+    } else if row.replaced || is_beyond {
+        "somebody replaced or advanced the slot"
+    } else if !state.is_trusted {
+        "the log lacks rows of the table"
+    } else if state.start_snapshot.is_none() {
+        "the slot's creation was interrupted"
+    } else {
+        return Ok(Found::Usable(state, row.confirmed));
+    };
+    Ok(anew(config, true, Some(state), reason))
+}
+
+fn anew(config: &Config, drop: bool, state: Option<StateRow>, reason: &'static str) -> Found {
+    if state.is_some() {
+        warn!(slot = config.slot, "{reason}: creating it anew, scanning for the gap");
+    }
+    Found::Unusable { drop, state, reason }
+}
+
+/// Marks what the old slot brought and the stream has.
+pub(crate) async fn finish_epoch(
+    config: &Config,
+    opening: &Opening,
+    store: &Store,
+    tail: Option<&TailReader>,
+    system_id: &str,
+    old: &StateRow,
+) -> Result<(), Error> {
+    if old.system_identifier != system_id {
+        // Snapshots of another cluster say nothing of rows that were written here, but what the stream
+        // has it has, under the positions of that cluster.
+        if let (Some(tail), Ok(former)) = (tail, number(&old.system_identifier)) {
+            mark_read_back(config, opening, store, tail, former, old).await?;
+        }
+        opening.on(store, "take over restored rows", store.renumber()).await?;
+        return Ok(());
+    }
+    let mut sweeper = Sweeper::new();
+    sweeper.read(&[], false);
+    if let Some(tail) = tail {
+        let (stored, is_whole) =
+            mark_read_back(config, opening, store, tail, number(system_id)?, old).await?;
+        sweeper.read(&stored.stored, is_whole && old.swept.is_some());
+    }
+    sweep_all(config, opening, store, tail, old, sweeper).await
+}
+
+/// Marks what the stream has from behind the last watermark on. Returns that, and whether it is all.
+async fn mark_read_back(
+    config: &Config,
+    opening: &Opening,
+    store: &Store,
+    tail: &TailReader,
+    system_id: u64,
+    old: &StateRow,
+) -> Result<(Tail, bool), Error> {
+    let since = old.swept.as_ref().or(old.watermark.as_ref());
+    let way = WayBack {
+        resolved_before: since.map_or(Lsn::ZERO, |it| it.lsn),
+        system_id,
+        overtaken_max: config.window.events,
+        at_least: scan_reach(config),
+        // However much was published since the last watermark, or is not marked: whatever is not
+        // found here is published again.
+        at_most: u64::MAX,
+    };
+    let (read, is_whole) = tail.all_back_to(way).await?;
+    opening.on(store, MARKING, store.mark_stored(&config.stream.name, &read.stored)).await?;
+    Ok((read, is_whole))
+}
+
+/// Marks what the last watermark covers. What the log never brought is left for the scan.
+async fn sweep_all(
+    config: &Config,
+    opening: &Opening,
+    store: &Store,
+    tail: Option<&TailReader>,
+    old: &StateRow,
+    mut sweeper: Sweeper,
+) -> Result<(), Error> {
+    let stream = &config.stream.name;
+    let (Some(start), Some(watermark)) = (&old.start_snapshot, &old.watermark) else {
+        return Ok(());
+    };
+    opening.on(store, "remove parked rows", store.sweep_dead(start, watermark)).await?;
+    // What was swept before and is unmarked now is not published: the scanner finds it.
+    let is_indexed = answered(LOOKING, store.has_index_of_transactions()).await?;
+    let range = if is_indexed { SweepRange::SinceSwept } else { SweepRange::Whole };
+    // While the look is open, nobody may wait for whoever waits for it.
+    answered("configure the session", store.wait_for_locks(Some("5s"))).await?;
+    loop {
+        let looker = Store::connect(config, "tailpost sweeper").await?;
+        let looking_pid = looker.pid();
+        let look = looker.look(start, watermark, old.swept.as_ref(), range);
+        let mut look = opening.step(looking_pid, LOOKING, look).await?;
+        let mut unlogged = Vec::new();
+        let is_last = loop {
+            let rows = opening.step(looking_pid, LOOKING, look.batch()).await?;
+            // Nothing is on its way any more: there is no next watermark to wait for.
+            let verdict = sweeper.judge_finally(&rows);
+            let marked = async {
+                store.mark(stream, &verdict.settled).await?;
+                store.mark_on_trust(stream, &verdict.trusted).await
+            };
+            opening.on(store, MARKING, marked).await?;
+            unlogged.extend(verdict.unlogged);
+            if rows.len() < SWEPT_AT_ONCE {
+                break true;
+            }
+            if unlogged.len() >= SOUGHT_AT_ONCE {
+                break false;
+            }
+        };
+        drop(look);
+        if let Some(tail) = tail {
+            let sought = unlogged.iter().copied().collect();
+            let found = tail.find(sought).await?;
+            opening.on(store, MARKING, store.mark_stored(stream, &found)).await?;
+            let found: HashSet<Uuid> = found.iter().map(|it| it.id).collect();
+            unlogged.retain(|id| !found.contains(id));
+        }
+        for batch in unlogged.chunks(SWEPT_AT_ONCE) {
+            opening.on(store, MARKING, store.leave_to_the_scanner(batch)).await?;
+        }
+        if is_last {
+            return answered("configure the session", store.wait_for_locks(None)).await;
+        }
+    }
+}
+
+/// How many of the stream's newest messages surely hold every row that was scanned and published,
+/// but not marked.
+pub(crate) fn scan_reach(config: &Config) -> u64 {
+    (SCANS_UNMARKED_MAX * config.scan.batch
+        + LOGGED_WHILE_SCAN_UNMARKED_MAX
+        + 2 * config.window.events) as u64
+}
+
+async fn create(
+    on: &On<'_>,
+    session: &mut Replication,
+    identity: &IdentifySystem,
+    old: Option<&StateRow>,
+    reason: &str,
+) -> Result<(StateRow, Lsn), Error> {
+    let On { config, opening, store, .. } = *on;
+    let slot = &config.slot;
+    let timeline = i32::try_from(identity.timeline).unwrap_or(i32::MAX);
+    let system_id = &identity.system_id;
+    let announced = store.announce_beside_no_others(config, system_id, timeline, reason);
+    opening.on(store, "announce a new slot", announced).await?;
+    info!(slot, "creating the replication slot (waits for running transactions)");
+    let version: u32 =
+        number(&session.single("SELECT current_setting('server_version_num')").await?)?;
+    let doing = "create the replication slot";
+    session.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", doing).await?;
+    let options = match version {
+        170_000.. => "(SNAPSHOT 'use', FAILOVER)",
+        150_000.. => "(SNAPSHOT 'use')",
+        _ => "USE_SNAPSHOT",
+    };
+    let sql = format!("CREATE_REPLICATION_SLOT {slot} LOGICAL pgoutput {options}");
+    let rows = session.query_patiently(opening, &sql, doing).await?;
+    let consistent_point = rows.first().and_then(|row| text(row.get(1)?.as_ref()));
+    let snapshot = session.single("SELECT pg_current_snapshot()").await?;
+    session.query("COMMIT", doing).await?;
+    let start: Lsn = consistent_point
+        .and_then(|point| point.parse().ok())
+        .ok_or(Error::Stalled("the server did not say where the new slot begins"))?;
+    let begun = store.begin_epoch(slot, system_id, timeline, &snapshot, start);
+    opening.on(store, "store the slot's start", begun).await?;
+    let looked = async {
+        // Else the first scan has to wait until it can see everything.
+        Ok(!store.has_hidden(&snapshot).await? && store.note_if_no_gap(slot).await?)
+    };
+    let is_gap_filled = opening.on(store, "look for rows older than the slot", looked).await?;
+    let epoch = old.map_or(0, |old| old.epoch) + 1;
+    info!(slot, %start, epoch, "created the replication slot");
+    let state = StateRow {
+        system_identifier: identity.system_id.clone(),
+        swept: Some(Watermark { snapshot: snapshot.clone(), lsn: start }),
+        start_snapshot: Some(snapshot),
+        epoch,
+        is_trusted: true,
+        watermark: None,
+        held: Some(start),
+        is_gap_filled,
+        resolved: None,
+        looks: LastLooks {
+            scanned: is_gap_filled.then_some(Duration::ZERO),
+            swept: Some(Duration::ZERO),
+        },
+    };
+    Ok((state, start))
+}
+
+async fn look(session: &mut Replication, slot: &str) -> Result<Option<SlotRow>, Error> {
+    let sql = format!(
+        "SELECT plugin, confirmed_flush_lsn, coalesce(wal_status = 'lost', false), active,
+                nullif(database, current_database()),
+                coalesce(to_jsonb(slot)->>'failover' = 'false', false)
+         FROM pg_replication_slots slot WHERE slot_name = '{slot}'"
+    );
+    let rows = session.query(&sql, "look at the replication slot").await?;
+    Ok(rows.first().map(|row| {
+        let column = |at: usize| row.get(at).and_then(|value| text(value.as_ref()));
+        let confirmed = column(1).and_then(|lsn| lsn.parse().ok());
+        SlotRow {
+            plugin: column(0).unwrap_or_default(),
+            // Without a confirmed position the slot never became consistent.
+            lost: column(2).as_deref() == Some("t") || confirmed.is_none(),
+            confirmed: confirmed.unwrap_or_default(),
+            active: column(3).as_deref() == Some("t"),
+            elsewhere: column(4),
+            replaced: column(5).as_deref() == Some("t"),
+        }
+    }))
+}
+
+fn not_set_up(missing: &str) -> Error {
+    Error::NotSetUp { missing: missing.to_owned() }
+}

@@ -1,0 +1,391 @@
+//! Every statement that the relay runs on the outbox and its companions.
+
+mod attempts;
+mod backlog;
+mod claim;
+mod decide;
+mod index;
+mod mark;
+mod other_slots;
+mod owed;
+mod park;
+mod scan;
+mod setup_lock;
+mod state;
+mod statements;
+mod sweep;
+
+use std::collections::HashSet;
+use std::sync::Mutex;
+use std::time::Instant;
+
+use outbox::{Column, Table};
+use pgoutput::Lsn;
+use tokio::sync::OnceCell;
+use tokio_postgres::types::{PgLsn, ToSql};
+use tokio_postgres::{Client, SimpleQueryMessage, Statement};
+use uuid::Uuid;
+
+pub(crate) use self::backlog::{Backlog, COUNT_MAX};
+pub(crate) use self::index::create_index_of_transactions;
+pub(crate) use self::owed::{Marks, Stuck};
+pub(crate) use self::park::{RowOfDead, SlotReader};
+pub(crate) use self::scan::{ScannedRow, Scanner};
+use self::statements::Statements;
+use crate::config::{Config, MarkBy};
+use crate::engine::{Settled, Watermark};
+use crate::error::Error;
+use crate::postgres::{ConnectionTask, answered, columns, publication};
+use crate::shards::{Shard, Shards};
+
+pub(crate) use self::state::{LastLooks, Looker, Resolved, StateRow, oldest_running};
+pub(crate) use self::sweep::Look;
+
+/// How long a statement may take where nobody waits for more than a minute, in milliseconds.
+const STATEMENT_MS_MAX: u32 = 55_000;
+
+/// A connection for statements, and their texts.
+pub(crate) struct Store {
+    client: Client,
+    /// Ends the connection when dropped.
+    _connection: ConnectionTask,
+    /// The server's process behind it.
+    pid: i32,
+    table: Table,
+    mark_by: MarkBy,
+    /// Whose rows this is about; all rows if there is but one shard, or all are meant.
+    shard: Option<Shard>,
+    shards: Shards,
+    sql: Statements,
+    /// Prepared once: it runs for every few thousand events.
+    mark: OnceCell<Statement>,
+    /// When marks last met a row that was locked.
+    met_lock: Mutex<Option<Instant>>,
+    park: OnceCell<Statement>,
+}
+
+impl Store {
+    /// Connects, and is called `name` in `pg_stat_activity`.
+    pub(crate) async fn connect(config: &Config, name: &str) -> Result<Self, Error> {
+        let (client, connection) = config.postgres.connect(name).await?;
+        // What must not be forgotten is written through here: a dead letter stands for an event
+        // that is not published. A database may have been told not to wait for its disk.
+        // And plans are made for as many ids as there are: without knowing, the planner expects ten.
+        // Rows that a policy hides would be neither published nor marked: an error instead.
+        // Last, which process serves us.
+        let sql = "SELECT set_config('synchronous_commit', 'on', false)
+                   WHERE current_setting('synchronous_commit') = 'off';
+                   SET plan_cache_mode = force_custom_plan;
+                   SET row_security = off;
+                   SELECT pg_backend_pid()";
+        let doing = "configure the session";
+        let configured = async { client.simple_query(sql).await.map_err(Error::sql(doing)) };
+        let pid =
+            answered(doing, configured).await?.iter().rev().find_map(|message| match message {
+                SimpleQueryMessage::Row(row) => row.get(0)?.parse().ok(),
+                _ => None,
+            });
+        let pid = pid.ok_or(Error::Stalled("the server does not say which process serves us"))?;
+        let sql = Statements::new(config);
+        let (mark, park) = (OnceCell::new(), OnceCell::new());
+        let (table, mark_by) = (config.table.clone(), config.mark.by);
+        let (shard, shards) = (config.shard(), config.shards);
+        let (connection, met_lock) = (connection, Mutex::default());
+        Ok(Self {
+            client,
+            pid,
+            _connection: connection,
+            table,
+            mark_by,
+            shard,
+            shards,
+            sql,
+            mark,
+            met_lock,
+            park,
+        })
+    }
+
+    /// The server's process behind the connection.
+    pub(crate) fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    pub(crate) fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// Whether a row that is gone may be that of a published event.
+    pub(crate) fn marks_by_deleting(&self) -> bool {
+        self.mark_by == MarkBy::Delete
+    }
+
+    /// Which rows of the outbox are this shard's, as a condition; `o` is what the table is called.
+    fn owned_rows(&self, o: &str) -> String {
+        mark::owned(&self.table, self.shard, o)
+    }
+
+    /// The same for dead letters, and for the audit of them.
+    fn owned_letters(&self) -> String {
+        let owns = |shard: Shard| shard.owns("aggregate_type", "aggregate_id");
+        self.shard.map_or_else(|| "true".to_owned(), owns)
+    }
+
+    /// For marks: commits are not waited for, because their loss is harmless, and a lock on the
+    /// table is not either, because the sweeper comes again. A few thousand rows are looked up by
+    /// their ids, although the planner would rather read all of a table of millions.
+    pub(crate) async fn yield_to_others(&self) -> Result<(), Error> {
+        let mut sql = "SET synchronous_commit = off; SET lock_timeout = '2s';
+                       SET enable_nestloop = off; SET enable_mergejoin = off; SET jit = off;
+                       SET plan_cache_mode = auto"
+            .to_owned();
+        // Without one of these the sweeper has to read it.
+        if self.has_index_of_transactions().await? || self.has_index_of_unmarked().await? {
+            sql += "; SET enable_seqscan = off";
+        }
+        self.client().batch_execute(&sql).await.map_err(Error::sql("configure the session"))
+    }
+
+    /// How long a statement waits for others' locks from now on; `None` is as configured. On the server,
+    /// so that nothing waits there when nobody does here any more.
+    pub(crate) async fn wait_for_locks(&self, timeout: Option<&str>) -> Result<(), Error> {
+        let timeout = timeout.map_or("DEFAULT".to_owned(), |timeout| format!("'{timeout}'"));
+        // Nothing of what follows takes a minute unless something is wrong, and then nobody waits for
+        // it here any more.
+        let sql = format!(
+            "SET lock_timeout = {timeout};
+             SELECT set_config('statement_timeout', '{STATEMENT_MS_MAX}', false)
+             WHERE current_setting('statement_timeout') = '0'"
+        );
+        self.client().batch_execute(&sql).await.map_err(Error::sql("configure the session"))
+    }
+
+    /// Writes down that the stream has these events, or that a route dropped them; already marked
+    /// rows are left alone, locked ones waited for. Returns how many rows were marked here, and, but
+    /// only where marks were deletions, their ids: afterwards nobody can tell which were there.
+    async fn mark_waiting(
+        &self,
+        stream: &str,
+        settled: &[Settled],
+    ) -> Result<(u64, Option<HashSet<Uuid>>), Error> {
+        let deletes = self.mark_by == MarkBy::Delete;
+        if settled.is_empty() {
+            return Ok((0, deletes.then(HashSet::new)));
+        }
+        let (ids, seqs, lsns) = owed::columns(settled);
+        let statement = self.mark.get_or_try_init(|| self.prepare(&self.sql.mark)).await?;
+        let parameters: [&(dyn ToSql + Sync); 4] = [&ids, &seqs, &lsns, &stream];
+        let doing = "mark published rows";
+        if deletes {
+            let rows =
+                self.client().query(statement, &parameters).await.map_err(Error::sql(doing))?;
+            let deleted = rows.iter().map(|row| row.get(0)).collect();
+            return Ok((rows.len() as u64, Some(deleted)));
+        }
+        let marked = self.client().execute(statement, &parameters).await;
+        Ok((marked.map_err(Error::sql(doing))?, None))
+    }
+
+    /// The type in which a dead letter keeps its payload.
+    async fn dead_payload_type(&self) -> Result<u32, Error> {
+        let dead = self.table.companion("outbox_dead_letter");
+        let types = columns::types(self.client(), &dead).await?;
+        types.get("payload").map(|it| it.oid).ok_or_else(|| Error::NotSetUp { missing: dead })
+    }
+
+    /// Gives dead letters' payloads the type that the outbox has, if it is another one. Says
+    /// whether it was.
+    pub(crate) async fn fit_dead_letters(&self) -> Result<bool, Error> {
+        let Some(type_oid) = self.unfit_dead_letters().await? else { return Ok(false) };
+        let dead = self.table.companion("outbox_dead_letter");
+        let (from, name) = (self.dead_payload_type().await?, mark::type_name(type_oid));
+        let using = match (from, type_oid) {
+            (columns::BYTEA, _) => format!("convert_from(payload, 'UTF8')::{name}"),
+            (_, columns::BYTEA) => "convert_to(payload::text, 'UTF8')".into(),
+            _ => format!("payload::text::{name}"),
+        };
+        let sql = format!("ALTER TABLE {dead} ALTER COLUMN payload TYPE {name} USING {using}");
+        self.client().batch_execute(&sql).await.map_err(Error::sql("change the dead letters"))?;
+        Ok(true)
+    }
+
+    /// The outbox's type of payload, if dead letters could not keep it.
+    async fn unfit_dead_letters(&self) -> Result<Option<u32>, Error> {
+        let types = columns::types(self.client(), &self.table.quoted()).await?;
+        let payload = types.get(self.table.columns().name(Column::Payload));
+        let Some(payload) = payload.map(|it| mark::kept_as(it.oid)) else { return Ok(None) };
+        Ok((mark::kept_as(self.dead_payload_type().await?) != payload).then_some(payload))
+    }
+
+    /// The snapshot first, then the log's end: what is visible in the one committed before the other.
+    pub(crate) async fn observe(&self) -> Result<Watermark, Error> {
+        let row = self
+            .client()
+            .query_one("SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn()", &[])
+            .await
+            .map_err(Error::sql("take a snapshot"))?;
+        Ok(Watermark { snapshot: row.get(0), lsn: Lsn(row.get::<_, PgLsn>(1).into()) })
+    }
+
+    /// Stores a watermark that has been reached, and one below which everything is marked. Returns
+    /// the number of the transaction that did.
+    pub(crate) async fn store_watermark(
+        &self,
+        slot: &str,
+        watermark: &Watermark,
+        swept: Option<&Watermark>,
+    ) -> Result<u64, Error> {
+        let lsn = PgLsn::from(watermark.lsn.0);
+        let (swept, swept_lsn) = swept.map(|it| (&*it.snapshot, PgLsn::from(it.lsn.0))).unzip();
+        let parameters: [&(dyn ToSql + Sync); 5] =
+            [&slot, &watermark.snapshot, &lsn, &swept, &swept_lsn];
+        self.store_with(&self.sql.watermark, &parameters).await
+    }
+
+    /// As [`store_watermark`](Self::store_watermark), and from then on it says of every row of the
+    /// log that it covers, and of every one that an earlier one covered, that it is published.
+    ///
+    /// # Errors
+    ///
+    /// Also if the slot is another one by now than that which began at `start_snapshot`.
+    pub(crate) async fn store_published_to(
+        &self,
+        slot: &str,
+        start_snapshot: &str,
+        watermark: &Watermark,
+    ) -> Result<u64, Error> {
+        let lsn = PgLsn::from(watermark.lsn.0);
+        let parameters: [&(dyn ToSql + Sync); 4] =
+            [&slot, &start_snapshot, &watermark.snapshot, &lsn];
+        self.store_with(&self.sql.published_to, &parameters).await
+    }
+
+    async fn store_with(
+        &self,
+        sql: &str,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<u64, Error> {
+        let row = self.client().query_opt(sql, parameters).await;
+        let row = row.map_err(Error::sql("store the watermark"))?;
+        let transaction = row.and_then(|row| row.get::<_, String>(0).parse().ok());
+        transaction.ok_or(Error::Stalled("the slot's state is gone"))
+    }
+
+    /// A record in the log that brings nothing but proves that the log still flows.
+    pub(crate) async fn heartbeat(&self) -> Result<(), Error> {
+        self.client()
+            .execute("SELECT pg_logical_emit_message(false, 'tailpost', '')", &[])
+            .await
+            .map_err(Error::sql("write a heartbeat"))?;
+        Ok(())
+    }
+
+    /// Where the log ends now, made sure to be followed by something, so that it can be reached.
+    pub(crate) async fn mark_the_end(&self) -> Result<Lsn, Error> {
+        let end = self.observe().await?.lsn;
+        self.heartbeat().await?;
+        Ok(end)
+    }
+
+    /// Whether `tailpost setup` was run: without the publication a slot can be started, but never
+    /// read.
+    pub(crate) async fn check_set_up(&self, config: &Config) -> Result<(), Error> {
+        self.check_outbox().await?;
+        self.check_row_filters().await?;
+        self.check_shards(config).await?;
+        match self.check_publication(&config.publication, &config.slot).await {
+            // The slot is about to be looked at.
+            Err(Error::PublicationChanged { .. }) => Ok(()),
+            checked => checked,
+        }
+    }
+
+    /// Whether the tables are there, and fit each other.
+    pub(crate) async fn check_outbox(&self) -> Result<(), Error> {
+        self.check_tables().await?;
+        if let Some(type_oid) = self.unfit_dead_letters().await? {
+            let dead = self.table.companion("outbox_dead_letter");
+            let name = mark::type_name(type_oid);
+            return Err(Error::NotSetUp { missing: format!("column payload {name} in {dead}") });
+        }
+        Ok(())
+    }
+
+    /// Whether all tables are there.
+    pub(crate) async fn check_tables(&self) -> Result<(), Error> {
+        // The first and the latest.
+        for table in ["tailpost_state", "tailpost_owed"] {
+            let table = self.table.companion(table);
+            let row = self
+                .client()
+                .query_one("SELECT to_regclass($1) IS NOT NULL", &[&table])
+                .await
+                .map_err(Error::sql("look for the outbox"))?;
+            if !row.get::<_, bool>(0) {
+                return Err(Error::NotSetUp { missing: format!("table {table}") });
+            }
+        }
+        let state = self.table.companion("tailpost_state");
+        if !columns::types(self.client(), &state).await?.contains_key("resolved_lsn") {
+            return Err(Error::NotSetUp { missing: format!("column resolved_lsn of {state}") });
+        }
+        Ok(())
+    }
+
+    /// Makes sure that the log brings every row. If it does not, rows may have been committed that
+    /// it never will: then the slot is not to be relied on any more, whatever becomes of the
+    /// publication, so that the next session creates it anew and scans for the gap.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Publication`], or [`Error::NotSetUp`] if there is none, or, once,
+    /// [`Error::PublicationChanged`].
+    pub(crate) async fn check_publication(
+        &self,
+        publication: &str,
+        slot: &str,
+    ) -> Result<(), Error> {
+        let (client, table) = (self.client(), &self.table);
+        let unfit = match publication::exists(client, table, publication, self.shard).await {
+            Ok(true) => {
+                if !publication::is_younger_than_the_slot(client, table, publication, slot).await? {
+                    return Ok(());
+                }
+                Error::PublicationChanged { publication: publication.to_owned() }
+            }
+            Ok(false) => Error::NotSetUp { missing: format!("publication {publication}") },
+            Err(unfit @ Error::Publication { .. }) => unfit,
+            Err(error) => return Err(error),
+        };
+        self.distrust_slot(slot).await?;
+        Err(unfit)
+    }
+
+    /// After a restore from a dump the rows' transaction numbers mean nothing here: gives every
+    /// unpublished row one of this cluster, so that the next slot's start snapshot sees it.
+    /// What says by its number that it is published gets a mark of its own before; but not what was
+    /// written here since, under a number that the former cluster had used as well.
+    pub(crate) async fn renumber(&self) -> Result<(), Error> {
+        // Statements that are sent together are one transaction.
+        let sql = format!(
+            "UPDATE {outbox} o SET published_at = clock_timestamp()
+             WHERE published_at IS NULL AND EXISTS (
+                 SELECT FROM {published} p
+                 WHERE NOT pg_visible_in_snapshot({transaction}, p.start_snapshot)
+                   AND pg_visible_in_snapshot({transaction}, p.end_snapshot)
+                   AND age(o.xmin) >= age(p.xmin));
+             DELETE FROM {published};
+             UPDATE {outbox} o SET txid = pg_current_xact_id()
+             WHERE published_at IS NULL AND {owned}",
+            transaction = mark::transaction("o"),
+            outbox = self.table.quoted(),
+            published = self.table.companion("tailpost_published"),
+            owned = self.owned_rows("o"),
+        );
+        self.client().batch_execute(&sql).await.map_err(Error::sql("take over restored rows"))
+    }
+
+    async fn prepare(&self, sql: &str) -> Result<Statement, Error> {
+        self.client().prepare(sql).await.map_err(Error::sql("prepare a statement"))
+    }
+}

@@ -1,0 +1,66 @@
+//! How much is not published, as far as the table says.
+
+use outbox::Column;
+
+use super::{Store, mark, sweep};
+use crate::error::Error;
+
+/// Counting more rows than this tells nobody anything.
+pub(crate) const COUNT_MAX: i64 = 100_000;
+
+/// Rows that are not published.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Backlog {
+    /// At most [`COUNT_MAX`].
+    pub(crate) rows: i64,
+    /// The age of the oldest of them, in seconds.
+    pub(crate) oldest_seconds: Option<f64>,
+}
+
+impl Store {
+    /// Counts what is not marked, and what no watermark says is published. With the index of
+    /// transactions only where there can be such rows: behind what was swept, and among those that
+    /// came back. But while a gap is being filled it may be any row.
+    pub(crate) async fn backlog(&self, slot: &str) -> Result<Backlog, Error> {
+        let swept = if self.has_index_of_transactions().await? {
+            self.load_state(slot).await?.filter(|it| it.is_gap_filled).and_then(|it| it.swept)
+        } else {
+            None
+        };
+        let (outbox, at) = (self.table.quoted(), self.table.column(Column::OccurredAt));
+        let unpublished = format!(
+            "published_at IS NULL AND {} AND {} AND {}",
+            mark::not_published(&self.table, "o"),
+            self.owned_rows("o"),
+            mark::not_owed(&self.table)
+        );
+        let age =
+            "CASE WHEN isfinite(at) THEN extract(epoch FROM clock_timestamp() - at)::float8 END";
+        let row = match swept {
+            Some(swept) => {
+                let sql = format!(
+                    "SELECT count(*), max({age}) FROM (
+                         (SELECT {at} AS at FROM {outbox} o WHERE {unpublished} AND {came_back}
+                          LIMIT {COUNT_MAX})
+                         UNION ALL
+                         (SELECT {at} FROM {outbox} o WHERE {unpublished}
+                              AND txid >= pg_snapshot_xmin($1::text::pg_snapshot)
+                          ORDER BY txid LIMIT {COUNT_MAX})) unpublished",
+                    came_back = sweep::CAME_BACK,
+                );
+                self.client().query_one(&sql, &[&swept.snapshot]).await
+            }
+            None => {
+                let sql = format!(
+                    "SELECT (SELECT count(*) FROM (SELECT FROM {outbox} o WHERE {unpublished}
+                                                   LIMIT {COUNT_MAX}) unpublished),
+                            (SELECT {age} FROM (SELECT {at} AS at FROM {outbox} o
+                                 WHERE {unpublished} ORDER BY {at} LIMIT 1) oldest)"
+                );
+                self.client().query_one(&sql, &[]).await
+            }
+        };
+        let row = row.map_err(Error::sql("count what is not published"))?;
+        Ok(Backlog { rows: row.get::<_, i64>(0).min(COUNT_MAX), oldest_seconds: row.get(1) })
+    }
+}

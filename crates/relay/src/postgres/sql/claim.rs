@@ -1,0 +1,123 @@
+//! Rows taken for publishing without a log, beside others who do the same.
+
+use std::pin::pin;
+use std::time::Duration;
+
+use futures_util::TryStreamExt;
+use outbox::Column;
+use tokio_postgres::binary_copy::BinaryCopyOutStream;
+use uuid::Uuid;
+
+use super::mark::{NOT_MARKED, not_owed};
+use super::{ScannedRow, Store};
+use crate::engine::PAUSE_MAX;
+use crate::error::Error;
+use crate::postgres::columns;
+use crate::postgres::rows::scanned_columns;
+
+/// How far a claim looks past the rows of aggregates that somebody else has.
+const LOOKED_AT: usize = 1_024;
+
+const DOING: &str = "claim rows";
+
+/// A claim is an advisory lock of the session's for each of the aggregates that it has rows of, so that
+/// nobody publishes these meanwhile, nor anything that comes after them. It ends with
+/// [`finish`](Store::finish_claim), with the connection, or when the server has heard nothing of it for
+/// the time of the lease. No transaction is open meanwhile: it would keep others from changing the
+/// table, and vacuum from cleaning up, for as long as the broker takes.
+impl Store {
+    /// Claims the oldest rows that are free, at most `limit`, in order of insertion. None: then
+    /// there is no claim. The server ends it when nobody [renews](Self::renew_claim) it for `lease`.
+    ///
+    /// The aggregate's lock comes before its rows are read: whoever had it before has committed its
+    /// marks, and a statement that begins later sees them. Each aggregate is tried once: one that becomes
+    /// free meanwhile would be entered in its middle. One of which an event is not due waits.
+    pub(crate) async fn claim(
+        &self,
+        limit: usize,
+        lease: Duration,
+    ) -> Result<Vec<ScannedRow>, Error> {
+        let outbox = self.table.quoted();
+        let lease = format!("SET idle_session_timeout = {}", lease.as_millis());
+        self.client().batch_execute(&lease).await.map_err(Error::sql(DOING))?;
+        let name = |column| self.table.column(column);
+        let (id, aggregate_id) = (name(Column::Id), name(Column::AggregateId));
+        let sql = format!(
+            "WITH oldest AS MATERIALIZED (
+                SELECT {id} AS id, seq, coalesce(next_attempt_at > clock_timestamp(), false)
+                        AND next_attempt_at < clock_timestamp() + make_interval(secs => {pause_max}) AS waits,
+                    hashtextextended('tailpost aggregate ' || coalesce({kind}::text, '')
+                        || E'\\x1f' || coalesce({aggregate_id}::text, ''), 0) AS key
+                FROM {outbox} o WHERE published_at IS NULL AND {not_owed}
+                ORDER BY seq LIMIT {LOOKED_AT}
+             ), keys AS MATERIALIZED (
+                SELECT key FROM oldest GROUP BY key HAVING NOT bool_or(waits) ORDER BY min(seq)
+             ), locked AS MATERIALIZED (
+                SELECT key FROM keys WHERE pg_try_advisory_lock(key) LIMIT {limit}
+             )
+             SELECT id FROM oldest JOIN locked USING (key) ORDER BY seq LIMIT {limit}",
+            kind = name(Column::AggregateType),
+            pause_max = PAUSE_MAX.as_secs_f64(),
+            not_owed = not_owed(&self.table),
+        );
+        let rows = self.client().query(&sql, &[]).await.map_err(Error::sql(DOING))?;
+        let ids: Vec<Uuid> = rows.iter().map(|it| it.get(0)).collect();
+        let rows = if ids.is_empty() { Vec::new() } else { self.claimed(&ids).await? };
+        if rows.is_empty() {
+            self.finish_claim().await?;
+        }
+        Ok(rows)
+    }
+
+    /// Reads the rows that are claimed, and not marked.
+    async fn claimed(&self, ids: &[Uuid]) -> Result<Vec<ScannedRow>, Error> {
+        let (outbox, id) = (self.table.quoted(), self.table.column(Column::Id));
+        let begin = format!("BEGIN; LOCK TABLE {outbox} IN ACCESS SHARE MODE");
+        let doing = Error::sql(DOING);
+        if let Err(error) = self.client().batch_execute(&begin).await {
+            self.client().batch_execute("ROLLBACK").await.map_err(Error::sql(DOING))?;
+            return Err(doing(error));
+        }
+        let types = columns::types(self.client(), &outbox).await?;
+        let (columns, column_types) = scanned_columns(&self.table, &types)?;
+        // COPY takes no parameters.
+        let ids: Vec<String> = ids.iter().map(Uuid::to_string).collect();
+        let sql = format!(
+            "COPY (SELECT {columns} FROM {outbox} o
+                   WHERE {id} = ANY ('{{{ids}}}'::uuid[]) AND {NOT_MARKED} AND {not_owed}
+                   ORDER BY seq) TO STDOUT (FORMAT binary)",
+            ids = ids.join(","),
+            not_owed = not_owed(&self.table),
+        );
+        let copied = self.client().copy_out(&sql).await.map_err(Error::sql(DOING))?;
+        let rows = pin!(BinaryCopyOutStream::new(copied, &column_types));
+        let rows: Vec<_> = rows.try_collect().await.map_err(Error::sql(DOING))?;
+        self.client().batch_execute("COMMIT").await.map_err(Error::sql(DOING))?;
+        Ok(rows)
+    }
+
+    /// Says that the claim's owner lives.
+    pub(crate) async fn renew_claim(&self) -> Result<(), Error> {
+        self.client().batch_execute("SELECT").await.map_err(Error::sql("renew a claim"))
+    }
+
+    /// Lets go of a claim.
+    pub(crate) async fn finish_claim(&self) -> Result<(), Error> {
+        let sql = "SELECT pg_advisory_unlock_all(); SET idle_session_timeout = DEFAULT";
+        self.client().batch_execute(sql).await.map_err(Error::sql("end a claim"))
+    }
+
+    /// What keeps claims cheap while many rows wait. Says whether it was missing.
+    pub(crate) async fn ensure_poll_index(&self) -> Result<bool, Error> {
+        let index = self.table.companion("idx_outbox_unpublished_seq");
+        let found = self.client().query_one("SELECT to_regclass($1) IS NULL", &[&index]).await;
+        let is_missing = found.map_err(Error::sql("look for the index"))?.get(0);
+        let sql = format!(
+            "CREATE INDEX IF NOT EXISTS idx_outbox_unpublished_seq ON {} (seq)
+             WHERE published_at IS NULL",
+            self.table.quoted()
+        );
+        self.client().batch_execute(&sql).await.map_err(Error::sql("create the index"))?;
+        Ok(is_missing)
+    }
+}

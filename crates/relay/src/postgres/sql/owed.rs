@@ -1,0 +1,311 @@
+//! Marks, and what becomes of them where somebody else has locked the rows.
+//!
+//! A row may be locked for as long as whoever did it likes. It is waited for a little; then the rows that
+//! are free are marked, and the others are owed their marks: that is written down in `tailpost_owed`,
+//! and from then on nobody who looks for rows without marks sees them, neither the scanner, which would
+//! publish them again after a crash, nor the sweeper. So nothing but such a row itself waits for its lock.
+
+use std::collections::HashSet;
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
+
+use outbox::{Column, DROPPED, Table};
+use pgoutput::Lsn;
+use tokio_postgres::types::{PgLsn, ToSql};
+use uuid::Uuid;
+
+use super::Store;
+use super::mark::NOT_MARKED;
+use crate::config::MarkBy;
+use crate::engine::Settled;
+use crate::error::Error;
+
+/// For so long after a lock was met rows that are locked are not waited for at all.
+const WARY_FOR: Duration = Duration::from_secs(60);
+
+/// Owed rows that are made up for by one statement.
+const SETTLED_AT_ONCE: usize = 1_000;
+
+const MARKING: &str = "mark published rows";
+
+/// Rows without an id that are counted.
+const UNIDENTIFIED_MAX: u32 = 10_000;
+
+/// Rows of which somebody has to do something before the relay can.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Stuck {
+    /// Rows that are [owed](self) a mark, or their removal.
+    pub(crate) owed: u64,
+    /// Rows without an id: nothing can be said of them, so nothing is done about them.
+    pub(crate) unidentified: u64,
+}
+
+/// What marking did.
+pub(crate) struct Marks {
+    pub(crate) rows: u64,
+    /// Rows that were locked: see the module.
+    pub(crate) owed: u64,
+}
+
+impl Store {
+    /// Writes down that the stream has these events, or that a route dropped them; already marked
+    /// rows are left alone, locked ones are owed their marks. Returns how many rows were marked
+    /// here. Rows not visible yet, or gone, are no error: the sweeper finds the former.
+    pub(crate) async fn mark(&self, stream: &str, settled: &[Settled]) -> Result<u64, Error> {
+        Ok(self.mark_or_owe(stream, settled).await?.rows)
+    }
+
+    /// As [`mark`](Self::mark).
+    pub(crate) async fn mark_or_owe(
+        &self,
+        stream: &str,
+        settled: &[Settled],
+    ) -> Result<Marks, Error> {
+        if !self.is_wary() {
+            match self.mark_waiting(stream, settled).await {
+                Err(error) if error.is_contention() => self.beware(),
+                Err(error) if error.is_about_a_row() => {}
+                marked => return marked.map(|(rows, _)| Marks { rows, owed: 0 }),
+            }
+        }
+        let (rows, owed) = Box::pin(self.mark_free(&self.sql.mark_free, stream, settled)).await?;
+        let count = |ids: HashSet<Uuid>| ids.len() as u64;
+        Ok(Marks { rows: count(rows), owed: count(owed) })
+    }
+
+    /// As [`mark`](Self::mark). Also returns the events that have no marked row: it is gone, or was
+    /// not visible. That it may be visible by now does not matter: it has no mark.
+    pub(crate) async fn mark_and_miss(
+        &self,
+        stream: &str,
+        settled: &[Settled],
+    ) -> Result<(u64, Vec<Settled>), Error> {
+        let missed = |there: HashSet<Uuid>| {
+            settled.iter().filter(|it| !there.contains(&it.id)).copied().collect()
+        };
+        if !self.is_wary() {
+            match self.mark_waiting(stream, settled).await {
+                Err(error) if error.is_contention() => self.beware(),
+                Err(error) if error.is_about_a_row() => {}
+                marked => {
+                    let (rows, deleted) = marked?;
+                    if rows == settled.len() as u64 {
+                        return Ok((rows, Vec::new()));
+                    }
+                    let there = match deleted {
+                        Some(deleted) => deleted,
+                        None => self.marked(settled).await?,
+                    };
+                    return Ok((rows, missed(there)));
+                }
+            }
+        }
+        let (marked, owed) = Box::pin(self.mark_free(&self.sql.mark_free, stream, settled)).await?;
+        // What is owed counts as marked: it is somebody else's to see to.
+        let rows = (marked.len() + owed.len()) as u64;
+        let mut there: HashSet<Uuid> = marked.union(&owed).copied().collect();
+        if !self.marks_by_deleting() {
+            there.extend(self.marked(settled).await?);
+        }
+        Ok((rows, missed(there)))
+    }
+
+    /// Marks rows of which nobody knows where in the stream they are. Locked ones are owed their marks.
+    pub(crate) async fn mark_on_trust(&self, stream: &str, ids: &[Uuid]) -> Result<u64, Error> {
+        if ids.is_empty() {
+            return Ok(0);
+        }
+        if !self.is_wary() {
+            let marked = self.client().execute(&self.sql.mark_on_trust, &[&ids, &stream]).await;
+            match marked.map_err(Error::sql("sweep unmarked rows")) {
+                Err(error) if error.is_contention() => self.beware(),
+                Err(error) if error.is_about_a_row() => {}
+                marked => return marked,
+            }
+        }
+        let settled: Vec<_> = ids.iter().map(|id| Settled::somewhere(*id)).collect();
+        let (marked, _) = Box::pin(self.mark_free(&self.sql.trust_free, stream, &settled)).await?;
+        Ok(marked.len() as u64)
+    }
+
+    /// Marks the rows that nobody has locked, waiting for none. The others, and those whose marks the
+    /// database refuses, are owed them. Returns which are which.
+    async fn mark_free(
+        &self,
+        sql: &str,
+        stream: &str,
+        settled: &[Settled],
+    ) -> Result<(HashSet<Uuid>, HashSet<Uuid>), Error> {
+        let (mut marked, mut owed) = (HashSet::new(), HashSet::new());
+        // A trigger or a constraint may be against a mark: then the halves are tried by themselves.
+        let mut pieces = vec![settled];
+        while let Some(piece) = pieces.pop() {
+            if piece.is_empty() {
+                continue;
+            }
+            match self.with_settled(sql, stream, piece).await {
+                Ok(rows) => {
+                    for row in rows {
+                        let into = if row.get(1) { &mut owed } else { &mut marked };
+                        into.insert(row.get(0));
+                    }
+                }
+                Err(error) if error.is_about_a_row() && piece.len() > 1 => {
+                    let (one, other) = piece.split_at(piece.len() / 2);
+                    pieces.extend([other, one]);
+                }
+                Err(error) if error.is_about_a_row() => {
+                    self.with_settled(&owe(&self.table), stream, piece).await?;
+                    owed.extend(piece.iter().map(|it| it.id));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok((marked, owed))
+    }
+
+    async fn with_settled(
+        &self,
+        sql: &str,
+        stream: &str,
+        settled: &[Settled],
+    ) -> Result<Vec<tokio_postgres::Row>, Error> {
+        let (ids, seqs, lsns) = columns(settled);
+        let parameters: [&(dyn ToSql + Sync); 4] = [&ids, &seqs, &lsns, &stream];
+        self.client().query(sql, &parameters).await.map_err(Error::sql(MARKING))
+    }
+
+    /// Makes up for what is owed, as far as it is not locked any more. Returns how much still is, and
+    /// what else waits for somebody.
+    pub(crate) async fn settle_owed(&self) -> Result<Stuck, Error> {
+        let (table, owed) = (&self.table, self.table.companion("tailpost_owed"));
+        let sql = format!("SELECT EXISTS (SELECT FROM {owed})");
+        let doing = "make up for marks";
+        let row = self.client().query_one(&sql, &[]).await.map_err(Error::sql(doing))?;
+        let mut left = 0;
+        if row.get(0) {
+            let settled = self.client().execute(&settle(table, self.mark_by), &[]).await;
+            settled.map_err(Error::sql(doing))?;
+            let sql = format!("SELECT count(*) FROM {owed}");
+            let row = self.client().query_one(&sql, &[]).await.map_err(Error::sql(doing))?;
+            left = row.get::<_, i64>(0).cast_unsigned();
+        }
+        Ok(Stuck { owed: left, unidentified: self.unidentified().await? })
+    }
+
+    /// Counts rows without an id, up to a limit. Ids are looked up all the time, so an index leads there.
+    pub(crate) async fn unidentified(&self) -> Result<u64, Error> {
+        let (outbox, id) = (self.table.quoted(), self.table.column(Column::Id));
+        let sql = format!(
+            "SELECT count(*) FROM (
+                 SELECT FROM {outbox} o WHERE {id} IS NULL AND {NOT_MARKED} AND {owned}
+                 LIMIT {UNIDENTIFIED_MAX}) unidentified",
+            owned = self.owned_rows("o")
+        );
+        let row = self.client().query_one(&sql, &[]).await;
+        let row = row.map_err(Error::sql("look for rows without an id"))?;
+        Ok(row.get::<_, i64>(0).cast_unsigned())
+    }
+
+    fn is_wary(&self) -> bool {
+        let met = self.met_lock.lock().unwrap_or_else(PoisonError::into_inner);
+        met.is_some_and(|at| at.elapsed() < WARY_FOR)
+    }
+
+    fn beware(&self) {
+        let mut met = self.met_lock.lock().unwrap_or_else(PoisonError::into_inner);
+        *met = Some(Instant::now());
+    }
+}
+
+/// Ids, places in the stream, and positions in the log, for `unnest`.
+pub(super) fn columns(settled: &[Settled]) -> (Vec<Uuid>, Vec<Option<i64>>, Vec<Option<PgLsn>>) {
+    let ids = settled.iter().map(|it| it.id).collect();
+    let seqs = settled.iter().map(|it| it.seq.map(u64::cast_signed)).collect();
+    let lsn = |it: &Settled| (it.commit_lsn > Lsn::ZERO).then(|| PgLsn::from(it.commit_lsn.0));
+    (ids, seqs, settled.iter().map(lsn).collect())
+}
+
+/// As the one statement that marks rows, but waits for no row, and says which were marked and which
+/// are owed their marks. It costs a lock for each row. With `on_trust`, the stream has events also of
+/// which the place is not known.
+pub(super) fn mark_free(table: &Table, by: MarkBy, on_trust: bool) -> String {
+    let (outbox, id) = (table.quoted(), table.column(Column::Id));
+    let owed = table.companion("tailpost_owed");
+    let (lock, mark) = match by {
+        MarkBy::Row | MarkBy::Watermark => {
+            ("NO KEY UPDATE", format!("UPDATE {outbox} o SET {} FROM settled u", marks()))
+        }
+        MarkBy::Delete => ("UPDATE", format!("DELETE FROM {outbox} o USING settled u")),
+    };
+    format!(
+        "WITH settled AS (
+             SELECT id, stream_seq, commit_lsn,
+                 CASE WHEN {on_trust} OR stream_seq IS NOT NULL THEN $4::text END AS stream
+             FROM unnest($1::uuid[], $2::bigint[], $3::pg_lsn[]) AS u (id, stream_seq, commit_lsn)
+         ), there AS MATERIALIZED (
+             SELECT o.{id} AS id FROM {outbox} o WHERE o.{id} = ANY($1) AND {NOT_MARKED}
+         ), free AS MATERIALIZED (
+             SELECT o.{id} AS id FROM {outbox} o WHERE o.{id} = ANY($1) AND {NOT_MARKED}
+             FOR {lock} SKIP LOCKED
+         ), marked AS (
+             {mark} WHERE o.{id} = u.id AND o.{id} = ANY (ARRAY(SELECT id FROM free))
+                 AND {NOT_MARKED}
+             RETURNING o.{id} AS id
+         ), owed AS (
+             INSERT INTO {owed} (id, stream, stream_seq, commit_lsn)
+             SELECT u.id, u.stream, u.stream_seq, u.commit_lsn FROM settled u
+             WHERE u.id IN (SELECT id FROM there) AND u.id NOT IN (SELECT id FROM free)
+             ON CONFLICT (id) DO UPDATE SET owed_at = excluded.owed_at RETURNING id
+         )
+         SELECT id, false FROM marked UNION ALL SELECT id, true FROM owed"
+    )
+}
+
+/// What a mark sets, from a row `u` that says where the event is.
+fn marks() -> String {
+    format!(
+        "published_at = clock_timestamp(), stream_seq = u.stream_seq, commit_lsn = u.commit_lsn,
+         stream = u.stream, publish_error = CASE WHEN u.stream IS NULL THEN '{DROPPED}' END,
+         next_attempt_at = NULL"
+    )
+}
+
+fn owe(table: &Table) -> String {
+    format!(
+        "INSERT INTO {} (id, stream, stream_seq, commit_lsn)
+         SELECT id, CASE WHEN seq IS NOT NULL THEN $4::text END, seq, lsn
+         FROM unnest($1::uuid[], $2::bigint[], $3::pg_lsn[]) AS u (id, seq, lsn)
+         ON CONFLICT (id) DO NOTHING RETURNING id",
+        table.companion("tailpost_owed")
+    )
+}
+
+/// Marks or removes the rows that were locked and are not any more. The record of a row is locked with
+/// it: whoever requeues its event meanwhile takes the record away.
+fn settle(table: &Table, by: MarkBy) -> String {
+    let (outbox, id) = (table.quoted(), table.column(Column::Id));
+    let owed = table.companion("tailpost_owed");
+    let (mark, removed) = match by {
+        MarkBy::Row | MarkBy::Watermark => (
+            format!(
+                "UPDATE {outbox} o SET {} FROM due u WHERE o.{id} = u.id AND NOT u.parked",
+                marks()
+            ),
+            "u.parked",
+        ),
+        MarkBy::Delete => ("SELECT".to_owned(), "true"),
+    };
+    format!(
+        "WITH due AS MATERIALIZED (
+             SELECT w.* FROM {owed} w JOIN {outbox} o ON o.{id} = w.id WHERE {NOT_MARKED}
+             LIMIT {SETTLED_AT_ONCE} FOR UPDATE OF o, w SKIP LOCKED
+         ), marked AS (
+             {mark}
+         ), removed AS (
+             DELETE FROM {outbox} o USING due u WHERE o.{id} = u.id AND {removed}
+         )
+         DELETE FROM {owed} w WHERE w.id IN (SELECT id FROM due)
+             OR NOT EXISTS (SELECT FROM {outbox} o WHERE o.{id} = w.id AND {NOT_MARKED})"
+    )
+}

@@ -1,0 +1,395 @@
+//! Into the dead-letter table, and out of it again.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use outbox::{Column, Table};
+use tokio_postgres::{Row, Statement};
+use uuid::Uuid;
+
+use super::mark::NOT_MARKED;
+use super::{Store, mark};
+use crate::engine::{Blocked, Dead, Settled};
+use crate::error::Error;
+use crate::postgres::rows::{Micros, REQUEUED_TXID};
+
+/// `reason` is for operators; more than this helps nobody.
+const REASON_BYTES_MAX: usize = 8 * 1024;
+
+/// More dead letters than this no relay leaves unconfirmed.
+const DEAD_AGAIN_MAX: u32 = 100_000;
+
+/// More blocked aggregates than this are an outage by another name: the relay stops.
+const BLOCKED_MAX: usize = 100_000;
+
+/// A row counts no further.
+const ATTEMPTS_MAX: i32 = i32::MAX;
+
+/// What the columns are called in the dead-letter table, in the order of [`Column::ALL`].
+const DEAD_COLUMNS: [&str; 10] = [
+    "id",
+    "aggregate_type",
+    "aggregate_id",
+    "event_type",
+    "event_version",
+    "payload",
+    "occurred_at",
+    "correlation_id",
+    "causation_id",
+    "headers",
+];
+
+/// A slot, and the process that reads it for a session. Once another one does, the session is to
+/// change nothing.
+#[derive(Debug, Clone)]
+pub(crate) struct SlotReader {
+    pub(crate) slot: String,
+    pub(crate) pid: i32,
+}
+
+/// What became of the row of an event that was parked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RowOfDead {
+    Removed,
+    /// Somebody has it locked.
+    Locked,
+    /// It is gone, or not visible yet.
+    Unseen,
+}
+
+impl Store {
+    /// Moves an event to the dead-letter table, durably. The row may not be visible yet: then the
+    /// event's own columns make the dead letter, and the sweeper removes the row. A locked one is
+    /// [owed](Self::settle_owed).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::SlotBusy`] if `reader` does not read the slot any more: nothing is written then.
+    pub(crate) async fn park(
+        &self,
+        dead: &Dead,
+        reader: Option<&SlotReader>,
+    ) -> Result<RowOfDead, Error> {
+        let event = &dead.event;
+        let occurred_at = Micros::from(event.occurred_at);
+        let headers = event.headers.as_ref().map(|headers| String::from_utf8_lossy(headers));
+        let row = self
+            .client()
+            .query_one(
+                self.prepare_park().await?,
+                &[
+                    &event.id,
+                    &&*event.aggregate_type,
+                    &&*event.aggregate_id,
+                    &&*event.event_type,
+                    &event.event_version,
+                    &&*event.payload,
+                    &occurred_at,
+                    &event.correlation_id,
+                    &event.causation_id,
+                    &headers,
+                    &fit(&dead.reason),
+                    &i32::try_from(dead.attempts).unwrap_or(i32::MAX),
+                    &dead.seq,
+                    &dead.blocks,
+                    &dead.blocked_by,
+                    &reader.map(|it| &*it.slot),
+                    &reader.map(|it| it.pid),
+                ],
+            )
+            .await
+            .map_err(Error::sql("park an event"))?;
+        if let Some(reader) = reader
+            && !row.get::<_, bool>(2)
+        {
+            return Err(Error::SlotBusy { slot: reader.slot.clone() });
+        }
+        Ok(match (row.get(0), row.get(1)) {
+            (true, _) => RowOfDead::Removed,
+            (_, true) => RowOfDead::Locked,
+            _ => RowOfDead::Unseen,
+        })
+    }
+
+    /// Needed once, and by those who count on the order of several.
+    pub(crate) async fn prepare_park(&self) -> Result<&Statement, Error> {
+        let prepare = async || {
+            let sql = mark::park(&self.table, self.dead_payload_type().await?);
+            self.prepare(&sql).await
+        };
+        self.park.get_or_try_init(prepare).await
+    }
+
+    /// Writes down that an event could not be published, why, and when it is tried again. A row that
+    /// is not visible yet is left alone.
+    pub(crate) async fn note_failure(
+        &self,
+        id: Uuid,
+        reason: &str,
+        pause: Duration,
+    ) -> Result<(), Error> {
+        let reason = fit(reason);
+        self.client()
+            .execute(&note_failure(&self.table), &[&id, &reason, &pause.as_secs_f64()])
+            .await
+            .map_err(Error::sql("write down a failed attempt"))?;
+        Ok(())
+    }
+
+    /// Events that the log may bring again although they are done with: those that were parked last,
+    /// and those that were requeued last and are published.
+    pub(crate) async fn newest_dead_letters(&self) -> Result<HashSet<Uuid>, Error> {
+        let sql = format!(
+            "(SELECT id FROM {dead} WHERE {owned} ORDER BY dead_at DESC LIMIT {DEAD_AGAIN_MAX})
+             UNION
+             SELECT event_id FROM (
+                 SELECT event_id FROM {audit} WHERE action IN ('requeue', 'release') AND {owned}
+                 ORDER BY id DESC LIMIT {DEAD_AGAIN_MAX}) requeued
+             WHERE NOT EXISTS (
+                 SELECT FROM {outbox} o WHERE o.{id} = event_id AND {NOT_MARKED})",
+            owned = self.owned_letters(),
+            id = self.table.column(Column::Id),
+            dead = self.table.companion("outbox_dead_letter"),
+            audit = self.table.companion("outbox_dead_letter_audit"),
+            outbox = self.table.quoted(),
+        );
+        let rows = self.client().query(&sql, &[]).await.map_err(Error::sql("read dead letters"))?;
+        Ok(rows.iter().map(|row| row.get(0)).collect())
+    }
+
+    /// Whether requeued events wait for the scanner. What the log says of them it must not say first.
+    pub(crate) async fn has_requeued(&self) -> Result<bool, Error> {
+        let sql = format!(
+            "SELECT EXISTS (SELECT FROM {audit} JOIN {outbox} o ON o.{id} = event_id
+                 WHERE action IN ('requeue', 'release') AND {NOT_MARKED} AND {owned})",
+            owned = self.owned_rows("o"),
+            id = self.table.column(Column::Id),
+            audit = self.table.companion("outbox_dead_letter_audit"),
+            outbox = self.table.quoted(),
+        );
+        let row = self.client().query_one(&sql, &[]).await;
+        row.map(|row| row.get(0)).map_err(Error::sql("look for requeued events"))
+    }
+
+    /// Gives the scanner those dead letters that only waited for others, where nothing is left to
+    /// wait for. Another shard's are left to it: only who holds its log may do that.
+    pub(crate) async fn release(&self) -> Result<u64, Error> {
+        let sql = release(&self.table, &self.put_back().await?, &self.owned_letters());
+        let row = self.client().query_one(&sql, &[]).await;
+        let released: i64 = row.map_err(Error::sql("release waiting events"))?.get(0);
+        Ok(released.cast_unsigned())
+    }
+
+    /// Whether there is something to [release](Self::release). Part of an open scan: if so, the scan
+    /// would find what was requeued a moment ago, and take its aggregate for blocked.
+    pub(crate) async fn has_to_release(&self) -> Result<bool, Error> {
+        let (dead, owned) = (self.table.companion("outbox_dead_letter"), self.owned_letters());
+        let free = waits_for_nothing(&self.table);
+        let sql = format!("SELECT EXISTS (SELECT FROM {dead} d WHERE {free} AND {owned})");
+        let row = self.client().query_one(&sql, &[]).await;
+        row.map(|row| row.get(0)).map_err(Error::sql("look for waiting events"))
+    }
+
+    /// The aggregates whose events wait. Part of an open scan: what that finds does not wait.
+    pub(crate) async fn blocked(&self) -> Result<Vec<Blocked>, Error> {
+        let sql = format!(
+            "SELECT DISTINCT ON (aggregate_type, aggregate_id)
+                 aggregate_type, aggregate_id, coalesce(blocked_by, id)
+             FROM {} WHERE blocks AND discarded_at IS NULL AND {}
+             ORDER BY aggregate_type, aggregate_id, blocked_by IS NOT NULL, seq
+             LIMIT {}",
+            self.table.companion("outbox_dead_letter"),
+            self.owned_letters(),
+            BLOCKED_MAX + 1
+        );
+        let rows = self.client().query(&sql, &[]).await;
+        let rows = rows.map_err(Error::sql("look for blocked aggregates"))?;
+        if rows.len() > BLOCKED_MAX {
+            return Err(Error::Refused(format!(
+                "more than {BLOCKED_MAX} aggregates are blocked by dead letters; mend them with \
+                 `tailpost outbox dlq`, or set relay.on_park = \"skip\""
+            )));
+        }
+        let blocked = |row: &Row| Blocked {
+            aggregate_type: row.get(0),
+            aggregate_id: row.get(1),
+            by: row.get(2),
+        };
+        Ok(rows.iter().map(blocked).collect())
+    }
+
+    /// Puts what a CTE named `back` holds, whole rows of the dead-letter table, back into the outbox,
+    /// for the scanner. The event's first row may still be there, if it was not visible when it was
+    /// parked.
+    pub(super) async fn put_back(&self) -> Result<String, Error> {
+        let (table, outbox) = (&self.table, self.table.quoted());
+        let rows = self
+            .client()
+            .query(
+                "SELECT attname::text, format_type(atttypid, atttypmod) FROM pg_attribute
+                 WHERE attrelid = $1::text::regclass AND attnum > 0 AND NOT attisdropped",
+                &[&outbox],
+            )
+            .await
+            .map_err(Error::sql("look at the table's columns"))?;
+        let types: HashMap<String, String> =
+            rows.iter().map(|row| (row.get(0), row.get(1))).collect();
+        let (mut names, mut values) = (Vec::new(), Vec::new());
+        for (column, dead) in Column::ALL.into_iter().zip(DEAD_COLUMNS) {
+            let Some(wanted) = types.get(table.columns().name(column)) else { continue };
+            names.push(table.column(column));
+            values.push(match (column, wanted.as_str()) {
+                (Column::Payload, "bytea") => dead.to_owned(),
+                (Column::OccurredAt, wanted) if wanted.ends_with("without time zone") => {
+                    format!("{dead} AT TIME ZONE 'UTC'")
+                }
+                (Column::OccurredAt, _) => dead.to_owned(),
+                // As it was, if it was no JSON.
+                (Column::Headers, wanted) if !wanted.starts_with("json") => format!(
+                    "CASE jsonb_typeof({dead}) WHEN 'string' THEN {dead} #>> '{{}}'
+                         ELSE {dead}::text END::{wanted}"
+                ),
+                (_, wanted) => format!("{dead}::text::{wanted}"),
+            });
+        }
+        let (id, payload) = (table.column(Column::Id), table.column(Column::Payload));
+        let name = outbox.replace('\'', "''");
+        let (names, values) = (names.join(", "), values.join(", "));
+        let insert = format!(
+            "INSERT INTO {outbox} AS o ({names}, seq, txid)
+             SELECT {values}, coalesce(seq, nextval(pg_get_serial_sequence('{name}', 'seq'))),
+                 '{REQUEUED_TXID}'::xid8
+             FROM back"
+        );
+        let renewed = format!(
+            "publish_attempts = 0, publish_error = NULL, next_attempt_at = NULL,
+                 txid = '{REQUEUED_TXID}'::xid8"
+        );
+        let put = if self.has_unique_id().await? {
+            format!(
+                "{insert} ORDER BY seq
+                 ON CONFLICT ({id}) DO UPDATE SET {payload} = excluded.{payload}, {renewed}
+                     WHERE o.published_at IS NULL"
+            )
+        } else {
+            // Nothing says that ids are unique: a partitioned table's key has other columns, too.
+            format!(
+                "UPDATE {outbox} o SET {payload} = back.payload, {renewed}
+                 FROM back WHERE o.{id} = back.id AND o.published_at IS NULL
+             ), added AS (
+                 {insert} WHERE NOT EXISTS (SELECT FROM {outbox} o WHERE o.{id} = back.id)
+                 ORDER BY seq"
+            )
+        };
+        let owed = table.companion("tailpost_owed");
+        Ok(format!(
+            "{put}
+             ), no_more_owed AS (
+                 DELETE FROM {owed} WHERE id IN (SELECT id FROM back)"
+        ))
+    }
+
+    /// Whether the table lets no id come twice.
+    async fn has_unique_id(&self) -> Result<bool, Error> {
+        let sql = "SELECT EXISTS (
+                SELECT FROM pg_index JOIN pg_attribute ON attrelid = indrelid AND attnum = indkey[0]
+                WHERE indrelid = to_regclass($1) AND indisunique AND indisvalid
+                    AND indnkeyatts = 1 AND indpred IS NULL AND attname::text = $2)";
+        let (outbox, id) = (self.table.quoted(), self.table.columns().name(Column::Id));
+        let row = self.client().query_one(sql, &[&outbox, &id]).await;
+        Ok(row.map_err(Error::sql("look at the table's keys"))?.get(0))
+    }
+
+    /// Writes down that a requeued event had been stored before, and so was not published again.
+    pub(crate) async fn note_found(&self, found: &[Settled]) -> Result<(), Error> {
+        let ids: Vec<Uuid> = found.iter().map(|it| it.id).collect();
+        let seqs: Vec<Option<i64>> = found.iter().map(|it| it.seq.map(u64::cast_signed)).collect();
+        self.client()
+            .execute(&note_found(&self.table), &[&ids, &seqs])
+            .await
+            .map_err(Error::sql("write down what the stream had already"))?;
+        Ok(())
+    }
+}
+
+/// What fits into a reason.
+fn fit(reason: &str) -> String {
+    let mut reason = reason.replace('\0', "\u{fffd}");
+    reason.truncate(reason.floor_char_boundary(REASON_BYTES_MAX));
+    reason
+}
+
+fn note_failure(table: &Table) -> String {
+    format!(
+        "UPDATE {outbox} o SET publish_attempts =
+                 least(greatest(coalesce(publish_attempts, 0), 0), {ATTEMPTS_MAX} - 1) + 1,
+             publish_error = $2,
+             next_attempt_at = clock_timestamp() + make_interval(secs => $3), txid = {transaction}
+         WHERE {id} = ANY (ARRAY(
+             SELECT {id} FROM {outbox} WHERE {id} = $1 AND {NOT_MARKED}
+             FOR NO KEY UPDATE SKIP LOCKED))",
+        // A new version of the row would not tell any more.
+        transaction = mark::transaction("o"),
+        outbox = table.quoted(),
+        id = table.column(Column::Id)
+    )
+}
+
+fn release(table: &Table, put_back: &str, owned: &str) -> String {
+    let dead = table.companion("outbox_dead_letter");
+    let audit = table.companion("outbox_dead_letter_audit");
+    format!(
+        "WITH back AS (
+             DELETE FROM {dead} WHERE id = ANY (ARRAY(
+                 SELECT d.id FROM {dead} d WHERE {free} AND {owned} FOR UPDATE SKIP LOCKED))
+             RETURNING *
+         ), put AS ({put_back}),
+         noted AS (
+             INSERT INTO {audit} (action, event_id, aggregate_type, aggregate_id, event_type, actor,
+                 via, reason)
+             SELECT 'release', id, aggregate_type, aggregate_id, event_type, 'tailpost', 'relay',
+                 reason FROM back
+         )
+         SELECT count(*) FROM back",
+        free = waits_for_nothing(table),
+    )
+}
+
+/// A dead letter `d` that only waited for others, of which none is left.
+fn waits_for_nothing(table: &Table) -> String {
+    format!(
+        "d.blocked_by IS NOT NULL AND d.discarded_at IS NULL AND d.blocks AND NOT EXISTS (
+             SELECT FROM {} head
+             WHERE head.aggregate_type = d.aggregate_type AND head.aggregate_id = d.aggregate_id
+                 AND head.blocks AND head.blocked_by IS NULL AND head.discarded_at IS NULL)",
+        table.companion("outbox_dead_letter")
+    )
+}
+
+fn note_found(table: &Table) -> String {
+    let audit = table.companion("outbox_dead_letter_audit");
+    format!(
+        "INSERT INTO {audit} (action, event_id, aggregate_type, aggregate_id, event_type, actor,
+             via, why)
+         SELECT DISTINCT ON (a.event_id) 'found', a.event_id, a.aggregate_type, a.aggregate_id,
+             a.event_type, 'tailpost', 'relay',
+             'the stream had it already, as sequence ' || f.seq || ': not published again'
+         FROM unnest($1::uuid[], $2::bigint[]) AS f (id, seq)
+         JOIN {audit} a ON a.event_id = f.id AND a.action IN ('requeue', 'release')"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reason_is_cut_between_characters_and_has_no_zeros() {
+        let long = format!("x{}", "€".repeat(REASON_BYTES_MAX));
+        let kept = fit(&long);
+        assert!(long.starts_with(&kept));
+        assert!(kept.len() <= REASON_BYTES_MAX && kept.len() > REASON_BYTES_MAX - '€'.len_utf8());
+        assert_eq!(fit("a\0b"), "a\u{fffd}b");
+        assert_eq!(REASON_BYTES_MAX, 8 * 1024);
+    }
+}

@@ -1,0 +1,162 @@
+//! Rows read from the table, as many as there are, in bounded memory.
+
+use std::error::Error as StdError;
+use std::pin::Pin;
+
+use futures_util::TryStreamExt;
+use tokio_postgres::binary_copy::BinaryCopyOutStream;
+use tokio_postgres::types::{FromSql, Type};
+
+use super::{Store, mark, sweep};
+use crate::engine::ScanRange;
+use crate::error::Error;
+use crate::postgres::columns;
+use crate::postgres::rows::scanned_columns;
+
+pub(crate) use tokio_postgres::binary_copy::BinaryCopyOutRow as ScannedRow;
+
+const DOING: &str = "scan for unpublished rows";
+
+/// One pass over the unmarked rows that the log does not bring, in order of insertion.
+///
+/// A binary `COPY`: what is not taken waits on the connection and in the server. Its transaction
+/// lasts until [`close`](Self::close), and until then the table keeps its columns.
+pub(crate) struct Scanner {
+    store: Store,
+    rows: Pin<Box<BinaryCopyOutStream>>,
+    is_at_end: bool,
+    process: i32,
+}
+
+impl Store {
+    /// Whether a transaction that `snapshot` shows is not visible yet. A slot's snapshot goes by the log,
+    /// which has a commit before it is visible: a synchronous standby may have to confirm it first.
+    pub(crate) async fn has_hidden(&self, snapshot: &str) -> Result<bool, Error> {
+        let sql = "SELECT EXISTS (SELECT FROM pg_snapshot_xip(pg_current_snapshot()) AS running
+                       WHERE pg_visible_in_snapshot(running, $1::text::pg_snapshot))";
+        let row = self.client().query_one(sql, &[&snapshot]).await;
+        row.map(|row| row.get(0)).map_err(Error::sql("look for commits that are not visible"))
+    }
+
+    /// Begins the transaction of a pass. All of it is of one snapshot,
+    /// [`blocked`](Self::blocked) included.
+    pub(crate) async fn open_scan(&self) -> Result<(), Error> {
+        let outbox = self.table.quoted();
+        // As long as the statement takes is as long as the broker takes.
+        let begin = format!(
+            "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL statement_timeout = 0;
+             LOCK TABLE {outbox} IN ACCESS SHARE MODE"
+        );
+        self.client().batch_execute(&begin).await.map_err(Error::sql(DOING))
+    }
+
+    /// Ends the transaction of a pass that reads nothing.
+    pub(crate) async fn abandon_scan(&self) -> Result<(), Error> {
+        self.client().batch_execute("ROLLBACK").await.map_err(Error::sql("end a scan"))
+    }
+
+    /// Begins to read the rows that are visible in `start_snapshot`, in the transaction that
+    /// [`open_scan`](Self::open_scan) began.
+    pub(crate) async fn scan(
+        self,
+        start_snapshot: &str,
+        range: ScanRange,
+    ) -> Result<Scanner, Error> {
+        let outbox = self.table.quoted();
+        let types = columns::types(self.client(), &outbox).await?;
+        let (columns, column_types) = scanned_columns(&self.table, &types)?;
+        // COPY takes no parameters; the snapshot came from the server's own output function.
+        let sql = format!(
+            "COPY (SELECT {columns} FROM {outbox} o
+                   WHERE published_at IS NULL
+                     AND pg_visible_in_snapshot({transaction}, '{snapshot}'::pg_snapshot)
+                     AND {extent}
+                     AND {owned} AND {not_owed}
+                   ORDER BY seq) TO STDOUT (FORMAT binary)",
+            transaction = mark::transaction("o"),
+            owned = self.owned_rows("o"),
+            not_owed = mark::not_owed(&self.table),
+            snapshot = start_snapshot.replace('\'', "''"),
+            extent = match range {
+                ScanRange::Whole => mark::not_published(&self.table, "o"),
+                // Older than every slot: none of them ever brought it.
+                ScanRange::CameBack => sweep::CAME_BACK.to_owned(),
+            },
+        );
+        let process = self.client().query_one("SELECT pg_backend_pid()", &[]).await;
+        let process = process.map_err(Error::sql(DOING))?.get(0);
+        let copied = self.client().copy_out(&sql).await.map_err(Error::sql(DOING))?;
+        let rows = Box::pin(BinaryCopyOutStream::new(copied, &column_types));
+        Ok(Scanner { store: self, rows, is_at_end: false, process })
+    }
+
+    /// Whether others wait for a table that the server's process `process` reads.
+    pub(crate) async fn is_waited_for(&self, process: i32) -> Result<bool, Error> {
+        let sql = "SELECT EXISTS (
+                SELECT FROM pg_locks held JOIN pg_locks wanted USING (locktype, database, relation)
+                WHERE held.pid = $1 AND held.granted AND locktype = 'relation'
+                    AND NOT wanted.granted AND wanted.pid <> $1)";
+        let row = self.client().query_one(sql, &[&process]).await;
+        row.map(|row| row.get(0)).map_err(Error::sql("look who waits for a scan"))
+    }
+}
+
+impl Scanner {
+    /// The server's process that reads for it.
+    pub(crate) fn process(&self) -> i32 {
+        self.process
+    }
+
+    /// The next rows, until they are `rows_max` or hold `bytes_max`; none at the end.
+    pub(crate) async fn batch(
+        &mut self,
+        rows_max: usize,
+        bytes_max: usize,
+    ) -> Result<Vec<ScannedRow>, Error> {
+        let (mut batch, mut bytes) = (Vec::new(), 0);
+        while !self.is_at_end && batch.len() < rows_max && bytes < bytes_max {
+            match self.rows.try_next().await.map_err(Error::sql(DOING))? {
+                Some(row) => {
+                    bytes += size(&row)?;
+                    batch.push(row);
+                }
+                None => self.is_at_end = true,
+            }
+        }
+        Ok(batch)
+    }
+
+    /// Ends the pass. What is left of it is not waited for.
+    pub(crate) async fn close(self) -> Result<(), Error> {
+        if self.is_at_end {
+            self.store.client().batch_execute("COMMIT").await.map_err(Error::sql("end a scan"))?;
+        }
+        Ok(())
+    }
+}
+
+/// The length of a value, whatever its type.
+struct Length(usize);
+
+impl<'a> FromSql<'a> for Length {
+    fn from_sql(_: &Type, raw: &'a [u8]) -> Result<Self, Box<dyn StdError + Sync + Send>> {
+        Ok(Self(raw.len()))
+    }
+
+    fn from_sql_null(_: &Type) -> Result<Self, Box<dyn StdError + Sync + Send>> {
+        Ok(Self(0))
+    }
+
+    fn accepts(_: &Type) -> bool {
+        true
+    }
+}
+
+fn size(row: &ScannedRow) -> Result<usize, Error> {
+    let mut size = 0;
+    for column in outbox::Column::ALL {
+        let length: Length = row.try_get(column as usize).map_err(Error::sql(DOING))?;
+        size += length.0;
+    }
+    Ok(size)
+}

@@ -1,0 +1,376 @@
+//! The state row of a slot, and the slot itself.
+
+use std::time::Duration;
+
+use pgoutput::Lsn;
+use tokio_postgres::Row;
+use tokio_postgres::types::{PgLsn, ToSql};
+
+use super::{Store, mark};
+use crate::engine::{Place, SlotHealth, Watermark};
+use crate::error::Error;
+
+/// The state row: what the slot brings, and how far the log has been worked through.
+#[derive(Debug, Clone)]
+pub(crate) struct StateRow {
+    pub(crate) system_identifier: String,
+    /// `None` while the slot is being created: it says nothing yet.
+    pub(crate) start_snapshot: Option<String>,
+    pub(crate) epoch: i64,
+    /// The log brings everything that `start_snapshot` says.
+    pub(crate) is_trusted: bool,
+    pub(crate) watermark: Option<Watermark>,
+    /// The latest one below which everything is marked; `None` if an older version wrote the row.
+    pub(crate) swept: Option<Watermark>,
+    /// The slot was confirmed nowhere beyond; `None` if an older version wrote the row.
+    pub(crate) held: Option<Lsn>,
+    /// What the slot does not bring is published.
+    pub(crate) is_gap_filled: bool,
+    pub(crate) resolved: Option<Resolved>,
+    pub(crate) looks: LastLooks,
+}
+
+/// Whoever looks at the whole table now and then.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Looker {
+    Scanner,
+    Sweeper,
+}
+
+/// How long ago the whole table was looked at; `None` if nobody knows.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct LastLooks {
+    pub(crate) scanned: Option<Duration>,
+    pub(crate) swept: Option<Duration>,
+}
+
+/// How far a relay had got, as it wrote down beside `held`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Resolved {
+    pub(crate) place: Place,
+    /// When that was, in seconds from 1970 on, by the database's clock.
+    pub(crate) at: f64,
+}
+
+/// Every transaction numbered before this had ended when the snapshot was taken.
+pub(crate) fn oldest_running(watermark: &Watermark) -> Result<u64, Error> {
+    let xmin = watermark.snapshot.split(':').next().and_then(|xmin| xmin.parse().ok());
+    xmin.ok_or(Error::Stalled("the server's answer is no snapshot"))
+}
+
+impl Store {
+    /// Says that the log does not bring every row that it should, or not in a form that can be read:
+    /// the next session creates the slot anew and takes those rows from the table.
+    pub(crate) async fn distrust_slot(&self, slot: &str) -> Result<(), Error> {
+        let sql = format!(
+            "UPDATE {} SET start_lsn = NULL, updated_at = now() WHERE slot = $1",
+            self.table.companion("tailpost_state")
+        );
+        self.client().execute(&sql, &[&slot]).await.map_err(Error::sql("distrust the slot"))?;
+        Ok(())
+    }
+
+    /// Confirms what the replication connection could not confirm before it closed.
+    pub(crate) async fn advance_slot(&self, slot: &str, to: Lsn) -> Result<(), Error> {
+        let to = PgLsn::from(to.0);
+        self.client()
+            .execute("SELECT pg_replication_slot_advance($1, $2)", &[&slot, &to])
+            .await
+            .map_err(Error::sql("advance the slot"))?;
+        Ok(())
+    }
+
+    /// Writes down, durably, where the log ends now, and that the slot was read by us then: it may
+    /// be confirmed up to there. A slot that is created later begins behind it. `place` says how far
+    /// everything is resolved; the slot must not be confirmed beyond that either.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::SlotBusy`] if `reader` does not read the slot any more: nothing is written then.
+    pub(crate) async fn hold(
+        &self,
+        slot: &str,
+        reader: i32,
+        place: Option<Place>,
+    ) -> Result<Lsn, Error> {
+        // By itself, and first: whoever reads the slot afterwards has read it all the time.
+        let row = self.client().query_one("SELECT pg_current_wal_insert_lsn()", &[]).await;
+        let end: PgLsn = row.map_err(Error::sql("ask for the log's end"))?.get(0);
+        let end = Lsn(end.into());
+        self.hold_at(slot, reader, end, place).await.map(|()| end)
+    }
+
+    /// As [`hold`](Self::hold), for a position that the slot was not confirmed beyond.
+    pub(crate) async fn hold_at(
+        &self,
+        slot: &str,
+        reader: i32,
+        at: Lsn,
+        place: Option<Place>,
+    ) -> Result<(), Error> {
+        // Not waiting for synchronous standbys: they have no part in what the slot confirms.
+        let sql = format!(
+            "WITH durable AS (SELECT set_config('synchronous_commit', 'local', true))
+             UPDATE {} SET held_lsn = $2, updated_at = now(),
+                 resolved_lsn = coalesce($4, resolved_lsn),
+                 resolved_ordinal = CASE WHEN $4 IS NULL THEN resolved_ordinal ELSE $5 END,
+                 resolved_stream_seq = $6, resolved_at = now()
+             FROM durable
+             WHERE slot = $1 AND EXISTS (
+                 SELECT FROM pg_replication_slots WHERE slot_name = $1 AND active_pid = $3
+             )",
+            self.table.companion("tailpost_state")
+        );
+        let at = PgLsn::from(at.0);
+        let lsn = place.map(|it| PgLsn::from(it.commit_lsn.0));
+        let ordinal = place.map(|it| i64::from(it.ordinal));
+        let seq = place.and_then(|it| it.seq).map(u64::cast_signed);
+        let parameters: [&(dyn ToSql + Sync); 6] = [&slot, &at, &reader, &lsn, &ordinal, &seq];
+        let written = self.client().execute(&sql, &parameters).await;
+        match written.map_err(Error::sql("write down that the slot is held"))? {
+            0 => Err(Error::SlotBusy { slot: slot.to_owned() }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes down that the whole table was looked at just now.
+    pub(crate) async fn note_look(&self, slot: &str, by: Looker) -> Result<(), Error> {
+        let column = match by {
+            Looker::Scanner => "scanned_at",
+            Looker::Sweeper => "whole_swept_at",
+        };
+        let state = self.table.companion("tailpost_state");
+        let sql = format!("UPDATE {state} SET {column} = now() WHERE slot = $1");
+        let noted = self.client().execute(&sql, &[&slot]).await;
+        noted.map_err(Error::sql("write down that the table was looked at")).map(|_| ())
+    }
+
+    /// What the slot makes the server keep.
+    pub(crate) async fn slot_health(&self, slot: &str) -> Result<SlotHealth, Error> {
+        let sql = "SELECT wal_status, (pg_current_wal_lsn() - restart_lsn)::bigint,
+                          (pg_current_wal_lsn() - confirmed_flush_lsn)::bigint, safe_wal_size, active
+                   FROM pg_replication_slots WHERE slot_name = $1";
+        let row = self.client().query_opt(sql, &[&slot]).await;
+        let Some(row) = row.map_err(Error::sql("look at the slot"))? else {
+            return Ok(SlotHealth::default());
+        };
+        let bytes =
+            |at| row.get::<_, Option<i64>>(at).map_or(0, |it| u64::try_from(it).unwrap_or(0));
+        Ok(SlotHealth {
+            wal_status: row.get(0),
+            retained_bytes: bytes(1),
+            lag_bytes: bytes(2),
+            safe_bytes: row.get(3),
+            is_read: row.get(4),
+        })
+    }
+
+    /// Says, before a slot is dropped on purpose, why.
+    pub(crate) async fn announce_drop(&self, slot: &str, reason: &str) -> Result<(), Error> {
+        let sql = format!(
+            "UPDATE {} SET epoch_reason = $2, epoch_at = NULL, updated_at = now() WHERE slot = $1",
+            self.table.companion("tailpost_state")
+        );
+        let written = self.client().execute(&sql, &[&slot, &reason]).await;
+        written.map_err(Error::sql("write down why the slot is dropped")).map(|_| ())
+    }
+
+    /// The scanner found something. A crash may leave it published and not marked; the next session
+    /// finds it in the stream's tail as long as nothing else is published before it has looked.
+    pub(crate) async fn gap_opened(&self, slot: &str) -> Result<(), Error> {
+        let sql = format!(
+            "UPDATE {} SET gap_filled_at = NULL, resolved_stream_seq = NULL, updated_at = now()
+             WHERE slot = $1",
+            self.table.companion("tailpost_state")
+        );
+        let written = self.client().execute(&sql, &[&slot]).await;
+        written.map_err(Error::sql("write down that there is a gap")).map(|_| ())
+    }
+
+    /// The scanner found nothing more: what the slot could not bring when it was created is
+    /// published, and marked. Counts the `rows` that were. Nothing is written if `reader` does not
+    /// read the slot any more: who does may have found something since.
+    pub(crate) async fn gap_filled(&self, slot: &str, reader: i32, rows: u64) -> Result<(), Error> {
+        let sql = format!(
+            "UPDATE {} SET gap_rows = coalesce(gap_rows, 0) + $2, gap_filled_at = now(),
+                 resolved_stream_seq = NULL, updated_at = now()
+             WHERE slot = $1 AND gap_filled_at IS NULL AND EXISTS (
+                 SELECT FROM pg_replication_slots WHERE slot_name = $1 AND active_pid = $3
+             )",
+            self.table.companion("tailpost_state")
+        );
+        let written = self.client().execute(&sql, &[&slot, &rows.cast_signed(), &reader]).await;
+        written.map_err(Error::sql("write down that the gap is filled")).map(|_| ())
+    }
+
+    /// Says so if a slot that was just created brings everything that is to be published.
+    pub(crate) async fn note_if_no_gap(&self, slot: &str) -> Result<bool, Error> {
+        let sql = format!(
+            "UPDATE {state} AS state SET gap_filled_at = now(), scanned_at = now()
+             WHERE slot = $1 AND NOT EXISTS (
+                 SELECT FROM {outbox} o WHERE published_at IS NULL
+                     AND pg_visible_in_snapshot({transaction}, state.start_snapshot)
+                     AND {not_published} AND {owned} AND {not_owed}
+             )",
+            state = self.table.companion("tailpost_state"),
+            outbox = self.table.quoted(),
+            transaction = mark::transaction("o"),
+            not_published = mark::not_published(&self.table, "o"),
+            not_owed = mark::not_owed(&self.table),
+            owned = self.owned_rows("o")
+        );
+        let written = self.client().execute(&sql, &[&slot]).await;
+        written.map_err(Error::sql("look for rows older than the slot")).map(|it| it > 0)
+    }
+
+    /// Which process reads the slot.
+    pub(crate) async fn slot_reader(&self, slot: &str) -> Result<Option<i32>, Error> {
+        let row = self
+            .client()
+            .query_opt("SELECT active_pid FROM pg_replication_slots WHERE slot_name = $1", &[&slot])
+            .await
+            .map_err(Error::sql("look at the slot"))?;
+        Ok(row.and_then(|row| row.get(0)))
+    }
+
+    pub(crate) async fn slot_exists(&self, slot: &str) -> Result<bool, Error> {
+        let sql = "SELECT EXISTS (SELECT FROM pg_replication_slots
+                                  WHERE slot_name = $1 AND database = current_database())";
+        let row = self.client().query_one(sql, &[&slot]).await;
+        row.map(|row| row.get(0)).map_err(Error::sql("look at the slot"))
+    }
+
+    /// One relay at a time decides what becomes of a slot. Released with the connection at the latest.
+    pub(crate) async fn lock_slot(&self, slot: &str) -> Result<(), Error> {
+        self.client()
+            .execute(
+                "SELECT pg_advisory_lock(hashtextextended('tailpost slot ' || $1, 0))",
+                &[&slot],
+            )
+            .await
+            .map_err(Error::sql("lock the slot"))?;
+        Ok(())
+    }
+
+    pub(crate) async fn unlock_slot(&self, slot: &str) -> Result<(), Error> {
+        self.client()
+            .execute(
+                "SELECT pg_advisory_unlock(hashtextextended('tailpost slot ' || $1, 0))",
+                &[&slot],
+            )
+            .await
+            .map_err(Error::sql("unlock the slot"))?;
+        Ok(())
+    }
+
+    pub(crate) async fn drop_slot(&self, slot: &str) -> Result<(), Error> {
+        self.client()
+            .execute("SELECT pg_drop_replication_slot($1)", &[&slot])
+            .await
+            .map_err(Error::sql("drop the replication slot"))?;
+        Ok(())
+    }
+
+    pub(crate) async fn load_state(&self, slot: &str) -> Result<Option<StateRow>, Error> {
+        let sql = format!(
+            "SELECT system_identifier::text, start_snapshot::text, epoch,
+                    watermark_snapshot::text, watermark_lsn, start_lsn IS NOT NULL, held_lsn,
+                    swept_snapshot::text, swept_lsn, gap_filled_at IS NOT NULL,
+                    resolved_lsn, resolved_ordinal, resolved_stream_seq,
+                    extract(epoch FROM resolved_at)::float8,
+                    extract(epoch FROM clock_timestamp() - scanned_at)::float8,
+                    extract(epoch FROM clock_timestamp() - whole_swept_at)::float8
+             FROM {} WHERE slot = $1",
+            self.table.companion("tailpost_state")
+        );
+        let row = self.client().query_opt(&sql, &[&slot]).await;
+        let row = row.map_err(Error::sql("read the relay's state"))?;
+        Ok(row.map(|row| StateRow {
+            system_identifier: row.get(0),
+            start_snapshot: row.get(1),
+            epoch: row.get(2),
+            is_trusted: row.get(5),
+            watermark: watermark(&row, 3),
+            swept: watermark(&row, 7),
+            held: row.get::<_, Option<PgLsn>>(6).map(|lsn| Lsn(lsn.into())),
+            is_gap_filled: row.get(9),
+            resolved: resolved(&row),
+            looks: LastLooks { scanned: age(&row, 14), swept: age(&row, 15) },
+        }))
+    }
+
+    /// Says that a slot is about to be created: until [`begin_epoch`](Self::begin_epoch) nobody
+    /// may rely on it. The last watermark stays, for the next attempt. `reason` says why, unless
+    /// whoever dropped the slot has said so already.
+    pub(crate) async fn announce_epoch(
+        &self,
+        slot: &str,
+        system_identifier: &str,
+        timeline: i32,
+        reason: &str,
+    ) -> Result<(), Error> {
+        let sql = format!(
+            "INSERT INTO {state} AS state
+                 (slot, system_identifier, timeline, epoch, epoch_reason, updated_at)
+             VALUES ($1, $2, $3, 0, $4, now())
+             ON CONFLICT (slot) DO UPDATE SET start_snapshot = NULL, epoch_at = NULL,
+                 epoch_reason = CASE WHEN state.epoch_at IS NULL AND state.epoch > 0
+                     THEN coalesce(state.epoch_reason, $4) ELSE $4 END,
+                 updated_at = now()",
+            state = self.table.companion("tailpost_state")
+        );
+        self.client()
+            .execute(&sql, &[&slot, &system_identifier, &timeline, &reason])
+            .await
+            .map_err(Error::sql("announce a new slot"))?;
+        Ok(())
+    }
+
+    /// Stores what a new slot brings: the rows that are not visible in `start_snapshot`.
+    pub(crate) async fn begin_epoch(
+        &self,
+        slot: &str,
+        system_identifier: &str,
+        timeline: i32,
+        start_snapshot: &str,
+        start_lsn: Lsn,
+    ) -> Result<(), Error> {
+        let sql = format!(
+            "UPDATE {state} SET system_identifier = $2, timeline = $3, epoch = epoch + 1,
+                start_snapshot = $4::text::pg_snapshot, start_lsn = $5, held_lsn = $5,
+                watermark_snapshot = NULL, watermark_lsn = NULL,
+                swept_snapshot = $4::text::pg_snapshot, swept_lsn = $5,
+                resolved_lsn = NULL, resolved_ordinal = NULL, resolved_stream_seq = NULL,
+                epoch_at = now(), gap_rows = 0, gap_filled_at = NULL, updated_at = now(),
+                scanned_at = NULL, whole_swept_at = now()
+             WHERE slot = $1",
+            state = self.table.companion("tailpost_state")
+        );
+        let lsn = PgLsn::from(start_lsn.0);
+        self.client()
+            .execute(&sql, &[&slot, &system_identifier, &timeline, &start_snapshot, &lsn])
+            .await
+            .map_err(Error::sql("store the slot's start"))?;
+        Ok(())
+    }
+}
+
+fn age(row: &Row, at: usize) -> Option<Duration> {
+    // Clocks may be set back.
+    row.get::<_, Option<f64>>(at).and_then(|it| Duration::try_from_secs_f64(it.max(0.0)).ok())
+}
+
+fn resolved(row: &Row) -> Option<Resolved> {
+    let commit_lsn = Lsn(row.get::<_, Option<PgLsn>>(10)?.into());
+    let ordinal = u32::try_from(row.get::<_, Option<i64>>(11)?).ok()?;
+    // While the scanner may owe something, its messages may be in between.
+    let seq = row.get::<_, Option<i64>>(12).filter(|_| row.get(9)).map(i64::cast_unsigned);
+    let at = row.get::<_, Option<f64>>(13).unwrap_or_default();
+    Some(Resolved { place: Place { commit_lsn, ordinal, seq }, at })
+}
+
+fn watermark(row: &Row, at: usize) -> Option<Watermark> {
+    let snapshot = row.get::<_, Option<String>>(at)?;
+    let lsn = row.get::<_, Option<PgLsn>>(at + 1)?;
+    Some(Watermark { snapshot, lsn: Lsn(lsn.into()) })
+}

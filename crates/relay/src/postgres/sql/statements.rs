@@ -1,0 +1,93 @@
+//! The texts of the statements that a relay runs again and again.
+
+use outbox::Column;
+
+use super::mark::{
+    NOT_MARKED, dropped, mark, mark_on_trust, not_owed, not_published, owned, published_to,
+    transaction,
+};
+use super::owed;
+use crate::config::Config;
+use crate::engine::SweepRange;
+
+pub(super) struct Statements {
+    pub(super) mark: String,
+    pub(super) mark_on_trust: String,
+    unmarked: String,
+    unmarked_since: String,
+    pub(super) sweep_dead: String,
+    pub(super) mark_free: String,
+    pub(super) trust_free: String,
+    pub(super) watermark: String,
+    pub(super) published_to: String,
+}
+
+impl Statements {
+    pub(super) fn new(config: &Config) -> Self {
+        let Config { table, routes, .. } = config;
+        let (outbox, dead) = (table.quoted(), table.companion("outbox_dead_letter"));
+        let state = table.companion("tailpost_state");
+        let (id, dropped) = (table.column(Column::Id), dropped(table, routes));
+        let (transaction, not_owed) = (transaction("o"), not_owed(table));
+        let not_published = not_published(table, "o");
+        // What the log owns, $1 being the slot's start, and a watermark $2 covers.
+        let covered = format!(
+            "NOT pg_visible_in_snapshot({transaction}, $1::text::pg_snapshot)
+               AND pg_visible_in_snapshot({transaction}, $2::text::pg_snapshot)
+               AND {}",
+            owned(table, config.shard(), "o")
+        );
+        let unmarked = format!(
+            "SELECT o.{id}, {dropped}, pg_visible_in_snapshot({transaction}, $3::text::pg_snapshot),
+                 {transaction} >= pg_snapshot_xmax($3::text::pg_snapshot)
+             FROM {outbox} o
+             WHERE o.published_at IS NULL AND {covered} AND {not_published} AND {not_owed}"
+        );
+        Self {
+            mark: mark(table, config.mark.by),
+            mark_on_trust: mark_on_trust(table, config.mark.by),
+            mark_free: owed::mark_free(table, config.mark.by, false),
+            trust_free: owed::mark_free(table, config.mark.by, true),
+            // What is not visible in a snapshot is not older than the oldest transaction that it
+            // saw running.
+            unmarked_since: format!(
+                "{unmarked} AND o.txid >= pg_snapshot_xmin($3::text::pg_snapshot) ORDER BY o.txid"
+            ),
+            unmarked,
+            // Looked up one by one: joined, the planner may read the whole outbox for none at all.
+            sweep_dead: format!(
+                "WITH there AS MATERIALIZED (
+                     SELECT o.{id} AS id FROM {outbox} o
+                     WHERE o.{id} = ANY (ARRAY(SELECT d.id FROM {dead} d)) AND {NOT_MARKED}
+                         AND {covered} AND {not_owed}
+                 ), free AS MATERIALIZED (
+                     SELECT o.{id} AS id FROM {outbox} o
+                     WHERE o.{id} = ANY (ARRAY(SELECT id FROM there)) AND {NOT_MARKED}
+                     FOR UPDATE SKIP LOCKED
+                 ), gone AS (
+                     DELETE FROM {outbox} o WHERE o.{id} = ANY (ARRAY(SELECT id FROM free))
+                 )
+                 INSERT INTO {owed} (id, parked) SELECT DISTINCT id, true FROM there
+                 WHERE id <> ALL (ARRAY(SELECT id FROM free)) ON CONFLICT (id) DO NOTHING",
+                owed = table.companion("tailpost_owed"),
+            ),
+            watermark: format!(
+                "UPDATE {state} SET watermark_snapshot = $2::text::pg_snapshot,
+                     watermark_lsn = $3, watermark_at = now(), updated_at = now(),
+                     swept_snapshot = $4::text::pg_snapshot, swept_lsn = $5
+                 WHERE slot = $1
+                 RETURNING pg_current_xact_id()::text"
+            ),
+            published_to: published_to(table),
+        }
+    }
+
+    /// What the log owns and a watermark covers and nobody marked. `is_swept` says that something was
+    /// swept before.
+    pub(super) fn unmarked(&self, range: SweepRange, is_swept: bool) -> &str {
+        match range {
+            SweepRange::SinceSwept if is_swept => &self.unmarked_since,
+            SweepRange::SinceSwept | SweepRange::Whole => &self.unmarked,
+        }
+    }
+}

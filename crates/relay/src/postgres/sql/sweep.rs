@@ -1,0 +1,167 @@
+//! Rows that the log owns and no mark has reached.
+
+use std::collections::{HashMap, HashSet};
+use std::pin::Pin;
+
+use futures_util::TryStreamExt;
+use outbox::Column;
+use pgoutput::Lsn;
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{Row, RowStream};
+use uuid::Uuid;
+
+use super::Store;
+use super::mark::NOT_MARKED;
+use crate::engine::{
+    Age, MARKS_AT_ONCE, Origin, SWEPT_AT_ONCE, Settled, Stored, SweepRange, Unmarked, Watermark,
+};
+use crate::error::Error;
+
+const LOOKING: &str = "look for unmarked rows";
+
+/// Below every snapshot: a row of this transaction is the scanner's, whenever the slot was created.
+const OLDEST_TRANSACTION: u8 = 3;
+
+/// Rows of these came back to the outbox, for the scanner: dead letters that were requeued, and what
+/// the log did not bring. PostgreSQL gives no transaction a smaller number.
+pub(super) const CAME_BACK: &str = "txid < '4'";
+
+/// One look at all unmarked rows of the log that a watermark covers, however many they are: what is
+/// not taken waits on the connection and in the server.
+pub(crate) struct Look {
+    _store: Store,
+    rows: Pin<Box<RowStream>>,
+}
+
+impl Look {
+    /// The next [`SWEPT_AT_ONCE`]; fewer at the end.
+    pub(crate) async fn batch(&mut self) -> Result<Vec<Unmarked>, Error> {
+        let mut batch = Vec::new();
+        while batch.len() < SWEPT_AT_ONCE
+            && let Some(row) = self.rows.try_next().await.map_err(Error::sql(LOOKING))?
+        {
+            batch.push(unmarked(&row));
+        }
+        Ok(batch)
+    }
+}
+
+fn unmarked(row: &Row) -> Unmarked {
+    let age = match (row.get(2), row.get(3)) {
+        (Some(true), _) => Age::Swept,
+        (_, Some(true)) => Age::Later,
+        _ => Age::Unknown,
+    };
+    Unmarked { id: row.get(0), is_dropped: row.get(1), age }
+}
+
+impl Store {
+    /// Parked events that were not visible when they were parked leave the outbox.
+    pub(crate) async fn sweep_dead(
+        &self,
+        start_snapshot: &str,
+        watermark: &Watermark,
+    ) -> Result<(), Error> {
+        let parameters: [&(dyn ToSql + Sync); 2] = [&start_snapshot, &watermark.snapshot];
+        let deleted = self.client().execute(&self.sql.sweep_dead, &parameters).await;
+        deleted.map_err(Error::sql("remove parked rows")).map(|_| ())
+    }
+
+    /// Unmarked rows of the log that the watermark covers, at most [`SWEPT_AT_ONCE`], each with its
+    /// age by `swept`, below which everything was marked.
+    pub(crate) async fn unmarked(
+        &self,
+        start_snapshot: &str,
+        watermark: &Watermark,
+        swept: Option<&Watermark>,
+        range: SweepRange,
+    ) -> Result<Vec<Unmarked>, Error> {
+        let swept = swept.map(|it| &*it.snapshot);
+        let parameters: [&(dyn ToSql + Sync); 3] = [&start_snapshot, &watermark.snapshot, &swept];
+        let sql = format!("{} LIMIT {SWEPT_AT_ONCE}", self.sql.unmarked(range, swept.is_some()));
+        let rows = self.client().query(&sql, &parameters).await.map_err(Error::sql(LOOKING))?;
+        Ok(rows.iter().map(unmarked).collect())
+    }
+
+    /// As [`unmarked`](Self::unmarked), but all of them, read as they are taken. The connection is
+    /// this look's from then on.
+    pub(crate) async fn look(
+        self,
+        start_snapshot: &str,
+        watermark: &Watermark,
+        swept: Option<&Watermark>,
+        range: SweepRange,
+    ) -> Result<Look, Error> {
+        // As long as the statement takes is as long as marking takes. What an index leads to is not
+        // to be sorted.
+        let set = "SET statement_timeout = 0; SET lock_timeout = '2s'; SET enable_sort = off";
+        self.client().batch_execute(set).await.map_err(Error::sql(LOOKING))?;
+        let swept = swept.map(|it| &*it.snapshot);
+        let parameters: [&(dyn ToSql + Sync); 3] = [&start_snapshot, &watermark.snapshot, &swept];
+        let sql = self.sql.unmarked(range, swept.is_some());
+        let rows = self.client().query_raw(sql, parameters).await.map_err(Error::sql(LOOKING))?;
+        Ok(Look { _store: self, rows: Box::pin(rows) })
+    }
+
+    /// Marks rows whose messages were read in the stream.
+    pub(crate) async fn mark_stored(&self, stream: &str, stored: &[Stored]) -> Result<u64, Error> {
+        let settled = |it: &Stored| Settled {
+            id: it.id,
+            seq: Some(it.seq),
+            origin: Origin::Scan(0),
+            commit_lsn: Lsn::ZERO,
+            commit_time_micros: 0,
+            acked: false,
+        };
+        let mut marked = 0;
+        for batch in stored.chunks(MARKS_AT_ONCE) {
+            let batch: Vec<Settled> = batch.iter().map(settled).collect();
+            marked += self.mark(stream, &batch).await?;
+        }
+        Ok(marked)
+    }
+
+    /// Makes rows the scanner's, which will publish them: the log did not bring them. Locked ones stay
+    /// as they are. Returns how many were made so.
+    pub(crate) async fn leave_to_the_scanner(&self, ids: &[Uuid]) -> Result<u64, Error> {
+        if ids.is_empty() {
+            return Ok(0);
+        }
+        let (outbox, id) = (self.table.quoted(), self.table.column(Column::Id));
+        let sql = format!(
+            "UPDATE {outbox} SET txid = '{OLDEST_TRANSACTION}' WHERE {id} = ANY (ARRAY(
+                 SELECT {id} FROM {outbox} WHERE {id} = ANY($1) AND {NOT_MARKED}
+                 FOR NO KEY UPDATE SKIP LOCKED))"
+        );
+        let left = self.client().execute(&sql, &[&ids]).await;
+        left.map_err(Error::sql("leave rows to the scanner"))
+    }
+
+    /// Which of the events have a marked row, or one that is owed its mark, and where the mark says that
+    /// the stream has them.
+    pub(crate) async fn marks(&self, ids: &[Uuid]) -> Result<HashMap<Uuid, Option<u64>>, Error> {
+        let (outbox, id) = (self.table.quoted(), self.table.column(Column::Id));
+        let sql = format!(
+            "SELECT {id}, stream_seq FROM {outbox}
+             WHERE {id} = ANY($1) AND published_at IS NOT NULL
+             UNION
+             SELECT id, stream_seq FROM {owed} WHERE id = ANY($1) AND NOT parked",
+            owed = self.table.companion("tailpost_owed")
+        );
+        let rows = self.client().query(&sql, &[&ids]).await;
+        let rows = rows.map_err(Error::sql("look for marked rows"))?;
+        let seq = |row: &Row| row.get::<_, Option<i64>>(1).map(i64::cast_unsigned);
+        Ok(rows.iter().map(|row| (row.get(0), seq(row))).collect())
+    }
+
+    /// Which of the events have a marked row.
+    pub(super) async fn marked(&self, settled: &[Settled]) -> Result<HashSet<Uuid>, Error> {
+        let ids: Vec<Uuid> = settled.iter().map(|it| it.id).collect();
+        let (outbox, id) = (self.table.quoted(), self.table.column(Column::Id));
+        let sql =
+            format!("SELECT {id} FROM {outbox} WHERE {id} = ANY($1) AND published_at IS NOT NULL");
+        let rows = self.client().query(&sql, &[&ids]).await;
+        let rows = rows.map_err(Error::sql("look for rows that were not marked"))?;
+        Ok(rows.iter().map(|it| it.get(0)).collect())
+    }
+}

@@ -1,0 +1,116 @@
+//! A replication connection that does not stream yet.
+
+use pgwire_replication::{IdentifySystem, PgWireError, QueryRow, ReplicationClient};
+
+use super::opening::{ANSWER_MAX, Opening, answered};
+use crate::config::Config;
+use crate::error::{Error, sqlstate};
+
+/// A client that is closed when it is dropped: left to itself, its task goes on for as long as the
+/// server is silent.
+pub(crate) struct Walsender(pub(crate) ReplicationClient);
+
+impl Drop for Walsender {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// A replication connection between authentication and `START_REPLICATION`.
+///
+/// The client bounds nothing. Here every step is bounded.
+pub(crate) struct Replication {
+    client: Walsender,
+    /// The server's process behind it.
+    pid: i32,
+}
+
+impl Replication {
+    /// Connects, and asks what cluster this is.
+    pub(crate) async fn connect(config: &Config) -> Result<(Self, IdentifySystem), Error> {
+        let target = config.postgres.replication_config(&config.slot, &config.publication)?;
+        let client = ReplicationClient::connect_gated(target)
+            .await
+            .map_err(Error::replication("open a replication connection"))?;
+        let mut connection = Self { client: Walsender(client), pid: 0 };
+        let doing = "identify the server";
+        // The client connects in the background: TCP, TLS and authentication are in this step.
+        let limit = config.postgres.connect_timeout() + ANSWER_MAX;
+        let identified = async {
+            connection.client.0.identify_system().await.map_err(Error::replication(doing))
+        };
+        let late = Err(Error::Silent { doing: "open a replication connection" });
+        let identity = tokio::time::timeout(limit, identified).await.unwrap_or(late)?;
+        let pid = answered(doing, connection.single("SELECT pg_backend_pid()")).await?;
+        connection.pid = number(&pid)?;
+        Ok((connection, identity))
+    }
+
+    /// The server's process that will stream.
+    pub(crate) fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// Runs a statement that waits for nobody.
+    pub(crate) async fn query(
+        &mut self,
+        sql: &str,
+        doing: &'static str,
+    ) -> Result<Vec<QueryRow>, Error> {
+        answered(doing, self.unbounded(sql, doing)).await
+    }
+
+    /// Runs a statement for as long as the server works on it.
+    pub(crate) async fn query_patiently(
+        &mut self,
+        opening: &Opening,
+        sql: &str,
+        doing: &'static str,
+    ) -> Result<Vec<QueryRow>, Error> {
+        let pid = self.pid;
+        opening.step(pid, doing, self.unbounded(sql, doing)).await
+    }
+
+    /// The only value of a statement that waits for nobody.
+    pub(crate) async fn single(&mut self, sql: &str) -> Result<String, Error> {
+        let rows = self.query(sql, "ask the server").await?;
+        let value = rows.first().and_then(|row| text(row.first()?.as_ref()));
+        value.ok_or(Error::Stalled("the server gave no answer"))
+    }
+
+    /// Starts to stream from the slot's confirmed position.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::SlotBusy`] while another relay reads the slot: that exclusion is PostgreSQL's.
+    pub(crate) async fn start(mut self, slot: &str) -> Result<Walsender, Error> {
+        let doing = "start replication";
+        let client = &mut self.client.0;
+        let started = async {
+            client.start().await?;
+            client.wait_started().await
+        };
+        let refused = |error| started_error(error, slot);
+        answered(doing, async { started.await.map_err(refused) }).await?;
+        Ok(self.client)
+    }
+
+    async fn unbounded(&mut self, sql: &str, doing: &'static str) -> Result<Vec<QueryRow>, Error> {
+        self.client.0.simple_query(sql).await.map_err(Error::replication(doing))
+    }
+}
+
+fn started_error(error: PgWireError, slot: &str) -> Error {
+    match sqlstate(&error).as_deref() {
+        Some("55006") => Error::SlotBusy { slot: slot.to_owned() },
+        _ => Error::Replication { doing: "start replication", source: error },
+    }
+}
+
+pub(super) fn text(value: Option<&bytes::Bytes>) -> Option<String> {
+    value.map(|bytes| String::from_utf8_lossy(bytes).into_owned())
+}
+
+pub(super) fn number<N: std::str::FromStr>(text: &str) -> Result<N, Error> {
+    text.parse().map_err(|_| Error::Stalled("the server's answer is no number"))
+}

@@ -1,0 +1,290 @@
+//! Carries out what the engine decides about marks: statements, and reads of the stream.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pgoutput::Lsn;
+use tracing::{error, info};
+use uuid::Uuid;
+
+use super::Session;
+use super::jobs::{Done, Job, job, long_job, tolerate};
+use crate::config::{Config, MarkBy};
+use crate::engine::{
+    Age, Effects, Found, Origin, Pass, SWEEPER_STORED_MAX, SWEPT_AT_ONCE, Stored, SweepNotice,
+    Swept, Unmarked, Verdict,
+};
+use crate::error::Error;
+use crate::nats::{SOUGHT_AT_ONCE, TailReader, WayBack};
+use crate::postgres::Store;
+use crate::postgres::sql::{Look, oldest_running};
+use crate::reporter::Reporter;
+
+/// How long a second connection may take to open.
+const OPEN_MAX: Duration = Duration::from_secs(10);
+
+/// What marks are written over.
+pub(super) struct MarkStores {
+    /// Always there. What is executed on it after marks have ended is behind them in PostgreSQL's
+    /// log, whichever connection they were written over: it survives no crash that they do not
+    /// survive.
+    pub(super) first: Arc<Store>,
+    pub(super) second: Option<Arc<Store>>,
+    /// Brings more of what the present sweep looks for.
+    pub(super) look: Option<Box<Look>>,
+}
+
+impl MarkStores {
+    pub(super) fn new(first: Arc<Store>) -> Self {
+        Self { first, second: None, look: None }
+    }
+}
+
+impl Session {
+    /// Routes what became settled to whoever owes its mark, and begins what is due.
+    pub(super) fn settle(&mut self, now: Duration, reporter: &mut Reporter) {
+        let settled = self.state.take_settled();
+        reporter.settled(&settled);
+        for settled in settled {
+            match settled.origin {
+                Origin::Log => self.marking.queue(now, &settled),
+                Origin::Scan(batch) => self.backfill.published(batch, settled),
+            }
+        }
+        if self.stores.second.as_ref().is_some_and(|it| it.client().is_closed()) {
+            self.marking.second_broke(now);
+        }
+        let (mut effects, hurry) = (Effects::new(), self.draining_since.is_some());
+        self.marking.advance(now, self.state.confirmed(), hurry, &mut effects);
+        self.carry_out(effects);
+        self.advance_scan(now);
+    }
+
+    pub(super) fn observe_if_due(&mut self, now: Duration) {
+        let mut effects = Effects::new();
+        self.marking.observe_if_due(now, self.state.counts().resolved(), &mut effects);
+        self.carry_out(effects);
+    }
+
+    pub(super) fn second_opened(&mut self, store: Option<Arc<Store>>) {
+        if store.is_some() {
+            let waiting = self.marking.waiting();
+            info!(waiting, "marks are late: writing them over a second connection too");
+        }
+        self.marking.second_opened(self.started.elapsed(), store.is_some());
+        self.stores.second = store;
+    }
+
+    pub(super) fn found(&mut self, found: Option<(Found, Option<Box<Look>>)>) {
+        let mut effects = Effects::new();
+        let found = found.map(|(found, look)| {
+            self.stores.look = look;
+            found
+        });
+        self.marking.found(self.started.elapsed(), found, &mut effects);
+        self.carry_out(effects);
+    }
+
+    pub(super) fn stream_read(&mut self, found: Found, stored: &[Stored], is_whole: bool) {
+        let (mut effects, now) = (Effects::new(), self.started.elapsed());
+        self.marking.stream_read(now, found, stored, is_whole, &mut effects);
+        self.carry_out(effects);
+    }
+
+    pub(super) fn swept(&mut self, swept: Option<Swept>) {
+        let mut effects = Effects::new();
+        let SweepNotice { marked, unlogged } =
+            self.marking.swept(self.started.elapsed(), swept, &mut effects);
+        if marked > 0 {
+            info!(swept = marked, "marked rows whose marks were lost or late");
+        }
+        if unlogged > 0 {
+            error!(
+                rows = unlogged,
+                "rows came into the outbox without passing the log, and the stream, read from its \
+                 beginning, does not have them: publishing them from the table"
+            );
+        }
+        self.carry_out(effects);
+    }
+
+    pub(super) fn take_watermark(&self) -> Job {
+        let (store, config) = (Arc::clone(&self.stores.first), Arc::clone(&self.config));
+        job(async move {
+            let observed = async {
+                let watermark = store.observe().await?;
+                // It must not cover a row that the log was not to bring.
+                store.check_publication(&config.publication, &config.slot).await?;
+                Ok(Done::Observed(Some(watermark)))
+            };
+            let observed: Result<Done, Error> = observed.await;
+            match observed {
+                Err(error) if error.is_contention() => Ok(Done::Observed(None)),
+                observed => observed,
+            }
+        })
+    }
+
+    /// On the marks' own connection: their commits and the watermark's survive a crash in order.
+    pub(super) fn store_watermark(&self, pass: Pass) -> Job {
+        let (store, config) = (Arc::clone(&self.stores.first), Arc::clone(&self.config));
+        let (start, takes_long) = (self.start_snapshot.clone(), pass.takes_long);
+        let looked = async move {
+            let Pass { watermark, swept, range, .. } = &pass;
+            let (slot, swept) = (&config.slot, swept.as_ref());
+            let oldest_running = oldest_running(watermark)?;
+            let is_mark = config.mark.by == MarkBy::Watermark;
+            let transaction = match is_mark {
+                true => store.store_published_to(slot, &start, watermark).await?,
+                false => store.store_watermark(slot, watermark, swept).await?,
+            };
+            if pass.sweeps_dead {
+                store.sweep_dead(&start, watermark).await?;
+            }
+            let (rows, look) = if is_mark {
+                // Every row that the log owns and that is visible in the watermark is resolved, by
+                // what a watermark is. That is all that is ever said of such a row: there is none
+                // to be looked for.
+                (Vec::new(), None)
+            } else if takes_long {
+                let mut look = open_look(&config, &start, &pass).await?;
+                (look.batch().await?, Some(look))
+            } else {
+                (store.unmarked(&start, watermark, swept, *range).await?, None)
+            };
+            Ok((Found { rows, transaction, oldest_running }, look))
+        };
+        let looked = async move { Ok(Done::Unmarked(tolerate(looked.await))) };
+        // Once in a while it may take its time to look at the whole of a large table, or at what
+        // was published while nobody swept.
+        if takes_long { long_job(looked) } else { job(looked) }
+    }
+
+    /// There is more than one look brings: all of it is read as it is marked.
+    pub(super) fn sweep_on(&mut self, pass: Pass, found: Found) -> Job {
+        let (config, start) = (Arc::clone(&self.config), self.start_snapshot.clone());
+        let look = self.stores.look.take();
+        long_job(async move {
+            let looked = async {
+                let mut look = match look {
+                    Some(look) => look,
+                    None => open_look(&config, &start, &pass).await?,
+                };
+                let rows = look.batch().await?;
+                Ok((Found { rows, ..found }, Some(look)))
+            };
+            Ok(Done::Unmarked(tolerate(looked.await)))
+        })
+    }
+
+    pub(super) fn read_stream_back(&self, found: Found, resolved_before: Option<Lsn>) -> Job {
+        let tail = self.tail.clone();
+        let way = WayBack {
+            resolved_before: resolved_before.unwrap_or(Lsn(u64::MAX)),
+            system_id: self.system_id,
+            overtaken_max: self.config.window.events,
+            at_least: 1,
+            // Of more the sweeper remembers nothing; and it has to be a window behind what it looks
+            // for to know that it has everything.
+            at_most: (SWEEPER_STORED_MAX + self.config.window.events) as u64,
+        };
+        long_job(async move {
+            let Some((tail, reached)) = tolerate(tail.all_back_to(way).await) else {
+                return Ok(Done::Unmarked(None));
+            };
+            Ok(Done::SweepTail { found, tail, is_whole: reached && resolved_before.is_some() })
+        })
+    }
+
+    pub(super) fn seek(&self, pass: Pass, found: Found, verdict: Verdict) -> Job {
+        let seek = Seek {
+            config: Arc::clone(&self.config),
+            start_snapshot: self.start_snapshot.clone(),
+            store: Arc::clone(&self.stores.first),
+            tail: self.tail.clone(),
+            pass,
+        };
+        long_job(async move { Ok(Done::Swept(tolerate(seek.carry_out(found, verdict).await))) })
+    }
+
+    pub(super) fn mark_swept(&self, found: Found, verdict: Verdict) -> Job {
+        let (store, stream) = (Arc::clone(&self.stores.first), self.config.stream.name.clone());
+        job(async move {
+            let swept = async {
+                let mut marked = store.mark(&stream, &verdict.settled).await?;
+                marked += store.mark_on_trust(&stream, &verdict.trusted).await?;
+                Ok(Swept { found, marked, unlogged: 0, suspected: verdict.suspected })
+            };
+            Ok(Done::Swept(tolerate(swept.await)))
+        })
+    }
+}
+
+pub(super) fn open_second(config: Arc<Config>) -> Job {
+    job(async move {
+        let opened = async {
+            let store = Store::connect(&config, "tailpost marks 2").await?;
+            store.yield_to_others().await?;
+            Ok(Arc::new(store))
+        };
+        let late = Error::Stalled("a second connection for marks took too long");
+        let opened = tokio::time::timeout(OPEN_MAX, opened).await;
+        Ok(Done::SecondWriter(tolerate(opened.unwrap_or(Err(late)))))
+    })
+}
+
+async fn open_look(config: &Config, start_snapshot: &str, pass: &Pass) -> Result<Box<Look>, Error> {
+    let store = Store::connect(config, "tailpost sweeper").await?;
+    let look = store.look(start_snapshot, &pass.watermark, pass.swept.as_ref(), pass.range);
+    look.await.map(Box::new)
+}
+
+/// A search of the whole stream for rows that the log did not bring.
+struct Seek {
+    config: Arc<Config>,
+    start_snapshot: String,
+    store: Arc<Store>,
+    tail: TailReader,
+    pass: Pass,
+}
+
+impl Seek {
+    /// So that the stream is read once for many, other unmarked rows of that age are looked for as
+    /// well.
+    async fn carry_out(&self, found: Found, mut verdict: Verdict) -> Result<Swept, Error> {
+        let (store, stream) = (&self.store, &self.config.stream.name);
+        let mut sought: HashSet<Uuid> = verdict.unlogged.iter().copied().collect();
+        if found.rows.len() == SWEPT_AT_ONCE {
+            self.seek_more(&mut sought).await?;
+        }
+        let places = self.tail.find(sought).await?;
+        let mut marked = store.mark(stream, &verdict.settled).await?;
+        marked += store.mark_on_trust(stream, &verdict.trusted).await?;
+        let back = store.mark_stored(stream, &places).await?;
+        let places: HashSet<Uuid> = places.iter().map(|it| it.id).collect();
+        verdict.unlogged.retain(|id| !places.contains(id));
+        let unlogged = store.leave_to_the_scanner(&verdict.unlogged).await?;
+        if back > 0 {
+            info!(
+                rows = back,
+                "rows had lost their marks, and the stream has them all the same: marked them"
+            );
+        }
+        let suspected = verdict.suspected;
+        Ok(Swept { found, marked: marked + back, unlogged, suspected })
+    }
+
+    async fn seek_more(&self, sought: &mut HashSet<Uuid>) -> Result<(), Error> {
+        let mut look = open_look(&self.config, &self.start_snapshot, &self.pass).await?;
+        while sought.len() < SOUGHT_AT_ONCE {
+            let rows = look.batch().await?;
+            let is_sought = |it: &&Unmarked| it.age == Age::Swept && !it.is_dropped;
+            sought.extend(rows.iter().filter(is_sought).map(|it| it.id));
+            if rows.len() < SWEPT_AT_ONCE {
+                break;
+            }
+        }
+        Ok(())
+    }
+}

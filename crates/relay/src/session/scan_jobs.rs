@@ -1,0 +1,278 @@
+//! Carries out what the engine decides about scans.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tracing::{debug, info, warn};
+
+use super::Session;
+use super::jobs::{Done, Job, Read, job, long_job};
+use crate::config::OnPark;
+use crate::describe;
+use crate::engine::{
+    Blocked, Effects, Input, OpenScan, ReadScan, SCANS_UNMARKED_MAX, ScanNotice, Scene, Settled,
+};
+use crate::error::Error;
+use crate::postgres::Store;
+use crate::postgres::slot::scan_reach;
+use crate::postgres::sql::{Marks, Scanner};
+
+/// How often a scan releases what waits in vain before it begins. What is left then is locked by
+/// somebody, and waits for the next scan.
+const RELEASES_MAX: u32 = 10;
+
+/// How often it is looked whether commits have become visible, and how often it is said that they have
+/// not.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+const SAID_EVERY: Duration = Duration::from_secs(60);
+
+/// How long a scan waits for others' locks, and how long while the log waits for it.
+const SCANNER_WAITS: &str = "2s";
+const HOLDING_WAITS: &str = "100ms";
+
+/// Opens a scan when nothing waits in vain: of an aggregate that is blocked it must not find what the
+/// others wait for. Returns which are.
+async fn open_with_blocked(store: &Store) -> Result<Vec<Blocked>, Error> {
+    for _ in 1..RELEASES_MAX {
+        store.release().await?;
+        store.open_scan().await?;
+        if !store.has_to_release().await? {
+            return store.blocked().await;
+        }
+        store.abandon_scan().await?; // something was requeued in between
+    }
+    store.open_scan().await?;
+    store.blocked().await
+}
+
+/// Waits until everything is visible that the slot does not bring. The log waits with it: what comes there
+/// is newer.
+async fn await_visibility(store: &Store, start_snapshot: &str) -> Result<(), Error> {
+    let mut said: Option<Instant> = None;
+    while store.has_hidden(start_snapshot).await? {
+        if said.is_none_or(|at| at.elapsed() >= SAID_EVERY) {
+            said = Some(Instant::now());
+            warn!("the first scan waits for commits that wait for a synchronous standby");
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+    Ok(())
+}
+
+/// What a scan needs is locked by somebody: it waits for no longer, and begins again.
+fn postponed(error: Error) -> Result<Done, Error> {
+    if !error.is_contention() {
+        return Err(error);
+    }
+    warn!(error = describe(&error), "cannot scan for unpublished rows, trying again");
+    Ok(Done::ScanPostponed)
+}
+
+impl Session {
+    /// Begins the scan that the log waits for.
+    pub(super) fn begin_first_scan(&mut self) {
+        let mut effects = Effects::new();
+        self.backfill.begin_first(self.started.elapsed(), &mut effects);
+        self.carry_out(effects);
+    }
+
+    /// Begins what is due by the clock.
+    pub(super) fn keep_scanning(&mut self, now: Duration) {
+        let mut effects = Effects::new();
+        let may_scan = self.state.may_scan(self.checkpoint.confirmed());
+        let has_half = self.state.unresolved() * 2 < self.config.window.events;
+        let scene = Scene {
+            is_behind: self.marking.is_behind(self.state.confirmed()),
+            is_draining: self.draining_since.is_some(),
+            is_blocking: self.state.is_blocking(),
+            is_idle: self.state.is_idle(),
+            may_scan: may_scan && has_half,
+        };
+        self.backfill.watch(now, &mut effects);
+        self.backfill.begin_if_due(now, scene, &mut effects);
+        self.carry_out(effects);
+    }
+
+    /// Marks what is resolved, and reads on if there is room.
+    pub(super) fn advance_scan(&mut self, now: Duration) {
+        let (batches, has_room) = (self.state.scans_resolved(), self.state.has_room_to_scan());
+        let (mut effects, is_checkpointing) = (Effects::new(), self.checkpoint.is_writing());
+        self.backfill.advance(now, batches, has_room, is_checkpointing, &mut effects);
+        self.carry_out(effects);
+    }
+
+    pub(super) fn scanned(&mut self, read: Read) -> Result<(), Error> {
+        let Read { scanner, rows, blocked, seen } = read;
+        if let Some(blocked) = blocked {
+            self.apply(Input::Blocked(blocked));
+        }
+        let (process, now) = (scanner.process(), self.started.elapsed());
+        self.scanner = Some(scanner);
+        if rows.is_empty() || self.draining_since.is_some() {
+            let mut effects = Effects::new();
+            self.backfill.read_to_end(!rows.is_empty(), &mut effects);
+            self.carry_out(effects);
+            return Ok(());
+        }
+        let with_tail = seen.is_some();
+        if let Some(seen) = seen {
+            self.apply(Input::Seen(seen));
+        }
+        let rows: Result<Vec<_>, _> =
+            rows.iter().map(|row| self.source.rows().scanned(row)).collect();
+        let (batch, notice) = self.backfill.read_batch(now, process, with_tail);
+        self.say(notice);
+        self.apply(Input::Scanned { batch, rows: rows? });
+        Ok(())
+    }
+
+    pub(super) fn scan_closed(&mut self) {
+        let mut effects = Effects::new();
+        let notice = self.backfill.closed(self.started.elapsed(), &mut effects);
+        self.say(notice);
+        self.carry_out(effects);
+    }
+
+    fn say(&self, notice: Option<ScanNotice>) {
+        match notice {
+            Some(ScanNotice::Found) => {
+                info!("the scanner found rows that the log does not bring: publishing them");
+            }
+            Some(ScanNotice::Done) => info!("the scanner is done; following the log"),
+            None => {}
+        }
+    }
+
+    pub(super) fn scan_marked(
+        &mut self,
+        batches: usize,
+        published: Vec<Settled>,
+        marked: Option<Marks>,
+    ) {
+        let now = self.started.elapsed();
+        let Some(marked) = marked else {
+            return self.backfill.not_marked(now, batches, published);
+        };
+        if marked.owed > 0 {
+            self.owed_marks.some(now);
+        }
+        self.backfill.marked(marked.rows + marked.owed);
+        self.apply(Input::ScanMarked { batches });
+    }
+
+    pub(super) fn open_scan(&mut self, open: OpenScan) -> Job {
+        let (config, start_snapshot) = (Arc::clone(&self.config), self.start_snapshot.clone());
+        let waits = if open.log_waits { HOLDING_WAITS } else { SCANNER_WAITS };
+        let parking_blocks = config.on_park == OnPark::BlockKey;
+        let read = self.reading(open.read);
+        let scan = async move {
+            let store = Store::connect(&config, "tailpost scanner").await?;
+            store.wait_for_locks(Some(waits)).await?;
+            store.check_publication(&config.publication, &config.slot).await?;
+            if open.awaits_visibility {
+                await_visibility(&store, &start_snapshot).await?;
+            }
+            let blocked = match parking_blocks {
+                true => Some(open_with_blocked(&store).await?),
+                false => {
+                    store.open_scan().await?;
+                    None
+                }
+            };
+            Ok((Box::new(store.scan(&start_snapshot, open.range).await?), blocked))
+        };
+        long_job(async move {
+            match scan.await {
+                Ok((scanner, blocked)) => read(scanner, blocked).await,
+                Err(error) => postponed(error),
+            }
+        })
+    }
+
+    /// `None` if there is no scan.
+    pub(super) fn read_scan(&mut self, read: ReadScan) -> Option<Job> {
+        let scanner = self.scanner.take()?;
+        Some(self.reading(read)(scanner, None))
+    }
+
+    pub(super) fn close_scan(&mut self) -> Option<Job> {
+        let scanner = self.scanner.take()?;
+        Some(job(async move { scanner.close().await.map(|()| Done::ScanClosed) }))
+    }
+
+    pub(super) fn abandon_scan(&mut self, gives_way: bool) {
+        let why = if gives_way { "others wait for the table" } else { "no room" };
+        debug!(why, "interrupting the scan");
+        self.scanner = None;
+    }
+
+    pub(super) fn watch_scan(&self, process: i32) -> Job {
+        let store = Arc::clone(&self.store);
+        job(async move { store.is_waited_for(process).await.map(Done::ScanWatched) })
+    }
+
+    pub(super) fn note_gap_filled(&self, rows: u64) -> Job {
+        let (store, slot) = (Arc::clone(&self.store), self.config.slot.clone());
+        let reader = self.reader;
+        job(async move {
+            match store.gap_filled(&slot, reader, rows).await {
+                Err(error) if error.is_contention() => Ok(Done::GapFilled(false)),
+                noted => noted.map(|()| Done::GapFilled(true)),
+            }
+        })
+    }
+
+    pub(super) fn mark_scanned(&self, batches: usize, published: Vec<Settled>) -> Job {
+        let (store, stream) = (Arc::clone(&self.rows), self.config.stream.name.clone());
+        job(async move {
+            let found: Vec<Settled> =
+                published.iter().filter(|it| it.is_found()).copied().collect();
+            let marked = async {
+                if !found.is_empty() {
+                    store.note_found(&found).await?;
+                }
+                store.mark_or_owe(&stream, &published).await
+            };
+            let marked = match marked.await {
+                Err(error) if error.is_contention() => {
+                    warn!(error = describe(&error), "cannot mark what was scanned, trying again");
+                    None
+                }
+                marked => Some(marked?),
+            };
+            Ok(Done::ScanMarked { batches, published, marked })
+        })
+    }
+
+    /// Reads a batch; before the first one is published, the stream's tail is read as well, and it
+    /// is written down that there is something to publish.
+    fn reading(
+        &self,
+        read: ReadScan,
+    ) -> impl FnOnce(Box<Scanner>, Option<Vec<Blocked>>) -> Job + Send + use<> {
+        let rows_max = self.config.scan.batch;
+        let bytes_max = self.config.window.bytes / SCANS_UNMARKED_MAX;
+        let tail = read.with_tail.then(|| self.tail.clone());
+        let (reach, system_id) = (scan_reach(&self.config), self.system_id);
+        let opens = read.opens_gap.then(|| (Arc::clone(&self.store), self.config.slot.clone()));
+        move |mut scanner: Box<Scanner>, blocked| {
+            // The first rows of millions come once all of them are sorted.
+            long_job(async move {
+                let rows = match scanner.batch(rows_max, bytes_max).await {
+                    Err(error) => return postponed(error),
+                    rows => rows?,
+                };
+                if let Some((store, slot)) = opens.filter(|_| !rows.is_empty())
+                    && let Err(error) = store.gap_opened(&slot).await
+                {
+                    return postponed(error);
+                }
+                let seen = match tail {
+                    Some(tail) if !rows.is_empty() => Some(tail.newest(reach, system_id).await?),
+                    _ => None,
+                };
+                Ok(Done::Scanned(Read { scanner, rows, blocked, seen }))
+            })
+        }
+    }
+}

@@ -1,0 +1,5 @@
+//! Where events come from.
+
+mod replication;
+
+pub(crate) use self::replication::Source;

@@ -1,0 +1,263 @@
+//! The relay, as operators see it.
+
+mod relay_metrics;
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use axum::Router;
+use futures_util::future::BoxFuture;
+use relay::{Config, Role, Status};
+use serde::Serialize;
+use tokio::sync::watch;
+
+use super::dead_letters::{self, Desk};
+use super::metrics::Metrics;
+use super::{Admin, Engine};
+use relay_metrics::StatusCollector;
+
+/// A running relay, with all shards that this process has.
+pub(crate) struct Relay {
+    watched: Vec<Watched>,
+    metrics: Metrics,
+    desk: Desk,
+    counted: Counted,
+}
+
+/// How many dead letters there are, and the age of the oldest in seconds; `None` if unknown.
+type Counted = Arc<Mutex<Option<(u64, f64)>>>;
+
+/// What one shard, or the only relay, says of itself.
+#[derive(Debug, Clone)]
+pub(crate) struct Watched {
+    /// Its number, if there are several.
+    shard: Option<u32>,
+    stream: String,
+    status: watch::Receiver<Status>,
+}
+
+impl Watched {
+    pub(crate) fn new(config: &Config, status: watch::Receiver<Status>) -> Self {
+        let shard = config.shard().map(|it| it.number);
+        Self { shard, stream: config.stream.name.clone(), status }
+    }
+
+    /// What tells the shards' metrics apart.
+    fn labels(&self) -> Vec<(&'static str, String)> {
+        let stream = ("stream", self.stream.clone());
+        self.shard.map(|it| vec![("shard", it.to_string()), stream]).unwrap_or_default()
+    }
+}
+
+impl Relay {
+    /// `config` is that of all shards.
+    pub(crate) fn new(watched: Vec<Watched>, config: &Config) -> Self {
+        let pipeline = format!("{}/{}", config.slot, config.publication);
+        let mut labels = vec![("pipeline", pipeline)];
+        if watched.iter().all(|it| it.shard.is_none()) {
+            labels.push(("stream", config.stream.name.clone()));
+        }
+        let in_flight_limit = config.window.events;
+        let counted = Counted::default();
+        let dead_letters = Arc::clone(&counted);
+        let collector = StatusCollector { watched: watched.clone(), in_flight_limit, dead_letters };
+        let desk = Desk::new(config.clone());
+        Self { watched, metrics: Metrics::new(labels, collector), desk, counted }
+    }
+}
+
+impl Engine for Relay {
+    fn readiness(&self, details: bool) -> (bool, String) {
+        let of = |it: &Watched| (it.shard, Readiness::of(&it.status.borrow(), details));
+        let all: Vec<_> = self.watched.iter().map(of).collect();
+        let ready = all.iter().all(|(_, it)| it.ready);
+        let json = match &*all {
+            [(None, only)] => serde_json::to_string(only),
+            all => serde_json::to_string(&ShardsReadiness::of(all)),
+        };
+        (ready, json.unwrap_or_default())
+    }
+
+    fn metrics(&self) -> Result<String, fmt::Error> {
+        self.metrics.encode()
+    }
+
+    fn look(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async {
+            let count = self.desk.count().await;
+            *self.counted.lock().unwrap_or_else(PoisonError::into_inner) = count;
+        })
+    }
+
+    fn api(&self) -> Router<Admin> {
+        let routes = dead_letters::routes().with_state(self.desk.clone());
+        Router::new().nest("/api/v1/outbox", routes)
+    }
+
+    fn api_paths(&self) -> &'static str {
+        ", and /api/v1/outbox/dead-letter"
+    }
+
+    fn status(&self) -> anyhow::Result<String> {
+        let process_id = std::process::id();
+        let all: Vec<_> = self.watched.iter().map(|it| (it, it.status.borrow().clone())).collect();
+        if let [(Watched { shard: None, .. }, only)] = &*all {
+            return crate::output::to_json(&ProcessStatus { process_id, status: only });
+        }
+        let shard = |(watched, status): (&Watched, Status)| ShardStatus {
+            shard: watched.shard.unwrap_or(0),
+            stream: watched.stream.clone(),
+            status: ProcessStatus { process_id, status },
+        };
+        crate::output::to_json(&ShardsStatus { shards: all.into_iter().map(shard).collect() })
+    }
+}
+
+#[derive(Serialize)]
+struct ShardsStatus {
+    shards: Vec<ShardStatus>,
+}
+
+#[derive(Serialize)]
+struct ShardStatus {
+    shard: u32,
+    stream: String,
+    #[serde(flatten)]
+    status: ProcessStatus<Status>,
+}
+
+/// Of several relays on a machine, this one.
+#[derive(Serialize)]
+struct ProcessStatus<S> {
+    process_id: u32,
+    #[serde(flatten)]
+    status: S,
+}
+
+/// A relay that has work and does not get on for this long is not ready.
+///
+/// Longer than a broker or a database takes to restart: a restart should not raise an alarm.
+const PROGRESS_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Whether the relay does its job.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct Readiness {
+    ready: bool,
+    role: Role,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
+}
+
+impl Readiness {
+    /// Judges by progress: a connection that is up proves nothing, and one that was just lost
+    /// does not matter yet.
+    fn of(status: &Status, details: bool) -> Self {
+        let reason = match status.role {
+            Role::Standby => None,
+            Role::Starting => Some(match (&status.waiting_for, &status.last_error) {
+                (Some(what), _) if details => format!("starting: waiting {what}"),
+                (Some(_), _) => "starting: waiting for others in the database".into(),
+                (None, Some(error)) if details => format!("starting: {error}"),
+                (None, _) => "starting".into(),
+            }),
+            Role::Stopped => Some("stopped".into()),
+            Role::Active => stalled(status, details),
+        };
+        Self { ready: reason.is_none(), role: status.role, reason }
+    }
+}
+
+/// Whether each of several shards does its job.
+#[derive(Serialize)]
+struct ShardsReadiness<'a> {
+    ready: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
+    shards: Vec<ShardReadiness<'a>>,
+}
+
+#[derive(Serialize)]
+struct ShardReadiness<'a> {
+    shard: u32,
+    #[serde(flatten)]
+    readiness: &'a Readiness,
+}
+
+impl<'a> ShardsReadiness<'a> {
+    fn of(all: &'a [(Option<u32>, Readiness)]) -> Self {
+        let shards = all.iter().map(|(shard, readiness)| {
+            let shard = shard.unwrap_or(0);
+            ShardReadiness { shard, readiness }
+        });
+        let shards: Vec<_> = shards.collect();
+        let reason = |it: &ShardReadiness| {
+            Some(format!("shard {}: {}", it.shard, it.readiness.reason.as_ref()?))
+        };
+        let reasons: Vec<_> = shards.iter().filter_map(reason).collect();
+        let reason = (!reasons.is_empty()).then(|| reasons.join("; "));
+        Self { ready: reason.is_none(), reason, shards }
+    }
+}
+
+fn stalled(status: &Status, details: bool) -> Option<String> {
+    let age = status.last_progress_age();
+    if age.is_some_and(|age| age < PROGRESS_TIMEOUT) {
+        return None;
+    }
+    let since = age.map_or_else(|| "yet".into(), |age| format!("for {} s", age.as_secs()));
+    let events = status.in_flight_events;
+    let cause = status.last_error.as_deref().filter(|_| details);
+    let cause = cause.map(|it| format!(": {it}")).unwrap_or_default();
+    let retry = status.breaker_retry_in.map(|it| format!(", trying again in {} s", it.as_secs()));
+    let retry = retry.unwrap_or_default();
+    Some(format!("no progress {since} with {events} events in flight{cause}{retry}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    fn active(progress: Option<Duration>) -> Status {
+        let last_progress = progress.and_then(|age| Instant::now().checked_sub(age));
+        Status { role: Role::Active, last_progress, in_flight_events: 7, ..Status::default() }
+    }
+
+    #[test]
+    fn an_active_relay_is_ready_while_it_gets_on() {
+        assert!(Readiness::of(&active(Some(Duration::ZERO)), true).ready);
+        // Whatever the sockets do.
+        let status = active(Some(Duration::from_secs(5)));
+        assert!(!status.nats_connected && Readiness::of(&status, true).ready);
+    }
+
+    #[test]
+    fn a_stalled_relay_is_not_ready_although_it_is_connected() {
+        let status = Status {
+            postgres_connected: true,
+            nats_connected: true,
+            last_error: Some("no responders".into()),
+            breaker_retry_in: Some(Duration::from_secs(7)),
+            ..active(Some(Duration::from_secs(31)))
+        };
+        let reason = Readiness::of(&status, false).reason.expect("not ready");
+        let told = "no progress for 31 s with 7 events in flight, trying again in 7 s";
+        assert_eq!(reason, told, "what a server said may name hosts and users");
+        let reason = Readiness::of(&status, true).reason.expect("not ready");
+        assert_eq!(
+            reason,
+            "no progress for 31 s with 7 events in flight: no responders, trying again in 7 s"
+        );
+        assert!(!Readiness::of(&active(None), true).ready);
+    }
+
+    #[test]
+    fn a_standby_is_ready_and_one_that_starts_or_has_stopped_is_not() {
+        let ready = |role| Readiness::of(&Status { role, ..Status::default() }, true).ready;
+        assert!(ready(Role::Standby));
+        assert!(!ready(Role::Starting));
+        assert!(!ready(Role::Stopped));
+    }
+}

@@ -1,0 +1,86 @@
+//! `tailpost inbox …`.
+
+use clap::builder::UnknownArgumentValueParser;
+use clap::{Args, Subcommand};
+use uuid::Uuid;
+
+use super::dlq_args::InboxDlqCommand;
+
+/// Arguments of `inbox`.
+#[derive(Debug, Args)]
+pub(crate) struct InboxArgs {
+    #[command(subcommand)]
+    pub(crate) command: InboxCommand,
+}
+
+/// What to do with the inbox.
+#[derive(Debug, Subcommand)]
+pub(crate) enum InboxCommand {
+    /// Take events from the stream and hand each to an HTTP service, until stopped
+    ///
+    /// Runs every consumer of the configuration ([inbox.NAME]), or the one that is named. Several
+    /// processes may run the same consumer: one is active, the others take over when it goes. Stops
+    /// cleanly on SIGTERM and Ctrl-C, at once on the second.
+    Run(InboxRunArgs),
+    /// Create what consumers need: tables, and the durable consumers of the configuration
+    ///
+    /// For a database without an outbox; where there is one, `tailpost setup` does this too.
+    Setup(InboxSetupArgs),
+    /// Look at the events that no attempt could process, and decide about them
+    Dlq {
+        #[command(subcommand)]
+        command: InboxDlqCommand,
+    },
+    /// Record that an event had its effect by other means, so that no attempt follows
+    ///
+    /// Whoever mends by hand what an event should have done must say so here: the event would have
+    /// its effect a second time otherwise.
+    MarkProcessed(MarkProcessedArgs),
+}
+
+/// Arguments of `inbox run`.
+#[derive(Debug, Args)]
+pub(crate) struct InboxRunArgs {
+    /// Run this consumer only; it need not be in the configuration
+    #[arg(long, value_name = "NAME")]
+    pub(crate) consumer: Option<String>,
+    /// Where its events go: http://host/path
+    #[arg(long, value_name = "URL", requires = "consumer")]
+    pub(crate) handler: Option<String>,
+}
+
+/// Arguments of `inbox setup`.
+#[derive(Debug, Args)]
+pub(crate) struct InboxSetupArgs {
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Arguments of `inbox mark-processed`.
+#[derive(Debug, Args)]
+pub(crate) struct MarkProcessedArgs {
+    /// The consumer whose effect was made by hand
+    #[arg(long, value_name = "NAME")]
+    pub(crate) consumer: String,
+    /// The event's id
+    #[arg(long, value_name = "UUID")]
+    pub(crate) event_id: Uuid,
+    /// What for, for the audit
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) why: String,
+    /// Who does it, for the audit; you, unless told otherwise
+    #[arg(long, value_name = "NAME")]
+    pub(crate) by: Option<String>,
+    /// When the event happened, as its Occurred-At header says; only needed if neither the inbox
+    /// nor an outbox beside it has the event
+    #[arg(long, value_name = "TIME")]
+    pub(crate) occurred_at: Option<jiff::Timestamp>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+    // What it was called.
+    #[arg(long = "reason", hide = true, value_name = "TEXT",
+          value_parser = UnknownArgumentValueParser::suggest_arg("--why"))]
+    former_reason: Option<String>,
+}

@@ -1,0 +1,32 @@
+//! `demo` and `chaos`: what the lab does, told by the rules of this program.
+
+use anyhow::Result;
+use lab::{chaos, demo};
+
+use crate::cli::{ChaosArgs, DemoArgs};
+use crate::config::Settings;
+use crate::{exit, output, shutdown};
+
+pub(super) async fn demo(args: DemoArgs) -> Result<()> {
+    let DemoArgs { duration, rate, json, keep } = args;
+    let options = demo::Options { duration, rate, quiet: json, keep, relay_config };
+    let summary = demo::run(&options, &shutdown::on_signal()?).await?;
+    output::text(&summary.json()?)?;
+    summary.verdict()
+}
+
+/// Nothing that is configured for other servers is looked at.
+fn relay_config(database_url: String, nats_url: String) -> Result<relay::Config> {
+    let mut settings = Settings::default();
+    settings.postgres.url = Some(database_url);
+    settings.nats.url = nats_url;
+    Ok(settings.relay_config()?)
+}
+
+pub(super) async fn chaos(args: ChaosArgs) -> Result<()> {
+    let ChaosArgs { scenario, duration, seed, only, json, list: _ } = args;
+    let Some(scenario) = scenario else { return output::text(&chaos::list()) };
+    let (print, report) = (output::text, exit::report);
+    let options = chaos::Options { scenario, duration, seed, only, json, print, report };
+    chaos::run(&options, &shutdown::on_signal()?).await
+}
