@@ -93,6 +93,8 @@ async fn a_postgres_that_falls_silent_is_left_and_come_back_to() {
     let relay = env.relay();
     let load = env.load(25, 100.0).await;
     load.wait_committed(50).await;
+    // It reads the log: what falls silent is no session that opens.
+    env.wait_stored(50).await;
     env.to_postgres().blackhole(Direction::Both);
     relay.wait_log("the server fell silent").await;
     env.to_postgres().restore().await.unwrap();
