@@ -1,16 +1,20 @@
 //! The relay's decisions, without I/O and without a clock.
 //!
 //! ```text
-//!   log, scanner ──▶ Input ──▶ ┌─────────┐ ──▶ next_send()     to the broker
-//!   acks, refusals ─▶ Input ──▶ │  State  │ ──▶ next_request()  read the tail, park
-//!   time ───────────▶ Input ──▶ └─────────┘ ──▶ take_settled()  to be marked
-//!                                           └──▶ confirmed()     to PostgreSQL
+//!   log, broker ──▶ apply()   ──▶ ┌────────┐ ──▶ next_send()    to the broker
+//!   jobs        ──▶ outcome() ──▶ │ Engine │ ──▶ next_effect()  jobs, confirmations, notices
+//!   time        ──▶ tick()    ──▶ └────────┘
 //! ```
 //!
-//! [`State`] owns one publishing session: the window of events between "the log brought it" and
-//! "the broker has it", what each of them waits for, and how far PostgreSQL may forget. A session
-//! ends with the replication connection and is rebuilt from the slot and the stream's tail, so a
-//! reconnect, a restart and a crash are one path.
+//! An [`Engine`] is one session over the slot. It ends with the replication connection and is built
+//! anew from the slot, the stream's tail and what is written down in PostgreSQL: a reconnect, a
+//! restart and a crash are one path. Its parts are state machines which do not know each other:
+//!
+//! - [`publish`]: the window of events between "the log brought it" and "the broker has it".
+//! - [`checkpoint`]: how far PostgreSQL may forget.
+//! - [`marking`]: marks, the watermark, the sweeper. [`owed_marks`]: rows that somebody has locked.
+//! - [`backfill`]: rows that the log does not bring.
+//! - [`parking`]: dead letters. [`slot_watch`], [`liveness`]: the two servers' health.
 //!
 //! The invariants (DESIGN 3) and where they are kept:
 //!
@@ -30,6 +34,8 @@ mod effect;
 mod liveness;
 mod marking;
 mod messages;
+mod notice;
+mod outcome;
 mod owed_marks;
 mod parking;
 mod progress;
@@ -41,24 +47,435 @@ mod slot_watch;
 mod tail_messages;
 mod window;
 
-pub(crate) use backfill::{Backfill, ScanNotice, ScanRanges, Scene};
-pub(crate) use checkpoint::Checkpoint;
-pub(crate) use effect::{
-    Age, Effect, Effects, Found, OpenScan, Pass, ReadScan, ScanRange, Statement, SweepRange,
+use std::time::Duration;
+
+use pgoutput::Lsn;
+
+pub(crate) use self::backfill::{Backfill, ScanRanges};
+use self::backfill::{ScanNotice, Scene};
+pub(crate) use self::checkpoint::Checkpoint;
+pub(crate) use self::effect::{
+    Age, Effect, Effects, End, Found, OpenScan, Pass, ReadScan, ScanRange, Statement, SweepRange,
     Unmarked, Verdict, Watermark,
 };
-pub(crate) use liveness::{Liveness, Silence};
-pub(crate) use marking::{
+use self::liveness::{Liveness, Silence};
+pub(crate) use self::marking::{
     Batching, MARKS_AT_ONCE, MARKS_WAITING_MAX, MarkCounts, Marking, MarkingStart,
-    SWEEPER_STORED_MAX, SWEPT_AT_ONCE, SweepNotice, Sweeper, Swept,
+    SWEEPER_STORED_MAX, SWEPT_AT_ONCE, Sweeper, Swept,
 };
-pub(crate) use messages::{
+pub(crate) use self::messages::{
     Blocked, Dead, Doubted, Input, Mode, Part, Place, Refusal, Request, Send, Settled, Start,
 };
-pub(crate) use owed_marks::OwedMarks;
-pub(crate) use parking::Parking;
-pub(crate) use publish::{LOGGED_WHILE_SCAN_UNMARKED_MAX, SCANS_UNMARKED_MAX, State};
-pub(crate) use slot_health::SlotHealth;
-pub(crate) use slot_watch::{SlotNotice, SlotWatch};
-pub(crate) use tail_messages::{Stored, Tail, TailMessage};
-pub(crate) use window::{LastPosition, Limits, Origin, Outgoing, PAUSE_MAX, Tried, Unpublished};
+pub(crate) use self::notice::Notice;
+pub(crate) use self::outcome::{Marked, Outcome, Parked, RowOfDead, ScanMarks, ScanRead};
+use self::owed_marks::OwedMarks;
+use self::parking::Parking;
+pub(crate) use self::publish::{LOGGED_WHILE_SCAN_UNMARKED_MAX, Publishing, SCANS_UNMARKED_MAX};
+pub(crate) use self::slot_health::SlotHealth;
+pub(crate) use self::slot_watch::SlotNotice;
+use self::slot_watch::SlotWatch;
+pub(crate) use self::tail_messages::{Stored, Tail, TailMessage};
+pub(crate) use self::window::{
+    LastPosition, Limits, Origin, Outgoing, PAUSE_MAX, Tried, Unpublished,
+};
+use crate::status::SlotStatus;
+
+/// How long a stop may take to bring in the broker's answers and write the marks.
+const DRAIN_MAX: Duration = Duration::from_secs(20);
+
+/// What a session over the slot starts with.
+#[derive(Debug)]
+pub(crate) struct EngineStart {
+    pub(crate) publishing: Publishing,
+    pub(crate) marking: Marking,
+    pub(crate) backfill: Backfill,
+    pub(crate) checkpoint: Checkpoint,
+    pub(crate) limits: SlotLimits,
+    /// Old dead letters are removed.
+    pub(crate) purges_dead_letters: bool,
+    /// With `--once`: done when everything before this is resolved.
+    pub(crate) until: Option<Lsn>,
+}
+
+/// How much of PostgreSQL's log the slot may keep.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct SlotLimits {
+    pub(crate) bytes: Option<u64>,
+    /// It is given up then.
+    pub(crate) drops_slot: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ending {
+    NotYet {
+        /// Ends once everything before this is resolved.
+        until: Option<Lsn>,
+    },
+    /// Nothing new is taken in.
+    Draining { since: Duration },
+}
+
+/// All that is decided in one session over the slot. See the module.
+#[derive(Debug)]
+pub(crate) struct Engine {
+    publishing: Publishing,
+    marking: Marking,
+    backfill: Backfill,
+    parking: Parking,
+    owed_marks: OwedMarks,
+    checkpoint: Checkpoint,
+    slot_watch: SlotWatch,
+    liveness: Liveness,
+    ending: Ending,
+    /// What operators were told last.
+    mode: Mode,
+    drops_slot_at_limit: bool,
+    purges_dead_letters: bool,
+    effects: Effects,
+}
+
+impl Engine {
+    /// Begins the scan that the log waits for, if there is one.
+    pub(crate) fn new(start: EngineStart) -> Self {
+        let mode = start.publishing.mode();
+        let mut engine = Self {
+            publishing: start.publishing,
+            marking: start.marking,
+            backfill: start.backfill,
+            parking: Parking::new(),
+            owed_marks: OwedMarks::new(),
+            checkpoint: start.checkpoint,
+            slot_watch: SlotWatch::new(start.limits.bytes),
+            liveness: Liveness::default(),
+            ending: Ending::NotYet { until: start.until },
+            mode,
+            drops_slot_at_limit: start.limits.drops_slot,
+            purges_dead_letters: start.purges_dead_letters,
+            effects: Effects::new(),
+        };
+        engine.backfill.begin_first(Duration::ZERO, &mut engine.effects);
+        engine
+    }
+
+    /// Takes in what the log or the broker said at `now`, measured from the session's start.
+    pub(crate) fn apply(&mut self, now: Duration, input: Input) {
+        self.publishing.apply(now, input);
+    }
+
+    /// What is to be done next, besides sending.
+    pub(crate) fn next_effect(&mut self) -> Option<Effect> {
+        self.effects.pop_front()
+    }
+
+    /// Whether the log may bring more. While it is false its connection is not read.
+    pub(crate) fn wants_log(&self) -> bool {
+        !self.is_draining() && !self.backfill.holds_the_log_back() && self.publishing.has_room()
+    }
+
+    /// Whether a message, or a batch's end, may be sent.
+    pub(crate) fn has_send(&mut self) -> bool {
+        self.publishing.has_send()
+    }
+
+    pub(crate) fn next_send(&mut self) -> Option<Send<'_>> {
+        self.publishing.next_send()
+    }
+
+    pub(crate) fn next_end(&mut self) -> Option<Part> {
+        self.publishing.next_end()
+    }
+
+    pub(crate) fn publishing(&self) -> &Publishing {
+        &self.publishing
+    }
+
+    pub(crate) fn mark_counts(&self) -> MarkCounts {
+        self.marking.counts()
+    }
+
+    /// Marks that wait to be written.
+    pub(crate) fn marks_waiting(&self) -> usize {
+        self.marking.waiting()
+    }
+
+    /// Rows marked by this session's scans.
+    pub(crate) fn scanned(&self) -> u64 {
+        self.backfill.scanned()
+    }
+
+    /// What PostgreSQL was told to forget.
+    pub(crate) fn confirmed(&self) -> Lsn {
+        self.checkpoint.confirmed()
+    }
+
+    /// Where the slot is to be left at the end of a session that was asked to stop; `None` where it
+    /// is. In doubt what an earlier session wrote down is counted from there.
+    pub(crate) fn last_position(&self) -> Option<Lsn> {
+        (!self.publishing.is_in_doubt()).then(|| self.publishing.confirmed())
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        matches!(self.ending, Ending::Draining { .. })
+    }
+
+    /// Whether a session that is to end may.
+    pub(crate) fn is_drained(&self, now: Duration) -> bool {
+        let Ending::Draining { since } = self.ending else { return false };
+        let is_done =
+            self.publishing.is_idle() && self.marking.is_idle() && !self.backfill.is_busy();
+        is_done || now.saturating_sub(since) > DRAIN_MAX
+    }
+
+    /// Takes nothing new in any more.
+    pub(crate) fn stop(&mut self, now: Duration, why: &'static str) {
+        self.ending = Ending::Draining { since: now };
+        let unresolved = self.publishing.unresolved();
+        self.tell(Notice::Stopping { why, unresolved });
+    }
+
+    /// Decides what follows from everything that was taken in.
+    pub(crate) fn turn(&mut self, now: Duration) {
+        self.take_requests();
+        if let Some(batch) = self.parking.next(now) {
+            self.effects.push_back(Effect::Park(batch));
+        }
+        self.mark(now);
+        self.confirm(now);
+    }
+
+    /// Takes in that time has passed, and for how long PostgreSQL was silent.
+    pub(crate) fn tick(&mut self, now: Duration, silence: Duration) {
+        self.publishing.apply(now, Input::Tick);
+        self.watch_servers(now, silence);
+        if self.owed_marks.begin_if_due(now) {
+            self.effects.push_back(Effect::MakeUpForMarks);
+        }
+        if self.purges_dead_letters && self.parking.purge_if_due(now) {
+            self.effects.push_back(Effect::PurgeDeadLetters);
+        }
+        if std::mem::replace(&mut self.mode, self.publishing.mode()) != self.publishing.mode() {
+            self.tell(Notice::ChangedToKeyed);
+        }
+        self.scan_if_due(now);
+        let resolved = self.publishing.counts().resolved();
+        self.marking.observe_if_due(now, resolved, &mut self.effects);
+        if let Ending::NotYet { until: Some(until) } = self.ending
+            && self.publishing.confirmed() >= until
+            && self.backfill.is_resting()
+            && !self.marking.owes_marks()
+        {
+            self.stop(now, "everything there was is published");
+        }
+    }
+
+    /// Takes in what came of an effect.
+    pub(crate) fn outcome(&mut self, now: Duration, outcome: Outcome) {
+        let (publishing, effects) = (&mut self.publishing, &mut self.effects);
+        match outcome {
+            Outcome::Tail(tail) => publishing.apply(now, Input::Tail(tail)),
+            Outcome::TailFailed(why) => publishing.apply(now, Input::TailFailed(why)),
+            Outcome::Marks(marks) => publishing.apply(now, Input::Marks(marks)),
+            Outcome::Parked(parked) => self.parked(now, parked),
+            Outcome::NotParked(batch) => self.parking.not_parked(now, batch),
+            Outcome::Owed(left) => self.owed_marks.ended(now, left),
+            Outcome::Marked { statement, marked } => {
+                let marked = marked.as_ref().map(|it| (it.rows, &*it.without_row));
+                self.marking.marked(now, statement, marked);
+            }
+            Outcome::SecondWriter(is_open) => self.marking.second_opened(now, is_open),
+            Outcome::SecondWriterBroke => self.marking.second_broke(now),
+            Outcome::Watermark(watermark) => self.marking.observed(watermark),
+            Outcome::Unmarked(found) => self.marking.found(now, found, effects),
+            Outcome::StreamBack { found, stored, is_whole } => {
+                self.marking.stream_read(now, found, &stored, is_whole, effects);
+            }
+            Outcome::Swept(swept) => self.swept(now, swept),
+            Outcome::ScanRead(read) => self.scan_read(now, read),
+            Outcome::ScanMarked { batches, published, marked: None } => {
+                self.backfill.not_marked(now, batches, published);
+            }
+            Outcome::ScanMarked { batches, marked: Some(marked), .. } => {
+                self.scan_marked(now, batches, marked);
+            }
+            Outcome::ScanWatched(is_in_the_way) => self.backfill.watched(is_in_the_way),
+            Outcome::ScanPostponed => self.backfill.postponed(now),
+            Outcome::ScanClosed => {
+                let notice = self.backfill.closed(now, effects);
+                self.tell_scan(notice);
+            }
+            Outcome::GapNoted(is_noted) => self.backfill.gap_noted(is_noted),
+            Outcome::Checkpointed(end) => self.checkpoint.written(end),
+            Outcome::Slot(health) => self.slot_looked_at(now, health),
+        }
+    }
+
+    fn tell(&mut self, notice: Notice) {
+        self.effects.push_back(Effect::Tell(notice));
+    }
+
+    fn tell_scan(&mut self, notice: Option<ScanNotice>) {
+        match notice {
+            Some(ScanNotice::Found) => self.tell(Notice::ScanFound),
+            Some(ScanNotice::Done) => self.tell(Notice::FirstScanDone),
+            None => {}
+        }
+    }
+
+    fn take_requests(&mut self) {
+        while let Some(request) = self.publishing.next_request() {
+            match request {
+                Request::ReadTail { from, delay, why } => {
+                    let unresolved = self.publishing.unresolved();
+                    self.tell(Notice::ReadingTail { why, unresolved });
+                    self.effects.push_back(Effect::ReadTail { from, delay });
+                }
+                Request::Park { index, dead } => {
+                    if dead.blocked_by.is_none() {
+                        let (event, reason) = (dead.event.id, dead.reason.clone());
+                        self.tell(Notice::Parking { event, reason });
+                    }
+                    self.parking.ask(index, dead);
+                }
+                Request::NoteFailure { id, attempts, reason, pause } => {
+                    let said = reason.clone();
+                    self.tell(Notice::TryingAgain { event: id, attempts, reason: said, pause });
+                    self.effects.push_back(Effect::NoteFailure { id, reason, pause });
+                }
+                Request::AskForMarks(ids) => self.effects.push_back(Effect::AskForMarks(ids)),
+                Request::TellDoubt { known, counted } => {
+                    self.tell(Notice::DoubtResolved { known, counted });
+                }
+                Request::Stop(reason) => self.effects.push_back(Effect::End(End::Refused(reason))),
+            }
+        }
+    }
+
+    /// Routes what became resolved to whoever owes its mark, and begins what is due.
+    fn mark(&mut self, now: Duration) {
+        let resolved = self.publishing.take_settled();
+        for event in &resolved {
+            match event.origin {
+                Origin::Log => self.marking.queue(now, event),
+                Origin::Scan(batch) => self.backfill.published(batch, *event),
+            }
+        }
+        if !resolved.is_empty() {
+            self.effects.push_back(Effect::Measure(resolved));
+        }
+        let (confirmed, hurry) = (self.publishing.confirmed(), self.is_draining());
+        self.marking.advance(now, confirmed, hurry, &mut self.effects);
+        let batches = self.publishing.scans_resolved();
+        let has_room = self.publishing.has_room_to_scan();
+        let is_checkpointing = self.checkpoint.is_writing();
+        self.backfill.advance(now, batches, has_room, is_checkpointing, &mut self.effects);
+    }
+
+    /// Lets PostgreSQL forget what is resolved, as far as that is written down.
+    fn confirm(&mut self, now: Duration) {
+        if self.publishing.is_in_doubt() {
+            return; // what an earlier session wrote down is all that tells
+        }
+        let publishing = &self.publishing;
+        let (resolved, events) = (publishing.confirmed(), publishing.settled_of_the_log());
+        if self.checkpoint.is_due(resolved, events, now, || publishing.place().is_some()) {
+            // A scan's messages are among the stream's: how many are the log's cannot be counted.
+            let place = publishing.place().map(|it| match self.backfill.is_clear() {
+                true => it,
+                false => Place { seq: None, ..it },
+            });
+            self.effects.push_back(Effect::Checkpoint { place });
+        }
+        let before = self.checkpoint.confirmed();
+        let confirmed = self.checkpoint.confirmable(resolved, events);
+        if confirmed > before {
+            self.effects.push_back(Effect::Confirm(confirmed));
+        }
+    }
+
+    fn watch_servers(&mut self, now: Duration, silence: Duration) {
+        match self.liveness.listen(silence) {
+            Silence::Bearable => {}
+            Silence::AskForSign => self.effects.push_back(Effect::Heartbeat),
+            Silence::TooLong => self.effects.push_back(Effect::End(End::Silence)),
+        }
+        let (resolved, is_idle) = (self.publishing.counts().resolved(), self.publishing.is_idle());
+        if self.liveness.is_stranded(now, resolved, is_idle) {
+            self.effects.push_back(Effect::LeaveServer);
+        }
+        if self.slot_watch.look_if_due(now) {
+            self.effects.push_back(Effect::LookAtSlot);
+        }
+    }
+
+    fn slot_looked_at(&mut self, now: Duration, health: SlotHealth) {
+        let (retained_bytes, wal_status) = (health.retained_bytes, health.wal_status.clone());
+        let (outlook, notice) = self.slot_watch.looked(now, health);
+        let (left_bytes, left_seconds) = (outlook.left_bytes, outlook.left.map(|it| it.as_secs()));
+        let status = SlotStatus { wal_status, retained_bytes, left_bytes, left_seconds };
+        self.tell(Notice::Slot { status, notice });
+        if outlook.is_over && self.drops_slot_at_limit {
+            self.effects.push_back(Effect::End(End::WalLimit));
+        }
+    }
+
+    fn parked(&mut self, now: Duration, parked: Vec<Parked>) {
+        self.parking.parked();
+        for Parked { index, row } in parked {
+            match row {
+                RowOfDead::Removed => {}
+                RowOfDead::Locked => self.owed_marks.some(now),
+                RowOfDead::Unseen => self.marking.parked(),
+            }
+            self.publishing.apply(now, Input::Parked { index });
+        }
+    }
+
+    fn swept(&mut self, now: Duration, swept: Option<Swept>) {
+        let notice = self.marking.swept(now, swept, &mut self.effects);
+        if notice.marked > 0 {
+            self.tell(Notice::Swept { rows: notice.marked });
+        }
+        if notice.unlogged > 0 {
+            self.tell(Notice::Unlogged { rows: notice.unlogged });
+        }
+    }
+
+    fn scan_if_due(&mut self, now: Duration) {
+        let publishing = &self.publishing;
+        let may_scan = publishing.may_scan(self.checkpoint.confirmed());
+        let scene = Scene {
+            is_behind: self.marking.is_behind(publishing.confirmed()),
+            is_draining: self.is_draining(),
+            is_blocking: publishing.is_blocking(),
+            is_idle: publishing.is_idle(),
+            may_scan: may_scan && publishing.is_half_empty(),
+        };
+        self.backfill.watch(now, &mut self.effects);
+        self.backfill.begin_if_due(now, scene, &mut self.effects);
+    }
+
+    fn scan_read(&mut self, now: Duration, read: ScanRead) {
+        let ScanRead { process, rows, blocked, seen } = read;
+        if let Some(blocked) = blocked {
+            self.publishing.apply(now, Input::Blocked(blocked));
+        }
+        if rows.is_empty() || self.is_draining() {
+            return self.backfill.read_to_end(!rows.is_empty(), &mut self.effects);
+        }
+        let with_tail = seen.is_some();
+        if let Some(seen) = seen {
+            self.publishing.apply(now, Input::Seen(seen));
+        }
+        let (batch, notice) = self.backfill.read_batch(now, process, with_tail);
+        self.tell_scan(notice);
+        self.publishing.apply(now, Input::Scanned { batch, rows });
+    }
+
+    fn scan_marked(&mut self, now: Duration, batches: usize, marked: ScanMarks) {
+        if marked.owed > 0 {
+            self.owed_marks.some(now);
+        }
+        self.backfill.marked(marked.rows + marked.owed);
+        self.publishing.apply(now, Input::ScanMarked { batches });
+    }
+}

@@ -22,7 +22,7 @@ use tokio::task::unconstrained;
 use uuid::Uuid;
 
 use crate::config::Dedup;
-use crate::engine::{Input, Limits, Mode, Part, Start, State, Tail};
+use crate::engine::{Input, Limits, Mode, Part, Publishing, Start, Tail};
 use crate::nats::{self, History, NatsLink, Publisher};
 use crate::postgres::Rows;
 use crate::routing::Routing;
@@ -116,7 +116,7 @@ async fn broker() -> String {
 
 struct HotPath {
     rows: Rows,
-    state: State,
+    state: Publishing,
     publisher: Publisher,
     /// What the stream gave out last.
     seq: u64,
@@ -135,7 +135,7 @@ impl HotPath {
         let (_, limits) = watch::channel(nats::Limits::of(&stream));
         let (_, link) = watch::channel(NatsLink::default());
         let publisher = Publisher::new(client, "OUTBOX", history, Dedup::Both, limits, link).await;
-        let state = State::new(Start {
+        let state = Publishing::new(Start {
             doubted: None,
             mode: Mode::Fenced,
             limits: Limits { events: 8_192, bytes: 16 << 20 },

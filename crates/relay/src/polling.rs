@@ -28,7 +28,7 @@ use self::claims::{Claims, LEASE};
 use crate::config::Config;
 use crate::describe;
 use crate::engine::MarkCounts;
-use crate::engine::{Dead, Input, Limits, Mode, Origin, Request, Settled, Start, State, Tail};
+use crate::engine::{Dead, Input, Limits, Mode, Origin, Publishing, Request, Settled, Start, Tail};
 use crate::error::Error;
 use crate::nats::{self, Answers, History, NatsLink, Publisher, TailReader};
 use crate::postgres::sql::{ScannedRow, Stuck};
@@ -78,7 +78,7 @@ enum Done {
 pub(crate) struct Poll {
     config: Arc<Config>,
     rows: Rows,
-    state: State,
+    state: Publishing,
     publisher: Publisher,
     answers: Answers,
     tail: TailReader,
@@ -130,7 +130,7 @@ impl Poll {
             Publisher::new(client.clone(), stream, history, config.dedup, tail.limits(), link)
                 .await?;
         info!(stream = config.stream.name, read_back = newest.stored.len(), "polling the outbox");
-        let state = State::new(Start {
+        let state = Publishing::new(Start {
             doubted: None,
             mode: Mode::Keyed,
             limits: Limits { events: config.window.events, bytes: config.window.bytes },
@@ -187,7 +187,7 @@ impl Poll {
             self.claim_if_due();
             if self.is_drained() {
                 info!(unresolved = self.state.unresolved(), "stopped");
-                reporter.report(&self.state, Lsn::ZERO, &self.marks, 0, true);
+                reporter.report_parts(&self.state, Lsn::ZERO, &self.marks, 0, true);
                 return Ok(());
             }
             let sends = self.state.has_send();
@@ -326,7 +326,7 @@ impl Poll {
             }
         }
         let settled = self.state.take_settled();
-        reporter.settled(&settled);
+        reporter.resolved(&settled);
         for settled in settled {
             if let Origin::Scan(number) = settled.origin {
                 self.claims.settled(number, settled);
@@ -402,7 +402,7 @@ impl Poll {
                 Ok(Done::Renewed { number, asked })
             }));
         }
-        reporter.report(&self.state, Lsn::ZERO, &self.marks, 0, false);
+        reporter.report_parts(&self.state, Lsn::ZERO, &self.marks, 0, false);
         Ok(())
     }
 

@@ -7,8 +7,7 @@ use pgoutput::Lsn;
 use tokio::sync::watch;
 use tracing::{error, info, warn};
 
-use crate::engine::MarkCounts;
-use crate::engine::{Origin, Settled, State};
+use crate::engine::{Engine, MarkCounts, Origin, Publishing, Settled};
 use crate::nats::NatsLink;
 use crate::postgres::sql::Stuck;
 use crate::status::{Role, SlotStatus, Status};
@@ -104,8 +103,8 @@ impl Reporter {
     }
 
     /// Measures how long acknowledged events took.
-    pub(crate) fn settled(&mut self, settled: &[Settled]) {
-        let mut measured = settled.iter().filter(|it| it.acked && it.origin == Origin::Log);
+    pub(crate) fn resolved(&mut self, resolved: &[Settled]) {
+        let mut measured = resolved.iter().filter(|it| it.acked && it.origin == Origin::Log);
         let Some(first) = measured.next() else { return };
         let now = Timestamp::now().as_microsecond() - POSTGRES_EPOCH_UNIX_MICROS;
         for it in std::iter::once(first).chain(measured) {
@@ -115,9 +114,15 @@ impl Reporter {
     }
 
     /// Takes a session's state over, if it is time. With `last` it always is.
-    pub(crate) fn report(
+    pub(crate) fn report(&mut self, engine: &Engine, last: bool) {
+        let (confirmed, marks) = (engine.confirmed(), engine.mark_counts());
+        self.report_parts(engine.publishing(), confirmed, &marks, engine.scanned(), last);
+    }
+
+    /// The same of a session without a slot.
+    pub(crate) fn report_parts(
         &mut self,
-        state: &State,
+        state: &Publishing,
         confirmed: Lsn,
         marks: &MarkCounts,
         scanned: u64,

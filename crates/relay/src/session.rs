@@ -4,10 +4,10 @@
 //! and reads of the stream's tail run beside it as jobs; the hot path (log in, messages out,
 //! answers in, confirmations out) never waits for one.
 
-mod bookkeeping;
 mod effects;
 mod jobs;
 mod mark_jobs;
+mod notices;
 mod open;
 mod scan_jobs;
 
@@ -20,15 +20,12 @@ use pgoutput::Lsn;
 use tokio::sync::Notify;
 use tokio::time::{Interval, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
-use tracing::{error, info, warn};
+use tracing::{info, warn};
 
-use self::jobs::{Done, Job, Owner};
+use self::jobs::{Done, Job};
 use self::mark_jobs::MarkStores;
 use crate::config::Config;
-use crate::engine::{
-    Backfill, Checkpoint, Input, Liveness, Marking, Mode, OwedMarks, Parking, Place, Request,
-    SlotWatch, State,
-};
+use crate::engine::{Engine, Input, Outcome, Place};
 use crate::error::Error;
 use crate::nats::{Answers, Publisher, TailReader};
 use crate::postgres::sql::Scanner;
@@ -46,16 +43,26 @@ const SENDS_AT_ONCE: usize = 512;
 /// the slot by now.
 const HELD_UP: Duration = Duration::from_secs(1);
 
-/// How long a stop may take to bring in the broker's answers and write the marks.
-const DRAIN_MAX: Duration = Duration::from_secs(20);
-
 /// How long the last thing that a stop writes may take.
 const LAST_POSITION_MAX: Duration = Duration::from_secs(5);
+
+/// The slot as it was when the session began.
+struct OpenSlot {
+    system_id: u64,
+    timeline: u32,
+    /// What was committed when the slot was created: the log does not bring it.
+    start_snapshot: String,
+    /// The process that reads the slot for us: while it does, nobody else publishes from it.
+    reader: i32,
+    /// What it was confirmed to.
+    confirmed: Lsn,
+}
 
 /// A publishing session over the slot.
 pub(crate) struct Session {
     config: Arc<Config>,
-    state: State,
+    slot: OpenSlot,
+    engine: Engine,
     source: Source,
     publisher: Publisher,
     answers: Answers,
@@ -66,34 +73,15 @@ pub(crate) struct Session {
     store: Arc<Store>,
     /// Marks what was scanned, and parks: waits for whoever has dead letters or rows locked.
     rows: Arc<Store>,
-    owed_marks: OwedMarks,
-    jobs: FuturesUnordered<Job>,
-    marking: Marking,
-    stores: MarkStores,
-    backfill: Backfill,
+    marks: MarkStores,
     /// The cursor of the scan that waits for room.
     scanner: Option<Box<Scanner>>,
-    parking: Parking,
-    start_snapshot: String,
-    system_id: u64,
-    timeline: u32,
-    /// The process that reads the slot for us: while it does, nobody else publishes from it.
-    reader: i32,
-    /// What the slot was confirmed to when the session began.
-    confirmed_before: Lsn,
-    checkpoint: Checkpoint,
-    slot_watch: SlotWatch,
-    liveness: Liveness,
+    jobs: FuturesUnordered<Job>,
     started: Instant,
     tick: Interval,
     /// What came in and the engine was not told yet.
     answered: Vec<Input>,
     logged: Vec<Input>,
-    mode: Mode,
-    /// Set once the session is to end: nothing new is taken in.
-    draining_since: Option<Instant>,
-    /// With `--once`: done when everything before this is resolved.
-    until: Option<Lsn>,
 }
 
 impl Session {
@@ -108,17 +96,19 @@ impl Session {
         reporter: &mut Reporter,
     ) -> Result<(), Error> {
         self.tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        self.begin_first_scan();
         let mut turned = Instant::now();
         loop {
-            self.perform(reporter)?;
-            if self.is_drained() {
+            self.watch_second_writer();
+            self.engine.turn(self.now());
+            self.carry_out(reporter)?;
+            if self.engine.is_drained(self.now()) {
                 return self.close(reporter).await;
             }
-            let reads = self.is_reading();
-            let sends = self.state.has_send();
+            let (reads, sends) = (self.engine.wants_log(), self.engine.has_send());
             tokio::select! {
-                () = stop.cancelled(), if self.draining_since.is_none() => self.drain("on request"),
+                () = stop.cancelled(), if !self.engine.is_draining() => {
+                    self.engine.stop(self.now(), "on request");
+                }
                 answered = self.answers.receive(&mut self.answered) => answered?,
                 Some(done) = self.jobs.next() => self.finish(done?, reporter)?,
                 ready = self.publisher.ready(), if sends => ready?,
@@ -141,220 +131,132 @@ impl Session {
         }
     }
 
+    /// Since the session began.
+    fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+
     /// Tells the engine what came in. One look at the clock for all of it.
     fn take_in(&mut self) {
-        let now = self.started.elapsed();
+        let now = self.now();
         for input in self.answered.drain(..).chain(self.logged.drain(..)) {
-            self.state.apply(now, input);
+            self.engine.apply(now, input);
         }
     }
 
     fn apply(&mut self, input: Input) {
-        self.state.apply(self.started.elapsed(), input);
-    }
-
-    fn is_reading(&self) -> bool {
-        self.draining_since.is_none()
-            && !self.backfill.holds_the_log_back()
-            && self.state.has_room()
+        self.engine.apply(self.now(), input);
     }
 
     /// Hands over what may be sent and what the connection takes without waiting.
     fn send(&mut self) -> Result<(), Error> {
         for _ in 0..SENDS_AT_ONCE {
-            if !self.state.has_send() || !self.publisher.is_ready() {
+            if !self.engine.has_send() || !self.publisher.is_ready() {
                 break;
             }
-            if let Some(send) = self.state.next_send() {
+            if let Some(send) = self.engine.next_send() {
                 let index = send.index;
                 if let Some(refusal) = self.publisher.send(&send)? {
                     self.apply(Input::Unsendable { index, refusal });
                 }
-            } else if let Some(end) = self.state.next_end() {
+            } else if let Some(end) = self.engine.next_end() {
                 self.publisher.end(end)?;
             }
         }
         Ok(())
     }
 
-    /// Does what the engine asks for: requests, marks, confirmation.
-    fn perform(&mut self, reporter: &mut Reporter) -> Result<(), Error> {
-        while let Some(request) = self.state.next_request() {
-            match request {
-                Request::ReadTail { from, delay, why } => {
-                    warn!(why, unresolved = self.state.unresolved(), "reading the stream's tail");
-                    reporter.trouble(why);
-                    let (tail, store) = (self.tail.clone(), Arc::clone(&self.store));
-                    let owner = Owner { store, slot: self.config.slot.clone(), pid: self.reader };
-                    let (reconnected, system_id) = (Arc::clone(&self.reconnected), self.system_id);
-                    self.jobs.push(jobs::read_tail(
-                        tail,
-                        owner,
-                        reconnected,
-                        from,
-                        system_id,
-                        delay,
-                    ));
-                }
-                Request::Park { index, dead } => {
-                    let (event, reason) = (dead.event.id, &dead.reason);
-                    if dead.blocked_by.is_none() {
-                        warn!(%event, reason, "parking an event that cannot be published");
-                    }
-                    self.parking.ask(index, dead);
-                }
-                Request::NoteFailure { id, attempts, reason, pause } => {
-                    warn!(event = %id, attempts, %reason, "trying again in {pause:?}");
-                    reporter.trouble(reason.clone());
-                    let store = Arc::clone(&self.rows);
-                    self.jobs.push(jobs::note_failure(store, id, reason, pause));
-                }
-                Request::AskForMarks(ids) => {
-                    self.jobs.push(jobs::look_for_marks(Arc::clone(&self.store), ids));
-                }
-                Request::TellDoubt { known, counted } => {
-                    info!(
-                        known,
-                        counted,
-                        "the stream has lost messages: what was published is known from marks and \
-                         from the number of messages"
-                    );
-                }
-                Request::Stop(reason) => return Err(Error::Refused(reason)),
+    fn finish(&mut self, done: Done, reporter: &mut Reporter) -> Result<(), Error> {
+        let outcome = match done {
+            Done::Nothing | Done::Purged(0) => return Ok(()),
+            Done::Purged(purged) => {
+                info!(purged, "removed old dead letters");
+                return Ok(());
             }
+            Done::Stuck(found) => {
+                if let Some(stuck) = found {
+                    reporter.stuck(stuck);
+                }
+                Outcome::Owed(found.map(|it| it.owed))
+            }
+            Done::SecondWriter(store) => {
+                self.marks.second = store;
+                let is_open = self.marks.second.is_some();
+                if is_open {
+                    let waiting = self.engine.marks_waiting();
+                    info!(waiting, "marks are late: writing them over a second connection too");
+                }
+                Outcome::SecondWriter(is_open)
+            }
+            Done::Unmarked(found) => Outcome::Unmarked(found.map(|(found, look)| {
+                self.marks.look = look;
+                found
+            })),
+            Done::Scanned(scanned) => self.scanned(scanned)?,
+            Done::Outcome(outcome) => outcome,
+        };
+        let failed = match &outcome {
+            Outcome::TailFailed(why) => Some(why.clone()),
+            _ => None,
+        };
+        self.engine.outcome(self.now(), outcome);
+        if let Some(why) = failed {
+            let wait = self.engine.publishing().breaker().1.unwrap_or_default();
+            warn!(error = why, "the stream does not answer, trying again in {wait:.1?}");
+            reporter.trouble(why);
         }
-        let now = self.started.elapsed();
-        self.park(now);
-        self.settle(now, reporter);
-        self.confirm(now);
         Ok(())
     }
 
-    fn finish(&mut self, done: Done, reporter: &mut Reporter) -> Result<(), Error> {
-        match done {
-            Done::Tail(tail) => self.apply(Input::Tail(tail)),
-            Done::TailFailed(why) => {
-                reporter.trouble(why.clone());
-                self.apply(Input::TailFailed(why.clone()));
-                let wait = self.state.breaker().1.unwrap_or_default();
-                warn!(error = why, "the stream does not answer, trying again in {wait:.1?}");
-            }
-            Done::Marks(marks) => self.apply(Input::Marks(marks)),
-            Done::Purged(purged @ 1..) => info!(purged, "removed old dead letters"),
-            Done::FailureNoted | Done::LookNoted | Done::Purged(_) => {}
-            Done::Parked(parked) => self.parked(parked),
-            Done::NotParked(batch) => self.not_parked(batch),
-            Done::OwedSettled(found) => self.owed_settled(found, reporter),
-            Done::Marked { statement, marked } => {
-                let marked = marked.as_ref().map(|it| (it.rows, &*it.without_row));
-                self.marking.marked(self.started.elapsed(), statement, marked);
-            }
-            Done::SecondWriter(store) => self.second_opened(store),
-            Done::Observed(watermark) => self.marking.observed(watermark),
-            Done::Unmarked(found) => self.found(found),
-            Done::SweepTail { found, tail, is_whole } => {
-                self.stream_read(found, &tail.stored, is_whole);
-            }
-            Done::Swept(swept) => self.swept(swept),
-            Done::Scanned(read) => self.scanned(read)?,
-            Done::ScanMarked { batches, published, marked } => {
-                self.scan_marked(batches, published, marked);
-            }
-            Done::ScanWatched(is_in_the_way) => self.backfill.watched(is_in_the_way),
-            Done::ScanPostponed => self.backfill.postponed(self.started.elapsed()),
-            Done::ScanClosed => self.scan_closed(),
-            Done::GapFilled(is_noted) => self.backfill.gap_noted(is_noted),
-            Done::Heartbeat | Done::LeftServer => {}
-            Done::Checkpointed(end) => self.checkpoint.written(end),
-            Done::Looked(health) => self.looked(health, reporter)?,
+    fn watch_second_writer(&mut self) {
+        if self.marks.second.as_ref().is_some_and(|it| it.client().is_closed()) {
+            self.engine.outcome(self.now(), Outcome::SecondWriterBroke);
         }
-        Ok(())
     }
 
     fn tick(&mut self, reporter: &mut Reporter) -> Result<(), Error> {
-        self.apply(Input::Tick);
         let closed = |store: &Store| store.client().is_closed();
-        if closed(&self.store) || closed(&self.rows) || closed(&self.stores.first) {
+        if closed(&self.store) || closed(&self.rows) || closed(&self.marks.first) {
             // Also how a server that shuts down is noticed: it ends these connections at once, but
             // waits for the replication connection for as long as that has something unconfirmed.
             return Err(Error::Stalled("the server closed the connection for statements"));
         }
-        self.keep_books(self.started.elapsed())?;
-        self.watch_mode();
-        self.keep_scanning(self.started.elapsed());
-        self.observe_if_due(self.started.elapsed());
-        if self.until.is_some_and(|until| self.state.confirmed() >= until)
-            && self.draining_since.is_none()
-            && self.backfill.is_resting()
-            && !self.marking.owes_marks()
-        {
-            self.drain("everything there was is published");
+        if !self.engine.wants_log() {
+            self.source.listen_anew();
         }
-        self.report(reporter, false);
+        self.engine.tick(self.now(), self.source.last_heard().elapsed());
+        reporter.report(&self.engine, false);
         Ok(())
     }
 
-    fn watch_mode(&mut self) {
-        if std::mem::replace(&mut self.mode, self.state.mode()) != self.state.mode() {
-            error!(
-                stream = self.config.stream.name,
-                "others keep writing to the stream: changing to keyed mode, which keeps the order \
-                 of each aggregate only. Give the relay a stream of its own, or set relay.mode = \
-                 \"keyed\""
-            );
-        }
-    }
-
-    fn drain(&mut self, why: &str) {
-        info!(unresolved = self.state.unresolved(), "stopping: {why}");
-        self.draining_since = Some(Instant::now());
-    }
-
-    fn is_drained(&self) -> bool {
-        self.draining_since.is_some_and(|since| {
-            let settled =
-                self.state.is_idle() && self.marking.is_idle() && !self.backfill.is_busy();
-            settled || since.elapsed() > DRAIN_MAX
-        })
-    }
-
     async fn close(self, reporter: &mut Reporter) -> Result<(), Error> {
-        self.report(reporter, true);
-        // In doubt, nothing: what an earlier session wrote down is counted from where the slot is.
-        let confirmed = match self.state.is_in_doubt() {
-            true => self.confirmed_before,
-            false => self.state.confirmed().max(self.confirmed_before),
-        };
-        let (slot, reader) = (&self.config.slot, self.reader);
-        // Exactly there, so that nobody can move the slot without it being seen. What the jobs left
-        // on the same connection is executed before.
-        // And nobody who writes to the stream, or purges it, until there is a relay again can make
-        // events count as published.
-        let place = Some(Place { commit_lsn: confirmed, ordinal: 0, seq: None });
-        if !self.state.is_in_doubt() {
-            let held = self.store.hold_at(slot, reader, confirmed, place);
+        reporter.report(&self.engine, true);
+        let (slot, before) = (&self.config.slot, self.slot.confirmed);
+        let last = self.engine.last_position();
+        let confirmed = last.map_or(before, |it| it.max(before));
+        if last.is_some() {
+            // Exactly there, so that nobody can move the slot without it being seen. What the jobs
+            // left on the same connection is executed before.
+            // And nobody who writes to the stream, or purges it, until there is a relay again can
+            // make events count as published.
+            let place = Some(Place { commit_lsn: confirmed, ordinal: 0, seq: None });
+            let held = self.store.hold_at(slot, self.slot.reader, confirmed, place);
             let late = Error::Stalled("the last position could not be written down");
             tokio::time::timeout(LAST_POSITION_MAX, held).await.unwrap_or(Err(late))?;
         }
         self.source.confirm(confirmed);
-        if !self.source.stop(confirmed).await && confirmed > self.confirmed_before {
+        if !self.source.stop(confirmed).await && confirmed > before {
             answered("advance the slot", self.store.advance_slot(slot, confirmed)).await?;
         }
-        let counts = self.state.counts();
+        let (publishing, counts) = (self.engine.publishing(), self.engine.publishing().counts());
         info!(
             %confirmed,
-            unresolved = self.state.unresolved(),
+            unresolved = publishing.unresolved(),
             published = counts.acked,
             batches = counts.batches,
             resyncs = counts.resyncs,
             "stopped"
         );
         Ok(())
-    }
-
-    fn report(&self, reporter: &mut Reporter, last: bool) {
-        let confirmed = self.checkpoint.confirmed();
-        let (marks, scanned) = (self.marking.counts(), self.backfill.scanned());
-        reporter.report(&self.state, confirmed, &marks, scanned, last);
     }
 }

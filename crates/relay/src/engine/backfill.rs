@@ -230,7 +230,7 @@ impl Backfill {
         if self.gap == Gap::Read {
             self.gap = Gap::Open;
         }
-        effects.push(Effect::OpenScan(OpenScan {
+        effects.push_back(Effect::OpenScan(OpenScan {
             range: self.ranges.next(now, for_blocked),
             log_waits: for_blocked,
             awaits_visibility: self.gap == Gap::Open,
@@ -266,7 +266,7 @@ impl Backfill {
         if self.gap != Gap::Filled {
             self.gap = if is_cut { Gap::Open } else { Gap::Read };
         }
-        effects.push(Effect::CloseScan);
+        effects.push_back(Effect::CloseScan);
     }
 
     /// The scan is over.
@@ -275,7 +275,7 @@ impl Backfill {
         self.log_waits = LogWaits::No;
         self.rest(now + self.interval);
         if self.ranges.done(now) {
-            effects.push(Effect::NoteScan);
+            effects.push_back(Effect::NoteScan);
         }
         (was_first && self.batches_begun > 0).then_some(ScanNotice::Done)
     }
@@ -303,14 +303,14 @@ impl Backfill {
         if let Scan::Paused { since } = self.scan
             && (self.gives_way || now.saturating_sub(since) > OPEN_WITHOUT_ROOM_MAX)
         {
-            effects.push(Effect::AbandonScan { gives_way: self.gives_way });
+            effects.push_back(Effect::AbandonScan { gives_way: self.gives_way });
             self.interrupted(now);
         }
         if let Some(process) = self.reader
             && self.watch_due <= now
         {
             self.watch_due = now + WATCHED_EVERY;
-            effects.push(Effect::WatchScan { process });
+            effects.push_back(Effect::WatchScan { process });
         }
     }
 
@@ -331,25 +331,25 @@ impl Backfill {
     ) {
         if self.gap == Gap::Read && !self.is_busy() && !is_checkpointing {
             self.gap = Gap::Noting;
-            effects.push(Effect::NoteGapFilled { rows: self.scanned - self.noted });
+            effects.push_back(Effect::NoteGapFilled { rows: self.scanned - self.noted });
         }
         self.mark(now, batches, effects);
         if matches!(self.scan, Scan::Paused { .. }) && !self.gives_way && has_room {
             self.scan = Scan::Busy;
-            effects.push(Effect::ReadScan(self.read()));
+            effects.push_back(Effect::ReadScan(self.read()));
         }
     }
 
     fn mark(&mut self, now: Duration, batches: usize, effects: &mut Effects) {
         self.marks = match std::mem::replace(&mut self.marks, Marks::Idle) {
             Marks::Postponed { batches, published, until } if until <= now => {
-                effects.push(Effect::MarkScanned { batches, published });
+                effects.push_back(Effect::MarkScanned { batches, published });
                 Marks::Running
             }
             Marks::Idle if batches > 0 => {
                 let resolved = self.batches.drain(..batches).flat_map(|it| it.settled);
                 let published = resolved.collect();
-                effects.push(Effect::MarkScanned { batches, published });
+                effects.push_back(Effect::MarkScanned { batches, published });
                 Marks::Running
             }
             other => other,

@@ -1,15 +1,56 @@
-//! What the engine wants done outside of it. What comes of it is an input again.
+//! What the engine wants done outside of it. What comes of it is an [`Outcome`](super::Outcome).
+
+use std::collections::VecDeque;
+use std::time::Duration;
 
 use pgoutput::Lsn;
 use uuid::Uuid;
 
-use super::messages::Settled;
+use super::messages::{Dead, Place, Settled};
+use super::notice::Notice;
 
-/// Effects of one turn, in the order in which they are to be begun.
-pub(crate) type Effects = Vec<Effect>;
+/// What is to be done, in the order in which it is to be begun.
+pub(crate) type Effects = VecDeque<Effect>;
 
 #[derive(Debug)]
 pub(crate) enum Effect {
+    /// Reads the stream from sequence `from` to its end, after waiting for `delay`.
+    ReadTail {
+        from: u64,
+        delay: Duration,
+    },
+    /// Puts events into the dead-letter table, one after the other.
+    Park(Vec<(u64, Dead)>),
+    /// Writes down that an event could not be published and is tried again after `pause`. Lost, it
+    /// costs one attempt more.
+    NoteFailure {
+        id: Uuid,
+        reason: String,
+        pause: Duration,
+    },
+    /// Looks up which of these events are marked as published.
+    AskForMarks(Vec<Uuid>),
+    /// Measures how long acknowledged events took.
+    Measure(Vec<Settled>),
+    /// Writes down where the log ends, and how far it was worked through.
+    Checkpoint {
+        place: Option<Place>,
+    },
+    /// Lets PostgreSQL forget everything before.
+    Confirm(Lsn),
+    /// Puts something into the log, which a server that is there sends.
+    Heartbeat,
+    /// Goes to another server of the broker's cluster.
+    LeaveServer,
+    LookAtSlot,
+    /// Marks or removes rows that were locked when that was to be done.
+    MakeUpForMarks,
+    /// Removes dead letters that are too old.
+    PurgeDeadLetters,
+    /// Says something to operators.
+    Tell(Notice),
+    /// Ends the session.
+    End(End),
     /// Marks rows. Marks may be late or lost: the sweeper finds them.
     Mark {
         statement: Statement,
@@ -71,6 +112,17 @@ pub(crate) enum Effect {
     },
     /// Writes down that a scan looked at the whole table. Lost, it costs another look.
     NoteScan,
+}
+
+/// Why a session cannot go on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum End {
+    /// Only an operator can help.
+    Refused(String),
+    /// PostgreSQL fell silent.
+    Silence,
+    /// The slot keeps more of the log than it may, and is to be given up.
+    WalLimit,
 }
 
 /// A row to be judged.

@@ -199,7 +199,7 @@ impl Marking {
             }
             Step::Flushing { watermark, marks } if self.writers.marks.has_ended(marks) => {
                 let pass = self.pass(now, watermark);
-                effects.push(Effect::StoreWatermark(pass.clone()));
+                effects.push_back(Effect::StoreWatermark(pass.clone()));
                 Step::Sweeping(pass)
             }
             other => other,
@@ -223,7 +223,7 @@ impl Marking {
             self.taken = Some((now, resolved));
             self.observing = self.writers.marks.queued();
             self.step = Step::Taking;
-            effects.push(Effect::TakeWatermark);
+            effects.push_back(Effect::TakeWatermark);
         }
     }
 
@@ -302,19 +302,19 @@ impl Marking {
             Judgement::AskTheStream => {
                 // Without a complete sweep nothing is told from the stream's silence.
                 let resolved_before = self.swept.as_ref().map(|it| it.lsn);
-                effects.push(Effect::ReadStreamBack { found, resolved_before });
+                effects.push_back(Effect::ReadStreamBack { found, resolved_before });
             }
             // Before anything is published that the log did not bring, the whole stream is read for
             // it: its mark may have been taken away, by hand or with a table that was restored.
             Judgement::Done(verdict) if !verdict.unlogged.is_empty() => {
-                effects.push(Effect::Seek { pass: pass.clone(), found, verdict });
+                effects.push_back(Effect::Seek { pass: pass.clone(), found, verdict });
             }
             Judgement::Done(verdict) if found.rows.is_empty() => {
                 let suspected = verdict.suspected;
                 let swept = Swept { found, marked: 0, unlogged: 0, suspected };
                 self.swept(now, Some(swept), effects);
             }
-            Judgement::Done(verdict) => effects.push(Effect::MarkSwept { found, verdict }),
+            Judgement::Done(verdict) => effects.push_back(Effect::MarkSwept { found, verdict }),
         }
     }
 
@@ -349,7 +349,7 @@ impl Marking {
         if suspected > 0 {
             self.missed = Missed::Something; // the next watermark tells
         } else if found.rows.len() == SWEPT_AT_ONCE {
-            effects.push(Effect::SweepOn { pass: pass.clone(), found });
+            effects.push_back(Effect::SweepOn { pass: pass.clone(), found });
             self.step = Step::Sweeping(pass);
         } else {
             self.complete(now, pass, &found, effects);
@@ -362,7 +362,7 @@ impl Marking {
         if pass.range == SweepRange::Whole {
             self.whole_due = now + WHOLE_EVERY;
             if self.is_indexed {
-                effects.push(Effect::NoteSweep);
+                effects.push_back(Effect::NoteSweep);
             }
         }
         if self.by_watermark {

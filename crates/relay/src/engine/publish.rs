@@ -55,7 +55,7 @@ struct ScanBatch {
 
 /// One publishing session. See the module.
 #[derive(Debug)]
-pub(crate) struct State {
+pub(crate) struct Publishing {
     mode: Mode,
     limits: Limits,
     ack_timeout: Duration,
@@ -133,7 +133,7 @@ pub(crate) struct State {
     counts: Counts,
 }
 
-impl State {
+impl Publishing {
     pub(crate) fn new(start: Start) -> Self {
         let mut state = Self {
             mode: start.mode,
@@ -290,6 +290,11 @@ impl State {
     /// How many scan batches, the oldest and those behind it, are resolved whole and not marked.
     pub(crate) fn scans_resolved(&self) -> usize {
         self.scan.iter().take_while(|batch| batch.outstanding == 0).count()
+    }
+
+    /// Whether at least half of the window is free.
+    pub(crate) fn is_half_empty(&self) -> bool {
+        self.unresolved() * 2 < self.limits.events
     }
 
     pub(crate) fn unresolved(&self) -> usize {

@@ -114,7 +114,7 @@ struct World {
 /// A relay process: its core and how far its replication connection has got.
 struct Relay {
     generation: u64,
-    state: State,
+    state: Publishing,
     /// Next to deliver: transaction, and within it 0 = begin, 1.. = events, then commit.
     at: (usize, usize),
     tails: Vec<u64>,
@@ -141,7 +141,13 @@ impl World {
         let old = rng.random_range(0..6);
         let relay = Relay {
             generation: 0,
-            state: State::new(start(faults, Lsn::ZERO, Tail::default(), None, &HashSet::new())),
+            state: Publishing::new(start(
+                faults,
+                Lsn::ZERO,
+                Tail::default(),
+                None,
+                &HashSet::new(),
+            )),
             at: (0, 0),
             tails: Vec::new(),
             parks: Vec::new(),
@@ -369,7 +375,7 @@ impl World {
         self.now = Duration::ZERO;
         self.relay = Relay {
             generation: self.relay.generation + 1,
-            state: State::new(start(self.faults, self.slot_confirmed, tail, doubted, &dead)),
+            state: Publishing::new(start(self.faults, self.slot_confirmed, tail, doubted, &dead)),
             at: (0, 0),
             tails: Vec::new(),
             parks: Vec::new(),

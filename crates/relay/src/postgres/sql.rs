@@ -28,8 +28,8 @@ use uuid::Uuid;
 
 pub(crate) use self::backlog::{Backlog, COUNT_MAX};
 pub(crate) use self::index::create_index_of_transactions;
-pub(crate) use self::owed::{Marks, Stuck};
-pub(crate) use self::park::{RowOfDead, SlotReader};
+pub(crate) use self::owed::Stuck;
+pub(crate) use self::park::SlotReader;
 pub(crate) use self::scan::{ScannedRow, Scanner};
 use self::statements::Statements;
 use crate::config::{Config, MarkBy};

@@ -4,35 +4,108 @@ use std::sync::Arc;
 
 use tracing::debug;
 
-use super::jobs::{self, Job, note_look};
+use super::jobs::{self, Job, Owner, note_look};
 use super::{Session, mark_jobs};
-use crate::engine::{Effect, Effects};
-use crate::postgres::sql::Looker;
+use crate::engine::{Effect, End};
+use crate::error::Error;
+use crate::postgres::sql::{Looker, SlotReader};
+use crate::reporter::Reporter;
 
 impl Session {
-    pub(super) fn carry_out(&mut self, effects: Effects) {
-        for effect in effects {
-            let job = self.job(effect);
-            self.jobs.extend(job);
+    /// Begins everything that the engine asks for.
+    ///
+    /// # Errors
+    ///
+    /// What ends the session.
+    pub(super) fn carry_out(&mut self, reporter: &mut Reporter) -> Result<(), Error> {
+        while let Some(effect) = self.engine.next_effect() {
+            match effect {
+                Effect::Confirm(lsn) => self.source.confirm(lsn),
+                Effect::Measure(resolved) => reporter.resolved(&resolved),
+                Effect::Tell(notice) => self.tell(notice, reporter),
+                Effect::End(end) => return Err(self.end(end)),
+                effect => {
+                    let job = self.job(effect);
+                    self.jobs.extend(job);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn end(&self, end: End) -> Error {
+        match end {
+            End::Refused(reason) => Error::Refused(reason),
+            End::Silence => Error::Stalled("the server fell silent"),
+            End::WalLimit => Error::WalLimit { slot: self.config.slot.clone() },
         }
     }
 
     fn job(&mut self, effect: Effect) -> Option<Job> {
+        match effect {
+            Effect::Mark { .. }
+            | Effect::OpenSecondWriter
+            | Effect::CloseSecondWriter
+            | Effect::TakeWatermark
+            | Effect::StoreWatermark(_)
+            | Effect::SweepOn { .. }
+            | Effect::ReadStreamBack { .. }
+            | Effect::Seek { .. }
+            | Effect::MarkSwept { .. }
+            | Effect::NoteSweep => self.marking_job(effect),
+            Effect::OpenScan(_)
+            | Effect::ReadScan(_)
+            | Effect::CloseScan
+            | Effect::AbandonScan { .. }
+            | Effect::WatchScan { .. }
+            | Effect::MarkScanned { .. }
+            | Effect::NoteGapFilled { .. }
+            | Effect::NoteScan => self.scan_job(effect),
+            _ => self.book_job(effect),
+        }
+    }
+
+    /// Of the stream's tail, the slot and the dead letters.
+    fn book_job(&self, effect: Effect) -> Option<Job> {
+        let (books, rows) = (Arc::clone(&self.store), Arc::clone(&self.rows));
+        let (slot, pid) = (self.config.slot.clone(), self.slot.reader);
+        Some(match effect {
+            Effect::ReadTail { from, delay } => {
+                let owner = Owner { store: books, slot, pid };
+                let (tail, reconnected) = (self.tail.clone(), Arc::clone(&self.reconnected));
+                jobs::read_tail(tail, owner, reconnected, from, self.slot.system_id, delay)
+            }
+            Effect::Park(batch) => jobs::park(rows, SlotReader { slot, pid }, batch),
+            Effect::NoteFailure { id, reason, pause } => {
+                jobs::note_failure(rows, id, reason, pause)
+            }
+            Effect::AskForMarks(ids) => jobs::look_for_marks(books, ids),
+            Effect::Checkpoint { place } => jobs::checkpoint(books, slot, pid, place),
+            Effect::Heartbeat => jobs::heartbeat(books),
+            Effect::LeaveServer => jobs::leave_server(self.tail.clone()),
+            Effect::LookAtSlot => jobs::look(books, slot),
+            Effect::MakeUpForMarks => jobs::make_up_for_marks(rows),
+            Effect::PurgeDeadLetters => jobs::purge(rows, self.config.dead_letter_retention?),
+            _ => return None,
+        })
+    }
+
+    fn marking_job(&mut self, effect: Effect) -> Option<Job> {
         Some(match effect {
             Effect::Mark { statement, marks } => {
-                let second = self.stores.second.as_ref().filter(|_| statement.is_on_second());
-                let store = Arc::clone(second.unwrap_or(&self.stores.first));
+                let second = self.marks.second.as_ref().filter(|_| statement.is_on_second());
+                let store = Arc::clone(second.unwrap_or(&self.marks.first));
                 jobs::mark(store, self.config.stream.name.clone(), marks, statement)
             }
             Effect::OpenSecondWriter => mark_jobs::open_second(Arc::clone(&self.config)),
             Effect::CloseSecondWriter => {
                 debug!("marks keep up again");
-                self.stores.second = None;
+                self.marks.second = None;
                 return None;
             }
             Effect::TakeWatermark => self.take_watermark(),
             Effect::StoreWatermark(pass) => {
-                self.stores.look = None;
+                self.marks.look = None;
                 self.store_watermark(pass)
             }
             Effect::SweepOn { pass, found } => self.sweep_on(pass, found),
@@ -42,9 +115,15 @@ impl Session {
             Effect::Seek { pass, found, verdict } => self.seek(pass, found, verdict),
             Effect::MarkSwept { found, verdict } => self.mark_swept(found, verdict),
             Effect::NoteSweep => {
-                let store = Arc::clone(&self.stores.first);
+                let store = Arc::clone(&self.marks.first);
                 note_look(store, self.config.slot.clone(), Looker::Sweeper)
             }
+            _ => return None,
+        })
+    }
+
+    fn scan_job(&mut self, effect: Effect) -> Option<Job> {
+        Some(match effect {
             Effect::OpenScan(open) => self.open_scan(open),
             Effect::ReadScan(read) => return self.read_scan(read),
             Effect::CloseScan => return self.close_scan(),
@@ -58,6 +137,7 @@ impl Session {
             Effect::NoteScan => {
                 note_look(Arc::clone(&self.store), self.config.slot.clone(), Looker::Scanner)
             }
+            _ => return None,
         })
     }
 }

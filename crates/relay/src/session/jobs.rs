@@ -1,25 +1,21 @@
 //! What runs beside the loop.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::{BoxFuture, FutureExt, try_join_all};
-use pgoutput::Lsn;
 use tokio::sync::Notify;
 use tracing::warn;
 use uuid::Uuid;
 
 use crate::describe;
 use crate::engine::{
-    Blocked, Dead, Found, Place, Settled, SlotHealth, Statement, Swept, Tail, Watermark,
+    Blocked, Dead, Found, Marked, Outcome, Parked, Place, Settled, Statement, Tail,
 };
 use crate::error::Error;
 use crate::nats::TailReader;
 use crate::postgres::Store;
-use crate::postgres::sql::{
-    Look, Looker, Marks, RowOfDead, ScannedRow, Scanner, SlotReader, Stuck,
-};
+use crate::postgres::sql::{Look, Looker, ScannedRow, Scanner, SlotReader, Stuck};
 
 /// A statement that has not answered by then never will: the session starts anew.
 const STATEMENT_MAX: Duration = Duration::from_secs(60);
@@ -29,81 +25,36 @@ const TABLE_LOCKED_MAX: Duration = Duration::from_secs(10);
 
 pub(super) type Job = BoxFuture<'static, Result<Done, Error>>;
 
-/// What a job brought.
+/// What a job brought: what came of an effect, with what it needs of the shell's.
 pub(super) enum Done {
-    Tail(Tail),
-    TailFailed(String),
-    FailureNoted,
-    LookNoted,
-    /// Which events are marked as published, and where.
-    Marks(HashMap<Uuid, Option<u64>>),
+    Outcome(Outcome),
+    /// Nothing comes of it.
+    Nothing,
+    /// Dead letters that were removed.
     Purged(u64),
-    Parked(Vec<Parked>),
-    /// Somebody has the dead letters locked.
-    NotParked(Vec<(u64, Dead)>),
-    /// What is still owed; `None` if that could not be found out.
-    OwedSettled(Option<Stuck>),
-    /// `None` if the statement failed: its rows are the sweeper's then.
-    Marked {
-        statement: Statement,
-        marked: Option<Marked>,
-    },
+    /// `None` if it could not be found out.
+    Stuck(Option<Stuck>),
     /// Another connection for marks; `None` if it could not be made.
     SecondWriter(Option<Arc<Store>>),
-    /// `None` if it could not be taken now.
-    Observed(Option<Watermark>),
-    /// With what brings more. `None` if the statement failed: the next watermark tries again.
+    /// With what brings more. `None` if the statement failed.
     Unmarked(Option<(Found, Option<Box<Look>>)>),
-    /// The stream's messages since the last complete sweep, and whether none is missing.
-    SweepTail {
-        found: Found,
-        tail: Tail,
-        is_whole: bool,
-    },
-    /// `None` if the statement failed: the next watermark tries again.
-    Swept(Option<Swept>),
-    Scanned(Read),
-    /// `None` if nothing could be marked for now.
-    ScanMarked {
-        batches: usize,
-        published: Vec<Settled>,
-        marked: Option<Marks>,
-    },
-    /// Whether others wait for the scan to let go of the table.
-    ScanWatched(bool),
-    /// Somebody has what it needs locked: it is to begin again.
-    ScanPostponed,
-    ScanClosed,
-    /// Whether it is written down.
-    GapFilled(bool),
-    Heartbeat,
-    LeftServer,
-    /// The slot may be confirmed up to here; `None` if that could not be written down.
-    Checkpointed(Option<Lsn>),
-    Looked(SlotHealth),
+    Scanned(Scanned),
+}
+
+impl From<Outcome> for Done {
+    fn from(outcome: Outcome) -> Self {
+        Self::Outcome(outcome)
+    }
 }
 
 /// What a scan read.
-pub(super) struct Read {
+pub(super) struct Scanned {
     pub(super) scanner: Box<Scanner>,
     pub(super) rows: Vec<ScannedRow>,
     /// With the first batch of a scan: the aggregates that are blocked.
     pub(super) blocked: Option<Vec<Blocked>>,
     /// With the first batch of a session: the stream's end.
     pub(super) seen: Option<Tail>,
-}
-
-/// An event that is in the table, durably.
-pub(super) struct Parked {
-    pub(super) index: u64,
-    pub(super) row: RowOfDead,
-}
-
-/// What became of a batch of marks.
-pub(super) struct Marked {
-    pub(super) rows: u64,
-    /// Events of which no row is to be seen: it is gone, or not visible yet.
-    pub(super) without_row: Vec<Settled>,
 }
 
 /// Boxes a job and bounds its time.
@@ -153,8 +104,8 @@ pub(super) fn read_tail(
             _ => return Err(Error::SlotBusy { slot }),
         }
         Ok(match read {
-            Ok(read) => Done::Tail(read),
-            Err(error) => Done::TailFailed(describe(&error)),
+            Ok(read) => Outcome::Tail(read).into(),
+            Err(error) => Outcome::TailFailed(describe(&error)).into(),
         })
     }
     .boxed()
@@ -164,7 +115,7 @@ pub(super) fn note_failure(store: Arc<Store>, id: Uuid, reason: String, pause: D
     job(async move {
         // Its loss costs one attempt more, if this session ends before the event is done with.
         tolerate(store.note_failure(id, &reason, pause).await);
-        Ok(Done::FailureNoted)
+        Ok(Done::Nothing)
     })
 }
 
@@ -172,7 +123,7 @@ pub(super) fn note_failure(store: Arc<Store>, id: Uuid, reason: String, pause: D
 pub(super) fn note_look(store: Arc<Store>, slot: String, by: Looker) -> Job {
     job(async move {
         tolerate(store.note_look(&slot, by).await);
-        Ok(Done::LookNoted)
+        Ok(Done::Nothing)
     })
 }
 
@@ -180,12 +131,12 @@ pub(super) fn note_look(store: Arc<Store>, slot: String, by: Looker) -> Job {
 pub(super) fn leave_server(tail: TailReader) -> Job {
     job(async move {
         tail.leave_server().await;
-        Ok(Done::LeftServer)
+        Ok(Done::Nothing)
     })
 }
 
 pub(super) fn heartbeat(store: Arc<Store>) -> Job {
-    job(async move { store.heartbeat().await.map(|()| Done::Heartbeat) })
+    job(async move { store.heartbeat().await.map(|()| Done::Nothing) })
 }
 
 pub(super) fn checkpoint(
@@ -199,9 +150,9 @@ pub(super) fn checkpoint(
             // Nothing is confirmed meanwhile, and everything else goes on.
             Err(error) if error.is_contention() => {
                 warn!(error = describe(&error), "cannot write down what may be confirmed");
-                Ok(Done::Checkpointed(None))
+                Ok(Outcome::Checkpointed(None).into())
             }
-            end => end.map(|end| Done::Checkpointed(Some(end))),
+            end => end.map(|end| Outcome::Checkpointed(Some(end)).into()),
         }
     })
 }
@@ -224,9 +175,9 @@ pub(super) fn park(store: Arc<Store>, reader: SlotReader, batch: Vec<(u64, Dead)
             Err(error) if error.is_contention() => {
                 let held_up = describe(&error);
                 warn!(error = held_up, events = batch.len(), "cannot park, trying again");
-                Ok(Done::NotParked(batch))
+                Ok(Outcome::NotParked(batch).into())
             }
-            parked => parked.map(Done::Parked),
+            parked => parked.map(|it| Outcome::Parked(it).into()),
         }
     })
 }
@@ -239,16 +190,16 @@ pub(super) fn purge(store: Arc<Store>, retention: Duration) -> Job {
     })
 }
 
-pub(super) fn settle_owed(store: Arc<Store>) -> Job {
-    job(async move { Ok(Done::OwedSettled(tolerate(store.settle_owed().await))) })
+pub(super) fn make_up_for_marks(store: Arc<Store>) -> Job {
+    job(async move { Ok(Done::Stuck(tolerate(store.settle_owed().await))) })
 }
 
 pub(super) fn look_for_marks(store: Arc<Store>, ids: Vec<Uuid>) -> Job {
-    job(async move { store.marks(&ids).await.map(Done::Marks) })
+    job(async move { store.marks(&ids).await.map(|it| Outcome::Marks(it).into()) })
 }
 
 pub(super) fn look(store: Arc<Store>, slot: String) -> Job {
-    job(async move { store.slot_health(&slot).await.map(Done::Looked) })
+    job(async move { store.slot_health(&slot).await.map(|it| Outcome::Slot(it).into()) })
 }
 
 pub(super) fn mark(
@@ -266,7 +217,7 @@ pub(super) fn mark(
                 marked => break marked.map(|(rows, without_row)| Marked { rows, without_row }),
             }
         };
-        Ok(Done::Marked { statement, marked: tolerate(marked) })
+        Ok(Outcome::Marked { statement, marked: tolerate(marked) }.into())
     })
 }
 

@@ -5,21 +5,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pgoutput::Lsn;
-use tracing::{error, info};
+use tracing::info;
 use uuid::Uuid;
 
 use super::Session;
 use super::jobs::{Done, Job, job, long_job, tolerate};
 use crate::config::{Config, MarkBy};
 use crate::engine::{
-    Age, Effects, Found, Origin, Pass, SWEEPER_STORED_MAX, SWEPT_AT_ONCE, Stored, SweepNotice,
-    Swept, Unmarked, Verdict,
+    Age, Found, Outcome, Pass, SWEEPER_STORED_MAX, SWEPT_AT_ONCE, Swept, Unmarked, Verdict,
 };
 use crate::error::Error;
 use crate::nats::{SOUGHT_AT_ONCE, TailReader, WayBack};
 use crate::postgres::Store;
 use crate::postgres::sql::{Look, oldest_running};
-use crate::reporter::Reporter;
 
 /// How long a second connection may take to open.
 const OPEN_MAX: Duration = Duration::from_secs(10);
@@ -42,85 +40,18 @@ impl MarkStores {
 }
 
 impl Session {
-    /// Routes what became settled to whoever owes its mark, and begins what is due.
-    pub(super) fn settle(&mut self, now: Duration, reporter: &mut Reporter) {
-        let settled = self.state.take_settled();
-        reporter.settled(&settled);
-        for settled in settled {
-            match settled.origin {
-                Origin::Log => self.marking.queue(now, &settled),
-                Origin::Scan(batch) => self.backfill.published(batch, settled),
-            }
-        }
-        if self.stores.second.as_ref().is_some_and(|it| it.client().is_closed()) {
-            self.marking.second_broke(now);
-        }
-        let (mut effects, hurry) = (Effects::new(), self.draining_since.is_some());
-        self.marking.advance(now, self.state.confirmed(), hurry, &mut effects);
-        self.carry_out(effects);
-        self.advance_scan(now);
-    }
-
-    pub(super) fn observe_if_due(&mut self, now: Duration) {
-        let mut effects = Effects::new();
-        self.marking.observe_if_due(now, self.state.counts().resolved(), &mut effects);
-        self.carry_out(effects);
-    }
-
-    pub(super) fn second_opened(&mut self, store: Option<Arc<Store>>) {
-        if store.is_some() {
-            let waiting = self.marking.waiting();
-            info!(waiting, "marks are late: writing them over a second connection too");
-        }
-        self.marking.second_opened(self.started.elapsed(), store.is_some());
-        self.stores.second = store;
-    }
-
-    pub(super) fn found(&mut self, found: Option<(Found, Option<Box<Look>>)>) {
-        let mut effects = Effects::new();
-        let found = found.map(|(found, look)| {
-            self.stores.look = look;
-            found
-        });
-        self.marking.found(self.started.elapsed(), found, &mut effects);
-        self.carry_out(effects);
-    }
-
-    pub(super) fn stream_read(&mut self, found: Found, stored: &[Stored], is_whole: bool) {
-        let (mut effects, now) = (Effects::new(), self.started.elapsed());
-        self.marking.stream_read(now, found, stored, is_whole, &mut effects);
-        self.carry_out(effects);
-    }
-
-    pub(super) fn swept(&mut self, swept: Option<Swept>) {
-        let mut effects = Effects::new();
-        let SweepNotice { marked, unlogged } =
-            self.marking.swept(self.started.elapsed(), swept, &mut effects);
-        if marked > 0 {
-            info!(swept = marked, "marked rows whose marks were lost or late");
-        }
-        if unlogged > 0 {
-            error!(
-                rows = unlogged,
-                "rows came into the outbox without passing the log, and the stream, read from its \
-                 beginning, does not have them: publishing them from the table"
-            );
-        }
-        self.carry_out(effects);
-    }
-
     pub(super) fn take_watermark(&self) -> Job {
-        let (store, config) = (Arc::clone(&self.stores.first), Arc::clone(&self.config));
+        let (store, config) = (Arc::clone(&self.marks.first), Arc::clone(&self.config));
         job(async move {
             let observed = async {
                 let watermark = store.observe().await?;
                 // It must not cover a row that the log was not to bring.
                 store.check_publication(&config.publication, &config.slot).await?;
-                Ok(Done::Observed(Some(watermark)))
+                Ok(Outcome::Watermark(Some(watermark)).into())
             };
             let observed: Result<Done, Error> = observed.await;
             match observed {
-                Err(error) if error.is_contention() => Ok(Done::Observed(None)),
+                Err(error) if error.is_contention() => Ok(Outcome::Watermark(None).into()),
                 observed => observed,
             }
         })
@@ -128,8 +59,8 @@ impl Session {
 
     /// On the marks' own connection: their commits and the watermark's survive a crash in order.
     pub(super) fn store_watermark(&self, pass: Pass) -> Job {
-        let (store, config) = (Arc::clone(&self.stores.first), Arc::clone(&self.config));
-        let (start, takes_long) = (self.start_snapshot.clone(), pass.takes_long);
+        let (store, config) = (Arc::clone(&self.marks.first), Arc::clone(&self.config));
+        let (start, takes_long) = (self.slot.start_snapshot.clone(), pass.takes_long);
         let looked = async move {
             let Pass { watermark, swept, range, .. } = &pass;
             let (slot, swept) = (&config.slot, swept.as_ref());
@@ -163,8 +94,8 @@ impl Session {
 
     /// There is more than one look brings: all of it is read as it is marked.
     pub(super) fn sweep_on(&mut self, pass: Pass, found: Found) -> Job {
-        let (config, start) = (Arc::clone(&self.config), self.start_snapshot.clone());
-        let look = self.stores.look.take();
+        let (config, start) = (Arc::clone(&self.config), self.slot.start_snapshot.clone());
+        let look = self.marks.look.take();
         long_job(async move {
             let looked = async {
                 let mut look = match look {
@@ -182,7 +113,7 @@ impl Session {
         let tail = self.tail.clone();
         let way = WayBack {
             resolved_before: resolved_before.unwrap_or(Lsn(u64::MAX)),
-            system_id: self.system_id,
+            system_id: self.slot.system_id,
             overtaken_max: self.config.window.events,
             at_least: 1,
             // Of more the sweeper remembers nothing; and it has to be a window behind what it looks
@@ -191,32 +122,35 @@ impl Session {
         };
         long_job(async move {
             let Some((tail, reached)) = tolerate(tail.all_back_to(way).await) else {
-                return Ok(Done::Unmarked(None));
+                return Ok(Outcome::Unmarked(None).into());
             };
-            Ok(Done::SweepTail { found, tail, is_whole: reached && resolved_before.is_some() })
+            let (stored, is_whole) = (tail.stored, reached && resolved_before.is_some());
+            Ok(Outcome::StreamBack { found, stored, is_whole }.into())
         })
     }
 
     pub(super) fn seek(&self, pass: Pass, found: Found, verdict: Verdict) -> Job {
         let seek = Seek {
             config: Arc::clone(&self.config),
-            start_snapshot: self.start_snapshot.clone(),
-            store: Arc::clone(&self.stores.first),
+            start_snapshot: self.slot.start_snapshot.clone(),
+            store: Arc::clone(&self.marks.first),
             tail: self.tail.clone(),
             pass,
         };
-        long_job(async move { Ok(Done::Swept(tolerate(seek.carry_out(found, verdict).await))) })
+        long_job(async move {
+            Ok(Outcome::Swept(tolerate(seek.carry_out(found, verdict).await)).into())
+        })
     }
 
     pub(super) fn mark_swept(&self, found: Found, verdict: Verdict) -> Job {
-        let (store, stream) = (Arc::clone(&self.stores.first), self.config.stream.name.clone());
+        let (store, stream) = (Arc::clone(&self.marks.first), self.config.stream.name.clone());
         job(async move {
             let swept = async {
                 let mut marked = store.mark(&stream, &verdict.settled).await?;
                 marked += store.mark_on_trust(&stream, &verdict.trusted).await?;
                 Ok(Swept { found, marked, unlogged: 0, suspected: verdict.suspected })
             };
-            Ok(Done::Swept(tolerate(swept.await)))
+            Ok(Outcome::Swept(tolerate(swept.await)).into())
         })
     }
 }

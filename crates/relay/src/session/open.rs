@@ -13,11 +13,11 @@ use tracing::info;
 use uuid::Uuid;
 
 use super::mark_jobs::MarkStores;
-use super::{Session, TICK};
-use crate::config::{self, Config, MarkBy, OnPark};
+use super::{OpenSlot, Session, TICK};
+use crate::config::{self, Config, MarkBy, OnPark, OnWalLimit};
 use crate::engine::{
-    Backfill, Batching, Checkpoint, Doubted, Limits, Liveness, MARKS_WAITING_MAX, Marking,
-    MarkingStart, Mode, OwedMarks, Parking, ScanRanges, SlotWatch, Start, State, Tail,
+    Backfill, Batching, Checkpoint, Doubted, Engine, EngineStart, Limits, MARKS_WAITING_MAX,
+    Marking, MarkingStart, Mode, Publishing, ScanRanges, SlotLimits, Start, Tail,
 };
 use crate::error::Error;
 use crate::nats::{self, History, NatsLink, Publisher, TailReader, WAY_BACK_MAX, WayBack};
@@ -80,7 +80,7 @@ impl Evidence<'_> {
 }
 
 /// Reads the stream's tail back to what is resolved, and builds the engine on it.
-async fn state(
+async fn publishing(
     config: &Config,
     mode: Mode,
     way: WayBack,
@@ -88,7 +88,7 @@ async fn state(
     batches: bool,
     dead: HashSet<Uuid>,
     evidence: Evidence<'_>,
-) -> Result<State, Error> {
+) -> Result<Publishing, Error> {
     let resolved_before = way.resolved_before;
     let (tail, is_whole) = reader.all_back_to(way).await?;
     let looked = evidence.store.tried(&config.slot);
@@ -102,7 +102,7 @@ async fn state(
         read_back = tail.stored.len(),
         "the slot is ours"
     );
-    Ok(State::new(Start {
+    Ok(Publishing::new(Start {
         mode,
         limits: Limits { events: config.window.events, bytes: config.window.bytes },
         ack_timeout: config.ack_timeout,
@@ -213,19 +213,33 @@ impl Session {
             // Asked after the dead letters were read: what is requeued meanwhile is among them.
             || opening.on(&store, "look for requeued events", store.has_requeued()).await?;
         let evidence = Evidence { store: &store, resolved, is_new };
-        let state = state(config, mode(config), way, &tail, batches, dead, evidence).await?;
+        let publishing =
+            publishing(config, mode(config), way, &tail, batches, dead, evidence).await?;
         let history = History { system_id, timeline };
         let stream = &config.stream.name;
         let (publisher, answers) =
             Publisher::new(client.clone(), stream, history, config.dedup, tail.limits(), link)
                 .await?;
         let until = if once { Some(log_end(&store).await?) } else { None };
-        let stores = mark_stores(config).await?;
+        let marks = mark_stores(config).await?;
         answered("configure the session", store.wait_for_locks(Some(BOOKS_WAIT))).await?;
         let rows = for_rows(config).await?;
+        let engine = Engine::new(EngineStart {
+            publishing,
+            marking,
+            backfill: Backfill::new(scan_first, ranges, !is_gap_filled, config.scan.interval),
+            checkpoint,
+            limits: SlotLimits {
+                bytes: config.wal.limit,
+                drops_slot: config.wal.on_limit == OnWalLimit::DropSlotAndScan,
+            },
+            purges_dead_letters: config.dead_letter_retention.is_some(),
+            until,
+        });
         Ok(Self {
             config: Arc::clone(config),
-            state,
+            slot: OpenSlot { system_id, timeline, start_snapshot, reader, confirmed },
+            engine,
             source,
             publisher,
             answers,
@@ -233,28 +247,13 @@ impl Session {
             reconnected: Arc::new(Notify::new()),
             store,
             rows,
-            owed_marks: OwedMarks::new(),
-            jobs: FuturesUnordered::new(),
-            marking,
-            stores,
-            backfill: Backfill::new(scan_first, ranges, !is_gap_filled, config.scan.interval),
+            marks,
             scanner: None,
-            parking: Parking::new(),
-            start_snapshot,
-            system_id,
-            timeline,
-            reader,
-            confirmed_before: confirmed,
-            checkpoint,
-            slot_watch: SlotWatch::new(config.wal.limit),
-            liveness: Liveness::default(),
+            jobs: FuturesUnordered::new(),
             started: Instant::now(),
             tick: interval(TICK),
             answered: Vec::new(),
             logged: Vec::new(),
-            mode: mode(config),
-            draining_since: None,
-            until,
         })
     }
 
@@ -263,6 +262,6 @@ impl Session {
     }
 
     pub(crate) fn timeline(&self) -> u32 {
-        self.timeline
+        self.slot.timeline
     }
 }

@@ -3,19 +3,17 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tracing::{debug, info, warn};
+use tracing::{debug, warn};
 
 use super::Session;
-use super::jobs::{Done, Job, Read, job, long_job};
+use super::jobs::{Done, Job, Scanned, job, long_job};
 use crate::config::OnPark;
 use crate::describe;
-use crate::engine::{
-    Blocked, Effects, Input, OpenScan, ReadScan, SCANS_UNMARKED_MAX, ScanNotice, Scene, Settled,
-};
+use crate::engine::{Blocked, OpenScan, Outcome, ReadScan, SCANS_UNMARKED_MAX, ScanRead, Settled};
 use crate::error::Error;
 use crate::postgres::Store;
 use crate::postgres::slot::scan_reach;
-use crate::postgres::sql::{Marks, Scanner};
+use crate::postgres::sql::Scanner;
 
 /// How often a scan releases what waits in vain before it begins. What is left then is locked by
 /// somebody, and waits for the next scan.
@@ -65,103 +63,22 @@ fn postponed(error: Error) -> Result<Done, Error> {
         return Err(error);
     }
     warn!(error = describe(&error), "cannot scan for unpublished rows, trying again");
-    Ok(Done::ScanPostponed)
+    Ok(Outcome::ScanPostponed.into())
 }
 
 impl Session {
-    /// Begins the scan that the log waits for.
-    pub(super) fn begin_first_scan(&mut self) {
-        let mut effects = Effects::new();
-        self.backfill.begin_first(self.started.elapsed(), &mut effects);
-        self.carry_out(effects);
-    }
-
-    /// Begins what is due by the clock.
-    pub(super) fn keep_scanning(&mut self, now: Duration) {
-        let mut effects = Effects::new();
-        let may_scan = self.state.may_scan(self.checkpoint.confirmed());
-        let has_half = self.state.unresolved() * 2 < self.config.window.events;
-        let scene = Scene {
-            is_behind: self.marking.is_behind(self.state.confirmed()),
-            is_draining: self.draining_since.is_some(),
-            is_blocking: self.state.is_blocking(),
-            is_idle: self.state.is_idle(),
-            may_scan: may_scan && has_half,
-        };
-        self.backfill.watch(now, &mut effects);
-        self.backfill.begin_if_due(now, scene, &mut effects);
-        self.carry_out(effects);
-    }
-
-    /// Marks what is resolved, and reads on if there is room.
-    pub(super) fn advance_scan(&mut self, now: Duration) {
-        let (batches, has_room) = (self.state.scans_resolved(), self.state.has_room_to_scan());
-        let (mut effects, is_checkpointing) = (Effects::new(), self.checkpoint.is_writing());
-        self.backfill.advance(now, batches, has_room, is_checkpointing, &mut effects);
-        self.carry_out(effects);
-    }
-
-    pub(super) fn scanned(&mut self, read: Read) -> Result<(), Error> {
-        let Read { scanner, rows, blocked, seen } = read;
-        if let Some(blocked) = blocked {
-            self.apply(Input::Blocked(blocked));
-        }
-        let (process, now) = (scanner.process(), self.started.elapsed());
+    /// Keeps the scan's cursor.
+    pub(super) fn scanned(&mut self, scanned: Scanned) -> Result<Outcome, Error> {
+        let Scanned { scanner, rows, blocked, seen } = scanned;
+        let process = scanner.process();
         self.scanner = Some(scanner);
-        if rows.is_empty() || self.draining_since.is_some() {
-            let mut effects = Effects::new();
-            self.backfill.read_to_end(!rows.is_empty(), &mut effects);
-            self.carry_out(effects);
-            return Ok(());
-        }
-        let with_tail = seen.is_some();
-        if let Some(seen) = seen {
-            self.apply(Input::Seen(seen));
-        }
         let rows: Result<Vec<_>, _> =
             rows.iter().map(|row| self.source.rows().scanned(row)).collect();
-        let (batch, notice) = self.backfill.read_batch(now, process, with_tail);
-        self.say(notice);
-        self.apply(Input::Scanned { batch, rows: rows? });
-        Ok(())
-    }
-
-    pub(super) fn scan_closed(&mut self) {
-        let mut effects = Effects::new();
-        let notice = self.backfill.closed(self.started.elapsed(), &mut effects);
-        self.say(notice);
-        self.carry_out(effects);
-    }
-
-    fn say(&self, notice: Option<ScanNotice>) {
-        match notice {
-            Some(ScanNotice::Found) => {
-                info!("the scanner found rows that the log does not bring: publishing them");
-            }
-            Some(ScanNotice::Done) => info!("the scanner is done; following the log"),
-            None => {}
-        }
-    }
-
-    pub(super) fn scan_marked(
-        &mut self,
-        batches: usize,
-        published: Vec<Settled>,
-        marked: Option<Marks>,
-    ) {
-        let now = self.started.elapsed();
-        let Some(marked) = marked else {
-            return self.backfill.not_marked(now, batches, published);
-        };
-        if marked.owed > 0 {
-            self.owed_marks.some(now);
-        }
-        self.backfill.marked(marked.rows + marked.owed);
-        self.apply(Input::ScanMarked { batches });
+        Ok(Outcome::ScanRead(ScanRead { process, rows: rows?, blocked, seen }))
     }
 
     pub(super) fn open_scan(&mut self, open: OpenScan) -> Job {
-        let (config, start_snapshot) = (Arc::clone(&self.config), self.start_snapshot.clone());
+        let (config, start_snapshot) = (Arc::clone(&self.config), self.slot.start_snapshot.clone());
         let waits = if open.log_waits { HOLDING_WAITS } else { SCANNER_WAITS };
         let parking_blocks = config.on_park == OnPark::BlockKey;
         let read = self.reading(open.read);
@@ -197,7 +114,7 @@ impl Session {
 
     pub(super) fn close_scan(&mut self) -> Option<Job> {
         let scanner = self.scanner.take()?;
-        Some(job(async move { scanner.close().await.map(|()| Done::ScanClosed) }))
+        Some(job(async move { scanner.close().await.map(|()| Outcome::ScanClosed.into()) }))
     }
 
     pub(super) fn abandon_scan(&mut self, gives_way: bool) {
@@ -208,16 +125,18 @@ impl Session {
 
     pub(super) fn watch_scan(&self, process: i32) -> Job {
         let store = Arc::clone(&self.store);
-        job(async move { store.is_waited_for(process).await.map(Done::ScanWatched) })
+        job(
+            async move { store.is_waited_for(process).await.map(|it| Outcome::ScanWatched(it).into()) },
+        )
     }
 
     pub(super) fn note_gap_filled(&self, rows: u64) -> Job {
         let (store, slot) = (Arc::clone(&self.store), self.config.slot.clone());
-        let reader = self.reader;
+        let reader = self.slot.reader;
         job(async move {
             match store.gap_filled(&slot, reader, rows).await {
-                Err(error) if error.is_contention() => Ok(Done::GapFilled(false)),
-                noted => noted.map(|()| Done::GapFilled(true)),
+                Err(error) if error.is_contention() => Ok(Outcome::GapNoted(false).into()),
+                noted => noted.map(|()| Outcome::GapNoted(true).into()),
             }
         })
     }
@@ -240,7 +159,7 @@ impl Session {
                 }
                 marked => Some(marked?),
             };
-            Ok(Done::ScanMarked { batches, published, marked })
+            Ok(Outcome::ScanMarked { batches, published, marked }.into())
         })
     }
 
@@ -253,7 +172,7 @@ impl Session {
         let rows_max = self.config.scan.batch;
         let bytes_max = self.config.window.bytes / SCANS_UNMARKED_MAX;
         let tail = read.with_tail.then(|| self.tail.clone());
-        let (reach, system_id) = (scan_reach(&self.config), self.system_id);
+        let (reach, system_id) = (scan_reach(&self.config), self.slot.system_id);
         let opens = read.opens_gap.then(|| (Arc::clone(&self.store), self.config.slot.clone()));
         move |mut scanner: Box<Scanner>, blocked| {
             // The first rows of millions come once all of them are sorted.
@@ -271,7 +190,7 @@ impl Session {
                     Some(tail) if !rows.is_empty() => Some(tail.newest(reach, system_id).await?),
                     _ => None,
                 };
-                Ok(Done::Scanned(Read { scanner, rows, blocked, seen }))
+                Ok(Done::Scanned(Scanned { scanner, rows, blocked, seen }))
             })
         }
     }

@@ -80,19 +80,28 @@ fn a_gap_is_not_filled_while_a_row_is_published_and_not_marked() {
     backfill.advance(Duration::ZERO, 0, true, false, &mut effects);
     assert!(effects.is_empty() && !backfill.is_clear(), "one is on its way: {effects:?}");
     backfill.advance(Duration::ZERO, 1, true, false, &mut effects);
-    assert!(matches!(effects[..], [Effect::MarkScanned { batches: 1, .. }]), "{effects:?}");
+    assert!(
+        matches!(*effects.make_contiguous(), [Effect::MarkScanned { batches: 1, .. }]),
+        "{effects:?}"
+    );
     backfill.not_marked(Duration::ZERO, 1, Vec::new());
     effects.clear();
     backfill.advance(AGAIN_AFTER / 2, 1, true, false, &mut effects);
     assert!(effects.is_empty(), "it is locked: {effects:?}");
     backfill.advance(AGAIN_AFTER, 1, true, false, &mut effects);
-    assert!(matches!(effects[..], [Effect::MarkScanned { batches: 1, .. }]), "{effects:?}");
+    assert!(
+        matches!(*effects.make_contiguous(), [Effect::MarkScanned { batches: 1, .. }]),
+        "{effects:?}"
+    );
     backfill.marked(1);
     effects.clear();
     backfill.advance(AGAIN_AFTER, 0, true, true, &mut effects);
     assert!(effects.is_empty(), "the checkpoint is being written: {effects:?}");
     backfill.advance(AGAIN_AFTER, 0, true, false, &mut effects);
-    assert!(matches!(effects[..], [Effect::NoteGapFilled { rows: 1 }]), "{effects:?}");
+    assert!(
+        matches!(*effects.make_contiguous(), [Effect::NoteGapFilled { rows: 1 }]),
+        "{effects:?}"
+    );
     assert!(!backfill.is_clear(), "not yet");
     backfill.gap_noted(true);
     assert!(backfill.is_clear() && backfill.is_resting());
@@ -125,14 +134,17 @@ fn nothing_is_held_open_for_a_broker_that_makes_no_room_or_for_others_who_wait()
         backfill.read_batch(Duration::ZERO, 7, true);
         effects.clear();
         backfill.watch(WATCHED_EVERY, &mut effects);
-        assert!(matches!(effects[..], [Effect::WatchScan { process: 7 }]), "{effects:?}");
+        assert!(
+            matches!(*effects.make_contiguous(), [Effect::WatchScan { process: 7 }]),
+            "{effects:?}"
+        );
         backfill.watched(in_the_way);
         backfill.advance(WATCHED_EVERY, 0, in_the_way, false, &mut effects);
         let now = if in_the_way { WATCHED_EVERY } else { OPEN_WITHOUT_ROOM_MAX * 2 };
         effects.clear();
         backfill.watch(now, &mut effects);
         assert!(
-            matches!(effects[..], [Effect::AbandonScan { gives_way }] if gives_way == in_the_way),
+            matches!(*effects.make_contiguous(), [Effect::AbandonScan { gives_way }] if gives_way == in_the_way),
             "{effects:?}"
         );
         assert!(begins(&mut backfill, now, QUIET).is_none(), "a row is not marked");

@@ -95,7 +95,7 @@ impl Writers {
             let Some((number, marks)) = self.marks.take() else { break };
             self.waiting_since = now;
             let statement = Statement { writer, marks: marks.len(), number };
-            effects.push(Effect::Mark { statement, marks });
+            effects.push_back(Effect::Mark { statement, marks });
         }
         self.open_help(now, self.wants_help(now, is_backlog || hurry), effects);
     }
@@ -134,7 +134,7 @@ impl Writers {
         let is_due = self.marks.waiting() >= MARKS_TOO_LATE || is_wanted && self.are_late();
         if is_due && matches!(self.second, Second::Closed { not_before } if not_before <= now) {
             self.second = Second::Opening;
-            effects.push(Effect::OpenSecondWriter);
+            effects.push_back(Effect::OpenSecondWriter);
         }
     }
 
@@ -144,7 +144,7 @@ impl Writers {
         let is_over = waiting == 0 || !is_wanted && waiting < MARKS_TOO_LATE / 2;
         if is_over && self.second == Second::Idle {
             self.second = Second::Closed { not_before: Duration::ZERO };
-            effects.push(Effect::CloseSecondWriter);
+            effects.push_back(Effect::CloseSecondWriter);
         }
     }
 

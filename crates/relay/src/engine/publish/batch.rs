@@ -9,7 +9,7 @@
 
 use std::time::Duration;
 
-use super::{Link, State};
+use super::{Link, Publishing};
 use crate::engine::messages::{Mode, Part, Refusal};
 use crate::engine::window::Stage;
 
@@ -26,7 +26,7 @@ pub(super) struct Batch {
     first: u64,
 }
 
-impl State {
+impl Publishing {
     pub(super) fn is_batch_open(&self) -> bool {
         self.batch.as_ref().is_some_and(|batch| batch.is_open)
     }

@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use outbox::Event;
 use uuid::Uuid;
 
-use super::State;
+use super::Publishing;
 use crate::engine::messages::{Blocked, Dead, Mode, Request};
 use crate::engine::window::{Stage, Unpublished};
 
@@ -45,7 +45,7 @@ impl Blocks {
     }
 }
 
-impl State {
+impl Publishing {
     /// Whether some aggregate is blocked.
     pub(crate) fn is_blocking(&self) -> bool {
         !self.blocks.is_empty()

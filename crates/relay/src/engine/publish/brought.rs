@@ -3,11 +3,11 @@
 use pgoutput::Lsn;
 use uuid::Uuid;
 
-use super::{ScanBatch, State};
+use super::{Publishing, ScanBatch};
 use crate::engine::messages::{Mode, Settled};
 use crate::engine::window::{LastPosition, Origin, Outgoing, Tried, Unpublished};
 
-impl State {
+impl Publishing {
     pub(super) fn logged(&mut self, outgoing: Outgoing) {
         let (commit_lsn, commit_time_micros, ordinal) = self.transaction;
         self.transaction.2 += 1;

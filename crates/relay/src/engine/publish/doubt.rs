@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use pgoutput::Lsn;
 use uuid::Uuid;
 
-use super::State;
+use super::Publishing;
 use crate::engine::messages::{Doubted, Mode, Place, Request};
 use crate::engine::window::{Origin, Stage};
 
@@ -167,7 +167,7 @@ impl Doubt {
     }
 }
 
-impl State {
+impl Publishing {
     /// Whether something must not be sent, or confirmed, before more is known.
     pub(crate) fn is_in_doubt(&self) -> bool {
         self.doubt.is_some()

@@ -6,7 +6,7 @@ use std::time::Duration;
 use pgoutput::Lsn;
 use uuid::Uuid;
 
-use super::{Link, State};
+use super::{Link, Publishing};
 use crate::engine::messages::{Mode, Request};
 use crate::engine::tail_messages::{Seen, Tail};
 use crate::engine::window::{LastPosition, Stage};
@@ -20,7 +20,7 @@ const FOREIGN_RESYNCS_WITHIN: Duration = Duration::from_secs(60);
 /// The longest pause before the tail is read again.
 const RESYNC_DELAY_MAX: Duration = Duration::from_secs(5);
 
-impl State {
+impl Publishing {
     /// Doubles with every resync that brought nothing; the first is free.
     pub(super) fn pause(&self, unit: Duration) -> Duration {
         match self.fruitless_resyncs {

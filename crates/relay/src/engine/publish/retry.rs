@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Link, Refusal, State};
+use super::{Link, Publishing, Refusal};
 use crate::engine::messages::{Mode, Request};
 use crate::engine::window::{PAUSE_MAX, Stage, Tried};
 
@@ -15,7 +15,7 @@ const PAUSE_MIN: Duration = Duration::from_millis(100);
 /// up once and not one after the other. Beyond this many the oldest knowledge is not worth keeping.
 const GIVEN_UP_MAX: usize = 1_000;
 
-impl State {
+impl Publishing {
     /// The client would not send it. Nothing left.
     pub(super) fn unsendable(&mut self, index: u64, refusal: Refusal) {
         match refusal {

@@ -3,12 +3,12 @@
 use pgoutput::Lsn;
 
 use super::blocking::Turn;
-use super::{Link, State};
+use super::{Link, Publishing};
 use crate::engine::messages::{Mode, Send};
 use crate::engine::window::{LastPosition, Origin, Outgoing, Stage};
 use crate::status::BreakerState;
 
-impl State {
+impl Publishing {
     /// Whether [`next_send`](Self::next_send) or [`next_end`](Self::next_end) would give something.
     pub(crate) fn has_send(&mut self) -> bool {
         self.link == Link::Up && (self.sendable().is_some() || self.is_batch_open())

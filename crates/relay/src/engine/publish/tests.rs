@@ -7,22 +7,22 @@ use bytes::Bytes;
 use outbox::Event;
 use pgoutput::Lsn;
 
-use super::State;
+use super::Publishing;
 use crate::engine::window::Tried;
 use crate::engine::{
     Input, Limits, Mode, Outgoing, Part, Refusal, Request, Start, Tail, TailMessage, Unpublished,
 };
 
-fn fenced() -> State {
+fn fenced() -> Publishing {
     start(false)
 }
 
-fn start(batches: bool) -> State {
+fn start(batches: bool) -> Publishing {
     start_on(Tail::ending_at(0), batches)
 }
 
-fn start_on(tail: Tail, batches: bool) -> State {
-    State::new(Start {
+fn start_on(tail: Tail, batches: bool) -> Publishing {
+    Publishing::new(Start {
         doubted: None,
         mode: Mode::Fenced,
         limits: Limits { events: 100, bytes: 1 << 20 },
@@ -38,7 +38,7 @@ fn start_on(tail: Tail, batches: bool) -> State {
     })
 }
 
-fn log(state: &mut State, events: usize) {
+fn log(state: &mut Publishing, events: usize) {
     for _ in 0..events {
         let mut event = Event::new("t", "a", "e", &0).expect("valid");
         event.payload = Bytes::from_static(b"{}");
@@ -55,15 +55,15 @@ fn log(state: &mut State, events: usize) {
     }
 }
 
-fn send_all(state: &mut State) -> usize {
+fn send_all(state: &mut Publishing) -> usize {
     std::iter::from_fn(|| state.next_send().map(drop)).count()
 }
 
-fn ack(state: &mut State, index: u64) {
+fn ack(state: &mut Publishing, index: u64) {
     ack_at(state, Duration::ZERO, index);
 }
 
-fn ack_at(state: &mut State, now: Duration, index: u64) {
+fn ack_at(state: &mut Publishing, now: Duration, index: u64) {
     state.apply(now, Input::Acked { epoch: 0, index, seq: index + 1 });
 }
 
@@ -184,7 +184,7 @@ fn an_event_published_before_its_route_came_is_not_said_to_be_dropped() {
 }
 
 /// A session that has stored one message by itself, with `waiting` more to send.
-fn batching(waiting: usize) -> State {
+fn batching(waiting: usize) -> Publishing {
     let mut state = start(true);
     log(&mut state, 1);
     assert_eq!(parts(&mut state), [None], "nothing is behind it");
@@ -193,11 +193,11 @@ fn batching(waiting: usize) -> State {
     state
 }
 
-fn parts(state: &mut State) -> Vec<Option<Part>> {
+fn parts(state: &mut Publishing) -> Vec<Option<Part>> {
     std::iter::from_fn(|| state.next_send().map(|send| send.part)).collect()
 }
 
-fn settled(state: &mut State) -> Vec<u64> {
+fn settled(state: &mut Publishing) -> Vec<u64> {
     state.take_settled().iter().filter_map(|it| it.seq).collect()
 }
 
@@ -273,7 +273,7 @@ fn a_broker_that_takes_no_batches_gets_single_messages() {
     assert_eq!(parts(&mut state), [None, None]);
 }
 
-fn reads_of_the_tail(state: &mut State) -> usize {
+fn reads_of_the_tail(state: &mut Publishing) -> usize {
     let requests = std::iter::from_fn(|| state.next_request());
     requests.filter(|it| matches!(it, Request::ReadTail { .. })).count()
 }

@@ -17,7 +17,7 @@ use uuid::Uuid;
 use super::Store;
 use super::mark::NOT_MARKED;
 use crate::config::MarkBy;
-use crate::engine::Settled;
+use crate::engine::{ScanMarks, Settled};
 use crate::error::Error;
 
 /// For so long after a lock was met rows that are locked are not waited for at all.
@@ -40,13 +40,6 @@ pub(crate) struct Stuck {
     pub(crate) unidentified: u64,
 }
 
-/// What marking did.
-pub(crate) struct Marks {
-    pub(crate) rows: u64,
-    /// Rows that were locked: see the module.
-    pub(crate) owed: u64,
-}
-
 impl Store {
     /// Writes down that the stream has these events, or that a route dropped them; already marked
     /// rows are left alone, locked ones are owed their marks. Returns how many rows were marked
@@ -60,17 +53,17 @@ impl Store {
         &self,
         stream: &str,
         settled: &[Settled],
-    ) -> Result<Marks, Error> {
+    ) -> Result<ScanMarks, Error> {
         if !self.is_wary() {
             match self.mark_waiting(stream, settled).await {
                 Err(error) if error.is_contention() => self.beware(),
                 Err(error) if error.is_about_a_row() => {}
-                marked => return marked.map(|(rows, _)| Marks { rows, owed: 0 }),
+                marked => return marked.map(|(rows, _)| ScanMarks { rows, owed: 0 }),
             }
         }
         let (rows, owed) = Box::pin(self.mark_free(&self.sql.mark_free, stream, settled)).await?;
         let count = |ids: HashSet<Uuid>| ids.len() as u64;
-        Ok(Marks { rows: count(rows), owed: count(owed) })
+        Ok(ScanMarks { rows: count(rows), owed: count(owed) })
     }
 
     /// As [`mark`](Self::mark). Also returns the events that have no marked row: it is gone, or was

@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::mark::NOT_MARKED;
 use super::{Store, mark};
-use crate::engine::{Blocked, Dead, Settled};
+use crate::engine::{Blocked, Dead, RowOfDead, Settled};
 use crate::error::Error;
 use crate::postgres::rows::{Micros, REQUEUED_TXID};
 
@@ -45,16 +45,6 @@ const DEAD_COLUMNS: [&str; 10] = [
 pub(crate) struct SlotReader {
     pub(crate) slot: String,
     pub(crate) pid: i32,
-}
-
-/// What became of the row of an event that was parked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum RowOfDead {
-    Removed,
-    /// Somebody has it locked.
-    Locked,
-    /// It is gone, or not visible yet.
-    Unseen,
 }
 
 impl Store {

@@ -1,0 +1,35 @@
+//! What operators are told.
+
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use super::slot_watch::SlotNotice;
+use crate::status::SlotStatus;
+
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Notice {
+    /// The stream's tail is read, so many events being unresolved.
+    ReadingTail { why: String, unresolved: usize },
+    /// An event cannot be published.
+    Parking { event: Uuid, reason: String },
+    /// An event is tried again.
+    TryingAgain { event: Uuid, attempts: u32, reason: String, pause: Duration },
+    /// Events whose messages the stream has lost are told from those that were never published: so
+    /// many were known by themselves, and so many by the number of messages.
+    DoubtResolved { known: u64, counted: u64 },
+    /// A scan has found its first rows.
+    ScanFound,
+    /// The session's first scan is over; it had found some.
+    FirstScanDone,
+    /// Rows were marked whose marks were lost or late.
+    Swept { rows: u64 },
+    /// Rows came without passing the log, and are published from the table.
+    Unlogged { rows: u64 },
+    /// What the slot keeps, and whether that is cause for something.
+    Slot { status: SlotStatus, notice: Option<SlotNotice> },
+    /// The order of each aggregate is kept, and no other.
+    ChangedToKeyed,
+    /// Nothing new is taken in any more.
+    Stopping { why: &'static str, unresolved: usize },
+}

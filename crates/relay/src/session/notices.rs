@@ -1,0 +1,74 @@
+//! What operators are told, in the log and in the status.
+
+use tracing::{error, info, warn};
+
+use super::Session;
+use crate::engine::{Notice, SlotNotice};
+use crate::reporter::Reporter;
+use crate::status::SlotStatus;
+
+impl Session {
+    pub(super) fn tell(&self, notice: Notice, reporter: &mut Reporter) {
+        match notice {
+            Notice::ReadingTail { why, unresolved } => {
+                warn!(why, unresolved, "reading the stream's tail");
+                reporter.trouble(why);
+            }
+            Notice::Parking { event, reason } => {
+                warn!(%event, reason, "parking an event that cannot be published");
+            }
+            Notice::TryingAgain { event, attempts, reason, pause } => {
+                warn!(%event, attempts, %reason, "trying again in {pause:?}");
+                reporter.trouble(reason);
+            }
+            Notice::DoubtResolved { known, counted } => info!(
+                known,
+                counted,
+                "the stream has lost messages: what was published is known from marks and from the \
+                 number of messages"
+            ),
+            Notice::ScanFound => {
+                info!("the scanner found rows that the log does not bring: publishing them");
+            }
+            Notice::FirstScanDone => info!("the scanner is done; following the log"),
+            Notice::Swept { rows } => {
+                info!(swept = rows, "marked rows whose marks were lost or late");
+            }
+            Notice::Unlogged { rows } => error!(
+                rows,
+                "rows came into the outbox without passing the log, and the stream, read from its \
+                 beginning, does not have them: publishing them from the table"
+            ),
+            Notice::Slot { status, notice } => {
+                self.tell_of_slot(&status, notice);
+                reporter.slot(status);
+            }
+            Notice::ChangedToKeyed => error!(
+                stream = self.config.stream.name,
+                "others keep writing to the stream: changing to keyed mode, which keeps the order \
+                 of each aggregate only. Give the relay a stream of its own, or set relay.mode = \
+                 \"keyed\""
+            ),
+            Notice::Stopping { why, unresolved } => info!(unresolved, "stopping: {why}"),
+        }
+    }
+
+    fn tell_of_slot(&self, status: &SlotStatus, notice: Option<SlotNotice>) {
+        let (slot, retained_bytes) = (&self.config.slot, status.retained_bytes);
+        match notice {
+            Some(SlotNotice::OverLimit) => {
+                error!(slot, retained_bytes, "the slot keeps more of the log than relay.wal_limit");
+            }
+            Some(SlotNotice::LimitIn(left)) => warn!(
+                slot,
+                retained_bytes,
+                left_bytes = status.left_bytes.unwrap_or(0),
+                "the slot keeps more and more of the log: its limit is reached in {left:?}"
+            ),
+            Some(SlotNotice::Recovered) => {
+                info!(slot, retained_bytes, "the slot keeps less of the log again");
+            }
+            None => {}
+        }
+    }
+}
