@@ -3,10 +3,13 @@
 CARGO ?= cargo
 ARGS ?=
 MINUTES ?= 30
-POSTGRES ?= 14 16 17 18
+SEEDS ?= 100000
+# PostgreSQL/NATS
+VERSIONS ?= 14/2.10 16/2.12 17/2.15 18/2.15
 
 .DEFAULT_GOAL := help
-.PHONY: help demo chaos soak test stress matrix bench bench-inbox fuzz lint servers servers-all clean-servers
+.PHONY: help demo chaos soak test simulate stress matrix nightly bench bench-inbox fuzz lint \
+	servers servers-all clean-servers
 
 help: ## list the targets
 	@sed -En 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -30,11 +33,23 @@ test: servers-all ## run every test on real servers; ARGS="part_of_a_name"
 	fi
 	$(CARGO) test --workspace --doc
 
-matrix: servers-all ## run the tests with servers on every PostgreSQL that is supported; POSTGRES="14 17"
+simulate: ## play SEEDS schedules of each simulation of the relay and the inbox
+	@echo "$(SEEDS) schedules of each simulation"
+	SEEDS=$(SEEDS) $(CARGO) test --release -p tailpost-relay -p tailpost-inbox --lib -- \
+		simulation:: engine::outages:: engine::takeover:: $(ARGS)
+
+matrix: servers-all ## run the tests with servers on every supported version; VERSIONS="14/2.10"
 	$(CARGO) build --workspace --bin tailpost
-	@for version in $(POSTGRES); do (set -x; scripts/servers --postgres $$version && \
-		TAILPOST_PG_BIN=$$(realpath $${CARGO_TARGET_DIR:-target}/servers/postgresql-$$version/bin) \
-		$(CARGO) nextest run -p tailpost-tests --no-fail-fast $(ARGS)) || exit 1; done
+	@servers=$$(realpath $${CARGO_TARGET_DIR:-target}/servers); failed=0; \
+	for pair in $(VERSIONS); do (set -x; scripts/servers --postgres $${pair%/*} && \
+		scripts/servers --nats $${pair#*/} && \
+		TAILPOST_PG_BIN=$$servers/postgresql-$${pair%/*}/bin \
+		TAILPOST_NATS_SERVER=$$(echo $$servers/nats-$${pair#*/}.*/nats-server) \
+		$(CARGO) nextest run -p tailpost-tests --no-fail-fast $(ARGS)) || failed=1; done; \
+	exit $$failed
+
+nightly: ## what takes hours: matrix, stress, simulate, and the soak for MINUTES
+	$(MAKE) --keep-going --jobs=1 matrix stress simulate soak
 
 bench: servers ## measure the relay beside its limits; ARGS="--suite" for all of it
 	$(CARGO) build --release --bin tailpost
@@ -70,6 +85,8 @@ lint: ## check format, lints, documentation and dependencies
 	@if $(CARGO) deny --version >/dev/null 2>&1; then set -x; \
 		$(CARGO) deny --offline check -A unmatched-skip -A unnecessary-skip bans licenses sources; \
 	else echo 'lint: no cargo-deny (cargo install --locked cargo-deny): licences are not checked' >&2; fi
+	@if $(CARGO) machete --version >/dev/null 2>&1; then (set -x; $(CARGO) machete); \
+	else echo 'lint: no cargo-machete: unused dependencies are not looked for' >&2; fi
 
 servers: ## make sure that PostgreSQL and nats-server are there
 	@scripts/servers

@@ -9,6 +9,8 @@ mod redrive_schedule;
 mod retry;
 mod role_lease;
 #[cfg(test)]
+pub(crate) mod seeds;
+#[cfg(test)]
 mod simulation;
 #[cfg(test)]
 mod takeover;

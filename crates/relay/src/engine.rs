@@ -41,6 +41,8 @@ mod parking;
 mod progress;
 mod publish;
 #[cfg(test)]
+mod seeds;
+#[cfg(test)]
 mod simulation;
 mod slot_health;
 mod slot_watch;

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
+use super::seeds::seeds;
 use super::simulation::delivered;
 use super::{Breaker, Ending, Item, Lanes, Path, Trouble, TroubleKind};
 use crate::config::Backoff;
@@ -151,10 +152,7 @@ impl World {
 
 #[test]
 fn an_outage_costs_no_attempt_and_an_event_that_brings_the_service_down_ends() {
-    let given = |name| std::env::var(name).ok().map(|it| it.parse::<u64>().unwrap());
-    let all = 0..given("SEEDS").unwrap_or(SEEDS);
-    for seed in given("REPLAY_SEED").map_or(all, |seed| seed..seed + 1) {
-        eprintln!("seed {seed}");
+    for seed in seeds(SEEDS) {
         let mut world = World::new(seed);
         let mut steps = 0;
         let ended = |world: &World| {

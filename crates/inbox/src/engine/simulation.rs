@@ -12,6 +12,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use uuid::Uuid;
 
+use super::seeds::seeds;
 use super::{Delivered, Ending, Item, Lanes, Load, Offered, Path};
 use crate::message::{Message, MessageId, Origin};
 
@@ -186,10 +187,7 @@ impl World {
 // proves: G-EFFECT-2
 #[test]
 fn aggregates_stay_in_order_and_everything_has_its_end() {
-    let given = |name| std::env::var(name).ok().map(|it| it.parse::<u64>().unwrap());
-    let all = 0..given("SEEDS").unwrap_or(SEEDS);
-    for seed in given("REPLAY_SEED").map_or(all, |seed| seed..seed + 1) {
-        eprintln!("seed {seed}");
+    for seed in seeds(SEEDS) {
         let mut world = World {
             random: StdRng::seed_from_u64(seed),
             lanes: Lanes::default(),

@@ -9,6 +9,7 @@ use rand::{RngExt, SeedableRng};
 use uuid::Uuid;
 
 use super::role_lease::{Former, Found, Role, RoleLease, Step};
+use super::seeds::seeds;
 
 const SEEDS: u64 = 500;
 const LEASE_MILLIS: u64 = 3_000;
@@ -262,10 +263,7 @@ impl World {
 // proves: G-EFFECT-3, G-EFFECT-6
 #[test]
 fn never_two_workers_act_and_in_the_end_one_does() {
-    let given = |name| std::env::var(name).ok().map(|it| it.parse::<u64>().unwrap());
-    let all = 0..given("SEEDS").unwrap_or(SEEDS);
-    for seed in given("REPLAY_SEED").map_or(all, |seed| seed..seed + 1) {
-        eprintln!("seed {seed}");
+    for seed in seeds(SEEDS) {
         let mut world = World::new(seed);
         for _ in 0..TROUBLED {
             world.tick();

@@ -17,6 +17,7 @@ use uuid::Uuid;
 use super::{Scope, Store};
 use crate::Layout;
 use crate::connection::Connection;
+use crate::engine::seeds::seeds;
 use crate::message::{Message, Origin};
 use crate::postgres::role_statements::RoleToken;
 use crate::record::{Cause, Claim, ClaimReply, UNFINISHED_MAX};
@@ -334,7 +335,6 @@ async fn server(layout: Layout) -> Postgres {
 #[tokio::test]
 async fn records_change_as_the_model_says() {
     let postgres = server(Layout::Partitioned).await;
-    let only = std::env::var("REPLAY_SEED").ok().map(|seed| seed.parse::<u64>().unwrap());
     for takes_over in [false, true] {
         let mut workers = vec![worker(&postgres, takes_over).await];
         workers.push(worker(&postgres, takes_over).await);
@@ -342,7 +342,7 @@ async fn records_change_as_the_model_says() {
         let messages = (1..=EVENTS).map(message).collect();
         let random = StdRng::seed_from_u64(0);
         let mut play = Play { random, workers, messages, model, claims: Vec::new() };
-        for seed in only.map_or(0..RUNS, |seed| seed..seed + 1) {
+        for seed in seeds(RUNS) {
             eprintln!("seed {seed}, takes over: {takes_over}");
             play.begin(seed).await;
             for step in 0..STEPS {

@@ -2,8 +2,8 @@
 
 use super::{Faults, Foreign, World};
 use crate::engine::Mode;
+use crate::engine::seeds::seeds;
 
-/// `SEEDS=n` plays more of them, or fewer.
 const SEEDS: u64 = 500;
 const STEPS: usize = 600;
 
@@ -21,22 +21,13 @@ const CALM: Faults = Faults {
 };
 
 fn run(faults: Faults) {
-    let given = |name| std::env::var(name).ok().and_then(|it| it.parse::<u64>().ok());
-    let all = 0..given("SEEDS").unwrap_or(SEEDS);
-    let seeds = given("REPLAY_SEED").map_or(all, |seed| seed..seed + 1);
-    for seed in seeds {
-        let outcome = std::panic::catch_unwind(|| {
-            let mut world = World::new(seed, faults);
-            for _ in 0..STEPS {
-                world.step();
-            }
-            world.heal();
-            world.check_end();
-        });
-        if let Err(panic) = outcome {
-            eprintln!("schedule failed; replay it with REPLAY_SEED={seed}");
-            std::panic::resume_unwind(panic);
+    for seed in seeds(SEEDS) {
+        let mut world = World::new(seed, faults);
+        for _ in 0..STEPS {
+            world.step();
         }
+        world.heal();
+        world.check_end();
     }
 }
 

@@ -1,0 +1,30 @@
+//! Which schedules a simulation plays.
+
+use std::ops::Range;
+
+/// The first `usual` seeds. `SEEDS=n` plays the first `n`, `REPLAY_SEED=n` only that one.
+pub(crate) fn seeds(usual: u64) -> Seeds {
+    let given = |name| std::env::var(name).ok().map(|it| it.parse::<u64>().expect("a number"));
+    let all = 0..given("SEEDS").unwrap_or(usual);
+    Seeds { left: given("REPLAY_SEED").map_or(all, |seed| seed..seed + 1) }
+}
+
+pub(crate) struct Seeds {
+    left: Range<u64>,
+}
+
+impl Iterator for Seeds {
+    type Item = u64;
+
+    fn next(&mut self) -> Option<u64> {
+        self.left.next()
+    }
+}
+
+impl Drop for Seeds {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("schedule failed; replay it with REPLAY_SEED={}", self.left.start - 1);
+        }
+    }
+}
