@@ -18,9 +18,8 @@ mod statements;
 
 use std::time::Duration;
 
-use bytes::Bytes;
 use jiff::Timestamp;
-use outbox::dead_letters::{Filter, Group};
+use outbox::dead_letters::{Action, Actor, AuditEntry, Filter, Group};
 use outbox::wire::{header, value_from_wire, value_to_wire};
 use serde::Serialize;
 use tokio::time::timeout;
@@ -35,7 +34,6 @@ use crate::postgres::store::make_durable;
 use crate::postgres::tables::{Partitions, Room};
 
 pub use self::holders::Holder;
-pub use self::statements::Decision;
 use self::statements::Texts;
 
 /// The dead letters of all consumers whose inbox is in one schema.
@@ -43,18 +41,29 @@ pub struct DeadLetters {
     connection: Connection,
     schema: String,
     texts: Texts,
+    consumer: Option<String>,
 }
 
 /// Which dead letters are meant.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Selection {
-    /// Those of this consumer; of all if there is none.
-    pub consumer: Option<String>,
     /// Those of these events; all if there is no list.
     pub events: Option<Vec<Uuid>>,
     /// Of them, those that match this. What is no event has neither aggregate nor type; a reason
     /// is looked for in [`DeadLetter::cause`] too.
     pub filter: Filter,
+}
+
+impl From<Filter> for Selection {
+    fn from(filter: Filter) -> Self {
+        Self { events: None, filter }
+    }
+}
+
+impl From<&[Uuid]> for Selection {
+    fn from(events: &[Uuid]) -> Self {
+        Self { events: Some(events.to_vec()), filter: Filter::default() }
+    }
 }
 
 /// What a list shows, and what a plan is.
@@ -100,25 +109,9 @@ pub struct DeadLetter {
     pub payload_bytes: i32,
 }
 
-/// A dead letter as it travelled.
-#[derive(Debug, Clone)]
-pub struct Original {
-    /// What is known of it.
-    pub letter: DeadLetter,
-    /// Its headers: a JSON object of arrays of strings.
-    pub headers: serde_json::Value,
-    /// Its payload.
-    pub payload: Bytes,
-}
-
-/// Who decides, and why. Kept.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Grounds {
-    /// Whoever is at the terminal; the role in the database is kept with it.
-    pub by: String,
-    /// Why.
-    pub why: Option<String>,
-}
+/// A dead letter, what was done to it, and what it carried: the headers are a JSON object of arrays
+/// of strings.
+pub type DeadLetterDetail = outbox::dead_letters::DeadLetterDetail<DeadLetter>;
 
 /// What became of an event that was to count as processed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -160,7 +153,13 @@ impl DeadLetters {
     #[must_use]
     pub fn new(connection: Connection, outbox: &outbox::Table) -> Self {
         let schema = outbox.schema().to_owned();
-        Self { connection, schema, texts: Texts::new(outbox) }
+        Self { connection, schema, texts: Texts::new(outbox), consumer: None }
+    }
+
+    /// Only those of this consumer; of all if there is none.
+    #[must_use]
+    pub fn of_consumer(self, consumer: Option<String>) -> Self {
+        Self { consumer, ..self }
     }
 
     /// The dead letters, the latest first.
@@ -180,7 +179,7 @@ impl DeadLetters {
     /// See [`list`](Self::list).
     pub async fn overview(&self, of: &Selection, limit: u32) -> Result<Overview, Error> {
         let doing = "count the dead letters";
-        let parameters = Parameters::of(of);
+        let parameters = self.parameters(of);
         let client = &self.connection.client;
         let parameters = parameters.with(&[]);
         let count = client.query_one(&self.texts.count, &parameters);
@@ -201,24 +200,46 @@ impl DeadLetters {
         })
     }
 
-    /// The dead letters with headers and payloads, the oldest first.
+    /// The dead letters and what was done to them, the oldest first.
     ///
     /// # Errors
     ///
     /// See [`list`](Self::list).
-    pub async fn originals(&self, of: &Selection, limit: u32) -> Result<Vec<Original>, Error> {
+    pub async fn details(
+        &self,
+        of: &Selection,
+        with_payload: bool,
+        limit: u32,
+    ) -> Result<Vec<DeadLetterDetail>, Error> {
         let rows = self.select(&self.texts.originals, of, limit).await?;
-        let original = |row: &Row| Original {
-            letter: DeadLetter::of(row),
-            headers: row.get("headers"),
-            payload: row.get::<_, Vec<u8>>("payload").into(),
+        let ids: Vec<Uuid> = rows.iter().map(|row| row.get("message_id")).collect();
+        let client = &self.connection.client;
+        let parameters: [&(dyn ToSql + Sync); 1] = [&ids];
+        let entries = client.query(&self.texts.history, &parameters);
+        let entries = bounded("read the decisions", entries).await?;
+        let detail = |row: &Row| {
+            let letter = DeadLetter::of(row);
+            let is_its = |entry: &&Row| {
+                entry.get::<_, Uuid>("message_id") == letter.event_id
+                    && entry.get::<_, &str>("consumer") == letter.consumer
+            };
+            let state = if letter.requeued { "requeued" } else { "dead" };
+            let history = entries.iter().filter(is_its).map(audit_entry).collect();
+            let (id, stream, seq) = (letter.event_id, letter.stream.clone(), letter.stream_seq);
+            let mut detail = DeadLetterDetail::new(id, Some(letter), state, history);
+            (detail.stream, detail.stream_seq) = (Some(stream), Some(seq));
+            if with_payload {
+                detail.carrying(row.get("headers"), row.get("payload"))
+            } else {
+                detail
+            }
         };
-        Ok(rows.iter().map(original).collect())
+        Ok(rows.iter().map(detail).collect())
     }
 
     /// Decides about dead letters that are dead at this moment. Returns those that it was done to.
     ///
-    /// [`Decision::Requeue`] passes over those that cannot be handled, whatever changes: what is
+    /// [`Action::Requeue`] passes over those that cannot be handled, whatever changes: what is
     /// no event, and what is older than the inbox remembers, since it may have had its effect. Nor is
     /// there anything to requeue without a record.
     ///
@@ -227,17 +248,25 @@ impl DeadLetters {
     /// See [`list`](Self::list).
     pub async fn decide(
         &self,
-        decision: Decision,
+        action: Action,
         of: &Selection,
-        grounds: &Grounds,
+        actor: &Actor,
+    ) -> Result<Vec<(String, Uuid)>, Error> {
+        self.decide_about(action, &self.parameters(of), actor).await
+    }
+
+    async fn decide_about(
+        &self,
+        action: Action,
+        these: &Parameters<'_>,
+        actor: &Actor,
     ) -> Result<Vec<(String, Uuid)>, Error> {
         let doing = "decide about dead letters";
         let client = &self.connection.client;
         bounded(doing, make_durable(client)).await?;
-        let statement = self.texts.decide(decision);
-        let Grounds { by, why } = grounds;
-        let parameters = Parameters::of(of);
-        let parameters = parameters.with(&[by, why]);
+        let statement = self.texts.decide(action);
+        let why = actor.why();
+        let parameters = these.with(&[&actor.name, &why]);
         let rows = bounded(doing, client.query(statement, &parameters)).await?;
         Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
     }
@@ -255,7 +284,7 @@ impl DeadLetters {
         consumer: &str,
         event: Uuid,
         occurred_at: Option<Timestamp>,
-        grounds: &Grounds,
+        actor: &Actor,
     ) -> Result<Marked, Error> {
         let doing = "mark the event as processed";
         let client = &self.connection.client;
@@ -273,8 +302,8 @@ impl DeadLetters {
             Room::Forgotten => return Ok(Marked::Forgotten),
             Room::There | Room::Missing(_) => {}
         }
-        let Grounds { by, why } = grounds;
-        let parameters: [&(dyn ToSql + Sync); 5] = [&consumer, &event, &time, by, why];
+        let why = actor.why();
+        let parameters: [&(dyn ToSql + Sync); 5] = [&consumer, &event, &time, &actor.name, &why];
         let marked = client.query_one(&self.texts.mark_processed, &parameters);
         let row = bounded(doing, marked).await?;
         Ok(match row.get(0) {
@@ -306,8 +335,12 @@ impl DeadLetters {
         Ok(rows.iter().map(Backlog::of).collect())
     }
 
+    fn parameters<'a>(&'a self, of: &'a Selection) -> Parameters<'a> {
+        Parameters::new(self.consumer.as_ref(), of)
+    }
+
     async fn select(&self, text: &str, of: &Selection, limit: u32) -> Result<Vec<Row>, Error> {
-        let (parameters, limit) = (Parameters::of(of), i64::from(limit));
+        let (parameters, limit) = (self.parameters(of), i64::from(limit));
         let parameters = parameters.with(&[&limit]);
         bounded("read the dead letters", self.connection.client.query(text, &parameters)).await
     }
@@ -330,25 +363,26 @@ fn silent(doing: &'static str) -> Error {
 
 /// A selection as the parameters of `postgres/sql/list.rs`.
 struct Parameters<'a> {
+    consumer: Option<&'a String>,
     of: &'a Selection,
     /// Aggregate type, aggregate id and event type as they travel.
     headers: [Option<String>; 3],
 }
 
 impl<'a> Parameters<'a> {
-    fn of(of: &'a Selection) -> Self {
+    fn new(consumer: Option<&'a String>, of: &'a Selection) -> Self {
         let Filter { aggregate, event_type, .. } = &of.filter;
         let kind = aggregate.as_ref().map(|it| &it.kind);
         let id = aggregate.as_ref().map(|it| &it.id);
         let travels = |it: Option<&String>| it.map(|it| value_to_wire(it).into_owned());
-        Self { of, headers: [kind, id, event_type.as_ref()].map(travels) }
+        Self { consumer, of, headers: [kind, id, event_type.as_ref()].map(travels) }
     }
 
     fn with<'b>(&'b self, more: &[&'b (dyn ToSql + Sync)]) -> Vec<&'b (dyn ToSql + Sync)> {
-        let Selection { consumer, events, filter } = self.of;
+        let Selection { events, filter } = self.of;
         let [kind, id, event_type] = &self.headers;
         let mut all: Vec<&'b (dyn ToSql + Sync)> =
-            vec![consumer, events, kind, id, event_type, &filter.reason, &filter.since];
+            vec![&self.consumer, events, kind, id, event_type, &filter.reason, &filter.since];
         all.extend_from_slice(more);
         all
     }
@@ -400,6 +434,18 @@ impl Backlog {
             oldest_seconds: row.get("oldest_seconds"),
             last_error: row.get("last_error"),
         }
+    }
+}
+
+fn audit_entry(row: &Row) -> AuditEntry {
+    AuditEntry {
+        at: row.get("decided_at"),
+        action: row.get("decision"),
+        actor: row.get("decided_by"),
+        via: None,
+        why: row.get("why"),
+        reason: row.get("failure"),
+        payload_replaced: false,
     }
 }
 

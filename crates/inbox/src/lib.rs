@@ -55,8 +55,7 @@ mod worker;
 pub use config::Backoff;
 pub use connection::{BoxError, Connection};
 pub use dead_letters::{
-    Backlog, DeadLetter, DeadLetters, Decision, Grounds, Holder, Marked, Original, Overview,
-    Selection,
+    Backlog, DeadLetter, DeadLetterDetail, DeadLetters, Holder, Marked, Overview, Selection,
 };
 pub use error::Error;
 pub use handler::{Delivery, LeasedHandler, TransactionalHandler, Verdict};

@@ -7,8 +7,13 @@
 use std::fmt;
 use std::str::FromStr;
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use serde_json::value::RawValue;
+use uuid::Uuid;
 
 /// Dead letters whose failures are grouped, the newest first: with millions it would take minutes.
 pub const GROUPED_MAX: u64 = 10_000;
@@ -108,6 +113,192 @@ pub struct Overview<L> {
     pub dead_letters: Vec<L>,
 }
 
+/// What is done to dead letters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Action {
+    /// Publish or handle them after all.
+    Requeue,
+    /// Refuse them for good; only those of an inbox.
+    Reject,
+    /// Take them off the list.
+    Discard,
+}
+
+impl Action {
+    /// As it is written down.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Requeue => "requeue",
+            Self::Reject => "reject",
+            Self::Discard => "discard",
+        }
+    }
+
+    /// Whether it is for good: then it needs a [`Reason`].
+    #[must_use]
+    pub fn is_final(self) -> bool {
+        self != Self::Requeue
+    }
+}
+
+/// What something is done for. Kept; never blank.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String")]
+pub struct Reason(String);
+
+impl Reason {
+    /// The text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl TryFrom<String> for Reason {
+    type Error = &'static str;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        if text.trim().is_empty() { Err("it is empty") } else { Ok(Self(text)) }
+    }
+}
+
+impl FromStr for Reason {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        text.to_owned().try_into()
+    }
+}
+
+/// Who does something, through what, and what for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Actor {
+    /// A name.
+    pub name: String,
+    /// `http` or `cli`.
+    pub via: String,
+    /// What for.
+    pub why: Option<Reason>,
+}
+
+impl Actor {
+    /// What for, as text.
+    #[must_use]
+    pub fn why(&self) -> Option<&str> {
+        self.why.as_ref().map(Reason::as_str)
+    }
+}
+
+/// What is to be done to many.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BulkRequest {
+    /// What.
+    pub action: Action,
+    /// To which.
+    pub filter: Filter,
+    /// Only says what would be done.
+    #[serde(default)]
+    pub dry_run: bool,
+    /// At most so many a second.
+    #[serde(default)]
+    pub rate: Option<u32>,
+    /// By whom.
+    #[serde(default)]
+    pub by: Option<String>,
+    /// What for.
+    #[serde(default)]
+    pub why: Option<Reason>,
+}
+
+/// Something that was done to a dead letter.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct AuditEntry {
+    /// When.
+    pub at: Timestamp,
+    /// `requeue`, `reject`, `discard`, `purge`, `release` or `found`.
+    pub action: String,
+    /// By whom.
+    pub actor: String,
+    /// Through what, if that is known: `http`, `cli`, or `relay`.
+    pub via: Option<String>,
+    /// What for.
+    pub why: Option<String>,
+    /// Why it was a dead letter.
+    pub reason: Option<String>,
+    /// Its payload was replaced; the audit keeps the old one.
+    pub payload_replaced: bool,
+}
+
+/// What became of one event.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct DeadLetterDetail<L> {
+    /// The event's id.
+    pub id: Uuid,
+    /// The dead letter, if it is one.
+    pub dead_letter: Option<L>,
+    /// Of the outbox: `dead`, `discarded`, `pending`, `published`, or `gone`. With
+    /// `relay.mark = "delete"` also `published` if its row is gone after it was put back: then
+    /// nothing says when and where. Of the inbox: `dead` or `requeued`.
+    pub state: String,
+    /// When the outbox's row was marked as published.
+    pub published_at: Option<Timestamp>,
+    /// The stream that has it.
+    pub stream: Option<String>,
+    /// As which sequence.
+    pub stream_seq: Option<i64>,
+    /// What was done to it, in order.
+    pub history: Vec<AuditEntry>,
+    /// Its headers, if asked for: they may be about people as much as the payload.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub headers: Option<Value>,
+    /// Its payload, if asked for and JSON.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub payload: Option<Box<RawValue>>,
+    /// Its payload in Base64, if asked for and not JSON.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub payload_base64: Option<String>,
+}
+
+impl<L> DeadLetterDetail<L> {
+    /// What is known without headers and payload.
+    #[must_use]
+    pub fn new(id: Uuid, letter: Option<L>, state: &str, history: Vec<AuditEntry>) -> Self {
+        Self {
+            id,
+            dead_letter: letter,
+            state: state.to_owned(),
+            published_at: None,
+            stream: None,
+            stream_seq: None,
+            history,
+            headers: None,
+            payload: None,
+            payload_base64: None,
+        }
+    }
+
+    /// With headers and payload.
+    #[must_use]
+    pub fn carrying(mut self, headers: Option<Value>, payload: &[u8]) -> Self {
+        let json = std::str::from_utf8(payload).ok();
+        self.payload = json.and_then(|it| RawValue::from_string(it.trim().to_owned()).ok());
+        self.payload_base64 = self.payload.is_none().then(|| STANDARD.encode(payload));
+        self.headers = headers;
+        self
+    }
+
+    /// The payload as text, whatever it is.
+    #[must_use]
+    pub fn payload_text(&self) -> Option<String> {
+        let bytes = || STANDARD.decode(self.payload_base64.as_ref()?).ok();
+        let json = self.payload.as_ref().map(|it| it.get().to_owned());
+        json.or_else(|| Some(String::from_utf8_lossy(&bytes()?).into_owned()))
+    }
+}
+
 /// How far work on many has got.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Progress {
@@ -123,6 +314,36 @@ pub struct Progress {
     pub ended: bool,
     /// It was cancelled.
     pub cancelled: bool,
+}
+
+/// Dead letters that can be worked through.
+#[allow(async_fn_in_trait, reason = "whoever calls it knows the type")]
+pub trait Store {
+    /// Why it cannot be done.
+    type Error;
+    /// Where a dead letter is in the order in which they are worked through, and which one it is.
+    type Place;
+    /// How many one call of [`decide`](Self::decide) may be about.
+    const AT_ONCE: u32;
+
+    /// How many match, and the time by the server's clock.
+    async fn count(&self, filter: &Filter) -> Result<(u64, Timestamp), Self::Error>;
+    /// What matches and died until `until`, behind `after`.
+    async fn page(
+        &self,
+        filter: &Filter,
+        until: Timestamp,
+        after: Option<&Self::Place>,
+        limit: u32,
+    ) -> Result<Vec<Self::Place>, Self::Error>;
+    /// Returns to how many it was done, and why not to the last of the others.
+    async fn decide(
+        &self,
+        action: Action,
+        filter: &Filter,
+        page: &[Self::Place],
+        actor: &Actor,
+    ) -> Result<(usize, Option<String>), Self::Error>;
 }
 
 #[cfg(test)]

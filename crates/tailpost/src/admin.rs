@@ -31,7 +31,7 @@ use tower_http::timeout::TimeoutLayer;
 use tracing::{info, warn};
 
 pub(crate) use self::listen::Address;
-pub(crate) use inbox_endpoint::{Desk, Inbox, Sample};
+pub(crate) use inbox_endpoint::{AppState, Inbox, Sample};
 pub(crate) use relay_endpoint::{Relay, Watched};
 
 const JSON: &str = "application/json";

@@ -27,7 +27,7 @@ impl ListenError {
 
 /// Why the API did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum ApiError {
+pub(crate) enum ClientError {
     /// `admin.listen` is off.
     #[error("admin.listen is off, so no relay can be asked")]
     Off,
@@ -42,7 +42,7 @@ pub(crate) enum ApiError {
     Refused { status: StatusCode, error: String, hint: Option<String> },
 }
 
-impl ApiError {
+impl ClientError {
     /// What the operator can do about it.
     pub(crate) fn hint(&self) -> Option<String> {
         match self {

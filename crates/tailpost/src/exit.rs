@@ -6,15 +6,19 @@ use relay::connect;
 use tokio_postgres::error::SqlState;
 
 use crate::config;
-use crate::errors::{ApiError, DlqError, ListenError};
+use crate::errors::{ClientError, DlqError, ListenError};
 use crate::refusal::Refusal;
 
-const FAILED: u8 = 1;
-pub(crate) const NOT_FOUND: u8 = 3;
-pub(crate) const REFUSED: u8 = 4;
-pub(crate) const UNREACHABLE: u8 = 5;
-const TIMED_OUT: u8 = 6;
-const BAD_CONFIGURATION: u8 = 78;
+/// What scripts can tell apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Failed = 1,
+    NotFound = 3,
+    Refused = 4,
+    Unreachable = 5,
+    TimedOut = 6,
+    BadConfiguration = 78,
+}
 
 /// Prints the error with its causes, and what can be done about it.
 pub(crate) fn report(error: &anyhow::Error) {
@@ -26,23 +30,23 @@ pub(crate) fn report(error: &anyhow::Error) {
 
 /// The code that says what kind of error it was.
 pub(crate) fn code(error: &anyhow::Error) -> ExitCode {
-    ExitCode::from(number(error))
+    ExitCode::from(kind(error) as u8)
 }
 
-/// The code as a number.
-pub(crate) fn number(error: &anyhow::Error) -> u8 {
-    error.chain().find_map(kind).unwrap_or(FAILED)
+/// What kind of error it is.
+pub(crate) fn kind(error: &anyhow::Error) -> Kind {
+    error.chain().find_map(kind_of).unwrap_or(Kind::Failed)
 }
 
-fn kind(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
+fn kind_of(error: &(dyn std::error::Error + 'static)) -> Option<Kind> {
     if error.is::<config::Error>() {
-        return Some(BAD_CONFIGURATION);
+        return Some(Kind::BadConfiguration);
     }
     if error.is::<ListenError>() {
-        return Some(REFUSED);
+        return Some(Kind::Refused);
     }
     if let Some(error) = error.downcast_ref::<Refusal>() {
-        return Some(if error.not_found { NOT_FOUND } else { REFUSED });
+        return Some(if error.not_found { Kind::NotFound } else { Kind::Refused });
     }
     if let Some(error) = error.downcast_ref::<relay::Error>() {
         return Some(relay_kind(error));
@@ -50,19 +54,23 @@ fn kind(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
     if let Some(error) = error.downcast_ref::<inbox::Error>() {
         return inbox_kind(error);
     }
-    if let Some(error) = error.downcast_ref::<ApiError>() {
-        return Some(api_kind(error));
+    if let Some(error) = error.downcast_ref::<ClientError>() {
+        return Some(client_kind(error));
     }
     if let Some(error) = error.downcast_ref::<DlqError>() {
-        return Some(if matches!(error, DlqError::NotYet { .. }) { TIMED_OUT } else { REFUSED });
+        return Some(if matches!(error, DlqError::NotYet { .. }) {
+            Kind::TimedOut
+        } else {
+            Kind::Refused
+        });
     }
     error.downcast_ref::<connect::Error>().map(connect_kind)
 }
 
-fn relay_kind(error: &relay::Error) -> u8 {
+fn relay_kind(error: &relay::Error) -> Kind {
     match error {
         relay::Error::Connect(error) => connect_kind(error),
-        relay::Error::NotSetUp { .. } | relay::Error::NoDeadLetter { .. } => NOT_FOUND,
+        relay::Error::NotSetUp { .. } | relay::Error::NoDeadLetter { .. } => Kind::NotFound,
         relay::Error::SlotBusy { .. }
         | relay::Error::SlotForeign { .. }
         | relay::Error::SlotElsewhere { .. }
@@ -72,51 +80,51 @@ fn relay_kind(error: &relay::Error) -> u8 {
         | relay::Error::Shards { .. }
         | relay::Error::Conflict(_)
         | relay::Error::Refused(_)
-        | relay::Error::Table(_) => REFUSED,
-        other if other.is_forbidden() => REFUSED,
+        | relay::Error::Table(_) => Kind::Refused,
+        other if other.is_forbidden() => Kind::Refused,
         // What passes by itself is an outage, and what does not is a failure.
-        other if other.is_transient() => UNREACHABLE,
-        _ => FAILED,
+        other if other.is_transient() => Kind::Unreachable,
+        _ => Kind::Failed,
     }
 }
 
 /// None if the cause tells.
-fn inbox_kind(error: &inbox::Error) -> Option<u8> {
+fn inbox_kind(error: &inbox::Error) -> Option<Kind> {
     match error {
-        inbox::Error::Config { .. } => Some(BAD_CONFIGURATION),
-        inbox::Error::Tables { .. } => Some(NOT_FOUND),
-        inbox::Error::Consumer { .. } => Some(REFUSED),
-        inbox::Error::JetStream { .. } => Some(UNREACHABLE),
+        inbox::Error::Config { .. } => Some(Kind::BadConfiguration),
+        inbox::Error::Tables { .. } => Some(Kind::NotFound),
+        inbox::Error::Consumer { .. } => Some(Kind::Refused),
+        inbox::Error::JetStream { .. } => Some(Kind::Unreachable),
         inbox::Error::Sql { source, .. } if source.code() == Some(&SqlState::UNDEFINED_TABLE) => {
-            Some(NOT_FOUND)
+            Some(Kind::NotFound)
         }
-        inbox::Error::Sql { .. } if error.is_transient() => Some(UNREACHABLE),
-        inbox::Error::Sql { .. } => Some(REFUSED),
+        inbox::Error::Sql { .. } if error.is_transient() => Some(Kind::Unreachable),
+        inbox::Error::Sql { .. } => Some(Kind::Refused),
         _ => None,
     }
 }
 
-fn api_kind(error: &ApiError) -> u8 {
+fn client_kind(error: &ClientError) -> Kind {
     match error {
-        ApiError::Off | ApiError::Unreachable { .. } => UNREACHABLE,
-        ApiError::Silent { .. } => TIMED_OUT,
-        ApiError::Refused { status, .. } => match status.as_u16() {
-            400 | 401 | 409 | 422 => REFUSED,
-            404 => NOT_FOUND,
-            503 => UNREACHABLE,
-            504 => TIMED_OUT,
-            _ => FAILED,
+        ClientError::Off | ClientError::Unreachable { .. } => Kind::Unreachable,
+        ClientError::Silent { .. } => Kind::TimedOut,
+        ClientError::Refused { status, .. } => match status.as_u16() {
+            400 | 401 | 409 | 422 => Kind::Refused,
+            404 => Kind::NotFound,
+            503 => Kind::Unreachable,
+            504 => Kind::TimedOut,
+            _ => Kind::Failed,
         },
     }
 }
 
-fn connect_kind(error: &connect::Error) -> u8 {
+fn connect_kind(error: &connect::Error) -> Kind {
     if error.is_configuration() {
-        BAD_CONFIGURATION
+        Kind::BadConfiguration
     } else if error.is_transient() {
-        UNREACHABLE
+        Kind::Unreachable
     } else {
-        REFUSED
+        Kind::Refused
     }
 }
 
@@ -138,7 +146,7 @@ pub(crate) fn hint(error: &anyhow::Error) -> Option<String> {
         if let Some(hint) = cause.downcast_ref::<inbox::Error>().and_then(inbox::Error::hint) {
             return Some(hint.into());
         }
-        if let Some(error) = cause.downcast_ref::<ApiError>() {
+        if let Some(error) = cause.downcast_ref::<ClientError>() {
             return error.hint();
         }
         cause.downcast_ref::<connect::Error>().and_then(connect::Error::hint)
@@ -160,7 +168,7 @@ mod tests {
     use super::*;
 
     fn code_of(error: impl Into<anyhow::Error>) -> u8 {
-        error.into().chain().find_map(kind).unwrap_or(FAILED)
+        kind(&error.into()) as u8
     }
 
     fn unreachable_nats() -> connect::Error {
@@ -192,7 +200,7 @@ mod tests {
     #[test]
     fn context_hides_neither_code_nor_hint() {
         let error = Err::<(), _>(unreachable_nats()).context("while setting up").expect_err("it");
-        assert_eq!(error.chain().find_map(kind), Some(5));
+        assert_eq!(kind(&error), Kind::Unreachable);
         assert!(hint(&error).expect("a hint").contains("NATS server"));
     }
 

@@ -1,12 +1,12 @@
 //! The `tailpost` binary: reads the command line and the configuration, and runs one command.
 
 mod admin;
+mod bulk;
 mod cli;
 mod commands;
 mod config;
 mod errors;
 mod exit;
-mod letter;
 mod output;
 mod refusal;
 mod shutdown;

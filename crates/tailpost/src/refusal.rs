@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use inbox::DeadLetterDetail;
 use uuid::Uuid;
 
 /// Why nothing was done, and what can be done instead.
@@ -12,6 +13,22 @@ pub(crate) struct Refusal {
     hint: Option<String>,
     /// Whether what was asked for is not there; otherwise something stands against it.
     pub(crate) not_found: bool,
+}
+
+/// The only dead letter of an event.
+pub(crate) fn only(
+    event: Uuid,
+    mut found: Vec<DeadLetterDetail>,
+) -> Result<DeadLetterDetail, Refusal> {
+    match (found.pop(), found.is_empty()) {
+        (None, _) => Err(Refusal::no_dead_letter(event)),
+        (Some(only), true) => Ok(only),
+        (Some(last), false) => {
+            found.push(last);
+            let consumers = found.into_iter().filter_map(|it| Some(it.dead_letter?.consumer));
+            Err(Refusal::several_consumers(&consumers.collect::<Vec<_>>()))
+        }
+    }
 }
 
 impl Refusal {
@@ -28,7 +45,7 @@ impl Refusal {
         Self::not_found(format!("there is no dead letter of event {event}"), Some(hint))
     }
 
-    pub(crate) fn several_consumers(consumers: &[String]) -> Self {
+    fn several_consumers(consumers: &[String]) -> Self {
         let hint = format!("name one with --consumer: {}", consumers.join(", "));
         Self::conflict("several consumers have this dead letter", Some(hint))
     }

@@ -101,7 +101,7 @@ async fn dead_letters_are_seen_and_decided_about_over_http() {
     assert_eq!(parsed(&body)["dead_letters"][0]["id"], second.to_string(), "the latest");
 
     let (_, body) = scene.ask("GET", &format!("/{first}"), None).await;
-    assert_eq!(parsed(&body)["cause"], "dead", "{body}");
+    assert_eq!(parsed(&body)["dead_letter"]["cause"], "dead", "{body}");
     assert!(!body.contains("hunter2"), "payloads are shown only when asked for: {body}");
     assert!(parsed(&body)["headers"].is_null(), "headers are about people too: {body}");
     let (_, body) = scene.ask("GET", &format!("/{first}?payload=true"), None).await;

@@ -1,34 +1,10 @@
 //! The statements behind the decisions. Each does all of what it does, or nothing, and writes down
 //! who wanted it.
 
+use outbox::dead_letters::Action;
 use outbox::{Column, Table};
-use serde::Serialize;
 
 use crate::postgres::sql::{decide, list};
-
-/// What to do with dead letters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Decision {
-    /// Give them another set of attempts.
-    Requeue,
-    /// Refuse them for good.
-    Reject,
-    /// Drop them.
-    Discard,
-}
-
-impl Decision {
-    /// As in `inbox_decisions`.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Requeue => "requeue",
-            Self::Reject => "reject",
-            Self::Discard => "discard",
-        }
-    }
-}
 
 /// The statements for one schema.
 pub(super) struct Texts {
@@ -41,6 +17,7 @@ pub(super) struct Texts {
     discard: String,
     pub(super) list: String,
     pub(super) originals: String,
+    pub(super) history: String,
     pub(super) count: String,
     pub(super) groups: String,
     /// Those that are dead since `$8` at most, behind the place `$9`, `$10`, `$11`.
@@ -66,6 +43,7 @@ impl Texts {
         Self {
             list: list::list_letters(&messages, &letters),
             originals: list::list_originals(&messages, &letters),
+            history: list::list_decisions(&decisions),
             count: list::count_letters(&messages, &letters),
             groups: list::group_letters(&messages, &letters),
             page: list::page_letters(&messages, &letters),
@@ -82,11 +60,11 @@ impl Texts {
         }
     }
 
-    pub(super) fn decide(&self, decision: Decision) -> &str {
-        match decision {
-            Decision::Requeue => &self.requeue,
-            Decision::Reject => &self.reject,
-            Decision::Discard => &self.discard,
+    pub(super) fn decide(&self, action: Action) -> &str {
+        match action {
+            Action::Requeue => &self.requeue,
+            Action::Reject => &self.reject,
+            Action::Discard => &self.discard,
         }
     }
 

@@ -4,18 +4,13 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use outbox::dead_letters::GROUPS_MAX;
-pub use outbox::dead_letters::{Aggregate, Filter, GROUPED_MAX, Group, Progress};
+pub use outbox::dead_letters::{Action, Actor, Aggregate, AuditEntry, Filter, GROUPED_MAX, Group};
 use serde::{Deserialize, Serialize};
-use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::config::Config;
 use crate::error::Error;
 use crate::postgres::{Opening, Store};
-
-/// Dead letters looked up at a time while many are worked through.
-const AT_ONCE: u32 = 10_000;
 
 /// An event that could not be published. Its payload is left out on purpose.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -49,72 +44,14 @@ pub struct DeadLetter {
     pub shard: Option<i64>,
 }
 
+/// Nobody waits for an answer about an event that was not published.
+pub const NOT_REJECTED: &str = "only dead letters of an inbox can be rejected";
+
 /// What a list shows, and what a plan is.
 pub type Overview = outbox::dead_letters::Overview<DeadLetter>;
 
 /// What became of one event.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Story {
-    /// The dead letter, if it is one.
-    pub dead_letter: Option<DeadLetter>,
-    /// `dead`, `discarded`, `pending`, `published`, or `gone`. With `relay.mark = "delete"` also
-    /// `published` if its row is gone after it was put back: then nothing says when and where.
-    pub state: String,
-    /// When the outbox's row was marked as published.
-    pub published_at: Option<Timestamp>,
-    /// Where.
-    pub stream: Option<String>,
-    /// As which sequence.
-    pub stream_seq: Option<i64>,
-    /// What was done to it, in order.
-    pub history: Vec<Deed>,
-    /// The payload, if asked for.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub payload: Option<String>,
-    /// The headers, if the payload was asked for.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub headers: Option<String>,
-}
-
-/// Something that was done to a dead letter.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Deed {
-    /// When.
-    pub at: Timestamp,
-    /// `requeue`, `release`, `discard`, `purge`, or `found`.
-    pub action: String,
-    /// By whom.
-    pub actor: String,
-    /// Through what: `http`, `cli`, or `relay`.
-    pub via: String,
-    /// What for.
-    pub why: Option<String>,
-    /// Why it was a dead letter.
-    pub reason: Option<String>,
-    /// Its payload was replaced; the audit keeps the old one.
-    pub payload_replaced: bool,
-}
-
-/// Who does something, for the audit.
-#[derive(Debug, Clone)]
-pub struct Author {
-    /// A name.
-    pub name: String,
-    /// `http` or `cli`.
-    pub via: String,
-    /// What for.
-    pub why: Option<String>,
-}
-
-/// What is done to many.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Action {
-    /// Publish them after all.
-    Requeue,
-    /// Take them off the list.
-    Discard,
-}
+pub type DeadLetterDetail = outbox::dead_letters::DeadLetterDetail<DeadLetter>;
 
 /// The dead letters of an outbox. One connection to its database.
 ///
@@ -177,9 +114,9 @@ impl DeadLetters {
     /// # Errors
     ///
     /// [`Error::NoDeadLetter`] if it never was one.
-    pub async fn story(&self, id: Uuid, with_payload: bool) -> Result<Story, Error> {
+    pub async fn detail(&self, id: Uuid, with_payload: bool) -> Result<DeadLetterDetail, Error> {
         let dead_letter = self.ask(self.store.dead_letter(id)).await?;
-        let history = self.ask(self.store.deeds(id)).await?;
+        let history = self.ask(self.store.audit_entries(id)).await?;
         if dead_letter.is_none() && history.is_empty() {
             return Err(Error::NoDeadLetter { id });
         }
@@ -192,19 +129,12 @@ impl DeadLetters {
             (None, None) if self.store.marks_by_deleting() && was_put_back(&history) => "published",
             (None, None) => "gone",
         };
-        let (published_at, stream, stream_seq) = row.unwrap_or_default();
-        let shown = if with_payload { self.ask(self.store.shown_payload(id)).await? } else { None };
-        let (payload, headers) = shown.map_or((None, None), |(payload, it)| (Some(payload), it));
-        let state = state.to_owned();
-        Ok(Story {
-            dead_letter,
-            state,
-            published_at,
-            stream,
-            stream_seq,
-            history,
-            payload,
-            headers,
+        let mut detail = DeadLetterDetail::new(id, dead_letter, state, history);
+        (detail.published_at, detail.stream, detail.stream_seq) = row.unwrap_or_default();
+        let carried = if with_payload { self.ask(self.store.carried(id)).await? } else { None };
+        Ok(match carried {
+            Some((headers, payload)) => detail.carrying(headers, &payload),
+            None => detail,
         })
     }
 
@@ -219,7 +149,7 @@ impl DeadLetters {
         &self,
         id: Uuid,
         payload: Option<&str>,
-        author: &Author,
+        actor: &Actor,
     ) -> Result<(), Error> {
         let dead = self.ask(self.store.dead_letter(id)).await?;
         let dead = dead.filter(|it| it.discarded_at.is_none()).ok_or(Error::NoDeadLetter { id })?;
@@ -240,7 +170,7 @@ impl DeadLetters {
                  this one follows by itself; or requeue --aggregate {aggregate}"
             )));
         }
-        if self.ask(self.store.requeue(id, payload, author)).await? {
+        if self.ask(self.store.requeue(id, payload, actor)).await? {
             return Ok(());
         }
         Err(Error::NoDeadLetter { id })
@@ -260,9 +190,9 @@ impl DeadLetters {
     pub async fn requeue_aggregate(
         &self,
         aggregate: &Aggregate,
-        author: &Author,
+        actor: &Actor,
     ) -> Result<u64, Error> {
-        self.ask(self.store.requeue_aggregate(aggregate, author)).await
+        self.ask(self.store.requeue_aggregate(aggregate, actor)).await
     }
 
     /// Takes an event off the list, for good: it is never published. Events that wait for it follow
@@ -271,71 +201,63 @@ impl DeadLetters {
     /// # Errors
     ///
     /// [`Error::NoDeadLetter`].
-    pub async fn discard(&self, id: Uuid, author: &Author) -> Result<(), Error> {
-        if self.ask(self.store.discard(id, author)).await? {
+    pub async fn discard(&self, id: Uuid, actor: &Actor) -> Result<(), Error> {
+        if self.ask(self.store.discard(id, actor)).await? {
             Ok(())
         } else {
             Err(Error::NoDeadLetter { id })
         }
     }
+}
 
-    /// Works through everything that matches now, in order of insertion, at most `rate` a second.
-    /// Tells how far it got; stops between two events when `stop` is cancelled.
-    ///
-    /// # Errors
-    ///
-    /// See [`overview`](Self::overview). What is refused for a single event is counted and skipped.
-    pub async fn work_through(
+impl outbox::dead_letters::Store for DeadLetters {
+    type Error = Error;
+    type Place = (i64, Uuid);
+    const AT_ONCE: u32 = 1;
+
+    async fn count(&self, filter: &Filter) -> Result<(u64, Timestamp), Error> {
+        let until = self.ask(self.store.server_time()).await?;
+        Ok((self.ask(self.store.count_dead_letters(filter)).await?.0, until))
+    }
+
+    /// In order of insertion.
+    async fn page(
+        &self,
+        filter: &Filter,
+        until: Timestamp,
+        after: Option<&Self::Place>,
+        limit: u32,
+    ) -> Result<Vec<Self::Place>, Error> {
+        let after = after.copied().unwrap_or((i64::MIN, Uuid::nil()));
+        self.ask(self.store.dead_letter_ids(filter, until, after, limit)).await
+    }
+
+    async fn decide(
         &self,
         action: Action,
-        filter: &Filter,
-        rate: Option<u32>,
-        author: &Author,
-        progress: &watch::Sender<Progress>,
-        stop: &CancellationToken,
-    ) -> Result<(), Error> {
-        let until = self.ask(self.store.server_time()).await?;
-        let total = self.ask(self.store.count_dead_letters(filter)).await?.0;
-        progress.send_modify(|it| it.total = total);
-        let pause = Duration::from_secs(1) / rate.unwrap_or(u32::MAX).max(1);
-        let mut pace = tokio::time::interval(pause.max(Duration::from_nanos(1)));
-        let mut after = (i64::MIN, Uuid::nil());
-        loop {
-            let ids = self.ask(self.store.dead_letter_ids(filter, until, after, AT_ONCE)).await?;
-            let is_last = ids.len() < AT_ONCE as usize;
-            for (place, id) in ids {
-                if stop.is_cancelled() {
-                    progress.send_modify(|it| (it.cancelled, it.ended) = (true, true));
-                    return Ok(());
+        _: &Filter,
+        page: &[Self::Place],
+        actor: &Actor,
+    ) -> Result<(usize, Option<String>), Error> {
+        for (_, id) in page {
+            let decided = match action {
+                Action::Requeue => self.requeue(*id, None, actor).await,
+                Action::Discard => self.discard(*id, actor).await,
+                Action::Reject => Err(Error::Conflict(NOT_REJECTED.into())),
+            };
+            match decided {
+                Err(error @ (Error::NoDeadLetter { .. } | Error::Conflict(_))) => {
+                    return Ok((0, Some(error.to_string())));
                 }
-                if rate.is_some() {
-                    pace.tick().await;
-                }
-                after = place;
-                let outcome = match action {
-                    Action::Requeue => self.requeue(id, None, author).await,
-                    Action::Discard => self.discard(id, author).await,
-                };
-                match outcome {
-                    Ok(()) => progress.send_modify(|it| it.done += 1),
-                    Err(error @ (Error::NoDeadLetter { .. } | Error::Conflict(_))) => progress
-                        .send_modify(|it| {
-                            it.skipped += 1;
-                            it.last_refusal = Some(error.to_string());
-                        }),
-                    Err(error) => return Err(error),
-                }
-            }
-            if is_last {
-                progress.send_modify(|it| it.ended = true);
-                return Ok(());
+                decided => decided?,
             }
         }
+        Ok((page.len(), None))
     }
 }
 
 /// Whether the last that was decided about it is that it goes to the stream.
-fn was_put_back(history: &[Deed]) -> bool {
-    let last = history.iter().rfind(|deed| deed.action != "found");
-    last.is_some_and(|deed| matches!(deed.action.as_str(), "requeue" | "release"))
+fn was_put_back(history: &[AuditEntry]) -> bool {
+    let last = history.iter().rfind(|entry| entry.action != "found");
+    last.is_some_and(|entry| matches!(entry.action.as_str(), "requeue" | "release"))
 }

@@ -6,20 +6,22 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use axum::extract::{Path, Query, State};
+use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use outbox::dead_letters::{Action, BulkRequest, Filter, Progress, Reason};
 use relay::Config;
-use relay::dead_letters::{Action, Author, DeadLetters, Filter, Overview, Progress, Story};
+use relay::dead_letters::{DeadLetters, NOT_REJECTED};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 use uuid::Uuid;
 
-use super::api::{self, Change, Complaint, Failure, LIMIT, LIMIT_MAX};
+use super::api::{self, ApiError, Asked, Body, Change, ListQuery, ShowQuery, json};
+use crate::bulk;
 
 /// Operations that are remembered; the oldest that has ended goes first.
 const OPERATIONS_MAX: usize = 16;
@@ -30,7 +32,7 @@ const COUNT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What the handlers share.
 #[derive(Clone)]
-pub(super) struct Desk {
+pub(super) struct AppState {
     config: Arc<Config>,
     operations: Arc<Mutex<Operations>>,
     counted: Arc<tokio::sync::Mutex<Option<Counted>>>,
@@ -50,7 +52,7 @@ struct Operation {
     stop: CancellationToken,
 }
 
-impl Desk {
+impl AppState {
     pub(super) fn new(config: Config) -> Self {
         Self { config: Arc::new(config), operations: Arc::default(), counted: Arc::default() }
     }
@@ -71,13 +73,13 @@ impl Desk {
         counted.and_then(|(_, count)| count)
     }
 
-    async fn open(&self) -> Result<DeadLetters, Failure> {
+    async fn open(&self) -> Result<DeadLetters, ApiError> {
         let dead_letters = DeadLetters::connect(&self.config).await?;
         Ok(dead_letters.bounded(api::STATEMENT_MAX).await?)
     }
 }
 
-pub(super) fn routes() -> Router<Desk> {
+pub(super) fn routes() -> Router<AppState> {
     Router::new()
         .route("/dead-letter", get(list))
         .route("/dead-letter/{id}", get(show).delete(discard))
@@ -87,22 +89,6 @@ pub(super) fn routes() -> Router<Desk> {
         .route("/dead-letter/operations/{number}", get(progress).delete(cancel))
 }
 
-/// What a listing asks for, in the query.
-#[derive(Debug, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct ListQuery {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) aggregate: Option<String>,
-    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
-    pub(crate) event_type: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) reason: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) since: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) limit: Option<u32>,
-}
-
 /// Who requeues something, and what for.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -110,28 +96,10 @@ pub(crate) struct Requeue {
     #[serde(default)]
     pub(crate) by: Option<String>,
     #[serde(default)]
-    pub(crate) why: Option<String>,
+    pub(crate) why: Option<Reason>,
     /// A JSON text that replaces the payload. As text, so that numbers keep their digits.
     #[serde(default)]
     pub(crate) payload: Option<String>,
-}
-
-/// Something to be done to many.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Order {
-    pub(crate) action: Action,
-    pub(crate) filter: Filter,
-    /// Only says what would be done.
-    #[serde(default)]
-    pub(crate) dry_run: bool,
-    /// Events a second.
-    #[serde(default)]
-    pub(crate) rate: Option<u32>,
-    #[serde(default)]
-    pub(crate) by: Option<String>,
-    #[serde(default)]
-    pub(crate) why: Option<String>,
 }
 
 /// An operation that was started.
@@ -140,95 +108,89 @@ pub(crate) struct Started {
     pub(crate) operation: u64,
 }
 
-fn unknown(number: u64) -> Failure {
-    let error = format!("operation {number} is not known any more");
-    Failure(StatusCode::NOT_FOUND, Complaint { error, hint: None })
+fn unknown(number: u64) -> ApiError {
+    ApiError::new(StatusCode::NOT_FOUND, format!("operation {number} is not known any more"))
 }
 
-fn author(change: Change) -> Author {
-    Author { name: change.decider(), via: "http".into(), why: change.why }
+/// What the inbox's requests may name.
+fn no_consumer(consumer: Option<&String>) -> Result<(), ApiError> {
+    consumer.map_or(Ok(()), |_| Err(ApiError::bad("events of the outbox have no consumer")))
 }
 
 async fn list(
-    State(desk): State<Desk>,
-    Query(query): Query<ListQuery>,
-) -> Result<Json<Overview>, Failure> {
-    let ListQuery { aggregate, event_type, reason, since, limit } = query;
-    let filter = api::filter(aggregate, event_type, reason, since)?;
-    let limit = limit.unwrap_or(LIMIT).min(LIMIT_MAX);
-    Ok(Json(desk.open().await?.overview(&filter, limit).await?))
-}
-
-#[derive(Deserialize)]
-struct ShowQuery {
-    #[serde(default)]
-    payload: bool,
+    State(state): State<AppState>,
+    Asked(query): Asked<ListQuery>,
+) -> Result<Response, ApiError> {
+    no_consumer(query.consumer.as_ref())?;
+    let (filter, limit) = query.read()?;
+    json(&state.open().await?.overview(&filter, limit).await?)
 }
 
 async fn show(
-    State(desk): State<Desk>,
+    State(state): State<AppState>,
     Path(id): Path<Uuid>,
-    Query(query): Query<ShowQuery>,
-) -> Result<Json<Story>, Failure> {
-    Ok(Json(desk.open().await?.story(id, query.payload).await?))
+    Asked(query): Asked<ShowQuery>,
+) -> Result<Response, ApiError> {
+    no_consumer(query.consumer.as_ref())?;
+    json(&state.open().await?.detail(id, query.payload).await?)
 }
 
 async fn requeue(
-    State(desk): State<Desk>,
+    State(state): State<AppState>,
     Path(id): Path<Uuid>,
-    Json(Requeue { by, why, payload }): Json<Requeue>,
-) -> Result<StatusCode, Failure> {
-    let author = author(Change { by, why });
-    desk.open().await?.requeue(id, payload.as_deref(), &author).await?;
-    info!(event = %id, by = author.name, "requeued a dead letter");
+    Body(Requeue { by, why, payload }): Body<Requeue>,
+) -> Result<StatusCode, ApiError> {
+    let actor = Change { by, why }.actor(Action::Requeue)?;
+    state.open().await?.requeue(id, payload.as_deref(), &actor).await?;
+    info!(event = %id, by = actor.name, "requeued a dead letter");
     Ok(StatusCode::NO_CONTENT)
 }
 
 async fn requeue_aggregate(
-    State(desk): State<Desk>,
+    State(state): State<AppState>,
     Path(aggregate): Path<String>,
-    Json(change): Json<Change>,
-) -> Result<Json<u64>, Failure> {
-    let aggregate = aggregate.parse().map_err(Failure::bad)?;
-    let author = author(change);
-    let requeued = desk.open().await?.requeue_aggregate(&aggregate, &author).await?;
-    info!(%aggregate, requeued, by = author.name, "requeued an aggregate's dead letters");
+    Body(change): Body<Change>,
+) -> Result<Json<u64>, ApiError> {
+    let aggregate = aggregate.parse().map_err(ApiError::bad)?;
+    let actor = change.actor(Action::Requeue)?;
+    let requeued = state.open().await?.requeue_aggregate(&aggregate, &actor).await?;
+    info!(%aggregate, requeued, by = actor.name, "requeued an aggregate's dead letters");
     Ok(Json(requeued))
 }
 
 async fn discard(
-    State(desk): State<Desk>,
+    State(state): State<AppState>,
     Path(id): Path<Uuid>,
-    Json(change): Json<Change>,
-) -> Result<StatusCode, Failure> {
-    let author = author(change.reasoned()?);
-    desk.open().await?.discard(id, &author).await?;
-    info!(event = %id, by = author.name, "discarded a dead letter");
+    Body(change): Body<Change>,
+) -> Result<StatusCode, ApiError> {
+    let actor = change.actor(Action::Discard)?;
+    state.open().await?.discard(id, &actor).await?;
+    info!(event = %id, by = actor.name, "discarded a dead letter");
     Ok(StatusCode::NO_CONTENT)
 }
 
-async fn start(State(desk): State<Desk>, Json(order): Json<Order>) -> Result<Response, Failure> {
-    if order.dry_run {
-        let overview = desk.open().await?.overview(&order.filter, 0).await?;
-        return Ok(Json(overview).into_response());
+async fn start(
+    State(state): State<AppState>,
+    Body(mut request): Body<BulkRequest>,
+) -> Result<Response, ApiError> {
+    if request.action == Action::Reject {
+        return Err(ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, NOT_REJECTED));
     }
+    if request.dry_run {
+        return json(&state.open().await?.overview(&request.filter, 0).await?);
+    }
+    let change = Change { by: request.by.take(), why: request.why.take() };
+    let actor = change.actor(request.action)?;
     // No request waits for what it does.
-    let dead_letters = DeadLetters::connect(&desk.config).await?;
-    let Order { action, filter, rate, by, why, .. } = order;
-    let change = Change { by, why };
-    let author = author(match action {
-        Action::Requeue => change,
-        Action::Discard => change.reasoned()?,
-    });
+    let dead_letters = DeadLetters::connect(&state.config).await?;
     let (sender, progress) = watch::channel(Progress::default());
     let stop = CancellationToken::new();
-    let operation = desk.remember(Operation { progress, stop: stop.clone() })?;
-    info!(operation, ?action, by = author.name, "working through dead letters");
+    let operation = state.remember(Operation { progress, stop: stop.clone() })?;
+    info!(operation, action = ?request.action, by = actor.name, "working through dead letters");
     tokio::spawn(async move {
-        let worked =
-            dead_letters.work_through(action, &filter, rate, &author, &sender, &stop).await;
+        let worked = bulk::work_through(&dead_letters, &request, &actor, &sender, &stop).await;
         if let Err(error) = worked {
-            let error = crate::exit::chain(&error.into());
+            let error = crate::exit::chain(&error);
             warn!(operation, error, "could not go on working through dead letters");
             sender.send_modify(|it| (it.ended, it.last_refusal) = (true, Some(error)));
         }
@@ -237,29 +199,32 @@ async fn start(State(desk): State<Desk>, Json(order): Json<Order>) -> Result<Res
 }
 
 async fn progress(
-    State(desk): State<Desk>,
+    State(state): State<AppState>,
     Path(number): Path<u64>,
-) -> Result<Json<Progress>, Failure> {
-    let operations = desk.operations.lock().unwrap_or_else(PoisonError::into_inner);
+) -> Result<Json<Progress>, ApiError> {
+    let operations = state.operations.lock().unwrap_or_else(PoisonError::into_inner);
     let operation = operations.known.get(&number).ok_or(unknown(number))?;
     Ok(Json(operation.progress.borrow().clone()))
 }
 
-async fn cancel(State(desk): State<Desk>, Path(number): Path<u64>) -> Result<StatusCode, Failure> {
-    let operations = desk.operations.lock().unwrap_or_else(PoisonError::into_inner);
+async fn cancel(
+    State(state): State<AppState>,
+    Path(number): Path<u64>,
+) -> Result<StatusCode, ApiError> {
+    let operations = state.operations.lock().unwrap_or_else(PoisonError::into_inner);
     operations.known.get(&number).ok_or(unknown(number))?.stop.cancel();
     Ok(StatusCode::ACCEPTED)
 }
 
-impl Desk {
-    fn remember(&self, operation: Operation) -> Result<u64, Failure> {
+impl AppState {
+    fn remember(&self, operation: Operation) -> Result<u64, ApiError> {
         let mut operations = self.operations.lock().unwrap_or_else(PoisonError::into_inner);
         if operations.known.len() >= OPERATIONS_MAX {
             let mut known = operations.known.iter();
             let ended = known.find(|(_, it)| it.progress.borrow().ended).map(|it| *it.0);
             let Some(ended) = ended else {
-                let error = format!("{OPERATIONS_MAX} operations are under way");
-                return Err(Failure(StatusCode::CONFLICT, Complaint { error, hint: None }));
+                let detail = format!("{OPERATIONS_MAX} operations are under way");
+                return Err(ApiError::new(StatusCode::CONFLICT, detail));
             };
             operations.known.remove(&ended);
         }

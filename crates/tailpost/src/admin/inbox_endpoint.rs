@@ -14,7 +14,7 @@ use tokio::sync::watch;
 
 use super::metrics::{Metrics, Sink};
 use super::{Admin, Engine};
-pub(crate) use inbox_dead_letters::Desk;
+pub(crate) use inbox_dead_letters::AppState;
 
 /// A gauge: its name, its help, and where its value is found.
 type Figure<T, N> = (&'static str, &'static str, fn(&T) -> N);
@@ -34,17 +34,17 @@ pub(crate) struct Sample {
 pub(crate) struct Inbox {
     consumers: Watched,
     metrics: Metrics,
-    desk: Desk,
+    app_state: AppState,
 }
 
 impl Inbox {
     pub(crate) fn new(
         consumers: Watched,
         samples: watch::Receiver<BTreeMap<String, Sample>>,
-        desk: Desk,
+        app_state: AppState,
     ) -> Self {
         let collector = StatusCollector { consumers: consumers.clone(), samples };
-        Self { consumers, metrics: Metrics::new([], collector), desk }
+        Self { consumers, metrics: Metrics::new([], collector), app_state }
     }
 }
 
@@ -68,7 +68,7 @@ impl Engine for Inbox {
     }
 
     fn api(&self) -> Router<Admin> {
-        inbox_dead_letters::routes(self.desk.clone())
+        inbox_dead_letters::routes(self.app_state.clone())
     }
 
     fn api_paths(&self) -> &'static str {
@@ -227,8 +227,8 @@ mod tests {
         let samples = BTreeMap::from([("mail".to_owned(), sample)]);
         let consumers = [("billing".to_owned(), watch(active)), ("mail".to_owned(), watch(status))];
         let postgres = "postgres://localhost/shop".parse().expect("a URL");
-        let desk = Desk { postgres, table: outbox::Table::default() };
-        Inbox::new(BTreeMap::from(consumers), watch::channel(samples).1, desk)
+        let app_state = AppState { postgres, table: outbox::Table::default() };
+        Inbox::new(BTreeMap::from(consumers), watch::channel(samples).1, app_state)
     }
 
     #[test]

@@ -12,7 +12,7 @@ use relay::{Config, Role, Status};
 use serde::Serialize;
 use tokio::sync::watch;
 
-use super::dead_letters::{self, Desk};
+use super::dead_letters::{self, AppState};
 use super::metrics::Metrics;
 use super::{Admin, Engine};
 use relay_metrics::StatusCollector;
@@ -21,7 +21,7 @@ use relay_metrics::StatusCollector;
 pub(crate) struct Relay {
     watched: Vec<Watched>,
     metrics: Metrics,
-    desk: Desk,
+    app_state: AppState,
     counted: Counted,
 }
 
@@ -62,8 +62,8 @@ impl Relay {
         let counted = Counted::default();
         let dead_letters = Arc::clone(&counted);
         let collector = StatusCollector { watched: watched.clone(), in_flight_limit, dead_letters };
-        let desk = Desk::new(config.clone());
-        Self { watched, metrics: Metrics::new(labels, collector), desk, counted }
+        let app_state = AppState::new(config.clone());
+        Self { watched, metrics: Metrics::new(labels, collector), app_state, counted }
     }
 }
 
@@ -85,13 +85,13 @@ impl Engine for Relay {
 
     fn look(&self) -> BoxFuture<'_, ()> {
         Box::pin(async {
-            let count = self.desk.count().await;
+            let count = self.app_state.count().await;
             *self.counted.lock().unwrap_or_else(PoisonError::into_inner) = count;
         })
     }
 
     fn api(&self) -> Router<Admin> {
-        let routes = dead_letters::routes().with_state(self.desk.clone());
+        let routes = dead_letters::routes().with_state(self.app_state.clone());
         Router::new().nest("/api/v1/outbox", routes)
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::builder::UnknownArgumentValueParser;
 use clap::error::ErrorKind;
 use clap::{ArgAction, Args, Subcommand};
-use outbox::dead_letters::{Aggregate, Filter};
+use outbox::dead_letters::{Action, Aggregate, Filter, Reason};
 use uuid::Uuid;
 
 /// What there is about the outbox.
@@ -165,7 +165,7 @@ pub(crate) struct WorkArgs {
     pub(crate) by: Option<String>,
     /// What for, for the audit; needed to discard and to reject
     #[arg(long, value_name = "TEXT")]
-    pub(crate) why: Option<String>,
+    pub(crate) why: Option<Reason>,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -205,7 +205,7 @@ impl DlqCommand {
     pub(super) fn check(&self) -> Result<(), Misuse> {
         match self {
             Self::List(_) | Self::Show(_) => Ok(()),
-            Self::Discard(of) => of.args.check("discard", true),
+            Self::Discard(of) => of.args.check(Action::Discard),
             Self::Requeue(of) => {
                 let RequeueArgs { work, payload_file, wait } = &of.args;
                 if work.ids.len() > 1 && (payload_file.is_some() || wait.is_some()) {
@@ -213,7 +213,7 @@ impl DlqCommand {
                     return Err((ErrorKind::ArgumentConflict, problem.into()));
                 }
                 let whole = work.filter.aggregate.is_some() && work.filter.is_only_an_aggregate();
-                if whole && work.ids.is_empty() { Ok(()) } else { work.check("requeue", false) }
+                if whole && work.ids.is_empty() { Ok(()) } else { work.check(Action::Requeue) }
             }
         }
     }
@@ -223,22 +223,20 @@ impl InboxDlqCommand {
     pub(super) fn check(&self) -> Result<(), Misuse> {
         match self {
             Self::List(_) | Self::Show(_) | Self::Export(_) => Ok(()),
-            Self::Requeue(of) => of.args.check("requeue", false),
-            Self::Reject(of) => of.args.check("reject", true),
-            Self::Discard(of) => of.args.check("discard", true),
+            Self::Requeue(of) => of.args.check(Action::Requeue),
+            Self::Reject(of) => of.args.check(Action::Reject),
+            Self::Discard(of) => of.args.check(Action::Discard),
         }
     }
 }
 
 impl WorkArgs {
     /// What clap cannot say as clearly.
-    fn check(&self, verb: &str, needs_why: bool) -> Result<(), Misuse> {
+    fn check(&self, action: Action) -> Result<(), Misuse> {
+        let verb = action.name();
         let Self { ids, all_matching, filter, why, .. } = self;
         let filtered = filter.aggregate.is_some() || !filter.is_only_an_aggregate();
-        if why.as_ref().is_some_and(|it| it.trim().is_empty()) {
-            return Err((ErrorKind::InvalidValue, "--why is empty".into()));
-        }
-        if needs_why && why.is_none() {
+        if action.is_final() && why.is_none() {
             let not_that = match filter.reason {
                 Some(_) => "; --reason only chooses dead letters by why they are dead",
                 None => "",

@@ -2,6 +2,7 @@
 
 use clap::builder::UnknownArgumentValueParser;
 use clap::{Args, Subcommand};
+use outbox::dead_letters::Reason;
 use uuid::Uuid;
 
 use super::dlq_args::InboxDlqCommand;
@@ -68,7 +69,7 @@ pub(crate) struct MarkProcessedArgs {
     pub(crate) event_id: Uuid,
     /// What for, for the audit
     #[arg(long, value_name = "TEXT")]
-    pub(crate) why: String,
+    pub(crate) why: Reason,
     /// Who does it, for the audit; you, unless told otherwise
     #[arg(long, value_name = "NAME")]
     pub(crate) by: Option<String>,

@@ -4,14 +4,60 @@
 use std::io::{BufRead, IsTerminal, Write};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use outbox::dead_letters::{Filter, Overview, Progress};
+use outbox::dead_letters::{Action, Actor, BulkRequest, Filter, Overview, Progress, Reason};
 use serde::Serialize;
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
-use super::dlq::text;
-use crate::cli::dlq_args::WorkArgs;
+use super::dlq::text::{self, Shown};
+use crate::cli::dlq_args::{ListArgs, WorkArgs};
 use crate::errors::DlqError;
-use crate::output;
+use crate::{output, shutdown};
+
+/// Dead letters that can be looked at and worked through.
+pub(super) trait Queue {
+    type Letter: Serialize + Shown;
+
+    async fn overview(&self, filter: &Filter, limit: u32)
+    -> anyhow::Result<Overview<Self::Letter>>;
+    async fn work_through(
+        &self,
+        request: BulkRequest,
+        actor: &Actor,
+        progress: &watch::Sender<Progress>,
+        stop: &CancellationToken,
+    ) -> anyhow::Result<()>;
+}
+
+/// Shows how many there are, why, and the newest.
+pub(super) async fn list<Q: Queue>(queue: &Q, args: &ListArgs) -> anyhow::Result<()> {
+    let overview = queue.overview(&args.filter.filter(), args.limit).await?;
+    if args.json { output::json(&overview) } else { output::text(&text::list(&overview)) }
+}
+
+/// Shows the plan, asks, works, and tells.
+pub(super) async fn many<Q: Queue>(
+    queue: &Q,
+    action: Action,
+    args: &WorkArgs,
+) -> anyhow::Result<()> {
+    if !plan(queue, action, args).await? {
+        return Ok(());
+    }
+    let (sender, watcher) = watch::channel(Progress::default());
+    let stop = shutdown::on_signal()?;
+    let bar = tokio::spawn(draw(watcher));
+    let (filter, rate) = (args.filter.filter(), args.rate);
+    let request = BulkRequest { action, filter, dry_run: false, rate, by: None, why: None };
+    let worked = queue.work_through(request, &args.actor(), &sender, &stop).await;
+    let progress = sender.borrow().clone();
+    drop(sender);
+    bar.await?;
+    worked?;
+    let Progress { total, done, cancelled, .. } = progress;
+    let how = if cancelled { ", cancelled" } else { "" };
+    tell(args, action, &progress, &format!("{} {done} of {total}{how}", past(action)))
+}
 
 /// How many dead letters a plan shows.
 pub(super) const FIRST: u32 = 5;
@@ -38,27 +84,25 @@ struct Outcome<'a> {
 }
 
 /// Shows what an action on many is about, and asks. Whether to go on.
-pub(super) fn plan<L: Serialize>(
+pub(super) async fn plan<Q: Queue>(
+    queue: &Q,
+    action: Action,
     args: &WorkArgs,
-    verb: &str,
-    overview: &Overview<L>,
-    line: impl Fn(&L) -> String,
 ) -> anyhow::Result<bool> {
     let filter = args.filter.filter();
-    let told = || text::plan(verb, &filter, overview, line);
-    if args.dry_run {
-        if args.json {
-            output::json(&Plan { action: verb, dry_run: true, filter: &filter, overview })?;
-        } else {
-            output::text(&told())?;
+    let overview = queue.overview(&filter, FIRST).await?;
+    let (filter, overview, action) = (&filter, &overview, action.name());
+    if args.dry_run && args.json {
+        output::json(&Plan { action, dry_run: true, filter, overview })?;
+    } else if args.dry_run {
+        output::text(&text::plan(action, filter, overview))?;
+    } else {
+        output::note(&text::plan(action, filter, overview));
+        if !args.yes && overview.total > 0 {
+            confirm(&format!("{action} {}?", overview.total))?;
         }
-        return Ok(false);
     }
-    output::note(&told());
-    if !args.yes && overview.total > 0 {
-        confirm(&format!("{verb} {}?", overview.total))?;
-    }
-    Ok(true)
+    Ok(!args.dry_run)
 }
 
 /// Asks, where somebody can be asked.
@@ -93,14 +137,15 @@ pub(super) async fn draw(mut progress: watch::Receiver<Progress>) {
 /// Tells the result of an action, and fails if some were skipped.
 pub(super) fn tell(
     args: &WorkArgs,
-    verb: &str,
+    action: Action,
     progress: &Progress,
     said: &str,
 ) -> anyhow::Result<()> {
     let Progress { total, done, skipped, cancelled, ref last_refusal, .. } = *progress;
     let last_refusal = last_refusal.as_deref();
     if args.json {
-        output::json(&Outcome { action: verb, total, done, skipped, last_refusal, cancelled })?;
+        let action = action.name();
+        output::json(&Outcome { action, total, done, skipped, last_refusal, cancelled })?;
     } else {
         output::text(said)?;
     }
@@ -113,25 +158,34 @@ pub(super) fn tell(
     }
 }
 
-/// As [`tell`], of many.
-pub(super) fn tell_many(args: &WorkArgs, verb: &str, progress: &Progress) -> anyhow::Result<()> {
-    let Progress { total, done, cancelled, .. } = progress;
-    let how = if *cancelled { ", cancelled" } else { "" };
-    tell(args, verb, progress, &format!("{} {done} of {total}{how}", past(verb)))
-}
-
 /// As [`tell`], of those that were named and are all done.
-pub(super) fn all_done(args: &WorkArgs, verb: &str, count: u64, said: &str) -> anyhow::Result<()> {
+pub(super) fn all_done(
+    args: &WorkArgs,
+    action: Action,
+    count: u64,
+    said: &str,
+) -> anyhow::Result<()> {
     let progress = Progress { total: count, done: count, ended: true, ..Progress::default() };
-    tell(args, verb, &progress, said)
+    tell(args, action, &progress, said)
 }
 
-pub(super) fn past(verb: &str) -> String {
-    if verb.ends_with('e') { format!("{verb}d") } else { format!("{verb}ed") }
+fn past(action: Action) -> &'static str {
+    match action {
+        Action::Requeue => "requeued",
+        Action::Reject => "rejected",
+        Action::Discard => "discarded",
+    }
 }
 
 /// Who decides: whoever is named, or who is at the terminal.
-pub(super) fn decider(by: Option<&String>) -> String {
+pub(super) fn actor(by: Option<&String>, why: Option<&Reason>) -> Actor {
     let name = by.cloned().or_else(|| whoami::username().ok());
-    name.filter(|it| !it.trim().is_empty()).unwrap_or_else(|| "unnamed".into())
+    let name = name.filter(|it| !it.trim().is_empty()).unwrap_or_else(|| "unnamed".into());
+    Actor { name, via: "cli".into(), why: why.cloned() }
+}
+
+impl WorkArgs {
+    pub(super) fn actor(&self) -> Actor {
+        actor(self.by.as_ref(), self.why.as_ref())
+    }
 }

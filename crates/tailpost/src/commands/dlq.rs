@@ -7,16 +7,17 @@ pub(super) mod text;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use relay::dead_letters::{Action, Author, Progress, Story};
-use tokio::sync::watch;
+use outbox::dead_letters::Action;
+use relay::dead_letters::DeadLetterDetail;
+use serde::Serialize;
 use uuid::Uuid;
 
-use self::backend::{Backend, Work};
+use self::backend::Backend;
 use super::decide;
 use crate::cli::dlq_args::{DlqCommand, ListArgs, OfOutbox, RequeueArgs, ShowArgs, WorkArgs};
 use crate::config::Settings;
 use crate::errors::DlqError;
-use crate::{output, shutdown};
+use crate::output;
 
 /// How often a requeued event is looked at.
 const POLL: Duration = Duration::from_millis(200);
@@ -35,12 +36,7 @@ async fn list(
     settings: &Settings,
 ) -> anyhow::Result<()> {
     let backend = Backend::open(settings, *direct).await?;
-    let overview = backend.overview(&args.filter.filter(), args.limit).await?;
-    if args.json {
-        output::json(&overview)
-    } else {
-        output::text(&text::list("outbox", &overview, text::letter))
-    }
+    decide::list(&backend, args).await
 }
 
 async fn show(
@@ -48,8 +44,7 @@ async fn show(
     settings: &Settings,
 ) -> anyhow::Result<()> {
     let backend = Backend::open(settings, *direct).await?;
-    let story = backend.story(args.id, args.payload).await?;
-    if args.json { output::json(&story) } else { output::text(&text::story(args.id, &story)) }
+    show_one(&backend.detail(args.id, args.payload).await?, args.json)
 }
 
 async fn requeue(
@@ -58,12 +53,11 @@ async fn requeue(
 ) -> anyhow::Result<()> {
     let RequeueArgs { work, payload_file, wait: patience } = args;
     let backend = Backend::open(settings, *direct).await?;
-    let author = author(work);
     if work.ids.is_empty() {
-        return requeue_many(&backend, work, &author).await;
+        return requeue_many(&backend, work).await;
     }
     if work.dry_run {
-        return tell_stories(&backend, work).await;
+        return show_each(&backend, work).await;
     }
     let payload = match payload_file {
         Some(path) => Some(
@@ -74,30 +68,30 @@ async fn requeue(
         None => None,
     };
     for id in &work.ids {
-        backend.requeue(*id, payload.clone(), &author).await?;
+        backend.requeue(*id, payload.clone(), &work.actor()).await?;
     }
     if let (Some(patience), [id]) = (patience, &work.ids[..]) {
-        let story = wait(&backend, *id, *patience).await?;
+        let detail = wait(&backend, *id, *patience).await?;
         return if work.json {
-            output::json(&story)
+            output::json(&detail)
         } else {
-            output::text(&text::published(*id, &story))
+            output::text(&text::published(&detail))
         };
     }
-    decide::all_done(work, "requeue", work.ids.len() as u64, &listed("requeued", &work.ids))
+    decide::all_done(work, Action::Requeue, work.ids.len() as u64, &listed("requeued", &work.ids))
 }
 
-async fn requeue_many(backend: &Backend, work: &WorkArgs, author: &Author) -> anyhow::Result<()> {
+async fn requeue_many(backend: &Backend, work: &WorkArgs) -> anyhow::Result<()> {
     match &work.filter.aggregate {
         Some(aggregate) if !work.all_matching => {
-            if !plan(backend, work, "requeue").await? {
+            if !decide::plan(backend, Action::Requeue, work).await? {
                 return Ok(());
             }
-            let requeued = backend.requeue_aggregate(aggregate, author).await?;
+            let requeued = backend.requeue_aggregate(aggregate, &work.actor()).await?;
             let said = format!("requeued {requeued} of {aggregate}, in order");
-            decide::all_done(work, "requeue", requeued, &said)
+            decide::all_done(work, Action::Requeue, requeued, &said)
         }
-        _ => many(backend, Action::Requeue, work, author).await,
+        _ => decide::many(backend, Action::Requeue, work).await,
     }
 }
 
@@ -106,26 +100,25 @@ async fn discard(
     settings: &Settings,
 ) -> anyhow::Result<()> {
     let backend = Backend::open(settings, *direct).await?;
-    let author = author(work);
     if work.ids.is_empty() {
-        return many(&backend, Action::Discard, work, &author).await;
+        return decide::many(&backend, Action::Discard, work).await;
     }
     if work.dry_run {
-        return tell_stories(&backend, work).await;
+        return show_each(&backend, work).await;
     }
     for id in &work.ids {
-        let story = backend.story(*id, false).await?;
+        let detail = backend.detail(*id, false).await?;
         if !work.yes {
-            output::note(&text::story(*id, &story));
+            output::note(&text::detail(&detail));
         }
     }
     if !work.yes {
         decide::confirm("discard for good?")?;
     }
     for id in &work.ids {
-        backend.discard(*id, &author).await?;
+        backend.discard(*id, &work.actor()).await?;
     }
-    decide::all_done(work, "discard", work.ids.len() as u64, &listed("discarded", &work.ids))
+    decide::all_done(work, Action::Discard, work.ids.len() as u64, &listed("discarded", &work.ids))
 }
 
 fn listed(done: &str, ids: &[Uuid]) -> String {
@@ -133,56 +126,26 @@ fn listed(done: &str, ids: &[Uuid]) -> String {
 }
 
 /// A dry run of what is done to events that are named.
-async fn tell_stories(backend: &Backend, work: &WorkArgs) -> anyhow::Result<()> {
+async fn show_each(backend: &Backend, work: &WorkArgs) -> anyhow::Result<()> {
     for id in &work.ids {
-        let story = backend.story(*id, false).await?;
-        if work.json {
-            output::json(&story)?;
-        } else {
-            output::text(&text::story(*id, &story))?;
-        }
+        show_one(&backend.detail(*id, false).await?, work.json)?;
     }
     Ok(())
 }
 
-/// Shows the plan, asks, works, and tells.
-async fn many(
-    backend: &Backend,
-    action: Action,
-    args: &WorkArgs,
-    author: &Author,
+pub(super) fn show_one<L: Serialize + text::Shown>(
+    detail: &outbox::dead_letters::DeadLetterDetail<L>,
+    json: bool,
 ) -> anyhow::Result<()> {
-    let verb = match action {
-        Action::Requeue => "requeue",
-        Action::Discard => "discard",
-    };
-    if !plan(backend, args, verb).await? {
-        return Ok(());
-    }
-    let (sender, watcher) = watch::channel(Progress::default());
-    let stop = shutdown::on_signal()?;
-    let bar = tokio::spawn(decide::draw(watcher));
-    let work = Work { action, filter: args.filter.filter(), rate: args.rate };
-    let worked = backend.work_through(work, author, &sender, &stop).await;
-    let progress = sender.borrow().clone();
-    drop(sender);
-    bar.await?;
-    worked?;
-    decide::tell_many(args, verb, &progress)
+    if json { output::json(detail) } else { output::text(&text::detail(detail)) }
 }
 
-/// Says whether to go on.
-async fn plan(backend: &Backend, args: &WorkArgs, verb: &str) -> anyhow::Result<bool> {
-    let overview = backend.overview(&args.filter.filter(), decide::FIRST).await?;
-    decide::plan(args, verb, &overview, text::letter)
-}
-
-async fn wait(backend: &Backend, id: Uuid, patience: Duration) -> anyhow::Result<Story> {
+async fn wait(backend: &Backend, id: Uuid, patience: Duration) -> anyhow::Result<DeadLetterDetail> {
     let started = Instant::now();
     loop {
-        let story = backend.story(id, false).await?;
-        match (story.state.as_str(), &story.dead_letter) {
-            ("published", _) => return Ok(story),
+        let detail = backend.detail(id, false).await?;
+        match (detail.state.as_str(), &detail.dead_letter) {
+            ("published", _) => return Ok(detail),
             ("dead", Some(dead)) => {
                 return Err(DlqError::DeadAgain { id, reason: dead.reason.clone() }.into());
             }
@@ -193,9 +156,4 @@ async fn wait(backend: &Backend, id: Uuid, patience: Duration) -> anyhow::Result
         }
         tokio::time::sleep(POLL).await;
     }
-}
-
-fn author(args: &WorkArgs) -> Author {
-    let name = decide::decider(args.by.as_ref());
-    Author { name, via: "cli".into(), why: args.why.clone() }
 }

@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::dlq::client::Client;
 use crate::cli::StatusArgs;
 use crate::config::Settings;
-use crate::errors::ApiError;
+use crate::errors::ClientError;
 use crate::{exit, output};
 use inbox_status::ConsumerReport;
 
@@ -90,7 +90,7 @@ async fn ask(settings: &Settings) -> Result<Option<Value>, String> {
     let told = tokio::time::timeout(RELAY_TIMEOUT, client.get::<Value>("status")).await;
     match told {
         Ok(Ok(told)) => Ok(Some(told)),
-        Ok(Err(error)) if matches!(error.downcast_ref(), Some(ApiError::Unreachable { .. })) => {
+        Ok(Err(error)) if matches!(error.downcast_ref(), Some(ClientError::Unreachable { .. })) => {
             Err(format!("none answers at {address} (admin.listen)"))
         }
         Ok(Err(error)) => {

@@ -73,6 +73,14 @@ pub(crate) fn page_letters(messages: &str, letters: &str) -> String {
     )
 }
 
+/// What was decided about the events `$1`, in order.
+pub(crate) fn list_decisions(decisions: &str) -> String {
+    format!(
+        "SELECT message_id, consumer, decided_at, decision, decided_by, reason AS why, failure
+         FROM {decisions} WHERE message_id = ANY($1) ORDER BY id"
+    )
+}
+
 /// What is unfinished, by consumer.
 pub(crate) fn list_backlogs(messages: &str, letters: &str) -> String {
     format!(

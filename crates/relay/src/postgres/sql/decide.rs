@@ -11,7 +11,7 @@ use outbox::dead_letters::FINGERPRINT;
 use super::{Store, mark};
 use crate::error::Error;
 use crate::operate::dead_letters::{
-    Aggregate, Author, DeadLetter, Deed, Filter, GROUPED_MAX, Group,
+    Actor, Aggregate, AuditEntry, DeadLetter, Filter, GROUPED_MAX, Group,
 };
 use crate::shards::{Shard, Shards};
 
@@ -129,7 +129,7 @@ impl Store {
         until: Timestamp,
         after: (i64, Uuid),
         limit: u32,
-    ) -> Result<Vec<((i64, Uuid), Uuid)>, Error> {
+    ) -> Result<Vec<(i64, Uuid)>, Error> {
         let sql = format!(
             "SELECT coalesce(seq, 0), id FROM {} WHERE {MATCHES} AND dead_at <= $6
                  AND (coalesce(seq, 0), id) > ($7, $8)
@@ -140,7 +140,7 @@ impl Store {
         let parameters = Parameters::of(filter);
         let rows = self.client().query(&sql, &parameters.with(&[&until, &seq, &id, &limit])).await;
         let rows = rows.map_err(Error::sql("find dead letters"))?;
-        Ok(rows.iter().map(|row| ((row.get(0), row.get(1)), row.get(1))).collect())
+        Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
     }
 
     pub(crate) async fn server_time(&self) -> Result<Timestamp, Error> {
@@ -154,13 +154,16 @@ impl Store {
         Ok(row.map_err(Error::sql("read a dead letter"))?.as_ref().map(dead_letter))
     }
 
-    /// Payload and headers, as JSON texts.
-    pub(crate) async fn shown_payload(
+    /// Headers and payload.
+    pub(crate) async fn carried(
         &self,
         id: Uuid,
-    ) -> Result<Option<(String, Option<String>)>, Error> {
-        let payload = kept_text(self.dead_payload_type().await?);
-        let sql = format!("SELECT {payload}, headers::text FROM {} WHERE id = $1", self.dead());
+    ) -> Result<Option<(Option<serde_json::Value>, Vec<u8>)>, Error> {
+        let payload = match mark::type_name(self.dead_payload_type().await?) {
+            "bytea" => "payload",
+            _ => "convert_to(payload::text, 'UTF8')",
+        };
+        let sql = format!("SELECT headers::jsonb, {payload} FROM {} WHERE id = $1", self.dead());
         let row = self.client().query_opt(&sql, &[&id]).await;
         let row = row.map_err(Error::sql("read a dead letter"))?;
         Ok(row.map(|row| (row.get(0), row.get(1))))
@@ -181,14 +184,14 @@ impl Store {
         Ok(row.map(|row| (row.get(0), row.get(1), row.get(2))))
     }
 
-    pub(crate) async fn deeds(&self, id: Uuid) -> Result<Vec<Deed>, Error> {
+    pub(crate) async fn audit_entries(&self, id: Uuid) -> Result<Vec<AuditEntry>, Error> {
         let sql = format!(
             "SELECT at, action, actor, via, why, reason, old_payload IS NOT NULL FROM {}
              WHERE event_id = $1 ORDER BY id",
             self.audit()
         );
         let rows = self.client().query(&sql, &[&id]).await;
-        let deed = |row: &Row| Deed {
+        let entry = |row: &Row| AuditEntry {
             at: row.get(0),
             action: row.get(1),
             actor: row.get(2),
@@ -197,7 +200,7 @@ impl Store {
             reason: row.get(5),
             payload_replaced: row.get(6),
         };
-        Ok(rows.map_err(Error::sql("read what was done"))?.iter().map(deed).collect())
+        Ok(rows.map_err(Error::sql("read what was done"))?.iter().map(entry).collect())
     }
 
     /// Moves a dead letter back into the outbox, where the scanner finds it. Says whether it was
@@ -206,7 +209,7 @@ impl Store {
         &self,
         id: Uuid,
         payload: Option<&str>,
-        author: &Author,
+        actor: &Actor,
     ) -> Result<bool, Error> {
         let (dead, put_back) = (self.dead(), self.put_back().await?);
         let type_oid = self.dead_payload_type().await?;
@@ -229,8 +232,8 @@ impl Store {
                 &format!("CASE WHEN $2::text IS NOT NULL THEN {} END", kept_text(type_oid))
             ),
         );
-        let Author { name, via, why } = author;
-        let row = self.client().query_one(&sql, &[&id, &payload, name, via, why]).await;
+        let (Actor { name, via, .. }, why) = (actor, actor.why());
+        let row = self.client().query_one(&sql, &[&id, &payload, name, via, &why]).await;
         Ok(row.map_err(requeue_error)?.get::<_, i64>(0) > 0)
     }
 
@@ -238,7 +241,7 @@ impl Store {
     pub(crate) async fn requeue_aggregate(
         &self,
         aggregate: &Aggregate,
-        author: &Author,
+        actor: &Actor,
     ) -> Result<u64, Error> {
         let sql = format!(
             "WITH back AS (
@@ -253,14 +256,14 @@ impl Store {
             put_back = self.put_back().await?,
             noted = self.note("requeue", "NULL"),
         );
-        let Author { name, via, why } = author;
+        let (Actor { name, via, .. }, why) = (actor, actor.why());
         let (kind, id) = (&aggregate.kind, &aggregate.id);
-        let row = self.client().query_one(&sql, &[kind, id, name, via, why]).await;
+        let row = self.client().query_one(&sql, &[kind, id, name, via, &why]).await;
         Ok(row.map_err(requeue_error)?.get::<_, i64>(0).cast_unsigned())
     }
 
     /// Takes a dead letter off the list; its row stays until it is purged. Says whether it was there.
-    pub(crate) async fn discard(&self, id: Uuid, author: &Author) -> Result<bool, Error> {
+    pub(crate) async fn discard(&self, id: Uuid, actor: &Actor) -> Result<bool, Error> {
         let sql = format!(
             "WITH old AS (
                  UPDATE {dead} SET discarded_at = clock_timestamp()
@@ -271,8 +274,8 @@ impl Store {
             dead = self.dead(),
             noted = self.note("discard", "NULL"),
         );
-        let Author { name, via, why } = author;
-        let row = self.client().query_one(&sql, &[&id, &None::<&str>, name, via, why]).await;
+        let (Actor { name, via, .. }, why) = (actor, actor.why());
+        let row = self.client().query_one(&sql, &[&id, &None::<&str>, name, via, &why]).await;
         Ok(row.map_err(Error::sql("discard a dead letter"))?.get::<_, i64>(0) > 0)
     }
 

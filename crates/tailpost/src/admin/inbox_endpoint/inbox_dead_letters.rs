@@ -2,151 +2,113 @@
 //!
 //! Changes need a JSON body, which a page of another origin cannot send without asking first.
 
-use axum::extract::{Path, Query, State};
+use axum::Router;
+use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use axum::routing::{get, post};
-use axum::{Json, Router};
-use inbox::{Connection, DeadLetters, Decision, Grounds, Selection};
+use inbox::{Connection, DeadLetters};
 use outbox::Table;
+use outbox::dead_letters::Action;
 use relay::PostgresTarget;
-use serde::Deserialize;
 use tracing::info;
 use uuid::Uuid;
 
-use crate::admin::api::{self, Change, Failure, LIMIT, LIMIT_MAX, json};
-use crate::letter::Letter;
-use crate::refusal::Refusal;
+use crate::admin::api::{
+    self, ApiError, Asked, Body, Change, LIMIT_MAX, ListQuery, ShowQuery, json,
+};
+use crate::refusal::{self, Refusal};
 
 /// Whose dead letters these are. Each request has a connection of its own.
 #[derive(Clone)]
-pub(crate) struct Desk {
+pub(crate) struct AppState {
     pub(crate) postgres: PostgresTarget,
     pub(crate) table: Table,
 }
 
-impl Desk {
-    async fn open(&self) -> anyhow::Result<DeadLetters> {
+impl AppState {
+    async fn open(&self, consumer: Option<String>) -> anyhow::Result<DeadLetters> {
         let (client, task) = self.postgres.connect("tailpost inbox api").await?;
         client.batch_execute(&api::bounded()).await?;
-        Ok(DeadLetters::new(Connection::with_guard(client, task), &self.table))
+        let connection = Connection::with_guard(client, task);
+        Ok(DeadLetters::new(connection, &self.table).of_consumer(consumer))
     }
 }
 
-pub(super) fn routes<S: Clone + Send + Sync + 'static>(desk: Desk) -> Router<S> {
+pub(super) fn routes<S: Clone + Send + Sync + 'static>(state: AppState) -> Router<S> {
     Router::new()
         .route("/api/v1/inbox/dead-letter", get(list))
         .route("/api/v1/inbox/dead-letter/{id}", get(show).delete(discard))
         .route("/api/v1/inbox/dead-letter/{id}/requeue", post(requeue))
         .route("/api/v1/inbox/dead-letter/{id}/reject", post(reject))
-        .with_state(desk)
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ListQuery {
-    consumer: Option<String>,
-    aggregate: Option<String>,
-    #[serde(rename = "type")]
-    event_type: Option<String>,
-    reason: Option<String>,
-    since: Option<String>,
-    limit: Option<u32>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ShowQuery {
-    consumer: Option<String>,
-    #[serde(default)]
-    payload: bool,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ChangeQuery {
-    consumer: Option<String>,
-}
-
-fn named(consumer: Option<String>, id: Uuid) -> Selection {
-    Selection { consumer, events: Some(vec![id]), ..Selection::default() }
+        .with_state(state)
 }
 
 async fn list(
-    State(desk): State<Desk>,
-    Query(query): Query<ListQuery>,
-) -> Result<Response, Failure> {
-    let ListQuery { consumer, aggregate, event_type, reason, since, limit } = query;
-    let filter = api::filter(aggregate, event_type, reason, since)?;
-    let of = Selection { consumer, filter, ..Selection::default() };
-    let limit = limit.unwrap_or(LIMIT).min(LIMIT_MAX);
-    json(&desk.open().await?.overview(&of, limit).await?)
+    State(state): State<AppState>,
+    Asked(mut query): Asked<ListQuery>,
+) -> Result<Response, ApiError> {
+    let consumer = query.consumer.take();
+    let (filter, limit) = query.read()?;
+    json(&state.open(consumer).await?.overview(&filter.into(), limit).await?)
 }
 
 async fn show(
-    State(desk): State<Desk>,
+    State(state): State<AppState>,
     Path(id): Path<Uuid>,
-    Query(ShowQuery { consumer, payload }): Query<ShowQuery>,
-) -> Result<Response, Failure> {
-    let of = named(consumer, id);
-    let found = desk.open().await?.originals(&of, LIMIT_MAX).await?;
-    match &found[..] {
-        [] => Err(Refusal::no_dead_letter(id).into()),
-        [one] => json(&Letter::of(one, payload)),
-        several => {
-            let consumers: Vec<_> = several.iter().map(|it| it.letter.consumer.clone()).collect();
-            Err(Refusal::several_consumers(&consumers).into())
-        }
-    }
+    Asked(query): Asked<ShowQuery>,
+) -> Result<Response, ApiError> {
+    let letters = state.open(query.consumer).await?;
+    json(&refusal::only(id, letters.details(&[id][..].into(), query.payload, LIMIT_MAX).await?)?)
 }
 
 async fn requeue(
-    State(desk): State<Desk>,
+    State(state): State<AppState>,
     Path(id): Path<Uuid>,
-    Query(of): Query<ChangeQuery>,
-    Json(change): Json<Change>,
-) -> Result<StatusCode, Failure> {
-    decide(&desk, Decision::Requeue, id, of, change).await
+    Asked(of): Asked<ShowQuery>,
+    Body(change): Body<Change>,
+) -> Result<StatusCode, ApiError> {
+    decide(&state, Action::Requeue, id, of, change).await
 }
 
 async fn reject(
-    State(desk): State<Desk>,
+    State(state): State<AppState>,
     Path(id): Path<Uuid>,
-    Query(of): Query<ChangeQuery>,
-    Json(change): Json<Change>,
-) -> Result<StatusCode, Failure> {
-    decide(&desk, Decision::Reject, id, of, change.reasoned()?).await
+    Asked(of): Asked<ShowQuery>,
+    Body(change): Body<Change>,
+) -> Result<StatusCode, ApiError> {
+    decide(&state, Action::Reject, id, of, change).await
 }
 
 async fn discard(
-    State(desk): State<Desk>,
+    State(state): State<AppState>,
     Path(id): Path<Uuid>,
-    Query(of): Query<ChangeQuery>,
-    Json(change): Json<Change>,
-) -> Result<StatusCode, Failure> {
-    decide(&desk, Decision::Discard, id, of, change.reasoned()?).await
+    Asked(of): Asked<ShowQuery>,
+    Body(change): Body<Change>,
+) -> Result<StatusCode, ApiError> {
+    decide(&state, Action::Discard, id, of, change).await
 }
 
 /// Of all consumers that have it, or of the one that is named.
 async fn decide(
-    desk: &Desk,
-    decision: Decision,
+    state: &AppState,
+    action: Action,
     id: Uuid,
-    ChangeQuery { consumer }: ChangeQuery,
+    ShowQuery { consumer, .. }: ShowQuery,
     change: Change,
-) -> Result<StatusCode, Failure> {
-    let of = named(consumer, id);
-    let grounds = Grounds { by: change.decider(), why: change.why };
-    let letters = desk.open().await?;
-    let done = letters.decide(decision, &of, &grounds).await?;
+) -> Result<StatusCode, ApiError> {
+    let actor = change.actor(action)?;
+    let letters = state.open(consumer).await?;
+    let of = [id][..].into();
+    let done = letters.decide(action, &of, &actor).await?;
     if done.is_empty() {
         return Err(match &letters.list(&of, 1).await?[..] {
             [] => Refusal::no_dead_letter(id).into(),
-            _ => Refusal::not_dead(decision.name()).into(),
+            _ => Refusal::not_dead(action.name()).into(),
         });
     }
     for (consumer, event_id) in done {
-        info!(consumer, %event_id, decision = decision.name(), by = grounds.by, "decided over HTTP");
+        info!(consumer, %event_id, decision = action.name(), by = actor.name, "decided over HTTP");
     }
     Ok(StatusCode::NO_CONTENT)
 }

@@ -2,18 +2,19 @@
 
 use std::time::Duration;
 
+use outbox::dead_letters::{Actor, Aggregate, BulkRequest, Filter, Overview, Progress};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use relay::Config;
-use relay::dead_letters::{
-    Action, Aggregate, Author, DeadLetters, Filter, Overview, Progress, Story,
-};
+use relay::dead_letters::{DeadLetter, DeadLetterDetail, DeadLetters};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::client::Client;
 use crate::admin::api::Change;
-use crate::admin::dead_letters::{Order, Requeue, Started};
+use crate::admin::dead_letters::{Requeue, Started};
+use crate::bulk;
+use crate::commands::decide::Queue;
 use crate::config::Settings;
 
 /// How often a running operation is asked how far it is.
@@ -26,13 +27,6 @@ pub(super) enum Backend {
     Direct(Box<DeadLetters>),
 }
 
-/// Something done to many.
-pub(super) struct Work {
-    pub(super) action: Action,
-    pub(super) filter: Filter,
-    pub(super) rate: Option<u32>,
-}
-
 impl Backend {
     pub(super) async fn open(settings: &Settings, direct: bool) -> anyhow::Result<Self> {
         if direct {
@@ -42,17 +36,10 @@ impl Backend {
         Ok(Self::Http(Client::new(&settings.admin)?))
     }
 
-    pub(super) async fn overview(&self, filter: &Filter, limit: u32) -> anyhow::Result<Overview> {
-        match self {
-            Self::Http(client) => client.get(&format!("{BASE}?{}", query(filter, limit))).await,
-            Self::Direct(dead_letters) => Ok(dead_letters.overview(filter, limit).await?),
-        }
-    }
-
-    pub(super) async fn story(&self, id: Uuid, payload: bool) -> anyhow::Result<Story> {
+    pub(super) async fn detail(&self, id: Uuid, payload: bool) -> anyhow::Result<DeadLetterDetail> {
         match self {
             Self::Http(client) => client.get(&format!("{BASE}/{id}?payload={payload}")).await,
-            Self::Direct(dead_letters) => Ok(dead_letters.story(id, payload).await?),
+            Self::Direct(dead_letters) => Ok(dead_letters.detail(id, payload).await?),
         }
     }
 
@@ -60,78 +47,85 @@ impl Backend {
         &self,
         id: Uuid,
         payload: Option<String>,
-        author: &Author,
+        actor: &Actor,
     ) -> anyhow::Result<()> {
         match self {
             Self::Http(client) => {
-                let (by, why) = (Some(author.name.clone()), author.why.clone());
+                let Change { by, why } = change(actor);
                 let requeue = Requeue { by, why, payload };
                 client.post(&format!("{BASE}/{id}/requeue"), &requeue).await
             }
-            Self::Direct(it) => Ok(it.requeue(id, payload.as_deref(), author).await?),
+            Self::Direct(it) => Ok(it.requeue(id, payload.as_deref(), actor).await?),
         }
     }
 
     pub(super) async fn requeue_aggregate(
         &self,
         aggregate: &Aggregate,
-        author: &Author,
+        actor: &Actor,
     ) -> anyhow::Result<u64> {
         match self {
             Self::Http(client) => {
                 let path = format!("outbox/aggregates/{}/requeue", escape(&aggregate.to_string()));
-                client.post(&path, &change(author)).await
+                client.post(&path, &change(actor)).await
             }
-            Self::Direct(it) => Ok(it.requeue_aggregate(aggregate, author).await?),
+            Self::Direct(it) => Ok(it.requeue_aggregate(aggregate, actor).await?),
         }
     }
 
-    pub(super) async fn discard(&self, id: Uuid, author: &Author) -> anyhow::Result<()> {
+    pub(super) async fn discard(&self, id: Uuid, actor: &Actor) -> anyhow::Result<()> {
         match self {
-            Self::Http(client) => client.delete(&format!("{BASE}/{id}"), &change(author)).await,
-            Self::Direct(dead_letters) => Ok(dead_letters.discard(id, author).await?),
-        }
-    }
-
-    /// Works through many, tells how far it got, and stops early if asked to.
-    pub(super) async fn work_through(
-        &self,
-        work: Work,
-        author: &Author,
-        progress: &watch::Sender<Progress>,
-        stop: &CancellationToken,
-    ) -> anyhow::Result<()> {
-        let Work { action, filter, rate } = work;
-        match self {
-            Self::Direct(dead_letters) => {
-                Ok(dead_letters.work_through(action, &filter, rate, author, progress, stop).await?)
-            }
-            Self::Http(client) => {
-                let (by, why) = (Some(author.name.clone()), author.why.clone());
-                let order = Order { action, filter, dry_run: false, rate, by, why };
-                let Started { operation } =
-                    client.post(&format!("{BASE}/operations"), &order).await?;
-                let path = format!("{BASE}/operations/{operation}");
-                let mut told = false;
-                loop {
-                    if stop.is_cancelled() && !std::mem::replace(&mut told, true) {
-                        client.delete(&path, &()).await?;
-                    }
-                    let now: Progress = client.get(&path).await?;
-                    let ended = now.ended;
-                    progress.send_replace(now);
-                    if ended {
-                        return Ok(());
-                    }
-                    tokio::time::sleep(POLL).await;
-                }
-            }
+            Self::Http(client) => client.delete(&format!("{BASE}/{id}"), &change(actor)).await,
+            Self::Direct(dead_letters) => Ok(dead_letters.discard(id, actor).await?),
         }
     }
 }
 
-fn change(author: &Author) -> Change {
-    Change { by: Some(author.name.clone()), why: author.why.clone() }
+impl Queue for Backend {
+    type Letter = DeadLetter;
+
+    async fn overview(&self, filter: &Filter, limit: u32) -> anyhow::Result<Overview<DeadLetter>> {
+        match self {
+            Self::Http(client) => client.get(&format!("{BASE}?{}", query(filter, limit))).await,
+            Self::Direct(dead_letters) => Ok(dead_letters.overview(filter, limit).await?),
+        }
+    }
+
+    async fn work_through(
+        &self,
+        request: BulkRequest,
+        actor: &Actor,
+        progress: &watch::Sender<Progress>,
+        stop: &CancellationToken,
+    ) -> anyhow::Result<()> {
+        let client = match self {
+            Self::Http(client) => client,
+            Self::Direct(it) => {
+                return bulk::work_through(&**it, &request, actor, progress, stop).await;
+            }
+        };
+        let Change { by, why } = change(actor);
+        let request = BulkRequest { by, why, ..request };
+        let Started { operation } = client.post(&format!("{BASE}/operations"), &request).await?;
+        let path = format!("{BASE}/operations/{operation}");
+        let mut told = false;
+        loop {
+            if stop.is_cancelled() && !std::mem::replace(&mut told, true) {
+                client.delete(&path, &()).await?;
+            }
+            let now: Progress = client.get(&path).await?;
+            let ended = now.ended;
+            progress.send_replace(now);
+            if ended {
+                return Ok(());
+            }
+            tokio::time::sleep(POLL).await;
+        }
+    }
+}
+
+fn change(actor: &Actor) -> Change {
+    Change { by: Some(actor.name.clone()), why: actor.why.clone() }
 }
 
 fn escape(text: &str) -> String {

@@ -12,9 +12,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::TcpStream;
 
-use crate::admin::api::Complaint;
+use crate::admin::api::ApiError;
 use crate::config::AdminSettings;
-use crate::errors::{API_TIMEOUT, ApiError};
+use crate::errors::{API_TIMEOUT, ClientError};
 
 /// Where the API is, and the token for it.
 pub(crate) struct Client {
@@ -23,8 +23,8 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    pub(crate) fn new(settings: &AdminSettings) -> Result<Self, ApiError> {
-        let address = settings.listen.ok_or(ApiError::Off)?;
+    pub(crate) fn new(settings: &AdminSettings) -> Result<Self, ClientError> {
+        let address = settings.listen.ok_or(ClientError::Off)?;
         Ok(Self { address, token: settings.token.clone() })
     }
 
@@ -65,30 +65,32 @@ impl Client {
         }
         let request = request.body(Full::new(Bytes::from(json))).context("make a request")?;
         let answered = tokio::time::timeout(API_TIMEOUT, exchange(address, request)).await;
-        let (status, body) = answered.map_err(|_| ApiError::Silent { address })??;
+        let (status, body) = answered.map_err(|_| ClientError::Silent { address })??;
         if status.is_success() {
             return Ok(body);
         }
-        let complaint =
-            serde_json::from_slice(&body).unwrap_or_else(|_| without_words(status, &body));
-        Err(ApiError::Refused { status, error: complaint.error, hint: complaint.hint }.into())
+        let (error, hint) = match serde_json::from_slice(&body) {
+            Ok(ApiError { detail, hint, .. }) => (detail, hint),
+            Err(_) => without_words(status, &body),
+        };
+        Err(ClientError::Refused { status, error, hint }.into())
     }
 }
 
 /// What an answer says that is not the API's own.
-fn without_words(status: StatusCode, body: &[u8]) -> Complaint {
+fn without_words(status: StatusCode, body: &[u8]) -> (String, Option<String>) {
     let said = String::from_utf8_lossy(body).trim().to_owned();
     let error = if said.is_empty() { format!("it answered {status}") } else { said };
     let is_late = status == StatusCode::GATEWAY_TIMEOUT;
     let hint = is_late.then(|| "--direct asks the database, for as long as it takes".to_owned());
-    Complaint { error, hint }
+    (error, hint)
 }
 
 async fn exchange(
     address: SocketAddr,
     request: Request<Full<Bytes>>,
 ) -> anyhow::Result<(StatusCode, Bytes)> {
-    let unreachable = |source| ApiError::Unreachable { address, source };
+    let unreachable = |source| ClientError::Unreachable { address, source };
     let stream = TcpStream::connect(address).await.map_err(unreachable)?;
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
@@ -106,10 +108,10 @@ mod tests {
 
     #[test]
     fn an_answer_without_words_is_put_into_words() {
-        let late = without_words(StatusCode::GATEWAY_TIMEOUT, b"");
-        assert_eq!(late.error, "it answered 504 Gateway Timeout");
-        assert!(late.hint.is_some_and(|it| it.contains("--direct")));
-        let refused = without_words(StatusCode::UNAUTHORIZED, b"a bearer token is needed\n");
-        assert_eq!((refused.error.as_str(), refused.hint), ("a bearer token is needed", None));
+        let (late, hint) = without_words(StatusCode::GATEWAY_TIMEOUT, b"");
+        assert_eq!(late, "it answered 504 Gateway Timeout");
+        assert!(hint.is_some_and(|it| it.contains("--direct")));
+        let (refused, hint) = without_words(StatusCode::UNAUTHORIZED, b"a token is needed\n");
+        assert_eq!((refused.as_str(), hint), ("a token is needed", None));
     }
 }

@@ -3,9 +3,8 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use outbox::dead_letters::{Filter, GROUPED_MAX, Overview};
-use relay::dead_letters::{DeadLetter, Story};
-use uuid::Uuid;
+use outbox::dead_letters::{DeadLetterDetail, Filter, GROUPED_MAX, Overview};
+use serde_json::Value;
 
 use crate::commands::status::duration;
 use crate::output::one_line;
@@ -13,39 +12,44 @@ use crate::output::one_line;
 /// A reason in a table; `show` has all of it.
 const REASON_CHARS: usize = 72;
 
-/// `queue` is `outbox` or `inbox`; `letter` shows one, with its reason.
-pub(in crate::commands) fn list<L>(
-    queue: &str,
-    overview: &Overview<L>,
-    letter: impl Fn(&L) -> String,
-) -> String {
+/// A dead letter of either queue.
+pub(in crate::commands) trait Shown {
+    /// The queue, and what can be done to its dead letters besides discarding them.
+    const QUEUE: &'static str;
+    const VERBS: &'static str;
+
+    /// What it is, in a list.
+    fn headline(&self) -> String;
+    fn reason(&self) -> &str;
+    /// What is known of it, beside its id, with labels.
+    fn facts(&self) -> Vec<(&'static str, String)>;
+}
+
+pub(in crate::commands) fn list<L: Shown>(overview: &Overview<L>) -> String {
     let mut text = headline(overview);
     groups(&mut text, overview);
     if !overview.dead_letters.is_empty() {
         let shown = overview.dead_letters.len();
         line(&mut text, &format!("\nthe newest {shown}:"));
-        overview.dead_letters.iter().for_each(|it| text += &letter(it));
-        let then = if queue == "inbox" { "`requeue`, `reject`" } else { "`requeue`" };
-        line(
-            &mut text,
-            &format!("\nmore: `tailpost {queue} dlq show ID`; then {then} or `discard`"),
-        );
+        overview.dead_letters.iter().for_each(|it| letter(&mut text, it));
+        let (queue, then) = (L::QUEUE, L::VERBS);
+        let then = format!("\nmore: `tailpost {queue} dlq show ID`; then {then} or `discard`");
+        line(&mut text, &then);
     }
     text
 }
 
-pub(in crate::commands) fn plan<L>(
-    verb: &str,
+pub(in crate::commands) fn plan<L: Shown>(
+    action: &str,
     filter: &Filter,
     overview: &Overview<L>,
-    letter: impl Fn(&L) -> String,
 ) -> String {
-    let mut text = format!("to {verb}: {}", headline(overview));
+    let mut text = format!("to {action}: {}", headline(overview));
     line(&mut text, &format!("filter: {}", one_line(&filter.to_string())));
     groups(&mut text, overview);
     if !overview.dead_letters.is_empty() {
         let rest = overview.total.saturating_sub(overview.dead_letters.len() as u64);
-        overview.dead_letters.iter().for_each(|it| text += &letter(it));
+        overview.dead_letters.iter().for_each(|it| letter(&mut text, it));
         if rest > 0 {
             line(&mut text, &format!("and {rest} more"));
         }
@@ -53,13 +57,82 @@ pub(in crate::commands) fn plan<L>(
     text
 }
 
-/// One of the outbox.
-pub(super) fn letter(dead: &DeadLetter) -> String {
-    let DeadLetter { id, aggregate_type, aggregate_id, event_type, .. } = dead;
-    let at = dead.dead_at.strftime("%Y-%m-%d %H:%M:%S");
-    let shard = dead.shard.map(|it| format!("  shard {it}")).unwrap_or_default();
-    let what = format!("{aggregate_type}:{aggregate_id}  {event_type}");
-    format!("{id}  {at}  {}{shard}\n    {}\n", one_line(&what), short(&dead.reason))
+fn letter<L: Shown>(text: &mut String, letter: &L) {
+    let (headline, reason) = (letter.headline(), short(letter.reason()));
+    line(text, &format!("{}\n    {reason}", one_line(&headline)));
+}
+
+impl Shown for relay::dead_letters::DeadLetter {
+    const QUEUE: &'static str = "outbox";
+    const VERBS: &'static str = "`requeue`";
+
+    fn headline(&self) -> String {
+        let Self { id, aggregate_type, aggregate_id, event_type, .. } = self;
+        let at = self.dead_at.strftime("%Y-%m-%d %H:%M:%S");
+        let shard = self.shard.map(|it| format!("  shard {it}")).unwrap_or_default();
+        format!("{id}  {at}  {aggregate_type}:{aggregate_id}  {event_type}{shard}")
+    }
+
+    fn reason(&self) -> &str {
+        &self.reason
+    }
+
+    fn facts(&self) -> Vec<(&'static str, String)> {
+        let version = self.event_version.unwrap_or(1);
+        let waits = self.blocked_by.map(|by| ("waits for", by.to_string()));
+        let blocks = "later events of its aggregate wait for it".to_owned();
+        let blocks = (waits.is_none() && self.blocks).then_some(("blocks", blocks));
+        let facts = [
+            Some(("aggregate", format!("{}:{}", self.aggregate_type, self.aggregate_id))),
+            Some(("type", format!("{}, version {version}", self.event_type))),
+            self.shard.map(|it| ("shard", it.to_string())),
+            self.occurred_at.map(|it| ("occurred", it.to_string())),
+            Some(("dead since", self.dead_at.to_string())),
+            Some(("reason", self.reason.clone())),
+            Some(("attempts", self.attempts.unwrap_or(0).to_string())),
+            waits,
+            blocks,
+            self.discarded_at.map(|it| ("discarded", it.to_string())),
+        ];
+        facts.into_iter().flatten().collect()
+    }
+}
+
+impl Shown for inbox::DeadLetter {
+    const QUEUE: &'static str = "inbox";
+    const VERBS: &'static str = "`requeue`, `reject`";
+
+    fn headline(&self) -> String {
+        let Self { event_id, consumer, attempts, .. } = self;
+        let at = self.dead_at.strftime("%Y-%m-%d %H:%M:%S");
+        let what = match (&self.aggregate_type, &self.aggregate_id, &self.event_type) {
+            (Some(kind), Some(id), Some(event_type)) => format!("{kind}:{id}  {event_type}"),
+            _ => self.subject.clone(),
+        };
+        let cause = if self.requeued { "requeued" } else { &self.cause };
+        format!("{event_id}  {at}  {what}  {consumer}  {cause}  {attempts} attempts")
+    }
+
+    fn reason(&self) -> &str {
+        &self.reason
+    }
+
+    fn facts(&self) -> Vec<(&'static str, String)> {
+        let aggregate = self.aggregate_type.as_ref().zip(self.aggregate_id.as_ref());
+        let facts = [
+            Some(("consumer", self.consumer.clone())),
+            aggregate.map(|(kind, id)| ("aggregate", format!("{kind}:{id}"))),
+            self.event_type.clone().map(|it| ("type", it)),
+            Some(("occurred", self.occurred_at.to_string())),
+            Some(("subject", self.subject.clone())),
+            Some(("dead since", self.dead_at.to_string())),
+            Some(("attempts", self.attempts.to_string())),
+            Some(("cause", self.cause.clone())),
+            Some(("reason", self.reason.clone())),
+            Some(("carries", format!("{} bytes", self.payload_bytes))),
+        ];
+        facts.into_iter().flatten().collect()
+    }
 }
 
 fn headline<L>(overview: &Overview<L>) -> String {
@@ -83,66 +156,52 @@ fn groups<L>(text: &mut String, overview: &Overview<L>) {
     }
 }
 
-pub(super) fn story(id: Uuid, story: &Story) -> String {
+/// What became of one event.
+pub(super) fn detail<L: Shown>(detail: &DeadLetterDetail<L>) -> String {
     let mut text = String::new();
     let mut add = |label: &str, value: &dyn std::fmt::Display| {
         line(&mut text, &format!("{label:<12} {}", one_line(&value.to_string())));
     };
-    add("event", &id);
-    add("state", &story.state);
-    if let Some(dead) = &story.dead_letter {
-        add("aggregate", &format_args!("{}:{}", dead.aggregate_type, dead.aggregate_id));
-        let version = dead.event_version.unwrap_or(1);
-        add("type", &format_args!("{}, version {version}", dead.event_type));
-        if let Some(shard) = dead.shard {
-            add("shard", &shard);
-        }
-        if let Some(at) = dead.occurred_at {
-            add("occurred", &at);
-        }
-        add("parked", &dead.dead_at);
-        add("reason", &dead.reason);
-        add("attempts", &dead.attempts.unwrap_or(0));
-        if let Some(by) = dead.blocked_by {
-            add("waits for", &by);
-        } else if dead.blocks {
-            add("blocks", &"later events of its aggregate wait for it");
-        }
-        if let Some(at) = dead.discarded_at {
-            add("discarded", &at);
-        }
+    add("event", &detail.id);
+    add("state", &detail.state);
+    for (label, value) in detail.dead_letter.iter().flat_map(Shown::facts) {
+        add(label, &value);
     }
-    if let Some(at) = story.published_at {
+    if let Some(at) = detail.published_at {
         add("published", &at);
     }
-    if let Some(seq) = story.stream_seq {
-        add("stored as", &format_args!("{} {seq}", story.stream.as_deref().unwrap_or("sequence")));
+    if let Some(seq) = detail.stream_seq {
+        add("stored as", &format_args!("{} {seq}", detail.stream.as_deref().unwrap_or("sequence")));
     }
-    for deed in &story.history {
-        let why = deed.why.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
-        let changed = if deed.payload_replaced { ", payload replaced" } else { "" };
-        let (at, action, actor) = (deed.at, &deed.action, &deed.actor);
+    for entry in &detail.history {
+        let why = entry.why.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
+        let changed = if entry.payload_replaced { ", payload replaced" } else { "" };
+        let (at, action, actor) = (entry.at, &entry.action, &entry.actor);
         add("history", &format_args!("{at} {action} by {actor}{changed}{why}"));
     }
-    if let Some(headers) = &story.headers {
-        add("headers", headers);
+    for (name, values) in detail.headers.iter().filter_map(Value::as_object).flatten() {
+        let values = values.as_array().map_or(std::slice::from_ref(values), Vec::as_slice);
+        for value in values {
+            let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+            add("header", &format_args!("{name}: {value}"));
+        }
     }
-    if let Some(payload) = &story.payload {
+    if let Some(payload) = detail.payload_text() {
         line(&mut text, &format!("{:<12} {payload}", "payload"));
     }
     text
 }
 
 /// What became of a requeued event.
-pub(super) fn published(id: Uuid, story: &Story) -> String {
-    let place = story.stream_seq.map(|seq| format!(" as sequence {seq}")).unwrap_or_default();
-    let found = story.history.iter().any(|deed| deed.action == "found");
+pub(super) fn published<L>(detail: &DeadLetterDetail<L>) -> String {
+    let place = detail.stream_seq.map(|seq| format!(" as sequence {seq}")).unwrap_or_default();
+    let found = detail.history.iter().any(|entry| entry.action == "found");
     let found = if found { ": the stream had it already, nothing was sent" } else { "" };
-    format!("{id} is published{place}{found}")
+    format!("{} is published{place}{found}", detail.id)
 }
 
 /// The beginning of a reason, on one line.
-pub(in crate::commands) fn short(text: &str) -> String {
+fn short(text: &str) -> String {
     let line = one_line(text);
     match line.char_indices().nth(REASON_CHARS) {
         Some((end, _)) => format!("{}…", &line[..end]),

@@ -7,21 +7,20 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use anyhow::Context;
-use inbox::{DeadLetter, DeadLetters, Decision, Grounds, Marked, Original, Selection};
-use outbox::dead_letters::Progress;
+use inbox::{DeadLetter, DeadLetters, Marked, Overview, Selection};
+use outbox::dead_letters::{Action, Actor, BulkRequest, Filter, Progress};
 use serde::Serialize;
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::cli::MarkProcessedArgs;
-use crate::cli::dlq_args::{ExportArgs, InboxDlqCommand, ListArgs, OfConsumer, ShowArgs, WorkArgs};
-use crate::commands::decide;
-use crate::commands::dlq::text;
+use crate::cli::dlq_args::{ExportArgs, InboxDlqCommand, WorkArgs};
+use crate::commands::decide::Queue;
+use crate::commands::{decide, dlq};
 use crate::config::Settings;
-use crate::letter::Letter;
-use crate::output::one_line;
-use crate::refusal::Refusal;
-use crate::{output, shutdown};
+use crate::refusal::{self, Refusal};
+use crate::{bulk, output};
 
 /// How many dead letters one command looks at.
 const LETTERS_MAX: u32 = 100_000;
@@ -30,13 +29,36 @@ const EXPORT_BATCH: usize = 100;
 
 pub(super) async fn run(command: &InboxDlqCommand, settings: &Settings) -> anyhow::Result<()> {
     let letters = super::dead_letters(settings).await?;
+    let of = |consumer: &Option<String>| letters.of_consumer(consumer.clone());
     match command {
-        InboxDlqCommand::List(args) => list(&letters, args).await,
-        InboxDlqCommand::Show(args) => show(&letters, args).await,
-        InboxDlqCommand::Requeue(args) => decide(&letters, Decision::Requeue, args).await,
-        InboxDlqCommand::Reject(args) => decide(&letters, Decision::Reject, args).await,
-        InboxDlqCommand::Discard(args) => decide(&letters, Decision::Discard, args).await,
-        InboxDlqCommand::Export(args) => export(&letters, args).await,
+        InboxDlqCommand::List(it) => decide::list(&of(&it.consumer), &it.args).await,
+        InboxDlqCommand::Show(it) => {
+            let ids = &[it.args.id][..];
+            let found = of(&it.consumer).details(&ids.into(), it.args.payload, LETTERS_MAX).await?;
+            dlq::show_one(&refusal::only(it.args.id, found)?, it.args.json)
+        }
+        InboxDlqCommand::Requeue(it) => decide(&of(&it.consumer), Action::Requeue, &it.args).await,
+        InboxDlqCommand::Reject(it) => decide(&of(&it.consumer), Action::Reject, &it.args).await,
+        InboxDlqCommand::Discard(it) => decide(&of(&it.consumer), Action::Discard, &it.args).await,
+        InboxDlqCommand::Export(it) => export(&of(&it.consumer), &it.args).await,
+    }
+}
+
+impl Queue for DeadLetters {
+    type Letter = DeadLetter;
+
+    async fn overview(&self, filter: &Filter, limit: u32) -> anyhow::Result<Overview> {
+        Ok(self.overview(&filter.clone().into(), limit).await?)
+    }
+
+    async fn work_through(
+        &self,
+        request: BulkRequest,
+        actor: &Actor,
+        progress: &watch::Sender<Progress>,
+        stop: &CancellationToken,
+    ) -> anyhow::Result<()> {
+        bulk::work_through(self, &request, actor, progress, stop).await
     }
 }
 
@@ -46,8 +68,8 @@ pub(super) async fn mark_processed(
 ) -> anyhow::Result<()> {
     let MarkProcessedArgs { consumer, event_id, why, by, occurred_at, json, .. } = args;
     let letters = super::dead_letters(settings).await?;
-    let grounds = Grounds { by: decide::decider(by.as_ref()), why: Some(why.clone()) };
-    let marked = letters.mark_processed(consumer, *event_id, *occurred_at, &grounds).await?;
+    let actor = decide::actor(by.as_ref(), Some(why));
+    let marked = letters.mark_processed(consumer, *event_id, *occurred_at, &actor).await?;
     let told = match marked {
         Marked::Marked => "marked as processed",
         Marked::AlreadyProcessed => "was processed already",
@@ -69,70 +91,18 @@ struct MarkReport<'a> {
     result: Marked,
 }
 
-async fn list(
-    letters: &DeadLetters,
-    OfConsumer { args, consumer }: &OfConsumer<ListArgs>,
-) -> anyhow::Result<()> {
-    let (consumer, filter) = (consumer.clone(), args.filter.filter());
-    let of = Selection { consumer, filter, ..Selection::default() };
-    let overview = letters.overview(&of, args.limit).await?;
-    if args.json {
-        output::json(&overview)
-    } else {
-        output::text(&text::list("inbox", &overview, line))
-    }
-}
-
-async fn show(
-    letters: &DeadLetters,
-    OfConsumer { args, consumer }: &OfConsumer<ShowArgs>,
-) -> anyhow::Result<()> {
-    let of = named(consumer.as_ref(), &[args.id]);
-    let mut found = letters.originals(&of, LETTERS_MAX).await?;
-    let original = match found.len() {
-        0 => return Err(Refusal::no_dead_letter(args.id).into()),
-        1 => found.remove(0),
-        _ => {
-            let consumers: Vec<_> = found.iter().map(|it| it.letter.consumer.clone()).collect();
-            return Err(Refusal::several_consumers(&consumers).into());
-        }
-    };
-    if args.json {
-        output::json(&Letter::of(&original, args.payload))
-    } else {
-        output::text(&details(&original, args.payload))
-    }
-}
-
-fn named(consumer: Option<&String>, ids: &[Uuid]) -> Selection {
-    let (consumer, events) = (consumer.cloned(), Some(ids.to_vec()));
-    Selection { consumer, events, ..Selection::default() }
-}
-
-async fn decide(
-    letters: &DeadLetters,
-    decision: Decision,
-    OfConsumer { args, consumer }: &OfConsumer<WorkArgs>,
-) -> anyhow::Result<()> {
-    let verb = decision.name();
-    let grounds = Grounds { by: decide::decider(args.by.as_ref()), why: args.why.clone() };
+async fn decide(letters: &DeadLetters, action: Action, args: &WorkArgs) -> anyhow::Result<()> {
     if args.all_matching {
-        let (consumer, filter) = (consumer.clone(), args.filter.filter());
-        let of = Selection { consumer, filter, ..Selection::default() };
-        let overview = letters.overview(&of, decide::FIRST).await?;
-        if !decide::plan(args, verb, &overview, line)? {
-            return Ok(());
-        }
-        return many(letters, decision, &of, args, &grounds).await;
+        return decide::many(letters, action, args).await;
     }
-    let of = named(consumer.as_ref(), &args.ids);
+    let (verb, of) = (action.name(), args.ids.as_slice().into());
     let found = letters.list(&of, LETTERS_MAX).await?;
     if let Some(id) = args.ids.iter().find(|id| !found.iter().any(|it| it.event_id == **id)) {
         return Err(Refusal::no_dead_letter(*id).into());
     }
-    let fits = |it: &&DeadLetter| match decision {
-        Decision::Requeue => it.can_be_requeued(),
-        Decision::Reject | Decision::Discard => !it.requeued,
+    let fits = |it: &&DeadLetter| match action {
+        Action::Requeue => it.can_be_requeued(),
+        Action::Reject | Action::Discard => !it.requeued,
     };
     let (fitting, unfit): (Vec<_>, Vec<_>) = found.iter().partition(fits);
     if args.dry_run || fitting.is_empty() {
@@ -140,11 +110,11 @@ async fn decide(
         return if fitting.is_empty() { Err(Refusal::not_dead(verb).into()) } else { Ok(()) };
     }
     // Whoever names events to be tried again means them; for what cannot be undone we ask back.
-    if decision != Decision::Requeue && !args.yes {
+    if action.is_final() && !args.yes {
         output::note(&summary(verb, "would be done", &fitting, &unfit));
         decide::confirm(&format!("{verb} {}?", fitting.len()))?;
     }
-    let done = letters.decide(decision, &of, &grounds).await?;
+    let done = letters.decide(action, &of, &args.actor()).await?;
     let is_done =
         |it: &&DeadLetter| done.iter().any(|(c, id)| *c == it.consumer && *id == it.event_id);
     let (done, skipped): (Vec<_>, Vec<_>) = found.iter().partition(is_done);
@@ -157,42 +127,20 @@ async fn decide(
         ended: true,
         cancelled: false,
     };
-    decide::tell(args, verb, &progress, &said)
+    decide::tell(args, action, &progress, &said)
 }
 
-async fn many(
-    letters: &DeadLetters,
-    decision: Decision,
-    of: &Selection,
-    args: &WorkArgs,
-    grounds: &Grounds,
-) -> anyhow::Result<()> {
-    let (sender, watcher) = watch::channel(Progress::default());
-    let stop = shutdown::on_signal()?;
-    let bar = tokio::spawn(decide::draw(watcher));
-    let worked = letters.work_through(decision, of, args.rate, grounds, &sender, &stop).await;
-    let progress = sender.borrow().clone();
-    drop(sender);
-    bar.await?;
-    worked?;
-    decide::tell_many(args, decision.name(), &progress)
-}
-
-async fn export(
-    letters: &DeadLetters,
-    OfConsumer { args, consumer }: &OfConsumer<ExportArgs>,
-) -> anyhow::Result<()> {
-    let (consumer, filter) = (consumer.clone(), args.filter.filter());
-    let of = Selection { consumer, filter, ..Selection::default() };
-    let found = letters.list(&of, LETTERS_MAX).await?;
+async fn export(letters: &DeadLetters, args: &ExportArgs) -> anyhow::Result<()> {
+    let filter = args.filter.filter();
+    let found = letters.list(&filter.clone().into(), LETTERS_MAX).await?;
     let mut events: Vec<_> = found.iter().map(|it| it.event_id).collect();
     events.dedup();
     let mut to = Destination::open(args.output.as_deref())?;
     // A few at a time: payloads may be large.
     for events in events.chunks(EXPORT_BATCH) {
-        let of = Selection { events: Some(events.to_vec()), ..of.clone() };
-        for original in letters.originals(&of, LETTERS_MAX).await? {
-            to.line(&output::to_json(&Letter::of(&original, true))?)?;
+        let of = Selection { events: Some(events.to_vec()), filter: filter.clone() };
+        for detail in letters.details(&of, true, LETTERS_MAX).await? {
+            to.line(&output::to_json(&detail)?)?;
         }
     }
     to.close()
@@ -230,56 +178,6 @@ impl Destination {
             Self::File(mut file) => file.flush().context("could not write the export"),
         }
     }
-}
-
-/// One in a list.
-fn line(it: &DeadLetter) -> String {
-    let at = it.dead_at.strftime("%Y-%m-%d %H:%M:%S");
-    let what = match (&it.aggregate_type, &it.aggregate_id, &it.event_type) {
-        (Some(kind), Some(id), Some(event_type)) => format!("{kind}:{id}  {event_type}"),
-        _ => it.subject.clone(),
-    };
-    let cause = if it.requeued { "requeued" } else { &it.cause };
-    let DeadLetter { event_id, consumer, attempts, .. } = it;
-    format!(
-        "{event_id}  {at}  {}  {consumer}  {cause}  {attempts} attempts\n    {}\n",
-        one_line(&what),
-        text::short(&it.reason)
-    )
-}
-
-fn details(original: &Original, with_payload: bool) -> String {
-    let it = &original.letter;
-    let mut text = String::new();
-    let mut line = |label: &str, value: &dyn std::fmt::Display| {
-        let value = value.to_string();
-        writeln!(text, "{label:<12} {}", one_line(&value)).expect("writing to a string");
-    };
-    line("event", &it.event_id);
-    line("consumer", &it.consumer);
-    line("occurred at", &it.occurred_at);
-    line("subject", &it.subject);
-    line("stream", &format_args!("{}, sequence {}", it.stream, it.stream_seq));
-    line("dead since", &format_args!("{}, {}", it.dead_at, output::duration(it.age_seconds)));
-    line("attempts", &it.attempts);
-    line("cause", &it.cause);
-    line("reason", &it.reason);
-    if it.requeued {
-        line("now", &"requeued");
-    }
-    if !with_payload {
-        let bytes = it.payload_bytes;
-        line("payload", &format_args!("{bytes} bytes, with headers not shown without --payload"));
-        return text;
-    }
-    for (name, values) in original.headers.as_object().into_iter().flatten() {
-        for value in values.as_array().into_iter().flatten().filter_map(|it| it.as_str()) {
-            line("header", &format_args!("{name}: {value}"));
-        }
-    }
-    let payload = String::from_utf8_lossy(&original.payload);
-    writeln!(text, "{:<12} {payload}", "payload").expect("writing to a string");
-    text
 }
 
 fn summary(verb: &str, how: &str, done: &[&DeadLetter], skipped: &[&DeadLetter]) -> String {

@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::sampler::Sampler;
-use crate::admin::{self, Address, Admin, Desk};
+use crate::admin::{self, Address, Admin, AppState};
 use crate::config::{Consumer, Error, Settings};
 use crate::shutdown;
 
@@ -51,8 +51,8 @@ pub(super) async fn run(settings: &Settings) -> anyhow::Result<()> {
             let listen = Address { key: "admin.inbox_listen", socket };
             let watched = inboxes.iter().map(|(name, it)| (name.clone(), it.status())).collect();
             let (samples, sampled) = watch::channel(BTreeMap::new());
-            let desk = Desk { postgres: postgres.clone(), table: settings.table()? };
-            let admin = admin::Inbox::new(watched, sampled, desk);
+            let app_state = AppState { postgres: postgres.clone(), table: settings.table()? };
+            let admin = admin::Inbox::new(watched, sampled, app_state);
             let server = admin::serve(listen, Admin::new(admin, settings.admin.token.clone()));
             let server = server.await?;
             tokio::spawn(sampler.run(samples, stop.clone()));
