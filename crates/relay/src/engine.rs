@@ -300,8 +300,12 @@ impl Engine {
                 self.scan_marked(now, batches, marked);
             }
             Outcome::ScanWatched(is_in_the_way) => self.backfill.watched(is_in_the_way),
-            Outcome::ScanPostponed => self.backfill.postponed(now),
+            Outcome::ScanPostponed => {
+                publishing.scan_ended(false);
+                self.backfill.postponed(now);
+            }
             Outcome::ScanClosed => {
+                publishing.scan_ended(true);
                 let notice = self.backfill.closed(now, effects);
                 self.tell_scan(notice);
             }
@@ -443,6 +447,9 @@ impl Engine {
     }
 
     fn scan_if_due(&mut self, now: Duration) {
+        if self.backfill.watch(now, &mut self.effects) {
+            self.publishing.scan_ended(false);
+        }
         let publishing = &self.publishing;
         let may_scan = publishing.may_scan(self.checkpoint.confirmed());
         let scene = Scene {
@@ -452,13 +459,17 @@ impl Engine {
             is_idle: publishing.is_idle(),
             may_scan: may_scan && publishing.is_half_empty(),
         };
-        self.backfill.watch(now, &mut self.effects);
         self.backfill.begin_if_due(now, scene, &mut self.effects);
     }
 
     fn scan_read(&mut self, now: Duration, read: ScanRead) {
         let ScanRead { process, rows, blocked, seen } = read;
         if let Some(blocked) = blocked {
+            if self.publishing.is_blocking() && !self.backfill.holds_the_log_back() {
+                // An event was parked since the scan was begun: events behind it are in the window
+                // by now, and the table may not know it.
+                return self.backfill.overtaken(now, &mut self.effects);
+            }
             self.publishing.apply(now, Input::Blocked(blocked));
         }
         if rows.is_empty() || self.is_draining() {

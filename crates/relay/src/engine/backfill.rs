@@ -285,6 +285,12 @@ impl Backfill {
         self.interrupted(now + AGAIN_AFTER);
     }
 
+    /// It begins again at once, and the log waits for it then.
+    pub(crate) fn overtaken(&mut self, now: Duration, effects: &mut Effects) {
+        effects.push_back(Effect::AbandonScan { gives_way: false });
+        self.interrupted(now);
+    }
+
     fn interrupted(&mut self, until: Duration) {
         if self.log_waits == LogWaits::ForBlocked {
             self.log_waits = LogWaits::No;
@@ -299,10 +305,15 @@ impl Backfill {
 
     /// Ends a scan's transaction while the broker keeps it waiting, or somebody else waits for it. The
     /// next scan begins when everything that this one brought is marked, so it finds the rest.
-    pub(crate) fn watch(&mut self, now: Duration, effects: &mut Effects) {
-        if let Scan::Paused { since } = self.scan
-            && (self.gives_way || now.saturating_sub(since) > OPEN_WITHOUT_ROOM_MAX)
-        {
+    /// Says whether it did.
+    pub(crate) fn watch(&mut self, now: Duration, effects: &mut Effects) -> bool {
+        let ends = match self.scan {
+            Scan::Paused { since } => {
+                self.gives_way || now.saturating_sub(since) > OPEN_WITHOUT_ROOM_MAX
+            }
+            _ => false,
+        };
+        if ends {
             effects.push_back(Effect::AbandonScan { gives_way: self.gives_way });
             self.interrupted(now);
         }
@@ -312,6 +323,7 @@ impl Backfill {
             self.watch_due = now + WATCHED_EVERY;
             effects.push_back(Effect::WatchScan { process });
         }
+        ends
     }
 
     /// Whether others wait for the scan to let go of the table.

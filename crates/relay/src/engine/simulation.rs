@@ -1,16 +1,22 @@
-//! The core against a simulated log, broker and network, on seeded schedules.
+//! The engine against a simulated PostgreSQL, broker and network, on seeded schedules.
 //!
 //! A schedule mixes commits, deliveries, refusals, lost messages and answers, broken connections
-//! whose bytes arrive later, crashes and takeovers, foreign messages, poison, keepalives and scans.
-//! After every step what is confirmed must be resolved; at the end, healed, everything committed
-//! must be stored exactly once and in order. Replay one with `REPLAY_SEED=n`.
+//! whose bytes arrive later, crashes and takeovers, foreign messages, poison, keepalives, scans,
+//! statements that fail before or after they were executed, answers that are late, locked rows, rows
+//! that become visible late or never passed the log, lost slots and purged streams. Everything that
+//! the engine decides is decided by the engine; what it asks for is executed here.
+//!
+//! After every step what is confirmed must be resolved, and a row is marked only if it is
+//! published. At the end, healed, everything committed must be stored exactly once and in order,
+//! and marked, and the relay grows quiet. Replay one with `REPLAY_SEED=n`.
 
 mod broker;
 mod check;
 mod mending;
-mod old_rows;
+mod postgres;
 mod schedules;
 mod slot_loss;
+mod table;
 mod tail;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
@@ -24,13 +30,18 @@ use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use uuid::Uuid;
 
-use self::broker::{Flying, Packet, Stored, Taking};
-use self::old_rows::Scanning;
+use self::broker::{Flying, Packet, Stored as Message, Taking};
+use self::postgres::Written;
+use self::table::Table;
 use super::*;
 
 const SYSTEM: u64 = 7;
 const WINDOW: usize = 16;
 const MAX_ATTEMPTS: u32 = 3;
+const SCAN_INTERVAL: Duration = Duration::from_secs(2);
+
+/// How much time passes between two ticks, at most.
+const TICK_MILLIS: u64 = 300;
 
 /// When somebody else writes to the stream.
 #[derive(Clone, Copy, PartialEq)]
@@ -60,6 +71,20 @@ struct Faults {
     slot_loss: bool,
     /// The stream loses messages while no relay runs.
     purges: bool,
+    /// Statements fail.
+    failing: bool,
+    /// Commits are visible some time after the log has them.
+    hidden: bool,
+    /// Somebody locks rows now and then.
+    locks: bool,
+    /// Rows come that never pass the log.
+    unlogged: bool,
+    /// An index leads to rows by their transactions.
+    is_indexed: bool,
+    /// The watermark is the only mark.
+    by_watermark: bool,
+    /// Marks for which there is room.
+    marks_waiting_max: usize,
 }
 
 struct Transaction {
@@ -72,11 +97,13 @@ struct World {
     rng: StdRng,
     faults: Faults,
     log: Vec<Transaction>,
-    /// Rows from before the slot, which only the scanner brings, and which rows are marked.
+    table: Table,
+    /// Rows from before the slot, which only the scanner brings.
     old_rows: Vec<u128>,
     /// Those that only a later look of the scanner found: their order means nothing.
     late_rows: HashSet<u128>,
-    marked: HashSet<u128>,
+    /// Those that never passed the log.
+    unlogged: HashSet<u128>,
     /// It is written down that the scanner may owe something.
     is_gap_open: bool,
     keys: HashMap<u128, u8>,
@@ -86,13 +113,16 @@ struct World {
     /// Whether it does not take it now.
     is_picky: bool,
     noted: u64,
+    /// Ever asked to be parked: it may be published all the same if the relay ends before that.
+    given_up: HashSet<u128>,
     /// Ever.
     parked: HashSet<u128>,
     /// The dead-letter table: what each waits for, if nothing is wrong with itself.
     dead: BTreeMap<u128, Option<u128>>,
     requeued: HashSet<u128>,
     dropped: HashSet<u128>,
-    stream: Vec<Stored>,
+    stream: Vec<Message>,
+    stored_ids: HashSet<u128>,
     /// One queue for each connection ever made; the last is the relay's present one.
     connections: Vec<VecDeque<Packet>>,
     /// The batches that the broker knows, by relay and number.
@@ -101,8 +131,9 @@ struct World {
     forgotten: usize,
     answers: Vec<(u64, Input)>,
     slot_confirmed: Lsn,
-    /// What the relay wrote down when it confirmed that.
-    place: Option<Place>,
+    /// Transactions of the log that were seen to be resolved when they were confirmed.
+    checked: usize,
+    written: Written,
     /// The stream's messages before this one are gone.
     purged: usize,
     lsn: u64,
@@ -111,87 +142,77 @@ struct World {
     relay: Relay,
 }
 
-/// A relay process: its core and how far its replication connection has got.
+/// A relay process: its engine and how far its replication connection has got.
 struct Relay {
     generation: u64,
-    state: Publishing,
+    engine: Engine,
     /// Next to deliver: transaction, and within it 0 = begin, 1.. = events, then commit.
     at: (usize, usize),
-    tails: Vec<u64>,
-    parks: Vec<u64>,
-    asked: bool,
-    scan: Scanning,
-    /// Batches that were read and are not marked.
-    scanned: VecDeque<Vec<u128>>,
-    /// Rows of them to be marked. Those that were parked are not among them.
-    settled: HashSet<u128>,
-    batches: u32,
+    /// What was asked for and is not executed, and what came of what is.
+    jobs: Vec<Effect>,
+    outcomes: Vec<Outcome>,
     /// What the scan that is open has yet to bring.
     cursor: Option<VecDeque<u128>>,
-    /// The first scan of the session is not finished: the log waits.
-    scan_is_initial: bool,
-    /// The log waits, because aggregates are blocked.
-    holding: bool,
-    tail_read: bool,
+    /// What PostgreSQL is to be told.
+    confirming: Lsn,
+}
+
+impl Relay {
+    fn new(generation: u64, engine: Engine) -> Self {
+        let (jobs, outcomes) = (Vec::new(), Vec::new());
+        Self { generation, engine, at: (0, 0), jobs, outcomes, cursor: None, confirming: Lsn(0) }
+    }
 }
 
 impl World {
     fn new(seed: u64, faults: Faults) -> Self {
         let mut rng = StdRng::seed_from_u64(seed);
         let old = rng.random_range(0..6);
-        let relay = Relay {
-            generation: 0,
-            state: Publishing::new(start(
-                faults,
-                Lsn::ZERO,
-                Tail::default(),
-                None,
-                &HashSet::new(),
-            )),
-            at: (0, 0),
-            tails: Vec::new(),
-            parks: Vec::new(),
-            asked: false,
-            scan: Scanning::Reading,
-            scanned: VecDeque::new(),
-            settled: HashSet::new(),
-            batches: 0,
-            cursor: None,
-            scan_is_initial: true,
-            holding: false,
-            tail_read: false,
-        };
+        let (lsn, mut table) = (100, Table::new());
+        table.begin_epoch(Lsn(lsn));
+        let written = Written { end: Lsn(lsn), place: None };
+        let publishing = publishing(faults, Lsn::ZERO, Tail::default(), None, &HashSet::new());
+        let engine = engine(faults, publishing, &table, true, written);
         let mut world = Self {
             rng,
             faults,
             log: Vec::new(),
+            table,
             old_rows: Vec::new(),
             late_rows: HashSet::new(),
-            marked: HashSet::new(),
+            unlogged: HashSet::new(),
             is_gap_open: true,
             keys: HashMap::new(),
             poisoned: HashSet::new(),
             picky: HashSet::new(),
             is_picky: false,
             noted: 0,
+            given_up: HashSet::new(),
             parked: HashSet::new(),
             dead: BTreeMap::new(),
             requeued: HashSet::new(),
             dropped: HashSet::new(),
             stream: Vec::new(),
+            stored_ids: HashSet::new(),
             connections: vec![VecDeque::new()],
             taking: HashMap::new(),
             forgotten: 0,
             answers: Vec::new(),
             slot_confirmed: Lsn::ZERO,
-            place: None,
+            checked: 0,
+            written,
             purged: 0,
-            lsn: 100,
+            lsn,
             next_id: 1,
             now: Duration::ZERO,
-            relay,
+            relay: Relay::new(0, engine),
         };
-        world.old_rows = (0..old).map(|_| world.mint()).collect();
+        for _ in 0..old {
+            let (id, transaction) = (world.mint(), world.table.begin());
+            world.table.insert(id, transaction, true, world.is_filtered(id));
+            world.old_rows.push(id);
+        }
+        world.table.begin_epoch(Lsn(lsn));
         world
     }
 
@@ -210,9 +231,15 @@ impl World {
 
     fn commit(&mut self) {
         let count = *[1, 1, 1, 2, 5].choose(&mut self.rng).expect("not empty");
-        let events = (0..count).map(|_| self.mint()).collect();
+        let events: Vec<u128> = (0..count).map(|_| self.mint()).collect();
+        let transaction = self.table.begin();
+        let is_visible = !self.faults.hidden || self.rng.random_bool(0.7);
+        for id in &events {
+            self.table.insert(*id, transaction, is_visible, self.is_filtered(*id));
+        }
         self.lsn += 10;
         let (commit_lsn, end_lsn) = (Lsn(self.lsn), Lsn(self.lsn + 5));
+        self.lsn += 6;
         self.log.push(Transaction { commit_lsn, end_lsn, events });
     }
 
@@ -236,14 +263,14 @@ impl World {
     }
 
     fn apply(&mut self, input: Input) {
-        self.relay.state.apply(self.now, input);
+        self.relay.engine.apply(self.now, input);
     }
 
     /// The walsender's next message.
     fn deliver_log(&mut self) {
         let (transaction, part) = self.relay.at;
         let Some(it) = self.log.get(transaction) else { return };
-        if !self.relay.state.has_room() || self.relay.scan_is_initial || self.relay.holding {
+        if !self.relay.engine.wants_log() {
             return;
         }
         if part == 0 && it.end_lsn <= self.slot_confirmed {
@@ -264,21 +291,17 @@ impl World {
     fn keepalive(&mut self) {
         // The walsender's position: behind everything it has delivered.
         let (transaction, part) = self.relay.at;
-        if part == 0 {
-            let mut sent = transaction.checked_sub(1).map_or(Lsn::ZERO, |it| self.log[it].end_lsn);
-            if self.log.len() == transaction {
-                sent = sent.max(Lsn(self.lsn + 6)); // something else was written to the log
-            }
-            self.apply(Input::Keepalive { wal_end: sent });
-        } else {
-            let sent = self.log[transaction].commit_lsn;
-            self.apply(Input::Keepalive { wal_end: sent });
-        }
+        let wal_end = match self.log.get(transaction) {
+            Some(it) if part > 0 => it.commit_lsn,
+            Some(_) => transaction.checked_sub(1).map_or(Lsn::ZERO, |it| self.log[it].end_lsn),
+            None => Lsn(self.lsn), // also what else was written to the log
+        };
+        self.apply(Input::Keepalive { wal_end });
     }
 
     fn send(&mut self) {
         let generation = self.relay.generation;
-        let packet = if let Some(send) = self.relay.state.next_send() {
+        let packet = if let Some(send) = self.relay.engine.next_send() {
             if self.is_picky && self.picky.contains(&send.event.id.as_u128()) {
                 let index = send.index;
                 let refusal = Refusal::Unwelcome("no stream takes it".into());
@@ -292,7 +315,7 @@ impl World {
                 position: send.position,
                 part: send.part,
             })
-        } else if let Some(end) = self.relay.state.next_end() {
+        } else if let Some(end) = self.relay.engine.next_end() {
             Packet::End { generation, end }
         } else {
             return;
@@ -300,125 +323,35 @@ impl World {
         self.connections.last_mut().expect("one connection").push_back(packet);
     }
 
-    fn requests(&mut self) {
-        while let Some(request) = self.relay.state.next_request() {
-            match request {
-                Request::ReadTail { from, .. } => self.relay.tails.push(from),
-                Request::Park { index, dead } => {
-                    self.park(&dead);
-                    self.relay.parks.push(index);
-                }
-                Request::NoteFailure { attempts, .. } => {
-                    assert!(attempts < MAX_ATTEMPTS, "tried too often");
-                    self.noted += 1;
-                }
-                Request::AskForMarks(_) => self.relay.asked = true,
-                Request::TellDoubt { .. } => {}
-                Request::Stop(reason) => panic!("asked to stop: {reason}"),
-            }
-        }
-        for settled in self.relay.state.take_settled() {
-            if matches!(settled.origin, Origin::Scan(_)) {
-                self.relay.settled.insert(settled.id.as_u128());
-            }
-            self.check_settled(settled);
-        }
-    }
-
-    fn jobs(&mut self, honest: bool) {
-        if let Some(from) = self.relay.tails.pop() {
-            if !honest && self.rng.random_bool(0.2) {
-                self.apply(Input::TailFailed("silent".into()));
-                return;
-            }
-            let tail = self.tail_since(from);
-            self.apply(Input::Tail(tail));
-        }
-        if std::mem::take(&mut self.relay.asked) {
-            self.apply(Input::Marks(HashMap::new())); // all are late
-        }
-        if let Some(index) = self.relay.parks.pop() {
-            self.apply(Input::Parked { index });
-        }
-    }
-
-    /// The process dies, or another takes its place; its messages may still arrive.
-    fn crash(&mut self) {
-        if self.rng.random_bool(0.5) {
-            let rng = &mut self.rng;
-            self.connections.last_mut().expect("one").retain(|_| rng.random_bool(0.5));
-        }
-        let for_long = self.rng.random_bool(0.3);
-        if for_long || self.has_late_rows() {
-            self.connections.iter_mut().for_each(VecDeque::clear);
-        }
-        if for_long {
-            self.forgotten = self.stream.len();
-        }
-        self.connections.push(VecDeque::new());
-        if self.faults.purges && self.rng.random_bool(0.3) {
-            self.stop();
-        }
-        let is_told = !self.is_gap_open && self.place.is_some_and(|it| it.seq.is_some());
-        if self.faults.purges && is_told && self.rng.random_bool(0.7) {
-            self.purge();
-        }
-        let tail = self.tail_back(WINDOW);
-        let doubted = (self.purged > 0).then(|| Doubted {
-            before: Lsn(self.lsn + 6),
-            first_seq: self.purged as u64 + 1,
-            last_at_micros: 0,
-            place: self.place,
-        });
-        let mended = self.requeued.intersection(&self.marked);
-        let dead = self.dead.keys().chain(mended).copied().collect();
-        self.now = Duration::ZERO;
-        self.relay = Relay {
-            generation: self.relay.generation + 1,
-            state: Publishing::new(start(self.faults, self.slot_confirmed, tail, doubted, &dead)),
-            at: (0, 0),
-            tails: Vec::new(),
-            parks: Vec::new(),
-            asked: false,
-            scan: Scanning::Reading,
-            scanned: VecDeque::new(),
-            settled: HashSet::new(),
-            batches: 0,
-            cursor: None,
-            scan_is_initial: self.is_gap_open || self.faults.blocking,
-            holding: false,
-            tail_read: false,
-        };
-    }
-
     fn step(&mut self) {
         match self.rng.random_range(0..100) {
             0..8 => self.commit(),
-            8..30 => self.some_times(Self::deliver_log),
-            30..50 => self.some_times(Self::send),
-            50..68 => self.broker(false),
-            68..82 => self.answer(),
-            82..90 => self.jobs(false),
-            90..92 => self.keepalive(),
-            92..94 => self.scan(),
+            8..28 => self.some_times(Self::deliver_log),
+            28..46 => self.some_times(Self::send),
+            46..62 => self.broker(false),
+            62..74 => self.answer(),
+            74..86 => self.some_times(|it| it.job(false)),
+            86..88 => self.keepalive(),
+            88..92 => self.tick(TICK_MILLIS),
+            92..94 => self.others(),
             94 => self.break_link(),
             95 if self.faults.slot_loss && self.rng.random_bool(0.2) => self.lose_slot(),
             95 if self.rng.random_bool(0.3) => self.crash(),
-            99 if self.faults.blocking => self.mend_now_and_then(),
-            99 => self.unmark_by_hand(),
+            95 => self.taking.clear(), // a change of leader, or ten seconds
             96 if self.foreign_comes() => {
-                self.stream.push(Stored { id: None, position: None, position_event: None });
+                self.stream.push(Message { id: None, position: None, position_event: None });
             }
             97 => {
                 self.now += Duration::from_secs(3);
                 self.is_picky = self.rng.random_bool(0.5);
-                self.apply(Input::Tick);
+                self.tick(TICK_MILLIS);
             }
-            95 => self.taking.clear(), // a change of leader, or ten seconds
-            98 => self.confirm(),
+            98 => self.slot_confirmed = self.slot_confirmed.max(self.relay.confirming),
+            99 if self.faults.blocking => self.mend_now_and_then(),
+            99 => self.unmark_by_hand(),
             _ => {}
         }
-        self.requests();
+        self.effects();
         self.check_confirmed();
     }
 
@@ -429,13 +362,22 @@ impl World {
         }
     }
 
+    fn publishing(&self) -> &Publishing {
+        self.relay.engine.publishing()
+    }
+
     fn foreign_comes(&mut self) -> bool {
-        let sending = !self.relay.state.is_idle();
+        let sending = !self.publishing().is_idle();
         let quiet = !sending && self.connections.iter().all(VecDeque::is_empty);
         match self.faults.foreign {
             Foreign::Never => false,
             Foreign::BetweenMessages => {
-                quiet && self.answers.is_empty() && self.relay.tails.is_empty()
+                let reads = |it: &Effect| matches!(it, Effect::ReadTail { .. });
+                let told = |it: &Outcome| matches!(it, Outcome::Tail(_));
+                quiet
+                    && self.answers.is_empty()
+                    && !self.relay.jobs.iter().any(reads)
+                    && !self.relay.outcomes.iter().any(told)
             }
             Foreign::Always => self.rng.random_bool(0.3),
         }
@@ -443,45 +385,57 @@ impl World {
 
     fn heal(&mut self) {
         self.is_picky = false;
+        self.table.show(None);
+        self.table.rows.values_mut().for_each(|it| it.is_locked = false);
+        let mut done_for = 0;
         for _ in 0..20_000 {
-            self.deliver_log();
-            self.send();
-            self.broker(true);
-            self.answer();
-            self.jobs(true);
-            self.scan();
-            self.keepalive();
-            if self.faults.purges {
-                self.confirm();
+            for _ in 0..3 {
+                self.deliver_log();
+                self.send();
+                self.broker(true);
+                self.answer();
+                self.job(true);
+                self.effects();
             }
-            let wait = self.relay.state.breaker().1;
+            self.keepalive();
+            self.slot_confirmed = self.slot_confirmed.max(self.relay.confirming);
+            let wait = self.publishing().breaker().1;
             self.now += wait.unwrap_or(Duration::from_millis(50));
-            self.apply(Input::Tick);
-            self.requests();
+            self.tick(0);
+            self.effects();
             self.check_confirmed();
-            let quiet = self.connections.iter().all(VecDeque::is_empty) && self.answers.is_empty();
-            let done = self.relay.at.0 == self.log.len()
-                && matches!(self.relay.scan, Scanning::Done)
-                && self.relay.scanned.is_empty();
-            if quiet && done && self.relay.state.is_idle() {
+            // A scan that has found nothing more may have been begun before something came.
+            done_for = if self.is_done() { done_for + 1 } else { 0 };
+            if done_for > 100 {
                 if !self.faults.blocking || self.dead.is_empty() {
                     return;
                 }
                 self.mend_by_hand();
+                done_for = 0;
             }
         }
-        panic!("does not come to rest: {:?}", self.relay.state);
+        panic!("does not come to rest: {:?}", self.relay.engine);
+    }
+
+    fn is_done(&self) -> bool {
+        let quiet = self.connections.iter().all(VecDeque::is_empty) && self.answers.is_empty();
+        let is_marked = |row: &table::Row| row.is_marked || self.faults.by_watermark;
+        quiet
+            && self.relay.at.0 == self.log.len()
+            && self.publishing().is_idle()
+            && self.table.rows.values().all(is_marked)
+            && !self.is_gap_open
     }
 }
 
-fn start(
+fn publishing(
     faults: Faults,
     resolved_before: Lsn,
     tail: Tail,
     doubted: Option<Doubted>,
     dead: &HashSet<u128>,
-) -> Start {
-    Start {
+) -> Publishing {
+    Publishing::new(Start {
         doubted,
         mode: faults.mode,
         limits: Limits { events: WINDOW, bytes: 1 << 20 },
@@ -494,5 +448,36 @@ fn start(
         parking_blocks: faults.blocking,
         max_attempts: MAX_ATTEMPTS,
         seed: 1,
-    }
+    })
+}
+
+/// As `Session::open` builds it.
+fn engine(
+    faults: Faults,
+    publishing: Publishing,
+    table: &Table,
+    is_gap_open: bool,
+    written: Written,
+) -> Engine {
+    let ranges = ScanRanges::new(faults.is_indexed, is_gap_open, None);
+    let scan_first = is_gap_open || faults.blocking;
+    Engine::new(EngineStart {
+        publishing,
+        marking: Marking::new(MarkingStart {
+            batching: Batching {
+                marks: 5,
+                interval: Duration::from_millis(50),
+                waiting_max: faults.marks_waiting_max,
+            },
+            by_watermark: faults.by_watermark,
+            swept: table.swept.clone(),
+            whole_swept: None,
+            is_indexed: faults.is_indexed,
+        }),
+        backfill: Backfill::new(scan_first, ranges, is_gap_open, SCAN_INTERVAL),
+        checkpoint: Checkpoint::new(written.end, 1),
+        limits: SlotLimits::default(),
+        purges_dead_letters: false,
+        until: None,
+    })
 }

@@ -4,8 +4,9 @@
 //! and holds back neither the log nor anybody else. It comes back through the scanner once what it
 //! waits for is mended; until nothing of the aggregate waits any more, its events from the log
 //! go the same way. They are parked in their order, so
-//! that a crash leaves no later one in the table without the earlier ones. The shell holds the log and lets the window run empty before it looks for what
-//! is mended, so that whoever comes back is in the window before the next event of the log is.
+//! that a crash leaves no later one in the table without the earlier ones. The engine holds the log
+//! and lets the window run empty before it looks for what is mended, so that whoever comes back is in
+//! the window before the next event of the log is.
 
 use std::collections::HashMap;
 
@@ -23,24 +24,49 @@ struct Block {
     from: u64,
 }
 
-/// By aggregate type, then id. Holds nothing unless parking blocks.
+/// By aggregate type, then id.
+type ByAggregate = HashMap<String, HashMap<String, Block>>;
+
+/// Holds nothing unless parking blocks.
 #[derive(Debug, Default)]
-pub(super) struct Blocks(HashMap<String, HashMap<String, Block>>);
+pub(super) struct Blocks {
+    blocked: ByAggregate,
+    /// What the scan that is under way has found to be blocked no more: its rows are on their way.
+    released: ByAggregate,
+}
 
 impl Blocks {
     pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.blocked.is_empty()
     }
 
     fn get(&self, event: &Event) -> Option<&Block> {
-        self.0.get(&*event.aggregate_type)?.get(&*event.aggregate_id)
+        self.blocked.get(&*event.aggregate_type)?.get(&*event.aggregate_id)
     }
 
     fn add(&mut self, aggregate_type: &str, aggregate_id: &str, by: Uuid, from: u64) {
-        let of_type = self.0.entry(aggregate_type.to_owned()).or_default();
+        let of_type = self.blocked.entry(aggregate_type.to_owned()).or_default();
         let block = of_type.entry(aggregate_id.to_owned()).or_insert(Block { by, from });
         if from < block.from {
             *block = Block { by, from };
+        }
+    }
+
+    fn replace(&mut self, blocked: Vec<Blocked>, from: u64) {
+        self.released = std::mem::take(&mut self.blocked);
+        for it in blocked {
+            self.add(&it.aggregate_type, &it.aggregate_id, it.by, from);
+            if let Some(released) = self.released.get_mut(&it.aggregate_type) {
+                released.remove(&it.aggregate_id);
+            }
+        }
+    }
+
+    fn block_released(&mut self, from: u64) {
+        for (aggregate_type, released) in std::mem::take(&mut self.released) {
+            for (aggregate_id, Block { by, .. }) in released {
+                self.add(&aggregate_type, &aggregate_id, by, from);
+            }
         }
     }
 }
@@ -54,10 +80,16 @@ impl Publishing {
     /// The aggregates that are blocked from now on, whatever was blocked before. Only right while
     /// the window is empty and the log is held.
     pub(super) fn block_these(&mut self, blocked: Vec<Blocked>) {
-        self.blocks = Blocks::default();
-        let from = self.window.end();
-        for it in blocked {
-            self.blocks.add(&it.aggregate_type, &it.aggregate_id, it.by, from);
+        self.blocks.replace(blocked, self.window.end());
+    }
+
+    /// The scan has brought everything, or was interrupted: then events from the log must not
+    /// overtake what it was still to bring of the aggregates that it has released. They are parked
+    /// behind it, and the next scan brings all of it in order.
+    pub(crate) fn scan_ended(&mut self, is_complete: bool) {
+        match is_complete {
+            true => self.blocks.released = HashMap::new(),
+            false => self.blocks.block_released(self.window.end()),
         }
     }
 

@@ -195,6 +195,7 @@ impl World {
             lsn: at.commit_lsn.0,
             ordinal: at.ordinal,
         });
+        self.stored_ids.insert(message.id);
         self.stream.push(Stored {
             id: Some(message.id),
             position,

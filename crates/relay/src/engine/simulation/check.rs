@@ -13,12 +13,12 @@ impl World {
         self.faults.poison && id.is_multiple_of(5)
     }
 
-    pub(super) fn check_settled(&mut self, settled: Settled) {
+    pub(super) fn check_resolved(&mut self, settled: Settled) {
         let id = settled.id.as_u128();
         match settled.seq {
             Some(seq) => {
                 let at = usize::try_from(seq).expect("small") - 1;
-                assert_eq!(self.stream[at].id, Some(id), "settled at a wrong place");
+                assert_eq!(self.stream[at].id, Some(id), "found at a wrong place");
             }
             None => {
                 assert!(self.is_filtered(id), "{id} dropped");
@@ -27,16 +27,19 @@ impl World {
         }
     }
 
-    pub(super) fn check_confirmed(&self) {
-        let confirmed = self.relay.state.confirmed();
-        let stored: HashSet<u128> = self.stream.iter().filter_map(|it| it.id).collect();
-        for transaction in self.log.iter().filter(|it| it.end_lsn <= confirmed) {
+    pub(super) fn check_confirmed(&mut self) {
+        let confirmed = self.publishing().confirmed();
+        while let Some(transaction) = self.log.get(self.checked)
+            && transaction.end_lsn <= confirmed
+        {
             for id in &transaction.events {
-                let done =
-                    stored.contains(id) || self.parked.contains(id) || self.dropped.contains(id);
+                let done = self.stored_ids.contains(id)
+                    || self.parked.contains(id)
+                    || self.dropped.contains(id);
                 // What a lost slot left behind is not the log's any more.
                 assert!(done || self.old_rows.contains(id), "{id} confirmed unresolved");
             }
+            self.checked += 1;
         }
     }
 
@@ -64,19 +67,21 @@ impl World {
         let all_rows = || self.old_rows.iter().chain(&logged);
         assert_eq!(all_rows().filter(filtered).find(unmarked), None, "dropped and never marked");
         let last = self.log.last().map_or(Lsn::ZERO, |it| it.end_lsn);
-        assert!(self.relay.state.confirmed() >= last || self.slot_confirmed >= last);
+        assert!(self.publishing().confirmed() >= last || self.slot_confirmed >= last);
         let in_time = |ids: Vec<u128>| -> Vec<u128> {
             ids.into_iter().filter(|id| !self.late_rows.contains(id)).collect()
         };
         let (stored, expected) = (in_time(stored), in_time(expected));
         let Faults { mode, foreign, batches, blocking, purges, .. } = self.faults;
         if foreign == Foreign::Never {
-            assert_eq!(self.relay.state.counts().foreign, 0, "its own messages are not its own");
+            assert_eq!(self.publishing().counts().foreign, 0, "its own messages are not its own");
         }
         let reordered = mode == Mode::Fenced && foreign == Foreign::Always && !batches || purges;
         if mode == Mode::Fenced && !reordered && !blocking {
             assert_eq!(stored, expected, "not in commit order");
-            let positions = self.stream.iter().filter_map(|it| it.position).filter(|it| it.lsn > 0);
+            let in_order =
+                self.stream.iter().filter(|it| !it.id.is_some_and(|id| self.is_stray(id)));
+            let positions = in_order.filter_map(|it| it.position).filter(|it| it.lsn > 0);
             let places = positions.map(|it| (it.lsn, it.ordinal));
             assert!(places.is_sorted(), "a position says more than the stream has");
         }
@@ -89,9 +94,10 @@ impl World {
         }
     }
 
-    /// Parked, while what a predecessor sent of it was still on its way: it may arrive, but once.
+    /// Given up, while what a predecessor sent of it was still on its way, or before the relay ended
+    /// without having parked it: it may arrive, but once.
     fn is_stray(&self, id: u128) -> bool {
-        self.picky.contains(&id) && self.parked.contains(&id)
+        self.picky.contains(&id) && self.given_up.contains(&id)
     }
 
     fn by_key(&self, ids: &[u128]) -> BTreeMap<u8, Vec<u128>> {

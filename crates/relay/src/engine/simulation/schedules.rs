@@ -4,7 +4,8 @@ use super::{Faults, Foreign, World};
 use crate::engine::Mode;
 use crate::engine::seeds::seeds;
 
-const SEEDS: u64 = 500;
+/// Of each mix.
+const SEEDS: u64 = 100;
 const STEPS: usize = 600;
 
 /// Nothing but commits, crashes, broken connections and lost messages.
@@ -18,6 +19,13 @@ const CALM: Faults = Faults {
     batches: false,
     slot_loss: false,
     purges: false,
+    failing: false,
+    hidden: false,
+    locks: false,
+    unlogged: false,
+    is_indexed: false,
+    by_watermark: false,
+    marks_waiting_max: usize::MAX,
 };
 
 fn run(faults: Faults) {
@@ -136,4 +144,59 @@ fn in_batches_a_lost_slot_costs_nothing_and_changes_no_order() {
 #[test]
 fn in_keyed_mode_a_lost_slot_costs_nothing_and_changes_no_aggregates_order() {
     run(Faults { mode: Mode::Keyed, slot_loss: true, foreign: Foreign::Always, ..CALM });
+}
+
+/// Everything of PostgreSQL's that may go wrong.
+const ROUGH: Faults = Faults { failing: true, hidden: true, locks: true, ..CALM };
+
+// proves: G-MARK-1
+#[test]
+fn every_published_row_is_marked_whatever_fails() {
+    for is_indexed in [false, true] {
+        run(Faults { is_indexed, ..ROUGH });
+    }
+}
+
+// proves: G-MARK-1
+#[test]
+fn marks_for_which_there_is_no_room_are_left_to_the_sweeper_and_nothing_comes_twice() {
+    for is_indexed in [false, true] {
+        run(Faults { is_indexed, marks_waiting_max: 3, dedup: false, ..ROUGH });
+    }
+}
+
+#[test]
+fn a_row_that_never_passed_the_log_is_published_from_the_table() {
+    for is_indexed in [false, true] {
+        run(Faults { unlogged: true, is_indexed, ..CALM });
+    }
+}
+
+#[test]
+fn a_watermark_that_is_the_only_mark_comes_to_rest() {
+    run(Faults { by_watermark: true, failing: true, ..CALM });
+}
+
+#[test]
+fn batches_beside_whatever_fails_are_exact_without_any_deduplication() {
+    run(Faults { batches: true, dedup: false, poison: true, ..ROUGH });
+}
+
+#[test]
+fn in_keyed_mode_whatever_fails_changes_no_aggregates_order() {
+    run(Faults { mode: Mode::Keyed, foreign: Foreign::Always, poison: true, ..ROUGH });
+}
+
+// proves: G-DEAD-3
+#[test]
+fn no_event_overtakes_one_that_blocks_its_aggregate_whatever_fails() {
+    for mode in [Mode::Fenced, Mode::Keyed] {
+        run(Faults { mode, poison: true, blocking: true, ..ROUGH });
+    }
+}
+
+// proves: G-LOSS-3
+#[test]
+fn a_lost_slot_beside_whatever_fails_costs_nothing() {
+    run(Faults { slot_loss: true, batches: true, dedup: false, ..ROUGH });
 }

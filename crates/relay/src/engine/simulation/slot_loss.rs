@@ -1,37 +1,77 @@
-//! The slot is lost: what its log had yet to bring is the scanner's.
+//! How sessions end and begin: crashes, stops, lost slots, purged streams.
+
+use std::collections::VecDeque;
+use std::time::Duration;
 
 use pgoutput::Lsn;
-
+use rand::RngExt;
 use rand::seq::IndexedRandom;
 
-use super::World;
-use crate::engine::Place;
+use super::{Relay, WINDOW, World, engine, publishing};
+use crate::engine::{Doubted, Place};
 
 impl World {
-    /// What is resolved is confirmed, and how far that is written down.
-    pub(super) fn confirm(&mut self) {
-        let state = &self.relay.state;
-        if state.is_in_doubt() || state.confirmed() <= self.slot_confirmed {
-            return;
+    /// The process dies, or another takes its place; its messages may still arrive, and its
+    /// statements may still be executed.
+    pub(super) fn crash(&mut self) {
+        if self.rng.random_bool(0.5) {
+            let rng = &mut self.rng;
+            self.connections.last_mut().expect("one").retain(|_| rng.random_bool(0.5));
         }
-        // Without a place nothing is written down, and so nothing confirmed.
-        let Some(place) = state.place() else { return };
-        self.slot_confirmed = state.confirmed();
-        let clear = !self.is_gap_open && self.relay.scanned.is_empty();
-        self.place = Some(Place { seq: place.seq.filter(|_| clear), ..place });
+        let for_long = self.rng.random_bool(0.3);
+        if for_long || self.has_late_rows() {
+            self.connections.iter_mut().for_each(VecDeque::clear);
+        }
+        if for_long {
+            self.forgotten = self.stream.len();
+        }
+        self.connections.push(VecDeque::new());
+        for effect in std::mem::take(&mut self.relay.jobs) {
+            if self.faults.failing && self.rng.random_bool(0.5) {
+                let _ = self.execute(effect);
+            }
+        }
+        if self.faults.purges && self.rng.random_bool(0.3) {
+            self.stop();
+        }
+        let is_told = !self.is_gap_open && self.written.place.is_some_and(|it| it.seq.is_some());
+        if self.faults.purges && is_told && self.rng.random_bool(0.7) {
+            self.purge();
+        }
+        self.begin_session();
+    }
+
+    fn begin_session(&mut self) {
+        let watermark = self.table.watermark.as_ref().map_or(Lsn::ZERO, |it| it.lsn);
+        let resolved_before = self.slot_confirmed.max(watermark);
+        let tail = self.tail_back(resolved_before, WINDOW);
+        let doubted = (self.purged > 0).then(|| Doubted {
+            before: Lsn(self.lsn),
+            first_seq: self.purged as u64 + 1,
+            last_at_micros: 0,
+            place: self.written.place,
+        });
+        let mended = self.requeued.iter().filter(|id| self.stored_ids.contains(id));
+        let dead = self.dead.keys().chain(mended).copied().collect();
+        let publishing = publishing(self.faults, resolved_before, tail, doubted, &dead);
+        let engine = engine(self.faults, publishing, &self.table, self.is_gap_open, self.written);
+        self.now = Duration::ZERO;
+        self.relay = Relay::new(self.relay.generation + 1, engine);
     }
 
     /// The relay is asked to stop, and does as `Session::close`.
-    pub(super) fn stop(&mut self) {
-        if !self.relay.state.is_in_doubt() {
-            let commit_lsn = self.slot_confirmed.max(self.relay.state.confirmed());
+    fn stop(&mut self) {
+        if let Some(position) = self.relay.engine.last_position() {
+            let commit_lsn = self.slot_confirmed.max(position);
             self.slot_confirmed = commit_lsn;
-            self.place = Some(Place { commit_lsn, ordinal: 0, seq: None });
+            let place = Some(Place { commit_lsn, ordinal: 0, seq: None });
+            self.written.place = place;
+            self.written.end = self.written.end.max(commit_lsn);
         }
     }
 
     /// Old messages go, as by an operator's hand or by age.
-    pub(super) fn purge(&mut self) {
+    fn purge(&mut self) {
         let kept = *[0, 0, 1, 5].choose(&mut self.rng).expect("not empty");
         self.purged = self.purged.max(self.stream.len().saturating_sub(kept));
         self.forgotten = self.forgotten.max(self.purged);
@@ -41,13 +81,55 @@ impl World {
     ///
     /// As `finish_epoch` does, it marks what the stream has before it lets the scanner look.
     pub(super) fn lose_slot(&mut self) {
-        self.marked.extend(self.stream.iter().filter_map(|it| it.id));
+        for (id, row) in &mut self.table.rows {
+            row.is_marked |= row.is_visible && self.stored_ids.contains(id);
+        }
+        let dead = &self.dead;
+        self.table.rows.retain(|id, _| !dead.contains_key(id));
         let lost = self.log.iter().filter(|it| it.end_lsn > self.slot_confirmed);
         let left = |id: &u128| !self.dead.contains_key(id) && !self.old_rows.contains(id);
         let rows: Vec<u128> = lost.flat_map(|it| it.events.clone()).filter(left).collect();
         self.old_rows.extend(rows);
-        self.slot_confirmed = self.log.last().map_or(Lsn::ZERO, |it| it.end_lsn);
+        self.relay.jobs.clear();
+        self.lsn += 1;
+        self.slot_confirmed = Lsn(self.lsn);
+        self.written.end = Lsn(self.lsn);
+        self.written.place = None;
+        self.table.begin_epoch(Lsn(self.lsn));
         self.is_gap_open = true;
         self.crash();
+    }
+
+    /// A row appears that only the scanner can bring, while the log is followed.
+    ///
+    /// Not while a predecessor's messages may still arrive: its predictions hold only as long as
+    /// the same events are sent again in the same order.
+    pub(super) fn unmark_by_hand(&mut self) {
+        if self.old_connections_are_empty() && self.rng.random_bool(0.5) {
+            let row = self.mint();
+            self.table.come_back(row, self.is_filtered(row));
+            self.old_rows.push(row);
+            self.late_rows.insert(row);
+        }
+    }
+
+    /// A row with a number of its own, of which the log knows nothing.
+    pub(super) fn insert_unlogged(&mut self) {
+        if self.old_connections_are_empty() {
+            let (row, transaction) = (self.mint(), self.table.begin());
+            self.table.insert(row, transaction, true, self.is_filtered(row));
+            self.unlogged.insert(row);
+            self.old_rows.push(row);
+            self.late_rows.insert(row);
+        }
+    }
+
+    pub(super) fn old_connections_are_empty(&self) -> bool {
+        self.connections.iter().rev().skip(1).all(VecDeque::is_empty)
+    }
+
+    fn has_late_rows(&self) -> bool {
+        let mut late = self.late_rows.iter().chain(&self.requeued);
+        late.any(|id| self.table.rows.get(id).is_some_and(|it| !it.is_marked))
     }
 }

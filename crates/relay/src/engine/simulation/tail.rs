@@ -4,7 +4,7 @@ use pgoutput::Lsn;
 use uuid::Uuid;
 
 use super::{SYSTEM, World};
-use crate::engine::{Tail, TailMessage};
+use crate::engine::{Stored, Tail, TailMessage};
 
 impl World {
     pub(super) fn tail_since(&self, from: u64) -> Tail {
@@ -32,14 +32,30 @@ impl World {
     }
 
     /// As `TailReader::back_to` reads it, message by message.
-    pub(super) fn tail_back(&self, overtaken_max: usize) -> Tail {
+    pub(super) fn tail_back(&self, resolved_before: Lsn, overtaken_max: usize) -> Tail {
         let mut messages = self.messages_since(1);
         let before = |it: &&TailMessage| {
-            it.position.is_some_and(|position| Lsn(position.lsn) < self.slot_confirmed)
+            it.position.is_some_and(|position| Lsn(position.lsn) < resolved_before)
         };
         let mut overtaken = messages.iter().rev().filter(before).skip(overtaken_max);
         let from = overtaken.next().map_or(0, |it| it.seq);
         messages.retain(|it| it.seq >= from);
         self.tail_of(messages)
+    }
+
+    /// What the stream has of events that committed there or later.
+    pub(super) fn stored_since(&self, resolved_before: Option<Lsn>) -> Vec<Stored> {
+        let from = resolved_before.unwrap_or_default();
+        let stored = self.tail_of(self.messages_since(1)).stored.into_iter();
+        stored.filter(|it| it.commit_lsn >= from).collect()
+    }
+
+    /// Whether the stream still has the event.
+    pub(super) fn is_in_stream(&self, id: u128) -> bool {
+        self.stream.iter().skip(self.purged).any(|it| it.id == Some(id))
+    }
+
+    pub(super) fn sequence_of(&self, id: u128) -> Option<u64> {
+        self.stream.iter().position(|it| it.id == Some(id)).map(|at| at as u64 + 1)
     }
 }

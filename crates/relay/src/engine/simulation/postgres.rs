@@ -1,0 +1,331 @@
+//! PostgreSQL, and the jobs that reach it: what they do there, and what comes of them.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use pgoutput::Lsn;
+use rand::RngExt;
+use uuid::Uuid;
+
+use super::{MAX_ATTEMPTS, World};
+use crate::engine::{
+    Effect, Found, Marked, Notice, Outcome, Parked, Place, RowOfDead, ScanMarks, ScanRead,
+    SlotHealth, Swept, Verdict,
+};
+
+/// Rows of a scan at a time.
+const SCANNED_AT_ONCE: usize = 2;
+
+/// What is written down beside the slot.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Written {
+    pub(super) end: Lsn,
+    pub(super) place: Option<Place>,
+}
+
+/// A connection executes its statements in order.
+fn connection(effect: &Effect) -> usize {
+    match effect {
+        Effect::ReadTail { .. } => 0,
+        Effect::Park(_)
+        | Effect::NoteFailure { .. }
+        | Effect::MakeUpForMarks
+        | Effect::MarkScanned { .. } => 1,
+        Effect::Mark { statement, .. } if statement.is_on_second() => 2,
+        Effect::Mark { .. }
+        | Effect::TakeWatermark
+        | Effect::StoreWatermark(_)
+        | Effect::SweepOn { .. }
+        | Effect::ReadStreamBack { .. }
+        | Effect::Seek { .. }
+        | Effect::MarkSwept { .. } => 3,
+        Effect::OpenSecondWriter => 4,
+        Effect::OpenScan(_) | Effect::ReadScan(_) | Effect::CloseScan => 5,
+        _ => 6,
+    }
+}
+
+impl World {
+    /// Begins what the engine asks for.
+    pub(super) fn effects(&mut self) {
+        self.relay.engine.turn(self.now);
+        while let Some(effect) = self.relay.engine.next_effect() {
+            match effect {
+                Effect::Confirm(lsn) => {
+                    assert!(lsn <= self.written.end, "confirmed beyond what is written down");
+                    self.relay.confirming = lsn;
+                }
+                Effect::Measure(resolved) => {
+                    resolved.into_iter().for_each(|it| self.check_resolved(it));
+                }
+                Effect::AbandonScan { .. } => self.relay.cursor = None,
+                Effect::End(end) => panic!("the session ends: {end:?}"),
+                Effect::Tell(Notice::TryingAgain { attempts, .. }) => {
+                    assert!(attempts < MAX_ATTEMPTS, "tried too often");
+                }
+                Effect::Tell(_)
+                | Effect::CloseSecondWriter
+                | Effect::NoteSweep
+                | Effect::NoteScan
+                | Effect::Heartbeat
+                | Effect::LeaveServer
+                | Effect::PurgeDeadLetters => {}
+                effect => {
+                    if let Effect::Park(batch) = &effect {
+                        self.given_up.extend(batch.iter().map(|it| it.1.event.id.as_u128()));
+                    }
+                    self.relay.jobs.push(effect);
+                }
+            }
+        }
+    }
+
+    /// A job is executed, or one that was comes back.
+    pub(super) fn job(&mut self, honest: bool) {
+        let back = self.relay.outcomes.len();
+        if back > 0 && (honest || self.rng.random_bool(0.5)) {
+            let at = if honest { 0 } else { self.rng.random_range(0..back) };
+            let outcome = self.relay.outcomes.remove(at);
+            return self.relay.engine.outcome(self.now, outcome);
+        }
+        if self.relay.jobs.is_empty() {
+            return;
+        }
+        let any = if honest { 0 } else { self.rng.random_range(0..self.relay.jobs.len()) };
+        let wanted = connection(&self.relay.jobs[any]);
+        let first = self.relay.jobs.iter().position(|it| connection(it) == wanted);
+        let effect = self.relay.jobs.remove(first.expect("at least that one"));
+        if let Effect::OpenScan(open) = &effect
+            && open.awaits_visibility
+            && self.table.has_hidden_before_slot()
+        {
+            self.table.show(None);
+        }
+        let outcome = match !honest && self.faults.failing && self.rng.random_bool(0.15) {
+            true => self.fail(effect),
+            false => self.execute(effect),
+        };
+        self.relay.outcomes.extend(outcome);
+    }
+
+    /// A statement fails, before or after it was executed; or somebody has what it needs locked.
+    fn fail(&mut self, effect: Effect) -> Option<Outcome> {
+        let is_executed = self.rng.random_bool(0.5);
+        Some(match effect {
+            Effect::ReadTail { .. } => Outcome::TailFailed("silent".into()),
+            Effect::Park(batch) => {
+                let done = if batch.is_empty() { 0 } else { self.rng.random_range(0..batch.len()) };
+                batch[..done].iter().for_each(|it| _ = self.park(&it.1));
+                Outcome::NotParked(batch)
+            }
+            Effect::MarkScanned { batches, published } => {
+                Outcome::ScanMarked { batches, published, marked: None }
+            }
+            Effect::MakeUpForMarks => Outcome::Owed(None),
+            Effect::Checkpoint { .. } => Outcome::Checkpointed(None),
+            Effect::NoteGapFilled { .. } => Outcome::GapNoted(false),
+            Effect::OpenScan(_) | Effect::ReadScan(_) => {
+                self.relay.cursor = None;
+                Outcome::ScanPostponed
+            }
+            effect => {
+                let failure = failure(&effect);
+                let outcome =
+                    if is_executed || failure.is_none() { self.execute(effect) } else { None };
+                return failure.or(outcome);
+            }
+        })
+    }
+
+    pub(super) fn execute(&mut self, effect: Effect) -> Option<Outcome> {
+        Some(match effect {
+            Effect::ReadTail { from, .. } => Outcome::Tail(self.tail_since(from)),
+            Effect::Park(batch) => {
+                let parked = batch.iter();
+                let parked = parked
+                    .map(|(index, dead)| Parked { index: *index, row: self.park(dead) })
+                    .collect();
+                Outcome::Parked(parked)
+            }
+            Effect::NoteFailure { .. } => {
+                self.noted += 1;
+                return None;
+            }
+            Effect::AskForMarks(ids) => Outcome::Marks(self.marks_of(&ids)),
+            Effect::Checkpoint { place } => {
+                self.lsn += 3; // the row that it writes
+                self.written.end = self.written.end.max(Lsn(self.lsn));
+                let kept = self.written.place.map(|it| Place { seq: None, ..it });
+                self.written.place = place.or(kept);
+                Outcome::Checkpointed(Some(Lsn(self.lsn)))
+            }
+            Effect::LookAtSlot => Outcome::Slot(SlotHealth::default()),
+            Effect::MakeUpForMarks => {
+                let dead = &self.dead;
+                Outcome::Owed(Some(self.table.make_up(|id| dead.contains_key(&id))))
+            }
+            Effect::Mark { statement, marks } => {
+                let (rows, _, without_row) = self.table.mark(&marks);
+                Outcome::Marked { statement, marked: Some(Marked { rows, without_row }) }
+            }
+            Effect::OpenSecondWriter => Outcome::SecondWriter(true),
+            Effect::TakeWatermark => Outcome::Watermark(Some(self.table.take_watermark(self.lsn))),
+            Effect::StoreWatermark(pass) => {
+                if pass.sweeps_dead {
+                    let dead = &self.dead;
+                    self.table.rows.retain(|id, it| !(it.is_visible && dead.contains_key(id)));
+                }
+                Outcome::Unmarked(Some(self.table.store(&pass)))
+            }
+            Effect::SweepOn { pass, found } => {
+                let rows = self.table.unmarked(&pass);
+                Outcome::Unmarked(Some(Found { rows, ..found }))
+            }
+            Effect::ReadStreamBack { found, resolved_before } => {
+                let stored = self.stored_since(resolved_before);
+                let is_whole = resolved_before.is_some() && self.purged == 0;
+                Outcome::StreamBack { found, stored, is_whole }
+            }
+            Effect::Seek { found, verdict, .. } => self.carry_out(found, &verdict, true),
+            Effect::MarkSwept { found, verdict } => self.carry_out(found, &verdict, false),
+            effect => return self.execute_scan(effect),
+        })
+    }
+
+    fn execute_scan(&mut self, effect: Effect) -> Option<Outcome> {
+        Some(match effect {
+            Effect::OpenScan(open) => {
+                let blocked = self.faults.blocking.then(|| {
+                    self.release();
+                    self.blocked()
+                });
+                self.relay.cursor = Some(self.table.unpublished(open.range).into());
+                let mut read = self.read_scan(open.read.with_tail, open.read.opens_gap)?;
+                read.blocked = blocked;
+                Outcome::ScanRead(read)
+            }
+            Effect::ReadScan(read) => {
+                Outcome::ScanRead(self.read_scan(read.with_tail, read.opens_gap)?)
+            }
+            Effect::CloseScan => {
+                self.relay.cursor = None;
+                Outcome::ScanClosed
+            }
+            Effect::WatchScan { .. } => {
+                Outcome::ScanWatched(self.faults.failing && self.rng.random_bool(0.1))
+            }
+            Effect::MarkScanned { batches, published } => {
+                let (rows, owed, _) = self.table.mark(&published);
+                let marked = Some(ScanMarks { rows, owed });
+                Outcome::ScanMarked { batches, published, marked }
+            }
+            Effect::NoteGapFilled { .. } => {
+                self.is_gap_open = false;
+                self.written.place = self.written.place.map(|it| Place { seq: None, ..it });
+                Outcome::GapNoted(true)
+            }
+            effect => panic!("not a job: {effect:?}"),
+        })
+    }
+
+    fn read_scan(&mut self, with_tail: bool, opens_gap: bool) -> Option<ScanRead> {
+        let cursor = self.relay.cursor.as_mut()?;
+        let rows: Vec<u128> = cursor.drain(..cursor.len().min(SCANNED_AT_ONCE)).collect();
+        if opens_gap && !rows.is_empty() {
+            self.is_gap_open = true;
+            self.written.place = self.written.place.map(|it| Place { seq: None, ..it });
+        }
+        let seen = (with_tail && !rows.is_empty()).then(|| self.tail_since(1));
+        let rows = rows.iter().map(|id| self.scanned(*id)).collect();
+        Some(ScanRead { process: 1, rows, blocked: None, seen })
+    }
+
+    fn carry_out(&mut self, found: Found, verdict: &Verdict, seeks: bool) -> Outcome {
+        assert!(seeks || verdict.unlogged.is_empty(), "published without the stream being read");
+        let (mut marked, mut unlogged) = (0, 0);
+        let resolved = verdict.settled.iter().map(|it| it.id);
+        for id in resolved.chain(verdict.trusted.iter().copied()) {
+            marked += self.mark_swept(id.as_u128());
+        }
+        for id in verdict.unlogged.iter().map(Uuid::as_u128) {
+            if self.is_in_stream(id) {
+                marked += self.mark_swept(id);
+            } else if self.table.leave_to_scanner(id) {
+                assert!(self.unlogged.contains(&id), "{id} passed the log");
+                unlogged += 1;
+            }
+        }
+        Outcome::Swept(Some(Swept { found, marked, unlogged, suspected: verdict.suspected }))
+    }
+
+    fn mark_swept(&mut self, id: u128) -> u64 {
+        let is_done = self.stored_ids.contains(&id) || self.is_filtered(id);
+        assert!(is_done, "row {id} is marked and not published");
+        let row = self.table.rows.get_mut(&id);
+        row.map_or(0, |row| u64::from(!std::mem::replace(&mut row.is_marked, true)))
+    }
+
+    fn marks_of(&self, ids: &[Uuid]) -> HashMap<Uuid, Option<u64>> {
+        let is_marked = |id: &&Uuid| {
+            self.table.rows.get(&id.as_u128()).is_some_and(|it| it.is_marked && it.is_visible)
+        };
+        ids.iter().filter(is_marked).map(|id| (*id, self.sequence_of(id.as_u128()))).collect()
+    }
+
+    /// The event's row leaves the outbox.
+    pub(super) fn remove_row(&mut self, id: u128) -> RowOfDead {
+        match self.table.rows.get_mut(&id) {
+            Some(row) if row.is_visible && row.is_locked => {
+                row.is_owed = true;
+                RowOfDead::Locked
+            }
+            Some(row) if row.is_visible => {
+                self.table.rows.remove(&id);
+                RowOfDead::Removed
+            }
+            _ => RowOfDead::Unseen,
+        }
+    }
+
+    /// Rows become visible, are locked or let go of, or come by another way than the log.
+    pub(super) fn others(&mut self) {
+        match self.rng.random_range(0..3) {
+            0 => {
+                let hidden = self.table.hidden();
+                self.table.show(Some(hidden.unwrap_or_default()));
+            }
+            1 if self.faults.locks => self.lock_some(),
+            2 if self.faults.unlogged && self.rng.random_bool(0.3) => self.insert_unlogged(),
+            _ => {}
+        }
+    }
+
+    fn lock_some(&mut self) {
+        let locks = self.rng.random_bool(0.5);
+        for row in self.table.rows.values_mut() {
+            row.is_locked = locks && self.rng.random_bool(0.3);
+        }
+    }
+
+    pub(super) fn tick(&mut self, most_millis: u64) {
+        let passed = self.rng.random_range(0..=most_millis);
+        self.now += Duration::from_millis(passed);
+        self.relay.engine.tick(self.now, Duration::ZERO);
+    }
+}
+
+/// What is told of a statement of which nobody knows whether it was executed.
+fn failure(effect: &Effect) -> Option<Outcome> {
+    match effect {
+        Effect::Mark { statement, .. } => {
+            Some(Outcome::Marked { statement: *statement, marked: None })
+        }
+        Effect::OpenSecondWriter => Some(Outcome::SecondWriter(false)),
+        Effect::TakeWatermark => Some(Outcome::Watermark(None)),
+        Effect::StoreWatermark(_) | Effect::SweepOn { .. } | Effect::ReadStreamBack { .. } => {
+            Some(Outcome::Unmarked(None))
+        }
+        Effect::Seek { .. } | Effect::MarkSwept { .. } => Some(Outcome::Swept(None)),
+        _ => None,
+    }
+}
