@@ -36,7 +36,7 @@ test: servers-all ## run every test on real servers; ARGS="part_of_a_name"
 simulate: ## play SEEDS schedules of each simulation of the relay and the inbox
 	@echo "$(SEEDS) schedules of each simulation"
 	SEEDS=$(SEEDS) $(CARGO) test --release -p tailpost-relay -p tailpost-inbox --lib -- \
-		simulation:: engine::outages:: engine::takeover:: $(ARGS)
+		simulation:: engine::outages:: $(ARGS)
 
 matrix: servers-all ## run the tests with servers on every supported version; VERSIONS="14/2.10"
 	$(CARGO) build --workspace --bin tailpost

@@ -22,5 +22,5 @@ pub(crate) struct Variant {
 
 impl Variant {
     pub(crate) const DEFAULT: Self =
-        Self { mark: ROW, dedup: "both", layout: "documented", shards: 1 };
+        Self { mark: ROW, dedup: "both", layout: "standard", shards: 1 };
 }

@@ -126,7 +126,7 @@ impl<'a> BenchEnv<'a> {
     }
 
     /// Writes down what the last phase has left to be written.
-    pub(crate) async fn settle(&self) -> Result<()> {
+    pub(crate) async fn checkpoint(&self) -> Result<()> {
         self.client.batch_execute("CHECKPOINT").await.context("checkpoint")
     }
 

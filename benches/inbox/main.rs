@@ -90,7 +90,7 @@ async fn round(servers: &Servers, events: u32, number: u32) -> Result<Round> {
     let (mut consumer, mut insert, mut transactional, mut http) = (None, None, None, None);
     for phase in phases {
         progress(&format!("round {}: {phase:?}", number + 1));
-        env.settle().await?;
+        env.checkpoint().await?;
         match phase {
             Phase::Consumer => consumer = Some(limits::consumer(&env).await?),
             Phase::Insert => insert = Some(limits::insert(&env).await?),

@@ -49,19 +49,21 @@ async fn a_table_keeps_its_layout_and_setup_says_so() {
     assert!(!told.contains("created"), "{told}");
     let (told, _) = fast.ends_with(0, &["setup", "--layout", "fast"]).await;
     assert!(told.contains("exists   layout fast") && !told.contains("created"), "{told}");
-    let (_, said) = fast.ends_with(4, &["setup", "--layout", "documented"]).await;
+    let (_, said) = fast.ends_with(4, &["setup", "--layout", "standard"]).await;
     assert!(said.contains("is fast") && said.contains("leave out --layout"), "{said}");
+    let (_, said) = fast.ends_with(2, &["setup", "--layout", "documented"]).await;
+    assert!(said.contains("it is called `standard` now"), "{said}");
     assert_eq!(fast.query::<String>(INDEXES).await, FAST);
 
-    let documented = env(&[]).await;
-    let before: String = documented.query(INDEXES).await;
+    let standard = env(&[]).await;
+    let before: String = standard.query(INDEXES).await;
     assert_eq!(before, "idx_outbox_unpublished outbox_events_pkey");
-    let (_, said) = documented.ends_with(4, &["setup", "--layout", "fast"]).await;
-    assert!(said.contains("is documented") && said.contains("docs/marking.md"), "{said}");
-    assert_eq!(documented.query::<String>(INDEXES).await, before);
-    assert_eq!(fillfactor(&documented).await, "fillfactor=50");
-    documented.execute("DROP INDEX idx_outbox_unpublished").await;
-    let (_, said) = documented.ends_with(4, &["setup", "--layout", "fast"]).await;
+    let (_, said) = standard.ends_with(4, &["setup", "--layout", "fast"]).await;
+    assert!(said.contains("is standard") && said.contains("docs/marking.md"), "{said}");
+    assert_eq!(standard.query::<String>(INDEXES).await, before);
+    assert_eq!(fillfactor(&standard).await, "fillfactor=50");
+    standard.execute("DROP INDEX idx_outbox_unpublished").await;
+    let (_, said) = standard.ends_with(4, &["setup", "--layout", "fast"]).await;
     assert!(said.contains("none that is known"), "{said}");
 }
 

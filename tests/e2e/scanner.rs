@@ -248,7 +248,7 @@ async fn lose_many_marks(layout: &str) {
 // proves: G-MARK-1
 #[tokio::test(flavor = "multi_thread")]
 async fn however_many_marks_were_lost_all_are_swept() {
-    lose_many_marks("documented").await;
+    lose_many_marks("standard").await;
 }
 
 /// R-REL-02, R-REL-06

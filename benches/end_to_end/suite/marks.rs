@@ -14,10 +14,10 @@ const ROUNDS: u32 = 3;
 
 /// How rows are marked, how the table is stored, and what keeps messages single.
 const WAYS: [(&str, &str, &str); 7] = [
-    (ROW, "documented", "both"),
+    (ROW, "standard", "both"),
     (ROW, "fast", "both"),
     (ROW, "fast", "position"),
-    (DELETE, "documented", "both"),
+    (DELETE, "standard", "both"),
     (DELETE, "fast", "both"),
     (WATERMARK, "fast", "both"),
     (WATERMARK, "fast", "position"),

@@ -9,11 +9,11 @@ mod redrive_schedule;
 mod retry;
 mod role_lease;
 #[cfg(test)]
+mod role_simulation;
+#[cfg(test)]
 pub(crate) mod seeds;
 #[cfg(test)]
 mod simulation;
-#[cfg(test)]
-mod takeover;
 
 pub(crate) use breaker::{Breaker, Convicted, Trouble, TroubleKind};
 pub(crate) use capacity::{Capacity, Full, LEFT_MAX};

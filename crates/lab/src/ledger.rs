@@ -190,11 +190,13 @@ impl<'a> Order<'a> {
             last.1 = seq.max(row.seq);
             row.seq < seq || message.stream != stream
         });
-        let by_log = message.position.filter(|_| message.fenced).is_some_and(|it| {
-            let Position { system_id, timeline, lsn, ordinal } = it;
-            let last = self.by_history.entry((message.stream, system_id, timeline)).or_default();
-            (lsn, ordinal) < std::mem::replace(last, (*last).max((lsn, ordinal)))
-        });
+        let by_log =
+            message.position.filter(|_| message.has_expected_last_sequence).is_some_and(|it| {
+                let Position { system_id, timeline, lsn, ordinal } = it;
+                let last =
+                    self.by_history.entry((message.stream, system_id, timeline)).or_default();
+                (lsn, ordinal) < std::mem::replace(last, (*last).max((lsn, ordinal)))
+            });
         by_aggregate || by_log
     }
 }

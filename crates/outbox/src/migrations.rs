@@ -58,6 +58,11 @@ pub const MIGRATIONS: &[Migration] = &[
         name: "resolved_place",
         sql: include_str!("../../../migrations/0010_resolved_place.sql"),
     },
+    Migration {
+        version: 13,
+        name: "checkpoint",
+        sql: include_str!("../../../migrations/0013_checkpoint.sql"),
+    },
 ];
 
 /// The first migration for a table that the documented text does not fit: one with other column
@@ -69,7 +74,7 @@ const OUTBOX_ADOPTED: &str = include_str!("../../../migrations/0001_outbox_adopt
 pub enum Layout {
     /// With an index of the rows that are not marked, which every mark touches.
     #[default]
-    Documented,
+    Standard,
     /// With no index that a mark touches, and room in every page for the marks of its rows.
     Fast,
 }
@@ -381,7 +386,8 @@ mod tests {
                 "46ef4200e46652c5",
                 "d8df65c4442489a6",
                 "8ae75a4906b13c3a",
-                "45d5808b27d1424a"
+                "45d5808b27d1424a",
+                "6cf4fc66e3dd94ab"
             ]
         );
     }
@@ -397,7 +403,7 @@ mod tests {
         for column in Column::ALL {
             columns.rename(column, &format!("app {}", column.documented_name())).unwrap();
         }
-        let sql = text.render(&Table::default().with_columns(columns).unwrap(), Layout::Documented);
+        let sql = text.render(&Table::default().with_columns(columns).unwrap(), Layout::Standard);
         for column in Column::ALL {
             let name = column.documented_name();
             assert!(sql.contains(&format!("\"app {name}\"")), "{name}");
@@ -410,7 +416,7 @@ mod tests {
         let mut columns = Columns::default();
         columns.rename(Column::OccurredAt, "at").unwrap();
         for table in [Table::default(), Table::default().with_columns(columns).unwrap()] {
-            let (plain, fast) = (render(&table, Layout::Documented), render(&table, Layout::Fast));
+            let (plain, fast) = (render(&table, Layout::Standard), render(&table, Layout::Fast));
             assert!(plain.contains(UNMARKED_INDEX) && !plain.contains("idx_outbox_txid"));
             assert!(!fast.contains(UNMARKED_INDEX) && fast.contains("idx_outbox_txid"));
             assert!(!fast.contains("{occurred_at}") && !fast.contains("{table}"));
@@ -421,7 +427,7 @@ mod tests {
     fn placeholders_in_names_are_not_replaced_again() {
         let table = Table::new("{table}", "{schema}").unwrap();
         let migration = Migration { version: 1, name: "x", sql: "{schema}|{table}|{other}" };
-        let rendered = migration.render(&table, Layout::Documented);
+        let rendered = migration.render(&table, Layout::Standard);
         assert_eq!(rendered, "\"{table}\"|\"{table}\".\"{schema}\"|{other}\n");
     }
 

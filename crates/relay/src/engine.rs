@@ -416,8 +416,12 @@ impl Engine {
     fn slot_looked_at(&mut self, now: Duration, health: SlotHealth) {
         let (retained_bytes, wal_status) = (health.retained_bytes, health.wal_status.clone());
         let (outlook, notice) = self.slot_watch.looked(now, health);
-        let (left_bytes, left_seconds) = (outlook.left_bytes, outlook.left.map(|it| it.as_secs()));
-        let status = SlotStatus { wal_status, retained_bytes, left_bytes, left_seconds };
+        let status = SlotStatus {
+            wal_status,
+            retained_bytes,
+            wal_headroom_bytes: outlook.left_bytes,
+            wal_headroom_seconds: outlook.left.map(|it| it.as_secs()),
+        };
         self.tell(Notice::Slot { status, notice });
         if outlook.is_over && self.drops_slot_at_limit {
             self.effects.push_back(Effect::End(End::WalLimit));

@@ -20,8 +20,8 @@
 //!
 //! # Why nothing is stored twice
 //!
-//! A session begins by reading the end of the stream back to what is confirmed, and settles the
-//! events it finds there. While it runs, each message names the sequence it must follow
+//! A session begins by reading the end of the stream back to what is confirmed. The events that it
+//! finds there are already stored. While it runs, each message names the sequence it must follow
 //! (`Nats-Expected-Last-Sequence`): the broker refuses it if anything else came in between or got
 //! lost, and everything behind it. So what is stored is a prefix of what was sent, and after any
 //! doubt the tail says which.

@@ -1,4 +1,4 @@
-//! The NATS side: publishing, answers, the stream's tail and its fitness.
+//! The NATS side: publishing, answers, the stream's tail, and whether the stream fits.
 
 mod broker_failover;
 mod connect;

@@ -389,7 +389,7 @@ impl Poll {
         {
             self.owed_at = Instant::now();
             self.jobs.push(job(async move {
-                let found = store.settle_owed().await.inspect_err(|error| {
+                let found = store.mark_owed().await.inspect_err(|error| {
                     warn!(error = describe(error), "left rows to be marked later");
                 });
                 Ok(Done::OwedSettled { store, found: found.ok() })

@@ -134,18 +134,18 @@ impl Reporter {
         let (base, counts) = (&self.base, state.counts());
         let status = &mut self.status;
         let resolved = |it: &Status| {
-            it.published_total + it.settled_total + it.parked_total + it.dropped_total
+            it.published_total + it.already_stored_total + it.dead_letters_total + it.dropped_total
         };
         let before = resolved(status);
         status.resolved_lsn = state.confirmed();
-        status.confirmed_lsn = confirmed;
+        status.confirmed_flush_lsn = confirmed;
         status.received_lsn = state.received().max(state.confirmed());
         status.in_flight_events = state.unresolved();
         status.in_flight_bytes = state.window_bytes();
         status.published_total = base.published_total + counts.acked;
         status.duplicates_total = base.duplicates_total + counts.duplicates;
-        status.settled_total = base.settled_total + counts.found;
-        status.parked_total = base.parked_total + counts.parked;
+        status.already_stored_total = base.already_stored_total + counts.found;
+        status.dead_letters_total = base.dead_letters_total + counts.parked;
         status.dropped_total = base.dropped_total + counts.dropped;
         status.resyncs_total = base.resyncs_total + counts.resyncs;
         status.batches_total = base.batches_total + counts.batches;
@@ -154,7 +154,7 @@ impl Reporter {
         status.deferred_total = base.deferred_total + counts.deferred;
         (status.breaker, status.breaker_retry_in) = state.breaker();
         status.breaker_opened_total = base.breaker_opened_total + state.breaker_opened();
-        status.marked_total = base.marked_total + marks.marked;
+        status.rows_marked_total = base.rows_marked_total + marks.marked;
         status.swept_total = base.swept_total + marks.swept;
         status.unlogged_total = base.unlogged_total + marks.unlogged;
         status.scanned_total = base.scanned_total + scanned;

@@ -240,9 +240,9 @@ impl Session {
             // And nobody who writes to the stream, or purges it, until there is a relay again can
             // make events count as published.
             let place = Some(Place { commit_lsn: confirmed, ordinal: 0, seq: None });
-            let held = self.store.hold_at(slot, self.slot.reader, confirmed, place);
+            let stored = self.store.checkpoint_at(slot, self.slot.reader, confirmed, place);
             let late = Error::Stalled("the last position could not be written down");
-            tokio::time::timeout(LAST_POSITION_MAX, held).await.unwrap_or(Err(late))?;
+            tokio::time::timeout(LAST_POSITION_MAX, stored).await.unwrap_or(Err(late))?;
         }
         self.source.confirm(confirmed);
         if !self.source.stop(confirmed).await && confirmed > before {

@@ -6,7 +6,7 @@ use serde::{Serialize, Serializer};
 /// What a running relay knows about itself. Published through a `watch` channel.
 ///
 /// Totals count since the process started. Positions belong to the present session and satisfy
-/// `confirmed_lsn <= resolved_lsn <= received_lsn`.
+/// `confirmed_flush_lsn <= resolved_lsn <= received_lsn`.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Status {
     /// What the relay is doing.
@@ -25,7 +25,7 @@ pub struct Status {
     pub resolved_lsn: Lsn,
     /// What PostgreSQL was told it may forget.
     #[serde(serialize_with = "text")]
-    pub confirmed_lsn: Lsn,
+    pub confirmed_flush_lsn: Lsn,
     /// What the slot makes the server keep, once it was looked at.
     pub slot: Option<SlotStatus>,
     /// Events read but not resolved.
@@ -34,14 +34,14 @@ pub struct Status {
     pub in_flight_bytes: usize,
     /// Events stored by the broker on this relay's request.
     pub published_total: u64,
-    /// Publishes that the broker answered as duplicates. They are among the settled.
+    /// Publishes that the broker answered as duplicates. They are among the already stored.
     pub duplicates_total: u64,
     /// Events found in the stream already, and so not published again.
-    pub settled_total: u64,
+    pub already_stored_total: u64,
     /// Rows marked as published.
-    pub marked_total: u64,
+    pub rows_marked_total: u64,
     /// Events moved to the dead-letter table.
-    pub parked_total: u64,
+    pub dead_letters_total: u64,
     /// Events that a route dropped. One that a broken session did not confirm is counted again.
     pub dropped_total: u64,
     /// Events published by the scanner, because the log could not bring them.
@@ -109,9 +109,9 @@ pub struct SlotStatus {
     pub retained_bytes: u64,
     /// Bytes until the nearer of `relay.wal_limit` and the server's `max_slot_wal_keep_size`;
     /// `None` if neither is set. How full the server's disk is, SQL does not tell.
-    pub left_bytes: Option<u64>,
+    pub wal_headroom_bytes: Option<u64>,
     /// When they will be used up if the log goes on growing as it does; `None` while it does not.
-    pub left_seconds: Option<u64>,
+    pub wal_headroom_seconds: Option<u64>,
 }
 
 /// What a relay is doing.
@@ -216,9 +216,9 @@ mod tests {
 
     #[test]
     fn json_shows_positions_as_postgresql_prints_them() {
-        let status = Status { confirmed_lsn: Lsn(0x16_B374_D848), ..Status::default() };
+        let status = Status { confirmed_flush_lsn: Lsn(0x16_B374_D848), ..Status::default() };
         let json = serde_json::to_value(&status).expect("serialisable");
-        assert_eq!(json["confirmed_lsn"], "16/B374D848");
+        assert_eq!(json["confirmed_flush_lsn"], "16/B374D848");
         assert_eq!(json["role"], "starting");
         assert_eq!(json["last_progress_age_seconds"], serde_json::Value::Null);
     }

@@ -8,6 +8,7 @@ mod lab_args;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::{EnumValueParser, TypedValueParser};
 use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand};
 
 use crate::config::{LogFormat, Sources};
@@ -178,12 +179,12 @@ pub(crate) struct SetupArgs {
     /// Show the SQL and the stream's configuration, and do nothing
     #[arg(long)]
     pub(crate) print: bool,
-    /// How the outbox table is stored, if there is none yet [default: documented]
+    /// How the outbox table is stored, if there is none yet [default: standard]
     ///
     /// With `fast` a mark touches no index and finds room in its page. A table that exists keeps its
     /// layout; docs/marking.md says what each costs, and how to change it by hand.
-    #[arg(long, value_enum)]
-    pub(crate) layout: Option<Layout>,
+    #[arg(long, value_parser = EnumValueParser::<Layout>::new().try_map(relay::Layout::try_from))]
+    pub(crate) layout: Option<relay::Layout>,
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
@@ -192,17 +193,23 @@ pub(crate) struct SetupArgs {
 /// See [`relay::Layout`].
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 pub(crate) enum Layout {
-    /// As documented, with an index of the rows that are not marked
-    Documented,
+    /// With an index of the rows that are not marked
+    Standard,
     /// Without an index that a mark touches
     Fast,
+    // What `standard` was called.
+    #[value(hide = true)]
+    Documented,
 }
 
-impl From<Layout> for relay::Layout {
-    fn from(layout: Layout) -> Self {
+impl TryFrom<Layout> for relay::Layout {
+    type Error = &'static str;
+
+    fn try_from(layout: Layout) -> Result<Self, Self::Error> {
         match layout {
-            Layout::Documented => Self::Documented,
-            Layout::Fast => Self::Fast,
+            Layout::Standard => Ok(Self::Standard),
+            Layout::Fast => Ok(Self::Fast),
+            Layout::Documented => Err("it is called `standard` now"),
         }
     }
 }

@@ -107,7 +107,7 @@ async fn a_requeued_event_takes_the_same_way_again_and_nobody_else_sees_it() {
 /// R-DLQ-04
 // proves: G-LETTER-2
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_rejected_or_discarded_is_settled_and_written_down() {
+async fn what_is_rejected_or_discarded_is_resolved_and_written_down() {
     let scene = Scene::new().await;
     let [rejected, discarded] = [scene.dead("o-1").await, scene.dead("o-2").await];
     let (rejects, discards) = (rejected.to_string(), discarded.to_string());
@@ -271,7 +271,7 @@ async fn a_dead_letter_without_a_record_is_not_requeued_and_a_dry_run_says_so() 
 
 /// R-INB-08: what no attempt can ever handle is not given one.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_no_event_cannot_be_requeued_but_settled() {
+async fn what_is_no_event_cannot_be_requeued_but_resolved() {
     let scene = Scene::new().await;
     let jetstream = scene.env.nats.jetstream().await.expect("connect to NATS");
     let publish = jetstream.publish("outbox.order.Odd", "hunter2".into()).await.expect("sent");

@@ -156,7 +156,7 @@ impl Cast {
             received: self.journal.received_count(),
             effects: self.effects(),
             in_flight: status.in_flight_events,
-            confirmed: status.confirmed_lsn.to_string(),
+            confirmed: status.confirmed_flush_lsn.to_string(),
             latencies: self.journal.recent(),
         }
     }

@@ -329,7 +329,7 @@ mod tests {
             let table = shape.table();
             client.batch_execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public").await.unwrap();
             client.batch_execute(&shape.create()).await.unwrap();
-            client.batch_execute(&render(&table, Layout::Documented)).await.unwrap();
+            client.batch_execute(&render(&table, Layout::Standard)).await.unwrap();
             let mut rows = Rows::new(shape, 1);
             let mut all = rows.every();
             all.extend((0..100).map(|_| rows.draw()));

@@ -68,6 +68,6 @@ fn stored(sequence: u64, headers: &[u8]) -> Stored {
         sequence,
         id: id.and_then(|it| it.parse().ok()),
         position: value(header::POSITION).and_then(|it| it.parse().ok()),
-        fenced: value(header::EXPECTED_LAST_SEQUENCE).is_some(),
+        has_expected_last_sequence: value(header::EXPECTED_LAST_SEQUENCE).is_some(),
     }
 }

@@ -28,7 +28,7 @@ pub struct Stored {
     /// The position in the log that it carries.
     pub position: Option<Position>,
     /// Whether it named the sequence it must follow.
-    pub fenced: bool,
+    pub has_expected_last_sequence: bool,
 }
 
 pub(super) async fn read(jetstream: &Context, name: &str) -> Result<Vec<Stored>> {
@@ -74,6 +74,6 @@ fn stored(sequence: u64, headers: &HeaderMap) -> Stored {
         sequence,
         id: id.and_then(|it| it.parse().ok()),
         position: value(header::POSITION).and_then(|it| it.parse().ok()),
-        fenced: value(header::EXPECTED_LAST_SEQUENCE).is_some(),
+        has_expected_last_sequence: value(header::EXPECTED_LAST_SEQUENCE).is_some(),
     }
 }

@@ -93,7 +93,7 @@ impl Writer {
                 session = None;
             }
             let paced = matches!(outcome, Outcome::Committed(_)).then_some(order.events.len());
-            self.settle(order, outcome)?;
+            self.note_outcome(order, outcome)?;
             if let (Some(rate), Some(events)) = (self.options.rate, paced) {
                 due = next_due(due, events, rate / f64::from(self.writers()));
                 tokio::select! {
@@ -111,7 +111,7 @@ impl Writer {
         u32::try_from(self.options.writers).unwrap_or(u32::MAX)
     }
 
-    fn settle(&mut self, order: Order, outcome: Outcome) -> Result<()> {
+    fn note_outcome(&mut self, order: Order, outcome: Outcome) -> Result<()> {
         match outcome {
             Outcome::Committed(sent) => self.committed(&order, sent),
             Outcome::RolledBack => self.rolled_back(&order),

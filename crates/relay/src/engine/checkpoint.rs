@@ -2,9 +2,9 @@
 //!
 //! Nothing tells one slot from another that was created under its name: before PostgreSQL 17 they
 //! look the same. But a slot begins where the log ends when it is created. So the relay writes down
-//! where the log ended while it had the slot (`held_lsn`), waits until that is on the disk, and only
-//! then confirms up to there. Its own slot is never beyond `held_lsn`, wherever the relay is
-//! killed; a slot that was created, or advanced, after the relay lost it always is. (If nothing was
+//! where the log ended while it had the slot (`checkpoint_lsn`), waits until that is on the disk, and
+//! only then confirms up to there. Its own slot is never beyond `checkpoint_lsn`, wherever the relay
+//! is killed; a slot that was created, or advanced, after the relay lost it always is. (If nothing was
 //! written to the log in between, they are equal, and nothing is missing.)
 //!
 //! Beside it stands how far everything is resolved (`resolved_lsn` and its companions), for a

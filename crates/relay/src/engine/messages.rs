@@ -76,8 +76,8 @@ pub(crate) enum Input {
 /// Why the broker refused a message, by what follows from it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// The predicted sequence was wrong: read the tail and go back.
-    Guard,
+    /// The stream's last sequence is another: read the tail and go back.
+    ExpectedLastSequence,
     /// Nothing is wrong with the message: try again later.
     Outage(String),
     /// This message can never be stored.

@@ -359,7 +359,7 @@ impl Publishing {
 
     fn refused(&mut self, index: u64, refusal: Refusal) {
         match refusal {
-            Refusal::Guard => {
+            Refusal::ExpectedLastSequence => {
                 self.resync(self.pause(Duration::from_millis(2)), "the stream moved".into());
             }
             Refusal::Outage(why) => self.outage(why),

@@ -9,12 +9,12 @@ use crate::nats::NatsLink;
 const DENIED: &str = "Permissions Violation for Publish to \"";
 
 /// Permission violations on publishing. The message they are about is never answered.
-pub(crate) struct Denials {
+pub(crate) struct PermissionViolations {
     link: watch::Receiver<NatsLink>,
     seen: u64,
 }
 
-impl Denials {
+impl PermissionViolations {
     pub(crate) fn new(link: watch::Receiver<NatsLink>) -> Self {
         let seen = link.borrow().errors;
         Self { link, seen }

@@ -111,7 +111,7 @@ fn understand<'a>(message: &'a Message, stream: &str) -> Meaning<'a> {
 ///
 /// | class | what follows |
 /// |---|---|
-/// | guard | the prediction was wrong: the tail is read, the rest is sent again |
+/// | expected last sequence | it was another one: the tail is read, the rest is sent again |
 /// | message | this event can never be stored: it is parked |
 /// | configuration | nothing can be stored until an operator changes something: the relay stops |
 /// | no batches | messages go one by one from now on |
@@ -123,7 +123,7 @@ fn classify(error: &ApiError) -> Refusal {
     match error.err_code {
         // Wrong last message id, wrong last sequence (also as a constant text on replicas).
         // So is a batch that the broker no longer knows: the tail tells what came of it.
-        10070 | 10071 | 10164 | 10208 => Refusal::Guard,
+        10070 | 10071 | 10164 | 10208 => Refusal::ExpectedLastSequence,
         // Switched off; a pattern or an id not to its liking; too many at a time.
         10205..=10207 | 10211 => Refusal::NoBatches(said()),
         // Over max_msg_size; headers over 64 KiB; rejected ttl, rollup, counter, schedule, source.
@@ -208,11 +208,11 @@ mod tests {
             ),
             (
                 r#"{"type":"err","seq":5,"error":{"code":400,"err_code":10071,"description":"wrong last sequence: 4"}}"#,
-                "Some(Broken { batch: 3, number: 5, refusal: Guard })",
+                "Some(Broken { batch: 3, number: 5, refusal: ExpectedLastSequence })",
             ),
             (
                 r#"{"error":{"code":400,"err_code":10208,"description":"batch publish ID is unknown"},"stream":"OUTBOX","seq":0}"#,
-                "Some(Broken { batch: 3, number: 7, refusal: Guard })",
+                "Some(Broken { batch: 3, number: 7, refusal: ExpectedLastSequence })",
             ),
         ] {
             assert_eq!(read(payload), expected, "{payload}");
@@ -252,7 +252,7 @@ mod tests {
         let class = |code: u16, err_code: u32, description: &str| {
             let error = ApiError { code, err_code, description: description.into() };
             match classify(&error) {
-                Refusal::Guard => "guard",
+                Refusal::ExpectedLastSequence => "expected last sequence",
                 Refusal::Outage(_) => "outage",
                 Refusal::Message(_) => "message",
                 Refusal::OverLimit(_) | Refusal::Unwelcome(_) => "only the client says so",
@@ -289,9 +289,9 @@ mod tests {
             (400, 10227, "stream source header is not allowed", "message"),
             (400, 10174, "atomic publish is disabled", "configuration"),
             (412, 10185, "required API level is not supported", "configuration"),
-            (400, 10071, "wrong last sequence: 2", "guard"),
-            (400, 10164, "wrong last sequence", "guard"),
-            (400, 10070, "wrong last msg ID: x", "guard"),
+            (400, 10071, "wrong last sequence: 2", "expected last sequence"),
+            (400, 10164, "wrong last sequence", "expected last sequence"),
+            (400, 10070, "wrong last msg ID: x", "expected last sequence"),
             (503, 10008, "JetStream system temporarily unavailable", "outage"),
             (503, 10009, "JetStream not in clustered mode", "outage"),
             (503, 10023, "insufficient resources", "outage"),
@@ -309,7 +309,7 @@ mod tests {
             (400, 19999, "never heard of", "configuration"),
             (400, 10205, "batch publish is disabled", "no batches"),
             (429, 10211, "batch publish too many inflight", "no batches"),
-            (400, 10208, "batch publish ID is unknown", "guard"),
+            (400, 10208, "batch publish ID is unknown", "expected last sequence"),
         ] {
             assert_eq!(class(code, err_code, description), expected, "{err_code} {description}");
         }

@@ -15,7 +15,7 @@ use serde_json::Value as Json;
 use tokio::sync::watch;
 
 use super::limits::Limits;
-use super::permission_violations::Denials;
+use super::permission_violations::PermissionViolations;
 use super::pub_ack;
 use super::reply_subject::Replies;
 use crate::config::Dedup;
@@ -71,7 +71,7 @@ pub(crate) struct Publisher {
     statistics: Arc<Statistics>,
     connects: u64,
     limits: watch::Receiver<Limits>,
-    denials: Denials,
+    permission_violations: PermissionViolations,
 }
 
 /// The broker's answers, whatever was asked on the publisher's inbox.
@@ -117,7 +117,7 @@ impl Publisher {
             statistics,
             connects,
             limits,
-            denials: Denials::new(link),
+            permission_violations: PermissionViolations::new(link),
         };
         Ok((publisher, answers))
     }
@@ -203,18 +203,18 @@ impl Publisher {
     /// A subject that the broker's user turned out not to be allowed to publish on, and the words of
     /// the broker. Each word of it is told once.
     pub(crate) fn denied(&mut self) -> Option<Input> {
-        self.denials.next()
+        self.permission_violations.next()
     }
 
     fn headers(&mut self, send: &Send<'_>) -> Result<HeaderMap, String> {
         let mut headers = self.headers.clone();
         let mut illegal = None;
         let mut ours = OURS.iter();
-        let fence_suffices = self.dedup == Dedup::Position && send.expected.is_some();
+        let sequence_suffices = self.dedup == Dedup::Position && send.expected.is_some();
         wire::event_headers(send.event, |name, value| {
             let known = ours.clone().position(|(known, _)| *known == name);
             let name_on_wire = match known.and_then(|at| ours.nth(at)) {
-                Some((wire::header::MSG_ID, _)) if fence_suffices => Ok(EVENT_ID),
+                Some((wire::header::MSG_ID, _)) if sequence_suffices => Ok(EVENT_ID),
                 Some((_, name)) => Ok(name.clone()),
                 None => name.parse(),
             };

@@ -185,7 +185,7 @@ async fn slot(config: &Config, client: &Client) -> Result<Option<SlotReport>, Er
             name: config.slot.clone(),
             active: row.get(0),
             wal_status: row.get(1),
-            confirmed_lsn: confirmed.map(|lsn| pgoutput::Lsn(lsn).to_string()),
+            confirmed_flush_lsn: confirmed.map(|lsn| pgoutput::Lsn(lsn).to_string()),
             current_lsn: pgoutput::Lsn(current).to_string(),
             lag_bytes: behind(confirmed),
             retained_bytes: behind(lsn(row.get(4))),

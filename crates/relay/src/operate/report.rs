@@ -46,7 +46,7 @@ pub struct SlotReport {
     /// `reserved`, `extended`, `unreserved`, or `lost`.
     pub wal_status: Option<String>,
     /// The position up to which PostgreSQL was told to forget.
-    pub confirmed_lsn: Option<String>,
+    pub confirmed_flush_lsn: Option<String>,
     /// The server's present end of the log.
     pub current_lsn: String,
     /// Bytes of log between the two.

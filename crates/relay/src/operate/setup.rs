@@ -217,7 +217,7 @@ fn needs_index_of_transactions(config: &Config) -> bool {
 
 fn name(layout: Layout) -> &'static str {
     match layout {
-        Layout::Documented => "documented",
+        Layout::Standard => "standard",
         Layout::Fast => "fast",
     }
 }
@@ -240,7 +240,7 @@ async fn check_layout(
         ));
     }
     let found = if store.has_index_of_unmarked().await? {
-        Layout::Documented
+        Layout::Standard
     } else if store.has_index_of_transactions().await? {
         Layout::Fast
     } else {

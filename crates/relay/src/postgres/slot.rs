@@ -39,7 +39,7 @@ pub(crate) struct Slot {
     pub(crate) confirmed: Lsn,
     /// It may be told to forget so much, as long as no event is resolved, without anything being
     /// written down before.
-    pub(crate) held: Lsn,
+    pub(crate) checkpoint: Lsn,
     /// How far an earlier session got, as it wrote down.
     pub(crate) resolved: Option<Resolved>,
     pub(crate) start_snapshot: String,
@@ -96,7 +96,7 @@ impl Slot {
             system_id: number(&identity.system_id)?,
             timeline: identity.timeline,
             confirmed,
-            held: state.held.unwrap_or(Lsn::ZERO),
+            checkpoint: state.checkpoint.unwrap_or(Lsn::ZERO),
             resolved: state.resolved,
             start_snapshot,
             watermark: state.watermark,
@@ -209,7 +209,7 @@ fn usable(
     };
     // Beyond what was confirmed, it was created since, or advanced: what lies in between, it will
     // not bring. (A row without the position is an older version's, and trusted once.)
-    let is_beyond = state.held.is_some_and(|held| row.confirmed > held);
+    let is_beyond = state.checkpoint.is_some_and(|it| row.confirmed > it);
     let reason = if row.lost {
         "PostgreSQL gave the slot's log up"
     } else if state.system_identifier != identity.system_id {
@@ -399,7 +399,7 @@ async fn create(
         epoch,
         is_trusted: true,
         watermark: None,
-        held: Some(start),
+        checkpoint: Some(start),
         is_gap_filled,
         resolved: None,
         looks: LastLooks {

@@ -166,13 +166,13 @@ impl Store {
     async fn mark_waiting(
         &self,
         stream: &str,
-        settled: &[Settled],
+        resolved: &[Settled],
     ) -> Result<(u64, Option<HashSet<Uuid>>), Error> {
         let deletes = self.mark_by == MarkBy::Delete;
-        if settled.is_empty() {
+        if resolved.is_empty() {
             return Ok((0, deletes.then(HashSet::new)));
         }
-        let (ids, seqs, lsns) = owed::columns(settled);
+        let (ids, seqs, lsns) = owed::columns(resolved);
         let statement = self.mark.get_or_try_init(|| self.prepare(&self.sql.mark)).await?;
         let parameters: [&(dyn ToSql + Sync); 4] = [&ids, &seqs, &lsns, &stream];
         let doing = "mark published rows";

@@ -146,7 +146,7 @@ pub(super) fn checkpoint(
     place: Option<Place>,
 ) -> Job {
     job(async move {
-        match store.hold(&slot, reader, place).await {
+        match store.checkpoint(&slot, reader, place).await {
             // Nothing is confirmed meanwhile, and everything else goes on.
             Err(error) if error.is_contention() => {
                 warn!(error = describe(&error), "cannot write down what may be confirmed");
@@ -191,7 +191,7 @@ pub(super) fn purge(store: Arc<Store>, retention: Duration) -> Job {
 }
 
 pub(super) fn make_up_for_marks(store: Arc<Store>) -> Job {
-    job(async move { Ok(Done::Stuck(tolerate(store.settle_owed().await))) })
+    job(async move { Ok(Done::Stuck(tolerate(store.mark_owed().await))) })
 }
 
 pub(super) fn look_for_marks(store: Arc<Store>, ids: Vec<Uuid>) -> Job {

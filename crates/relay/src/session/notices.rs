@@ -62,7 +62,7 @@ impl Session {
             Some(SlotNotice::LimitIn(left)) => warn!(
                 slot,
                 retained_bytes,
-                left_bytes = status.left_bytes.unwrap_or(0),
+                wal_headroom_bytes = status.wal_headroom_bytes.unwrap_or(0),
                 "the slot keeps more and more of the log: its limit is reached in {left:?}"
             ),
             Some(SlotNotice::Recovered) => {

@@ -197,7 +197,7 @@ impl Session {
         let marking = marking(config, &slot, is_indexed);
         let (looks, resolved_before) = (slot.looks, slot.resolved_before());
         let confirmed = slot.confirmed;
-        let checkpoint = Checkpoint::new(slot.held, config.shards.count());
+        let checkpoint = Checkpoint::new(slot.checkpoint, config.shards.count());
         let (is_gap_filled, resolved, is_new) = (slot.is_gap_filled, slot.resolved, slot.created);
         let walsender = slot.start(opening, &store, &config.slot).await?;
         let source = Source::new(walsender, Rows::new(config.table.clone(), config.routing()));

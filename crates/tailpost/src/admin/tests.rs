@@ -48,7 +48,7 @@ fn busy() -> Status {
         postgres_connected: true,
         published_total: 41,
         duplicates_total: 2,
-        parked_total: 1,
+        dead_letters_total: 1,
         dropped_total: 5,
         in_flight_events: 3,
         owed_rows: 7,
@@ -58,7 +58,7 @@ fn busy() -> Status {
     };
     status.received_lsn.0 = 1000;
     status.resolved_lsn.0 = 900;
-    status.confirmed_lsn.0 = 900;
+    status.confirmed_flush_lsn.0 = 900;
     status.commit_to_ack.record(Duration::from_millis(3));
     status.commit_to_ack.record(Duration::from_secs(100));
     status
@@ -105,7 +105,7 @@ async fn metrics_show_the_status_under_their_documented_names() {
         format!("tailpost_outbox_unidentified_rows{{{labels}}} 6.0"),
         format!("tailpost_outbox_published_total{{{labels},result=\"stored\"}} 41"),
         format!("tailpost_outbox_published_total{{{labels},result=\"duplicate\"}} 2"),
-        format!("tailpost_dlq_writes_total{{{labels}}} 1"),
+        format!("tailpost_outbox_dead_letters_total{{{labels}}} 1"),
         format!("tailpost_relay_role{{{labels},role=\"active\"}} 1.0"),
         format!("tailpost_relay_role{{{labels},role=\"standby\"}} 0.0"),
         format!("tailpost_outbox_commit_to_ack_seconds_count{{{labels}}} 2"),
@@ -165,7 +165,7 @@ async fn the_status_is_json_without_secrets() {
     assert_eq!(code, StatusCode::OK);
     let json: serde_json::Value = serde_json::from_str(&body).expect("valid JSON");
     assert_eq!(json["schema_version"], 1);
-    assert_eq!(json["confirmed_lsn"], "0/384");
+    assert_eq!(json["confirmed_flush_lsn"], "0/384");
     assert_eq!(json["published_total"], 41);
     assert!(!body.contains("s3cret"), "{body}");
 }

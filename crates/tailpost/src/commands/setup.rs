@@ -7,9 +7,8 @@ use crate::config::Settings;
 use crate::output;
 
 pub(super) async fn run(args: &SetupArgs, settings: &Settings) -> anyhow::Result<()> {
-    let layout = args.layout.map(relay::Layout::from);
     if args.print {
-        let mut plan = relay::plan(&settings.plan_config()?, layout);
+        let mut plan = relay::plan(&settings.plan_config()?, args.layout);
         if !settings.consumers()?.is_empty() {
             let schema = settings.postgres.table.schema();
             plan.sql += "\n";
@@ -17,7 +16,7 @@ pub(super) async fn run(args: &SetupArgs, settings: &Settings) -> anyhow::Result
         }
         return if args.json { output::json(&plan) } else { output::text(&plan_text(&plan)?) };
     }
-    let mut report = relay::setup(&settings.relay_config()?, layout).await?;
+    let mut report = relay::setup(&settings.relay_config()?, args.layout).await?;
     if !settings.consumers()?.is_empty() {
         report.steps.extend(super::inbox::inbox_setup::steps(settings).await?);
     }

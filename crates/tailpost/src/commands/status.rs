@@ -181,7 +181,7 @@ impl Lines {
         let state = if slot.active { "active" } else { "not active" };
         let wal = slot.wal_status.as_deref().unwrap_or("unknown");
         self.add("slot", format_args!("{}, {state}, WAL {wal}", slot.name));
-        let confirmed = slot.confirmed_lsn.as_deref().unwrap_or("none");
+        let confirmed = slot.confirmed_flush_lsn.as_deref().unwrap_or("none");
         self.add("  confirmed", format_args!("{confirmed}, {} behind", bytes(slot.lag_bytes)));
         self.add("  server at", &slot.current_lsn);
         let limit = slot.safe_wal_bytes.map(|left| {
@@ -274,7 +274,7 @@ mod tests {
                 name: "tailpost".into(),
                 active: true,
                 wal_status: Some("reserved".into()),
-                confirmed_lsn: Some("0/19212B0".into()),
+                confirmed_flush_lsn: Some("0/19212B0".into()),
                 current_lsn: "0/19222B0".into(),
                 lag_bytes: 4096,
                 retained_bytes: 65_536,
@@ -370,7 +370,7 @@ warning        1 dead letter
         let json = output::to_json(&report()).expect("serialisable");
         let json: serde_json::Value = serde_json::from_str(&json).expect("valid JSON");
         assert_eq!(json["schema_version"], 1);
-        assert_eq!(json["slot"]["confirmed_lsn"], "0/19212B0");
+        assert_eq!(json["slot"]["confirmed_flush_lsn"], "0/19212B0");
         assert_eq!(json["outbox"]["unpublished"], 3);
         assert_eq!(json["stream"]["last_sequence"], 12);
         assert_eq!(json["warnings"][0], "1 dead letter");

@@ -38,7 +38,7 @@ const UNEXPECTED: &str = "
     )
     SELECT what, count(*) OVER () FROM dead LIMIT $1";
 
-const SETTLED: &str = "
+const RESOLVED: &str = "
     SELECT stream_seq FROM inbox_messages
     WHERE consumer = $1 AND status IN ('PROCESSED', 'DEAD', 'REJECTED') AND stream_seq IS NOT NULL
     UNION
@@ -161,10 +161,10 @@ impl Lab {
         let client = self.database().await?;
         let unexpected = client.query(UNEXPECTED, &[&OFFENDERS_MAX]).await?;
         let count = unexpected.first().map_or(0, |row| row.get::<_, i64>(1));
-        let settled = client.query(SETTLED, &[&CONSUMER]).await?;
-        let settled: HashSet<i64> = settled.iter().map(|row| row.get(0)).collect();
+        let resolved = client.query(RESOLVED, &[&CONSUMER]).await?;
+        let resolved: HashSet<i64> = resolved.iter().map(|row| row.get(0)).collect();
         let mut unsettled = self.sequences().await?;
-        unsettled.retain(|it| i64::try_from(*it).is_ok_and(|it| !settled.contains(&it)));
+        unsettled.retain(|it| i64::try_from(*it).is_ok_and(|it| !resolved.contains(&it)));
         let blocked = self.waits.blocked();
         let mut offenders: Vec<String> = unexpected.iter().map(|row| row.get(0)).collect();
         if let Some(first) = unsettled.first() {

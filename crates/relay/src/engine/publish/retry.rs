@@ -29,7 +29,7 @@ impl Publishing {
             Refusal::Outage(why) | Refusal::Configuration(why) | Refusal::NoBatches(why) => {
                 self.outage(why);
             }
-            Refusal::Guard => {}
+            Refusal::ExpectedLastSequence => {}
         }
     }
 

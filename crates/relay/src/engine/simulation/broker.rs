@@ -115,7 +115,7 @@ impl World {
         let key = (generation, batch);
         let known = self.taking.get(&key).copied().or((number == 1).then(Taking::default));
         let Some(mut taking) = known else {
-            return (generation, vec![broken(Refusal::Guard)]);
+            return (generation, vec![broken(Refusal::ExpectedLastSequence)]);
         };
         let ended = |taking: Taking| Input::Ended { batch, count: taking.taken, seq: taking.seq };
         if number != taking.taken + 1 {
@@ -161,7 +161,7 @@ impl World {
     fn end(&mut self, generation: u64, end: Part) -> (u64, Vec<Input>) {
         let Part { batch, number, .. } = end;
         let answer = match self.taking.remove(&(generation, batch)) {
-            None => Input::Broken { batch, number, refusal: Refusal::Guard },
+            None => Input::Broken { batch, number, refusal: Refusal::ExpectedLastSequence },
             Some(taking) => Input::Ended { batch, count: taking.taken, seq: taking.seq },
         };
         (generation, vec![answer])
@@ -184,7 +184,7 @@ impl World {
             return Outcome::Refused(Refusal::Message("too large".into()));
         }
         if fenced_off {
-            return Outcome::Refused(Refusal::Guard);
+            return Outcome::Refused(Refusal::ExpectedLastSequence);
         }
         if let Some(seq) = self.known(message) {
             return Outcome::Duplicate(seq);

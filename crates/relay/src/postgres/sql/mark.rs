@@ -42,7 +42,7 @@ pub(super) fn transaction(o: &str) -> String {
 /// The one statement that marks rows, whoever asks. Marked ones are left alone.
 pub(super) fn mark(table: &Table, by: MarkBy) -> String {
     let (outbox, id) = (table.quoted(), table.column(Column::Id));
-    let settled = "unnest($1::uuid[], $2::bigint[], $3::pg_lsn[]) AS u (id, seq, lsn)";
+    let resolved = "unnest($1::uuid[], $2::bigint[], $3::pg_lsn[]) AS u (id, seq, lsn)";
     match by {
         // What the log does not bring has no other mark.
         MarkBy::Row | MarkBy::Watermark => format!(
@@ -51,11 +51,11 @@ pub(super) fn mark(table: &Table, by: MarkBy) -> String {
                  stream = CASE WHEN u.seq IS NOT NULL THEN $4::text END,
                  publish_error = CASE WHEN u.seq IS NULL THEN '{DROPPED}' END,
                  next_attempt_at = NULL
-             FROM {settled} WHERE o.{id} = u.id AND o.{id} = ANY($1) AND {NOT_MARKED}"
+             FROM {resolved} WHERE o.{id} = u.id AND o.{id} = ANY($1) AND {NOT_MARKED}"
         ),
         // It has the same parameters.
         MarkBy::Delete => format!(
-            "DELETE FROM {outbox} o USING {settled}
+            "DELETE FROM {outbox} o USING {resolved}
              WHERE o.{id} = u.id AND o.{id} = ANY($1) AND {NOT_MARKED} AND $4::text IS NOT NULL
              RETURNING o.{id}"
         ),

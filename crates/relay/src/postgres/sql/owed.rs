@@ -24,7 +24,7 @@ use crate::error::Error;
 const WARY_FOR: Duration = Duration::from_secs(60);
 
 /// Owed rows that are made up for by one statement.
-const SETTLED_AT_ONCE: usize = 1_000;
+const OWED_AT_ONCE: usize = 1_000;
 
 const MARKING: &str = "mark published rows";
 
@@ -44,24 +44,24 @@ impl Store {
     /// Writes down that the stream has these events, or that a route dropped them; already marked
     /// rows are left alone, locked ones are owed their marks. Returns how many rows were marked
     /// here. Rows not visible yet, or gone, are no error: the sweeper finds the former.
-    pub(crate) async fn mark(&self, stream: &str, settled: &[Settled]) -> Result<u64, Error> {
-        Ok(self.mark_or_owe(stream, settled).await?.rows)
+    pub(crate) async fn mark(&self, stream: &str, resolved: &[Settled]) -> Result<u64, Error> {
+        Ok(self.mark_or_owe(stream, resolved).await?.rows)
     }
 
     /// As [`mark`](Self::mark).
     pub(crate) async fn mark_or_owe(
         &self,
         stream: &str,
-        settled: &[Settled],
+        resolved: &[Settled],
     ) -> Result<ScanMarks, Error> {
         if !self.is_wary() {
-            match self.mark_waiting(stream, settled).await {
+            match self.mark_waiting(stream, resolved).await {
                 Err(error) if error.is_contention() => self.beware(),
                 Err(error) if error.is_about_a_row() => {}
                 marked => return marked.map(|(rows, _)| ScanMarks { rows, owed: 0 }),
             }
         }
-        let (rows, owed) = Box::pin(self.mark_free(&self.sql.mark_free, stream, settled)).await?;
+        let (rows, owed) = Box::pin(self.mark_free(&self.sql.mark_free, stream, resolved)).await?;
         let count = |ids: HashSet<Uuid>| ids.len() as u64;
         Ok(ScanMarks { rows: count(rows), owed: count(owed) })
     }
@@ -71,34 +71,35 @@ impl Store {
     pub(crate) async fn mark_and_miss(
         &self,
         stream: &str,
-        settled: &[Settled],
+        resolved: &[Settled],
     ) -> Result<(u64, Vec<Settled>), Error> {
         let missed = |there: HashSet<Uuid>| {
-            settled.iter().filter(|it| !there.contains(&it.id)).copied().collect()
+            resolved.iter().filter(|it| !there.contains(&it.id)).copied().collect()
         };
         if !self.is_wary() {
-            match self.mark_waiting(stream, settled).await {
+            match self.mark_waiting(stream, resolved).await {
                 Err(error) if error.is_contention() => self.beware(),
                 Err(error) if error.is_about_a_row() => {}
                 marked => {
                     let (rows, deleted) = marked?;
-                    if rows == settled.len() as u64 {
+                    if rows == resolved.len() as u64 {
                         return Ok((rows, Vec::new()));
                     }
                     let there = match deleted {
                         Some(deleted) => deleted,
-                        None => self.marked(settled).await?,
+                        None => self.marked(resolved).await?,
                     };
                     return Ok((rows, missed(there)));
                 }
             }
         }
-        let (marked, owed) = Box::pin(self.mark_free(&self.sql.mark_free, stream, settled)).await?;
+        let (marked, owed) =
+            Box::pin(self.mark_free(&self.sql.mark_free, stream, resolved)).await?;
         // What is owed counts as marked: it is somebody else's to see to.
         let rows = (marked.len() + owed.len()) as u64;
         let mut there: HashSet<Uuid> = marked.union(&owed).copied().collect();
         if !self.marks_by_deleting() {
-            there.extend(self.marked(settled).await?);
+            there.extend(self.marked(resolved).await?);
         }
         Ok((rows, missed(there)))
     }
@@ -116,8 +117,8 @@ impl Store {
                 marked => return marked,
             }
         }
-        let settled: Vec<_> = ids.iter().map(|id| Settled::somewhere(*id)).collect();
-        let (marked, _) = Box::pin(self.mark_free(&self.sql.trust_free, stream, &settled)).await?;
+        let resolved: Vec<_> = ids.iter().map(|id| Settled::somewhere(*id)).collect();
+        let (marked, _) = Box::pin(self.mark_free(&self.sql.trust_free, stream, &resolved)).await?;
         Ok(marked.len() as u64)
     }
 
@@ -127,16 +128,16 @@ impl Store {
         &self,
         sql: &str,
         stream: &str,
-        settled: &[Settled],
+        resolved: &[Settled],
     ) -> Result<(HashSet<Uuid>, HashSet<Uuid>), Error> {
         let (mut marked, mut owed) = (HashSet::new(), HashSet::new());
         // A trigger or a constraint may be against a mark: then the halves are tried by themselves.
-        let mut pieces = vec![settled];
+        let mut pieces = vec![resolved];
         while let Some(piece) = pieces.pop() {
             if piece.is_empty() {
                 continue;
             }
-            match self.with_settled(sql, stream, piece).await {
+            match self.with_resolved(sql, stream, piece).await {
                 Ok(rows) => {
                     for row in rows {
                         let into = if row.get(1) { &mut owed } else { &mut marked };
@@ -148,7 +149,7 @@ impl Store {
                     pieces.extend([other, one]);
                 }
                 Err(error) if error.is_about_a_row() => {
-                    self.with_settled(&owe(&self.table), stream, piece).await?;
+                    self.with_resolved(&owe(&self.table), stream, piece).await?;
                     owed.extend(piece.iter().map(|it| it.id));
                 }
                 Err(error) => return Err(error),
@@ -157,28 +158,28 @@ impl Store {
         Ok((marked, owed))
     }
 
-    async fn with_settled(
+    async fn with_resolved(
         &self,
         sql: &str,
         stream: &str,
-        settled: &[Settled],
+        resolved: &[Settled],
     ) -> Result<Vec<tokio_postgres::Row>, Error> {
-        let (ids, seqs, lsns) = columns(settled);
+        let (ids, seqs, lsns) = columns(resolved);
         let parameters: [&(dyn ToSql + Sync); 4] = [&ids, &seqs, &lsns, &stream];
         self.client().query(sql, &parameters).await.map_err(Error::sql(MARKING))
     }
 
     /// Makes up for what is owed, as far as it is not locked any more. Returns how much still is, and
     /// what else waits for somebody.
-    pub(crate) async fn settle_owed(&self) -> Result<Stuck, Error> {
+    pub(crate) async fn mark_owed(&self) -> Result<Stuck, Error> {
         let (table, owed) = (&self.table, self.table.companion("tailpost_owed"));
         let sql = format!("SELECT EXISTS (SELECT FROM {owed})");
         let doing = "make up for marks";
         let row = self.client().query_one(&sql, &[]).await.map_err(Error::sql(doing))?;
         let mut left = 0;
         if row.get(0) {
-            let settled = self.client().execute(&settle(table, self.mark_by), &[]).await;
-            settled.map_err(Error::sql(doing))?;
+            let resolved = self.client().execute(&mark_owed(table, self.mark_by), &[]).await;
+            resolved.map_err(Error::sql(doing))?;
             let sql = format!("SELECT count(*) FROM {owed}");
             let row = self.client().query_one(&sql, &[]).await.map_err(Error::sql(doing))?;
             left = row.get::<_, i64>(0).cast_unsigned();
@@ -212,11 +213,11 @@ impl Store {
 }
 
 /// Ids, places in the stream, and positions in the log, for `unnest`.
-pub(super) fn columns(settled: &[Settled]) -> (Vec<Uuid>, Vec<Option<i64>>, Vec<Option<PgLsn>>) {
-    let ids = settled.iter().map(|it| it.id).collect();
-    let seqs = settled.iter().map(|it| it.seq.map(u64::cast_signed)).collect();
+pub(super) fn columns(resolved: &[Settled]) -> (Vec<Uuid>, Vec<Option<i64>>, Vec<Option<PgLsn>>) {
+    let ids = resolved.iter().map(|it| it.id).collect();
+    let seqs = resolved.iter().map(|it| it.seq.map(u64::cast_signed)).collect();
     let lsn = |it: &Settled| (it.commit_lsn > Lsn::ZERO).then(|| PgLsn::from(it.commit_lsn.0));
-    (ids, seqs, settled.iter().map(lsn).collect())
+    (ids, seqs, resolved.iter().map(lsn).collect())
 }
 
 /// As the one statement that marks rows, but waits for no row, and says which were marked and which
@@ -227,12 +228,12 @@ pub(super) fn mark_free(table: &Table, by: MarkBy, on_trust: bool) -> String {
     let owed = table.companion("tailpost_owed");
     let (lock, mark) = match by {
         MarkBy::Row | MarkBy::Watermark => {
-            ("NO KEY UPDATE", format!("UPDATE {outbox} o SET {} FROM settled u", marks()))
+            ("NO KEY UPDATE", format!("UPDATE {outbox} o SET {} FROM resolved u", marks()))
         }
-        MarkBy::Delete => ("UPDATE", format!("DELETE FROM {outbox} o USING settled u")),
+        MarkBy::Delete => ("UPDATE", format!("DELETE FROM {outbox} o USING resolved u")),
     };
     format!(
-        "WITH settled AS (
+        "WITH resolved AS (
              SELECT id, stream_seq, commit_lsn,
                  CASE WHEN {on_trust} OR stream_seq IS NOT NULL THEN $4::text END AS stream
              FROM unnest($1::uuid[], $2::bigint[], $3::pg_lsn[]) AS u (id, stream_seq, commit_lsn)
@@ -247,7 +248,7 @@ pub(super) fn mark_free(table: &Table, by: MarkBy, on_trust: bool) -> String {
              RETURNING o.{id} AS id
          ), owed AS (
              INSERT INTO {owed} (id, stream, stream_seq, commit_lsn)
-             SELECT u.id, u.stream, u.stream_seq, u.commit_lsn FROM settled u
+             SELECT u.id, u.stream, u.stream_seq, u.commit_lsn FROM resolved u
              WHERE u.id IN (SELECT id FROM there) AND u.id NOT IN (SELECT id FROM free)
              ON CONFLICT (id) DO UPDATE SET owed_at = excluded.owed_at RETURNING id
          )
@@ -276,7 +277,7 @@ fn owe(table: &Table) -> String {
 
 /// Marks or removes the rows that were locked and are not any more. The record of a row is locked with
 /// it: whoever requeues its event meanwhile takes the record away.
-fn settle(table: &Table, by: MarkBy) -> String {
+fn mark_owed(table: &Table, by: MarkBy) -> String {
     let (outbox, id) = (table.quoted(), table.column(Column::Id));
     let owed = table.companion("tailpost_owed");
     let (mark, removed) = match by {
@@ -292,7 +293,7 @@ fn settle(table: &Table, by: MarkBy) -> String {
     format!(
         "WITH due AS MATERIALIZED (
              SELECT w.* FROM {owed} w JOIN {outbox} o ON o.{id} = w.id WHERE {NOT_MARKED}
-             LIMIT {SETTLED_AT_ONCE} FOR UPDATE OF o, w SKIP LOCKED
+             LIMIT {OWED_AT_ONCE} FOR UPDATE OF o, w SKIP LOCKED
          ), marked AS (
              {mark}
          ), removed AS (

@@ -50,7 +50,7 @@ pub(crate) struct SlotReader {
 impl Store {
     /// Moves an event to the dead-letter table, durably. The row may not be visible yet: then the
     /// event's own columns make the dead letter, and the sweeper removes the row. A locked one is
-    /// [owed](Self::settle_owed).
+    /// [owed](Self::mark_owed).
     ///
     /// # Errors
     ///

@@ -70,14 +70,14 @@ impl Store {
             "COPY (SELECT {columns} FROM {outbox} o
                    WHERE published_at IS NULL
                      AND pg_visible_in_snapshot({transaction}, '{snapshot}'::pg_snapshot)
-                     AND {extent}
+                     AND {in_range}
                      AND {owned} AND {not_owed}
                    ORDER BY seq) TO STDOUT (FORMAT binary)",
             transaction = mark::transaction("o"),
             owned = self.owned_rows("o"),
             not_owed = mark::not_owed(&self.table),
             snapshot = start_snapshot.replace('\'', "''"),
-            extent = match range {
+            in_range = match range {
                 ScanRange::Whole => mark::not_published(&self.table, "o"),
                 // Older than every slot: none of them ever brought it.
                 ScanRange::CameBack => sweep::CAME_BACK.to_owned(),

@@ -22,8 +22,8 @@ pub(crate) struct StateRow {
     pub(crate) watermark: Option<Watermark>,
     /// The latest one below which everything is marked; `None` if an older version wrote the row.
     pub(crate) swept: Option<Watermark>,
-    /// The slot was confirmed nowhere beyond; `None` if an older version wrote the row.
-    pub(crate) held: Option<Lsn>,
+    /// The slot is never confirmed beyond it; `None` if an older version wrote the row.
+    pub(crate) checkpoint: Option<Lsn>,
     /// What the slot does not bring is published.
     pub(crate) is_gap_filled: bool,
     pub(crate) resolved: Option<Resolved>,
@@ -44,7 +44,7 @@ pub(crate) struct LastLooks {
     pub(crate) swept: Option<Duration>,
 }
 
-/// How far a relay had got, as it wrote down beside `held`.
+/// How far a relay had got, as it wrote down beside `checkpoint`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Resolved {
     pub(crate) place: Place,
@@ -80,14 +80,14 @@ impl Store {
         Ok(())
     }
 
-    /// Writes down, durably, where the log ends now, and that the slot was read by us then: it may
-    /// be confirmed up to there. A slot that is created later begins behind it. `place` says how far
-    /// everything is resolved; the slot must not be confirmed beyond that either.
+    /// Stores, durably, the end of the WAL as the checkpoint. The slot may then be confirmed up to
+    /// there; a slot that is created later begins behind it. `place` says up to where everything is
+    /// resolved; the slot must not be confirmed beyond that either.
     ///
     /// # Errors
     ///
     /// [`Error::SlotBusy`] if `reader` does not read the slot any more: nothing is written then.
-    pub(crate) async fn hold(
+    pub(crate) async fn checkpoint(
         &self,
         slot: &str,
         reader: i32,
@@ -97,11 +97,11 @@ impl Store {
         let row = self.client().query_one("SELECT pg_current_wal_insert_lsn()", &[]).await;
         let end: PgLsn = row.map_err(Error::sql("ask for the log's end"))?.get(0);
         let end = Lsn(end.into());
-        self.hold_at(slot, reader, end, place).await.map(|()| end)
+        self.checkpoint_at(slot, reader, end, place).await.map(|()| end)
     }
 
-    /// As [`hold`](Self::hold), for a position that the slot was not confirmed beyond.
-    pub(crate) async fn hold_at(
+    /// As [`checkpoint`](Self::checkpoint), for a position that the slot was not confirmed beyond.
+    pub(crate) async fn checkpoint_at(
         &self,
         slot: &str,
         reader: i32,
@@ -111,7 +111,7 @@ impl Store {
         // Not waiting for synchronous standbys: they have no part in what the slot confirms.
         let sql = format!(
             "WITH durable AS (SELECT set_config('synchronous_commit', 'local', true))
-             UPDATE {} SET held_lsn = $2, updated_at = now(),
+             UPDATE {} SET checkpoint_lsn = $2, held_lsn = $2, updated_at = now(),
                  resolved_lsn = coalesce($4, resolved_lsn),
                  resolved_ordinal = CASE WHEN $4 IS NULL THEN resolved_ordinal ELSE $5 END,
                  resolved_stream_seq = $6, resolved_at = now()
@@ -127,7 +127,7 @@ impl Store {
         let seq = place.and_then(|it| it.seq).map(u64::cast_signed);
         let parameters: [&(dyn ToSql + Sync); 6] = [&slot, &at, &reader, &lsn, &ordinal, &seq];
         let written = self.client().execute(&sql, &parameters).await;
-        match written.map_err(Error::sql("write down that the slot is held"))? {
+        match written.map_err(Error::sql("store the checkpoint"))? {
             0 => Err(Error::SlotBusy { slot: slot.to_owned() }),
             _ => Ok(()),
         }
@@ -274,7 +274,8 @@ impl Store {
     pub(crate) async fn load_state(&self, slot: &str) -> Result<Option<StateRow>, Error> {
         let sql = format!(
             "SELECT system_identifier::text, start_snapshot::text, epoch,
-                    watermark_snapshot::text, watermark_lsn, start_lsn IS NOT NULL, held_lsn,
+                    watermark_snapshot::text, watermark_lsn, start_lsn IS NOT NULL,
+                    greatest(checkpoint_lsn, held_lsn),
                     swept_snapshot::text, swept_lsn, gap_filled_at IS NOT NULL,
                     resolved_lsn, resolved_ordinal, resolved_stream_seq,
                     extract(epoch FROM resolved_at)::float8,
@@ -292,7 +293,7 @@ impl Store {
             is_trusted: row.get(5),
             watermark: watermark(&row, 3),
             swept: watermark(&row, 7),
-            held: row.get::<_, Option<PgLsn>>(6).map(|lsn| Lsn(lsn.into())),
+            checkpoint: row.get::<_, Option<PgLsn>>(6).map(|lsn| Lsn(lsn.into())),
             is_gap_filled: row.get(9),
             resolved: resolved(&row),
             looks: LastLooks { scanned: age(&row, 14), swept: age(&row, 15) },
@@ -337,7 +338,8 @@ impl Store {
     ) -> Result<(), Error> {
         let sql = format!(
             "UPDATE {state} SET system_identifier = $2, timeline = $3, epoch = epoch + 1,
-                start_snapshot = $4::text::pg_snapshot, start_lsn = $5, held_lsn = $5,
+                start_snapshot = $4::text::pg_snapshot, start_lsn = $5,
+                checkpoint_lsn = $5, held_lsn = $5,
                 watermark_snapshot = NULL, watermark_lsn = NULL,
                 swept_snapshot = $4::text::pg_snapshot, swept_lsn = $5,
                 resolved_lsn = NULL, resolved_ordinal = NULL, resolved_stream_seq = NULL,

@@ -105,7 +105,7 @@ impl Store {
 
     /// Marks rows whose messages were read in the stream.
     pub(crate) async fn mark_stored(&self, stream: &str, stored: &[Stored]) -> Result<u64, Error> {
-        let settled = |it: &Stored| Settled {
+        let resolved = |it: &Stored| Settled {
             id: it.id,
             seq: Some(it.seq),
             origin: Origin::Scan(0),
@@ -115,7 +115,7 @@ impl Store {
         };
         let mut marked = 0;
         for batch in stored.chunks(MARKS_AT_ONCE) {
-            let batch: Vec<Settled> = batch.iter().map(settled).collect();
+            let batch: Vec<Settled> = batch.iter().map(resolved).collect();
             marked += self.mark(stream, &batch).await?;
         }
         Ok(marked)
@@ -155,8 +155,8 @@ impl Store {
     }
 
     /// Which of the events have a marked row.
-    pub(super) async fn marked(&self, settled: &[Settled]) -> Result<HashSet<Uuid>, Error> {
-        let ids: Vec<Uuid> = settled.iter().map(|it| it.id).collect();
+    pub(super) async fn marked(&self, resolved: &[Settled]) -> Result<HashSet<Uuid>, Error> {
+        let ids: Vec<Uuid> = resolved.iter().map(|it| it.id).collect();
         let (outbox, id) = (self.table.quoted(), self.table.column(Column::Id));
         let sql =
             format!("SELECT {id} FROM {outbox} WHERE {id} = ANY($1) AND published_at IS NOT NULL");

@@ -31,9 +31,11 @@ const GAUGES: [Figure<f64>; 10] = [
         "Position up to which everything is stored or parked.",
         |it| it.resolved_lsn.0 as f64,
     ),
-    ("replication_confirmed_lsn_bytes", "Position up to which PostgreSQL may forget.", |it| {
-        it.confirmed_lsn.0 as f64
-    }),
+    (
+        "replication_confirmed_flush_lsn_bytes",
+        "Position up to which PostgreSQL may forget.",
+        |it| it.confirmed_flush_lsn.0 as f64,
+    ),
     ("replication_lag_bytes", "Log that was read but not confirmed.", |it| it.lag_bytes() as f64),
     ("outbox_inflight", "Events read but not resolved.", |it| it.in_flight_events as f64),
     ("outbox_inflight_bytes", "Bytes of the events read but not resolved.", |it| {
@@ -54,9 +56,11 @@ const COUNTERS: [Figure<u64>; 12] = [
     ("replication_reconnects", "Connections to either server that were opened again.", |it| {
         it.reconnects_total
     }),
-    ("outbox_settled", "Events found in the stream already.", |it| it.settled_total),
+    ("outbox_already_stored", "Events found in the stream, and so not published again.", |it| {
+        it.already_stored_total
+    }),
     ("outbox_dropped", "Events that a route dropped.", |it| it.dropped_total),
-    ("outbox_mark", "Rows marked as published.", |it| it.marked_total),
+    ("outbox_rows_marked", "Rows marked as published.", |it| it.rows_marked_total),
     ("outbox_swept", "Rows whose lost mark was restored.", |it| it.swept_total),
     ("outbox_unlogged", "Rows that should have passed the log and did not.", |it| {
         it.unlogged_total
@@ -69,7 +73,7 @@ const COUNTERS: [Figure<u64>; 12] = [
     ("outbox_batches", "Batches of messages sent to the broker.", |it| it.batches_total),
     ("outbox_resyncs", "Times the stream was asked for what it holds.", |it| it.resyncs_total),
     ("outbox_foreign", "Messages of other writers met in the stream.", |it| it.foreign_total),
-    ("dlq_writes", "Events moved to the dead-letter table.", |it| it.parked_total),
+    ("outbox_dead_letters", "Events moved to the dead-letter table.", |it| it.dead_letters_total),
 ];
 
 #[derive(Debug)]
@@ -146,12 +150,12 @@ impl Scrape<'_, '_> {
             status.slot.as_ref().map(|slot| slot.retained_bytes as f64)
         })?;
         let help = "Log until the slot's limit: relay.wal_limit or max_slot_wal_keep_size.";
-        self.gauge("replication_slot_left_bytes", help, |status| {
-            status.slot.as_ref()?.left_bytes.map(|bytes| bytes as f64)
+        self.gauge("replication_slot_wal_headroom_bytes", help, |status| {
+            status.slot.as_ref()?.wal_headroom_bytes.map(|bytes| bytes as f64)
         })?;
         let help = "Time until the slot's limit, if the log goes on growing as it does.";
-        self.gauge("replication_slot_left_seconds", help, |status| {
-            status.slot.as_ref()?.left_seconds.map(|seconds| seconds as f64)
+        self.gauge("replication_slot_wal_headroom_seconds", help, |status| {
+            status.slot.as_ref()?.wal_headroom_seconds.map(|seconds| seconds as f64)
         })
     }
 
@@ -162,7 +166,7 @@ impl Scrape<'_, '_> {
         })?;
         let help = "Attempts to publish that failed, by whose fault it was.";
         self.counters("outbox_publish_failures", help, "class", |status| {
-            let message = status.deferred_total + status.parked_total;
+            let message = status.deferred_total + status.dead_letters_total;
             [("outage", status.outages_total), ("message", message)]
         })?;
         for (name, help, value) in COUNTERS {
