@@ -22,7 +22,7 @@
 //! - **B, order**: [`window`] gives events out in order; after any refusal or silence everything
 //!   unresolved goes back (go-back-N), and the tail of the stream, not an assumption, says what is
 //!   stored.
-//! - **C, no duplicate**: an id found in the stream settles its event; in fenced mode the broker
+//! - **C, no duplicate**: an id found in the stream resolves its event; in fenced mode the broker
 //!   refuses whatever was sent on a stale belief about the stream's last sequence.
 //! - **D, bounded**: [`Limits`] stop the reading of the log; every other queue here is a function
 //!   of the window's length.
