@@ -18,7 +18,8 @@ pub(crate) use inbox_args::*;
 #[cfg(feature = "lab")]
 pub(crate) use lab_args::{ChaosArgs, DemoArgs};
 
-/// Relays events from a PostgreSQL outbox table to a NATS JetStream stream: once, in commit order.
+/// Publishes the rows of a PostgreSQL outbox table to a NATS JetStream stream: once, in commit
+/// order
 ///
 /// Settings come from tailpost.toml in the working directory (or --config), then from the
 /// environment, then from flags. docker/tailpost.toml in the source shows all of them.
@@ -44,16 +45,16 @@ pub(crate) struct Global {
     config: Option<PathBuf>,
     /// The database with the outbox: postgres://user@host/dbname [env: DATABASE_URL]
     ///
-    /// Everybody on the machine sees it in the list of processes: give a password in DATABASE_URL or
-    /// in tailpost.toml.
+    /// Every user of the machine can read it in the list of processes: put a password into
+    /// DATABASE_URL or tailpost.toml.
     #[arg(long, global = true, value_name = "URL")]
     database_url: Option<String>,
     /// The NATS server, or several separated by commas: nats://host:4222 [env: NATS_URL]
     ///
-    /// As with --database-url, give credentials elsewhere.
+    /// As with --database-url, put credentials elsewhere.
     #[arg(long, global = true, value_name = "URL")]
     nats_url: Option<String>,
-    /// How log lines look
+    /// The format of log lines
     #[arg(long, global = true, value_name = "FORMAT")]
     log_format: Option<LogFormat>,
     /// Log more; twice for still more. TAILPOST_LOG takes filters such as tailpost_relay=debug
@@ -138,37 +139,36 @@ impl std::fmt::Debug for Global {
 pub(crate) enum Command {
     /// Create what the relay needs: tables, publication, slot, stream
     ///
-    /// Can be run again at any time: what is there and right is left alone, and what is there and
-    /// wrong is reported, not changed.
+    /// Can be run again at any time. It changes nothing that exists: what does not fit is reported.
     Setup(SetupArgs),
     /// Publish events as they are committed, until stopped
     ///
-    /// Several relays may run: one is active, the others take over when it goes. Both servers may
-    /// come and go. Stops cleanly on SIGTERM and Ctrl-C, at once on the second.
+    /// Several relays may run: one is active, the others take over when it ends. The relay
+    /// reconnects to both servers. It stops cleanly on SIGTERM and Ctrl-C, at once on the second.
     Relay(RelayArgs),
     /// Show position, backlog, slot, stream, and dead letters
     Status(StatusArgs),
-    /// Take events from the stream and give each one effect, and decide about those that failed
+    /// Consume events and manage dead letters
     Inbox(Box<InboxArgs>),
-    /// Find and mend what cannot be published
+    /// Manage events that could not be published
     #[command(subcommand)]
     Outbox(Box<dlq_args::OutboxCommand>),
-    /// List the replication slots; create the relay's, or drop it
+    /// List replication slots; create or drop the relay's
     #[command(subcommand)]
     Slot(SlotCommand),
-    /// See it work: throw-away servers, a producer, a relay, a consumer, an inbox
+    /// Run everything on throw-away servers: a producer, a relay, a consumer, an inbox
     ///
     /// Starts PostgreSQL and NATS from the binaries on this machine, in temporary folders, and
-    /// removes all of it at the end; nothing that is configured is looked at. Ctrl-C ends it early.
-    /// Fails if an event was lost, doubled, or out of order, or did not have exactly one effect.
+    /// removes them at the end. Reads no configuration. Ctrl-C ends it early. Fails if an event was
+    /// lost, doubled, or out of order, or did not have exactly one effect.
     #[cfg(feature = "lab")]
     Demo(DemoArgs),
-    /// Break things on purpose, under load, and check that every event arrived once and in order
+    /// Inject faults under load, and check that every event arrived once and in order
     ///
-    /// Starts throw-away servers as `demo` does, and relays and inboxes as processes that are killed
-    /// and paused. `all` runs every scenario, `soak` mixes faults at random. Fails if an event was
+    /// Starts throw-away servers as `demo` does, and relays and inboxes as processes that it kills
+    /// and pauses. `all` runs every scenario, `soak` mixes faults at random. Fails if an event was
     /// lost, doubled, out of order, or never committed, or, where there is an inbox, did not have
-    /// exactly one effect; then it keeps the logs and says where.
+    /// exactly one effect. It then keeps the logs and prints where they are.
     #[cfg(feature = "lab")]
     Chaos(ChaosArgs),
 }
@@ -176,13 +176,13 @@ pub(crate) enum Command {
 /// Arguments of `setup`.
 #[derive(Debug, Args)]
 pub(crate) struct SetupArgs {
-    /// Show the SQL and the stream's configuration, and do nothing
+    /// Print the SQL and the stream's configuration, and change nothing
     #[arg(long)]
     pub(crate) print: bool,
-    /// How the outbox table is stored, if there is none yet [default: standard]
+    /// The layout of an outbox table that does not exist yet [default: standard]
     ///
-    /// With `fast` a mark touches no index and finds room in its page. A table that exists keeps its
-    /// layout; docs/marking.md says what each costs, and how to change it by hand.
+    /// With `fast` a mark touches no index and finds room in its page. A table that exists keeps
+    /// its layout. docs/marking.md says what each costs, and how to change it by hand.
     #[arg(long, value_parser = EnumValueParser::<Layout>::new().try_map(relay::Layout::try_from))]
     pub(crate) layout: Option<relay::Layout>,
     /// Print one JSON object
@@ -217,10 +217,10 @@ impl TryFrom<Layout> for relay::Layout {
 /// Arguments of `relay`.
 #[derive(Debug, Args)]
 pub(crate) struct RelayArgs {
-    /// Publish and mark what is there, then exit
+    /// Publish and mark what is committed, then exit
     #[arg(long)]
     pub(crate) once: bool,
-    /// Of relay.shards publish only this one, from 0 on, so that others run elsewhere
+    /// Run only this one of relay.shards, counted from 0
     #[arg(long, value_name = "NUMBER")]
     pub(crate) shard: Option<u32>,
 }
@@ -236,14 +236,14 @@ pub(crate) struct StatusArgs {
 /// What to do with slots.
 #[derive(Debug, Subcommand)]
 pub(crate) enum SlotCommand {
-    /// Show every slot of the server, and the log that each makes it keep
+    /// Show every slot of the server, and how much log it keeps
     List(SlotListArgs),
-    /// Create the relay's slot where none can be used; rows that it misses come from the table
+    /// Create the relay's slot if there is no usable one; rows that it misses come from the table
     Create,
-    /// Drop the relay's slot, so that the server need not keep the log: no event is lost
+    /// Drop the relay's slot, so that the server need not keep the log; no event is lost
     ///
-    /// Refused while a relay reads it. The next relay creates it anew, and takes from the table what
-    /// was written in between; so do not delete unpublished rows.
+    /// Refused while a relay reads the slot. The next relay creates it anew, and publishes from the
+    /// table what was written in between: do not delete unpublished rows.
     Drop,
 }
 

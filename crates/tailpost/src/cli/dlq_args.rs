@@ -12,9 +12,9 @@ use uuid::Uuid;
 /// What there is about the outbox.
 #[derive(Debug, Subcommand)]
 pub(crate) enum OutboxCommand {
-    /// Find and mend events that could not be published
+    /// Manage events that could not be published
     ///
-    /// Asks a running relay at admin.listen, with admin.token; with --direct, the database.
+    /// Asks a running relay at admin.listen, with admin.token, or with --direct the database.
     #[command(subcommand)]
     Dlq(DlqCommand),
 }
@@ -24,14 +24,14 @@ pub(crate) enum OutboxCommand {
 pub(crate) enum DlqCommand {
     /// Show how many there are, why, and the newest
     List(OfOutbox<ListArgs>),
-    /// Show one: why it is there, what was done to it, what became of it
+    /// Show one dead letter: its reason, the decisions about it, and its present state
     Show(OfOutbox<ShowArgs>),
-    /// Publish events after all, under their own ids
+    /// Publish events under their own ids
     ///
     /// A relay publishes them within its scan_interval, or ten of them while it is catching up.
-    /// Events by id, all of an aggregate in order, or all that match.
+    /// Name events by id, all of an aggregate (in order), or all that match.
     Requeue(OfOutbox<RequeueArgs>),
-    /// Take events off the list, for good: they are never published
+    /// Remove events from the list for good: they are never published
     Discard(OfOutbox<WorkArgs>),
 }
 
@@ -40,7 +40,7 @@ pub(crate) enum DlqCommand {
 pub(crate) struct OfOutbox<T: Args> {
     #[command(flatten)]
     pub(crate) args: T,
-    /// Use the database, not a relay
+    /// Use the database instead of a relay
     #[arg(long)]
     pub(crate) direct: bool,
 }
@@ -50,14 +50,14 @@ pub(crate) struct OfOutbox<T: Args> {
 pub(crate) enum InboxDlqCommand {
     /// Show how many there are, why, and the newest
     List(OfConsumer<ListArgs>),
-    /// Show one; its payload and headers only if asked for
+    /// Show one dead letter; payload and headers with --payload
     Show(OfConsumer<ShowArgs>),
     /// Give events another set of attempts
     ///
-    /// They take the same way as before, through claim and handler, in whichever process runs the
-    /// consumer. Nothing is published: other consumers do not see them again.
+    /// The process that runs the consumer claims and handles them again. Nothing is published:
+    /// other consumers do not see them again.
     Requeue(OfConsumer<WorkArgs>),
-    /// Refuse events for good: they count as answered, with a reason
+    /// Reject events for good, with a reason: they are not handled again
     Reject(OfConsumer<WorkArgs>),
     /// Drop dead letters without an answer
     Discard(OfConsumer<WorkArgs>),
@@ -78,16 +78,16 @@ pub(crate) struct OfConsumer<T: Args> {
 /// Which are meant.
 #[derive(Debug, Args, Clone)]
 pub(crate) struct FilterArgs {
-    /// Of this aggregate
+    /// Only those of this aggregate
     #[arg(long, value_name = "TYPE:ID")]
     pub(crate) aggregate: Option<Aggregate>,
-    /// Of this event type
+    /// Only those of this event type
     #[arg(long = "type", value_name = "TYPE")]
     pub(crate) event_type: Option<String>,
-    /// Whose reason, that they are dead letters for, contains this; --why says why you decide
+    /// Only those whose reason contains this; --why is the reason of your decision
     #[arg(long, value_name = "TEXT")]
     pub(crate) reason: Option<String>,
-    /// Dead since then: an age such as 2h, or a time such as 2026-11-21T09:00:00Z
+    /// Only those dead since then: an age such as 2h, or a time such as 2026-11-21T09:00:00Z
     #[arg(long, value_name = "TIME", value_parser = since)]
     pub(crate) since: Option<jiff::Timestamp>,
 }
@@ -119,7 +119,7 @@ fn since(text: &str) -> Result<jiff::Timestamp, String> {
 pub(crate) struct ListArgs {
     #[command(flatten)]
     pub(crate) filter: FilterArgs,
-    /// Show at most so many
+    /// Show at most this many
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(0..=1000))]
     pub(crate) limit: u32,
     /// Print JSON
@@ -143,9 +143,9 @@ pub(crate) struct ShowArgs {
 /// Arguments of every decision.
 #[derive(Debug, Args)]
 pub(crate) struct WorkArgs {
-    /// The events' ids; or --all-matching
+    /// The events' ids, or --all-matching
     pub(crate) ids: Vec<Uuid>,
-    /// All that match, or all there are; the plan is shown first
+    /// All that match the filters, or all without filters; shows the plan first
     #[arg(long)]
     pub(crate) all_matching: bool,
     #[command(flatten)]
@@ -153,17 +153,17 @@ pub(crate) struct WorkArgs {
     /// Only show the plan
     #[arg(long)]
     pub(crate) dry_run: bool,
-    /// At most so many events a second
+    /// At most this many events a second
     #[arg(long, value_name = "EVENTS", requires = "all_matching",
           value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) rate: Option<u32>,
     /// Do not ask
     #[arg(long, conflicts_with = "dry_run")]
     pub(crate) yes: bool,
-    /// Who does it, for the audit; you, unless told otherwise
+    /// Who decides, for the audit [default: the user who runs this]
     #[arg(long, value_name = "NAME")]
     pub(crate) by: Option<String>,
-    /// What for, for the audit; needed to discard and to reject
+    /// The reason, for the audit; required by discard and reject
     #[arg(long, value_name = "TEXT")]
     pub(crate) why: Option<Reason>,
     /// Print JSON
@@ -180,10 +180,10 @@ pub(crate) struct WorkArgs {
 pub(crate) struct RequeueArgs {
     #[command(flatten)]
     pub(crate) work: WorkArgs,
-    /// Publish this JSON in place of its payload; the audit keeps the old one
+    /// Publish this JSON instead of the payload; the audit keeps the old one
     #[arg(long, value_name = "FILE", requires = "ids")]
     pub(crate) payload_file: Option<PathBuf>,
-    /// Wait until it is published, and say as what
+    /// Wait until the event is published, and print its sequence
     #[arg(long, value_name = "DURATION", value_parser = super::duration, requires = "ids")]
     pub(crate) wait: Option<Duration>,
 }
@@ -193,7 +193,7 @@ pub(crate) struct RequeueArgs {
 pub(crate) struct ExportArgs {
     #[command(flatten)]
     pub(crate) filter: FilterArgs,
-    /// Write here instead of to standard output; only you may read the file
+    /// Write to this file, which only you may read, instead of standard output
     #[arg(long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
 }

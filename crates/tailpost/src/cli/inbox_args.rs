@@ -17,25 +17,24 @@ pub(crate) struct InboxArgs {
 /// What to do with the inbox.
 #[derive(Debug, Subcommand)]
 pub(crate) enum InboxCommand {
-    /// Take events from the stream and hand each to an HTTP service, until stopped
+    /// Consume events and send each to an HTTP service, until stopped
     ///
     /// Runs every consumer of the configuration ([inbox.NAME]), or the one that is named. Several
-    /// processes may run the same consumer: one is active, the others take over when it goes. Stops
-    /// cleanly on SIGTERM and Ctrl-C, at once on the second.
+    /// processes may run the same consumer: one is active, the others take over when it ends. It
+    /// stops cleanly on SIGTERM and Ctrl-C, at once on the second.
     Run(InboxRunArgs),
     /// Create what consumers need: tables, and the durable consumers of the configuration
     ///
-    /// For a database without an outbox; where there is one, `tailpost setup` does this too.
+    /// For a database without an outbox. Where there is one, `tailpost setup` does this too.
     Setup(InboxSetupArgs),
-    /// Look at the events that no attempt could process, and decide about them
+    /// Manage events that could not be handled
     Dlq {
         #[command(subcommand)]
         command: InboxDlqCommand,
     },
     /// Record that an event had its effect by other means, so that no attempt follows
     ///
-    /// Whoever mends by hand what an event should have done must say so here: the event would have
-    /// its effect a second time otherwise.
+    /// Run this after making an effect by hand: otherwise the event has its effect a second time.
     MarkProcessed(MarkProcessedArgs),
 }
 
@@ -67,10 +66,10 @@ pub(crate) struct MarkProcessedArgs {
     /// The event's id
     #[arg(long, value_name = "UUID")]
     pub(crate) event_id: Uuid,
-    /// What for, for the audit
+    /// The reason, for the audit
     #[arg(long, value_name = "TEXT")]
     pub(crate) why: Reason,
-    /// Who does it, for the audit; you, unless told otherwise
+    /// Who decides, for the audit [default: the user who runs this]
     #[arg(long, value_name = "NAME")]
     pub(crate) by: Option<String>,
     /// When the event happened, as its Occurred-At header says; only needed if neither the inbox

@@ -23,7 +23,7 @@ pub(crate) struct DemoArgs {
     /// Print only the final figures, as one JSON object
     #[arg(long)]
     pub(crate) json: bool,
-    /// Leave the servers running, and say how to reach them
+    /// Leave the servers running, and print how to reach them
     #[arg(long)]
     pub(crate) keep: bool,
 }
@@ -31,14 +31,14 @@ pub(crate) struct DemoArgs {
 /// Arguments of `chaos`.
 #[derive(Debug, Args)]
 pub(crate) struct ChaosArgs {
-    /// What to do: a name from --list, `all`, or `soak`
+    /// A name from --list, `all`, or `soak`
     #[arg(required_unless_present = "list", hide_possible_values = true,
           value_parser = PossibleValuesParser::new(lab::chaos::names()))]
     pub(crate) scenario: Option<String>,
     /// Show the scenarios, and what each proves
     #[arg(long, exclusive = true)]
     pub(crate) list: bool,
-    /// How long the soak goes on; one minute if not given
+    /// How long the soak runs [default: 1m]
     #[arg(long = "for", value_name = "DURATION", value_parser = duration)]
     pub(crate) duration: Option<Duration>,
     /// Repeat a run: fixes the load and the faults of `soak` and `whole-way`, though not how they
