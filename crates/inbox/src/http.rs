@@ -19,6 +19,7 @@
 
 mod answer;
 mod excerpt;
+mod failing;
 mod request;
 mod signature;
 
@@ -38,7 +39,8 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::{Delivery, LeasedHandler, Verdict};
 
-pub use signature::{Secret, SecretError};
+use self::failing::Failing;
+pub use self::signature::{Secret, SecretError};
 
 /// Time allowed to open a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -74,6 +76,7 @@ pub struct HttpHandler {
     url: Uri,
     timeout: Duration,
     secrets: Vec<Secret>,
+    failing: Failing,
 }
 
 /// The options do not make a handler.
@@ -115,7 +118,8 @@ impl HttpHandler {
             .pool_idle_timeout(IDLE_TIMEOUT)
             .pool_max_idle_per_host(IDLE_CONNECTIONS_MAX)
             .build(connector.wrap_connector(http));
-        Ok(Self { client, url, timeout: options.timeout, secrets: options.secrets })
+        let (timeout, secrets) = (options.timeout, options.secrets);
+        Ok(Self { client, url, timeout, secrets, failing: Failing::default() })
     }
 
     async fn call(&self, delivery: &Delivery<'_>) -> Verdict {
@@ -132,7 +136,8 @@ impl HttpHandler {
         let deadline = deadline.min(Instant::now() + BODY_TIMEOUT);
         // Whatever becomes of the body: the status has decided, the text only explains.
         let _ = timeout_at(deadline, read(body, &mut text)).await;
-        answer::verdict(&parts, &text, &delivery.event.payload)
+        let verdict = answer::verdict(&parts, &text, &delivery.event.payload);
+        self.failing.judge(delivery.event.id, parts.status, verdict)
     }
 }
 

@@ -101,6 +101,28 @@ async fn an_outage_of_the_service_costs_no_attempt() {
     }
 }
 
+/// R-INB-07: one event that gets a 500 may be to blame for it. All of them are not.
+// proves: G-EFFECT-5
+#[tokio::test(flavor = "multi_thread")]
+async fn a_service_that_fails_whatever_it_is_sent_makes_no_dead_letters() {
+    let mut env = set_up().await;
+    env.set("TAILPOST_INBOX__MAX_ATTEMPTS", "2");
+    env.set("TAILPOST_INBOX__BACKOFF_FIRST", "50ms");
+    let _relay = env.relay();
+    let service = Service::start().await;
+    service.answer(500);
+    let (_network, _inbox, admin) = run(&mut env, &service).await;
+    env.insert(30).await;
+    wait_readyz(&admin, &["HTTP/1.1 503", "\"state\":\"paused\",\"breaker\":\"open\""]).await;
+    let before = service.calls().len();
+    until(DEADLINE, "it is probed", async || service.calls().len() >= before + 5).await;
+    service.answer(204);
+    wait_processed(&env, 30).await;
+    wait_readyz(&admin, &["HTTP/1.1 200", "\"breaker\":\"closed\""]).await;
+    let dead: i64 = env.query("SELECT count(*) FROM inbox_dead_letter").await;
+    assert_eq!(dead, 0, "dead letters");
+}
+
 /// R-INB-07: the service goes down whenever it sees one event, and answers all others.
 // proves: G-EFFECT-5
 #[tokio::test(flavor = "multi_thread")]
