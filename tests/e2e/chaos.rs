@@ -39,7 +39,7 @@ fn any_process_in(folder: &Path) -> bool {
 async fn assert_passes(scenario: &str) -> Value {
     let (process, temp) = chaos(&[scenario, "--json", "--seed", "1"]);
     // It runs a load by the clock, and then all of that has to pass, on a machine that may be busy.
-    let status = process.wait_exit(3 * DEADLINE).await;
+    let status = process.wait_exit(2 * DEADLINE).await;
     assert!(status.success(), "{status}\n{}", process.log());
     let stdout = process.stdout();
     assert_eq!(stdout.lines().count(), 1, "{stdout}");

@@ -12,8 +12,8 @@
 
 mod broker;
 mod check;
+mod database;
 mod mending;
-mod postgres;
 mod schedules;
 mod slot_loss;
 mod table;
@@ -31,7 +31,7 @@ use rand::{RngExt, SeedableRng};
 use uuid::Uuid;
 
 use self::broker::{Flying, Packet, Stored as Message, Taking};
-use self::postgres::Written;
+use self::database::Written;
 use self::table::Table;
 use super::*;
 
