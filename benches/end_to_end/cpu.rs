@@ -64,11 +64,7 @@ fn of_children(pid: u32) -> Result<u64> {
 ///
 /// When there is no such process.
 pub(crate) fn peak_resident_bytes(pid: u32) -> Result<u64> {
-    let path = format!("/proc/{pid}/status");
-    let status = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let kib = line.and_then(|it| it.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-    Ok(kib.with_context(|| format!("{path} has no VmHWM"))? * 1024)
+    lab::peak_memory_bytes(pid).with_context(|| format!("process {pid} has ended"))
 }
 
 struct Stat {

@@ -74,7 +74,7 @@ async fn relay(env: &BenchEnv<'_>, rows: u32, mark: &str) -> Result<Drain> {
     let log = log_written(env).await?;
     let meter = env.servers.meter()?;
     let deadline = meter.started + Duration::from_secs(60) + Duration::from_millis(rows.into());
-    let relay = Relay::start(&env.variables).await?;
+    let relay = Relay::start(&env.variables)?;
     // When the first events were seen in the stream, and how many they were.
     let mut first = None;
     loop {

@@ -40,7 +40,7 @@ struct Sent {
 /// The events must all arrive, and once.
 pub(crate) async fn measure(servers: &Servers, pace: Pace) -> Result<Latency> {
     let env = BenchEnv::set_up(servers, "latency").await?;
-    let relay = Relay::start(&env.variables).await?;
+    let relay = Relay::start(&env.variables)?;
     let (stop, stopped) = oneshot::channel();
     let acks = Acks::listen(&servers.broker.client().await?, stopped).await?;
     let mut sent = Vec::new();

@@ -1,28 +1,24 @@
 //! The relay as users run it: the release binary, in a process of its own.
 
-use std::path::{Path, PathBuf};
-use std::process::Stdio;
-use std::time::Instant;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use rustix::process::{Pid, Signal, kill_process};
-use tokio::io::{AsyncBufReadExt, BufReader};
-use tokio::process::{Child, ChildStdin, Command};
+use lab::Process;
 
 use crate::cpu;
 
-/// Starts the relay, says its pid, and ends it when the input ends: when this process closes the
-/// pipe, or is gone, however it went.
-const LEASH: &str = r#""$@" </dev/null >&2 & pid=$!; echo "$pid"; read -r _; kill -TERM "$pid" 2>&-; wait "$pid" 2>&-"#;
+/// How long a command of the binary may take, or its end.
+const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Settings for the binary, as environment variables.
+/// Settings for the binary, as environment variables. Nothing of the caller's configuration may
+/// change what is measured.
 pub(crate) type Variables = Vec<(&'static str, String)>;
 
-/// A running relay. Stopped when dropped, then without waiting for its end.
+/// A running relay. Killed when dropped.
 pub(crate) struct Relay {
+    process: Process,
     pid: u32,
-    leash: Child,
-    hold: ChildStdin,
 }
 
 impl Relay {
@@ -31,19 +27,9 @@ impl Relay {
     /// # Errors
     ///
     /// When the binary is not built.
-    pub(crate) async fn start(variables: &Variables) -> Result<Self> {
-        let mut command = Command::new("sh");
-        command.args(["-c", LEASH, "sh"]).arg(binary()?).arg("relay");
-        clean(&mut command, variables);
-        // Ctrl-C is for this process, which then takes the relay along.
-        command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut leash = command.spawn().context("start the relay")?;
-        let hold = leash.stdin.take().context("hold the relay's leash")?;
-        let mut output = BufReader::new(leash.stdout.take().context("read the relay's pid")?);
-        let mut line = String::new();
-        output.read_line(&mut line).await.context("read the relay's pid")?;
-        let pid = line.trim().parse().context("read the relay's pid")?;
-        Ok(Self { pid, leash, hold })
+    pub(crate) fn start(variables: &Variables) -> Result<Self> {
+        let process = start(&["relay"], variables)?;
+        Ok(Self { pid: process.pid()?, process })
     }
 
     /// The relay's process id.
@@ -53,7 +39,9 @@ impl Relay {
 
     /// Fails once the relay is no longer there.
     pub(crate) fn check(&self) -> Result<()> {
-        cpu::of_process(self.pid).map(drop).context("the relay ended by itself")
+        cpu::of_process(self.pid)
+            .map(drop)
+            .with_context(|| format!("the relay ended by itself: {}", self.process.log()))
     }
 
     /// Kills the relay as the system would when memory runs out. Returns when that was.
@@ -61,12 +49,10 @@ impl Relay {
     /// # Errors
     ///
     /// When it has ended before.
-    pub(crate) fn kill(self) -> Result<Instant> {
+    pub(crate) async fn kill(mut self) -> Result<Instant> {
         self.check()?;
-        let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
         let killed = Instant::now();
-        kill_process(pid.context("the relay has no pid")?, Signal::KILL)
-            .context("kill the relay")?;
+        self.process.kill().await?;
         Ok(killed)
     }
 
@@ -76,10 +62,9 @@ impl Relay {
     ///
     /// When it does not end well.
     pub(crate) async fn stop(mut self) -> Result<()> {
-        drop(self.hold);
-        let status = self.leash.wait().await.context("wait for the relay")?;
+        let status = self.process.stop(DEADLINE).await?;
         if !status.success() {
-            bail!("the relay ended with {status}");
+            bail!("the relay ended with {status}: {}", self.process.log());
         }
         Ok(())
     }
@@ -91,33 +76,20 @@ impl Relay {
 ///
 /// When the binary is not built, or fails.
 pub(crate) async fn set_up(variables: &Variables, flags: &[&str]) -> Result<()> {
-    let mut command = Command::new(binary()?);
-    command.arg("setup").args(flags);
-    clean(&mut command, variables);
-    let output = command.output().await.context("run tailpost setup")?;
-    if !output.status.success() {
-        bail!("tailpost setup failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+    let mut setup = start(&[&["setup"], flags].concat(), variables)?;
+    if !setup.ended(DEADLINE).await?.success() {
+        bail!("tailpost setup failed: {}", setup.log().trim());
     }
     Ok(())
 }
 
-/// Nothing of the caller's configuration may change what is measured.
-fn clean(command: &mut Command, variables: &Variables) {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    command
-        .env_clear()
-        .env("PATH", path)
-        .envs(variables.iter().map(|(name, value)| (name, value)))
-        .current_dir(std::env::temp_dir())
-        .stdin(Stdio::null());
-}
-
-/// The binary beside this one, so of the same build profile.
-fn binary() -> Result<PathBuf> {
+/// Starts the binary beside this one, so of the same build profile.
+fn start(args: &[&str], variables: &Variables) -> Result<Process> {
     let here = std::env::current_exe().context("find this program")?;
     let binary = here.parent().unwrap_or(Path::new("/")).join("tailpost");
     if !binary.is_file() {
         bail!("{} is missing: cargo build --release --bin tailpost", binary.display());
     }
-    Ok(binary)
+    let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), value.clone()));
+    Process::start(&binary, args, &variables.collect::<Vec<_>>())
 }

@@ -1,14 +1,13 @@
 //! The inbox that is measured: this program, in a process of its own.
 
-use std::io::Read;
-use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use inbox::http::{HttpHandler, HttpOptions};
 use inbox::{Connection, Delivery, Inbox, TransactionalHandler, Verdict};
-use tokio::process::{Child, ChildStdin, Command};
+use lab::Process;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio_postgres::{NoTls, Transaction};
 use tokio_util::sync::CancellationToken;
 
@@ -18,6 +17,8 @@ use crate::cpu;
 /// As `tailpost inbox run` has them by default.
 const HTTP_LANES: usize = 16;
 const HTTP_TIMEOUT: Duration = Duration::from_secs(20);
+
+const STOP_MAX: Duration = Duration::from_secs(60);
 
 /// How events are handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -38,9 +39,8 @@ impl Mode {
 
 /// A running inbox. Killed when dropped.
 pub(crate) struct Worker {
+    process: Process,
     pid: u32,
-    child: Child,
-    hold: ChildStdin,
 }
 
 impl Worker {
@@ -52,24 +52,21 @@ impl Worker {
         handler: &str,
     ) -> Result<Self> {
         let program = std::env::current_exe().context("find this program")?;
-        let mut child = Command::new(program)
-            .args(["--worker", mode.consumer()])
-            .env("DATABASE_URL", env.servers.postgres.url(&env.database))
-            .env("NATS_URL", env.servers.nats.url())
-            .env("STREAM", &waiting.stream)
-            .env("HANDLER", handler)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .kill_on_drop(true)
-            .spawn()
-            .context("start the inbox")?;
-        let hold = child.stdin.take().context("hold the inbox's leash")?;
-        Ok(Self { pid: child.id().context("the inbox ended at once")?, child, hold })
+        let variables = [
+            ("DATABASE_URL", env.servers.postgres.url(&env.database)),
+            ("NATS_URL", env.servers.nats.url()),
+            ("STREAM", waiting.stream.clone()),
+            ("HANDLER", handler.to_owned()),
+        ];
+        let variables = variables.map(|(name, value)| (name.to_owned(), value));
+        let process = Process::start(&program, &["--worker", mode.consumer()], &variables)?;
+        Ok(Self { pid: process.pid()?, process })
     }
 
     /// The processor time that it has used. Fails once it is no longer there.
     pub(crate) fn used(&self) -> Result<Duration> {
-        cpu::of_process(self.pid).context("the inbox ended by itself")
+        let ended = || format!("the inbox ended by itself: {}", self.process.log());
+        cpu::of_process(self.pid).with_context(ended)
     }
 
     /// The most memory that it ever had resident, in bytes.
@@ -79,10 +76,9 @@ impl Worker {
 
     /// Lets it stop as an operator would.
     pub(crate) async fn stop(mut self) -> Result<()> {
-        drop(self.hold);
-        let status = self.child.wait().await.context("wait for the inbox")?;
+        let status = self.process.stop(STOP_MAX).await?;
         if !status.success() {
-            bail!("the inbox ended with {status}");
+            bail!("the inbox ended with {status}: {}", self.process.log());
         }
         Ok(())
     }
@@ -96,7 +92,7 @@ impl TransactionalHandler for NoOp {
     }
 }
 
-/// What the process does: an inbox with its defaults, until its input ends.
+/// What the process does: an inbox with its defaults, until SIGTERM.
 pub(crate) async fn run(mode: Mode) -> Result<()> {
     let url = setting("DATABASE_URL")?;
     let connect = move || {
@@ -111,11 +107,11 @@ pub(crate) async fn run(mode: Mode) -> Result<()> {
     let builder = Inbox::builder(mode.consumer()).postgres(connect).nats(nats);
     let builder = builder.stream(setting("STREAM")?);
     let stop = CancellationToken::new();
-    let ended = stop.clone();
-    // Closed by the benchmark, or because it is gone.
-    std::thread::spawn(move || {
-        let _ = std::io::stdin().read(&mut [0]);
-        ended.cancel();
+    let stopped = stop.clone();
+    let mut terminated = signal(SignalKind::terminate()).context("wait for SIGTERM")?;
+    tokio::spawn(async move {
+        terminated.recv().await;
+        stopped.cancel();
     });
     match mode {
         Mode::Transactional => Box::pin(builder.transactional(NoOp).run(stop)).await?,

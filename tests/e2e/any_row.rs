@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use lab::{AnyRow, Drawn, Port, Shape};
+use lab::{HostileRow, Port, Rows, Shape};
 use support::{DEADLINE, TestEnv, get, until};
 use uuid::Uuid;
 
@@ -18,12 +18,12 @@ enum Fate {
     Parked { reason: String, attempts: i32 },
 }
 
-async fn insert(env: &TestEnv, drawn: &[Drawn]) -> Vec<Uuid> {
+async fn insert(env: &TestEnv, drawn: &[HostileRow]) -> Vec<Uuid> {
     let client = env.client().await;
     let mut ids = Vec::new();
     for drawn in drawn {
         let id = Uuid::new_v4();
-        let sql = AnyRow::insert(id, drawn);
+        let sql = drawn.insert_as(id);
         client.batch_execute(&sql).await.unwrap_or_else(|error| panic!("{error:?}: {sql:.300}"));
         ids.push(id);
     }
@@ -69,8 +69,8 @@ async fn publishes_or_parks_any_row(shape: Shape, on_park: &str) {
     let mut env = TestEnv::new().await;
     env.set("TAILPOST_RELAY__SCAN_INTERVAL", "200ms");
     env.execute(shape.create()).await;
-    let mut rows = AnyRow::new(SEED, shape);
-    let drawn: Vec<Drawn> = (0..ROWS).map(|_| rows.draw()).collect();
+    let mut rows = Rows::new(shape, SEED);
+    let drawn: Vec<HostileRow> = (0..ROWS).map(|_| rows.draw()).collect();
     // The table has to have the columns that the migrations add.
     env.set("TAILPOST_RELAY__MODE", "poll");
     env.setup().await;
@@ -96,18 +96,18 @@ async fn publishes_or_parks_any_row(shape: Shape, on_park: &str) {
     for (n, row) in drawn.iter().enumerate() {
         let mut fate = |id: &Uuid| {
             let fate = fates.remove(id);
-            without_time(fate.unwrap_or_else(|| panic!("{id} is nowhere: {:.400}", row.values)))
+            without_time(fate.unwrap_or_else(|| panic!("{id} is nowhere: {}", row.describe())))
         };
         let scanned = fate(&before[n]);
         if on_park == "skip" {
-            assert_eq!(scanned, fate(&behind[n]), "{:.400}", row.values);
-            assert_eq!(scanned, fate(&live[n]), "{:.400}", row.values);
-            assert_eq!(scanned, fate(&polled[n]), "{:.400}", row.values);
+            assert_eq!(scanned, fate(&behind[n]), "{}", row.describe());
+            assert_eq!(scanned, fate(&live[n]), "{}", row.describe());
+            assert_eq!(scanned, fate(&polled[n]), "{}", row.describe());
         }
     }
 }
 
-async fn poll(env: &mut TestEnv, drawn: &[Drawn]) -> Vec<Uuid> {
+async fn poll(env: &mut TestEnv, drawn: &[HostileRow]) -> Vec<Uuid> {
     env.setup().await;
     let ids = insert(env, drawn).await;
     let relay = env.spawn(&["relay", "--once"]);

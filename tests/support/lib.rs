@@ -25,7 +25,7 @@ mod wait;
 pub use broker::Broker;
 pub use http::{ask, get};
 pub use load::Load;
-pub use process::{Relay, peak_memory};
+pub use process::Relay;
 pub use stream::Stored;
 pub use test_env::{TestEnv, TestEnvOptions};
 pub use wait::{DEADLINE, until};

@@ -35,9 +35,18 @@ impl Relay {
     ///
     /// When there is no binary, or one older than the source.
     pub fn spawn(args: &[&str], env: &[(String, String)]) -> Self {
+        Self::spawn_program(&binary(), args, env)
+    }
+
+    /// As [`Relay::spawn`], another program of ours.
+    ///
+    /// # Panics
+    ///
+    /// When there is none.
+    pub fn spawn_program(program: &Path, args: &[&str], env: &[(String, String)]) -> Self {
         let folder = tempfile::tempdir().expect("create a folder for the process");
         let file = |name| File::create(folder.path().join(name)).expect("create an output file");
-        let mut command = Command::new(binary());
+        let mut command = Command::new(program);
         for (name, _) in std::env::vars_os() {
             let known = name.to_string_lossy();
             if known.starts_with("TAILPOST_") || known == "DATABASE_URL" || known == "NATS_URL" {
@@ -51,7 +60,7 @@ impl Relay {
             .stdin(Stdio::null())
             .stdout(file("stdout"))
             .stderr(file("stderr"));
-        let child = command.spawn().expect("start tailpost");
+        let child = command.spawn().expect("start the process");
         let pid = Pid::from_child(&child);
         Self { child: Mutex::new(child), pid, folder, announced: Mutex::default() }
     }
@@ -117,7 +126,7 @@ impl Relay {
     ///
     /// When it has ended.
     pub fn peak_memory(&self) -> u64 {
-        peak_memory(self.pid)
+        lab::peak_memory_bytes(self.pid()).expect("a running process has memory")
     }
 
     /// How many files and sockets the process has open.
@@ -236,18 +245,4 @@ fn refuse_stale(binary: &Path) {
     let newer = |source: &&str| modified(Path::new(source)) > modified(binary);
     let newer = sources.split_ascii_whitespace().skip(1).find(newer);
     assert!(newer.is_none(), "tailpost is older than {newer:?}: run `cargo build -p tailpost`");
-}
-
-/// The most memory that a process has used so far, in bytes.
-///
-/// # Panics
-///
-/// When it has ended.
-#[must_use]
-pub fn peak_memory(pid: Pid) -> u64 {
-    let path = format!("/proc/{}/status", pid.as_raw_nonzero());
-    let status = fs::read_to_string(path).expect("read the process's status");
-    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let kibibytes = peak.and_then(|it| it.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-    kibibytes.expect("a running process has memory") << 10
 }

@@ -59,7 +59,7 @@ async fn measure(starts: u32) -> Result<Vec<Start>> {
         let both = limits::both(&env, &slots[0], &end, ONE).await?;
         let mut messages = arrivals::consumer(&env.jetstream, &env.name).await?;
         let started = Instant::now();
-        let relay = Relay::start(&env.variables).await?;
+        let relay = Relay::start(&env.variables)?;
         let (_, arrival) = arrivals::next(&mut messages).await?;
         relay.stop().await.context("stop the relay")?;
         ensure!(env.messages(&env.name).await? == 1, "more than one message");

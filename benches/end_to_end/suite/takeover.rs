@@ -48,7 +48,7 @@ pub(super) async fn answer(bench: &mut Bench) -> Answer {
 async fn measure(times: u32) -> Result<Vec<Takeover>> {
     let servers = Servers::start(Keeping::DEFAULT).await?;
     let env = BenchEnv::set_up(&servers, "takeover").await?;
-    let mut active = Relay::start(&env.variables).await?;
+    let mut active = Relay::start(&env.variables)?;
     let traffic = Traffic::start(&env).await?;
     let mut watch = Watch::start(&env, &traffic).await?;
     let mut takeovers = Vec::new();
@@ -56,7 +56,7 @@ async fn measure(times: u32) -> Result<Vec<Takeover>> {
         watch.committed_after(Instant::now()).await.context("before the kill")?;
         let standby = standby(&env).await?;
         let reader = reader(&env).await?.context("nobody reads the slot")?;
-        let killed = active.kill()?;
+        let killed = active.kill().await?;
         while reader_is(&env, reader).await? {
             ensure!(killed.elapsed() < STANDBY_MAX, "the slot stays with the killed relay");
             tokio::time::sleep(POLL).await;
@@ -77,7 +77,7 @@ async fn standby(env: &BenchEnv<'_>) -> Result<Relay> {
     let started = Instant::now();
     let now = env.client.query_one("SELECT clock_timestamp()::text", &[]).await?;
     let now: String = now.get(0);
-    let relay = Relay::start(&env.variables).await?;
+    let relay = Relay::start(&env.variables)?;
     let sql = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
                AND application_name = 'tailpost standby' AND state = 'idle' AND query <> ''
                AND backend_start > $1::text::timestamptz";

@@ -6,4 +6,4 @@ mod rows;
 
 pub use messages::{HostileMessage, Messages};
 pub use raw_nats::RawNats;
-pub use rows::{HostileRow, OutboxShape, Rows};
+pub use rows::{HostileRow, Rows, Shape};

@@ -16,7 +16,6 @@
 //! # }
 //! ```
 
-mod any_row;
 mod binaries;
 pub mod chaos;
 pub mod demo;
@@ -33,14 +32,13 @@ mod template_cluster;
 mod user;
 mod workload;
 
-pub use any_row::{AnyRow, Drawn, Shape};
-pub use hostile::{HostileMessage, HostileRow, Messages, OutboxShape, RawNats, Rows};
+pub use hostile::{HostileMessage, HostileRow, Messages, RawNats, Rows, Shape};
 
 pub use ledger::{Ledger, Stored, Tally};
 pub use nats::{Nats, NatsCluster, NatsOptions};
 pub use port::Port;
 pub use postgres::{Postgres, PostgresOptions};
-pub use process::Process;
+pub use process::{Process, peak_memory_bytes};
 pub use proxy::{After, Direction, Protocol, Proxy};
 pub use server::Left;
 pub use workload::{BeforeCommit, CommittedEvent, Workload, WorkloadOptions, Written};

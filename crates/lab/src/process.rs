@@ -119,7 +119,16 @@ impl Process {
         self.server.thaw().with_context(|| format!("resume {}", self.name()))
     }
 
-    /// What the process wrote to stdout and stderr so far, over all its lives.
+    /// The process's id.
+    ///
+    /// # Errors
+    ///
+    /// When it is not running.
+    pub fn pid(&self) -> Result<u32> {
+        self.server.pid()
+    }
+
+    /// What the process wrote to stderr so far, over all its lives.
     pub fn log(&self) -> String {
         self.server.log()
     }
@@ -131,14 +140,19 @@ impl Process {
     ///
     /// When it is not running.
     pub fn peak_memory_bytes(&self) -> Result<Option<u64>> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.server.pid()?));
-        let status = status.unwrap_or_default();
-        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-        let kilobytes = peak.and_then(|it| it.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-        Ok(kilobytes.map(|it| it * 1024))
+        Ok(peak_memory_bytes(self.server.pid()?))
     }
 
     fn name(&self) -> String {
         format!("{} {}", self.binary.display(), self.args.join(" "))
     }
+}
+
+/// The most memory that a process ever had, in bytes; `None` if it has ended, or where the system
+/// does not tell.
+#[must_use]
+pub fn peak_memory_bytes(pid: u32) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    Some(peak.trim().strip_suffix(" kB")?.parse::<u64>().ok()? * 1024)
 }

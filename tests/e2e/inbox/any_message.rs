@@ -97,7 +97,7 @@ async fn random_messages_of_another_client_stop_nobody() {
             good.extend(inbox.publish_many(n, 5, &json!({})).await);
         }
     }
-    worker.kill9();
+    worker.kill9().await;
     let worker = inbox.worker();
     inbox.assert_nobody_stopped(&good).await;
     worker.stop().await;
@@ -183,8 +183,8 @@ async fn a_durable_consumer_that_cannot_be_changed_is_refused_with_the_command()
     let stream = inbox.env.stream().await;
     let mended = "`nats consumer rm OUTBOX worker` deletes it";
     let refused = async |reason: &str| {
-        let mut worker = inbox.worker();
-        assert!(!worker.ended().await.success(), "{reason}");
+        let worker = inbox.worker();
+        assert!(!worker.wait_exit(DEADLINE).await.success(), "{reason}");
         let log = worker.log();
         assert!(log.contains(reason) && log.contains(mended), "{reason}: {log}");
         stream.delete_consumer("worker").await.expect("delete the consumer");

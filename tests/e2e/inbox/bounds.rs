@@ -27,10 +27,10 @@ async fn many_large_events_behind_one_that_is_held_take_little_memory_after_a_cr
     inbox.publish("held", json!({ "while_closed": true })).await;
     inbox.publish_quickly("held", FOLLOWERS, &large).await;
     inbox.publish_quickly("other", DONE, &large).await;
-    let mut first = inbox.worker();
+    let first = inbox.worker();
     inbox.wait_count("effects", DONE as i64).await;
     assert_bounded(&first);
-    first.kill();
+    first.kill9().await;
 
     let second = inbox.worker();
     inbox.publish("new", json!({})).await;

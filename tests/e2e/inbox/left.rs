@@ -23,13 +23,13 @@ async fn followers_of_a_failing_event_hold_up_nobody_else() {
         inbox.publish_as(hot, 0..1, &json!({ "while_closed": true })).await;
         inbox.publish_as(hot, 1..followers + 1, &json!({})).await;
         let others = "effects WHERE aggregate_id <> 'hot'";
-        let mut first = inbox.worker();
+        let first = inbox.worker();
         first.wait_log("are left in the stream").await;
         inbox.publish_many(0, OTHERS, &json!({})).await;
         inbox.wait_count(others, OTHERS).await;
 
         inbox.wait_count("inbox_messages WHERE status = 'PROCESSED'", OTHERS).await;
-        first.kill();
+        first.kill9().await;
         let second = inbox.worker();
         inbox.publish_many(OTHERS, OTHERS, &json!({})).await;
         inbox.wait_count(others, 2 * OTHERS).await;
@@ -63,7 +63,7 @@ async fn very_many_followers_of_a_failing_event_hold_up_nobody() {
     inbox.wait_count("effects", OTHERS).await;
     let info = inbox.env.stream().await.consumer_info("worker").await.expect("the consumer");
     assert!(info.config.max_ack_pending > 1_000_000, "{}", info.config.max_ack_pending);
-    worker.kill9();
+    worker.kill9().await;
 }
 
 /// A smaller `max_ack_pending` that an operator chose stays; once it is used up, it is said.
@@ -125,7 +125,7 @@ async fn what_is_left_of_many_aggregates_takes_no_room_from_others() {
     inbox.publish_as(aggregate, 0..AGGREGATES, &json!({ "while_closed": true })).await;
     let large = json!({ "sleep_ms": 5, "text": "x".repeat(24 * 1024) });
     let all = AGGREGATES * (1 + FOLLOWERS);
-    let mut worker = inbox.worker();
+    let worker = inbox.worker();
     for first in (AGGREGATES..all).step_by(1_000) {
         inbox.publish_as(aggregate, first..(first + 1_000).min(all), &large).await;
     }
@@ -137,9 +137,9 @@ async fn what_is_left_of_many_aggregates_takes_no_room_from_others() {
         .await;
     inbox.env.execute("DROP TABLE closed").await;
     inbox.wait_count("effects", 3 * AGGREGATES).await;
-    let most = worker.most_memory();
+    let most = worker.peak_memory() >> 10;
     assert!(most < 112 * 1024, "{most} KiB were used for what takes 32 MiB at most");
-    worker.kill();
+    worker.kill9().await;
 }
 
 /// A broker that is killed forgets acknowledgements that it has confirmed, and of what was left in

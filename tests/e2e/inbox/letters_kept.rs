@@ -102,7 +102,7 @@ async fn an_event_that_left_the_stream_before_its_retry_becomes_a_dead_letter() 
     inbox.publish("o-1", json!({"fail_before": 100})).await;
     let worker = inbox.worker();
     inbox.wait_count("inbox_messages WHERE status = 'FAILED'", 1).await;
-    worker.kill9();
+    worker.kill9().await;
     inbox.env.stream().await.purge().await.expect("purge the stream");
     let long_ago = "UPDATE inbox_messages SET status = 'FAILED', lease_token = NULL,
         next_attempt_at = now() - interval '1 hour', finished_attempts = attempts";
@@ -130,7 +130,7 @@ async fn requeued_letters_of_one_aggregate_leave_room_for_others() {
     let worker = inbox.worker();
     inbox.wait_count("effects", 1).await;
     assert_eq!(inbox.effects_of(other).await, 1, "it did not wait for the others");
-    worker.kill9();
+    worker.kill9().await;
 }
 
 /// A letter that nobody has decided about can be requeued, however old its event is.

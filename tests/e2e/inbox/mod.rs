@@ -18,17 +18,16 @@ mod role;
 mod service;
 mod whole_way;
 
-use std::fs::File;
-use std::process::{Child, Command, Stdio};
+use std::ops::Deref;
+use std::path::Path;
 use std::time::Duration;
 
 use async_nats::HeaderMap;
 use async_nats::jetstream::stream;
 use async_nats::jetstream::{self, Context};
 use outbox::{Event, wire};
-use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
-use support::{DEADLINE, TestEnv, TestEnvOptions, peak_memory, until};
+use support::{DEADLINE, Relay, TestEnv, TestEnvOptions, until};
 use uuid::Uuid;
 
 /// A stream, the tables, and workers between.
@@ -188,74 +187,21 @@ impl Inbox {
 }
 
 /// A worker's process. Dropping it kills it.
-pub(crate) struct Worker {
-    child: Child,
-    folder: tempfile::TempDir,
-}
+pub(crate) struct Worker(Relay);
 
 impl Worker {
     fn spawn(variables: &[(String, String)]) -> Self {
-        let folder = tempfile::tempdir().expect("create a folder");
-        let log = File::create(folder.path().join("stderr")).expect("create the log");
-        let child = Command::new(env!("CARGO_BIN_EXE_inbox-worker"))
-            .envs(variables.iter().map(|(name, value)| (name, value)))
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(log)
-            .spawn()
-            .expect("start the worker");
-        Self { child, folder }
-    }
-
-    pub(crate) fn peak_memory(&self) -> u64 {
-        peak_memory(Pid::from_child(&self.child))
-    }
-
-    pub(crate) fn kill9(mut self) {
-        self.kill();
-    }
-
-    pub(crate) fn kill(&mut self) {
-        self.child.kill().expect("kill the worker");
-        self.child.wait().expect("wait for the worker");
-    }
-
-    pub(crate) fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).expect("send a signal");
+        let worker = Path::new(env!("CARGO_BIN_EXE_inbox-worker"));
+        let process = Relay::spawn_program(worker, &[], variables);
+        // Its handler fails where it is told to.
+        process.announce("");
+        Self(process)
     }
 
     /// Asks it to stop, and waits until it has.
-    pub(crate) async fn stop(mut self) {
-        self.signal(Signal::TERM);
-        assert!(self.ended().await.success(), "{}", self.log());
-    }
-
-    pub(crate) async fn ended(&mut self) -> std::process::ExitStatus {
-        let mut status = None;
-        until(DEADLINE, "the worker ends", async || {
-            status = self.child.try_wait().expect("look after the worker");
-            status.is_some()
-        })
-        .await;
-        status.expect("just seen")
-    }
-
-    /// The most memory it has had at a time, in KiB.
-    pub(crate) fn most_memory(&self) -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()));
-        let status = status.expect("read the status of the process");
-        let most = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-        let most = most.and_then(|it| it.trim().strip_suffix(" kB")).expect("as Linux says it");
-        most.parse().expect("a number")
-    }
-
-    pub(crate) fn log(&self) -> String {
-        std::fs::read_to_string(self.folder.path().join("stderr")).expect("read the log")
-    }
-
-    pub(crate) async fn wait_log(&self, text: &str) {
-        let what = format!("the worker says `{text}`");
-        until(DEADLINE, &what, async || self.log().contains(text)).await;
+    pub(crate) async fn stop(self) {
+        self.sigterm();
+        assert!(self.wait_exit(DEADLINE).await.success(), "{}", self.log());
     }
 
     pub(crate) async fn wait_active(&self) {
@@ -263,19 +209,11 @@ impl Worker {
     }
 }
 
-impl Drop for Worker {
-    fn drop(&mut self) {
-        // Fail only if it is gone already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        if std::thread::panicking() {
-            let log = self.log();
-            let lines: Vec<&str> = log.lines().collect();
-            eprintln!(
-                "--- log of a worker\n{}",
-                lines[lines.len().saturating_sub(60)..].join("\n")
-            );
-        }
+impl Deref for Worker {
+    type Target = Relay;
+
+    fn deref(&self) -> &Relay {
+        &self.0
     }
 }
 

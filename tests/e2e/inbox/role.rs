@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use lab::{Direction, Port, Proxy};
-use rustix::process::Signal;
 use serde_json::json;
 use support::{DEADLINE, TestEnvOptions, get, until};
 
@@ -44,10 +43,10 @@ async fn a_stopped_worker_is_replaced_and_does_nothing_when_it_goes_on() {
         inbox.wait_count("effects", 20).await;
         let standby = inbox.worker();
         standby.wait_log("standing by").await;
-        first.signal(Signal::STOP);
+        first.pause();
         let took = wait_takeover(&inbox, &standby).await;
         assert!(took < 2 * LEASE, "{mode}: taken over after {took:?}");
-        first.signal(Signal::CONT);
+        first.resume();
         first.wait_log("standing by").await;
         until(DEADLINE, "all have had their effect", async || {
             inbox.count("(SELECT DISTINCT event_id FROM effects) AS t").await == 600

@@ -102,7 +102,7 @@ impl Chain {
             Link::Postgres => env.postgres.kill().await.expect("kill PostgreSQL"),
             Link::Relay => self.relay.kill9().await,
             Link::Nats => env.nats.kill().await.expect("kill NATS"),
-            Link::Worker => self.worker.kill(),
+            Link::Worker => self.worker.kill9().await,
         }
     }
 

@@ -7,8 +7,7 @@ use http_body_util::Full;
 use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, USER_AGENT};
 use hyper::{Method, Request, Uri};
 use jiff::Timestamp;
-use outbox::wire::{header, name_from_wire};
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use outbox::wire::{escape_name, header, name_from_wire};
 
 use super::signature::{Secret, sign};
 use crate::Delivery;
@@ -42,23 +41,6 @@ const ABOUT_THE_EVENT: [&str; 7] = [
 
 /// What has the same meaning in HTTP, in any case.
 const OF_HTTP: [&str; 4] = ["traceparent", "tracestate", "baggage", "content-type"];
-
-/// All but the characters of a token in HTTP (RFC 9110, 5.6.2), and `%`.
-const NAME: &AsciiSet = &NON_ALPHANUMERIC
-    .remove(b'!')
-    .remove(b'#')
-    .remove(b'$')
-    .remove(b'&')
-    .remove(b'\'')
-    .remove(b'*')
-    .remove(b'+')
-    .remove(b'-')
-    .remove(b'.')
-    .remove(b'^')
-    .remove(b'_')
-    .remove(b'`')
-    .remove(b'|')
-    .remove(b'~');
 
 /// Makes the request. The payload is sent as it is.
 pub(super) fn request(
@@ -137,5 +119,5 @@ fn name_in_http(name: &str) -> Option<Cow<'_, str>> {
     }
     // As the producer wrote it. What begins with `Nats-` or `Tailpost-` is no producer's.
     let name = name_from_wire(name).filter(|it| !it.is_empty())?;
-    Some(Cow::Owned(format!("{OF_THE_EVENT}{}", utf8_percent_encode(&name, NAME))))
+    Some(Cow::Owned(format!("{OF_THE_EVENT}{}", escape_name(&name))))
 }

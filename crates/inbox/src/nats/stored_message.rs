@@ -5,11 +5,9 @@
 //! JSON with the block in base64, so it can be looked at here.
 
 use async_nats::{Client, HeaderMap, HeaderName, HeaderValue, Subject};
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use jiff::Timestamp;
-use serde::Deserialize;
+use outbox::wire::StoredMessage;
 
 use crate::Error;
 use crate::message::{Message, Origin};
@@ -25,71 +23,34 @@ pub(crate) struct Stored {
     stored_at: Timestamp,
 }
 
-#[derive(Deserialize)]
-struct Answer {
-    message: Option<Raw>,
-    error: Option<Refusal>,
-}
-
-#[derive(Deserialize)]
-struct Raw {
-    subject: String,
-    seq: u64,
-    #[serde(default)]
-    hdrs: String,
-    #[serde(default)]
-    data: String,
-    time: Timestamp,
-}
-
-#[derive(Deserialize)]
-struct Refusal {
-    #[serde(default)]
-    err_code: u64,
-    #[serde(default)]
-    description: String,
-}
-
-/// What JetStream says when there is no such message.
-const NO_MESSAGE: u64 = 10037;
-
 const READING: &str = "read a message from the stream";
 
 /// The message with this sequence, if the stream has it.
 pub(crate) async fn get(nats: &Client, stream: &str, seq: u64) -> Result<Option<Stored>, Error> {
-    ask(nats, stream, format!("{{\"seq\":{seq}}}")).await
+    ask(nats, stream, StoredMessage::request(seq)).await
 }
 
 /// The first message from this sequence on, whatever its subject, if the stream has one.
 pub(crate) async fn next(nats: &Client, stream: &str, seq: u64) -> Result<Option<Stored>, Error> {
-    ask(nats, stream, format!("{{\"seq\":{seq},\"next_by_subj\":\">\"}}")).await
+    ask(nats, stream, StoredMessage::request_from(seq)).await
 }
 
 /// Bounded by the client's time-out for requests.
 async fn ask(nats: &Client, stream: &str, request: String) -> Result<Option<Stored>, Error> {
-    let subject = format!("$JS.API.STREAM.MSG.GET.{stream}");
-    let answer = nats.request(subject, request.into()).await.map_err(Error::jetstream(READING))?;
-    let answer: Answer =
-        serde_json::from_slice(&answer.payload).map_err(Error::jetstream(READING))?;
-    match (answer.message, answer.error) {
-        (Some(raw), _) => Stored::of(raw).map(Some),
-        (None, Some(refusal)) if refusal.err_code == NO_MESSAGE => Ok(None),
-        (None, refusal) => {
-            let reason = refusal.map_or_else(String::new, |it| it.description);
-            Err(Error::jetstream(READING)(format!("the server says \"{reason}\"")))
-        }
-    }
+    let answer = nats.request(StoredMessage::api_subject(stream), request.into()).await;
+    let answer = answer.map_err(Error::jetstream(READING))?;
+    let message = StoredMessage::parse(&answer.payload).map_err(Error::jetstream(READING))?;
+    message.as_ref().map(Stored::of).transpose()
 }
 
 impl Stored {
-    fn of(raw: Raw) -> Result<Self, Error> {
-        let bytes = |text: &str| STANDARD.decode(text).map_err(Error::jetstream(READING));
+    fn of(message: &StoredMessage<'_>) -> Result<Self, Error> {
         Ok(Self {
-            seq: raw.seq,
-            subject: raw.subject,
-            headers: bytes(&raw.hdrs)?,
-            payload: bytes(&raw.data)?.into(),
-            stored_at: rounded(raw.time),
+            seq: message.sequence,
+            subject: message.subject.clone().into_owned(),
+            headers: message.headers().as_bytes().to_vec(),
+            payload: message.payload().map_err(Error::jetstream(READING))?.into(),
+            stored_at: rounded(message.time),
         })
     }
 

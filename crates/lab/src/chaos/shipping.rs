@@ -86,13 +86,13 @@ pub(super) enum Conduct {
 /// A service at a port of its own, gone with this.
 pub(super) struct Shipping {
     front: Front,
-    desk: Arc<Desk>,
+    state: Arc<AppState>,
     task: JoinHandle<()>,
     /// Events whose second effect a scenario wants.
     twice_on_purpose: Vec<Uuid>,
 }
 
-struct Desk {
+struct AppState {
     database_url: String,
     idle: Mutex<Vec<Client>>,
     conducts: Mutex<HashMap<String, Conduct>>,
@@ -107,19 +107,19 @@ impl Shipping {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await;
         let listener = listener.context("listen for the inbox")?;
         let address = listener.local_addr().context("listen for the inbox")?;
-        let desk = Arc::new(Desk {
+        let state = Arc::new(AppState {
             database_url,
             idle: Mutex::default(),
             conducts: Mutex::default(),
             calls: Mutex::default(),
         });
-        let router = Router::new().fallback(called).with_state(Arc::clone(&desk));
+        let router = Router::new().fallback(called).with_state(Arc::clone(&state));
         let task = tokio::spawn(async move {
             // Ends only with the task; what it cannot accept, the inbox tries again.
             let _ = axum::serve(listener, router).await;
         });
         let front = Front::open(address)?;
-        Ok(Self { front, desk, task, twice_on_purpose: Vec::new() })
+        Ok(Self { front, state, task, twice_on_purpose: Vec::new() })
     }
 
     pub(super) fn url(&self) -> String {
@@ -133,7 +133,7 @@ impl Shipping {
 
     /// From now on does something else to the events of this aggregate, or ships them again.
     pub(super) fn conduct(&self, aggregate_id: &str, conduct: Option<Conduct>) {
-        let mut conducts = lock(&self.desk.conducts);
+        let mut conducts = lock(&self.state.conducts);
         match conduct {
             Some(conduct) => conducts.insert(aggregate_id.to_owned(), conduct),
             None => conducts.remove(aggregate_id),
@@ -142,7 +142,7 @@ impl Shipping {
 
     /// When the calls with this event began.
     pub(super) fn calls_of(&self, id: Uuid) -> Vec<Timestamp> {
-        lock(&self.desk.calls).iter().filter(|it| it.0 == id).map(|it| it.1).collect()
+        lock(&self.state.calls).iter().filter(|it| it.0 == id).map(|it| it.1).collect()
     }
 
     /// What an operator does who mends what an event should have done.
@@ -216,7 +216,7 @@ impl Display for Effects {
     }
 }
 
-async fn called(State(desk): State<Arc<Desk>>, request: Request) -> StatusCode {
+async fn called(State(state): State<Arc<AppState>>, request: Request) -> StatusCode {
     let (parts, body) = request.into_parts();
     let text = |name: &str| parts.headers.get(name).and_then(|it| it.to_str().ok());
     let Some(key) = text("idempotency-key").and_then(|it| it.parse().ok()) else {
@@ -230,8 +230,8 @@ async fn called(State(desk): State<Arc<Desk>>, request: Request) -> StatusCode {
     let (Some(aggregate_id), Some(stream_seq)) = (text("aggregate-id"), stream_seq) else {
         return StatusCode::BAD_REQUEST;
     };
-    lock(&desk.calls).push((key, Timestamp::now()));
-    let conduct = lock(&desk.conducts).get(aggregate_id).copied();
+    lock(&state.calls).push((key, Timestamp::now()));
+    let conduct = lock(&state.conducts).get(aggregate_id).copied();
     match conduct {
         Some(Conduct::Refuse) => return StatusCode::UNPROCESSABLE_ENTITY,
         Some(Conduct::Hang) => return std::future::pending().await,
@@ -241,7 +241,7 @@ async fn called(State(desk): State<Arc<Desk>>, request: Request) -> StatusCode {
     let Some(payload) = body.ok().and_then(|it| String::from_utf8(it).ok()) else {
         return StatusCode::BAD_REQUEST;
     };
-    match desk.ship(key, aggregate_id, &payload, stream_seq).await {
+    match state.ship(key, aggregate_id, &payload, stream_seq).await {
         Ok(()) => {
             tokio::time::sleep(ANSWER_AFTER).await;
             StatusCode::NO_CONTENT
@@ -251,7 +251,7 @@ async fn called(State(desk): State<Arc<Desk>>, request: Request) -> StatusCode {
     }
 }
 
-impl Desk {
+impl AppState {
     async fn ship(
         &self,
         key: Uuid,

@@ -13,7 +13,7 @@ mod stopped;
 
 use std::time::{Duration, Instant};
 
-use crate::hostile::{Messages, OutboxShape, Rows};
+use crate::hostile::{Messages, Rows, Shape};
 use anyhow::{Context, Result, bail};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -121,7 +121,7 @@ impl Soak {
             relays,
             inboxes,
             random: StdRng::seed_from_u64(seed),
-            rows: Rows::new(OutboxShape::Documented, seed),
+            rows: Rows::new(Shape::Documented, seed).with_bookkeeping(),
             messages: Messages::new(seed),
             foreign: None,
             unanswered: false,

@@ -1,6 +1,5 @@
 //! Rows of an outbox with odd values, each of which PostgreSQL takes.
 
-use outbox::{Column, Columns, Table};
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
@@ -9,55 +8,70 @@ use uuid::Uuid;
 /// Columns of a drawn row that are odd, at most.
 const ODD_MAX: usize = 3;
 
-/// The columns of a table, and what they may hold.
+/// How the outbox was made. All shapes have the documented names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OutboxShape {
-    /// The table that `tailpost setup` makes.
+pub enum Shape {
+    /// The documented table.
     Documented,
-    /// A table made for something else: other names, looser types, NULL wherever it can be. See
-    /// [`OutboxShape::create`].
+    /// A table that was made for something else: nothing but the id has to be there, and types are
+    /// as wide as the relay allows.
     Adopted,
+    /// The documented columns, partitioned by time.
+    Partitioned,
 }
 
-impl OutboxShape {
-    /// `public.outbox_events` with these columns.
+impl Shape {
+    /// All shapes.
+    pub const ALL: [Self; 3] = [Self::Documented, Self::Adopted, Self::Partitioned];
+
+    /// The statements that make the table, before `tailpost setup`.
     #[must_use]
-    pub fn table(self) -> Table {
+    pub fn create(self) -> &'static str {
         match self {
-            Self::Documented => Table::default(),
+            Self::Documented => {
+                "CREATE TABLE outbox_events (
+                     id UUID PRIMARY KEY, aggregate_type TEXT NOT NULL, aggregate_id TEXT NOT NULL,
+                     event_type TEXT NOT NULL, event_version INT DEFAULT 1, payload JSONB NOT NULL,
+                     occurred_at TIMESTAMPTZ DEFAULT NOW(), correlation_id UUID, causation_id UUID,
+                     headers JSONB, published_at TIMESTAMPTZ, publish_attempts INT DEFAULT 0,
+                     publish_error TEXT)"
+            }
             Self::Adopted => {
-                let mut columns = Columns::default();
-                for (column, name) in ADOPTED_NAMES {
-                    columns.rename(*column, name).expect("a name that PostgreSQL takes");
-                }
-                Table::default().with_columns(columns).expect("each column has one meaning")
+                "CREATE TABLE outbox_events (
+                     id UUID PRIMARY KEY, aggregate_type VARCHAR, aggregate_id TEXT,
+                     event_type BPCHAR, event_version BIGINT, payload TEXT,
+                     occurred_at TIMESTAMP, correlation_id UUID, causation_id UUID, headers TEXT,
+                     published_at TIMESTAMPTZ, publish_attempts INT, publish_error TEXT)"
+            }
+            Self::Partitioned => {
+                "CREATE TABLE outbox_events (
+                     id UUID, aggregate_type TEXT NOT NULL, aggregate_id TEXT NOT NULL,
+                     event_type TEXT NOT NULL, event_version INT DEFAULT 1, payload JSONB NOT NULL,
+                     occurred_at TIMESTAMPTZ DEFAULT NOW(), correlation_id UUID, causation_id UUID,
+                     headers JSONB, published_at TIMESTAMPTZ, publish_attempts INT DEFAULT 0,
+                     publish_error TEXT, txid XID8 DEFAULT pg_current_xact_id(), seq BIGSERIAL,
+                     PRIMARY KEY (id, occurred_at)
+                 ) PARTITION BY RANGE (occurred_at);
+                 CREATE TABLE outbox_old PARTITION OF outbox_events
+                     FOR VALUES FROM (MINVALUE) TO ('2000-01-01');
+                 CREATE TABLE outbox_rest PARTITION OF outbox_events DEFAULT"
             }
         }
     }
 
-    /// Creates the adopted table, before `tailpost setup`; empty for the documented one, which
-    /// that creates.
-    #[must_use]
-    pub fn create(self) -> String {
-        match self {
-            Self::Documented => String::new(),
-            Self::Adopted => format!("CREATE TABLE {} ({ADOPTED_COLUMNS})", self.table().quoted()),
+    /// The columns that say something about the event, and what they may hold.
+    fn columns(self) -> Vec<(&'static str, &'static [&'static str])> {
+        let mut columns = DOCUMENTED.to_vec();
+        for column in &mut columns {
+            let own = match self {
+                Self::Documented => None,
+                Self::Adopted => ADOPTED.iter().find(|it| it.0 == column.0),
+                // The key of a partitioned table holds its time.
+                Self::Partitioned => (column.0 == "occurred_at").then_some(&TIMES_OF_A_KEY),
+            };
+            *column = own.copied().unwrap_or(*column);
         }
-    }
-
-    /// What the columns that every event has are called.
-    fn names(self) -> [&'static str; 4] {
-        match self {
-            Self::Documented => ["aggregate_type", "aggregate_id", "event_type", "payload"],
-            Self::Adopted => ["aggregatetype", "aggregateid", "type", "payload"],
-        }
-    }
-
-    fn columns(self) -> &'static [(&'static str, &'static [&'static str])] {
-        match self {
-            Self::Documented => DOCUMENTED,
-            Self::Adopted => ADOPTED,
-        }
+        columns
     }
 }
 
@@ -76,11 +90,17 @@ pub struct HostileRow {
 impl HostileRow {
     /// The statement that inserts it.
     #[must_use]
-    pub fn insert(&self, table: &Table) -> String {
-        let names: Vec<String> = self.values.iter().map(|it| format!("\"{}\"", it.0)).collect();
+    pub fn insert(&self) -> String {
+        self.insert_as(self.id)
+    }
+
+    /// The statement that inserts it under another id, so that it can be told from the first.
+    #[must_use]
+    pub fn insert_as(&self, id: Uuid) -> String {
+        let names: Vec<&str> = self.values.iter().map(|it| it.0).collect();
         let values: Vec<&str> = self.values.iter().map(|it| it.1.as_str()).collect();
         let (names, values) = (names.join(", "), values.join(", "));
-        format!("INSERT INTO {} ({names}) VALUES ({values})", table.quoted())
+        format!("INSERT INTO outbox_events (id, {names}) VALUES ('{id}', {values})")
     }
 
     /// The odd columns, for people.
@@ -96,23 +116,28 @@ impl HostileRow {
 
 /// Draws rows. Each row is of an aggregate of its own unless its aggregate is what is odd.
 pub struct Rows {
-    shape: OutboxShape,
+    columns: Vec<(&'static str, &'static [&'static str])>,
     random: StdRng,
-    drawn: u64,
 }
 
 impl Rows {
     /// Fixes what [`Rows::draw`] returns, ids included.
     #[must_use]
-    pub fn new(shape: OutboxShape, seed: u64) -> Self {
-        Self { shape, random: StdRng::seed_from_u64(seed), drawn: 0 }
+    pub fn new(shape: Shape, seed: u64) -> Self {
+        Self { columns: shape.columns(), random: StdRng::seed_from_u64(seed) }
+    }
+
+    /// Also what the relay writes down about an event is odd.
+    #[must_use]
+    pub fn with_bookkeeping(mut self) -> Self {
+        self.columns.extend_from_slice(BOOKKEEPING);
+        self
     }
 
     /// A row with one to three odd columns, or now and then none.
     pub fn draw(&mut self) -> HostileRow {
-        let columns = self.shape.columns();
         let count = self.random.random_range(0..=ODD_MAX);
-        let columns: Vec<_> = columns.sample(&mut self.random, count).copied().collect();
+        let columns: Vec<_> = self.columns.sample(&mut self.random, count).copied().collect();
         let mut odd = Vec::with_capacity(count);
         for (name, values) in columns {
             odd.extend(values.choose(&mut self.random).map(|value| (name, *value)));
@@ -122,40 +147,27 @@ impl Rows {
 
     /// A row for each value of each column, with that one odd.
     pub fn every(&mut self) -> Vec<HostileRow> {
-        let columns = self.shape.columns().iter();
+        let columns = self.columns.iter();
         let each = columns.flat_map(|(name, values)| values.iter().map(|value| (*name, *value)));
         let each: Vec<_> = each.collect();
         each.into_iter().map(|odd| self.row(vec![odd])).collect()
     }
 
     fn row(&mut self, odd: Vec<(&'static str, &'static str)>) -> HostileRow {
-        self.drawn += 1;
         let id = uuid::Builder::from_random_bytes(self.random.random()).into_uuid();
-        let mut values = vec![("id", format!("'{id}'"))];
-        let aggregate_id = format!("'h-{id}'");
-        let plain = ["'hostile'", &aggregate_id, "'Odd'", "'{\"n\": 1}'"];
-        values.extend(self.shape.names().into_iter().zip(plain.map(str::to_owned)));
-        for (name, value) in &odd {
-            values.retain(|it| it.0 != *name);
-            values.push((*name, (*value).to_owned()));
-        }
+        let plain = [
+            ("aggregate_type", "'hostile'".to_owned()),
+            ("aggregate_id", format!("'h-{id}'")),
+            ("event_type", "'Odd'".to_owned()),
+            ("payload", "'{\"n\": 1}'".to_owned()),
+        ];
+        let mut values = Vec::from(plain);
+        values.retain(|it| odd.iter().all(|odd| odd.0 != it.0));
+        values.extend(odd.iter().map(|(name, value)| (*name, (*value).to_owned())));
         let is_published = odd.iter().any(|it| it.0 == "published_at");
         HostileRow { id, is_published, odd, values }
     }
 }
-
-const ADOPTED_COLUMNS: &str = "
-    id UUID PRIMARY KEY, aggregatetype VARCHAR, aggregateid TEXT, type TEXT, payload TEXT,
-    headers TEXT, version BIGINT, created TIMESTAMP, correlation UUID";
-
-const ADOPTED_NAMES: &[(Column, &str)] = &[
-    (Column::AggregateType, "aggregatetype"),
-    (Column::AggregateId, "aggregateid"),
-    (Column::EventType, "type"),
-    (Column::EventVersion, "version"),
-    (Column::OccurredAt, "created"),
-    (Column::CorrelationId, "correlation"),
-];
 
 /// Text that a subject, a header or an index may stumble over.
 const TEXTS: &[&str] = &[
@@ -259,6 +271,9 @@ const DOCUMENTED: &[(&str, &[&str])] = &[
     ("correlation_id", UUIDS),
     ("causation_id", UUIDS),
     ("headers", HEADERS),
+];
+
+const BOOKKEEPING: &[(&str, &[&str])] = &[
     ("published_at", &["'infinity'", "'-infinity'", "now()"]),
     ("publish_attempts", NUMBERS),
     ("publish_error", TEXTS),
@@ -268,11 +283,25 @@ const DOCUMENTED: &[(&str, &[&str])] = &[
     ("commit_lsn", &["NULL", "'0/0'", "'FFFFFFFF/FFFFFFFF'"]),
 ];
 
+const TIMES_OF_A_KEY: (&str, &[&str]) = ("occurred_at", TIMES.split_at(1).1);
+
+const LOOSE_TEXTS: &[&str] = &[
+    "NULL",
+    "''",
+    "' '",
+    "'a.b > * c'",
+    "'%00%2E'",
+    "repeat('x', 70000)",
+    r"E'a\r\nb'",
+    // Not to be compressed, and beyond what fits an index.
+    "(SELECT string_agg(md5(n::text), '') FROM generate_series(1, 300) AS n)",
+];
+
 /// What only looser types can hold.
 const ADOPTED: &[(&str, &[&str])] = &[
-    ("aggregatetype", &["NULL", "''", "' '", "repeat('x', 70000)", r"E'a\r\nb'"]),
-    ("aggregateid", &["NULL", "''", "' '", "repeat('x', 70000)", r"E'a\r\nb'"]),
-    ("type", &["NULL", "''", "' '", "repeat('x', 70000)", r"E'a\r\nb'"]),
+    ("aggregate_type", LOOSE_TEXTS),
+    ("aggregate_id", LOOSE_TEXTS),
+    ("event_type", LOOSE_TEXTS),
     ("payload", &["NULL", "''", "'no json'", r"E'\x01\U0001F600'", "repeat('x', 3000000)"]),
     (
         "headers",
@@ -295,16 +324,16 @@ const ADOPTED: &[(&str, &[&str])] = &[
             "repeat('{\"a\":', 10000) || '1' || repeat('}', 10000)",
         ],
     ),
-    ("version", &["NULL", "0", "-1", "2147483648", "9223372036854775807", "-9223372036854775808"]),
-    ("created", TIMES),
-    ("correlation", UUIDS),
-    ("publish_attempts", NUMBERS),
-    ("next_attempt_at", TIMES),
+    (
+        "event_version",
+        &["NULL", "0", "-1", "2147483648", "9223372036854775807", "-9223372036854775808"],
+    ),
 ];
 
 #[cfg(test)]
 mod tests {
-    use outbox::migrations::{Layout, render};
+    use outbox::Table;
+    use outbox::migrations::{Layout, migrate};
 
     use super::*;
     use crate::{Postgres, PostgresOptions};
@@ -312,9 +341,8 @@ mod tests {
     #[test]
     fn a_seed_fixes_the_rows() {
         let drawn = |seed| {
-            let mut rows = Rows::new(OutboxShape::Documented, seed);
-            let table = Table::default();
-            (0..50).map(|_| rows.draw().insert(&table)).collect::<Vec<_>>()
+            let mut rows = Rows::new(Shape::Documented, seed);
+            (0..50).map(|_| rows.draw().insert()).collect::<Vec<_>>()
         };
         assert_eq!(drawn(1), drawn(1));
         assert_ne!(drawn(1), drawn(2));
@@ -324,18 +352,17 @@ mod tests {
     #[tokio::test]
     async fn postgres_takes_every_row() {
         let postgres = Postgres::start(PostgresOptions::default()).await.unwrap();
-        let client = postgres.client("postgres").await.unwrap();
-        for shape in [OutboxShape::Documented, OutboxShape::Adopted] {
-            let table = shape.table();
+        let mut client = postgres.client("postgres").await.unwrap();
+        for shape in Shape::ALL {
             client.batch_execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public").await.unwrap();
-            client.batch_execute(&shape.create()).await.unwrap();
-            client.batch_execute(&render(&table, Layout::Standard)).await.unwrap();
-            let mut rows = Rows::new(shape, 1);
+            client.batch_execute(shape.create()).await.unwrap();
+            migrate(&mut client, &Table::default(), Layout::Standard).await.unwrap();
+            let mut rows = Rows::new(shape, 1).with_bookkeeping();
             let mut all = rows.every();
             all.extend((0..100).map(|_| rows.draw()));
             for row in all {
-                let inserted = client.batch_execute(&row.insert(&table)).await;
-                assert!(inserted.is_ok(), "{}: {inserted:?}", row.describe());
+                let inserted = client.batch_execute(&row.insert()).await;
+                assert!(inserted.is_ok(), "{shape:?}: {}: {inserted:?}", row.describe());
             }
         }
     }

@@ -17,7 +17,7 @@ pub use escape::{escape_token, unescape_token};
 pub use headers::{
     HeadersNotAnObject, WireError, event_headers, parse_event, value_from_wire, value_to_wire,
 };
-pub use name::name_from_wire;
+pub use name::{escape_name, name_from_wire};
 pub use position::{ParsePositionError, Position};
 pub use stored::{MalformedHeaders, RawHeaders, StoredMessage, StoredMessageError};
 pub use subject::{

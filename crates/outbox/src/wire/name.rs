@@ -44,10 +44,16 @@ const RESERVED: [&str; 7] = [
     header::CAUSATION_ID,
 ];
 
+/// Escapes what the name of a header cannot have, in NATS and in HTTP.
+#[must_use]
+pub fn escape_name(name: &str) -> String {
+    utf8_percent_encode(name, NAME).to_string()
+}
+
 /// The name under which a user header travels. No two names give the same.
 pub(super) fn name_to_wire(name: &str) -> Cow<'_, str> {
     if must_be_escaped(name) {
-        Cow::Owned(format!("{PREFIX}{}", utf8_percent_encode(name, NAME)))
+        Cow::Owned(format!("{PREFIX}{}", escape_name(name)))
     } else {
         Cow::Borrowed(name)
     }

@@ -109,6 +109,12 @@ impl<'a> StoredMessage<'a> {
         format!("{{\"seq\":{sequence}}}")
     }
 
+    /// As [`request`](Self::request), for the first message from this sequence on.
+    #[must_use]
+    pub fn request_from(sequence: u64) -> String {
+        format!("{{\"seq\":{sequence},\"next_by_subj\":\">\"}}")
+    }
+
     /// Reads the answer. `None` if the stream has no message with the sequence.
     ///
     /// The payload stays encoded until [`payload`](Self::payload) is called.
@@ -188,6 +194,12 @@ impl<'a> RawHeaders<'a> {
     #[must_use]
     pub fn new(bytes: &'a [u8]) -> Self {
         Self { bytes }
+    }
+
+    /// The bytes as they are.
+    #[must_use]
+    pub fn as_bytes(&self) -> &'a [u8] {
+        self.bytes
     }
 
     /// The value of the first header with this name, whose case matters.

@@ -3,7 +3,6 @@
 use crate::hostile::{HostileMessage, HostileRow, RawNats};
 use crate::ledger::Ledger;
 use anyhow::{Context, Result};
-use outbox::Table;
 use uuid::Uuid;
 
 use super::Lab;
@@ -39,7 +38,7 @@ impl Odd {
 impl Lab {
     /// Commits a row. It is to be published or parked, unless it came as published.
     pub(in crate::chaos) async fn insert_odd(&mut self, row: &HostileRow) -> Result<()> {
-        self.execute(&row.insert(&Table::default())).await?;
+        self.execute(&row.insert()).await?;
         self.odd.rows += 1;
         if row.is_published {
             self.odd.published.push(row.id);

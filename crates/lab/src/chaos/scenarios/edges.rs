@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::hostile::{Messages, OutboxShape, Rows};
+use crate::hostile::{Messages, Rows, Shape};
 use crate::proxy::{After, Proxy};
 use anyhow::{Context, Result, ensure};
 
@@ -73,7 +73,7 @@ async fn fall_silent(proxy: &mut Proxy, messages: u64) -> Result<()> {
 }
 
 pub(super) async fn hostile_rows(lab: &mut Lab) -> Result<Daemons> {
-    let mut rows = Rows::new(OutboxShape::Documented, lab.seed);
+    let mut rows = Rows::new(Shape::Documented, lab.seed).with_bookkeeping();
     let all = rows.every();
     let (older, newer) = all.split_at(all.len() / 2);
     for row in older {
