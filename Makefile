@@ -38,14 +38,20 @@ simulate: ## play SEEDS schedules of each simulation of the relay and the inbox
 	SEEDS=$(SEEDS) $(CARGO) test --release -p tailpost-relay -p tailpost-inbox --lib -- \
 		simulation:: engine::outages:: $(ARGS)
 
+# Tests of what older servers do not have.
+SINCE_NATS_2_14 = test(/^batches::/) + test(a_stream_that_forgets_at_its_limits) \
+	+ test(a_stream_that_would_lose_events)
+
 matrix: servers-all ## run the tests with servers on every supported version; VERSIONS="14/2.10"
 	$(CARGO) build --workspace --bin tailpost
 	@servers=$$(realpath $${CARGO_TARGET_DIR:-target}/servers); failed=0; \
 	for pair in $(VERSIONS); do (set -x; scripts/servers --postgres $${pair%/*} && \
 		scripts/servers --nats $${pair#*/} && \
-		TAILPOST_PG_BIN=$$servers/postgresql-$${pair%/*}/bin \
-		TAILPOST_NATS_SERVER=$$(echo $$servers/nats-$${pair#*/}.*/nats-server) \
-		$(CARGO) nextest run -p tailpost-tests --no-fail-fast $(ARGS)) || failed=1; done; \
+		export TAILPOST_PG_BIN=$$servers/postgresql-$${pair%/*}/bin && \
+		export TAILPOST_NATS_SERVER=$$(echo $$servers/nats-$${pair#*/}.*/nats-server) && \
+		case $$pair in */2.1[0-3]) without='$(SINCE_NATS_2_14)' ;; *) without='none()' ;; esac && \
+		$(CARGO) nextest run -p tailpost-tests --no-fail-fast -E "not ($$without)" $(ARGS)) \
+		|| failed=1; done; \
 	exit $$failed
 
 nightly: ## what takes hours: matrix, stress, simulate, and the soak for MINUTES
