@@ -112,7 +112,8 @@ struct World {
     picky: HashSet<u128>,
     /// Whether it does not take it now.
     is_picky: bool,
-    noted: u64,
+    /// Attempts that the table knows of.
+    attempts: HashMap<u128, u32>,
     /// Ever asked to be parked: it may be published all the same if the relay ends before that.
     given_up: HashSet<u128>,
     /// Ever.
@@ -153,14 +154,24 @@ struct Relay {
     outcomes: Vec<Outcome>,
     /// What the scan that is open has yet to bring.
     cursor: Option<VecDeque<u128>>,
+    /// Since when that keeps its transaction open and nothing is read.
+    idle_since: Option<Duration>,
     /// What PostgreSQL is to be told.
     confirming: Lsn,
 }
 
 impl Relay {
     fn new(generation: u64, engine: Engine) -> Self {
-        let (jobs, outcomes) = (Vec::new(), Vec::new());
-        Self { generation, engine, at: (0, 0), jobs, outcomes, cursor: None, confirming: Lsn(0) }
+        Self {
+            generation,
+            engine,
+            at: (0, 0),
+            jobs: Vec::new(),
+            outcomes: Vec::new(),
+            cursor: None,
+            idle_since: None,
+            confirming: Lsn::ZERO,
+        }
     }
 }
 
@@ -171,7 +182,8 @@ impl World {
         let (lsn, mut table) = (100, Table::new());
         table.begin_epoch(Lsn(lsn));
         let written = Written { end: Lsn(lsn), place: None };
-        let publishing = publishing(faults, Lsn::ZERO, Tail::default(), None, &HashSet::new());
+        let publishing =
+            publishing(faults, Lsn::ZERO, Tail::default(), None, &HashSet::new(), &HashMap::new());
         let engine = engine(faults, publishing, &table, true, written);
         let mut world = Self {
             rng,
@@ -186,7 +198,7 @@ impl World {
             poisoned: HashSet::new(),
             picky: HashSet::new(),
             is_picky: false,
-            noted: 0,
+            attempts: HashMap::new(),
             given_up: HashSet::new(),
             parked: HashSet::new(),
             dead: BTreeMap::new(),
@@ -259,7 +271,9 @@ impl World {
     }
 
     fn scanned(&self, id: u128) -> Outgoing {
-        Outgoing { requeued: self.requeued.contains(&id), ..self.outgoing(id) }
+        let attempts = self.attempts.get(&id).copied().unwrap_or_default();
+        let tried = Tried { attempts, pause: Duration::ZERO };
+        Outgoing { requeued: self.requeued.contains(&id), tried, ..self.outgoing(id) }
     }
 
     fn apply(&mut self, input: Input) {
@@ -434,7 +448,11 @@ fn publishing(
     tail: Tail,
     doubted: Option<Doubted>,
     dead: &HashSet<u128>,
+    attempts: &HashMap<u128, u32>,
 ) -> Publishing {
+    let tried = |(id, attempts): (&u128, &u32)| {
+        (Uuid::from_u128(*id), Tried { attempts: *attempts, pause: Duration::ZERO })
+    };
     Publishing::new(Start {
         doubted,
         mode: faults.mode,
@@ -444,7 +462,7 @@ fn publishing(
         tail,
         batches: faults.batches,
         dead: dead.iter().map(|id| Uuid::from_u128(*id)).collect(),
-        tried: HashMap::new(),
+        tried: attempts.iter().map(tried).collect(),
         parking_blocks: faults.blocking,
         max_attempts: MAX_ATTEMPTS,
         seed: 1,

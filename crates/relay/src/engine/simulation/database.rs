@@ -16,6 +16,9 @@ use crate::engine::{
 /// Rows of a scan at a time.
 const SCANNED_AT_ONCE: usize = 2;
 
+/// As the engine promises, and the longest step of the clock.
+const IDLE_SCAN_MAX: Duration = Duration::from_millis(2_000 + 3_300);
+
 /// What is written down beside the slot.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Written {
@@ -147,8 +150,10 @@ impl World {
                     .collect();
                 Outcome::Parked(parked)
             }
-            Effect::NoteFailure { .. } => {
-                self.noted += 1;
+            Effect::NoteFailure { id, .. } => {
+                let attempts = self.attempts.entry(id.as_u128()).or_default();
+                *attempts += 1;
+                assert!(*attempts < MAX_ATTEMPTS, "tried too often");
                 return None;
             }
             Effect::AskForMarks(ids) => Outcome::Marks(self.marks_of(&ids)),
@@ -311,6 +316,21 @@ impl World {
         let passed = self.rng.random_range(0..=most_millis);
         self.now += Duration::from_millis(passed);
         self.relay.engine.tick(self.now, Duration::ZERO);
+        self.effects();
+        self.check_open_scan();
+    }
+
+    /// A scan whose transaction is open is read, or ended soon: others may wait for the table.
+    fn check_open_scan(&mut self) {
+        let reads = |it: &Effect| matches!(it, Effect::ReadScan(_) | Effect::CloseScan);
+        let read = |it: &Outcome| matches!(it, Outcome::ScanRead(_));
+        let is_busy = self.relay.jobs.iter().any(reads) || self.relay.outcomes.iter().any(read);
+        if self.relay.cursor.is_none() || is_busy {
+            self.relay.idle_since = None;
+        } else {
+            let since = *self.relay.idle_since.get_or_insert(self.now);
+            assert!(self.now - since <= IDLE_SCAN_MAX, "a scan is left open");
+        }
     }
 }
 

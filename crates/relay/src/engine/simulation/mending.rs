@@ -39,6 +39,7 @@ impl World {
 
     fn requeue(&mut self, id: u128) {
         self.dead.remove(&id);
+        self.attempts.remove(&id);
         self.table.come_back(id, self.is_filtered(id));
         self.requeued.insert(id);
         self.old_rows.push(id);

@@ -53,7 +53,8 @@ impl World {
         });
         let mended = self.requeued.iter().filter(|id| self.stored_ids.contains(id));
         let dead = self.dead.keys().chain(mended).copied().collect();
-        let publishing = publishing(self.faults, resolved_before, tail, doubted, &dead);
+        let publishing =
+            publishing(self.faults, resolved_before, tail, doubted, &dead, &self.attempts);
         let engine = engine(self.faults, publishing, &self.table, self.is_gap_open, self.written);
         self.now = Duration::ZERO;
         self.relay = Relay::new(self.relay.generation + 1, engine);
