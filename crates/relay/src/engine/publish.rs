@@ -4,24 +4,22 @@ mod batch;
 mod blocking;
 mod brought;
 mod doubt;
+mod parts;
 mod resync;
 mod retry;
 mod sending;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use pgoutput::Lsn;
-use uuid::Uuid;
 
-use self::batch::Batch;
 use self::blocking::Blocks;
 use self::doubt::Doubt;
-use super::breaker::Breaker;
+use self::parts::{Batching, Broker, Known, Log, Retries, SendQueue, Settings, StreamEnd};
 use super::messages::{Counts, Input, Mode, Refusal, Request, Settled, Start};
-use super::progress::Progress;
 use super::tail_messages::Seen;
-use super::window::{Entry, LastPosition, Limits, Origin, Stage, Tried, Window};
+use super::window::{Entry, Origin, Stage, Window};
 use crate::status::BreakerState;
 
 /// While rows of a scan are published but not marked, the log may bring at most this many events,
@@ -57,77 +55,19 @@ struct ScanBatch {
 #[derive(Debug)]
 pub(crate) struct Publishing {
     mode: Mode,
-    limits: Limits,
-    ack_timeout: Duration,
-    resolved_before: Lsn,
-    window: Window,
-    progress: Progress,
-    /// Commit LSN, commit time and next ordinal of the transaction being received.
-    transaction: (Lsn, i64, u32),
-    last_position: Option<LastPosition>,
-    /// The highest one that the stream was seen to have.
-    stored_position: Option<LastPosition>,
-    link: Link,
-    /// What the link waits for, or last waited for.
-    why: String,
-    breaker: Breaker,
-    max_attempts: u32,
-    /// Events that are resolved although the stream does not have them.
-    dead: HashSet<Uuid>,
-    /// Events that earlier sessions have tried, and that the log brings again.
-    tried: HashMap<Uuid, Tried>,
-    /// Whether later events of a parked event's aggregate wait.
-    parking_blocks: bool,
-    blocks: Blocks,
-    /// Subjects of which an event ran out of attempts, and none was stored since.
-    given_up: HashSet<String>,
-    /// When the first deferred event is due.
-    next_retry: Option<Duration>,
-    /// When the stream's limits were asked for last.
-    limits_at: Option<Duration>,
-    /// Numbers the periods between resyncs, so that late answers can be told from current ones.
-    epoch: u32,
-    /// Fenced mode: the next entry to send. Keyed mode: unused.
-    next: u64,
-    /// Keyed mode: entries that no entry of their aggregate precedes.
-    ready: VecDeque<u64>,
-    /// The sequence that the stream will have given out last when the next message arrives.
-    expected: u64,
-    /// The highest sequence known to be in the stream.
-    known_seq: u64,
-    in_flight: usize,
-    /// The stream has taken a message on the present prediction, and since then there was always
-    /// something on its way or waiting to be sent.
-    proven: bool,
-    /// Whether the broker takes batches.
-    batches: bool,
-    /// The present batch, or the last one.
-    batch: Option<Batch>,
-    batches_begun: u32,
-    /// The stream has taken a message since its tail was read: until then none goes in a batch.
-    settled_in: bool,
-    /// Ids that the stream had when the session began.
-    seen: Seen,
-    /// No event logged after this position can be in `seen`.
-    seen_before: Lsn,
-    /// What is not told yet from what was never published.
-    doubt: Option<Doubt>,
-    /// What was not told at the session's start committed before this.
-    doubted_before: Lsn,
-    /// Batches that are not marked, the oldest first.
-    scan: VecDeque<ScanBatch>,
-    /// Events that the log has brought.
-    logged: u64,
-    /// Those that it brought again, and that were not looked at any more.
-    skipped: u64,
+    settings: Settings,
     now: Duration,
-    last_answer: Duration,
-    /// When the latest of the messages that were answered had been sent.
-    answered_until: Duration,
-    /// Resyncs since the broker last stored something.
-    fruitless_resyncs: u32,
-    foreign_resyncs: u32,
-    last_foreign: Duration,
+    window: Window,
+    log: Log,
+    link: Broker,
+    stream: StreamEnd,
+    turn: SendQueue,
+    batching: Batching,
+    known: Known,
+    retries: Retries,
+    blocks: Blocks,
+    /// Batches of scans that are not marked, the oldest first.
+    scans: VecDeque<ScanBatch>,
     requests: VecDeque<Request>,
     settled: Vec<Settled>,
     counts: Counts,
@@ -135,51 +75,39 @@ pub(crate) struct Publishing {
 
 impl Publishing {
     pub(crate) fn new(start: Start) -> Self {
+        let (known_seq, mode) = (start.tail.last_seq, start.mode);
         let mut state = Self {
-            mode: start.mode,
-            limits: start.limits,
-            ack_timeout: start.ack_timeout,
-            resolved_before: start.resolved_before,
-            window: Window::new(),
-            progress: Progress::default(),
-            transaction: (Lsn::ZERO, 0, 0),
-            last_position: None,
-            stored_position: None,
-            link: Link::Up,
-            why: String::new(),
-            breaker: Breaker::new(start.seed),
-            max_attempts: start.max_attempts,
-            dead: start.dead,
-            tried: start.tried,
-            parking_blocks: start.parking_blocks,
-            blocks: Blocks::default(),
-            given_up: HashSet::new(),
-            next_retry: None,
-            limits_at: None,
-            epoch: 0,
-            next: 0,
-            ready: VecDeque::new(),
-            expected: start.tail.last_seq,
-            known_seq: start.tail.last_seq,
-            in_flight: 0,
-            proven: false,
-            batches: start.batches && start.mode == Mode::Fenced,
-            batch: None,
-            batches_begun: 0,
-            settled_in: false,
-            seen: Seen::default(),
-            seen_before: Lsn::ZERO,
-            doubted_before: start.doubted.map_or(Lsn::ZERO, |it| it.before),
-            doubt: start.doubted.map(|it| Doubt::new(it, start.tail.last_seq, start.mode)),
-            scan: VecDeque::new(),
-            logged: 0,
-            skipped: 0,
+            mode,
+            settings: Settings {
+                limits: start.limits,
+                ack_timeout: start.ack_timeout,
+                resolved_before: start.resolved_before,
+                max_attempts: start.max_attempts,
+                parking_blocks: start.parking_blocks,
+            },
             now: Duration::ZERO,
-            last_answer: Duration::ZERO,
-            answered_until: Duration::ZERO,
-            fruitless_resyncs: 0,
-            foreign_resyncs: 0,
-            last_foreign: Duration::ZERO,
+            window: Window::new(),
+            log: Log::default(),
+            link: Broker::new(start.seed),
+            stream: StreamEnd { expected: known_seq, known_seq, in_flight: 0, proven: false },
+            turn: SendQueue::default(),
+            batching: Batching {
+                is_possible: start.batches && mode == Mode::Fenced,
+                present: None,
+                begun: 0,
+                settled_in: false,
+            },
+            known: Known {
+                dead: start.dead,
+                tried: start.tried,
+                seen: Seen::default(),
+                seen_before: Lsn::ZERO,
+                doubted_before: start.doubted.map_or(Lsn::ZERO, |it| it.before),
+                doubt: start.doubted.map(|it| Doubt::new(it, known_seq, mode)),
+            },
+            retries: Retries::default(),
+            blocks: Blocks::default(),
+            scans: VecDeque::new(),
             requests: VecDeque::new(),
             settled: Vec::new(),
             counts: Counts::default(),
@@ -197,30 +125,35 @@ impl Publishing {
         match input {
             Input::Begin { commit_lsn, commit_time_micros } => {
                 self.doubt_until(commit_lsn);
-                self.progress.begin();
-                self.transaction = (commit_lsn, commit_time_micros, 0);
-                if !self.seen.is_empty() && self.scan.is_empty() && commit_lsn > self.seen_before {
-                    self.seen = Seen::default();
+                self.log.progress.begin();
+                self.log.transaction = (commit_lsn, commit_time_micros, 0);
+                if !self.known.seen.is_empty()
+                    && self.scans.is_empty()
+                    && commit_lsn > self.known.seen_before
+                {
+                    self.known.seen = Seen::default();
                 }
             }
             Input::Logged(outgoing) => self.logged(outgoing),
             Input::Commit { end_lsn } => {
-                self.progress.commit(end_lsn, self.window.end());
-                self.progress.resolved_below(self.window.first());
+                self.log.progress.commit(end_lsn, self.window.end());
+                self.log.progress.resolved_below(self.window.first());
             }
             Input::Keepalive { wal_end } => {
                 self.doubt_until(wal_end);
-                self.progress.keepalive(wal_end, self.window.unresolved() == 0);
+                self.log.progress.keepalive(wal_end, self.window.unresolved() == 0);
             }
             Input::Scanned { batch, rows } => self.scanned(batch, rows),
-            Input::ScanMarked { batches } => _ = self.scan.drain(..batches),
+            Input::ScanMarked { batches } => _ = self.scans.drain(..batches),
             Input::Blocked(blocked) => self.block_these(blocked),
             Input::Seen(tail) => self.looked(tail),
-            Input::Acked { epoch, index, seq } if epoch == self.epoch && self.link == Link::Up => {
+            Input::Acked { epoch, index, seq }
+                if epoch == self.link.epoch && self.link.state == Link::Up =>
+            {
                 self.acked(index, seq);
             }
             Input::Refused { epoch, index, refusal }
-                if epoch == self.epoch && self.link == Link::Up =>
+                if epoch == self.link.epoch && self.link.state == Link::Up =>
             {
                 self.refused(index, refusal);
             }
@@ -229,8 +162,8 @@ impl Publishing {
             Input::Ended { batch, count, seq } => self.ended(batch, count, seq),
             Input::Broken { batch, number, refusal } => self.broken(batch, number, refusal),
             Input::Unsendable { index, refusal } => {
-                self.in_flight -= 1;
-                self.expected -= 1;
+                self.stream.in_flight -= 1;
+                self.stream.expected -= 1;
                 self.take_out_of_batch();
                 self.unsendable(index, refusal);
                 self.keep_proof();
@@ -251,15 +184,16 @@ impl Publishing {
 
     /// Whether the log may bring more. While it is false its connection is not read.
     pub(crate) fn has_room(&self) -> bool {
-        let logged_since = self.scan.front().map_or(0, |batch| self.logged - batch.logged_before);
+        let logged_since =
+            self.scans.front().map_or(0, |batch| self.log.logged - batch.logged_before);
         logged_since < LOGGED_WHILE_SCAN_UNMARKED_MAX as u64
-            && self.window.has_room(self.limits)
+            && self.window.has_room(self.settings.limits)
             && self.has_room_to_doubt()
     }
 
     /// Whether the scanner may bring another batch.
     pub(crate) fn has_room_to_scan(&self) -> bool {
-        self.scan.len() < SCANS_UNMARKED_MAX && self.window.has_room(self.limits)
+        self.scans.len() < SCANS_UNMARKED_MAX && self.window.has_room(self.settings.limits)
     }
 
     /// The next thing to do that is not a send.
@@ -274,12 +208,12 @@ impl Publishing {
 
     /// What PostgreSQL may forget.
     pub(crate) fn confirmed(&self) -> Lsn {
-        self.progress.confirmed()
+        self.log.progress.confirmed()
     }
 
     /// How far the log has been received.
     pub(crate) fn received(&self) -> Lsn {
-        self.progress.received()
+        self.log.progress.received()
     }
 
     /// Whether every event received is resolved (a transaction may still be open).
@@ -289,12 +223,12 @@ impl Publishing {
 
     /// How many scan batches, the oldest and those behind it, are resolved whole and not marked.
     pub(crate) fn scans_resolved(&self) -> usize {
-        self.scan.iter().take_while(|batch| batch.outstanding == 0).count()
+        self.scans.iter().take_while(|batch| batch.outstanding == 0).count()
     }
 
     /// Whether at least half of the window is free.
     pub(crate) fn is_half_empty(&self) -> bool {
-        self.unresolved() * 2 < self.limits.events
+        self.unresolved() * 2 < self.settings.limits.events
     }
 
     pub(crate) fn unresolved(&self) -> usize {
@@ -307,18 +241,18 @@ impl Publishing {
 
     /// Whether the broker is tried, and if not, how long the next attempt is away.
     pub(crate) fn breaker(&self) -> (BreakerState, Option<Duration>) {
-        let wait = self.breaker.until().map(|until| until.saturating_sub(self.now));
-        (self.breaker.state(), wait)
+        let wait = self.link.breaker.until().map(|until| until.saturating_sub(self.now));
+        (self.link.breaker.state(), wait)
     }
 
     /// How often the breaker opened.
     pub(crate) fn breaker_opened(&self) -> u64 {
-        self.breaker.opened()
+        self.link.breaker.opened()
     }
 
     /// How many events were resolved so far, with those that the log brought again for nothing.
     pub(crate) fn settled_of_the_log(&self) -> u64 {
-        self.counts.resolved() + self.skipped
+        self.counts.resolved() + self.log.skipped
     }
 
     pub(crate) fn mode(&self) -> Mode {
@@ -326,35 +260,35 @@ impl Publishing {
     }
 
     pub(crate) fn counts(&self) -> Counts {
-        Counts { batches: self.batches_begun.into(), ..self.counts }
+        Counts { batches: self.batching.begun.into(), ..self.counts }
     }
 
     fn acked(&mut self, index: u64, seq: u64) {
         let Some(entry) = self.window.get(index).filter(|it| it.stage == Stage::Sent) else {
             return;
         };
-        self.in_flight -= 1;
-        self.last_answer = self.now;
-        self.answered_until = self.answered_until.max(entry.sent_at);
-        self.fruitless_resyncs = 0;
-        self.breaker.succeeded();
-        self.known_seq = self.known_seq.max(seq);
+        self.stream.in_flight -= 1;
+        self.link.last_answer = self.now;
+        self.link.answered_until = self.link.answered_until.max(entry.sent_at);
+        self.link.fruitless_resyncs = 0;
+        self.link.breaker.succeeded();
+        self.stream.known_seq = self.stream.known_seq.max(seq);
         // The broker knew the id: the message was stored before this one was sent.
         let found = seq <= entry.sent_after;
         self.counts.duplicates += u64::from(found);
         self.settle(index, Some(seq), found);
-        self.settled_in = true;
-        if self.mode == Mode::Fenced && self.in_flight == 0 {
+        self.batching.settled_in = true;
+        if self.mode == Mode::Fenced && self.stream.in_flight == 0 {
             // Lower than predicted if the broker had the event already.
-            self.expected = self.known_seq;
+            self.stream.expected = self.stream.known_seq;
         }
-        self.proven = true;
+        self.stream.proven = true;
         self.keep_proof();
     }
 
     /// A proof is worth nothing any more once the relay had nothing to send.
     fn keep_proof(&mut self) {
-        self.proven &= self.in_flight > 0 || self.sendable().is_some();
+        self.stream.proven &= self.stream.in_flight > 0 || self.sendable().is_some();
     }
 
     fn refused(&mut self, index: u64, refusal: Refusal) {
@@ -365,12 +299,12 @@ impl Publishing {
             Refusal::Outage(why) => self.outage(why),
             Refusal::Configuration(reason) => self.requests.push_back(Request::Stop(reason)),
             Refusal::NoBatches(why) => {
-                self.batches = false;
+                self.batching.is_possible = false;
                 self.resync(Duration::ZERO, why);
             }
             Refusal::Message(reason) | Refusal::OverLimit(reason) | Refusal::Unwelcome(reason) => {
                 if self.window.get(index).is_some_and(|entry| entry.stage == Stage::Sent) {
-                    self.in_flight -= 1;
+                    self.stream.in_flight -= 1;
                     self.park(index, reason);
                     if self.mode == Mode::Fenced {
                         // Everything behind it predicted one too many.
@@ -384,14 +318,14 @@ impl Publishing {
     fn settle(&mut self, index: u64, seq: Option<u64>, found: bool) {
         let Some(entry) = self.window.get(index) else { return };
         let origin = entry.origin;
-        if !self.given_up.is_empty()
+        if !self.retries.given_up.is_empty()
             && let Ok(subject) = &entry.outgoing.subject
         {
-            self.given_up.remove(subject);
+            self.retries.given_up.remove(subject);
         }
         if entry.outgoing.requeued {
             // The log may bring the event's first row again, from before it was parked.
-            self.dead.insert(entry.outgoing.event.id);
+            self.known.dead.insert(entry.outgoing.event.id);
         }
         self.settled.push(Settled {
             id: entry.outgoing.event.id,
@@ -414,14 +348,14 @@ impl Publishing {
         if let Some(next) = self.window.resolve(index)
             && self.mode == Mode::Keyed
         {
-            self.ready.push_back(next);
+            self.turn.ready.push_back(next);
         }
-        self.progress.resolved_below(self.window.first());
+        self.log.progress.resolved_below(self.window.first());
     }
 
     fn scan_resolved(&mut self, origin: Option<Origin>) {
         if let Some(Origin::Scan(number)) = origin
-            && let Some(batch) = self.scan.iter_mut().find(|batch| batch.number == number)
+            && let Some(batch) = self.scans.iter_mut().find(|batch| batch.number == number)
         {
             batch.outstanding -= 1;
         }
@@ -433,16 +367,16 @@ impl Publishing {
         if !self.has_room() {
             self.ask_for_marks();
         }
-        if self.link != Link::Up || self.in_flight == 0 {
+        if self.link.state != Link::Up || self.stream.in_flight == 0 {
             return;
         }
         // One answer may be lost among many. Then the message behind it was answered.
         let oldest =
             self.window.iter_unresolved().map(|(_, it)| it).find(|it| it.stage == Stage::Sent);
         let sent_at = oldest.map(|it| it.sent_at);
-        let overtaken = sent_at.filter(|sent_at| *sent_at < self.answered_until);
-        let silent_since = overtaken.unwrap_or(self.last_answer);
-        if self.now.saturating_sub(silent_since) >= self.ack_timeout {
+        let overtaken = sent_at.filter(|sent_at| *sent_at < self.link.answered_until);
+        let silent_since = overtaken.unwrap_or(self.link.last_answer);
+        if self.now.saturating_sub(silent_since) >= self.settings.ack_timeout {
             self.outage("no answer in time".into());
         }
     }

@@ -28,41 +28,41 @@ pub(super) struct Batch {
 
 impl Publishing {
     pub(super) fn is_batch_open(&self) -> bool {
-        self.batch.as_ref().is_some_and(|batch| batch.is_open)
+        self.batching.present.as_ref().is_some_and(|batch| batch.is_open)
     }
 
     /// Ends an open batch to which there is nothing to add. Its number is that of a message that
     /// is not stored.
     pub(crate) fn next_end(&mut self) -> Option<Part> {
-        if self.link != Link::Up || !self.is_batch_open() || self.waiting().is_some() {
+        if self.link.state != Link::Up || !self.is_batch_open() || self.waiting().is_some() {
             return None;
         }
-        let batch = self.batch.as_mut()?;
+        let batch = self.batching.present.as_mut()?;
         batch.is_open = false;
         Some(Part { batch: batch.number, number: batch.sent + 1, last: true })
     }
 
     /// Where the message that is about to be sent belongs. The entry to send is behind `next`.
     pub(super) fn next_part(&mut self) -> Option<Part> {
-        if !self.batches || self.mode != Mode::Fenced {
+        if !self.batching.is_possible || self.mode != Mode::Fenced {
             return None;
         }
         let more = self.waiting().is_some();
         if !self.is_batch_open() {
-            self.batch = None;
-            if !more || !self.settled_in {
+            self.batching.present = None;
+            if !more || !self.batching.settled_in {
                 return None;
             }
-            self.batches_begun += 1;
-            self.batch = Some(Batch {
-                number: self.batches_begun,
-                base: self.expected,
+            self.batching.begun += 1;
+            self.batching.present = Some(Batch {
+                number: self.batching.begun,
+                base: self.stream.expected,
                 sent: 0,
                 is_open: true,
                 first: self.window.first(),
             });
         }
-        let batch = self.batch.as_mut()?;
+        let batch = self.batching.present.as_mut()?;
         batch.sent += 1;
         batch.is_open = more;
         Some(Part { batch: batch.number, number: batch.sent, last: !more })
@@ -70,7 +70,7 @@ impl Publishing {
 
     /// The message added last did not leave.
     pub(super) fn take_out_of_batch(&mut self) {
-        if let Some(batch) = &mut self.batch {
+        if let Some(batch) = &mut self.batching.present {
             batch.sent -= 1;
             // Somebody has to end it, now that its last message may be missing.
             batch.is_open = batch.sent > 0;
@@ -81,7 +81,7 @@ impl Publishing {
         if !self.is_present(batch) {
             return;
         }
-        self.last_answer = self.now;
+        self.link.last_answer = self.now;
         self.settle_first(count);
     }
 
@@ -89,7 +89,7 @@ impl Publishing {
         if !self.is_present(number) {
             return;
         }
-        let Some(batch) = &self.batch else { return };
+        let Some(batch) = &self.batching.present else { return };
         let as_predicted = seq == batch.base + count;
         let whole = !batch.is_open && count == batch.sent;
         if as_predicted {
@@ -104,7 +104,7 @@ impl Publishing {
         if !self.is_present(number) {
             return;
         }
-        let Some(batch) = &self.batch else { return };
+        let Some(batch) = &self.batching.present else { return };
         let expected = (batch.base + message).saturating_sub(1);
         let is_meant = |index: &u64| {
             let entry = self.window.get(*index);
@@ -118,11 +118,12 @@ impl Publishing {
     }
 
     fn is_present(&self, number: u32) -> bool {
-        self.link == Link::Up && self.batch.as_ref().is_some_and(|batch| batch.number == number)
+        self.link.state == Link::Up
+            && self.batching.present.as_ref().is_some_and(|batch| batch.number == number)
     }
 
     fn settle_first(&mut self, count: u64) {
-        let Some(batch) = &self.batch else { return };
+        let Some(batch) = &self.batching.present else { return };
         let end = batch.base + count.min(batch.sent);
         let mut index = batch.first.max(self.window.first());
         while index < self.window.end() {
@@ -133,20 +134,20 @@ impl Publishing {
                 if expected >= end {
                     break;
                 }
-                self.in_flight -= 1;
-                self.answered_until = self.answered_until.max(sent_at);
-                self.fruitless_resyncs = 0;
-                self.breaker.succeeded();
+                self.stream.in_flight -= 1;
+                self.link.answered_until = self.link.answered_until.max(sent_at);
+                self.link.fruitless_resyncs = 0;
+                self.link.breaker.succeeded();
                 self.settle(index, Some(expected + 1), false);
-            } else if index >= self.next {
+            } else if index >= self.turn.next {
                 break;
             }
             index += 1;
         }
         if count > 0 {
-            self.known_seq = self.known_seq.max(end);
+            self.stream.known_seq = self.stream.known_seq.max(end);
         }
-        if let Some(batch) = &mut self.batch {
+        if let Some(batch) = &mut self.batching.present {
             batch.first = index;
         }
     }

@@ -109,11 +109,11 @@ impl Publishing {
     pub(super) fn park(&mut self, index: u64, reason: String) {
         let is_first = self.is_first(index);
         let Some(entry) = self.window.get_mut(index) else { return };
-        if self.parking_blocks {
+        if self.settings.parking_blocks {
             if !is_first {
                 let unfit = Err(Unpublished::Unfit(reason));
                 (entry.outgoing.subject, entry.stage) = (unfit, Stage::Waiting);
-                self.next = self.next.min(index);
+                self.turn.next = self.turn.next.min(index);
                 return;
             }
             let event = &entry.outgoing.event;
@@ -154,7 +154,7 @@ impl Publishing {
     }
 
     fn request_park(&mut self, index: u64, reason: String, blocked_by: Option<Uuid>) {
-        let blocks = self.parking_blocks;
+        let blocks = self.settings.parking_blocks;
         if let Some(entry) = self.window.get_mut(index) {
             entry.stage = Stage::Parking;
             let attempts = if blocked_by.is_some() { 0 } else { entry.attempts.max(1) };

@@ -9,34 +9,34 @@ use crate::engine::window::{LastPosition, Origin, Outgoing, Tried, Unpublished};
 
 impl Publishing {
     pub(super) fn logged(&mut self, outgoing: Outgoing) {
-        let (commit_lsn, commit_time_micros, ordinal) = self.transaction;
-        self.transaction.2 += 1;
+        let (commit_lsn, commit_time_micros, ordinal) = self.log.transaction;
+        self.log.transaction.2 += 1;
         let event = outgoing.event.id;
-        let is_dead = self.dead.contains(&event);
+        let is_dead = self.known.dead.contains(&event);
         if self.passed((commit_lsn, ordinal), !is_dead && outgoing.subject.is_ok()) {
-            self.skipped += 1;
+            self.log.skipped += 1;
             return; // resolved in an earlier session, and marked by it or by the sweeper
         }
         if is_dead {
-            self.skipped += 1;
+            self.log.skipped += 1;
             return; // resolved by being parked, in an earlier session
         }
         let position = LastPosition { commit_lsn, ordinal, event };
         // What the log repeats is behind what the stream has.
-        if self.last_position.is_none_or(|last| last.place() < position.place()) {
-            self.last_position = Some(position);
+        if self.log.last_position.is_none_or(|last| last.place() < position.place()) {
+            self.log.last_position = Some(position);
         }
-        self.logged += 1;
+        self.log.logged += 1;
         self.push(outgoing, Origin::Log, (commit_lsn, commit_time_micros), Some(position));
     }
 
     pub(super) fn scanned(&mut self, number: u32, rows: Vec<Outgoing>) {
-        let (outstanding, logged_before) = (rows.len(), self.logged);
-        self.scan.push_back(ScanBatch { number, outstanding, logged_before });
+        let (outstanding, logged_before) = (rows.len(), self.log.logged);
+        self.scans.push_back(ScanBatch { number, outstanding, logged_before });
         for outgoing in rows {
             // Not looked up when it is sent: by then the log may have brought more, that waits
             // behind it.
-            self.push(outgoing, Origin::Scan(number), (Lsn::ZERO, 0), self.last_position);
+            self.push(outgoing, Origin::Scan(number), (Lsn::ZERO, 0), self.log.last_position);
         }
     }
 
@@ -47,22 +47,22 @@ impl Publishing {
         at: (Lsn, i64),
         position: Option<LastPosition>,
     ) {
-        let stored_at = self.seen.get(&outgoing.event.id);
+        let stored_at = self.known.seen.get(&outgoing.event.id);
         let unpublished = outgoing.subject.as_ref().err().cloned();
         if let (None, Some(Unpublished::Dropped)) = (stored_at, &unpublished) {
             return self.dropped(outgoing.event.id, origin, at);
         }
         let id = outgoing.event.id;
-        let tried = match self.tried.is_empty() {
+        let tried = match self.known.tried.is_empty() {
             true => outgoing.tried,
-            false => self.tried.remove(&id).unwrap_or(outgoing.tried),
+            false => self.known.tried.remove(&id).unwrap_or(outgoing.tried),
         };
         let (index, first_of_key) = self.window.push(outgoing, origin, at, position, self.now);
         if origin == Origin::Log && unpublished.is_none() {
             self.doubt(index, id, stored_at);
         }
         if first_of_key && self.mode == Mode::Keyed {
-            self.ready.push_back(index);
+            self.turn.ready.push_back(index);
         }
         if tried != Tried::default() && stored_at.is_none() {
             self.was_tried(index, tried);
@@ -71,7 +71,7 @@ impl Publishing {
             // Also if a route drops it now that did not when it was published.
             (Some(seq), _) => self.settle(index, Some(seq), true),
             // Where parking blocks, everything has to wait for its turn.
-            (None, Some(Unpublished::Unfit(reason))) if !self.parking_blocks => {
+            (None, Some(Unpublished::Unfit(reason))) if !self.settings.parking_blocks => {
                 self.park(index, reason);
             }
             (None, _) => {}

@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use pgoutput::Lsn;
 use uuid::Uuid;
 
-use super::Publishing;
+use super::{Link, Publishing};
 use crate::engine::messages::{Doubted, Mode, Place, Request};
 use crate::engine::window::{Origin, Stage};
 
@@ -170,52 +170,57 @@ impl Doubt {
 impl Publishing {
     /// Whether something must not be sent, or confirmed, before more is known.
     pub(crate) fn is_in_doubt(&self) -> bool {
-        self.doubt.is_some()
+        self.known.doubt.is_some()
     }
 
     /// Whether rows that the log does not bring may be looked for. They take sequences, and where
     /// they do so is not written down: not before everything is `confirmed` that could have to be
     /// counted once more, by the next session.
     pub(crate) fn may_scan(&self, confirmed: Lsn) -> bool {
-        confirmed >= self.doubted_before
+        confirmed >= self.known.doubted_before
     }
 
     /// What is to be written down.
     pub(crate) fn place(&self) -> Option<Place> {
-        let (received, (commit_lsn, _, ordinal)) = (self.progress.received(), self.transaction);
+        let (received, (commit_lsn, _, ordinal)) =
+            (self.log.progress.received(), self.log.transaction);
         let first = self.window.iter_unresolved().next().map(|(_, entry)| entry);
         let (commit_lsn, ordinal) = match first {
             None => (received, 0).max((commit_lsn, ordinal)),
             Some(entry) if entry.origin == Origin::Log => entry.position?.place(),
             Some(_) => return None,
         };
-        let pure = self.mode == Mode::Fenced && self.counts.foreign == 0 && self.scan.is_empty();
+        let pure = self.mode == Mode::Fenced && self.counts.foreign == 0 && self.scans.is_empty();
         let seq = match first.map(|entry| (entry.stage, entry.expected)) {
             Some((Stage::Sent, expected)) => Some(expected),
-            Some((Stage::Waiting, _)) if self.in_flight == 0 => Some(self.expected),
+            Some((Stage::Waiting, _)) if self.stream.in_flight == 0 => Some(self.stream.expected),
             // As long as the log repeats what the stream has, it has more than that.
-            None if self.stored_position.is_none_or(|it| it.place() < (commit_lsn, ordinal)) => {
-                Some(self.expected)
+            None if self
+                .log
+                .stored_position
+                .is_none_or(|it| it.place() < (commit_lsn, ordinal)) =>
+            {
+                Some(self.stream.expected)
             }
             _ => None,
         };
-        let is_known = self.link == super::Link::Up && commit_lsn > Lsn::ZERO;
+        let is_known = self.link.state == Link::Up && commit_lsn > Lsn::ZERO;
         is_known.then_some(Place { commit_lsn, ordinal, seq: seq.filter(|_| pure) })
     }
 
     /// Whether an entry has to wait for what the table says.
     pub(super) fn is_doubtful(&self, index: u64) -> bool {
-        let doubt = self.doubt.as_ref();
+        let doubt = self.known.doubt.as_ref();
         doubt.is_some_and(|it| it.first_unknown().is_some_and(|first| first <= index))
     }
 
     pub(super) fn has_room_to_doubt(&self) -> bool {
-        self.doubt.as_ref().is_none_or(|it| it.items.len() < self.limits.events)
+        self.known.doubt.as_ref().is_none_or(|it| it.items.len() < self.settings.limits.events)
     }
 
     /// The log has come so far.
     pub(super) fn doubt_until(&mut self, lsn: Lsn) {
-        if let Some(doubt) = &mut self.doubt
+        if let Some(doubt) = &mut self.known.doubt
             && lsn >= doubt.doubted.before
         {
             doubt.is_complete = true;
@@ -225,8 +230,8 @@ impl Publishing {
 
     /// The log brings an event that was resolved in an earlier session. Says whether it is.
     pub(super) fn passed(&mut self, place: (Lsn, u32), is_published: bool) -> bool {
-        let is_resolved = place.0 < self.resolved_before;
-        let Some(doubt) = &mut self.doubt else { return is_resolved };
+        let is_resolved = place.0 < self.settings.resolved_before;
+        let Some(doubt) = &mut self.known.doubt else { return is_resolved };
         let is_passed = doubt.is_passed(place);
         if is_resolved && !is_passed && is_published {
             doubt.items.push(Item::Passed);
@@ -236,17 +241,17 @@ impl Publishing {
 
     /// The log has brought an event that was not resolved, for all that is known.
     pub(super) fn doubt(&mut self, index: u64, id: Uuid, stored_at: Option<u64>) {
-        let Some(doubt) = self.doubt.as_mut().filter(|it| !it.is_complete) else { return };
+        let Some(doubt) = self.known.doubt.as_mut().filter(|it| !it.is_complete) else { return };
         doubt.items.push(match stored_at {
             Some(seq) => Item::Stored(seq),
-            None => Item::Unknown { index, id, committed_at_micros: self.transaction.1 },
+            None => Item::Unknown { index, id, committed_at_micros: self.log.transaction.1 },
         });
     }
 
     /// Asks about what has come, unless an answer is still awaited. Only when nothing more comes, or
     /// fits: what follows may contradict it.
     pub(super) fn ask_for_marks(&mut self) {
-        let Some(doubt) = &mut self.doubt else { return };
+        let Some(doubt) = &mut self.known.doubt else { return };
         if !doubt.asked.is_empty() {
             return;
         }
@@ -264,13 +269,13 @@ impl Publishing {
 
     /// Which of the events that were asked about are marked, and with which sequences.
     pub(super) fn marks_known(&mut self, marks: &HashMap<Uuid, Option<u64>>) {
-        let Some(doubt) = &mut self.doubt else { return };
+        let Some(doubt) = &mut self.known.doubt else { return };
         let stored = doubt.judge(marks);
         let (known, counted) = (doubt.known, doubt.counted);
         let (is_over, is_complete) = (doubt.is_over(), doubt.is_complete);
         if is_over {
             self.requests.push_back(Request::TellDoubt { known, counted });
-            self.doubt = None;
+            self.known.doubt = None;
         } else if is_complete {
             self.ask_for_marks();
         }

@@ -23,7 +23,7 @@ const RESYNC_DELAY_MAX: Duration = Duration::from_secs(5);
 impl Publishing {
     /// Doubles with every resync that brought nothing; the first is free.
     pub(super) fn pause(&self, unit: Duration) -> Duration {
-        match self.fruitless_resyncs {
+        match self.link.fruitless_resyncs {
             0 => Duration::ZERO,
             n => (unit * (1 << n.min(16))).min(RESYNC_DELAY_MAX),
         }
@@ -31,46 +31,47 @@ impl Publishing {
 
     /// Forgets what was sent and asks what the stream has (go-back-N).
     pub(super) fn resync(&mut self, delay: Duration, why: String) {
-        if self.link != Link::Up {
+        if self.link.state != Link::Up {
             return;
         }
         let sent = self.window.iter_unresolved().filter(|(_, entry)| entry.stage == Stage::Sent);
-        let from = sent.map(|(_, entry)| entry.sent_after).min().unwrap_or(self.known_seq) + 1;
-        self.batch = None;
-        self.epoch += 1;
-        self.fruitless_resyncs += 1;
+        let from =
+            sent.map(|(_, entry)| entry.sent_after).min().unwrap_or(self.stream.known_seq) + 1;
+        self.batching.present = None;
+        self.link.epoch += 1;
+        self.link.fruitless_resyncs += 1;
         self.counts.resyncs += 1;
-        self.link = Link::Waiting { from };
-        self.why = why;
+        self.link.state = Link::Waiting { from };
+        self.link.why = why;
         self.read_tail(delay);
     }
 
     /// Nothing is wrong with what was sent, and yet the broker does not store it.
     pub(super) fn outage(&mut self, why: String) {
-        if self.link == Link::Up {
+        if self.link.state == Link::Up {
             self.counts.outages += 1;
-            self.breaker.failed(self.now);
+            self.link.breaker.failed(self.now);
             self.resync(Duration::ZERO, why);
         }
     }
 
     /// The tail could not be read.
     pub(super) fn tail_failed(&mut self, why: String) {
-        if let Link::Resyncing { from } = self.link {
+        if let Link::Resyncing { from } = self.link.state {
             self.counts.outages += 1;
-            self.breaker.failed(self.now);
-            self.link = Link::Waiting { from };
-            self.why = why;
+            self.link.breaker.failed(self.now);
+            self.link.state = Link::Waiting { from };
+            self.link.why = why;
             self.read_tail(Duration::ZERO);
         }
     }
 
     /// The connection was replaced. If it is what was waited for, there is nothing to wait for.
     pub(super) fn link_lost(&mut self) {
-        match self.link {
+        match self.link.state {
             Link::Up => self.resync(Duration::ZERO, "the connection was replaced".into()),
             Link::Waiting { .. } => {
-                self.breaker.attempt();
+                self.link.breaker.attempt();
                 self.read_tail(Duration::ZERO);
             }
             Link::Resyncing { .. } => {}
@@ -79,26 +80,26 @@ impl Publishing {
 
     /// Asks for the tail, unless the breaker says not yet. Then a tick does.
     pub(super) fn read_tail(&mut self, delay: Duration) {
-        let Link::Waiting { from } = self.link else { return };
-        if self.breaker.forbids(self.now) {
+        let Link::Waiting { from } = self.link.state else { return };
+        if self.link.breaker.forbids(self.now) {
             return;
         }
-        self.breaker.attempt();
-        self.link = Link::Resyncing { from };
-        self.limits_at = Some(self.now);
-        let why = self.why.clone();
+        self.link.breaker.attempt();
+        self.link.state = Link::Resyncing { from };
+        self.retries.limits_at = Some(self.now);
+        let why = self.link.why.clone();
         self.requests.push_back(Request::ReadTail { from, delay, why });
     }
 
     pub(super) fn tail(&mut self, tail: Tail) {
         self.window.go_back();
-        self.in_flight = 0;
-        self.proven = false;
-        self.settled_in = false;
-        self.link = Link::Up;
-        self.expected = tail.last_seq;
-        self.known_seq = tail.last_seq;
-        self.next = self.window.first();
+        self.stream.in_flight = 0;
+        self.stream.proven = false;
+        self.batching.settled_in = false;
+        self.link.state = Link::Up;
+        self.stream.expected = tail.last_seq;
+        self.stream.known_seq = tail.last_seq;
+        self.turn.next = self.window.first();
         let foreign = tail.foreign;
         let stored: HashMap<Uuid, u64> = tail.stored.iter().map(|it| (it.id, it.seq)).collect();
         let found: Vec<(u64, u64)> = self
@@ -108,8 +109,8 @@ impl Publishing {
             .filter_map(|(index, entry)| Some((index, *stored.get(&entry.outgoing.event.id)?)))
             .collect();
         if !found.is_empty() {
-            self.fruitless_resyncs = 0;
-            self.breaker.succeeded();
+            self.link.fruitless_resyncs = 0;
+            self.link.breaker.succeeded();
         }
         for (index, seq) in found {
             self.settle(index, Some(seq), true);
@@ -118,10 +119,10 @@ impl Publishing {
         self.remember(tail);
         self.count_foreign(foreign);
         if self.mode == Mode::Keyed {
-            self.ready = self.window.chain_by_key().into();
+            self.turn.ready = self.window.chain_by_key().into();
         }
         if self.window.unresolved() == 0 {
-            self.breaker.succeeded(); // there is nothing to try it with
+            self.link.breaker.succeeded(); // there is nothing to try it with
         }
     }
 
@@ -130,16 +131,18 @@ impl Publishing {
         // Whoever had the slot before may have stored something since the session began.
         // Predictions that are too low would let a later message in after an earlier one
         // was refused: what was sent since the tail was read counts as well.
-        if self.in_flight == 0 && !self.is_batch_open() {
-            self.expected = self.expected.max(tail.last_seq);
+        if self.stream.in_flight == 0 && !self.is_batch_open() {
+            self.stream.expected = self.stream.expected.max(tail.last_seq);
         }
-        self.known_seq = self.known_seq.max(tail.last_seq);
+        self.stream.known_seq = self.stream.known_seq.max(tail.last_seq);
         self.remember(tail);
         // With the prediction raised nothing but this keeps from storing them again. What was sent
         // is for the broker to answer.
         let waiting = self.window.iter_unresolved().filter(|(_, it)| it.stage == Stage::Waiting);
         let found: Vec<(u64, u64)> = waiting
-            .filter_map(|(index, entry)| Some((index, self.seen.get(&entry.outgoing.event.id)?)))
+            .filter_map(|(index, entry)| {
+                Some((index, self.known.seen.get(&entry.outgoing.event.id)?))
+            })
             .collect();
         for (index, seq) in found {
             self.settle(index, Some(seq), true);
@@ -151,27 +154,27 @@ impl Publishing {
             return;
         }
         self.counts.foreign += foreign as u64;
-        if self.now.saturating_sub(self.last_foreign) > FOREIGN_RESYNCS_WITHIN {
-            self.foreign_resyncs = 0;
+        if self.now.saturating_sub(self.link.last_foreign) > FOREIGN_RESYNCS_WITHIN {
+            self.link.foreign_resyncs = 0;
         }
-        self.last_foreign = self.now;
-        self.foreign_resyncs += 1;
-        if self.foreign_resyncs > FOREIGN_RESYNCS_MAX {
+        self.link.last_foreign = self.now;
+        self.link.foreign_resyncs += 1;
+        if self.link.foreign_resyncs > FOREIGN_RESYNCS_MAX {
             self.mode = Mode::Keyed;
         }
     }
 
     pub(super) fn remember(&mut self, tail: Tail) {
-        if self.resolved_before == Lsn(u64::MAX) {
+        if self.settings.resolved_before == Lsn(u64::MAX) {
             // Without a log nothing else ends what is remembered, and each reading is far enough.
-            self.seen = Seen::default();
+            self.known.seen = Seen::default();
         }
         if let Some(position) = tail.position {
-            self.seen_before = self.seen_before.max(position.commit_lsn);
-            let (last, stored) = (self.last_position, self.stored_position);
-            self.last_position = LastPosition::later(last, Some(position));
-            self.stored_position = LastPosition::later(stored, Some(position));
+            self.known.seen_before = self.known.seen_before.max(position.commit_lsn);
+            let (last, stored) = (self.log.last_position, self.log.stored_position);
+            self.log.last_position = LastPosition::later(last, Some(position));
+            self.log.stored_position = LastPosition::later(stored, Some(position));
         }
-        self.seen.add(tail.stored);
+        self.known.seen.add(tail.stored);
     }
 }

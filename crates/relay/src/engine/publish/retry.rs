@@ -43,7 +43,7 @@ impl Publishing {
         let was_sent = entry.stage == Stage::Sent;
         drop(unresolved);
         if was_sent {
-            self.in_flight -= 1;
+            self.stream.in_flight -= 1;
             self.unwelcome(index, reason);
             if self.mode == Mode::Fenced {
                 // Everything behind it predicted one too many.
@@ -61,12 +61,12 @@ impl Publishing {
         let Some(entry) = self.window.get_mut(index) else { return };
         entry.attempts = entry.attempts.saturating_add(1);
         let subject = entry.outgoing.subject.as_deref().unwrap_or_default();
-        let is_hopeless = is_fresh && self.given_up.contains(subject);
-        if entry.attempts >= self.max_attempts || is_hopeless {
-            if self.given_up.len() >= GIVEN_UP_MAX {
-                self.given_up.clear();
+        let is_hopeless = is_fresh && self.retries.given_up.contains(subject);
+        if entry.attempts >= self.settings.max_attempts || is_hopeless {
+            if self.retries.given_up.len() >= GIVEN_UP_MAX {
+                self.retries.given_up.clear();
             }
-            self.given_up.insert(subject.to_owned());
+            self.retries.given_up.insert(subject.to_owned());
             self.park(index, reason);
             return;
         }
@@ -74,9 +74,9 @@ impl Publishing {
         let pause = (PAUSE_MIN * (1 << (attempts - 1).min(16))).min(PAUSE_MAX);
         let id = entry.outgoing.event.id;
         (entry.stage, entry.not_before) = (Stage::Deferred, self.now + pause);
-        self.next = self.next.min(index);
+        self.turn.next = self.turn.next.min(index);
         let retry = self.now + pause;
-        self.next_retry = Some(self.next_retry.map_or(retry, |next| next.min(retry)));
+        self.retries.next = Some(self.retries.next.map_or(retry, |next| next.min(retry)));
         self.counts.deferred += 1;
         self.requests.push_back(Request::NoteFailure { id, attempts, reason, pause });
     }
@@ -90,15 +90,15 @@ impl Publishing {
         }
         let retry = self.now + pause;
         (entry.stage, entry.not_before) = (Stage::Deferred, retry);
-        self.next_retry = Some(self.next_retry.map_or(retry, |next| next.min(retry)));
+        self.retries.next = Some(self.retries.next.map_or(retry, |next| next.min(retry)));
     }
 
     /// Lets events try again whose pause is over, on what the stream is then.
     pub(super) fn retry(&mut self) {
-        if self.link != Link::Up || self.next_retry.is_none_or(|next| next > self.now) {
+        if self.link.state != Link::Up || self.retries.next.is_none_or(|next| next > self.now) {
             return;
         }
-        self.next_retry = None;
+        self.retries.next = None;
         let deferred: Vec<(u64, Duration)> = self
             .window
             .iter_unresolved()
@@ -108,7 +108,8 @@ impl Publishing {
         let mut is_due = false;
         for (index, not_before) in deferred {
             if not_before > self.now {
-                self.next_retry = Some(self.next_retry.map_or(not_before, |it| it.min(not_before)));
+                self.retries.next =
+                    Some(self.retries.next.map_or(not_before, |it| it.min(not_before)));
             } else if let Some(entry) = self.window.get_mut(index) {
                 entry.stage = Stage::Waiting;
                 is_due = true;
@@ -122,13 +123,13 @@ impl Publishing {
     /// Whether the stream's limits were read after the event came in.
     fn limits_are_newer_than(&self, index: u64) -> bool {
         let received_at = self.window.get(index).map(|entry| entry.received_at);
-        received_at.is_some_and(|at| self.limits_at.is_some_and(|limits| limits >= at))
+        received_at.is_some_and(|at| self.retries.limits_at.is_some_and(|limits| limits >= at))
     }
 
     fn wait_again(&mut self, index: u64) {
         if let Some(entry) = self.window.get_mut(index) {
             entry.stage = Stage::Waiting;
-            self.next = self.next.min(index);
+            self.turn.next = self.turn.next.min(index);
         }
     }
 

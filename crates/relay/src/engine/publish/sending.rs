@@ -11,27 +11,28 @@ use crate::status::BreakerState;
 impl Publishing {
     /// Whether [`next_send`](Self::next_send) or [`next_end`](Self::next_end) would give something.
     pub(crate) fn has_send(&mut self) -> bool {
-        self.link == Link::Up && (self.sendable().is_some() || self.is_batch_open())
+        self.link.state == Link::Up && (self.sendable().is_some() || self.is_batch_open())
     }
 
     /// The next message to send; it counts as sent.
     pub(crate) fn next_send(&mut self) -> Option<Send<'_>> {
-        if self.link != Link::Up {
+        if self.link.state != Link::Up {
             return None;
         }
         let index = self.sendable()?;
         match self.mode {
-            Mode::Fenced => self.next = index + 1,
-            Mode::Keyed => _ = self.ready.pop_front(),
+            Mode::Fenced => self.turn.next = index + 1,
+            Mode::Keyed => _ = self.turn.ready.pop_front(),
         }
-        if self.in_flight == 0 {
-            self.last_answer = self.now;
+        if self.stream.in_flight == 0 {
+            self.link.last_answer = self.now;
         }
-        self.in_flight += 1;
+        self.stream.in_flight += 1;
         let part = self.next_part();
-        let expected = (self.mode == Mode::Fenced).then_some(self.expected);
-        self.expected += 1;
-        let (known_seq, epoch, stored) = (self.known_seq, self.epoch, self.stored_position);
+        let expected = (self.mode == Mode::Fenced).then_some(self.stream.expected);
+        self.stream.expected += 1;
+        let (known_seq, epoch, stored) =
+            (self.stream.known_seq, self.link.epoch, self.log.stored_position);
         let now = self.now;
         let entry = self.window.get_mut(index)?;
         entry.stage = Stage::Sent;
@@ -45,7 +46,7 @@ impl Publishing {
                 let event = entry.outgoing.event.id;
                 let nowhere = LastPosition { commit_lsn: Lsn::ZERO, ordinal: 0, event };
                 let known = LastPosition::later(entry.position, stored);
-                known.or((self.resolved_before < Lsn(u64::MAX)).then_some(nowhere))
+                known.or((self.settings.resolved_before < Lsn(u64::MAX)).then_some(nowhere))
             }
         };
         let Outgoing { event, subject, .. } = &entry.outgoing;
@@ -58,9 +59,10 @@ impl Publishing {
         // While there was nothing to send somebody else may have written to the stream. Then the
         // prediction is too low: the first message is refused, but one behind it would fit. In a
         // batch it would not.
-        let alone = if self.batches { !self.is_batch_open() } else { !self.proven };
-        let is_probe = self.breaker.state() == BreakerState::HalfOpen;
-        if self.in_flight > 0 && (self.mode == Mode::Fenced && alone || is_probe) {
+        let alone =
+            if self.batching.is_possible { !self.is_batch_open() } else { !self.stream.proven };
+        let is_probe = self.link.breaker.state() == BreakerState::HalfOpen;
+        if self.stream.in_flight > 0 && (self.mode == Mode::Fenced && alone || is_probe) {
             return None;
         }
         self.waiting()
@@ -70,25 +72,25 @@ impl Publishing {
     pub(super) fn waiting(&mut self) -> Option<u64> {
         match self.mode {
             Mode::Fenced => {
-                self.next = self.next.max(self.window.first());
+                self.turn.next = self.turn.next.max(self.window.first());
                 loop {
-                    if self.is_doubtful(self.next) {
+                    if self.is_doubtful(self.turn.next) {
                         return None;
                     }
-                    match self.window.get(self.next)?.stage {
+                    match self.window.get(self.turn.next)?.stage {
                         Stage::Deferred => return None,
-                        Stage::Waiting => match self.may_go(self.next) {
-                            Turn::Now => return Some(self.next),
+                        Stage::Waiting => match self.may_go(self.turn.next) {
+                            Turn::Now => return Some(self.turn.next),
                             Turn::Later => return None,
                             Turn::Over => {}
                         },
                         _ => {}
                     }
-                    self.next += 1;
+                    self.turn.next += 1;
                 }
             }
             Mode::Keyed => loop {
-                let index = *self.ready.front()?;
+                let index = *self.turn.ready.front()?;
                 if self.is_doubtful(index) {
                     return None;
                 }
@@ -97,7 +99,7 @@ impl Publishing {
                 if is_waiting && self.may_go(index) == Turn::Now {
                     return Some(index);
                 }
-                self.ready.pop_front();
+                self.turn.ready.pop_front();
             },
         }
     }

@@ -1,0 +1,138 @@
+//! What a publishing session consists of.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::time::Duration;
+
+use pgoutput::Lsn;
+use uuid::Uuid;
+
+use super::Link;
+use super::batch::Batch;
+use super::doubt::Doubt;
+use crate::engine::breaker::Breaker;
+use crate::engine::progress::Progress;
+use crate::engine::tail_messages::Seen;
+use crate::engine::window::{LastPosition, Limits, Tried};
+
+/// What does not change in a session.
+#[derive(Debug)]
+pub(super) struct Settings {
+    pub(super) limits: Limits,
+    pub(super) ack_timeout: Duration,
+    /// Transactions that committed before this are resolved already.
+    pub(super) resolved_before: Lsn,
+    pub(super) max_attempts: u32,
+    /// Whether later events of a parked event's aggregate wait.
+    pub(super) parking_blocks: bool,
+}
+
+/// How far the log has come.
+#[derive(Debug, Default)]
+pub(super) struct Log {
+    pub(super) progress: Progress,
+    /// Commit LSN, commit time and next ordinal of the transaction being received.
+    pub(super) transaction: (Lsn, i64, u32),
+    pub(super) last_position: Option<LastPosition>,
+    /// The highest one that the stream was seen to have.
+    pub(super) stored_position: Option<LastPosition>,
+    /// Events that the log has brought.
+    pub(super) logged: u64,
+    /// Those that it brought again, and that were not looked at any more.
+    pub(super) skipped: u64,
+}
+
+/// The connection to the broker.
+#[derive(Debug)]
+pub(super) struct Broker {
+    pub(super) state: Link,
+    /// What the link waits for, or last waited for.
+    pub(super) why: String,
+    pub(super) breaker: Breaker,
+    /// Numbers the periods between resyncs, so that late answers can be told from current ones.
+    pub(super) epoch: u32,
+    pub(super) last_answer: Duration,
+    /// When the latest of the messages that were answered had been sent.
+    pub(super) answered_until: Duration,
+    /// Resyncs since the broker last stored something.
+    pub(super) fruitless_resyncs: u32,
+    pub(super) foreign_resyncs: u32,
+    pub(super) last_foreign: Duration,
+}
+
+/// The stream's end.
+#[derive(Debug)]
+pub(super) struct StreamEnd {
+    /// The sequence that the stream will have given out last when the next message arrives.
+    pub(super) expected: u64,
+    /// The highest sequence known to be in the stream.
+    pub(super) known_seq: u64,
+    pub(super) in_flight: usize,
+    /// The stream has taken a message on the present `expected`, and since then there was always
+    /// something on its way or waiting to be sent.
+    pub(super) proven: bool,
+}
+
+/// Whose turn it is to be sent.
+#[derive(Debug, Default)]
+pub(super) struct SendQueue {
+    /// Fenced mode: the next entry to send. Keyed mode: unused.
+    pub(super) next: u64,
+    /// Keyed mode: entries that no entry of their aggregate precedes.
+    pub(super) ready: VecDeque<u64>,
+}
+
+/// Fast-ingest batches.
+#[derive(Debug)]
+pub(super) struct Batching {
+    /// Whether the broker takes batches.
+    pub(super) is_possible: bool,
+    /// The present batch, or the last one.
+    pub(super) present: Option<Batch>,
+    pub(super) begun: u32,
+    /// The stream has taken a message since its tail was read: until then none goes in a batch.
+    pub(super) settled_in: bool,
+}
+
+/// What is known of events that earlier sessions worked on.
+#[derive(Debug)]
+pub(super) struct Known {
+    /// Events that are resolved although the stream does not have them.
+    pub(super) dead: HashSet<Uuid>,
+    /// Events that earlier sessions have tried, and that the log brings again.
+    pub(super) tried: HashMap<Uuid, Tried>,
+    /// Ids that the stream had when the session began.
+    pub(super) seen: Seen,
+    /// No event logged after this position can be in `seen`.
+    pub(super) seen_before: Lsn,
+    /// What is not told yet from what was never published.
+    pub(super) doubt: Option<Doubt>,
+    /// What was not told at the session's start committed before this.
+    pub(super) doubted_before: Lsn,
+}
+
+/// Events that the stream does not take as it is.
+#[derive(Debug, Default)]
+pub(super) struct Retries {
+    /// Subjects of which an event ran out of attempts, and none was stored since.
+    pub(super) given_up: HashSet<String>,
+    /// When the first deferred event is due.
+    pub(super) next: Option<Duration>,
+    /// When the stream's limits were asked for last.
+    pub(super) limits_at: Option<Duration>,
+}
+
+impl Broker {
+    pub(super) fn new(seed: u64) -> Self {
+        Self {
+            state: Link::Up,
+            why: String::new(),
+            breaker: Breaker::new(seed),
+            epoch: 0,
+            last_answer: Duration::ZERO,
+            answered_until: Duration::ZERO,
+            fruitless_resyncs: 0,
+            foreign_resyncs: 0,
+            last_foreign: Duration::ZERO,
+        }
+    }
+}
