@@ -15,7 +15,7 @@ mod check;
 mod database;
 mod mending;
 mod schedules;
-mod slot_loss;
+mod sessions;
 mod table;
 mod tail;
 
@@ -32,13 +32,13 @@ use uuid::Uuid;
 
 use self::broker::{Flying, Packet, Stored as Message, Taking};
 use self::database::Written;
+use self::sessions::{engine, publishing};
 use self::table::Table;
 use super::*;
 
 const SYSTEM: u64 = 7;
 const WINDOW: usize = 16;
 const MAX_ATTEMPTS: u32 = 3;
-const SCAN_INTERVAL: Duration = Duration::from_secs(2);
 
 /// How much time passes between two ticks, at most.
 const TICK_MILLIS: u64 = 300;
@@ -440,62 +440,4 @@ impl World {
             && self.table.rows.values().all(is_marked)
             && !self.is_gap_open
     }
-}
-
-fn publishing(
-    faults: Faults,
-    resolved_before: Lsn,
-    tail: Tail,
-    doubted: Option<Doubted>,
-    dead: &HashSet<u128>,
-    attempts: &HashMap<u128, u32>,
-) -> Publishing {
-    let tried = |(id, attempts): (&u128, &u32)| {
-        (Uuid::from_u128(*id), Tried { attempts: *attempts, pause: Duration::ZERO })
-    };
-    Publishing::new(Start {
-        doubted,
-        mode: faults.mode,
-        limits: Limits { events: WINDOW, bytes: 1 << 20 },
-        ack_timeout: Duration::from_secs(2),
-        resolved_before,
-        tail,
-        batches: faults.batches,
-        dead: dead.iter().map(|id| Uuid::from_u128(*id)).collect(),
-        tried: attempts.iter().map(tried).collect(),
-        parking_blocks: faults.blocking,
-        max_attempts: MAX_ATTEMPTS,
-        seed: 1,
-    })
-}
-
-/// As `Session::open` builds it.
-fn engine(
-    faults: Faults,
-    publishing: Publishing,
-    table: &Table,
-    is_gap_open: bool,
-    written: Written,
-) -> Engine {
-    let ranges = ScanRanges::new(faults.is_indexed, is_gap_open, None);
-    let scan_first = is_gap_open || faults.blocking;
-    Engine::new(EngineStart {
-        publishing,
-        marking: Marking::new(MarkingStart {
-            batching: Batching {
-                marks: 5,
-                interval: Duration::from_millis(50),
-                waiting_max: faults.marks_waiting_max,
-            },
-            by_watermark: faults.by_watermark,
-            swept: table.swept.clone(),
-            whole_swept: None,
-            is_indexed: faults.is_indexed,
-        }),
-        backfill: Backfill::new(scan_first, ranges, is_gap_open, SCAN_INTERVAL),
-        checkpoint: Checkpoint::new(written.end, 1),
-        limits: SlotLimits::default(),
-        purges_dead_letters: false,
-        until: None,
-    })
 }

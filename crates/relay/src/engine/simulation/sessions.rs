@@ -1,14 +1,19 @@
 //! How sessions end and begin: crashes, stops, lost slots, purged streams.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
 use pgoutput::Lsn;
 use rand::RngExt;
 use rand::seq::IndexedRandom;
+use uuid::Uuid;
 
-use super::{Relay, WINDOW, World, engine, publishing};
-use crate::engine::{Doubted, Place};
+use super::database::Written;
+use super::table::Table;
+use super::{Faults, MAX_ATTEMPTS, Relay, WINDOW, World};
+use crate::engine::*;
+
+const SCAN_INTERVAL: Duration = Duration::from_secs(2);
 
 impl World {
     /// The process dies, or another takes its place; its messages may still arrive, and its
@@ -133,4 +138,62 @@ impl World {
         let mut late = self.late_rows.iter().chain(&self.requeued);
         late.any(|id| self.table.rows.get(id).is_some_and(|it| !it.is_marked))
     }
+}
+
+pub(super) fn publishing(
+    faults: Faults,
+    resolved_before: Lsn,
+    tail: Tail,
+    doubted: Option<Doubted>,
+    dead: &HashSet<u128>,
+    attempts: &HashMap<u128, u32>,
+) -> Publishing {
+    let tried = |(id, attempts): (&u128, &u32)| {
+        (Uuid::from_u128(*id), Tried { attempts: *attempts, pause: Duration::ZERO })
+    };
+    Publishing::new(Start {
+        doubted,
+        mode: faults.mode,
+        limits: Limits { events: WINDOW, bytes: 1 << 20 },
+        ack_timeout: Duration::from_secs(2),
+        resolved_before,
+        tail,
+        batches: faults.batches,
+        dead: dead.iter().map(|id| Uuid::from_u128(*id)).collect(),
+        tried: attempts.iter().map(tried).collect(),
+        parking_blocks: faults.blocking,
+        max_attempts: MAX_ATTEMPTS,
+        seed: 1,
+    })
+}
+
+/// As `Session::open` builds it.
+pub(super) fn engine(
+    faults: Faults,
+    publishing: Publishing,
+    table: &Table,
+    is_gap_open: bool,
+    written: Written,
+) -> Engine {
+    let ranges = ScanRanges::new(faults.is_indexed, is_gap_open, None);
+    let scan_first = is_gap_open || faults.blocking;
+    Engine::new(EngineStart {
+        publishing,
+        marking: Marking::new(MarkingStart {
+            batching: Batching {
+                marks: 5,
+                interval: Duration::from_millis(50),
+                waiting_max: faults.marks_waiting_max,
+            },
+            by_watermark: faults.by_watermark,
+            swept: table.swept.clone(),
+            whole_swept: None,
+            is_indexed: faults.is_indexed,
+        }),
+        backfill: Backfill::new(scan_first, ranges, is_gap_open, SCAN_INTERVAL),
+        checkpoint: Checkpoint::new(written.end, 1),
+        limits: SlotLimits::default(),
+        purges_dead_letters: false,
+        until: None,
+    })
 }
