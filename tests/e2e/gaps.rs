@@ -177,8 +177,8 @@ async fn a_commit_older_than_the_slot_that_waits_for_a_standby_comes_before_newe
     env.setup().await; // the table, and no slot
     env.set("TAILPOST_RELAY__MODE", "fenced");
     env.execute("ALTER DATABASE postgres SET synchronous_commit = local").await;
-    env.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'").await;
-    env.execute("SELECT pg_reload_conf()").await;
+    let client = env.client().await;
+    env.postgres.wait_for_standbys(&client, "nobody").await.expect("let commits wait");
     // The slot waits for transactions in two rounds. What commits in the second is in its snapshot.
     let (first, second, third) = (env.client().await, env.client().await, env.client().await);
     let begin = "BEGIN; SELECT pg_current_xact_id()";

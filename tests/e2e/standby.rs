@@ -6,10 +6,8 @@ use lab::NatsOptions;
 use support::{DEADLINE, TestEnv, TestEnvOptions, until};
 
 async fn wait_for_a_standby_that_does_not_exist(env: &TestEnv) {
-    env.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'").await;
-    env.execute("SELECT pg_reload_conf()").await;
-    let shown = "SELECT current_setting('synchronous_standby_names')";
-    until(DEADLINE, "commits wait", async || env.query::<String>(shown).await == "nobody").await;
+    let client = env.client().await;
+    env.postgres.wait_for_standbys(&client, "nobody").await.expect("let commits wait");
 }
 
 async fn let_commits_through(env: &TestEnv) {

@@ -105,11 +105,22 @@ impl Postgres {
         standby.server.write_private(&standby.data_dir().join("standby.signal"), "")?;
         standby.start_again().await?;
         if sync {
-            let sql = format!("ALTER SYSTEM SET synchronous_standby_names = '{name}'");
-            client.batch_execute(&sql).await?;
-            client.batch_execute("SELECT pg_reload_conf()").await?;
+            primary.wait_for_standbys(&client, name).await?;
         }
         Ok(standby)
+    }
+
+    /// Lets commits wait for the standbys of these names, from now on.
+    pub async fn wait_for_standbys(&self, client: &Client, names: &str) -> Result<()> {
+        let sql = format!("ALTER SYSTEM SET synchronous_standby_names = '{names}'");
+        client.batch_execute(&sql).await?;
+        client.batch_execute("SELECT pg_reload_conf()").await?;
+        let shown = "SELECT current_setting('synchronous_standby_names')";
+        while client.query_one(shown, &[]).await?.get::<_, String>(0) != names {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        // Commits wait once the checkpointer has read the settings, which it does before it writes.
+        client.batch_execute("CHECKPOINT").await.context("write a checkpoint")
     }
 
     /// Does what `pg_basebackup` does, which not every installation has.

@@ -118,7 +118,7 @@ enum Ending {
 }
 
 /// All that is decided in one session over the slot. See the module.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Engine {
     publishing: Publishing,
     marking: Marking,

@@ -65,7 +65,7 @@ enum Gap {
 }
 
 /// The statement that marks what was scanned.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 enum Marks {
     Idle,
     Running,
@@ -78,7 +78,7 @@ enum Marks {
 }
 
 /// A batch that is not marked.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Batch {
     number: u32,
     settled: Vec<Settled>,
@@ -108,7 +108,7 @@ pub(crate) enum ScanNotice {
     Done,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Backfill {
     interval: Duration,
     scan: Scan,

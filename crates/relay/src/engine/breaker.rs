@@ -10,7 +10,7 @@
 
 use std::time::Duration;
 
-use rand::rngs::StdRng;
+use rand::rngs::Xoshiro256PlusPlus as Rng;
 use rand::{RngExt, SeedableRng};
 
 use crate::status::BreakerState;
@@ -26,7 +26,7 @@ const PEACE: Duration = Duration::from_secs(1);
 
 /// Says when to try again. Pauses are drawn from the whole range up to a bound that doubles ("full
 /// jitter"), so that relays that failed together do not come back together.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Breaker {
     state: BreakerState,
     until: Duration,
@@ -34,7 +34,7 @@ pub(crate) struct Breaker {
     failures: u32,
     last_failed: Option<Duration>,
     opened: u64,
-    random: StdRng,
+    random: Rng,
 }
 
 impl Breaker {
@@ -45,7 +45,7 @@ impl Breaker {
             failures: 0,
             last_failed: None,
             opened: 0,
-            random: StdRng::seed_from_u64(seed),
+            random: Rng::seed_from_u64(seed),
         }
     }
 

@@ -30,7 +30,7 @@ const KEPT_BYTES: u64 = 64 << 20;
 /// As much log as writing the position down may cost. The log has what all shards write.
 const NEXT_TO_NOTHING_BYTES: u64 = 1_024;
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Checkpoint {
     /// Where the log ended, and up to where everything was resolved, when that was written down.
     end: Lsn,

@@ -12,7 +12,7 @@ use super::notice::Notice;
 /// What is to be done, in the order in which it is to be begun.
 pub(crate) type Effects = VecDeque<Effect>;
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) enum Effect {
     /// Reads the stream from sequence `from` to its end, after waiting for `delay`.
     ReadTail {
@@ -148,7 +148,7 @@ pub(crate) enum Age {
 }
 
 /// What becomes of the rows.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub(crate) struct Verdict {
     /// The stream has them, there; or a route dropped them.
     pub(crate) settled: Vec<Settled>,
@@ -192,7 +192,7 @@ pub(crate) struct Pass {
 }
 
 /// What a sweep has to judge, and which transactions it could see.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Found {
     pub(crate) rows: Vec<Unmarked>,
     /// The transaction that stored the watermark: every one numbered before it had begun by then.

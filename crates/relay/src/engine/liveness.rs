@@ -21,7 +21,7 @@ pub(crate) enum Silence {
     TooLong,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub(crate) struct Liveness {
     is_asked: bool,
     resolved: u64,

@@ -47,7 +47,7 @@ pub(crate) struct MarkCounts {
 }
 
 /// What is known when the session begins.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct MarkingStart {
     pub(crate) batching: Batching,
     /// The watermark is the only mark: rows stay as they are.
@@ -62,7 +62,7 @@ pub(crate) struct MarkingStart {
 }
 
 /// What a sweep did.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Swept {
     pub(crate) found: Found,
     /// Rows marked.
@@ -82,7 +82,7 @@ pub(crate) struct SweepNotice {
     pub(crate) unlogged: u64,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Marking {
     by_watermark: bool,
     is_indexed: bool,

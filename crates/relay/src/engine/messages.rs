@@ -20,7 +20,7 @@ pub(crate) enum Mode {
 }
 
 /// Everything that can happen to a session.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 #[allow(
     clippy::large_enum_variant,
     reason = "the large variant is the frequent one; boxing it would cost an allocation per event"
@@ -93,7 +93,7 @@ pub(crate) enum Refusal {
 }
 
 /// What the shell is asked to do, besides sending.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) enum Request {
     /// Read the stream from sequence `from` to its end, after waiting for `delay`.
     ReadTail { from: u64, delay: Duration, why: String },
@@ -111,7 +111,7 @@ pub(crate) enum Request {
 }
 
 /// Where a session starts.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Start {
     pub(crate) mode: Mode,
     pub(crate) limits: Limits,
@@ -140,7 +140,7 @@ pub(crate) struct Start {
 }
 
 /// A message to send now.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Send<'a> {
     pub(crate) epoch: u32,
     pub(crate) index: u64,
@@ -225,7 +225,7 @@ pub(crate) struct Blocked {
 }
 
 /// An event on its way into the dead-letter table.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Dead {
     pub(crate) event: Box<Event>,
     /// Its row's place in the order of insertion.

@@ -12,7 +12,7 @@ use super::slot_health::SlotHealth;
 use super::tail_messages::{Stored, Tail};
 use super::window::Outgoing;
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) enum Outcome {
     Tail(Tail),
     TailFailed(String),
@@ -64,7 +64,7 @@ pub(crate) enum Outcome {
 }
 
 /// What a scan read.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct ScanRead {
     /// The server's process that reads.
     pub(crate) process: i32,
@@ -85,7 +85,7 @@ pub(crate) struct ScanMarks {
 }
 
 /// What became of a batch of marks.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Marked {
     pub(crate) rows: u64,
     /// Events of which no row is to be seen: it is gone, or not visible yet.
@@ -93,7 +93,7 @@ pub(crate) struct Marked {
 }
 
 /// An event that is in the dead-letter table, durably.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Parked {
     pub(crate) index: u64,
     pub(crate) row: RowOfDead,

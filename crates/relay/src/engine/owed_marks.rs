@@ -8,7 +8,7 @@ const TRIED_EVERY: Duration = Duration::from_secs(1);
 /// How often it is looked whether another connection, or an earlier session, left some.
 const LOOKED_EVERY: Duration = Duration::from_secs(10);
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) enum OwedMarks {
     Resting {
         due: Duration,

@@ -14,14 +14,14 @@ const AGAIN_AFTER: Duration = Duration::from_secs(1);
 const PURGE_EVERY: Duration = Duration::from_hours(1);
 
 /// Events to be parked, in order, by their places in the window: as many as that holds, at most.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Parking {
     waiting: Vec<(u64, Dead)>,
     turn: Turn,
     purge_due: Duration,
 }
 
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 enum Turn {
     /// The next batch may go, from this moment on.
     Free(Duration),

@@ -10,7 +10,7 @@ use pgoutput::Lsn;
 /// confirmed once every event numbered below its boundary is resolved; a keepalive's only while
 /// nothing is in flight and no transaction is partly received, because `wal_end` says what the
 /// walsender has *sent*, not what anybody has stored.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub(crate) struct Progress {
     /// Invariant: both fields strictly increase from front to back.
     boundaries: VecDeque<Boundary>,
@@ -19,7 +19,7 @@ pub(crate) struct Progress {
     confirmed: Lsn,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Boundary {
     /// Every event numbered below this one belongs to this transaction or an earlier one.
     events_end: u64,

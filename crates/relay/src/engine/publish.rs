@@ -42,7 +42,7 @@ enum Link {
     },
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct ScanBatch {
     number: u32,
     /// Rows that are not resolved.
@@ -52,7 +52,7 @@ struct ScanBatch {
 }
 
 /// One publishing session. See the module.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Publishing {
     mode: Mode,
     settings: Settings,

@@ -16,6 +16,7 @@ mod database;
 mod mending;
 mod schedules;
 mod sessions;
+mod small_worlds;
 mod table;
 mod tail;
 
@@ -23,9 +24,10 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
 use bytes::Bytes;
+use jiff::Timestamp;
 use outbox::Event;
 use pgoutput::Lsn;
-use rand::rngs::StdRng;
+use rand::rngs::Xoshiro256PlusPlus as Rng;
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use uuid::Uuid;
@@ -87,14 +89,16 @@ struct Faults {
     marks_waiting_max: usize,
 }
 
+#[derive(Debug, Clone)]
 struct Transaction {
     commit_lsn: Lsn,
     end_lsn: Lsn,
     events: Vec<u128>,
 }
 
+#[derive(Clone)]
 struct World {
-    rng: StdRng,
+    rng: Rng,
     faults: Faults,
     log: Vec<Transaction>,
     table: Table,
@@ -144,6 +148,7 @@ struct World {
 }
 
 /// A relay process: its engine and how far its replication connection has got.
+#[derive(Debug, Clone)]
 struct Relay {
     generation: u64,
     engine: Engine,
@@ -177,7 +182,7 @@ impl Relay {
 
 impl World {
     fn new(seed: u64, faults: Faults) -> Self {
-        let mut rng = StdRng::seed_from_u64(seed);
+        let mut rng = Rng::seed_from_u64(seed);
         let old = rng.random_range(0..6);
         let (lsn, mut table) = (100, Table::new());
         table.begin_epoch(Lsn(lsn));
@@ -259,6 +264,7 @@ impl World {
         let mut event = Event::new("t", format!("k{}", self.keys[&id]), "e", &0).expect("valid");
         event.id = Uuid::from_u128(id);
         event.payload = Bytes::from_static(b"{}");
+        event.occurred_at = Timestamp::UNIX_EPOCH;
         // Half of the poison is found before sending, the other half by the broker.
         let known = self.poisoned.contains(&id) && id.is_multiple_of(2);
         let subject = match known {

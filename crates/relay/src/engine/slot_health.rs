@@ -39,7 +39,7 @@ const STEPS: Duration = Duration::from_secs(25);
 const HELD_FOR: Duration = Duration::from_secs(1);
 
 /// Extrapolates what the slot keeps.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct WalWatch {
     limit_bytes: Option<u64>,
     looks: VecDeque<(Duration, SlotHealth)>,

@@ -24,14 +24,14 @@ pub(crate) enum SlotNotice {
     Recovered,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct SlotWatch {
     wal: WalWatch,
     look: Look,
     warned_at: Option<Duration>,
 }
 
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 enum Look {
     Due(Duration),
     UnderWay { since: Duration },

@@ -29,7 +29,7 @@ pub(crate) struct Stored {
 }
 
 /// The end of the stream, as its leader knows it.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub(crate) struct Tail {
     /// The sequence that the stream gave out last.
     pub(crate) last_seq: u64,
@@ -80,7 +80,7 @@ fn highest(
 }
 
 /// Ids that the stream has.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub(in crate::engine) struct Seen {
     /// Sorted: a map of a million ids would take twice the memory.
     read: Vec<(Uuid, u64)>,

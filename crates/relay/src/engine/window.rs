@@ -98,7 +98,7 @@ pub(crate) enum Stage {
     Resolved,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Entry {
     pub(crate) outgoing: Outgoing,
     pub(crate) origin: Origin,
@@ -129,7 +129,7 @@ pub(crate) struct Entry {
 const HEADERS_ALLOWANCE_BYTES: usize = 512;
 
 /// A queue of numbered entries; resolved ones leave from the front.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Window {
     entries: VecDeque<Entry>,
     /// The number of the front entry (or of the next one, if empty).

@@ -9,7 +9,7 @@ use crate::engine::effect::ScanRange;
 const WHOLE_EVERY: Duration = Duration::from_hours(1);
 
 /// Which scan looks at how much.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct ScanRanges {
     /// An index leads to what came back.
     is_indexed: bool,

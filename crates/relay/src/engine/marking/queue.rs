@@ -18,7 +18,7 @@ pub(crate) const MARKS_AT_ONCE: usize = 5_000;
 ///
 /// They are handed out in that order as well. But statements that run side by side do not end in it,
 /// and what a later one has done says nothing of an earlier one's rows.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Marks {
     waiting_max: usize,
     /// In batches, all but the last of them full: a queue in one piece would take twice its memory,
@@ -31,7 +31,7 @@ pub(crate) struct Marks {
 }
 
 /// What is needed of an event whose row is to be marked: there may be very many.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Mark {
     id: Uuid,
     /// In the stream; 0 if a route dropped the event.

@@ -18,7 +18,7 @@ use crate::engine::window::Origin;
 /// Events remembered of which the stream has the message and nobody the row.
 pub(crate) const SWEEPER_STORED_MAX: usize = 200_000;
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) enum Judgement {
     /// The stream has to be read back to the last complete sweep, and the rows judged again.
     AskTheStream,
@@ -36,7 +36,7 @@ enum Stream {
 }
 
 /// Remembers from one sweep to the next.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Sweeper {
     stored: HashMap<Uuid, (Option<u64>, Lsn)>,
     stream: Stream,

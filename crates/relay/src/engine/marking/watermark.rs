@@ -6,7 +6,7 @@ use crate::engine::effect::{Pass, Watermark};
 pub(crate) const SWEPT_AT_ONCE: usize = 5_000;
 
 /// A watermark's way: taken, reached by the confirmed position, its marks executed, stored.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) enum Step {
     Resting,
     Taking,
@@ -53,7 +53,7 @@ impl Missed {
 
 /// Whether marks were dropped, or their statements failed: before or since the watermark was taken
 /// that is under way, or was last.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub(super) struct LostMarks {
     before: bool,
     since: bool,

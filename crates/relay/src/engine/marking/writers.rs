@@ -31,7 +31,7 @@ pub(crate) struct Batching {
     pub(crate) waiting_max: usize,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Writers {
     batching: Batching,
     pub(super) marks: Marks,

@@ -14,7 +14,7 @@ use crate::engine::messages::{Mode, Part, Refusal};
 use crate::engine::window::Stage;
 
 /// What was sent under one batch id.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Batch {
     number: u32,
     /// The sequence that its first message was to follow.

@@ -17,7 +17,7 @@ use super::Publishing;
 use crate::engine::messages::{Blocked, Dead, Mode, Request};
 use crate::engine::window::{Stage, Unpublished};
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Block {
     by: Uuid,
     /// Entries before this one do not wait.
@@ -28,7 +28,7 @@ struct Block {
 type ByAggregate = HashMap<String, HashMap<String, Block>>;
 
 /// Holds nothing unless parking blocks.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub(super) struct Blocks {
     blocked: ByAggregate,
     /// What the scan that is under way has found to be blocked no more: its rows are on their way.

@@ -40,7 +40,7 @@ enum Item {
     },
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Doubt {
     doubted: Doubted,
     last_seq: u64,

@@ -15,7 +15,7 @@ use crate::engine::tail_messages::Seen;
 use crate::engine::window::{LastPosition, Limits, Tried};
 
 /// What does not change in a session.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Settings {
     pub(super) limits: Limits,
     pub(super) ack_timeout: Duration,
@@ -27,7 +27,7 @@ pub(super) struct Settings {
 }
 
 /// How far the log has come.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub(super) struct Log {
     pub(super) progress: Progress,
     /// Commit LSN, commit time and next ordinal of the transaction being received.
@@ -42,7 +42,7 @@ pub(super) struct Log {
 }
 
 /// The connection to the broker.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Broker {
     pub(super) state: Link,
     /// What the link waits for, or last waited for.
@@ -60,7 +60,7 @@ pub(super) struct Broker {
 }
 
 /// The stream's end.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct StreamEnd {
     /// The sequence that the stream will have given out last when the next message arrives.
     pub(super) expected: u64,
@@ -73,7 +73,7 @@ pub(super) struct StreamEnd {
 }
 
 /// Whose turn it is to be sent.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub(super) struct SendQueue {
     /// Fenced mode: the next entry to send. Keyed mode: unused.
     pub(super) next: u64,
@@ -82,7 +82,7 @@ pub(super) struct SendQueue {
 }
 
 /// Fast-ingest batches.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Batching {
     /// Whether the broker takes batches.
     pub(super) is_possible: bool,
@@ -94,7 +94,7 @@ pub(super) struct Batching {
 }
 
 /// What is known of events that earlier sessions worked on.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Known {
     /// Events that are resolved although the stream does not have them.
     pub(super) dead: HashSet<Uuid>,
@@ -111,7 +111,7 @@ pub(super) struct Known {
 }
 
 /// Events that the stream does not take as it is.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub(super) struct Retries {
     /// Subjects of which an event ran out of attempts, and none was stored since.
     pub(super) given_up: HashSet<String>,

@@ -15,13 +15,14 @@ use crate::engine::{Input, Refusal};
 /// Messages of a batch for each answer.
 const FLOW: u64 = 3;
 
+#[derive(Debug, Clone)]
 pub(super) struct Stored {
     pub(super) id: Option<u128>,
     pub(super) position: Option<Position>,
     pub(super) position_event: Option<Uuid>,
 }
 
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub(super) struct Flying {
     pub(super) reply: (u64, u32, u64),
     pub(super) id: u128,
@@ -30,13 +31,14 @@ pub(super) struct Flying {
     pub(super) part: Option<Part>,
 }
 
+#[derive(Debug, Clone)]
 pub(super) enum Packet {
     Message(Flying),
     End { generation: u64, end: Part },
 }
 
 /// A batch as the broker knows it.
-#[derive(Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Taking {
     taken: u64,
     /// The last sequence stored for it.
@@ -57,10 +59,15 @@ impl World {
         let busy: Vec<usize> =
             (0..self.connections.len()).filter(|&it| !self.connections[it].is_empty()).collect();
         let Some(&connection) = busy.choose(&mut self.rng) else { return };
-        let Some(packet) = self.connections[connection].pop_front() else { return };
         if !honest && self.rng.random_bool(0.05) {
-            return; // lost on the way
+            self.connections[connection].pop_front(); // lost on the way
+            return;
         }
+        self.take_from(connection, honest);
+    }
+
+    pub(super) fn take_from(&mut self, connection: usize, honest: bool) {
+        let Some(packet) = self.connections[connection].pop_front() else { return };
         let (generation, answers) = match packet {
             Packet::Message(message) if message.part.is_some() => self.take_part(&message, honest),
             Packet::Message(message) => self.take(&message, honest),
@@ -79,7 +86,12 @@ impl World {
         }
         // Mostly in order, sometimes not.
         let reach = if self.rng.random_bool(0.9) { 1 } else { self.answers.len() };
-        let (generation, input) = self.answers.remove(self.rng.random_range(0..reach));
+        let at = self.rng.random_range(0..reach);
+        self.answer_with(at);
+    }
+
+    pub(super) fn answer_with(&mut self, at: usize) {
+        let (generation, input) = self.answers.remove(at);
         if generation == self.relay.generation {
             self.apply(input);
         }

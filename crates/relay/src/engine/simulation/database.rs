@@ -27,7 +27,7 @@ pub(super) struct Written {
 }
 
 /// A connection executes its statements in order.
-fn connection(effect: &Effect) -> usize {
+pub(super) fn connection(effect: &Effect) -> usize {
     match effect {
         Effect::ReadTail { .. } => 0,
         Effect::Park(_)

@@ -9,7 +9,7 @@ const SEEDS: u64 = 100;
 const STEPS: usize = 600;
 
 /// Nothing but commits, crashes, broken connections and lost messages.
-const CALM: Faults = Faults {
+pub(super) const CALM: Faults = Faults {
     mode: Mode::Fenced,
     foreign: Foreign::Never,
     poison: false,

@@ -46,7 +46,7 @@ impl World {
         self.begin_session();
     }
 
-    fn begin_session(&mut self) {
+    pub(super) fn begin_session(&mut self) {
         let watermark = self.table.watermark.as_ref().map_or(Lsn::ZERO, |it| it.lsn);
         let resolved_before = self.slot_confirmed.max(watermark);
         let tail = self.tail_back(resolved_before, WINDOW);

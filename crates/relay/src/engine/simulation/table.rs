@@ -32,6 +32,7 @@ struct Snapshot {
     visible: HashSet<u128>,
 }
 
+#[derive(Debug, Clone)]
 pub(super) struct Table {
     pub(super) rows: BTreeMap<u128, Row>,
     pub(super) next_transaction: u64,
