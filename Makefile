@@ -33,10 +33,10 @@ test: servers-all ## run every test on real servers; ARGS="part_of_a_name"
 	fi
 	$(CARGO) test --workspace --doc
 
-simulate: ## play SEEDS schedules of each simulation, and all of the small worlds
+simulate: ## play SEEDS schedules of each simulation of the relay and the inbox
 	@echo "$(SEEDS) schedules of each simulation"
 	SEEDS=$(SEEDS) CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
-		$(CARGO) test --release -p tailpost-relay -p tailpost-inbox --lib -- --include-ignored \
+		$(CARGO) test --release -p tailpost-relay -p tailpost-inbox --lib -- \
 		simulation:: engine::outages:: $(ARGS)
 
 # Tests of what older servers do not have; PostgreSQL 14 has no row filters, hence no shards.
