@@ -133,10 +133,13 @@ impl Store {
 
     /// For marks: commits are not waited for, because their loss is harmless, and a lock on the
     /// table is not either, because the sweeper comes again. A few thousand rows are looked up by
-    /// their ids, although the planner would rather read all of a table of millions.
+    /// their ids, although the planner would rather read all of a table of millions. Rows without a
+    /// mark are looked for every second: only a plain index scan remembers, in the index, which of
+    /// its entries are dead. A bitmap scan visits all rows that were marked since the last vacuum.
     pub(crate) async fn yield_to_others(&self) -> Result<(), Error> {
         let mut sql = "SET synchronous_commit = off; SET lock_timeout = '2s';
-                       SET enable_nestloop = off; SET enable_mergejoin = off; SET jit = off;
+                       SET enable_nestloop = off; SET enable_mergejoin = off;
+                       SET enable_bitmapscan = off; SET jit = off;
                        SET plan_cache_mode = auto"
             .to_owned();
         // Without one of these the sweeper has to read it.

@@ -42,9 +42,11 @@ impl Store {
     /// [`blocked`](Self::blocked) included.
     pub(crate) async fn open_scan(&self) -> Result<(), Error> {
         let outbox = self.table.quoted();
-        // As long as the statement takes is as long as the broker takes.
+        // As long as the statement takes is as long as the broker takes. A bitmap scan would visit
+        // all rows that were marked since the last vacuum, each time.
         let begin = format!(
             "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL statement_timeout = 0;
+             SET LOCAL enable_bitmapscan = off;
              LOCK TABLE {outbox} IN ACCESS SHARE MODE"
         );
         self.client().batch_execute(&begin).await.map_err(Error::sql(DOING))
