@@ -34,8 +34,9 @@ use uuid::Uuid;
 
 use self::broker::{Flying, Packet, Stored as Message, Taking};
 use self::database::Written;
+pub(in crate::engine) use self::database::failure;
 use self::sessions::{engine, publishing};
-use self::table::Table;
+pub(in crate::engine) use self::table::Table;
 use super::*;
 
 const SYSTEM: u64 = 7;
@@ -184,7 +185,7 @@ impl World {
     fn new(seed: u64, faults: Faults) -> Self {
         let mut rng = Rng::seed_from_u64(seed);
         let old = rng.random_range(0..6);
-        let (lsn, mut table) = (100, Table::new());
+        let (lsn, mut table) = (100, Table::new(faults.by_watermark));
         table.begin_epoch(Lsn(lsn));
         let written = Written { end: Lsn(lsn), place: None };
         let publishing =

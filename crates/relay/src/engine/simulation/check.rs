@@ -10,7 +10,7 @@ use crate::engine::{Mode, Settled};
 impl World {
     /// Whether a route drops the event.
     pub(super) fn is_filtered(&self, id: u128) -> bool {
-        self.faults.poison && id.is_multiple_of(5)
+        self.faults.poison && is_dropped(id)
     }
 
     pub(super) fn check_resolved(&mut self, settled: Settled) {
@@ -107,4 +107,9 @@ impl World {
         }
         keys
     }
+}
+
+/// Where routes drop events, these are dropped.
+pub(super) fn is_dropped(id: u128) -> bool {
+    id.is_multiple_of(5)
 }

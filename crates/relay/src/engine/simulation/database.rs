@@ -1,16 +1,17 @@
 //! PostgreSQL, and the jobs that reach it: what they do there, and what comes of them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use pgoutput::Lsn;
 use rand::RngExt;
 use uuid::Uuid;
 
+use super::check::is_dropped;
 use super::{MAX_ATTEMPTS, World};
 use crate::engine::{
     Effect, Found, Marked, Notice, Outcome, Parked, Place, RowOfDead, ScanMarks, ScanRead,
-    SlotHealth, Swept, Verdict,
+    SlotHealth, Verdict,
 };
 
 /// Rows of a scan at a time.
@@ -247,27 +248,14 @@ impl World {
 
     fn carry_out(&mut self, found: Found, verdict: &Verdict, seeks: bool) -> Outcome {
         assert!(seeks || verdict.unlogged.is_empty(), "published without the stream being read");
-        let (mut marked, mut unlogged) = (0, 0);
-        let resolved = verdict.settled.iter().map(|it| it.id);
-        for id in resolved.chain(verdict.trusted.iter().copied()) {
-            marked += self.mark_swept(id.as_u128());
+        let (stored, filtered) = (self.stored_ids.clone(), self.faults.poison);
+        let is_published = |id: u128| stored.contains(&id) || filtered && is_dropped(id);
+        let in_stream: HashSet<u128> = self.ids_in_stream().collect();
+        let is_in_stream = |id: u128| in_stream.contains(&id);
+        for id in verdict.unlogged.iter().map(Uuid::as_u128).filter(|id| !is_in_stream(*id)) {
+            assert!(self.unlogged.contains(&id), "{id} passed the log");
         }
-        for id in verdict.unlogged.iter().map(Uuid::as_u128) {
-            if self.is_in_stream(id) {
-                marked += self.mark_swept(id);
-            } else if self.table.leave_to_scanner(id) {
-                assert!(self.unlogged.contains(&id), "{id} passed the log");
-                unlogged += 1;
-            }
-        }
-        Outcome::Swept(Some(Swept { found, marked, unlogged, suspected: verdict.suspected }))
-    }
-
-    fn mark_swept(&mut self, id: u128) -> u64 {
-        let is_done = self.stored_ids.contains(&id) || self.is_filtered(id);
-        assert!(is_done, "row {id} is marked and not published");
-        let row = self.table.rows.get_mut(&id);
-        row.map_or(0, |row| u64::from(!std::mem::replace(&mut row.is_marked, true)))
+        Outcome::Swept(Some(self.table.carry_out(found, verdict, is_published, is_in_stream)))
     }
 
     fn marks_of(&self, ids: &[Uuid]) -> HashMap<Uuid, Option<u64>> {
@@ -296,7 +284,7 @@ impl World {
     pub(super) fn others(&mut self) {
         match self.rng.random_range(0..3) {
             0 => {
-                let hidden = self.table.hidden();
+                let hidden = self.table.hidden().next();
                 self.table.show(Some(hidden.unwrap_or_default()));
             }
             1 if self.faults.locks => self.lock_some(),
@@ -335,7 +323,7 @@ impl World {
 }
 
 /// What is told of a statement of which nobody knows whether it was executed.
-fn failure(effect: &Effect) -> Option<Outcome> {
+pub(in crate::engine) fn failure(effect: &Effect) -> Option<Outcome> {
     match effect {
         Effect::Mark { statement, .. } => {
             Some(Outcome::Marked { statement: *statement, marked: None })

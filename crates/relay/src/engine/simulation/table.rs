@@ -5,22 +5,30 @@ use std::collections::{BTreeMap, HashSet};
 use pgoutput::Lsn;
 use uuid::Uuid;
 
-use crate::engine::{Age, Found, Pass, ScanRange, Settled, SweepRange, Unmarked, Watermark};
+use crate::engine::{
+    Age, Found, Pass, ScanRange, Settled, SweepRange, Swept, Unmarked, Verdict, Watermark,
+};
 
 /// Rows of this transaction came back to the outbox, for the scanner.
 const CAME_BACK: u64 = 3;
 
 #[derive(Debug, Clone)]
-pub(super) struct Row {
-    pub(super) transaction: u64,
-    pub(super) is_visible: bool,
-    pub(super) is_marked: bool,
+pub(in crate::engine) struct Row {
+    pub(in crate::engine) transaction: u64,
+    pub(in crate::engine) is_visible: bool,
+    pub(in crate::engine) is_marked: bool,
     /// Somebody has it locked.
-    pub(super) is_locked: bool,
+    pub(in crate::engine) is_locked: bool,
     /// Its mark, or its removal, is owed: nobody looks at it.
-    pub(super) is_owed: bool,
+    pub(in crate::engine) is_owed: bool,
     /// A route drops its event.
-    pub(super) is_dropped: bool,
+    pub(in crate::engine) is_dropped: bool,
+}
+
+impl Row {
+    pub(in crate::engine) fn is_left_to_scanner(&self) -> bool {
+        self.transaction == CAME_BACK
+    }
 }
 
 /// What a snapshot saw, by the text that stands for it.
@@ -33,22 +41,25 @@ struct Snapshot {
 }
 
 #[derive(Debug, Clone)]
-pub(super) struct Table {
-    pub(super) rows: BTreeMap<u128, Row>,
-    pub(super) next_transaction: u64,
+pub(in crate::engine) struct Table {
+    pub(in crate::engine) rows: BTreeMap<u128, Row>,
+    pub(in crate::engine) next_transaction: u64,
+    /// The watermark is the only mark: rows stay as they are.
+    by_watermark: bool,
     snapshots: Vec<Snapshot>,
     /// What the slot does not bring.
     start: usize,
     /// What a next session goes by.
-    pub(super) watermark: Option<Watermark>,
-    pub(super) swept: Option<Watermark>,
+    pub(in crate::engine) watermark: Option<Watermark>,
+    pub(in crate::engine) swept: Option<Watermark>,
 }
 
 impl Table {
-    pub(super) fn new() -> Self {
+    pub(in crate::engine) fn new(by_watermark: bool) -> Self {
         Self {
             rows: BTreeMap::new(),
             next_transaction: 10,
+            by_watermark,
             snapshots: Vec::new(),
             start: 0,
             watermark: None,
@@ -57,12 +68,18 @@ impl Table {
     }
 
     /// A transaction's number.
-    pub(super) fn begin(&mut self) -> u64 {
+    pub(in crate::engine) fn begin(&mut self) -> u64 {
         self.next_transaction += 1;
         self.next_transaction - 1
     }
 
-    pub(super) fn insert(&mut self, id: u128, transaction: u64, is_visible: bool, dropped: bool) {
+    pub(in crate::engine) fn insert(
+        &mut self,
+        id: u128,
+        transaction: u64,
+        is_visible: bool,
+        dropped: bool,
+    ) {
         let row = Row {
             transaction,
             is_visible,
@@ -75,13 +92,13 @@ impl Table {
     }
 
     /// A row comes back to the outbox.
-    pub(super) fn come_back(&mut self, id: u128, is_dropped: bool) {
+    pub(in crate::engine) fn come_back(&mut self, id: u128, is_dropped: bool) {
         self.insert(id, CAME_BACK, true, is_dropped);
     }
 
     /// The slot is created where the log ends: it brings nothing that `is_logged` does not hold for.
     /// What is hidden has committed all the same, as the slot goes by the log.
-    pub(super) fn begin_epoch(&mut self, log_end: Lsn) {
+    pub(in crate::engine) fn begin_epoch(&mut self, log_end: Lsn) {
         let visible = self.rows.keys().copied().collect();
         let (oldest_running, end) = (self.next_transaction, self.next_transaction);
         self.snapshots.push(Snapshot { oldest_running, end, visible });
@@ -91,25 +108,25 @@ impl Table {
     }
 
     /// All that was hidden becomes visible, of one transaction or of all.
-    pub(super) fn show(&mut self, transaction: Option<u64>) {
+    pub(in crate::engine) fn show(&mut self, transaction: Option<u64>) {
         for row in self.rows.values_mut() {
             row.is_visible |= transaction.is_none_or(|it| it == row.transaction);
         }
     }
 
-    pub(super) fn hidden(&self) -> Option<u64> {
-        self.rows.values().filter(|it| !it.is_visible).map(|it| it.transaction).next()
+    /// Transactions that are not visible yet, by row.
+    pub(in crate::engine) fn hidden(&self) -> impl Iterator<Item = u64> {
+        self.rows.values().filter(|it| !it.is_visible).map(|it| it.transaction)
     }
 
-    pub(super) fn has_hidden_before_slot(&self) -> bool {
+    pub(in crate::engine) fn has_hidden_before_slot(&self) -> bool {
         let start = &self.snapshots[self.start];
         self.rows.iter().any(|(id, it)| !it.is_visible && start.visible.contains(id))
     }
 
-    pub(super) fn take_watermark(&mut self, log_end: u64) -> Watermark {
-        let hidden = self.rows.values().filter(|it| !it.is_visible).map(|it| it.transaction);
+    pub(in crate::engine) fn take_watermark(&mut self, log_end: u64) -> Watermark {
         let snapshot = Snapshot {
-            oldest_running: hidden.min().unwrap_or(self.next_transaction),
+            oldest_running: self.hidden().min().unwrap_or(self.next_transaction),
             end: self.next_transaction,
             visible: self.rows.iter().filter(|(_, it)| it.is_visible).map(|(id, _)| *id).collect(),
         };
@@ -122,7 +139,7 @@ impl Table {
     }
 
     /// Stores a watermark.
-    pub(super) fn store(&mut self, pass: &Pass) -> Found {
+    pub(in crate::engine) fn store(&mut self, pass: &Pass) -> Found {
         let transaction = self.begin();
         self.watermark = Some(pass.watermark.clone());
         self.swept.clone_from(&pass.swept);
@@ -131,7 +148,7 @@ impl Table {
     }
 
     /// Rows of the log that the watermark covers and that are not marked.
-    pub(super) fn unmarked(&self, pass: &Pass) -> Vec<Unmarked> {
+    pub(in crate::engine) fn unmarked(&self, pass: &Pass) -> Vec<Unmarked> {
         let (start, snapshot) = (&self.snapshots[self.start], self.seen_by(&pass.watermark));
         let swept = pass.swept.as_ref().map(|it| self.seen_by(it));
         let age = |row: &Row, id: &u128| match swept {
@@ -145,7 +162,8 @@ impl Table {
             let is_young = swept.is_none_or(|swept| it.transaction >= swept.oldest_running);
             let is_in_range = pass.range == SweepRange::Whole || is_young;
             let is_of_log = it.transaction != CAME_BACK && !start.visible.contains(id);
-            let is_open = is_of_log && !it.is_marked && !it.is_owed && it.is_visible;
+            let is_open =
+                is_of_log && !self.by_watermark && !it.is_marked && !it.is_owed && it.is_visible;
             is_open && is_in_range && snapshot.visible.contains(id)
         };
         let unmarked = |(id, row): (&u128, &Row)| Unmarked {
@@ -157,7 +175,7 @@ impl Table {
     }
 
     /// What the log does not bring and is not marked, in the order of insertion.
-    pub(super) fn unpublished(&self, range: ScanRange) -> Vec<u128> {
+    pub(in crate::engine) fn unpublished(&self, range: ScanRange) -> Vec<u128> {
         let start = &self.snapshots[self.start];
         let is_old = |id: &u128, it: &Row| match range {
             ScanRange::Whole => it.transaction == CAME_BACK || start.visible.contains(id),
@@ -171,7 +189,7 @@ impl Table {
 
     /// Marks rows, and owes the marks of those that are locked: returns how many were marked, how
     /// many are owed, and of which events no row is to be seen.
-    pub(super) fn mark(&mut self, published: &[Settled]) -> (u64, u64, Vec<Settled>) {
+    pub(in crate::engine) fn mark(&mut self, published: &[Settled]) -> (u64, u64, Vec<Settled>) {
         let (mut marked, mut owed, mut without_row) = (0, 0, Vec::new());
         for settled in published {
             match self.rows.get_mut(&settled.id.as_u128()).filter(|it| it.is_visible) {
@@ -191,7 +209,7 @@ impl Table {
     }
 
     /// Marks what was locked and is not any more, or removes it. Returns how much is left.
-    pub(super) fn make_up(&mut self, dead: impl Fn(u128) -> bool) -> u64 {
+    pub(in crate::engine) fn make_up(&mut self, dead: impl Fn(u128) -> bool) -> u64 {
         self.rows.retain(|id, it| !(it.is_owed && !it.is_locked && dead(*id)));
         for row in self.rows.values_mut().filter(|it| it.is_owed && !it.is_locked) {
             (row.is_marked, row.is_owed) = (true, false);
@@ -199,7 +217,35 @@ impl Table {
         self.rows.values().filter(|it| it.is_owed).count() as u64
     }
 
-    pub(super) fn leave_to_scanner(&mut self, id: u128) -> bool {
+    /// Does what a verdict says: marks what is in the stream, and leaves the rest to the scanner.
+    pub(in crate::engine) fn carry_out(
+        &mut self,
+        found: Found,
+        verdict: &Verdict,
+        is_published: impl Fn(u128) -> bool,
+        is_in_stream: impl Fn(u128) -> bool,
+    ) -> Swept {
+        let (mut marked, mut unlogged) = (0, 0);
+        let resolved = verdict.settled.iter().map(|it| it.id);
+        for id in resolved.chain(verdict.trusted.iter().copied()) {
+            assert!(is_published(id.as_u128()), "row {id} is marked and not published");
+            marked += self.mark_one(id.as_u128());
+        }
+        for id in verdict.unlogged.iter().map(Uuid::as_u128) {
+            match is_in_stream(id) {
+                true => marked += self.mark_one(id),
+                false => unlogged += u64::from(self.leave_to_scanner(id)),
+            }
+        }
+        Swept { found, marked, unlogged, suspected: verdict.suspected }
+    }
+
+    fn mark_one(&mut self, id: u128) -> u64 {
+        let row = self.rows.get_mut(&id);
+        row.map_or(0, |row| u64::from(!std::mem::replace(&mut row.is_marked, true)))
+    }
+
+    fn leave_to_scanner(&mut self, id: u128) -> bool {
         let row = self.rows.get_mut(&id).filter(|it| !it.is_marked);
         row.map(|it| it.transaction = CAME_BACK).is_some()
     }

@@ -50,9 +50,9 @@ impl World {
         stored.filter(|it| it.commit_lsn >= from).collect()
     }
 
-    /// Whether the stream still has the event.
-    pub(super) fn is_in_stream(&self, id: u128) -> bool {
-        self.stream.iter().skip(self.purged).any(|it| it.id == Some(id))
+    /// Events that the stream still has.
+    pub(super) fn ids_in_stream(&self) -> impl Iterator<Item = u128> {
+        self.stream.iter().skip(self.purged).filter_map(|it| it.id)
     }
 
     pub(super) fn sequence_of(&self, id: u128) -> Option<u64> {
