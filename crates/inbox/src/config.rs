@@ -1,22 +1,7 @@
 use std::time::Duration;
 
 use crate::Error;
-
-/// How long to wait between attempts: a random time up to `first`, then up to twice that, and so
-/// on, but never beyond `max`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Backoff {
-    /// The longest pause after the first failure: 1 s.
-    pub first: Duration,
-    /// The longest pause of all: 5 min. Also caps what a handler asks for.
-    pub max: Duration,
-}
-
-impl Default for Backoff {
-    fn default() -> Self {
-        Self { first: Duration::from_secs(1), max: Duration::from_secs(300) }
-    }
-}
+use crate::engine::Backoff;
 
 /// What an inbox needs to know, beside its connections.
 #[derive(Debug, Clone)]

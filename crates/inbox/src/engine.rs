@@ -1,5 +1,6 @@
 //! What to do next, without I/O and without a clock: lanes, retries, pauses, the role.
 
+mod backoff;
 mod breaker;
 mod capacity;
 mod lanes;
@@ -15,6 +16,7 @@ pub(crate) mod seeds;
 #[cfg(test)]
 mod simulation;
 
+pub use backoff::Backoff;
 pub(crate) use breaker::{Breaker, Convicted, Trouble, TroubleKind};
 pub(crate) use capacity::{Capacity, Full, LEFT_MAX};
 pub(crate) use lanes::{Delivered, Ending, Item, Lanes, Load, Offered, Path};

@@ -5,8 +5,9 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::{Backoff, Config};
+use crate::config::Config;
 use crate::connection::{BoxError, Connect, ConnectNats, Connection};
+use crate::engine::Backoff;
 use crate::nats::durable_consumer;
 use crate::worker::leased::{self, UnderLeases};
 use crate::worker::transactional::InTransactions;

@@ -52,11 +52,11 @@ mod record;
 mod status;
 mod worker;
 
-pub use config::Backoff;
 pub use connection::{BoxError, Connection};
 pub use dead_letters::{
     Backlog, DeadLetter, DeadLetterDetail, DeadLetters, Holder, Marked, Overview, Selection,
 };
+pub use engine::Backoff;
 pub use error::Error;
 pub use handler::{Delivery, LeasedHandler, TransactionalHandler, Verdict};
 pub use inbox::{Builder, Inbox, Leased, Transactional};

@@ -28,6 +28,7 @@
 //!   of the window's length.
 
 mod backfill;
+mod backoff;
 mod breaker;
 mod checkpoint;
 mod effect;
@@ -55,6 +56,7 @@ use pgoutput::Lsn;
 
 pub(crate) use self::backfill::{Backfill, ScanRanges};
 use self::backfill::{ScanNotice, Scene};
+pub(crate) use self::backoff::Backoff;
 pub(crate) use self::checkpoint::Checkpoint;
 pub(crate) use self::effect::{
     Age, Effect, Effects, End, Found, OpenScan, Pass, ReadScan, ScanRange, Statement, SweepRange,
@@ -78,7 +80,7 @@ pub(crate) use self::slot_watch::SlotNotice;
 use self::slot_watch::SlotWatch;
 pub(crate) use self::tail_messages::{Stored, Tail, TailMessage};
 pub(crate) use self::window::{
-    LastPosition, Limits, Origin, Outgoing, PAUSE_MAX, Tried, Unpublished,
+    LastPosition, Limits, Origin, Outgoing, Tried, Unpublished,
 };
 use crate::status::SlotStatus;
 

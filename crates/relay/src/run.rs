@@ -11,6 +11,7 @@ use tracing::{error, info, warn};
 
 use crate::config::{Config, Mode, OnWalLimit};
 use crate::describe;
+use crate::engine::Backoff;
 use crate::error::Error;
 use crate::nats::{NatsLink, has_ended, leave_server};
 use crate::polling::Poll;
@@ -18,10 +19,6 @@ use crate::postgres::{Opening, Store, answered};
 use crate::reporter::Reporter;
 use crate::session::Session;
 use crate::status::{Role, Status};
-
-/// Between two sessions, doubled while they fail at once.
-const PAUSE_MIN: Duration = Duration::from_millis(100);
-const PAUSE_MAX: Duration = Duration::from_secs(10);
 
 /// A session that lasted longer was a success.
 const SESSION_GOOD_AFTER: Duration = Duration::from_secs(10);
@@ -70,7 +67,7 @@ pub async fn run(
     let config = Arc::new(config);
     let mut reporter = Reporter::new(status);
     let mut client = None;
-    let mut pause = PAUSE_MIN;
+    let mut failures = 0;
     loop {
         let started = Instant::now();
         let error = match session(&config, &mut client, once, &stop, &mut reporter).await {
@@ -93,8 +90,10 @@ pub async fn run(
             }
         };
         if started.elapsed() > SESSION_GOOD_AFTER {
-            pause = PAUSE_MIN;
+            failures = 0;
         }
+        failures += 1;
+        let pause = Backoff::SESSION.after(failures);
         // It would never connect again.
         client = client.filter(|(client, _)| !has_ended(client));
         if let (Error::JetStream { .. }, Some((client, _))) = (&error, &client)
@@ -108,7 +107,6 @@ pub async fn run(
         if let Err(error) = relieve(&config).await {
             warn!(error = describe(&error), "could not look at what the slot keeps");
         }
-        pause = (pause * 2).min(PAUSE_MAX);
         tokio::select! {
             () = tokio::time::sleep(wait) => {}
             () = stop.cancelled() => {}

@@ -19,8 +19,8 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use super::backoff::Backoff;
 use super::lanes::{Item, Lanes};
-use crate::config::Backoff;
 use crate::message::MessageId;
 
 /// Failures in a row after which the consumer is paused: the second one may not be an accident.
@@ -80,8 +80,8 @@ enum Phase {
 #[derive(Debug)]
 pub(crate) struct Breaker {
     phase: Phase,
-    first: Duration,
-    max: Duration,
+    /// Of the probes.
+    backoff: Backoff,
     /// In a row, probes and those that were under way.
     failures: u32,
     trouble: Option<(TroubleKind, String)>,
@@ -107,8 +107,7 @@ impl Breaker {
     pub(crate) fn new(backoff: Backoff) -> Self {
         Self {
             phase: Phase::Closed,
-            first: backoff.first,
-            max: backoff.max * 2,
+            backoff: Backoff { max: backoff.max * 2, ..backoff },
             failures: 0,
             trouble: None,
             failing: HashMap::new(),
@@ -194,9 +193,9 @@ impl Breaker {
             Phase::Open { .. } => self.failures = self.failures.max(2),
             Phase::Closed | Phase::HalfOpen { .. } => {
                 self.failures += 1;
-                let doublings = self.failures.saturating_sub(OUTAGE_MIN).min(31);
-                let bound = self.first.saturating_mul(1 << doublings).min(self.max);
-                let pause = bound.mul_f64(chance).max(after.unwrap_or_default().min(self.max));
+                let bound = self.backoff.after(self.failures.saturating_sub(OUTAGE_MIN) + 1);
+                let asked = after.unwrap_or_default().min(self.backoff.max);
+                let pause = bound.mul_f64(chance).max(asked);
                 self.phase = Phase::Open { until: now + pause };
             }
         }

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
+use super::backoff::Backoff;
 use super::seeds::seeds;
 use super::simulation::delivered;
 use super::{Breaker, Ending, Item, Lanes, Path, Trouble, TroubleKind};
-use crate::config::Backoff;
 
 const SEEDS: u64 = 100;
 const EVENTS: u64 = 120;

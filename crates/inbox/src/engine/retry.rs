@@ -1,8 +1,8 @@
 use std::time::Duration;
 
+use super::backoff::Backoff;
 use super::breaker::{Trouble, TroubleKind};
 use crate::Verdict;
-use crate::config::Backoff;
 use crate::record::Cause;
 
 /// What is done about a verdict.
@@ -23,7 +23,8 @@ pub(crate) enum Decision {
     GiveBack(Trouble),
 }
 
-/// `attempts` is how many were started, this one included; `chance` is a random number in `0..1`.
+/// `attempts` is how many were started, this one included; `chance` is a random number in `0..1`:
+/// the part of the delay that is waited, so that what failed together does not come back together.
 pub(crate) fn decide(
     verdict: Verdict,
     attempts: u32,
@@ -46,17 +47,8 @@ pub(crate) fn decide(
     if attempts >= max_attempts {
         return Decision::Park { cause: Cause::MaxAttempts, reason };
     }
-    let delay = after.unwrap_or_else(|| backoff.pause(attempts, chance)).min(backoff.max);
+    let delay = after.unwrap_or_else(|| backoff.after(attempts).mul_f64(chance)).min(backoff.max);
     Decision::Fail { reason, delay }
-}
-
-impl Backoff {
-    /// Full jitter: anything up to the limit, so that what failed together does not come back
-    /// together.
-    fn pause(self, attempts: u32, chance: f64) -> Duration {
-        let doublings = attempts.saturating_sub(1).min(31);
-        self.first.saturating_mul(1 << doublings).min(self.max).mul_f64(chance)
-    }
 }
 
 #[cfg(test)]
@@ -79,8 +71,9 @@ mod tests {
         for (attempts, millis) in [(1, 500), (2, 1000), (3, 2000), (4, 4000)] {
             check(Verdict::retry("busy"), attempts, fail("busy", millis));
         }
-        assert_eq!(BACKOFF.pause(5, 0.5), Duration::from_secs(5));
-        assert_eq!(BACKOFF.pause(u32::MAX, 0.999), Duration::from_millis(9990));
+        let fail = decide(Verdict::retry("busy"), 5, 6, BACKOFF, 0.999);
+        let delay = Duration::from_millis(9990);
+        assert_eq!(fail, Decision::Fail { reason: "busy".into(), delay });
     }
 
     #[test]

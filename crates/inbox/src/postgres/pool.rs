@@ -7,11 +7,9 @@ use tracing::{info, warn};
 
 use crate::Error;
 use crate::connection::Connect;
+use crate::engine::Backoff;
 use crate::error::describe;
 use crate::postgres::store::{Scope, Store};
-
-const PAUSE_MIN: Duration = Duration::from_millis(100);
-const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// How long opening a connection and preparing the statements may take.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
@@ -37,14 +35,14 @@ impl Pool {
     /// A connection that worked when it was used last. Waits for the database for as long as it
     /// takes.
     pub(crate) async fn get(&self) -> Store {
-        let mut pause = PAUSE_MIN;
+        let mut failures = 0_u32;
         loop {
             match self.try_get().await {
                 Ok(store) => return store,
                 Err(error) => self.note_trouble(&error),
             }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(PAUSE_MAX);
+            failures = failures.saturating_add(1);
+            tokio::time::sleep(Backoff::DATABASE.after(failures)).await;
         }
     }
 

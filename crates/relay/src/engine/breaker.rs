@@ -13,13 +13,8 @@ use std::time::Duration;
 use rand::rngs::Xoshiro256PlusPlus as Rng;
 use rand::{RngExt, SeedableRng};
 
+use crate::engine::backoff::Backoff;
 use crate::status::BreakerState;
-
-/// The longest first pause; doubled with every failure in a row.
-const PAUSE_MIN: Duration = Duration::from_secs(1);
-
-/// The longest pause of all.
-const PAUSE_MAX: Duration = Duration::from_mins(10);
 
 /// A failure after this much peace may be an accident: it is tried again at once.
 const PEACE: Duration = Duration::from_secs(1);
@@ -58,9 +53,9 @@ impl Breaker {
             self.failures = 1;
             return;
         }
-        let bound = PAUSE_MIN.saturating_mul(1 << self.failures.saturating_sub(1).min(16));
+        let bound = Backoff::BROKER.after(self.failures.max(1));
         self.failures += 1;
-        self.until = now + bound.min(PAUSE_MAX).mul_f64(self.random.random_range(0.0..=1.0));
+        self.until = now + bound.mul_f64(self.random.random_range(0.0..=1.0));
         self.opened += u64::from(self.state == BreakerState::Closed);
         self.state = BreakerState::Open;
     }
@@ -146,10 +141,10 @@ mod tests {
                 breaker.attempt();
             }
         }
-        for failure in 0..16 {
-            let bound = PAUSE_MAX.min(PAUSE_MIN * (1 << failure));
-            assert!(longest[failure] <= bound && longest[failure] > bound.mul_f64(0.95));
-            assert!(shortest[failure] < bound.mul_f64(0.05), "no jitter");
+        for (failures, (longest, shortest)) in (1..).zip(longest.into_iter().zip(shortest)) {
+            let bound = Backoff::BROKER.after(failures);
+            assert!(longest <= bound && longest > bound.mul_f64(0.95));
+            assert!(shortest < bound.mul_f64(0.05), "no jitter");
         }
     }
 }

@@ -17,12 +17,7 @@ use std::time::Duration;
 
 use pgoutput::Lsn;
 
-/// How often the position is written down while it matters.
-const PAUSE_MIN: Duration = Duration::from_millis(250);
-
-/// How often while next to nothing happens. Each writing is itself something in the log to be
-/// confirmed: without this, an idle relay would keep an idle server busy.
-const PAUSE_MAX: Duration = Duration::from_secs(5);
+use crate::engine::backoff::Backoff;
 
 /// So much log is kept for knowing how far the stream had got, where that cannot be said of now.
 const KEPT_BYTES: u64 = 64 << 20;
@@ -39,7 +34,8 @@ pub(crate) struct Checkpoint {
     /// What is being written down: up to where everything is resolved, and how many events were.
     writing: Option<(Lsn, u64)>,
     written_at: Option<Duration>,
-    pause: Duration,
+    /// How often in a row the position was written down while next to nothing had happened.
+    idle: u32,
     /// Events resolved when the position was last written down, and when its writing was begun.
     written: u64,
     resolved: u64,
@@ -55,7 +51,7 @@ impl Checkpoint {
             confirmed: Lsn::ZERO,
             writing: None,
             written_at: None,
-            pause: PAUSE_MIN,
+            idle: 0,
             written: 0,
             resolved: 0,
             next_to_nothing_bytes: NEXT_TO_NOTHING_BYTES * u64::from(shards),
@@ -106,14 +102,15 @@ impl Checkpoint {
             return false;
         }
         let matters = events != self.resolved || beyond > self.next_to_nothing_bytes;
-        let pause = if matters { PAUSE_MIN } else { self.pause };
+        let idle = if matters { 0 } else { self.idle };
+        let pause = Backoff::CHECKPOINT.after(idle.saturating_add(1));
         if self.written_at.is_some_and(|at| now.saturating_sub(at) < pause) {
             return false;
         }
         if !self.keeps_place(events) && beyond < KEPT_BYTES && !has_place() {
             return false;
         }
-        self.pause = if matters { PAUSE_MIN } else { (self.pause * 2).min(PAUSE_MAX) };
+        self.idle = if matters { 0 } else { idle.saturating_add(1) };
         self.writing = Some((resolved_before, events));
         (self.written_at, self.resolved) = (Some(now), events);
         true

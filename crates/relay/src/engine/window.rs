@@ -8,6 +8,8 @@ use outbox::Event;
 use pgoutput::Lsn;
 use uuid::Uuid;
 
+use crate::engine::backoff::Backoff;
+
 /// How much may be unresolved at a time. Both are reached softly: one event may overshoot bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
@@ -72,12 +74,9 @@ impl Tried {
     pub(crate) fn from_row(attempts: Option<i32>, due_seconds: Option<f64>) -> Self {
         let attempts = attempts.and_then(|it| u32::try_from(it).ok()).unwrap_or(0);
         let pause = Duration::try_from_secs_f64(due_seconds.unwrap_or(0.0).max(0.0));
-        Self { attempts, pause: pause.unwrap_or_default().min(PAUSE_MAX) }
+        Self { attempts, pause: pause.unwrap_or_default().min(Backoff::EVENT.max) }
     }
 }
-
-/// An event is tried again after so long at the latest.
-pub(crate) const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// Why an event has no subject.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -16,6 +16,7 @@ use tracing::{debug, info, warn};
 use url::Url;
 
 use crate::connect_error::Error;
+use crate::engine::Backoff;
 use crate::tls::install_crypto_provider;
 use crate::tls::{self, Identity};
 
@@ -28,9 +29,6 @@ const PING_INTERVAL: Duration = Duration::from_secs(5);
 const CLIENT_CAPACITY: usize = 4096;
 /// Messages waiting for a subscriber. Beyond that they are dropped, so it exceeds any window.
 const SUBSCRIPTION_CAPACITY: usize = 65_536;
-/// The bounds of the wait before another attempt to reconnect.
-const RECONNECT_DELAY_MIN: Duration = Duration::from_millis(25);
-const RECONNECT_DELAY_MAX: Duration = Duration::from_secs(1);
 
 const DEFAULT_PORT: u16 = 4222;
 
@@ -349,18 +347,12 @@ fn elsewhere() -> impl Fn(&[Server], &ServerInfo) -> Option<ReconnectToServer> {
     }
 }
 
-/// Grows to [`RECONNECT_DELAY_MAX`], less up to half of it at random, so that the relays of a
+/// As [`Backoff::NATS`] says, less up to half of it at random, so that the relays of a
 /// restarted server do not come back all at once.
 fn reconnect_delay(attempt: usize) -> Duration {
     // The first attempt after start or loss is immediate.
-    let Some(doublings) = attempt.checked_sub(2) else {
-        return Duration::ZERO;
-    };
-    let doublings = u32::try_from(doublings).unwrap_or(u32::MAX);
-    let delay = RECONNECT_DELAY_MIN
-        .saturating_mul(2_u32.saturating_pow(doublings))
-        .min(RECONNECT_DELAY_MAX);
-    delay.mul_f64(rand::random_range(0.5..=1.0))
+    let failures = u32::try_from(attempt.saturating_sub(1)).unwrap_or(u32::MAX);
+    Backoff::NATS.after(failures).mul_f64(rand::random_range(0.5..=1.0))
 }
 
 fn observe(link: &watch::Sender<NatsLink>, servers: &str, event: &Event) {

@@ -1,23 +1,21 @@
 //! The consumer's acknowledgement floor.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-/// After so long without a later acknowledgement floor those behind it are looked up; then after
-/// twice as long, and so on: mostly an event is failing there.
-const FLOOR_PAUSE_MIN: Duration = Duration::from_secs(20);
-const FLOOR_PAUSE_MAX: Duration = Duration::from_secs(600);
+use crate::engine::Backoff;
 
 /// Up to where the broker has every acknowledgement.
 pub(super) struct Floor {
     seq: u64,
     /// Since it was there, or what is behind it was looked up.
     since: Instant,
-    pause: Duration,
+    /// How often it was looked up, and this once.
+    looks: u32,
 }
 
 impl Floor {
     pub(super) fn new(seq: u64) -> Self {
-        Self { seq, since: Instant::now(), pause: FLOOR_PAUSE_MIN }
+        Self { seq, since: Instant::now(), looks: 1 }
     }
 
     /// Whether it has been there for so long that what is behind it is to be looked up now.
@@ -25,10 +23,9 @@ impl Floor {
         if self.seq != seq {
             *self = Self::new(seq);
         }
-        let is_stuck = self.since.elapsed() >= self.pause;
+        let is_stuck = self.since.elapsed() >= Backoff::FLOOR.after(self.looks);
         if is_stuck {
-            let pause = (self.pause * 2).min(FLOOR_PAUSE_MAX);
-            *self = Self { pause, ..Self::new(seq) };
+            *self = Self { looks: self.looks.saturating_add(1), ..Self::new(seq) };
         }
         is_stuck
     }

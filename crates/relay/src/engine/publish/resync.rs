@@ -7,6 +7,7 @@ use pgoutput::Lsn;
 use uuid::Uuid;
 
 use super::{Link, Publishing};
+use crate::engine::backoff::Backoff;
 use crate::engine::messages::{Mode, Request};
 use crate::engine::tail_messages::{Seen, Tail};
 use crate::engine::window::{LastPosition, Stage};
@@ -23,10 +24,7 @@ const RESYNC_DELAY_MAX: Duration = Duration::from_secs(5);
 impl Publishing {
     /// Doubles with every resync that brought nothing; the first is free.
     pub(super) fn pause(&self, unit: Duration) -> Duration {
-        match self.link.fruitless_resyncs {
-            0 => Duration::ZERO,
-            n => (unit * (1 << n.min(16))).min(RESYNC_DELAY_MAX),
-        }
+        Backoff::new(2 * unit, RESYNC_DELAY_MAX).after(self.link.fruitless_resyncs)
     }
 
     /// Forgets what was sent and asks what the stream has (go-back-N).

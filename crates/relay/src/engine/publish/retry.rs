@@ -3,13 +3,9 @@
 use std::time::Duration;
 
 use super::{Link, Publishing, Refusal};
+use crate::engine::backoff::Backoff;
 use crate::engine::messages::{Mode, Request};
-use crate::engine::window::{PAUSE_MAX, Stage, Tried};
-
-/// Between two attempts, doubled each time. Ten attempts take 21 s: in fenced mode everything
-/// waits for them, since nothing may overtake; less than it takes to be called unready (30 s), and
-/// enough for whoever is just changing the stream.
-const PAUSE_MIN: Duration = Duration::from_millis(100);
+use crate::engine::window::{Stage, Tried};
 
 /// Subjects that were given up on are remembered, so that many events of one subject hold the others
 /// up once and not one after the other. Beyond this many the oldest knowledge is not worth keeping.
@@ -71,7 +67,7 @@ impl Publishing {
             return;
         }
         let attempts = entry.attempts;
-        let pause = (PAUSE_MIN * (1 << (attempts - 1).min(16))).min(PAUSE_MAX);
+        let pause = Backoff::EVENT.after(attempts);
         let id = entry.outgoing.event.id;
         (entry.stage, entry.not_before) = (Stage::Deferred, self.now + pause);
         self.turn.next = self.turn.next.min(index);

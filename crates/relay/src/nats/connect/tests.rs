@@ -106,9 +106,9 @@ fn reconnecting_starts_at_once_and_slows_down_to_a_second() {
     assert_eq!(reconnect_delay(1), Duration::ZERO);
     for attempt in 2..200 {
         let delay = reconnect_delay(attempt);
-        assert!(delay >= RECONNECT_DELAY_MIN / 2 && delay <= RECONNECT_DELAY_MAX, "{delay:?}");
+        assert!(delay >= Backoff::NATS.first / 2 && delay <= Backoff::NATS.max, "{delay:?}");
     }
-    assert!(reconnect_delay(usize::MAX) >= RECONNECT_DELAY_MAX / 2);
+    assert!(reconnect_delay(usize::MAX) >= Backoff::NATS.max / 2);
 }
 
 #[test]

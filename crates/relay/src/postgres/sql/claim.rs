@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use super::mark::{NOT_MARKED, not_owed};
 use super::{ScannedRow, Store};
-use crate::engine::PAUSE_MAX;
+use crate::engine::Backoff;
 use crate::error::Error;
 use crate::postgres::columns;
 use crate::postgres::rows::scanned_columns;
@@ -57,7 +57,7 @@ impl Store {
              )
              SELECT id FROM oldest JOIN locked USING (key) ORDER BY seq LIMIT {limit}",
             kind = name(Column::AggregateType),
-            pause_max = PAUSE_MAX.as_secs_f64(),
+            pause_max = Backoff::EVENT.max.as_secs_f64(),
             not_owed = not_owed(&self.table),
         );
         let rows = self.client().query(&sql, &[]).await.map_err(Error::sql(DOING))?;
