@@ -17,10 +17,10 @@
 //! The service may see an event more than once: after a lost answer, or when the worker dies while
 //! it waits for one. `webhook-id` is the same each time (so is `Idempotency-Key`), and 409 says "I know this one".
 
-mod answer;
 mod excerpt;
-mod failing;
 mod request;
+mod response;
+mod server_errors;
 mod signature;
 
 use std::sync::Arc;
@@ -39,7 +39,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::{Delivery, LeasedHandler, Verdict};
 
-use self::failing::Failing;
+use self::server_errors::Failing;
 pub use self::signature::{Secret, SecretError};
 
 /// Time allowed to open a connection.
@@ -128,15 +128,15 @@ impl HttpHandler {
         let request = request::request(&self.url, &self.secrets, delivery);
         let response = match timeout_at(deadline, self.client.request(request)).await {
             Ok(Ok(response)) => response,
-            Ok(Err(error)) => return answer::unanswered(&error),
-            Err(_) => return answer::too_late(limit),
+            Ok(Err(error)) => return response::unanswered(&error),
+            Err(_) => return response::too_late(limit),
         };
         let (parts, body) = response.into_parts();
         let mut text = Vec::new();
         let deadline = deadline.min(Instant::now() + BODY_TIMEOUT);
         // Whatever becomes of the body: the status has decided, the text only explains.
         let _ = timeout_at(deadline, read(body, &mut text)).await;
-        let verdict = answer::verdict(&parts, &text, &delivery.event.payload);
+        let verdict = response::verdict(&parts, &text, &delivery.event.payload);
         self.failing.judge(delivery.event.id, parts.status, verdict)
     }
 }

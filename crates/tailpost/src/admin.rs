@@ -31,8 +31,10 @@ use tower_http::timeout::TimeoutLayer;
 use tracing::{info, warn};
 
 pub(crate) use self::listen::Address;
-pub(crate) use inbox_endpoint::{AppState, Inbox, Sample};
-pub(crate) use relay_endpoint::{Relay, Watched};
+pub(crate) use inbox_endpoint::{AppState, Inbox};
+pub(crate) use metrics::inbox_metrics::Sample;
+pub(crate) use metrics::relay_metrics::Watched;
+pub(crate) use relay_endpoint::Relay;
 
 const JSON: &str = "application/json";
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);

@@ -3,6 +3,7 @@
 //! One table, [`keys::KEYS`], knows every setting. All layers go through it, so each setting can be
 //! given in each layer, and a mistake in any of them is reported with its place.
 
+mod environment;
 mod error;
 mod inbox_settings;
 mod keys;

@@ -1,5 +1,8 @@
 //! Metrics are made of what an engine reports, at each scrape.
 
+pub(super) mod inbox_metrics;
+pub(super) mod relay_metrics;
+
 use std::fmt;
 
 use prometheus_client::collector::Collector;

@@ -1,21 +1,18 @@
 //! The relay, as operators see it.
 
-mod relay_metrics;
-
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use axum::Router;
 use futures_util::future::BoxFuture;
 use relay::{Config, Role, Status};
 use serde::Serialize;
-use tokio::sync::watch;
 
 use super::dead_letters::{self, AppState};
 use super::metrics::Metrics;
+use super::metrics::relay_metrics::{Counted, StatusCollector, Watched};
 use super::{Admin, Engine};
-use relay_metrics::StatusCollector;
 
 /// A running relay, with all shards that this process has.
 pub(crate) struct Relay {
@@ -23,31 +20,6 @@ pub(crate) struct Relay {
     metrics: Metrics,
     app_state: AppState,
     counted: Counted,
-}
-
-/// How many dead letters there are, and the age of the oldest in seconds; `None` if unknown.
-type Counted = Arc<Mutex<Option<(u64, f64)>>>;
-
-/// What one shard, or the only relay, says of itself.
-#[derive(Debug, Clone)]
-pub(crate) struct Watched {
-    /// Its number, if there are several.
-    shard: Option<u32>,
-    stream: String,
-    status: watch::Receiver<Status>,
-}
-
-impl Watched {
-    pub(crate) fn new(config: &Config, status: watch::Receiver<Status>) -> Self {
-        let shard = config.shard().map(|it| it.number);
-        Self { shard, stream: config.stream.name.clone(), status }
-    }
-
-    /// What tells the shards' metrics apart.
-    fn labels(&self) -> Vec<(&'static str, String)> {
-        let stream = ("stream", self.stream.clone());
-        self.shard.map(|it| vec![("shard", it.to_string()), stream]).unwrap_or_default()
-    }
 }
 
 impl Relay {

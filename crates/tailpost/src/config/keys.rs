@@ -4,6 +4,7 @@ use outbox::Column;
 use relay::connect::SslMode;
 use relay::{Dedup, MarkBy, Mode, OnPark, OnWalLimit};
 
+use super::error::{Error, Origin};
 use super::value::{Value, Wanted};
 use super::{LogFormat, Settings};
 
@@ -15,6 +16,26 @@ pub(super) struct Key {
     pub(super) set: fn(&mut Settings, Value<'_>) -> Result<(), Wanted>,
     /// A secret is never given by an empty variable; any other setting's counts as not set.
     pub(super) is_secret: bool,
+}
+
+impl Key {
+    pub(super) fn find(path: &str) -> Option<&'static Self> {
+        KEYS.iter().find(|it| it.path == path)
+    }
+
+    /// Puts a value in place, and notes where it comes from.
+    pub(super) fn apply(
+        &self,
+        settings: &mut Settings,
+        value: Value<'_>,
+        origin: Origin,
+    ) -> Result<(), Error> {
+        (self.set)(settings, value).map_err(|wanted| {
+            Error::new(origin.clone(), format!("`{}` must be {wanted}", self.path))
+        })?;
+        settings.origins.insert(self.path.to_owned(), origin);
+        Ok(())
+    }
 }
 
 /// All settings, in the order of `docker/tailpost.toml`.

@@ -9,23 +9,10 @@ use super::error::{Error, Origin, closest};
 use super::keys::{KEYS, Key};
 use super::routes;
 use super::value::Value;
-use super::{LogFormat, Settings, inbox_settings};
+use super::{LogFormat, Settings, environment, inbox_settings};
 
 /// The file that is read if it is there and no other is named.
 const DEFAULT_FILE: &str = "tailpost.toml";
-const PREFIX: &str = "TAILPOST_";
-/// Variables with our prefix that are no settings.
-const NOT_SETTINGS: [&str; 5] =
-    ["TAILPOST_BIN", "TAILPOST_CONFIG", "TAILPOST_LOG", "TAILPOST_NATS_SERVER", "TAILPOST_PG_BIN"];
-/// Names that other tools use too, and what their values lack. Our own for the same setting win.
-const ALIASES: [(&str, &str, &str); 6] = [
-    ("DATABASE_URL", "postgres.url", ""),
-    ("NATS_URL", "nats.url", ""),
-    ("TAILPOST_OUTBOX_WORKERS", "relay.poll_workers", ""),
-    ("TAILPOST_OUTBOX_BATCH_SIZE", "relay.poll_batch", ""),
-    ("TAILPOST_OUTBOX_MAX_ATTEMPTS", "relay.max_attempts", ""),
-    ("TAILPOST_OUTBOX_POLL_MS", "relay.poll_interval", "ms"),
-];
 
 /// What settings are read from, besides the defaults.
 #[derive(Clone, Default)]
@@ -57,7 +44,7 @@ pub(super) fn apply(settings: &mut Settings, sources: &Sources) -> Result<(), Er
     if let Some(consumer) = &sources.consumer {
         settings.add_consumer(consumer, &Origin::Flag("--consumer"))?;
     }
-    apply_environment(settings, &sources.environment)?;
+    environment::apply(settings, &sources.environment)?;
     apply_flags(settings, sources)
 }
 
@@ -108,13 +95,13 @@ fn apply_section(
             apply_section(settings, &path, table, at)?;
             continue;
         }
-        let key = find(&path).ok_or_else(|| {
+        let key = Key::find(&path).ok_or_else(|| {
             let hint = closest(&path, KEYS.iter().map(|it| it.path));
             Error::new(origin.clone(), format!("unknown key `{path}`"))
                 .with_hint(hint.map(|it| format!("did you mean `{it}`?")))
         })?;
         let value: &Spanned<DeValue<'_>> = value;
-        set(settings, key, Value::Toml(value.get_ref()), origin)?;
+        key.apply(settings, Value::Toml(value.get_ref()), origin)?;
     }
     Ok(())
 }
@@ -142,48 +129,6 @@ fn unknown_section(origin: Origin, name: &str) -> Error {
     Error::new(origin, format!("unknown section `{name}`")).with_hint(hint)
 }
 
-fn apply_environment(
-    settings: &mut Settings,
-    environment: &[(String, String)],
-) -> Result<(), Error> {
-    let given = || environment.iter().filter(|(_, value)| !value.is_empty());
-    for (alias, path, unit) in ALIASES {
-        if let Some((name, value)) = given().find(|(name, _)| name == alias) {
-            let key = find(path).expect("aliases name settings");
-            let value = format!("{value}{unit}");
-            set(settings, key, Value::Text(&value), Origin::Variable(name.clone()))?;
-        }
-    }
-    for (name, value) in environment.iter().filter(|(name, _)| name.starts_with(PREFIX)) {
-        let is_alias = ALIASES.iter().any(|(alias, ..)| alias == name);
-        if is_alias || NOT_SETTINGS.contains(&name.as_str()) {
-            continue;
-        }
-        if value.is_empty() && !is_secret(settings, name) {
-            continue;
-        }
-        if settings.apply_inbox_variable(name, value)? {
-            continue;
-        }
-        let key = KEYS.iter().find(|it| variable(it) == *name).ok_or_else(|| {
-            let of_inbox = settings.inbox_variables().into_keys();
-            let variables: Vec<_> = KEYS.iter().map(variable).chain(of_inbox).collect();
-            let hint = closest(name, variables.iter().map(String::as_str));
-            Error::new(Origin::Variable(name.clone()), "no setting has this variable")
-                .with_hint(hint.map(|it| format!("did you mean {it}?")))
-        })?;
-        set(settings, key, Value::Text(value), Origin::Variable(name.clone()))?;
-    }
-    Ok(())
-}
-
-/// Whether an empty value is a mistake rather than none.
-fn is_secret(settings: &Settings, name: &str) -> bool {
-    let of_inbox = settings.inbox_variables();
-    KEYS.iter().any(|it| it.is_secret && variable(it) == name)
-        || of_inbox.get(name).is_some_and(|(_, key)| *key == inbox_settings::SECRETS)
-}
-
 fn apply_flags(settings: &mut Settings, sources: &Sources) -> Result<(), Error> {
     let format = sources.log_format.map(|it| match it {
         LogFormat::Text => "text",
@@ -195,33 +140,12 @@ fn apply_flags(settings: &mut Settings, sources: &Sources) -> Result<(), Error> 
         ("--log-format", "log.format", format),
     ] {
         if let Some(value) = value {
-            let key = find(path).expect("flags name settings");
-            set(settings, key, Value::Text(value), Origin::Flag(flag))?;
+            let key = Key::find(path).expect("flags name settings");
+            key.apply(settings, Value::Text(value), Origin::Flag(flag))?;
         }
     }
     match &sources.consumer {
         Some(consumer) => settings.apply_inbox_flags(consumer, sources.handler.as_deref()),
         None => Ok(()),
     }
-}
-
-fn set(
-    settings: &mut Settings,
-    key: &'static Key,
-    value: Value<'_>,
-    origin: Origin,
-) -> Result<(), Error> {
-    (key.set)(settings, value)
-        .map_err(|wanted| Error::new(origin.clone(), format!("`{}` must be {wanted}", key.path)))?;
-    settings.origins.insert(key.path.to_owned(), origin);
-    Ok(())
-}
-
-fn find(path: &str) -> Option<&'static Key> {
-    KEYS.iter().find(|it| it.path == path)
-}
-
-/// `relay.scan_batch` is `TAILPOST_RELAY__SCAN_BATCH`.
-fn variable(key: &Key) -> String {
-    format!("{PREFIX}{}", key.path.replace('.', "__").to_uppercase())
 }

@@ -1,15 +1,15 @@
 //! What a relay reports, as metrics. Where there are several shards, each figure has their labels.
 
 use std::fmt;
-use std::sync::PoisonError;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::metrics::MetricType;
-use relay::{BreakerState, Latency, Role, SlotStatus, Status};
+use relay::{BreakerState, Config, Latency, Role, SlotStatus, Status};
+use tokio::sync::watch;
 
-use super::{Counted, Watched};
-use crate::admin::metrics::Sink;
+use super::Sink;
 
 type Labels = Vec<(&'static str, String)>;
 
@@ -76,11 +76,36 @@ const COUNTERS: [Figure<u64>; 12] = [
     ("outbox_dead_letters", "Events moved to the dead-letter table.", |it| it.dead_letters_total),
 ];
 
+/// How many dead letters there are, and the age of the oldest in seconds; `None` if unknown.
+pub(in crate::admin) type Counted = Arc<Mutex<Option<(u64, f64)>>>;
+
+/// What one shard, or the only relay, says of itself.
+#[derive(Debug, Clone)]
+pub(crate) struct Watched {
+    /// Its number, if there are several.
+    pub(in crate::admin) shard: Option<u32>,
+    pub(in crate::admin) stream: String,
+    pub(in crate::admin) status: watch::Receiver<Status>,
+}
+
+impl Watched {
+    pub(crate) fn new(config: &Config, status: watch::Receiver<Status>) -> Self {
+        let shard = config.shard().map(|it| it.number);
+        Self { shard, stream: config.stream.name.clone(), status }
+    }
+
+    /// What tells the shards' metrics apart.
+    fn labels(&self) -> Vec<(&'static str, String)> {
+        let stream = ("stream", self.stream.clone());
+        self.shard.map(|it| vec![("shard", it.to_string()), stream]).unwrap_or_default()
+    }
+}
+
 #[derive(Debug)]
-pub(super) struct StatusCollector {
-    pub(super) watched: Vec<Watched>,
-    pub(super) in_flight_limit: usize,
-    pub(super) dead_letters: Counted,
+pub(in crate::admin) struct StatusCollector {
+    pub(in crate::admin) watched: Vec<Watched>,
+    pub(in crate::admin) in_flight_limit: usize,
+    pub(in crate::admin) dead_letters: Counted,
 }
 
 impl Collector for StatusCollector {

@@ -1,0 +1,67 @@
+//! Settings from environment variables.
+
+use super::error::{Error, Origin, closest};
+use super::keys::{KEYS, Key};
+use super::value::Value;
+use super::{Settings, inbox_settings};
+
+const PREFIX: &str = "TAILPOST_";
+/// Variables with our prefix that are no settings.
+const NOT_SETTINGS: [&str; 5] =
+    ["TAILPOST_BIN", "TAILPOST_CONFIG", "TAILPOST_LOG", "TAILPOST_NATS_SERVER", "TAILPOST_PG_BIN"];
+/// Names that other tools use too, and what their values lack. Our own for the same setting win.
+const ALIASES: [(&str, &str, &str); 6] = [
+    ("DATABASE_URL", "postgres.url", ""),
+    ("NATS_URL", "nats.url", ""),
+    ("TAILPOST_OUTBOX_WORKERS", "relay.poll_workers", ""),
+    ("TAILPOST_OUTBOX_BATCH_SIZE", "relay.poll_batch", ""),
+    ("TAILPOST_OUTBOX_MAX_ATTEMPTS", "relay.max_attempts", ""),
+    ("TAILPOST_OUTBOX_POLL_MS", "relay.poll_interval", "ms"),
+];
+
+pub(super) fn apply(
+    settings: &mut Settings,
+    environment: &[(String, String)],
+) -> Result<(), Error> {
+    let given = || environment.iter().filter(|(_, value)| !value.is_empty());
+    for (alias, path, unit) in ALIASES {
+        if let Some((name, value)) = given().find(|(name, _)| name == alias) {
+            let key = Key::find(path).expect("aliases name settings");
+            let value = format!("{value}{unit}");
+            key.apply(settings, Value::Text(&value), Origin::Variable(name.clone()))?;
+        }
+    }
+    for (name, value) in environment.iter().filter(|(name, _)| name.starts_with(PREFIX)) {
+        let is_alias = ALIASES.iter().any(|(alias, ..)| alias == name);
+        if is_alias || NOT_SETTINGS.contains(&name.as_str()) {
+            continue;
+        }
+        if value.is_empty() && !is_secret(settings, name) {
+            continue;
+        }
+        if settings.apply_inbox_variable(name, value)? {
+            continue;
+        }
+        let key = KEYS.iter().find(|it| variable(it) == *name).ok_or_else(|| {
+            let of_inbox = settings.inbox_variables().into_keys();
+            let variables: Vec<_> = KEYS.iter().map(variable).chain(of_inbox).collect();
+            let hint = closest(name, variables.iter().map(String::as_str));
+            Error::new(Origin::Variable(name.clone()), "no setting has this variable")
+                .with_hint(hint.map(|it| format!("did you mean {it}?")))
+        })?;
+        key.apply(settings, Value::Text(value), Origin::Variable(name.clone()))?;
+    }
+    Ok(())
+}
+
+/// Whether an empty value is a mistake rather than none.
+fn is_secret(settings: &Settings, name: &str) -> bool {
+    let of_inbox = settings.inbox_variables();
+    KEYS.iter().any(|it| it.is_secret && variable(it) == name)
+        || of_inbox.get(name).is_some_and(|(_, key)| *key == inbox_settings::SECRETS)
+}
+
+/// `relay.scan_batch` is `TAILPOST_RELAY__SCAN_BATCH`.
+fn variable(key: &Key) -> String {
+    format!("{PREFIX}{}", key.path.replace('.', "__").to_uppercase())
+}
