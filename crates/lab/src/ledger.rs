@@ -18,8 +18,8 @@ use uuid::Uuid;
 use crate::workload::Written;
 
 pub use stream::Stored;
-use tally::Findings;
 pub use tally::Tally;
+use tally::{Duplicate, Findings};
 
 /// The rows of an outbox and the messages of a stream, as they were when they were collected.
 pub struct Ledger {
@@ -126,14 +126,15 @@ impl Ledger {
         let rolled_back: HashSet<Uuid> = written.rolled_back.iter().copied().collect();
 
         let mut findings = Findings::default();
-        let mut stored = HashSet::new();
+        let mut stored: HashMap<Uuid, u64> = HashMap::new();
         let mut order = Order::default();
         for message in &self.messages {
             let Some(id) = message.id else { continue };
-            if !stored.insert(id) {
-                findings.duplicates.push(id);
+            if let Some(first) = stored.get(&id) {
+                findings.duplicates.push(Duplicate { id, first: *first, again: message.sequence });
                 continue;
             }
+            stored.insert(id, message.sequence);
             let known = committed.contains(&id) || self.allowed.contains(&id);
             if rolled_back.contains(&id) || !known {
                 findings.phantoms.push(id);
@@ -143,7 +144,8 @@ impl Ledger {
             }
         }
         let dropped = |id: &Uuid| self.rows.get(id).is_some_and(|row| row.dropped);
-        let arrived = |id: &&Uuid| stored.contains(*id) || self.dead.contains(*id) || dropped(id);
+        let arrived =
+            |id: &&Uuid| stored.contains_key(*id) || self.dead.contains(*id) || dropped(id);
         findings.lost = committed.iter().filter(|id| !arrived(id)).copied().collect();
         findings.lost.sort_unstable();
         Tally::new(
@@ -159,14 +161,14 @@ impl Ledger {
     }
 
     /// Counts rows with `published_at`, but for those whose `stream_seq` is another message's.
-    fn marked(&self, stored: &HashSet<Uuid>) -> usize {
+    fn marked(&self, stored: &HashMap<Uuid, u64>) -> usize {
         let places: HashSet<(Uuid, i64)> = self
             .messages
             .iter()
             .filter_map(|it| Some((it.id?, i64::try_from(it.sequence).ok()?)))
             .collect();
         let is_right = |id: Uuid, row: &Row| {
-            let seq = row.stream_seq.filter(|_| stored.contains(&id));
+            let seq = row.stream_seq.filter(|_| stored.contains_key(&id));
             row.published && seq.is_none_or(|seq| places.contains(&(id, seq)))
         };
         self.rows.iter().filter(|(id, row)| is_right(**id, row)).count()

@@ -44,7 +44,7 @@ pub(super) async fn read(url: &str, stream: &str) -> Result<Vec<Stored>> {
             all.push(stored(sequence, &message.headers));
         }
     }
-    let in_order = all.is_sorted_by_key(|it| it.sequence);
+    let in_order = all.is_sorted_by(|one, next| one.sequence < next.sequence);
     ensure!(in_order, "the stream's messages came in another order");
     Ok(all)
 }

@@ -37,9 +37,24 @@ pub struct Tally {
 #[derive(Debug, Clone, Default)]
 pub(super) struct Findings {
     pub(super) lost: Vec<Uuid>,
-    pub(super) duplicates: Vec<Uuid>,
+    pub(super) duplicates: Vec<Duplicate>,
     pub(super) out_of_order: Vec<Uuid>,
     pub(super) phantoms: Vec<Uuid>,
+}
+
+/// An event that the stream has twice.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Duplicate {
+    pub(super) id: Uuid,
+    /// The sequences of its messages.
+    pub(super) first: u64,
+    pub(super) again: u64,
+}
+
+impl fmt::Display for Duplicate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} at {} and {}", self.id, self.first, self.again)
+    }
 }
 
 impl Tally {
@@ -76,18 +91,17 @@ impl Tally {
     pub fn offenders(&self) -> String {
         let Findings { lost, duplicates, out_of_order, phantoms } = &self.findings;
         let kinds = [
-            ("lost", lost),
-            ("stored again", duplicates),
-            ("out of order", out_of_order),
-            ("never committed", phantoms),
+            ("lost", texts(lost)),
+            ("stored again", texts(duplicates)),
+            ("out of order", texts(out_of_order)),
+            ("never committed", texts(phantoms)),
         ];
-        let line = |(kind, ids): (&str, &Vec<Uuid>)| {
-            let named: Vec<String> = ids.iter().take(NAMED_MAX).map(Uuid::to_string).collect();
-            let more = ids.len().saturating_sub(NAMED_MAX);
+        let line = |(kind, (named, count)): (&str, (Vec<String>, usize))| {
+            let more = count - named.len();
             let more = if more > 0 { format!(" and {more} more") } else { String::new() };
             format!("{kind}: {}{more}\n", named.join(", "))
         };
-        kinds.into_iter().filter(|(_, ids)| !ids.is_empty()).map(line).collect()
+        kinds.into_iter().filter(|(_, (named, _))| !named.is_empty()).map(line).collect()
     }
 
     /// Asserts [`Tally::is_exact`] for a test.
@@ -99,6 +113,11 @@ impl Tally {
     pub fn assert_exact(&self) {
         assert!(self.is_exact(), "not exactly once, in order: {self}\n{}", self.offenders());
     }
+}
+
+/// The first offenders, and how many there are.
+fn texts(offenders: &[impl fmt::Display]) -> (Vec<String>, usize) {
+    (offenders.iter().take(NAMED_MAX).map(ToString::to_string).collect(), offenders.len())
 }
 
 impl fmt::Display for Tally {
