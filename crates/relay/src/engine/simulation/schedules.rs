@@ -200,3 +200,17 @@ fn no_event_overtakes_one_that_blocks_its_aggregate_whatever_fails() {
 fn a_lost_slot_beside_whatever_fails_costs_nothing() {
     run(Faults { slot_loss: true, batches: true, dedup: false, ..ROUGH });
 }
+
+#[test]
+fn everything_at_once_is_exact_without_any_deduplication() {
+    for foreign in [Foreign::Never, Foreign::BetweenMessages, Foreign::Always] {
+        run(Faults {
+            foreign,
+            poison: true,
+            slot_loss: true,
+            batches: true,
+            dedup: false,
+            ..ROUGH
+        });
+    }
+}
