@@ -31,6 +31,7 @@ mod backfill;
 mod backoff;
 mod breaker;
 mod checkpoint;
+mod claim_engine;
 mod effect;
 mod liveness;
 mod marking;
@@ -58,6 +59,7 @@ pub(crate) use self::backfill::{Backfill, ScanRanges};
 use self::backfill::{ScanNotice, Scene};
 pub(crate) use self::backoff::Backoff;
 pub(crate) use self::checkpoint::Checkpoint;
+pub(crate) use self::claim_engine::{ClaimEffect, ClaimEngine, ClaimOutcome, ClaimStart, LEASE};
 pub(crate) use self::effect::{
     Age, Effect, Effects, End, Found, OpenScan, Pass, ReadScan, ScanRange, Statement, SweepRange,
     Unmarked, Verdict, Watermark,
@@ -79,9 +81,7 @@ pub(crate) use self::slot_health::SlotHealth;
 pub(crate) use self::slot_watch::SlotNotice;
 use self::slot_watch::SlotWatch;
 pub(crate) use self::tail_messages::{Stored, Tail, TailMessage};
-pub(crate) use self::window::{
-    LastPosition, Limits, Origin, Outgoing, Tried, Unpublished,
-};
+pub(crate) use self::window::{LastPosition, Limits, Origin, Outgoing, Tried, Unpublished};
 use crate::status::SlotStatus;
 
 /// How long a stop may take to bring in the broker's answers and write the marks.

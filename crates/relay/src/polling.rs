@@ -1,16 +1,14 @@
 //! Publishing without the log: rows are claimed in the table, published, and marked.
 //!
 //! For servers without logical decoding. Any number of nodes may do so side by side; an aggregate's
-//! rows are claimed by one of them at a time. What is claimed goes through the same core as the
-//! log's events, in keyed mode; whatever breaks ends the session, and with it the claims.
+//! rows are claimed by one of them at a time. The engine decides; this does what it says, over a
+//! connection for each claim.
 //!
 //! What keeps events single: `Nats-Msg-Id` while the broker remembers it. For the time beyond, the
 //! stream's newest messages are read when a session begins and after every trouble with the broker,
 //! enough of them to hold whatever any node published and did not mark.
 
-mod claims;
-
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -24,11 +22,11 @@ use tokio::time::{Interval, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use self::claims::{Claims, LEASE};
 use crate::config::Config;
 use crate::describe;
-use crate::engine::MarkCounts;
-use crate::engine::{Dead, Input, Limits, Mode, Origin, Publishing, Request, Settled, Start, Tail};
+use crate::engine::{
+    ClaimEffect, ClaimEngine, ClaimOutcome, ClaimStart, Dead, End, Input, LEASE, Limits, Settled,
+};
 use crate::error::Error;
 use crate::nats::{self, Answers, History, NatsLink, Publisher, TailReader};
 use crate::postgres::sql::{ScannedRow, Stuck};
@@ -49,12 +47,6 @@ const CONTENDED_MAX: u32 = 5;
 /// The pause between two of them.
 const CONTENDED_PAUSE: Duration = Duration::from_secs(1);
 
-/// How often it is looked whether rows are free that were locked when they were to be marked.
-const OWED_EVERY: Duration = Duration::from_secs(1);
-
-/// How long a stop may take.
-const DRAIN_MAX: Duration = Duration::from_secs(20);
-
 /// Nodes whose unmarked messages the reading of the tail surely reaches.
 const NODES_MAX: usize = 32;
 
@@ -64,45 +56,31 @@ const NO_SYSTEM: u64 = 0;
 type Job = BoxFuture<'static, Result<Done, Error>>;
 
 enum Done {
-    Claimed { store: Arc<Store>, rows: Vec<ScannedRow>, asked: Instant },
-    Renewed { number: u32, asked: Instant },
-    Parked { index: u64 },
-    Finished { store: Arc<Store>, marked: u64 },
-    Tail(Tail),
-    TailFailed(String),
-    OwedSettled { store: Arc<Store>, found: Option<Stuck> },
-    Noted,
+    Claimed { claim: u32, store: Arc<Store>, rows: Vec<ScannedRow> },
+    GaveBack { store: Arc<Store>, marked: u64 },
+    MadeUp { store: Arc<Store>, found: Option<Stuck> },
+    Outcome(ClaimOutcome),
+    Nothing,
 }
 
 /// A session of one node.
 pub(crate) struct Poll {
     config: Arc<Config>,
+    engine: ClaimEngine,
     rows: Rows,
-    state: Publishing,
     publisher: Publisher,
     answers: Answers,
     tail: TailReader,
     /// Wakes whoever reads the tail over a connection that is gone.
     reconnected: Arc<Notify>,
     jobs: FuturesUnordered<Job>,
-    claims: Claims,
+    /// The connections that hold claims, by number.
+    claims: HashMap<u32, Arc<Store>>,
     /// Connections without a claim.
     free: Vec<Arc<Store>>,
-    is_claiming: bool,
-    /// Claims that are being marked and given back.
-    finishing: usize,
-    look_at: Instant,
-    /// When rows that were locked were last looked for.
-    owed_at: Instant,
-    /// When the last claim was given back: looks from before may have met its locks.
-    gave_back: Instant,
-    marks: MarkCounts,
     started: Instant,
     tick: Interval,
     answered: Vec<Input>,
-    /// With `--once`: ends when there is nothing to claim.
-    once: bool,
-    draining_since: Option<Instant>,
 }
 
 impl Poll {
@@ -130,44 +108,31 @@ impl Poll {
             Publisher::new(client.clone(), stream, history, config.dedup, tail.limits(), link)
                 .await?;
         info!(stream = config.stream.name, read_back = newest.stored.len(), "polling the outbox");
-        let state = Publishing::new(Start {
-            doubted: None,
-            mode: Mode::Keyed,
+        let engine = ClaimEngine::new(ClaimStart {
+            tail: newest,
             limits: Limits { events: config.window.events, bytes: config.window.bytes },
             ack_timeout: config.ack_timeout,
-            resolved_before: Lsn(u64::MAX),
-            tail: newest,
-            batches: false,
-            // What is parked has left the table, and nothing else brings it.
-            dead: HashSet::new(),
-            // What is claimed brings it along.
-            tried: HashMap::new(),
-            parking_blocks: false,
             max_attempts: config.max_attempts,
+            workers: config.poll.workers,
+            batch: config.poll.batch,
+            interval: config.poll.interval,
+            once,
             seed: rand::random(),
         });
         Ok(Self {
             config: Arc::clone(config),
+            engine,
             rows: Rows::new(config.table.clone(), config.routing()),
-            state,
             publisher,
             answers,
             tail,
             reconnected: Arc::new(Notify::new()),
             jobs: FuturesUnordered::new(),
-            claims: Claims::default(),
+            claims: HashMap::new(),
             free: vec![store],
-            is_claiming: false,
-            finishing: 0,
-            look_at: Instant::now(),
-            owed_at: Instant::now(),
-            gave_back: Instant::now(),
-            marks: MarkCounts::default(),
             started: Instant::now(),
             tick: interval(TICK),
             answered: Vec::new(),
-            once,
-            draining_since: None,
         })
     }
 
@@ -183,238 +148,204 @@ impl Poll {
     ) -> Result<(), Error> {
         self.tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            self.perform(reporter)?;
-            self.claim_if_due();
-            if self.is_drained() {
-                info!(unresolved = self.state.unresolved(), "stopped");
-                reporter.report_parts(&self.state, Lsn::ZERO, &self.marks, 0, true);
+            self.engine.turn(self.now());
+            self.carry_out(reporter)?;
+            if self.engine.is_drained(self.now()) {
+                info!(unresolved = self.engine.publishing().unresolved(), "stopped");
+                self.report(reporter, true);
                 return Ok(());
             }
-            let sends = self.state.has_send();
-            let looks = self.has_hands() && self.draining_since.is_none();
+            let sends = self.engine.has_send();
+            let claims_at = self.engine.claims_at().map(|at| self.started + at);
+            let claims_at = claims_at.unwrap_or(self.started).into();
             tokio::select! {
-                () = stop.cancelled(), if self.draining_since.is_none() => self.drain("on request"),
+                () = stop.cancelled(), if !self.engine.is_draining() => {
+                    self.engine.stop(self.now(), "on request");
+                }
                 answered = self.answers.receive(&mut self.answered) => answered?,
                 Some(done) = self.jobs.next() => self.finish(done?, reporter)?,
                 ready = self.publisher.ready(), if sends => ready?,
-                () = tokio::time::sleep_until(self.look_at.into()), if looks => {}
+                () = tokio::time::sleep_until(claims_at), if claims_at > self.started.into() => {}
                 _ = self.tick.tick() => self.tick(reporter)?,
             }
             if self.publisher.reconnected() {
                 self.reconnected.notify_waiters();
-                self.apply(Input::LinkLost);
+                self.engine.apply(self.now(), Input::LinkLost);
             }
             while let Some(denied) = self.publisher.denied() {
-                self.apply(denied);
+                self.engine.apply(self.now(), denied);
             }
-            let now = self.started.elapsed();
+            let now = self.now();
             for input in self.answered.drain(..) {
-                self.state.apply(now, input);
+                self.engine.apply(now, input);
             }
             self.send()?;
         }
     }
 
-    fn apply(&mut self, input: Input) {
-        self.state.apply(self.started.elapsed(), input);
+    /// Since the session began.
+    fn now(&self) -> Duration {
+        self.started.elapsed()
     }
 
     fn send(&mut self) -> Result<(), Error> {
-        while self.state.has_send() && self.publisher.is_ready() {
-            // Also after a long pause of the whole process, which looks like no time at all.
-            if !self.claims.are_ours() {
-                return Err(Error::Stalled("a claim was not renewed in time"));
-            }
-            let Some(send) = self.state.next_send() else { break };
+        while self.engine.has_send() && self.publisher.is_ready() {
+            let now = self.started.elapsed();
+            let Some(send) = self.engine.next_send(now) else { break };
             let index = send.index;
             if let Some(refusal) = self.publisher.send(&send)? {
-                self.apply(Input::Unsendable { index, refusal });
+                self.engine.apply(now, Input::Unsendable { index, refusal });
             }
         }
         Ok(())
     }
 
-    fn has_hands(&self) -> bool {
-        let hands = self.claims.len() + self.finishing < self.config.poll.workers;
-        hands && !self.is_claiming && self.state.has_room()
+    /// Begins everything that the engine asks for.
+    fn carry_out(&mut self, reporter: &mut Reporter) -> Result<(), Error> {
+        while let Some(effect) = self.engine.next_effect() {
+            match effect {
+                ClaimEffect::Measure(resolved) => reporter.resolved(&resolved),
+                ClaimEffect::Tell(notice) => reporter.tell(notice),
+                ClaimEffect::End(End::Refused(reason)) => return Err(Error::Refused(reason)),
+                ClaimEffect::End(_) => {
+                    return Err(Error::Stalled("a claim was not renewed in time"));
+                }
+                effect => {
+                    let job = self.job(effect);
+                    self.jobs.extend(job);
+                }
+            }
+        }
+        Ok(())
     }
 
-    fn claim_if_due(&mut self) {
-        if !self.has_hands() || self.draining_since.is_some() || Instant::now() < self.look_at {
-            return;
-        }
-        self.is_claiming = true;
-        let (config, free, asked) = (Arc::clone(&self.config), self.free.pop(), Instant::now());
-        self.jobs.push(job(async move {
-            let store = match free {
-                Some(store) => store,
-                None => connect(&config).await?,
-            };
-            let claimed = store.claim(config.poll.batch, LEASE).await;
-            let rows = match claimed {
-                // Somebody changes the table.
-                Err(error) if error.is_contention() => {
-                    warn!(error = describe(&error), "cannot claim rows, trying again");
+    fn job(&mut self, effect: ClaimEffect) -> Option<Job> {
+        let holder = |claim| self.claims.get(&claim).map(Arc::clone);
+        Some(match effect {
+            ClaimEffect::Claim { claim } => {
+                claim_rows(Arc::clone(&self.config), self.free.pop(), claim)
+            }
+            ClaimEffect::Renew { claim } => {
+                let store = holder(claim)?;
+                job(async move {
+                    store.renew_claim().await?;
+                    Ok(Done::Outcome(ClaimOutcome::Renewed { claim }))
+                })
+            }
+            ClaimEffect::Mark { claim, published } => {
+                let store = holder(claim)?;
+                let stream = self.config.stream.name.clone();
+                job(async move {
+                    let marked = mark(&store, &stream, &published).await?;
+                    Ok(Done::Outcome(ClaimOutcome::Marked { claim, marked }))
+                })
+            }
+            ClaimEffect::GiveBack { claim, published } => {
+                let store = self.claims.remove(&claim)?;
+                let stream = self.config.stream.name.clone();
+                job(async move {
+                    let marked = mark(&store, &stream, &published).await?;
                     store.finish_claim().await?;
-                    Vec::new()
-                }
-                rows => rows?,
-            };
-            Ok(Done::Claimed { store, rows, asked })
-        }));
-    }
-
-    fn claimed(
-        &mut self,
-        store: Arc<Store>,
-        rows: &[ScannedRow],
-        asked: Instant,
-    ) -> Result<(), Error> {
-        self.is_claiming = false;
-        if rows.len() < self.config.poll.batch {
-            self.look_at = Instant::now() + self.config.poll.interval;
-        }
-        if rows.is_empty() {
-            self.free.push(store);
-            let has_nothing = self.claims.len() + self.finishing == 0;
-            if self.once && has_nothing && asked > self.gave_back {
-                self.drain("there is nothing to claim");
+                    Ok(Done::GaveBack { store, marked })
+                })
             }
-            return Ok(());
-        }
-        let rows: Result<Vec<_>, _> = rows.iter().map(|row| self.rows.scanned(row)).collect();
-        let rows = rows?;
-        let ids = rows.iter().map(|row| row.event.id).collect();
-        let batch = self.claims.add(store, ids, asked);
-        self.apply(Input::Scanned { batch, rows });
-        Ok(())
-    }
-
-    fn perform(&mut self, reporter: &mut Reporter) -> Result<(), Error> {
-        while let Some(request) = self.state.next_request() {
-            match request {
-                Request::ReadTail { from, delay, why } => {
-                    warn!(why, unresolved = self.state.unresolved(), "reading the stream's tail");
-                    reporter.trouble(why);
-                    let from = from.saturating_sub(reach(&self.config)).max(1);
-                    let reconnected = Arc::clone(&self.reconnected);
-                    self.jobs.push(read_tail(self.tail.clone(), reconnected, from, delay));
-                }
-                Request::Park { index, dead } => {
-                    let (event, reason) = (dead.event.id, &dead.reason);
-                    warn!(%event, reason, "parking an event that cannot be published");
-                    let store = self.claims.holder(event)?;
-                    self.jobs.push(job(async move {
-                        park(&store, &dead).await?;
-                        Ok(Done::Parked { index })
-                    }));
-                }
-                Request::NoteFailure { id, attempts, reason, pause } => {
-                    warn!(event = %id, attempts, %reason, "trying again in {pause:?}");
-                    reporter.trouble(reason.clone());
-                    let store = self.claims.holder(id)?;
-                    self.jobs.push(job(async move {
-                        if let Err(error) = store.note_failure(id, &reason, pause).await {
-                            warn!(error = describe(&error), "could not count an attempt");
-                        }
-                        Ok(Done::Noted)
-                    }));
-                }
-                // There is no log to bring anything again.
-                Request::AskForMarks(_) | Request::TellDoubt { .. } => {}
-                Request::Stop(reason) => return Err(Error::Refused(reason)),
+            ClaimEffect::Park { claim, index, dead } => {
+                let store = holder(claim)?;
+                job(async move {
+                    park(&store, &dead).await?;
+                    Ok(Done::Outcome(ClaimOutcome::Parked { index }))
+                })
             }
-        }
-        let settled = self.state.take_settled();
-        reporter.resolved(&settled);
-        for settled in settled {
-            if let Origin::Scan(number) = settled.origin {
-                self.claims.settled(number, settled);
+            ClaimEffect::NoteFailure { claim, id, reason, pause } => {
+                let store = holder(claim)?;
+                job(async move {
+                    if let Err(error) = store.note_failure(id, &reason, pause).await {
+                        warn!(error = describe(&error), "could not count an attempt");
+                    }
+                    Ok(Done::Nothing)
+                })
             }
-        }
-        self.give_back();
-        Ok(())
-    }
-
-    /// Marks what is resolved whole, and lets go of it.
-    fn give_back(&mut self) {
-        while self.state.scans_resolved() > self.finishing
-            && let Some((store, settled)) = self.claims.pop()
-        {
-            self.finishing += 1;
-            let stream = self.config.stream.name.clone();
-            self.jobs.push(job(async move {
-                let marked = mark(&store, &stream, &settled).await?;
-                store.finish_claim().await?;
-                Ok(Done::Finished { store, marked })
-            }));
-        }
+            ClaimEffect::ReadTail { from, delay } => {
+                let from = from.saturating_sub(reach(&self.config)).max(1);
+                read_tail(self.tail.clone(), Arc::clone(&self.reconnected), from, delay)
+            }
+            ClaimEffect::MakeUpForMarks => {
+                let store = self.free.pop()?;
+                job(async move {
+                    let found = store.mark_owed().await.inspect_err(|error| {
+                        warn!(error = describe(error), "left rows to be marked later");
+                    });
+                    Ok(Done::MadeUp { store, found: found.ok() })
+                })
+            }
+            ClaimEffect::Measure(_) | ClaimEffect::Tell(_) | ClaimEffect::End(_) => return None,
+        })
     }
 
     fn finish(&mut self, done: Done, reporter: &mut Reporter) -> Result<(), Error> {
-        match done {
-            Done::Claimed { store, rows, asked } => self.claimed(store, &rows, asked)?,
-            Done::Renewed { number, asked } => self.claims.renewed(number, asked),
-            Done::Parked { index } => self.apply(Input::Parked { index }),
-            Done::Finished { store, marked } => {
-                self.marks.marked += marked;
-                self.finishing -= 1;
-                self.gave_back = Instant::now();
+        let outcome = match done {
+            Done::Claimed { claim, store, rows } => {
+                match rows.is_empty() {
+                    true => self.free.push(store),
+                    false => _ = self.claims.insert(claim, store),
+                }
+                let rows: Result<Vec<_>, _> =
+                    rows.iter().map(|row| self.rows.scanned(row)).collect();
+                ClaimOutcome::Claimed(rows?)
+            }
+            Done::GaveBack { store, marked } => {
                 self.free.push(store);
-                self.apply(Input::ScanMarked { batches: 1 });
+                ClaimOutcome::GaveBack { marked }
             }
-            Done::Tail(tail) => self.apply(Input::Tail(tail)),
-            Done::TailFailed(why) => {
-                warn!(error = why, "the stream does not answer, trying again");
-                self.apply(Input::TailFailed(why));
-            }
-            Done::OwedSettled { store, found } => {
+            Done::MadeUp { store, found } => {
                 self.free.push(store);
                 if let Some(stuck) = found {
                     reporter.stuck(stuck);
                 }
+                return Ok(());
             }
-            Done::Noted => {}
+            Done::Outcome(outcome) => outcome,
+            Done::Nothing => return Ok(()),
+        };
+        if let ClaimOutcome::TailFailed(why) = &outcome {
+            warn!(error = why, "the stream does not answer, trying again");
         }
+        self.engine.outcome(self.now(), outcome);
         Ok(())
     }
 
     fn tick(&mut self, reporter: &mut Reporter) -> Result<(), Error> {
-        self.apply(Input::Tick);
-        if self.claims.is_cut_off() || self.free.iter().any(|it| it.client().is_closed()) {
+        if self.claims.values().chain(&self.free).any(|it| it.client().is_closed()) {
             return Err(Error::Stalled("the server closed a connection for claims"));
         }
-        if self.owed_at.elapsed() >= OWED_EVERY
-            && let Some(store) = self.free.pop()
-        {
-            self.owed_at = Instant::now();
-            self.jobs.push(job(async move {
-                let found = store.mark_owed().await.inspect_err(|error| {
-                    warn!(error = describe(error), "left rows to be marked later");
-                });
-                Ok(Done::OwedSettled { store, found: found.ok() })
-            }));
-        }
-        for (number, store) in self.claims.due() {
-            let asked = Instant::now();
-            self.jobs.push(job(async move {
-                store.renew_claim().await?;
-                Ok(Done::Renewed { number, asked })
-            }));
-        }
-        reporter.report_parts(&self.state, Lsn::ZERO, &self.marks, 0, false);
+        self.engine.tick(self.now());
+        self.report(reporter, false);
         Ok(())
     }
 
-    fn drain(&mut self, why: &str) {
-        info!(unresolved = self.state.unresolved(), "stopping: {why}");
-        self.draining_since = Some(Instant::now());
+    fn report(&self, reporter: &mut Reporter, last: bool) {
+        let (publishing, marks) = (self.engine.publishing(), self.engine.mark_counts());
+        reporter.report_parts(publishing, Lsn::ZERO, &marks, 0, last);
     }
+}
 
-    fn is_drained(&self) -> bool {
-        let empty = self.claims.len() + self.finishing == 0 && !self.is_claiming;
-        self.draining_since.is_some_and(|since| empty || since.elapsed() > DRAIN_MAX)
-    }
+fn claim_rows(config: Arc<Config>, free: Option<Arc<Store>>, claim: u32) -> Job {
+    job(async move {
+        let store = match free {
+            Some(store) => store,
+            None => connect(&config).await?,
+        };
+        let rows = match store.claim(config.poll.batch, LEASE).await {
+            // Somebody changes the table.
+            Err(error) if error.is_contention() => {
+                warn!(error = describe(&error), "cannot claim rows, trying again");
+                store.finish_claim().await?;
+                Vec::new()
+            }
+            rows => rows?,
+        };
+        Ok(Done::Claimed { claim, store, rows })
+    })
 }
 
 async fn connect(config: &Config) -> Result<Arc<Store>, Error> {
@@ -472,10 +403,10 @@ fn read_tail(tail: TailReader, reconnected: Arc<Notify>, from: u64, delay: Durat
                 () = reconnected.notified() => {}
             }
         };
-        Ok(match read {
-            Ok(read) => Done::Tail(read),
-            Err(error) => Done::TailFailed(describe(&error)),
-        })
+        Ok(Done::Outcome(match read {
+            Ok(read) => ClaimOutcome::Tail(read),
+            Err(error) => ClaimOutcome::TailFailed(describe(&error)),
+        }))
     }
     .boxed()
 }

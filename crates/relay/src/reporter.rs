@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use pgoutput::Lsn;
 use tokio::sync::watch;
-use tracing::{error, info, warn};
+use tracing::{debug, error, info, warn};
 
-use crate::engine::{Engine, MarkCounts, Origin, Publishing, Settled};
+use crate::engine::{Engine, MarkCounts, Notice, Origin, Publishing, Settled};
 use crate::nats::NatsLink;
 use crate::postgres::sql::Stuck;
 use crate::status::{Role, SlotStatus, Status};
@@ -100,6 +100,25 @@ impl Reporter {
     /// Something went wrong that the session survives.
     pub(crate) fn trouble(&mut self, why: String) {
         self.status.last_error = Some(why);
+    }
+
+    /// Tells operators what any session may have to tell.
+    pub(crate) fn tell(&mut self, notice: Notice) {
+        match notice {
+            Notice::ReadingTail { why, unresolved } => {
+                warn!(why, unresolved, "reading the stream's tail");
+                self.trouble(why);
+            }
+            Notice::Parking { event, reason } => {
+                warn!(%event, reason, "parking an event that cannot be published");
+            }
+            Notice::TryingAgain { event, attempts, reason, pause } => {
+                warn!(%event, attempts, %reason, "trying again in {pause:?}");
+                self.trouble(reason);
+            }
+            Notice::Stopping { why, unresolved } => info!(unresolved, "stopping: {why}"),
+            of_slot => debug!(?of_slot, "a session over a slot tells of this itself"),
+        }
     }
 
     /// Measures how long acknowledged events took.

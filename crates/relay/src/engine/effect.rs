@@ -123,6 +123,8 @@ pub(crate) enum End {
     Silence,
     /// The slot keeps more of the log than it may, and is to be given up.
     WalLimit,
+    /// A claim may be somebody else's by now.
+    ClaimLost,
 }
 
 /// A row to be judged.

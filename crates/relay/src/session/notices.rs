@@ -10,17 +10,6 @@ use crate::status::SlotStatus;
 impl Session {
     pub(super) fn tell(&self, notice: Notice, reporter: &mut Reporter) {
         match notice {
-            Notice::ReadingTail { why, unresolved } => {
-                warn!(why, unresolved, "reading the stream's tail");
-                reporter.trouble(why);
-            }
-            Notice::Parking { event, reason } => {
-                warn!(%event, reason, "parking an event that cannot be published");
-            }
-            Notice::TryingAgain { event, attempts, reason, pause } => {
-                warn!(%event, attempts, %reason, "trying again in {pause:?}");
-                reporter.trouble(reason);
-            }
             Notice::DoubtResolved { known, counted } => info!(
                 known,
                 counted,
@@ -49,7 +38,7 @@ impl Session {
                  of each aggregate only. Give the relay a stream of its own, or set relay.mode = \
                  \"keyed\""
             ),
-            Notice::Stopping { why, unresolved } => info!(unresolved, "stopping: {why}"),
+            notice => reporter.tell(notice),
         }
     }
 

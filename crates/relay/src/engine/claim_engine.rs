@@ -1,0 +1,418 @@
+//! The decisions of poll mode: rows are claimed in the table, published, marked and given back.
+//!
+//! A claim is a batch of rows that this node alone may publish, for as long as it renews the claim.
+//! Its events go through the same [`Publishing`] as the log's, in keyed mode. Whatever breaks ends
+//! the session, and with it the claims: there is nothing to be mended in between.
+
+#[cfg(test)]
+mod claim_simulation;
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::time::Duration;
+
+use pgoutput::Lsn;
+use uuid::Uuid;
+
+use super::effect::End;
+use super::marking::MarkCounts;
+use super::messages::{Dead, Input, Mode, Request, Send, Settled, Start};
+use super::notice::Notice;
+use super::publish::Publishing;
+use super::tail_messages::Tail;
+use super::window::{Limits, Origin, Outgoing};
+
+/// After so long without a word from us the server ends a claim.
+pub(crate) const LEASE: Duration = Duration::from_secs(30);
+
+/// How often we say a word.
+const RENEWED_EVERY: Duration = Duration::from_secs(5);
+
+/// A claim this old may be somebody else's soon: nothing of it is sent any more.
+const RELIED_ON: Duration = Duration::from_secs(20);
+
+/// Published events of a claim that is not worked through are marked after so long. Whoever gets
+/// the claim's rows next may go by the broker's memory of ids, which is a minute long at least.
+const MARKED_WITHIN: Duration = Duration::from_secs(5);
+
+/// Nothing was done for so long: the machine, or a signal, held the process up. Meanwhile others may
+/// have published rows, and the broker may have forgotten their ids.
+const HELD_UP: Duration = Duration::from_secs(10);
+
+/// How often it is looked whether rows are free that were locked when they were to be marked.
+const OWED_EVERY: Duration = Duration::from_secs(1);
+
+/// How long a stop may take.
+const DRAIN_MAX: Duration = Duration::from_secs(20);
+
+/// What a session of one node starts with.
+#[derive(Debug)]
+pub(crate) struct ClaimStart {
+    /// The stream's newest messages, enough to hold whatever was published and not marked.
+    pub(crate) tail: Tail,
+    pub(crate) limits: Limits,
+    pub(crate) ack_timeout: Duration,
+    /// Attempts after which an event that the stream does not take is parked.
+    pub(crate) max_attempts: u32,
+    /// Claims at a time, 1 at least.
+    pub(crate) workers: usize,
+    /// Rows of a claim, at most.
+    pub(crate) batch: usize,
+    /// How long nothing is claimed after a claim that was not full.
+    pub(crate) interval: Duration,
+    /// Ends when there is nothing to claim.
+    pub(crate) once: bool,
+    pub(crate) seed: u64,
+}
+
+/// What is to be done outside. Each is done once; what fails ends the session, unless it is said
+/// otherwise.
+#[derive(Debug, Clone)]
+pub(crate) enum ClaimEffect {
+    /// Claims rows, as claim `claim`.
+    Claim { claim: u32 },
+    /// Says to the server that the claim is still worked on.
+    Renew { claim: u32 },
+    /// Marks events of a claim that goes on.
+    Mark { claim: u32, published: Vec<Settled> },
+    /// Marks the other events of a claim, and ends it.
+    GiveBack { claim: u32, published: Vec<Settled> },
+    /// Puts an event into the dead-letter table, over the claim's connection: nobody else could
+    /// touch its row.
+    Park { claim: u32, index: u64, dead: Dead },
+    /// Writes down that an event is tried again after `pause`. Lost, it costs one attempt more.
+    NoteFailure { claim: u32, id: Uuid, reason: String, pause: Duration },
+    /// Reads the stream from sequence `from` to its end, after waiting for `delay`.
+    ReadTail { from: u64, delay: Duration },
+    /// Marks or removes rows that were locked when that was to be done. May fail.
+    MakeUpForMarks,
+    /// Measures how long acknowledged events took.
+    Measure(Vec<Settled>),
+    /// Says something to operators.
+    Tell(Notice),
+    /// Ends the session.
+    End(End),
+}
+
+/// What came of an effect.
+#[derive(Debug, Clone)]
+pub(crate) enum ClaimOutcome {
+    /// The rows, in order of insertion. Without any there is no claim.
+    Claimed(Vec<Outgoing>),
+    Renewed {
+        claim: u32,
+    },
+    Marked {
+        claim: u32,
+        marked: u64,
+    },
+    GaveBack {
+        marked: u64,
+    },
+    Parked {
+        index: u64,
+    },
+    Tail(Tail),
+    TailFailed(String),
+}
+
+/// Rows in hand.
+#[derive(Debug, Clone)]
+struct Claim {
+    number: u32,
+    ids: Vec<Uuid>,
+    /// Events without a mark, and when the first of them was resolved.
+    published: Vec<Settled>,
+    unmarked_since: Duration,
+    /// Some are being marked.
+    is_marking: bool,
+    /// When the last statement was begun that the server has answered.
+    heard: Duration,
+    /// When the statement was begun that it has not answered.
+    renewing: Option<Duration>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Looking {
+    /// Nothing is asked for before `until`.
+    Resting { until: Duration },
+    /// Rows were asked for.
+    Claiming { since: Duration },
+}
+
+/// All that is decided in one session of poll mode. See the module.
+#[derive(Debug, Clone)]
+pub(crate) struct ClaimEngine {
+    publishing: Publishing,
+    /// The oldest first.
+    claims: VecDeque<Claim>,
+    begun: u32,
+    looking: Looking,
+    /// Claims that are being marked and given back.
+    giving_back: usize,
+    /// When the last one was given back: a look from before may have met its locks.
+    gave_back: Duration,
+    owed_at: Duration,
+    marks: MarkCounts,
+    workers: usize,
+    batch: usize,
+    interval: Duration,
+    once: bool,
+    draining_since: Option<Duration>,
+    /// When something was last decided.
+    awake_at: Duration,
+    effects: VecDeque<ClaimEffect>,
+}
+
+impl ClaimEngine {
+    pub(crate) fn new(start: ClaimStart) -> Self {
+        let publishing = Publishing::new(Start {
+            doubted: None,
+            mode: Mode::Keyed,
+            limits: start.limits,
+            ack_timeout: start.ack_timeout,
+            resolved_before: Lsn(u64::MAX),
+            tail: start.tail,
+            batches: false,
+            // What is parked has left the table, and nothing else brings it.
+            dead: HashSet::new(),
+            // What is claimed brings it along.
+            tried: HashMap::new(),
+            parking_blocks: false,
+            max_attempts: start.max_attempts,
+            seed: start.seed,
+        });
+        Self {
+            publishing,
+            claims: VecDeque::new(),
+            begun: 0,
+            looking: Looking::Resting { until: Duration::ZERO },
+            giving_back: 0,
+            gave_back: Duration::ZERO,
+            owed_at: Duration::ZERO,
+            marks: MarkCounts::default(),
+            workers: start.workers,
+            batch: start.batch,
+            interval: start.interval,
+            once: start.once,
+            draining_since: None,
+            awake_at: Duration::ZERO,
+            effects: VecDeque::new(),
+        }
+    }
+
+    /// Takes in what the broker said at `now`, measured from the session's start.
+    pub(crate) fn apply(&mut self, now: Duration, input: Input) {
+        self.publishing.apply(now, input);
+    }
+
+    /// What is to be done next, besides sending.
+    pub(crate) fn next_effect(&mut self) -> Option<ClaimEffect> {
+        self.effects.pop_front()
+    }
+
+    pub(crate) fn has_send(&mut self) -> bool {
+        self.publishing.has_send()
+    }
+
+    /// The next message. `now` is read for each of them: after a long pause of the whole process,
+    /// which looks like no time at all, the claims may be somebody else's.
+    pub(crate) fn next_send(&mut self, now: Duration) -> Option<Send<'_>> {
+        if self.was_held_up(now) {
+            return None;
+        }
+        let is_ours = |it: &Claim| now.saturating_sub(it.heard) < RELIED_ON;
+        if !self.claims.iter().all(is_ours) {
+            self.effects.push_back(ClaimEffect::End(End::ClaimLost));
+            return None;
+        }
+        self.publishing.next_send()
+    }
+
+    pub(crate) fn publishing(&self) -> &Publishing {
+        &self.publishing
+    }
+
+    pub(crate) fn mark_counts(&self) -> MarkCounts {
+        self.marks
+    }
+
+    /// When rows are to be claimed next; `None` while there is no room, or at the end.
+    pub(crate) fn claims_at(&self) -> Option<Duration> {
+        let Looking::Resting { until } = self.looking else { return None };
+        let has_hands = self.claims.len() + self.giving_back < self.workers;
+        (has_hands && self.publishing.has_room() && !self.is_draining()).then_some(until)
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining_since.is_some()
+    }
+
+    /// Whether a session that is to end may.
+    pub(crate) fn is_drained(&self, now: Duration) -> bool {
+        let is_looking = matches!(self.looking, Looking::Claiming { .. });
+        let is_empty = self.claims.len() + self.giving_back == 0 && !is_looking;
+        self.draining_since.is_some_and(|since| is_empty || now.saturating_sub(since) > DRAIN_MAX)
+    }
+
+    /// Claims nothing any more.
+    pub(crate) fn stop(&mut self, now: Duration, why: &'static str) {
+        self.draining_since = Some(now);
+        let unresolved = self.publishing.unresolved();
+        self.tell(Notice::Stopping { why, unresolved });
+    }
+
+    /// Decides what follows from everything that was taken in.
+    pub(crate) fn turn(&mut self, now: Duration) {
+        self.was_held_up(now);
+        while let Some(request) = self.publishing.next_request() {
+            self.requested(request);
+        }
+        let resolved = self.publishing.take_settled();
+        for event in &resolved {
+            let of = |it: &&mut Claim| event.origin == Origin::Scan(it.number);
+            if let Some(claim) = self.claims.iter_mut().find(of) {
+                if claim.published.is_empty() {
+                    claim.unmarked_since = now;
+                }
+                claim.published.push(*event);
+            }
+        }
+        if !resolved.is_empty() {
+            self.effects.push_back(ClaimEffect::Measure(resolved));
+        }
+        while self.publishing.scans_resolved() > self.giving_back
+            && self.claims.front().is_some_and(|it| !it.is_marking)
+            && let Some(Claim { number: claim, published, .. }) = self.claims.pop_front()
+        {
+            self.giving_back += 1;
+            self.effects.push_back(ClaimEffect::GiveBack { claim, published });
+        }
+        if self.claims_at().is_some_and(|at| at <= now) {
+            self.begun += 1;
+            self.looking = Looking::Claiming { since: now };
+            self.effects.push_back(ClaimEffect::Claim { claim: self.begun });
+        }
+    }
+
+    /// Takes in that time has passed.
+    pub(crate) fn tick(&mut self, now: Duration) {
+        self.publishing.apply(now, Input::Tick);
+        if now.saturating_sub(self.owed_at) >= OWED_EVERY {
+            self.owed_at = now;
+            self.effects.push_back(ClaimEffect::MakeUpForMarks);
+        }
+        for claim in &mut self.claims {
+            let has_unmarked = !claim.published.is_empty() && !claim.is_marking;
+            if has_unmarked && now.saturating_sub(claim.unmarked_since) >= MARKED_WITHIN {
+                claim.is_marking = true;
+                let (claim, published) = (claim.number, std::mem::take(&mut claim.published));
+                self.effects.push_back(ClaimEffect::Mark { claim, published });
+            }
+            if claim.renewing.is_none() && now.saturating_sub(claim.heard) >= RENEWED_EVERY {
+                claim.renewing = Some(now);
+                self.effects.push_back(ClaimEffect::Renew { claim: claim.number });
+            }
+        }
+    }
+
+    /// Takes in what came of an effect.
+    pub(crate) fn outcome(&mut self, now: Duration, outcome: ClaimOutcome) {
+        match outcome {
+            ClaimOutcome::Claimed(rows) => self.claimed(now, rows),
+            ClaimOutcome::Renewed { claim } => {
+                let claim = self.claims.iter_mut().find(|it| it.number == claim);
+                if let Some(Claim { heard, renewing, .. }) = claim
+                    && let Some(asked) = renewing.take()
+                {
+                    *heard = asked;
+                }
+            }
+            ClaimOutcome::Marked { claim, marked } => {
+                self.marks.marked += marked;
+                if let Some(claim) = self.claims.iter_mut().find(|it| it.number == claim) {
+                    claim.is_marking = false;
+                }
+            }
+            ClaimOutcome::GaveBack { marked } => {
+                self.marks.marked += marked;
+                self.giving_back -= 1;
+                self.gave_back = now;
+                self.publishing.apply(now, Input::ScanMarked { batches: 1 });
+            }
+            ClaimOutcome::Parked { index } => self.publishing.apply(now, Input::Parked { index }),
+            ClaimOutcome::Tail(tail) => self.publishing.apply(now, Input::Tail(tail)),
+            ClaimOutcome::TailFailed(why) => self.publishing.apply(now, Input::TailFailed(why)),
+        }
+    }
+
+    /// After a long pause nothing is sent before the stream was read.
+    fn was_held_up(&mut self, now: Duration) -> bool {
+        let is_late = now.saturating_sub(std::mem::replace(&mut self.awake_at, now)) > HELD_UP;
+        if is_late {
+            self.publishing.apply(now, Input::LinkLost);
+        }
+        is_late
+    }
+
+    fn claimed(&mut self, now: Duration, rows: Vec<Outgoing>) {
+        let Looking::Claiming { since: asked } = self.looking else { return };
+        let is_full = rows.len() >= self.batch;
+        let until = if is_full { now } else { now + self.interval };
+        self.looking = Looking::Resting { until };
+        if rows.is_empty() {
+            let has_nothing = self.claims.len() + self.giving_back == 0;
+            if self.once && has_nothing && asked > self.gave_back && !self.is_draining() {
+                self.stop(now, "there is nothing to claim");
+            }
+            return;
+        }
+        let ids = rows.iter().map(|it| it.event.id).collect();
+        let batch = self.begun;
+        self.claims.push_back(Claim {
+            number: batch,
+            ids,
+            published: Vec::new(),
+            unmarked_since: now,
+            is_marking: false,
+            heard: asked,
+            renewing: None,
+        });
+        self.publishing.apply(now, Input::Scanned { batch, rows });
+    }
+
+    fn requested(&mut self, request: Request) {
+        match request {
+            Request::ReadTail { from, delay, why } => {
+                let unresolved = self.publishing.unresolved();
+                self.tell(Notice::ReadingTail { why, unresolved });
+                self.effects.push_back(ClaimEffect::ReadTail { from, delay });
+            }
+            Request::Park { index, dead } => {
+                let (event, reason) = (dead.event.id, dead.reason.clone());
+                self.tell(Notice::Parking { event, reason });
+                let effect = self.holder(event, |claim| ClaimEffect::Park { claim, index, dead });
+                self.effects.push_back(effect);
+            }
+            Request::NoteFailure { id, attempts, reason, pause } => {
+                let said = reason.clone();
+                self.tell(Notice::TryingAgain { event: id, attempts, reason: said, pause });
+                let note = |claim| ClaimEffect::NoteFailure { claim, id, reason, pause };
+                let effect = self.holder(id, note);
+                self.effects.push_back(effect);
+            }
+            // There is no log to bring anything again.
+            Request::AskForMarks(_) | Request::TellDoubt { .. } => {}
+            Request::Stop(why) => self.effects.push_back(ClaimEffect::End(End::Refused(why))),
+        }
+    }
+
+    /// What is to be done over the connection of the claim that has an event.
+    fn holder(&self, id: Uuid, effect: impl FnOnce(u32) -> ClaimEffect) -> ClaimEffect {
+        let claim = self.claims.iter().find(|it| it.ids.contains(&id));
+        claim.map_or(ClaimEffect::End(End::ClaimLost), |it| effect(it.number))
+    }
+
+    fn tell(&mut self, notice: Notice) {
+        self.effects.push_back(ClaimEffect::Tell(notice));
+    }
+}
