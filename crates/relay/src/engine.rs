@@ -70,7 +70,7 @@ pub(crate) use self::marking::{
     SWEEPER_STORED_MAX, SWEPT_AT_ONCE, Sweeper, Swept,
 };
 pub(crate) use self::messages::{
-    Blocked, Dead, Doubted, Input, Mode, Part, Place, Refusal, Request, Send, Settled, Start,
+    Blocked, Dead, Doubted, Input, Mode, Part, Place, Refusal, Request, Resolved, Send, Start,
 };
 pub(crate) use self::notice::Notice;
 pub(crate) use self::outcome::{Marked, Outcome, Parked, RowOfDead, ScanMarks, ScanRead};
@@ -360,7 +360,7 @@ impl Engine {
 
     /// Routes what became resolved to whoever owes its mark, and begins what is due.
     fn mark(&mut self, now: Duration) {
-        let resolved = self.publishing.take_settled();
+        let resolved = self.publishing.take_resolved();
         for event in &resolved {
             match event.origin {
                 Origin::Log => self.marking.queue(now, event),
@@ -384,7 +384,7 @@ impl Engine {
             return; // what an earlier session wrote down is all that tells
         }
         let publishing = &self.publishing;
-        let (resolved, events) = (publishing.confirmed(), publishing.settled_of_the_log());
+        let (resolved, events) = (publishing.confirmed(), publishing.resolved_of_the_log());
         if self.checkpoint.is_due(resolved, events, now, || publishing.place().is_some()) {
             // A scan's messages are among the stream's: how many are the log's cannot be counted.
             let place = publishing.place().map(|it| match self.backfill.is_clear() {
@@ -407,7 +407,7 @@ impl Engine {
             Silence::TooLong => self.effects.push_back(Effect::End(End::Silence)),
         }
         let (resolved, is_idle) = (self.publishing.counts().resolved(), self.publishing.is_idle());
-        if self.liveness.is_stranded(now, resolved, is_idle) {
+        if self.liveness.needs_failover(now, resolved, is_idle) {
             self.effects.push_back(Effect::LeaveServer);
         }
         if self.slot_watch.look_if_due(now) {
@@ -421,7 +421,7 @@ impl Engine {
         let status = SlotStatus {
             wal_status,
             retained_bytes,
-            wal_headroom_bytes: outlook.left_bytes,
+            wal_headroom_bytes: outlook.wal_headroom_bytes,
             wal_headroom_seconds: outlook.left.map(|it| it.as_secs()),
         };
         self.tell(Notice::Slot { status, notice });

@@ -121,7 +121,7 @@ struct HotPath {
     /// What the stream gave out last.
     seq: u64,
     committed: u64,
-    settled: usize,
+    resolved: usize,
 }
 
 impl HotPath {
@@ -150,7 +150,7 @@ impl HotPath {
             seed: 1,
         });
         let (publisher, _answers) = publisher.unwrap();
-        Self { rows, state, publisher, seq: 0, committed: 0, settled: 0 }
+        Self { rows, state, publisher, seq: 0, committed: 0, resolved: 0 }
     }
 
     fn apply(&mut self, input: Input) {
@@ -186,7 +186,7 @@ impl HotPath {
         for answer in answers {
             self.apply(answer);
         }
-        self.settled += self.state.take_settled().len();
+        self.resolved += self.state.take_resolved().len();
     }
 }
 
@@ -197,7 +197,7 @@ async fn an_event_costs_no_more_allocations_than_it_did() {
     // The first event alone, as after any start; then everything grows to the size that it keeps.
     path.transact(vec![insert(0)]);
     unconstrained(async { path.transact((1..=TRANSACTION_EVENTS).map(insert).collect()) }).await;
-    path.settled = 0;
+    path.resolved = 0;
 
     let mut allocations = 0;
     for transaction in 1..=TRANSACTIONS {
@@ -209,7 +209,7 @@ async fn an_event_costs_no_more_allocations_than_it_did() {
         allocations += transact.await.count_total;
     }
     let events = TRANSACTIONS * TRANSACTION_EVENTS;
-    assert_eq!(path.settled, events as usize, "every event went all the way");
+    assert_eq!(path.resolved, events as usize, "every event went all the way");
     assert_eq!(path.state.counts().batches, u64::from(TRANSACTIONS) + 1, "in batches");
     let each = allocations as f64 / f64::from(events);
     println!("{each:.3} allocations for each event");

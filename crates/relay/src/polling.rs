@@ -25,7 +25,7 @@ use tracing::{info, warn};
 use crate::config::Config;
 use crate::describe;
 use crate::engine::{
-    ClaimEffect, ClaimEngine, ClaimOutcome, ClaimStart, Dead, End, Input, LEASE, Limits, Settled,
+    ClaimEffect, ClaimEngine, ClaimOutcome, ClaimStart, Dead, End, Input, LEASE, Limits, Resolved,
 };
 use crate::error::Error;
 use crate::nats::{self, Answers, History, NatsLink, Publisher, TailReader};
@@ -374,10 +374,10 @@ async fn park(store: &Store, dead: &Dead) -> Result<(), Error> {
     Ok(())
 }
 
-async fn mark(store: &Store, stream: &str, settled: &[Settled]) -> Result<u64, Error> {
+async fn mark(store: &Store, stream: &str, resolved: &[Resolved]) -> Result<u64, Error> {
     let mut times = 0;
     loop {
-        match store.mark(stream, settled).await {
+        match store.mark(stream, resolved).await {
             Err(error) => contended(error, &mut times).await?,
             marked => return marked,
         }

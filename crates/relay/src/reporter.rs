@@ -7,7 +7,7 @@ use pgoutput::Lsn;
 use tokio::sync::watch;
 use tracing::{debug, error, info, warn};
 
-use crate::engine::{Engine, MarkCounts, Notice, Origin, Publishing, Settled};
+use crate::engine::{Engine, MarkCounts, Notice, Origin, Publishing, Resolved};
 use crate::nats::NatsLink;
 use crate::postgres::sql::Stuck;
 use crate::status::{Role, SlotStatus, Status};
@@ -122,7 +122,7 @@ impl Reporter {
     }
 
     /// Measures how long acknowledged events took.
-    pub(crate) fn resolved(&mut self, resolved: &[Settled]) {
+    pub(crate) fn resolved(&mut self, resolved: &[Resolved]) {
         let mut measured = resolved.iter().filter(|it| it.acked && it.origin == Origin::Log);
         let Some(first) = measured.next() else { return };
         let now = Timestamp::now().as_microsecond() - POSTGRES_EPOCH_UNIX_MICROS;

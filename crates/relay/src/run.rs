@@ -24,7 +24,7 @@ use crate::status::{Role, Status};
 const SESSION_GOOD_AFTER: Duration = Duration::from_secs(10);
 
 /// A pause that is reached when the stream has been silent for several attempts.
-const STRANDED_AFTER: Duration = Duration::from_secs(1);
+const FAILOVER_AFTER: Duration = Duration::from_secs(1);
 
 /// How long the server may take to notice that the slot is not read any more.
 const LEAVING_MAX: Duration = Duration::from_secs(5);
@@ -97,7 +97,7 @@ pub async fn run(
         // It would never connect again.
         client = client.filter(|(client, _)| !has_ended(client));
         if let (Error::JetStream { .. }, Some((client, _))) = (&error, &client)
-            && pause > STRANDED_AFTER
+            && pause > FAILOVER_AFTER
         {
             leave_server(client).await;
         }

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 pub(crate) use self::scan_ranges::ScanRanges;
 use super::effect::{Effect, Effects, OpenScan, ReadScan};
-use super::messages::Settled;
+use super::messages::Resolved;
 
 /// So much longer than usual a scan waits while the session is behind.
 const BEHIND_FACTOR: u32 = 10;
@@ -72,7 +72,7 @@ enum Marks {
     /// Somebody had the rows locked: the same again.
     Postponed {
         batches: usize,
-        published: Vec<Settled>,
+        published: Vec<Resolved>,
         until: Duration,
     },
 }
@@ -81,7 +81,7 @@ enum Marks {
 #[derive(Debug, Clone)]
 struct Batch {
     number: u32,
-    settled: Vec<Settled>,
+    resolved: Vec<Resolved>,
 }
 
 /// How the session is doing, as far as it matters to a scan.
@@ -187,9 +187,9 @@ impl Backfill {
     }
 
     /// An event of a batch is resolved.
-    pub(crate) fn published(&mut self, batch: u32, settled: Settled) {
+    pub(crate) fn published(&mut self, batch: u32, resolved: Resolved) {
         if let Some(batch) = self.batches.iter_mut().find(|it| it.number == batch) {
-            batch.settled.push(settled);
+            batch.resolved.push(resolved);
         }
     }
 
@@ -255,7 +255,7 @@ impl Backfill {
         self.tail_read |= with_tail;
         let notice = (self.batches_begun == 0).then_some(ScanNotice::Found);
         self.batches_begun += 1;
-        self.batches.push_back(Batch { number: self.batches_begun, settled: Vec::new() });
+        self.batches.push_back(Batch { number: self.batches_begun, resolved: Vec::new() });
         self.reader = Some(reader);
         self.scan = Scan::Paused { since: now };
         (self.batches_begun, notice)
@@ -359,7 +359,7 @@ impl Backfill {
                 Marks::Running
             }
             Marks::Idle if batches > 0 => {
-                let resolved = self.batches.drain(..batches).flat_map(|it| it.settled);
+                let resolved = self.batches.drain(..batches).flat_map(|it| it.resolved);
                 let published = resolved.collect();
                 effects.push_back(Effect::MarkScanned { batches, published });
                 Marks::Running
@@ -375,7 +375,7 @@ impl Backfill {
     }
 
     /// Somebody has them locked.
-    pub(crate) fn not_marked(&mut self, now: Duration, batches: usize, published: Vec<Settled>) {
+    pub(crate) fn not_marked(&mut self, now: Duration, batches: usize, published: Vec<Resolved>) {
         self.marks = Marks::Postponed { batches, published, until: now + AGAIN_AFTER };
     }
 

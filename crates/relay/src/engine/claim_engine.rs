@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use super::effect::End;
 use super::marking::MarkCounts;
-use super::messages::{Dead, Input, Mode, Request, Send, Settled, Start};
+use super::messages::{Dead, Input, Mode, Request, Resolved, Send, Start};
 use super::notice::Notice;
 use super::publish::Publishing;
 use super::tail_messages::Tail;
@@ -73,9 +73,9 @@ pub(crate) enum ClaimEffect {
     /// Says to the server that the claim is still worked on.
     Renew { claim: u32 },
     /// Marks events of a claim that goes on.
-    Mark { claim: u32, published: Vec<Settled> },
+    Mark { claim: u32, published: Vec<Resolved> },
     /// Marks the other events of a claim, and ends it.
-    GiveBack { claim: u32, published: Vec<Settled> },
+    GiveBack { claim: u32, published: Vec<Resolved> },
     /// Puts an event into the dead-letter table, over the claim's connection: nobody else could
     /// touch its row.
     Park { claim: u32, index: u64, dead: Dead },
@@ -86,7 +86,7 @@ pub(crate) enum ClaimEffect {
     /// Marks or removes rows that were locked when that was to be done. May fail.
     MakeUpForMarks,
     /// Measures how long acknowledged events took.
-    Measure(Vec<Settled>),
+    Measure(Vec<Resolved>),
     /// Says something to operators.
     Tell(Notice),
     /// Ends the session.
@@ -121,7 +121,7 @@ struct Claim {
     number: u32,
     ids: Vec<Uuid>,
     /// Events without a mark, and when the first of them was resolved.
-    published: Vec<Settled>,
+    published: Vec<Resolved>,
     unmarked_since: Duration,
     /// Some are being marked.
     is_marking: bool,
@@ -267,7 +267,7 @@ impl ClaimEngine {
         while let Some(request) = self.publishing.next_request() {
             self.requested(request);
         }
-        let resolved = self.publishing.take_settled();
+        let resolved = self.publishing.take_resolved();
         for event in &resolved {
             let of = |it: &&mut Claim| event.origin == Origin::Scan(it.number);
             if let Some(claim) = self.claims.iter_mut().find(of) {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use pgoutput::Lsn;
 use uuid::Uuid;
 
-use super::messages::{Dead, Place, Settled};
+use super::messages::{Dead, Place, Resolved};
 use super::notice::Notice;
 
 /// What is to be done, in the order in which it is to be begun.
@@ -31,7 +31,7 @@ pub(crate) enum Effect {
     /// Looks up which of these events are marked as published.
     AskForMarks(Vec<Uuid>),
     /// Measures how long acknowledged events took.
-    Measure(Vec<Settled>),
+    Measure(Vec<Resolved>),
     /// Writes down where the log ends, and how far it was worked through.
     Checkpoint {
         place: Option<Place>,
@@ -54,7 +54,7 @@ pub(crate) enum Effect {
     /// Marks rows. Marks may be late or lost: the sweeper finds them.
     Mark {
         statement: Statement,
-        marks: Vec<Settled>,
+        marks: Vec<Resolved>,
     },
     /// Opens the second connection for marks.
     OpenSecondWriter,
@@ -103,7 +103,7 @@ pub(crate) enum Effect {
     /// Marks rows of the oldest batches, durably.
     MarkScanned {
         batches: usize,
-        published: Vec<Settled>,
+        published: Vec<Resolved>,
     },
     /// Writes down that every row is published and marked that the log does not bring, and how many
     /// were since that was last written down.
@@ -153,7 +153,7 @@ pub(crate) enum Age {
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Verdict {
     /// The stream has them, there; or a route dropped them.
-    pub(crate) settled: Vec<Settled>,
+    pub(crate) resolved: Vec<Resolved>,
     /// The watermark says that they are published, and nothing says otherwise.
     pub(crate) trusted: Vec<Uuid>,
     /// The log did not bring them, and the stream does not have them.

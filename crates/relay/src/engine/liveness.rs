@@ -10,7 +10,7 @@ const SILENCE_MAX: Duration = Duration::from_secs(15);
 
 /// The broker stored nothing for so long: another of its servers is tried. An election takes up to
 /// 9 seconds.
-const STRANDED_AFTER: Duration = Duration::from_secs(10);
+const FAILOVER_AFTER: Duration = Duration::from_secs(10);
 
 /// What PostgreSQL's silence asks for.
 #[derive(Debug, PartialEq, Eq)]
@@ -44,14 +44,14 @@ impl Liveness {
 
     /// Whether the broker's server is to be left: one that lost the others of its cluster may answer
     /// what is asked, and store nothing.
-    pub(crate) fn is_stranded(&mut self, now: Duration, resolved: u64, is_idle: bool) -> bool {
+    pub(crate) fn needs_failover(&mut self, now: Duration, resolved: u64, is_idle: bool) -> bool {
         let has_progressed = std::mem::replace(&mut self.resolved, resolved) != resolved;
-        let is_stranded =
-            !is_idle && !has_progressed && now.saturating_sub(self.progressed) > STRANDED_AFTER;
-        if is_idle || has_progressed || is_stranded {
+        let needs_failover =
+            !is_idle && !has_progressed && now.saturating_sub(self.progressed) > FAILOVER_AFTER;
+        if is_idle || has_progressed || needs_failover {
             self.progressed = now;
         }
-        is_stranded
+        needs_failover
     }
 }
 
@@ -74,12 +74,12 @@ mod tests {
     fn a_server_that_stores_nothing_is_left_again_and_again() {
         let mut liveness = Liveness::default();
         let at = Duration::from_secs;
-        assert!(!liveness.is_stranded(at(100), 5, false), "five were stored just now");
-        assert!(!liveness.is_stranded(at(110), 5, false));
-        assert!(liveness.is_stranded(at(111), 5, false));
-        assert!(!liveness.is_stranded(at(112), 5, false), "the next server has its time");
-        assert!(liveness.is_stranded(at(122), 5, false));
-        assert!(!liveness.is_stranded(at(140), 5, true), "nothing waits to be stored");
-        assert!(!liveness.is_stranded(at(150), 5, false));
+        assert!(!liveness.needs_failover(at(100), 5, false), "five were stored just now");
+        assert!(!liveness.needs_failover(at(110), 5, false));
+        assert!(liveness.needs_failover(at(111), 5, false));
+        assert!(!liveness.needs_failover(at(112), 5, false), "the next server has its time");
+        assert!(liveness.needs_failover(at(122), 5, false));
+        assert!(!liveness.needs_failover(at(140), 5, true), "nothing waits to be stored");
+        assert!(!liveness.needs_failover(at(150), 5, false));
     }
 }

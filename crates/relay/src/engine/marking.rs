@@ -22,7 +22,7 @@ use self::watermark::{LostMarks, Missed, Step};
 pub(crate) use self::writers::Batching;
 use self::writers::Writers;
 use super::effect::{Effect, Effects, Found, Pass, Statement, SweepRange, Watermark};
-use super::messages::Settled;
+use super::messages::Resolved;
 use super::tail_messages::Stored;
 
 /// How often the watermark moves while events are published.
@@ -171,13 +171,13 @@ impl Marking {
     }
 
     /// An event of the log is published: its row is to be marked.
-    pub(crate) fn queue(&mut self, now: Duration, settled: &Settled) {
+    pub(crate) fn queue(&mut self, now: Duration, resolved: &Resolved) {
         self.writers.note_first(now);
         if self.by_watermark {
             self.writers.marks.skip();
             // Its row may not be visible yet, and no mark tells: so until it must be.
             self.missed = Missed::Something;
-        } else if !self.writers.marks.push(settled) {
+        } else if !self.writers.marks.push(resolved) {
             self.lose();
         }
     }
@@ -254,7 +254,7 @@ impl Marking {
         &mut self,
         now: Duration,
         statement: Statement,
-        marked: Option<(u64, &[Settled])>,
+        marked: Option<(u64, &[Resolved])>,
     ) {
         self.writers.ended(now, statement);
         let Some((rows, without_row)) = marked else { return self.lose() };
@@ -262,8 +262,8 @@ impl Marking {
         if rows < statement.marks as u64 {
             self.missed = Missed::Something;
         }
-        for settled in without_row {
-            if !self.sweeper.remember(settled) {
+        for resolved in without_row {
+            if !self.sweeper.remember(resolved) {
                 self.lost.lose();
             }
         }

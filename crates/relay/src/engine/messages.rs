@@ -35,7 +35,7 @@ pub(crate) enum Input {
     /// The walsender has sent everything before `wal_end`.
     Keepalive { wal_end: Lsn },
     /// A batch of rows that the log does not bring, in the order in which they are to be published.
-    /// Its number is told by the [`Origin`] of what is settled.
+    /// Its number is told by the [`Origin`] of what is resolved.
     Scanned { batch: u32, rows: Vec<Outgoing> },
     /// The rows of the oldest `batches` are marked, durably.
     ScanMarked { batches: usize },
@@ -166,7 +166,7 @@ pub(crate) struct Part {
 
 /// An event that needs no publishing any more, and whose row is to be marked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Settled {
+pub(crate) struct Resolved {
     pub(crate) id: Uuid,
     /// Where the stream has it; `None` if a route dropped it.
     pub(crate) seq: Option<u64>,
@@ -177,7 +177,7 @@ pub(crate) struct Settled {
     pub(crate) acked: bool,
 }
 
-impl Settled {
+impl Resolved {
     /// An event that the stream has, who knows where.
     pub(crate) fn somewhere(id: Uuid) -> Self {
         let (origin, commit_lsn) = (Origin::Log, Lsn::ZERO);

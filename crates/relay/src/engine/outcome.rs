@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::effect::{Found, Statement, Watermark};
 use super::marking::Swept;
-use super::messages::{Blocked, Dead, Settled};
+use super::messages::{Blocked, Dead, Resolved};
 use super::slot_health::SlotHealth;
 use super::tail_messages::{Stored, Tail};
 use super::window::Outgoing;
@@ -48,7 +48,7 @@ pub(crate) enum Outcome {
     /// `None` if nothing could be marked for now.
     ScanMarked {
         batches: usize,
-        published: Vec<Settled>,
+        published: Vec<Resolved>,
         marked: Option<ScanMarks>,
     },
     /// Whether others wait for the scan to let go of the table.
@@ -89,7 +89,7 @@ pub(crate) struct ScanMarks {
 pub(crate) struct Marked {
     pub(crate) rows: u64,
     /// Events of which no row is to be seen: it is gone, or not visible yet.
-    pub(crate) without_row: Vec<Settled>,
+    pub(crate) without_row: Vec<Resolved>,
 }
 
 /// An event that is in the dead-letter table, durably.

@@ -14,7 +14,7 @@ pub(crate) enum OwedMarks {
         due: Duration,
     },
     /// A statement is under way. With `more`, it may not have seen all of them.
-    Settling {
+    MakingUp {
         more: bool,
     },
 }
@@ -29,7 +29,7 @@ impl OwedMarks {
     pub(crate) fn some(&mut self, now: Duration) {
         match self {
             Self::Resting { due } => *due = (*due).min(now + TRIED_EVERY),
-            Self::Settling { more } => *more = true,
+            Self::MakingUp { more } => *more = true,
         }
     }
 
@@ -37,14 +37,14 @@ impl OwedMarks {
     pub(crate) fn begin_if_due(&mut self, now: Duration) -> bool {
         let is_due = matches!(self, Self::Resting { due } if *due <= now);
         if is_due {
-            *self = Self::Settling { more: false };
+            *self = Self::MakingUp { more: false };
         }
         is_due
     }
 
     /// The statement ended; `None` left is not known.
     pub(crate) fn ended(&mut self, now: Duration, left: Option<u64>) {
-        let more = matches!(self, Self::Settling { more: true });
+        let more = matches!(self, Self::MakingUp { more: true });
         let pause = if left == Some(0) && !more { LOOKED_EVERY } else { TRIED_EVERY };
         *self = Self::Resting { due: now + pause };
     }

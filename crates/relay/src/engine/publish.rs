@@ -1,4 +1,4 @@
-//! One publishing session: `Input → apply → what to send, settle, confirm`.
+//! One publishing session: `Input → apply → what to send, mark, confirm`.
 
 mod batch;
 mod blocking;
@@ -17,7 +17,7 @@ use pgoutput::Lsn;
 use self::blocking::Blocks;
 use self::doubt::Doubt;
 use self::parts::{Batching, Broker, Known, Log, Retries, SendQueue, Settings, StreamEnd};
-use super::messages::{Counts, Input, Mode, Refusal, Request, Settled, Start};
+use super::messages::{Counts, Input, Mode, Refusal, Request, Resolved, Start};
 use super::tail_messages::Seen;
 use super::window::{Entry, Origin, Stage, Window};
 use crate::status::BreakerState;
@@ -69,7 +69,7 @@ pub(crate) struct Publishing {
     /// Batches of scans that are not marked, the oldest first.
     scans: VecDeque<ScanBatch>,
     requests: VecDeque<Request>,
-    settled: Vec<Settled>,
+    resolved: Vec<Resolved>,
     counts: Counts,
 }
 
@@ -95,7 +95,7 @@ impl Publishing {
                 is_possible: start.batches && mode == Mode::Fenced,
                 present: None,
                 begun: 0,
-                settled_in: false,
+                is_answered: false,
             },
             known: Known {
                 dead: start.dead,
@@ -109,7 +109,7 @@ impl Publishing {
             blocks: Blocks::default(),
             scans: VecDeque::new(),
             requests: VecDeque::new(),
-            settled: Vec::new(),
+            resolved: Vec::new(),
             counts: Counts::default(),
         };
         if state.mode == Mode::Keyed {
@@ -201,9 +201,9 @@ impl Publishing {
         self.requests.pop_front()
     }
 
-    /// What became settled since the last call.
-    pub(crate) fn take_settled(&mut self) -> Vec<Settled> {
-        std::mem::take(&mut self.settled)
+    /// What became resolved since the last call.
+    pub(crate) fn take_resolved(&mut self) -> Vec<Resolved> {
+        std::mem::take(&mut self.resolved)
     }
 
     /// What PostgreSQL may forget.
@@ -251,7 +251,7 @@ impl Publishing {
     }
 
     /// How many events were resolved so far, with those that the log brought again for nothing.
-    pub(crate) fn settled_of_the_log(&self) -> u64 {
+    pub(crate) fn resolved_of_the_log(&self) -> u64 {
         self.counts.resolved() + self.log.skipped
     }
 
@@ -276,8 +276,8 @@ impl Publishing {
         // The broker knew the id: the message was stored before this one was sent.
         let found = seq <= entry.sent_after;
         self.counts.duplicates += u64::from(found);
-        self.settle(index, Some(seq), found);
-        self.batching.settled_in = true;
+        self.note_stored(index, Some(seq), found);
+        self.batching.is_answered = true;
         if self.mode == Mode::Fenced && self.stream.in_flight == 0 {
             // Lower than predicted if the broker had the event already.
             self.stream.expected = self.stream.known_seq;
@@ -315,7 +315,7 @@ impl Publishing {
         }
     }
 
-    fn settle(&mut self, index: u64, seq: Option<u64>, found: bool) {
+    fn note_stored(&mut self, index: u64, seq: Option<u64>, found: bool) {
         let Some(entry) = self.window.get(index) else { return };
         let origin = entry.origin;
         if !self.retries.given_up.is_empty()
@@ -327,7 +327,7 @@ impl Publishing {
             // The log may bring the event's first row again, from before it was parked.
             self.known.dead.insert(entry.outgoing.event.id);
         }
-        self.settled.push(Settled {
+        self.resolved.push(Resolved {
             id: entry.outgoing.event.id,
             seq,
             origin,

@@ -22,7 +22,7 @@ pub(crate) struct SlotHealth {
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Outlook {
     /// Bytes until the nearer of the two limits; `None` if there is none.
-    pub(crate) left_bytes: Option<u64>,
+    pub(crate) wal_headroom_bytes: Option<u64>,
     /// When it will be reached if the log goes on growing as it does; `None` while it does not.
     pub(crate) left: Option<Duration>,
     /// The limit that is set for the relay is reached.
@@ -56,22 +56,26 @@ impl WalWatch {
         let retained = health.retained_bytes;
         let own_left = self.limit_bytes.map(|limit| limit.saturating_sub(retained));
         let safe = health.safe_bytes.map(|safe| u64::try_from(safe).unwrap_or(0));
-        let left_bytes = [own_left, safe].into_iter().flatten().min();
+        let wal_headroom_bytes = [own_left, safe].into_iter().flatten().min();
         while self.looks.front().is_some_and(|(at, _)| now.saturating_sub(*at) > LOOK_BACK) {
             self.looks.pop_front();
         }
         self.looks.push_back((now, health));
-        let left = left_bytes.and_then(|left| Some((left, self.growth(left)?))).map(
+        let left = wal_headroom_bytes.and_then(|left| Some((left, self.growth(left)?))).map(
             |(left, bytes_per_second)| {
                 let seconds = left / bytes_per_second.max(1);
                 Duration::from_secs(seconds)
             },
         );
-        Outlook { left_bytes, left, is_over: self.limit_bytes.is_some_and(|it| retained >= it) }
+        Outlook {
+            wal_headroom_bytes,
+            left,
+            is_over: self.limit_bytes.is_some_and(|it| retained >= it),
+        }
     }
 
     /// Bytes a second, if what is kept grows.
-    fn growth(&self, left_bytes: u64) -> Option<u64> {
+    fn growth(&self, wal_headroom_bytes: u64) -> Option<u64> {
         let (last_at, last) = self.looks.back()?;
         // While nothing is confirmed, what is kept grows by what is written.
         let held = |health: &SlotHealth| health.lag_bytes > health.retained_bytes / 2;
@@ -91,7 +95,7 @@ impl WalWatch {
         };
         let (older, newer) = (lowest(false)?, lowest(true)?);
         // Steps are uneven: while most of the room is free, nothing is to be read into them.
-        let is_much = newer > left_bytes / 3;
+        let is_much = newer > wal_headroom_bytes / 3;
         is_much.then(|| rate(older, newer, half)).flatten()
     }
 }
@@ -124,7 +128,7 @@ mod tests {
             let bytes = 100 * MIB + second * 10 * MIB;
             outlook = watch.look(seconds(second), kept(bytes, bytes));
         }
-        assert_eq!(outlook.left_bytes, Some(870 * MIB));
+        assert_eq!(outlook.wal_headroom_bytes, Some(870 * MIB));
         assert_eq!(outlook.left, Some(seconds(87)));
         assert!(!outlook.is_over);
         assert!(watch.look(seconds(90), kept(1000 * MIB, 1000 * MIB)).is_over);
@@ -152,9 +156,9 @@ mod tests {
     fn the_nearer_limit_counts_and_without_one_nothing_is_predicted() {
         let safe = |safe_bytes| SlotHealth { safe_bytes, ..kept(100, 100) };
         let mut watch = WalWatch::new(Some(1_000));
-        assert_eq!(watch.look(seconds(0), safe(Some(50))).left_bytes, Some(50));
-        assert_eq!(watch.look(seconds(0), safe(Some(-7))).left_bytes, Some(0));
-        assert_eq!(watch.look(seconds(0), safe(None)).left_bytes, Some(900));
+        assert_eq!(watch.look(seconds(0), safe(Some(50))).wal_headroom_bytes, Some(50));
+        assert_eq!(watch.look(seconds(0), safe(Some(-7))).wal_headroom_bytes, Some(0));
+        assert_eq!(watch.look(seconds(0), safe(None)).wal_headroom_bytes, Some(900));
         assert_eq!(WalWatch::new(None).look(seconds(0), safe(None)), Outlook::default());
     }
 }

@@ -9,7 +9,7 @@ use tracing::{info, warn};
 use uuid::Uuid;
 
 use super::opening::{Opening, answered};
-use super::sql::{LastLooks, Resolved, StateRow, Store};
+use super::sql::{LastLooks, ResolvedPlace, StateRow, Store};
 use super::walsender::{Replication, Walsender, number, text};
 use crate::config::Config;
 use crate::engine::{
@@ -41,7 +41,7 @@ pub(crate) struct Slot {
     /// written down before.
     pub(crate) checkpoint: Lsn,
     /// How far an earlier session got, as it wrote down.
-    pub(crate) resolved: Option<Resolved>,
+    pub(crate) resolved: Option<ResolvedPlace>,
     pub(crate) start_snapshot: String,
     watermark: Option<Watermark>,
     pub(crate) swept: Option<Watermark>,
@@ -315,7 +315,7 @@ async fn sweep_all(
             // Nothing is on its way any more: there is no next watermark to wait for.
             let verdict = sweeper.judge_finally(&rows);
             let marked = async {
-                store.mark(stream, &verdict.settled).await?;
+                store.mark(stream, &verdict.resolved).await?;
                 store.mark_on_trust(stream, &verdict.trusted).await
             };
             opening.on(store, MARKING, marked).await?;

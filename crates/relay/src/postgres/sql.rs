@@ -33,13 +33,13 @@ pub(crate) use self::park::SlotReader;
 pub(crate) use self::scan::{ScannedRow, Scanner};
 use self::statements::Statements;
 use crate::config::{Config, MarkBy};
-use crate::engine::{Settled, Watermark};
+use crate::engine::{Resolved, Watermark};
 use crate::error::Error;
 use crate::postgres::{ConnectionTask, answered, columns, publication};
 use crate::shards::{Shard, Shards};
 
-pub(crate) use self::state::{LastLooks, Looker, Resolved, StateRow, oldest_running};
-pub(crate) use self::sweep::Look;
+pub(crate) use self::state::{LastLooks, LookedBy, ResolvedPlace, StateRow, oldest_running};
+pub(crate) use self::sweep::SweepCursor;
 
 /// How long a statement may take where nobody waits for more than a minute, in milliseconds.
 const STATEMENT_MS_MAX: u32 = 55_000;
@@ -169,7 +169,7 @@ impl Store {
     async fn mark_waiting(
         &self,
         stream: &str,
-        resolved: &[Settled],
+        resolved: &[Resolved],
     ) -> Result<(u64, Option<HashSet<Uuid>>), Error> {
         let deletes = self.mark_by == MarkBy::Delete;
         if resolved.is_empty() {

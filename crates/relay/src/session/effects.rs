@@ -8,7 +8,7 @@ use super::jobs::{self, Job, Owner, note_look};
 use super::{Session, mark_jobs};
 use crate::engine::{Effect, End};
 use crate::error::Error;
-use crate::postgres::sql::{Looker, SlotReader};
+use crate::postgres::sql::{LookedBy, SlotReader};
 use crate::reporter::Reporter;
 
 impl Session {
@@ -117,7 +117,7 @@ impl Session {
             Effect::MarkSwept { found, verdict } => self.mark_swept(found, verdict),
             Effect::NoteSweep => {
                 let store = Arc::clone(&self.marks.first);
-                note_look(store, self.config.slot.clone(), Looker::Sweeper)
+                note_look(store, self.config.slot.clone(), LookedBy::Sweeper)
             }
             _ => return None,
         })
@@ -136,7 +136,7 @@ impl Session {
             Effect::MarkScanned { batches, published } => self.mark_scanned(batches, published),
             Effect::NoteGapFilled { rows } => self.note_gap_filled(rows),
             Effect::NoteScan => {
-                note_look(Arc::clone(&self.store), self.config.slot.clone(), Looker::Scanner)
+                note_look(Arc::clone(&self.store), self.config.slot.clone(), LookedBy::Scanner)
             }
             _ => return None,
         })

@@ -10,12 +10,12 @@ use uuid::Uuid;
 
 use crate::describe;
 use crate::engine::{
-    Blocked, Dead, Found, Marked, Outcome, Parked, Place, Settled, Statement, Tail,
+    Blocked, Dead, Found, Marked, Outcome, Parked, Place, Resolved, Statement, Tail,
 };
 use crate::error::Error;
 use crate::nats::TailReader;
 use crate::postgres::Store;
-use crate::postgres::sql::{Look, Looker, ScannedRow, Scanner, SlotReader, Stuck};
+use crate::postgres::sql::{LookedBy, ScannedRow, Scanner, SlotReader, Stuck, SweepCursor};
 
 /// A statement that has not answered by then never will: the session starts anew.
 const STATEMENT_MAX: Duration = Duration::from_secs(60);
@@ -37,7 +37,7 @@ pub(super) enum Done {
     /// Another connection for marks; `None` if it could not be made.
     SecondWriter(Option<Arc<Store>>),
     /// With what brings more. `None` if the statement failed.
-    Unmarked(Option<(Found, Option<Box<Look>>)>),
+    Unmarked(Option<(Found, Option<Box<SweepCursor>>)>),
     Scanned(Scanned),
 }
 
@@ -120,7 +120,7 @@ pub(super) fn note_failure(store: Arc<Store>, id: Uuid, reason: String, pause: D
 }
 
 /// Writes down that the whole table was looked at. Lost, it costs another look.
-pub(super) fn note_look(store: Arc<Store>, slot: String, by: Looker) -> Job {
+pub(super) fn note_look(store: Arc<Store>, slot: String, by: LookedBy) -> Job {
     job(async move {
         tolerate(store.note_look(&slot, by).await);
         Ok(Done::Nothing)
@@ -205,7 +205,7 @@ pub(super) fn look(store: Arc<Store>, slot: String) -> Job {
 pub(super) fn mark(
     store: Arc<Store>,
     stream: String,
-    batch: Vec<Settled>,
+    batch: Vec<Resolved>,
     statement: Statement,
 ) -> Job {
     job(async move {

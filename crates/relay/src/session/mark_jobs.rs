@@ -17,7 +17,7 @@ use crate::engine::{
 use crate::error::Error;
 use crate::nats::{SOUGHT_AT_ONCE, TailReader, WayBack};
 use crate::postgres::Store;
-use crate::postgres::sql::{Look, oldest_running};
+use crate::postgres::sql::{SweepCursor, oldest_running};
 
 /// How long a second connection may take to open.
 const OPEN_MAX: Duration = Duration::from_secs(10);
@@ -30,7 +30,7 @@ pub(super) struct MarkStores {
     pub(super) first: Arc<Store>,
     pub(super) second: Option<Arc<Store>>,
     /// Brings more of what the present sweep looks for.
-    pub(super) look: Option<Box<Look>>,
+    pub(super) look: Option<Box<SweepCursor>>,
 }
 
 impl MarkStores {
@@ -146,7 +146,7 @@ impl Session {
         let (store, stream) = (Arc::clone(&self.marks.first), self.config.stream.name.clone());
         job(async move {
             let swept = async {
-                let mut marked = store.mark(&stream, &verdict.settled).await?;
+                let mut marked = store.mark(&stream, &verdict.resolved).await?;
                 marked += store.mark_on_trust(&stream, &verdict.trusted).await?;
                 Ok(Swept { found, marked, unlogged: 0, suspected: verdict.suspected })
             };
@@ -168,7 +168,11 @@ pub(super) fn open_second(config: Arc<Config>) -> Job {
     })
 }
 
-async fn open_look(config: &Config, start_snapshot: &str, pass: &Pass) -> Result<Box<Look>, Error> {
+async fn open_look(
+    config: &Config,
+    start_snapshot: &str,
+    pass: &Pass,
+) -> Result<Box<SweepCursor>, Error> {
     let store = Store::connect(config, "tailpost sweeper").await?;
     let look = store.look(start_snapshot, &pass.watermark, pass.swept.as_ref(), pass.range);
     look.await.map(Box::new)
@@ -193,7 +197,7 @@ impl Seek {
             self.seek_more(&mut sought).await?;
         }
         let places = self.tail.find(sought).await?;
-        let mut marked = store.mark(stream, &verdict.settled).await?;
+        let mut marked = store.mark(stream, &verdict.resolved).await?;
         marked += store.mark_on_trust(stream, &verdict.trusted).await?;
         let back = store.mark_stored(stream, &places).await?;
         let places: HashSet<Uuid> = places.iter().map(|it| it.id).collect();

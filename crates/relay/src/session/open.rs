@@ -21,7 +21,7 @@ use crate::engine::{
 };
 use crate::error::Error;
 use crate::nats::{self, History, NatsLink, Publisher, TailReader, WAY_BACK_MAX, WayBack};
-use crate::postgres::sql::Resolved;
+use crate::postgres::sql::ResolvedPlace;
 use crate::postgres::{Opening, Rows, Slot, Store, answered};
 use crate::reporter::POSTGRES_EPOCH_UNIX_MICROS;
 use crate::source::Source;
@@ -46,7 +46,7 @@ const OTHERS_AFTER: f64 = 60.0;
 /// What there is besides the stream's messages that tells what an earlier session published.
 struct Evidence<'a> {
     store: &'a Store,
-    resolved: Option<Resolved>,
+    resolved: Option<ResolvedPlace>,
     /// No earlier session has read this slot.
     is_new: bool,
 }

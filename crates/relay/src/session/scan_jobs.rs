@@ -9,7 +9,7 @@ use super::Session;
 use super::jobs::{Done, Job, Scanned, job, long_job};
 use crate::config::OnPark;
 use crate::describe;
-use crate::engine::{Blocked, OpenScan, Outcome, ReadScan, SCANS_UNMARKED_MAX, ScanRead, Settled};
+use crate::engine::{Blocked, OpenScan, Outcome, ReadScan, Resolved, SCANS_UNMARKED_MAX, ScanRead};
 use crate::error::Error;
 use crate::postgres::Store;
 use crate::postgres::slot::scan_reach;
@@ -141,10 +141,10 @@ impl Session {
         })
     }
 
-    pub(super) fn mark_scanned(&self, batches: usize, published: Vec<Settled>) -> Job {
+    pub(super) fn mark_scanned(&self, batches: usize, published: Vec<Resolved>) -> Job {
         let (store, stream) = (Arc::clone(&self.rows), self.config.stream.name.clone());
         job(async move {
-            let found: Vec<Settled> =
+            let found: Vec<Resolved> =
                 published.iter().filter(|it| it.is_found()).copied().collect();
             let marked = async {
                 if !found.is_empty() {

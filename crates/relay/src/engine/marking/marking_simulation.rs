@@ -137,7 +137,7 @@ impl World {
             self.published.insert(id);
             let (id, seq) = (Uuid::from_u128(id), self.stream.len() as u64 + 1);
             self.stream.push(Stored { id, seq, commit_lsn });
-            let settled = Settled {
+            let resolved = Resolved {
                 id,
                 seq: Some(seq),
                 origin: Origin::Log,
@@ -145,7 +145,7 @@ impl World {
                 commit_time_micros: 0,
                 acked: true,
             };
-            self.marking.queue(self.now(), &settled);
+            self.marking.queue(self.now(), &resolved);
         }
     }
 

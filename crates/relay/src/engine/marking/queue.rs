@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use pgoutput::Lsn;
 use uuid::Uuid;
 
-use crate::engine::messages::Settled;
+use crate::engine::messages::Resolved;
 use crate::engine::window::Origin;
 
 /// Marks that may wait.
@@ -40,10 +40,10 @@ struct Mark {
 }
 
 impl Mark {
-    fn settled(self) -> Settled {
+    fn resolved(self) -> Resolved {
         let Self { id, seq, commit_lsn } = self;
         let seq = (seq > 0).then_some(seq);
-        Settled { id, seq, origin: Origin::Log, commit_lsn, commit_time_micros: 0, acked: true }
+        Resolved { id, seq, origin: Origin::Log, commit_lsn, commit_time_micros: 0, acked: true }
     }
 }
 
@@ -55,11 +55,11 @@ impl Marks {
 
     /// False if too many wait: then the row is the sweeper's.
     #[must_use]
-    pub(crate) fn push(&mut self, settled: &Settled) -> bool {
+    pub(crate) fn push(&mut self, resolved: &Resolved) -> bool {
         if self.waiting() >= self.waiting_max {
             return false;
         }
-        let Settled { id, seq, commit_lsn, .. } = *settled;
+        let Resolved { id, seq, commit_lsn, .. } = *resolved;
         let mark = Mark { id, seq: seq.unwrap_or(0), commit_lsn };
         match self.waiting.back_mut().filter(|batch| batch.len() < MARKS_AT_ONCE) {
             Some(batch) => batch.push(mark),
@@ -85,11 +85,11 @@ impl Marks {
     }
 
     /// Hands the oldest batch out, with the number by which its end is to be told.
-    pub(crate) fn take(&mut self) -> Option<(u64, Vec<Settled>)> {
+    pub(crate) fn take(&mut self) -> Option<(u64, Vec<Resolved>)> {
         let number = self.begun();
         let batch = self.waiting.pop_front()?;
         self.running.push(number);
-        Some((number, batch.into_iter().map(Mark::settled).collect()))
+        Some((number, batch.into_iter().map(Mark::resolved).collect()))
     }
 
     /// Marks that were handed out, or needed none.
@@ -117,8 +117,8 @@ impl Marks {
 mod tests {
     use super::*;
 
-    fn settled(n: u128) -> Settled {
-        Settled {
+    fn resolved(n: u128) -> Resolved {
+        Resolved {
             id: Uuid::from_u128(n),
             seq: None,
             origin: Origin::Log,
@@ -130,7 +130,7 @@ mod tests {
 
     fn marks(count: u64) -> Marks {
         let mut marks = Marks::new(MARKS_WAITING_MAX);
-        assert!((0..count).all(|n| marks.push(&settled(u128::from(n)))));
+        assert!((0..count).all(|n| marks.push(&resolved(u128::from(n)))));
         marks
     }
 
@@ -165,7 +165,7 @@ mod tests {
     #[test]
     fn what_finds_no_room_is_not_counted() {
         let mut marks = marks(MARKS_WAITING_MAX as u64);
-        assert!(!marks.push(&settled(1)));
+        assert!(!marks.push(&resolved(1)));
         assert_eq!(marks.queued(), MARKS_WAITING_MAX as u64);
     }
 }

@@ -11,7 +11,7 @@ use pgoutput::Lsn;
 use uuid::Uuid;
 
 use crate::engine::effect::{Age, Unmarked, Verdict};
-use crate::engine::messages::Settled;
+use crate::engine::messages::Resolved;
 use crate::engine::tail_messages::Stored;
 use crate::engine::window::Origin;
 
@@ -60,11 +60,11 @@ impl Sweeper {
     /// The event is stored, but its row was not to be seen when it was to be marked. False if
     /// there is no room to remember it: then its row cannot be told from one that was never logged.
     #[must_use]
-    pub(crate) fn remember(&mut self, settled: &Settled) -> bool {
+    pub(crate) fn remember(&mut self, resolved: &Resolved) -> bool {
         if self.stored.len() >= SWEEPER_STORED_MAX {
             return false;
         }
-        self.stored.insert(settled.id, (settled.seq, settled.commit_lsn));
+        self.stored.insert(resolved.id, (resolved.seq, resolved.commit_lsn));
         true
     }
 
@@ -91,7 +91,7 @@ impl Sweeper {
         let mut verdict = Verdict::default();
         for row in rows {
             match self.opinion(row) {
-                Opinion::Settled(settled) => verdict.settled.push(settled),
+                Opinion::Resolved(resolved) => verdict.resolved.push(resolved),
                 Opinion::Unlogged if marks_were_lost => verdict.trusted.push(row.id),
                 Opinion::Unlogged if suspects.contains(&row.id) => verdict.unlogged.push(row.id),
                 Opinion::Unlogged => _ = self.suspects.insert(row.id),
@@ -107,7 +107,7 @@ impl Sweeper {
         let mut verdict = Verdict::default();
         for row in rows {
             match self.opinion(row) {
-                Opinion::Settled(settled) => verdict.settled.push(settled),
+                Opinion::Resolved(resolved) => verdict.resolved.push(resolved),
                 Opinion::Unlogged => verdict.unlogged.push(row.id),
                 Opinion::None => verdict.trusted.push(row.id),
             }
@@ -119,7 +119,7 @@ impl Sweeper {
         let place = self.stored.remove(&row.id);
         if place.is_some() || row.is_dropped {
             let (seq, commit_lsn) = place.unwrap_or_default();
-            return Opinion::Settled(Settled {
+            return Opinion::Resolved(Resolved {
                 id: row.id,
                 seq,
                 origin: Origin::Log,
@@ -137,7 +137,7 @@ impl Sweeper {
 }
 
 enum Opinion {
-    Settled(Settled),
+    Resolved(Resolved),
     Unlogged,
     None,
 }
@@ -173,7 +173,7 @@ mod tests {
         assert!(matches!(sweeper.judge(&rows, false), Judgement::AskTheStream));
         sweeper.read(&[message(1), message(2), message(3)], false);
         let verdict = verdict(sweeper.judge(&rows, false));
-        let seqs: Vec<Option<u64>> = verdict.settled.iter().map(|it| it.seq).collect();
+        let seqs: Vec<Option<u64>> = verdict.resolved.iter().map(|it| it.seq).collect();
         assert_eq!(seqs, [Some(1), Some(2), Some(3)]);
         assert!(verdict.trusted.is_empty() && verdict.unlogged.is_empty());
     }
@@ -218,7 +218,7 @@ mod tests {
         sweeper.completed();
         let rows = [row(7, Age::Later)];
         assert_eq!(verdict(sweeper.judge(&rows, false)).suspected, 1);
-        let hidden = Settled {
+        let hidden = Resolved {
             id: id(7),
             seq: Some(70),
             origin: Origin::Log,
@@ -228,7 +228,7 @@ mod tests {
         };
         assert!(sweeper.remember(&hidden));
         let verdict = verdict(sweeper.judge(&rows, false));
-        assert_eq!((verdict.settled[0].seq, verdict.settled[0].commit_lsn), (Some(70), Lsn(5)));
+        assert_eq!((verdict.resolved[0].seq, verdict.resolved[0].commit_lsn), (Some(70), Lsn(5)));
         assert!(verdict.unlogged.is_empty());
     }
 }

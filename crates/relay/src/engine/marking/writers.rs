@@ -183,7 +183,7 @@ mod tests {
 
     use super::*;
     use crate::engine::marking::MARKS_WAITING_MAX;
-    use crate::engine::{Origin, Settled};
+    use crate::engine::{Origin, Resolved};
 
     const START: Duration = Duration::from_secs(100);
 
@@ -201,7 +201,7 @@ mod tests {
     fn queue(writers: &mut Writers, count: usize) {
         writers.note_first(START);
         for n in 0..count {
-            let settled = Settled {
+            let resolved = Resolved {
                 id: Uuid::from_u128(n as u128),
                 seq: None,
                 origin: Origin::Log,
@@ -209,7 +209,7 @@ mod tests {
                 commit_time_micros: 0,
                 acked: true,
             };
-            assert!(writers.marks.push(&settled), "there is room");
+            assert!(writers.marks.push(&resolved), "there is room");
         }
     }
 

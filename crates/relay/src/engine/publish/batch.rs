@@ -50,7 +50,7 @@ impl Publishing {
         let more = self.waiting().is_some();
         if !self.is_batch_open() {
             self.batching.present = None;
-            if !more || !self.batching.settled_in {
+            if !more || !self.batching.is_answered {
                 return None;
             }
             self.batching.begun += 1;
@@ -82,7 +82,7 @@ impl Publishing {
             return;
         }
         self.link.last_answer = self.now;
-        self.settle_first(count);
+        self.resolve_first(count);
     }
 
     pub(super) fn ended(&mut self, number: u32, count: u64, seq: u64) {
@@ -122,7 +122,7 @@ impl Publishing {
             && self.batching.present.as_ref().is_some_and(|batch| batch.number == number)
     }
 
-    fn settle_first(&mut self, count: u64) {
+    fn resolve_first(&mut self, count: u64) {
         let Some(batch) = &self.batching.present else { return };
         let end = batch.base + count.min(batch.sent);
         let mut index = batch.first.max(self.window.first());
@@ -138,7 +138,7 @@ impl Publishing {
                 self.link.answered_until = self.link.answered_until.max(sent_at);
                 self.link.fruitless_resyncs = 0;
                 self.link.breaker.succeeded();
-                self.settle(index, Some(expected + 1), false);
+                self.note_stored(index, Some(expected + 1), false);
             } else if index >= self.turn.next {
                 break;
             }

@@ -4,7 +4,7 @@ use pgoutput::Lsn;
 use uuid::Uuid;
 
 use super::{Publishing, ScanBatch};
-use crate::engine::messages::{Mode, Settled};
+use crate::engine::messages::{Mode, Resolved};
 use crate::engine::window::{LastPosition, Origin, Outgoing, Tried, Unpublished};
 
 impl Publishing {
@@ -69,7 +69,7 @@ impl Publishing {
         }
         match (stored_at, unpublished) {
             // Also if a route drops it now that did not when it was published.
-            (Some(seq), _) => self.settle(index, Some(seq), true),
+            (Some(seq), _) => self.note_stored(index, Some(seq), true),
             // Where parking blocks, everything has to wait for its turn.
             (None, Some(Unpublished::Unfit(reason))) if !self.settings.parking_blocks => {
                 self.park(index, reason);
@@ -83,7 +83,7 @@ impl Publishing {
     fn dropped(&mut self, id: Uuid, origin: Origin, at: (Lsn, i64)) {
         let (commit_lsn, commit_time_micros) = at;
         let (seq, acked) = (None, false);
-        self.settled.push(Settled { id, seq, origin, commit_lsn, commit_time_micros, acked });
+        self.resolved.push(Resolved { id, seq, origin, commit_lsn, commit_time_micros, acked });
         self.counts.dropped += 1;
         self.scan_resolved(Some(origin));
     }

@@ -281,7 +281,7 @@ impl Publishing {
         }
         for (index, seq) in stored {
             if self.window.get(index).is_some_and(|it| it.stage == Stage::Waiting) {
-                self.settle(index, seq, true);
+                self.note_stored(index, seq, true);
             }
         }
     }

@@ -90,7 +90,7 @@ pub(super) struct Batching {
     pub(super) present: Option<Batch>,
     pub(super) begun: u32,
     /// The stream has taken a message since its tail was read: until then none goes in a batch.
-    pub(super) settled_in: bool,
+    pub(super) is_answered: bool,
 }
 
 /// What is known of events that earlier sessions worked on.

@@ -93,7 +93,7 @@ impl Publishing {
         self.window.go_back();
         self.stream.in_flight = 0;
         self.stream.proven = false;
-        self.batching.settled_in = false;
+        self.batching.is_answered = false;
         self.link.state = Link::Up;
         self.stream.expected = tail.last_seq;
         self.stream.known_seq = tail.last_seq;
@@ -111,7 +111,7 @@ impl Publishing {
             self.link.breaker.succeeded();
         }
         for (index, seq) in found {
-            self.settle(index, Some(seq), true);
+            self.note_stored(index, Some(seq), true);
         }
         // The rest may still come: a predecessor's last messages, stored behind the first reading.
         self.remember(tail);
@@ -143,7 +143,7 @@ impl Publishing {
             })
             .collect();
         for (index, seq) in found {
-            self.settle(index, Some(seq), true);
+            self.note_stored(index, Some(seq), true);
         }
     }
 

@@ -152,8 +152,8 @@ fn a_dropped_event_is_resolved_at_once_and_waits_for_nobody() {
     state.apply(Duration::ZERO, Input::Logged(event));
     state.apply(Duration::ZERO, Input::Commit { end_lsn });
     assert_eq!((state.confirmed(), state.is_idle(), state.has_send()), (end_lsn, true, false));
-    let settled = state.take_settled();
-    assert_eq!(settled.iter().map(|it| (it.id, it.seq)).collect::<Vec<_>>(), [(id, None)]);
+    let resolved = state.take_resolved();
+    assert_eq!(resolved.iter().map(|it| (it.id, it.seq)).collect::<Vec<_>>(), [(id, None)]);
     assert_eq!(state.counts().dropped, 1);
 }
 
@@ -178,8 +178,8 @@ fn an_event_published_before_its_route_came_is_not_said_to_be_dropped() {
     tail.add(1, [message]);
     let mut state = start_on(tail, false);
     state.apply(Duration::ZERO, Input::Logged(event));
-    let settled = state.take_settled();
-    assert_eq!(settled.iter().map(|it| it.seq).collect::<Vec<_>>(), [Some(7)]);
+    let resolved = state.take_resolved();
+    assert_eq!(resolved.iter().map(|it| it.seq).collect::<Vec<_>>(), [Some(7)]);
     assert_eq!((state.counts().found, state.counts().dropped), (1, 0));
 }
 
@@ -197,8 +197,8 @@ fn parts(state: &mut Publishing) -> Vec<Option<Part>> {
     std::iter::from_fn(|| state.next_send().map(|send| send.part)).collect()
 }
 
-fn settled(state: &mut Publishing) -> Vec<u64> {
-    state.take_settled().iter().filter_map(|it| it.seq).collect()
+fn resolved(state: &mut Publishing) -> Vec<u64> {
+    state.take_resolved().iter().filter_map(|it| it.seq).collect()
 }
 
 const fn part(batch: u32, number: u64, last: bool) -> Option<Part> {
@@ -214,7 +214,7 @@ fn a_batch_ends_with_what_waits_and_the_next_begins_when_it_is_answered() {
     state.apply(Duration::ZERO, Input::Stored { batch: 1, count: 2 });
     assert!(!state.has_send(), "a part of it is");
     state.apply(Duration::ZERO, Input::Ended { batch: 1, count: 3, seq: 4 });
-    assert_eq!(settled(&mut state), [1, 2, 3, 4]);
+    assert_eq!(resolved(&mut state), [1, 2, 3, 4]);
     assert_eq!(parts(&mut state), [part(2, 1, false), part(2, 2, true)]);
 }
 
@@ -222,9 +222,9 @@ fn a_batch_ends_with_what_waits_and_the_next_begins_when_it_is_answered() {
 fn a_batch_that_ends_early_is_looked_up() {
     let mut state = batching(3);
     parts(&mut state);
-    settled(&mut state);
+    resolved(&mut state);
     state.apply(Duration::ZERO, Input::Ended { batch: 1, count: 2, seq: 3 });
-    assert_eq!(settled(&mut state), [2, 3]);
+    assert_eq!(resolved(&mut state), [2, 3]);
     let request = state.next_request();
     assert!(matches!(request, Some(Request::ReadTail { from: 2, .. })), "{request:?}");
 }
@@ -233,14 +233,14 @@ fn a_batch_that_ends_early_is_looked_up() {
 fn a_duplicate_that_a_batch_swallowed_is_looked_up_and_sent_by_itself() {
     let mut state = batching(2);
     parts(&mut state);
-    settled(&mut state);
+    resolved(&mut state);
     state.apply(Duration::ZERO, Input::Ended { batch: 1, count: 2, seq: 2 });
-    assert_eq!(settled(&mut state), [] as [u64; 0], "one of the two is somewhere else");
+    assert_eq!(resolved(&mut state), [] as [u64; 0], "one of the two is somewhere else");
     assert!(matches!(state.next_request(), Some(Request::ReadTail { .. })));
     state.apply(Duration::ZERO, Input::Tail(Tail::ending_at(2)));
     assert_eq!(parts(&mut state), [None], "its answer tells where");
     state.apply(Duration::ZERO, Input::Acked { epoch: 1, index: 1, seq: 1 });
-    assert_eq!(settled(&mut state), [1]);
+    assert_eq!(resolved(&mut state), [1]);
     let send = state.next_send().expect("the other one");
     assert_eq!(send.expected, Some(2), "the duplicate took no place");
 }
@@ -255,9 +255,9 @@ fn a_batch_whose_last_message_did_not_leave_is_ended() {
     assert_eq!(parts(&mut state), []);
     assert_eq!(state.next_end(), part(1, 2, true));
     assert_eq!(state.next_end(), None);
-    settled(&mut state);
+    resolved(&mut state);
     state.apply(Duration::ZERO, Input::Ended { batch: 1, count: 1, seq: 2 });
-    assert_eq!(settled(&mut state), [2]);
+    assert_eq!(resolved(&mut state), [2]);
     assert!(!matches!(state.next_request(), Some(Request::ReadTail { .. })));
 }
 

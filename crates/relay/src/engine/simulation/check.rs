@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use pgoutput::Lsn;
 
 use super::{Faults, Foreign, World};
-use crate::engine::{Mode, Settled};
+use crate::engine::{Mode, Resolved};
 
 impl World {
     /// Whether a route drops the event.
@@ -13,9 +13,9 @@ impl World {
         self.faults.poison && is_dropped(id)
     }
 
-    pub(super) fn check_resolved(&mut self, settled: Settled) {
-        let id = settled.id.as_u128();
-        match settled.seq {
+    pub(super) fn check_resolved(&mut self, resolved: Resolved) {
+        let id = resolved.id.as_u128();
+        match resolved.seq {
             Some(seq) => {
                 let at = usize::try_from(seq).expect("small") - 1;
                 assert_eq!(self.stream[at].id, Some(id), "found at a wrong place");

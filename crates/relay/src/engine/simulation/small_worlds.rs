@@ -47,13 +47,13 @@ fn small_world(faults: Faults) -> World {
     let world = (0..).map(|seed| World::new(seed, faults)).find(|it| it.old_rows.len() == 1);
     let mut world = world.expect("some seed has one old row");
     world.keys.insert(1, 0);
-    world.settle_down();
+    world.calm_down();
     world
 }
 
 impl World {
     /// Does what means nothing.
-    fn settle_down(&mut self) {
+    fn calm_down(&mut self) {
         self.effects();
         loop {
             let is_dull = |it: &Effect| {
@@ -150,7 +150,7 @@ impl World {
                 self.begin_session();
             }
         }
-        self.settle_down();
+        self.calm_down();
     }
 
     /// The first of one aggregate, the second of the other.

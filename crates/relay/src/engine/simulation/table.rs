@@ -6,7 +6,7 @@ use pgoutput::Lsn;
 use uuid::Uuid;
 
 use crate::engine::{
-    Age, Found, Pass, ScanRange, Settled, SweepRange, Swept, Unmarked, Verdict, Watermark,
+    Age, Found, Pass, Resolved, ScanRange, SweepRange, Swept, Unmarked, Verdict, Watermark,
 };
 
 /// Rows of this transaction came back to the outbox, for the scanner.
@@ -189,11 +189,11 @@ impl Table {
 
     /// Marks rows, and owes the marks of those that are locked: returns how many were marked, how
     /// many are owed, and of which events no row is to be seen.
-    pub(in crate::engine) fn mark(&mut self, published: &[Settled]) -> (u64, u64, Vec<Settled>) {
+    pub(in crate::engine) fn mark(&mut self, published: &[Resolved]) -> (u64, u64, Vec<Resolved>) {
         let (mut marked, mut owed, mut without_row) = (0, 0, Vec::new());
-        for settled in published {
-            match self.rows.get_mut(&settled.id.as_u128()).filter(|it| it.is_visible) {
-                None => without_row.push(*settled),
+        for resolved in published {
+            match self.rows.get_mut(&resolved.id.as_u128()).filter(|it| it.is_visible) {
+                None => without_row.push(*resolved),
                 Some(row) if row.is_marked => {}
                 Some(row) if row.is_locked => {
                     owed += u64::from(!row.is_owed);
@@ -226,7 +226,7 @@ impl Table {
         is_in_stream: impl Fn(u128) -> bool,
     ) -> Swept {
         let (mut marked, mut unlogged) = (0, 0);
-        let resolved = verdict.settled.iter().map(|it| it.id);
+        let resolved = verdict.resolved.iter().map(|it| it.id);
         for id in resolved.chain(verdict.trusted.iter().copied()) {
             assert!(is_published(id.as_u128()), "row {id} is marked and not published");
             marked += self.mark_one(id.as_u128());

@@ -17,7 +17,7 @@ use uuid::Uuid;
 use super::Store;
 use super::mark::NOT_MARKED;
 use crate::config::MarkBy;
-use crate::engine::{ScanMarks, Settled};
+use crate::engine::{Resolved, ScanMarks};
 use crate::error::Error;
 
 /// For so long after a lock was met rows that are locked are not waited for at all.
@@ -44,7 +44,7 @@ impl Store {
     /// Writes down that the stream has these events, or that a route dropped them; already marked
     /// rows are left alone, locked ones are owed their marks. Returns how many rows were marked
     /// here. Rows not visible yet, or gone, are no error: the sweeper finds the former.
-    pub(crate) async fn mark(&self, stream: &str, resolved: &[Settled]) -> Result<u64, Error> {
+    pub(crate) async fn mark(&self, stream: &str, resolved: &[Resolved]) -> Result<u64, Error> {
         Ok(self.mark_or_owe(stream, resolved).await?.rows)
     }
 
@@ -52,7 +52,7 @@ impl Store {
     pub(crate) async fn mark_or_owe(
         &self,
         stream: &str,
-        resolved: &[Settled],
+        resolved: &[Resolved],
     ) -> Result<ScanMarks, Error> {
         if !self.is_wary() {
             match self.mark_waiting(stream, resolved).await {
@@ -71,8 +71,8 @@ impl Store {
     pub(crate) async fn mark_and_miss(
         &self,
         stream: &str,
-        resolved: &[Settled],
-    ) -> Result<(u64, Vec<Settled>), Error> {
+        resolved: &[Resolved],
+    ) -> Result<(u64, Vec<Resolved>), Error> {
         let missed = |there: HashSet<Uuid>| {
             resolved.iter().filter(|it| !there.contains(&it.id)).copied().collect()
         };
@@ -117,7 +117,7 @@ impl Store {
                 marked => return marked,
             }
         }
-        let resolved: Vec<_> = ids.iter().map(|id| Settled::somewhere(*id)).collect();
+        let resolved: Vec<_> = ids.iter().map(|id| Resolved::somewhere(*id)).collect();
         let (marked, _) = Box::pin(self.mark_free(&self.sql.trust_free, stream, &resolved)).await?;
         Ok(marked.len() as u64)
     }
@@ -128,7 +128,7 @@ impl Store {
         &self,
         sql: &str,
         stream: &str,
-        resolved: &[Settled],
+        resolved: &[Resolved],
     ) -> Result<(HashSet<Uuid>, HashSet<Uuid>), Error> {
         let (mut marked, mut owed) = (HashSet::new(), HashSet::new());
         // A trigger or a constraint may be against a mark: then the halves are tried by themselves.
@@ -162,7 +162,7 @@ impl Store {
         &self,
         sql: &str,
         stream: &str,
-        resolved: &[Settled],
+        resolved: &[Resolved],
     ) -> Result<Vec<tokio_postgres::Row>, Error> {
         let (ids, seqs, lsns) = columns(resolved);
         let parameters: [&(dyn ToSql + Sync); 4] = [&ids, &seqs, &lsns, &stream];
@@ -213,10 +213,10 @@ impl Store {
 }
 
 /// Ids, places in the stream, and positions in the log, for `unnest`.
-pub(super) fn columns(resolved: &[Settled]) -> (Vec<Uuid>, Vec<Option<i64>>, Vec<Option<PgLsn>>) {
+pub(super) fn columns(resolved: &[Resolved]) -> (Vec<Uuid>, Vec<Option<i64>>, Vec<Option<PgLsn>>) {
     let ids = resolved.iter().map(|it| it.id).collect();
     let seqs = resolved.iter().map(|it| it.seq.map(u64::cast_signed)).collect();
-    let lsn = |it: &Settled| (it.commit_lsn > Lsn::ZERO).then(|| PgLsn::from(it.commit_lsn.0));
+    let lsn = |it: &Resolved| (it.commit_lsn > Lsn::ZERO).then(|| PgLsn::from(it.commit_lsn.0));
     (ids, seqs, resolved.iter().map(lsn).collect())
 }
 

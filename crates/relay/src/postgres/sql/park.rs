@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::mark::NOT_MARKED;
 use super::{Store, mark};
-use crate::engine::{Blocked, Dead, RowOfDead, Settled};
+use crate::engine::{Blocked, Dead, Resolved, RowOfDead};
 use crate::error::Error;
 use crate::postgres::rows::{Micros, REQUEUED_TXID};
 
@@ -291,7 +291,7 @@ impl Store {
     }
 
     /// Writes down that a requeued event had been stored before, and so was not published again.
-    pub(crate) async fn note_found(&self, found: &[Settled]) -> Result<(), Error> {
+    pub(crate) async fn note_found(&self, found: &[Resolved]) -> Result<(), Error> {
         let ids: Vec<Uuid> = found.iter().map(|it| it.id).collect();
         let seqs: Vec<Option<i64>> = found.iter().map(|it| it.seq.map(u64::cast_signed)).collect();
         self.client()

@@ -26,13 +26,13 @@ pub(crate) struct StateRow {
     pub(crate) checkpoint: Option<Lsn>,
     /// What the slot does not bring is published.
     pub(crate) is_gap_filled: bool,
-    pub(crate) resolved: Option<Resolved>,
+    pub(crate) resolved: Option<ResolvedPlace>,
     pub(crate) looks: LastLooks,
 }
 
 /// Whoever looks at the whole table now and then.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Looker {
+pub(crate) enum LookedBy {
     Scanner,
     Sweeper,
 }
@@ -46,7 +46,7 @@ pub(crate) struct LastLooks {
 
 /// How far a relay had got, as it wrote down beside `checkpoint`.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Resolved {
+pub(crate) struct ResolvedPlace {
     pub(crate) place: Place,
     /// When that was, in seconds from 1970 on, by the database's clock.
     pub(crate) at: f64,
@@ -134,10 +134,10 @@ impl Store {
     }
 
     /// Writes down that the whole table was looked at just now.
-    pub(crate) async fn note_look(&self, slot: &str, by: Looker) -> Result<(), Error> {
+    pub(crate) async fn note_look(&self, slot: &str, by: LookedBy) -> Result<(), Error> {
         let column = match by {
-            Looker::Scanner => "scanned_at",
-            Looker::Sweeper => "whole_swept_at",
+            LookedBy::Scanner => "scanned_at",
+            LookedBy::Sweeper => "whole_swept_at",
         };
         let state = self.table.companion("tailpost_state");
         let sql = format!("UPDATE {state} SET {column} = now() WHERE slot = $1");
@@ -362,13 +362,13 @@ fn age(row: &Row, at: usize) -> Option<Duration> {
     row.get::<_, Option<f64>>(at).and_then(|it| Duration::try_from_secs_f64(it.max(0.0)).ok())
 }
 
-fn resolved(row: &Row) -> Option<Resolved> {
+fn resolved(row: &Row) -> Option<ResolvedPlace> {
     let commit_lsn = Lsn(row.get::<_, Option<PgLsn>>(10)?.into());
     let ordinal = u32::try_from(row.get::<_, Option<i64>>(11)?).ok()?;
     // While the scanner may owe something, its messages may be in between.
     let seq = row.get::<_, Option<i64>>(12).filter(|_| row.get(9)).map(i64::cast_unsigned);
     let at = row.get::<_, Option<f64>>(13).unwrap_or_default();
-    Some(Resolved { place: Place { commit_lsn, ordinal, seq }, at })
+    Some(ResolvedPlace { place: Place { commit_lsn, ordinal, seq }, at })
 }
 
 fn watermark(row: &Row, at: usize) -> Option<Watermark> {

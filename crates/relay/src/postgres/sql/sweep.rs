@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::Store;
 use super::mark::NOT_MARKED;
 use crate::engine::{
-    Age, MARKS_AT_ONCE, Origin, SWEPT_AT_ONCE, Settled, Stored, SweepRange, Unmarked, Watermark,
+    Age, MARKS_AT_ONCE, Origin, Resolved, SWEPT_AT_ONCE, Stored, SweepRange, Unmarked, Watermark,
 };
 use crate::error::Error;
 
@@ -28,12 +28,12 @@ pub(super) const CAME_BACK: &str = "txid < '4'";
 
 /// One look at all unmarked rows of the log that a watermark covers, however many they are: what is
 /// not taken waits on the connection and in the server.
-pub(crate) struct Look {
+pub(crate) struct SweepCursor {
     _store: Store,
     rows: Pin<Box<RowStream>>,
 }
 
-impl Look {
+impl SweepCursor {
     /// The next [`SWEPT_AT_ONCE`]; fewer at the end.
     pub(crate) async fn batch(&mut self) -> Result<Vec<Unmarked>, Error> {
         let mut batch = Vec::new();
@@ -91,7 +91,7 @@ impl Store {
         watermark: &Watermark,
         swept: Option<&Watermark>,
         range: SweepRange,
-    ) -> Result<Look, Error> {
+    ) -> Result<SweepCursor, Error> {
         // As long as the statement takes is as long as marking takes. What an index leads to is not
         // to be sorted.
         let set = "SET statement_timeout = 0; SET lock_timeout = '2s'; SET enable_sort = off";
@@ -100,12 +100,12 @@ impl Store {
         let parameters: [&(dyn ToSql + Sync); 3] = [&start_snapshot, &watermark.snapshot, &swept];
         let sql = self.sql.unmarked(range, swept.is_some());
         let rows = self.client().query_raw(sql, parameters).await.map_err(Error::sql(LOOKING))?;
-        Ok(Look { _store: self, rows: Box::pin(rows) })
+        Ok(SweepCursor { _store: self, rows: Box::pin(rows) })
     }
 
     /// Marks rows whose messages were read in the stream.
     pub(crate) async fn mark_stored(&self, stream: &str, stored: &[Stored]) -> Result<u64, Error> {
-        let resolved = |it: &Stored| Settled {
+        let resolved = |it: &Stored| Resolved {
             id: it.id,
             seq: Some(it.seq),
             origin: Origin::Scan(0),
@@ -115,7 +115,7 @@ impl Store {
         };
         let mut marked = 0;
         for batch in stored.chunks(MARKS_AT_ONCE) {
-            let batch: Vec<Settled> = batch.iter().map(resolved).collect();
+            let batch: Vec<Resolved> = batch.iter().map(resolved).collect();
             marked += self.mark(stream, &batch).await?;
         }
         Ok(marked)
@@ -155,7 +155,7 @@ impl Store {
     }
 
     /// Which of the events have a marked row.
-    pub(super) async fn marked(&self, resolved: &[Settled]) -> Result<HashSet<Uuid>, Error> {
+    pub(super) async fn marked(&self, resolved: &[Resolved]) -> Result<HashSet<Uuid>, Error> {
         let ids: Vec<Uuid> = resolved.iter().map(|it| it.id).collect();
         let (outbox, id) = (self.table.quoted(), self.table.column(Column::Id));
         let sql =
