@@ -122,7 +122,8 @@ impl Soak {
             inboxes,
             random: StdRng::seed_from_u64(seed),
             rows: Rows::new(Shape::Documented, seed).with_bookkeeping(),
-            messages: Messages::new(seed),
+            // Of the same seed, a message would have the id of a row now and then.
+            messages: Messages::new(!seed),
             foreign: None,
             unanswered: false,
             only: only.to_vec(),
