@@ -48,6 +48,7 @@ mod run;
 mod session;
 mod shards;
 mod source;
+mod standby;
 mod status;
 mod tls;
 

@@ -7,7 +7,7 @@ use async_nats::Client;
 use rand::RngExt;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use tracing::{error, info, warn};
+use tracing::{error, warn};
 
 use crate::config::{Config, Mode, OnWalLimit};
 use crate::describe;
@@ -18,6 +18,7 @@ use crate::polling::Poll;
 use crate::postgres::{Opening, Store, answered};
 use crate::reporter::Reporter;
 use crate::session::Session;
+use crate::standby;
 use crate::status::{Role, Status};
 
 /// A session that lasted longer was a success.
@@ -31,9 +32,6 @@ const LEAVING_MAX: Duration = Duration::from_secs(5);
 
 /// How long giving the slot up may take.
 const RELIEF_MAX: Duration = Duration::from_secs(20);
-
-/// How often a standby looks whether the slot is free.
-const STANDBY_EVERY: Duration = Duration::from_millis(200);
 
 /// Relays the events of one shard, see [`Config::each_shard`], from the outbox to its stream until
 /// `stop` is cancelled, or, with `once`, until everything is published that was committed when the
@@ -77,7 +75,7 @@ pub async fn run(
             }
             Err(Error::SlotBusy { .. }) if !once => {
                 reporter.role(Role::Standby);
-                stand_by(&config, &stop).await;
+                standby::wait(&config, &stop).await;
                 // Until the slot is taken nobody knows what comes of it.
                 reporter.role(Role::Starting);
                 continue;
@@ -186,7 +184,7 @@ async fn relieve(config: &Config) -> Result<(), Error> {
         let started = Instant::now();
         // The process that read it for us needs a moment to notice that we are gone.
         while health.is_read && health.retained_bytes >= limit && started.elapsed() < LEAVING_MAX {
-            tokio::time::sleep(STANDBY_EVERY).await;
+            tokio::time::sleep(standby::LOOK_EVERY).await;
             health = store.slot_health(&config.slot).await?;
         }
         if health.is_read || health.retained_bytes < limit {
@@ -204,22 +202,4 @@ async fn relieve(config: &Config) -> Result<(), Error> {
     };
     let late = Err(Error::Stalled("the server does not answer"));
     tokio::time::timeout(RELIEF_MAX, relieved).await.unwrap_or(late)
-}
-
-/// Waits until nobody reads the slot, or for the next attempt if that cannot be seen.
-async fn stand_by(config: &Config, stop: &CancellationToken) {
-    info!(slot = config.slot, "another relay reads the slot: standing by");
-    let free = async {
-        let store = Store::connect(config, "tailpost standby").await?;
-        while answered("look at the slot", store.slot_reader(&config.slot)).await?.is_some() {
-            tokio::time::sleep(STANDBY_EVERY).await;
-        }
-        Ok::<(), Error>(())
-    };
-    tokio::select! {
-        watched = free => if watched.is_err() {
-            tokio::time::sleep(STANDBY_EVERY).await;
-        },
-        () = stop.cancelled() => {}
-    }
 }

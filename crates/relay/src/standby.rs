@@ -1,0 +1,31 @@
+//! How a second relay waits for the slot.
+
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+use tracing::info;
+
+use crate::config::Config;
+use crate::error::Error;
+use crate::postgres::{Store, answered};
+
+/// How often a standby looks whether the slot is free.
+pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// Waits until nobody reads the slot, or for the next attempt if that cannot be seen.
+pub(crate) async fn wait(config: &Config, stop: &CancellationToken) {
+    info!(slot = config.slot, "another relay reads the slot: standing by");
+    let free = async {
+        let store = Store::connect(config, "tailpost standby").await?;
+        while answered("look at the slot", store.slot_reader(&config.slot)).await?.is_some() {
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+        Ok::<(), Error>(())
+    };
+    tokio::select! {
+        watched = free => if watched.is_err() {
+            tokio::time::sleep(LOOK_EVERY).await;
+        },
+        () = stop.cancelled() => {}
+    }
+}
