@@ -57,6 +57,7 @@ type Job = BoxFuture<'static, Result<Done, Error>>;
 
 enum Done {
     Claimed { claim: u32, store: Arc<Store>, rows: Vec<ScannedRow> },
+    NotClaimed { store: Arc<Store> },
     GaveBack { store: Arc<Store>, marked: u64 },
     MadeUp { store: Arc<Store>, found: Option<Stuck> },
     Outcome(ClaimOutcome),
@@ -236,8 +237,13 @@ impl Poll {
                 let store = holder(claim)?;
                 let stream = self.config.stream.name.clone();
                 job(async move {
-                    let marked = mark(&store, &stream, &published).await?;
-                    Ok(Done::Outcome(ClaimOutcome::Marked { claim, marked }))
+                    Ok(Done::Outcome(match store.mark(&stream, &published).await {
+                        Err(error) if error.is_contention() => {
+                            warn!(error = describe(&error), "marking rows later");
+                            ClaimOutcome::NotMarked { claim, published }
+                        }
+                        marked => ClaimOutcome::Marked { claim, marked: marked? },
+                    }))
                 })
             }
             ClaimEffect::GiveBack { claim, published } => {
@@ -293,6 +299,10 @@ impl Poll {
                     rows.iter().map(|row| self.rows.scanned(row)).collect();
                 ClaimOutcome::Claimed(rows?)
             }
+            Done::NotClaimed { store } => {
+                self.free.push(store);
+                ClaimOutcome::NotClaimed
+            }
             Done::GaveBack { store, marked } => {
                 self.free.push(store);
                 ClaimOutcome::GaveBack { marked }
@@ -318,7 +328,7 @@ impl Poll {
         if self.claims.values().chain(&self.free).any(|it| it.client().is_closed()) {
             return Err(Error::Stalled("the server closed a connection for claims"));
         }
-        self.engine.tick(self.now());
+        self.engine.tick(self.now(), !self.free.is_empty());
         self.report(reporter, false);
         Ok(())
     }
@@ -340,7 +350,7 @@ fn claim_rows(config: Arc<Config>, free: Option<Arc<Store>>, claim: u32) -> Job 
             Err(error) if error.is_contention() => {
                 warn!(error = describe(&error), "cannot claim rows, trying again");
                 store.finish_claim().await?;
-                Vec::new()
+                return Ok(Done::NotClaimed { store });
             }
             rows => rows?,
         };

@@ -72,7 +72,7 @@ pub(crate) enum ClaimEffect {
     Claim { claim: u32 },
     /// Says to the server that the claim is still worked on.
     Renew { claim: u32 },
-    /// Marks events of a claim that goes on.
+    /// Marks events of a claim that goes on, if nobody has the table locked.
     Mark { claim: u32, published: Vec<Resolved> },
     /// Marks the other events of a claim, and ends it.
     GiveBack { claim: u32, published: Vec<Resolved> },
@@ -98,8 +98,15 @@ pub(crate) enum ClaimEffect {
 pub(crate) enum ClaimOutcome {
     /// The rows, in order of insertion. Without any there is no claim.
     Claimed(Vec<Outgoing>),
+    /// Somebody has the table locked.
+    NotClaimed,
     Renewed {
         claim: u32,
+    },
+    /// Somebody has the table locked.
+    NotMarked {
+        claim: u32,
+        published: Vec<Resolved>,
     },
     Marked {
         claim: u32,
@@ -139,6 +146,15 @@ enum Looking {
     Claiming { since: Duration },
 }
 
+/// Whether the stream is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reading {
+    Resting,
+    UnderWay,
+    /// The process was held up meanwhile: what is read may be from before.
+    Stale,
+}
+
 /// All that is decided in one session of poll mode. See the module.
 #[derive(Debug, Clone)]
 pub(crate) struct ClaimEngine {
@@ -160,6 +176,7 @@ pub(crate) struct ClaimEngine {
     draining_since: Option<Duration>,
     /// When something was last decided.
     awake_at: Duration,
+    reading: Reading,
     effects: VecDeque<ClaimEffect>,
 }
 
@@ -196,6 +213,7 @@ impl ClaimEngine {
             once: start.once,
             draining_since: None,
             awake_at: Duration::ZERO,
+            reading: Reading::Resting,
             effects: VecDeque::new(),
         }
     }
@@ -288,16 +306,16 @@ impl ClaimEngine {
             self.effects.push_back(ClaimEffect::GiveBack { claim, published });
         }
         if self.claims_at().is_some_and(|at| at <= now) {
-            self.begun += 1;
+            self.begun = self.begun.wrapping_add(1);
             self.looking = Looking::Claiming { since: now };
             self.effects.push_back(ClaimEffect::Claim { claim: self.begun });
         }
     }
 
-    /// Takes in that time has passed.
-    pub(crate) fn tick(&mut self, now: Duration) {
+    /// Takes in that time has passed, and whether a connection has no claim.
+    pub(crate) fn tick(&mut self, now: Duration, has_free: bool) {
         self.publishing.apply(now, Input::Tick);
-        if now.saturating_sub(self.owed_at) >= OWED_EVERY {
+        if has_free && now.saturating_sub(self.owed_at) >= OWED_EVERY {
             self.owed_at = now;
             self.effects.push_back(ClaimEffect::MakeUpForMarks);
         }
@@ -327,6 +345,15 @@ impl ClaimEngine {
                     *heard = asked;
                 }
             }
+            ClaimOutcome::NotClaimed => {
+                self.looking = Looking::Resting { until: now + self.interval };
+            }
+            ClaimOutcome::NotMarked { claim, published } => {
+                if let Some(claim) = self.claims.iter_mut().find(|it| it.number == claim) {
+                    claim.published.extend(published);
+                    (claim.unmarked_since, claim.is_marking) = (now, false);
+                }
+            }
             ClaimOutcome::Marked { claim, marked } => {
                 self.marks.marked += marked;
                 if let Some(claim) = self.claims.iter_mut().find(|it| it.number == claim) {
@@ -340,8 +367,16 @@ impl ClaimEngine {
                 self.publishing.apply(now, Input::ScanMarked { batches: 1 });
             }
             ClaimOutcome::Parked { index } => self.publishing.apply(now, Input::Parked { index }),
-            ClaimOutcome::Tail(tail) => self.publishing.apply(now, Input::Tail(tail)),
-            ClaimOutcome::TailFailed(why) => self.publishing.apply(now, Input::TailFailed(why)),
+            ClaimOutcome::Tail(tail) => {
+                self.publishing.apply(now, Input::Tail(tail));
+                if std::mem::replace(&mut self.reading, Reading::Resting) == Reading::Stale {
+                    self.publishing.apply(now, Input::LinkLost);
+                }
+            }
+            ClaimOutcome::TailFailed(why) => {
+                self.reading = Reading::Resting;
+                self.publishing.apply(now, Input::TailFailed(why));
+            }
         }
     }
 
@@ -349,6 +384,9 @@ impl ClaimEngine {
     fn was_held_up(&mut self, now: Duration) -> bool {
         let is_late = now.saturating_sub(std::mem::replace(&mut self.awake_at, now)) > HELD_UP;
         if is_late {
+            if self.reading == Reading::UnderWay {
+                self.reading = Reading::Stale;
+            }
             self.publishing.apply(now, Input::LinkLost);
         }
         is_late
@@ -385,6 +423,7 @@ impl ClaimEngine {
             Request::ReadTail { from, delay, why } => {
                 let unresolved = self.publishing.unresolved();
                 self.tell(Notice::ReadingTail { why, unresolved });
+                self.reading = Reading::UnderWay;
                 self.effects.push_back(ClaimEffect::ReadTail { from, delay });
             }
             Request::Park { index, dead } => {

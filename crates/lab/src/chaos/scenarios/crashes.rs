@@ -9,6 +9,8 @@ const UNMARKED: &str = "SELECT count(*) FROM outbox_events WHERE published_at IS
 
 pub(super) async fn between_ack_and_mark(lab: &mut Lab) -> Result<Daemons> {
     lab.set("TAILPOST_RELAY__MARK_INTERVAL", "1h");
+    // More than come on a machine however slow.
+    lab.set("TAILPOST_RELAY__MARK_BATCH", "100000");
     for _ in 0..3 {
         let relay = lab.start_relay()?;
         relay.wait_active().await?;

@@ -147,10 +147,12 @@ impl World {
         let node = self.rng.random_range(0..NODES);
         match self.rng.random_range(0..20) {
             0 | 1 if self.is_faulty => self.insert(),
-            2..6 => self.complete(node),
+            2..6 if self.is_awake(node) => self.complete(node),
             6..10 => self.take(),
             10..14 => self.answer(),
-            14 if self.is_faulty && self.rng.random_bool(0.15) => self.end_session(node),
+            14 if self.is_faulty && self.is_awake(node) && self.rng.random_bool(0.15) => {
+                self.end_session(node);
+            }
             15 if self.is_faulty && self.rng.random_bool(0.1) => {
                 let stall = Duration::from_secs(self.rng.random_range(1..120));
                 self.nodes[node].stalled_until = self.now + stall;
@@ -166,6 +168,10 @@ impl World {
         for node in 0..NODES {
             self.turn(node);
         }
+    }
+
+    fn is_awake(&self, node: usize) -> bool {
+        self.nodes[node].stalled_until <= self.now
     }
 
     fn insert(&mut self) {
@@ -206,7 +212,7 @@ impl World {
                 self.end_session(node);
             }
             let now = self.time_of(node);
-            self.nodes[node].engine.tick(now);
+            self.nodes[node].engine.tick(now, true);
         }
     }
 
@@ -243,7 +249,16 @@ impl World {
                 ClaimEffect::End(End::ClaimLost) => return self.end_session(at),
                 ClaimEffect::End(end) => panic!("{end:?}"),
                 ClaimEffect::Measure(_) | ClaimEffect::Tell(_) => {}
-                effect => node.under_way.push((effect, self.now)),
+                effect => {
+                    let is_marking = |claim: u32| {
+                        let of = |it: &&(ClaimEffect, Duration)| matches!(it.0, ClaimEffect::Mark { claim: it, .. } if it == claim);
+                        node.under_way.iter().any(|it| of(&it))
+                    };
+                    if let ClaimEffect::GiveBack { claim, .. } = effect {
+                        assert!(!is_marking(claim), "claim {claim} ends beside its marks");
+                    }
+                    node.under_way.push((effect, self.now));
+                }
             }
         }
     }
@@ -289,6 +304,9 @@ impl World {
             }
             ClaimEffect::Mark { claim, published } => {
                 of(claim)?;
+                if self.is_faulty && self.rng.random_bool(0.2) {
+                    return Some(Some(ClaimOutcome::NotMarked { claim, published }));
+                }
                 for event in &published {
                     self.mark(event.id.as_u128());
                 }
@@ -415,8 +433,13 @@ impl World {
         if self.answers.is_empty() {
             return;
         }
-        let (session, input) = self.answers.remove(0);
-        if let Some(at) = self.nodes.iter().position(|it| it.session == session) {
+        let node_of = |session| self.nodes.iter().position(|it| it.session == session);
+        // What comes for a node that is stalled waits for it.
+        let is_heard = |it: &(u32, Input)| node_of(it.0).is_none_or(|at| self.is_awake(at));
+        let Some(first) = self.answers.iter().position(is_heard) else { return };
+        let at = node_of(self.answers[first].0);
+        let (_, input) = self.answers.remove(first);
+        if let Some(at) = at {
             let now = self.time_of(at);
             self.nodes[at].engine.apply(now, input);
         }
@@ -428,7 +451,8 @@ impl World {
         for node in &mut self.nodes {
             node.stalled_until = self.now;
         }
-        let is_done = |world: &Self| world.rows.values().all(|it| it.is_marked);
+        let is_done =
+            |world: &Self| world.rows.values().all(|it| it.is_marked) && world.locks.is_empty();
         let healed_at = self.now;
         while !is_done(self) {
             self.step();
