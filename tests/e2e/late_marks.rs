@@ -93,8 +93,8 @@ async fn a_second_connection_that_breaks_takes_few_marks_with_it() {
     env.wait_marked().await;
     let lost = "SELECT count(*) FROM outbox_events WHERE stream_seq IS NULL";
     let lost = env.query::<i64>(lost).await;
-    // One statement of the second connection, and two of the first if they waited too long.
-    assert!((1..=15_000).contains(&lost), "{lost} marks were lost");
+    // One statement of the second connection, and two of the first for each 2 s that they waited.
+    assert!((1..=30_000).contains(&lost), "{lost} marks were lost");
     assert_eq!(env.stored_ids().await, ids);
 }
 
