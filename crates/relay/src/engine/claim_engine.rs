@@ -123,7 +123,7 @@ pub(crate) enum ClaimOutcome {
 }
 
 /// Rows in hand.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 struct Claim {
     number: u32,
     ids: Vec<Uuid>,
@@ -156,7 +156,7 @@ enum Reading {
 }
 
 /// All that is decided in one session of poll mode. See the module.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct ClaimEngine {
     publishing: Publishing,
     /// The oldest first.

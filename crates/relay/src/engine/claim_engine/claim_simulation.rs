@@ -251,8 +251,10 @@ impl World {
                 ClaimEffect::Measure(_) | ClaimEffect::Tell(_) => {}
                 effect => {
                     let is_marking = |claim: u32| {
-                        let of = |it: &&(ClaimEffect, Duration)| matches!(it.0, ClaimEffect::Mark { claim: it, .. } if it == claim);
-                        node.under_way.iter().any(|it| of(&it))
+                        let mut begun = node.under_way.iter().map(|it| &it.0);
+                        begun.any(
+                            |it| matches!(it, ClaimEffect::Mark { claim: of, .. } if *of == claim),
+                        )
                     };
                     if let ClaimEffect::GiveBack { claim, .. } = effect {
                         assert!(!is_marking(claim), "claim {claim} ends beside its marks");
