@@ -48,4 +48,5 @@ mod storm;
 mod takeover;
 mod unlogged;
 mod versioning;
+mod waiting;
 mod wire;

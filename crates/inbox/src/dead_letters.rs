@@ -437,7 +437,7 @@ impl Backlog {
     }
 }
 
-fn audit_entry(row: &Row) -> AuditEntry {
+pub(crate) fn audit_entry(row: &Row) -> AuditEntry {
     AuditEntry {
         at: row.get("decided_at"),
         action: row.get("decision"),

@@ -41,6 +41,7 @@ mod connection;
 mod dead_letters;
 mod engine;
 mod error;
+pub mod explain;
 mod feed;
 mod handler;
 pub mod http;
@@ -50,6 +51,7 @@ mod nats;
 mod postgres;
 mod record;
 mod status;
+pub mod waiting;
 mod worker;
 
 pub use connection::{BoxError, Connection};

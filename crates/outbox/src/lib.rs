@@ -38,6 +38,7 @@ mod error;
 mod event;
 pub mod migrations;
 mod table;
+pub mod waiting;
 pub mod wire;
 
 pub use columns::{Column, Columns};

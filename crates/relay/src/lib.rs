@@ -51,6 +51,7 @@ mod source;
 mod standby;
 mod status;
 mod tls;
+pub mod waiting;
 
 /// How the relay reaches its two servers.
 ///
@@ -79,9 +80,11 @@ pub use connect::{NatsTarget, PostgresTarget};
 pub use error::Error;
 pub use operate::{
     OutboxReport, SetupPlan, SetupReport, SetupStep, ShardReport, SlotEntry, SlotReport,
-    StatusReport, StreamReport, create_slot, dead_letters, drop_slot, inspect, plan, setup, slots,
+    StatusReport, StreamReport, create_slot, dead_letters, drop_slot, explain, inspect, plan,
+    setup, slots,
 };
 pub use outbox::migrations::Layout;
+pub use reporter::Reports;
 pub use routing::{Destination, Glob, Route};
 pub use run::run;
 pub use shards::{Shard, Shards};

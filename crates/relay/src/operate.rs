@@ -1,6 +1,7 @@
 //! What operators ask for from outside of a running relay.
 
 pub mod dead_letters;
+pub mod explain;
 mod inspect;
 mod report;
 pub(crate) mod setup;

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
+use outbox::waiting::{Seen, Waiting};
 use pgoutput::Lsn;
 use tokio::sync::watch;
 use tracing::{debug, error, info, warn};
@@ -11,6 +12,7 @@ use crate::engine::{Engine, MarkCounts, Notice, Origin, Publishing, Resolved};
 use crate::nats::NatsLink;
 use crate::postgres::sql::Stuck;
 use crate::status::{Role, SlotStatus, Status};
+use crate::waiting::EventState;
 
 /// How often a status goes out.
 const REPORT_EVERY: Duration = Duration::from_millis(100);
@@ -18,9 +20,27 @@ const REPORT_EVERY: Duration = Duration::from_millis(100);
 /// PostgreSQL counts microseconds from 2000-01-01.
 pub(crate) const POSTGRES_EPOCH_UNIX_MICROS: i64 = 946_684_800_000_000;
 
+/// Whom a relay tells what it does.
+#[derive(Debug)]
+pub struct Reports {
+    /// Receives a report about every 100 ms.
+    pub status: watch::Sender<Status>,
+    /// Those who wait for events are told of each that the broker stores, at once.
+    pub waiting: Waiting<EventState>,
+}
+
+impl Reports {
+    /// Nobody waits for events.
+    #[must_use]
+    pub fn to(status: watch::Sender<Status>) -> Self {
+        Self { status, waiting: Waiting::default() }
+    }
+}
+
 pub(crate) struct Reporter {
     status: Status,
-    sender: watch::Sender<Status>,
+    reports: Reports,
+    stream: String,
     /// Counters as they were when the session began.
     base: Status,
     sent: Option<Instant>,
@@ -28,9 +48,10 @@ pub(crate) struct Reporter {
 }
 
 impl Reporter {
-    pub(crate) fn new(sender: watch::Sender<Status>) -> Self {
+    /// `stream` is where events go.
+    pub(crate) fn new(reports: Reports, stream: &str) -> Self {
         let (status, base) = (Status::default(), Status::default());
-        Self { status, sender, base, sent: None, link: None }
+        Self { status, reports, stream: stream.to_owned(), base, sent: None, link: None }
     }
 
     /// A session begins: its counters start at nothing.
@@ -121,8 +142,15 @@ impl Reporter {
         }
     }
 
-    /// Measures how long acknowledged events took.
+    /// Tells those who wait, and measures how long acknowledged events took.
     pub(crate) fn resolved(&mut self, resolved: &[Resolved]) {
+        if !self.reports.waiting.is_idle() {
+            for it in resolved.iter().filter(|it| it.seq.is_some()) {
+                let published =
+                    EventState::Published { stream: Some(self.stream.clone()), seq: it.seq };
+                self.reports.waiting.tell(it.id, Seen::Final(published));
+            }
+        }
         let mut measured = resolved.iter().filter(|it| it.acked && it.origin == Origin::Log);
         let Some(first) = measured.next() else { return };
         let now = Timestamp::now().as_microsecond() - POSTGRES_EPOCH_UNIX_MICROS;
@@ -196,6 +224,6 @@ impl Reporter {
     fn send(&mut self) {
         self.status.nats_connected = self.link.as_ref().is_some_and(|link| link.borrow().connected);
         self.sent = Some(Instant::now());
-        self.sender.send_replace(self.status.clone());
+        self.reports.status.send_replace(self.status.clone());
     }
 }

@@ -16,10 +16,10 @@ use crate::error::Error;
 use crate::nats::{NatsLink, has_ended, leave_server};
 use crate::polling::Poll;
 use crate::postgres::{Opening, Store, answered};
-use crate::reporter::Reporter;
+use crate::reporter::{Reporter, Reports};
 use crate::session::Session;
 use crate::standby;
-use crate::status::{Role, Status};
+use crate::status::Role;
 
 /// A session that lasted longer was a success.
 const SESSION_GOOD_AFTER: Duration = Duration::from_secs(10);
@@ -38,8 +38,7 @@ const RELIEF_MAX: Duration = Duration::from_secs(20);
 /// first session began.
 ///
 /// Broken connections, restarts of either server and lost slots are worked through, with pauses of
-/// 100 ms to 10 s; while another relay reads the slot this one stands by. `status` receives a
-/// report about every 100 ms.
+/// 100 ms to 10 s; while another relay reads the slot this one stands by.
 ///
 /// # Errors
 ///
@@ -54,7 +53,7 @@ pub async fn run(
     config: Config,
     once: bool,
     stop: CancellationToken,
-    status: watch::Sender<Status>,
+    reports: Reports,
 ) -> Result<(), Error> {
     if config.shards.count() > 1 && config.shard().is_none() {
         return Err(Error::Shards {
@@ -63,7 +62,7 @@ pub async fn run(
         });
     }
     let config = Arc::new(config);
-    let mut reporter = Reporter::new(status);
+    let mut reporter = Reporter::new(reports, &config.stream.name);
     let mut client = None;
     let mut failures = 0;
     loop {

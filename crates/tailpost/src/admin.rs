@@ -1,12 +1,13 @@
 //! The HTTP server for operators: health, metrics, status.
 //!
 //! It only reads what the engines publish through their `watch` channels, so a slow scrape holds
-//! nothing up, and it answers whatever the dependencies do. Only what is about dead letters asks the
-//! database, on connections of its own.
+//! nothing up, and it answers whatever the dependencies do. What is about dead letters asks the
+//! database, on connections of its own; all who wait for events share one.
 
 pub(crate) mod api;
 mod connections;
 pub(crate) mod dead_letters;
+mod events;
 mod guard;
 mod inbox_endpoint;
 mod listen;
@@ -31,6 +32,7 @@ use tower_http::timeout::TimeoutLayer;
 use tracing::{info, warn};
 
 pub(crate) use self::listen::Address;
+pub(crate) use events::{Told, WAIT_MAX, Waited, WaitingOf};
 pub(crate) use inbox_endpoint::{AppState, Inbox};
 pub(crate) use metrics::inbox_metrics::Sample;
 pub(crate) use metrics::relay_metrics::Watched;
@@ -63,6 +65,10 @@ pub(crate) trait Engine: Send + Sync + 'static {
     fn status(&self) -> anyhow::Result<String>;
     /// What can be asked of it beyond that, below `/api/v1`.
     fn api(&self) -> Router<Admin> {
+        Router::new()
+    }
+    /// What waits, and asks the database nothing itself.
+    fn waits(&self) -> Router<Admin> {
         Router::new()
     }
     /// Where that is, to go on with a list of paths.
@@ -131,6 +137,7 @@ fn router(admin: Admin) -> Router {
     Router::new()
         .route("/metrics", get(metrics))
         .route("/api/v1/status", get(status))
+        .merge(admin.engine.waits())
         .merge(
             admin
                 .engine

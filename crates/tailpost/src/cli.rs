@@ -1,6 +1,7 @@
 //! The command line. The help texts are the reference for it.
 
 pub(crate) mod dlq_args;
+mod event_args;
 mod inbox_args;
 #[cfg(feature = "lab")]
 mod lab_args;
@@ -14,6 +15,7 @@ use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand};
 use crate::config::{LogFormat, Sources};
 use crate::telemetry::Verbosity;
 
+pub(crate) use event_args::{ExplainArgs, WaitArgs};
 pub(crate) use inbox_args::*;
 #[cfg(feature = "lab")]
 pub(crate) use lab_args::{ChaosArgs, DemoArgs};
@@ -148,6 +150,17 @@ pub(crate) enum Command {
     Relay(RelayArgs),
     /// Show position, backlog, slot, stream, and dead letters
     Status(StatusArgs),
+    /// Wait until an event is published, or processed by a consumer
+    ///
+    /// Asks a running relay at admin.listen, or the inbox at admin.inbox_listen, with admin.token,
+    /// or with --direct the database. Exits with 0 when it is published (or processed), 4 when it
+    /// never will be by itself, 6 when it is not yet, and 3 when it is unknown.
+    Wait(WaitArgs),
+    /// Show what became of an event: row, attempts, message, and what each consumer did
+    ///
+    /// Asks the database and the broker. Works also for an event whose row is gone, as long as a
+    /// dead letter, a decision or a consumer's record is left.
+    Explain(ExplainArgs),
     /// Consume events and manage dead letters
     Inbox(Box<InboxArgs>),
     /// Manage events that could not be published

@@ -2,6 +2,7 @@
 
 mod decide;
 pub(crate) mod dlq;
+mod explain;
 mod inbox;
 #[cfg(feature = "lab")]
 mod lab;
@@ -10,6 +11,7 @@ mod setup;
 mod setup_report;
 mod slot;
 mod status;
+mod wait;
 
 use crate::cli::Command;
 use crate::cli::dlq_args::OutboxCommand;
@@ -21,6 +23,8 @@ pub(crate) async fn run(command: Command, settings: Settings) -> anyhow::Result<
         Command::Setup(args) => setup::run(&args, &settings).await,
         Command::Relay(args) => Box::pin(relay::run(&args, &settings)).await,
         Command::Status(args) => Box::pin(status::run(&args, &settings)).await,
+        Command::Wait(args) => Box::pin(wait::run(&args, &settings)).await,
+        Command::Explain(args) => Box::pin(explain::run(&args, &settings)).await,
         Command::Inbox(args) => inbox::run(&args.command, &settings).await,
         Command::Outbox(command) => {
             let OutboxCommand::Dlq(command) = &*command;

@@ -1,5 +1,6 @@
 //! Errors of commands and of the admin API that have exit codes of their own.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -25,18 +26,50 @@ impl ListenError {
     }
 }
 
+/// Who has an API.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Service {
+    Relay,
+    Inbox,
+}
+
+impl Service {
+    fn key(self) -> &'static str {
+        match self {
+            Self::Relay => "admin.listen",
+            Self::Inbox => "admin.inbox_listen",
+        }
+    }
+
+    fn article(self) -> &'static str {
+        match self {
+            Self::Relay => "a",
+            Self::Inbox => "an",
+        }
+    }
+}
+
+impl fmt::Display for Service {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Relay => "relay",
+            Self::Inbox => "inbox",
+        })
+    }
+}
+
 /// Why the API did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ClientError {
-    /// `admin.listen` is off.
-    #[error("admin.listen is off, so no relay can be asked")]
-    Off,
+    /// It does not listen.
+    #[error("{} is off, so no {of} can be asked", of.key())]
+    Off { of: Service },
     /// Nobody answers there.
-    #[error("could not reach a relay at {address}")]
-    Unreachable { address: SocketAddr, source: std::io::Error },
+    #[error("could not reach {} {of} at {address}", of.article())]
+    Unreachable { of: Service, address: SocketAddr, source: std::io::Error },
     /// No answer in time.
-    #[error("the relay at {address} did not answer within {} s", API_TIMEOUT.as_secs())]
-    Silent { address: SocketAddr },
+    #[error("the {of} at {address} did not answer within {} s", API_TIMEOUT.as_secs())]
+    Silent { of: Service, address: SocketAddr },
     /// It answered with an error.
     #[error("{error}")]
     Refused { status: StatusCode, error: String, hint: Option<String> },
@@ -46,16 +79,53 @@ impl ClientError {
     /// What the operator can do about it.
     pub(crate) fn hint(&self) -> Option<String> {
         match self {
-            Self::Off | Self::Unreachable { .. } => Some(
-                "--direct asks the database instead; admin.listen says where a relay listens"
-                    .into(),
-            ),
+            Self::Off { of } | Self::Unreachable { of, .. } => Some(format!(
+                "--direct asks the database instead; {} says where {} {of} listens",
+                of.key(),
+                of.article()
+            )),
             Self::Silent { .. } => Some("--direct asks the database instead".into()),
             Self::Refused { status, .. } if *status == StatusCode::UNAUTHORIZED => {
                 Some("set admin.token to the relay's".into())
             }
             Self::Refused { hint, .. } => hint.clone(),
         }
+    }
+}
+
+/// Why a wait ended without what was waited for.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum WaitError {
+    /// Nobody knows it.
+    #[error("event {id} is unknown after {waited:?}: {said}")]
+    Unknown { id: Uuid, waited: Duration, said: String },
+    /// It may still happen.
+    #[error("event {id} is not there after {waited:?}: {said}")]
+    NotYet { id: Uuid, waited: Duration, said: String },
+    /// It does not happen by itself.
+    #[error("event {id} will not be there: {said}")]
+    Never { id: Uuid, said: String },
+    /// Of all, some are not there.
+    #[error("{left} after {waited:?}")]
+    NotAll { left: String, waited: Duration },
+}
+
+impl WaitError {
+    /// What the operator can do about it.
+    pub(crate) fn hint(&self) -> Option<String> {
+        Some(match self {
+            Self::Unknown { .. } => {
+                "its transaction may not be committed, or its row was deleted".into()
+            }
+            Self::NotYet { .. } | Self::NotAll { .. } => {
+                "`tailpost status` says what holds events up; --timeout waits longer".into()
+            }
+            Self::Never { id, .. } => {
+                format!(
+                    "`tailpost outbox dlq show {id}` or `tailpost inbox dlq show {id}` says more"
+                )
+            }
+        })
     }
 }
 

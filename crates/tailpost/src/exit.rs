@@ -6,7 +6,7 @@ use relay::connect;
 use tokio_postgres::error::SqlState;
 
 use crate::config;
-use crate::errors::{ClientError, DlqError, ListenError};
+use crate::errors::{ClientError, DlqError, ListenError, WaitError};
 use crate::refusal::Refusal;
 
 /// What scripts can tell apart.
@@ -57,6 +57,13 @@ fn kind_of(error: &(dyn std::error::Error + 'static)) -> Option<Kind> {
     if let Some(error) = error.downcast_ref::<ClientError>() {
         return Some(client_kind(error));
     }
+    if let Some(error) = error.downcast_ref::<WaitError>() {
+        return Some(match error {
+            WaitError::Unknown { .. } => Kind::NotFound,
+            WaitError::NotYet { .. } | WaitError::NotAll { .. } => Kind::TimedOut,
+            WaitError::Never { .. } => Kind::Refused,
+        });
+    }
     if let Some(error) = error.downcast_ref::<DlqError>() {
         return Some(if matches!(error, DlqError::NotYet { .. }) {
             Kind::TimedOut
@@ -106,7 +113,7 @@ fn inbox_kind(error: &inbox::Error) -> Option<Kind> {
 
 fn client_kind(error: &ClientError) -> Kind {
     match error {
-        ClientError::Off | ClientError::Unreachable { .. } => Kind::Unreachable,
+        ClientError::Off { .. } | ClientError::Unreachable { .. } => Kind::Unreachable,
         ClientError::Silent { .. } => Kind::TimedOut,
         ClientError::Refused { status, .. } => match status.as_u16() {
             400 | 401 | 409 | 422 => Kind::Refused,
@@ -138,6 +145,9 @@ pub(crate) fn hint(error: &anyhow::Error) -> Option<String> {
             return Some(error.hint());
         }
         if let Some(error) = cause.downcast_ref::<Refusal>() {
+            return error.hint();
+        }
+        if let Some(error) = cause.downcast_ref::<WaitError>() {
             return error.hint();
         }
         if let Some(error) = cause.downcast_ref::<relay::Error>() {

@@ -37,9 +37,10 @@ fn run(cli: cli::Cli) -> anyhow::Result<()> {
         cli::Command::Demo(_) | cli::Command::Chaos(_) => {
             (config::Settings::default(), cli.global.verbosity().of_demo())
         }
-        cli::Command::Status(_) | cli::Command::Outbox(_) => {
-            (load()?, cli.global.verbosity().of_status())
-        }
+        cli::Command::Status(_)
+        | cli::Command::Wait(_)
+        | cli::Command::Explain(_)
+        | cli::Command::Outbox(_) => (load()?, cli.global.verbosity().of_status()),
         cli::Command::Inbox(ref args) if !matches!(args.command, cli::InboxCommand::Run(_)) => {
             (load()?, cli.global.verbosity().of_status())
         }

@@ -45,6 +45,12 @@ impl Refusal {
         Self::not_found(format!("there is no dead letter of event {event}"), Some(hint))
     }
 
+    pub(crate) fn no_event(event: Uuid) -> Self {
+        let hint = "neither a row, a dead letter, a decision nor a consumer's record is left of it, or it \
+                    is not committed";
+        Self::not_found(format!("nobody knows event {event}"), Some(hint.into()))
+    }
+
     fn several_consumers(consumers: &[String]) -> Self {
         let hint = format!("name one with --consumer: {}", consumers.join(", "));
         Self::conflict("several consumers have this dead letter", Some(hint))

@@ -6,6 +6,7 @@ pub(crate) mod complete;
 pub(crate) mod decide;
 pub(crate) mod hold_role;
 pub(crate) mod list;
+pub(crate) mod look_up;
 pub(crate) mod park;
 pub(crate) mod renew;
 pub(crate) mod requeued;

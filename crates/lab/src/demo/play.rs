@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::workload::{Workload, WorkloadOptions, Written};
 use anyhow::{Context, Result, bail};
-use relay::{Role, Status};
+use relay::{Reports, Role, Status};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -99,7 +99,7 @@ impl Cast {
         let stop = CancellationToken::new();
         let inbox = tokio::spawn(inbox.run(stop.clone()));
         let (sender, status) = watch::channel(Status::default());
-        let relay = tokio::spawn(relay::run(config, false, stop.clone(), sender));
+        let relay = tokio::spawn(relay::run(config, false, stop.clone(), Reports::to(sender)));
         let mut cast = Self { relay, status, consumer, journal, inbox, inbox_status, stop };
         // Only then, so that the figures show them at work and not their start.
         timeout(STANDSTILL_MAX, cast.relay_is_active()).await.with_context(|| {

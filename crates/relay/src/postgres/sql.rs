@@ -5,6 +5,7 @@ mod backlog;
 mod claim;
 mod decide;
 mod index;
+mod look_up;
 mod mark;
 mod other_slots;
 mod owed;

@@ -4,12 +4,14 @@ mod inbox_dead_letters;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 
 use axum::Router;
 use inbox::{BreakerState, State, Status};
 use serde::Serialize;
 use tokio::sync::watch;
 
+use super::events::{self, WaitingOf};
 use super::metrics::Metrics;
 use super::metrics::inbox_metrics::{Sample, StatusCollector, Watched, snapshot};
 use super::{Admin, Engine};
@@ -20,6 +22,7 @@ pub(crate) struct Inbox {
     consumers: Watched,
     metrics: Metrics,
     app_state: AppState,
+    waiting: WaitingOf,
 }
 
 impl Inbox {
@@ -27,9 +30,10 @@ impl Inbox {
         consumers: Watched,
         samples: watch::Receiver<BTreeMap<String, Sample>>,
         app_state: AppState,
+        waiting: WaitingOf,
     ) -> Self {
         let collector = StatusCollector { consumers: consumers.clone(), samples };
-        Self { consumers, metrics: Metrics::new([], collector), app_state }
+        Self { consumers, metrics: Metrics::new([], collector), app_state, waiting }
     }
 }
 
@@ -56,8 +60,12 @@ impl Engine for Inbox {
         inbox_dead_letters::routes(self.app_state.clone())
     }
 
+    fn waits(&self) -> Router<Admin> {
+        events::processed(Arc::clone(&self.waiting))
+    }
+
     fn api_paths(&self) -> &'static str {
-        ", and /api/v1/inbox/dead-letter"
+        ", /api/v1/events/{id}/wait, and /api/v1/inbox/dead-letter"
     }
 }
 
@@ -119,7 +127,12 @@ mod tests {
         let consumers = [("billing".to_owned(), watch(active)), ("mail".to_owned(), watch(status))];
         let postgres = "postgres://localhost/shop".parse().expect("a URL");
         let app_state = AppState { postgres, table: outbox::Table::default() };
-        Inbox::new(BTreeMap::from(consumers), watch::channel(samples).1, app_state)
+        Inbox::new(
+            BTreeMap::from(consumers),
+            watch::channel(samples).1,
+            app_state,
+            WaitingOf::default(),
+        )
     }
 
     #[test]

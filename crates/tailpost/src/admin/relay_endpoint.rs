@@ -6,13 +6,15 @@ use std::time::Duration;
 
 use axum::Router;
 use futures_util::future::BoxFuture;
+use outbox::waiting::Waiting;
+use relay::waiting::EventState;
 use relay::{Config, Role, Status};
 use serde::Serialize;
 
 use super::dead_letters::{self, AppState};
 use super::metrics::Metrics;
 use super::metrics::relay_metrics::{Counted, StatusCollector, Watched};
-use super::{Admin, Engine};
+use super::{Admin, Engine, events};
 
 /// A running relay, with all shards that this process has.
 pub(crate) struct Relay {
@@ -20,11 +22,16 @@ pub(crate) struct Relay {
     metrics: Metrics,
     app_state: AppState,
     counted: Counted,
+    waiting: Waiting<EventState>,
 }
 
 impl Relay {
     /// `config` is that of all shards.
-    pub(crate) fn new(watched: Vec<Watched>, config: &Config) -> Self {
+    pub(crate) fn new(
+        watched: Vec<Watched>,
+        config: &Config,
+        waiting: Waiting<EventState>,
+    ) -> Self {
         let pipeline = format!("{}/{}", config.slot, config.publication);
         let mut labels = vec![("pipeline", pipeline)];
         if watched.iter().all(|it| it.shard.is_none()) {
@@ -35,7 +42,8 @@ impl Relay {
         let dead_letters = Arc::clone(&counted);
         let collector = StatusCollector { watched: watched.clone(), in_flight_limit, dead_letters };
         let app_state = AppState::new(config.clone());
-        Self { watched, metrics: Metrics::new(labels, collector), app_state, counted }
+        let metrics = Metrics::new(labels, collector);
+        Self { watched, metrics, app_state, counted, waiting }
     }
 }
 
@@ -67,8 +75,12 @@ impl Engine for Relay {
         Router::new().nest("/api/v1/outbox", routes)
     }
 
+    fn waits(&self) -> Router<Admin> {
+        events::published(self.waiting.clone())
+    }
+
     fn api_paths(&self) -> &'static str {
-        ", and /api/v1/outbox/dead-letter"
+        ", /api/v1/events/{id}/wait, and /api/v1/outbox/dead-letter"
     }
 
     fn status(&self) -> anyhow::Result<String> {

@@ -2,6 +2,7 @@ use std::time::Instant;
 
 use axum::body::{Body, to_bytes};
 use axum::extract::Request;
+use outbox::waiting::Waiting;
 use relay::{Role, Status};
 use tokio::sync::watch;
 use tower::ServiceExt;
@@ -15,7 +16,7 @@ fn admin(status: Status, token: Option<&str>) -> Router {
     let Ok(config) = settings.relay_config() else { panic!("valid settings") };
     let (_, receiver) = watch::channel(status);
     let watched = vec![Watched::new(&config, receiver)];
-    router(Admin::new(Relay::new(watched, &config), token.map(str::to_owned)))
+    router(Admin::new(Relay::new(watched, &config, Waiting::default()), token.map(str::to_owned)))
 }
 
 /// Two shards.
@@ -27,7 +28,7 @@ fn sharded(statuses: [Status; 2]) -> Router {
     let shards = config.each_shard();
     let watched = shards.iter().zip(statuses);
     let watched = watched.map(|(shard, status)| Watched::new(shard, watch::channel(status).1));
-    router(Admin::new(Relay::new(watched.collect(), &config), None))
+    router(Admin::new(Relay::new(watched.collect(), &config, Waiting::default()), None))
 }
 
 async fn get(router: Router, path: &str, authorization: Option<&str>) -> (StatusCode, String) {
@@ -200,7 +201,7 @@ async fn an_address_of_another_machine_is_an_error_with_a_hint() {
     settings.postgres.url = Some("postgres://ada@localhost/shop".into());
     let Ok(config) = settings.relay_config() else { panic!("valid settings") };
     let (_, receiver) = watch::channel(Status::default());
-    let relay = Relay::new(vec![Watched::new(&config, receiver)], &config);
+    let relay = Relay::new(vec![Watched::new(&config, receiver)], &config, Waiting::default());
     let address = Address { key: "admin.listen", socket };
     let Err(error) = serve(address, Admin::new(relay, None)).await else {
         panic!("the address is not this machine's");

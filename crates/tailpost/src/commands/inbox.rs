@@ -1,5 +1,6 @@
 //! `tailpost inbox …`.
 
+mod answers;
 mod inbox_dlq;
 pub(super) mod inbox_setup;
 mod run;

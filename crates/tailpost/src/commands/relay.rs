@@ -1,7 +1,8 @@
 mod shards;
 
 use anyhow::Result;
-use relay::{Config, Status};
+use outbox::waiting::Waiting;
+use relay::{Config, Reports, Status};
 use tokio::sync::watch;
 use tracing::info;
 
@@ -14,11 +15,13 @@ pub(super) async fn run(args: &RelayArgs, settings: &Settings) -> Result<()> {
     let config = settings.relay_config()?;
     let chosen = chosen(&config, args.shard)?;
     let stop = shutdown::on_signal()?;
-    let (statuses, watched): (Vec<_>, Vec<_>) = chosen
+    let waiting = Waiting::default();
+    let (reports, watched): (Vec<_>, Vec<_>) = chosen
         .iter()
         .map(|shard| {
             let (status, watcher) = watch::channel(Status::default());
-            (status, Watched::new(shard, watcher))
+            let reports = Reports { status, waiting: waiting.clone() };
+            (reports, Watched::new(shard, watcher))
         })
         .unzip();
     for shard in &chosen {
@@ -35,20 +38,26 @@ pub(super) async fn run(args: &RelayArgs, settings: &Settings) -> Result<()> {
     let admin = match settings.admin.listen {
         Some(socket) if !args.once => {
             let listen = Address { key: "admin.listen", socket };
-            let admin = Admin::new(Relay::new(watched, &config), settings.admin.token.clone());
-            Some(admin::serve(listen, admin).await?)
+            let relay = Relay::new(watched, &config, waiting.clone());
+            Some(admin::serve(listen, Admin::new(relay, settings.admin.token.clone())).await?)
         }
         _ => None,
     };
-    let mut relays: Vec<_> = chosen.into_iter().zip(statuses).collect();
-    let outcome = match relays.pop() {
-        Some((only, status)) if relays.is_empty() => {
-            relay::run(only, args.once, stop, status).await.map_err(Into::into)
+    let mut relays: Vec<_> = chosen.into_iter().zip(reports).collect();
+    let work = async {
+        match relays.pop() {
+            Some((only, reports)) if relays.is_empty() => {
+                Ok(relay::run(only, args.once, stop, reports).await?)
+            }
+            last => {
+                relays.extend(last);
+                shards::run(relays, args.once, &stop).await
+            }
         }
-        last => {
-            relays.extend(last);
-            shards::run(relays, args.once, &stop).await
-        }
+    };
+    let outcome = tokio::select! {
+        outcome = work => outcome,
+        never = relay::waiting::answer(&config, &waiting) => match never {},
     };
     if let Some(admin) = admin {
         admin.stop().await;

@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use outbox::dead_letters::{Actor, Aggregate, BulkRequest, Filter, Overview, Progress};
-use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+
 use relay::Config;
 use relay::dead_letters::{DeadLetter, DeadLetterDetail, DeadLetters};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::client::Client;
+use super::client::{Client, escape};
 use crate::admin::api::Change;
 use crate::admin::dead_letters::{Requeue, Started};
 use crate::bulk;
@@ -126,10 +126,6 @@ impl Queue for Backend {
 
 fn change(actor: &Actor) -> Change {
     Change { by: Some(actor.name.clone()), why: actor.why.clone() }
-}
-
-fn escape(text: &str) -> String {
-    utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
 }
 
 fn query(filter: &Filter, limit: u32) -> String {

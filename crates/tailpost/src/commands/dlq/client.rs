@@ -1,4 +1,4 @@
-//! The admin API of a running relay, from the other side.
+//! The admin API of a running relay or inbox, from the other side.
 
 use std::net::SocketAddr;
 
@@ -8,24 +8,48 @@ use hyper::body::Bytes;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
 use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::TcpStream;
 
 use crate::admin::api::ApiError;
 use crate::config::AdminSettings;
-use crate::errors::{API_TIMEOUT, ClientError};
+use crate::errors::{API_TIMEOUT, ClientError, Service};
 
 /// Where the API is, and the token for it.
 pub(crate) struct Client {
+    of: Service,
     address: SocketAddr,
     token: Option<String>,
 }
 
 impl Client {
     pub(crate) fn new(settings: &AdminSettings) -> Result<Self, ClientError> {
-        let address = settings.listen.ok_or(ClientError::Off)?;
-        Ok(Self { address, token: settings.token.clone() })
+        Self::of(Service::Relay, settings.listen, settings)
+    }
+
+    /// Of an inbox.
+    pub(crate) fn of_inbox(settings: &AdminSettings) -> Result<Self, ClientError> {
+        Self::of(Service::Inbox, settings.inbox_listen, settings)
+    }
+
+    fn of(
+        of: Service,
+        address: Option<SocketAddr>,
+        settings: &AdminSettings,
+    ) -> Result<Self, ClientError> {
+        let address = address.ok_or(ClientError::Off { of })?;
+        Ok(Self { of, address, token: settings.token.clone() })
+    }
+
+    /// What became of something, whatever that is.
+    pub(crate) async fn told<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
+        let (status, body) = self.send(Method::GET, path, None::<&()>).await?;
+        match serde_json::from_slice(&body) {
+            Ok(told) => Ok(told),
+            Err(_) => Err(refused(status, &body).into()),
+        }
     }
 
     pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
@@ -53,7 +77,17 @@ impl Client {
         path: &str,
         body: Option<&impl Serialize>,
     ) -> anyhow::Result<Bytes> {
-        let address = self.address;
+        let (status, body) = self.send(method, path, body).await?;
+        if status.is_success() { Ok(body) } else { Err(refused(status, &body).into()) }
+    }
+
+    async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&impl Serialize>,
+    ) -> anyhow::Result<(StatusCode, Bytes)> {
+        let Self { of, address, .. } = *self;
         let json = body.map(serde_json::to_vec).transpose()?.unwrap_or_default();
         let mut request = Request::builder()
             .method(method)
@@ -64,17 +98,22 @@ impl Client {
             request = request.header(AUTHORIZATION, format!("Bearer {token}"));
         }
         let request = request.body(Full::new(Bytes::from(json))).context("make a request")?;
-        let answered = tokio::time::timeout(API_TIMEOUT, exchange(address, request)).await;
-        let (status, body) = answered.map_err(|_| ClientError::Silent { address })??;
-        if status.is_success() {
-            return Ok(body);
-        }
-        let (error, hint) = match serde_json::from_slice(&body) {
-            Ok(ApiError { detail, hint, .. }) => (detail, hint),
-            Err(_) => without_words(status, &body),
-        };
-        Err(ClientError::Refused { status, error, hint }.into())
+        let answered = tokio::time::timeout(API_TIMEOUT, exchange(of, address, request)).await;
+        answered.map_err(|_| ClientError::Silent { of, address })?
     }
+}
+
+/// A value for a path or a query.
+pub(in crate::commands) fn escape(text: &str) -> String {
+    utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
+}
+
+fn refused(status: StatusCode, body: &[u8]) -> ClientError {
+    let (error, hint) = match serde_json::from_slice(body) {
+        Ok(ApiError { detail, hint, .. }) => (detail, hint),
+        Err(_) => without_words(status, body),
+    };
+    ClientError::Refused { status, error, hint }
 }
 
 /// What an answer says that is not the API's own.
@@ -87,10 +126,11 @@ fn without_words(status: StatusCode, body: &[u8]) -> (String, Option<String>) {
 }
 
 async fn exchange(
+    of: Service,
     address: SocketAddr,
     request: Request<Full<Bytes>>,
 ) -> anyhow::Result<(StatusCode, Bytes)> {
-    let unreachable = |source| ClientError::Unreachable { address, source };
+    let unreachable = |source| ClientError::Unreachable { of, address, source };
     let stream = TcpStream::connect(address).await.map_err(unreachable)?;
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;

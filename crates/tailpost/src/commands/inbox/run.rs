@@ -1,9 +1,11 @@
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
 use inbox::http::{HttpHandler, HttpOptions};
 use inbox::{Connection, Inbox, Leased, Summary};
+use outbox::waiting::Waiting;
 use relay::connect::https_config;
 use relay::{NatsTarget, PostgresTarget};
 use tokio::sync::watch;
@@ -11,8 +13,9 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use super::answers;
 use super::sampler::Sampler;
-use crate::admin::{self, Address, Admin, AppState};
+use crate::admin::{self, Address, Admin, AppState, WaitingOf};
 use crate::config::{Consumer, Error, Settings};
 use crate::shutdown;
 
@@ -46,13 +49,15 @@ pub(super) async fn run(settings: &Settings) -> anyhow::Result<()> {
         let name = consumer.name.clone();
         inboxes.insert(name, inbox(consumer, settings, (&postgres, &nats), client).leased(handler));
     }
+    let waiting: WaitingOf =
+        Arc::new(inboxes.keys().map(|name| (name.clone(), Waiting::default())).collect());
     let admin = match settings.admin.inbox_listen {
         Some(socket) => {
             let listen = Address { key: "admin.inbox_listen", socket };
             let watched = inboxes.iter().map(|(name, it)| (name.clone(), it.status())).collect();
             let (samples, sampled) = watch::channel(BTreeMap::new());
             let app_state = AppState { postgres: postgres.clone(), table: settings.table()? };
-            let admin = admin::Inbox::new(watched, sampled, app_state);
+            let admin = admin::Inbox::new(watched, sampled, app_state, Arc::clone(&waiting));
             let server = admin::serve(listen, Admin::new(admin, settings.admin.token.clone()));
             let server = server.await?;
             tokio::spawn(sampler.run(samples, stop.clone()));
@@ -60,7 +65,11 @@ pub(super) async fn run(settings: &Settings) -> anyhow::Result<()> {
         }
         None => None,
     };
-    let outcome = run_all(inboxes, &stop).await;
+    let table = settings.table()?;
+    let outcome = tokio::select! {
+        outcome = run_all(inboxes, &stop) => outcome,
+        never = answers::give(&postgres, &table, &waiting) => match never {},
+    };
     if let Some(admin) = admin {
         admin.stop().await;
     }

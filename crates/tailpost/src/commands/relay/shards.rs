@@ -7,27 +7,27 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::thread::Builder;
 
 use anyhow::{Context, Result};
-use relay::{Config, Status};
-use tokio::sync::{mpsc, watch};
+use relay::{Config, Reports};
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, error, info_span, warn};
 
 /// Runs until all have ended. One that cannot go on without an operator stops the others, cleanly;
 /// its error is returned.
 pub(super) async fn run(
-    relays: Vec<(Config, watch::Sender<Status>)>,
+    relays: Vec<(Config, Reports)>,
     once: bool,
     stop: &CancellationToken,
 ) -> Result<()> {
     // A token of our own: to whoever sends a signal later, it is still the first.
     let stop = stop.child_token();
     let (ended, mut endings) = mpsc::channel(relays.len());
-    for (config, status) in relays {
+    for (config, reports) in relays {
         let shard = config.shard().map_or(0, |it| it.number);
         let (stop, ended) = (stop.clone(), ended.clone());
         let thread = move || {
             let outcome =
-                catch_unwind(AssertUnwindSafe(|| relay(shard, config, once, stop, status)));
+                catch_unwind(AssertUnwindSafe(|| relay(shard, config, once, stop, reports)));
             // Nobody listens only if the process ends anyway.
             let _ = ended.blocking_send((shard, outcome));
         };
@@ -80,10 +80,10 @@ fn relay(
     config: Config,
     once: bool,
     stop: CancellationToken,
-    status: watch::Sender<Status>,
+    reports: Reports,
 ) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.context("could not start the runtime")?;
-    let relay = relay::run(config, once, stop, status).instrument(info_span!("relay", shard));
+    let relay = relay::run(config, once, stop, reports).instrument(info_span!("relay", shard));
     Ok(runtime.block_on(relay)?)
 }

@@ -1,0 +1,163 @@
+//! What became of one event, from its row to the stream.
+
+use outbox::wire::header;
+use serde::Serialize;
+use uuid::Uuid;
+
+use super::dead_letters::{AuditEntry, DeadLetter};
+use crate::config::Config;
+use crate::describe;
+use crate::error::Error;
+use crate::nats::direct_get;
+use crate::postgres::{Store, answered};
+
+/// What is known about an event. Times are as PostgreSQL prints them; payloads are left out.
+#[derive(Debug, Clone, Serialize)]
+pub struct Explanation {
+    /// The event.
+    pub id: Uuid,
+    /// Its row, unless that was deleted or never committed.
+    pub row: Option<RowStory>,
+    /// Its dead letter, if there is one.
+    pub dead_letter: Option<DeadLetter>,
+    /// What was done to it as a dead letter, in order.
+    pub decisions: Vec<AuditEntry>,
+    /// What the stream has at its place, if a place is known.
+    pub message: Option<MessageStory>,
+    /// What could not be found out, and why.
+    pub notes: Vec<String>,
+}
+
+impl Explanation {
+    /// Whether nobody knows the event.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.row.is_none()
+            && self.dead_letter.is_none()
+            && self.decisions.is_empty()
+            && self.message.is_none()
+    }
+}
+
+/// A row of the outbox.
+#[derive(Debug, Clone, Serialize)]
+pub struct RowStory {
+    /// `PENDING`, `RETRYING` or `PUBLISHED`.
+    pub status: String,
+    /// The type of its aggregate.
+    pub aggregate_type: String,
+    /// Its aggregate.
+    pub aggregate_id: String,
+    /// Its type.
+    pub event_type: String,
+    /// When it happened, by its producer.
+    pub occurred_at: Option<String>,
+    /// The transaction that inserted it.
+    pub transaction: Option<String>,
+    /// Its number in the order of insertion.
+    pub seq: Option<i64>,
+    /// Attempts to publish it that failed.
+    pub attempts: i32,
+    /// Why the last one failed, or why it is not published.
+    pub error: Option<String>,
+    /// When it is tried next.
+    pub next_attempt_at: Option<String>,
+    /// When it was marked as published.
+    pub published_at: Option<String>,
+    /// Where its transaction committed in the log, if the log brought it.
+    pub commit_lsn: Option<String>,
+    /// The stream that has it.
+    pub stream: Option<String>,
+    /// As which sequence.
+    pub stream_seq: Option<i64>,
+}
+
+/// A message of the stream.
+#[derive(Debug, Clone, Serialize)]
+pub struct MessageStory {
+    /// The stream.
+    pub stream: String,
+    /// Its sequence there.
+    pub seq: u64,
+    /// Its subject.
+    pub subject: String,
+    /// When the stream stored it.
+    pub stored_at: String,
+    /// Where its row was in the log: `Tailpost-Position`.
+    pub position: Option<String>,
+}
+
+/// Looks in the outbox, among the dead letters and in the stream. `place` is where somebody else saw the
+/// event, for one whose row is gone.
+///
+/// # Errors
+///
+/// If PostgreSQL refuses or cannot be reached, or the outbox is not set up. What the broker does not
+/// say is left out, and a note says so.
+pub async fn explain(
+    config: &Config,
+    id: Uuid,
+    place: Option<(String, u64)>,
+) -> Result<Explanation, Error> {
+    let store = Store::connect(config, "tailpost explain").await?;
+    answered("look for the outbox", store.check_tables()).await?;
+    let doing = "look for the event";
+    let row = answered(doing, store.explain_row(id)).await?;
+    let dead_letter = answered(doing, store.dead_letter(id)).await?;
+    let decisions = answered(doing, store.audit_entries(id)).await?;
+    let mut notes = Vec::new();
+    let marked = row.as_ref().and_then(|row| {
+        Some((row.stream.clone()?, row.stream_seq.and_then(|it| u64::try_from(it).ok())?))
+    });
+    let message = match marked.or(place) {
+        Some((stream, seq)) => match message(config, id, &stream, seq).await {
+            Ok(Ok(message)) => Some(message),
+            Ok(Err(why)) => {
+                notes.push(why);
+                None
+            }
+            Err(error) => {
+                notes.push(format!("the broker cannot be asked: {}", describe(&error)));
+                None
+            }
+        },
+        None => {
+            if row.as_ref().is_none_or(|row| row.status == "PUBLISHED") {
+                notes.push("nothing says where the stream has it, if it has it".into());
+            }
+            None
+        }
+    };
+    Ok(Explanation { id, row, dead_letter, decisions, message, notes })
+}
+
+/// The message, or why it is not there.
+async fn message(
+    config: &Config,
+    id: Uuid,
+    stream: &str,
+    seq: u64,
+) -> Result<Result<MessageStory, String>, Error> {
+    let client = config.nats.connect("tailpost explain").await?;
+    let answer = direct_get::read(&client, stream, seq).await?;
+    let Some(message) = answer.message()? else {
+        return Ok(Err(format!("stream {stream} has message {seq} no more")));
+    };
+    let headers = message.headers();
+    let text = |name: &str| {
+        headers.get(name).and_then(|it| std::str::from_utf8(it).ok()).map(str::to_owned)
+    };
+    let is_its = [header::EVENT_ID, header::MSG_ID]
+        .into_iter()
+        .any(|name| text(name).is_some_and(|it| it.parse() == Ok(id)));
+    if !is_its {
+        return Ok(Err(format!("message {seq} of stream {stream} is another event's")));
+    }
+    Ok(Ok(MessageStory {
+        stream: stream.to_owned(),
+        seq: message.sequence,
+        subject: message.subject.to_string(),
+        stored_at: message.time.to_string(),
+        position: text(header::POSITION),
+    }))
+}

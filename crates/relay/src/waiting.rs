@@ -1,0 +1,123 @@
+//! Waiting until events are published.
+//!
+//! A relay tells those who wait in its own process as soon as the broker has stored an event. What
+//! it did not publish itself, or before, is asked of the table, for all who wait at once.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use outbox::waiting::{Seen, Waiting};
+use serde::{Deserialize, Serialize};
+use tokio::time::{Instant, sleep};
+use tracing::warn;
+use uuid::Uuid;
+
+use crate::config::Config;
+use crate::describe;
+use crate::error::Error;
+use crate::postgres::{Store, answered};
+
+/// Before the database is tried again.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Between two looks at whether everything is published.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// What has become of an event.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum EventState {
+    /// Neither the outbox nor the dead letters have it: it is not committed, or was deleted.
+    Unknown,
+    /// It is in the outbox, and the stream does not have it.
+    Pending {
+        /// How often it was tried to publish it in vain.
+        attempts: u32,
+        /// Why the last attempt failed.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        error: Option<String>,
+    },
+    /// The stream has it.
+    Published {
+        /// The stream, if the row says so.
+        stream: Option<String>,
+        /// Its sequence there, if the row says so.
+        seq: Option<u64>,
+    },
+    /// A route drops it: it will never be in the stream.
+    Dropped,
+    /// It is a dead letter.
+    Dead {
+        /// Why.
+        reason: String,
+    },
+    /// It was a dead letter, and somebody decided that it is never published.
+    Discarded {
+        /// Why it was a dead letter.
+        reason: String,
+    },
+}
+
+/// Answers those who wait, from the table, for as long as the future is polled. There is a
+/// connection while anybody waits and for 10 s longer.
+pub async fn answer(config: &Config, waiting: &Waiting<EventState>) -> Infallible {
+    loop {
+        waiting.begun().await;
+        if let Err(error) = look(config, waiting).await {
+            warn!(error = describe(&error), "cannot look for events that somebody waits for");
+            sleep(PAUSE).await;
+        }
+    }
+}
+
+async fn look(config: &Config, waiting: &Waiting<EventState>) -> Result<(), Error> {
+    let store = Store::connect(config, "tailpost wait").await?;
+    waiting.look(async |ids| answered("look for events", store.look_up(ids)).await).await
+}
+
+/// Waits until something final is known about the event, for `patience` at most, and returns what is
+/// known then. Asks the table every 50 ms, so that the answer comes up to a mark's delay after the
+/// broker's.
+///
+/// # Errors
+///
+/// If PostgreSQL refuses or cannot be reached.
+///
+/// # Cancel safety
+///
+/// Dropping the future ends the waiting.
+pub async fn for_event(config: &Config, id: Uuid, patience: Duration) -> Result<EventState, Error> {
+    let waiting = Waiting::default();
+    let seen = tokio::select! {
+        seen = waiting.wait(id, patience) => seen,
+        Err(error) = look(config, &waiting) => return Err(error),
+    };
+    let silent = Error::Stalled("the server did not say what became of the event");
+    seen.ok().flatten().map(Seen::into_inner).ok_or(silent)
+}
+
+/// Waits until everything that was committed when it began is published, parked, or dropped by a
+/// route, for `patience` at most. Returns how many events are not, counted up to 10,000.
+///
+/// With `relay.mark = "watermark"` an event counts as published when a watermark covers it.
+///
+/// # Errors
+///
+/// If PostgreSQL refuses or cannot be reached.
+///
+/// # Cancel safety
+///
+/// Dropping the future ends the waiting.
+pub async fn for_everything(config: &Config, patience: Duration) -> Result<u64, Error> {
+    let until = Instant::now() + patience;
+    let store = Store::connect(config, "tailpost wait").await?;
+    let doing = "count what is not published";
+    let committed = answered(doing, store.observe()).await?.snapshot;
+    loop {
+        let unpublished = answered(doing, store.count_unpublished(&committed)).await?;
+        if unpublished == 0 || Instant::now() >= until {
+            return Ok(unpublished);
+        }
+        sleep(LOOK_EVERY).await;
+    }
+}

@@ -1,0 +1,187 @@
+//! What became of one event, from its row to its effects.
+
+use std::collections::BTreeMap;
+use std::fmt::{Display, Write};
+
+use inbox::Connection;
+use inbox::explain::{ConsumerStory, EventRecord};
+use outbox::dead_letters::AuditEntry;
+use relay::explain::{Explanation, MessageStory, RowStory};
+use serde::Serialize;
+use uuid::Uuid;
+
+use crate::cli::ExplainArgs;
+use crate::config::Settings;
+use crate::output;
+use crate::refusal::Refusal;
+
+/// An event, and what each consumer did with it.
+#[derive(Serialize)]
+struct Story {
+    #[serde(flatten)]
+    published: Explanation,
+    consumers: BTreeMap<String, ConsumerStory>,
+}
+
+pub(super) async fn run(args: &ExplainArgs, settings: &Settings) -> anyhow::Result<()> {
+    let config = settings.relay_config()?;
+    let (consumers, trouble) = match consumers(settings, args.id).await {
+        Ok(consumers) => (consumers, None),
+        // Who has no inbox needs no tables for one.
+        Err(inbox::Error::Tables { .. }) => (BTreeMap::new(), None),
+        Err(error) => (BTreeMap::new(), Some(crate::exit::chain(&error.into()))),
+    };
+    let place = consumers.values().find_map(place);
+    let mut published = relay::explain::explain(&config, args.id, place).await?;
+    published.notes.extend(trouble.map(|it| format!("the inbox cannot be asked: {it}")));
+    if published.is_empty() && consumers.is_empty() {
+        return Err(Refusal::no_event(args.id).into());
+    }
+    let story = Story { published, consumers };
+    if args.json { output::json(&story) } else { output::text(&text(&story)) }
+}
+
+async fn consumers(
+    settings: &Settings,
+    id: Uuid,
+) -> Result<BTreeMap<String, ConsumerStory>, inbox::Error> {
+    let connect = |error: anyhow::Error| inbox::Error::Connect(error.into());
+    let target = settings.postgres_target().map_err(|error| connect(error.into()))?;
+    let connected = target.connect("tailpost explain").await;
+    let (client, task) = connected.map_err(|error| connect(error.into()))?;
+    let connection = Connection::with_guard(client, task);
+    let table = settings.table().map_err(|error| connect(error.into()))?;
+    inbox::explain::explain(&connection, &table, id).await
+}
+
+/// Where a consumer met the event.
+fn place(story: &ConsumerStory) -> Option<(String, u64)> {
+    let letter = story.dead_letter.as_ref().map(|it| &it.place);
+    let place = story.record.as_ref().map(|it| &it.place).or(letter)?;
+    Some((place.stream.clone()?, u64::try_from(place.seq?).ok()?))
+}
+
+/// Lines of a name and what is known.
+#[derive(Default)]
+struct Lines(String);
+
+impl Lines {
+    fn add(&mut self, name: &str, value: impl Display) {
+        let _ = writeln!(self.0, "{name:<13} {}", output::one_line(&value.to_string()));
+    }
+
+    fn add_some(&mut self, name: &str, value: Option<&(impl Display + ?Sized)>) {
+        if let Some(value) = value {
+            self.add(name, value);
+        }
+    }
+}
+
+fn text(story: &Story) -> String {
+    let Story { published, consumers } = story;
+    let mut lines = Lines::default();
+    lines.add("event", published.id);
+    match (&published.row, &published.dead_letter) {
+        (Some(row), _) => add_row(&mut lines, row, published.message.is_some()),
+        (None, Some(_)) => {}
+        (None, None) => lines.add("row", "the outbox does not have it, or not any more"),
+    }
+    if let Some(dead) = &published.dead_letter {
+        lines.add(
+            "aggregate",
+            format_args!("{}:{}, {}", dead.aggregate_type, dead.aggregate_id, dead.event_type),
+        );
+        let verb = if dead.discarded_at.is_some() { "discarded, was" } else { "dead since" };
+        lines.add("dead letter", format_args!("{verb} {}: {}", dead.dead_at, dead.reason));
+    }
+    for entry in &published.decisions {
+        add_decision(&mut lines, entry);
+    }
+    if let Some(message) = &published.message {
+        add_message(&mut lines, message);
+    }
+    for (name, consumer) in consumers {
+        add_consumer(&mut lines, name, consumer);
+    }
+    for note in &published.notes {
+        lines.add("note", note);
+    }
+    lines.0
+}
+
+fn add_row(lines: &mut Lines, row: &RowStory, is_stored: bool) {
+    lines.add(
+        "aggregate",
+        format_args!("{}:{}, {}", row.aggregate_type, row.aggregate_id, row.event_type),
+    );
+    lines.add_some("occurred", row.occurred_at.as_deref());
+    if let (Some(transaction), Some(seq)) = (&row.transaction, row.seq) {
+        lines.add("inserted", format_args!("by transaction {transaction}, number {seq}"));
+    }
+    if row.attempts > 0 {
+        let error = row.error.as_deref().unwrap_or("no reason known");
+        lines.add("attempts", format_args!("{} failed, the last: {error}", row.attempts));
+        lines.add_some("next attempt", row.next_attempt_at.as_deref());
+    } else if row.status == "PUBLISHED" {
+        lines.add_some("outcome", row.error.as_deref());
+    }
+    lines.add_some("commit LSN", row.commit_lsn.as_deref());
+    match (&row.published_at, &row.stream) {
+        (Some(at), Some(stream)) => {
+            let seq = row.stream_seq.map_or_else(|| "?".to_owned(), |it| it.to_string());
+            lines.add("published", format_args!("in {stream} as {seq}, marked {at}"));
+        }
+        (Some(at), None) => lines.add("resolved", format_args!("marked {at}")),
+        (None, _) if is_stored => lines.add("published", "the row is not marked yet"),
+        (None, _) => lines.add("state", row.status.to_lowercase()),
+    }
+}
+
+fn add_message(lines: &mut Lines, message: &MessageStory) {
+    let MessageStory { stream, seq, subject, stored_at, position } = message;
+    lines.add("message", format_args!("{stream} {seq}, {subject}, stored {stored_at}"));
+    lines.add_some("position", position.as_deref());
+}
+
+fn add_decision(lines: &mut Lines, entry: &AuditEntry) {
+    let why = entry.why.as_ref().map(|it| format!(": {it}")).unwrap_or_default();
+    lines.add("  decision", format_args!("{} {} by {}{why}", entry.at, entry.action, entry.actor));
+}
+
+fn add_consumer(lines: &mut Lines, name: &str, story: &ConsumerStory) {
+    match &story.record {
+        Some(record) => {
+            lines.add("consumer", format_args!("{name}: {}", record.status.to_lowercase()));
+            add_record(lines, record);
+        }
+        None => lines.add("consumer", format_args!("{name}: no record, or not any more")),
+    }
+    if let Some(letter) = &story.dead_letter {
+        lines.add(
+            "  dead letter",
+            format_args!("{}: {}: {}", letter.dead_at, letter.cause, letter.reason),
+        );
+    }
+    for entry in &story.decisions {
+        add_decision(lines, entry);
+    }
+}
+
+fn add_record(lines: &mut Lines, record: &EventRecord) {
+    lines.add("  received", record.received_at);
+    let unfinished = record.attempts - record.finished_attempts;
+    match unfinished {
+        0 => lines.add("  attempts", record.attempts),
+        left => lines.add("  attempts", format_args!("{}, {left} without an end", record.attempts)),
+    }
+    if let Some(at) = record.claimed_at {
+        let worker = record.worker.as_deref().unwrap_or("nobody who is known");
+        lines.add("  claimed", format_args!("{at} by {worker}"));
+    }
+    lines.add_some("  last error", record.last_error.as_deref());
+    lines.add_some("  next attempt", record.next_attempt_at.as_ref());
+    if let Some(at) = record.processed_at {
+        let outcome = record.outcome.as_ref().map(|it| format!(", {it}")).unwrap_or_default();
+        lines.add("  processed", format_args!("{at}{outcome}"));
+    }
+}

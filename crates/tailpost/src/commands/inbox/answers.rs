@@ -1,0 +1,50 @@
+//! Answers those who wait for events of the consumers that run here.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use inbox::Connection;
+use inbox::waiting::{EffectState, answer};
+use outbox::Table;
+use outbox::waiting::Waiting;
+use relay::PostgresTarget;
+use tracing::warn;
+
+use crate::admin::WaitingOf;
+
+/// Before the database is tried again.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Never ends. There is a connection for each consumer for which somebody waits.
+pub(super) async fn give(
+    postgres: &PostgresTarget,
+    table: &Table,
+    waiting: &WaitingOf,
+) -> Infallible {
+    join_all(waiting.iter().map(|(consumer, waiting)| give_of(postgres, table, consumer, waiting)))
+        .await;
+    // Without consumers.
+    std::future::pending().await
+}
+
+async fn give_of(
+    postgres: &PostgresTarget,
+    table: &Table,
+    consumer: &str,
+    waiting: &Waiting<EffectState>,
+) -> Infallible {
+    loop {
+        waiting.begun().await;
+        let answered = async {
+            let (client, task) = postgres.connect("tailpost wait").await?;
+            answer(&Connection::with_guard(client, task), table, consumer, waiting).await?;
+            anyhow::Ok(())
+        };
+        if let Err(error) = answered.await {
+            let error = crate::exit::chain(&error);
+            warn!(consumer, error, "cannot look for events that somebody waits for");
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! Waits until an event is published or processed, or all of them are.
+
+mod everything;
+
+use std::time::{Duration, Instant};
+
+use inbox::Connection;
+use inbox::waiting::EffectState;
+use outbox::waiting::{Seen, Waiting};
+use relay::waiting::EventState;
+use serde::de::DeserializeOwned;
+use uuid::Uuid;
+
+use super::dlq::client::{Client, escape};
+use crate::admin::{Told, WAIT_MAX, Waited};
+use crate::cli::WaitArgs;
+use crate::config::Settings;
+use crate::errors::WaitError;
+use crate::output;
+
+/// For an answer to come back before the request's end.
+const REQUEST_MIN: Duration = Duration::from_millis(1);
+
+pub(super) async fn run(args: &WaitArgs, settings: &Settings) -> anyhow::Result<()> {
+    let Some(id) = args.id else { return everything::run(args, settings).await };
+    match &args.processed_by {
+        None => {
+            let state = if args.direct {
+                relay::waiting::for_event(&settings.relay_config()?, id, args.timeout).await?
+            } else {
+                let client = Client::new(&settings.admin)?;
+                ask(&client, &format!("events/{id}/wait"), args.timeout).await?
+            };
+            tell(args, id, state, describe_event)
+        }
+        Some(consumer) => {
+            let state = if args.direct {
+                for_effect(settings, consumer, id, args.timeout).await?
+            } else {
+                let client = Client::of_inbox(&settings.admin)?;
+                let path = format!("events/{id}/wait?processed_by={}", escape(consumer));
+                ask(&client, &path, args.timeout).await?
+            };
+            tell(args, id, state, describe_effect)
+        }
+    }
+}
+
+/// Asks again and again: no request waits for long.
+async fn ask<S: Told + DeserializeOwned>(
+    client: &Client,
+    path: &str,
+    patience: Duration,
+) -> anyhow::Result<S> {
+    let until = Instant::now() + patience;
+    let separator = if path.contains('?') { '&' } else { '?' };
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let millis = left.clamp(REQUEST_MIN, WAIT_MAX).as_millis();
+        let Waited { state, .. } =
+            client.told(&format!("{path}{separator}timeout={millis}ms")).await?;
+        let state: S = state;
+        if state.is_final() || left <= WAIT_MAX {
+            return Ok(state);
+        }
+    }
+}
+
+async fn for_effect(
+    settings: &Settings,
+    consumer: &str,
+    id: Uuid,
+    patience: Duration,
+) -> anyhow::Result<EffectState> {
+    let (client, task) = settings.postgres_target()?.connect("tailpost wait").await?;
+    let connection = Connection::with_guard(client, task);
+    let (table, waiting) = (settings.table()?, Waiting::default());
+    let seen = tokio::select! {
+        seen = waiting.wait(id, patience) => seen?,
+        Err(error) = inbox::waiting::answer(&connection, &table, consumer, &waiting) => {
+            return Err(error.into());
+        }
+    };
+    Ok(seen.map_or(EffectState::Unknown, Seen::into_inner))
+}
+
+/// Prints what became of the event; an error unless it is what was waited for.
+fn tell<S: Told>(
+    args: &WaitArgs,
+    id: Uuid,
+    state: S,
+    describe: fn(&S) -> String,
+) -> anyhow::Result<()> {
+    let (status, said) = (state.status(), describe(&state));
+    if args.json {
+        output::json(&Waited { id, state })?;
+    } else if status.is_success() && status != axum::http::StatusCode::ACCEPTED {
+        output::text(&said)?;
+    }
+    match status.as_u16() {
+        200 => Ok(()),
+        202 => Err(WaitError::NotYet { id, waited: args.timeout, said }.into()),
+        404 => Err(WaitError::Unknown { id, waited: args.timeout, said }.into()),
+        _ => Err(WaitError::Never { id, said }.into()),
+    }
+}
+
+fn describe_event(state: &EventState) -> String {
+    match state {
+        EventState::Unknown => "neither the outbox nor its dead letters have it".into(),
+        EventState::Pending { attempts: 0, .. } => "it is not published yet".into(),
+        EventState::Pending { attempts, error } => {
+            let error = error.as_deref().unwrap_or("no reason known");
+            format!("{attempts} attempts to publish it failed: {error}")
+        }
+        EventState::Published { stream, seq } => {
+            let stream = stream.as_deref().unwrap_or("the stream");
+            match seq {
+                Some(seq) => format!("published in {stream} as {seq}"),
+                None => format!("published in {stream}"),
+            }
+        }
+        EventState::Dropped => "a route drops it".into(),
+        EventState::Dead { reason } => format!("it is a dead letter: {reason}"),
+        EventState::Discarded { reason } => {
+            format!("it was a dead letter and was discarded: {reason}")
+        }
+    }
+}
+
+fn describe_effect(state: &EffectState) -> String {
+    match state {
+        EffectState::Unknown => "the consumer has not begun it".into(),
+        EffectState::Begun { attempts, error } => match error {
+            Some(error) => format!("it was begun {attempts} times, and failed: {error}"),
+            None => "it was begun".into(),
+        },
+        EffectState::Processed => "processed".into(),
+        EffectState::Dead { reason } => format!("it is a dead letter: {reason}"),
+        EffectState::Rejected => "it was rejected".into(),
+    }
+}
