@@ -3,10 +3,13 @@
 mod backoff;
 mod breaker;
 mod capacity;
+mod consumer_effect;
+mod consumer_engine;
 mod lanes;
 #[cfg(test)]
 mod outages;
 mod redrive_schedule;
+mod report;
 mod retry;
 mod role_lease;
 #[cfg(test)]
@@ -17,9 +20,12 @@ pub(crate) mod seeds;
 mod simulation;
 
 pub use backoff::Backoff;
-pub(crate) use breaker::{Breaker, Convicted, Trouble, TroubleKind};
-pub(crate) use capacity::{Capacity, Full, LEFT_MAX};
-pub(crate) use lanes::{Delivered, Ending, Item, Lanes, Load, Offered, Path};
+pub(crate) use breaker::{Trouble, TroubleKind};
+pub(crate) use capacity::{Full, LEFT_MAX};
+pub(crate) use consumer_effect::{Effect, Notice, Pause};
+pub(crate) use consumer_engine::{ConsumerEngine, ConsumerStart, Surroundings};
+pub(crate) use lanes::{Delivered, Item, Load, Loaded, Path};
 pub(crate) use redrive_schedule::{Due, RedriveSchedule, Task};
-pub(crate) use retry::{Decision, decide};
+pub(crate) use report::Report;
+pub(crate) use retry::{Begin, Decision, begin, decide};
 pub(crate) use role_lease::{Former, Found, Role, RoleLease, Step};

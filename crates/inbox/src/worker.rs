@@ -18,7 +18,7 @@ use uuid::Uuid;
 
 use crate::config::Config;
 use crate::connection::{Connect, ConnectNats};
-use crate::engine::{Breaker, Capacity, Lanes, Role};
+use crate::engine::{ConsumerEngine, ConsumerStart, Role};
 use crate::error::describe;
 use crate::feed;
 use crate::nats::acks::Acks;
@@ -32,7 +32,7 @@ use crate::postgres::store::Scope;
 use crate::worker::lease::Leases;
 use crate::worker::redrive::Redrive;
 use crate::worker::role::RoleHolder;
-use crate::worker::session::{Leaving, Session};
+use crate::worker::session::Session;
 use crate::worker::work::{Context, Work};
 use crate::{Error, State, Status, Summary};
 
@@ -190,16 +190,23 @@ impl<W: Work> Worker<W> {
         let advisories =
             Advisories::open(&self.nats, source.origin().clone(), &config.consumer).await?;
         let (nats, origin) = (self.nats.clone(), source.origin().clone());
-        let of_left = origin.clone();
-        let redrive = Redrive::new(Arc::clone(config), Arc::clone(pool), nats, origin);
+        let redrive = Redrive::new(Arc::clone(config), Arc::clone(pool), nats, origin.clone());
         let acks = Acks::start(self.nats.clone()).await?;
-        let (ack_wait, unacked_max) = (source.ack_wait(), source.unacked_max());
+        let start = ConsumerStart {
+            shares: W::SHARES,
+            lanes: config.lanes,
+            batch: config.batch,
+            held_max: config.held_max(),
+            unacked_max: source.unacked_max(),
+            ack_wait: source.ack_wait(),
+            backoff: config.backoff,
+            counts,
+        };
         let (feed, intake) = feed::open();
         let session = Session {
             config: Arc::clone(config),
             nats: self.nats.clone(),
             acks,
-            ack_wait,
             work: Arc::clone(&self.work),
             context: Arc::clone(&self.context),
             status: self.status.clone(),
@@ -207,14 +214,8 @@ impl<W: Work> Worker<W> {
             trouble: pool.trouble(),
             broker: source.trouble(),
             intake,
-            lanes: Lanes::default(),
-            leaving: Leaving::default(),
-            capacity: Capacity::new(config.held_max(), unacked_max),
-            origin: of_left,
-            breaker: Breaker::new(config.backoff),
-            next_probe_at: None,
-            batch: config.batch,
-            counts,
+            origin,
+            engine: ConsumerEngine::new(start, Instant::now()),
         };
         let stop = self.shutdown.child_token();
         let (summary, (), (), (), ()) = tokio::join!(

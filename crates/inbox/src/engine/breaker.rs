@@ -273,8 +273,8 @@ impl Breaker {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::lanes::{Ending, Path};
     use crate::engine::simulation::{delivered, id};
-    use crate::engine::{Ending, Path};
 
     const BACKOFF: Backoff =
         Backoff { first: Duration::from_secs(1), max: Duration::from_secs(300) };

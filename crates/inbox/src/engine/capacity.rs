@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use async_nats::Subject;
 
-use super::{Lanes, Load};
+use super::lanes::{Lanes, Load};
 
 /// What events in memory may take; one more request's worth comes on top.
 const HELD_BYTES_MAX: usize = 16 * 1024 * 1024;
@@ -114,8 +114,8 @@ impl Capacity {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::lanes::{Ending, Path};
     use crate::engine::simulation::{delivered, id};
-    use crate::engine::{Ending, Path};
 
     /// Events of one aggregate, of which the first waits for a minute.
     fn stalled(count: u64, now: Instant) -> Lanes {

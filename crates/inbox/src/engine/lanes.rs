@@ -10,7 +10,7 @@ use async_nats::Subject;
 use crate::message::{Message, MessageId};
 
 use self::left::Left;
-pub(crate) use self::left::Load;
+pub(crate) use self::left::{Load, Loaded};
 
 /// How an event is handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

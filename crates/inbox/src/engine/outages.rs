@@ -8,9 +8,10 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 use super::backoff::Backoff;
+use super::breaker::{Breaker, Trouble, TroubleKind};
+use super::lanes::{Ending, Item, Lanes, Path};
 use super::seeds::seeds;
 use super::simulation::delivered;
-use super::{Breaker, Ending, Item, Lanes, Path, Trouble, TroubleKind};
 
 const SEEDS: u64 = 100;
 const EVENTS: u64 = 120;

@@ -2,8 +2,56 @@ use std::time::Duration;
 
 use super::backoff::Backoff;
 use super::breaker::{Trouble, TroubleKind};
+use super::lanes::{Item, Path};
+use super::report::Report;
 use crate::Verdict;
-use crate::record::Cause;
+use crate::record::{Cause, ClaimReply, UNFINISHED_MAX};
+
+/// The longest wait for somebody else's lease before looking again.
+const LEASED_WAIT_MAX: Duration = Duration::from_secs(30);
+
+/// What waits for the same lease does not look at the instant at which it expires, but up to so
+/// much later.
+const LEASED_JITTER: Duration = Duration::from_millis(200);
+
+const CONTENDED_WAIT: Duration = Duration::from_millis(100);
+
+/// What is done about the answer to a claim.
+#[derive(Debug)]
+pub(crate) enum Begin {
+    /// The handler is asked. So many attempts were started, this one included.
+    Handle { attempts: u32 },
+    /// As if it had not been claimed: it has to be alone.
+    Alone,
+    /// It becomes a dead letter: so many attempts were started, and the last ones never ended.
+    Crashed { attempts: u32 },
+    /// It becomes a dead letter.
+    Forgotten,
+    /// Nothing.
+    Nothing(Report),
+}
+
+/// `chance` is a random number in `0..1`.
+pub(crate) fn begin(item: &Item, reply: ClaimReply, chance: f64) -> Begin {
+    let wait = |after| Begin::Nothing(Report::waits(item, after, item.path.after_fast()));
+    match reply {
+        // One more end that does not come, and it is parked: make sure that it is its own.
+        ClaimReply::Claimed { unfinished, .. }
+            if unfinished >= UNFINISHED_MAX.unsigned_abs() && item.path != Path::Alone =>
+        {
+            Begin::Alone
+        }
+        ClaimReply::Claimed { attempts, .. } => Begin::Handle { attempts },
+        ClaimReply::Resolved => Begin::Nothing(Report::skipped(item)),
+        ClaimReply::Leased { remaining } => {
+            wait(remaining.min(LEASED_WAIT_MAX) + LEASED_JITTER.mul_f64(chance))
+        }
+        ClaimReply::Early { remaining } => wait(remaining),
+        ClaimReply::Contended => wait(CONTENDED_WAIT),
+        ClaimReply::Forgotten => Begin::Forgotten,
+        ClaimReply::Crashed { attempts } => Begin::Crashed { attempts },
+    }
+}
 
 /// What is done about a verdict.
 #[derive(Debug, Clone, PartialEq, Eq)]

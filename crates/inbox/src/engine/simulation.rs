@@ -12,8 +12,8 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use uuid::Uuid;
 
+use super::lanes::{Delivered, Ending, Item, Lanes, Load, Offered, Path};
 use super::seeds::seeds;
-use super::{Delivered, Ending, Item, Lanes, Load, Offered, Path};
 use crate::message::{Message, MessageId, Origin};
 
 const SEEDS: u64 = 500;

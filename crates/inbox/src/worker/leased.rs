@@ -12,14 +12,12 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tracing::warn;
 
-use crate::engine::{Decision, Ending, Item, Path};
+use crate::engine::{Decision, Item, Path, Report};
 use crate::postgres::sqlstate::is_about_data;
 use crate::postgres::store::Store;
 use crate::record::Claim;
 use crate::worker::lease::{Lease, Over};
-use crate::worker::work::{
-    Claimed, Context, Report, Reports, Work, failed_report, trouble, verdict_of,
-};
+use crate::worker::work::{Claimed, Context, Reports, Work, trouble, verdict_of};
 use crate::{Error, LeasedHandler, Verdict};
 
 /// After trouble with the database, before it is tried again.
@@ -100,11 +98,8 @@ async fn claim_all(context: &Context, items: Vec<Item>, reports: &Reports) -> Ve
         Err(error) => {
             trouble(context, &error);
             drop(store);
-            let later = |item: &Item| {
-                let ending = Ending::Again { after: PAUSE, path: item.path };
-                Report { ending, ..Report::undone(item, item.path) }
-            };
-            let _ = reports.send(all.iter().map(later).collect()).await;
+            let later = all.iter().map(|item| Report::waits(item, PAUSE, item.path));
+            let _ = reports.send(later.collect()).await;
             Vec::new()
         }
     }
@@ -254,7 +249,7 @@ async fn write(context: &Context, store: &Store, batch: &mut Vec<Ended>) -> Resu
         for (index, _, delay) in &failed {
             let item = &batch[*index].item;
             reports[*index] = Some(if ours.contains(&item.message.key.id) {
-                failed_report(item, *delay)
+                Report::retried(item, *delay)
             } else {
                 lost(context, item)
             });

@@ -8,14 +8,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::engine::{Decision, Ending, Item, Path, Trouble};
+use crate::engine::{Decision, Item, Path, Report, Trouble};
 use crate::message::{Message, MessageId};
 use crate::postgres::attended::{answered, attended};
 use crate::postgres::sqlstate::{is_about_data, is_refused};
 use crate::postgres::store::Store;
 use crate::record::{Claim, Key};
 use crate::worker::lease::Over;
-use crate::worker::work::{Claimed, Context, Report, Reports, Work, trouble, verdict_of};
+use crate::worker::work::{Claimed, Context, Reports, Work, trouble, verdict_of};
 use crate::{Error, TransactionalHandler, Verdict};
 
 /// After a refusal that is nobody's fault that we know of: time for somebody to look.
@@ -263,6 +263,5 @@ impl<H: TransactionalHandler> InTransactions<H> {
 }
 
 fn again_later(item: &Item) -> Report {
-    let ending = Ending::Again { after: REFUSED_PAUSE, path: item.path };
-    Report { ending, ..Report::undone(item, item.path) }
+    Report::waits(item, REFUSED_PAUSE, item.path)
 }

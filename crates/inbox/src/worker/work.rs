@@ -2,7 +2,7 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use futures_util::FutureExt;
 use tokio::sync::{mpsc, watch};
@@ -10,9 +10,9 @@ use tracing::{info, warn};
 use uuid::Uuid;
 
 use crate::config::Config;
-use crate::engine::{Decision, Ending, Item, Path, Trouble, decide};
+use crate::engine::{Begin, Decision, Item, Path, Report, begin, decide};
 use crate::error::describe;
-use crate::message::{Message, MessageId, Whence};
+use crate::message::{Message, Whence};
 use crate::postgres::attended::answered;
 use crate::postgres::pool::Pool;
 use crate::postgres::sqlstate::{asks_again, is_refused};
@@ -40,29 +40,6 @@ pub(crate) trait Work: Send + Sync + 'static {
 /// Where reports go, those of one job together.
 pub(crate) type Reports = mpsc::Sender<Vec<Report>>;
 
-/// What became of an event.
-#[derive(Debug)]
-pub(crate) struct Report {
-    pub(crate) id: MessageId,
-    pub(crate) ending: Ending,
-    pub(crate) effect: Effect,
-    /// Whether the handler was asked, and gave an answer that is about the event.
-    pub(crate) answered: bool,
-}
-
-/// What a report means for the counts.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Effect {
-    Processed,
-    Skipped,
-    Retried,
-    Dead,
-    /// The handler could not work, whatever the event; the attempt was given back.
-    Trouble(Trouble),
-    /// Nothing has happened; it is begun again, or waits for somebody else.
-    Undone,
-}
-
 /// What jobs work with.
 pub(crate) struct Context {
     pub(crate) config: Arc<Config>,
@@ -78,11 +55,6 @@ pub(crate) struct Claimed {
     pub(crate) since: Instant,
     pub(crate) attempts: u32,
 }
-
-/// The longest wait for somebody else's lease before looking again.
-const LEASED_WAIT_MAX: Duration = Duration::from_secs(30);
-
-const CONTENDED_WAIT: Duration = Duration::from_millis(100);
 
 impl Context {
     pub(crate) fn delivery<'a>(&'a self, message: &'a Message, attempt: u32) -> Delivery<'a> {
@@ -158,51 +130,36 @@ impl Context {
         (token, since): (Uuid, Instant),
     ) -> Result<Result<Claimed, Report>, Error> {
         let claim = Claim { key: item.message.key, token };
-        let wait = |after| {
-            let ending = Ending::Again { after, path: item.path.after_fast() };
-            Report { id: item.id(), ending, effect: Effect::Undone, answered: false }
-        };
-        Ok(match reply {
-            // One more end that does not come, and it is parked: make sure that it is its own.
-            ClaimReply::Claimed { unfinished, .. }
-                if unfinished >= UNFINISHED_MAX.unsigned_abs() && item.path != Path::Alone =>
-            {
+        if let ClaimReply::Leased { remaining } = reply {
+            info!(
+                consumer = self.config.consumer,
+                event_id = %item.message.key.id,
+                stream_seq = item.message.stream_seq,
+                ?remaining,
+                "leased by another worker"
+            );
+        }
+        Ok(match begin(item, reply, rand::random()) {
+            Begin::Handle { attempts } => Ok(Claimed { claim, since, attempts }),
+            Begin::Alone => {
                 let released = store.sql().release(store.client(), &[claim]).await;
                 released.map_err(Error::sql("release a claim"))?;
                 Err(Report::undone(item, Path::Alone))
             }
-            ClaimReply::Claimed { attempts, .. } => Ok(Claimed { claim, since, attempts }),
-            ClaimReply::Resolved => {
-                let (id, ending) = (item.id(), Ending::Resolved);
-                Err(Report { id, ending, effect: Effect::Skipped, answered: false })
-            }
-            ClaimReply::Leased { remaining } => {
-                info!(
-                    consumer = self.config.consumer,
-                    event_id = %item.message.key.id,
-                    stream_seq = item.message.stream_seq,
-                    ?remaining,
-                    "leased by another worker"
-                );
-                // Not all at the instant at which it expires.
-                let jitter = Duration::from_millis(rand::random_range(1..=200));
-                Err(wait(remaining.min(LEASED_WAIT_MAX) + jitter))
-            }
-            ClaimReply::Early { remaining } => Err(wait(remaining)),
-            ClaimReply::Contended => Err(wait(CONTENDED_WAIT)),
-            ClaimReply::Forgotten => Err(self.park_forgotten(store, item).await?),
-            ClaimReply::Crashed { attempts } => {
+            Begin::Forgotten => Err(self.park_forgotten(store, item).await?),
+            Begin::Crashed { attempts } => {
                 let reason = format!("{attempts} attempts began, {UNFINISHED_MAX} never ended");
                 self.park(store, &item.message, None, Cause::Crashes, &reason).await?;
-                Err(dead(item))
+                Err(Report::dead(item))
             }
+            Begin::Nothing(report) => Err(report),
         })
     }
 
     async fn park_forgotten(&self, store: &Store, item: &Item) -> Result<Report, Error> {
         let reason = "it is older than the inbox remembers, and may have been handled";
         self.park(store, &item.message, None, Cause::Forgotten, reason).await?;
-        Ok(dead(item))
+        Ok(Report::dead(item))
     }
 
     /// Puts a message that cannot be read, or that there is none of, out of the way.
@@ -215,7 +172,7 @@ impl Context {
         let gone = item.message.whence == Whence::Record;
         let cause = if gone { Cause::Gone } else { Cause::Unreadable };
         self.park(store, &item.message, None, cause, reason).await?;
-        Ok(dead(item))
+        Ok(Report::dead(item))
     }
 
     /// Puts a message out of the way of which the database refuses to keep what there is to keep:
@@ -236,7 +193,7 @@ impl Context {
         }
         let reason = format!("the database refuses its record: {}", refusal.without_data());
         self.park(store, &item.message, claim, Cause::Unrecordable, &reason).await?;
-        Ok(dead(item))
+        Ok(Report::dead(item))
     }
 
     async fn park(
@@ -286,13 +243,13 @@ impl Context {
             }
             Decision::Park { cause, reason } => {
                 let ours = self.park(store, &item.message, Some(claim), cause, &reason).await?;
-                let report = Report { answered, ..dead(item) };
+                let report = Report { answered, ..Report::dead(item) };
                 Ok(if ours { report } else { Report::undone(item, Path::Careful) })
             }
             Decision::Fail { reason, delay } => {
                 let failed = store.sql().fail(store.client(), &[claim], &[&reason], &[delay]).await;
                 let ours = !failed.map_err(Error::sql("write down a failure"))?.is_empty();
-                let report = Report { answered, ..failed_report(item, delay) };
+                let report = Report { answered, ..Report::retried(item, delay) };
                 Ok(if ours { report } else { Report::undone(item, Path::Careful) })
             }
         }
@@ -309,42 +266,6 @@ impl Context {
                 Err(error) => self.pool.note_trouble(&error),
             }
         }
-    }
-}
-
-impl Path {
-    fn after_fast(self) -> Self {
-        if self == Self::Alone { Self::Alone } else { Self::Careful }
-    }
-}
-
-/// A dead letter that no handler asked for.
-fn dead(item: &Item) -> Report {
-    Report { id: item.id(), ending: Ending::Resolved, effect: Effect::Dead, answered: false }
-}
-
-pub(crate) fn failed_report(item: &Item, delay: Duration) -> Report {
-    let ending = Ending::Again { after: delay, path: Path::Careful };
-    Report { id: item.id(), ending, effect: Effect::Retried, answered: true }
-}
-
-impl Report {
-    /// The event has had its effect.
-    pub(crate) fn processed(item: &Item) -> Self {
-        let (id, ending) = (item.id(), Ending::Resolved);
-        Self { id, ending, effect: Effect::Processed, answered: true }
-    }
-
-    /// The event's turn comes again at once.
-    pub(crate) fn undone(item: &Item, path: Path) -> Self {
-        let ending = Ending::Again { after: Duration::ZERO, path };
-        Self { id: item.id(), ending, effect: Effect::Undone, answered: false }
-    }
-
-    /// The event's turn comes again when the breaker says so.
-    pub(crate) fn trouble(item: &Item, trouble: Trouble) -> Self {
-        let path = item.path.after_fast();
-        Self { effect: Effect::Trouble(trouble), ..Self::undone(item, path) }
     }
 }
 

@@ -44,6 +44,16 @@ pub(crate) struct Load {
     pub(crate) seqs: Vec<u64>,
 }
 
+/// A message, and where to acknowledge it; `None` if the stream has it no more.
+type Found = Option<(Arc<Message>, Subject)>;
+
+/// What was read of one aggregate, by sequence, in order.
+#[derive(Debug)]
+pub(crate) struct Loaded {
+    pub(crate) lane: u64,
+    pub(crate) messages: Vec<(u64, Found)>,
+}
+
 impl Left {
     pub(super) fn is_empty(&self) -> bool {
         self.seqs.is_empty()
@@ -141,13 +151,7 @@ impl Lanes {
 
     /// Takes in what was read, in the order of the stream: the message with this sequence and where
     /// to acknowledge it; `None` if the stream has it no more.
-    pub(crate) fn loaded(
-        &mut self,
-        key: u64,
-        seq: u64,
-        found: Option<(Arc<Message>, Subject)>,
-        now: Instant,
-    ) {
+    pub(crate) fn loaded(&mut self, key: u64, seq: u64, found: Found, now: Instant) {
         // Everything may have been released meanwhile, or an earlier one may have been left.
         let Some(lane) = self.lanes.get_mut(&key) else { return };
         if lane.left.seqs.first() != Some(seq) {
@@ -178,8 +182,8 @@ impl Lanes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::lanes::{Delivered, Ending};
     use crate::engine::simulation::{delivered, message};
-    use crate::engine::{Delivered, Ending};
 
     /// A million behind one that waits, with an event of another aggregate between any two.
     #[test]

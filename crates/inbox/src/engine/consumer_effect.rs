@@ -1,0 +1,62 @@
+//! What a consumer's engine asks for, and what it has to say.
+
+use async_nats::Subject;
+
+use super::breaker::TroubleKind;
+use super::capacity::Full;
+use super::lanes::{Item, Load};
+
+/// What is to be done outside. Replies that are lost on their way do no harm: the broker delivers
+/// again, and the event is known.
+#[derive(Debug)]
+pub(crate) enum Effect {
+    /// Hands events to the handler, as one job. Each is reported.
+    Start(Vec<Item>),
+    /// Acknowledges an event that is resolved.
+    Acknowledge(Subject),
+    /// Keeps what is held from being delivered again.
+    InProgress(Vec<Subject>),
+    /// Lets the broker deliver these again at once.
+    GiveBack(Vec<Subject>),
+    /// Keeps what is left in the stream from being delivered again soon.
+    Leave(Vec<Subject>),
+    /// Reads what was left in the stream.
+    Load(Load),
+    /// Says for how many more deliveries there is room.
+    Request(usize),
+    /// Nothing more is requested or started: the feed and the reports are to end.
+    Close,
+    /// Ends the handlers at work.
+    AbandonAll,
+    /// Says something to operators.
+    Tell(Notice),
+    /// Nothing more is to be done.
+    End,
+}
+
+/// What operators are told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Notice {
+    TookOver,
+    BreakerOpen { reason: String },
+    BreakerClosed,
+    Convicted { stream_seq: u64, reason: String },
+    Full { full: Full, left: usize },
+    LeftInStream,
+    NothingLeft,
+    EndingHandlers { busy: usize },
+    LeftHandlers { busy: usize },
+}
+
+/// Why nothing is started, or only probes are, or nothing is taken in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pause<'a> {
+    /// The database is away, and why if that is known.
+    Database(Option<&'a str>),
+    Handler(TroubleKind, &'a str),
+    Broker(&'a str),
+    Full {
+        full: Full,
+        left: usize,
+    },
+}

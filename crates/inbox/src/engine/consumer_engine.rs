@@ -1,0 +1,447 @@
+//! The decisions of an active consumer: what is taken in, started, acknowledged and given back, what
+//! is left in the stream, and when it ends.
+//!
+//! ```text
+//!   source, redrive ──▶ delivered() ──▶ ┌────────┐
+//!   jobs            ──▶ reported()  ──▶ │ Engine │ ──▶ next_effect()
+//!   role, servers   ──▶ look()      ──▶ │        │ ──▶ status()
+//!   time            ──▶ turn()      ──▶ └────────┘ ──▶ next_due()
+//! ```
+//!
+//! A stop goes through these phases; the role lost to another worker is a stop.
+//!
+//! ```text
+//!             stop            25 s              jobs ended
+//!   Running ───────▶ Finishing ───▶ Abandoning ────────────▶ Draining ──▶ Ended
+//!                        │               │ 3 s                 feed ended   ▲
+//!                        │               └──────────────────────────────────┤
+//!                        └─ jobs ended ──▶ Draining                         │
+//! ```
+
+mod leaving;
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use async_nats::Subject;
+use jiff::Timestamp;
+
+use self::leaving::Leaving;
+use super::backoff::Backoff;
+use super::breaker::{Breaker, Convicted, Trouble};
+use super::capacity::Capacity;
+use super::consumer_effect::{Effect, Notice, Pause};
+use super::lanes::{Delivered, Ending, Lanes, Loaded, Offered, Path};
+use super::report::{Outcome, Report};
+use super::role_lease::Role;
+use crate::message::MessageId;
+use crate::{BreakerState, Handler, State, Status, Summary};
+
+/// How long a stop waits for handlers.
+const STOP_DEADLINE: Duration = Duration::from_secs(25);
+
+/// How long it waits for their claims to be given back, when it has ended them.
+const ABANDON_DEADLINE: Duration = Duration::from_secs(3);
+
+/// The shortest time between two words to the broker that an event is in progress.
+const PROGRESS_MIN: Duration = Duration::from_millis(50);
+
+/// Jobs whose events share a place begin with few events each, so that they run side by side; when
+/// there are more than that for everybody, they get more.
+const SHARE_MIN: usize = 8;
+
+/// What a session of a consumer starts with.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ConsumerStart {
+    /// Whether the events of a job share a transaction, and so a place among the lanes.
+    pub(crate) shares: bool,
+    /// Jobs at a time, or events where they do not share.
+    pub(crate) lanes: usize,
+    /// Events in a job, at most.
+    pub(crate) batch: usize,
+    /// Events in memory, at most.
+    pub(crate) held_max: usize,
+    /// How many events the broker lets be without an acknowledgement, if that is limited.
+    pub(crate) unacked_max: Option<usize>,
+    /// After how long the broker delivers a message again.
+    pub(crate) ack_wait: Duration,
+    pub(crate) backoff: Backoff,
+    /// Of the sessions before.
+    pub(crate) counts: Summary,
+}
+
+/// What the consumer depends on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Surroundings {
+    pub(crate) role: Role,
+    /// Why the database cannot be reached, while it cannot.
+    pub(crate) database: Option<String>,
+    /// Why nothing can be taken from the stream, while that is so.
+    pub(crate) broker: Option<String>,
+}
+
+/// How far the session is. See the module.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Running,
+    /// Handlers are waited for.
+    Finishing {
+        until: Instant,
+    },
+    /// They were ended. Their claims are being given back.
+    Abandoning {
+        until: Instant,
+    },
+    /// All jobs have ended, and the source has not.
+    Draining,
+    Ended,
+}
+
+/// All that is decided in one session of a consumer. See the module.
+#[derive(Debug)]
+pub(crate) struct ConsumerEngine {
+    start: ConsumerStart,
+    surroundings: Surroundings,
+    phase: Phase,
+    lanes: Lanes,
+    capacity: Capacity,
+    leaving: Leaving,
+    breaker: Breaker,
+    /// When the next probe is due, for people.
+    next_probe_at: Option<Timestamp>,
+    /// The most events in a job, as of now.
+    batch: usize,
+    /// Jobs that have not ended.
+    jobs: usize,
+    /// Deliveries that are asked for.
+    requested: usize,
+    /// More deliveries may come.
+    is_fed: bool,
+    in_progress_at: Instant,
+    counts: Summary,
+    effects: VecDeque<Effect>,
+}
+
+impl ConsumerEngine {
+    pub(crate) fn new(start: ConsumerStart, now: Instant) -> Self {
+        Self {
+            start,
+            surroundings: Surroundings { role: Role::Unknown, database: None, broker: None },
+            phase: Phase::Running,
+            lanes: Lanes::default(),
+            capacity: Capacity::new(start.held_max, start.unacked_max),
+            leaving: Leaving::default(),
+            breaker: Breaker::new(start.backoff),
+            next_probe_at: None,
+            batch: start.batch,
+            jobs: 0,
+            requested: 0,
+            is_fed: true,
+            in_progress_at: now,
+            counts: start.counts,
+            effects: VecDeque::new(),
+        }
+    }
+
+    /// What is to be done next.
+    pub(crate) fn next_effect(&mut self) -> Option<Effect> {
+        self.effects.pop_front()
+    }
+
+    /// Takes in how things are, before a turn.
+    pub(crate) fn look(&mut self, surroundings: Surroundings) {
+        self.surroundings = surroundings;
+    }
+
+    /// Decides what follows from everything that was taken in, and from the time.
+    pub(crate) fn turn(&mut self, now: Instant) {
+        if self.phase == Phase::Running && self.surroundings.role == Role::Standby {
+            self.tell(Notice::TookOver);
+            self.stop(now);
+        }
+        match self.phase {
+            Phase::Running => {
+                self.start(now);
+                self.leave(now);
+                let is_open = self.hindrance(now).is_none();
+                self.request(if is_open { self.capacity.room(&self.lanes) } else { 0 });
+            }
+            Phase::Finishing { until } if until <= now => {
+                self.tell(Notice::EndingHandlers { busy: self.lanes.busy() });
+                self.effects.push_back(Effect::AbandonAll);
+                self.phase = Phase::Abandoning { until: now + ABANDON_DEADLINE };
+                self.give_back();
+            }
+            Phase::Abandoning { until } if until <= now => {
+                self.tell(Notice::LeftHandlers { busy: self.lanes.busy() });
+                self.end();
+            }
+            Phase::Finishing { .. } | Phase::Abandoning { .. } | Phase::Draining => {
+                self.give_back();
+            }
+            Phase::Ended => {}
+        }
+        if self.in_progress_at <= now && self.phase != Phase::Ended {
+            self.in_progress_at = now + (self.start.ack_wait / 3).max(PROGRESS_MIN);
+            let replies: Vec<Subject> = self.lanes.replies().cloned().collect();
+            self.push_replies(replies, Effect::InProgress);
+        }
+    }
+
+    /// When there is something to decide without anything taken in.
+    pub(crate) fn next_due(&self, now: Instant) -> Option<Instant> {
+        let (lanes_at, phase_at) = match self.phase {
+            Phase::Running => {
+                let others = [self.breaker.next_probe(now), self.next_trim(now)];
+                (self.lanes.next_due(), others.into_iter().flatten().min())
+            }
+            Phase::Finishing { until } | Phase::Abandoning { until } => (None, Some(until)),
+            Phase::Draining => (None, None),
+            Phase::Ended => return None,
+        };
+        [lanes_at, phase_at, Some(self.in_progress_at)].into_iter().flatten().min()
+    }
+
+    /// Takes in a delivery.
+    pub(crate) fn delivered(&mut self, now: Instant, mut delivered: Delivered) {
+        // Only in a transaction can several of one aggregate be under way, in order.
+        if !self.start.shares && delivered.path == Path::Fast {
+            delivered.path = Path::Careful;
+        }
+        let later = delivered.reply.clone();
+        if self.lanes.offer(delivered, now) == Offered::Left {
+            self.leaving.replies.extend(later);
+        }
+    }
+
+    /// Whether there is room for another delivery before the next turn.
+    pub(crate) fn has_room(&self) -> bool {
+        self.capacity.room(&self.lanes) > 0
+    }
+
+    /// Nothing more is delivered.
+    pub(crate) fn feed_ended(&mut self, now: Instant) {
+        self.is_fed = false;
+        match self.phase {
+            Phase::Running => self.stop(now),
+            Phase::Draining => self.end(),
+            Phase::Finishing { .. } | Phase::Abandoning { .. } | Phase::Ended => {}
+        }
+    }
+
+    /// Whether more may be delivered.
+    pub(crate) fn is_fed(&self) -> bool {
+        self.is_fed
+    }
+
+    /// Takes in what was read of what had been left in the stream.
+    pub(crate) fn loaded(&mut self, now: Instant, loaded: Loaded) {
+        self.leaving.loading -= 1;
+        for (seq, found) in loaded.messages {
+            self.lanes.loaded(loaded.lane, seq, found, now);
+        }
+        self.lanes.load_ended(loaded.lane, now);
+    }
+
+    /// Takes in what became of an event. `time` is `now` for people; `chance` is in `0..1`.
+    pub(crate) fn reported(&mut self, now: Instant, time: Timestamp, report: Report, chance: f64) {
+        let Report { id, ending, outcome, answered } = report;
+        self.count(&outcome);
+        let reply = self.lanes.ended(id, ending, now);
+        match outcome {
+            Outcome::Trouble(trouble) => self.failed(id, trouble, (now, time), chance),
+            _ if answered => self.answered(id, now),
+            _ => self.breaker.not_asked(id, now),
+        }
+        if ending == Ending::Resolved {
+            self.breaker.forget(id);
+        }
+        self.effects.extend(reply.map(Effect::Acknowledge));
+    }
+
+    fn count(&mut self, outcome: &Outcome) {
+        match outcome {
+            Outcome::Processed => self.counts.processed += 1,
+            Outcome::Skipped => self.counts.skipped += 1,
+            Outcome::Retried => self.counts.retried += 1,
+            Outcome::Dead => self.counts.dead += 1,
+            Outcome::Trouble(_) | Outcome::Undone => {}
+        }
+        match outcome {
+            Outcome::Processed | Outcome::Retried => {
+                self.batch = (self.batch + 1).min(self.start.batch);
+            }
+            // One that fails undoes its whole batch: with many of them, smaller ones are better.
+            Outcome::Undone if self.start.shares => {
+                self.batch = (self.batch - self.batch / 8).max(1);
+            }
+            _ => {}
+        }
+    }
+
+    fn failed(
+        &mut self,
+        id: MessageId,
+        trouble: Trouble,
+        (now, time): (Instant, Timestamp),
+        chance: f64,
+    ) {
+        let reason = trouble.reason.clone();
+        let opens = self.breaker.failed(id, trouble, now, chance);
+        let next_probe = self.breaker.next_probe(now);
+        self.next_probe_at = next_probe.and_then(|at| time.checked_add(at - now).ok());
+        if opens {
+            self.tell(Notice::BreakerOpen { reason });
+        }
+    }
+
+    fn answered(&mut self, id: MessageId, now: Instant) {
+        let was_open = self.breaker.pause().is_some();
+        let convicted = self.breaker.answered(id);
+        if was_open && self.breaker.pause().is_none() {
+            self.tell(Notice::BreakerClosed);
+        }
+        if let Some(Convicted { id, reason }) = convicted {
+            self.lanes.convict(id, &reason, now);
+            self.tell(Notice::Convicted { stream_seq: id.seq, reason });
+        }
+    }
+
+    /// A job has ended: its place is free.
+    pub(crate) fn job_ended(&mut self) {
+        self.jobs -= 1;
+    }
+
+    /// Whether reports may come.
+    pub(crate) fn awaits_reports(&self) -> bool {
+        !matches!(self.phase, Phase::Draining | Phase::Ended)
+    }
+
+    /// All jobs of a session that is to end have ended, and all that they had to say was reported.
+    pub(crate) fn reports_ended(&mut self) {
+        if self.is_fed {
+            self.phase = Phase::Draining;
+        } else {
+            self.end();
+        }
+    }
+
+    /// Lets what was started finish, and gives the rest back.
+    pub(crate) fn stop(&mut self, now: Instant) {
+        if self.is_stopping() {
+            return;
+        }
+        self.phase = Phase::Finishing { until: now + STOP_DEADLINE };
+        self.request(0);
+        self.effects.push_back(Effect::Close);
+        self.in_progress_at = now;
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.phase != Phase::Running
+    }
+
+    fn end(&mut self) {
+        self.give_back();
+        self.phase = Phase::Ended;
+        self.effects.push_back(Effect::End);
+    }
+
+    fn start(&mut self, now: Instant) {
+        self.lanes.advance(now);
+        self.leaving.starved = false;
+        if self.hindrance(now).is_some() {
+            return;
+        }
+        let ConsumerStart { shares, lanes, .. } = self.start;
+        loop {
+            let busy = if shares { self.jobs } else { self.lanes.busy() };
+            let free = lanes.saturating_sub(busy);
+            let share = self.lanes.held().div_ceil(lanes).max(SHARE_MIN);
+            let most = if shares { share.min(self.batch) } else { free };
+            let most = if free == 0 { 0 } else { most };
+            let items = self.breaker.take(&mut self.lanes, most, now);
+            if items.is_empty() {
+                self.leaving.starved = free > 0;
+                return;
+            }
+            self.jobs += 1;
+            self.effects.push_back(Effect::Start(items));
+        }
+    }
+
+    /// Why nothing is started, if it is so.
+    fn hindrance(&self, now: Instant) -> Option<Pause<'_>> {
+        let Surroundings { role, database, .. } = &self.surroundings;
+        match (role, database) {
+            (Role::Active { until }, None) if now < *until => None,
+            (_, trouble) => Some(Pause::Database(trouble.as_deref())),
+        }
+    }
+
+    fn request(&mut self, room: usize) {
+        if std::mem::replace(&mut self.requested, room) != room {
+            self.effects.push_back(Effect::Request(room));
+        }
+    }
+
+    fn give_back(&mut self) {
+        let released = self.lanes.release();
+        self.counts.released += released.len() as u64;
+        let mut replies = std::mem::take(&mut self.leaving.replies);
+        replies.extend(released.into_iter().flatten());
+        self.push_replies(replies, Effect::GiveBack);
+    }
+
+    fn push_replies(&mut self, replies: Vec<Subject>, effect: impl FnOnce(Vec<Subject>) -> Effect) {
+        if !replies.is_empty() {
+            self.effects.push_back(effect(replies));
+        }
+    }
+
+    fn tell(&mut self, notice: Notice) {
+        self.effects.push_back(Effect::Tell(notice));
+    }
+
+    /// Why nothing is started, or only probes are, or nothing is taken in; if it is so.
+    pub(crate) fn pause(&self, now: Instant) -> Option<Pause<'_>> {
+        let handler = || self.breaker.pause().map(|(kind, reason)| Pause::Handler(kind, reason));
+        let broker = || self.surroundings.broker.as_deref().map(Pause::Broker);
+        let full =
+            || self.capacity.full().map(|full| Pause::Full { full, left: self.lanes.left() });
+        self.hindrance(now).or_else(handler).or_else(broker).or_else(full)
+    }
+
+    /// How the consumer is; `paused` is [`Self::pause`] in words.
+    pub(crate) fn status(&self, paused: Option<String>) -> Status {
+        let state = match (self.is_stopping(), &paused) {
+            (true, _) => State::Stopping,
+            (false, Some(_)) => State::Paused,
+            (false, None) => State::Active,
+        };
+        Status {
+            state,
+            paused,
+            handler: self.handler(),
+            busy: self.lanes.busy(),
+            lanes: self.lanes.len(),
+            held: self.lanes.held(),
+            left: self.lanes.left(),
+            counts: self.counts,
+        }
+    }
+
+    fn handler(&self) -> Handler {
+        let breaker = match self.breaker.pause() {
+            None => BreakerState::Closed,
+            Some(_) if self.breaker.is_half_open() => BreakerState::HalfOpen,
+            Some(_) => BreakerState::Open,
+        };
+        let next_probe_at = self.next_probe_at.filter(|_| breaker == BreakerState::Open);
+        Handler { breaker, next_probe_at, opened: self.breaker.opened() }
+    }
+
+    pub(crate) fn counts(&self) -> Summary {
+        self.counts
+    }
+}
