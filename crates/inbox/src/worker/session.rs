@@ -64,10 +64,9 @@ impl<W: Work> Session<W> {
         let (reports, mut reported) = mpsc::channel(4 * self.config.lanes.max(16));
         let mut begun =
             Begun { jobs: JoinSet::new(), reports: Some(reports), loads: JoinSet::new() };
-        while self.turn(&mut begun).await {
-            let now = Instant::now();
+        while let Some(turned_at) = self.turn(&mut begun).await {
             let runs = !self.engine.is_stopping();
-            let due_at = self.engine.next_due(now);
+            let due_at = self.engine.next_due(turned_at);
             tokio::select! {
                 biased;
                 () = shutdown.cancelled(), if runs => self.engine.stop(Instant::now()),
@@ -97,22 +96,23 @@ impl<W: Work> Session<W> {
         self.engine.counts()
     }
 
-    /// Has the engine decide, and does what it says. False at the end.
-    async fn turn(&mut self, begun: &mut Begun) -> bool {
+    /// Has the engine decide, and does what it says. Returns when it decided; nothing at the end.
+    async fn turn(&mut self, begun: &mut Begun) -> Option<Instant> {
+        let now = Instant::now();
         self.engine.look(Surroundings {
             role: *self.role.borrow_and_update(),
             database: self.trouble.borrow_and_update().clone(),
             broker: self.broker.borrow_and_update().clone(),
         });
-        self.engine.turn(Instant::now());
+        self.engine.turn(now);
         self.publish();
         while let Some(effect) = self.engine.next_effect() {
             if matches!(effect, Effect::End) {
-                return false;
+                return None;
             }
             self.carry_out(effect, begun).await;
         }
-        true
+        Some(now)
     }
 
     async fn carry_out(&mut self, effect: Effect, begun: &mut Begun) {
