@@ -126,10 +126,7 @@ impl Breaker {
             Leave::Nothing => return Vec::new(),
             Leave::All if self.trial.is_some() => Vec::new(),
             Leave::All => lanes.take(one, |id| self.suspects.contains_key(&id)),
-            // A suspect proves nothing about another one.
-            Leave::Probe | Leave::OtherProbe => lanes.take(one, |id| {
-                !self.failing.contains_key(&id) && !self.suspects.contains_key(&id)
-            }),
+            Leave::Probe | Leave::OtherProbe => lanes.take(one, |id| self.is_other(id)),
         };
         // It may have killed the process: it gets its turn only if the others end first.
         let waits = |id| leave == Leave::All && self.suspects.contains_key(&id);
@@ -160,6 +157,16 @@ impl Breaker {
             Phase::Open { .. } if self.failing.len() <= 1 => Leave::OtherProbe,
             Phase::Open { .. } | Phase::HalfOpen { .. } => Leave::Nothing,
         }
+    }
+
+    /// Whether there is a probe that has not failed since the handler answered last.
+    pub(crate) fn has_other(&self, lanes: &Lanes) -> bool {
+        lanes.ready().any(|id| self.is_other(id))
+    }
+
+    fn is_other(&self, id: MessageId) -> bool {
+        // A suspect proves nothing about another one.
+        !self.failing.contains_key(&id) && !self.suspects.contains_key(&id)
     }
 
     /// An event is handed to the handler.

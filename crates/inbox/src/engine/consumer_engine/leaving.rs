@@ -45,9 +45,11 @@ impl ConsumerEngine {
         }
     }
 
-    /// Where all aggregates make no progress it is nobody's fault.
+    /// Where all aggregates make no progress it is nobody's fault, as far as other events tell: if
+    /// none of them fits into memory they would never come.
     fn is_starved(&self) -> bool {
-        self.leaving.starved && self.breaker.pause().is_none()
+        let is_paused = || self.breaker.pause().is_some() && self.breaker.has_other(&self.lanes);
+        self.leaving.starved && !is_paused()
     }
 
     pub(super) fn next_trim(&self, now: Instant) -> Option<Instant> {
