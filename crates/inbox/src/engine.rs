@@ -5,9 +5,9 @@ mod breaker;
 mod capacity;
 mod consumer_effect;
 mod consumer_engine;
-mod lanes;
 #[cfg(test)]
-mod outages;
+mod consumer_simulation;
+mod lanes;
 mod redrive_schedule;
 mod report;
 mod retry;
