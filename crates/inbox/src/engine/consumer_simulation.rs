@@ -316,9 +316,9 @@ impl World {
             status.is_none_or(|it| it.held + it.left == 0)
         };
         self.broker.stream.len() as u64 >= EVENTS
-            && self.broker.stream.iter().all(|seq| self.records.is_resolved(id_of(*seq)))
             && self.broker.unacknowledged() == 0
             && self.workers.iter().all(rests)
+            && self.broker.stream.iter().all(|seq| self.records.is_resolved(id_of(*seq)))
     }
 
     fn play(&mut self) {

@@ -41,7 +41,8 @@ impl BrokerModel {
         let due = self.pending.iter().filter(|(_, it)| it.due_at <= now);
         let again = due.min_by_key(|(_, it)| it.due_at).map(|(seq, _)| *seq);
         let has_room = self.pending.len() < self.unacked_max;
-        let new = self.stream.iter().copied().find(|seq| *seq > self.delivered_until);
+        let new = self.stream.partition_point(|seq| *seq <= self.delivered_until);
+        let new = self.stream.get(new).copied();
         let seq = again.or(new.filter(|_| has_room))?;
         self.delivered_until = self.delivered_until.max(seq);
         self.consumer_seq += 1;
@@ -56,7 +57,8 @@ impl BrokerModel {
 
     /// What a source reads that is not sure what it has got.
     pub(super) fn outstanding(&self) -> Vec<u64> {
-        let is_outstanding = |seq: &u64| *seq > self.floor() && *seq <= self.delivered_until;
+        let floor = self.floor();
+        let is_outstanding = |seq: &u64| *seq > floor && *seq <= self.delivered_until;
         self.stream.iter().copied().filter(is_outstanding).collect()
     }
 
