@@ -47,6 +47,7 @@ mod stop;
 mod storm;
 mod takeover;
 mod unlogged;
+mod verify;
 mod versioning;
 mod waiting;
 mod wire;

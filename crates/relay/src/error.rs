@@ -128,6 +128,14 @@ pub enum Error {
         /// The slot's name.
         slot: String,
     },
+    /// A temporary file could not be written or read.
+    #[error("could not {doing}")]
+    Spill {
+        /// What was being done, in the imperative.
+        doing: &'static str,
+        /// The operating system's answer.
+        source: std::io::Error,
+    },
     /// The migrations could not be applied.
     #[error(transparent)]
     Migrate(#[from] outbox::Error),
@@ -149,6 +157,10 @@ impl Error {
         E: std::error::Error + std::marker::Send + Sync + 'static,
     {
         move |source| Self::JetStream { doing, source: Box::new(source) }
+    }
+
+    pub(crate) fn spill(doing: &'static str) -> impl FnOnce(std::io::Error) -> Self {
+        move |source| Self::Spill { doing, source }
     }
 
     /// Whether trying again may help without anybody changing anything. Unknown errors of the
@@ -181,6 +193,7 @@ impl Error {
             | Self::Shards { .. }
             | Self::NoDeadLetter { .. }
             | Self::Conflict(_)
+            | Self::Spill { .. }
             | Self::Refused(_) => false,
         }
     }
@@ -223,6 +236,10 @@ impl Error {
             Self::NoDeadLetter { .. } => {
                 Some("`tailpost outbox dlq list` shows those there are".into())
             }
+            Self::Spill { .. } => Some(format!(
+                "TMPDIR names another folder, with more room; it is {} now",
+                std::env::temp_dir().display()
+            )),
             Self::Stalled(_)
             | Self::Silent { .. }
             | Self::PublicationChanged { .. }

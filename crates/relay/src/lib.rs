@@ -51,6 +51,7 @@ mod source;
 mod standby;
 mod status;
 mod tls;
+pub mod verify;
 pub mod waiting;
 
 /// How the relay reaches its two servers.
@@ -80,10 +81,11 @@ pub use connect::{NatsTarget, PostgresTarget};
 pub use error::Error;
 pub use operate::{
     OutboxReport, SetupPlan, SetupReport, SetupStep, ShardReport, SlotEntry, SlotReport,
-    StatusReport, StreamReport, create_slot, dead_letters, drop_slot, explain, inspect, plan,
-    setup, slots,
+    StatusReport, StreamRead, StreamReport, VerifyOptions, VerifyProgress, VerifyReport,
+    create_slot, dead_letters, drop_slot, explain, inspect, plan, setup, slots, verify,
 };
 pub use outbox::migrations::Layout;
+pub use pgoutput::Lsn;
 pub use reporter::Reports;
 pub use routing::{Destination, Glob, Route};
 pub use run::run;

@@ -10,6 +10,7 @@ mod publisher;
 mod reply_subject;
 pub(crate) mod stream_check;
 mod stream_tail;
+pub(crate) mod whole_stream;
 
 pub(crate) use broker_failover::{has_ended, leave_server};
 pub use connect::{NatsAccess, NatsLink, NatsTarget};

@@ -6,8 +6,11 @@ mod inspect;
 mod report;
 pub(crate) mod setup;
 mod slots;
+mod spill_files;
+mod verification;
 
 pub use self::inspect::inspect;
 pub use self::report::{OutboxReport, ShardReport, SlotReport, StatusReport, StreamReport};
 pub use self::setup::{SetupPlan, SetupReport, SetupStep, plan, setup};
 pub use self::slots::{SlotEntry, create_slot, drop_slot, slots};
+pub use self::verification::{StreamRead, VerifyOptions, VerifyProgress, VerifyReport, verify};

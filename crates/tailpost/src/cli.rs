@@ -5,6 +5,7 @@ mod event_args;
 mod inbox_args;
 #[cfg(feature = "lab")]
 mod lab_args;
+mod verify_args;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -19,6 +20,7 @@ pub(crate) use event_args::{ExplainArgs, WaitArgs};
 pub(crate) use inbox_args::*;
 #[cfg(feature = "lab")]
 pub(crate) use lab_args::{ChaosArgs, DemoArgs};
+pub(crate) use verify_args::VerifyArgs;
 
 /// Publishes the rows of a PostgreSQL outbox table to a NATS JetStream stream: once, in commit
 /// order
@@ -161,6 +163,12 @@ pub(crate) enum Command {
     /// Asks the database and the broker. Works also for an event whose row is gone, as long as a
     /// dead letter, a decision or a consumer's record is left.
     Explain(ExplainArgs),
+    /// Compare the table with the stream, event by event, while everything goes on
+    ///
+    /// Lists events that the stream lacks or has twice, that are out of order, that have no row, whose
+    /// payload, headers or subject are not what the row maps to, and marks that are missing or wrong.
+    /// Changes nothing. Exit code 0: nothing was found, 1: something was.
+    Verify(VerifyArgs),
     /// Consume events and manage dead letters
     Inbox(Box<InboxArgs>),
     /// Manage events that could not be published

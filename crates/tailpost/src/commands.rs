@@ -11,6 +11,7 @@ mod setup;
 mod setup_report;
 mod slot;
 mod status;
+mod verify;
 mod wait;
 
 use crate::cli::Command;
@@ -25,6 +26,7 @@ pub(crate) async fn run(command: Command, settings: Settings) -> anyhow::Result<
         Command::Status(args) => Box::pin(status::run(&args, &settings)).await,
         Command::Wait(args) => Box::pin(wait::run(&args, &settings)).await,
         Command::Explain(args) => Box::pin(explain::run(&args, &settings)).await,
+        Command::Verify(args) => Box::pin(verify::run(&args, &settings)).await,
         Command::Inbox(args) => inbox::run(&args.command, &settings).await,
         Command::Outbox(command) => {
             let OutboxCommand::Dlq(command) = &*command;

@@ -29,7 +29,15 @@ impl Answer {
 ///
 /// The client bounds the time of the request.
 pub(crate) async fn read(client: &Client, stream: &str, seq: u64) -> Result<Answer, Error> {
-    let request = StoredMessage::request(seq).into();
-    let answer = client.request(StoredMessage::api_subject(stream), request).await;
+    ask(client, stream, StoredMessage::request(seq)).await
+}
+
+/// As [`read`], for the first message from `seq` on.
+pub(crate) async fn read_from(client: &Client, stream: &str, seq: u64) -> Result<Answer, Error> {
+    ask(client, stream, StoredMessage::request_from(seq)).await
+}
+
+async fn ask(client: &Client, stream: &str, request: String) -> Result<Answer, Error> {
+    let answer = client.request(StoredMessage::api_subject(stream), request.into()).await;
     answer.map(Answer).map_err(Error::jetstream(DOING))
 }

@@ -15,6 +15,7 @@ mod setup_lock;
 mod state;
 mod statements;
 mod sweep;
+mod verify_rows;
 
 use std::collections::HashSet;
 use std::sync::Mutex;
@@ -41,6 +42,7 @@ use crate::shards::{Shard, Shards};
 
 pub(crate) use self::state::{LastLooks, LookedBy, ResolvedPlace, StateRow, oldest_running};
 pub(crate) use self::sweep::SweepCursor;
+pub(crate) use self::verify_rows::{ComparedRow, ReadRange, TableCut};
 
 /// How long a statement may take where nobody waits for more than a minute, in milliseconds.
 const STATEMENT_MS_MAX: u32 = 55_000;

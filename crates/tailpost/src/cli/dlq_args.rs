@@ -107,7 +107,8 @@ impl FilterArgs {
     }
 }
 
-fn since(text: &str) -> Result<jiff::Timestamp, String> {
+/// An age, or a time.
+pub(super) fn since(text: &str) -> Result<jiff::Timestamp, String> {
     if let Ok(age) = crate::config::parse_duration(text) {
         return jiff::Timestamp::now().checked_sub(age).map_err(|error| error.to_string());
     }

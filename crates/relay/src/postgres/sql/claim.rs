@@ -4,7 +4,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use futures_util::TryStreamExt;
-use outbox::Column;
+use outbox::{Column, Table};
 use tokio_postgres::binary_copy::BinaryCopyOutStream;
 use uuid::Uuid;
 
@@ -19,6 +19,16 @@ use crate::postgres::rows::scanned_columns;
 const LOOKED_AT: usize = 1_024;
 
 const DOING: &str = "claim rows";
+
+/// The key of the advisory lock that a claim has of a row's aggregate.
+pub(super) fn aggregate_key(table: &Table) -> String {
+    format!(
+        "hashtextextended('tailpost aggregate ' || coalesce({}::text, '')
+             || E'\\x1f' || coalesce({}::text, ''), 0)",
+        table.column(Column::AggregateType),
+        table.column(Column::AggregateId),
+    )
+}
 
 /// A claim is an advisory lock of the session's for each of the aggregates that it has rows of, so that
 /// nobody publishes these meanwhile, nor anything that comes after them. It ends with
@@ -40,14 +50,12 @@ impl Store {
         let outbox = self.table.quoted();
         let lease = format!("SET idle_session_timeout = {}", lease.as_millis());
         self.client().batch_execute(&lease).await.map_err(Error::sql(DOING))?;
-        let name = |column| self.table.column(column);
-        let (id, aggregate_id) = (name(Column::Id), name(Column::AggregateId));
+        let id = self.table.column(Column::Id);
         let sql = format!(
             "WITH oldest AS MATERIALIZED (
                 SELECT {id} AS id, seq, coalesce(next_attempt_at > clock_timestamp(), false)
                         AND next_attempt_at < clock_timestamp() + make_interval(secs => {pause_max}) AS waits,
-                    hashtextextended('tailpost aggregate ' || coalesce({kind}::text, '')
-                        || E'\\x1f' || coalesce({aggregate_id}::text, ''), 0) AS key
+                    {key} AS key
                 FROM {outbox} o WHERE published_at IS NULL AND {not_owed}
                 ORDER BY seq LIMIT {LOOKED_AT}
              ), keys AS MATERIALIZED (
@@ -56,7 +64,7 @@ impl Store {
                 SELECT key FROM keys WHERE pg_try_advisory_lock(key) LIMIT {limit}
              )
              SELECT id FROM oldest JOIN locked USING (key) ORDER BY seq LIMIT {limit}",
-            kind = name(Column::AggregateType),
+            key = aggregate_key(&self.table),
             pause_max = Backoff::EVENT.max.as_secs_f64(),
             not_owed = not_owed(&self.table),
         );

@@ -1,0 +1,267 @@
+//! Messages, from the streams to files.
+
+use std::collections::HashMap;
+
+use async_nats::Client;
+use async_nats::jetstream;
+use async_nats::jetstream::stream::{Info, RetentionPolicy};
+use outbox::wire::Position;
+use tokio::sync::watch;
+
+use super::table_reading::{is_sampled, key_of};
+use super::{StreamRead, VerifyProgress};
+use crate::error::Error;
+use crate::nats::TailReader;
+use crate::nats::stream_check::is_not_found;
+use crate::nats::whole_stream::{Sink, WholeStream};
+use crate::operate::spill_files::{Division, Parts, SpillFolder};
+use crate::verify::cut::Extent;
+use crate::verify::fingerprint::ReadMessage;
+use crate::verify::spilled::{MessageRecord, OrphanRecord, OwnPosition, Place};
+
+/// The progress is told after so many.
+const TOLD_EVERY: u64 = 1_000;
+
+/// A stream, and where its reading begins.
+#[derive(Clone)]
+pub(super) struct StreamSource {
+    pub(super) name: String,
+    pub(super) reader: WholeStream,
+    tail: TailReader,
+    /// The first sequence that is read.
+    pub(super) first: u64,
+    /// The last one before the table is read.
+    pub(super) before: u64,
+    messages: u64,
+    forgets: bool,
+    is_from_the_beginning: bool,
+    first_at_micros: i64,
+}
+
+impl StreamSource {
+    pub(super) async fn open(client: &Client, name: &str) -> Result<Self, Error> {
+        jetstream::new(client.clone()).get_stream(name).await.map_err(|error| {
+            if is_not_found(&error) {
+                return Error::NotSetUp { missing: format!("stream \"{name}\"") };
+            }
+            Error::jetstream("look at the stream")(error)
+        })?;
+        let tail = TailReader::new(client, name).await?;
+        let info = tail.info().await?;
+        let keeps = info.config.retention == RetentionPolicy::Limits;
+        let reader = WholeStream::new(client, name, keeps).await?;
+        Ok(Self {
+            name: name.to_owned(),
+            reader,
+            tail,
+            first: info.state.first_sequence.max(1),
+            before: info.state.last_sequence,
+            messages: info.state.messages,
+            forgets: forgets(&info),
+            is_from_the_beginning: info.state.first_sequence <= 1,
+            first_at_micros: first_at_micros(&info),
+        })
+    }
+
+    /// Leaves out what lies before a sequence.
+    pub(super) async fn begin(&mut self, first: u64) -> Result<(), Error> {
+        if first <= self.first {
+            return Ok(());
+        }
+        self.messages = self.messages.saturating_sub(first - self.first);
+        self.is_from_the_beginning = false;
+        self.first = first;
+        // Nothing is there yet: what happens from now on is within reach.
+        let at = self.reader.stored_at_micros(first).await?;
+        self.first_at_micros = at.unwrap_or(i64::MAX / 2);
+        Ok(())
+    }
+
+    /// How many messages there are to read, at most.
+    pub(super) fn messages(&self) -> u64 {
+        self.messages
+    }
+}
+
+/// Whether a stream removes messages from within.
+fn forgets(info: &Info) -> bool {
+    let config = &info.config;
+    config.retention != RetentionPolicy::Limits
+        || config.max_messages_per_subject > 0
+        || config.allow_message_ttl
+}
+
+fn first_at_micros(info: &Info) -> i64 {
+    let nanos = info.state.first_timestamp.unix_timestamp_nanos();
+    i64::try_from(nanos / 1_000).unwrap_or(i64::MAX / 2)
+}
+
+/// Messages in files, and what was learnt of the streams.
+pub(super) struct StreamRecords {
+    sources: Vec<StreamSource>,
+    filing: Filing,
+    ends: Vec<End>,
+}
+
+/// What was read of the streams.
+pub(super) struct FiledStreams {
+    pub(super) messages: Parts<MessageRecord>,
+    /// Messages of a relay that name no event.
+    pub(super) nameless: Parts<OrphanRecord>,
+    pub(super) extents: Vec<Extent>,
+    pub(super) reads: Vec<StreamRead>,
+    /// Messages that are nobody's event.
+    pub(super) foreign: u64,
+}
+
+/// A stream when it was read.
+#[derive(Debug, Clone, Copy, Default)]
+struct End {
+    first: u64,
+    last: u64,
+    messages: u64,
+}
+
+/// Turns messages into records.
+struct Filing {
+    sample: u32,
+    stream: u16,
+    messages: Division<MessageRecord>,
+    nameless: Division<OrphanRecord>,
+    histories: HashMap<(u64, u32), u16>,
+    /// The highest position of each stream and history that a message with the fence has, and its
+    /// sequence.
+    highest: HashMap<(u16, u16), (OwnPosition, u64)>,
+    foreign: u64,
+    read: u64,
+    progress: watch::Sender<VerifyProgress>,
+}
+
+impl StreamRecords {
+    pub(super) fn new(
+        folder: &SpillFolder,
+        parts: usize,
+        sample: u32,
+        sources: Vec<StreamSource>,
+        progress: &watch::Sender<VerifyProgress>,
+    ) -> Result<Self, Error> {
+        let filing = Filing {
+            sample,
+            stream: 0,
+            messages: Division::new(folder, "messages", parts)?,
+            nameless: Division::new(folder, "nameless", 1)?,
+            histories: HashMap::new(),
+            highest: HashMap::new(),
+            foreign: 0,
+            read: 0,
+            progress: progress.clone(),
+        };
+        let ends = vec![End::default(); sources.len()];
+        Ok(Self { sources, filing, ends })
+    }
+
+    /// Reads what was there before the table's snapshot.
+    pub(super) async fn read_before(&mut self) -> Result<(), Error> {
+        for at in 0..self.sources.len() {
+            let (first, last) = (self.sources[at].first, self.sources[at].before);
+            self.read(at, first, last).await?;
+        }
+        Ok(())
+    }
+
+    /// Reads on to the present ends.
+    pub(super) async fn read_on(&mut self) -> Result<(), Error> {
+        for at in 0..self.sources.len() {
+            let last = self.sources[at].tail.info().await?.state.last_sequence;
+            let from = self.sources[at].first.max(self.sources[at].before + 1);
+            self.read(at, from, last).await?;
+            // What the stream forgot meanwhile may have been missed.
+            let first = self.sources[at].tail.info().await?.state.first_sequence;
+            self.ends[at].first = first.max(self.sources[at].first);
+            self.ends[at].last = last;
+        }
+        Ok(())
+    }
+
+    async fn read(&mut self, at: usize, from: u64, to: u64) -> Result<(), Error> {
+        self.filing.stream = u16::try_from(at).unwrap_or(u16::MAX);
+        let read = self.filing.read;
+        self.sources[at].reader.read(from, to, &mut self.filing).await?;
+        self.ends[at].messages += self.filing.read - read;
+        Ok(())
+    }
+
+    pub(super) fn finish(self) -> Result<FiledStreams, Error> {
+        let all = || self.sources.iter().zip(&self.ends);
+        let extent = |(source, end): (&StreamSource, &End)| Extent {
+            first: end.first,
+            before: source.before,
+            last: end.last,
+            is_from_the_beginning: source.is_from_the_beginning && end.first <= 1,
+            first_at_micros: source.first_at_micros,
+            forgets: source.forgets,
+        };
+        let read = |(source, end): (&StreamSource, &End)| StreamRead {
+            name: source.name.clone(),
+            first_sequence: end.first,
+            last_sequence: end.last,
+            messages: end.messages,
+        };
+        Ok(FiledStreams {
+            extents: all().map(extent).collect(),
+            reads: all().map(read).collect(),
+            messages: self.filing.messages.finish()?,
+            nameless: self.filing.nameless.finish()?,
+            foreign: self.filing.foreign,
+        })
+    }
+}
+
+impl Filing {
+    fn position(&mut self, position: Position) -> OwnPosition {
+        let Position { system_id, timeline, lsn, ordinal } = position;
+        let next = u16::try_from(self.histories.len() + 1).unwrap_or(u16::MAX);
+        let history = *self.histories.entry((system_id, timeline)).or_insert(next);
+        OwnPosition { history, lsn, ordinal }
+    }
+
+    /// The sequence of an earlier message behind which this one must not be, or 0. In fenced mode
+    /// the positions of a stream never go back.
+    fn behind(&mut self, position: OwnPosition, sequence: u64) -> u64 {
+        let of_history = (self.stream, position.history);
+        let highest = self.highest.entry(of_history).or_insert((position, sequence));
+        if position < highest.0 {
+            return highest.1;
+        }
+        *highest = (position, sequence);
+        0
+    }
+}
+
+impl Sink for Filing {
+    fn take(&mut self, sequence: u64, message: ReadMessage) -> Result<(), Error> {
+        self.read += 1;
+        if self.read.is_multiple_of(TOLD_EVERY) {
+            self.progress.send_modify(|it| it.read += TOLD_EVERY);
+        }
+        let at = Place { stream: self.stream, sequence };
+        let position = message.position.map(|it| self.position(it));
+        let behind = match position {
+            Some(position) if message.is_fenced => self.behind(position, sequence),
+            _ => 0,
+        };
+        let Some(id) = message.id else {
+            if message.is_ours {
+                return self.nameless.write(0, &OrphanRecord { at, id: None });
+            }
+            self.foreign += 1;
+            return Ok(());
+        };
+        if !is_sampled(id, self.sample) {
+            return Ok(());
+        }
+        let flags = if message.is_ours { MessageRecord::OURS } else { 0 };
+        let record = MessageRecord { id, at, flags, print: message.print, position, behind };
+        self.messages.write(key_of(id), &record)
+    }
+}
