@@ -88,6 +88,9 @@ async fn publishes_or_parks_any_row(shape: Shape, on_park: &str) {
     env.wait_confirmed().await;
     let sessions = relay.log().matches("starting anew").count();
     assert_eq!(sessions, 0, "a row was taken for an outage\n{}", relay.log());
+    // Each of them is in the stream as its row says.
+    let (told, _) = env.ends_with(0, &["verify"]).await;
+    assert!(told.contains("findings       none"), "{told}");
     env.set("TAILPOST_RELAY__MODE", "poll");
     drop(relay);
     let polled = if on_park == "skip" { poll(&mut env, &drawn).await } else { Vec::new() };
