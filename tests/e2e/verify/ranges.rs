@@ -78,8 +78,8 @@ async fn a_range_leaves_out_what_was_stored_before() {
     );
 
     let info = env.stream().await.get_raw_message(31).await.expect("a message");
-    let since = info.time.to_string();
-    let since = since.replace(" +00:00:00", "Z").replacen(' ', "T", 1);
+    let nanos = info.time.unix_timestamp_nanos();
+    let since = jiff::Timestamp::from_nanosecond(nanos).expect("a time").to_string();
     let compared = report(&env, 1, &["--since", &since]).await;
     assert_eq!(found(&compared), [both[1].clone()].into());
     assert_eq!(compared["streams"][0]["first_sequence"], 31);
