@@ -1,10 +1,10 @@
 //! Compares table, dead letters, slots and streams, event by event.
 //!
-//! Nothing here does I/O. What is read of rows and messages is kept as [records](spilled) of a fixed
-//! size, divided by a hash of the event's id, so that one part after the other fits into memory. The
-//! [judge](judge::Judge) joins the parts, the [order](aggregate_order) of each aggregate is checked
-//! on a second division, and what looks wrong is [looked at again](second_look). The [cut] says what
-//! has to be true although nothing stands still meanwhile.
+//! Nothing here does I/O. What is read of rows and messages is kept as records of a fixed size
+//! (`spilled`), divided by a hash of the event's id, so that one part after the other fits into
+//! memory. `judge` joins the parts, `aggregate_order` checks the order of each aggregate on a second
+//! division, and `second_look` looks again at what looks wrong. `cut` says what has to be true
+//! although nothing stands still meanwhile.
 
 pub(crate) mod aggregate_order;
 pub(crate) mod cut;
