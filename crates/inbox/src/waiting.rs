@@ -60,9 +60,10 @@ pub async fn answer(
     let (messages, letters) =
         (table.companion("inbox_messages"), table.companion("inbox_dead_letter"));
     let sql = sql::look_up::look_up(&messages, &letters);
-    let look_up = async |ids| {
-        let looked = timeout(STATEMENT_MAX, look_up(connection, &sql, consumer, ids)).await;
-        looked.unwrap_or(Err(Error::Silent { doing: "look for events", within: STATEMENT_MAX }))
+    let look_up = |ids| {
+        let looked = timeout(STATEMENT_MAX, look_up(connection, &sql, consumer, ids));
+        let silent = Error::Silent { doing: "look for events", within: STATEMENT_MAX };
+        async { looked.await.unwrap_or(Err(silent)) }
     };
     waiting.look(look_up).await
 }

@@ -12,8 +12,11 @@ use uuid::Uuid;
 /// Between two statements. Whoever knows more says so at once with [`Waiting::tell`].
 const TICK: Duration = Duration::from_millis(50);
 
-/// The statements may take this part of the time: one that takes long is repeated less often.
+/// A statement that takes long is repeated less often: after so many times as long, within bounds.
 const SHARE: u32 = 4;
+
+/// The longest pause. Whoever begins to wait then gets a first look within [`LOOK_MAX`].
+const PAUSE_MAX: Duration = Duration::from_millis(500);
 
 /// When nobody has waited for so long, [`Waiting::look`] returns.
 const IDLE_AFTER: Duration = Duration::from_secs(10);
@@ -73,9 +76,8 @@ impl<S> Default for Waiting<S> {
 }
 
 impl<S> Waiting<S> {
-    /// Whether nobody waits. Costs one load.
-    #[must_use]
-    pub fn is_idle(&self) -> bool {
+    /// Whether nobody waits.
+    fn is_idle(&self) -> bool {
         self.0.waiters.load(Ordering::Relaxed) == 0
     }
 
@@ -108,13 +110,23 @@ impl<S: Clone> Waiting<S> {
         Ok(seen)
     }
 
-    /// Tells those who wait for the event, if anybody does.
-    pub fn tell(&self, id: Uuid, seen: Seen<S>) {
-        if let Some(event) = self.events().get(&id) {
+    /// Tells those who wait for these events, if anybody does. Takes one lock for all of them, and
+    /// none if nobody waits for any event; `seen` is called only for those that somebody waits for.
+    pub fn tell<T>(
+        &self,
+        told: impl IntoIterator<Item = (Uuid, T)>,
+        mut seen: impl FnMut(T) -> Seen<S>,
+    ) {
+        if self.is_idle() {
+            return;
+        }
+        let events = self.events();
+        for (id, what) in told {
+            let Some(event) = events.get(&id) else { continue };
             event.send_modify(|known| {
                 // What is read may be older than what was told.
                 if !matches!(known, Some(Seen::Final(_))) {
-                    *known = Some(seen);
+                    *known = Some(seen(what));
                 }
             });
         }
@@ -137,19 +149,17 @@ impl<S: Clone> Waiting<S> {
     /// # Errors
     ///
     /// Those of `ask`.
-    pub async fn look<E>(
-        &self,
-        mut ask: impl AsyncFnMut(Vec<Uuid>) -> Result<HashMap<Uuid, Seen<S>>, E>,
-    ) -> Result<(), E> {
+    pub async fn look<E, F>(&self, mut ask: impl FnMut(Vec<Uuid>) -> F) -> Result<(), E>
+    where
+        F: Future<Output = Result<HashMap<Uuid, Seen<S>>, E>>,
+    {
         while timeout(IDLE_AFTER, self.begun()).await.is_ok() {
             let ids = self.unresolved();
             let started = Instant::now();
             if !ids.is_empty() {
-                for (id, seen) in ask(ids).await? {
-                    self.tell(id, seen);
-                }
+                self.tell(ask(ids).await?, |seen| seen);
             }
-            sleep(TICK.max(started.elapsed() * SHARE)).await;
+            sleep((started.elapsed() * SHARE).clamp(TICK, PAUSE_MAX)).await;
         }
         Ok(())
     }
@@ -211,10 +221,9 @@ mod tests {
         assert!(waiting.is_idle());
         let (seen, ()) = tokio::join!(waiting.wait(id(1), PATIENCE), async {
             waiting.begun().await;
-            waiting.tell(id(2), Seen::Final(9));
-            waiting.tell(id(1), Seen::Open(1));
-            waiting.tell(id(1), Seen::Final(2));
-            waiting.tell(id(1), Seen::Open(3));
+            let told = [(2, Seen::Final(9)), (1, Seen::Open(1)), (1, Seen::Final(2))];
+            waiting.tell(told.map(|(number, seen)| (id(number), seen)), |seen| seen);
+            waiting.tell([(id(1), 3)], Seen::Open);
         });
         assert_eq!(seen, Ok(Some(Seen::Final(2))));
         assert!(waiting.is_idle() && waiting.events().is_empty());
@@ -226,7 +235,7 @@ mod tests {
         assert_eq!(waiting.wait(id(1), PATIENCE).await, Ok(None));
         let (seen, ()) = tokio::join!(waiting.wait(id(1), PATIENCE), async {
             waiting.begun().await;
-            waiting.tell(id(1), Seen::Open(1));
+            waiting.tell([(id(1), 1)], Seen::Open);
         });
         assert_eq!(seen, Ok(Some(Seen::Open(1))));
     }
@@ -235,11 +244,11 @@ mod tests {
     async fn ten_thousand_cost_one_question_a_tick_and_none_when_nobody_waits() {
         let waiting = Waiting::<u8>::default();
         let mut asked = Vec::new();
-        let looks = waiting.look(async |ids: Vec<Uuid>| {
+        let looks = waiting.look(|ids| {
             asked.push(ids.len());
             let is_last = asked.len() == 3;
             let seen = |id| (id, if is_last { Seen::Final(1) } else { Seen::Open(0) });
-            Ok::<_, Infallible>(ids.into_iter().map(seen).collect())
+            std::future::ready(Ok::<_, Infallible>(ids.into_iter().map(seen).collect()))
         });
         let waiters = (0..10_000).map(|number| waiting.wait(id(number), PATIENCE));
         let all = futures_util::future::join_all(waiters);

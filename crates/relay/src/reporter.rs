@@ -144,13 +144,10 @@ impl Reporter {
 
     /// Tells those who wait, and measures how long acknowledged events took.
     pub(crate) fn resolved(&mut self, resolved: &[Resolved]) {
-        if !self.reports.waiting.is_idle() {
-            for it in resolved.iter().filter(|it| it.seq.is_some()) {
-                let published =
-                    EventState::Published { stream: Some(self.stream.clone()), seq: it.seq };
-                self.reports.waiting.tell(it.id, Seen::Final(published));
-            }
-        }
+        let stored = resolved.iter().filter(|it| it.seq.is_some()).map(|it| (it.id, it.seq));
+        self.reports.waiting.tell(stored, |seq| {
+            Seen::Final(EventState::Published { stream: Some(self.stream.clone()), seq })
+        });
         let mut measured = resolved.iter().filter(|it| it.acked && it.origin == Origin::Log);
         let Some(first) = measured.next() else { return };
         let now = Timestamp::now().as_microsecond() - POSTGRES_EPOCH_UNIX_MICROS;

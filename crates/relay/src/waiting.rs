@@ -72,7 +72,7 @@ pub async fn answer(config: &Config, waiting: &Waiting<EventState>) -> Infallibl
 
 async fn look(config: &Config, waiting: &Waiting<EventState>) -> Result<(), Error> {
     let store = Store::connect(config, "tailpost wait").await?;
-    waiting.look(async |ids| answered("look for events", store.look_up(ids)).await).await
+    waiting.look(|ids| answered("look for events", store.look_up(ids))).await
 }
 
 /// Waits until something final is known about the event, for `patience` at most, and returns what is

@@ -55,10 +55,10 @@ pub(super) async fn run(args: &RelayArgs, settings: &Settings) -> Result<()> {
             }
         }
     };
-    let outcome = tokio::select! {
-        outcome = work => outcome,
-        never = relay::waiting::answer(&config, &waiting) => match never {},
-    };
+    // A task of its own: the relay's is polled for each event, and should poll nothing else.
+    let answering = tokio::spawn(async move { relay::waiting::answer(&config, &waiting).await });
+    let outcome = work.await;
+    answering.abort();
     if let Some(admin) = admin {
         admin.stop().await;
     }

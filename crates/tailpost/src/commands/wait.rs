@@ -4,6 +4,7 @@ mod everything;
 
 use std::time::{Duration, Instant};
 
+use axum::http::StatusCode;
 use inbox::Connection;
 use inbox::waiting::EffectState;
 use outbox::waiting::{Seen, Waiting};
@@ -94,13 +95,13 @@ fn tell<S: Told>(
     let (status, said) = (state.status(), describe(&state));
     if args.json {
         output::json(&Waited { id, state })?;
-    } else if status.is_success() && status != axum::http::StatusCode::ACCEPTED {
+    } else if status == StatusCode::OK {
         output::text(&said)?;
     }
-    match status.as_u16() {
-        200 => Ok(()),
-        202 => Err(WaitError::NotYet { id, waited: args.timeout, said }.into()),
-        404 => Err(WaitError::Unknown { id, waited: args.timeout, said }.into()),
+    match status {
+        StatusCode::OK => Ok(()),
+        StatusCode::ACCEPTED => Err(WaitError::NotYet { id, waited: args.timeout, said }.into()),
+        StatusCode::NOT_FOUND => Err(WaitError::Unknown { id, waited: args.timeout, said }.into()),
         _ => Err(WaitError::Never { id, said }.into()),
     }
 }
