@@ -33,6 +33,7 @@ mod poison;
 mod poll;
 mod postgres_faults;
 mod purged;
+mod replay;
 mod replicas;
 mod routes;
 mod row_security;

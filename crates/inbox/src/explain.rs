@@ -108,6 +108,17 @@ pub async fn explain(
     Ok(stories)
 }
 
+/// The consumers whose tables are beside the outbox `table`, of those that have, or had, a worker.
+///
+/// # Errors
+///
+/// As [`explain`].
+pub async fn consumers(connection: &Connection, table: &Table) -> Result<Vec<String>, Error> {
+    let sql = look_up::consumers(&table.companion("inbox_roles"));
+    let rows = query(connection, &sql, &[]).await?;
+    Ok(rows.iter().map(|it| it.get(0)).collect())
+}
+
 async fn query(
     connection: &Connection,
     sql: &str,

@@ -63,6 +63,11 @@ pub const MIGRATIONS: &[Migration] = &[
         name: "checkpoint",
         sql: include_str!("../../../migrations/0013_checkpoint.sql"),
     },
+    Migration {
+        version: 14,
+        name: "replays",
+        sql: include_str!("../../../migrations/0014_replays.sql"),
+    },
 ];
 
 /// The first migration for a table that the documented text does not fit: one with other column

@@ -11,15 +11,18 @@ const IDENTIFIER_BYTES_MAX: usize = 63;
 pub const DROPPED: &str = "dropped by a route";
 
 /// What the migrations create beside the outbox table.
-const COMPANIONS: [&str; 10] = [
+const COMPANIONS: [&str; 13] = [
     "outbox_dead_letter",
     "outbox_emit",
     "outbox_status",
+    "tailpost_epochs",
     "tailpost_json",
     "tailpost_jsonb",
     "tailpost_migrations",
     "tailpost_owed",
     "tailpost_published",
+    "tailpost_replay_events",
+    "tailpost_replays",
     "tailpost_state",
     "tailpost_text",
 ];

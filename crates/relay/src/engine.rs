@@ -14,6 +14,7 @@
 //! - [`checkpoint`]: how far PostgreSQL may forget.
 //! - [`marking`]: marks, the watermark, the sweeper. [`owed_marks`]: rows that somebody has locked.
 //! - [`backfill`]: rows that the log does not bring.
+//! - [`replay`]: what is published once more.
 //! - [`parking`]: dead letters. [`slot_watch`], [`liveness`]: the two servers' health.
 //!
 //! The invariants (DESIGN 3) and where they are kept:
@@ -42,6 +43,9 @@ mod owed_marks;
 mod parking;
 mod progress;
 mod publish;
+mod replay;
+mod replay_messages;
+mod scanning;
 #[cfg(test)]
 mod seeds;
 #[cfg(test)]
@@ -55,8 +59,8 @@ use std::time::Duration;
 
 use pgoutput::Lsn;
 
+use self::backfill::ScanNotice;
 pub(crate) use self::backfill::{Backfill, ScanRanges};
-use self::backfill::{ScanNotice, Scene};
 pub(crate) use self::backoff::Backoff;
 pub(crate) use self::checkpoint::Checkpoint;
 pub(crate) use self::claim_engine::{ClaimEffect, ClaimEngine, ClaimOutcome, ClaimStart, LEASE};
@@ -77,11 +81,17 @@ pub(crate) use self::outcome::{Marked, Outcome, Parked, RowOfDead, ScanMarks, Sc
 use self::owed_marks::OwedMarks;
 use self::parking::Parking;
 pub(crate) use self::publish::{LOGGED_WHILE_SCAN_UNMARKED_MAX, Publishing, SCANS_UNMARKED_MAX};
+pub(crate) use self::replay::Replaying;
+pub(crate) use self::replay_messages::{
+    ReplayNote, ReplayPage, ReplayRow, ReplayStart, ReplayWish,
+};
 pub(crate) use self::slot_health::SlotHealth;
 pub(crate) use self::slot_watch::SlotNotice;
 use self::slot_watch::SlotWatch;
 pub(crate) use self::tail_messages::{Stored, Tail, TailMessage};
-pub(crate) use self::window::{LastPosition, Limits, Origin, Outgoing, Tried, Unpublished};
+pub(crate) use self::window::{
+    LastPosition, Limits, Origin, Outgoing, Replayed, Tried, Unpublished,
+};
 use crate::status::SlotStatus;
 
 /// How long a stop may take to bring in the broker's answers and write the marks.
@@ -93,6 +103,7 @@ pub(crate) struct EngineStart {
     pub(crate) publishing: Publishing,
     pub(crate) marking: Marking,
     pub(crate) backfill: Backfill,
+    pub(crate) replaying: Replaying,
     pub(crate) checkpoint: Checkpoint,
     pub(crate) limits: SlotLimits,
     /// Old dead letters are removed.
@@ -125,6 +136,7 @@ pub(crate) struct Engine {
     publishing: Publishing,
     marking: Marking,
     backfill: Backfill,
+    replaying: Replaying,
     parking: Parking,
     owed_marks: OwedMarks,
     checkpoint: Checkpoint,
@@ -146,6 +158,7 @@ impl Engine {
             publishing: start.publishing,
             marking: start.marking,
             backfill: start.backfill,
+            replaying: start.replaying,
             parking: Parking::new(),
             owed_marks: OwedMarks::new(),
             checkpoint: start.checkpoint,
@@ -225,8 +238,10 @@ impl Engine {
     /// Whether a session that is to end may.
     pub(crate) fn is_drained(&self, now: Duration) -> bool {
         let Ending::Draining { since } = self.ending else { return false };
-        let is_done =
-            self.publishing.is_idle() && self.marking.is_idle() && !self.backfill.is_busy();
+        let is_done = self.publishing.is_idle()
+            && self.marking.is_idle()
+            && !self.backfill.is_busy()
+            && self.replaying.is_noted();
         is_done || now.saturating_sub(since) > DRAIN_MAX
     }
 
@@ -240,6 +255,7 @@ impl Engine {
     /// Decides what follows from everything that was taken in.
     pub(crate) fn turn(&mut self, now: Duration) {
         self.take_requests();
+        self.replay(now);
         if let Some(batch) = self.parking.next(now) {
             self.effects.push_back(Effect::Park(batch));
         }
@@ -261,6 +277,7 @@ impl Engine {
             self.tell(Notice::ChangedToKeyed);
         }
         self.scan_if_due(now);
+        self.look_for_replay(now);
         let resolved = self.publishing.counts().resolved();
         self.marking.observe_if_due(now, resolved, &mut self.effects);
         if let Ending::NotYet { until: Some(until) } = self.ending
@@ -311,6 +328,10 @@ impl Engine {
                 let notice = self.backfill.closed(now, effects);
                 self.tell_scan(notice);
             }
+            Outcome::ReplayFound(replay) => self.replay_found(now, replay),
+            Outcome::ReplayBegun(start) => self.replay_begun(now, start),
+            Outcome::ReplayRead(page) => self.replay_read(page),
+            Outcome::ReplayNoted { problems, wish } => self.replay_noted(now, problems, wish),
             Outcome::GapNoted(is_noted) => self.backfill.gap_noted(is_noted),
             Outcome::Checkpointed(end) => self.checkpoint.written(end),
             Outcome::Slot(health) => self.slot_looked_at(now, health),
@@ -365,6 +386,7 @@ impl Engine {
             match event.origin {
                 Origin::Log => self.marking.queue(now, event),
                 Origin::Scan(batch) => self.backfill.published(batch, *event),
+                Origin::Replay => self.replaying.stored(event),
             }
         }
         if !resolved.is_empty() {
@@ -386,8 +408,9 @@ impl Engine {
         let publishing = &self.publishing;
         let (resolved, events) = (publishing.confirmed(), publishing.resolved_of_the_log());
         if self.checkpoint.is_due(resolved, events, now, || publishing.place().is_some()) {
-            // A scan's messages are among the stream's: how many are the log's cannot be counted.
-            let place = publishing.place().map(|it| match self.backfill.is_clear() {
+            // Others' messages are among the stream's: how many are the log's cannot be counted.
+            let is_clear = self.backfill.is_clear() && self.replaying.is_clear();
+            let place = publishing.place().map(|it| match is_clear {
                 true => it,
                 false => Place { seq: None, ..it },
             });
@@ -406,7 +429,8 @@ impl Engine {
             Silence::AskForSign => self.effects.push_back(Effect::Heartbeat),
             Silence::TooLong => self.effects.push_back(Effect::End(End::Silence)),
         }
-        let (resolved, is_idle) = (self.publishing.counts().resolved(), self.publishing.is_idle());
+        let (counts, is_idle) = (self.publishing.counts(), self.publishing.is_idle());
+        let resolved = counts.resolved() + counts.replayed;
         if self.liveness.needs_failover(now, resolved, is_idle) {
             self.effects.push_back(Effect::LeaveServer);
         }
@@ -450,51 +474,5 @@ impl Engine {
         if notice.unlogged > 0 {
             self.tell(Notice::Unlogged { rows: notice.unlogged });
         }
-    }
-
-    fn scan_if_due(&mut self, now: Duration) {
-        if self.backfill.watch(now, &mut self.effects) {
-            self.publishing.scan_ended(false);
-        }
-        let publishing = &self.publishing;
-        let may_scan = publishing.may_scan(self.checkpoint.confirmed());
-        let scene = Scene {
-            is_behind: self.marking.is_behind(publishing.confirmed()),
-            is_draining: self.is_draining(),
-            is_blocking: publishing.is_blocking(),
-            is_idle: publishing.is_idle(),
-            may_scan: may_scan && publishing.is_half_empty(),
-        };
-        self.backfill.begin_if_due(now, scene, &mut self.effects);
-    }
-
-    fn scan_read(&mut self, now: Duration, read: ScanRead) {
-        let ScanRead { process, rows, blocked, seen } = read;
-        if let Some(blocked) = blocked {
-            if self.publishing.is_blocking() && !self.backfill.holds_the_log_back() {
-                // An event was parked since the scan was begun: events behind it are in the window
-                // by now, and the table may not know it.
-                return self.backfill.overtaken(now, &mut self.effects);
-            }
-            self.publishing.apply(now, Input::Blocked(blocked));
-        }
-        if rows.is_empty() || self.is_draining() {
-            return self.backfill.read_to_end(!rows.is_empty(), &mut self.effects);
-        }
-        let with_tail = seen.is_some();
-        if let Some(seen) = seen {
-            self.publishing.apply(now, Input::Seen(seen));
-        }
-        let (batch, notice) = self.backfill.read_batch(now, process, with_tail);
-        self.tell_scan(notice);
-        self.publishing.apply(now, Input::Scanned { batch, rows });
-    }
-
-    fn scan_marked(&mut self, now: Duration, batches: usize, marked: ScanMarks) {
-        if marked.owed > 0 {
-            self.owed_marks.some(now);
-        }
-        self.backfill.marked(marked.rows + marked.owed);
-        self.publishing.apply(now, Input::ScanMarked { batches });
     }
 }

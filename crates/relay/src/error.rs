@@ -119,6 +119,12 @@ pub enum Error {
         /// The event's id.
         id: uuid::Uuid,
     },
+    /// There is no such replay.
+    #[error("there is no replay {id}")]
+    NoReplay {
+        /// The replay's id.
+        id: uuid::Uuid,
+    },
     /// It cannot be done as things are.
     #[error("{0}")]
     Conflict(String),
@@ -192,6 +198,7 @@ impl Error {
             | Self::Publication { .. }
             | Self::Shards { .. }
             | Self::NoDeadLetter { .. }
+            | Self::NoReplay { .. }
             | Self::Conflict(_)
             | Self::Spill { .. }
             | Self::Refused(_) => false,
@@ -236,6 +243,7 @@ impl Error {
             Self::NoDeadLetter { .. } => {
                 Some("`tailpost outbox dlq list` shows those there are".into())
             }
+            Self::NoReplay { .. } => Some("`tailpost replays list` shows those there are".into()),
             Self::Spill { .. } => Some(format!(
                 "TMPDIR names another folder, with more room; it is {} now",
                 std::env::temp_dir().display()

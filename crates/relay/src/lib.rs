@@ -42,6 +42,7 @@ mod nats;
 mod operate;
 mod polling;
 mod postgres;
+mod replay_selection;
 mod reporter;
 mod routing;
 mod run;
@@ -82,7 +83,7 @@ pub use error::Error;
 pub use operate::{
     OutboxReport, SetupPlan, SetupReport, SetupStep, ShardReport, SlotEntry, SlotReport,
     StatusReport, StreamRead, StreamReport, VerifyOptions, VerifyProgress, VerifyReport,
-    create_slot, dead_letters, drop_slot, explain, inspect, plan, setup, slots, verify,
+    create_slot, dead_letters, drop_slot, explain, inspect, plan, replays, setup, slots, verify,
 };
 pub use outbox::migrations::Layout;
 pub use pgoutput::Lsn;

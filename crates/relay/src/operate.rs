@@ -3,6 +3,7 @@
 pub mod dead_letters;
 pub mod explain;
 mod inspect;
+pub mod replays;
 mod report;
 pub(crate) mod setup;
 mod slots;

@@ -9,6 +9,8 @@ mod jobs;
 mod mark_jobs;
 mod notices;
 mod open;
+mod replay_jobs;
+mod replay_source;
 mod scan_jobs;
 
 use std::sync::Arc;
@@ -76,6 +78,8 @@ pub(crate) struct Session {
     marks: MarkStores,
     /// The cursor of the scan that waits for room.
     scanner: Option<Box<Scanner>>,
+    /// What the replay that is under way reads.
+    replay: Option<replay_source::Source>,
     jobs: FuturesUnordered<Job>,
     started: Instant,
     tick: Interval,
@@ -193,6 +197,11 @@ impl Session {
                 found
             })),
             Done::Scanned(scanned) => self.scanned(scanned)?,
+            Done::Replaying(start, source) => {
+                self.replay = Some(source);
+                Outcome::ReplayBegun(Some(start))
+            }
+            Done::ReplayRead(page) => self.replay_page(page)?,
             Done::Outcome(outcome) => outcome,
         };
         let failed = match &outcome {

@@ -5,6 +5,7 @@ mod event_args;
 mod inbox_args;
 #[cfg(feature = "lab")]
 mod lab_args;
+mod replay_args;
 mod verify_args;
 
 use std::path::PathBuf;
@@ -20,6 +21,7 @@ pub(crate) use event_args::{ExplainArgs, WaitArgs};
 pub(crate) use inbox_args::*;
 #[cfg(feature = "lab")]
 pub(crate) use lab_args::{ChaosArgs, DemoArgs};
+pub(crate) use replay_args::{ReplayArgs, ReplaysCommand, ReplaysDecideArgs};
 pub(crate) use verify_args::VerifyArgs;
 
 /// Publishes the rows of a PostgreSQL outbox table to a NATS JetStream stream: once, in commit
@@ -169,6 +171,15 @@ pub(crate) enum Command {
     /// payload, headers or subject are not what the row maps to, and marks that are missing or wrong.
     /// Changes nothing. Exit code 0: nothing was found, 1: something was.
     Verify(VerifyArgs),
+    /// Publish events once more: since a time, from a position, of an aggregate, by id
+    ///
+    /// Says what would be done; --execute asks the relay for it, and follows. The relay publishes
+    /// them beside what is new, in the order of their commits, each once whatever happens meanwhile.
+    /// They have the ids of their events: consumers that deduplicate skip what they have done.
+    Replay(Box<ReplayArgs>),
+    /// Show, pause, resume and cancel replays
+    #[command(subcommand)]
+    Replays(ReplaysCommand),
     /// Consume events and manage dead letters
     Inbox(Box<InboxArgs>),
     /// Manage events that could not be published

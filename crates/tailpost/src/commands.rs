@@ -7,6 +7,8 @@ mod inbox;
 #[cfg(feature = "lab")]
 mod lab;
 mod relay;
+mod replay;
+mod replays;
 mod setup;
 mod setup_report;
 mod slot;
@@ -27,6 +29,8 @@ pub(crate) async fn run(command: Command, settings: Settings) -> anyhow::Result<
         Command::Wait(args) => Box::pin(wait::run(&args, &settings)).await,
         Command::Explain(args) => Box::pin(explain::run(&args, &settings)).await,
         Command::Verify(args) => Box::pin(verify::run(&args, &settings)).await,
+        Command::Replay(args) => Box::pin(replay::run(&args, &settings)).await,
+        Command::Replays(command) => Box::pin(replays::run(&command, &settings)).await,
         Command::Inbox(args) => inbox::run(&args.command, &settings).await,
         Command::Outbox(command) => {
             let OutboxCommand::Dlq(command) = &*command;

@@ -77,7 +77,9 @@ fn kind_of(error: &(dyn std::error::Error + 'static)) -> Option<Kind> {
 fn relay_kind(error: &relay::Error) -> Kind {
     match error {
         relay::Error::Connect(error) => connect_kind(error),
-        relay::Error::NotSetUp { .. } | relay::Error::NoDeadLetter { .. } => Kind::NotFound,
+        relay::Error::NotSetUp { .. }
+        | relay::Error::NoDeadLetter { .. }
+        | relay::Error::NoReplay { .. } => Kind::NotFound,
         relay::Error::SlotBusy { .. }
         | relay::Error::SlotForeign { .. }
         | relay::Error::SlotElsewhere { .. }

@@ -41,6 +41,8 @@ fn run(cli: cli::Cli) -> anyhow::Result<()> {
         | cli::Command::Wait(_)
         | cli::Command::Explain(_)
         | cli::Command::Verify(_)
+        | cli::Command::Replay(_)
+        | cli::Command::Replays(_)
         | cli::Command::Outbox(_) => (load()?, cli.global.verbosity().of_status()),
         cli::Command::Inbox(ref args) if !matches!(args.command, cli::InboxCommand::Run(_)) => {
             (load()?, cli.global.verbosity().of_status())

@@ -13,6 +13,12 @@ pub const POSITION: &str = "Tailpost-Position";
 pub const POSITION_EVENT: &str = "Tailpost-Position-Event";
 /// The event's id where `Nats-Msg-Id` does not tell it.
 pub const EVENT_ID: &str = "Tailpost-Event-Id";
+/// The replay that stored the message once more. Its [`POSITION`] is the event's own, and
+/// `Nats-Msg-Id` is [`replayed_msg_id`](super::replayed_msg_id).
+pub const REPLAY: &str = "Tailpost-Replay";
+/// How far the log had come when a replay stored the message: a [`Position`](super::Position), a
+/// space, and the id of the event that had it.
+pub const REPLAY_AFTER: &str = "Tailpost-Replay-After";
 /// Names of the headers whose values are percent-escaped, separated by commas.
 pub const ESCAPED: &str = "Tailpost-Escaped";
 /// The event's type.

@@ -10,6 +10,7 @@ pub mod header;
 mod headers;
 mod name;
 mod position;
+mod replayed;
 mod stored;
 mod subject;
 
@@ -19,6 +20,7 @@ pub use headers::{
 };
 pub use name::{escape_name, name_from_wire};
 pub use position::{ParsePositionError, Position};
+pub use replayed::{replayed_id, replayed_msg_id};
 pub use stored::{MalformedHeaders, RawHeaders, StoredMessage, StoredMessageError};
 pub use subject::{
     SubjectError, SubjectTemplate, TemplateError, subject_matches, subjects_overlap,

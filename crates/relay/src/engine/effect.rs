@@ -8,6 +8,7 @@ use uuid::Uuid;
 
 use super::messages::{Dead, Place, Resolved};
 use super::notice::Notice;
+use super::replay_messages::ReplayNote;
 
 /// What is to be done, in the order in which it is to be begun.
 pub(crate) type Effects = VecDeque<Effect>;
@@ -112,6 +113,18 @@ pub(crate) enum Effect {
     },
     /// Writes down that a scan looked at the whole table. Lost, it costs another look.
     NoteScan,
+    /// Looks whether there is something to replay.
+    LookForReplay,
+    /// Takes a replay up where it was left. What is written down of the stream's sequence counts no
+    /// more.
+    BeginReplay(Uuid),
+    /// Reads the next rows of a replay.
+    ReadReplay {
+        id: Uuid,
+        after: i64,
+    },
+    /// Writes down how far a replay is.
+    NoteReplay(ReplayNote),
 }
 
 /// Why a session cannot go on.

@@ -8,7 +8,7 @@ use pgoutput::Lsn;
 use uuid::Uuid;
 
 use super::tail_messages::Tail;
-use super::window::{LastPosition, Limits, Origin, Outgoing, Tried};
+use super::window::{LastPosition, Limits, Origin, Outgoing, Replayed, Tried};
 
 /// How order and uniqueness are kept (DESIGN 4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,6 +37,8 @@ pub(crate) enum Input {
     /// A batch of rows that the log does not bring, in the order in which they are to be published.
     /// Its number is told by the [`Origin`] of what is resolved.
     Scanned { batch: u32, rows: Vec<Outgoing> },
+    /// An event that is published once more.
+    Replayed(Outgoing),
     /// The rows of the oldest `batches` are marked, durably.
     ScanMarked { batches: usize },
     /// Aggregates whose events wait for one that was parked, as the table has it.
@@ -151,6 +153,8 @@ pub(crate) struct Send<'a> {
     pub(crate) position: Option<LastPosition>,
     /// `None` for a message that goes by itself.
     pub(crate) part: Option<Part>,
+    /// What it is a copy of. Then `position` is how far the log had come.
+    pub(crate) replayed: Option<&'a Replayed>,
 }
 
 /// A message's place in its batch.
@@ -207,6 +211,8 @@ pub(crate) struct Counts {
     pub(crate) deferred: u64,
     /// Batches begun.
     pub(crate) batches: u64,
+    /// Events that were published once more. No other number counts them.
+    pub(crate) replayed: u64,
 }
 
 impl Counts {

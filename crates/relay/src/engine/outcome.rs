@@ -8,6 +8,7 @@ use uuid::Uuid;
 use super::effect::{Found, Statement, Watermark};
 use super::marking::Swept;
 use super::messages::{Blocked, Dead, Resolved};
+use super::replay_messages::{ReplayPage, ReplayStart, ReplayWish};
 use super::slot_health::SlotHealth;
 use super::tail_messages::{Stored, Tail};
 use super::window::Outgoing;
@@ -56,6 +57,17 @@ pub(crate) enum Outcome {
     /// Somebody has what it needs locked: it is to begin again.
     ScanPostponed,
     ScanClosed,
+    /// `None` if there is none, or it could not be found out.
+    ReplayFound(Option<Uuid>),
+    /// `None` if it cannot be begun now.
+    ReplayBegun(Option<ReplayStart>),
+    /// `None` if it could not be read now.
+    ReplayRead(Option<ReplayPage>),
+    /// A note with so many problems is written; `None` if it could not be.
+    ReplayNoted {
+        problems: usize,
+        wish: Option<ReplayWish>,
+    },
     /// Whether it is written down that the gap is filled.
     GapNoted(bool),
     /// The slot may be confirmed up to here; `None` if that could not be written down.

@@ -3,6 +3,7 @@
 mod batch;
 mod blocking;
 mod brought;
+mod copies;
 mod doubt;
 mod parts;
 mod resync;
@@ -15,6 +16,7 @@ use std::time::Duration;
 use pgoutput::Lsn;
 
 use self::blocking::Blocks;
+use self::copies::Copies;
 use self::doubt::Doubt;
 use self::parts::{Batching, Broker, Known, Log, Retries, SendQueue, Settings, StreamEnd};
 use super::messages::{Counts, Input, Mode, Refusal, Request, Resolved, Start};
@@ -68,6 +70,7 @@ pub(crate) struct Publishing {
     blocks: Blocks,
     /// Batches of scans that are not marked, the oldest first.
     scans: VecDeque<ScanBatch>,
+    copies: Copies,
     requests: VecDeque<Request>,
     resolved: Vec<Resolved>,
     counts: Counts,
@@ -108,6 +111,7 @@ impl Publishing {
             retries: Retries::default(),
             blocks: Blocks::default(),
             scans: VecDeque::new(),
+            copies: Copies::default(),
             requests: VecDeque::new(),
             resolved: Vec::new(),
             counts: Counts::default(),
@@ -141,9 +145,10 @@ impl Publishing {
             }
             Input::Keepalive { wal_end } => {
                 self.doubt_until(wal_end);
-                self.log.progress.keepalive(wal_end, self.window.unresolved() == 0);
+                self.log.progress.keepalive(wal_end, self.is_quiet());
             }
             Input::Scanned { batch, rows } => self.scanned(batch, rows),
+            Input::Replayed(outgoing) => self.replayed(outgoing),
             Input::ScanMarked { batches } => _ = self.scans.drain(..batches),
             Input::Blocked(blocked) => self.block_these(blocked),
             Input::Seen(tail) => self.looked(tail),
@@ -318,6 +323,9 @@ impl Publishing {
     fn note_stored(&mut self, index: u64, seq: Option<u64>, found: bool) {
         let Some(entry) = self.window.get(index) else { return };
         let origin = entry.origin;
+        if origin == Origin::Replay {
+            return self.replay_stored(index, seq);
+        }
         if !self.retries.given_up.is_empty()
             && let Ok(subject) = &entry.outgoing.subject
         {
@@ -345,6 +353,7 @@ impl Publishing {
     }
 
     fn resolve(&mut self, index: u64) {
+        self.replay_resolved(index);
         if let Some(next) = self.window.resolve(index)
             && self.mode == Mode::Keyed
         {

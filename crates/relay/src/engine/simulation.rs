@@ -274,7 +274,8 @@ impl World {
             false if self.picky.contains(&id) => Ok("picky".into()),
             false => Ok("s".into()),
         };
-        Outgoing { event, subject, seq: None, requeued: false, tried: Tried::default() }
+        let tried = Tried::default();
+        Outgoing { event, subject, seq: None, requeued: false, tried, replayed: None }
     }
 
     fn scanned(&self, id: u128) -> Outgoing {

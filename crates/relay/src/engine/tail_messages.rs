@@ -17,6 +17,9 @@ pub(crate) struct TailMessage {
     pub(crate) position: Option<Position>,
     /// The event that had the position, where it is not the message's own.
     pub(crate) position_event: Option<Uuid>,
+    /// The replay that stored it. Then `id` is that of the copy, and `position` says how far the log
+    /// had come.
+    pub(crate) replay: Option<Uuid>,
 }
 
 /// A message's id, where it is stored, and what transaction its own position names.

@@ -5,6 +5,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::Duration;
 
 use outbox::Event;
+use outbox::wire::{Position, replayed_id};
 use pgoutput::Lsn;
 use uuid::Uuid;
 
@@ -26,6 +27,8 @@ pub(crate) enum Origin {
     Log,
     /// The scanner, in the batch with this number.
     Scan(u32),
+    /// A replay: the row has its mark.
+    Replay,
 }
 
 /// The last position the log reached, and the event that had it. Scanned events repeat it.
@@ -59,6 +62,28 @@ pub(crate) struct Outgoing {
     pub(crate) requeued: bool,
     /// By earlier sessions.
     pub(crate) tried: Tried,
+    /// It is published once more. Then `event` has the id of this copy.
+    pub(crate) replayed: Option<Box<Replayed>>,
+}
+
+/// What a copy of an event is a copy of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Replayed {
+    pub(crate) event: Uuid,
+    pub(crate) replay: Uuid,
+    /// Where the event itself came in the log, if that is known.
+    pub(crate) position: Option<Position>,
+}
+
+impl Outgoing {
+    /// The same event, to be published once more.
+    pub(crate) fn replayed(mut self, replay: Uuid, position: Option<Position>) -> Self {
+        let event = self.event.id;
+        self.event.id = replayed_id(event, replay);
+        self.replayed = Some(Box::new(Replayed { event, replay, position }));
+        (self.requeued, self.tried) = (false, Tried::default());
+        self
+    }
 }
 
 /// How often an event was tried before it came, and how long it is not to be tried again.

@@ -19,7 +19,7 @@ use super::permission_violations::PermissionViolations;
 use super::pub_ack;
 use super::reply_subject::Replies;
 use crate::config::Dedup;
-use crate::engine::{Input, LastPosition, Part, Refusal, Send};
+use crate::engine::{Input, LastPosition, Part, Refusal, Replayed, Send};
 use crate::error::Error;
 use crate::nats::NatsLink;
 
@@ -32,6 +32,9 @@ const OTHERS: usize = 4;
 const EXPECTED_STREAM: HeaderName = HeaderName::from_static(wire::header::EXPECTED_STREAM);
 const EXPECTED_LAST_SEQUENCE: HeaderName =
     HeaderName::from_static(wire::header::EXPECTED_LAST_SEQUENCE);
+const MSG_ID: HeaderName = HeaderName::from_static(wire::header::MSG_ID);
+const REPLAY: HeaderName = HeaderName::from_static(wire::header::REPLAY);
+const REPLAY_AFTER: HeaderName = HeaderName::from_static(wire::header::REPLAY_AFTER);
 const EVENT_ID: HeaderName = HeaderName::from_static(wire::header::EVENT_ID);
 const POSITION: HeaderName = HeaderName::from_static(wire::header::POSITION);
 const POSITION_EVENT: HeaderName = HeaderName::from_static(wire::header::POSITION_EVENT);
@@ -231,13 +234,35 @@ impl Publisher {
         if let Some(expected) = send.expected {
             headers.insert(EXPECTED_LAST_SEQUENCE, HeaderValue::from(expected));
         }
-        if let Some(at) = send.position {
+        if let Some(copied) = send.replayed {
+            self.name_replay(copied, send.position, &mut headers);
+        } else if let Some(at) = send.position {
             headers.insert(POSITION, HeaderValue::from(self.position.text(at)));
             if at.event != send.event.id {
                 headers.insert(POSITION_EVENT, HeaderValue::from(at.event.to_string()));
             }
         }
         Ok(headers)
+    }
+
+    /// A copy has the event's own id and position; its message has another id.
+    fn name_replay(
+        &mut self,
+        copied: &Replayed,
+        after: Option<LastPosition>,
+        headers: &mut HeaderMap,
+    ) {
+        let Replayed { event, replay, position } = *copied;
+        headers.insert(MSG_ID, HeaderValue::from(wire::replayed_msg_id(event, replay)));
+        headers.insert(EVENT_ID, HeaderValue::from(event.to_string()));
+        headers.insert(REPLAY, HeaderValue::from(replay.to_string()));
+        if let Some(position) = position {
+            headers.insert(POSITION, HeaderValue::from(position.to_string()));
+        }
+        if let Some(at) = after {
+            let after = format!("{} {}", self.position.text(at), at.event);
+            headers.insert(REPLAY_AFTER, HeaderValue::from(after));
+        }
     }
 }
 

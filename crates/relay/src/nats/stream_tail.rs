@@ -7,7 +7,7 @@ use async_nats::Client;
 use async_nats::jetstream;
 use async_nats::jetstream::stream::{Info, State, Stream};
 use futures_util::{StreamExt, TryStreamExt, stream};
-use outbox::wire::{StoredMessage, header};
+use outbox::wire::{StoredMessage, header, replayed_id};
 use pgoutput::Lsn;
 use tokio::sync::watch;
 use tracing::info;
@@ -16,6 +16,7 @@ use uuid::Uuid;
 use super::direct_get;
 use super::leave_server;
 use super::limits::Limits;
+use super::stream_messages::StreamMessages;
 use crate::engine::{Stored, Tail, TailMessage};
 use crate::error::Error;
 
@@ -170,6 +171,38 @@ impl TailReader {
         Ok(found)
     }
 
+    /// The copies that `replay` stored from sequence `from` on, as far as [`WAY_BACK_MAX`] messages
+    /// reach.
+    pub(crate) async fn replayed(&self, from: u64, replay: Uuid) -> Result<HashSet<Uuid>, Error> {
+        let state = self.info().await?.state;
+        let mut pace = Pace::new(&state);
+        // Beyond the end: the stream was made anew since.
+        let from = if from > state.last_sequence + 1 { 1 } else { from };
+        let mut from = from.max(state.first_sequence).max(1);
+        let last_seq = state.last_sequence.min(from.saturating_add(WAY_BACK_MAX));
+        let mut copies = HashSet::new();
+        while from <= last_seq {
+            let to = last_seq.min(from + CHUNK - 1);
+            for message in self.range(from, to, &mut pace).await? {
+                if message.replay == Some(replay) {
+                    copies.extend(message.id);
+                }
+            }
+            from = to + 1;
+        }
+        Ok(copies)
+    }
+
+    /// Reads the stream's messages whole.
+    pub(crate) fn messages(&self) -> StreamMessages {
+        StreamMessages::new(self.client.clone(), self.name.clone())
+    }
+
+    /// Where the stream's last message is.
+    pub(crate) async fn last_sequence(&self) -> Result<u64, Error> {
+        Ok(self.info().await?.state.last_sequence)
+    }
+
     /// The newest `count` messages.
     pub(crate) async fn newest(&self, count: u64, system_id: u64) -> Result<Tail, Error> {
         let last_seq = self.info().await?.state.last_sequence;
@@ -238,11 +271,30 @@ fn is_before(message: &TailMessage, way: WayBack) -> bool {
 /// Headers that are no text are those of somebody else: the message is foreign then.
 fn tail_message(message: &StoredMessage<'_>) -> TailMessage {
     let headers = message.headers();
+    if let Some(copy) = copy(message) {
+        return copy;
+    }
     let id = headers.text(header::MSG_ID).or_else(|| headers.text(header::EVENT_ID));
     TailMessage {
         seq: message.sequence,
         id: id.and_then(|id| id.parse().ok()),
         position: headers.text(header::POSITION).and_then(|position| position.parse().ok()),
         position_event: headers.text(header::POSITION_EVENT).and_then(|id| id.parse().ok()),
+        replay: None,
     }
+}
+
+/// A message that a replay stored.
+fn copy(message: &StoredMessage<'_>) -> Option<TailMessage> {
+    let headers = message.headers();
+    let replay: Uuid = headers.text(header::REPLAY)?.parse().ok()?;
+    let event: Uuid = headers.text(header::EVENT_ID)?.parse().ok()?;
+    let (position, after) = headers.text(header::REPLAY_AFTER)?.split_once(' ')?;
+    Some(TailMessage {
+        seq: message.sequence,
+        id: Some(replayed_id(event, replay)),
+        position: position.parse().ok(),
+        position_event: after.parse().ok(),
+        replay: Some(replay),
+    })
 }

@@ -199,7 +199,12 @@ fn stored(message: &StoredMessage<'_>) -> Result<ReadMessage, Error> {
     Ok(reading.finish(&message.subject, &payload))
 }
 
-/// The position that a message names, whoever's it is.
+/// How far the log had come with a message, whoever's log it is.
 pub(crate) fn position(message: &StoredMessage<'_>) -> Option<outbox::wire::Position> {
-    message.headers().text(header::POSITION)?.parse().ok()
+    let headers = message.headers();
+    if headers.text(header::REPLAY).is_some() {
+        // The event's own position is from long before.
+        return headers.text(header::REPLAY_AFTER)?.split_once(' ')?.0.parse().ok();
+    }
+    headers.text(header::POSITION)?.parse().ok()
 }

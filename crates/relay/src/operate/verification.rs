@@ -234,7 +234,11 @@ impl<'a> Run<'a> {
         let mut records = StreamRecords::new(&self.folder, parts, sample, sources, self.progress)?;
         let mut reading = JoinSet::new();
         reading.spawn(async move { records.read_before().await.map(|()| records) });
-        let first = self.streams.iter().map(|it| (it.name.clone(), it.first)).collect();
+        // A row that names a message which is gone may have a copy that a replay stored.
+        let first = match self.present.has_replayed().await? {
+            true => Vec::new(),
+            false => self.streams.iter().map(|it| (it.name.clone(), it.first)).collect(),
+        };
         let range = ReadRange { first, sample };
         let rows_left_out = self.snapshot.rows_left_out(&range).await?;
         let rows = self.table_records(names, &range, parts).await?;

@@ -178,7 +178,7 @@ impl Rows {
             Err(Unpublished::Unfit(said.collect::<Vec<_>>().join("; ")))
         };
         let (requeued, tried) = (txid == Some(REQUEUED_TXID), Tried::default());
-        Ok(Outgoing { event, subject, seq, requeued, tried })
+        Ok(Outgoing { event, subject, seq, requeued, tried, replayed: None })
     }
 }
 

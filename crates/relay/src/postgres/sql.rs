@@ -1,5 +1,6 @@
 //! Every statement that the relay runs on the outbox and its companions.
 
+mod ask_replay;
 mod attempts;
 mod backlog;
 mod claim;
@@ -10,6 +11,7 @@ mod mark;
 mod other_slots;
 mod owed;
 mod park;
+mod replay_rows;
 mod scan;
 mod setup_lock;
 mod state;
@@ -32,6 +34,7 @@ pub(crate) use self::backlog::{Backlog, COUNT_MAX};
 pub(crate) use self::index::create_index_of_transactions;
 pub(crate) use self::owed::Stuck;
 pub(crate) use self::park::SlotReader;
+pub(crate) use self::replay_rows::{ReplayedRow, TakenReplay};
 pub(crate) use self::scan::{ScannedRow, Scanner};
 use self::statements::Statements;
 use crate::config::{Config, MarkBy};
@@ -320,7 +323,7 @@ impl Store {
     /// Whether all tables are there.
     pub(crate) async fn check_tables(&self) -> Result<(), Error> {
         // The first and the latest.
-        for table in ["tailpost_state", "tailpost_owed"] {
+        for table in ["tailpost_state", "tailpost_replays"] {
             let table = self.table.companion(table);
             let row = self
                 .client()

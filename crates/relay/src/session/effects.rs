@@ -62,6 +62,10 @@ impl Session {
             | Effect::MarkScanned { .. }
             | Effect::NoteGapFilled { .. }
             | Effect::NoteScan => self.scan_job(effect),
+            Effect::LookForReplay => Some(self.look_for_replay()),
+            Effect::BeginReplay(id) => Some(self.begin_replay(id)),
+            Effect::ReadReplay { id, after } => self.read_replay(id, after),
+            Effect::NoteReplay(note) => Some(self.note_replay(note)),
             _ => self.book_job(effect),
         }
     }

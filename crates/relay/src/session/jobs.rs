@@ -8,9 +8,10 @@ use tokio::sync::Notify;
 use tracing::warn;
 use uuid::Uuid;
 
+use super::replay_source;
 use crate::describe;
 use crate::engine::{
-    Blocked, Dead, Found, Marked, Outcome, Parked, Place, Resolved, Statement, Tail,
+    Blocked, Dead, Found, Marked, Outcome, Parked, Place, ReplayStart, Resolved, Statement, Tail,
 };
 use crate::error::Error;
 use crate::nats::TailReader;
@@ -39,6 +40,9 @@ pub(super) enum Done {
     /// With what brings more. `None` if the statement failed.
     Unmarked(Option<(Found, Option<Box<SweepCursor>>)>),
     Scanned(Scanned),
+    Replaying(ReplayStart, replay_source::Source),
+    /// `None` if it could not be read now.
+    ReplayRead(Option<replay_source::Page>),
 }
 
 impl From<Outcome> for Done {

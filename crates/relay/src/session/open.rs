@@ -17,7 +17,7 @@ use super::{OpenSlot, Session, TICK};
 use crate::config::{self, Config, MarkBy, OnPark, OnWalLimit};
 use crate::engine::{
     Backfill, Batching, Checkpoint, Doubted, Engine, EngineStart, Limits, MARKS_WAITING_MAX,
-    Marking, MarkingStart, Mode, Publishing, ScanRanges, SlotLimits, Start, Tail,
+    Marking, MarkingStart, Mode, Publishing, Replaying, ScanRanges, SlotLimits, Start, Tail,
 };
 use crate::error::Error;
 use crate::nats::{self, History, NatsLink, Publisher, TailReader, WAY_BACK_MAX, WayBack};
@@ -166,6 +166,19 @@ fn way_back(config: &Config, resolved_before: Lsn, system_id: u64) -> WayBack {
     }
 }
 
+/// Takes the slot, and writes down whose log it brings.
+async fn slot(
+    config: &Arc<Config>,
+    opening: &Opening,
+    store: &Store,
+    tail: &TailReader,
+) -> Result<Slot, Error> {
+    let slot = Slot::prepare(config, opening, store, Some(tail)).await?;
+    let noted = store.note_epoch(slot.system_id, slot.timeline);
+    opening.on(store, "write down the cluster", noted).await?;
+    Ok(slot)
+}
+
 async fn log_end(store: &Store) -> Result<Lsn, Error> {
     answered("ask for the log's end", store.mark_the_end()).await
 }
@@ -191,7 +204,7 @@ impl Session {
         let is_indexed = is_indexed(config, &store).await?;
         let tail = TailReader::new(client, &config.stream.name).await?;
         let batches = nats::stream_check::check(config, client, &tail).await?;
-        let slot = Slot::prepare(config, opening, &store, Some(&tail)).await?;
+        let slot = slot(config, opening, &store, &tail).await?;
         let (system_id, timeline, reader) = (slot.system_id, slot.timeline, slot.reader);
         let start_snapshot = slot.start_snapshot.clone();
         let marking = marking(config, &slot, is_indexed);
@@ -202,8 +215,7 @@ impl Session {
         let walsender = slot.start(opening, &store, &config.slot).await?;
         let source = Source::new(walsender, Rows::new(config.table.clone(), config.routing()));
         let way = way_back(config, resolved_before, system_id);
-        let reading = "read dead letters";
-        let dead = opening.on(&store, reading, store.newest_dead_letters()).await?;
+        let dead = opening.on(&store, "read dead letters", store.newest_dead_letters()).await?;
         // `--once` is to find also what was unmarked by hand.
         let unmarked_by_hand = once && config.mark.by != MarkBy::Watermark;
         let ranges = ScanRanges::new(is_indexed, !is_gap_filled || unmarked_by_hand, looks.scanned);
@@ -228,6 +240,7 @@ impl Session {
             publishing,
             marking,
             backfill: Backfill::new(scan_first, ranges, !is_gap_filled, config.scan.interval),
+            replaying: Replaying::new(!once),
             checkpoint,
             limits: SlotLimits {
                 bytes: config.wal.limit,
@@ -249,6 +262,7 @@ impl Session {
             rows,
             marks,
             scanner: None,
+            replay: None,
             jobs: FuturesUnordered::new(),
             started: Instant::now(),
             tick: interval(TICK),

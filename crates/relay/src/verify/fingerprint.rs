@@ -86,6 +86,7 @@ pub(crate) struct MessageReading {
     event_id: Option<Uuid>,
     position: Option<Position>,
     names_position_event: bool,
+    replay: Option<Uuid>,
     is_fenced: bool,
     /// Headers that every event has, as far as they came.
     of_every_event: u32,
@@ -103,6 +104,8 @@ pub(crate) struct ReadMessage {
     pub(crate) is_fenced: bool,
     /// It has the headers of a relay.
     pub(crate) is_ours: bool,
+    /// The replay that stored it.
+    pub(crate) replay: Option<Uuid>,
     pub(crate) print: Fingerprint,
 }
 
@@ -126,6 +129,8 @@ impl MessageReading {
             self.event_id = self.event_id.or_else(|| text()?.parse().ok());
         } else if is(header::POSITION) {
             self.position = self.position.or_else(|| text()?.parse().ok());
+        } else if is(header::REPLAY) {
+            self.replay = self.replay.or_else(|| text()?.parse().ok());
         } else if is(header::POSITION_EVENT) {
             self.names_position_event = true;
         } else if is(header::EXPECTED_LAST_SEQUENCE) {
@@ -142,6 +147,7 @@ impl MessageReading {
             id: self.event_id.or(self.msg_id),
             position: self.position.filter(own),
             is_fenced: self.is_fenced,
+            replay: self.replay,
             is_ours: is_event || self.position.is_some() || self.event_id.is_some(),
             print: self.sum.finish(Some(subject), payload),
         }

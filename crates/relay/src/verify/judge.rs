@@ -50,6 +50,8 @@ pub(crate) struct Counts {
     pub(crate) younger: u64,
     /// Messages of somebody else.
     pub(crate) foreign: u64,
+    /// What replays stored of events that are there without it, or have no row.
+    pub(crate) replayed: u64,
 }
 
 /// Compares the rows and the messages of one partition after the other.
@@ -121,8 +123,39 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// One event, with its messages in the order of their places.
+    /// One event, with its messages in the order of their places. What replays stored counts where
+    /// nothing else is left of it.
     fn event(&mut self, known: Known, messages: &[MessageRecord]) {
+        let (copies, originals): (Vec<MessageRecord>, Vec<MessageRecord>) =
+            messages.iter().partition(|it| it.replay() > 0);
+        if copies.is_empty() {
+            return self.event_of(known, messages);
+        }
+        self.replayed_twice(&copies);
+        if known.row.is_none() || !originals.is_empty() {
+            self.counts.replayed += copies.len() as u64;
+            if known.row.is_some() || known.is_dead || !originals.is_empty() {
+                self.event_of(known, &originals);
+            }
+            return;
+        }
+        self.counts.replayed += copies.len() as u64 - 1;
+        self.event_of(known, &copies[..1]);
+    }
+
+    /// A replay stores an event once.
+    fn replayed_twice(&mut self, copies: &[MessageRecord]) {
+        for (at, copy) in copies.iter().enumerate() {
+            let number = copy.replay();
+            let former = copies[..at].iter().find(|it| it.replay() == number);
+            if let Some(former) = former.filter(|_| number < MessageRecord::REPLAY_MAX) {
+                let (why, other) = ("one replay stored the event more than once", former.at);
+                self.found(Kind::Duplicate, copy, why).other = Some(other);
+            }
+        }
+    }
+
+    fn event_of(&mut self, known: Known, messages: &[MessageRecord]) {
         self.counts.dead_letters += u64::from(known.is_dead);
         match known {
             Known { is_dead: true, is_discarded, .. } => self.dead(messages, is_discarded),
@@ -221,7 +254,10 @@ impl<'a> Judge<'a> {
         }
         if row.is(RowRecord::ROUTED_AWAY) {
             self.counts.routed_away += 1;
-        } else if of_row.subject != stored.subject && message.at.stream == row.shard {
+        } else if of_row.subject != stored.subject
+            && message.at.stream == row.shard
+            && message.replay() == 0
+        {
             self.found(Kind::Subject, message, "the subject is not what the row maps to");
         }
     }
@@ -241,7 +277,7 @@ impl<'a> Judge<'a> {
                     let why = "the row names another stream";
                     let found = self.found(Kind::Misplaced, first, why);
                     (found.other, found.named) = (Some(place), named);
-                } else if sequence.is_some() && !is_there {
+                } else if sequence.is_some() && !is_there && first.replay() == 0 {
                     let found = self.found(Kind::Mark, first, NOT_THERE);
                     (found.other, found.named) = (Some(place), named);
                 }
@@ -343,7 +379,7 @@ impl<'a> Judge<'a> {
             at: message.at,
             id: message.id,
             position: message.position,
-            inserted: row.and_then(inserted),
+            inserted: row.and_then(inserted).filter(|_| message.replay() == 0),
             may_be_late,
         });
     }

@@ -167,9 +167,22 @@ pub(crate) struct MessageRecord {
 impl MessageRecord {
     /// It has the headers of a relay.
     pub(crate) const OURS: u16 = 1;
+    /// How far the number of a replay is shifted in the flags, and the highest one.
+    const REPLAY_SHIFT: u16 = 1;
+    pub(crate) const REPLAY_MAX: u16 = u16::MAX >> Self::REPLAY_SHIFT;
 
     pub(crate) fn is(&self, flag: u16) -> bool {
         self.flags & flag != 0
+    }
+
+    /// The flags of a copy that the replay with this number stored; they are counted from 1.
+    pub(crate) fn of_replay(number: u16) -> u16 {
+        number.min(Self::REPLAY_MAX) << Self::REPLAY_SHIFT
+    }
+
+    /// The number of the replay that stored it, or 0.
+    pub(crate) fn replay(&self) -> u16 {
+        self.flags >> Self::REPLAY_SHIFT
     }
 }
 

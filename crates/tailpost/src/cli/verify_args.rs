@@ -30,6 +30,6 @@ impl VerifyArgs {
     }
 }
 
-fn lsn(text: &str) -> Result<Lsn, String> {
+pub(super) fn lsn(text: &str) -> Result<Lsn, String> {
     text.parse().map_err(|_| "expected a position such as 16/B374D848".into())
 }

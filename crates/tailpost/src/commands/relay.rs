@@ -57,7 +57,7 @@ pub(super) async fn run(args: &RelayArgs, settings: &Settings) -> Result<()> {
     };
     // A task of its own: the relay's is polled for each event, and should poll nothing else.
     let answering = tokio::spawn(async move { relay::waiting::answer(&config, &waiting).await });
-    let outcome = work.await;
+    let outcome = Box::pin(work).await;
     answering.abort();
     if let Some(admin) = admin {
         admin.stop().await;

@@ -33,3 +33,8 @@ pub(crate) fn letters(letters: &str, roles: &str) -> String {
          ORDER BY d.consumer"
     )
 }
+
+/// Every consumer.
+pub(crate) fn consumers(roles: &str) -> String {
+    format!("SELECT consumer FROM {roles} ORDER BY consumer")
+}

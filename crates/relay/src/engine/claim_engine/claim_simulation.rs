@@ -138,6 +138,7 @@ impl World {
                 id: Some(Uuid::from_u128(*id)),
                 position: None,
                 position_event: None,
+                replay: None,
             }),
         );
         tail
@@ -383,7 +384,8 @@ impl World {
         event.occurred_at = Timestamp::UNIX_EPOCH;
         let pause = row.due.saturating_sub(self.now);
         let tried = Tried { attempts: row.attempts, pause };
-        Outgoing { event, subject: Ok("s".into()), seq: None, requeued: false, tried }
+        let (subject, seq) = (Ok("s".into()), None);
+        Outgoing { event, subject, seq, requeued: false, tried, replayed: None }
     }
 
     /// The broker takes one message, mostly the oldest.

@@ -107,6 +107,9 @@ impl Publishing {
     /// Where that blocks its aggregate, not before everything earlier is resolved: an operator may
     /// requeue it, and after a crash the scanner would bring it before the log brings those.
     pub(super) fn park(&mut self, index: u64, reason: String) {
+        if self.is_replayed(index) {
+            return self.replay_failed(index, reason);
+        }
         let is_first = self.is_first(index);
         let Some(entry) = self.window.get_mut(index) else { return };
         if self.settings.parking_blocks {
@@ -125,13 +128,14 @@ impl Publishing {
 
     /// Looks at an entry whose turn it is. Says whether it can be sent.
     pub(super) fn may_go(&mut self, index: u64) -> Turn {
-        if let Some(by) = self.blocker(index) {
+        // What is published once more was published before whatever is parked now.
+        if let Some(by) = self.blocker(index).filter(|_| !self.is_replayed(index)) {
             self.park_behind(index, by);
             return Turn::Over;
         }
         let Some(entry) = self.window.get(index) else { return Turn::Over };
         let Err(Unpublished::Unfit(reason)) = &entry.outgoing.subject else { return Turn::Now };
-        if !self.is_first(index) {
+        if !self.is_first(index) && !self.is_replayed(index) {
             return Turn::Later;
         }
         let reason = reason.clone();

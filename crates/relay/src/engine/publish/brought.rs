@@ -40,7 +40,7 @@ impl Publishing {
         }
     }
 
-    fn push(
+    pub(super) fn push(
         &mut self,
         outgoing: Outgoing,
         origin: Origin,

@@ -53,6 +53,9 @@ impl Publishing {
     /// Not now: tries again later, up to a number of attempts. Nothing overtakes it meanwhile: in
     /// fenced mode the stream waits, in keyed mode its aggregate.
     pub(super) fn unwelcome(&mut self, index: u64, reason: String) {
+        if self.is_replayed(index) {
+            return self.replay_failed(index, reason); // nobody waits for it
+        }
         let is_fresh = self.limits_are_newer_than(index);
         let Some(entry) = self.window.get_mut(index) else { return };
         entry.attempts = entry.attempts.saturating_add(1);

@@ -41,7 +41,7 @@ impl Publishing {
         let position = match entry.origin {
             Origin::Log => entry.position,
             // The stream may have got further since: by what a predecessor had sent.
-            Origin::Scan(_) => {
+            Origin::Scan(_) | Origin::Replay => {
                 // Without any, one that says nothing: who reads it knows whose message it is.
                 let event = entry.outgoing.event.id;
                 let nowhere = LastPosition { commit_lsn: Lsn::ZERO, ordinal: 0, event };
@@ -49,9 +49,10 @@ impl Publishing {
                 known.or((self.settings.resolved_before < Lsn(u64::MAX)).then_some(nowhere))
             }
         };
-        let Outgoing { event, subject, .. } = &entry.outgoing;
+        let Outgoing { event, subject, replayed, .. } = &entry.outgoing;
         let subject = subject.as_ref().map_or("", String::as_str);
-        Some(Send { epoch, index, expected, event, subject, position, part })
+        let replayed = replayed.as_deref();
+        Some(Send { epoch, index, expected, event, subject, position, part, replayed })
     }
 
     /// The first entry that may be sent.

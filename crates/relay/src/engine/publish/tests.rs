@@ -50,6 +50,7 @@ fn log(state: &mut Publishing, events: usize) {
                 seq: None,
                 requeued: false,
                 tried: Tried::default(),
+                replayed: None,
             }),
         );
     }
@@ -139,6 +140,7 @@ fn dropped() -> Outgoing {
         seq: None,
         requeued: false,
         tried: Tried::default(),
+        replayed: None,
     }
 }
 
@@ -173,7 +175,7 @@ fn a_dropped_event_passes_no_mark_of_confirmation_over_one_that_is_on_its_way() 
 fn an_event_published_before_its_route_came_is_not_said_to_be_dropped() {
     let event = dropped();
     let id = Some(event.event.id);
-    let message = TailMessage { seq: 7, id, position: None, position_event: None };
+    let message = TailMessage { seq: 7, id, position: None, position_event: None, replay: None };
     let mut tail = Tail::ending_at(7);
     tail.add(1, [message]);
     let mut state = start_on(tail, false);
@@ -319,6 +321,7 @@ fn a_limit_is_believed_once_it_was_read_after_the_event_came() {
         seq: None,
         requeued: false,
         tried: Tried::default(),
+        replayed: None,
     };
     state.apply(Duration::from_secs(2), Input::Logged(outgoing));
     for parked in [false, true] {

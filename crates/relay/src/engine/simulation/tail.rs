@@ -26,6 +26,7 @@ impl World {
                     id: it.id.map(Uuid::from_u128),
                     position: it.position,
                     position_event: it.position_event,
+                    replay: None,
                 }
             });
         messages.collect()

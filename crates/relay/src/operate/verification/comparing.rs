@@ -192,6 +192,13 @@ impl<'a> Comparing<'a> {
                 counts.younger,
                 "messages of events that committed after the table was read".into(),
             ),
+            (
+                "replayed",
+                counts.replayed,
+                "messages that replays stored of events that are there without them, or whose rows \
+                 are gone"
+                    .into(),
+            ),
             ("foreign", counts.foreign, "messages of other writers".into()),
         ]
         .into_iter()

@@ -7,6 +7,7 @@ use async_nats::jetstream;
 use async_nats::jetstream::stream::{Info, RetentionPolicy};
 use outbox::wire::Position;
 use tokio::sync::watch;
+use uuid::Uuid;
 
 use super::table_reading::{is_sampled, key_of};
 use super::{StreamRead, VerifyProgress};
@@ -128,7 +129,9 @@ struct Filing {
     stream: u16,
     messages: Division<MessageRecord>,
     nameless: Division<OrphanRecord>,
-    histories: HashMap<(u64, u32), u16>,
+    /// What each replay stored is in an order of its own.
+    histories: HashMap<(u64, u32, Option<Uuid>), u16>,
+    replays: HashMap<Uuid, u16>,
     /// The highest position of each stream and history that a message with the fence has, and its
     /// sequence.
     highest: HashMap<(u16, u16), (OwnPosition, u64)>,
@@ -151,6 +154,7 @@ impl StreamRecords {
             messages: Division::new(folder, "messages", parts)?,
             nameless: Division::new(folder, "nameless", 1)?,
             histories: HashMap::new(),
+            replays: HashMap::new(),
             highest: HashMap::new(),
             foreign: 0,
             read: 0,
@@ -218,10 +222,10 @@ impl StreamRecords {
 }
 
 impl Filing {
-    fn position(&mut self, position: Position) -> OwnPosition {
+    fn position(&mut self, position: Position, replay: Option<Uuid>) -> OwnPosition {
         let Position { system_id, timeline, lsn, ordinal } = position;
         let next = u16::try_from(self.histories.len() + 1).unwrap_or(u16::MAX);
-        let history = *self.histories.entry((system_id, timeline)).or_insert(next);
+        let history = *self.histories.entry((system_id, timeline, replay)).or_insert(next);
         OwnPosition { history, lsn, ordinal }
     }
 
@@ -245,7 +249,7 @@ impl Sink for Filing {
             self.progress.send_modify(|it| it.read += TOLD_EVERY);
         }
         let at = Place { stream: self.stream, sequence };
-        let position = message.position.map(|it| self.position(it));
+        let position = message.position.map(|it| self.position(it, message.replay));
         let behind = match position {
             Some(position) if message.is_fenced => self.behind(position, sequence),
             _ => 0,
@@ -260,7 +264,11 @@ impl Sink for Filing {
         if !is_sampled(id, self.sample) {
             return Ok(());
         }
-        let flags = if message.is_ours { MessageRecord::OURS } else { 0 };
+        let mut flags = if message.is_ours { MessageRecord::OURS } else { 0 };
+        if let Some(replay) = message.replay {
+            let next = u16::try_from(self.replays.len() + 1).unwrap_or(u16::MAX);
+            flags |= MessageRecord::of_replay(*self.replays.entry(replay).or_insert(next));
+        }
         let record = MessageRecord { id, at, flags, print: message.print, position, behind };
         self.messages.write(key_of(id), &record)
     }

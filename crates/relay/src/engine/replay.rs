@@ -1,0 +1,319 @@
+//! Publishes again what was published before, one replay after the other.
+//!
+//! Copies are handed to the window one by one, as there is room, and noted in their order: a session
+//! that ends leaves a replay where its last note says, and the next one goes on behind the copies
+//! that the stream has from there on.
+
+use std::collections::{HashSet, VecDeque};
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use super::Engine;
+use super::effect::{Effect, Effects};
+use super::messages::{Input, Resolved};
+use super::replay_messages::{
+    ReplayNote, ReplayPage, ReplayRow, ReplayStart, ReplayWish, Unreplayed,
+};
+use super::window::Outgoing;
+
+/// How often it is looked for a replay.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// How often it is noted how far a replay is, and looked whether it was paused.
+const NOTE_EVERY: Duration = Duration::from_millis(500);
+
+/// Rows that are read ahead.
+const READ_AHEAD: usize = 128;
+
+/// Events handed over since the last note. A session that goes on has to find as many in the stream.
+const UNNOTED_MAX: usize = 10_000;
+
+#[derive(Debug, Clone)]
+enum State {
+    /// Somebody may ask for one.
+    Resting {
+        until: Duration,
+    },
+    Looking,
+    /// There is one.
+    Found(Uuid),
+    Beginning,
+    Running(Box<Run>),
+}
+
+/// What became of a copy that was handed over.
+#[derive(Debug, Clone)]
+struct UnderWay {
+    place: i64,
+    event: Uuid,
+    /// Its own id.
+    copy: Uuid,
+    /// The stream's last sequence as known when it was handed over: it can only be stored above.
+    after: u64,
+    done: Option<Result<(), String>>,
+}
+
+#[derive(Debug, Clone)]
+struct Run {
+    id: Uuid,
+    /// Copies of an earlier session whose turn has not come.
+    stored: HashSet<Uuid>,
+    /// When the next one may go, and how long after it another.
+    pace: Option<(Duration, Duration)>,
+    read: VecDeque<ReplayRow>,
+    read_to: i64,
+    is_reading: bool,
+    is_read: bool,
+    under_way: VecDeque<UnderWay>,
+    note: ReplayNote,
+    /// Copies done since the last note, and whether one is being written.
+    unnoted: usize,
+    is_noting: bool,
+    note_at: Duration,
+    wish: ReplayWish,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Replaying {
+    state: State,
+}
+
+impl Replaying {
+    /// With `--once` nothing is replayed.
+    pub(crate) fn new(is_asked_for: bool) -> Self {
+        let until = if is_asked_for { Duration::ZERO } else { Duration::MAX };
+        Self { state: State::Resting { until } }
+    }
+
+    /// Whether nothing of a replay comes into the stream.
+    pub(crate) fn is_clear(&self) -> bool {
+        matches!(self.state, State::Resting { .. } | State::Looking | State::Found(_))
+    }
+
+    /// Whether what was handed over is noted.
+    pub(crate) fn is_noted(&self) -> bool {
+        match &self.state {
+            State::Running(run) => run.under_way.is_empty() && run.unnoted == 0 && !run.is_noting,
+            _ => true,
+        }
+    }
+
+    fn look_if_due(&mut self, now: Duration, effects: &mut Effects) {
+        if matches!(self.state, State::Resting { until } if until <= now) {
+            self.state = State::Looking;
+            effects.push_back(Effect::LookForReplay);
+        }
+    }
+
+    /// `None` if there is none, or nobody knows.
+    fn found(&mut self, now: Duration, replay: Option<Uuid>) {
+        self.state = match replay {
+            Some(id) => State::Found(id),
+            None => State::Resting { until: now + LOOK_EVERY },
+        };
+    }
+
+    fn begin(&mut self, effects: &mut Effects) {
+        if let State::Found(id) = self.state {
+            self.state = State::Beginning;
+            effects.push_back(Effect::BeginReplay(id));
+        }
+    }
+
+    /// `None` if it cannot be begun now.
+    fn begun(&mut self, now: Duration, start: Option<ReplayStart>) {
+        let Some(start) = start else { return self.found(now, None) };
+        let ReplayStart { id, place, published, seq, stored, per_second } = start;
+        let problems = Vec::new();
+        self.state = State::Running(Box::new(Run {
+            id,
+            stored,
+            pace: per_second.map(|it| (now, Duration::from_secs(1) / it.max(1))),
+            read: VecDeque::new(),
+            read_to: place,
+            is_reading: false,
+            is_read: false,
+            under_way: VecDeque::new(),
+            note: ReplayNote { id, place, published, seq, problems, is_done: false },
+            unnoted: 0,
+            is_noting: false,
+            note_at: now + NOTE_EVERY,
+            wish: ReplayWish::GoOn,
+        }));
+    }
+
+    fn run(&mut self) -> Option<&mut Run> {
+        match &mut self.state {
+            State::Running(run) => Some(run),
+            _ => None,
+        }
+    }
+
+    /// `None` if it could not be read now.
+    fn read(&mut self, page: Option<ReplayPage>) {
+        let Some(run) = self.run() else { return };
+        run.is_reading = false;
+        if let Some(page) = page {
+            run.read.extend(page.rows);
+            (run.read_to, run.is_read) = (page.read_to, page.is_end);
+        }
+    }
+
+    /// A copy is in the stream.
+    pub(crate) fn stored(&mut self, copy: &Resolved) {
+        if let Some(run) = self.run() {
+            run.done(copy.id, Ok(()));
+        }
+    }
+
+    fn noted(&mut self, now: Duration, problems: usize, wish: Option<ReplayWish>) {
+        let Some(run) = self.run() else { return };
+        run.is_noting = false;
+        run.note_at = now + NOTE_EVERY;
+        let Some(wish) = wish else { return }; // it is written again
+        run.note.problems.drain(..problems);
+        run.wish = wish;
+        let rests = wish == ReplayWish::Rest && run.under_way.is_empty() && run.unnoted == 0;
+        if run.note.is_done || rests {
+            self.found(now, None);
+        }
+    }
+
+    fn advance(&mut self, now: Duration, last_seq: u64, hurry: bool, effects: &mut Effects) {
+        if let Some(run) = self.run() {
+            run.read_on(effects);
+            run.take_note(now, last_seq, hurry, effects);
+        }
+    }
+}
+
+impl Run {
+    /// The next copy that may go.
+    fn next(&mut self, now: Duration, last_seq: u64) -> Option<Outgoing> {
+        if self.wish == ReplayWish::Rest || self.unnoted >= UNNOTED_MAX {
+            return None;
+        }
+        loop {
+            if self.pace.is_some_and(|(due, _)| due > now) {
+                return None;
+            }
+            let ReplayRow { place, event, outgoing } = self.read.pop_front()?;
+            let outgoing = match outgoing {
+                Ok(outgoing) if self.stored.remove(&outgoing.event.id) => Err(None),
+                Ok(outgoing) => Ok(outgoing),
+                Err(reason) => Err(Some(reason)),
+            };
+            let copy = outgoing.as_ref().map_or(event, |it| it.event.id);
+            let done = outgoing.as_ref().err().map(|why| why.clone().map_or(Ok(()), Err));
+            self.under_way.push_back(UnderWay { place, event, copy, after: last_seq, done });
+            if let Ok(outgoing) = outgoing {
+                if let Some((due, step)) = &mut self.pace {
+                    // What was missed is made up for, as far as a tick goes.
+                    *due = (*due).max(now.saturating_sub(Duration::from_millis(100))) + *step;
+                }
+                return Some(outgoing);
+            }
+            self.settle();
+        }
+    }
+
+    fn done(&mut self, copy: Uuid, how: Result<(), String>) {
+        if let Some(it) = self.under_way.iter_mut().find(|it| it.copy == copy && it.done.is_none())
+        {
+            it.done = Some(how);
+        }
+        self.settle();
+    }
+
+    /// Only what nothing unresolved is before counts.
+    fn settle(&mut self) {
+        while let Some(done) = self.under_way.front_mut().and_then(|it| it.done.take()) {
+            let Some(UnderWay { place, event, .. }) = self.under_way.pop_front() else { return };
+            self.note.place = place;
+            self.unnoted += 1;
+            match done {
+                Ok(()) => self.note.published += 1,
+                Err(reason) => self.note.problems.push(Unreplayed { place, event, reason }),
+            }
+        }
+    }
+
+    fn read_on(&mut self, effects: &mut Effects) {
+        let wants_more = !self.is_reading && !self.is_read && self.read.len() < READ_AHEAD;
+        if wants_more && self.wish == ReplayWish::GoOn {
+            self.is_reading = true;
+            effects.push_back(Effect::ReadReplay { id: self.id, after: self.read_to });
+        }
+    }
+
+    /// No copy whose place is not noted is in the stream up to here.
+    fn noted_seq(&self, last_seq: u64) -> u64 {
+        if !self.stored.is_empty() {
+            return self.note.seq;
+        }
+        self.under_way.front().map_or(last_seq, |it| it.after)
+    }
+
+    fn take_note(&mut self, now: Duration, last_seq: u64, hurry: bool, effects: &mut Effects) {
+        let is_idle = self.under_way.is_empty();
+        let is_done = self.is_read && self.read.is_empty() && is_idle;
+        let is_over = is_done || is_idle && (hurry && self.unnoted > 0);
+        if self.is_noting || !(is_over || self.note_at <= now) {
+            return;
+        }
+        self.note.seq = self.noted_seq(last_seq);
+        (self.is_noting, self.note.is_done, self.unnoted) = (true, is_done, 0);
+        effects.push_back(Effect::NoteReplay(self.note.clone()));
+    }
+}
+
+impl Engine {
+    pub(super) fn look_for_replay(&mut self, now: Duration) {
+        if !self.is_draining() {
+            self.replaying.look_if_due(now, &mut self.effects);
+        }
+    }
+
+    pub(super) fn replay_found(&mut self, now: Duration, replay: Option<Uuid>) {
+        self.replaying.found(now, replay);
+    }
+
+    pub(super) fn replay_begun(&mut self, now: Duration, start: Option<ReplayStart>) {
+        self.replaying.begun(now, start);
+    }
+
+    pub(super) fn replay_read(&mut self, page: Option<ReplayPage>) {
+        self.replaying.read(page);
+    }
+
+    pub(super) fn replay_noted(&mut self, now: Duration, note: usize, wish: Option<ReplayWish>) {
+        self.replaying.noted(now, note, wish);
+    }
+
+    /// Hands over what may go, and notes how far it is.
+    pub(super) fn replay(&mut self, now: Duration) {
+        // What is written down of the stream's sequence must not be believed any more by then.
+        if !self.checkpoint.is_writing() && !self.is_draining() {
+            self.replaying.begin(&mut self.effects);
+        }
+        if self.replaying.is_clear() {
+            return;
+        }
+        for (copy, reason) in self.publishing.take_unreplayed() {
+            if let Some(run) = self.replaying.run() {
+                run.done(copy, Err(reason));
+            }
+        }
+        let last_seq = self.publishing.last_seq();
+        if !self.is_draining() {
+            for _ in 0..self.publishing.room_to_replay() {
+                let next = self.replaying.run().and_then(|it| it.next(now, last_seq));
+                let Some(outgoing) = next else { break };
+                self.publishing.apply(now, Input::Replayed(outgoing));
+            }
+        }
+        let hurry = self.is_draining();
+        self.replaying.advance(now, last_seq, hurry, &mut self.effects);
+    }
+}

@@ -1,0 +1,433 @@
+//! Publishing events again: what would be done, asking for it, and what became of it.
+
+use async_nats::jetstream;
+use async_nats::jetstream::stream::{RetentionPolicy, State};
+use futures_util::TryStreamExt;
+use jiff::Timestamp;
+use outbox::wire::{StoredMessage, subject_matches};
+use serde::Serialize;
+use uuid::Uuid;
+
+use crate::config::{Config, MarkBy, Mode};
+use crate::error::Error;
+use crate::nats::stream_check::is_not_found;
+use crate::nats::whole_stream::{self, WholeStream};
+use crate::postgres::{Store, answered};
+pub use crate::replay_selection::{ReplaySelection, ReplaySource};
+
+const NAME: &str = "tailpost replay";
+
+/// What is asked for.
+#[derive(Debug, Clone)]
+pub struct ReplayRequest {
+    /// Which events.
+    pub selection: ReplaySelection,
+    /// Where they are read.
+    pub source: ReplaySource,
+    /// Stands, with a dot, before each subject.
+    pub subject_prefix: Option<String>,
+    /// At most so many events a second.
+    pub per_second: Option<u32>,
+    /// Who asks.
+    pub by: String,
+    /// Why.
+    pub reason: String,
+}
+
+/// What a source has of a selection.
+#[derive(Debug, Clone, Serialize)]
+pub struct SourceHolds {
+    /// Which.
+    pub source: &'static str,
+    /// The oldest that it has, of all events: when that was published.
+    pub from: Option<String>,
+    /// Its sequence, in a stream.
+    pub first_sequence: Option<u64>,
+    /// Events that are meant; in a stream, messages among which they are.
+    pub events: u64,
+    /// Whether `events` are exactly those that are meant.
+    pub is_exact: bool,
+    /// Whether it surely has all that is meant.
+    pub is_complete: bool,
+    /// What it lacks, or why it cannot be used.
+    pub note: Option<String>,
+    #[serde(skip)]
+    places: (u64, u64),
+}
+
+/// What would be done in one shard.
+#[derive(Debug, Clone, Serialize)]
+pub struct ReplayPlan {
+    /// Who would do it.
+    pub slot: String,
+    /// Where the events would be stored again.
+    pub stream: String,
+    /// What each source has.
+    pub sources: Vec<SourceHolds>,
+    /// The one that would be read.
+    pub chosen: ReplaySource,
+    /// The stream's durable consumers.
+    pub consumers: Vec<String>,
+}
+
+impl ReplayPlan {
+    /// The source that would be read.
+    #[must_use]
+    pub fn source(&self) -> Option<&SourceHolds> {
+        self.sources.iter().find(|it| it.source == self.chosen.name())
+    }
+}
+
+/// A replay, as it is written down. Times and positions are as PostgreSQL prints them.
+#[derive(Debug, Clone, Serialize)]
+#[allow(missing_docs, reason = "the columns of tailpost_replays, which the migration explains")]
+pub struct ReplayEntry {
+    pub id: Uuid,
+    pub slot: String,
+    pub stream: String,
+    /// `asked`, `running`, `paused`, `cancelled` or `done`.
+    pub status: String,
+    pub source: String,
+    pub from_lsn: Option<String>,
+    pub to_lsn: Option<String>,
+    pub since: Option<String>,
+    pub until: Option<String>,
+    pub event_ids: Vec<Uuid>,
+    pub aggregate_type: Option<String>,
+    pub aggregate_id: Option<String>,
+    pub event_type: Option<String>,
+    pub subject_prefix: Option<String>,
+    pub per_second: Option<i32>,
+    pub asked_by: String,
+    pub reason: String,
+    pub asked_at: String,
+    pub started_at: Option<String>,
+    pub noted_at: Option<String>,
+    pub ended_at: Option<String>,
+    pub decisions: serde_json::Value,
+    pub events: Option<u64>,
+    pub first_place: u64,
+    pub last_place: u64,
+    pub place: u64,
+    pub published: u64,
+    /// Events that could not be published again.
+    pub failed: u64,
+    /// Whether a relay reads the slot.
+    pub has_relay: bool,
+}
+
+impl ReplayEntry {
+    /// How much of how much is worked through.
+    #[must_use]
+    pub fn progress(&self) -> (u64, u64) {
+        let behind = self.first_place.saturating_sub(1);
+        (self.place.saturating_sub(behind), self.last_place.saturating_sub(behind))
+    }
+
+    /// Whether nothing more will be published.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        matches!(self.status.as_str(), "done" | "cancelled")
+    }
+}
+
+/// An event that could not be published again.
+#[derive(Debug, Clone, Serialize)]
+pub struct Unreplayed {
+    /// The event.
+    pub event: Uuid,
+    /// Why.
+    pub reason: String,
+}
+
+/// What operators decide about a replay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReplayDecision {
+    /// Publish nothing more for now.
+    Pause,
+    /// Go on where it was.
+    Resume,
+    /// Publish nothing more.
+    Cancel,
+}
+
+impl ReplayDecision {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Pause => "pause",
+            Self::Resume => "resume",
+            Self::Cancel => "cancel",
+        }
+    }
+}
+
+/// What would be done, in each shard, and changes nothing. Without `source` one is chosen: the stream
+/// where it surely has all that is meant, otherwise the table.
+///
+/// # Errors
+///
+/// If a server cannot be reached or something is not set up; [`Error::Conflict`] if events cannot be
+/// published again as things are.
+pub async fn plan_replay(
+    config: &Config,
+    selection: &ReplaySelection,
+    source: Option<ReplaySource>,
+    subject_prefix: Option<&str>,
+) -> Result<Vec<ReplayPlan>, Error> {
+    if config.mode == Mode::Poll {
+        let problem = "events cannot be published again with relay.mode = \"poll\": a relay that \
+                       reads a slot does that";
+        return Err(Error::Conflict(problem.into()));
+    }
+    let mut plans = Vec::new();
+    for config in config.each_shard() {
+        let store = Store::connect(&config, NAME).await?;
+        answered("look for the outbox", store.check_tables()).await?;
+        let nats = config.nats.connect(NAME).await?;
+        let name = &config.stream.name;
+        let info = jetstream::new(nats.clone()).get_stream(name).await.map_err(|error| {
+            if is_not_found(&error) {
+                return Error::NotSetUp { missing: format!("stream \"{name}\"") };
+            }
+            Error::jetstream("look at the stream")(error)
+        })?;
+        if let Some(prefix) = subject_prefix {
+            let subjects = &info.cached_info().config.subjects;
+            check_prefix(prefix, name, subjects)?;
+        }
+        let consumers: Result<Vec<String>, _> = info.consumer_names().try_collect().await;
+        let consumers = consumers.map_err(Error::jetstream("list the stream's consumers"))?;
+        let of_stream = stream_holds(&config, &store, &nats, selection).await?;
+        let of_table = table_holds(&config, &store, selection).await?;
+        let names_few = !selection.events.is_empty() || selection.aggregate.is_some();
+        let prefers_table = names_few && of_table.is_complete;
+        let chosen = source.unwrap_or(match of_stream.is_complete && !prefers_table {
+            true => ReplaySource::Stream,
+            false if config.mark.by == MarkBy::Delete => ReplaySource::Stream,
+            false => ReplaySource::Table,
+        });
+        let wal = SourceHolds {
+            source: "wal",
+            from: None,
+            first_sequence: None,
+            events: 0,
+            is_exact: true,
+            is_complete: false,
+            note: Some("not available in this version".into()),
+            places: (1, 0),
+        };
+        plans.push(ReplayPlan {
+            slot: config.slot.clone(),
+            stream: name.clone(),
+            sources: vec![of_stream, of_table, wal],
+            chosen,
+            consumers,
+        });
+    }
+    Ok(plans)
+}
+
+/// The stream has to store what is published under the prefix.
+fn check_prefix(prefix: &str, stream: &str, subjects: &[String]) -> Result<(), Error> {
+    let is_token = |it: &str| {
+        !it.is_empty()
+            && !it.contains(|c: char| c.is_whitespace() || c.is_control() || "*>".contains(c))
+    };
+    if prefix.starts_with('$') || !prefix.split('.').all(is_token) {
+        let problem =
+            format!("\"{prefix}\" is no prefix of a subject: write one such as replay.july");
+        return Err(Error::Conflict(problem));
+    }
+    // Of any number of tokens.
+    let all = [format!("{prefix}.a"), format!("{prefix}.a.b"), format!("{prefix}.a.b.c.d.e")];
+    let takes = |it: &String| subjects.iter().any(|filter| subject_matches(filter, it));
+    if all.iter().all(takes) {
+        return Ok(());
+    }
+    Err(Error::Stream {
+        stream: stream.to_owned(),
+        reason: format!("it does not store subjects that begin with {prefix}"),
+        fix: format!(
+            "add the subject {prefix}.> to it: `nats stream edit {stream} --subjects ...`"
+        ),
+    })
+}
+
+async fn table_holds(
+    config: &Config,
+    store: &Store,
+    selection: &ReplaySelection,
+) -> Result<SourceHolds, Error> {
+    let holds = store.table_holds(selection).await?;
+    let deletes = config.mark.by == MarkBy::Delete;
+    let note = match holds.without_position {
+        _ if deletes => Some("relay.mark = \"delete\": published rows are gone".to_owned()),
+        0 => None,
+        rows => Some(format!(
+            "{rows} more rows have no position in this cluster's log: use --since for those"
+        )),
+    };
+    Ok(SourceHolds {
+        source: ReplaySource::Table.name(),
+        from: holds.from.map(|it| it.to_string()),
+        first_sequence: None,
+        events: holds.events,
+        is_exact: true,
+        is_complete: !deletes && holds.without_position == 0,
+        note,
+        places: (1, 0),
+    })
+}
+
+/// Where in the stream the selection lies, and whether the stream reaches back so far.
+async fn stream_holds(
+    config: &Config,
+    store: &Store,
+    nats: &async_nats::Client,
+    selection: &ReplaySelection,
+) -> Result<SourceHolds, Error> {
+    let name = &config.stream.name;
+    let tail = crate::nats::TailReader::new(nats, name).await?;
+    let info = tail.info().await?;
+    let reader = WholeStream::new(nats, name, false).await?;
+    let (first, last) = (info.state.first_sequence.max(1), info.state.last_sequence);
+    let (mut from, mut to) = (first, last);
+    if let Some(since) = selection.since {
+        let is_since = |it: &StoredMessage<'_>| Some(it.time >= since);
+        from = from.max(reader.first_where(first, last, is_since).await?);
+    }
+    if let Some(until) = selection.until {
+        let is_behind = |it: &StoredMessage<'_>| Some(it.time >= until);
+        to = to.min(reader.first_where(first, last, is_behind).await?.saturating_sub(1));
+    }
+    let state = store.load_state(&config.slot).await?;
+    let system = state.and_then(|it| it.system_identifier.parse::<u64>().ok());
+    // Beside the fence, messages may have changed places within the window.
+    let margin = if config.mode == Mode::Fenced { 0 } else { config.window.events as u64 };
+    if let Some(lsn) = selection.from_lsn {
+        let is_there = |it: &StoredMessage<'_>| {
+            let position = whole_stream::position(it)?;
+            Some(Some(position.system_id) == system && position.lsn >= lsn.0)
+        };
+        let found = reader.first_where(first, last, is_there).await?;
+        from = from.max(found.saturating_sub(margin));
+    }
+    let keeps = info.config.retention == RetentionPolicy::Limits
+        && info.config.max_messages_per_subject <= 0
+        && !info.config.allow_message_ttl
+        && info.state.deleted_count.unwrap_or(0) == 0;
+    let reaches = first <= 1 || from > first && last >= first;
+    let said = selection.since.is_some() || selection.from_lsn.is_some();
+    let is_complete = keeps && (first <= 1 || said && reaches);
+    let is_empty = last < first;
+    let messages = if is_empty || to < from { 0 } else { to - from + 1 };
+    Ok(SourceHolds {
+        source: ReplaySource::Stream.name(),
+        from: (!is_empty).then(|| stored_at(&info.state)),
+        first_sequence: (!is_empty).then_some(first),
+        events: messages,
+        is_exact: false,
+        is_complete,
+        note: match (is_empty, is_complete) {
+            (true, _) => Some("it is empty".into()),
+            (false, true) => None,
+            (false, false) if !keeps => Some("messages were removed from within".into()),
+            (false, false) => Some("what is meant may begin before its first message".into()),
+        },
+        places: (from, to.max(from.saturating_sub(1))),
+    })
+}
+
+/// When the stream's first message was stored.
+fn stored_at(state: &State) -> String {
+    let micros = i64::try_from(state.first_timestamp.unix_timestamp_nanos() / 1_000);
+    let at = micros.ok().and_then(|it| Timestamp::from_microsecond(it).ok());
+    at.unwrap_or(Timestamp::MAX).to_string()
+}
+
+/// Asks the relays for a replay, as [`plan_replay`] says. Returns the ids, one for each shard in which
+/// there is something to do.
+///
+/// # Errors
+///
+/// As [`plan_replay`]. If one is asked for and the next cannot be, the first ones are done.
+pub async fn ask_replay(
+    config: &Config,
+    plans: &[ReplayPlan],
+    request: &ReplayRequest,
+) -> Result<Vec<Uuid>, Error> {
+    let mut ids = Vec::new();
+    for config in config.each_shard() {
+        let plan = plans.iter().find(|it| it.slot == config.slot);
+        let Some((plan, source)) = plan.and_then(|it| Some((it, it.source()?))) else { continue };
+        if source.events == 0 {
+            continue;
+        }
+        let mut store = Store::connect(&config, NAME).await?;
+        let request = ReplayRequest { source: plan.chosen, ..request.clone() };
+        ids.push(store.ask_replay(&config.slot, &plan.stream, &request, source.places).await?);
+    }
+    Ok(ids)
+}
+
+/// The newest replays, of all shards.
+///
+/// # Errors
+///
+/// If PostgreSQL cannot be reached, or the outbox is not set up.
+pub async fn replays(config: &Config, limit: u32) -> Result<Vec<ReplayEntry>, Error> {
+    answered("list replays", open(config).await?.replays(None, limit)).await
+}
+
+/// One replay, and the first `limit` events that it could not publish.
+///
+/// # Errors
+///
+/// As [`replays`], and [`Error::NoReplay`].
+pub async fn replay(
+    config: &Config,
+    id: Uuid,
+    limit: u32,
+) -> Result<(ReplayEntry, Vec<Unreplayed>), Error> {
+    let store = open(config).await?;
+    let entry = answered("list replays", store.replays(Some(id), 1)).await?.pop();
+    let entry = entry.ok_or(Error::NoReplay { id })?;
+    Ok((entry, answered("list replays", store.unreplayed(id, limit)).await?))
+}
+
+/// Pauses, resumes or cancels a replay, and writes down who did. The relay heeds it within a second.
+///
+/// # Errors
+///
+/// As [`replay`], and [`Error::Conflict`] if the replay is in no state for that.
+pub async fn decide_replay(
+    config: &Config,
+    id: Uuid,
+    decision: ReplayDecision,
+    by: &str,
+    why: Option<&str>,
+) -> Result<ReplayEntry, Error> {
+    let store = open(config).await?;
+    let decided = store.decide_replay(id, decision, by, why);
+    let is_done = answered("decide about a replay", decided).await?;
+    let (entry, _) = replay(config, id, 0).await?;
+    if !is_done {
+        let problem = format!(
+            "replay {id} is {}: it cannot be {}d",
+            entry.status,
+            match decision {
+                ReplayDecision::Pause => "pause",
+                ReplayDecision::Resume => "resume",
+                ReplayDecision::Cancel => "cancelle",
+            }
+        );
+        return Err(Error::Conflict(problem));
+    }
+    Ok(entry)
+}
+
+async fn open(config: &Config) -> Result<Store, Error> {
+    let store = Store::connect(config, "tailpost replays").await?;
+    answered("look for the outbox", store.check_tables()).await?;
+    Ok(store)
+}

@@ -1,0 +1,334 @@
+//! What is asked of replays, and what operators decide about them.
+
+use jiff::Timestamp;
+use outbox::{Column, DROPPED};
+use tokio_postgres::types::{PgLsn, ToSql};
+use tokio_postgres::{Row, Transaction};
+use uuid::Uuid;
+
+use super::{Store, mark};
+use crate::error::Error;
+use crate::operate::replays::{ReplayDecision, ReplayEntry, ReplayRequest, Unreplayed};
+use crate::replay_selection::{ReplaySelection, ReplaySource};
+
+const COUNTING: &str = "count what is to be replayed";
+const ASKING: &str = "ask for a replay";
+const LISTING: &str = "list replays";
+
+/// How long a plan, or a list of what to replay, may take: as long as it is waited for.
+const AT_LEISURE: &str = "SET statement_timeout = 0; SET lock_timeout = '5s'";
+
+/// What the table has of a selection.
+#[derive(Debug, Clone)]
+pub(crate) struct TableHolds {
+    /// Published rows that are meant.
+    pub(crate) events: u64,
+    /// Rows that would be, if their positions were known, or were this cluster's.
+    pub(crate) without_position: u64,
+    /// When the oldest published row was published.
+    pub(crate) from: Option<Timestamp>,
+}
+
+/// The parameters of a selection, in the order of their numbers.
+struct Parameters {
+    from_lsn: Option<PgLsn>,
+    to_lsn: Option<PgLsn>,
+    event_type: Option<String>,
+    aggregate: (Option<String>, Option<String>),
+}
+
+impl Parameters {
+    fn new(of: &ReplaySelection) -> Self {
+        let lsn = |it: Option<pgoutput::Lsn>| it.map(|it| PgLsn::from(it.0));
+        Self {
+            from_lsn: lsn(of.from_lsn),
+            to_lsn: lsn(of.to_lsn),
+            event_type: of.event_type.as_ref().map(crate::routing::Glob::like),
+            aggregate: of.aggregate.clone().unzip(),
+        }
+    }
+
+    fn all<'a>(&'a self, of: &'a ReplaySelection) -> [&'a (dyn ToSql + Sync); 8] {
+        let (of_type, id) = (&self.aggregate.0, &self.aggregate.1);
+        let Self { from_lsn, to_lsn, event_type, .. } = self;
+        [from_lsn, to_lsn, &of.since, &of.until, &of.events, of_type, id, event_type]
+    }
+}
+
+impl Store {
+    /// Whether a row, called `o`, is published, and all but its position is as the selection says.
+    fn is_meant(&self) -> String {
+        let column = |column| format!("o.{}", self.table.column(column));
+        let published = "coalesce(o.published_at, o_time.at)";
+        format!(
+            "(o.published_at IS NOT NULL AND o.stream IS NOT NULL
+                 OR o.published_at IS NULL AND NOT ({not_published}))
+             AND coalesce(o.publish_error, '') <> '{DROPPED}' AND {id} IS NOT NULL AND {owned}
+             AND ($3::timestamptz IS NULL OR {published} >= $3)
+             AND ($4::timestamptz IS NULL OR {published} < $4)
+             AND (cardinality($5::uuid[]) = 0 OR {id} = ANY ($5))
+             AND ($6::text IS NULL OR {of_type}::text = $6) AND ($7::text IS NULL OR {of}::text = $7)
+             AND ($8::text IS NULL OR {event_type}::text COLLATE \"C\" LIKE $8)",
+            not_published = mark::not_published(&self.table, "o"),
+            owned = self.owned_rows("o"),
+            id = column(Column::Id),
+            of_type = column(Column::AggregateType),
+            of = column(Column::AggregateId),
+            event_type = column(Column::EventType),
+        )
+    }
+
+    /// The outbox, each row with a time for one that has no mark.
+    async fn rows_with_times(&self) -> Result<String, Error> {
+        let outbox = self.table.quoted();
+        let types = crate::postgres::columns::types(self.client(), &outbox).await?;
+        let name = self.table.columns().name(Column::OccurredAt);
+        let at = match types.get(name) {
+            Some(_) => format!("o.{}::timestamptz", self.table.column(Column::OccurredAt)),
+            None => "'-infinity'::timestamptz".to_owned(),
+        };
+        Ok(format!("{outbox} o CROSS JOIN LATERAL (SELECT {at} AS at) AS o_time"))
+    }
+
+    /// Whether the position of a row, called `o`, is one of this cluster's log. A row that was marked
+    /// before this cluster took the table over has another cluster's.
+    fn has_position(&self) -> String {
+        format!(
+            "(o.commit_lsn IS NOT NULL AND o.published_at >= coalesce((
+                 SELECT min(own.began_at) FROM {epochs} own
+                 WHERE own.system_identifier = (
+                         SELECT system_identifier FROM {epochs} ORDER BY began_at DESC LIMIT 1)
+                     AND EXISTS (SELECT FROM {epochs} former
+                                 WHERE former.system_identifier <> own.system_identifier
+                                     AND former.began_at <= own.began_at)
+             ), '-infinity'))",
+            epochs = self.table.companion("tailpost_epochs")
+        )
+    }
+
+    /// What the table has of a selection.
+    pub(crate) async fn table_holds(&self, of: &ReplaySelection) -> Result<TableHolds, Error> {
+        let in_log = "($1::pg_lsn IS NULL OR o.commit_lsn >= $1)
+                      AND ($2::pg_lsn IS NULL OR o.commit_lsn <= $2)";
+        let needs = of.from_lsn.is_some() || of.to_lsn.is_some();
+        let sql = format!(
+            "SELECT count(*) FILTER (WHERE meant AND (NOT {needs} OR has_position AND in_log)),
+                 count(*) FILTER (WHERE meant AND {needs} AND NOT has_position),
+                 min(published_at)
+             FROM (SELECT {is_meant} AS meant, {has_position} AS has_position, {in_log} AS in_log,
+                       o.published_at FROM {rows}) AS judged",
+            is_meant = self.is_meant(),
+            has_position = self.has_position(),
+            rows = self.rows_with_times().await?,
+        );
+        self.client().batch_execute(AT_LEISURE).await.map_err(Error::sql(COUNTING))?;
+        let parameters = Parameters::new(of);
+        let row = self.client().query_one(&sql, &parameters.all(of)).await;
+        let row = row.map_err(Error::sql(COUNTING))?;
+        let count = |at| row.get::<_, i64>(at).max(0).cast_unsigned();
+        Ok(TableHolds { events: count(0), without_position: count(1), from: row.get(2) })
+    }
+
+    /// Writes a replay down, for the relay of `slot`, with what it is to publish. All or nothing.
+    ///
+    /// The order is that of the commits. Rows whose position is unknown were published from the
+    /// table: they come behind everything that was inserted before them.
+    pub(crate) async fn ask_replay(
+        &mut self,
+        slot: &str,
+        stream: &str,
+        request: &ReplayRequest,
+        places: (u64, u64),
+    ) -> Result<Uuid, Error> {
+        let id = Uuid::new_v4();
+        let replays = self.table.companion("tailpost_replays");
+        let list = self.list_of_events().await?;
+        self.client().batch_execute(AT_LEISURE).await.map_err(Error::sql(ASKING))?;
+        let (first, last) = (places.0.cast_signed(), places.1.cast_signed());
+        let transaction = self.transaction().await?;
+        let of = &request.selection;
+        let parameters = Parameters::new(of);
+        let sql = format!(
+            "INSERT INTO {replays} (from_lsn, to_lsn, since, until, event_ids, aggregate_type,
+                 aggregate_id, event_type, id, slot, source, stream, subject_prefix, per_second,
+                 asked_by, reason, first_place, last_place)
+             VALUES ($1, $2, $3, $4, nullif($5::uuid[], '{{}}'), $6, $7, $8, $9, $10, $11, $12, $13,
+                 $14, $15, $16, $17, $18)"
+        );
+        let event_type = of.event_type.as_ref().map(ToString::to_string);
+        let (source, prefix) = (request.source.name(), &request.subject_prefix);
+        let per_second = request.per_second.and_then(|it| i32::try_from(it).ok());
+        let mut values = parameters.all(of).to_vec();
+        values[7] = &event_type;
+        values.extend([&id as &(dyn ToSql + Sync), &slot, &source, &stream, prefix, &per_second]);
+        values.extend([&request.by as &(dyn ToSql + Sync), &request.reason, &first, &last]);
+        transaction.execute(&sql, &values).await.map_err(Error::sql(ASKING))?;
+        if request.source == ReplaySource::Table {
+            fill(&transaction, &replays, &list, id, of).await?;
+        }
+        transaction.commit().await.map_err(Error::sql(ASKING))?;
+        Ok(id)
+    }
+
+    /// Lists what is meant, and counts it.
+    async fn list_of_events(&self) -> Result<String, Error> {
+        Ok(format!(
+            "WITH listed AS (
+                 INSERT INTO {listed} (replay, place, event, commit_lsn, ordinal)
+                 SELECT $9, row_number() OVER (ORDER BY after NULLS FIRST, seq), id, lsn,
+                     CASE WHEN lsn IS NOT NULL
+                          THEN row_number() OVER (PARTITION BY lsn ORDER BY seq) - 1 END
+                 FROM (
+                     SELECT o.{id} AS id, o.seq, meant.lsn, meant.is_meant,
+                         coalesce(meant.lsn, max(meant.lsn) OVER (ORDER BY o.seq
+                             ROWS UNBOUNDED PRECEDING)) AS after
+                     FROM {rows} CROSS JOIN LATERAL (
+                         SELECT CASE WHEN {has_position} THEN o.commit_lsn END AS lsn,
+                             {is_meant} AS is_meant) AS meant
+                 ) AS rows
+                 WHERE is_meant
+                     AND ($1::pg_lsn IS NULL OR lsn >= $1) AND ($2::pg_lsn IS NULL OR lsn <= $2)
+                 RETURNING 1
+             ) SELECT count(*) FROM listed",
+            listed = self.table.companion("tailpost_replay_events"),
+            id = self.table.column(Column::Id),
+            rows = self.rows_with_times().await?,
+            has_position = self.has_position(),
+            is_meant = self.is_meant(),
+        ))
+    }
+
+    /// The replays of all slots, the newest first, at most `limit`; or one of them.
+    pub(crate) async fn replays(
+        &self,
+        id: Option<Uuid>,
+        limit: u32,
+    ) -> Result<Vec<ReplayEntry>, Error> {
+        let sql = format!(
+            "SELECT r.*, r.asked_at::text AS asked, r.started_at::text AS started,
+                 r.noted_at::text AS noted, r.ended_at::text AS ended, r.since::text AS since_text,
+                 r.until::text AS until_text, r.from_lsn::text AS from_text,
+                 r.to_lsn::text AS to_text,
+                 (SELECT count(*) FROM {listed} l WHERE l.replay = r.id AND l.problem IS NOT NULL)
+                     AS failed,
+                 EXISTS (SELECT FROM pg_replication_slots s
+                         WHERE s.slot_name = r.slot AND s.active) AS has_relay
+             FROM {replays} r WHERE $1::uuid IS NULL OR r.id = $1
+             ORDER BY r.asked_at DESC, r.id LIMIT $2",
+            replays = self.table.companion("tailpost_replays"),
+            listed = self.table.companion("tailpost_replay_events"),
+        );
+        let rows = self.client().query(&sql, &[&id, &i64::from(limit)]).await;
+        Ok(rows.map_err(Error::sql(LISTING))?.iter().map(entry).collect())
+    }
+
+    /// Whether anything was ever replayed.
+    pub(crate) async fn has_replayed(&self) -> Result<bool, Error> {
+        let sql = format!(
+            "SELECT EXISTS (SELECT FROM {} WHERE started_at IS NOT NULL)",
+            self.table.companion("tailpost_replays")
+        );
+        let row = self.client().query_one(&sql, &[]).await;
+        row.map(|it| it.get(0)).map_err(Error::sql(LISTING))
+    }
+
+    /// What a replay could not publish, in its order.
+    pub(crate) async fn unreplayed(&self, id: Uuid, limit: u32) -> Result<Vec<Unreplayed>, Error> {
+        let sql = format!(
+            "SELECT event, problem FROM {} WHERE replay = $1 AND problem IS NOT NULL
+             ORDER BY place LIMIT $2",
+            self.table.companion("tailpost_replay_events")
+        );
+        let rows = self.client().query(&sql, &[&id, &i64::from(limit)]).await;
+        let problem = |row: &Row| Unreplayed { event: row.get(0), reason: row.get(1) };
+        Ok(rows.map_err(Error::sql(LISTING))?.iter().map(problem).collect())
+    }
+
+    /// Pauses, resumes or cancels a replay. False if its state does not allow that.
+    pub(crate) async fn decide_replay(
+        &self,
+        id: Uuid,
+        decision: ReplayDecision,
+        by: &str,
+        why: Option<&str>,
+    ) -> Result<bool, Error> {
+        let (of, to) = match decision {
+            ReplayDecision::Pause => ("'asked', 'running'", "paused"),
+            ReplayDecision::Resume => ("'paused'", "asked"),
+            ReplayDecision::Cancel => ("'asked', 'running', 'paused'", "cancelled"),
+        };
+        let sql = format!(
+            "WITH decided AS (
+                 UPDATE {replays} SET status = '{to}',
+                     ended_at = CASE WHEN '{to}' = 'cancelled' THEN now() END,
+                     decisions = decisions || jsonb_build_array(jsonb_build_object(
+                         'at', now(), 'decision', $2::text, 'by', $3::text, 'why', $4::text))
+                 WHERE id = $1 AND status IN ({of}) RETURNING id
+             ), gone AS (
+                 DELETE FROM {listed} WHERE '{to}' = 'cancelled' AND problem IS NULL
+                     AND replay = (SELECT id FROM decided)
+             )
+             SELECT id FROM decided",
+            replays = self.table.companion("tailpost_replays"),
+            listed = self.table.companion("tailpost_replay_events"),
+        );
+        let decided = self.client().query_opt(&sql, &[&id, &decision.name(), &by, &why]).await;
+        decided.map(|it| it.is_some()).map_err(Error::sql("decide about a replay"))
+    }
+
+    async fn transaction(&mut self) -> Result<Transaction<'_>, Error> {
+        self.client.transaction().await.map_err(Error::sql(ASKING))
+    }
+}
+
+async fn fill(
+    transaction: &Transaction<'_>,
+    replays: &str,
+    list: &str,
+    id: Uuid,
+    of: &ReplaySelection,
+) -> Result<(), Error> {
+    let parameters = Parameters::new(of);
+    let mut values = parameters.all(of).to_vec();
+    values.push(&id);
+    let row = transaction.query_one(list, &values).await.map_err(Error::sql(ASKING))?;
+    let listed: i64 = row.get(0);
+    let sql = format!("UPDATE {replays} SET events = $2, last_place = $2 WHERE id = $1");
+    transaction.execute(&sql, &[&id, &listed]).await.map_err(Error::sql(ASKING))?;
+    Ok(())
+}
+
+fn entry(row: &Row) -> ReplayEntry {
+    let count = |name| row.get::<_, i64>(name).max(0).cast_unsigned();
+    ReplayEntry {
+        id: row.get("id"),
+        slot: row.get("slot"),
+        stream: row.get("stream"),
+        status: row.get("status"),
+        source: row.get("source"),
+        from_lsn: row.get("from_text"),
+        to_lsn: row.get("to_text"),
+        since: row.get("since_text"),
+        until: row.get("until_text"),
+        event_ids: row.get::<_, Option<Vec<Uuid>>>("event_ids").unwrap_or_default(),
+        aggregate_type: row.get("aggregate_type"),
+        aggregate_id: row.get("aggregate_id"),
+        event_type: row.get("event_type"),
+        subject_prefix: row.get("subject_prefix"),
+        per_second: row.get("per_second"),
+        asked_by: row.get("asked_by"),
+        reason: row.get("reason"),
+        asked_at: row.get("asked"),
+        started_at: row.get("started"),
+        noted_at: row.get("noted"),
+        ended_at: row.get("ended"),
+        decisions: row.get("decisions"),
+        events: row.get::<_, Option<i64>>("events").map(|it| it.max(0).cast_unsigned()),
+        first_place: count("first_place"),
+        last_place: count("last_place"),
+        place: count("place"),
+        published: count("published"),
+        failed: count("failed"),
+        has_relay: row.get("has_relay"),
+    }
+}

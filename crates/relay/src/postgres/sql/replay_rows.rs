@@ -1,0 +1,236 @@
+//! What a session reads and writes of a replay.
+
+use std::pin::pin;
+
+use futures_util::TryStreamExt;
+use jiff::Timestamp;
+use outbox::Column;
+use outbox::wire::Position;
+use pgoutput::Lsn;
+use tokio_postgres::binary_copy::BinaryCopyOutStream;
+use tokio_postgres::types::{PgLsn, Type};
+use uuid::Uuid;
+
+use super::{ScannedRow, SlotReader, Store};
+use crate::engine::{ReplayNote, ReplayWish};
+use crate::error::Error;
+use crate::postgres::columns;
+use crate::postgres::rows::scanned_columns;
+use crate::replay_selection::{ReplaySelection, ReplaySource};
+
+const READING: &str = "read what is to be replayed";
+
+/// A replay that a session has taken up.
+#[derive(Debug, Clone)]
+pub(crate) struct TakenReplay {
+    pub(crate) id: Uuid,
+    pub(crate) source: ReplaySource,
+    pub(crate) selection: ReplaySelection,
+    pub(crate) subject_prefix: Option<String>,
+    pub(crate) per_second: Option<u32>,
+    /// Everything up to here is done.
+    pub(crate) place: i64,
+    pub(crate) last_place: i64,
+    pub(crate) published: u64,
+    /// The last copy that was noted.
+    pub(crate) stream_seq: u64,
+}
+
+/// A row that is to be published again.
+pub(crate) struct ReplayedRow {
+    row: ScannedRow,
+}
+
+impl ReplayedRow {
+    /// What [`Rows::scanned`](crate::postgres::Rows::scanned) takes, if there is a row.
+    pub(crate) fn scanned(&self) -> Result<Option<&ScannedRow>, Error> {
+        let is_gone: bool = self.behind(4)?;
+        Ok((!is_gone).then_some(&self.row))
+    }
+
+    pub(crate) fn place(&self) -> Result<i64, Error> {
+        self.behind(0)
+    }
+
+    pub(crate) fn event(&self) -> Result<Uuid, Error> {
+        self.behind(1)
+    }
+
+    /// Where the event came in the log, if that is known.
+    pub(crate) fn position(
+        &self,
+        system_id: u64,
+        timeline: u32,
+    ) -> Result<Option<Position>, Error> {
+        let (lsn, ordinal): (Option<PgLsn>, Option<i32>) = (self.behind(2)?, self.behind(3)?);
+        Ok(lsn.map(|lsn| {
+            let ordinal = ordinal.and_then(|it| u32::try_from(it).ok()).unwrap_or(0);
+            Position { system_id, timeline, lsn: lsn.into(), ordinal }
+        }))
+    }
+
+    /// One of the values behind those of a scanned row.
+    fn behind<T: tokio_postgres::types::FromSqlOwned>(&self, at: usize) -> Result<T, Error> {
+        self.row.try_get(Column::ALL.len() + 4 + at).map_err(Error::sql(READING))
+    }
+}
+
+impl Store {
+    /// The replay that is to be taken up next; one that is under way first.
+    pub(crate) async fn next_replay(&self, slot: &str) -> Result<Option<Uuid>, Error> {
+        let sql = format!(
+            "SELECT id FROM {} WHERE slot = $1 AND status IN ('asked', 'running')
+             ORDER BY status = 'running' DESC, asked_at, id LIMIT 1",
+            self.table.companion("tailpost_replays")
+        );
+        let row = self.client().query_opt(&sql, &[&slot]).await;
+        let row = row.map_err(Error::sql("look for a replay"))?;
+        Ok(row.map(|it| it.get(0)))
+    }
+
+    /// Takes a replay up. From then on nothing that is written down of the stream's sequence says
+    /// how many of the log's events it has. `None` if there is no such replay to take up any more, or
+    /// the slot is somebody else's.
+    pub(crate) async fn take_replay(
+        &self,
+        reader: &SlotReader,
+        id: Uuid,
+        last_sequence: u64,
+    ) -> Result<Option<TakenReplay>, Error> {
+        let sql = format!(
+            "WITH taken AS (
+                 UPDATE {replays} SET status = 'running', started_at = coalesce(started_at, now()),
+                     stream_seq = CASE WHEN started_at IS NULL THEN $3 ELSE stream_seq END
+                 WHERE id = $1 AND slot = $2 AND status IN ('asked', 'running') AND EXISTS (
+                     SELECT FROM pg_replication_slots WHERE slot_name = $2 AND active_pid = $4
+                 ) RETURNING *
+             ), forgotten AS (
+                 UPDATE {state} SET resolved_stream_seq = NULL, updated_at = now()
+                 WHERE slot = $2 AND EXISTS (SELECT FROM taken)
+             )
+             SELECT source, from_lsn, to_lsn, since, until, coalesce(event_ids, '{{}}'),
+                 aggregate_type, aggregate_id, event_type, subject_prefix, per_second,
+                 greatest(place, first_place - 1), last_place, published, stream_seq FROM taken",
+            replays = self.table.companion("tailpost_replays"),
+            state = self.table.companion("tailpost_state"),
+        );
+        let SlotReader { slot, pid } = reader;
+        let last = last_sequence.cast_signed();
+        let row = self.client().query_opt(&sql, &[&id, slot, &last, pid]).await;
+        let Some(row) = row.map_err(Error::sql("take a replay up"))? else { return Ok(None) };
+        let lsn = |at| row.get::<_, Option<PgLsn>>(at).map(|it| Lsn(it.into()));
+        let selection = ReplaySelection {
+            from_lsn: lsn(1),
+            to_lsn: lsn(2),
+            since: row.get::<_, Option<Timestamp>>(3),
+            until: row.get(4),
+            events: row.get(5),
+            aggregate: row.get::<_, Option<String>>(6).zip(row.get(7)),
+            event_type: row.get::<_, Option<&str>>(8).and_then(|it| it.parse().ok()),
+        };
+        let count = |at| row.get::<_, i64>(at).max(0).cast_unsigned();
+        Ok(Some(TakenReplay {
+            id,
+            source: ReplaySource::of_name(row.get(0)),
+            selection,
+            subject_prefix: row.get(9),
+            per_second: row.get::<_, Option<i32>>(10).and_then(|it| u32::try_from(it).ok()),
+            place: row.get(11),
+            last_place: row.get(12),
+            published: count(13),
+            stream_seq: count(14),
+        }))
+    }
+
+    /// The rows behind `after`, in the order in which they are to be published.
+    pub(crate) async fn replayed_rows(
+        &self,
+        id: Uuid,
+        after: i64,
+        rows_max: usize,
+    ) -> Result<Vec<ReplayedRow>, Error> {
+        let outbox = self.table.quoted();
+        let types = columns::types(self.client(), &outbox).await?;
+        let (columns, mut column_types) = scanned_columns(&self.table, &types)?;
+        column_types.extend([Type::INT8, Type::UUID, Type::PG_LSN, Type::INT4, Type::BOOL]);
+        // Names that no column of the outbox has. COPY takes no parameters.
+        let sql = format!(
+            "COPY (SELECT {columns}, \"tailpost place\", \"tailpost event\", \"tailpost lsn\",
+                       \"tailpost ordinal\", o.{row_id} IS NULL
+                   FROM (SELECT place AS \"tailpost place\", event AS \"tailpost event\",
+                             commit_lsn AS \"tailpost lsn\", ordinal AS \"tailpost ordinal\"
+                         FROM {listed} WHERE replay = '{id}' AND place > {after}
+                         ORDER BY place LIMIT {rows_max}) AS listed
+                   LEFT JOIN {outbox} o ON o.{row_id} = \"tailpost event\"
+                   ORDER BY \"tailpost place\") TO STDOUT (FORMAT binary)",
+            row_id = self.table.column(Column::Id),
+            listed = self.table.companion("tailpost_replay_events"),
+        );
+        let copied = self.client().copy_out(&sql).await.map_err(Error::sql(READING))?;
+        let rows = pin!(BinaryCopyOutStream::new(copied, &column_types));
+        let rows = rows.map_ok(|row| ReplayedRow { row });
+        rows.try_collect().await.map_err(Error::sql(READING))
+    }
+
+    /// Writes down how far a replay is. Says what operators want of it by now; rest, if it is not
+    /// this session's any more.
+    pub(crate) async fn note_replay(
+        &self,
+        reader: &SlotReader,
+        note: &ReplayNote,
+    ) -> Result<ReplayWish, Error> {
+        let sql = format!(
+            "WITH noted AS (
+                 UPDATE {replays} SET place = greatest(place, $3), published = $4, noted_at = now(),
+                     stream_seq = greatest(stream_seq, $5),
+                     status = CASE WHEN $6 AND status = 'running' THEN 'done' ELSE status END,
+                     ended_at = CASE WHEN $6 AND status = 'running' THEN now() ELSE ended_at END
+                 WHERE id = $1 AND slot = $2 AND status IN ('running', 'paused', 'cancelled')
+                     AND EXISTS (SELECT FROM pg_replication_slots
+                                 WHERE slot_name = $2 AND active_pid = $7)
+                 RETURNING status
+             ), problems AS (
+                 INSERT INTO {listed} (replay, place, event, problem)
+                 SELECT $1, u.place, u.event, u.problem
+                 FROM unnest($8::bigint[], $9::uuid[], $10::text[]) AS u (place, event, problem)
+                 WHERE EXISTS (SELECT FROM noted)
+                 ON CONFLICT (replay, place) DO UPDATE SET problem = excluded.problem
+             ), gone AS (
+                 DELETE FROM {listed} WHERE replay = $1 AND place <= $3 AND problem IS NULL
+                     AND place <> ALL ($8) AND EXISTS (SELECT FROM noted)
+             )
+             SELECT status FROM noted",
+            replays = self.table.companion("tailpost_replays"),
+            listed = self.table.companion("tailpost_replay_events"),
+        );
+        let SlotReader { slot, pid } = reader;
+        let ReplayNote { id, place, published, seq, problems, is_done } = note;
+        let places: Vec<i64> = problems.iter().map(|it| it.place).collect();
+        let events: Vec<Uuid> = problems.iter().map(|it| it.event).collect();
+        let reasons: Vec<&str> = problems.iter().map(|it| it.reason.as_str()).collect();
+        let (published, seq) = (published.cast_signed(), seq.cast_signed());
+        let row = self
+            .client()
+            .query_opt(
+                &sql,
+                &[id, slot, place, &published, &seq, is_done, pid, &places, &events, &reasons],
+            )
+            .await
+            .map_err(Error::sql("write down how far a replay is"))?;
+        Ok(match row.as_ref().map(|it| it.get(0)) {
+            Some("running") => ReplayWish::GoOn,
+            _ => ReplayWish::Rest,
+        })
+    }
+
+    /// Writes down which cluster's positions the table has from now on.
+    pub(crate) async fn note_epoch(&self, system_id: u64, timeline: u32) -> Result<(), Error> {
+        let sql = format!(
+            "INSERT INTO {} (system_identifier, timeline) VALUES ($1, $2) ON CONFLICT DO NOTHING",
+            self.table.companion("tailpost_epochs")
+        );
+        let timeline = timeline.cast_signed();
+        let noted = self.client().execute(&sql, &[&system_id.to_string(), &timeline]).await;
+        noted.map_err(Error::sql("write down the cluster")).map(|_| ())
+    }
+}

@@ -1,0 +1,81 @@
+//! Where a replay reads.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use outbox::wire::{self, Position, StoredMessage, header};
+
+use crate::engine::{Outgoing, ReplayPage, ReplayRow, Tried, Unpublished};
+use crate::error::Error;
+use crate::nats::StreamMessages;
+use crate::postgres::sql::{ReplayedRow, TakenReplay};
+
+/// Rows, or messages, that are read at a time.
+pub(super) const PAGE: usize = 256;
+
+/// The replay that is under way, and what reads for it.
+#[derive(Clone)]
+pub(super) struct Source {
+    pub(super) taken: Arc<TakenReplay>,
+    pub(super) messages: StreamMessages,
+}
+
+/// What was read for a replay.
+pub(super) enum Page {
+    Rows(Vec<ReplayedRow>),
+    Messages(ReplayPage),
+}
+
+impl Source {
+    /// The messages behind `after` that are meant.
+    pub(super) async fn messages(&self, after: i64, system_id: u64) -> Result<ReplayPage, Error> {
+        let from = after.max(0).cast_unsigned() + 1;
+        let to = self.taken.last_place.max(0).cast_unsigned().min(from + PAGE as u64 - 1);
+        let is_end = to >= self.taken.last_place.max(0).cast_unsigned();
+        let answers = self.messages.read(from, to).await?;
+        let mut rows = Vec::new();
+        for answer in &answers {
+            if let Some(message) = answer.message()? {
+                rows.extend(self.row(&message, system_id));
+            }
+        }
+        Ok(ReplayPage { rows, read_to: to.cast_signed(), is_end })
+    }
+
+    /// `None` if the message is not meant: others', and copies that an earlier replay stored, are not.
+    fn row(&self, message: &StoredMessage<'_>, system_id: u64) -> Option<ReplayRow> {
+        let headers = message.headers().to_text().ok()?;
+        let text = |name: &str| headers.iter().find(|it| it.0 == name).map(|it| it.1);
+        if text(header::REPLAY).is_some() {
+            return None;
+        }
+        let payload = Bytes::from(message.payload().ok()?);
+        let event = wire::parse_event(headers.iter().copied(), payload).ok()?;
+        // What names another event's position came from the table.
+        let own = text(header::POSITION).filter(|_| text(header::POSITION_EVENT).is_none());
+        let position: Option<Position> =
+            own.and_then(|it| it.parse().ok()).filter(|it: &Position| it.lsn > 0);
+        if !self.taken.selection.takes(&event, position, message.time, system_id) {
+            return None;
+        }
+        let (place, id) = (message.sequence.cast_signed(), event.id);
+        let (subject, tried) = (Ok(message.subject.to_string()), Tried::default());
+        let outgoing =
+            Outgoing { event, subject, seq: None, requeued: false, tried, replayed: None };
+        let outgoing = Ok(readdressed(outgoing, &self.taken, position));
+        Some(ReplayRow { place, event: id, outgoing })
+    }
+}
+
+/// The event as this replay publishes it.
+pub(super) fn readdressed(
+    mut outgoing: Outgoing,
+    replay: &TakenReplay,
+    position: Option<Position>,
+) -> Outgoing {
+    if let (Some(prefix), Ok(subject)) = (&replay.subject_prefix, &outgoing.subject) {
+        let subject: Result<_, Unpublished> = Ok(format!("{prefix}.{subject}"));
+        outgoing.subject = subject;
+    }
+    outgoing.replayed(replay.id, position)
+}

@@ -1,0 +1,157 @@
+//! `tailpost replay`: the plan, and asking for it.
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+use std::time::Duration;
+
+use inbox::Connection;
+use relay::replays::{
+    ReplayPlan, ReplayRequest, ReplaySource, SourceHolds, ask_replay, plan_replay,
+};
+use serde::Serialize;
+use uuid::Uuid;
+
+use super::decide::actor;
+use super::replays;
+use crate::cli::ReplayArgs;
+use crate::config::Settings;
+use crate::output;
+
+/// What would be done.
+#[derive(Serialize)]
+struct Plan {
+    #[serde(flatten)]
+    plan: ReplayPlan,
+    events: u64,
+    is_exact: bool,
+    per_second: Option<u32>,
+    seconds: Option<f64>,
+    /// Consumers that have an inbox, which skips what they have processed.
+    with_inbox: Vec<String>,
+    /// Consumers whose effects are repeated, unless they deduplicate by themselves.
+    without_inbox: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct Plans {
+    execute: bool,
+    plans: Vec<Plan>,
+}
+
+#[derive(Serialize)]
+struct Asked {
+    replays: Vec<Uuid>,
+}
+
+pub(super) async fn run(args: &ReplayArgs, settings: &Settings) -> anyhow::Result<()> {
+    let config = settings.relay_config()?;
+    let selection = args.which.selection();
+    let prefix = args.to_subject_prefix.as_deref();
+    let plans = plan_replay(&config, &selection, args.source.source(), prefix).await?;
+    let known = known_consumers(settings).await;
+    let shown: Vec<Plan> = plans.iter().map(|it| plan(it, args.rate, &known)).collect();
+    let events: u64 = shown.iter().map(|it| it.events).sum();
+    if !args.execute {
+        if args.json {
+            return output::json(&Plans { execute: false, plans: shown });
+        }
+        let mut text: String = shown.iter().map(told).collect();
+        text += match events {
+            0 => "Nothing is to be done.",
+            _ => "Nothing was done yet: --execute --why TEXT starts it in the relay.",
+        };
+        return output::text(&text);
+    }
+    output::note(&shown.iter().map(told).collect::<String>());
+    let asker = actor(args.by.as_ref(), args.why.as_ref());
+    let request = ReplayRequest {
+        selection,
+        source: ReplaySource::Table, // each shard's plan says which
+        subject_prefix: args.to_subject_prefix.clone(),
+        per_second: args.rate,
+        by: asker.name,
+        reason: args.why.as_ref().map(|it| it.as_str().to_owned()).unwrap_or_default(),
+    };
+    let ids = ask_replay(&config, &plans, &request).await?;
+    if args.detach || ids.is_empty() {
+        return match args.json {
+            true => output::json(&Asked { replays: ids }),
+            false if ids.is_empty() => output::text("Nothing is to be done."),
+            false => {
+                let lines: Vec<String> =
+                    ids.iter().map(|id| format!("asked for replay {id}")).collect();
+                output::text(&lines.join("\n"))
+            }
+        };
+    }
+    replays::follow(&config, &ids, args.json).await
+}
+
+fn plan(of: &ReplayPlan, rate: Option<u32>, known: &Option<BTreeSet<String>>) -> Plan {
+    let (events, is_exact) = of.source().map_or((0, true), |it| (it.events, it.is_exact));
+    let has_inbox = |it: &&String| known.as_ref().is_some_and(|known| known.contains(*it));
+    let (with, without): (Vec<&String>, Vec<&String>) = of.consumers.iter().partition(has_inbox);
+    Plan {
+        plan: of.clone(),
+        events,
+        is_exact,
+        per_second: rate,
+        seconds: rate.map(|it| events as f64 / f64::from(it)),
+        with_inbox: with.into_iter().cloned().collect(),
+        without_inbox: without.into_iter().cloned().collect(),
+    }
+}
+
+/// The consumers that have an inbox beside the outbox; `None` if nobody can say.
+async fn known_consumers(settings: &Settings) -> Option<BTreeSet<String>> {
+    let (table, target) = (settings.table().ok()?, settings.postgres_target().ok()?);
+    let (client, task) = target.connect("tailpost replay").await.ok()?;
+    let connection = Connection::with_guard(client, task);
+    let known = inbox::explain::consumers(&connection, &table).await.ok()?;
+    Some(known.into_iter().collect())
+}
+
+fn told(plan: &Plan) -> String {
+    let mut text = String::new();
+    let mut line = |it: String| writeln!(text, "{it}").expect("writing to a string");
+    line(format!("stream {}, slot {}", plan.plan.stream, plan.plan.slot));
+    line(format!("  {:<8} {:<32} events", "source", "holds from"));
+    for source in &plan.plan.sources {
+        line(source_told(source, plan.plan.chosen));
+    }
+    if !plan.plan.consumers.is_empty() {
+        let mut said = Vec::new();
+        if !plan.with_inbox.is_empty() {
+            let names = plan.with_inbox.join(", ");
+            said.push(format!("{names}: the inbox skips what is processed"));
+        }
+        if !plan.without_inbox.is_empty() {
+            let names = plan.without_inbox.join(", ");
+            said.push(format!(
+                "{names}: no inbox, EFFECTS REPEAT unless it deduplicates by the event's id"
+            ));
+        }
+        line(format!("  consumers: {}", said.join("; ")));
+    }
+    if let (Some(rate), Some(seconds)) = (plan.per_second, plan.seconds) {
+        let seconds = Duration::try_from_secs_f64(seconds).unwrap_or_default();
+        line(format!("  {} at {rate}/s", output::duration(seconds.as_secs_f64())));
+    }
+    text
+}
+
+fn source_told(source: &SourceHolds, chosen: ReplaySource) -> String {
+    let from = match (&source.from, source.first_sequence) {
+        (Some(from), Some(first)) => format!("{from} ({first})"),
+        (Some(from), None) => from.clone(),
+        (None, _) => "-".to_owned(),
+    };
+    let up_to = if source.is_exact { "" } else { "up to " };
+    let events = match source.source {
+        "wal" => "-".to_owned(),
+        _ => format!("{up_to}{}", source.events),
+    };
+    let mark = if source.source == chosen.name() { "  <- chosen" } else { "" };
+    let note = source.note.as_ref().map(|it| format!("  ({it})")).unwrap_or_default();
+    format!("  {:<8} {from:<32} {events}{mark}{note}", source.source)
+}

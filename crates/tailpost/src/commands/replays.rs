@@ -1,0 +1,214 @@
+//! `tailpost replays`, and following them.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use anyhow::bail;
+use indicatif::{ProgressBar, ProgressStyle};
+use relay::Config;
+use relay::replays::{ReplayDecision, ReplayEntry, Unreplayed, decide_replay, replay, replays};
+use serde::Serialize;
+use uuid::Uuid;
+
+use super::decide::actor;
+use crate::cli::{ReplaysCommand, ReplaysDecideArgs};
+use crate::config::Settings;
+use crate::{output, shutdown};
+
+/// How often a replay is looked at that is followed.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+/// Events listed that could not be published.
+const LISTED: u32 = 100;
+
+#[derive(Serialize)]
+struct Replays {
+    replays: Vec<ReplayEntry>,
+}
+
+#[derive(Serialize)]
+struct Shown {
+    #[serde(flatten)]
+    replay: ReplayEntry,
+    failures: Vec<Unreplayed>,
+}
+
+pub(super) async fn run(command: &ReplaysCommand, settings: &Settings) -> anyhow::Result<()> {
+    let config = settings.relay_config()?;
+    match command {
+        ReplaysCommand::List(args) => {
+            let replays = replays(&config, args.limit).await?;
+            if args.json {
+                output::json(&Replays { replays })
+            } else {
+                output::text(&table(&replays))
+            }
+        }
+        ReplaysCommand::Show(args) if args.follow => follow(&config, &[args.id], args.json).await,
+        ReplaysCommand::Show(args) => show(&config, args.id, args.json).await.map(|_| ()),
+        ReplaysCommand::Pause(args) => decide(&config, ReplayDecision::Pause, args).await,
+        ReplaysCommand::Resume(args) => decide(&config, ReplayDecision::Resume, args).await,
+        ReplaysCommand::Cancel(args) => decide(&config, ReplayDecision::Cancel, args).await,
+    }
+}
+
+async fn decide(
+    config: &Config,
+    decision: ReplayDecision,
+    args: &ReplaysDecideArgs,
+) -> anyhow::Result<()> {
+    let who = actor(args.by.as_ref(), args.why.as_ref());
+    let why = args.why.as_ref().map(|it| it.as_str().to_owned());
+    let entry = decide_replay(config, args.id, decision, &who.name, why.as_deref()).await?;
+    if args.json {
+        return output::json(&Shown { replay: entry, failures: Vec::new() });
+    }
+    output::text(&format!("replay {} is {}", entry.id, entry.status))
+}
+
+async fn show(config: &Config, id: Uuid, json: bool) -> anyhow::Result<ReplayEntry> {
+    let (entry, failures) = replay(config, id, LISTED).await?;
+    if json {
+        output::json(&Shown { replay: entry.clone(), failures })?;
+    } else {
+        output::text(&text(&entry, &failures))?;
+    }
+    Ok(entry)
+}
+
+/// Waits until all of them have ended, and shows them. Leaving changes nothing.
+pub(super) async fn follow(config: &Config, ids: &[Uuid], json: bool) -> anyhow::Result<()> {
+    let stop = shutdown::on_signal()?;
+    let bar = ProgressBar::new(0);
+    if let Ok(style) =
+        ProgressStyle::with_template("{bar:30} {pos}/{len}, {per_sec}, {eta} left {msg}")
+    {
+        bar.set_style(style);
+    }
+    let mut pace = tokio::time::interval(LOOK_EVERY);
+    let mut has_said = false;
+    loop {
+        let (mut done, mut of, mut open, mut waits) = (0, 0, 0, false);
+        for id in ids {
+            let (entry, _) = replay(config, *id, 0).await?;
+            let (place, places) = entry.progress();
+            (done, of) = (done + place, of + places);
+            open += usize::from(!entry.has_ended() && entry.status != "paused");
+            waits |= !entry.has_relay;
+        }
+        bar.set_length(of);
+        bar.set_position(done);
+        if open == 0 {
+            break;
+        }
+        if waits && !std::mem::replace(&mut has_said, true) {
+            bar.suspend(|| {
+                output::note("no relay reads the slot now: one that does goes on with it")
+            });
+        }
+        tokio::select! {
+            _ = pace.tick() => {}
+            () = stop.cancelled() => {
+                bar.finish_and_clear();
+                for id in ids {
+                    output::note(&format!("the relay goes on: `tailpost replays show {id} --follow`"));
+                }
+                return Ok(());
+            }
+        }
+    }
+    bar.finish_and_clear();
+    let (mut failed, mut unfinished) = (0, 0);
+    for id in ids {
+        let entry = show(config, *id, json).await?;
+        failed += entry.failed;
+        unfinished += usize::from(entry.status != "done");
+    }
+    match (failed, unfinished) {
+        (0, 0) => Ok(()),
+        (0, _) => bail!("not everything was published again"),
+        (failed, _) => bail!("{failed} events could not be published again"),
+    }
+}
+
+fn table(replays: &[ReplayEntry]) -> String {
+    if replays.is_empty() {
+        return "nothing was replayed".into();
+    }
+    let mut text =
+        format!("{:<36}  {:<9}  {:<6}  {:>20}  asked\n", "replay", "status", "source", "published");
+    for it in replays {
+        let of = it.events.map(|of| format!(" of {of}")).unwrap_or_default();
+        let published = format!("{}{of}", it.published);
+        let asked = format!("{} by {}: {}", it.asked_at, it.asked_by, it.reason);
+        let line = format!(
+            "{:<36}  {:<9}  {:<6}  {published:>20}  {}",
+            it.id,
+            it.status,
+            it.source,
+            output::one_line(&asked)
+        );
+        writeln!(text, "{line}").expect("writing to a string");
+    }
+    text
+}
+
+fn text(entry: &ReplayEntry, failures: &[Unreplayed]) -> String {
+    let mut text = String::new();
+    let mut line = |label: &str, value: &str| {
+        let value = output::one_line(value);
+        writeln!(text, "{label:<14} {value}").expect("writing to a string");
+    };
+    let waits = match entry.status.as_str() {
+        "asked" | "running" if !entry.has_relay => " (no relay reads the slot now)",
+        _ => "",
+    };
+    line("replay", &format!("{}, {}{waits}", entry.id, entry.status));
+    line("stream", &format!("{}, slot {}", entry.stream, entry.slot));
+    line("source", &entry.source);
+    line("events", &selected(entry));
+    let of = entry.events.map(|it| format!(" of {it}")).unwrap_or_default();
+    line("published", &format!("{}{of}", entry.published));
+    if entry.failed > 0 {
+        line("failed", &entry.failed.to_string());
+    }
+    line("asked", &format!("{} by {}: {}", entry.asked_at, entry.asked_by, entry.reason));
+    for (label, time) in [("started", &entry.started_at), ("ended", &entry.ended_at)] {
+        if let Some(time) = time {
+            line(label, time);
+        }
+    }
+    for decision in entry.decisions.as_array().into_iter().flatten() {
+        let said = |key: &str| decision[key].as_str().unwrap_or_default().to_owned();
+        let why = decision["why"].as_str().map(|it| format!(": {it}")).unwrap_or_default();
+        line(&said("decision"), &format!("{} by {}{why}", said("at"), said("by")));
+    }
+    for failure in failures {
+        line("  failed", &format!("{}: {}", failure.event, failure.reason));
+    }
+    if entry.failed > failures.len() as u64 {
+        line("", &format!("and {} more", entry.failed - failures.len() as u64));
+    }
+    text
+}
+
+fn selected(entry: &ReplayEntry) -> String {
+    let ids = entry.event_ids.len();
+    let said = [
+        entry.from_lsn.as_ref().map(|it| format!("from {it}")),
+        entry.to_lsn.as_ref().map(|it| format!("to {it}")),
+        entry.since.as_ref().map(|it| format!("since {it}")),
+        entry.until.as_ref().map(|it| format!("until {it}")),
+        (ids > 0).then(|| format!("{ids} ids")),
+        entry
+            .aggregate_type
+            .as_ref()
+            .zip(entry.aggregate_id.as_ref())
+            .map(|(a, b)| format!("{a}:{b}")),
+        entry.event_type.as_ref().map(|it| format!("type {it}")),
+        entry.subject_prefix.as_ref().map(|it| format!("published under {it}.")),
+        entry.per_second.map(|it| format!("at most {it}/s")),
+    ];
+    let said: Vec<String> = said.into_iter().flatten().collect();
+    if said.is_empty() { "all".into() } else { said.join(", ") }
+}

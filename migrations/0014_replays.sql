@@ -1,0 +1,61 @@
+-- Events that are published once more, and the clusters that the table has been in.
+
+CREATE TABLE IF NOT EXISTS {schema}.tailpost_replays (
+    id             UUID PRIMARY KEY,
+    slot           TEXT NOT NULL,
+    status         TEXT NOT NULL DEFAULT 'asked'
+                   CHECK (status IN ('asked', 'running', 'paused', 'cancelled', 'done')),
+    source         TEXT NOT NULL CHECK (source IN ('table', 'stream')),
+    stream         TEXT NOT NULL,
+    from_lsn       PG_LSN,
+    to_lsn         PG_LSN,
+    since          TIMESTAMPTZ,
+    until          TIMESTAMPTZ,
+    event_ids      UUID[],
+    aggregate_type TEXT,
+    aggregate_id   TEXT,
+    event_type     TEXT,
+    subject_prefix TEXT,
+    per_second     INT CHECK (per_second > 0),
+    asked_by       TEXT NOT NULL,
+    reason         TEXT NOT NULL,
+    asked_at       TIMESTAMPTZ NOT NULL DEFAULT now(),
+    decisions      JSONB NOT NULL DEFAULT '[]',
+    events         BIGINT,
+    first_place    BIGINT NOT NULL DEFAULT 1,
+    last_place     BIGINT NOT NULL,
+    place          BIGINT NOT NULL DEFAULT 0,
+    published      BIGINT NOT NULL DEFAULT 0,
+    stream_seq     BIGINT NOT NULL DEFAULT 0,
+    started_at     TIMESTAMPTZ,
+    noted_at       TIMESTAMPTZ,
+    ended_at       TIMESTAMPTZ
+);
+
+-- What a replay from the table is to publish, in this order, and what it could not.
+CREATE TABLE IF NOT EXISTS {schema}.tailpost_replay_events (
+    replay     UUID NOT NULL REFERENCES {schema}.tailpost_replays ON DELETE CASCADE,
+    place      BIGINT NOT NULL,
+    event      UUID NOT NULL,
+    commit_lsn PG_LSN,
+    ordinal    INT,
+    problem    TEXT,
+    PRIMARY KEY (replay, place)
+);
+
+-- A position in the log means something only in the cluster that wrote it.
+CREATE TABLE IF NOT EXISTS {schema}.tailpost_epochs (
+    system_identifier TEXT NOT NULL,
+    timeline          INT NOT NULL,
+    began_at          TIMESTAMPTZ NOT NULL DEFAULT now(),
+    PRIMARY KEY (system_identifier, timeline)
+);
+
+INSERT INTO {schema}.tailpost_epochs (system_identifier, timeline)
+SELECT DISTINCT system_identifier, timeline FROM {schema}.tailpost_state
+ON CONFLICT DO NOTHING;
+
+COMMENT ON COLUMN {schema}.tailpost_replays.events IS 'how many were selected; null where only reading the stream tells';
+COMMENT ON COLUMN {schema}.tailpost_replays.place IS 'everything up to here is done: a number of tailpost_replay_events, or a sequence of the stream';
+COMMENT ON COLUMN {schema}.tailpost_replays.stream_seq IS 'no copy beyond place is in the stream up to here';
+COMMENT ON COLUMN {schema}.tailpost_replays.decisions IS 'who paused, resumed or cancelled it, when, and why';
