@@ -83,7 +83,8 @@ pub use error::Error;
 pub use operate::{
     OutboxReport, SetupPlan, SetupReport, SetupStep, ShardReport, SlotEntry, SlotReport,
     StatusReport, StreamRead, StreamReport, VerifyOptions, VerifyProgress, VerifyReport,
-    create_slot, dead_letters, drop_slot, explain, inspect, plan, replays, setup, slots, verify,
+    check_start, create_slot, dead_letters, drop_slot, explain, inspect, plan, replays, setup,
+    slots, verify,
 };
 pub use outbox::migrations::Layout;
 pub use pgoutput::Lsn;

@@ -8,10 +8,12 @@ mod report;
 pub(crate) mod setup;
 mod slots;
 mod spill_files;
+mod start_position;
 mod verification;
 
 pub use self::inspect::inspect;
 pub use self::report::{OutboxReport, ShardReport, SlotReport, StatusReport, StreamReport};
 pub use self::setup::{SetupPlan, SetupReport, SetupStep, plan, setup};
 pub use self::slots::{SlotEntry, create_slot, drop_slot, slots};
+pub use self::start_position::check_start;
 pub use self::verification::{StreamRead, VerifyOptions, VerifyProgress, VerifyReport, verify};

@@ -252,6 +252,12 @@ pub(crate) struct RelayArgs {
     /// Publish and mark what is committed, then exit
     #[arg(long)]
     pub(crate) once: bool,
+    /// Start only if the slot brings exactly what committed at this position of the log or later
+    ///
+    /// A slot that was confirmed further would begin there, and one that was not would bring what is
+    /// before: PostgreSQL says neither. Refused also where events would be skipped.
+    #[arg(long, value_name = "LSN", value_parser = verify_args::lsn)]
+    pub(crate) start_lsn: Option<relay::Lsn>,
     /// Run only this one of relay.shards, counted from 0
     #[arg(long, value_name = "NUMBER")]
     pub(crate) shard: Option<u32>,

@@ -16,6 +16,7 @@ mod left;
 mod letters_kept;
 mod orders;
 mod outages;
+mod replayed;
 mod role;
 mod service;
 mod whole_way;

@@ -82,3 +82,34 @@ async fn what_cannot_be_replayed_is_refused() {
     assert!(said.contains("relay.mode = \"poll\""), "{said}");
     assert_eq!(env.query::<i64>("SELECT count(*) FROM tailpost_replays").await, 0);
 }
+
+/// R-RPL-01: a relay that is to begin at a position begins nowhere else.
+// proves: G-REPLAY-4
+#[tokio::test(flavor = "multi_thread")]
+async fn a_start_that_postgresql_would_move_without_a_word_is_refused() {
+    let env = TestEnv::new().await;
+    env.setup().await;
+    let relay = env.relay();
+    env.insert_each(3).await;
+    env.wait_confirmed().await;
+    let start = ["relay", "--once", "--start-lsn"];
+    let (_, said) = env.ends_with(4, &[&start[..], &["0/1"]].concat()).await;
+    assert!(said.contains("is in use"), "{said}");
+    relay.sigterm();
+    assert!(relay.wait_exit(DEADLINE).await.success());
+    let confirmed: String =
+        env.query("SELECT confirmed_flush_lsn::text FROM pg_replication_slots").await;
+    let (_, said) = env.ends_with(4, &[&start[..], &["0/1"]].concat()).await;
+    assert!(said.contains(&format!("replay --from-lsn 0/1 --to-lsn {confirmed}")), "{said}");
+    env.insert_each(2).await;
+    let end: String = env.query("SELECT pg_current_wal_insert_lsn()::text").await;
+    let (_, said) = env.ends_with(4, &[&start[..], &[&end]].concat()).await;
+    assert!(said.contains("they would be skipped"), "{said}");
+    assert_eq!(env.stored_count().await, 3);
+    env.ends_with(0, &[&start[..], &[&confirmed]].concat()).await;
+    assert_eq!(env.stored_count().await, 5);
+    env.execute("CREATE TABLE others AS SELECT 1").await;
+    let end: String = env.query("SELECT pg_current_wal_insert_lsn()::text").await;
+    env.ends_with(0, &[&start[..], &[&end]].concat()).await;
+    env.ends_with(2, &["relay", "--start-lsn", "here"]).await;
+}

@@ -14,6 +14,7 @@ mod broker;
 mod check;
 mod database;
 mod mending;
+mod replaying;
 mod schedules;
 mod sessions;
 mod small_worlds;
@@ -35,6 +36,7 @@ use uuid::Uuid;
 use self::broker::{Flying, Packet, Stored as Message, Taking};
 use self::database::Written;
 pub(in crate::engine) use self::database::failure;
+use self::replaying::Replay;
 use self::sessions::{engine, publishing};
 pub(in crate::engine) use self::table::Table;
 use super::*;
@@ -82,6 +84,8 @@ struct Faults {
     locks: bool,
     /// Rows come that never pass the log.
     unlogged: bool,
+    /// Somebody asks for replays.
+    replays: bool,
     /// An index leads to rows by their transactions.
     is_indexed: bool,
     /// The watermark is the only mark.
@@ -140,6 +144,7 @@ struct World {
     /// Transactions of the log that were seen to be resolved when they were confirmed.
     checked: usize,
     written: Written,
+    replays: Vec<Replay>,
     /// The stream's messages before this one are gone.
     purged: usize,
     lsn: u64,
@@ -219,6 +224,7 @@ impl World {
             slot_confirmed: Lsn::ZERO,
             checked: 0,
             written,
+            replays: Vec::new(),
             purged: 0,
             lsn,
             next_id: 1,
@@ -369,6 +375,7 @@ impl World {
                 self.tick(TICK_MILLIS);
             }
             98 => self.slot_confirmed = self.slot_confirmed.max(self.relay.confirming),
+            99 if self.faults.replays && self.rng.random_bool(0.5) => self.replay_now_and_then(),
             99 if self.faults.blocking => self.mend_now_and_then(),
             99 => self.unmark_by_hand(),
             _ => {}
@@ -407,6 +414,7 @@ impl World {
 
     fn heal(&mut self) {
         self.is_picky = false;
+        self.resume_replays();
         self.table.show(None);
         self.table.rows.values_mut().for_each(|it| it.is_locked = false);
         let mut done_for = 0;
@@ -443,6 +451,7 @@ impl World {
         let quiet = self.connections.iter().all(VecDeque::is_empty) && self.answers.is_empty();
         let is_marked = |row: &table::Row| row.is_marked || self.faults.by_watermark;
         quiet
+            && !self.has_open_replay()
             && self.relay.at.0 == self.log.len()
             && self.publishing().is_idle()
             && self.table.rows.values().all(is_marked)

@@ -8,7 +8,7 @@ use outbox::wire::{StoredMessage, subject_matches};
 use serde::Serialize;
 use uuid::Uuid;
 
-use crate::config::{Config, MarkBy, Mode};
+use crate::config::{Config, Dedup, MarkBy, Mode};
 use crate::error::Error;
 use crate::nats::stream_check::is_not_found;
 use crate::nats::whole_stream::{self, WholeStream};
@@ -179,6 +179,12 @@ pub async fn plan_replay(
                        reads a slot does that";
         return Err(Error::Conflict(problem.into()));
     }
+    if config.dedup == Dedup::Position {
+        let problem = "events cannot be published again with relay.dedup = \"position\": copies \
+                       among new events need the broker's index of message ids. Set relay.dedup = \
+                       \"both\" until the replay is done";
+        return Err(Error::Conflict(problem.into()));
+    }
     let mut plans = Vec::new();
     for config in config.each_shard() {
         let store = Store::connect(&config, NAME).await?;
@@ -195,8 +201,9 @@ pub async fn plan_replay(
             let subjects = &info.cached_info().config.subjects;
             check_prefix(prefix, name, subjects)?;
         }
-        let consumers: Result<Vec<String>, _> = info.consumer_names().try_collect().await;
-        let consumers = consumers.map_err(Error::jetstream("list the stream's consumers"))?;
+        let listed = info.consumers().try_collect::<Vec<_>>().await;
+        let listed = listed.map_err(Error::jetstream("list the stream's consumers"))?;
+        let consumers = listed.into_iter().filter_map(|it| it.config.durable_name).collect();
         let of_stream = stream_holds(&config, &store, &nats, selection).await?;
         let of_table = table_holds(&config, &store, selection).await?;
         let names_few = !selection.events.is_empty() || selection.aggregate.is_some();

@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use super::mark_jobs::MarkStores;
 use super::{OpenSlot, Session, TICK};
-use crate::config::{self, Config, MarkBy, OnPark, OnWalLimit};
+use crate::config::{self, Config, Dedup, MarkBy, OnPark, OnWalLimit};
 use crate::engine::{
     Backfill, Batching, Checkpoint, Doubted, Engine, EngineStart, Limits, MARKS_WAITING_MAX,
     Marking, MarkingStart, Mode, Publishing, Replaying, ScanRanges, SlotLimits, Start, Tail,
@@ -240,7 +240,7 @@ impl Session {
             publishing,
             marking,
             backfill: Backfill::new(scan_first, ranges, !is_gap_filled, config.scan.interval),
-            replaying: Replaying::new(!once),
+            replaying: Replaying::new(!once && config.dedup == Dedup::Both),
             checkpoint,
             limits: SlotLimits {
                 bytes: config.wal.limit,

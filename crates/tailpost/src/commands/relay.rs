@@ -14,6 +14,11 @@ use crate::shutdown;
 pub(super) async fn run(args: &RelayArgs, settings: &Settings) -> Result<()> {
     let config = settings.relay_config()?;
     let chosen = chosen(&config, args.shard)?;
+    if let Some(lsn) = args.start_lsn {
+        for shard in &chosen {
+            Box::pin(relay::check_start(shard, lsn)).await?;
+        }
+    }
     let stop = shutdown::on_signal()?;
     let waiting = Waiting::default();
     let (reports, watched): (Vec<_>, Vec<_>) = chosen

@@ -44,7 +44,8 @@ impl World {
     }
 
     pub(super) fn check_end(&self) {
-        let mut stored: Vec<u128> = self.stream.iter().filter_map(|it| it.id).collect();
+        let all = self.stream.iter().filter_map(|it| it.id);
+        let mut stored: Vec<u128> = all.filter(|id| !self.is_copy(*id)).collect();
         let all_stored = stored.len();
         let mut strays: Vec<u128> = stored.extract_if(.., |id| self.is_stray(*id)).collect();
         strays.sort_unstable();
@@ -100,7 +101,7 @@ impl World {
         self.picky.contains(&id) && self.given_up.contains(&id)
     }
 
-    fn by_key(&self, ids: &[u128]) -> BTreeMap<u8, Vec<u128>> {
+    pub(super) fn by_key(&self, ids: &[u128]) -> BTreeMap<u8, Vec<u128>> {
         let mut keys: BTreeMap<u8, Vec<u128>> = BTreeMap::new();
         for id in ids {
             keys.entry(self.keys[id]).or_default().push(*id);

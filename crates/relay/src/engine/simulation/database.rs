@@ -194,6 +194,10 @@ impl World {
             }
             Effect::Seek { found, verdict, .. } => self.carry_out(found, &verdict, true),
             Effect::MarkSwept { found, verdict } => self.carry_out(found, &verdict, false),
+            Effect::LookForReplay
+            | Effect::BeginReplay(_)
+            | Effect::ReadReplay { .. }
+            | Effect::NoteReplay(_) => self.execute_replay(effect),
             effect => return self.execute_scan(effect),
         })
     }
@@ -334,6 +338,12 @@ pub(in crate::engine) fn failure(effect: &Effect) -> Option<Outcome> {
             Some(Outcome::Unmarked(None))
         }
         Effect::Seek { .. } | Effect::MarkSwept { .. } => Some(Outcome::Swept(None)),
+        Effect::LookForReplay => Some(Outcome::ReplayFound(None)),
+        Effect::BeginReplay(_) => Some(Outcome::ReplayBegun(None)),
+        Effect::ReadReplay { .. } => Some(Outcome::ReplayRead(None)),
+        Effect::NoteReplay(note) => {
+            Some(Outcome::ReplayNoted { problems: note.problems.len(), wish: None })
+        }
         _ => None,
     }
 }

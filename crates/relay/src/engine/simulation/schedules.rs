@@ -23,6 +23,7 @@ pub(super) const CALM: Faults = Faults {
     hidden: false,
     locks: false,
     unlogged: false,
+    replays: false,
     is_indexed: false,
     by_watermark: false,
     marks_waiting_max: usize::MAX,
@@ -36,6 +37,7 @@ fn run(faults: Faults) {
         }
         world.heal();
         world.check_end();
+        world.check_replays();
     }
 }
 
@@ -213,4 +215,13 @@ fn everything_at_once_is_exact_without_any_deduplication() {
             ..ROUGH
         });
     }
+}
+
+// proves: G-REPLAY-1
+#[test]
+fn a_replay_beside_whatever_happens_is_exact_and_disturbs_nothing() {
+    run(Faults { replays: true, batches: true, poison: true, ..CALM });
+    run(Faults { replays: true, batches: true, slot_loss: true, ..ROUGH });
+    run(Faults { replays: true, mode: Mode::Keyed, poison: true, ..ROUGH });
+    run(Faults { replays: true, poison: true, blocking: true, ..ROUGH });
 }

@@ -191,7 +191,7 @@ pub(super) fn engine(
             is_indexed: faults.is_indexed,
         }),
         backfill: Backfill::new(scan_first, ranges, is_gap_open, SCAN_INTERVAL),
-        replaying: Replaying::new(false),
+        replaying: Replaying::new(faults.replays),
         checkpoint: Checkpoint::new(written.end, 1),
         limits: SlotLimits::default(),
         purges_dead_letters: false,

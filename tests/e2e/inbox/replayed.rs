@@ -1,0 +1,48 @@
+//! Replays, as a consumer with an inbox sees them.
+
+use async_nats::jetstream;
+use serde_json::Value;
+use support::TestEnv;
+
+use super::{Inbox, TABLES};
+
+/// R-RPL-02: copies have the ids of their events. What is processed is skipped, and what is new has
+/// its effect beside it.
+// proves: G-EFFECT-1
+#[tokio::test(flavor = "multi_thread")]
+async fn an_inbox_skips_what_a_replay_brings_again() {
+    let mut env = TestEnv::new().await;
+    env.set("TAILPOST_RELAY__SCAN_INTERVAL", "500ms");
+    env.setup().await;
+    let mut client = env.client().await;
+    let layout = inbox::Layout::Partitioned;
+    inbox::create_tables(&mut client, "public", layout).await.expect("create the tables");
+    env.execute(TABLES).await;
+    let jetstream = jetstream::new(env.nats.client().await.expect("connect to NATS"));
+    let variables = vec![
+        ("DATABASE_URL".to_owned(), env.postgres.url("postgres")),
+        ("NATS_URL".to_owned(), env.nats.url()),
+    ];
+    let _relay = env.relay();
+    let inbox = Inbox { env, jetstream, variables };
+    let _worker = inbox.worker();
+    let load = inbox.env.load(5, 300.0).await;
+    load.wait_committed(200).await;
+    let committed = i64::try_from(inbox.env.finish(load).await.committed).expect("it fits");
+    inbox.wait_count("effects", committed).await;
+    inbox.wait_acked().await;
+    let (told, _) = inbox.env.ends_with(0, &["replay", "--all", "--json"]).await;
+    let planned: Value = serde_json::from_str(&told).expect("JSON");
+    let plan = &planned["plans"][0];
+    assert_eq!(plan["with_inbox"].as_array().map(Vec::len), Some(1), "{told}");
+    assert_eq!(plan["without_inbox"].as_array().map(Vec::len), Some(0), "{told}");
+
+    let beside = inbox.env.load(6, 300.0).await;
+    inbox.env.ends_with(0, &["replay", "--all", "--execute", "--why", "a test"]).await;
+    let written = beside.stop().await;
+    inbox.env.wait_marked().await;
+    let all = committed + i64::try_from(written.committed.len()).expect("it fits");
+    inbox.wait_count("effects", all).await;
+    inbox.wait_acked().await;
+    inbox.assert_exact(all).await;
+}
