@@ -53,6 +53,22 @@ pub enum Error {
     /// The client of NATS has ended, and there is no way to connect anew.
     #[error("the client of NATS has ended")]
     NatsClientEnded,
+    /// The stream has no durable consumer of this name.
+    #[error("stream \"{stream}\" has no consumer \"{consumer}\"")]
+    NoConsumer {
+        /// The stream.
+        stream: String,
+        /// The consumer.
+        consumer: String,
+    },
+    /// What was asked for makes no sense as things are.
+    #[error("{problem}")]
+    Refused {
+        /// What stands against it.
+        problem: String,
+        /// What can be done instead.
+        hint: &'static str,
+    },
     /// The durable consumer exists and is configured otherwise.
     #[error("consumer \"{consumer}\" of stream \"{stream}\" cannot be used: {reason}")]
     Consumer {
@@ -74,6 +90,17 @@ impl Error {
         move |source| Self::JetStream { doing, source: source.into() }
     }
 
+    /// A consumer that would have to be deleted to go back.
+    pub(crate) fn cannot_rewind(stream: &str) -> Self {
+        Self::Refused {
+            problem: format!(
+                "the broker cannot reset the consumer, and deleting it loses messages of stream \
+                 \"{stream}\", whose retention is not limits"
+            ),
+            hint: "NATS 2.14 and later reset a consumer whose deliver_policy is all",
+        }
+    }
+
     /// Whether trying again may help without anybody changing anything. What is unknown counts as
     /// such: waiting loses nothing, giving up needs an operator.
     #[must_use]
@@ -88,6 +115,8 @@ impl Error {
             Self::Config { .. }
             | Self::Tables { .. }
             | Self::Consumer { .. }
+            | Self::NoConsumer { .. }
+            | Self::Refused { .. }
             | Self::NatsClientEnded => false,
         }
     }
@@ -126,6 +155,11 @@ impl Error {
                 "delete the consumer, so that it is made anew, or choose another name: nothing is \
                  handled twice, the inbox knows what it has handled",
             ),
+            Self::NoConsumer { .. } => Some(
+                "`tailpost status` shows the consumers that are known, and `tailpost inbox setup` \
+                 creates those of the configuration",
+            ),
+            Self::Refused { hint, .. } => Some(hint),
             Self::NatsClientEnded => {
                 Some("start the process again, or give the inbox a way to connect anew")
             }

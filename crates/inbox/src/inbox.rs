@@ -12,7 +12,7 @@ use crate::nats::durable_consumer;
 use crate::worker::leased::{self, UnderLeases};
 use crate::worker::transactional::InTransactions;
 use crate::worker::{self, Settings};
-use crate::{Error, LeasedHandler, Status, Summary, TransactionalHandler};
+use crate::{Error, LeasedHandler, Rewinder, Status, Summary, TransactionalHandler};
 
 /// One consumer of a stream: takes events, gives each to the handler, and keeps the record.
 ///
@@ -206,6 +206,18 @@ impl Builder {
         let nats = self.nats.ok_or_else(|| missing(&self.config, "connection to NATS"))?;
         let stream = durable_consumer::stream(&nats, &self.config).await?;
         durable_consumer::open(&stream, &self.config).await.map(|(_, is_new)| is_new)
+    }
+
+    /// What plans and requests that the consumer goes back in its stream, with this connection to
+    /// the database of the inbox.
+    ///
+    /// # Errors
+    ///
+    /// If a setting is missing or makes no sense.
+    pub fn rewinder(self, connection: Connection) -> Result<Rewinder, Error> {
+        self.config.check()?;
+        let nats = self.nats.ok_or_else(|| missing(&self.config, "connection to NATS"))?;
+        Ok(Rewinder::new(self.config, nats, connection))
     }
 
     /// Handles events in the database's transactions.

@@ -5,3 +5,4 @@ pub(crate) mod advisories;
 pub(crate) mod durable_consumer;
 pub(crate) mod source;
 pub(crate) mod stored_message;
+pub(crate) mod stream_range;

@@ -3,6 +3,7 @@
 mod lease;
 pub(crate) mod leased;
 pub(crate) mod redrive;
+mod rewinding;
 mod role;
 mod session;
 pub(crate) mod transactional;
@@ -31,6 +32,7 @@ use crate::postgres::sql;
 use crate::postgres::store::Scope;
 use crate::worker::lease::Leases;
 use crate::worker::redrive::Redrive;
+use crate::worker::rewinding::Rewinding;
 use crate::worker::role::RoleHolder;
 use crate::worker::session::Session;
 use crate::worker::work::{Context, Work};
@@ -64,7 +66,7 @@ pub(crate) async fn run<W: Work>(
         stream: config.stream.clone(),
         owner,
         lease: config.lease,
-        role,
+        role: role.clone(),
         takes_over: W::SHARES,
         lent: W::SHARES,
     };
@@ -73,6 +75,7 @@ pub(crate) async fn run<W: Work>(
         pool: Arc::new(Pool::new(connect, scope)),
         leases: Arc::new(Leases::new(config.lease)),
         partitions: watch::Sender::default(),
+        role,
     });
     let holder = RoleHolder {
         pool: Arc::clone(&context.pool),
@@ -89,6 +92,7 @@ pub(crate) async fn run<W: Work>(
     let role = holder.role.subscribe();
     let worker = Worker {
         work: Arc::new(make(&context)),
+        rewinding: Rewinding::new(Arc::clone(&context)),
         context,
         nats,
         reconnect_nats,
@@ -108,6 +112,7 @@ pub(crate) async fn run<W: Work>(
 struct Worker<W> {
     work: Arc<W>,
     context: Arc<Context>,
+    rewinding: Rewinding,
     nats: async_nats::Client,
     reconnect_nats: Option<ConnectNats>,
     /// A message of the stream has ended a client.
@@ -123,6 +128,9 @@ impl<W: Work> Worker<W> {
         while self.becomes_active().await {
             let session = async {
                 self.revive().await?;
+                if !self.rewinds().await? {
+                    return Ok(counts);
+                }
                 Box::pin(self.session(counts)).await
             };
             match session.await {
@@ -182,6 +190,19 @@ impl<W: Work> Worker<W> {
         Ok(())
     }
 
+    /// Does what was requested between sessions. False if there is more of it, and no time.
+    async fn rewinds(&mut self) -> Result<bool, Error> {
+        while let Some(rewind) = self.rewinding.pending().await? {
+            let from = rewind.from_sequence;
+            self.say(State::Paused, Some(format!("is being rewound to sequence {from}")));
+            self.rewinding.carry_out(&rewind, &self.nats, &self.shutdown).await?;
+            if self.shutdown.is_cancelled() || !matches!(*self.role.borrow(), Role::Active { .. }) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     async fn session(&self, counts: Summary) -> Result<Summary, Error> {
         let Context { config, pool, .. } = &*self.context;
         let mut source = Source::open(&self.nats, config, self.find_resolved()).await?;
@@ -218,10 +239,11 @@ impl<W: Work> Worker<W> {
             engine: ConsumerEngine::new(start, Instant::now()),
         };
         let stop = self.shutdown.child_token();
-        let (summary, (), (), (), ()) = tokio::join!(
+        let (summary, (), (), (), (), ()) = tokio::join!(
             // They are large, and polled in turns.
             Box::pin(session.run(&stop)),
             stop_when_gone(&self.nats, &stop, feed.closed()),
+            self.rewinding.watch(&stop, feed.closed()),
             Box::pin(source.run(feed.clone(), &stop)),
             Box::pin(redrive.run(feed.clone())),
             advisories.run(feed),

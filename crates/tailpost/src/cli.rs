@@ -6,6 +6,7 @@ mod inbox_args;
 #[cfg(feature = "lab")]
 mod lab_args;
 mod replay_args;
+mod rewind_args;
 mod verify_args;
 
 use std::path::PathBuf;
@@ -22,6 +23,7 @@ pub(crate) use inbox_args::*;
 #[cfg(feature = "lab")]
 pub(crate) use lab_args::{ChaosArgs, DemoArgs};
 pub(crate) use replay_args::{ReplayArgs, ReplaysCommand, ReplaysDecideArgs};
+pub(crate) use rewind_args::RewindArgs;
 pub(crate) use verify_args::VerifyArgs;
 
 /// Publishes the rows of a PostgreSQL outbox table to a NATS JetStream stream: once, in commit
@@ -88,6 +90,7 @@ impl Cli {
             },
             Command::Inbox(args) => match &args.command {
                 InboxCommand::Dlq { command } => command.check(),
+                InboxCommand::Rewind(args) => args.check(),
                 _ => Ok(()),
             },
             #[cfg(feature = "lab")]
@@ -100,8 +103,17 @@ impl Cli {
     pub(crate) fn sources(&self) -> Sources {
         let sources = self.global.sources();
         let Command::Inbox(args) = &self.command else { return sources };
-        let InboxCommand::Run(args) = &args.command else { return sources };
-        Sources { consumer: args.consumer.clone(), handler: args.handler.clone(), ..sources }
+        match &args.command {
+            InboxCommand::Run(args) => Sources {
+                consumer: args.consumer.clone(),
+                handler: args.handler.clone(),
+                ..sources
+            },
+            InboxCommand::Rewind(args) => {
+                Sources { consumer: Some(args.consumer.clone()), ..sources }
+            }
+            _ => sources,
+        }
     }
 }
 

@@ -145,3 +145,20 @@ pub(crate) enum DlqError {
     #[error("{skipped} of {total} were skipped, the last because {why}")]
     Skipped { skipped: u64, total: u64, why: String },
 }
+
+/// No worker got on with a rewind for so long. It stays requested.
+#[derive(Debug, thiserror::Error)]
+#[error("no worker of {consumer} got on with the rewind within {waited:?}; it stays requested")]
+pub(crate) struct RewindNotYet {
+    pub(crate) consumer: String,
+    pub(crate) waited: Duration,
+}
+
+impl RewindNotYet {
+    /// What the operator can do about it.
+    pub(crate) fn hint(&self) -> String {
+        "workers of an earlier version, or without rights on inbox_rewinds, carry out none; repeat the command to follow it, or \
+         withdraw it with --cancel"
+            .into()
+    }
+}

@@ -6,7 +6,7 @@ use relay::connect;
 use tokio_postgres::error::SqlState;
 
 use crate::config;
-use crate::errors::{ClientError, DlqError, ListenError, WaitError};
+use crate::errors::{ClientError, DlqError, ListenError, RewindNotYet, WaitError};
 use crate::refusal::Refusal;
 
 /// What scripts can tell apart.
@@ -57,6 +57,9 @@ fn kind_of(error: &(dyn std::error::Error + 'static)) -> Option<Kind> {
     if let Some(error) = error.downcast_ref::<ClientError>() {
         return Some(client_kind(error));
     }
+    if error.is::<RewindNotYet>() {
+        return Some(Kind::TimedOut);
+    }
     if let Some(error) = error.downcast_ref::<WaitError>() {
         return Some(match error {
             WaitError::Unknown { .. } => Kind::NotFound,
@@ -101,8 +104,8 @@ fn relay_kind(error: &relay::Error) -> Kind {
 fn inbox_kind(error: &inbox::Error) -> Option<Kind> {
     match error {
         inbox::Error::Config { .. } => Some(Kind::BadConfiguration),
-        inbox::Error::Tables { .. } => Some(Kind::NotFound),
-        inbox::Error::Consumer { .. } => Some(Kind::Refused),
+        inbox::Error::Tables { .. } | inbox::Error::NoConsumer { .. } => Some(Kind::NotFound),
+        inbox::Error::Consumer { .. } | inbox::Error::Refused { .. } => Some(Kind::Refused),
         inbox::Error::JetStream { .. } => Some(Kind::Unreachable),
         inbox::Error::Sql { source, .. } if source.code() == Some(&SqlState::UNDEFINED_TABLE) => {
             Some(Kind::NotFound)
@@ -148,6 +151,9 @@ pub(crate) fn hint(error: &anyhow::Error) -> Option<String> {
         }
         if let Some(error) = cause.downcast_ref::<Refusal>() {
             return error.hint();
+        }
+        if let Some(error) = cause.downcast_ref::<RewindNotYet>() {
+            return Some(error.hint());
         }
         if let Some(error) = cause.downcast_ref::<WaitError>() {
             return error.hint();

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use inbox::DeadLetterDetail;
+use inbox::{DeadLetterDetail, RewindState};
 use uuid::Uuid;
 
 /// Why nothing was done, and what can be done instead.
@@ -80,6 +80,28 @@ impl Refusal {
     pub(crate) fn unknown_event(event: Uuid) -> Self {
         let hint = "name the time in its Occurred-At header with --occurred-at".into();
         Self::not_found(format!("neither inbox nor outbox know event {event}"), Some(hint))
+    }
+
+    pub(crate) fn rewind_pending(consumer: &str, state: &RewindState) -> Self {
+        let (from, again) = (state.from_sequence, if state.again { " --again" } else { "" });
+        let hint = format!(
+            "follow it with --to-sequence {from}{again}, or withdraw it with --cancel while no \
+             worker has begun"
+        );
+        let (at, by) = (state.requested_at, &state.requested_by);
+        let problem = format!(
+            "{consumer} is to be rewound to sequence {from} already, as {by} asked at {at}"
+        );
+        Self::conflict(problem, Some(hint))
+    }
+
+    pub(crate) fn rewind_given_up(consumer: &str, why: &str) -> Self {
+        Self::conflict(format!("the rewind of {consumer} was given up: {why}"), None)
+    }
+
+    pub(crate) fn no_rewind(consumer: &str) -> Self {
+        let problem = format!("no rewind of {consumer} is requested and not begun");
+        Self::not_found(problem, None)
     }
 
     /// What the operator can do about it.

@@ -17,6 +17,7 @@ mod letters_kept;
 mod orders;
 mod outages;
 mod replayed;
+mod rewind;
 mod role;
 mod service;
 mod whole_way;

@@ -7,11 +7,14 @@ use async_nats::Client;
 use async_nats::jetstream;
 use async_nats::jetstream::ErrorCode;
 use async_nats::jetstream::consumer::{
-    self, AckPolicy, DeliverPolicy, FromConsumer, ReplayPolicy, pull,
+    self, AckPolicy, DeliverPolicy, FromConsumer, Info, ReplayPolicy, pull,
 };
 use async_nats::jetstream::context::{ConsumerInfoError, ConsumerInfoErrorKind};
-use async_nats::jetstream::stream::{ConsumerErrorKind, ConsumerUpdateErrorKind, Stream};
+use async_nats::jetstream::stream::{
+    ConsumerErrorKind, ConsumerResetErrorKind, ConsumerUpdateErrorKind, RetentionPolicy, Stream,
+};
 use jiff::Timestamp;
+use serde::Serialize;
 use tracing::info;
 
 use crate::Error;
@@ -54,16 +57,7 @@ pub(crate) async fn open(stream: &Stream, config: &Config) -> Result<(Consumer, 
     let info = match stream.consumer_info(consumer).await {
         Ok(info) => info,
         Err(error) if is_not_found(&error) => {
-            let mut created = stream.create_consumer(wanted(config)).await;
-            if let Err(error) = &created
-                && let ConsumerErrorKind::JetStream(refusal) = error.kind()
-                && is_excess(&refusal)
-            {
-                // As many as may be, then.
-                let allowed = pull::Config { max_ack_pending: 0, ..wanted(config) };
-                created = stream.create_consumer(allowed).await;
-            }
-            let created = created.map_err(Error::jetstream("create the durable consumer"))?;
+            let created = create(stream, wanted(config)).await?;
             info!(consumer, stream = name, "created the durable consumer");
             return Ok((created, true));
         }
@@ -97,6 +91,104 @@ pub(crate) async fn open(stream: &Stream, config: &Config) -> Result<(Consumer, 
     }
     let opened = stream.get_consumer(consumer).await;
     opened.map(|it| (it, false)).map_err(Error::jetstream(LOOKING))
+}
+
+async fn create(stream: &Stream, wanted: pull::Config) -> Result<Consumer, Error> {
+    let mut created = stream.create_consumer(wanted.clone()).await;
+    if let Err(error) = &created
+        && let ConsumerErrorKind::JetStream(refusal) = error.kind()
+        && is_excess(&refusal)
+    {
+        // As many as may be, then.
+        let allowed = pull::Config { max_ack_pending: 0, ..wanted };
+        created = stream.create_consumer(allowed).await;
+    }
+    created.map_err(Error::jetstream("create the durable consumer"))
+}
+
+/// What the broker knows about the durable consumer, if there is one.
+pub(crate) async fn find(stream: &Stream, config: &Config) -> Result<Option<Info>, Error> {
+    match stream.consumer_info(&config.consumer).await {
+        Ok(info) => Ok(Some(info)),
+        Err(error) if is_not_found(&error) => Ok(None),
+        Err(error) => Err(Error::jetstream(LOOKING)(error)),
+    }
+}
+
+/// The subjects that a consumer is for; all if there are none.
+pub(crate) fn filters_of(config: &consumer::Config) -> Vec<String> {
+    let one = Some(&config.filter_subject).filter(|it| !it.is_empty());
+    one.into_iter().chain(&config.filter_subjects).cloned().collect()
+}
+
+/// How a consumer goes back in its stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RewindMethod {
+    /// The broker resets it.
+    Reset,
+    /// It is deleted and made again with another start: the broker cannot reset it.
+    MadeAnew,
+}
+
+/// How the durable consumer would be rewound to `from`. As far as can be told: of one that begins at
+/// a time the broker decides.
+pub(crate) fn rewind_method(nats: &Client, found: Option<&Info>, from: u64) -> RewindMethod {
+    let allows = |info: &Info| match info.config.deliver_policy {
+        DeliverPolicy::All | DeliverPolicy::ByStartTime { .. } => true,
+        DeliverPolicy::ByStartSequence { start_sequence } => start_sequence <= from,
+        _ => false,
+    };
+    if nats.is_server_compatible(2, 14, 0) && found.is_some_and(allows) {
+        RewindMethod::Reset
+    } else {
+        RewindMethod::MadeAnew
+    }
+}
+
+/// Where a consumer that goes back to `from` begins: what it has not acknowledged must come too. All
+/// comes if nobody knows what that is.
+pub(crate) fn begins_at(found: Option<&Info>, from: u64) -> u64 {
+    found.map_or(1, |info| from.min(info.ack_floor.stream_sequence + 1))
+}
+
+/// Whether messages outlive the consumers that have acknowledged them. Where they do not, a consumer
+/// that is deleted takes with it what only it had before it.
+pub(crate) fn keeps_messages(stream: &Stream) -> bool {
+    stream.cached_info().config.retention == RetentionPolicy::Limits
+}
+
+/// Has the durable consumer deliver everything from `from` on, in the stream's order. Again does no
+/// harm. What the session before acknowledged arrives before, as long as both use one connection.
+pub(crate) async fn rewind(
+    nats: &Client,
+    stream: &Stream,
+    config: &Config,
+    from: u64,
+) -> Result<RewindMethod, Error> {
+    let found = find(stream, config).await?;
+    if rewind_method(nats, found.as_ref(), from) == RewindMethod::Reset {
+        match stream.reset_consumer(&config.consumer, Some(from)).await {
+            Ok(_) => return Ok(RewindMethod::Reset),
+            Err(error) if error.kind() == ConsumerResetErrorKind::InvalidReset => {}
+            Err(error) => return Err(Error::jetstream("reset the durable consumer")(error)),
+        }
+    }
+    if !keeps_messages(stream) {
+        return Err(Error::cannot_rewind(&config.stream));
+    }
+    let before = match found {
+        Some(info) => {
+            let deleted = stream.delete_consumer(&config.consumer).await;
+            deleted.map_err(Error::jetstream("delete the durable consumer"))?;
+            pull::Config::try_from_consumer_config(info.config)
+                .map_err(Error::jetstream(LOOKING))?
+        }
+        None => wanted(config),
+    };
+    let deliver_policy = DeliverPolicy::ByStartSequence { start_sequence: from };
+    create(stream, pull::Config { deliver_policy, ..before }).await?;
+    Ok(RewindMethod::MadeAnew)
 }
 
 const LOOKING: &str = "look up the durable consumer";

@@ -38,7 +38,7 @@ use crate::engine::{Delivered, Path};
 use crate::error::describe;
 use crate::feed::Feed;
 use crate::message::{Message, Origin};
-use crate::nats::durable_consumer::{self, PULL_EXPIRES, PULLED_MAX};
+use crate::nats::durable_consumer::{self, PULL_EXPIRES, PULLED_MAX, filters_of};
 use crate::nats::stored_message;
 use crate::record::Key;
 
@@ -188,7 +188,10 @@ impl Source {
                 Ok(Pulled::All) => {}
                 Ok(Pulled::Suspicious) => (behind, self.wary) = (true, true),
                 Ok(Pulled::OfAnother) => {
-                    warn!(consumer = self.name, "the stream was made anew: beginning anew");
+                    warn!(
+                        consumer = self.name,
+                        "stream or consumer was made anew or reset: beginning anew"
+                    );
                     return stop.cancel();
                 }
                 Err(error) => {
@@ -291,6 +294,9 @@ impl Source {
         let is_owed = info.num_ack_pending > 0;
         if is_idle && is_owed && info.delivered.consumer_sequence > self.consumer_seq {
             return Ok(Pulled::Suspicious);
+        }
+        if info.delivered.consumer_sequence < self.consumer_seq {
+            return Ok(Pulled::OfAnother);
         }
         let floor = info.ack_floor.stream_sequence;
         if is_owed && self.floor.is_stuck(floor) {
@@ -476,7 +482,7 @@ enum Pulled {
     All,
     /// Something was delivered and not understood.
     Suspicious,
-    /// Nothing: the stream is another one.
+    /// The stream is another one, or the consumer is: it delivers again what is known here.
     OfAnother,
 }
 
@@ -484,11 +490,6 @@ enum Pulled {
 fn is_about_bytes(error: &async_nats::Error) -> bool {
     let text = error.to_string();
     text.contains("Message Size Exceeds MaxBytes") || text.contains("Batch Completed")
-}
-
-fn filters_of(config: &consumer::Config) -> Vec<String> {
-    let one = Some(&config.filter_subject).filter(|it| !it.is_empty());
-    one.into_iter().chain(&config.filter_subjects).cloned().collect()
 }
 
 const PULLING: &str = "take messages from the consumer";

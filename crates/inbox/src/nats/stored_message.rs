@@ -20,7 +20,7 @@ pub(crate) struct Stored {
     /// Empty if it has no headers.
     headers: Vec<u8>,
     payload: Bytes,
-    stored_at: Timestamp,
+    pub(crate) stored_at: Timestamp,
 }
 
 const READING: &str = "read a message from the stream";

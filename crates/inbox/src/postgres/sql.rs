@@ -10,6 +10,7 @@ pub(crate) mod look_up;
 pub(crate) mod park;
 pub(crate) mod renew;
 pub(crate) mod requeued;
+pub(crate) mod rewind_records;
 
 /// The record is held by whoever has this token. The status is asked for in a way that hides it from
 /// the planner: `idx_inbox_unprocessed` has an entry for each claim since the last vacuum, and the

@@ -15,6 +15,7 @@ use crate::error::describe;
 use crate::message::{Message, Whence};
 use crate::postgres::attended::answered;
 use crate::postgres::pool::Pool;
+use crate::postgres::role_statements::RoleToken;
 use crate::postgres::sqlstate::{asks_again, is_refused};
 use crate::postgres::store::Store;
 use crate::postgres::tables::{Partitions, Room};
@@ -46,6 +47,7 @@ pub(crate) struct Context {
     pub(crate) pool: Arc<Pool>,
     pub(crate) leases: Arc<Leases>,
     pub(crate) partitions: watch::Sender<Option<Partitions>>,
+    pub(crate) role: RoleToken,
 }
 
 /// An event that is ours to handle.

@@ -6,6 +6,7 @@ use outbox::dead_letters::Reason;
 use uuid::Uuid;
 
 use super::dlq_args::InboxDlqCommand;
+use super::rewind_args::RewindArgs;
 
 /// Arguments of `inbox`.
 #[derive(Debug, Args)]
@@ -32,6 +33,11 @@ pub(crate) enum InboxCommand {
         #[command(subcommand)]
         command: InboxDlqCommand,
     },
+    /// Send one consumer back in its stream; without --execute, print what that would do
+    ///
+    /// Other consumers see nothing of it. Events that were processed are skipped, unless --again is
+    /// given. The worker that has the consumer carries it out; docs/rewind.md says how.
+    Rewind(RewindArgs),
     /// Record that an event had its effect by other means, so that no attempt follows
     ///
     /// Run this after making an effect by hand: otherwise the event has its effect a second time.

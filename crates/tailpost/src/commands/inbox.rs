@@ -2,6 +2,7 @@
 
 mod answers;
 mod inbox_dlq;
+mod inbox_rewind;
 pub(super) mod inbox_setup;
 mod run;
 mod sampler;
@@ -16,6 +17,7 @@ pub(super) async fn run(command: &InboxCommand, settings: &Settings) -> anyhow::
         InboxCommand::Run(_) => run::run(settings).await,
         InboxCommand::Setup(args) => inbox_setup::run(args, settings).await,
         InboxCommand::Dlq { command } => inbox_dlq::run(command, settings).await,
+        InboxCommand::Rewind(args) => inbox_rewind::run(args, settings).await,
         InboxCommand::MarkProcessed(args) => inbox_dlq::mark_processed(args, settings).await,
     }
 }

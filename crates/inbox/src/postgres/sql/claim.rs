@@ -69,7 +69,7 @@ pub(crate) fn claim_events(schema: &str, free: &str) -> String {
 }
 
 /// Whoever looked at the tables a while ago may not know what has been forgotten since.
-fn remembered(schema: &str) -> String {
+pub(super) fn remembered(schema: &str) -> String {
     format!(
         "event_time >= (SELECT coalesce(max(forgotten_before), '-infinity')
              FROM {schema}.inbox_retention)"
@@ -77,7 +77,7 @@ fn remembered(schema: &str) -> String {
 }
 
 /// Whether the worker may begin events.
-fn has_role(schema: &str, token: &str) -> String {
+pub(super) fn has_role(schema: &str, token: &str) -> String {
     format!(
         "EXISTS (SELECT FROM {schema}.inbox_roles AS r
              WHERE r.consumer = $1 AND r.token = {token}::uuid)"

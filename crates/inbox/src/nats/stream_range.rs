@@ -1,0 +1,73 @@
+//! Reads what a range of the stream has, without having it delivered.
+
+use async_nats::Client;
+use futures_util::stream::{self, StreamExt, TryStreamExt};
+use jiff::Timestamp;
+use outbox::wire;
+
+use crate::Error;
+use crate::message::Origin;
+use crate::nats::stored_message;
+use crate::record::Key;
+
+/// Messages asked for at a time: each may be as large as the broker allows.
+const READ_AHEAD: usize = 32;
+
+/// The place of a message, and when the stream stored it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct StoredAt {
+    pub(crate) seq: u64,
+    pub(crate) at: Timestamp,
+}
+
+/// The first message from this sequence on, if there is one.
+pub(crate) async fn first_from(
+    nats: &Client,
+    stream: &str,
+    seq: u64,
+) -> Result<Option<StoredAt>, Error> {
+    let found = stored_message::next(nats, stream, seq).await?;
+    Ok(found.map(|it| StoredAt { seq: it.seq, at: it.stored_at }))
+}
+
+/// The first message that was stored at `time` or later, if one of these is: a stream's messages are
+/// in the order of their times.
+pub(crate) async fn first_since(
+    nats: &Client,
+    stream: &str,
+    (first, last): (u64, u64),
+    time: Timestamp,
+) -> Result<Option<StoredAt>, Error> {
+    let (mut low, mut high, mut found) = (first, last.saturating_add(1), None);
+    while low < high {
+        let middle = low + (high - low) / 2;
+        match first_from(nats, stream, middle).await? {
+            Some(message) if message.at < time => low = message.seq + 1,
+            Some(message) if message.seq <= last => (high, found) = (middle, Some(message)),
+            _ => high = middle,
+        }
+    }
+    Ok(found)
+}
+
+/// Which records belong to the messages of this range, as far as the filters let them through.
+pub(crate) async fn keys(
+    nats: &Client,
+    origin: &Origin,
+    filters: &[String],
+    (first, last): (u64, u64),
+) -> Result<Vec<Key>, Error> {
+    let wanted = |subject: &str| {
+        filters.is_empty() || filters.iter().any(|it| wire::subject_matches(it, subject))
+    };
+    let read = |seq| stored_message::get(nats, &origin.stream, seq);
+    stream::iter(first..=last)
+        .map(read)
+        .buffered(READ_AHEAD)
+        .try_filter_map(async |stored| {
+            let stored = stored.filter(|it| wanted(&it.subject));
+            Ok(stored.map(|it| it.understood(origin).key))
+        })
+        .try_collect()
+        .await
+}

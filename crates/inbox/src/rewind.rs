@@ -1,0 +1,406 @@
+//! Sends one consumer back in its stream. Nothing is published: other consumers see nothing of it.
+//!
+//! ```text
+//!   plan ──▶ request ──▶ inbox_rewinds ──▶ the worker that has the consumer ends its session,
+//!                                          resets the consumer, removes records, begins anew
+//! ```
+//!
+//! What comes again and was processed is skipped, as every redelivery is: the records decide. With
+//! `again` the records of processed events are removed first, so that each has its effect once more.
+
+use std::time::Duration;
+
+use async_nats::Client;
+use async_nats::jetstream::stream::Stream;
+use jiff::Timestamp;
+use outbox::dead_letters::Actor;
+use serde::Serialize;
+use tokio::sync::watch;
+use tokio::time::timeout;
+use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
+use uuid::Uuid;
+
+use crate::Error;
+use crate::config::Config;
+use crate::connection::Connection;
+use crate::message::Origin;
+use crate::nats::durable_consumer::{self, RewindMethod, filters_of};
+use crate::nats::stream_range::{self, StoredAt};
+use crate::postgres::sql::quote;
+use crate::postgres::sql::rewind_records::RewindRecords;
+use crate::postgres::store::make_durable;
+
+/// Sequences looked up by one statement.
+const LOOKED_UP_AT_ONCE: u64 = 500;
+
+/// How long a statement may take.
+const STATEMENT_MAX: Duration = Duration::from_secs(30);
+
+/// Plans and requests that a consumer goes back.
+pub struct Rewinder {
+    config: Config,
+    nats: Client,
+    connection: Connection,
+    statements: RewindRecords,
+}
+
+/// Where to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RewindTarget {
+    /// To the first message that was stored at this time or later.
+    Since(Timestamp),
+    /// To the first message with this sequence or a later one.
+    Sequence(u64),
+}
+
+/// What a rewind would do, as things are.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct RewindPlan {
+    /// The consumer.
+    pub consumer: String,
+    /// Its stream.
+    pub stream: String,
+    #[serde(skip)]
+    stream_created_at: Option<Timestamp>,
+    /// The first message that the stream holds.
+    pub stream_first_sequence: u64,
+    /// When the stream stored it.
+    pub stream_first_at: Timestamp,
+    /// The last one.
+    pub stream_last_sequence: u64,
+    /// The last message that was delivered to the consumer.
+    pub delivered_sequence: u64,
+    /// Up to where the broker has every acknowledgement of the consumer's.
+    pub acknowledged_sequence: u64,
+    /// Where it goes back to.
+    pub from_sequence: u64,
+    /// When the stream stored that.
+    pub from_at: Timestamp,
+    /// Where it begins: there, or before it at the first message that is not acknowledged.
+    pub begins_sequence: u64,
+    /// Whether messages before the stream's first one were asked for too. They do not come again.
+    pub reaches_beyond_stream: bool,
+    /// How.
+    pub method: RewindMethod,
+    /// Whether processed events are handled again.
+    pub again: bool,
+    /// What comes again from there on.
+    #[serde(flatten)]
+    pub counts: RewindCounts,
+    /// Whether a worker has the consumer. Otherwise the next one carries it out.
+    pub worker_active: bool,
+}
+
+/// The messages that come again, by what the records say about their events.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct RewindCounts {
+    /// Messages that come again.
+    pub messages: u64,
+    /// Events that have had their effect, by their records.
+    pub processed: u64,
+    /// These too, but they are older than the inbox remembers: their records stay.
+    pub kept: u64,
+    /// Dead letters, and those that were discarded.
+    pub dead: u64,
+    /// Events that were rejected.
+    pub rejected: u64,
+    /// Events that were begun and have no end.
+    pub unfinished: u64,
+    /// Events without a record.
+    pub unrecorded: u64,
+    /// Events without a record that are so old that they become dead letters.
+    pub forgotten: u64,
+    /// How many are skipped: they are resolved.
+    pub skipped: u64,
+    /// How many are handled.
+    pub handled: u64,
+}
+
+/// How far a rewind is that was requested.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct RewindState {
+    /// Names the request.
+    pub id: i64,
+    /// The stream.
+    pub stream: String,
+    #[serde(skip)]
+    pub(crate) stream_created_at: Option<Timestamp>,
+    /// Where the consumer goes back to.
+    pub from_sequence: u64,
+    /// Up to there processed events are handled again.
+    pub until_sequence: u64,
+    /// Whether they are at all.
+    pub again: bool,
+    /// When it was requested.
+    pub requested_at: Timestamp,
+    /// By the role in the database, and who the client said it was.
+    pub requested_by: String,
+    /// When a worker began with it.
+    pub begun_at: Option<Timestamp>,
+    /// Up to there the records of processed events are removed.
+    pub removed_to: u64,
+    /// How many were.
+    pub removed: u64,
+    /// When it was done, or given up.
+    pub ended_at: Option<Timestamp>,
+    /// `rewound`, `cancelled`, or why it was given up.
+    pub outcome: Option<String>,
+}
+
+impl RewindState {
+    pub(crate) fn of(row: &Row) -> Self {
+        let number = |column| row.get::<_, i64>(column).cast_unsigned();
+        Self {
+            id: row.get("id"),
+            stream: row.get("stream"),
+            stream_created_at: row.get("stream_created_at"),
+            from_sequence: number("from_seq"),
+            until_sequence: number("until_seq"),
+            again: row.get("again"),
+            requested_at: row.get("requested_at"),
+            requested_by: row.get("requested_by"),
+            begun_at: row.get("begun_at"),
+            removed_to: number("removed_to"),
+            removed: number("removed"),
+            ended_at: row.get("ended_at"),
+            outcome: row.get("outcome"),
+        }
+    }
+
+    /// Whether it was done; not so if it was cancelled or given up.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        self.outcome.as_deref() == Some("rewound")
+    }
+}
+
+impl Rewinder {
+    pub(crate) fn new(config: Config, nats: Client, connection: Connection) -> Self {
+        let statements = RewindRecords::new(&config.schema);
+        Self { config, nats, connection, statements }
+    }
+
+    /// Works out what a rewind would do, and changes nothing. `looked_at` tells how many of how many
+    /// sequences were looked up.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoConsumer`]; [`Error::Refused`] if the target is not before the consumer's place, or
+    /// nobody can carry it out; if a server refuses or does not answer.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves nothing behind.
+    pub async fn plan(
+        &self,
+        target: RewindTarget,
+        again: bool,
+        looked_at: &watch::Sender<(u64, u64)>,
+    ) -> Result<RewindPlan, Error> {
+        let config = &self.config;
+        let stream = durable_consumer::stream(&self.nats, config).await?;
+        let Some(found) = durable_consumer::find(&stream, config).await? else {
+            let (stream, consumer) = (config.stream.clone(), config.consumer.clone());
+            return Err(Error::NoConsumer { stream, consumer });
+        };
+        let worker_active = self.has_worker().await?;
+        let delivered = found.delivered.stream_sequence;
+        let (from, reaches_beyond_stream) = self.find_target(&stream, target, delivered).await?;
+        let first = stream.cached_info().state.first_sequence;
+        let first_stored = stream_range::first_from(&self.nats, &config.stream, first).await?;
+        let begins = durable_consumer::begins_at(Some(&found), from.seq);
+        let method = durable_consumer::rewind_method(&self.nats, Some(&found), begins);
+        if method == RewindMethod::MadeAnew && !durable_consumer::keeps_messages(&stream) {
+            return Err(Error::cannot_rewind(&config.stream));
+        }
+        let mut plan = RewindPlan {
+            consumer: config.consumer.clone(),
+            stream: config.stream.clone(),
+            stream_created_at: durable_consumer::created(&stream),
+            stream_first_sequence: first,
+            stream_first_at: first_stored.map_or(from.at, |it| it.at),
+            stream_last_sequence: stream.cached_info().state.last_sequence,
+            delivered_sequence: delivered,
+            acknowledged_sequence: found.ack_floor.stream_sequence,
+            from_sequence: from.seq,
+            from_at: from.at,
+            begins_sequence: begins,
+            reaches_beyond_stream,
+            method,
+            again,
+            worker_active,
+            counts: RewindCounts::default(),
+        };
+        self.count(&mut plan, &filters_of(&found.config), looked_at).await?;
+        Ok(plan)
+    }
+
+    /// The message to go back to, and whether earlier ones were asked for that the stream has lost.
+    async fn find_target(
+        &self,
+        stream: &Stream,
+        target: RewindTarget,
+        delivered: u64,
+    ) -> Result<(StoredAt, bool), Error> {
+        let (nats, name) = (&self.nats, &self.config.stream);
+        let first = stream.cached_info().state.first_sequence;
+        let (found, beyond) = match target {
+            RewindTarget::Sequence(seq) => {
+                (stream_range::first_from(nats, name, seq.max(first)).await?, seq < first)
+            }
+            RewindTarget::Since(time) => {
+                let range = (first, delivered);
+                let found = stream_range::first_since(nats, name, range, time).await?;
+                (found, first > 1 && found.is_some_and(|it| it.seq == first && it.at > time))
+            }
+        };
+        match found.filter(|it| it.seq <= delivered) {
+            Some(found) => Ok((found, beyond)),
+            None => Err(Error::Refused {
+                problem: format!(
+                    "nothing from there on was delivered to consumer \"{}\", which is at sequence \
+                     {delivered}",
+                    self.config.consumer
+                ),
+                hint: "a rewind only goes back: name an earlier time or sequence",
+            }),
+        }
+    }
+
+    async fn has_worker(&self) -> Result<bool, Error> {
+        let sql = format!(
+            "SELECT expires_at > clock_timestamp() FROM {}.inbox_roles WHERE consumer = $1",
+            quote(&self.config.schema)
+        );
+        let row = self.query(&sql, &[&self.config.consumer]).await?;
+        row.map(|row| row.get(0)).ok_or_else(|| Error::Refused {
+            problem: format!("no worker ever ran consumer \"{}\" here", self.config.consumer),
+            hint: "what has no inbox is rewound at the broker: `nats consumer reset`; its effects \
+                   repeat",
+        })
+    }
+
+    async fn count(
+        &self,
+        plan: &mut RewindPlan,
+        filters: &[String],
+        looked_at: &watch::Sender<(u64, u64)>,
+    ) -> Result<(), Error> {
+        let origin = Origin { stream: plan.stream.clone(), created: plan.stream_created_at };
+        let sql = self.statements.count_states();
+        let (first, last) = (plan.from_sequence, plan.delivered_sequence);
+        let mut next = first;
+        while next <= last {
+            let end = (next + LOOKED_UP_AT_ONCE - 1).min(last);
+            let keys = stream_range::keys(&self.nats, &origin, filters, (next, end)).await?;
+            let ids: Vec<Uuid> = keys.iter().map(|it| it.id).collect();
+            let times: Vec<Timestamp> = keys.iter().map(|it| it.event_time).collect();
+            let parameters: [&(dyn ToSql + Sync); 3] = [&self.config.consumer, &ids, &times];
+            let rows = self.connection.client.query(&sql, &parameters);
+            for row in bounded(rows).await? {
+                let count = row.get::<_, i64>(1).cast_unsigned();
+                plan.counts.add(row.get(0), count, plan.again);
+            }
+            next = end + 1;
+            looked_at.send_replace((next - first, last + 1 - first));
+        }
+        Ok(())
+    }
+
+    /// Requests what was planned. Returns the request that is pending then: this one, or another
+    /// that was before it.
+    ///
+    /// # Errors
+    ///
+    /// If the database refuses or does not answer.
+    ///
+    /// # Cancel safety
+    ///
+    /// It may be requested or not when the future is dropped: [`Self::pending`] says so.
+    pub async fn request(&self, plan: &RewindPlan, actor: &Actor) -> Result<RewindState, Error> {
+        bounded(make_durable(&self.connection.client)).await?;
+        let (from, until) =
+            (plan.from_sequence.cast_signed(), plan.delivered_sequence.cast_signed());
+        let (created, why) = (plan.stream_created_at, actor.why());
+        let parameters: [&(dyn ToSql + Sync); 8] =
+            [&plan.consumer, &plan.stream, &created, &from, &until, &plan.again, &actor.name, &why];
+        let row = self.query(&self.statements.request(), &parameters).await?;
+        let found = match row {
+            Some(row) => self.state(row.get(0)).await?,
+            None => self.pending().await?,
+        };
+        found.ok_or_else(|| Error::Refused {
+            problem: "another rewind of the consumer ended at this moment".into(),
+            hint: "look at the plan again",
+        })
+    }
+
+    /// The request that is not carried out, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// If the database refuses or does not answer.
+    pub async fn pending(&self) -> Result<Option<RewindState>, Error> {
+        let row = self.query(&self.statements.find_pending(), &[&self.config.consumer]).await?;
+        Ok(row.as_ref().map(RewindState::of))
+    }
+
+    /// How far a request is.
+    ///
+    /// # Errors
+    ///
+    /// If the database refuses or does not answer.
+    pub async fn state(&self, id: i64) -> Result<Option<RewindState>, Error> {
+        let row = self.query(&self.statements.find(), &[&id]).await?;
+        Ok(row.as_ref().map(RewindState::of))
+    }
+
+    /// Withdraws the request that no worker has begun with, and says what it was.
+    ///
+    /// # Errors
+    ///
+    /// If the database refuses or does not answer.
+    pub async fn cancel(&self) -> Result<Option<RewindState>, Error> {
+        bounded(make_durable(&self.connection.client)).await?;
+        let row = self.query(&self.statements.cancel(), &[&self.config.consumer]).await?;
+        Ok(row.as_ref().map(RewindState::of))
+    }
+
+    async fn query(
+        &self,
+        sql: &str,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<Option<Row>, Error> {
+        bounded(self.connection.client.query_opt(sql, parameters)).await
+    }
+}
+
+impl RewindCounts {
+    fn add(&mut self, state: &str, count: u64, again: bool) {
+        let (counter, is_handled) = match state {
+            "processed" => (&mut self.processed, again),
+            "kept" => (&mut self.kept, false),
+            "dead" => (&mut self.dead, false),
+            "rejected" => (&mut self.rejected, false),
+            "forgotten" => (&mut self.forgotten, false),
+            "unfinished" => (&mut self.unfinished, true),
+            _ => (&mut self.unrecorded, true),
+        };
+        *counter += count;
+        self.messages += count;
+        if is_handled {
+            self.handled += count;
+        } else if state != "forgotten" {
+            self.skipped += count;
+        }
+    }
+}
+
+async fn bounded<T>(
+    statement: impl Future<Output = Result<T, tokio_postgres::Error>>,
+) -> Result<T, Error> {
+    const DOING: &str = "look at the inbox";
+    let silent = |_| Error::Silent { doing: DOING, within: STATEMENT_MAX };
+    timeout(STATEMENT_MAX, statement).await.map_err(silent)?.map_err(Error::sql(DOING))
+}

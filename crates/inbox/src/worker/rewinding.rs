@@ -1,0 +1,195 @@
+//! Carries out requests to go back in the stream, between two sessions.
+//!
+//! Then nothing is at work, and what the session before acknowledged is with the broker, since it
+//! went over the same connection. The consumer is reset first: until the request is ended no session
+//! begins, so whoever takes over after a crash does the rest, and no event is handled in between.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_nats::Client;
+use jiff::Timestamp;
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::ToSql;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+use uuid::Uuid;
+
+use crate::Error;
+use crate::message::Origin;
+use crate::nats::durable_consumer::{self, filters_of};
+use crate::nats::stream_range;
+use crate::postgres::attended::answered;
+use crate::postgres::sql::rewind_records::RewindRecords;
+use crate::record::Key;
+use crate::rewind::RewindState;
+use crate::worker::work::Context;
+
+/// How often to look for a request.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Sequences whose records are removed by one statement.
+const REMOVED_AT_ONCE: u64 = 500;
+
+/// How often a broker that answers may fail to reset the consumer: it may not be allowed.
+const FAILURES_MAX: u32 = 3;
+
+const LOOKING: &str = "look for a rewind";
+const REWINDING: &str = "rewind the consumer";
+
+/// Looks for requests, and carries them out.
+pub(super) struct Rewinding {
+    context: Arc<Context>,
+    statements: RewindRecords,
+    failures: u32,
+}
+
+impl Rewinding {
+    pub(super) fn new(context: Arc<Context>) -> Self {
+        let statements = RewindRecords::new(&context.config.schema);
+        Self { context, statements, failures: 0 }
+    }
+
+    /// The request that is pending, if there is one.
+    pub(super) async fn pending(&self) -> Result<Option<RewindState>, Error> {
+        let store = self.context.pool.try_get().await?;
+        let consumer = &self.context.config.consumer;
+        let (sql, parameters): (_, [&(dyn ToSql + Sync); 1]) =
+            (self.statements.find_mine(), [consumer]);
+        let row = match answered(LOOKING, store.client().query_opt(&sql, &parameters)).await {
+            Err(Error::Sql { source, .. }) if source.code() == Some(&SqlState::UNDEFINED_TABLE) => {
+                // Tables of an earlier version.
+                None
+            }
+            row => row?,
+        };
+        self.context.pool.put(store);
+        Ok(row.as_ref().map(RewindState::of))
+    }
+
+    /// Ends the session by `stop` when there is a request.
+    pub(super) async fn watch(&self, stop: &CancellationToken, closed: impl Future<Output = ()>) {
+        let asked = async {
+            loop {
+                tokio::time::sleep(LOOK).await;
+                // A database that is away is reported and waited for by others.
+                if let Ok(Some(_)) = self.pending().await {
+                    return;
+                }
+            }
+        };
+        tokio::select! {
+            () = closed => {}
+            () = asked => {
+                info!(consumer = self.context.config.consumer, "a rewind is requested");
+                stop.cancel();
+            }
+        }
+    }
+
+    /// Carries out a request, or as much of it as there is time for before `shutdown`. What waiting
+    /// does not mend ends the request, and not the consumer.
+    pub(super) async fn carry_out(
+        &mut self,
+        rewind: &RewindState,
+        nats: &Client,
+        shutdown: &CancellationToken,
+    ) -> Result<(), Error> {
+        let outcome = match self.attempt(rewind, nats, shutdown).await {
+            Ok(true) => "rewound".to_owned(),
+            Ok(false) => return Ok(()),
+            Err(error) if error.is_transient() && self.failures < FAILURES_MAX => {
+                return Err(error);
+            }
+            Err(error) => {
+                let (consumer, error) = (&self.context.config.consumer, error.without_data());
+                warn!(consumer, error, "the rewind is given up");
+                error
+            }
+        };
+        self.failures = 0;
+        self.execute(&self.statements.end(), &[&rewind.id, &outcome]).await.map(drop)
+    }
+
+    /// False if it is not done: the worker is to stop.
+    async fn attempt(
+        &mut self,
+        rewind: &RewindState,
+        nats: &Client,
+        shutdown: &CancellationToken,
+    ) -> Result<bool, Error> {
+        let config = Arc::clone(&self.context.config);
+        let stream = durable_consumer::stream(nats, &config).await?;
+        let created = durable_consumer::created(&stream);
+        if (&rewind.stream, rewind.stream_created_at) != (&config.stream, created) {
+            return Err(Error::Refused {
+                problem: "the stream was made anew since the rewind was requested".into(),
+                hint: "look at the plan again",
+            });
+        }
+        let found = durable_consumer::find(&stream, &config).await?;
+        let begins = durable_consumer::begins_at(found.as_ref(), rewind.from_sequence);
+        let begins = begins.cast_signed();
+        let token = self.context.role.get();
+        let parameters: [&(dyn ToSql + Sync); 4] = [&config.consumer, &rewind.id, &begins, &token];
+        let begun = self.execute(&self.statements.begin(), &parameters).await?;
+        let begins = begun.map(i64::cast_unsigned).ok_or(Error::LeaseLost)?;
+        let method = durable_consumer::rewind(nats, &stream, &config, begins).await;
+        self.failures = if method.is_ok() { 0 } else { self.failures + 1 };
+        let method = method?;
+        if rewind.again && !self.remove(rewind, nats, shutdown).await? {
+            return Ok(false);
+        }
+        let (consumer, from) = (&config.consumer, rewind.from_sequence);
+        info!(consumer, from, begins, ?method, again = rewind.again, "rewound the consumer");
+        Ok(true)
+    }
+
+    /// Removes the records of what was processed, a few at a time.
+    async fn remove(
+        &self,
+        rewind: &RewindState,
+        nats: &Client,
+        shutdown: &CancellationToken,
+    ) -> Result<bool, Error> {
+        let config = &self.context.config;
+        let stream = durable_consumer::stream(nats, config).await?;
+        let origin = Origin { stream: config.stream.clone(), created: rewind.stream_created_at };
+        let found = durable_consumer::find(&stream, config).await?;
+        let filters = found.map(|it| filters_of(&it.config)).unwrap_or_default();
+        let mut removed_to = rewind.removed_to;
+        while removed_to < rewind.until_sequence {
+            if shutdown.is_cancelled() {
+                return Ok(false);
+            }
+            let next = (removed_to + REMOVED_AT_ONCE).min(rewind.until_sequence);
+            let keys = stream_range::keys(nats, &origin, &filters, (removed_to + 1, next)).await?;
+            let (ids, times) = columns(&keys);
+            let token = self.context.role.get();
+            let (before, after) = (removed_to.cast_signed(), next.cast_signed());
+            let parameters: [&(dyn ToSql + Sync); 7] =
+                [&config.consumer, &ids, &times, &rewind.id, &before, &after, &token];
+            // Nothing comes of it if the role, and the rest, are somebody else's.
+            let removed = self.execute(&self.statements.remove(), &parameters).await?;
+            removed.ok_or(Error::LeaseLost)?;
+            removed_to = next;
+        }
+        Ok(true)
+    }
+
+    /// The first column of the row that comes of it, if one does.
+    async fn execute(
+        &self,
+        sql: &str,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<Option<i64>, Error> {
+        let store = self.context.pool.try_get().await?;
+        let row = answered(REWINDING, store.client().query_opt(sql, parameters)).await?;
+        self.context.pool.put(store);
+        Ok(row.map(|row| row.get(0)))
+    }
+}
+
+fn columns(keys: &[Key]) -> (Vec<Uuid>, Vec<Timestamp>) {
+    keys.iter().map(|it| (it.id, it.event_time)).unzip()
+}

@@ -1,0 +1,225 @@
+//! Sends a consumer back in its stream: the plan, the request, and how far the worker is with it.
+
+use std::fmt::Write;
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use inbox::{Connection, RewindMethod, RewindPlan, RewindState, Rewinder};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use tokio::sync::watch;
+
+use crate::cli::RewindArgs;
+use crate::commands::decide::actor;
+use crate::config::Settings;
+use crate::errors::RewindNotYet;
+use crate::output;
+use crate::refusal::Refusal;
+
+/// How often to ask how far the worker is.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// What was planned, and what became of it, as JSON.
+#[derive(Serialize)]
+struct Outcome<'a> {
+    state: &'static str,
+    plan: &'a RewindPlan,
+    rewind: Option<&'a RewindState>,
+}
+
+/// What was withdrawn, as JSON.
+#[derive(Serialize)]
+struct Cancelled<'a> {
+    state: &'static str,
+    rewind: &'a RewindState,
+}
+
+pub(super) async fn run(args: &RewindArgs, settings: &Settings) -> anyhow::Result<()> {
+    let rewinder = rewinder(settings).await?;
+    let Some(target) = args.target() else { return cancel(&rewinder, args).await };
+    if let Some(pending) = rewinder.pending().await? {
+        return resume(&rewinder, args, pending).await;
+    }
+    let (looked_at, watcher) = watch::channel((0, 0));
+    let drawing = tokio::spawn(draw(watcher));
+    let plan = rewinder.plan(target, args.again, &looked_at).await;
+    drop(looked_at);
+    drawing.await?;
+    let plan = plan?;
+    if !args.execute {
+        let outcome = Outcome { state: "planned", plan: &plan, rewind: None };
+        let undone = format!("{}nothing was done: --execute does it\n", text(&plan));
+        return if args.json { output::json(&outcome) } else { output::text(&undone) };
+    }
+    output::note(&text(&plan));
+    let requested = rewinder.request(&plan, &actor(args.by.as_ref(), args.why.as_ref())).await?;
+    if !is_same(args, plan.from_sequence, &requested) {
+        return Err(Refusal::rewind_pending(&plan.consumer, &requested).into());
+    }
+    let (state, rewind) = if plan.worker_active {
+        ("rewound", follow(&rewinder, args, requested).await?)
+    } else {
+        ("requested", requested)
+    };
+    if args.json {
+        return output::json(&Outcome { state, plan: &plan, rewind: Some(&rewind) });
+    }
+    output::text(&told(&args.consumer, &rewind))
+}
+
+async fn rewinder(settings: &Settings) -> anyhow::Result<Rewinder> {
+    // --consumer leaves one.
+    let consumer = settings.consumers()?.pop().context("no consumer is named")?;
+    let (client, task) = settings.postgres_target()?.connect("tailpost inbox rewind").await?;
+    let nats = settings.nats_target()?.connect("tailpost inbox rewind").await?;
+    let builder = super::builder(consumer).nats(nats).schema(settings.postgres.table.schema());
+    Ok(builder.rewinder(Connection::with_guard(client, task))?)
+}
+
+async fn cancel(rewinder: &Rewinder, args: &RewindArgs) -> anyhow::Result<()> {
+    let Some(rewind) = rewinder.cancel().await? else {
+        return Err(Refusal::no_rewind(&args.consumer).into());
+    };
+    if args.json {
+        return output::json(&Cancelled { state: "cancelled", rewind: &rewind });
+    }
+    let (consumer, from) = (&args.consumer, rewind.from_sequence);
+    output::text(&format!("{consumer} is not rewound to sequence {from}"))
+}
+
+/// After the command was ended in the middle: follows what it had requested.
+async fn resume(
+    rewinder: &Rewinder,
+    args: &RewindArgs,
+    pending: RewindState,
+) -> anyhow::Result<()> {
+    let asked = args.to_sequence.unwrap_or(0);
+    if !args.execute || !is_same(args, asked, &pending) {
+        return Err(Refusal::rewind_pending(&args.consumer, &pending).into());
+    }
+    output::note("this rewind is requested already: following it");
+    let rewind = follow(rewinder, args, pending).await?;
+    if args.json {
+        return output::json(&Cancelled { state: "rewound", rewind: &rewind });
+    }
+    output::text(&told(&args.consumer, &rewind))
+}
+
+fn is_same(args: &RewindArgs, from: u64, state: &RewindState) -> bool {
+    (from, args.again) == (state.from_sequence, state.again)
+}
+
+/// Waits until the worker has done it, for as long as it gets on.
+async fn follow(
+    rewinder: &Rewinder,
+    args: &RewindArgs,
+    mut state: RewindState,
+) -> anyhow::Result<RewindState> {
+    let (sender, watcher) = watch::channel((0, 0));
+    let drawing = tokio::spawn(draw(watcher));
+    let mut moved_at = Instant::now();
+    while state.ended_at.is_none() {
+        if moved_at.elapsed() > args.timeout {
+            let consumer = args.consumer.clone();
+            return Err(RewindNotYet { consumer, waited: args.timeout }.into());
+        }
+        tokio::time::sleep(LOOK).await;
+        let now = rewinder.state(state.id).await?.context("the request is gone")?;
+        if now != state {
+            moved_at = Instant::now();
+        }
+        state = now;
+        if state.again {
+            let done = (state.removed_to + 1).saturating_sub(state.from_sequence);
+            sender.send_replace((done, state.until_sequence + 1 - state.from_sequence));
+        }
+    }
+    drop(sender);
+    drawing.await?;
+    if state.is_done() {
+        return Ok(state);
+    }
+    let why = state.outcome.unwrap_or_default();
+    Err(Refusal::rewind_given_up(&args.consumer, &why).into())
+}
+
+/// A bar where somebody looks.
+async fn draw(mut watcher: watch::Receiver<(u64, u64)>) {
+    if !std::io::stderr().is_terminal() {
+        return;
+    }
+    let bar = ProgressBar::new(0);
+    if let Ok(style) = ProgressStyle::with_template("{bar:40} {pos}/{len}, {per_sec}, {eta} left") {
+        bar.set_style(style);
+    }
+    while watcher.changed().await.is_ok() {
+        let (done, all) = *watcher.borrow_and_update();
+        bar.set_length(all);
+        bar.set_position(done);
+    }
+    bar.finish_and_clear();
+}
+
+fn told(consumer: &str, rewind: &RewindState) -> String {
+    let from = rewind.from_sequence;
+    if rewind.ended_at.is_none() {
+        return format!(
+            "requested: the next worker of {consumer} begins at sequence {from}\n\
+             --cancel withdraws it until then"
+        );
+    }
+    let removed = if rewind.again {
+        format!("; {} processed events are handled again", rewind.removed)
+    } else {
+        String::new()
+    };
+    format!("{consumer} is rewound to sequence {from}{removed}")
+}
+
+fn text(plan: &RewindPlan) -> String {
+    let counts = &plan.counts;
+    let mut text = String::new();
+    let mut line = |label: &str, value: &str| {
+        writeln!(text, "{label:<14} {value}").expect("writing to a string");
+    };
+    let (delivered, acknowledged) = (plan.delivered_sequence, plan.acknowledged_sequence);
+    line("consumer", &format!("{}, delivered up to sequence {delivered}", plan.consumer));
+    line("  acknowledged", &format!("up to sequence {acknowledged}"));
+    let (first, last) = (plan.stream_first_sequence, plan.stream_last_sequence);
+    let since = plan.stream_first_at;
+    line("stream", &format!("{} holds {first} to {last}, since {since}", plan.stream));
+    let how = match plan.method {
+        RewindMethod::Reset => "the broker resets the consumer",
+        RewindMethod::MadeAnew => "the consumer is deleted and made again",
+    };
+    line("rewind", &format!("to sequence {}, stored at {}", plan.from_sequence, plan.from_at));
+    line("  how", how);
+    if plan.begins_sequence < plan.from_sequence {
+        let begins = plan.begins_sequence;
+        line("  before", &format!("what is not acknowledged from sequence {begins} on comes too"));
+    }
+    if plan.reaches_beyond_stream {
+        line("  missing", "what was asked for before that is no longer in the stream");
+    }
+    line("comes again", &format!("{} messages", counts.messages));
+    let mut some = |label: &str, count: u64, what: &str| {
+        if count > 0 {
+            line(label, &format!("{count} {what}"));
+        }
+    };
+    let processed =
+        if plan.again { "were processed: THEIR EFFECTS REPEAT" } else { "were processed: skipped" };
+    some("  processed", counts.processed, processed);
+    some("  too old", counts.kept, "were processed and are older than the records: skipped");
+    some("  dead", counts.dead, "are dead letters or were discarded: skipped");
+    some("  rejected", counts.rejected, "were rejected: skipped");
+    some("  unfinished", counts.unfinished, "were begun and not processed: handled");
+    some("  unrecorded", counts.unrecorded, "have no record: handled");
+    some("  forgotten", counts.forgotten, "are older than the records: become dead letters");
+    line("handled", &format!("{} of {}", counts.handled, counts.messages));
+    if !plan.worker_active {
+        line("worker", "none is active: the next one carries it out");
+    }
+    text
+}
