@@ -4,6 +4,7 @@ mod damage;
 mod healthy;
 mod other_modes;
 mod ranges;
+mod repaired;
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -81,10 +81,10 @@ pub use config::{
 pub use connect::{NatsTarget, PostgresTarget};
 pub use error::Error;
 pub use operate::{
-    OutboxReport, SetupPlan, SetupReport, SetupStep, ShardReport, SlotEntry, SlotReport,
+    OutboxReport, Repair, SetupPlan, SetupReport, SetupStep, ShardReport, SlotEntry, SlotReport,
     StatusReport, StreamRead, StreamReport, VerifyOptions, VerifyProgress, VerifyReport,
-    check_start, create_slot, dead_letters, drop_slot, explain, inspect, plan, replays, setup,
-    slots, verify,
+    check_start, create_slot, dead_letters, drop_slot, explain, inspect, plan, repair, replays,
+    setup, slots, verify,
 };
 pub use outbox::migrations::Layout;
 pub use pgoutput::Lsn;

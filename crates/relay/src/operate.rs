@@ -3,6 +3,7 @@
 pub mod dead_letters;
 pub mod explain;
 mod inspect;
+pub(crate) mod repair;
 pub mod replays;
 mod report;
 pub(crate) mod setup;
@@ -12,6 +13,7 @@ mod start_position;
 mod verification;
 
 pub use self::inspect::inspect;
+pub use self::repair::{Repair, repair};
 pub use self::report::{OutboxReport, ShardReport, SlotReport, StatusReport, StreamReport};
 pub use self::setup::{SetupPlan, SetupReport, SetupStep, plan, setup};
 pub use self::slots::{SlotEntry, create_slot, drop_slot, slots};

@@ -7,6 +7,7 @@ mod inbox;
 #[cfg(feature = "lab")]
 mod lab;
 mod relay;
+mod repair_text;
 mod replay;
 mod replays;
 mod setup;

@@ -11,7 +11,7 @@ use super::{
 };
 
 /// Publishes events of aggregates in a mode, and ends the relay.
-async fn published(env: &mut TestEnv, settings: &[(&str, &str)]) -> Vec<Vec<Uuid>> {
+pub(super) async fn published(env: &mut TestEnv, settings: &[(&str, &str)]) -> Vec<Vec<Uuid>> {
     for (name, value) in settings {
         env.set(name, value);
     }

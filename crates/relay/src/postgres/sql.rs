@@ -5,6 +5,7 @@ mod attempts;
 mod backlog;
 mod claim;
 mod decide;
+mod give;
 mod index;
 mod look_up;
 mod mark;

@@ -96,8 +96,8 @@ impl Kind {
         match self {
             Self::Gap => {
                 "somebody deleted the messages, or marked the rows, or the rows never passed the \
-                 log. To publish them, set published_at = NULL and txid = '3' for these ids; not \
-                 before stream.duplicate_window is over since they were stored"
+                 log. `tailpost verify --repair --execute` has the relay publish them, behind \
+                 later events of their aggregates"
             }
             Self::Duplicate => {
                 "consumers deduplicate by the event's id. `nats stream rmm STREAM SEQUENCE` \
@@ -113,7 +113,8 @@ impl Kind {
             }
             Self::Unmarked => {
                 "a relay that runs marks them: within seconds, or, with the index \
-                 idx_outbox_txid, within the hour"
+                 idx_outbox_txid, within the hour. `tailpost verify --repair --execute` does so \
+                 at once"
             }
             Self::Payload => "the rows were changed after they were published",
             Self::Headers => {

@@ -18,6 +18,12 @@ pub(crate) struct VerifyArgs {
     /// Compare one event of N, chosen by its id
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) sample: u32,
+    /// Say what of the findings can be repaired: gaps are published, missing marks written
+    #[arg(long)]
+    pub(crate) repair: bool,
+    /// Repair it, and do not only say so
+    #[arg(long, requires = "repair")]
+    pub(crate) execute: bool,
     /// Print one JSON object, with every finding
     #[arg(long)]
     pub(crate) json: bool,

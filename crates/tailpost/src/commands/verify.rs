@@ -1,13 +1,15 @@
 use std::fmt::Write;
 use std::io::IsTerminal;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use indicatif::{ProgressBar, ProgressStyle};
 use relay::verify::Finding;
-use relay::{VerifyProgress, VerifyReport};
+use relay::{Repair, VerifyProgress, VerifyReport};
+use serde::Serialize;
 use tokio::sync::watch;
 
+use super::repair_text;
 use super::status::bytes;
 use crate::cli::VerifyArgs;
 use crate::config::Settings;
@@ -17,23 +19,54 @@ use crate::output;
 const SHOWN: usize = 5;
 
 pub(super) async fn run(args: &VerifyArgs, settings: &Settings) -> anyhow::Result<()> {
-    let config = settings.relay_config()?;
+    let (config, began) = (settings.relay_config()?, Instant::now());
     let (sender, watcher) = watch::channel(VerifyProgress::default());
     let drawing = tokio::spawn(draw(watcher));
     let verified = relay::verify(&config, &args.options(), &sender).await;
     drop(sender);
     drawing.await?;
     let report = verified?;
-    if args.json {
-        output::json(&report)?;
-    } else {
+    if !args.json {
         output::text(&text(&report))?;
     }
-    match report.counts.iter().map(|it| it.count).sum::<u64>() {
+    let repair = match args.repair {
+        true => Some(repaired(args, &config, &report, began).await?),
+        false => None,
+    };
+    if args.json {
+        output::json(&Told { report: &report, repair: repair.as_ref() })?;
+    } else if let Some(repair) = &repair {
+        output::text(&repair_text::text(repair))?;
+    }
+    let found = report.counts.iter().map(|it| it.count).sum::<u64>();
+    match repair.filter(|it| it.executed).map_or(found, |it| it.left()) {
         0 => Ok(()),
         1 => bail!("1 finding"),
         found => bail!("{found} findings"),
     }
+}
+
+/// A report as JSON, and what is done about it.
+#[derive(Serialize)]
+struct Told<'a> {
+    #[serde(flatten)]
+    report: &'a VerifyReport,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    repair: Option<&'a Repair>,
+}
+
+async fn repaired(
+    args: &VerifyArgs,
+    config: &relay::Config,
+    report: &VerifyReport,
+    began: Instant,
+) -> anyhow::Result<Repair> {
+    let (sender, watcher) = watch::channel(Repair::default());
+    let following = tokio::spawn(repair_text::follow(watcher));
+    let repaired = relay::repair(config, report, began, args.execute, &sender).await;
+    drop(sender);
+    following.await?;
+    Ok(repaired?)
 }
 
 /// Says how much room is needed, then how far it is, where somebody looks.

@@ -20,7 +20,7 @@ use crate::error::Error;
 const LOOKING: &str = "look for unmarked rows";
 
 /// Below every snapshot: a row of this transaction is the scanner's, whenever the slot was created.
-const OLDEST_TRANSACTION: u8 = 3;
+pub(super) const OLDEST_TRANSACTION: u8 = 3;
 
 /// Rows of these came back to the outbox, for the scanner: dead letters that were requeued, and what
 /// the log did not bring. PostgreSQL gives no transaction a smaller number.

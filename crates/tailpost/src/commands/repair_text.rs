@@ -1,0 +1,70 @@
+//! What `verify --repair` says.
+
+use std::fmt::Write;
+use std::io::IsTerminal;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use relay::Repair;
+use tokio::sync::watch;
+
+use crate::output;
+
+/// Says what is waited for; shows a bar where somebody looks.
+pub(super) async fn follow(mut watcher: watch::Receiver<Repair>) {
+    let bar = ProgressBar::hidden();
+    if std::io::stderr().is_terminal() {
+        bar.set_draw_target(indicatif::ProgressDrawTarget::stderr());
+    }
+    if let Ok(style) = ProgressStyle::with_template("{bar:30} {human_pos} of {human_len}") {
+        bar.set_style(style);
+    }
+    while watcher.changed().await.is_ok() {
+        let repair = watcher.borrow_and_update().clone();
+        if let Some(waits) = repair.waits {
+            let waits = output::duration(waits.as_secs_f64().ceil());
+            let young = repair.young;
+            bar.suspend(|| {
+                output::note(&format!(
+                    "waiting {waits} until the broker has forgotten the ids of {young} events"
+                ));
+            });
+        }
+        bar.set_length(repair.gaps + repair.unmarked);
+        bar.set_position(repair.given + repair.marked);
+    }
+    bar.finish_and_clear();
+}
+
+/// A plan, or what was done.
+pub(super) fn text(repair: &Repair) -> String {
+    let mut text = String::new();
+    let mut line = |label: &str, value: &str| {
+        writeln!(text, "{label:<14} {value}").expect("writing to a string");
+    };
+    line("repair", if repair.executed { "done" } else { "nothing was done: --execute does it" });
+    if repair.executed {
+        line("  published", &format!("{} gaps are the relay's to publish", repair.given));
+        line("  marked", &format!("{} rows", repair.marked));
+    } else {
+        line("  publish", &format!("{} gaps", repair.gaps));
+        line("  mark", &format!("{} rows", repair.unmarked));
+    }
+    if repair.gaps > 0 {
+        line("  order", "their messages come behind later events of their aggregates");
+    }
+    if repair.young > 0 {
+        let wait = output::duration(repair.young_for_seconds.ceil());
+        let what = "the broker may know their ids, and would store nothing";
+        line("  too young", &format!("{}: {what}; in {wait} it does not", repair.young));
+    }
+    if repair.changed > 0 {
+        line(
+            "  left alone",
+            &format!("{}: their rows have changed, or are locked", repair.changed),
+        );
+    }
+    for count in &repair.unrepaired {
+        line("  not repaired", &format!("{}: {}", count.count, count.kind.title()));
+    }
+    text
+}
