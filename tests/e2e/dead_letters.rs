@@ -311,26 +311,6 @@ async fn many_are_neither_requeued_nor_discarded_unless_somebody_says_yes() {
     assert_eq!(env.stored_count().await, 0);
 }
 
-/// R-DLQ-04: what is too old goes, and what others wait for does not.
-#[tokio::test(flavor = "multi_thread")]
-async fn old_dead_letters_are_removed_and_the_audit_knows() {
-    let env = env("block_key").await;
-    env.execute(
-        "INSERT INTO outbox_dead_letter (id, aggregate_type, aggregate_id, event_type, payload,
-             reason, dead_at, blocks)
-         SELECT gen_random_uuid(), 'order', 'o-' || n, 'Placed', '{}', 'old',
-             now() - n * interval '1 day' + interval '1 hour', n = 20
-         FROM generate_series(1, 20) AS n",
-    )
-    .await;
-    let _relay = env.relay();
-    wait_dead(&env, 15).await;
-    let kept = "SELECT count(*) FROM outbox_dead_letter WHERE blocks";
-    assert_eq!(env.query::<i64>(kept).await, 1);
-    let purged = "SELECT count(*) FROM outbox_dead_letter_audit WHERE action = 'purge'";
-    assert_eq!(env.query::<i64>(purged).await, 5);
-}
-
 /// R-DLQ-03: bytes stay bytes, and a limit that was raised counts from the moment it was.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_payload_of_bytes_is_requeued_as_it_was_once_the_stream_takes_it() {

@@ -35,6 +35,7 @@ mod postgres_faults;
 mod purged;
 mod replay;
 mod replicas;
+mod retention;
 mod routes;
 mod row_security;
 mod scanner;

@@ -150,6 +150,12 @@ async fn main() -> Result<(), inbox::BoxError> {
             first: Duration::from_millis(setting("WORKER_BACKOFF_MS", 100)),
             max: Duration::from_secs(5),
         });
+    let builder = match setting("WORKER_DECISIONS_DAYS", 0) {
+        0 => builder,
+        days => builder
+            .decisions_retention(Duration::from_hours(24 * days))
+            .upkeep_interval(Duration::from_millis(200)),
+    };
     let shutdown = CancellationToken::new();
     let stop = shutdown.clone();
     let mut terminated = signal(SignalKind::terminate())?;

@@ -17,7 +17,8 @@ pub(crate) struct Config {
     pub(crate) backoff: Backoff,
     pub(crate) schema: String,
     pub(crate) retention: Option<Duration>,
-    pub(crate) dead_letter_retention: Option<Duration>,
+    pub(crate) decisions_retention: Option<Duration>,
+    pub(crate) upkeep_interval: Duration,
 }
 
 impl Config {
@@ -34,7 +35,8 @@ impl Config {
             backoff: Backoff::default(),
             schema: "public".to_owned(),
             retention: None,
-            dead_letter_retention: None,
+            decisions_retention: None,
+            upkeep_interval: Duration::from_hours(1),
         }
     }
 

@@ -179,18 +179,27 @@ impl Builder {
     }
 
     /// For how long the records of events are kept: for ever, if this is not set. An older event is
-    /// never handled: it becomes a dead letter. Has to be more than the stream's `max_age`.
+    /// never handled: it becomes a dead letter. Has to be more than the stream's `max_age` and a
+    /// lease: a stream without one never forgets, and the inbox must not either. The record of a
+    /// dead letter stays for as long as the dead letter.
     #[must_use]
     pub fn retention(mut self, keep: Duration) -> Self {
         self.config.retention = Some(keep);
         self
     }
 
-    /// For how long a dead letter waits for somebody to decide about it: for ever, if this is not
-    /// set. Then it is dropped, and `inbox_decisions` says so.
+    /// For how long `inbox_decisions` says what was decided about dead letters: for ever, if this is
+    /// not set.
     #[must_use]
-    pub fn dead_letter_retention(mut self, keep: Duration) -> Self {
-        self.config.dead_letter_retention = Some(keep);
+    pub fn decisions_retention(mut self, keep: Duration) -> Self {
+        self.config.decisions_retention = Some(keep);
+        self
+    }
+
+    /// How often the active worker looks after the tables: every hour.
+    #[must_use]
+    pub fn upkeep_interval(mut self, interval: Duration) -> Self {
+        self.config.upkeep_interval = interval;
         self
     }
 

@@ -64,6 +64,9 @@ pub use error::Error;
 pub use handler::{Delivery, LeasedHandler, TransactionalHandler, Verdict};
 pub use inbox::{Builder, Inbox, Leased, Transactional};
 pub use nats::durable_consumer::RewindMethod;
-pub use postgres::tables::{Layout, Maintained, create_tables, maintain, render_tables};
+pub use postgres::tables::{
+    Keep, Layout, Maintained, Upkept, create_tables, exists, look_after, maintain, render_tables,
+};
 pub use rewind::{RewindCounts, RewindPlan, RewindState, RewindTarget, Rewinder};
 pub use status::{BreakerState, Handler, State, Status, Summary};
+pub use worker::retention_problem;

@@ -7,6 +7,7 @@ mod rewinding;
 mod role;
 mod session;
 pub(crate) mod transactional;
+mod upkeep;
 mod work;
 
 use std::sync::Arc;
@@ -35,6 +36,7 @@ use crate::worker::redrive::Redrive;
 use crate::worker::rewinding::Rewinding;
 use crate::worker::role::RoleHolder;
 use crate::worker::session::Session;
+use crate::worker::upkeep::Upkeep;
 use crate::worker::work::{Context, Work};
 use crate::{Error, State, Status, Summary};
 
@@ -72,10 +74,11 @@ pub(crate) async fn run<W: Work>(
     };
     let context = Arc::new(Context {
         config: Arc::clone(&config),
-        pool: Arc::new(Pool::new(connect, scope)),
+        pool: Arc::new(Pool::new(Arc::clone(&connect), scope)),
         leases: Arc::new(Leases::new(config.lease)),
         partitions: watch::Sender::default(),
         role,
+        may_forget: watch::Sender::new(false),
     });
     let holder = RoleHolder {
         pool: Arc::clone(&context.pool),
@@ -90,6 +93,12 @@ pub(crate) async fn run<W: Work>(
         status: status.subscribe(),
     };
     let role = holder.role.subscribe();
+    let upkeep = Upkeep {
+        config: Arc::clone(&context.config),
+        connect,
+        role: role.clone(),
+        may_forget: context.may_forget.subscribe(),
+    };
     let worker = Worker {
         work: Arc::new(make(&context)),
         rewinding: Rewinding::new(Arc::clone(&context)),
@@ -104,6 +113,7 @@ pub(crate) async fn run<W: Work>(
     let ended = tokio::select! {
         error = holder.run() => Err(error),
         summary = worker.run() => summary,
+        never = upkeep.run() => match never {},
     };
     holder.release().await;
     ended
@@ -208,6 +218,7 @@ impl<W: Work> Worker<W> {
         let mut source = Source::open(&self.nats, config, self.find_resolved()).await?;
         source.wary = self.wary;
         check_retention(config, source.max_age())?;
+        self.context.may_forget.send_replace(true);
         let advisories =
             Advisories::open(&self.nats, source.origin().clone(), &config.consumer).await?;
         let (nats, origin) = (self.nats.clone(), source.origin().clone());
@@ -301,24 +312,34 @@ async fn stop_when_gone(
 /// record of a dead letter is kept until somebody decides about it, and nothing replays.
 fn check_retention(config: &Config, max_age: Option<Duration>) -> Result<(), Error> {
     let Some(keep) = config.retention else { return Ok(()) };
+    let refused = |reason| Err(Error::Config { consumer: config.consumer.clone(), reason });
+    match retention_problem(keep, &config.stream, max_age, config.lease) {
+        Some(reason) => refused(reason),
+        None => Ok(()),
+    }
+}
+
+/// Why an inbox must not forget records after `keep`, if it must not: its stream, which forgets
+/// messages after `max_age`, or never, could bring an event whose record is gone.
+#[must_use]
+pub fn retention_problem(
+    keep: Duration,
+    stream: &str,
+    max_age: Option<Duration>,
+    lease: Duration,
+) -> Option<String> {
+    let remedy = "set inbox.retention = \"off\"";
     match max_age {
-        Some(max_age) if keep < max_age + config.lease => Err(Error::Config {
-            consumer: config.consumer.clone(),
-            reason: format!(
-                "records are kept for {keep:?}, but the stream \"{}\" keeps messages for \
-                 {max_age:?}: keep records for longer than that and a lease",
-                config.stream
-            ),
-        }),
-        Some(_) => Ok(()),
-        None => {
-            warn!(
-                consumer = config.consumer,
-                ?keep,
-                "the stream keeps messages for ever: those older than the records become dead \
-                 letters when they are delivered again"
-            );
-            Ok(())
-        }
+        None => Some(format!(
+            "inbox.retention is {keep:?}, but the stream \"{stream}\" has no max_age and keeps \
+             messages for ever: an event could come again when its record is gone. Give the stream \
+             a max_age that is shorter, or {remedy}"
+        )),
+        Some(max_age) if keep < max_age + lease => Some(format!(
+            "inbox.retention is {keep:?}, but the stream \"{stream}\" keeps messages for \
+             {max_age:?} (max_age): records have to be kept for longer than that and a lease, \
+             {lease:?}. Raise inbox.retention, lower the stream's max_age, or {remedy}"
+        )),
+        Some(_) => None,
     }
 }

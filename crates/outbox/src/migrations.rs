@@ -68,6 +68,11 @@ pub const MIGRATIONS: &[Migration] = &[
         name: "replays",
         sql: include_str!("../../../migrations/0014_replays.sql"),
     },
+    Migration {
+        version: 15,
+        name: "retention",
+        sql: include_str!("../../../migrations/0015_retention.sql"),
+    },
 ];
 
 /// The first migration for a table that the documented text does not fit: one with other column
@@ -392,7 +397,9 @@ mod tests {
                 "d8df65c4442489a6",
                 "8ae75a4906b13c3a",
                 "45d5808b27d1424a",
-                "6cf4fc66e3dd94ab"
+                "6cf4fc66e3dd94ab",
+                "5f77c281f933ccd8",
+                "36382dbfa5b89b98"
             ]
         );
     }

@@ -1,3 +1,4 @@
+mod retention_config;
 mod sharding;
 
 use std::time::Duration;
@@ -10,6 +11,8 @@ use crate::nats::NatsTarget;
 use crate::postgres::{PostgresTarget, check_name};
 use crate::routing::{Route, Routing};
 use crate::shards::Shards;
+
+pub use self::retention_config::RetentionConfig;
 
 /// Everything a relay must know. See `docker/tailpost.toml` for what each setting means in use.
 #[derive(Debug, Clone)]
@@ -49,8 +52,8 @@ pub struct Config {
     pub ack_timeout: Duration,
     /// What becomes of later events of an aggregate of which one was parked.
     pub on_park: OnPark,
-    /// How long dead letters are kept; `None` means forever.
-    pub dead_letter_retention: Option<Duration>,
+    /// How long what is done with is kept.
+    pub retention: RetentionConfig,
     /// Attempts after which an event is parked that the stream does not take, but might later.
     pub max_attempts: u32,
     /// Into how many shards the aggregates are divided: see [`each_shard`](Self::each_shard).
@@ -234,9 +237,6 @@ impl Config {
     /// The default number of attempts. They take 21 s.
     pub const MAX_ATTEMPTS: u32 = 10;
 
-    /// How long dead letters are kept by default: 14 days.
-    pub const DEAD_LETTER_RETENTION: Duration = Duration::from_hours(14 * 24);
-
     /// What decides about an event's subject.
     pub(crate) fn routing(&self) -> Routing {
         Routing::new(self.routes.clone(), self.subject.clone())
@@ -261,9 +261,7 @@ impl Config {
         check_range("relay.mark_batch", self.mark.batch, 1, 100_000)?;
         check_range("relay.poll_batch", self.poll.batch, 1, 1_000)?;
         check_range("relay.poll_workers", self.poll.workers, 1, 64)?;
-        if self.dead_letter_retention.is_some_and(|it| it < Duration::from_hours(24)) {
-            return Err(Error::invalid("relay.dead_letter_retention", "must be at least 1d"));
-        }
+        self.retention.check(&self.stream)?;
         if !(1..=1_000).contains(&self.max_attempts) {
             let text = format!("{} is not between 1 and 1000", self.max_attempts);
             return Err(Error::invalid("relay.max_attempts", text));
@@ -358,7 +356,7 @@ mod tests {
             wal: WalConfig::default(),
             ack_timeout: Config::ACK_TIMEOUT,
             on_park: OnPark::default(),
-            dead_letter_retention: Some(Config::DEAD_LETTER_RETENTION),
+            retention: RetentionConfig::default(),
             max_attempts: Config::MAX_ATTEMPTS,
             shards: Shards::default(),
         }
@@ -396,9 +394,16 @@ mod tests {
             (it.mode, it.stream.duplicate_window) = (Mode::Poll, Duration::from_secs(30));
         });
         check("relay.mark", |it| (it.mode, it.mark.by) = (Mode::Poll, MarkBy::Watermark));
-        check("relay.dead_letter_retention", |it| {
-            it.dead_letter_retention = Some(Duration::from_secs(1));
+        check("retention.dead_letters", |it| {
+            it.retention.dead_letters = Some(Duration::from_secs(1));
         });
+        check("stream.duplicate_window, which is 120s", |it| {
+            it.retention.published = Some(Duration::from_secs(119));
+        });
+        check("retention.dead_letters, which is 1209600s", |it| {
+            it.retention.audit = Some(Duration::from_hours(13 * 24));
+        });
+        check("retention.interval", |it| it.retention.interval = Duration::ZERO);
         check("relay.max_attempts", |it| it.max_attempts = 0);
         check("relay.ack_timeout", |it| it.ack_timeout = Duration::ZERO);
         check("relay.wal_limit", |it| it.wal.limit = Some(1));

@@ -106,8 +106,6 @@ pub(crate) struct EngineStart {
     pub(crate) replaying: Replaying,
     pub(crate) checkpoint: Checkpoint,
     pub(crate) limits: SlotLimits,
-    /// Old dead letters are removed.
-    pub(crate) purges_dead_letters: bool,
     /// With `--once`: done when everything before this is resolved.
     pub(crate) until: Option<Lsn>,
 }
@@ -146,7 +144,6 @@ pub(crate) struct Engine {
     /// What operators were told last.
     mode: Mode,
     drops_slot_at_limit: bool,
-    purges_dead_letters: bool,
     effects: Effects,
 }
 
@@ -167,7 +164,6 @@ impl Engine {
             ending: Ending::NotYet { until: start.until },
             mode,
             drops_slot_at_limit: start.limits.drops_slot,
-            purges_dead_letters: start.purges_dead_letters,
             effects: Effects::new(),
         };
         engine.backfill.begin_first(Duration::ZERO, &mut engine.effects);
@@ -269,9 +265,6 @@ impl Engine {
         self.watch_servers(now, silence);
         if self.owed_marks.begin_if_due(now) {
             self.effects.push_back(Effect::MakeUpForMarks);
-        }
-        if self.purges_dead_letters && self.parking.purge_if_due(now) {
-            self.effects.push_back(Effect::PurgeDeadLetters);
         }
         if std::mem::replace(&mut self.mode, self.publishing.mode()) != self.publishing.mode() {
             self.tell(Notice::ChangedToKeyed);

@@ -52,6 +52,7 @@ mod source;
 mod standby;
 mod status;
 mod tls;
+pub mod upkeep;
 pub mod verify;
 pub mod waiting;
 
@@ -75,16 +76,17 @@ pub fn fuzz_answer(subject: &str, status: Option<u16>, payload: &[u8]) {
 }
 
 pub use config::{
-    Config, Dedup, MarkBy, MarkConfig, Mode, OnPark, OnWalLimit, PollConfig, ScanConfig,
-    StreamConfig, WalConfig, WindowLimits,
+    Config, Dedup, MarkBy, MarkConfig, Mode, OnPark, OnWalLimit, PollConfig, RetentionConfig,
+    ScanConfig, StreamConfig, WalConfig, WindowLimits,
 };
 pub use connect::{NatsTarget, PostgresTarget};
 pub use error::Error;
 pub use operate::{
-    OutboxReport, Repair, SetupPlan, SetupReport, SetupStep, ShardReport, SlotEntry, SlotReport,
-    StatusReport, StreamRead, StreamReport, VerifyOptions, VerifyProgress, VerifyReport,
-    check_start, create_slot, dead_letters, drop_slot, explain, inspect, plan, repair, replays,
-    setup, slots, verify,
+    MaintainProgress, MaintainReport, OutboxReport, Repair, RetentionReport, SetupPlan,
+    SetupReport, SetupStep, ShardReport, SlotEntry, SlotReport, StatusReport, StreamRead,
+    StreamReport, VerifyOptions, VerifyProgress, VerifyReport, check_start, create_slot,
+    dead_letters, drop_slot, explain, inspect, maintain, plan, repair, replays, setup, slots,
+    verify,
 };
 pub use outbox::migrations::Layout;
 pub use pgoutput::Lsn;
@@ -93,6 +95,7 @@ pub use routing::{Destination, Glob, Route};
 pub use run::run;
 pub use shards::{Shard, Shards};
 pub use status::{BreakerState, Latency, Role, SlotStatus, Status};
+pub use upkeep::RetentionStatus;
 
 /// An error and what caused it, in one line. For logs; a terminal gets the chain.
 fn describe(error: &Error) -> String {

@@ -3,6 +3,7 @@
 pub mod dead_letters;
 pub mod explain;
 mod inspect;
+mod maintain;
 pub(crate) mod repair;
 pub mod replays;
 mod report;
@@ -13,8 +14,12 @@ mod start_position;
 mod verification;
 
 pub use self::inspect::inspect;
+pub(crate) use self::maintain::pass;
+pub use self::maintain::{MaintainProgress, MaintainReport, maintain};
 pub use self::repair::{Repair, repair};
-pub use self::report::{OutboxReport, ShardReport, SlotReport, StatusReport, StreamReport};
+pub use self::report::{
+    OutboxReport, RetentionReport, ShardReport, SlotReport, StatusReport, StreamReport,
+};
 pub use self::setup::{SetupPlan, SetupReport, SetupStep, plan, setup};
 pub use self::slots::{SlotEntry, create_slot, drop_slot, slots};
 pub use self::start_position::check_start;

@@ -172,11 +172,7 @@ impl Session {
 
     fn finish(&mut self, done: Done, reporter: &mut Reporter) -> Result<(), Error> {
         let outcome = match done {
-            Done::Nothing | Done::Purged(0) => return Ok(()),
-            Done::Purged(purged) => {
-                info!(purged, "removed old dead letters");
-                return Ok(());
-            }
+            Done::Nothing => return Ok(()),
             Done::Stuck(found) => {
                 if let Some(stuck) = found {
                     reporter.stuck(stuck);

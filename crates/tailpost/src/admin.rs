@@ -34,7 +34,7 @@ use tracing::{info, warn};
 pub(crate) use self::listen::Address;
 pub(crate) use events::{Told, WAIT_MAX, Waited, WaitingOf};
 pub(crate) use inbox_endpoint::{AppState, Inbox};
-pub(crate) use metrics::inbox_metrics::Sample;
+pub(crate) use metrics::inbox_metrics::{Sample, Samples};
 pub(crate) use metrics::relay_metrics::Watched;
 pub(crate) use relay_endpoint::Relay;
 

@@ -192,6 +192,13 @@ pub(crate) enum Command {
     /// Show, pause, resume and cancel replays
     #[command(subcommand)]
     Replays(ReplaysCommand),
+    /// Delete old rows of published events, and what else is kept for long enough
+    ///
+    /// A relay and an inbox do this by themselves every retention.interval. Deletes what
+    /// [retention] and inbox.retention do not keep, in small batches beside everything else; never
+    /// a row that is not published, nor a dead letter that nobody has decided about. Exits with 4
+    /// if another process is at it.
+    Maintain(MaintainArgs),
     /// Consume events and manage dead letters
     Inbox(Box<InboxArgs>),
     /// Manage events that could not be published
@@ -278,6 +285,17 @@ pub(crate) struct RelayArgs {
 /// Arguments of `status`.
 #[derive(Debug, Args)]
 pub(crate) struct StatusArgs {
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Arguments of `maintain`.
+#[derive(Debug, Args)]
+pub(crate) struct MaintainArgs {
+    /// Count what would be deleted, and change nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,

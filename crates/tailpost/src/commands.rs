@@ -6,6 +6,7 @@ mod explain;
 mod inbox;
 #[cfg(feature = "lab")]
 mod lab;
+mod maintain;
 mod relay;
 mod repair_text;
 mod replay;
@@ -32,6 +33,7 @@ pub(crate) async fn run(command: Command, settings: Settings) -> anyhow::Result<
         Command::Verify(args) => Box::pin(verify::run(&args, &settings)).await,
         Command::Replay(args) => Box::pin(replay::run(&args, &settings)).await,
         Command::Replays(command) => Box::pin(replays::run(&command, &settings)).await,
+        Command::Maintain(args) => Box::pin(maintain::run(&args, &settings)).await,
         Command::Inbox(args) => inbox::run(&args.command, &settings).await,
         Command::Outbox(command) => {
             let OutboxCommand::Dlq(command) = &*command;

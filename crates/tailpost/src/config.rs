@@ -18,8 +18,8 @@ use std::time::Duration;
 
 use relay::connect::{NatsAccess, PostgresTls};
 use relay::{
-    Config, Dedup, MarkConfig, Mode, NatsTarget, OnPark, PollConfig, PostgresTarget, ScanConfig,
-    Shards, StreamConfig, WalConfig, WindowLimits,
+    Config, Dedup, MarkConfig, Mode, NatsTarget, OnPark, PollConfig, PostgresTarget,
+    RetentionConfig, ScanConfig, Shards, StreamConfig, WalConfig, WindowLimits,
 };
 
 pub(crate) use error::{Error, Origin};
@@ -38,6 +38,7 @@ pub(crate) struct Settings {
     pub(crate) nats: NatsSettings,
     pub(crate) stream: StreamConfig,
     pub(crate) relay: RelaySettings,
+    pub(crate) retention: RetentionConfig,
     inbox: inbox_settings::InboxSettings,
     pub(crate) routes: Vec<relay::Route>,
     pub(crate) admin: AdminSettings,
@@ -84,7 +85,6 @@ pub(crate) struct RelaySettings {
     pub(crate) window: WindowLimits,
     pub(crate) ack_timeout: Duration,
     pub(crate) on_park: OnPark,
-    pub(crate) dead_letter_retention: Option<Duration>,
     pub(crate) max_attempts: u32,
     pub(crate) scan: ScanConfig,
     pub(crate) poll: PollConfig,
@@ -141,7 +141,6 @@ impl Default for Settings {
                 window: WindowLimits::default(),
                 ack_timeout: Config::ACK_TIMEOUT,
                 on_park: OnPark::default(),
-                dead_letter_retention: Some(Config::DEAD_LETTER_RETENTION),
                 max_attempts: Config::MAX_ATTEMPTS,
                 scan: ScanConfig::default(),
                 poll: PollConfig::default(),
@@ -149,6 +148,7 @@ impl Default for Settings {
                 wal: WalConfig::default(),
                 shards: Shards::default().count(),
             },
+            retention: RetentionConfig::default(),
             inbox: inbox_settings::InboxSettings::default(),
             routes: Vec::new(),
             admin: AdminSettings {
@@ -226,7 +226,7 @@ impl Settings {
             wal: self.relay.wal,
             ack_timeout: self.relay.ack_timeout,
             on_park: self.relay.on_park,
-            dead_letter_retention: self.relay.dead_letter_retention,
+            retention: self.retention,
             max_attempts: self.relay.max_attempts,
             shards: Shards::new(self.relay.shards),
         };

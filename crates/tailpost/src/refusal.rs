@@ -51,6 +51,11 @@ impl Refusal {
         Self::not_found(format!("nobody knows event {event}"), Some(hint.into()))
     }
 
+    pub(crate) fn is_looked_after() -> Self {
+        let hint = "wait until it is done: pg_stat_activity shows it as `tailpost inbox`".into();
+        Self::conflict("another process looks after the inbox's tables", Some(hint))
+    }
+
     fn several_consumers(consumers: &[String]) -> Self {
         let hint = format!("name one with --consumer: {}", consumers.join(", "));
         Self::conflict("several consumers have this dead letter", Some(hint))

@@ -16,7 +16,7 @@ struct Scene {
     env: TestEnv,
     service: Service,
     _relay: Relay,
-    inbox: Relay,
+    _inbox: Relay,
 }
 
 impl Scene {
@@ -25,7 +25,7 @@ impl Scene {
         let relay = env.relay();
         let service = Service::start().await;
         let inbox = env.spawn(&service.args().each_ref().map(String::as_str));
-        Self { env, service, _relay: relay, inbox }
+        Self { env, service, _relay: relay, _inbox: inbox }
     }
 
     /// Commits an event that the service refuses for good, and waits until it is a dead letter.
@@ -234,21 +234,6 @@ async fn an_event_marked_as_processed_is_not_handled_any_more() {
     scene.env.wait_stored(3).await;
     assert_eq!(scene.service.calls_of(next), 0);
     assert_eq!(scene.service.calls_of(dead), 1);
-}
-
-/// R-DLQ-04: what nobody decides about is dropped after a while, and that is written down.
-#[tokio::test(flavor = "multi_thread")]
-async fn dead_letters_that_nobody_decides_about_are_dropped_in_the_end() {
-    let scene = Scene::new().await;
-    let [old, new] = [scene.dead("o-1").await, scene.dead("o-2").await];
-    let age = "UPDATE inbox_dead_letter SET dead_at = dead_at - interval '14 days'";
-    scene.env.execute(&format!("{age} WHERE message_id = '{old}'")).await;
-    scene.inbox.kill9().await;
-    let _inbox = scene.env.spawn(&scene.service.args().each_ref().map(String::as_str));
-    until(DEADLINE, "the old one is dropped", async || scene.dead_count().await == 1).await;
-    assert_eq!(scene.decisions(old).await, "purge:");
-    assert_eq!(scene.decisions(new).await, "");
-    assert_eq!(scene.status_of(old).await, "DEAD");
 }
 
 /// R-DLQ-01: a dry run says what would be done.

@@ -6,6 +6,7 @@ use tokio_postgres::error::SqlState;
 
 use super::{DeadLetters, failed};
 use crate::Error;
+use crate::postgres::tables::{self, Upkept};
 
 /// The worker that had the role of a consumer last, and what it said of itself at its last
 /// heartbeat.
@@ -33,6 +34,15 @@ pub struct Holder {
 }
 
 impl DeadLetters {
+    /// When the tables were last looked after, and what that deleted; `None` if they never were.
+    ///
+    /// # Errors
+    ///
+    /// See [`list`](Self::list).
+    pub async fn upkept(&self) -> Result<Option<Upkept>, Error> {
+        tables::upkept(&self.connection.client, &self.schema).await
+    }
+
     /// Who has the consumers, by consumer; nobody if the tables are of a version without roles.
     ///
     /// # Errors

@@ -1,5 +1,5 @@
-//! When an active inbox looks for requeued letters, for events that nobody has, and for what is too
-//! old; and where each look begins.
+//! When an active inbox looks for requeued letters and for events that nobody has, and where each
+//! look begins.
 
 use std::time::{Duration, Instant};
 
@@ -14,17 +14,12 @@ const LOOK: Duration = Duration::from_secs(1);
 /// How often to look for events that nobody has.
 const ADOPT: Duration = Duration::from_secs(10);
 
-/// How often to look for letters and records that are too old.
-const TIDY: Duration = Duration::from_secs(3600);
-
 /// Before all others: some thousand years ago.
 const FIRST: Key = Key { id: Uuid::nil(), event_time: Timestamp::constant(-200_000_000_000, 0) };
 
 /// What to look for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Task {
-    /// Letters and records that are too old.
-    Tidy,
     /// Events behind this one that were begun and that nobody has.
     Adopt {
         after: Key,
@@ -49,7 +44,6 @@ pub(crate) struct Due {
 
 #[derive(Debug)]
 pub(crate) struct RedriveSchedule {
-    tidy_at: Instant,
     adopt_at: Instant,
     look_at: Instant,
     after: Key,
@@ -59,17 +53,13 @@ pub(crate) struct RedriveSchedule {
 impl RedriveSchedule {
     /// What is left of a worker before is adopted a while after `now`: most of it comes by itself.
     pub(crate) fn new(now: Instant) -> Self {
-        Self { tidy_at: now, adopt_at: now + ADOPT, look_at: now, after: FIRST, after_seq: 0 }
+        Self { adopt_at: now + ADOPT, look_at: now, after: FIRST, after_seq: 0 }
     }
 
     /// What to do now. It is begun by this, and repeated after a while whatever becomes of it.
     pub(crate) fn next(&mut self, now: Instant) -> Task {
         if now < self.look_at {
             return Task::Wait { until: self.look_at };
-        }
-        if self.tidy_at <= now {
-            self.tidy_at = now + TIDY;
-            return Task::Tidy;
         }
         if self.adopt_at <= now {
             self.adopt_at = now + ADOPT;
@@ -88,7 +78,6 @@ impl RedriveSchedule {
     /// There was no connection to do it with.
     pub(crate) fn not_begun(&mut self, task: Task, now: Instant) {
         match task {
-            Task::Tidy => self.tidy_at = now,
             Task::Adopt { after } => (self.adopt_at, self.after) = (now, after),
             Task::Requeued { .. } | Task::Wait { .. } => {}
         }
@@ -115,7 +104,6 @@ mod tests {
 
     fn begun(now: Instant) -> RedriveSchedule {
         let mut schedule = RedriveSchedule::new(now);
-        assert_eq!(schedule.next(now), Task::Tidy, "at the start");
         assert_eq!(schedule.next(now), Task::Requeued { after_seq: 0 });
         assert_eq!(schedule.next(now), Task::Wait { until: now + LOOK });
         schedule
@@ -125,17 +113,16 @@ mod tests {
     fn letters_are_looked_for_every_second_and_all_else_now_and_then() {
         let mut now = Instant::now();
         let mut schedule = begun(now);
-        let (mut tidied, mut adopted, mut looks) = (0, 0, 0);
-        let end = now + TIDY + LOOK;
+        let (mut adopted, mut looks) = (0, 0);
+        let end = now + Duration::from_hours(1) + LOOK;
         while now < end {
             match schedule.next(now) {
-                Task::Tidy => tidied += 1,
                 Task::Adopt { .. } => adopted += 1,
                 Task::Requeued { .. } => looks += 1,
                 Task::Wait { until } => now = until,
             }
         }
-        assert_eq!((tidied, adopted, looks), (1, 360, 3600));
+        assert_eq!((adopted, looks), (360, 3600));
     }
 
     #[test]
@@ -166,9 +153,11 @@ mod tests {
     fn what_there_was_no_connection_for_is_done_when_there_is_one() {
         let now = Instant::now();
         let mut schedule = RedriveSchedule::new(now);
+        let now = now + ADOPT;
         let task = schedule.next(now);
+        assert_eq!(task, Task::Adopt { after: FIRST });
         schedule.not_begun(task, now);
         assert_eq!(schedule.next(now), Task::Wait { until: now + LOOK });
-        assert_eq!(schedule.next(now + LOOK), Task::Tidy);
+        assert_eq!(schedule.next(now + LOOK), task);
     }
 }

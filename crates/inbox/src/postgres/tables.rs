@@ -4,6 +4,7 @@
 //! so it is written down up to when events are forgotten, and an older one becomes a dead letter
 //! instead of running a second time.
 
+mod forgetting;
 mod ranges;
 
 use std::time::Duration;
@@ -18,11 +19,15 @@ use crate::Error;
 use crate::error::describe;
 use crate::postgres::sql::quote;
 
+pub(crate) use self::forgetting::upkept;
+pub use self::forgetting::{Keep, Maintained, Upkept, exists, look_after, maintain};
+
 const SQL: &str = concat!(
     include_str!("../../../../migrations/0004_inbox.sql"),
     include_str!("../../../../migrations/0006_inbox_decisions.sql"),
     include_str!("../../../../migrations/0011_inbox_roles.sql"),
     include_str!("../../../../migrations/0012_inbox_dead_letters.sql"),
+    include_str!("../../../../migrations/0015_retention_inbox.sql"),
     include_str!("../../../../migrations/0016_inbox_rewinds.sql")
 );
 
@@ -32,14 +37,8 @@ const ADVISORY_LOCK: i64 = 0x696E_626F_785F_6D67; // "inbox_mg"
 /// How long a change of the tables waits for others to let go. Meanwhile their statements queue up.
 const LOCK_TIMEOUT: &str = "10s";
 
-/// What a statement on records takes at most: it waits for locks for up to 5 s.
-const STATEMENT_MAX: Duration = Duration::from_secs(6);
-
 /// How long to wait for others who make tables of the inbox: several may be before us.
 const TURN_TIMEOUT: &str = "60s";
-
-/// Rows deleted by one statement, where there are no partitions to drop.
-const DELETED_AT_ONCE: i64 = 5_000;
 
 /// How the records are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
@@ -52,17 +51,6 @@ pub enum Layout {
     /// One table, whose old records are deleted in batches: for up to some hundred thousand
     /// events a day.
     Plain,
-}
-
-/// What [`maintain`] did.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct Maintained {
-    /// Partitions made.
-    pub created: u64,
-    /// Partitions dropped.
-    pub dropped: u64,
-    /// Records deleted from a table without partitions.
-    pub deleted: u64,
 }
 
 /// The script that makes the tables, to be read, or run by an administrator. Running it twice does
@@ -113,36 +101,6 @@ async fn create_schema(client: &Client, schema: &str) -> Result<String, Error> {
         quote(schema).replace('\'', "''")
     );
     Ok(if exists { String::new() } else { create })
-}
-
-/// Makes partitions ahead, and forgets what is older than `keep`, if that is given: records of
-/// events, and nothing that is unfinished. An active inbox does this every hour.
-///
-/// # Errors
-///
-/// If PostgreSQL refuses.
-pub async fn maintain(
-    client: &Client,
-    schema: &str,
-    keep: Option<Duration>,
-) -> Result<Maintained, Error> {
-    let mut partitions = Partitions::load(client, schema).await?;
-    let mut done = Maintained {
-        created: partitions.ahead(client, Width::of(keep)).await?,
-        ..Maintained::default()
-    };
-    let Some(keep) = keep else { return Ok(done) };
-    let Some(horizon) = partitions.horizon(client, keep).await? else { return Ok(done) };
-    partitions.forget_before(client, horizon).await?;
-    if partitions.ranges.is_none() {
-        // Statements that began before know nothing of it.
-        tokio::time::sleep(STATEMENT_MAX).await;
-    } else {
-        done.dropped = partitions.drop_before(client, horizon).await?;
-    }
-    // One partition has records from both sides of the horizon.
-    done.deleted = partitions.delete_before(client, horizon).await?;
-    Ok(done)
 }
 
 /// Makes partitions ahead, and says what there is room for.
@@ -294,83 +252,9 @@ impl Partitions {
             made => Ok(made.is_ok()),
         }
     }
-
-    /// The beginning of the first day that is kept. Never so late that something unfinished is
-    /// older.
-    async fn horizon(&self, client: &Client, keep: Duration) -> Result<Option<Timestamp>, Error> {
-        let sql = format!(
-            "SELECT least(date_trunc('day', clock_timestamp() - make_interval(secs => $1), 'UTC'),
-                 date_trunc('day', (SELECT min(event_time) FROM {}.inbox_messages
-                     WHERE status IN ('PROCESSING', 'FAILED')), 'UTC'))",
-            self.schema
-        );
-        let row = client.query_one(&sql, &[&keep.as_secs_f64()]).await;
-        let horizon: Timestamp = row.map_err(Error::sql(LOOKING))?.get(0);
-        Ok((self.forgotten_before.is_none_or(|before| before < horizon)).then_some(horizon))
-    }
-
-    async fn forget_before(&mut self, client: &Client, horizon: Timestamp) -> Result<(), Error> {
-        let sql = format!(
-            "UPDATE {}.inbox_retention SET forgotten_before = greatest(forgotten_before, $1)",
-            self.schema
-        );
-        let updated = client.execute(&sql, &[&horizon]).await;
-        updated.map_err(Error::sql("write down what is forgotten"))?;
-        self.forgotten_before = Some(horizon);
-        Ok(())
-    }
-
-    async fn drop_before(&mut self, client: &Client, horizon: Timestamp) -> Result<u64, Error> {
-        let mut dropped = 0;
-        let letter = undecided(&self.schema);
-        let ranges = self.ranges.as_mut().expect("partitioned");
-        for partition in ranges.before(horizon) {
-            let undecided = format!("SELECT EXISTS (SELECT FROM {partition} AS m WHERE {letter})");
-            let undecided = client.query_one(&undecided, &[]).await.map_err(Error::sql(LOOKING))?;
-            if undecided.get(0) {
-                continue;
-            }
-            let script =
-                format!("SET lock_timeout = '{LOCK_TIMEOUT}'; DROP TABLE IF EXISTS {partition}");
-            let done = client.batch_execute(&script).await;
-            done.map_err(Error::sql("drop a partition of the inbox"))?;
-            ranges.remove(&partition);
-            dropped += 1;
-        }
-        Ok(dropped)
-    }
-
-    async fn delete_before(&self, client: &Client, horizon: Timestamp) -> Result<u64, Error> {
-        let sql = format!(
-            "DELETE FROM {table} AS m USING (SELECT tableoid, ctid FROM {table} AS m
-                 WHERE event_time < $1 AND status NOT IN ('PROCESSING', 'FAILED')
-                     AND NOT ({letter}) LIMIT $2) AS old
-             WHERE m.tableoid = old.tableoid AND m.ctid = old.ctid",
-            table = format!("{}.inbox_messages", self.schema),
-            letter = undecided(&self.schema),
-        );
-        let mut deleted = 0;
-        loop {
-            let result = client.execute(&sql, &[&horizon, &DELETED_AT_ONCE]).await;
-            let now = result.map_err(Error::sql("delete old records of the inbox"))?;
-            deleted += now;
-            if now < DELETED_AT_ONCE.cast_unsigned() {
-                return Ok(deleted);
-            }
-        }
-    }
 }
 
 const LOOKING: &str = "look at the tables of the inbox";
-
-/// Whether the record `m` has a letter that nobody has decided about: requeueing it takes both.
-fn undecided(schema: &str) -> String {
-    format!(
-        "m.status = 'DEAD' AND EXISTS (SELECT FROM {schema}.inbox_dead_letter AS d
-             WHERE d.consumer = m.consumer AND d.message_id = m.message_id
-                 AND d.event_time = m.event_time)"
-    )
-}
 
 #[cfg(test)]
 mod tests {

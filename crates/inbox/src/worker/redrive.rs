@@ -21,7 +21,6 @@ use crate::postgres::attended::answered;
 use crate::postgres::pool::Pool;
 use crate::postgres::sql::requeued::Requeued;
 use crate::postgres::store::Store;
-use crate::postgres::tables;
 use crate::record::Key;
 
 /// Letters taken at a time.
@@ -75,10 +74,6 @@ impl Redrive {
 
     async fn perform(&mut self, task: Task, store: Store, most: usize, feed: &Feed) {
         let done = match task {
-            Task::Tidy => {
-                self.keep_house(&store).await;
-                Ok(())
-            }
             Task::Adopt { after } => self.adopt(&store, after, feed).await,
             Task::Requeued { after_seq } => self.pass(&store, after_seq, most, feed).await,
             Task::Wait { .. } => Ok(()),
@@ -91,39 +86,6 @@ impl Redrive {
                 warn!(consumer, error, "could not look for requeued events");
             }
         }
-    }
-
-    /// That something old cannot be dropped is no reason to leave anything else.
-    async fn keep_house(&self, store: &Store) {
-        let kept = async {
-            self.purge(store).await?;
-            self.forget(store).await
-        };
-        if let Err(error) = kept.await {
-            let (consumer, error) = (&self.config.consumer, describe(&error));
-            warn!(consumer, error, "could not look after the inbox's tables");
-        }
-    }
-
-    /// Forgets old records. Not before the consumer is at work: it may take a while.
-    async fn forget(&self, store: &Store) -> Result<(), Error> {
-        let Config { consumer, schema, retention, .. } = &*self.config;
-        let done = tables::maintain(store.client(), schema, *retention).await?;
-        info!(consumer, ?done, "looked after the inbox's tables");
-        Ok(())
-    }
-
-    async fn purge(&self, store: &Store) -> Result<(), Error> {
-        let Config { consumer, dead_letter_retention, .. } = &*self.config;
-        let Some(keep) = *dead_letter_retention else { return Ok(()) };
-        let parameters: [&(dyn ToSql + Sync); 4] =
-            [consumer, &keep.as_secs_f64(), &"retention", &None::<String>];
-        let purged = store.client().query(&self.statements.purge, &parameters).await;
-        let count = purged.map_err(Error::sql("drop old dead letters"))?.len();
-        if count > 0 {
-            warn!(consumer, count, ?keep, "dropped dead letters that nobody decided about");
-        }
-        Ok(())
     }
 
     /// Brings events that were begun and that nobody has: their retries were in the memory of a

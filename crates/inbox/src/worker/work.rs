@@ -48,6 +48,8 @@ pub(crate) struct Context {
     pub(crate) leases: Arc<Leases>,
     pub(crate) partitions: watch::Sender<Option<Partitions>>,
     pub(crate) role: RoleToken,
+    /// Whether records may go: the stream forgets before they do.
+    pub(crate) may_forget: watch::Sender<bool>,
 }
 
 /// An event that is ours to handle.

@@ -46,8 +46,6 @@ pub(crate) enum Effect {
     LookAtSlot,
     /// Marks or removes rows that were locked when that was to be done.
     MakeUpForMarks,
-    /// Removes dead letters that are too old.
-    PurgeDeadLetters,
     /// Says something to operators.
     Tell(Notice),
     /// Ends the session.

@@ -1,4 +1,4 @@
-//! Events on their way into the dead-letter table, and when those that are too old leave it.
+//! Events on their way into the dead-letter table.
 
 use std::time::Duration;
 
@@ -10,15 +10,11 @@ const PARKED_AT_ONCE: usize = 500;
 /// How long nothing is parked after somebody had the dead letters locked.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 
-/// How often old dead letters are looked for.
-const PURGE_EVERY: Duration = Duration::from_hours(1);
-
 /// Events to be parked, in order, by their places in the window: as many as that holds, at most.
 #[derive(Debug, Clone)]
 pub(crate) struct Parking {
     waiting: Vec<(u64, Dead)>,
     turn: Turn,
-    purge_due: Duration,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,7 +27,7 @@ enum Turn {
 
 impl Parking {
     pub(crate) fn new() -> Self {
-        Self { waiting: Vec::new(), turn: Turn::Free(Duration::ZERO), purge_due: Duration::ZERO }
+        Self { waiting: Vec::new(), turn: Turn::Free(Duration::ZERO) }
     }
 
     pub(crate) fn ask(&mut self, index: u64, dead: Dead) {
@@ -59,14 +55,5 @@ impl Parking {
         self.turn = Turn::Free(now + AGAIN_AFTER);
         batch.append(&mut self.waiting);
         self.waiting = batch;
-    }
-
-    /// Whether dead letters that are too old are to be removed now.
-    pub(crate) fn purge_if_due(&mut self, now: Duration) -> bool {
-        let is_due = self.purge_due <= now;
-        if is_due {
-            self.purge_due = now + PURGE_EVERY;
-        }
-        is_due
     }
 }

@@ -1,6 +1,7 @@
 //! What both servers keep, whether a relay runs or not.
 
 use async_nats::jetstream;
+use jiff::Timestamp;
 use outbox::{DROPPED, wire};
 use tokio_postgres::Client;
 use tokio_postgres::types::PgLsn;
@@ -10,8 +11,10 @@ use crate::error::Error;
 use crate::nats;
 use crate::nats::stream_check::is_not_found;
 use crate::operate::dead_letters::{DeadLetters, Filter};
-use crate::operate::report::{OutboxReport, ShardReport, SlotReport, StatusReport, StreamReport};
-use crate::postgres::sql::{Backlog, COUNT_MAX};
+use crate::operate::report::{
+    OutboxReport, RetentionReport, ShardReport, SlotReport, StatusReport, StreamReport,
+};
+use crate::postgres::sql::{Backlog, COUNT_MAX, RetentionRow};
 use crate::postgres::{Opening, Store, answered};
 use crate::routing::Destination;
 
@@ -36,7 +39,8 @@ pub async fn inspect(config: &Config) -> Result<StatusReport, Error> {
     }
     let (shards, backlog) = shards_with_backlogs(config).await?;
     let outbox = outbox(config, &store, backlog).await?;
-    let mut report = StatusReport { outbox, ..Default::default() };
+    let retention = store.retention_row().await?.map(retention);
+    let mut report = StatusReport { outbox, retention, ..Default::default() };
     let opening = Opening::unobserved(config);
     let checked = opening.on(&store, "look at the shards", store.check_shards(config)).await;
     if let Err(Error::Shards { problem, fix }) = checked {
@@ -74,6 +78,7 @@ pub async fn inspect(config: &Config) -> Result<StatusReport, Error> {
     }
     warn_of_dead_letters(&mut report);
     warn_of_rows(&mut report);
+    warn_of_retention(&mut report);
     Ok(report)
 }
 
@@ -160,6 +165,28 @@ fn warn_of_rows(report: &mut StatusReport) {
              them when they are free; see pg_locks for who has them"
         ));
     }
+}
+
+fn retention(row: RetentionRow) -> RetentionReport {
+    let text = |at: Option<Timestamp>| at.map(|it| it.to_string());
+    RetentionReport {
+        last_success_at: text(row.succeeded_at),
+        last_success_seconds: row.success_age,
+        deleted_before: text(row.deleted_before),
+        rows_deleted: row.deleted.published,
+        dead_letters_deleted: row.deleted.dead_letters,
+        audit_deleted: row.deleted.audit,
+        held_by: row.held_by,
+        failure: row.failure,
+        failed_at: text(row.failed_at),
+    }
+}
+
+fn warn_of_retention(report: &mut StatusReport) {
+    let Some(failure) = report.retention.as_ref().and_then(|it| it.failure.clone()) else { return };
+    report.warnings.push(format!(
+        "old rows could not be deleted: {failure}. `tailpost maintain` tries again at once"
+    ));
 }
 
 async fn slot(config: &Config, client: &Client) -> Result<Option<SlotReport>, Error> {

@@ -12,6 +12,8 @@ pub struct StatusReport {
     pub outbox: OutboxReport,
     /// The stream, if it exists, is the only one, and the broker can be reached.
     pub stream: Option<StreamReport>,
+    /// What retention did; `None` if there was no pass yet.
+    pub retention: Option<RetentionReport>,
     /// Each shard, if there are several.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub shards: Vec<ShardReport>,
@@ -94,6 +96,29 @@ pub struct OutboxReport {
     pub blocked_aggregates: u64,
     /// Why the latest of them is there.
     pub latest_dead_letter_reason: Option<String>,
+}
+
+/// What passes of retention did, in whatever process.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct RetentionReport {
+    /// When the last one came to its end, as a time of RFC 3339.
+    pub last_success_at: Option<String>,
+    /// How long that is ago.
+    pub last_success_seconds: Option<f64>,
+    /// Rows that were published before this may be gone.
+    pub deleted_before: Option<String>,
+    /// Rows of the outbox deleted so far.
+    pub rows_deleted: u64,
+    /// Dead letters deleted so far.
+    pub dead_letters_deleted: u64,
+    /// Entries of the audit of dead letters deleted so far.
+    pub audit_deleted: u64,
+    /// Why rows are kept that are old enough.
+    pub held_by: Option<String>,
+    /// Why the latest pass failed, if it did.
+    pub failure: Option<String>,
+    /// When it did.
+    pub failed_at: Option<String>,
 }
 
 /// The stream at the broker.

@@ -319,7 +319,14 @@ impl Run<'_> {
             by_watermark: self.config.mark.by == MarkBy::Watermark,
             deletes: self.config.mark.by == MarkBy::Delete,
         };
-        let streams = read.streams.extents.clone();
+        let mut streams = read.streams.extents.clone();
+        // Written down before the first row goes, so before the table was read.
+        let retention = self.present.retention_row().await?;
+        if let Some(before) = retention.and_then(|it| it.deleted_before) {
+            for (extent, source) in streams.iter_mut().zip(&self.streams) {
+                extent.rows_deleted_below = source.stored_before(before, extent.last).await?;
+            }
+        }
         Ok(Cut { streams, shards, published, marking })
     }
 }

@@ -90,7 +90,6 @@ impl Session {
             Effect::LeaveServer => jobs::leave_server(self.tail.clone()),
             Effect::LookAtSlot => jobs::look(books, slot),
             Effect::MakeUpForMarks => jobs::make_up_for_marks(rows),
-            Effect::PurgeDeadLetters => jobs::purge(rows, self.config.dead_letter_retention?),
             _ => return None,
         })
     }

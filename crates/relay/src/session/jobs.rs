@@ -31,8 +31,6 @@ pub(super) enum Done {
     Outcome(Outcome),
     /// Nothing comes of it.
     Nothing,
-    /// Dead letters that were removed.
-    Purged(u64),
     /// `None` if it could not be found out.
     Stuck(Option<Stuck>),
     /// Another connection for marks; `None` if it could not be made.
@@ -183,14 +181,6 @@ pub(super) fn park(store: Arc<Store>, reader: SlotReader, batch: Vec<(u64, Dead)
             }
             parked => parked.map(|it| Outcome::Parked(it).into()),
         }
-    })
-}
-
-/// Removes dead letters that are too old.
-pub(super) fn purge(store: Arc<Store>, retention: Duration) -> Job {
-    job(async move {
-        let purged = tolerate(store.purge(retention.as_secs_f64()).await);
-        Ok(Done::Purged(purged.unwrap_or(0)))
     })
 }
 

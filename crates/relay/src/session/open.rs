@@ -246,7 +246,6 @@ impl Session {
                 bytes: config.wal.limit,
                 drops_slot: config.wal.on_limit == OnWalLimit::DropSlotAndScan,
             },
-            purges_dead_letters: config.dead_letter_retention.is_some(),
             until,
         });
         Ok(Self {

@@ -13,7 +13,7 @@ use super::snapshot::Snapshot;
 use super::spilled::RowRecord;
 
 /// Clocks of the two servers, and of whoever writes events, may differ by so much.
-const CLOCKS_DIFFER_MICROS: i64 = 60_000_000;
+pub(crate) const CLOCKS_DIFFER_MICROS: i64 = 60_000_000;
 
 /// What each stream and each slot said, and when.
 #[derive(Debug, Clone, Default)]
@@ -52,6 +52,8 @@ pub(crate) struct Extent {
     pub(crate) first_at_micros: i64,
     /// The stream removes messages from within: by subject, by what was consumed, one by one.
     pub(crate) forgets: bool,
+    /// Rows of messages before this sequence may have been deleted by retention.
+    pub(crate) rows_deleted_below: u64,
 }
 
 impl Extent {
@@ -125,6 +127,11 @@ impl Cut {
             return !self.marking.by_watermark && shard.swept.as_ref().is_some_and(shown);
         }
         before && shard.started.is_some() && shard.gap_filled
+    }
+
+    /// Whether the row of a message may have been deleted because it was published long ago.
+    pub(crate) fn may_be_deleted(&self, stream: u16, sequence: u64) -> bool {
+        self.stream(stream).is_some_and(|it| sequence < it.rows_deleted_below)
     }
 
     /// Whether the message of a row that names no sequence would have been read, had it ever been

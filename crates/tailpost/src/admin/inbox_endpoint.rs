@@ -7,13 +7,13 @@ use std::fmt;
 use std::sync::Arc;
 
 use axum::Router;
-use inbox::{BreakerState, State, Status};
+use inbox::{BreakerState, State, Status, Upkept};
 use serde::Serialize;
 use tokio::sync::watch;
 
 use super::events::{self, WaitingOf};
 use super::metrics::Metrics;
-use super::metrics::inbox_metrics::{Sample, StatusCollector, Watched, snapshot};
+use super::metrics::inbox_metrics::{Samples, StatusCollector, Watched, snapshot};
 use super::{Admin, Engine};
 pub(crate) use inbox_dead_letters::AppState;
 
@@ -23,17 +23,18 @@ pub(crate) struct Inbox {
     metrics: Metrics,
     app_state: AppState,
     waiting: WaitingOf,
+    samples: watch::Receiver<Samples>,
 }
 
 impl Inbox {
     pub(crate) fn new(
         consumers: Watched,
-        samples: watch::Receiver<BTreeMap<String, Sample>>,
+        samples: watch::Receiver<Samples>,
         app_state: AppState,
         waiting: WaitingOf,
     ) -> Self {
-        let collector = StatusCollector { consumers: consumers.clone(), samples };
-        Self { consumers, metrics: Metrics::new([], collector), app_state, waiting }
+        let collector = StatusCollector { consumers: consumers.clone(), samples: samples.clone() };
+        Self { consumers, metrics: Metrics::new([], collector), app_state, waiting, samples }
     }
 }
 
@@ -44,7 +45,8 @@ impl Engine for Inbox {
             .map(|(name, status)| (name.as_str(), Consumer::of(&status.borrow(), details)));
         let consumers: BTreeMap<_, _> = consumers.collect();
         let ready = consumers.values().all(|it| it.ready);
-        let readiness = Readiness { ready, consumers };
+        let retention = self.samples.borrow().upkept.as_ref().map(|it| Retention::of(it, details));
+        let readiness = Readiness { ready, consumers, retention };
         (ready, serde_json::to_string(&readiness).unwrap_or_default())
     }
 
@@ -73,6 +75,26 @@ impl Engine for Inbox {
 struct Readiness<'a> {
     ready: bool,
     consumers: BTreeMap<&'a str, Consumer>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    retention: Option<Retention>,
+}
+
+/// Whether old records are deleted. That they are not is no reason to take an inbox out of service.
+#[derive(Serialize)]
+struct Retention {
+    ok: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last_success_at: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
+}
+
+impl Retention {
+    fn of(upkept: &Upkept, details: bool) -> Self {
+        let reason = upkept.failure.clone().filter(|_| details);
+        let last_success_at = upkept.last_success_at.map(|it| it.to_string());
+        Self { ok: upkept.failure.is_none(), last_success_at, reason }
+    }
 }
 
 /// Whether a consumer does its job.
@@ -115,6 +137,8 @@ struct AllStatus {
 mod tests {
     use inbox::{Backlog, Summary};
 
+    use crate::admin::Sample;
+
     use super::*;
 
     fn inbox(status: Status) -> Inbox {
@@ -123,7 +147,8 @@ mod tests {
         let watch = |status| watch::channel(status).1;
         let backlog = Backlog { processing: 3, failed: 2, dead: 4, ..Backlog::default() };
         let sample = Sample { backlog, pending: Some(9) };
-        let samples = BTreeMap::from([("mail".to_owned(), sample)]);
+        let consumers = BTreeMap::from([("mail".to_owned(), sample)]);
+        let samples = Samples { consumers, upkept: None };
         let consumers = [("billing".to_owned(), watch(active)), ("mail".to_owned(), watch(status))];
         let postgres = "postgres://localhost/shop".parse().expect("a URL");
         let app_state = AppState { postgres, table: outbox::Table::default() };

@@ -5,6 +5,7 @@ pub(super) mod relay_metrics;
 
 use std::fmt;
 
+use jiff::Timestamp;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric, text};
 use prometheus_client::metrics::MetricType;
@@ -54,6 +55,14 @@ impl Sink<'_, '_> {
     pub(super) fn gauge(&mut self, name: &str, help: &str, value: f64) -> fmt::Result {
         let metric = self.encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         ConstGauge::new(value).encode(metric)
+    }
+
+    /// When old rows were last deleted, by whatever process; nothing if they never were.
+    pub(super) fn last_success(&mut self, at: Option<Timestamp>) -> fmt::Result {
+        let Some(at) = at else { return Ok(()) };
+        let help = "When the last pass that deletes old rows came to its end.";
+        let seconds = at.as_microsecond() as f64 / 1e6;
+        self.gauge("retention_last_success_timestamp_seconds", help, seconds)
     }
 
     /// Gauges that differ in their labels.

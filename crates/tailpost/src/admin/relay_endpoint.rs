@@ -8,8 +8,9 @@ use axum::Router;
 use futures_util::future::BoxFuture;
 use outbox::waiting::Waiting;
 use relay::waiting::EventState;
-use relay::{Config, Role, Status};
+use relay::{Config, RetentionStatus, Role, Status};
 use serde::Serialize;
+use tokio::sync::watch;
 
 use super::dead_letters::{self, AppState};
 use super::metrics::Metrics;
@@ -23,6 +24,7 @@ pub(crate) struct Relay {
     app_state: AppState,
     counted: Counted,
     waiting: Waiting<EventState>,
+    retention: watch::Receiver<RetentionStatus>,
 }
 
 impl Relay {
@@ -31,6 +33,7 @@ impl Relay {
         watched: Vec<Watched>,
         config: &Config,
         waiting: Waiting<EventState>,
+        retention: watch::Receiver<RetentionStatus>,
     ) -> Self {
         let pipeline = format!("{}/{}", config.slot, config.publication);
         let mut labels = vec![("pipeline", pipeline)];
@@ -40,10 +43,15 @@ impl Relay {
         let in_flight_limit = config.window.events;
         let counted = Counted::default();
         let dead_letters = Arc::clone(&counted);
-        let collector = StatusCollector { watched: watched.clone(), in_flight_limit, dead_letters };
+        let collector = StatusCollector {
+            watched: watched.clone(),
+            in_flight_limit,
+            dead_letters,
+            retention: retention.clone(),
+        };
         let app_state = AppState::new(config.clone());
         let metrics = Metrics::new(labels, collector);
-        Self { watched, metrics, app_state, counted, waiting }
+        Self { watched, metrics, app_state, counted, waiting, retention }
     }
 }
 
@@ -52,9 +60,13 @@ impl Engine for Relay {
         let of = |it: &Watched| (it.shard, Readiness::of(&it.status.borrow(), details));
         let all: Vec<_> = self.watched.iter().map(of).collect();
         let ready = all.iter().all(|(_, it)| it.ready);
+        let retention = Retention::of(&self.retention.borrow(), details);
         let json = match &*all {
-            [(None, only)] => serde_json::to_string(only),
-            all => serde_json::to_string(&ShardsReadiness::of(all)),
+            [(None, only)] => serde_json::to_string(&WithRetention { readiness: only, retention }),
+            all => {
+                let readiness = ShardsReadiness::of(all);
+                serde_json::to_string(&WithRetention { readiness, retention })
+            }
         };
         (ready, json.unwrap_or_default())
     }
@@ -87,20 +99,52 @@ impl Engine for Relay {
         let process_id = std::process::id();
         let all: Vec<_> = self.watched.iter().map(|it| (it, it.status.borrow().clone())).collect();
         if let [(Watched { shard: None, .. }, only)] = &*all {
-            return crate::output::to_json(&ProcessStatus { process_id, status: only });
+            let retention = self.retention.borrow().clone();
+            let status = WithRetention { readiness: only, retention };
+            return crate::output::to_json(&ProcessStatus { process_id, status });
         }
         let shard = |(watched, status): (&Watched, Status)| ShardStatus {
             shard: watched.shard.unwrap_or(0),
             stream: watched.stream.clone(),
             status: ProcessStatus { process_id, status },
         };
-        crate::output::to_json(&ShardsStatus { shards: all.into_iter().map(shard).collect() })
+        let shards = all.into_iter().map(shard).collect();
+        let retention = self.retention.borrow().clone();
+        crate::output::to_json(&ShardsStatus { shards, retention })
     }
 }
 
 #[derive(Serialize)]
 struct ShardsStatus {
     shards: Vec<ShardStatus>,
+    retention: RetentionStatus,
+}
+
+/// What is said of the relays, and of retention beside them.
+#[derive(Serialize)]
+struct WithRetention<R, T> {
+    #[serde(flatten)]
+    readiness: R,
+    retention: T,
+}
+
+/// Whether old rows are deleted. A table that grows is no reason to take a relay out of service: it
+/// publishes as before.
+#[derive(Serialize)]
+struct Retention {
+    ok: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last_success_at: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
+}
+
+impl Retention {
+    fn of(status: &RetentionStatus, details: bool) -> Self {
+        let reason = status.failure.clone().filter(|_| details);
+        let last_success_at = status.last_success_at.map(|it| it.to_string());
+        Self { ok: !status.is_overdue, last_success_at, reason }
+    }
 }
 
 #[derive(Serialize)]

@@ -3,12 +3,20 @@ use std::time::Instant;
 use axum::body::{Body, to_bytes};
 use axum::extract::Request;
 use outbox::waiting::Waiting;
-use relay::{Role, Status};
+use relay::{RetentionStatus, Role, Status};
 use tokio::sync::watch;
 use tower::ServiceExt;
 
 use super::*;
 use crate::config::Settings;
+
+/// Old rows were deleted in 2026.
+fn kept() -> watch::Receiver<RetentionStatus> {
+    let last_success_at = Some("2026-10-19T08:00:00Z".parse().expect("a time"));
+    let kept =
+        RetentionStatus { last_success_at, published_deleted_total: 7, ..Default::default() };
+    watch::channel(kept).1
+}
 
 fn admin(status: Status, token: Option<&str>) -> Router {
     let mut settings = Settings::default();
@@ -16,7 +24,10 @@ fn admin(status: Status, token: Option<&str>) -> Router {
     let Ok(config) = settings.relay_config() else { panic!("valid settings") };
     let (_, receiver) = watch::channel(status);
     let watched = vec![Watched::new(&config, receiver)];
-    router(Admin::new(Relay::new(watched, &config, Waiting::default()), token.map(str::to_owned)))
+    router(Admin::new(
+        Relay::new(watched, &config, Waiting::default(), kept()),
+        token.map(str::to_owned),
+    ))
 }
 
 /// Two shards.
@@ -28,7 +39,7 @@ fn sharded(statuses: [Status; 2]) -> Router {
     let shards = config.each_shard();
     let watched = shards.iter().zip(statuses);
     let watched = watched.map(|(shard, status)| Watched::new(shard, watch::channel(status).1));
-    router(Admin::new(Relay::new(watched.collect(), &config, Waiting::default()), None))
+    router(Admin::new(Relay::new(watched.collect(), &config, Waiting::default(), kept()), None))
 }
 
 async fn get(router: Router, path: &str, authorization: Option<&str>) -> (StatusCode, String) {
@@ -84,10 +95,13 @@ async fn a_wrong_path_is_told_the_right_ones() {
 #[tokio::test]
 async fn readiness_is_told_by_code_and_body() {
     let (code, body) = get(admin(busy(), Some("t0ken")), "/readyz", None).await;
-    assert_eq!((code, body.as_str()), (StatusCode::OK, r#"{"ready":true,"role":"active"}"#));
+    let retention = r#""retention":{"ok":true,"last_success_at":"2026-10-19T08:00:00Z"}"#;
+    assert_eq!(code, StatusCode::OK);
+    assert_eq!(body, format!(r#"{{"ready":true,"role":"active",{retention}}}"#));
     let (code, body) = get(admin(Status::default(), None), "/readyz", None).await;
     assert_eq!(code, StatusCode::SERVICE_UNAVAILABLE);
-    assert_eq!(body, r#"{"ready":false,"role":"starting","reason":"starting"}"#);
+    let starting = r#"{"ready":false,"role":"starting","reason":"starting""#;
+    assert_eq!(body, format!("{starting},{retention}}}"));
 }
 
 #[tokio::test]
@@ -107,6 +121,10 @@ async fn metrics_show_the_status_under_their_documented_names() {
         format!("tailpost_outbox_published_total{{{labels},result=\"stored\"}} 41"),
         format!("tailpost_outbox_published_total{{{labels},result=\"duplicate\"}} 2"),
         format!("tailpost_outbox_dead_letters_total{{{labels}}} 1"),
+        format!("tailpost_retention_last_success_timestamp_seconds{{{labels}}} 1792396800.0"),
+        format!("tailpost_retention_deleted_total{{{labels},what=\"published\"}} 7"),
+        format!("tailpost_retention_deleted_total{{{labels},what=\"audit\"}} 0"),
+        format!("tailpost_retention_failures_total{{{labels}}} 0"),
         format!("tailpost_relay_role{{{labels},role=\"active\"}} 1.0"),
         format!("tailpost_relay_role{{{labels},role=\"standby\"}} 0.0"),
         format!("tailpost_outbox_commit_to_ack_seconds_count{{{labels}}} 2"),
@@ -151,7 +169,7 @@ async fn shards_are_ready_when_all_of_them_are() {
     assert_eq!(code, StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(
         body,
-        r#"{"ready":false,"reason":"shard 1: starting","shards":[{"shard":0,"ready":true,"role":"active"},{"shard":1,"ready":false,"role":"starting","reason":"starting"}]}"#
+        r#"{"ready":false,"reason":"shard 1: starting","shards":[{"shard":0,"ready":true,"role":"active"},{"shard":1,"ready":false,"role":"starting","reason":"starting"}],"retention":{"ok":true,"last_success_at":"2026-10-19T08:00:00Z"}}"#
     );
     let (_, body) = get(sharded([busy(), Status::default()]), "/api/v1/status", None).await;
     let json: serde_json::Value = serde_json::from_str(&body).expect("valid JSON");
@@ -201,7 +219,8 @@ async fn an_address_of_another_machine_is_an_error_with_a_hint() {
     settings.postgres.url = Some("postgres://ada@localhost/shop".into());
     let Ok(config) = settings.relay_config() else { panic!("valid settings") };
     let (_, receiver) = watch::channel(Status::default());
-    let relay = Relay::new(vec![Watched::new(&config, receiver)], &config, Waiting::default());
+    let relay =
+        Relay::new(vec![Watched::new(&config, receiver)], &config, Waiting::default(), kept());
     let address = Address { key: "admin.listen", socket };
     let Err(error) = serve(address, Admin::new(relay, None)).await else {
         panic!("the address is not this machine's");

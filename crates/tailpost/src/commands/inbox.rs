@@ -7,6 +7,7 @@ pub(super) mod inbox_setup;
 mod run;
 mod sampler;
 
+use async_nats::jetstream;
 use inbox::{Builder, Connection, DeadLetters, Inbox};
 
 use crate::cli::InboxCommand;
@@ -26,6 +27,28 @@ async fn dead_letters(settings: &Settings) -> anyhow::Result<DeadLetters> {
     let (client, task) = settings.postgres_target()?.connect("tailpost inbox dlq").await?;
     let connection = Connection::with_guard(client, task);
     Ok(DeadLetters::new(connection, &settings.table()?))
+}
+
+/// Whether records may go after `inbox.retention`: the stream of each consumer has to forget before.
+/// A stream that does not exist yet, or a broker that does not answer, is another's to report.
+///
+/// # Errors
+///
+/// [`Error::Config`](inbox::Error::Config) with both values.
+pub(super) async fn check_retention(
+    settings: &Settings,
+    nats: &async_nats::Client,
+) -> anyhow::Result<()> {
+    let Some(keep) = settings.inbox_retention() else { return Ok(()) };
+    let context = jetstream::new(nats.clone());
+    for Consumer { name, stream, lease, .. } in settings.consumers()? {
+        let Ok(found) = context.get_stream(&stream).await else { continue };
+        let max_age = Some(found.cached_info().config.max_age).filter(|it| !it.is_zero());
+        if let Some(reason) = inbox::retention_problem(keep, &stream, max_age, lease) {
+            return Err(inbox::Error::Config { consumer: name, reason }.into());
+        }
+    }
+    Ok(())
 }
 
 /// An inbox as the settings want it, without its connections.

@@ -2,8 +2,9 @@ mod shards;
 
 use anyhow::Result;
 use outbox::waiting::Waiting;
-use relay::{Config, Reports, Status};
+use relay::{Config, Reports, RetentionStatus, Status};
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tracing::info;
 
 use crate::admin::{self, Address, Admin, Relay, Watched};
@@ -21,6 +22,7 @@ pub(super) async fn run(args: &RelayArgs, settings: &Settings) -> Result<()> {
     }
     let stop = shutdown::on_signal()?;
     let waiting = Waiting::default();
+    let (retention, kept) = watch::channel(RetentionStatus::default());
     let (reports, watched): (Vec<_>, Vec<_>) = chosen
         .iter()
         .map(|shard| {
@@ -43,7 +45,7 @@ pub(super) async fn run(args: &RelayArgs, settings: &Settings) -> Result<()> {
     let admin = match settings.admin.listen {
         Some(socket) if !args.once => {
             let listen = Address { key: "admin.listen", socket };
-            let relay = Relay::new(watched, &config, waiting.clone());
+            let relay = Relay::new(watched, &config, waiting.clone(), kept);
             Some(admin::serve(listen, Admin::new(relay, settings.admin.token.clone())).await?)
         }
         _ => None,
@@ -60,10 +62,15 @@ pub(super) async fn run(args: &RelayArgs, settings: &Settings) -> Result<()> {
             }
         }
     };
-    // A task of its own: the relay's is polled for each event, and should poll nothing else.
-    let answering = tokio::spawn(async move { relay::waiting::answer(&config, &waiting).await });
+    // Tasks of their own: the relay's is polled for each event, and should poll nothing else.
+    let mut beside = JoinSet::new();
+    if !args.once {
+        let config = config.clone();
+        beside.spawn(async move { relay::upkeep::keep(&config, &retention).await });
+    }
+    beside.spawn(async move { relay::waiting::answer(&config, &waiting).await });
     let outcome = Box::pin(work).await;
-    answering.abort();
+    beside.abort_all();
     if let Some(admin) = admin {
         admin.stop().await;
     }

@@ -3,7 +3,7 @@ mod inbox_status;
 use std::fmt::Write;
 use std::time::Duration;
 
-use relay::{OutboxReport, ShardReport, SlotReport, StatusReport, StreamReport};
+use relay::{OutboxReport, RetentionReport, ShardReport, SlotReport, StatusReport, StreamReport};
 use serde::Serialize;
 
 use serde_json::Value;
@@ -13,7 +13,7 @@ use crate::cli::StatusArgs;
 use crate::config::Settings;
 use crate::errors::ClientError;
 use crate::{exit, output};
-use inbox_status::ConsumerReport;
+use inbox_status::{ConsumerReport, Inspected};
 
 /// The most frequent reasons. `tailpost outbox dlq list` shows more.
 const REASONS_SHOWN: usize = 3;
@@ -34,6 +34,9 @@ struct Report {
     relay_unknown: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     consumers: Vec<ConsumerReport>,
+    /// What the inbox deleted, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    inbox_retention: Option<inbox::Upkept>,
 }
 
 pub(super) async fn run(args: &StatusArgs, settings: &Settings) -> anyhow::Result<()> {
@@ -42,17 +45,17 @@ pub(super) async fn run(args: &StatusArgs, settings: &Settings) -> anyhow::Resul
         other => other,
     };
     let consumers = inbox_status::inspect(settings).await;
-    let (outbox, consumers) = match (outbox, consumers) {
+    let (outbox, Inspected { consumers, retention }) = match (outbox, consumers) {
         (Ok(outbox), consumers) => (Some(outbox), consumers?),
         // A service that only consumes has an inbox, and no outbox.
-        (Err(_), Ok(consumers)) if !consumers.is_empty() => (None, consumers),
+        (Err(_), Ok(inspected)) if !inspected.consumers.is_empty() => (None, inspected),
         (Err(error), _) => return Err(error.into()),
     };
     let (relay, relay_unknown) = match ask(settings).await {
         Ok(told) => (told, None),
         Err(why) => (None, outbox.as_ref().map(|_| why)),
     };
-    let mut report = Report { outbox, relay, relay_unknown, consumers };
+    let mut report = Report { outbox, relay, relay_unknown, consumers, inbox_retention: retention };
     if args.json {
         output::json(&report)?
     } else {
@@ -71,6 +74,9 @@ fn all_text(report: &Report) -> String {
     let mut lines = Lines(told.0 + &report.outbox.as_ref().map(text).unwrap_or_default());
     for consumer in &report.consumers {
         lines.consumer(consumer);
+    }
+    if let Some(upkept) = &report.inbox_retention {
+        lines.inbox_retention(upkept);
     }
     let dead: i64 = report.consumers.iter().map(|it| it.backlog.dead).sum();
     if dead > 0 {
@@ -127,6 +133,9 @@ fn text(report: &StatusReport) -> String {
         lines.add(&format!("shard {shard}"), format_args!("{unpublished} unpublished"));
         lines.slot_if_any(slot.as_ref());
         lines.stream_if_any(stream.as_ref(), is_missing);
+    }
+    if let Some(retention) = &report.retention {
+        lines.retention(retention);
     }
     for warning in &report.warnings {
         lines.add("warning", warning);
@@ -229,6 +238,34 @@ impl Lines {
         }
     }
 
+    fn retention(&mut self, retention: &RetentionReport) {
+        let deleted = [
+            (retention.rows_deleted, "rows"),
+            (retention.dead_letters_deleted, "dead letters"),
+            (retention.audit_deleted, "audit entries"),
+        ];
+        self.last_success("retention", retention.last_success_seconds, &deleted);
+        if let Some(why) = &retention.held_by {
+            self.add("  held", why);
+        }
+    }
+
+    /// When old rows were last deleted, and what was so far.
+    fn last_success(&mut self, label: &str, seconds: Option<f64>, deleted: &[(u64, &str)]) {
+        let deleted = deleted.iter().filter(|it| it.0 > 0);
+        let deleted: Vec<_> = deleted.map(|(count, what)| format!("{count} {what}")).collect();
+        let deleted = match &*deleted {
+            [] => "nothing deleted so far".to_owned(),
+            some => format!("{} deleted so far", some.join(", ")),
+        };
+        match seconds {
+            Some(it) => {
+                self.add(label, format_args!("{} ago, {deleted}", output::duration(it)));
+            }
+            None => self.add(label, format_args!("no success so far, {deleted}")),
+        }
+    }
+
     fn stream(&mut self, stream: &StreamReport) {
         let s = if stream.replicas == 1 { "" } else { "s" };
         self.add("stream", format_args!("{}, {} replica{s}", stream.name, stream.replicas));
@@ -295,6 +332,13 @@ mod tests {
                 latest_dead_letter_reason: Some("payload too large".into()),
                 ..OutboxReport::default()
             },
+            retention: Some(RetentionReport {
+                last_success_seconds: Some(303.0),
+                rows_deleted: 120,
+                audit_deleted: 2,
+                held_by: Some("nobody reads slot a".into()),
+                ..RetentionReport::default()
+            }),
             stream: Some(StreamReport {
                 name: "OUTBOX".into(),
                 messages: 12,
@@ -325,6 +369,8 @@ outbox         public.outbox_events
 stream         OUTBOX, 1 replica
   messages     12, 1.5 MiB
   last         sequence 12, from 7/1/0-19212B0/0
+retention      5m 3s ago, 120 rows, 2 audit entries deleted so far
+  held         nobody reads slot a
 warning        1 dead letter
 ";
         assert_eq!(text(&report()), expected);
@@ -346,6 +392,7 @@ warning        1 dead letter
             "shard 1        2 unpublished",
             "slot           does not exist",
             "stream         OUTBOX, 1 replica",
+            "retention      5m 3s ago, 120 rows, 2 audit entries deleted so far",
             "warning        1 dead letter",
         ];
         assert_eq!(labels, expected, "{text}");

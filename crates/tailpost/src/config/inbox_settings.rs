@@ -42,7 +42,6 @@ impl Default for InboxSettings {
             timeout: Some(Duration::from_secs(20)),
             layout: Some(Layout::default()),
             retention: Some(None),
-            dead_letter_retention: Some(Some(Duration::from_hours(14 * 24))),
             ..Layer::default()
         };
         Self { all, consumers: BTreeMap::new() }
@@ -64,8 +63,6 @@ pub(crate) struct Consumer {
     pub(crate) backoff: Backoff,
     /// How long the handler may take to answer. Less than the lease.
     pub(crate) timeout: Duration,
-    /// How long dead letters wait for a decision; for ever if there is no limit.
-    pub(crate) dead_letter_retention: Option<Duration>,
     pub(crate) secrets: Vec<Secret>,
     pub(crate) ca: Option<PathBuf>,
     /// Certificate and key.
@@ -109,10 +106,6 @@ impl Settings {
                 max: own.backoff_max.or(all.backoff_max).expect(default),
             },
             timeout: own.timeout.or(all.timeout).expect(default),
-            dead_letter_retention: own
-                .dead_letter_retention
-                .or(all.dead_letter_retention)
-                .expect(default),
             secrets: own
                 .secrets
                 .iter()

@@ -85,9 +85,6 @@ pub(super) static KEYS: &[Key] = &[
     key("relay.ack_timeout", |it, v| put(&mut it.relay.ack_timeout, v.duration())),
     key("relay.max_attempts", |it, v| put(&mut it.relay.max_attempts, small(v))),
     key("relay.on_park", |it, v| put(&mut it.relay.on_park, on_park(v))),
-    key("relay.dead_letter_retention", |it, v| {
-        put(&mut it.relay.dead_letter_retention, v.unless_off(Value::duration))
-    }),
     key("relay.scan_interval", |it, v| put(&mut it.relay.scan.interval, v.duration())),
     key("relay.scan_batch", |it, v| put(&mut it.relay.scan.batch, v.integer())),
     key("relay.mark", |it, v| put(&mut it.relay.mark.by, mark_by(v))),
@@ -98,6 +95,14 @@ pub(super) static KEYS: &[Key] = &[
     key("relay.poll_workers", |it, v| put(&mut it.relay.poll.workers, v.integer())),
     key("relay.wal_limit", |it, v| put(&mut it.relay.wal.limit, v.unless_off(Value::size))),
     key("relay.on_wal_limit", |it, v| put(&mut it.relay.wal.on_limit, on_wal_limit(v))),
+    key("retention.published", |it, v| {
+        put(&mut it.retention.published, v.unless_off(Value::duration))
+    }),
+    key("retention.dead_letters", |it, v| {
+        put(&mut it.retention.dead_letters, v.unless_off(Value::duration))
+    }),
+    key("retention.audit", |it, v| put(&mut it.retention.audit, v.unless_off(Value::duration))),
+    key("retention.interval", |it, v| put(&mut it.retention.interval, v.duration())),
     key("admin.listen", |it, v| put(&mut it.admin.listen, v.unless_off(address))),
     key("admin.inbox_listen", |it, v| put(&mut it.admin.inbox_listen, v.unless_off(address))),
     secret("admin.token", |it, v| put(&mut it.admin.token, v.bearer_token().map(some))),

@@ -95,7 +95,7 @@ impl World {
         let Some(session) = &mut self.workers[worker].session else { return };
         if session.room > 0 {
             match session.redrive.next(now) {
-                Task::Wait { .. } | Task::Tidy => {}
+                Task::Wait { .. } => {}
                 _ if fate != Fate::Done => session.redrive.failed(now),
                 Task::Requeued { after_seq } => self.bring_letters(worker, after_seq),
                 Task::Adopt { .. } => {

@@ -1,4 +1,4 @@
-use super::{SAME, quote, write_down};
+use super::{SAME, quote};
 
 /// What an inbox at work asks about requeued letters.
 pub(crate) struct Requeued {
@@ -11,8 +11,6 @@ pub(crate) struct Requeued {
     pub(crate) orphans: String,
     /// Letters whose events have had their effect meanwhile.
     pub(crate) sweep: String,
-    /// Letters that nobody decided about for too long.
-    pub(crate) purge: String,
 }
 
 impl Requeued {
@@ -21,7 +19,6 @@ impl Requeued {
         let schema = quote(schema);
         let messages = format!("{schema}.inbox_messages");
         let letters = format!("{schema}.inbox_dead_letter");
-        let decisions = format!("{schema}.inbox_decisions");
         Self {
             due: format!(
                 "WITH due AS (
@@ -52,17 +49,6 @@ impl Requeued {
             sweep: format!(
                 "DELETE FROM {letters} d USING {messages} m
                  WHERE d.consumer = $1 AND {SAME} AND m.status IN ('PROCESSED', 'REJECTED')"
-            ),
-            purge: format!(
-                "WITH done AS (
-                     DELETE FROM {letters} d
-                     WHERE d.consumer = $1
-                         AND d.dead_at < clock_timestamp() - make_interval(secs => $2::float8)
-                         AND NOT EXISTS (SELECT FROM {messages} m
-                             WHERE {SAME} AND m.status IN ('FAILED', 'PROCESSING'))
-                     RETURNING d.*
-                 ), {}",
-                write_down(&decisions, "purge", ["$3", "$4"])
             ),
         }
     }

@@ -87,6 +87,12 @@ impl Ranges {
         old.map(|it| it.partition.clone()).collect()
     }
 
+    /// The partitions that may have something from before `horizon`.
+    pub(super) fn begun_before(&self, horizon: Timestamp) -> Vec<String> {
+        let begun = self.0.iter().filter(|it| it.since.is_none_or(|since| since < horizon));
+        begun.map(|it| it.partition.clone()).collect()
+    }
+
     pub(super) fn remove(&mut self, partition: &str) {
         self.0.retain(|it| it.partition != partition);
     }

@@ -72,8 +72,7 @@ impl World {
                 | Effect::NoteSweep
                 | Effect::NoteScan
                 | Effect::Heartbeat
-                | Effect::LeaveServer
-                | Effect::PurgeDeadLetters => {}
+                | Effect::LeaveServer => {}
                 effect => {
                     if let Effect::Park(batch) = &effect {
                         self.given_up.extend(batch.iter().map(|it| it.1.event.id.as_u128()));

@@ -194,7 +194,6 @@ pub(super) fn engine(
         replaying: Replaying::new(faults.replays),
         checkpoint: Checkpoint::new(written.end, 1),
         limits: SlotLimits::default(),
-        purges_dead_letters: false,
         until: None,
     })
 }

@@ -33,6 +33,8 @@ struct Orphans {
     before_all_rows: u64,
     /// Where rows are deleted once they are published.
     expected: u64,
+    /// Published so long ago that their rows are deleted by retention.
+    retained: u64,
 }
 
 impl<'a> Comparing<'a> {
@@ -110,6 +112,8 @@ impl<'a> Comparing<'a> {
                     lowest.get(stream).copied().flatten().is_some_and(|it| it < at.sequence);
                 if self.cut.marking.deletes && id.is_some() {
                     unrowed.expected += 1;
+                } else if self.cut.may_be_deleted(at.stream, at.sequence) && id.is_some() {
+                    unrowed.retained += 1;
                 } else if has_rows_before || id.is_none() {
                     let (kind, why) = (Kind::Phantom, if id.is_some() { NO_ROW } else { NO_ID });
                     let at = Some(at);
@@ -171,6 +175,13 @@ impl<'a> Comparing<'a> {
                 unrowed.expected,
                 "messages without a row, with relay.mark = \"delete\": whether they ever had one, \
                  and what it held, cannot be told"
+                    .into(),
+            ),
+            (
+                "retention",
+                unrowed.retained,
+                "messages without a row from before the time up to which retention deletes rows: \
+                 whether they ever had one, and what it held, cannot be told"
                     .into(),
             ),
             (

@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use async_nats::Client;
 use async_nats::jetstream;
 use async_nats::jetstream::stream::{Info, RetentionPolicy};
-use outbox::wire::Position;
+use jiff::Timestamp;
+use outbox::wire::{Position, StoredMessage};
 use tokio::sync::watch;
 use uuid::Uuid;
 
@@ -16,7 +17,7 @@ use crate::nats::TailReader;
 use crate::nats::stream_check::is_not_found;
 use crate::nats::whole_stream::{Sink, WholeStream};
 use crate::operate::spill_files::{Division, Parts, SpillFolder};
-use crate::verify::cut::Extent;
+use crate::verify::cut::{CLOCKS_DIFFER_MICROS, Extent};
 use crate::verify::fingerprint::ReadMessage;
 use crate::verify::spilled::{MessageRecord, OrphanRecord, OwnPosition, Place};
 
@@ -76,6 +77,13 @@ impl StreamSource {
         let at = self.reader.stored_at_micros(first).await?;
         self.first_at_micros = at.unwrap_or(i64::MAX / 2);
         Ok(())
+    }
+
+    /// The first sequence up to `last` whose row cannot have been published before that time.
+    pub(super) async fn stored_before(&self, before: Timestamp, last: u64) -> Result<u64, Error> {
+        let before = before.as_microsecond().saturating_add(CLOCKS_DIFFER_MICROS);
+        let is_later = |it: &StoredMessage<'_>| Some(it.time.as_microsecond() >= before);
+        self.reader.first_where(self.first, last, is_later).await
     }
 
     /// How many messages there are to read, at most.
@@ -204,6 +212,7 @@ impl StreamRecords {
             is_from_the_beginning: source.is_from_the_beginning && end.first <= 1,
             first_at_micros: source.first_at_micros,
             forgets: source.forgets,
+            rows_deleted_below: 0,
         };
         let read = |(source, end): (&StreamSource, &End)| StreamRead {
             name: source.name.clone(),

@@ -279,31 +279,6 @@ impl Store {
         Ok(row.map_err(Error::sql("discard a dead letter"))?.get::<_, i64>(0) > 0)
     }
 
-    /// Removes dead letters older than `seconds`, discarded ones included, except those that others
-    /// wait for. Says how many.
-    pub(crate) async fn purge(&self, seconds: f64) -> Result<u64, Error> {
-        let sql = format!(
-            "WITH old AS (
-                 DELETE FROM {dead} WHERE id IN (
-                     SELECT id FROM {dead}
-                     WHERE dead_at < clock_timestamp() - make_interval(secs => $1)
-                         AND (discarded_at IS NOT NULL OR NOT blocks)
-                     LIMIT 10000 FOR UPDATE SKIP LOCKED)
-                 RETURNING *
-             ), noted AS (
-                 INSERT INTO {audit} (action, event_id, aggregate_type, aggregate_id, event_type,
-                     actor, via, reason)
-                 SELECT 'purge', id, aggregate_type, aggregate_id, event_type, 'tailpost', 'relay',
-                     reason FROM old
-             )
-             SELECT count(*) FROM old",
-            dead = self.dead(),
-            audit = self.audit(),
-        );
-        let row = self.client().query_one(&sql, &[&seconds]).await;
-        Ok(row.map_err(Error::sql("purge dead letters"))?.get::<_, i64>(0).cast_unsigned())
-    }
-
     /// Writes down what is done to the rows of the CTE `old`, by parameters 3 to 5.
     fn note(&self, action: &str, old_payload: &str) -> String {
         format!(

@@ -32,10 +32,15 @@ pub(super) fn not_owed(table: &Table) -> String {
 /// savepoint it is not the top level's: such a row may be taken for older than a slot that was created
 /// meanwhile.
 pub(super) fn transaction(o: &str) -> String {
+    format!("coalesce({o}.txid, {})", version(o))
+}
+
+/// The transaction that wrote the version of a row, as far as 32 bits tell.
+pub(super) fn version(row: &str) -> String {
     let next = "pg_snapshot_xmax(pg_current_snapshot())::text::numeric";
     format!(
-        "coalesce({o}.txid, (greatest({next} - mod({next} - {o}.xmin::text::numeric
-             + 4294967296, 4294967296), 0))::text::xid8)"
+        "(greatest({next} - mod({next} - {row}.xmin::text::numeric
+             + 4294967296, 4294967296), 0))::text::xid8"
     )
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use inbox::{Backlog, BreakerState, State, Status, Summary};
+use inbox::{Backlog, BreakerState, State, Status, Summary, Upkept};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use tokio::sync::watch;
@@ -24,6 +24,13 @@ pub(crate) struct Sample {
     pub(crate) pending: Option<u64>,
 }
 
+/// What the servers know, as of some seconds ago.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Samples {
+    pub(crate) consumers: BTreeMap<String, Sample>,
+    pub(crate) upkept: Option<Upkept>,
+}
+
 /// Copied, so that no consumer waits for a scrape.
 pub(in crate::admin) fn snapshot(consumers: &Watched) -> BTreeMap<String, Status> {
     consumers.iter().map(|(name, status)| (name.clone(), status.borrow().clone())).collect()
@@ -32,7 +39,7 @@ pub(in crate::admin) fn snapshot(consumers: &Watched) -> BTreeMap<String, Status
 #[derive(Debug)]
 pub(in crate::admin) struct StatusCollector {
     pub(in crate::admin) consumers: Watched,
-    pub(in crate::admin) samples: watch::Receiver<BTreeMap<String, Sample>>,
+    pub(in crate::admin) samples: watch::Receiver<Samples>,
 }
 
 impl Collector for StatusCollector {
@@ -41,7 +48,9 @@ impl Collector for StatusCollector {
         let mut sink = Sink { encoder: &mut encoder };
         sink.gauges(&consumers)?;
         sink.outcomes(&consumers)?;
-        sink.samples(&self.samples.borrow().clone())?;
+        let samples = self.samples.borrow().clone();
+        sink.samples(&samples.consumers)?;
+        sink.upkept(samples.upkept.as_ref())?;
         sink.build_info()
     }
 }
@@ -77,6 +86,18 @@ impl Sink<'_, '_> {
             .map(|(consumer, status)| ([("consumer", consumer.as_str())], status.handler.opened));
         let help = "Times the breaker opened: the handler failed whatever the event.";
         self.counters("inbox_breaker_opened", help, opened)
+    }
+
+    fn upkept(&mut self, upkept: Option<&Upkept>) -> fmt::Result {
+        let Some(upkept) = upkept else { return Ok(()) };
+        self.last_success(upkept.last_success_at)?;
+        let help = "What was deleted because it is kept for long enough, by whatever process.";
+        let deleted = [
+            ("record", upkept.records_deleted),
+            ("partition", upkept.partitions_dropped),
+            ("decision", upkept.decisions_deleted),
+        ];
+        self.counters("retention_deleted", help, deleted.map(|(it, n)| ([("what", it)], n)))
     }
 
     fn samples(&mut self, samples: &BTreeMap<String, Sample>) -> fmt::Result {

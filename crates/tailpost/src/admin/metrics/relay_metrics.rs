@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::metrics::MetricType;
-use relay::{BreakerState, Config, Latency, Role, SlotStatus, Status};
+use relay::{BreakerState, Config, Latency, RetentionStatus, Role, SlotStatus, Status};
 use tokio::sync::watch;
 
 use super::Sink;
@@ -106,6 +106,7 @@ pub(in crate::admin) struct StatusCollector {
     pub(in crate::admin) watched: Vec<Watched>,
     pub(in crate::admin) in_flight_limit: usize,
     pub(in crate::admin) dead_letters: Counted,
+    pub(in crate::admin) retention: watch::Receiver<RetentionStatus>,
 }
 
 impl Collector for StatusCollector {
@@ -122,6 +123,7 @@ impl Collector for StatusCollector {
         if let Some((count, oldest)) = counted {
             sink.dead_letters(count as f64, oldest)?;
         }
+        sink.retention(&self.retention.borrow().clone())?;
         sink.gauge(
             "outbox_inflight_limit",
             "Events that may be read but not resolved.",
@@ -272,6 +274,21 @@ fn each<T>(
 }
 
 impl Sink<'_, '_> {
+    fn retention(&mut self, status: &RetentionStatus) -> fmt::Result {
+        self.last_success(status.last_success_at)?;
+        let help = "Rows deleted because they are kept for long enough, by this process.";
+        let deleted = [
+            ("published", status.published_deleted_total),
+            ("dead_letter", status.dead_letters_deleted_total),
+            ("audit", status.audit_deleted_total),
+        ];
+        let deleted = deleted.map(|(what, count)| ([("what", what)], count));
+        self.counters("retention_deleted", help, deleted)?;
+        let help = "Attempts to delete old rows that failed.";
+        let none: [(&str, &str); 0] = [];
+        self.counters("retention_failures", help, [(none, status.failures_total)])
+    }
+
     fn dead_letters(&mut self, count: f64, oldest: f64) -> fmt::Result {
         let outbox = |value| [([("source", "outbox")], value)];
         self.family("dead_letter_count", "Dead letters that nobody discarded.", outbox(count))?;

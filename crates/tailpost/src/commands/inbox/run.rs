@@ -15,7 +15,7 @@ use tracing::{info, warn};
 
 use super::answers;
 use super::sampler::Sampler;
-use crate::admin::{self, Address, Admin, AppState, WaitingOf};
+use crate::admin::{self, Address, Admin, AppState, Samples, WaitingOf};
 use crate::config::{Consumer, Error, Settings};
 use crate::shutdown;
 
@@ -36,6 +36,8 @@ pub(super) async fn run(settings: &Settings) -> anyhow::Result<()> {
     let stop = shutdown::on_signal()?;
     info!(version = env!("CARGO_PKG_VERSION"), %postgres, %nats, "starting the inbox");
     let Some(client) = connect(&nats, &stop).await? else { return Ok(()) };
+    // Before any of them forgets anything: they share the tables.
+    super::check_retention(settings, &client).await?;
     let sampler = Sampler {
         postgres: postgres.clone(),
         table: settings.table()?,
@@ -55,7 +57,7 @@ pub(super) async fn run(settings: &Settings) -> anyhow::Result<()> {
         Some(socket) => {
             let listen = Address { key: "admin.inbox_listen", socket };
             let watched = inboxes.iter().map(|(name, it)| (name.clone(), it.status())).collect();
-            let (samples, sampled) = watch::channel(BTreeMap::new());
+            let (samples, sampled) = watch::channel(Samples::default());
             let app_state = AppState { postgres: postgres.clone(), table: settings.table()? };
             let admin = admin::Inbox::new(watched, sampled, app_state, Arc::clone(&waiting));
             let server = admin::serve(listen, Admin::new(admin, settings.admin.token.clone()));
@@ -101,7 +103,6 @@ fn inbox(
 ) -> inbox::Builder {
     let (postgres, nats) = (postgres.clone(), nats.clone());
     let application = format!("tailpost inbox {}", consumer.name);
-    let keep_letters = consumer.dead_letter_retention;
     let mut builder = super::builder(consumer)
         .postgres(move || {
             let (postgres, application) = (postgres.clone(), application.clone());
@@ -119,8 +120,9 @@ fn inbox(
     if let Some(keep) = settings.inbox_retention() {
         builder = builder.retention(keep);
     }
-    match keep_letters {
-        Some(keep) => builder.dead_letter_retention(keep),
+    builder = builder.upkeep_interval(settings.retention.interval);
+    match settings.retention.audit {
+        Some(keep) => builder.decisions_retention(keep),
         None => builder,
     }
 }

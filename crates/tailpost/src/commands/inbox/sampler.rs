@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
-use crate::admin::Sample;
+use crate::admin::{Sample, Samples};
 
 const EVERY: Duration = Duration::from_secs(15);
 
@@ -27,11 +27,7 @@ pub(super) struct Sampler {
 impl Sampler {
     /// Runs until `stop`. Servers that do not answer leave the last figures as they are: whoever
     /// runs a consumer says that they are away.
-    pub(super) async fn run(
-        self,
-        samples: watch::Sender<BTreeMap<String, Sample>>,
-        stop: CancellationToken,
-    ) {
+    pub(super) async fn run(self, samples: watch::Sender<Samples>, stop: CancellationToken) {
         let mut letters = None;
         loop {
             tokio::select! {
@@ -52,10 +48,7 @@ impl Sampler {
         }
     }
 
-    async fn sample(
-        &self,
-        letters: &mut Option<DeadLetters>,
-    ) -> anyhow::Result<BTreeMap<String, Sample>> {
+    async fn sample(&self, letters: &mut Option<DeadLetters>) -> anyhow::Result<Samples> {
         let letters = match letters {
             Some(letters) => letters,
             None => {
@@ -66,6 +59,7 @@ impl Sampler {
         };
         let backlogs = letters.backlogs().await?;
         let context = jetstream::new(self.nats.clone());
+        let upkept = letters.upkept().await?;
         let mut samples = BTreeMap::new();
         for (name, stream) in &self.consumers {
             let found = backlogs.iter().find(|it| it.consumer == *name).cloned();
@@ -74,6 +68,6 @@ impl Sampler {
             let pending = consumer.ok().map(|it| it.cached_info().num_pending);
             samples.insert(name.clone(), Sample { backlog: found.unwrap_or_default(), pending });
         }
-        Ok(samples)
+        Ok(Samples { consumers: samples, upkept })
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use async_nats::jetstream;
-use inbox::{Backlog, Connection, DeadLetters, Holder};
+use inbox::{Backlog, Connection, DeadLetters, Holder, Upkept};
 use serde::Serialize;
 use tracing::debug;
 
@@ -43,20 +43,29 @@ impl From<Backlog> for Figures {
     }
 }
 
+/// What there is of the inbox.
+#[derive(Debug, Default)]
+pub(super) struct Inspected {
+    pub(super) consumers: Vec<ConsumerReport>,
+    pub(super) retention: Option<Upkept>,
+}
+
 /// The consumers that are configured, or have something before them, by name.
-pub(super) async fn inspect(settings: &Settings) -> anyhow::Result<Vec<ConsumerReport>> {
+pub(super) async fn inspect(settings: &Settings) -> anyhow::Result<Inspected> {
     let configured = settings.consumers()?;
     let (client, task) = settings.postgres_target()?.connect("tailpost status").await?;
     let connection = Connection::with_guard(client, task);
     let tables = DeadLetters::new(connection, &settings.table()?);
-    let looked =
-        async { Ok::<_, inbox::Error>((tables.backlogs().await?, tables.holders().await?)) };
-    let (backlogs, holders) = match looked.await {
+    let looked = async {
+        let (backlogs, holders) = (tables.backlogs().await?, tables.holders().await?);
+        Ok::<_, inbox::Error>((backlogs, holders, tables.upkept().await?))
+    };
+    let (backlogs, holders, retention) = match looked.await {
         Ok(found) => found,
         // Who configures no consumer needs neither tables for them nor rights on them.
         Err(error) if configured.is_empty() => {
             debug!(%error, "there is no inbox to look at");
-            return Ok(Vec::new());
+            return Ok(Inspected::default());
         }
         Err(error) => return Err(error.into()),
     };
@@ -80,7 +89,7 @@ pub(super) async fn inspect(settings: &Settings) -> anyhow::Result<Vec<ConsumerR
     if !reports.is_empty() {
         ask_broker(settings, &mut reports).await?;
     }
-    Ok(reports)
+    Ok(Inspected { consumers: reports, retention })
 }
 
 fn report(name: String, stream: String) -> ConsumerReport {
@@ -111,6 +120,22 @@ async fn ask_broker(settings: &Settings, reports: &mut [ConsumerReport]) -> anyh
 }
 
 impl Lines {
+    pub(super) fn inbox_retention(&mut self, upkept: &Upkept) {
+        let deleted = [
+            (upkept.records_deleted, "records"),
+            (upkept.partitions_dropped, "partitions"),
+            (upkept.decisions_deleted, "decisions"),
+        ];
+        self.last_success("inbox upkeep", upkept.last_success_seconds, &deleted);
+        if let Some(failure) = &upkept.failure {
+            let text = format!(
+                "the inbox's tables could not be looked after: {failure}. `tailpost maintain` \
+                 tries again at once"
+            );
+            self.add("warning", text);
+        }
+    }
+
     pub(super) fn consumer(&mut self, consumer: &ConsumerReport) {
         let ConsumerReport { name, stream, pending, unacknowledged, worker, backlog } = consumer;
         self.add("consumer", format_args!("{name}, stream {stream}"));

@@ -28,7 +28,6 @@ pub(super) struct Layer {
     pub(super) layout: Option<Layout>,
     /// `Some(None)` if that is what was said.
     pub(super) retention: Option<Option<Duration>>,
-    pub(super) dead_letter_retention: Option<Option<Duration>>,
 }
 
 /// A setting of a consumer.
@@ -58,9 +57,6 @@ pub(in crate::config) static KEYS: &[Key] = &[
     key("ca", |it, v| put(&mut it.ca, v.text().map(Into::into))),
     key("cert", |it, v| put(&mut it.cert, v.text().map(Into::into))),
     key("key", |it, v| put(&mut it.key, v.text().map(Into::into))),
-    key("dead_letter_retention", |it, v| {
-        put(&mut it.dead_letter_retention, v.unless_off(Value::duration))
-    }),
     shared("layout", |it, v| put(&mut it.layout, layout(v))),
     shared("retention", |it, v| put(&mut it.retention, v.unless_off(Value::duration))),
 ];

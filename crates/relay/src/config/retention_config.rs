@@ -1,0 +1,65 @@
+//! How long what is done with is kept.
+
+use std::time::Duration;
+
+use super::StreamConfig;
+use crate::connect_error::Error;
+
+/// How long rows are kept that nobody needs any more. `None` means forever.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RetentionConfig {
+    /// Rows of the outbox, from when they were published or dropped by a route; at least
+    /// [`StreamConfig::duplicate_window`].
+    pub published: Option<Duration>,
+    /// Dead letters of the outbox, from when they were discarded; at least a day. Others stay.
+    pub dead_letters: Option<Duration>,
+    /// What was done to dead letters, by whom and why; at least as long as `dead_letters`.
+    pub audit: Option<Duration>,
+    /// The time between two passes; at least 100 ms.
+    pub interval: Duration,
+}
+
+impl Default for RetentionConfig {
+    fn default() -> Self {
+        let days = |days: u64| Some(Duration::from_hours(24 * days));
+        Self {
+            published: days(7),
+            dead_letters: days(14),
+            audit: days(90),
+            interval: Duration::from_hours(1),
+        }
+    }
+}
+
+impl RetentionConfig {
+    /// Settings that contradict each other, or what they are for.
+    pub(super) fn check(&self, stream: &StreamConfig) -> Result<(), Error> {
+        let window = stream.duplicate_window;
+        if let Some(published) = self.published.filter(|it| *it < window) {
+            let text = format!(
+                "{published:?} is shorter than stream.duplicate_window, which is {window:?}: a \
+                 producer that repeats an insert would be heard again. Raise retention.published, \
+                 or lower stream.duplicate_window"
+            );
+            return Err(Error::invalid("retention.published", text));
+        }
+        if self.dead_letters.is_some_and(|it| it < Duration::from_hours(24)) {
+            return Err(Error::invalid("retention.dead_letters", "must be at least 1d"));
+        }
+        if let Some(audit) = self.audit {
+            let least = self.dead_letters.unwrap_or(Duration::from_hours(24));
+            if audit < least {
+                let text = format!(
+                    "{audit:?} is shorter than retention.dead_letters, which is {least:?}: a dead \
+                     letter would be there without what was decided about it. Raise the one, or \
+                     lower the other"
+                );
+                return Err(Error::invalid("retention.audit", text));
+            }
+        }
+        if self.interval < Duration::from_millis(100) {
+            return Err(Error::invalid("retention.interval", "must be at least 100ms"));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,149 @@
+//! `tailpost maintain`.
+
+use std::fmt::Write;
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use inbox::{Connection, Keep, Maintained};
+use indicatif::{ProgressBar, ProgressStyle};
+use relay::{Config, MaintainProgress, MaintainReport};
+use serde::Serialize;
+use tokio::sync::watch;
+
+use crate::cli::MaintainArgs;
+use crate::config::Settings;
+use crate::output;
+use crate::refusal::Refusal;
+
+/// What was deleted, or would be.
+#[derive(Debug, Serialize)]
+struct Report {
+    dry_run: bool,
+    /// Nothing if the database has no outbox.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    outbox: Option<MaintainReport>,
+    /// Nothing if it has no inbox.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    inbox: Option<Maintained>,
+}
+
+pub(super) async fn run(args: &MaintainArgs, settings: &Settings) -> anyhow::Result<()> {
+    let config = settings.relay_config()?;
+    let outbox = outbox(args, &config).await;
+    let inbox = inbox(args, settings).await?;
+    let outbox = match outbox {
+        // A service that only consumes has an inbox, and no outbox.
+        Err(relay::Error::NotSetUp { .. }) if inbox.is_some() => None,
+        outbox => Some(outbox?),
+    };
+    let report = Report { dry_run: args.dry_run, outbox, inbox };
+    if args.json { output::json(&report) } else { output::text(&text(&report)) }
+}
+
+async fn outbox(args: &MaintainArgs, config: &Config) -> Result<MaintainReport, relay::Error> {
+    let (sender, watcher) = watch::channel(MaintainProgress::default());
+    let drawing = tokio::spawn(draw(watcher));
+    let done = relay::maintain(config, args.dry_run, &sender).await;
+    drop(sender);
+    // It only draws.
+    let _ = drawing.await;
+    done
+}
+
+async fn inbox(args: &MaintainArgs, settings: &Settings) -> anyhow::Result<Option<Maintained>> {
+    let table = settings.table()?;
+    let (client, task) = settings.postgres_target()?.connect("tailpost maintain").await?;
+    let connection = Connection::with_guard(client, task);
+    if !inbox::exists(&connection, table.schema()).await? {
+        return Ok(None);
+    }
+    if settings.inbox_retention().is_some() {
+        let nats = settings.nats_target()?.connect("tailpost maintain").await?;
+        super::inbox::check_retention(settings, &nats).await?;
+    }
+    let keep = Keep { records: settings.inbox_retention(), decisions: settings.retention.audit };
+    let done = inbox::look_after(&connection, table.schema(), keep, args.dry_run).await?;
+    done.map(Some).ok_or_else(|| Refusal::is_looked_after().into())
+}
+
+/// Says how far it is, where somebody looks.
+async fn draw(mut watcher: watch::Receiver<MaintainProgress>) {
+    if watcher.wait_for(|it| it.pages > 0).await.is_err() || !std::io::stderr().is_terminal() {
+        return;
+    }
+    let bar = ProgressBar::new(watcher.borrow().pages);
+    let template = "{bar:30} {human_pos} of {human_len} pages, {eta} left, {msg}";
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
+    }
+    let mut pace = tokio::time::interval(Duration::from_millis(100));
+    while watcher.has_changed().is_ok() {
+        pace.tick().await;
+        let progress = *watcher.borrow_and_update();
+        bar.set_position(progress.pages_read.min(progress.pages));
+        bar.set_message(format!("{} rows", progress.rows));
+    }
+    bar.finish_and_clear();
+}
+
+fn text(report: &Report) -> String {
+    let mut text = String::new();
+    let mut line = |label: &str, value: &str| {
+        writeln!(text, "{label:<14} {value}").expect("writing to a string");
+    };
+    let done = if report.dry_run { "to delete" } else { "deleted" };
+    let told = |count: Option<u64>, what: &str| match count {
+        Some(count) => format!("{count} {what} {done}"),
+        None => "kept for ever".to_owned(),
+    };
+    if let Some(outbox) = &report.outbox {
+        line("outbox", &outbox.table);
+        line("  published", &told(outbox.published, "rows"));
+        line("  dead letters", &told(outbox.dead_letters, "discarded ones"));
+        line("  audit", &told(outbox.audit, "entries"));
+        if let Some(why) = &outbox.held_by {
+            line("  held", why);
+        }
+    }
+    if let Some(Maintained { created, dropped, deleted, decisions }) = &report.inbox {
+        let dropped = match dropped {
+            0 => String::new(),
+            count => format!(", and {count} partitions"),
+        };
+        line("inbox", &format!("{}{dropped}", told(Some(*deleted), "records")));
+        line("  decisions", &told(Some(*decisions), "entries"));
+        if *created > 0 {
+            line("  partitions", &format!("{created} made"));
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn people_see_what_went_and_what_is_kept() {
+        let outbox = MaintainReport {
+            table: "public.outbox_events".into(),
+            published: Some(1200),
+            dead_letters: Some(3),
+            held_by: Some("nobody reads slot a".into()),
+            ..MaintainReport::default()
+        };
+        let inbox = Maintained { created: 2, dropped: 1, deleted: 40, decisions: 5 };
+        let told = text(&Report { dry_run: false, outbox: Some(outbox), inbox: Some(inbox) });
+        let expected = "\
+outbox         public.outbox_events
+  published    1200 rows deleted
+  dead letters 3 discarded ones deleted
+  audit        kept for ever
+  held         nobody reads slot a
+inbox          40 records deleted, and 1 partitions
+  decisions    5 entries deleted
+  partitions   2 made
+";
+        assert_eq!(told, expected);
+    }
+}
