@@ -15,26 +15,30 @@ CREATE TABLE IF NOT EXISTS {schema}.tailpost_replays (
     aggregate_type TEXT,
     aggregate_id   TEXT,
     event_type     TEXT,
-    subject_prefix TEXT,
+    subject_prefix TEXT CHECK (length(subject_prefix) <= 200
+                       AND subject_prefix ~ '^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$'),
     per_second     INT CHECK (per_second > 0),
     asked_by       TEXT NOT NULL,
     reason         TEXT NOT NULL,
     asked_at       TIMESTAMPTZ NOT NULL DEFAULT now(),
     decisions      JSONB NOT NULL DEFAULT '[]',
     events         BIGINT,
-    first_place    BIGINT NOT NULL DEFAULT 1,
+    first_place    BIGINT NOT NULL DEFAULT 1 CHECK (first_place > 0),
     last_place     BIGINT NOT NULL,
     place          BIGINT NOT NULL DEFAULT 0,
     published      BIGINT NOT NULL DEFAULT 0,
     stream_seq     BIGINT NOT NULL DEFAULT 0,
     started_at     TIMESTAMPTZ,
     noted_at       TIMESTAMPTZ,
-    ended_at       TIMESTAMPTZ
+    ended_at       TIMESTAMPTZ,
+    CHECK ((aggregate_type IS NULL) = (aggregate_id IS NULL)),
+    CHECK (array_position(event_ids, NULL) IS NULL),
+    CHECK (isfinite(since) AND isfinite(until))
 );
 
 -- What a replay from the table is to publish, in this order, and what it could not.
 CREATE TABLE IF NOT EXISTS {schema}.tailpost_replay_events (
-    replay     UUID NOT NULL REFERENCES {schema}.tailpost_replays ON DELETE CASCADE,
+    replay     UUID NOT NULL,
     place      BIGINT NOT NULL,
     event      UUID NOT NULL,
     commit_lsn PG_LSN,

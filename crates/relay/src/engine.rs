@@ -323,7 +323,7 @@ impl Engine {
             }
             Outcome::ReplayFound(replay) => self.replay_found(now, replay),
             Outcome::ReplayBegun(start) => self.replay_begun(now, start),
-            Outcome::ReplayRead(page) => self.replay_read(page),
+            Outcome::ReplayRead { of, page } => self.replay_read(now, of, page),
             Outcome::ReplayNoted { problems, wish } => self.replay_noted(now, problems, wish),
             Outcome::GapNoted(is_noted) => self.backfill.gap_noted(is_noted),
             Outcome::Checkpointed(end) => self.checkpoint.written(end),

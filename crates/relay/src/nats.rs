@@ -20,5 +20,5 @@ pub(crate) use limits::Limits;
 #[cfg(fuzzing)]
 pub(crate) use pub_ack::read_any as read_any_answer;
 pub(crate) use publisher::{Answers, History, Publisher};
-pub(crate) use stream_messages::StreamMessages;
+pub(crate) use stream_messages::{AT_ONCE, StreamMessages};
 pub(crate) use stream_tail::{SOUGHT_AT_ONCE, TailReader, WAY_BACK_MAX, WayBack};

@@ -197,7 +197,7 @@ impl Session {
                 self.replay = Some(source);
                 Outcome::ReplayBegun(Some(start))
             }
-            Done::ReplayRead(page) => self.replay_page(page)?,
+            Done::ReplayRead(of, page) => self.replay_page(of, page)?,
             Done::Outcome(outcome) => outcome,
         };
         let failed = match &outcome {

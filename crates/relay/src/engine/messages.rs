@@ -255,6 +255,8 @@ pub(crate) struct Doubted {
     pub(crate) last_at_micros: i64,
     /// What was written down last.
     pub(crate) place: Option<Place>,
+    /// Nothing but the log's events can be among the messages that are counted.
+    pub(crate) counts: bool,
 }
 
 /// How far the log was worked through, and the stream filled.

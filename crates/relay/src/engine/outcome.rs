@@ -61,8 +61,11 @@ pub(crate) enum Outcome {
     ReplayFound(Option<Uuid>),
     /// `None` if it cannot be begun now.
     ReplayBegun(Option<ReplayStart>),
-    /// `None` if it could not be read now.
-    ReplayRead(Option<ReplayPage>),
+    /// What is behind a place of a replay; `None` if it could not be read now.
+    ReplayRead {
+        of: (Uuid, i64),
+        page: Option<ReplayPage>,
+    },
     /// A note with so many problems is written; `None` if it could not be.
     ReplayNoted {
         problems: usize,

@@ -20,11 +20,17 @@ use super::window::Outgoing;
 /// How often it is looked for a replay.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
+/// How long after a replay could not be begun.
+const AGAIN_AFTER: Duration = Duration::from_secs(10);
+
 /// How often it is noted how far a replay is, and looked whether it was paused.
 const NOTE_EVERY: Duration = Duration::from_millis(500);
 
 /// Rows that are read ahead.
 const READ_AHEAD: usize = 128;
+
+/// So many copies that the stream does not take, one after the other, pause a replay.
+const REFUSED_MAX: usize = 100;
 
 /// Events handed over since the last note. A session that goes on has to find as many in the stream.
 const UNNOTED_MAX: usize = 10_000;
@@ -57,21 +63,27 @@ struct UnderWay {
 #[derive(Debug, Clone)]
 struct Run {
     id: Uuid,
-    /// Copies of an earlier session whose turn has not come.
+    /// Copies of an earlier session whose turn has not come, and how many rows on it can come.
     stored: HashSet<Uuid>,
+    look_for: usize,
     /// When the next one may go, and how long after it another.
     pace: Option<(Duration, Duration)>,
     read: VecDeque<ReplayRow>,
     read_to: i64,
     is_reading: bool,
+    /// Not before.
+    read_at: Duration,
     is_read: bool,
     under_way: VecDeque<UnderWay>,
     note: ReplayNote,
     /// Copies done since the last note, and whether one is being written.
     unnoted: usize,
+    noting: usize,
     is_noting: bool,
     note_at: Duration,
     wish: ReplayWish,
+    /// Copies that the stream did not take, one after the other.
+    refused: usize,
 }
 
 #[derive(Debug, Clone)]
@@ -123,23 +135,38 @@ impl Replaying {
 
     /// `None` if it cannot be begun now.
     fn begun(&mut self, now: Duration, start: Option<ReplayStart>) {
-        let Some(start) = start else { return self.found(now, None) };
+        let Some(start) = start else {
+            self.state = State::Resting { until: now + AGAIN_AFTER };
+            return;
+        };
         let ReplayStart { id, place, published, seq, stored, per_second } = start;
         let problems = Vec::new();
         self.state = State::Running(Box::new(Run {
             id,
             stored,
+            look_for: UNNOTED_MAX + READ_AHEAD,
             pace: per_second.map(|it| (now, Duration::from_secs(1) / it.max(1))),
             read: VecDeque::new(),
             read_to: place,
             is_reading: false,
+            read_at: now,
             is_read: false,
             under_way: VecDeque::new(),
-            note: ReplayNote { id, place, published, seq, problems, is_done: false },
+            note: ReplayNote {
+                id,
+                place,
+                published,
+                seq,
+                problems,
+                is_done: false,
+                gives_up: false,
+            },
             unnoted: 0,
+            noting: 0,
             is_noting: false,
             note_at: now + NOTE_EVERY,
             wish: ReplayWish::GoOn,
+            refused: 0,
         }));
     }
 
@@ -150,13 +177,17 @@ impl Replaying {
         }
     }
 
-    /// `None` if it could not be read now.
-    fn read(&mut self, page: Option<ReplayPage>) {
-        let Some(run) = self.run() else { return };
+    /// What is behind a place of a replay; `None` if it could not be read now. It may be another
+    /// replay's by now, or this one's from before it was paused.
+    fn read(&mut self, now: Duration, id: Uuid, after: i64, page: Option<ReplayPage>) {
+        let Some(run) = self.run().filter(|it| it.id == id && it.read_to == after) else { return };
         run.is_reading = false;
-        if let Some(page) = page {
-            run.read.extend(page.rows);
-            (run.read_to, run.is_read) = (page.read_to, page.is_end);
+        match page {
+            Some(page) => {
+                run.read.extend(page.rows);
+                (run.read_to, run.is_read) = (page.read_to, page.is_end);
+            }
+            None => run.read_at = now + LOOK_EVERY,
         }
     }
 
@@ -171,10 +202,16 @@ impl Replaying {
         let Some(run) = self.run() else { return };
         run.is_noting = false;
         run.note_at = now + NOTE_EVERY;
-        let Some(wish) = wish else { return }; // it is written again
+        let noting = std::mem::take(&mut run.noting);
+        let Some(wish) = wish else {
+            run.unnoted += noting;
+            return; // it is written again
+        };
         run.note.problems.drain(..problems);
-        run.wish = wish;
-        let rests = wish == ReplayWish::Rest && run.under_way.is_empty() && run.unnoted == 0;
+        run.wish = if run.note.gives_up { ReplayWish::Rest } else { wish };
+        let wish = run.wish;
+        let is_still = run.under_way.is_empty() && run.unnoted == 0 && !run.is_reading;
+        let rests = wish == ReplayWish::Rest && is_still;
         if run.note.is_done || rests {
             self.found(now, None);
         }
@@ -182,7 +219,7 @@ impl Replaying {
 
     fn advance(&mut self, now: Duration, last_seq: u64, hurry: bool, effects: &mut Effects) {
         if let Some(run) = self.run() {
-            run.read_on(effects);
+            run.read_on(now, effects);
             run.take_note(now, last_seq, hurry, effects);
         }
     }
@@ -199,6 +236,10 @@ impl Run {
                 return None;
             }
             let ReplayRow { place, event, outgoing } = self.read.pop_front()?;
+            self.look_for = self.look_for.saturating_sub(1);
+            if self.look_for == 0 {
+                self.stored = HashSet::new(); // what is left was noted, behind what was read
+            }
             let outgoing = match outgoing {
                 Ok(outgoing) if self.stored.remove(&outgoing.event.id) => Err(None),
                 Ok(outgoing) => Ok(outgoing),
@@ -219,6 +260,11 @@ impl Run {
     }
 
     fn done(&mut self, copy: Uuid, how: Result<(), String>) {
+        // Each refusal costs the others a reading of the tail.
+        self.refused = if how.is_ok() { 0 } else { self.refused + 1 };
+        if self.refused >= REFUSED_MAX {
+            (self.note.gives_up, self.wish) = (true, ReplayWish::Rest);
+        }
         if let Some(it) = self.under_way.iter_mut().find(|it| it.copy == copy && it.done.is_none())
         {
             it.done = Some(how);
@@ -239,9 +285,9 @@ impl Run {
         }
     }
 
-    fn read_on(&mut self, effects: &mut Effects) {
+    fn read_on(&mut self, now: Duration, effects: &mut Effects) {
         let wants_more = !self.is_reading && !self.is_read && self.read.len() < READ_AHEAD;
-        if wants_more && self.wish == ReplayWish::GoOn {
+        if wants_more && self.read_at <= now && self.wish == ReplayWish::GoOn {
             self.is_reading = true;
             effects.push_back(Effect::ReadReplay { id: self.id, after: self.read_to });
         }
@@ -263,7 +309,8 @@ impl Run {
             return;
         }
         self.note.seq = self.noted_seq(last_seq);
-        (self.is_noting, self.note.is_done, self.unnoted) = (true, is_done, 0);
+        self.noting = std::mem::take(&mut self.unnoted);
+        (self.is_noting, self.note.is_done) = (true, is_done);
         effects.push_back(Effect::NoteReplay(self.note.clone()));
     }
 }
@@ -283,8 +330,13 @@ impl Engine {
         self.replaying.begun(now, start);
     }
 
-    pub(super) fn replay_read(&mut self, page: Option<ReplayPage>) {
-        self.replaying.read(page);
+    pub(super) fn replay_read(
+        &mut self,
+        now: Duration,
+        (id, after): (Uuid, i64),
+        page: Option<ReplayPage>,
+    ) {
+        self.replaying.read(now, id, after, page);
     }
 
     pub(super) fn replay_noted(&mut self, now: Duration, note: usize, wish: Option<ReplayWish>) {
@@ -293,8 +345,12 @@ impl Engine {
 
     /// Hands over what may go, and notes how far it is.
     pub(super) fn replay(&mut self, now: Duration) {
-        // What is written down of the stream's sequence must not be believed any more by then.
-        if !self.checkpoint.is_writing() && !self.is_draining() {
+        // Rows that the log does not bring go first. What is written down of the stream's sequence
+        // must not be needed any more, nor written again: copies come in between.
+        let scans = self.backfill.holds_the_log_back() || !self.backfill.is_clear();
+        let is_told = self.publishing.may_scan(self.checkpoint.confirmed());
+        let may = !self.is_draining() && !scans;
+        if may && is_told && !self.checkpoint.is_writing() {
             self.replaying.begin(&mut self.effects);
         }
         if self.replaying.is_clear() {
@@ -306,12 +362,10 @@ impl Engine {
             }
         }
         let last_seq = self.publishing.last_seq();
-        if !self.is_draining() {
-            for _ in 0..self.publishing.room_to_replay() {
-                let next = self.replaying.run().and_then(|it| it.next(now, last_seq));
-                let Some(outgoing) = next else { break };
-                self.publishing.apply(now, Input::Replayed(outgoing));
-            }
+        while may && self.publishing.has_room_to_replay() {
+            let next = self.replaying.run().and_then(|it| it.next(now, last_seq));
+            let Some(outgoing) = next else { break };
+            self.publishing.apply(now, Input::Replayed(outgoing));
         }
         let hurry = self.is_draining();
         self.replaying.advance(now, last_seq, hurry, &mut self.effects);

@@ -48,6 +48,8 @@ pub(crate) struct ReplayNote {
     pub(crate) seq: u64,
     pub(crate) problems: Vec<Unreplayed>,
     pub(crate) is_done: bool,
+    /// Nothing can be published: somebody has to look at it.
+    pub(crate) gives_up: bool,
 }
 
 /// An event that could not be published again.

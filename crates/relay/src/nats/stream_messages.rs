@@ -7,7 +7,7 @@ use super::direct_get::{self, Answer};
 use crate::error::Error;
 
 /// Requests under way at a time. Each answer has a whole message.
-const AT_ONCE: usize = 16;
+pub(crate) const AT_ONCE: usize = 16;
 
 /// Reads a stream through its leader.
 #[derive(Clone)]

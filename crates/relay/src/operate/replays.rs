@@ -204,8 +204,8 @@ pub async fn plan_replay(
         let listed = info.consumers().try_collect::<Vec<_>>().await;
         let listed = listed.map_err(Error::jetstream("list the stream's consumers"))?;
         let consumers = listed.into_iter().filter_map(|it| it.config.durable_name).collect();
-        let of_stream = stream_holds(&config, &store, &nats, selection).await?;
-        let of_table = table_holds(&config, &store, selection).await?;
+        let (of_table, oldest) = table_holds(&config, &store, selection).await?;
+        let of_stream = stream_holds(&config, &store, &nats, selection, oldest).await?;
         let names_few = !selection.events.is_empty() || selection.aggregate.is_some();
         let prefers_table = names_few && of_table.is_complete;
         let chosen = source.unwrap_or(match of_stream.is_complete && !prefers_table {
@@ -236,13 +236,14 @@ pub async fn plan_replay(
 
 /// The stream has to store what is published under the prefix.
 fn check_prefix(prefix: &str, stream: &str, subjects: &[String]) -> Result<(), Error> {
-    let is_token = |it: &str| {
-        !it.is_empty()
-            && !it.contains(|c: char| c.is_whitespace() || c.is_control() || "*>".contains(c))
-    };
-    if prefix.starts_with('$') || !prefix.split('.').all(is_token) {
-        let problem =
-            format!("\"{prefix}\" is no prefix of a subject: write one such as replay.july");
+    // What the table takes.
+    let is_plain = |it: char| it.is_ascii_alphanumeric() || "_-".contains(it);
+    let is_token = |it: &str| !it.is_empty() && it.chars().all(is_plain);
+    if prefix.len() > 200 || !prefix.split('.').all(is_token) {
+        let problem = format!(
+            "\"{prefix}\" is no prefix of a subject: write letters, digits, _ and - between dots, such \
+                     as replay.july"
+        );
         return Err(Error::Conflict(problem));
     }
     // Of any number of tokens.
@@ -264,7 +265,7 @@ async fn table_holds(
     config: &Config,
     store: &Store,
     selection: &ReplaySelection,
-) -> Result<SourceHolds, Error> {
+) -> Result<(SourceHolds, Option<Timestamp>), Error> {
     let holds = store.table_holds(selection).await?;
     let deletes = config.mark.by == MarkBy::Delete;
     let note = match holds.without_position {
@@ -274,7 +275,7 @@ async fn table_holds(
             "{rows} more rows have no position in this cluster's log: use --since for those"
         )),
     };
-    Ok(SourceHolds {
+    let of_table = SourceHolds {
         source: ReplaySource::Table.name(),
         from: holds.from.map(|it| it.to_string()),
         first_sequence: None,
@@ -283,7 +284,8 @@ async fn table_holds(
         is_complete: !deletes && holds.without_position == 0,
         note,
         places: (1, 0),
-    })
+    };
+    Ok((of_table, holds.from))
 }
 
 /// Where in the stream the selection lies, and whether the stream reaches back so far.
@@ -292,6 +294,7 @@ async fn stream_holds(
     store: &Store,
     nats: &async_nats::Client,
     selection: &ReplaySelection,
+    oldest: Option<Timestamp>,
 ) -> Result<SourceHolds, Error> {
     let name = &config.stream.name;
     let tail = crate::nats::TailReader::new(nats, name).await?;
@@ -325,7 +328,11 @@ async fn stream_holds(
         && info.state.deleted_count.unwrap_or(0) == 0;
     let reaches = first <= 1 || from > first && last >= first;
     let said = selection.since.is_some() || selection.from_lsn.is_some();
-    let is_complete = keeps && (first <= 1 || said && reaches);
+    // One that was made anew has forgotten what an earlier one of its name had.
+    let created = Timestamp::from_second(info.created.unix_timestamp()).unwrap_or(Timestamp::MAX);
+    let oldest = oldest.into_iter().chain(selection.since).max();
+    let is_old_enough = oldest.is_none_or(|it| created <= it);
+    let is_complete = keeps && is_old_enough && (first <= 1 || said && reaches);
     let is_empty = last < first;
     let messages = if is_empty || to < from { 0 } else { to - from + 1 };
     Ok(SourceHolds {
@@ -417,6 +424,9 @@ pub async fn decide_replay(
     let store = open(config).await?;
     let decided = store.decide_replay(id, decision, by, why);
     let is_done = answered("decide about a replay", decided).await?;
+    if is_done && decision == ReplayDecision::Cancel {
+        while answered("remove the list of a replay", store.forget_listed(id)).await? {}
+    }
     let (entry, _) = replay(config, id, 0).await?;
     if !is_done {
         let problem = format!(

@@ -40,7 +40,7 @@ pub(super) enum Done {
     Scanned(Scanned),
     Replaying(ReplayStart, replay_source::Source),
     /// `None` if it could not be read now.
-    ReplayRead(Option<replay_source::Page>),
+    ReplayRead((Uuid, i64), Option<replay_source::Page>),
 }
 
 impl From<Outcome> for Done {

@@ -46,6 +46,7 @@ const OTHERS_AFTER: f64 = 60.0;
 /// What there is besides the stream's messages that tells what an earlier session published.
 struct Evidence<'a> {
     store: &'a Store,
+    slot: &'a str,
     resolved: Option<ResolvedPlace>,
     /// No earlier session has read this slot.
     is_new: bool,
@@ -75,7 +76,9 @@ impl Evidence<'_> {
         }
         let before = log_end(self.store).await?;
         let first_seq = state.first_sequence;
-        Ok(Some(Doubted { before, first_seq, last_at_micros, place }))
+        let is_told = place.is_some_and(|it| it.seq.is_some());
+        let counts = is_told || !self.store.has_copies(self.slot).await?;
+        Ok(Some(Doubted { before, first_seq, last_at_micros, place, counts }))
     }
 }
 
@@ -224,7 +227,7 @@ impl Session {
             || config.on_park == OnPark::BlockKey
             // Asked after the dead letters were read: what is requeued meanwhile is among them.
             || opening.on(&store, "look for requeued events", store.has_requeued()).await?;
-        let evidence = Evidence { store: &store, resolved, is_new };
+        let evidence = Evidence { store: &store, slot: &config.slot, resolved, is_new };
         let publishing =
             publishing(config, mode(config), way, &tail, batches, dead, evidence).await?;
         let history = History { system_id, timeline };

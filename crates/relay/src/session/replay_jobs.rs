@@ -7,36 +7,49 @@ use uuid::Uuid;
 
 use super::Session;
 use super::jobs::{Done, Job, job, long_job, tolerate};
-use super::replay_source::{PAGE, Page, Source, readdressed};
+use super::replay_source::{Page, Source, readdressed};
 use crate::describe;
-use crate::engine::{Outcome, ReplayNote, ReplayPage, ReplayRow, ReplayStart};
+use crate::engine::{
+    Outcome, ReplayNote, ReplayPage, ReplayRow, ReplayStart, ReplayWish, SCANS_UNMARKED_MAX,
+};
 use crate::error::Error;
+use crate::postgres::Store;
 use crate::postgres::sql::{ReplayedRow, SlotReader, TakenReplay};
-use crate::replay_selection::ReplaySource;
+
+/// How long a replay's statements wait for others' locks.
+const WAITS: &str = "1s";
 
 impl Session {
     pub(super) fn look_for_replay(&self) -> Job {
         let (store, slot) = (Arc::clone(&self.store), self.config.slot.clone());
+        let stream = self.config.stream.name.clone();
         job(async move {
-            let found = not_now(store.next_replay(&slot).await)?;
+            let found = not_now(store.next_replay(&slot, &stream).await)?;
             Ok(Outcome::ReplayFound(found.flatten()).into())
         })
     }
 
     pub(super) fn begin_replay(&self, id: Uuid) -> Job {
-        let (store, tail, reader) = (Arc::clone(&self.store), self.tail.clone(), self.reader());
+        let (config, tail, reader) = (Arc::clone(&self.config), self.tail.clone(), self.reader());
         long_job(async move {
-            let last_sequence = match tail.last_sequence().await {
-                Ok(last) => last,
-                Err(error) => return Ok(not_begun(&error)),
+            let begun = async {
+                // Of its own: what goes wrong there is a replay's misfortune, and nobody else's.
+                let store = Store::connect(&config, "tailpost replay").await?;
+                store.wait_for_locks(Some(WAITS)).await?;
+                let last_sequence = tail.last_sequence().await?;
+                let Some(taken) = store.take_replay(&reader, id, last_sequence).await? else {
+                    return Ok(None);
+                };
+                let stored = tail.replayed(taken.stream_seq + 1, id).await?;
+                Ok::<_, Error>(Some((store, taken, stored)))
             };
-            let Some(Some(taken)) = not_now(store.take_replay(&reader, id, last_sequence).await)?
-            else {
-                return Ok(Outcome::ReplayBegun(None).into());
-            };
-            let stored = match tail.replayed(taken.stream_seq + 1, id).await {
-                Ok(read) => read,
-                Err(error) => return Ok(not_begun(&error)),
+            let (store, taken, stored) = match begun.await {
+                Ok(Some(begun)) => begun,
+                Ok(None) => return Ok(Outcome::ReplayBegun(None).into()),
+                Err(error) => {
+                    warn!(error = describe(&error), "cannot begin a replay now, trying again");
+                    return Ok(Outcome::ReplayBegun(None).into());
+                }
             };
             info!(replay = %id, place = taken.place, already_stored = stored.len(), "replaying");
             let start = ReplayStart {
@@ -47,59 +60,61 @@ impl Session {
                 stored,
                 per_second: taken.per_second,
             };
-            let messages = tail.messages();
-            Ok(Done::Replaying(start, Source { taken: Arc::new(taken), messages }))
+            let bytes_max = config.window.bytes / SCANS_UNMARKED_MAX;
+            let (store, taken) = (Arc::new(store), Arc::new(taken));
+            Ok(Done::Replaying(
+                start,
+                Source { store, taken, messages: tail.messages(), bytes_max },
+            ))
         })
     }
 
     /// `None` if there is no replay.
     pub(super) fn read_replay(&self, id: Uuid, after: i64) -> Option<Job> {
         let source = self.replay.clone().filter(|it| it.taken.id == id)?;
-        let (store, system_id) = (Arc::clone(&self.store), self.slot.system_id);
+        let system_id = self.slot.system_id;
         Some(job(async move {
-            Ok(match source.taken.source {
-                ReplaySource::Table => {
-                    let rows = not_now(store.replayed_rows(id, after, PAGE).await)?;
-                    Done::ReplayRead(rows.map(Page::Rows))
-                }
-                ReplaySource::Stream => match source.messages(after, system_id).await {
-                    Ok(page) => Done::ReplayRead(Some(Page::Messages(page))),
-                    Err(error) => {
-                        let error = describe(&error);
-                        warn!(error, "cannot read what is to be replayed, trying again");
-                        Done::ReplayRead(None)
-                    }
-                },
-            })
+            let page = tolerate_reading(source.read(after, system_id).await);
+            Ok(Done::ReplayRead((id, after), page))
         }))
     }
 
     pub(super) fn note_replay(&self, note: ReplayNote) -> Job {
-        let (store, reader) = (Arc::clone(&self.store), self.reader());
+        let (source, reader) = (self.replay.clone(), self.reader());
         job(async move {
-            let wish = not_now(store.note_replay(&reader, &note).await)?;
+            let Some(Source { store, .. }) = source else { return Ok(Done::Nothing) };
+            let (problems, wish) = match store.note_replay(&reader, &note).await {
+                Ok(wish) => (note.problems.len(), Some(wish)),
+                // What is not noted is found in the stream by whoever goes on.
+                Err(_) if store.client().is_closed() => (0, Some(ReplayWish::Rest)),
+                Err(error) => (0, tolerate(Err(error))),
+            };
             if note.is_done && wish.is_some() {
                 info!(replay = %note.id, published = note.published, "replayed");
             }
-            Ok(Outcome::ReplayNoted { problems: note.problems.len(), wish }.into())
+            Ok(Outcome::ReplayNoted { problems, wish }.into())
         })
     }
 
     /// Makes events of what was read.
-    pub(super) fn replay_page(&self, page: Option<Page>) -> Result<Outcome, Error> {
-        let Some(source) = &self.replay else { return Ok(Outcome::ReplayRead(None)) };
-        Ok(Outcome::ReplayRead(match page {
-            None => None,
-            Some(Page::Messages(page)) => Some(page),
-            Some(Page::Rows(rows)) => {
-                let is_end = rows.len() < PAGE;
+    pub(super) fn replay_page(
+        &self,
+        of: (Uuid, i64),
+        page: Option<Page>,
+    ) -> Result<Outcome, Error> {
+        let source = self.replay.as_ref().filter(|it| it.taken.id == of.0);
+        let page = match (source, page) {
+            (None, _) | (_, None) => None,
+            (_, Some(Page::Messages(page))) => Some(page),
+            (Some(source), Some(Page::Rows(rows, is_end))) => {
                 let rows: Result<Vec<_>, _> =
                     rows.iter().map(|row| self.replayed_row(row, &source.taken)).collect();
                 let rows = rows?;
-                let read_to = rows.last().map_or(source.taken.last_place, |it| it.place);
+                let read_to = rows.last().map_or(of.1, |it| it.place);
                 Some(ReplayPage { rows, read_to, is_end })
             }
-        }))
+        };
+        Ok(Outcome::ReplayRead { of, page })
     }
 
     fn replayed_row(&self, row: &ReplayedRow, replay: &TakenReplay) -> Result<ReplayRow, Error> {
@@ -127,7 +142,9 @@ fn not_now<T>(outcome: Result<T, Error>) -> Result<Option<T>, Error> {
     }
 }
 
-fn not_begun(error: &Error) -> Done {
-    warn!(error = describe(error), "cannot begin a replay now, trying again");
-    Outcome::ReplayBegun(None).into()
+fn tolerate_reading<T>(outcome: Result<T, Error>) -> Option<T> {
+    let said = |error: &Error| {
+        warn!(error = describe(error), "cannot read what is to be replayed, trying again");
+    };
+    outcome.inspect_err(said).ok()
 }

@@ -7,8 +7,10 @@ use outbox::wire::{self, Position, StoredMessage, header};
 
 use crate::engine::{Outgoing, ReplayPage, ReplayRow, Tried, Unpublished};
 use crate::error::Error;
-use crate::nats::StreamMessages;
+use crate::nats::{AT_ONCE, StreamMessages};
+use crate::postgres::Store;
 use crate::postgres::sql::{ReplayedRow, TakenReplay};
+use crate::replay_selection::ReplaySource;
 
 /// Rows, or messages, that are read at a time.
 pub(super) const PAGE: usize = 256;
@@ -16,30 +18,50 @@ pub(super) const PAGE: usize = 256;
 /// The replay that is under way, and what reads for it.
 #[derive(Clone)]
 pub(super) struct Source {
+    pub(super) store: Arc<Store>,
     pub(super) taken: Arc<TakenReplay>,
     pub(super) messages: StreamMessages,
+    /// What is read at a time, at most, but for the last row.
+    pub(super) bytes_max: usize,
 }
 
 /// What was read for a replay.
 pub(super) enum Page {
-    Rows(Vec<ReplayedRow>),
+    /// And whether there are no more.
+    Rows(Vec<ReplayedRow>, bool),
     Messages(ReplayPage),
 }
 
 impl Source {
-    /// The messages behind `after` that are meant.
-    pub(super) async fn messages(&self, after: i64, system_id: u64) -> Result<ReplayPage, Error> {
-        let from = after.max(0).cast_unsigned() + 1;
-        let to = self.taken.last_place.max(0).cast_unsigned().min(from + PAGE as u64 - 1);
-        let is_end = to >= self.taken.last_place.max(0).cast_unsigned();
-        let answers = self.messages.read(from, to).await?;
-        let mut rows = Vec::new();
-        for answer in &answers {
-            if let Some(message) = answer.message()? {
-                rows.extend(self.row(&message, system_id));
+    /// What is behind `after`.
+    pub(super) async fn read(&self, after: i64, system_id: u64) -> Result<Page, Error> {
+        Ok(match self.taken.source {
+            ReplaySource::Table => {
+                let read = self.store.replayed_rows(self.taken.id, after, PAGE, self.bytes_max);
+                let (rows, is_end) = read.await?;
+                Page::Rows(rows, is_end)
             }
+            ReplaySource::Stream => Page::Messages(self.meant(after, system_id).await?),
+        })
+    }
+
+    /// The messages behind `after` that are meant.
+    async fn meant(&self, after: i64, system_id: u64) -> Result<ReplayPage, Error> {
+        let last = self.taken.last_place.max(0).cast_unsigned();
+        let mut read_to = after.max(0).cast_unsigned();
+        let until = last.min(read_to + PAGE as u64);
+        let (mut rows, mut bytes) = (Vec::new(), 0);
+        while read_to < until && bytes < self.bytes_max {
+            let to = until.min(read_to + AT_ONCE as u64);
+            for answer in self.messages.read(read_to + 1, to).await? {
+                bytes += answer.bytes();
+                if let Some(message) = answer.message()? {
+                    rows.extend(self.row(&message, system_id));
+                }
+            }
+            read_to = to;
         }
-        Ok(ReplayPage { rows, read_to: to.cast_signed(), is_end })
+        Ok(ReplayPage { rows, read_to: read_to.cast_signed(), is_end: read_to >= last })
     }
 
     /// `None` if the message is not meant: others', and copies that an earlier replay stored, are not.

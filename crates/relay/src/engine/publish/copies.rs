@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::{Link, Publishing};
 use crate::engine::messages::Resolved;
-use crate::engine::window::{Origin, Outgoing, Stage, Unpublished};
+use crate::engine::window::{Limits, Origin, Outgoing, Stage, Unpublished};
 
 /// Copies on their way at a time. An event that comes in goes behind so many.
 const UNDER_WAY_MAX: usize = 64;
@@ -22,17 +22,17 @@ pub(super) struct Copies {
 }
 
 impl Publishing {
-    /// How many more copies may be brought now: none while the broker is away, or while many events
-    /// wait.
-    pub(crate) fn room_to_replay(&self) -> usize {
-        let live = self.window.unresolved() - self.copies.unresolved;
-        let has_room = self.window.has_room(self.settings.limits);
-        match self.link.state {
-            Link::Up if has_room && live * 2 < self.settings.limits.events => {
-                UNDER_WAY_MAX.saturating_sub(self.copies.unresolved)
-            }
-            _ => 0,
-        }
+    /// Whether another copy may be brought now: not while the broker is away, while events or their
+    /// bytes take half of the window, or while rows of a scan are unmarked. After a crash a bounded
+    /// reading of the tail has to find those.
+    pub(crate) fn has_room_to_replay(&self) -> bool {
+        let Limits { events, bytes } = self.settings.limits;
+        let half = Limits { events: events.div_ceil(2), bytes: bytes / 2 };
+        let most = UNDER_WAY_MAX.min((events / 4).max(1));
+        self.link.state == Link::Up
+            && self.scans.is_empty()
+            && self.copies.unresolved < most
+            && self.window.has_room(half)
     }
 
     /// The highest sequence known to be in the stream.
@@ -43,6 +43,11 @@ impl Publishing {
     /// Copies that could not be stored, with the reasons, since the last call.
     pub(crate) fn take_unreplayed(&mut self) -> Vec<(Uuid, String)> {
         std::mem::take(&mut self.copies.failed)
+    }
+
+    /// Whether no copy is on its way.
+    pub(super) fn has_no_copies(&self) -> bool {
+        self.copies.unresolved == 0
     }
 
     /// Whether every event that was to be published for the first time is resolved.

@@ -117,7 +117,7 @@ impl Doubt {
                         run.clear(); // something else is in between
                     }
                     // Without a number before there was nothing to be contradicted.
-                    let is_first = self.next.is_none() && self.known == 0;
+                    let is_first = self.doubted.counts && self.next.is_none() && self.known == 0;
                     let agrees = self.next == seq || came_late || is_first;
                     self.next = seq.filter(|_| agrees).map(|seq| seq + 1);
                     (self.known, self.unknown) = (self.known + 1, 0);
@@ -184,13 +184,15 @@ impl Publishing {
     pub(crate) fn place(&self) -> Option<Place> {
         let (received, (commit_lsn, _, ordinal)) =
             (self.log.progress.received(), self.log.transaction);
-        let first = self.window.iter_unresolved().next().map(|(_, entry)| entry);
+        let mut unresolved = self.window.iter_unresolved().map(|(_, entry)| entry);
+        let first = unresolved.find(|it| it.origin != Origin::Replay);
         let (commit_lsn, ordinal) = match first {
             None => (received, 0).max((commit_lsn, ordinal)),
             Some(entry) if entry.origin == Origin::Log => entry.position?.place(),
             Some(_) => return None,
         };
-        let pure = self.mode == Mode::Fenced && self.counts.foreign == 0 && self.scans.is_empty();
+        let is_alone = self.scans.is_empty() && self.has_no_copies();
+        let pure = self.mode == Mode::Fenced && self.counts.foreign == 0 && is_alone;
         let seq = match first.map(|entry| (entry.stage, entry.expected)) {
             Some((Stage::Sent, expected)) => Some(expected),
             Some((Stage::Waiting, _)) if self.stream.in_flight == 0 => Some(self.stream.expected),
@@ -298,7 +300,7 @@ mod tests {
     fn judge(seq: Option<u64>, last_seq: u64, marks: &[Option<Option<u64>>]) -> Vec<u64> {
         let place = Some(Place { commit_lsn: Lsn(1), ordinal: 0, seq });
         let (first_seq, last_at_micros) = (last_seq + 1, 0);
-        let doubted = Doubted { before: Lsn(9), first_seq, last_at_micros, place };
+        let doubted = Doubted { before: Lsn(9), first_seq, last_at_micros, place, counts: true };
         let mut doubt = Doubt::new(doubted, last_seq, Mode::Fenced);
         // Of four the last is younger than the stream's last message.
         let item = |index: u64| {

@@ -339,7 +339,9 @@ pub(in crate::engine) fn failure(effect: &Effect) -> Option<Outcome> {
         Effect::Seek { .. } | Effect::MarkSwept { .. } => Some(Outcome::Swept(None)),
         Effect::LookForReplay => Some(Outcome::ReplayFound(None)),
         Effect::BeginReplay(_) => Some(Outcome::ReplayBegun(None)),
-        Effect::ReadReplay { .. } => Some(Outcome::ReplayRead(None)),
+        Effect::ReadReplay { id, after } => {
+            Some(Outcome::ReplayRead { of: (*id, *after), page: None })
+        }
         Effect::NoteReplay(note) => {
             Some(Outcome::ReplayNoted { problems: note.problems.len(), wish: None })
         }

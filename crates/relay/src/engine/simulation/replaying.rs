@@ -102,7 +102,8 @@ impl World {
             }
             (Effect::BeginReplay(_), None) => Outcome::ReplayBegun(None),
             (Effect::ReadReplay { id, after }, _) => {
-                Outcome::ReplayRead(self.replay_page(id, after))
+                let page = self.replay_page(id, after);
+                Outcome::ReplayRead { of: (id, after), page }
             }
             (Effect::NoteReplay(note), _) => self.note(&note),
             (effect, _) => panic!("not about a replay: {effect:?}"),

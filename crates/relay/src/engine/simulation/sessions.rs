@@ -55,6 +55,8 @@ impl World {
             first_seq: self.purged as u64 + 1,
             last_at_micros: 0,
             place: self.written.place,
+            counts: self.replays.is_empty()
+                || self.written.place.is_some_and(|it| it.seq.is_some()),
         });
         let mended = self.requeued.iter().filter(|id| self.stored_ids.contains(id));
         let dead = self.dead.keys().chain(mended).copied().collect();

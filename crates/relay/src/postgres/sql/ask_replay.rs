@@ -175,11 +175,11 @@ impl Store {
         Ok(format!(
             "WITH listed AS (
                  INSERT INTO {listed} (replay, place, event, commit_lsn, ordinal)
-                 SELECT $9, row_number() OVER (ORDER BY after NULLS FIRST, seq), id, lsn,
-                     CASE WHEN lsn IS NOT NULL
-                          THEN row_number() OVER (PARTITION BY lsn ORDER BY seq) - 1 END
+                 SELECT $9, row_number() OVER (ORDER BY after NULLS FIRST, seq), id, lsn, ordinal
                  FROM (
                      SELECT o.{id} AS id, o.seq, meant.lsn, meant.is_meant,
+                         CASE WHEN meant.lsn IS NOT NULL THEN row_number() OVER
+                             (PARTITION BY meant.lsn ORDER BY o.seq) - 1 END AS ordinal,
                          coalesce(meant.lsn, max(meant.lsn) OVER (ORDER BY o.seq
                              ROWS UNBOUNDED PRECEDING)) AS after
                      FROM {rows} CROSS JOIN LATERAL (
@@ -264,16 +264,24 @@ impl Store {
                      decisions = decisions || jsonb_build_array(jsonb_build_object(
                          'at', now(), 'decision', $2::text, 'by', $3::text, 'why', $4::text))
                  WHERE id = $1 AND status IN ({of}) RETURNING id
-             ), gone AS (
-                 DELETE FROM {listed} WHERE '{to}' = 'cancelled' AND problem IS NULL
-                     AND replay = (SELECT id FROM decided)
              )
              SELECT id FROM decided",
             replays = self.table.companion("tailpost_replays"),
-            listed = self.table.companion("tailpost_replay_events"),
         );
         let decided = self.client().query_opt(&sql, &[&id, &decision.name(), &by, &why]).await;
         decided.map(|it| it.is_some()).map_err(Error::sql("decide about a replay"))
+    }
+
+    /// Removes some of what a cancelled replay was still to publish. Says whether there is more.
+    pub(crate) async fn forget_listed(&self, id: Uuid) -> Result<bool, Error> {
+        let sql = format!(
+            "DELETE FROM {listed} WHERE replay = $1 AND place = ANY (ARRAY(
+                 SELECT place FROM {listed} WHERE replay = $1 AND problem IS NULL
+                 ORDER BY place LIMIT 20000))",
+            listed = self.table.companion("tailpost_replay_events")
+        );
+        let gone = self.client().execute(&sql, &[&id]).await;
+        gone.map(|it| it > 0).map_err(Error::sql("remove the list of a replay"))
     }
 
     async fn transaction(&mut self) -> Result<Transaction<'_>, Error> {

@@ -11,6 +11,7 @@ use tokio_postgres::binary_copy::BinaryCopyOutStream;
 use tokio_postgres::types::{PgLsn, Type};
 use uuid::Uuid;
 
+use super::scan::size;
 use super::{ScannedRow, SlotReader, Store};
 use crate::engine::{ReplayNote, ReplayWish};
 use crate::error::Error;
@@ -77,13 +78,17 @@ impl ReplayedRow {
 
 impl Store {
     /// The replay that is to be taken up next; one that is under way first.
-    pub(crate) async fn next_replay(&self, slot: &str) -> Result<Option<Uuid>, Error> {
+    pub(crate) async fn next_replay(
+        &self,
+        slot: &str,
+        stream: &str,
+    ) -> Result<Option<Uuid>, Error> {
         let sql = format!(
-            "SELECT id FROM {} WHERE slot = $1 AND status IN ('asked', 'running')
+            "SELECT id FROM {} WHERE slot = $1 AND stream = $2 AND status IN ('asked', 'running')
              ORDER BY status = 'running' DESC, asked_at, id LIMIT 1",
             self.table.companion("tailpost_replays")
         );
-        let row = self.client().query_opt(&sql, &[&slot]).await;
+        let row = self.client().query_opt(&sql, &[&slot, &stream]).await;
         let row = row.map_err(Error::sql("look for a replay"))?;
         Ok(row.map(|it| it.get(0)))
     }
@@ -119,11 +124,13 @@ impl Store {
         let row = self.client().query_opt(&sql, &[&id, slot, &last, pid]).await;
         let Some(row) = row.map_err(Error::sql("take a replay up"))? else { return Ok(None) };
         let lsn = |at| row.get::<_, Option<PgLsn>>(at).map(|it| Lsn(it.into()));
+        let time =
+            |at| row.try_get::<_, Option<Timestamp>>(at).map_err(Error::sql("take a replay up"));
         let selection = ReplaySelection {
             from_lsn: lsn(1),
             to_lsn: lsn(2),
-            since: row.get::<_, Option<Timestamp>>(3),
-            until: row.get(4),
+            since: time(3)?,
+            until: time(4)?,
             events: row.get(5),
             aggregate: row.get::<_, Option<String>>(6).zip(row.get(7)),
             event_type: row.get::<_, Option<&str>>(8).and_then(|it| it.parse().ok()),
@@ -142,13 +149,15 @@ impl Store {
         }))
     }
 
-    /// The rows behind `after`, in the order in which they are to be published.
+    /// The rows behind `after`, in the order in which they are to be published, until they are
+    /// `rows_max` or hold `bytes_max`; and whether there are no more.
     pub(crate) async fn replayed_rows(
         &self,
         id: Uuid,
         after: i64,
         rows_max: usize,
-    ) -> Result<Vec<ReplayedRow>, Error> {
+        bytes_max: usize,
+    ) -> Result<(Vec<ReplayedRow>, bool), Error> {
         let outbox = self.table.quoted();
         let types = columns::types(self.client(), &outbox).await?;
         let (columns, mut column_types) = scanned_columns(&self.table, &types)?;
@@ -167,9 +176,21 @@ impl Store {
             listed = self.table.companion("tailpost_replay_events"),
         );
         let copied = self.client().copy_out(&sql).await.map_err(Error::sql(READING))?;
-        let rows = pin!(BinaryCopyOutStream::new(copied, &column_types));
-        let rows = rows.map_ok(|row| ReplayedRow { row });
-        rows.try_collect().await.map_err(Error::sql(READING))
+        let mut rows = pin!(BinaryCopyOutStream::new(copied, &column_types));
+        let (mut read, mut bytes) = (Vec::new(), 0);
+        while bytes < bytes_max {
+            match rows.try_next().await.map_err(Error::sql(READING))? {
+                Some(row) => {
+                    bytes += size(&row)?;
+                    read.push(ReplayedRow { row });
+                }
+                None => {
+                    let is_end = read.len() < rows_max;
+                    return Ok((read, is_end));
+                }
+            }
+        }
+        Ok((read, false))
     }
 
     /// Writes down how far a replay is. Says what operators want of it by now; rest, if it is not
@@ -183,7 +204,12 @@ impl Store {
             "WITH noted AS (
                  UPDATE {replays} SET place = greatest(place, $3), published = $4, noted_at = now(),
                      stream_seq = greatest(stream_seq, $5),
-                     status = CASE WHEN $6 AND status = 'running' THEN 'done' ELSE status END,
+                     status = CASE WHEN $6 AND status = 'running' THEN 'done'
+                                   WHEN $11 AND status = 'running' THEN 'paused' ELSE status END,
+                     decisions = CASE WHEN $11 AND status = 'running' THEN decisions ||
+                         jsonb_build_array(jsonb_build_object('at', now(), 'decision', 'pause',
+                             'by', 'the relay', 'why', 'the stream takes none of the events'))
+                         ELSE decisions END,
                      ended_at = CASE WHEN $6 AND status = 'running' THEN now() ELSE ended_at END
                  WHERE id = $1 AND slot = $2 AND status IN ('running', 'paused', 'cancelled')
                      AND EXISTS (SELECT FROM pg_replication_slots
@@ -197,6 +223,7 @@ impl Store {
                  ON CONFLICT (replay, place) DO UPDATE SET problem = excluded.problem
              ), gone AS (
                  DELETE FROM {listed} WHERE replay = $1 AND place <= $3 AND problem IS NULL
+                     AND place > (SELECT r.place FROM {replays} r WHERE r.id = $1)
                      AND place <> ALL ($8) AND EXISTS (SELECT FROM noted)
              )
              SELECT status FROM noted",
@@ -204,7 +231,7 @@ impl Store {
             listed = self.table.companion("tailpost_replay_events"),
         );
         let SlotReader { slot, pid } = reader;
-        let ReplayNote { id, place, published, seq, problems, is_done } = note;
+        let ReplayNote { id, place, published, seq, problems, is_done, gives_up } = note;
         let places: Vec<i64> = problems.iter().map(|it| it.place).collect();
         let events: Vec<Uuid> = problems.iter().map(|it| it.event).collect();
         let reasons: Vec<&str> = problems.iter().map(|it| it.reason.as_str()).collect();
@@ -213,7 +240,10 @@ impl Store {
             .client()
             .query_opt(
                 &sql,
-                &[id, slot, place, &published, &seq, is_done, pid, &places, &events, &reasons],
+                &[
+                    id, slot, place, &published, &seq, is_done, pid, &places, &events, &reasons,
+                    gives_up,
+                ],
             )
             .await
             .map_err(Error::sql("write down how far a replay is"))?;
@@ -221,6 +251,22 @@ impl Store {
             Some("running") => ReplayWish::GoOn,
             _ => ReplayWish::Rest,
         })
+    }
+
+    /// Whether copies may be among the messages that were stored since it was last written down how
+    /// far the log is resolved.
+    pub(crate) async fn has_copies(&self, slot: &str) -> Result<bool, Error> {
+        let sql = format!(
+            "SELECT EXISTS (SELECT FROM {replays} r LEFT JOIN {state} s USING (slot)
+                 WHERE slot = $1 AND r.started_at IS NOT NULL
+                     AND (r.ended_at IS NULL OR s.resolved_at IS NULL
+                         OR greatest(r.noted_at, r.started_at, r.ended_at)
+                             >= s.resolved_at - interval '1 minute'))",
+            replays = self.table.companion("tailpost_replays"),
+            state = self.table.companion("tailpost_state"),
+        );
+        let row = self.client().query_one(&sql, &[&slot]).await;
+        row.map(|it| it.get(0)).map_err(Error::sql("look for a replay"))
     }
 
     /// Writes down which cluster's positions the table has from now on.

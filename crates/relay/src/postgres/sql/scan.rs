@@ -154,7 +154,7 @@ impl<'a> FromSql<'a> for Length {
     }
 }
 
-fn size(row: &ScannedRow) -> Result<usize, Error> {
+pub(super) fn size(row: &ScannedRow) -> Result<usize, Error> {
     let mut size = 0;
     for column in outbox::Column::ALL {
         let length: Length = row.try_get(column as usize).map_err(Error::sql(DOING))?;
