@@ -194,10 +194,10 @@ pub(crate) enum Command {
     Replays(ReplaysCommand),
     /// Delete old rows of published events, and what else is kept for long enough
     ///
-    /// A relay and an inbox do this by themselves every retention.interval. Deletes what
-    /// [retention] and inbox.retention do not keep, in small batches beside everything else; never
-    /// a row that is not published, nor a dead letter that nobody has decided about. Exits with 4
-    /// if another process is at it.
+    /// A relay and an inbox do this by themselves every retention.interval. Deletes what the section
+    /// retention and inbox.retention do not keep, in small batches beside everything else; never a
+    /// row that is not published, nor a dead letter that nobody has decided about. Exits with 4 if
+    /// another process is at it.
     Maintain(MaintainArgs),
     /// Consume events and manage dead letters
     Inbox(Box<InboxArgs>),
