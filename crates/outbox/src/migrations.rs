@@ -398,7 +398,7 @@ mod tests {
                 "8ae75a4906b13c3a",
                 "45d5808b27d1424a",
                 "6cf4fc66e3dd94ab",
-                "5f77c281f933ccd8",
+                "81ee917c35c9032b",
                 "36382dbfa5b89b98"
             ]
         );
