@@ -371,3 +371,6 @@ impl Engine {
         self.replaying.advance(now, last_seq, hurry, &mut self.effects);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -298,9 +298,18 @@ mod tests {
     /// Judges events of which the table says so much, the first of them behind sequence `seq` by what
     /// was written down.
     fn judge(seq: Option<u64>, last_seq: u64, marks: &[Option<Option<u64>>]) -> Vec<u64> {
+        judge_with(true, seq, last_seq, marks)
+    }
+
+    fn judge_with(
+        counts: bool,
+        seq: Option<u64>,
+        last_seq: u64,
+        marks: &[Option<Option<u64>>],
+    ) -> Vec<u64> {
         let place = Some(Place { commit_lsn: Lsn(1), ordinal: 0, seq });
         let (first_seq, last_at_micros) = (last_seq + 1, 0);
-        let doubted = Doubted { before: Lsn(9), first_seq, last_at_micros, place, counts: true };
+        let doubted = Doubted { before: Lsn(9), first_seq, last_at_micros, place, counts };
         let mut doubt = Doubt::new(doubted, last_seq, Mode::Fenced);
         // Of four the last is younger than the stream's last message.
         let item = |index: u64| {
@@ -320,6 +329,13 @@ mod tests {
         assert_eq!(judge(Some(10), 12, &[NOTHING; 4]), [0, 1]);
         assert_eq!(judge(Some(10), 10, &[NOTHING; 4]), [0; 0]);
         assert_eq!(judge(None, 12, &[NOTHING, Some(Some(11)), NOTHING, NOTHING]), [1, 2]);
+    }
+
+    #[test]
+    fn where_copies_are_among_the_messages_only_marks_tell() {
+        let marks = [Some(Some(1000)), NOTHING, NOTHING, NOTHING];
+        assert_eq!(judge_with(true, None, 1001, &marks), [0, 1]);
+        assert_eq!(judge_with(false, None, 1001, &marks), [0]);
     }
 
     #[test]

@@ -1,0 +1,126 @@
+use outbox::Event;
+
+use super::*;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn id(number: u128) -> Uuid {
+    Uuid::from_u128(number)
+}
+
+/// A replay that has begun, of which nothing is noted.
+fn begun(stored: &[Uuid]) -> Replaying {
+    let mut replaying = Replaying::new(true);
+    let stored = stored.iter().copied().collect();
+    let (place, published, seq) = (0, 0, 10);
+    let start = ReplayStart { id: id(1), place, published, seq, stored, per_second: None };
+    replaying.begun(Duration::ZERO, Some(start));
+    replaying
+}
+
+fn row(place: i64) -> ReplayRow {
+    let event = Event::new("t", "a", "e", &0).expect("valid");
+    let subject = Ok("s".into());
+    let tried = crate::engine::Tried::default();
+    let outgoing = Outgoing { event, subject, seq: None, requeued: false, tried, replayed: None };
+    ReplayRow { place, event: id(7), outgoing: Ok(outgoing.replayed(id(1), None)) }
+}
+
+fn page(from: i64, rows: i64) -> ReplayPage {
+    let read_to = from + rows - 1;
+    ReplayPage { rows: (from..=read_to).map(row).collect(), read_to, is_end: false }
+}
+
+/// Hands over the next copy, and says what became of it.
+fn hand_over(replaying: &mut Replaying, now: Duration, how: Result<(), String>) {
+    let run = replaying.run().expect("it runs");
+    let copy = run.next(now, 20).expect("a copy").event.id;
+    run.done(copy, how);
+}
+
+fn notes(replaying: &mut Replaying, now: Duration) -> Vec<ReplayNote> {
+    let mut effects = Effects::new();
+    replaying.advance(now, 20, false, &mut effects);
+    let note = |effect| match effect {
+        Effect::NoteReplay(note) => Some(note),
+        _ => None,
+    };
+    effects.into_iter().filter_map(note).collect()
+}
+
+#[test]
+fn a_page_of_another_replay_or_place_is_not_taken() {
+    let mut replaying = begun(&[]);
+    replaying.read(SECOND, id(2), 0, Some(page(1, 3)));
+    replaying.read(SECOND, id(1), 3, Some(page(4, 3)));
+    assert!(replaying.run().expect("it runs").read.is_empty());
+    replaying.read(SECOND, id(1), 0, Some(page(1, 3)));
+    assert_eq!(replaying.run().expect("it runs").read.len(), 3);
+}
+
+#[test]
+fn what_could_not_be_read_is_not_asked_for_at_once() {
+    let mut replaying = begun(&[]);
+    let reads = |replaying: &mut Replaying, now| {
+        let mut effects = Effects::new();
+        replaying.advance(now, 20, false, &mut effects);
+        effects.iter().filter(|it| matches!(it, Effect::ReadReplay { .. })).count()
+    };
+    assert_eq!(reads(&mut replaying, Duration::ZERO), 1);
+    replaying.read(SECOND, id(1), 0, None);
+    assert_eq!(reads(&mut replaying, SECOND), 0);
+    assert_eq!(reads(&mut replaying, 2 * SECOND), 1);
+}
+
+#[test]
+fn what_a_failed_note_said_is_said_again() {
+    let mut replaying = begun(&[]);
+    replaying.read(Duration::ZERO, id(1), 0, Some(page(1, 3)));
+    hand_over(&mut replaying, SECOND, Ok(()));
+    hand_over(&mut replaying, SECOND, Err("too large".into()));
+    let first = notes(&mut replaying, SECOND);
+    assert_eq!((first[0].place, first[0].published, first[0].problems.len()), (2, 1, 1));
+    assert!(notes(&mut replaying, 3 * SECOND).is_empty(), "one at a time");
+    replaying.noted(4 * SECOND, 1, None);
+    assert!(!replaying.is_noted());
+    assert_eq!(notes(&mut replaying, 6 * SECOND), first);
+    replaying.noted(6 * SECOND, 1, Some(ReplayWish::GoOn));
+    assert!(replaying.is_noted());
+    assert!(notes(&mut replaying, 8 * SECOND)[0].problems.is_empty());
+}
+
+#[test]
+fn refusals_in_a_row_pause_a_replay_and_rows_that_are_gone_do_not() {
+    let mut replaying = begun(&[]);
+    let mut rows = page(1, 500);
+    for row in rows.rows.iter_mut().skip(1).take(200) {
+        row.outgoing = Err("its row is gone".into());
+    }
+    replaying.read(Duration::ZERO, id(1), 0, Some(rows));
+    hand_over(&mut replaying, SECOND, Ok(()));
+    for _ in 0..REFUSED_MAX {
+        hand_over(&mut replaying, SECOND, Err("not permitted".into()));
+    }
+    assert!(replaying.run().expect("it runs").next(SECOND, 20).is_none());
+    let note = notes(&mut replaying, SECOND).remove(0);
+    assert!(note.gives_up && !note.is_done);
+    replaying.noted(SECOND, note.problems.len(), Some(ReplayWish::GoOn));
+    assert!(replaying.is_clear(), "it rests");
+}
+
+#[test]
+fn copies_that_were_noted_are_not_looked_for_for_ever() {
+    let mut replaying = begun(&[id(99)]);
+    let rows = i64::try_from(UNNOTED_MAX + READ_AHEAD).expect("small");
+    replaying.read(Duration::ZERO, id(1), 0, Some(page(1, rows)));
+    for place in 1..=rows {
+        hand_over(&mut replaying, SECOND, Ok(()));
+        if place % 1_000 == 0 {
+            let note = notes(&mut replaying, SECOND * u32::try_from(place).expect("small"));
+            assert_eq!(note[0].seq, 10, "one may be beyond");
+            replaying.noted(SECOND, 0, Some(ReplayWish::GoOn));
+        }
+    }
+    let last = notes(&mut replaying, SECOND * 100_000);
+    assert_eq!(last[0].seq, 20);
+}
