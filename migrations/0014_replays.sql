@@ -5,7 +5,7 @@ CREATE TABLE IF NOT EXISTS {schema}.tailpost_replays (
     slot           TEXT NOT NULL,
     status         TEXT NOT NULL DEFAULT 'asked'
                    CHECK (status IN ('asked', 'running', 'paused', 'cancelled', 'done')),
-    source         TEXT NOT NULL CHECK (source IN ('table', 'stream')),
+    source         TEXT NOT NULL CHECK (source IN ('table', 'stream', 'wal')),
     stream         TEXT NOT NULL,
     from_lsn       PG_LSN,
     to_lsn         PG_LSN,
@@ -47,6 +47,14 @@ CREATE TABLE IF NOT EXISTS {schema}.tailpost_replay_events (
     PRIMARY KEY (replay, place)
 );
 
+-- When the log was where, so that the rewind slot keeps nothing that is too old.
+CREATE TABLE IF NOT EXISTS {schema}.tailpost_rewind_marks (
+    slot TEXT NOT NULL,
+    lsn  PG_LSN NOT NULL,
+    at   TIMESTAMPTZ NOT NULL DEFAULT now(),
+    PRIMARY KEY (slot, lsn)
+);
+
 -- A position in the log means something only in the cluster that wrote it.
 CREATE TABLE IF NOT EXISTS {schema}.tailpost_epochs (
     system_identifier TEXT NOT NULL,
@@ -60,6 +68,6 @@ SELECT DISTINCT system_identifier, timeline FROM {schema}.tailpost_state
 ON CONFLICT DO NOTHING;
 
 COMMENT ON COLUMN {schema}.tailpost_replays.events IS 'how many were selected; null where only reading the stream tells';
-COMMENT ON COLUMN {schema}.tailpost_replays.place IS 'everything up to here is done: a number of tailpost_replay_events, or a sequence of the stream';
+COMMENT ON COLUMN {schema}.tailpost_replays.place IS 'everything up to here is done: a number of tailpost_replay_events, a sequence of the stream, or how many events of the log were meant';
 COMMENT ON COLUMN {schema}.tailpost_replays.stream_seq IS 'no copy beyond place is in the stream up to here';
 COMMENT ON COLUMN {schema}.tailpost_replays.decisions IS 'who paused, resumed or cancelled it, when, and why';

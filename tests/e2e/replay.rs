@@ -1,6 +1,7 @@
 //! `tailpost replay`: events are published once more, each once, in order.
 
 mod decisions;
+mod from_the_log;
 mod goes_on;
 mod restored;
 mod selections;

@@ -1,4 +1,5 @@
 mod retention_config;
+mod rewind_config;
 mod sharding;
 
 use std::time::Duration;
@@ -13,6 +14,7 @@ use crate::routing::{Route, Routing};
 use crate::shards::Shards;
 
 pub use self::retention_config::RetentionConfig;
+pub use self::rewind_config::RewindConfig;
 
 /// Everything a relay must know. See `docker/tailpost.toml` for what each setting means in use.
 #[derive(Debug, Clone)]
@@ -54,6 +56,8 @@ pub struct Config {
     pub on_park: OnPark,
     /// How long what is done with is kept.
     pub retention: RetentionConfig,
+    /// How far back the log can be read again.
+    pub rewind: RewindConfig,
     /// Attempts after which an event is parked that the stream does not take, but might later.
     pub max_attempts: u32,
     /// Into how many shards the aggregates are divided: see [`each_shard`](Self::each_shard).
@@ -262,6 +266,7 @@ impl Config {
         check_range("relay.poll_batch", self.poll.batch, 1, 1_000)?;
         check_range("relay.poll_workers", self.poll.workers, 1, 64)?;
         self.retention.check(&self.stream)?;
+        self.rewind.check(&self.slot)?;
         if !(1..=1_000).contains(&self.max_attempts) {
             let text = format!("{} is not between 1 and 1000", self.max_attempts);
             return Err(Error::invalid("relay.max_attempts", text));
@@ -357,6 +362,7 @@ mod tests {
             ack_timeout: Config::ACK_TIMEOUT,
             on_park: OnPark::default(),
             retention: RetentionConfig::default(),
+            rewind: RewindConfig::default(),
             max_attempts: Config::MAX_ATTEMPTS,
             shards: Shards::default(),
         }

@@ -277,6 +277,11 @@ impl Error {
         })
     }
 
+    /// Whether a statement took too long.
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.code() == Some(SqlState::QUERY_CANCELED)
+    }
+
     /// Whether PostgreSQL refused the values of a row: they, and not the server, have to change.
     pub(crate) fn is_about_a_row(&self) -> bool {
         self.code().is_some_and(|it| ["22", "23", "54"].iter().any(|of| it.code().starts_with(of)))

@@ -44,6 +44,7 @@ mod polling;
 mod postgres;
 mod replay_selection;
 mod reporter;
+pub mod rewind_slot;
 mod routing;
 mod run;
 mod session;
@@ -77,7 +78,7 @@ pub fn fuzz_answer(subject: &str, status: Option<u16>, payload: &[u8]) {
 
 pub use config::{
     Config, Dedup, MarkBy, MarkConfig, Mode, OnPark, OnWalLimit, PollConfig, RetentionConfig,
-    ScanConfig, StreamConfig, WalConfig, WindowLimits,
+    RewindConfig, ScanConfig, StreamConfig, WalConfig, WindowLimits,
 };
 pub use connect::{NatsTarget, PostgresTarget};
 pub use error::Error;

@@ -66,6 +66,8 @@ pub enum ReplaySource {
     Table,
     /// The messages that the stream still has.
     Stream,
+    /// PostgreSQL's log, as far as the rewind slot keeps it: also rows that are gone.
+    Wal,
 }
 
 impl ReplaySource {
@@ -75,11 +77,16 @@ impl ReplaySource {
         match self {
             Self::Table => "table",
             Self::Stream => "stream",
+            Self::Wal => "wal",
         }
     }
 
     pub(crate) fn of_name(name: &str) -> Self {
-        if name == "stream" { Self::Stream } else { Self::Table }
+        match name {
+            "stream" => Self::Stream,
+            "wal" => Self::Wal,
+            _ => Self::Table,
+        }
     }
 }
 

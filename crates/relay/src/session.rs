@@ -12,6 +12,7 @@ mod open;
 mod replay_jobs;
 mod replay_source;
 mod scan_jobs;
+mod wal_reader;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

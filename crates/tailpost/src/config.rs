@@ -39,6 +39,7 @@ pub(crate) struct Settings {
     pub(crate) stream: StreamConfig,
     pub(crate) relay: RelaySettings,
     pub(crate) retention: RetentionConfig,
+    pub(crate) rewind: relay::RewindConfig,
     inbox: inbox_settings::InboxSettings,
     pub(crate) routes: Vec<relay::Route>,
     pub(crate) admin: AdminSettings,
@@ -149,6 +150,7 @@ impl Default for Settings {
                 shards: Shards::default().count(),
             },
             retention: RetentionConfig::default(),
+            rewind: relay::RewindConfig::default(),
             inbox: inbox_settings::InboxSettings::default(),
             routes: Vec::new(),
             admin: AdminSettings {
@@ -227,6 +229,7 @@ impl Settings {
             ack_timeout: self.relay.ack_timeout,
             on_park: self.relay.on_park,
             retention: self.retention,
+            rewind: self.rewind,
             max_attempts: self.relay.max_attempts,
             shards: Shards::new(self.relay.shards),
         };

@@ -62,7 +62,10 @@ impl Acks {
     /// Waits until everything has arrived, or for a few seconds.
     pub(crate) async fn finish(self) {
         drop(self.sender);
-        if tokio::time::timeout(FLUSH_DEADLINE, self.task).await.is_err() {
+        let mut task = self.task;
+        if tokio::time::timeout(FLUSH_DEADLINE, &mut task).await.is_err() {
+            // What it would send again may be about a delivery of a later session.
+            task.abort();
             warn!("acknowledgements were not answered; the events come again, and are known");
         }
     }

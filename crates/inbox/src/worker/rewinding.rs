@@ -57,8 +57,12 @@ impl Rewinding {
         let (sql, parameters): (_, [&(dyn ToSql + Sync); 1]) =
             (self.statements.find_mine(), [consumer]);
         let row = match answered(LOOKING, store.client().query_opt(&sql, &parameters)).await {
-            Err(Error::Sql { source, .. }) if source.code() == Some(&SqlState::UNDEFINED_TABLE) => {
-                // Tables of an earlier version.
+            // Tables of an earlier version, or without rights on that one.
+            Err(Error::Sql { source, .. })
+                if source.code().is_some_and(|it| {
+                    [SqlState::UNDEFINED_TABLE, SqlState::INSUFFICIENT_PRIVILEGE].contains(it)
+                }) =>
+            {
                 None
             }
             row => row?,

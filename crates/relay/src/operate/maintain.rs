@@ -141,10 +141,6 @@ impl Pass<'_> {
             None => held_by(&gates),
         };
         let keep = self.config.retention;
-        if let Some(keep) = keep.published {
-            let rows = report.published.insert(0);
-            self.rows(keep, &gates, rows).await?;
-        }
         if let Some(keep) = keep.dead_letters {
             let letters = report.dead_letters.insert(0);
             self.beside(Beside::Letters, keep, &gates, letters).await?;
@@ -152,6 +148,11 @@ impl Pass<'_> {
         if let Some(keep) = keep.audit {
             let entries = report.audit.insert(0);
             self.beside(Beside::Audit, keep, &gates, entries).await?;
+        }
+        // Last: a row that cannot be deleted keeps nothing else.
+        if let Some(keep) = keep.published {
+            let rows = report.published.insert(0);
+            self.rows(keep, &gates, rows).await?;
         }
         Ok(())
     }
@@ -193,17 +194,31 @@ impl Pass<'_> {
         if !self.dry_run {
             self.store.announce_deletion(removable.before).await?;
         }
+        let (mut at_once, mut refused) = (AT_ONCE, None);
         for leaf in leaves {
             let mut page = 0;
             while page < leaf.pages {
                 let began = Instant::now();
-                let some = if self.dry_run {
-                    self.store.count_rows(&leaf, page, &removable).await?
-                } else {
-                    self.store.delete_rows(&leaf, page, &removable).await?
+                let changed = match self.dry_run {
+                    true => self.store.count_rows(&leaf, page, &removable).await,
+                    false => self.store.delete_rows(&leaf, page, &removable, at_once).await,
+                };
+                let some = match changed {
+                    // Large rows take long.
+                    Err(error) if error.is_cancelled() && at_once > 1 => {
+                        at_once = (at_once / 8).max(1);
+                        continue;
+                    }
+                    // A trigger, or a foreign key: the others can go.
+                    Err(error) if error.is_about_a_row() => {
+                        refused = refused.or(Some(error));
+                        page += PAGES_AT_ONCE;
+                        continue;
+                    }
+                    changed => changed?,
                 };
                 *rows += some;
-                let is_done = self.dry_run || some < AT_ONCE;
+                let is_done = self.dry_run || some < at_once;
                 if is_done {
                     page += PAGES_AT_ONCE;
                 }
@@ -216,7 +231,7 @@ impl Pass<'_> {
                 pause_after(began.elapsed()).await;
             }
         }
-        Ok(())
+        refused.map_or(Ok(()), Err)
     }
 }
 

@@ -8,10 +8,11 @@ use outbox::wire::{StoredMessage, subject_matches};
 use serde::Serialize;
 use uuid::Uuid;
 
-use crate::config::{Config, Dedup, MarkBy, Mode};
+use crate::config::{Config, Dedup, MarkBy, Mode, RewindConfig};
 use crate::error::Error;
 use crate::nats::stream_check::is_not_found;
 use crate::nats::whole_stream::{self, WholeStream};
+use crate::postgres::sql::RewindSlot;
 use crate::postgres::{Store, answered};
 pub use crate::replay_selection::{ReplaySelection, ReplaySource};
 
@@ -43,8 +44,9 @@ pub struct SourceHolds {
     pub from: Option<String>,
     /// Its sequence, in a stream.
     pub first_sequence: Option<u64>,
-    /// Events that are meant; in a stream, messages among which they are.
-    pub events: u64,
+    /// Events that are meant; in a stream, messages among which they are. `None` where only reading
+    /// tells.
+    pub events: Option<u64>,
     /// Whether `events` are exactly those that are meant.
     pub is_exact: bool,
     /// Whether it surely has all that is meant.
@@ -120,6 +122,10 @@ impl ReplayEntry {
     /// How much of how much is worked through.
     #[must_use]
     pub fn progress(&self) -> (u64, u64) {
+        if self.source == ReplaySource::Wal.name() {
+            // Nobody knows how many there are.
+            return (self.place, if self.has_ended() { self.place } else { 0 });
+        }
         let behind = self.first_place.saturating_sub(1);
         (self.place.saturating_sub(behind), self.last_place.saturating_sub(behind))
     }
@@ -206,27 +212,25 @@ pub async fn plan_replay(
         let consumers = listed.into_iter().filter_map(|it| it.config.durable_name).collect();
         let (of_table, oldest) = table_holds(&config, &store, selection).await?;
         let of_stream = stream_holds(&config, &store, &nats, selection, oldest).await?;
+        let of_wal = wal_holds(&config, &store, selection).await?;
         let names_few = !selection.events.is_empty() || selection.aggregate.is_some();
         let prefers_table = names_few && of_table.is_complete;
+        let deletes = config.mark.by == MarkBy::Delete;
         let chosen = source.unwrap_or(match of_stream.is_complete && !prefers_table {
             true => ReplaySource::Stream,
-            false if config.mark.by == MarkBy::Delete => ReplaySource::Stream,
+            false if deletes && of_wal.is_complete => ReplaySource::Wal,
+            false if deletes => ReplaySource::Stream,
             false => ReplaySource::Table,
         });
-        let wal = SourceHolds {
-            source: "wal",
-            from: None,
-            first_sequence: None,
-            events: 0,
-            is_exact: true,
-            is_complete: false,
-            note: Some("not available in this version".into()),
-            places: (1, 0),
-        };
+        if chosen == ReplaySource::Wal && of_wal.events != Some(0) && of_wal.from.is_none() {
+            let missing = "the log is not kept for replays: set rewind.retain, and replay what \
+                           commits from then on";
+            return Err(Error::Conflict(missing.into()));
+        }
         plans.push(ReplayPlan {
             slot: config.slot.clone(),
             stream: name.clone(),
-            sources: vec![of_stream, of_table, wal],
+            sources: vec![of_stream, of_table, of_wal],
             chosen,
             consumers,
         });
@@ -268,9 +272,20 @@ async fn table_holds(
 ) -> Result<(SourceHolds, Option<Timestamp>), Error> {
     let holds = store.table_holds(selection).await?;
     let deletes = config.mark.by == MarkBy::Delete;
+    let deleted_before = store.retention_row().await?.and_then(|it| it.deleted_before);
+    // Of positions nobody can say whether something before them was deleted.
+    let keeps_all = match (deleted_before, selection.since) {
+        (None, _) => true,
+        (Some(before), Some(since)) => since >= before,
+        (Some(_), None) => {
+            !selection.events.is_empty() && holds.events == selection.events.len() as u64
+        }
+    };
     let note = match holds.without_position {
         _ if deletes => Some("relay.mark = \"delete\": published rows are gone".to_owned()),
-        0 => None,
+        0 => deleted_before
+            .filter(|_| !keeps_all)
+            .map(|before| format!("rows published before {before} may be deleted")),
         rows => Some(format!(
             "{rows} more rows have no position in this cluster's log: use --since for those"
         )),
@@ -279,13 +294,46 @@ async fn table_holds(
         source: ReplaySource::Table.name(),
         from: holds.from.map(|it| it.to_string()),
         first_sequence: None,
-        events: holds.events,
+        events: Some(holds.events),
         is_exact: true,
-        is_complete: !deletes && holds.without_position == 0,
+        is_complete: !deletes && holds.without_position == 0 && keeps_all,
         note,
         places: (1, 0),
     };
     Ok((of_table, holds.from))
+}
+
+/// What the rewind slot keeps.
+async fn wal_holds(
+    config: &Config,
+    store: &Store,
+    selection: &ReplaySelection,
+) -> Result<SourceHolds, Error> {
+    let slot = store.rewind_slot(&config.slot, &RewindConfig::slot(&config.slot)).await?;
+    let slot = slot.filter(|it| !it.is_lost);
+    let own = store.slot_progress(&config.slot).await?;
+    let until = own.map_or(0, |it| it.confirmed.0);
+    let reaches = |it: &RewindSlot| {
+        selection.from_lsn.is_some_and(|from| from >= it.confirmed)
+            || selection.since.zip(it.from).is_some_and(|(since, from)| since >= from)
+    };
+    let note = match (&slot, config.rewind.retain) {
+        (None, None) => Some("off: rewind.retain keeps it".to_owned()),
+        (None, Some(_)) => Some("the rewind slot is not there now".into()),
+        (Some(slot), _) => Some(format!("from {}", slot.confirmed)),
+    };
+    let at =
+        |it: &RewindSlot| it.from.map_or_else(|| it.confirmed.to_string(), |it| it.to_string());
+    Ok(SourceHolds {
+        source: ReplaySource::Wal.name(),
+        from: slot.as_ref().map(at),
+        first_sequence: None,
+        events: None,
+        is_exact: false,
+        is_complete: slot.as_ref().is_some_and(reaches),
+        note,
+        places: (1, until),
+    })
 }
 
 /// Where in the stream the selection lies, and whether the stream reaches back so far.
@@ -339,7 +387,7 @@ async fn stream_holds(
         source: ReplaySource::Stream.name(),
         from: (!is_empty).then(|| stored_at(&info.state)),
         first_sequence: (!is_empty).then_some(first),
-        events: messages,
+        events: Some(messages),
         is_exact: false,
         is_complete,
         note: match (is_empty, is_complete) {
@@ -374,7 +422,7 @@ pub async fn ask_replay(
     for config in config.each_shard() {
         let plan = plans.iter().find(|it| it.slot == config.slot);
         let Some((plan, source)) = plan.and_then(|it| Some((it, it.source()?))) else { continue };
-        if source.events == 0 {
+        if source.events == Some(0) {
             continue;
         }
         let mut store = Store::connect(&config, NAME).await?;

@@ -3,7 +3,7 @@
 use serde::Serialize;
 use tokio_postgres::error::SqlState;
 
-use crate::config::Config;
+use crate::config::{Config, RewindConfig};
 use crate::error::Error;
 use crate::operate::setup::ensure_slot;
 use crate::postgres::{Opening, Store, answered};
@@ -86,6 +86,10 @@ pub async fn drop_slot(config: &Config) -> Result<(), Error> {
         Some(SqlState::OBJECT_IN_USE) => Error::SlotBusy { slot: slot.clone() },
         _ => error,
     })?;
+    let rewind = RewindConfig::slot(slot);
+    if opening.on(&store, "look at the rewind slot", store.slot_exists(&rewind)).await? {
+        opening.on(&store, "drop the rewind slot", store.drop_slot(&rewind)).await?;
+    }
     let announced = store.announce_drop(slot, "`tailpost slot drop` dropped it");
     opening.on(&store, "note the drop", announced).await
 }

@@ -7,12 +7,13 @@ use uuid::Uuid;
 
 use super::Session;
 use super::jobs::{Done, Job, job, long_job, tolerate};
-use super::replay_source::{Page, Source, readdressed};
+use super::replay_source::{Page, Source};
 use crate::describe;
 use crate::engine::{
     Outcome, ReplayNote, ReplayPage, ReplayRow, ReplayStart, ReplayWish, SCANS_UNMARKED_MAX,
 };
 use crate::error::Error;
+use crate::nats::History;
 use crate::postgres::Store;
 use crate::postgres::sql::{ReplayedRow, SlotReader, TakenReplay};
 
@@ -31,6 +32,8 @@ impl Session {
 
     pub(super) fn begin_replay(&self, id: Uuid) -> Job {
         let (config, tail, reader) = (Arc::clone(&self.config), self.tail.clone(), self.reader());
+        let (system_id, timeline) = (self.slot.system_id, self.slot.timeline);
+        let history = History { system_id, timeline };
         long_job(async move {
             let begun = async {
                 // Of its own: what goes wrong there is a replay's misfortune, and nobody else's.
@@ -61,11 +64,16 @@ impl Session {
                 per_second: taken.per_second,
             };
             let bytes_max = config.window.bytes / SCANS_UNMARKED_MAX;
-            let (store, taken) = (Arc::new(store), Arc::new(taken));
-            Ok(Done::Replaying(
-                start,
-                Source { store, taken, messages: tail.messages(), bytes_max },
-            ))
+            let source = Source {
+                store: Arc::new(store),
+                taken: Arc::new(taken),
+                messages: tail.messages(),
+                wal: Arc::default(),
+                config,
+                history,
+                bytes_max,
+            };
+            Ok(Done::Replaying(start, source))
         })
     }
 
@@ -73,7 +81,8 @@ impl Session {
     pub(super) fn read_replay(&self, id: Uuid, after: i64) -> Option<Job> {
         let source = self.replay.clone().filter(|it| it.taken.id == id)?;
         let system_id = self.slot.system_id;
-        Some(job(async move {
+        // Reading the log up to the first event that is meant takes as long as there is log.
+        Some(long_job(async move {
             let page = tolerate_reading(source.read(after, system_id).await);
             Ok(Done::ReplayRead((id, after), page))
         }))
@@ -122,9 +131,7 @@ impl Session {
         let position = row.position(self.slot.system_id, self.slot.timeline)?;
         let outgoing = match row.scanned()? {
             None => Err("its row is gone".to_owned()),
-            Some(scanned) => {
-                Ok(readdressed(self.source.rows().scanned(scanned)?, replay, position))
-            }
+            Some(scanned) => Ok(replay.readdressed(self.source.rows().scanned(scanned)?, position)),
         };
         Ok(ReplayRow { place, event, outgoing })
     }

@@ -4,10 +4,13 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use outbox::wire::{self, Position, StoredMessage, header};
+use tokio::sync::Mutex;
 
-use crate::engine::{Outgoing, ReplayPage, ReplayRow, Tried, Unpublished};
+use super::wal_reader::WalReader;
+use crate::config::Config;
+use crate::engine::{Outgoing, ReplayPage, ReplayRow, Tried};
 use crate::error::Error;
-use crate::nats::{AT_ONCE, StreamMessages};
+use crate::nats::{AT_ONCE, History, StreamMessages};
 use crate::postgres::Store;
 use crate::postgres::sql::{ReplayedRow, TakenReplay};
 use crate::replay_selection::ReplaySource;
@@ -21,6 +24,10 @@ pub(super) struct Source {
     pub(super) store: Arc<Store>,
     pub(super) taken: Arc<TakenReplay>,
     pub(super) messages: StreamMessages,
+    /// With the log as its source: what reads it, unless that broke.
+    pub(super) wal: Arc<Mutex<Option<WalReader>>>,
+    pub(super) config: Arc<Config>,
+    pub(super) history: History,
     /// What is read at a time, at most, but for the last row.
     pub(super) bytes_max: usize,
 }
@@ -41,8 +48,22 @@ impl Source {
                 let (rows, is_end) = read.await?;
                 Page::Rows(rows, is_end)
             }
+            ReplaySource::Wal => Page::Messages(self.logged(after).await?),
             ReplaySource::Stream => Page::Messages(self.meant(after, system_id).await?),
         })
+    }
+
+    /// The events of the log behind `after` that are meant. After a failure the log is read from its
+    /// beginning: a reading cannot go back.
+    async fn logged(&self, after: i64) -> Result<ReplayPage, Error> {
+        let mut kept = self.wal.lock().await;
+        let mut reader = match kept.take() {
+            Some(reader) => reader,
+            None => WalReader::open(&self.config, Arc::clone(&self.taken), self.history).await?,
+        };
+        let page = reader.read(after, PAGE, self.bytes_max).await?;
+        *kept = Some(reader);
+        Ok(page)
     }
 
     /// The messages behind `after` that are meant.
@@ -84,20 +105,7 @@ impl Source {
         let (subject, tried) = (Ok(message.subject.to_string()), Tried::default());
         let outgoing =
             Outgoing { event, subject, seq: None, requeued: false, tried, replayed: None };
-        let outgoing = Ok(readdressed(outgoing, &self.taken, position));
+        let outgoing = Ok(self.taken.readdressed(outgoing, position));
         Some(ReplayRow { place, event: id, outgoing })
     }
-}
-
-/// The event as this replay publishes it.
-pub(super) fn readdressed(
-    mut outgoing: Outgoing,
-    replay: &TakenReplay,
-    position: Option<Position>,
-) -> Outgoing {
-    if let (Some(prefix), Ok(subject)) = (&replay.subject_prefix, &outgoing.subject) {
-        let subject: Result<_, Unpublished> = Ok(format!("{prefix}.{subject}"));
-        outgoing.subject = subject;
-    }
-    outgoing.replayed(replay.id, position)
 }

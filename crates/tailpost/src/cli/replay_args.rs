@@ -94,6 +94,8 @@ pub(crate) enum SourceArg {
     Stream,
     /// The rows, as they are now
     Table,
+    /// PostgreSQL's log, as far as rewind.retain keeps it; also rows that are gone
+    Wal,
 }
 
 impl SourceArg {
@@ -102,6 +104,7 @@ impl SourceArg {
             Self::Auto => None,
             Self::Stream => Some(ReplaySource::Stream),
             Self::Table => Some(ReplaySource::Table),
+            Self::Wal => Some(ReplaySource::Wal),
         }
     }
 }

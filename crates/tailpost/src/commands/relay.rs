@@ -50,6 +50,7 @@ pub(super) async fn run(args: &RelayArgs, settings: &Settings) -> Result<()> {
         }
         _ => None,
     };
+    let of_shards = chosen.clone();
     let mut relays: Vec<_> = chosen.into_iter().zip(reports).collect();
     let work = async {
         match relays.pop() {
@@ -65,6 +66,9 @@ pub(super) async fn run(args: &RelayArgs, settings: &Settings) -> Result<()> {
     // Tasks of their own: the relay's is polled for each event, and should poll nothing else.
     let mut beside = JoinSet::new();
     if !args.once {
+        for shard in of_shards {
+            beside.spawn(async move { relay::rewind_slot::keep(&shard).await });
+        }
         let config = config.clone();
         beside.spawn(async move { relay::upkeep::keep(&config, &retention).await });
     }

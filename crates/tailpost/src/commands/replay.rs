@@ -22,7 +22,7 @@ use crate::output;
 struct Plan {
     #[serde(flatten)]
     plan: ReplayPlan,
-    events: u64,
+    events: Option<u64>,
     is_exact: bool,
     per_second: Option<u32>,
     seconds: Option<f64>,
@@ -50,15 +50,15 @@ pub(super) async fn run(args: &ReplayArgs, settings: &Settings) -> anyhow::Resul
     let plans = plan_replay(&config, &selection, args.source.source(), prefix).await?;
     let known = known_consumers(settings).await;
     let shown: Vec<Plan> = plans.iter().map(|it| plan(it, args.rate, &known)).collect();
-    let events: u64 = shown.iter().map(|it| it.events).sum();
+    let is_empty = shown.iter().all(|it| it.events == Some(0));
     if !args.execute {
         if args.json {
             return output::json(&Plans { execute: false, plans: shown });
         }
         let mut text: String = shown.iter().map(told).collect();
-        text += match events {
-            0 => "Nothing is to be done.",
-            _ => "Nothing was done yet: --execute --why TEXT starts it in the relay.",
+        text += match is_empty {
+            true => "Nothing is to be done.",
+            false => "Nothing was done yet: --execute --why TEXT starts it in the relay.",
         };
         return output::text(&text);
     }
@@ -88,7 +88,7 @@ pub(super) async fn run(args: &ReplayArgs, settings: &Settings) -> anyhow::Resul
 }
 
 fn plan(of: &ReplayPlan, rate: Option<u32>, known: &Option<BTreeSet<String>>) -> Plan {
-    let (events, is_exact) = of.source().map_or((0, true), |it| (it.events, it.is_exact));
+    let (events, is_exact) = of.source().map_or((Some(0), true), |it| (it.events, it.is_exact));
     let has_inbox = |it: &&String| known.as_ref().is_some_and(|known| known.contains(*it));
     let (with, without): (Vec<&String>, Vec<&String>) = of.consumers.iter().partition(has_inbox);
     Plan {
@@ -96,7 +96,7 @@ fn plan(of: &ReplayPlan, rate: Option<u32>, known: &Option<BTreeSet<String>>) ->
         events,
         is_exact,
         per_second: rate,
-        seconds: rate.map(|it| events as f64 / f64::from(it)),
+        seconds: rate.zip(events).map(|(rate, events)| events as f64 / f64::from(rate)),
         with_inbox: with.into_iter().cloned().collect(),
         without_inbox: without.into_iter().cloned().collect(),
     }
@@ -147,10 +147,7 @@ fn source_told(source: &SourceHolds, chosen: ReplaySource) -> String {
         (None, _) => "-".to_owned(),
     };
     let up_to = if source.is_exact { "" } else { "up to " };
-    let events = match source.source {
-        "wal" => "-".to_owned(),
-        _ => format!("{up_to}{}", source.events),
-    };
+    let events = source.events.map_or_else(|| "-".to_owned(), |it| format!("{up_to}{it}"));
     let mark = if source.source == chosen.name() { "  <- chosen" } else { "" };
     let note = source.note.as_ref().map(|it| format!("  ({it})")).unwrap_or_default();
     format!("  {:<8} {from:<32} {events}{mark}{note}", source.source)

@@ -103,6 +103,8 @@ pub(super) static KEYS: &[Key] = &[
     }),
     key("retention.audit", |it, v| put(&mut it.retention.audit, v.unless_off(Value::duration))),
     key("retention.interval", |it, v| put(&mut it.retention.interval, v.duration())),
+    key("rewind.retain", |it, v| put(&mut it.rewind.retain, v.unless_off(Value::size))),
+    key("rewind.max_age", |it, v| put(&mut it.rewind.max_age, v.duration())),
     key("admin.listen", |it, v| put(&mut it.admin.listen, v.unless_off(address))),
     key("admin.inbox_listen", |it, v| put(&mut it.admin.inbox_listen, v.unless_off(address))),
     secret("admin.token", |it, v| put(&mut it.admin.token, v.bearer_token().map(some))),

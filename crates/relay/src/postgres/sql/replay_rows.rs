@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use super::scan::size;
 use super::{ScannedRow, SlotReader, Store};
-use crate::engine::{ReplayNote, ReplayWish};
+use crate::engine::{Outgoing, ReplayNote, ReplayWish};
 use crate::error::Error;
 use crate::postgres::columns;
 use crate::postgres::rows::scanned_columns;
@@ -35,6 +35,20 @@ pub(crate) struct TakenReplay {
     pub(crate) published: u64,
     /// The last copy that was noted.
     pub(crate) stream_seq: u64,
+}
+
+impl TakenReplay {
+    /// The event as this replay publishes it.
+    pub(crate) fn readdressed(
+        &self,
+        mut outgoing: Outgoing,
+        position: Option<Position>,
+    ) -> Outgoing {
+        if let (Some(prefix), Ok(subject)) = (&self.subject_prefix, &mut outgoing.subject) {
+            *subject = format!("{prefix}.{subject}");
+        }
+        outgoing.replayed(self.id, position)
+    }
 }
 
 /// A row that is to be published again.

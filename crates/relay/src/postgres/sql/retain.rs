@@ -164,7 +164,8 @@ impl Store {
         let (outbox_id, dead) =
             (self.table.column(Column::Id), self.table.companion("outbox_dead_letter"));
         let condition = format!(
-            "(o.published_at < $1 AND {passed} OR o.published_at IS NULL AND ({covered}))
+            "(o.published_at < $1::timestamptz AND {passed}
+                 AND NOT (o.stream IS NOT NULL AND o.stream_seq IS NULL) OR o.published_at IS NULL AND ({covered}))
              AND {not_owed}
              AND NOT EXISTS (SELECT FROM {dead} d WHERE d.id = o.{outbox_id} OFFSET 0)
              AND NOT EXISTS (SELECT FROM {replays})",
@@ -244,19 +245,20 @@ impl Store {
         Ok(rows.iter().map(|row| Leaf { name: row.get(0), pages: row.get(1) }).collect())
     }
 
-    /// Deletes rows that may go, of [`PAGES_AT_ONCE`] pages from `page` on, at most [`AT_ONCE`]. A
+    /// Deletes rows that may go, of [`PAGES_AT_ONCE`] pages from `page` on, at most `at_once`. A
     /// row that somebody has locked stays. Says how many.
     pub(crate) async fn delete_rows(
         &self,
         leaf: &Leaf,
         page: i64,
         removable: &Removable,
+        at_once: u64,
     ) -> Result<u64, Error> {
         let Leaf { name, .. } = leaf;
         let sql = format!(
             "DELETE FROM ONLY {name} o WHERE o.ctid = ANY (ARRAY(
                  SELECT o.ctid FROM ONLY {name} o WHERE {range} AND {condition}
-                 LIMIT {AT_ONCE} FOR UPDATE SKIP LOCKED)) AND {condition}",
+                 LIMIT {at_once} FOR UPDATE SKIP LOCKED)) AND {condition}",
             range = pages(page),
             condition = removable.condition
         );

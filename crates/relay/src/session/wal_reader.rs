@@ -1,0 +1,138 @@
+//! Reads the log again, through a temporary copy of the rewind slot.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::TryStreamExt;
+use jiff::Timestamp;
+use outbox::wire::Position;
+use pgoutput::{Lsn, Message};
+use tokio_postgres::RowStream;
+use tokio_postgres::types::{PgLsn, ToSql};
+
+use crate::config::{Config, RewindConfig};
+use crate::engine::{ReplayPage, ReplayRow, Unpublished};
+use crate::error::Error;
+use crate::nats::History;
+use crate::postgres::sql::TakenReplay;
+use crate::postgres::{Rows, Store};
+use crate::reporter::POSTGRES_EPOCH_UNIX_MICROS;
+
+const READING: &str = "read the log again";
+
+/// Changes after which the server ends a statement, with the transaction that it is at.
+const CHANGES_AT_ONCE: i32 = 10_000;
+
+/// A reading of the log, from the rewind slot's position on. The temporary slot ends with its
+/// connection.
+pub(super) struct WalReader {
+    store: Store,
+    slot: String,
+    publication: String,
+    rows: Rows,
+    history: History,
+    replay: Arc<TakenReplay>,
+    /// What the statement that runs has yet to bring, and whether it brought anything.
+    changes: Option<(Pin<Box<RowStream>>, bool)>,
+    /// Commit, its time, and the next event's number of the transaction that is being read.
+    transaction: (Lsn, i64, u32),
+    /// Events that were meant so far.
+    place: i64,
+}
+
+impl WalReader {
+    pub(super) async fn open(
+        config: &Config,
+        replay: Arc<TakenReplay>,
+        history: History,
+    ) -> Result<Self, Error> {
+        let store = Store::connect(config, "tailpost replay of the log").await?;
+        let slot = format!("tailpost_replay_{}", uuid::Uuid::new_v4().simple());
+        store.copy_slot(&RewindConfig::slot(&config.slot), &slot, true).await?;
+        // A statement lasts for as long as the broker takes what it brings.
+        let patient = store.client().batch_execute("SET statement_timeout = 0").await;
+        patient.map_err(Error::sql(READING))?;
+        Ok(Self {
+            store,
+            slot,
+            publication: config.publication.clone(),
+            rows: Rows::new(config.table.clone(), config.routing()),
+            history,
+            replay,
+            changes: None,
+            transaction: (Lsn::ZERO, 0, 0),
+            place: 0,
+        })
+    }
+
+    /// The events behind `after` that are meant, until they are `rows_max` or hold `bytes_max`.
+    pub(super) async fn read(
+        &mut self,
+        after: i64,
+        rows_max: usize,
+        bytes_max: usize,
+    ) -> Result<ReplayPage, Error> {
+        let (mut rows, mut bytes) = (Vec::new(), 0);
+        while rows.len() < rows_max && bytes < bytes_max {
+            let Some(change) = self.next_change().await? else {
+                return Ok(ReplayPage { rows, read_to: self.place.max(after), is_end: true });
+            };
+            bytes += change.len();
+            rows.extend(self.take(change)?.filter(|it| it.place > after));
+        }
+        Ok(ReplayPage { rows, read_to: self.place.max(after), is_end: false })
+    }
+
+    /// The next change; `None` when the log has come to the replay's end.
+    async fn next_change(&mut self) -> Result<Option<Bytes>, Error> {
+        loop {
+            if let Some((changes, brought)) = &mut self.changes {
+                if let Some(row) = changes.try_next().await.map_err(Error::sql(READING))? {
+                    *brought = true;
+                    return Ok(Some(Bytes::copy_from_slice(row.get(0))));
+                }
+                if !*brought {
+                    return Ok(None);
+                }
+            }
+            let until = PgLsn::from(self.replay.last_place.max(0).cast_unsigned());
+            // As the plugin parses a list of identifiers.
+            let publication = format!("\"{}\"", self.publication.replace('"', "\"\""));
+            let sql = "SELECT data FROM pg_logical_slot_get_binary_changes($1, $2, $3,
+                VARIADIC ARRAY['proto_version', '1', 'binary', 'true', 'publication_names', $4])";
+            let parameters: [&(dyn ToSql + Sync); 4] =
+                [&self.slot, &until, &CHANGES_AT_ONCE, &publication];
+            let changes = self.store.client().query_raw(sql, parameters).await;
+            self.changes = Some((Box::pin(changes.map_err(Error::sql(READING))?), false));
+        }
+    }
+
+    fn take(&mut self, change: Bytes) -> Result<Option<ReplayRow>, Error> {
+        match Message::decode(change)? {
+            Message::Begin(begin) => {
+                self.transaction = (begin.final_lsn, begin.commit_time_micros, 0);
+            }
+            Message::Relation(relation) => self.rows.relation(&relation)?,
+            Message::Insert(insert) => {
+                let (commit_lsn, micros, ordinal) = self.transaction;
+                let Some(outgoing) = self.rows.insert(&insert, micros)? else { return Ok(None) };
+                self.transaction.2 += 1;
+                let History { system_id, timeline } = self.history;
+                let position = Position { system_id, timeline, lsn: commit_lsn.0, ordinal };
+                let unix = micros.saturating_add(POSTGRES_EPOCH_UNIX_MICROS);
+                let at = Timestamp::from_microsecond(unix).unwrap_or(Timestamp::MAX);
+                let selection = &self.replay.selection;
+                let is_dropped = outgoing.subject == Err(Unpublished::Dropped);
+                if !is_dropped && selection.takes(&outgoing.event, Some(position), at, system_id) {
+                    self.place += 1;
+                    let (place, event) = (self.place, outgoing.event.id);
+                    let outgoing = Ok(self.replay.readdressed(outgoing, Some(position)));
+                    return Ok(Some(ReplayRow { place, event, outgoing }));
+                }
+            }
+            _ => {}
+        }
+        Ok(None)
+    }
+}

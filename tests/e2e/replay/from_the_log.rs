@@ -1,0 +1,88 @@
+//! What PostgreSQL's log still has, although the rows and the messages are gone.
+
+use support::{DEADLINE, Relay, TestEnv, until};
+
+use super::{ask, copies, ids, replay, wait_done};
+
+const KEPT: &str = "SELECT count(*) FROM pg_replication_slots WHERE slot_name = 'tailpost_rewind'";
+
+/// A relay that keeps the log.
+async fn keeps_the_log(env: &mut TestEnv, retain: &str) -> Relay {
+    env.set("TAILPOST_REWIND__RETAIN", retain);
+    env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
+    env.setup().await;
+    let relay = env.relay();
+    until(DEADLINE, "there is a rewind slot", async || env.query::<i64>(KEPT).await == 1).await;
+    relay
+}
+
+/// R-RPL-01: from the first position of the log on, in order, with the events' own positions; a relay
+/// that is killed meanwhile stores none twice.
+// proves: G-REPLAY-1
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_that_are_gone_come_back_from_the_log() {
+    let mut env = TestEnv::new().await;
+    let relay = keeps_the_log(&mut env, "256MiB").await;
+    let mut events = env.insert_each(10).await;
+    let from: String = env.query("SELECT pg_current_wal_insert_lsn()::text").await;
+    events.extend(env.insert(20).await);
+    events.extend(env.insert_each(70).await);
+    env.wait_marked().await;
+    env.wait_confirmed().await;
+    let originals = env.stored().await;
+    env.execute("DELETE FROM outbox_events").await;
+    env.stream().await.purge().await.expect("purge the stream");
+
+    let planned = replay(&env, 0, &["--from-lsn", &from, "--source", "wal"]).await;
+    let sources = planned["plans"][0]["sources"].as_array().expect("a list");
+    let wal = sources.iter().find(|it| it["source"] == "wal").expect("the log");
+    assert_eq!(wal["is_complete"], true, "{wal}");
+    let id = ask(&env, &["--from-lsn", &from, "--source", "wal", "--rate", "30"]).await;
+    let published = format!("SELECT published FROM tailpost_replays WHERE id = '{id}'");
+    until(DEADLINE, "it has begun", async || env.query::<i64>(&published).await > 10).await;
+    relay.kill9().await;
+    let _relay = env.relay();
+    let done = wait_done(&env, &id).await;
+    assert_eq!((&done["published"], &done["failed"]), (&90.into(), &0.into()), "{done}");
+    let copied = copies(&env, &id).await;
+    assert_eq!(ids(&copied), events[10..]);
+    for (copy, original) in copied.iter().zip(&originals[10..]) {
+        assert_eq!(copy.event(), original.event());
+        let position = "Tailpost-Position";
+        assert_eq!(copy.header(position), original.header(position));
+    }
+    // By anything else, too.
+    let one = events[50].to_string();
+    let args = ["--event-id", &one, "--source", "wal", "--execute", "--why", "a test"];
+    let done = replay(&env, 0, &args).await;
+    let copied = copies(&env, done["id"].as_str().expect("an id")).await;
+    assert_eq!(ids(&copied), events[50..51]);
+}
+
+/// The slot follows behind, and is given up with the setting. Without one nothing is promised.
+// proves: G-REPLAY-5
+#[tokio::test(flavor = "multi_thread")]
+async fn the_rewind_slot_trails_behind_and_goes_with_its_setting() {
+    let mut env = TestEnv::new().await;
+    let relay = keeps_the_log(&mut env, "16MiB").await;
+    let kept = "SELECT (pg_current_wal_lsn() - confirmed_flush_lsn)::bigint
+                FROM pg_replication_slots WHERE slot_name = 'tailpost_rewind'";
+    env.execute(
+        "CREATE TABLE much AS SELECT repeat(md5(n::text), 30) FROM generate_series(1, 60000) n",
+    )
+    .await;
+    assert!(env.query::<i64>(kept).await > 48 << 20, "that is much");
+    until(DEADLINE, "it moves on", async || env.query::<i64>(kept).await < 24 << 20).await;
+    let events = env.insert(3).await;
+    env.wait_confirmed().await;
+    let args = ["--since", "1h", "--source", "wal", "--execute", "--why", "a test"];
+    let done = replay(&env, 0, &args).await;
+    assert_eq!(ids(&copies(&env, done["id"].as_str().expect("an id")).await), events);
+    relay.sigterm();
+    assert!(relay.wait_exit(DEADLINE).await.success());
+    env.set("TAILPOST_REWIND__RETAIN", "off");
+    let _relay = env.relay();
+    until(DEADLINE, "the slot is dropped", async || env.query::<i64>(KEPT).await == 0).await;
+    let (_, said) = env.ends_with(4, &["replay", "--all", "--source", "wal"]).await;
+    assert!(said.contains("set rewind.retain"), "{said}");
+}
