@@ -285,12 +285,18 @@ impl Store {
 
     /// Writes down which cluster's positions the table has from now on.
     pub(crate) async fn note_epoch(&self, system_id: u64, timeline: u32) -> Result<(), Error> {
+        // A session opens, and goes on, also while a synchronous standby is away.
         let sql = format!(
-            "INSERT INTO {} (system_identifier, timeline) VALUES ($1, $2) ON CONFLICT DO NOTHING",
-            self.table.companion("tailpost_epochs")
+            "BEGIN; SET LOCAL synchronous_commit = local;
+             INSERT INTO {epochs} (system_identifier, timeline)
+             SELECT '{system_id}', {timeline} WHERE NOT EXISTS (
+                 SELECT FROM {epochs}
+                 WHERE system_identifier = '{system_id}' AND timeline = {timeline})
+             ON CONFLICT DO NOTHING;
+             COMMIT",
+            epochs = self.table.companion("tailpost_epochs")
         );
-        let timeline = timeline.cast_signed();
-        let noted = self.client().execute(&sql, &[&system_id.to_string(), &timeline]).await;
-        noted.map_err(Error::sql("write down the cluster")).map(|_| ())
+        let noted = self.client().batch_execute(&sql).await;
+        noted.map_err(Error::sql("write down the cluster"))
     }
 }
