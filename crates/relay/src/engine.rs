@@ -386,6 +386,9 @@ impl Engine {
             self.effects.push_back(Effect::Measure(resolved));
         }
         let (confirmed, hurry) = (self.publishing.confirmed(), self.is_draining());
+        if hurry && self.publishing.is_idle() {
+            self.marking.finish(now);
+        }
         self.marking.advance(now, confirmed, hurry, &mut self.effects);
         let batches = self.publishing.scans_resolved();
         let has_room = self.publishing.has_room_to_scan();

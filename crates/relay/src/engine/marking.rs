@@ -18,7 +18,7 @@ pub(crate) use self::queue::{MARKS_AT_ONCE, MARKS_WAITING_MAX};
 use self::sweeper::Judgement;
 pub(crate) use self::sweeper::{SWEEPER_STORED_MAX, Sweeper};
 pub(crate) use self::watermark::SWEPT_AT_ONCE;
-use self::watermark::{LostMarks, Missed, Step};
+use self::watermark::{LostMarks, Missed, Step, Unseen};
 pub(crate) use self::writers::Batching;
 use self::writers::Writers;
 use super::effect::{Effect, Effects, Found, Pass, Statement, SweepRange, Watermark};
@@ -103,6 +103,7 @@ pub(crate) struct Marking {
     /// The same for events that were parked before their rows were visible.
     parked_unseen: Missed,
     lost: LostMarks,
+    unseen: Unseen,
     counts: MarkCounts,
 }
 
@@ -125,6 +126,7 @@ impl Marking {
             missed: Missed::Something,
             parked_unseen: Missed::Something,
             lost: LostMarks::default(),
+            unseen: Unseen::default(),
             counts: MarkCounts::default(),
         }
     }
@@ -179,6 +181,15 @@ impl Marking {
             self.missed = Missed::Something;
         } else if !self.writers.marks.push(resolved) {
             self.lose();
+        }
+    }
+
+    /// Nothing more is published: when all marks are written, those that hit no row are tried again.
+    pub(crate) fn finish(&mut self, now: Duration) {
+        if self.is_idle() {
+            for resolved in self.unseen.take_once() {
+                self.queue(now, &resolved);
+            }
         }
     }
 
@@ -267,6 +278,7 @@ impl Marking {
                 self.lost.lose();
             }
         }
+        self.unseen.note(without_row);
     }
 
     fn lose(&mut self) {
@@ -376,6 +388,7 @@ impl Marking {
         self.parked_unseen = self.parked_unseen.swept(found.transaction, found.oldest_running);
         if had_missed && self.missed == Missed::Nothing {
             self.sweeper.forget();
+            self.unseen.forget();
         }
     }
 

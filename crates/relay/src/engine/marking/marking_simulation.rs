@@ -269,6 +269,21 @@ impl World {
         Outcome::Swept(Some(self.table.carry_out(found, verdict, is_published, is_published)))
     }
 
+    /// Everything is visible, and the session ends.
+    fn stop(&mut self) {
+        self.table.show(None);
+        loop {
+            let mut effects = Effects::new();
+            self.marking.finish(self.now());
+            self.marking.advance(self.now(), self.confirmed(), true, &mut effects);
+            self.begin(effects);
+            if self.marking.is_idle() {
+                break;
+            }
+            self.finish_one();
+        }
+    }
+
     /// Faults end; everything that can be done is done.
     fn heal(&mut self) {
         self.is_faulty = false;

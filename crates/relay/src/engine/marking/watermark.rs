@@ -1,6 +1,7 @@
 //! A watermark's way, and what it leaves open.
 
 use crate::engine::effect::{Pass, Watermark};
+use crate::engine::messages::Resolved;
 
 /// Rows swept at a time.
 pub(crate) const SWEPT_AT_ONCE: usize = 5_000;
@@ -76,5 +77,33 @@ impl LostMarks {
     /// The watermark under way came to nothing.
     pub(super) fn not_covered(&mut self) {
         self.since |= self.before;
+    }
+}
+
+/// Published events whose rows were not to be seen when they were to be marked. The sweeper marks
+/// them. A session that ends has no time for another sweep: it tries their marks once more, since a
+/// row becomes visible a moment after the log has it.
+#[derive(Debug, Default, Clone)]
+pub(super) struct Unseen {
+    events: Vec<Resolved>,
+    is_over: bool,
+}
+
+impl Unseen {
+    pub(super) fn note(&mut self, events: &[Resolved]) {
+        let room = SWEPT_AT_ONCE - self.events.len();
+        self.events.extend(events.iter().take(room).cloned());
+    }
+
+    pub(super) fn forget(&mut self) {
+        self.events = Vec::new();
+    }
+
+    /// Nothing from the second time on.
+    pub(super) fn take_once(&mut self) -> Vec<Resolved> {
+        if std::mem::replace(&mut self.is_over, true) {
+            return Vec::new();
+        }
+        std::mem::take(&mut self.events)
     }
 }

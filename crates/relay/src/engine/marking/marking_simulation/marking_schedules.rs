@@ -59,3 +59,17 @@ fn a_row_that_never_passed_the_log_is_left_to_the_scanner() {
 fn a_watermark_that_is_the_only_mark_comes_to_rest() {
     run(Faults { failing: true, by_watermark: true, ..CALM });
 }
+
+// proves: G-STOP-1
+#[test]
+fn a_stop_marks_what_became_visible_after_its_mark() {
+    for seed in seeds(SEEDS) {
+        let mut world = World::new(seed, Faults { is_indexed: true, ..CALM });
+        for _ in 0..STEPS {
+            world.step();
+        }
+        world.stop();
+        let is_marked = |id: &u128| world.table.rows[id].is_marked;
+        assert!(world.published.iter().all(is_marked), "seed {seed}");
+    }
+}

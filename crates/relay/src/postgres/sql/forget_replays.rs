@@ -1,0 +1,48 @@
+//! Deletes what is written down of replays that ended long ago.
+
+use std::time::Duration;
+
+use super::{AT_ONCE, Store};
+use crate::error::Error;
+
+impl Store {
+    /// Replays that may go. The newest stays: it says that the stream may have copies.
+    fn old_replays(&self) -> String {
+        let replays = self.table.companion("tailpost_replays");
+        format!(
+            "r.ended_at < clock_timestamp() - make_interval(secs => $1)
+             AND r.id <> (SELECT id FROM {replays} ORDER BY asked_at DESC, id LIMIT 1)"
+        )
+    }
+
+    /// Deletes at most [`AT_ONCE`] replays that ended `keep` ago, or at most so many lines of their
+    /// lists. Says how many replays, and whether there may be more.
+    pub(crate) async fn delete_replays(&self, keep: Duration) -> Result<(u64, bool), Error> {
+        let replays = self.table.companion("tailpost_replays");
+        let listed = self.table.companion("tailpost_replay_events");
+        let old = self.old_replays();
+        let lines = format!(
+            "DELETE FROM {listed} WHERE (replay, place) IN (
+                 SELECT l.replay, l.place FROM {replays} r JOIN {listed} l ON l.replay = r.id
+                 WHERE {old} LIMIT {AT_ONCE})"
+        );
+        let keep = keep.as_secs_f64();
+        if self.change(&lines, &[&keep]).await? > 0 {
+            return Ok((0, true));
+        }
+        let sql = format!(
+            "DELETE FROM {replays} WHERE id IN (
+                 SELECT r.id FROM {replays} r WHERE {old} LIMIT {AT_ONCE} FOR UPDATE SKIP LOCKED)"
+        );
+        let some = self.change(&sql, &[&keep]).await?;
+        Ok((some, some == AT_ONCE))
+    }
+
+    /// How many [`delete_replays`](Self::delete_replays) would delete.
+    pub(crate) async fn count_replays(&self, keep: Duration) -> Result<u64, Error> {
+        let replays = self.table.companion("tailpost_replays");
+        let sql = format!("SELECT count(*) FROM {replays} r WHERE {}", self.old_replays());
+        let row = self.ask(&sql, &[&keep.as_secs_f64()]).await?;
+        Ok(row.get::<_, i64>(0).cast_unsigned())
+    }
+}
