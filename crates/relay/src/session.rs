@@ -198,7 +198,7 @@ impl Session {
                 self.replay = Some(source);
                 Outcome::ReplayBegun(Some(start))
             }
-            Done::ReplayRead(of, page) => self.replay_page(of, page)?,
+            Done::ReplayRead(of, page) => self.replay_page(of, page),
             Done::Outcome(outcome) => outcome,
         };
         let failed = match &outcome {

@@ -20,7 +20,7 @@ async fn a_replay_is_paused_resumed_and_cancelled() {
     env.insert(400).await;
     env.wait_marked().await;
     let all = in_commit_order(&env).await;
-    let id = ask(&env, &["--all", "--source", "table", "--rate", "100"]).await;
+    let id = ask(&env, &["--all", "--source", "table", "--rate", "40"]).await;
     until(DEADLINE, "it has begun", async || published(&env, &id).await > 0).await;
     let (told, _) =
         env.ends_with(0, &["replays", "pause", &id, "--by", "ada", "--why", "lunch"]).await;

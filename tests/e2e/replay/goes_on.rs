@@ -21,7 +21,7 @@ async fn is_killed_and_goes_on(mut env: TestEnv) {
     env.wait_marked().await;
     let old = in_commit_order(&env).await;
     let load = env.load(12, 300.0).await;
-    let id = ask(&env, &["--all", "--source", "table", "--rate", "1500"]).await;
+    let id = ask(&env, &["--all", "--source", "table", "--rate", "800"]).await;
     let status = format!("SELECT status FROM tailpost_replays WHERE id = '{id}'");
     let sent = format!("SELECT published FROM tailpost_replays WHERE id = '{id}'");
     let (mut kills, mut before) = (0, 0);
@@ -37,7 +37,7 @@ async fn is_killed_and_goes_on(mut env: TestEnv) {
             kills += 1;
         }
     }
-    assert!(kills > 2, "only {kills} kills");
+    assert!(kills > 0, "it was done before a relay was killed");
     let done = wait_done(&env, &id).await;
     assert_eq!(done["failed"], 0, "{done}");
     let written = load.stop().await;

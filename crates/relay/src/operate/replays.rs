@@ -23,8 +23,6 @@ const NAME: &str = "tailpost replay";
 pub struct ReplayRequest {
     /// Which events.
     pub selection: ReplaySelection,
-    /// Where they are read.
-    pub source: ReplaySource,
     /// Stands, with a dot, before each subject.
     pub subject_prefix: Option<String>,
     /// At most so many events a second.
@@ -222,7 +220,7 @@ pub async fn plan_replay(
             false if deletes => ReplaySource::Stream,
             false => ReplaySource::Table,
         });
-        if chosen == ReplaySource::Wal && of_wal.events != Some(0) && of_wal.from.is_none() {
+        if chosen == ReplaySource::Wal && of_wal.from.is_none() {
             let missing = "the log is not kept for replays: set rewind.retain, and replay what \
                            commits from then on";
             return Err(Error::Conflict(missing.into()));
@@ -245,8 +243,8 @@ fn check_prefix(prefix: &str, stream: &str, subjects: &[String]) -> Result<(), E
     let is_token = |it: &str| !it.is_empty() && it.chars().all(is_plain);
     if prefix.len() > 200 || !prefix.split('.').all(is_token) {
         let problem = format!(
-            "\"{prefix}\" is no prefix of a subject: write letters, digits, _ and - between dots, such \
-                     as replay.july"
+            "\"{prefix}\" is no prefix of a subject: write letters, digits, _ and - between dots, \
+             such as replay.july"
         );
         return Err(Error::Conflict(problem));
     }
@@ -426,8 +424,9 @@ pub async fn ask_replay(
             continue;
         }
         let mut store = Store::connect(&config, NAME).await?;
-        let request = ReplayRequest { source: plan.chosen, ..request.clone() };
-        ids.push(store.ask_replay(&config.slot, &plan.stream, &request, source.places).await?);
+        let asked =
+            store.ask_replay(&config.slot, &plan.stream, plan.chosen, source.places, request);
+        ids.push(asked.await?);
     }
     Ok(ids)
 }

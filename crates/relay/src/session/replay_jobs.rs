@@ -80,10 +80,9 @@ impl Session {
     /// `None` if there is no replay.
     pub(super) fn read_replay(&self, id: Uuid, after: i64) -> Option<Job> {
         let source = self.replay.clone().filter(|it| it.taken.id == id)?;
-        let system_id = self.slot.system_id;
         // Reading the log up to the first event that is meant takes as long as there is log.
         Some(long_job(async move {
-            let page = tolerate_reading(source.read(after, system_id).await);
+            let page = tolerate_reading(source.read(after).await);
             Ok(Done::ReplayRead((id, after), page))
         }))
     }
@@ -106,11 +105,7 @@ impl Session {
     }
 
     /// Makes events of what was read.
-    pub(super) fn replay_page(
-        &self,
-        of: (Uuid, i64),
-        page: Option<Page>,
-    ) -> Result<Outcome, Error> {
+    pub(super) fn replay_page(&self, of: (Uuid, i64), page: Option<Page>) -> Outcome {
         let source = self.replay.as_ref().filter(|it| it.taken.id == of.0);
         let page = match (source, page) {
             (None, _) | (_, None) => None,
@@ -118,12 +113,13 @@ impl Session {
             (Some(source), Some(Page::Rows(rows, is_end))) => {
                 let rows: Result<Vec<_>, _> =
                     rows.iter().map(|row| self.replayed_row(row, &source.taken)).collect();
-                let rows = rows?;
-                let read_to = rows.last().map_or(of.1, |it| it.place);
-                Some(ReplayPage { rows, read_to, is_end })
+                tolerate_reading(rows).map(|rows| {
+                    let read_to = rows.last().map_or(of.1, |it| it.place);
+                    ReplayPage { rows, read_to, is_end }
+                })
             }
         };
-        Ok(Outcome::ReplayRead { of, page })
+        Outcome::ReplayRead { of, page }
     }
 
     fn replayed_row(&self, row: &ReplayedRow, replay: &TakenReplay) -> Result<ReplayRow, Error> {

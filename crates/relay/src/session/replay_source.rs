@@ -41,7 +41,7 @@ pub(super) enum Page {
 
 impl Source {
     /// What is behind `after`.
-    pub(super) async fn read(&self, after: i64, system_id: u64) -> Result<Page, Error> {
+    pub(super) async fn read(&self, after: i64) -> Result<Page, Error> {
         Ok(match self.taken.source {
             ReplaySource::Table => {
                 let read = self.store.replayed_rows(self.taken.id, after, PAGE, self.bytes_max);
@@ -49,7 +49,7 @@ impl Source {
                 Page::Rows(rows, is_end)
             }
             ReplaySource::Wal => Page::Messages(self.logged(after).await?),
-            ReplaySource::Stream => Page::Messages(self.meant(after, system_id).await?),
+            ReplaySource::Stream => Page::Messages(self.meant(after).await?),
         })
     }
 
@@ -67,7 +67,7 @@ impl Source {
     }
 
     /// The messages behind `after` that are meant.
-    async fn meant(&self, after: i64, system_id: u64) -> Result<ReplayPage, Error> {
+    async fn meant(&self, after: i64) -> Result<ReplayPage, Error> {
         let last = self.taken.last_place.max(0).cast_unsigned();
         let mut read_to = after.max(0).cast_unsigned();
         let until = last.min(read_to + PAGE as u64);
@@ -77,7 +77,7 @@ impl Source {
             for answer in self.messages.read(read_to + 1, to).await? {
                 bytes += answer.bytes();
                 if let Some(message) = answer.message()? {
-                    rows.extend(self.row(&message, system_id));
+                    rows.extend(self.row(&message));
                 }
             }
             read_to = to;
@@ -86,7 +86,7 @@ impl Source {
     }
 
     /// `None` if the message is not meant: others', and copies that an earlier replay stored, are not.
-    fn row(&self, message: &StoredMessage<'_>, system_id: u64) -> Option<ReplayRow> {
+    fn row(&self, message: &StoredMessage<'_>) -> Option<ReplayRow> {
         let headers = message.headers().to_text().ok()?;
         let text = |name: &str| headers.iter().find(|it| it.0 == name).map(|it| it.1);
         if text(header::REPLAY).is_some() {
@@ -98,6 +98,7 @@ impl Source {
         let own = text(header::POSITION).filter(|_| text(header::POSITION_EVENT).is_none());
         let position: Option<Position> =
             own.and_then(|it| it.parse().ok()).filter(|it: &Position| it.lsn > 0);
+        let system_id = self.history.system_id;
         if !self.taken.selection.takes(&event, position, message.time, system_id) {
             return None;
         }

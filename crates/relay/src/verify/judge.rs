@@ -126,11 +126,11 @@ impl<'a> Judge<'a> {
     /// One event, with its messages in the order of their places. What replays stored counts where
     /// nothing else is left of it.
     fn event(&mut self, known: Known, messages: &[MessageRecord]) {
-        let (copies, originals): (Vec<MessageRecord>, Vec<MessageRecord>) =
-            messages.iter().partition(|it| it.replay() > 0);
-        if copies.is_empty() {
+        if messages.iter().all(|it| it.replay() == 0) {
             return self.event_of(known, messages);
         }
+        let (copies, originals): (Vec<MessageRecord>, Vec<MessageRecord>) =
+            messages.iter().partition(|it| it.replay() > 0);
         self.replayed_twice(&copies);
         if known.row.is_none() || !originals.is_empty() {
             self.counts.replayed += copies.len() as u64;

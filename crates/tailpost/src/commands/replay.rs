@@ -66,7 +66,6 @@ pub(super) async fn run(args: &ReplayArgs, settings: &Settings) -> anyhow::Resul
     let asker = actor(args.by.as_ref(), args.why.as_ref());
     let request = ReplayRequest {
         selection,
-        source: ReplaySource::Table, // each shard's plan says which
         subject_prefix: args.to_subject_prefix.clone(),
         per_second: args.rate,
         by: asker.name,

@@ -137,8 +137,9 @@ impl Store {
         &mut self,
         slot: &str,
         stream: &str,
-        request: &ReplayRequest,
+        source: ReplaySource,
         places: (u64, u64),
+        request: &ReplayRequest,
     ) -> Result<Uuid, Error> {
         let id = Uuid::new_v4();
         let replays = self.table.companion("tailpost_replays");
@@ -156,14 +157,14 @@ impl Store {
                  $14, $15, $16, $17, $18)"
         );
         let event_type = of.event_type.as_ref().map(ToString::to_string);
-        let (source, prefix) = (request.source.name(), &request.subject_prefix);
+        let (name, prefix) = (source.name(), &request.subject_prefix);
         let per_second = request.per_second.and_then(|it| i32::try_from(it).ok());
         let mut values = parameters.all(of).to_vec();
         values[7] = &event_type;
-        values.extend([&id as &(dyn ToSql + Sync), &slot, &source, &stream, prefix, &per_second]);
+        values.extend([&id as &(dyn ToSql + Sync), &slot, &name, &stream, prefix, &per_second]);
         values.extend([&request.by as &(dyn ToSql + Sync), &request.reason, &first, &last]);
         transaction.execute(&sql, &values).await.map_err(Error::sql(ASKING))?;
-        if request.source == ReplaySource::Table {
+        if source == ReplaySource::Table {
             fill(&transaction, &replays, &list, id, of).await?;
         }
         transaction.commit().await.map_err(Error::sql(ASKING))?;
