@@ -123,8 +123,8 @@ async fn look(config: &Config, status: &watch::Sender<RetentionStatus>) -> Resul
         debug!("another process deletes old rows");
         return Ok(());
     };
-    let MaintainReport { published, dead_letters, audit, held_by, .. } = &report;
-    info!(published, dead_letters, audit, held_by, "deleted old rows");
+    let MaintainReport { published, dead_letters, audit, replays, held_by, .. } = &report;
+    info!(published, dead_letters, audit, replays, held_by, "deleted old rows");
     let row = store.retention_row().await?.unwrap_or_default();
     status.send_modify(|it| {
         it.last_success_at = row.succeeded_at;

@@ -107,5 +107,45 @@ async fn what_cannot_be_published_again_is_listed() {
     let (_, said) = env.ends_with(1, &["replays", "show", &id, "--follow"]).await;
     assert!(said.contains("2 events could not be published again"), "{said}");
     assert_eq!(env.query::<i64>("SELECT count(*) FROM outbox_dead_letter").await, 0);
+    assert_explained(&env, &events, &id).await;
+    assert_forgotten(&env, &id).await;
     until(DEADLINE, "the relay goes on", async || env.unmarked().await == 0).await;
+}
+
+/// What `tailpost explain` says of the events of that replay.
+async fn assert_explained(env: &TestEnv, events: &[uuid::Uuid], replay: &str) {
+    for (event, outcome, told) in [
+        (events[4], "published", "published again, "),
+        (events[3], "failed", "could not be published again: its row is gone, "),
+    ] {
+        let (text, _) = env.ends_with(0, &["explain", &event.to_string()]).await;
+        assert!(text.contains(&format!("replay        {told}{replay}, done")), "{text}");
+        let (json, _) = env.ends_with(0, &["explain", &event.to_string(), "--json"]).await;
+        let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+        assert_eq!(json["replays"][0]["id"], replay, "{json}");
+        assert_eq!(json["replays"][0]["outcome"], outcome, "{json}");
+    }
+    // Of another event, and of one that came later, it was no replay.
+    let later = env.insert(1).await[0].to_string();
+    env.wait_marked().await;
+    let (json, _) = env.ends_with(0, &["explain", &later, "--json"]).await;
+    assert!(json.contains("\"replays\":[]"), "{json}");
+}
+
+/// R-RET-01: what is written down of an old replay goes, with its list; never the newest.
+async fn assert_forgotten(env: &TestEnv, replay: &str) {
+    let next = super::ask(env, &["--all", "--source", "stream"]).await;
+    wait_done(env, &next).await;
+    env.execute("UPDATE tailpost_replays SET ended_at = now() - interval '89 days'").await;
+    let (told, _) = env.ends_with(0, &["maintain"]).await;
+    assert!(told.contains("  replays      0 ended ones deleted"), "{told}");
+    env.execute("UPDATE tailpost_replays SET ended_at = now() - interval '91 days'").await;
+    let (told, _) = env.ends_with(0, &["maintain", "--dry-run"]).await;
+    assert!(told.contains("  replays      1 ended ones to delete"), "{told}");
+    let (told, _) = env.ends_with(0, &["maintain"]).await;
+    assert!(told.contains("  replays      1 ended ones deleted"), "{told}");
+    env.ends_with(3, &["replays", "show", replay]).await;
+    let left = "SELECT count(*) FROM tailpost_replay_events";
+    assert_eq!(env.query::<i64>(left).await, 0);
+    env.ends_with(0, &["replays", "show", &next]).await;
 }

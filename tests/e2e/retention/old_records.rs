@@ -79,6 +79,10 @@ async fn records_go_when_nothing_needs_them() {
                        message_id, event_time)
                    SELECT now() - interval '100 days', 'discard', 'ada', 'worker', message_id,
                        event_time FROM inbox_messages";
+        script += "; INSERT INTO inbox_rewinds (consumer, stream, from_seq, until_seq, again,
+                       requested_by, removed_to, ended_at)
+                   SELECT 'worker', 'OUTBOX', 1, 2, false, 'ada', 0, at FROM unnest(ARRAY[
+                       now() - interval '91 days', now() - interval '89 days', NULL]) AS at";
         env.execute(&script).await;
         let mut client = env.client().await;
         let lock = client.transaction().await.expect("begin");
@@ -92,10 +96,11 @@ async fn records_go_when_nothing_needs_them() {
             serde_json::from_str::<Value>(&told).expect("one JSON object")["inbox"].clone()
         };
         let before = statuses(env).await;
-        assert_eq!(told(&["--dry-run"]).await["decisions"], 5, "{layout:?}");
+        assert_eq!(told(&["--dry-run"]).await["decisions"], 6, "{layout:?}");
         assert_eq!(statuses(env).await, before, "a dry run deletes nothing");
         let done = told(&[]).await;
-        assert_eq!(done["decisions"], 5, "{layout:?}: what was decided about a letter stays");
+        assert_eq!(done["decisions"], 6, "{layout:?}: what was decided about a letter stays");
+        assert_eq!(env.query::<i64>("SELECT count(*) FROM inbox_rewinds").await, 2, "{layout:?}");
         let kept = ["DEAD 20", "REJECTED 15", "PROCESSED 1"];
         assert_eq!(statuses(env).await, kept, "{layout:?}");
         lock.commit().await.expect("let go of the record");

@@ -15,6 +15,8 @@ pub struct RetentionConfig {
     pub dead_letters: Option<Duration>,
     /// What was done to dead letters, by whom and why; at least as long as `dead_letters`.
     pub audit: Option<Duration>,
+    /// Replays, from when they were done or cancelled. The newest stays.
+    pub replays: Option<Duration>,
     /// The time between two passes; at least 100 ms.
     pub interval: Duration,
 }
@@ -26,6 +28,7 @@ impl Default for RetentionConfig {
             published: days(7),
             dead_letters: days(14),
             audit: days(90),
+            replays: days(90),
             interval: Duration::from_hours(1),
         }
     }

@@ -1,7 +1,9 @@
 //! What became of one event, from its row to the stream.
 
-use outbox::wire::header;
+use jiff::Timestamp;
+use outbox::wire::{Position, header};
 use serde::Serialize;
+use tokio_postgres::types::PgLsn;
 use uuid::Uuid;
 
 use super::dead_letters::{AuditEntry, DeadLetter};
@@ -9,6 +11,7 @@ use crate::config::Config;
 use crate::describe;
 use crate::error::Error;
 use crate::nats::direct_get;
+use crate::postgres::sql::KnownEvent;
 use crate::postgres::{Store, answered};
 
 /// What is known about an event. Times are as PostgreSQL prints them; payloads are left out.
@@ -24,6 +27,8 @@ pub struct Explanation {
     pub decisions: Vec<AuditEntry>,
     /// What the stream has at its place, if a place is known.
     pub message: Option<MessageStory>,
+    /// The newest replays that meant it, the newest first.
+    pub replays: Vec<ReplayStory>,
     /// What could not be found out, and why.
     pub notes: Vec<String>,
 }
@@ -36,6 +41,7 @@ impl Explanation {
             && self.dead_letter.is_none()
             && self.decisions.is_empty()
             && self.message.is_none()
+            && self.replays.is_empty()
     }
 }
 
@@ -87,6 +93,47 @@ pub struct MessageStory {
     pub position: Option<String>,
 }
 
+/// A replay that meant the event. Times are as PostgreSQL prints them.
+#[derive(Debug, Clone, Serialize)]
+pub struct ReplayStory {
+    /// The replay.
+    pub id: Uuid,
+    /// `asked`, `running`, `paused`, `cancelled` or `done`.
+    pub status: String,
+    /// `table`, `stream` or `wal`.
+    pub source: String,
+    /// When it was asked for.
+    pub asked_at: String,
+    /// By whom.
+    pub asked_by: String,
+    /// Why.
+    pub reason: String,
+    /// When a relay began it.
+    pub started_at: Option<String>,
+    /// When it was done or cancelled.
+    pub ended_at: Option<String>,
+    /// What it did with this event.
+    pub outcome: ReplayOutcome,
+    /// Why it could not publish this event.
+    pub problem: Option<String>,
+}
+
+/// What a replay did with one event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ReplayOutcome {
+    /// A copy was stored.
+    Published,
+    /// It could not be published again.
+    Failed,
+    /// Its turn is still to come.
+    Waiting,
+    /// The replay was cancelled before its turn.
+    NotPublished,
+    /// It was meant. Replays from the stream and the log have no list that would tell more.
+    Unknown,
+}
+
 /// Looks in the outbox, among the dead letters and in the stream. `place` is where somebody else saw the
 /// event, for one whose row is gone.
 ///
@@ -128,7 +175,38 @@ pub async fn explain(
             None
         }
     };
-    Ok(Explanation { id, row, dead_letter, decisions, message, notes })
+    let known = known(id, row.as_ref(), dead_letter.as_ref(), message.as_ref());
+    let replays = match answered(doing, store.replays_of(&known)).await {
+        Ok(replays) => replays,
+        Err(error) => {
+            notes.push(format!("replays cannot be looked for: {}", describe(&error)));
+            Vec::new()
+        }
+    };
+    Ok(Explanation { id, row, dead_letter, decisions, message, replays, notes })
+}
+
+/// What replays' selections are compared with.
+fn known(
+    id: Uuid,
+    row: Option<&RowStory>,
+    dead: Option<&DeadLetter>,
+    message: Option<&MessageStory>,
+) -> KnownEvent {
+    let of_row = row.map(|it| (&it.aggregate_type, &it.aggregate_id, &it.event_type));
+    let of_dead = dead.map(|it| (&it.aggregate_type, &it.aggregate_id, &it.event_type));
+    let of = of_row.or(of_dead);
+    let marked_at = row.and_then(|it| it.published_at.as_deref()?.parse::<Timestamp>().ok());
+    let stored_at = message.and_then(|it| it.stored_at.parse::<Timestamp>().ok());
+    let position = message.and_then(|it| it.position.as_deref()?.parse::<Position>().ok());
+    let commit_lsn = row.and_then(|it| it.commit_lsn.as_deref()?.parse::<PgLsn>().ok());
+    KnownEvent {
+        id,
+        aggregate: of.map(|(of_type, of, _)| (of_type.clone(), of.clone())),
+        event_type: of.map(|(.., event_type)| event_type.clone()),
+        published_at: marked_at.or(stored_at),
+        commit_lsn: commit_lsn.or(position.map(|it| it.lsn.into())),
+    }
 }
 
 /// The message, or why it is not there.

@@ -43,6 +43,8 @@ pub struct MaintainReport {
     pub dead_letters: Option<u64>,
     /// Entries of the audit of dead letters; `None` if they are kept forever.
     pub audit: Option<u64>,
+    /// Replays that ended; `None` if they are kept forever.
+    pub replays: Option<u64>,
     /// Why rows are kept that are old enough, if it is known that there may be some.
     pub held_by: Option<String>,
 }
@@ -149,6 +151,10 @@ impl Pass<'_> {
             let entries = report.audit.insert(0);
             self.beside(Beside::Audit, keep, &gates, entries).await?;
         }
+        if let Some(keep) = keep.replays {
+            let replays = report.replays.insert(0);
+            self.replays(keep, replays).await?;
+        }
         // Last: a row that cannot be deleted keeps nothing else.
         if let Some(keep) = keep.published {
             let rows = report.published.insert(0);
@@ -175,6 +181,22 @@ impl Pass<'_> {
             };
             *count += some;
             if self.dry_run || some < AT_ONCE {
+                return Ok(());
+            }
+            pause_after(began.elapsed()).await;
+        }
+    }
+
+    async fn replays(&self, keep: Duration, count: &mut u64) -> Result<(), Error> {
+        if self.dry_run {
+            *count = self.store.count_replays(keep).await?;
+            return Ok(());
+        }
+        loop {
+            let began = Instant::now();
+            let (some, is_more) = self.store.delete_replays(keep).await?;
+            *count += some;
+            if !is_more {
                 return Ok(());
             }
             pause_after(began.elapsed()).await;

@@ -5,6 +5,8 @@ mod attempts;
 mod backlog;
 mod claim;
 mod decide;
+mod explain_replays;
+mod forget_replays;
 mod give;
 mod index;
 mod look_up;
@@ -34,6 +36,7 @@ use tokio_postgres::{Client, SimpleQueryMessage, Statement};
 use uuid::Uuid;
 
 pub(crate) use self::backlog::{Backlog, COUNT_MAX};
+pub(crate) use self::explain_replays::KnownEvent;
 pub(crate) use self::index::create_index_of_transactions;
 pub(crate) use self::owed::Stuck;
 pub(crate) use self::park::SlotReader;

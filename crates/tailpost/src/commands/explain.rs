@@ -6,7 +6,7 @@ use std::fmt::{Display, Write};
 use inbox::Connection;
 use inbox::explain::{ConsumerStory, EventRecord};
 use outbox::dead_letters::AuditEntry;
-use relay::explain::{Explanation, MessageStory, RowStory};
+use relay::explain::{Explanation, MessageStory, ReplayOutcome, ReplayStory, RowStory};
 use serde::Serialize;
 use uuid::Uuid;
 
@@ -100,6 +100,9 @@ fn text(story: &Story) -> String {
     if let Some(message) = &published.message {
         add_message(&mut lines, message);
     }
+    for replay in &published.replays {
+        add_replay(&mut lines, replay);
+    }
     for (name, consumer) in consumers {
         add_consumer(&mut lines, name, consumer);
     }
@@ -141,6 +144,20 @@ fn add_message(lines: &mut Lines, message: &MessageStory) {
     let MessageStory { stream, seq, subject, stored_at, position } = message;
     lines.add("message", format_args!("{stream} {seq}, {subject}, stored {stored_at}"));
     lines.add_some("position", position.as_deref());
+}
+
+fn add_replay(lines: &mut Lines, replay: &ReplayStory) {
+    let ReplayStory { id, status, source, asked_at, asked_by, reason, .. } = replay;
+    let outcome = match replay.outcome {
+        ReplayOutcome::Published => "published again",
+        ReplayOutcome::Failed => "could not be published again",
+        ReplayOutcome::Waiting => "is still to be published again",
+        ReplayOutcome::NotPublished => "was not published again",
+        ReplayOutcome::Unknown => "meant by it",
+    };
+    let problem = replay.problem.as_ref().map(|it| format!(": {it}")).unwrap_or_default();
+    lines.add("replay", format_args!("{outcome}{problem}, {id}, {status}, from the {source}"));
+    lines.add("  asked", format_args!("{asked_at} by {asked_by}: {reason}"));
 }
 
 fn add_decision(lines: &mut Lines, entry: &AuditEntry) {

@@ -101,6 +101,7 @@ fn text(report: &Report) -> String {
         line("  published", &told(outbox.published, "rows"));
         line("  dead letters", &told(outbox.dead_letters, "discarded ones"));
         line("  audit", &told(outbox.audit, "entries"));
+        line("  replays", &told(outbox.replays, "ended ones"));
         if let Some(why) = &outbox.held_by {
             line("  held", why);
         }
@@ -129,6 +130,7 @@ mod tests {
             table: "public.outbox_events".into(),
             published: Some(1200),
             dead_letters: Some(3),
+            replays: Some(0),
             held_by: Some("nobody reads slot a".into()),
             ..MaintainReport::default()
         };
@@ -139,6 +141,7 @@ outbox         public.outbox_events
   published    1200 rows deleted
   dead letters 3 discarded ones deleted
   audit        kept for ever
+  replays      0 ended ones deleted
   held         nobody reads slot a
 inbox          40 records deleted, and 1 partitions
   decisions    5 entries deleted

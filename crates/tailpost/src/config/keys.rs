@@ -102,6 +102,7 @@ pub(super) static KEYS: &[Key] = &[
         put(&mut it.retention.dead_letters, v.unless_off(Value::duration))
     }),
     key("retention.audit", |it, v| put(&mut it.retention.audit, v.unless_off(Value::duration))),
+    key("retention.replays", |it, v| put(&mut it.retention.replays, v.unless_off(Value::duration))),
     key("retention.interval", |it, v| put(&mut it.retention.interval, v.duration())),
     key("rewind.retain", |it, v| put(&mut it.rewind.retain, v.unless_off(Value::size))),
     key("rewind.max_age", |it, v| put(&mut it.rewind.max_age, v.duration())),

@@ -126,6 +126,7 @@ pub async fn look_after(
         let mut done = Box::pin(forget(client, schema, keep.records, dry_run)).await?;
         if let Some(keep) = keep.decisions {
             done.decisions = forget_decisions(client, schema, keep, dry_run).await?;
+            done.decisions += forget_rewinds(client, schema, keep, dry_run).await?;
         }
         Ok(done)
     };
@@ -267,6 +268,26 @@ async fn forget(
     // One partition has records from both sides of the horizon.
     done.deleted = partitions.delete_before(client, horizon, false).await?;
     Ok(done)
+}
+
+/// Requests to rewind that were carried out, or could not be.
+async fn forget_rewinds(
+    client: &Client,
+    schema: &str,
+    keep: Duration,
+    dry_run: bool,
+) -> Result<u64, Error> {
+    let rewinds = format!("{}.inbox_rewinds", quote(schema));
+    let old = "ended_at < clock_timestamp() - make_interval(secs => $1)";
+    let keep = keep.as_secs_f64();
+    if dry_run {
+        let sql = format!("SELECT count(*) FROM {rewinds} WHERE {old}");
+        let row = answered(LOOKING, client.query_one(&sql, &[&keep])).await?;
+        return Ok(row.get::<_, i64>(0).cast_unsigned());
+    }
+    // Operators make them, one at a time: there are few.
+    let sql = format!("DELETE FROM {rewinds} WHERE {old}");
+    answered("delete old rewinds", client.execute(&sql, &[&keep])).await
 }
 
 async fn forget_decisions(

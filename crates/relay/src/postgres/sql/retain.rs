@@ -88,7 +88,7 @@ impl Store {
         Ok(self.ask(sql, &[&self.table.quoted()]).await?.get(0))
     }
 
-    async fn ask(
+    pub(super) async fn ask(
         &self,
         sql: &str,
         parameters: &[&(dyn ToSql + Sync)],
@@ -98,7 +98,11 @@ impl Store {
         answered(LOOKING, asked).await
     }
 
-    async fn change(&self, sql: &str, parameters: &[&(dyn ToSql + Sync)]) -> Result<u64, Error> {
+    pub(super) async fn change(
+        &self,
+        sql: &str,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<u64, Error> {
         let changed =
             async { self.client().execute(sql, parameters).await.map_err(Error::sql(DOING)) };
         answered(DOING, changed).await
