@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use async_nats::jetstream::{self, consumer::pull};
+use async_nats::jetstream::{self, consumer::DeliverPolicy, consumer::pull};
 use async_nats::{Message, header};
 use futures_util::StreamExt;
 use tokio::task::JoinHandle;
@@ -27,16 +27,37 @@ pub(crate) async fn consumer(
     jetstream: &jetstream::Context,
     stream: &str,
 ) -> Result<pull::Ordered> {
+    from(jetstream, stream, DeliverPolicy::All).await
+}
+
+/// The same, from the next message on.
+pub(crate) async fn consumer_of_new(
+    jetstream: &jetstream::Context,
+    stream: &str,
+) -> Result<pull::Ordered> {
+    from(jetstream, stream, DeliverPolicy::New).await
+}
+
+async fn from(
+    jetstream: &jetstream::Context,
+    stream: &str,
+    deliver_policy: DeliverPolicy,
+) -> Result<pull::Ordered> {
     let stream = jetstream.get_stream(stream).await?;
-    let consumer = stream.create_consumer(pull::OrderedConfig::default()).await?;
+    let config = pull::OrderedConfig { deliver_policy, ..pull::OrderedConfig::default() };
+    let consumer = stream.create_consumer(config).await?;
     consumer.messages().await.context("consume the stream")
 }
 
-/// Waits for one message.
+/// Waits for one message that is no copy.
 pub(crate) async fn next(messages: &mut pull::Ordered) -> Result<(Uuid, Arrival)> {
-    let next = timeout(ARRIVAL_MAX, messages.next()).await.context("nothing arrives any more")?;
-    let message = next.context("the consumer ended")??;
-    let at = Instant::now();
+    let (message, at) = loop {
+        let next = timeout(ARRIVAL_MAX, messages.next()).await;
+        let message = next.context("nothing arrives any more")?.context("the consumer ended")??;
+        if !is_copy(&message) {
+            break (message, Instant::now());
+        }
+    };
     let seq = message.info().map_err(|error| anyhow::anyhow!(error))?.stream_sequence;
     Ok((event_id(&message).context("a message without an id")?, Arrival { at, seq }))
 }
@@ -60,4 +81,9 @@ pub(crate) fn collect(
 
 fn event_id(message: &Message) -> Option<Uuid> {
     message.headers.as_ref()?.get(header::NATS_MESSAGE_ID)?.as_str().parse().ok()
+}
+
+/// Whether a replay stored it.
+fn is_copy(message: &Message) -> bool {
+    message.headers.as_ref().is_some_and(|it| it.get(outbox::wire::header::REPLAY).is_some())
 }

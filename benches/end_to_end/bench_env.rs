@@ -102,6 +102,16 @@ impl<'a> BenchEnv<'a> {
         process::set_up(&self.variables, &[]).await
     }
 
+    /// Lets the next relay delete rows a second after they were published.
+    pub(crate) async fn forget_at_once(&mut self) -> Result<()> {
+        self.variables.extend([
+            ("TAILPOST_STREAM__DUPLICATE_WINDOW", "1s".to_owned()),
+            ("TAILPOST_RETENTION__PUBLISHED", "1s".to_owned()),
+            ("TAILPOST_RETENTION__INTERVAL", "1s".to_owned()),
+        ]);
+        process::set_up(&self.variables, &[]).await
+    }
+
     /// Makes the relay's slot anew: it brings nothing of what was committed before.
     pub(crate) async fn renew_slot(&self) -> Result<()> {
         self.drop_slot(&self.name).await?;

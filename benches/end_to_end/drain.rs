@@ -68,7 +68,7 @@ pub(crate) async fn round(
 }
 
 /// From the start of the process until every row is marked.
-async fn relay(env: &BenchEnv<'_>, rows: u32, mark: &str) -> Result<Drain> {
+pub(crate) async fn relay(env: &BenchEnv<'_>, rows: u32, mark: &str) -> Result<Drain> {
     let sql = "SELECT id FROM outbox_events ORDER BY seq DESC LIMIT 1";
     let last: Uuid = env.client.query_one(sql, &[]).await?.get(0);
     let log = log_written(env).await?;

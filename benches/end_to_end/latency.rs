@@ -19,14 +19,26 @@ use crate::arrivals::{self, ARRIVAL_MAX, Arrival};
 use crate::bare::Bare;
 use crate::bench_env::BenchEnv;
 use crate::cpu;
-use crate::load::Shape;
+use crate::drain;
+use crate::load::{Shape, load};
 use crate::measured::{Latency, Quantiles};
 use crate::pace::{Due, Pace};
-use crate::process::Relay;
+use crate::process::{self, Relay};
 use crate::servers::Servers;
+use crate::variant::ROW;
 
 /// Connections of the producer, taking turns: one slow commit must not hold up the next.
 const PRODUCERS: u32 = 16;
+
+/// What is done meanwhile with rows that were published before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Work {
+    None,
+    /// They are published again, as fast as the relay does that.
+    Replay,
+    /// They are deleted.
+    Retention,
+}
 
 /// A transaction on its way.
 struct Sent {
@@ -39,13 +51,25 @@ struct Sent {
 
 /// The events must all arrive, and once.
 pub(crate) async fn measure(servers: &Servers, pace: Pace) -> Result<Latency> {
-    let env = BenchEnv::set_up(servers, "latency").await?;
+    Ok(measure_beside(servers, pace, 0, Work::None).await?.0)
+}
+
+/// The same with `rows` that were published before, beside work on them that has to outlast it. Says
+/// how many of the rows a second were worked on meanwhile.
+pub(crate) async fn measure_beside(
+    servers: &Servers,
+    pace: Pace,
+    rows: u32,
+    work: Work,
+) -> Result<(Latency, f64)> {
+    let env = set_up(servers, rows, work).await?;
+    let old = env.messages(&env.name).await?;
     let relay = Relay::start(&env.variables)?;
     let (stop, stopped) = oneshot::channel();
     let acks = Acks::listen(&servers.broker.client().await?, stopped).await?;
     let mut sent = Vec::new();
     let mut clients = Vec::new();
-    let consumer = arrivals::consumer(&env.jetstream, &env.name).await?;
+    let consumer = arrivals::consumer_of_new(&env.jetstream, &env.name).await?;
     let arrived = arrivals::collect(consumer, pace.events() + PRODUCERS);
     for lane in 0..PRODUCERS {
         let mut client = servers.postgres.client(&env.name).await?;
@@ -57,11 +81,15 @@ pub(crate) async fn measure(servers: &Servers, pace: Pace) -> Result<Latency> {
         first.intended = None;
     }
     let primed = Instant::now();
-    while env.messages(&env.name).await? < u64::from(PRODUCERS) {
+    while env.messages(&env.name).await? < old + u64::from(PRODUCERS) {
         ensure!(primed.elapsed() < ARRIVAL_MAX, "the relay does not publish");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 
+    if work == Work::Replay {
+        replay(&env, rows).await.context("replay")?;
+    }
+    let before = worked(&env, rows, work).await?;
     let meter = servers.meter()?;
     let used = cpu::of_process(relay.pid())?;
     let schedules = clients.into_iter().zip(pace.start(PRODUCERS));
@@ -73,13 +101,21 @@ pub(crate) async fn measure(servers: &Servers, pace: Pace) -> Result<Latency> {
     let used = cpu::of_process(relay.pid())?.saturating_sub(used).as_secs_f64();
     let cost = meter.cost(meter.started.elapsed().as_secs_f64(), pace.events())?;
     let relay_peak_resident_bytes = cpu::peak_resident_bytes(relay.pid())?;
+    let after = worked(&env, rows, work).await?;
+    let worked = after - before;
+    let is_under_way = worked > 0 && after < i64::from(rows);
+    ensure!(
+        is_under_way || work == Work::None,
+        "{work:?} was at {before}, then at {after} of {rows}"
+    );
+    let per_second = worked as f64 / cost.seconds;
     relay.stop().await?;
     ensure!(stop.send(()).is_ok(), "nobody listened to the acknowledgements");
     let bare = bare(&env, pace).await.context("publish without a relay")?;
     env.tear_down(&[]).await?;
 
     let times = times(&sent, &arrived, &acks.await?)?;
-    Ok(Latency {
+    let latency = Latency {
         relay_cores: used / cost.seconds,
         relay_us_per_event: used * 1e6 / f64::from(pace.events()),
         relay_peak_resident_bytes,
@@ -92,7 +128,45 @@ pub(crate) async fn measure(servers: &Servers, pace: Pace) -> Result<Latency> {
         acks_missed: times.acks_missed,
         bare,
         pace,
-    })
+    };
+    Ok((latency, per_second))
+}
+
+async fn set_up(servers: &Servers, rows: u32, work: Work) -> Result<BenchEnv<'_>> {
+    let mut env = BenchEnv::set_up(servers, "latency").await?;
+    if rows > 0 {
+        load(&env, Shape { rows, ..Shape::DEFAULT }).await?;
+        drain::relay(&env, rows, ROW).await?;
+    }
+    if work == Work::Retention {
+        env.forget_at_once().await?;
+    }
+    Ok(env)
+}
+
+/// Asks for a replay of everything, and waits until it stores copies.
+async fn replay(env: &BenchEnv<'_>, rows: u32) -> Result<()> {
+    let args = ["replay", "--all", "--source", "table", "--execute", "--why", "bench", "--detach"];
+    process::run(&env.variables, &args, ARRIVAL_MAX).await?;
+    let asked = Instant::now();
+    while worked(env, rows, Work::Replay).await? == 0 {
+        ensure!(asked.elapsed() < ARRIVAL_MAX, "the relay does not replay");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    Ok(())
+}
+
+/// How many copies are stored, or how many of the first rows are gone.
+async fn worked(env: &BenchEnv<'_>, rows: u32, work: Work) -> Result<i64> {
+    let sql = match work {
+        Work::None => return Ok(0),
+        Work::Replay => {
+            "SELECT coalesce(sum(published), 0)::bigint FROM tailpost_replays WHERE $1::bigint > 0"
+        }
+        Work::Retention => "SELECT $1::bigint - count(*) FROM outbox_events WHERE seq <= $1",
+    };
+    let row = env.client.query_one(sql, &[&i64::from(rows)]).await.context("look at the work")?;
+    Ok(row.get(0))
 }
 
 async fn produce(mut client: Client, mut schedule: mpsc::Receiver<Due>) -> Result<Vec<Sent>> {

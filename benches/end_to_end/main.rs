@@ -53,13 +53,13 @@ struct Cli {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
-    /// Ask every question, in about a quarter of an hour, and write the answers to files
+    /// Ask every question, in about half an hour, and write the answers to files
     #[arg(long, conflicts_with_all = ["rows", "rounds", "json"])]
     suite: bool,
     /// Ask only these questions
     #[arg(long, requires = "suite", value_delimiter = ',', value_name = "QUESTION")]
     only: Vec<Question>,
-    /// Add a backlog of five million rows, which takes minutes and 10 GB
+    /// Add a backlog of five million rows, and verify ten million: minutes, and 20 GB
     #[arg(long, requires = "suite", conflicts_with = "quick")]
     large: bool,
     /// Where the answers go [default: benches/results, with --quick a temporary folder]

@@ -11,6 +11,9 @@ use crate::cpu;
 /// How long a command of the binary may take, or its end.
 const DEADLINE: Duration = Duration::from_secs(60);
 
+/// How exact the time of a command is.
+const LOOK: Duration = Duration::from_millis(10);
+
 /// Settings for the binary, as environment variables. Nothing of the caller's configuration may
 /// change what is measured.
 pub(crate) type Variables = Vec<(&'static str, String)>;
@@ -68,6 +71,45 @@ impl Relay {
         }
         Ok(())
     }
+}
+
+/// A command that ended well.
+pub(crate) struct Ran {
+    pub(crate) seconds: f64,
+    /// Processor time.
+    pub(crate) used: Duration,
+    pub(crate) peak_resident_bytes: u64,
+    /// What it wrote.
+    pub(crate) log: String,
+}
+
+/// Runs a command of the binary.
+///
+/// # Errors
+///
+/// When the binary is not built, or does not end well within `limit`.
+pub(crate) async fn run(variables: &Variables, args: &[&str], limit: Duration) -> Result<Ran> {
+    let reaped = cpu::of_reaped()?;
+    let started = Instant::now();
+    let mut process = start(args, variables)?;
+    let mut peak_resident_bytes = 0;
+    let status = loop {
+        if let Some(status) = process.exited()? {
+            break status;
+        }
+        if started.elapsed() > limit {
+            bail!("tailpost {args:?} has not ended within {limit:?}: {}", process.log());
+        }
+        peak_resident_bytes = process.peak_memory_bytes()?.unwrap_or(0).max(peak_resident_bytes);
+        tokio::time::sleep(LOOK).await;
+    };
+    let seconds = started.elapsed().as_secs_f64();
+    let log = process.log();
+    if !status.success() {
+        bail!("tailpost {args:?} ended with {status}: {log}");
+    }
+    let used = cpu::of_reaped()?.saturating_sub(reaped);
+    Ok(Ran { seconds, used, peak_resident_bytes, log })
 }
 
 /// Runs `tailpost setup` with these flags.

@@ -5,6 +5,7 @@
 
 mod answer;
 mod backlog;
+mod beside;
 mod chart;
 mod compare;
 mod drains;
@@ -18,6 +19,7 @@ mod shards;
 mod start;
 mod takeover;
 mod traffic;
+mod verifying;
 
 use std::future::Future;
 use std::io::Write;
@@ -53,13 +55,17 @@ pub(crate) enum Question {
     Start,
     /// How long until a standby publishes after the active relay was killed?
     Takeover,
+    /// How fast does `verify` compare table and stream?
+    Verify,
+    /// What do a replay at full rate, and retention, cost new events?
+    Beside,
 }
 
 /// What every measurement is told, and where it reports.
 pub(crate) struct Bench {
     /// Only see that it works.
     pub(crate) quick: bool,
-    /// With five million rows.
+    /// With five and ten million rows.
     pub(crate) large: bool,
     failed: Vec<String>,
 }
@@ -141,6 +147,8 @@ async fn ask(question: Question, bench: &mut Bench) -> Answer {
         Question::Shards => shards::answer(bench).await,
         Question::Start => start::answer(bench).await,
         Question::Takeover => takeover::answer(bench).await,
+        Question::Verify => verifying::answer(bench).await,
+        Question::Beside => beside::answer(bench).await,
     }
 }
 
