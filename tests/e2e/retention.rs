@@ -2,7 +2,9 @@
 
 mod beside_relay;
 mod contradictions;
+mod converted;
 mod old_records;
+mod partitioned;
 mod watermarks;
 
 use serde_json::Value;

@@ -73,6 +73,11 @@ pub const MIGRATIONS: &[Migration] = &[
         name: "retention",
         sql: include_str!("../../../migrations/0015_retention.sql"),
     },
+    Migration {
+        version: 18,
+        name: "partitions",
+        sql: include_str!("../../../migrations/0018_partitions.sql"),
+    },
 ];
 
 /// The first migration for a table that the documented text does not fit: one with other column
@@ -91,6 +96,9 @@ pub enum Layout {
 
 /// What the layout [`Fast`](Layout::Fast) has in place of the index of unmarked rows.
 const LAYOUT_FAST: &str = include_str!("../../../migrations/0001_layout_fast.sql");
+
+/// The table that a partitioned outbox begins as.
+const PARTITIONED: &str = include_str!("../../../migrations/0001_layout_partitioned.sql");
 
 /// How the line begins that makes this index, in both texts of the first migration.
 const UNMARKED_INDEX: &str = "CREATE INDEX IF NOT EXISTS idx_outbox_unpublished ";
@@ -234,6 +242,13 @@ pub fn render(table: &Table, layout: Layout) -> String {
         script += &format!("\n{}\n{}", migration.render(table, layout), record(migration, table));
     }
     script + "\nCOMMIT;\n"
+}
+
+/// The statement that makes a partitioned outbox, without partitions, if there is no table of that
+/// name. To be run before [`migrate`], which adds what it lacks.
+#[must_use]
+pub fn render_partitioned(table: &Table) -> String {
+    fill_in(PARTITIONED, table)
 }
 
 /// The migrations that are not recorded yet, after checking those that are.
@@ -399,7 +414,8 @@ mod tests {
                 "45d5808b27d1424a",
                 "6cf4fc66e3dd94ab",
                 "b913d97a7114c995",
-                "36382dbfa5b89b98"
+                "36382dbfa5b89b98",
+                "a179ae4e22943325"
             ]
         );
     }

@@ -83,11 +83,11 @@ pub use config::{
 pub use connect::{NatsTarget, PostgresTarget};
 pub use error::Error;
 pub use operate::{
-    MaintainProgress, MaintainReport, OutboxReport, Repair, RetentionReport, SetupPlan,
-    SetupReport, SetupStep, ShardReport, SlotEntry, SlotReport, StatusReport, StreamRead,
-    StreamReport, VerifyOptions, VerifyProgress, VerifyReport, check_start, create_slot,
-    dead_letters, drop_slot, explain, inspect, maintain, plan, repair, replays, setup, slots,
-    verify,
+    HeldPartition, MaintainProgress, MaintainReport, OutboxReport, PartitionsReport,
+    PartitionsStatus, Repair, RetentionReport, SetupPlan, SetupReport, SetupStep, ShardReport,
+    SlotEntry, SlotReport, StatusReport, Storage, StreamRead, StreamReport, VerifyOptions,
+    VerifyProgress, VerifyReport, check_start, create_slot, dead_letters, drop_slot, explain,
+    inspect, maintain, plan, repair, replays, setup, slots, verify,
 };
 pub use outbox::migrations::Layout;
 pub use pgoutput::Lsn;

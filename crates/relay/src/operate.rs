@@ -4,6 +4,7 @@ pub mod dead_letters;
 pub mod explain;
 mod inspect;
 mod maintain;
+mod partitioning;
 pub(crate) mod repair;
 pub mod replays;
 mod report;
@@ -14,13 +15,16 @@ mod start_position;
 mod verification;
 
 pub use self::inspect::inspect;
-pub(crate) use self::maintain::pass;
-pub use self::maintain::{MaintainProgress, MaintainReport, maintain};
+pub use self::maintain::{
+    HeldPartition, MaintainProgress, MaintainReport, PartitionsReport, maintain,
+};
+pub(crate) use self::maintain::{is_short, make_ahead, pass};
 pub use self::repair::{Repair, repair};
 pub use self::report::{
-    OutboxReport, RetentionReport, ShardReport, SlotReport, StatusReport, StreamReport,
+    OutboxReport, PartitionsStatus, RetentionReport, ShardReport, SlotReport, StatusReport,
+    StreamReport,
 };
-pub use self::setup::{SetupPlan, SetupReport, SetupStep, plan, setup};
+pub use self::setup::{SetupPlan, SetupReport, SetupStep, Storage, plan, setup};
 pub use self::slots::{SlotEntry, create_slot, drop_slot, slots};
 pub use self::start_position::check_start;
 pub use self::verification::{StreamRead, VerifyOptions, VerifyProgress, VerifyReport, verify};

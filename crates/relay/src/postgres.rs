@@ -2,6 +2,7 @@
 
 pub(crate) mod columns;
 mod connect;
+pub(crate) mod day_partitions;
 mod dsn;
 pub(crate) mod opening;
 pub(crate) mod publication;

@@ -12,7 +12,7 @@ use tracing::{debug, info, warn};
 use crate::config::Config;
 use crate::describe;
 use crate::error::Error;
-use crate::operate::{MaintainProgress, MaintainReport, pass};
+use crate::operate::{MaintainProgress, MaintainReport, is_short, make_ahead, pass};
 use crate::postgres::Store;
 
 /// The first pass begins so long after the process at the latest: what matters more comes first.
@@ -41,14 +41,25 @@ pub struct RetentionStatus {
     pub dead_letters_deleted_total: u64,
     /// Entries of the audit that it deleted.
     pub audit_deleted_total: u64,
+    /// Partitions that it dropped.
+    pub partitions_dropped_total: u64,
+    /// Up to when inserts have a partition, as of the last look; `None` if for ever.
+    pub partitions_until: Option<Timestamp>,
 }
 
 impl RetentionStatus {
+    /// Whether inserts have a partition for so short a time to come that somebody should look.
+    #[must_use]
+    pub fn is_short_of_partitions(&self) -> bool {
+        self.partitions_until.is_some_and(|until| is_short(until, Timestamp::now()))
+    }
+
     fn add(&mut self, report: &MaintainReport) {
         let deleted = report.deleted();
         self.published_deleted_total += deleted.published;
         self.dead_letters_deleted_total += deleted.dead_letters;
         self.audit_deleted_total += deleted.audit;
+        self.partitions_dropped_total += report.partitions.as_ref().map_or(0, |it| it.dropped);
     }
 }
 
@@ -111,6 +122,14 @@ fn is_overdue(status: &RetentionStatus, interval: Duration) -> bool {
 async fn look(config: &Config, status: &watch::Sender<RetentionStatus>) -> Result<(), Error> {
     // A connection that is idle for an hour is one that somebody has cut.
     let store = Store::connect(config, "tailpost maintain").await?;
+    store.be_modest().await?;
+    // Whoever makes them, and however long the others take for what is behind.
+    if let Some((made, until)) = make_ahead(&store, &config.retention).await? {
+        if made > 0 {
+            info!(made, until = until.map(tracing::field::display), "made partitions ahead");
+        }
+        status.send_modify(|it| it.partitions_until = until);
+    }
     let row = store.retention_row().await?.unwrap_or_default();
     status.send_modify(|it| it.last_success_at = row.succeeded_at);
     // Somebody else's interval began a moment before ours.
@@ -123,8 +142,10 @@ async fn look(config: &Config, status: &watch::Sender<RetentionStatus>) -> Resul
         debug!("another process deletes old rows");
         return Ok(());
     };
-    let MaintainReport { published, dead_letters, audit, replays, held_by, .. } = &report;
-    info!(published, dead_letters, audit, replays, held_by, "deleted old rows");
+    let MaintainReport { published, dead_letters, audit, replays, held_by, partitions, .. } =
+        &report;
+    let dropped = partitions.as_ref().map(|it| it.dropped);
+    info!(published, dead_letters, audit, replays, dropped, held_by, "deleted old rows");
     let row = store.retention_row().await?.unwrap_or_default();
     status.send_modify(|it| {
         it.last_success_at = row.succeeded_at;

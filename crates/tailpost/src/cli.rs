@@ -236,6 +236,13 @@ pub(crate) struct SetupArgs {
     /// its layout. docs/marking.md says what each costs, and how to change it by hand.
     #[arg(long, value_parser = EnumValueParser::<Layout>::new().try_map(relay::Layout::try_from))]
     pub(crate) layout: Option<relay::Layout>,
+    /// Give the outbox partitions by day, which retention drops as a whole
+    ///
+    /// A table that exists becomes the first partition while producers write and relays run.
+    /// docs/retention.md says what that costs, and what it changes for producers. Run again, it
+    /// goes on where it was interrupted.
+    #[arg(long)]
+    pub(crate) partitioned: bool,
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,

@@ -89,7 +89,7 @@ pub(super) async fn play(
 impl Cast {
     async fn gather(servers: &Servers) -> Result<Self> {
         let config = servers.relay_config()?;
-        relay::setup(&config, None).await?;
+        relay::setup(&config, relay::Storage::default()).await?;
         let journal = Arc::new(Journal::new());
         let stream = config.stream.name.clone();
         let consumer =

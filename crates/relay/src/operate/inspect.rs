@@ -11,8 +11,10 @@ use crate::error::Error;
 use crate::nats;
 use crate::nats::stream_check::is_not_found;
 use crate::operate::dead_letters::{DeadLetters, Filter};
+use crate::operate::maintain::{end, is_short};
 use crate::operate::report::{
-    OutboxReport, RetentionReport, ShardReport, SlotReport, StatusReport, StreamReport,
+    OutboxReport, PartitionsStatus, RetentionReport, ShardReport, SlotReport, StatusReport,
+    StreamReport,
 };
 use crate::postgres::sql::{Backlog, COUNT_MAX, RetentionRow};
 use crate::postgres::{Opening, Store, answered};
@@ -40,7 +42,9 @@ pub async fn inspect(config: &Config) -> Result<StatusReport, Error> {
     let (shards, backlog) = shards_with_backlogs(config).await?;
     let outbox = outbox(config, &store, backlog).await?;
     let retention = store.retention_row().await?.map(retention);
-    let mut report = StatusReport { outbox, retention, ..Default::default() };
+    let (partitions, warning) = partitions(&store).await?;
+    let mut report = StatusReport { outbox, retention, partitions, ..Default::default() };
+    report.warnings.extend(warning);
     let opening = Opening::unobserved(config);
     let checked = opening.on(&store, "look at the shards", store.check_shards(config)).await;
     if let Err(Error::Shards { problem, fix }) = checked {
@@ -176,10 +180,30 @@ fn retention(row: RetentionRow) -> RetentionReport {
         rows_deleted: row.deleted.published,
         dead_letters_deleted: row.deleted.dead_letters,
         audit_deleted: row.deleted.audit,
+        partitions_dropped: row.partitions_dropped,
         held_by: row.held_by,
         failure: row.failure,
         failed_at: text(row.failed_at),
     }
+}
+
+/// The partitions, if there are some by day, and what an operator should do about them.
+async fn partitions(store: &Store) -> Result<(Option<PartitionsStatus>, Option<String>), Error> {
+    let Some(partitions) = store.day_partitions().await? else { return Ok((None, None)) };
+    let now = store.clock().await?;
+    let until = end(partitions.covered_from(now));
+    let warning = until.filter(|until| is_short(*until, now)).map(|until| {
+        format!(
+            "partitions exist only until {until}, and inserts fail from then on: run `tailpost \
+             maintain`, and see that a relay runs"
+        )
+    });
+    let status = PartitionsStatus {
+        count: partitions.count() as u64,
+        until: until.map(|it| it.to_string()),
+        horizon_seconds: until.map(|it| it.duration_since(now).as_secs_f64()),
+    };
+    Ok((Some(status), warning))
 }
 
 fn warn_of_retention(report: &mut StatusReport) {

@@ -1,23 +1,25 @@
 //! Deletes what nobody needs any more, in small steps.
 
+mod pace;
+mod partition_pass;
+
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use tokio::sync::watch;
+use tokio_postgres::error::SqlState;
 
+use self::pace::pause_after;
+use self::partition_pass::PartitionPass;
+pub use self::partition_pass::{HeldPartition, PartitionsReport};
+pub(crate) use self::partition_pass::{end, is_short, make_ahead};
 use crate::config::Config;
 use crate::describe;
 use crate::error::Error;
 use crate::postgres::Store;
-use crate::postgres::sql::{AT_ONCE, Deleted, Gate, PAGES_AT_ONCE};
+use crate::postgres::sql::{AT_ONCE, Deleted, Gate, PAGES_AT_ONCE, Removable};
 
 const NAME: &str = "tailpost maintain";
-
-/// After a statement there is a pause that is so many times as long, within bounds: what the relay
-/// and the producers do goes first.
-const PAUSE_TIMES: u32 = 3;
-const PAUSE_MIN: Duration = Duration::from_millis(5);
-const PAUSE_MAX: Duration = Duration::from_secs(2);
 
 /// How far a pass has come.
 #[derive(Debug, Clone, Copy, Default)]
@@ -45,6 +47,8 @@ pub struct MaintainReport {
     pub audit: Option<u64>,
     /// Replays that ended; `None` if they are kept forever.
     pub replays: Option<u64>,
+    /// Partitions by day; `None` if the table has none.
+    pub partitions: Option<PartitionsReport>,
     /// Why rows are kept that are old enough, if it is known that there may be some.
     pub held_by: Option<String>,
 }
@@ -134,6 +138,9 @@ struct Pass<'a> {
 
 impl Pass<'_> {
     async fn all(&self, report: &mut MaintainReport) -> Result<(), Error> {
+        let Self { config, store, dry_run, .. } = *self;
+        let partitions = PartitionPass { retention: &config.retention, store, dry_run };
+        report.partitions = partitions.ahead().await?;
         let gates = self.store.gates().await?;
         report.held_by = match self.store.replay_that_holds().await? {
             Some(replay) => Some(format!(
@@ -156,9 +163,20 @@ impl Pass<'_> {
             self.replays(keep, replays).await?;
         }
         // Last: a row that cannot be deleted keeps nothing else.
-        if let Some(keep) = keep.published {
+        let removable = match keep.published {
+            Some(keep) => Some(self.removable(keep, &gates).await?),
+            None => None,
+        };
+        if let Some(told) = &mut report.partitions {
+            // Rows go with their partition, and not before.
+            report.published = removable.is_some().then_some(0);
+            let done = partitions.behind(removable.as_ref(), told).await;
+            report.held_by = report.held_by.take().or_else(|| told.held_by());
+            return done;
+        }
+        if let Some(removable) = removable {
             let rows = report.published.insert(0);
-            self.rows(keep, &gates, rows).await?;
+            self.rows(&removable, rows).await?;
         }
         Ok(())
     }
@@ -203,27 +221,32 @@ impl Pass<'_> {
         }
     }
 
-    /// Goes through the table once, from its first page to its last.
-    async fn rows(&self, keep: Duration, gates: &[Gate], rows: &mut u64) -> Result<(), Error> {
+    /// Which rows may go; and writes down that some may be gone.
+    async fn removable(&self, keep: Duration, gates: &[Gate]) -> Result<Removable, Error> {
         let slots: Vec<String> = self.config.each_shard().into_iter().map(|it| it.slot).collect();
         if !self.dry_run {
             self.store.note_published(keep).await?;
         }
         let removable = self.store.removable(keep, gates, &slots).await?;
-        let leaves = self.store.leaves().await?;
-        let pages: i64 = leaves.iter().map(|it| it.pages).sum();
-        self.progress.send_modify(|it| it.pages = pages.cast_unsigned());
         if !self.dry_run {
             self.store.announce_deletion(removable.before).await?;
         }
+        Ok(removable)
+    }
+
+    /// Goes through the table once, from its first page to its last.
+    async fn rows(&self, removable: &Removable, rows: &mut u64) -> Result<(), Error> {
+        let leaves = self.store.leaves().await?;
+        let pages: i64 = leaves.iter().map(|it| it.pages).sum();
+        self.progress.send_modify(|it| it.pages = pages.cast_unsigned());
         let (mut at_once, mut refused) = (AT_ONCE, None);
         for leaf in leaves {
             let mut page = 0;
             while page < leaf.pages {
                 let began = Instant::now();
                 let changed = match self.dry_run {
-                    true => self.store.count_rows(&leaf, page, &removable).await,
-                    false => self.store.delete_rows(&leaf, page, &removable, at_once).await,
+                    true => self.store.count_rows(&leaf, page, removable).await,
+                    false => self.store.delete_rows(&leaf, page, removable, at_once).await,
                 };
                 let some = match changed {
                     // Large rows take long.
@@ -231,6 +254,8 @@ impl Pass<'_> {
                         at_once = (at_once / 8).max(1);
                         continue;
                     }
+                    // Somebody has dropped the partition.
+                    Err(error) if error.code() == Some(SqlState::UNDEFINED_TABLE) => break,
                     // A trigger, or a foreign key: the others can go.
                     Err(error) if error.is_about_a_row() => {
                         refused = refused.or(Some(error));
@@ -255,10 +280,6 @@ impl Pass<'_> {
         }
         refused.map_or(Ok(()), Err)
     }
-}
-
-async fn pause_after(took: Duration) {
-    tokio::time::sleep((took * PAUSE_TIMES).clamp(PAUSE_MIN, PAUSE_MAX)).await;
 }
 
 /// A slot that nobody reads may bring again what was published since its last watermark.

@@ -14,6 +14,9 @@ pub struct StatusReport {
     pub stream: Option<StreamReport>,
     /// What retention did; `None` if there was no pass yet.
     pub retention: Option<RetentionReport>,
+    /// Partitions by day, if the outbox has some.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub partitions: Option<PartitionsStatus>,
     /// Each shard, if there are several.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub shards: Vec<ShardReport>,
@@ -113,12 +116,25 @@ pub struct RetentionReport {
     pub dead_letters_deleted: u64,
     /// Entries of the audit of dead letters deleted so far.
     pub audit_deleted: u64,
+    /// Partitions dropped so far.
+    pub partitions_dropped: u64,
     /// Why rows are kept that are old enough.
     pub held_by: Option<String>,
     /// Why the latest pass failed, if it did.
     pub failure: Option<String>,
     /// When it did.
     pub failed_at: Option<String>,
+}
+
+/// The partitions of an outbox that has some by day.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct PartitionsStatus {
+    /// How many there are.
+    pub count: u64,
+    /// Up to when inserts have a partition, as a time of RFC 3339; `None` if for ever.
+    pub until: Option<String>,
+    /// How far ahead that is.
+    pub horizon_seconds: Option<f64>,
 }
 
 /// The stream at the broker.

@@ -9,6 +9,7 @@ use outbox::wire::subject_matches;
 use serde::Serialize;
 use tokio_postgres::error::SqlState;
 
+use super::partitioning::{ahead, begin, convert};
 use crate::config::{Config, MarkBy, Mode};
 use crate::error::Error;
 use crate::nats::TailReader;
@@ -49,9 +50,18 @@ pub struct SetupPlan {
     pub streams: Vec<serde_json::Value>,
 }
 
+/// How the outbox is to be stored.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Storage {
+    /// A table that there is keeps its layout; with one given it has to have that one.
+    pub layout: Option<Layout>,
+    /// With partitions by day; a table that there is gets them. Without this it stays as it is.
+    pub partitioned: bool,
+}
+
 /// What [`setup`] would do on servers that have nothing yet.
 #[must_use]
-pub fn plan(config: &Config, layout: Option<Layout>) -> SetupPlan {
+pub fn plan(config: &Config, storage: Storage) -> SetupPlan {
     let shards = config.each_shard();
     let publications: String = shards.iter().map(|it| create_publication(it) + ";\n").collect();
     let slots: String = shards
@@ -65,11 +75,19 @@ pub fn plan(config: &Config, layout: Option<Layout>) -> SetupPlan {
         1 => ("The slot is", "it brings. A slot", "snapshot that says"),
         _ => ("The slots are", "each brings. A slot", "snapshots that say"),
     };
+    let partitioned = match storage.partitioned {
+        true => format!(
+            "CREATE SCHEMA IF NOT EXISTS {};\n{}\n-- Its partitions are made by `tailpost setup` or `tailpost maintain`.\n",
+            config.table.quoted_schema(),
+            migrations::render_partitioned(&config.table)
+        ),
+        false => String::new(),
+    };
     let sql = format!(
-        "{migrations}\n{index}{publications}\n\
+        "{partitioned}{migrations}\n{index}{publications}\n\
          -- {what} created by `tailpost setup` on a replication connection, together with the\n\
          -- {is} which rows {it} made by hand cannot be used:\n{slots}",
-        migrations = migrations::render(&config.table, layout.unwrap_or_default()),
+        migrations = migrations::render(&config.table, storage.layout.unwrap_or_default()),
         index = match needs_index_of_transactions(config) {
             true => create_index_of_transactions(&config.table) + ";\n\n",
             false => String::new(),
@@ -85,17 +103,15 @@ pub fn plan(config: &Config, layout: Option<Layout>) -> SetupPlan {
 /// than its publication cannot be read), and the latter three for each shard. Safe to run again,
 /// while relays run, and several times at once: one waits for the other, a minute at most.
 ///
-/// A table that there is keeps its layout; with `layout` it has to have that one.
-///
 /// # Errors
 ///
 /// If a server cannot be reached or refuses; if something exists and does not fit: it is never
 /// changed silently.
-pub async fn setup(config: &Config, layout: Option<Layout>) -> Result<SetupReport, Error> {
+pub async fn setup(config: &Config, storage: Storage) -> Result<SetupReport, Error> {
     let opening = Opening::unobserved(config);
     let store = Store::connect(config, "tailpost setup").await?;
     store.lock_setup().await?;
-    let mut steps = Box::pin(tables(config, &opening, &store, layout)).await?;
+    let mut steps = Box::pin(tables(config, &opening, &store, storage)).await?;
     opening.on(&store, "look for policies", check_policies(config, &store)).await?;
     if opening.on(&store, "fit the dead letters", store.fit_dead_letters()).await? {
         let what = "column payload in outbox_dead_letter, of the outbox's type".into();
@@ -170,8 +186,13 @@ async fn tables(
     config: &Config,
     opening: &Opening,
     store: &Store,
-    layout: Option<Layout>,
+    Storage { layout, partitioned }: Storage,
 ) -> Result<Vec<SetupStep>, Error> {
+    let mut steps = Vec::new();
+    if partitioned {
+        let created = opening.on(store, "make the outbox", begin(config, store)).await?;
+        steps.push(SetupStep { what: format!("partitioned table {}", config.table), created });
+    }
     let (mut postgres, _connection) = config.postgres.connect("tailpost setup").await?;
     let asked = async {
         let asked = postgres.query_one("SELECT pg_backend_pid()", &[]).await;
@@ -193,7 +214,16 @@ async fn tables(
         let what = format!("migration {:04}_{}", migration.version, migration.name);
         SetupStep { what, created }
     };
-    let mut steps: Vec<_> = migrations::MIGRATIONS.iter().map(step).collect();
+    steps.extend(migrations::MIGRATIONS.iter().map(step));
+    if partitioned && Box::pin(convert(config, opening, store)).await? {
+        steps[0].created = true;
+    }
+    if let Some((created, until)) =
+        opening.on(store, "make partitions", ahead(config, store)).await?
+    {
+        let until = until.map_or_else(|| "for ever".into(), |it| format!("until {it}"));
+        steps.push(SetupStep { what: format!("partitions {until}"), created: created > 0 });
+    }
     if let Some(layout) = layout {
         if !has_layout && !applied.iter().any(|it| it.version == 1) {
             return Err(other_layout(config, "none that is known", layout));

@@ -100,6 +100,7 @@ pub(crate) async fn is_younger_than_the_slot(
     publication: &str,
     slot: &str,
 ) -> Result<bool, Error> {
+    // The transaction that made the outbox a partition gave it another entry and let no row by.
     // A row's xmin is the low half of the transaction's number: the latest that it can mean.
     let sql = format!(
         "SELECT EXISTS (
@@ -115,6 +116,7 @@ pub(crate) async fn is_younger_than_the_slot(
                  ) AS entry,
                  LATERAL (SELECT upcoming - mod(upcoming - low, 1::bigint << 32) AS xid) AS writer
              WHERE state.slot = $1 AND state.start_lsn IS NOT NULL AND writer.xid > 2
+                 AND to_jsonb(state)->>'partitioned_txid' IS DISTINCT FROM writer.xid::text
                  AND NOT pg_visible_in_snapshot(writer.xid::text::xid8, state.start_snapshot)
          )",
         state = table.companion("tailpost_state")

@@ -4,6 +4,7 @@ mod ask_replay;
 mod attempts;
 mod backlog;
 mod claim;
+mod convert;
 mod decide;
 mod explain_replays;
 mod forget_replays;
@@ -14,6 +15,7 @@ mod mark;
 mod other_slots;
 mod owed;
 mod park;
+mod partitions;
 mod replay_rows;
 mod retain;
 mod rewind;
@@ -21,6 +23,7 @@ mod scan;
 mod setup_lock;
 mod state;
 mod statements;
+mod swap;
 mod sweep;
 mod verify_rows;
 
@@ -36,12 +39,14 @@ use tokio_postgres::{Client, SimpleQueryMessage, Statement};
 use uuid::Uuid;
 
 pub(crate) use self::backlog::{Backlog, COUNT_MAX};
+pub(crate) use self::convert::Kind;
 pub(crate) use self::explain_replays::KnownEvent;
 pub(crate) use self::index::create_index_of_transactions;
 pub(crate) use self::owed::Stuck;
 pub(crate) use self::park::SlotReader;
+pub(crate) use self::partitions::Detached;
 pub(crate) use self::replay_rows::{ReplayedRow, TakenReplay};
-pub(crate) use self::retain::{AT_ONCE, Deleted, Gate, PAGES_AT_ONCE, RetentionRow};
+pub(crate) use self::retain::{AT_ONCE, Deleted, Gate, PAGES_AT_ONCE, Removable, RetentionRow};
 pub(crate) use self::rewind::RewindSlot;
 pub(crate) use self::scan::{ScannedRow, Scanner};
 use self::statements::Statements;
@@ -73,6 +78,9 @@ pub(crate) struct Store {
     sql: Statements,
     /// Prepared once: it runs for every few thousand events.
     mark: OnceCell<Statement>,
+    mark_lately: OnceCell<Statement>,
+    /// Whether the outbox has partitions by day, as of when somebody asked first.
+    is_by_day: OnceCell<bool>,
     /// When marks last met a row that was locked.
     met_lock: Mutex<Option<Instant>>,
     park: OnceCell<Statement>,
@@ -101,7 +109,7 @@ impl Store {
             });
         let pid = pid.ok_or(Error::Stalled("the server does not say which process serves us"))?;
         let sql = Statements::new(config);
-        let (mark, park) = (OnceCell::new(), OnceCell::new());
+        let (mark, mark_lately, park) = (OnceCell::new(), OnceCell::new(), OnceCell::new());
         let (table, mark_by) = (config.table.clone(), config.mark.by);
         let (shard, shards) = (config.shard(), config.shards);
         let (connection, met_lock) = (connection, Mutex::default());
@@ -115,6 +123,8 @@ impl Store {
             shards,
             sql,
             mark,
+            mark_lately,
+            is_by_day: OnceCell::new(),
             met_lock,
             park,
         })
@@ -190,17 +200,29 @@ impl Store {
             return Ok((0, deletes.then(HashSet::new)));
         }
         let (ids, seqs, lsns) = owed::columns(resolved);
-        let statement = self.mark.get_or_try_init(|| self.prepare(&self.sql.mark)).await?;
         let parameters: [&(dyn ToSql + Sync); 4] = [&ids, &seqs, &lsns, &stream];
         let doing = "mark published rows";
-        if deletes {
-            let rows =
-                self.client().query(statement, &parameters).await.map_err(Error::sql(doing))?;
-            let deleted = rows.iter().map(|row| row.get(0)).collect();
-            return Ok((rows.len() as u64, Some(deleted)));
+        let is_by_day = self.is_by_day.get_or_try_init(async || {
+            self.day_partitions().await.map(|partitions| partitions.is_some())
+        });
+        let lately = is_by_day.await?.then_some((&self.mark_lately, &self.sql.mark_lately));
+        let (mut marked, mut deleted) = (0, deletes.then(HashSet::new));
+        for (cell, sql) in lately.into_iter().chain([(&self.mark, &self.sql.mark)]) {
+            let statement = cell.get_or_try_init(|| self.prepare(sql)).await?;
+            marked += if let Some(deleted) = &mut deleted {
+                let rows = self.client().query(statement, &parameters).await;
+                let rows = rows.map_err(Error::sql(doing))?;
+                deleted.extend(rows.iter().map(|row| row.get::<_, Uuid>(0)));
+                rows.len() as u64
+            } else {
+                let marked = self.client().execute(statement, &parameters).await;
+                marked.map_err(Error::sql(doing))?
+            };
+            if marked >= resolved.len() as u64 {
+                break;
+            }
         }
-        let marked = self.client().execute(statement, &parameters).await;
-        Ok((marked.map_err(Error::sql(doing))?, None))
+        Ok((marked, deleted))
     }
 
     /// The type in which a dead letter keeps its payload.

@@ -141,9 +141,11 @@ struct Retention {
 
 impl Retention {
     fn of(status: &RetentionStatus, details: bool) -> Self {
-        let reason = status.failure.clone().filter(|_| details);
+        let is_short = status.is_short_of_partitions();
+        let short = || "partitions for inserts end within two days".to_owned();
+        let reason = status.failure.clone().or_else(|| is_short.then(short)).filter(|_| details);
         let last_success_at = status.last_success_at.map(|it| it.to_string());
-        Self { ok: !status.is_overdue, last_success_at, reason }
+        Self { ok: !status.is_overdue && !is_short, last_success_at, reason }
     }
 }
 

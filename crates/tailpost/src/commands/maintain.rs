@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use inbox::{Connection, Keep, Maintained};
 use indicatif::{ProgressBar, ProgressStyle};
-use relay::{Config, MaintainProgress, MaintainReport};
+use relay::{Config, MaintainProgress, MaintainReport, PartitionsReport};
 use serde::Serialize;
 use tokio::sync::watch;
 
@@ -102,6 +102,9 @@ fn text(report: &Report) -> String {
         line("  dead letters", &told(outbox.dead_letters, "discarded ones"));
         line("  audit", &told(outbox.audit, "entries"));
         line("  replays", &told(outbox.replays, "ended ones"));
+        if let Some(partitions) = &outbox.partitions {
+            line("  partitions", &partitions_text(partitions, report.dry_run));
+        }
         if let Some(why) = &outbox.held_by {
             line("  held", why);
         }
@@ -118,6 +121,16 @@ fn text(report: &Report) -> String {
         }
     }
     text
+}
+
+fn partitions_text(partitions: &PartitionsReport, dry_run: bool) -> String {
+    let PartitionsReport { created, dropped, until, held } = partitions;
+    let until = until.map_or_else(|| "for ever".into(), |it| format!("until {it}"));
+    let dropped = match dry_run {
+        true => format!("{dropped} to drop"),
+        false => format!("{created} made, {dropped} dropped"),
+    };
+    format!("{dropped}, {} held; inserts have one {until}", held.len())
 }
 
 #[cfg(test)]

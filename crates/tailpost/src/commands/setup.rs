@@ -1,5 +1,5 @@
 use anyhow::Context;
-use relay::SetupPlan;
+use relay::{SetupPlan, Storage};
 
 use super::setup_report::print;
 use crate::cli::SetupArgs;
@@ -7,8 +7,9 @@ use crate::config::Settings;
 use crate::output;
 
 pub(super) async fn run(args: &SetupArgs, settings: &Settings) -> anyhow::Result<()> {
+    let storage = Storage { layout: args.layout, partitioned: args.partitioned };
     if args.print {
-        let mut plan = relay::plan(&settings.plan_config()?, args.layout);
+        let mut plan = relay::plan(&settings.plan_config()?, storage);
         if !settings.consumers()?.is_empty() {
             let schema = settings.postgres.table.schema();
             plan.sql += "\n";
@@ -16,7 +17,7 @@ pub(super) async fn run(args: &SetupArgs, settings: &Settings) -> anyhow::Result
         }
         return if args.json { output::json(&plan) } else { output::text(&plan_text(&plan)?) };
     }
-    let mut report = relay::setup(&settings.relay_config()?, args.layout).await?;
+    let mut report = relay::setup(&settings.relay_config()?, storage).await?;
     if !settings.consumers()?.is_empty() {
         report.steps.extend(super::inbox::inbox_setup::steps(settings).await?);
     }

@@ -3,7 +3,10 @@ mod inbox_status;
 use std::fmt::Write;
 use std::time::Duration;
 
-use relay::{OutboxReport, RetentionReport, ShardReport, SlotReport, StatusReport, StreamReport};
+use relay::{
+    OutboxReport, PartitionsStatus, RetentionReport, ShardReport, SlotReport, StatusReport,
+    StreamReport,
+};
 use serde::Serialize;
 
 use serde_json::Value;
@@ -137,6 +140,9 @@ fn text(report: &StatusReport) -> String {
     if let Some(retention) = &report.retention {
         lines.retention(retention);
     }
+    if let Some(partitions) = &report.partitions {
+        lines.partitions(partitions);
+    }
     for warning in &report.warnings {
         lines.add("warning", warning);
     }
@@ -243,11 +249,22 @@ impl Lines {
             (retention.rows_deleted, "rows"),
             (retention.dead_letters_deleted, "dead letters"),
             (retention.audit_deleted, "audit entries"),
+            (retention.partitions_dropped, "partitions"),
         ];
         self.last_success("retention", retention.last_success_seconds, &deleted);
         if let Some(why) = &retention.held_by {
             self.add("  held", why);
         }
+    }
+
+    fn partitions(&mut self, partitions: &PartitionsStatus) {
+        let until = match (&partitions.until, partitions.horizon_seconds) {
+            (Some(until), Some(seconds)) => {
+                format!("until {until}, {} ahead", output::duration(seconds.max(0.0)))
+            }
+            _ => "for ever".into(),
+        };
+        self.add("partitions", format_args!("{}, {until}", partitions.count));
     }
 
     /// When old rows were last deleted, and what was so far.
@@ -347,6 +364,11 @@ mod tests {
                 last_position: Some("7/1/0-19212B0/0".into()),
                 replicas: 1,
             }),
+            partitions: Some(PartitionsStatus {
+                count: 9,
+                until: Some("2026-10-21T00:00:00Z".into()),
+                horizon_seconds: Some(144_000.0),
+            }),
             shards: Vec::new(),
             warnings: vec!["1 dead letter".into()],
             incomplete: None,
@@ -371,6 +393,7 @@ stream         OUTBOX, 1 replica
   last         sequence 12, from 7/1/0-19212B0/0
 retention      5m 3s ago, 120 rows, 2 audit entries deleted so far
   held         nobody reads slot a
+partitions     9, until 2026-10-21T00:00:00Z, 1d 16h ahead
 warning        1 dead letter
 ";
         assert_eq!(text(&report()), expected);
@@ -393,6 +416,7 @@ warning        1 dead letter
             "slot           does not exist",
             "stream         OUTBOX, 1 replica",
             "retention      5m 3s ago, 120 rows, 2 audit entries deleted so far",
+            "partitions     9, until 2026-10-21T00:00:00Z, 1d 16h ahead",
             "warning        1 dead letter",
         ];
         assert_eq!(labels, expected, "{text}");

@@ -44,8 +44,21 @@ pub(super) fn version(row: &str) -> String {
     )
 }
 
+/// Which rows `o` of an outbox with partitions by day were inserted lately: almost all that are to be
+/// marked. The others' partitions are not looked at.
+const LATELY: &str = "AND o.inserted_at >= now() - interval '1 day'";
+
+/// As [`mark`], for an outbox with partitions by day: leaves older rows as they are.
+pub(super) fn mark_lately(table: &Table, by: MarkBy) -> String {
+    mark_where(table, by, LATELY)
+}
+
 /// The one statement that marks rows, whoever asks. Marked ones are left alone.
 pub(super) fn mark(table: &Table, by: MarkBy) -> String {
+    mark_where(table, by, "")
+}
+
+fn mark_where(table: &Table, by: MarkBy, restriction: &str) -> String {
     let (outbox, id) = (table.quoted(), table.column(Column::Id));
     let resolved = "unnest($1::uuid[], $2::bigint[], $3::pg_lsn[]) AS u (id, seq, lsn)";
     match by {
@@ -56,12 +69,14 @@ pub(super) fn mark(table: &Table, by: MarkBy) -> String {
                  stream = CASE WHEN u.seq IS NOT NULL THEN $4::text END,
                  publish_error = CASE WHEN u.seq IS NULL THEN '{DROPPED}' END,
                  next_attempt_at = NULL
-             FROM {resolved} WHERE o.{id} = u.id AND o.{id} = ANY($1) AND {NOT_MARKED}"
+             FROM {resolved}
+             WHERE o.{id} = u.id AND o.{id} = ANY($1) AND {NOT_MARKED} {restriction}"
         ),
         // It has the same parameters.
         MarkBy::Delete => format!(
             "DELETE FROM {outbox} o USING {resolved}
              WHERE o.{id} = u.id AND o.{id} = ANY($1) AND {NOT_MARKED} AND $4::text IS NOT NULL
+                 {restriction}
              RETURNING o.{id}"
         ),
     }

@@ -62,6 +62,7 @@ pub(crate) struct RetentionRow {
     pub(crate) held_by: Option<String>,
     pub(crate) failed_at: Option<Timestamp>,
     pub(crate) failure: Option<String>,
+    pub(crate) partitions_dropped: u64,
 }
 
 /// How many rows were deleted.
@@ -70,6 +71,22 @@ pub(crate) struct Deleted {
     pub(crate) published: u64,
     pub(crate) dead_letters: u64,
     pub(crate) audit: u64,
+}
+
+impl Removable {
+    pub(super) fn condition(&self) -> &str {
+        &self.condition
+    }
+}
+
+impl Leaf {
+    pub(super) fn new(name: String, pages: i64) -> Self {
+        Self { name, pages }
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
 }
 
 impl Store {
@@ -424,7 +441,8 @@ impl Store {
         let sql = format!(
             "SELECT deleted_before, succeeded_at,
                  extract(epoch FROM clock_timestamp() - succeeded_at)::float8, rows_deleted,
-                 dead_letters_deleted, audit_deleted, held_by, failed_at, failure FROM {}",
+                 dead_letters_deleted, audit_deleted, held_by, failed_at, failure,
+                 coalesce((to_jsonb(r)->>'partitions_dropped')::bigint, 0) FROM {} AS r",
             self.table.companion("tailpost_retention")
         );
         let asked = async { self.client().query_opt(&sql, &[]).await.map_err(Error::sql(LOOKING)) };
@@ -439,6 +457,7 @@ impl Store {
                 held_by: row.get(6),
                 failed_at: row.get(7),
                 failure: row.get(8),
+                partitions_dropped: count(9),
             }
         }))
     }
@@ -458,7 +477,8 @@ fn passed(gates: &[Gate], row: &str) -> String {
     if all.is_empty() { "true".to_owned() } else { format!("({})", all.join(" AND ")) }
 }
 
-fn pages(first: i64) -> String {
+/// That a row `o` is in one of some pages from `first` on.
+pub(super) fn pages(first: i64) -> String {
     let end = first + PAGES_AT_ONCE;
     format!("o.ctid >= '({first},0)'::tid AND o.ctid < '({end},0)'::tid")
 }

@@ -3,8 +3,8 @@
 use outbox::Column;
 
 use super::mark::{
-    NOT_MARKED, dropped, mark, mark_on_trust, not_owed, not_published, owned, published_to,
-    transaction,
+    NOT_MARKED, dropped, mark, mark_lately, mark_on_trust, not_owed, not_published, owned,
+    published_to, transaction,
 };
 use super::owed;
 use crate::config::Config;
@@ -12,6 +12,7 @@ use crate::engine::SweepRange;
 
 pub(super) struct Statements {
     pub(super) mark: String,
+    pub(super) mark_lately: String,
     pub(super) mark_on_trust: String,
     unmarked: String,
     unmarked_since: String,
@@ -45,6 +46,7 @@ impl Statements {
         );
         Self {
             mark: mark(table, config.mark.by),
+            mark_lately: mark_lately(table, config.mark.by),
             mark_on_trust: mark_on_trust(table, config.mark.by),
             mark_free: owed::mark_free(table, config.mark.by, false),
             trust_free: owed::mark_free(table, config.mark.by, true),

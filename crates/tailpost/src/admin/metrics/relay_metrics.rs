@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use jiff::Timestamp;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::metrics::MetricType;
@@ -286,7 +287,13 @@ impl Sink<'_, '_> {
         self.counters("retention_deleted", help, deleted)?;
         let help = "Attempts to delete old rows that failed.";
         let none: [(&str, &str); 0] = [];
-        self.counters("retention_failures", help, [(none, status.failures_total)])
+        self.counters("retention_failures", help, [(none, status.failures_total)])?;
+        let help = "Partitions of the outbox that this process dropped.";
+        self.counters("partitions_dropped", help, [(none, status.partitions_dropped_total)])?;
+        let Some(until) = status.partitions_until else { return Ok(()) };
+        let help = "For how long inserts into the outbox have a partition; they fail afterwards.";
+        let ahead = until.duration_since(Timestamp::now()).as_secs_f64();
+        self.gauge("partition_horizon_seconds", help, ahead)
     }
 
     fn dead_letters(&mut self, count: f64, oldest: f64) -> fmt::Result {
