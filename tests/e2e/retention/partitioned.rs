@@ -68,6 +68,9 @@ async fn partitions_by_day_change_nothing_for_relay_and_verify() {
         let mut env = env().await;
         env.set("TAILPOST_RELAY__MODE", mode);
         env.set("TAILPOST_RELAY__MARK", mark);
+        if mode == "poll" {
+            env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "60s");
+        }
         env.set("TAILPOST_RELAY__ON_PARK", if mode == "poll" { "skip" } else { "block_key" });
         env.ends_with(0, &["setup", "--partitioned"]).await;
         let (said, _) = env.ends_with(0, &["setup", "--partitioned"]).await;

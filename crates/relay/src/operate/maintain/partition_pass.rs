@@ -183,15 +183,16 @@ impl PartitionPass<'_> {
             Some(removable) => self.needed(partition, removable).await?,
             None => Some("retention.published is off".to_owned()),
         };
-        match reason {
-            Some(reason) => {
-                self.store.attach_again(partition).await?;
-                report.hold(partition, reason);
-            }
-            None => {
-                self.store.drop_detached(&partition.name).await?;
-                report.dropped += 1;
-            }
+        let done = match &reason {
+            Some(_) => self.store.attach_again(partition).await,
+            None => self.store.drop_detached(&partition.name).await,
+        };
+        match (done, reason) {
+            (Ok(()), None) => report.dropped += 1,
+            (Ok(()), Some(reason)) => report.hold(partition, reason),
+            // Somebody reads it by its own name, as a backup does. The next pass goes on.
+            (Err(error), _) if error.is_contention() => report.hold(partition, IN_USE),
+            (Err(error), _) => return Err(error),
         }
         Ok(true)
     }
