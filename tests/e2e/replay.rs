@@ -4,6 +4,7 @@ mod decisions;
 mod from_the_log;
 mod goes_on;
 mod restored;
+mod rewind_slot;
 mod selections;
 
 use serde_json::Value;

@@ -83,15 +83,16 @@ pub use config::{
 pub use connect::{NatsTarget, PostgresTarget};
 pub use error::Error;
 pub use operate::{
-    MaintainProgress, MaintainReport, OutboxReport, Repair, RetentionReport, SetupPlan,
-    SetupReport, SetupStep, ShardReport, SlotEntry, SlotReport, StatusReport, StreamRead,
-    StreamReport, VerifyOptions, VerifyProgress, VerifyReport, check_start, create_slot,
-    dead_letters, drop_slot, explain, inspect, maintain, plan, repair, replays, setup, slots,
-    verify,
+    MaintainProgress, MaintainReport, OutboxReport, Repair, RetentionReport, RewindReport,
+    SetupPlan, SetupReport, SetupStep, ShardReport, SlotEntry, SlotReport, StatusReport,
+    StreamRead, StreamReport, VerifyOptions, VerifyProgress, VerifyReport, check_start,
+    create_slot, dead_letters, drop_slot, explain, inspect, maintain, plan, repair, replays, setup,
+    slots, verify,
 };
 pub use outbox::migrations::Layout;
 pub use pgoutput::Lsn;
 pub use reporter::Reports;
+pub use rewind_slot::RewindStatus;
 pub use routing::{Destination, Glob, Route};
 pub use run::run;
 pub use shards::{Shard, Shards};

@@ -7,6 +7,7 @@ mod maintain;
 pub(crate) mod repair;
 pub mod replays;
 mod report;
+mod rewind_holds;
 pub(crate) mod setup;
 mod slots;
 mod spill_files;
@@ -18,7 +19,8 @@ pub(crate) use self::maintain::pass;
 pub use self::maintain::{MaintainProgress, MaintainReport, maintain};
 pub use self::repair::{Repair, repair};
 pub use self::report::{
-    OutboxReport, RetentionReport, ShardReport, SlotReport, StatusReport, StreamReport,
+    OutboxReport, RetentionReport, RewindReport, ShardReport, SlotReport, StatusReport,
+    StreamReport,
 };
 pub use self::setup::{SetupPlan, SetupReport, SetupStep, plan, setup};
 pub use self::slots::{SlotEntry, create_slot, drop_slot, slots};

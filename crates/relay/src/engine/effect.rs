@@ -123,6 +123,8 @@ pub(crate) enum Effect {
     },
     /// Writes down how far a replay is.
     NoteReplay(ReplayNote),
+    /// Nothing more is read for the replay: what it holds on either server is let go.
+    EndReplay,
 }
 
 /// Why a session cannot go on.

@@ -159,7 +159,7 @@ impl Replaying {
                 seq,
                 problems,
                 is_done: false,
-                gives_up: false,
+                gives_up: None,
             },
             unnoted: 0,
             noting: 0,
@@ -186,6 +186,9 @@ impl Replaying {
             Some(page) => {
                 run.read.extend(page.rows);
                 (run.read_to, run.is_read) = (page.read_to, page.is_end);
+                if page.is_gone.is_some() {
+                    (run.note.gives_up, run.wish) = (page.is_gone, ReplayWish::Rest);
+                }
             }
             None => run.read_at = now + LOOK_EVERY,
         }
@@ -198,7 +201,13 @@ impl Replaying {
         }
     }
 
-    fn noted(&mut self, now: Duration, problems: usize, wish: Option<ReplayWish>) {
+    fn noted(
+        &mut self,
+        now: Duration,
+        problems: usize,
+        wish: Option<ReplayWish>,
+        effects: &mut Effects,
+    ) {
         let Some(run) = self.run() else { return };
         run.is_noting = false;
         run.note_at = now + NOTE_EVERY;
@@ -208,11 +217,12 @@ impl Replaying {
             return; // it is written again
         };
         run.note.problems.drain(..problems);
-        run.wish = if run.note.gives_up { ReplayWish::Rest } else { wish };
+        run.wish = if run.note.gives_up.is_some() { ReplayWish::Rest } else { wish };
         let wish = run.wish;
         let is_still = run.under_way.is_empty() && run.unnoted == 0 && !run.is_reading;
         let rests = wish == ReplayWish::Rest && is_still;
         if run.note.is_done || rests {
+            effects.push_back(Effect::EndReplay);
             self.found(now, None);
         }
     }
@@ -263,7 +273,8 @@ impl Run {
         // Each refusal costs the others a reading of the tail.
         self.refused = if how.is_ok() { 0 } else { self.refused + 1 };
         if self.refused >= REFUSED_MAX {
-            (self.note.gives_up, self.wish) = (true, ReplayWish::Rest);
+            let why = "the stream takes none of the events".to_owned();
+            (self.note.gives_up, self.wish) = (Some(why), ReplayWish::Rest);
         }
         if let Some(it) = self.under_way.iter_mut().find(|it| it.copy == copy && it.done.is_none())
         {
@@ -340,7 +351,7 @@ impl Engine {
     }
 
     pub(super) fn replay_noted(&mut self, now: Duration, note: usize, wish: Option<ReplayWish>) {
-        self.replaying.noted(now, note, wish);
+        self.replaying.noted(now, note, wish, &mut self.effects);
     }
 
     /// Hands over what may go, and notes how far it is.

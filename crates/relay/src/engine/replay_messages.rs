@@ -37,6 +37,8 @@ pub(crate) struct ReplayPage {
     /// Nothing is left out up to here.
     pub(crate) read_to: i64,
     pub(crate) is_end: bool,
+    /// Why there will never be more, although it is not the end.
+    pub(crate) is_gone: Option<String>,
 }
 
 /// How far a replay is. Totals, so that it may be written twice.
@@ -48,8 +50,8 @@ pub(crate) struct ReplayNote {
     pub(crate) seq: u64,
     pub(crate) problems: Vec<Unreplayed>,
     pub(crate) is_done: bool,
-    /// Nothing can be published: somebody has to look at it.
-    pub(crate) gives_up: bool,
+    /// Why somebody has to look at it: nothing more can be published.
+    pub(crate) gives_up: Option<String>,
 }
 
 /// An event that could not be published again.

@@ -5,14 +5,15 @@ use async_nats::jetstream::stream::{RetentionPolicy, State};
 use futures_util::TryStreamExt;
 use jiff::Timestamp;
 use outbox::wire::{StoredMessage, subject_matches};
+use pgoutput::Lsn;
 use serde::Serialize;
 use uuid::Uuid;
 
-use crate::config::{Config, Dedup, MarkBy, Mode, RewindConfig};
+use super::rewind_holds::{check_log, wal_holds};
+use crate::config::{Config, Dedup, MarkBy, Mode};
 use crate::error::Error;
 use crate::nats::stream_check::is_not_found;
 use crate::nats::whole_stream::{self, WholeStream};
-use crate::postgres::sql::RewindSlot;
 use crate::postgres::{Store, answered};
 pub use crate::replay_selection::{ReplaySelection, ReplaySource};
 
@@ -42,6 +43,11 @@ pub struct SourceHolds {
     pub from: Option<String>,
     /// Its sequence, in a stream.
     pub first_sequence: Option<u64>,
+    /// Its position, in PostgreSQL's log.
+    #[serde(serialize_with = "crate::replay_selection::lsn_text")]
+    pub from_lsn: Option<Lsn>,
+    /// What keeping it costs, in bytes of PostgreSQL's log; `None` where nothing is kept for replays.
+    pub bytes: Option<u64>,
     /// Events that are meant; in a stream, messages among which they are. `None` where only reading
     /// tells.
     pub events: Option<u64>,
@@ -52,7 +58,7 @@ pub struct SourceHolds {
     /// What it lacks, or why it cannot be used.
     pub note: Option<String>,
     #[serde(skip)]
-    places: (u64, u64),
+    pub(crate) places: (u64, u64),
 }
 
 /// What would be done in one shard.
@@ -220,10 +226,8 @@ pub async fn plan_replay(
             false if deletes => ReplaySource::Stream,
             false => ReplaySource::Table,
         });
-        if chosen == ReplaySource::Wal && of_wal.from.is_none() {
-            let missing = "the log is not kept for replays: set rewind.retain, and replay what \
-                           commits from then on";
-            return Err(Error::Conflict(missing.into()));
+        if chosen == ReplaySource::Wal {
+            check_log(&of_wal, selection)?;
         }
         plans.push(ReplayPlan {
             slot: config.slot.clone(),
@@ -292,6 +296,8 @@ async fn table_holds(
         source: ReplaySource::Table.name(),
         from: holds.from.map(|it| it.to_string()),
         first_sequence: None,
+        from_lsn: None,
+        bytes: None,
         events: Some(holds.events),
         is_exact: true,
         is_complete: !deletes && holds.without_position == 0 && keeps_all,
@@ -299,39 +305,6 @@ async fn table_holds(
         places: (1, 0),
     };
     Ok((of_table, holds.from))
-}
-
-/// What the rewind slot keeps.
-async fn wal_holds(
-    config: &Config,
-    store: &Store,
-    selection: &ReplaySelection,
-) -> Result<SourceHolds, Error> {
-    let slot = store.rewind_slot(&config.slot, &RewindConfig::slot(&config.slot)).await?;
-    let slot = slot.filter(|it| !it.is_lost);
-    let own = store.slot_progress(&config.slot).await?;
-    let until = own.map_or(0, |it| it.confirmed.0);
-    let reaches = |it: &RewindSlot| {
-        selection.from_lsn.is_some_and(|from| from >= it.confirmed)
-            || selection.since.zip(it.from).is_some_and(|(since, from)| since >= from)
-    };
-    let note = match (&slot, config.rewind.retain) {
-        (None, None) => Some("off: rewind.retain keeps it".to_owned()),
-        (None, Some(_)) => Some("the rewind slot is not there now".into()),
-        (Some(slot), _) => Some(format!("from {}", slot.confirmed)),
-    };
-    let at =
-        |it: &RewindSlot| it.from.map_or_else(|| it.confirmed.to_string(), |it| it.to_string());
-    Ok(SourceHolds {
-        source: ReplaySource::Wal.name(),
-        from: slot.as_ref().map(at),
-        first_sequence: None,
-        events: None,
-        is_exact: false,
-        is_complete: slot.as_ref().is_some_and(reaches),
-        note,
-        places: (1, until),
-    })
 }
 
 /// Where in the stream the selection lies, and whether the stream reaches back so far.
@@ -385,6 +358,8 @@ async fn stream_holds(
         source: ReplaySource::Stream.name(),
         from: (!is_empty).then(|| stored_at(&info.state)),
         first_sequence: (!is_empty).then_some(first),
+        from_lsn: None,
+        bytes: None,
         events: Some(messages),
         is_exact: false,
         is_complete,
@@ -424,9 +399,7 @@ pub async fn ask_replay(
             continue;
         }
         let mut store = Store::connect(&config, NAME).await?;
-        let asked =
-            store.ask_replay(&config.slot, &plan.stream, plan.chosen, source.places, request);
-        ids.push(asked.await?);
+        ids.push(store.ask_replay(&config.slot, &plan.stream, source, request).await?);
     }
     Ok(ids)
 }

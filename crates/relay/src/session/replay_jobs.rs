@@ -69,6 +69,7 @@ impl Session {
                 taken: Arc::new(taken),
                 messages: tail.messages(),
                 wal: Arc::default(),
+                is_failing: Arc::default(),
                 config,
                 history,
                 bytes_max,
@@ -82,7 +83,7 @@ impl Session {
         let source = self.replay.clone().filter(|it| it.taken.id == id)?;
         // Reading the log up to the first event that is meant takes as long as there is log.
         Some(long_job(async move {
-            let page = tolerate_reading(source.read(after).await);
+            let page = source.tolerate(source.read(after).await);
             Ok(Done::ReplayRead((id, after), page))
         }))
     }
@@ -113,9 +114,9 @@ impl Session {
             (Some(source), Some(Page::Rows(rows, is_end))) => {
                 let rows: Result<Vec<_>, _> =
                     rows.iter().map(|row| self.replayed_row(row, &source.taken)).collect();
-                tolerate_reading(rows).map(|rows| {
+                source.tolerate(rows).map(|rows| {
                     let read_to = rows.last().map_or(of.1, |it| it.place);
-                    ReplayPage { rows, read_to, is_end }
+                    ReplayPage { rows, read_to, is_end, is_gone: None }
                 })
             }
         };
@@ -143,11 +144,4 @@ fn not_now<T>(outcome: Result<T, Error>) -> Result<Option<T>, Error> {
         Err(error) if error.is_contention() => Ok(tolerate(Err(error))),
         outcome => outcome.map(Some),
     }
-}
-
-fn tolerate_reading<T>(outcome: Result<T, Error>) -> Option<T> {
-    let said = |error: &Error| {
-        warn!(error = describe(error), "cannot read what is to be replayed, trying again");
-    };
-    outcome.inspect_err(said).ok()
 }

@@ -28,7 +28,7 @@ fn row(place: i64) -> ReplayRow {
 
 fn page(from: i64, rows: i64) -> ReplayPage {
     let read_to = from + rows - 1;
-    ReplayPage { rows: (from..=read_to).map(row).collect(), read_to, is_end: false }
+    ReplayPage { rows: (from..=read_to).map(row).collect(), read_to, is_end: false, is_gone: None }
 }
 
 /// Hands over the next copy, and says what became of it.
@@ -81,10 +81,10 @@ fn what_a_failed_note_said_is_said_again() {
     let first = notes(&mut replaying, SECOND);
     assert_eq!((first[0].place, first[0].published, first[0].problems.len()), (2, 1, 1));
     assert!(notes(&mut replaying, 3 * SECOND).is_empty(), "one at a time");
-    replaying.noted(4 * SECOND, 1, None);
+    replaying.noted(4 * SECOND, 1, None, &mut VecDeque::new());
     assert!(!replaying.is_noted());
     assert_eq!(notes(&mut replaying, 6 * SECOND), first);
-    replaying.noted(6 * SECOND, 1, Some(ReplayWish::GoOn));
+    replaying.noted(6 * SECOND, 1, Some(ReplayWish::GoOn), &mut VecDeque::new());
     assert!(replaying.is_noted());
     assert!(notes(&mut replaying, 8 * SECOND)[0].problems.is_empty());
 }
@@ -103,8 +103,8 @@ fn refusals_in_a_row_pause_a_replay_and_rows_that_are_gone_do_not() {
     }
     assert!(replaying.run().expect("it runs").next(SECOND, 20).is_none());
     let note = notes(&mut replaying, SECOND).remove(0);
-    assert!(note.gives_up && !note.is_done);
-    replaying.noted(SECOND, note.problems.len(), Some(ReplayWish::GoOn));
+    assert!(note.gives_up.is_some() && !note.is_done);
+    replaying.noted(SECOND, note.problems.len(), Some(ReplayWish::GoOn), &mut VecDeque::new());
     assert!(replaying.is_clear(), "it rests");
 }
 
@@ -118,7 +118,7 @@ fn copies_that_were_noted_are_not_looked_for_for_ever() {
         if place % 1_000 == 0 {
             let note = notes(&mut replaying, SECOND * u32::try_from(place).expect("small"));
             assert_eq!(note[0].seq, 10, "one may be beyond");
-            replaying.noted(SECOND, 0, Some(ReplayWish::GoOn));
+            replaying.noted(SECOND, 0, Some(ReplayWish::GoOn), &mut VecDeque::new());
         }
     }
     let last = notes(&mut replaying, SECOND * 100_000);

@@ -197,6 +197,7 @@ impl World {
             | Effect::BeginReplay(_)
             | Effect::ReadReplay { .. }
             | Effect::NoteReplay(_) => self.execute_replay(effect),
+            Effect::EndReplay => return None,
             effect => return self.execute_scan(effect),
         })
     }

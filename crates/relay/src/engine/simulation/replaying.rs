@@ -126,7 +126,7 @@ impl World {
             .collect();
         let read_to = rows.last().map_or(after, |it| it.place);
         let is_end = read_to >= i64::try_from(replay.events.len()).expect("small");
-        Some(ReplayPage { rows, read_to, is_end })
+        Some(ReplayPage { rows, read_to, is_end, is_gone: None })
     }
 
     fn note(&mut self, note: &ReplayNote) -> Outcome {

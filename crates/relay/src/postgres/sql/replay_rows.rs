@@ -35,9 +35,19 @@ pub(crate) struct TakenReplay {
     pub(crate) published: u64,
     /// The last copy that was noted.
     pub(crate) stream_seq: u64,
+    /// Where the rewind slot was when it was asked for.
+    pub(crate) log_from: Option<Lsn>,
 }
 
 impl TakenReplay {
+    /// Whether reading the log from there on brings the same events that were counted from where it
+    /// was kept when the replay was asked for.
+    pub(crate) fn can_read_from(&self, first: Lsn) -> bool {
+        let Some(promised) = self.log_from else { return true };
+        let begins_behind = |from: Lsn| promised <= first && first <= from;
+        first == promised || self.selection.from_lsn.is_some_and(begins_behind)
+    }
+
     /// The event as this replay publishes it.
     pub(crate) fn readdressed(
         &self,
@@ -129,7 +139,8 @@ impl Store {
              )
              SELECT source, from_lsn, to_lsn, since, until, coalesce(event_ids, '{{}}'),
                  aggregate_type, aggregate_id, event_type, subject_prefix, per_second,
-                 greatest(place, first_place - 1), last_place, published, stream_seq FROM taken",
+                 greatest(place, first_place - 1), last_place, published, stream_seq, log_from
+             FROM taken",
             replays = self.table.companion("tailpost_replays"),
             state = self.table.companion("tailpost_state"),
         );
@@ -160,6 +171,7 @@ impl Store {
             last_place: row.get(12),
             published: count(13),
             stream_seq: count(14),
+            log_from: lsn(15),
         }))
     }
 
@@ -219,11 +231,11 @@ impl Store {
                  UPDATE {replays} SET place = greatest(place, $3), published = $4, noted_at = now(),
                      stream_seq = greatest(stream_seq, $5),
                      status = CASE WHEN $6 AND status = 'running' THEN 'done'
-                                   WHEN $11 AND status = 'running' THEN 'paused' ELSE status END,
-                     decisions = CASE WHEN $11 AND status = 'running' THEN decisions ||
+                                   WHEN $11::text IS NOT NULL AND status = 'running' THEN 'paused'
+                                   ELSE status END,
+                     decisions = CASE WHEN $11 IS NOT NULL AND status = 'running' THEN decisions ||
                          jsonb_build_array(jsonb_build_object('at', now(), 'decision', 'pause',
-                             'by', 'the relay', 'why', 'the stream takes none of the events'))
-                         ELSE decisions END,
+                             'by', 'the relay', 'why', $11)) ELSE decisions END,
                      ended_at = CASE WHEN $6 AND status = 'running' THEN now() ELSE ended_at END
                  WHERE id = $1 AND slot = $2 AND status IN ('running', 'paused', 'cancelled')
                      AND EXISTS (SELECT FROM pg_replication_slots
