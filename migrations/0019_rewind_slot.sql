@@ -23,6 +23,8 @@ ON CONFLICT DO NOTHING;
 
 ALTER TABLE {schema}.tailpost_replays ADD COLUMN IF NOT EXISTS log_from PG_LSN;
 ALTER TABLE {schema}.tailpost_replays ADD COLUMN IF NOT EXISTS to_stream TEXT;
+ALTER TABLE {schema}.tailpost_replays ADD COLUMN IF NOT EXISTS waits_for TEXT;
 
 COMMENT ON COLUMN {schema}.tailpost_replays.log_from IS 'where the rewind slot was when it was asked for; place counts from there';
 COMMENT ON COLUMN {schema}.tailpost_replays.to_stream IS 'where copies are stored; null is the stream itself';
+COMMENT ON COLUMN {schema}.tailpost_replays.waits_for IS 'why it does not get on now';

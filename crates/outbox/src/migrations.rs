@@ -405,7 +405,7 @@ mod tests {
                 "6cf4fc66e3dd94ab",
                 "b913d97a7114c995",
                 "36382dbfa5b89b98",
-                "dac321881e44ecee"
+                "88e6e89e156e93fc"
             ]
         );
     }

@@ -19,6 +19,9 @@ use crate::postgres::{Store, answered};
 /// How often the slot is looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
+/// How often it is looked for one that is not to be there.
+const LOOK_WITHOUT_EVERY: Duration = Duration::from_mins(5);
+
 /// How long a look may take. Most of it is the time for one step of the slot.
 const LOOK_MAX: Duration = Duration::from_mins(6);
 
@@ -110,17 +113,24 @@ pub async fn keep(config: &Config, status: &watch::Sender<Option<RewindStatus>>)
     let retain = retained(config);
     let mut store = None;
     loop {
+        let mut pause = LOOK_EVERY;
         let looked = timeout(LOOK_MAX, look(config, &mut store, status)).await;
         let looked = looked.unwrap_or(Err(Error::Silent { doing: LOOKING }));
         let has_failed = status.borrow().as_ref().is_some_and(|it| it.failure.is_some());
         match looked {
             Ok(true) => continue,
-            Ok(false) if retain.is_none() => break,
-            Ok(false) if has_failed => {
-                info!(slot = config.slot, "the rewind slot can be kept again");
-                status.send_modify(|it| it.get_or_insert_default().failure = None);
+            Ok(false) => {
+                if has_failed {
+                    info!(slot = config.slot, "the rewind slot can be kept again");
+                    status.send_modify(|it| it.get_or_insert_default().failure = None);
+                }
+                if retain.is_none() {
+                    status.send_if_modified(|it| it.take_if(|it| it.from_lsn.is_none()).is_some());
+                    // Another process, which does not know of it yet, may make one meanwhile.
+                    store = None;
+                    pause = LOOK_WITHOUT_EVERY;
+                }
             }
-            Ok(false) => {}
             Err(error) => {
                 let why = complaint(&error);
                 match has_failed {
@@ -135,10 +145,8 @@ pub async fn keep(config: &Config, status: &watch::Sender<Option<RewindStatus>>)
                 });
             }
         }
-        sleep(LOOK_EVERY).await;
+        sleep(pause).await;
     }
-    status.send_modify(|it| *it = None);
-    std::future::pending().await
 }
 
 /// A relay that reads no slot has none that could trail behind.

@@ -166,7 +166,8 @@ async fn after_a_failover_the_rewind_slot_is_made_anew_and_promises_no_more_than
     env.wait_marked().await;
     relay.kill9().await;
     let _old = fail_over(&mut env, standby).await;
-    let _relay = env.relay();
+    let relay = env.relay();
+    relay.wait_active().await;
     wait_made(&env, 2).await;
     let args = ["replay", "--from-lsn", &from, "--source", "wal"];
     let (_, said) = env.ends_with(4, &args).await;

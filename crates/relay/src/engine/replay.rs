@@ -4,11 +4,14 @@
 //! that ends leaves a replay where its last note says, and the next one goes on behind the copies
 //! that the stream has from there on.
 
+mod elsewhere;
+
 use std::collections::{HashSet, VecDeque};
 use std::time::Duration;
 
 use uuid::Uuid;
 
+use self::elsewhere::Elsewhere;
 use super::Engine;
 use super::effect::{Effect, Effects};
 use super::messages::{Input, Resolved};
@@ -84,6 +87,8 @@ struct Run {
     wish: ReplayWish,
     /// Copies that the stream did not take, one after the other.
     refused: usize,
+    /// Copies go to another stream.
+    elsewhere: Option<Elsewhere>,
 }
 
 #[derive(Debug, Clone)]
@@ -139,7 +144,7 @@ impl Replaying {
             self.state = State::Resting { until: now + AGAIN_AFTER };
             return;
         };
-        let ReplayStart { id, place, published, seq, stored, per_second } = start;
+        let ReplayStart { id, place, published, seq, stored, per_second, elsewhere } = start;
         let problems = Vec::new();
         self.state = State::Running(Box::new(Run {
             id,
@@ -159,6 +164,7 @@ impl Replaying {
                 seq,
                 problems,
                 is_done: false,
+                waits_for: None,
                 gives_up: None,
             },
             unnoted: 0,
@@ -167,6 +173,7 @@ impl Replaying {
             note_at: now + NOTE_EVERY,
             wish: ReplayWish::GoOn,
             refused: 0,
+            elsewhere: elsewhere.map(Elsewhere::new),
         }));
     }
 
@@ -372,8 +379,12 @@ impl Engine {
                 run.done(copy, Err(reason));
             }
         }
-        let last_seq = self.publishing.last_seq();
-        while may && self.publishing.has_room_to_replay() {
+        let mut last_seq = self.publishing.last_seq();
+        let goes_elsewhere = self.replay_elsewhere(now);
+        if let Some(elsewhere) = self.replaying.run().and_then(|it| it.elsewhere.as_ref()) {
+            last_seq = elsewhere.last_seq();
+        }
+        while may && !goes_elsewhere && self.publishing.has_room_to_replay() {
             let next = self.replaying.run().and_then(|it| it.next(now, last_seq));
             let Some(outgoing) = next else { break };
             self.publishing.apply(now, Input::Replayed(outgoing));

@@ -18,6 +18,19 @@ pub(crate) struct ReplayStart {
     /// and these, by the copies' own ids, are in it beyond.
     pub(crate) stored: HashSet<Uuid>,
     pub(crate) per_second: Option<u32>,
+    /// Copies go to another stream, whose last sequence this is.
+    pub(crate) elsewhere: Option<u64>,
+}
+
+/// What became of a copy that was sent to another stream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum CopyAnswer {
+    /// It is there.
+    Stored(u64),
+    /// It cannot be stored.
+    Refused(String),
+    /// Nobody knows, and why.
+    Unknown(String),
 }
 
 /// An event that is to be published again.
@@ -50,6 +63,8 @@ pub(crate) struct ReplayNote {
     pub(crate) seq: u64,
     pub(crate) problems: Vec<Unreplayed>,
     pub(crate) is_done: bool,
+    /// Why it does not get on.
+    pub(crate) waits_for: Option<String>,
     /// Why somebody has to look at it: nothing more can be published.
     pub(crate) gives_up: Option<String>,
 }

@@ -1,18 +1,16 @@
 //! Publishing events again: what would be done, asking for it, and what became of it.
 
-use async_nats::jetstream;
 use async_nats::jetstream::stream::{RetentionPolicy, State};
-use futures_util::TryStreamExt;
 use jiff::Timestamp;
-use outbox::wire::{StoredMessage, subject_matches};
+use outbox::wire::StoredMessage;
 use pgoutput::Lsn;
 use serde::Serialize;
 use uuid::Uuid;
 
+use super::replay_target;
 use super::rewind_holds::{check_log, wal_holds};
 use crate::config::{Config, Dedup, MarkBy, Mode};
 use crate::error::Error;
-use crate::nats::stream_check::is_not_found;
 use crate::nats::whole_stream::{self, WholeStream};
 use crate::postgres::{Store, answered};
 pub use crate::replay_selection::{ReplaySelection, ReplaySource};
@@ -26,6 +24,8 @@ pub struct ReplayRequest {
     pub selection: ReplaySelection,
     /// Stands, with a dot, before each subject.
     pub subject_prefix: Option<String>,
+    /// Where they are stored, if not in the relay's own stream.
+    pub to_stream: Option<String>,
     /// At most so many events a second.
     pub per_second: Option<u32>,
     /// Who asks.
@@ -66,14 +66,27 @@ pub struct SourceHolds {
 pub struct ReplayPlan {
     /// Who would do it.
     pub slot: String,
-    /// Where the events would be stored again.
+    /// Where the events were stored, and are again unless it says otherwise.
     pub stream: String,
+    /// The other stream that would store them.
+    pub to_stream: Option<String>,
     /// What each source has.
     pub sources: Vec<SourceHolds>,
     /// The one that would be read.
     pub chosen: ReplaySource,
-    /// The stream's durable consumers.
+    /// The durable consumers of the stream that would store them.
     pub consumers: Vec<String>,
+    /// What somebody should think of before.
+    pub warnings: Vec<String>,
+}
+
+/// Where copies go.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ReplayTo<'a> {
+    /// Another stream than the relay's own.
+    pub stream: Option<&'a str>,
+    /// Stands, with a dot, before each subject.
+    pub prefix: Option<&'a str>,
 }
 
 impl ReplayPlan {
@@ -103,6 +116,9 @@ pub struct ReplayEntry {
     pub aggregate_id: Option<String>,
     pub event_type: Option<String>,
     pub subject_prefix: Option<String>,
+    pub to_stream: Option<String>,
+    /// Why it does not get on now.
+    pub waits_for: Option<String>,
     pub per_second: Option<i32>,
     pub asked_by: String,
     pub reason: String,
@@ -182,7 +198,7 @@ pub async fn plan_replay(
     config: &Config,
     selection: &ReplaySelection,
     source: Option<ReplaySource>,
-    subject_prefix: Option<&str>,
+    to: ReplayTo<'_>,
 ) -> Result<Vec<ReplayPlan>, Error> {
     if config.mode == Mode::Poll {
         let problem = "events cannot be published again with relay.mode = \"poll\": a relay that \
@@ -195,25 +211,13 @@ pub async fn plan_replay(
                        \"both\" until the replay is done";
         return Err(Error::Conflict(problem.into()));
     }
+    let own: Vec<String> = config.each_shard().into_iter().map(|it| it.stream.name).collect();
     let mut plans = Vec::new();
     for config in config.each_shard() {
         let store = Store::connect(&config, NAME).await?;
         answered("look for the outbox", store.check_tables()).await?;
         let nats = config.nats.connect(NAME).await?;
-        let name = &config.stream.name;
-        let info = jetstream::new(nats.clone()).get_stream(name).await.map_err(|error| {
-            if is_not_found(&error) {
-                return Error::NotSetUp { missing: format!("stream \"{name}\"") };
-            }
-            Error::jetstream("look at the stream")(error)
-        })?;
-        if let Some(prefix) = subject_prefix {
-            let subjects = &info.cached_info().config.subjects;
-            check_prefix(prefix, name, subjects)?;
-        }
-        let listed = info.consumers().try_collect::<Vec<_>>().await;
-        let listed = listed.map_err(Error::jetstream("list the stream's consumers"))?;
-        let consumers = listed.into_iter().filter_map(|it| it.config.durable_name).collect();
+        let target = replay_target::look(&config, &nats, &own, to).await?;
         let (of_table, oldest) = table_holds(&config, &store, selection).await?;
         let of_stream = stream_holds(&config, &store, &nats, selection, oldest).await?;
         let of_wal = wal_holds(&config, &store, selection).await?;
@@ -229,42 +233,19 @@ pub async fn plan_replay(
         if chosen == ReplaySource::Wal {
             check_log(&of_wal, selection)?;
         }
+        let sources = vec![of_stream, of_table, of_wal];
+        let events = sources.iter().find(|it| it.source == chosen.name()).and_then(|it| it.events);
         plans.push(ReplayPlan {
             slot: config.slot.clone(),
-            stream: name.clone(),
-            sources: vec![of_stream, of_table, of_wal],
+            stream: config.stream.name.clone(),
+            to_stream: to.stream.map(str::to_owned),
+            sources,
             chosen,
-            consumers,
+            warnings: target.warning(events).into_iter().collect(),
+            consumers: target.consumers,
         });
     }
     Ok(plans)
-}
-
-/// The stream has to store what is published under the prefix.
-fn check_prefix(prefix: &str, stream: &str, subjects: &[String]) -> Result<(), Error> {
-    // What the table takes.
-    let is_plain = |it: char| it.is_ascii_alphanumeric() || "_-".contains(it);
-    let is_token = |it: &str| !it.is_empty() && it.chars().all(is_plain);
-    if prefix.len() > 200 || !prefix.split('.').all(is_token) {
-        let problem = format!(
-            "\"{prefix}\" is no prefix of a subject: write letters, digits, _ and - between dots, \
-             such as replay.july"
-        );
-        return Err(Error::Conflict(problem));
-    }
-    // Of any number of tokens.
-    let all = [format!("{prefix}.a"), format!("{prefix}.a.b"), format!("{prefix}.a.b.c.d.e")];
-    let takes = |it: &String| subjects.iter().any(|filter| subject_matches(filter, it));
-    if all.iter().all(takes) {
-        return Ok(());
-    }
-    Err(Error::Stream {
-        stream: stream.to_owned(),
-        reason: format!("it does not store subjects that begin with {prefix}"),
-        fix: format!(
-            "add the subject {prefix}.> to it: `nats stream edit {stream} --subjects ...`"
-        ),
-    })
 }
 
 async fn table_holds(

@@ -13,7 +13,8 @@ fn begun(stored: &[Uuid]) -> Replaying {
     let mut replaying = Replaying::new(true);
     let stored = stored.iter().copied().collect();
     let (place, published, seq) = (0, 0, 10);
-    let start = ReplayStart { id: id(1), place, published, seq, stored, per_second: None };
+    let start =
+        ReplayStart { id: id(1), place, published, seq, stored, per_second: None, elsewhere: None };
     replaying.begun(Duration::ZERO, Some(start));
     replaying
 }
