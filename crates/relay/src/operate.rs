@@ -5,6 +5,7 @@ pub mod explain;
 mod inspect;
 mod maintain;
 pub(crate) mod repair;
+mod replay_plan;
 mod replay_target;
 pub mod replays;
 mod report;

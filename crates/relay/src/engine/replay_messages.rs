@@ -31,6 +31,8 @@ pub(crate) enum CopyAnswer {
     Refused(String),
     /// Nobody knows, and why.
     Unknown(String),
+    /// Nobody knows, because the broker is away: everybody waits for that.
+    Disconnected(String),
 }
 
 /// An event that is to be published again.

@@ -5,6 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use async_nats::client::RequestErrorKind;
+use async_nats::connection::State;
 use async_nats::header::{HeaderMap, HeaderName, HeaderValue};
 use async_nats::{Client, Message};
 use outbox::wire::{self, StoredMessage, header, replayed_id, replayed_msg_id};
@@ -71,8 +72,20 @@ impl OtherStream {
         }
     }
 
+    /// Whether there is a connection to the broker.
+    pub(crate) fn is_connected(&self) -> bool {
+        self.client.connection_state() == State::Connected
+    }
+
     /// Sends a copy, unless it is there, which it can be only behind `after`.
     pub(crate) async fn send(&self, copy: &Outgoing, after: u64) -> CopyAnswer {
+        match self.try_to_send(copy, after).await {
+            CopyAnswer::Unknown(why) if !self.is_connected() => CopyAnswer::Disconnected(why),
+            answer => answer,
+        }
+    }
+
+    async fn try_to_send(&self, copy: &Outgoing, after: u64) -> CopyAnswer {
         let (Some(of), Ok(subject)) = (copy.replayed.as_deref(), &copy.subject) else {
             return CopyAnswer::Refused("it has no subject".into());
         };

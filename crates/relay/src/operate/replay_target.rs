@@ -7,7 +7,7 @@ use async_nats::jetstream::stream::{
 use futures_util::TryStreamExt;
 use outbox::wire::subject_matches;
 
-use super::replays::ReplayTo;
+use super::replay_plan::ReplayTo;
 use crate::config::Config;
 use crate::error::Error;
 use crate::nats::stream_check::is_not_found;

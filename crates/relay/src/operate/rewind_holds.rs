@@ -1,6 +1,6 @@
 //! What the rewind slot has of a replay.
 
-use super::replays::SourceHolds;
+use super::replay_plan::SourceHolds;
 use crate::config::{Config, RewindConfig};
 use crate::error::Error;
 use crate::postgres::Store;

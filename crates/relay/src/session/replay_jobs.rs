@@ -174,8 +174,11 @@ impl Session {
 /// The last sequence of another stream. If that is not there for long, its replay is paused with the
 /// reason: others wait for it.
 async fn found(other: &OtherStream, store: &Store, id: Uuid) -> Result<Option<u64>, Error> {
-    let begun = Instant::now();
+    let mut begun = Instant::now();
     loop {
+        if !other.is_connected() {
+            begun = Instant::now(); // everybody waits for that
+        }
         let why = match other.last_sequence().await {
             Ok(last_sequence) => return Ok(Some(last_sequence)),
             Err(error) => describe(&error),

@@ -55,7 +55,7 @@ impl Elsewhere {
 
 impl Run {
     /// Sends what may go.
-    fn send_elsewhere(&mut self, now: Duration, may: bool, effects: &mut Effects) {
+    pub(super) fn send_elsewhere(&mut self, now: Duration, may: bool, effects: &mut Effects) {
         let Some(mut elsewhere) = self.elsewhere.take() else { return };
         match std::mem::replace(&mut elsewhere.turn, Turn::Free) {
             Turn::Waiting(copy, _) if !may || self.wish == ReplayWish::Rest => self.put_back(copy),
@@ -93,7 +93,7 @@ impl Run {
         }
     }
 
-    fn answered(&mut self, now: Duration, copy: Uuid, answer: CopyAnswer, may: bool) {
+    pub(super) fn answered(&mut self, now: Duration, copy: Uuid, answer: CopyAnswer, may: bool) {
         let Some(elsewhere) = &mut self.elsewhere else { return };
         let sent = match std::mem::replace(&mut elsewhere.turn, Turn::Free) {
             Turn::Sent(sent) if sent.event.id == copy => sent,
@@ -102,15 +102,16 @@ impl Run {
                 return;
             }
         };
+        let is_away = matches!(answer, CopyAnswer::Disconnected(_));
         let how = match answer {
             CopyAnswer::Stored(seq) => {
                 elsewhere.last_seq = elsewhere.last_seq.max(seq);
                 Ok(())
             }
             CopyAnswer::Refused(why) => Err(why),
-            CopyAnswer::Unknown(why) => {
-                elsewhere.tries += 1;
-                let pause = Backoff::COPY.after(elsewhere.tries);
+            CopyAnswer::Unknown(why) | CopyAnswer::Disconnected(why) => {
+                elsewhere.tries += u32::from(!is_away);
+                let pause = Backoff::COPY.after(elsewhere.tries.max(1));
                 let gives_up = elsewhere.tries >= TRIES_MAX;
                 self.note.waits_for = Some(why.clone());
                 if gives_up {
