@@ -145,7 +145,7 @@ async fn a_stream_that_cannot_store_the_copies_is_refused() {
         let (_, said) = env.ends_with(code, &args).await;
         assert!(said.contains(why), "{said}");
     };
-    refused(3, &TO, "stream \"COPIES\" does not exist").await;
+    refused(4, &TO, "it does not exist").await;
     copies_are_stored(&env, 20).await;
     let prefix = ["--to-subject-prefix", "other"];
     refused(4, &[&TO[..2], &prefix[..]].concat(), "does not store subjects").await;

@@ -16,6 +16,7 @@ use crate::nats::stream_check::is_not_found;
 pub(super) struct Target {
     /// Its durable consumers.
     pub(super) consumers: Vec<String>,
+    is_own: bool,
     config: Stream,
     state: State,
 }
@@ -33,8 +34,15 @@ pub(super) async fn look(
 ) -> Result<Target, Error> {
     let name = to_stream.unwrap_or(&config.stream.name);
     let info = jetstream::new(nats.clone()).get_stream(name).await.map_err(|error| {
-        if is_not_found(&error) {
-            return Error::NotSetUp { missing: format!("stream \"{name}\"") };
+        match to_stream {
+            _ if !is_not_found(&error) => {}
+            None => return Error::NotSetUp { missing: format!("stream \"{name}\"") },
+            Some(_) => {
+                let (stream, reason) = (name.to_owned(), "it does not exist".to_owned());
+                let subjects = prefix.unwrap_or("PREFIX");
+                let fix = format!("make it: `nats stream add {name} --subjects '{subjects}.>'`");
+                return Error::Stream { stream, reason, fix };
+            }
         }
         Error::jetstream("look at the stream")(error)
     })?;
@@ -48,7 +56,8 @@ pub(super) async fn look(
     let listed = info.consumers().try_collect::<Vec<_>>().await;
     let listed = listed.map_err(Error::jetstream("list the stream's consumers"))?;
     let consumers = listed.into_iter().filter_map(|it| it.config.durable_name).collect();
-    Ok(Target { consumers, config: stream, state: info.cached_info().state.clone() })
+    let is_own = to_stream.is_none();
+    Ok(Target { consumers, is_own, config: stream, state: info.cached_info().state.clone() })
 }
 
 impl Target {
@@ -65,7 +74,8 @@ impl Target {
             _ => return None,
         };
         let then = match stream.discard {
-            DiscardPolicy::New => "then it takes nothing more, new events included",
+            DiscardPolicy::New if self.is_own => "then it takes nothing more, new events included",
+            DiscardPolicy::New => "then it takes nothing more",
             DiscardPolicy::Old => "then it removes its oldest messages",
         };
         let (name, held) = (&stream.name, state.messages);

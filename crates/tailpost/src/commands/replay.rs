@@ -148,16 +148,14 @@ fn told(plan: &Plan) -> String {
 fn source_told(source: &SourceHolds, chosen: ReplaySource) -> String {
     let from = match (&source.from, source.first_sequence) {
         (Some(from), Some(first)) => format!("{from} ({first})"),
-        (Some(from), None) => match source.from_lsn {
-            Some(lsn) if *from != lsn.to_string() => format!("{from} ({lsn})"),
-            _ => from.clone(),
-        },
+        (Some(from), None) => from.clone(),
         (None, _) => "-".to_owned(),
     };
     let up_to = if source.is_exact { "" } else { "up to " };
     let events = source.events.map_or_else(|| "-".to_owned(), |it| format!("{up_to}{it}"));
     let mark = if source.source == chosen.name() { "  <- chosen" } else { "" };
-    let kept = source.bytes.map(|it| format!("{} of log kept", status::bytes(it)));
+    let kept = source.from_lsn.zip(source.bytes);
+    let kept = kept.map(|(lsn, it)| format!("from {lsn}, {} of log kept", status::bytes(it)));
     let said: Vec<String> = kept.into_iter().chain(source.note.clone()).collect();
     let note = if said.is_empty() { String::new() } else { format!("  ({})", said.join("; ")) };
     format!("  {:<8} {from:<32} {events}{mark}{note}", source.source)
