@@ -82,6 +82,7 @@ async fn a_rewind_slot_that_postgresql_gives_up_is_made_anew_by_itself() {
     assert_eq!(told["slot"]["wal_status"], "reserved", "{told}");
     let (text, _) = env.ends_with(0, &["status"]).await;
     assert!(text.contains(": PostgreSQL had no room for its log"), "{text}");
+    assert!(text.contains("rewind.retain is not less than max_slot_wal_keep_size"), "{text}");
     assert_eq!(env.epochs().await, 1, "the relay's own slot is the first one");
     events.extend(env.insert_each(5).await);
     env.wait_marked().await;

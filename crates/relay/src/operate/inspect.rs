@@ -57,7 +57,7 @@ pub async fn inspect(config: &Config) -> Result<StatusReport, Error> {
     for (config, unpublished) in shards {
         let mut slot = answered("look at the slot", slot(&config, client)).await?;
         let rewind = rewind(&config, &store).await?;
-        warn_of_rewind(rewind.as_ref(), config.wal.limit, &mut report.warnings);
+        warn_of_rewind(&config, rewind.as_ref(), &mut report.warnings);
         if let Some(slot) = &mut slot {
             slot.rewind = rewind;
         }
@@ -154,6 +154,7 @@ async fn rewind(config: &Config, store: &Store) -> Result<Option<RewindReport>, 
     if !is_wanted && reading.slot.is_none() {
         return Ok(None);
     }
+    let keep_max_bytes = reading.keep_max;
     let RewindReading { slot, held_by, made, made_at, made_because, failure, failed_at, .. } =
         reading;
     let text = |at: Option<Timestamp>| at.map(|it| it.to_string());
@@ -170,6 +171,7 @@ async fn rewind(config: &Config, store: &Store) -> Result<Option<RewindReport>, 
         extra_bytes: slot.as_ref().map_or(0, |it| it.extra_bytes),
         wal_status: slot.and_then(|it| it.wal_status),
         held_by,
+        keep_max_bytes,
         made,
         made_at: text(made_at),
         made_because,
@@ -178,11 +180,7 @@ async fn rewind(config: &Config, store: &Store) -> Result<Option<RewindReport>, 
     }))
 }
 
-fn warn_of_rewind(
-    rewind: Option<&RewindReport>,
-    wal_limit: Option<u64>,
-    warnings: &mut Vec<String>,
-) {
+fn warn_of_rewind(config: &Config, rewind: Option<&RewindReport>, warnings: &mut Vec<String>) {
     let Some(rewind) = rewind else { return };
     let name = &rewind.name;
     if let Some(why) = &rewind.failure {
@@ -200,7 +198,16 @@ fn warn_of_rewind(
              anew, and what it kept is gone"
         ));
     }
-    if let (Some(replay), Some(limit)) = (rewind.held_by, wal_limit)
+    if let (Some(retain), Some(max)) = (config.rewind.retain, rewind.keep_max_bytes)
+        && rewind.is_wanted
+        && retain >= max
+    {
+        warnings.push(format!(
+            "rewind.retain is not less than max_slot_wal_keep_size: PostgreSQL gives rewind slot {name} \
+             up again and again, with all that it keeps. Lower the one or raise the other"
+        ));
+    }
+    if let (Some(replay), Some(limit)) = (rewind.held_by, config.wal.limit)
         && rewind.retained_bytes >= limit
     {
         warnings.push(format!(

@@ -95,6 +95,9 @@ pub struct RewindReport {
     pub extra_bytes: u64,
     /// The replay that reads it. Until that ends it does not move.
     pub held_by: Option<Uuid>,
+    /// How much of the log PostgreSQL keeps for a slot (`max_slot_wal_keep_size`); `None` if it has no
+    /// limit.
+    pub keep_max_bytes: Option<u64>,
     /// How often it was made.
     pub made: u64,
     /// When it was made, the last time.

@@ -94,7 +94,7 @@ impl Session {
                 history,
                 bytes_max,
             };
-            Ok(Done::Replaying(start, source))
+            Ok(Done::Replaying(Box::new((start, source))))
         })
     }
 

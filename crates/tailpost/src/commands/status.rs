@@ -43,7 +43,7 @@ struct Report {
 }
 
 pub(super) async fn run(args: &StatusArgs, settings: &Settings) -> anyhow::Result<()> {
-    let outbox = match relay::inspect(&settings.relay_config()?).await {
+    let outbox = match Box::pin(relay::inspect(&settings.relay_config()?)).await {
         Err(error) if !matches!(error, relay::Error::NotSetUp { .. }) => return Err(error.into()),
         other => other,
     };

@@ -60,6 +60,8 @@ pub(crate) struct RewindReading {
     pub(crate) made_at: Option<Timestamp>,
     /// and why.
     pub(crate) made_because: Option<String>,
+    /// How much of the log PostgreSQL keeps for a slot; `None` if it has no limit.
+    pub(crate) keep_max: Option<u64>,
     /// How often in a row PostgreSQL gave it up soon after it was made,
     pub(crate) losses: u32,
     /// and how long ago, if it was not made since.
@@ -89,7 +91,9 @@ impl Store {
                  CASE WHEN r.lost_at >= coalesce(r.made_at, r.lost_at) THEN
                      greatest(extract(epoch FROM clock_timestamp() - r.lost_at), 0)::float8
                  END AS lost_for,
-                 r.failure, r.failed_at
+                 r.failure, r.failed_at,
+                 (SELECT nullif(setting::bigint, -1) << 20 FROM pg_settings
+                  WHERE name = 'max_slot_wal_keep_size') AS keep_max
              FROM (SELECT) AS one
              LEFT JOIN pg_replication_slots s ON s.slot_name = $2
              LEFT JOIN pg_replication_slots own
@@ -285,6 +289,7 @@ fn reading(row: &Row) -> RewindReading {
         made: count("made"),
         made_at: row.get("made_at"),
         made_because: row.get("made_because"),
+        keep_max: row.get::<_, Option<i64>>("keep_max").map(i64::unsigned_abs),
         losses: row.get::<_, i32>("losses").max(0).cast_unsigned(),
         lost_for: lost_for.and_then(|it| Duration::try_from_secs_f64(it).ok()),
         failure: row.get("failure"),

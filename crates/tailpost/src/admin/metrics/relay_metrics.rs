@@ -16,9 +16,9 @@ use super::Sink;
 type Labels = Vec<(&'static str, String)>;
 
 /// A figure of a status.
-type Figure<T> = (&'static str, &'static str, fn(&Status) -> T);
+type Figure<S, T> = (&'static str, &'static str, fn(&S) -> T);
 
-const GAUGES: [Figure<f64>; 10] = [
+const GAUGES: [Figure<Status, f64>; 10] = [
     ("replication_connected", "1 while the replication connection is up.", |it| {
         f64::from(u8::from(it.postgres_connected))
     }),
@@ -53,7 +53,7 @@ const GAUGES: [Figure<f64>; 10] = [
     }),
 ];
 
-const COUNTERS: [Figure<u64>; 12] = [
+const COUNTERS: [Figure<Status, u64>; 12] = [
     ("breaker_opened", "Times the breaker opened.", |it| it.breaker_opened_total),
     ("replication_reconnects", "Connections to either server that were opened again.", |it| {
         it.reconnects_total
@@ -289,7 +289,7 @@ impl Sink<'_, '_> {
         if slots.is_empty() {
             return Ok(());
         }
-        let gauges: [(&str, &str, fn(&RewindStatus) -> Option<f64>); 4] = [
+        let gauges: [Figure<RewindStatus, Option<f64>>; 4] = [
             ("rewind_slot_exists", "1 while there is a rewind slot.", |it| {
                 Some(f64::from(u8::from(it.exists)))
             }),
@@ -309,7 +309,7 @@ impl Sink<'_, '_> {
             let values = slots.iter().filter_map(|(of, it)| Some((of.clone(), value(it)?)));
             self.family(name, help, values.collect::<Vec<_>>())?;
         }
-        let counters: [(&str, &str, fn(&RewindStatus) -> u64); 2] = [
+        let counters: [Figure<RewindStatus, u64>; 2] = [
             ("rewind_made", "Times the rewind slot was made, by any process.", |it| it.made_total),
             ("rewind_failures", "Looks at the rewind slot that failed.", |it| it.failures_total),
         ];
