@@ -4,7 +4,9 @@ mod decisions;
 mod from_the_log;
 mod goes_on;
 mod restored;
+mod rewind_slot;
 mod selections;
+mod to_another_stream;
 
 use serde_json::Value;
 use support::{DEADLINE, Stored, TestEnv, until};

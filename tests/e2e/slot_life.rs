@@ -179,7 +179,7 @@ async fn an_operator_drops_the_slot_and_creates_it_again_without_losing_an_event
 }
 
 /// Kills the primary, promotes the standby, and makes it the environment's server.
-async fn fail_over(env: &mut TestEnv, standby: Postgres) -> Postgres {
+pub(crate) async fn fail_over(env: &mut TestEnv, standby: Postgres) -> Postgres {
     env.postgres.kill().await.expect("kill the primary");
     let client = standby.client("postgres").await.expect("connect to the standby");
     client.batch_execute("SELECT pg_promote()").await.expect("promote");

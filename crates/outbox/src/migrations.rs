@@ -78,6 +78,11 @@ pub const MIGRATIONS: &[Migration] = &[
         name: "partitions",
         sql: include_str!("../../../migrations/0018_partitions.sql"),
     },
+    Migration {
+        version: 19,
+        name: "rewind_slot",
+        sql: include_str!("../../../migrations/0019_rewind_slot.sql"),
+    },
 ];
 
 /// The first migration for a table that the documented text does not fit: one with other column
@@ -415,7 +420,8 @@ mod tests {
                 "6cf4fc66e3dd94ab",
                 "b913d97a7114c995",
                 "36382dbfa5b89b98",
-                "a179ae4e22943325"
+                "a179ae4e22943325",
+                "88e6e89e156e93fc"
             ]
         );
     }

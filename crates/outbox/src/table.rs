@@ -11,7 +11,7 @@ const IDENTIFIER_BYTES_MAX: usize = 63;
 pub const DROPPED: &str = "dropped by a route";
 
 /// What the migrations create beside the outbox table.
-const COMPANIONS: [&str; 14] = [
+const COMPANIONS: [&str; 15] = [
     "outbox_dead_letter",
     "outbox_emit",
     "outbox_status",
@@ -23,6 +23,7 @@ const COMPANIONS: [&str; 14] = [
     "tailpost_published",
     "tailpost_replay_events",
     "tailpost_replays",
+    "tailpost_rewind",
     "tailpost_rewind_marks",
     "tailpost_state",
     "tailpost_text",

@@ -84,14 +84,15 @@ pub use connect::{NatsTarget, PostgresTarget};
 pub use error::Error;
 pub use operate::{
     HeldPartition, MaintainProgress, MaintainReport, OutboxReport, PartitionsReport,
-    PartitionsStatus, Repair, RetentionReport, SetupPlan, SetupReport, SetupStep, ShardReport,
-    SlotEntry, SlotReport, StatusReport, Storage, StreamRead, StreamReport, VerifyOptions,
-    VerifyProgress, VerifyReport, check_start, create_slot, dead_letters, drop_slot, explain,
-    inspect, maintain, plan, repair, replays, setup, slots, verify,
+    PartitionsStatus, Repair, RetentionReport, RewindReport, SetupPlan, SetupReport, SetupStep,
+    ShardReport, SlotEntry, SlotReport, StatusReport, Storage, StreamRead, StreamReport,
+    VerifyOptions, VerifyProgress, VerifyReport, check_start, create_slot, dead_letters, drop_slot,
+    explain, inspect, maintain, plan, repair, replays, setup, slots, verify,
 };
 pub use outbox::migrations::Layout;
 pub use pgoutput::Lsn;
 pub use reporter::Reports;
+pub use rewind_slot::RewindStatus;
 pub use routing::{Destination, Glob, Route};
 pub use run::run;
 pub use shards::{Shard, Shards};

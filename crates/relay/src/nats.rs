@@ -4,6 +4,7 @@ mod broker_failover;
 mod connect;
 pub(crate) mod direct_get;
 mod limits;
+mod other_stream;
 mod permission_violations;
 mod pub_ack;
 mod publisher;
@@ -17,6 +18,7 @@ pub(crate) use broker_failover::{has_ended, leave_server};
 pub use connect::{NatsAccess, NatsLink, NatsTarget};
 #[cfg(test)]
 pub(crate) use limits::Limits;
+pub(crate) use other_stream::OtherStream;
 #[cfg(fuzzing)]
 pub(crate) use pub_ack::read_any as read_any_answer;
 pub(crate) use publisher::{Answers, History, Publisher};

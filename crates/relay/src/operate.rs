@@ -6,8 +6,11 @@ mod inspect;
 mod maintain;
 mod partitioning;
 pub(crate) mod repair;
+mod replay_plan;
+mod replay_target;
 pub mod replays;
 mod report;
+mod rewind_holds;
 pub(crate) mod setup;
 mod slots;
 mod spill_files;
@@ -21,8 +24,8 @@ pub use self::maintain::{
 pub(crate) use self::maintain::{is_short, make_ahead, pass};
 pub use self::repair::{Repair, repair};
 pub use self::report::{
-    OutboxReport, PartitionsStatus, RetentionReport, ShardReport, SlotReport, StatusReport,
-    StreamReport,
+    OutboxReport, PartitionsStatus, RetentionReport, RewindReport, ShardReport, SlotReport,
+    StatusReport, StreamReport,
 };
 pub use self::setup::{SetupPlan, SetupReport, SetupStep, Storage, plan, setup};
 pub use self::slots::{SlotEntry, create_slot, drop_slot, slots};

@@ -194,7 +194,8 @@ impl Session {
                 found
             })),
             Done::Scanned(scanned) => self.scanned(scanned)?,
-            Done::Replaying(start, source) => {
+            Done::Replaying(begun) => {
+                let (start, source) = *begun;
                 self.replay = Some(source);
                 Outcome::ReplayBegun(Some(start))
             }

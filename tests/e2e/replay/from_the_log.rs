@@ -51,6 +51,9 @@ async fn rows_that_are_gone_come_back_from_the_log() {
         let position = "Tailpost-Position";
         assert_eq!(copy.header(position), original.header(position));
     }
+    // What read the log keeps nothing of it any more.
+    let reading = "SELECT count(*) FROM pg_replication_slots WHERE temporary";
+    until(DEADLINE, "its slot is gone", async || env.query::<i64>(reading).await == 0).await;
     // By anything else, too.
     let one = events[50].to_string();
     let args = ["--event-id", &one, "--source", "wal", "--execute", "--why", "a test"];

@@ -9,6 +9,7 @@ use uuid::Uuid;
 use super::messages::{Dead, Place, Resolved};
 use super::notice::Notice;
 use super::replay_messages::ReplayNote;
+use super::window::Outgoing;
 
 /// What is to be done, in the order in which it is to be begun.
 pub(crate) type Effects = VecDeque<Effect>;
@@ -123,6 +124,14 @@ pub(crate) enum Effect {
     },
     /// Writes down how far a replay is.
     NoteReplay(ReplayNote),
+    /// Sends a copy to another stream, unless that has it, which it can have only behind `after`.
+    SendCopy {
+        replay: Uuid,
+        copy: Box<Outgoing>,
+        after: u64,
+    },
+    /// Nothing more is read for the replay: what it holds on either server is let go.
+    EndReplay,
 }
 
 /// Why a session cannot go on.

@@ -4,11 +4,14 @@
 //! that ends leaves a replay where its last note says, and the next one goes on behind the copies
 //! that the stream has from there on.
 
+mod elsewhere;
+
 use std::collections::{HashSet, VecDeque};
 use std::time::Duration;
 
 use uuid::Uuid;
 
+use self::elsewhere::Elsewhere;
 use super::Engine;
 use super::effect::{Effect, Effects};
 use super::messages::{Input, Resolved};
@@ -84,6 +87,8 @@ struct Run {
     wish: ReplayWish,
     /// Copies that the stream did not take, one after the other.
     refused: usize,
+    /// Copies go to another stream.
+    elsewhere: Option<Elsewhere>,
 }
 
 #[derive(Debug, Clone)]
@@ -139,7 +144,7 @@ impl Replaying {
             self.state = State::Resting { until: now + AGAIN_AFTER };
             return;
         };
-        let ReplayStart { id, place, published, seq, stored, per_second } = start;
+        let ReplayStart { id, place, published, seq, stored, per_second, elsewhere } = start;
         let problems = Vec::new();
         self.state = State::Running(Box::new(Run {
             id,
@@ -159,7 +164,8 @@ impl Replaying {
                 seq,
                 problems,
                 is_done: false,
-                gives_up: false,
+                waits_for: None,
+                gives_up: None,
             },
             unnoted: 0,
             noting: 0,
@@ -167,6 +173,7 @@ impl Replaying {
             note_at: now + NOTE_EVERY,
             wish: ReplayWish::GoOn,
             refused: 0,
+            elsewhere: elsewhere.map(Elsewhere::new),
         }));
     }
 
@@ -186,6 +193,9 @@ impl Replaying {
             Some(page) => {
                 run.read.extend(page.rows);
                 (run.read_to, run.is_read) = (page.read_to, page.is_end);
+                if page.is_gone.is_some() {
+                    (run.note.gives_up, run.wish) = (page.is_gone, ReplayWish::Rest);
+                }
             }
             None => run.read_at = now + LOOK_EVERY,
         }
@@ -198,7 +208,13 @@ impl Replaying {
         }
     }
 
-    fn noted(&mut self, now: Duration, problems: usize, wish: Option<ReplayWish>) {
+    fn noted(
+        &mut self,
+        now: Duration,
+        problems: usize,
+        wish: Option<ReplayWish>,
+        effects: &mut Effects,
+    ) {
         let Some(run) = self.run() else { return };
         run.is_noting = false;
         run.note_at = now + NOTE_EVERY;
@@ -208,11 +224,12 @@ impl Replaying {
             return; // it is written again
         };
         run.note.problems.drain(..problems);
-        run.wish = if run.note.gives_up { ReplayWish::Rest } else { wish };
+        run.wish = if run.note.gives_up.is_some() { ReplayWish::Rest } else { wish };
         let wish = run.wish;
         let is_still = run.under_way.is_empty() && run.unnoted == 0 && !run.is_reading;
         let rests = wish == ReplayWish::Rest && is_still;
         if run.note.is_done || rests {
+            effects.push_back(Effect::EndReplay);
             self.found(now, None);
         }
     }
@@ -263,7 +280,8 @@ impl Run {
         // Each refusal costs the others a reading of the tail.
         self.refused = if how.is_ok() { 0 } else { self.refused + 1 };
         if self.refused >= REFUSED_MAX {
-            (self.note.gives_up, self.wish) = (true, ReplayWish::Rest);
+            let why = "the stream takes none of the events".to_owned();
+            (self.note.gives_up, self.wish) = (Some(why), ReplayWish::Rest);
         }
         if let Some(it) = self.under_way.iter_mut().find(|it| it.copy == copy && it.done.is_none())
         {
@@ -340,7 +358,7 @@ impl Engine {
     }
 
     pub(super) fn replay_noted(&mut self, now: Duration, note: usize, wish: Option<ReplayWish>) {
-        self.replaying.noted(now, note, wish);
+        self.replaying.noted(now, note, wish, &mut self.effects);
     }
 
     /// Hands over what may go, and notes how far it is.
@@ -361,8 +379,12 @@ impl Engine {
                 run.done(copy, Err(reason));
             }
         }
-        let last_seq = self.publishing.last_seq();
-        while may && self.publishing.has_room_to_replay() {
+        let mut last_seq = self.publishing.last_seq();
+        let goes_elsewhere = self.replay_elsewhere(now);
+        if let Some(elsewhere) = self.replaying.run().and_then(|it| it.elsewhere.as_ref()) {
+            last_seq = elsewhere.last_seq();
+        }
+        while may && !goes_elsewhere && self.publishing.has_room_to_replay() {
             let next = self.replaying.run().and_then(|it| it.next(now, last_seq));
             let Some(outgoing) = next else { break };
             self.publishing.apply(now, Input::Replayed(outgoing));

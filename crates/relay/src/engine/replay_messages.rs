@@ -18,6 +18,21 @@ pub(crate) struct ReplayStart {
     /// and these, by the copies' own ids, are in it beyond.
     pub(crate) stored: HashSet<Uuid>,
     pub(crate) per_second: Option<u32>,
+    /// Copies go to another stream, whose last sequence this is.
+    pub(crate) elsewhere: Option<u64>,
+}
+
+/// What became of a copy that was sent to another stream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum CopyAnswer {
+    /// It is there.
+    Stored(u64),
+    /// It cannot be stored.
+    Refused(String),
+    /// Nobody knows, and why.
+    Unknown(String),
+    /// Nobody knows, because the broker is away: everybody waits for that.
+    Disconnected(String),
 }
 
 /// An event that is to be published again.
@@ -37,6 +52,8 @@ pub(crate) struct ReplayPage {
     /// Nothing is left out up to here.
     pub(crate) read_to: i64,
     pub(crate) is_end: bool,
+    /// Why there will never be more, although it is not the end.
+    pub(crate) is_gone: Option<String>,
 }
 
 /// How far a replay is. Totals, so that it may be written twice.
@@ -48,8 +65,10 @@ pub(crate) struct ReplayNote {
     pub(crate) seq: u64,
     pub(crate) problems: Vec<Unreplayed>,
     pub(crate) is_done: bool,
-    /// Nothing can be published: somebody has to look at it.
-    pub(crate) gives_up: bool,
+    /// Why it does not get on.
+    pub(crate) waits_for: Option<String>,
+    /// Why somebody has to look at it: nothing more can be published.
+    pub(crate) gives_up: Option<String>,
 }
 
 /// An event that could not be published again.

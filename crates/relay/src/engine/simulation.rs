@@ -86,6 +86,8 @@ struct Faults {
     unlogged: bool,
     /// Somebody asks for replays.
     replays: bool,
+    /// To another stream.
+    elsewhere: bool,
     /// An index leads to rows by their transactions.
     is_indexed: bool,
     /// The watermark is the only mark.
@@ -145,6 +147,8 @@ struct World {
     checked: usize,
     written: Written,
     replays: Vec<Replay>,
+    /// Copies in the stream that replays to another one fill.
+    other_stream: Vec<u128>,
     /// The stream's messages before this one are gone.
     purged: usize,
     lsn: u64,
@@ -225,6 +229,7 @@ impl World {
             checked: 0,
             written,
             replays: Vec::new(),
+            other_stream: Vec::new(),
             purged: 0,
             lsn,
             next_id: 1,

@@ -37,6 +37,25 @@ pub(crate) async fn read_from(client: &Client, stream: &str, seq: u64) -> Result
     ask(client, stream, StoredMessage::request_from(seq)).await
 }
 
+/// As [`read_from`], among those whose subject `subjects` matches.
+pub(crate) async fn read_next(
+    client: &Client,
+    stream: &str,
+    seq: u64,
+    subjects: &str,
+) -> Result<Answer, Error> {
+    ask(client, stream, StoredMessage::request_next(seq, subjects)).await
+}
+
+/// As [`read`], for the last message of a subject.
+pub(crate) async fn read_last(
+    client: &Client,
+    stream: &str,
+    subject: &str,
+) -> Result<Answer, Error> {
+    ask(client, stream, StoredMessage::request_last(subject)).await
+}
+
 async fn ask(client: &Client, stream: &str, request: String) -> Result<Answer, Error> {
     let answer = client.request(StoredMessage::api_subject(stream), request.into()).await;
     answer.map(Answer).map_err(Error::jetstream(DOING))

@@ -16,6 +16,7 @@ use uuid::Uuid;
 use super::direct_get;
 use super::leave_server;
 use super::limits::Limits;
+use super::other_stream::OtherStream;
 use super::stream_messages::StreamMessages;
 use crate::engine::{Stored, Tail, TailMessage};
 use crate::error::Error;
@@ -191,6 +192,11 @@ impl TailReader {
             from = to + 1;
         }
         Ok(copies)
+    }
+
+    /// Another stream of the same account.
+    pub(crate) fn other(&self, name: String) -> OtherStream {
+        OtherStream::new(self.client.clone(), name)
     }
 
     /// Reads the stream's messages whole.

@@ -6,17 +6,17 @@ use outbox::{DROPPED, wire};
 use tokio_postgres::Client;
 use tokio_postgres::types::PgLsn;
 
-use crate::config::{Config, MarkBy, Mode};
+use crate::config::{Config, MarkBy, Mode, RewindConfig};
 use crate::error::Error;
 use crate::nats;
 use crate::nats::stream_check::is_not_found;
 use crate::operate::dead_letters::{DeadLetters, Filter};
 use crate::operate::maintain::{end, is_short};
 use crate::operate::report::{
-    OutboxReport, PartitionsStatus, RetentionReport, ShardReport, SlotReport, StatusReport,
-    StreamReport,
+    OutboxReport, PartitionsStatus, RetentionReport, RewindReport, ShardReport, SlotReport,
+    StatusReport, StreamReport,
 };
-use crate::postgres::sql::{Backlog, COUNT_MAX, RetentionRow};
+use crate::postgres::sql::{Backlog, COUNT_MAX, RetentionRow, RewindReading};
 use crate::postgres::{Opening, Store, answered};
 use crate::routing::Destination;
 
@@ -58,7 +58,12 @@ pub async fn inspect(config: &Config) -> Result<StatusReport, Error> {
         }
     };
     for (config, unpublished) in shards {
-        let slot = answered("look at the slot", slot(&config, client)).await?;
+        let mut slot = answered("look at the slot", slot(&config, client)).await?;
+        let rewind = rewind(&config, &store).await?;
+        warn_of_rewind(&config, rewind.as_ref(), &mut report.warnings);
+        if let Some(slot) = &mut slot {
+            slot.rewind = rewind;
+        }
         let mut told = None;
         if let Some(nats) = &nats {
             match stream(&config, nats).await {
@@ -140,6 +145,78 @@ fn warn_of_slot(config: &Config, slot: Option<&SlotReport>, warnings: &mut Vec<S
         && slot.retained_bytes >= limit
     {
         warnings.push(format!("{the_slot} keeps more of the log than relay.wal_limit"));
+    }
+}
+
+/// `None` if there is no rewind slot, and is to be none.
+async fn rewind(config: &Config, store: &Store) -> Result<Option<RewindReport>, Error> {
+    let name = RewindConfig::slot(&config.slot);
+    let is_wanted = config.rewind.retain.is_some() && config.mode != Mode::Poll;
+    let looked = store.rewind_slot(&config.slot, &name);
+    let reading = answered("look at the rewind slot", looked).await?;
+    if !is_wanted && reading.slot.is_none() {
+        return Ok(None);
+    }
+    let keep_max_bytes = reading.keep_max;
+    let RewindReading { slot, held_by, made, made_at, made_because, failure, failed_at, .. } =
+        reading;
+    let text = |at: Option<Timestamp>| at.map(|it| it.to_string());
+    let from = slot.as_ref().and_then(|it| it.from);
+    let age = |at: Timestamp| Timestamp::now().duration_since(at).as_secs_f64().max(0.0);
+    Ok(Some(RewindReport {
+        name,
+        exists: slot.is_some(),
+        is_wanted,
+        from_lsn: slot.as_ref().map(|it| it.confirmed.to_string()),
+        from: text(from),
+        from_seconds: from.map(age),
+        retained_bytes: slot.as_ref().map_or(0, |it| it.retained_bytes),
+        extra_bytes: slot.as_ref().map_or(0, |it| it.extra_bytes),
+        wal_status: slot.and_then(|it| it.wal_status),
+        held_by,
+        keep_max_bytes,
+        made,
+        made_at: text(made_at),
+        made_because,
+        failure,
+        failed_at: text(failed_at),
+    }))
+}
+
+fn warn_of_rewind(config: &Config, rewind: Option<&RewindReport>, warnings: &mut Vec<String>) {
+    let Some(rewind) = rewind else { return };
+    let name = &rewind.name;
+    if let Some(why) = &rewind.failure {
+        warnings.push(format!("rewind slot {name} cannot be kept: {why}"));
+    } else if !rewind.is_wanted {
+        warnings.push(format!(
+            "rewind slot {name} keeps the log although rewind.retain is off: a relay drops it when it \
+             starts, and `tailpost slot drop` does"
+        ));
+    } else if !rewind.exists {
+        warnings.push(format!("rewind slot {name} does not exist: a relay makes it"));
+    } else if matches!(rewind.wal_status.as_deref(), Some("unreserved" | "lost")) {
+        warnings.push(format!(
+            "rewind slot {name} keeps more of the log than max_slot_wal_keep_size: a relay makes it \
+             anew, and what it kept is gone"
+        ));
+    }
+    if let (Some(retain), Some(max)) = (config.rewind.retain, rewind.keep_max_bytes)
+        && rewind.is_wanted
+        && retain >= max
+    {
+        warnings.push(format!(
+            "rewind.retain is not less than max_slot_wal_keep_size: PostgreSQL gives rewind slot {name} \
+             up again and again, with all that it keeps. Lower the one or raise the other"
+        ));
+    }
+    if let (Some(replay), Some(limit)) = (rewind.held_by, config.wal.limit)
+        && rewind.retained_bytes >= limit
+    {
+        warnings.push(format!(
+            "replay {replay} keeps rewind slot {name} from moving, and that keeps more of the log than \
+             relay.wal_limit: let the replay end, or cancel it"
+        ));
     }
 }
 
@@ -246,6 +323,7 @@ async fn slot(config: &Config, client: &Client) -> Result<Option<SlotReport>, Er
             created_at: row.get(8),
             gap_rows: row.get::<_, Option<i64>>(9).map(i64::unsigned_abs),
             gap_filled_at: row.get(10),
+            rewind: None,
         }
     }))
 }

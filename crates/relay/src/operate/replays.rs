@@ -1,18 +1,17 @@
 //! Publishing events again: what would be done, asking for it, and what became of it.
 
-use async_nats::jetstream;
 use async_nats::jetstream::stream::{RetentionPolicy, State};
-use futures_util::TryStreamExt;
 use jiff::Timestamp;
-use outbox::wire::{StoredMessage, subject_matches};
+use outbox::wire::StoredMessage;
 use serde::Serialize;
 use uuid::Uuid;
 
-use crate::config::{Config, Dedup, MarkBy, Mode, RewindConfig};
+pub use super::replay_plan::{ReplayPlan, ReplayTo, SourceHolds};
+use super::replay_target;
+use super::rewind_holds::{check_log, wal_holds};
+use crate::config::{Config, Dedup, MarkBy, Mode};
 use crate::error::Error;
-use crate::nats::stream_check::is_not_found;
 use crate::nats::whole_stream::{self, WholeStream};
-use crate::postgres::sql::RewindSlot;
 use crate::postgres::{Store, answered};
 pub use crate::replay_selection::{ReplaySelection, ReplaySource};
 
@@ -25,57 +24,14 @@ pub struct ReplayRequest {
     pub selection: ReplaySelection,
     /// Stands, with a dot, before each subject.
     pub subject_prefix: Option<String>,
+    /// Where they are stored, if not in the relay's own stream.
+    pub to_stream: Option<String>,
     /// At most so many events a second.
     pub per_second: Option<u32>,
     /// Who asks.
     pub by: String,
     /// Why.
     pub reason: String,
-}
-
-/// What a source has of a selection.
-#[derive(Debug, Clone, Serialize)]
-pub struct SourceHolds {
-    /// Which.
-    pub source: &'static str,
-    /// The oldest that it has, of all events: when that was published.
-    pub from: Option<String>,
-    /// Its sequence, in a stream.
-    pub first_sequence: Option<u64>,
-    /// Events that are meant; in a stream, messages among which they are. `None` where only reading
-    /// tells.
-    pub events: Option<u64>,
-    /// Whether `events` are exactly those that are meant.
-    pub is_exact: bool,
-    /// Whether it surely has all that is meant.
-    pub is_complete: bool,
-    /// What it lacks, or why it cannot be used.
-    pub note: Option<String>,
-    #[serde(skip)]
-    places: (u64, u64),
-}
-
-/// What would be done in one shard.
-#[derive(Debug, Clone, Serialize)]
-pub struct ReplayPlan {
-    /// Who would do it.
-    pub slot: String,
-    /// Where the events would be stored again.
-    pub stream: String,
-    /// What each source has.
-    pub sources: Vec<SourceHolds>,
-    /// The one that would be read.
-    pub chosen: ReplaySource,
-    /// The stream's durable consumers.
-    pub consumers: Vec<String>,
-}
-
-impl ReplayPlan {
-    /// The source that would be read.
-    #[must_use]
-    pub fn source(&self) -> Option<&SourceHolds> {
-        self.sources.iter().find(|it| it.source == self.chosen.name())
-    }
 }
 
 /// A replay, as it is written down. Times and positions are as PostgreSQL prints them.
@@ -97,6 +53,9 @@ pub struct ReplayEntry {
     pub aggregate_id: Option<String>,
     pub event_type: Option<String>,
     pub subject_prefix: Option<String>,
+    pub to_stream: Option<String>,
+    /// Why it does not get on now.
+    pub waits_for: Option<String>,
     pub per_second: Option<i32>,
     pub asked_by: String,
     pub reason: String,
@@ -176,7 +135,7 @@ pub async fn plan_replay(
     config: &Config,
     selection: &ReplaySelection,
     source: Option<ReplaySource>,
-    subject_prefix: Option<&str>,
+    to: ReplayTo<'_>,
 ) -> Result<Vec<ReplayPlan>, Error> {
     if config.mode == Mode::Poll {
         let problem = "events cannot be published again with relay.mode = \"poll\": a relay that \
@@ -189,25 +148,13 @@ pub async fn plan_replay(
                        \"both\" until the replay is done";
         return Err(Error::Conflict(problem.into()));
     }
+    let own: Vec<String> = config.each_shard().into_iter().map(|it| it.stream.name).collect();
     let mut plans = Vec::new();
     for config in config.each_shard() {
         let store = Store::connect(&config, NAME).await?;
         answered("look for the outbox", store.check_tables()).await?;
         let nats = config.nats.connect(NAME).await?;
-        let name = &config.stream.name;
-        let info = jetstream::new(nats.clone()).get_stream(name).await.map_err(|error| {
-            if is_not_found(&error) {
-                return Error::NotSetUp { missing: format!("stream \"{name}\"") };
-            }
-            Error::jetstream("look at the stream")(error)
-        })?;
-        if let Some(prefix) = subject_prefix {
-            let subjects = &info.cached_info().config.subjects;
-            check_prefix(prefix, name, subjects)?;
-        }
-        let listed = info.consumers().try_collect::<Vec<_>>().await;
-        let listed = listed.map_err(Error::jetstream("list the stream's consumers"))?;
-        let consumers = listed.into_iter().filter_map(|it| it.config.durable_name).collect();
+        let target = replay_target::look(&config, &nats, &own, to).await?;
         let (of_table, oldest) = table_holds(&config, &store, selection).await?;
         let of_stream = stream_holds(&config, &store, &nats, selection, oldest).await?;
         let of_wal = wal_holds(&config, &store, selection).await?;
@@ -220,47 +167,22 @@ pub async fn plan_replay(
             false if deletes => ReplaySource::Stream,
             false => ReplaySource::Table,
         });
-        if chosen == ReplaySource::Wal && of_wal.from.is_none() {
-            let missing = "the log is not kept for replays: set rewind.retain, and replay what \
-                           commits from then on";
-            return Err(Error::Conflict(missing.into()));
+        if chosen == ReplaySource::Wal {
+            check_log(&of_wal, selection)?;
         }
+        let sources = vec![of_stream, of_table, of_wal];
+        let events = sources.iter().find(|it| it.source == chosen.name()).and_then(|it| it.events);
         plans.push(ReplayPlan {
             slot: config.slot.clone(),
-            stream: name.clone(),
-            sources: vec![of_stream, of_table, of_wal],
+            stream: config.stream.name.clone(),
+            to_stream: to.stream.map(str::to_owned),
+            sources,
             chosen,
-            consumers,
+            warnings: target.warning(events).into_iter().collect(),
+            consumers: target.consumers,
         });
     }
     Ok(plans)
-}
-
-/// The stream has to store what is published under the prefix.
-fn check_prefix(prefix: &str, stream: &str, subjects: &[String]) -> Result<(), Error> {
-    // What the table takes.
-    let is_plain = |it: char| it.is_ascii_alphanumeric() || "_-".contains(it);
-    let is_token = |it: &str| !it.is_empty() && it.chars().all(is_plain);
-    if prefix.len() > 200 || !prefix.split('.').all(is_token) {
-        let problem = format!(
-            "\"{prefix}\" is no prefix of a subject: write letters, digits, _ and - between dots, \
-             such as replay.july"
-        );
-        return Err(Error::Conflict(problem));
-    }
-    // Of any number of tokens.
-    let all = [format!("{prefix}.a"), format!("{prefix}.a.b"), format!("{prefix}.a.b.c.d.e")];
-    let takes = |it: &String| subjects.iter().any(|filter| subject_matches(filter, it));
-    if all.iter().all(takes) {
-        return Ok(());
-    }
-    Err(Error::Stream {
-        stream: stream.to_owned(),
-        reason: format!("it does not store subjects that begin with {prefix}"),
-        fix: format!(
-            "add the subject {prefix}.> to it: `nats stream edit {stream} --subjects ...`"
-        ),
-    })
 }
 
 async fn table_holds(
@@ -292,6 +214,8 @@ async fn table_holds(
         source: ReplaySource::Table.name(),
         from: holds.from.map(|it| it.to_string()),
         first_sequence: None,
+        from_lsn: None,
+        bytes: None,
         events: Some(holds.events),
         is_exact: true,
         is_complete: !deletes && holds.without_position == 0 && keeps_all,
@@ -299,39 +223,6 @@ async fn table_holds(
         places: (1, 0),
     };
     Ok((of_table, holds.from))
-}
-
-/// What the rewind slot keeps.
-async fn wal_holds(
-    config: &Config,
-    store: &Store,
-    selection: &ReplaySelection,
-) -> Result<SourceHolds, Error> {
-    let slot = store.rewind_slot(&config.slot, &RewindConfig::slot(&config.slot)).await?;
-    let slot = slot.filter(|it| !it.is_lost);
-    let own = store.slot_progress(&config.slot).await?;
-    let until = own.map_or(0, |it| it.confirmed.0);
-    let reaches = |it: &RewindSlot| {
-        selection.from_lsn.is_some_and(|from| from >= it.confirmed)
-            || selection.since.zip(it.from).is_some_and(|(since, from)| since >= from)
-    };
-    let note = match (&slot, config.rewind.retain) {
-        (None, None) => Some("off: rewind.retain keeps it".to_owned()),
-        (None, Some(_)) => Some("the rewind slot is not there now".into()),
-        (Some(slot), _) => Some(format!("from {}", slot.confirmed)),
-    };
-    let at =
-        |it: &RewindSlot| it.from.map_or_else(|| it.confirmed.to_string(), |it| it.to_string());
-    Ok(SourceHolds {
-        source: ReplaySource::Wal.name(),
-        from: slot.as_ref().map(at),
-        first_sequence: None,
-        events: None,
-        is_exact: false,
-        is_complete: slot.as_ref().is_some_and(reaches),
-        note,
-        places: (1, until),
-    })
 }
 
 /// Where in the stream the selection lies, and whether the stream reaches back so far.
@@ -385,6 +276,8 @@ async fn stream_holds(
         source: ReplaySource::Stream.name(),
         from: (!is_empty).then(|| stored_at(&info.state)),
         first_sequence: (!is_empty).then_some(first),
+        from_lsn: None,
+        bytes: None,
         events: Some(messages),
         is_exact: false,
         is_complete,
@@ -424,9 +317,7 @@ pub async fn ask_replay(
             continue;
         }
         let mut store = Store::connect(&config, NAME).await?;
-        let asked =
-            store.ask_replay(&config.slot, &plan.stream, plan.chosen, source.places, request);
-        ids.push(asked.await?);
+        ids.push(store.ask_replay(&config.slot, &plan.stream, source, request).await?);
     }
     Ok(ids)
 }

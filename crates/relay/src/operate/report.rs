@@ -1,4 +1,5 @@
 use serde::Serialize;
+use uuid::Uuid;
 
 use crate::error::Error;
 use crate::operate::dead_letters::Group;
@@ -70,6 +71,46 @@ pub struct SlotReport {
     pub gap_filled_at: Option<String>,
     /// Bytes of log that may still be written before the slot is lost; `None` if unlimited.
     pub safe_wal_bytes: Option<i64>,
+    /// The slot that trails behind it, if there is one, or is to be.
+    pub rewind: Option<RewindReport>,
+}
+
+/// The rewind slot.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct RewindReport {
+    /// Its name.
+    pub name: String,
+    /// Whether it is there.
+    pub exists: bool,
+    /// Whether it is to be: `rewind.retain` is not off.
+    pub is_wanted: bool,
+    /// `reserved`, `extended`, `unreserved`, or `lost`.
+    pub wal_status: Option<String>,
+    /// It brings what committed there or later.
+    pub from_lsn: Option<String>,
+    /// What committed then or later is in it, as far as a time is known.
+    pub from: Option<String>,
+    /// How long that is ago.
+    pub from_seconds: Option<f64>,
+    /// Bytes of log that it keeps PostgreSQL from removing.
+    pub retained_bytes: u64,
+    /// How many of them the relay's own slot does not keep.
+    pub extra_bytes: u64,
+    /// The replay that reads it. Until that ends it does not move.
+    pub held_by: Option<Uuid>,
+    /// How much of the log PostgreSQL keeps for a slot (`max_slot_wal_keep_size`); `None` if it has no
+    /// limit.
+    pub keep_max_bytes: Option<u64>,
+    /// How often it was made.
+    pub made: u64,
+    /// When it was made, the last time.
+    pub made_at: Option<String>,
+    /// Why.
+    pub made_because: Option<String>,
+    /// Why it cannot be kept, if so.
+    pub failure: Option<String>,
+    /// Since when.
+    pub failed_at: Option<String>,
 }
 
 /// The outbox in the database.

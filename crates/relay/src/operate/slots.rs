@@ -13,7 +13,7 @@ use crate::postgres::{Opening, Store, answered};
 pub struct SlotEntry {
     /// Its name.
     pub name: String,
-    /// Whether it is the one that is configured, or that of a shard.
+    /// Whether it is the one that is configured, or that of a shard, or the rewind slot of one.
     pub is_configured: bool,
     /// The database whose log it brings; `None` for a physical slot.
     pub database: Option<String>,
@@ -38,7 +38,8 @@ pub async fn slots(config: &Config) -> Result<Vec<SlotEntry>, Error> {
     let doing = "list the replication slots";
     let listed = async { client.query(sql, &[]).await.map_err(Error::sql(doing)) };
     let rows = answered(doing, listed).await?;
-    let configured: Vec<_> = config.each_shard().into_iter().map(|it| it.slot).collect();
+    let of_shard = |it: Config| [RewindConfig::slot(&it.slot), it.slot];
+    let configured: Vec<_> = config.each_shard().into_iter().flat_map(of_shard).collect();
     let entries = rows.iter().map(|row| {
         let name: String = row.get(0);
         SlotEntry {
@@ -67,6 +68,16 @@ pub async fn create_slot(config: &Config) -> Result<bool, Error> {
     ensure_slot(config, &store, &client).await
 }
 
+async fn drop_rewind_slot(config: &Config, store: &Store, opening: &Opening) -> Result<(), Error> {
+    let (slot, rewind) = (&config.slot, RewindConfig::slot(&config.slot));
+    let looked = store.rewind_slot(slot, &rewind);
+    if opening.on(store, "look at the rewind slot", looked).await?.slot.is_some() {
+        opening.on(store, "drop the rewind slot", store.drop_slot(&rewind)).await?;
+        opening.on(store, "forget the rewind slot", store.forget_rewind(slot)).await?;
+    }
+    Ok(())
+}
+
 /// Drops the slot of a shard, so that PostgreSQL need not keep the log for it. No event is lost: the next
 /// relay, or [`create_slot`], creates it anew, and what was written in between comes from the table.
 ///
@@ -78,6 +89,8 @@ pub async fn drop_slot(config: &Config) -> Result<(), Error> {
     let store = Store::connect(config, "tailpost slot").await?;
     let opening = Opening::unobserved(config);
     opening.on(&store, "lock the slot", store.lock_slot(slot)).await?;
+    // Also if the other one is gone: it would keep the log for nobody.
+    drop_rewind_slot(config, &store, &opening).await?;
     let dropped = opening.on(&store, "drop the replication slot", store.drop_slot(slot)).await;
     dropped.map_err(|error| match error.code() {
         Some(SqlState::UNDEFINED_OBJECT) => {
@@ -86,10 +99,6 @@ pub async fn drop_slot(config: &Config) -> Result<(), Error> {
         Some(SqlState::OBJECT_IN_USE) => Error::SlotBusy { slot: slot.clone() },
         _ => error,
     })?;
-    let rewind = RewindConfig::slot(slot);
-    if opening.on(&store, "look at the rewind slot", store.slot_exists(&rewind)).await? {
-        opening.on(&store, "drop the rewind slot", store.drop_slot(&rewind)).await?;
-    }
     let announced = store.announce_drop(slot, "`tailpost slot drop` dropped it");
     opening.on(&store, "note the drop", announced).await
 }

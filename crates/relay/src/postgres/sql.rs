@@ -47,7 +47,7 @@ pub(crate) use self::park::SlotReader;
 pub(crate) use self::partitions::Detached;
 pub(crate) use self::replay_rows::{ReplayedRow, TakenReplay};
 pub(crate) use self::retain::{AT_ONCE, Deleted, Gate, PAGES_AT_ONCE, Removable, RetentionRow};
-pub(crate) use self::rewind::RewindSlot;
+pub(crate) use self::rewind::{RewindReading, RewindSlot};
 pub(crate) use self::scan::{ScannedRow, Scanner};
 use self::statements::Statements;
 use crate::config::{Config, MarkBy};
@@ -353,7 +353,7 @@ impl Store {
     /// Whether all tables are there.
     pub(crate) async fn check_tables(&self) -> Result<(), Error> {
         // The first and the latest.
-        for table in ["tailpost_state", "tailpost_replays"] {
+        for table in ["tailpost_state", "tailpost_rewind"] {
             let table = self.table.companion(table);
             let row = self
                 .client()

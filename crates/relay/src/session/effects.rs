@@ -66,6 +66,11 @@ impl Session {
             Effect::BeginReplay(id) => Some(self.begin_replay(id)),
             Effect::ReadReplay { id, after } => self.read_replay(id, after),
             Effect::NoteReplay(note) => Some(self.note_replay(note)),
+            Effect::SendCopy { replay, copy, after } => Some(self.send_copy(replay, copy, after)),
+            Effect::EndReplay => {
+                self.replay = None;
+                None
+            }
             _ => self.book_job(effect),
         }
     }

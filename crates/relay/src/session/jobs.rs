@@ -38,7 +38,7 @@ pub(super) enum Done {
     /// With what brings more. `None` if the statement failed.
     Unmarked(Option<(Found, Option<Box<SweepCursor>>)>),
     Scanned(Scanned),
-    Replaying(ReplayStart, replay_source::Source),
+    Replaying(Box<(ReplayStart, replay_source::Source)>),
     /// `None` if it could not be read now.
     ReplayRead((Uuid, i64), Option<replay_source::Page>),
 }

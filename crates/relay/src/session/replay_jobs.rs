@@ -1,6 +1,7 @@
 //! Carries out what the engine decides about replays.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 use uuid::Uuid;
@@ -10,12 +11,17 @@ use super::jobs::{Done, Job, job, long_job, tolerate};
 use super::replay_source::{Page, Source};
 use crate::describe;
 use crate::engine::{
-    Outcome, ReplayNote, ReplayPage, ReplayRow, ReplayStart, ReplayWish, SCANS_UNMARKED_MAX,
+    CopyAnswer, Outcome, Outgoing, ReplayNote, ReplayPage, ReplayRow, ReplayStart, ReplayWish,
+    SCANS_UNMARKED_MAX,
 };
 use crate::error::Error;
-use crate::nats::History;
+use crate::nats::{History, OtherStream};
 use crate::postgres::Store;
 use crate::postgres::sql::{ReplayedRow, SlotReader, TakenReplay};
+
+/// How long another stream may be away before its replay is paused, and how often it is asked.
+const AWAY_MAX: Duration = Duration::from_secs(45);
+const AWAY_AGAIN: Duration = Duration::from_secs(3);
 
 /// How long a replay's statements wait for others' locks.
 const WAITS: &str = "1s";
@@ -39,14 +45,26 @@ impl Session {
                 // Of its own: what goes wrong there is a replay's misfortune, and nobody else's.
                 let store = Store::connect(&config, "tailpost replay").await?;
                 store.wait_for_locks(Some(WAITS)).await?;
-                let last_sequence = tail.last_sequence().await?;
+                let to = store.replays_to(id).await?.map(|it| Arc::new(tail.other(it)));
+                let last_sequence = match &to {
+                    None => tail.last_sequence().await?,
+                    Some(other) => match found(other, &store, id).await? {
+                        Some(last_sequence) => last_sequence,
+                        None => return Ok(None),
+                    },
+                };
                 let Some(taken) = store.take_replay(&reader, id, last_sequence).await? else {
                     return Ok(None);
                 };
-                let stored = tail.replayed(taken.stream_seq + 1, id).await?;
-                Ok::<_, Error>(Some((store, taken, stored)))
+                let from = taken.stream_seq + 1;
+                let stored = match &to {
+                    Some(other) => other.stored(from, &taken.subjects(), id).await?,
+                    None => tail.replayed(from, id).await?,
+                };
+                let elsewhere = to.is_some().then_some(last_sequence);
+                Ok::<_, Error>(Some((store, taken, stored, to, elsewhere)))
             };
-            let (store, taken, stored) = match begun.await {
+            let (store, taken, stored, other, elsewhere) = match begun.await {
                 Ok(Some(begun)) => begun,
                 Ok(None) => return Ok(Outcome::ReplayBegun(None).into()),
                 Err(error) => {
@@ -62,18 +80,21 @@ impl Session {
                 seq: taken.stream_seq,
                 stored,
                 per_second: taken.per_second,
+                elsewhere,
             };
             let bytes_max = config.window.bytes / SCANS_UNMARKED_MAX;
             let source = Source {
                 store: Arc::new(store),
                 taken: Arc::new(taken),
                 messages: tail.messages(),
+                other,
                 wal: Arc::default(),
+                is_failing: Arc::default(),
                 config,
                 history,
                 bytes_max,
             };
-            Ok(Done::Replaying(start, source))
+            Ok(Done::Replaying(Box::new((start, source))))
         })
     }
 
@@ -82,9 +103,22 @@ impl Session {
         let source = self.replay.clone().filter(|it| it.taken.id == id)?;
         // Reading the log up to the first event that is meant takes as long as there is log.
         Some(long_job(async move {
-            let page = tolerate_reading(source.read(after).await);
+            let page = source.tolerate(source.read(after).await);
             Ok(Done::ReplayRead((id, after), page))
         }))
+    }
+
+    pub(super) fn send_copy(&self, replay: Uuid, copy: Box<Outgoing>, after: u64) -> Job {
+        let source = self.replay.clone().filter(|it| it.taken.id == replay);
+        let of = (replay, copy.event.id);
+        // Each request of it is bounded.
+        long_job(async move {
+            let answer = match source.and_then(|it| it.other) {
+                Some(other) => other.send(&copy, after).await,
+                None => CopyAnswer::Unknown("the replay is over".into()),
+            };
+            Ok(Outcome::CopySent { of, answer }.into())
+        })
     }
 
     pub(super) fn note_replay(&self, note: ReplayNote) -> Job {
@@ -113,9 +147,9 @@ impl Session {
             (Some(source), Some(Page::Rows(rows, is_end))) => {
                 let rows: Result<Vec<_>, _> =
                     rows.iter().map(|row| self.replayed_row(row, &source.taken)).collect();
-                tolerate_reading(rows).map(|rows| {
+                source.tolerate(rows).map(|rows| {
                     let read_to = rows.last().map_or(of.1, |it| it.place);
-                    ReplayPage { rows, read_to, is_end }
+                    ReplayPage { rows, read_to, is_end, is_gone: None }
                 })
             }
         };
@@ -137,17 +171,32 @@ impl Session {
     }
 }
 
+/// The last sequence of another stream. If that is not there for long, its replay is paused with the
+/// reason: others wait for it.
+async fn found(other: &OtherStream, store: &Store, id: Uuid) -> Result<Option<u64>, Error> {
+    let mut begun = Instant::now();
+    loop {
+        if !other.is_connected() {
+            begun = Instant::now(); // everybody waits for that
+        }
+        let why = match other.last_sequence().await {
+            Ok(last_sequence) => return Ok(Some(last_sequence)),
+            Err(error) => describe(&error),
+        };
+        let gives_up = begun.elapsed() >= AWAY_MAX;
+        store.note_wait(id, &why, gives_up).await?;
+        if gives_up {
+            warn!(replay = %id, error = why, "paused a replay: it cannot be begun");
+            return Ok(None);
+        }
+        tokio::time::sleep(AWAY_AGAIN).await;
+    }
+}
+
 /// Nobody waits for a replay: what somebody has locked is tried again.
 fn not_now<T>(outcome: Result<T, Error>) -> Result<Option<T>, Error> {
     match outcome {
         Err(error) if error.is_contention() => Ok(tolerate(Err(error))),
         outcome => outcome.map(Some),
     }
-}
-
-fn tolerate_reading<T>(outcome: Result<T, Error>) -> Option<T> {
-    let said = |error: &Error| {
-        warn!(error = describe(error), "cannot read what is to be replayed, trying again");
-    };
-    outcome.inspect_err(said).ok()
 }

@@ -1,16 +1,19 @@
 //! Where a replay reads.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use outbox::wire::{self, Position, StoredMessage, header};
 use tokio::sync::Mutex;
+use tracing::{debug, warn};
 
-use super::wal_reader::WalReader;
+use super::wal_reader::{Opened, WalReader};
 use crate::config::Config;
+use crate::describe;
 use crate::engine::{Outgoing, ReplayPage, ReplayRow, Tried};
 use crate::error::Error;
-use crate::nats::{AT_ONCE, History, StreamMessages};
+use crate::nats::{AT_ONCE, History, OtherStream, StreamMessages};
 use crate::postgres::Store;
 use crate::postgres::sql::{ReplayedRow, TakenReplay};
 use crate::replay_selection::ReplaySource;
@@ -24,8 +27,12 @@ pub(super) struct Source {
     pub(super) store: Arc<Store>,
     pub(super) taken: Arc<TakenReplay>,
     pub(super) messages: StreamMessages,
+    /// Where copies go, if not to the relay's own stream.
+    pub(super) other: Option<Arc<OtherStream>>,
     /// With the log as its source: what reads it, unless that broke.
     pub(super) wal: Arc<Mutex<Option<WalReader>>>,
+    /// The latest reading failed, and that was said.
+    pub(super) is_failing: Arc<AtomicBool>,
     pub(super) config: Arc<Config>,
     pub(super) history: History,
     /// What is read at a time, at most, but for the last row.
@@ -59,11 +66,36 @@ impl Source {
         let mut kept = self.wal.lock().await;
         let mut reader = match kept.take() {
             Some(reader) => reader,
-            None => WalReader::open(&self.config, Arc::clone(&self.taken), self.history).await?,
+            None => {
+                match WalReader::open(&self.config, Arc::clone(&self.taken), self.history).await? {
+                    Opened::Reader(reader) => *reader,
+                    Opened::Gone(why) => {
+                        let (rows, is_gone) = (Vec::new(), Some(why));
+                        return Ok(ReplayPage { rows, read_to: after, is_end: false, is_gone });
+                    }
+                }
+            }
         };
         let page = reader.read(after, PAGE, self.bytes_max).await?;
-        *kept = Some(reader);
+        // Its slot keeps the log, for nobody once there is no more.
+        *kept = Some(reader).filter(|_| !page.is_end);
         Ok(page)
+    }
+
+    /// Said once, until it has passed.
+    pub(super) fn tolerate<T>(&self, outcome: Result<T, Error>) -> Option<T> {
+        let failed = outcome.is_err();
+        let is_new = self.is_failing.swap(failed, Ordering::Relaxed) != failed;
+        let said = |error: &Error| {
+            let (why, hint) = (describe(error), error.hint());
+            match is_new {
+                true => {
+                    warn!(error = why, hint, "cannot read what is to be replayed, trying again")
+                }
+                false => debug!(error = why, "cannot read what is to be replayed, trying again"),
+            }
+        };
+        outcome.inspect_err(said).ok()
     }
 
     /// The messages behind `after` that are meant.
@@ -82,7 +114,12 @@ impl Source {
             }
             read_to = to;
         }
-        Ok(ReplayPage { rows, read_to: read_to.cast_signed(), is_end: read_to >= last })
+        Ok(ReplayPage {
+            rows,
+            read_to: read_to.cast_signed(),
+            is_end: read_to >= last,
+            is_gone: None,
+        })
     }
 
     /// `None` if the message is not meant: others', and copies that an earlier replay stored, are not.

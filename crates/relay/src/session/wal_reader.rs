@@ -9,6 +9,7 @@ use jiff::Timestamp;
 use outbox::wire::Position;
 use pgoutput::{Lsn, Message};
 use tokio_postgres::RowStream;
+use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{PgLsn, ToSql};
 
 use crate::config::{Config, RewindConfig};
@@ -41,19 +42,43 @@ pub(super) struct WalReader {
     place: i64,
 }
 
+/// What came of opening the log.
+pub(super) enum Opened {
+    Reader(Box<WalReader>),
+    /// It does not reach back any more as far as it did when the replay was asked for, and why.
+    Gone(String),
+}
+
 impl WalReader {
     pub(super) async fn open(
         config: &Config,
         replay: Arc<TakenReplay>,
         history: History,
-    ) -> Result<Self, Error> {
+    ) -> Result<Opened, Error> {
         let store = Store::connect(config, "tailpost replay of the log").await?;
+        store.wait_for_locks(Some("1s")).await?;
         let slot = format!("tailpost_replay_{}", uuid::Uuid::new_v4().simple());
-        store.copy_slot(&RewindConfig::slot(&config.slot), &slot, true).await?;
+        let rewind = RewindConfig::slot(&config.slot);
+        let first = match store.copy_slot(&rewind, &slot, true).await {
+            Err(error) if error.code() == Some(SqlState::UNDEFINED_OBJECT) => {
+                return Ok(Opened::Gone(format!(
+                    "the log is gone: there is no slot {rewind} any more. Cancel this replay, and see \
+                     `tailpost status`"
+                )));
+            }
+            copied => copied?,
+        };
+        if !replay.can_read_from(first) {
+            let promised = replay.log_from.unwrap_or_default();
+            return Ok(Opened::Gone(format!(
+                "the log before {first} is gone: slot {rewind} began at {promised} when this was asked \
+                 for. Cancel this replay, and plan it again"
+            )));
+        }
         // A statement lasts for as long as the broker takes what it brings.
         let patient = store.client().batch_execute("SET statement_timeout = 0").await;
         patient.map_err(Error::sql(READING))?;
-        Ok(Self {
+        Ok(Opened::Reader(Box::new(Self {
             store,
             slot,
             publication: config.publication.clone(),
@@ -63,7 +88,7 @@ impl WalReader {
             changes: None,
             transaction: (Lsn::ZERO, 0, 0),
             place: 0,
-        })
+        })))
     }
 
     /// The events behind `after` that are meant, until they are `rows_max` or hold `bytes_max`.
@@ -76,12 +101,13 @@ impl WalReader {
         let (mut rows, mut bytes) = (Vec::new(), 0);
         while rows.len() < rows_max && bytes < bytes_max {
             let Some(change) = self.next_change().await? else {
-                return Ok(ReplayPage { rows, read_to: self.place.max(after), is_end: true });
+                let read_to = self.place.max(after);
+                return Ok(ReplayPage { rows, read_to, is_end: true, is_gone: None });
             };
             bytes += change.len();
             rows.extend(self.take(change)?.filter(|it| it.place > after));
         }
-        Ok(ReplayPage { rows, read_to: self.place.max(after), is_end: false })
+        Ok(ReplayPage { rows, read_to: self.place.max(after), is_end: false, is_gone: None })
     }
 
     /// The next change; `None` when the log has come to the replay's end.

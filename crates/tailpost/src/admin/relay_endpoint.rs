@@ -8,7 +8,7 @@ use axum::Router;
 use futures_util::future::BoxFuture;
 use outbox::waiting::Waiting;
 use relay::waiting::EventState;
-use relay::{Config, RetentionStatus, Role, Status};
+use relay::{Config, RetentionStatus, RewindStatus, Role, Status};
 use serde::Serialize;
 use tokio::sync::watch;
 
@@ -101,12 +101,13 @@ impl Engine for Relay {
         if let [(Watched { shard: None, .. }, only)] = &*all {
             let retention = self.retention.borrow().clone();
             let status = WithRetention { readiness: only, retention };
-            return crate::output::to_json(&ProcessStatus { process_id, status });
+            let rewind = self.watched[0].rewind.borrow().clone();
+            return crate::output::to_json(&ProcessStatus { process_id, status, rewind });
         }
         let shard = |(watched, status): (&Watched, Status)| ShardStatus {
             shard: watched.shard.unwrap_or(0),
             stream: watched.stream.clone(),
-            status: ProcessStatus { process_id, status },
+            status: ProcessStatus { process_id, status, rewind: watched.rewind.borrow().clone() },
         };
         let shards = all.into_iter().map(shard).collect();
         let retention = self.retention.borrow().clone();
@@ -163,6 +164,8 @@ struct ProcessStatus<S> {
     process_id: u32,
     #[serde(flatten)]
     status: S,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rewind: Option<RewindStatus>,
 }
 
 /// A relay that has work and does not get on for this long is not ready.

@@ -3,7 +3,7 @@ use std::time::Instant;
 use axum::body::{Body, to_bytes};
 use axum::extract::Request;
 use outbox::waiting::Waiting;
-use relay::{RetentionStatus, Role, Status};
+use relay::{RetentionStatus, RewindStatus, Role, Status};
 use tokio::sync::watch;
 use tower::ServiceExt;
 
@@ -18,12 +18,25 @@ fn kept() -> watch::Receiver<RetentionStatus> {
     watch::channel(kept).1
 }
 
+/// A rewind slot that keeps a little.
+fn rewound() -> watch::Receiver<Option<RewindStatus>> {
+    let from = Some("2026-10-19T08:00:00Z".parse().expect("a time"));
+    let kept = RewindStatus {
+        exists: true,
+        from,
+        retained_bytes: 9,
+        made_total: 2,
+        ..RewindStatus::default()
+    };
+    watch::channel(Some(kept)).1
+}
+
 fn admin(status: Status, token: Option<&str>) -> Router {
     let mut settings = Settings::default();
     settings.postgres.url = Some("postgres://ada:s3cret@localhost/shop".into());
     let Ok(config) = settings.relay_config() else { panic!("valid settings") };
     let (_, receiver) = watch::channel(status);
-    let watched = vec![Watched::new(&config, receiver)];
+    let watched = vec![Watched::new(&config, receiver, rewound())];
     router(Admin::new(
         Relay::new(watched, &config, Waiting::default(), kept()),
         token.map(str::to_owned),
@@ -38,7 +51,8 @@ fn sharded(statuses: [Status; 2]) -> Router {
     let Ok(config) = settings.relay_config() else { panic!("valid settings") };
     let shards = config.each_shard();
     let watched = shards.iter().zip(statuses);
-    let watched = watched.map(|(shard, status)| Watched::new(shard, watch::channel(status).1));
+    let watched =
+        watched.map(|(shard, status)| Watched::new(shard, watch::channel(status).1, rewound()));
     router(Admin::new(Relay::new(watched.collect(), &config, Waiting::default(), kept()), None))
 }
 
@@ -125,6 +139,10 @@ async fn metrics_show_the_status_under_their_documented_names() {
         format!("tailpost_retention_deleted_total{{{labels},what=\"published\"}} 7"),
         format!("tailpost_retention_deleted_total{{{labels},what=\"audit\"}} 0"),
         format!("tailpost_retention_failures_total{{{labels}}} 0"),
+        format!("tailpost_rewind_slot_exists{{{labels}}} 1.0"),
+        format!("tailpost_rewind_retained_bytes{{{labels}}} 9.0"),
+        format!("tailpost_rewind_oldest_timestamp_seconds{{{labels}}} 1792396800.0"),
+        format!("tailpost_rewind_made_total{{{labels}}} 2"),
         format!("tailpost_relay_role{{{labels},role=\"active\"}} 1.0"),
         format!("tailpost_relay_role{{{labels},role=\"standby\"}} 0.0"),
         format!("tailpost_outbox_commit_to_ack_seconds_count{{{labels}}} 2"),
@@ -219,8 +237,12 @@ async fn an_address_of_another_machine_is_an_error_with_a_hint() {
     settings.postgres.url = Some("postgres://ada@localhost/shop".into());
     let Ok(config) = settings.relay_config() else { panic!("valid settings") };
     let (_, receiver) = watch::channel(Status::default());
-    let relay =
-        Relay::new(vec![Watched::new(&config, receiver)], &config, Waiting::default(), kept());
+    let relay = Relay::new(
+        vec![Watched::new(&config, receiver, rewound())],
+        &config,
+        Waiting::default(),
+        kept(),
+    );
     let address = Address { key: "admin.listen", socket };
     let Err(error) = serve(address, Admin::new(relay, None)).await else {
         panic!("the address is not this machine's");

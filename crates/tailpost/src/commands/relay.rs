@@ -23,14 +23,14 @@ pub(super) async fn run(args: &RelayArgs, settings: &Settings) -> Result<()> {
     let stop = shutdown::on_signal()?;
     let waiting = Waiting::default();
     let (retention, kept) = watch::channel(RetentionStatus::default());
-    let (reports, watched): (Vec<_>, Vec<_>) = chosen
-        .iter()
-        .map(|shard| {
-            let (status, watcher) = watch::channel(Status::default());
-            let reports = Reports { status, waiting: waiting.clone() };
-            (reports, Watched::new(shard, watcher))
-        })
-        .unzip();
+    let (mut reports, mut watched, mut rewinds) = (Vec::new(), Vec::new(), Vec::new());
+    for shard in &chosen {
+        let (status, watcher) = watch::channel(Status::default());
+        let (rewind, rewound) = watch::channel(None);
+        reports.push(Reports { status, waiting: waiting.clone() });
+        watched.push(Watched::new(shard, watcher, rewound));
+        rewinds.push((shard.clone(), rewind));
+    }
     for shard in &chosen {
         info!(
             version = env!("CARGO_PKG_VERSION"),
@@ -50,7 +50,6 @@ pub(super) async fn run(args: &RelayArgs, settings: &Settings) -> Result<()> {
         }
         _ => None,
     };
-    let of_shards = chosen.clone();
     let mut relays: Vec<_> = chosen.into_iter().zip(reports).collect();
     let work = async {
         match relays.pop() {
@@ -66,8 +65,8 @@ pub(super) async fn run(args: &RelayArgs, settings: &Settings) -> Result<()> {
     // Tasks of their own: the relay's is polled for each event, and should poll nothing else.
     let mut beside = JoinSet::new();
     if !args.once {
-        for shard in of_shards {
-            beside.spawn(async move { relay::rewind_slot::keep(&shard).await });
+        for (shard, status) in rewinds {
+            beside.spawn(async move { relay::rewind_slot::keep(&shard, &status).await });
         }
         let config = config.clone();
         beside.spawn(async move { relay::upkeep::keep(&config, &retention).await });

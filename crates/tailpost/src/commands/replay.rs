@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use inbox::Connection;
 use relay::replays::{
-    ReplayPlan, ReplayRequest, ReplaySource, SourceHolds, ask_replay, plan_replay,
+    ReplayPlan, ReplayRequest, ReplaySource, ReplayTo, SourceHolds, ask_replay, plan_replay,
 };
 use serde::Serialize;
 use uuid::Uuid;
 
 use super::decide::actor;
-use super::replays;
+use super::{replays, status};
 use crate::cli::ReplayArgs;
 use crate::config::Settings;
 use crate::output;
@@ -46,8 +46,9 @@ struct Asked {
 pub(super) async fn run(args: &ReplayArgs, settings: &Settings) -> anyhow::Result<()> {
     let config = settings.relay_config()?;
     let selection = args.which.selection();
-    let prefix = args.to_subject_prefix.as_deref();
-    let plans = plan_replay(&config, &selection, args.source.source(), prefix).await?;
+    let (stream, prefix) = (args.to_stream.as_deref(), args.to_subject_prefix.as_deref());
+    let to = ReplayTo { stream, prefix };
+    let plans = plan_replay(&config, &selection, args.source.source(), to).await?;
     let known = known_consumers(settings).await;
     let shown: Vec<Plan> = plans.iter().map(|it| plan(it, args.rate, &known)).collect();
     let is_empty = shown.iter().all(|it| it.events == Some(0));
@@ -67,6 +68,7 @@ pub(super) async fn run(args: &ReplayArgs, settings: &Settings) -> anyhow::Resul
     let request = ReplayRequest {
         selection,
         subject_prefix: args.to_subject_prefix.clone(),
+        to_stream: args.to_stream.clone(),
         per_second: args.rate,
         by: asker.name,
         reason: args.why.as_ref().map(|it| it.as_str().to_owned()).unwrap_or_default(),
@@ -113,7 +115,8 @@ async fn known_consumers(settings: &Settings) -> Option<BTreeSet<String>> {
 fn told(plan: &Plan) -> String {
     let mut text = String::new();
     let mut line = |it: String| writeln!(text, "{it}").expect("writing to a string");
-    line(format!("stream {}, slot {}", plan.plan.stream, plan.plan.slot));
+    let to = plan.plan.to_stream.as_ref().map(|it| format!(", to stream {it}")).unwrap_or_default();
+    line(format!("stream {}, slot {}{to}", plan.plan.stream, plan.plan.slot));
     line(format!("  {:<8} {:<32} events", "source", "holds from"));
     for source in &plan.plan.sources {
         line(source_told(source, plan.plan.chosen));
@@ -132,6 +135,9 @@ fn told(plan: &Plan) -> String {
         }
         line(format!("  consumers: {}", said.join("; ")));
     }
+    for warning in &plan.plan.warnings {
+        line(format!("  warning: {warning}"));
+    }
     if let (Some(rate), Some(seconds)) = (plan.per_second, plan.seconds) {
         let seconds = Duration::try_from_secs_f64(seconds).unwrap_or_default();
         line(format!("  {} at {rate}/s", output::duration(seconds.as_secs_f64())));
@@ -148,6 +154,9 @@ fn source_told(source: &SourceHolds, chosen: ReplaySource) -> String {
     let up_to = if source.is_exact { "" } else { "up to " };
     let events = source.events.map_or_else(|| "-".to_owned(), |it| format!("{up_to}{it}"));
     let mark = if source.source == chosen.name() { "  <- chosen" } else { "" };
-    let note = source.note.as_ref().map(|it| format!("  ({it})")).unwrap_or_default();
+    let kept = source.from_lsn.zip(source.bytes);
+    let kept = kept.map(|(lsn, it)| format!("from {lsn}, {} of log kept", status::bytes(it)));
+    let said: Vec<String> = kept.into_iter().chain(source.note.clone()).collect();
+    let note = if said.is_empty() { String::new() } else { format!("  ({})", said.join("; ")) };
     format!("  {:<8} {from:<32} {events}{mark}{note}", source.source)
 }

@@ -164,13 +164,17 @@ fn text(entry: &ReplayEntry, failures: &[Unreplayed]) -> String {
         _ => "",
     };
     line("replay", &format!("{}, {}{waits}", entry.id, entry.status));
-    line("stream", &format!("{}, slot {}", entry.stream, entry.slot));
+    let to = entry.to_stream.as_ref().map(|it| format!(", to stream {it}")).unwrap_or_default();
+    line("stream", &format!("{}, slot {}{to}", entry.stream, entry.slot));
     line("source", &entry.source);
     line("events", &selected(entry));
     let of = entry.events.map(|it| format!(" of {it}")).unwrap_or_default();
     line("published", &format!("{}{of}", entry.published));
     if entry.failed > 0 {
         line("failed", &entry.failed.to_string());
+    }
+    if let Some(why) = entry.waits_for.as_ref().filter(|_| !entry.has_ended()) {
+        line("waits for", why);
     }
     line("asked", &format!("{} by {}: {}", entry.asked_at, entry.asked_by, entry.reason));
     for (label, time) in [("started", &entry.started_at), ("ended", &entry.ended_at)] {

@@ -4,8 +4,8 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use relay::{
-    OutboxReport, PartitionsStatus, RetentionReport, ShardReport, SlotReport, StatusReport,
-    StreamReport,
+    OutboxReport, PartitionsStatus, RetentionReport, RewindReport, ShardReport, SlotReport,
+    StatusReport, StreamReport,
 };
 use serde::Serialize;
 
@@ -215,6 +215,23 @@ impl Lines {
             (Some(_), None) => self.add("  gap", "being filled from the table, once a relay runs"),
             _ => {}
         }
+        if let Some(rewind) = &slot.rewind {
+            self.rewind(rewind);
+        }
+    }
+
+    fn rewind(&mut self, rewind: &RewindReport) {
+        let made = match (rewind.made, &rewind.made_at, &rewind.made_because) {
+            (2.., Some(at), Some(why)) => format!(", made anew at {at}: {why}"),
+            _ => String::new(),
+        };
+        let (true, Some(lsn)) = (rewind.exists, &rewind.from_lsn) else {
+            return self.add("  rewind", "not there");
+        };
+        let age = rewind.from_seconds.map(|it| format!(", {} ago", output::duration(it)));
+        let (age, kept) = (age.unwrap_or_default(), bytes(rewind.retained_bytes));
+        let held = rewind.held_by.map(|it| format!(", held by replay {it}")).unwrap_or_default();
+        self.add("  rewind", format_args!("from {lsn}{age}, keeps {kept}{held}{made}"));
     }
 
     fn outbox(&mut self, outbox: &OutboxReport) {
@@ -338,6 +355,16 @@ mod tests {
                 created_at: Some("2026-10-19T08:00:00Z".into()),
                 gap_rows: Some(120),
                 gap_filled_at: Some("2026-10-19T08:00:02Z".into()),
+                rewind: Some(RewindReport {
+                    exists: true,
+                    from_lsn: Some("0/16B3748".into()),
+                    from_seconds: Some(61.5),
+                    retained_bytes: 4096,
+                    made: 2,
+                    made_at: Some("2026-10-19T09:00:00Z".into()),
+                    made_because: Some("PostgreSQL had no room for its log".into()),
+                    ..RewindReport::default()
+                }),
             }),
             outbox: OutboxReport {
                 table: "public.outbox_events".into(),
@@ -384,6 +411,7 @@ slot           tailpost, active, WAL reserved
   retains      64.0 KiB, without limit
   created      2026-10-19T08:00:00Z, because the replication slot is gone
   gap          filled from the table at 2026-10-19T08:00:02Z: 120 events
+  rewind       from 0/16B3748, 1m 1s ago, keeps 4.0 KiB, made anew at 2026-10-19T09:00:00Z: PostgreSQL had no room for its log
 outbox         public.outbox_events
   unpublished  3, oldest 1m 1s
   dropped      2 by a route

@@ -1,6 +1,7 @@
 use outbox::Event;
 
 use super::*;
+use crate::engine::CopyAnswer;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -10,10 +11,15 @@ fn id(number: u128) -> Uuid {
 
 /// A replay that has begun, of which nothing is noted.
 fn begun(stored: &[Uuid]) -> Replaying {
+    begun_to(stored, None)
+}
+
+fn begun_to(stored: &[Uuid], elsewhere: Option<u64>) -> Replaying {
     let mut replaying = Replaying::new(true);
     let stored = stored.iter().copied().collect();
     let (place, published, seq) = (0, 0, 10);
-    let start = ReplayStart { id: id(1), place, published, seq, stored, per_second: None };
+    let start =
+        ReplayStart { id: id(1), place, published, seq, stored, per_second: None, elsewhere };
     replaying.begun(Duration::ZERO, Some(start));
     replaying
 }
@@ -28,7 +34,7 @@ fn row(place: i64) -> ReplayRow {
 
 fn page(from: i64, rows: i64) -> ReplayPage {
     let read_to = from + rows - 1;
-    ReplayPage { rows: (from..=read_to).map(row).collect(), read_to, is_end: false }
+    ReplayPage { rows: (from..=read_to).map(row).collect(), read_to, is_end: false, is_gone: None }
 }
 
 /// Hands over the next copy, and says what became of it.
@@ -81,10 +87,10 @@ fn what_a_failed_note_said_is_said_again() {
     let first = notes(&mut replaying, SECOND);
     assert_eq!((first[0].place, first[0].published, first[0].problems.len()), (2, 1, 1));
     assert!(notes(&mut replaying, 3 * SECOND).is_empty(), "one at a time");
-    replaying.noted(4 * SECOND, 1, None);
+    replaying.noted(4 * SECOND, 1, None, &mut VecDeque::new());
     assert!(!replaying.is_noted());
     assert_eq!(notes(&mut replaying, 6 * SECOND), first);
-    replaying.noted(6 * SECOND, 1, Some(ReplayWish::GoOn));
+    replaying.noted(6 * SECOND, 1, Some(ReplayWish::GoOn), &mut VecDeque::new());
     assert!(replaying.is_noted());
     assert!(notes(&mut replaying, 8 * SECOND)[0].problems.is_empty());
 }
@@ -103,8 +109,8 @@ fn refusals_in_a_row_pause_a_replay_and_rows_that_are_gone_do_not() {
     }
     assert!(replaying.run().expect("it runs").next(SECOND, 20).is_none());
     let note = notes(&mut replaying, SECOND).remove(0);
-    assert!(note.gives_up && !note.is_done);
-    replaying.noted(SECOND, note.problems.len(), Some(ReplayWish::GoOn));
+    assert!(note.gives_up.is_some() && !note.is_done);
+    replaying.noted(SECOND, note.problems.len(), Some(ReplayWish::GoOn), &mut VecDeque::new());
     assert!(replaying.is_clear(), "it rests");
 }
 
@@ -118,9 +124,65 @@ fn copies_that_were_noted_are_not_looked_for_for_ever() {
         if place % 1_000 == 0 {
             let note = notes(&mut replaying, SECOND * u32::try_from(place).expect("small"));
             assert_eq!(note[0].seq, 10, "one may be beyond");
-            replaying.noted(SECOND, 0, Some(ReplayWish::GoOn));
+            replaying.noted(SECOND, 0, Some(ReplayWish::GoOn), &mut VecDeque::new());
         }
     }
     let last = notes(&mut replaying, SECOND * 100_000);
     assert_eq!(last[0].seq, 20);
+}
+
+/// Sends what may go to another stream, and has it answered. Returns the copy, and behind which
+/// sequence it is looked for.
+fn send(run: &mut Run, now: Duration, answer: CopyAnswer) -> Option<(Uuid, u64)> {
+    let mut effects = VecDeque::new();
+    run.send_elsewhere(now, true, &mut effects);
+    let Some(Effect::SendCopy { copy, after, .. }) = effects.pop_front() else { return None };
+    run.answered(now, copy.event.id, answer, true);
+    Some((copy.event.id, after))
+}
+
+#[test]
+fn a_copy_that_another_stream_does_not_take_is_tried_again_and_then_the_replay_pauses() {
+    let mut replaying = begun_to(&[], Some(30));
+    replaying.read(Duration::ZERO, id(1), 0, Some(page(1, 5)));
+    let run = replaying.run().expect("it runs");
+    let (first, after) = send(run, SECOND, CopyAnswer::Stored(40)).expect("it may go");
+    assert_eq!((after, run.note.place), (30, 1));
+    let away = || CopyAnswer::Disconnected("gone".into());
+    let unknown = || CopyAnswer::Unknown("full".into());
+    // The broker's outage is not the stream's fault.
+    let mut second = None;
+    for tries in 0..50 {
+        let sent = send(run, SECOND * (10 + 10 * tries), away());
+        let next = *second.get_or_insert(sent);
+        assert!(sent == next && sent.is_some_and(|it| it.0 != first && it.1 == 40), "{sent:?}");
+        assert_eq!(send(run, SECOND * (10 + 10 * tries), away()), None, "not before a while");
+    }
+    assert_eq!((run.note.gives_up.as_ref(), run.note.waits_for.as_deref()), (None, Some("gone")));
+    for tries in 0..elsewhere::TRIES_MAX {
+        assert_eq!(run.note.gives_up, None);
+        assert!(send(run, SECOND * (1_000 + 10 * tries), unknown()).is_some());
+    }
+    assert_eq!(run.note.gives_up.as_deref(), Some("full"));
+    assert_eq!(send(run, SECOND * 10_000, unknown()), None);
+    assert_eq!(
+        (run.note.place, run.under_way.len(), run.read.len()),
+        (1, 0, 4),
+        "none is left out"
+    );
+}
+
+#[test]
+fn a_copy_in_doubt_is_not_left_out_when_a_replay_is_paused_and_soon_resumed() {
+    let mut replaying = begun_to(&[], Some(30));
+    replaying.read(Duration::ZERO, id(1), 0, Some(page(1, 2)));
+    let run = replaying.run().expect("it runs");
+    assert!(send(run, SECOND, CopyAnswer::Unknown("late".into())).is_some());
+    run.wish = ReplayWish::Rest;
+    assert_eq!(send(run, SECOND * 2, CopyAnswer::Stored(31)), None);
+    run.wish = ReplayWish::GoOn;
+    for seq in [31, 32] {
+        assert!(send(run, SECOND * 3, CopyAnswer::Stored(seq)).is_some());
+    }
+    assert_eq!((run.note.place, run.note.published), (2, 2));
 }

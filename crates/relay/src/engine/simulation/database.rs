@@ -10,8 +10,8 @@ use uuid::Uuid;
 use super::check::is_dropped;
 use super::{MAX_ATTEMPTS, World};
 use crate::engine::{
-    Effect, Found, Marked, Notice, Outcome, Parked, Place, RowOfDead, ScanMarks, ScanRead,
-    SlotHealth, Verdict,
+    CopyAnswer, Effect, Found, Marked, Notice, Outcome, Parked, Place, RowOfDead, ScanMarks,
+    ScanRead, SlotHealth, Verdict,
 };
 
 /// Rows of a scan at a time.
@@ -196,7 +196,9 @@ impl World {
             Effect::LookForReplay
             | Effect::BeginReplay(_)
             | Effect::ReadReplay { .. }
-            | Effect::NoteReplay(_) => self.execute_replay(effect),
+            | Effect::NoteReplay(_)
+            | Effect::SendCopy { .. } => self.execute_replay(effect),
+            Effect::EndReplay => return None,
             effect => return self.execute_scan(effect),
         })
     }
@@ -341,6 +343,10 @@ pub(in crate::engine) fn failure(effect: &Effect) -> Option<Outcome> {
         Effect::BeginReplay(_) => Some(Outcome::ReplayBegun(None)),
         Effect::ReadReplay { id, after } => {
             Some(Outcome::ReplayRead { of: (*id, *after), page: None })
+        }
+        Effect::SendCopy { replay, copy, .. } => {
+            let (of, why) = ((*replay, copy.event.id), "no answer".to_owned());
+            Some(Outcome::CopySent { of, answer: CopyAnswer::Unknown(why) })
         }
         Effect::NoteReplay(note) => {
             Some(Outcome::ReplayNoted { problems: note.problems.len(), wish: None })

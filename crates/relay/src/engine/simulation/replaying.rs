@@ -7,7 +7,9 @@ use rand::RngExt;
 use uuid::Uuid;
 
 use super::World;
-use crate::engine::{Effect, Outcome, ReplayNote, ReplayPage, ReplayRow, ReplayStart, ReplayWish};
+use crate::engine::{
+    CopyAnswer, Effect, Outcome, ReplayNote, ReplayPage, ReplayRow, ReplayStart, ReplayWish,
+};
 
 /// Rows of a replay at a time.
 const READ_AT_ONCE: usize = 3;
@@ -78,24 +80,33 @@ impl World {
     }
 
     pub(super) fn execute_replay(&mut self, effect: Effect) -> Outcome {
-        let stream = &self.stream;
+        let (stream, other) = (&self.stream, &mut self.other_stream);
+        let elsewhere = self.faults.elsewhere;
         let open = self.replays.iter_mut().find(|it| !it.is_done && !it.is_paused);
         match (effect, open) {
             (Effect::LookForReplay, open) => Outcome::ReplayFound(open.map(|it| it.id)),
             (Effect::BeginReplay(_), Some(open)) => {
                 if !std::mem::replace(&mut open.has_begun, true) {
-                    open.seq = stream.len() as u64;
+                    open.seq = if elsewhere { other.len() } else { stream.len() } as u64;
                 }
-                let from = usize::try_from(open.seq).expect("small").max(self.purged);
+                let from = usize::try_from(open.seq).expect("small");
                 let is_its = |id: &u128| id >> 64 == open.id.as_u128() >> 64;
-                let stored = stream.iter().skip(from).filter_map(|it| it.id).filter(is_its);
+                let stored: Vec<u128> = match elsewhere {
+                    true => other.iter().skip(from).copied().filter(is_its).collect(),
+                    false => {
+                        let stored = stream.iter().skip(from.max(self.purged));
+                        stored.filter_map(|it| it.id).filter(is_its).collect()
+                    }
+                };
+                let elsewhere = elsewhere.then_some(other.len() as u64);
                 let start = ReplayStart {
                     id: open.id,
                     place: open.place,
                     published: open.published,
                     seq: open.seq,
-                    stored: stored.map(Uuid::from_u128).collect(),
+                    stored: stored.into_iter().map(Uuid::from_u128).collect(),
                     per_second: None,
+                    elsewhere,
                 };
                 self.written.place = self.written.place.map(|it| super::Place { seq: None, ..it });
                 Outcome::ReplayBegun(Some(start))
@@ -106,6 +117,20 @@ impl World {
                 Outcome::ReplayRead { of: (id, after), page }
             }
             (Effect::NoteReplay(note), _) => self.note(&note),
+            (Effect::SendCopy { replay, copy, .. }, _) => {
+                let id = copy.event.id.as_u128();
+                let answer = if self.poisoned.contains(&id) {
+                    CopyAnswer::Refused("refused".into())
+                } else {
+                    let found = other.iter().position(|it| *it == id);
+                    let index = found.unwrap_or_else(|| {
+                        other.push(id);
+                        other.len() - 1
+                    });
+                    CopyAnswer::Stored(index as u64 + 1)
+                };
+                Outcome::CopySent { of: (replay, copy.event.id), answer }
+            }
             (effect, _) => panic!("not about a replay: {effect:?}"),
         }
     }
@@ -126,7 +151,7 @@ impl World {
             .collect();
         let read_to = rows.last().map_or(after, |it| it.place);
         let is_end = read_to >= i64::try_from(replay.events.len()).expect("small");
-        Some(ReplayPage { rows, read_to, is_end })
+        Some(ReplayPage { rows, read_to, is_end, is_gone: None })
     }
 
     fn note(&mut self, note: &ReplayNote) -> Outcome {
@@ -151,8 +176,10 @@ impl World {
                 replay.events.iter().partition(|it| replay.gone.contains(it) || refused(it));
             assert_eq!(replay.problems, failed.into_iter().collect(), "other problems");
             let is_its = |id: &u128| id >> 64 == replay.id.as_u128() >> 64;
-            let copies: Vec<u128> =
-                self.stream.iter().filter_map(|it| it.id).filter(is_its).collect();
+            let copies: Vec<u128> = match self.faults.elsewhere {
+                true => self.other_stream.iter().copied().filter(is_its).collect(),
+                false => self.stream.iter().filter_map(|it| it.id).filter(is_its).collect(),
+            };
             let events = |copies: &[u128]| -> Vec<u128> {
                 copies.iter().map(|it| it ^ replay.id.as_u128()).collect()
             };

@@ -8,7 +8,9 @@ use uuid::Uuid;
 
 use super::{Store, mark};
 use crate::error::Error;
-use crate::operate::replays::{ReplayDecision, ReplayEntry, ReplayRequest, Unreplayed};
+use crate::operate::replays::{
+    ReplayDecision, ReplayEntry, ReplayRequest, SourceHolds, Unreplayed,
+};
 use crate::replay_selection::{ReplaySelection, ReplaySource};
 
 const COUNTING: &str = "count what is to be replayed";
@@ -137,34 +139,35 @@ impl Store {
         &mut self,
         slot: &str,
         stream: &str,
-        source: ReplaySource,
-        places: (u64, u64),
+        source: &SourceHolds,
         request: &ReplayRequest,
     ) -> Result<Uuid, Error> {
         let id = Uuid::new_v4();
         let replays = self.table.companion("tailpost_replays");
         let list = self.list_of_events().await?;
         self.client().batch_execute(AT_LEISURE).await.map_err(Error::sql(ASKING))?;
-        let (first, last) = (places.0.cast_signed(), places.1.cast_signed());
+        let (first, last) = (source.places.0.cast_signed(), source.places.1.cast_signed());
+        let log_from = source.from_lsn.map(|it| PgLsn::from(it.0));
         let transaction = self.transaction().await?;
         let of = &request.selection;
         let parameters = Parameters::new(of);
         let sql = format!(
             "INSERT INTO {replays} (from_lsn, to_lsn, since, until, event_ids, aggregate_type,
                  aggregate_id, event_type, id, slot, source, stream, subject_prefix, per_second,
-                 asked_by, reason, first_place, last_place)
+                 asked_by, reason, first_place, last_place, log_from, to_stream)
              VALUES ($1, $2, $3, $4, nullif($5::uuid[], '{{}}'), $6, $7, $8, $9, $10, $11, $12, $13,
-                 $14, $15, $16, $17, $18)"
+                 $14, $15, $16, $17, $18, $19, $20)"
         );
         let event_type = of.event_type.as_ref().map(ToString::to_string);
-        let (name, prefix) = (source.name(), &request.subject_prefix);
+        let (name, prefix) = (source.source, &request.subject_prefix);
         let per_second = request.per_second.and_then(|it| i32::try_from(it).ok());
         let mut values = parameters.all(of).to_vec();
         values[7] = &event_type;
         values.extend([&id as &(dyn ToSql + Sync), &slot, &name, &stream, prefix, &per_second]);
         values.extend([&request.by as &(dyn ToSql + Sync), &request.reason, &first, &last]);
+        values.extend([&log_from as &(dyn ToSql + Sync), &request.to_stream]);
         transaction.execute(&sql, &values).await.map_err(Error::sql(ASKING))?;
-        if source == ReplaySource::Table {
+        if name == ReplaySource::Table.name() {
             fill(&transaction, &replays, &list, id, of).await?;
         }
         transaction.commit().await.map_err(Error::sql(ASKING))?;
@@ -324,6 +327,8 @@ fn entry(row: &Row) -> ReplayEntry {
         aggregate_id: row.get("aggregate_id"),
         event_type: row.get("event_type"),
         subject_prefix: row.get("subject_prefix"),
+        to_stream: row.get("to_stream"),
+        waits_for: row.get("waits_for"),
         per_second: row.get("per_second"),
         asked_by: row.get("asked_by"),
         reason: row.get("reason"),

@@ -35,9 +35,24 @@ pub(crate) struct TakenReplay {
     pub(crate) published: u64,
     /// The last copy that was noted.
     pub(crate) stream_seq: u64,
+    /// Where the rewind slot was when it was asked for.
+    pub(crate) log_from: Option<Lsn>,
 }
 
 impl TakenReplay {
+    /// Whether reading the log from there on brings the same events that were counted from where it
+    /// was kept when the replay was asked for.
+    pub(crate) fn can_read_from(&self, first: Lsn) -> bool {
+        let Some(promised) = self.log_from else { return true };
+        let begins_behind = |from: Lsn| promised <= first && first <= from;
+        first == promised || self.selection.from_lsn.is_some_and(begins_behind)
+    }
+
+    /// What its copies' subjects are among.
+    pub(crate) fn subjects(&self) -> String {
+        self.subject_prefix.as_ref().map_or_else(|| ">".to_owned(), |it| format!("{it}.>"))
+    }
+
     /// The event as this replay publishes it.
     pub(crate) fn readdressed(
         &self,
@@ -107,6 +122,29 @@ impl Store {
         Ok(row.map(|it| it.get(0)))
     }
 
+    /// The stream, not the relay's own, to which a replay publishes.
+    pub(crate) async fn replays_to(&self, id: Uuid) -> Result<Option<String>, Error> {
+        let replays = self.table.companion("tailpost_replays");
+        let sql = format!("SELECT to_stream FROM {replays} WHERE id = $1");
+        let row = self.client().query_opt(&sql, &[&id]).await;
+        Ok(row.map_err(Error::sql("take a replay up"))?.and_then(|it| it.get(0)))
+    }
+
+    /// Writes down why a replay cannot be taken up now, or pauses it with that reason.
+    pub(crate) async fn note_wait(&self, id: Uuid, why: &str, gives_up: bool) -> Result<(), Error> {
+        let sql = format!(
+            "UPDATE {replays} SET waits_for = $2, noted_at = now(),
+                 status = CASE WHEN $3 THEN 'paused' ELSE status END,
+                 decisions = CASE WHEN $3 THEN decisions || jsonb_build_array(jsonb_build_object(
+                     'at', now(), 'decision', 'pause', 'by', 'the relay', 'why', $2::text))
+                     ELSE decisions END
+             WHERE id = $1 AND status IN ('asked', 'running')",
+            replays = self.table.companion("tailpost_replays")
+        );
+        let noted = self.client().execute(&sql, &[&id, &why, &gives_up]).await;
+        noted.map(|_| ()).map_err(Error::sql("take a replay up"))
+    }
+
     /// Takes a replay up. From then on nothing that is written down of the stream's sequence says
     /// how many of the log's events it has. `None` if there is no such replay to take up any more, or
     /// the slot is somebody else's.
@@ -129,7 +167,8 @@ impl Store {
              )
              SELECT source, from_lsn, to_lsn, since, until, coalesce(event_ids, '{{}}'),
                  aggregate_type, aggregate_id, event_type, subject_prefix, per_second,
-                 greatest(place, first_place - 1), last_place, published, stream_seq FROM taken",
+                 greatest(place, first_place - 1), last_place, published, stream_seq, log_from
+             FROM taken",
             replays = self.table.companion("tailpost_replays"),
             state = self.table.companion("tailpost_state"),
         );
@@ -160,6 +199,7 @@ impl Store {
             last_place: row.get(12),
             published: count(13),
             stream_seq: count(14),
+            log_from: lsn(15),
         }))
     }
 
@@ -218,12 +258,13 @@ impl Store {
             "WITH noted AS (
                  UPDATE {replays} SET place = greatest(place, $3), published = $4, noted_at = now(),
                      stream_seq = greatest(stream_seq, $5),
+                     waits_for = $12,
                      status = CASE WHEN $6 AND status = 'running' THEN 'done'
-                                   WHEN $11 AND status = 'running' THEN 'paused' ELSE status END,
-                     decisions = CASE WHEN $11 AND status = 'running' THEN decisions ||
+                                   WHEN $11::text IS NOT NULL AND status = 'running' THEN 'paused'
+                                   ELSE status END,
+                     decisions = CASE WHEN $11 IS NOT NULL AND status = 'running' THEN decisions ||
                          jsonb_build_array(jsonb_build_object('at', now(), 'decision', 'pause',
-                             'by', 'the relay', 'why', 'the stream takes none of the events'))
-                         ELSE decisions END,
+                             'by', 'the relay', 'why', $11)) ELSE decisions END,
                      ended_at = CASE WHEN $6 AND status = 'running' THEN now() ELSE ended_at END
                  WHERE id = $1 AND slot = $2 AND status IN ('running', 'paused', 'cancelled')
                      AND EXISTS (SELECT FROM pg_replication_slots
@@ -245,7 +286,7 @@ impl Store {
             listed = self.table.companion("tailpost_replay_events"),
         );
         let SlotReader { slot, pid } = reader;
-        let ReplayNote { id, place, published, seq, problems, is_done, gives_up } = note;
+        let ReplayNote { id, place, published, seq, problems, is_done, waits_for, gives_up } = note;
         let places: Vec<i64> = problems.iter().map(|it| it.place).collect();
         let events: Vec<Uuid> = problems.iter().map(|it| it.event).collect();
         let reasons: Vec<&str> = problems.iter().map(|it| it.reason.as_str()).collect();
@@ -256,7 +297,7 @@ impl Store {
                 &sql,
                 &[
                     id, slot, place, &published, &seq, is_done, pid, &places, &events, &reasons,
-                    gives_up,
+                    gives_up, waits_for,
                 ],
             )
             .await

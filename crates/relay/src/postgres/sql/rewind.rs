@@ -4,82 +4,228 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use pgoutput::Lsn;
+use tokio_postgres::Row;
 use tokio_postgres::types::PgLsn;
+use uuid::Uuid;
 
 use super::Store;
 use crate::error::Error;
 
 const LOOKING: &str = "look at the rewind slot";
+const NOTING: &str = "note what became of the rewind slot";
 
 /// How much of the log the slot passes in one statement, at most.
 const STEP_BYTES: u64 = 256 << 20;
 
+/// How long such a statement may take. It reads the log from where the oldest transaction began that
+/// was open then.
+const STEP_TIMEOUT: &str = "5min";
+
 /// The rewind slot, beside the relay's own.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RewindSlot {
     /// It brings what committed there or later.
     pub(crate) confirmed: Lsn,
-    /// Its log is gone, or about to go.
-    pub(crate) is_lost: bool,
-    /// When its oldest part was written, as far as it is known.
+    /// `reserved`, `extended`, `unreserved` or `lost`.
+    pub(crate) wal_status: Option<String>,
+    /// What committed then or later is in it, as far as a time is known.
     pub(crate) from: Option<Timestamp>,
+    /// Bytes of log that it keeps,
+    pub(crate) retained_bytes: u64,
+    /// and how many of them the relay's own slot does not keep.
+    pub(crate) extra_bytes: u64,
+}
+
+impl RewindSlot {
+    /// Whether its log is gone, or goes with the next checkpoint.
+    pub(crate) fn is_lost(&self) -> bool {
+        matches!(self.wal_status.as_deref(), Some("unreserved" | "lost"))
+    }
+}
+
+/// What there is of a rewind slot.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct RewindReading {
+    /// It is there, and the relay's.
+    pub(crate) slot: Option<RewindSlot>,
+    /// There is a slot of that name which no relay made.
+    pub(crate) is_others: bool,
+    /// The relay's own slot is there, and keeps what it has to.
+    pub(crate) has_source: bool,
+    /// An open replay that reads it. Until that ends the slot does not move.
+    pub(crate) held_by: Option<Uuid>,
+    /// How often it was made,
+    pub(crate) made: u64,
+    /// when the last time,
+    pub(crate) made_at: Option<Timestamp>,
+    /// and why.
+    pub(crate) made_because: Option<String>,
+    /// How much of the log PostgreSQL keeps for a slot; `None` if it has no limit.
+    pub(crate) keep_max: Option<u64>,
+    /// How often in a row PostgreSQL gave it up soon after it was made,
+    pub(crate) losses: u32,
+    /// and how long ago, if it was not made since.
+    pub(crate) lost_for: Option<Duration>,
+    /// Why it cannot be kept.
+    pub(crate) failure: Option<String>,
+    pub(crate) failed_at: Option<Timestamp>,
 }
 
 impl Store {
-    /// The rewind slot `name` of `slot`, if there is one.
-    pub(crate) async fn rewind_slot(
-        &self,
-        slot: &str,
-        name: &str,
-    ) -> Result<Option<RewindSlot>, Error> {
+    /// What there is of the rewind slot `name` of `slot`.
+    pub(crate) async fn rewind_slot(&self, slot: &str, name: &str) -> Result<RewindReading, Error> {
         let sql = format!(
-            "SELECT confirmed_flush_lsn, wal_status IN ('unreserved', 'lost'),
-                 (SELECT min(at) FROM {marks} m WHERE m.slot = $1 AND m.lsn >= s.confirmed_flush_lsn)
-             FROM pg_replication_slots s
-             WHERE slot_name = $2 AND database = current_database()",
-            marks = self.table.companion("tailpost_rewind_marks")
+            "SELECT s.slot_name IS NOT NULL AS is_there,
+                 coalesce(r.is_ours, false) AND s.database = current_database()
+                     AND s.plugin = 'pgoutput' AS is_ours,
+                 s.confirmed_flush_lsn, s.wal_status,
+                 (SELECT min(at) FROM {marks} m
+                  WHERE m.slot = $1 AND m.lsn >= s.confirmed_flush_lsn) AS from_time,
+                 greatest(pg_current_wal_lsn() - s.restart_lsn, 0)::bigint AS retained,
+                 greatest(own.restart_lsn - s.restart_lsn, 0)::bigint AS extra,
+                 coalesce(own.wal_status IN ('reserved', 'extended'), false) AS has_source,
+                 (SELECT id FROM {replays} WHERE slot = $1 AND source = 'wal'
+                      AND status IN ('asked', 'running', 'paused') LIMIT 1) AS held_by,
+                 coalesce(r.made, 0) AS made, r.made_at, r.made_because,
+                 coalesce(r.losses, 0) AS losses,
+                 CASE WHEN r.lost_at >= coalesce(r.made_at, r.lost_at) THEN
+                     greatest(extract(epoch FROM clock_timestamp() - r.lost_at), 0)::float8
+                 END AS lost_for,
+                 r.failure, r.failed_at,
+                 (SELECT nullif(setting::bigint, -1) << 20 FROM pg_settings
+                  WHERE name = 'max_slot_wal_keep_size') AS keep_max
+             FROM (SELECT) AS one
+             LEFT JOIN pg_replication_slots s ON s.slot_name = $2
+             LEFT JOIN pg_replication_slots own
+                 ON own.slot_name = $1 AND own.database = current_database()
+             LEFT JOIN {rewind} r ON r.slot = $1",
+            marks = self.table.companion("tailpost_rewind_marks"),
+            replays = self.table.companion("tailpost_replays"),
+            rewind = self.table.companion("tailpost_rewind"),
         );
-        let row = self.client().query_opt(&sql, &[&slot, &name]).await;
-        Ok(row.map_err(Error::sql(LOOKING))?.map(|row| RewindSlot {
-            confirmed: row.get::<_, Option<PgLsn>>(0).map_or(Lsn::ZERO, |it| Lsn(it.into())),
-            is_lost: row.get::<_, Option<bool>>(1).unwrap_or(false),
-            from: row.get(2),
-        }))
+        let row = self.client().query_one(&sql, &[&slot, &name]).await;
+        Ok(reading(&row.map_err(Error::sql(LOOKING))?))
     }
 
-    /// One process at a time looks after a rewind slot: as long as this connection lasts.
+    /// One process at a time looks after a rewind slot.
     pub(crate) async fn try_lock_rewind(&self, slot: &str) -> Result<bool, Error> {
         let sql = "SELECT pg_try_advisory_lock(hashtextextended('tailpost rewind ' || $1, 0))";
         let row = self.client().query_one(sql, &[&slot]).await;
         row.map(|it| it.get(0)).map_err(Error::sql(LOOKING))
     }
 
-    /// Makes a slot that begins where another one is.
+    /// A process that is stopped for long is in nobody's way.
+    pub(crate) async fn unlock_rewind(&self, slot: &str) -> Result<(), Error> {
+        let sql = "SELECT pg_advisory_unlock(hashtextextended('tailpost rewind ' || $1, 0))";
+        let unlocked = self.client().execute(sql, &[&slot]).await;
+        unlocked.map(|_| ()).map_err(Error::sql(LOOKING))
+    }
+
+    /// Makes the rewind slot where the relay's own is, and writes down why. First that it is ours:
+    /// who is killed between the two leaves no slot that nobody drops.
+    pub(crate) async fn make_rewind(
+        &self,
+        slot: &str,
+        name: &str,
+        because: &str,
+    ) -> Result<(), Error> {
+        // What is known of times is another slot's, or another cluster's.
+        let sql = format!(
+            "WITH forgotten AS (DELETE FROM {marks} WHERE slot = $1)
+             INSERT INTO {rewind} (slot, is_ours) VALUES ($1, true)
+             ON CONFLICT (slot) DO UPDATE SET is_ours = true",
+            marks = self.table.companion("tailpost_rewind_marks"),
+            rewind = self.table.companion("tailpost_rewind"),
+        );
+        self.client().execute(&sql, &[&slot]).await.map_err(Error::sql(NOTING))?;
+        self.copy_slot(slot, name, false).await?;
+        let sql = format!(
+            "UPDATE {} SET made = made + 1, made_at = clock_timestamp(), made_because = $2
+             WHERE slot = $1",
+            self.table.companion("tailpost_rewind")
+        );
+        let noted = self.client().execute(&sql, &[&slot, &because]).await;
+        noted.map(|_| ()).map_err(Error::sql(NOTING))
+    }
+
+    /// Drops a rewind slot whose log is gone, and writes down when that was.
+    pub(crate) async fn drop_lost_rewind(&self, slot: &str, name: &str) -> Result<(), Error> {
+        self.drop_slot(name).await?;
+        let sql = format!(
+            "UPDATE {} SET lost_at = clock_timestamp(),
+                 losses = CASE WHEN made_at > clock_timestamp() - interval '1 hour'
+                               THEN losses + 1 ELSE 1 END
+             WHERE slot = $1",
+            self.table.companion("tailpost_rewind")
+        );
+        let noted = self.client().execute(&sql, &[&slot]).await;
+        noted.map(|_| ()).map_err(Error::sql(NOTING))
+    }
+
+    /// There is to be no rewind slot any more.
+    pub(crate) async fn forget_rewind(&self, slot: &str) -> Result<(), Error> {
+        let sql = format!(
+            "WITH forgotten AS (DELETE FROM {marks} WHERE slot = $1)
+             DELETE FROM {rewind} WHERE slot = $1",
+            marks = self.table.companion("tailpost_rewind_marks"),
+            rewind = self.table.companion("tailpost_rewind"),
+        );
+        let forgotten = self.client().execute(&sql, &[&slot]).await;
+        forgotten.map(|_| ()).map_err(Error::sql(NOTING))
+    }
+
+    /// Writes down why the rewind slot cannot be kept; `None` if it can.
+    pub(crate) async fn note_rewind_failure(
+        &self,
+        slot: &str,
+        why: Option<&str>,
+    ) -> Result<(), Error> {
+        let sql = format!(
+            "INSERT INTO {rewind} AS r (slot, failure, failed_at)
+             SELECT $1, $2, CASE WHEN $2::text IS NOT NULL THEN now() END
+             WHERE $2::text IS NOT NULL OR EXISTS (
+                 SELECT FROM {rewind} WHERE slot = $1 AND failure IS NOT NULL)
+             ON CONFLICT (slot) DO UPDATE
+             SET failure = excluded.failure, failed_at = excluded.failed_at
+             WHERE r.failure IS DISTINCT FROM excluded.failure",
+            rewind = self.table.companion("tailpost_rewind"),
+        );
+        let noted = self.client().execute(&sql, &[&slot, &why]).await;
+        noted.map(|_| ()).map_err(Error::sql(NOTING))
+    }
+
+    /// Makes a slot that begins where another one is. Says where that is.
     pub(crate) async fn copy_slot(
         &self,
         from: &str,
         to: &str,
         temporary: bool,
-    ) -> Result<(), Error> {
-        let sql = "SELECT pg_copy_logical_replication_slot($1, $2, $3)";
-        let copied = self.client().execute(sql, &[&from, &to, &temporary]).await;
-        copied.map_err(Error::sql("copy the replication slot")).map(|_| ())
+    ) -> Result<Lsn, Error> {
+        let sql = "SELECT lsn FROM pg_copy_logical_replication_slot($1, $2, $3)";
+        let copied = self.client().query_one(sql, &[&from, &to, &temporary]).await;
+        let row = copied.map_err(Error::sql("copy the replication slot"))?;
+        Ok(row.get::<_, Option<PgLsn>>(0).map_or(Lsn::ZERO, |it| Lsn(it.into())))
     }
 
     /// Moves the rewind slot on, as far as it keeps too much or what is too old; not while a replay
-    /// reads from it, and never beyond the relay's own slot.
+    /// reads from it, and never beyond the relay's own slot. Says whether it still keeps too much.
     pub(crate) async fn trail(
         &self,
         slot: &str,
         name: &str,
         retain: u64,
         max_age: Duration,
-    ) -> Result<(), Error> {
+    ) -> Result<bool, Error> {
         let marks = self.table.companion("tailpost_rewind_marks");
+        // The time is read behind the position: whatever commits later is behind the position. A mark
+        // from before the clock was put back prevents no other one.
         let mark = format!(
-            "INSERT INTO {marks} (slot, lsn) SELECT $1, pg_current_wal_insert_lsn()
-             WHERE NOT EXISTS (SELECT FROM {marks}
-                               WHERE slot = $1 AND at > now() - interval '1 minute')"
+            "INSERT INTO {marks} (slot, lsn, at)
+             SELECT $1, end_of_log.lsn, clock_timestamp()
+             FROM (SELECT pg_current_wal_insert_lsn() AS lsn OFFSET 0) AS end_of_log
+             WHERE NOT EXISTS (SELECT FROM {marks} WHERE slot = $1
+                                   AND at BETWEEN now() - interval '1 minute' AND now())
+             ON CONFLICT DO NOTHING"
         );
         self.client().execute(&mark, &[&slot]).await.map_err(Error::sql(LOOKING))?;
         let sql = format!(
@@ -93,21 +239,60 @@ impl Store {
             replays = self.table.companion("tailpost_replays")
         );
         let row = self.client().query_opt(&sql, &[&slot, &name, &max_age.as_secs_f64()]).await;
-        let Some(row) = row.map_err(Error::sql(LOOKING))? else { return Ok(()) };
+        let Some(row) = row.map_err(Error::sql(LOOKING))? else { return Ok(false) };
         let lsn = |at| row.get::<_, Option<PgLsn>>(at).map_or(0, u64::from);
         let (end, own, rewind, old) = (lsn(0), lsn(1), lsn(2), lsn(3));
-        let target = end.saturating_sub(retain).max(old).min(own).min(rewind + STEP_BYTES);
+        let wanted = end.saturating_sub(retain).max(old).min(own);
+        let target = wanted.min(rewind + STEP_BYTES);
         if row.get::<_, bool>(4) || target <= rewind {
-            return Ok(());
+            return Ok(false);
         }
-        let advance = "SELECT pg_replication_slot_advance($1, $2)";
-        let advanced = self.client().execute(advance, &[&name, &PgLsn::from(target)]).await;
-        advanced.map_err(Error::sql("advance the rewind slot"))?;
+        self.advance_rewind(name, target).await?;
         let forget = format!(
             "DELETE FROM {marks} WHERE slot = $1 AND lsn < (
                  SELECT max(m.lsn) FROM {marks} m WHERE m.slot = $1 AND m.lsn <= $2)"
         );
         let forgotten = self.client().execute(&forget, &[&slot, &PgLsn::from(target)]).await;
-        forgotten.map_err(Error::sql(LOOKING)).map(|_| ())
+        forgotten.map_err(Error::sql(LOOKING))?;
+        Ok(target < wanted)
+    }
+
+    async fn advance_rewind(&self, name: &str, target: u64) -> Result<(), Error> {
+        let doing = "advance the rewind slot";
+        // On an error the connection is given up, and the transaction with it.
+        let begin = format!("BEGIN; SET LOCAL statement_timeout = '{STEP_TIMEOUT}'");
+        self.client().batch_execute(&begin).await.map_err(Error::sql(doing))?;
+        let advance = "SELECT pg_replication_slot_advance($1, $2)";
+        let advanced = self.client().execute(advance, &[&name, &PgLsn::from(target)]).await;
+        advanced.map_err(Error::sql(doing))?;
+        self.client().batch_execute("COMMIT").await.map_err(Error::sql(doing))
+    }
+}
+
+fn reading(row: &Row) -> RewindReading {
+    let count = |name| row.get::<_, Option<i64>>(name).map_or(0, |it| it.max(0).cast_unsigned());
+    let is_ours = row.get::<_, Option<bool>>("is_ours").unwrap_or(false);
+    let confirmed: Option<PgLsn> = row.get("confirmed_flush_lsn");
+    let slot = RewindSlot {
+        confirmed: confirmed.map_or(Lsn::ZERO, |it| Lsn(it.into())),
+        wal_status: row.get("wal_status"),
+        from: row.get("from_time"),
+        retained_bytes: count("retained"),
+        extra_bytes: count("extra"),
+    };
+    let lost_for: Option<f64> = row.get("lost_for");
+    RewindReading {
+        slot: is_ours.then_some(slot),
+        is_others: !is_ours && row.get("is_there"),
+        has_source: row.get("has_source"),
+        held_by: row.get("held_by"),
+        made: count("made"),
+        made_at: row.get("made_at"),
+        made_because: row.get("made_because"),
+        keep_max: row.get::<_, Option<i64>>("keep_max").map(i64::unsigned_abs),
+        losses: row.get::<_, i32>("losses").max(0).cast_unsigned(),
+        lost_for: lost_for.and_then(|it| Duration::try_from_secs_f64(it).ok()),
+        failure: row.get("failure"),
+        failed_at: row.get("failed_at"),
     }
 }

@@ -7,7 +7,9 @@ use jiff::Timestamp;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::metrics::MetricType;
-use relay::{BreakerState, Config, Latency, RetentionStatus, Role, SlotStatus, Status};
+use relay::{
+    BreakerState, Config, Latency, RetentionStatus, RewindStatus, Role, SlotStatus, Status,
+};
 use tokio::sync::watch;
 
 use super::Sink;
@@ -15,9 +17,9 @@ use super::Sink;
 type Labels = Vec<(&'static str, String)>;
 
 /// A figure of a status.
-type Figure<T> = (&'static str, &'static str, fn(&Status) -> T);
+type Figure<S, T> = (&'static str, &'static str, fn(&S) -> T);
 
-const GAUGES: [Figure<f64>; 10] = [
+const GAUGES: [Figure<Status, f64>; 10] = [
     ("replication_connected", "1 while the replication connection is up.", |it| {
         f64::from(u8::from(it.postgres_connected))
     }),
@@ -52,7 +54,7 @@ const GAUGES: [Figure<f64>; 10] = [
     }),
 ];
 
-const COUNTERS: [Figure<u64>; 12] = [
+const COUNTERS: [Figure<Status, u64>; 12] = [
     ("breaker_opened", "Times the breaker opened.", |it| it.breaker_opened_total),
     ("replication_reconnects", "Connections to either server that were opened again.", |it| {
         it.reconnects_total
@@ -87,12 +89,18 @@ pub(crate) struct Watched {
     pub(in crate::admin) shard: Option<u32>,
     pub(in crate::admin) stream: String,
     pub(in crate::admin) status: watch::Receiver<Status>,
+    /// Of its rewind slot; `None` if there is to be none.
+    pub(in crate::admin) rewind: watch::Receiver<Option<RewindStatus>>,
 }
 
 impl Watched {
-    pub(crate) fn new(config: &Config, status: watch::Receiver<Status>) -> Self {
+    pub(crate) fn new(
+        config: &Config,
+        status: watch::Receiver<Status>,
+        rewind: watch::Receiver<Option<RewindStatus>>,
+    ) -> Self {
         let shard = config.shard().map(|it| it.number);
-        Self { shard, stream: config.stream.name.clone(), status }
+        Self { shard, stream: config.stream.name.clone(), status, rewind }
     }
 
     /// What tells the shards' metrics apart.
@@ -120,6 +128,8 @@ impl Collector for StatusCollector {
         scrape.slot()?;
         scrape.outbox()?;
         let mut sink = scrape.sink;
+        let rewind = |it: &Watched| Some((it.labels(), it.rewind.borrow().clone()?));
+        sink.rewind(&self.watched.iter().filter_map(rewind).collect::<Vec<_>>())?;
         let counted = *self.dead_letters.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((count, oldest)) = counted {
             sink.dead_letters(count as f64, oldest)?;
@@ -275,6 +285,42 @@ fn each<T>(
 }
 
 impl Sink<'_, '_> {
+    /// Where there is a rewind slot, or is to be one.
+    fn rewind(&mut self, slots: &[(Labels, RewindStatus)]) -> fmt::Result {
+        if slots.is_empty() {
+            return Ok(());
+        }
+        let gauges: [Figure<RewindStatus, Option<f64>>; 4] = [
+            ("rewind_slot_exists", "1 while there is a rewind slot.", |it| {
+                Some(f64::from(u8::from(it.exists)))
+            }),
+            ("rewind_retained_bytes", "Log that the rewind slot makes the server keep.", |it| {
+                Some(it.retained_bytes as f64)
+            }),
+            ("rewind_extra_bytes", "Log that only the rewind slot makes the server keep.", |it| {
+                Some(it.extra_bytes as f64)
+            }),
+            (
+                "rewind_oldest_timestamp_seconds",
+                "What committed then or later can be replayed from the log.",
+                |it| Some(it.from?.as_microsecond() as f64 / 1e6),
+            ),
+        ];
+        for (name, help, value) in gauges {
+            let values = slots.iter().filter_map(|(of, it)| Some((of.clone(), value(it)?)));
+            self.family(name, help, values.collect::<Vec<_>>())?;
+        }
+        let counters: [Figure<RewindStatus, u64>; 2] = [
+            ("rewind_made", "Times the rewind slot was made, by any process.", |it| it.made_total),
+            ("rewind_failures", "Looks at the rewind slot that failed.", |it| it.failures_total),
+        ];
+        for (name, help, value) in counters {
+            let values = slots.iter().map(|(of, it)| (of.clone(), value(it)));
+            self.counters(name, help, values.collect::<Vec<_>>())?;
+        }
+        Ok(())
+    }
+
     fn retention(&mut self, status: &RetentionStatus) -> fmt::Result {
         self.last_success(status.last_success_at)?;
         let help = "Rows deleted because they are kept for long enough, by this process.";
