@@ -73,6 +73,11 @@ pub const MIGRATIONS: &[Migration] = &[
         name: "retention",
         sql: include_str!("../../../migrations/0015_retention.sql"),
     },
+    Migration {
+        version: 17,
+        name: "emit_wal",
+        sql: include_str!("../../../migrations/0017_emit_wal.sql"),
+    },
 ];
 
 /// The first migration for a table that the documented text does not fit: one with other column
@@ -399,7 +404,8 @@ mod tests {
                 "45d5808b27d1424a",
                 "6cf4fc66e3dd94ab",
                 "b913d97a7114c995",
-                "36382dbfa5b89b98"
+                "36382dbfa5b89b98",
+                "573a845f0a261260"
             ]
         );
     }

@@ -22,7 +22,7 @@ use crate::engine::{
 use crate::error::Error;
 use crate::nats::{self, History, NatsLink, Publisher, TailReader, WAY_BACK_MAX, WayBack};
 use crate::postgres::sql::ResolvedPlace;
-use crate::postgres::{Opening, Rows, Slot, Store, answered};
+use crate::postgres::{Messages, Opening, Rows, Slot, Store, answered};
 use crate::reporter::POSTGRES_EPOCH_UNIX_MICROS;
 use crate::source::Source;
 
@@ -216,7 +216,11 @@ impl Session {
         let checkpoint = Checkpoint::new(slot.checkpoint, config.shards.count());
         let (is_gap_filled, resolved, is_new) = (slot.is_gap_filled, slot.resolved, slot.created);
         let walsender = slot.start(opening, &store, &config.slot).await?;
-        let source = Source::new(walsender, Rows::new(config.table.clone(), config.routing()));
+        let noted = store.note_wal_messages(&config.slot, config.wal.messages);
+        opening.on(&store, "say whether messages are taken", noted).await?;
+        let rows = Rows::new(config.table.clone(), config.routing());
+        let messages = Messages::new(&config.table, config.wal.messages);
+        let source = Source::new(walsender, rows, messages);
         let way = way_back(config, resolved_before, system_id);
         let dead = opening.on(&store, "read dead letters", store.newest_dead_letters()).await?;
         // `--once` is to find also what was unmarked by hand.

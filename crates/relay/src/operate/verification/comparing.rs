@@ -199,6 +199,13 @@ impl<'a> Comparing<'a> {
             ("dropped", counts.dropped, "rows that a route dropped".into()),
             ("routed_away", counts.routed_away, "events that the present routes would drop".into()),
             (
+                "emitted",
+                counts.emitted,
+                "messages of events that never had a row (outbox_emit_wal): whether one is \
+                 missing, and what it held, cannot be told"
+                    .into(),
+            ),
+            (
                 "younger",
                 counts.younger,
                 "messages of events that committed after the table was read".into(),
