@@ -2,6 +2,7 @@
 
 pub(crate) mod columns;
 mod connect;
+pub(crate) mod drained;
 mod dsn;
 pub(crate) mod opening;
 pub(crate) mod publication;

@@ -37,15 +37,32 @@ async fn an_event_that_nobody_would_publish_is_refused_when_it_is_written() {
     relay.sigterm();
     assert!(relay.wait_exit(DEADLINE).await.success());
 
-    // What is written, and then not wanted any more, is not published, and that is said.
-    env.execute(&emit(true, Uuid::now_v7(), "'{}'")).await;
+    // What was accepted is published before the setting is left.
+    let last = Uuid::now_v7();
+    env.execute(&emit(true, last, "'{}'")).await;
+    env.set("TAILPOST_RELAY__WAL_MESSAGES", "false");
+    let (_, said) = env.ends_with(4, &["relay", "--once"]).await;
+    assert!(said.contains("not published") && said.contains("relay.wal_messages = true"), "{said}");
+    set(&mut env, &[]);
+    env.ends_with(0, &["relay", "--once"]).await;
     env.set("TAILPOST_RELAY__WAL_MESSAGES", "false");
     let relay = env.relay();
-    relay.wait_log("the log has events of outbox_emit_wal, which are not published").await;
+    relay.wait_active().await;
     assert!(refusal(&env, &emit(true, id, "'{}'")).await.contains(says));
-    let row = env.insert(1).await[0];
-    wait_published(&env, 3).await;
-    assert_eq!(env.stored_ids().await, [id, other, row]);
+    // What is forged from then on is passed over, which is said, and has its place all the same.
+    relay.announce("the log has messages with the outbox's prefix");
+    let row = Uuid::now_v7();
+    env.execute(&format!(
+        "BEGIN; SELECT pg_logical_emit_message(true, 'tailpost:public.outbox_events', 'x');
+         {} COMMIT",
+        emit(false, row, "'{}'")
+    ))
+    .await;
+    wait_published(&env, 4).await;
+    relay.wait_log("the log has messages with the outbox's prefix").await;
+    let stored = env.stored().await;
+    assert_eq!(stored.iter().map(|it| it.id).collect::<Vec<_>>(), [id, other, last, row]);
+    assert!(stored[3].header("Tailpost-Position").expect("a position").ends_with("/1"));
 }
 
 // proves: G-OUT-3
@@ -65,7 +82,7 @@ async fn settings_that_would_lose_events_without_a_row_are_refused() {
         let mut env = TestEnv::new().await;
         set(&mut env, settings);
         for command in ["setup", "relay"] {
-            let (_, said) = env.ends_with(2, &[command]).await;
+            let (_, said) = env.ends_with(78, &[command]).await;
             let names = said.contains("relay.wal_messages");
             assert!(names && said.contains(says), "{said}");
         }
@@ -80,21 +97,21 @@ async fn a_slot_that_holds_events_without_a_row_is_not_dropped() {
     let relay = env.relay();
     env.execute(&emit(true, Uuid::now_v7(), "'{}'")).await;
     wait_published(&env, 1).await;
-    env.ends_with(3, &["slot", "drop"]).await; // a relay reads it
+    env.ends_with(4, &["slot", "drop"]).await; // a relay reads it
     env.execute(&emit(true, Uuid::now_v7(), "'{}'")).await;
     wait_published(&env, 2).await;
     relay.sigterm();
     assert!(relay.wait_exit(DEADLINE).await.success());
     let unread = Uuid::now_v7();
     env.execute(&format!("BEGIN; {} COMMIT", emit(true, unread, "'{}'"))).await;
-    let (_, said) = env.ends_with(3, &["slot", "drop"]).await;
+    let (_, said) = env.ends_with(4, &["slot", "drop"]).await;
     assert!(said.contains("that are not published") && said.contains("relay --once"), "{said}");
     // An open transaction may commit one.
     let mut client = env.client().await;
     let open = client.transaction().await.expect("begin");
     let late = Uuid::now_v7();
     open.batch_execute(&emit(true, late, "'{}'")).await.expect("emit");
-    let (_, said) = env.ends_with(3, &["slot", "drop"]).await;
+    let (_, said) = env.ends_with(4, &["slot", "drop"]).await;
     assert!(said.contains("transactions are open"), "{said}");
     open.commit().await.expect("commit");
     // It goes on as before.

@@ -4,11 +4,9 @@ use serde::Serialize;
 use tokio_postgres::error::SqlState;
 
 use crate::config::{Config, RewindConfig};
-use crate::describe;
 use crate::error::Error;
 use crate::operate::setup::ensure_slot;
-use crate::postgres::sql::Unread;
-use crate::postgres::{Opening, Store, answered};
+use crate::postgres::{Opening, Store, answered, drained};
 
 /// A replication slot of the cluster.
 #[derive(Debug, Clone, Serialize)]
@@ -85,7 +83,8 @@ pub async fn drop_slot(config: &Config, force: bool) -> Result<(), Error> {
     let opening = Opening::unobserved(config);
     opening.on(&store, "lock the slot", store.lock_slot(slot)).await?;
     if !force {
-        check_drained(config, &opening, &store).await?;
+        let how = "lose such events with `tailpost slot drop --force`";
+        drained::check(config, &opening, &store, how).await?;
     }
     let dropped = opening.on(&store, "drop the replication slot", store.drop_slot(slot)).await;
     dropped.map_err(|error| match error.code() {
@@ -101,54 +100,4 @@ pub async fn drop_slot(config: &Config, force: bool) -> Result<(), Error> {
     }
     let announced = store.announce_drop(slot, "`tailpost slot drop` dropped it");
     opening.on(&store, "note the drop", announced).await
-}
-
-/// Makes sure that no event without a row is lost with the slot. From then on none is accepted.
-async fn check_drained(config: &Config, opening: &Opening, store: &Store) -> Result<(), Error> {
-    let slot = &config.slot;
-    opening.on(store, "look at the tables", store.check_tables()).await?;
-    let state = opening.on(store, "read the relay's state", store.load_state(slot)).await?;
-    let exists = opening.on(store, "look at the slot", store.slot_exists(slot)).await?;
-    if !exists || !state.is_some_and(|it| it.takes_messages) {
-        return Ok(());
-    }
-    if opening.on(store, "look at the slot", store.slot_reader(slot)).await?.is_some() {
-        return Err(Error::SlotBusy { slot: slot.clone() });
-    }
-    let refuse = store.note_wal_messages(slot, false);
-    opening.on(store, "say that no messages are taken", refuse).await?;
-    let checked = undrained(config, opening, store).await;
-    let Err(reason) = checked else { return Ok(()) };
-    let accept = store.note_wal_messages(slot, true);
-    opening.on(store, "say that messages are taken", accept).await?;
-    Err(Error::Conflict(format!(
-        "{reason}; let `tailpost relay --once` publish what there is, or lose such events with \
-         `tailpost slot drop --force`"
-    )))
-}
-
-/// An error that says why events without a row may be lost with the slot.
-async fn undrained(config: &Config, opening: &Opening, store: &Store) -> Result<(), String> {
-    let slot = &config.slot;
-    let unknown = |error: Error| {
-        let why = describe(&error);
-        format!("nobody knows whether slot \"{slot}\" has events of outbox_emit_wal: {why}")
-    };
-    let outwaited = opening.on(store, "wait for transactions", store.outwait_transactions()).await;
-    if !outwaited.map_err(unknown)? {
-        return Err("transactions are open that may have called outbox_emit_wal".into());
-    }
-    let unread = store.unread_messages(slot, &config.publication);
-    let doing = "look at what the slot has not brought";
-    match opening.on(store, doing, unread).await.map_err(unknown)? {
-        Unread::Nothing => Ok(()),
-        Unread::Something => Err(format!(
-            "slot \"{slot}\" has events of outbox_emit_wal that are not published, and no table \
-             has them"
-        )),
-        Unread::Unknown => Err(format!(
-            "slot \"{slot}\" has many changes that are not published, and events of \
-             outbox_emit_wal, which no table has, may be among them"
-        )),
-    }
 }

@@ -48,9 +48,9 @@ impl Session {
         match why {
             Ignored::Off => error!(
                 prefix,
-                "the log has events of outbox_emit_wal, which are not published: set \
-                 relay.wal_messages = true and start the relay again before it is stopped by \
-                 anything else, or have the events emitted once more"
+                "the log has messages with the outbox's prefix, which are not published and do not \
+                 come again: events of outbox_emit_wal need relay.wal_messages = true; find out who \
+                 wrote these"
             ),
             Ignored::NotTransactional => warn!(
                 prefix,

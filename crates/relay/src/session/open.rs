@@ -22,7 +22,7 @@ use crate::engine::{
 use crate::error::Error;
 use crate::nats::{self, History, NatsLink, Publisher, TailReader, WAY_BACK_MAX, WayBack};
 use crate::postgres::sql::ResolvedPlace;
-use crate::postgres::{Messages, Opening, Rows, Slot, Store, answered};
+use crate::postgres::{Messages, Opening, Rows, Slot, Store, answered, drained};
 use crate::reporter::POSTGRES_EPOCH_UNIX_MICROS;
 use crate::source::Source;
 
@@ -215,6 +215,10 @@ impl Session {
         let confirmed = slot.confirmed;
         let checkpoint = Checkpoint::new(slot.checkpoint, config.shards.count());
         let (is_gap_filled, resolved, is_new) = (slot.is_gap_filled, slot.resolved, slot.created);
+        if !config.wal.messages {
+            let how = "lose them: `tailpost slot drop --force` makes the slot anew";
+            drained::check(config, opening, &store, how).await?;
+        }
         let walsender = slot.start(opening, &store, &config.slot).await?;
         let noted = store.note_wal_messages(&config.slot, config.wal.messages);
         opening.on(&store, "say whether messages are taken", noted).await?;
