@@ -40,7 +40,8 @@ async fn requeue(env: &TestEnv, id: Uuid) {
 // proves: G-OUT-2
 #[tokio::test(flavor = "multi_thread")]
 async fn whatever_is_written_under_the_prefix_is_published_or_parked_and_stops_nobody() {
-    let env = env(&[]).await;
+    // Nobody marks the row.
+    let env = env(&[("TAILPOST_RELAY__MARK_INTERVAL", "1h")]).await;
     let relay = env.relay();
     relay.wait_active().await;
     // Anybody may.
@@ -93,13 +94,13 @@ async fn whatever_is_written_under_the_prefix_is_published_or_parked_and_stops_n
     }
     env.execute(&write(&object(&format!("\"id\": \"{forged}\", \"payload\": [1 , 2]")))).await;
     // Others' prefixes, and none of a transaction.
-    env.execute(&format!(
-        "SELECT pg_logical_emit_message(true, 'tailpost:public.other', 'x');
-         SELECT pg_logical_emit_message(true, '{PREFIX}2', 'x');
-         SELECT pg_logical_emit_message(false, '{PREFIX}', 'x');
-         BEGIN; SELECT pg_logical_emit_message(false, '{PREFIX}', 'y'); ROLLBACK"
-    ))
-    .await;
+    for others in ["tailpost:public.other", "tailpost:public.outbox_events2", "tailpost"] {
+        env.execute(&format!("SELECT pg_logical_emit_message(true, '{others}', 'x')")).await;
+    }
+    for end in ["COMMIT", "ROLLBACK"] {
+        let sql = format!("BEGIN; SELECT pg_logical_emit_message(false, '{PREFIX}', 'x'); {end}");
+        env.execute(&sql).await;
+    }
     good.push(forged);
     // What is JSON and no jsonb is published as it is: the consumer's affair.
     let published = 1 + good.len() as u64 + 2;
@@ -123,7 +124,9 @@ async fn whatever_is_written_under_the_prefix_is_published_or_parked_and_stops_n
     assert_eq!(env.query::<i32>(cut).await, 1 << 20);
     let said = relay.log().matches("outside of transactions").count();
     assert_eq!(said, 1, "once a session");
-    // Another relay brings nothing twice, and a row was left alone.
+    let unmarked = "SELECT count(*) FROM outbox_events WHERE published_at IS NULL";
+    assert_eq!(env.query::<i64>(unmarked).await, 1, "another event's row is left alone");
+    // Another relay brings nothing twice.
     relay.kill9().await;
     let relay = env.relay();
     relay.wait_active().await;
