@@ -15,7 +15,7 @@ mod walsender;
 pub(crate) use connect::check_name;
 pub use connect::{ConnectionTask, PostgresTarget, PostgresTls, SslMode};
 pub(crate) use opening::{Opening, answered};
-pub(crate) use rows::{Emitted, Messages, Rows};
+pub(crate) use rows::{Messages, Rows};
 pub(crate) use slot::Slot;
 pub(crate) use sql::Store;
 pub(crate) use walsender::Walsender;

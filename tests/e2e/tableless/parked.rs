@@ -36,27 +36,18 @@ async fn requeue(env: &TestEnv, id: Uuid) {
     env.ends_with(0, &args).await;
 }
 
-/// R-OUT-06, R-REL-10: any bytes that any role writes under the prefix.
-// proves: G-OUT-2
-#[tokio::test(flavor = "multi_thread")]
-async fn whatever_is_written_under_the_prefix_is_published_or_parked_and_stops_nobody() {
-    // Nobody marks the row.
-    let env = env(&[("TAILPOST_RELAY__MARK_INTERVAL", "1h")]).await;
-    let relay = env.relay();
-    relay.wait_active().await;
-    // Anybody may.
-    env.execute("CREATE ROLE mallory LOGIN").await;
-    let row = Uuid::now_v7();
-    env.execute(&emit(false, row, "'{}'")).await;
-    let object = |members: &str| {
-        format!(
-            "convert_to('{{\"aggregate_type\": \"order\", \"aggregate_id\": \"o\", \
-             \"event_type\": \"Placed\", {members}}}', 'UTF8')"
-        )
-    };
+/// An event whose members are these, besides its type and its aggregate.
+fn object(members: &str) -> String {
+    format!(
+        "convert_to('{{\"aggregate_type\": \"order\", \"aggregate_id\": \"o\", \
+         \"event_type\": \"Placed\", {members}}}', 'UTF8')"
+    )
+}
+
+/// What the function does not write. The last has the id of a row.
+fn bad(row: Uuid) -> Vec<String> {
     let id = Uuid::now_v7;
-    let forged = id();
-    let bad = [
+    vec![
         "''::bytea".to_owned(),
         "'\\x00ff'::bytea".into(),
         "'no json'::bytea".into(),
@@ -79,7 +70,23 @@ async fn whatever_is_written_under_the_prefix_is_published_or_parked_and_stops_n
             .into(),
         // An event of its own, which has a row.
         object(&format!("\"id\": \"{row}\", \"event_version\": []")),
-    ];
+    ]
+}
+
+/// R-OUT-06, R-REL-10: any bytes that any role writes under the prefix.
+// proves: G-OUT-2
+#[tokio::test(flavor = "multi_thread")]
+async fn whatever_is_written_under_the_prefix_is_published_or_parked_and_stops_nobody() {
+    // Nobody marks the row.
+    let env = env(&[("TAILPOST_RELAY__MARK_INTERVAL", "1h")]).await;
+    let relay = env.relay();
+    relay.wait_active().await;
+    // Anybody may.
+    env.execute("CREATE ROLE mallory LOGIN").await;
+    let row = Uuid::now_v7();
+    env.execute(&emit(false, row, "'{}'")).await;
+    let id = Uuid::now_v7;
+    let (forged, bad) = (id(), bad(row));
     let write = |content: &str| {
         format!(
             "SET ROLE mallory; SELECT pg_logical_emit_message(true, '{PREFIX}', {content});

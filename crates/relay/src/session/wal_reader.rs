@@ -16,7 +16,7 @@ use crate::engine::{Ignored, Outgoing, ReplayPage, ReplayRow, Unpublished};
 use crate::error::Error;
 use crate::nats::History;
 use crate::postgres::sql::TakenReplay;
-use crate::postgres::{Emitted, Messages, Rows, Store};
+use crate::postgres::{Messages, Rows, Store};
 use crate::reporter::POSTGRES_EPOCH_UNIX_MICROS;
 
 const READING: &str = "read the log again";
@@ -124,12 +124,12 @@ impl WalReader {
             Message::Logical(message) => {
                 match self.messages.read(&self.rows, &message, self.transaction.1) {
                     // Parked, or nothing at all.
-                    Some(Emitted::Event(outgoing)) if outgoing.subject.is_err() => {
+                    Some(Ok(outgoing)) if outgoing.subject.is_err() => {
                         self.transaction.2 += 1;
                     }
-                    Some(Emitted::Event(outgoing)) => return Ok(self.choose(outgoing)),
-                    Some(Emitted::Ignored(Ignored::Off)) => self.transaction.2 += 1,
-                    Some(Emitted::Ignored(Ignored::NotTransactional)) | None => {}
+                    Some(Ok(outgoing)) => return Ok(self.choose(outgoing)),
+                    Some(Err(Ignored::Off)) => self.transaction.2 += 1,
+                    Some(Err(Ignored::NotTransactional)) | None => {}
                 }
             }
             _ => {}

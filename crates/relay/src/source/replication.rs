@@ -8,7 +8,7 @@ use pgwire_replication::ReplicationEvent;
 
 use crate::engine::Input;
 use crate::error::Error;
-use crate::postgres::{Emitted, Messages, Rows, Walsender};
+use crate::postgres::{Messages, Rows, Walsender};
 
 /// Messages taken at a time, so that answers and sends get their turns.
 const MESSAGES_AT_ONCE: usize = 256;
@@ -100,8 +100,8 @@ impl Source {
 
     fn message(&self, message: &Logical) -> Option<Input> {
         Some(match self.messages.read(&self.rows, message, self.committed_at_micros)? {
-            Emitted::Event(outgoing) => Input::Emitted(outgoing),
-            Emitted::Ignored(why) => Input::Ignored(why),
+            Ok(outgoing) => Input::Emitted(outgoing),
+            Err(why) => Input::Ignored(why),
         })
     }
 

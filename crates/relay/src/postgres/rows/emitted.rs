@@ -22,14 +22,6 @@ const UNREADABLE_BYTES_MAX: usize = 1 << 20;
 /// 0001-01-01 00:00:00 UTC: every timestamp from here on is one of PostgreSQL's, too.
 const OLDEST_UNIX_SECONDS: i64 = -62_135_596_800;
 
-/// A message of the log under this outbox's prefix.
-#[derive(Debug)]
-pub(crate) enum Emitted {
-    Event(Outgoing),
-    /// Nothing becomes of it.
-    Ignored(Ignored),
-}
-
 /// Which messages of the log are this outbox's.
 pub(crate) struct Messages {
     prefix: String,
@@ -71,24 +63,25 @@ impl Messages {
         Self { prefix: table.wal_prefix(), are_taken }
     }
 
-    /// What a message is to the outbox whose rows are `rows`; `None` if it is not under its prefix.
+    /// The event that a message is in the outbox whose rows are `rows`, or why nothing becomes of
+    /// it; `None` if it is not under the outbox's prefix.
     pub(crate) fn read(
         &self,
         rows: &Rows,
         message: &Logical,
         committed_at_micros: i64,
-    ) -> Option<Emitted> {
+    ) -> Option<Result<Outgoing, Ignored>> {
         if message.prefix != self.prefix {
             return None;
         }
         // Outside of its transaction it has no place in the log, and is there after a rollback.
         if !message.transactional {
-            return Some(Emitted::Ignored(Ignored::NotTransactional));
+            return Some(Err(Ignored::NotTransactional));
         }
         if !self.are_taken {
-            return Some(Emitted::Ignored(Ignored::Off));
+            return Some(Err(Ignored::Off));
         }
-        Some(Emitted::Event(rows.emitted(message, timestamp(committed_at_micros))))
+        Some(Ok(rows.emitted(message, timestamp(committed_at_micros))))
     }
 }
 
@@ -220,7 +213,7 @@ mod tests {
 
     fn outgoing(content: &[u8]) -> Outgoing {
         match Messages::new(&Table::default(), true).read(&rows(), &logical(content), 0) {
-            Some(Emitted::Event(outgoing)) => outgoing,
+            Some(Ok(outgoing)) => outgoing,
             other => panic!("no event: {other:?}"),
         }
     }
@@ -303,10 +296,10 @@ mod tests {
         let ours = logical(b"{}");
         let others = Logical { prefix: "tailpost".into(), ..ours.clone() };
         assert!(read(&others, true).is_none());
-        assert!(matches!(read(&ours, false), Some(Emitted::Ignored(Ignored::Off))));
+        assert!(matches!(read(&ours, false), Some(Err(Ignored::Off))));
         let at_once = Logical { transactional: false, ..ours };
         let ignored = read(&at_once, true);
-        assert!(matches!(ignored, Some(Emitted::Ignored(Ignored::NotTransactional))));
+        assert!(matches!(ignored, Some(Err(Ignored::NotTransactional))));
     }
 
     proptest! {
