@@ -47,6 +47,7 @@ mod slot_life;
 mod standby;
 mod stop;
 mod storm;
+mod tableless;
 mod takeover;
 mod unlogged;
 mod verify;

@@ -74,6 +74,11 @@ pub const MIGRATIONS: &[Migration] = &[
         sql: include_str!("../../../migrations/0015_retention.sql"),
     },
     Migration {
+        version: 17,
+        name: "emit_wal",
+        sql: include_str!("../../../migrations/0017_emit_wal.sql"),
+    },
+    Migration {
         version: 18,
         name: "partitions",
         sql: include_str!("../../../migrations/0018_partitions.sql"),
@@ -420,6 +425,7 @@ mod tests {
                 "6cf4fc66e3dd94ab",
                 "b913d97a7114c995",
                 "36382dbfa5b89b98",
+                "573a845f0a261260",
                 "a179ae4e22943325",
                 "88e6e89e156e93fc"
             ]

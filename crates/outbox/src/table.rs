@@ -11,9 +11,10 @@ const IDENTIFIER_BYTES_MAX: usize = 63;
 pub const DROPPED: &str = "dropped by a route";
 
 /// What the migrations create beside the outbox table.
-const COMPANIONS: [&str; 15] = [
+const COMPANIONS: [&str; 16] = [
     "outbox_dead_letter",
     "outbox_emit",
+    "outbox_emit_wal",
     "outbox_status",
     "tailpost_epochs",
     "tailpost_json",
@@ -102,6 +103,13 @@ impl Table {
     #[must_use]
     pub fn companion(&self, name: &str) -> String {
         format!("{}.{}", quote(&self.schema), quote(name))
+    }
+
+    /// The prefix of messages in PostgreSQL's log that are events of this outbox
+    /// (`outbox_emit_wal`). Outboxes of one database have different ones.
+    #[must_use]
+    pub fn wal_prefix(&self) -> String {
+        format!("tailpost:{self}")
     }
 
     /// The schema, quoted for use in SQL.

@@ -1,6 +1,6 @@
 //! Many wait for what becomes of events, and one statement asks for all of them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -26,6 +26,9 @@ const LOOK_MAX: Duration = Duration::from_secs(1);
 
 /// Those who wait at a time, at most.
 const WAITERS_MAX: usize = 20_000;
+
+/// Events that are remembered for those who begin to wait later.
+const REMEMBERED_MAX: usize = 10_000;
 
 /// What is known about an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,7 +62,16 @@ struct Shared<S> {
     /// Looked at for each batch of events that are published, so it needs no lock.
     waiters: AtomicUsize,
     events: Mutex<HashMap<Uuid, watch::Sender<Option<Seen<S>>>>>,
+    remembered: Mutex<Remembered<S>>,
     begun: Notify,
+}
+
+/// What became of the newest events of which nobody else can tell.
+#[derive(Debug)]
+struct Remembered<S> {
+    events: HashMap<Uuid, S>,
+    /// The oldest first.
+    ids: VecDeque<Uuid>,
 }
 
 impl<S> Clone for Waiting<S> {
@@ -71,7 +83,9 @@ impl<S> Clone for Waiting<S> {
 impl<S> Default for Waiting<S> {
     fn default() -> Self {
         let (waiters, events, begun) = (AtomicUsize::new(0), Mutex::default(), Notify::new());
-        Self(Arc::new(Shared { waiters, events, begun }))
+        let remembered = Remembered { events: HashMap::new(), ids: VecDeque::new() };
+        let remembered = Mutex::new(remembered);
+        Self(Arc::new(Shared { waiters, events, remembered, begun }))
     }
 }
 
@@ -83,6 +97,10 @@ impl<S> Waiting<S> {
 
     fn events(&self) -> MutexGuard<'_, HashMap<Uuid, watch::Sender<Option<Seen<S>>>>> {
         self.0.events.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn remembered(&self) -> MutexGuard<'_, Remembered<S>> {
+        self.0.remembered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -132,6 +150,26 @@ impl<S: Clone> Waiting<S> {
         }
     }
 
+    /// Remembers the end of events of which nobody can tell whoever asks for it later; the newest
+    /// 10,000. Those who wait now are [told](Self::tell) as well, behind this.
+    pub fn remember(&self, ended: impl IntoIterator<Item = (Uuid, S)>) {
+        let mut ended = ended.into_iter().peekable();
+        if ended.peek().is_none() {
+            return;
+        }
+        let mut remembered = self.remembered();
+        for (id, state) in ended {
+            if remembered.events.insert(id, state).is_none() {
+                remembered.ids.push_back(id);
+            }
+            if remembered.ids.len() > REMEMBERED_MAX
+                && let Some(oldest) = remembered.ids.pop_front()
+            {
+                remembered.events.remove(&oldest);
+            }
+        }
+    }
+
     /// Waits until somebody waits.
     pub async fn begun(&self) {
         loop {
@@ -178,7 +216,7 @@ struct Waiter<'a, S> {
     seen: watch::Receiver<Option<Seen<S>>>,
 }
 
-impl<'a, S> Waiter<'a, S> {
+impl<'a, S: Clone> Waiter<'a, S> {
     fn enter(waiting: &'a Waiting<S>, id: Uuid) -> Result<Self, TooMany> {
         let mut events = waiting.events();
         if waiting.0.waiters.load(Ordering::Relaxed) >= WAITERS_MAX {
@@ -186,7 +224,9 @@ impl<'a, S> Waiter<'a, S> {
         }
         // Under the lock: whoever sees nobody wait has told nobody, and the table is asked.
         waiting.0.waiters.fetch_add(1, Ordering::Relaxed);
-        let seen = events.entry(id).or_insert_with(|| watch::channel(None).0).subscribe();
+        // As much under this lock: what is not remembered yet is told afterwards.
+        let remembered = waiting.remembered().events.get(&id).cloned().map(Seen::Final);
+        let seen = events.entry(id).or_insert_with(|| watch::channel(remembered).0).subscribe();
         drop(events);
         waiting.0.begun.notify_waiters();
         Ok(Self { waiting, id, seen })
@@ -271,6 +311,19 @@ mod tests {
             assert_eq!(waiting.unresolved(), [id(1)]);
         }
         assert!(waiting.is_idle() && waiting.events().is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_remembered_is_known_at_once_and_not_for_ever() {
+        let waiting = Waiting::<u8>::default();
+        waiting.remember([(id(1), 7)]);
+        assert_eq!(waiting.wait(id(1), PATIENCE).await, Ok(Some(Seen::Final(7))));
+        waiting.remember((2..=REMEMBERED_MAX as u128).map(|number| (id(number), 8)));
+        assert_eq!(waiting.wait(id(1), PATIENCE).await, Ok(Some(Seen::Final(7))));
+        waiting.remember([(id(2), 9), (id(0), 9)]);
+        assert_eq!(waiting.wait(id(1), Duration::ZERO).await, Ok(None));
+        assert_eq!(waiting.wait(id(2), PATIENCE).await, Ok(Some(Seen::Final(9))));
+        assert_eq!(waiting.remembered().events.len(), REMEMBERED_MAX);
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,6 +1,7 @@
 mod retention_config;
 mod rewind_config;
 mod sharding;
+mod wal_config;
 
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ use crate::shards::Shards;
 
 pub use self::retention_config::RetentionConfig;
 pub use self::rewind_config::RewindConfig;
+pub use self::wal_config::{OnWalLimit, WalConfig};
 
 /// Everything a relay must know. See `docker/tailpost.toml` for what each setting means in use.
 #[derive(Debug, Clone)]
@@ -215,25 +217,6 @@ impl Default for MarkConfig {
     }
 }
 
-/// The log that the server keeps for the slot while the broker takes nothing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct WalConfig {
-    /// How many bytes it may be; `None` leaves it to the server's `max_slot_wal_keep_size`.
-    pub limit: Option<u64>,
-    /// What is done when it is more.
-    pub on_limit: OnWalLimit,
-}
-
-/// What is done when the slot keeps more log than it may.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum OnWalLimit {
-    /// Say so, and keep it.
-    #[default]
-    Hold,
-    /// Drop the slot; create it anew when the broker is back, and take the gap from the table.
-    DropSlotAndScan,
-}
-
 impl Config {
     /// The default time that a message may stay unacknowledged.
     pub const ACK_TIMEOUT: Duration = Duration::from_secs(5);
@@ -299,12 +282,7 @@ impl Config {
                           \"delete\"";
             return Err(Error::invalid("relay.mark", reason));
         }
-        if self.wal.on_limit != OnWalLimit::Hold && self.wal.limit.is_none() {
-            return Err(Error::invalid("relay.on_wal_limit", "needs relay.wal_limit"));
-        }
-        if self.wal.limit.is_some_and(|limit| limit < 1 << 20) {
-            return Err(Error::invalid("relay.wal_limit", "must be at least 1MiB"));
-        }
+        self.wal.check(self)?;
         if self.dedup == Dedup::Position && self.mode != Mode::Fenced {
             let reason =
                 "\"position\" needs relay.mode = \"fenced\": other modes have only the ids";
@@ -414,6 +392,12 @@ mod tests {
         check("relay.ack_timeout", |it| it.ack_timeout = Duration::ZERO);
         check("relay.wal_limit", |it| it.wal.limit = Some(1));
         check("relay.on_wal_limit", |it| it.wal.on_limit = OnWalLimit::DropSlotAndScan);
+        check("relay.wal_messages", |it| (it.wal.messages, it.mode) = (true, Mode::Poll));
+        check("relay.wal_messages", |it| (it.wal.messages, it.shards) = (true, Shards::new(2)));
+        check("relay.wal_messages", |it| {
+            let on_limit = OnWalLimit::DropSlotAndScan;
+            it.wal = WalConfig { limit: Some(1 << 30), on_limit, messages: true };
+        });
         check("relay.shards", |it| it.shards = Shards::new(0));
         check("relay.shards", |it| it.shards = Shards::new(65));
         check("relay.shards", |it| (it.shards, it.mode) = (Shards::new(2), Mode::Poll));

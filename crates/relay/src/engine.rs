@@ -74,7 +74,8 @@ pub(crate) use self::marking::{
     SWEEPER_STORED_MAX, SWEPT_AT_ONCE, Sweeper, Swept,
 };
 pub(crate) use self::messages::{
-    Blocked, Dead, Doubted, Input, Mode, Part, Place, Refusal, Request, Resolved, Send, Start,
+    Blocked, Dead, Doubted, Ignored, Input, Mode, Part, Place, Refusal, Request, Resolved, Send,
+    Start,
 };
 pub(crate) use self::notice::Notice;
 pub(crate) use self::outcome::{Marked, Outcome, Parked, RowOfDead, ScanMarks, ScanRead};
@@ -359,11 +360,14 @@ impl Engine {
                     }
                     self.parking.ask(index, dead);
                 }
-                Request::NoteFailure { id, attempts, reason, pause } => {
+                Request::NoteFailure { id, has_row, attempts, reason, pause } => {
                     let said = reason.clone();
                     self.tell(Notice::TryingAgain { event: id, attempts, reason: said, pause });
-                    self.effects.push_back(Effect::NoteFailure { id, reason, pause });
+                    if has_row {
+                        self.effects.push_back(Effect::NoteFailure { id, reason, pause });
+                    }
                 }
+                Request::TellIgnored(why) => self.tell(Notice::IgnoringMessages { why }),
                 Request::AskForMarks(ids) => self.effects.push_back(Effect::AskForMarks(ids)),
                 Request::TellDoubt { known, counted } => {
                     self.tell(Notice::DoubtResolved { known, counted });
@@ -379,6 +383,7 @@ impl Engine {
         for event in &resolved {
             match event.origin {
                 Origin::Log => self.marking.queue(now, event),
+                Origin::Emitted => {} // nothing is left to be done
                 Origin::Scan(batch) => self.backfill.published(batch, *event),
                 Origin::Replay => self.replaying.stored(event),
             }
@@ -455,7 +460,7 @@ impl Engine {
         self.parking.parked();
         for Parked { index, row } in parked {
             match row {
-                RowOfDead::Removed => {}
+                RowOfDead::Removed | RowOfDead::Never => {}
                 RowOfDead::Locked => self.owed_marks.some(now),
                 RowOfDead::Unseen => self.marking.parked(),
             }

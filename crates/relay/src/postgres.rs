@@ -3,6 +3,7 @@
 pub(crate) mod columns;
 mod connect;
 pub(crate) mod day_partitions;
+pub(crate) mod drained;
 mod dsn;
 pub(crate) mod opening;
 pub(crate) mod publication;
@@ -15,7 +16,7 @@ mod walsender;
 pub(crate) use connect::check_name;
 pub use connect::{ConnectionTask, PostgresTarget, PostgresTls, SslMode};
 pub(crate) use opening::{Opening, answered};
-pub(crate) use rows::Rows;
+pub(crate) use rows::{Messages, Rows};
 pub(crate) use slot::Slot;
 pub(crate) use sql::Store;
 pub(crate) use walsender::Walsender;

@@ -144,11 +144,14 @@ impl Reporter {
 
     /// Tells those who wait, and measures how long acknowledged events took.
     pub(crate) fn resolved(&mut self, resolved: &[Resolved]) {
-        let stored = resolved.iter().filter(|it| it.seq.is_some()).map(|it| (it.id, it.seq));
-        self.reports.waiting.tell(stored, |seq| {
-            Seen::Final(EventState::Published { stream: Some(self.stream.clone()), seq })
-        });
-        let mut measured = resolved.iter().filter(|it| it.acked && it.origin == Origin::Log);
+        let stored = || resolved.iter().filter(|it| it.seq.is_some());
+        let published = |seq| EventState::Published { stream: Some(self.stream.clone()), seq };
+        // No row will tell.
+        let emitted = stored().filter(|it| it.origin == Origin::Emitted);
+        self.reports.waiting.remember(emitted.map(|it| (it.id, published(it.seq))));
+        let told = stored().map(|it| (it.id, it.seq));
+        self.reports.waiting.tell(told, |seq| Seen::Final(published(seq)));
+        let mut measured = resolved.iter().filter(|it| it.acked && it.origin.is_logged());
         let Some(first) = measured.next() else { return };
         let now = Timestamp::now().as_microsecond() - POSTGRES_EPOCH_UNIX_MICROS;
         for it in std::iter::once(first).chain(measured) {
@@ -194,6 +197,7 @@ impl Reporter {
         status.resyncs_total = base.resyncs_total + counts.resyncs;
         status.batches_total = base.batches_total + counts.batches;
         status.foreign_total = base.foreign_total + counts.foreign;
+        status.ignored_total = base.ignored_total + counts.ignored;
         status.outages_total = base.outages_total + counts.outages;
         status.deferred_total = base.deferred_total + counts.deferred;
         (status.breaker, status.breaker_retry_in) = state.breaker();

@@ -61,6 +61,8 @@ pub struct Status {
     pub resyncs_total: u64,
     /// Messages of other writers met in the stream.
     pub foreign_total: u64,
+    /// Messages of PostgreSQL's log with the outbox's prefix that were passed over.
+    pub ignored_total: u64,
     /// How often a connection to either server had to be opened again.
     pub reconnects_total: u64,
     /// When the relay last got on: an event was resolved, or, connected to both servers, it had

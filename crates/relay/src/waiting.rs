@@ -99,6 +99,8 @@ pub async fn for_event(config: &Config, id: Uuid, patience: Duration) -> Result<
 /// Waits until everything that was committed when it began is published, parked, or dropped by a
 /// route, for `patience` at most. Returns how many events are not, counted up to 10,000.
 ///
+/// With `relay.wal_messages` it is also waited until the slot is confirmed that far.
+///
 /// With `relay.mark = "watermark"` an event counts as published when a watermark covers it.
 ///
 /// # Errors
@@ -113,8 +115,17 @@ pub async fn for_everything(config: &Config, patience: Duration) -> Result<u64, 
     let store = Store::connect(config, "tailpost wait").await?;
     let doing = "count what is not published";
     let committed = answered(doing, store.observe()).await?.snapshot;
+    let log_end = match config.wal.messages {
+        true => Some(answered(doing, store.mark_the_end()).await?),
+        false => None,
+    };
     loop {
-        let unpublished = answered(doing, store.count_unpublished(&committed)).await?;
+        let mut unpublished = answered(doing, store.count_unpublished(&committed)).await?;
+        if let (0, Some(end)) = (unpublished, log_end) {
+            // Events without a row are published when the slot is confirmed. Who knows how many.
+            let is_confirmed = answered(doing, store.is_confirmed(&config.slot, end)).await?;
+            unpublished = u64::from(!is_confirmed);
+        }
         if unpublished == 0 || Instant::now() >= until {
             return Ok(unpublished);
         }

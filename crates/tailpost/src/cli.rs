@@ -318,8 +318,17 @@ pub(crate) enum SlotCommand {
     /// Drop the relay's slot, so that the server need not keep the log; no event is lost
     ///
     /// Refused while a relay reads the slot. The next relay creates it anew, and publishes from the
-    /// table what was written in between: do not delete unpublished rows.
-    Drop,
+    /// table what was written in between: do not delete unpublished rows. Refused also while the slot
+    /// has events of `outbox_emit_wal`, which are in no table.
+    Drop(SlotDropArgs),
+}
+
+/// Arguments of `slot drop`.
+#[derive(Debug, Args)]
+pub(crate) struct SlotDropArgs {
+    /// Lose events of `outbox_emit_wal` that are not published
+    #[arg(long)]
+    pub(crate) force: bool,
 }
 
 /// Arguments of `slot list`.

@@ -47,7 +47,7 @@ impl Refusal {
 
     pub(crate) fn no_event(event: Uuid) -> Self {
         let hint = "neither a row, a dead letter, a decision nor a consumer's record is left of it, or it \
-                    is not committed";
+                    is not committed; an event of outbox_emit_wal never has a row";
         Self::not_found(format!("nobody knows event {event}"), Some(hint.into()))
     }
 

@@ -21,6 +21,10 @@ pub const REPLAY: &str = "Tailpost-Replay";
 /// How far the log had come when a replay stored the message: a [`Position`](super::Position), a
 /// space, and the id of the event that had it.
 pub const REPLAY_AFTER: &str = "Tailpost-Replay-After";
+/// [`SOURCE_WAL`] if the event never had a row in the outbox.
+pub const SOURCE: &str = "Tailpost-Source";
+/// The value of [`SOURCE`] for an event of `outbox_emit_wal`.
+pub const SOURCE_WAL: &str = "wal";
 /// Names of the headers whose values are percent-escaped, separated by commas.
 pub const ESCAPED: &str = "Tailpost-Escaped";
 /// The event's type.

@@ -432,7 +432,7 @@ impl ClaimEngine {
                 let effect = self.holder(event, |claim| ClaimEffect::Park { claim, index, dead });
                 self.effects.push_back(effect);
             }
-            Request::NoteFailure { id, attempts, reason, pause } => {
+            Request::NoteFailure { id, attempts, reason, pause, .. } => {
                 let said = reason.clone();
                 self.tell(Notice::TryingAgain { event: id, attempts, reason: said, pause });
                 let note = |claim| ClaimEffect::NoteFailure { claim, id, reason, pause };
@@ -440,7 +440,7 @@ impl ClaimEngine {
                 self.effects.push_back(effect);
             }
             // There is no log to bring anything again.
-            Request::AskForMarks(_) | Request::TellDoubt { .. } => {}
+            Request::AskForMarks(_) | Request::TellDoubt { .. } | Request::TellIgnored(_) => {}
             Request::Stop(why) => self.effects.push_back(ClaimEffect::End(End::Refused(why))),
         }
     }

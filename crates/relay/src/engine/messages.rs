@@ -30,6 +30,10 @@ pub(crate) enum Input {
     Begin { commit_lsn: Lsn, commit_time_micros: i64 },
     /// The next event of the open transaction.
     Logged(Outgoing),
+    /// The same, without a row.
+    Emitted(Outgoing),
+    /// A message of the log that might have been an event.
+    Ignored(Ignored),
     /// The open transaction is complete.
     Commit { end_lsn: Lsn },
     /// The walsender has sent everything before `wal_end`.
@@ -75,6 +79,15 @@ pub(crate) enum Input {
     Tick,
 }
 
+/// Why nothing becomes of a message of `outbox_emit_wal`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ignored {
+    /// The relay takes none (`relay.wal_messages`).
+    Off,
+    /// It is outside of its transaction, so the function did not write it.
+    NotTransactional,
+}
+
 /// Why the broker refused a message, by what follows from it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Refusal {
@@ -101,8 +114,11 @@ pub(crate) enum Request {
     ReadTail { from: u64, delay: Duration, why: String },
     /// Put an event into the dead-letter table, not before the one that was asked for before it.
     Park { index: u64, dead: Dead },
-    /// Write down that an event could not be published and is tried again after `pause`.
-    NoteFailure { id: Uuid, attempts: u32, reason: String, pause: Duration },
+    /// Write down that an event could not be published and is tried again after `pause`. Without a
+    /// row it is only said.
+    NoteFailure { id: Uuid, has_row: bool, attempts: u32, reason: String, pause: Duration },
+    /// Say that messages of the log are ignored; once for each reason.
+    TellIgnored(Ignored),
     /// Look up which of these events are marked as published.
     AskForMarks(Vec<Uuid>),
     /// Events whose messages the stream has lost are told from those that were never published: so
@@ -155,6 +171,8 @@ pub(crate) struct Send<'a> {
     pub(crate) part: Option<Part>,
     /// What it is a copy of. Then `position` is how far the log had come.
     pub(crate) replayed: Option<&'a Replayed>,
+    /// Whether the event has, or had, a row.
+    pub(crate) has_row: bool,
 }
 
 /// A message's place in its batch.
@@ -213,6 +231,8 @@ pub(crate) struct Counts {
     pub(crate) batches: u64,
     /// Events that were published once more. No other number counts them.
     pub(crate) replayed: u64,
+    /// Messages of the log that might have been events.
+    pub(crate) ignored: u64,
 }
 
 impl Counts {
@@ -242,6 +262,8 @@ pub(crate) struct Dead {
     pub(crate) blocks: bool,
     /// Nothing is wrong with it: it waits for this one.
     pub(crate) blocked_by: Option<Uuid>,
+    /// Whether a row is to be removed.
+    pub(crate) has_row: bool,
 }
 
 /// Which events are doubtful at the start of a session.

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
+use super::messages::Ignored;
 use super::slot_watch::SlotNotice;
 use crate::status::SlotStatus;
 
@@ -30,6 +31,8 @@ pub(crate) enum Notice {
     Slot { status: SlotStatus, notice: Option<SlotNotice> },
     /// The order of each aggregate is kept, and no other.
     ChangedToKeyed,
+    /// Messages of the log are passed over.
+    IgnoringMessages { why: Ignored },
     /// Nothing new is taken in any more.
     Stopping { why: &'static str, unresolved: usize },
 }

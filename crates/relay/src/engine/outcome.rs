@@ -127,4 +127,6 @@ pub(crate) enum RowOfDead {
     Locked,
     /// It is gone, or not visible yet.
     Unseen,
+    /// The event never had one.
+    Never,
 }

@@ -138,7 +138,9 @@ impl Publishing {
                     self.known.seen = Seen::default();
                 }
             }
-            Input::Logged(outgoing) => self.logged(outgoing),
+            Input::Logged(outgoing) => self.logged(outgoing, Origin::Log),
+            Input::Emitted(outgoing) => self.logged(outgoing, Origin::Emitted),
+            Input::Ignored(why) => self.ignore(why),
             Input::Commit { end_lsn } => {
                 self.log.progress.commit(end_lsn, self.window.end());
                 self.log.progress.resolved_below(self.window.first());

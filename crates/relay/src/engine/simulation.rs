@@ -13,6 +13,7 @@
 mod broker;
 mod check;
 mod database;
+mod emitting;
 mod mending;
 mod replaying;
 mod schedules;
@@ -36,6 +37,7 @@ use uuid::Uuid;
 use self::broker::{Flying, Packet, Stored as Message, Taking};
 use self::database::Written;
 pub(in crate::engine) use self::database::failure;
+use self::emitting::Emitted;
 use self::replaying::Replay;
 use self::sessions::{engine, publishing};
 pub(in crate::engine) use self::table::Table;
@@ -84,6 +86,8 @@ struct Faults {
     locks: bool,
     /// Rows come that never pass the log.
     unlogged: bool,
+    /// Some events have no row.
+    emitted: bool,
     /// Somebody asks for replays.
     replays: bool,
     /// To another stream.
@@ -133,6 +137,7 @@ struct World {
     dead: BTreeMap<u128, Option<u128>>,
     requeued: HashSet<u128>,
     dropped: HashSet<u128>,
+    emitted: Emitted,
     stream: Vec<Message>,
     stored_ids: HashSet<u128>,
     /// One queue for each connection ever made; the last is the relay's present one.
@@ -219,6 +224,7 @@ impl World {
             dead: BTreeMap::new(),
             requeued: HashSet::new(),
             dropped: HashSet::new(),
+            emitted: Emitted::default(),
             stream: Vec::new(),
             stored_ids: HashSet::new(),
             connections: vec![VecDeque::new()],
@@ -264,7 +270,9 @@ impl World {
         let transaction = self.table.begin();
         let is_visible = !self.faults.hidden || self.rng.random_bool(0.7);
         for id in &events {
-            self.table.insert(*id, transaction, is_visible, self.is_filtered(*id));
+            if !self.emits(*id) {
+                self.table.insert(*id, transaction, is_visible, self.is_filtered(*id));
+            }
         }
         self.lsn += 10;
         let (commit_lsn, end_lsn) = (Lsn(self.lsn), Lsn(self.lsn + 5));
@@ -310,10 +318,11 @@ impl World {
             self.relay.at = (transaction + 1, 0);
             return;
         }
-        let (commit_lsn, end_lsn) = (it.commit_lsn, it.end_lsn);
+        let Transaction { commit_lsn, end_lsn, events } = it.clone();
+        self.emit_at_once();
         let input = match part {
             0 => Input::Begin { commit_lsn, commit_time_micros: 0 },
-            n if n <= it.events.len() => Input::Logged(self.outgoing(it.events[n - 1])),
+            n if n <= events.len() => self.logged(events[n - 1]),
             _ => Input::Commit { end_lsn },
         };
         let last = matches!(input, Input::Commit { .. });

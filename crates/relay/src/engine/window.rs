@@ -25,6 +25,8 @@ pub(crate) struct Limits {
 pub(crate) enum Origin {
     /// The replication slot.
     Log,
+    /// The replication slot, as a message of `outbox_emit_wal`: no row owes a mark.
+    Emitted,
     /// The scanner, in the batch with this number.
     Scan(u32),
     /// A replay: the row has its mark.
@@ -37,6 +39,13 @@ pub(crate) struct LastPosition {
     pub(crate) commit_lsn: Lsn,
     pub(crate) ordinal: u32,
     pub(crate) event: Uuid,
+}
+
+impl Origin {
+    /// Whether the event has a place of its own in the log.
+    pub(crate) fn is_logged(self) -> bool {
+        matches!(self, Self::Log | Self::Emitted)
+    }
 }
 
 impl LastPosition {

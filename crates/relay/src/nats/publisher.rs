@@ -36,6 +36,7 @@ const MSG_ID: HeaderName = HeaderName::from_static(wire::header::MSG_ID);
 const REPLAY: HeaderName = HeaderName::from_static(wire::header::REPLAY);
 const REPLAY_AFTER: HeaderName = HeaderName::from_static(wire::header::REPLAY_AFTER);
 const EVENT_ID: HeaderName = HeaderName::from_static(wire::header::EVENT_ID);
+const SOURCE: HeaderName = HeaderName::from_static(wire::header::SOURCE);
 const POSITION: HeaderName = HeaderName::from_static(wire::header::POSITION);
 const POSITION_EVENT: HeaderName = HeaderName::from_static(wire::header::POSITION_EVENT);
 
@@ -233,6 +234,9 @@ impl Publisher {
         }
         if let Some(expected) = send.expected {
             headers.insert(EXPECTED_LAST_SEQUENCE, HeaderValue::from(expected));
+        }
+        if !send.has_row {
+            headers.insert(SOURCE, HeaderValue::from(wire::header::SOURCE_WAL));
         }
         if let Some(copied) = send.replayed {
             self.name_replay(copied, send.position, &mut headers);

@@ -91,6 +91,9 @@ pub struct MessageStory {
     pub stored_at: String,
     /// Where its row was in the log: `Tailpost-Position`.
     pub position: Option<String>,
+    /// `wal` if it never had a row: `Tailpost-Source`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub source: Option<String>,
 }
 
 /// A replay that meant the event. Times are as PostgreSQL prints them.
@@ -172,6 +175,13 @@ pub async fn explain(
             if row.as_ref().is_none_or(|row| row.status == "PUBLISHED") {
                 notes.push("nothing says where the stream has it, if it has it".into());
             }
+            if row.is_none() && config.wal.messages {
+                notes.push(
+                    "an event of outbox_emit_wal has no row: once it is published only the stream \
+                     has it, and the inbox that processed it"
+                        .into(),
+                );
+            }
             None
         }
     };
@@ -237,5 +247,6 @@ async fn message(
         subject: message.subject.to_string(),
         stored_at: message.time.to_string(),
         position: text(header::POSITION),
+        source: text(header::SOURCE),
     }))
 }

@@ -163,7 +163,7 @@ pub async fn plan_replay(
         let deletes = config.mark.by == MarkBy::Delete;
         let chosen = source.unwrap_or(match of_stream.is_complete && !prefers_table {
             true => ReplaySource::Stream,
-            false if deletes && of_wal.is_complete => ReplaySource::Wal,
+            false if (deletes || config.wal.messages) && of_wal.is_complete => ReplaySource::Wal,
             false if deletes => ReplaySource::Stream,
             false => ReplaySource::Table,
         });
@@ -195,14 +195,13 @@ async fn table_holds(
     let deleted_before = store.retention_row().await?.and_then(|it| it.deleted_before);
     // Of positions nobody can say whether something before them was deleted.
     let keeps_all = match (deleted_before, selection.since) {
-        (None, _) => true,
-        (Some(before), Some(since)) => since >= before,
-        (Some(_), None) => {
-            !selection.events.is_empty() && holds.events == selection.events.len() as u64
-        }
+        (None, _) if !config.wal.messages => true,
+        (Some(before), Some(since)) if !config.wal.messages => since >= before,
+        _ => !selection.events.is_empty() && holds.events == selection.events.len() as u64,
     };
     let note = match holds.without_position {
         _ if deletes => Some("relay.mark = \"delete\": published rows are gone".to_owned()),
+        0 if config.wal.messages => Some("events of outbox_emit_wal have no row".to_owned()),
         0 => deleted_before
             .filter(|_| !keeps_all)
             .map(|before| format!("rows published before {before} may be deleted")),

@@ -299,7 +299,13 @@ pub(crate) async fn ensure_slot(
     let tail = TailReader::new(client, &config.stream.name).await?;
     let opening = Opening::unobserved(config);
     match Box::pin(Slot::prepare(config, &opening, store, Some(&tail))).await {
-        Ok(slot) => Ok(slot.created),
+        Ok(slot) => {
+            if config.wal.messages {
+                let noted = store.note_wal_messages(&config.slot, true);
+                opening.on(store, "say that messages are taken", noted).await?;
+            }
+            Ok(slot.created)
+        }
         Err(Error::SlotBusy { .. }) => Ok(false), // a relay is running
         Err(error) => Err(error),
     }

@@ -6,7 +6,7 @@ use tokio_postgres::error::SqlState;
 use crate::config::{Config, RewindConfig};
 use crate::error::Error;
 use crate::operate::setup::ensure_slot;
-use crate::postgres::{Opening, Store, answered};
+use crate::postgres::{Opening, Store, answered, drained};
 
 /// A replication slot of the cluster.
 #[derive(Debug, Clone, Serialize)]
@@ -81,14 +81,22 @@ async fn drop_rewind_slot(config: &Config, store: &Store, opening: &Opening) -> 
 /// Drops the slot of a shard, so that PostgreSQL need not keep the log for it. No event is lost: the next
 /// relay, or [`create_slot`], creates it anew, and what was written in between comes from the table.
 ///
+/// Events without a row come from nowhere. So a slot that has some yet to bring is dropped with
+/// `force` only.
+///
 /// # Errors
 ///
-/// [`Error::SlotBusy`] while a relay reads it, [`Error::NotSetUp`] if there is none.
-pub async fn drop_slot(config: &Config) -> Result<(), Error> {
+/// [`Error::SlotBusy`] while a relay reads it, [`Error::NotSetUp`] if there is none,
+/// [`Error::Conflict`] if an event would be lost.
+pub async fn drop_slot(config: &Config, force: bool) -> Result<(), Error> {
     let slot = &config.slot;
     let store = Store::connect(config, "tailpost slot").await?;
     let opening = Opening::unobserved(config);
     opening.on(&store, "lock the slot", store.lock_slot(slot)).await?;
+    if !force {
+        let how = "lose such events with `tailpost slot drop --force`";
+        drained::check(config, &opening, &store, how).await?;
+    }
     // Also if the other one is gone: it would keep the log for nobody.
     drop_rewind_slot(config, &store, &opening).await?;
     let dropped = opening.on(&store, "drop the replication slot", store.drop_slot(slot)).await;

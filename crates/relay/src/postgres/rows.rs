@@ -1,5 +1,7 @@
 //! From rows, logged or scanned, to events.
 
+mod emitted;
+
 use std::collections::HashMap;
 use std::error::Error as StdError;
 use std::str::FromStr;
@@ -12,6 +14,7 @@ use pgoutput::{Datum, Insert, Relation};
 use tokio_postgres::types::{FromSql, IsNull, ToSql, Type, to_sql_checked};
 use uuid::Uuid;
 
+pub(crate) use self::emitted::Messages;
 use super::columns::{
     BPCHAR, BYTEA, CHAR, INT2, INT4, INT8, JSON, JSONB, NAME, TEXT, TIMESTAMP, TIMESTAMPTZ, Types,
     USER_DEFINED_MIN, UUID, VARCHAR, is_required, missing,

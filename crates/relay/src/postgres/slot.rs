@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use pgoutput::Lsn;
 use pgwire_replication::IdentifySystem;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 use uuid::Uuid;
 
 use super::opening::{Opening, answered};
@@ -230,6 +230,15 @@ fn anew(config: &Config, drop: bool, state: Option<StateRow>, reason: &'static s
     if state.is_some() {
         warn!(slot = config.slot, "{reason}: creating it anew, scanning for the gap");
     }
+    if let Some(state) = state.as_ref().filter(|it| it.takes_messages) {
+        let resolved = state.resolved.map_or(Lsn::ZERO, |it| it.place.commit_lsn);
+        error!(
+            slot = config.slot,
+            %resolved,
+            "events of outbox_emit_wal that committed since then may be lost with the slot: no row \
+             has them; look in the application for what it emitted, and emit it once more"
+        );
+    }
     Found::Unusable { drop, state, reason }
 }
 
@@ -406,6 +415,7 @@ async fn create(
             scanned: is_gap_filled.then_some(Duration::ZERO),
             swept: Some(Duration::ZERO),
         },
+        takes_messages: old.is_some_and(|old| old.takes_messages),
     };
     Ok((state, start))
 }

@@ -25,6 +25,7 @@ mod state;
 mod statements;
 mod swap;
 mod sweep;
+mod unread;
 mod verify_rows;
 
 use std::collections::HashSet;
@@ -58,6 +59,7 @@ use crate::shards::{Shard, Shards};
 
 pub(crate) use self::state::{LastLooks, LookedBy, ResolvedPlace, StateRow, oldest_running};
 pub(crate) use self::sweep::SweepCursor;
+pub(crate) use self::unread::Unread;
 pub(crate) use self::verify_rows::{ComparedRow, ReadRange, TableCut};
 
 /// How long a statement may take where nobody waits for more than a minute, in milliseconds.
@@ -365,8 +367,8 @@ impl Store {
             }
         }
         let state = self.table.companion("tailpost_state");
-        if !columns::types(self.client(), &state).await?.contains_key("resolved_lsn") {
-            return Err(Error::NotSetUp { missing: format!("column resolved_lsn of {state}") });
+        if !columns::types(self.client(), &state).await?.contains_key("wal_prefix") {
+            return Err(Error::NotSetUp { missing: format!("column wal_prefix of {state}") });
         }
         Ok(())
     }

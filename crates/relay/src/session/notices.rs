@@ -3,7 +3,7 @@
 use tracing::{error, info, warn};
 
 use super::Session;
-use crate::engine::{Notice, SlotNotice};
+use crate::engine::{Ignored, Notice, SlotNotice};
 use crate::reporter::Reporter;
 use crate::status::SlotStatus;
 
@@ -38,7 +38,25 @@ impl Session {
                  of each aggregate only. Give the relay a stream of its own, or set relay.mode = \
                  \"keyed\""
             ),
+            Notice::IgnoringMessages { why } => self.tell_of_ignored(why),
             notice => reporter.tell(notice),
+        }
+    }
+
+    fn tell_of_ignored(&self, why: Ignored) {
+        let prefix = self.config.table.wal_prefix();
+        match why {
+            Ignored::Off => error!(
+                prefix,
+                "the log has messages with the outbox's prefix, which are not published and do not \
+                 come again: events of outbox_emit_wal need relay.wal_messages = true; find out who \
+                 wrote these"
+            ),
+            Ignored::NotTransactional => warn!(
+                prefix,
+                "somebody writes messages with the outbox's prefix outside of transactions: they \
+                 are ignored; call outbox_emit_wal, or pg_logical_emit_message with another prefix"
+            ),
         }
     }
 

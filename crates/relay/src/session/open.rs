@@ -22,7 +22,7 @@ use crate::engine::{
 use crate::error::Error;
 use crate::nats::{self, History, NatsLink, Publisher, TailReader, WAY_BACK_MAX, WayBack};
 use crate::postgres::sql::ResolvedPlace;
-use crate::postgres::{Opening, Rows, Slot, Store, answered};
+use crate::postgres::{Messages, Opening, Rows, Slot, Store, answered, drained};
 use crate::reporter::POSTGRES_EPOCH_UNIX_MICROS;
 use crate::source::Source;
 
@@ -182,6 +182,25 @@ async fn slot(
     Ok(slot)
 }
 
+/// Starts to stream. From then on events without a row are accepted if they are taken.
+async fn source(
+    config: &Config,
+    opening: &Opening,
+    store: &Store,
+    slot: Slot,
+) -> Result<Source, Error> {
+    if !config.wal.messages {
+        let how = "lose them: `tailpost slot drop --force` makes the slot anew";
+        drained::check(config, opening, store, how).await?;
+    }
+    let walsender = slot.start(opening, store, &config.slot).await?;
+    let noted = store.note_wal_messages(&config.slot, config.wal.messages);
+    opening.on(store, "say whether messages are taken", noted).await?;
+    let rows = Rows::new(config.table.clone(), config.routing());
+    let messages = Messages::new(&config.table, config.wal.messages);
+    Ok(Source::new(walsender, rows, messages))
+}
+
 async fn log_end(store: &Store) -> Result<Lsn, Error> {
     answered("ask for the log's end", store.mark_the_end()).await
 }
@@ -215,8 +234,7 @@ impl Session {
         let confirmed = slot.confirmed;
         let checkpoint = Checkpoint::new(slot.checkpoint, config.shards.count());
         let (is_gap_filled, resolved, is_new) = (slot.is_gap_filled, slot.resolved, slot.created);
-        let walsender = slot.start(opening, &store, &config.slot).await?;
-        let source = Source::new(walsender, Rows::new(config.table.clone(), config.routing()));
+        let source = source(config, opening, &store, slot).await?;
         let way = way_back(config, resolved_before, system_id);
         let dead = opening.on(&store, "read dead letters", store.newest_dead_letters()).await?;
         // `--once` is to find also what was unmarked by hand.

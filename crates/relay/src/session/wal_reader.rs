@@ -13,11 +13,11 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{PgLsn, ToSql};
 
 use crate::config::{Config, RewindConfig};
-use crate::engine::{ReplayPage, ReplayRow, Unpublished};
+use crate::engine::{Ignored, Outgoing, ReplayPage, ReplayRow, Unpublished};
 use crate::error::Error;
 use crate::nats::History;
 use crate::postgres::sql::TakenReplay;
-use crate::postgres::{Rows, Store};
+use crate::postgres::{Messages, Rows, Store};
 use crate::reporter::POSTGRES_EPOCH_UNIX_MICROS;
 
 const READING: &str = "read the log again";
@@ -32,6 +32,7 @@ pub(super) struct WalReader {
     slot: String,
     publication: String,
     rows: Rows,
+    messages: Messages,
     history: History,
     replay: Arc<TakenReplay>,
     /// What the statement that runs has yet to bring, and whether it brought anything.
@@ -83,6 +84,7 @@ impl WalReader {
             slot,
             publication: config.publication.clone(),
             rows: Rows::new(config.table.clone(), config.routing()),
+            messages: Messages::new(&config.table, config.wal.messages),
             history,
             replay,
             changes: None,
@@ -126,7 +128,8 @@ impl WalReader {
             // As the plugin parses a list of identifiers.
             let publication = format!("\"{}\"", self.publication.replace('"', "\"\""));
             let sql = "SELECT data FROM pg_logical_slot_get_binary_changes($1, $2, $3,
-                VARIADIC ARRAY['proto_version', '1', 'binary', 'true', 'publication_names', $4])";
+                VARIADIC ARRAY['proto_version', '1', 'binary', 'true', 'messages', 'true',
+                    'publication_names', $4])";
             let parameters: [&(dyn ToSql + Sync); 4] =
                 [&self.slot, &until, &CHANGES_AT_ONCE, &publication];
             let changes = self.store.client().query_raw(sql, parameters).await;
@@ -141,24 +144,41 @@ impl WalReader {
             }
             Message::Relation(relation) => self.rows.relation(&relation)?,
             Message::Insert(insert) => {
-                let (commit_lsn, micros, ordinal) = self.transaction;
-                let Some(outgoing) = self.rows.insert(&insert, micros)? else { return Ok(None) };
-                self.transaction.2 += 1;
-                let History { system_id, timeline } = self.history;
-                let position = Position { system_id, timeline, lsn: commit_lsn.0, ordinal };
-                let unix = micros.saturating_add(POSTGRES_EPOCH_UNIX_MICROS);
-                let at = Timestamp::from_microsecond(unix).unwrap_or(Timestamp::MAX);
-                let selection = &self.replay.selection;
-                let is_dropped = outgoing.subject == Err(Unpublished::Dropped);
-                if !is_dropped && selection.takes(&outgoing.event, Some(position), at, system_id) {
-                    self.place += 1;
-                    let (place, event) = (self.place, outgoing.event.id);
-                    let outgoing = Ok(self.replay.readdressed(outgoing, Some(position)));
-                    return Ok(Some(ReplayRow { place, event, outgoing }));
+                let outgoing = self.rows.insert(&insert, self.transaction.1)?;
+                return Ok(outgoing.and_then(|it| self.choose(it)));
+            }
+            Message::Logical(message) => {
+                match self.messages.read(&self.rows, &message, self.transaction.1) {
+                    // Parked, or nothing at all.
+                    Some(Ok(outgoing)) if outgoing.subject.is_err() => {
+                        self.transaction.2 += 1;
+                    }
+                    Some(Ok(outgoing)) => return Ok(self.choose(outgoing)),
+                    Some(Err(Ignored::Off)) => self.transaction.2 += 1,
+                    Some(Err(Ignored::NotTransactional)) | None => {}
                 }
             }
             _ => {}
         }
         Ok(None)
+    }
+
+    /// The transaction's next event, if it is meant.
+    fn choose(&mut self, outgoing: Outgoing) -> Option<ReplayRow> {
+        let (commit_lsn, micros, ordinal) = self.transaction;
+        self.transaction.2 += 1;
+        let History { system_id, timeline } = self.history;
+        let position = Position { system_id, timeline, lsn: commit_lsn.0, ordinal };
+        let unix = micros.saturating_add(POSTGRES_EPOCH_UNIX_MICROS);
+        let at = Timestamp::from_microsecond(unix).unwrap_or(Timestamp::MAX);
+        let selection = &self.replay.selection;
+        let is_dropped = outgoing.subject == Err(Unpublished::Dropped);
+        if is_dropped || !selection.takes(&outgoing.event, Some(position), at, system_id) {
+            return None;
+        }
+        self.place += 1;
+        let (place, event) = (self.place, outgoing.event.id);
+        let outgoing = Ok(self.replay.readdressed(outgoing, Some(position)));
+        Some(ReplayRow { place, event, outgoing })
     }
 }

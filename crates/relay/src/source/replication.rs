@@ -3,12 +3,12 @@
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
-use pgoutput::{Lsn, Message};
+use pgoutput::{Logical, Lsn, Message};
 use pgwire_replication::ReplicationEvent;
 
 use crate::engine::Input;
 use crate::error::Error;
-use crate::postgres::{Rows, Walsender};
+use crate::postgres::{Messages, Rows, Walsender};
 
 /// Messages taken at a time, so that answers and sends get their turns.
 const MESSAGES_AT_ONCE: usize = 256;
@@ -27,13 +27,15 @@ const LAST_CONFIRMATION: Duration = Duration::from_secs(1);
 pub(crate) struct Source {
     walsender: Walsender,
     rows: Rows,
+    messages: Messages,
     committed_at_micros: i64,
     last_heard: Instant,
 }
 
 impl Source {
-    pub(crate) fn new(walsender: Walsender, rows: Rows) -> Self {
-        Self { walsender, rows, committed_at_micros: 0, last_heard: Instant::now() }
+    pub(crate) fn new(walsender: Walsender, rows: Rows, messages: Messages) -> Self {
+        let (committed_at_micros, last_heard) = (0, Instant::now());
+        Self { walsender, rows, messages, committed_at_micros, last_heard }
     }
 
     pub(crate) fn rows(&self) -> &Rows {
@@ -48,9 +50,11 @@ impl Source {
         let mut bytes = 0;
         for _ in 0..MESSAGES_AT_ONCE {
             let event = next.map_err(Error::replication("read the log"))?;
-            if let Some(ReplicationEvent::XLogData { data, .. }) = &event {
-                bytes += data.len();
-            }
+            bytes += match &event {
+                Some(ReplicationEvent::XLogData { data, .. }) => data.len(),
+                Some(ReplicationEvent::Message { content, .. }) => content.len(),
+                _ => 0,
+            };
             self.last_heard = Instant::now();
             into.extend(self.input(event.ok_or(Error::Stalled("the server ended it"))?)?);
             if bytes >= BYTES_AT_ONCE {
@@ -94,6 +98,13 @@ impl Source {
         left
     }
 
+    fn message(&self, message: &Logical) -> Option<Input> {
+        Some(match self.messages.read(&self.rows, message, self.committed_at_micros)? {
+            Ok(outgoing) => Input::Emitted(outgoing),
+            Err(why) => Input::Ignored(why),
+        })
+    }
+
     fn input(&mut self, event: ReplicationEvent) -> Result<Option<Input>, Error> {
         Ok(match event {
             ReplicationEvent::Begin { final_lsn, commit_time_micros, .. } => {
@@ -116,7 +127,11 @@ impl Source {
                 }
                 _ => None, // the publication brings inserts only
             },
-            ReplicationEvent::Message { .. } | ReplicationEvent::StoppedAt { .. } => None,
+            // The client asks for messages whether or not any are taken.
+            ReplicationEvent::Message { transactional, lsn, prefix, content } => {
+                self.message(&Logical { transactional, lsn: Lsn(lsn.0), prefix, content })
+            }
+            ReplicationEvent::StoppedAt { .. } => None,
         })
     }
 }

@@ -88,6 +88,7 @@ pub(crate) struct MessageReading {
     names_position_event: bool,
     replay: Option<Uuid>,
     is_fenced: bool,
+    is_emitted: bool,
     /// Headers that every event has, as far as they came.
     of_every_event: u32,
     sum: Sum,
@@ -104,6 +105,8 @@ pub(crate) struct ReadMessage {
     pub(crate) is_fenced: bool,
     /// It has the headers of a relay.
     pub(crate) is_ours: bool,
+    /// Its event never had a row.
+    pub(crate) is_emitted: bool,
     /// The replay that stored it.
     pub(crate) replay: Option<Uuid>,
     pub(crate) print: Fingerprint,
@@ -133,6 +136,8 @@ impl MessageReading {
             self.replay = self.replay.or_else(|| text()?.parse().ok());
         } else if is(header::POSITION_EVENT) {
             self.names_position_event = true;
+        } else if is(header::SOURCE) {
+            self.is_emitted |= value == header::SOURCE_WAL.as_bytes();
         } else if is(header::EXPECTED_LAST_SEQUENCE) {
             self.is_fenced = true;
         } else if is(header::ESCAPED) {
@@ -147,6 +152,7 @@ impl MessageReading {
             id: self.event_id.or(self.msg_id),
             position: self.position.filter(own),
             is_fenced: self.is_fenced,
+            is_emitted: self.is_emitted,
             replay: self.replay,
             is_ours: is_event || self.position.is_some() || self.event_id.is_some(),
             print: self.sum.finish(Some(subject), payload),
@@ -245,6 +251,16 @@ mod tests {
         assert!(!read(&[], "a.b", b"").is_ours);
         let named = [("Tailpost-Event-Id".to_owned(), Uuid::nil().to_string())];
         assert!(read(&named, "a.b", b"").is_ours);
+    }
+
+    #[test]
+    fn a_message_says_that_its_event_had_no_row() {
+        let mut headers = message(&event(), header::MSG_ID);
+        let with_row = read(&headers, "a.b", b"");
+        headers.push((header::SOURCE.to_owned(), header::SOURCE_WAL.to_owned()));
+        let without = read(&headers, "a.b", b"");
+        assert_eq!((with_row.is_emitted, without.is_emitted), (false, true));
+        assert_eq!(with_row.print, without.print);
     }
 
     #[test]

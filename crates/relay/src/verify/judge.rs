@@ -46,6 +46,8 @@ pub(crate) struct Counts {
     pub(crate) dropped: u64,
     /// Stored events that the present routes drop.
     pub(crate) routed_away: u64,
+    /// Messages of events that never had a row.
+    pub(crate) emitted: u64,
     /// Messages of a relay that came after the table was read.
     pub(crate) younger: u64,
     /// Messages of somebody else.
@@ -203,6 +205,10 @@ impl<'a> Judge<'a> {
         self.counts.foreign += (messages.len() - ours.len()) as u64;
         self.again(&ours);
         let Some(first) = ours.first() else { return };
+        if first.is(MessageRecord::EMITTED) {
+            self.counts.emitted += 1;
+            return self.order(first, None);
+        }
         if self.cut.marking.deletes {
             self.order(first, None);
         }

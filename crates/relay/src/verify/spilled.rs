@@ -167,8 +167,10 @@ pub(crate) struct MessageRecord {
 impl MessageRecord {
     /// It has the headers of a relay.
     pub(crate) const OURS: u16 = 1;
+    /// It says that its event never had a row.
+    pub(crate) const EMITTED: u16 = 2;
     /// How far the number of a replay is shifted in the flags, and the highest one.
-    const REPLAY_SHIFT: u16 = 1;
+    const REPLAY_SHIFT: u16 = 2;
     pub(crate) const REPLAY_MAX: u16 = u16::MAX >> Self::REPLAY_SHIFT;
 
     pub(crate) fn is(&self, flag: u16) -> bool {

@@ -141,9 +141,10 @@ fn add_row(lines: &mut Lines, row: &RowStory, is_stored: bool) {
 }
 
 fn add_message(lines: &mut Lines, message: &MessageStory) {
-    let MessageStory { stream, seq, subject, stored_at, position } = message;
+    let MessageStory { stream, seq, subject, stored_at, position, source } = message;
     lines.add("message", format_args!("{stream} {seq}, {subject}, stored {stored_at}"));
     lines.add_some("position", position.as_deref());
+    lines.add_some("source", source.as_deref());
 }
 
 fn add_replay(lines: &mut Lines, replay: &ReplayStory) {

@@ -27,16 +27,16 @@ pub(super) async fn run(command: &SlotCommand, settings: &Settings) -> anyhow::R
             }
             Ok(())
         }
-        SlotCommand::Drop => drop_slots(&config.each_shard()).await,
+        SlotCommand::Drop(args) => drop_slots(&config.each_shard(), args.force).await,
     }
 }
 
 /// Of several, some may be gone.
-async fn drop_slots(shards: &[Config]) -> anyhow::Result<()> {
+async fn drop_slots(shards: &[Config], force: bool) -> anyhow::Result<()> {
     let mut dropped = 0;
     let mut missing = None;
     for shard in shards {
-        match relay::drop_slot(shard).await {
+        match relay::drop_slot(shard, force).await {
             Ok(()) => {
                 dropped += 1;
                 output::text(&format!("dropped  slot {}", shard.slot))?;

@@ -95,6 +95,7 @@ pub(super) static KEYS: &[Key] = &[
     key("relay.poll_workers", |it, v| put(&mut it.relay.poll.workers, v.integer())),
     key("relay.wal_limit", |it, v| put(&mut it.relay.wal.limit, v.unless_off(Value::size))),
     key("relay.on_wal_limit", |it, v| put(&mut it.relay.wal.on_limit, on_wal_limit(v))),
+    key("relay.wal_messages", |it, v| put(&mut it.relay.wal.messages, v.bool())),
     key("retention.published", |it, v| {
         put(&mut it.retention.published, v.unless_off(Value::duration))
     }),

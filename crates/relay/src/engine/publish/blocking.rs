@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use super::Publishing;
 use crate::engine::messages::{Blocked, Dead, Mode, Request};
-use crate::engine::window::{Stage, Unpublished};
+use crate::engine::window::{Origin, Stage, Unpublished};
 
 #[derive(Debug, Clone)]
 struct Block {
@@ -163,7 +163,8 @@ impl Publishing {
             entry.stage = Stage::Parking;
             let attempts = if blocked_by.is_some() { 0 } else { entry.attempts.max(1) };
             let (event, seq) = (Box::new(entry.outgoing.event.clone()), entry.outgoing.seq);
-            let dead = Dead { event, seq, reason, attempts, blocks, blocked_by };
+            let has_row = entry.origin != Origin::Emitted;
+            let dead = Dead { event, seq, reason, attempts, blocks, blocked_by, has_row };
             self.requests.push_back(Request::Park { index, dead });
         }
     }

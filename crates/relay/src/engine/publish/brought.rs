@@ -4,11 +4,11 @@ use pgoutput::Lsn;
 use uuid::Uuid;
 
 use super::{Publishing, ScanBatch};
-use crate::engine::messages::{Mode, Resolved};
+use crate::engine::messages::{Ignored, Mode, Request, Resolved};
 use crate::engine::window::{LastPosition, Origin, Outgoing, Tried, Unpublished};
 
 impl Publishing {
-    pub(super) fn logged(&mut self, outgoing: Outgoing) {
+    pub(super) fn logged(&mut self, outgoing: Outgoing, origin: Origin) {
         let (commit_lsn, commit_time_micros, ordinal) = self.log.transaction;
         self.log.transaction.2 += 1;
         let event = outgoing.event.id;
@@ -27,7 +27,23 @@ impl Publishing {
             self.log.last_position = Some(position);
         }
         self.log.logged += 1;
-        self.push(outgoing, Origin::Log, (commit_lsn, commit_time_micros), Some(position));
+        self.push(outgoing, origin, (commit_lsn, commit_time_micros), Some(position));
+    }
+
+    /// A message of the log is passed over. In a transaction it counts as an event all the same:
+    /// those behind it keep their places when the setting changes.
+    pub(super) fn ignore(&mut self, why: Ignored) {
+        self.counts.ignored += 1;
+        let told = match why {
+            Ignored::Off => {
+                self.log.transaction.2 += 1;
+                &mut self.log.told_off
+            }
+            Ignored::NotTransactional => &mut self.log.told_not_transactional,
+        };
+        if !std::mem::replace(told, true) {
+            self.requests.push_back(Request::TellIgnored(why));
+        }
     }
 
     pub(super) fn scanned(&mut self, number: u32, rows: Vec<Outgoing>) {
@@ -58,8 +74,9 @@ impl Publishing {
             false => self.known.tried.remove(&id).unwrap_or(outgoing.tried),
         };
         let (index, first_of_key) = self.window.push(outgoing, origin, at, position, self.now);
-        if origin == Origin::Log && unpublished.is_none() {
-            self.doubt(index, id, stored_at);
+        if origin.is_logged() && unpublished.is_none() {
+            let row = (origin == Origin::Log).then_some(id);
+            self.doubt(index, row, stored_at);
         }
         if first_of_key && self.mode == Mode::Keyed {
             self.turn.ready.push_back(index);

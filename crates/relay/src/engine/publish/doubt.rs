@@ -35,7 +35,8 @@ enum Item {
     Passed,
     Unknown {
         index: u64,
-        id: Uuid,
+        /// Its row, which may have a mark.
+        row: Option<Uuid>,
         committed_at_micros: i64,
     },
 }
@@ -97,13 +98,14 @@ impl Doubt {
                     self.next = self.next.map(|next| next + 1);
                     continue;
                 }
-                Item::Unknown { index, id, committed_at_micros } => {
+                Item::Unknown { index, row, committed_at_micros } => {
+                    let mark = row.and_then(|row| marks.get(&row)).copied();
                     let last_at_micros =
                         self.doubted.last_at_micros.saturating_add(CLOCKS_DIFFER_MICROS);
-                    if committed_at_micros > last_at_micros && !marks.contains_key(&id) {
+                    if committed_at_micros > last_at_micros && mark.is_none() {
                         self.is_younger(&mut run);
                     }
-                    (Some(index), marks.get(&id).copied())
+                    (Some(index), mark)
                 }
             };
             match known {
@@ -188,7 +190,7 @@ impl Publishing {
         let first = unresolved.find(|it| it.origin != Origin::Replay);
         let (commit_lsn, ordinal) = match first {
             None => (received, 0).max((commit_lsn, ordinal)),
-            Some(entry) if entry.origin == Origin::Log => entry.position?.place(),
+            Some(entry) if entry.origin.is_logged() => entry.position?.place(),
             Some(_) => return None,
         };
         let is_alone = self.scans.is_empty() && self.has_no_copies();
@@ -242,11 +244,11 @@ impl Publishing {
     }
 
     /// The log has brought an event that was not resolved, for all that is known.
-    pub(super) fn doubt(&mut self, index: u64, id: Uuid, stored_at: Option<u64>) {
+    pub(super) fn doubt(&mut self, index: u64, row: Option<Uuid>, stored_at: Option<u64>) {
         let Some(doubt) = self.known.doubt.as_mut().filter(|it| !it.is_complete) else { return };
         doubt.items.push(match stored_at {
             Some(seq) => Item::Stored(seq),
-            None => Item::Unknown { index, id, committed_at_micros: self.log.transaction.1 },
+            None => Item::Unknown { index, row, committed_at_micros: self.log.transaction.1 },
         });
     }
 
@@ -259,7 +261,7 @@ impl Publishing {
         }
         doubt.asked = std::mem::take(&mut doubt.items);
         let ids = doubt.asked.iter().filter_map(|item| match item {
-            Item::Unknown { id, .. } => Some(*id),
+            Item::Unknown { row, .. } => *row,
             _ => None,
         });
         let ids: Vec<Uuid> = ids.collect();
@@ -314,7 +316,8 @@ mod tests {
         // Of four the last is younger than the stream's last message.
         let item = |index: u64| {
             let committed_at_micros = if index == 3 { CLOCKS_DIFFER_MICROS + 1 } else { 0 };
-            Item::Unknown { index, id: Uuid::from_u128(index.into()), committed_at_micros }
+            let row = Some(Uuid::from_u128(index.into()));
+            Item::Unknown { index, row, committed_at_micros }
         };
         doubt.asked = (0..marks.len() as u64).map(item).collect();
         doubt.is_complete = true;

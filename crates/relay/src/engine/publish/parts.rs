@@ -39,6 +39,9 @@ pub(super) struct Log {
     pub(super) logged: u64,
     /// Those that it brought again, and that were not looked at any more.
     pub(super) skipped: u64,
+    /// It was said that messages are ignored, and why.
+    pub(super) told_off: bool,
+    pub(super) told_not_transactional: bool,
 }
 
 /// The connection to the broker.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{Link, Publishing, Refusal};
 use crate::engine::backoff::Backoff;
 use crate::engine::messages::{Mode, Request};
-use crate::engine::window::{Stage, Tried};
+use crate::engine::window::{Origin, Stage, Tried};
 
 /// Subjects that were given up on are remembered, so that many events of one subject hold the others
 /// up once and not one after the other. Beyond this many the oldest knowledge is not worth keeping.
@@ -71,13 +71,13 @@ impl Publishing {
         }
         let attempts = entry.attempts;
         let pause = Backoff::EVENT.after(attempts);
-        let id = entry.outgoing.event.id;
+        let (id, has_row) = (entry.outgoing.event.id, entry.origin != Origin::Emitted);
         (entry.stage, entry.not_before) = (Stage::Deferred, self.now + pause);
         self.turn.next = self.turn.next.min(index);
         let retry = self.now + pause;
         self.retries.next = Some(self.retries.next.map_or(retry, |next| next.min(retry)));
         self.counts.deferred += 1;
-        self.requests.push_back(Request::NoteFailure { id, attempts, reason, pause });
+        self.requests.push_back(Request::NoteFailure { id, has_row, attempts, reason, pause });
     }
 
     /// An event came that earlier sessions have tried: it waits for as long as its row says.

@@ -39,7 +39,7 @@ impl Publishing {
         (entry.sent_after, entry.sent_at) = (known_seq, now);
         entry.expected = expected.unwrap_or_default();
         let position = match entry.origin {
-            Origin::Log => entry.position,
+            Origin::Log | Origin::Emitted => entry.position,
             // The stream may have got further since: by what a predecessor had sent.
             Origin::Scan(_) | Origin::Replay => {
                 // Without any, one that says nothing: who reads it knows whose message it is.
@@ -49,10 +49,11 @@ impl Publishing {
                 known.or((self.settings.resolved_before < Lsn(u64::MAX)).then_some(nowhere))
             }
         };
+        let has_row = entry.origin != Origin::Emitted;
         let Outgoing { event, subject, replayed, .. } = &entry.outgoing;
         let subject = subject.as_ref().map_or("", String::as_str);
         let replayed = replayed.as_deref();
-        Some(Send { epoch, index, expected, event, subject, position, part, replayed })
+        Some(Send { epoch, index, expected, event, subject, position, part, replayed, has_row })
     }
 
     /// The first entry that may be sent.

@@ -37,7 +37,8 @@ impl World {
                     || self.parked.contains(id)
                     || self.dropped.contains(id);
                 // What a lost slot left behind is not the log's any more.
-                assert!(done || self.old_rows.contains(id), "{id} confirmed unresolved");
+                let is_left = self.old_rows.contains(id) || self.emitted.lost.contains(id);
+                assert!(done || is_left, "{id} confirmed unresolved");
             }
             self.checked += 1;
         }
@@ -64,7 +65,7 @@ impl World {
         all.sort_unstable();
         assert_eq!(once, all, "not exactly once");
         let filtered = |id: &&u128| self.is_filtered(**id);
-        let unmarked = |id: &&u128| !self.dropped.contains(*id);
+        let unmarked = |id: &&u128| !self.dropped.contains(*id) && !self.emitted.lost.contains(*id);
         let all_rows = || self.old_rows.iter().chain(&logged);
         assert_eq!(all_rows().filter(filtered).find(unmarked), None, "dropped and never marked");
         let last = self.log.last().map_or(Lsn::ZERO, |it| it.end_lsn);
@@ -98,7 +99,7 @@ impl World {
     /// Given up, while what a predecessor sent of it was still on its way, or before the relay ended
     /// without having parked it: it may arrive, but once.
     fn is_stray(&self, id: u128) -> bool {
-        self.picky.contains(&id) && self.given_up.contains(&id)
+        self.picky.contains(&id) && self.given_up.contains(&id) || self.emitted.lost.contains(&id)
     }
 
     pub(super) fn by_key(&self, ids: &[u128]) -> BTreeMap<u8, Vec<u128>> {

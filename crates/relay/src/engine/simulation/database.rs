@@ -74,6 +74,7 @@ impl World {
                 | Effect::Heartbeat
                 | Effect::LeaveServer => {}
                 effect => {
+                    self.check_rows_of(&effect);
                     if let Effect::Park(batch) = &effect {
                         self.given_up.extend(batch.iter().map(|it| it.1.event.id.as_u128()));
                     }

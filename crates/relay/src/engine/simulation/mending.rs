@@ -11,10 +11,13 @@ impl World {
     pub(super) fn park(&mut self, dead: &Dead) -> RowOfDead {
         let id = dead.event.id.as_u128();
         self.parked.insert(id);
+        if !dead.has_row && self.table.rows.contains_key(&id) {
+            return RowOfDead::Never; // it came back meanwhile
+        }
         // A row that the scanner brought leaves the outbox; the log's may come again.
         self.old_rows.retain(|row| *row != id);
         self.dead.insert(id, dead.blocked_by.map(|by| by.as_u128()));
-        self.remove_row(id)
+        if dead.has_row { self.remove_row(id) } else { RowOfDead::Never }
     }
 
     /// The operator removes the cause of one failure and requeues the event. Not while a

@@ -23,6 +23,7 @@ pub(super) const CALM: Faults = Faults {
     hidden: false,
     locks: false,
     unlogged: false,
+    emitted: false,
     replays: false,
     elsewhere: false,
     is_indexed: false,
@@ -234,4 +235,41 @@ fn a_replay_to_another_stream_is_exact_beside_whatever_happens() {
     run(elsewhere);
     run(Faults { mode: Mode::Keyed, ..elsewhere });
     run(Faults { replays: true, elsewhere: true, batches: true, failing: true, ..CALM });
+}
+
+// proves: G-OUT-1
+#[test]
+fn events_without_a_row_are_exact_and_in_order_among_those_with_one() {
+    for batches in [false, true] {
+        run(Faults { emitted: true, batches, dedup: false, ..CALM });
+        run(Faults { emitted: true, batches, dedup: false, poison: true, ..ROUGH });
+    }
+    run(Faults { emitted: true, by_watermark: true, failing: true, ..CALM });
+}
+
+// proves: G-OUT-1
+#[test]
+fn in_keyed_mode_events_without_a_row_keep_their_aggregates_order() {
+    let foreign = Foreign::Always;
+    run(Faults { emitted: true, mode: Mode::Keyed, foreign, poison: true, ..ROUGH });
+}
+
+// proves: G-OUT-2
+#[test]
+fn events_without_a_row_are_parked_and_block_their_aggregates_as_others_do() {
+    for mode in [Mode::Fenced, Mode::Keyed] {
+        run(Faults { emitted: true, mode, poison: true, blocking: true, ..CALM });
+        run(Faults { emitted: true, mode, picky: true, ..CALM });
+    }
+}
+
+#[test]
+fn a_purged_stream_costs_no_event_without_a_row() {
+    run(Faults { emitted: true, purges: true, dedup: false, ..CALM });
+    run(Faults { emitted: true, purges: true, batches: true, dedup: false, ..CALM });
+}
+
+#[test]
+fn a_lost_slot_costs_nothing_but_events_without_a_row() {
+    run(Faults { emitted: true, slot_loss: true, batches: true, dedup: false, ..ROUGH });
 }

@@ -95,9 +95,12 @@ impl World {
         let dead = &self.dead;
         self.table.rows.retain(|id, _| !dead.contains_key(id));
         let lost = self.log.iter().filter(|it| it.end_lsn > self.slot_confirmed);
-        let left = |id: &u128| !self.dead.contains_key(id) && !self.old_rows.contains(id);
+        let left = |id: &u128| {
+            !self.dead.contains_key(id) && !self.old_rows.contains(id) && !self.is_emitted(*id)
+        };
         let rows: Vec<u128> = lost.flat_map(|it| it.events.clone()).filter(left).collect();
         self.old_rows.extend(rows);
+        self.lose_emitted();
         self.relay.jobs.clear();
         self.lsn += 1;
         self.slot_confirmed = Lsn(self.lsn);

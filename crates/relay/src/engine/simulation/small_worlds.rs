@@ -159,7 +159,11 @@ impl World {
         self.next_id += 1;
         self.keys.insert(id, key);
         let transaction = self.table.begin();
-        self.table.insert(id, transaction, true, false);
+        if self.faults.emitted && key == 0 {
+            self.emitted.ids.insert(id);
+        } else {
+            self.table.insert(id, transaction, true, false);
+        }
         self.lsn += 10;
         let (commit_lsn, end_lsn) = (Lsn(self.lsn), Lsn(self.lsn + 5));
         self.lsn += 6;
@@ -227,6 +231,13 @@ const BOTH: [Mode; 2] = [Mode::Fenced, Mode::Keyed];
 fn in_a_small_world_a_crash_at_any_moment_costs_nothing() {
     let budget = Budget { commits: 2, crashes: 1, losses: 0, late: 0, ticks: 0 };
     explore_modes("a crash", &BOTH, CALM, budget);
+}
+
+// proves: G-OUT-1
+#[test]
+fn in_a_small_world_a_crash_costs_nothing_of_what_has_no_row() {
+    let budget = Budget { commits: 2, crashes: 1, losses: 0, late: 0, ticks: 0 };
+    explore_modes("no row, a crash", &BOTH, Faults { emitted: true, ..CALM }, budget);
 }
 
 #[test]

@@ -11,6 +11,9 @@ use crate::verify::judge::{Candidate, Counts, Judge};
 use crate::verify::spilled::{OrderRecord, OrphanRecord};
 use crate::verify::{Finding, Findings, Kind, Unjudged};
 
+const EMITTED: &str = "messages of events that never had a row (outbox_emit_wal): whether one is \
+                       missing, and what it held, cannot be told";
+
 /// Messages without a row that are looked at again at a time.
 const ORPHANS_AT_ONCE: usize = 10_000;
 
@@ -198,6 +201,7 @@ impl<'a> Comparing<'a> {
             ),
             ("dropped", counts.dropped, "rows that a route dropped".into()),
             ("routed_away", counts.routed_away, "events that the present routes would drop".into()),
+            ("emitted", counts.emitted, EMITTED.into()),
             (
                 "younger",
                 counts.younger,

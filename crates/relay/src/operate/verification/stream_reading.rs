@@ -274,6 +274,9 @@ impl Sink for Filing {
             return Ok(());
         }
         let mut flags = if message.is_ours { MessageRecord::OURS } else { 0 };
+        if message.is_emitted {
+            flags |= MessageRecord::EMITTED;
+        }
         if let Some(replay) = message.replay {
             let next = u16::try_from(self.replays.len() + 1).unwrap_or(u16::MAX);
             flags |= MessageRecord::of_replay(*self.replays.entry(replay).or_insert(next));

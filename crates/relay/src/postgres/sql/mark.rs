@@ -146,7 +146,8 @@ pub(super) fn owned(table: &Table, shard: Option<Shard>, o: &str) -> String {
 /// Moves a row into the dead letters, which keep payloads as `payload_type`. A row that is locked is
 /// not waited for, but [owed]. What a column does not take is kept as a text. Nothing
 /// happens if slot $16 is read by another process than $17, which may be NULL where there is no slot; and
-/// no dead letter is made of a row that is marked.
+/// no dead letter is made of a row that is marked. Without $18 the event has no row: one that has its
+/// id is another event's, and neither moved nor made a dead letter of.
 pub(super) fn park(table: &Table, payload_type: u32) -> String {
     let (outbox, dead) = (table.quoted(), table.companion("outbox_dead_letter"));
     let id = table.column(Column::Id);
@@ -168,14 +169,14 @@ pub(super) fn park(table: &Table, payload_type: u32) -> String {
              ) AS is_ours
          ), free AS MATERIALIZED (
              SELECT {id} AS id FROM {outbox} WHERE {id} = $1 AND {NOT_MARKED}
-                 AND (SELECT is_ours FROM ours)
+                 AND (SELECT is_ours FROM ours) AND $18
              FOR UPDATE SKIP LOCKED
          ), gone AS (
              DELETE FROM {outbox} WHERE {id} = ANY (ARRAY(SELECT id FROM free)) AND {NOT_MARKED}
              RETURNING publish_attempts
          ), owed AS (
              INSERT INTO {owed} (id, parked) SELECT $1, true FROM ours
-             WHERE is_ours AND NOT EXISTS (SELECT FROM free)
+             WHERE is_ours AND $18 AND NOT EXISTS (SELECT FROM free)
                  AND EXISTS (SELECT FROM {outbox} WHERE {id} = $1 AND {NOT_MARKED})
              ON CONFLICT (id) DO NOTHING RETURNING id
          ), parked AS (

@@ -85,6 +85,7 @@ impl Store {
                     &dead.blocked_by,
                     &reader.map(|it| &*it.slot),
                     &reader.map(|it| it.pid),
+                    &dead.has_row,
                 ],
             )
             .await
@@ -93,6 +94,9 @@ impl Store {
             && !row.get::<_, bool>(2)
         {
             return Err(Error::SlotBusy { slot: reader.slot.clone() });
+        }
+        if !dead.has_row {
+            return Ok(RowOfDead::Never);
         }
         Ok(match (row.get(0), row.get(1)) {
             (true, _) => RowOfDead::Removed,

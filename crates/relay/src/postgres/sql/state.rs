@@ -28,6 +28,8 @@ pub(crate) struct StateRow {
     pub(crate) is_gap_filled: bool,
     pub(crate) resolved: Option<ResolvedPlace>,
     pub(crate) looks: LastLooks,
+    /// Events without a row may have been written since.
+    pub(crate) takes_messages: bool,
 }
 
 /// Whoever looks at the whole table now and then.
@@ -165,6 +167,20 @@ impl Store {
         })
     }
 
+    /// Says whether the slot's relay takes events without a row: until then `outbox_emit_wal`
+    /// refuses them. There must be a slot by now.
+    pub(crate) async fn note_wal_messages(&self, slot: &str, taken: bool) -> Result<(), Error> {
+        let sql = format!(
+            "UPDATE {state} SET wal_prefix = $2,
+                 wal_seq = CASE WHEN $2 IS NOT NULL THEN pg_get_serial_sequence($3, 'seq') END
+             WHERE slot = $1 AND wal_prefix IS DISTINCT FROM $2",
+            state = self.table.companion("tailpost_state")
+        );
+        let (prefix, outbox) = (taken.then(|| self.table.wal_prefix()), self.table.quoted());
+        let noted = self.client().execute(&sql, &[&slot, &prefix, &outbox]).await;
+        noted.map_err(Error::sql("say whether messages are taken")).map(|_| ())
+    }
+
     /// Says, before a slot is dropped on purpose, why.
     pub(crate) async fn announce_drop(&self, slot: &str, reason: &str) -> Result<(), Error> {
         let sql = format!(
@@ -221,6 +237,14 @@ impl Store {
         );
         let written = self.client().execute(&sql, &[&slot]).await;
         written.map_err(Error::sql("look for rows older than the slot")).map(|it| it > 0)
+    }
+
+    /// Whether everything that committed before `end` is resolved, as the slot says.
+    pub(crate) async fn is_confirmed(&self, slot: &str, end: Lsn) -> Result<bool, Error> {
+        let sql = "SELECT EXISTS (SELECT FROM pg_replication_slots
+                                  WHERE slot_name = $1 AND confirmed_flush_lsn >= $2)";
+        let row = self.client().query_one(sql, &[&slot, &PgLsn::from(end.0)]).await;
+        row.map(|row| row.get(0)).map_err(Error::sql("look at the slot"))
     }
 
     /// Which process reads the slot.
@@ -280,7 +304,8 @@ impl Store {
                     resolved_lsn, resolved_ordinal, resolved_stream_seq,
                     extract(epoch FROM resolved_at)::float8,
                     extract(epoch FROM clock_timestamp() - scanned_at)::float8,
-                    extract(epoch FROM clock_timestamp() - whole_swept_at)::float8
+                    extract(epoch FROM clock_timestamp() - whole_swept_at)::float8,
+                    wal_prefix IS NOT NULL
              FROM {} WHERE slot = $1",
             self.table.companion("tailpost_state")
         );
@@ -297,6 +322,7 @@ impl Store {
             is_gap_filled: row.get(9),
             resolved: resolved(&row),
             looks: LastLooks { scanned: age(&row, 14), swept: age(&row, 15) },
+            takes_messages: row.get(16),
         }))
     }
 

@@ -54,7 +54,7 @@ const GAUGES: [Figure<Status, f64>; 10] = [
     }),
 ];
 
-const COUNTERS: [Figure<Status, u64>; 12] = [
+const COUNTERS: [Figure<Status, u64>; 13] = [
     ("breaker_opened", "Times the breaker opened.", |it| it.breaker_opened_total),
     ("replication_reconnects", "Connections to either server that were opened again.", |it| {
         it.reconnects_total
@@ -76,6 +76,11 @@ const COUNTERS: [Figure<Status, u64>; 12] = [
     ("outbox_batches", "Batches of messages sent to the broker.", |it| it.batches_total),
     ("outbox_resyncs", "Times the stream was asked for what it holds.", |it| it.resyncs_total),
     ("outbox_foreign", "Messages of other writers met in the stream.", |it| it.foreign_total),
+    (
+        "outbox_ignored_messages",
+        "Messages in PostgreSQL's log with the outbox's prefix that were not published.",
+        |it| it.ignored_total,
+    ),
     ("outbox_dead_letters", "Events moved to the dead-letter table.", |it| it.dead_letters_total),
 ];
 
