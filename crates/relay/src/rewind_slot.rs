@@ -230,7 +230,7 @@ async fn step(
         Step::Make(because) => {
             store.make_rewind(slot, name, because).await?;
             info!(slot = name, because, "made the rewind slot");
-            false
+            true // a time is noted at once
         }
         Step::Trail(retain) => store.trail(slot, name, retain, config.rewind.max_age).await?,
     };
