@@ -168,6 +168,13 @@ impl Publishing {
             self.requests.push_back(Request::Park { index, dead });
         }
     }
+
+    /// Events that are to be parked, and are not yet.
+    #[cfg(test)]
+    pub(crate) fn given_up(&self) -> impl Iterator<Item = Uuid> {
+        let parking = self.window.iter_unresolved().filter(|it| it.1.stage == Stage::Parking);
+        parking.map(|(_, entry)| entry.outgoing.event.id)
+    }
 }
 
 /// What becomes of an entry whose turn it is.

@@ -19,6 +19,9 @@ impl World {
     /// The process dies, or another takes its place; its messages may still arrive, and its
     /// statements may still be executed.
     pub(super) fn crash(&mut self) {
+        // Also those whose turn to be parked had not come.
+        let given_up: Vec<Uuid> = self.publishing().given_up().collect();
+        self.given_up.extend(given_up.into_iter().map(|it| it.as_u128()));
         if self.rng.random_bool(0.5) {
             let rng = &mut self.rng;
             self.connections.last_mut().expect("one").retain(|_| rng.random_bool(0.5));
