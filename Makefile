@@ -8,7 +8,7 @@ SEEDS ?= 100000
 VERSIONS ?= 14/2.10 16/2.12 17/2.15 18/2.15
 
 .DEFAULT_GOAL := help
-.PHONY: help demo chaos soak test simulate stress matrix nightly bench bench-inbox fuzz lint \
+.PHONY: help demo chaos soak test long simulate stress matrix nightly bench bench-inbox fuzz lint \
 	servers servers-all clean-servers
 
 help: ## list the targets
@@ -24,7 +24,7 @@ chaos: servers ## break everything by name, under load, and count; ARGS="--seed 
 soak: servers ## break everything at random for MINUTES; ARGS="--seed 7" repeats one
 	$(CARGO) run --release --bin tailpost -- chaos soak --for $(MINUTES)m $(ARGS)
 
-test: servers-all ## run every test on real servers; ARGS="part_of_a_name"
+test: servers-all ## run the tests on real servers; ARGS="part_of_a_name"
 	$(CARGO) build --workspace --bin tailpost
 	@if $(CARGO) nextest --version >/dev/null 2>&1; then set -x; \
 		$(CARGO) nextest run --workspace $(ARGS); \
@@ -32,6 +32,10 @@ test: servers-all ## run every test on real servers; ARGS="part_of_a_name"
 		$(CARGO) test --workspace --lib --bins --tests $(ARGS); \
 	fi
 	$(CARGO) test --workspace --doc
+
+long: servers-all ## run the tests that `make test` leaves out because they take longest
+	$(CARGO) build --workspace --bin tailpost
+	$(CARGO) nextest run --workspace --ignore-default-filter -E 'not default()' $(ARGS)
 
 simulate: ## play SEEDS schedules of each simulation of the relay and the inbox
 	@echo "$(SEEDS) schedules of each simulation"
@@ -56,8 +60,8 @@ matrix: servers-all ## run the tests with servers on every supported version; VE
 		|| failed=1; done; \
 	exit $$failed
 
-nightly: ## what takes hours: matrix, stress, simulate, and the soak for MINUTES
-	$(MAKE) --keep-going --jobs=1 matrix stress simulate soak
+nightly: ## what takes hours: long, matrix, stress, simulate, and the soak for MINUTES
+	$(MAKE) --keep-going --jobs=1 long matrix stress simulate soak
 
 bench: servers ## measure the relay beside its limits; ARGS="--suite" for all of it
 	$(CARGO) build --release --bin tailpost
