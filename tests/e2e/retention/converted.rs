@@ -137,6 +137,9 @@ async fn an_outbox_in_shards_gets_partitions() {
     converts(2, 52).await;
 }
 
+/// Uses the table without a snapshot, which an index build would wait for if it is the older one.
+const USE: &str = "LOCK TABLE outbox_events IN ACCESS SHARE MODE";
+
 /// Begins a transaction that index builds wait for, and that has no lock of the outbox.
 async fn snapshot(client: &mut Client) -> Transaction<'_> {
     let begun = client.build_transaction().isolation_level(IsolationLevel::RepeatableRead);
@@ -165,7 +168,7 @@ async fn a_conversion_that_is_killed_between_two_steps_goes_on() {
     // Before the first: somebody uses the table.
     let (mut one, mut other) = (env.client().await, env.client().await);
     let open = one.transaction().await.expect("begin");
-    open.execute("SELECT FROM outbox_events", &[]).await.expect("use the table");
+    open.batch_execute(USE).await.expect("use the table");
     let process = env.spawn(&args);
     process.wait_log("trying again").await;
     process.kill9().await;
@@ -202,7 +205,7 @@ async fn a_conversion_that_is_killed_between_two_steps_goes_on() {
     let another = format!("{index} AND indexrelid <> {half}");
     until(DEADLINE, "it is made anew", async || env.query::<i64>(&another).await == 1).await;
     let open = one.transaction().await.expect("begin");
-    open.execute("SELECT FROM outbox_events", &[]).await.expect("use the table");
+    open.batch_execute(USE).await.expect("use the table");
     old.rollback().await.expect("end");
     process.wait_log("trying again").await;
     let kind = "SELECT relkind::text FROM pg_class WHERE oid = 'outbox_events'::regclass";
