@@ -137,7 +137,9 @@ pub async fn keep(config: &Config, status: &watch::Sender<Option<RewindStatus>>)
                     false => warn!(error = why, slot = config.slot, "cannot keep the rewind slot"),
                     true => debug!(error = why, slot = config.slot, "cannot keep the rewind slot"),
                 }
-                tell_failure(config, store.take(), &why).await;
+                // Its statement may still run, or its transaction be broken.
+                store = None;
+                tell_failure(config, &why).await;
                 status.send_modify(|it| {
                     let status = it.get_or_insert_default();
                     status.failure = Some(why);
@@ -160,13 +162,11 @@ fn complaint(error: &Error) -> String {
 }
 
 /// For `tailpost status`. Without the database nobody is told.
-async fn tell_failure(config: &Config, store: Option<Store>, why: &str) {
-    let store = match store {
-        Some(store) if !store.client().is_closed() => Ok(store),
-        _ => Store::connect(config, "tailpost rewind").await,
+async fn tell_failure(config: &Config, why: &str) {
+    let told = async {
+        let store = Store::connect(config, "tailpost rewind").await?;
+        answered(LOOKING, store.note_rewind_failure(&config.slot, Some(why))).await
     };
-    let told =
-        async { answered(LOOKING, store?.note_rewind_failure(&config.slot, Some(why))).await };
     if let Err(error) = told.await {
         debug!(error = describe(&error), "cannot write down why there is no rewind slot");
     }

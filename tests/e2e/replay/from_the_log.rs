@@ -81,6 +81,10 @@ async fn the_rewind_slot_trails_behind_and_goes_with_its_setting() {
     let args = ["--since", "1h", "--source", "wal", "--execute", "--why", "a test"];
     let done = replay(&env, 0, &args).await;
     assert_eq!(ids(&copies(&env, done["id"].as_str().expect("an id")).await), events);
+    // What is refused takes nothing along.
+    env.ends_with(4, &["slot", "drop"]).await;
+    env.ends_with(4, &["slot", "drop", "--force"]).await;
+    assert_eq!(env.query::<i64>(KEPT).await, 1);
     relay.sigterm();
     assert!(relay.wait_exit(DEADLINE).await.success());
     env.set("TAILPOST_REWIND__RETAIN", "off");

@@ -280,3 +280,51 @@ async fn a_conversion_is_resumed_days_later_and_refused_where_something_would_be
     assert_eq!(env.query::<i64>("SELECT count(*) FROM outbox_events").await, 10);
     stop(relay).await;
 }
+
+/// R-RET-02: what set-up makes belongs to whom the table belongs, so that a relay may drop it.
+// proves: G-RET-7
+#[tokio::test(flavor = "multi_thread")]
+async fn partitions_belong_to_the_owner_of_the_outbox() {
+    let env = env().await;
+    env.setup().await;
+    let owner = format!("owner_{}", uuid::Uuid::new_v4().simple());
+    env.execute(&format!("CREATE ROLE {owner}; ALTER TABLE outbox_events OWNER TO {owner}")).await;
+    env.ends_with(0, &["setup", "--partitioned"]).await;
+    let others = format!(
+        "SELECT count(*) FROM pg_partition_tree('outbox_events') JOIN pg_class c ON c.oid = relid
+         WHERE pg_get_userbyid(relowner) <> '{owner}'"
+    );
+    assert_eq!(env.query::<i64>(&others).await, 0);
+    assert!(partitions(&env).await.len() > 2);
+}
+
+/// R-OUT-06: events without a row are numbered with the rows, before and after.
+// proves: G-RET-7
+#[tokio::test(flavor = "multi_thread")]
+async fn events_without_a_row_are_accepted_before_and_after() {
+    let mut env = env().await;
+    env.set("TAILPOST_RELAY__WAL_MESSAGES", "true");
+    env.setup().await;
+    env.execute("ALTER SEQUENCE outbox_events_seq_seq RENAME TO numbers").await;
+    env.execute("UPDATE tailpost_state SET wal_seq = 'public.numbers'").await;
+    let emit = "SELECT outbox_emit_wal('order', 'o-1', 'Placed', '{}')";
+    env.execute(emit).await;
+    env.insert(3).await;
+    // Whoever has emitted something is waited for.
+    let mut client = env.client().await;
+    let open = client.transaction().await.expect("begin");
+    open.batch_execute(emit).await.expect("emit");
+    let process = env.spawn(&["setup", "--partitioned"]);
+    process.wait_log("trying again").await;
+    open.commit().await.expect("commit");
+    assert!(process.wait_exit(DEADLINE).await.success(), "{}", process.log());
+    env.execute(emit).await;
+    env.insert(3).await;
+    let _relay = env.relay();
+    env.wait_stored(9).await;
+    env.wait_marked().await;
+    let distinct = "SELECT count(DISTINCT seq) FROM outbox_events";
+    assert_eq!(env.query::<i64>(distinct).await, 6);
+    let next: i64 = env.query("SELECT max(seq) FROM outbox_events").await;
+    assert!(next >= 9, "rows and messages share their numbers: {next}");
+}

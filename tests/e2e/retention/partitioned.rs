@@ -402,3 +402,27 @@ async fn nobody_waits_behind_a_partition_that_cannot_be_detached() {
     assert_eq!(maintain(&env, &[]).await["partitions"]["dropped"], 1);
     stop(relay).await;
 }
+
+/// R-RET-01: a day with partitions of its own is none of ours, and holds up no other.
+// proves: G-RET-1
+#[tokio::test(flavor = "multi_thread")]
+async fn a_day_that_is_partitioned_itself_is_kept() {
+    let env = partitioned().await;
+    let (odd, plain) = (day_ago(&env, 12).await, day_ago(&env, 11).await);
+    let bounds =
+        format!("SELECT pg_get_expr(relpartbound, oid) FROM pg_class WHERE relname = '{odd}'");
+    let bounds: String = env.query(&bounds).await;
+    env.execute(&format!(
+        "DROP TABLE {odd};
+         CREATE TABLE {odd} PARTITION OF outbox_events {bounds} PARTITION BY HASH (aggregate_id);
+         CREATE TABLE {odd}_all PARTITION OF {odd} FOR VALUES WITH (MODULUS 1, REMAINDER 0)"
+    ))
+    .await;
+    insert_ago(&env, 3, 12).await;
+    let told = maintain(&env, &[]).await;
+    assert_eq!(told["partitions"]["dropped"], 1, "{told}");
+    assert!(told["held_by"].as_str().is_some_and(|it| it.contains("is no plain table")), "{told}");
+    let left = partitions(&env).await;
+    assert!(left.contains(&odd) && !left.contains(&plain), "{left:?}");
+    assert_eq!(env.query::<i64>("SELECT count(*) FROM outbox_events").await, 3);
+}

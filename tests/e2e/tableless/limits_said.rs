@@ -2,6 +2,7 @@
 
 use lab::Port;
 use support::{DEADLINE, TestEnv, until};
+use tokio_postgres::IsolationLevel;
 use uuid::Uuid;
 
 use super::{emit, env, set, wait_published};
@@ -10,6 +11,25 @@ async fn refusal(env: &TestEnv, sql: &str) -> String {
     let error = env.client().await.batch_execute(sql).await.expect_err(sql);
     let error = error.as_db_error().expect("the server refuses").clone();
     format!("{} {}", error.message(), error.hint().unwrap_or_default())
+}
+
+/// The function runs with its owner's rights: what others make in its schema is not called.
+#[tokio::test(flavor = "multi_thread")]
+async fn functions_of_others_are_not_called_with_the_owners_rights() {
+    let env = env(&[]).await;
+    let others = [
+        "convert_to(text, text) RETURNS bytea",
+        "jsonb_build_object(text, uuid) RETURNS jsonb",
+        "nextval(text) RETURNS bigint",
+        "pg_logical_emit_message(boolean, text, text) RETURNS pg_lsn",
+    ];
+    for of in others {
+        let body = "LANGUAGE plpgsql AS 'BEGIN RAISE ''called''; END'";
+        env.execute(&format!("CREATE FUNCTION public.{of} {body}")).await;
+    }
+    let _relay = env.relay();
+    env.execute(&emit(true, Uuid::now_v7(), "'{}'")).await;
+    wait_published(&env, 1).await;
 }
 
 /// Where such events would be lost, nobody can write them.
@@ -114,6 +134,17 @@ async fn a_slot_that_holds_events_without_a_row_is_not_dropped() {
     let (_, said) = env.ends_with(4, &["slot", "drop"]).await;
     assert!(said.contains("transactions are open"), "{said}");
     open.commit().await.expect("commit");
+    // So may one that sees the table as it was, and has written nothing yet.
+    let old = client.build_transaction().isolation_level(IsolationLevel::RepeatableRead);
+    let old = old.start().await.expect("begin");
+    old.execute("SELECT FROM pg_class", &[]).await.expect("take a snapshot");
+    let (_, said) = env.ends_with(4, &["slot", "drop"]).await;
+    assert!(said.contains("transactions are open"), "{said}");
+    old.rollback().await.expect("end");
+    // What an interrupted look leaves behind is no look.
+    env.execute("UPDATE tailpost_state SET wal_prefix = NULL").await;
+    let (_, said) = env.ends_with(4, &["slot", "drop"]).await;
+    assert!(said.contains("that are not published"), "{said}");
     // It goes on as before.
     env.execute(&emit(true, Uuid::now_v7(), "'{}'")).await;
     env.ends_with(0, &["relay", "--once"]).await;
@@ -126,6 +157,7 @@ async fn a_slot_that_holds_events_without_a_row_is_not_dropped() {
     env.setup().await;
     env.execute(&emit(true, Uuid::now_v7(), "'{}'")).await;
     env.ends_with(0, &["slot", "drop", "--force"]).await;
+    assert!(refusal(&env, &emit(true, late, "'{}'")).await.contains(says), "nothing holds it");
     let relay = env.relay();
     relay.announce("may be lost with the slot");
     relay.wait_active().await;

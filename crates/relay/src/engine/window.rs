@@ -251,7 +251,8 @@ impl Window {
         received_at: Duration,
     ) -> (u64, bool) {
         let index = self.end();
-        let bytes = outgoing.event.payload.len() + HEADERS_ALLOWANCE_BYTES;
+        let headers = outgoing.event.headers.as_ref().map_or(0, bytes::Bytes::len);
+        let bytes = outgoing.event.payload.len() + headers + HEADERS_ALLOWANCE_BYTES;
         let (commit_lsn, commit_time_micros) = at;
         self.entries.push_back(Entry {
             outgoing,

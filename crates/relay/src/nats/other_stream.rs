@@ -60,9 +60,12 @@ impl OtherStream {
         replay: Uuid,
     ) -> Result<HashSet<Uuid>, Error> {
         let mut copies = HashSet::new();
+        // Others may publish as fast as this reads. What comes later is seen when it is in the way.
+        let last = self.last_sequence().await?;
         loop {
             let answer = direct_get::read_next(&self.client, &self.name, from, subjects).await?;
-            let Some(message) = answer.message()? else { return Ok(copies) };
+            let message = answer.message()?.filter(|it| it.sequence <= last);
+            let Some(message) = message else { return Ok(copies) };
             let headers = message.headers();
             let id = |name| headers.text(name).and_then(|it| it.parse::<Uuid>().ok());
             if id(header::REPLAY) == Some(replay) {

@@ -212,6 +212,7 @@ fn known(
     let commit_lsn = row.and_then(|it| it.commit_lsn.as_deref()?.parse::<PgLsn>().ok());
     KnownEvent {
         id,
+        has_row: row.is_some(),
         aggregate: of.map(|(of_type, of, _)| (of_type.clone(), of.clone())),
         event_type: of.map(|(.., event_type)| event_type.clone()),
         published_at: marked_at.or(stored_at),
@@ -246,7 +247,8 @@ async fn message(
         seq: message.sequence,
         subject: message.subject.to_string(),
         stored_at: message.time.to_string(),
-        position: text(header::POSITION),
+        // Another event's, if it came from the table.
+        position: text(header::POSITION).filter(|_| text(header::POSITION_EVENT).is_none()),
         source: text(header::SOURCE),
     }))
 }

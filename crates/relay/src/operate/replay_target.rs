@@ -48,6 +48,11 @@ pub(super) async fn look(
     })?;
     let stream = info.cached_info().config.clone();
     if to_stream.is_some() {
+        if own.len() > 1 {
+            let problem = "the shards would publish under the same subjects of one stream, and each \
+                           would take the others' copies for somebody else's: leave --to-stream away";
+            return Err(Error::Conflict(problem.into()));
+        }
         check_other(own, &stream, prefix)?;
     }
     if let Some(prefix) = prefix {
@@ -130,6 +135,7 @@ fn check_other(own: &[String], stream: &Stream, prefix: Option<&str>) -> Result<
     let checks = [
         (stream.sealed, "it is sealed and takes no more messages"),
         (stream.mirror.is_some(), "it is a mirror"),
+        (stream.subject_transform.is_some(), "it stores messages under other subjects"),
         (stream.no_ack, "no_ack: the broker would never say what it stored"),
         (stream.storage == StorageType::Memory, "memory storage loses copies with the server"),
         (

@@ -301,7 +301,7 @@ pub(crate) async fn ensure_slot(
     match Box::pin(Slot::prepare(config, &opening, store, Some(&tail))).await {
         Ok(slot) => {
             if config.wal.messages {
-                let noted = store.note_wal_messages(&config.slot, true);
+                let noted = store.accept_wal_messages(&config.slot);
                 opening.on(store, "say that messages are taken", noted).await?;
             }
             Ok(slot.created)

@@ -93,20 +93,29 @@ pub async fn drop_slot(config: &Config, force: bool) -> Result<(), Error> {
     let store = Store::connect(config, "tailpost slot").await?;
     let opening = Opening::unobserved(config);
     opening.on(&store, "lock the slot", store.lock_slot(slot)).await?;
+    if opening.on(&store, "look at the slot", store.slot_reader(slot)).await?.is_some() {
+        return Err(Error::SlotBusy { slot: slot.clone() });
+    }
     if !force {
         let how = "lose such events with `tailpost slot drop --force`";
         drained::check(config, &opening, &store, how).await?;
     }
-    // Also if the other one is gone: it would keep the log for nobody.
-    drop_rewind_slot(config, &store, &opening).await?;
+    // Nothing holds what is emitted from now on.
+    let refuse = store.refuse_wal_messages(slot);
+    opening.on(&store, "say that no messages are taken", refuse).await?;
     let dropped = opening.on(&store, "drop the replication slot", store.drop_slot(slot)).await;
-    dropped.map_err(|error| match error.code() {
+    let dropped = dropped.map_err(|error| match error.code() {
         Some(SqlState::UNDEFINED_OBJECT) => {
             Error::NotSetUp { missing: format!("replication slot \"{slot}\"") }
         }
         Some(SqlState::OBJECT_IN_USE) => Error::SlotBusy { slot: slot.clone() },
         _ => error,
-    })?;
+    });
+    if !matches!(dropped, Err(Error::SlotBusy { .. })) {
+        // Also if the other one is gone: it would keep the log for nobody.
+        drop_rewind_slot(config, &store, &opening).await?;
+    }
+    dropped?;
     let announced = store.announce_drop(slot, "`tailpost slot drop` dropped it");
     opening.on(&store, "note the drop", announced).await
 }

@@ -28,11 +28,14 @@ pub(crate) async fn check(
     if opening.on(store, "look at the slot", store.slot_reader(slot)).await?.is_some() {
         return Err(Error::SlotBusy { slot: slot.clone() });
     }
-    let refuse = store.note_wal_messages(slot, false);
+    // Whoever is interrupted behind this has not looked: the next one does.
+    let refuse = store.refuse_wal_messages(slot);
     opening.on(store, "say that no messages are taken", refuse).await?;
-    let checked = undrained(config, opening, store).await;
-    let Err(reason) = checked else { return Ok(()) };
-    let accept = store.note_wal_messages(slot, true);
+    let Err(reason) = undrained(config, opening, store).await else {
+        let forget = store.forget_wal_messages(slot);
+        return opening.on(store, "say that no messages are taken", forget).await;
+    };
+    let accept = store.accept_wal_messages(slot);
     opening.on(store, "say that messages are taken", accept).await?;
     Err(Error::Conflict(format!(
         "{reason}; let `tailpost relay --once` publish what there is with relay.wal_messages = \

@@ -207,15 +207,20 @@ impl Store {
         let is_by_day = self.is_by_day.get_or_try_init(async || {
             self.day_partitions().await.map(|partitions| partitions.is_some())
         });
-        let lately = is_by_day.await?.then_some((&self.mark_lately, &self.sql.mark_lately));
+        let lately = is_by_day.await?.then_some((&self.mark_lately, &self.sql.mark_lately, true));
         let (mut marked, mut deleted) = (0, deletes.then(HashSet::new));
-        for (cell, sql) in lately.into_iter().chain([(&self.mark, &self.sql.mark)]) {
+        for (cell, sql, tells) in lately.into_iter().chain([(&self.mark, &self.sql.mark, deletes)])
+        {
             let statement = cell.get_or_try_init(|| self.prepare(sql)).await?;
-            marked += if let Some(deleted) = &mut deleted {
+            marked += if tells {
                 let rows = self.client().query(statement, &parameters).await;
                 let rows = rows.map_err(Error::sql(doing))?;
-                deleted.extend(rows.iter().map(|row| row.get::<_, Uuid>(0)));
-                rows.len() as u64
+                let ids: HashSet<Uuid> = rows.iter().map(|row| row.get(0)).collect();
+                let count = ids.len() as u64;
+                if let Some(deleted) = &mut deleted {
+                    deleted.extend(ids);
+                }
+                count
             } else {
                 let marked = self.client().execute(statement, &parameters).await;
                 marked.map_err(Error::sql(doing))?

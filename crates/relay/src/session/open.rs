@@ -194,8 +194,11 @@ async fn source(
         drained::check(config, opening, store, how).await?;
     }
     let walsender = slot.start(opening, store, &config.slot).await?;
-    let noted = store.note_wal_messages(&config.slot, config.wal.messages);
-    opening.on(store, "say whether messages are taken", noted).await?;
+    let doing = "say whether messages are taken";
+    match config.wal.messages {
+        true => opening.on(store, doing, store.accept_wal_messages(&config.slot)).await?,
+        false => opening.on(store, doing, store.forget_wal_messages(&config.slot)).await?,
+    }
     let rows = Rows::new(config.table.clone(), config.routing());
     let messages = Messages::new(&config.table, config.wal.messages);
     Ok(Source::new(walsender, rows, messages))

@@ -33,6 +33,7 @@ pub(super) struct WalReader {
     publication: String,
     rows: Rows,
     messages: Messages,
+    takes_messages: bool,
     history: History,
     replay: Arc<TakenReplay>,
     /// What the statement that runs has yet to bring, and whether it brought anything.
@@ -84,7 +85,8 @@ impl WalReader {
             slot,
             publication: config.publication.clone(),
             rows: Rows::new(config.table.clone(), config.routing()),
-            messages: Messages::new(&config.table, config.wal.messages),
+            messages: Messages::new(&config.table, true),
+            takes_messages: config.wal.messages,
             history,
             replay,
             changes: None,
@@ -149,13 +151,12 @@ impl WalReader {
             }
             Message::Logical(message) => {
                 match self.messages.read(&self.rows, &message, self.transaction.1) {
-                    // Parked, or nothing at all.
-                    Some(Ok(outgoing)) if outgoing.subject.is_err() => {
-                        self.transaction.2 += 1;
+                    Some(Ok(outgoing)) => {
+                        // Parked, or not taken at all.
+                        let is_left_out = outgoing.subject.is_err() || !self.takes_messages;
+                        return Ok(self.choose(outgoing).filter(|_| !is_left_out));
                     }
-                    Some(Ok(outgoing)) => return Ok(self.choose(outgoing)),
-                    Some(Err(Ignored::Off)) => self.transaction.2 += 1,
-                    Some(Err(Ignored::NotTransactional)) | None => {}
+                    Some(Err(Ignored::Off | Ignored::NotTransactional)) | None => {}
                 }
             }
             _ => {}
@@ -172,11 +173,14 @@ impl WalReader {
         let unix = micros.saturating_add(POSTGRES_EPOCH_UNIX_MICROS);
         let at = Timestamp::from_microsecond(unix).unwrap_or(Timestamp::MAX);
         let selection = &self.replay.selection;
-        let is_dropped = outgoing.subject == Err(Unpublished::Dropped);
-        if is_dropped || !selection.takes(&outgoing.event, Some(position), at, system_id) {
+        if !selection.takes(&outgoing.event, Some(position), at, system_id) {
             return None;
         }
+        // What is left out counts: a replay goes on at its place whatever the settings are by then.
         self.place += 1;
+        if outgoing.subject == Err(Unpublished::Dropped) {
+            return None;
+        }
         let (place, event) = (self.place, outgoing.event.id);
         let outgoing = Ok(self.replay.readdressed(outgoing, Some(position)));
         Some(ReplayRow { place, event, outgoing })

@@ -8,6 +8,7 @@ use tokio_postgres::error::SqlState;
 
 use super::pace::pause_after;
 use crate::config::RetentionConfig;
+use crate::describe;
 use crate::error::Error;
 use crate::postgres::Store;
 use crate::postgres::day_partitions::DayPartition;
@@ -20,8 +21,9 @@ const AHEAD: Duration = Duration::from_hours(7 * 24);
 /// When partitions exist for less than this somebody should look.
 const SHORT: Duration = Duration::from_hours(2 * 24);
 
-/// When others use the table for so long that a partition stays.
-const IN_USE: &str = "transactions that have used the outbox are still open: see pg_stat_activity";
+/// When others may still see the partition, or read it by its own name.
+const IN_USE: &str = "transactions with older snapshots are still open in this database, or somebody \
+                      reads it: see pg_stat_activity";
 
 /// What one pass did to partitions by day, or would do.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -118,15 +120,22 @@ impl PartitionPass<'_> {
         let mut is_blocked = false;
         if !self.dry_run {
             for (partition, state) in self.store.detached().await? {
-                is_blocked |= !self.finish(&partition, state, removable, report).await?;
+                is_blocked |= !self.finished(&partition, state, removable, report).await?;
             }
         }
         let Some(removable) = removable else { return Ok(()) };
         let partitions = self.store.day_partitions().await?.unwrap_or_default();
         for partition in partitions.before(removable.before) {
-            if let Some(reason) = self.needed(&partition, removable).await? {
-                report.hold(&partition, reason);
-                continue;
+            match self.needed(&partition, removable).await {
+                Ok(None) => {}
+                Ok(Some(reason)) => {
+                    report.hold(&partition, reason);
+                    continue;
+                }
+                Err(error) => {
+                    hold_or_fail(&partition, error, report)?;
+                    continue;
+                }
             }
             if self.dry_run {
                 report.dropped += 1;
@@ -142,12 +151,29 @@ impl PartitionPass<'_> {
                 Err(error) if error.is_contention() => Detached::Pending,
                 Err(error) => {
                     self.store.forget_note(&partition.name).await?;
-                    return Err(error);
+                    hold_or_fail(&partition, error, report)?;
+                    continue;
                 }
             };
-            is_blocked = !self.finish(&partition, state, Some(removable), report).await?;
+            is_blocked = !self.finished(&partition, state, Some(removable), report).await?;
         }
         Ok(())
+    }
+
+    /// As [`finish`](Self::finish). What one partition has is no reason to leave the others.
+    async fn finished(
+        &self,
+        partition: &DayPartition,
+        state: Detached,
+        removable: Option<&Removable>,
+        report: &mut PartitionsReport,
+    ) -> Result<bool, Error> {
+        match self.finish(partition, state, removable, report).await {
+            Err(error) => {
+                hold_or_fail(partition, error, report).map(|()| state != Detached::Pending)
+            }
+            done => done,
+        }
     }
 
     /// Ends what was begun with a partition. Says whether it could.
@@ -204,6 +230,9 @@ impl PartitionPass<'_> {
         removable: &Removable,
     ) -> Result<Option<String>, Error> {
         let Some(leaf) = self.store.leaf(&partition.name).await? else { return Ok(None) };
+        let Ok(leaf) = leaf else {
+            return Ok(Some("it is no plain table: drop it yourself when nothing needs it".into()));
+        };
         let mut page = 0;
         while page < leaf.pages {
             let began = Instant::now();
@@ -215,6 +244,19 @@ impl PartitionPass<'_> {
         }
         Ok(None)
     }
+}
+
+/// The server refuses something of this partition; without the server nothing goes on.
+fn hold_or_fail(
+    partition: &DayPartition,
+    error: Error,
+    report: &mut PartitionsReport,
+) -> Result<(), Error> {
+    if error.code().is_none() {
+        return Err(error);
+    }
+    report.hold(partition, describe(&error));
+    Ok(())
 }
 
 #[cfg(test)]

@@ -16,6 +16,9 @@ use uuid::{Builder, Uuid};
 use super::{Rows, blank, timestamp};
 use crate::engine::{Ignored, Outgoing, Tried, Unpublished};
 
+/// What of a message may be neither payload nor headers before these are copied out of it.
+const SLACK_BYTES: usize = 4_096;
+
 /// What a dead letter keeps of a message that cannot be read.
 const UNREADABLE_BYTES_MAX: usize = 1 << 20;
 
@@ -151,7 +154,14 @@ fn fill(event: &mut Event, content: &Content<'_>, bytes: &Bytes) -> Vec<String> 
             misfit(what, "is no UUID");
         }
     }
-    let slice = |value: &RawValue| bytes.slice_ref(value.get().as_bytes());
+    let kept = [content.payload, content.headers].into_iter().flatten();
+    let kept: usize = kept.map(|it| it.get().len()).sum();
+    // What else is in the message would stay in memory with it.
+    let is_lean = bytes.len() <= 2 * kept + SLACK_BYTES;
+    let slice = |value: &RawValue| match is_lean {
+        true => bytes.slice_ref(value.get().as_bytes()),
+        false => Bytes::copy_from_slice(value.get().as_bytes()),
+    };
     event.headers = content.headers.map(slice);
     event.payload = content.payload.map_or(Bytes::from_static(b"null"), slice);
     misfits
@@ -171,7 +181,8 @@ fn not_json(event: &mut Event, message: &Logical, error: &serde_json::Error) -> 
     event.aggregate_type = ByteString::from_static("wal");
     event.aggregate_id = ByteString::from(message.lsn.to_string());
     event.event_type = ByteString::from_static("unreadable");
-    event.payload = message.content.slice(..message.content.len().min(UNREADABLE_BYTES_MAX));
+    let kept = message.content.len().min(UNREADABLE_BYTES_MAX);
+    event.payload = Bytes::copy_from_slice(&message.content[..kept]);
     let is = match error.classify() {
         Category::Data => "no JSON object with its members",
         Category::Syntax | Category::Eof | Category::Io => "no JSON",

@@ -57,6 +57,11 @@ const OBSTACLES: &str = "
     FROM t JOIN pg_index ON indrelid = t.oid
     WHERE NOT indisvalid AND NOT indisunique
     UNION ALL
+    SELECT format('constraint %I is not valid, or not inherited: validate it, or drop it', conname)
+    FROM t JOIN pg_constraint ON conrelid = t.oid
+    WHERE contype = 'c' AND (NOT convalidated OR connoinherit)
+        AND NOT starts_with(conname::text, 'tailpost_before_')
+    UNION ALL
     SELECT 'it has a column inserted_at already: rename that'
     FROM t JOIN pg_attribute ON attrelid = t.oid AND attname = 'inserted_at' AND NOT attisdropped
     WHERE NOT EXISTS (SELECT FROM pg_constraint
@@ -149,12 +154,14 @@ impl Store {
         let until = next_midnight(now);
         let sql = format!(
             "BEGIN;
-             SET LOCAL lock_timeout = '200ms'; SET LOCAL statement_timeout = '2s';
+             SET LOCAL statement_timeout = '5s';
+             {settle}
              ALTER TABLE {table} ADD COLUMN {KEY} timestamptz NOT NULL DEFAULT '{now}',
                  ADD CONSTRAINT {constraint} CHECK ({KEY} < '{until}') NOT VALID;
              COMMENT ON COLUMN {table}.{KEY} IS
                  'the day of it says which partition has the row; leave it to its default';
              COMMIT",
+            settle = self.settle(),
             table = self.table.quoted(),
             constraint = constraint(until),
         );

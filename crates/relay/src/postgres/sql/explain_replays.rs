@@ -19,6 +19,7 @@ const REPLAYS_MAX: i64 = 1_000;
 #[derive(Debug, Clone, Default)]
 pub(crate) struct KnownEvent {
     pub(crate) id: Uuid,
+    pub(crate) has_row: bool,
     /// Type and id.
     pub(crate) aggregate: Option<(String, String)>,
     pub(crate) event_type: Option<String>,
@@ -66,7 +67,7 @@ impl Store {
                 (true, "cancelled") => ReplayOutcome::NotPublished,
                 (true, _) => ReplayOutcome::Waiting,
                 // What is published is taken off the list.
-                (false, "done") if is_table => ReplayOutcome::Published,
+                (false, "done") if is_table && event.has_row => ReplayOutcome::Published,
                 (false, _) => ReplayOutcome::Unknown,
             };
             stories.push(ReplayStory {

@@ -6,12 +6,15 @@ use super::{AT_ONCE, Store};
 use crate::error::Error;
 
 impl Store {
-    /// Replays that may go. The newest stays: it says that the stream may have copies.
+    /// Replays that may go. The newest that each slot's relay began stays: it says that the stream may
+    /// have copies.
     fn old_replays(&self) -> String {
         let replays = self.table.companion("tailpost_replays");
         format!(
             "r.ended_at < clock_timestamp() - make_interval(secs => $1)
-             AND r.id <> (SELECT id FROM {replays} ORDER BY asked_at DESC, id LIMIT 1)"
+             AND r.id IS DISTINCT FROM (
+                 SELECT n.id FROM {replays} n WHERE n.slot = r.slot AND n.started_at IS NOT NULL
+                 ORDER BY n.started_at DESC, n.id LIMIT 1)"
         )
     }
 

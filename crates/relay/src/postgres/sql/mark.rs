@@ -48,9 +48,16 @@ pub(super) fn version(row: &str) -> String {
 /// marked. The others' partitions are not looked at.
 const LATELY: &str = "AND o.inserted_at >= now() - interval '1 day'";
 
-/// As [`mark`], for an outbox with partitions by day: leaves older rows as they are.
+/// As [`mark`], for an outbox with partitions by day: leaves older rows as they are, and says which
+/// events it marked. An id may be there twice.
 pub(super) fn mark_lately(table: &Table, by: MarkBy) -> String {
-    mark_where(table, by, LATELY)
+    let marks = mark_where(table, by, LATELY);
+    match by {
+        MarkBy::Delete => marks,
+        MarkBy::Row | MarkBy::Watermark => {
+            format!("{marks} RETURNING o.{}", table.column(Column::Id))
+        }
+    }
 }
 
 /// The one statement that marks rows, whoever asks. Marked ones are left alone.

@@ -51,6 +51,10 @@ pub(crate) enum Detached {
     Gone,
 }
 
+/// It is partitioned itself, or lies elsewhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct NotPlain;
+
 fn partition(row: &Row) -> DayPartition {
     DayPartition { name: row.get(0), since: row.get(1), until: row.get(2) }
 }
@@ -203,12 +207,17 @@ impl Store {
         Ok(rows.first().map(why))
     }
 
-    /// A table and how many pages it has; `None` if it is gone.
-    pub(crate) async fn leaf(&self, name: &str) -> Result<Option<Leaf>, Error> {
-        let sql = "SELECT pg_relation_size(to_regclass($1))
-                       / current_setting('block_size')::bigint";
-        let pages: Option<i64> = self.look_at(sql, &[&name]).await?[0].get(0);
-        Ok(pages.map(|pages| Leaf::new(name.to_owned(), pages)))
+    /// A table and how many pages it has; `None` if it is gone, an error if it has no pages of its
+    /// own.
+    pub(crate) async fn leaf(&self, name: &str) -> Result<Option<Result<Leaf, NotPlain>>, Error> {
+        let sql = "SELECT relkind = 'r', pg_relation_size(oid)
+                       / current_setting('block_size')::bigint
+                   FROM pg_class WHERE oid = to_regclass($1)";
+        let rows = self.look_at(sql, &[&name]).await?;
+        Ok(rows.first().map(|row| match (row.get(0), row.get(1)) {
+            (true, Some(pages)) => Ok(Leaf::new(name.to_owned(), pages)),
+            _ => Err(NotPlain),
+        }))
     }
 
     /// Writes down that a partition is about to be removed.

@@ -167,18 +167,40 @@ impl Store {
         })
     }
 
-    /// Says whether the slot's relay takes events without a row: until then `outbox_emit_wal`
-    /// refuses them. There must be a slot by now.
-    pub(crate) async fn note_wal_messages(&self, slot: &str, taken: bool) -> Result<(), Error> {
+    /// Says that the slot's relay takes events without a row: until then `outbox_emit_wal` refuses
+    /// them. There must be a slot by now.
+    pub(crate) async fn accept_wal_messages(&self, slot: &str) -> Result<(), Error> {
         let sql = format!(
-            "UPDATE {state} SET wal_prefix = $2,
-                 wal_seq = CASE WHEN $2 IS NOT NULL THEN pg_get_serial_sequence($3, 'seq') END
-             WHERE slot = $1 AND wal_prefix IS DISTINCT FROM $2",
+            "UPDATE {state} SET wal_prefix = $2, wal_seq = pg_get_serial_sequence($3, 'seq')
+             WHERE slot = $1 AND (wal_prefix IS DISTINCT FROM $2
+                 OR wal_seq IS DISTINCT FROM pg_get_serial_sequence($3, 'seq'))",
             state = self.table.companion("tailpost_state")
         );
-        let (prefix, outbox) = (taken.then(|| self.table.wal_prefix()), self.table.quoted());
+        let (prefix, outbox) = (self.table.wal_prefix(), self.table.quoted());
         let noted = self.client().execute(&sql, &[&slot, &prefix, &outbox]).await;
-        noted.map_err(Error::sql("say whether messages are taken")).map(|_| ())
+        noted.map_err(Error::sql("say that messages are taken")).map(|_| ())
+    }
+
+    /// Says that it takes none any more. The slot may have some yet to bring, which `wal_seq` tells
+    /// until they are [forgotten](Self::forget_wal_messages).
+    pub(crate) async fn refuse_wal_messages(&self, slot: &str) -> Result<(), Error> {
+        let state = self.table.companion("tailpost_state");
+        let sql = format!(
+            "UPDATE {state} SET wal_prefix = NULL WHERE slot = $1 AND wal_prefix IS NOT NULL"
+        );
+        let noted = self.client().execute(&sql, &[&slot]).await;
+        noted.map_err(Error::sql("say that no messages are taken")).map(|_| ())
+    }
+
+    /// The same, and that the slot has none to bring, or that they may be lost.
+    pub(crate) async fn forget_wal_messages(&self, slot: &str) -> Result<(), Error> {
+        let state = self.table.companion("tailpost_state");
+        let sql = format!(
+            "UPDATE {state} SET wal_prefix = NULL, wal_seq = NULL
+             WHERE slot = $1 AND (wal_prefix IS NOT NULL OR wal_seq IS NOT NULL)"
+        );
+        let noted = self.client().execute(&sql, &[&slot]).await;
+        noted.map_err(Error::sql("say that no messages are taken")).map(|_| ())
     }
 
     /// Says, before a slot is dropped on purpose, why.
@@ -305,7 +327,7 @@ impl Store {
                     extract(epoch FROM resolved_at)::float8,
                     extract(epoch FROM clock_timestamp() - scanned_at)::float8,
                     extract(epoch FROM clock_timestamp() - whole_swept_at)::float8,
-                    wal_prefix IS NOT NULL
+                    wal_seq IS NOT NULL
              FROM {} WHERE slot = $1",
             self.table.companion("tailpost_state")
         );

@@ -117,7 +117,7 @@ const MOVED: &str = "
         SELECT 41, format('ALTER PUBLICATION %I ADD TABLE %s%s%s', pubname, parent,
             (SELECT format(' (%s)', string_agg(quote_ident(attname), ', ' ORDER BY attnum))
              FROM pg_attribute WHERE attrelid = published.oid
-                 AND attnum::text = ANY (string_to_array(columns, ' ')) HAVING count(*) > 0),
+                 AND attnum::text = ANY (string_to_array(translate(columns, '[],', ''), ' ')) HAVING count(*) > 0),
             ' WHERE (' || filter || ')')
         FROM published
         UNION ALL
@@ -141,9 +141,14 @@ impl Store {
             "BEGIN; SET LOCAL lock_timeout = '{wait}ms'; SET LOCAL statement_timeout = '5s';
              SET LOCAL idle_in_transaction_session_timeout = '5s'; SET LOCAL search_path = '';
              SET LOCAL client_min_messages = warning;
-             LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE",
+             {settle}
+             LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE;
+             -- Whoever emits an event without a row takes its number from a sequence that goes.
+             LOCK TABLE {state} IN ACCESS EXCLUSIVE MODE",
             wait = SWAP_WAIT.as_millis(),
-            table = self.table.quoted()
+            settle = self.settle(),
+            table = self.table.quoted(),
+            state = self.table.companion("tailpost_state"),
         );
         let swapped = async {
             self.run(DOING, &begin).await?;
@@ -156,6 +161,19 @@ impl Store {
             let _ = self.run(DOING, "ROLLBACK").await;
         }
         swapped
+    }
+
+    /// The first statement that locks the table, in a transaction with a limit of [`SWAP_WAIT`]: it
+    /// waits for nobody who reads or writes, and for so long that PostgreSQL ends an autovacuum which
+    /// is in the way (`deadlock_timeout`).
+    pub(super) fn settle(&self) -> String {
+        format!(
+            "SET LOCAL lock_timeout = '3s';
+             LOCK TABLE {} IN SHARE UPDATE EXCLUSIVE MODE;
+             SET LOCAL lock_timeout = '{}ms';",
+            self.table.quoted(),
+            SWAP_WAIT.as_millis()
+        )
     }
 
     async fn swap_script(&self, until: Timestamp) -> Result<String, Error> {
@@ -216,8 +234,10 @@ impl Store {
             (
                 70,
                 format!(
-                    "UPDATE {} SET partitioned_txid = pg_current_xact_id()",
-                    self.table.companion("tailpost_state")
+                    "UPDATE {} SET partitioned_txid = pg_current_xact_id(), wal_seq = CASE
+                         WHEN wal_seq IS NOT NULL THEN pg_get_serial_sequence('{}', 'seq') END",
+                    self.table.companion("tailpost_state"),
+                    table.replace('\'', "''")
                 ),
             ),
         ];
@@ -225,7 +245,7 @@ impl Store {
         for day in 0..2 {
             let since = today.checked_add((24 * day).hours()).unwrap_or(today);
             let until = since.checked_add(24.hours()).unwrap_or(since);
-            let script = self.partition_statements(&part, since, until);
+            let script = self.partition_statements(&part, &old_key.owner, since, until);
             steps.push((52, script));
         }
         Ok(steps)
@@ -245,7 +265,8 @@ impl Store {
                          AND attrelid = '{table}'::regclass AND attidentity <> '') THEN
                      RETURN;
                  END IF;
-                 EXECUTE format('ALTER TABLE {part} ALTER seq SET DEFAULT nextval(%L)', sequence);
+                 EXECUTE format('ALTER TABLE %s ALTER seq SET DEFAULT nextval(%L)',
+                     '{part}'::regclass, sequence);
                  FOR producer IN
                      SELECT DISTINCT CASE grantee WHEN 0 THEN 'PUBLIC'
                          ELSE quote_ident(pg_get_userbyid(grantee)) END
@@ -262,32 +283,43 @@ impl Store {
     }
 
     /// A partition for a day, stored as `like` is, made while nobody else can use the table.
-    fn partition_statements(&self, like: &str, since: Timestamp, until: Timestamp) -> String {
-        let name = day_name(self.table.name(), since, until);
-        let partition = self.table.companion(&name).replace('\'', "''");
+    fn partition_statements(
+        &self,
+        like: &str,
+        owner: &str,
+        since: Timestamp,
+        until: Timestamp,
+    ) -> String {
+        let name = self.table.companion(&day_name(self.table.name(), since, until));
+        let owner = quote(owner);
+        // In a string that is a format.
+        let partition = name.replace('\'', "''").replace('%', "%%");
         format!(
             "DO $partition$ BEGIN EXECUTE (SELECT format(
                  'CREATE TABLE {partition} PARTITION OF {table}
                       FOR VALUES FROM (''{since}'') TO (''{until}'') %s',
                  'WITH (' || array_to_string(reloptions, ', ') || ')')
-             FROM pg_class WHERE oid = to_regclass('{like}')); END $partition$",
-            table = self.table.quoted().replace('\'', "''"),
+             FROM pg_class WHERE oid = to_regclass('{like}')); END $partition$;
+             ALTER TABLE {name} OWNER TO {owner}",
+            table = self.table.quoted().replace('\'', "''").replace('%', "%%"),
             like = like.replace('\'', "''"),
         )
     }
 
     /// Which transactions use the table, for people.
     pub(crate) async fn users_of_the_outbox(&self) -> Result<String, Error> {
-        let sql = "SELECT coalesce(string_agg(format('process %s (%s), since %s', pid,
-                application_name, date_trunc('second', xact_start)), ', ' ORDER BY xact_start),
-                'none at the moment')
-            FROM (SELECT DISTINCT pid, application_name, xact_start
+        let sql = "SELECT coalesce(string_agg(format('process %s (%s), since %s', pid, name,
+                date_trunc('second', xact_start)), ', ' ORDER BY xact_start), 'none at the moment')
+            FROM (SELECT DISTINCT pid, xact_start,
+                    coalesce(nullif(application_name, ''), backend_type, 'unknown') AS name
                 FROM pg_locks JOIN pg_stat_activity USING (pid)
-                WHERE relation = to_regclass($1) AND granted AND pid <> pg_backend_pid()
+                WHERE relation IN (to_regclass($1), to_regclass($2)) AND granted
+                    AND pid <> pg_backend_pid()
                 ORDER BY xact_start LIMIT 3) AS users";
-        let table = self.table.quoted();
-        let asked =
-            async { self.client().query_one(sql, &[&table]).await.map_err(Error::sql(DOING)) };
+        let (table, state) = (self.table.quoted(), self.table.companion("tailpost_state"));
+        let asked = async {
+            self.client().query_one(sql, &[&table, &state]).await.map_err(Error::sql(DOING))
+        };
         Ok(answered(DOING, asked).await?.get(0))
     }
 

@@ -57,7 +57,7 @@ impl Store {
     /// are.
     pub(crate) async fn outwait_transactions(&self) -> Result<bool, Error> {
         let doing = "wait for transactions";
-        let number = async |sql| -> Result<i64, Error> {
+        let number = async |sql: &str| -> Result<i64, Error> {
             let row = self.client().query_one(sql, &[]).await.map_err(Error::sql(doing))?;
             Ok(row.get(0))
         };
@@ -65,7 +65,15 @@ impl Store {
         let until = Instant::now() + RUNNING_MAX;
         loop {
             let oldest = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint";
-            if number(oldest).await? >= next {
+            // Others see the tables as they were before, and have written nothing yet.
+            let snapshots = format!(
+                "SELECT count(*) FROM pg_stat_activity
+                 WHERE datname = current_database() AND pid <> pg_backend_pid()
+                     AND coalesce(backend_type, 'client backend') = 'client backend'
+                     AND age(backend_xmin) > age('{}'::xid)",
+                next % (1 << 32)
+            );
+            if number(oldest).await? >= next && number(&snapshots).await? == 0 {
                 return Ok(true);
             }
             if Instant::now() >= until {
