@@ -315,8 +315,10 @@ pub async fn ask_replay(
         if source.events == Some(0) {
             continue;
         }
-        let mut store = Store::connect(&config, NAME).await?;
-        ids.push(store.ask_replay(&config.slot, &plan.stream, source, request).await?);
+        let (store, writer) =
+            (Store::connect(&config, NAME).await?, Store::connect(&config, NAME).await?);
+        let asked = store.ask_replay(&writer, &config.slot, &plan.stream, source, request);
+        ids.push(asked.await?);
     }
     Ok(ids)
 }

@@ -1,9 +1,12 @@
 //! What is asked of replays, and what operators decide about them.
 
+use std::pin::pin;
+
+use futures_util::{StreamExt, TryStreamExt};
 use jiff::Timestamp;
 use outbox::{Column, DROPPED};
+use tokio_postgres::Row;
 use tokio_postgres::types::{PgLsn, ToSql};
-use tokio_postgres::{Row, Transaction};
 use uuid::Uuid;
 
 use super::{Store, mark};
@@ -19,6 +22,9 @@ const LISTING: &str = "list replays";
 
 /// How long a plan, or a list of what to replay, may take: as long as it is waited for.
 const AT_LEISURE: &str = "SET statement_timeout = 0; SET lock_timeout = '5s'";
+
+/// Events that are listed by one statement.
+const LISTED_AT_ONCE: usize = 5_000;
 
 /// What the table has of a selection.
 #[derive(Debug, Clone)]
@@ -131,12 +137,14 @@ impl Store {
         Ok(TableHolds { events: count(0), without_position: count(1), from: row.get(2) })
     }
 
-    /// Writes a replay down, for the relay of `slot`, with what it is to publish. All or nothing.
+    /// Writes a replay down, for the relay of `slot`, with what it is to publish. No relay takes it up
+    /// before its list is complete; until then rows are kept for it, as for any other.
     ///
     /// The order is that of the commits. Rows whose position is unknown were published from the
     /// table: they come behind everything that was inserted before them.
     pub(crate) async fn ask_replay(
-        &mut self,
+        &self,
+        writer: &Self,
         slot: &str,
         stream: &str,
         source: &SourceHolds,
@@ -144,11 +152,9 @@ impl Store {
     ) -> Result<Uuid, Error> {
         let id = Uuid::new_v4();
         let replays = self.table.companion("tailpost_replays");
-        let list = self.list_of_events().await?;
         self.client().batch_execute(AT_LEISURE).await.map_err(Error::sql(ASKING))?;
         let (first, last) = (source.places.0.cast_signed(), source.places.1.cast_signed());
         let log_from = source.from_lsn.map(|it| PgLsn::from(it.0));
-        let transaction = self.transaction().await?;
         let of = &request.selection;
         let parameters = Parameters::new(of);
         let sql = format!(
@@ -166,35 +172,72 @@ impl Store {
         values.extend([&id as &(dyn ToSql + Sync), &slot, &name, &stream, prefix, &per_second]);
         values.extend([&request.by as &(dyn ToSql + Sync), &request.reason, &first, &last]);
         values.extend([&log_from as &(dyn ToSql + Sync), &request.to_stream]);
-        transaction.execute(&sql, &values).await.map_err(Error::sql(ASKING))?;
-        if name == ReplaySource::Table.name() {
-            fill(&transaction, &replays, &list, id, of).await?;
+        writer.client().execute(&sql, &values).await.map_err(Error::sql(ASKING))?;
+        if name == ReplaySource::Table.name()
+            && let Err(error) = self.list_events(writer, id, of).await
+        {
+            // The error says more. Who is killed instead leaves a replay that has to be cancelled.
+            let _ = writer.decide_replay(id, ReplayDecision::Cancel, &request.by, None).await;
+            while writer.forget_listed(id).await.unwrap_or(false) {}
+            return Err(error);
         }
-        transaction.commit().await.map_err(Error::sql(ASKING))?;
         Ok(id)
     }
 
-    /// Lists what is meant, and counts it.
-    async fn list_of_events(&self) -> Result<String, Error> {
+    /// Lists what is meant, as the table is at one moment, and counts it. In many transactions: the
+    /// walsender reads each as a whole, and has nothing for others meanwhile.
+    async fn list_events(
+        &self,
+        writer: &Self,
+        id: Uuid,
+        of: &ReplaySelection,
+    ) -> Result<(), Error> {
+        let parameters = Parameters::new(of);
+        let meant = self.meant_events().await?;
+        let rows = self.client().query_raw(&meant, parameters.all(of)).await;
+        let mut rows = pin!(rows.map_err(Error::sql(ASKING))?.try_chunks(LISTED_AT_ONCE));
+        let insert = format!(
+            "INSERT INTO {} (replay, place, event, commit_lsn, ordinal)
+             SELECT $1, $2 + place, event, lsn, ordinal
+             FROM unnest($3::uuid[], $4::pg_lsn[], $5::int[])
+                 WITH ORDINALITY AS u (event, lsn, ordinal, place)",
+            self.table.companion("tailpost_replay_events")
+        );
+        let mut listed: i64 = 0;
+        while let Some(chunk) = rows.next().await {
+            let chunk = chunk.map_err(|error| Error::sql(ASKING)(error.1))?;
+            let events: Vec<Uuid> = chunk.iter().map(|row| row.get(0)).collect();
+            let lsns: Vec<Option<PgLsn>> = chunk.iter().map(|row| row.get(1)).collect();
+            let ordinals: Vec<Option<i32>> = chunk.iter().map(|row| row.get(2)).collect();
+            let values: [&(dyn ToSql + Sync); 5] = [&id, &listed, &events, &lsns, &ordinals];
+            let inserted = writer.client().execute(&insert, &values).await;
+            inserted.map_err(Error::sql(ASKING))?;
+            listed += i64::try_from(events.len()).unwrap_or(0);
+        }
+        let complete = format!(
+            "UPDATE {} SET events = $2, last_place = $2 WHERE id = $1",
+            self.table.companion("tailpost_replays")
+        );
+        let completed = writer.client().execute(&complete, &[&id, &listed]).await;
+        completed.map(drop).map_err(Error::sql(ASKING))
+    }
+
+    /// Selects what is meant, in its order.
+    async fn meant_events(&self) -> Result<String, Error> {
         Ok(format!(
-            "WITH listed AS (
-                 INSERT INTO {listed} (replay, place, event, commit_lsn, ordinal)
-                 SELECT $9, row_number() OVER (ORDER BY after NULLS FIRST, seq), id, lsn, ordinal
-                 FROM (
-                     SELECT o.{id} AS id, o.seq, meant.lsn, meant.is_meant,
-                         CASE WHEN meant.lsn IS NOT NULL THEN row_number() OVER
-                             (PARTITION BY meant.lsn ORDER BY o.seq) - 1 END AS ordinal,
-                         coalesce(meant.lsn, max(meant.lsn) OVER (ORDER BY o.seq
-                             ROWS UNBOUNDED PRECEDING)) AS after
-                     FROM {rows} CROSS JOIN LATERAL (
-                         SELECT CASE WHEN {has_position} THEN o.commit_lsn END AS lsn,
-                             {is_meant} AS is_meant) AS meant
-                 ) AS rows
-                 WHERE is_meant
-                     AND ($1::pg_lsn IS NULL OR lsn >= $1) AND ($2::pg_lsn IS NULL OR lsn <= $2)
-                 RETURNING 1
-             ) SELECT count(*) FROM listed",
-            listed = self.table.companion("tailpost_replay_events"),
+            "SELECT id, lsn, ordinal::int FROM (
+                 SELECT o.{id} AS id, o.seq, meant.lsn, meant.is_meant,
+                     CASE WHEN meant.lsn IS NOT NULL THEN row_number() OVER
+                         (PARTITION BY meant.lsn ORDER BY o.seq) - 1 END AS ordinal,
+                     coalesce(meant.lsn, max(meant.lsn) OVER (ORDER BY o.seq
+                         ROWS UNBOUNDED PRECEDING)) AS after
+                 FROM {rows} CROSS JOIN LATERAL (
+                     SELECT CASE WHEN {has_position} THEN o.commit_lsn END AS lsn,
+                         {is_meant} AS is_meant) AS meant
+             ) AS rows
+             WHERE is_meant
+                 AND ($1::pg_lsn IS NULL OR lsn >= $1) AND ($2::pg_lsn IS NULL OR lsn <= $2)
+             ORDER BY after NULLS FIRST, seq",
             id = self.table.column(Column::Id),
             rows = self.rows_with_times().await?,
             has_position = self.has_position(),
@@ -287,27 +330,6 @@ impl Store {
         let gone = self.client().execute(&sql, &[&id]).await;
         gone.map(|it| it > 0).map_err(Error::sql("remove the list of a replay"))
     }
-
-    async fn transaction(&mut self) -> Result<Transaction<'_>, Error> {
-        self.client.transaction().await.map_err(Error::sql(ASKING))
-    }
-}
-
-async fn fill(
-    transaction: &Transaction<'_>,
-    replays: &str,
-    list: &str,
-    id: Uuid,
-    of: &ReplaySelection,
-) -> Result<(), Error> {
-    let parameters = Parameters::new(of);
-    let mut values = parameters.all(of).to_vec();
-    values.push(&id);
-    let row = transaction.query_one(list, &values).await.map_err(Error::sql(ASKING))?;
-    let listed: i64 = row.get(0);
-    let sql = format!("UPDATE {replays} SET events = $2, last_place = $2 WHERE id = $1");
-    transaction.execute(&sql, &[&id, &listed]).await.map_err(Error::sql(ASKING))?;
-    Ok(())
 }
 
 fn entry(row: &Row) -> ReplayEntry {

@@ -21,6 +21,9 @@ use crate::replay_selection::{ReplaySelection, ReplaySource};
 
 const READING: &str = "read what is to be replayed";
 
+/// Whether a replay's list is complete, if it has one.
+const IS_LISTED: &str = "(source <> 'table' OR events IS NOT NULL)";
+
 /// A replay that a session has taken up.
 #[derive(Debug, Clone)]
 pub(crate) struct TakenReplay {
@@ -114,6 +117,7 @@ impl Store {
     ) -> Result<Option<Uuid>, Error> {
         let sql = format!(
             "SELECT id FROM {} WHERE slot = $1 AND stream = $2 AND status IN ('asked', 'running')
+                 AND {IS_LISTED}
              ORDER BY status = 'running' DESC, asked_at, id LIMIT 1",
             self.table.companion("tailpost_replays")
         );
@@ -158,7 +162,8 @@ impl Store {
             "WITH taken AS (
                  UPDATE {replays} SET status = 'running', started_at = coalesce(started_at, now()),
                      stream_seq = CASE WHEN started_at IS NULL THEN $3 ELSE stream_seq END
-                 WHERE id = $1 AND slot = $2 AND status IN ('asked', 'running') AND EXISTS (
+                 WHERE id = $1 AND slot = $2 AND status IN ('asked', 'running') AND {IS_LISTED}
+                     AND EXISTS (
                      SELECT FROM pg_replication_slots WHERE slot_name = $2 AND active_pid = $4
                  ) RETURNING *
              ), forgotten AS (
