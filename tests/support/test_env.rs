@@ -192,7 +192,7 @@ impl<B: Broker> TestEnv<B> {
         let process = self.spawn(args);
         process.announce(""); // the code tells
         let status = process.wait_exit(DEADLINE).await;
-        assert_eq!(status.code(), Some(code), "{args:?}\n{}", process.log());
+        assert_eq!(status.code(), Some(code), "{args:?}\n{}{}", process.stdout(), process.log());
         (process.stdout(), process.log())
     }
 
