@@ -103,7 +103,7 @@ lint: ## check format, lints, documentation and dependencies
 servers: ## make sure that PostgreSQL and nats-server are there
 	@scripts/servers
 
-servers-all: ## and the other versions that some tests want
+servers-all: ## and what some tests want: other versions, and Prometheus
 	@scripts/servers --all
 
 clean-servers: ## remove fetched servers and prepared clusters

@@ -1,7 +1,12 @@
 //! What a user would see, on real servers.
 
 mod admin;
+mod alerts;
 mod any_row;
+mod api_conformance;
+mod api_events;
+mod api_pool;
+mod api_roles;
 mod attempts;
 mod batches;
 mod broker_faults;
@@ -15,6 +20,7 @@ mod crashes;
 mod dead_letters;
 mod debezium;
 mod demo;
+mod doctor;
 mod doors;
 mod failure_classes;
 mod foreign_messages;

@@ -66,6 +66,9 @@ impl From<&[Uuid]> for Selection {
     }
 }
 
+/// Where a dead letter is in a list: since when it is dead, its event, and whose it is.
+pub type LetterPlace = (Timestamp, Uuid, String);
+
 /// What a list shows, and what a plan is.
 pub type Overview = outbox::dead_letters::Overview<DeadLetter>;
 
@@ -144,6 +147,8 @@ pub struct Backlog {
     pub dead: i64,
     /// The age of the oldest event that was begun and is not processed.
     pub oldest_seconds: Option<f64>,
+    /// How long the oldest dead letter is one, of those that nobody has decided about.
+    pub oldest_dead_letter_seconds: Option<f64>,
     /// Why the latest attempt failed, of those that are to be tried again.
     pub last_error: Option<String>,
 }
@@ -168,7 +173,21 @@ impl DeadLetters {
     ///
     /// If the database refuses; [`Error::Tables`] if the inbox is not set up.
     pub async fn list(&self, of: &Selection, limit: u32) -> Result<Vec<DeadLetter>, Error> {
-        let rows = self.select(&self.texts.list, of, limit).await?;
+        self.list_after(of, None, limit).await
+    }
+
+    async fn list_after(
+        &self,
+        of: &Selection,
+        after: Option<&LetterPlace>,
+        limit: u32,
+    ) -> Result<Vec<DeadLetter>, Error> {
+        let time = after.map(|it| it.0);
+        let (id, consumer) = after.map_or((Uuid::nil(), ""), |it| (it.1, it.2.as_str()));
+        let (parameters, limit) = (self.parameters(of), i64::from(limit));
+        let parameters = parameters.with(&[&limit, &time, &id, &consumer]);
+        let rows = self.connection.client.query(&self.texts.list, &parameters);
+        let rows = bounded("read the dead letters", rows).await?;
         Ok(rows.iter().map(DeadLetter::of).collect())
     }
 
@@ -178,6 +197,20 @@ impl DeadLetters {
     ///
     /// See [`list`](Self::list).
     pub async fn overview(&self, of: &Selection, limit: u32) -> Result<Overview, Error> {
+        self.overview_after(of, None, limit).await
+    }
+
+    /// As [`overview`](Self::overview), and of the dead letters those behind `after`.
+    ///
+    /// # Errors
+    ///
+    /// See [`list`](Self::list).
+    pub async fn overview_after(
+        &self,
+        of: &Selection,
+        after: Option<&LetterPlace>,
+        limit: u32,
+    ) -> Result<Overview, Error> {
         let doing = "count the dead letters";
         let parameters = self.parameters(of);
         let client = &self.connection.client;
@@ -196,7 +229,8 @@ impl DeadLetters {
             total: count.get::<_, i64>(0).cast_unsigned(),
             oldest_seconds: count.get(1),
             groups: groups.iter().map(group).collect(),
-            dead_letters: self.list(of, limit).await?,
+            dead_letters: self.list_after(of, after, limit).await?,
+            next: None,
         })
     }
 
@@ -416,6 +450,12 @@ impl DeadLetter {
         }
     }
 
+    /// Where it is in a list.
+    #[must_use]
+    pub fn place(&self) -> LetterPlace {
+        (self.dead_at, self.event_id, self.consumer.clone())
+    }
+
     /// Whether another set of attempts makes sense.
     #[must_use]
     pub fn can_be_requeued(&self) -> bool {
@@ -432,6 +472,7 @@ impl Backlog {
             stubborn: row.get("stubborn"),
             dead: row.get("dead"),
             oldest_seconds: row.get("oldest_seconds"),
+            oldest_dead_letter_seconds: row.get("oldest_dead"),
             last_error: row.get("last_error"),
         }
     }

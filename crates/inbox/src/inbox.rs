@@ -229,6 +229,11 @@ impl Builder {
         Ok(Rewinder::new(self.config, nats, connection))
     }
 
+    /// What was set, to be compared with what there is.
+    pub(crate) fn into_config(self) -> Config {
+        self.config
+    }
+
     /// Handles events in the database's transactions.
     pub fn transactional<H: TransactionalHandler>(self, handler: H) -> Inbox<Transactional<H>> {
         Inbox::new(self, Transactional(Arc::new(handler)))

@@ -38,7 +38,9 @@
 
 mod config;
 mod connection;
+mod controls;
 mod dead_letters;
+mod doctor;
 mod engine;
 mod error;
 pub mod explain;
@@ -52,13 +54,17 @@ mod postgres;
 mod record;
 mod rewind;
 mod status;
+mod tally;
 pub mod waiting;
 mod worker;
 
 pub use connection::{BoxError, Connection};
+pub use controls::{Control, ControlAction, Controls, OperatorPause};
+pub use dead_letters::LetterPlace;
 pub use dead_letters::{
     Backlog, DeadLetter, DeadLetterDetail, DeadLetters, Holder, Marked, Overview, Selection,
 };
+pub use doctor::{Inspected, doctor, doctor_checks};
 pub use engine::Backoff;
 pub use error::Error;
 pub use handler::{Delivery, LeasedHandler, TransactionalHandler, Verdict};
@@ -68,5 +74,7 @@ pub use postgres::tables::{
     Keep, Layout, Maintained, Upkept, create_tables, exists, look_after, maintain, render_tables,
 };
 pub use rewind::{RewindCounts, RewindPlan, RewindState, RewindTarget, Rewinder};
-pub use status::{BreakerState, Handler, State, Status, Summary};
+pub use status::{
+    BreakerState, Claims, DeadLetterCounts, Handler, LeaseCounts, State, Status, Summary,
+};
 pub use worker::retention_problem;

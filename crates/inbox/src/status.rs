@@ -8,6 +8,8 @@ pub struct Status {
     pub state: State,
     /// Why it does not handle events at the moment, if it does not.
     pub paused: Option<String>,
+    /// Who paused it, if somebody did: then it begins no events until somebody lets it go on.
+    pub paused_by: Option<String>,
     /// Whether the handler can be reached.
     pub handler: Handler,
     /// Events that a handler has.
@@ -21,6 +23,94 @@ pub struct Status {
     pub left: usize,
     /// What has been done since the start.
     pub counts: Summary,
+    /// What claims of events found since the start.
+    pub claims: Claims,
+    /// What became of leases since the start.
+    pub leases: LeaseCounts,
+    /// Dead letters that were written since the start, by why.
+    pub dead_letters: DeadLetterCounts,
+}
+
+/// What claims found. New events that share a transaction are not claimed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Claims {
+    /// The event was free.
+    pub claimed: u64,
+    /// The same, and an earlier attempt has no end: its worker died, or lost its lease.
+    pub reclaimed: u64,
+    /// Another worker has the event.
+    pub leased: u64,
+    /// The event has had its effect, or is a dead letter.
+    pub resolved: u64,
+    /// The event failed, and is due later.
+    pub early: u64,
+    /// Three attempts have no end: the event becomes a dead letter.
+    pub crashed: u64,
+    /// The event is older than what is remembered: it becomes a dead letter.
+    pub forgotten: u64,
+    /// The record changed at the same moment.
+    pub contended: u64,
+}
+
+impl Claims {
+    /// Each result by its name.
+    #[must_use]
+    pub fn by_result(&self) -> [(&'static str, u64); 8] {
+        [
+            ("claimed", self.claimed),
+            ("reclaimed", self.reclaimed),
+            ("leased", self.leased),
+            ("resolved", self.resolved),
+            ("early", self.early),
+            ("crashed", self.crashed),
+            ("forgotten", self.forgotten),
+            ("contended", self.contended),
+        ]
+    }
+}
+
+/// What became of leases on events.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct LeaseCounts {
+    /// Renewed while the handler was at work.
+    pub renewed: u64,
+    /// Lost while the handler was at work: another worker may have handled the event as well.
+    pub lost: u64,
+}
+
+/// Dead letters by why.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct DeadLetterCounts {
+    /// The handler said so.
+    pub dead: u64,
+    /// The last attempt failed.
+    pub max_attempts: u64,
+    /// Attempts began and did not end.
+    pub crashes: u64,
+    /// The message is no event.
+    pub unreadable: u64,
+    /// The event is older than what is remembered.
+    pub forgotten: u64,
+    /// The database refuses its record.
+    pub unrecordable: u64,
+    /// The stream has the event no more.
+    pub gone: u64,
+}
+
+impl DeadLetterCounts {
+    /// Each cause by its name.
+    #[must_use]
+    pub fn by_reason(&self) -> [(&'static str, u64); 7] {
+        [
+            ("dead", self.dead),
+            ("max_attempts", self.max_attempts),
+            ("crashes", self.crashes),
+            ("unreadable", self.unreadable),
+            ("forgotten", self.forgotten),
+            ("unrecordable", self.unrecordable),
+            ("gone", self.gone),
+        ]
+    }
 }
 
 /// Whether events are handed to the handler.

@@ -1,5 +1,6 @@
 //! Starts what an inbox consists of, and starts it again while it can be mended.
 
+mod controlling;
 mod lease;
 pub(crate) mod leased;
 pub(crate) mod redrive;
@@ -31,6 +32,8 @@ use crate::postgres::resolved::Resolved;
 use crate::postgres::role_statements::{RoleStatements, RoleToken};
 use crate::postgres::sql;
 use crate::postgres::store::Scope;
+use crate::tally::Tally;
+use crate::worker::controlling::Controlling;
 use crate::worker::lease::Leases;
 use crate::worker::redrive::Redrive;
 use crate::worker::rewinding::Rewinding;
@@ -72,10 +75,12 @@ pub(crate) async fn run<W: Work>(
         takes_over: W::SHARES,
         lent: W::SHARES,
     };
+    let tally = Arc::new(Tally::default());
     let context = Arc::new(Context {
         config: Arc::clone(&config),
         pool: Arc::new(Pool::new(Arc::clone(&connect), scope)),
-        leases: Arc::new(Leases::new(config.lease)),
+        leases: Arc::new(Leases::new(config.lease, Arc::clone(&tally))),
+        tally,
         partitions: watch::Sender::default(),
         role,
         may_forget: watch::Sender::new(false),
@@ -102,6 +107,7 @@ pub(crate) async fn run<W: Work>(
     let worker = Worker {
         work: Arc::new(make(&context)),
         rewinding: Rewinding::new(Arc::clone(&context)),
+        controlling: Controlling::new(Arc::clone(&context)),
         context,
         nats,
         reconnect_nats,
@@ -123,6 +129,7 @@ struct Worker<W> {
     work: Arc<W>,
     context: Arc<Context>,
     rewinding: Rewinding,
+    controlling: Controlling,
     nats: async_nats::Client,
     reconnect_nats: Option<ConnectNats>,
     /// A message of the stream has ended a client.
@@ -215,6 +222,10 @@ impl<W: Work> Worker<W> {
 
     async fn session(&self, counts: Summary) -> Result<Summary, Error> {
         let Context { config, pool, .. } = &*self.context;
+        // Before anything is begun.
+        let control = self.controlling.look().await?;
+        let closings = control.breaker_closings;
+        let (wanted, control) = watch::channel(control);
         let mut source = Source::open(&self.nats, config, self.find_resolved()).await?;
         source.wary = self.wary;
         check_retention(config, source.max_age())?;
@@ -245,16 +256,19 @@ impl<W: Work> Worker<W> {
             role: self.role.clone(),
             trouble: pool.trouble(),
             broker: source.trouble(),
+            closings,
+            control,
             intake,
             origin,
             engine: ConsumerEngine::new(start, Instant::now()),
         };
         let stop = self.shutdown.child_token();
-        let (summary, (), (), (), (), ()) = tokio::join!(
+        let (summary, (), (), (), (), (), ()) = tokio::join!(
             // They are large, and polled in turns.
             Box::pin(session.run(&stop)),
             stop_when_gone(&self.nats, &stop, feed.closed()),
             self.rewinding.watch(&stop, feed.closed()),
+            self.controlling.watch(wanted, feed.closed()),
             Box::pin(source.run(feed.clone(), &stop)),
             Box::pin(redrive.run(feed.clone())),
             advisories.run(feed),

@@ -24,6 +24,9 @@ const POSTGRES_PLACES: [&str; 5] = [
 const NATS_PLACES: [&str; 4] =
     ["/usr/sbin", "/usr/local/bin", "/opt/homebrew/bin", "/usr/local/opt/nats-server/bin"];
 
+const PROMETHEUS_MIN: Version = Version(2, 42, 0);
+const PROMETHEUS_PLACES: [&str; 3] = ["/usr/bin", "/usr/local/bin", "/opt/homebrew/bin"];
+
 /// A server's version; missing parts are 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Version(pub(crate) u32, pub(crate) u32, pub(crate) u32);
@@ -124,6 +127,29 @@ pub(crate) fn find_nats(wanted: Option<&str>) -> Result<PathBuf> {
         (None, Some(wanted)) => bail!("found no nats-server {wanted}: run `scripts/servers --all`"),
         (None, None) => bail!("found no nats-server: run `scripts/servers`"),
     }
+}
+
+/// Finds the folder of a Prometheus with its promtool.
+///
+/// # Errors
+///
+/// When there is none; the message says how to get one.
+pub fn prometheus_binaries() -> Result<PathBuf> {
+    let is_there = |dir: &PathBuf| {
+        let version = banner(&dir.join("prometheus")).and_then(|it| Version::find(&it));
+        dir.join("promtool").is_file() && version.is_some_and(|it| it >= PROMETHEUS_MIN)
+    };
+    if let Some(dir) = env::var_os("TAILPOST_PROMETHEUS_BIN").map(PathBuf::from) {
+        if !is_there(&dir) {
+            bail!("no Prometheus with promtool in TAILPOST_PROMETHEUS_BIN={}", dir.display());
+        }
+        return Ok(dir);
+    }
+    let on_path = on_path("prometheus").filter_map(|it| Some(it.parent()?.to_path_buf()));
+    let usual = PROMETHEUS_PLACES.iter().map(PathBuf::from);
+    let fetched = servers_dirs().into_iter().flat_map(|it| expand(&it.join("prometheus-*")));
+    let found = on_path.chain(usual).chain(fetched).find(is_there);
+    found.context("found no Prometheus with promtool: run `scripts/servers --prometheus`")
 }
 
 fn nats_version(path: &Path) -> Option<(Version, String)> {

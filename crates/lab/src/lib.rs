@@ -32,6 +32,7 @@ mod template_cluster;
 mod user;
 mod workload;
 
+pub use binaries::prometheus_binaries;
 pub use hostile::{HostileMessage, HostileRow, Messages, RawNats, Rows, Shape};
 
 pub use ledger::{Ledger, Stored, Tally};

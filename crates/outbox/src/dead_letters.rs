@@ -27,6 +27,7 @@ pub const FINGERPRINT: &str = "regexp_replace(regexp_replace(reason,
 
 /// An aggregate, written `type:id`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Aggregate {
     /// Its type; without a colon.
     pub kind: String,
@@ -111,6 +112,9 @@ pub struct Overview<L> {
     pub groups: Vec<Group>,
     /// The newest of them, up to the limit.
     pub dead_letters: Vec<L>,
+    /// Over HTTP, where the next page begins, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
 }
 
 /// What is done to dead letters.

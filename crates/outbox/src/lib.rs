@@ -31,6 +31,7 @@
 //! # }
 //! ```
 
+pub mod checks;
 mod columns;
 pub mod dead_letters;
 mod enqueue;
@@ -45,4 +46,4 @@ pub use columns::{Column, Columns};
 pub use enqueue::{enqueue, enqueue_all};
 pub use error::Error;
 pub use event::Event;
-pub use table::{DROPPED, Table, TableError};
+pub use table::{DROPPED, Table, TableError, quote};

@@ -209,7 +209,9 @@ pub(crate) fn check_identifier(identifier: &str) -> Result<(), TableError> {
     Ok(())
 }
 
-pub(crate) fn quote(identifier: &str) -> String {
+/// A name for use in SQL.
+#[must_use]
+pub fn quote(identifier: &str) -> String {
     format!("\"{}\"", identifier.replace('"', "\"\""))
 }
 

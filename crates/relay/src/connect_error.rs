@@ -1,6 +1,7 @@
 use std::error::Error as StdError;
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use async_nats::ConnectErrorKind;
 use tokio_postgres::error::SqlState;
@@ -45,6 +46,14 @@ pub enum Error {
         /// How long was waited.
         seconds: u64,
     },
+    /// All connections that may be open at a time are in use.
+    #[error("all {connections} connections to PostgreSQL are in use for {waited:?}")]
+    Busy {
+        /// How many there may be.
+        connections: usize,
+        /// How long was waited.
+        waited: Duration,
+    },
     /// NATS could not be reached, or did not let us in.
     #[error("could not connect to {target}")]
     Nats {
@@ -77,7 +86,7 @@ impl Error {
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Invalid { .. } | Self::File { .. } => false,
-            Self::PostgresTimeout { .. } => true,
+            Self::PostgresTimeout { .. } | Self::Busy { .. } => true,
             Self::Postgres { source, .. } => {
                 source.code().is_none_or(|code| !is_refusal(code))
                     && !is_certificate_error(source)
@@ -100,6 +109,7 @@ impl Error {
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Invalid { .. } => None,
+            Self::Busy { .. } => Some("try again in a second".into()),
             Self::File { role, .. } => {
                 Some(format!("check that the file is there, holds the {role}, and can be read"))
             }

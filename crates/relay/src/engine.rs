@@ -290,8 +290,14 @@ impl Engine {
             Outcome::Tail(tail) => publishing.apply(now, Input::Tail(tail)),
             Outcome::TailFailed(why) => publishing.apply(now, Input::TailFailed(why)),
             Outcome::Marks(marks) => publishing.apply(now, Input::Marks(marks)),
-            Outcome::Parked(parked) => self.parked(now, parked),
-            Outcome::NotParked(batch) => self.parking.not_parked(now, batch),
+            Outcome::Parked(parked) => {
+                self.parking.parked();
+                self.parked(now, parked);
+            }
+            Outcome::NotParked { parked, left } => {
+                self.parking.not_parked(now, left);
+                self.parked(now, parked);
+            }
             Outcome::Owed(left) => self.owed_marks.ended(now, left),
             Outcome::Marked { statement, marked } => {
                 let marked = marked.as_ref().map(|it| (it.rows, &*it.without_row));
@@ -457,7 +463,6 @@ impl Engine {
     }
 
     fn parked(&mut self, now: Duration, parked: Vec<Parked>) {
-        self.parking.parked();
         for Parked { index, row } in parked {
             match row {
                 RowOfDead::Removed | RowOfDead::Never => {}

@@ -38,6 +38,7 @@ mod engine;
 mod error;
 #[cfg(test)]
 mod hot_path;
+mod latency;
 mod nats;
 mod operate;
 mod polling;
@@ -47,6 +48,7 @@ mod reporter;
 pub mod rewind_slot;
 mod routing;
 mod run;
+pub mod sampler;
 mod session;
 mod shards;
 mod source;
@@ -65,7 +67,9 @@ pub mod waiting;
 pub mod connect {
     pub use crate::connect_error::Error;
     pub use crate::nats::{NatsAccess, NatsLink, NatsTarget};
-    pub use crate::postgres::{ConnectionTask, PostgresTarget, PostgresTls, SslMode};
+    pub use crate::postgres::{
+        ConnectionTask, PoolLimits, PostgresTarget, PostgresTls, Session, SslMode,
+    };
     pub use crate::tls::{https_config, install_crypto_provider};
 }
 
@@ -82,12 +86,14 @@ pub use config::{
 };
 pub use connect::{NatsTarget, PostgresTarget};
 pub use error::Error;
+pub use latency::{Latency, NativeBuckets};
 pub use operate::{
-    HeldPartition, MaintainProgress, MaintainReport, OutboxReport, PartitionsReport,
+    Canary, HeldPartition, Legs, MaintainProgress, MaintainReport, OutboxReport, PartitionsReport,
     PartitionsStatus, Repair, RetentionReport, RewindReport, SetupPlan, SetupReport, SetupStep,
     ShardReport, SlotEntry, SlotReport, StatusReport, Storage, StreamRead, StreamReport,
-    VerifyOptions, VerifyProgress, VerifyReport, check_start, create_slot, dead_letters, drop_slot,
-    explain, inspect, maintain, plan, repair, replays, setup, slots, verify,
+    VerifyOptions, VerifyProgress, VerifyReport, canaries, check_start, create_slot, dead_letters,
+    doctor, doctor_checks, drop_slot, event_search, explain, inspect, maintain, plan, repair,
+    replays, setup, slots, verify,
 };
 pub use outbox::migrations::Layout;
 pub use pgoutput::Lsn;
@@ -95,8 +101,9 @@ pub use reporter::Reports;
 pub use rewind_slot::RewindStatus;
 pub use routing::{Destination, Glob, Route};
 pub use run::run;
+pub use sampler::{Sample, SlotSample};
 pub use shards::{Shard, Shards};
-pub use status::{BreakerState, Latency, Role, SlotStatus, Status};
+pub use status::{BreakerState, DeadLetterCounts, Role, SlotStatus, Status};
 pub use upkeep::RetentionStatus;
 
 /// An error and what caused it, in one line. For logs; a terminal gets the chain.

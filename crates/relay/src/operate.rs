@@ -1,6 +1,8 @@
 //! What operators ask for from outside of a running relay.
 
 pub mod dead_letters;
+mod doctor;
+pub mod event_search;
 pub mod explain;
 mod inspect;
 mod maintain;
@@ -17,11 +19,12 @@ mod spill_files;
 mod start_position;
 mod verification;
 
+pub use self::doctor::{Canary, Legs, canaries, doctor, doctor_checks};
 pub use self::inspect::inspect;
 pub use self::maintain::{
     HeldPartition, MaintainProgress, MaintainReport, PartitionsReport, maintain,
 };
-pub(crate) use self::maintain::{is_short, make_ahead, pass};
+pub(crate) use self::maintain::{covered_until, is_short, make_ahead, pass};
 pub use self::repair::{Repair, repair};
 pub use self::report::{
     OutboxReport, PartitionsStatus, RetentionReport, RewindReport, ShardReport, SlotReport,

@@ -2,10 +2,12 @@
 
 pub(crate) mod columns;
 mod connect;
+mod connection_task;
 pub(crate) mod day_partitions;
 pub(crate) mod drained;
 mod dsn;
 pub(crate) mod opening;
+mod pool;
 pub(crate) mod publication;
 pub(crate) mod retire;
 pub(crate) mod rows;
@@ -14,9 +16,11 @@ pub(crate) mod sql;
 mod walsender;
 
 pub(crate) use connect::check_name;
-pub use connect::{ConnectionTask, PostgresTarget, PostgresTls, SslMode};
+pub use connect::{PostgresTarget, PostgresTls, SslMode};
+pub use connection_task::ConnectionTask;
 pub(crate) use opening::{Opening, answered};
+pub use pool::{PoolLimits, Session};
 pub(crate) use rows::{Messages, Rows};
 pub(crate) use slot::Slot;
 pub(crate) use sql::Store;
-pub(crate) use walsender::Walsender;
+pub(crate) use walsender::{Replication, Walsender};

@@ -20,6 +20,12 @@ const REPORT_EVERY: Duration = Duration::from_millis(100);
 /// PostgreSQL counts microseconds from 2000-01-01.
 pub(crate) const POSTGRES_EPOCH_UNIX_MICROS: i64 = 946_684_800_000_000;
 
+/// A time as PostgreSQL counts it.
+fn from_postgres_micros(micros: i64) -> Timestamp {
+    let micros = micros.saturating_add(POSTGRES_EPOCH_UNIX_MICROS);
+    Timestamp::from_microsecond(micros).unwrap_or(Timestamp::MIN)
+}
+
 /// Whom a relay tells what it does.
 #[derive(Debug)]
 pub struct Reports {
@@ -187,12 +193,16 @@ impl Reporter {
         status.resolved_lsn = state.confirmed();
         status.confirmed_flush_lsn = confirmed;
         status.received_lsn = state.received().max(state.confirmed());
+        status.oldest_unresolved_at = state.oldest_commit_micros().map(from_postgres_micros);
+        status.publish_to_ack = base.publish_to_ack.plus(state.answer_times());
         status.in_flight_events = state.unresolved();
         status.in_flight_bytes = state.window_bytes();
         status.published_total = base.published_total + counts.acked;
         status.duplicates_total = base.duplicates_total + counts.duplicates;
         status.already_stored_total = base.already_stored_total + counts.found;
-        status.dead_letters_total = base.dead_letters_total + counts.parked;
+        status.dead_letters_total = base.dead_letters_total + counts.parked.total();
+        status.dead_letters_by_reason = base.dead_letters_by_reason.plus(&counts.parked);
+        status.replayed_total = base.replayed_total + counts.replayed;
         status.dropped_total = base.dropped_total + counts.dropped;
         status.resyncs_total = base.resyncs_total + counts.resyncs;
         status.batches_total = base.batches_total + counts.batches;

@@ -1,7 +1,10 @@
 use std::time::{Duration, Instant};
 
+use jiff::Timestamp;
 use pgoutput::Lsn;
 use serde::{Serialize, Serializer};
+
+use crate::latency::Latency;
 
 /// What a running relay knows about itself. Published through a `watch` channel.
 ///
@@ -42,6 +45,10 @@ pub struct Status {
     pub rows_marked_total: u64,
     /// Events moved to the dead-letter table.
     pub dead_letters_total: u64,
+    /// The same, by why.
+    pub dead_letters_by_reason: DeadLetterCounts,
+    /// Events published once more. They are not among the others.
+    pub replayed_total: u64,
     /// Events that a route dropped. One that a broken session did not confirm is counted again.
     pub dropped_total: u64,
     /// Events published by the scanner, because the log could not bring them.
@@ -69,8 +76,13 @@ pub struct Status {
     /// none to resolve.
     #[serde(rename = "last_progress_age_seconds", serialize_with = "age")]
     pub last_progress: Option<Instant>,
+    /// When the oldest event of the log was committed that is read and not resolved.
+    #[serde(rename = "lag_seconds", serialize_with = "lag")]
+    pub oldest_unresolved_at: Option<Timestamp>,
     /// From the commit in PostgreSQL to the acknowledgement by the broker.
     pub commit_to_ack: Latency,
+    /// From sending to the acknowledgement by the broker.
+    pub publish_to_ack: Latency,
     /// Whether the broker is tried.
     pub breaker: BreakerState,
     /// Time to the next attempt, while the breaker is open.
@@ -93,6 +105,12 @@ impl Status {
     #[must_use]
     pub fn last_progress_age(&self) -> Option<Duration> {
         self.last_progress.map(|at| at.elapsed())
+    }
+
+    /// How long the oldest event of the log waits that is read and not resolved; 0 if none does.
+    #[must_use]
+    pub fn lag(&self) -> Duration {
+        waited_since(self.oldest_unresolved_at)
     }
 
     /// What the broker has yet to take, in bytes of log.
@@ -160,31 +178,49 @@ pub enum BreakerState {
     Open,
 }
 
-/// A histogram of durations with fixed bounds, cheap to copy.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
-pub struct Latency {
-    /// How many durations there are for each bound of [`BOUNDS`](Self::BOUNDS), and above all.
-    pub counts: [u64; 16],
-    /// Their sum, in seconds.
-    pub sum_seconds: f64,
+/// Why an event becomes a dead letter of the outbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DeadLetterReason {
+    Unfit,
+    Refused,
+    MaxAttempts,
+    Blocked,
 }
 
-impl Latency {
-    /// The upper bounds of the buckets, in seconds. The last bucket has none.
-    pub const BOUNDS: [f64; 15] =
-        [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
+/// Events moved to the dead-letter table, by why.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct DeadLetterCounts {
+    /// They have no subject, or cannot be read.
+    pub unfit: u64,
+    /// The broker, or the client, will never take them.
+    pub refused: u64,
+    /// The stream did not take them, however often it was tried.
+    pub max_attempts: u64,
+    /// They wait for an earlier event of their aggregate.
+    pub blocked: u64,
+}
 
-    /// Counts one duration.
-    pub fn record(&mut self, duration: Duration) {
-        let seconds = duration.as_secs_f64();
-        self.counts[Self::BOUNDS.partition_point(|bound| *bound < seconds)] += 1;
-        self.sum_seconds += seconds;
+impl DeadLetterCounts {
+    pub(crate) fn count(&mut self, reason: DeadLetterReason) {
+        *match reason {
+            DeadLetterReason::Unfit => &mut self.unfit,
+            DeadLetterReason::Refused => &mut self.refused,
+            DeadLetterReason::MaxAttempts => &mut self.max_attempts,
+            DeadLetterReason::Blocked => &mut self.blocked,
+        } += 1;
     }
 
-    /// How many durations were counted.
-    #[must_use]
-    pub fn count(&self) -> u64 {
-        self.counts.iter().sum()
+    pub(crate) fn total(&self) -> u64 {
+        self.unfit + self.refused + self.max_attempts + self.blocked
+    }
+
+    pub(crate) fn plus(&self, other: &Self) -> Self {
+        Self {
+            unfit: self.unfit + other.unfit,
+            refused: self.refused + other.refused,
+            max_attempts: self.max_attempts + other.max_attempts,
+            blocked: self.blocked + other.blocked,
+        }
     }
 }
 
@@ -196,6 +232,16 @@ fn seconds<S: Serializer>(time: &Option<Duration>, serializer: S) -> Result<S::O
     time.map(|it| it.as_secs_f64()).serialize(serializer)
 }
 
+fn lag<S: Serializer>(since: &Option<Timestamp>, serializer: S) -> Result<S::Ok, S::Error> {
+    waited_since(*since).as_secs_f64().serialize(serializer)
+}
+
+fn waited_since(since: Option<Timestamp>) -> Duration {
+    let waited = since.map(|it| Timestamp::now().duration_since(it));
+    // Our clock may be behind the server's.
+    waited.and_then(|it| Duration::try_from(it).ok()).unwrap_or_default()
+}
+
 fn age<S: Serializer>(at: &Option<Instant>, serializer: S) -> Result<S::Ok, S::Error> {
     at.map(|it| it.elapsed().as_secs_f64()).serialize(serializer)
 }
@@ -203,18 +249,6 @@ fn age<S: Serializer>(at: &Option<Instant>, serializer: S) -> Result<S::Ok, S::E
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_duration_on_a_bound_belongs_below_it() {
-        let mut latency = Latency::default();
-        for millis in [0, 1, 2, 60_000, 60_001] {
-            latency.record(Duration::from_millis(millis));
-        }
-        assert_eq!(latency.counts[..2], [2, 1]);
-        assert_eq!(latency.counts[14..], [1, 1]);
-        assert_eq!(latency.count(), 5);
-        assert!((latency.sum_seconds - 120.004).abs() < 1e-9, "{}", latency.sum_seconds);
-    }
 
     #[test]
     fn json_shows_positions_as_postgresql_prints_them() {

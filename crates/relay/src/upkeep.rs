@@ -12,7 +12,7 @@ use tracing::{debug, info, warn};
 use crate::config::Config;
 use crate::describe;
 use crate::error::Error;
-use crate::operate::{MaintainProgress, MaintainReport, is_short, make_ahead, pass};
+use crate::operate::{MaintainProgress, MaintainReport, covered_until, is_short, make_ahead, pass};
 use crate::postgres::Store;
 
 /// The first pass begins so long after the process at the latest: what matters more comes first.
@@ -124,7 +124,13 @@ async fn look(config: &Config, status: &watch::Sender<RetentionStatus>) -> Resul
     let store = Store::connect(config, "tailpost maintain").await?;
     store.be_modest().await?;
     // Whoever makes them, and however long the others take for what is behind.
-    if let Some((made, until)) = make_ahead(&store, &config.retention).await? {
+    let made = make_ahead(&store, &config.retention).await;
+    if made.is_err()
+        && let Ok(Some(until)) = covered_until(&store).await
+    {
+        status.send_modify(|it| it.partitions_until = until);
+    }
+    if let Some((made, until)) = made? {
         if made > 0 {
             info!(made, until = until.map(tracing::field::display), "made partitions ahead");
         }

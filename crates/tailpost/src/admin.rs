@@ -1,52 +1,73 @@
 //! The HTTP server for operators: health, metrics, status.
 //!
-//! It only reads what the engines publish through their `watch` channels, so a slow scrape holds
-//! nothing up, and it answers whatever the dependencies do. What is about dead letters asks the
-//! database, on connections of its own; all who wait for events share one.
+//! Health and status only read what the engines publish through their `watch` channels, so a slow
+//! scrape holds nothing up, and they answer whatever the dependencies do. Everything else asks the
+//! database, a few requests at a time, on a few connections that they share; all who wait for
+//! events share one more.
 
+mod access;
 pub(crate) mod api;
+mod configuration;
 mod connections;
+mod cursor;
 pub(crate) mod dead_letters;
+mod event_routes;
 mod events;
 mod guard;
 mod inbox_endpoint;
 mod listen;
 mod metrics;
+mod openapi;
+mod problem;
 mod relay_endpoint;
+mod replay_routes;
+mod schemas;
+mod slot_routes;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::errors::ListenError;
-use axum::Router;
 use axum::extract::{DefaultBodyLimit, State};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::middleware;
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::{Extension, Json, Router};
 use futures_util::future::BoxFuture;
+use relay::PostgresTarget;
+use relay::connect::PoolLimits;
+use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-use tower_http::timeout::TimeoutLayer;
 use tracing::{info, warn};
 
+pub(crate) use self::access::Access;
+pub(crate) use self::configuration::{Shown, shown};
+use self::connections::Peer;
 pub(crate) use self::listen::Address;
+use self::openapi::{Api, Operation};
+pub(crate) use self::problem::ApiError;
 pub(crate) use events::{Told, WAIT_MAX, Waited, WaitingOf};
 pub(crate) use inbox_endpoint::{AppState, Inbox};
-pub(crate) use metrics::inbox_metrics::{Sample, Samples};
+pub(crate) use metrics::inbox_sample::{Durable, Sample, Samples};
 pub(crate) use metrics::relay_metrics::Watched;
+use metrics::{Format, Metrics};
 pub(crate) use relay_endpoint::Relay;
 
 const JSON: &str = "application/json";
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// Requests that ask the database at a time, each on a connection of its own: the pipeline needs
-/// connections too. Further ones wait, for [`REQUEST_TIMEOUT`] at most.
-const QUERIES_MAX: usize = 4;
+/// Requests that ask the servers at a time: the pipeline needs them too. Further ones wait.
+const TURNS: usize = 4;
+/// How long they wait.
+const TURN_MAX: Duration = problem::WAIT_MAX;
+/// Connections to the database for what goes on when nobody waits for it: one for each operation on
+/// many dead letters, and two for a replay that is being asked for.
+const BACKGROUND_CONNECTIONS: usize = dead_letters::OPERATIONS_AT_ONCE + 2;
+/// How long the database may work on a statement of theirs.
+const BACKGROUND_STATEMENT_MAX: Duration = Duration::from_secs(50);
 /// A request's body: a payload that replaces another may be large.
 const BODY_BYTES_MAX: usize = 2 << 20;
-/// For those who look around.
-const PATHS: &str = "there are /livez, /readyz, /metrics, /api/v1/status";
 /// How long requests under way may take once the engine has stopped.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -55,8 +76,8 @@ pub(crate) trait Engine: Send + Sync + 'static {
     /// Whether it does its job, and that as JSON with the reason if it does not. Anybody may ask:
     /// what servers said, with names of hosts and users, is left out unless `details` are due.
     fn readiness(&self, details: bool) -> (bool, String);
-    /// In the form of [`metrics::CONTENT_TYPE`].
-    fn metrics(&self) -> Result<String, std::fmt::Error>;
+    /// What a scraper is told.
+    fn metrics(&self) -> &Metrics;
     /// Asks for what the metrics need beyond what the engine reports.
     fn look(&self) -> BoxFuture<'_, ()> {
         Box::pin(std::future::ready(()))
@@ -64,34 +85,45 @@ pub(crate) trait Engine: Send + Sync + 'static {
     /// All that it knows about itself, as JSON.
     fn status(&self) -> anyhow::Result<String>;
     /// What can be asked of it beyond that, below `/api/v1`.
-    fn api(&self) -> Router<Admin> {
-        Router::new()
-    }
+    fn api(&self) -> Api<Admin>;
     /// What waits, and asks the database nothing itself.
-    fn waits(&self) -> Router<Admin> {
-        Router::new()
-    }
-    /// Where that is, to go on with a list of paths.
-    fn api_paths(&self) -> &'static str {
-        ""
-    }
+    fn waits(&self) -> Api<Admin>;
+    /// What it is called.
+    fn name(&self) -> &'static str;
 }
 
 /// What the server shows, and to whom.
 #[derive(Clone)]
 pub(crate) struct Admin {
     engine: Arc<dyn Engine>,
-    token: Option<Arc<str>>,
-    /// What asks the database takes turns.
-    queries: Arc<Semaphore>,
+    shown: Shown,
+    access: Arc<Access>,
+    /// What asks the servers takes turns.
+    turns: Arc<Semaphore>,
 }
 
 impl Admin {
-    /// With a token, only `/livez` and `/readyz` answer without it.
-    pub(crate) fn new(engine: impl Engine, token: Option<String>) -> Self {
-        let queries = Arc::new(Semaphore::new(QUERIES_MAX));
-        Self { engine: Arc::new(engine), token: token.map(Into::into), queries }
+    /// Who has to say who they are gets nothing before but `/livez` and `/readyz`.
+    pub(crate) fn new(engine: impl Engine, access: Access, shown: Shown) -> Self {
+        let turns = Arc::new(Semaphore::new(TURNS));
+        Self { engine: Arc::new(engine), shown, access: Arc::new(access), turns }
     }
+}
+
+/// The database of a relay or an inbox, as requests use it.
+pub(crate) fn pooled(postgres: PostgresTarget, application_name: &'static str) -> PostgresTarget {
+    let statement = problem::STATEMENT_MAX;
+    postgres.pooled(PoolLimits { application_name, connections: TURNS, wait: TURN_MAX, statement })
+}
+
+/// The same, for what goes on when nobody waits for it.
+fn in_background(postgres: PostgresTarget) -> PostgresTarget {
+    postgres.pooled(PoolLimits {
+        application_name: "tailpost admin",
+        connections: BACKGROUND_CONNECTIONS,
+        wait: BACKGROUND_STATEMENT_MAX,
+        statement: BACKGROUND_STATEMENT_MAX,
+    })
 }
 
 /// A running server.
@@ -128,35 +160,86 @@ pub(crate) async fn serve(address: Address, admin: Admin) -> Result<Server, List
         };
         let Some(listener) = listener else { return Ok(()) };
         info!(address = %address.socket, "serving health, metrics and status");
-        connections::serve(listener, router(admin), stopped).await
+        let access = Arc::clone(&admin.access);
+        tokio::select! {
+            served = connections::serve(listener, router(admin), stopped) => served,
+            () = access.keep_reading() => Ok(()),
+        }
     });
     Ok(Server { stop, task })
 }
 
-fn router(admin: Admin) -> Router {
-    Router::new()
-        .route("/metrics", get(metrics))
-        .route("/api/v1/status", get(status))
-        .merge(admin.engine.waits())
-        .merge(
-            admin
-                .engine
-                .api()
-                .layer(middleware::from_fn_with_state(admin.clone(), guard::wait_for_turn)),
+/// What anybody may ask; what asks no server; and what takes turns to ask one.
+fn apis(admin: &Admin) -> [Api<Admin>; 3] {
+    let readiness = || json!({ "type": "object", "required": ["ready"] });
+    let open = Api::new()
+        .on(
+            Operation::get("/livez", "Says that the process answers")
+                .open()
+                .answers_text("It does", "text/plain"),
+            livez,
         )
+        .on(
+            Operation::get("/readyz", "Says whether it does its job")
+                .open()
+                .answers(200, "It does", readiness())
+                .answers(503, "It does not, and why", readiness()),
+            readyz,
+        );
+    let told = json!({ "type": "object", "required": ["schema_version"] });
+    let plain = Api::new()
+        .on(
+            Operation::get("/metrics", "For Prometheus")
+                .answers_text("All metrics", "application/openmetrics-text"),
+            metrics,
+        )
+        .on(
+            Operation::get("/api/v1/status", "Says all that the process knows about itself")
+                .answers(200, "The status", told),
+            status,
+        )
+        .merge(configuration::routes(Arc::clone(&admin.shown)))
+        .merge(admin.engine.waits());
+    [open, plain, admin.engine.api()]
+}
+
+fn router(admin: Admin) -> Router {
+    let [open, plain, asking] = apis(&admin);
+    let document: Arc<OnceLock<Value>> = Arc::default();
+    let told = Arc::clone(&document);
+    let plain = plain.on(
+        Operation::get(openapi::PATH, "This document").answers(
+            200,
+            "OpenAPI 3.1",
+            json!({ "type": "object" }),
+        ),
+        async move || Json(told.get().cloned().unwrap_or_default()),
+    );
+    let ((open, mut all), (plain, of_plain), (asking, of_asking)) =
+        (open.into_parts(), plain.into_parts(), asking.into_parts());
+    all.extend(of_plain);
+    all.extend(of_asking);
+    document.get_or_init(|| openapi::document(admin.engine.name(), &all));
+    let mut paths: Vec<_> = all.iter().map(Operation::path).collect();
+    paths.dedup();
+    let paths = format!("there are {}", paths.join(", "));
+    Router::new()
+        .merge(plain)
+        .merge(asking.layer(middleware::from_fn_with_state(admin.clone(), guard::wait_for_turn)))
         .route_layer(middleware::from_fn_with_state(admin.clone(), guard::check_change))
         .route_layer(middleware::from_fn_with_state(admin.clone(), guard::authorize))
-        .route("/livez", get(livez))
-        .route("/readyz", get(readyz))
-        .fallback(paths)
+        .merge(open)
+        .fallback(async move || ApiError::new(StatusCode::NOT_FOUND, paths))
+        .method_not_allowed_fallback(wrong_method)
         .layer(middleware::from_fn_with_state(admin.clone(), guard::check_host))
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
-        .layer(TimeoutLayer::with_status_code(StatusCode::GATEWAY_TIMEOUT, REQUEST_TIMEOUT))
+        .layer(middleware::from_fn(guard::be_in_time))
         .with_state(admin)
 }
 
-async fn paths(State(admin): State<Admin>) -> (StatusCode, String) {
-    (StatusCode::NOT_FOUND, format!("{PATHS}{}\n", admin.engine.api_paths()))
+async fn wrong_method(method: Method) -> ApiError {
+    let detail = format!("{method} is not what is done with this path");
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, detail)
 }
 
 /// That this is answered at all is the answer. A restart mends no outage of a dependency.
@@ -164,16 +247,22 @@ async fn livez() -> &'static str {
     "ok\n"
 }
 
-async fn readyz(State(admin): State<Admin>, headers: HeaderMap) -> Response {
-    let (ready, json) = admin.engine.readiness(admin.is_authorized(&headers));
+async fn readyz(
+    State(admin): State<Admin>,
+    peer: Option<Extension<Peer>>,
+    headers: HeaderMap,
+) -> Response {
+    let peer = peer.map(|Extension(peer)| peer);
+    let (ready, json) = admin.engine.readiness(admin.is_authorized(&headers, peer));
     let code = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (code, [(header::CONTENT_TYPE, JSON)], json).into_response()
 }
 
-async fn metrics(State(admin): State<Admin>) -> Response {
+async fn metrics(State(admin): State<Admin>, headers: HeaderMap) -> Response {
     admin.engine.look().await;
-    match admin.engine.metrics() {
-        Ok(text) => ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response(),
+    let format = Format::accepted(&headers);
+    match admin.engine.metrics().encode(format) {
+        Ok(body) => ([(header::CONTENT_TYPE, format.content_type())], body).into_response(),
         Err(error) => {
             warn!(%error, "could not encode the metrics");
             StatusCode::INTERNAL_SERVER_ERROR.into_response()

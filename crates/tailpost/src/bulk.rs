@@ -21,8 +21,10 @@ pub(crate) async fn work_through<S: Store<Error: Into<anyhow::Error>>>(
     let (total, until) = store.count(filter).await.map_err(Into::into)?;
     progress.send_modify(|it| it.total = total);
     let at_once = rate.unwrap_or(S::AT_ONCE).clamp(1, S::AT_ONCE);
-    let pause = rate.map(|it| Duration::from_secs(1) * at_once / it.max(1));
-    let mut pace = tokio::time::interval(pause.unwrap_or(Duration::from_nanos(1)));
+    // An interval of nothing would panic.
+    let least = Duration::from_nanos(1);
+    let pause = rate.map(|it| (Duration::from_secs(1) * at_once / it.max(1)).max(least));
+    let mut pace = tokio::time::interval(pause.unwrap_or(least));
     let mut last = None;
     loop {
         let page = store.page(filter, until, last.as_ref(), PAGE).await;

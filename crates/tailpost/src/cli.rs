@@ -1,6 +1,7 @@
 //! The command line. The help texts are the reference for it.
 
 pub(crate) mod dlq_args;
+mod doctor_args;
 mod event_args;
 mod inbox_args;
 #[cfg(feature = "lab")]
@@ -18,6 +19,7 @@ use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand};
 use crate::config::{LogFormat, Sources};
 use crate::telemetry::Verbosity;
 
+pub(crate) use doctor_args::{DoctorArgs, Format};
 pub(crate) use event_args::{ExplainArgs, WaitArgs};
 pub(crate) use inbox_args::*;
 #[cfg(feature = "lab")]
@@ -93,6 +95,7 @@ impl Cli {
                 InboxCommand::Rewind(args) => args.check(),
                 _ => Ok(()),
             },
+            Command::Doctor(args) => args.check(),
             #[cfg(feature = "lab")]
             Command::Chaos(args) => args.check(),
             _ => Ok(()),
@@ -166,6 +169,12 @@ pub(crate) enum Command {
     Relay(RelayArgs),
     /// Show position, backlog, slot, stream, and dead letters
     Status(StatusArgs),
+    /// Check the whole set-up, and show what mends what is wrong
+    ///
+    /// Reads both servers, the tables, the slot, the stream and the consumers, and changes nothing.
+    /// Each check has an id, what was read, and the statement or command that mends it. Exit code 0:
+    /// nothing failed (warnings do not count), 1: something did. docs/doctor.md lists the checks.
+    Doctor(Box<DoctorArgs>),
     /// Wait until an event is published, or processed by a consumer
     ///
     /// Asks a running relay at admin.listen, or the inbox at admin.inbox_listen, with admin.token,

@@ -2,6 +2,7 @@
 
 mod decide;
 pub(crate) mod dlq;
+mod doctor;
 mod explain;
 mod inbox;
 #[cfg(feature = "lab")]
@@ -28,6 +29,7 @@ pub(crate) async fn run(command: Command, settings: Settings) -> anyhow::Result<
         Command::Setup(args) => setup::run(&args, &settings).await,
         Command::Relay(args) => Box::pin(relay::run(&args, &settings)).await,
         Command::Status(args) => Box::pin(status::run(&args, &settings)).await,
+        Command::Doctor(args) => Box::pin(doctor::run(&args, &settings)).await,
         Command::Wait(args) => Box::pin(wait::run(&args, &settings)).await,
         Command::Explain(args) => Box::pin(explain::run(&args, &settings)).await,
         Command::Verify(args) => Box::pin(verify::run(&args, &settings)).await,

@@ -3,16 +3,17 @@
 //! One table, [`keys::KEYS`], knows every setting. All layers go through it, so each setting can be
 //! given in each layer, and a mistake in any of them is reported with its place.
 
+mod admin_settings;
 mod environment;
 mod error;
 mod inbox_settings;
 mod keys;
 mod layers;
 mod routes;
+mod shown;
 mod value;
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,9 +23,11 @@ use relay::{
     RetentionConfig, ScanConfig, Shards, StreamConfig, WalConfig, WindowLimits,
 };
 
+pub(crate) use admin_settings::{AdminSettings, ProxySettings, Role, TokenFile};
 pub(crate) use error::{Error, Origin};
 pub(crate) use inbox_settings::Consumer;
 pub(crate) use layers::Sources;
+pub(crate) use shown::Setting;
 
 /// Parses a duration as the configuration writes them, or says what is wanted.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, std::borrow::Cow<'static, str>> {
@@ -43,9 +46,12 @@ pub(crate) struct Settings {
     inbox: inbox_settings::InboxSettings,
     pub(crate) routes: Vec<relay::Route>,
     pub(crate) admin: AdminSettings,
+    pub(crate) metrics: MetricsSettings,
     pub(crate) log: LogSettings,
     // Where each setting that is not a default came from.
     origins: BTreeMap<String, Origin>,
+    // What it was.
+    given: shown::Given,
     // From what they were read.
     sources: Again,
 }
@@ -95,12 +101,11 @@ pub(crate) struct RelaySettings {
 }
 
 #[derive(Clone, PartialEq)]
-pub(crate) struct AdminSettings {
-    /// `None` turns the HTTP server off.
-    pub(crate) listen: Option<SocketAddr>,
-    /// The same for `inbox run`, which may be on the machine of a relay.
-    pub(crate) inbox_listen: Option<SocketAddr>,
-    pub(crate) token: Option<String>,
+pub(crate) struct MetricsSettings {
+    /// The label `env` of every metric.
+    pub(crate) environment: String,
+    /// How often the servers are asked for what only they know.
+    pub(crate) interval: Duration,
 }
 
 #[derive(Clone, PartialEq)]
@@ -153,13 +158,14 @@ impl Default for Settings {
             rewind: relay::RewindConfig::default(),
             inbox: inbox_settings::InboxSettings::default(),
             routes: Vec::new(),
-            admin: AdminSettings {
-                listen: Some(SocketAddr::from(([127, 0, 0, 1], 9464))),
-                inbox_listen: Some(SocketAddr::from(([127, 0, 0, 1], 9465))),
-                token: None,
+            admin: AdminSettings::default(),
+            metrics: MetricsSettings {
+                environment: "default".into(),
+                interval: Duration::from_secs(15),
             },
             log: LogSettings { format: LogFormat::Text },
             origins: BTreeMap::new(),
+            given: shown::Given::default(),
             sources: Again::default(),
         }
     }
@@ -257,11 +263,11 @@ impl Settings {
     }
 
     fn check_admin(&self) -> Result<(), Error> {
-        let AdminSettings { listen, inbox_listen, token } = &self.admin;
+        let AdminSettings { listen, inbox_listen, .. } = &self.admin;
         for (key, listen) in [("admin.listen", listen), ("admin.inbox_listen", inbox_listen)] {
             if let Some(listen) = listen
                 && !listen.ip().is_loopback()
-                && token.is_none()
+                && !self.admin.is_closed()
             {
                 return Err(Error::open_admin(self.origins.get(key).cloned(), key, *listen));
             }

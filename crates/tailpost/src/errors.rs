@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use axum::http::StatusCode;
@@ -24,6 +25,17 @@ impl ListenError {
         "set admin.listen, or admin.inbox_listen for an inbox, to a free address, or to \"off\""
             .into()
     }
+}
+
+/// A file of `admin.tokens` does not let anybody in.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TokenError {
+    /// It is not there, or not for us.
+    #[error("could not read the token in {}", file.display())]
+    Unreadable { file: PathBuf, source: std::io::Error },
+    /// What it has cannot be sent in a header.
+    #[error("{} has no token: one line of visible ASCII characters", file.display())]
+    Unfit { file: PathBuf },
 }
 
 /// Who has an API.
@@ -161,4 +173,45 @@ impl RewindNotYet {
          withdraw it with --cancel"
             .into()
     }
+}
+
+/// What `doctor` ends with, beside what servers answer.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DoctorError {
+    /// Checks failed; they were told.
+    #[error("{failed} of the checks failed")]
+    Found { failed: usize },
+    /// A canary event did not get to the end.
+    #[error("the canary event did not get to the end")]
+    Probe,
+    /// Somebody would get it who did not ask for it.
+    #[error("consumers would get a canary event under {subject}: {consumers}")]
+    Consumers { subject: String, consumers: String },
+}
+
+impl DoctorError {
+    /// What the operator can do about it.
+    pub(crate) fn hint(&self) -> Option<String> {
+        match self {
+            Self::Consumers { .. } => Some(
+                "--yes sends it all the same; a consumer does not get it if its subjects leave it \
+                 out"
+                .into(),
+            ),
+            Self::Found { .. } | Self::Probe => None,
+        }
+    }
+}
+
+/// What a plugin of Nagios says. Its exit code is the number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum NagiosState {
+    #[error("OK")]
+    Ok = 0,
+    #[error("WARNING")]
+    Warning = 1,
+    #[error("CRITICAL")]
+    Critical = 2,
+    #[error("UNKNOWN")]
+    Unknown = 3,
 }

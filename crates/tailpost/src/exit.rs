@@ -6,7 +6,10 @@ use relay::connect;
 use tokio_postgres::error::SqlState;
 
 use crate::config;
-use crate::errors::{ClientError, DlqError, ListenError, RewindNotYet, WaitError};
+use crate::errors::{
+    ClientError, DlqError, DoctorError, ListenError, NagiosState, RewindNotYet, TokenError,
+    WaitError,
+};
 use crate::refusal::Refusal;
 
 /// What scripts can tell apart.
@@ -22,6 +25,9 @@ pub(crate) enum Kind {
 
 /// Prints the error with its causes, and what can be done about it.
 pub(crate) fn report(error: &anyhow::Error) {
+    if error.is::<NagiosState>() {
+        return; // told, on the one line that there is
+    }
     crate::output::note(&format!("error: {}", chain(error)));
     if let Some(hint) = hint(error) {
         crate::output::note(&format!("hint: {hint}"));
@@ -30,6 +36,9 @@ pub(crate) fn report(error: &anyhow::Error) {
 
 /// The code that says what kind of error it was.
 pub(crate) fn code(error: &anyhow::Error) -> ExitCode {
+    if let Some(state) = error.downcast_ref::<NagiosState>() {
+        return ExitCode::from(*state as u8);
+    }
     ExitCode::from(kind(error) as u8)
 }
 
@@ -39,7 +48,7 @@ pub(crate) fn kind(error: &anyhow::Error) -> Kind {
 }
 
 fn kind_of(error: &(dyn std::error::Error + 'static)) -> Option<Kind> {
-    if error.is::<config::Error>() {
+    if error.is::<config::Error>() || error.is::<TokenError>() {
         return Some(Kind::BadConfiguration);
     }
     if error.is::<ListenError>() {
@@ -59,6 +68,12 @@ fn kind_of(error: &(dyn std::error::Error + 'static)) -> Option<Kind> {
     }
     if error.is::<RewindNotYet>() {
         return Some(Kind::TimedOut);
+    }
+    if let Some(error) = error.downcast_ref::<DoctorError>() {
+        return Some(match error {
+            DoctorError::Consumers { .. } => Kind::Refused,
+            DoctorError::Found { .. } | DoctorError::Probe => Kind::Failed,
+        });
     }
     if let Some(error) = error.downcast_ref::<WaitError>() {
         return Some(match error {
@@ -121,7 +136,7 @@ fn client_kind(error: &ClientError) -> Kind {
         ClientError::Off { .. } | ClientError::Unreachable { .. } => Kind::Unreachable,
         ClientError::Silent { .. } => Kind::TimedOut,
         ClientError::Refused { status, .. } => match status.as_u16() {
-            400 | 401 | 409 | 422 => Kind::Refused,
+            400 | 401 | 403 | 409 | 422 => Kind::Refused,
             404 => Kind::NotFound,
             503 => Kind::Unreachable,
             504 => Kind::TimedOut,
@@ -156,6 +171,9 @@ pub(crate) fn hint(error: &anyhow::Error) -> Option<String> {
             return Some(error.hint());
         }
         if let Some(error) = cause.downcast_ref::<WaitError>() {
+            return error.hint();
+        }
+        if let Some(error) = cause.downcast_ref::<DoctorError>() {
             return error.hint();
         }
         if let Some(error) = cause.downcast_ref::<relay::Error>() {

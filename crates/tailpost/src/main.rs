@@ -10,6 +10,7 @@ mod exit;
 mod output;
 mod refusal;
 mod shutdown;
+mod story;
 mod telemetry;
 
 use std::process::ExitCode;
@@ -38,6 +39,7 @@ fn run(cli: cli::Cli) -> anyhow::Result<()> {
             (config::Settings::default(), cli.global.verbosity().of_demo())
         }
         cli::Command::Status(_)
+        | cli::Command::Doctor(_)
         | cli::Command::Wait(_)
         | cli::Command::Explain(_)
         | cli::Command::Verify(_)

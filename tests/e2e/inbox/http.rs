@@ -32,12 +32,12 @@ fn run(env: &TestEnv, service: &Service) -> Relay {
 }
 
 /// How many events have had their effect, by the record.
-pub(super) async fn processed(env: &TestEnv) -> i64 {
+pub(crate) async fn processed(env: &TestEnv) -> i64 {
     env.query("SELECT count(*) FROM inbox_messages WHERE status = 'PROCESSED'").await
 }
 
 /// Waits until so many events have had their effect.
-pub(super) async fn wait_processed(env: &TestEnv, count: i64) {
+pub(crate) async fn wait_processed(env: &TestEnv, count: i64) {
     let what = format!("{count} events are processed");
     until(DEADLINE, &what, async || processed(env).await >= count).await;
 }
@@ -133,7 +133,10 @@ async fn a_misconfigured_service_pauses_the_consumer_until_it_is_mended() {
     let reason = "the handler is not set up right";
     assert!(told.starts_with("HTTP/1.1 503") && told.contains(reason), "{told}");
     let metrics = get(admin.addr(), "/metrics").await.expect("an answer");
-    assert!(metrics.contains("tailpost_inbox_active{consumer=\"billing\"} 0.0"), "{metrics}");
+    assert!(
+        metrics.contains("tailpost_inbox_active{env=\"default\",consumer=\"billing\"} 0.0"),
+        "{metrics}"
+    );
     assert!(service.calls().len() < 100, "{} calls", service.calls().len());
     service.answer(200);
     wait_processed(&env, 100).await;

@@ -2,13 +2,14 @@
 
 mod any_message;
 mod bounds;
+mod consumers_api;
 mod counted;
 mod dead_letters_api;
 mod effects_awaited;
 mod example;
 mod explained;
 mod faults;
-mod http;
+pub(crate) mod http;
 mod inbox_dead_letters;
 mod inbox_shards;
 mod killed;
@@ -19,7 +20,7 @@ mod outages;
 mod replayed;
 mod rewind;
 mod role;
-mod service;
+pub(crate) mod service;
 mod whole_way;
 
 use std::ops::Deref;

@@ -75,7 +75,11 @@ async fn an_outage_of_the_service_costs_no_attempt() {
             assert!(text.contains(": the handler is away: "), "{text}");
         }
         let metrics = get(admin.addr(), "/metrics").await.expect("an answer");
-        assert!(metrics.contains("tailpost_inbox_breaker_opened_total{consumer=\"billing\"}"));
+        assert!(
+            metrics.contains(
+                "tailpost_inbox_breaker_opened_total{env=\"default\",consumer=\"billing\"}"
+            )
+        );
         assert_eq!(processed(&env).await, expected - 30, "{kind}");
         service.answer(204);
         network.cut().await;

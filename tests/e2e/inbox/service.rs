@@ -14,14 +14,14 @@ use uuid::Uuid;
 
 /// A call as the service saw it.
 #[derive(Clone)]
-pub(super) struct Call {
-    pub(super) id: Uuid,
-    pub(super) headers: HeaderMap,
-    pub(super) payload: String,
+pub(crate) struct Call {
+    pub(crate) id: Uuid,
+    pub(crate) headers: HeaderMap,
+    pub(crate) payload: String,
 }
 
 impl Call {
-    pub(super) fn header(&self, name: &str) -> &str {
+    pub(crate) fn header(&self, name: &str) -> &str {
         self.headers.get(name).map_or("", |it| it.to_str().expect("text"))
     }
 }
@@ -34,7 +34,7 @@ struct Shared {
 }
 
 /// A service whose answers can be changed while it runs. Dropping it closes its port.
-pub(super) struct Service {
+pub(crate) struct Service {
     address: SocketAddr,
     shared: Arc<Mutex<Shared>>,
     task: JoinHandle<std::io::Result<()>>,
@@ -42,7 +42,7 @@ pub(super) struct Service {
 
 impl Service {
     /// Says 204 to everything.
-    pub(super) async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("an address");
         let shared = Arc::new(Mutex::new(Shared { otherwise: 204, ..Shared::default() }));
@@ -51,41 +51,41 @@ impl Service {
         Self { address, shared, task }
     }
 
-    pub(super) fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         format!("http://{}/events", self.address)
     }
 
-    pub(super) fn address(&self) -> SocketAddr {
+    pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 
     /// From now on answers so, but for what [`Service::answer_to`] says.
-    pub(super) fn answer(&self, status: u16) {
+    pub(crate) fn answer(&self, status: u16) {
         self.shared.lock().expect("not poisoned").otherwise = status;
     }
 
     /// From now on answers so to events of this aggregate.
-    pub(super) fn answer_to(&self, aggregate_id: &str, status: u16) {
+    pub(crate) fn answer_to(&self, aggregate_id: &str, status: u16) {
         let mut shared = self.shared.lock().expect("not poisoned");
         shared.answers.insert(aggregate_id.to_owned(), status);
     }
 
-    pub(super) fn calls(&self) -> Vec<Call> {
+    pub(crate) fn calls(&self) -> Vec<Call> {
         self.shared.lock().expect("not poisoned").calls.clone()
     }
 
-    pub(super) fn calls_of(&self, id: Uuid) -> usize {
+    pub(crate) fn calls_of(&self, id: Uuid) -> usize {
         self.calls().iter().filter(|it| it.id == id).count()
     }
 
     /// Waits for this many calls.
-    pub(super) async fn wait_calls(&self, count: usize) {
+    pub(crate) async fn wait_calls(&self, count: usize) {
         let what = format!("the service was called {count} times");
         until(DEADLINE, &what, async || self.calls().len() >= count).await;
     }
 
     /// What makes `tailpost inbox run` call it.
-    pub(super) fn args(&self) -> [String; 6] {
+    pub(crate) fn args(&self) -> [String; 6] {
         ["inbox", "run", "--consumer", "billing", "--handler", &self.url()].map(str::to_owned)
     }
 }
@@ -109,7 +109,7 @@ async fn serve(State(shared): State<Arc<Mutex<Shared>>>, request: Request) -> St
 }
 
 /// Commits an event of an aggregate; returns its id.
-pub(super) async fn emit(env: &TestEnv, aggregate_id: &str, payload: &str) -> Uuid {
+pub(crate) async fn emit(env: &TestEnv, aggregate_id: &str, payload: &str) -> Uuid {
     let sql = format!("SELECT outbox_emit('order', '{aggregate_id}', 'OrderPlaced', '{payload}')");
     env.query(&sql).await
 }

@@ -7,11 +7,23 @@ use uuid::Uuid;
 
 use super::{LONG_AGO, age, env, left, maintain, stop, wait_watermark};
 
-/// An outbox with partitions from its beginning.
+/// An outbox with partitions from its beginning, the oldest for today: what went by is another test's.
 pub(super) async fn partitioned() -> TestEnv {
     let env = env().await;
     env.ends_with(0, &["setup", "--partitioned"]).await;
+    let made = partitions(&env).await;
+    env.execute(&format!("DROP TABLE {}", made[0])).await;
     env
+}
+
+/// R-RET-02: a clock that steps back over midnight stops no producer.
+// proves: G-RET-6
+#[tokio::test(flavor = "multi_thread")]
+async fn the_first_partition_is_for_the_day_before() {
+    let env = env().await;
+    env.ends_with(0, &["setup", "--partitioned"]).await;
+    assert_eq!(insert_ago(&env, 1, 1).await.len(), 1);
+    assert_eq!(maintain(&env, &[]).await["partitions"]["created"], 0);
 }
 
 /// A partition for the day so many days ago, and its name.

@@ -244,6 +244,15 @@ impl Breaker {
         }
     }
 
+    /// Somebody says that the handler works again: it is taken for one that never failed. A probe that
+    /// is at work counts like any other event.
+    pub(crate) fn reset(&mut self) {
+        self.phase = Phase::Closed;
+        self.failures = 0;
+        self.trouble = None;
+        self.failing.clear();
+    }
+
     /// An event has had its end.
     pub(crate) fn forget(&mut self, id: MessageId) {
         self.failing.remove(&id);

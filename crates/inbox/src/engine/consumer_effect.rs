@@ -38,14 +38,30 @@ pub(crate) enum Effect {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Notice {
     TookOver,
-    BreakerOpen { reason: String },
+    BreakerOpen {
+        reason: String,
+    },
     BreakerClosed,
-    Convicted { stream_seq: u64, reason: String },
-    Full { full: Full, left: usize },
+    BreakerReset,
+    /// By an operator.
+    Held,
+    Released,
+    Convicted {
+        stream_seq: u64,
+        reason: String,
+    },
+    Full {
+        full: Full,
+        left: usize,
+    },
     LeftInStream,
     NothingLeft,
-    EndingHandlers { busy: usize },
-    LeftHandlers { busy: usize },
+    EndingHandlers {
+        busy: usize,
+    },
+    LeftHandlers {
+        busy: usize,
+    },
 }
 
 /// Why nothing is started, or only probes are, or nothing is taken in.
@@ -53,6 +69,8 @@ pub(crate) enum Notice {
 pub(crate) enum Pause<'a> {
     /// The database is away, and why if that is known.
     Database(Option<&'a str>),
+    /// An operator, by name.
+    Operator(&'a str),
     Handler(TroubleKind, &'a str),
     Broker(&'a str),
     Full {

@@ -71,13 +71,15 @@ pub(crate) struct ConsumerStart {
 }
 
 /// What the consumer depends on.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Surroundings {
     pub(crate) role: Role,
     /// Why the database cannot be reached, while it cannot.
     pub(crate) database: Option<String>,
     /// Why nothing can be taken from the stream, while that is so.
     pub(crate) broker: Option<String>,
+    /// Who wants that no event is begun, if somebody does.
+    pub(crate) operator: Option<String>,
 }
 
 /// How far the session is. See the module.
@@ -126,7 +128,7 @@ impl ConsumerEngine {
     pub(crate) fn new(start: ConsumerStart, now: Instant) -> Self {
         Self {
             start,
-            surroundings: Surroundings { role: Role::Unknown, database: None, broker: None },
+            surroundings: Surroundings::default(),
             phase: Phase::Running,
             lanes: Lanes::default(),
             capacity: Capacity::new(start.held_max, start.unacked_max),
@@ -150,7 +152,20 @@ impl ConsumerEngine {
 
     /// Takes in how things are, before a turn.
     pub(crate) fn look(&mut self, surroundings: Surroundings) {
+        match (&self.surroundings.operator, &surroundings.operator) {
+            (None, Some(_)) => self.tell(Notice::Held),
+            (Some(_), None) => self.tell(Notice::Released),
+            _ => {}
+        }
         self.surroundings = surroundings;
+    }
+
+    /// Somebody says that the handler works again.
+    pub(crate) fn close_breaker(&mut self) {
+        if self.breaker.pause().is_some() {
+            self.tell(Notice::BreakerReset);
+        }
+        self.breaker.reset();
     }
 
     /// Decides what follows from everything that was taken in, and from the time.
@@ -372,9 +387,11 @@ impl ConsumerEngine {
 
     /// Why nothing is started, if it is so.
     fn hindrance(&self, now: Instant) -> Option<Pause<'_>> {
-        let Surroundings { role, database, .. } = &self.surroundings;
+        let Surroundings { role, database, operator, .. } = &self.surroundings;
         match (role, database) {
-            (Role::Active { until }, None) if now < *until => None,
+            (Role::Active { until }, None) if now < *until => {
+                operator.as_deref().map(Pause::Operator)
+            }
             (_, trouble) => Some(Pause::Database(trouble.as_deref())),
         }
     }
@@ -422,12 +439,14 @@ impl ConsumerEngine {
         Status {
             state,
             paused,
+            paused_by: self.surroundings.operator.clone(),
             handler: self.handler(),
             busy: self.lanes.busy(),
             lanes: self.lanes.len(),
             held: self.lanes.held(),
             left: self.lanes.left(),
             counts: self.counts,
+            ..Status::default()
         }
     }
 

@@ -80,6 +80,8 @@ struct Mix {
     stalls: bool,
     /// Processes are asked to end.
     stops: bool,
+    /// Somebody pauses the consumer for a while.
+    pauses: bool,
     /// Somebody requeues dead letters.
     requeues: bool,
     large: bool,
@@ -140,6 +142,7 @@ struct World {
     /// From the first to the second.
     outage: (Instant, Instant),
     away: (Instant, Instant),
+    paused: (Instant, Instant),
     natures: HashMap<u64, Nature>,
     failed_calls: HashMap<u64, u32>,
     effects: HashMap<u64, u32>,
@@ -179,6 +182,7 @@ impl World {
         };
         let outage = window(mix.outage, 3_000, 15_000);
         let away = window(mix.away, 100, 8_000);
+        let paused = window(mix.pauses, 500, 9_000);
         let mut world = Self {
             shares: random.random(),
             random,
@@ -193,6 +197,7 @@ impl World {
             workers: [0, 1].map(|_| Process::new(now)),
             outage,
             away,
+            paused,
             natures: HashMap::new(),
             failed_calls: HashMap::new(),
             effects: HashMap::new(),
@@ -380,6 +385,7 @@ const CALM: Mix = Mix {
     crashes: false,
     stalls: false,
     stops: false,
+    pauses: false,
     requeues: false,
     large: false,
     held_max: 16,
@@ -427,13 +433,14 @@ fn an_outage_costs_no_attempt_and_an_event_that_brings_the_service_down_ends() {
     play(&MIX);
 }
 
-// proves: G-EFFECT-2
+// proves: G-EFFECT-2, G-CONTROL-1
 #[test]
 fn statements_and_messages_that_are_lost_cost_nothing_but_time() {
     static MIX: Mix = Mix {
         statements: 0.08,
         lost: 0.1,
         away: true,
+        pauses: true,
         requeues: true,
         large: true,
         unacked_max: 20,

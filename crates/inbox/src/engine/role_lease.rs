@@ -24,9 +24,10 @@ const RENEW_MAX: Duration = Duration::from_secs(1);
 const PATIENCE_MAX: Duration = Duration::from_secs(5);
 
 /// What this worker may do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Role {
     /// Nothing: the database is not there, so nobody knows.
+    #[default]
     Unknown,
     /// Nothing: another worker has the consumer.
     Standby,

@@ -193,8 +193,14 @@ pub(crate) async fn rewind(
 
 const LOOKING: &str = "look up the durable consumer";
 
+/// The settings in which a consumer is not as the configuration wants it.
+pub(crate) fn differences(found: &consumer::Config, config: &Config) -> Vec<&'static str> {
+    let found = pull::Config::try_from_consumer_config(found.clone());
+    found.map(|found| changes(found, config).1).unwrap_or_default()
+}
+
 /// What makes a consumer useless for an inbox, and stays for as long as the consumer.
-fn obstacle(found: &consumer::Config) -> Option<&'static str> {
+pub(crate) fn obstacle(found: &consumer::Config) -> Option<&'static str> {
     if found.deliver_subject.is_some() {
         return Some("it is a push consumer");
     }

@@ -28,7 +28,8 @@ const SQL: &str = concat!(
     include_str!("../../../../migrations/0011_inbox_roles.sql"),
     include_str!("../../../../migrations/0012_inbox_dead_letters.sql"),
     include_str!("../../../../migrations/0015_retention_inbox.sql"),
-    include_str!("../../../../migrations/0016_inbox_rewinds.sql")
+    include_str!("../../../../migrations/0016_inbox_rewinds.sql"),
+    include_str!("../../../../migrations/0020_inbox_controls.sql")
 );
 
 /// Claim while the tables are made or partitions are added or dropped.

@@ -8,6 +8,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::record::Claim;
+use crate::tally::Tally;
 
 /// Leases that are to be renewed until they are given up.
 pub(crate) struct Leases {
@@ -15,6 +16,7 @@ pub(crate) struct Leases {
     claims: Mutex<HashMap<Uuid, Entry>>,
     /// Cancelled when handlers are not waited for any longer.
     abandon: Mutex<CancellationToken>,
+    tally: Arc<Tally>,
 }
 
 struct Entry {
@@ -42,8 +44,8 @@ pub(crate) enum Over {
 }
 
 impl Leases {
-    pub(crate) fn new(lease: Duration) -> Self {
-        Self { lease, claims: Mutex::default(), abandon: Mutex::default() }
+    pub(crate) fn new(lease: Duration, tally: Arc<Tally>) -> Self {
+        Self { lease, claims: Mutex::default(), abandon: Mutex::default(), tally }
     }
 
     /// Keeps a claim that was made after `since`.
@@ -78,6 +80,7 @@ impl Leases {
             };
             if still_ours.contains(&asked.key.id) {
                 entry.until = since + self.lease;
+                self.tally.renewed(1);
             } else {
                 // Completed or failed meanwhile, mostly; then nobody listens any more.
                 entry.lost.cancel();

@@ -65,10 +65,13 @@ impl<H: LeasedHandler> UnderLeases<H> {
             Ok(verdict) => verdict,
             Err(over) => {
                 drop(lease);
-                if over == Over::Abandoned {
-                    context.release(&[claimed.claim]).await;
+                if over == Over::Lost {
+                    return report_lost(context, &item, reports).await;
                 }
-                return report_lost(context, &item, reports).await;
+                context.release(&[claimed.claim]).await;
+                let report = Report::undone(&item, Path::Careful);
+                let _ = reports.send(vec![report]).await; // fails when the session is gone
+                return;
             }
         };
         let reports = reports.clone();
@@ -270,6 +273,7 @@ async fn report_lost(context: &Context, item: &Item, reports: &Reports) {
 
 /// Another look says whose it is now.
 fn lost(context: &Context, item: &Item) -> Report {
+    context.tally.lost();
     let (consumer, event_id) = (&context.config.consumer, item.message.key.id);
     warn!(consumer, %event_id, "the lease was lost while the handler was at work");
     Report::undone(item, Path::Careful)

@@ -16,6 +16,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
+use crate::controls::Control;
 use crate::engine::{ConsumerEngine, Delivered, Effect, Loaded, Report, Role, Surroundings};
 use crate::feed::Intake;
 use crate::message::Origin;
@@ -45,6 +46,10 @@ pub(crate) struct Session<W> {
     pub(crate) trouble: watch::Receiver<Option<String>>,
     /// Why nothing can be taken from the stream, while that is so.
     pub(crate) broker: watch::Receiver<Option<String>>,
+    /// What operators want.
+    pub(crate) control: watch::Receiver<Control>,
+    /// Of the closings of the breaker, those that the engine knows.
+    pub(crate) closings: i64,
     pub(crate) intake: Intake,
     pub(crate) origin: Origin,
     pub(crate) engine: ConsumerEngine,
@@ -89,6 +94,7 @@ impl<W: Work> Session<W> {
                 Ok(()) = self.role.changed(), if runs => {}
                 Ok(()) = self.trouble.changed(), if runs => {}
                 Ok(()) = self.broker.changed(), if runs => {}
+                Ok(()) = self.control.changed(), if runs => {}
             }
         }
         self.acks.finish().await;
@@ -99,10 +105,15 @@ impl<W: Work> Session<W> {
     /// Has the engine decide, and does what it says. Returns when it decided; nothing at the end.
     async fn turn(&mut self, begun: &mut Begun) -> Option<Instant> {
         let now = Instant::now();
+        let Control { pause, breaker_closings } = self.control.borrow_and_update().clone();
+        if std::mem::replace(&mut self.closings, breaker_closings) != breaker_closings {
+            self.engine.close_breaker();
+        }
         self.engine.look(Surroundings {
             role: *self.role.borrow_and_update(),
             database: self.trouble.borrow_and_update().clone(),
             broker: self.broker.borrow_and_update().clone(),
+            operator: pause.map(|it| it.by),
         });
         self.engine.turn(now);
         self.publish();
@@ -160,7 +171,13 @@ impl<W: Work> Session<W> {
     fn publish(&self) {
         let paused = self.engine.pause(Instant::now());
         let paused = paused.map(|it| notices::in_words(&self.config, it));
-        let status = self.engine.status(paused);
+        let tally = &self.context.tally;
+        let status = Status {
+            claims: tally.claims(),
+            leases: tally.leases(),
+            dead_letters: tally.dead_letters(),
+            ..self.engine.status(paused)
+        };
         self.status.send_if_modified(|now| std::mem::replace(now, status.clone()) != status);
     }
 

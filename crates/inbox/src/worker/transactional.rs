@@ -202,8 +202,9 @@ impl<H: TransactionalHandler> InTransactions<H> {
             Ok(handled) => handled,
             Err(over) => {
                 drop(lease);
-                if over == Over::Abandoned {
-                    context.release(&[claimed.claim]).await;
+                match over {
+                    Over::Abandoned => context.release(&[claimed.claim]).await,
+                    Over::Lost => context.tally.lost(),
                 }
                 return Err(Error::LeaseLost);
             }
@@ -254,6 +255,7 @@ impl<H: TransactionalHandler> InTransactions<H> {
         let outcomes = [outcome.as_deref()];
         let completing = sql.complete(&transaction, claims, &outcomes);
         if answered(HANDLING, completing).await?.is_empty() {
+            context.tally.lost();
             answered(HANDLING, transaction.rollback()).await?;
             return Ok(Verdict::retry("the lease was lost"));
         }

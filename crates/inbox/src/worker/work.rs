@@ -20,6 +20,7 @@ use crate::postgres::sqlstate::{asks_again, is_refused};
 use crate::postgres::store::Store;
 use crate::postgres::tables::{Partitions, Room};
 use crate::record::{Cause, Claim, ClaimReply, UNFINISHED_MAX};
+use crate::tally::Tally;
 use crate::worker::lease::Leases;
 use crate::{Delivery, Error, Verdict};
 
@@ -46,6 +47,7 @@ pub(crate) struct Context {
     pub(crate) config: Arc<Config>,
     pub(crate) pool: Arc<Pool>,
     pub(crate) leases: Arc<Leases>,
+    pub(crate) tally: Arc<Tally>,
     pub(crate) partitions: watch::Sender<Option<Partitions>>,
     pub(crate) role: RoleToken,
     /// Whether records may go: the stream forgets before they do.
@@ -134,6 +136,7 @@ impl Context {
         (token, since): (Uuid, Instant),
     ) -> Result<Result<Claimed, Report>, Error> {
         let claim = Claim { key: item.message.key, token };
+        self.tally.claimed(&reply);
         if let ClaimReply::Leased { remaining } = reply {
             info!(
                 consumer = self.config.consumer,
@@ -211,6 +214,7 @@ impl Context {
         let parked = store.sql().park(store.client(), message, claim, cause, reason).await;
         let parked = parked.map_err(Error::sql("write a dead letter"))?;
         if parked {
+            self.tally.parked(cause);
             warn!(
                 consumer = self.config.consumer,
                 event_id = %message.key.id,

@@ -9,6 +9,7 @@ use uuid::Uuid;
 
 use super::tail_messages::Tail;
 use super::window::{LastPosition, Limits, Origin, Outgoing, Replayed, Tried};
+use crate::status::DeadLetterCounts;
 
 /// How order and uniqueness are kept (DESIGN 4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -219,7 +220,7 @@ pub(crate) struct Counts {
     pub(crate) found: u64,
     /// Those of them that the broker answered as duplicates.
     pub(crate) duplicates: u64,
-    pub(crate) parked: u64,
+    pub(crate) parked: DeadLetterCounts,
     pub(crate) dropped: u64,
     pub(crate) resyncs: u64,
     pub(crate) foreign: u64,
@@ -238,7 +239,7 @@ pub(crate) struct Counts {
 impl Counts {
     /// Events that need no further work.
     pub(crate) fn resolved(&self) -> u64 {
-        self.acked + self.found + self.parked + self.dropped
+        self.acked + self.found + self.parked.total() + self.dropped
     }
 }
 
@@ -264,6 +265,8 @@ pub(crate) struct Dead {
     pub(crate) blocked_by: Option<Uuid>,
     /// Whether a row is to be removed.
     pub(crate) has_row: bool,
+    /// It was a dead letter before, and that row is meant.
+    pub(crate) is_requeued: bool,
 }
 
 /// Which events are doubtful at the start of a session.

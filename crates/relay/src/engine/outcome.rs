@@ -21,8 +21,11 @@ pub(crate) enum Outcome {
     Marks(HashMap<Uuid, Option<u64>>),
     /// The events are in the dead-letter table, durably.
     Parked(Vec<Parked>),
-    /// Somebody has the dead letters locked.
-    NotParked(Vec<(u64, Dead)>),
+    /// Somebody has dead letters locked: some are left.
+    NotParked {
+        parked: Vec<Parked>,
+        left: Vec<(u64, Dead)>,
+    },
     /// How many rows are owed their marks; `None` if that could not be found out.
     Owed(Option<u64>),
     /// `None` if the statement failed, or may have failed.

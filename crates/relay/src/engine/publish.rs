@@ -22,7 +22,8 @@ use self::parts::{Batching, Broker, Known, Log, Retries, SendQueue, Settings, St
 use super::messages::{Counts, Input, Mode, Refusal, Request, Resolved, Start};
 use super::tail_messages::Seen;
 use super::window::{Entry, Origin, Stage, Window};
-use crate::status::BreakerState;
+use crate::latency::Latency;
+use crate::status::{BreakerState, DeadLetterReason};
 
 /// While rows of a scan are published but not marked, the log may bring at most this many events,
 /// so that after a crash a bounded read of the tail finds those rows.
@@ -74,6 +75,8 @@ pub(crate) struct Publishing {
     requests: VecDeque<Request>,
     resolved: Vec<Resolved>,
     counts: Counts,
+    /// From sending a message to the answer that it is stored.
+    answer_times: Latency,
 }
 
 impl Publishing {
@@ -115,6 +118,7 @@ impl Publishing {
             requests: VecDeque::new(),
             resolved: Vec::new(),
             counts: Counts::default(),
+            answer_times: Latency::default(),
         };
         if state.mode == Mode::Keyed {
             state.window.chain_by_key();
@@ -181,8 +185,9 @@ impl Publishing {
             Input::TailFailed(why) => self.tail_failed(why),
             Input::Marks(marks) => self.marks_known(&marks),
             Input::Parked { index } => {
-                self.counts.parked += 1;
-                self.scan_resolved(self.window.get(index).map(|entry| entry.origin));
+                let entry = self.window.get(index).map(|it| (it.origin, it.parked_for));
+                self.scan_resolved(entry.map(|(origin, _)| origin));
+                self.counts.parked.count(entry.map_or(DeadLetterReason::Unfit, |(_, why)| why));
                 self.resolve(index);
             }
             Input::Tick => self.tick(),
@@ -270,6 +275,17 @@ impl Publishing {
         Counts { batches: self.batching.begun.into(), ..self.counts }
     }
 
+    /// How long the broker took for what it stored since the session began.
+    pub(crate) fn answer_times(&self) -> &Latency {
+        &self.answer_times
+    }
+
+    /// When the oldest event that came from the log and is not resolved was committed.
+    pub(crate) fn oldest_commit_micros(&self) -> Option<i64> {
+        let mut unresolved = self.window.iter_unresolved().map(|(_, entry)| entry);
+        unresolved.find(|it| it.origin.is_logged()).map(|it| it.commit_time_micros)
+    }
+
     fn acked(&mut self, index: u64, seq: u64) {
         let Some(entry) = self.window.get(index).filter(|it| it.stage == Stage::Sent) else {
             return;
@@ -312,7 +328,7 @@ impl Publishing {
             Refusal::Message(reason) | Refusal::OverLimit(reason) | Refusal::Unwelcome(reason) => {
                 if self.window.get(index).is_some_and(|entry| entry.stage == Stage::Sent) {
                     self.stream.in_flight -= 1;
-                    self.park(index, reason);
+                    self.park(index, reason, DeadLetterReason::Refused);
                     if self.mode == Mode::Fenced {
                         // Everything behind it predicted one too many.
                         self.resync(Duration::ZERO, "an event was refused for good".into());
@@ -325,6 +341,9 @@ impl Publishing {
     fn note_stored(&mut self, index: u64, seq: Option<u64>, found: bool) {
         let Some(entry) = self.window.get(index) else { return };
         let origin = entry.origin;
+        if !found {
+            self.answer_times.record(self.now.saturating_sub(entry.sent_at));
+        }
         if origin == Origin::Replay {
             return self.replay_stored(index, seq);
         }
@@ -332,10 +351,6 @@ impl Publishing {
             && let Ok(subject) = &entry.outgoing.subject
         {
             self.retries.given_up.remove(subject);
-        }
-        if entry.outgoing.requeued {
-            // The log may bring the event's first row again, from before it was parked.
-            self.known.dead.insert(entry.outgoing.event.id);
         }
         self.resolved.push(Resolved {
             id: entry.outgoing.event.id,

@@ -26,8 +26,9 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How long after a replay could not be begun.
 const AGAIN_AFTER: Duration = Duration::from_secs(10);
 
-/// How often it is noted how far a replay is, and looked whether it was paused.
-const NOTE_EVERY: Duration = Duration::from_millis(500);
+/// How often it is noted how far a replay is, and looked whether it was paused. What is noted leaves
+/// the list, and the log has that in front of new events: little at a time.
+const NOTE_EVERY: Duration = Duration::from_millis(50);
 
 /// Rows that are read ahead.
 const READ_AHEAD: usize = 128;

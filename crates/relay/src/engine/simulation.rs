@@ -39,7 +39,7 @@ use self::database::Written;
 pub(in crate::engine) use self::database::failure;
 use self::emitting::Emitted;
 use self::replaying::Replay;
-use self::sessions::{engine, publishing};
+use self::sessions::{Gap, engine, publishing};
 pub(in crate::engine) use self::table::Table;
 use super::*;
 
@@ -69,6 +69,10 @@ struct Faults {
     picky: bool,
     /// Later events of a parked one's aggregate wait, until it is mended.
     blocking: bool,
+    /// Parked events are mended now and then.
+    mends: bool,
+    /// A row's mark is that it is gone.
+    deletes: bool,
     /// The broker remembers ids until the relay is away for long. Fenced mode must not need it,
     /// except where the broker rejects a message for good while old connections still deliver.
     dedup: bool,
@@ -123,6 +127,8 @@ struct World {
     is_gap_open: bool,
     keys: HashMap<u128, u8>,
     poisoned: HashSet<u128>,
+    /// Events of which the log has a row that nothing can be sent of, whatever became of it since.
+    unfit: HashSet<u128>,
     /// Events of a subject that the stream takes only now and then.
     picky: HashSet<u128>,
     /// Whether it does not take it now.
@@ -204,7 +210,8 @@ impl World {
         let written = Written { end: Lsn(lsn), place: None };
         let publishing =
             publishing(faults, Lsn::ZERO, Tail::default(), None, &HashSet::new(), &HashMap::new());
-        let engine = engine(faults, publishing, &table, true, written);
+        let gap = Gap { is_open: true, has_requeued: false };
+        let engine = engine(faults, publishing, &table, gap, written);
         let mut world = Self {
             rng,
             faults,
@@ -216,6 +223,7 @@ impl World {
             is_gap_open: true,
             keys: HashMap::new(),
             poisoned: HashSet::new(),
+            unfit: HashSet::new(),
             picky: HashSet::new(),
             is_picky: false,
             attempts: HashMap::new(),
@@ -257,6 +265,10 @@ impl World {
         self.keys.insert(id, self.rng.random_range(0..4));
         if self.faults.poison && self.rng.random_bool(0.05) {
             self.poisoned.insert(id);
+            // Half of the poison is found before sending, the other half by the broker.
+            if id.is_multiple_of(2) {
+                self.unfit.insert(id);
+            }
         }
         if self.faults.picky && self.rng.random_bool(0.1) {
             self.picky.insert(id);
@@ -280,14 +292,22 @@ impl World {
         self.log.push(Transaction { commit_lsn, end_lsn, events });
     }
 
+    /// What a row says by now.
     fn outgoing(&self, id: u128) -> Outgoing {
+        self.outgoing_of(id, self.unfit.contains(&id) && self.poisoned.contains(&id))
+    }
+
+    /// What the log says for ever.
+    fn first_outgoing(&self, id: u128) -> Outgoing {
+        self.outgoing_of(id, self.unfit.contains(&id))
+    }
+
+    fn outgoing_of(&self, id: u128, is_unfit: bool) -> Outgoing {
         let mut event = Event::new("t", format!("k{}", self.keys[&id]), "e", &0).expect("valid");
         event.id = Uuid::from_u128(id);
         event.payload = Bytes::from_static(b"{}");
         event.occurred_at = Timestamp::UNIX_EPOCH;
-        // Half of the poison is found before sending, the other half by the broker.
-        let known = self.poisoned.contains(&id) && id.is_multiple_of(2);
-        let subject = match known {
+        let subject = match is_unfit {
             _ if self.is_filtered(id) => Err(Unpublished::Dropped),
             true => Err(Unpublished::Unfit("illegal".into())),
             false if self.picky.contains(&id) => Ok("picky".into()),
@@ -300,7 +320,8 @@ impl World {
     fn scanned(&self, id: u128) -> Outgoing {
         let attempts = self.attempts.get(&id).copied().unwrap_or_default();
         let tried = Tried { attempts, pause: Duration::ZERO };
-        Outgoing { requeued: self.requeued.contains(&id), tried, ..self.outgoing(id) }
+        let requeued = self.table.rows.get(&id).is_some_and(table::Row::is_left_to_scanner);
+        Outgoing { requeued, tried, ..self.outgoing(id) }
     }
 
     fn apply(&mut self, input: Input) {
@@ -390,7 +411,7 @@ impl World {
             }
             98 => self.slot_confirmed = self.slot_confirmed.max(self.relay.confirming),
             99 if self.faults.replays && self.rng.random_bool(0.5) => self.replay_now_and_then(),
-            99 if self.faults.blocking => self.mend_now_and_then(),
+            99 if self.faults.blocking || self.faults.mends => self.mend_now_and_then(),
             99 => self.unmark_by_hand(),
             _ => {}
         }

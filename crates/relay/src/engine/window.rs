@@ -10,6 +10,7 @@ use pgoutput::Lsn;
 use uuid::Uuid;
 
 use crate::engine::backoff::Backoff;
+use crate::status::DeadLetterReason;
 
 /// How much may be unresolved at a time. Both are reached softly: one event may overshoot bytes.
 #[derive(Debug, Clone, Copy)]
@@ -148,6 +149,8 @@ pub(crate) struct Entry {
     pub(crate) received_at: Duration,
     /// Attempts that failed for reasons that may pass.
     pub(crate) attempts: u32,
+    /// Once it is to be parked: why.
+    pub(crate) parked_for: DeadLetterReason,
     /// While deferred: when to try again.
     pub(crate) not_before: Duration,
     bytes: usize,
@@ -266,6 +269,7 @@ impl Window {
             expected: 0,
             received_at,
             attempts: 0,
+            parked_for: DeadLetterReason::Unfit,
             not_before: Duration::ZERO,
             bytes,
             key: 0,

@@ -20,6 +20,8 @@ pub(crate) const BATCHES_SINCE: (i64, i64, i64) = (2, 14, 1);
 /// Something about a stream, with what mends it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Finding {
+    /// What it is about: one word for each kind.
+    pub(crate) about: &'static str,
     /// Events would be lost, duplicated or reordered: the relay refuses to start.
     pub(crate) fatal: bool,
     pub(crate) reason: String,
@@ -54,7 +56,9 @@ pub(crate) fn batches(client: &Client) -> bool {
 /// Everything worth saying about the stream.
 pub(crate) fn findings(config: &Config, stream: &Stream, batches: bool) -> Vec<Finding> {
     let finding = |fatal: bool| {
-        move |(applies, reason, fix): Check| applies.then_some(Finding { fatal, reason, fix })
+        move |(about, applies, reason, fix): Check| {
+            applies.then_some(Finding { about, fatal, reason, fix })
+        }
     };
     let fatal = losses(config, stream).into_iter().filter_map(finding(true));
     fatal
@@ -62,8 +66,8 @@ pub(crate) fn findings(config: &Config, stream: &Stream, batches: bool) -> Vec<F
         .collect()
 }
 
-/// Whether it applies, what it is, what mends it.
-type Check = (bool, String, String);
+/// What it is about, whether it applies, what it is, what mends it.
+type Check = (&'static str, bool, String, String);
 
 /// What would lose, duplicate or reorder events.
 fn losses(config: &Config, stream: &Stream) -> [Check; 8] {
@@ -79,23 +83,27 @@ fn losses(config: &Config, stream: &Stream) -> [Check; 8] {
         patterns.iter().filter(|it| !covered(it)).map(String::as_str).collect();
     [
         (
+            "storage",
             stream.storage == StorageType::Memory,
             "memory storage loses events with the server".into(),
             anew("storage"),
         ),
         (
+            "acks",
             stream.no_ack,
             "no_ack: the broker would never say what it stored".into(),
             edit(config, "--ack"),
         ),
-        (stream.sealed, "it is sealed and takes no more messages".into(), anew("a seal")),
-        (stream.mirror.is_some(), "it is a mirror".into(), anew("a mirror's source")),
+        ("seal", stream.sealed, "it is sealed and takes no more messages".into(), anew("a seal")),
+        ("mirror", stream.mirror.is_some(), "it is a mirror".into(), anew("a mirror's source")),
         (
+            "persistence",
             stream.persist_mode == Some(PersistenceMode::Async),
             "persist_mode async acknowledges before it writes".into(),
             anew("persist_mode"),
         ),
         (
+            "subjects",
             !uncovered.is_empty(),
             format!(
                 "it does not take all subjects of relay.subject and the routes: {} {} missing",
@@ -105,11 +113,13 @@ fn losses(config: &Config, stream: &Stream) -> [Check; 8] {
             edit(config, &format!("--subjects '{}'", patterns.join(","))),
         ),
         (
+            "retention",
             fenced && stream.retention != RetentionPolicy::Limits,
             "fenced mode reads the stream's end, which needs retention by limits".into(),
             format!("{}; or set relay.mode = \"keyed\"", anew("retention")),
         ),
         (
+            "sources",
             fenced && stream.sources.as_ref().is_some_and(|sources| !sources.is_empty()),
             "it has sources, and fenced mode needs a stream of its own".into(),
             "remove the sources, or set relay.mode = \"keyed\"".into(),
@@ -124,21 +134,25 @@ fn weaknesses(config: &Config, stream: &Stream, batches: bool) -> [Check; 4] {
         stream.max_bytes > 0 || stream.max_messages > 0 || stream.max_messages_per_subject > 0;
     [
         (
+            "replicas",
             stream.num_replicas < 3,
             "a single server keeps the stream: its disk is what your events depend on".into(),
             edit(config, "--replicas 3"),
         ),
         (
+            "duplicate_window",
             stream.duplicate_window < window,
             format!("its duplicate window of {:?} is short", stream.duplicate_window),
             edit(config, &format!("--dupe-window {window:?}")),
         ),
         (
+            "discard",
             stream.discard == DiscardPolicy::Old && has_limit,
             "at its limits it discards old events, read or not".into(),
             edit(config, "--discard new"),
         ),
         (
+            "batches",
             batches && !stream.allow_batch_publish,
             "it does not allow batched publishing, which this server offers".into(),
             edit(config, "--allow-batch"),

@@ -42,6 +42,20 @@ pub struct DeadLetter {
     /// The shard that publishes it once it is requeued, if there are several.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shard: Option<i64>,
+    /// Its number in the order of insertion; only from the database.
+    #[serde(skip)]
+    pub seq: i64,
+}
+
+/// Where a dead letter is in a list: since when it is dead, its number, and its id.
+pub type LetterPlace = (Timestamp, i64, Uuid);
+
+impl DeadLetter {
+    /// Where it is in a list.
+    #[must_use]
+    pub fn place(&self) -> LetterPlace {
+        (self.dead_at, self.seq, self.id)
+    }
 }
 
 /// Nobody waits for an answer about an event that was not published.
@@ -100,12 +114,27 @@ impl DeadLetters {
     ///
     /// If PostgreSQL refuses or cannot be reached, as with all methods here.
     pub async fn overview(&self, filter: &Filter, limit: u32) -> Result<Overview, Error> {
+        self.overview_after(filter, None, limit).await
+    }
+
+    /// As [`overview`](Self::overview), and of the dead letters those behind `after`.
+    ///
+    /// # Errors
+    ///
+    /// As [`overview`](Self::overview).
+    pub async fn overview_after(
+        &self,
+        filter: &Filter,
+        after: Option<LetterPlace>,
+        limit: u32,
+    ) -> Result<Overview, Error> {
         let (total, oldest_seconds) = self.ask(self.store.count_dead_letters(filter)).await?;
         Ok(Overview {
             total,
             oldest_seconds,
             groups: self.ask(self.store.dead_letter_groups(filter, GROUPS_MAX)).await?,
-            dead_letters: self.ask(self.store.dead_letters(filter, limit)).await?,
+            dead_letters: self.ask(self.store.dead_letters(filter, after, limit)).await?,
+            next: None,
         })
     }
 

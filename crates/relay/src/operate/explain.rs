@@ -1,8 +1,11 @@
 //! What became of one event, from its row to the stream.
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 use outbox::wire::{Position, header};
 use serde::Serialize;
+use tokio::time::timeout;
 use tokio_postgres::types::PgLsn;
 use uuid::Uuid;
 
@@ -13,6 +16,9 @@ use crate::error::Error;
 use crate::nats::direct_get;
 use crate::postgres::sql::KnownEvent;
 use crate::postgres::{Store, answered};
+
+/// How long the broker may take: the rest is told without it.
+const BROKER_MAX: Duration = Duration::from_secs(2);
 
 /// What is known about an event. Times are as PostgreSQL prints them; payloads are left out.
 #[derive(Debug, Clone, Serialize)]
@@ -160,17 +166,7 @@ pub async fn explain(
         Some((row.stream.clone()?, row.stream_seq.and_then(|it| u64::try_from(it).ok())?))
     });
     let message = match marked.or(place) {
-        Some((stream, seq)) => match message(config, id, &stream, seq).await {
-            Ok(Ok(message)) => Some(message),
-            Ok(Err(why)) => {
-                notes.push(why);
-                None
-            }
-            Err(error) => {
-                notes.push(format!("the broker cannot be asked: {}", describe(&error)));
-                None
-            }
-        },
+        Some((stream, seq)) => look_for(config, id, (&stream, seq), &mut notes).await,
         None => {
             if row.as_ref().is_none_or(|row| row.status == "PUBLISHED") {
                 notes.push("nothing says where the stream has it, if it has it".into());
@@ -194,6 +190,23 @@ pub async fn explain(
         }
     };
     Ok(Explanation { id, row, dead_letter, decisions, message, replays, notes })
+}
+
+/// The message, if the broker says in time that it is there.
+async fn look_for(
+    config: &Config,
+    id: Uuid,
+    (stream, seq): (&str, u64),
+    notes: &mut Vec<String>,
+) -> Option<MessageStory> {
+    let why = match timeout(BROKER_MAX, message(config, id, stream, seq)).await {
+        Ok(Ok(Ok(message))) => return Some(message),
+        Ok(Ok(Err(why))) => why,
+        Ok(Err(error)) => format!("the broker cannot be asked: {}", describe(&error)),
+        Err(_) => format!("the broker cannot be asked: no answer within {BROKER_MAX:?}"),
+    };
+    notes.push(why);
+    None
 }
 
 /// What replays' selections are compared with.

@@ -12,7 +12,7 @@ use tokio_postgres::error::SqlState;
 use self::pace::pause_after;
 use self::partition_pass::PartitionPass;
 pub use self::partition_pass::{HeldPartition, PartitionsReport};
-pub(crate) use self::partition_pass::{end, is_short, make_ahead};
+pub(crate) use self::partition_pass::{covered_until, end, is_short, make_ahead};
 use crate::config::Config;
 use crate::describe;
 use crate::error::Error;

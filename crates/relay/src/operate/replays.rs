@@ -60,6 +60,9 @@ pub struct ReplayEntry {
     pub asked_by: String,
     pub reason: String,
     pub asked_at: String,
+    /// The same, to order by.
+    #[serde(skip)]
+    pub asked: Timestamp,
     pub started_at: Option<String>,
     pub noted_at: Option<String>,
     pub ended_at: Option<String>,
@@ -329,7 +332,20 @@ pub async fn ask_replay(
 ///
 /// If PostgreSQL cannot be reached, or the outbox is not set up.
 pub async fn replays(config: &Config, limit: u32) -> Result<Vec<ReplayEntry>, Error> {
-    answered("list replays", open(config).await?.replays(None, limit)).await
+    replays_after(config, None, limit).await
+}
+
+/// As [`replays`], of those that were asked for before `after`, a time and an id.
+///
+/// # Errors
+///
+/// As [`replays`].
+pub async fn replays_after(
+    config: &Config,
+    after: Option<(Timestamp, Uuid)>,
+    limit: u32,
+) -> Result<Vec<ReplayEntry>, Error> {
+    answered("list replays", open(config).await?.replays(None, after, limit)).await
 }
 
 /// One replay, and the first `limit` events that it could not publish.
@@ -343,7 +359,7 @@ pub async fn replay(
     limit: u32,
 ) -> Result<(ReplayEntry, Vec<Unreplayed>), Error> {
     let store = open(config).await?;
-    let entry = answered("list replays", store.replays(Some(id), 1)).await?.pop();
+    let entry = answered("list replays", store.replays(Some(id), None, 1)).await?.pop();
     let entry = entry.ok_or(Error::NoReplay { id })?;
     Ok((entry, answered("list replays", store.unreplayed(id, limit)).await?))
 }

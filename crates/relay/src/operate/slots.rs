@@ -31,7 +31,7 @@ pub struct SlotEntry {
 ///
 /// If PostgreSQL cannot be reached.
 pub async fn slots(config: &Config) -> Result<Vec<SlotEntry>, Error> {
-    let (client, _connection) = config.postgres.connect("tailpost slot").await?;
+    let client = config.postgres.session("tailpost slot").await?;
     let sql = "SELECT slot_name::text, database::text, active, wal_status,
                    (pg_current_wal_lsn() - restart_lsn)::bigint
                FROM pg_replication_slots ORDER BY slot_name";

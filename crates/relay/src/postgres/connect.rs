@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use pgwire_replication::{ReplicationConfig, SslMode as ReplicationSslMode, TlsConfig};
-use tokio::task::JoinHandle;
 use tokio_postgres::config::{ChannelBinding, Host, SslNegotiation};
 use tokio_postgres::{Client, Config, NoTls};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
+use super::connection_task::ConnectionTask;
 use super::dsn::Dsn;
+use super::pool::{Pool, PoolLimits, Session};
 use crate::connect_error::Error;
 use crate::tls::install_crypto_provider;
 use crate::tls::{self, Identity, Verification};
@@ -106,6 +107,7 @@ pub struct PostgresTarget {
     sslmode: SslMode,
     roots: Option<PathBuf>,
     identity: Option<Identity>,
+    pool: Option<Pool>,
 }
 
 impl FromStr for PostgresTarget {
@@ -144,7 +146,7 @@ impl PostgresTarget {
         if sslmode == SslMode::Require && roots.is_some() {
             sslmode = SslMode::VerifyCa;
         }
-        Ok(Self { config: parse_config(&dsn.plain)?, sslmode, roots, identity })
+        Ok(Self { config: parse_config(&dsn.plain)?, sslmode, roots, identity, pool: None })
     }
 
     /// The time allowed for opening a connection.
@@ -169,6 +171,32 @@ impl PostgresTarget {
         tokio::time::timeout(timeout, self.connect_unbounded(application_name)).await.map_err(
             |_| Error::PostgresTimeout { target: self.to_string(), seconds: timeout.as_secs() },
         )?
+    }
+
+    /// The same, with at most so many sessions at a time; all copies share them.
+    #[must_use]
+    pub fn pooled(self, limits: PoolLimits) -> Self {
+        Self { pool: Some(Pool::new(limits)), ..self }
+    }
+
+    /// A connection for SQL: of the pool, if there is one, or else as [`connect`](Self::connect).
+    ///
+    /// # Errors
+    ///
+    /// As [`connect`](Self::connect), and [`Error::Busy`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future closes the half-open connection.
+    pub async fn session(&self, application_name: &str) -> Result<Session, Error> {
+        match &self.pool {
+            Some(pool) => {
+                let target = self.clone();
+                let name = pool.application_name();
+                Box::pin(pool.take(async move { target.connect(name).await })).await
+            }
+            None => Box::pin(self.connect(application_name)).await.map(Session::own),
+        }
     }
 
     async fn connect_unbounded(
@@ -249,9 +277,7 @@ impl PostgresTarget {
             .with_status_interval(STATUS_INTERVAL)
             .with_wakeup_interval(IDLE_WAKEUP_INTERVAL)
             .with_buffer_size(BUFFER_EVENTS)
-            .with_application_name(
-                self.config.get_application_name().unwrap_or(DEFAULT_APPLICATION_NAME),
-            );
+            .with_application_name(self.replication_name());
         // The client sets no options of the socket; the server does, and ends a connection whose
         // other end is gone. Silence of the server is noticed by those who use the connection.
         let theirs = self.config.get_options().unwrap_or_default();
@@ -288,6 +314,24 @@ impl PostgresTarget {
             client_cert_pem_path,
             client_key_pem_path,
         })
+    }
+
+    /// The role that logs in.
+    pub(crate) fn user(&self) -> &str {
+        self.user_and_dbname().0
+    }
+
+    /// What the replication connection is called in `pg_stat_activity`.
+    pub(crate) fn replication_name(&self) -> &str {
+        self.config.get_application_name().unwrap_or(DEFAULT_APPLICATION_NAME)
+    }
+
+    /// The host's name, or the folder of its socket.
+    pub(crate) fn host_name(&self) -> String {
+        match self.host() {
+            Host::Tcp(name) => name,
+            Host::Unix(dir) => dir.display().to_string(),
+        }
     }
 
     fn user_and_dbname(&self) -> (&str, &str) {
@@ -408,33 +452,6 @@ impl fmt::Debug for PostgresTarget {
             .field("roots", &self.roots)
             .field("identity", &self.identity)
             .finish_non_exhaustive()
-    }
-}
-
-/// The task that drives a connection's socket. Dropping it closes the connection.
-#[derive(Debug)]
-pub struct ConnectionTask {
-    handle: JoinHandle<Result<(), tokio_postgres::Error>>,
-}
-
-impl ConnectionTask {
-    fn new(handle: JoinHandle<Result<(), tokio_postgres::Error>>) -> Self {
-        Self { handle }
-    }
-
-    /// Waits until the connection has ended and says why, if not on request.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe, but to be called no more once it has returned.
-    pub async fn ended(&mut self) -> Option<tokio_postgres::Error> {
-        (&mut self.handle).await.ok().and_then(Result::err)
-    }
-}
-
-impl Drop for ConnectionTask {
-    fn drop(&mut self) {
-        self.handle.abort();
     }
 }
 

@@ -49,9 +49,13 @@ impl DayPartitions {
         covered
     }
 
-    /// What has no partition from the day of `now` on and for `ahead`, cut at midnight.
+    /// What has no partition from the day of `now` on and for `ahead`, cut at midnight. The first ones
+    /// begin a day before: the clock may step back.
     pub(crate) fn missing(&self, now: Timestamp, ahead: Duration) -> Vec<(Timestamp, Timestamp)> {
         let (mut missing, mut at) = (Vec::new(), midnight(now));
+        if self.0.is_empty() {
+            at = at.checked_sub(24.hours()).unwrap_or(at);
+        }
         let end = now.checked_add(ahead).unwrap_or(now);
         while at < end {
             let covered = self.covered_from(at);
@@ -135,8 +139,8 @@ mod tests {
         let now = time("2026-11-23T15:00:00Z");
         let none = DayPartitions::default();
         let days = none.missing(now, day * 7);
-        assert_eq!(days.len(), 8);
-        assert_eq!(days[0], (time("2026-11-23T00:00:00Z"), time("2026-11-24T00:00:00Z")));
+        assert_eq!(days.len(), 9);
+        assert_eq!(days[0], (time("2026-11-22T00:00:00Z"), time("2026-11-23T00:00:00Z")));
         assert_eq!(none.covered_from(now), now);
         let some = DayPartitions::new([
             partition(Some("2026-11-25T00:00:00Z"), Some("2026-11-26T06:00:00Z")),

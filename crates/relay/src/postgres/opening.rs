@@ -146,7 +146,7 @@ impl Opening {
     async fn look(&self, pid: i32) -> Look {
         let target = &self.config.postgres;
         let looked = async {
-            let (client, _connection) = target.connect("tailpost watch").await?;
+            let client = target.session("tailpost watch").await?;
             let row = client.query_opt(LOOK, &[&pid]).await.map_err(Error::sql("look"))?;
             let Some(row) = row.filter(|row| row.get(0)) else { return Ok(Look::Idle) };
             let blocker = row.get::<_, Option<i32>>(2);

@@ -23,6 +23,17 @@ fn bare(filter: &str) -> String {
     ["::text", "::bigint", "::charactervarying"].iter().fold(text, |text, it| text.replace(it, ""))
 }
 
+/// What there is of a publication.
+pub(crate) enum Standing {
+    Missing,
+    Fit,
+    /// It would bring too little or too much; the statement mends it.
+    Unfit {
+        reason: &'static str,
+        statement: String,
+    },
+}
+
 /// Whether the publication exists. With a `shard` it must bring that shard's rows, and else all.
 ///
 /// # Errors
@@ -34,6 +45,24 @@ pub(crate) async fn exists(
     publication: &str,
     shard: Option<Shard>,
 ) -> Result<bool, Error> {
+    match standing(client, table, publication, shard).await? {
+        Standing::Missing => Ok(false),
+        Standing::Fit => Ok(true),
+        Standing::Unfit { reason, statement } => Err(Error::Publication {
+            publication: publication.to_owned(),
+            reason: reason.to_owned(),
+            fix: format!("run `{statement}`"),
+        }),
+    }
+}
+
+/// The same, for those who report it.
+pub(crate) async fn standing(
+    client: &Client,
+    table: &Table,
+    publication: &str,
+    shard: Option<Shard>,
+) -> Result<Standing, Error> {
     // By way of JSON, since PostgreSQL 14 knows neither row filters nor lists of columns.
     let row = client
         .query_opt(
@@ -52,7 +81,7 @@ pub(crate) async fn exists(
         )
         .await
         .map_err(Error::sql("look at the publication"))?;
-    let Some(row) = row else { return Ok(false) };
+    let Some(row) = row else { return Ok(Standing::Missing) };
     let (inserts_only, via_root, has_table): (bool, bool, bool) =
         (row.get(0), row.get(1), row.get(2));
     let wanted = shard.map(|shard| filter(table, shard));
@@ -81,13 +110,9 @@ pub(crate) async fn exists(
             "it must publish partitions as their root",
             "SET (publish_via_partition_root = true)".to_owned(),
         ),
-        () => return Ok(true),
+        () => return Ok(Standing::Fit),
     };
-    Err(Error::Publication {
-        publication: publication.to_owned(),
-        reason: reason.to_owned(),
-        fix: format!("run `ALTER PUBLICATION {publication} {change}`"),
-    })
+    Ok(Standing::Unfit { reason, statement: format!("ALTER PUBLICATION {publication} {change}") })
 }
 
 /// Whether the publication, or that it publishes the table, was changed since the slot was created.

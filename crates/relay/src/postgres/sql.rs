@@ -7,6 +7,7 @@ mod claim;
 mod convert;
 mod decide;
 mod explain_replays;
+mod find;
 mod forget_replays;
 mod give;
 mod index;
@@ -54,7 +55,7 @@ use self::statements::Statements;
 use crate::config::{Config, MarkBy};
 use crate::engine::{Resolved, Watermark};
 use crate::error::Error;
-use crate::postgres::{ConnectionTask, answered, columns, publication};
+use crate::postgres::{Session, answered, columns, publication};
 use crate::shards::{Shard, Shards};
 
 pub(crate) use self::state::{LastLooks, LookedBy, ResolvedPlace, StateRow, oldest_running};
@@ -67,9 +68,7 @@ const STATEMENT_MS_MAX: u32 = 55_000;
 
 /// A connection for statements, and their texts.
 pub(crate) struct Store {
-    client: Client,
-    /// Ends the connection when dropped.
-    _connection: ConnectionTask,
+    client: Session,
     /// The server's process behind it.
     pid: i32,
     table: Table,
@@ -91,7 +90,7 @@ pub(crate) struct Store {
 impl Store {
     /// Connects, and is called `name` in `pg_stat_activity`.
     pub(crate) async fn connect(config: &Config, name: &str) -> Result<Self, Error> {
-        let (client, connection) = config.postgres.connect(name).await?;
+        let client = config.postgres.session(name).await?;
         // What must not be forgotten is written through here: a dead letter stands for an event
         // that is not published. A database may have been told not to wait for its disk.
         // And plans are made for as many ids as there are: without knowing, the planner expects ten.
@@ -114,11 +113,10 @@ impl Store {
         let (mark, mark_lately, park) = (OnceCell::new(), OnceCell::new(), OnceCell::new());
         let (table, mark_by) = (config.table.clone(), config.mark.by);
         let (shard, shards) = (config.shard(), config.shards);
-        let (connection, met_lock) = (connection, Mutex::default());
+        let met_lock = Mutex::default();
         Ok(Self {
             client,
             pid,
-            _connection: connection,
             table,
             mark_by,
             shard,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures_util::future::{BoxFuture, FutureExt, try_join_all};
+use futures_util::future::{BoxFuture, FutureExt, join_all};
 use tokio::sync::Notify;
 use tracing::warn;
 use uuid::Uuid;
@@ -162,25 +162,30 @@ pub(super) fn checkpoint(
 /// Parks events, the oldest first.
 pub(super) fn park(store: Arc<Store>, reader: SlotReader, batch: Vec<(u64, Dead)>) -> Job {
     job(async move {
-        let parked = async {
-            // Prepared first: then the connection carries them in the order in which they are polled.
-            store.prepare_park().await?;
-            let parks = batch.iter().map(async |(index, dead)| {
-                let row = store.park(dead, Some(&reader)).await?;
-                Ok(Parked { index: *index, row })
-            });
-            try_join_all(parks).await
-        };
-        let parked: Result<Vec<Parked>, Error> = parked.await;
-        match parked {
-            // Those that were parked do not mind being parked again.
+        // Prepared first: then the connection carries them in the order in which they are polled.
+        let done = match store.prepare_park().await {
+            Ok(_) => join_all(batch.iter().map(|(_, dead)| store.park(dead, Some(&reader)))).await,
             Err(error) if error.is_contention() => {
-                let held_up = describe(&error);
-                warn!(error = held_up, events = batch.len(), "cannot park, trying again");
-                Ok(Outcome::NotParked(batch).into())
+                warn!(error = describe(&error), events = batch.len(), "cannot park, trying again");
+                return Ok(Outcome::NotParked { parked: Vec::new(), left: batch }.into());
             }
-            parked => parked.map(|it| Outcome::Parked(it).into()),
+            Err(error) => return Err(error),
+        };
+        let (mut parked, mut left, mut held_up) = (Vec::new(), Vec::new(), None);
+        for ((index, dead), row) in batch.into_iter().zip(done) {
+            match row {
+                Ok(row) => parked.push(Parked { index, row }),
+                Err(error) if error.is_contention() => {
+                    held_up = Some(describe(&error));
+                    left.push((index, dead));
+                }
+                Err(error) => return Err(error),
+            }
         }
+        let Some(held_up) = held_up else { return Ok(Outcome::Parked(parked).into()) };
+        warn!(error = held_up, events = left.len(), "cannot park, trying again");
+        // Not those that were: somebody may requeue them meanwhile.
+        Ok(Outcome::NotParked { parked, left }.into())
     })
 }
 

@@ -45,6 +45,7 @@ impl Session {
                 // Of its own: what goes wrong there is a replay's misfortune, and nobody else's.
                 let store = Store::connect(&config, "tailpost replay").await?;
                 store.wait_for_locks(Some(WAITS)).await?;
+                store.read_lists_in_order().await?;
                 let to = store.replays_to(id).await?.map(|it| Arc::new(tail.other(it)));
                 let last_sequence = match &to {
                     None => tail.last_sequence().await?,

@@ -1,32 +1,24 @@
 //! What the APIs for both queues of dead letters have in common.
 
-use std::time::Duration;
-
 use axum::Json;
-use axum::extract::{FromRequest, FromRequestParts, Query, Request};
+use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::request::Parts;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use jiff::Timestamp;
 use outbox::dead_letters::{Action, Actor, Filter, Reason};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use tokio_postgres::error::SqlState;
+use serde_json::Value;
 
-use crate::exit::{self, Kind};
+use super::access::Caller;
+use super::problem::ApiError;
+use crate::config::Role;
 use crate::output;
 
 /// What a list shows unless told otherwise, and at most.
 pub(super) const LIMIT: u32 = 50;
 pub(super) const LIMIT_MAX: u32 = 1_000;
-
-/// How long the database may work on a statement of a request: less than the request may take, so
-/// that the answer says why.
-pub(super) const STATEMENT_MAX: Duration = Duration::from_secs(3);
-
-/// Has the server end what takes longer: it holds a connection there and one here.
-pub(super) fn bounded() -> String {
-    format!("SET statement_timeout = {}", STATEMENT_MAX.as_millis())
-}
 
 /// Who changes something, and what for.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -40,14 +32,13 @@ pub(crate) struct Change {
 
 impl Change {
     /// For the audit. What is for good needs a reason.
-    pub(super) fn actor(self, action: Action) -> Result<Actor, ApiError> {
+    pub(super) fn actor(self, action: Action, caller: &Caller) -> Result<Actor, ApiError> {
         if action.is_final() && self.why.is_none() {
             let detail = "a dead letter is discarded or rejected for a reason";
             let hint = Some("say so in \"why\"; it is kept".to_owned());
             return Err(ApiError { hint, ..ApiError::new(StatusCode::BAD_REQUEST, detail) });
         }
-        let name = self.by.unwrap_or_else(|| "unnamed".into());
-        Ok(Actor { name, via: "http".into(), why: self.why })
+        Ok(Actor { name: caller.name(self.by), via: "http".into(), why: self.why })
     }
 }
 
@@ -65,6 +56,9 @@ pub(crate) struct ListQuery {
     pub(crate) since: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) limit: Option<u32>,
+    /// `next` of the page before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) cursor: Option<String>,
     /// Only of an inbox.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) consumer: Option<String>,
@@ -73,13 +67,26 @@ pub(crate) struct ListQuery {
 impl ListQuery {
     /// The filter and the limit.
     pub(super) fn read(self) -> Result<(Filter, u32), ApiError> {
-        let Self { aggregate, event_type, reason, since, limit, consumer: _ } = self;
+        let Self { aggregate, event_type, reason, since, limit: most, .. } = self;
         let aggregate = aggregate.map(|it| it.parse()).transpose().map_err(ApiError::bad)?;
-        let since = since.map(|it| it.parse()).transpose();
-        let since = since.map_err(|error: jiff::Error| ApiError::bad(error))?;
-        let limit = limit.unwrap_or(LIMIT).min(LIMIT_MAX);
-        Ok((Filter { aggregate, event_type, reason, since }, limit))
+        let since = time("since", since)?;
+        Ok((Filter { aggregate, event_type, reason, since }, limit(most)?))
     }
+}
+
+/// How many a page has.
+pub(super) fn limit(asked: Option<u32>) -> Result<u32, ApiError> {
+    let limit = asked.unwrap_or(LIMIT);
+    if limit > LIMIT_MAX {
+        return Err(ApiError::bad(format!("`limit` is at most {LIMIT_MAX}")));
+    }
+    Ok(limit)
+}
+
+/// A time of a query.
+pub(super) fn time(name: &str, asked: Option<String>) -> Result<Option<Timestamp>, ApiError> {
+    let time = asked.map(|it| it.parse()).transpose();
+    time.map_err(|error: jiff::Error| ApiError::bad(format!("`{name}`: {error}")))
 }
 
 /// What a request for one asks for, in the query.
@@ -92,65 +99,10 @@ pub(super) struct ShowQuery {
     pub(super) consumer: Option<String>,
 }
 
-/// Why a request was not answered, as RFC 9457 wants it.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct ApiError {
-    pub(crate) title: String,
-    pub(crate) status: u16,
-    pub(crate) detail: String,
-    /// What can be done about it.
-    #[serde(default)]
-    pub(crate) hint: Option<String>,
-}
-
-impl ApiError {
-    pub(super) fn new(status: StatusCode, detail: impl ToString) -> Self {
-        let title = status.canonical_reason().unwrap_or("Error").to_owned();
-        Self { title, status: status.as_u16(), detail: detail.to_string(), hint: None }
-    }
-
-    pub(super) fn bad(detail: impl ToString) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, detail)
-    }
-
-    fn late() -> Self {
-        let detail = format!("the database took longer than {STATEMENT_MAX:?}");
-        let hint = "somebody may have the table locked (see pg_locks and pg_stat_activity): try \
-                    again, or narrow the filter";
-        let hint = Some(hint.to_owned());
-        Self { hint, ..Self::new(StatusCode::SERVICE_UNAVAILABLE, detail) }
-    }
-}
-
-impl<E: Into<anyhow::Error>> From<E> for ApiError {
-    fn from(error: E) -> Self {
-        let error = error.into();
-        if error.chain().any(was_cut_short) {
-            return Self::late();
-        }
-        let status = match exit::kind(&error) {
-            Kind::NotFound => StatusCode::NOT_FOUND,
-            Kind::Refused => StatusCode::CONFLICT,
-            Kind::Unreachable => StatusCode::SERVICE_UNAVAILABLE,
-            Kind::TimedOut | Kind::BadConfiguration | Kind::Failed => {
-                StatusCode::INTERNAL_SERVER_ERROR
-            }
-        };
-        Self { hint: exit::hint(&error), ..Self::new(status, exit::chain(&error)) }
-    }
-}
-
-/// Whether the server ended the statement, for it took too long.
-fn was_cut_short(error: &(dyn std::error::Error + 'static)) -> bool {
-    let error = error.downcast_ref::<tokio_postgres::Error>();
-    error.and_then(tokio_postgres::Error::code) == Some(&SqlState::QUERY_CANCELED)
-}
-
-impl IntoResponse for ApiError {
-    fn into_response(self) -> Response {
-        let status = StatusCode::from_u16(self.status).unwrap_or_default();
-        let kind = [(header::CONTENT_TYPE, "application/problem+json")];
-        (status, kind, serde_json::to_string(&self).unwrap_or_default()).into_response()
+impl ShowQuery {
+    /// What events carry may be about people.
+    pub(super) fn check(&self, caller: &Caller) -> Result<(), ApiError> {
+        if self.payload { caller.must_be(Role::Operator) } else { Ok(()) }
     }
 }
 
@@ -161,9 +113,39 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
-        let body = Json::from_request(request, state).await;
+        let body = Json::<Value>::from_request(request, state).await;
         let Json(body) = body.map_err(|it| ApiError::new(it.status(), it.body_text()))?;
-        Ok(Self(body))
+        let wrong = |detail: String| ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, detail);
+        if !is_of_objects(&body) {
+            return Err(wrong("the body and what is in it are JSON objects, not lists".into()));
+        }
+        serde_json::from_value(body).map(Self).map_err(|error| wrong(error.to_string()))
+    }
+}
+
+/// The only list that a request has.
+const LIST: &str = "events";
+
+/// A struct would also be taken from a list of its fields, which nobody means.
+fn is_of_objects(value: &Value) -> bool {
+    let is_fit = |(name, value): (&String, &Value)| match value {
+        Value::Object(_) => is_of_objects(value),
+        Value::Array(_) => name == LIST,
+        _ => true,
+    };
+    value.as_object().is_some_and(|fields| fields.iter().all(is_fit))
+}
+
+/// A part of a path, and an [`ApiError`] if it is none.
+pub(super) struct Named<T>(pub(super) T);
+
+impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Named<T> {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let named = Path::from_request_parts(parts, state).await;
+        let Path(named) = named.map_err(|it| ApiError::new(it.status(), it.body_text()))?;
+        Ok(Self(named))
     }
 }
 

@@ -43,6 +43,10 @@ const WARN_INTERVAL: Duration = Duration::from_secs(60);
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Local(pub(super) SocketAddr);
 
+/// Where a request came from.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Peer(pub(super) IpAddr);
+
 /// Serves until `stop`, then ends the connections when their requests under way are answered.
 pub(super) async fn serve(
     listener: TcpListener,
@@ -85,7 +89,7 @@ pub(super) async fn serve(
         let (router, stop) = (router.clone(), stop.clone());
         connections.spawn(async move {
             let _held = (slot, place);
-            connection(stream, router, &stop).await;
+            connection(stream, router.layer(Extension(Peer(peer.ip()))), &stop).await;
         });
     }
     drop(listener);

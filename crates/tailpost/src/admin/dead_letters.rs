@@ -6,25 +6,33 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use axum::extract::{Path, State};
+use axum::Json;
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
-use axum::{Json, Router};
 use outbox::dead_letters::{Action, BulkRequest, Filter, Progress, Reason};
 use relay::Config;
 use relay::dead_letters::{DeadLetters, NOT_REJECTED};
 use serde::{Deserialize, Serialize};
-use tokio::sync::watch;
+use serde_json::Value;
+use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 use uuid::Uuid;
 
-use super::api::{self, ApiError, Asked, Body, Change, ListQuery, ShowQuery, json};
+use super::access::Caller;
+use super::api::{Asked, Body, Change, ListQuery, Named, ShowQuery, json};
+use super::cursor;
+use super::openapi::{Api, Operation};
+use super::problem::ApiError;
+use super::schemas::{self, named, request};
 use crate::bulk;
 
 /// Operations that are remembered; the oldest that has ended goes first.
 const OPERATIONS_MAX: usize = 16;
+
+/// Of them, those that work at a time. Further ones wait for their turn.
+pub(super) const OPERATIONS_AT_ONCE: usize = 2;
 
 /// How old a scraped count may be, and how long counting may take.
 const COUNT_AGE: Duration = Duration::from_secs(5);
@@ -33,8 +41,12 @@ const COUNT_TIMEOUT: Duration = Duration::from_secs(2);
 /// What the handlers share.
 #[derive(Clone)]
 pub(super) struct AppState {
+    /// With a pool for requests.
     config: Arc<Config>,
+    /// With a pool for operations, for which nobody waits.
+    background: Arc<Config>,
     operations: Arc<Mutex<Operations>>,
+    turns: Arc<Semaphore>,
     counted: Arc<tokio::sync::Mutex<Option<Counted>>>,
 }
 
@@ -44,17 +56,20 @@ type Counted = (Instant, Option<(u64, f64)>);
 #[derive(Default)]
 struct Operations {
     last: u64,
-    known: BTreeMap<u64, Operation>,
+    known: BTreeMap<u64, Work>,
 }
 
-struct Operation {
+struct Work {
     progress: watch::Receiver<Progress>,
     stop: CancellationToken,
 }
 
 impl AppState {
-    pub(super) fn new(config: Config) -> Self {
-        Self { config: Arc::new(config), operations: Arc::default(), counted: Arc::default() }
+    /// Each with a pool.
+    pub(super) fn new(config: Arc<Config>, background: Arc<Config>) -> Self {
+        let turns = Arc::new(Semaphore::new(OPERATIONS_AT_ONCE));
+        let operations = Arc::default();
+        Self { config, background, operations, turns, counted: Arc::default() }
     }
 
     /// How many dead letters there are, and the age of the oldest in seconds; at most so old as
@@ -74,19 +89,86 @@ impl AppState {
     }
 
     async fn open(&self) -> Result<DeadLetters, ApiError> {
-        let dead_letters = DeadLetters::connect(&self.config).await?;
-        Ok(dead_letters.bounded(api::STATEMENT_MAX).await?)
+        Ok(DeadLetters::connect(&self.config).await?)
     }
 }
 
-pub(super) fn routes() -> Router<AppState> {
-    Router::new()
-        .route("/dead-letter", get(list))
-        .route("/dead-letter/{id}", get(show).delete(discard))
-        .route("/dead-letter/{id}/requeue", post(requeue))
-        .route("/aggregates/{aggregate}/requeue", post(requeue_aggregate))
-        .route("/dead-letter/operations", post(start))
-        .route("/dead-letter/operations/{number}", get(progress).delete(cancel))
+pub(super) fn routes<S: Clone + Send + Sync + 'static>(state: AppState) -> Api<S> {
+    let letter = || named("OutboxDeadLetter");
+    let why = || request([], schemas::change());
+    let list_all =
+        Operation::get("/api/v1/outbox/dead-letter", "Lists what could not be published")
+            .listing()
+            .answers(200, "How many, why, and a page of them", schemas::overview(letter()));
+    let show_one = Operation::get("/api/v1/outbox/dead-letter/{id}", "Shows a dead letter")
+        .query("payload", "With payload and headers; needs the role operator", schemas::flag())
+        .answers(200, "What is known about it", named("DeadLetterDetail"));
+    let discard_one =
+        Operation::delete("/api/v1/outbox/dead-letter/{id}", "Discards a dead letter")
+            .body(schemas::final_change())
+            .answers_nothing(204, "It is never published");
+    let payload = ("payload", schemas::or_null(schemas::text()));
+    let requeue_one =
+        Operation::post("/api/v1/outbox/dead-letter/{id}/requeue", "Publishes it after all")
+            .body(request([], schemas::change().into_iter().chain([payload])))
+            .answers_nothing(204, "A relay publishes it");
+    let requeue_all = Operation::post(
+        "/api/v1/outbox/aggregates/{aggregate}/requeue",
+        "Publishes an aggregate's dead letters after all",
+    )
+    .body(why())
+    .answers(200, "How many", schemas::count());
+    let work = Operation::post("/api/v1/outbox/dead-letter/operations", "Works on many at once")
+        .body(bulk_request())
+        .answers(200, "What would be done: `dry_run`", schemas::overview(letter()))
+        .answers(202, "It has begun", schemas::object([("operation", schemas::count())], []));
+    let path = "/api/v1/outbox/dead-letter/operations/{number}";
+    let progress_of = Operation::get(path, "Says how far an operation is").answers(
+        200,
+        "How far it is",
+        progress_schema(),
+    );
+    let cancel_one = Operation::delete(path, "Ends an operation")
+        .body(serde_json::json!({}))
+        .answers_nothing(202, "It ends after what it is at");
+    Api::new()
+        .on(list_all, list)
+        .on(show_one, show)
+        .on(discard_one, discard)
+        .on(requeue_one, requeue)
+        .on(requeue_all, requeue_aggregate)
+        .on(work, start)
+        .on(progress_of, progress)
+        .on(cancel_one, cancel)
+        .with_state(state)
+}
+
+fn progress_schema() -> Value {
+    let fields = [
+        ("total", schemas::count()),
+        ("done", schemas::count()),
+        ("skipped", schemas::count()),
+        ("last_refusal", schemas::or_null(schemas::text())),
+        ("ended", schemas::flag()),
+        ("cancelled", schemas::flag()),
+    ];
+    schemas::object(fields, [])
+}
+
+fn bulk_request() -> Value {
+    let aggregate = [("kind", schemas::text()), ("id", schemas::text())];
+    let filter = [
+        ("aggregate", schemas::or_null(request(aggregate, []))),
+        ("event_type", schemas::or_null(schemas::text())),
+        ("reason", schemas::or_null(schemas::text())),
+        ("since", schemas::or_null(schemas::time())),
+    ];
+    let rate = serde_json::json!({ "type": "integer", "minimum": 1, "maximum": u32::MAX });
+    let optional = [("dry_run", schemas::flag()), ("rate", schemas::or_null(rate))];
+    request(
+        [("action", schemas::one_of(&["requeue", "discard"])), ("filter", request([], filter))],
+        optional.into_iter().chain(schemas::change()),
+    )
 }
 
 /// Who requeues something, and what for.
@@ -122,25 +204,36 @@ async fn list(
     Asked(query): Asked<ListQuery>,
 ) -> Result<Response, ApiError> {
     no_consumer(query.consumer.as_ref())?;
+    let after = cursor::decode(query.cursor.as_deref())?;
     let (filter, limit) = query.read()?;
-    json(&state.open().await?.overview(&filter, limit).await?)
+    // One more says whether there is another page.
+    let page = state.open().await?.overview_after(&filter, after, limit + 1).await;
+    let mut page = page?;
+    let has_more = page.dead_letters.len() > limit as usize;
+    page.dead_letters.truncate(limit as usize);
+    let last = page.dead_letters.last().filter(|_| has_more);
+    page.next = last.map(|it| cursor::encode(&it.place())).transpose()?;
+    json(&page)
 }
 
 async fn show(
     State(state): State<AppState>,
-    Path(id): Path<Uuid>,
+    caller: Caller,
+    Named(id): Named<Uuid>,
     Asked(query): Asked<ShowQuery>,
 ) -> Result<Response, ApiError> {
     no_consumer(query.consumer.as_ref())?;
+    query.check(&caller)?;
     json(&state.open().await?.detail(id, query.payload).await?)
 }
 
 async fn requeue(
     State(state): State<AppState>,
-    Path(id): Path<Uuid>,
+    caller: Caller,
+    Named(id): Named<Uuid>,
     Body(Requeue { by, why, payload }): Body<Requeue>,
 ) -> Result<StatusCode, ApiError> {
-    let actor = Change { by, why }.actor(Action::Requeue)?;
+    let actor = Change { by, why }.actor(Action::Requeue, &caller)?;
     state.open().await?.requeue(id, payload.as_deref(), &actor).await?;
     info!(event = %id, by = actor.name, "requeued a dead letter");
     Ok(StatusCode::NO_CONTENT)
@@ -148,11 +241,12 @@ async fn requeue(
 
 async fn requeue_aggregate(
     State(state): State<AppState>,
-    Path(aggregate): Path<String>,
+    caller: Caller,
+    Named(aggregate): Named<String>,
     Body(change): Body<Change>,
 ) -> Result<Json<u64>, ApiError> {
     let aggregate = aggregate.parse().map_err(ApiError::bad)?;
-    let actor = change.actor(Action::Requeue)?;
+    let actor = change.actor(Action::Requeue, &caller)?;
     let requeued = state.open().await?.requeue_aggregate(&aggregate, &actor).await?;
     info!(%aggregate, requeued, by = actor.name, "requeued an aggregate's dead letters");
     Ok(Json(requeued))
@@ -160,10 +254,11 @@ async fn requeue_aggregate(
 
 async fn discard(
     State(state): State<AppState>,
-    Path(id): Path<Uuid>,
+    caller: Caller,
+    Named(id): Named<Uuid>,
     Body(change): Body<Change>,
 ) -> Result<StatusCode, ApiError> {
-    let actor = change.actor(Action::Discard)?;
+    let actor = change.actor(Action::Discard, &caller)?;
     state.open().await?.discard(id, &actor).await?;
     info!(event = %id, by = actor.name, "discarded a dead letter");
     Ok(StatusCode::NO_CONTENT)
@@ -171,25 +266,34 @@ async fn discard(
 
 async fn start(
     State(state): State<AppState>,
+    caller: Caller,
     Body(mut request): Body<BulkRequest>,
 ) -> Result<Response, ApiError> {
     if request.action == Action::Reject {
         return Err(ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, NOT_REJECTED));
     }
+    if request.rate == Some(0) {
+        let detail = "`rate` is at least 1";
+        return Err(ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, detail));
+    }
     if request.dry_run {
         return json(&state.open().await?.overview(&request.filter, 0).await?);
     }
     let change = Change { by: request.by.take(), why: request.why.take() };
-    let actor = change.actor(request.action)?;
-    // No request waits for what it does.
-    let dead_letters = DeadLetters::connect(&state.config).await?;
+    let actor = change.actor(request.action, &caller)?;
+    // Who asks is told that the database is away. No request waits for the rest.
+    drop(state.open().await?);
     let (sender, progress) = watch::channel(Progress::default());
     let stop = CancellationToken::new();
-    let operation = state.remember(Operation { progress, stop: stop.clone() })?;
+    let operation = state.remember(Work { progress, stop: stop.clone() })?;
     info!(operation, action = ?request.action, by = actor.name, "working through dead letters");
     tokio::spawn(async move {
-        let worked = bulk::work_through(&dead_letters, &request, &actor, &sender, &stop).await;
-        if let Err(error) = worked {
+        let worked = async {
+            let _turn = state.turns.acquire().await?;
+            let dead_letters = DeadLetters::connect(&state.background).await?;
+            bulk::work_through(&dead_letters, &request, &actor, &sender, &stop).await
+        };
+        if let Err(error) = worked.await {
             let error = crate::exit::chain(&error);
             warn!(operation, error, "could not go on working through dead letters");
             sender.send_modify(|it| (it.ended, it.last_refusal) = (true, Some(error)));
@@ -200,7 +304,7 @@ async fn start(
 
 async fn progress(
     State(state): State<AppState>,
-    Path(number): Path<u64>,
+    Named(number): Named<u64>,
 ) -> Result<Json<Progress>, ApiError> {
     let operations = state.operations.lock().unwrap_or_else(PoisonError::into_inner);
     let operation = operations.known.get(&number).ok_or(unknown(number))?;
@@ -209,7 +313,7 @@ async fn progress(
 
 async fn cancel(
     State(state): State<AppState>,
-    Path(number): Path<u64>,
+    Named(number): Named<u64>,
 ) -> Result<StatusCode, ApiError> {
     let operations = state.operations.lock().unwrap_or_else(PoisonError::into_inner);
     operations.known.get(&number).ok_or(unknown(number))?.stop.cancel();
@@ -217,7 +321,7 @@ async fn cancel(
 }
 
 impl AppState {
-    fn remember(&self, operation: Operation) -> Result<u64, ApiError> {
+    fn remember(&self, operation: Work) -> Result<u64, ApiError> {
         let mut operations = self.operations.lock().unwrap_or_else(PoisonError::into_inner);
         if operations.known.len() >= OPERATIONS_MAX {
             let mut known = operations.known.iter();

@@ -4,11 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
 use inbox::waiting::EffectState;
 use outbox::waiting::{Seen, Waiting};
 use relay::waiting::EventState;
@@ -16,7 +14,10 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::JSON;
-use super::api::{ApiError, Asked};
+use super::api::{Asked, Named};
+use super::openapi::{Api, Operation};
+use super::problem::ApiError;
+use super::schemas::{answer, text, uuid};
 use crate::output;
 
 /// How long a request waits at most: with the first look, less than it may take.
@@ -86,21 +87,32 @@ impl Told for EffectState {
 /// Those who wait for events of each consumer, by its name.
 pub(crate) type WaitingOf = Arc<BTreeMap<String, Waiting<EffectState>>>;
 
+fn operation() -> Operation {
+    let told = answer([("id", uuid()), ("state", text())]);
+    let path = "/api/v1/events/{id}/wait";
+    Operation::get(path, "Waits until something becomes of an event")
+        .query("timeout", "How long, such as 500ms; at most 3s, which is also the default", text())
+        .answers(200, "It happened", told.clone())
+        .answers(202, "It may still happen", told.clone())
+        .answers(404, "Nobody knows the event", told.clone())
+        .answers(409, "It does not happen by itself", told)
+}
+
 /// Of a relay.
-pub(super) fn published<S: Clone + Send + Sync + 'static>(
-    waiting: Waiting<EventState>,
-) -> Router<S> {
-    Router::new().route("/api/v1/events/{id}/wait", get(until_published)).with_state(waiting)
+pub(super) fn published<S: Clone + Send + Sync + 'static>(waiting: Waiting<EventState>) -> Api<S> {
+    Api::new().on(operation(), until_published).with_state(waiting)
 }
 
 /// Of an inbox.
-pub(super) fn processed<S: Clone + Send + Sync + 'static>(waiting: WaitingOf) -> Router<S> {
-    Router::new().route("/api/v1/events/{id}/wait", get(until_processed)).with_state(waiting)
+pub(super) fn processed<S: Clone + Send + Sync + 'static>(waiting: WaitingOf) -> Api<S> {
+    let of = "Which consumer, where several run";
+    let operation = operation().query("processed_by", of, text());
+    Api::new().on(operation, until_processed).with_state(waiting)
 }
 
 async fn until_published(
     State(waiting): State<Waiting<EventState>>,
-    Path(id): Path<Uuid>,
+    Named(id): Named<Uuid>,
     Asked(query): Asked<WaitQuery>,
 ) -> Result<Response, ApiError> {
     if query.processed_by.is_some() {
@@ -111,7 +123,7 @@ async fn until_published(
 
 async fn until_processed(
     State(waiting): State<WaitingOf>,
-    Path(id): Path<Uuid>,
+    Named(id): Named<Uuid>,
     Asked(query): Asked<WaitQuery>,
 ) -> Result<Response, ApiError> {
     let of = match (&query.processed_by, waiting.len()) {

@@ -11,82 +11,104 @@ use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
-use super::Admin;
-use super::connections::Local;
+use tokio::time::timeout;
+
+use super::access::{self, Caller};
+use super::connections::{Local, Peer};
+use super::problem::ApiError;
+use super::{Admin, REQUEST_TIMEOUT, TURN_MAX, TURNS};
 
 const SEC_FETCH_SITE: &str = "sec-fetch-site";
 
-/// Requires the token, if there is one.
+/// Finds out who asks, and whether they may.
 pub(super) async fn authorize(
     State(admin): State<Admin>,
-    request: Request,
+    mut request: Request,
     next: Next,
 ) -> Response {
-    if admin.token.is_some() && !admin.is_authorized(request.headers()) {
-        let challenge = [(header::WWW_AUTHENTICATE, "Bearer")];
-        return (StatusCode::UNAUTHORIZED, challenge, "a bearer token is needed\n").into_response();
+    let peer = request.extensions().get::<Peer>().map(|it| it.0);
+    let Some(caller) = admin.access.caller(request.headers(), peer) else {
+        let detail = "a bearer token is needed, or a user's name from a trusted proxy";
+        let hint =
+            Some("admin.token, admin.tokens and admin.trusted_proxy say who comes in".into());
+        let error = ApiError { hint, ..ApiError::new(StatusCode::UNAUTHORIZED, detail) };
+        return ([(header::WWW_AUTHENTICATE, "Bearer")], error).into_response();
+    };
+    let needed = access::needed(request.method(), request.uri().path());
+    if let Err(error) = caller.must_be(needed) {
+        return error.into_response();
     }
+    request.extensions_mut().insert(caller);
     next.run(request).await
 }
 
-/// Refuses names that are not ours, unless there is a token.
+/// Refuses names that are not ours, unless somebody has to say who they are.
 pub(super) async fn check_host(
     State(admin): State<Admin>,
     request: Request,
     next: Next,
 ) -> Response {
-    if admin.token.is_none() && !is_ours(&request) {
-        let told = "this is no host of that name: ask 127.0.0.1, or set admin.token\n";
-        return (StatusCode::MISDIRECTED_REQUEST, told).into_response();
+    if !admin.access.is_closed() && !is_ours(&request) {
+        let detail = "this is no host of that name: ask 127.0.0.1, or set admin.token";
+        return ApiError::new(StatusCode::MISDIRECTED_REQUEST, detail).into_response();
     }
     next.run(request).await
 }
 
 /// A change has a JSON body, which a page of another origin cannot send without being asked first,
-/// and comes from no other origin, unless it has the token.
+/// and comes from no other origin, unless it has the token. A proxy knows its users by cookies,
+/// which browsers send along for any page.
 pub(super) async fn check_change(
     State(admin): State<Admin>,
     request: Request,
     next: Next,
 ) -> Response {
-    if matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS) {
+    // Nothing is done with others.
+    if !matches!(*request.method(), Method::POST | Method::DELETE) {
         return next.run(request).await;
     }
-    if admin.token.is_none() && !is_same_origin(&request) {
-        let told = "a change must not come from another origin\n";
-        return (StatusCode::FORBIDDEN, told).into_response();
+    let is_user = request.extensions().get::<Caller>().is_some_and(|it| it.user.is_some());
+    let is_foreign = !admin.access.is_closed() && !is_same_origin(&request)
+        || is_user && !is_same_site(request.headers());
+    if is_foreign {
+        let detail = "a change must not come from another origin";
+        return ApiError::new(StatusCode::FORBIDDEN, detail).into_response();
     }
     if !is_json(request.headers()) {
-        let told = "a change needs `Content-Type: application/json`\n";
-        return (StatusCode::UNSUPPORTED_MEDIA_TYPE, told).into_response();
+        let detail = "a change needs `Content-Type: application/json`";
+        return ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, detail).into_response();
     }
     next.run(request).await
 }
 
-/// Lets a few at a time ask the database.
+/// Lets a few at a time ask the servers.
 pub(super) async fn wait_for_turn(
     State(admin): State<Admin>,
     request: Request,
     next: Next,
 ) -> Response {
-    let Ok(_turn) = admin.queries.acquire().await else {
-        return StatusCode::SERVICE_UNAVAILABLE.into_response();
+    let Ok(Ok(_turn)) = timeout(TURN_MAX, admin.turns.acquire()).await else {
+        let detail = format!("{TURNS} requests are at work, and one waited for {TURN_MAX:?}");
+        return ApiError::new(StatusCode::SERVICE_UNAVAILABLE, detail).into_response();
     };
     next.run(request).await
 }
 
+/// Says so when an answer is not there in time.
+pub(super) async fn be_in_time(request: Request, next: Next) -> Response {
+    match timeout(REQUEST_TIMEOUT, next.run(request)).await {
+        Ok(response) => response,
+        Err(_) => {
+            let detail = format!("there is no answer within {REQUEST_TIMEOUT:?}");
+            ApiError::new(StatusCode::GATEWAY_TIMEOUT, detail).into_response()
+        }
+    }
+}
+
 impl Admin {
-    /// Whether the request has the token. Never if there is none to have.
-    pub(super) fn is_authorized(&self, headers: &HeaderMap) -> bool {
-        let Some(token) = self.token.as_deref() else { return false };
-        let mut given = headers.get_all(header::AUTHORIZATION).iter();
-        let (Some(given), None) = (given.next(), given.next()) else { return false };
-        let given = given.to_str().ok().and_then(|it| it.split_once(' '));
-        let given = given.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
-        let given = given.map_or("", |(_, given)| given.trim());
-        // Looks at every byte: the time taken tells at most the token's length.
-        let differences = given.bytes().zip(token.bytes()).fold(0, |it, (a, b)| it | (a ^ b));
-        !token.is_empty() && given.len() == token.len() && std::hint::black_box(differences) == 0
+    /// Whether somebody has to say who they are, and this one did.
+    pub(super) fn is_authorized(&self, headers: &HeaderMap, peer: Option<Peer>) -> bool {
+        self.access.is_closed() && self.access.caller(headers, peer.map(|it| it.0)).is_some()
     }
 }
 
@@ -129,18 +151,21 @@ fn is_ours(request: &Request) -> bool {
         || reached.is_some_and(|it| it.0.ip().to_canonical() == address.to_canonical())
 }
 
-/// Browsers say where a change comes from; other programs do not.
+/// Browsers say where a request comes from; other programs do not.
+fn is_same_site(headers: &HeaderMap) -> bool {
+    let mut sites = headers.get_all(SEC_FETCH_SITE).iter();
+    sites.all(|it| matches!(it.as_bytes(), b"same-origin" | b"none"))
+}
+
 fn is_same_origin(request: &Request) -> bool {
     let headers = request.headers();
-    let mut sites = headers.get_all(SEC_FETCH_SITE).iter();
-    let same_site = sites.all(|it| matches!(it.as_bytes(), b"same-origin" | b"none"));
     let mut origins = headers.get_all(header::ORIGIN).iter();
     let same_origin = origins.all(|origin| {
         let origin = origin.to_str().ok().and_then(|it| it.strip_prefix("http://"));
         matches!((origin, called(request)), (Some(origin), Called::Host(host))
             if origin.eq_ignore_ascii_case(host))
     });
-    same_site && same_origin
+    is_same_site(headers) && same_origin
 }
 
 fn is_json(headers: &HeaderMap) -> bool {

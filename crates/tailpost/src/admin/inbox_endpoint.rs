@@ -1,20 +1,22 @@
 //! The consumers of an inbox process, as operators see them.
 
+mod consumer_routes;
 mod inbox_dead_letters;
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::Arc;
 
-use axum::Router;
 use inbox::{BreakerState, State, Status, Upkept};
 use serde::Serialize;
 use tokio::sync::watch;
 
 use super::events::{self, WaitingOf};
 use super::metrics::Metrics;
-use super::metrics::inbox_metrics::{Samples, StatusCollector, Watched, snapshot};
+use super::metrics::inbox_metrics::{StatusCollector, Watched, snapshot};
+use super::metrics::inbox_sample::Samples;
+use super::openapi::Api;
 use super::{Admin, Engine};
+use consumer_routes::ConsumerState;
 pub(crate) use inbox_dead_letters::AppState;
 
 /// Running consumers.
@@ -32,9 +34,11 @@ impl Inbox {
         samples: watch::Receiver<Samples>,
         app_state: AppState,
         waiting: WaitingOf,
+        environment: &str,
     ) -> Self {
         let collector = StatusCollector { consumers: consumers.clone(), samples: samples.clone() };
-        Self { consumers, metrics: Metrics::new([], collector), app_state, waiting, samples }
+        let metrics = Metrics::new(environment, [], collector);
+        Self { consumers, metrics, app_state, waiting, samples }
     }
 }
 
@@ -50,24 +54,27 @@ impl Engine for Inbox {
         (ready, serde_json::to_string(&readiness).unwrap_or_default())
     }
 
-    fn metrics(&self) -> Result<String, fmt::Error> {
-        self.metrics.encode()
+    fn metrics(&self) -> &Metrics {
+        &self.metrics
     }
 
     fn status(&self) -> anyhow::Result<String> {
         crate::output::to_json(&AllStatus { consumers: snapshot(&self.consumers) })
     }
 
-    fn api(&self) -> Router<Admin> {
+    fn api(&self) -> Api<Admin> {
+        let AppState { postgres, table } = self.app_state.clone();
+        let watched = Arc::new(self.consumers.clone());
         inbox_dead_letters::routes(self.app_state.clone())
+            .merge(consumer_routes::routes(ConsumerState { postgres, table, watched }))
     }
 
-    fn waits(&self) -> Router<Admin> {
+    fn waits(&self) -> Api<Admin> {
         events::processed(Arc::clone(&self.waiting))
     }
 
-    fn api_paths(&self) -> &'static str {
-        ", /api/v1/events/{id}/wait, and /api/v1/inbox/dead-letter"
+    fn name(&self) -> &'static str {
+        "inbox"
     }
 }
 
@@ -109,7 +116,9 @@ struct Consumer {
 
 impl Consumer {
     fn of(status: &Status, details: bool) -> Self {
-        let ready = matches!(status.state, State::Active | State::Standby);
+        // Who pauses a consumer does not want its process replaced.
+        let is_held = status.state == State::Paused && status.paused_by.is_some();
+        let ready = matches!(status.state, State::Active | State::Standby) || is_held;
         let breaker = status.handler.breaker;
         let reason = status.paused.as_deref().map(|it| if details { it } else { in_short(it) });
         Self { ready, state: status.state, breaker, reason: reason.map(str::to_owned) }
@@ -135,9 +144,10 @@ struct AllStatus {
 
 #[cfg(test)]
 mod tests {
-    use inbox::{Backlog, Summary};
+    use inbox::{Backlog, Claims, DeadLetterCounts, LeaseCounts, Summary};
 
-    use crate::admin::Sample;
+    use crate::admin::metrics::Format;
+    use crate::admin::{Durable, Sample};
 
     use super::*;
 
@@ -146,7 +156,9 @@ mod tests {
         let active = Status { state: State::Active, ..Status::default() };
         let watch = |status| watch::channel(status).1;
         let backlog = Backlog { processing: 3, failed: 2, dead: 4, ..Backlog::default() };
-        let sample = Sample { backlog, pending: Some(9) };
+        let active_at = jiff::Timestamp::now();
+        let durable = Some(Durable { pending: 9, ack_pending: 8, redelivered: 7, active_at });
+        let sample = Sample { backlog, durable };
         let consumers = BTreeMap::from([("mail".to_owned(), sample)]);
         let samples = Samples { consumers, upkept: None };
         let consumers = [("billing".to_owned(), watch(active)), ("mail".to_owned(), watch(status))];
@@ -157,6 +169,7 @@ mod tests {
             watch::channel(samples).1,
             app_state,
             WaitingOf::default(),
+            "production",
         )
     }
 
@@ -201,19 +214,28 @@ mod tests {
     #[test]
     fn metrics_show_each_consumer_under_the_documented_names() {
         let counts = Summary { processed: 41, dead: 2, ..Summary::default() };
-        let inbox = inbox(Status { busy: 3, counts, ..Status::default() });
-        let text = inbox.metrics().expect("it can be encoded");
+        let claims = Claims { leased: 6, ..Claims::default() };
+        let leases = LeaseCounts { lost: 5, ..LeaseCounts::default() };
+        let dead_letters = DeadLetterCounts { gone: 1, ..DeadLetterCounts::default() };
+        let status = Status { busy: 3, counts, claims, leases, dead_letters, ..Status::default() };
+        let inbox = inbox(status);
+        let text = inbox.metrics().encode(Format::Text).expect("it can be encoded");
+        let text = String::from_utf8(text).expect("text");
         for line in [
-            r#"tailpost_inbox_outcomes_total{consumer="mail",outcome="processed"} 41"#,
-            r#"tailpost_inbox_outcomes_total{consumer="mail",outcome="dead"} 2"#,
-            r#"tailpost_inbox_outcomes_total{consumer="billing",outcome="dead"} 0"#,
-            r#"tailpost_inbox_inflight{consumer="mail"} 3.0"#,
-            r#"tailpost_inbox_active{consumer="billing"} 1.0"#,
-            r#"tailpost_inbox_breaker_state{consumer="billing"} 0.0"#,
-            r#"tailpost_inbox_breaker_opened_total{consumer="billing"} 0"#,
-            r#"tailpost_inbox_backlog{consumer="mail",source="inbox"} 5.0"#,
-            r#"tailpost_dead_letter_count{consumer="mail",source="inbox"} 4.0"#,
-            r#"tailpost_jetstream_consumer_pending{consumer="mail"} 9.0"#,
+            r#"tailpost_inbox_outcomes_total{env="production",consumer="mail",outcome="processed"} 41"#,
+            r#"tailpost_inbox_outcomes_total{env="production",consumer="mail",outcome="dead"} 2"#,
+            r#"tailpost_inbox_outcomes_total{env="production",consumer="billing",outcome="dead"} 0"#,
+            r#"tailpost_inbox_inflight{env="production",consumer="mail"} 3.0"#,
+            r#"tailpost_inbox_active{env="production",consumer="billing"} 1.0"#,
+            r#"tailpost_inbox_breaker_state{env="production",consumer="billing"} 0.0"#,
+            r#"tailpost_inbox_breaker_opened_total{env="production",consumer="billing"} 0"#,
+            r#"tailpost_inbox_backlog{env="production",consumer="mail"} 5.0"#,
+            r#"tailpost_dead_letter_count{env="production",consumer="mail",source="inbox"} 4.0"#,
+            r#"tailpost_jetstream_consumer_pending{env="production",consumer="mail"} 9.0"#,
+            r#"tailpost_inbox_claims_total{env="production",consumer="mail",result="leased"} 6"#,
+            r#"tailpost_inbox_lease_lost_total{env="production",consumer="mail"} 5"#,
+            r#"tailpost_dead_letters_total{env="production",consumer="mail",source="inbox",reason="gone"} 1"#,
+            r#"tailpost_jetstream_consumer_ack_pending{env="production",consumer="mail"} 8.0"#,
         ] {
             assert!(text.lines().any(|it| it == line), "{line}\nis missing in\n{text}");
         }

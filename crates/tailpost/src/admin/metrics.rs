@@ -1,95 +1,233 @@
 //! Metrics are made of what an engine reports, at each scrape.
+//!
+//! Each is declared in one of the tables, with where its value is found. `page` makes the reference
+//! page of them.
 
+mod declare;
 pub(super) mod inbox_metrics;
+pub(super) mod inbox_sample;
+mod inbox_table;
+#[cfg(test)]
+mod page;
 pub(super) mod relay_metrics;
+mod relay_table;
 
 use std::fmt;
 
-use jiff::Timestamp;
+use axum::http::{HeaderMap, header};
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric, text};
+use prometheus_client::encoding::prometheus_protobuf::{self, EncodeError};
+use prometheus_client::encoding::{
+    DescriptorEncoder, EncodeMetric, MetricEncoder, NativeHistogram, NativeHistogramBuckets, text,
+};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
-use prometheus_client::registry::Registry;
+use prometheus_client::registry::{self, Registry};
+use relay::Latency;
 
-/// The exposition format that `encode` writes.
-pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+use self::declare::{Kind, Metric, Read, Unit};
+
+/// What tells the sources of a table apart.
+type Labels = Vec<(&'static str, String)>;
 
 /// Encodes what `collector` finds, each with these labels.
 #[derive(Debug)]
-pub(super) struct Metrics {
+pub(crate) struct Metrics {
     registry: Registry,
 }
 
 impl Metrics {
     pub(super) fn new(
+        environment: &str,
         labels: impl IntoIterator<Item = (&'static str, String)>,
         collector: impl Collector,
     ) -> Self {
-        let labels = labels.into_iter().map(|(name, value)| (name.into(), value.into()));
+        let environment = ("env", environment.to_owned());
+        let labels = std::iter::once(environment).chain(labels);
+        let labels = labels.map(|(name, value)| (name.into(), value.into()));
         let mut registry = Registry::with_prefix_and_labels("tailpost", labels);
         registry.register_collector(Box::new(collector));
         Self { registry }
     }
 
-    pub(super) fn encode(&self) -> Result<String, fmt::Error> {
-        let mut buffer = String::new();
-        text::encode(&mut buffer, &self.registry)?;
-        Ok(buffer)
+    pub(super) fn encode(&self, format: Format) -> Result<Vec<u8>, EncodeError> {
+        match format {
+            Format::Text => {
+                let mut buffer = String::new();
+                text::encode(&mut buffer, &self.registry)?;
+                Ok(buffer.into_bytes())
+            }
+            Format::Protobuf => prometheus_protobuf::encode_to_vec(&self.registry),
+        }
     }
 }
 
-/// Where a collector puts its figures.
-pub(super) struct Sink<'a, 'e> {
-    pub(super) encoder: &'a mut DescriptorEncoder<'e>,
+/// How metrics are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Format {
+    /// `OpenMetrics`, with classic histograms.
+    Text,
+    /// With native histograms beside them. Prometheus asks for it when it is to keep those.
+    Protobuf,
+}
+
+impl Format {
+    /// What a scraper likes best.
+    pub(super) fn accepted(headers: &HeaderMap) -> Self {
+        let accepted = headers.get_all(header::ACCEPT).iter().filter_map(|it| it.to_str().ok());
+        let ranges: Vec<&str> = accepted.flat_map(|it| it.split(',')).collect();
+        let weight = |media: &str| {
+            let of = ranges.iter().filter(|it| it.trim().starts_with(media));
+            of.map(|it| quality(it)).fold(0.0, f64::max)
+        };
+        let protobuf = weight("application/vnd.google.protobuf");
+        let text = weight("application/openmetrics-text").max(weight("text/plain"));
+        if protobuf > text { Self::Protobuf } else { Self::Text }
+    }
+
+    pub(super) fn content_type(self) -> &'static str {
+        match self {
+            Self::Text => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            Self::Protobuf => {
+                "application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; \
+                 encoding=delimited"
+            }
+        }
+    }
+}
+
+/// The weight of a media range.
+fn quality(range: &str) -> f64 {
+    let weight = range.split(';').find_map(|it| it.trim().strip_prefix("q="));
+    weight.map_or(1.0, |it| it.trim().parse().unwrap_or(0.0))
+}
+
+/// Where a collector puts what its tables declare.
+struct Sink<'a, 'e> {
+    encoder: &'a mut DescriptorEncoder<'e>,
 }
 
 impl Sink<'_, '_> {
-    /// What is the same for every engine.
-    pub(super) fn build_info(&mut self) -> fmt::Result {
-        let labels = [("version", env!("CARGO_PKG_VERSION"))];
-        self.family("build_info", "The version that runs.", [(labels, 1.0)])
+    /// Each metric of the table, of all sources. What no source has a value of is left out.
+    fn table<S>(&mut self, table: &[Metric<S>], sources: &[(Labels, S)]) -> fmt::Result {
+        table.iter().try_for_each(|metric| self.metric(metric, sources))
     }
 
-    pub(super) fn gauge(&mut self, name: &str, help: &str, value: f64) -> fmt::Result {
-        let metric = self.encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-        ConstGauge::new(value).encode(metric)
+    fn metric<S>(&mut self, metric: &Metric<S>, sources: &[(Labels, S)]) -> fmt::Result {
+        match metric.read {
+            Read::Gauge(read) => {
+                let values = sources.iter().map(|(of, it)| (of, read(it)));
+                let values = values.filter_map(|(of, value)| Some((of.clone(), value?)));
+                self.family(metric, values, |value, encoder| {
+                    ConstGauge::new(*value).encode(encoder)
+                })
+            }
+            Read::Gauges(read) => {
+                let values = sources.iter().flat_map(|(of, it)| labelled(metric, of, read(it)));
+                self.family(metric, values, |value, encoder| {
+                    ConstGauge::new(*value).encode(encoder)
+                })
+            }
+            Read::Counter(read) => {
+                let values = sources.iter().map(|(of, it)| (of.clone(), read(it)));
+                self.family(metric, values, count)
+            }
+            Read::Counters(read) => {
+                let values = sources.iter().flat_map(|(of, it)| labelled(metric, of, read(it)));
+                self.family(metric, values, count)
+            }
+            Read::Histogram(read) => {
+                let values = sources.iter().map(|(of, it)| (of.clone(), *read(it)));
+                self.family(metric, values, durations)
+            }
+        }
     }
 
-    /// When old rows were last deleted, by whatever process; nothing if they never were.
-    pub(super) fn last_success(&mut self, at: Option<Timestamp>) -> fmt::Result {
-        let Some(at) = at else { return Ok(()) };
-        let help = "When the last pass that deletes old rows came to its end.";
-        let seconds = at.as_microsecond() as f64 / 1e6;
-        self.gauge("retention_last_success_timestamp_seconds", help, seconds)
-    }
-
-    /// Gauges that differ in their labels.
-    pub(super) fn family<L: EncodeLabelSet>(
+    fn family<S, T>(
         &mut self,
-        name: &str,
-        help: &str,
-        values: impl IntoIterator<Item = (L, f64)>,
+        metric: &Metric<S>,
+        values: impl Iterator<Item = (Labels, T)>,
+        encode: impl Fn(&T, MetricEncoder<'_>) -> fmt::Result,
     ) -> fmt::Result {
-        let mut family = self.encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-        for (labels, value) in values {
-            ConstGauge::new(value).encode(family.encode_family(&labels)?)?;
+        let values: Vec<_> = values.collect();
+        if values.is_empty() {
+            return Ok(());
+        }
+        let declared = &metric.declared;
+        let kind = match declared.kind {
+            Kind::Gauge => MetricType::Gauge,
+            Kind::Counter => MetricType::Counter,
+            Kind::Histogram => MetricType::Histogram,
+        };
+        // The client puts the unit behind the name.
+        let (suffix, unit) = match declared.unit {
+            Unit::Seconds | Unit::Timestamp => ("_seconds", Some(registry::Unit::Seconds)),
+            Unit::Bytes => ("_bytes", Some(registry::Unit::Bytes)),
+            Unit::Number | Unit::State => ("", None),
+        };
+        let name = declared.name.strip_suffix(suffix).unwrap_or(declared.name);
+        let help = declared.help;
+        let mut family = self.encoder.encode_descriptor(name, help, unit.as_ref(), kind)?;
+        for (labels, value) in &values {
+            encode(value, family.encode_family(labels)?)?;
         }
         Ok(())
     }
+}
 
-    /// Counters that differ in their labels.
-    pub(super) fn counters<L: EncodeLabelSet>(
-        &mut self,
-        name: &str,
-        help: &str,
-        values: impl IntoIterator<Item = (L, u64)>,
-    ) -> fmt::Result {
-        let mut family = self.encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-        for (labels, value) in values {
-            ConstCounter::new(value).encode(family.encode_family(&labels)?)?;
-        }
-        Ok(())
+fn labelled<S, T>(
+    metric: &Metric<S>,
+    of: &Labels,
+    values: declare::Values<T>,
+) -> impl Iterator<Item = (Labels, T)> {
+    let names = metric.declared.labels;
+    let with = move |(labels, value): (Vec<&str>, T)| {
+        let own = names.iter().zip(labels).map(|(name, value)| (*name, value.to_owned()));
+        (of.iter().cloned().chain(own).collect(), value)
+    };
+    values.into_iter().map(with).collect::<Vec<_>>().into_iter()
+}
+
+fn count(value: &u64, encoder: MetricEncoder<'_>) -> fmt::Result {
+    ConstCounter::new(*value).encode(encoder)
+}
+
+fn durations(latency: &Latency, mut encoder: MetricEncoder<'_>) -> fmt::Result {
+    let bounds = Latency::BOUNDS.into_iter().chain([f64::INFINITY]);
+    let buckets: Vec<_> = bounds.zip(latency.counts).collect();
+    let native = latency.native();
+    let positive = NativeHistogramBuckets { spans: &native.spans, deltas: &native.deltas };
+    let native = NativeHistogram {
+        schema: Latency::SCHEMA,
+        zero_threshold: Latency::ZERO_THRESHOLD,
+        zero_count: native.zero,
+        negative: NativeHistogramBuckets { spans: &[], deltas: &[] },
+        positive,
+        created: None,
+    };
+    let (sum, count) = (latency.sum_seconds, latency.count());
+    encoder.encode_histogram_with_native::<Labels>(sum, count, &buckets, None, native)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scraper_gets_what_it_likes_best() {
+        let format = |accept: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::ACCEPT, accept.parse().expect("a header"));
+            Format::accepted(&headers)
+        };
+        let protobuf = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;\
+                        encoding=delimited";
+        let text = "application/openmetrics-text;version=1.0.0;q=0.8,text/plain;q=0.5,*/*;q=0.1";
+        assert_eq!(format(&format!("{protobuf},{text}")), Format::Protobuf);
+        assert_eq!(format(&format!("{text},{protobuf};q=0.6")), Format::Text);
+        assert_eq!(format(text), Format::Text);
+        assert_eq!(format("*/*"), Format::Text);
+        assert_eq!(Format::accepted(&HeaderMap::new()), Format::Text);
     }
 }

@@ -1,27 +1,28 @@
 //! The relay, as operators see it.
 
-use std::fmt;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use axum::Router;
 use futures_util::future::BoxFuture;
 use outbox::waiting::Waiting;
 use relay::waiting::EventState;
-use relay::{Config, RetentionStatus, RewindStatus, Role, Status};
+use relay::{Config, RetentionStatus, RewindStatus, Role, Sample, Status};
 use serde::Serialize;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 use super::dead_letters::{self, AppState};
 use super::metrics::Metrics;
 use super::metrics::relay_metrics::{Counted, StatusCollector, Watched};
-use super::{Admin, Engine, events};
+use super::openapi::Api;
+use super::replay_routes::{self, ReplayState};
+use super::{Admin, Engine, event_routes, events, slot_routes};
 
 /// A running relay, with all shards that this process has.
 pub(crate) struct Relay {
     watched: Vec<Watched>,
     metrics: Metrics,
     app_state: AppState,
+    replays: ReplayState,
     counted: Counted,
     waiting: Waiting<EventState>,
     retention: watch::Receiver<RetentionStatus>,
@@ -33,6 +34,7 @@ impl Relay {
         watched: Vec<Watched>,
         config: &Config,
         waiting: Waiting<EventState>,
+        (environment, sample): (&str, watch::Receiver<Option<Sample>>),
         retention: watch::Receiver<RetentionStatus>,
     ) -> Self {
         let pipeline = format!("{}/{}", config.slot, config.publication);
@@ -48,10 +50,17 @@ impl Relay {
             in_flight_limit,
             dead_letters,
             retention: retention.clone(),
+            sample,
         };
-        let app_state = AppState::new(config.clone());
-        let metrics = Metrics::new(labels, collector);
-        Self { watched, metrics, app_state, counted, waiting, retention }
+        let postgres = super::pooled(config.postgres.clone(), "tailpost admin");
+        let asked = Arc::new(Config { postgres, ..config.clone() });
+        let postgres = super::in_background(config.postgres.clone());
+        let background = Arc::new(Config { postgres, ..config.clone() });
+        let app_state = AppState::new(Arc::clone(&asked), Arc::clone(&background));
+        let turn = Arc::new(Semaphore::new(1));
+        let replays = ReplayState { config: asked, background, turn };
+        let metrics = Metrics::new(environment, labels, collector);
+        Self { watched, metrics, app_state, replays, counted, waiting, retention }
     }
 }
 
@@ -71,8 +80,8 @@ impl Engine for Relay {
         (ready, json.unwrap_or_default())
     }
 
-    fn metrics(&self) -> Result<String, fmt::Error> {
-        self.metrics.encode()
+    fn metrics(&self) -> &Metrics {
+        &self.metrics
     }
 
     fn look(&self) -> BoxFuture<'_, ()> {
@@ -82,17 +91,20 @@ impl Engine for Relay {
         })
     }
 
-    fn api(&self) -> Router<Admin> {
-        let routes = dead_letters::routes().with_state(self.app_state.clone());
-        Router::new().nest("/api/v1/outbox", routes)
+    fn api(&self) -> Api<Admin> {
+        let config = &self.replays.config;
+        dead_letters::routes(self.app_state.clone())
+            .merge(event_routes::routes(Arc::clone(config)))
+            .merge(slot_routes::routes(Arc::clone(config)))
+            .merge(replay_routes::routes(self.replays.clone()))
     }
 
-    fn waits(&self) -> Router<Admin> {
+    fn waits(&self) -> Api<Admin> {
         events::published(self.waiting.clone())
     }
 
-    fn api_paths(&self) -> &'static str {
-        ", /api/v1/events/{id}/wait, and /api/v1/outbox/dead-letter"
+    fn name(&self) -> &'static str {
+        "relay"
     }
 
     fn status(&self) -> anyhow::Result<String> {

@@ -3,12 +3,12 @@ use std::time::Instant;
 use axum::body::{Body, to_bytes};
 use axum::extract::Request;
 use outbox::waiting::Waiting;
-use relay::{RetentionStatus, RewindStatus, Role, Status};
+use relay::{DeadLetterCounts, RetentionStatus, RewindStatus, Role, Sample, SlotSample, Status};
 use tokio::sync::watch;
 use tower::ServiceExt;
 
 use super::*;
-use crate::config::Settings;
+use crate::config::{AdminSettings, Settings};
 
 /// Old rows were deleted in 2026.
 fn kept() -> watch::Receiver<RetentionStatus> {
@@ -16,6 +16,15 @@ fn kept() -> watch::Receiver<RetentionStatus> {
     let kept =
         RetentionStatus { last_success_at, published_deleted_total: 7, ..Default::default() };
     watch::channel(kept).1
+}
+
+/// Two rows wait, and a replay is paused.
+fn sampled() -> watch::Receiver<Option<Sample>> {
+    let replays = [("paused".to_owned(), 1)].into();
+    let slot = SlotSample { wal_status: Some("lost".into()), created_at: None };
+    let slots = [(0, slot)].into();
+    let oldest_unpublished = Duration::from_secs(40);
+    watch::channel(Some(Sample { unpublished: 2, oldest_unpublished, replays, slots })).1
 }
 
 /// A rewind slot that keeps a little.
@@ -38,9 +47,15 @@ fn admin(status: Status, token: Option<&str>) -> Router {
     let (_, receiver) = watch::channel(status);
     let watched = vec![Watched::new(&config, receiver, rewound())];
     router(Admin::new(
-        Relay::new(watched, &config, Waiting::default(), kept()),
-        token.map(str::to_owned),
+        Relay::new(watched, &config, Waiting::default(), ("production", sampled()), kept()),
+        access(token),
+        shown(&settings),
     ))
+}
+
+fn access(token: Option<&str>) -> Access {
+    let token = token.map(str::to_owned);
+    Access::new(&AdminSettings { token, ..AdminSettings::default() }).expect("no files")
 }
 
 /// Two shards.
@@ -53,7 +68,12 @@ fn sharded(statuses: [Status; 2]) -> Router {
     let watched = shards.iter().zip(statuses);
     let watched =
         watched.map(|(shard, status)| Watched::new(shard, watch::channel(status).1, rewound()));
-    router(Admin::new(Relay::new(watched.collect(), &config, Waiting::default(), kept()), None))
+    let metrics = ("production", sampled());
+    router(Admin::new(
+        Relay::new(watched.collect(), &config, Waiting::default(), metrics, kept()),
+        access(None),
+        shown(&settings),
+    ))
 }
 
 async fn get(router: Router, path: &str, authorization: Option<&str>) -> (StatusCode, String) {
@@ -75,6 +95,7 @@ fn busy() -> Status {
         published_total: 41,
         duplicates_total: 2,
         dead_letters_total: 1,
+        dead_letters_by_reason: DeadLetterCounts { refused: 1, ..DeadLetterCounts::default() },
         dropped_total: 5,
         in_flight_events: 3,
         owed_rows: 7,
@@ -87,6 +108,7 @@ fn busy() -> Status {
     status.confirmed_flush_lsn.0 = 900;
     status.commit_to_ack.record(Duration::from_millis(3));
     status.commit_to_ack.record(Duration::from_secs(100));
+    status.publish_to_ack.record(Duration::from_millis(2));
     status
 }
 
@@ -122,7 +144,7 @@ async fn readiness_is_told_by_code_and_body() {
 async fn metrics_show_the_status_under_their_documented_names() {
     let (code, body) = get(admin(busy(), None), "/metrics", None).await;
     assert_eq!(code, StatusCode::OK);
-    let labels = r#"pipeline="tailpost/tailpost",stream="OUTBOX""#;
+    let labels = r#"env="production",pipeline="tailpost/tailpost",stream="OUTBOX""#;
     for line in [
         format!("tailpost_replication_connected{{{labels}}} 1.0"),
         format!("tailpost_jetstream_connected{{{labels}}} 0.0"),
@@ -134,7 +156,12 @@ async fn metrics_show_the_status_under_their_documented_names() {
         format!("tailpost_outbox_unidentified_rows{{{labels}}} 6.0"),
         format!("tailpost_outbox_published_total{{{labels},result=\"stored\"}} 41"),
         format!("tailpost_outbox_published_total{{{labels},result=\"duplicate\"}} 2"),
-        format!("tailpost_outbox_dead_letters_total{{{labels}}} 1"),
+        format!("tailpost_dead_letters_total{{{labels},source=\"outbox\",reason=\"refused\"}} 1"),
+        format!("tailpost_replication_slot_wal_status{{{labels},status=\"lost\"}} 1.0"),
+        format!("tailpost_outbox_backlog{{{labels}}} 2.0"),
+        format!("tailpost_outbox_oldest_unpublished_age_seconds{{{labels}}} 40.0"),
+        format!("tailpost_replays{{{labels},status=\"paused\"}} 1.0"),
+        format!("tailpost_outbox_publish_duration_seconds_count{{{labels}}} 1"),
         format!("tailpost_retention_last_success_timestamp_seconds{{{labels}}} 1792396800.0"),
         format!("tailpost_retention_deleted_total{{{labels},what=\"published\"}} 7"),
         format!("tailpost_retention_deleted_total{{{labels},what=\"audit\"}} 0"),
@@ -161,8 +188,11 @@ async fn each_shard_has_its_own_figures_below_one_head() {
     let other = Status { published_total: 7, ..busy() };
     let (code, body) = get(sharded([busy(), other]), "/metrics", None).await;
     assert_eq!(code, StatusCode::OK);
-    let labels =
-        |shard| format!(r#"pipeline="tailpost/tailpost",shard="{shard}",stream="OUTBOX_{shard}""#);
+    let labels = |shard| {
+        format!(
+            r#"env="production",pipeline="tailpost/tailpost",shard="{shard}",stream="OUTBOX_{shard}""#
+        )
+    };
     for (shard, published) in [(0, 41), (1, 7)] {
         let labels = labels(shard);
         for line in [
@@ -241,12 +271,48 @@ async fn an_address_of_another_machine_is_an_error_with_a_hint() {
         vec![Watched::new(&config, receiver, rewound())],
         &config,
         Waiting::default(),
+        ("production", sampled()),
         kept(),
     );
     let address = Address { key: "admin.listen", socket };
-    let Err(error) = serve(address, Admin::new(relay, None)).await else {
+    let Err(error) = serve(address, Admin::new(relay, access(None), shown(&settings))).await else {
         panic!("the address is not this machine's");
     };
     assert!(error.to_string().contains(&socket.to_string()), "{error}");
     assert!(error.hint().contains("admin.listen"));
+}
+
+/// Routes are added together with what the document says of them, and in no other way.
+#[tokio::test]
+async fn each_operation_of_the_document_has_a_route() {
+    let (code, text) = get(admin(busy(), None), openapi::PATH, None).await;
+    assert_eq!(code, StatusCode::OK);
+    let document: Value = serde_json::from_str(&text).expect("JSON");
+    let paths = document["paths"].as_object().expect("paths");
+    assert!(paths.len() > 15, "{text}");
+    for (path, operations) in paths {
+        let nil = uuid::Uuid::nil().to_string();
+        let of_one = path.replace("{id}", &nil).replace("{number}", "1");
+        let of_one = of_one.replace("{aggregate}", "order:1");
+        for method in operations.as_object().expect("operations").keys() {
+            let method = method.to_ascii_uppercase();
+            // No JSON: a change gets no further than the route.
+            let request = Request::builder().method(&*method).uri(&of_one);
+            let request = request.body(Body::empty()).expect("a valid request");
+            let router = admin(busy(), None);
+            let response = router.oneshot(request).await.expect("infallible");
+            let code = response.status();
+            let body = to_bytes(response.into_body(), 1 << 20).await.expect("a body");
+            let is_unknown = body.starts_with(b"{\"title\":\"Not Found\"")
+                && code == 404
+                && String::from_utf8_lossy(&body).contains("there are /livez");
+            assert!(!is_unknown && code != 405, "{method} {path}: {code}");
+        }
+    }
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/admin");
+    for file in std::fs::read_dir(folder).expect("a folder").filter_map(Result::ok) {
+        let text = std::fs::read_to_string(file.path()).unwrap_or_default();
+        let is_here = file.file_name() == "openapi.rs" || file.file_name() == "tests.rs";
+        assert!(is_here || !text.contains(".route("), "{:?} adds a route of its own", file.path());
+    }
 }

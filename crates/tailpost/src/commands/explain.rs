@@ -1,64 +1,20 @@
 //! What became of one event, from its row to its effects.
 
-use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
 
-use inbox::Connection;
 use inbox::explain::{ConsumerStory, EventRecord};
 use outbox::dead_letters::AuditEntry;
-use relay::explain::{Explanation, MessageStory, ReplayOutcome, ReplayStory, RowStory};
-use serde::Serialize;
-use uuid::Uuid;
+use relay::explain::{MessageStory, ReplayOutcome, ReplayStory, RowStory};
 
 use crate::cli::ExplainArgs;
 use crate::config::Settings;
 use crate::output;
-use crate::refusal::Refusal;
-
-/// An event, and what each consumer did with it.
-#[derive(Serialize)]
-struct Story {
-    #[serde(flatten)]
-    published: Explanation,
-    consumers: BTreeMap<String, ConsumerStory>,
-}
+use crate::story::{self, Story};
 
 pub(super) async fn run(args: &ExplainArgs, settings: &Settings) -> anyhow::Result<()> {
     let config = settings.relay_config()?;
-    let (consumers, trouble) = match consumers(settings, args.id).await {
-        Ok(consumers) => (consumers, None),
-        // Who has no inbox needs no tables for one.
-        Err(inbox::Error::Tables { .. }) => (BTreeMap::new(), None),
-        Err(error) => (BTreeMap::new(), Some(crate::exit::chain(&error.into()))),
-    };
-    let place = consumers.values().find_map(place);
-    let mut published = relay::explain::explain(&config, args.id, place).await?;
-    published.notes.extend(trouble.map(|it| format!("the inbox cannot be asked: {it}")));
-    if published.is_empty() && consumers.is_empty() {
-        return Err(Refusal::no_event(args.id).into());
-    }
-    let story = Story { published, consumers };
+    let story = story::of(&config, &settings.table()?, args.id).await?;
     if args.json { output::json(&story) } else { output::text(&text(&story)) }
-}
-
-async fn consumers(
-    settings: &Settings,
-    id: Uuid,
-) -> Result<BTreeMap<String, ConsumerStory>, inbox::Error> {
-    let connect = |error: anyhow::Error| inbox::Error::Connect(error.into());
-    let target = settings.postgres_target().map_err(|error| connect(error.into()))?;
-    let connected = target.connect("tailpost explain").await;
-    let (client, task) = connected.map_err(|error| connect(error.into()))?;
-    let connection = Connection::with_guard(client, task);
-    let table = settings.table().map_err(|error| connect(error.into()))?;
-    inbox::explain::explain(&connection, &table, id).await
-}
-
-/// Where a consumer met the event.
-fn place(story: &ConsumerStory) -> Option<(String, u64)> {
-    let letter = story.dead_letter.as_ref().map(|it| &it.place);
-    let place = story.record.as_ref().map(|it| &it.place).or(letter)?;
-    Some((place.stream.clone()?, u64::try_from(place.seq?).ok()?))
 }
 
 /// Lines of a name and what is known.

@@ -52,7 +52,7 @@ pub(super) async fn check_retention(
 }
 
 /// An inbox as the settings want it, without its connections.
-fn builder(consumer: Consumer) -> Builder {
+pub(super) fn builder(consumer: Consumer) -> Builder {
     Inbox::builder(consumer.name)
         .stream(consumer.stream)
         .filter_subjects(consumer.subjects)

@@ -7,7 +7,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tracing::info;
 
-use crate::admin::{self, Address, Admin, Relay, Watched};
+use crate::admin::{self, Access, Address, Admin, Relay, Watched};
 use crate::cli::RelayArgs;
 use crate::config::{Error, Origin, Settings};
 use crate::shutdown;
@@ -22,6 +22,7 @@ pub(super) async fn run(args: &RelayArgs, settings: &Settings) -> Result<()> {
     }
     let stop = shutdown::on_signal()?;
     let waiting = Waiting::default();
+    let (sampled, sample) = watch::channel(None);
     let (retention, kept) = watch::channel(RetentionStatus::default());
     let (mut reports, mut watched, mut rewinds) = (Vec::new(), Vec::new(), Vec::new());
     for shard in &chosen {
@@ -31,22 +32,15 @@ pub(super) async fn run(args: &RelayArgs, settings: &Settings) -> Result<()> {
         watched.push(Watched::new(shard, watcher, rewound));
         rewinds.push((shard.clone(), rewind));
     }
-    for shard in &chosen {
-        info!(
-            version = env!("CARGO_PKG_VERSION"),
-            postgres = %shard.postgres,
-            nats = %shard.nats,
-            slot = shard.slot,
-            stream = shard.stream.name,
-            "starting the relay"
-        );
-    }
+    chosen.iter().for_each(announce);
     // A drain ends by itself and may run beside a relay that has the address.
     let admin = match settings.admin.listen {
         Some(socket) if !args.once => {
             let listen = Address { key: "admin.listen", socket };
-            let relay = Relay::new(watched, &config, waiting.clone(), kept);
-            Some(admin::serve(listen, Admin::new(relay, settings.admin.token.clone())).await?)
+            let environment = &*settings.metrics.environment;
+            let relay = Relay::new(watched, &config, waiting.clone(), (environment, sample), kept);
+            let access = Access::new(&settings.admin)?;
+            Some(admin::serve(listen, Admin::new(relay, access, admin::shown(settings))).await?)
         }
         _ => None,
     };
@@ -54,7 +48,7 @@ pub(super) async fn run(args: &RelayArgs, settings: &Settings) -> Result<()> {
     let work = async {
         match relays.pop() {
             Some((only, reports)) if relays.is_empty() => {
-                Ok(relay::run(only, args.once, stop, reports).await?)
+                Ok(Box::pin(relay::run(only, args.once, stop, reports)).await?)
             }
             last => {
                 relays.extend(last);
@@ -68,8 +62,12 @@ pub(super) async fn run(args: &RelayArgs, settings: &Settings) -> Result<()> {
         for (shard, status) in rewinds {
             beside.spawn(async move { relay::rewind_slot::keep(&shard, &status).await });
         }
-        let config = config.clone();
-        beside.spawn(async move { relay::upkeep::keep(&config, &retention).await });
+        let upkept = config.clone();
+        beside.spawn(async move { relay::upkeep::keep(&upkept, &retention).await });
+        if admin.is_some() {
+            let (config, every) = (config.clone(), settings.metrics.interval);
+            beside.spawn(async move { relay::sampler::keep(&config, every, &sampled).await });
+        }
     }
     beside.spawn(async move { relay::waiting::answer(&config, &waiting).await });
     let outcome = Box::pin(work).await;
@@ -78,6 +76,17 @@ pub(super) async fn run(args: &RelayArgs, settings: &Settings) -> Result<()> {
         admin.stop().await;
     }
     outcome
+}
+
+fn announce(shard: &Config) {
+    info!(
+        version = env!("CARGO_PKG_VERSION"),
+        postgres = %shard.postgres,
+        nats = %shard.nats,
+        slot = shard.slot,
+        stream = shard.stream.name,
+        "starting the relay"
+    );
 }
 
 /// The relays that this process is to run.

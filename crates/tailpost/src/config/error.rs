@@ -86,7 +86,8 @@ impl Error {
             origin,
             problem: format!("{key}: {listen} is reachable from other machines"),
             hint: Some(
-                "set admin.token, or listen on 127.0.0.1, or turn it off with \"off\"".into(),
+                "set admin.token or admin.tokens, or listen on 127.0.0.1, or turn it off with \"off\""
+                    .into(),
             ),
             source: None,
         }

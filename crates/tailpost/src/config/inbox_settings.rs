@@ -242,6 +242,7 @@ impl Settings {
         };
         (key.set)(layer, value)
             .map_err(|wanted| Error::new(origin.clone(), format!("`{path}` must be {wanted}")))?;
+        self.given.note(&path, value);
         self.origins.insert(path, origin);
         Ok(())
     }

@@ -6,7 +6,7 @@ use relay::{Dedup, MarkBy, Mode, OnPark, OnWalLimit};
 
 use super::error::{Error, Origin};
 use super::value::{Value, Wanted};
-use super::{LogFormat, Settings};
+use super::{LogFormat, Settings, admin_settings};
 
 /// A setting.
 pub(super) struct Key {
@@ -34,6 +34,7 @@ impl Key {
             Error::new(origin.clone(), format!("`{}` must be {wanted}", self.path))
         })?;
         settings.origins.insert(self.path.to_owned(), origin);
+        settings.given.note(self.path, value);
         Ok(())
     }
 }
@@ -110,6 +111,21 @@ pub(super) static KEYS: &[Key] = &[
     key("admin.listen", |it, v| put(&mut it.admin.listen, v.unless_off(address))),
     key("admin.inbox_listen", |it, v| put(&mut it.admin.inbox_listen, v.unless_off(address))),
     secret("admin.token", |it, v| put(&mut it.admin.token, v.bearer_token().map(some))),
+    key("metrics.environment", |it, v| {
+        put(&mut it.metrics.environment, v.text().map(str::to_owned))
+    }),
+    key("metrics.interval", |it, v| put(&mut it.metrics.interval, v.duration())),
+    key("admin.tokens", |it, v| put(&mut it.admin.tokens, admin_settings::token_files(v))),
+    key("admin.trusted_proxy", |it, v| {
+        put(&mut it.admin.proxy.trusted, admin_settings::networks(v))
+    }),
+    key("admin.proxy_user_header", |it, v| {
+        put(&mut it.admin.proxy.user_header, admin_settings::header(v))
+    }),
+    key("admin.proxy_role_header", |it, v| {
+        put(&mut it.admin.proxy.role_header, admin_settings::header(v).map(Some))
+    }),
+    key("admin.proxy_role", |it, v| put(&mut it.admin.proxy.role, admin_settings::role(v))),
     key("log.format", |it, v| put(&mut it.log.format, log_format(v))),
 ];
 

@@ -61,6 +61,7 @@ fn apply_file(settings: &mut Settings, path: &Path) -> Result<(), Error> {
         let name = section.get_ref();
         if name == routes::SECTION {
             settings.routes = routes::parse(value, &at)?;
+            settings.given.note_routes(value.get_ref());
             continue;
         }
         if name == inbox_settings::SECTION

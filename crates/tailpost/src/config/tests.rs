@@ -348,3 +348,29 @@ fn empty_secrets_are_refused_wherever_they_come_from() {
     }
     assert_eq!(loaded("", &[("TAILPOST_ADMIN__LISTEN", "")]).admin.token, None);
 }
+
+#[test]
+fn the_effective_settings_are_shown_with_their_origin_and_without_secrets() {
+    let toml = "[nats]\nurl = 'nats://ada:s3cret@a:4222'\npassword = 's3cret'\n\
+                [inbox.billing]\nhandler = 'https://ada:s3cret@b/c?key=s3cret'\n\
+                [admin]\ntoken = 's3cret'\n[relay]\nwindow_events = 16\n";
+    let environment = [
+        ("DATABASE_URL", "postgres://ada:s3cret@c/shop?sslmode=disable"),
+        ("TAILPOST_INBOX__SECRETS", "whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="),
+    ];
+    let shown = loaded(toml, &environment).shown();
+    let of = |key: &str| shown.iter().find(|it| it.key == key).expect(key);
+    let text = serde_json::to_string(&shown).expect("JSON");
+    assert!(!text.contains("s3cret") && !text.contains("whsec_"), "{text}");
+    assert_eq!(of("nats.password").value, Some("***".into()));
+    assert_eq!(of("postgres.url").value, Some("postgres://ada@c:5432/shop".into()));
+    assert_eq!(of("postgres.url").origin, "DATABASE_URL");
+    assert_eq!(of("relay.window_events").value, Some(16.into()));
+    assert!(of("relay.window_events").origin.ends_with(".toml:9"), "{text}");
+    assert_eq!(
+        (of("relay.scan_batch").value.clone(), &*of("relay.scan_batch").origin),
+        (Some(1000.into()), "default")
+    );
+    assert_eq!(of("nats.creds").value, None);
+    assert_eq!(of("inbox.billing.handler").value, Some("https://***@b/c?***".into()));
+}

@@ -268,16 +268,26 @@ impl World {
         self.turn(worker);
     }
 
+    fn is_paused(&self) -> bool {
+        self.paused.0 <= self.now && self.now < self.paused.1
+    }
+
     /// As `worker/session.rs`.
     pub(super) fn turn(&mut self, worker: usize) {
         let now = self.now;
+        let is_paused = self.is_paused();
         loop {
             let process = &mut self.workers[worker];
             let life = process.life;
             let Some(session) = &mut process.session else { return };
             let database = process.has_trouble.then(|| "away".to_owned());
             let role = process.role.role();
-            session.engine.look(Surroundings { role, database, broker: None });
+            let operator = is_paused.then(|| "ada".to_owned());
+            session.engine.look(Surroundings { role, database, broker: None, operator });
+            if is_paused && self.random.random_bool(0.01) {
+                session.engine.close_breaker();
+                session.failing.clear();
+            }
             let (before, mut started) = (session.engine.status(None), 0);
             session.engine.turn(now);
             while let Some(effect) = self.workers[worker].next_effect() {
@@ -320,6 +330,7 @@ impl World {
         let process = &self.workers[worker];
         let session = process.session.as_ref().expect("it starts something");
         assert!(process.is_active(self.now), "started without the role, or the database");
+        assert!(!self.is_paused(), "started although it is paused");
         for (at, item) in items.iter().enumerate() {
             let seq = item.id().seq;
             assert!(!session.at_work.contains(&seq), "{seq} is at work");

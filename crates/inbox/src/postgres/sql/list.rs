@@ -31,9 +31,15 @@ fn open(messages: &str, letters: &str) -> String {
     )
 }
 
+/// Those behind the place `$9`, `$10`, `$11`, if there is one.
 pub(crate) fn list_letters(messages: &str, letters: &str) -> String {
     let open = open(messages, letters);
-    format!("SELECT {SHOWN} {open} ORDER BY d.dead_at DESC, d.message_id LIMIT $8")
+    format!(
+        "SELECT {SHOWN} {open}
+             AND ($9::timestamptz IS NULL
+                 OR (d.dead_at, d.message_id, d.consumer) < ($9, $10, $11))
+         ORDER BY d.dead_at DESC, d.message_id DESC, d.consumer DESC LIMIT $8"
+    )
 }
 
 /// As they were published.
@@ -94,13 +100,14 @@ pub(crate) fn list_backlogs(messages: &str, letters: &str) -> String {
                      FILTER (WHERE status = 'FAILED'))[1] AS last_error
              FROM {messages} WHERE status IN ('PROCESSING', 'FAILED') GROUP BY consumer
          ), dead AS (
-             SELECT d.consumer, count(*) AS dead
+             SELECT d.consumer, count(*) AS dead,
+                 extract(epoch FROM clock_timestamp() - min(d.dead_at))::float8 AS oldest_dead
              FROM {letters} d LEFT JOIN {messages} m ON {SAME}
              WHERE coalesce(m.status, 'DEAD') = 'DEAD' GROUP BY d.consumer
          )
          SELECT consumer, coalesce(processing, 0) AS processing, coalesce(failed, 0) AS failed,
              coalesce(stubborn, 0) AS stubborn, coalesce(dead, 0) AS dead, oldest_seconds,
-             last_error
+             oldest_dead, last_error
          FROM begun FULL JOIN dead USING (consumer) ORDER BY consumer"
     )
 }

@@ -14,6 +14,9 @@ pub(super) fn tell(config: &Config, notice: Notice) {
             warn!(consumer, reason, "the consumer pauses: breaker open");
         }
         Notice::BreakerClosed => info!(consumer, "the handler answers again: breaker closed"),
+        Notice::BreakerReset => info!(consumer, "somebody closed the breaker"),
+        Notice::Held => info!(consumer, "the consumer is paused: no event is begun"),
+        Notice::Released => info!(consumer, "the consumer goes on"),
         Notice::Convicted { stream_seq, reason } => {
             warn!(consumer, stream_seq, reason, "only this event fails: its attempt counts");
         }
@@ -40,6 +43,7 @@ pub(super) fn in_words(config: &Config, pause: Pause<'_>) -> String {
         Pause::Handler(TroubleKind::Misconfigured, reason) => {
             format!("the handler is not set up right: {reason}")
         }
+        Pause::Operator(by) => format!("paused by {by}"),
         Pause::Broker(trouble) => format!("the broker is away: {trouble}"),
         Pause::Full { full, left } => full_in_words(config, full, left),
     }

@@ -16,6 +16,7 @@ use uuid::Uuid;
 use super::Publishing;
 use crate::engine::messages::{Blocked, Dead, Mode, Request};
 use crate::engine::window::{Origin, Stage, Unpublished};
+use crate::status::DeadLetterReason;
 
 #[derive(Debug, Clone)]
 struct Block {
@@ -106,7 +107,7 @@ impl Publishing {
     ///
     /// Where that blocks its aggregate, not before everything earlier is resolved: an operator may
     /// requeue it, and after a crash the scanner would bring it before the log brings those.
-    pub(super) fn park(&mut self, index: u64, reason: String) {
+    pub(super) fn park(&mut self, index: u64, reason: String, why: DeadLetterReason) {
         if self.is_replayed(index) {
             return self.replay_failed(index, reason);
         }
@@ -116,6 +117,7 @@ impl Publishing {
             if !is_first {
                 let unfit = Err(Unpublished::Unfit(reason));
                 (entry.outgoing.subject, entry.stage) = (unfit, Stage::Waiting);
+                entry.parked_for = why;
                 self.turn.next = self.turn.next.min(index);
                 return;
             }
@@ -123,6 +125,7 @@ impl Publishing {
             let (aggregate, id) = (&event.aggregate_type, &event.aggregate_id);
             self.blocks.add(aggregate, id, event.id, index + 1);
         }
+        entry.parked_for = why;
         self.request_park(index, reason, None);
     }
 
@@ -138,8 +141,9 @@ impl Publishing {
         if !self.is_first(index) && !self.is_replayed(index) {
             return Turn::Later;
         }
-        let reason = reason.clone();
-        self.park(index, reason);
+        // Its turn may have come again: then it is known why.
+        let (reason, why) = (reason.clone(), entry.parked_for);
+        self.park(index, reason, why);
         Turn::Over
     }
 
@@ -161,10 +165,15 @@ impl Publishing {
         let blocks = self.settings.parking_blocks;
         if let Some(entry) = self.window.get_mut(index) {
             entry.stage = Stage::Parking;
+            if blocked_by.is_some() {
+                entry.parked_for = DeadLetterReason::Blocked;
+            }
             let attempts = if blocked_by.is_some() { 0 } else { entry.attempts.max(1) };
             let (event, seq) = (Box::new(entry.outgoing.event.clone()), entry.outgoing.seq);
             let has_row = entry.origin != Origin::Emitted;
-            let dead = Dead { event, seq, reason, attempts, blocks, blocked_by, has_row };
+            let is_requeued = entry.outgoing.requeued;
+            let dead =
+                Dead { event, seq, reason, attempts, blocks, blocked_by, has_row, is_requeued };
             self.requests.push_back(Request::Park { index, dead });
         }
     }

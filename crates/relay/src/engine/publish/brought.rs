@@ -6,6 +6,7 @@ use uuid::Uuid;
 use super::{Publishing, ScanBatch};
 use crate::engine::messages::{Ignored, Mode, Request, Resolved};
 use crate::engine::window::{LastPosition, Origin, Outgoing, Tried, Unpublished};
+use crate::status::DeadLetterReason;
 
 impl Publishing {
     pub(super) fn logged(&mut self, outgoing: Outgoing, origin: Origin) {
@@ -50,6 +51,11 @@ impl Publishing {
         let (outstanding, logged_before) = (rows.len(), self.log.logged);
         self.scans.push_back(ScanBatch { number, outstanding, logged_before });
         for outgoing in rows {
+            if outgoing.requeued {
+                // The log may bring the event's first row again, from before it was parked, and
+                // does not wait for this one's acknowledgement.
+                self.known.dead.insert(outgoing.event.id);
+            }
             // Not looked up when it is sent: by then the log may have brought more, that waits
             // behind it.
             self.push(outgoing, Origin::Scan(number), (Lsn::ZERO, 0), self.log.last_position);
@@ -89,7 +95,7 @@ impl Publishing {
             (Some(seq), _) => self.note_stored(index, Some(seq), true),
             // Where parking blocks, everything has to wait for its turn.
             (None, Some(Unpublished::Unfit(reason))) if !self.settings.parking_blocks => {
-                self.park(index, reason);
+                self.park(index, reason, DeadLetterReason::Unfit);
             }
             (None, _) => {}
         }

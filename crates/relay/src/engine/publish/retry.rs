@@ -6,6 +6,7 @@ use super::{Link, Publishing, Refusal};
 use crate::engine::backoff::Backoff;
 use crate::engine::messages::{Mode, Request};
 use crate::engine::window::{Origin, Stage, Tried};
+use crate::status::DeadLetterReason;
 
 /// Subjects that were given up on are remembered, so that many events of one subject hold the others
 /// up once and not one after the other. Beyond this many the oldest knowledge is not worth keeping.
@@ -20,7 +21,9 @@ impl Publishing {
                 self.wait_again(index);
                 self.resync(Duration::ZERO, "reading the stream's limits anew".into());
             }
-            Refusal::Message(reason) | Refusal::OverLimit(reason) => self.park(index, reason),
+            Refusal::Message(reason) | Refusal::OverLimit(reason) => {
+                self.park(index, reason, DeadLetterReason::Refused);
+            }
             Refusal::Unwelcome(reason) => self.unwelcome(index, reason),
             Refusal::Outage(why) | Refusal::Configuration(why) | Refusal::NoBatches(why) => {
                 self.outage(why);
@@ -66,7 +69,7 @@ impl Publishing {
                 self.retries.given_up.clear();
             }
             self.retries.given_up.insert(subject.to_owned());
-            self.park(index, reason);
+            self.park(index, reason, DeadLetterReason::MaxAttempts);
             return;
         }
         let attempts = entry.attempts;

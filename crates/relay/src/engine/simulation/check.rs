@@ -52,6 +52,8 @@ impl World {
         strays.sort_unstable();
         strays.dedup();
         assert_eq!(stored.len() + strays.len(), all_stored, "a stray came twice");
+        let both = stored.iter().find(|id| self.dead.contains_key(*id));
+        assert_eq!(both, None, "stored, and a dead letter");
         let logged: Vec<u128> = self.log.iter().flat_map(|it| it.events.clone()).collect();
         let is_dead = |id: u128| self.poisoned.contains(&id) && !self.requeued.contains(&id);
         let fine = |id: &u128| !is_dead(*id) && !self.is_stray(*id) && !self.is_filtered(*id);

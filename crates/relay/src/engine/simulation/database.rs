@@ -10,8 +10,8 @@ use uuid::Uuid;
 use super::check::is_dropped;
 use super::{MAX_ATTEMPTS, World};
 use crate::engine::{
-    CopyAnswer, Effect, Found, Marked, Notice, Outcome, Parked, Place, RowOfDead, ScanMarks,
-    ScanRead, SlotHealth, Verdict,
+    CopyAnswer, Effect, Found, Marked, Notice, Outcome, Place, RowOfDead, ScanMarks, ScanRead,
+    SlotHealth, Verdict,
 };
 
 /// Rows of a scan at a time.
@@ -119,8 +119,9 @@ impl World {
             Effect::ReadTail { .. } => Outcome::TailFailed("silent".into()),
             Effect::Park(batch) => {
                 let done = if batch.is_empty() { 0 } else { self.rng.random_range(0..batch.len()) };
-                batch[..done].iter().for_each(|it| _ = self.park(&it.1));
-                Outcome::NotParked(batch)
+                let mut left = batch;
+                let done = left.drain(..done).collect();
+                Outcome::NotParked { parked: self.park_all(done), left }
             }
             Effect::MarkScanned { batches, published } => {
                 Outcome::ScanMarked { batches, published, marked: None }
@@ -144,13 +145,7 @@ impl World {
     pub(super) fn execute(&mut self, effect: Effect) -> Option<Outcome> {
         Some(match effect {
             Effect::ReadTail { from, .. } => Outcome::Tail(self.tail_since(from)),
-            Effect::Park(batch) => {
-                let parked = batch.iter();
-                let parked = parked
-                    .map(|(index, dead)| Parked { index: *index, row: self.park(dead) })
-                    .collect();
-                Outcome::Parked(parked)
-            }
+            Effect::Park(batch) => Outcome::Parked(self.park_all(batch)),
             Effect::NoteFailure { id, .. } => {
                 let attempts = self.attempts.entry(id.as_u128()).or_default();
                 *attempts += 1;

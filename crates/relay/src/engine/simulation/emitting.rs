@@ -31,9 +31,10 @@ impl World {
     }
 
     pub(super) fn logged(&self, id: u128) -> Input {
+        let outgoing = self.first_outgoing(id);
         match self.is_emitted(id) {
-            true => Input::Emitted(self.outgoing(id)),
-            false => Input::Logged(self.outgoing(id)),
+            true => Input::Emitted(outgoing),
+            false => Input::Logged(outgoing),
         }
     }
 

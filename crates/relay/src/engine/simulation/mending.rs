@@ -1,18 +1,30 @@
-//! The dead-letter table where parking blocks, and the operator who mends what is in it.
+//! The dead-letter table, and the operator who mends what is in it.
 
 use rand::RngExt;
 use rand::seq::IndexedRandom;
 use uuid::Uuid;
 
-use super::World;
+use super::{World, table};
+use crate::engine::outcome::Parked;
 use crate::engine::{Blocked, Dead, RowOfDead};
 
 impl World {
-    pub(super) fn park(&mut self, dead: &Dead) -> RowOfDead {
+    pub(super) fn park_all(&mut self, batch: Vec<(u64, Dead)>) -> Vec<Parked> {
+        batch.iter().map(|(index, it)| Parked { index: *index, row: self.park(it) }).collect()
+    }
+
+    fn park(&mut self, dead: &Dead) -> RowOfDead {
         let id = dead.event.id.as_u128();
         self.parked.insert(id);
         if !dead.has_row && self.table.rows.contains_key(&id) {
             return RowOfDead::Never; // it came back meanwhile
+        }
+        let stays = |row: &table::Row| {
+            let is_gone = row.is_marked && self.faults.deletes;
+            !is_gone && (row.is_marked || row.is_left_to_scanner() && !dead.is_requeued)
+        };
+        if dead.has_row && self.table.rows.get(&id).is_some_and(stays) {
+            return RowOfDead::Unseen;
         }
         // A row that the scanner brought leaves the outbox; the log's may come again.
         self.old_rows.retain(|row| *row != id);
@@ -35,7 +47,7 @@ impl World {
     }
 
     pub(super) fn mend_now_and_then(&mut self) {
-        if self.faults.blocking && self.rng.random_bool(0.3) {
+        if self.rng.random_bool(0.3) {
             self.mend_by_hand();
         }
     }
@@ -45,6 +57,9 @@ impl World {
         self.attempts.remove(&id);
         self.table.come_back(id, self.is_filtered(id));
         self.requeued.insert(id);
+        if !self.faults.blocking {
+            self.late_rows.insert(id);
+        }
         self.old_rows.push(id);
         self.old_rows.sort_unstable();
     }

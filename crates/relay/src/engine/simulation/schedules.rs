@@ -15,6 +15,8 @@ pub(super) const CALM: Faults = Faults {
     poison: false,
     picky: false,
     blocking: false,
+    mends: false,
+    deletes: false,
     dedup: true,
     batches: false,
     slot_loss: false,
@@ -117,6 +119,17 @@ fn in_fenced_mode_no_event_overtakes_one_that_blocks_its_aggregate() {
 #[test]
 fn in_keyed_mode_no_event_overtakes_one_that_blocks_its_aggregate() {
     run(Faults { mode: Mode::Keyed, poison: true, blocking: true, ..CALM });
+}
+
+// proves: G-DEAD-4
+#[test]
+fn a_mended_event_is_not_parked_again_for_what_its_first_row_said() {
+    for (mode, deletes) in [(Mode::Fenced, false), (Mode::Keyed, true)] {
+        let mended = Faults { mode, poison: true, mends: true, deletes, ..CALM };
+        run(mended);
+        run(Faults { deletes: !deletes, failing: true, hidden: true, locks: true, ..mended });
+        run(Faults { blocking: true, ..mended });
+    }
 }
 
 // proves: G-LOSS-3

@@ -61,11 +61,12 @@ impl World {
             counts: self.replays.is_empty()
                 || self.written.place.is_some_and(|it| it.seq.is_some()),
         });
-        let mended = self.requeued.iter().filter(|id| self.stored_ids.contains(id));
-        let dead = self.dead.keys().chain(mended).copied().collect();
+        let dead = self.dead.keys().chain(&self.requeued).copied().collect();
         let publishing =
             publishing(self.faults, resolved_before, tail, doubted, &dead, &self.attempts);
-        let engine = engine(self.faults, publishing, &self.table, self.is_gap_open, self.written);
+        let has_requeued = self.requeued.iter().any(|id| self.waits_for_scan(*id));
+        let gap = Gap { is_open: self.is_gap_open, has_requeued };
+        let engine = engine(self.faults, publishing, &self.table, gap, self.written);
         self.now = Duration::ZERO;
         self.relay = Relay::new(self.relay.generation + 1, engine);
     }
@@ -142,6 +143,12 @@ impl World {
         self.connections.iter().rev().skip(1).all(VecDeque::is_empty)
     }
 
+    /// Whether the event was requeued, and has no mark yet.
+    fn waits_for_scan(&self, id: u128) -> bool {
+        let is_unmarked = self.table.rows.get(&id).is_some_and(|it| !it.is_marked);
+        self.requeued.contains(&id) && is_unmarked
+    }
+
     fn has_late_rows(&self) -> bool {
         let mut late = self.late_rows.iter().chain(&self.requeued);
         late.any(|id| self.table.rows.get(id).is_some_and(|it| !it.is_marked))
@@ -175,16 +182,22 @@ pub(super) fn publishing(
     })
 }
 
+/// What the scanner owes when a session begins.
+pub(super) struct Gap {
+    pub(super) is_open: bool,
+    pub(super) has_requeued: bool,
+}
+
 /// As `Session::open` builds it.
 pub(super) fn engine(
     faults: Faults,
     publishing: Publishing,
     table: &Table,
-    is_gap_open: bool,
+    gap: Gap,
     written: Written,
 ) -> Engine {
-    let ranges = ScanRanges::new(faults.is_indexed, is_gap_open, None);
-    let scan_first = is_gap_open || faults.blocking;
+    let ranges = ScanRanges::new(faults.is_indexed, gap.is_open, None);
+    let scan_first = gap.is_open || faults.blocking || gap.has_requeued;
     Engine::new(EngineStart {
         publishing,
         marking: Marking::new(MarkingStart {
@@ -198,7 +211,7 @@ pub(super) fn engine(
             whole_swept: None,
             is_indexed: faults.is_indexed,
         }),
-        backfill: Backfill::new(scan_first, ranges, is_gap_open, SCAN_INTERVAL),
+        backfill: Backfill::new(scan_first, ranges, gap.is_open, SCAN_INTERVAL),
         replaying: Replaying::new(faults.replays),
         checkpoint: Checkpoint::new(written.end, 1),
         limits: SlotLimits::default(),

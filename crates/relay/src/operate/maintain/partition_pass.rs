@@ -86,6 +86,12 @@ pub(crate) async fn make_ahead(
     Ok(Some((made, end(covered))))
 }
 
+/// Up to when inserts have a partition, if the outbox has some by day; `None` within if for ever.
+pub(crate) async fn covered_until(store: &Store) -> Result<Option<Option<Timestamp>>, Error> {
+    let Some(partitions) = store.day_partitions().await? else { return Ok(None) };
+    Ok(Some(end(partitions.covered_from(store.clock().await?))))
+}
+
 /// What a pass does about partitions.
 pub(super) struct PartitionPass<'a> {
     pub(super) retention: &'a RetentionConfig,

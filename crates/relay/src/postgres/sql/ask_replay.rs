@@ -249,6 +249,7 @@ impl Store {
     pub(crate) async fn replays(
         &self,
         id: Option<Uuid>,
+        after: Option<(Timestamp, Uuid)>,
         limit: u32,
     ) -> Result<Vec<ReplayEntry>, Error> {
         let sql = format!(
@@ -260,12 +261,15 @@ impl Store {
                      AS failed,
                  EXISTS (SELECT FROM pg_replication_slots s
                          WHERE s.slot_name = r.slot AND s.active) AS has_relay
-             FROM {replays} r WHERE $1::uuid IS NULL OR r.id = $1
-             ORDER BY r.asked_at DESC, r.id LIMIT $2",
+             FROM {replays} r
+             WHERE ($1::uuid IS NULL OR r.id = $1)
+                 AND ($3::timestamptz IS NULL OR (r.asked_at, r.id) < ($3, $4::uuid))
+             ORDER BY r.asked_at DESC, r.id DESC LIMIT $2",
             replays = self.table.companion("tailpost_replays"),
             listed = self.table.companion("tailpost_replay_events"),
         );
-        let rows = self.client().query(&sql, &[&id, &i64::from(limit)]).await;
+        let (time, place) = after.unzip();
+        let rows = self.client().query(&sql, &[&id, &i64::from(limit), &time, &place]).await;
         Ok(rows.map_err(Error::sql(LISTING))?.iter().map(entry).collect())
     }
 
@@ -355,6 +359,7 @@ fn entry(row: &Row) -> ReplayEntry {
         asked_by: row.get("asked_by"),
         reason: row.get("reason"),
         asked_at: row.get("asked"),
+        asked: row.get("asked_at"),
         started_at: row.get("started"),
         noted_at: row.get("noted"),
         ended_at: row.get("ended"),

@@ -1,9 +1,13 @@
 //! How much is not published, as far as the table says.
 
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
 use outbox::Column;
 
 use super::{Store, mark, sweep};
 use crate::error::Error;
+use crate::postgres::answered;
 
 /// Counting more rows than this tells nobody anything.
 pub(crate) const COUNT_MAX: i64 = 100_000;
@@ -17,7 +21,41 @@ pub(crate) struct Backlog {
     pub(crate) oldest_seconds: Option<f64>,
 }
 
+const COUNTING: &str = "count what is not published";
+
 impl Store {
+    /// What is asked for metrics is not worth waiting for.
+    pub(crate) async fn be_brief(&self) -> Result<(), Error> {
+        let sql = "SET lock_timeout = '1s'; SET statement_timeout = '5s'; SET jit = off";
+        let set = async { self.client().batch_execute(sql).await.map_err(Error::sql(COUNTING)) };
+        answered(COUNTING, set).await
+    }
+
+    /// [`backlog`](Self::backlog), for as long as a statement may take that waits for nobody.
+    pub(crate) async fn backlog_briefly(&self, slot: &str) -> Result<Backlog, Error> {
+        answered(COUNTING, self.backlog(slot)).await
+    }
+
+    /// When the slot was created, as far as it is known.
+    pub(crate) async fn slot_created_at(&self, slot: &str) -> Result<Option<Timestamp>, Error> {
+        const DOING: &str = "look when the slot was created";
+        let state = self.table.companion("tailpost_state");
+        let sql = format!("SELECT epoch_at FROM {state} WHERE slot = $1");
+        let asked = async { self.client().query_opt(&sql, &[&slot]).await };
+        let row = answered(DOING, async { asked.await.map_err(Error::sql(DOING)) }).await?;
+        Ok(row.and_then(|row| row.get(0)))
+    }
+
+    /// How many replays are in which state.
+    pub(crate) async fn count_replays_by_status(&self) -> Result<BTreeMap<String, u64>, Error> {
+        const DOING: &str = "count the replays";
+        let replays = self.table.companion("tailpost_replays");
+        let sql = format!("SELECT status, count(*) FROM {replays} GROUP BY status");
+        let asked = async { self.client().query(&sql, &[]).await.map_err(Error::sql(DOING)) };
+        let rows = answered(DOING, asked).await?;
+        Ok(rows.iter().map(|row| (row.get(0), row.get::<_, i64>(1).unsigned_abs())).collect())
+    }
+
     /// Counts what is not marked, and what no watermark says is published. With the index of
     /// transactions only where there can be such rows: behind what was swept, and among those that
     /// came back. But while a gap is being filled it may be any row.
@@ -60,7 +98,7 @@ impl Store {
                 self.client().query_one(&sql, &[]).await
             }
         };
-        let row = row.map_err(Error::sql("count what is not published"))?;
+        let row = row.map_err(Error::sql(COUNTING))?;
         Ok(Backlog { rows: row.get::<_, i64>(0).min(COUNT_MAX), oldest_seconds: row.get(1) })
     }
 }

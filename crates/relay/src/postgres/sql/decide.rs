@@ -11,7 +11,7 @@ use outbox::dead_letters::FINGERPRINT;
 use super::{Store, mark};
 use crate::error::Error;
 use crate::operate::dead_letters::{
-    Actor, Aggregate, AuditEntry, DeadLetter, Filter, GROUPED_MAX, Group,
+    Actor, Aggregate, AuditEntry, DeadLetter, Filter, GROUPED_MAX, Group, LetterPlace,
 };
 use crate::shards::{Shard, Shards};
 
@@ -29,7 +29,7 @@ fn shown(shards: Shards) -> String {
     };
     format!(
         "id, aggregate_type, aggregate_id, event_type, event_version, occurred_at, dead_at, reason,
-         publish_attempts, blocks, blocked_by, discarded_at, {shard}"
+         publish_attempts, blocks, blocked_by, discarded_at, {shard}, coalesce(seq, 0)"
     )
 }
 
@@ -65,16 +65,22 @@ impl Store {
     pub(crate) async fn dead_letters(
         &self,
         filter: &Filter,
+        after: Option<LetterPlace>,
         limit: u32,
     ) -> Result<Vec<DeadLetter>, Error> {
         let sql = format!(
-            "SELECT {} FROM {} WHERE {MATCHES} ORDER BY dead_at DESC, seq DESC LIMIT $6",
+            "SELECT {} FROM {} WHERE {MATCHES}
+                 AND ($7::timestamptz IS NULL OR (dead_at, coalesce(seq, 0), id) < ($7, $8, $9))
+             ORDER BY dead_at DESC, coalesce(seq, 0) DESC, id DESC LIMIT $6",
             shown(self.shards),
             self.dead()
         );
         let limit = i64::from(limit);
         let parameters = Parameters::of(filter);
-        let rows = self.client().query(&sql, &parameters.with(&[&limit])).await;
+        let time = after.map(|it| it.0);
+        let (seq, id) = after.map_or((0, Uuid::nil()), |it| (it.1, it.2));
+        let parameters = parameters.with(&[&limit, &time, &seq, &id]);
+        let rows = self.client().query(&sql, &parameters).await;
         Ok(rows.map_err(Error::sql("list dead letters"))?.iter().map(dead_letter).collect())
     }
 
@@ -334,5 +340,6 @@ fn dead_letter(row: &Row) -> DeadLetter {
         blocked_by: row.get(10),
         discarded_at: row.get(11),
         shard: row.get(12),
+        seq: row.get(13),
     }
 }

@@ -4,6 +4,7 @@ use outbox::{Column, DROPPED, Table};
 
 use crate::config::MarkBy;
 use crate::postgres::columns::{BYTEA, JSON, JSONB, TEXT};
+use crate::postgres::rows::REQUEUED_TXID;
 use crate::routing::{Destination, Glob, Route};
 use crate::shards::Shard;
 
@@ -154,7 +155,8 @@ pub(super) fn owned(table: &Table, shard: Option<Shard>, o: &str) -> String {
 /// not waited for, but [owed]. What a column does not take is kept as a text. Nothing
 /// happens if slot $16 is read by another process than $17, which may be NULL where there is no slot; and
 /// no dead letter is made of a row that is marked. Without $18 the event has no row: one that has its
-/// id is another event's, and neither moved nor made a dead letter of.
+/// id is another event's, and neither moved nor made a dead letter of. A row that came back is the
+/// scanner's: without $19 the event is what its first row said, and that one stays.
 pub(super) fn park(table: &Table, payload_type: u32) -> String {
     let (outbox, dead) = (table.quoted(), table.companion("outbox_dead_letter"));
     let id = table.column(Column::Id);
@@ -175,7 +177,7 @@ pub(super) fn park(table: &Table, payload_type: u32) -> String {
                  SELECT FROM pg_replication_slots WHERE slot_name = $16::text AND active_pid = $17
              ) AS is_ours
          ), free AS MATERIALIZED (
-             SELECT {id} AS id FROM {outbox} WHERE {id} = $1 AND {NOT_MARKED}
+             SELECT {id} AS id FROM {outbox} WHERE {id} = $1 AND {NOT_MARKED} AND {is_meant}
                  AND (SELECT is_ours FROM ours) AND $18
              FOR UPDATE SKIP LOCKED
          ), gone AS (
@@ -184,7 +186,8 @@ pub(super) fn park(table: &Table, payload_type: u32) -> String {
          ), owed AS (
              INSERT INTO {owed} (id, parked) SELECT $1, true FROM ours
              WHERE is_ours AND $18 AND NOT EXISTS (SELECT FROM free)
-                 AND EXISTS (SELECT FROM {outbox} WHERE {id} = $1 AND {NOT_MARKED})
+                 AND EXISTS (SELECT FROM {outbox}
+                     WHERE {id} = $1 AND {NOT_MARKED} AND {is_meant})
              ON CONFLICT (id) DO NOTHING RETURNING id
          ), parked AS (
              INSERT INTO {dead} (id, aggregate_type, aggregate_id, event_type, event_version,
@@ -198,6 +201,7 @@ pub(super) fn park(table: &Table, payload_type: u32) -> String {
          )
          SELECT EXISTS (SELECT FROM gone), EXISTS (SELECT FROM owed), (SELECT is_ours FROM ours)",
         owed = table.companion("tailpost_owed"),
+        is_meant = format_args!("($19 OR txid IS DISTINCT FROM '{REQUEUED_TXID}'::xid8)"),
     )
 }
 

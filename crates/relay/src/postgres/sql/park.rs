@@ -86,6 +86,7 @@ impl Store {
                     &reader.map(|it| &*it.slot),
                     &reader.map(|it| it.pid),
                     &dead.has_row,
+                    &dead.is_requeued,
                 ],
             )
             .await
@@ -130,8 +131,9 @@ impl Store {
         Ok(())
     }
 
-    /// Events that the log may bring again although they are done with: those that were parked last,
-    /// and those that were requeued last and are published.
+    /// Events whose first rows the log may bring again although nothing is to become of these: those
+    /// that were parked last, and those that were requeued last. A row that came back is the
+    /// scanner's until it is marked. One that somebody has inserted since is not.
     pub(crate) async fn newest_dead_letters(&self) -> Result<HashSet<Uuid>, Error> {
         let sql = format!(
             "(SELECT id FROM {dead} WHERE {owned} ORDER BY dead_at DESC LIMIT {DEAD_AGAIN_MAX})
@@ -140,7 +142,8 @@ impl Store {
                  SELECT event_id FROM {audit} WHERE action IN ('requeue', 'release') AND {owned}
                  ORDER BY id DESC LIMIT {DEAD_AGAIN_MAX}) requeued
              WHERE NOT EXISTS (
-                 SELECT FROM {outbox} o WHERE o.{id} = event_id AND {NOT_MARKED})",
+                 SELECT FROM {outbox} o WHERE o.{id} = event_id AND {NOT_MARKED}
+                     AND o.txid IS DISTINCT FROM '{REQUEUED_TXID}'::xid8)",
             owned = self.owned_letters(),
             id = self.table.column(Column::Id),
             dead = self.table.companion("outbox_dead_letter"),

@@ -208,6 +208,13 @@ impl Store {
         }))
     }
 
+    /// For the connection: of a list that was never analysed a bitmap scan visits all that is left,
+    /// for each page.
+    pub(crate) async fn read_lists_in_order(&self) -> Result<(), Error> {
+        let set = self.client().batch_execute("SET enable_bitmapscan = off").await;
+        set.map_err(Error::sql(READING))
+    }
+
     /// The rows behind `after`, in the order in which they are to be published, until they are
     /// `rows_max` or hold `bytes_max`; and whether there are no more.
     pub(crate) async fn replayed_rows(

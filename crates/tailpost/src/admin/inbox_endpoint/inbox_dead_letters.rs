@@ -2,45 +2,68 @@
 //!
 //! Changes need a JSON body, which a page of another origin cannot send without asking first.
 
-use axum::Router;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
-use axum::routing::{get, post};
-use inbox::{Connection, DeadLetters};
+use inbox::{Connection, DeadLetters, LetterPlace};
 use outbox::Table;
 use outbox::dead_letters::Action;
 use relay::PostgresTarget;
 use tracing::info;
 use uuid::Uuid;
 
-use crate::admin::api::{
-    self, ApiError, Asked, Body, Change, LIMIT_MAX, ListQuery, ShowQuery, json,
-};
+use crate::admin::access::Caller;
+use crate::admin::api::{Asked, Body, Change, LIMIT_MAX, ListQuery, Named, ShowQuery, json};
+use crate::admin::cursor;
+use crate::admin::openapi::{Api, Operation};
+use crate::admin::problem::ApiError;
+use crate::admin::schemas::{self, named};
 use crate::refusal::{self, Refusal};
 
-/// Whose dead letters these are. Each request has a connection of its own.
+/// Whose dead letters these are.
 #[derive(Clone)]
 pub(crate) struct AppState {
+    /// With a pool.
     pub(crate) postgres: PostgresTarget,
     pub(crate) table: Table,
 }
 
 impl AppState {
     async fn open(&self, consumer: Option<String>) -> anyhow::Result<DeadLetters> {
-        let (client, task) = self.postgres.connect("tailpost inbox api").await?;
-        client.batch_execute(&api::bounded()).await?;
-        let connection = Connection::with_guard(client, task);
+        let connection = Connection::lent(self.postgres.session("tailpost inbox api").await?);
         Ok(DeadLetters::new(connection, &self.table).of_consumer(consumer))
     }
 }
 
-pub(super) fn routes<S: Clone + Send + Sync + 'static>(state: AppState) -> Router<S> {
-    Router::new()
-        .route("/api/v1/inbox/dead-letter", get(list))
-        .route("/api/v1/inbox/dead-letter/{id}", get(show).delete(discard))
-        .route("/api/v1/inbox/dead-letter/{id}/requeue", post(requeue))
-        .route("/api/v1/inbox/dead-letter/{id}/reject", post(reject))
+pub(super) fn routes<S: Clone + Send + Sync + 'static>(state: AppState) -> Api<S> {
+    let of = |it: Operation| it.query("consumer", "Only of this consumer", schemas::text());
+    let list_all = Operation::get("/api/v1/inbox/dead-letter", "Lists what could not be handled")
+        .listing()
+        .answers(
+            200,
+            "How many, why, and a page of them",
+            schemas::overview(named("InboxDeadLetter")),
+        );
+    let show_one = Operation::get("/api/v1/inbox/dead-letter/{id}", "Shows a dead letter")
+        .query("payload", "With payload and headers; needs the role operator", schemas::flag())
+        .answers(200, "What is known about it", named("DeadLetterDetail"));
+    let discard_one = Operation::delete("/api/v1/inbox/dead-letter/{id}", "Discards a dead letter")
+        .body(schemas::final_change())
+        .answers_nothing(204, "It is never handled");
+    let requeue_one =
+        Operation::post("/api/v1/inbox/dead-letter/{id}/requeue", "Handles it after all")
+            .body(schemas::request([], schemas::change()))
+            .answers_nothing(204, "A worker handles it");
+    let reject_one =
+        Operation::post("/api/v1/inbox/dead-letter/{id}/reject", "Rejects it for good")
+            .body(schemas::final_change())
+            .answers_nothing(204, "It is answered, with the reason");
+    Api::new()
+        .on(of(list_all), list)
+        .on(of(show_one), show)
+        .on(of(discard_one), discard)
+        .on(of(requeue_one), requeue)
+        .on(of(reject_one), reject)
         .with_state(state)
 }
 
@@ -49,55 +72,68 @@ async fn list(
     Asked(mut query): Asked<ListQuery>,
 ) -> Result<Response, ApiError> {
     let consumer = query.consumer.take();
+    let after: Option<LetterPlace> = cursor::decode(query.cursor.as_deref())?;
     let (filter, limit) = query.read()?;
-    json(&state.open(consumer).await?.overview(&filter.into(), limit).await?)
+    let (filter, letters) = (filter.into(), state.open(consumer).await?);
+    // One more says whether there is another page.
+    let mut page = letters.overview_after(&filter, after.as_ref(), limit + 1).await?;
+    let has_more = page.dead_letters.len() > limit as usize;
+    page.dead_letters.truncate(limit as usize);
+    let last = page.dead_letters.last().filter(|_| has_more);
+    page.next = last.map(|it| cursor::encode(&it.place())).transpose()?;
+    json(&page)
 }
 
 async fn show(
     State(state): State<AppState>,
-    Path(id): Path<Uuid>,
+    caller: Caller,
+    Named(id): Named<Uuid>,
     Asked(query): Asked<ShowQuery>,
 ) -> Result<Response, ApiError> {
+    query.check(&caller)?;
     let letters = state.open(query.consumer).await?;
     json(&refusal::only(id, letters.details(&[id][..].into(), query.payload, LIMIT_MAX).await?)?)
 }
 
 async fn requeue(
     State(state): State<AppState>,
-    Path(id): Path<Uuid>,
+    caller: Caller,
+    Named(id): Named<Uuid>,
     Asked(of): Asked<ShowQuery>,
     Body(change): Body<Change>,
 ) -> Result<StatusCode, ApiError> {
-    decide(&state, Action::Requeue, id, of, change).await
+    decide((&state, &caller), Action::Requeue, id, of, change).await
 }
 
 async fn reject(
     State(state): State<AppState>,
-    Path(id): Path<Uuid>,
+    caller: Caller,
+    Named(id): Named<Uuid>,
     Asked(of): Asked<ShowQuery>,
     Body(change): Body<Change>,
 ) -> Result<StatusCode, ApiError> {
-    decide(&state, Action::Reject, id, of, change).await
+    decide((&state, &caller), Action::Reject, id, of, change).await
 }
 
 async fn discard(
     State(state): State<AppState>,
-    Path(id): Path<Uuid>,
+    caller: Caller,
+    Named(id): Named<Uuid>,
     Asked(of): Asked<ShowQuery>,
     Body(change): Body<Change>,
 ) -> Result<StatusCode, ApiError> {
-    decide(&state, Action::Discard, id, of, change).await
+    decide((&state, &caller), Action::Discard, id, of, change).await
 }
 
 /// Of all consumers that have it, or of the one that is named.
 async fn decide(
-    state: &AppState,
+    (state, caller): (&AppState, &Caller),
     action: Action,
     id: Uuid,
     ShowQuery { consumer, .. }: ShowQuery,
     change: Change,
 ) -> Result<StatusCode, ApiError> {
-    let actor = change.actor(action)?;
+    let actor = change.actor(action, caller)?;
     let letters = state.open(consumer).await?;
     let of = [id][..].into();
     let done = letters.decide(action, &of, &actor).await?;

@@ -13,7 +13,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::TcpStream;
 
-use crate::admin::api::ApiError;
+use crate::admin::ApiError;
 use crate::config::AdminSettings;
 use crate::errors::{API_TIMEOUT, ClientError, Service};
 
@@ -40,7 +40,7 @@ impl Client {
         settings: &AdminSettings,
     ) -> Result<Self, ClientError> {
         let address = address.ok_or(ClientError::Off { of })?;
-        Ok(Self { of, address, token: settings.token.clone() })
+        Ok(Self { of, address, token: settings.own_token() })
     }
 
     /// What became of something, whatever that is.

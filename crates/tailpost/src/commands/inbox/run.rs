@@ -15,7 +15,7 @@ use tracing::{info, warn};
 
 use super::answers;
 use super::sampler::Sampler;
-use crate::admin::{self, Address, Admin, AppState, Samples, WaitingOf};
+use crate::admin::{self, Access, Address, Admin, AppState, Samples, WaitingOf};
 use crate::config::{Consumer, Error, Settings};
 use crate::shutdown;
 
@@ -43,6 +43,7 @@ pub(super) async fn run(settings: &Settings) -> anyhow::Result<()> {
         table: settings.table()?,
         nats: client,
         consumers: handlers.iter().map(|(_, it)| (it.name.clone(), it.stream.clone())).collect(),
+        every: settings.metrics.interval,
     };
     let mut inboxes = BTreeMap::new();
     for (handler, consumer) in handlers {
@@ -58,10 +59,13 @@ pub(super) async fn run(settings: &Settings) -> anyhow::Result<()> {
             let listen = Address { key: "admin.inbox_listen", socket };
             let watched = inboxes.iter().map(|(name, it)| (name.clone(), it.status())).collect();
             let (samples, sampled) = watch::channel(Samples::default());
-            let app_state = AppState { postgres: postgres.clone(), table: settings.table()? };
-            let admin = admin::Inbox::new(watched, sampled, app_state, Arc::clone(&waiting));
-            let server = admin::serve(listen, Admin::new(admin, settings.admin.token.clone()));
-            let server = server.await?;
+            let pooled = admin::pooled(postgres.clone(), "tailpost inbox api");
+            let app_state = AppState { postgres: pooled, table: settings.table()? };
+            let environment = &settings.metrics.environment;
+            let waiting = Arc::clone(&waiting);
+            let admin = admin::Inbox::new(watched, sampled, app_state, waiting, environment);
+            let admin = Admin::new(admin, Access::new(&settings.admin)?, admin::shown(settings));
+            let server = admin::serve(listen, admin).await?;
             tokio::spawn(sampler.run(samples, stop.clone()));
             Some(server)
         }

@@ -4,16 +4,18 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use async_nats::jetstream;
-use async_nats::jetstream::consumer::PullConsumer;
+use async_nats::jetstream::consumer::{Info, PullConsumer};
 use inbox::{Connection, DeadLetters};
+use jiff::Timestamp;
 use relay::PostgresTarget;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
-use crate::admin::{Sample, Samples};
+use crate::admin::{Durable, Sample, Samples};
 
-const EVERY: Duration = Duration::from_secs(15);
+/// The shortest pause.
+const EVERY_MIN: Duration = Duration::from_millis(100);
 
 /// Looks at the record and at the durable consumers.
 pub(super) struct Sampler {
@@ -22,6 +24,7 @@ pub(super) struct Sampler {
     pub(super) nats: async_nats::Client,
     /// Names, each with its stream.
     pub(super) consumers: Vec<(String, String)>,
+    pub(super) every: Duration,
 }
 
 impl Sampler {
@@ -43,7 +46,7 @@ impl Sampler {
             }
             tokio::select! {
                 () = stop.cancelled() => return,
-                () = tokio::time::sleep(EVERY) => {}
+                () = tokio::time::sleep(self.every.max(EVERY_MIN)) => {}
             }
         }
     }
@@ -65,9 +68,22 @@ impl Sampler {
             let found = backlogs.iter().find(|it| it.consumer == *name).cloned();
             let consumer: Result<PullConsumer, _> =
                 context.get_consumer_from_stream(name, stream).await;
-            let pending = consumer.ok().map(|it| it.cached_info().num_pending);
-            samples.insert(name.clone(), Sample { backlog: found.unwrap_or_default(), pending });
+            let durable = consumer.ok().map(|it| durable(it.cached_info()));
+            samples.insert(name.clone(), Sample { backlog: found.unwrap_or_default(), durable });
         }
         Ok(Samples { consumers: samples, upkept })
+    }
+}
+
+fn durable(info: &Info) -> Durable {
+    // Before it has ever delivered anything: when it was made.
+    let made = Some(info.created);
+    let active = made.max(info.delivered.last_active).max(info.ack_floor.last_active);
+    let active = active.and_then(|it| Timestamp::from_nanosecond(it.unix_timestamp_nanos()).ok());
+    Durable {
+        pending: info.num_pending,
+        ack_pending: info.num_ack_pending as u64,
+        redelivered: info.num_redelivered as u64,
+        active_at: active.unwrap_or_else(Timestamp::now),
     }
 }

@@ -1,0 +1,167 @@
+//! Pausing a consumer, letting it go on, and closing its breaker.
+//!
+//! What is wanted is a row, which the worker of the consumer reads every second: it holds across
+//! restarts, and for whichever worker has the consumer.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use outbox::Table;
+use outbox::dead_letters::{Actor, AuditEntry};
+use serde::Serialize;
+use tokio::time::timeout;
+use tokio_postgres::Row;
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::ToSql;
+
+use crate::connection::Connection;
+use crate::error::Error;
+use crate::postgres::sql::control;
+
+/// A statement that has not answered by then never will.
+const STATEMENT_MAX: Duration = Duration::from_secs(30);
+
+const DOING: &str = "control a consumer";
+
+/// What is wanted of a consumer.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Control {
+    /// It is to begin no events.
+    pub pause: Option<OperatorPause>,
+    /// How often somebody closed its breaker.
+    pub breaker_closings: i64,
+}
+
+/// That somebody paused a consumer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct OperatorPause {
+    /// Since when.
+    pub at: Timestamp,
+    /// Who it was.
+    pub by: String,
+    /// Why.
+    pub why: Option<String>,
+}
+
+/// What can be wanted of a consumer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ControlAction {
+    /// Begin no events. What is at work ends, and the consumer stays with its worker.
+    Pause,
+    /// Go on.
+    Resume,
+    /// Take the handler for one that answers.
+    CloseBreaker,
+}
+
+/// The consumers whose inbox is in one schema.
+pub struct Controls {
+    connection: Connection,
+    controls: String,
+    audit: String,
+}
+
+impl Controls {
+    /// Looks at the inbox in the schema of `outbox`, whether that exists or not.
+    #[must_use]
+    pub fn new(connection: Connection, outbox: &Table) -> Self {
+        let (controls, audit) =
+            (outbox.companion("inbox_controls"), outbox.companion("inbox_control_audit"));
+        Self { connection, controls, audit }
+    }
+
+    /// What is wanted, by consumer; nothing of one that nobody ever wanted anything of, or where the
+    /// tables are of an earlier version.
+    ///
+    /// # Errors
+    ///
+    /// If the database refuses.
+    pub async fn all(&self) -> Result<BTreeMap<String, Control>, Error> {
+        let rows = match self.query(&control::find_controls(&self.controls), &[]).await {
+            Err(Error::Tables { .. }) => return Ok(BTreeMap::new()),
+            rows => rows?,
+        };
+        Ok(rows.iter().map(|row| (row.get("consumer"), Control::of(row))).collect())
+    }
+
+    /// Says what is wanted from now on. False if it was so already.
+    ///
+    /// # Errors
+    ///
+    /// If the database refuses; [`Error::Tables`] if the tables are of an earlier version.
+    pub async fn want(
+        &self,
+        action: ControlAction,
+        consumer: &str,
+        actor: &Actor,
+    ) -> Result<bool, Error> {
+        let Self { controls, audit, .. } = self;
+        let sql = match action {
+            ControlAction::Pause => control::pause(controls, audit),
+            ControlAction::Resume => control::resume(controls, audit),
+            ControlAction::CloseBreaker => control::close_breaker(controls, audit),
+        };
+        let parameters: [&(dyn ToSql + Sync); 4] =
+            [&consumer, &actor.name, &actor.via, &actor.why()];
+        let done = self.connection.client.execute(&sql, &parameters);
+        Ok(bounded(done).await? > 0)
+    }
+
+    /// Who wanted what, the newest first.
+    ///
+    /// # Errors
+    ///
+    /// As [`all`](Self::all).
+    pub async fn history(&self, consumer: &str, limit: u32) -> Result<Vec<AuditEntry>, Error> {
+        let limit = i64::from(limit);
+        let sql = control::list_entries(&self.audit);
+        let rows = match self.query(&sql, &[&consumer, &limit]).await {
+            Err(Error::Tables { .. }) => return Ok(Vec::new()),
+            rows => rows?,
+        };
+        let entry = |row: &Row| AuditEntry {
+            at: row.get("at"),
+            action: row.get("action"),
+            actor: row.get("actor"),
+            via: row.get("via"),
+            why: row.get("why"),
+            reason: None,
+            payload_replaced: false,
+        };
+        Ok(rows.iter().map(entry).collect())
+    }
+
+    async fn query(
+        &self,
+        sql: &str,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>, Error> {
+        bounded(self.connection.client.query(sql, parameters)).await
+    }
+}
+
+impl Control {
+    pub(crate) fn of(row: &Row) -> Self {
+        let at: Option<Timestamp> = row.get("paused_at");
+        let pause = at.map(|at| OperatorPause {
+            at,
+            by: row.get::<_, Option<String>>("paused_by").unwrap_or_default(),
+            why: row.get("reason"),
+        });
+        Self { pause, breaker_closings: row.get("breaker_closings") }
+    }
+}
+
+async fn bounded<T>(
+    statement: impl Future<Output = Result<T, tokio_postgres::Error>>,
+) -> Result<T, Error> {
+    let silent = |_| Error::Silent { doing: DOING, within: STATEMENT_MAX };
+    let answer = timeout(STATEMENT_MAX, statement).await.map_err(silent)?;
+    answer.map_err(|source| match source.code() {
+        Some(&SqlState::UNDEFINED_TABLE) => Error::Tables {
+            reason: "inbox_controls does not exist: run `tailpost inbox setup`".into(),
+        },
+        _ => Error::Sql { doing: DOING, source },
+    })
+}

@@ -1,0 +1,176 @@
+//! What deployments get wrong about consumers: read from both servers, then judged by rules.
+
+mod consumer_facts;
+mod consumer_rules;
+
+use std::time::Duration;
+
+use async_nats::jetstream;
+use async_nats::jetstream::ErrorCode;
+use async_nats::jetstream::consumer;
+use async_nats::jetstream::context::{GetStreamError, GetStreamErrorKind};
+use outbox::Table;
+use outbox::checks::{Category, Check, Scope, Skip};
+use tokio::time::timeout;
+use tokio_postgres::Client;
+
+use self::consumer_facts::{Known, Seen, StreamFacts, TableFacts};
+use crate::config::Config;
+use crate::connection::Connection;
+use crate::dead_letters::DeadLetters;
+use crate::error::{Error, describe};
+use crate::inbox::Builder;
+use crate::nats::durable_consumer;
+
+/// How long one answer may take.
+const ANSWER_MAX: Duration = Duration::from_secs(5);
+
+/// All tables of the inbox; the last ones came with later versions.
+const TABLES: &[&str] = &[
+    "inbox_messages",
+    "inbox_dead_letter",
+    "inbox_retention",
+    "inbox_decisions",
+    "inbox_roles",
+    "inbox_rewinds",
+    "inbox_controls",
+];
+
+/// Where to look. A server that cannot be reached is a reason.
+pub struct Inspected<'a> {
+    /// A connection to the database of the inbox.
+    pub postgres: Result<Connection, String>,
+    /// The broker.
+    pub nats: Result<async_nats::Client, String>,
+    /// The outbox, beside which the inbox's tables are.
+    pub table: &'a Table,
+}
+
+/// The ids of all checks, with what they are about.
+#[must_use]
+pub fn doctor_checks() -> Vec<(&'static str, Category)> {
+    let rules = consumer_rules::TABLES.iter().chain(consumer_rules::EACH);
+    rules.map(|it| (it.id, it.category)).collect()
+}
+
+/// Looks at the tables and at these consumers, and judges what it finds. Every answer is bounded, and
+/// nothing is changed.
+pub async fn doctor(
+    inspected: Inspected<'_>,
+    consumers: Vec<Builder>,
+    scope: &Scope,
+) -> Vec<Check> {
+    let Inspected { postgres, nats, table } = inspected;
+    let tables = match postgres {
+        Ok(connection) => tables(connection, table).await,
+        Err(why) => Err(Skip::because(why)),
+    };
+    let looks = consumers.into_iter().map(|it| look(it.into_config(), &nats, tables.clone()));
+    let all = futures_util::future::join_all(looks).await;
+    let shared = all.first().into_iter();
+    let shared = shared.flat_map(|seen| scope.checks(consumer_rules::TABLES, seen, None));
+    let each = all
+        .iter()
+        .flat_map(|seen| scope.checks(consumer_rules::EACH, seen, Some(&seen.config.consumer)));
+    shared.chain(each).collect()
+}
+
+async fn tables(connection: Connection, table: &Table) -> Known<TableFacts> {
+    let mut facts = bounded(read_tables(&connection.client, table.schema())).await?;
+    facts.at_work = match facts.missing.iter().any(|it| it == "inbox_roles") {
+        true => Err(Skip::because("there is no table inbox_roles")),
+        false => at_work(connection, table).await,
+    };
+    Ok(facts)
+}
+
+async fn read_tables(client: &Client, schema: &str) -> Result<TableFacts, Error> {
+    let doing = "look at the tables of the inbox";
+    let sql = "SELECT name, format('%I.%I', $1::text, name), c.oid IS NULL,
+                   CASE WHEN c.oid IS NULL THEN '{}' ELSE ARRAY(
+                       SELECT privilege FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE'])
+                           AS privilege
+                       WHERE NOT has_table_privilege(c.oid, privilege)) END,
+                   current_user::text
+               FROM unnest($2::text[]) WITH ORDINALITY AS wanted (name, place)
+               LEFT JOIN pg_namespace ON nspname = $1
+               LEFT JOIN pg_class c ON relnamespace = pg_namespace.oid AND relname = name
+               ORDER BY place";
+    let rows = client.query(sql, &[&schema, &TABLES]).await.map_err(Error::sql(doing))?;
+    let mut facts = TableFacts {
+        missing: Vec::new(),
+        lacks: Vec::new(),
+        role: String::new(),
+        at_work: Ok(Vec::new()),
+    };
+    for row in &rows {
+        let (quoted, is_missing): (String, bool) = (row.get(1), row.get(2));
+        let lacks: Vec<String> = row.get(3);
+        if is_missing {
+            facts.missing.push(row.get(0));
+        } else if !lacks.is_empty() {
+            facts.lacks.push((quoted, lacks));
+        }
+        facts.role = row.get(4);
+    }
+    Ok(facts)
+}
+
+async fn at_work(connection: Connection, table: &Table) -> Known<Vec<String>> {
+    let letters = DeadLetters::new(connection, table);
+    let holders = bounded(letters.holders()).await?;
+    Ok(holders.into_iter().filter(|it| it.is_valid).map(|it| it.consumer).collect())
+}
+
+async fn look(
+    config: Config,
+    nats: &Result<async_nats::Client, String>,
+    tables: Known<TableFacts>,
+) -> Seen {
+    let nats = match nats {
+        Ok(nats) => nats,
+        Err(why) => {
+            let why = Skip::because(why.clone());
+            let (stream, consumer) = (Err(why.clone()), Err(why));
+            return Seen { config, tables, stream, consumer, takes_filters: true };
+        }
+    };
+    let takes_filters = nats.is_server_compatible(2, 10, 0);
+    let found = bounded(read_consumer(nats, &config)).await;
+    let (stream, consumer) = match found {
+        Ok((stream, consumer)) => (Ok(stream), Ok(consumer)),
+        Err(why) => (Err(why.clone()), Err(why)),
+    };
+    Seen { config, tables, stream, consumer, takes_filters }
+}
+
+async fn read_consumer(
+    nats: &async_nats::Client,
+    config: &Config,
+) -> Result<(Option<StreamFacts>, Option<consumer::Config>), Error> {
+    let stream = match jetstream::new(nats.clone()).get_stream(&config.stream).await {
+        Ok(stream) => stream,
+        Err(error) if is_missing(&error) => return Ok((None, None)),
+        Err(error) => return Err(Error::jetstream("look up the stream")(error)),
+    };
+    let info = durable_consumer::find(&stream, config).await?;
+    let found = &stream.cached_info().config;
+    let max_age = Some(found.max_age).filter(|it| !it.is_zero());
+    let facts = StreamFacts { subjects: found.subjects.clone(), max_age };
+    Ok((Some(facts), info.map(|it| it.config)))
+}
+
+fn is_missing(error: &GetStreamError) -> bool {
+    match error.kind() {
+        GetStreamErrorKind::JetStream(error) => error.error_code() == ErrorCode::STREAM_NOT_FOUND,
+        _ => false,
+    }
+}
+
+async fn bounded<T>(work: impl Future<Output = Result<T, Error>>) -> Known<T> {
+    match timeout(ANSWER_MAX, work).await {
+        Ok(Ok(done)) => Ok(done),
+        Ok(Err(error)) => Err(Skip::because(describe(&error))),
+        Err(_) => Err(Skip::because(format!("no answer within {ANSWER_MAX:?}"))),
+    }
+}

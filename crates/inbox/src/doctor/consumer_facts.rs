@@ -1,0 +1,58 @@
+//! What is known of the inbox when the rules judge.
+
+use std::time::Duration;
+
+use async_nats::jetstream::consumer;
+use outbox::checks::Skip;
+
+use crate::config::Config;
+
+/// A fact, or why nobody knows it.
+pub(super) type Known<T> = Result<T, Skip>;
+
+/// The tables.
+#[derive(Debug, Clone)]
+pub(super) struct TableFacts {
+    pub(super) missing: Vec<String>,
+    /// What the role lacks: table, and the privileges.
+    pub(super) lacks: Vec<(String, Vec<String>)>,
+    pub(super) role: String,
+    /// Workers whose lease is valid, by their consumers.
+    pub(super) at_work: Known<Vec<String>>,
+}
+
+/// A stream, as far as a consumer cares.
+#[derive(Debug, Clone, Default)]
+pub(super) struct StreamFacts {
+    pub(super) subjects: Vec<String>,
+    pub(super) max_age: Option<Duration>,
+}
+
+/// One consumer, and what it shares with the others.
+pub(super) struct Seen {
+    pub(super) config: Config,
+    pub(super) tables: Known<TableFacts>,
+    pub(super) stream: Known<Option<StreamFacts>>,
+    pub(super) consumer: Known<Option<consumer::Config>>,
+    /// Whether the server takes several filters of a consumer.
+    pub(super) takes_filters: bool,
+}
+
+impl Seen {
+    pub(super) fn tables(&self) -> Known<&TableFacts> {
+        self.tables.as_ref().map_err(Clone::clone)
+    }
+
+    pub(super) fn stream(&self) -> Known<&StreamFacts> {
+        let stream = self.stream.as_ref().map_err(Clone::clone)?;
+        let missing = || Skip::because(format!("there is no stream {}", self.config.stream));
+        stream.as_ref().ok_or_else(missing)
+    }
+
+    pub(super) fn consumer(&self) -> Known<&consumer::Config> {
+        self.stream()?;
+        let consumer = self.consumer.as_ref().map_err(Clone::clone)?;
+        let missing = || Skip::because(format!("there is no consumer {}", self.config.consumer));
+        consumer.as_ref().ok_or_else(missing)
+    }
+}

@@ -1,0 +1,167 @@
+//! What the inbox has to be like.
+
+use outbox::checks::{Category, Judged, Remedy, Rule, Verdict};
+use outbox::quote;
+use outbox::wire::subjects_overlap;
+
+use super::consumer_facts::Seen;
+use crate::nats::durable_consumer;
+use crate::worker::retention_problem;
+
+/// Those about the tables, which all consumers share.
+pub(super) const TABLES: &[Rule<Seen>] = &[
+    rule("inbox-tables", "the tables exist", tables),
+    rule("inbox-privileges", "the role may read and write them", privileges),
+];
+
+/// Those about each consumer.
+pub(super) const EACH: &[Rule<Seen>] = &[
+    rule("inbox-stream", "the stream exists", stream),
+    rule("inbox-consumer", "the durable consumer exists", consumer),
+    rule("inbox-consumer-fits", "an inbox can work with it", fits),
+    rule("inbox-consumer-settings", "it is as configured", settings),
+    rule("inbox-subjects", "the stream takes what the consumer is for", subjects),
+    rule("inbox-running", "a worker is at work", running),
+    Rule::new("retention-inbox", Category::Retention, "records outlive messages", retention),
+];
+
+const fn rule(id: &'static str, title: &'static str, judge: fn(&Seen) -> Judged) -> Rule<Seen> {
+    Rule::new(id, Category::Inbox, title, judge)
+}
+
+fn setup() -> Vec<Remedy> {
+    vec![Remedy::shell("tailpost inbox setup")]
+}
+
+fn tables(seen: &Seen) -> Judged {
+    let missing = &seen.tables()?.missing;
+    if missing.is_empty() {
+        return Ok(Verdict::Ok("all of them".into()));
+    }
+    Ok(Verdict::Error(format!("missing: {}", missing.join(", ")), setup()))
+}
+
+fn privileges(seen: &Seen) -> Judged {
+    let tables = seen.tables()?;
+    let role = quote(&tables.role);
+    if tables.lacks.is_empty() {
+        return Ok(Verdict::Ok(format!("role {role}")));
+    }
+    let lacks = |(table, privileges): &(String, Vec<String>)| {
+        format!("{} on {table}", privileges.join(", "))
+    };
+    let evidence: Vec<String> = tables.lacks.iter().map(lacks).collect();
+    let grant =
+        |lack: &String| Remedy::sql(format!("GRANT {lack} TO {role}").replace(" on ", " ON "));
+    let remedies = evidence.iter().map(grant).collect();
+    Ok(Verdict::Error(format!("role {role} lacks {}", evidence.join("; ")), remedies))
+}
+
+fn stream(seen: &Seen) -> Judged {
+    let name = &seen.config.stream;
+    Ok(match seen.stream.as_ref().map_err(Clone::clone)? {
+        Some(_) => Verdict::Ok(format!("stream {name}")),
+        None => Verdict::Error(
+            format!("there is no stream {name}"),
+            vec![Remedy::advice(
+                "create the stream (`tailpost setup` makes that of stream.name), or name another one \
+                 in inbox.stream",
+            )],
+        ),
+    })
+}
+
+fn consumer(seen: &Seen) -> Judged {
+    seen.stream()?;
+    let name = &seen.config.consumer;
+    Ok(match seen.consumer.as_ref().map_err(Clone::clone)? {
+        Some(_) => Verdict::Ok(format!("consumer {name}")),
+        None => Verdict::Error(format!("there is no consumer {name}"), setup()),
+    })
+}
+
+fn fits(seen: &Seen) -> Judged {
+    let found = seen.consumer()?;
+    let (stream, consumer) = (&seen.config.stream, &seen.config.consumer);
+    if let Some(reason) = durable_consumer::obstacle(found) {
+        let mut remedies = vec![
+            Remedy::shell(format!("nats consumer rm {stream} {consumer} --force"))
+                .with_caution("only if it is nobody else's: its place in the stream goes with it"),
+        ];
+        remedies.extend(setup());
+        return Ok(Verdict::Error(format!("{reason}, which cannot be changed"), remedies));
+    }
+    if seen.config.filter_subjects.len() > 1 && !seen.takes_filters {
+        return Ok(Verdict::Error(
+            "several subjects of a consumer need nats-server 2.10 or later".into(),
+            vec![Remedy::advice("upgrade nats-server, or name one subject in inbox.subjects")],
+        ));
+    }
+    Ok(Verdict::Ok("a pull consumer with explicit acknowledgements".into()))
+}
+
+fn settings(seen: &Seen) -> Judged {
+    let found = seen.consumer()?;
+    if durable_consumer::obstacle(found).is_some() {
+        return Ok(Verdict::Ok("see inbox-consumer-fits".into()));
+    }
+    let differences = durable_consumer::differences(found, &seen.config);
+    if differences.is_empty() {
+        return Ok(Verdict::Ok("it is".into()));
+    }
+    let evidence = format!("not as configured: {}", differences.join(", "));
+    Ok(Verdict::Warning(evidence, setup()))
+}
+
+fn subjects(seen: &Seen) -> Judged {
+    let stream = seen.stream()?;
+    let never = |wanted: &&String| !stream.subjects.iter().any(|it| subjects_overlap(it, wanted));
+    let never: Vec<&str> =
+        seen.config.filter_subjects.iter().filter(never).map(String::as_str).collect();
+    if never.is_empty() {
+        return Ok(Verdict::Ok(match seen.config.filter_subjects.as_slice() {
+            [] => "all of the stream's".into(),
+            subjects => subjects.join(", "),
+        }));
+    }
+    let takes = stream.subjects.join(", ");
+    Ok(Verdict::Error(
+        format!("the stream takes {takes}, and never {}", never.join(", ")),
+        vec![Remedy::advice(format!(
+            "name subjects of {takes} in inbox.{}.subjects",
+            seen.config.consumer
+        ))],
+    ))
+}
+
+fn running(seen: &Seen) -> Judged {
+    let at_work = seen.tables()?.at_work.as_ref().map_err(Clone::clone)?;
+    let name = &seen.config.consumer;
+    if at_work.contains(name) {
+        return Ok(Verdict::Ok("a worker has the role".into()));
+    }
+    Ok(Verdict::Warning(
+        "no worker has the role".into(),
+        vec![Remedy::shell(format!("tailpost inbox run --consumer {name}"))],
+    ))
+}
+
+fn retention(seen: &Seen) -> Judged {
+    let Some(keep) = seen.config.retention else {
+        return Ok(Verdict::Ok("inbox.retention = \"off\"".into()));
+    };
+    let stream = seen.stream()?;
+    let (name, lease) = (&seen.config.stream, seen.config.lease);
+    if let Some(problem) = retention_problem(keep, name, stream.max_age, lease) {
+        let shorter = keep.saturating_sub(lease).as_secs() / 2;
+        let remedy = match shorter {
+            0 => Remedy::advice("set inbox.retention above the stream's max_age"),
+            _ => Remedy::shell(format!("nats stream edit {name} --max-age={shorter}s")).with_caution(
+                "older messages go at once, for every consumer: rather set inbox.retention above \
+                 the stream's max_age",
+            ),
+        };
+        return Ok(Verdict::Error(problem, vec![remedy]));
+    }
+    Ok(Verdict::Ok(format!("inbox.retention = {keep:?}, max_age = {:?}", stream.max_age)))
+}

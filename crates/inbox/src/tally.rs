@@ -1,0 +1,126 @@
+//! What the jobs of a consumer count, for its status.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::record::{Cause, ClaimReply};
+use crate::status::{Claims, DeadLetterCounts, LeaseCounts};
+
+/// Counted since the process began, by jobs that run side by side.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    claims: [AtomicU64; 8],
+    dead_letters: [AtomicU64; 7],
+    renewed: AtomicU64,
+    lost: AtomicU64,
+}
+
+fn read(number: &AtomicU64) -> u64 {
+    number.load(Ordering::Relaxed)
+}
+
+fn add(number: &AtomicU64, more: usize) {
+    number.fetch_add(more as u64, Ordering::Relaxed);
+}
+
+impl Tally {
+    pub(crate) fn claimed(&self, reply: &ClaimReply) {
+        let place = match reply {
+            ClaimReply::Claimed { unfinished, .. } if *unfinished > 1 => 1,
+            ClaimReply::Claimed { .. } => 0,
+            ClaimReply::Leased { .. } => 2,
+            ClaimReply::Resolved => 3,
+            ClaimReply::Early { .. } => 4,
+            ClaimReply::Crashed { .. } => 5,
+            ClaimReply::Forgotten => 6,
+            ClaimReply::Contended => 7,
+        };
+        add(&self.claims[place], 1);
+    }
+
+    pub(crate) fn parked(&self, cause: Cause) {
+        add(&self.dead_letters[cause as usize], 1);
+    }
+
+    pub(crate) fn renewed(&self, leases: usize) {
+        add(&self.renewed, leases);
+    }
+
+    pub(crate) fn lost(&self) {
+        add(&self.lost, 1);
+    }
+
+    pub(crate) fn claims(&self) -> Claims {
+        let [claimed, reclaimed, leased, resolved, early, crashed, forgotten, contended] =
+            self.claims.each_ref().map(read);
+        Claims { claimed, reclaimed, leased, resolved, early, crashed, forgotten, contended }
+    }
+
+    pub(crate) fn leases(&self) -> LeaseCounts {
+        LeaseCounts { renewed: read(&self.renewed), lost: read(&self.lost) }
+    }
+
+    pub(crate) fn dead_letters(&self) -> DeadLetterCounts {
+        let of = |cause: Cause| read(&self.dead_letters[cause as usize]);
+        DeadLetterCounts {
+            dead: of(Cause::Dead),
+            max_attempts: of(Cause::MaxAttempts),
+            crashes: of(Cause::Crashes),
+            unreadable: of(Cause::Unreadable),
+            forgotten: of(Cause::Forgotten),
+            unrecordable: of(Cause::Unrecordable),
+            gone: of(Cause::Gone),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn each_answer_to_a_claim_is_counted_as_itself() {
+        let tally = Tally::default();
+        let remaining = Duration::ZERO;
+        for (times, reply) in [
+            (1, ClaimReply::Claimed { attempts: 1, unfinished: 1 }),
+            (2, ClaimReply::Claimed { attempts: 2, unfinished: 2 }),
+            (3, ClaimReply::Leased { remaining }),
+            (4, ClaimReply::Resolved),
+            (5, ClaimReply::Early { remaining }),
+            (6, ClaimReply::Crashed { attempts: 3 }),
+            (7, ClaimReply::Forgotten),
+            (8, ClaimReply::Contended),
+        ] {
+            for _ in 0..times {
+                tally.claimed(&reply);
+            }
+        }
+        let counted = tally.claims().by_result().map(|(_, count)| count);
+        assert_eq!(counted, [1, 2, 3, 4, 5, 6, 7, 8]);
+    }
+
+    #[test]
+    fn each_cause_of_a_dead_letter_is_counted_under_its_name() {
+        let tally = Tally::default();
+        let causes = [
+            Cause::Dead,
+            Cause::MaxAttempts,
+            Cause::Crashes,
+            Cause::Unreadable,
+            Cause::Forgotten,
+            Cause::Unrecordable,
+            Cause::Gone,
+        ];
+        for (times, cause) in causes.into_iter().enumerate() {
+            for _ in 0..=times {
+                tally.parked(cause);
+            }
+        }
+        let counted = tally.dead_letters().by_reason();
+        for ((times, cause), (name, count)) in causes.into_iter().enumerate().zip(counted) {
+            assert_eq!((name, count), (cause.name(), times as u64 + 1));
+        }
+    }
+}

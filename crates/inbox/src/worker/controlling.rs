@@ -1,0 +1,83 @@
+//! Looks what operators want of the consumer.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::ToSql;
+use tracing::warn;
+
+use crate::Error;
+use crate::controls::Control;
+use crate::postgres::attended::answered;
+use crate::postgres::sql::{control, quote};
+use crate::worker::work::Context;
+
+/// How often.
+const LOOK: Duration = Duration::from_secs(1);
+
+const LOOKING: &str = "look what is wanted of the consumer";
+
+pub(super) struct Controlling {
+    context: Arc<Context>,
+    find: String,
+    /// It was said that a pause cannot be seen.
+    is_told: AtomicBool,
+}
+
+impl Controlling {
+    pub(super) fn new(context: Arc<Context>) -> Self {
+        let controls = format!("{}.inbox_controls", quote(&context.config.schema));
+        Self { context, find: control::find_control(&controls), is_told: AtomicBool::new(false) }
+    }
+
+    /// What is wanted now.
+    pub(super) async fn look(&self) -> Result<Control, Error> {
+        let store = self.context.pool.try_get().await?;
+        let parameters: [&(dyn ToSql + Sync); 1] = [&self.context.config.consumer];
+        let row = match answered(LOOKING, store.client().query_opt(&self.find, &parameters)).await {
+            // Tables of an earlier version, where nobody can have paused it.
+            Err(Error::Sql { source, .. }) if source.code() == Some(&SqlState::UNDEFINED_TABLE) => {
+                None
+            }
+            // It would look as if nobody had paused it.
+            Err(Error::Sql { source, .. })
+                if source.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) =>
+            {
+                if !self.is_told.swap(true, Ordering::Relaxed) {
+                    warn!(
+                        "this role may not read inbox_controls: a pause has no effect. GRANT SELECT \
+                         on it, see `tailpost doctor --only inbox`"
+                    );
+                }
+                None
+            }
+            row => row?,
+        };
+        self.context.pool.put(store);
+        Ok(row.as_ref().map(Control::of).unwrap_or_default())
+    }
+
+    /// Tells what is wanted until the session ends.
+    pub(super) async fn watch(
+        &self,
+        wanted: watch::Sender<Control>,
+        closed: impl Future<Output = ()>,
+    ) {
+        let look = async {
+            loop {
+                tokio::time::sleep(LOOK).await;
+                // A database that is away is reported and waited for by others.
+                if let Ok(now) = self.look().await {
+                    wanted.send_if_modified(|it| std::mem::replace(it, now.clone()) != now);
+                }
+            }
+        };
+        tokio::select! {
+            () = closed => {}
+            () = look => {}
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! Reads the facts about the outbox table and its companions.
+
+use outbox::migrations::MIGRATIONS;
+use outbox::{Column, Table};
+use tokio_postgres::Client;
+
+use super::facts::{Contents, Known, Migrations, OutboxTable, Partitions, Retention};
+use super::read_server::{answered, skip};
+use crate::config::{Config, MarkBy};
+use crate::error::Error;
+use crate::operate::maintain::{end, is_short};
+use crate::postgres::{Store, columns};
+
+/// What the relay writes to, beside the outbox.
+const COMPANIONS: &[&str] = &[
+    "outbox_dead_letter",
+    "outbox_dead_letter_audit",
+    "outbox_status",
+    "tailpost_detached",
+    "tailpost_epochs",
+    "tailpost_owed",
+    "tailpost_published",
+    "tailpost_published_history",
+    "tailpost_replay_events",
+    "tailpost_replays",
+    "tailpost_retention",
+    "tailpost_rewind",
+    "tailpost_rewind_marks",
+    "tailpost_state",
+];
+
+/// The table, and its partitions if it has some.
+const TREE: &str = "(SELECT to_regclass($1)::oid AS oid
+     UNION SELECT relid::oid FROM pg_partition_tree(to_regclass($1))) tree
+     JOIN pg_class USING (oid) JOIN pg_namespace n ON n.oid = relnamespace";
+
+const LOOKING: &str = "look at the outbox";
+
+pub(super) async fn table(client: &Client, config: &Config) -> Known<OutboxTable> {
+    let (table, quoted) = (&config.table, config.table.quoted());
+    let found = async {
+        let found = client.query_one("SELECT to_regclass($1) IS NOT NULL", &[&quoted]).await;
+        Ok(found.map_err(Error::sql(LOOKING))?.get::<_, bool>(0))
+    };
+    if !answered(LOOKING, found).await.map_err(|error| skip(&error))? {
+        let applied = answered("read the record of migrations", migrations(client, table)).await;
+        return Ok(OutboxTable { migrations: applied.ok(), ..OutboxTable::default() });
+    }
+    let read = async {
+        let mut facts = OutboxTable { exists: true, ..OutboxTable::default() };
+        storage(client, &quoted, &mut facts).await?;
+        indexes(client, table, &mut facts).await?;
+        facts.triggers = triggers(client, &quoted, config.mark.by).await?;
+        facts.lacks = lacks(client, table).await?;
+        let types = columns::types(client, &quoted).await?;
+        facts.unfit = columns::check(table, &types).err().map(|it| crate::describe(&it));
+        Ok(facts)
+    };
+    let mut facts = answered(LOOKING, read).await.map_err(|error| skip(&error))?;
+    let applied = answered("read the record of migrations", migrations(client, table)).await;
+    facts.migrations = applied.ok();
+    Ok(facts)
+}
+
+async fn storage(client: &Client, quoted: &str, facts: &mut OutboxTable) -> Result<(), Error> {
+    let list = |condition: &str| {
+        format!("array_agg(format('%I.%I', nspname, relname)) FILTER (WHERE {condition})")
+    };
+    let sql = format!(
+        "SELECT {}, {}, bool_and(pg_has_role(relowner, 'USAGE')), min(pg_get_userbyid(relowner)::text),
+             bool_and(has_schema_privilege(relnamespace, 'CREATE')) FROM {TREE}",
+        list("relpersistence = 'u'"),
+        list("reloptions && ARRAY['autovacuum_enabled=false', 'autovacuum_enabled=off']"),
+    );
+    let row = client.query_one(&sql, &[&quoted]).await.map_err(Error::sql(LOOKING))?;
+    facts.unlogged = row.get::<_, Option<_>>(0).unwrap_or_default();
+    facts.unvacuumed = row.get::<_, Option<_>>(1).unwrap_or_default();
+    (facts.is_owner, facts.owner, facts.may_create) = (row.get(2), row.get(3), row.get(4));
+    Ok(())
+}
+
+async fn indexes(client: &Client, table: &Table, facts: &mut OutboxTable) -> Result<(), Error> {
+    let sql = "SELECT relname::text, format('%I.%I', n.nspname, relname), indisvalid
+               FROM pg_index JOIN pg_class c ON c.oid = indexrelid
+               JOIN pg_namespace n ON n.oid = relnamespace
+               WHERE indrelid = to_regclass($1)";
+    let rows = client.query(sql, &[&table.quoted()]).await.map_err(Error::sql(LOOKING))?;
+    for row in &rows {
+        let (name, quoted, is_valid): (String, String, bool) = (row.get(0), row.get(1), row.get(2));
+        match name.as_str() {
+            _ if !is_valid => facts.invalid_indexes.push(quoted),
+            "idx_outbox_unpublished" => facts.has_unmarked_index = true,
+            "idx_outbox_txid" => facts.has_transactions_index = true,
+            "idx_outbox_unpublished_seq" => facts.has_poll_index = true,
+            _ => {}
+        }
+    }
+    let letters = table.companion("outbox_dead_letter");
+    let sql = "SELECT format('%I.%I', nspname, relname) FROM pg_class c
+               JOIN pg_namespace n ON n.oid = relnamespace
+               WHERE c.oid IN (to_regclass($1), to_regclass($2)) AND row_security_active(c.oid)";
+    let rows = client.query(sql, &[&table.quoted(), &letters]).await;
+    facts.policed = rows.map_err(Error::sql(LOOKING))?.iter().map(|row| row.get(0)).collect();
+    Ok(())
+}
+
+/// Those that fire when a row is marked, on any column that a mark writes.
+async fn triggers(client: &Client, quoted: &str, by: MarkBy) -> Result<Vec<String>, Error> {
+    let event: i16 = match by {
+        MarkBy::Row => 16,
+        MarkBy::Delete => 8,
+        MarkBy::Watermark => return Ok(Vec::new()),
+    };
+    let sql = "SELECT format('%I', tgname) FROM pg_trigger
+               WHERE tgrelid = to_regclass($1) AND NOT tgisinternal AND tgenabled IN ('O', 'A')
+                   AND tgtype & $2 <> 0
+                   AND (tgattr = '' OR EXISTS (
+                       SELECT FROM pg_attribute WHERE attrelid = tgrelid AND attnum = ANY(tgattr)
+                           AND attname IN ('published_at', 'stream', 'stream_seq', 'commit_lsn')))
+               ORDER BY 1";
+    let rows = client.query(sql, &[&quoted, &event]).await.map_err(Error::sql(LOOKING))?;
+    Ok(rows.iter().map(|row| row.get(0)).collect())
+}
+
+async fn lacks(client: &Client, table: &Table) -> Result<Vec<(String, Vec<String>)>, Error> {
+    let mut names: Vec<String> = COMPANIONS.iter().map(|it| (*it).to_owned()).collect();
+    names.insert(0, table.name().to_owned());
+    let sql = "SELECT format('%I.%I', nspname, relname), lacking
+               FROM unnest($2::text[]) WITH ORDINALITY AS wanted (name, place)
+               JOIN pg_namespace ON nspname = $1
+               JOIN pg_class c ON relnamespace = pg_namespace.oid AND relname = name,
+               LATERAL (SELECT ARRAY(
+                   SELECT privilege
+                   FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS privilege
+                   WHERE (relkind <> 'v' OR privilege = 'SELECT') AND NOT has_table_privilege(c.oid, privilege)) AS lacking) l
+               WHERE lacking <> '{}' ORDER BY place";
+    let rows = client.query(sql, &[&table.schema(), &names]).await.map_err(Error::sql(LOOKING))?;
+    Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
+}
+
+async fn migrations(client: &Client, table: &Table) -> Result<Migrations, Error> {
+    let doing = "read the record of migrations";
+    let record = table.companion("tailpost_migrations");
+    let found = client.query_one("SELECT to_regclass($1) IS NOT NULL", &[&record]).await;
+    let rows = match found.map_err(Error::sql(doing))?.get::<_, bool>(0) {
+        true => {
+            let sql = format!("SELECT version, checksum, outbox_table FROM {record}");
+            client.query(&sql, &[]).await.map_err(Error::sql(doing))?
+        }
+        false => Vec::new(),
+    };
+    let mut standing = Migrations { applied: rows.len(), ..Migrations::default() };
+    for row in &rows {
+        let (version, checksum, of): (i32, String, String) = (row.get(0), row.get(1), row.get(2));
+        let known = MIGRATIONS.iter().find(|it| it.version == version);
+        if of != table.to_string() {
+            standing.problem = Some(format!("the schema belongs to the outbox {of}"));
+        } else if known.is_none() {
+            standing.newer.push(version);
+        } else if known.is_some_and(|it| it.checksum() != checksum) {
+            standing.problem = Some(format!("migration {version} was applied with another text"));
+        }
+    }
+    let is_pending = |version: i32| !rows.iter().any(|row| row.get::<_, i32>(0) == version);
+    let pending = MIGRATIONS.iter().filter(|it| is_pending(it.version));
+    standing.pending = pending.map(|it| format!("{:04}_{}", it.version, it.name)).collect();
+    Ok(standing)
+}
+
+/// Of the next thousand rows.
+async fn largest_payload(client: &Client, table: &Table) -> Result<Option<i64>, Error> {
+    let sql = format!(
+        "SELECT max(octet_length(payload::text))::bigint
+         FROM (SELECT {} AS payload FROM {} WHERE published_at IS NULL LIMIT 1000) AS next",
+        table.column(Column::Payload),
+        table.quoted()
+    );
+    let row = client.query_one(&sql, &[]).await.map_err(Error::sql("look for large rows"))?;
+    Ok(row.get(0))
+}
+
+/// What the store knows how to ask, and what rows say.
+pub(super) async fn contents(
+    client: &Client,
+    store: &Store,
+    config: &Config,
+) -> Result<Contents, Error> {
+    let largest = largest_payload(client, &config.table);
+    let largest_payload = answered("look for large rows", largest).await?;
+    let partitions = async {
+        let Some(partitions) = store.day_partitions().await? else { return Ok(None) };
+        let now = store.clock().await?;
+        let until = end(partitions.covered_from(now));
+        let is_short = until.is_some_and(|until| is_short(until, now));
+        let until = until.map_or_else(|| "for ever".to_owned(), |it| format!("until {it}"));
+        Ok(Some(Partitions { until, is_short }))
+    };
+    let partitions = answered("look at the partitions", partitions).await?;
+    let retention = answered("look at retention", store.retention_row()).await?;
+    let retention =
+        retention.map(|row| Retention { failure: row.failure, success_age: row.success_age });
+    let other_shards = match answered("look at the shards", store.check_shards(config)).await {
+        Err(Error::Shards { problem, fix }) => Some((problem, fix)),
+        checked => {
+            checked?;
+            None
+        }
+    };
+    Ok(Contents { largest_payload, partitions, retention, other_shards })
+}

@@ -1,0 +1,96 @@
+//! Figures that only the database knows, fetched now and then rather than at each scrape.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use tokio::sync::watch;
+use tokio::time::sleep;
+use tracing::debug;
+
+use crate::config::Config;
+use crate::describe;
+use crate::error::Error;
+use crate::postgres::sql::Backlog;
+use crate::postgres::{Store, answered};
+
+/// The pause is at least so many times as long as the look: where no index leads to what is not
+/// published, the whole table is read.
+const PAUSE_FACTOR: u32 = 20;
+
+/// The shortest pause.
+const EVERY_MIN: Duration = Duration::from_millis(100);
+
+const LOOKING: &str = "look at the slot";
+
+/// What the database says, as of the latest look.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Sample {
+    /// Rows that are not published, of all shards; counted up to 100,000 of each.
+    pub unpublished: u64,
+    /// How long the oldest of them waits.
+    pub oldest_unpublished: Duration,
+    /// How many replays are in which state.
+    pub replays: BTreeMap<String, u64>,
+    /// The slot of each shard, by its number; of the only one as of 0.
+    pub slots: BTreeMap<u32, SlotSample>,
+}
+
+/// What the database says of a slot, whether a relay reads it or not.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct SlotSample {
+    /// `reserved`, `extended`, `unreserved` or `lost`; `None` if there is no slot.
+    pub wal_status: Option<String>,
+    /// When it was created, as far as relays know.
+    pub created_at: Option<Timestamp>,
+}
+
+/// Looks every `every`, for as long as the future is polled. `config` is that of all shards. While
+/// the database cannot be asked, the latest figures stay: that it is away is told by others.
+pub async fn keep(
+    config: &Config,
+    every: Duration,
+    samples: &watch::Sender<Option<Sample>>,
+) -> Infallible {
+    let mut stores = Vec::new();
+    loop {
+        let began = Instant::now();
+        match look(config, &mut stores).await {
+            Ok(sample) => _ = samples.send_replace(Some(sample)),
+            Err(error) => {
+                debug!(error = describe(&error), "could not look at the backlog");
+                stores.clear();
+            }
+        }
+        sleep(every.max(EVERY_MIN).max(began.elapsed().saturating_mul(PAUSE_FACTOR))).await;
+    }
+}
+
+/// `stores` has a connection for each shard, or none yet.
+async fn look(config: &Config, stores: &mut Vec<(Config, Store)>) -> Result<Sample, Error> {
+    if stores.is_empty() {
+        let mut opened = Vec::new();
+        for shard in config.each_shard() {
+            let store = Store::connect(&shard, "tailpost metrics").await?;
+            store.be_brief().await?;
+            opened.push((shard, store));
+        }
+        *stores = opened;
+    }
+    let mut sample = Sample::default();
+    for (shard, store) in &*stores {
+        let Backlog { rows, oldest_seconds } = store.backlog_briefly(&shard.slot).await?;
+        sample.unpublished += rows.unsigned_abs();
+        let age = Duration::try_from_secs_f64(oldest_seconds.unwrap_or(0.0)).unwrap_or_default();
+        sample.oldest_unpublished = sample.oldest_unpublished.max(age);
+        let wal_status = answered(LOOKING, store.slot_health(&shard.slot)).await?.wal_status;
+        let created_at = store.slot_created_at(&shard.slot).await?;
+        let number = shard.shard().map_or(0, |it| it.number);
+        sample.slots.insert(number, SlotSample { wal_status, created_at });
+    }
+    if let Some((_, store)) = stores.first() {
+        sample.replays = store.count_replays_by_status().await?;
+    }
+    Ok(sample)
+}

@@ -1,0 +1,292 @@
+//! Who asks, and what they may do.
+//!
+//! Without tokens and without a trusted proxy everybody who reaches the port may do everything:
+//! then only this machine reaches it. Otherwise somebody shows a token, or comes from a proxy that
+//! says who they are. A proxy's headers count only from its address; from elsewhere they are
+//! ignored.
+
+use std::net::IpAddr;
+use std::path::Path;
+use std::sync::{PoisonError, RwLock};
+use std::time::Duration;
+
+use axum::extract::FromRequestParts;
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, Method, StatusCode, header};
+use tracing::{info, warn};
+
+use super::problem::ApiError;
+use crate::config::{AdminSettings, ProxySettings, Role, TokenFile};
+use crate::errors::TokenError;
+
+/// How often the files are read again.
+const READ_EVERY: Duration = Duration::from_secs(1);
+/// No token is longer.
+const TOKEN_BYTES_MAX: usize = 4096;
+/// No name in the audit is longer.
+const USER_CHARS_MAX: usize = 200;
+
+/// Whom the server lets in.
+pub(crate) struct Access {
+    /// `admin.token`.
+    token: Option<String>,
+    files: Vec<TokenFile>,
+    /// What is in them, in their order; nothing for one that cannot be read.
+    secrets: RwLock<Vec<Option<String>>>,
+    proxy: ProxySettings,
+    is_closed: bool,
+}
+
+/// Who asks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Caller {
+    pub(super) role: Role,
+    /// The name that a trusted proxy vouches for.
+    pub(super) user: Option<String>,
+    /// The file of the token, without folder and ending.
+    pub(super) token: Option<String>,
+}
+
+impl Access {
+    /// Reads the tokens.
+    ///
+    /// # Errors
+    ///
+    /// If a file has none: nobody could come in by it.
+    pub(crate) fn new(settings: &AdminSettings) -> Result<Self, TokenError> {
+        let secrets = settings.tokens.iter().map(|it| read(&it.file).map(Some));
+        Ok(Self {
+            token: settings.token.clone(),
+            files: settings.tokens.clone(),
+            secrets: RwLock::new(secrets.collect::<Result<_, _>>()?),
+            proxy: settings.proxy.clone(),
+            is_closed: settings.is_closed(),
+        })
+    }
+
+    /// Whether somebody has to say who they are.
+    pub(super) fn is_closed(&self) -> bool {
+        self.is_closed
+    }
+
+    /// Reads the files again and again. A token that is gone from its file lets nobody in any more.
+    pub(super) async fn keep_reading(&self) {
+        if self.files.is_empty() {
+            return std::future::pending().await;
+        }
+        loop {
+            tokio::time::sleep(READ_EVERY).await;
+            let files = self.files.clone();
+            let read = move || files.iter().map(|it| read(&it.file)).collect::<Vec<_>>();
+            let Ok(found) = tokio::task::spawn_blocking(read).await else { continue };
+            let mut secrets = self.secrets.write().unwrap_or_else(PoisonError::into_inner);
+            for ((secret, found), file) in secrets.iter_mut().zip(found).zip(&self.files) {
+                let path = file.file.display();
+                match found {
+                    Ok(found) if secret.as_ref() != Some(&found) => {
+                        info!(file = %path, role = file.role.name(), "the token has changed");
+                        *secret = Some(found);
+                    }
+                    Ok(_) => {}
+                    Err(error) => {
+                        if secret.take().is_some() {
+                            let error = crate::exit::chain(&error.into());
+                            warn!(error, "nobody comes in by the token of this file now");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Who sent these headers from there; nobody if they do not prove it.
+    pub(super) fn caller(&self, headers: &HeaderMap, peer: Option<IpAddr>) -> Option<Caller> {
+        if !self.is_closed {
+            return Some(Caller { role: Role::Admin, user: None, token: None });
+        }
+        let is_trusted = peer.is_some_and(|it| self.proxy.trusted.iter().any(|net| net.has(it)));
+        let user = if is_trusted { self.user(headers) } else { None };
+        if let Some((role, token)) = self.by_token(headers) {
+            return Some(Caller { role, user, token });
+        }
+        let role = match &self.proxy.role_header {
+            // One that is doubled or blank names no role: somebody may have added his own.
+            Some(name) if headers.contains_key(name) => only(headers, name)?.parse().ok()?,
+            _ => self.proxy.role,
+        };
+        Some(Caller { role, user: Some(user?), token: None })
+    }
+
+    fn user(&self, headers: &HeaderMap) -> Option<String> {
+        let user = only(headers, &self.proxy.user_header)?;
+        Some(user.chars().take(USER_CHARS_MAX).collect())
+    }
+
+    /// What the token is good for, and what its file is called.
+    fn by_token(&self, headers: &HeaderMap) -> Option<(Role, Option<String>)> {
+        let given = only(headers, header::AUTHORIZATION.as_str())?;
+        let (scheme, given) = given.split_once(' ')?;
+        let given = given.trim();
+        if !scheme.eq_ignore_ascii_case("bearer") {
+            return None;
+        }
+        let secrets = self.secrets.read().unwrap_or_else(PoisonError::into_inner);
+        let of_files = self.files.iter().zip(secrets.iter());
+        let of_files =
+            of_files.map(|(file, secret)| (file.role, name(&file.file), secret.as_deref()));
+        let own = [(Role::Admin, None, self.token.as_deref())];
+        // All of them are looked at, whichever it is.
+        own.into_iter()
+            .chain(of_files)
+            .filter(|(.., secret)| secret.is_some_and(|it| is_same(given, it)))
+            .map(|(role, name, _)| (role, name))
+            .max_by_key(|(role, _)| *role)
+    }
+}
+
+/// Looks at every byte: the time taken tells at most the token's length.
+fn is_same(given: &str, token: &str) -> bool {
+    let differences = given.bytes().zip(token.bytes()).fold(0, |it, (a, b)| it | (a ^ b));
+    !token.is_empty() && given.len() == token.len() && std::hint::black_box(differences) == 0
+}
+
+/// The value of a header that is given once, and says something.
+fn only<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    let mut given = headers.get_all(name).iter();
+    let (Some(given), None) = (given.next(), given.next()) else { return None };
+    given.to_str().ok().map(str::trim).filter(|it| !it.is_empty())
+}
+
+fn name(file: &Path) -> Option<String> {
+    file.file_stem().map(|it| it.to_string_lossy().into_owned())
+}
+
+fn read(file: &Path) -> Result<String, TokenError> {
+    use std::io::Read;
+    let path = || file.to_owned();
+    let unreadable = |source| TokenError::Unreadable { file: path(), source };
+    let mut text = String::new();
+    let opened = std::fs::File::open(file).map_err(unreadable)?;
+    let most = TOKEN_BYTES_MAX as u64 + 1;
+    opened.take(most).read_to_string(&mut text).map_err(unreadable)?;
+    let token = text.trim();
+    let is_fit = |it: &str| !it.is_empty() && it.bytes().all(|byte| byte.is_ascii_graphic());
+    if text.len() > TOKEN_BYTES_MAX || !is_fit(token) {
+        return Err(TokenError::Unfit { file: path() });
+    }
+    Ok(token.to_owned())
+}
+
+/// The role that a request needs.
+pub(super) fn needed(method: &Method, path: &str) -> Role {
+    match *method {
+        _ if path == "/api/v1/config" => Role::Admin,
+        Method::GET | Method::HEAD | Method::OPTIONS => Role::Viewer,
+        _ => Role::Operator,
+    }
+}
+
+impl Caller {
+    /// # Errors
+    ///
+    /// If the role is not enough.
+    pub(super) fn must_be(&self, needed: Role) -> Result<(), ApiError> {
+        if self.role >= needed {
+            return Ok(());
+        }
+        let detail =
+            format!("this needs the role {}, and yours is {}", needed.name(), self.role.name());
+        let hint = Some("admin.tokens and admin.proxy_role say who has which role".to_owned());
+        Err(ApiError { hint, ..ApiError::new(StatusCode::FORBIDDEN, detail) })
+    }
+
+    /// The name for the audit: what is proven, before what is only said.
+    pub(super) fn name(&self, said: Option<String>) -> String {
+        let said = said.map(|it| it.chars().take(USER_CHARS_MAX).collect::<String>());
+        match (self.user.as_ref().or(self.token.as_ref()), said) {
+            (Some(proven), Some(said)) if *proven != said => format!("{proven} for {said}"),
+            (Some(proven), _) => proven.clone(),
+            (None, Some(said)) => said,
+            (None, None) => "unnamed".into(),
+        }
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Caller {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
+        let caller = parts.extensions.get::<Self>().cloned();
+        caller.ok_or_else(|| ApiError::new(StatusCode::UNAUTHORIZED, "nobody knows who asks"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::HeaderValue;
+
+    use super::*;
+
+    fn headers(of: &[(&'static str, &str)]) -> HeaderMap {
+        let header = |(name, value): &(&'static str, &str)| {
+            (
+                (*name).parse::<header::HeaderName>().expect("a name"),
+                HeaderValue::from_str(value).expect("a value"),
+            )
+        };
+        of.iter().map(header).collect()
+    }
+
+    fn behind_a_proxy(role_header: Option<&str>) -> Access {
+        let mut settings =
+            AdminSettings { token: Some("s3cret".into()), ..AdminSettings::default() };
+        settings.proxy.trusted = vec!["10.0.0.0/8".parse().expect("a network")];
+        settings.proxy.role_header = role_header.map(str::to_owned);
+        settings.proxy.role = Role::Operator;
+        Access::new(&settings).expect("no files")
+    }
+
+    #[test]
+    fn a_user_header_counts_only_from_the_proxy() {
+        let access = behind_a_proxy(None);
+        let proxy = Some("10.1.2.3".parse().expect("an address"));
+        let other = Some("192.0.2.1".parse().expect("an address"));
+        let ada = [("x-forwarded-user", "ada")];
+        let caller = access.caller(&headers(&ada), proxy).expect("the proxy says so");
+        assert_eq!((caller.role, caller.user.as_deref()), (Role::Operator, Some("ada")));
+        assert_eq!(access.caller(&headers(&ada), other), None);
+        assert_eq!(access.caller(&headers(&ada), None), None);
+        assert_eq!(access.caller(&headers(&[]), proxy), None);
+        assert_eq!(access.caller(&headers(&[("x-forwarded-user", " ")]), proxy), None);
+        let both = [ada[0], ("authorization", "Bearer s3cret")];
+        let caller = access.caller(&headers(&both), other).expect("the token");
+        assert_eq!((caller.role, caller.user), (Role::Admin, None), "the header is ignored");
+    }
+
+    #[test]
+    fn a_role_header_says_the_role_or_lets_nobody_in() {
+        let access = behind_a_proxy(Some("X-Role"));
+        let proxy = Some("10.1.2.3".parse().expect("an address"));
+        let role =
+            |of: &[(&'static str, &str)]| access.caller(&headers(of), proxy).map(|it| it.role);
+        let user = ("x-forwarded-user", "ada");
+        assert_eq!(role(&[user, ("x-role", "admin")]), Some(Role::Admin));
+        assert_eq!(role(&[user, ("x-role", "viewer")]), Some(Role::Viewer));
+        assert_eq!(role(&[user, ("x-role", "root")]), None);
+        assert_eq!(role(&[user]), Some(Role::Operator), "admin.proxy_role");
+    }
+
+    #[test]
+    fn the_audit_has_what_is_proven_before_what_is_said() {
+        let caller = |user: Option<&str>, token: Option<&str>| Caller {
+            role: Role::Operator,
+            user: user.map(Into::into),
+            token: token.map(Into::into),
+        };
+        assert_eq!(caller(Some("ada"), Some("ci")).name(None), "ada");
+        assert_eq!(caller(Some("ada"), None).name(Some("bob".into())), "ada for bob");
+        assert_eq!(caller(None, Some("ci")).name(Some("bob".into())), "ci for bob");
+        assert_eq!(caller(None, Some("ci")).name(None), "ci");
+        assert_eq!(caller(None, None).name(None), "unnamed");
+    }
+}

@@ -1,0 +1,39 @@
+//! `/api/v1/config`: the effective settings, without secrets.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::Response;
+use serde::Serialize;
+
+use super::api::json;
+use super::openapi::{Api, Operation};
+use super::problem::ApiError;
+use super::schemas::{answer, list, named, text};
+use crate::config::{Role, Setting, Settings};
+
+/// As they were when the process started.
+pub(crate) type Shown = Arc<[Setting]>;
+
+#[derive(Serialize)]
+struct Configuration<'a> {
+    version: &'static str,
+    settings: &'a [Setting],
+}
+
+/// What of the settings can be seen.
+pub(crate) fn shown(settings: &Settings) -> Shown {
+    settings.shown().into()
+}
+
+pub(super) fn routes<S: Clone + Send + Sync + 'static>(shown: Shown) -> Api<S> {
+    let all = answer([("version", text()), ("settings", list(named("Setting")))]);
+    let get = Operation::get("/api/v1/config", "Shows the effective settings, without secrets")
+        .needs(Role::Admin)
+        .answers(200, "Every setting, and where it came from", all);
+    Api::new().on(get, show).with_state(shown)
+}
+
+async fn show(State(shown): State<Shown>) -> Result<Response, ApiError> {
+    json(&Configuration { version: env!("CARGO_PKG_VERSION"), settings: &shown })
+}

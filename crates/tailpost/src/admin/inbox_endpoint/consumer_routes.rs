@@ -1,0 +1,219 @@
+//! `/api/v1/consumers`: what consumers do, and what they are to do.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use inbox::{
+    Backlog, Connection, ControlAction, Controls, DeadLetters, Holder, OperatorPause, Status,
+};
+use outbox::Table;
+use outbox::dead_letters::{Actor, AuditEntry};
+use relay::PostgresTarget;
+use serde::Serialize;
+use serde_json::json as value;
+use tracing::info;
+
+use crate::admin::access::Caller;
+use crate::admin::api::{Body, Change, Named, json};
+use crate::admin::metrics::inbox_metrics::Watched;
+use crate::admin::openapi::{Api, Operation};
+use crate::admin::problem::ApiError;
+use crate::admin::schemas::{answer, change, list, named, request};
+
+/// Changes that a consumer's page shows.
+const HISTORY: u32 = 20;
+
+/// Whose consumers these are.
+#[derive(Clone)]
+pub(super) struct ConsumerState {
+    /// With a pool.
+    pub(super) postgres: PostgresTarget,
+    pub(super) table: Table,
+    /// Those that run here.
+    pub(super) watched: Arc<Watched>,
+}
+
+#[derive(Default, Serialize)]
+struct Consumer {
+    name: String,
+    /// Whether this process runs a worker of it.
+    here: bool,
+    /// How that one is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    status: Option<Status>,
+    /// Who paused it, if somebody did.
+    pause: Option<OperatorPause>,
+    /// The worker that had it last, and what it said of itself then.
+    worker: Option<Holder>,
+    processing: i64,
+    failed: i64,
+    dead: i64,
+    oldest_seconds: Option<f64>,
+    last_error: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Consumers {
+    consumers: Vec<Consumer>,
+}
+
+#[derive(Serialize)]
+struct Shown {
+    #[serde(flatten)]
+    consumer: Consumer,
+    /// Who wanted what of it, the newest first.
+    history: Vec<AuditEntry>,
+}
+
+pub(super) fn routes<S: Clone + Send + Sync + 'static>(state: ConsumerState) -> Api<S> {
+    let all = answer([("consumers", list(named("Consumer")))]);
+    let one = || {
+        let history = value!({ "required": ["history"], "properties": {
+            "history": list(named("AuditEntry")),
+        } });
+        value!({ "allOf": [named("Consumer"), history] })
+    };
+    let decision = |path, summary| {
+        Operation::post(path, summary).body(request([], change())).answers(
+            200,
+            "The consumer as it is now",
+            one(),
+        )
+    };
+    Api::new()
+        .on(
+            Operation::get("/api/v1/consumers", "Lists the consumers").answers(
+                200,
+                "All of them, by name",
+                all,
+            ),
+            list_all,
+        )
+        .on(
+            Operation::get("/api/v1/consumers/{name}", "Shows a consumer").answers(
+                200,
+                "The consumer",
+                one(),
+            ),
+            show,
+        )
+        .on(decision("/api/v1/consumers/{name}/pause", "Begins no more events"), pause)
+        .on(decision("/api/v1/consumers/{name}/resume", "Goes on"), resume)
+        .on(
+            decision("/api/v1/consumers/{name}/breaker/close", "Takes the handler for mended"),
+            close_breaker,
+        )
+        .with_state(state)
+}
+
+impl ConsumerState {
+    async fn connect(&self) -> Result<Connection, ApiError> {
+        Ok(Connection::lent(self.postgres.session("tailpost inbox api").await?))
+    }
+
+    async fn consumers(&self) -> Result<BTreeMap<String, Consumer>, ApiError> {
+        let tables = DeadLetters::new(self.connect().await?, &self.table);
+        let (backlogs, holders) = (tables.backlogs().await?, tables.holders().await?);
+        drop(tables);
+        let wanted = Controls::new(self.connect().await?, &self.table).all().await?;
+        let mut all: BTreeMap<String, Consumer> = BTreeMap::new();
+        let mut of = |name: &str, set: &dyn Fn(&mut Consumer)| {
+            let consumer = all.entry(name.to_owned()).or_default();
+            name.clone_into(&mut consumer.name);
+            set(consumer);
+        };
+        for (name, status) in self.watched.iter() {
+            let status = status.borrow().clone();
+            of(name, &|it| (it.here, it.status) = (true, Some(status.clone())));
+        }
+        for Backlog { consumer, processing, failed, dead, oldest_seconds, last_error, .. } in
+            &backlogs
+        {
+            of(consumer, &|it| {
+                (it.processing, it.failed, it.dead) = (*processing, *failed, *dead);
+                (it.oldest_seconds, it.last_error) = (*oldest_seconds, last_error.clone());
+            });
+        }
+        for holder in &holders {
+            of(&holder.consumer, &|it| it.worker = Some(holder.clone()));
+        }
+        for (name, control) in &wanted {
+            of(name, &|it| it.pause.clone_from(&control.pause));
+        }
+        Ok(all)
+    }
+
+    async fn shown(&self, name: &str) -> Result<Response, ApiError> {
+        let consumer = self.consumers().await?.remove(name);
+        let consumer = consumer.ok_or_else(|| unknown(name))?;
+        let controls = Controls::new(self.connect().await?, &self.table);
+        json(&Shown { consumer, history: controls.history(name, HISTORY).await? })
+    }
+
+    async fn want(
+        &self,
+        action: ControlAction,
+        name: &str,
+        caller: &Caller,
+        change: Change,
+    ) -> Result<Response, ApiError> {
+        let actor = Actor { name: caller.name(change.by), via: "http".into(), why: change.why };
+        if !self.consumers().await?.contains_key(name) {
+            return Err(unknown(name));
+        }
+        let controls = Controls::new(self.connect().await?, &self.table);
+        if controls.want(action, name, &actor).await? {
+            info!(consumer = name, ?action, by = actor.name, "controlled over HTTP");
+        }
+        drop(controls);
+        self.shown(name).await
+    }
+}
+
+fn unknown(name: &str) -> ApiError {
+    let hint =
+        Some("GET /api/v1/consumers lists those that ran, or have something before them".into());
+    let detail = format!("no consumer {name} is known");
+    ApiError { hint, ..ApiError::new(StatusCode::NOT_FOUND, detail) }
+}
+
+async fn list_all(State(state): State<ConsumerState>) -> Result<Response, ApiError> {
+    json(&Consumers { consumers: state.consumers().await?.into_values().collect() })
+}
+
+async fn show(
+    State(state): State<ConsumerState>,
+    Named(name): Named<String>,
+) -> Result<Response, ApiError> {
+    state.shown(&name).await
+}
+
+async fn pause(
+    State(state): State<ConsumerState>,
+    caller: Caller,
+    Named(name): Named<String>,
+    Body(change): Body<Change>,
+) -> Result<Response, ApiError> {
+    state.want(ControlAction::Pause, &name, &caller, change).await
+}
+
+async fn resume(
+    State(state): State<ConsumerState>,
+    caller: Caller,
+    Named(name): Named<String>,
+    Body(change): Body<Change>,
+) -> Result<Response, ApiError> {
+    state.want(ControlAction::Resume, &name, &caller, change).await
+}
+
+async fn close_breaker(
+    State(state): State<ConsumerState>,
+    caller: Caller,
+    Named(name): Named<String>,
+    Body(change): Body<Change>,
+) -> Result<Response, ApiError> {
+    state.want(ControlAction::CloseBreaker, &name, &caller, change).await
+}

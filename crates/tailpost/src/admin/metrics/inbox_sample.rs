@@ -1,0 +1,32 @@
+//! What only the servers know about consumers.
+
+use std::collections::BTreeMap;
+
+use inbox::{Backlog, Upkept};
+use jiff::Timestamp;
+
+/// What the servers know about a consumer, as of some seconds ago.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Sample {
+    pub(crate) backlog: Backlog,
+    /// What the broker knows, if it could be asked.
+    pub(crate) durable: Option<Durable>,
+}
+
+/// What the broker knows about a consumer.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Durable {
+    /// Events that it has not delivered yet.
+    pub(crate) pending: u64,
+    pub(crate) ack_pending: u64,
+    pub(crate) redelivered: u64,
+    /// When it last delivered an event, or took an acknowledgement.
+    pub(crate) active_at: Timestamp,
+}
+
+/// What the servers know, as of some seconds ago.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Samples {
+    pub(crate) consumers: BTreeMap<String, Sample>,
+    pub(crate) upkept: Option<Upkept>,
+}

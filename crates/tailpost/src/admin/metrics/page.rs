@@ -1,0 +1,133 @@
+//! The reference page of the metrics, docs/metrics.md, made of what is declared.
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+
+use super::declare::{Declared, Kind, Metric, Unit};
+use super::{inbox_table, relay_table};
+
+const INTRODUCTION: &str = "\
+# Metrics
+
+This page is made from what the code declares: `UPDATE_PAGES=1 cargo test -p tailpost metrics_page`
+writes it anew, and a test fails while it is old.
+
+A relay serves its metrics at `/metrics` of `admin.listen`, an inbox at that of
+`admin.inbox_listen`. With `admin.token` a scraper has to send it
+([docker/prometheus.yml](../docker/prometheus.yml) is an example). [alerts.md](alerts.md) says
+which of them to be woken up for; [docker/grafana](../docker/grafana) has a dashboard.
+
+- Every metric has the label `env`, which is `metrics.environment` of the configuration.
+- Those of a relay also have `pipeline`, the slot and the publication, and `stream`. With several
+  shards the metrics of a shard have `shard` and its own `stream`.
+- Those of an inbox also have `consumer`, where they are about one.
+- Counters begin at 0 when the process starts. What only a database or a broker knows is asked for
+  every `metrics.interval`, and stays as it was while that is away.
+- Histograms have classic buckets from 1 ms to 60 s in the text format. A Prometheus that asks for
+  the protobuf format, as it does with `--enable-feature=native-histograms`, gets native buckets
+  beside them: each bound is 9 % above the one before, from 8 µs to 2.3 hours.
+
+`tailpost maintain`, `verify` and the other commands export nothing.
+";
+
+/// The page.
+fn page() -> String {
+    let mut page = INTRODUCTION.to_owned();
+    section(&mut page, "Relay", &of_relay());
+    section(&mut page, "Inbox", &of_inbox());
+    page
+}
+
+fn declared<S>(table: &'static [Metric<S>]) -> impl Iterator<Item = Declared> {
+    table.iter().map(|it| it.declared)
+}
+
+fn of_relay() -> Vec<Declared> {
+    use relay_table::{
+        LETTERS, PROCESS, PUBLISHING, REPLICATION, RETENTION, REWIND, SAMPLED, SLOTS,
+    };
+    let publishing = declared(REPLICATION).chain(declared(SLOTS)).chain(declared(PUBLISHING));
+    let letters =
+        publishing.chain(declared(SAMPLED)).chain(declared(LETTERS)).chain(declared(REWIND));
+    letters.chain(declared(RETENTION)).chain(declared(PROCESS)).collect()
+}
+
+fn of_inbox() -> Vec<Declared> {
+    use inbox_table::{CONSUMER, PROCESS, RETENTION, SAMPLED};
+    let of_consumer = declared(CONSUMER).chain(declared(SAMPLED));
+    of_consumer.chain(declared(RETENTION)).chain(declared(PROCESS)).collect()
+}
+
+fn section(page: &mut String, title: &str, metrics: &[Declared]) {
+    let head = "| metric | type, unit | labels | meaning |\n|---|---|---|---|";
+    let _ = writeln!(page, "\n## {title}\n\n{head}");
+    for it in metrics {
+        let (kind, unit, total) = (kind(it.kind), unit(it.unit), total(it.kind));
+        let labels = it.labels.iter().map(|label| format!("`{label}`")).collect::<Vec<_>>();
+        let (name, labels, help) = (it.name, labels.join(", "), it.help);
+        let _ = writeln!(page, "| `tailpost_{name}{total}` | {kind}{unit} | {labels} | {help} |");
+    }
+}
+
+fn kind(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Gauge => "gauge",
+        Kind::Counter => "counter",
+        Kind::Histogram => "histogram",
+    }
+}
+
+fn total(kind: Kind) -> &'static str {
+    if kind == Kind::Counter { "_total" } else { "" }
+}
+
+fn unit(unit: Unit) -> &'static str {
+    match unit {
+        Unit::Seconds => ", s",
+        Unit::Timestamp => ", s since 1970",
+        Unit::Bytes => ", bytes",
+        Unit::Number => "",
+        Unit::State => ", state",
+    }
+}
+
+/// docs/metrics.md is what the code declares.
+// proves: G-MET-1
+#[test]
+fn the_metrics_page_is_what_is_declared() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/metrics.md");
+    if std::env::var_os("UPDATE_PAGES").is_some() {
+        std::fs::write(path, page()).expect("docs/metrics.md can be written");
+    }
+    let found = std::fs::read_to_string(path).unwrap_or_default();
+    let hint =
+        "run `UPDATE_PAGES=1 cargo test -p tailpost metrics_page` and commit docs/metrics.md";
+    assert!(found == page(), "docs/metrics.md is not what is declared: {hint}");
+}
+
+#[test]
+fn names_are_as_prometheus_has_them() {
+    for metrics in [of_relay(), of_inbox()] {
+        let mut names = BTreeSet::new();
+        for Declared { name, kind, unit, help, .. } in metrics {
+            assert!(names.insert(name), "{name} is declared twice");
+            assert!(help.ends_with('.') && !help.contains("  "), "{name}: {help}");
+            let (total, seconds) = (name.ends_with("_total"), name.ends_with("_seconds"));
+            assert!(!total, "{name}: counters get their _total by themselves");
+            assert_eq!(seconds, matches!(unit, Unit::Seconds | Unit::Timestamp), "{name}");
+            assert_eq!(name.ends_with("_timestamp_seconds"), unit == Unit::Timestamp, "{name}");
+            assert_eq!(name.ends_with("_bytes"), unit == Unit::Bytes, "{name}");
+            assert!(kind != Kind::Histogram || unit == Unit::Seconds, "{name}");
+        }
+    }
+}
+
+/// One help for one name: Prometheus takes either.
+#[test]
+fn what_relays_and_inboxes_both_export_is_the_same() {
+    let inbox = of_inbox();
+    for it in of_relay() {
+        let other = inbox.iter().find(|other| other.name == it.name);
+        assert!(other.is_none_or(|other| *other == it), "{}", it.name);
+    }
+}

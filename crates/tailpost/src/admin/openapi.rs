@@ -1,0 +1,227 @@
+//! Routes together with what is said about them: the OpenAPI document has each of them, and nothing
+//! else.
+
+use axum::Router;
+use axum::handler::Handler;
+use axum::http::Method;
+use axum::routing::{MethodFilter, on};
+use serde_json::{Map, Value, json};
+
+use super::schemas;
+use crate::config::Role;
+
+/// Where the document is served.
+pub(super) const PATH: &str = "/api/v1/openapi.json";
+
+/// A method of a path, as clients need to know it.
+#[derive(Debug, Clone)]
+pub(crate) struct Operation {
+    method: Method,
+    path: &'static str,
+    summary: &'static str,
+    role: Option<Role>,
+    parameters: Vec<Value>,
+    body: Option<Value>,
+    answers: Vec<(u16, &'static str, Content)>,
+}
+
+#[derive(Debug, Clone)]
+enum Content {
+    Nothing,
+    Json(Value),
+    Text(&'static str),
+}
+
+impl Operation {
+    pub(super) fn get(path: &'static str, summary: &'static str) -> Self {
+        Self::new(Method::GET, path, summary, Some(Role::Viewer))
+    }
+
+    pub(super) fn post(path: &'static str, summary: &'static str) -> Self {
+        Self::new(Method::POST, path, summary, Some(Role::Operator))
+    }
+
+    pub(super) fn delete(path: &'static str, summary: &'static str) -> Self {
+        Self::new(Method::DELETE, path, summary, Some(Role::Operator))
+    }
+
+    fn new(method: Method, path: &'static str, summary: &'static str, role: Option<Role>) -> Self {
+        let parameters = path_parameters(path);
+        Self { method, path, summary, role, parameters, body: None, answers: Vec::new() }
+    }
+
+    /// Answers everybody.
+    pub(super) fn open(self) -> Self {
+        Self { role: None, ..self }
+    }
+
+    pub(super) fn needs(self, role: Role) -> Self {
+        Self { role: Some(role), ..self }
+    }
+
+    /// A parameter of the query that may be left out.
+    pub(super) fn query(mut self, name: &str, said: &str, schema: Value) -> Self {
+        self.parameters.push(json!({
+            "name": name, "in": "query", "description": said, "schema": schema,
+        }));
+        self
+    }
+
+    /// What every list of dead letters takes.
+    pub(super) fn listing(self) -> Self {
+        self.query("aggregate", "As TYPE:ID", schemas::aggregate())
+            .query("type", "The event's type", schemas::text())
+            .query("reason", "In the reason, in any case", schemas::text())
+            .query("since", "Dead since then or later", schemas::time())
+            .query("limit", "Dead letters of a page", schemas::limit())
+            .query("cursor", "`next` of the page before", schemas::text())
+    }
+
+    pub(super) fn body(self, schema: Value) -> Self {
+        Self { body: Some(schema), ..self }
+    }
+
+    pub(super) fn answers(mut self, status: u16, said: &'static str, schema: Value) -> Self {
+        self.answers.push((status, said, Content::Json(schema)));
+        self
+    }
+
+    pub(super) fn answers_text(mut self, said: &'static str, kind: &'static str) -> Self {
+        self.answers.push((200, said, Content::Text(kind)));
+        self
+    }
+
+    pub(super) fn answers_nothing(mut self, status: u16, said: &'static str) -> Self {
+        self.answers.push((status, said, Content::Nothing));
+        self
+    }
+
+    pub(super) fn path(&self) -> &'static str {
+        self.path
+    }
+
+    fn document(&self) -> Value {
+        let mut responses = Map::new();
+        for (status, said, content) in &self.answers {
+            let content = match content {
+                Content::Nothing => json!({ "description": said }),
+                Content::Json(schema) => json!({
+                    "description": said, "content": { "application/json": { "schema": schema } },
+                }),
+                Content::Text(kind) => json!({
+                    "description": said, "content": { *kind: { "schema": { "type": "string" } } },
+                }),
+            };
+            responses.insert(status.to_string(), content);
+        }
+        responses.insert("default".into(), json!({ "$ref": "#/components/responses/Problem" }));
+        let mut document = json!({
+            "operationId": self.id(),
+            "summary": self.summary,
+            "parameters": self.parameters,
+            "responses": responses,
+        });
+        match self.role {
+            Some(role) => {
+                let said = format!("Needs the role {}, where there are roles.", role.name());
+                document["description"] = said.into();
+            }
+            None => document["security"] = json!([]),
+        }
+        if let Some(schema) = &self.body {
+            let content = json!({ "application/json": { "schema": schema } });
+            document["requestBody"] = json!({ "required": true, "content": content });
+        }
+        document
+    }
+
+    fn id(&self) -> String {
+        let words = self.path.split(|it: char| !it.is_ascii_alphanumeric());
+        let words = words.filter(|it| !it.is_empty() && *it != "api" && *it != "v1");
+        words.fold(self.method.as_str().to_ascii_lowercase(), |id, word| format!("{id}_{word}"))
+    }
+}
+
+fn path_parameters(path: &str) -> Vec<Value> {
+    let names = path.split('{').skip(1).filter_map(|it| it.split('}').next());
+    let schema = |name: &str| match name {
+        "id" => schemas::uuid(),
+        "number" => schemas::count(),
+        "aggregate" => schemas::aggregate(),
+        _ => json!({ "type": "string", "minLength": 1 }),
+    };
+    let parameter = |name: &str| json!({ "name": name, "in": "path", "required": true, "schema": schema(name) });
+    names.map(parameter).collect()
+}
+
+/// Routes, each with its operation.
+pub(crate) struct Api<S> {
+    router: Router<S>,
+    operations: Vec<Operation>,
+}
+
+impl<S: Clone + Send + Sync + 'static> Api<S> {
+    pub(super) fn new() -> Self {
+        Self { router: Router::new(), operations: Vec::new() }
+    }
+
+    /// # Panics
+    ///
+    /// If the path has this method already.
+    pub(super) fn on<H, T>(mut self, operation: Operation, handler: H) -> Self
+    where
+        H: Handler<T, S>,
+        T: 'static,
+    {
+        let filter = MethodFilter::try_from(operation.method.clone()).expect("a usual method");
+        self.router = self.router.route(operation.path, on(filter, handler));
+        self.operations.push(operation);
+        self
+    }
+
+    pub(super) fn merge(mut self, other: Self) -> Self {
+        self.router = self.router.merge(other.router);
+        self.operations.extend(other.operations);
+        self
+    }
+
+    pub(super) fn with_state<O>(self, state: S) -> Api<O> {
+        Api { router: self.router.with_state(state), operations: self.operations }
+    }
+
+    pub(super) fn into_parts(self) -> (Router<S>, Vec<Operation>) {
+        (self.router, self.operations)
+    }
+}
+
+/// The document of these operations.
+pub(super) fn document(of: &str, operations: &[Operation]) -> Value {
+    let mut paths = Map::new();
+    for operation in operations {
+        let path = paths.entry(operation.path).or_insert_with(|| json!({}));
+        path[operation.method.as_str().to_ascii_lowercase()] = operation.document();
+    }
+    json!({
+        "openapi": "3.1.0",
+        "info": {
+            "title": format!("Tailpost {of}"),
+            "version": env!("CARGO_PKG_VERSION"),
+            "description": "Fields may be added to answers. Changes are made with \
+                            `Content-Type: application/json`.",
+            "license": { "name": "MIT OR Apache-2.0" },
+        },
+        "servers": [{ "url": "/" }],
+        "security": [{ "bearer": [] }, {}],
+        "paths": paths,
+        "components": {
+            "securitySchemes": { "bearer": { "type": "http", "scheme": "bearer" } },
+            "schemas": schemas::components(),
+            "responses": { "Problem": {
+                "description": "What went wrong, as RFC 9457 has it",
+                "content": { "application/problem+json": {
+                    "schema": { "$ref": "#/components/schemas/Problem" },
+                } },
+            } },
+        },
+    })
+}

@@ -1,0 +1,30 @@
+//! `/api/v1/slots`: what keeps PostgreSQL's log.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::Response;
+use relay::{Config, SlotEntry, slots};
+use serde::Serialize;
+
+use super::api::json;
+use super::openapi::{Api, Operation};
+use super::problem::ApiError;
+use super::schemas::{answer, list, named};
+
+#[derive(Serialize)]
+struct Slots {
+    slots: Vec<SlotEntry>,
+}
+
+/// `config` has a pool.
+pub(super) fn routes<S: Clone + Send + Sync + 'static>(config: Arc<Config>) -> Api<S> {
+    let all = answer([("slots", list(named("Slot")))]);
+    let list = Operation::get("/api/v1/slots", "Lists the replication slots of the cluster")
+        .answers(200, "All of them, by name", all);
+    Api::new().on(list, show).with_state(config)
+}
+
+async fn show(State(config): State<Arc<Config>>) -> Result<Response, ApiError> {
+    json(&Slots { slots: slots(&config).await? })
+}

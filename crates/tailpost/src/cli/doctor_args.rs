@@ -1,0 +1,100 @@
+use std::time::Duration;
+
+use clap::error::ErrorKind;
+use clap::{Args, ValueEnum};
+use outbox::checks::{Category, Scope};
+
+use super::dlq_args::Misuse;
+
+/// Arguments of `doctor`.
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    /// Check only what has to hold before `tailpost setup`
+    #[arg(long, conflicts_with = "probe")]
+    pub(crate) pre: bool,
+    /// Check only these: ids or categories, separated by commas
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    pub(crate) only: Vec<String>,
+    /// Leave these out: ids or categories, separated by commas
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    pub(crate) skip: Vec<String>,
+    /// Send a canary event through the whole chain, and wait for it
+    ///
+    /// Commits an event of the aggregate type `tailpost.probe` to the outbox, one for each shard, and
+    /// waits until the stream has it, its row is marked, and every configured consumer that gets it
+    /// has processed it. Refused if a consumer of the stream would get it, unless --yes. Row and
+    /// message stay, as those of any event, until retention removes them.
+    #[arg(long)]
+    pub(crate) probe: bool,
+    /// How long to wait for the canary event
+    #[arg(
+        long, value_name = "DURATION", default_value = "30s", requires = "probe",
+        value_parser = super::duration
+    )]
+    pub(crate) timeout: Duration,
+    /// Send the canary event also if consumers get it
+    #[arg(long, requires = "probe")]
+    pub(crate) yes: bool,
+    /// How to print it
+    #[arg(long, value_name = "FORMAT", value_enum, default_value_t, conflicts_with = "json")]
+    output: Format,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// How the checks are printed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// For people
+    #[default]
+    Text,
+    /// One JSON object
+    Json,
+    /// One line for Nagios, Icinga and others, and their exit codes: 0, 1 for warnings, 2, 3
+    Nagios,
+}
+
+impl DoctorArgs {
+    pub(crate) fn format(&self) -> Format {
+        if self.json { Format::Json } else { self.output }
+    }
+
+    /// Which checks are meant.
+    pub(crate) fn scope(&self) -> Scope {
+        Scope { before_setup: self.pre, only: self.only.clone(), skip: self.skip.clone() }
+    }
+
+    pub(super) fn check(&self) -> Result<(), Misuse> {
+        let ids = relay::doctor_checks().into_iter().chain(inbox::doctor_checks());
+        let ids: Vec<_> = ids.map(|(id, _)| id).collect();
+        let known =
+            |name: &str| ids.contains(&name) || Category::ALL.iter().any(|it| it.name() == name);
+        let Some(unknown) = self.only.iter().chain(&self.skip).find(|it| !known(it)) else {
+            return Ok(());
+        };
+        let near = ids.iter().copied().chain(Category::ALL.map(Category::name));
+        let near = near.max_by(|a, b| {
+            strsim::jaro_winkler(a, unknown).total_cmp(&strsim::jaro_winkler(b, unknown))
+        });
+        let near = near.map(|it| format!("; did you mean `{it}`?")).unwrap_or_default();
+        Err((ErrorKind::ValueValidation, format!("there is no check `{unknown}`{near}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn every_check_has_an_id_of_its_own_and_a_section_in_the_docs() {
+        let page = include_str!("../../../../docs/doctor.md");
+        let mut seen = BTreeSet::new();
+        for (id, category) in relay::doctor_checks().into_iter().chain(inbox::doctor_checks()) {
+            assert!(seen.insert(id), "{id} stands twice");
+            let row = format!("| <a id=\"{id}\"></a>`{id}` |");
+            assert!(page.contains(&row), "docs/doctor.md: {id} is missing");
+            assert!(page.contains(&format!("## {}", category.name())), "{category:?}");
+        }
+    }
+}

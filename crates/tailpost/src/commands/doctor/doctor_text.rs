@@ -1,0 +1,141 @@
+//! The checks for people, by category.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::io::IsTerminal;
+
+use outbox::checks::{Category, Check, RemedyKind, Severity};
+
+use crate::output::one_line;
+
+/// What stands before a check.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Marks([&'static str; 4]);
+
+impl Marks {
+    const SIGNS: Self = Self(["√", "-", "‼", "×"]);
+    const WORDS: Self = Self(["ok     ", "skipped", "WARNING", "ERROR  "]);
+
+    /// Signs for a terminal, words for everything else.
+    pub(super) fn of_stdout() -> Self {
+        let plain = std::env::var_os("NO_COLOR").is_some_and(|it| !it.is_empty());
+        if std::io::stdout().is_terminal() && !plain { Self::SIGNS } else { Self::WORDS }
+    }
+
+    fn of(self, severity: Severity) -> &'static str {
+        let [ok, skipped, warning, error] = self.0;
+        match severity {
+            Severity::Ok => ok,
+            Severity::Skipped => skipped,
+            Severity::Warning => warning,
+            Severity::Error => error,
+        }
+    }
+}
+
+/// How many came out how.
+pub(super) fn summary(checks: &[Check]) -> BTreeMap<&'static str, usize> {
+    let count = |severity| checks.iter().filter(|it| it.severity == severity).count();
+    BTreeMap::from([
+        ("error", count(Severity::Error)),
+        ("ok", count(Severity::Ok)),
+        ("skipped", count(Severity::Skipped)),
+        ("warning", count(Severity::Warning)),
+    ])
+}
+
+pub(super) fn text(checks: &[Check], marks: Marks) -> String {
+    let mut text = String::new();
+    for category in Category::ALL {
+        let mut of_it = checks.iter().filter(|it| it.category == category).peekable();
+        if of_it.peek().is_some() {
+            let name = category.name();
+            writeln!(text, "{name}\n{}", "-".repeat(name.len())).expect("writing to a string");
+            of_it.for_each(|check| line(&mut text, check, marks));
+            text.push('\n');
+        }
+    }
+    let counts = summary(checks);
+    let count = |name: &str| counts.get(name).copied().unwrap_or_default();
+    let s = |count: usize| if count == 1 { "" } else { "s" };
+    let (errors, warnings) = (count("error"), count("warning"));
+    let (ok, skipped) = (count("ok"), count("skipped"));
+    writeln!(
+        text,
+        "{errors} error{}, {warnings} warning{}, {ok} ok, {skipped} skipped",
+        s(errors),
+        s(warnings)
+    )
+    .expect("writing to a string");
+    text
+}
+
+fn line(text: &mut String, check: &Check, marks: Marks) {
+    let Check { id, subject, severity, title, evidence, remedies, docs, .. } = check;
+    let subject = subject.as_ref().map(|it| format!(" [{it}]")).unwrap_or_default();
+    let (mark, evidence) = (marks.of(*severity), one_line(evidence));
+    writeln!(text, "{mark} {id}{subject}: {title}").expect("writing to a string");
+    if *severity == Severity::Ok {
+        return;
+    }
+    writeln!(text, "    {evidence}").expect("writing to a string");
+    for remedy in remedies {
+        let told = one_line(&remedy.text);
+        let told = match remedy.kind {
+            RemedyKind::Sql => format!("psql> {told};"),
+            RemedyKind::Shell => format!("$ {told}"),
+            RemedyKind::Setting => format!("tailpost.toml: {told}"),
+            RemedyKind::Restart | RemedyKind::Advice => told.into_owned(),
+        };
+        if let Some(caution) = &remedy.caution {
+            writeln!(text, "    !  {}", one_line(caution)).expect("writing to a string");
+        }
+        writeln!(text, "    -> {told}").expect("writing to a string");
+    }
+    if !remedies.is_empty() {
+        writeln!(text, "    see {docs}").expect("writing to a string");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use outbox::checks::Remedy;
+
+    use super::*;
+
+    fn check(severity: Severity, remedies: Vec<Remedy>) -> Check {
+        Check {
+            id: "replication-wal-level",
+            category: Category::Replication,
+            subject: None,
+            severity,
+            title: "the log can be decoded",
+            evidence: "wal_level = replica\u{1b}[2J".into(),
+            remedies,
+            docs: "docs/doctor.md#replication-wal-level".into(),
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_with_what_mends_it() {
+        let remedies = vec![
+            Remedy::sql("ALTER SYSTEM SET wal_level = 'logical'"),
+            Remedy::restart("PostgreSQL"),
+        ];
+        let checks = [check(Severity::Ok, Vec::new()), check(Severity::Error, remedies)];
+        let expected = "\
+replication
+-----------
+√ replication-wal-level: the log can be decoded
+× replication-wal-level: the log can be decoded
+    wal_level = replica\\u{1b}[2J
+    -> psql> ALTER SYSTEM SET wal_level = 'logical';
+    -> restart PostgreSQL
+    see docs/doctor.md#replication-wal-level
+
+1 error, 0 warnings, 1 ok, 0 skipped
+";
+        assert_eq!(text(&checks, Marks::SIGNS), expected);
+        assert!(text(&checks, Marks::WORDS).is_ascii());
+    }
+}

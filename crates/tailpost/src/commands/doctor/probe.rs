@@ -1,0 +1,135 @@
+//! `doctor --probe`: a canary event goes through the whole chain.
+
+use std::fmt::Write;
+use std::time::{Duration, Instant};
+
+use inbox::Connection;
+use inbox::waiting::EffectState;
+use outbox::waiting::{Seen, Waiting};
+use relay::{Canary, Config, Legs};
+use serde::Serialize;
+use uuid::Uuid;
+
+use crate::cli::DoctorArgs;
+use crate::config::Settings;
+use crate::errors::DoctorError;
+use crate::output::one_line;
+
+/// What became of one canary event.
+#[derive(Debug, Serialize)]
+pub(super) struct Probed {
+    #[serde(flatten)]
+    legs: Legs,
+    /// When each configured consumer that gets it had processed it.
+    consumers: Vec<Effect>,
+    /// Why it did not get to the end.
+    #[serde(skip_serializing_if = "Option::is_none", rename = "stopped")]
+    pub(super) failure: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Effect {
+    consumer: String,
+    /// Seconds since the transaction began.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    processed: Option<f64>,
+}
+
+impl Probed {
+    /// How long the whole way took, if it came to its end.
+    pub(super) fn total_seconds(&self) -> Option<f64> {
+        let effects = self.consumers.iter().map(|it| it.processed);
+        let all = std::iter::once(self.legs.marked).chain(effects);
+        all.collect::<Option<Vec<f64>>>()?.into_iter().reduce(f64::max)
+    }
+}
+
+pub(super) async fn run(
+    args: &DoctorArgs,
+    settings: &Settings,
+    config: &Config,
+) -> anyhow::Result<Vec<Probed>> {
+    let canaries = Box::pin(relay::canaries(config)).await?;
+    let consumers: Vec<&str> =
+        canaries.iter().flat_map(|it| it.consumers.iter().map(String::as_str)).collect();
+    if !consumers.is_empty() && !args.yes {
+        return Err(DoctorError::Consumers {
+            subject: canaries.first().map(|it| it.subject.clone()).unwrap_or_default(),
+            consumers: consumers.join(", "),
+        }
+        .into());
+    }
+    let ways = canaries.iter().map(|it| Box::pin(follow(it, args.timeout, settings)));
+    futures_util::future::join_all(ways).await.into_iter().collect()
+}
+
+async fn follow(
+    canary: &Canary,
+    patience: Duration,
+    settings: &Settings,
+) -> anyhow::Result<Probed> {
+    let began = Instant::now();
+    let legs = canary.send(patience).await?;
+    let mut probed = Probed { failure: legs.failure.clone(), legs, consumers: Vec::new() };
+    if probed.failure.is_some() {
+        return Ok(probed);
+    }
+    let configured = settings.consumers()?.into_iter().map(|it| it.name);
+    for consumer in configured.filter(|it| canary.consumers.contains(it)) {
+        let left = patience.saturating_sub(began.elapsed());
+        let state = effect(settings, &consumer, canary.id(), left).await?;
+        let processed = match state {
+            EffectState::Processed => Some(began.elapsed().as_secs_f64()),
+            state => {
+                let failure = format!("consumer {consumer} has not processed it: {state:?}");
+                probed.failure.get_or_insert(failure);
+                None
+            }
+        };
+        probed.consumers.push(Effect { consumer, processed });
+    }
+    Ok(probed)
+}
+
+async fn effect(
+    settings: &Settings,
+    consumer: &str,
+    id: Uuid,
+    patience: Duration,
+) -> anyhow::Result<EffectState> {
+    let (client, task) = settings.postgres_target()?.connect("tailpost doctor").await?;
+    let connection = Connection::with_guard(client, task);
+    let (table, waiting) = (settings.table()?, Waiting::default());
+    let seen = tokio::select! {
+        seen = waiting.wait(id, patience) => seen?,
+        Err(error) = inbox::waiting::answer(&connection, &table, consumer, &waiting) => {
+            return Err(error.into());
+        }
+    };
+    Ok(seen.map_or(EffectState::Unknown, Seen::into_inner))
+}
+
+pub(super) fn text(probed: &[Probed]) -> String {
+    let mut text = String::new();
+    for Probed { legs, consumers, failure } in probed {
+        let Legs { id, subject, stream, seq, committed, sent, stored, marked, .. } = legs;
+        writeln!(text, "\nprobe: event {id}, subject {subject}").expect("writing to a string");
+        let place = seq.map(|it| format!(", sequence {it}")).unwrap_or_default();
+        let mut leg = |name: &str, at: &Option<f64>| {
+            if let Some(at) = at {
+                writeln!(text, "  {:>7.1} ms  {name}", at * 1000.0).expect("writing to a string");
+            }
+        };
+        leg("committed", committed);
+        leg("the log is sent to the relay", sent);
+        leg(&format!("stored in stream {stream}{place}"), stored);
+        leg("the row is marked", marked);
+        for Effect { consumer, processed } in consumers {
+            leg(&format!("processed by {consumer}"), processed);
+        }
+        if let Some(failure) = failure {
+            writeln!(text, "  stopped: {}", one_line(failure)).expect("writing to a string");
+        }
+    }
+    text
+}

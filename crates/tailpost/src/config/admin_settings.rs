@@ -1,0 +1,233 @@
+//! `[admin]`: where the HTTP server listens, and whom it lets in.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use toml::de::DeValue;
+
+use super::value::{Value, Wanted};
+
+/// What somebody may do; each may do what those before it may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Role {
+    /// Reads, but for payloads and the configuration.
+    Viewer,
+    /// Reads payloads; decides about dead letters, consumers and replays.
+    Operator,
+    /// Reads the configuration.
+    Admin,
+}
+
+impl Role {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Viewer => "viewer",
+            Self::Operator => "operator",
+            Self::Admin => "admin",
+        }
+    }
+}
+
+impl FromStr for Role {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let found = [Self::Viewer, Self::Operator, Self::Admin].into_iter();
+        found.into_iter().find(|it| it.name() == text).ok_or("viewer, operator or admin")
+    }
+}
+
+/// A token in a file, and what it is good for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct TokenFile {
+    pub(crate) file: PathBuf,
+    pub(crate) role: Role,
+}
+
+/// Addresses with the same prefix, as in `10.0.0.0/8`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Network {
+    address: IpAddr,
+    bits: u32,
+}
+
+impl Network {
+    /// Whether the address is one of them. An IPv4 address in IPv6's form is the IPv4 address.
+    pub(crate) fn has(self, address: IpAddr) -> bool {
+        match (self.address, address.to_canonical()) {
+            (IpAddr::V4(ours), IpAddr::V4(theirs)) => {
+                let shift = 32 - self.bits;
+                let prefix = |it: u32| it.checked_shr(shift).unwrap_or(0);
+                prefix(ours.into()) == prefix(theirs.into())
+            }
+            (IpAddr::V6(ours), IpAddr::V6(theirs)) => {
+                let shift = 128 - self.bits;
+                let prefix = |it: u128| it.checked_shr(shift).unwrap_or(0);
+                prefix(ours.into()) == prefix(theirs.into())
+            }
+            _ => false,
+        }
+    }
+}
+
+impl FromStr for Network {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let wanted = "addresses such as \"10.1.2.3\" or \"10.0.0.0/8\"";
+        let (address, bits) = text.split_once('/').map_or((text, None), |(a, b)| (a, Some(b)));
+        let address = address.parse::<IpAddr>().map_err(|_| wanted)?.to_canonical();
+        let most = if address.is_ipv4() { 32 } else { 128 };
+        let bits = bits.map_or(Ok(most), str::parse).map_err(|_| wanted)?;
+        if bits > most { Err(wanted) } else { Ok(Self { address, bits }) }
+    }
+}
+
+/// A proxy that says who asks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ProxySettings {
+    /// Where it is; nobody is believed if there is none.
+    pub(crate) trusted: Vec<Network>,
+    /// The header with the user's name.
+    pub(crate) user_header: String,
+    /// The header with the user's role, if it says that.
+    pub(crate) role_header: Option<String>,
+    /// The role of users of whom it does not.
+    pub(crate) role: Role,
+}
+
+#[derive(Clone, PartialEq)]
+pub(crate) struct AdminSettings {
+    /// `None` turns the HTTP server off.
+    pub(crate) listen: Option<SocketAddr>,
+    /// The same for `inbox run`, which may be on the machine of a relay.
+    pub(crate) inbox_listen: Option<SocketAddr>,
+    /// Good for everything.
+    pub(crate) token: Option<String>,
+    pub(crate) tokens: Vec<TokenFile>,
+    pub(crate) proxy: ProxySettings,
+}
+
+impl Default for AdminSettings {
+    fn default() -> Self {
+        Self {
+            listen: Some(SocketAddr::from(([127, 0, 0, 1], 9464))),
+            inbox_listen: Some(SocketAddr::from(([127, 0, 0, 1], 9465))),
+            token: None,
+            tokens: Vec::new(),
+            proxy: ProxySettings {
+                trusted: Vec::new(),
+                user_header: "X-Forwarded-User".into(),
+                role_header: None,
+                role: Role::Viewer,
+            },
+        }
+    }
+}
+
+impl AdminSettings {
+    /// Whether somebody has to say who they are.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.token.is_some() || !self.tokens.is_empty() || !self.proxy.trusted.is_empty()
+    }
+
+    /// The token that commands send: the one that is good for most.
+    pub(crate) fn own_token(&self) -> Option<String> {
+        let read = |it: &TokenFile| {
+            let token = std::fs::read_to_string(&it.file).ok()?;
+            let token = token.trim();
+            (!token.is_empty()).then(|| token.to_owned())
+        };
+        let mut files: Vec<_> = self.tokens.iter().collect();
+        files.sort_by_key(|it| std::cmp::Reverse(it.role));
+        self.token.clone().or_else(|| files.into_iter().find_map(read))
+    }
+}
+
+/// A list of `{ file, role }`; as text, `role:file` separated by commas.
+pub(super) fn token_files(value: Value<'_>) -> Result<Vec<TokenFile>, Wanted> {
+    let wanted =
+        || Wanted::from("a list of { file = \"PATH\", role = \"viewer\" }, or operator, or admin");
+    let parsed = |file: &str, role: &str| {
+        let role = role.parse().map_err(|_| wanted())?;
+        if file.is_empty() { Err(wanted()) } else { Ok(TokenFile { file: file.into(), role }) }
+    };
+    match value {
+        Value::Text(text) => text
+            .split(',')
+            .map(|it| {
+                let (role, file) = it.trim().split_once(':').ok_or("a list of ROLE:FILE")?;
+                parsed(file, role)
+            })
+            .collect(),
+        Value::Toml(DeValue::Array(items)) => items
+            .iter()
+            .map(|item| {
+                let table = item.get_ref().as_table().filter(|it| it.len() == 2);
+                let table = table.ok_or_else(wanted)?;
+                let text = |name| table.get(name).and_then(|it| it.get_ref().as_str());
+                parsed(text("file").ok_or_else(wanted)?, text("role").ok_or_else(wanted)?)
+            })
+            .collect(),
+        Value::Toml(_) => Err(wanted()),
+    }
+}
+
+pub(super) fn networks(value: Value<'_>) -> Result<Vec<Network>, Wanted> {
+    let list = value.list()?;
+    list.iter()
+        .map(|it| it.parse().map_err(|wanted: &str| format!("a list of {wanted}").into()))
+        .collect()
+}
+
+pub(super) fn role(value: Value<'_>) -> Result<Role, Wanted> {
+    value.text()?.parse().map_err(Into::into)
+}
+
+/// The name of a header.
+pub(super) fn header(value: Value<'_>) -> Result<String, Wanted> {
+    let text = value.text()?;
+    let name = text.parse::<axum::http::HeaderName>();
+    name.map(|_| text.to_owned())
+        .map_err(|_| "the name of a header, such as \"X-Forwarded-User\"".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_network_has_the_addresses_with_its_prefix() {
+        for (network, address, is_in) in [
+            ("10.0.0.0/8", "10.255.1.2", true),
+            ("10.0.0.0/8", "11.0.0.1", false),
+            ("10.0.0.0/8", "::ffff:10.1.1.1", true),
+            ("10.1.2.3", "10.1.2.3", true),
+            ("10.1.2.3", "10.1.2.4", false),
+            ("0.0.0.0/0", "192.0.2.1", true),
+            ("0.0.0.0/0", "2001:db8::1", false),
+            ("2001:db8::/32", "2001:db8:9::1", true),
+            ("2001:db8::/32", "2001:db9::1", false),
+            ("::/0", "10.0.0.1", false),
+        ] {
+            let parsed: Network = network.parse().expect(network);
+            assert_eq!(
+                parsed.has(address.parse().expect("an address")),
+                is_in,
+                "{network} {address}"
+            );
+        }
+        for text in ["", "10.0.0.0/33", "10.0.0", "example.com", "10.0.0.0/-1", "::/129"] {
+            assert!(text.parse::<Network>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn roles_are_ordered_by_what_they_may_do() {
+        assert!(Role::Viewer < Role::Operator && Role::Operator < Role::Admin);
+        assert!("root".parse::<Role>().is_err());
+    }
+}

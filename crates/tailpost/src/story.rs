@@ -1,0 +1,62 @@
+//! An event, from its row to its effects.
+
+use std::collections::BTreeMap;
+
+use inbox::Connection;
+use inbox::explain::ConsumerStory;
+use outbox::Table;
+use relay::explain::Explanation;
+use relay::{Config, PostgresTarget};
+use serde::Serialize;
+use uuid::Uuid;
+
+use crate::refusal::Refusal;
+
+/// An event, and what each consumer did with it.
+#[derive(Serialize)]
+pub(crate) struct Story {
+    #[serde(flatten)]
+    pub(crate) published: Explanation,
+    pub(crate) consumers: BTreeMap<String, ConsumerStory>,
+}
+
+/// # Errors
+///
+/// If the database cannot be asked, or nobody knows the event.
+pub(crate) async fn of(config: &Config, table: &Table, id: Uuid) -> anyhow::Result<Story> {
+    let (consumers, trouble) = match consumers(&config.postgres, table, id).await {
+        Ok(consumers) => (consumers, None),
+        // Who has no inbox needs no tables for one.
+        Err(inbox::Error::Tables { .. }) => (BTreeMap::new(), None),
+        Err(error) => (BTreeMap::new(), Some(crate::exit::chain(&error.into()))),
+    };
+    let place = consumers.values().find_map(place);
+    let mut published = relay::explain::explain(config, id, place).await?;
+    published.notes.extend(trouble.map(|it| format!("the inbox cannot be asked: {it}")));
+    if published.is_empty() && consumers.is_empty() {
+        return Err(Refusal::no_event(id).into());
+    }
+    Ok(Story { published, consumers })
+}
+
+/// What each consumer did with it.
+///
+/// # Errors
+///
+/// If the database cannot be asked, or there is no inbox.
+pub(crate) async fn consumers(
+    postgres: &PostgresTarget,
+    table: &Table,
+    id: Uuid,
+) -> Result<BTreeMap<String, ConsumerStory>, inbox::Error> {
+    let session = postgres.session("tailpost explain").await;
+    let session = session.map_err(|error| inbox::Error::Connect(error.into()))?;
+    inbox::explain::explain(&Connection::lent(session), table, id).await
+}
+
+/// Where a consumer met the event.
+fn place(story: &ConsumerStory) -> Option<(String, u64)> {
+    let letter = story.dead_letter.as_ref().map(|it| &it.place);
+    let place = story.record.as_ref().map(|it| &it.place).or(letter)?;
+    Some((place.stream.clone()?, u64::try_from(place.seq?).ok()?))
+}

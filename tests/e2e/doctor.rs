@@ -1,0 +1,10 @@
+//! `tailpost doctor` finds what is planted, its remedies mend it, and it finds nothing else.
+
+mod clinic;
+mod inbox_faults;
+mod nats_commands;
+mod other_servers;
+mod outbox_faults;
+mod server_faults;
+mod sound;
+mod stream_faults;

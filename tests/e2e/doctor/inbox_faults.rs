@@ -1,0 +1,104 @@
+//! What is wrong with consumers and their tables.
+
+use async_nats::jetstream::consumer::{AckPolicy, pull};
+use support::{TestEnv, TestEnvOptions};
+
+use super::clinic::Step::{Do, Edit, Set, Sql, Tailpost};
+use super::clinic::{Clinic, Fault};
+
+const FAULTS: &[Fault] = &[
+    Fault::new(
+        "inbox-tables",
+        "error",
+        &[Sql(&["DROP TABLE inbox_rewinds"])],
+        &["tailpost inbox setup"],
+    ),
+    Fault::new(
+        "inbox-privileges",
+        "error",
+        &[Sql(&["REVOKE INSERT ON inbox_messages FROM courier"])],
+        &["GRANT INSERT ON public.inbox_messages TO \"courier\""],
+    ),
+    Fault::new(
+        "inbox-consumer",
+        "error",
+        &[Do(|clinic| Box::pin(delete(clinic)))],
+        &["tailpost inbox setup"],
+    ),
+    Fault::new(
+        "inbox-consumer-fits",
+        "error",
+        &[Do(|clinic| {
+            Box::pin(replace(
+                clinic,
+                pull::Config { ack_policy: AckPolicy::None, ..pull::Config::default() },
+            ))
+        })],
+        &["nats consumer rm OUTBOX billing --force", "tailpost inbox setup"],
+    ),
+    Fault::new(
+        "inbox-consumer-settings",
+        "warning",
+        &[Do(|clinic| {
+            Box::pin(replace(clinic, pull::Config { max_deliver: 3, ..pull::Config::default() }))
+        })],
+        &["tailpost inbox setup"],
+    ),
+    Fault::new(
+        "inbox-consumer-settings",
+        "warning",
+        &[Do(|clinic| {
+            let filter_subject = "outbox.order.*".into();
+            Box::pin(replace(clinic, pull::Config { filter_subject, ..pull::Config::default() }))
+        })],
+        &["tailpost inbox setup"],
+    ),
+    Fault::new(
+        "inbox-subjects",
+        "error",
+        &[Set("TAILPOST_INBOX__BILLING__SUBJECTS", "sales.>")],
+        &["name subjects of outbox.> in inbox.billing.subjects"],
+    )
+    .by_hand(&[Set("TAILPOST_INBOX__BILLING__SUBJECTS", "")]),
+    Fault::new(
+        "inbox-stream",
+        "error",
+        &[Set("TAILPOST_INBOX__BILLING__STREAM", "SALES")],
+        &["create the stream*"],
+    )
+    .by_hand(&[Set("TAILPOST_INBOX__BILLING__STREAM", "")]),
+    Fault::new(
+        "retention-inbox",
+        "error",
+        &[Set("TAILPOST_INBOX__RETENTION", "1d")],
+        &["nats stream edit OUTBOX --max-age=43185s"],
+    )
+    .after(&[
+        Set("TAILPOST_INBOX__RETENTION", ""),
+        Edit(|it| it.max_age = std::time::Duration::ZERO),
+        Tailpost(&["inbox", "setup"]),
+    ]),
+];
+
+async fn delete(clinic: &mut Clinic) {
+    let stream = clinic.env.stream().await;
+    stream.delete_consumer("billing").await.expect("delete the consumer");
+}
+
+async fn replace(clinic: &mut Clinic, config: pull::Config) {
+    delete(clinic).await;
+    let stream = clinic.env.stream().await;
+    let config = pull::Config { durable_name: Some("billing".into()), ..config };
+    stream.create_consumer(config).await.expect("create a consumer");
+}
+
+// proves: G-DOCTOR-1
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_wrong_with_consumers_is_found_and_mended() {
+    let mut env = TestEnv::with(TestEnvOptions::default()).await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("tailpost.toml");
+    std::fs::write(&file, "[inbox.billing]\nhandler = \"http://127.0.0.1:9/\"\n").expect("write");
+    env.set("TAILPOST_CONFIG", file.to_str().expect("Unicode"));
+    Clinic::open(env).await.treat(FAULTS).await;
+}

@@ -1,0 +1,75 @@
+//! What the `nats` command does with the options that remedies have. The command itself is not there
+//! where tests run.
+
+use std::time::Duration;
+
+use async_nats::jetstream::stream::{Config, DiscardPolicy};
+use support::TestEnv;
+
+/// Runs `nats stream edit`, `nats stream rm` or `nats consumer rm`.
+pub(super) async fn run(env: &TestEnv, command: &str) {
+    let words: Vec<&str> = command.split(' ').collect();
+    let jetstream = env.nats.jetstream().await.expect("connect to NATS");
+    match words.as_slice() {
+        ["nats", "stream", "edit", name, options @ ..] => {
+            let apply = |config: &mut Config| options_into(config, options);
+            edit(env, name, apply).await;
+        }
+        ["nats", "stream", "rm", name, "--force"] => {
+            jetstream.delete_stream(name).await.expect("delete a stream");
+        }
+        // Whoever wants the messages makes one.
+        ["nats", "stream", "backup", _, _] => {}
+        ["nats", "consumer", "rm", stream, consumer, "--force"] => {
+            let stream = jetstream.get_stream(stream).await.expect("look up the stream");
+            stream.delete_consumer(consumer).await.expect("delete a consumer");
+        }
+        _ => panic!("no such command here: {command}"),
+    }
+}
+
+/// Changes the configuration of a stream.
+pub(super) async fn edit(env: &TestEnv, name: &str, change: impl FnOnce(&mut Config)) {
+    let jetstream = env.nats.jetstream().await.expect("connect to NATS");
+    let stream = jetstream.get_stream(name).await.expect("look up the stream");
+    let mut config = stream.cached_info().config.clone();
+    change(&mut config);
+    jetstream.update_stream(config).await.expect("change the stream");
+}
+
+fn options_into(config: &mut Config, options: &[&str]) {
+    let mut options = options.iter();
+    while let Some(option) = options.next() {
+        let (name, value) = match option.split_once('=') {
+            Some((name, value)) => (name, Some(value)),
+            None => (*option, None),
+        };
+        let mut value = || value.or_else(|| options.next().copied()).expect("a value");
+        match name {
+            "--ack" => config.no_ack = false,
+            "--allow-batch" => config.allow_batch_publish = true,
+            "--subjects" => {
+                let subjects = value().trim_matches('\'').split(',');
+                config.subjects = subjects.map(str::to_owned).collect();
+            }
+            "--replicas" => config.num_replicas = value().parse().expect("a number"),
+            "--dupe-window" => config.duplicate_window = seconds(value()),
+            "--max-age" => config.max_age = seconds(value()),
+            "--max-msgs" => config.max_messages = value().parse().expect("a number"),
+            "--max-bytes" => config.max_bytes = value().parse().expect("a number"),
+            "--max-msg-size" => config.max_message_size = value().parse().expect("a number"),
+            "--discard" => {
+                config.discard = match value() {
+                    "new" => DiscardPolicy::New,
+                    other => panic!("--discard {other}"),
+                }
+            }
+            other => panic!("no such option here: {other}"),
+        }
+    }
+}
+
+fn seconds(text: &str) -> Duration {
+    let number = text.strip_suffix('s').expect("seconds");
+    Duration::from_secs_f64(number.parse().expect("a number"))
+}
