@@ -24,7 +24,7 @@ impl Scene {
         let api = port.addr();
         env.set("TAILPOST_ADMIN__LISTEN", &api.to_string());
         let relay = env.relay();
-        relay.wait_log("serving health").await;
+        until(DEADLINE, "the API listens", async || TcpStream::connect(api).await.is_ok()).await;
         Self { env, api, _port: port, _relay: relay }
     }
 

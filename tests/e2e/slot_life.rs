@@ -21,7 +21,7 @@ async fn env(settings: &[(&str, &str)], version: Option<u32>) -> TestEnv {
 const TIGHT: &[(&str, &str)] = &[("max_slot_wal_keep_size", "1MB")];
 
 /// Lets the log grow by segments until the server gives the slot up.
-async fn lose_the_log(env: &TestEnv) {
+pub(super) async fn lose_the_log(env: &TestEnv) {
     let lost = "SELECT wal_status = 'lost' FROM pg_replication_slots WHERE slot_name = 'tailpost'";
     until(DEADLINE, "the slot's log is lost", async || {
         env.execute("SELECT pg_logical_emit_message(false, 'other', 'work')").await;

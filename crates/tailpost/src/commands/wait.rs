@@ -67,7 +67,8 @@ async fn ask<S: Told + DeserializeOwned>(
     }
 }
 
-async fn for_effect(
+/// What a consumer has done of an event, as soon as that is final or the time is over.
+pub(super) async fn for_effect(
     settings: &Settings,
     consumer: &str,
     id: Uuid,

@@ -4,36 +4,9 @@ use outbox::checks::Severity;
 
 use super::facts::{AnySlot, Broker, OldTransaction, Permissions, Reader, SlotFacts, Subjects};
 use super::*;
-use crate::config::{
-    Dedup, MarkConfig, OnPark, PollConfig, RetentionConfig, RewindConfig, ScanConfig, StreamConfig,
-    WalConfig, WindowLimits,
-};
-use crate::shards::Shards;
 
 fn config(url: &str) -> Config {
-    Config {
-        postgres: url.parse().expect("valid"),
-        nats: "nats://localhost".parse().expect("valid"),
-        table: outbox::Table::default(),
-        slot: "tailpost".into(),
-        publication: "tailpost".into(),
-        stream: StreamConfig::default(),
-        subject: "outbox.{aggregate_type}.{event_type}".parse().expect("valid"),
-        routes: Vec::new(),
-        mode: Mode::default(),
-        dedup: Dedup::default(),
-        window: WindowLimits::default(),
-        scan: ScanConfig::default(),
-        poll: PollConfig::default(),
-        mark: MarkConfig::default(),
-        wal: WalConfig::default(),
-        ack_timeout: Config::ACK_TIMEOUT,
-        on_park: OnPark::default(),
-        retention: RetentionConfig::default(),
-        rewind: RewindConfig::default(),
-        max_attempts: Config::MAX_ATTEMPTS,
-        shards: Shards::default(),
-    }
+    Config { postgres: url.parse().expect("valid"), ..crate::config::tests::config() }
 }
 
 fn server() -> Server {

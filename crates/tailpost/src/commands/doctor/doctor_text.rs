@@ -138,4 +138,11 @@ replication
         assert_eq!(text(&checks, Marks::SIGNS), expected);
         assert!(text(&checks, Marks::WORDS).is_ascii());
     }
+
+    #[test]
+    fn what_a_remedy_costs_is_told_below_it() {
+        let remedy = Remedy::sql("DROP TABLE x").with_caution("its rows are gone");
+        let told = text(&[check(Severity::Error, vec![remedy])], Marks::WORDS);
+        assert!(told.contains("psql> DROP TABLE x;\n    !  its rows are gone\n"), "{told}");
+    }
 }

@@ -3,14 +3,12 @@
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
-use inbox::Connection;
 use inbox::waiting::EffectState;
-use outbox::waiting::{Seen, Waiting};
 use relay::{Canary, Config, Legs};
 use serde::Serialize;
-use uuid::Uuid;
 
 use crate::cli::DoctorArgs;
+use crate::commands::wait::for_effect;
 use crate::config::Settings;
 use crate::errors::DoctorError;
 use crate::output::one_line;
@@ -77,7 +75,7 @@ async fn follow(
     let configured = settings.consumers()?.into_iter().map(|it| it.name);
     for consumer in configured.filter(|it| canary.consumers.contains(it)) {
         let left = patience.saturating_sub(began.elapsed());
-        let state = effect(settings, &consumer, canary.id(), left).await?;
+        let state = for_effect(settings, &consumer, canary.id(), left).await?;
         let processed = match state {
             EffectState::Processed => Some(began.elapsed().as_secs_f64()),
             state => {
@@ -89,24 +87,6 @@ async fn follow(
         probed.consumers.push(Effect { consumer, processed });
     }
     Ok(probed)
-}
-
-async fn effect(
-    settings: &Settings,
-    consumer: &str,
-    id: Uuid,
-    patience: Duration,
-) -> anyhow::Result<EffectState> {
-    let (client, task) = settings.postgres_target()?.connect("tailpost doctor").await?;
-    let connection = Connection::with_guard(client, task);
-    let (table, waiting) = (settings.table()?, Waiting::default());
-    let seen = tokio::select! {
-        seen = waiting.wait(id, patience) => seen?,
-        Err(error) = inbox::waiting::answer(&connection, &table, consumer, &waiting) => {
-            return Err(error.into());
-        }
-    };
-    Ok(seen.map_or(EffectState::Unknown, Seen::into_inner))
 }
 
 pub(super) fn text(probed: &[Probed]) -> String {
