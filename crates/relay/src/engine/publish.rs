@@ -5,6 +5,7 @@ mod blocking;
 mod brought;
 mod copies;
 mod doubt;
+mod giving_way;
 mod parts;
 mod resync;
 mod retry;
@@ -342,7 +343,9 @@ impl Publishing {
         let Some(entry) = self.window.get(index) else { return };
         let origin = entry.origin;
         if !found {
-            self.answer_times.record(self.now.saturating_sub(entry.sent_at));
+            let took = self.now.saturating_sub(entry.sent_at);
+            self.answer_times.record(took);
+            self.copies.way.answered(took);
         }
         if origin == Origin::Replay {
             return self.replay_stored(index, seq);

@@ -385,7 +385,7 @@ impl Engine {
         if let Some(elsewhere) = self.replaying.run().and_then(|it| it.elsewhere.as_ref()) {
             last_seq = elsewhere.last_seq();
         }
-        while may && !goes_elsewhere && self.publishing.has_room_to_replay() {
+        while may && !goes_elsewhere && self.publishing.has_room_to_replay(now) {
             let next = self.replaying.run().and_then(|it| it.next(now, last_seq));
             let Some(outgoing) = next else { break };
             self.publishing.apply(now, Input::Replayed(outgoing));

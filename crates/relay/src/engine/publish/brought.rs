@@ -28,6 +28,7 @@ impl Publishing {
             self.log.last_position = Some(position);
         }
         self.log.logged += 1;
+        self.copies.way.live(self.now);
         self.push(outgoing, origin, (commit_lsn, commit_time_micros), Some(position));
     }
 

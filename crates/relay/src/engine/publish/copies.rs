@@ -3,9 +3,12 @@
 //! They go through the same window, so that the fence holds. None of them holds anything up: few are
 //! on their way at a time, and one that the stream does not take is given up at once.
 
+use std::time::Duration;
+
 use pgoutput::Lsn;
 use uuid::Uuid;
 
+use super::giving_way::GivingWay;
 use super::{Link, Publishing};
 use crate::engine::messages::Resolved;
 use crate::engine::window::{Limits, Origin, Outgoing, Stage, Unpublished};
@@ -19,19 +22,22 @@ pub(super) struct Copies {
     unresolved: usize,
     /// Copies that the stream did not take, and why.
     failed: Vec<(Uuid, String)>,
+    pub(super) way: GivingWay,
 }
 
 impl Publishing {
     /// Whether another copy may be brought now: not while the broker is away, while events or their
-    /// bytes take half of the window, or while rows of a scan are unmarked. After a crash a bounded
+    /// bytes take half of the window, while new events have their turn, or while rows of a scan are
+    /// unmarked. After a crash a bounded
     /// reading of the tail has to find those.
-    pub(crate) fn has_room_to_replay(&self) -> bool {
+    pub(crate) fn has_room_to_replay(&self, now: Duration) -> bool {
         let Limits { events, bytes } = self.settings.limits;
         let half = Limits { events: events.div_ceil(2), bytes: bytes / 2 };
         let most = UNDER_WAY_MAX.min((events / 4).max(1));
         self.link.state == Link::Up
             && self.scans.is_empty()
             && self.copies.unresolved < most
+            && self.copies.way.may_go(now)
             && self.window.has_room(half)
     }
 
@@ -62,6 +68,7 @@ impl Publishing {
         }
         // Before it is brought: it may be resolved by that.
         self.copies.unresolved += 1;
+        self.copies.way.goes(self.now, outgoing.event.payload.len());
         self.push(outgoing, Origin::Replay, (Lsn::ZERO, 0), self.log.last_position);
     }
 
@@ -93,6 +100,9 @@ impl Publishing {
             && entry.stage != Stage::Resolved
         {
             self.copies.unresolved -= 1;
+            if self.copies.unresolved == 0 {
+                self.copies.way.ended(self.now);
+            }
         }
     }
 }
