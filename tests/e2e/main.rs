@@ -24,6 +24,7 @@ mod doctor;
 mod doors;
 mod failure_classes;
 mod foreign_messages;
+mod frozen;
 mod gaps;
 mod inbox;
 mod keyed;

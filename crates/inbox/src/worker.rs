@@ -290,6 +290,8 @@ impl<W: Work> Worker<W> {
         self.status.send_modify(|status| {
             status.state = state;
             status.paused = paused;
+            // Between sessions it is not the operator who keeps it from working.
+            status.paused_by = None;
         });
     }
 }
