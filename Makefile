@@ -100,8 +100,10 @@ lint: ## check format, lints, documentation and dependencies
 	@if $(CARGO) machete --version >/dev/null 2>&1; then (set -x; $(CARGO) machete); \
 	else echo 'lint: no cargo-machete: unused dependencies are not looked for' >&2; fi
 
-packages-check: ## check chart, image and systemd units with their tools, which it fetches
+packages-check: servers-all ## check chart, image and units with their tools; run compose.yaml by hand
+	$(CARGO) build --workspace --bin tailpost
 	scripts/check-packages
+	tests/compose_by_hand
 
 servers: ## make sure that PostgreSQL and nats-server are there
 	@scripts/servers
