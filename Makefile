@@ -9,7 +9,7 @@ VERSIONS ?= 14/2.10 16/2.12 17/2.15 18/2.15
 
 .DEFAULT_GOAL := help
 .PHONY: help demo chaos soak test long simulate stress matrix nightly bench bench-inbox fuzz lint \
-	servers servers-all clean-servers
+	packages-check servers servers-all clean-servers
 
 help: ## list the targets
 	@sed -En 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -60,8 +60,8 @@ matrix: servers-all ## run the tests with servers on every supported version; VE
 		|| failed=1; done; \
 	exit $$failed
 
-nightly: ## what takes hours: long, matrix, stress, simulate, and the soak for MINUTES
-	$(MAKE) --keep-going --jobs=1 long matrix stress simulate soak
+nightly: ## what takes hours: long, matrix, stress, simulate, packages-check, the soak for MINUTES
+	$(MAKE) --keep-going --jobs=1 packages-check long matrix stress simulate soak
 
 bench: servers ## measure the relay beside its limits; ARGS="--suite" for all of it
 	$(CARGO) build --release --bin tailpost
@@ -99,6 +99,11 @@ lint: ## check format, lints, documentation and dependencies
 	else echo 'lint: no cargo-deny (cargo install --locked cargo-deny): licences are not checked' >&2; fi
 	@if $(CARGO) machete --version >/dev/null 2>&1; then (set -x; $(CARGO) machete); \
 	else echo 'lint: no cargo-machete: unused dependencies are not looked for' >&2; fi
+
+packages-check: servers-all ## check chart, image and units with their tools; run compose.yaml by hand
+	$(CARGO) build --workspace --bin tailpost
+	scripts/check-packages
+	tests/compose_by_hand
 
 servers: ## make sure that PostgreSQL and nats-server are there
 	@scripts/servers

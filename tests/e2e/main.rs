@@ -47,6 +47,7 @@ mod routes;
 mod row_security;
 mod scanner;
 mod schema;
+mod service_manager;
 mod setup;
 mod shards;
 mod silence;

@@ -23,76 +23,68 @@ pub struct Migration {
 
 /// All migrations, in order.
 pub const MIGRATIONS: &[Migration] = &[
-    Migration {
-        version: 1,
-        name: "outbox",
-        sql: include_str!("../../../migrations/0001_outbox.sql"),
-    },
+    Migration { version: 1, name: "outbox", sql: include_str!("../migrations/0001_outbox.sql") },
     Migration {
         version: 2,
         name: "slot_life",
-        sql: include_str!("../../../migrations/0002_slot_life.sql"),
+        sql: include_str!("../migrations/0002_slot_life.sql"),
     },
     Migration {
         version: 3,
         name: "dead_letters",
-        sql: include_str!("../../../migrations/0003_dead_letters.sql"),
+        sql: include_str!("../migrations/0003_dead_letters.sql"),
     },
     Migration {
         version: 5,
         name: "room_for_marks",
-        sql: include_str!("../../../migrations/0005_room_for_marks.sql"),
+        sql: include_str!("../migrations/0005_room_for_marks.sql"),
     },
     Migration {
         version: 7,
         name: "published",
-        sql: include_str!("../../../migrations/0007_published.sql"),
+        sql: include_str!("../migrations/0007_published.sql"),
     },
     Migration {
         version: 8,
         name: "rows_in_hand",
-        sql: include_str!("../../../migrations/0008_rows_in_hand.sql"),
+        sql: include_str!("../migrations/0008_rows_in_hand.sql"),
     },
     Migration {
         version: 10,
         name: "resolved_place",
-        sql: include_str!("../../../migrations/0010_resolved_place.sql"),
+        sql: include_str!("../migrations/0010_resolved_place.sql"),
     },
     Migration {
         version: 13,
         name: "checkpoint",
-        sql: include_str!("../../../migrations/0013_checkpoint.sql"),
+        sql: include_str!("../migrations/0013_checkpoint.sql"),
     },
-    Migration {
-        version: 14,
-        name: "replays",
-        sql: include_str!("../../../migrations/0014_replays.sql"),
-    },
+    Migration { version: 14, name: "replays", sql: include_str!("../migrations/0014_replays.sql") },
     Migration {
         version: 15,
         name: "retention",
-        sql: include_str!("../../../migrations/0015_retention.sql"),
+        sql: include_str!("../migrations/0015_retention.sql"),
     },
     Migration {
         version: 17,
         name: "emit_wal",
-        sql: include_str!("../../../migrations/0017_emit_wal.sql"),
+        sql: include_str!("../migrations/0017_emit_wal.sql"),
     },
     Migration {
         version: 18,
         name: "partitions",
-        sql: include_str!("../../../migrations/0018_partitions.sql"),
+        sql: include_str!("../migrations/0018_partitions.sql"),
     },
     Migration {
         version: 19,
         name: "rewind_slot",
-        sql: include_str!("../../../migrations/0019_rewind_slot.sql"),
+        sql: include_str!("../migrations/0019_rewind_slot.sql"),
     },
 ];
 
 /// The first migration for a table that the documented text does not fit: one with other column
 /// names, or with a payload that is no JSON.
-const OUTBOX_ADOPTED: &str = include_str!("../../../migrations/0001_outbox_adopted.sql");
+const OUTBOX_ADOPTED: &str = include_str!("../migrations/0001_outbox_adopted.sql");
 
 /// How an outbox table is stored when the first migration makes it, or adopts it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -105,10 +97,10 @@ pub enum Layout {
 }
 
 /// What the layout [`Fast`](Layout::Fast) has in place of the index of unmarked rows.
-const LAYOUT_FAST: &str = include_str!("../../../migrations/0001_layout_fast.sql");
+const LAYOUT_FAST: &str = include_str!("../migrations/0001_layout_fast.sql");
 
 /// The table that a partitioned outbox begins as.
-const PARTITIONED: &str = include_str!("../../../migrations/0001_layout_partitioned.sql");
+const PARTITIONED: &str = include_str!("../migrations/0001_layout_partitioned.sql");
 
 /// How the line begins that makes this index, in both texts of the first migration.
 const UNMARKED_INDEX: &str = "CREATE INDEX IF NOT EXISTS idx_outbox_unpublished ";

@@ -29,7 +29,8 @@ fn from_postgres_micros(micros: i64) -> Timestamp {
 /// Whom a relay tells what it does.
 #[derive(Debug)]
 pub struct Reports {
-    /// Receives a report about every 100 ms.
+    /// Receives a report about every 100 ms while a session runs, and otherwise one at least every
+    /// 40 s: none means that the relay hangs.
     pub status: watch::Sender<Status>,
     /// Those who wait for events are told of each that the broker stores, at once.
     pub waiting: Waiting<EventState>,
@@ -230,6 +231,11 @@ impl Reporter {
     /// The connection to the broker, as far as there is one.
     pub(crate) fn link(&self) -> watch::Receiver<NatsLink> {
         self.link.clone().unwrap_or_else(|| watch::channel(NatsLink::default()).1)
+    }
+
+    /// Says that whoever runs the sessions still does, also while there is nothing new to tell.
+    pub(crate) fn alive(&self) {
+        self.reports.status.send_modify(|_| {});
     }
 
     fn send(&mut self) {

@@ -27,6 +27,9 @@ const SESSION_GOOD_AFTER: Duration = Duration::from_secs(10);
 /// A pause that is reached when the stream has been silent for several attempts.
 const FAILOVER_AFTER: Duration = Duration::from_secs(1);
 
+/// How often a relay says that it runs while a session is being opened, which others may delay.
+const ALIVE_EVERY: Duration = Duration::from_secs(1);
+
 /// How long the server may take to notice that the slot is not read any more.
 const LEAVING_MAX: Duration = Duration::from_secs(5);
 
@@ -74,7 +77,7 @@ pub async fn run(
             }
             Err(Error::SlotBusy { .. }) if !once => {
                 reporter.role(Role::Standby);
-                standby::wait(&config, &stop).await;
+                standby::wait(&config, &stop, &reporter).await;
                 // Until the slot is taken nobody knows what comes of it.
                 reporter.role(Role::Starting);
                 continue;
@@ -143,6 +146,7 @@ async fn session(
         session.await.map(Opened::Session)
     };
     let mut opened = Box::pin(opened);
+    let mut alive = tokio::time::interval(ALIVE_EVERY);
     let opened = loop {
         tokio::select! {
             // First, so that no attempt is made any more.
@@ -150,6 +154,7 @@ async fn session(
             () = stop.cancelled() => return Ok(()),
             Ok(()) = connected.changed() => reporter.watch(connected.borrow_and_update().clone()),
             opened = &mut opened => break opened?,
+            _ = alive.tick() => reporter.alive(),
             Ok(()) = waits.changed() => reporter.waiting(waits.borrow_and_update().clone()),
         }
     };

@@ -6,6 +6,7 @@ mod event_args;
 mod inbox_args;
 #[cfg(feature = "lab")]
 mod lab_args;
+pub(crate) mod manual_args;
 mod replay_args;
 mod rewind_args;
 mod verify_args;
@@ -216,6 +217,14 @@ pub(crate) enum Command {
     /// List replication slots; create or drop the relay's
     #[command(subcommand)]
     Slot(SlotCommand),
+    /// Print a completion script for a shell
+    ///
+    /// bash: `tailpost completions bash > /etc/bash_completion.d/tailpost`. Reads no configuration.
+    Completions(manual_args::CompletionsArgs),
+    /// Write a man page for every command to a directory
+    ///
+    /// Reads no configuration.
+    Man(manual_args::ManArgs),
     /// Run everything on throw-away servers: a producer, a relay, a consumer, an inbox
     ///
     /// Starts PostgreSQL and NATS from the binaries on this machine, in temporary folders, and

@@ -8,6 +8,7 @@ mod inbox;
 #[cfg(feature = "lab")]
 mod lab;
 mod maintain;
+mod manual;
 mod relay;
 mod repair_text;
 mod replay;
@@ -42,6 +43,8 @@ pub(crate) async fn run(command: Command, settings: Settings) -> anyhow::Result<
             dlq::run(command, &settings).await
         }
         Command::Slot(command) => Box::pin(slot::run(&command, &settings)).await,
+        Command::Completions(args) => manual::completions(args.shell),
+        Command::Man(args) => manual::pages(&args.dir),
         #[cfg(feature = "lab")]
         Command::Demo(args) => lab::demo(args).await,
         #[cfg(feature = "lab")]

@@ -11,6 +11,7 @@ mod output;
 mod refusal;
 mod shutdown;
 mod story;
+mod systemd;
 mod telemetry;
 
 use std::process::ExitCode;
@@ -37,6 +38,10 @@ fn run(cli: cli::Cli) -> anyhow::Result<()> {
         // Runs anywhere, whatever is configured for other servers, and draws its own picture.
         cli::Command::Demo(_) | cli::Command::Chaos(_) => {
             (config::Settings::default(), cli.global.verbosity().of_demo())
+        }
+        // What packages need while they are made.
+        cli::Command::Completions(_) | cli::Command::Man(_) => {
+            (config::Settings::default(), cli.global.verbosity())
         }
         cli::Command::Status(_)
         | cli::Command::Doctor(_)

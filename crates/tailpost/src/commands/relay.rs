@@ -2,7 +2,7 @@ mod shards;
 
 use anyhow::Result;
 use outbox::waiting::Waiting;
-use relay::{Config, Reports, RetentionStatus, Status};
+use relay::{Config, Reports, RetentionStatus, Role, Status};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tracing::info;
@@ -11,6 +11,7 @@ use crate::admin::{self, Access, Address, Admin, Relay, Watched};
 use crate::cli::RelayArgs;
 use crate::config::{Error, Origin, Settings};
 use crate::shutdown;
+use crate::systemd;
 
 pub(super) async fn run(args: &RelayArgs, settings: &Settings) -> Result<()> {
     let config = settings.relay_config()?;
@@ -24,10 +25,12 @@ pub(super) async fn run(args: &RelayArgs, settings: &Settings) -> Result<()> {
     let waiting = Waiting::default();
     let (sampled, sample) = watch::channel(None);
     let (retention, kept) = watch::channel(RetentionStatus::default());
+    let mut statuses = Vec::new();
     let (mut reports, mut watched, mut rewinds) = (Vec::new(), Vec::new(), Vec::new());
     for shard in &chosen {
         let (status, watcher) = watch::channel(Status::default());
         let (rewind, rewound) = watch::channel(None);
+        statuses.push(watcher.clone());
         reports.push(Reports { status, waiting: waiting.clone() });
         watched.push(Watched::new(shard, watcher, rewound));
         rewinds.push((shard.clone(), rewind));
@@ -44,6 +47,7 @@ pub(super) async fn run(args: &RelayArgs, settings: &Settings) -> Result<()> {
         }
         _ => None,
     };
+    let stopped = stop.clone();
     let mut relays: Vec<_> = chosen.into_iter().zip(reports).collect();
     let work = async {
         match relays.pop() {
@@ -56,6 +60,7 @@ pub(super) async fn run(args: &RelayArgs, settings: &Settings) -> Result<()> {
             }
         }
     };
+    let told = tokio::spawn(systemd::tell(statuses, up, systemd::Watchdog::ByNews, stopped));
     // Tasks of their own: the relay's is polled for each event, and should poll nothing else.
     let mut beside = JoinSet::new();
     if !args.once {
@@ -72,10 +77,21 @@ pub(super) async fn run(args: &RelayArgs, settings: &Settings) -> Result<()> {
     beside.spawn(async move { relay::waiting::answer(&config, &waiting).await });
     let outcome = Box::pin(work).await;
     beside.abort_all();
+    told.abort();
     if let Some(admin) = admin {
         admin.stop().await;
     }
     outcome
+}
+
+/// Whether a relay does what it was started for, and in a word what that is.
+fn up(status: &Status) -> (bool, &'static str) {
+    match status.role {
+        Role::Active => (true, "active"),
+        Role::Standby => (true, "standby"),
+        Role::Starting => (false, "starting"),
+        Role::Stopped => (false, "stopped"),
+    }
 }
 
 fn announce(shard: &Config) {

@@ -12,7 +12,7 @@ use super::value::Value;
 use super::{Settings, inbox_settings, routes};
 
 /// Every setting with its default. A test compares it with the defaults.
-const REFERENCE: &str = include_str!("../../../../docker/tailpost.toml");
+const REFERENCE: &str = include_str!("../../reference.toml");
 const MASKED: &str = "***";
 
 /// What was given, as it was given; no secrets. Settings are the same however they were written.

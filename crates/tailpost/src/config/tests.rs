@@ -299,7 +299,7 @@ fn the_admin_server_is_not_opened_to_the_world_without_a_token() {
 /// no default, as comments.
 #[test]
 fn the_annotated_reference_is_complete_and_shows_the_defaults() {
-    let reference = include_str!("../../../../docker/tailpost.toml");
+    let reference = include_str!("../../reference.toml");
     let mut settings = loaded(reference, &[]);
     let active = std::mem::take(&mut settings.origins);
     assert!(settings == Settings::default(), "docker/tailpost.toml differs from the defaults");

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use inbox::http::{HttpHandler, HttpOptions};
-use inbox::{Connection, Inbox, Leased, Summary};
+use inbox::{Connection, Inbox, Leased, State, Status, Summary};
 use outbox::waiting::Waiting;
 use relay::connect::https_config;
 use relay::{NatsTarget, PostgresTarget};
@@ -18,6 +18,7 @@ use super::sampler::Sampler;
 use crate::admin::{self, Access, Address, Admin, AppState, Samples, WaitingOf};
 use crate::config::{Consumer, Error, Settings};
 use crate::shutdown;
+use crate::systemd;
 
 /// How long to wait before the next attempt to reach a broker that has not been there yet.
 const RECONNECT_PAUSE: Duration = Duration::from_secs(2);
@@ -71,15 +72,30 @@ pub(super) async fn run(settings: &Settings) -> anyhow::Result<()> {
         }
         None => None,
     };
+    let statuses = inboxes.values().map(Inbox::status).collect();
+    let told = systemd::tell(statuses, up, systemd::Watchdog::Unused, stop.clone());
+    let told = tokio::spawn(told);
     let table = settings.table()?;
     let outcome = tokio::select! {
         outcome = run_all(inboxes, &stop) => outcome,
         never = answers::give(&postgres, &table, &waiting) => match never {},
     };
+    told.abort();
     if let Some(admin) = admin {
         admin.stop().await;
     }
     outcome
+}
+
+/// Whether a consumer does what it was started for, and in a word what that is.
+fn up(status: &Status) -> (bool, &'static str) {
+    match status.state {
+        State::Active => (true, "active"),
+        State::Standby => (true, "standby"),
+        State::Paused => (true, "paused"),
+        State::Starting => (false, "starting"),
+        State::Stopping => (true, "stopping"),
+    }
 }
 
 fn handler(settings: &Settings, consumer: &Consumer) -> anyhow::Result<HttpHandler> {
