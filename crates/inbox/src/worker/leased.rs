@@ -55,7 +55,8 @@ impl<H: LeasedHandler> Work for UnderLeases<H> {
 impl<H: LeasedHandler> UnderLeases<H> {
     async fn handle(&self, context: &Context, item: Item, claimed: Claimed, reports: &Reports) {
         let lease = context.leases.keep(claimed.claim, claimed.since);
-        let handling = self.handler.handle(context.delivery(&item.message, claimed.attempts));
+        let (delivery, attempt) = context.delivery(&item.message, claimed.attempts);
+        let handling = self.handler.handle(delivery);
         let verdict = tokio::select! {
             biased;
             over = lease.over() => Err(over),
@@ -74,6 +75,7 @@ impl<H: LeasedHandler> UnderLeases<H> {
                 return;
             }
         };
+        attempt.end(&verdict);
         let reports = reports.clone();
         // Fails only when the session is gone.
         let _ = self.recorder.send(Ended { item, claimed, verdict, _lease: lease, reports }).await;

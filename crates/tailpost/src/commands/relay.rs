@@ -28,7 +28,7 @@ pub(super) async fn run(args: &RelayArgs, settings: &Settings) -> Result<()> {
     for shard in &chosen {
         let (status, watcher) = watch::channel(Status::default());
         let (rewind, rewound) = watch::channel(None);
-        reports.push(Reports { status, waiting: waiting.clone() });
+        reports.push(Reports { status, waiting: waiting.clone(), spans: None });
         watched.push(Watched::new(shard, watcher, rewound));
         rewinds.push((shard.clone(), rewind));
     }
