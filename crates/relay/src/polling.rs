@@ -267,7 +267,7 @@ impl Poll {
                 let store = holder(claim)?;
                 job(async move {
                     if let Err(error) = store.note_failure(id, &reason, pause).await {
-                        warn!(error = describe(&error), "could not count an attempt");
+                        warn!(event_id = %id, error = describe(&error), "could not count an attempt");
                     }
                     Ok(Done::Nothing)
                 })

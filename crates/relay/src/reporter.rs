@@ -7,9 +7,10 @@ use outbox::spans::SpanSink;
 use outbox::waiting::{Seen, Waiting};
 use pgoutput::Lsn;
 use tokio::sync::watch;
+use tracing::field::display;
 use tracing::{debug, error, info, warn};
 
-use crate::engine::{Engine, MarkCounts, Notice, Origin, Publishing, Resolved, Send};
+use crate::engine::{About, Engine, MarkCounts, Notice, Origin, Publishing, Resolved, Send};
 use crate::nats::NatsLink;
 use crate::postgres::sql::Stuck;
 use crate::publish_spans::PublishSpans;
@@ -142,14 +143,24 @@ impl Reporter {
                 warn!(why, unresolved, "reading the stream's tail");
                 self.trouble(why);
             }
-            Notice::Parking { event, reason } => {
-                warn!(%event, reason, "parking an event that cannot be published");
+            Notice::Parking { about: About { event_id, lsn, trace_id }, reason } => {
+                let (lsn, trace_id) = (lsn.map(display), trace_id.map(display));
+                let hint = "see `tailpost dlq show` with its id; mend the cause, then requeue it";
+                warn!(
+                    %event_id, lsn, trace_id, reason, hint,
+                    "parking an event that cannot be published"
+                );
                 if let Some(spans) = &mut self.spans {
-                    spans.parked(event);
+                    spans.parked(event_id);
                 }
             }
-            Notice::TryingAgain { event, attempts, reason, pause } => {
-                warn!(%event, attempts, %reason, "trying again in {pause:?}");
+            Notice::TryingAgain { about, attempts, reason, pause } => {
+                let About { event_id, lsn, trace_id } = about;
+                let (lsn, trace_id) = (lsn.map(display), trace_id.map(display));
+                warn!(
+                    %event_id, lsn, trace_id, attempts, ?pause, reason,
+                    "the stream does not take an event as it is: trying again"
+                );
                 self.trouble(reason);
             }
             Notice::Stopping { why, unresolved } => info!(unresolved, "stopping: {why}"),

@@ -276,7 +276,13 @@ async fn report_lost(context: &Context, item: &Item, reports: &Reports) {
 /// Another look says whose it is now.
 fn lost(context: &Context, item: &Item) -> Report {
     context.tally.lost();
-    let (consumer, event_id) = (&context.config.consumer, item.message.key.id);
-    warn!(consumer, %event_id, "the lease was lost while the handler was at work");
+    let (consumer, message) = (&context.config.consumer, &item.message);
+    warn!(
+        consumer,
+        event_id = %message.key.id,
+        lsn = message.lsn(),
+        trace_id = message.trace_id().map(display),
+        "the lease was lost while the handler was at work"
+    );
     Report::undone(item, Path::Careful)
 }

@@ -151,6 +151,8 @@ impl Context {
                 consumer = self.config.consumer,
                 event_id = %item.message.key.id,
                 stream_seq = item.message.stream_seq,
+                lsn = item.message.lsn(),
+                trace_id = item.message.trace_id().map(display),
                 ?remaining,
                 "leased by another worker"
             );
@@ -228,8 +230,11 @@ impl Context {
                 consumer = self.config.consumer,
                 event_id = %message.key.id,
                 stream_seq = message.stream_seq,
+                lsn = message.lsn(),
+                trace_id = message.trace_id().map(display),
                 ?cause,
                 reason,
+                hint = "see `tailpost inbox dlq show` with its id; mend the cause, then requeue it",
                 "became a dead letter"
             );
         }

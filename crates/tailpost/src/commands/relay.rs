@@ -10,6 +10,7 @@ use tracing::info;
 use crate::admin::{self, Access, Address, Admin, Relay, Watched};
 use crate::cli::RelayArgs;
 use crate::config::{Error, Origin, Settings};
+use crate::otlp::Traces;
 use crate::shutdown;
 
 pub(super) async fn run(args: &RelayArgs, settings: &Settings) -> Result<()> {
@@ -21,6 +22,7 @@ pub(super) async fn run(args: &RelayArgs, settings: &Settings) -> Result<()> {
         }
     }
     let stop = shutdown::on_signal()?;
+    let traces = Traces::start(settings)?;
     let waiting = Waiting::default();
     let (sampled, sample) = watch::channel(None);
     let (retention, kept) = watch::channel(RetentionStatus::default());
@@ -28,7 +30,7 @@ pub(super) async fn run(args: &RelayArgs, settings: &Settings) -> Result<()> {
     for shard in &chosen {
         let (status, watcher) = watch::channel(Status::default());
         let (rewind, rewound) = watch::channel(None);
-        reports.push(Reports { status, waiting: waiting.clone(), spans: None });
+        reports.push(Reports { status, waiting: waiting.clone(), spans: traces.sink() });
         watched.push(Watched::new(shard, watcher, rewound));
         rewinds.push((shard.clone(), rewind));
     }
@@ -72,6 +74,7 @@ pub(super) async fn run(args: &RelayArgs, settings: &Settings) -> Result<()> {
     beside.spawn(async move { relay::waiting::answer(&config, &waiting).await });
     let outcome = Box::pin(work).await;
     beside.abort_all();
+    traces.stop().await;
     if let Some(admin) = admin {
         admin.stop().await;
     }
