@@ -145,7 +145,8 @@ impl Reporter {
             }
             Notice::Parking { about: About { event_id, lsn, trace_id }, reason } => {
                 let (lsn, trace_id) = (lsn.map(display), trace_id.map(display));
-                let hint = "see `tailpost dlq show` with its id; mend the cause, then requeue it";
+                let hint =
+                    "see `tailpost outbox dlq show` with its id; mend the cause, then requeue it";
                 warn!(
                     %event_id, lsn, trace_id, reason, hint,
                     "parking an event that cannot be published"
@@ -158,8 +159,8 @@ impl Reporter {
                 let About { event_id, lsn, trace_id } = about;
                 let (lsn, trace_id) = (lsn.map(display), trace_id.map(display));
                 warn!(
-                    %event_id, lsn, trace_id, attempts, ?pause, reason,
-                    "the stream does not take an event as it is: trying again"
+                    %event_id, lsn, trace_id, attempts, reason,
+                    "the stream does not take an event: trying again in {pause:?}"
                 );
                 self.trouble(reason);
             }

@@ -19,7 +19,7 @@ use uuid::Uuid;
 use super::service::{Service, emit};
 
 /// Servers with an outbox and an inbox.
-pub(super) async fn set_up() -> TestEnv {
+pub(crate) async fn set_up() -> TestEnv {
     let mut env = TestEnv::new().await;
     env.set("TAILPOST_INBOX__BACKOFF_FIRST", "200ms");
     env.setup().await;

@@ -1,6 +1,6 @@
 //! A line that repeats is logged a few times, then counted.
 //!
-//! A statement that logs has ten lines a minute. What it logs beyond that is left out; a line says how
+//! A statement that logs has ten lines a minute, twenty if they are no more than news. What it logs beyond that is left out; a line says how
 //! often. As long as it goes on the minutes become longer, up to an hour, and have one line each.
 
 use std::collections::HashMap;
@@ -14,6 +14,7 @@ use tracing_subscriber::layer::{Context, Filter};
 
 /// Lines of one statement before any is left out.
 const BURST: u32 = 10;
+const BURST_OF_NEWS: u32 = 20;
 const PERIOD: Duration = Duration::from_mins(1);
 const PERIOD_MAX: Duration = Duration::from_hours(1);
 /// How often it is looked for lines that were left out.
@@ -29,6 +30,7 @@ pub(super) struct Repeats(Mutex<HashMap<Identifier, Statement>>);
 /// What one statement logged.
 #[derive(Debug)]
 struct Statement {
+    level: Level,
     began: Instant,
     period: Duration,
     burst: u32,
@@ -38,15 +40,16 @@ struct Statement {
 }
 
 impl Statement {
-    fn new(now: Instant) -> Self {
+    fn new(level: Level, now: Instant) -> Self {
+        let burst = if level >= Level::INFO { BURST_OF_NEWS } else { BURST };
         let message = String::new();
-        Self { began: now, period: PERIOD, burst: BURST, lines: 0, left_out: 0, message }
+        Self { level, began: now, period: PERIOD, burst, lines: 0, left_out: 0, message }
     }
 
     /// Whether its next line is logged.
     fn admits(&mut self, now: Instant) -> bool {
         if self.left_out == 0 && now.duration_since(self.began) >= self.period {
-            *self = Self::new(now);
+            *self = Self::new(self.level, now);
         }
         self.lines = self.lines.saturating_add(1);
         let admits = self.lines <= self.burst;
@@ -70,8 +73,9 @@ impl Statement {
 impl Repeats {
     fn admits(&self, event: &Event<'_>, now: Instant) -> bool {
         let mut statements = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let statement = event.metadata().callsite();
-        let known = statements.entry(statement).or_insert_with(|| Statement::new(now));
+        let metadata = event.metadata();
+        let begun = || Statement::new(*metadata.level(), now);
+        let known = statements.entry(metadata.callsite()).or_insert_with(begun);
         let admits = known.admits(now);
         if !admits && known.message.is_empty() {
             event.record(&mut Message(&mut known.message));
@@ -134,7 +138,7 @@ mod tests {
     #[test]
     fn what_goes_on_is_said_less_and_less_often() {
         let began = Instant::now();
-        let mut statement = Statement::new(began);
+        let mut statement = Statement::new(Level::WARN, began);
         let mut said = 0;
         let mut told = Vec::new();
         for second in 0..24 * 3600 {
@@ -151,7 +155,7 @@ mod tests {
     #[test]
     fn what_comes_back_after_a_while_is_news_again() {
         let began = Instant::now();
-        let mut statement = Statement::new(began);
+        let mut statement = Statement::new(Level::WARN, began);
         for _ in 0..BURST {
             assert!(statement.admits(began));
         }
