@@ -57,6 +57,7 @@ mod stop;
 mod storm;
 mod tableless;
 mod takeover;
+mod traces;
 mod unlogged;
 mod verify;
 mod versioning;

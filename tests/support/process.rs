@@ -49,7 +49,11 @@ impl Relay {
         let mut command = Command::new(program);
         for (name, _) in std::env::vars_os() {
             let known = name.to_string_lossy();
-            if known.starts_with("TAILPOST_") || known == "DATABASE_URL" || known == "NATS_URL" {
+            if known.starts_with("TAILPOST_")
+                || known == "DATABASE_URL"
+                || known == "NATS_URL"
+                || known.starts_with("OTEL_")
+            {
                 command.env_remove(name);
             }
         }

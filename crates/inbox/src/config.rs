@@ -1,5 +1,7 @@
 use std::time::Duration;
 
+use outbox::spans::SpanSink;
+
 use crate::Error;
 use crate::engine::Backoff;
 
@@ -19,6 +21,7 @@ pub(crate) struct Config {
     pub(crate) retention: Option<Duration>,
     pub(crate) decisions_retention: Option<Duration>,
     pub(crate) upkeep_interval: Duration,
+    pub(crate) spans: Option<SpanSink>,
 }
 
 impl Config {
@@ -37,6 +40,7 @@ impl Config {
             retention: None,
             decisions_retention: None,
             upkeep_interval: Duration::from_hours(1),
+            spans: None,
         }
     }
 

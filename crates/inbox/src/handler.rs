@@ -3,6 +3,7 @@ use std::time::Duration;
 
 use async_nats::HeaderMap;
 use outbox::Event;
+use outbox::wire::{TraceContext, TraceParent};
 use tokio_postgres::Transaction;
 
 /// An event on its way into a handler.
@@ -26,6 +27,18 @@ pub struct Delivery<'a> {
     pub max_attempts: u32,
     /// How long the event is ours without a sign of life. It is renewed while the handler runs.
     pub lease: Duration,
+    /// The span of this attempt, if [`Builder::spans`](crate::Builder::spans) takes spans and the
+    /// event's trace is recorded.
+    pub span: Option<TraceParent>,
+}
+
+impl Delivery<'_> {
+    /// What the spans of a handler are children of: the span of this attempt, or else what the
+    /// event's `traceparent` says. `None` if there is none that is well-formed.
+    #[must_use]
+    pub fn trace_parent(&self) -> Option<TraceParent> {
+        self.span.or_else(|| TraceContext::of(self.event).map(|it| it.parent))
+    }
 }
 
 /// What became of an event.

@@ -1,6 +1,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use outbox::spans::SpanSink;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -200,6 +201,14 @@ impl Builder {
     #[must_use]
     pub fn upkeep_interval(mut self, interval: Duration) -> Self {
         self.config.upkeep_interval = interval;
+        self
+    }
+
+    /// Who takes a span of each attempt at an event whose trace is recorded: nobody, if this is not
+    /// set.
+    #[must_use]
+    pub fn spans(mut self, sink: SpanSink) -> Self {
+        self.config.spans = Some(sink);
         self
     }
 

@@ -36,6 +36,7 @@
 //!
 //! `examples/orders.rs` is a whole service.
 
+mod attempt;
 mod config;
 mod connection;
 mod controls;

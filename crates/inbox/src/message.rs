@@ -6,6 +6,7 @@ use async_nats::{HeaderMap, HeaderValue};
 use bytes::Bytes;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
+use outbox::wire::{Position, TraceId};
 use outbox::{Event, wire};
 use uuid::Uuid;
 
@@ -152,6 +153,19 @@ impl Message {
         }
         block.push_str("\r\n");
         block.into()
+    }
+
+    /// Where in the log the event's transaction committed, if the message says it.
+    pub(crate) fn lsn(&self) -> Option<String> {
+        let is_anothers = self.headers.get(wire::header::POSITION_EVENT).is_some();
+        let position = self.headers.get(wire::header::POSITION).filter(|_| !is_anothers)?;
+        let Position { lsn, .. } = position.as_str().parse().ok()?;
+        Some(format!("{:X}/{:X}", lsn >> 32, lsn & u64::from(u32::MAX)))
+    }
+
+    /// The trace that the event belongs to, for log lines.
+    pub(crate) fn trace_id(&self) -> Option<TraceId> {
+        wire::trace_id(self.event.as_ref().ok()?)
     }
 
     /// What it takes in memory, about.

@@ -38,6 +38,7 @@ mod enqueue;
 mod error;
 mod event;
 pub mod migrations;
+pub mod spans;
 mod table;
 pub mod waiting;
 pub mod wire;

@@ -77,7 +77,7 @@ pub(crate) use self::messages::{
     Blocked, Dead, Doubted, Ignored, Input, Mode, Part, Place, Refusal, Request, Resolved, Send,
     Start,
 };
-pub(crate) use self::notice::Notice;
+pub(crate) use self::notice::{About, Notice};
 pub(crate) use self::outcome::{Marked, Outcome, Parked, RowOfDead, ScanMarks, ScanRead};
 use self::owed_marks::OwedMarks;
 use self::parking::Parking;
@@ -361,14 +361,14 @@ impl Engine {
                 }
                 Request::Park { index, dead } => {
                     if dead.blocked_by.is_none() {
-                        let (event, reason) = (dead.event.id, dead.reason.clone());
-                        self.tell(Notice::Parking { event, reason });
+                        let about = self.publishing.about(dead.event.id);
+                        self.tell(Notice::Parking { about, reason: dead.reason.clone() });
                     }
                     self.parking.ask(index, dead);
                 }
                 Request::NoteFailure { id, has_row, attempts, reason, pause } => {
-                    let said = reason.clone();
-                    self.tell(Notice::TryingAgain { event: id, attempts, reason: said, pause });
+                    let (about, said) = (self.publishing.about(id), reason.clone());
+                    self.tell(Notice::TryingAgain { about, attempts, reason: said, pause });
                     if has_row {
                         self.effects.push_back(Effect::NoteFailure { id, reason, pause });
                     }

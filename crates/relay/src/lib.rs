@@ -43,6 +43,7 @@ mod nats;
 mod operate;
 mod polling;
 mod postgres;
+mod publish_spans;
 mod replay_selection;
 mod reporter;
 pub mod rewind_slot;

@@ -180,7 +180,7 @@ impl Poll {
             for input in self.answered.drain(..) {
                 self.engine.apply(now, input);
             }
-            self.send()?;
+            self.send(reporter)?;
         }
     }
 
@@ -189,11 +189,12 @@ impl Poll {
         self.started.elapsed()
     }
 
-    fn send(&mut self) -> Result<(), Error> {
+    fn send(&mut self, reporter: &mut Reporter) -> Result<(), Error> {
         while self.engine.has_send() && self.publisher.is_ready() {
             let now = self.started.elapsed();
             let Some(send) = self.engine.next_send(now) else { break };
             let index = send.index;
+            reporter.sending(&send);
             if let Some(refusal) = self.publisher.send(&send)? {
                 self.engine.apply(now, Input::Unsendable { index, refusal });
             }
@@ -266,7 +267,7 @@ impl Poll {
                 let store = holder(claim)?;
                 job(async move {
                     if let Err(error) = store.note_failure(id, &reason, pause).await {
-                        warn!(error = describe(&error), "could not count an attempt");
+                        warn!(event_id = %id, error = describe(&error), "could not count an attempt");
                     }
                     Ok(Done::Nothing)
                 })

@@ -3,14 +3,17 @@
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
+use outbox::spans::SpanSink;
 use outbox::waiting::{Seen, Waiting};
 use pgoutput::Lsn;
 use tokio::sync::watch;
+use tracing::field::display;
 use tracing::{debug, error, info, warn};
 
-use crate::engine::{Engine, MarkCounts, Notice, Origin, Publishing, Resolved};
+use crate::engine::{About, Engine, MarkCounts, Notice, Origin, Publishing, Resolved, Send};
 use crate::nats::NatsLink;
 use crate::postgres::sql::Stuck;
+use crate::publish_spans::PublishSpans;
 use crate::status::{Role, SlotStatus, Status};
 use crate::waiting::EventState;
 
@@ -34,13 +37,15 @@ pub struct Reports {
     pub status: watch::Sender<Status>,
     /// Those who wait for events are told of each that the broker stores, at once.
     pub waiting: Waiting<EventState>,
+    /// Takes a span of each event whose trace is recorded. Nothing is done for it if `None`.
+    pub spans: Option<SpanSink>,
 }
 
 impl Reports {
-    /// Nobody waits for events.
+    /// Nobody waits for events, or takes spans.
     #[must_use]
     pub fn to(status: watch::Sender<Status>) -> Self {
-        Self { status, waiting: Waiting::default() }
+        Self { status, waiting: Waiting::default(), spans: None }
     }
 }
 
@@ -52,13 +57,15 @@ pub(crate) struct Reporter {
     base: Status,
     sent: Option<Instant>,
     link: Option<watch::Receiver<NatsLink>>,
+    spans: Option<PublishSpans>,
 }
 
 impl Reporter {
     /// `stream` is where events go.
     pub(crate) fn new(reports: Reports, stream: &str) -> Self {
         let (status, base) = (Status::default(), Status::default());
-        Self { status, reports, stream: stream.to_owned(), base, sent: None, link: None }
+        let spans = reports.spans.clone().map(|sink| PublishSpans::new(sink, stream));
+        Self { status, reports, stream: stream.to_owned(), base, sent: None, link: None, spans }
     }
 
     /// A session begins: its counters start at nothing.
@@ -137,11 +144,25 @@ impl Reporter {
                 warn!(why, unresolved, "reading the stream's tail");
                 self.trouble(why);
             }
-            Notice::Parking { event, reason } => {
-                warn!(%event, reason, "parking an event that cannot be published");
+            Notice::Parking { about: About { event_id, lsn, trace_id }, reason } => {
+                let (lsn, trace_id) = (lsn.map(display), trace_id.map(display));
+                let hint =
+                    "see `tailpost outbox dlq show` with its id; mend the cause, then requeue it";
+                warn!(
+                    %event_id, lsn, trace_id, reason, hint,
+                    "parking an event that cannot be published"
+                );
+                if let Some(spans) = &mut self.spans {
+                    spans.parked(event_id);
+                }
             }
-            Notice::TryingAgain { event, attempts, reason, pause } => {
-                warn!(%event, attempts, %reason, "trying again in {pause:?}");
+            Notice::TryingAgain { about, attempts, reason, pause } => {
+                let About { event_id, lsn, trace_id } = about;
+                let (lsn, trace_id) = (lsn.map(display), trace_id.map(display));
+                warn!(
+                    %event_id, lsn, trace_id, attempts, reason,
+                    "the stream does not take an event: trying again in {pause:?}"
+                );
                 self.trouble(reason);
             }
             Notice::Stopping { why, unresolved } => info!(unresolved, "stopping: {why}"),
@@ -149,7 +170,14 @@ impl Reporter {
         }
     }
 
-    /// Tells those who wait, and measures how long acknowledged events took.
+    /// A message was handed over.
+    pub(crate) fn sending(&mut self, send: &Send<'_>) {
+        if let Some(spans) = &mut self.spans {
+            spans.sending(send);
+        }
+    }
+
+    /// Tells those who wait, ends spans, and measures how long acknowledged events took.
     pub(crate) fn resolved(&mut self, resolved: &[Resolved]) {
         let stored = || resolved.iter().filter(|it| it.seq.is_some());
         let published = |seq| EventState::Published { stream: Some(self.stream.clone()), seq };
@@ -158,6 +186,11 @@ impl Reporter {
         self.reports.waiting.remember(emitted.map(|it| (it.id, published(it.seq))));
         let told = stored().map(|it| (it.id, it.seq));
         self.reports.waiting.tell(told, |seq| Seen::Final(published(seq)));
+        if let Some(spans) = &mut self.spans {
+            for it in resolved {
+                spans.resolved(it, || from_postgres_micros(it.commit_time_micros).into());
+            }
+        }
         let mut measured = resolved.iter().filter(|it| it.acked && it.origin.is_logged());
         let Some(first) = measured.next() else { return };
         let now = Timestamp::now().as_microsecond() - POSTGRES_EPOCH_UNIX_MICROS;

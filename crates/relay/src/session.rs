@@ -132,7 +132,7 @@ impl Session {
                 // Nothing is sent before the stream was read, and the slot seen to be ours.
                 self.apply(Input::LinkLost);
             }
-            self.send()?;
+            self.send(reporter)?;
         }
     }
 
@@ -154,13 +154,14 @@ impl Session {
     }
 
     /// Hands over what may be sent and what the connection takes without waiting.
-    fn send(&mut self) -> Result<(), Error> {
+    fn send(&mut self, reporter: &mut Reporter) -> Result<(), Error> {
         for _ in 0..SENDS_AT_ONCE {
             if !self.engine.has_send() || !self.publisher.is_ready() {
                 break;
             }
             if let Some(send) = self.engine.next_send() {
                 let index = send.index;
+                reporter.sending(&send);
                 if let Some(refusal) = self.publisher.send(&send)? {
                     self.apply(Input::Unsendable { index, refusal });
                 }

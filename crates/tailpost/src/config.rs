@@ -11,6 +11,7 @@ mod keys;
 mod layers;
 mod routes;
 mod shown;
+mod telemetry_settings;
 mod value;
 
 use std::collections::BTreeMap;
@@ -28,6 +29,7 @@ pub(crate) use error::{Error, Origin};
 pub(crate) use inbox_settings::Consumer;
 pub(crate) use layers::Sources;
 pub(crate) use shown::Setting;
+pub(crate) use telemetry_settings::TelemetrySettings;
 
 /// Parses a duration as the configuration writes them, or says what is wanted.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, std::borrow::Cow<'static, str>> {
@@ -48,6 +50,7 @@ pub(crate) struct Settings {
     pub(crate) admin: AdminSettings,
     pub(crate) metrics: MetricsSettings,
     pub(crate) log: LogSettings,
+    pub(crate) telemetry: TelemetrySettings,
     // Where each setting that is not a default came from.
     origins: BTreeMap<String, Origin>,
     // What it was.
@@ -164,6 +167,7 @@ impl Default for Settings {
                 interval: Duration::from_secs(15),
             },
             log: LogSettings { format: LogFormat::Text },
+            telemetry: TelemetrySettings::default(),
             origins: BTreeMap::new(),
             given: shown::Given::default(),
             sources: Again::default(),

@@ -7,6 +7,7 @@ mod commands;
 mod config;
 mod errors;
 mod exit;
+mod otlp;
 mod output;
 mod refusal;
 mod shutdown;

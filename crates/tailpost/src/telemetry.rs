@@ -1,5 +1,7 @@
 //! Logging to stderr, as text or as JSON lines.
 
+mod repeats;
+
 use std::io::IsTerminal;
 
 use tracing::{Level, Metadata};
@@ -8,6 +10,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, fmt};
 
+use self::repeats::Repeats;
 use crate::config::{Error, LogFormat, Origin};
 
 /// How much is logged.
@@ -55,11 +58,14 @@ pub(crate) fn init(format: LogFormat, verbosity: Verbosity) -> Result<(), Error>
         LogFormat::Text => lines.with_ansi(use_colour()).boxed(),
         LogFormat::Json => lines.json().flatten_event(true).boxed(),
     };
+    let repeats: &'static Repeats = Box::leak(Box::default());
     tracing_subscriber::registry()
         .with(filter(asked.as_deref(), verbosity)?)
         .with(filter_fn(is_harmless))
-        .with(lines)
+        .with(lines.with_filter(repeats))
         .init();
+    // Without it lines are left out all the same, and nobody says how many.
+    let _ = std::thread::Builder::new().name("log".into()).spawn(|| repeats.tell());
     Ok(())
 }
 

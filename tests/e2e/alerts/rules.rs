@@ -63,6 +63,7 @@ fn each_declared_metric_is_written_in_a_scene() {
         neglected::WRITES,
         consumers::WRITES,
         panels::WRITES,
+        crate::traces::WRITES,
     ];
     let written: BTreeSet<String> = scenes.concat().into_iter().map(str::to_owned).collect();
     let unwritten: Vec<_> = declared.difference(&written).collect();

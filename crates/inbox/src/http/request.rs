@@ -20,6 +20,7 @@ const STREAM_SEQ: &str = "tailpost-stream-seq";
 const ATTEMPT: &str = "tailpost-attempt";
 const MAX_ATTEMPTS: &str = "tailpost-max-attempts";
 const ESCAPED: &str = "tailpost-escaped";
+const TRACEPARENT: &str = "traceparent";
 const WEBHOOK_ID: &str = "webhook-id";
 const WEBHOOK_TIMESTAMP: &str = "webhook-timestamp";
 const WEBHOOK_SIGNATURE: &str = "webhook-signature";
@@ -75,6 +76,9 @@ pub(super) fn request(
     set(STREAM, delivery.stream);
     set(STREAM_SEQ, &delivery.stream_seq.to_string());
     set(ATTEMPT, &delivery.attempt.to_string());
+    if let Some(span) = delivery.span {
+        set(TRACEPARENT, &span.to_string());
+    }
     set(MAX_ATTEMPTS, &delivery.max_attempts.to_string());
     if !secrets.is_empty() {
         let timestamp = Timestamp::now().as_second();

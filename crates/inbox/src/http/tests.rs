@@ -115,6 +115,7 @@ async fn deliver_with(
         attempt: 2,
         max_attempts: 5,
         lease,
+        span: None,
     };
     handler.handle(delivery).await
 }

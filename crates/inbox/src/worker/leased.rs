@@ -55,7 +55,8 @@ impl<H: LeasedHandler> Work for UnderLeases<H> {
 impl<H: LeasedHandler> UnderLeases<H> {
     async fn handle(&self, context: &Context, item: Item, claimed: Claimed, reports: &Reports) {
         let lease = context.leases.keep(claimed.claim, claimed.since);
-        let handling = self.handler.handle(context.delivery(&item.message, claimed.attempts));
+        let (delivery, attempt) = context.delivery(&item.message, claimed.attempts);
+        let handling = self.handler.handle(delivery);
         let verdict = tokio::select! {
             biased;
             over = lease.over() => Err(over),
@@ -74,6 +75,7 @@ impl<H: LeasedHandler> UnderLeases<H> {
                 return;
             }
         };
+        attempt.end(&verdict);
         let reports = reports.clone();
         // Fails only when the session is gone.
         let _ = self.recorder.send(Ended { item, claimed, verdict, _lease: lease, reports }).await;
@@ -274,7 +276,13 @@ async fn report_lost(context: &Context, item: &Item, reports: &Reports) {
 /// Another look says whose it is now.
 fn lost(context: &Context, item: &Item) -> Report {
     context.tally.lost();
-    let (consumer, event_id) = (&context.config.consumer, item.message.key.id);
-    warn!(consumer, %event_id, "the lease was lost while the handler was at work");
+    let (consumer, message) = (&context.config.consumer, &item.message);
+    warn!(
+        consumer,
+        event_id = %message.key.id,
+        lsn = message.lsn(),
+        trace_id = message.trace_id().map(display),
+        "the lease was lost while the handler was at work"
+    );
     Report::undone(item, Path::Careful)
 }

@@ -143,7 +143,13 @@ impl Redrive {
             let asked = client.query_opt(&self.statements.letter, &letter);
             let Some(row) = answered(doing, asked).await? else { continue };
             let message = Arc::new(message(&row, stream));
-            info!(consumer, event = %message.key.id, "handling a requeued event");
+            info!(
+                consumer,
+                event_id = %message.key.id,
+                lsn = message.lsn(),
+                trace_id = message.trace_id().map(display),
+                "handling a requeued event"
+            );
             let delivered = Delivered { message, reply: None, path: Path::Careful };
             if feed.bring(delivered).await.is_err() {
                 break;

@@ -119,18 +119,17 @@ impl<H: TransactionalHandler> InTransactions<H> {
             return Ok(Shared::Undone(known.map(Item::id).collect()));
         }
         let mut notes: Vec<(Key, String)> = Vec::new();
+        let mut attempts = Vec::new();
         for item in items {
-            let handling = self.handler.handle(context.delivery(&item.message, 1), &transaction);
-            let handling = verdict_of(handling);
+            let (delivery, attempt) = context.delivery(&item.message, 1);
+            let handling = verdict_of(self.handler.handle(delivery, &transaction));
             let verdict = attended(&context.pool, pid, &transaction, handling).await?;
-            match verdict {
-                Verdict::Processed { outcome: None } => continue,
-                Verdict::Processed { outcome: Some(note) } => {
-                    notes.push((item.message.key, note));
-                    continue;
-                }
-                _ => {}
+            if let Verdict::Processed { outcome } = verdict {
+                notes.extend(outcome.map(|note| (item.message.key, note)));
+                attempts.extend(attempt.is_recorded().then_some(attempt));
+                continue;
             }
+            attempt.end(&verdict);
             answered(HANDLING, transaction.rollback()).await?;
             return Ok(match context.decide(verdict, 1) {
                 Decision::GiveBack(trouble) => Shared::Trouble(item.id(), trouble),
@@ -145,6 +144,7 @@ impl<H: TransactionalHandler> InTransactions<H> {
             answered(HANDLING, sql.note(&transaction, &notes)).await?;
         }
         answered(HANDLING, transaction.commit()).await?;
+        attempts.into_iter().for_each(|it| it.end(&Verdict::processed()));
         Ok(Shared::Done)
     }
 
@@ -244,10 +244,11 @@ impl<H: TransactionalHandler> InTransactions<H> {
         let Claimed { claim, attempts, .. } = *claimed;
         let pid = store.pid();
         let (sql, transaction) = answered(HANDLING, store.begin()).await?;
-        let handling = self.handler.handle(context.delivery(&item.message, attempts), &transaction);
-        let handling = verdict_of(handling);
+        let (delivery, attempt) = context.delivery(&item.message, attempts);
+        let handling = verdict_of(self.handler.handle(delivery, &transaction));
         let verdict = attended(&context.pool, pid, &transaction, handling).await?;
         let Verdict::Processed { outcome } = &verdict else {
+            attempt.end(&verdict);
             answered(HANDLING, transaction.rollback()).await?;
             return Ok(verdict);
         };
@@ -260,6 +261,7 @@ impl<H: TransactionalHandler> InTransactions<H> {
             return Ok(Verdict::retry("the lease was lost"));
         }
         answered(HANDLING, transaction.commit()).await?;
+        attempt.end(&verdict);
         Ok(verdict)
     }
 }

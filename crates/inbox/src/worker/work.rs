@@ -9,6 +9,7 @@ use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
 use uuid::Uuid;
 
+use crate::attempt::Attempt;
 use crate::config::Config;
 use crate::engine::{Begin, Decision, Item, Path, Report, begin, decide};
 use crate::error::describe;
@@ -63,9 +64,15 @@ pub(crate) struct Claimed {
 }
 
 impl Context {
-    pub(crate) fn delivery<'a>(&'a self, message: &'a Message, attempt: u32) -> Delivery<'a> {
+    /// An attempt at an event begins. Says what the handler gets.
+    pub(crate) fn delivery<'a>(
+        &'a self,
+        message: &'a Message,
+        attempt: u32,
+    ) -> (Delivery<'a>, Attempt) {
+        let begun = Attempt::begin(&self.config, message, attempt);
         let event = message.event.as_ref().expect("unreadable messages are parked");
-        Delivery {
+        let delivery = Delivery {
             consumer: &self.config.consumer,
             event,
             subject: &message.subject,
@@ -75,7 +82,9 @@ impl Context {
             attempt,
             max_attempts: self.config.max_attempts,
             lease: self.config.lease,
-        }
+            span: begun.parent(),
+        };
+        (delivery, begun)
     }
 
     /// Makes sure that these events can have a record. `Err` has those that cannot: what became of
@@ -142,6 +151,8 @@ impl Context {
                 consumer = self.config.consumer,
                 event_id = %item.message.key.id,
                 stream_seq = item.message.stream_seq,
+                lsn = item.message.lsn(),
+                trace_id = item.message.trace_id().map(display),
                 ?remaining,
                 "leased by another worker"
             );
@@ -219,8 +230,11 @@ impl Context {
                 consumer = self.config.consumer,
                 event_id = %message.key.id,
                 stream_seq = message.stream_seq,
+                lsn = message.lsn(),
+                trace_id = message.trace_id().map(display),
                 ?cause,
                 reason,
+                hint = "see `tailpost inbox dlq show` with its id; mend the cause, then requeue it",
                 "became a dead letter"
             );
         }

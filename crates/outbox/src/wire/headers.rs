@@ -207,7 +207,7 @@ fn travels_untouched(value: &str) -> bool {
 }
 
 /// Calls `visit` with each name and value of a JSON object; without copying, mostly.
-fn for_each_header<'a>(
+pub(super) fn for_each_header<'a>(
     headers: &'a [u8],
     visit: impl FnMut(&str, Cow<'a, str>),
 ) -> Result<(), HeadersNotAnObject> {

@@ -13,6 +13,7 @@ mod position;
 mod replayed;
 mod stored;
 mod subject;
+mod trace_context;
 
 pub use escape::{escape_token, unescape_token};
 pub use headers::{
@@ -25,3 +26,4 @@ pub use stored::{MalformedHeaders, RawHeaders, StoredMessage, StoredMessageError
 pub use subject::{
     SubjectError, SubjectTemplate, TemplateError, subject_matches, subjects_overlap,
 };
+pub use trace_context::{NotATraceParent, SpanId, TraceContext, TraceId, TraceParent, trace_id};

@@ -2,20 +2,31 @@
 
 use std::time::Duration;
 
+use outbox::wire::TraceId;
+use pgoutput::Lsn;
 use uuid::Uuid;
 
 use super::messages::Ignored;
 use super::slot_watch::SlotNotice;
 use crate::status::SlotStatus;
 
+/// Which event something is told of.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct About {
+    pub(crate) event_id: Uuid,
+    /// Where it committed, if the log brought it.
+    pub(crate) lsn: Option<Lsn>,
+    pub(crate) trace_id: Option<TraceId>,
+}
+
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Notice {
     /// The stream's tail is read, so many events being unresolved.
     ReadingTail { why: String, unresolved: usize },
     /// An event cannot be published.
-    Parking { event: Uuid, reason: String },
+    Parking { about: About, reason: String },
     /// An event is tried again.
-    TryingAgain { event: Uuid, attempts: u32, reason: String, pause: Duration },
+    TryingAgain { about: About, attempts: u32, reason: String, pause: Duration },
     /// Events whose messages the stream has lost are told from those that were never published: so
     /// many were known by themselves, and so many by the number of messages.
     DoubtResolved { known: u64, counted: u64 },

@@ -14,13 +14,16 @@ mod sending;
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use outbox::wire::trace_id;
 use pgoutput::Lsn;
+use uuid::Uuid;
 
 use self::blocking::Blocks;
 use self::copies::Copies;
 use self::doubt::Doubt;
 use self::parts::{Batching, Broker, Known, Log, Retries, SendQueue, Settings, StreamEnd};
 use super::messages::{Counts, Input, Mode, Refusal, Request, Resolved, Start};
+use super::notice::About;
 use super::tail_messages::Seen;
 use super::window::{Entry, Origin, Stage, Window};
 use crate::latency::Latency;
@@ -279,6 +282,15 @@ impl Publishing {
     /// How long the broker took for what it stored since the session began.
     pub(crate) fn answer_times(&self) -> &Latency {
         &self.answer_times
+    }
+
+    /// What is told with whatever is told of an event.
+    pub(crate) fn about(&self, event_id: Uuid) -> About {
+        let entry = self.window.iter_unresolved().map(|(_, it)| it);
+        let entry = entry.into_iter().find(|it| it.outgoing.event.id == event_id);
+        let lsn = entry.filter(|it| it.origin.is_logged()).map(|it| it.commit_lsn);
+        let trace_id = entry.and_then(|it| trace_id(&it.outgoing.event));
+        About { event_id, lsn, trace_id }
     }
 
     /// When the oldest event that came from the log and is not resolved was committed.

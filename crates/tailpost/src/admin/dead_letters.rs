@@ -235,7 +235,7 @@ async fn requeue(
 ) -> Result<StatusCode, ApiError> {
     let actor = Change { by, why }.actor(Action::Requeue, &caller)?;
     state.open().await?.requeue(id, payload.as_deref(), &actor).await?;
-    info!(event = %id, by = actor.name, "requeued a dead letter");
+    info!(event_id = %id, by = actor.name, "requeued a dead letter");
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -260,7 +260,7 @@ async fn discard(
 ) -> Result<StatusCode, ApiError> {
     let actor = change.actor(Action::Discard, &caller)?;
     state.open().await?.discard(id, &actor).await?;
-    info!(event = %id, by = actor.name, "discarded a dead letter");
+    info!(event_id = %id, by = actor.name, "discarded a dead letter");
     Ok(StatusCode::NO_CONTENT)
 }
 

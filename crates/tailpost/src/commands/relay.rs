@@ -10,6 +10,7 @@ use tracing::info;
 use crate::admin::{self, Access, Address, Admin, Relay, Watched};
 use crate::cli::RelayArgs;
 use crate::config::{Error, Origin, Settings};
+use crate::otlp::Traces;
 use crate::shutdown;
 use crate::systemd;
 
@@ -22,6 +23,7 @@ pub(super) async fn run(args: &RelayArgs, settings: &Settings) -> Result<()> {
         }
     }
     let stop = shutdown::on_signal()?;
+    let traces = Traces::start(settings)?;
     let waiting = Waiting::default();
     let (sampled, sample) = watch::channel(None);
     let (retention, kept) = watch::channel(RetentionStatus::default());
@@ -31,7 +33,7 @@ pub(super) async fn run(args: &RelayArgs, settings: &Settings) -> Result<()> {
         let (status, watcher) = watch::channel(Status::default());
         let (rewind, rewound) = watch::channel(None);
         statuses.push(watcher.clone());
-        reports.push(Reports { status, waiting: waiting.clone() });
+        reports.push(Reports { status, waiting: waiting.clone(), spans: traces.sink() });
         watched.push(Watched::new(shard, watcher, rewound));
         rewinds.push((shard.clone(), rewind));
     }
@@ -78,6 +80,7 @@ pub(super) async fn run(args: &RelayArgs, settings: &Settings) -> Result<()> {
     let outcome = Box::pin(work).await;
     beside.abort_all();
     told.abort();
+    traces.stop().await;
     if let Some(admin) = admin {
         admin.stop().await;
     }

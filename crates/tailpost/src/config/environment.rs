@@ -10,9 +10,13 @@ const PREFIX: &str = "TAILPOST_";
 const NOT_SETTINGS: [&str; 5] =
     ["TAILPOST_BIN", "TAILPOST_CONFIG", "TAILPOST_LOG", "TAILPOST_NATS_SERVER", "TAILPOST_PG_BIN"];
 /// Names that other tools use too, and what their values lack. Our own for the same setting win.
-const ALIASES: [(&str, &str, &str); 6] = [
+const ALIASES: [(&str, &str, &str); 10] = [
     ("DATABASE_URL", "postgres.url", ""),
     ("NATS_URL", "nats.url", ""),
+    ("OTEL_EXPORTER_OTLP_ENDPOINT", "telemetry.otlp_endpoint", ""),
+    ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "telemetry.otlp_endpoint", ""),
+    ("OTEL_EXPORTER_OTLP_HEADERS", "telemetry.otlp_headers", ""),
+    ("OTEL_SERVICE_NAME", "telemetry.service_name", ""),
     ("TAILPOST_OUTBOX_WORKERS", "relay.poll_workers", ""),
     ("TAILPOST_OUTBOX_BATCH_SIZE", "relay.poll_batch", ""),
     ("TAILPOST_OUTBOX_MAX_ATTEMPTS", "relay.max_attempts", ""),

@@ -6,7 +6,7 @@ use relay::{Dedup, MarkBy, Mode, OnPark, OnWalLimit};
 
 use super::error::{Error, Origin};
 use super::value::{Value, Wanted};
-use super::{LogFormat, Settings, admin_settings};
+use super::{LogFormat, Settings, admin_settings, telemetry_settings};
 
 /// A setting.
 pub(super) struct Key {
@@ -127,6 +127,15 @@ pub(super) static KEYS: &[Key] = &[
     }),
     key("admin.proxy_role", |it, v| put(&mut it.admin.proxy.role, admin_settings::role(v))),
     key("log.format", |it, v| put(&mut it.log.format, log_format(v))),
+    key("telemetry.otlp_endpoint", |it, v| {
+        put(&mut it.telemetry.otlp_endpoint, telemetry_settings::endpoint(v))
+    }),
+    secret("telemetry.otlp_headers", |it, v| {
+        put(&mut it.telemetry.otlp_headers, telemetry_settings::headers(v))
+    }),
+    key("telemetry.service_name", |it, v| {
+        put(&mut it.telemetry.service_name, v.text().map(str::to_owned))
+    }),
 ];
 
 const fn key(path: &'static str, set: fn(&mut Settings, Value<'_>) -> Result<(), Wanted>) -> Key {

@@ -162,6 +162,17 @@ pub(super) const fn build_info<S>(read: fn(&S) -> Values<f64>) -> Metric<S> {
     gauges("build_info", Unit::State, &["version"], "1 for the version that runs.", read)
 }
 
+/// Spans that a collector took.
+pub(super) const fn spans_exported<S>(read: fn(&S) -> u64) -> Metric<S> {
+    counter("otlp_spans_exported", "Spans that the collector of traces took.", read)
+}
+
+/// Spans that nobody took.
+pub(super) const fn spans_dropped<S>(read: fn(&S) -> u64) -> Metric<S> {
+    let help = "Spans that were given up: the collector was away, too slow or refused them.";
+    counter("otlp_spans_dropped", help, read)
+}
+
 /// The value of [`build_info`].
 pub(super) fn this_build() -> Values<f64> {
     by([(env!("CARGO_PKG_VERSION"), 1.0)])

@@ -6,9 +6,10 @@ use jiff::Timestamp;
 use super::declare::{
     Metric, Unit, build_info, by, counter, counters, dead_letter_count, dead_letter_oldest,
     dead_letters, gauge, of, one_if, retention_deleted, retention_last_success, retention_overdue,
-    this_build,
+    spans_dropped, spans_exported, this_build,
 };
 use super::inbox_sample::Sample;
+use crate::otlp;
 
 /// Of each consumer.
 pub(super) static CONSUMER: &[Metric<Status>] = &[
@@ -137,4 +138,8 @@ pub(super) static RETENTION: &[Metric<Upkept>] = &[
     }),
 ];
 
-pub(super) static PROCESS: &[Metric<()>] = &[build_info(|()| this_build())];
+pub(super) static PROCESS: &[Metric<()>] = &[
+    build_info(|()| this_build()),
+    spans_exported(|()| otlp::exported()),
+    spans_dropped(|()| otlp::dropped()),
+];

@@ -8,8 +8,9 @@ use relay::{
 use super::declare::{
     Metric, Unit, build_info, by, counter, counters, dead_letter_count, dead_letter_oldest,
     dead_letters, gauge, gauges, histogram, of, one_if, retention_deleted, retention_last_success,
-    retention_overdue, this_build,
+    retention_overdue, spans_dropped, spans_exported, this_build,
 };
+use crate::otlp;
 
 /// What is the same for all shards of a process.
 #[derive(Debug, Clone, Copy)]
@@ -325,4 +326,6 @@ pub(super) static PROCESS: &[Metric<OfProcess>] = &[
         |it| Some(it.in_flight_limit as f64),
     ),
     build_info(|_| this_build()),
+    spans_exported(|_| otlp::exported()),
+    spans_dropped(|_| otlp::dropped()),
 ];

@@ -17,6 +17,7 @@ use super::answers;
 use super::sampler::Sampler;
 use crate::admin::{self, Access, Address, Admin, AppState, Samples, WaitingOf};
 use crate::config::{Consumer, Error, Settings};
+use crate::otlp::Traces;
 use crate::shutdown;
 use crate::systemd;
 
@@ -46,12 +47,17 @@ pub(super) async fn run(settings: &Settings) -> anyhow::Result<()> {
         consumers: handlers.iter().map(|(_, it)| (it.name.clone(), it.stream.clone())).collect(),
         every: settings.metrics.interval,
     };
+    let traces = Traces::start(settings)?;
     let mut inboxes = BTreeMap::new();
     for (handler, consumer) in handlers {
         // One for each: what another client stores in a stream may end the client that reads it.
         let Some(client) = connect(&nats, &stop).await? else { return Ok(()) };
         let name = consumer.name.clone();
-        inboxes.insert(name, inbox(consumer, settings, (&postgres, &nats), client).leased(handler));
+        let mut builder = inbox(consumer, settings, (&postgres, &nats), client);
+        if let Some(spans) = traces.sink() {
+            builder = builder.spans(spans);
+        }
+        inboxes.insert(name, builder.leased(handler));
     }
     let waiting: WaitingOf =
         Arc::new(inboxes.keys().map(|name| (name.clone(), Waiting::default())).collect());
@@ -81,6 +87,7 @@ pub(super) async fn run(settings: &Settings) -> anyhow::Result<()> {
         never = answers::give(&postgres, &table, &waiting) => match never {},
     };
     told.abort();
+    traces.stop().await;
     if let Some(admin) = admin {
         admin.stop().await;
     }

@@ -1,0 +1,299 @@
+//! The thread that sends spans.
+
+use std::sync::atomic::Ordering;
+use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER, USER_AGENT};
+use hyper::{Method, Request, StatusCode, Uri};
+use hyper_rustls::HttpsConnectorBuilder;
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::{Connect, HttpConnector};
+use hyper_util::rt::TokioExecutor;
+use outbox::spans::{Span, SpanSink};
+use prost::Message;
+use tokio::sync::mpsc::{self, Receiver};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::proto::{self, ExportResponse};
+use super::{DROPPED, EXPORTED, dropped};
+use crate::config::Settings;
+
+/// Spans that wait, at most.
+const QUEUE: usize = 8_192;
+/// Spans in a request.
+const BATCH: usize = 512;
+/// How long a span waits for company.
+const LINGER: Duration = Duration::from_secs(1);
+/// How long a collector may take for a request.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Requests for the same spans, the first one included.
+const ATTEMPTS_MAX: u32 = 4;
+/// The first pause between two requests, and the longest.
+const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+/// How long a stop waits for what is left.
+const FLUSH_MAX: Duration = Duration::from_secs(3);
+/// How often a collector is called slow.
+const SLOW_SAID_EVERY: Duration = Duration::from_mins(10);
+const RESPONSE_BYTES_MAX: usize = 64 << 10;
+
+/// Where OTLP's traces are taken, below an endpoint.
+const PATH: &str = "/v1/traces";
+
+/// Sends spans from a thread of its own.
+pub(super) struct Exporter {
+    sink: SpanSink,
+    stop: CancellationToken,
+    thread: JoinHandle<()>,
+}
+
+impl Exporter {
+    pub(super) fn start(endpoint: &str, settings: &Settings) -> Result<Self> {
+        let url = endpoint.trim_end_matches('/');
+        let url = if url.ends_with(PATH) { url.to_owned() } else { format!("{url}{PATH}") };
+        let url: Uri = url.parse().context("telemetry.otlp_endpoint")?;
+        let work = Work {
+            headers: headers(&settings.telemetry.otlp_headers)?,
+            resource: resource(settings),
+            url,
+            state: State::Fine,
+            seen_dropped: dropped(),
+            slow_said: None,
+        };
+        let (sender, queue) = mpsc::channel(QUEUE);
+        let sink = SpanSink::new(move |span| {
+            if sender.try_send(span).is_err() {
+                DROPPED.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        let stop = CancellationToken::new();
+        let stopped = stop.clone();
+        let mut http = HttpConnector::new();
+        http.enforce_http(false); // The TLS connector around it decides.
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let builder = Builder::new().name("otlp".into());
+        let thread = if work.url.scheme_str() == Some("https") {
+            let tls = relay::connect::https_config(None, None)?;
+            let https = HttpsConnectorBuilder::new().with_tls_config(tls).https_only();
+            let client = client(https.enable_http1().wrap_connector(http));
+            builder.spawn(move || runtime.block_on(work.run(client, queue, stopped)))
+        } else {
+            let client = client(http);
+            builder.spawn(move || runtime.block_on(work.run(client, queue, stopped)))
+        };
+        Ok(Self { sink, stop, thread: thread.context("start a thread")? })
+    }
+
+    pub(super) fn sink(&self) -> SpanSink {
+        self.sink.clone()
+    }
+
+    pub(super) async fn stop(self) {
+        self.stop.cancel();
+        let ended = tokio::task::spawn_blocking(move || self.thread.join());
+        // It ends by itself; the bound is for a machine that stands still.
+        let _ = timeout(FLUSH_MAX * 2, ended).await;
+    }
+}
+
+type Http<C> = Client<C, Full<Bytes>>;
+
+fn client<C: Connect + Clone>(connector: C) -> Http<C> {
+    Client::builder(TokioExecutor::new()).build(connector)
+}
+
+/// As `OTEL_EXPORTER_OTLP_HEADERS` has them, checked when they were set.
+fn headers(pairs: &[(String, String)]) -> Result<HeaderMap> {
+    let mut headers = HeaderMap::new();
+    for (name, value) in pairs {
+        let name = HeaderName::from_bytes(name.as_bytes()).context("telemetry.otlp_headers")?;
+        let mut value = HeaderValue::from_str(value).context("telemetry.otlp_headers")?;
+        value.set_sensitive(true);
+        headers.append(name, value);
+    }
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/x-protobuf"));
+    let agent = HeaderValue::from_static(concat!("tailpost/", env!("CARGO_PKG_VERSION")));
+    headers.insert(USER_AGENT, agent);
+    Ok(headers)
+}
+
+fn resource(settings: &Settings) -> Vec<(&'static str, String)> {
+    vec![
+        ("service.name", settings.telemetry.service_name.clone()),
+        ("service.version", env!("CARGO_PKG_VERSION").into()),
+        ("deployment.environment.name", settings.metrics.environment.clone()),
+    ]
+}
+
+struct Work {
+    url: Uri,
+    headers: HeaderMap,
+    resource: Vec<(&'static str, String)>,
+    state: State,
+    seen_dropped: u64,
+    slow_said: Option<Instant>,
+}
+
+/// What an operator was told last.
+#[derive(Debug, Clone, Copy)]
+enum State {
+    Fine,
+    /// Requests fail. So many spans had been dropped when that began.
+    Failing {
+        dropped: u64,
+    },
+}
+
+enum Failure {
+    /// Another request may succeed, after this pause if the collector named one.
+    Passing(String, Option<Duration>),
+    /// These spans are never taken.
+    Final(String),
+}
+
+impl Work {
+    async fn run<C>(mut self, client: Http<C>, mut queue: Receiver<Span>, stop: CancellationToken)
+    where
+        C: Connect + Clone + Send + Sync + 'static,
+    {
+        let mut batch = Vec::new();
+        loop {
+            let gathered = async {
+                queue.recv_many(&mut batch, BATCH).await;
+                let until = Instant::now() + LINGER;
+                while batch.len() < BATCH
+                    && let Ok(Some(span)) = timeout_at(until, queue.recv()).await
+                {
+                    batch.push(span);
+                }
+            };
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                () = gathered => {}
+            }
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                () = self.export(&client, &batch) => batch.clear(),
+            }
+        }
+        let flushed = async {
+            loop {
+                while batch.len() < BATCH
+                    && let Ok(span) = queue.try_recv()
+                {
+                    batch.push(span);
+                }
+                if batch.is_empty() || self.attempt(&client, &batch).await.is_err() {
+                    return;
+                }
+                batch.clear();
+            }
+        };
+        let _ = timeout(FLUSH_MAX, flushed).await;
+        let left = batch.len() + queue.len();
+        if left > 0 {
+            DROPPED.fetch_add(left as u64, Ordering::Relaxed);
+            warn!(spans = left, "stopped without exporting the last spans");
+        }
+    }
+
+    /// Exports spans or gives them up.
+    async fn export<C>(&mut self, client: &Http<C>, batch: &[Span])
+    where
+        C: Connect + Clone + Send + Sync + 'static,
+    {
+        let mut pause = PAUSE.0;
+        for attempt in 1.. {
+            let (why, named) = match self.attempt(client, batch).await {
+                Ok(()) => return self.succeeded(),
+                Err(Failure::Passing(why, named)) if attempt < ATTEMPTS_MAX => (why, named),
+                Err(Failure::Passing(why, _) | Failure::Final(why)) => {
+                    self.failed(&why);
+                    DROPPED.fetch_add(batch.len() as u64, Ordering::Relaxed);
+                    return;
+                }
+            };
+            self.failed(&why);
+            sleep(named.unwrap_or(pause).min(PAUSE.1)).await;
+            pause *= 2;
+        }
+    }
+
+    async fn attempt<C>(&self, client: &Http<C>, batch: &[Span]) -> Result<(), Failure>
+    where
+        C: Connect + Clone + Send + Sync + 'static,
+    {
+        let body = Bytes::from(proto::request(&self.resource, batch).encode_to_vec());
+        let mut request = Request::new(Full::new(body));
+        *request.method_mut() = Method::POST;
+        *request.uri_mut() = self.url.clone();
+        *request.headers_mut() = self.headers.clone();
+        let passing = |why: String| Failure::Passing(why, None);
+        let exchange = async {
+            let response = client.request(request).await;
+            let response = response.map_err(|error| passing(crate::exit::chain(&error.into())))?;
+            let (parts, body) = response.into_parts();
+            let body = Limited::new(body, RESPONSE_BYTES_MAX).collect().await;
+            Ok((parts, body.map(|it| it.to_bytes()).unwrap_or_default()))
+        };
+        let late = || Err(passing(format!("no answer within {TIMEOUT:?}")));
+        let (parts, body) = timeout(TIMEOUT, exchange).await.unwrap_or_else(|_| late())?;
+        if parts.status.is_success() {
+            let response = ExportResponse::decode(body).unwrap_or_default();
+            let rejected = response.partial_success.map_or(0, |it| it.rejected_spans.max(0));
+            let rejected = rejected.unsigned_abs().min(batch.len() as u64);
+            DROPPED.fetch_add(rejected, Ordering::Relaxed);
+            EXPORTED.fetch_add(batch.len() as u64 - rejected, Ordering::Relaxed);
+            return Ok(());
+        }
+        let why = format!("the collector answers {}", parts.status);
+        // As OTLP's specification has it.
+        let passes = [
+            StatusCode::TOO_MANY_REQUESTS,
+            StatusCode::BAD_GATEWAY,
+            StatusCode::SERVICE_UNAVAILABLE,
+            StatusCode::GATEWAY_TIMEOUT,
+        ];
+        if !passes.contains(&parts.status) {
+            return Err(Failure::Final(why));
+        }
+        let named = parts.headers.get(RETRY_AFTER).and_then(|it| it.to_str().ok()?.parse().ok());
+        Err(Failure::Passing(why, named.map(Duration::from_secs)))
+    }
+
+    fn failed(&mut self, error: &str) {
+        if !matches!(self.state, State::Failing { .. }) {
+            self.state = State::Failing { dropped: dropped() };
+            warn!(
+                error,
+                hint = "see that a collector takes OTLP over HTTP at telemetry.otlp_endpoint, \
+                        usually on port 4318, or remove the setting",
+                "spans cannot be exported: events go on, and spans that do not fit are dropped"
+            );
+        }
+    }
+
+    fn succeeded(&mut self) {
+        let dropped_now = dropped();
+        if let State::Failing { dropped } = std::mem::replace(&mut self.state, State::Fine) {
+            info!(dropped = dropped_now - dropped, "spans are exported again");
+        } else if dropped_now > self.seen_dropped
+            && self.slow_said.is_none_or(|it| it.elapsed() > SLOW_SAID_EVERY)
+        {
+            self.slow_said = Some(Instant::now());
+            warn!(
+                dropped = dropped_now - self.seen_dropped,
+                hint = "give the collector more room, or sample fewer traces",
+                "spans are dropped: the collector takes them more slowly than they are made"
+            );
+        }
+        self.seen_dropped = dropped_now;
+    }
+}

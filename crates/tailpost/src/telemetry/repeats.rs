@@ -1,0 +1,170 @@
+//! A line that repeats is logged a few times, then counted.
+//!
+//! A statement that logs has ten lines a minute, twenty if they are no more than news. What it logs beyond that is left out; a line says how
+//! often. As long as it goes on the minutes become longer, up to an hour, and have one line each.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tracing::callsite::Identifier;
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level, Metadata, warn};
+use tracing_subscriber::layer::{Context, Filter};
+
+/// Lines of one statement before any is left out.
+const BURST: u32 = 10;
+const BURST_OF_NEWS: u32 = 20;
+const PERIOD: Duration = Duration::from_mins(1);
+const PERIOD_MAX: Duration = Duration::from_hours(1);
+/// How often it is looked for lines that were left out.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+
+/// What somebody did over HTTP is told each time.
+const TOLD_ALWAYS: &str = "tailpost::admin";
+
+/// What was logged so far, by statement.
+#[derive(Debug, Default)]
+pub(super) struct Repeats(Mutex<HashMap<Identifier, Statement>>);
+
+/// What one statement logged.
+#[derive(Debug)]
+struct Statement {
+    level: Level,
+    began: Instant,
+    period: Duration,
+    burst: u32,
+    lines: u32,
+    left_out: u64,
+    message: String,
+}
+
+impl Statement {
+    fn new(level: Level, now: Instant) -> Self {
+        let burst = if level >= Level::INFO { BURST_OF_NEWS } else { BURST };
+        let message = String::new();
+        Self { level, began: now, period: PERIOD, burst, lines: 0, left_out: 0, message }
+    }
+
+    /// Whether its next line is logged.
+    fn admits(&mut self, now: Instant) -> bool {
+        if self.left_out == 0 && now.duration_since(self.began) >= self.period {
+            *self = Self::new(self.level, now);
+        }
+        self.lines = self.lines.saturating_add(1);
+        let admits = self.lines <= self.burst;
+        self.left_out += u64::from(!admits);
+        admits
+    }
+
+    /// At the end of a period: how many lines were left out in it.
+    fn end(&mut self, now: Instant) -> Option<(u64, Duration)> {
+        let period = self.period;
+        if self.left_out == 0 || now.duration_since(self.began) < period {
+            return None;
+        }
+        let left_out = std::mem::take(&mut self.left_out);
+        (self.began, self.lines, self.burst) = (now, 0, 1);
+        self.period = (period * 2).min(PERIOD_MAX);
+        Some((left_out, period))
+    }
+}
+
+impl Repeats {
+    fn admits(&self, event: &Event<'_>, now: Instant) -> bool {
+        let mut statements = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let metadata = event.metadata();
+        let begun = || Statement::new(*metadata.level(), now);
+        let known = statements.entry(metadata.callsite()).or_insert_with(begun);
+        let admits = known.admits(now);
+        if !admits && known.message.is_empty() {
+            event.record(&mut Message(&mut known.message));
+        }
+        admits
+    }
+
+    /// Says what was left out, for as long as the process lives.
+    pub(super) fn tell(&self) -> ! {
+        loop {
+            std::thread::sleep(LOOK_EVERY);
+            for (line, left_out, period) in self.ended(Instant::now()) {
+                warn!(
+                    left_out,
+                    line, "lines were left out: the same as others of the last {period:?}"
+                );
+            }
+        }
+    }
+
+    fn ended(&self, now: Instant) -> Vec<(String, u64, Duration)> {
+        let mut statements = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let ended = |it: &mut Statement| it.end(now).map(|(n, of)| (it.message.clone(), n, of));
+        statements.values_mut().filter_map(ended).collect()
+    }
+}
+
+impl<S> Filter<S> for &'static Repeats {
+    fn enabled(&self, _: &Metadata<'_>, _: &Context<'_, S>) -> bool {
+        true
+    }
+
+    fn event_enabled(&self, event: &Event<'_>, _: &Context<'_, S>) -> bool {
+        let metadata = event.metadata();
+        let is_detail = *metadata.level() > Level::INFO;
+        let is_told =
+            *metadata.level() == Level::INFO && metadata.target().starts_with(TOLD_ALWAYS);
+        // What tells of the others is not one of them.
+        is_detail
+            || is_told
+            || metadata.target() == module_path!()
+            || self.admits(event, Instant::now())
+    }
+}
+
+struct Message<'a>(&'a mut String);
+
+impl Visit for Message<'_> {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        if field.name() == "message" {
+            *self.0 = format!("{value:?}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_goes_on_is_said_less_and_less_often() {
+        let began = Instant::now();
+        let mut statement = Statement::new(Level::WARN, began);
+        let mut said = 0;
+        let mut told = Vec::new();
+        for second in 0..24 * 3600 {
+            let now = began + Duration::from_secs(second);
+            said += u32::from(statement.admits(now));
+            told.extend(statement.end(now));
+        }
+        assert!((30..45).contains(&said), "{said}");
+        let left_out: u64 = told.iter().map(|(count, _)| count).sum();
+        assert_eq!(told[0], (50 + 1, PERIOD));
+        assert_eq!(u64::from(said) + left_out + statement.left_out, 24 * 3600);
+    }
+
+    #[test]
+    fn what_comes_back_after_a_while_is_news_again() {
+        let began = Instant::now();
+        let mut statement = Statement::new(Level::WARN, began);
+        for _ in 0..BURST {
+            assert!(statement.admits(began));
+        }
+        assert!(!statement.admits(began));
+        let later = began + PERIOD;
+        assert_eq!(statement.end(later), Some((1, PERIOD)));
+        assert_eq!(statement.end(later + 2 * PERIOD), None, "nothing more came");
+        for _ in 0..BURST {
+            assert!(statement.admits(later + 2 * PERIOD));
+        }
+    }
+}
