@@ -1,5 +1,5 @@
 //! TLS and authentication to both servers, for SQL, replication, and publishing.
 
-mod certificates;
+pub(crate) mod certificates;
 mod nats;
 mod postgres;

@@ -43,6 +43,7 @@ mod purged;
 mod replay;
 mod replicas;
 mod retention;
+mod rotation;
 mod routes;
 mod row_security;
 mod scanner;

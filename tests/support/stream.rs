@@ -21,6 +21,8 @@ const READ_AHEAD: usize = 16 << 20;
 pub struct Stored {
     /// Its sequence in the stream.
     pub sequence: u64,
+    /// When it was stored, in milliseconds since 1970.
+    pub stored_at: i64,
     /// Its `Nats-Msg-Id`; nil if that is missing or not a UUID.
     pub id: Uuid,
     /// Its subject.
@@ -102,8 +104,11 @@ impl<B: Broker> TestEnv<B> {
             let message = message.expect("next message");
             let headers = message.headers.clone().unwrap_or_default();
             let id = headers.get("Nats-Msg-Id").and_then(|it| it.as_str().parse().ok());
+            let info = message.info().expect("a JetStream message");
+            let stored_at = info.published.unix_timestamp_nanos() / 1_000_000;
             stored.push(Stored {
-                sequence: message.info().expect("a JetStream message").stream_sequence,
+                sequence: info.stream_sequence,
+                stored_at: i64::try_from(stored_at).expect("fits"),
                 id: id.unwrap_or_default(),
                 subject: message.subject.to_string(),
                 headers,

@@ -37,6 +37,8 @@ pub struct NatsOptions {
     pub config: Vec<String>,
     /// Further lines of the configuration's `jetstream` block.
     pub jetstream: Vec<String>,
+    /// The token by which [`Nats::client`] comes in.
+    pub token: Option<String>,
 }
 
 /// A NATS server with JetStream, on a free port of 127.0.0.1, in a folder of its own.
@@ -47,6 +49,7 @@ pub struct Nats {
     binary: PathBuf,
     port: Port,
     server: Server,
+    options: NatsOptions,
 }
 
 impl Nats {
@@ -68,19 +71,46 @@ impl Nats {
             None => find_nats(options.version.as_deref())?,
         };
         let server = Server::prepare("nats", User::current(), "KILL")?;
-        let nats = Self { binary, port: Port::reserve()?, server };
+        let nats = Self { binary, port: Port::reserve()?, server, options: options.clone() };
+        nats.write_config()?;
+        Ok(nats)
+    }
+
+    fn write_config(&self) -> Result<()> {
+        let options = &self.options;
         let mut lines = vec![
-            format!("listen: \"127.0.0.1:{}\"", nats.port()),
-            format!("server_name: \"{}\"", nats.name()),
+            format!("listen: \"127.0.0.1:{}\"", self.port()),
+            format!("server_name: \"{}\"", self.name()),
             "jetstream {".to_owned(),
-            format!("store_dir: \"{}\"", nats.store_dir().display()),
+            format!("store_dir: \"{}\"", self.store_dir().display()),
         ];
         lines.extend(options.jetstream.iter().cloned());
         lines.push("}".to_owned());
         lines.extend(options.max_payload.map(|it| format!("max_payload: {it}")));
         lines.extend(options.config.iter().cloned());
-        nats.server.write_private(&nats.config_path(), &(lines.join("\n") + "\n"))?;
-        Ok(nats)
+        self.server.write_private(&self.config_path(), &(lines.join("\n") + "\n"))
+    }
+
+    /// Has the running server read other lines of configuration, and other files that they name.
+    /// Returns when it has. It ends the connections of those whom it would not let in any more.
+    ///
+    /// # Errors
+    ///
+    /// When the server is not running, or does not take the configuration.
+    pub async fn reload(&mut self, config: Vec<String>, token: Option<&str>) -> Result<()> {
+        (self.options.config, self.options.token) = (config, token.map(str::to_owned));
+        self.write_config()?;
+        let reloads = |log: String| log.matches("Reloaded server configuration").count();
+        let before = reloads(self.log());
+        self.server.signal(Signal::HUP)?;
+        let started = Instant::now();
+        while reloads(self.log()) == before {
+            if started.elapsed() > START_DEADLINE {
+                bail!("NATS did not reload; its log ends:\n{}", self.server.tail());
+            }
+            tokio::time::sleep(POLL).await;
+        }
+        Ok(())
     }
 
     fn config_path(&self) -> PathBuf {
@@ -132,7 +162,11 @@ impl Nats {
     ///
     /// When the server does not take the connection.
     pub async fn client(&self) -> Result<async_nats::Client> {
-        async_nats::connect(self.url()).await.context("connect to NATS")
+        let options = match &self.options.token {
+            Some(token) => async_nats::ConnectOptions::with_token(token.clone()),
+            None => async_nats::ConnectOptions::new(),
+        };
+        options.connect(self.url()).await.context("connect to NATS")
     }
 
     /// Connects, for JetStream.

@@ -179,6 +179,36 @@ impl Postgres {
         self.server.pid()
     }
 
+    /// Writes a file into the data folder, such as `pg_hba.conf` or `server.key`, which only the
+    /// server's user may read. It looks at it when it [reloads](Postgres::reload).
+    ///
+    /// # Errors
+    ///
+    /// When the file cannot be written.
+    pub fn write_file(&self, name: &str, contents: &str) -> Result<()> {
+        self.server.write_private(&self.data_dir().join(name), contents)
+    }
+
+    /// Has the server read its settings and certificates again; returns when it has.
+    ///
+    /// # Errors
+    ///
+    /// When the server does not answer.
+    pub async fn reload(&self) -> Result<()> {
+        let client = self.client("postgres").await?;
+        let loaded = "SELECT pg_conf_load_time()::text";
+        // A backend reads it beside the postmaster, which decides about the next connection.
+        let before: String = client.query_one(loaded, &[]).await?.get(0);
+        client.batch_execute("SELECT pg_reload_conf()").await?;
+        loop {
+            let client = self.client("postgres").await?;
+            if client.query_one(loaded, &[]).await?.get::<_, String>(0) != before {
+                return Ok(());
+            }
+            tokio::time::sleep(POLL).await;
+        }
+    }
+
     /// What the server logged so far, over all restarts.
     pub fn log(&self) -> String {
         self.server.log()

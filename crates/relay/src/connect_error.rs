@@ -29,6 +29,18 @@ pub enum Error {
         #[source]
         source: Box<dyn StdError + Send + Sync>,
     },
+    /// A program that is to give a secret did not.
+    #[error("{setting} ({program}) gave no secret: {reason}")]
+    Command {
+        /// The setting that names it.
+        setting: &'static str,
+        /// The program, without its arguments.
+        program: String,
+        /// What went wrong; repeats nothing of what it wrote.
+        reason: String,
+        /// Whether it ran at all.
+        is_started: bool,
+    },
     /// PostgreSQL could not be reached, or did not let us in.
     #[error("could not connect to {target}")]
     Postgres {
@@ -37,6 +49,20 @@ pub enum Error {
         /// What the client library reported.
         #[source]
         source: tokio_postgres::Error,
+        /// What may be another one at the next attempt.
+        renewed: Renewed,
+    },
+    /// PostgreSQL let the SQL connections in, and not the replication connection: what they show may
+    /// have changed between the two.
+    #[error("could not open a replication connection to {target}")]
+    Replication {
+        /// The server, without its password.
+        target: String,
+        /// What the client library reported.
+        #[source]
+        source: pgwire_replication::PgWireError,
+        /// What may be another one at the next attempt.
+        renewed: Renewed,
     },
     /// PostgreSQL did not finish the handshake in time.
     #[error("could not connect to {target} within {seconds} s")]
@@ -62,7 +88,19 @@ pub enum Error {
         /// What the client library reported.
         #[source]
         source: async_nats::ConnectError,
+        /// What may be another one at the next attempt.
+        renewed: Renewed,
     },
+}
+
+/// What is read anew for each connection, so that who was refused may be let in later without
+/// anybody starting anything again.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Renewed {
+    /// The setting that says where the credential is.
+    pub login: Option<&'static str>,
+    /// Whether there are files with certificates.
+    pub certificates: bool,
 }
 
 impl Error {
@@ -80,28 +118,73 @@ impl Error {
 
     /// Whether trying again later may succeed without anybody changing the configuration.
     ///
-    /// What is not proven to be definite counts as transient.
+    /// What is not proven to be definite counts as transient, and so does the refusal of what is read
+    /// anew for each connection.
     #[deny(clippy::wildcard_enum_match_arm)]
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Invalid { .. } | Self::File { .. } => false,
+            Self::Command { is_started, .. } => *is_started,
             Self::PostgresTimeout { .. } | Self::Busy { .. } => true,
+            Self::Postgres { .. } | Self::Replication { .. } | Self::Nats { .. } => {
+                !self.is_refusal() || self.is_renewable()
+            }
+        }
+    }
+
+    /// Whether a server, or the client for its sake, refuses what it was shown.
+    #[deny(clippy::wildcard_enum_match_arm)]
+    #[must_use]
+    pub fn is_refusal(&self) -> bool {
+        match self {
+            Self::Invalid { .. }
+            | Self::File { .. }
+            | Self::Command { .. }
+            | Self::PostgresTimeout { .. }
+            | Self::Busy { .. } => false,
             Self::Postgres { source, .. } => {
-                source.code().is_none_or(|code| !is_refusal(code))
-                    && !is_certificate_error(source)
-                    && !is_refused_by_client(source)
+                source.code().is_some_and(is_refusal)
+                    || is_certificate_error(source)
+                    || is_refused_by_client(source)
             }
+            Self::Replication { .. } => true,
             Self::Nats { source, .. } => {
-                !is_nats_refusal(source.kind()) && !is_certificate_error(source)
+                is_nats_refusal(source.kind()) || is_certificate_error(source)
             }
+        }
+    }
+
+    /// Whether it passes when somebody renews a credential or a certificate where it is, without
+    /// starting anything again.
+    #[must_use]
+    pub fn is_renewable(&self) -> bool {
+        match self {
+            Self::File { .. } | Self::Command { .. } => true,
+            Self::Postgres { source, renewed, .. } => match source.code() {
+                Some(code) => renewed.login.is_some() && is_about_credentials(code),
+                None => renewed.certificates && is_certificate_error(source),
+            },
+            Self::Replication { renewed, .. } => renewed.login.is_some(),
+            Self::Nats { source, renewed, .. } => match source.kind() {
+                ConnectErrorKind::Authentication | ConnectErrorKind::AuthorizationViolation => {
+                    renewed.login.is_some()
+                }
+                ConnectErrorKind::Tls => renewed.certificates,
+                _ => renewed.certificates && is_certificate_error(source),
+            },
+            Self::Invalid { .. } | Self::PostgresTimeout { .. } | Self::Busy { .. } => false,
         }
     }
 
     /// Whether the configuration itself is at fault, whatever the servers do.
     #[must_use]
     pub fn is_configuration(&self) -> bool {
-        matches!(self, Self::Invalid { .. } | Self::File { .. })
+        match self {
+            Self::Invalid { .. } | Self::File { .. } => true,
+            Self::Command { is_started, .. } => !is_started,
+            _ => false,
+        }
     }
 
     /// What the operator can do about it.
@@ -113,15 +196,42 @@ impl Error {
             Self::File { role, .. } => {
                 Some(format!("check that the file is there, holds the {role}, and can be read"))
             }
+            Self::Command { program, .. } => Some(format!(
+                "run it by hand, as the user that runs tailpost: {program} has to write the secret \
+                 to stdout, as one line, and end with 0"
+            )),
             Self::PostgresTimeout { .. } => Some(
                 "check the address and any firewall; raise connect_timeout in the URL if the \
                  server is slow"
                     .into(),
             ),
+            Self::Postgres { renewed: Renewed { login: Some(setting), .. }, source, .. }
+                if source.code().is_some_and(is_about_credentials) =>
+            {
+                Some(renew(setting))
+            }
             Self::Postgres { source, .. } => postgres_hint(source),
+            Self::Replication { renewed, .. } => renewed.login.map(renew),
+            Self::Nats { renewed: Renewed { login: Some(setting), .. }, source, .. }
+                if matches!(
+                    source.kind(),
+                    ConnectErrorKind::Authentication | ConnectErrorKind::AuthorizationViolation
+                ) =>
+            {
+                Some(renew(setting))
+            }
             Self::Nats { source, .. } => nats_hint(source),
         }
     }
+}
+
+/// What helps where a credential is read anew for each connection.
+pub(crate) fn renew(setting: &'static str) -> String {
+    format!("renew what {setting} gives: it is read again for each attempt to connect")
+}
+
+fn is_about_credentials(code: &SqlState) -> bool {
+    [SqlState::INVALID_PASSWORD, SqlState::INVALID_AUTHORIZATION_SPECIFICATION].contains(code)
 }
 
 fn is_refusal(code: &SqlState) -> bool {
@@ -251,7 +361,11 @@ mod tests {
     use super::*;
 
     fn nats(kind: ConnectErrorKind) -> Error {
-        Error::Nats { target: "nats://localhost:4222".into(), source: kind.into() }
+        refused(kind, Renewed::default())
+    }
+
+    fn refused(kind: ConnectErrorKind, renewed: Renewed) -> Error {
+        Error::Nats { target: "nats://localhost:4222".into(), source: kind.into(), renewed }
     }
 
     #[test]
@@ -264,6 +378,12 @@ mod tests {
             assert!(!error.is_transient(), "{kind:?}");
             assert!(error.hint().is_some(), "{kind:?}");
             assert!(!error.is_configuration(), "{kind:?}");
+            let renewed = Renewed { login: Some("nats.creds"), certificates: false };
+            let error = refused(kind, renewed);
+            assert!(error.is_transient() && error.is_refusal(), "{kind:?}");
+            assert!(error.hint().is_some_and(|it| it.contains("renew what nats.creds")));
+            let renewed = Renewed { login: None, certificates: true };
+            assert!(!refused(kind, renewed).is_transient(), "{kind:?}");
         }
         assert!(!Error::invalid("sslmode", "nonsense").is_transient());
     }
@@ -275,8 +395,16 @@ mod tests {
             ConnectErrorKind::Io,
             io::Error::new(io::ErrorKind::InvalidData, refused),
         );
-        let error = Error::Nats { target: "tls://localhost:4222".into(), source };
+        let mut error = Error::Nats {
+            target: "tls://localhost:4222".into(),
+            source,
+            renewed: Renewed { login: Some("nats.creds"), certificates: false },
+        };
         assert!(!error.is_transient());
         assert!(error.hint().expect("a hint").contains("nats.ca"));
+        if let Error::Nats { renewed, .. } = &mut error {
+            renewed.certificates = true;
+        }
+        assert!(error.is_transient(), "the file may be another one the next time");
     }
 }

@@ -205,6 +205,12 @@ impl Error {
         }
     }
 
+    /// Whether a credential or a certificate that is read anew for each connection is at fault.
+    #[must_use]
+    pub fn is_renewable(&self) -> bool {
+        matches!(self, Self::Connect(error) if error.is_renewable())
+    }
+
     /// What the operator can do about it, for errors that do not pass by themselves.
     #[must_use]
     pub fn hint(&self) -> Option<String> {

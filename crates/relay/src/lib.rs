@@ -50,6 +50,7 @@ pub mod rewind_slot;
 mod routing;
 mod run;
 pub mod sampler;
+mod secret;
 mod session;
 mod shards;
 mod source;
@@ -66,11 +67,12 @@ pub mod waiting;
 /// parsed and checked once, at start-up; connecting may then fail only for reasons outside the
 /// configuration. Neither `Debug` nor `Display` of a target shows a secret.
 pub mod connect {
-    pub use crate::connect_error::Error;
+    pub use crate::connect_error::{Error, Renewed};
     pub use crate::nats::{NatsAccess, NatsLink, NatsTarget};
     pub use crate::postgres::{
         ConnectionTask, PoolLimits, PostgresTarget, PostgresTls, Session, SslMode,
     };
+    pub use crate::secret::{SecretCommand, SecretSource};
     pub use crate::tls::{https_config, install_crypto_provider};
 }
 

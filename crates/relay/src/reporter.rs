@@ -96,6 +96,11 @@ impl Reporter {
         self.role(Role::Starting);
     }
 
+    /// Whether a session ever began, or waited for the slot: both servers have let us in.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.status.last_progress.is_some()
+    }
+
     /// What opening a session waits for, if it does.
     pub(crate) fn waiting(&mut self, what: Option<String>) {
         self.status.waiting_for = what;
@@ -272,7 +277,13 @@ impl Reporter {
     }
 
     fn send(&mut self) {
-        self.status.nats_connected = self.link.as_ref().is_some_and(|link| link.borrow().connected);
+        if let Some(link) = &self.link {
+            let link = link.borrow();
+            self.status.nats_connected = link.connected;
+            if let Some(refused) = link.refused.as_ref().filter(|_| !link.connected) {
+                self.status.last_error = Some(refused.clone());
+            }
+        }
         self.sent = Some(Instant::now());
         self.reports.status.send_replace(self.status.clone());
     }

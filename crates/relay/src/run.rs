@@ -41,7 +41,8 @@ const RELIEF_MAX: Duration = Duration::from_secs(20);
 /// first session began.
 ///
 /// Broken connections, restarts of either server and lost slots are worked through, with pauses of
-/// 100 ms to 10 s; while another relay reads the slot this one stands by.
+/// 100 ms to 10 s; while another relay reads the slot this one stands by. A credential that is read
+/// anew for each connection may be refused for as long as it takes: it is tried every second.
 ///
 /// # Errors
 ///
@@ -68,6 +69,8 @@ pub async fn run(
     let mut reporter = Reporter::new(reports, &config.stream.name);
     let mut client = None;
     let mut failures = 0;
+    // What helps, when it was said last: once is enough.
+    let mut said: Option<String> = None;
     loop {
         let started = Instant::now();
         let error = match session(&config, &mut client, once, &stop, &mut reporter).await {
@@ -83,8 +86,10 @@ pub async fn run(
                 continue;
             }
             Err(error) if error.is_transient() && !once => error,
+            // It was good once, and somebody may be about to renew it.
+            Err(error) if error.is_renewable() && reporter.has_begun() && !once => error,
             Err(error) => {
-                reporter.failed(describe(&error));
+                reporter.failed(told(&error));
                 reporter.role(Role::Stopped);
                 return Err(error);
             }
@@ -93,7 +98,8 @@ pub async fn run(
             failures = 0;
         }
         failures += 1;
-        let pause = Backoff::SESSION.after(failures);
+        let backoff = if error.is_renewable() { Backoff::RENEWAL } else { Backoff::SESSION };
+        let pause = backoff.after(failures);
         // It would never connect again.
         client = client.filter(|(client, _)| !has_ended(client));
         if let (Error::JetStream { .. }, Some((client, _))) = (&error, &client)
@@ -102,8 +108,11 @@ pub async fn run(
             leave_server(client).await;
         }
         let wait = pause.mul_f64(rand::rng().random_range(0.5..1.0));
-        warn!(error = describe(&error), hint = error.hint(), "starting anew in {wait:.1?}");
-        reporter.failed(describe(&error));
+        let hint = error.hint();
+        let news = hint.as_ref().filter(|it| said.as_ref() != Some(it));
+        warn!(error = describe(&error), hint = news, "starting anew in {wait:.1?}");
+        said = hint;
+        reporter.failed(told(&error));
         if let Err(error) = relieve(&config).await {
             warn!(error = describe(&error), "could not look at what the slot keeps");
         }
@@ -111,6 +120,14 @@ pub async fn run(
             () = tokio::time::sleep(wait) => {}
             () = stop.cancelled() => {}
         }
+    }
+}
+
+/// For operators who have no log at hand.
+fn told(error: &Error) -> String {
+    match error.hint().filter(|_| error.is_renewable()) {
+        Some(hint) => format!("{} ({hint})", describe(error)),
+        None => describe(error),
     }
 }
 

@@ -15,10 +15,11 @@ mod telemetry_settings;
 mod value;
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use relay::connect::{NatsAccess, PostgresTls};
+use relay::connect::{NatsAccess, PostgresTls, SecretCommand, SecretSource};
 use relay::{
     Config, Dedup, MarkConfig, Mode, NatsTarget, OnPark, PollConfig, PostgresTarget,
     RetentionConfig, ScanConfig, Shards, StreamConfig, WalConfig, WindowLimits,
@@ -73,6 +74,9 @@ impl PartialEq for Again {
 #[derive(Clone, PartialEq)]
 pub(crate) struct PostgresSettings {
     pub(crate) url: Option<String>,
+    /// Where the password is, instead of in the URL; one of the two.
+    pub(crate) password_file: Option<PathBuf>,
+    pub(crate) password_command: Option<SecretCommand>,
     pub(crate) table: outbox::Table,
     /// What the table's columns are called.
     pub(crate) columns: outbox::Columns,
@@ -130,6 +134,8 @@ impl Default for Settings {
         Self {
             postgres: PostgresSettings {
                 url: None,
+                password_file: None,
+                password_command: None,
                 table: outbox::Table::default(),
                 columns: outbox::Columns::default(),
                 slot: "tailpost".into(),
@@ -195,8 +201,27 @@ impl Settings {
     /// The database.
     pub(crate) fn postgres_target(&self) -> Result<PostgresTarget, Error> {
         let url = self.postgres.url.as_deref().ok_or_else(Error::no_database)?;
-        PostgresTarget::new(url, self.postgres.tls.clone())
-            .map_err(|source| self.blame("postgres.url", source))
+        let target = PostgresTarget::new(url, self.postgres.tls.clone());
+        let target = target.map_err(|source| self.blame("postgres.url", source))?;
+        match self.password()? {
+            Some(source) => target.with_password(source).map_err(|it| self.blame("", it)),
+            None => Ok(target),
+        }
+    }
+
+    /// Where the database's password is, unless it is in the URL.
+    fn password(&self) -> Result<Option<SecretSource>, Error> {
+        let PostgresSettings { password_file: file, password_command: command, .. } = &self.postgres;
+        match (file.clone(), command.clone()) {
+            (Some(_), Some(_)) => Err(Error::invalid(
+                self.origins.get("postgres.password_command").cloned(),
+                "postgres.password_command: postgres.password_file is set too, give one of them"
+                    .into(),
+            )),
+            (Some(file), None) => Ok(Some(SecretSource::File(file))),
+            (None, Some(command)) => Ok(Some(SecretSource::Command(command))),
+            (None, None) => Ok(None),
+        }
     }
 
     /// The broker.

@@ -148,7 +148,7 @@ fn client_kind(error: &ClientError) -> Kind {
 fn connect_kind(error: &connect::Error) -> Kind {
     if error.is_configuration() {
         Kind::BadConfiguration
-    } else if error.is_transient() {
+    } else if error.is_transient() && !error.is_refusal() {
         Kind::Unreachable
     } else {
         Kind::Refused
@@ -214,6 +214,7 @@ mod tests {
                 async_nats::ConnectErrorKind::Io,
                 "connection refused",
             ),
+            renewed: connect::Renewed::default(),
         }
     }
 
@@ -226,6 +227,7 @@ mod tests {
         let refused = connect::Error::Nats {
             target: "nats://localhost:4222".into(),
             source: async_nats::ConnectErrorKind::AuthorizationViolation.into(),
+            renewed: connect::Renewed { login: Some("nats.creds"), ..connect::Renewed::default() },
         };
         assert_eq!(code_of(refused), 4);
         assert_eq!(code_of(relay::Error::from(unreachable_nats())), 5);

@@ -6,25 +6,25 @@ use anyhow::Result;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 
 /// An authority that is trusted, one that is not, and what the trusted one has issued.
-pub(super) struct Certificates {
+pub(crate) struct Certificates {
     folder: tempfile::TempDir,
 }
 
 /// A certificate and its key.
-pub(super) struct Pair {
-    pub(super) cert: PathBuf,
-    pub(super) key: PathBuf,
+pub(crate) struct Pair {
+    pub(crate) cert: PathBuf,
+    pub(crate) key: PathBuf,
 }
 
 impl Pair {
-    pub(super) fn texts(&self) -> Result<(String, String)> {
+    pub(crate) fn texts(&self) -> Result<(String, String)> {
         Ok((std::fs::read_to_string(&self.cert)?, std::fs::read_to_string(&self.key)?))
     }
 }
 
 impl Certificates {
     /// Issues a server certificate for `localhost` and 127.0.0.1, and a client's for `client`.
-    pub(super) fn issue(client: &str) -> Result<Self> {
+    pub(crate) fn issue(client: &str) -> Result<Self> {
         let certificates = Self { folder: tempfile::tempdir()? };
         let trusted = authority("trusted")?;
         std::fs::write(certificates.ca(), trusted.pem())?;
@@ -58,27 +58,27 @@ impl Certificates {
     }
 
     /// The authority behind all certificates.
-    pub(super) fn ca(&self) -> PathBuf {
+    pub(crate) fn ca(&self) -> PathBuf {
         self.folder.path().join("ca.pem")
     }
 
     /// An authority that issued none of them.
-    pub(super) fn foreign_ca(&self) -> PathBuf {
+    pub(crate) fn foreign_ca(&self) -> PathBuf {
         self.folder.path().join("foreign.pem")
     }
 
     /// For a server on this machine.
-    pub(super) fn server(&self) -> Pair {
+    pub(crate) fn server(&self) -> Pair {
         self.pair("server")
     }
 
     /// For a server on another machine.
-    pub(super) fn stray_server(&self) -> Pair {
+    pub(crate) fn stray_server(&self) -> Pair {
         self.pair("stray")
     }
 
     /// For the client.
-    pub(super) fn client(&self) -> Pair {
+    pub(crate) fn client(&self) -> Pair {
         self.pair("client")
     }
 }

@@ -54,7 +54,7 @@ async fn enter(dsn: &str) -> Result<(String, bool)> {
             &[],
         )
         .await?;
-    let config = target.replication_config("tailpost", "tailpost")?;
+    let config = target.replication_config("tailpost", "tailpost").await?;
     let mut replication = ReplicationClient::connect_gated(config).await?;
     let identity = replication.identify_system().await.context("replication")?;
     assert_eq!(identity.timeline, 1);

@@ -277,7 +277,7 @@ async fn drop_in_shop(clinic: &mut Clinic) {
 async fn read_by_somebody(clinic: &mut Clinic) {
     let url = format!("{}?application_name=intruder", clinic.owner);
     let target: relay::PostgresTarget = url.parse().expect("valid");
-    let config = target.replication_config("tailpost", "tailpost").expect("valid");
+    let config = target.replication_config("tailpost", "tailpost").await.expect("valid");
     let mut client = ReplicationClient::connect(config).await.expect("connect");
     let is_read = "SELECT active FROM pg_replication_slots WHERE slot_name = 'tailpost'";
     until(DEADLINE, "somebody reads the slot", async || {

@@ -25,6 +25,9 @@ impl Backoff {
     /// A session that ended with an error.
     pub(crate) const SESSION: Self = Self::new(Duration::from_millis(100), Duration::from_secs(10));
 
+    /// A credential that is read anew for each connection, and refused: who renews it wants it used.
+    pub(crate) const RENEWAL: Self = Self::new(Duration::from_millis(100), Duration::from_secs(1));
+
     /// The checkpoint of a relay that has no events: it writes to the log that it confirms, and
     /// would keep an idle server busy.
     pub(crate) const CHECKPOINT: Self =

@@ -1,3 +1,4 @@
+mod credentials;
 mod login;
 
 use std::error::Error as StdError;
@@ -15,7 +16,8 @@ use tokio::sync::watch;
 use tracing::{debug, info, warn};
 use url::Url;
 
-use crate::connect_error::Error;
+use self::credentials::{Credentials, choose_credentials};
+use crate::connect_error::{Error, Renewed, renew};
 use crate::engine::Backoff;
 use crate::tls::install_crypto_provider;
 use crate::tls::{self, Identity};
@@ -34,8 +36,8 @@ const DEFAULT_PORT: u16 = 4222;
 
 /// What opens the door at a NATS server, given beside the URL.
 ///
-/// At most one of `creds`, `nkey`, `token`, and `user` with `password`; none of them if the URL
-/// has credentials. Secrets are not shown by `Debug`.
+/// At most one of `creds`, `nkey`, `token`, `token_file`, and `user` with `password` or
+/// `password_file`; none of them if the URL has credentials. Secrets are not shown by `Debug`.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct NatsAccess {
     /// Credentials file: a user's JWT and its seed. Read again for each connection.
@@ -45,10 +47,14 @@ pub struct NatsAccess {
     pub nkey: Option<String>,
     /// Authentication token.
     pub token: Option<String>,
-    /// User name. Needs `password`.
+    /// File that holds the token. Read again for each connection.
+    pub token_file: Option<PathBuf>,
+    /// User name. Needs `password` or `password_file`.
     pub user: Option<String>,
     /// Password of `user`.
     pub password: Option<String>,
+    /// File that holds the password of `user`. Read again for each connection.
+    pub password_file: Option<PathBuf>,
     /// PEM file of the authorities to trust; the system's if none. Demands TLS.
     pub ca: Option<PathBuf>,
     /// PEM file of the client certificate. Needs `key`. Demands TLS.
@@ -57,16 +63,6 @@ pub struct NatsAccess {
     pub key: Option<PathBuf>,
     /// Start TLS before the server says anything, as servers with `handshake_first` want it.
     pub tls_first: bool,
-}
-
-#[derive(Clone, PartialEq, Eq)]
-enum Credentials {
-    None,
-    CredsFile(PathBuf),
-    NkeySeed(String),
-    NkeyFile(PathBuf),
-    Token(String),
-    UserPassword(String, String),
 }
 
 /// One or more NATS servers of a cluster and how to get in.
@@ -107,6 +103,8 @@ pub struct NatsLink {
     pub last_error: Option<String>,
     /// How often the server reported an error. Tells the same one again from no change.
     pub errors: u64,
+    /// Why the server does not let the client in, and what helps, while it is so.
+    pub refused: Option<String>,
 }
 
 impl FromStr for NatsTarget {
@@ -196,7 +194,7 @@ impl NatsTarget {
         install_crypto_provider();
         self.check_tls_files()?;
         let (link, mut watcher) = watch::channel(NatsLink::default());
-        let servers = self.to_string();
+        let (servers, renewed) = (self.to_string(), self.renewed());
         let elsewhere = elsewhere();
         let options = login::options(&self.credentials, &self.again)
             .await?
@@ -214,18 +212,27 @@ impl NatsTarget {
                 std::future::ready(elsewhere(&servers, &info))
             })
             .event_callback(move |event| {
-                observe(&link, &servers, &event);
+                observe(&link, &servers, renewed, &event);
                 std::future::ready(())
             });
         let client = self
             .encrypt(options)
             .connect(self.servers.clone())
             .await
-            .map_err(|source| Error::Nats { target: self.to_string(), source })?;
+            .map_err(|source| Error::Nats { target: self.to_string(), source, renewed })?;
         // Events come through a task of the client: let the caller start from "connected".
         // The sender lives in that task, so it can be gone only if the client is.
         let _ = watcher.wait_for(|link| link.connects > 0).await;
         Ok((client, watcher))
+    }
+
+    /// What is read anew for each connection.
+    fn renewed(&self) -> Renewed {
+        let of_certificate = self.identity.as_ref().map(|_| "nats.cert");
+        Renewed {
+            login: self.credentials.renewed().or(of_certificate),
+            certificates: self.identity.is_some() || self.roots.is_some(),
+        }
     }
 
     fn encrypt(&self, mut options: ConnectOptions) -> ConnectOptions {
@@ -286,44 +293,6 @@ fn decode(text: &str) -> Result<String, Error> {
     decoded.map(Into::into).map_err(|_| invalid("the credentials are not UTF-8"))
 }
 
-fn choose_credentials(from_url: Credentials, access: NatsAccess) -> Result<Credentials, Error> {
-    let user_password = match (access.user, access.password) {
-        (Some(user), Some(password)) => Some(Credentials::UserPassword(user, password)),
-        (None, None) => None,
-        _ => return Err(Error::invalid("nats.user", "nats.user and nats.password go together")),
-    };
-    let nkey = access.nkey.map(|nkey| {
-        if is_nkey_seed(&nkey) {
-            Credentials::NkeySeed(nkey)
-        } else {
-            Credentials::NkeyFile(nkey.into())
-        }
-    });
-    let mut given = [
-        Some(from_url).filter(|it| *it != Credentials::None),
-        access.creds.map(Credentials::CredsFile),
-        nkey,
-        access.token.map(Credentials::Token),
-        user_password,
-    ]
-    .into_iter()
-    .flatten();
-    let chosen = given.next().unwrap_or(Credentials::None);
-    if given.next().is_some() {
-        return Err(invalid(
-            "give credentials once: in the URL, or as creds, nkey, token, or user and password",
-        ));
-    }
-    Ok(chosen)
-}
-
-/// A user's seed: 58 characters of base 32 that begin with `SU`.
-fn is_nkey_seed(text: &str) -> bool {
-    text.len() == 58
-        && text.starts_with("SU")
-        && text.bytes().all(|it| it.is_ascii_uppercase() || (b'2'..=b'7').contains(&it))
-}
-
 /// Chooses where to connect again: anywhere but to where the client just was. Left to itself it
 /// would go to the servers that failed least, and when asked to leave one that can do nothing,
 /// straight back to it.
@@ -355,7 +324,14 @@ fn reconnect_delay(attempt: usize) -> Duration {
     Backoff::NATS.after(failures).mul_f64(rand::random_range(0.5..=1.0))
 }
 
-fn observe(link: &watch::Sender<NatsLink>, servers: &str, event: &Event) {
+/// What helps against an error of which the client has only words.
+fn hint(error: &str, renewed: Renewed) -> Option<String> {
+    use async_nats::ConnectErrorKind::{Authentication, AuthorizationViolation};
+    let is_refusal = [Authentication, AuthorizationViolation].iter().any(|it| it.to_string() == error);
+    renewed.login.filter(|_| is_refusal).map(renew)
+}
+
+fn observe(link: &watch::Sender<NatsLink>, servers: &str, renewed: Renewed, event: &Event) {
     match event {
         Event::Connected => {
             info!(servers, "connected to NATS");
@@ -363,6 +339,7 @@ fn observe(link: &watch::Sender<NatsLink>, servers: &str, event: &Event) {
                 it.connected = true;
                 it.connects += 1;
                 it.last_error = None;
+                it.refused = None;
             });
         }
         Event::Disconnected => {
@@ -387,8 +364,13 @@ fn observe(link: &watch::Sender<NatsLink>, servers: &str, event: &Event) {
                 debug!(servers, error, "NATS client reported the same error again");
                 return;
             }
-            warn!(servers, error, "NATS client reported an error");
-            link.send_modify(|it| it.last_error = Some(error));
+            let hint = hint(&error, renewed);
+            warn!(servers, error, hint, "NATS client reported an error");
+            link.send_modify(|it| {
+                it.refused =
+                    hint.map(|it| format!("could not connect to {servers}: {error} ({it})"));
+                it.last_error = Some(error);
+            });
         }
         Event::SlowConsumer(subscription) => {
             warn!(
@@ -423,19 +405,6 @@ impl fmt::Debug for NatsTarget {
     }
 }
 
-impl fmt::Debug for Credentials {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::None => f.write_str("None"),
-            Self::CredsFile(path) => f.debug_tuple("CredsFile").field(path).finish(),
-            Self::NkeyFile(path) => f.debug_tuple("NkeyFile").field(path).finish(),
-            Self::NkeySeed(_) => f.write_str("NkeySeed(***)"),
-            Self::Token(_) => f.write_str("Token(***)"),
-            Self::UserPassword(user, _) => write!(f, "UserPassword({user:?}, ***)"),
-        }
-    }
-}
-
 impl fmt::Debug for NatsAccess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let masked = |secret: &Option<String>| secret.as_ref().map(|_| "***");
@@ -443,8 +412,10 @@ impl fmt::Debug for NatsAccess {
             .field("creds", &self.creds)
             .field("nkey", &masked(&self.nkey))
             .field("token", &masked(&self.token))
+            .field("token_file", &self.token_file)
             .field("user", &self.user)
             .field("password", &masked(&self.password))
+            .field("password_file", &self.password_file)
             .field("ca", &self.ca)
             .field("cert", &self.cert)
             .field("key", &self.key)

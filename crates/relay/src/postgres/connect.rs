@@ -13,6 +13,7 @@ use super::connection_task::ConnectionTask;
 use super::dsn::Dsn;
 use super::pool::{Pool, PoolLimits, Session};
 use crate::connect_error::Error;
+use crate::secret::SecretSource;
 use crate::tls::install_crypto_provider;
 use crate::tls::{self, Identity, Verification};
 
@@ -107,6 +108,8 @@ pub struct PostgresTarget {
     sslmode: SslMode,
     roots: Option<PathBuf>,
     identity: Option<Identity>,
+    // Instead of one in `config`.
+    password: Option<SecretSource>,
     pool: Option<Pool>,
 }
 
@@ -146,13 +149,30 @@ impl PostgresTarget {
         if sslmode == SslMode::Require && roots.is_some() {
             sslmode = SslMode::VerifyCa;
         }
-        Ok(Self { config: parse_config(&dsn.plain)?, sslmode, roots, identity, pool: None })
+        let config = parse_config(&dsn.plain)?;
+        Ok(Self { config, sslmode, roots, identity, password: None, pool: None })
     }
 
-    /// The time allowed for opening a connection.
+    /// Has the password read from `source` for each connection.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] if the connection string has a password too.
+    pub fn with_password(self, source: SecretSource) -> Result<Self, Error> {
+        if self.config.get_password().is_some() {
+            return Err(Error::invalid(
+                password::setting(&source),
+                "postgres.url has a password too: give one of them",
+            ));
+        }
+        Ok(Self { password: Some(source), ..self })
+    }
+
+    /// The time allowed for opening a connection, and for running a program that gives the password.
     #[must_use]
     pub fn connect_timeout(&self) -> Duration {
-        self.config.get_connect_timeout().copied().unwrap_or(CONNECT_TIMEOUT)
+        let of_server = self.config.get_connect_timeout().copied().unwrap_or(CONNECT_TIMEOUT);
+        of_server + self.password.as_ref().map_or(Duration::ZERO, SecretSource::takes_at_most)
     }
 
     /// Opens a connection for SQL. An `application_name` in the URL wins over the given one.
@@ -204,8 +224,15 @@ impl PostgresTarget {
         application_name: &str,
     ) -> Result<(Client, ConnectionTask), Error> {
         install_crypto_provider();
-        let config = self.sql_config(application_name);
-        let refused = |source| Error::Postgres { target: self.to_string(), source };
+        let mut config = self.sql_config(application_name);
+        if let Some(password) = self.renewed_password().await? {
+            config.password(password);
+        }
+        let refused = |source| Error::Postgres {
+            target: self.to_string(),
+            source,
+            renewed: self.renewed(),
+        };
         if config.get_ssl_mode() == tokio_postgres::config::SslMode::Disable {
             let (client, connection) = config.connect(NoTls).await.map_err(refused)?;
             return Ok((client, ConnectionTask::new(tokio::spawn(connection))));
@@ -250,8 +277,8 @@ impl PostgresTarget {
     /// # Errors
     ///
     /// [`Error::Invalid`] if a name is not made of `a-z`, `0-9` and `_`: the client puts names
-    /// into commands as they are.
-    pub fn replication_config(
+    /// into commands as they are. If the password cannot be read.
+    pub async fn replication_config(
         &self,
         slot: &str,
         publication: &str,
@@ -261,8 +288,12 @@ impl PostgresTarget {
         // The client installs a provider of its own choice if there is none.
         install_crypto_provider();
         let (user, dbname) = self.user_and_dbname();
-        let password = std::str::from_utf8(self.config.get_password().unwrap_or_default())
-            .map_err(|_| Error::invalid("postgres.url", "the password is not UTF-8"))?;
+        let password = match self.renewed_password().await? {
+            Some(password) => password,
+            None => std::str::from_utf8(self.config.get_password().unwrap_or_default())
+                .map_err(|_| Error::invalid("postgres.url", "the password is not UTF-8"))?
+                .to_owned(),
+        };
         let host = match self.host() {
             Host::Unix(dir) => dir.display().to_string(),
             Host::Tcp(name) => match self.config.get_hostaddrs().first() {
@@ -451,9 +482,11 @@ impl fmt::Debug for PostgresTarget {
             .field("sslmode", &self.sslmode)
             .field("roots", &self.roots)
             .field("identity", &self.identity)
+            .field("password", &self.password)
             .finish_non_exhaustive()
     }
 }
 
+mod password;
 #[cfg(test)]
 mod tests;

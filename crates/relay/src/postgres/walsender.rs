@@ -2,8 +2,10 @@
 
 use pgwire_replication::{IdentifySystem, PgWireError, QueryRow, ReplicationClient};
 
+use super::PostgresTarget;
 use super::opening::{ANSWER_MAX, Opening, answered};
 use crate::config::Config;
+use crate::connect_error;
 use crate::error::{Error, sqlstate};
 
 /// A client that is closed when it is dropped: left to itself, its task goes on for as long as the
@@ -28,7 +30,8 @@ pub(crate) struct Replication {
 impl Replication {
     /// Connects, and asks what cluster this is.
     pub(crate) async fn connect(config: &Config) -> Result<(Self, IdentifySystem), Error> {
-        let target = config.postgres.replication_config(&config.slot, &config.publication)?;
+        let target = config.postgres.replication_config(&config.slot, &config.publication);
+        let target = target.await?;
         let client = ReplicationClient::connect_gated(target)
             .await
             .map_err(Error::replication("open a replication connection"))?;
@@ -37,7 +40,8 @@ impl Replication {
         // The client connects in the background: TCP, TLS and authentication are in this step.
         let limit = config.postgres.connect_timeout() + ANSWER_MAX;
         let identified = async {
-            connection.client.0.identify_system().await.map_err(Error::replication(doing))
+            let identified = connection.client.0.identify_system().await;
+            identified.map_err(|error| refused_error(error, &config.postgres, doing))
         };
         let late = Err(Error::Silent { doing: "open a replication connection" });
         let identity = tokio::time::timeout(limit, identified).await.unwrap_or(late)?;
@@ -98,6 +102,16 @@ impl Replication {
     async fn unbounded(&mut self, sql: &str, doing: &'static str) -> Result<Vec<QueryRow>, Error> {
         self.client.0.simple_query(sql).await.map_err(Error::replication(doing))
     }
+}
+
+/// Who was let in for SQL, with what may have been replaced since, tries again.
+fn refused_error(source: PgWireError, target: &PostgresTarget, doing: &'static str) -> Error {
+    let renewed = target.renewed();
+    let is_refused = sqlstate(&source).is_some_and(|it| it.starts_with("28"));
+    if !is_refused || renewed.login.is_none() {
+        return Error::Replication { doing, source };
+    }
+    connect_error::Error::Replication { target: target.to_string(), source, renewed }.into()
 }
 
 fn started_error(error: PgWireError, slot: &str) -> Error {

@@ -1,7 +1,7 @@
 //! Every setting: its name, and how a value gets into [`Settings`].
 
 use outbox::Column;
-use relay::connect::SslMode;
+use relay::connect::{SecretCommand, SslMode};
 use relay::{Dedup, MarkBy, Mode, OnPark, OnWalLimit};
 
 use super::error::{Error, Origin};
@@ -42,6 +42,10 @@ impl Key {
 /// All settings, in the order of `docker/tailpost.toml`.
 pub(super) static KEYS: &[Key] = &[
     key("postgres.url", |it, v| put(&mut it.postgres.url, v.text().map(some))),
+    key("postgres.password_file", |it, v| {
+        put(&mut it.postgres.password_file, v.text().map(path))
+    }),
+    key("postgres.password_command", |it, v| put(&mut it.postgres.password_command, command(v))),
     key("postgres.table", |it, v| put(&mut it.postgres.table, parsed(v))),
     key("postgres.slot", |it, v| put(&mut it.postgres.slot, v.text().map(str::to_owned))),
     key("postgres.publication", |it, v| {
@@ -65,8 +69,10 @@ pub(super) static KEYS: &[Key] = &[
     key("nats.creds", |it, v| put(&mut it.nats.access.creds, v.text().map(path))),
     secret("nats.nkey", |it, v| put(&mut it.nats.access.nkey, v.secret().map(some))),
     secret("nats.token", |it, v| put(&mut it.nats.access.token, v.secret().map(some))),
+    key("nats.token_file", |it, v| put(&mut it.nats.access.token_file, v.text().map(path))),
     key("nats.user", |it, v| put(&mut it.nats.access.user, v.text().map(some))),
     secret("nats.password", |it, v| put(&mut it.nats.access.password, v.secret().map(some))),
+    key("nats.password_file", |it, v| put(&mut it.nats.access.password_file, v.text().map(path))),
     key("nats.ca", |it, v| put(&mut it.nats.access.ca, v.text().map(path))),
     key("nats.cert", |it, v| put(&mut it.nats.access.cert, v.text().map(path))),
     key("nats.key", |it, v| put(&mut it.nats.access.key, v.text().map(path))),
@@ -165,6 +171,12 @@ fn some(text: &str) -> Option<String> {
 
 fn path(text: &str) -> Option<std::path::PathBuf> {
     Some(text.into())
+}
+
+fn command(value: Value<'_>) -> Result<Option<SecretCommand>, Wanted> {
+    let wanted = "a program and its arguments, such as [\"/usr/local/bin/token\", \"--short\"]";
+    let argv = value.argv().map_err(|_| wanted)?;
+    SecretCommand::new(argv).map(Some).ok_or_else(|| wanted.into())
 }
 
 fn parsed<T>(value: Value<'_>) -> Result<T, Wanted>

@@ -14,6 +14,7 @@ use super::{Settings, inbox_settings, routes};
 /// Every setting with its default. A test compares it with the defaults.
 const REFERENCE: &str = include_str!("../../reference.toml");
 const MASKED: &str = "***";
+const PASSWORD_COMMAND: &str = "postgres.password_command";
 
 /// What was given, as it was given; no secrets. Settings are the same however they were written.
 #[derive(Clone, Default)]
@@ -48,6 +49,7 @@ impl Given {
         };
         let shown = match shown {
             Json::String(text) if path.ends_with(".handler") => without_secrets(&text).into(),
+            _ if path == PASSWORD_COMMAND => without_arguments(value),
             shown => shown,
         };
         self.0.insert(path.to_owned(), shown);
@@ -123,6 +125,13 @@ fn json(value: &DeValue<'_>) -> Json {
             Json::Object(table.iter().map(entry).collect())
         }
     }
+}
+
+/// The program alone: an argument may be a secret.
+fn without_arguments(value: Value<'_>) -> Json {
+    let argv = value.argv().unwrap_or_default();
+    let masked = argv.len().checked_sub(1).filter(|it| *it > 0).map(|_| MASKED.to_owned());
+    argv.into_iter().take(1).chain(masked).collect()
 }
 
 /// A URL without user, password and query.

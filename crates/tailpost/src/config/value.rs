@@ -74,6 +74,14 @@ impl<'a> Value<'a> {
         }
     }
 
+    /// A program and its arguments, which may have anything in them: as text, a list in JSON.
+    pub(super) fn argv(self) -> Result<Vec<String>, Wanted> {
+        match self {
+            Self::Text(text) => serde_json::from_str(text).map_err(|_| "a list in JSON".into()),
+            Self::Toml(_) => self.list(),
+        }
+    }
+
     pub(super) fn duration(self) -> Result<Duration, Wanted> {
         const UNITS: [(&str, u64); 5] =
             [("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000), ("d", 86_400_000)];

@@ -7,8 +7,10 @@ use async_nats::{Auth, AuthError, ConnectOptions};
 use nkeys::KeyPair;
 use tracing::warn;
 
-use super::{Again, Credentials, is_nkey_seed};
+use super::credentials::is_nkey_seed;
+use super::{Again, Credentials};
 use crate::connect_error::Error;
+use crate::secret;
 
 /// Options that log in with `credentials`. Files are read at each attempt to connect, so that who
 /// replaces them need not restart the relay.
@@ -56,6 +58,28 @@ pub(super) async fn options(
                 }
             })
         }
+        Credentials::TokenFile(_) | Credentials::UserPasswordFile(..) => {
+            in_words(credentials).await?; // says what is wrong at once
+            let credentials = credentials.clone();
+            ConnectOptions::with_auth_callback(move |_| {
+                let credentials = credentials.clone();
+                async move { in_words(&credentials).await.map(words).map_err(AuthError::new) }
+            })
+        }
+    })
+}
+
+/// What the file holds now, with what stands beside it.
+async fn in_words(credentials: &Credentials) -> Result<Credentials, Error> {
+    Ok(match credentials {
+        Credentials::TokenFile(path) => {
+            Credentials::Token(secret::read_file("nats.token_file", path).await?)
+        }
+        Credentials::UserPasswordFile(user, path) => {
+            let password = secret::read_file("nats.password_file", path).await?;
+            Credentials::UserPassword(user.clone(), password)
+        }
+        other => other.clone(),
     })
 }
 
@@ -71,6 +95,8 @@ fn words(credentials: Credentials) -> Auth {
         Credentials::None
         | Credentials::NkeySeed(_)
         | Credentials::NkeyFile(_)
+        | Credentials::TokenFile(_)
+        | Credentials::UserPasswordFile(..)
         | Credentials::CredsFile(_) => {}
     }
     auth

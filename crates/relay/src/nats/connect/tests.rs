@@ -115,10 +115,23 @@ fn reconnecting_starts_at_once_and_slows_down_to_a_second() {
 fn a_reconnect_is_told_from_no_change() {
     let (sender, watcher) = watch::channel(NatsLink::default());
     for event in [Event::Connected, Event::Disconnected, Event::Connected] {
-        observe(&sender, "nats://n1", &event);
+        observe(&sender, "nats://n1", Renewed::default(), &event);
     }
-    let expected = NatsLink { connected: true, connects: 2, last_error: None, errors: 0 };
+    let expected = NatsLink { connected: true, connects: 2, ..NatsLink::default() };
     assert_eq!(*watcher.borrow(), expected);
+}
+
+#[test]
+fn who_is_not_let_in_says_what_helps_until_it_is() {
+    let (sender, watcher) = watch::channel(NatsLink::default());
+    let renewed = Renewed { login: Some("nats.creds"), ..Renewed::default() };
+    let kind = async_nats::ConnectErrorKind::AuthorizationViolation;
+    let refused = Event::ClientError(async_nats::ClientError::Other(kind.to_string()));
+    observe(&sender, "nats://n1", renewed, &refused);
+    let told = watcher.borrow().refused.clone().expect("it is refused");
+    assert!(told.contains("nats://n1: authorization violation (renew what nats.creds"), "{told}");
+    observe(&sender, "nats://n1", renewed, &Event::Connected);
+    assert_eq!(watcher.borrow().refused, None);
 }
 
 #[tokio::test]

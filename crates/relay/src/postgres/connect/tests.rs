@@ -115,13 +115,14 @@ fn the_url_wins_over_settings_beside_it() {
     assert_eq!(target.roots, Some("/url.pem".into()));
 }
 
-#[test]
-fn replication_uses_the_same_server_and_the_same_tls() {
+#[tokio::test]
+async fn replication_uses_the_same_server_and_the_same_tls() {
     let config = target(
         "postgres://ada:s3cret@10.0.0.1:6000/shop?sslmode=verify-full&sslrootcert=/ca.pem\
          &sslcert=/c.pem&sslkey=/k.pem&options=-c%20x%3Dy",
     )
     .replication_config("slot_1", "pub_1")
+    .await
     .expect("valid names");
     assert_eq!((config.host.as_str(), config.port), ("10.0.0.1", 6000));
     assert_eq!((config.user.as_str(), config.password.as_str()), ("ada", "s3cret"));
@@ -138,8 +139,8 @@ fn replication_uses_the_same_server_and_the_same_tls() {
     assert_eq!(config.application_name.as_deref(), Some("tailpost"));
 }
 
-#[test]
-fn replication_maps_the_modes_as_libpq_does() {
+#[tokio::test]
+async fn replication_maps_the_modes_as_libpq_does() {
     for (dsn, mode) in [
         ("postgres://ada@db", ReplicationSslMode::Prefer),
         ("postgres://ada@db?sslmode=disable", ReplicationSslMode::Disable),
@@ -148,25 +149,25 @@ fn replication_maps_the_modes_as_libpq_does() {
         ("postgres://ada@db?sslmode=verify-ca&sslrootcert=/ca.pem", ReplicationSslMode::VerifyCa),
         ("postgres:///shop?host=/run/pg&sslmode=require", ReplicationSslMode::Disable),
     ] {
-        let config = target(dsn).replication_config("s", "p").expect("valid names");
+        let config = target(dsn).replication_config("s", "p").await.expect("valid names");
         assert_eq!(config.tls.mode, mode, "{dsn}");
     }
 }
 
-#[test]
-fn a_missing_password_is_not_replaced_by_a_guess() {
-    let config = target("postgres://ada@db").replication_config("s", "p").expect("valid names");
+#[tokio::test]
+async fn a_missing_password_is_not_replaced_by_a_guess() {
+    let config = target("postgres://ada@db").replication_config("s", "p").await.expect("valid names");
     assert_eq!(config.password, "");
 }
 
-#[test]
-fn names_that_would_have_to_be_quoted_are_refused() {
+#[tokio::test]
+async fn names_that_would_have_to_be_quoted_are_refused() {
     let target = target("postgres://ada@db");
     for name in ["", "Slot", "a-b", "a b", "a'; drop", "ä", &"x".repeat(64)] {
-        assert!(target.replication_config(name, "p").is_err(), "slot {name}");
-        assert!(target.replication_config("s", name).is_err(), "publication {name}");
+        assert!(target.replication_config(name, "p").await.is_err(), "slot {name}");
+        assert!(target.replication_config("s", name).await.is_err(), "publication {name}");
     }
-    target.replication_config(&"x".repeat(63), "p_2").expect("allowed names");
+    target.replication_config(&"x".repeat(63), "p_2").await.expect("allowed names");
 }
 
 #[tokio::test]
@@ -185,4 +186,21 @@ async fn an_absent_server_is_a_transient_error_that_names_it() {
     assert_eq!(error.to_string(), "could not connect to postgres://ada@127.0.0.1:1/db");
     assert!(error.is_transient());
     assert!(error.hint().is_some());
+}
+
+#[tokio::test]
+async fn a_password_is_read_for_each_connection() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("password");
+    let source = SecretSource::File(path.clone());
+    let target = target("postgres://ada@db").with_password(source.clone()).expect("one password");
+    for password in ["old", "new"] {
+        std::fs::write(&path, format!("{password}\n")).expect("write");
+        let config = target.replication_config("s", "p").await.expect("a password");
+        assert_eq!(config.password, password);
+    }
+    assert!(!format!("{target:?} {target}").contains("new"));
+    let both = super::tests::target("postgres://ada:pw@db").with_password(source);
+    let error = both.expect_err("two passwords").to_string();
+    assert!(error.contains("postgres.password_file") && !error.contains("pw"), "{error}");
 }

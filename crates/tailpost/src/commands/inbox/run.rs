@@ -134,7 +134,8 @@ fn inbox(
         .postgres(move || {
             let (postgres, application) = (postgres.clone(), application.clone());
             async move {
-                let (client, task) = postgres.connect(&application).await?;
+                let connected = postgres.connect(&application).await;
+                let (client, task) = connected.map_err(with_hint)?;
                 Ok(Connection::with_guard(client, task))
             }
         })
@@ -154,6 +155,14 @@ fn inbox(
     }
 }
 
+/// With what helps where a credential has to be renewed: the inbox waits, and has nothing else to say.
+fn with_hint(error: relay::connect::Error) -> inbox::BoxError {
+    match error.hint().filter(|_| error.is_renewable()) {
+        Some(hint) => format!("{} ({hint})", crate::exit::chain(&error.into())).into(),
+        None => error.into(),
+    }
+}
+
 /// Connects to the broker, waiting for it if need be. None if asked to stop before.
 async fn connect(
     nats: &NatsTarget,
@@ -168,8 +177,9 @@ async fn connect(
         match connected {
             Ok(client) => return Ok(Some(client)),
             Err(error) if error.is_transient() => {
+                let hint = error.hint().filter(|_| error.is_renewable());
                 let error = crate::exit::chain(&error.into());
-                warn!(error, "trying again in {RECONNECT_PAUSE:?}");
+                warn!(error, hint, "trying again in {RECONNECT_PAUSE:?}");
             }
             Err(error) => return Err(error.into()),
         }

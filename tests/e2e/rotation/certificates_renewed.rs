@@ -1,0 +1,139 @@
+//! Certificates and authorities of both servers.
+
+use std::net::{Ipv4Addr, SocketAddr};
+
+use lab::{NatsOptions, Proxy};
+use support::{DEADLINE, TestEnv, until};
+
+use super::{Running, Secrets, database, make_tables, set_up};
+use crate::connections::certificates::{Certificates, Pair};
+
+fn read(path: &std::path::Path) -> String {
+    std::fs::read_to_string(path).expect("read a certificate")
+}
+
+/// Puts a client certificate, its key and the authorities to trust where the relay reads them.
+fn renew(secrets: &Secrets, client: &Pair, authorities: &[&Certificates]) {
+    let (cert, key) = client.texts().expect("a certificate");
+    secrets.renew("client.key", &key);
+    secrets.renew("client.pem", &cert);
+    let roots: Vec<_> = authorities.iter().map(|it| read(&it.ca())).collect();
+    secrets.renew("ca.pem", &roots.concat());
+}
+
+/// Names the three files in variables that begin so.
+fn name(env: &mut TestEnv, secrets: &Secrets, prefix: &str, names: [&str; 3]) {
+    for (name, file) in names.into_iter().zip(["ca.pem", "client.pem", "client.key"]) {
+        env.set(&format!("{prefix}{name}"), secrets.path(file).to_str().expect("UTF-8"));
+    }
+}
+
+/// The files of a server that lets in whom `certificates` certify.
+fn server_files(certificates: &Certificates) -> [(&'static str, String); 3] {
+    let (cert, key) = certificates.server().texts().expect("a certificate");
+    [("server.pem", cert), ("server.key", key), ("ca.pem", read(&certificates.ca()))]
+}
+
+/// First relay and inbox trust the new authority too; then the server changes to it.
+// proves: G-CRED-3
+#[tokio::test(flavor = "multi_thread")]
+async fn certificates_for_postgresql_are_replaced_under_load() {
+    let issue = || Certificates::issue("certified").expect("certificates");
+    let (old, new) = (issue(), issue());
+    let settings = [
+        ("ssl", "on"),
+        ("ssl_cert_file", "server.pem"),
+        ("ssl_key_file", "server.key"),
+        ("ssl_ca_file", "ca.pem"),
+    ];
+    let postgres = database(&settings, &server_files(&old));
+    let mut env = set_up(postgres, NatsOptions::default()).await;
+    make_tables(&env).await;
+    env.execute("CREATE ROLE certified LOGIN SUPERUSER REPLICATION").await;
+    let port = env.postgres.port();
+    let url = format!("postgres://certified@localhost:{port}/postgres?sslmode=verify-full");
+    env.set("DATABASE_URL", &url);
+    let secrets = Secrets::new();
+    renew(&secrets, &old.client(), &[&old]);
+    name(&mut env, &secrets, "TAILPOST_POSTGRES__", ["SSLROOTCERT", "SSLCERT", "SSLKEY"]);
+    let running = Running::start(env).await;
+
+    renew(&secrets, &new.client(), &[&old, &new]);
+    for (name, text) in server_files(&new) {
+        running.env.postgres.write_file(name, &text).expect("write a certificate");
+    }
+    running.env.postgres.reload().await.expect("reload");
+    running.end_connections("certified").await;
+    assert_eq!(running.failures(), 1, "the next attempt let it in: {}", running.relay.log());
+    running.goes_on().await;
+    renew(&secrets, &new.client(), &[&new]);
+    running.end_connections("certified").await;
+    assert_eq!(running.failures(), 2, "the next attempt let it in: {}", running.relay.log());
+    running.goes_on().await;
+
+    renew(&secrets, &old.client(), &[&new]);
+    let (_, said) = running.env.ends_with(4, &["setup"]).await;
+    assert!(said.contains("could not connect to postgres://certified@"), "{said}");
+    renew(&secrets, &new.client(), &[&new]);
+    running.end(&["PRIVATE KEY"]).await;
+}
+
+fn tls(secrets: &Secrets) -> String {
+    // Only the lab's own client goes without: it has none of these certificates.
+    let path = |file| secrets.path(file).display().to_string();
+    format!(
+        "allow_non_tls: true\n\
+         tls {{ cert_file: {:?}, key_file: {:?}, ca_file: {:?}, verify: true }}",
+        path("server.pem"),
+        path("server.key"),
+        path("server-ca.pem")
+    )
+}
+
+fn renew_server(secrets: &Secrets, certificates: &Certificates) {
+    let [(_, cert), (_, key), (_, ca)] = server_files(certificates);
+    secrets.renew("server.pem", &cert);
+    secrets.renew("server.key", &key);
+    secrets.renew("server-ca.pem", &ca);
+}
+
+// proves: G-CRED-3
+#[tokio::test(flavor = "multi_thread")]
+async fn certificates_for_nats_are_replaced_under_load() {
+    let issue = || Certificates::issue("relay").expect("certificates");
+    let (old, new) = (issue(), issue());
+    let (secrets, servers) = (Secrets::new(), Secrets::new());
+    assert_ne!(secrets.at(), servers.at());
+    renew_server(&servers, &old);
+    let config = vec![tls(&servers)];
+    let nats = NatsOptions { config: config.clone(), ..NatsOptions::default() };
+    let mut env = set_up(database(&[], &[]), nats).await;
+    let upstream = SocketAddr::from((Ipv4Addr::LOCALHOST, env.nats.port()));
+    let mut proxy = Proxy::start(upstream).await.expect("a proxy");
+    env.set("NATS_URL", &format!("tls://localhost:{}", proxy.addr().port()));
+    renew(&secrets, &old.client(), &[&old]);
+    name(&mut env, &secrets, "TAILPOST_NATS__", ["CA", "CERT", "KEY"]);
+    make_tables(&env).await;
+    let mut running = Running::start(env).await;
+
+    let connects = |it: &support::Relay| it.log().matches(" connected to NATS").count();
+    let (relays, inboxes) = (connects(&running.relay), connects(&running.inbox));
+    renew(&secrets, &new.client(), &[&old, &new]);
+    renew_server(&servers, &new);
+    running.env.nats.reload(config, None).await.expect("reload");
+    // The server leaves connections as they are.
+    proxy.cut().await;
+    proxy.restore().await.expect("restore the network");
+    until(DEADLINE, "relay and inbox are back", async || {
+        connects(&running.relay) > relays && connects(&running.inbox) >= 2 * inboxes
+    })
+    .await;
+    running.goes_on().await;
+    assert_eq!(running.failures(), 0, "{}", running.relay.log());
+
+    renew(&secrets, &old.client(), &[&new]);
+    let (_, said) = running.env.ends_with(4, &["setup"]).await;
+    assert!(said.contains("could not connect to tls://localhost"), "{said}");
+    renew(&secrets, &new.client(), &[&new]);
+    running.end(&["PRIVATE KEY"]).await;
+}

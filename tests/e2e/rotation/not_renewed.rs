@@ -1,0 +1,91 @@
+//! A credential that was revoked, and is renewed later than that.
+
+use std::net::SocketAddr;
+
+use lab::Port;
+use support::{DEADLINE, Relay, TestEnv, get, until};
+
+use super::broker_logins::{before, token};
+use super::passwords::with_a_role;
+use super::{Running, Secrets, make_tables};
+
+/// The port of a relay's server that is to start.
+fn listen(env: &mut TestEnv, variable: &str) -> Port {
+    let port = Port::reserve().expect("a free port");
+    env.set(variable, &port.addr().to_string());
+    port
+}
+
+/// Waits until readiness is this, and says this.
+async fn wait_ready(address: SocketAddr, code: u16, words: &str) {
+    until(DEADLINE, &format!("/readyz is {code} and says `{words}`"), async || {
+        let told = get(address, "/readyz").await.unwrap_or_default();
+        told.starts_with(&format!("HTTP/1.1 {code} ")) && told.contains(words)
+    })
+    .await;
+}
+
+fn said(relay: &Relay, words: &str) -> usize {
+    relay.log().matches(words).count()
+}
+
+// proves: G-CRED-6
+#[tokio::test(flavor = "multi_thread")]
+async fn a_password_that_is_renewed_late_is_asked_for_and_then_used() {
+    let mut env = with_a_role().await;
+    let secrets = Secrets::new();
+    secrets.renew("password", "first-s3cret");
+    let file = secrets.path("password");
+    env.set("TAILPOST_POSTGRES__PASSWORD_FILE", file.to_str().expect("UTF-8"));
+    let relay_port = listen(&mut env, "TAILPOST_ADMIN__LISTEN");
+    let inbox_port = listen(&mut env, "TAILPOST_ADMIN__INBOX_LISTEN");
+    let (relay, inbox) = (relay_port.addr(), inbox_port.addr());
+    let running = Running::start(env).await;
+    let before = running.sessions();
+    running.env.execute("ALTER ROLE relay PASSWORD 'second-s3cret'").await;
+    let end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = 'relay'";
+    assert!(running.env.query::<i64>(end).await >= 4);
+    let hint = "renew what postgres.password_file gives";
+    wait_ready(relay, 503, hint).await;
+    wait_ready(inbox, 503, hint).await;
+    until(DEADLINE, "it is tried again and again", async || running.failures() >= 5).await;
+    assert_eq!(said(&running.relay, hint), 1, "{}", running.relay.log());
+    let status = get(relay, "/api/v1/status").await.expect("an answer");
+    assert!(status.contains(hint), "{status}");
+    let (_, told) = running.env.ends_with(4, &["status"]).await;
+    assert!(told.contains(hint) && told.contains("password authentication failed"), "{told}");
+
+    // Nothing, for a moment: it is no worse.
+    std::fs::write(&file, "").expect("write");
+    running.relay.wait_log("could not load postgres.password_file").await;
+    secrets.renew("password", "second-s3cret");
+    until(DEADLINE, "the relay is back", async || running.sessions() > before).await;
+    wait_ready(relay, 200, "").await;
+    wait_ready(inbox, 200, "").await;
+    running.goes_on().await;
+    running.end(&["first-s3cret", "second-s3cret"]).await;
+}
+
+// proves: G-CRED-6
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_that_is_renewed_late_is_asked_for_and_then_used() {
+    let login = token();
+    let secrets = Secrets::new();
+    let mut env = before(&login, &secrets, "TAILPOST_NATS__TOKEN_FILE").await;
+    let port = listen(&mut env, "TAILPOST_ADMIN__LISTEN");
+    let relay = port.addr();
+    make_tables(&env).await;
+    let mut running = Running::start(env).await;
+    let [_, config] = login.config;
+    running.env.nats.reload(vec![config], login.lab[1]).await.expect("reload");
+    let hint = "renew what nats.token_file gives";
+    running.relay.wait_log(hint).await;
+    wait_ready(relay, 503, hint).await;
+    assert_eq!(said(&running.relay, hint), 1, "{}", running.relay.log());
+    let (told, _) = running.env.ends_with(4, &["setup"]).await;
+    assert!(!told.contains("s3cret"), "{told}");
+    secrets.renew("secret", login.secrets[1]);
+    wait_ready(relay, 200, "").await;
+    running.goes_on().await;
+    running.end(&login.secrets).await;
+}
