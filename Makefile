@@ -9,7 +9,7 @@ VERSIONS ?= 14/2.10 16/2.12 17/2.15 18/2.15
 
 .DEFAULT_GOAL := help
 .PHONY: help demo chaos soak test long simulate stress matrix nightly bench bench-inbox fuzz lint \
-	servers servers-all clean-servers
+	book servers servers-all clean-servers
 
 help: ## list the targets
 	@sed -En 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -99,6 +99,10 @@ lint: ## check format, lints, documentation and dependencies
 	else echo 'lint: no cargo-deny (cargo install --locked cargo-deny): licences are not checked' >&2; fi
 	@if $(CARGO) machete --version >/dev/null 2>&1; then (set -x; $(CARGO) machete); \
 	else echo 'lint: no cargo-machete: unused dependencies are not looked for' >&2; fi
+
+book: ## build the book of docs/ into book/
+	@scripts/servers --mdbook
+	$${CARGO_TARGET_DIR:-target}/servers/mdbook/mdbook build
 
 servers: ## make sure that PostgreSQL and nats-server are there
 	@scripts/servers
