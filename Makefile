@@ -9,7 +9,7 @@ VERSIONS ?= 14/2.10 16/2.12 17/2.15 18/2.15
 
 .DEFAULT_GOAL := help
 .PHONY: help demo chaos soak test long simulate stress matrix nightly bench bench-inbox fuzz lint \
-	packages-check servers servers-all clean-servers
+	book packages-check servers servers-all clean-servers
 
 help: ## list the targets
 	@sed -En 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -104,6 +104,10 @@ packages-check: servers-all ## check chart, image and units with their tools; ru
 	$(CARGO) build --workspace --bin tailpost
 	scripts/check-packages
 	tests/compose_by_hand
+
+book: ## build the book of docs/ into book/
+	@scripts/servers --mdbook
+	$${CARGO_TARGET_DIR:-target}/servers/mdbook/mdbook build
 
 servers: ## make sure that PostgreSQL and nats-server are there
 	@scripts/servers

@@ -1,5 +1,6 @@
 //! The repository's own rules. Each failure says what to do.
 
+mod book;
 mod dependencies;
 mod first_steps;
 mod guarantees;
@@ -162,20 +163,6 @@ fn tree(package: &str, features: &[&str]) -> BTreeSet<String> {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let lines = String::from_utf8(output.stdout).expect("cargo prints text");
     lines.lines().filter_map(|line| line.split(' ').next()).map(str::to_owned).collect()
-}
-
-#[test]
-fn links_between_pages_lead_somewhere() {
-    for page in files(".md") {
-        for link in read(&page).split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
-            let target = link.split('#').next().unwrap_or_default();
-            if target.is_empty() || target.contains("://") || target.starts_with("mailto:") {
-                continue;
-            }
-            let path = page.parent().expect("a page lies in a folder").join(target);
-            assert!(path.exists(), "{}: {link} does not exist", page.display());
-        }
-    }
 }
 
 /// A secret that stands in a repository is none.
