@@ -5,6 +5,7 @@ mod inbox_faults;
 mod nats_commands;
 mod other_servers;
 mod outbox_faults;
+mod over_http;
 mod server_faults;
 mod sound;
 mod stream_faults;

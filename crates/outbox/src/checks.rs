@@ -2,6 +2,8 @@
 //!
 //! A [`Rule`] judges facts that were read before. It does no I/O.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
 /// What a check is about.
@@ -71,6 +73,19 @@ pub enum Severity {
     Warning,
     /// It does not work, or loses events.
     Error,
+}
+
+impl Severity {
+    /// As it is written.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Skipped => "skipped",
+            Self::Warning => "warning",
+            Self::Error => "error",
+        }
+    }
 }
 
 /// How a remedy is applied.
@@ -245,6 +260,15 @@ impl<F: ?Sized> Rule<F> {
     }
 }
 
+/// How many checks came out how, by what the severities are called.
+pub fn summary<'a>(checks: impl IntoIterator<Item = &'a Check>) -> BTreeMap<&'static str, usize> {
+    let mut counts = BTreeMap::from(["error", "ok", "skipped", "warning"].map(|it| (it, 0)));
+    for check in checks {
+        *counts.entry(check.severity.name()).or_default() += 1;
+    }
+    counts
+}
+
 /// Which checks are made.
 #[derive(Debug, Clone, Default)]
 pub struct Scope {
@@ -260,11 +284,14 @@ impl Scope {
     /// Whether the rule is applied.
     #[must_use]
     pub fn has<F: ?Sized>(&self, rule: &Rule<F>) -> bool {
-        let named =
-            |names: &[String]| names.iter().any(|it| it == rule.id || it == rule.category.name());
-        (rule.before_setup || !self.before_setup)
-            && (self.only.is_empty() || named(&self.only))
-            && !named(&self.skip)
+        (rule.before_setup || !self.before_setup) && self.wants(rule.id, rule.category)
+    }
+
+    /// Whether a check of this name is wanted.
+    #[must_use]
+    pub fn wants(&self, id: &str, category: Category) -> bool {
+        let named = |names: &[String]| names.iter().any(|it| it == id || it == category.name());
+        (self.only.is_empty() || named(&self.only)) && !named(&self.skip)
     }
 
     /// Judges by those rules that are wanted.

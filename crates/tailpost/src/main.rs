@@ -2,6 +2,7 @@
 
 mod admin;
 mod bulk;
+mod check_names;
 mod cli;
 mod commands;
 mod config;

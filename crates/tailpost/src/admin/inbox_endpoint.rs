@@ -10,6 +10,7 @@ use inbox::{BreakerState, State, Status, Upkept};
 use serde::Serialize;
 use tokio::sync::watch;
 
+use super::doctor_routes::{Doctor, Look};
 use super::events::{self, WaitingOf};
 use super::metrics::Metrics;
 use super::metrics::inbox_metrics::{StatusCollector, Watched, snapshot};
@@ -26,19 +27,20 @@ pub(crate) struct Inbox {
     app_state: AppState,
     waiting: WaitingOf,
     samples: watch::Receiver<Samples>,
+    doctor: Doctor,
 }
 
 impl Inbox {
     pub(crate) fn new(
         consumers: Watched,
         samples: watch::Receiver<Samples>,
-        app_state: AppState,
+        (app_state, look): (AppState, Look),
         waiting: WaitingOf,
         environment: &str,
     ) -> Self {
         let collector = StatusCollector { consumers: consumers.clone(), samples: samples.clone() };
         let metrics = Metrics::new(environment, [], collector);
-        Self { consumers, metrics, app_state, waiting, samples }
+        Self { consumers, metrics, app_state, waiting, samples, doctor: Doctor::new(look) }
     }
 }
 
@@ -70,7 +72,7 @@ impl Engine for Inbox {
     }
 
     fn waits(&self) -> Api<Admin> {
-        events::processed(Arc::clone(&self.waiting))
+        events::processed(Arc::clone(&self.waiting)).merge(self.doctor.routes())
     }
 
     fn name(&self) -> &'static str {
@@ -167,7 +169,7 @@ mod tests {
         Inbox::new(
             BTreeMap::from(consumers),
             watch::channel(samples).1,
-            app_state,
+            (app_state, Arc::new(|| Box::pin(async { Ok(Vec::new()) }))),
             WaitingOf::default(),
             "production",
         )

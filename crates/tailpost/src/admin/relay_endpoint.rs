@@ -4,6 +4,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
+use outbox::checks::Scope;
 use outbox::waiting::Waiting;
 use relay::waiting::EventState;
 use relay::{Config, RetentionStatus, RewindStatus, Role, Sample, Status};
@@ -11,6 +12,7 @@ use serde::Serialize;
 use tokio::sync::{Semaphore, watch};
 
 use super::dead_letters::{self, AppState};
+use super::doctor_routes::Doctor;
 use super::metrics::Metrics;
 use super::metrics::relay_metrics::{Counted, StatusCollector, Watched};
 use super::openapi::Api;
@@ -26,6 +28,7 @@ pub(crate) struct Relay {
     counted: Counted,
     waiting: Waiting<EventState>,
     retention: watch::Receiver<RetentionStatus>,
+    doctor: Doctor,
 }
 
 impl Relay {
@@ -60,7 +63,13 @@ impl Relay {
         let turn = Arc::new(Semaphore::new(1));
         let replays = ReplayState { config: asked, background, turn };
         let metrics = Metrics::new(environment, labels, collector);
-        Self { watched, metrics, app_state, replays, counted, waiting, retention }
+        // The configuration that the relay has, without a pool.
+        let checked = Arc::new(config.clone());
+        let doctor = Doctor::new(Arc::new(move || {
+            let config = Arc::clone(&checked);
+            Box::pin(async move { Ok(relay::doctor(&config, &Scope::default()).await) })
+        }));
+        Self { watched, metrics, app_state, replays, counted, waiting, retention, doctor }
     }
 }
 
@@ -100,7 +109,7 @@ impl Engine for Relay {
     }
 
     fn waits(&self) -> Api<Admin> {
-        events::published(self.waiting.clone())
+        events::published(self.waiting.clone()).merge(self.doctor.routes())
     }
 
     fn name(&self) -> &'static str {

@@ -177,6 +177,7 @@ pub(super) fn components() -> Value {
         "Event": event(),
         "Replay": replay(),
         "Slot": slot(),
+        "Check": check(),
         "Consumer": consumer(),
         "Setting": object([("key", text()), ("origin", text()), ("value", json!({}))], []),
     })
@@ -234,6 +235,22 @@ fn slot() -> Value {
             ("retained_bytes", count()),
         ],
         [("database", or_null(text())), ("wal_status", or_null(text()))],
+    )
+}
+
+fn check() -> Value {
+    let remedy = object([("kind", text()), ("text", text())], [("caution", text())]);
+    object(
+        [
+            ("id", text()),
+            ("category", text()),
+            ("severity", one_of(&["ok", "skipped", "warning", "error"])),
+            ("title", text()),
+            ("evidence", text()),
+            ("remedies", list(remedy)),
+            ("docs", text()),
+        ],
+        [("subject", text())],
     )
 }
 

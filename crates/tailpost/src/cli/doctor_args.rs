@@ -2,9 +2,10 @@ use std::time::Duration;
 
 use clap::error::ErrorKind;
 use clap::{Args, ValueEnum};
-use outbox::checks::{Category, Scope};
+use outbox::checks::Scope;
 
 use super::dlq_args::Misuse;
+use crate::check_names;
 
 /// Arguments of `doctor`.
 #[derive(Debug, Args)]
@@ -66,19 +67,8 @@ impl DoctorArgs {
     }
 
     pub(super) fn check(&self) -> Result<(), Misuse> {
-        let ids = relay::doctor_checks().into_iter().chain(inbox::doctor_checks());
-        let ids: Vec<_> = ids.map(|(id, _)| id).collect();
-        let known =
-            |name: &str| ids.contains(&name) || Category::ALL.iter().any(|it| it.name() == name);
-        let Some(unknown) = self.only.iter().chain(&self.skip).find(|it| !known(it)) else {
-            return Ok(());
-        };
-        let near = ids.iter().copied().chain(Category::ALL.map(Category::name));
-        let near = near.max_by(|a, b| {
-            strsim::jaro_winkler(a, unknown).total_cmp(&strsim::jaro_winkler(b, unknown))
-        });
-        let near = near.map(|it| format!("; did you mean `{it}`?")).unwrap_or_default();
-        Err((ErrorKind::ValueValidation, format!("there is no check `{unknown}`{near}")))
+        let known = check_names::known(self.only.iter().chain(&self.skip));
+        known.map_err(|unknown| (ErrorKind::ValueValidation, unknown))
     }
 }
 

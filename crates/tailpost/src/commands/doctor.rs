@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use inbox::{Connection, Inspected};
-use outbox::checks::{Check, Scope, Severity};
+use outbox::checks::{Check, Scope, Severity, summary};
 use serde::Serialize;
 use tokio::time::timeout;
 
@@ -84,11 +84,11 @@ async fn report(args: &DoctorArgs, settings: &Settings) -> anyhow::Result<Report
             Err(error) => not_probed = Some(error),
         }
     }
-    Ok(Report { summary: doctor_text::summary(&checks), checks, probe, not_probed })
+    Ok(Report { summary: summary(&checks), checks, probe, not_probed })
 }
 
 /// The checks of the consumers, if there are some.
-async fn consumers(settings: &Settings, scope: &Scope) -> anyhow::Result<Vec<Check>> {
+pub(super) async fn consumers(settings: &Settings, scope: &Scope) -> anyhow::Result<Vec<Check>> {
     let configured = settings.consumers()?;
     if configured.is_empty() || scope.before_setup {
         return Ok(Vec::new());

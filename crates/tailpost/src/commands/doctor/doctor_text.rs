@@ -1,10 +1,9 @@
 //! The checks for people, by category.
 
-use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::io::IsTerminal;
 
-use outbox::checks::{Category, Check, RemedyKind, Severity};
+use outbox::checks::{Category, Check, RemedyKind, Severity, summary};
 
 use crate::output::one_line;
 
@@ -31,17 +30,6 @@ impl Marks {
             Severity::Error => error,
         }
     }
-}
-
-/// How many came out how.
-pub(super) fn summary(checks: &[Check]) -> BTreeMap<&'static str, usize> {
-    let count = |severity| checks.iter().filter(|it| it.severity == severity).count();
-    BTreeMap::from([
-        ("error", count(Severity::Error)),
-        ("ok", count(Severity::Ok)),
-        ("skipped", count(Severity::Skipped)),
-        ("warning", count(Severity::Warning)),
-    ])
 }
 
 pub(super) fn text(checks: &[Check], marks: Marks) -> String {

@@ -3,10 +3,10 @@
 use outbox::checks::{Check, Severity};
 
 use super::Report;
-use super::doctor_text::summary;
 use super::probe::Probed;
 use crate::errors::NagiosState;
 use crate::{exit, output};
+use outbox::checks::summary;
 
 /// Checks that the line names.
 const NAMED_MAX: usize = 5;

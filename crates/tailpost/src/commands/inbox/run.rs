@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::Context;
 use inbox::http::{HttpHandler, HttpOptions};
 use inbox::{Connection, Inbox, Leased, State, Status, Summary};
+use outbox::checks::Scope;
 use outbox::waiting::Waiting;
 use relay::connect::https_config;
 use relay::{NatsTarget, PostgresTarget};
@@ -15,7 +16,8 @@ use tracing::{info, warn};
 
 use super::answers;
 use super::sampler::Sampler;
-use crate::admin::{self, Access, Address, Admin, AppState, Samples, WaitingOf};
+use crate::admin::{self, Access, Address, Admin, AppState, Look, Samples, WaitingOf};
+use crate::commands::doctor;
 use crate::config::{Consumer, Error, Settings};
 use crate::otlp::Traces;
 use crate::shutdown;
@@ -70,7 +72,8 @@ pub(super) async fn run(settings: &Settings) -> anyhow::Result<()> {
             let app_state = AppState { postgres: pooled, table: settings.table()? };
             let environment = &settings.metrics.environment;
             let waiting = Arc::clone(&waiting);
-            let admin = admin::Inbox::new(watched, sampled, app_state, waiting, environment);
+            let shown = (app_state, look(settings));
+            let admin = admin::Inbox::new(watched, sampled, shown, waiting, environment);
             let admin = Admin::new(admin, Access::new(&settings.admin)?, admin::shown(settings));
             let server = admin::serve(listen, admin).await?;
             tokio::spawn(sampler.run(samples, stop.clone()));
@@ -103,6 +106,15 @@ fn up(status: &Status) -> (bool, &'static str) {
         State::Starting => (false, "starting"),
         State::Stopping => (true, "stopping"),
     }
+}
+
+/// The checks of `tailpost doctor` for these consumers.
+fn look(settings: &Settings) -> Look {
+    let settings = Arc::new(settings.clone());
+    Arc::new(move || {
+        let settings = Arc::clone(&settings);
+        Box::pin(async move { doctor::consumers(&settings, &Scope::default()).await })
+    })
 }
 
 fn handler(settings: &Settings, consumer: &Consumer) -> anyhow::Result<HttpHandler> {
