@@ -43,12 +43,13 @@ async fn a_password_that_is_renewed_late_is_asked_for_and_then_used() {
     let running = Running::start(env).await;
     let before = running.sessions();
     running.env.execute("ALTER ROLE relay PASSWORD 'second-s3cret'").await;
-    let end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = 'relay'";
+    let end =
+        "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = 'relay'";
     assert!(running.env.query::<i64>(end).await >= 4);
     let hint = "renew what postgres.password_file gives";
     wait_ready(relay, 503, hint).await;
     wait_ready(inbox, 503, hint).await;
-    until(DEADLINE, "it is tried again and again", async || running.failures() >= 5).await;
+    until(DEADLINE, "it is tried again and again", async || running.refusals() >= 4).await;
     assert_eq!(said(&running.relay, hint), 1, "{}", running.relay.log());
     let status = get(relay, "/api/v1/status").await.expect("an answer");
     assert!(status.contains(hint), "{status}");
