@@ -39,7 +39,7 @@ async fn rotates(env: TestEnv, secrets: &Secrets) {
         assert!(error.is_refusal() && !error.is_transient(), "{error:?}");
     }
     // Whoever connects, connects like this.
-    for args in [&["status"][..], &["setup"], &["verify"], &["inbox", "setup"], &["maintain"]] {
+    for args in [&["status"][..], &["setup"], &["verify"], &["inbox", "setup"]] {
         let (told, said) = running.env.ends_with(0, args).await;
         assert!(!PASSWORDS.iter().any(|it| told.contains(it) || said.contains(it)), "{told}{said}");
     }

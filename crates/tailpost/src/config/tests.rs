@@ -109,7 +109,7 @@ fn unknown_names_are_refused_with_place_and_suggestion() {
         "did you mean TAILPOST_RELAY__SCAN_BATCH?",
     );
     // A wild guess would be worse than none.
-    check("[postgres]\npassword = 'x'\n", &[], ":2: unknown key `postgres.password`", "");
+    check("[postgres]\nlogin = 'x'\n", &[], ":2: unknown key `postgres.login`", "");
     check(
         "",
         &[("TAILPOST_POSTGRES_URL", "x")],
@@ -413,7 +413,7 @@ fn a_password_is_in_one_place() {
     let told = error(&[url, file]);
     assert!(told.contains("TAILPOST_POSTGRES__PASSWORD_FILE") && told.contains("a password too"));
     assert!(error(&[url, command]).contains("TAILPOST_POSTGRES__PASSWORD_COMMAND"));
-    assert!(error(&[file, command]).contains("postgres.password_file is set too"));
     let plain = ("DATABASE_URL", "postgres://ada@db/shop");
+    assert!(error(&[plain, file, command]).contains("postgres.password_file is set too"));
     loaded("", &[plain, file]).postgres_target().unwrap_or_else(|error| panic!("{error}"));
 }
