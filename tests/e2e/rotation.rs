@@ -6,7 +6,7 @@ mod certificates_renewed;
 mod not_renewed;
 mod passwords;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use lab::{NatsOptions, PostgresOptions};
 use support::{DEADLINE, Load, Relay, TestEnv, TestEnvOptions, until};
@@ -67,10 +67,6 @@ impl Secrets {
         std::fs::write(&beside, text).expect("write a secret");
         std::fs::rename(beside, self.path(name)).expect("replace the secret");
     }
-
-    fn at(&self) -> &Path {
-        self.0.path()
-    }
 }
 
 /// A relay and an inbox at work, under load.
@@ -107,19 +103,28 @@ impl Running {
         self.relay.log().matches("the slot is ours").count()
     }
 
-    /// How often a session of the relay ended, or did not begin.
-    fn failures(&self) -> usize {
-        self.relay.log().matches("starting anew").count()
+    /// How often the relay was not let in, by either server.
+    fn refusals(&self) -> usize {
+        let words =
+            ["authentication failed", "fatal alert", "certificate", "authorization", "load"];
+        let log = self.relay.log();
+        let is_about = |line: &&str| line.contains(" WARN ") && line.contains("error=");
+        let is_refusal = |line: &&str| words.iter().any(|it| line.contains(it));
+        log.lines().filter(is_about).filter(is_refusal).count()
     }
 
-    /// Ends every connection of a role of the database, and waits until the relay is back.
+    /// Ends every connection of a role of the database, and waits until the relay is back. By then
+    /// the server and what the relay reads agree.
     async fn end_connections(&self, role: &str) {
-        let before = self.sessions();
+        let (before, refusals) = (self.sessions(), self.refusals());
         let end = format!(
             "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = '{role}'"
         );
         assert!(self.env.query::<i64>(&end).await >= 4, "relay and inbox have connections");
         until(DEADLINE, "the relay is back", async || self.sessions() > before).await;
+        // One connection may have been about to be made.
+        let refusals = self.refusals() - refusals;
+        assert!(refusals <= 1, "the next attempt lets it in: {}", self.relay.log());
     }
 
     /// Every event is stored once, in order, and had its effect once; the processes are those that
@@ -147,7 +152,8 @@ impl Running {
 /// From the commit to the stream, and from the commit to the record of the effect. How late they are
 /// is up to the machine too: the tests assert how many attempts it took, and show this.
 async fn print_lateness(env: &TestEnv) {
-    let commits = "SELECT id, (extract(epoch FROM pg_xact_commit_timestamp(txid::xid)) * 1000)::int8
+    let commits =
+        "SELECT id, (extract(epoch FROM pg_xact_commit_timestamp(txid::xid)) * 1000)::int8
                    FROM outbox_events";
     let commits = env.client().await.query(commits, &[]).await.expect("commits are logged");
     let committed: std::collections::BTreeMap<Uuid, i64> =

@@ -179,7 +179,9 @@ impl<W: Work> Worker<W> {
             match role {
                 Role::Active { until } if Instant::now() < until => return true,
                 Role::Active { .. } => {
-                    self.say(State::Paused, Some("the role was not renewed".into()))
+                    let why = trouble.borrow_and_update().clone();
+                    let why = why.unwrap_or_else(|| "the role was not renewed".into());
+                    self.say(State::Paused, Some(why));
                 }
                 Role::Standby => self.say(State::Standby, None),
                 Role::Unknown => match trouble.borrow_and_update().clone() {

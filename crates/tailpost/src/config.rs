@@ -211,7 +211,8 @@ impl Settings {
 
     /// Where the database's password is, unless it is in the URL.
     fn password(&self) -> Result<Option<SecretSource>, Error> {
-        let PostgresSettings { password_file: file, password_command: command, .. } = &self.postgres;
+        let PostgresSettings { password_file: file, password_command: command, .. } =
+            &self.postgres;
         match (file.clone(), command.clone()) {
             (Some(_), Some(_)) => Err(Error::invalid(
                 self.origins.get("postgres.password_command").cloned(),

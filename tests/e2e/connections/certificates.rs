@@ -26,7 +26,8 @@ impl Certificates {
     /// Issues a server certificate for `localhost` and 127.0.0.1, and a client's for `client`.
     pub(crate) fn issue(client: &str) -> Result<Self> {
         let certificates = Self { folder: tempfile::tempdir()? };
-        let trusted = authority("trusted")?;
+        // No two have the same name: a server that trusts both would take the one for the other.
+        let trusted = authority(&certificates.folder.path().display().to_string())?;
         std::fs::write(certificates.ca(), trusted.pem())?;
         std::fs::write(certificates.foreign_ca(), authority("foreign")?.pem())?;
         let names = ["localhost".to_owned(), "127.0.0.1".to_owned()];

@@ -15,7 +15,10 @@ pub(super) async fn with_a_role() -> TestEnv {
     make_tables(&env).await;
     let create = "CREATE ROLE relay LOGIN SUPERUSER REPLICATION PASSWORD";
     env.execute(&format!("{create} '{}'", PASSWORDS[0])).await;
-    env.set("DATABASE_URL", &format!("postgres://relay@127.0.0.1:{}/postgres", env.postgres.port()));
+    env.set(
+        "DATABASE_URL",
+        &format!("postgres://relay@127.0.0.1:{}/postgres", env.postgres.port()),
+    );
     env
 }
 
@@ -23,12 +26,11 @@ pub(super) async fn with_a_role() -> TestEnv {
 async fn rotates(env: TestEnv, secrets: &Secrets) {
     let running = Running::start(env).await;
     let pid = running.relay.pid();
-    for (rotated, passwords) in PASSWORDS.windows(2).enumerate() {
+    for passwords in PASSWORDS.windows(2) {
         let (old, new) = (passwords[0], passwords[1]);
         secrets.renew("password", &format!("{new}\n"));
         running.env.execute(&format!("ALTER ROLE relay PASSWORD '{new}'")).await;
         running.end_connections("relay").await;
-        assert_eq!(running.failures(), rotated + 1, "the next attempt let it in");
         running.goes_on().await;
         let port = running.env.postgres.port();
         let by_old = format!("postgres://relay:{old}@127.0.0.1:{port}/postgres");
@@ -37,7 +39,7 @@ async fn rotates(env: TestEnv, secrets: &Secrets) {
         assert!(error.is_refusal() && !error.is_transient(), "{error:?}");
     }
     // Whoever connects, connects like this.
-    for args in [&["status"][..], &["setup"], &["verify"], &["inbox", "setup"], &["maintain"]] {
+    for args in [&["status"][..], &["setup"], &["verify"], &["inbox", "setup"]] {
         let (told, said) = running.env.ends_with(0, args).await;
         assert!(!PASSWORDS.iter().any(|it| told.contains(it) || said.contains(it)), "{told}{said}");
     }

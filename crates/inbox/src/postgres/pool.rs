@@ -1,3 +1,4 @@
+use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -21,11 +22,19 @@ pub(crate) struct Pool {
     idle: Mutex<Vec<Store>>,
     /// Why the database cannot be reached, while it cannot.
     trouble: watch::Sender<Option<String>>,
+    /// What was logged of it since then.
+    said: Mutex<BTreeSet<String>>,
 }
 
 impl Pool {
     pub(crate) fn new(connect: Connect, scope: Scope) -> Self {
-        Self { connect, scope, idle: Mutex::default(), trouble: watch::Sender::default() }
+        Self {
+            connect,
+            scope,
+            idle: Mutex::default(),
+            trouble: watch::Sender::default(),
+            said: Mutex::default(),
+        }
     }
 
     pub(crate) fn trouble(&self) -> watch::Receiver<Option<String>> {
@@ -74,6 +83,7 @@ impl Pool {
     /// The database has answered somebody.
     pub(crate) fn note_answer(&self) {
         if self.trouble.send_if_modified(|trouble| trouble.take().is_some()) {
+            self.said.lock().unwrap_or_else(PoisonError::into_inner).clear();
             info!(consumer = self.scope.consumer, "the database is back");
         }
     }
@@ -87,10 +97,15 @@ impl Pool {
 
     pub(crate) fn note_trouble(&self, error: &Error) {
         let text = describe(error);
-        let news = self.trouble.send_if_modified(|trouble| {
-            trouble.as_ref() != Some(&text) && trouble.replace(text.clone()).is_none()
-        });
-        if news {
+        self.trouble
+            .send_if_modified(|trouble| trouble.replace(text.clone()).as_ref() != Some(&text));
+        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        // What ends connections is no reason why no other is made, and may be said too.
+        let is_new = match error {
+            Error::Connect(_) => !said.contains(&text),
+            _ => said.is_empty(),
+        };
+        if is_new && said.insert(text.clone()) {
             warn!(consumer = self.scope.consumer, error = text, "the database is away, waiting");
         }
     }

@@ -324,10 +324,11 @@ fn reconnect_delay(attempt: usize) -> Duration {
     Backoff::NATS.after(failures).mul_f64(rand::random_range(0.5..=1.0))
 }
 
-/// What helps against an error of which the client has only words.
+/// What helps against an error of which the client has only words, with its name before them.
 fn hint(error: &str, renewed: Renewed) -> Option<String> {
     use async_nats::ConnectErrorKind::{Authentication, AuthorizationViolation};
-    let is_refusal = [Authentication, AuthorizationViolation].iter().any(|it| it.to_string() == error);
+    let refusals = [Authentication, AuthorizationViolation].map(|it| it.to_string());
+    let is_refusal = refusals.iter().any(|it| error.ends_with(it));
     renewed.login.filter(|_| is_refusal).map(renew)
 }
 

@@ -228,11 +228,8 @@ impl PostgresTarget {
         if let Some(password) = self.renewed_password().await? {
             config.password(password);
         }
-        let refused = |source| Error::Postgres {
-            target: self.to_string(),
-            source,
-            renewed: self.renewed(),
-        };
+        let refused =
+            |source| Error::Postgres { target: self.to_string(), source, renewed: self.renewed() };
         if config.get_ssl_mode() == tokio_postgres::config::SslMode::Disable {
             let (client, connection) = config.connect(NoTls).await.map_err(refused)?;
             return Ok((client, ConnectionTask::new(tokio::spawn(connection))));

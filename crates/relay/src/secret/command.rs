@@ -141,7 +141,8 @@ mod tests {
     async fn a_program_that_nobody_waits_for_is_killed_with_those_that_it_started() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let pids = folder.path().join("pids");
-        let script = format!("sleep 600 & echo $! $$ > {0}.new; mv {0}.new {0}; wait", pids.display());
+        let script =
+            format!("sleep 600 & echo $! $$ > {0}.new; mv {0}.new {0}; wait", pids.display());
         let command = shell(&script);
         let run = tokio::spawn(async move { command.run(SETTING).await });
         let pids = loop {

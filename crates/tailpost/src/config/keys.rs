@@ -42,9 +42,7 @@ impl Key {
 /// All settings, in the order of `docker/tailpost.toml`.
 pub(super) static KEYS: &[Key] = &[
     key("postgres.url", |it, v| put(&mut it.postgres.url, v.text().map(some))),
-    key("postgres.password_file", |it, v| {
-        put(&mut it.postgres.password_file, v.text().map(path))
-    }),
+    key("postgres.password_file", |it, v| put(&mut it.postgres.password_file, v.text().map(path))),
     key("postgres.password_command", |it, v| put(&mut it.postgres.password_command, command(v))),
     key("postgres.table", |it, v| put(&mut it.postgres.table, parsed(v))),
     key("postgres.slot", |it, v| put(&mut it.postgres.slot, v.text().map(str::to_owned))),

@@ -109,7 +109,7 @@ fn unknown_names_are_refused_with_place_and_suggestion() {
         "did you mean TAILPOST_RELAY__SCAN_BATCH?",
     );
     // A wild guess would be worse than none.
-    check("[postgres]\npassword = 'x'\n", &[], ":2: unknown key `postgres.password`", "");
+    check("[postgres]\nlogin = 'x'\n", &[], ":2: unknown key `postgres.login`", "");
     check(
         "",
         &[("TAILPOST_POSTGRES_URL", "x")],
@@ -373,4 +373,47 @@ fn the_effective_settings_are_shown_with_their_origin_and_without_secrets() {
     );
     assert_eq!(of("nats.creds").value, None);
     assert_eq!(of("inbox.billing.handler").value, Some("https://***@b/c?***".into()));
+}
+
+#[test]
+fn a_program_that_gives_a_password_is_shown_without_its_arguments() {
+    let of = |settings: Settings| {
+        let shown = settings.shown();
+        let found = shown.into_iter().find(|it| it.key == "postgres.password_command");
+        found.expect("a setting").value.map(|it| it.to_string())
+    };
+    let toml = "[postgres]\npassword_command = ['/bin/token', 's3cret', 'x']\n";
+    let variable = ("TAILPOST_POSTGRES__PASSWORD_COMMAND", r#"["/bin/token", "s3cret, x"]"#);
+    for settings in [loaded(toml, &[]), loaded("", &[variable])] {
+        assert_eq!(of(settings).as_deref(), Some(r#"["/bin/token","***"]"#));
+    }
+    assert_eq!(
+        of(loaded("", &[("TAILPOST_POSTGRES__PASSWORD_COMMAND", r#"["a"]"#)])).as_deref(),
+        Some(r#"["a"]"#)
+    );
+    assert_eq!(of(loaded("", &[])), None);
+    for wrong in ["[]", "[\"\"]", "cat /s3cret", "[1]"] {
+        let (text, _) = refusal("", &[("TAILPOST_POSTGRES__PASSWORD_COMMAND", wrong)]);
+        assert!(text.contains("a program and its arguments") && !text.contains("s3cret"), "{text}");
+    }
+    let (text, _) = refusal("[postgres]\npassword_command = 'cat x'\n", &[]);
+    assert!(text.contains("a program and its arguments"), "{text}");
+}
+
+#[test]
+fn a_password_is_in_one_place() {
+    let url = ("DATABASE_URL", "postgres://ada:s3cret@db/shop");
+    let file = ("TAILPOST_POSTGRES__PASSWORD_FILE", "/run/secrets/postgres");
+    let command = ("TAILPOST_POSTGRES__PASSWORD_COMMAND", r#"["token"]"#);
+    let error = |environment: &[(&str, &str)]| {
+        let error = loaded("", environment).postgres_target().err().expect("two passwords");
+        assert!(!error.to_string().contains("s3cret"), "{error}");
+        error.to_string()
+    };
+    let told = error(&[url, file]);
+    assert!(told.contains("TAILPOST_POSTGRES__PASSWORD_FILE") && told.contains("a password too"));
+    assert!(error(&[url, command]).contains("TAILPOST_POSTGRES__PASSWORD_COMMAND"));
+    let plain = ("DATABASE_URL", "postgres://ada@db/shop");
+    assert!(error(&[plain, file, command]).contains("postgres.password_file is set too"));
+    loaded("", &[plain, file]).postgres_target().unwrap_or_else(|error| panic!("{error}"));
 }

@@ -160,13 +160,20 @@ fn iam(seen: &Seen) -> Judged {
         return Ok(Verdict::Ok("no member of rds_iam".into()));
     }
     let setting = "rds.iam_auth_for_replication";
-    if matches!(server.setting(setting).unwrap_or("0"), "1" | "on") {
+    let is_on = matches!(server.setting(setting).unwrap_or("0"), "1" | "on");
+    if is_on && let Some(renewed) = seen.config.postgres.renewed().login {
+        return Ok(Verdict::Ok(format!("a member of rds_iam, with {renewed}")));
+    }
+    if is_on {
         return Ok(Verdict::Warning(
             format!(
                 "a member of rds_iam, and {setting} is on: tokens last 15 minutes, and a relay \
                  reconnects later than that"
             ),
-            vec![Remedy::sql(format!("REVOKE rds_iam FROM {}", quote(&role.name)))],
+            vec![
+                Remedy::advice("set postgres.password_command: docs/credentials.md"),
+                Remedy::sql(format!("REVOKE rds_iam FROM {}", quote(&role.name))),
+            ],
         ));
     }
     Ok(Verdict::Error(

@@ -156,7 +156,8 @@ async fn replication_maps_the_modes_as_libpq_does() {
 
 #[tokio::test]
 async fn a_missing_password_is_not_replaced_by_a_guess() {
-    let config = target("postgres://ada@db").replication_config("s", "p").await.expect("valid names");
+    let config =
+        target("postgres://ada@db").replication_config("s", "p").await.expect("valid names");
     assert_eq!(config.password, "");
 }
 
