@@ -81,6 +81,22 @@ impl PostgresBinaries {
         }
     }
 
+    /// Finds PostgreSQL of a major version with all its programs, `pg_upgrade` and `pg_dump` among
+    /// them, which [`find`](Self::find) does not look for.
+    pub(crate) fn find_complete(major: u32) -> Result<Self> {
+        let usual = POSTGRES_PLACES.iter().flat_map(|it| expand(Path::new(it)));
+        let fetched = servers_dirs().into_iter().flat_map(|it| expand(&it.join("complete-*/bin")));
+        let is_complete =
+            |it: &Self| ["pg_upgrade", "pg_dump"].map(|name| it.dir.join(name).is_file());
+        usual
+            .chain(fetched)
+            .filter_map(|dir| Self::look(&dir))
+            .find(|it| it.version.0 == major && is_complete(it) == [true, true])
+            .with_context(|| {
+                format!("found no PostgreSQL {major} with pg_upgrade: run `scripts/servers --all`")
+            })
+    }
+
     fn look(dir: &Path) -> Option<Self> {
         if !dir.join("initdb").is_file() {
             return None;

@@ -21,6 +21,7 @@ pub mod chaos;
 pub mod demo;
 mod hostile;
 mod ledger;
+mod major_upgrade;
 mod nats;
 mod port;
 mod postgres;

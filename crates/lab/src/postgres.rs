@@ -24,6 +24,9 @@ const POLL: Duration = Duration::from_millis(10);
 pub struct PostgresOptions {
     /// The major version to run; the best one found if `None`.
     pub version: Option<u32>,
+    /// Whether programs are needed beside the server, such as `pg_dump` and `pg_upgrade`; there has
+    /// to be a version then.
+    pub complete: bool,
     /// Whether commits reach the disk. Off by default: that survives every crash but that of the
     /// machine, and is faster.
     pub fsync: bool,
@@ -45,9 +48,9 @@ pub struct PostgresOptions {
 /// this process dies, however it dies. Never runs as root: root's rights are dropped to the user
 /// `postgres`.
 pub struct Postgres {
-    binaries: PostgresBinaries,
+    pub(crate) binaries: PostgresBinaries,
     port: Port,
-    server: Server,
+    pub(crate) server: Server,
 }
 
 impl Postgres {
@@ -64,7 +67,10 @@ impl Postgres {
     }
 
     fn prepare(options: &PostgresOptions) -> Result<Self> {
-        let binaries = PostgresBinaries::find(options.version)?;
+        let binaries = match options.version {
+            Some(version) if options.complete => PostgresBinaries::find_complete(version)?,
+            version => PostgresBinaries::find(version)?,
+        };
         let server = Server::prepare("postgres", User::unprivileged()?, "QUIT")?;
         let postgres = Self { binaries, port: Port::reserve()?, server };
         let data = postgres.data_dir();
@@ -329,7 +335,7 @@ impl Postgres {
         self.server.leave().context("leave PostgreSQL running")
     }
 
-    fn append_settings(&self, settings: &[(String, String)]) -> Result<()> {
+    pub(crate) fn append_settings(&self, settings: &[(String, String)]) -> Result<()> {
         let path = self.data_dir().join("postgresql.conf");
         let mut text = std::fs::read_to_string(&path).context("read postgresql.conf")?;
         text.push('\n');
@@ -340,7 +346,7 @@ impl Postgres {
     }
 }
 
-fn defaults(fsync: bool) -> Vec<(String, String)> {
+pub(crate) fn defaults(fsync: bool) -> Vec<(String, String)> {
     let mut settings = vec![
         ("listen_addresses", "127.0.0.1"),
         ("wal_level", "logical"),

@@ -60,7 +60,8 @@ fn kept(binaries: &PostgresBinaries, user: &User, keep: &Path) -> Result<PathBuf
     Ok(cluster)
 }
 
-fn initdb(binaries: &PostgresBinaries, user: &User, data: &Path) -> Result<()> {
+/// Makes a cluster that nothing was copied from.
+pub(crate) fn initdb(binaries: &PostgresBinaries, user: &User, data: &Path) -> Result<()> {
     let program = binaries.program("initdb")?;
     if !user.reaches(&program) {
         bail!(
@@ -75,6 +76,10 @@ fn initdb(binaries: &PostgresBinaries, user: &User, data: &Path) -> Result<()> {
         .arg(data)
         .env("TZ", "UTC")
         .current_dir("/");
+    if binaries.version.0 >= 18 {
+        // As before 18: `pg_upgrade` wants both clusters alike.
+        command.arg("--no-data-checksums");
+    }
     user.apply(&mut command);
     let output = command.output().context("run initdb")?;
     if !output.status.success() {

@@ -94,9 +94,9 @@ pub use operate::{
     Canary, HeldPartition, Legs, MaintainProgress, MaintainReport, OutboxReport, PartitionsReport,
     PartitionsStatus, Repair, RetentionReport, RewindReport, SetupPlan, SetupReport, SetupStep,
     ShardReport, SlotEntry, SlotReport, StatusReport, Storage, StreamRead, StreamReport,
-    VerifyOptions, VerifyProgress, VerifyReport, canaries, check_start, create_slot, dead_letters,
-    doctor, doctor_checks, drop_slot, event_search, explain, inspect, maintain, plan, repair,
-    replays, setup, slots, verify,
+    UpgradeReport, UpgradeSlot, UpgradeStep, VerifyOptions, VerifyProgress, VerifyReport, canaries,
+    check_start, create_slot, dead_letters, doctor, doctor_checks, drop_slot, event_search,
+    explain, inspect, maintain, plan, prepare_upgrade, repair, replays, setup, slots, verify,
 };
 pub use outbox::migrations::Layout;
 pub use pgoutput::Lsn;

@@ -7,6 +7,7 @@ pub mod explain;
 mod inspect;
 mod maintain;
 mod partitioning;
+mod prepare_upgrade;
 pub(crate) mod repair;
 mod replay_plan;
 mod replay_target;
@@ -17,6 +18,7 @@ pub(crate) mod setup;
 mod slots;
 mod spill_files;
 mod start_position;
+mod upgrade_steps;
 mod verification;
 
 pub use self::doctor::{Canary, Legs, canaries, doctor, doctor_checks};
@@ -25,6 +27,7 @@ pub use self::maintain::{
     HeldPartition, MaintainProgress, MaintainReport, PartitionsReport, maintain,
 };
 pub(crate) use self::maintain::{covered_until, is_short, make_ahead, pass};
+pub use self::prepare_upgrade::{UpgradeReport, UpgradeSlot, prepare_upgrade};
 pub use self::repair::{Repair, repair};
 pub use self::report::{
     OutboxReport, PartitionsStatus, RetentionReport, RewindReport, ShardReport, SlotReport,
@@ -33,4 +36,5 @@ pub use self::report::{
 pub use self::setup::{SetupPlan, SetupReport, SetupStep, Storage, plan, setup};
 pub use self::slots::{SlotEntry, create_slot, drop_slot, slots};
 pub use self::start_position::check_start;
+pub use self::upgrade_steps::UpgradeStep;
 pub use self::verification::{StreamRead, VerifyOptions, VerifyProgress, VerifyReport, verify};

@@ -339,6 +339,23 @@ pub(crate) enum SlotCommand {
     /// table what was written in between: do not delete unpublished rows. Refused also while the slot
     /// has events of `outbox_emit_wal`, which are in no table.
     Drop(SlotDropArgs),
+    /// Check, and wait, that PostgreSQL can be upgraded to another major version; say what to do
+    ///
+    /// Waits until what is committed by now is published, marked and confirmed, and looks for what an
+    /// upgrade would interrupt. Changes nothing; producers and relays may go on. Exit code 0: ready,
+    /// 4: something is open, 6: it still was when the time was over.
+    PrepareUpgrade(PrepareUpgradeArgs),
+}
+
+/// Arguments of `slot prepare-upgrade`.
+#[derive(Debug, Args)]
+pub(crate) struct PrepareUpgradeArgs {
+    /// How long to wait
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration)]
+    pub(crate) timeout: Duration,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// Arguments of `slot drop`.

@@ -158,6 +158,16 @@ pub(crate) enum DlqError {
     Skipped { skipped: u64, total: u64, why: String },
 }
 
+/// PostgreSQL is not to be upgraded yet.
+#[derive(Debug, thiserror::Error)]
+#[error("{open} open: PostgreSQL is not to be upgraded yet")]
+pub(crate) struct NotReady {
+    /// How much is.
+    pub(crate) open: usize,
+    /// Some of it may be over by itself later.
+    pub(crate) timed_out: bool,
+}
+
 /// No worker got on with a rewind for so long. It stays requested.
 #[derive(Debug, thiserror::Error)]
 #[error("no worker of {consumer} got on with the rewind within {waited:?}; it stays requested")]

@@ -7,8 +7,8 @@ use tokio_postgres::error::SqlState;
 
 use crate::config;
 use crate::errors::{
-    ClientError, DlqError, DoctorError, ListenError, NagiosState, RewindNotYet, TokenError,
-    WaitError,
+    ClientError, DlqError, DoctorError, ListenError, NagiosState, NotReady, RewindNotYet,
+    TokenError, WaitError,
 };
 use crate::refusal::Refusal;
 
@@ -68,6 +68,9 @@ fn kind_of(error: &(dyn std::error::Error + 'static)) -> Option<Kind> {
     }
     if error.is::<RewindNotYet>() {
         return Some(Kind::TimedOut);
+    }
+    if let Some(NotReady { timed_out, .. }) = error.downcast_ref() {
+        return Some(if *timed_out { Kind::TimedOut } else { Kind::Refused });
     }
     if let Some(error) = error.downcast_ref::<DoctorError>() {
         return Some(match error {

@@ -157,6 +157,7 @@ pub async fn setup(config: &Config, storage: Storage) -> Result<SetupReport, Err
         format!("publication {it} is of another number of shards: run `DROP PUBLICATION {it}`")
     });
     let mut warnings: Vec<_> = left.collect();
+    warnings.extend(written_by_subscriptions(&opening, &store).await?);
     for (config, _) in &shards {
         let (created, weaknesses) = ensure_stream(config, &client, &context).await?;
         steps.push(SetupStep { what: format!("stream {}", config.stream.name), created });
@@ -169,6 +170,20 @@ pub async fn setup(config: &Config, storage: Storage) -> Result<SetupReport, Err
         }
     }
     Ok(SetupReport { steps, warnings })
+}
+
+async fn written_by_subscriptions(
+    opening: &Opening,
+    store: &Store,
+) -> Result<impl Iterator<Item = String>, Error> {
+    let subscriptions = opening.on(store, "look for subscriptions", store.subscriptions()).await?;
+    Ok(subscriptions.into_iter().map(|name| {
+        format!(
+            "subscription {name} writes to the outbox, and transactions of another cluster with it \
+             if it copies the column txid: such rows may be published twice or not at all. Drop it, \
+             then run `tailpost slot drop` and `tailpost setup` (docs/upgrading.md)"
+        )
+    }))
 }
 
 /// Rows that a policy hides from the role would be neither published nor marked.

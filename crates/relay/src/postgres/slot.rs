@@ -26,6 +26,7 @@ const GIVE_UP_SOON: &str = "SELECT set_config('wal_sender_timeout', '5s', false)
 
 const MARKING: &str = "mark what the former slot brought";
 const LOOKING: &str = "look for unmarked rows";
+const TAKING_OVER: &str = "take over restored rows";
 
 /// A slot whose start is known, on a session that has not started to stream.
 ///
@@ -163,8 +164,11 @@ async fn ensure(
     match usable(config, identity, found, state)? {
         Found::Usable(state, confirmed) => Ok((state, confirmed, false)),
         Found::Unusable { drop, state, reason } => {
-            if let Some(old) = &state {
-                finish_epoch(config, opening, store, tail, &identity.system_id, old).await?;
+            match &state {
+                Some(old) => {
+                    finish_epoch(config, opening, store, tail, &identity.system_id, old).await?;
+                }
+                None => take_over_without_state(opening, store).await?,
             }
             if drop {
                 let dropped = store.drop_slot(&config.slot);
@@ -257,8 +261,8 @@ pub(crate) async fn finish_epoch(
         if let (Some(tail), Ok(former)) = (tail, number(&old.system_identifier)) {
             mark_read_back(config, opening, store, tail, former, old).await?;
         }
-        opening.on(store, "take over restored rows", store.renumber()).await?;
-        return Ok(());
+        opening.on(store, TAKING_OVER, store.renumber()).await?;
+        return opening.on(store, TAKING_OVER, store.catch_up_sequence()).await;
     }
     let mut sweeper = Sweeper::new();
     sweeper.read(&[], false);
@@ -292,6 +296,13 @@ async fn mark_read_back(
     let (read, is_whole) = tail.all_back_to(way).await?;
     opening.on(store, MARKING, store.mark_stored(&config.stream.name, &read.stored)).await?;
     Ok((read, is_whole))
+}
+
+async fn take_over_without_state(opening: &Opening, store: &Store) -> Result<(), Error> {
+    if opening.on(store, TAKING_OVER, store.renumber_future()).await? {
+        opening.on(store, TAKING_OVER, store.catch_up_sequence()).await?;
+    }
+    Ok(())
 }
 
 /// Marks what the last watermark covers. What the log never brought is left for the scan.

@@ -26,6 +26,7 @@ mod state;
 mod statements;
 mod swap;
 mod sweep;
+mod take_over;
 mod unread;
 mod verify_rows;
 
@@ -403,30 +404,6 @@ impl Store {
         };
         self.distrust_slot(slot).await?;
         Err(unfit)
-    }
-
-    /// After a restore from a dump the rows' transaction numbers mean nothing here: gives every
-    /// unpublished row one of this cluster, so that the next slot's start snapshot sees it.
-    /// What says by its number that it is published gets a mark of its own before; but not what was
-    /// written here since, under a number that the former cluster had used as well.
-    pub(crate) async fn renumber(&self) -> Result<(), Error> {
-        // Statements that are sent together are one transaction.
-        let sql = format!(
-            "UPDATE {outbox} o SET published_at = clock_timestamp()
-             WHERE published_at IS NULL AND EXISTS (
-                 SELECT FROM {published} p
-                 WHERE NOT pg_visible_in_snapshot({transaction}, p.start_snapshot)
-                   AND pg_visible_in_snapshot({transaction}, p.end_snapshot)
-                   AND age(o.xmin) >= age(p.xmin));
-             DELETE FROM {published};
-             UPDATE {outbox} o SET txid = pg_current_xact_id()
-             WHERE published_at IS NULL AND {owned}",
-            transaction = mark::transaction("o"),
-            outbox = self.table.quoted(),
-            published = self.table.companion("tailpost_published"),
-            owned = self.owned_rows("o"),
-        );
-        self.client().batch_execute(&sql).await.map_err(Error::sql("take over restored rows"))
     }
 
     async fn prepare(&self, sql: &str) -> Result<Statement, Error> {

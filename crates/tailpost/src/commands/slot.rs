@@ -1,3 +1,5 @@
+mod upgrade_plan;
+
 use std::fmt::Write;
 
 use relay::{Config, SlotEntry};
@@ -28,6 +30,7 @@ pub(super) async fn run(command: &SlotCommand, settings: &Settings) -> anyhow::R
             Ok(())
         }
         SlotCommand::Drop(args) => drop_slots(&config.each_shard(), args.force).await,
+        SlotCommand::PrepareUpgrade(args) => upgrade_plan::run(args, &config).await,
     }
 }
 

@@ -1,0 +1,88 @@
+//! What is done once in a copy of the database: transactions and sequences of another cluster mean
+//! nothing here.
+
+use tracing::warn;
+
+use super::{Store, mark};
+use crate::describe;
+use crate::error::Error;
+
+const DOING: &str = "take over restored rows";
+
+impl Store {
+    /// After a restore from a dump the rows' transaction numbers mean nothing here: gives every
+    /// unpublished row one of this cluster, so that the next slot's start snapshot sees it.
+    /// What says by its number that it is published gets a mark of its own before; but not what was
+    /// written here since, under a number that the former cluster had used as well.
+    pub(crate) async fn renumber(&self) -> Result<(), Error> {
+        // Statements that are sent together are one transaction.
+        let sql = format!(
+            "UPDATE {outbox} o SET published_at = clock_timestamp()
+             WHERE published_at IS NULL AND EXISTS (
+                 SELECT FROM {published} p
+                 WHERE NOT pg_visible_in_snapshot({transaction}, p.start_snapshot)
+                   AND pg_visible_in_snapshot({transaction}, p.end_snapshot)
+                   AND age(o.xmin) >= age(p.xmin));
+             DELETE FROM {published};
+             UPDATE {outbox} o SET txid = pg_current_xact_id()
+             WHERE published_at IS NULL AND {owned}",
+            transaction = mark::transaction("o"),
+            outbox = self.table.quoted(),
+            published = self.table.companion("tailpost_published"),
+            owned = self.owned_rows("o"),
+        );
+        self.client().batch_execute(&sql).await.map_err(Error::sql(DOING))
+    }
+
+    /// The same where no state came along that says of which cluster the rows are: rows of
+    /// transactions that are yet to come here are another cluster's. Says whether there were any.
+    pub(crate) async fn renumber_future(&self) -> Result<bool, Error> {
+        let sql = format!(
+            "UPDATE {outbox} o SET txid = pg_current_xact_id()
+             WHERE published_at IS NULL AND {owned}
+                 AND txid >= pg_snapshot_xmax(pg_current_snapshot())",
+            outbox = self.table.quoted(),
+            owned = self.owned_rows("o"),
+        );
+        let renumbered = self.client().execute(&sql, &[]).await.map_err(Error::sql(DOING))?;
+        Ok(renumbered > 0)
+    }
+
+    /// Logical replication copies rows, and not how far their sequence is: rows inserted here would
+    /// be scanned before older ones. A role without the right to change that is told what to run.
+    pub(crate) async fn catch_up_sequence(&self) -> Result<(), Error> {
+        let outbox = self.table.quoted();
+        let behind = format!(
+            "SELECT sequence, (SELECT max(seq) FROM {outbox}) AS last
+             FROM pg_get_serial_sequence($1, 'seq') AS sequence"
+        );
+        let sql = format!(
+            "SELECT sequence, last FROM ({behind}) behind
+             WHERE last > coalesce(pg_sequence_last_value(sequence::regclass), 0)"
+        );
+        let row = self.client().query_opt(&sql, &[&outbox]).await.map_err(Error::sql(DOING))?;
+        let Some(row) = row else { return Ok(()) };
+        let (sequence, last): (String, i64) = (row.get(0), row.get(1));
+        // Whoever inserts meanwhile is not set back.
+        let set = "SELECT setval($1::text::regclass,
+                       greatest($2, coalesce(pg_sequence_last_value($1::text::regclass), 0)))";
+        if let Err(error) = self.client().query_one(set, &[&sequence, &last]).await {
+            warn!(
+                error = describe(&Error::sql(DOING)(error)),
+                "the sequence of the column seq is behind the rows: newer events of an aggregate may \
+                 be scanned before older ones. Run SELECT setval('{sequence}', {last})"
+            );
+        }
+        Ok(())
+    }
+
+    /// Subscriptions that write to the outbox now, whose rows have transactions of another cluster.
+    pub(crate) async fn subscriptions(&self) -> Result<Vec<String>, Error> {
+        let sql = "SELECT DISTINCT subname::text FROM pg_subscription_rel
+                   JOIN pg_subscription s ON s.oid = srsubid
+                   WHERE srrelid = $1::text::regclass AND subenabled ORDER BY 1";
+        let rows = self.client().query(sql, &[&self.table.quoted()]).await;
+        let rows = rows.map_err(Error::sql("look for subscriptions"))?;
+        Ok(rows.iter().map(|row| row.get(0)).collect())
+    }
+}
