@@ -55,6 +55,7 @@ mod stop;
 mod storm;
 mod tableless;
 mod takeover;
+mod top;
 mod unlogged;
 mod verify;
 mod versioning;

@@ -40,6 +40,7 @@ fn run(cli: cli::Cli) -> anyhow::Result<()> {
             (config::Settings::default(), cli.global.verbosity().of_demo())
         }
         cli::Command::Status(_)
+        | cli::Command::Top(_)
         | cli::Command::Doctor(_)
         | cli::Command::Wait(_)
         | cli::Command::Explain(_)
