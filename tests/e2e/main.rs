@@ -58,6 +58,7 @@ mod stop;
 mod storm;
 mod tableless;
 mod takeover;
+mod top;
 mod traces;
 mod unlogged;
 mod verify;

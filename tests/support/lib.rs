@@ -26,7 +26,7 @@ mod wait;
 pub use broker::Broker;
 pub use http::{ask, get};
 pub use load::Load;
-pub use process::Relay;
+pub use process::{Relay, binary};
 pub use prometheus::{Prometheus, promtool};
 pub use stream::Stored;
 pub use test_env::{TestEnv, TestEnvOptions};

@@ -225,7 +225,11 @@ impl Drop for Relay {
 }
 
 /// The binary under test: `TAILPOST_BIN`, or the one in the profile's folder that the tests are in.
-fn binary() -> PathBuf {
+///
+/// # Panics
+///
+/// When there is none, or one older than the source.
+pub fn binary() -> PathBuf {
     if let Some(path) = std::env::var_os("TAILPOST_BIN") {
         return path.into();
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::ser::{Serialize, SerializeStruct, Serializer};
 
 /// Buckets to a power of two: each bound is 9 % above the one before.
 const PER_OCTAVE: i32 = 8;
@@ -16,15 +16,16 @@ const HIGHEST_OCTAVE: i32 = 13;
 const NATIVE: usize = ((HIGHEST_OCTAVE - LOWEST_OCTAVE) * PER_OCTAVE) as usize;
 
 /// A histogram of durations with fixed bounds, cheap to copy.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+///
+/// As JSON it has `buckets`, too: pairs of a native bucket's number and how many durations it has,
+/// without the empty ones. Bucket n ends at 2^(n/8) seconds.
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Latency {
     /// How many durations there are for each bound of [`BOUNDS`](Self::BOUNDS), and above all.
     pub counts: [u64; 16],
     /// Their sum, in seconds.
     pub sum_seconds: f64,
-    #[serde(skip)]
     zero: u64,
-    #[serde(skip)]
     native: [u64; NATIVE],
 }
 
@@ -82,6 +83,12 @@ impl Latency {
         self.counts.iter().sum()
     }
 
+    /// The upper bound, in seconds, of the native bucket of this number.
+    #[must_use]
+    pub fn bound(bucket: i32) -> f64 {
+        (f64::from(bucket) / f64::from(PER_OCTAVE)).exp2()
+    }
+
     /// Both together.
     #[must_use]
     pub(crate) fn plus(mut self, other: &Self) -> Self {
@@ -109,6 +116,19 @@ impl Latency {
             (next, before) = (index + 1, count);
         }
         buckets
+    }
+}
+
+impl Serialize for Latency {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        // What is too short to be told apart ends where the lowest bucket begins.
+        let all = [self.zero].into_iter().chain(self.native);
+        let buckets: Vec<_> = (FIRST - 1..).zip(all).filter(|(_, count)| *count > 0).collect();
+        let mut fields = serializer.serialize_struct("Latency", 3)?;
+        fields.serialize_field("counts", &self.counts)?;
+        fields.serialize_field("sum_seconds", &self.sum_seconds)?;
+        fields.serialize_field("buckets", &buckets)?;
+        fields.end()
     }
 }
 
@@ -145,6 +165,18 @@ mod tests {
         assert_eq!(native.zero, 1);
         assert_eq!(native.spans, [(0, 2), (6, 1), (4, 1), (90, 1)]);
         assert_eq!(native.deltas, [4, -3, 0, 1, -1]);
+    }
+
+    #[test]
+    fn json_has_the_buckets_that_have_something() {
+        let mut latency = Latency::default();
+        for seconds in [0, 1, 1, 2] {
+            latency.record(Duration::from_secs(seconds));
+        }
+        let json = serde_json::to_value(latency).expect("serialisable");
+        assert_eq!(json["buckets"], serde_json::json!([[-136, 1], [0, 2], [8, 1]]));
+        assert_eq!([Latency::bound(0), Latency::bound(8)], [1.0, 2.0]);
+        assert!((Latency::bound(-136) - Latency::ZERO_THRESHOLD).abs() < f64::EPSILON);
     }
 
     // proves: G-MET-3

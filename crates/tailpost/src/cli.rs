@@ -9,6 +9,7 @@ mod lab_args;
 pub(crate) mod manual_args;
 mod replay_args;
 mod rewind_args;
+mod top_args;
 mod verify_args;
 
 use std::path::PathBuf;
@@ -27,6 +28,7 @@ pub(crate) use inbox_args::*;
 pub(crate) use lab_args::{ChaosArgs, DemoArgs};
 pub(crate) use replay_args::{ReplayArgs, ReplaysCommand, ReplaysDecideArgs};
 pub(crate) use rewind_args::RewindArgs;
+pub(crate) use top_args::TopArgs;
 pub(crate) use verify_args::VerifyArgs;
 
 /// Publishes the rows of a PostgreSQL outbox table to a NATS JetStream stream: once, in commit
@@ -170,6 +172,11 @@ pub(crate) enum Command {
     Relay(RelayArgs),
     /// Show position, backlog, slot, stream, and dead letters
     Status(StatusArgs),
+    /// Watch a relay and an inbox: rate, lag, latency, window, breaker, slot, dead letters, consumers
+    ///
+    /// Asks them over HTTP at admin.listen and admin.inbox_listen, or at --relay-url and --inbox-url,
+    /// with admin.token. docs/top.md says what is shown.
+    Top(TopArgs),
     /// Check the whole set-up, and show what mends what is wrong
     ///
     /// Reads both servers, the tables, the slot, the stream and the consumers, and changes nothing.

@@ -17,6 +17,7 @@ mod setup;
 mod setup_report;
 mod slot;
 mod status;
+mod top;
 mod verify;
 mod wait;
 
@@ -30,6 +31,7 @@ pub(crate) async fn run(command: Command, settings: Settings) -> anyhow::Result<
         Command::Setup(args) => setup::run(&args, &settings).await,
         Command::Relay(args) => Box::pin(relay::run(&args, &settings)).await,
         Command::Status(args) => Box::pin(status::run(&args, &settings)).await,
+        Command::Top(args) => Box::pin(top::run(&args, &settings)).await,
         Command::Doctor(args) => Box::pin(doctor::run(&args, &settings)).await,
         Command::Wait(args) => Box::pin(wait::run(&args, &settings)).await,
         Command::Explain(args) => Box::pin(explain::run(&args, &settings)).await,

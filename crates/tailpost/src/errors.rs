@@ -105,6 +105,37 @@ impl ClientError {
     }
 }
 
+/// Why `top` shows nothing.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TopError {
+    /// It would write to a file, or into a pipe.
+    #[error("standard output is not a terminal")]
+    NoTerminal,
+    /// It was closed, or does not do as it is told.
+    #[error("the terminal failed")]
+    Terminal(#[source] std::io::Error),
+    /// The configuration names none.
+    #[error("admin.listen is off, so no relay can be asked")]
+    Off,
+    /// The screen that was printed says so too.
+    #[error("{error}")]
+    Unreachable { error: String },
+}
+
+impl TopError {
+    /// What the operator can do about it.
+    pub(crate) fn hint(&self) -> Option<String> {
+        let hint = match self {
+            Self::NoTerminal => {
+                "`tailpost status --json` is for scripts; `tailpost top --once` prints one screen"
+            }
+            Self::Off => "--relay-url says where a relay listens",
+            Self::Terminal(_) | Self::Unreachable { .. } => return None,
+        };
+        Some(hint.into())
+    }
+}
+
 /// Why a wait ended without what was waited for.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WaitError {

@@ -8,7 +8,7 @@ use tokio_postgres::error::SqlState;
 use crate::config;
 use crate::errors::{
     ClientError, DlqError, DoctorError, ListenError, NagiosState, NotReady, RewindNotYet,
-    TokenError, WaitError,
+    TokenError, TopError, WaitError,
 };
 use crate::refusal::Refusal;
 
@@ -71,6 +71,13 @@ fn kind_of(error: &(dyn std::error::Error + 'static)) -> Option<Kind> {
     }
     if let Some(NotReady { timed_out, .. }) = error.downcast_ref() {
         return Some(if *timed_out { Kind::TimedOut } else { Kind::Refused });
+    }
+    if let Some(error) = error.downcast_ref::<TopError>() {
+        return Some(match error {
+            TopError::NoTerminal => Kind::Refused,
+            TopError::Terminal(_) => Kind::Failed,
+            TopError::Off | TopError::Unreachable { .. } => Kind::Unreachable,
+        });
     }
     if let Some(error) = error.downcast_ref::<DoctorError>() {
         return Some(match error {
@@ -174,6 +181,9 @@ pub(crate) fn hint(error: &anyhow::Error) -> Option<String> {
             return Some(error.hint());
         }
         if let Some(error) = cause.downcast_ref::<WaitError>() {
+            return error.hint();
+        }
+        if let Some(error) = cause.downcast_ref::<TopError>() {
             return error.hint();
         }
         if let Some(error) = cause.downcast_ref::<DoctorError>() {

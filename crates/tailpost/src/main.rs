@@ -46,6 +46,7 @@ fn run(cli: cli::Cli) -> anyhow::Result<()> {
             (config::Settings::default(), cli.global.verbosity())
         }
         cli::Command::Status(_)
+        | cli::Command::Top(_)
         | cli::Command::Doctor(_)
         | cli::Command::Wait(_)
         | cli::Command::Explain(_)

@@ -61,7 +61,13 @@ impl Engine for Inbox {
     }
 
     fn status(&self) -> anyhow::Result<String> {
-        crate::output::to_json(&AllStatus { consumers: snapshot(&self.consumers) })
+        let samples = self.samples.borrow().clone();
+        let durable = |name: &str| samples.consumers.get(name).and_then(|it| it.durable);
+        let all = snapshot(&self.consumers).into_iter().map(|(name, status)| {
+            let pending = durable(&name).map(|it| it.pending);
+            (name, ConsumerStatus { status, pending })
+        });
+        crate::output::to_json(&AllStatus { consumers: all.collect() })
     }
 
     fn api(&self) -> Api<Admin> {
@@ -141,7 +147,15 @@ fn in_short(reason: &str) -> &'static str {
 
 #[derive(Serialize)]
 struct AllStatus {
-    consumers: BTreeMap<String, Status>,
+    consumers: BTreeMap<String, ConsumerStatus>,
+}
+
+#[derive(Serialize)]
+struct ConsumerStatus {
+    #[serde(flatten)]
+    status: Status,
+    /// What the broker has not delivered yet, as of the last look; `None` if it could not be asked.
+    pending: Option<u64>,
 }
 
 #[cfg(test)]
@@ -244,5 +258,6 @@ mod tests {
         let json: serde_json::Value =
             serde_json::from_str(&inbox.status().expect("serialisable")).expect("valid JSON");
         assert_eq!(json["consumers"]["mail"]["counts"]["processed"], 41);
+        assert_eq!(json["consumers"]["mail"]["pending"], 9);
     }
 }

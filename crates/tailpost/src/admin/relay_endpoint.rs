@@ -29,6 +29,7 @@ pub(crate) struct Relay {
     waiting: Waiting<EventState>,
     retention: watch::Receiver<RetentionStatus>,
     doctor: Doctor,
+    window: Window,
 }
 
 impl Relay {
@@ -69,7 +70,8 @@ impl Relay {
             let config = Arc::clone(&checked);
             Box::pin(async move { Ok(relay::doctor(&config, &Scope::default()).await) })
         }));
-        Self { watched, metrics, app_state, replays, counted, waiting, retention, doctor }
+        let window = Window { events: config.window.events, bytes: config.window.bytes };
+        Self { watched, metrics, app_state, replays, counted, waiting, retention, doctor, window }
     }
 }
 
@@ -117,18 +119,23 @@ impl Engine for Relay {
     }
 
     fn status(&self) -> anyhow::Result<String> {
-        let process_id = std::process::id();
+        let (process_id, window) = (std::process::id(), self.window);
         let all: Vec<_> = self.watched.iter().map(|it| (it, it.status.borrow().clone())).collect();
         if let [(Watched { shard: None, .. }, only)] = &*all {
             let retention = self.retention.borrow().clone();
             let status = WithRetention { readiness: only, retention };
             let rewind = self.watched[0].rewind.borrow().clone();
-            return crate::output::to_json(&ProcessStatus { process_id, status, rewind });
+            return crate::output::to_json(&ProcessStatus { process_id, window, status, rewind });
         }
         let shard = |(watched, status): (&Watched, Status)| ShardStatus {
             shard: watched.shard.unwrap_or(0),
             stream: watched.stream.clone(),
-            status: ProcessStatus { process_id, status, rewind: watched.rewind.borrow().clone() },
+            status: ProcessStatus {
+                process_id,
+                window,
+                status,
+                rewind: watched.rewind.borrow().clone(),
+            },
         };
         let shards = all.into_iter().map(shard).collect();
         let retention = self.retention.borrow().clone();
@@ -179,10 +186,18 @@ struct ShardStatus {
     status: ProcessStatus<Status>,
 }
 
+/// What may be in flight.
+#[derive(Clone, Copy, Serialize)]
+struct Window {
+    events: usize,
+    bytes: usize,
+}
+
 /// Of several relays on a machine, this one.
 #[derive(Serialize)]
 struct ProcessStatus<S> {
     process_id: u32,
+    window: Window,
     #[serde(flatten)]
     status: S,
     #[serde(skip_serializing_if = "Option::is_none")]

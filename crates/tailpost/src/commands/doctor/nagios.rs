@@ -1,12 +1,11 @@
 //! One line as plugins of Nagios print it, and their exit codes.
 
-use outbox::checks::{Check, Severity};
+use outbox::checks::{Check, Severity, summary};
 
 use super::Report;
 use super::probe::Probed;
 use crate::errors::NagiosState;
 use crate::{exit, output};
-use outbox::checks::summary;
 
 /// Checks that the line names.
 const NAMED_MAX: usize = 5;
