@@ -109,7 +109,7 @@ fn unknown_names_are_refused_with_place_and_suggestion() {
         "did you mean TAILPOST_RELAY__SCAN_BATCH?",
     );
     // A wild guess would be worse than none.
-    check("[postgres]\nlogin = 'x'\n", &[], ":2: unknown key `postgres.login`", "");
+    check("[postgres]\nmystery = 'x'\n", &[], ":2: unknown key `postgres.mystery`", "");
     check(
         "",
         &[("TAILPOST_POSTGRES_URL", "x")],
