@@ -406,7 +406,7 @@ fn a_password_is_in_one_place() {
     let file = ("TAILPOST_POSTGRES__PASSWORD_FILE", "/run/secrets/postgres");
     let command = ("TAILPOST_POSTGRES__PASSWORD_COMMAND", r#"["token"]"#);
     let error = |environment: &[(&str, &str)]| {
-        let error = loaded("", environment).postgres_target().err().expect("two passwords");
+        let error = loaded("", environment).postgres_target().expect_err("two passwords");
         assert!(!error.to_string().contains("s3cret"), "{error}");
         error.to_string()
     };
