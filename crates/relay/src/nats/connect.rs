@@ -360,12 +360,17 @@ fn observe(link: &watch::Sender<NatsLink>, servers: &str, renewed: Renewed, even
         }
         Event::ClientError(error) => {
             let error = error.to_string();
-            // Each attempt to reconnect reports the same once more: say it once.
-            if link.borrow().last_error.as_ref() == Some(&error) {
+            let hint = hint(&error, renewed);
+            // Each attempt to reconnect reports the same once more: say it once. The server itself
+            // may have said it before, when it ended the connection.
+            let is_known = {
+                let link = link.borrow();
+                link.last_error.as_ref() == Some(&error) && link.refused.is_some() == hint.is_some()
+            };
+            if is_known {
                 debug!(servers, error, "NATS client reported the same error again");
                 return;
             }
-            let hint = hint(&error, renewed);
             warn!(servers, error, hint, "NATS client reported an error");
             link.send_modify(|it| {
                 it.refused =

@@ -109,7 +109,7 @@ fn unknown_names_are_refused_with_place_and_suggestion() {
         "did you mean TAILPOST_RELAY__SCAN_BATCH?",
     );
     // A wild guess would be worse than none.
-    check("[postgres]\nlogin = 'x'\n", &[], ":2: unknown key `postgres.login`", "");
+    check("[postgres]\nmystery = 'x'\n", &[], ":2: unknown key `postgres.mystery`", "");
     check(
         "",
         &[("TAILPOST_POSTGRES_URL", "x")],
@@ -406,7 +406,7 @@ fn a_password_is_in_one_place() {
     let file = ("TAILPOST_POSTGRES__PASSWORD_FILE", "/run/secrets/postgres");
     let command = ("TAILPOST_POSTGRES__PASSWORD_COMMAND", r#"["token"]"#);
     let error = |environment: &[(&str, &str)]| {
-        let error = loaded("", environment).postgres_target().err().expect("two passwords");
+        let error = loaded("", environment).postgres_target().expect_err("two passwords");
         assert!(!error.to_string().contains("s3cret"), "{error}");
         error.to_string()
     };

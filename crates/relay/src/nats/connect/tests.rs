@@ -127,7 +127,11 @@ fn who_is_not_let_in_says_what_helps_until_it_is() {
     let renewed = Renewed { login: Some("nats.creds"), ..Renewed::default() };
     let kind = async_nats::ConnectErrorKind::AuthorizationViolation;
     let refused = Event::ClientError(async_nats::ClientError::Other(kind.to_string()));
-    observe(&sender, "nats://n1", renewed, &refused);
+    // The server says it first, when it ends the connection.
+    let ended = Event::ServerError(async_nats::ServerError::AuthorizationViolation);
+    for event in [&ended, &refused, &refused] {
+        observe(&sender, "nats://n1", renewed, event);
+    }
     let told = watcher.borrow().refused.clone().expect("it is refused");
     assert!(told.contains("authorization violation (renew what nats.creds gives"), "{told}");
     observe(&sender, "nats://n1", renewed, &Event::Connected);
