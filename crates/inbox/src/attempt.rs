@@ -2,6 +2,7 @@
 
 use std::time::SystemTime;
 
+use jiff::Timestamp;
 use outbox::spans::{Span, SpanKind, SpanSink, SpanValue, publish_span_id};
 use outbox::wire::{self, SpanId, TraceContext, TraceParent, header};
 use uuid::Uuid;
@@ -28,7 +29,7 @@ impl Attempt {
         let context = message.event.as_ref().ok().and_then(TraceContext::sampled);
         let id = SpanId::new(rand::random());
         let (Some(context), Some(id)) = (context, id) else { return Self(None) };
-        let now = SystemTime::now();
+        let now = SystemTime::from(Timestamp::now());
         let span = Span {
             context,
             id,
@@ -79,7 +80,7 @@ impl Drop for Attempt {
 
 impl Open {
     fn end(mut self, outcome: &'static str, is_error: bool) {
-        self.span.end = SystemTime::now().max(self.span.start);
+        self.span.end = SystemTime::from(Timestamp::now()).max(self.span.start);
         self.span.attributes.push(("tailpost.outcome", outcome.into()));
         self.span.error = is_error.then_some(outcome);
         self.sink.take(self.span);

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::time::SystemTime;
 
+use jiff::Timestamp;
 use outbox::spans::{Span, SpanKind, SpanSink, SpanValue, publish_span_id};
 use outbox::wire::TraceContext;
 use uuid::Uuid;
@@ -53,7 +54,7 @@ impl PublishSpans {
             event: send.replayed.map_or(id, |it| it.event),
             replay: send.replayed.map(|it| it.replay),
             body_bytes: send.event.payload.len(),
-            first_sent: SystemTime::now(),
+            first_sent: SystemTime::from(Timestamp::now()),
             sent: 1,
         };
         self.under_way.insert(id, begun);
@@ -98,7 +99,7 @@ impl PublishSpans {
             name: format!("publish {}", self.stream),
             kind: SpanKind::Producer,
             start: it.first_sent,
-            end: SystemTime::now().max(it.first_sent),
+            end: SystemTime::from(Timestamp::now()).max(it.first_sent),
             attributes,
             link: None,
             error: None,

@@ -57,7 +57,7 @@ async fn a_thousand_events_that_fail_are_a_few_lines_with_id_lsn_and_trace() {
     let relay = env.relay();
     relay.wait_active().await;
     let service = Service::start().await;
-    service.answer(500);
+    service.answer(422);
     let inbox = env.spawn(&service.args().each_ref().map(String::as_str));
     env.execute(&thousand("unfit", |_| "[]".into())).await;
     let of_trace = |n: u32| format!(r#"{{"traceparent": "{}", "x": "{MARKER}"}}"#, parent(n));
@@ -105,14 +105,14 @@ async fn servers_that_are_away_are_a_few_lines() {
     let inbox = env.spawn(&service.args().each_ref().map(String::as_str));
     env.execute(&thousand("first", |_| "{}".into())).await;
     crate::inbox::http::wait_processed(&env, 1000).await;
-    for round in 2..=6 {
+    for round in 2..=4 {
         env.to_nats().cut().await;
         env.execute(&thousand(&format!("nats-{round}"), |_| "{}".into())).await;
         env.to_postgres().cut().await;
         // Several attempts at each.
         let failures = || relay.log().lines().count();
         let before = failures();
-        until(DEADLINE, "it is noticed", async || failures() > before || round > 3).await;
+        until(DEADLINE, "it is noticed", async || failures() > before || round > 2).await;
         env.to_postgres().restore().await.expect("restored");
         env.to_nats().restore().await.expect("restored");
         crate::inbox::http::wait_processed(&env, round * 1000).await;
@@ -154,7 +154,7 @@ async fn no_line_has_anything_of_a_payload_or_a_header_whatever_level_is_asked_f
     crate::inbox::http::wait_processed(&env, 2).await;
     for process in [&relay, &inbox] {
         let log = process.log();
-        assert!(log.lines().count() > 50, "it says much");
+        assert!(log.contains("DEBUG"), "it says much: {log}");
         let leaks: Vec<_> = log.lines().filter(|it| it.contains(MARKER)).take(5).collect();
         assert!(leaks.is_empty(), "{leaks:#?}");
     }

@@ -6,6 +6,7 @@ use super::value::{Value, Wanted};
 
 /// Holds secrets: not `Debug`.
 #[derive(Clone, PartialEq)]
+#[cfg_attr(not(feature = "otlp"), allow(dead_code, reason = "checked, and used by nobody"))]
 pub(crate) struct TelemetrySettings {
     /// Spans are made if it is set.
     pub(crate) otlp_endpoint: Option<String>,
