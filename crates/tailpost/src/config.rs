@@ -307,4 +307,6 @@ impl Settings {
 }
 
 #[cfg(test)]
+mod reference_page;
+#[cfg(test)]
 mod tests;
