@@ -33,6 +33,7 @@ fn rules() -> String {
             return format!("{}for: 1s", &line[..indented]);
         }
         let line = line.replace("5368709120", "5242880");
+        let line = line.replace("sample_age_seconds > 300", "sample_age_seconds > 15");
         ["[5m]", "[10m]", "[15m]"].iter().fold(line, |line, range| line.replace(range, "[8s]"))
     };
     let text = file("docker/alerts.yml");

@@ -27,6 +27,8 @@ const LOOKING: &str = "look at the slot";
 /// What the database says, as of the latest look.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Sample {
+    /// When the servers had told it; `None` of one that nobody took.
+    pub taken: Option<Instant>,
     /// Rows that are not published, of all shards; counted up to 100,000 of each.
     pub unpublished: u64,
     /// How long the oldest of them waits.
@@ -47,7 +49,8 @@ pub struct SlotSample {
 }
 
 /// Looks every `every`, for as long as the future is polled. `config` is that of all shards. While
-/// the database cannot be asked, the latest figures stay: that it is away is told by others.
+/// the database cannot be asked, or counting takes too long, the latest figures stay, and
+/// [`Sample::taken`] says how old they are.
 pub async fn keep(
     config: &Config,
     every: Duration,
@@ -92,5 +95,6 @@ async fn look(config: &Config, stores: &mut Vec<(Config, Store)>) -> Result<Samp
     if let Some((_, store)) = stores.first() {
         sample.replays = store.count_replays_by_status().await?;
     }
+    sample.taken = Some(Instant::now());
     Ok(sample)
 }

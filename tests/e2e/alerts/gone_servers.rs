@@ -5,7 +5,8 @@ use support::{DEADLINE, TestEnv, TestEnvOptions, until};
 
 use super::watch;
 
-pub(super) const FIRES: &[&str] = &["TailpostNoActiveRelay", "TailpostDown", "TailpostSlotLost"];
+pub(super) const FIRES: &[&str] =
+    &["TailpostNoActiveRelay", "TailpostDown", "TailpostSlotLost", "TailpostFiguresOld"];
 
 pub(super) const WRITES: &[&str] = &[
     "tailpost_relay_role",
@@ -13,6 +14,7 @@ pub(super) const WRITES: &[&str] = &[
     "tailpost_replication_slot_wal_status",
     "tailpost_replication_slot_created_timestamp_seconds",
     "tailpost_outbox_scan_recovered_total",
+    "tailpost_sample_age_seconds",
 ];
 
 /// R-OPS-04
@@ -29,6 +31,13 @@ async fn alerts_about_servers_and_slots_that_are_gone_fire_and_end() {
     env.insert(10).await;
     env.wait_marked().await;
     watch.wait_quiet().await;
+
+    // Whoever holds the table keeps it from being counted.
+    let client = env.client().await;
+    client.batch_execute("BEGIN; LOCK TABLE outbox_events").await.expect("lock the table");
+    watch.prometheus.wait_firing(&["TailpostFiguresOld"]).await;
+    client.batch_execute("COMMIT").await.expect("unlock the table");
+    watch.prometheus.wait_ended(&["TailpostFiguresOld"]).await;
 
     env.postgres.kill().await.expect("kill PostgreSQL");
     watch.prometheus.wait_firing(&["TailpostNoActiveRelay"]).await;

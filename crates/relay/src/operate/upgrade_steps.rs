@@ -64,7 +64,7 @@ mod tests {
 
     #[test]
     fn the_slot_goes_before_any_upgrade_and_is_made_after_it() {
-        let config = Config::default();
+        let config = crate::config::tests::config();
         for from in [14, 16, 17, 18] {
             let commands = commands(&config, from);
             assert_eq!(commands[0], "tailpost slot drop", "{from}");
@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn without_a_slot_none_is_dropped() {
-        let config = Config { mode: Mode::Poll, ..Config::default() };
+        let config = Config { mode: Mode::Poll, ..crate::config::tests::config() };
         assert!(!commands(&config, 16).contains(&"tailpost slot drop".to_owned()));
     }
 }

@@ -5,6 +5,7 @@ mod inbox_dead_letters;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use inbox::{BreakerState, State, Status, Upkept};
 use serde::Serialize;
@@ -38,7 +39,9 @@ impl Inbox {
         waiting: WaitingOf,
         environment: &str,
     ) -> Self {
-        let collector = StatusCollector { consumers: consumers.clone(), samples: samples.clone() };
+        let (consumed, sampled) = (consumers.clone(), samples.clone());
+        let started = Instant::now();
+        let collector = StatusCollector { consumers: consumed, samples: sampled, started };
         let metrics = Metrics::new(environment, [], collector);
         Self { consumers, metrics, app_state, waiting, samples, doctor: Doctor::new(look) }
     }
@@ -176,7 +179,7 @@ mod tests {
         let durable = Some(Durable { pending: 9, ack_pending: 8, redelivered: 7, active_at });
         let sample = Sample { backlog, durable };
         let consumers = BTreeMap::from([("mail".to_owned(), sample)]);
-        let samples = Samples { consumers, upkept: None };
+        let samples = Samples { taken: None, consumers, upkept: None };
         let consumers = [("billing".to_owned(), watch(active)), ("mail".to_owned(), watch(status))];
         let postgres = "postgres://localhost/shop".parse().expect("a URL");
         let app_state = AppState { postgres, table: outbox::Table::default() };

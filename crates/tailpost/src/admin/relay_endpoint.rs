@@ -1,7 +1,7 @@
 //! The relay, as operators see it.
 
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::future::BoxFuture;
 use outbox::checks::Scope;
@@ -55,6 +55,7 @@ impl Relay {
             dead_letters,
             retention: retention.clone(),
             sample,
+            started: Instant::now(),
         };
         let postgres = super::pooled(config.postgres.clone(), "tailpost admin");
         let asked = Arc::new(Config { postgres, ..config.clone() });
@@ -285,8 +286,6 @@ fn stalled(status: &Status, details: bool) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
-
     use super::*;
 
     fn active(progress: Option<Duration>) -> Status {

@@ -24,7 +24,8 @@ fn sampled() -> watch::Receiver<Option<Sample>> {
     let slot = SlotSample { wal_status: Some("lost".into()), created_at: None };
     let slots = [(0, slot)].into();
     let oldest_unpublished = Duration::from_secs(40);
-    watch::channel(Some(Sample { unpublished: 2, oldest_unpublished, replays, slots })).1
+    let taken = Instant::now().checked_sub(Duration::from_secs(400));
+    watch::channel(Some(Sample { taken, unpublished: 2, oldest_unpublished, replays, slots })).1
 }
 
 /// A rewind slot that keeps a little.

@@ -158,6 +158,16 @@ pub(super) const fn retention_overdue<S>(read: fn(&S) -> Option<f64>) -> Metric<
     gauge("retention_overdue", Unit::State, help, read)
 }
 
+pub(super) const fn sample_age<S>(read: fn(&S) -> Option<f64>) -> Metric<S> {
+    gauge(
+        "sample_age_seconds",
+        Unit::Seconds,
+        "Time since the servers were last asked with success for backlogs and what is counted \
+         with them; before the first time, since the process started.",
+        read,
+    )
+}
+
 pub(super) const fn build_info<S>(read: fn(&S) -> Values<f64>) -> Metric<S> {
     gauges("build_info", Unit::State, &["version"], "1 for the version that runs.", read)
 }

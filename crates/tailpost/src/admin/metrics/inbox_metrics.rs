@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::time::Instant;
 
 use inbox::Status;
 use prometheus_client::collector::Collector;
@@ -24,6 +25,8 @@ pub(in crate::admin) fn snapshot(consumers: &Watched) -> BTreeMap<String, Status
 pub(in crate::admin) struct StatusCollector {
     pub(in crate::admin) consumers: Watched,
     pub(in crate::admin) samples: watch::Receiver<Samples>,
+    /// When the process began to take samples.
+    pub(in crate::admin) started: Instant,
 }
 
 fn labelled<S>(sources: BTreeMap<String, S>) -> Vec<(Labels, S)> {
@@ -34,10 +37,10 @@ impl Collector for StatusCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut sink = Sink { encoder: &mut encoder };
         sink.table(CONSUMER, &labelled(snapshot(&self.consumers)))?;
-        let Samples { consumers, upkept } = self.samples.borrow().clone();
+        let Samples { taken, consumers, upkept } = self.samples.borrow().clone();
         sink.table(SAMPLED, &labelled(consumers))?;
         let upkept: Vec<_> = upkept.into_iter().map(|it| (Labels::new(), it)).collect();
         sink.table(RETENTION, &upkept)?;
-        sink.table(PROCESS, &[(Labels::new(), ())])
+        sink.table(PROCESS, &[(Labels::new(), taken.unwrap_or(self.started).elapsed())])
     }
 }

@@ -1,6 +1,7 @@
 //! What only the servers know about consumers.
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use inbox::{Backlog, Upkept};
 use jiff::Timestamp;
@@ -27,6 +28,8 @@ pub(crate) struct Durable {
 /// What the servers know, as of some seconds ago.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Samples {
+    /// When the servers had told it; `None` if they have not yet.
+    pub(crate) taken: Option<Instant>,
     pub(crate) consumers: BTreeMap<String, Sample>,
     pub(crate) upkept: Option<Upkept>,
 }

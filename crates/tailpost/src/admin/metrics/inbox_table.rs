@@ -1,12 +1,14 @@
 //! What an inbox exports: all of it is declared here.
 
+use std::time::Duration;
+
 use inbox::{BreakerState, State, Status, Summary, Upkept};
 use jiff::Timestamp;
 
 use super::declare::{
     Metric, Unit, build_info, by, counter, counters, dead_letter_count, dead_letter_oldest,
     dead_letters, gauge, of, one_if, retention_deleted, retention_last_success, retention_overdue,
-    spans_dropped, spans_exported, this_build,
+    sample_age, spans_dropped, spans_exported, this_build,
 };
 use super::inbox_sample::Sample;
 use crate::otlp;
@@ -138,8 +140,10 @@ pub(super) static RETENTION: &[Metric<Upkept>] = &[
     }),
 ];
 
-pub(super) static PROCESS: &[Metric<()>] = &[
-    build_info(|()| this_build()),
-    spans_exported(|()| otlp::exported()),
-    spans_dropped(|()| otlp::dropped()),
+/// Of the process: how old its samples are.
+pub(super) static PROCESS: &[Metric<Duration>] = &[
+    sample_age(|it| Some(it.as_secs_f64())),
+    build_info(|_| this_build()),
+    spans_exported(|_| otlp::exported()),
+    spans_dropped(|_| otlp::dropped()),
 ];

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
@@ -52,6 +53,8 @@ pub(in crate::admin) struct StatusCollector {
     pub(in crate::admin) dead_letters: Counted,
     pub(in crate::admin) retention: watch::Receiver<RetentionStatus>,
     pub(in crate::admin) sample: watch::Receiver<Option<Sample>>,
+    /// When the process began to take samples.
+    pub(in crate::admin) started: Instant,
 }
 
 /// The only source of a table, if there is one.
@@ -73,10 +76,12 @@ impl Collector for StatusCollector {
         let slots = sample.as_ref().map(|it| &it.slots);
         let slot = |it: &Watched| Some((it.labels(), slots?.get(&it.shard.unwrap_or(0))?.clone()));
         sink.table(SLOTS, &self.watched.iter().filter_map(slot).collect::<Vec<_>>())?;
+        let taken = sample.as_ref().and_then(|it| it.taken).unwrap_or(self.started);
         sink.table(SAMPLED, &only(sample))?;
         let counted = *self.dead_letters.lock().unwrap_or_else(PoisonError::into_inner);
         sink.table(LETTERS, &only(counted.map(|(count, oldest)| Letters(count, oldest))))?;
         sink.table(RETENTION, &only(Some(self.retention.borrow().clone())))?;
-        sink.table(PROCESS, &only(Some(OfProcess { in_flight_limit: self.in_flight_limit })))
+        let in_flight_limit = self.in_flight_limit;
+        sink.table(PROCESS, &only(Some(OfProcess { in_flight_limit, sample_age: taken.elapsed() })))
     }
 }

@@ -1,5 +1,7 @@
 //! What a relay exports: all of it is declared here.
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 use relay::{
     BreakerState, RetentionStatus, RewindStatus, Role, Sample, SlotSample, SlotStatus, Status,
@@ -8,7 +10,7 @@ use relay::{
 use super::declare::{
     Metric, Unit, build_info, by, counter, counters, dead_letter_count, dead_letter_oldest,
     dead_letters, gauge, gauges, histogram, of, one_if, retention_deleted, retention_last_success,
-    retention_overdue, spans_dropped, spans_exported, this_build,
+    retention_overdue, sample_age, spans_dropped, spans_exported, this_build,
 };
 use crate::otlp;
 
@@ -16,6 +18,7 @@ use crate::otlp;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct OfProcess {
     pub(super) in_flight_limit: usize,
+    pub(super) sample_age: Duration,
 }
 
 /// How many dead letters there are, and the age of the oldest in seconds.
@@ -325,6 +328,7 @@ pub(super) static PROCESS: &[Metric<OfProcess>] = &[
         "Events that may be read but not resolved.",
         |it| Some(it.in_flight_limit as f64),
     ),
+    sample_age(|it| Some(it.sample_age.as_secs_f64())),
     build_info(|_| this_build()),
     spans_exported(|_| otlp::exported()),
     spans_dropped(|_| otlp::dropped()),

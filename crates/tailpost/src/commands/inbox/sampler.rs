@@ -1,7 +1,7 @@
 //! Figures that only the servers know, fetched every now and then rather than at each scrape.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_nats::jetstream;
 use async_nats::jetstream::consumer::{Info, PullConsumer};
@@ -28,8 +28,8 @@ pub(super) struct Sampler {
 }
 
 impl Sampler {
-    /// Runs until `stop`. Servers that do not answer leave the last figures as they are: whoever
-    /// runs a consumer says that they are away.
+    /// Runs until `stop`. Servers that do not answer leave the last figures as they are, and
+    /// [`Samples::taken`] says how old those are.
     pub(super) async fn run(self, samples: watch::Sender<Samples>, stop: CancellationToken) {
         let mut letters = None;
         loop {
@@ -71,7 +71,7 @@ impl Sampler {
             let durable = consumer.ok().map(|it| durable(it.cached_info()));
             samples.insert(name.clone(), Sample { backlog: found.unwrap_or_default(), durable });
         }
-        Ok(Samples { consumers: samples, upkept })
+        Ok(Samples { taken: Some(Instant::now()), consumers: samples, upkept })
     }
 }
 
