@@ -34,6 +34,7 @@ mod limits;
 mod locks;
 mod marking;
 mod openings;
+mod pages;
 mod partitions;
 mod payloads;
 mod poison;

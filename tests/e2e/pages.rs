@@ -1,0 +1,137 @@
+//! What pages of docs/ show, run as they show it.
+
+use std::io::Write;
+
+use support::{DEADLINE, TestEnv, until};
+use tempfile::NamedTempFile;
+use uuid::Uuid;
+
+const QUICKSTART: &str = include_str!("../../docs/quickstart.md");
+const SECURITY: &str = include_str!("../../docs/security.md");
+const SEQUIN: &str = include_str!("../../docs/sequin.md");
+
+/// A page's `n`th example in a language.
+fn example<'a>(page: &'a str, language: &str, n: usize) -> &'a str {
+    let opening = format!("```{language}\n");
+    let (at, _) = page.match_indices(&opening).nth(n).expect("an example");
+    page[at + opening.len()..].split("```").next().expect("something")
+}
+
+fn configured(env: &mut TestEnv, toml: &str) -> NamedTempFile {
+    let mut file = tempfile::Builder::new().suffix(".toml").tempfile().expect("create a file");
+    file.write_all(toml.as_bytes()).expect("write the configuration");
+    env.set("TAILPOST_CONFIG", file.path().to_str().expect("UTF-8"));
+    file
+}
+
+fn url_of(env: &TestEnv, role: &str) -> String {
+    format!("postgres://{role}@127.0.0.1:{}/postgres", env.postgres.port())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_grants_of_the_security_page_are_enough_and_no_more_for_a_producer() {
+    let mut env = TestEnv::new().await;
+    let _file = configured(&mut env, "[inbox.billing]\nhandler = 'http://127.0.0.1:1/events'\n");
+    env.execute(example(SECURITY, "sql", 0)).await;
+    env.setup().await;
+    env.ends_with(0, &["inbox", "setup"]).await;
+    env.execute(example(SECURITY, "sql", 1)).await;
+
+    env.set("DATABASE_URL", &url_of(&env, "tailpost_relay"));
+    env.ends_with(0, &["doctor", "--only", "outbox,replication-role"]).await;
+    let _relay = env.relay();
+    let producer = env.client().await;
+    producer.batch_execute("SET ROLE shop_app").await.expect("the role is there");
+    let emit = "SELECT outbox_emit('order', 'o-17', 'OrderPaid', '{}')";
+    producer.batch_execute(emit).await.expect("a producer may emit");
+    for sql in [
+        "SELECT payload FROM outbox_events",
+        "UPDATE outbox_events SET payload = '{}'",
+        "DELETE FROM outbox_events",
+        "SELECT * FROM outbox_dead_letter",
+    ] {
+        let refused = producer.batch_execute(sql).await.expect_err(sql);
+        assert!(format!("{refused:?}").contains("permission denied"), "{sql}: {refused:?}");
+    }
+    env.wait_stored(1).await;
+    env.wait_marked().await;
+
+    env.set("DATABASE_URL", &url_of(&env, "tailpost_inbox"));
+    env.ends_with(0, &["doctor", "--only", "inbox-tables,inbox-privileges"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_switch_from_sequin_loses_and_doubles_nothing() {
+    let mut env = TestEnv::new().await;
+    env.execute(example(SEQUIN, "sql", 0)).await;
+    env.execute("SELECT pg_create_logical_replication_slot('sequin_slot', 'pgoutput')").await;
+    let _file = configured(&mut env, example(SEQUIN, "toml", 0));
+    let events = async |n: i32| -> Vec<Uuid> {
+        let mut ids = Vec::new();
+        for _ in 0..n {
+            let insert = "INSERT INTO outbox (topic, order_id, kind, data)
+                          VALUES ('order', 'o-1', 'OrderPaid', '{}') RETURNING id";
+            ids.push(env.query::<Uuid>(insert).await);
+        }
+        ids
+    };
+    // Sequin confirms as far as it has published.
+    let publish = "SELECT pg_replication_slot_advance('sequin_slot', pg_current_wal_lsn())";
+    events(5).await;
+    env.setup().await;
+    events(3).await;
+    env.execute(publish).await;
+    // It is stopped here; the application goes on.
+    let mut expected = events(2).await;
+    env.execute(example(SEQUIN, "sql", 1)).await;
+    expected.extend(events(2).await);
+    let _relay = env.relay();
+    expected.extend(events(2).await);
+    env.wait_stored(expected.len() as u64).await;
+    let unmarked = "SELECT count(*) FROM outbox WHERE published_at IS NULL";
+    until(DEADLINE, "all are marked", async || env.query::<i64>(unmarked).await == 0).await;
+    assert_eq!(env.stored_ids().await, expected);
+}
+
+/// The commands that the quickstart shows, without what another program would do.
+fn commands() -> Vec<&'static str> {
+    let lines = QUICKSTART.lines().filter_map(|line| line.strip_prefix("$ tailpost "));
+    lines.map(|line| line.split(" | ").next().unwrap_or(line)).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_quickstart_can_be_followed() {
+    let env = TestEnv::new().await;
+    env.execute("CREATE TABLE orders (id text, state text, total_cents bigint)").await;
+    let (_, write) = QUICKSTART.split_once("<<'SQL'\n").expect("the quickstart writes an event");
+    let (write, _) = write.split_once("\nSQL\n").expect("the statements end");
+    let mut running = Vec::new();
+    let mut id = String::new();
+    assert!(commands().len() > 6, "{:?}", commands());
+    for command in commands() {
+        let mut args: Vec<_> = command.split(' ').collect();
+        if command == "relay" {
+            let relay = env.relay();
+            relay.wait_active().await;
+            running.push(relay);
+            env.execute(write).await;
+            id = env.query::<Uuid>("SELECT id FROM outbox_events").await.to_string();
+        } else if command.starts_with("inbox run ") {
+            let inbox = env.spawn(&args);
+            inbox.wait_log("created the durable consumer").await;
+            running.push(inbox);
+        } else {
+            if args[0] == "explain" {
+                args[1] = &id;
+            }
+            let (told, _) = env.ends_with(0, &args).await;
+            // The page's handler does not run here.
+            assert!(args[0] != "explain" || told.contains("outbox.order.OrderPaid"), "{told}");
+        }
+    }
+    assert_eq!(env.stored_ids().await, [id.parse::<Uuid>().expect("an id")]);
+    for process in running {
+        process.announce("connect"); // the page's handler does not run here
+        process.kill9().await;
+    }
+}
