@@ -56,6 +56,7 @@ mod storm;
 mod tableless;
 mod takeover;
 mod unlogged;
+mod upgrades;
 mod verify;
 mod versioning;
 mod waiting;

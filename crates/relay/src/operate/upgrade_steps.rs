@@ -56,7 +56,6 @@ pub(super) fn steps(config: &Config, from: u32) -> Vec<UpgradeStep> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Config;
 
     fn commands(config: &Config, from: u32) -> Vec<String> {
         steps(config, from).into_iter().filter_map(|it| it.run).collect()
@@ -64,7 +63,7 @@ mod tests {
 
     #[test]
     fn the_slot_goes_before_any_upgrade_and_is_made_after_it() {
-        let config = Config::default();
+        let config = crate::config::tests::config();
         for from in [14, 16, 17, 18] {
             let commands = commands(&config, from);
             assert_eq!(commands[0], "tailpost slot drop", "{from}");
@@ -76,7 +75,7 @@ mod tests {
 
     #[test]
     fn without_a_slot_none_is_dropped() {
-        let config = Config { mode: Mode::Poll, ..Config::default() };
+        let config = Config { mode: Mode::Poll, ..crate::config::tests::config() };
         assert!(!commands(&config, 16).contains(&"tailpost slot drop".to_owned()));
     }
 }
