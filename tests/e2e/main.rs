@@ -62,6 +62,7 @@ mod takeover;
 mod top;
 mod traces;
 mod unlogged;
+mod upgrades;
 mod verify;
 mod versioning;
 mod waiting;

@@ -80,6 +80,11 @@ pub const MIGRATIONS: &[Migration] = &[
         name: "rewind_slot",
         sql: include_str!("../migrations/0019_rewind_slot.sql"),
     },
+    Migration {
+        version: 21,
+        name: "replicated",
+        sql: include_str!("../../../migrations/0021_replicated.sql"),
+    },
 ];
 
 /// The first migration for a table that the documented text does not fit: one with other column
@@ -419,7 +424,8 @@ mod tests {
                 "36382dbfa5b89b98",
                 "9f1b8f6641005edf",
                 "a179ae4e22943325",
-                "88e6e89e156e93fc"
+                "88e6e89e156e93fc",
+                "433b90c5f45b3394"
             ]
         );
     }

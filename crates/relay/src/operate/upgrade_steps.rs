@@ -56,7 +56,6 @@ pub(super) fn steps(config: &Config, from: u32) -> Vec<UpgradeStep> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Config;
 
     fn commands(config: &Config, from: u32) -> Vec<String> {
         steps(config, from).into_iter().filter_map(|it| it.run).collect()

@@ -118,7 +118,8 @@ pub(crate) async fn standing(
 /// Whether the publication, or that it publishes the table, was changed since the slot was created.
 /// Then rows may have been committed meanwhile that the log does not bring, however it looks now.
 ///
-/// False while nobody relies on the slot anyway.
+/// False while nobody relies on the slot anyway, and in another cluster than that of the slot, where
+/// it is made anew.
 pub(crate) async fn is_younger_than_the_slot(
     client: &Client,
     table: &Table,
@@ -141,6 +142,8 @@ pub(crate) async fn is_younger_than_the_slot(
                  ) AS entry,
                  LATERAL (SELECT upcoming - mod(upcoming - low, 1::bigint << 32) AS xid) AS writer
              WHERE state.slot = $1 AND state.start_lsn IS NOT NULL AND writer.xid > 2
+                 AND state.system_identifier =
+                     (SELECT system_identifier::text FROM pg_control_system())
                  AND to_jsonb(state)->>'partitioned_txid' IS DISTINCT FROM writer.xid::text
                  AND NOT pg_visible_in_snapshot(writer.xid::text::xid8, state.start_snapshot)
          )",

@@ -1,0 +1,92 @@
+//! Another version of Tailpost has been at the schema, one before or one after this one.
+
+use std::time::{Duration, Instant};
+
+use support::{DEADLINE, TestEnv, until};
+
+/// As the version before left it: without the newest migration.
+const FORMER: &str = "
+    DELETE FROM tailpost_migrations WHERE version = 21;
+    ALTER TABLE tailpost_published DROP COLUMN id;
+    ALTER TABLE tailpost_published_history DROP COLUMN id;";
+
+/// As the next version may leave it: migrations only add.
+const LATER: &str = "
+    INSERT INTO tailpost_migrations (version, name, checksum, outbox_table)
+        SELECT 999, 'later', checksum, outbox_table FROM tailpost_migrations LIMIT 1;
+    ALTER TABLE outbox_events ADD COLUMN later TEXT, ADD COLUMN latest INT NOT NULL DEFAULT 7;
+    ALTER TABLE outbox_dead_letter ADD COLUMN later TEXT;
+    ALTER TABLE tailpost_state ADD COLUMN later TEXT;
+    ALTER TABLE tailpost_owed ADD COLUMN later TEXT;
+    ALTER TABLE tailpost_replays ADD COLUMN later TEXT;
+    ALTER TABLE tailpost_published ADD COLUMN later TEXT;
+    CREATE TABLE tailpost_later (id INT PRIMARY KEY);";
+
+async fn works(env: &TestEnv) {
+    let relay = env.relay();
+    relay.wait_active().await;
+    let ids = env.insert_each(30).await;
+    env.wait_marked().await;
+    let stored = env.stored_ids().await;
+    assert_eq!(stored[stored.len() - 30..], ids[..]);
+    env.ends_with(0, &["maintain"]).await;
+    env.ends_with(0, &["verify"]).await;
+    env.ends_with(0, &["status"]).await;
+    relay.sigterm();
+    assert!(relay.wait_exit(DEADLINE).await.success());
+}
+
+/// R-REL-14
+// proves: G-UPGRADE-3
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_works_beside_the_schema_of_the_version_before_and_of_the_next() {
+    let env = TestEnv::new().await;
+    env.setup().await;
+    env.execute(FORMER).await;
+    works(&env).await;
+    let (told, _) = env.ends_with(0, &["setup"]).await;
+    assert!(told.contains("created  migration 0021"), "{told}");
+    works(&env).await;
+    env.execute(LATER).await;
+    works(&env).await;
+    let (told, _) = env.ends_with(0, &["setup"]).await;
+    assert!(!told.contains("created"), "{told}");
+    works(&env).await;
+}
+
+/// R-REL-14: migrations wait for the table, and producers behind them, no longer than their lock timeout,
+/// and where the table is free they take an instant whatever its size.
+// proves: G-UPGRADE-3
+#[tokio::test(flavor = "multi_thread")]
+async fn migrations_of_a_large_table_hold_no_producer_up() {
+    let env = TestEnv::new().await;
+    env.setup().await;
+    env.execute(
+        "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload, published_at)
+         SELECT gen_random_uuid(), 'order', 'o', 'Placed', '{}', now() FROM generate_series(1, 200000)",
+    )
+    .await;
+    // All migrations but the first, which makes the table, or rewrites one.
+    env.execute("DELETE FROM tailpost_migrations WHERE version > 1").await;
+    let rewritten = "SELECT pg_relation_filenode('outbox_events')::bigint";
+    let before: i64 = env.query(rewritten).await;
+    let client = env.client().await;
+    let setup = env.spawn(&["setup"]);
+    let (mut longest, mut inserted) = (Duration::ZERO, 0);
+    until(DEADLINE, "set-up has ended", async || {
+        let started = Instant::now();
+        let insert = "SELECT outbox_emit('order', 'o', 'Placed', '{}')";
+        client.batch_execute(insert).await.expect("insert an event");
+        longest = longest.max(started.elapsed());
+        inserted += 1;
+        setup.stdout().contains("slot tailpost")
+    })
+    .await;
+    assert!(setup.wait_exit(DEADLINE).await.success());
+    assert!(setup.stdout().contains("created  migration 0021"), "{}", setup.stdout());
+    assert!(longest < Duration::from_secs(10), "the lock timeout of a migration: {longest:?}");
+    assert_eq!(env.query::<i64>(rewritten).await, before, "the table was not written anew");
+    assert!(inserted > 1);
+    let _relay = env.relay();
+    env.wait_marked().await;
+}
