@@ -60,7 +60,7 @@ async fn switch(env: &mut TestEnv, green: Postgres) -> Postgres {
 }
 
 async fn switched(mark: &str) {
-    let mut env = env(15, &[]).await;
+    let mut env = env(16, &[]).await;
     env.set("TAILPOST_RELAY__MARK", mark);
     env.setup().await;
     let relay = env.relay();

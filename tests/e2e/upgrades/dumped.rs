@@ -8,7 +8,7 @@ use super::{env, stop};
 // proves: G-UPGRADE-1
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dump_restored_into_a_newer_version_is_published_once_and_in_order() {
-    let mut env = env(15, &[]).await;
+    let mut env = env(16, &[]).await;
     // So that the new cluster's transactions have lower numbers.
     for _ in 0..200 {
         env.execute("SELECT pg_current_xact_id()").await;
