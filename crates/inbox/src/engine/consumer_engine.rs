@@ -439,7 +439,6 @@ impl ConsumerEngine {
         Status {
             state,
             paused,
-            paused_by: self.surroundings.operator.clone(),
             handler: self.handler(),
             busy: self.lanes.busy(),
             lanes: self.lanes.len(),
@@ -447,6 +446,14 @@ impl ConsumerEngine {
             left: self.lanes.left(),
             counts: self.counts,
             ..Status::default()
+        }
+    }
+
+    /// The operator who keeps it from working, if nothing else does.
+    pub(crate) fn held_by(&self, now: Instant) -> Option<&str> {
+        match (self.hindrance(now), &self.surroundings.broker) {
+            (Some(Pause::Operator(by)), None) => Some(by),
+            _ => None,
         }
     }
 

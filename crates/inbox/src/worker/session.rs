@@ -169,10 +169,12 @@ impl<W: Work> Session<W> {
 
     /// Tells the world what is going on.
     fn publish(&self) {
-        let paused = self.engine.pause(Instant::now());
+        let now = Instant::now();
+        let paused = self.engine.pause(now);
         let paused = paused.map(|it| notices::in_words(&self.config, it));
         let tally = &self.context.tally;
         let status = Status {
+            paused_by: self.engine.held_by(now).map(str::to_owned),
             claims: tally.claims(),
             leases: tally.leases(),
             dead_letters: tally.dead_letters(),

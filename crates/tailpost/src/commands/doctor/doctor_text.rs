@@ -131,6 +131,6 @@ replication
     fn what_a_remedy_costs_is_told_below_it() {
         let remedy = Remedy::sql("DROP TABLE x").with_caution("its rows are gone");
         let told = text(&[check(Severity::Error, vec![remedy])], Marks::WORDS);
-        assert!(told.contains("psql> DROP TABLE x;\n    !  its rows are gone\n"), "{told}");
+        assert!(told.contains("    !  its rows are gone\n    -> psql> DROP TABLE x;\n"), "{told}");
     }
 }

@@ -9,6 +9,7 @@ use inbox::{Connection, DeadLetters};
 use jiff::Timestamp;
 use relay::PostgresTarget;
 use tokio::sync::watch;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
@@ -16,6 +17,13 @@ use crate::admin::{Durable, Sample, Samples};
 
 /// The shortest pause.
 const EVERY_MIN: Duration = Duration::from_millis(100);
+
+/// How long a look may take, and each of its statements.
+const LOOK_MAX: Duration = Duration::from_secs(5);
+
+/// A pause is at least so many times as long as the look before it: counting is no one's main job.
+const REST_TIMES: u32 = 20;
+const REST_MAX: Duration = Duration::from_secs(60);
 
 /// Looks at the record and at the durable consumers.
 pub(super) struct Sampler {
@@ -33,20 +41,24 @@ impl Sampler {
     pub(super) async fn run(self, samples: watch::Sender<Samples>, stop: CancellationToken) {
         let mut letters = None;
         loop {
-            tokio::select! {
+            let began = Instant::now();
+            let taken = tokio::select! {
                 () = stop.cancelled() => return,
-                taken = self.sample(&mut letters) => match taken {
-                    Ok(taken) => drop(samples.send_replace(taken)),
-                    Err(error) => {
-                        let error = crate::exit::chain(&error);
-                        debug!(error, "could not look at the inbox");
-                        letters = None;
-                    }
+                taken = timeout(LOOK_MAX, self.sample(&mut letters)) => taken,
+            };
+            match taken.map_err(anyhow::Error::from).flatten() {
+                Ok(taken) => drop(samples.send_replace(taken)),
+                Err(error) => {
+                    let error = crate::exit::chain(&error);
+                    debug!(error, "could not look at the inbox");
+                    letters = None;
                 }
             }
+            let rest = (began.elapsed() * REST_TIMES).min(REST_MAX);
+            let pause = self.every.max(EVERY_MIN).max(rest);
             tokio::select! {
                 () = stop.cancelled() => return,
-                () = tokio::time::sleep(self.every.max(EVERY_MIN)) => {}
+                () = tokio::time::sleep(pause) => {}
             }
         }
     }
@@ -56,6 +68,9 @@ impl Sampler {
             Some(letters) => letters,
             None => {
                 let (client, task) = self.postgres.connect("tailpost inbox metrics").await?;
+                // The server would go on with what nobody waits for any more.
+                let limit = format!("SET statement_timeout = {}", LOOK_MAX.as_millis());
+                client.batch_execute(&limit).await?;
                 let connection = Connection::with_guard(client, task);
                 letters.insert(DeadLetters::new(connection, &self.table))
             }
