@@ -83,7 +83,7 @@ pub const MIGRATIONS: &[Migration] = &[
     Migration {
         version: 21,
         name: "replicated",
-        sql: include_str!("../../../migrations/0021_replicated.sql"),
+        sql: include_str!("../migrations/0021_replicated.sql"),
     },
 ];
 

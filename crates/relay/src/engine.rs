@@ -199,6 +199,11 @@ impl Engine {
         self.publishing.next_end()
     }
 
+    /// Until when the copies of a replay rest, if they do.
+    pub(crate) fn copies_rest_until(&self, now: Duration) -> Option<Duration> {
+        self.publishing.copies_rest_until(now)
+    }
+
     pub(crate) fn publishing(&self) -> &Publishing {
         &self.publishing
     }

@@ -55,6 +55,10 @@ pub(crate) async fn read_file(setting: &'static str, path: &Path) -> Result<Stri
     type Cause = Box<dyn std::error::Error + Send + Sync>;
     let unusable = |source: Cause| Error::file(setting, path, source);
     let read = async {
+        // Opening a pipe waits for whoever writes to it.
+        if !tokio::fs::metadata(path).await?.is_file() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
+        }
         let file = tokio::fs::File::open(path).await?;
         warn_of_others(setting, path, &file.metadata().await?);
         let mut bytes = Vec::new();

@@ -110,6 +110,8 @@ impl Session {
                 return self.close(reporter).await;
             }
             let (reads, sends) = (self.engine.wants_log(), self.engine.has_send());
+            let rests_until = self.engine.copies_rest_until(self.now());
+            let rested = self.started + rests_until.unwrap_or_default();
             tokio::select! {
                 () = stop.cancelled(), if !self.engine.is_draining() => {
                     self.engine.stop(self.now(), "on request");
@@ -118,6 +120,8 @@ impl Session {
                 Some(done) = self.jobs.next() => self.finish(done?, reporter)?,
                 ready = self.publisher.ready(), if sends => ready?,
                 received = self.source.receive(&mut self.logged), if reads => received?,
+                // New events end a rest too, and ticks; where few come both are seldom.
+                () = tokio::time::sleep_until(rested.into()), if rests_until.is_some() => {}
                 _ = self.tick.tick() => self.tick(reporter)?,
             }
             if self.publisher.reconnected() {

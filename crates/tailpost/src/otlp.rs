@@ -32,6 +32,17 @@ pub(crate) fn dropped() -> u64 {
     DROPPED.load(Ordering::Relaxed)
 }
 
+fn warn_of_unusable(settings: &Settings) {
+    if let Some(variable) = settings.telemetry.unusable {
+        tracing::warn!(
+            variable,
+            hint =
+                "set telemetry.otlp_endpoint and telemetry.otlp_headers, as docs/tracing.md says",
+            "a variable of OpenTelemetry is passed over: its value cannot be used"
+        );
+    }
+}
+
 /// What is done with spans: nothing, unless a collector is configured.
 #[derive(Default)]
 pub(crate) struct Traces {
@@ -47,6 +58,7 @@ impl Traces {
     /// If there is no way to export as it is configured.
     #[cfg(feature = "otlp")]
     pub(crate) fn start(settings: &Settings) -> Result<Self> {
+        warn_of_unusable(settings);
         let Some(endpoint) = &settings.telemetry.otlp_endpoint else { return Ok(Self::default()) };
         let exporter = exporter::Exporter::start(endpoint, settings)?;
         Ok(Self { exporter: Some(exporter) })
@@ -54,6 +66,7 @@ impl Traces {
 
     #[cfg(not(feature = "otlp"))]
     pub(crate) fn start(settings: &Settings) -> Result<Self> {
+        warn_of_unusable(settings);
         if settings.telemetry.otlp_endpoint.is_some() {
             tracing::warn!(
                 hint = "build it with the feature `otlp`, or remove the setting",

@@ -93,6 +93,8 @@ async fn switched(mark: &str) {
     let stored = env.stored_ids().await;
     assert_eq!(stored.iter().collect::<HashSet<&Uuid>>().len(), stored.len(), "each once");
     assert_eq!(stored, ids);
+    // Retention goes on numbering where the old cluster was.
+    env.ends_with(0, &["maintain"]).await;
     env.ends_with(0, &["verify"]).await;
 }
 

@@ -262,7 +262,7 @@ pub(crate) async fn finish_epoch(
             mark_read_back(config, opening, store, tail, former, old).await?;
         }
         opening.on(store, TAKING_OVER, store.renumber()).await?;
-        return opening.on(store, TAKING_OVER, store.catch_up_sequence()).await;
+        return opening.on(store, TAKING_OVER, store.catch_up_sequences()).await;
     }
     let mut sweeper = Sweeper::new();
     sweeper.read(&[], false);
@@ -300,7 +300,7 @@ async fn mark_read_back(
 
 async fn take_over_without_state(opening: &Opening, store: &Store) -> Result<(), Error> {
     if opening.on(store, TAKING_OVER, store.renumber_future()).await? {
-        opening.on(store, TAKING_OVER, store.catch_up_sequence()).await?;
+        opening.on(store, TAKING_OVER, store.catch_up_sequences()).await?;
     }
     Ok(())
 }

@@ -28,11 +28,22 @@ pub(super) fn apply(
     environment: &[(String, String)],
 ) -> Result<(), Error> {
     let given = || environment.iter().filter(|(_, value)| !value.is_empty());
+    let is_off = given().any(|(name, value)| {
+        name == "OTEL_SDK_DISABLED" && value.eq_ignore_ascii_case("true")
+            || name == "OTEL_TRACES_EXPORTER" && value == "none"
+    });
     for (alias, path, unit) in ALIASES {
-        if let Some((name, value)) = given().find(|(name, _)| name == alias) {
+        let is_shared = alias.starts_with("OTEL_");
+        if let Some((name, value)) = given().find(|(name, _)| name == alias)
+            && !(is_shared && is_off)
+        {
             let key = Key::find(path).expect("aliases name settings");
             let value = format!("{value}{unit}");
-            key.apply(settings, Value::Text(&value), Origin::Variable(name.clone()))?;
+            match key.apply(settings, Value::Text(&value), Origin::Variable(name.clone())) {
+                // Whole platforms set these, for other programs too: no reason not to publish.
+                Err(_) if is_shared => settings.telemetry.unusable = Some(alias),
+                applied => applied?,
+            }
         }
     }
     for (name, value) in environment.iter().filter(|(name, _)| name.starts_with(PREFIX)) {

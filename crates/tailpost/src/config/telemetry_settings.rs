@@ -14,11 +14,18 @@ pub(crate) struct TelemetrySettings {
     pub(crate) otlp_headers: Vec<(String, String)>,
     /// Whose spans they are.
     pub(crate) service_name: String,
+    /// The variable of OpenTelemetry that was passed over, since it cannot be used.
+    pub(crate) unusable: Option<&'static str>,
 }
 
 impl Default for TelemetrySettings {
     fn default() -> Self {
-        Self { otlp_endpoint: None, otlp_headers: Vec::new(), service_name: "tailpost".into() }
+        Self {
+            otlp_endpoint: None,
+            otlp_headers: Vec::new(),
+            service_name: "tailpost".into(),
+            unusable: None,
+        }
     }
 }
 

@@ -417,3 +417,19 @@ fn a_password_is_in_one_place() {
     assert!(error(&[plain, file, command]).contains("postgres.password_file is set too"));
     loaded("", &[plain, file]).postgres_target().unwrap_or_else(|error| panic!("{error}"));
 }
+
+#[test]
+fn variables_of_opentelemetry_keep_nothing_from_starting() {
+    let endpoint = |environment: &[(&str, &str)]| {
+        let telemetry = loaded("", environment).telemetry;
+        (telemetry.otlp_endpoint, telemetry.unusable)
+    };
+    let name = "OTEL_EXPORTER_OTLP_ENDPOINT";
+    let usable = (name, "http://collector:4318");
+    assert_eq!(endpoint(&[usable]), (Some(usable.1.to_owned()), None));
+    assert_eq!(endpoint(&[(name, "collector:4317")]), (None, Some(name)));
+    assert_eq!(endpoint(&[usable, ("OTEL_TRACES_EXPORTER", "none")]), (None, None));
+    assert_eq!(endpoint(&[usable, ("OTEL_SDK_DISABLED", "TRUE")]), (None, None));
+    let ours = "TAILPOST_TELEMETRY__OTLP_ENDPOINT";
+    assert!(load("", &[(ours, "collector:4317")]).is_err());
+}

@@ -1,7 +1,7 @@
 //! The thread that sends spans.
 
 use std::sync::atomic::Ordering;
-use std::thread::{Builder, JoinHandle};
+use std::thread::Builder;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -15,7 +15,9 @@ use hyper_util::client::legacy::connect::{Connect, HttpConnector};
 use hyper_util::rt::TokioExecutor;
 use outbox::spans::{Span, SpanSink};
 use prost::Message;
+use tokio::runtime::Runtime;
 use tokio::sync::mpsc::{self, Receiver};
+use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -49,7 +51,7 @@ const PATH: &str = "/v1/traces";
 pub(super) struct Exporter {
     sink: SpanSink,
     stop: CancellationToken,
-    thread: JoinHandle<()>,
+    has_ended: oneshot::Receiver<()>,
 }
 
 impl Exporter {
@@ -75,18 +77,20 @@ impl Exporter {
         let stopped = stop.clone();
         let mut http = HttpConnector::new();
         http.enforce_http(false); // The TLS connector around it decides.
+        let (ended, has_ended) = oneshot::channel();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let builder = Builder::new().name("otlp".into());
         let thread = if work.url.scheme_str() == Some("https") {
             let tls = relay::connect::https_config(None, None)?;
             let https = HttpsConnectorBuilder::new().with_tls_config(tls).https_only();
             let client = client(https.enable_http1().wrap_connector(http));
-            builder.spawn(move || runtime.block_on(work.run(client, queue, stopped)))
+            builder.spawn(move || run(runtime, work.run(client, queue, stopped), ended))
         } else {
             let client = client(http);
-            builder.spawn(move || runtime.block_on(work.run(client, queue, stopped)))
+            builder.spawn(move || run(runtime, work.run(client, queue, stopped), ended))
         };
-        Ok(Self { sink, stop, thread: thread.context("start a thread")? })
+        thread.context("start a thread")?;
+        Ok(Self { sink, stop, has_ended })
     }
 
     pub(super) fn sink(&self) -> SpanSink {
@@ -95,10 +99,17 @@ impl Exporter {
 
     pub(super) async fn stop(self) {
         self.stop.cancel();
-        let ended = tokio::task::spawn_blocking(move || self.thread.join());
         // It ends by itself; the bound is for a machine that stands still.
-        let _ = timeout(FLUSH_MAX * 2, ended).await;
+        let _ = timeout(FLUSH_MAX * 2, self.has_ended).await;
     }
+}
+
+/// On the exporter's own thread. Somebody who looks up the collector's name may still be at it: no
+/// process waits for that.
+fn run(runtime: Runtime, work: impl Future<Output = ()>, ended: oneshot::Sender<()>) {
+    runtime.block_on(work);
+    runtime.shutdown_background();
+    let _ = ended.send(()); // fails when nobody waits any more
 }
 
 type Http<C> = Client<C, Full<Bytes>>;

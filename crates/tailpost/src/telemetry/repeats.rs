@@ -1,9 +1,12 @@
 //! A line that repeats is logged a few times, then counted.
 //!
-//! A statement that logs has ten lines a minute, twenty if they are no more than news. What it logs beyond that is left out; a line says how
-//! often. As long as it goes on the minutes become longer, up to an hour, and have one line each.
+//! A statement that logs has ten lines a minute, twenty if they are no more than news, for each kind of
+//! line: another consumer or another reason is another kind. What it logs beyond that is left out; a
+//! line says how often. As long as it goes on the minutes become longer, up to an hour, and have one
+//! line each. Errors are always told.
 
 use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -23,11 +26,19 @@ const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// What somebody did over HTTP is told each time.
 const TOLD_ALWAYS: &str = "tailpost::admin";
 
-/// What was logged so far, by statement.
-#[derive(Debug, Default)]
-pub(super) struct Repeats(Mutex<HashMap<Identifier, Statement>>);
+/// What tells kinds of one statement's lines apart.
+const KINDS_BY: [&str; 8] =
+    ["error", "reason", "consumer", "shard", "slot", "stream", "setting", "hint"];
 
-/// What one statement logged.
+/// Kinds of one statement's lines with budgets of their own. Further ones share one: somebody else
+/// may choose what a reason says.
+const KINDS_MAX: usize = 16;
+
+/// What was logged so far, by statement and kind.
+#[derive(Debug, Default)]
+pub(super) struct Repeats(Mutex<HashMap<Identifier, HashMap<u64, Statement>>>);
+
+/// What one statement logged of one kind.
 #[derive(Debug)]
 struct Statement {
     level: Level,
@@ -75,7 +86,10 @@ impl Repeats {
         let mut statements = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let metadata = event.metadata();
         let begun = || Statement::new(*metadata.level(), now);
-        let known = statements.entry(metadata.callsite()).or_insert_with(begun);
+        let kinds = statements.entry(metadata.callsite()).or_default();
+        let kind = kind_of(event);
+        let is_own = kinds.contains_key(&kind) || kinds.len() < KINDS_MAX;
+        let known = kinds.entry(if is_own { kind } else { 0 }).or_insert_with(begun);
         let admits = known.admits(now);
         if !admits && known.message.is_empty() {
             event.record(&mut Message(&mut known.message));
@@ -99,7 +113,7 @@ impl Repeats {
     fn ended(&self, now: Instant) -> Vec<(String, u64, Duration)> {
         let mut statements = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let ended = |it: &mut Statement| it.end(now).map(|(n, of)| (it.message.clone(), n, of));
-        statements.values_mut().filter_map(ended).collect()
+        statements.values_mut().flat_map(HashMap::values_mut).filter_map(ended).collect()
     }
 }
 
@@ -110,14 +124,33 @@ impl<S> Filter<S> for &'static Repeats {
 
     fn event_enabled(&self, event: &Event<'_>, _: &Context<'_, S>) -> bool {
         let metadata = event.metadata();
+        let is_error = *metadata.level() == Level::ERROR;
         let is_detail = *metadata.level() > Level::INFO;
         let is_told =
             *metadata.level() == Level::INFO && metadata.target().starts_with(TOLD_ALWAYS);
         // What tells of the others is not one of them.
         is_detail
+            || is_error
             || is_told
             || metadata.target() == module_path!()
             || self.admits(event, Instant::now())
+    }
+}
+
+/// Never 0, which is what all others share.
+fn kind_of(event: &Event<'_>) -> u64 {
+    let mut kind = Kind(DefaultHasher::new());
+    event.record(&mut kind);
+    kind.0.finish().max(1)
+}
+
+struct Kind(DefaultHasher);
+
+impl Visit for Kind {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        if KINDS_BY.contains(&field.name()) {
+            (field.name(), format!("{value:?}")).hash(&mut self.0);
+        }
     }
 }
 

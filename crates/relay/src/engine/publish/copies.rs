@@ -41,6 +41,11 @@ impl Publishing {
             && self.window.has_room(half)
     }
 
+    /// When copies may go that rest until then.
+    pub(crate) fn copies_rest_until(&self, now: Duration) -> Option<Duration> {
+        self.copies.way.rests_until(now)
+    }
+
     /// The highest sequence known to be in the stream.
     pub(crate) fn last_seq(&self) -> u64 {
         self.stream.known_seq

@@ -41,6 +41,16 @@ impl GivingWay {
         self.quickest = Some(self.quickest.map_or(took, |it| it.min(took)));
     }
 
+    /// The broker may be another one now, further away.
+    pub(super) fn reconnected(&mut self) {
+        self.quickest = None;
+    }
+
+    /// When the rest ends behind which copies may go, if there is one.
+    pub(super) fn rests_until(&self, now: Duration) -> Option<Duration> {
+        (self.rests_until > now).then_some(self.rests_until)
+    }
+
     /// Whether another copy may go.
     pub(super) fn may_go(&self, now: Duration) -> bool {
         let is_live = self.live_at.is_some_and(|it| now.saturating_sub(it) < LIVE_FOR);

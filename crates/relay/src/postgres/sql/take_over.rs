@@ -1,6 +1,7 @@
 //! What is done once in a copy of the database: transactions and sequences of another cluster mean
 //! nothing here.
 
+use tokio_postgres::error::SqlState;
 use tracing::warn;
 
 use super::{Store, mark};
@@ -8,6 +9,16 @@ use crate::describe;
 use crate::error::Error;
 
 const DOING: &str = "take over restored rows";
+
+/// Tables of ours whose `id` is a sequence's.
+const NUMBERED: [&str; 6] = [
+    "tailpost_published",
+    "tailpost_published_history",
+    "outbox_dead_letter_audit",
+    "inbox_decisions",
+    "inbox_rewinds",
+    "inbox_control_audit",
+];
 
 impl Store {
     /// After a restore from a dump the rows' transaction numbers mean nothing here: gives every
@@ -48,32 +59,40 @@ impl Store {
         Ok(renumbered > 0)
     }
 
-    /// Logical replication copies rows, and not how far their sequence is: rows inserted here would
-    /// be scanned before older ones. A role without the right to change that is told what to run.
-    pub(crate) async fn catch_up_sequence(&self) -> Result<(), Error> {
-        let outbox = self.table.quoted();
-        let behind = format!(
-            "SELECT sequence, (SELECT max(seq) FROM {outbox}) AS last
-             FROM pg_get_serial_sequence($1, 'seq') AS sequence"
-        );
-        let sql = format!(
-            "SELECT sequence, last FROM ({behind}) behind
-             WHERE last > coalesce(pg_sequence_last_value(sequence::regclass), 0)"
-        );
-        let row = self.client().query_opt(&sql, &[&outbox]).await.map_err(Error::sql(DOING))?;
-        let Some(row) = row else { return Ok(()) };
-        let (sequence, last): (String, i64) = (row.get(0), row.get(1));
-        // Whoever inserts meanwhile is not set back.
-        let set = "SELECT setval($1::text::regclass,
-                       greatest($2, coalesce(pg_sequence_last_value($1::text::regclass), 0)))";
-        if let Err(error) = self.client().query_one(set, &[&sequence, &last]).await {
-            warn!(
-                error = describe(&Error::sql(DOING)(error)),
-                "the sequence of the column seq is behind the rows: newer events of an aggregate may \
-                 be scanned before older ones. Run SELECT setval('{sequence}', {last})"
-            );
+    /// Logical replication copies rows, and not how far their sequences are: rows inserted here would
+    /// be scanned before older ones, or refused as doubled. A role without the right to change that
+    /// is told what to run.
+    pub(crate) async fn catch_up_sequences(&self) -> Result<(), Error> {
+        let own = NUMBERED.map(|it| (self.table.companion(it), "id"));
+        for (table, column) in std::iter::once((self.table.quoted(), "seq")).chain(own) {
+            let Err(error) = self.catch_up_sequence(&table, column).await else { continue };
+            match error.code() {
+                None => return Err(Error::sql(DOING)(error)),
+                Some(&SqlState::UNDEFINED_TABLE) => {} // nobody has set up an inbox here
+                Some(_) => warn!(
+                    error = describe(&Error::sql(DOING)(error)),
+                    "the sequence of {table}.{column} may be behind its rows. Run SELECT \
+                     setval(pg_get_serial_sequence('{table}', '{column}'), max({column})) FROM {table}"
+                ),
+            }
         }
         Ok(())
+    }
+
+    async fn catch_up_sequence(
+        &self,
+        table: &str,
+        column: &str,
+    ) -> Result<(), tokio_postgres::Error> {
+        // Whoever inserts meanwhile is not set back.
+        let sql = format!(
+            "SELECT setval(sequence, greatest(last, coalesce(pg_sequence_last_value(sequence), 0)))
+             FROM (SELECT max({column}) AS last FROM {table}) AS rows,
+                 (SELECT pg_get_serial_sequence($1, $2)::regclass AS sequence) AS found
+             WHERE sequence IS NOT NULL
+                 AND last > coalesce(pg_sequence_last_value(sequence), 0)"
+        );
+        self.client().query_opt(&sql, &[&table, &column]).await.map(drop)
     }
 
     /// Subscriptions that write to the outbox now, whose rows have transactions of another cluster.

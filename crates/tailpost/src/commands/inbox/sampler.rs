@@ -1,11 +1,10 @@
 //! Figures that only the servers know, fetched every now and then rather than at each scrape.
 
-use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use async_nats::jetstream;
 use async_nats::jetstream::consumer::{Info, PullConsumer};
-use inbox::{Connection, DeadLetters};
+use inbox::{Backlog, Connection, DeadLetters, Upkept};
 use jiff::Timestamp;
 use relay::PostgresTarget;
 use tokio::sync::watch;
@@ -18,8 +17,11 @@ use crate::admin::{Durable, Sample, Samples};
 /// The shortest pause.
 const EVERY_MIN: Duration = Duration::from_millis(100);
 
-/// How long a look may take, and each of its statements.
-const LOOK_MAX: Duration = Duration::from_secs(5);
+/// How long PostgreSQL may count, in all and in each statement.
+const COUNT_MAX: Duration = Duration::from_secs(5);
+
+/// How long the broker may take to tell of a durable consumer. They are all asked at once.
+const ASK_MAX: Duration = Duration::from_secs(2);
 
 /// A pause is at least so many times as long as the look before it: counting is no one's main job.
 const REST_TIMES: u32 = 20;
@@ -44,9 +46,9 @@ impl Sampler {
             let began = Instant::now();
             let taken = tokio::select! {
                 () = stop.cancelled() => return,
-                taken = timeout(LOOK_MAX, self.sample(&mut letters)) => taken,
+                taken = self.sample(&mut letters) => taken,
             };
-            match taken.map_err(anyhow::Error::from).flatten() {
+            match taken {
                 Ok(taken) => drop(samples.send_replace(taken)),
                 Err(error) => {
                     let error = crate::exit::chain(&error);
@@ -64,29 +66,38 @@ impl Sampler {
     }
 
     async fn sample(&self, letters: &mut Option<DeadLetters>) -> anyhow::Result<Samples> {
+        let (backlogs, upkept) = timeout(COUNT_MAX, self.count(letters)).await??;
+        let context = jetstream::new(self.nats.clone());
+        // A broker that is away leaves the database's figures as fresh as they are.
+        let asked = self.consumers.iter().map(|(name, stream)| {
+            let found = backlogs.iter().find(|it| it.consumer == *name).cloned();
+            let asked = timeout(ASK_MAX, context.get_consumer_from_stream(name, stream));
+            async move {
+                let consumer: Option<PullConsumer> = asked.await.ok().and_then(Result::ok);
+                let durable = consumer.map(|it| durable(it.cached_info()));
+                (name.clone(), Sample { backlog: found.unwrap_or_default(), durable })
+            }
+        });
+        let consumers = futures_util::future::join_all(asked).await.into_iter().collect();
+        Ok(Samples { taken: Some(Instant::now()), consumers, upkept })
+    }
+
+    async fn count(
+        &self,
+        letters: &mut Option<DeadLetters>,
+    ) -> anyhow::Result<(Vec<Backlog>, Option<Upkept>)> {
         let letters = match letters {
             Some(letters) => letters,
             None => {
                 let (client, task) = self.postgres.connect("tailpost inbox metrics").await?;
                 // The server would go on with what nobody waits for any more.
-                let limit = format!("SET statement_timeout = {}", LOOK_MAX.as_millis());
+                let limit = format!("SET statement_timeout = {}", COUNT_MAX.as_millis());
                 client.batch_execute(&limit).await?;
                 let connection = Connection::with_guard(client, task);
                 letters.insert(DeadLetters::new(connection, &self.table))
             }
         };
-        let backlogs = letters.backlogs().await?;
-        let context = jetstream::new(self.nats.clone());
-        let upkept = letters.upkept().await?;
-        let mut samples = BTreeMap::new();
-        for (name, stream) in &self.consumers {
-            let found = backlogs.iter().find(|it| it.consumer == *name).cloned();
-            let consumer: Result<PullConsumer, _> =
-                context.get_consumer_from_stream(name, stream).await;
-            let durable = consumer.ok().map(|it| durable(it.cached_info()));
-            samples.insert(name.clone(), Sample { backlog: found.unwrap_or_default(), durable });
-        }
-        Ok(Samples { taken: Some(Instant::now()), consumers: samples, upkept })
+        Ok((letters.backlogs().await?, letters.upkept().await?))
     }
 }
 
