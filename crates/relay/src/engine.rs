@@ -366,13 +366,13 @@ impl Engine {
                 }
                 Request::Park { index, dead } => {
                     if dead.blocked_by.is_none() {
-                        let about = self.publishing.about(dead.event.id);
+                        let about = self.publishing.about(index, dead.event.id);
                         self.tell(Notice::Parking { about, reason: dead.reason.clone() });
                     }
                     self.parking.ask(index, dead);
                 }
-                Request::NoteFailure { id, has_row, attempts, reason, pause } => {
-                    let (about, said) = (self.publishing.about(id), reason.clone());
+                Request::NoteFailure { index, id, has_row, attempts, reason, pause } => {
+                    let (about, said) = (self.publishing.about(index, id), reason.clone());
                     self.tell(Notice::TryingAgain { about, attempts, reason: said, pause });
                     if has_row {
                         self.effects.push_back(Effect::NoteFailure { id, reason, pause });

@@ -104,13 +104,14 @@ impl Session {
         let mut turned = Instant::now();
         loop {
             self.watch_second_writer();
-            self.engine.turn(self.now());
+            let now = self.now();
+            self.engine.turn(now);
             self.carry_out(reporter)?;
-            if self.engine.is_drained(self.now()) {
+            if self.engine.is_drained(now) {
                 return self.close(reporter).await;
             }
             let (reads, sends) = (self.engine.wants_log(), self.engine.has_send());
-            let rests_until = self.engine.copies_rest_until(self.now());
+            let rests_until = self.engine.copies_rest_until(now);
             let rested = self.started + rests_until.unwrap_or_default();
             tokio::select! {
                 () = stop.cancelled(), if !self.engine.is_draining() => {

@@ -15,6 +15,9 @@ use crate::postgres::store::{Scope, Store};
 /// How long opening a connection and preparing the statements may take.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
 
+/// Different reasons that are logged while the database is away.
+const SAID_MAX: usize = 16;
+
 /// Connections, opened when needed and kept. How many there are at most is up to those who ask.
 pub(crate) struct Pool {
     connect: Connect,
@@ -102,7 +105,7 @@ impl Pool {
         let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
         // What ends connections is no reason why no other is made, and may be said too.
         let is_new = match error {
-            Error::Connect(_) => !said.contains(&text),
+            Error::Connect(_) => said.len() < SAID_MAX && !said.contains(&text),
             _ => said.is_empty(),
         };
         if is_new && said.insert(text.clone()) {

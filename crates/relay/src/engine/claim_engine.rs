@@ -428,13 +428,13 @@ impl ClaimEngine {
             }
             Request::Park { index, dead } => {
                 let (event, reason) = (dead.event.id, dead.reason.clone());
-                let about = self.publishing.about(event);
+                let about = self.publishing.about(index, event);
                 self.tell(Notice::Parking { about, reason });
                 let effect = self.holder(event, |claim| ClaimEffect::Park { claim, index, dead });
                 self.effects.push_back(effect);
             }
-            Request::NoteFailure { id, attempts, reason, pause, .. } => {
-                let (about, said) = (self.publishing.about(id), reason.clone());
+            Request::NoteFailure { index, id, attempts, reason, pause, .. } => {
+                let (about, said) = (self.publishing.about(index, id), reason.clone());
                 self.tell(Notice::TryingAgain { about, attempts, reason: said, pause });
                 let note = |claim| ClaimEffect::NoteFailure { claim, id, reason, pause };
                 let effect = self.holder(id, note);

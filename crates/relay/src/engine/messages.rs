@@ -117,7 +117,14 @@ pub(crate) enum Request {
     Park { index: u64, dead: Dead },
     /// Write down that an event could not be published and is tried again after `pause`. Without a
     /// row it is only said.
-    NoteFailure { id: Uuid, has_row: bool, attempts: u32, reason: String, pause: Duration },
+    NoteFailure {
+        index: u64,
+        id: Uuid,
+        has_row: bool,
+        attempts: u32,
+        reason: String,
+        pause: Duration,
+    },
     /// Say that messages of the log are ignored; once for each reason.
     TellIgnored(Ignored),
     /// Look up which of these events are marked as published.

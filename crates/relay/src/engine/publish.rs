@@ -285,9 +285,8 @@ impl Publishing {
     }
 
     /// What is told with whatever is told of an event.
-    pub(crate) fn about(&self, event_id: Uuid) -> About {
-        let entry = self.window.iter_unresolved().map(|(_, it)| it);
-        let entry = entry.into_iter().find(|it| it.outgoing.event.id == event_id);
+    pub(crate) fn about(&self, index: u64, event_id: Uuid) -> About {
+        let entry = self.window.get(index);
         let lsn = entry.filter(|it| it.origin.is_logged()).map(|it| it.commit_lsn);
         let trace_id = entry.and_then(|it| trace_id(&it.outgoing.event));
         About { event_id, lsn, trace_id }

@@ -40,13 +40,13 @@ pub(super) struct Doctor {
     last: Arc<Mutex<Option<Run>>>,
 }
 
-/// What a run found, or why it found nothing; nothing yet while it is under way.
-type Run = watch::Receiver<Option<Result<Arc<Findings>, String>>>;
+/// What a run found, or why it found nothing; nothing yet while it is under way. And when
+/// it ended.
+type Run = watch::Receiver<Option<(Instant, Result<Arc<Findings>, String>)>>;
 
 struct Findings {
     began_at: Timestamp,
     took: Duration,
-    ended: Instant,
     checks: Vec<Check>,
 }
 
@@ -82,13 +82,12 @@ impl Doctor {
             let (began_at, began) = (Timestamp::now(), Instant::now());
             let found = match timeout(RUN_MAX, looking).await {
                 Ok(Ok(checks)) => {
-                    let ended = Instant::now();
-                    Ok(Arc::new(Findings { began_at, took: ended - began, ended, checks }))
+                    Ok(Arc::new(Findings { began_at, took: began.elapsed(), checks }))
                 }
                 Ok(Err(error)) => Err(crate::exit::chain(&error)),
                 Err(_) => Err(format!("the checks did not end within {RUN_MAX:?}")),
             };
-            sender.send_replace(Some(found));
+            sender.send_replace(Some((Instant::now(), found)));
         });
         last.insert(run).clone()
     }
@@ -96,8 +95,7 @@ impl Doctor {
 
 fn is_current(run: &Run) -> bool {
     match &*run.borrow() {
-        Some(Ok(findings)) => findings.ended.elapsed() < AGE_MAX,
-        Some(Err(_)) => false,
+        Some((ended, _)) => ended.elapsed() < AGE_MAX,
         // Without a sender it has panicked.
         None => run.has_changed().is_ok(),
     }
@@ -151,7 +149,7 @@ async fn show(
         let detail = "the checks failed: see the log";
         return Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, detail));
     };
-    let findings = found.map_err(unavailable)?;
+    let findings = found.1.map_err(unavailable)?;
     let checks: Vec<_> =
         findings.checks.iter().filter(|it| scope.wants(it.id, it.category)).collect();
     json(&Told {
@@ -224,7 +222,10 @@ mod tests {
         let (doctor, gate, runs) = doctor();
         let mut run = doctor.run();
         let found = run.wait_for(Option::is_some).await.expect("a run").clone().expect("its end");
-        assert_eq!(found.err().as_deref(), Some("the checks did not end within 30s"));
+        assert_eq!(found.1.err().as_deref(), Some("the checks did not end within 30s"));
+        assert!(ask(&doctor, "").await.is_err(), "no caller keeps the checks running");
+        assert_eq!(runs.load(Ordering::Relaxed), 1);
+        tokio::time::advance(AGE_MAX).await;
         gate.add_permits(1);
         assert!(ask(&doctor, "").await.is_ok());
         assert_eq!(runs.load(Ordering::Relaxed), 2);

@@ -166,6 +166,11 @@ impl Visit for Message<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use tracing_subscriber::layer::{Layer, SubscriberExt};
+
     use super::*;
 
     #[test]
@@ -183,6 +188,38 @@ mod tests {
         let left_out: u64 = told.iter().map(|(count, _)| count).sum();
         assert_eq!(told[0], (50 + 1, PERIOD));
         assert_eq!(u64::from(said) + left_out + statement.left_out, 24 * 3600);
+    }
+
+    /// How many lines get through, when `log` logs.
+    fn told(log: impl FnOnce()) -> usize {
+        struct Count(Arc<AtomicUsize>);
+        impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Count {
+            fn on_event(&self, _: &Event<'_>, _: Context<'_, S>) {
+                self.0.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        let count = Arc::new(AtomicUsize::new(0));
+        let repeats: &'static Repeats = Box::leak(Box::default());
+        let layer = Count(Arc::clone(&count)).with_filter(repeats);
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), log);
+        count.load(Ordering::Relaxed)
+    }
+
+    #[test]
+    fn another_reason_or_consumer_is_told_and_errors_always_are() {
+        let away = |consumer: &str, error: &str| warn!(consumer, error, "away");
+        let burst = BURST as usize;
+        let repeated = told(|| (0..100).for_each(|_| away("billing", "refused")));
+        assert_eq!(repeated, burst);
+        let others = told(|| {
+            (0..100).for_each(|_| away("billing", "refused"));
+            away("billing", "who are you?");
+            away("mail", "refused");
+        });
+        assert_eq!(others, burst + 2);
+        let endless = told(|| (0..1_000).for_each(|n| away("billing", &n.to_string())));
+        assert_eq!(endless, KINDS_MAX + burst, "all further reasons share one budget");
+        assert_eq!(told(|| (0..100).for_each(|_| tracing::error!("the end"))), 100);
     }
 
     #[test]

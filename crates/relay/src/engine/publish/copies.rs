@@ -28,8 +28,7 @@ pub(super) struct Copies {
 impl Publishing {
     /// Whether another copy may be brought now: not while the broker is away, while events or their
     /// bytes take half of the window, while new events have their turn, or while rows of a scan are
-    /// unmarked. After a crash a bounded
-    /// reading of the tail has to find those.
+    /// unmarked. After a crash a bounded reading of the tail has to find those.
     pub(crate) fn has_room_to_replay(&self, now: Duration) -> bool {
         let Limits { events, bytes } = self.settings.limits;
         let half = Limits { events: events.div_ceil(2), bytes: bytes / 2 };

@@ -80,7 +80,14 @@ impl Publishing {
         let retry = self.now + pause;
         self.retries.next = Some(self.retries.next.map_or(retry, |next| next.min(retry)));
         self.counts.deferred += 1;
-        self.requests.push_back(Request::NoteFailure { id, has_row, attempts, reason, pause });
+        self.requests.push_back(Request::NoteFailure {
+            index,
+            id,
+            has_row,
+            attempts,
+            reason,
+            pause,
+        });
     }
 
     /// An event came that earlier sessions have tried: it waits for as long as its row says.
