@@ -25,6 +25,7 @@ use crate::measured::{Latency, Quantiles};
 use crate::pace::{Due, Pace};
 use crate::process::{self, Relay};
 use crate::servers::Servers;
+use crate::turns::{self, InTurns};
 use crate::variant::ROW;
 
 /// Connections of the producer, taking turns: one slow commit must not hold up the next.
@@ -51,50 +52,53 @@ struct Sent {
 
 /// The events must all arrive, and once.
 pub(crate) async fn measure(servers: &Servers, pace: Pace) -> Result<Latency> {
-    Ok(measure_beside(servers, pace, 0, Work::None).await?.0)
+    Ok(measure_beside(servers, pace, 0, Work::None).await?.latency)
 }
 
-/// The same with `rows` that were published before, beside work on them that has to outlast it. Says
-/// how many of the rows a second were worked on meanwhile.
+/// Latency beside other work.
+pub(crate) struct Beside {
+    pub(crate) latency: Latency,
+    /// With a replay, which is paused every other turn.
+    pub(crate) turns: Option<InTurns>,
+    /// Rows worked on.
+    pub(crate) per_second: f64,
+}
+
+/// The same with `rows` that were published before, beside work on them that has to outlast it.
 pub(crate) async fn measure_beside(
     servers: &Servers,
     pace: Pace,
     rows: u32,
     work: Work,
-) -> Result<(Latency, f64)> {
+) -> Result<Beside> {
     let env = set_up(servers, rows, work).await?;
     let old = env.messages(&env.name).await?;
     let relay = Relay::start(&env.variables)?;
     let (stop, stopped) = oneshot::channel();
     let acks = Acks::listen(&servers.broker.client().await?, stopped).await?;
-    let mut sent = Vec::new();
-    let mut clients = Vec::new();
     let consumer = arrivals::consumer_of_new(&env.jetstream, &env.name).await?;
     let arrived = arrivals::collect(consumer, pace.events() + PRODUCERS);
-    for lane in 0..PRODUCERS {
-        let mut client = servers.postgres.client(&env.name).await?;
-        let n = pace.events() + lane;
-        sent.push(commit(&mut client, Due { events: n..n + 1, at: Instant::now() }).await?);
-        clients.push(client);
-    }
-    for first in &mut sent {
-        first.intended = None;
-    }
-    let primed = Instant::now();
-    while env.messages(&env.name).await? < old + u64::from(PRODUCERS) {
-        ensure!(primed.elapsed() < ARRIVAL_MAX, "the relay does not publish");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-
-    if work == Work::Replay {
-        replay(&env, rows).await.context("replay")?;
+    let (clients, mut sent) = prime(&env, pace, old).await?;
+    match work {
+        Work::None => {}
+        Work::Replay => replay(&env).await.context("replay")?,
+        Work::Retention => wait_for_retention(&env, rows).await?,
     }
     let before = worked(&env, rows, work).await?;
     let meter = servers.meter()?;
     let used = cpu::of_process(relay.pid())?;
     let schedules = clients.into_iter().zip(pace.start(PRODUCERS));
     let producers = schedules.map(|(client, schedule)| tokio::spawn(produce(client, schedule)));
-    for producer in try_join_all(producers).await? {
+    let produced = try_join_all(producers);
+    let turns = async {
+        let lasting = Duration::from_secs(u64::from(pace.seconds));
+        match work {
+            Work::Replay => turns::take(&env, lasting).await.map(Some),
+            Work::None | Work::Retention => Ok(None),
+        }
+    };
+    let (produced, turns) = tokio::join!(produced, turns);
+    for producer in produced? {
         sent.extend(producer?);
     }
     let arrived = arrived.await??;
@@ -114,7 +118,12 @@ pub(crate) async fn measure_beside(
     let bare = bare(&env, pace).await.context("publish without a relay")?;
     env.tear_down(&[]).await?;
 
-    let times = times(&sent, &arrived, &acks.await?)?;
+    let acks = acks.await?;
+    let times = times(&sent, &arrived, &acks)?;
+    let turns = match turns? {
+        Some(turns) => Some(InTurns::of(&turns, &acked(&sent, &arrived, &acks)?)?),
+        None => None,
+    };
     let latency = Latency {
         relay_cores: used / cost.seconds,
         relay_us_per_event: used * 1e6 / f64::from(pace.events()),
@@ -129,7 +138,26 @@ pub(crate) async fn measure_beside(
         bare,
         pace,
     };
-    Ok((latency, per_second))
+    Ok(Beside { latency, turns, per_second })
+}
+
+/// The producers' connections, and the first transaction of each, which is slow for reasons of its
+/// own. All of these are in the stream, behind the `old` messages.
+async fn prime(env: &BenchEnv<'_>, pace: Pace, old: u64) -> Result<(Vec<Client>, Vec<Sent>)> {
+    let (mut sent, mut clients) = (Vec::new(), Vec::new());
+    for lane in 0..PRODUCERS {
+        let mut client = env.servers.postgres.client(&env.name).await?;
+        let n = pace.events() + lane;
+        let due = Due { events: n..n + 1, at: Instant::now() };
+        sent.push(Sent { intended: None, ..commit(&mut client, due).await? });
+        clients.push(client);
+    }
+    let primed = Instant::now();
+    while env.messages(&env.name).await? < old + u64::from(PRODUCERS) {
+        ensure!(primed.elapsed() < ARRIVAL_MAX, "the relay does not publish");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    Ok((clients, sent))
 }
 
 async fn set_up(servers: &Servers, rows: u32, work: Work) -> Result<BenchEnv<'_>> {
@@ -145,13 +173,18 @@ async fn set_up(servers: &Servers, rows: u32, work: Work) -> Result<BenchEnv<'_>
 }
 
 /// Asks for a replay of everything, and waits until it stores copies.
-async fn replay(env: &BenchEnv<'_>, rows: u32) -> Result<()> {
+async fn replay(env: &BenchEnv<'_>) -> Result<()> {
     let args = ["replay", "--all", "--source", "table", "--execute", "--why", "bench", "--detach"];
     process::run(&env.variables, &args, ARRIVAL_MAX).await?;
+    turns::wait_for_copies(env, 0).await
+}
+
+/// The first pass may begin before the slot's watermark allows it to delete anything.
+async fn wait_for_retention(env: &BenchEnv<'_>, rows: u32) -> Result<()> {
     let asked = Instant::now();
-    while worked(env, rows, Work::Replay).await? == 0 {
-        ensure!(asked.elapsed() < ARRIVAL_MAX, "the relay does not replay");
-        tokio::time::sleep(Duration::from_millis(10)).await;
+    while worked(env, rows, Work::Retention).await? == 0 {
+        ensure!(asked.elapsed() < ARRIVAL_MAX, "the relay deletes nothing");
+        tokio::time::sleep(Duration::from_millis(50)).await;
     }
     Ok(())
 }
@@ -160,9 +193,7 @@ async fn replay(env: &BenchEnv<'_>, rows: u32) -> Result<()> {
 async fn worked(env: &BenchEnv<'_>, rows: u32, work: Work) -> Result<i64> {
     let sql = match work {
         Work::None => return Ok(0),
-        Work::Replay => {
-            "SELECT coalesce(sum(published), 0)::bigint FROM tailpost_replays WHERE $1::bigint > 0"
-        }
+        Work::Replay => return turns::copies(env).await,
         Work::Retention => "SELECT $1::bigint - count(*) FROM outbox_events WHERE seq <= $1",
     };
     let row = env.client.query_one(sql, &[&i64::from(rows)]).await.context("look at the work")?;
@@ -229,6 +260,21 @@ struct AllTimes {
     commit_to_ack: Times,
     commit_to_consumer: Times,
     acks_missed: u32,
+}
+
+/// When each event's COMMIT began, and when its acknowledgement was overheard.
+fn acked(
+    sent: &[Sent],
+    arrived: &HashMap<Uuid, Arrival>,
+    acks: &Acks,
+) -> Result<Vec<(Instant, Instant)>> {
+    let mut acked = Vec::new();
+    for (it, id) in sent.iter().flat_map(|it| it.ids.iter().map(move |id| (it, id))) {
+        if let Some(at) = acks.at(find(arrived, *id)?.seq) {
+            acked.push((it.committing, at));
+        }
+    }
+    Ok(acked)
 }
 
 fn times(sent: &[Sent], arrived: &HashMap<Uuid, Arrival>, acks: &Acks) -> Result<AllTimes> {

@@ -21,6 +21,7 @@ mod readers;
 mod report;
 mod servers;
 mod suite;
+mod turns;
 mod variant;
 
 use std::io::Write;

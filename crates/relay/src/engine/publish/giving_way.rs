@@ -16,7 +16,7 @@ const GROUP_BYTES: usize = 64 * 1024;
 const GROUP_COPIES_MAX: u32 = 64;
 
 /// A rest is so many times as long as what the group took beyond the broker's quickest answer.
-const RESTS: u32 = 4;
+const RESTS: u32 = 8;
 
 /// A group that met an outage says nothing about the load.
 const REST_MAX: Duration = Duration::from_millis(500);
@@ -114,10 +114,10 @@ mod tests {
         it.answered(millis(1));
         assert_eq!(hand_over(&mut it, millis(0), 1_000), 8);
         it.ended(millis(3));
-        assert!(!it.may_go(millis(10)));
-        assert_eq!(hand_over(&mut it, millis(11), 1_000), 8);
-        it.ended(millis(12)); // as quick as the quickest
-        assert_eq!(hand_over(&mut it, millis(12), 50_000), 2);
+        assert!(!it.may_go(millis(18)));
+        assert_eq!(hand_over(&mut it, millis(19), 1_000), 8);
+        it.ended(millis(20)); // as quick as the quickest
+        assert_eq!(hand_over(&mut it, millis(20), 50_000), 2);
         it.ended(millis(900)); // an outage
         it.live(millis(1_300));
         assert!(!it.may_go(millis(1_399)));
