@@ -8,12 +8,12 @@ use crate::scanner::DOCUMENTED_TABLE;
 
 const ROWS: i32 = 100_000;
 
-/// What issue and requirements allow, in bytes.
-const MEMORY_MAX: u64 = 64 << 20;
+/// What issue and requirements allow, 64 MiB, but for the code of a release.
+const MEMORY_MAX: u64 = 40 << 20;
 
 fn assert_bounded(relay: &Relay) {
     let peak = relay.peak_memory();
-    eprintln!("peak of resident memory: {} KiB", peak >> 10);
+    eprintln!("peak of memory: {} KiB", peak >> 10);
     assert!(peak < MEMORY_MAX, "{peak} bytes of memory");
 }
 

@@ -152,7 +152,19 @@ impl Process {
 /// does not tell.
 #[must_use]
 pub fn peak_memory_bytes(pid: u32) -> Option<u64> {
+    told(pid, "VmHWM:")
+}
+
+/// Memory of a process that shows what is in files, in bytes: mostly its code, which grows as it is
+/// run; `None` as for [`peak_memory_bytes`].
+#[must_use]
+pub fn file_memory_bytes(pid: u32) -> Option<u64> {
+    told(pid, "RssFile:")
+}
+
+/// A line of what Linux says of a process, in bytes.
+fn told(pid: u32, name: &str) -> Option<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    Some(peak.trim().strip_suffix(" kB")?.parse::<u64>().ok()? * 1024)
+    let told = status.lines().find_map(|line| line.strip_prefix(name))?;
+    Some(told.trim().strip_suffix(" kB")?.parse::<u64>().ok()? * 1024)
 }

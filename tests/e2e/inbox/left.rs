@@ -138,7 +138,8 @@ async fn what_is_left_of_many_aggregates_takes_no_room_from_others() {
     inbox.env.execute("DROP TABLE closed").await;
     inbox.wait_count("effects", 3 * AGGREGATES).await;
     let most = worker.peak_memory() >> 10;
-    assert!(most < 112 * 1024, "{most} KiB were used for what takes 32 MiB at most");
+    eprintln!("peak of memory: {most} KiB");
+    assert!(most < 64 * 1024, "{most} KiB were used for what takes 32 MiB at most");
     worker.kill9().await;
 }
 
