@@ -132,6 +132,6 @@ mod tests {
         assert_eq!(hand_over(&mut it, millis(0), 1_000), 32);
         it.answered(millis(3));
         it.ended(millis(4));
-        assert_eq!(hand_over(&mut it, millis(8), 1_000), 24);
+        assert_eq!(hand_over(&mut it, millis(12), 1_000), 24);
     }
 }

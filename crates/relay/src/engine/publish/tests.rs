@@ -132,6 +132,26 @@ fn one_lost_answer_is_missed_although_others_come() {
     panic!("the transaction of the second message is never confirmed");
 }
 
+/// Nothing else may come that would look: the session's timer does.
+#[test]
+fn copies_say_until_when_they_rest_behind_a_new_event() {
+    let millis = Duration::from_millis;
+    let mut state = fenced();
+    log(&mut state, 1);
+    send_all(&mut state);
+    ack_at(&mut state, millis(1), 0);
+    assert!(state.has_room_to_replay(millis(1)));
+    let copy = Outgoing { subject: Ok("s".into()), ..dropped() };
+    state.apply(millis(1), Input::Replayed(copy));
+    assert_eq!(send_all(&mut state), 1);
+    ack_at(&mut state, millis(4), 1);
+    let until = state.copies_rest_until(millis(5)).expect("a rest");
+    assert!(until > millis(5), "{until:?}");
+    assert!(!state.has_room_to_replay(until - millis(1)));
+    assert!(state.has_room_to_replay(until));
+    assert_eq!(state.copies_rest_until(until), None);
+}
+
 fn dropped() -> Outgoing {
     let event = Event::new("t", "a", "e", &0).expect("valid");
     Outgoing {
