@@ -1,5 +1,7 @@
 //! The commands that a page shows, and what it says that they print.
 
+use std::collections::VecDeque;
+
 use support::{DEADLINE, TestEnv};
 
 /// A command of `tailpost`, and the lines below it.
@@ -56,18 +58,24 @@ impl Step {
         let process = env.spawn(&args);
         process.announce(""); // the page tells
         let status = process.wait_exit(DEADLINE).await;
-        let printed = process.stdout() + &process.log();
+        let (stdout, stderr) = (process.stdout(), process.log());
+        let printed = format!("{stdout}{stderr}");
         let fails = self.shown.iter().any(|it| it.starts_with("error: "));
         assert_eq!(status.success(), !fails, "{args:?}\n{printed}");
-        let mut lines = printed.lines().map(shape);
+        // A terminal shows both, each in its order.
+        let mut left = [stdout, stderr].map(|it| it.lines().map(shape).collect::<VecDeque<_>>());
         for shown in self.shown.iter().filter(|it| !it.starts_with('…')) {
             let wanted = shape(shown);
-            let (wanted, is_whole) = match wanted.strip_suffix('…') {
-                Some(beginning) => (beginning.to_owned(), false),
-                None => (wanted, true),
+            let is_it = |it: &String| match wanted.strip_suffix('…') {
+                Some(beginning) => it.starts_with(beginning),
+                None => *it == wanted,
             };
-            let is_it = |it: String| it == wanted || !is_whole && it.starts_with(&wanted);
-            assert!(lines.any(is_it), "{args:?} does not print, or not here: {shown}\n{printed}");
+            let found = left.iter_mut().filter_map(|it| Some((it.iter().position(is_it)?, it)));
+            let found = found.min_by_key(|it| it.0);
+            let (at, of) = found.unwrap_or_else(|| {
+                panic!("{args:?} does not print, or not here: {shown}\n{printed}");
+            });
+            of.drain(..=at);
         }
         printed
     }
