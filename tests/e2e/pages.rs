@@ -86,7 +86,7 @@ async fn a_role_of_one_side_is_shown_that_side_and_told_what_the_other_needs() {
     let (told, said) = env.ends_with(4, &["status"]).await;
     assert!(told.contains("slot           tailpost, not active"), "{told}");
     assert!(told.contains("inbox          unknown: could not look at the inbox"), "{told}");
-    assert!(said.contains("the role has no rights on the tables of the inbox"), "{said}");
+    assert!(said.contains("the role lacks rights on the tables of the inbox"), "{said}");
     assert!(said.contains(&lacks(" on all tables of the inbox")), "{said}");
     let (told, said) = env.ends_with(4, &["maintain"]).await;
     assert!(told.contains("  published    0 rows deleted") && !told.contains("inbox "), "{told}");

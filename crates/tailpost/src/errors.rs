@@ -216,9 +216,9 @@ impl RewindNotYet {
     }
 }
 
-/// A command has done one side, and the role has no rights on the other.
+/// A command has done one side, and the role lacks rights on the other.
 #[derive(Debug, thiserror::Error)]
-#[error("the role has no rights on the tables of the {of}")]
+#[error("the role lacks rights on the tables of the {of}")]
 pub(crate) struct LacksRights {
     /// `outbox` or `inbox`.
     pub(crate) of: &'static str,
