@@ -186,6 +186,9 @@ async fn the_switch_from_a_connector_loses_and_doubles_nothing() {
     env.wait_stored(expected.len() as u64).await;
     wait_marked(&env).await;
     assert_eq!(env.stored_ids().await, expected);
+    // The five that both slots brought are what retention keeps for ever.
+    env.execute(example("sql", 2)).await;
+    assert_eq!(env.query::<i64>("SELECT count(*) FROM outboxevent").await, 25);
 }
 
 /// R-OUT-01, R-OUT-03: the script for an administrator, and the library, know the columns too.

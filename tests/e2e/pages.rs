@@ -1,10 +1,19 @@
 //! What pages of docs/ show, run as they show it.
 
+mod daily_pages;
+mod nats_users;
+mod replay_page;
+mod shown;
+
 use std::io::Write;
 
+use lab::Port;
 use support::{DEADLINE, TestEnv, until};
 use tempfile::NamedTempFile;
 use uuid::Uuid;
+
+use self::shown::steps;
+use crate::inbox::service::Service;
 
 const QUICKSTART: &str = include_str!("../../docs/quickstart.md");
 const SECURITY: &str = include_str!("../../docs/security.md");
@@ -60,6 +69,50 @@ async fn the_grants_of_the_security_page_are_enough_and_no_more_for_a_producer()
     env.ends_with(0, &["doctor", "--only", "inbox-tables,inbox-privileges"]).await;
 }
 
+/// Each of the two roles sees its own side, and is told what it lacks for the other.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_role_of_one_side_is_shown_that_side_and_told_what_the_other_needs() {
+    let mut env = TestEnv::new().await;
+    let config = configured(&mut env, "[inbox.billing]\nhandler = 'http://127.0.0.1:1/events'\n");
+    env.execute(example(SECURITY, "sql", 0)).await;
+    env.setup().await;
+    env.ends_with(0, &["inbox", "setup"]).await;
+    env.execute(example(SECURITY, "sql", 1)).await;
+    let lacks = |side: &str| {
+        format!("hint: run the command as the owner of the tables, or GRANT SELECT{side}")
+    };
+
+    env.set("DATABASE_URL", &url_of(&env, "tailpost_relay"));
+    let (told, said) = env.ends_with(4, &["status"]).await;
+    assert!(told.contains("slot           tailpost, not active"), "{told}");
+    assert!(told.contains("inbox          unknown: could not look at the inbox"), "{told}");
+    assert!(said.contains("the role lacks rights on the tables of the inbox"), "{said}");
+    assert!(said.contains(&lacks(" on all tables of the inbox")), "{said}");
+    let (told, said) = env.ends_with(4, &["maintain"]).await;
+    assert!(told.contains("  published    0 rows deleted") && !told.contains("inbox "), "{told}");
+    assert!(said.contains(&lacks(", INSERT, UPDATE, DELETE on all tables of the inbox")), "{said}");
+
+    env.set("DATABASE_URL", &url_of(&env, "tailpost_inbox"));
+    let (told, said) = env.ends_with(4, &["status"]).await;
+    assert!(told.contains("consumer       billing, stream OUTBOX"), "{told}");
+    assert!(told.contains("outbox         unknown: could not"), "{told}");
+    assert!(said.contains(&lacks(" on all tables of the outbox")), "{said}");
+    // It owns no partitions, and drops none here.
+    let (told, said) = env.ends_with(4, &["maintain", "--dry-run"]).await;
+    assert!(told.contains("inbox          0 records to delete"), "{told}");
+    assert!(
+        said.contains(&lacks(", INSERT, UPDATE, DELETE on all tables of the outbox")),
+        "{said}"
+    );
+
+    // A relay whose configuration names no consumer has seen all that it asks for.
+    drop(config);
+    let _none = configured(&mut env, "");
+    env.set("DATABASE_URL", &url_of(&env, "tailpost_relay"));
+    let (told, _) = env.ends_with(0, &["status"]).await;
+    assert!(told.contains("inbox          unknown: could not look at the inbox"), "{told}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_switch_from_sequin_loses_and_doubles_nothing() {
     let mut env = TestEnv::new().await;
@@ -93,45 +146,43 @@ async fn the_switch_from_sequin_loses_and_doubles_nothing() {
     assert_eq!(env.stored_ids().await, expected);
 }
 
-/// The commands that the quickstart shows, without what another program would do.
-fn commands() -> Vec<&'static str> {
-    let lines = QUICKSTART.lines().filter_map(|line| line.strip_prefix("$ tailpost "));
-    lines.map(|line| line.split(" | ").next().unwrap_or(line)).collect()
-}
+/// The event's id, as the page has it.
+const PAID: &str = "d05b6ad0-4ae2-4e41-8109-28baf8797b80";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_quickstart_can_be_followed() {
-    let env = TestEnv::new().await;
+    let mut env = TestEnv::new().await;
+    let (admin, service) = (Port::reserve().expect("a free port"), Service::start().await);
+    env.set("TAILPOST_ADMIN__LISTEN", &admin.addr().to_string());
     env.execute("CREATE TABLE orders (id text, state text, total_cents bigint)").await;
     let (_, write) = QUICKSTART.split_once("<<'SQL'\n").expect("the quickstart writes an event");
     let (write, _) = write.split_once("\nSQL\n").expect("the statements end");
     let mut running = Vec::new();
     let mut id = String::new();
-    assert!(commands().len() > 6, "{:?}", commands());
-    for command in commands() {
-        let mut args: Vec<_> = command.split(' ').collect();
-        if command == "relay" {
-            let relay = env.relay();
-            relay.wait_active().await;
-            running.push(relay);
-            env.execute(write).await;
-            id = env.query::<Uuid>("SELECT id FROM outbox_events").await.to_string();
-        } else if command.starts_with("inbox run ") {
-            let inbox = env.spawn(&args);
-            inbox.wait_log("created the durable consumer").await;
-            running.push(inbox);
-        } else {
-            if args[0] == "explain" {
-                args[1] = &id;
+    let steps = steps(QUICKSTART);
+    assert!(steps.len() > 6, "{} commands", steps.len());
+    for step in steps {
+        let args: Vec<&str> = step.args.iter().map(String::as_str).collect();
+        match &args[..] {
+            // The page's server lacks what this one has.
+            ["doctor", ..] => drop(env.ends_with(0, &args).await),
+            ["relay"] => {
+                let relay = env.relay();
+                relay.wait_active().await;
+                running.push(relay);
+                env.execute(write).await;
+                id = env.query::<Uuid>("SELECT id FROM outbox_events").await.to_string();
             }
-            let (told, _) = env.ends_with(0, &args).await;
-            // The page's handler does not run here.
-            assert!(args[0] != "explain" || told.contains("outbox.order.OrderPaid"), "{told}");
+            ["inbox", "run", "--consumer", "billing", "--handler", _] => {
+                let url = service.url();
+                running.push(env.spawn(&[&args[..5], &[&*url]].concat()));
+                let done = "SELECT count(*) FROM inbox_messages WHERE processed_at IS NOT NULL";
+                let is_done = async || env.query::<i64>(done).await == 1;
+                until(DEADLINE, "the event is handled", is_done).await;
+            }
+            _ => drop(step.play(&env, &[(PAID, &id)]).await),
         }
     }
     assert_eq!(env.stored_ids().await, [id.parse::<Uuid>().expect("an id")]);
-    for process in running {
-        process.announce("connect"); // the page's handler does not run here
-        process.kill9().await;
-    }
+    assert_eq!(service.calls_of(id.parse().expect("an id")), 1);
 }

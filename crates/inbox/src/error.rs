@@ -146,8 +146,8 @@ impl Error {
                     Some("create the tables of the inbox with `tailpost inbox setup`")
                 }
                 "42501" => Some(
-                    "the role needs SELECT, INSERT and UPDATE on the tables of the inbox, and has \
-                     to own inbox_messages where it is partitioned",
+                    "the role needs SELECT, INSERT, UPDATE and DELETE on the tables of the inbox, \
+                     and has to own inbox_messages where it is partitioned",
                 ),
                 _ => None,
             },

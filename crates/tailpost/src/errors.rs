@@ -216,6 +216,28 @@ impl RewindNotYet {
     }
 }
 
+/// A command has done one side, and the role lacks rights on the other.
+#[derive(Debug, thiserror::Error)]
+#[error("the role lacks rights on the tables of the {of}")]
+pub(crate) struct LacksRights {
+    /// `outbox` or `inbox`.
+    pub(crate) of: &'static str,
+    /// What the role would need.
+    pub(crate) needs: &'static str,
+    pub(crate) source: anyhow::Error,
+}
+
+impl LacksRights {
+    /// What the operator can do about it.
+    pub(crate) fn hint(&self) -> String {
+        let Self { of, needs, .. } = self;
+        format!(
+            "run the command as the owner of the tables, or GRANT {needs} on all tables of the {of}, \
+             which docs/security.md names"
+        )
+    }
+}
+
 /// What `doctor` ends with, beside what servers answer.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DoctorError {

@@ -7,8 +7,8 @@ use tokio_postgres::error::SqlState;
 
 use crate::config;
 use crate::errors::{
-    ClientError, DlqError, DoctorError, ListenError, NagiosState, NotReady, RewindNotYet,
-    TokenError, TopError, WaitError,
+    ClientError, DlqError, DoctorError, LacksRights, ListenError, NagiosState, NotReady,
+    RewindNotYet, TokenError, TopError, WaitError,
 };
 use crate::refusal::Refusal;
 
@@ -180,6 +180,9 @@ pub(crate) fn hint(error: &anyhow::Error) -> Option<String> {
         if let Some(error) = cause.downcast_ref::<RewindNotYet>() {
             return Some(error.hint());
         }
+        if let Some(error) = cause.downcast_ref::<LacksRights>() {
+            return Some(error.hint());
+        }
         if let Some(error) = cause.downcast_ref::<WaitError>() {
             return error.hint();
         }
@@ -199,6 +202,15 @@ pub(crate) fn hint(error: &anyhow::Error) -> Option<String> {
             return error.hint();
         }
         cause.downcast_ref::<connect::Error>().and_then(connect::Error::hint)
+    })
+}
+
+/// Whether PostgreSQL refused something for lack of rights.
+pub(crate) fn is_forbidden(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        cause.downcast_ref::<relay::Error>().is_some_and(relay::Error::is_forbidden)
+            || cause.downcast_ref::<tokio_postgres::Error>().and_then(|it| it.code())
+                == Some(&SqlState::INSUFFICIENT_PRIVILEGE)
     })
 }
 

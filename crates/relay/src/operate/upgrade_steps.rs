@@ -34,9 +34,13 @@ pub(super) fn steps(config: &Config, from: u32) -> Vec<UpgradeStep> {
         };
         steps.push(step(why, Some("tailpost slot drop")));
     }
+    let log = if polls { "" } else { "set wal_level = logical in the new postgresql.conf, " };
+    let upgrade = format!(
+        "stop PostgreSQL, make the new cluster (initdb; with --no-data-checksums if the old one has \
+         none), upgrade, {log}start it; OLD and NEW are the versions' folders"
+    );
     steps.push(step(
-        "stop PostgreSQL, upgrade, start it with wal_level = logical; OLD and NEW are the versions' \
-         folders",
+        &upgrade,
         Some(
             "pg_upgrade --old-bindir OLD/bin --new-bindir NEW/bin --old-datadir OLD/data \
              --new-datadir NEW/data",

@@ -12,8 +12,9 @@ use tokio::sync::watch;
 
 use crate::cli::MaintainArgs;
 use crate::config::Settings;
-use crate::output;
+use crate::errors::LacksRights;
 use crate::refusal::Refusal;
+use crate::{exit, output};
 
 /// What was deleted, or would be.
 #[derive(Debug, Serialize)]
@@ -30,14 +31,32 @@ struct Report {
 pub(super) async fn run(args: &MaintainArgs, settings: &Settings) -> anyhow::Result<()> {
     let config = settings.relay_config()?;
     let outbox = outbox(args, &config).await;
-    let inbox = inbox(args, settings).await?;
-    let outbox = match outbox {
+    let inbox = inbox(args, settings).await;
+    let (outbox, inbox, trouble) = match (outbox, inbox) {
+        (Ok(outbox), Ok(inbox)) => (Some(outbox), inbox, None),
         // A service that only consumes has an inbox, and no outbox.
-        Err(relay::Error::NotSetUp { .. }) if inbox.is_some() => None,
-        outbox => Some(outbox?),
+        (Err(relay::Error::NotSetUp { .. }), Ok(inbox @ Some(_))) => (None, inbox, None),
+        (Err(error), Ok(inbox @ Some(_))) if error.is_forbidden() => {
+            (None, inbox, Some(forbidden("outbox", error.into())))
+        }
+        (Ok(outbox), Err(error)) if exit::is_forbidden(&error) => {
+            (Some(outbox), None, Some(forbidden("inbox", error)))
+        }
+        (_, Err(error)) => return Err(error),
+        (Err(error), _) => return Err(error.into()),
     };
     let report = Report { dry_run: args.dry_run, outbox, inbox };
-    if args.json { output::json(&report) } else { output::text(&text(&report)) }
+    if args.json {
+        output::json(&report)?
+    } else {
+        output::text(&text(&report))?
+    }
+    trouble.map_or(Ok(()), |error| Err(error.into()))
+}
+
+/// The role may delete from one of the two only.
+fn forbidden(of: &'static str, source: anyhow::Error) -> LacksRights {
+    LacksRights { of, needs: "SELECT, INSERT, UPDATE, DELETE", source }
 }
 
 async fn outbox(args: &MaintainArgs, config: &Config) -> Result<MaintainReport, relay::Error> {

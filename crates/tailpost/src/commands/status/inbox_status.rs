@@ -7,9 +7,9 @@ use inbox::{Backlog, Connection, DeadLetters, Holder, Upkept};
 use serde::Serialize;
 use tracing::debug;
 
-use super::Lines;
+use super::status_text::Lines;
 use crate::config::Settings;
-use crate::output;
+use crate::{exit, output};
 
 /// What is known about a consumer.
 #[derive(Debug, Serialize)]
@@ -48,6 +48,8 @@ impl From<Backlog> for Figures {
 pub(super) struct Inspected {
     pub(super) consumers: Vec<ConsumerReport>,
     pub(super) retention: Option<Upkept>,
+    /// Why nothing is known of an inbox that the configuration does not name.
+    pub(super) unknown: Option<String>,
 }
 
 /// The consumers that are configured, or have something before them, by name.
@@ -65,7 +67,9 @@ pub(super) async fn inspect(settings: &Settings) -> anyhow::Result<Inspected> {
         // Who configures no consumer needs neither tables for them nor rights on them.
         Err(error) if configured.is_empty() => {
             debug!(%error, "there is no inbox to look at");
-            return Ok(Inspected::default());
+            let error = error.into();
+            let unknown = exit::is_forbidden(&error).then(|| exit::chain(&error));
+            return Ok(Inspected { unknown, ..Inspected::default() });
         }
         Err(error) => return Err(error.into()),
     };
@@ -89,7 +93,7 @@ pub(super) async fn inspect(settings: &Settings) -> anyhow::Result<Inspected> {
     if !reports.is_empty() {
         ask_broker(settings, &mut reports).await?;
     }
-    Ok(Inspected { consumers: reports, retention })
+    Ok(Inspected { consumers: reports, retention, unknown: None })
 }
 
 fn report(name: String, stream: String) -> ConsumerReport {
@@ -147,7 +151,10 @@ impl Lines {
             (Some(pending), Some(held)) => {
                 self.add("  pending", format_args!("{pending}, {held} delivered but not answered"));
             }
-            _ => self.add("  pending", "unknown: the broker has no such consumer, or is away"),
+            _ => self.add(
+                "  pending",
+                "unknown: the broker has no such consumer, is away, or may not be asked",
+            ),
         }
         let oldest = backlog.oldest_seconds;
         let oldest = oldest.map(|it| format!(", oldest {}", output::duration(it)));
@@ -257,7 +264,7 @@ consumer       billing, stream OUTBOX
   dead letters 1
 consumer       mail, stream OUTBOX
   worker       none so far
-  pending      unknown: the broker has no such consumer, or is away
+  pending      unknown: the broker has no such consumer, is away, or may not be asked
   processing   0
   failed       0
   dead letters 0

@@ -1,0 +1,391 @@
+//! What people read.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use relay::{
+    OutboxReport, PartitionsStatus, RetentionReport, RewindReport, ShardReport, SlotReport,
+    StatusReport, StreamReport,
+};
+use serde_json::Value;
+
+use super::{Report, bytes, duration};
+use crate::output;
+
+/// The most frequent reasons. `tailpost outbox dlq list` shows more.
+const REASONS_SHOWN: usize = 3;
+
+pub(super) fn all_text(report: &Report) -> String {
+    let mut told = Lines(report.relay.as_ref().map(relay_line).unwrap_or_default());
+    if let Some(why) = &report.relay_unknown {
+        told.add("relay", why);
+    }
+    let mut lines = Lines(told.0 + &report.outbox.as_ref().map(text).unwrap_or_default());
+    for (side, why) in [("outbox", &report.outbox_unknown), ("inbox", &report.inbox_unknown)] {
+        if let Some(why) = why {
+            lines.add(side, format_args!("unknown: {why}"));
+        }
+    }
+    for consumer in &report.consumers {
+        lines.consumer(consumer);
+    }
+    if let Some(upkept) = &report.inbox_retention {
+        lines.inbox_retention(upkept);
+    }
+    let dead: i64 = report.consumers.iter().map(|it| it.backlog.dead).sum();
+    if dead > 0 {
+        let s = if dead == 1 { "" } else { "s" };
+        lines.add(
+            "warning",
+            format_args!("{dead} dead letter{s} of consumers: see `tailpost inbox dlq list`"),
+        );
+    }
+    lines.0
+}
+
+fn relay_line(relay: &Value) -> String {
+    let mut lines = Lines::default();
+    match relay["shards"].as_array() {
+        None => lines.relay("relay", relay),
+        Some(shards) => {
+            for shard in shards {
+                lines.relay(&format!("relay {}", shard["shard"]), shard);
+            }
+        }
+    }
+    lines.0
+}
+
+fn text(report: &StatusReport) -> String {
+    let mut lines = Lines::default();
+    let is_missing = matches!(report.incomplete, Some(relay::Error::NotSetUp { .. }));
+    if report.shards.is_empty() {
+        lines.slot_if_any(report.slot.as_ref());
+        lines.outbox(&report.outbox);
+        lines.stream_if_any(report.stream.as_ref(), is_missing);
+    } else {
+        lines.outbox(&report.outbox);
+    }
+    for ShardReport { shard, slot, unpublished, stream } in &report.shards {
+        lines.add(&format!("shard {shard}"), format_args!("{unpublished} unpublished"));
+        lines.slot_if_any(slot.as_ref());
+        lines.stream_if_any(stream.as_ref(), is_missing);
+    }
+    if let Some(retention) = &report.retention {
+        lines.retention(retention);
+    }
+    if let Some(partitions) = &report.partitions {
+        lines.partitions(partitions);
+    }
+    for warning in &report.warnings {
+        lines.add("warning", warning);
+    }
+    lines.0
+}
+
+/// Labels in one column, what they label in the next.
+#[derive(Default)]
+pub(super) struct Lines(pub(super) String);
+
+impl Lines {
+    pub(super) fn add(&mut self, label: &str, value: impl std::fmt::Display) {
+        writeln!(self.0, "{label:<14} {value}").expect("writing to a string");
+    }
+
+    fn relay(&mut self, label: &str, relay: &Value) {
+        let role = relay["role"].as_str().unwrap_or("unknown");
+        let breaker = match (relay["breaker"].as_str(), relay["breaker_retry_in_seconds"].as_f64())
+        {
+            (Some("open"), Some(wait)) => format!(", breaker open, next try in {wait:.0} s"),
+            (Some("half_open"), _) => ", breaker half-open".into(),
+            _ => String::new(),
+        };
+        let waiting = relay["in_flight_events"].as_u64().unwrap_or(0);
+        let process = relay["process_id"].as_u64().map(|it| format!(", process {it}"));
+        let process = process.unwrap_or_default();
+        self.add(label, format_args!("{role}{breaker}, {waiting} in flight{process}"));
+        // An old error is no news.
+        if let (true, Some(error)) = (waiting > 0 || role != "active", relay["last_error"].as_str())
+        {
+            self.add("  trouble", error);
+        }
+    }
+
+    fn slot_if_any(&mut self, slot: Option<&SlotReport>) {
+        match slot {
+            Some(slot) => self.slot(slot),
+            None => self.add("slot", "does not exist"),
+        }
+    }
+
+    fn stream_if_any(&mut self, stream: Option<&StreamReport>, is_missing: bool) {
+        match stream {
+            Some(stream) => self.stream(stream),
+            None if is_missing => self.add("stream", "does not exist"),
+            None => self.add("stream", "unknown"),
+        }
+    }
+
+    fn slot(&mut self, slot: &SlotReport) {
+        let state = if slot.active { "active" } else { "not active" };
+        let wal = slot.wal_status.as_deref().unwrap_or("unknown");
+        self.add("slot", format_args!("{}, {state}, WAL {wal}", slot.name));
+        let confirmed = slot.confirmed_flush_lsn.as_deref().unwrap_or("none");
+        self.add("  confirmed", format_args!("{confirmed}, {} behind", bytes(slot.lag_bytes)));
+        self.add("  server at", &slot.current_lsn);
+        let limit = slot.safe_wal_bytes.map(|left| {
+            let left = u64::try_from(left).unwrap_or(0);
+            format!(", lost after {} more", bytes(left))
+        });
+        let limit = limit.unwrap_or_else(|| ", without limit".into());
+        self.add("  retains", format_args!("{}{limit}", bytes(slot.retained_bytes)));
+        if let (Some(at), Some(reason)) = (&slot.created_at, &slot.created_because) {
+            self.add("  created", format_args!("{at}, because {reason}"));
+        }
+        match (slot.gap_rows, &slot.gap_filled_at) {
+            (Some(rows @ 1..), Some(at)) => {
+                self.add("  gap", format_args!("filled from the table at {at}: {rows} events"));
+            }
+            (Some(_), None) => self.add("  gap", "being filled from the table, once a relay runs"),
+            _ => {}
+        }
+        if let Some(rewind) = &slot.rewind {
+            self.rewind(rewind);
+        }
+    }
+
+    fn rewind(&mut self, rewind: &RewindReport) {
+        let made = match (rewind.made, &rewind.made_at, &rewind.made_because) {
+            (2.., Some(at), Some(why)) => format!(", made anew at {at}: {why}"),
+            _ => String::new(),
+        };
+        let (true, Some(lsn)) = (rewind.exists, &rewind.from_lsn) else {
+            return self.add("  rewind", "not there");
+        };
+        let age = rewind.from_seconds.map(|it| format!(", {} ago", output::duration(it)));
+        let (age, kept) = (age.unwrap_or_default(), bytes(rewind.retained_bytes));
+        let held = rewind.held_by.map(|it| format!(", held by replay {it}")).unwrap_or_default();
+        self.add("  rewind", format_args!("from {lsn}{age}, keeps {kept}{held}{made}"));
+    }
+
+    fn outbox(&mut self, outbox: &OutboxReport) {
+        self.add("outbox", &outbox.table);
+        let least = if outbox.unpublished_is_capped { "at least " } else { "" };
+        let oldest = outbox.oldest_unpublished_seconds;
+        let oldest = oldest.map(|it| format!(", oldest {}", output::duration(it)));
+        let oldest = oldest.unwrap_or_default();
+        self.add("  unpublished", format_args!("{least}{}{oldest}", outbox.unpublished));
+        if let Some(dropped) = outbox.dropped {
+            self.add("  dropped", format_args!("{dropped} by a route"));
+        }
+        let reason = outbox.latest_dead_letter_reason.as_deref();
+        let reason = reason.map(|it| format!(", the latest: {it}")).unwrap_or_default();
+        let oldest = outbox.oldest_dead_letter_seconds.map(|it| {
+            let age = Duration::try_from_secs_f64(it).unwrap_or_default();
+            format!(", oldest {}", duration(age))
+        });
+        let oldest = oldest.unwrap_or_default();
+        self.add("  dead letters", format_args!("{}{oldest}{reason}", outbox.dead_letters));
+        for group in outbox.dead_letter_reasons.iter().take(REASONS_SHOWN) {
+            self.add("", format_args!("{} × {}", group.count, group.fingerprint));
+        }
+        if outbox.blocked_aggregates > 0 {
+            let s = if outbox.blocked_aggregates == 1 { "" } else { "s" };
+            self.add("  blocked", format_args!("{} aggregate{s}", outbox.blocked_aggregates));
+        }
+    }
+
+    fn retention(&mut self, retention: &RetentionReport) {
+        let deleted = [
+            (retention.rows_deleted, "rows"),
+            (retention.dead_letters_deleted, "dead letters"),
+            (retention.audit_deleted, "audit entries"),
+            (retention.partitions_dropped, "partitions"),
+        ];
+        self.last_success("retention", retention.last_success_seconds, &deleted);
+        if let Some(why) = &retention.held_by {
+            self.add("  held", why);
+        }
+    }
+
+    fn partitions(&mut self, partitions: &PartitionsStatus) {
+        let until = match (&partitions.until, partitions.horizon_seconds) {
+            (Some(until), Some(seconds)) => {
+                format!("until {until}, {} ahead", output::duration(seconds.max(0.0)))
+            }
+            _ => "for ever".into(),
+        };
+        self.add("partitions", format_args!("{}, {until}", partitions.count));
+    }
+
+    /// When old rows were last deleted, and what was so far.
+    pub(super) fn last_success(
+        &mut self,
+        label: &str,
+        seconds: Option<f64>,
+        deleted: &[(u64, &str)],
+    ) {
+        let deleted = deleted.iter().filter(|it| it.0 > 0);
+        let deleted: Vec<_> = deleted.map(|(count, what)| format!("{count} {what}")).collect();
+        let deleted = match &*deleted {
+            [] => "nothing deleted so far".to_owned(),
+            some => format!("{} deleted so far", some.join(", ")),
+        };
+        match seconds {
+            Some(it) => {
+                self.add(label, format_args!("{} ago, {deleted}", output::duration(it)));
+            }
+            None => self.add(label, format_args!("no success so far, {deleted}")),
+        }
+    }
+
+    fn stream(&mut self, stream: &StreamReport) {
+        let s = if stream.replicas == 1 { "" } else { "s" };
+        self.add("stream", format_args!("{}, {} replica{s}", stream.name, stream.replicas));
+        self.add("  messages", format_args!("{}, {}", stream.messages, bytes(stream.bytes)));
+        let position = stream.last_position.as_deref();
+        let position = position.map(|it| format!(", from {it}")).unwrap_or_default();
+        self.add("  last", format_args!("sequence {}{position}", stream.last_sequence));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report() -> StatusReport {
+        StatusReport {
+            slot: Some(SlotReport {
+                name: "tailpost".into(),
+                active: true,
+                wal_status: Some("reserved".into()),
+                confirmed_flush_lsn: Some("0/19212B0".into()),
+                current_lsn: "0/19222B0".into(),
+                lag_bytes: 4096,
+                retained_bytes: 65_536,
+                safe_wal_bytes: None,
+                invalidation_reason: None,
+                created_because: Some("the replication slot is gone".into()),
+                created_at: Some("2026-10-19T08:00:00Z".into()),
+                gap_rows: Some(120),
+                gap_filled_at: Some("2026-10-19T08:00:02Z".into()),
+                rewind: Some(RewindReport {
+                    exists: true,
+                    from_lsn: Some("0/16B3748".into()),
+                    from_seconds: Some(61.5),
+                    retained_bytes: 4096,
+                    made: 2,
+                    made_at: Some("2026-10-19T09:00:00Z".into()),
+                    made_because: Some("PostgreSQL had no room for its log".into()),
+                    ..RewindReport::default()
+                }),
+            }),
+            outbox: OutboxReport {
+                table: "public.outbox_events".into(),
+                unpublished: 3,
+                unpublished_is_capped: false,
+                dropped: Some(2),
+                oldest_unpublished_seconds: Some(61.5),
+                dead_letters: 1,
+                latest_dead_letter_reason: Some("payload too large".into()),
+                ..OutboxReport::default()
+            },
+            retention: Some(RetentionReport {
+                last_success_seconds: Some(303.0),
+                rows_deleted: 120,
+                audit_deleted: 2,
+                held_by: Some("nobody reads slot a".into()),
+                ..RetentionReport::default()
+            }),
+            stream: Some(StreamReport {
+                name: "OUTBOX".into(),
+                messages: 12,
+                bytes: 1_572_864,
+                last_sequence: 12,
+                last_position: Some("7/1/0-19212B0/0".into()),
+                replicas: 1,
+            }),
+            partitions: Some(PartitionsStatus {
+                count: 9,
+                until: Some("2026-10-21T00:00:00Z".into()),
+                horizon_seconds: Some(144_000.0),
+            }),
+            shards: Vec::new(),
+            warnings: vec!["1 dead letter".into()],
+            incomplete: None,
+        }
+    }
+
+    #[test]
+    fn the_text_is_aligned_and_complete() {
+        let expected = "\
+slot           tailpost, active, WAL reserved
+  confirmed    0/19212B0, 4.0 KiB behind
+  server at    0/19222B0
+  retains      64.0 KiB, without limit
+  created      2026-10-19T08:00:00Z, because the replication slot is gone
+  gap          filled from the table at 2026-10-19T08:00:02Z: 120 events
+  rewind       from 0/16B3748, 1m 1s ago, keeps 4.0 KiB, made anew at 2026-10-19T09:00:00Z: PostgreSQL had no room for its log
+outbox         public.outbox_events
+  unpublished  3, oldest 1m 1s
+  dropped      2 by a route
+  dead letters 1, the latest: payload too large
+stream         OUTBOX, 1 replica
+  messages     12, 1.5 MiB
+  last         sequence 12, from 7/1/0-19212B0/0
+retention      5m 3s ago, 120 rows, 2 audit entries deleted so far
+  held         nobody reads slot a
+partitions     9, until 2026-10-21T00:00:00Z, 1d 16h ahead
+warning        1 dead letter
+";
+        assert_eq!(text(&report()), expected);
+    }
+
+    #[test]
+    fn each_shard_is_told_below_the_outbox() {
+        let StatusReport { slot, stream, .. } = report();
+        let shard =
+            |shard, slot| ShardReport { shard, slot, unpublished: 2, stream: stream.clone() };
+        let shards = vec![shard(0, slot), shard(1, None)];
+        let text = text(&StatusReport { shards, slot: None, stream: None, ..report() });
+        let labels: Vec<&str> = text.lines().filter(|it| !it.starts_with(' ')).collect();
+        let expected = [
+            "outbox         public.outbox_events",
+            "shard 0        2 unpublished",
+            "slot           tailpost, active, WAL reserved",
+            "stream         OUTBOX, 1 replica",
+            "shard 1        2 unpublished",
+            "slot           does not exist",
+            "stream         OUTBOX, 1 replica",
+            "retention      5m 3s ago, 120 rows, 2 audit entries deleted so far",
+            "partitions     9, until 2026-10-21T00:00:00Z, 1d 16h ahead",
+            "warning        1 dead letter",
+        ];
+        assert_eq!(labels, expected, "{text}");
+    }
+
+    #[test]
+    fn what_does_not_exist_is_said() {
+        let missing = relay::Error::NotSetUp { missing: "stream \"OUTBOX\"".into() };
+        let text = text(&StatusReport { incomplete: Some(missing), ..StatusReport::default() });
+        assert!(text.starts_with("slot           does not exist\n"), "{text}");
+        assert!(text.contains("\nstream         does not exist\n"), "{text}");
+    }
+
+    #[test]
+    fn what_the_broker_cannot_tell_is_not_said_to_be_missing() {
+        let text = text(&StatusReport::default());
+        assert!(text.contains("\nstream         unknown\n"), "{text}");
+    }
+
+    #[test]
+    fn the_json_has_a_version_and_stable_names() {
+        let json = output::to_json(&report()).expect("serialisable");
+        let json: serde_json::Value = serde_json::from_str(&json).expect("valid JSON");
+        assert_eq!(json["schema_version"], 1);
+        assert_eq!(json["slot"]["confirmed_flush_lsn"], "0/19212B0");
+        assert_eq!(json["outbox"]["unpublished"], 3);
+        assert_eq!(json["stream"]["last_sequence"], 12);
+        assert_eq!(json["warnings"][0], "1 dead letter");
+    }
+}

@@ -1,0 +1,58 @@
+//! What docs/waiting.md, docs/verify.md, docs/rewind.md and docs/retention.md show of a relay and an
+//! inbox that work.
+
+use lab::Port;
+use support::{DEADLINE, TestEnv, until};
+use uuid::Uuid;
+
+use super::shown::{Step, steps};
+use crate::inbox::service::Service;
+
+const WAITING: &str = include_str!("../../../docs/waiting.md");
+const VERIFY: &str = include_str!("../../../docs/verify.md");
+const REWIND: &str = include_str!("../../../docs/rewind.md");
+const RETENTION: &str = include_str!("../../../docs/retention.md");
+
+/// The page's commands that begin with these words.
+fn commands(page: &'static str, words: &str) -> Vec<Step> {
+    let mut steps = steps(page);
+    steps.retain(|it| it.args.join(" ").starts_with(words));
+    assert!(!steps.is_empty(), "the page does not show {words}");
+    steps
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn waiting_verifying_rewinding_and_deleting_go_as_their_pages_show() {
+    let mut env = TestEnv::new().await;
+    let (admin, service) = (Port::reserve().expect("a free port"), Service::start().await);
+    env.set("TAILPOST_ADMIN__LISTEN", &admin.addr().to_string());
+    env.setup().await;
+    env.ends_with(0, &["inbox", "setup"]).await;
+    let relay = env.relay();
+    relay.wait_active().await;
+    let from = ["inbox", "run", "--consumer", "billing", "--handler", &service.url()];
+    let _inbox = env.spawn(&from);
+    let emit = "SELECT outbox_emit('order', 'o-17', 'OrderPlaced', '{\"total\": 42}')";
+    let id = env.query::<Uuid>(emit).await.to_string();
+    for step in commands(WAITING, "wait") {
+        step.play(&env, &[("$ID", &id)]).await;
+    }
+    let processed = "SELECT count(*) FROM inbox_messages WHERE processed_at IS NOT NULL";
+    let is_processed = async || env.query::<i64>(processed).await == 1;
+    until(DEADLINE, "the event is processed", is_processed).await;
+    for step in commands(WAITING, "explain") {
+        let shown = &*step.args[1].clone();
+        step.play(&env, &[(shown, &id)]).await;
+    }
+    // The first block; what the others show was broken first.
+    for step in commands(VERIFY, "verify").iter().take(5) {
+        step.play(&env, &[]).await;
+    }
+    for step in commands(REWIND, "inbox rewind") {
+        step.play(&env, &[("4001", "1")]).await;
+    }
+    assert_eq!(service.calls_of(id.parse().expect("an id")), 2, "handled again");
+    for step in commands(RETENTION, "maintain").iter().take(2) {
+        step.play(&env, &[]).await;
+    }
+}
