@@ -26,7 +26,7 @@ async fn insert_with_poison(env: &TestEnv, n: i32) -> (Vec<Uuid>, Vec<Uuid>) {
     (ids(good), ids(poison))
 }
 
-async fn limit_messages(env: &TestEnv, max_message_size: i32) {
+pub(crate) async fn limit_messages(env: &TestEnv, max_message_size: i32) {
     let mut config = env.stream().await.cached_info().config.clone();
     config.max_message_size = max_message_size;
     let jetstream = env.nats.jetstream().await.expect("connect to NATS");

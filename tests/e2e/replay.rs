@@ -31,7 +31,7 @@ async fn replay(env: &TestEnv, code: i32, args: &[&str]) -> Value {
 }
 
 /// Asks for a replay, and does not wait. Returns its id.
-async fn ask(env: &TestEnv, args: &[&str]) -> String {
+pub(crate) async fn ask(env: &TestEnv, args: &[&str]) -> String {
     let asked = ["--execute", "--why", "a test", "--by", "ada", "--detach"];
     let told = replay(env, 0, &[args, &asked].concat()).await;
     told["replays"][0].as_str().expect("an id").to_owned()
@@ -44,7 +44,7 @@ async fn shown(env: &TestEnv, id: &str) -> Value {
 }
 
 /// Waits until a replay is over, and returns what is said of it.
-async fn wait_done(env: &TestEnv, id: &str) -> Value {
+pub(crate) async fn wait_done(env: &TestEnv, id: &str) -> Value {
     let status = format!("SELECT status FROM tailpost_replays WHERE id = '{id}'");
     let is_done = async || env.query::<String>(&status).await == "done";
     until(2 * DEADLINE, "the replay is done", is_done).await;

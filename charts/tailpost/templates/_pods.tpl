@@ -144,8 +144,7 @@ securityContext:
 startupProbe:
   httpGet: { path: /livez, port: admin }
   periodSeconds: 1
-  # An inbox listens once it has reached the broker.
-  failureThreshold: 300
+  failureThreshold: 60
 livenessProbe:
   httpGet: { path: /livez, port: admin }
   periodSeconds: 10

@@ -56,6 +56,7 @@ pub struct Builder {
     connect: Option<Connect>,
     nats: Option<async_nats::Client>,
     reconnect_nats: Option<ConnectNats>,
+    status: Option<watch::Sender<Status>>,
 }
 
 impl Inbox<()> {
@@ -68,6 +69,7 @@ impl Inbox<()> {
             connect: None,
             nats: None,
             reconnect_nats: None,
+            status: None,
         }
     }
 }
@@ -105,6 +107,14 @@ impl Builder {
         C: Future<Output = Result<async_nats::Client, BoxError>> + Send + 'static,
     {
         self.reconnect_nats = Some(Arc::new(move || Box::pin(connect())));
+        self
+    }
+
+    /// Where the inbox tells what it is doing: for somebody who watches that before there is a
+    /// connection to the broker. Without this, [`Inbox::status`] alone has it.
+    #[must_use]
+    pub fn status(mut self, status: watch::Sender<Status>) -> Self {
+        self.status = Some(status);
         self
     }
 
@@ -272,8 +282,9 @@ fn missing(config: &Config, what: &str) -> Error {
 }
 
 impl<M> Inbox<M> {
-    fn new(settings: Builder, mode: M) -> Self {
-        Self { mode, settings, status: watch::Sender::default() }
+    fn new(mut settings: Builder, mode: M) -> Self {
+        let status = settings.status.take().unwrap_or_default();
+        Self { mode, settings, status }
     }
 
     /// What it is doing, as it changes. May be asked for before [`Inbox::run`].

@@ -164,7 +164,11 @@ impl<W: Work> Worker<W> {
                 Err(error) => return Err(error),
             }
         }
-        info!(consumer = self.context.config.consumer, ?counts, "the inbox has stopped");
+        let Summary { processed, skipped, retried, dead, released } = counts;
+        info!(
+            consumer = self.context.config.consumer,
+            processed, skipped, retried, dead, released, "the inbox has stopped"
+        );
         Ok(counts)
     }
 

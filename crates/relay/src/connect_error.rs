@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use async_nats::ConnectErrorKind;
-use tokio_postgres::error::SqlState;
+use tokio_postgres::error::{DbError, SqlState};
 
 /// Why a target could not be understood or reached.
 #[derive(Debug, thiserror::Error)]
@@ -93,6 +93,9 @@ pub enum Error {
     },
 }
 
+/// The setting of a client certificate, where that is what logs in to PostgreSQL.
+pub(crate) const CERTIFICATE: &str = "postgres.sslcert";
+
 /// What is read anew for each connection, so that who was refused may be let in later without
 /// anybody starting anything again.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -161,8 +164,8 @@ impl Error {
     pub fn is_renewable(&self) -> bool {
         match self {
             Self::File { .. } | Self::Command { .. } => true,
-            Self::Postgres { source, renewed, .. } => match source.code() {
-                Some(code) => renewed.login.is_some() && is_about_credentials(code),
+            Self::Postgres { source, renewed, .. } => match source.as_db_error() {
+                Some(refusal) => is_about_login(refusal, *renewed),
                 None => renewed.certificates && is_certificate_error(source),
             },
             Self::Replication { renewed, .. } => renewed.login.is_some(),
@@ -198,16 +201,18 @@ impl Error {
             }
             Self::Command { program, .. } => Some(format!(
                 "run it by hand, as the user that runs tailpost: {program} has to write the secret \
-                 to stdout, as one line, and end with 0"
+                 to stdout, as one line, and end with 0; it is run again within 30 s"
             )),
             Self::PostgresTimeout { .. } => Some(
                 "check the address and any firewall; raise connect_timeout in the URL if the \
                  server is slow"
                     .into(),
             ),
-            Self::Postgres { renewed: Renewed { login: Some(setting), .. }, source, .. }
-                if source.code().is_some_and(is_about_credentials) =>
-            {
+            Self::Postgres {
+                renewed: renewed @ Renewed { login: Some(setting), .. },
+                source,
+                ..
+            } if source.as_db_error().is_some_and(|it| is_about_login(it, *renewed)) => {
                 Some(renew(setting))
             }
             Self::Postgres { source, .. } => postgres_hint(source),
@@ -230,8 +235,28 @@ pub(crate) fn renew(setting: &'static str) -> String {
     format!("renew what {setting} gives: it is read again for each attempt to connect")
 }
 
-fn is_about_credentials(code: &SqlState) -> bool {
-    [SqlState::INVALID_PASSWORD, SqlState::INVALID_AUTHORIZATION_SPECIFICATION].contains(code)
+/// Whether PostgreSQL refuses what is read anew for each connection: only then another one helps.
+fn is_about_login(refusal: &DbError, renewed: Renewed) -> bool {
+    /// Where the server finds that there is no such role, or that it may not log in.
+    const OF_ROLES: &str = "InitializeSessionUserId";
+    match refusal.code() {
+        code if *code == SqlState::INVALID_PASSWORD => {
+            renewed.login.is_some_and(|it| it != CERTIFICATE)
+        }
+        // PAM, LDAP and RADIUS refuse passwords like this, and `cert` refuses certificates.
+        code if *code == SqlState::INVALID_AUTHORIZATION_SPECIFICATION => {
+            renewed.login.is_some()
+                && refusal.routine() != Some(OF_ROLES)
+                && !is_about_rules(refusal.message())
+        }
+        _ => false,
+    }
+}
+
+/// Whether the server has no rule that lets the client try, or one that rejects it, whatever it would
+/// show. The file's name stands in the message in every language.
+pub(crate) fn is_about_rules(message: &str) -> bool {
+    message.contains("pg_hba.conf")
 }
 
 fn is_refusal(code: &SqlState) -> bool {

@@ -11,8 +11,11 @@ use uuid::Uuid;
 use crate::engine::{Resolved, Send};
 
 /// Messages whose spans are kept open. A window has fewer events, unless somebody makes it larger.
-/// Beyond this many all of them are given up: nothing will be heard of most.
+/// Beyond this many all of them are ended: nothing will be heard of most.
 const UNDER_WAY_MAX: usize = 65_536;
+
+/// What is the matter with a message of which nothing is heard any more.
+const UNKNOWN: &str = "unknown";
 
 /// Spans that are open. They outlast a session, as the events do.
 pub(crate) struct PublishSpans {
@@ -46,7 +49,7 @@ impl PublishSpans {
         }
         let Some(context) = TraceContext::sampled(send.event) else { return };
         if self.under_way.len() >= UNDER_WAY_MAX {
-            self.under_way.clear();
+            self.give_up(|_| true);
         }
         let begun = UnderWay {
             context,
@@ -81,6 +84,27 @@ impl PublishSpans {
         self.sink.take(Span { error: Some("dead_letter"), ..span });
     }
 
+    /// The stream did not take a copy: its replay goes on without it.
+    pub(crate) fn refused(&mut self, copy: Uuid) {
+        let Some(it) = self.under_way.remove(&copy) else { return };
+        let span = self.span(copy, it);
+        self.sink.take(Span { error: Some("refused"), ..span });
+    }
+
+    /// A replay is over, or rests. What an earlier session sent of it may have been found in the
+    /// stream since, which nobody tells.
+    pub(crate) fn replay_over(&mut self) {
+        self.give_up(|it| it.replay.is_some());
+    }
+
+    fn give_up(&mut self, which: impl Fn(&UnderWay) -> bool) {
+        let given_up: Vec<_> = self.under_way.extract_if(|_, it| which(it)).collect();
+        for (message, it) in given_up {
+            let span = self.span(message, it);
+            self.sink.take(Span { error: Some(UNKNOWN), ..span });
+        }
+    }
+
     fn span(&self, message: Uuid, it: UnderWay) -> Span {
         let mut attributes: Vec<(&'static str, SpanValue)> = vec![
             ("messaging.system", "nats".into()),
@@ -104,5 +128,70 @@ impl PublishSpans {
             link: None,
             error: None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use outbox::Event;
+
+    use super::*;
+    use crate::engine::Replayed;
+
+    /// Open spans, and those that were handed over.
+    fn open() -> (PublishSpans, Arc<Mutex<Vec<Span>>>) {
+        let ended = Arc::new(Mutex::new(Vec::new()));
+        let taken = Arc::clone(&ended);
+        let sink = SpanSink::new(move |span| taken.lock().expect("not poisoned").push(span));
+        (PublishSpans::new(sink, "OUTBOX"), ended)
+    }
+
+    /// Sends an event, or a copy of it, and returns the message's id.
+    fn send(spans: &mut PublishSpans, replay: Option<Uuid>) -> Uuid {
+        let parent = "00-4bf92f3577b34da6a3ce929d00000007-00f067aa00000007-01";
+        let event = Event::new("order", "o-1", "OrderPlaced", &0).expect("valid");
+        let event = event.with_header("traceparent", parent);
+        let replayed = replay.map(|replay| Replayed { event: event.id, replay, position: None });
+        spans.sending(&Send {
+            epoch: 0,
+            index: 0,
+            expected: None,
+            event: &event,
+            subject: "outbox.order.OrderPlaced",
+            position: None,
+            part: None,
+            replayed: replayed.as_ref(),
+            has_row: true,
+        });
+        event.id
+    }
+
+    #[test]
+    fn copies_that_fail_and_copies_of_which_nothing_is_heard_are_ended_as_errors() {
+        let (mut spans, ended) = open();
+        let replay = Uuid::from_u128(7);
+        let copies = [(); 3].map(|()| send(&mut spans, Some(replay)));
+        let event = send(&mut spans, None);
+        spans.refused(copies[0]);
+        let errors = || -> Vec<_> {
+            ended.lock().expect("not poisoned").iter().map(|it| it.error).collect()
+        };
+        assert_eq!(errors(), [Some("refused")]);
+        spans.replay_over();
+        assert_eq!(errors(), [Some("refused"), Some("unknown"), Some("unknown")]);
+        assert_eq!(spans.under_way.keys().collect::<Vec<_>>(), [&event], "it is no copy");
+    }
+
+    #[test]
+    fn what_does_not_fit_is_ended_and_handed_over() {
+        let (mut spans, ended) = open();
+        for _ in 0..=UNDER_WAY_MAX {
+            send(&mut spans, None);
+        }
+        let ended = ended.lock().expect("not poisoned");
+        assert_eq!((ended.len(), spans.under_way.len()), (UNDER_WAY_MAX, 1));
+        assert!(ended.iter().all(|it| it.error == Some("unknown")));
     }
 }

@@ -161,6 +161,11 @@ impl Reporter {
                     spans.parked(event_id);
                 }
             }
+            Notice::NotReplayed { copy } => {
+                if let Some(spans) = &mut self.spans {
+                    spans.refused(copy);
+                }
+            }
             Notice::TryingAgain { about, attempts, reason, pause } => {
                 let About { event_id, lsn, trace_id } = about;
                 let (lsn, trace_id) = (lsn.map(display), trace_id.map(display));
@@ -179,6 +184,13 @@ impl Reporter {
     pub(crate) fn sending(&mut self, send: &Send<'_>) {
         if let Some(spans) = &mut self.spans {
             spans.sending(send);
+        }
+    }
+
+    /// No more copies of a replay are handed over for now.
+    pub(crate) fn replay_over(&mut self) {
+        if let Some(spans) = &mut self.spans {
+            spans.replay_over();
         }
     }
 

@@ -16,6 +16,9 @@ use crate::connect_error::Error;
 /// PostgreSQL takes no longer password. Tokens of clouds have 1 to 4 KiB.
 const BYTES_MAX: usize = 64 * 1024;
 
+const TOO_LONG: &str = "it is longer than 64 KiB";
+const NOT_UTF_8: &str = "it is not UTF-8";
+
 /// Files that others may read, and of which that was said.
 static OPEN_TO_OTHERS: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 
@@ -52,21 +55,39 @@ impl SecretSource {
 ///
 /// [`Error::File`] if it cannot be read, is empty, or has several lines.
 pub(crate) async fn read_file(setting: &'static str, path: &Path) -> Result<String, Error> {
-    type Cause = Box<dyn std::error::Error + Send + Sync>;
-    let unusable = |source: Cause| Error::file(setting, path, source);
-    let read = async {
-        // Opening a pipe waits for whoever writes to it.
-        if !tokio::fs::metadata(path).await?.is_file() {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
-        }
-        let file = tokio::fs::File::open(path).await?;
-        warn_of_others(setting, path, &file.metadata().await?);
-        let mut bytes = Vec::new();
-        file.take(BYTES_MAX as u64 + 1).read_to_end(&mut bytes).await?;
-        Ok::<_, io::Error>(bytes)
-    };
-    let bytes = read.await.map_err(|it| unusable(it.into()))?;
-    only_line(bytes).map_err(|reason| unusable(reason.into()))
+    let file = open(path).await.map_err(|it| Error::file(setting, path, it))?;
+    if let Ok(metadata) = file.metadata().await {
+        warn_of_others(setting, path, &metadata);
+    }
+    let bytes = read_open(file).await.map_err(|it| Error::file(setting, path, it))?;
+    only_line(bytes).map_err(|reason| Error::file(setting, path, reason))
+}
+
+/// Reads the text of a file with several lines.
+///
+/// # Errors
+///
+/// If it cannot be read, is longer than 64 KiB, or is no text.
+pub(crate) async fn read_text(path: &Path) -> io::Result<String> {
+    let bytes = read_open(open(path).await?).await?;
+    String::from_utf8(bytes).map_err(|_| io::Error::new(io::ErrorKind::InvalidData, NOT_UTF_8))
+}
+
+async fn open(path: &Path) -> io::Result<tokio::fs::File> {
+    // Opening a pipe waits for whoever writes to it.
+    if !tokio::fs::metadata(path).await?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
+    }
+    tokio::fs::File::open(path).await
+}
+
+async fn read_open(file: tokio::fs::File) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    file.take(BYTES_MAX as u64 + 1).read_to_end(&mut bytes).await?;
+    if bytes.len() > BYTES_MAX {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, TOO_LONG));
+    }
+    Ok(bytes)
 }
 
 /// Says once that others may read a file. It is used all the same: a secret that Kubernetes mounts
@@ -91,9 +112,9 @@ fn warn_of_others(_: &'static str, _: &Path, _: &std::fs::Metadata) {}
 /// What was read, without the end of its line. The reason repeats nothing of it.
 fn only_line(bytes: Vec<u8>) -> Result<String, &'static str> {
     if bytes.len() > BYTES_MAX {
-        return Err("it is longer than 64 KiB");
+        return Err(TOO_LONG);
     }
-    let mut text = String::from_utf8(bytes).map_err(|_| "it is not UTF-8")?;
+    let mut text = String::from_utf8(bytes).map_err(|_| NOT_UTF_8)?;
     let line = text.strip_suffix('\n').unwrap_or(&text);
     let length = line.strip_suffix('\r').unwrap_or(line).len();
     text.truncate(length);

@@ -23,7 +23,9 @@ use anyhow::Context;
 fn main() -> ExitCode {
     // Usage errors end here, with code 2.
     let cli = cli::Cli::read();
-    match run(cli) {
+    let ended = run(cli);
+    telemetry::finish();
+    match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             exit::report(&error);

@@ -24,6 +24,7 @@ pub(crate) fn on_signal() -> anyhow::Result<CancellationToken> {
             };
             if cancelled.is_cancelled() {
                 warn!("received a second signal ({name}): stopping at once");
+                crate::telemetry::finish();
                 std::process::exit(code);
             }
             info!("received {name}: stopping; once more to stop at once");

@@ -3,6 +3,7 @@
 mod repeats;
 
 use std::io::IsTerminal;
+use std::sync::OnceLock;
 
 use tracing::{Level, Metadata};
 use tracing_subscriber::filter::{EnvFilter, filter_fn};
@@ -45,6 +46,9 @@ impl Verbosity {
 /// Filters that replace the one which follows from the verbosity.
 const VARIABLE: &str = "TAILPOST_LOG";
 
+/// What was logged so far.
+static REPEATS: OnceLock<Repeats> = OnceLock::new();
+
 /// Sets up logging for the whole process.
 ///
 /// # Errors
@@ -58,7 +62,7 @@ pub(crate) fn init(format: LogFormat, verbosity: Verbosity) -> Result<(), Error>
         LogFormat::Text => lines.with_ansi(use_colour()).boxed(),
         LogFormat::Json => lines.json().flatten_event(true).boxed(),
     };
-    let repeats: &'static Repeats = Box::leak(Box::default());
+    let repeats = REPEATS.get_or_init(Repeats::default);
     tracing_subscriber::registry()
         .with(filter(asked.as_deref(), verbosity)?)
         .with(filter_fn(is_harmless))
@@ -67,6 +71,13 @@ pub(crate) fn init(format: LogFormat, verbosity: Verbosity) -> Result<(), Error>
     // Without it lines are left out all the same, and nobody says how many.
     let _ = std::thread::Builder::new().name("log".into()).spawn(|| repeats.tell());
     Ok(())
+}
+
+/// Says how many lines were left out: nothing is logged any more.
+pub(crate) fn finish() {
+    if let Some(repeats) = REPEATS.get() {
+        repeats.tell_rest();
+    }
 }
 
 fn use_colour() -> bool {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lab::{Direction, Port, Proxy};
 use serde_json::Value;
-use support::{DEADLINE, Relay, TestEnv, get, until};
+use support::{DEADLINE, Relay, TestEnv, TestEnvOptions, get, until};
 
 use super::http::{processed, set_up, wait_processed};
 use super::service::{Service, emit};
@@ -153,4 +153,30 @@ async fn an_event_that_brings_the_service_down_becomes_a_dead_letter() {
     assert_eq!(blamed, 1, "only the sick event's attempts count");
     // Each attempt that counts, and whatever it was probed with: more the seldomer others come.
     assert!((4..=20).contains(&service.calls_of(sick)), "{} calls", service.calls_of(sick));
+}
+
+/// Whoever supervises a process asks it from its start, and replaces one that does not answer.
+// proves: G-SEEN-1
+#[tokio::test(flavor = "multi_thread")]
+async fn an_inbox_that_starts_without_its_servers_is_alive_and_says_what_it_waits_for() {
+    let mut env =
+        TestEnv::with(TestEnvOptions { proxied: true, ..TestEnvOptions::default() }).await;
+    env.setup().await;
+    env.ends_with(0, &["inbox", "setup"]).await;
+    env.to_nats().cut().await;
+    env.to_postgres().cut().await;
+    let service = Service::start().await;
+    let (_network, inbox, admin) = run(&mut env, &service).await;
+    let waits = "\"state\":\"starting\",\"breaker\":\"closed\",\"reason\":\"the broker is away\"";
+    wait_readyz(&admin, &["HTTP/1.1 503", waits]).await;
+    let alive = get(admin.addr(), "/livez").await.expect("an answer");
+    assert!(alive.starts_with("HTTP/1.1 200 "), "{alive}");
+    env.to_nats().restore().await.expect("listen again");
+    wait_readyz(&admin, &["HTTP/1.1 503", "\"state\":\"paused\""]).await;
+    env.to_postgres().restore().await.expect("listen again");
+    wait_readyz(&admin, &["HTTP/1.1 200", "\"state\":\"active\""]).await;
+    let metrics = get(admin.addr(), "/metrics").await.expect("an answer");
+    assert!(metrics.contains("tailpost_inbox_active{env=\"default\",consumer=\"billing\"} 1"));
+    inbox.sigterm();
+    assert!(inbox.wait_exit(DEADLINE).await.success(), "{}", inbox.log());
 }

@@ -107,3 +107,40 @@ async fn a_token_that_is_renewed_late_is_asked_for_and_then_used() {
     running.goes_on().await;
     running.end(&login.secrets).await;
 }
+
+/// No password helps a role that no rule lets in: neither is it asked for, nor is it waited for.
+// proves: G-CRED-6
+#[tokio::test(flavor = "multi_thread")]
+async fn a_role_that_no_rule_of_the_server_lets_in_is_not_asked_for_another_password() {
+    let mut env = with_a_role().await;
+    let secrets = Secrets::new();
+    secrets.renew("password", "first-s3cret");
+    let file = secrets.path("password");
+    env.set("TAILPOST_POSTGRES__PASSWORD_FILE", file.to_str().expect("UTF-8"));
+    env.execute("CREATE ROLE stranger LOGIN SUPERUSER REPLICATION PASSWORD 'first-s3cret'").await;
+    env.execute("CREATE ROLE asleep NOLOGIN PASSWORD 'first-s3cret'").await;
+    // Nobody answers there: each password is refused.
+    let rules = "\
+        local   all all                      trust\n\
+        host    all postgres    127.0.0.1/32 trust\n\
+        host    all asleep      127.0.0.1/32 scram-sha-256\n\
+        host    all relay       127.0.0.1/32 radius radiusservers=127.0.0.1 radiussecrets=s3cret\n";
+    env.postgres.write_file("pg_hba.conf", rules).expect("write the rules");
+    env.postgres.reload().await.expect("reload");
+    let hint = "renew what postgres.password_file gives";
+    let port = env.postgres.port();
+    let url = |role| format!("postgres://{role}@127.0.0.1:{port}/postgres");
+    for (url, words) in
+        [(url("stranger"), "no pg_hba.conf entry"), (url("asleep"), "is not permitted to log in")]
+    {
+        env.set("DATABASE_URL", &url);
+        let (_, told) = env.ends_with(4, &["setup"]).await;
+        assert!(told.contains(words) && !told.contains(hint), "{told}");
+        let relay = env.spawn(&["relay"]);
+        assert_eq!(relay.wait_exit(DEADLINE).await.code(), Some(4), "{}", relay.log());
+    }
+    // The same SQLSTATE, and about what was shown.
+    env.set("DATABASE_URL", &url("relay"));
+    let (_, told) = env.ends_with(4, &["setup"]).await;
+    assert!(told.contains("RADIUS authentication failed") && told.contains(hint), "{told}");
+}

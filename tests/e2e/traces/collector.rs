@@ -9,7 +9,9 @@ use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, Uri};
 use axum::response::IntoResponse;
-use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+use opentelemetry_proto::tonic::collector::trace::v1::{
+    ExportTracePartialSuccess, ExportTraceServiceRequest, ExportTraceServiceResponse,
+};
 use opentelemetry_proto::tonic::common::v1::KeyValue;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::trace::v1::Span;
@@ -23,6 +25,8 @@ use tokio::task::JoinHandle;
 pub(super) enum Manner {
     Takes,
     Answers(u16),
+    /// Takes requests, and none of their spans.
+    Rejects(&'static str),
     Hangs,
 }
 
@@ -31,6 +35,7 @@ pub(super) struct Received {
     pub(super) resource: BTreeMap<String, String>,
     pub(super) spans: Vec<Span>,
     pub(super) tokens: Vec<String>,
+    pub(super) paths: Vec<String>,
     pub(super) requests: usize,
 }
 
@@ -82,16 +87,18 @@ async fn take(
 ) -> impl IntoResponse {
     received.lock().expect("not poisoned").requests += 1;
     match manner {
-        Manner::Takes => {}
+        Manner::Takes | Manner::Rejects(_) => {}
         Manner::Answers(status) => {
-            return (StatusCode::from_u16(status).expect("a status"), [("retry-after", "0")]);
+            let status = StatusCode::from_u16(status).expect("a status");
+            return (status, [("retry-after", "0")], Vec::new());
         }
         Manner::Hangs => std::future::pending().await,
     }
     let text = |name: &str| headers.get(name).and_then(|it| it.to_str().ok()).unwrap_or_default();
-    assert_eq!((uri.path(), text("content-type")), ("/v1/traces", "application/x-protobuf"));
+    assert_eq!(text("content-type"), "application/x-protobuf");
     let request = ExportTraceServiceRequest::decode(body).expect("a request of OTLP");
     let mut received = received.lock().expect("not poisoned");
+    received.paths.push(uri.path().to_owned());
     received.tokens.push(text("authorization").to_owned());
     for of_resource in request.resource_spans {
         let resource = of_resource.resource.expect("a resource");
@@ -101,7 +108,16 @@ async fn take(
             received.spans.extend(of_scope.spans);
         }
     }
-    (StatusCode::OK, [("retry-after", "0")])
+    let answer = match manner {
+        Manner::Rejects(reason) => ExportTraceServiceResponse {
+            partial_success: Some(ExportTracePartialSuccess {
+                rejected_spans: i64::try_from(received.spans.len()).expect("fits"),
+                error_message: reason.to_owned(),
+            }),
+        },
+        _ => ExportTraceServiceResponse::default(),
+    };
+    (StatusCode::OK, [("retry-after", "0")], answer.encode_to_vec())
 }
 
 /// Attributes as text.

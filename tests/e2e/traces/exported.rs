@@ -80,6 +80,7 @@ async fn spans_have_the_rows_span_as_their_parent_and_the_request_names_the_atte
         assert_eq!(it.resource["service.name"], "shop");
         assert_eq!(it.resource["deployment.environment.name"], "staging");
         assert!(it.tokens.iter().all(|it| it == "Bearer s3cret"), "{:?}", it.tokens);
+        assert!(it.paths.iter().all(|it| it == "/v1/traces"), "{:?}", it.paths);
     });
     let exported = async || counter(port.addr(), "tailpost_otlp_spans_exported_total").await == 1;
     until(DEADLINE, "the span is counted", exported).await;
@@ -92,7 +93,10 @@ async fn spans_have_the_rows_span_as_their_parent_and_the_request_names_the_atte
 async fn the_last_spans_are_exported_when_the_process_is_asked_to_stop() {
     let mut env = set_up().await;
     let collector = Collector::start(Manner::Takes).await;
-    env.set("OTEL_EXPORTER_OTLP_ENDPOINT", &collector.endpoint());
+    // As OpenTelemetry has it: nothing is added to the one that is for traces alone.
+    let endpoint = format!("{}/spans/", collector.endpoint());
+    env.set("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1");
+    env.set("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", &endpoint);
     let relay = env.relay();
     relay.wait_active().await;
     for n in 1..=20 {
@@ -102,5 +106,36 @@ async fn the_last_spans_are_exported_when_the_process_is_asked_to_stop() {
     env.wait_stored(20).await;
     relay.sigterm();
     assert!(relay.wait_exit(DEADLINE).await.success(), "{}", relay.log());
-    collector.with(|it| assert_eq!(it.spans.len(), 20));
+    collector.with(|it| {
+        assert_eq!(it.spans.len(), 20);
+        assert!(it.paths.iter().all(|it| it == "/spans/"), "{:?}", it.paths);
+    });
+}
+
+/// The stream takes none of the copies: the replay goes on, and their spans end.
+// proves: G-TRACE-2
+#[tokio::test(flavor = "multi_thread")]
+async fn spans_of_copies_that_the_stream_refuses_end_as_errors() {
+    let mut env = set_up().await;
+    let collector = Collector::start(Manner::Takes).await;
+    env.set("OTEL_EXPORTER_OTLP_ENDPOINT", &collector.endpoint());
+    let relay = env.relay();
+    relay.wait_active().await;
+    for n in 1..=3 {
+        let headers = format!(r#"{{"traceparent": "{}"}}"#, parent(n));
+        env.execute(&insert(&format!("o-{n}"), &headers)).await;
+    }
+    env.wait_marked().await;
+    collector.wait_spans("publish OUTBOX", 3).await;
+    crate::poison::limit_messages(&env, 10).await;
+    let replay = crate::replay::ask(&env, &["--all", "--source", "table"]).await;
+    let done = crate::replay::wait_done(&env, &replay).await;
+    assert_eq!((&done["published"], &done["failed"]), (&0.into(), &3.into()), "{done}");
+    let published = collector.wait_spans("publish OUTBOX", 6).await;
+    let said: Vec<_> = published.iter().map(|it| texts(&it.attributes)).collect();
+    let copies: Vec<_> = said.iter().filter(|it| it.contains_key("tailpost.replay")).collect();
+    assert_eq!(copies.len(), 3, "{said:?}");
+    for copy in copies {
+        assert_eq!((&*copy["tailpost.replay"], &*copy["error.type"]), (&*replay, "refused"));
+    }
 }

@@ -74,3 +74,28 @@ async fn a_collector_that_is_away_costs_spans_and_nothing_else() {
     let nobody = Port::reserve().expect("a free port");
     survives(&format!("http://{}", nobody.addr()), true).await;
 }
+
+// proves: G-TRACE-3
+#[tokio::test(flavor = "multi_thread")]
+async fn a_collector_that_rejects_spans_is_quoted_and_not_called_slow() {
+    let collector = Collector::start(Manner::Rejects("quota of team-a used up")).await;
+    let mut env = set_up().await;
+    let port = Port::reserve().expect("a free port");
+    env.set("TAILPOST_ADMIN__LISTEN", &port.addr().to_string());
+    env.set("OTEL_EXPORTER_OTLP_ENDPOINT", &collector.endpoint());
+    let relay = env.relay();
+    relay.wait_active().await;
+    let dropped = || counter(port.addr(), "tailpost_otlp_spans_dropped_total");
+    // The second request shows whether what the first one lost is told again.
+    for n in 1..=2 {
+        let headers = format!(r#"{{"traceparent": "{}"}}"#, parent(n));
+        env.execute(&insert(&format!("o-{n}"), &headers)).await;
+        until(DEADLINE, "the span is dropped", async || dropped().await >= n.into()).await;
+    }
+    relay.wait_log("spans are dropped: the collector rejects them").await;
+    assert_eq!(counter(port.addr(), "tailpost_otlp_spans_exported_total").await, 0);
+    relay.sigterm();
+    assert!(relay.wait_exit(DEADLINE).await.success(), "{}", relay.log());
+    let log = relay.log();
+    assert!(log.contains("quota of team-a used up") && !log.contains("more slowly"), "{log}");
+}

@@ -92,6 +92,23 @@ async fn a_thousand_events_that_fail_are_a_few_lines_with_id_lsn_and_trace() {
         );
         assert!(line["hint"].as_str().is_some_and(|it| it.contains("inbox dlq show")), "{line}");
     }
+    for (process, text) in
+        [(&relay, "parking an event that cannot be published"), (&inbox, "became a dead letter")]
+    {
+        process.sigterm();
+        assert!(process.wait_exit(DEADLINE).await.success(), "{}", process.log());
+        assert_eq!(told_and_left_out(process, text), 1000, "{}", process.log());
+    }
+}
+
+/// Lines of this text, with those of which it is told at the latest at the end that they are left out.
+fn told_and_left_out(process: &Relay, text: &str) -> u64 {
+    let count = |line: Value| match (&line["message"], &line["line"]) {
+        (message, _) if message == text => 1,
+        (_, left_out) if left_out == text => line["left_out"].as_u64().expect("a number"),
+        _ => 0,
+    };
+    lines(process).into_iter().map(count).sum()
 }
 
 /// Servers that are away, and come back.

@@ -21,7 +21,7 @@ impl Default for Backoff {
 impl Backoff {
     /// A database that cannot be reached.
     pub(crate) const DATABASE: Self =
-        Self { first: Duration::from_millis(100), max: Duration::from_secs(5) };
+        Self { first: Duration::from_millis(100), max: Duration::from_secs(1) };
 
     /// The consumer's acknowledgement floor does not move, mostly since an event is failing there:
     /// what is behind it is looked up.

@@ -1,9 +1,10 @@
 use std::collections::BTreeSet;
-use std::sync::{Mutex, PoisonError};
+use std::pin::pin;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::watch;
-use tokio::time::timeout;
+use tokio::sync::{Notify, Semaphore, watch};
+use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use crate::Error;
@@ -18,15 +19,32 @@ const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
 /// Different reasons that are logged while the database is away.
 const SAID_MAX: usize = 16;
 
+/// Connections that are opened at a time for those who wait: when the database is back, all of them
+/// want one.
+const OPENED_AT_ONCE: usize = 8;
+
 /// Connections, opened when needed and kept. How many there are at most is up to those who ask.
 pub(crate) struct Pool {
     connect: Connect,
     scope: Scope,
     idle: Mutex<Vec<Store>>,
-    /// Why the database cannot be reached, while it cannot.
+    /// Why the database cannot be reached, while it cannot. Changes under the lock of `outage`.
     trouble: watch::Sender<Option<String>>,
-    /// What was logged of it since then.
-    said: Mutex<BTreeSet<String>>,
+    outage: Mutex<Outage>,
+    turns: Semaphore,
+    /// Had by the one who asks for all who wait, while no connection can be opened.
+    probe: tokio::sync::Mutex<()>,
+    /// Wakes those who wait: somebody has opened a connection.
+    opened: Notify,
+}
+
+/// What is known of a database that cannot be reached.
+#[derive(Default)]
+struct Outage {
+    /// What was logged of it.
+    said: BTreeSet<String>,
+    /// Connections that could not be opened, since the last one that could.
+    failures: u32,
 }
 
 impl Pool {
@@ -36,7 +54,10 @@ impl Pool {
             scope,
             idle: Mutex::default(),
             trouble: watch::Sender::default(),
-            said: Mutex::default(),
+            outage: Mutex::default(),
+            turns: Semaphore::new(OPENED_AT_ONCE),
+            probe: tokio::sync::Mutex::default(),
+            opened: Notify::new(),
         }
     }
 
@@ -46,26 +67,64 @@ impl Pool {
 
     /// A connection that worked when it was used last. Waits for the database for as long as it
     /// takes.
+    ///
+    /// While none can be opened, one of those who wait tries for all of them, at least every second.
     pub(crate) async fn get(&self) -> Store {
-        let mut failures = 0_u32;
         loop {
-            match self.try_get().await {
-                Ok(store) => return store,
-                Err(error) => self.note_trouble(&error),
+            let mut opened = pin!(self.opened.notified());
+            opened.as_mut().enable();
+            if let Some(store) = self.kept() {
+                return store;
             }
-            failures = failures.saturating_add(1);
-            tokio::time::sleep(Backoff::DATABASE.after(failures)).await;
+            let attempt = if self.outage().failures == 0 {
+                self.open_in_turn().await
+            } else {
+                tokio::select! {
+                    biased;
+                    attempt = self.probe() => attempt,
+                    () = opened => None,
+                }
+            };
+            match attempt {
+                Some(Ok(store)) => return store,
+                Some(Err(error)) => self.note_trouble(&error),
+                None => {}
+            }
         }
     }
 
     /// As [`Pool::get`], and says so if the database cannot be reached.
     pub(crate) async fn try_get(&self) -> Result<Store, Error> {
-        let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        while let Some(store) = idle() {
-            if !store.is_closed() {
-                return Ok(store);
-            }
+        match self.kept() {
+            Some(store) => Ok(store),
+            None => self.open().await,
         }
+    }
+
+    /// A connection that nobody uses.
+    fn kept(&self) -> Option<Store> {
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        std::iter::from_fn(|| idle.pop()).find(|it| !it.is_closed())
+    }
+
+    /// `None` if others could not open one while this one waited for its turn.
+    async fn open_in_turn(&self) -> Option<Result<Store, Error>> {
+        let _turn = self.turns.acquire().await;
+        if self.outage().failures > 0 {
+            return None;
+        }
+        Some(self.open().await)
+    }
+
+    /// `None` if another one is at it: somebody may have put a connection back meanwhile.
+    async fn probe(&self) -> Option<Result<Store, Error>> {
+        let _probe = timeout(Backoff::DATABASE.max, self.probe.lock()).await.ok()?;
+        let failures = self.outage().failures;
+        sleep(Backoff::DATABASE.after(failures)).await;
+        Some(self.open().await)
+    }
+
+    async fn open(&self) -> Result<Store, Error> {
         let opening = async {
             let connection = (self.connect)().await.map_err(Error::Connect)?;
             let store = Store::new(connection, self.scope.clone()).await;
@@ -73,9 +132,25 @@ impl Pool {
         };
         let opened = timeout(CONNECT_DEADLINE, opening).await;
         let doing = "open a connection";
-        let store = opened.map_err(|_| Error::Silent { doing, within: CONNECT_DEADLINE })??;
+        let opened = opened.unwrap_or(Err(Error::Silent { doing, within: CONNECT_DEADLINE }));
+        match &opened {
+            Ok(_) => self.note_opened(),
+            Err(_) => {
+                let mut outage = self.outage();
+                outage.failures = outage.failures.saturating_add(1);
+            }
+        }
+        opened
+    }
+
+    fn note_opened(&self) {
+        self.outage().failures = 0;
         self.note_answer();
-        Ok(store)
+        self.opened.notify_waiters();
+    }
+
+    fn outage(&self) -> MutexGuard<'_, Outage> {
+        self.outage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Closes the connections that nobody uses: the network may have forgotten them.
@@ -85,8 +160,9 @@ impl Pool {
 
     /// The database has answered somebody.
     pub(crate) fn note_answer(&self) {
+        let mut outage = self.outage();
         if self.trouble.send_if_modified(|trouble| trouble.take().is_some()) {
-            self.said.lock().unwrap_or_else(PoisonError::into_inner).clear();
+            outage.said.clear();
             info!(consumer = self.scope.consumer, "the database is back");
         }
     }
@@ -100,9 +176,9 @@ impl Pool {
 
     pub(crate) fn note_trouble(&self, error: &Error) {
         let text = describe(error);
+        let Outage { said, .. } = &mut *self.outage();
         self.trouble
             .send_if_modified(|trouble| trouble.replace(text.clone()).as_ref() != Some(&text));
-        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
         // What ends connections is no reason why no other is made, and may be said too.
         let is_new = match error {
             Error::Connect(_) => said.len() < SAID_MAX && !said.contains(&text),
@@ -111,5 +187,93 @@ impl Pool {
         if is_new && said.insert(text.clone()) {
             warn!(consumer = self.scope.consumer, error = text, "the database is away, waiting");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::thread;
+
+    use super::*;
+    use crate::postgres::role_statements::RoleToken;
+
+    /// A pool that opens no connection, and how often it was tried.
+    fn closed() -> (Arc<Pool>, Arc<AtomicUsize>) {
+        let attempts = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&attempts);
+        let connect: Connect = Arc::new(move || {
+            counted.fetch_add(1, Ordering::Relaxed);
+            Box::pin(async { Err("refused".into()) })
+        });
+        let scope = Scope {
+            schema: "public".into(),
+            consumer: "billing".into(),
+            stream: "OUTBOX".into(),
+            owner: "test".into(),
+            lease: Duration::from_secs(30),
+            role: RoleToken::default(),
+            takes_over: true,
+            lent: false,
+        };
+        (Arc::new(Pool::new(connect, scope)), attempts)
+    }
+
+    fn wait(pool: &Arc<Pool>, waiters: usize) {
+        for _ in 0..waiters {
+            let pool = Arc::clone(pool);
+            tokio::spawn(async move { pool.get().await });
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_asks_for_all_who_wait_at_least_every_second() {
+        let (pool, attempts) = closed();
+        wait(&pool, 100);
+        sleep(Duration::from_secs(10)).await;
+        let mut before = attempts.load(Ordering::Relaxed);
+        assert!((13..13 + OPENED_AT_ONCE).contains(&before), "{before} in the first 10 s");
+        for second in 0..600 {
+            sleep(Duration::from_secs(1)).await;
+            let now = attempts.load(Ordering::Relaxed);
+            assert_eq!(now, before + 1, "in second {second}");
+            before = now;
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_waits_asks_at_once_when_somebody_has_opened_a_connection() {
+        let (pool, attempts) = closed();
+        wait(&pool, 3);
+        sleep(Duration::from_secs(60)).await;
+        let before = attempts.load(Ordering::Relaxed);
+        pool.note_opened();
+        // The clock stands still while somebody can go on.
+        for _ in 0..1_000 {
+            if attempts.load(Ordering::Relaxed) > before {
+                return;
+            }
+            tokio::task::yield_now().await;
+        }
+        panic!("nobody asks before the pause is over");
+    }
+
+    #[test]
+    fn what_was_said_of_an_outage_is_forgotten_at_its_end() {
+        let (pool, _) = closed();
+        let silent = Error::Silent { doing: "commit", within: CONNECT_DEADLINE };
+        let many = 20_000;
+        thread::scope(|scope| {
+            scope.spawn(|| (0..many).for_each(|_| pool.note_trouble(&silent)));
+            scope.spawn(|| {
+                for _ in 0..many {
+                    pool.note_answer();
+                    let outage = pool.outage();
+                    let is_away = pool.trouble.borrow().is_some();
+                    assert_eq!(is_away, !outage.said.is_empty(), "both change together");
+                }
+            });
+        });
     }
 }

@@ -13,7 +13,7 @@ use crate::config::Config;
 use crate::connection::Connect;
 use crate::engine::Role;
 use crate::error::describe;
-use crate::postgres::tables::{self, Keep};
+use crate::postgres::tables::{self, Keep, Maintained};
 
 /// After a failure the next attempt comes within this.
 const AGAIN_AFTER: Duration = Duration::from_secs(60);
@@ -78,7 +78,10 @@ impl Upkeep {
         }
         let keep = Keep { records: *retention, decisions: *decisions_retention };
         match tables::look_after(&connection, schema, keep, false).await? {
-            Some(done) => info!(consumer, ?done, "looked after the inbox's tables"),
+            Some(Maintained { created, dropped, deleted, decisions }) => info!(
+                consumer,
+                created, dropped, deleted, decisions, "looked after the inbox's tables"
+            ),
             None => debug!(consumer, "another worker looks after the inbox's tables"),
         }
         Ok(())

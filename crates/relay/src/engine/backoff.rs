@@ -28,6 +28,9 @@ impl Backoff {
     /// A credential that is read anew for each connection, and refused: who renews it wants it used.
     pub(crate) const RENEWAL: Self = Self::new(Duration::from_millis(100), Duration::from_secs(1));
 
+    /// A program that is to give a password, and failed: a run may cost a request to somebody's API.
+    pub(crate) const PROGRAM: Self = Self::new(Duration::from_secs(1), Duration::from_secs(30));
+
     /// The checkpoint of a relay that has no events: it writes to the log that it confirms, and
     /// would keep an idle server busy.
     pub(crate) const CHECKPOINT: Self =

@@ -27,6 +27,8 @@ pub(crate) enum Notice {
     Parking { about: About, reason: String },
     /// An event is tried again.
     TryingAgain { about: About, attempts: u32, reason: String, pause: Duration },
+    /// A copy could not be published.
+    NotReplayed { copy: Uuid },
     /// Events whose messages the stream has lost are told from those that were never published: so
     /// many were known by themselves, and so many by the number of messages.
     DoubtResolved { known: u64, counted: u64 },

@@ -15,6 +15,7 @@ use self::elsewhere::Elsewhere;
 use super::Engine;
 use super::effect::{Effect, Effects};
 use super::messages::{Input, Resolved};
+use super::notice::Notice;
 use super::replay_messages::{
     ReplayNote, ReplayPage, ReplayRow, ReplayStart, ReplayWish, Unreplayed,
 };
@@ -376,6 +377,7 @@ impl Engine {
             return;
         }
         for (copy, reason) in self.publishing.take_unreplayed() {
+            self.effects.push_back(Effect::Tell(Notice::NotReplayed { copy }));
             if let Some(run) = self.replaying.run() {
                 run.done(copy, Err(reason));
             }

@@ -108,7 +108,8 @@ impl Replication {
 fn refused_error(source: PgWireError, target: &PostgresTarget, doing: &'static str) -> Error {
     let renewed = target.renewed();
     let is_refused = sqlstate(&source).is_some_and(|it| it.starts_with("28"));
-    if !is_refused || renewed.login.is_none() {
+    let is_about_rules = connect_error::is_about_rules(&source.to_string());
+    if !is_refused || is_about_rules || renewed.login.is_none() {
         return Error::Replication { doing, source };
     }
     connect_error::Error::Replication { target: target.to_string(), source, renewed }.into()

@@ -1,6 +1,7 @@
 use std::fmt;
 use std::process::Stdio;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::io::AsyncReadExt;
@@ -9,17 +10,71 @@ use tokio::time::timeout;
 
 use super::{BYTES_MAX, only_line};
 use crate::connect_error::Error;
+use crate::engine::Backoff;
 
 /// How long the program may take. Those who open connections wait for 10 s, the inbox for instance.
 pub(super) const RUN_MAX: Duration = Duration::from_secs(8);
 
 /// A program that writes a secret to stdout, and its arguments. There is no shell between.
 ///
+/// A program that failed is run again after a second, then after two, and so on up to half a minute:
+/// a run may cost a request to somebody's API. All clones share this.
+///
 /// `Debug` shows the program alone: an argument may be a secret.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone)]
 pub struct SecretCommand {
     program: String,
     arguments: Vec<String>,
+    runs: Arc<Mutex<Runs>>,
+}
+
+/// How the last runs of a program ended.
+#[derive(Default)]
+struct Runs {
+    /// In a row.
+    failures: u32,
+    failed: Option<Failed>,
+}
+
+struct Failed {
+    why: Failure,
+    at: Instant,
+    /// When it may run again.
+    again_at: Instant,
+}
+
+/// Why there is no secret.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Failure {
+    reason: String,
+    is_started: bool,
+}
+
+impl Runs {
+    /// Whether the program may run now; if not, why it failed last.
+    fn begin(&mut self, now: Instant) -> Result<(), Failure> {
+        let Some(failed) = &mut self.failed else { return Ok(()) };
+        if now < failed.again_at {
+            return Err(failed.why.clone());
+        }
+        // Nobody else runs it meanwhile. Whoever does may leave without a word.
+        failed.again_at = now + RUN_MAX;
+        Ok(())
+    }
+
+    fn succeeded(&mut self) {
+        *self = Self::default();
+    }
+
+    fn failed(&mut self, why: Failure, began: Instant, now: Instant) {
+        // Runs that were under way at the same time failed for one reason.
+        if self.failed.as_ref().is_some_and(|last| began < last.at) {
+            return;
+        }
+        self.failures = self.failures.saturating_add(1);
+        let again_at = now + Backoff::PROGRAM.after(self.failures);
+        self.failed = Some(Failed { why, at: now, again_at });
+    }
 }
 
 impl SecretCommand {
@@ -28,20 +83,38 @@ impl SecretCommand {
     pub fn new(argv: Vec<String>) -> Option<Self> {
         let mut argv = argv.into_iter();
         let program = argv.next().filter(|it| !it.trim().is_empty())?;
-        Some(Self { program, arguments: argv.collect() })
+        Some(Self { program, arguments: argv.collect(), runs: Arc::default() })
     }
 
-    /// Runs the program for the setting of this name.
+    /// Runs the program for the setting of this name, unless it failed a moment ago.
     ///
     /// Neither its stdout nor its stderr gets into the error. What takes too long, or is not waited
     /// for any more, is killed, with all processes that it started.
     pub(super) async fn run(&self, setting: &'static str) -> Result<String, Error> {
-        let failed = |reason: String| Error::Command {
-            setting,
-            program: self.program.clone(),
-            reason,
-            is_started: true,
+        let refused = |Failure { reason, is_started }| {
+            let program = self.program.clone();
+            Error::Command { setting, program, reason, is_started }
         };
+        let began = Instant::now();
+        self.runs().begin(began).map_err(refused)?;
+        match self.run_now().await {
+            Ok(secret) => {
+                self.runs().succeeded();
+                Ok(secret)
+            }
+            Err(why) => {
+                self.runs().failed(why.clone(), began, Instant::now());
+                Err(refused(why))
+            }
+        }
+    }
+
+    fn runs(&self) -> MutexGuard<'_, Runs> {
+        self.runs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn run_now(&self) -> Result<String, Failure> {
+        let failed = |reason| Failure { reason, is_started: true };
         let child = Command::new(&self.program)
             .args(&self.arguments)
             .stdin(Stdio::null())
@@ -49,9 +122,7 @@ impl SecretCommand {
             .stderr(Stdio::null())
             .process_group(0)
             .spawn();
-        let mut group = Group(child.map_err(|error| Error::Command {
-            setting,
-            program: self.program.clone(),
+        let mut group = Group(child.map_err(|error| Failure {
             reason: format!("it does not start: {error}"),
             is_started: false,
         })?);
@@ -65,6 +136,14 @@ impl SecretCommand {
         only_line(bytes).map_err(|reason| failed(format!("what it wrote cannot be used: {reason}")))
     }
 }
+
+impl PartialEq for SecretCommand {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.program, &self.arguments) == (&other.program, &other.arguments)
+    }
+}
+
+impl Eq for SecretCommand {}
 
 impl fmt::Debug for SecretCommand {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -134,6 +213,45 @@ mod tests {
         assert!(error.to_string().contains("/no/such/program"), "{error}");
         assert_eq!(SecretCommand::new(Vec::new()), None);
         assert_eq!(SecretCommand::new(vec![" ".into()]), None);
+    }
+
+    #[tokio::test]
+    async fn a_program_that_failed_is_not_run_again_at_once() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let runs = folder.path().join("runs");
+        let command = shell(&format!("echo run >> {}; exit 7", runs.display()));
+        let first = command.run(SETTING).await.expect_err("it fails").to_string();
+        assert!(first.ends_with("it ended with exit status: 7"), "{first}");
+        let second = command.clone().run(SETTING).await.expect_err("it has failed").to_string();
+        assert_eq!(first, second, "for the same reason");
+        assert_eq!(std::fs::read_to_string(runs).expect("it ran"), "run\n");
+    }
+
+    #[test]
+    fn a_program_that_fails_is_run_less_and_less_often_and_one_that_works_as_often_as_needed() {
+        let why = || Failure { reason: "exit status: 7".into(), is_started: true };
+        let began = Instant::now();
+        let mut runs = Runs::default();
+        let mut ran = Vec::new();
+        for tenth in 0..1_200 {
+            let now = began + Duration::from_millis(100) * tenth;
+            if runs.begin(now) == Ok(()) {
+                ran.push(tenth / 10);
+                assert_eq!(runs.begin(now).is_ok(), tenth == 0, "one at a time once it has failed");
+                let ended = now + Duration::from_millis(50);
+                runs.failed(why(), now, ended);
+                // Another one that was under way.
+                runs.failed(why(), now, ended);
+            }
+        }
+        assert_eq!(ran, [0, 1, 3, 7, 15, 31, 61, 91]);
+
+        let later = began + Duration::from_mins(3);
+        assert_eq!(runs.begin(later), Ok(()));
+        assert_eq!(runs.begin(later + RUN_MAX), Ok(()), "who ran it has left");
+        runs.succeeded();
+        assert_eq!(runs.begin(later), Ok(()));
+        assert_eq!(runs.begin(later), Ok(()));
     }
 
     /// Also one in the background, which has stdout open.

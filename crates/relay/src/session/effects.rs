@@ -23,6 +23,10 @@ impl Session {
                 Effect::Confirm(lsn) => self.source.confirm(lsn),
                 Effect::Measure(resolved) => reporter.resolved(&resolved),
                 Effect::Tell(notice) => self.tell(notice, reporter),
+                Effect::EndReplay => {
+                    self.replay = None;
+                    reporter.replay_over();
+                }
                 Effect::End(end) => return Err(self.end(end)),
                 effect => {
                     let job = self.job(effect);
@@ -67,10 +71,6 @@ impl Session {
             Effect::ReadReplay { id, after } => self.read_replay(id, after),
             Effect::NoteReplay(note) => Some(self.note_replay(note)),
             Effect::SendCopy { replay, copy, after } => Some(self.send_copy(replay, copy, after)),
-            Effect::EndReplay => {
-                self.replay = None;
-                None
-            }
             _ => self.book_job(effect),
         }
     }

@@ -6,6 +6,8 @@ use super::value::Value;
 use super::{Settings, inbox_settings};
 
 const PREFIX: &str = "TAILPOST_";
+/// The address of requests with spans itself: that of a collector has `/v1/traces` added to it.
+const EXACT_ENDPOINT: &str = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT";
 /// Variables with our prefix that are no settings.
 const NOT_SETTINGS: [&str; 5] =
     ["TAILPOST_BIN", "TAILPOST_CONFIG", "TAILPOST_LOG", "TAILPOST_NATS_SERVER", "TAILPOST_PG_BIN"];
@@ -14,7 +16,7 @@ const ALIASES: [(&str, &str, &str); 10] = [
     ("DATABASE_URL", "postgres.url", ""),
     ("NATS_URL", "nats.url", ""),
     ("OTEL_EXPORTER_OTLP_ENDPOINT", "telemetry.otlp_endpoint", ""),
-    ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "telemetry.otlp_endpoint", ""),
+    (EXACT_ENDPOINT, "telemetry.otlp_endpoint", ""),
     ("OTEL_EXPORTER_OTLP_HEADERS", "telemetry.otlp_headers", ""),
     ("OTEL_SERVICE_NAME", "telemetry.service_name", ""),
     ("TAILPOST_OUTBOX_WORKERS", "relay.poll_workers", ""),
@@ -42,7 +44,10 @@ pub(super) fn apply(
             match key.apply(settings, Value::Text(&value), Origin::Variable(name.clone())) {
                 // Whole platforms set these, for other programs too: no reason not to publish.
                 Err(_) if is_shared => settings.telemetry.unusable = Some(alias),
-                applied => applied?,
+                applied => {
+                    applied?;
+                    settings.telemetry.is_exact |= alias == EXACT_ENDPOINT;
+                }
             }
         }
     }

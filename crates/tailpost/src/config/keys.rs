@@ -132,6 +132,7 @@ pub(super) static KEYS: &[Key] = &[
     key("admin.proxy_role", |it, v| put(&mut it.admin.proxy.role, admin_settings::role(v))),
     key("log.format", |it, v| put(&mut it.log.format, log_format(v))),
     key("telemetry.otlp_endpoint", |it, v| {
+        it.telemetry.is_exact = false;
         put(&mut it.telemetry.otlp_endpoint, telemetry_settings::endpoint(v))
     }),
     secret("telemetry.otlp_headers", |it, v| {

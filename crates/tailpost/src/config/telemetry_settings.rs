@@ -10,6 +10,8 @@ use super::value::{Value, Wanted};
 pub(crate) struct TelemetrySettings {
     /// Spans are made if it is set.
     pub(crate) otlp_endpoint: Option<String>,
+    /// Whether it is the address of requests itself, to which nothing is added.
+    pub(crate) is_exact: bool,
     /// What requests to it carry, such as a token.
     pub(crate) otlp_headers: Vec<(String, String)>,
     /// Whose spans they are.
@@ -22,6 +24,7 @@ impl Default for TelemetrySettings {
     fn default() -> Self {
         Self {
             otlp_endpoint: None,
+            is_exact: false,
             otlp_headers: Vec::new(),
             service_name: "tailpost".into(),
             unusable: None,

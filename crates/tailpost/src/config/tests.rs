@@ -430,6 +430,11 @@ fn variables_of_opentelemetry_keep_nothing_from_starting() {
     assert_eq!(endpoint(&[(name, "collector:4317")]), (None, Some(name)));
     assert_eq!(endpoint(&[usable, ("OTEL_TRACES_EXPORTER", "none")]), (None, None));
     assert_eq!(endpoint(&[usable, ("OTEL_SDK_DISABLED", "TRUE")]), (None, None));
+    let exact = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://collector/spans");
+    assert_eq!(endpoint(&[usable, exact]), (Some(exact.1.to_owned()), None));
     let ours = "TAILPOST_TELEMETRY__OTLP_ENDPOINT";
+    let is_exact = |environment: &[_]| loaded("", environment).telemetry.is_exact;
+    assert!(is_exact(&[usable, exact]) && !is_exact(&[usable]));
+    assert!(!is_exact(&[exact, (ours, usable.1)]), "our own wins");
     assert!(load("", &[(ours, "collector:4317")]).is_err());
 }

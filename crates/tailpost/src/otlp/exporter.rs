@@ -22,7 +22,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::proto::{self, ExportResponse};
+use super::proto::{self, ExportResponse, PartialSuccess};
 use super::{DROPPED, EXPORTED, dropped};
 use crate::config::Settings;
 
@@ -40,9 +40,11 @@ const ATTEMPTS_MAX: u32 = 4;
 const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// How long a stop waits for what is left.
 const FLUSH_MAX: Duration = Duration::from_secs(3);
-/// How often a collector is called slow.
-const SLOW_SAID_EVERY: Duration = Duration::from_mins(10);
+/// How often a collector is called slow, or choosy.
+const SAID_EVERY: Duration = Duration::from_mins(10);
 const RESPONSE_BYTES_MAX: usize = 64 << 10;
+/// How much is logged of what a collector says.
+const REASON_CHARS_MAX: usize = 300;
 
 /// Where OTLP's traces are taken, below an endpoint.
 const PATH: &str = "/v1/traces";
@@ -56,8 +58,7 @@ pub(super) struct Exporter {
 
 impl Exporter {
     pub(super) fn start(endpoint: &str, settings: &Settings) -> Result<Self> {
-        let url = endpoint.trim_end_matches('/');
-        let url = if url.ends_with(PATH) { url.to_owned() } else { format!("{url}{PATH}") };
+        let url = url(endpoint, settings.telemetry.is_exact);
         let url: Uri = url.parse().context("telemetry.otlp_endpoint")?;
         let work = Work {
             headers: headers(&settings.telemetry.otlp_headers)?,
@@ -66,6 +67,8 @@ impl Exporter {
             state: State::Fine,
             seen_dropped: dropped(),
             slow_said: None,
+            rejected: 0,
+            rejection_said: None,
         };
         let (sender, queue) = mpsc::channel(QUEUE);
         let sink = SpanSink::new(move |span| {
@@ -101,6 +104,16 @@ impl Exporter {
         self.stop.cancel();
         // It ends by itself; the bound is for a machine that stands still.
         let _ = timeout(FLUSH_MAX * 2, self.has_ended).await;
+    }
+}
+
+/// Where requests go.
+fn url(endpoint: &str, is_exact: bool) -> String {
+    let base = endpoint.trim_end_matches('/');
+    match is_exact {
+        true => endpoint.to_owned(),
+        false if base.ends_with(PATH) => base.to_owned(),
+        false => format!("{base}{PATH}"),
     }
 }
 
@@ -141,6 +154,14 @@ fn resource(settings: &Settings) -> Vec<(&'static str, String)> {
     ]
 }
 
+/// `None` if everything was taken.
+fn rejected(told: PartialSuccess, sent: u64) -> Option<Rejected> {
+    let spans = told.rejected_spans.max(0).unsigned_abs().min(sent);
+    let line = told.error_message.lines().next().unwrap_or_default();
+    let reason = line.chars().take(REASON_CHARS_MAX).collect();
+    (spans > 0).then_some(Rejected { spans, reason })
+}
+
 struct Work {
     url: Uri,
     headers: HeaderMap,
@@ -148,6 +169,15 @@ struct Work {
     state: State,
     seen_dropped: u64,
     slow_said: Option<Instant>,
+    /// Spans that the collector rejected, since that was said.
+    rejected: u64,
+    rejection_said: Option<Instant>,
+}
+
+/// What a collector did not take of a request, and why.
+struct Rejected {
+    spans: u64,
+    reason: String,
 }
 
 /// What an operator was told last.
@@ -201,8 +231,14 @@ impl Work {
                 {
                     batch.push(span);
                 }
-                if batch.is_empty() || self.attempt(&client, &batch).await.is_err() {
+                if batch.is_empty() {
                     return;
+                }
+                match self.attempt(&client, &batch).await {
+                    Ok(rejected) => self.succeeded(rejected),
+                    Err(Failure::Passing(why, _) | Failure::Final(why)) => {
+                        return self.failed(&why);
+                    }
                 }
                 batch.clear();
             }
@@ -223,7 +259,7 @@ impl Work {
         let mut pause = PAUSE.0;
         for attempt in 1.. {
             let (why, named) = match self.attempt(client, batch).await {
-                Ok(()) => return self.succeeded(),
+                Ok(rejected) => return self.succeeded(rejected),
                 Err(Failure::Passing(why, named)) if attempt < ATTEMPTS_MAX => (why, named),
                 Err(Failure::Passing(why, _) | Failure::Final(why)) => {
                     self.failed(&why);
@@ -237,7 +273,11 @@ impl Work {
         }
     }
 
-    async fn attempt<C>(&self, client: &Http<C>, batch: &[Span]) -> Result<(), Failure>
+    async fn attempt<C>(
+        &self,
+        client: &Http<C>,
+        batch: &[Span],
+    ) -> Result<Option<Rejected>, Failure>
     where
         C: Connect + Clone + Send + Sync + 'static,
     {
@@ -258,11 +298,11 @@ impl Work {
         let (parts, body) = timeout(TIMEOUT, exchange).await.unwrap_or_else(|_| late())?;
         if parts.status.is_success() {
             let response = ExportResponse::decode(body).unwrap_or_default();
-            let rejected = response.partial_success.map_or(0, |it| it.rejected_spans.max(0));
-            let rejected = rejected.unsigned_abs().min(batch.len() as u64);
-            DROPPED.fetch_add(rejected, Ordering::Relaxed);
-            EXPORTED.fetch_add(batch.len() as u64 - rejected, Ordering::Relaxed);
-            return Ok(());
+            let rejected = response.partial_success.and_then(|it| rejected(it, batch.len() as u64));
+            let spans = rejected.as_ref().map_or(0, |it| it.spans);
+            DROPPED.fetch_add(spans, Ordering::Relaxed);
+            EXPORTED.fetch_add(batch.len() as u64 - spans, Ordering::Relaxed);
+            return Ok(rejected);
         }
         let why = format!("the collector answers {}", parts.status);
         // As OTLP's specification has it.
@@ -291,13 +331,26 @@ impl Work {
         }
     }
 
-    fn succeeded(&mut self) {
+    fn succeeded(&mut self, rejected: Option<Rejected>) {
+        let is_due = |said: Option<Instant>| said.is_none_or(|it| it.elapsed() > SAID_EVERY);
+        if let Some(Rejected { spans, reason }) = rejected {
+            self.seen_dropped += spans;
+            self.rejected += spans;
+            if is_due(self.rejection_said) {
+                self.rejection_said = Some(Instant::now());
+                let rejected = std::mem::take(&mut self.rejected);
+                warn!(
+                    rejected,
+                    reason,
+                    hint = "see the collector's own log and limits",
+                    "spans are dropped: the collector rejects them"
+                );
+            }
+        }
         let dropped_now = dropped();
         if let State::Failing { dropped } = std::mem::replace(&mut self.state, State::Fine) {
             info!(dropped = dropped_now - dropped, "spans are exported again");
-        } else if dropped_now > self.seen_dropped
-            && self.slow_said.is_none_or(|it| it.elapsed() > SLOW_SAID_EVERY)
-        {
+        } else if dropped_now > self.seen_dropped && is_due(self.slow_said) {
             self.slow_said = Some(Instant::now());
             warn!(
                 dropped = dropped_now - self.seen_dropped,
@@ -306,5 +359,24 @@ impl Work {
             );
         }
         self.seen_dropped = dropped_now;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_base_gets_the_path_of_traces_and_an_exact_address_stays_as_it_is() {
+        for (endpoint, is_exact, expected) in [
+            ("http://c:4318", false, "http://c:4318/v1/traces"),
+            ("http://c/otlp/", false, "http://c/otlp/v1/traces"),
+            ("http://c/v1/traces/", false, "http://c/v1/traces"),
+            ("http://c:4318", true, "http://c:4318"),
+            ("http://c/otlp/", true, "http://c/otlp/"),
+            ("http://c/v1/traces", true, "http://c/v1/traces"),
+        ] {
+            assert_eq!(url(endpoint, is_exact), expected);
+        }
     }
 }

@@ -27,6 +27,8 @@ pub(super) struct ExportResponse {
 pub(super) struct PartialSuccess {
     #[prost(int64, tag = "1")]
     pub(super) rejected_spans: i64,
+    #[prost(string, tag = "2")]
+    pub(super) error_message: String,
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -79,6 +79,13 @@ impl Statement {
         self.period = (period * 2).min(PERIOD_MAX);
         Some((left_out, period))
     }
+
+    /// When nothing comes any more: how many lines were left out, and since when, in seconds.
+    fn rest(&mut self, now: Instant) -> Option<(u64, Duration)> {
+        let seconds = now.duration_since(self.began).as_secs() + 1;
+        let left_out = std::mem::take(&mut self.left_out);
+        (left_out > 0).then_some((left_out, Duration::from_secs(seconds)))
+    }
 }
 
 impl Repeats {
@@ -101,19 +108,30 @@ impl Repeats {
     pub(super) fn tell(&self) -> ! {
         loop {
             std::thread::sleep(LOOK_EVERY);
-            for (line, left_out, period) in self.ended(Instant::now()) {
-                warn!(
-                    left_out,
-                    line, "lines were left out: the same as others of the last {period:?}"
-                );
-            }
+            self.tell_of(Statement::end);
         }
     }
 
-    fn ended(&self, now: Instant) -> Vec<(String, u64, Duration)> {
+    /// Says what was left out and has not been told. The process ends.
+    pub(super) fn tell_rest(&self) {
+        self.tell_of(Statement::rest);
+    }
+
+    fn tell_of(&self, left_out: impl Fn(&mut Statement, Instant) -> Option<(u64, Duration)>) {
+        for (line, left_out, period) in self.left_out(left_out) {
+            warn!(left_out, line, "lines were left out: the same as others of the last {period:?}");
+        }
+    }
+
+    fn left_out(
+        &self,
+        of: impl Fn(&mut Statement, Instant) -> Option<(u64, Duration)>,
+    ) -> Vec<(String, u64, Duration)> {
+        let now = Instant::now();
         let mut statements = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let ended = |it: &mut Statement| it.end(now).map(|(n, of)| (it.message.clone(), n, of));
-        statements.values_mut().flat_map(HashMap::values_mut).filter_map(ended).collect()
+        let told =
+            |it: &mut Statement| of(it, now).map(|(n, period)| (it.message.clone(), n, period));
+        statements.values_mut().flat_map(HashMap::values_mut).filter_map(told).collect()
     }
 }
 
@@ -220,6 +238,23 @@ mod tests {
         let endless = told(|| (0..1_000).for_each(|n| away("billing", &n.to_string())));
         assert_eq!(endless, KINDS_MAX + burst, "all further reasons share one budget");
         assert_eq!(told(|| (0..100).for_each(|_| tracing::error!("the end"))), 100);
+    }
+
+    #[test]
+    fn what_is_not_told_yet_is_told_at_the_end_once() {
+        let repeats: &'static Repeats = Box::leak(Box::default());
+        let layer = tracing_subscriber::fmt::layer().with_writer(std::io::sink);
+        let subscriber = tracing_subscriber::registry().with(layer.with_filter(repeats));
+        let rest = || repeats.left_out(Statement::rest);
+        tracing::subscriber::with_default(subscriber, || {
+            (0..100).for_each(|_| warn!(consumer = "billing", "away"));
+            (0..BURST).for_each(|_| warn!(consumer = "mail", "away"));
+            let told = rest();
+            let [(line, left_out, period)] = &told[..] else { panic!("{told:?}") };
+            assert_eq!((&**line, *left_out), ("away", u64::from(100 - BURST)));
+            assert!(*period >= Duration::from_secs(1), "{period:?}");
+            assert!(rest().is_empty(), "once");
+        });
     }
 
     #[test]

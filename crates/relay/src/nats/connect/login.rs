@@ -112,9 +112,7 @@ struct Login {
 impl Login {
     async fn read(path: &Path, is_creds: bool) -> Result<Self, Error> {
         let role = if is_creds { "NATS credentials" } else { "NKey seed" };
-        let text = tokio::fs::read_to_string(path)
-            .await
-            .map_err(|source| Error::file(role, path, source))?;
+        let text = secret::read_text(path).await.map_err(|it| Error::file(role, path, it))?;
         let seed = text.lines().map(str::trim).find(|line| is_nkey_seed(line));
         let seed = seed.ok_or_else(|| Error::file(role, path, "no line with a seed in it"))?;
         let jwt = match is_creds {
@@ -168,5 +166,27 @@ mod tests {
         let auth = Login::read(file.path(), false).await.expect("a login");
         let auth = auth.answer(file.path(), b"nonce").expect("an answer");
         assert!(auth.nkey.is_some_and(|it| it.starts_with('U')) && auth.jwt.is_none());
+    }
+
+    #[tokio::test]
+    async fn of_a_file_64_kib_are_read() {
+        let file = tempfile::NamedTempFile::new().expect("a temporary file");
+        let padded = |length: usize| {
+            let mut text = format!("{SEED}\n");
+            text.extend(std::iter::repeat_n('#', length - text.len()));
+            std::fs::write(file.path(), text).expect("write");
+        };
+        padded(64 * 1024);
+        assert!(Login::read(file.path(), false).await.is_ok());
+        padded(64 * 1024 + 1);
+        for is_creds in [true, false] {
+            let error = Login::read(file.path(), is_creds).await.map(drop).expect_err("too long");
+            let cause = std::error::Error::source(&error).map(ToString::to_string);
+            assert_eq!(cause.as_deref(), Some("it is longer than 64 KiB"));
+        }
+        let endless = Login::read(Path::new("/dev/zero"), false).await.map(drop);
+        let error = endless.expect_err("no regular file");
+        let cause = std::error::Error::source(&error).map(ToString::to_string);
+        assert_eq!(cause.as_deref(), Some("it is not a regular file"));
     }
 }

@@ -16,7 +16,7 @@ use tracing::{info, warn};
 
 use super::answers;
 use super::sampler::Sampler;
-use crate::admin::{self, Access, Address, Admin, AppState, Look, Samples, WaitingOf};
+use crate::admin::{self, Access, Address, Admin, AppState, Look, Samples, Server, WaitingOf};
 use crate::commands::doctor;
 use crate::config::{Consumer, Error, Settings};
 use crate::otlp::Traces;
@@ -26,6 +26,13 @@ use crate::systemd;
 /// How long to wait before the next attempt to reach a broker that has not been there yet.
 const RECONNECT_PAUSE: Duration = Duration::from_secs(2);
 
+/// A consumer that is to run.
+struct Part {
+    consumer: Consumer,
+    handler: HttpHandler,
+    status: watch::Sender<Status>,
+}
+
 /// Runs the consumers of the settings until they are asked to stop, or one of them cannot go on.
 pub(super) async fn run(settings: &Settings) -> anyhow::Result<()> {
     let consumers = settings.consumers()?;
@@ -33,60 +40,46 @@ pub(super) async fn run(settings: &Settings) -> anyhow::Result<()> {
         return Err(Error::no_consumer().into());
     }
     let (postgres, nats) = (settings.postgres_target()?, settings.nats_target()?);
-    let handlers: Vec<_> = consumers
-        .into_iter()
-        .map(|it| Ok((handler(settings, &it)?, it)))
-        .collect::<anyhow::Result<_>>()?;
+    let part = |consumer: Consumer| {
+        let handler = handler(settings, &consumer)?;
+        Ok(Part { consumer, handler, status: watch::Sender::default() })
+    };
+    let parts: Vec<_> = consumers.into_iter().map(part).collect::<anyhow::Result<_>>()?;
     let stop = shutdown::on_signal()?;
     info!(version = env!("CARGO_PKG_VERSION"), %postgres, %nats, "starting the inbox");
-    let Some(client) = connect(&nats, &stop).await? else { return Ok(()) };
-    // Before any of them forgets anything: they share the tables.
-    super::check_retention(settings, &client).await?;
-    let sampler = Sampler {
-        postgres: postgres.clone(),
-        table: settings.table()?,
-        nats: client,
-        consumers: handlers.iter().map(|(_, it)| (it.name.clone(), it.stream.clone())).collect(),
-        every: settings.metrics.interval,
-    };
     let traces = Traces::start(settings)?;
-    let mut inboxes = BTreeMap::new();
-    for (handler, consumer) in handlers {
-        // One for each: what another client stores in a stream may end the client that reads it.
-        let Some(client) = connect(&nats, &stop).await? else { return Ok(()) };
-        let name = consumer.name.clone();
-        let mut builder = inbox(consumer, settings, (&postgres, &nats), client);
-        if let Some(spans) = traces.sink() {
-            builder = builder.spans(spans);
-        }
-        inboxes.insert(name, builder.leased(handler));
-    }
     let waiting: WaitingOf =
-        Arc::new(inboxes.keys().map(|name| (name.clone(), Waiting::default())).collect());
-    let admin = match settings.admin.inbox_listen {
-        Some(socket) => {
-            let listen = Address { key: "admin.inbox_listen", socket };
-            let watched = inboxes.iter().map(|(name, it)| (name.clone(), it.status())).collect();
-            let (samples, sampled) = watch::channel(Samples::default());
-            let pooled = admin::pooled(postgres.clone(), "tailpost inbox api");
-            let app_state = AppState { postgres: pooled, table: settings.table()? };
-            let environment = &settings.metrics.environment;
-            let waiting = Arc::clone(&waiting);
-            let shown = (app_state, look(settings));
-            let admin = admin::Inbox::new(watched, sampled, shown, waiting, environment);
-            let admin = Admin::new(admin, Access::new(&settings.admin)?, admin::shown(settings));
-            let server = admin::serve(listen, admin).await?;
-            tokio::spawn(sampler.run(samples, stop.clone()));
-            Some(server)
-        }
-        None => None,
-    };
-    let statuses = inboxes.values().map(Inbox::status).collect();
+        Arc::new(parts.iter().map(|it| (it.consumer.name.clone(), Waiting::default())).collect());
+    let (samples, sampled) = watch::channel(Samples::default());
+    // Before a server is reached: whoever supervises the process asks from its start.
+    let admin = serve(settings, &postgres, &parts, (sampled, &waiting)).await?;
+    let samples = admin.is_some().then_some(samples);
+    let statuses = parts.iter().map(|it| it.status.subscribe()).collect();
     let told = systemd::tell(statuses, up, systemd::Watchdog::Unused, stop.clone());
     let told = tokio::spawn(told);
     let table = settings.table()?;
+    let work = async {
+        let connected = connect_all(&nats, &parts, &stop).await?;
+        let Some((client, clients)) = connected else { return Ok(()) };
+        // Before any of them forgets anything: they share the tables.
+        super::check_retention(settings, &client).await?;
+        if let Some(samples) = samples {
+            let sampler = sampler(settings, &postgres, client, &parts)?;
+            tokio::spawn(sampler.run(samples, stop.clone()));
+        }
+        let made = parts.into_iter().zip(clients).map(|(part, client)| {
+            let Part { consumer, handler, status } = part;
+            let name = consumer.name.clone();
+            let mut builder = inbox(consumer, settings, (&postgres, &nats), client).status(status);
+            if let Some(spans) = traces.sink() {
+                builder = builder.spans(spans);
+            }
+            (name, builder.leased(handler))
+        });
+        run_all(made.collect(), &stop).await
+    };
     let outcome = tokio::select! {
-        outcome = run_all(inboxes, &stop) => outcome,
+        outcome = work => outcome,
         never = answers::give(&postgres, &table, &waiting) => match never {},
     };
     told.abort();
@@ -95,6 +88,42 @@ pub(super) async fn run(settings: &Settings) -> anyhow::Result<()> {
         admin.stop().await;
     }
     outcome
+}
+
+/// The HTTP API, if there is to be one.
+async fn serve(
+    settings: &Settings,
+    postgres: &PostgresTarget,
+    parts: &[Part],
+    (sampled, waiting): (watch::Receiver<Samples>, &WaitingOf),
+) -> anyhow::Result<Option<Server>> {
+    let Some(socket) = settings.admin.inbox_listen else { return Ok(None) };
+    let listen = Address { key: "admin.inbox_listen", socket };
+    let watched = parts.iter().map(|it| (it.consumer.name.clone(), it.status.subscribe()));
+    let pooled = admin::pooled(postgres.clone(), "tailpost inbox api");
+    let app_state = AppState { postgres: pooled, table: settings.table()? };
+    let environment = &settings.metrics.environment;
+    let shown = (app_state, look(settings));
+    let admin =
+        admin::Inbox::new(watched.collect(), sampled, shown, Arc::clone(waiting), environment);
+    let admin = Admin::new(admin, Access::new(&settings.admin)?, admin::shown(settings));
+    Ok(Some(admin::serve(listen, admin).await?))
+}
+
+fn sampler(
+    settings: &Settings,
+    postgres: &PostgresTarget,
+    nats: async_nats::Client,
+    parts: &[Part],
+) -> anyhow::Result<Sampler> {
+    let consumers = parts.iter().map(|it| (it.consumer.name.clone(), it.consumer.stream.clone()));
+    Ok(Sampler {
+        postgres: postgres.clone(),
+        table: settings.table()?,
+        nats,
+        consumers: consumers.collect(),
+        every: settings.metrics.interval,
+    })
 }
 
 /// Whether a consumer does what it was started for, and in a word what that is.
@@ -175,10 +204,33 @@ fn with_hint(error: relay::connect::Error) -> inbox::BoxError {
     }
 }
 
-/// Connects to the broker, waiting for it if need be. None if asked to stop before.
+/// A client that reads no stream, and one for each consumer: what another client stores in a stream
+/// may end the client that reads it. `None` if asked to stop before.
+async fn connect_all(
+    nats: &NatsTarget,
+    parts: &[Part],
+    stop: &CancellationToken,
+) -> anyhow::Result<Option<(async_nats::Client, Vec<async_nats::Client>)>> {
+    let tell = |why: Option<String>| {
+        for part in parts {
+            part.status.send_modify(|it| it.paused.clone_from(&why));
+        }
+    };
+    let Some(first) = connect(nats, stop, tell).await? else { return Ok(None) };
+    let mut clients = Vec::new();
+    for _ in parts {
+        let Some(client) = connect(nats, stop, tell).await? else { return Ok(None) };
+        clients.push(client);
+    }
+    Ok(Some((first, clients)))
+}
+
+/// Connects to the broker, waiting for it if need be, and tells why it waits. None if asked to stop
+/// before.
 async fn connect(
     nats: &NatsTarget,
     stop: &CancellationToken,
+    tell: impl Fn(Option<String>),
 ) -> anyhow::Result<Option<async_nats::Client>> {
     loop {
         let connected = tokio::select! {
@@ -187,10 +239,15 @@ async fn connect(
             connected = nats.connect("tailpost inbox") => connected,
         };
         match connected {
-            Ok(client) => return Ok(Some(client)),
+            Ok(client) => {
+                tell(None);
+                return Ok(Some(client));
+            }
             Err(error) if error.is_transient() => {
                 let hint = error.hint().filter(|_| error.is_renewable());
                 let error = crate::exit::chain(&error.into());
+                let with_hint = hint.as_ref().map(|it| format!(" ({it})")).unwrap_or_default();
+                tell(Some(format!("the broker is away: {error}{with_hint}")));
                 warn!(error, hint, "trying again in {RECONNECT_PAUSE:?}");
             }
             Err(error) => return Err(error.into()),
