@@ -21,11 +21,10 @@ for over in /etc /usr/bin; do
 done
 mount -t tmpfs -o mode=755 tmpfs /usr/lib/systemd/system
 mount -t tmpfs -o mode=755 tmpfs /etc/systemd
-mount --bind "$1/systemd.log" /dev/console
 cp -a "$1/install/etc/tailpost" /etc/
 cp -a "$1/install/etc/systemd/system" /etc/systemd/
 cp "$1/install/usr/bin/tailpost" /usr/bin/
-exec /lib/systemd/systemd --system --unit=multi-user.target --log-target=console
+exec /lib/systemd/systemd --system --unit=multi-user.target --log-target=null
 """
 
 
@@ -34,7 +33,6 @@ class Machine:
 
     def __init__(self, folder):
         self.folder = folder
-        (folder / "systemd.log").touch()
         mounted = [line.split() for line in open("/proc/mounts")]
         unified = next((it[1] for it in mounted if it[2] == "cgroup2"), None) or sys.exit("no cgroup2 is mounted here")
         self.cgroup = pathlib.Path(unified) / f"tailpost-{os.getpid()}"
@@ -58,7 +56,7 @@ class Machine:
     def end(self):
         self.outer.kill()
         self.outer.wait()
-        until("its processes are gone", lambda: not (self.cgroup / "cgroup.procs").read_text())
+        until("its processes are gone", lambda: "populated 0" in (self.cgroup / "cgroup.events").read_text())
         for folder in sorted(self.cgroup.rglob("*/"), reverse=True):
             folder.rmdir()
         self.cgroup.rmdir()
@@ -98,7 +96,7 @@ handler = "http://127.0.0.1:{ports['handler', 8080]}/events"
     # This NATS knows no users.
     given = "\n".join(it for it in lines if "nats.creds" not in it) + "\n"
     # A call that the filter does not allow ends the process here, instead of failing.
-    strict = "[Service]\nSystemCallErrorNumber=\nWatchdogSec=3\n"
+    strict = f"[Service]\nSystemCallErrorNumber=\nWatchdogSec=3\nStandardError=append:{stack.folder}/%p.log\n"
     write(system / f"{RELAY}.d/credentials.conf", given)
     write(system / f"{RELAY}.d/strict.conf", strict)
     # The inbox asks a program for its password, which reads what the inbox's group may.
