@@ -24,6 +24,8 @@ mount -t tmpfs -o mode=755 tmpfs /etc/systemd
 cp -a "$1/install/etc/tailpost" /etc/
 cp -a "$1/install/etc/systemd/system" /etc/systemd/
 cp "$1/install/usr/bin/tailpost" /usr/bin/
+# As in any container: the copies of secrets are mounted by a child, and seen by the others.
+mount --make-rshared /
 exec /lib/systemd/systemd --system --unit=multi-user.target --log-target=null
 """
 
