@@ -178,18 +178,18 @@ def until(what, holds, seconds=30):
 
 
 def networks(services):
-    """Which services share a network, and so reach each other, but for those of `default`."""
+    """Which services share a network, and so reach each other."""
     shared = {}
     for name, service in services.items():
         assert "network_mode" not in service, f"{name} shares the interfaces of another service"
         for network in service.get("networks", ["default"]):
             shared.setdefault(network, set()).add(name)
-    shared.pop("default")
     return shared
 
 
 def run(stack):
-    assert networks(stack.services) == {"handler": {"handler", "inbox"}}, "the handler is reached by others, or reaches others"
+    shared = networks(stack.services)
+    assert shared["handler"] == {"handler", "inbox"} and "handler" not in shared["default"], "only the inbox is to reach the handler"
     started = {"postgres", "nats", "setup", "inbox-setup", "relay", "standby", "inbox", "handler", "prometheus"}
     assert set(stack.services) == started | NOT_STARTED, "a service of compose.yaml is not started here: add it"
     stack.mounts("grafana")
