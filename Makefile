@@ -100,10 +100,11 @@ lint: ## check format, lints, documentation and dependencies
 	@if $(CARGO) machete --version >/dev/null 2>&1; then (set -x; $(CARGO) machete); \
 	else echo 'lint: no cargo-machete: unused dependencies are not looked for' >&2; fi
 
-packages-check: servers-all ## check chart, image and units with their tools; run compose.yaml by hand
+packages-check: servers-all ## check chart, image and units with their tools; run compose.yaml and the units by hand
 	$(CARGO) build --workspace --bin tailpost
 	scripts/check-packages
 	tests/compose_by_hand
+	@if [ $$(id -u) = 0 ]; then tests/systemd_by_hand; else echo 'systemd_by_hand: needs root: not run' >&2; fi
 
 book: ## build the book of docs/ into book/
 	@scripts/servers --mdbook

@@ -3,9 +3,17 @@
 import hashlib, json, os, subprocess, sys, uuid
 
 target = sys.argv[1]
-metadata = json.loads(subprocess.run(
-    ["cargo", "metadata", "--locked", "--format-version", "1", "--filter-platform", target, "--no-default-features"],
-    check=True, capture_output=True, text=True).stdout)
+
+
+def cargo(*arguments):
+    return subprocess.run(["cargo", *arguments], check=True, capture_output=True, text=True).stdout
+
+
+# As scripts/release builds it. What cargo resolves for the whole workspace is more: benchmarks and tests want other features.
+built = cargo("tree", "--locked", "--package", "tailpost", "--no-default-features", "--features", "otlp", "--edges", "normal",
+              "--target", target, "--prefix", "none", "--format", "{p}")
+built = {tuple(line.split()[:2]) for line in built.splitlines() if line}
+metadata = json.loads(cargo("metadata", "--locked", "--format-version", "1", "--filter-platform", target))
 packages = {it["id"]: it for it in metadata["packages"]}
 nodes = {it["id"]: it for it in metadata["resolve"]["nodes"]}
 checksums = {}
@@ -20,7 +28,8 @@ for line in open("Cargo.lock"):
 
 def needs(node):
     """What is linked into it; what only builds or tests it is not."""
-    return [it["pkg"] for it in node["deps"] if any(kind["kind"] is None for kind in it["dep_kinds"])]
+    normal = [it["pkg"] for it in node["deps"] if any(kind["kind"] is None for kind in it["dep_kinds"])]
+    return [it for it in normal if (packages[it]["name"], f"v{packages[it]['version']}") in built]
 
 
 def reference(package):

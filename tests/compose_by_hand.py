@@ -42,9 +42,6 @@ class Stack:
             if of == service:
                 text = text.replace(f"0.0.0.0:{port}", f"127.0.0.1:{ours}")
         text = text.replace("@postgres/", f"@127.0.0.1:{self.ports['postgres', 5432]}/")
-        # The handler is in the inbox's network.
-        if self.services[service].get("network_mode") == "service:inbox" or service == "inbox":
-            text = text.replace("127.0.0.1:8080", f"127.0.0.1:{self.ports['handler', 8080]}")
         mounts = {inside: str(outside) for outside, inside in self.mounts(service)}
         if mounts:
             # In one go: what is put in is not looked at again.
@@ -180,7 +177,19 @@ def until(what, holds, seconds=30):
     print(f"  {time.monotonic() - started:5.1f} s  {what}", flush=True)
 
 
+def networks(services):
+    """Which services share a network, and so reach each other."""
+    shared = {}
+    for name, service in services.items():
+        assert "network_mode" not in service, f"{name} shares the interfaces of another service"
+        for network in service.get("networks", ["default"]):
+            shared.setdefault(network, set()).add(name)
+    return shared
+
+
 def run(stack):
+    shared = networks(stack.services)
+    assert shared["handler"] == {"handler", "inbox"} and "handler" not in shared["default"], "only the inbox is to reach the handler"
     started = {"postgres", "nats", "setup", "inbox-setup", "relay", "standby", "inbox", "handler", "prometheus"}
     assert set(stack.services) == started | NOT_STARTED, "a service of compose.yaml is not started here: add it"
     stack.mounts("grafana")
@@ -244,4 +253,5 @@ def main():
                 print(f"--- {log.name}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-15:]), file=sys.stderr)
 
 
-main()
+if __name__ == "__main__":
+    main()

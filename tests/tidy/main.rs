@@ -5,6 +5,7 @@ mod dependencies;
 mod first_steps;
 mod guarantees;
 mod layout;
+mod packaging;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,9 @@
-"""A handler for `tailpost inbox run`: python3 http_handler.py PORT DATABASE [WHSEC_SECRET]"""
+"""A handler for `tailpost inbox run`: python3 http_handler.py [HOST:]PORT DATABASE [WHSEC_SECRET]"""
 import base64, hashlib, hmac, json, sqlite3, sys, time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-PORT, DATABASE, SECRET = int(sys.argv[1]), sys.argv[2], (sys.argv[3:] or [""])[0]
+HOST, _, PORT = sys.argv[1].rpartition(":")
+DATABASE, SECRET = sys.argv[2], (sys.argv[3:] or [""])[0]
 AGE_MAX = 300  # seconds; an older request was captured and sent again
 
 
@@ -42,4 +43,4 @@ class Handler(BaseHTTPRequestHandler):
 
 
 sqlite3.connect(DATABASE).execute("CREATE TABLE IF NOT EXISTS totals (event_id TEXT PRIMARY KEY, cents INT)")
-ThreadingHTTPServer(("127.0.0.1", PORT), Handler).serve_forever()
+ThreadingHTTPServer((HOST or "127.0.0.1", int(PORT)), Handler).serve_forever()

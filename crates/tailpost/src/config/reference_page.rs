@@ -7,7 +7,7 @@ use super::inbox_settings;
 use super::keys::KEYS;
 use super::tests::refusal;
 
-const REFERENCE: &str = include_str!("../../../../docker/tailpost.toml");
+const REFERENCE: &str = include_str!("../../reference.toml");
 
 const INTRODUCTION: &str = "\
 # Configuration
