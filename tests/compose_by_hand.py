@@ -235,9 +235,10 @@ def run(stack):
     print(f"{EVENTS} events committed, {EVENTS} effects, 0 lost, 0 twice, 0 dead letters, one relay killed")
 
 
-def main():
+def play(name, run):
+    """Runs it in a folder of its own; ends what it started, and shows the logs if it failed."""
     PROGRAMS.update({name: str((ROOT / path).resolve()) for name, path in PROGRAMS.items()})
-    with tempfile.TemporaryDirectory(prefix="compose_by_hand.") as folder:
+    with tempfile.TemporaryDirectory(prefix=f"{name}.") as folder:
         os.chmod(folder, 0o755)
         stack = Stack(pathlib.Path(folder))
         failed = True
@@ -250,8 +251,8 @@ def main():
             for process in stack.processes.values():
                 process.wait()
             for log in sorted(stack.folder.glob("*.log")) if failed else []:
-                print(f"--- {log.name}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-15:]), file=sys.stderr)
+                print(f"--- {log.name}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-30:]), file=sys.stderr)
 
 
 if __name__ == "__main__":
-    main()
+    play("compose_by_hand", run)

@@ -1,7 +1,7 @@
 """Started by tests/systemd_by_hand, which says what it does."""
 
-import grp, os, pathlib, shutil, subprocess, sys, tempfile, urllib.error, urllib.request
-from compose_by_hand import EVENTS, PROGRAMS, ROOT, Stack, until
+import grp, os, pathlib, shutil, subprocess, sys, urllib.error, urllib.request
+from compose_by_hand import EVENTS, PROGRAMS, ROOT, Stack, play, until
 
 UNITS = ROOT / "packaging/systemd"
 RELAY, INBOX = "tailpost-relay.service", "tailpost-inbox@billing.service"
@@ -162,25 +162,7 @@ def work(stack, machine):
     print(f"{EVENTS} events committed, {EVENTS} effects, under {machine.systemctl('--version').splitlines()[0]}")
 
 
-def main():
+if __name__ == "__main__":
     if os.getuid() != 0:
         sys.exit("systemd_by_hand: systemd and namespaces need root")
-    PROGRAMS.update({name: str((ROOT / path).resolve()) for name, path in PROGRAMS.items()})
-    with tempfile.TemporaryDirectory(prefix="systemd_by_hand.") as folder:
-        os.chmod(folder, 0o755)
-        stack = Stack(pathlib.Path(folder))
-        failed = True
-        try:
-            run(stack)
-            failed = False
-        finally:
-            for process in stack.processes.values():
-                process.kill()
-            for process in stack.processes.values():
-                process.wait()
-            for log in sorted(stack.folder.glob("*.log")) if failed else []:
-                print(f"--- {log.name}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-30:]), file=sys.stderr)
-
-
-if __name__ == "__main__":
-    main()
+    play("systemd_by_hand", run)
