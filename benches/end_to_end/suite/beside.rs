@@ -21,9 +21,9 @@ const WORK: [Work; 3] = [Work::None, Work::Replay, Work::Retention];
 const TRANSACTIONS_PER_SECOND: u32 = 500;
 
 /// Rows that outlast the events, at the rate at which they are worked on.
-const ROWS: u32 = 600_000;
+const ROWS: u32 = 300_000;
 const SECONDS: u32 = 10;
-const SECONDS_IN_TURNS: u32 = 40;
+const SECONDS_IN_TURNS: u32 = 60;
 
 const QUICK_ROWS: u32 = 60_000;
 const QUICK_SECONDS: u32 = 2;
