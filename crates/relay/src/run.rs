@@ -15,7 +15,7 @@ use crate::engine::Backoff;
 use crate::error::Error;
 use crate::nats::{NatsLink, has_ended, leave_server};
 use crate::polling::Poll;
-use crate::postgres::{Opening, Store, answered};
+use crate::postgres::{Opening, Store, answered, drained};
 use crate::reporter::{Reporter, Reports};
 use crate::session::Session;
 use crate::standby;
@@ -114,7 +114,7 @@ pub async fn run(
         said = hint;
         reporter.failed(told(&error));
         if let Err(error) = relieve(&config).await {
-            warn!(error = describe(&error), "could not look at what the slot keeps");
+            warn!(error = describe(&error), "the slot keeps what it keeps");
         }
         tokio::select! {
             () = tokio::time::sleep(wait) => {}
@@ -193,7 +193,7 @@ async fn session(
 }
 
 /// Between sessions nobody reads the slot, and it keeps what is written. Drops it if that is more
-/// than it may be, and if that is wanted: the table has everything that it would have brought.
+/// than it may be, and if that is wanted and the table has everything that it would have brought.
 async fn relieve(config: &Config) -> Result<(), Error> {
     let (Some(limit), OnWalLimit::DropSlotAndScan) = (config.wal.limit, config.wal.on_limit) else {
         return Ok(());
@@ -211,6 +211,9 @@ async fn relieve(config: &Config) -> Result<(), Error> {
         if health.is_read || health.retained_bytes < limit {
             return Ok(());
         }
+        // It may be from a time when events without a row were taken.
+        let how = "lose them: `tailpost slot drop --force` drops the slot";
+        drained::check(config, &Opening::unobserved(config), &store, how).await?;
         store.announce_drop(&config.slot, "it kept more of the log than relay.wal_limit").await?;
         store.drop_slot(&config.slot).await?;
         error!(

@@ -166,6 +166,38 @@ async fn a_slot_that_holds_events_without_a_row_is_not_dropped() {
     assert!(relay.log().contains("may be lost with the slot"), "{}", relay.log());
 }
 
+/// Also where the settings are from after such events, and no session can look into the slot.
+// proves: G-OUT-3
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_over_its_limit_is_kept_while_it_holds_events_without_a_row() {
+    let mut env = env(&[]).await;
+    let relay = env.relay();
+    relay.wait_active().await;
+    relay.sigterm();
+    assert!(relay.wait_exit(DEADLINE).await.success());
+    let unread = Uuid::now_v7();
+    env.execute(&emit(true, unread, "'{}'")).await;
+    env.nats.kill().await.expect("kill NATS");
+    for _ in 0..3 {
+        env.execute("SELECT pg_logical_emit_message(false, 'other', 'work'), pg_switch_wal()")
+            .await;
+    }
+    env.set("TAILPOST_RELAY__WAL_MESSAGES", "false");
+    env.set("TAILPOST_RELAY__WAL_LIMIT", "20MiB");
+    env.set("TAILPOST_RELAY__ON_WAL_LIMIT", "drop_slot_and_scan");
+    let relay = env.relay();
+    relay.wait_log("has events of outbox_emit_wal that are not published").await;
+    let slots = "SELECT count(*) FROM pg_replication_slots";
+    assert_eq!(env.query::<i64>(slots).await, 1, "{}", relay.log());
+    drop(relay);
+
+    env.set("TAILPOST_RELAY__WAL_MESSAGES", "true");
+    env.set("TAILPOST_RELAY__ON_WAL_LIMIT", "hold");
+    env.nats.start_again().await.expect("start NATS");
+    env.ends_with(0, &["relay", "--once"]).await;
+    assert_eq!(env.stored_ids().await, [unread]);
+}
+
 /// R-RPL-03: no row tells, so the relay does.
 // proves: G-OUT-3
 #[tokio::test(flavor = "multi_thread")]

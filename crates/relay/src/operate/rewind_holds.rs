@@ -14,8 +14,9 @@ pub(super) async fn wal_holds(
     selection: &ReplaySelection,
 ) -> Result<SourceHolds, Error> {
     let reading = store.rewind_slot(&config.slot, &RewindConfig::slot(&config.slot)).await?;
-    let slot = reading.slot.filter(|it| !it.is_lost());
     let own = store.slot_progress(&config.slot).await?;
+    // Where that ends, what a replay may bring ends.
+    let slot = reading.slot.filter(|it| !it.is_lost() && own.is_some());
     let until = own.map_or(0, |it| it.confirmed.0);
     let reaches = |it: &RewindSlot| {
         selection.from_lsn.is_some_and(|from| from >= it.confirmed)
@@ -23,6 +24,9 @@ pub(super) async fn wal_holds(
     };
     let note = match (&slot, config.rewind.retain) {
         (None, None) => Some("off: rewind.retain keeps it".to_owned()),
+        (None, Some(_)) if own.is_none() => {
+            Some("the relay's own slot is not there: start a relay, which makes it".to_owned())
+        }
         (None, Some(_)) => Some("the rewind slot is not there now: see `tailpost status`".into()),
         (Some(slot), _) if reaches(slot) => None,
         (Some(_), _) => Some("what committed before is not in it".into()),
