@@ -6,6 +6,9 @@ use support::{DEADLINE, TestEnv, get, until};
 use uuid::Uuid;
 
 use super::{LONG_AGO, age, env, left, maintain, stop, wait_watermark};
+use crate::pages::shown::{section, steps};
+
+const PAGE: &str = include_str!("../../../docs/retention.md");
 
 /// An outbox with partitions from its beginning, the oldest for today: what went by is another test's.
 pub(super) async fn partitioned() -> TestEnv {
@@ -198,6 +201,17 @@ async fn partitions_are_made_ahead_and_dropped_behind() {
     assert!(ready.contains("\"retention\":{\"ok\":true"), "{ready}");
     stop(relay).await;
     assert_eq!(env.stored_count().await, 70);
+    as_the_page_shows(&env).await;
+}
+
+/// Of two old days, one has a row that no relay has published.
+async fn as_the_page_shows(env: &TestEnv) {
+    day_ago(env, 20).await;
+    day_ago(env, 21).await;
+    insert_ago(env, 1, 20).await;
+    let section = section(PAGE, "### Behind");
+    let [maintain] = steps(section).try_into().ok().expect("one command");
+    maintain.play(env, &[]).await;
 }
 
 /// R-RET-01: a row that is not published, a dead letter, a mark that is owed or may be asked for, and
