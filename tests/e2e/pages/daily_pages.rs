@@ -51,7 +51,7 @@ async fn waiting_verifying_rewinding_and_deleting_go_as_their_pages_show() {
     for step in commands(VERIFY, "verify").iter().take(5) {
         step.play(&env, &[]).await;
     }
-    for step in commands(REWIND, "inbox rewind") {
+    for step in commands(REWIND, "inbox rewind").iter().chain(&commands(REWIND, "wait")) {
         step.play(&env, &[("4001", "1")]).await;
     }
     assert_eq!(service.calls_of(id.parse().expect("an id")), 2, "handled again");

@@ -42,6 +42,13 @@ pub(crate) fn steps(page: &'static str) -> Vec<Step> {
     steps
 }
 
+/// The commands of a page below a heading.
+pub(crate) fn steps_below<const N: usize>(page: &'static str, heading: &str) -> [Step; N] {
+    let steps = steps(section(page, heading));
+    let count = steps.len();
+    steps.try_into().unwrap_or_else(|_| panic!("{heading}: {count} commands"))
+}
+
 /// What a page shows that a port answers to `/readyz`, one answer after the other.
 pub(crate) fn readyz(page: &str, port: u16) -> Vec<Value> {
     let command = format!("$ curl -s http://127.0.0.1:{port}/readyz");

@@ -48,7 +48,7 @@ fn ours(command: &str) -> Option<String> {
     let mut rest = command;
     while let Some((first, others)) = rest.split_once(' ') {
         if first == "tailpost" {
-            let ends = [" | ", " & ", "  #", " # ", " ("];
+            let ends = [" | ", " & ", " > ", "  #", " # ", " ("];
             let of = ends.iter().fold(others, |it, end| it.split(end).next().unwrap_or(it));
             return Some(of.trim_end_matches([' ', '&']).to_owned());
         }
