@@ -73,7 +73,7 @@ async fn insert_aggregates(env: &TestEnv, aggregates: usize, events: usize) -> V
 }
 
 /// Waits until all rows are marked and the sweeper has been everywhere.
-pub(crate) async fn wait_swept(env: &TestEnv) {
+async fn wait_swept(env: &TestEnv) {
     env.wait_marked().await;
     let swept = "SELECT bool_and(NOT EXISTS (
             SELECT FROM outbox_events o WHERE NOT pg_visible_in_snapshot(o.txid, s.swept_snapshot)

@@ -24,7 +24,8 @@ fn metrics_are_called_as_they_are() {
         let text = read(&page);
         let metrics = quoted(&text).filter(|it| {
             let is_ours = it.starts_with("tailpost_") || it.ends_with("_total");
-            is_ours && ["_total", "_seconds", "_bytes", "_count"].iter().any(|end| it.ends_with(end))
+            is_ours
+                && ["_total", "_seconds", "_bytes", "_count"].iter().any(|end| it.ends_with(end))
         });
         let unknown: BTreeSet<_> = metrics.filter(|it| !declared.contains(it)).collect();
         let page = page.display();
@@ -34,14 +35,19 @@ fn metrics_are_called_as_they_are() {
 
 #[test]
 fn migrations_are_called_as_they_are() {
-    let files: BTreeSet<_> = files(".sql").into_iter().filter_map(|it| Some(it.file_stem()?.to_owned())).collect();
+    let files: BTreeSet<_> =
+        files(".sql").into_iter().filter_map(|it| Some(it.file_stem()?.to_owned())).collect();
     for page in pages() {
         let text = read(&page);
         let named = text.split("migration ").skip(1).filter_map(|it| it.split_whitespace().next());
         let named = named.filter(|it| it.starts_with("00") && it.contains('_'));
         for name in named {
             let name = name.trim_matches('`');
-            assert!(files.contains(std::ffi::OsStr::new(name)), "{}: no migration {name}", page.display());
+            assert!(
+                files.contains(std::ffi::OsStr::new(name)),
+                "{}: no migration {name}",
+                page.display()
+            );
         }
     }
 }

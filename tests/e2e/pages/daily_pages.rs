@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::shown::{Step, steps};
 use crate::inbox::service::Service;
-use crate::verify::{free, message_of, remove, store, wait_swept};
+use crate::verify::{free, message_of, remove, store};
 
 const WAITING: &str = include_str!("../../../docs/waiting.md");
 const VERIFY: &str = include_str!("../../../docs/verify.md");
@@ -65,7 +65,7 @@ async fn waiting_verifying_rewinding_and_deleting_go_as_their_pages_show() {
 /// A message and its copy, two deleted messages, and a row that was changed.
 async fn what_somebody_broke_is_found_and_repaired(env: &TestEnv) {
     let ids = env.insert_each(5).await;
-    wait_swept(env).await;
+    env.wait_marked().await;
     for id in &ids[..2] {
         remove(env, *id).await;
     }

@@ -148,7 +148,8 @@ impl Step {
                 None => shape(it) == wanted,
             };
             let found = left.iter().enumerate();
-            let found = found.filter_map(|(of, it)| Some((it.iter().position(|it| is_it(it))?, of)));
+            let found =
+                found.filter_map(|(of, it)| Some((it.iter().position(|it| is_it(it))?, of)));
             let Some((at, of)) = found.min() else {
                 return Some(format!("does not print, or not here: {shown}"));
             };

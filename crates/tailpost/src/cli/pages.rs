@@ -32,7 +32,8 @@ fn commands(page: &str) -> Vec<String> {
             block = if block.is_none() { Some(language) } else { None };
         } else if let Some(language) = block {
             let command = line.trim_start().trim_start_matches("$ ");
-            let commands_of = command.split(" && ").filter(|_| ["console", "sh"].contains(&language));
+            let commands_of =
+                command.split(" && ").filter(|_| ["console", "sh"].contains(&language));
             commands.extend(commands_of.map(str::to_owned));
         } else {
             prose += line;
