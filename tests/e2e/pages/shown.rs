@@ -148,8 +148,7 @@ impl Step {
                 None => shape(it) == wanted,
             };
             let found = left.iter().enumerate();
-            let found =
-                found.filter_map(|(of, it)| Some((it.iter().position(|it| is_it(it))?, of)));
+            let found = found.filter_map(|(of, it)| Some((it.iter().position(&is_it)?, of)));
             let Some((at, of)) = found.min() else {
                 return Some(format!("does not print, or not here: {shown}"));
             };
@@ -188,4 +187,20 @@ fn is_migration(word: &str) -> bool {
     number.len() == 4
         && number.bytes().all(|it| it.is_ascii_digit())
         && name.bytes().all(|it| it.is_ascii_lowercase() || it == b'_')
+}
+
+/// Numbers of a migration are not like other numbers, and none may be left out unseen.
+#[test]
+fn a_page_with_an_old_migration_is_seen() {
+    let printed = "created  migration 0001_a\ncreated  migration 0002_b\ncreated  slot 17\n";
+    let differs = |shown: &[&'static str]| {
+        let step = Step { args: Vec::new(), shown: shown.to_vec(), is_piped: false };
+        step.differs(printed, "").is_some()
+    };
+    let [first, second] = ["created  migration 0001_a", "created  migration 0002_b"];
+    assert!(!differs(&[first, "…", second, "created  slot 4"]));
+    assert!(!differs(&[first, "…"]));
+    assert!(differs(&[first, "created  slot 4"]), "the newest is left out");
+    assert!(differs(&["created  migration 0003_b", "…"]), "another number");
+    assert!(differs(&[first, second]), "the end is left out");
 }
