@@ -1,5 +1,6 @@
 //! Servers that are frozen, as a virtual machine or a full disk freezes them: connections stay open
-//! and nobody answers. Operators see it in `/readyz`, of the relay and of the inbox.
+//! and nobody answers. Operators see it in `/readyz`, of the relay and of the inbox, as
+//! docs/runbook.md shows it.
 
 use lab::Port;
 use support::{DEADLINE, Relay, TestEnv, ask, get, until};
@@ -7,6 +8,10 @@ use tokio::net::TcpStream;
 
 use crate::inbox::http::{set_up, wait_processed};
 use crate::inbox::service::Service;
+use crate::pages::shown::{json_shape, readyz, section, steps_below};
+
+const PAGE: &str = include_str!("../../docs/runbook.md");
+const HANGS: &str = "## A server that hangs";
 
 struct Scene {
     env: TestEnv,
@@ -46,6 +51,26 @@ impl Scene {
         }
     }
 
+    /// Waits until both say what the page shows below a heading, as its `n`th answers.
+    async fn both_show(&self, heading: &str, n: usize) {
+        let page = section(PAGE, heading);
+        for (api, port) in [(&self.relay_api, 9464), (&self.inbox_api, 9465)] {
+            let shown = readyz(page, port);
+            let Some(shown) = shown.get(n) else { continue };
+            let mut told = String::new();
+            until(DEADLINE, &format!("{heading}: {shown}"), async || {
+                let answer = get(api.addr(), "/readyz").await.unwrap_or_default();
+                let answer = answer.lines().last().unwrap_or_default();
+                if told != answer {
+                    eprintln!("{answer}");
+                    answer.clone_into(&mut told);
+                }
+                json_shape(answer) == *shown
+            })
+            .await;
+        }
+    }
+
     /// What an operator does with the consumer.
     async fn control(&self, action: &str) {
         let stream = TcpStream::connect(self.inbox_api.addr()).await.expect("connect");
@@ -77,6 +102,7 @@ async fn a_frozen_postgresql_is_seen_and_costs_nothing() {
     let scene = Scene::new().await;
     scene.env.postgres.pause().expect("pause PostgreSQL");
     scene.both("503").await;
+    scene.both_show(HANGS, 1).await;
     scene.env.postgres.resume().expect("resume PostgreSQL");
     scene.env.insert(5).await;
     scene.goes_on(10).await;
@@ -110,6 +136,11 @@ async fn a_frozen_nats_is_seen_and_costs_nothing() {
     // A relay that has nothing to send misses nothing.
     scene.env.insert(5).await;
     scene.both("503").await;
+    scene.both_show(HANGS, 0).await;
+    let away = "## A broker that is away";
+    let [status] = steps_below(PAGE, away);
+    status.play_until(&scene.env, &[]).await;
+    scene.both_show(away, 0).await;
     scene.env.nats.resume().expect("resume NATS");
     scene.goes_on(10).await;
 }

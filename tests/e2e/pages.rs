@@ -3,7 +3,8 @@
 mod daily_pages;
 mod nats_users;
 mod replay_page;
-mod shown;
+mod runbook_page;
+pub(crate) mod shown;
 
 use std::io::Write;
 

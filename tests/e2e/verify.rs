@@ -85,7 +85,7 @@ async fn wait_swept(env: &TestEnv) {
 }
 
 /// Stores a message by hand, whatever the broker remembers.
-async fn store(env: &TestEnv, subject: &str, headers: &HeaderMap, payload: &str) -> u64 {
+pub(crate) async fn store(env: &TestEnv, subject: &str, headers: &HeaderMap, payload: &str) -> u64 {
     let jetstream = env.nats.jetstream().await.expect("connect to NATS");
     let stored = std::cell::Cell::new(0);
     until(DEADLINE, "the broker stores a message", async || {
@@ -100,7 +100,7 @@ async fn store(env: &TestEnv, subject: &str, headers: &HeaderMap, payload: &str)
 }
 
 /// The headers of a message, so that it can be stored again anywhere.
-fn free(message: &Stored) -> HeaderMap {
+pub(crate) fn free(message: &Stored) -> HeaderMap {
     let expected = |name: &str| name.starts_with("Nats-Expected-");
     let mut headers = HeaderMap::new();
     for (name, values) in message.headers.iter().filter(|it| !expected(it.0.as_ref())) {
@@ -112,13 +112,13 @@ fn free(message: &Stored) -> HeaderMap {
 }
 
 /// The message of an event.
-async fn message_of(env: &TestEnv, id: Uuid) -> Stored {
+pub(crate) async fn message_of(env: &TestEnv, id: Uuid) -> Stored {
     let mut all = env.stored().await.into_iter();
     all.find(|it| it.id == id).expect("the event is stored")
 }
 
 /// Removes the message of an event from the stream.
-async fn remove(env: &TestEnv, id: Uuid) -> Stored {
+pub(crate) async fn remove(env: &TestEnv, id: Uuid) -> Stored {
     let message = message_of(env, id).await;
     env.stream().await.delete_message(message.sequence).await.expect("delete a message");
     message

@@ -6,6 +6,7 @@ mod first_steps;
 mod guarantees;
 mod layout;
 mod packaging;
+mod pages;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

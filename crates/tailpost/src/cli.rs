@@ -7,6 +7,9 @@ mod inbox_args;
 #[cfg(feature = "lab")]
 mod lab_args;
 pub(crate) mod manual_args;
+// `demo` and `chaos` are on the pages, too.
+#[cfg(all(test, feature = "lab"))]
+mod pages;
 mod replay_args;
 mod rewind_args;
 mod top_args;

@@ -7,6 +7,7 @@ use uuid::Uuid;
 
 use super::shown::{Step, steps};
 use crate::inbox::service::Service;
+use crate::verify::{free, message_of, remove, store};
 
 const WAITING: &str = include_str!("../../../docs/waiting.md");
 const VERIFY: &str = include_str!("../../../docs/verify.md");
@@ -26,6 +27,8 @@ async fn waiting_verifying_rewinding_and_deleting_go_as_their_pages_show() {
     let mut env = TestEnv::new().await;
     let (admin, service) = (Port::reserve().expect("a free port"), Service::start().await);
     env.set("TAILPOST_ADMIN__LISTEN", &admin.addr().to_string());
+    // A repair waits for as long.
+    env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
     env.setup().await;
     env.ends_with(0, &["inbox", "setup"]).await;
     let relay = env.relay();
@@ -48,11 +51,46 @@ async fn waiting_verifying_rewinding_and_deleting_go_as_their_pages_show() {
     for step in commands(VERIFY, "verify").iter().take(5) {
         step.play(&env, &[]).await;
     }
-    for step in commands(REWIND, "inbox rewind") {
+    for step in commands(REWIND, "inbox rewind").iter().chain(&commands(REWIND, "wait")) {
         step.play(&env, &[("4001", "1")]).await;
     }
     assert_eq!(service.calls_of(id.parse().expect("an id")), 2, "handled again");
     for step in commands(RETENTION, "maintain").iter().take(2) {
         step.play(&env, &[]).await;
     }
+    what_somebody_broke_is_found_and_repaired(&env).await;
+    an_outbox_in_use_gets_partitions(&env).await;
+}
+
+/// A message and its copy, two deleted messages, and a row that was changed.
+async fn what_somebody_broke_is_found_and_repaired(env: &TestEnv) {
+    let ids = env.insert_each(5).await;
+    env.wait_marked().await;
+    for id in &ids[..2] {
+        remove(env, *id).await;
+    }
+    let original = message_of(env, ids[2]).await;
+    let copy = store(env, &original.subject, &free(&original), &original.payload).await;
+    let change = "UPDATE outbox_events SET payload = '{}' WHERE id = ";
+    env.execute(&format!("{change}'{}'", ids[3])).await;
+    let all = commands(VERIFY, "verify");
+    let [found, repair, again] = &all[5..] else { panic!("{} commands", all.len()) };
+    found.play(env, &[]).await;
+    env.stream().await.delete_message(copy).await.expect("delete a message");
+    repair.play(env, &[]).await;
+    for step in commands(VERIFY, "wait") {
+        step.play(env, &[]).await;
+    }
+    again.play(env, &[]).await;
+}
+
+/// While a relay is at work.
+async fn an_outbox_in_use_gets_partitions(env: &TestEnv) {
+    for step in commands(RETENTION, "setup --partitioned") {
+        step.play(env, &[]).await;
+    }
+    let before = env.stored_count().await;
+    env.insert_each(2).await;
+    env.wait_marked().await;
+    assert_eq!(env.stored_count().await, before + 2);
 }

@@ -6,6 +6,9 @@ use support::{DEADLINE, TestEnv, get, until};
 use uuid::Uuid;
 
 use super::{LONG_AGO, age, env, left, maintain, stop, wait_watermark};
+use crate::pages::shown::steps_below;
+
+const PAGE: &str = include_str!("../../../docs/retention.md");
 
 /// An outbox with partitions from its beginning, the oldest for today: what went by is another test's.
 pub(super) async fn partitioned() -> TestEnv {
@@ -174,6 +177,7 @@ async fn partitions_are_made_ahead_and_dropped_behind() {
     assert!((7.0..8.1).contains(&(ahead / 86_400.0)), "{ahead}");
     let warnings = told["warnings"].as_array().expect("a list");
     assert!(!warnings.iter().any(|it| it.as_str().is_some_and(|it| it.contains("partition"))));
+    a_partition_is_held_as_the_page_shows(&env).await;
     stop(relay).await;
 
     // A relay does it by itself, and says so.
@@ -197,7 +201,20 @@ async fn partitions_are_made_ahead_and_dropped_behind() {
     let ready = get(admin.addr(), "/readyz").await.unwrap_or_default();
     assert!(ready.contains("\"retention\":{\"ok\":true"), "{ready}");
     stop(relay).await;
-    assert_eq!(env.stored_count().await, 70);
+    assert_eq!(env.stored_count().await, 71);
+}
+
+/// Of two old days, one has nothing, the other a row that cannot be published now.
+async fn a_partition_is_held_as_the_page_shows(env: &TestEnv) {
+    env.nats.pause().expect("pause NATS");
+    let (_, needed) = (day_ago(env, 21).await, day_ago(env, 20).await);
+    insert_ago(env, 1, 20).await;
+    let [maintain] = steps_below(PAGE, "### Behind");
+    maintain.play(env, &[]).await;
+    env.nats.resume().expect("resume NATS");
+    env.wait_stored(71).await;
+    env.wait_marked().await;
+    env.execute(&format!("DROP TABLE {needed}")).await;
 }
 
 /// R-RET-01: a row that is not published, a dead letter, a mark that is owed or may be asked for, and
