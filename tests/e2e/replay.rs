@@ -3,6 +3,7 @@
 mod decisions;
 mod from_the_log;
 mod goes_on;
+mod permissions;
 mod restored;
 mod rewind_slot;
 mod selections;

@@ -56,6 +56,14 @@ pub enum Error {
         /// The database whose log it brings.
         database: String,
     },
+    /// The server's settings allow no logical replication slot.
+    #[error("could not {doing}")]
+    NoLogicalDecoding {
+        /// What was being done, in the imperative.
+        doing: &'static str,
+        /// The server's answer, which names the setting.
+        source: pgwire_replication::PgWireError,
+    },
     /// `tailpost setup` has not been run against these servers.
     #[error("{missing} does not exist")]
     NotSetUp {
@@ -75,6 +83,12 @@ pub enum Error {
         doing: &'static str,
         /// The client's error.
         source: Box<dyn std::error::Error + std::marker::Send + Sync>,
+    },
+    /// NATS does not let the user ask that. The request itself is never answered.
+    #[error("the NATS user may not publish on {subject}")]
+    NatsForbidden {
+        /// What it would have to be allowed.
+        subject: String,
     },
     /// The stream would lose or reorder events as it is configured.
     #[error("stream \"{stream}\" cannot be used: {reason}")]
@@ -191,7 +205,9 @@ impl Error {
             | Self::JetStream { .. } => true,
             Self::SlotForeign { .. }
             | Self::SlotElsewhere { .. }
+            | Self::NoLogicalDecoding { .. }
             | Self::NotSetUp { .. }
+            | Self::NatsForbidden { .. }
             | Self::Decode(_)
             | Self::Table(_)
             | Self::Stream { .. }
@@ -216,7 +232,15 @@ impl Error {
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Connect(error) => error.hint(),
+            Self::NoLogicalDecoding { .. } => Some(
+                "set wal_level = logical, and max_replication_slots above 0, and restart \
+                 PostgreSQL; or set relay.mode = \"poll\" and run `tailpost setup`"
+                    .into(),
+            ),
             Self::NotSetUp { .. } => Some("run `tailpost setup` against these servers".into()),
+            Self::NatsForbidden { subject } => Some(format!(
+                "let it publish {subject}: docs/security.md has the permissions of each user"
+            )),
             Self::SlotForeign { slot } => Some(format!(
                 "drop it with `SELECT pg_drop_replication_slot('{slot}')` and run `tailpost \
                  setup`, or configure another name as postgres.slot"
@@ -341,10 +365,6 @@ fn sqlstate_hint(code: &SqlState) -> Option<String> {
         "42P01" | "42703" | "42883" => "run `tailpost setup` against this database",
         "28000" | "28P01" => "check user, password and pg_hba.conf",
         "3D000" => "check the database's name in postgres.url",
-        "55000" => {
-            "set wal_level = logical, and max_replication_slots above 0, and restart PostgreSQL; or \
-             set relay.mode = \"poll\" and run `tailpost setup`"
-        }
         "53400" => "raise max_replication_slots and max_wal_senders, then restart PostgreSQL",
         _ => return None,
     };

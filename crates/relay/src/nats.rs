@@ -19,6 +19,7 @@ pub use connect::{NatsAccess, NatsLink, NatsTarget};
 #[cfg(test)]
 pub(crate) use limits::Limits;
 pub(crate) use other_stream::OtherStream;
+pub(crate) use permission_violations::unless_denied;
 #[cfg(fuzzing)]
 pub(crate) use pub_ack::read_any as read_any_answer;
 pub(crate) use publisher::{Answers, History, Publisher};

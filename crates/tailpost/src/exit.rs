@@ -111,6 +111,8 @@ fn relay_kind(error: &relay::Error) -> Kind {
         relay::Error::SlotBusy { .. }
         | relay::Error::SlotForeign { .. }
         | relay::Error::SlotElsewhere { .. }
+        | relay::Error::NoLogicalDecoding { .. }
+        | relay::Error::NatsForbidden { .. }
         | relay::Error::Stream { .. }
         | relay::Error::Publication { .. }
         | relay::Error::PublicationChanged { .. }

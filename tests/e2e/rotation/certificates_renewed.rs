@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 
 use lab::{NatsOptions, Proxy};
-use support::{DEADLINE, TestEnv, until};
+use support::TestEnv;
 
 use super::{Running, Secrets, database, make_tables, set_up};
 use crate::connections::certificates::{Certificates, Pair};
@@ -73,10 +73,8 @@ async fn certificates_for_postgresql_are_replaced_under_load() {
     renew(&secrets, &new.client(), &[&old, &new]);
     renew_postgres(&running.env, &new, &[&new]).await;
     running.end_connections("certified").await;
-    running.goes_on().await;
     renew(&secrets, &new.client(), &[&new]);
     running.end_connections("certified").await;
-    running.goes_on().await;
 
     renew(&secrets, &old.client(), &[&new]);
     let (_, said) = running.env.ends_with(4, &["setup"]).await;
@@ -122,8 +120,7 @@ async fn certificates_for_nats_are_replaced_under_load() {
     make_tables(&env).await;
     let mut running = Running::start(env).await;
 
-    let connects = |it: &support::Relay| it.log().matches(" connected to NATS").count();
-    let (relays, inboxes) = (connects(&running.relay), connects(&running.inbox));
+    let links = running.links();
     renew(&secrets, &old.client(), &[&old, &new]);
     renew_server(&servers, &new, &[&old, &new]);
     running.env.nats.reload(config.clone(), None).await.expect("reload");
@@ -133,10 +130,7 @@ async fn certificates_for_nats_are_replaced_under_load() {
     // The server leaves connections as they are.
     proxy.cut().await;
     proxy.restore().await.expect("restore the network");
-    until(DEADLINE, "relay and inbox are back", async || {
-        connects(&running.relay) > relays && connects(&running.inbox) >= 2 * inboxes
-    })
-    .await;
+    running.links_are_back(links).await;
     running.goes_on().await;
 
     renew(&secrets, &old.client(), &[&new]);

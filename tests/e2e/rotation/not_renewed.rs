@@ -14,21 +14,21 @@ use super::{Running, Secrets, make_tables};
 const TOKEN: &str = "t0ken-of-the-api";
 
 /// The port of a relay's server that is to start.
-fn listen(env: &mut TestEnv, variable: &str) -> Port {
+pub(super) fn listen(env: &mut TestEnv, variable: &str) -> Port {
     let port = Port::reserve().expect("a free port");
     env.set("TAILPOST_ADMIN__TOKEN", TOKEN);
     env.set(variable, &port.addr().to_string());
     port
 }
 
-async fn get(address: SocketAddr, path: &str) -> Option<String> {
+pub(super) async fn get(address: SocketAddr, path: &str) -> Option<String> {
     let stream = TcpStream::connect(address).await.ok()?;
     let headers = format!("Host: {address}\r\nAuthorization: Bearer {TOKEN}");
     ask(stream, "GET", path, &headers, "").await
 }
 
 /// Waits until readiness is this, and says this.
-async fn wait_ready(address: SocketAddr, code: u16, words: &str) {
+pub(super) async fn wait_ready(address: SocketAddr, code: u16, words: &str) {
     until(DEADLINE, &format!("/readyz is {code} and says `{words}`"), async || {
         let told = get(address, "/readyz").await.unwrap_or_default();
         let is_so = told.starts_with(&format!("HTTP/1.1 {code} ")) && told.contains(words);
@@ -65,7 +65,8 @@ async fn a_password_that_is_renewed_late_is_asked_for_and_then_used() {
     let hint = "renew what postgres.password_file gives";
     wait_ready(relay, 503, hint).await;
     wait_ready(inbox, 503, hint).await;
-    until(DEADLINE, "it is tried again and again", async || running.refusals() >= 4).await;
+    until(DEADLINE, "it is tried again and again", async || Running::refusals(&running.relay) >= 4)
+        .await;
     assert_eq!(said(&running.relay, "starting anew", hint), 1, "{}", running.relay.log());
     let status = get(relay, "/api/v1/status").await.expect("an answer");
     assert!(status.contains(hint), "{status}");
@@ -93,7 +94,7 @@ async fn a_token_that_is_renewed_late_is_asked_for_and_then_used() {
     let relay = port.addr();
     make_tables(&env).await;
     let mut running = Running::start(env).await;
-    let [_, config] = login.config;
+    let config = login.config[1].clone();
     running.env.nats.reload(vec![config], login.lab[1]).await.expect("reload");
     let hint = "renew what nats.token_file gives";
     running.relay.wait_log(hint).await;
@@ -102,10 +103,10 @@ async fn a_token_that_is_renewed_late_is_asked_for_and_then_used() {
     assert_eq!(said(&running.relay, event, hint), 1, "{}", running.relay.log());
     let (told, _) = running.env.ends_with(4, &["setup"]).await;
     assert!(!told.contains("s3cret"), "{told}");
-    secrets.renew("secret", login.secrets[1]);
+    secrets.renew("secret", &login.secrets[1]);
     wait_ready(relay, 200, "").await;
     running.goes_on().await;
-    running.end(&login.secrets).await;
+    running.end(&login.unsaid()).await;
 }
 
 /// No password helps a role that no rule lets in: neither is it asked for, nor is it waited for.

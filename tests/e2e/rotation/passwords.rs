@@ -31,7 +31,6 @@ async fn rotates(env: TestEnv, secrets: &Secrets) {
         secrets.renew("password", &format!("{new}\n"));
         running.env.execute(&format!("ALTER ROLE relay PASSWORD '{new}'")).await;
         running.end_connections("relay").await;
-        running.goes_on().await;
         let port = running.env.postgres.port();
         let by_old = format!("postgres://relay:{old}@127.0.0.1:{port}/postgres");
         let by_old: PostgresTarget = by_old.parse().expect("a target");

@@ -34,7 +34,7 @@ pub(crate) struct Pool {
     turns: Semaphore,
     /// Had by the one who asks for all who wait, while no connection can be opened.
     probe: tokio::sync::Mutex<()>,
-    /// Wakes those who wait: somebody has opened a connection.
+    /// Wakes those who wait: somebody has opened a connection, or put one back.
     opened: Notify,
 }
 
@@ -81,7 +81,7 @@ impl Pool {
             } else {
                 tokio::select! {
                     biased;
-                    attempt = self.probe() => attempt,
+                    attempt = self.probe() => Some(attempt),
                     () = opened => None,
                 }
             };
@@ -116,12 +116,11 @@ impl Pool {
         Some(self.open().await)
     }
 
-    /// `None` if another one is at it: somebody may have put a connection back meanwhile.
-    async fn probe(&self) -> Option<Result<Store, Error>> {
-        let _probe = timeout(Backoff::DATABASE.max, self.probe.lock()).await.ok()?;
+    async fn probe(&self) -> Result<Store, Error> {
+        let _probe = self.probe.lock().await;
         let failures = self.outage().failures;
         sleep(Backoff::DATABASE.after(failures)).await;
-        Some(self.open().await)
+        self.open().await
     }
 
     async fn open(&self) -> Result<Store, Error> {
@@ -171,6 +170,7 @@ impl Pool {
     pub(crate) fn put(&self, store: Store) {
         if !store.is_closed() {
             self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(store);
+            self.opened.notify_one();
         }
     }
 
@@ -196,7 +196,11 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::thread;
 
+    use lab::{Postgres, PostgresOptions};
+
     use super::*;
+    use crate::Layout;
+    use crate::connection::Connection;
     use crate::postgres::role_statements::RoleToken;
 
     /// A pool that opens no connection, and how often it was tried.
@@ -207,7 +211,11 @@ mod tests {
             counted.fetch_add(1, Ordering::Relaxed);
             Box::pin(async { Err("refused".into()) })
         });
-        let scope = Scope {
+        (Arc::new(Pool::new(connect, scope())), attempts)
+    }
+
+    fn scope() -> Scope {
+        Scope {
             schema: "public".into(),
             consumer: "billing".into(),
             stream: "OUTBOX".into(),
@@ -216,8 +224,7 @@ mod tests {
             role: RoleToken::default(),
             takes_over: true,
             lent: false,
-        };
-        (Arc::new(Pool::new(connect, scope)), attempts)
+        }
     }
 
     fn wait(pool: &Arc<Pool>, waiters: usize) {
@@ -257,6 +264,38 @@ mod tests {
             tokio::task::yield_now().await;
         }
         panic!("nobody asks before the pause is over");
+    }
+
+    /// The server says nothing to who wants another one.
+    #[tokio::test]
+    async fn who_waits_takes_at_once_what_is_put_back() {
+        let postgres = Postgres::start(PostgresOptions::default()).await.expect("start PostgreSQL");
+        let mut client = postgres.client("postgres").await.expect("connect");
+        crate::create_tables(&mut client, "public", Layout::Plain).await.expect("make the tables");
+        let only = Mutex::new(Some(Connection::new(client)));
+        let connect: Connect = Arc::new(move || {
+            let next = only.lock().expect("not poisoned").take();
+            Box::pin(async {
+                match next {
+                    Some(connection) => Ok(connection),
+                    None => std::future::pending().await,
+                }
+            })
+        });
+        let pool = Arc::new(Pool::new(connect, scope()));
+        let store = pool.get().await;
+        pool.outage().failures = 1;
+        let waiting = tokio::spawn({
+            let pool = Arc::clone(&pool);
+            async move { pool.get().await.pid() }
+        });
+        tokio::task::yield_now().await;
+        // From here on time passes only when nobody can go on.
+        tokio::time::pause();
+        let (began, pid) = (tokio::time::Instant::now(), store.pid());
+        pool.put(store);
+        assert_eq!(waiting.await.expect("a connection"), pid);
+        assert_eq!(began.elapsed(), Duration::ZERO);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use tokio::sync::watch;
 
 use crate::engine::Input;
+use crate::error::Error;
 use crate::nats::NatsLink;
 
 /// How the server words it; the subject follows in quotes.
@@ -33,6 +34,33 @@ impl PermissionViolations {
         let subject = subject(link.last_error.as_deref()?)?;
         let reason = format!("the relay's NATS user may not publish on {subject}");
         Some(Input::Denied { subject: subject.to_owned(), reason })
+    }
+}
+
+/// What comes of requests, made one after the other on the connection that `link` is about.
+///
+/// # Errors
+///
+/// [`Error::NatsForbidden`] as soon as the server refuses one of them: nobody would answer it.
+pub(crate) async fn unless_denied<T>(
+    link: &watch::Receiver<NatsLink>,
+    asking: impl Future<Output = Result<T, Error>>,
+) -> Result<T, Error> {
+    let mut link = link.clone();
+    let mut seen = link.borrow().errors;
+    let denied = async {
+        loop {
+            let news = link.wait_for(|it| it.errors > seen).await.ok().map(|it| it.clone());
+            let Some(news) = news else { return std::future::pending().await };
+            seen = news.errors;
+            if let Some(subject) = news.last_error.as_deref().and_then(subject) {
+                return subject.to_owned();
+            }
+        }
+    };
+    tokio::select! {
+        asked = asking => asked,
+        subject = denied => Err(Error::NatsForbidden { subject }),
     }
 }
 

@@ -45,8 +45,9 @@ pub struct ReplayPlan {
     pub sources: Vec<SourceHolds>,
     /// The one that would be read.
     pub chosen: ReplaySource,
-    /// The durable consumers of the stream that would store them.
-    pub consumers: Vec<String>,
+    /// The durable consumers of the stream that would store them; `None` if they are unknown, and a
+    /// warning says why.
+    pub consumers: Option<Vec<String>>,
     /// What somebody should think of before.
     pub warnings: Vec<String>,
 }

@@ -1,24 +1,30 @@
 //! Where a replay publishes, looked at before it begins.
 
+use std::time::Duration;
+
 use async_nats::jetstream;
 use async_nats::jetstream::stream::{
-    Config as Stream, DiscardPolicy, RetentionPolicy, State, StorageType,
+    Config as Stream, DiscardPolicy, RetentionPolicy, StorageType,
 };
 use futures_util::TryStreamExt;
 use outbox::wire::subject_matches;
+use tokio::sync::watch;
+use tokio::time::timeout;
 
 use super::replay_plan::ReplayTo;
 use crate::config::Config;
+use crate::describe;
 use crate::error::Error;
 use crate::nats::stream_check::is_not_found;
+use crate::nats::{NatsLink, unless_denied};
+
+/// How long listing the consumers may take: less than a request over HTTP may.
+const LISTING_MAX: Duration = Duration::from_secs(2);
 
 /// The stream that is to store copies.
 pub(super) struct Target {
-    /// Its durable consumers.
-    pub(super) consumers: Vec<String>,
     is_own: bool,
-    config: Stream,
-    state: State,
+    stream: jetstream::stream::Stream,
 }
 
 /// Looks at the stream that is to store copies, the relay's own or another one.
@@ -33,7 +39,7 @@ pub(super) async fn look(
     ReplayTo { stream: to_stream, prefix }: ReplayTo<'_>,
 ) -> Result<Target, Error> {
     let name = to_stream.unwrap_or(&config.stream.name);
-    let info = jetstream::new(nats.clone()).get_stream(name).await.map_err(|error| {
+    let found = jetstream::new(nats.clone()).get_stream(name).await.map_err(|error| {
         match to_stream {
             _ if !is_not_found(&error) => {}
             None => return Error::NotSetUp { missing: format!("stream \"{name}\"") },
@@ -46,29 +52,49 @@ pub(super) async fn look(
         }
         Error::jetstream("look at the stream")(error)
     })?;
-    let stream = info.cached_info().config.clone();
+    let stream = &found.cached_info().config;
     if to_stream.is_some() {
         if own.len() > 1 {
             let problem = "the shards would publish under the same subjects of one stream, and each \
                            would take the others' copies for somebody else's: leave --to-stream away";
             return Err(Error::Conflict(problem.into()));
         }
-        check_other(own, &stream, prefix)?;
+        check_other(own, stream, prefix)?;
     }
     if let Some(prefix) = prefix {
         check_prefix(prefix, name, &stream.subjects)?;
     }
-    let listed = info.consumers().try_collect::<Vec<_>>().await;
-    let listed = listed.map_err(Error::jetstream("list the stream's consumers"))?;
-    let consumers = listed.into_iter().filter_map(|it| it.config.durable_name).collect();
-    let is_own = to_stream.is_none();
-    Ok(Target { consumers, is_own, config: stream, state: info.cached_info().state.clone() })
+    Ok(Target { is_own: to_stream.is_none(), stream: found })
 }
 
 impl Target {
+    /// Its durable consumers.
+    ///
+    /// # Errors
+    ///
+    /// Why they are unknown, as a warning: without them the plan holds as well.
+    pub(super) async fn consumers(
+        &self,
+        link: &watch::Receiver<NatsLink>,
+    ) -> Result<Vec<String>, String> {
+        let listed = self.stream.consumers().try_collect::<Vec<_>>();
+        let listed = async { listed.await.map_err(Error::jetstream("list them")) };
+        let late = Err(Error::Stalled("NATS does not answer"));
+        match timeout(LISTING_MAX, unless_denied(link, listed)).await.unwrap_or(late) {
+            Ok(listed) => Ok(listed.into_iter().filter_map(|it| it.config.durable_name).collect()),
+            Err(error) => Err(format!(
+                "which consumers stream {} has is unknown: {}. Those without an inbox repeat their \
+                 effects, unless they deduplicate by the event's id",
+                self.stream.cached_info().config.name,
+                describe(&error)
+            )),
+        }
+    }
+
     /// What the limits of the stream mean for so many copies, if anything.
     pub(super) fn warning(&self, copies: Option<u64>) -> Option<String> {
-        let (stream, state) = (&self.config, &self.state);
+        let info = self.stream.cached_info();
+        let (stream, state) = (&info.config, &info.state);
         let copies = copies.filter(|it| *it > 0)?;
         let limit = |it: i64| u64::try_from(it).ok().filter(|it| *it > 0);
         let size = state.bytes.checked_div(state.messages).unwrap_or(0);

@@ -11,6 +11,7 @@ use super::replay_target;
 use super::rewind_holds::{check_log, wal_holds};
 use crate::config::{Config, Dedup, MarkBy, Mode};
 use crate::error::Error;
+use crate::nats::unless_denied;
 use crate::nats::whole_stream::{self, WholeStream};
 use crate::postgres::{Store, answered};
 pub use crate::replay_selection::{ReplaySelection, ReplaySource};
@@ -156,10 +157,12 @@ pub async fn plan_replay(
     for config in config.each_shard() {
         let store = Store::connect(&config, NAME).await?;
         answered("look for the outbox", store.check_tables()).await?;
-        let nats = config.nats.connect(NAME).await?;
-        let target = replay_target::look(&config, &nats, &own, to).await?;
+        let (nats, link) = config.nats.connect_watched(NAME).await?;
+        let target = unless_denied(&link, replay_target::look(&config, &nats, &own, to)).await?;
+        let consumers = target.consumers(&link).await;
         let (of_table, oldest) = table_holds(&config, &store, selection).await?;
-        let of_stream = stream_holds(&config, &store, &nats, selection, oldest).await?;
+        let of_stream = stream_holds(&config, &store, &nats, selection, oldest);
+        let of_stream = unless_denied(&link, of_stream).await?;
         let of_wal = wal_holds(&config, &store, selection).await?;
         let names_few = !selection.events.is_empty() || selection.aggregate.is_some();
         let prefers_table = names_few && of_table.is_complete;
@@ -181,8 +184,8 @@ pub async fn plan_replay(
             to_stream: to.stream.map(str::to_owned),
             sources,
             chosen,
-            warnings: target.warning(events).into_iter().collect(),
-            consumers: target.consumers,
+            warnings: target.warning(events).into_iter().chain(consumers.clone().err()).collect(),
+            consumers: consumers.ok(),
         });
     }
     Ok(plans)

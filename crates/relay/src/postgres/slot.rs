@@ -396,7 +396,7 @@ async fn create(
         _ => "USE_SNAPSHOT",
     };
     let sql = format!("CREATE_REPLICATION_SLOT {slot} LOGICAL pgoutput {options}");
-    let rows = session.query_patiently(opening, &sql, doing).await?;
+    let rows = session.create_slot(opening, &sql).await?;
     let consistent_point = rows.first().and_then(|row| text(row.get(1)?.as_ref()));
     let snapshot = session.single("SELECT pg_current_snapshot()").await?;
     session.query("COMMIT", doing).await?;

@@ -64,15 +64,20 @@ impl Replication {
         answered(doing, self.unbounded(sql, doing)).await
     }
 
-    /// Runs a statement for as long as the server works on it.
-    pub(crate) async fn query_patiently(
+    /// Creates a slot. The server waits for running transactions, as long as it takes.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoLogicalDecoding`] if the server's settings do not allow it.
+    pub(crate) async fn create_slot(
         &mut self,
         opening: &Opening,
         sql: &str,
-        doing: &'static str,
     ) -> Result<Vec<QueryRow>, Error> {
-        let pid = self.pid;
-        opening.step(pid, doing, self.unbounded(sql, doing)).await
+        let (pid, doing) = (self.pid, "create the replication slot");
+        let creating = self.client.0.simple_query(sql);
+        let refused = |error| created_error(error, doing);
+        opening.step(pid, doing, async { creating.await.map_err(refused) }).await
     }
 
     /// The only value of a statement that waits for nobody.
@@ -113,6 +118,18 @@ fn refused_error(source: PgWireError, target: &PostgresTarget, doing: &'static s
         return Error::Replication { doing, source };
     }
     connect_error::Error::Replication { target: target.to_string(), source, renewed }.into()
+}
+
+/// The code has many meanings, and the names of settings are the same in each language.
+fn created_error(source: PgWireError, doing: &'static str) -> Error {
+    let names_setting =
+        |it: &str| ["wal_level", "max_replication_slots"].iter().any(|s| it.contains(s));
+    match sqlstate(&source).as_deref() {
+        Some("55000") if names_setting(&source.to_string()) => {
+            Error::NoLogicalDecoding { doing, source }
+        }
+        _ => Error::Replication { doing, source },
+    }
 }
 
 fn started_error(error: PgWireError, slot: &str) -> Error {

@@ -91,7 +91,8 @@ pub(super) async fn run(args: &ReplayArgs, settings: &Settings) -> anyhow::Resul
 fn plan(of: &ReplayPlan, rate: Option<u32>, known: &Option<BTreeSet<String>>) -> Plan {
     let (events, is_exact) = of.source().map_or((Some(0), true), |it| (it.events, it.is_exact));
     let has_inbox = |it: &&String| known.as_ref().is_some_and(|known| known.contains(*it));
-    let (with, without): (Vec<&String>, Vec<&String>) = of.consumers.iter().partition(has_inbox);
+    let (with, without): (Vec<&String>, Vec<&String>) =
+        of.consumers.iter().flatten().partition(has_inbox);
     Plan {
         plan: of.clone(),
         events,
@@ -121,7 +122,7 @@ fn told(plan: &Plan) -> String {
     for source in &plan.plan.sources {
         line(source_told(source, plan.plan.chosen));
     }
-    if !plan.plan.consumers.is_empty() {
+    if plan.plan.consumers.as_ref().is_some_and(|it| !it.is_empty()) {
         let mut said = Vec::new();
         if !plan.with_inbox.is_empty() {
             let names = plan.with_inbox.join(", ");

@@ -6,6 +6,7 @@ use outbox::wire::subject_matches;
 use super::facts::{Seen, Subjects};
 use super::read_broker::USER_INFO;
 use super::server_rules::judge_clock;
+use crate::config::Mode;
 
 /// The first version with everything but fast-ingest batches, and its mended deduplication.
 const RECOMMENDED: (u32, u32) = (2, 11);
@@ -73,7 +74,7 @@ fn jetstream(seen: &Seen) -> Judged {
 }
 
 /// What a relay publishes, asks, and listens to.
-pub(super) fn needed(seen: &Seen) -> (Vec<String>, Vec<String>) {
+fn needed(seen: &Seen) -> (Vec<String>, Vec<String>) {
     let mut publish = Vec::new();
     for config in seen.config.each_shard() {
         publish.extend(config.routing().patterns());
@@ -84,6 +85,12 @@ pub(super) fn needed(seen: &Seen) -> (Vec<String>, Vec<String>) {
     publish.push("$JS.API.INFO".into());
     publish.push(USER_INFO.into());
     (publish, vec!["_INBOX.>".into()])
+}
+
+/// What is asked for a plan of a replay, and for nothing else.
+fn asked_for_plans(seen: &Seen) -> Vec<String> {
+    let shards = seen.config.each_shard().into_iter();
+    shards.map(|it| format!("$JS.API.CONSUMER.LIST.{}", it.stream.name)).collect()
 }
 
 impl Subjects {
@@ -105,13 +112,18 @@ fn permissions(seen: &Seen) -> Judged {
              servers from 2.10 on answer"
         )));
     };
-    let (publish, subscribe) = needed(seen);
+    let (mut publish, subscribe) = needed(seen);
     let lacking = |needed: &[String], found: &Subjects| -> Vec<String> {
         needed.iter().filter(|it| !found.allow(it)).cloned().collect()
     };
-    let (unpublished, unheard) =
+    let (mut unpublished, unheard) =
         (lacking(&publish, &found.publish), lacking(&subscribe, &found.subscribe));
-    if unpublished.is_empty() && unheard.is_empty() {
+    let works = unpublished.is_empty() && unheard.is_empty();
+    if seen.config.mode != Mode::Poll {
+        publish.extend(asked_for_plans(seen));
+        unpublished.extend(lacking(&asked_for_plans(seen), &found.publish));
+    }
+    if works && unpublished.is_empty() {
         return Ok(Verdict::Ok("everything that a relay needs".into()));
     }
     let mut evidence = Vec::new();
@@ -121,18 +133,21 @@ fn permissions(seen: &Seen) -> Judged {
     if !unheard.is_empty() {
         evidence.push(format!("subscribe {}", unheard.join(", ")));
     }
+    let evidence = format!("the user may not {}", evidence.join("; "));
     let quoted = |all: Vec<String>| {
         let all: Vec<String> = all.iter().map(|it| format!("\"{it}\"")).collect();
         all.join(", ")
     };
-    Ok(Verdict::Error(
-        format!("the user may not {}", evidence.join("; ")),
-        vec![Remedy::advice(format!(
-            "permissions: {{ publish: {{ allow: [{}] }}, subscribe: {{ allow: [{}] }} }}",
-            quoted(publish),
-            quoted(subscribe)
-        ))],
-    ))
+    let remedies = vec![Remedy::advice(format!(
+        "permissions: {{ publish: {{ allow: [{}] }}, subscribe: {{ allow: [{}] }} }}",
+        quoted(publish),
+        quoted(subscribe)
+    ))];
+    if works {
+        let evidence = format!("{evidence}: a plan of a replay does not name the consumers");
+        return Ok(Verdict::Warning(evidence, remedies));
+    }
+    Ok(Verdict::Error(evidence, remedies))
 }
 
 fn storage(seen: &Seen) -> Judged {

@@ -20,7 +20,7 @@ use super::read_server::answered;
 use crate::config::Config;
 use crate::engine::Unpublished;
 use crate::error::Error;
-use crate::nats::direct_get;
+use crate::nats::{direct_get, unless_denied};
 use crate::postgres::Store;
 use crate::waiting::EventState;
 
@@ -78,7 +78,7 @@ pub struct Legs {
 ///
 /// If a server cannot be reached or refuses, or a route drops such events.
 pub async fn canaries(config: &Config) -> Result<Vec<Canary>, Error> {
-    let client = config.nats.connect("tailpost doctor").await?;
+    let (client, link) = config.nats.connect_watched("tailpost doctor").await?;
     let mut canaries = Vec::new();
     for config in config.each_shard() {
         let payload = serde_json::json!({ "sent_by": "tailpost doctor --probe" });
@@ -89,7 +89,8 @@ pub async fn canaries(config: &Config) -> Result<Vec<Canary>, Error> {
             )),
             Unpublished::Unfit(why) => Error::Conflict(format!("no subject for {KIND}: {why}")),
         })?;
-        let listed = timeout(LISTING_MAX, consumers(&client, &config.stream.name, &subject)).await;
+        let listed = unless_denied(&link, consumers(&client, &config.stream.name, &subject));
+        let listed = timeout(LISTING_MAX, listed).await;
         let late = Err(Error::Stalled("the broker does not list its consumers"));
         let consumers = listed.unwrap_or(late)?;
         canaries.push(Canary { config, event, subject, consumers });

@@ -311,4 +311,8 @@ fn what_is_denied_is_not_allowed_however_much_else_is() {
         assert_eq!(severity, Severity::Error, "{allow:?} {deny:?}");
         assert!(remedies[0].contains("\"outbox.*.*\""), "{remedies:?}");
     }
+    let (severity, remedies) =
+        permitted(&["outbox.>", "$JS.API.STREAM.>", "$JS.API.INFO", "$SYS.>"], &[]);
+    assert_eq!(severity, Severity::Warning);
+    assert!(remedies[0].contains("\"$JS.API.CONSUMER.LIST.OUTBOX\""), "{remedies:?}");
 }

@@ -24,7 +24,7 @@ use crate::shutdown;
 use crate::systemd;
 
 /// How long to wait before the next attempt to reach a broker that has not been there yet.
-const RECONNECT_PAUSE: Duration = Duration::from_secs(2);
+const RECONNECT_PAUSE: Duration = Duration::from_secs(1);
 
 /// A consumer that is to run.
 struct Part {

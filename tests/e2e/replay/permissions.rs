@@ -1,0 +1,124 @@
+//! What the NATS user may not ask is named, and not waited for.
+
+use std::net::SocketAddr;
+
+use async_nats::jetstream::consumer::pull;
+use async_nats::jetstream::stream::Config;
+use lab::{NatsOptions, Port};
+use serde_json::{Value, json};
+use support::{DEADLINE, TestEnv, TestEnvOptions, ask, until};
+use tokio::net::TcpStream;
+
+use super::{replay, wait_done};
+
+const LIST: &str = "$JS.API.CONSUMER.LIST.OUTBOX";
+const OTHER: &str = "$JS.API.STREAM.INFO.COPIES";
+
+/// Servers with a consumer and another stream; the relay's user may neither list the consumers nor
+/// look at the other stream.
+async fn env() -> TestEnv {
+    let users = format!(
+        "authorization {{ users: [
+           {{ user: admin, password: admin }},
+           {{ user: relay, password: relay, permissions: {{ publish: {{ deny: [\"{LIST}\", \"{OTHER}\"] }} }} }}
+         ] }}
+         no_auth_user: admin"
+    );
+    let nats = NatsOptions { config: vec![users], ..NatsOptions::default() };
+    let mut env = TestEnv::with(TestEnvOptions { nats, ..TestEnvOptions::default() }).await;
+    env.setup().await;
+    let jetstream = env.nats.jetstream().await.expect("connect to NATS");
+    let subjects = vec!["replay.>".into()];
+    let copies = Config { name: "COPIES".into(), subjects, ..Config::default() };
+    jetstream.create_stream(copies).await.expect("another stream");
+    let mailer = pull::Config { durable_name: Some("mailer".into()), ..pull::Config::default() };
+    env.stream().await.create_consumer(mailer).await.expect("a consumer");
+    env.set("NATS_URL", &format!("nats://relay:relay@127.0.0.1:{}", env.nats.port()));
+    env
+}
+
+async fn post(api: SocketAddr, start: Value) -> (u16, Value) {
+    let stream = TcpStream::connect(api).await.expect("connect");
+    let headers = format!("Host: {api}\r\nContent-Type: application/json");
+    let told = ask(stream, "POST", "/api/v1/replays", &headers, &start.to_string()).await;
+    let told = told.expect("an answer");
+    let (head, body) = told.split_once("\r\n\r\n").expect("a whole answer");
+    let code = head.split(' ').nth(1).and_then(|it| it.parse().ok()).expect("a status");
+    (code, serde_json::from_str(body).expect("JSON"))
+}
+
+/// The plan says that the consumers are unknown, and which permission is missing.
+fn assert_names_permission(plan: &Value) {
+    assert_eq!(plan["consumers"], Value::Null, "{plan}");
+    let warning = plan["warnings"][0].as_str().unwrap_or_default();
+    assert!(warning.contains("which consumers stream OUTBOX has is unknown"), "{plan}");
+    assert!(warning.contains(&format!("may not publish on {LIST}")), "{plan}");
+}
+
+// proves: G-REPLAY-9
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replay_is_planned_and_done_by_a_user_that_may_not_list_the_consumers() {
+    let mut env = env().await;
+    let port = Port::reserve().expect("a free port");
+    let api = port.addr();
+    env.set("TAILPOST_ADMIN__LISTEN", &api.to_string());
+    let relay = env.relay();
+    until(DEADLINE, "the API listens", async || TcpStream::connect(api).await.is_ok()).await;
+    relay.wait_active().await;
+    env.insert(10).await;
+    env.wait_marked().await;
+
+    let told = replay(&env, 0, &["--all"]).await;
+    assert_names_permission(&told["plans"][0]);
+    assert_eq!(told["plans"][0]["events"], 10, "{told}");
+    let (told, _) = env.ends_with(0, &["replay", "--all"]).await;
+    assert!(told.contains(&format!("may not publish on {LIST}")), "{told}");
+
+    let (code, told) = post(api, json!({ "all": true, "dry_run": true })).await;
+    assert_eq!(code, 200, "{told}");
+    assert_names_permission(&told["plans"][0]);
+    let (code, told) = post(api, json!({ "all": true, "why": "a test" })).await;
+    assert_eq!(code, 202, "{told}");
+    assert_names_permission(&told["plans"][0]);
+    let id = told["replays"][0].as_str().expect("an id");
+    assert_eq!(wait_done(&env, id).await["published"], 10);
+}
+
+// proves: G-REPLAY-9
+#[tokio::test(flavor = "multi_thread")]
+async fn a_plan_that_cannot_be_made_without_a_permission_names_it() {
+    let mut env = env().await;
+    let port = Port::reserve().expect("a free port");
+    let api = port.addr();
+    env.set("TAILPOST_ADMIN__LISTEN", &api.to_string());
+    let _relay = env.relay();
+    until(DEADLINE, "the API listens", async || TcpStream::connect(api).await.is_ok()).await;
+    let args = ["replay", "--all", "--to-stream", "COPIES", "--to-subject-prefix", "replay"];
+    let (_, said) = env.ends_with(4, &args).await;
+    assert!(said.contains(&format!("may not publish on {OTHER}")), "{said}");
+    let start = json!({
+        "all": true, "to_stream": "COPIES", "to_subject_prefix": "replay", "dry_run": true
+    });
+    let (code, told) = post(api, start).await;
+    assert_eq!(code, 409, "{told}");
+    let detail = told["detail"].as_str().expect("a detail");
+    assert!(detail.contains(&format!("may not publish on {OTHER}")), "{told}");
+    assert!(told["hint"].as_str().is_some_and(|it| it.contains(OTHER)), "{told}");
+}
+
+/// It is no reason to fail: a relay publishes without it.
+// proves: G-DOCTOR-1
+#[tokio::test(flavor = "multi_thread")]
+async fn a_missing_permission_to_list_consumers_is_a_warning_of_doctor() {
+    let env = env().await;
+    let args = ["doctor", "--json", "--only", "nats-permissions"];
+    let (told, _) = env.ends_with(0, &args).await;
+    let told: Value = serde_json::from_str(&told).expect("JSON");
+    let found = &told["checks"][0];
+    assert_eq!(found["severity"], "warning", "{found:#}");
+    assert!(found["evidence"].as_str().is_some_and(|it| it.contains(LIST)), "{found:#}");
+    let remedy = found["remedies"][0]["text"].as_str().expect("a remedy");
+    assert!(remedy.contains(&format!("\"{LIST}\"")), "{found:#}");
+    let (_, said) = env.ends_with(4, &["doctor", "--only", "relay", "--probe"]).await;
+    assert!(said.contains(&format!("may not publish on {LIST}")), "{said}");
+}
