@@ -15,6 +15,7 @@
 mod backend;
 mod broker;
 mod http;
+mod kept;
 mod load;
 mod process;
 mod prometheus;

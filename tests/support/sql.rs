@@ -33,13 +33,27 @@ impl<B: Broker> TestEnv<B> {
         self.client().await.batch_execute(sql).await.expect(sql);
     }
 
-    /// Asks for one value.
+    /// Asks for one value. The session is kept for the next question; a lost one is replaced.
     ///
     /// # Panics
     ///
     /// When the answer is not one row, or of another type.
     pub async fn query<T: FromSqlOwned>(&self, sql: &str) -> T {
-        self.client().await.query_one(sql, &[]).await.expect(sql).get(0)
+        let url = self.postgres.url("postgres");
+        if let Some(client) = self.session.take(&url).filter(|it| !it.is_closed()) {
+            match client.query_one(sql, &[]).await {
+                Ok(row) => {
+                    self.session.keep(url, client);
+                    return row.get(0);
+                }
+                Err(error) if is_session_lost(&error) => {}
+                Err(error) => panic!("{sql}: {error:?}"),
+            }
+        }
+        let client = self.client().await;
+        let row = client.query_one(sql, &[]).await.expect(sql);
+        self.session.keep(url, client);
+        row.get(0)
     }
 
     /// Inserts `n` events of ten aggregates in one transaction; returns their ids in order.
@@ -145,4 +159,9 @@ impl<B: Broker> TestEnv<B> {
         let end = self.wal_end().await;
         until(DEADLINE, "all is confirmed", async || self.confirmed().await >= end).await;
     }
+}
+
+/// Whether the server has ended the session, or is gone.
+fn is_session_lost(error: &tokio_postgres::Error) -> bool {
+    error.code().is_none_or(|it| it.code().starts_with("57P"))
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use async_nats::HeaderMap;
+use async_nats::connection::State;
 use async_nats::jetstream::consumer::{AckPolicy, pull};
 use async_nats::jetstream::stream::Stream;
 use futures_util::StreamExt;
@@ -60,8 +61,18 @@ impl<B: Broker> TestEnv<B> {
     ///
     /// When the broker does not answer or has no such stream.
     pub async fn stream(&self) -> Stream {
+        let url = self.nats.url();
+        let kept = self.jetstream.take(&url);
+        if let Some(kept) = kept.filter(|it| it.client().connection_state() == State::Connected)
+            && let Ok(stream) = kept.get_stream("OUTBOX").await
+        {
+            self.jetstream.keep(url, kept);
+            return stream;
+        }
         let jetstream = self.nats.jetstream().await;
-        jetstream.get_stream("OUTBOX").await.expect("look up the stream")
+        let stream = jetstream.get_stream("OUTBOX").await.expect("look up the stream");
+        self.jetstream.keep(url, jetstream);
+        stream
     }
 
     /// How many messages the stream holds.

@@ -5,6 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use lab::{Nats, NatsCluster, NatsOptions, Postgres, PostgresOptions, Protocol, Proxy};
 
 use crate::broker::Broker;
+use crate::kept::Kept;
 use crate::process::Relay;
 use crate::wait::DEADLINE;
 
@@ -25,7 +26,7 @@ pub struct TestEnvOptions {
 /// A PostgreSQL and a NATS of the test's own, and how to run `tailpost` between them.
 ///
 /// The outbox is in the database `postgres`, everything else is named by default. Helpers connect
-/// anew each time, so that they work again as soon as a restarted server does.
+/// anew when a connection is lost, so that they work again as soon as a restarted server does.
 pub struct TestEnv<B: Broker = Nats> {
     /// The database server.
     pub postgres: Postgres,
@@ -34,6 +35,8 @@ pub struct TestEnv<B: Broker = Nats> {
     variables: Vec<(String, String)>,
     network: Option<Network>,
     pub(crate) shards: u32,
+    pub(crate) session: Kept<tokio_postgres::Client>,
+    pub(crate) jetstream: Kept<async_nats::jetstream::Context>,
 }
 
 struct Network {
@@ -119,7 +122,15 @@ impl<B: Broker> TestEnv<B> {
         network: Option<Network>,
         [to_postgres, to_nats]: [String; 2],
     ) -> Self {
-        let mut env = Self { postgres, nats, variables: Vec::new(), network, shards: 1 };
+        let mut env = Self {
+            postgres,
+            nats,
+            variables: Vec::new(),
+            network,
+            shards: 1,
+            session: Kept::default(),
+            jetstream: Kept::default(),
+        };
         env.set("DATABASE_URL", &format!("postgres://postgres@{to_postgres}/postgres"));
         env.set("NATS_URL", &to_nats);
         env.set("TAILPOST_ADMIN__LISTEN", "off");

@@ -51,7 +51,7 @@ impl Version {
 pub(crate) struct PostgresBinaries {
     pub(crate) dir: PathBuf,
     pub(crate) version: Version,
-    /// What `postgres --version` says, builder and all.
+    /// What `pg_ctl --version` says, builder and all.
     pub(crate) banner: String,
 }
 
@@ -101,7 +101,8 @@ impl PostgresBinaries {
         if !dir.join("initdb").is_file() {
             return None;
         }
-        let banner = banner(&dir.join("postgres"))?;
+        // It says what the server says, and links a tenth of its libraries. Not everybody has it.
+        let banner = banner(&dir.join("pg_ctl")).or_else(|| banner(&dir.join("postgres")))?;
         Some(Self { dir: dir.to_path_buf(), version: Version::find(&banner)?, banner })
     }
 

@@ -72,7 +72,8 @@ impl Nats {
             Some(binary) => binary.clone(),
             None => find_nats(options.version.as_deref())?,
         };
-        let server = Server::prepare("nats", User::current(), "KILL")?;
+        let user = User::current();
+        let server = Server::prepare("nats", &user.temp_dir(), user, "KILL")?;
         let nats = Self { binary, port: Port::reserve()?, server, options: options.clone() };
         nats.write_config()?;
         Ok(nats)

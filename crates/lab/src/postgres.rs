@@ -28,7 +28,7 @@ pub struct PostgresOptions {
     /// to be a version then.
     pub complete: bool,
     /// Whether commits reach the disk. Off by default: that survives every crash but that of the
-    /// machine, and is faster.
+    /// machine, and is faster. The data folder is in memory then, if there is room.
     pub fsync: bool,
     /// Further settings, as in `postgresql.conf`; they win over the defaults here. `ALTER SYSTEM`
     /// wins over them.
@@ -71,7 +71,9 @@ impl Postgres {
             Some(version) if options.complete => PostgresBinaries::find_complete(version)?,
             version => PostgresBinaries::find(version)?,
         };
-        let server = Server::prepare("postgres", User::unprivileged()?, "QUIT")?;
+        let user = User::unprivileged()?;
+        let parent = if options.fsync { user.temp_dir() } else { user.volatile_dir() };
+        let server = Server::prepare("postgres", &parent, user, "QUIT")?;
         let postgres = Self { binaries, port: Port::reserve()?, server };
         let data = postgres.data_dir();
         template_cluster::create(
@@ -96,7 +98,8 @@ impl Postgres {
     ///
     /// As for [`Postgres::start`].
     pub async fn start_standby_of(primary: &Self, name: &str, sync: bool) -> Result<Self> {
-        let server = Server::prepare("postgres", User::unprivileged()?, "QUIT")?;
+        let beside = primary.server.folder().parent().context("the primary's folder")?;
+        let server = Server::prepare("postgres", beside, User::unprivileged()?, "QUIT")?;
         let binaries = primary.binaries.clone();
         let mut standby = Self { binaries, port: Port::reserve()?, server };
         let client = primary.client("postgres").await?;

@@ -30,7 +30,8 @@ impl Process {
     ///
     /// When there is no such program.
     pub fn start(binary: &Path, args: &[&str], env: &[(String, String)]) -> Result<Self> {
-        let server = Server::prepare("worker", User::current(), "KILL")?;
+        let user = User::current();
+        let server = Server::prepare("worker", &user.temp_dir(), user, "KILL")?;
         let inherited = INHERITED.iter().filter_map(|name| {
             let value = std::env::var(name).ok()?;
             Some(((*name).to_owned(), value))

@@ -97,12 +97,12 @@ pub struct Left {
 }
 
 impl Server {
-    /// Makes an empty folder for a server to come. `end_signal` is what ends the server when its
-    /// owner is gone.
-    pub(crate) fn prepare(kind: &str, user: User, end_signal: &str) -> Result<Self> {
+    /// Makes an empty folder below `parent` for a server to come. `end_signal` is what ends the
+    /// server when its owner is gone.
+    pub(crate) fn prepare(kind: &str, parent: &Path, user: User, end_signal: &str) -> Result<Self> {
         let folder = tempfile::Builder::new()
             .prefix(&format!("tailpost-{kind}-"))
-            .tempdir_in(user.temp_dir())
+            .tempdir_in(parent)
             .context("create a folder for the server")?;
         user.own(folder.path())?;
 

@@ -1,9 +1,9 @@
 //! Fresh PostgreSQL data folders, quickly: `initdb` runs once, later ones are copies.
 
 use std::fs::{self, File};
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
@@ -37,7 +37,7 @@ fn kept(binaries: &PostgresBinaries, user: &User, keep: &Path) -> Result<PathBuf
         .map(|it| if it.is_ascii_alphanumeric() || it == '.' { it } else { '-' })
         .collect();
     let uid = rustix::process::geteuid().as_raw();
-    let cluster = keep.join(format!("cluster-{key}-{uid}"));
+    let cluster = keep.join(format!("cluster2-{key}-{uid}"));
     if cluster.exists() {
         return Ok(cluster);
     }
@@ -51,6 +51,7 @@ fn kept(binaries: &PostgresBinaries, user: &User, keep: &Path) -> Result<PathBuf
     let fresh = tempfile::Builder::new().prefix("tailpost-initdb-").tempdir_in(user.temp_dir())?;
     user.own(fresh.path())?;
     initdb(binaries, user, &fresh.path().join("data"))?;
+    drop_template0(binaries, user, &fresh.path().join("data"))?;
     let incoming = keep.join("cluster.incoming");
     if incoming.exists() {
         fs::remove_dir_all(&incoming).context("remove a half-made cluster")?;
@@ -84,6 +85,28 @@ pub(crate) fn initdb(binaries: &PostgresBinaries, user: &User, data: &Path) -> R
     let output = command.output().context("run initdb")?;
     if !output.status.success() {
         bail!("initdb failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(())
+}
+
+/// Nothing here is created from `template0`, and it is a third of the files to copy.
+fn drop_template0(binaries: &PostgresBinaries, user: &User, data: &Path) -> Result<()> {
+    let mut command = Command::new(binaries.program("postgres")?);
+    command.args(["--single", "-F", "-D"]).arg(data).arg("template1").current_dir("/");
+    command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+    user.apply(&mut command);
+    let mut server = command.spawn().context("run PostgreSQL by itself")?;
+    let mut statements = server.stdin.take().context("its input")?;
+    statements
+        .write_all(
+            b"UPDATE pg_database SET datistemplate = false WHERE datname = 'template0'\n\
+              DROP DATABASE template0\n",
+        )
+        .context("drop template0")?;
+    drop(statements);
+    let output = server.wait_with_output().context("wait for PostgreSQL")?;
+    if !output.status.success() {
+        bail!("cannot drop template0: {}", String::from_utf8_lossy(&output.stderr).trim());
     }
     Ok(())
 }

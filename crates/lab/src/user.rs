@@ -8,6 +8,12 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
+/// Where Linux has a file system in memory that everybody may write to.
+const MEMORY: &str = "/dev/shm";
+
+/// Each server takes 40 MB, and more for what a test writes. Containers often have 64 MB.
+const ROOM: u64 = 4 << 30;
+
 /// The user a server runs as: the current one, or another to drop root's rights to.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct User {
@@ -61,6 +67,17 @@ impl User {
         if self.reaches(&usual) { usual } else { PathBuf::from("/tmp") }
     }
 
+    /// A folder for files that need not outlive the machine: in memory if there is room and `TMPDIR`
+    /// does not say otherwise. A file system on a disk takes much longer to make and remove a
+    /// thousand files again and again.
+    pub(crate) fn volatile_dir(&self) -> PathBuf {
+        let memory = Path::new(MEMORY);
+        match std::env::var_os("TMPDIR").is_none() && self.reaches(memory) && has_room(memory) {
+            true => memory.to_path_buf(),
+            false => self.temp_dir(),
+        }
+    }
+
     /// Whether this user may pass through every folder on the way to `path`.
     pub(crate) fn reaches(&self, path: &Path) -> bool {
         let Some(Ids { uid, .. }) = self.other else { return true };
@@ -69,6 +86,15 @@ impl User {
         };
         fs::canonicalize(path).is_ok_and(|it| it.ancestors().all(passable))
     }
+}
+
+/// Whether a file system in memory, and the memory itself, have room for several servers.
+fn has_room(folder: &Path) -> bool {
+    let free = rustix::fs::statvfs(folder).map_or(0, |it| it.f_bavail * it.f_frsize);
+    let told = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let available = told.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kilobytes = available.and_then(|it| it.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    free.min(kilobytes.unwrap_or(0) * 1024) >= ROOM
 }
 
 fn lookup(name: &str) -> Option<Ids> {
