@@ -163,3 +163,30 @@ async fn a_replay_is_planned_asked_for_and_cancelled_over_http() {
     })
     .await;
 }
+
+/// A plan counts rows: what nobody waits for any more ends on the server, and the answer says what
+/// has no such bound.
+// proves: G-DOOR-2
+#[tokio::test(flavor = "multi_thread")]
+async fn a_plan_that_takes_too_long_is_ended_on_the_server() {
+    let scene = Scene::new().await;
+    scene.env.insert(1).await;
+    scene.env.wait_marked().await;
+    // As long as a scan of a large table.
+    scene
+        .env
+        .execute(
+            "ALTER TABLE tailpost_epochs RENAME TO real_epochs;
+             CREATE VIEW tailpost_epochs AS
+                 SELECT * FROM real_epochs WHERE pg_sleep(600) IS NOT NULL",
+        )
+        .await;
+    let plan = json!({ "from_lsn": "0/1", "source": "table", "dry_run": true });
+    let (code, told) = scene.ask("POST", "replays", Some(plan)).await;
+    assert_eq!(code, 503, "{told}");
+    assert!(told["hint"].as_str().expect("a hint").contains("`tailpost replay`"), "{told}");
+    let counting = "SELECT count(*) FROM pg_stat_activity
+                    WHERE application_name = 'tailpost admin' AND state = 'active'";
+    let is_over = async || scene.env.query::<i64>(counting).await == 0;
+    until(DEADLINE, "the server counts no more", is_over).await;
+}

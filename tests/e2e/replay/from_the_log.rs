@@ -1,6 +1,11 @@
 //! What PostgreSQL's log still has, although the rows and the messages are gone.
 
-use support::{DEADLINE, Relay, TestEnv, until};
+use std::io::Write;
+
+use lab::NatsOptions;
+use support::{DEADLINE, Relay, TestEnv, TestEnvOptions, until};
+use tempfile::NamedTempFile;
+use uuid::Uuid;
 
 use super::{ask, copies, ids, replay, wait_done};
 
@@ -60,6 +65,69 @@ async fn rows_that_are_gone_come_back_from_the_log() {
     let done = replay(&env, 0, &args).await;
     let copied = copies(&env, done["id"].as_str().expect("an id")).await;
     assert_eq!(ids(&copied), events[50..51]);
+}
+
+/// The log has every event that was committed, also those that the relay parked: what an operator
+/// discarded, what waited behind it, and what was mended, as it was before.
+// proves: G-REPLAY-1
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_parked_is_not_published_from_the_log() {
+    let nats = NatsOptions { max_payload: Some(4_096), ..NatsOptions::default() };
+    let mut env = TestEnv::with(TestEnvOptions { nats, ..TestEnvOptions::default() }).await;
+    env.set("TAILPOST_RELAY__ON_PARK", "block_key");
+    env.set("TAILPOST_RELAY__SCAN_INTERVAL", "200ms");
+    let _relay = keeps_the_log(&mut env, "256MiB").await;
+    let ids: Vec<Uuid> = (0..7).map(|_| Uuid::now_v7()).collect();
+    let too_much = "to_jsonb(repeat('x', 9000))";
+    let written = [
+        ("fine", "'{}'"),
+        ("mended", too_much),
+        ("mended", "'{}'"),
+        ("discarded", too_much),
+        ("dead", too_much),
+        ("dead", "'{}'"),
+        ("fine", "'{}'"),
+    ];
+    for (id, (aggregate, payload)) in ids.iter().zip(written) {
+        let emit = format!(
+            "SELECT outbox_emit('order', '{aggregate}', 'Placed', {payload}, id => '{id}')"
+        );
+        env.execute(&emit).await;
+    }
+    env.wait_stored(2).await;
+    let dead = async |n: i64| {
+        let sql = "SELECT count(*) FROM outbox_dead_letter";
+        until(DEADLINE, "they are parked", async || env.query::<i64>(sql).await == n).await;
+    };
+    dead(5).await;
+    env.wait_confirmed().await;
+    let decide = async |args: &[&str]| {
+        let all = [&["outbox", "dlq"][..], args, &["--why", "a test", "--direct"]].concat();
+        env.ends_with(0, &all).await;
+    };
+    decide(&["discard", &ids[3].to_string()]).await;
+    let mut payload = NamedTempFile::new().expect("create a file");
+    payload.write_all(b"{\"mended\": 1}").expect("write a payload");
+    let path = payload.path().to_str().expect("UTF-8");
+    decide(&["requeue", &ids[1].to_string(), "--payload-file", path]).await;
+    // Mended, and what waited for it.
+    env.wait_stored(4).await;
+    env.wait_marked().await;
+    dead(3).await;
+    env.wait_confirmed().await;
+
+    let id = ask(&env, &["--since", "1h", "--source", "wal"]).await;
+    let done = wait_done(&env, &id).await;
+    let copied = super::ids(&copies(&env, &id).await);
+    assert_eq!(copied, [ids[0], ids[6]]);
+    assert_eq!((&done["published"], &done["failed"]), (&2.into(), &5.into()), "{done}");
+    let failures = done["failures"].as_array().expect("a list");
+    let listed: Vec<&str> = failures.iter().filter_map(|it| it["event"].as_str()).collect();
+    assert_eq!(listed, ids[1..6].iter().map(Uuid::to_string).collect::<Vec<_>>());
+    for (at, says) in ["was", "was", "is", "is", "is"].into_iter().enumerate() {
+        let reason = format!("it {says} a dead letter: it was not published from the log");
+        assert_eq!(failures[at]["reason"], reason, "{}", failures[at]);
+    }
 }
 
 /// The slot follows behind, and is given up with the setting. Without one nothing is promised.

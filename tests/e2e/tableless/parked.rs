@@ -204,3 +204,48 @@ async fn where_parking_blocks_events_with_and_without_a_row_wait_in_one_order() 
     env.wait_marked().await;
     assert_eq!(env.stored_ids().await, ids);
 }
+
+/// R-DLQ-06, R-REL-10: an aggregate waits for its own events, and for nothing that anybody can write
+/// who names it.
+// proves: G-OUT-2
+#[tokio::test(flavor = "multi_thread")]
+async fn where_parking_blocks_no_aggregate_waits_for_what_is_no_event() {
+    for mode in ["fenced", "keyed"] {
+        let env =
+            env(&[("TAILPOST_RELAY__ON_PARK", "block_key"), ("TAILPOST_RELAY__MODE", mode)]).await;
+        let relay = env.relay();
+        relay.wait_active().await;
+        env.execute("CREATE ROLE mallory LOGIN").await;
+        let forged = "'{\"aggregate_type\": \"order\", \"aggregate_id\": \"o-1\"}'";
+        let write = format!(
+            "SET ROLE mallory;
+             SELECT pg_logical_emit_message(true, '{PREFIX}', {forged});
+             SELECT pg_logical_emit_message(true, '{PREFIX}', 'no json');
+             RESET ROLE;"
+        );
+        let ids: Vec<Uuid> = (0..6).map(|_| Uuid::now_v7()).collect();
+        env.execute(&write).await;
+        env.execute(&emit(true, ids[0], "'{}'")).await;
+        env.execute(&emit(false, ids[1], "'{}'")).await;
+        env.wait_stored(2).await;
+        wait_dead(&env, 2).await;
+        // Behind an event that is one it waits neither, and does not come back with those that do.
+        env.execute(&emit(true, ids[2], "to_jsonb(repeat('x', 9000))")).await;
+        env.execute(&write).await;
+        env.execute(&emit(true, ids[3], "'{}'")).await;
+        env.execute(&emit(false, ids[4], "'{}'")).await;
+        wait_dead(&env, 7).await;
+        let blocking = "SELECT count(*) FROM outbox_dead_letter WHERE blocks";
+        assert_eq!(env.query::<i64>(blocking).await, 3, "{mode}");
+        relay.kill9().await;
+        let _relay = env.relay();
+        requeue(&env, ids[2]).await;
+        env.wait_stored(5).await;
+        env.execute(&emit(true, ids[5], "'{}'")).await;
+        env.wait_stored(6).await;
+        env.wait_confirmed().await;
+        assert_eq!(env.stored_ids().await, ids, "{mode}");
+        wait_dead(&env, 4).await;
+        assert_eq!(env.query::<i64>(blocking).await, 0, "{mode}");
+    }
+}

@@ -120,6 +120,9 @@ pub(crate) enum Unpublished {
     Dropped,
     /// It can never be published, for this reason: it is parked.
     Unfit(String),
+    /// Somebody wrote it who writes no events, for this reason: it is parked, and none of the
+    /// aggregate that it names waits for it.
+    NoEvent(String),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -159,6 +162,13 @@ pub(crate) struct Entry {
     next_of_key: Option<u64>,
     /// No unresolved entry of the same aggregate is before this one.
     pub(crate) is_head: bool,
+}
+
+impl Entry {
+    /// Whether it is nothing that anybody waits for.
+    pub(crate) fn is_no_event(&self) -> bool {
+        matches!(self.outgoing.subject, Err(Unpublished::NoEvent(_)))
+    }
 }
 
 /// What is allowed for subject and headers when the window's bytes are counted.

@@ -180,6 +180,11 @@ impl Session {
         Self::of(Connected::new(client, task), None)
     }
 
+    /// Whether others use it afterwards, and whoever has it may leave before it has answered.
+    pub(crate) fn is_pooled(&self) -> bool {
+        self.home.is_some()
+    }
+
     fn of(connected: Connected, home: Option<(Pool, OwnedSemaphorePermit)>) -> Self {
         Self { connected: Some(connected), home }
     }

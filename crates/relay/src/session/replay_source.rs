@@ -7,6 +7,7 @@ use bytes::Bytes;
 use outbox::wire::{self, Position, StoredMessage, header};
 use tokio::sync::Mutex;
 use tracing::{debug, warn};
+use uuid::Uuid;
 
 use super::wal_reader::{Opened, WalReader};
 use crate::config::Config;
@@ -76,10 +77,27 @@ impl Source {
                 }
             }
         };
-        let page = reader.read(after, PAGE, self.bytes_max).await?;
+        let mut page = reader.read(after, PAGE, self.bytes_max).await?;
+        self.leave_out_parked(&mut page).await?;
         // Its slot keeps the log, for nobody once there is no more.
         *kept = Some(reader).filter(|_| !page.is_end);
         Ok(page)
+    }
+
+    /// Published is what the relay resolved otherwise than by parking it. Over another connection: the
+    /// reader's is in the midst of a statement.
+    async fn leave_out_parked(&self, page: &mut ReplayPage) -> Result<(), Error> {
+        let events: Vec<Uuid> = page.rows.iter().map(|it| it.event).collect();
+        if events.is_empty() {
+            return Ok(());
+        }
+        let parked = self.store.once_parked(&events).await?;
+        for row in &mut page.rows {
+            if let Some(why) = parked.get(&row.event) {
+                row.outgoing = Err((*why).to_owned());
+            }
+        }
+        Ok(())
     }
 
     /// Said once, until it has passed.

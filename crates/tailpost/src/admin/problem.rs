@@ -40,6 +40,14 @@ impl ApiError {
         Self::new(StatusCode::BAD_REQUEST, detail)
     }
 
+    /// Says what else can be done, if the database took too long.
+    pub(super) fn if_late(self, hint: &str) -> Self {
+        match self.detail == Self::late().detail {
+            true => Self { hint: Some(hint.to_owned()), ..self },
+            false => self,
+        }
+    }
+
     fn late() -> Self {
         let detail = format!("the database took longer than {STATEMENT_MAX:?}");
         let hint = "somebody may have the table locked (see pg_locks and pg_stat_activity): try \

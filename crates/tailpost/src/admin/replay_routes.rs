@@ -31,6 +31,9 @@ const FAILURES: u32 = 100;
 /// Events that a request may name.
 const EVENTS_MAX: usize = 10_000;
 
+const PLAN_LATE: &str = "counting the rows of the table takes longer: use `tailpost replay`, which \
+                         waits for as long as it takes";
+
 #[derive(Clone)]
 pub(super) struct ReplayState {
     /// With a pool for requests.
@@ -190,7 +193,8 @@ async fn begin(
         stream: request.to_stream.as_deref(),
         prefix: request.subject_prefix.as_deref(),
     };
-    let plans = plan_replay(&state.config, &request.selection, source, to).await?;
+    let plans = plan_replay(&state.config, &request.selection, source, to).await;
+    let plans = plans.map_err(|error| ApiError::from(error).if_late(PLAN_LATE))?;
     let is_nothing = plans.iter().all(|it| it.source().is_none_or(|it| it.events == Some(0)));
     if start.dry_run || is_nothing {
         let dry_run = start.dry_run;

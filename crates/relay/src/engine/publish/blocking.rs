@@ -7,6 +7,8 @@
 //! that a crash leaves no later one in the table without the earlier ones. The engine holds the log
 //! and lets the window run empty before it looks for what is mended, so that whoever comes back is in
 //! the window before the next event of the log is.
+//!
+//! What is no event is parked at once, wherever it comes: no aggregate waits for what anybody can write.
 
 use std::collections::HashMap;
 
@@ -113,7 +115,7 @@ impl Publishing {
         }
         let is_first = self.is_first(index);
         let Some(entry) = self.window.get_mut(index) else { return };
-        if self.settings.parking_blocks {
+        if self.settings.parking_blocks && !entry.is_no_event() {
             if !is_first {
                 let unfit = Err(Unpublished::Unfit(reason));
                 (entry.outgoing.subject, entry.stage) = (unfit, Stage::Waiting);
@@ -137,7 +139,11 @@ impl Publishing {
             return Turn::Over;
         }
         let Some(entry) = self.window.get(index) else { return Turn::Over };
-        let Err(Unpublished::Unfit(reason)) = &entry.outgoing.subject else { return Turn::Now };
+        let Err(Unpublished::Unfit(reason) | Unpublished::NoEvent(reason)) =
+            &entry.outgoing.subject
+        else {
+            return Turn::Now;
+        };
         if !self.is_first(index) && !self.is_replayed(index) {
             return Turn::Later;
         }
@@ -162,8 +168,9 @@ impl Publishing {
     }
 
     fn request_park(&mut self, index: u64, reason: String, blocked_by: Option<Uuid>) {
-        let blocks = self.settings.parking_blocks;
+        let parking_blocks = self.settings.parking_blocks;
         if let Some(entry) = self.window.get_mut(index) {
+            let blocks = parking_blocks && !entry.is_no_event();
             entry.stage = Stage::Parking;
             if blocked_by.is_some() {
                 entry.parked_for = DeadLetterReason::Blocked;

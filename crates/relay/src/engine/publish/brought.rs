@@ -98,6 +98,10 @@ impl Publishing {
             (None, Some(Unpublished::Unfit(reason))) if !self.settings.parking_blocks => {
                 self.park(index, reason, DeadLetterReason::Unfit);
             }
+            // Nothing waits for it, and it for nothing.
+            (None, Some(Unpublished::NoEvent(reason))) => {
+                self.park(index, reason, DeadLetterReason::Unfit);
+            }
             (None, _) => {}
         }
     }

@@ -80,7 +80,9 @@ impl Run {
                 Err(Unpublished::Dropped) => {
                     self.done(copy.event.id, Err("a route drops it".into()));
                 }
-                Err(Unpublished::Unfit(why)) => self.done(copy.event.id, Err(why.clone())),
+                Err(Unpublished::Unfit(why) | Unpublished::NoEvent(why)) => {
+                    self.done(copy.event.id, Err(why.clone()));
+                }
             }
         }
     }

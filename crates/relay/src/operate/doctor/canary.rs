@@ -87,7 +87,9 @@ pub async fn canaries(config: &Config) -> Result<Vec<Canary>, Error> {
             Unpublished::Dropped => Error::Conflict(format!(
                 "a route drops events of {KIND}: a canary event would not reach the broker"
             )),
-            Unpublished::Unfit(why) => Error::Conflict(format!("no subject for {KIND}: {why}")),
+            Unpublished::Unfit(why) | Unpublished::NoEvent(why) => {
+                Error::Conflict(format!("no subject for {KIND}: {why}"))
+            }
         })?;
         let listed = unless_denied(&link, consumers(&client, &config.stream.name, &subject));
         let listed = timeout(LISTING_MAX, listed).await;

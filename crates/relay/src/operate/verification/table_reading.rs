@@ -122,7 +122,7 @@ fn record(row: &ComparedRow, mapping: &[Rows], names: &Names) -> Result<RowRecor
             set(RowRecord::ROUTED_AWAY, true);
             None
         }
-        Err(Unpublished::Unfit(_)) => {
+        Err(Unpublished::Unfit(_) | Unpublished::NoEvent(_)) => {
             set(RowRecord::UNFIT, true);
             None
         }

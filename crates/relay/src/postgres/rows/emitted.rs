@@ -103,7 +103,7 @@ impl Rows {
         }
         let subject = match misfits.is_empty() {
             true => self.routing.subject(&event),
-            false => Err(Unpublished::Unfit(format!(
+            false => Err(Unpublished::NoEvent(format!(
                 "a message of outbox_emit_wal that it did not write: {}",
                 misfits.join("; ")
             ))),
@@ -231,7 +231,7 @@ mod tests {
 
     fn unfit(content: &str) -> String {
         match outgoing(content.as_bytes()).subject {
-            Err(Unpublished::Unfit(reason)) => reason,
+            Err(Unpublished::NoEvent(reason)) => reason,
             other => panic!("{content}: {other:?}"),
         }
     }

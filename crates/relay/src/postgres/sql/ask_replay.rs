@@ -129,7 +129,10 @@ impl Store {
             has_position = self.has_position(),
             rows = self.rows_with_times().await?,
         );
-        self.client().batch_execute(AT_LEISURE).await.map_err(Error::sql(COUNTING))?;
+        // A pool has its own bound: nothing else ends what nobody waits for any more.
+        if !self.client.is_pooled() {
+            self.client().batch_execute(AT_LEISURE).await.map_err(Error::sql(COUNTING))?;
+        }
         let parameters = Parameters::new(of);
         let row = self.client().query_one(&sql, &parameters.all(of)).await;
         let row = row.map_err(Error::sql(COUNTING))?;

@@ -1,5 +1,6 @@
 //! What a session reads and writes of a replay.
 
+use std::collections::HashMap;
 use std::pin::pin;
 
 use futures_util::TryStreamExt;
@@ -257,6 +258,28 @@ impl Store {
             }
         }
         Ok((read, false))
+    }
+
+    /// Those of the events that were parked at some time, and why the log's copies of them are not to be
+    /// published: it has them at the places, and with the payloads, that they had before.
+    pub(crate) async fn once_parked(
+        &self,
+        events: &[Uuid],
+    ) -> Result<HashMap<Uuid, &'static str>, Error> {
+        let sql = format!(
+            "SELECT id, true FROM {dead} WHERE id = ANY ($1)
+             UNION ALL
+             SELECT DISTINCT event_id, false FROM {audit} a WHERE event_id = ANY ($1)
+                 AND NOT EXISTS (SELECT FROM {dead} d WHERE d.id = a.event_id)",
+            dead = self.table.companion("outbox_dead_letter"),
+            audit = self.table.companion("outbox_dead_letter_audit"),
+        );
+        let rows = self.client().query(&sql, &[&events]).await.map_err(Error::sql(READING))?;
+        let why = |is_dead| match is_dead {
+            true => "it is a dead letter: it was not published from the log",
+            false => "it was a dead letter: it was not published from the log",
+        };
+        Ok(rows.iter().map(|row| (row.get(0), why(row.get(1)))).collect())
     }
 
     /// Writes down how far a replay is. Says what operators want of it by now; rest, if it is not
