@@ -128,7 +128,7 @@ impl Error {
                 Some(error) => {
                     format!("could not {doing}: {} ({})", error.message(), error.code().code())
                 }
-                None => format!("could not {doing}: {source}"),
+                None => describe(self),
             },
             other => describe(other),
         }

@@ -10,7 +10,7 @@ use outbox::wire::{Position, TraceId};
 use outbox::{Event, wire};
 use uuid::Uuid;
 
-use crate::record::Key;
+use crate::record::{Key, truncated};
 
 /// An event is not taken for one if its time is later than this after its message was stored.
 /// Clocks of producers may be ahead by less.
@@ -50,6 +50,8 @@ pub(crate) struct Message {
     pub(crate) stream_seq: u64,
     pub(crate) stream_created: Option<Timestamp>,
     pub(crate) whence: Whence,
+    /// What the headers take in memory, about.
+    pub(crate) header_bytes: usize,
 }
 
 /// Where a message was found.
@@ -79,6 +81,7 @@ impl Message {
         });
         let event = wire::parse_event(pairs, payload.clone()).map_err(|error| error.to_string());
         let event = event.and_then(|event| recordable(event, &subject, stored_at));
+        let event = event.map(|it| Event { occurred_at: truncated(it.occurred_at), ..it });
         let key = match &event {
             Ok(event) => Key { id: event.id, event_time: event.occurred_at },
             Err(_) => Key { id: place_id(origin, stream_seq), event_time: stored_at },
@@ -88,6 +91,7 @@ impl Message {
             event,
             // PostgreSQL's texts have no NUL.
             subject: subject.replace('\0', "\u{fffd}"),
+            header_bytes: header_bytes(&headers),
             headers,
             raw_headers: None,
             payload,
@@ -109,6 +113,7 @@ impl Message {
             stream_seq,
             stream_created: origin.created,
             whence: Whence::Record,
+            header_bytes: 0,
         }
     }
 
@@ -171,8 +176,19 @@ impl Message {
     /// What it takes in memory, about.
     pub(crate) fn bytes(&self) -> usize {
         const OVERHEAD: usize = 1024;
-        self.payload.len() + self.raw_headers.as_ref().map_or(0, Bytes::len) + OVERHEAD
+        let raw_headers = self.raw_headers.as_ref().map_or(0, Bytes::len);
+        self.payload.len() + self.header_bytes + raw_headers + OVERHEAD
     }
+}
+
+/// What headers take in memory, about: twice, as the event has a copy of them.
+fn header_bytes(headers: &HeaderMap) -> usize {
+    const OVERHEAD: usize = 200;
+    let values = headers.iter().flat_map(|(name, values)| {
+        let name: &str = name.as_ref();
+        values.iter().map(|value| name.len() + value.as_str().len() + OVERHEAD)
+    });
+    2 * values.sum::<usize>()
 }
 
 /// An event whose record can be written, or why it cannot. By the message alone and not the clock:
@@ -241,6 +257,31 @@ mod tests {
         let whole = event_at("2026-01-02T03:04:05Z");
         assert_eq!(whole.key.id.to_string(), ID);
         assert_eq!(whole.key.event_time.to_string(), "2026-01-02T03:04:05Z");
+    }
+
+    /// Its record has microseconds, and is found by them.
+    #[test]
+    fn an_events_time_is_as_precise_as_its_record() {
+        for (time, kept) in [
+            ("2026-01-02T03:04:05.123456789Z", "2026-01-02T03:04:05.123456Z"),
+            ("2026-01-02T03:04:05.123456Z", "2026-01-02T03:04:05.123456Z"),
+            // PostgreSQL's driver counts from 2000, in both directions.
+            ("1999-12-31T23:59:59.123456789Z", "1999-12-31T23:59:59.123457Z"),
+        ] {
+            let message = event_at(time);
+            assert_eq!(message.key.event_time.to_string(), kept);
+            assert_eq!(message.event.expect("an event").occurred_at.to_string(), kept);
+        }
+    }
+
+    #[test]
+    fn headers_count_as_memory() {
+        let bare = message(&[], 7).bytes();
+        let value = "x".repeat(60_000);
+        assert!(message(&[("Note", &value)], 7).bytes() > bare + 2 * 60_000);
+        let names: Vec<String> = (0..1_000).map(|n| format!("N{n}")).collect();
+        let many: Vec<_> = names.iter().map(|name| (name.as_str(), "")).collect();
+        assert!(message(&many, 7).bytes() > bare + 400_000, "each has an entry");
     }
 
     /// R-INB-08.

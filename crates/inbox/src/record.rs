@@ -69,6 +69,14 @@ pub(crate) struct Claim {
     pub(crate) token: Uuid,
 }
 
+/// A time as PostgreSQL's driver writes it: to the microsecond, counted from 2000. Records were
+/// written so, and are found again.
+pub(crate) fn truncated(time: Timestamp) -> Timestamp {
+    const EPOCH: i128 = 946_684_800_000_000_000;
+    let nanos = (time.as_nanosecond() - EPOCH) / 1_000 * 1_000 + EPOCH;
+    Timestamp::from_nanosecond(nanos).unwrap_or(time)
+}
+
 /// The column keeps microseconds, and a key that is rounded there would not be found again.
 pub(crate) fn rounded(time: Timestamp) -> Timestamp {
     time.round(jiff::Unit::Microsecond).unwrap_or(time)

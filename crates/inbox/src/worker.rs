@@ -11,6 +11,7 @@ pub(crate) mod transactional;
 mod upkeep;
 mod work;
 
+use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -22,7 +23,6 @@ use uuid::Uuid;
 use crate::config::Config;
 use crate::connection::{Connect, ConnectNats};
 use crate::engine::{ConsumerEngine, ConsumerStart, Role};
-use crate::error::describe;
 use crate::feed;
 use crate::nats::acks::Acks;
 use crate::nats::advisories::Advisories;
@@ -153,7 +153,7 @@ impl<W: Work> Worker<W> {
             match session.await {
                 Ok(summary) => counts = summary,
                 Err(error) if error.is_transient() => {
-                    let error = describe(&error);
+                    let error = error.without_data();
                     warn!(consumer = self.context.config.consumer, error, "trying again");
                     self.say(State::Paused, Some(error));
                     tokio::select! {
@@ -226,21 +226,21 @@ impl<W: Work> Worker<W> {
         Ok(true)
     }
 
-    async fn session(&self, counts: Summary) -> Result<Summary, Error> {
+    async fn session(&mut self, counts: Summary) -> Result<Summary, Error> {
         let Context { config, pool, .. } = &*self.context;
         // Before anything is begun.
         let control = self.controlling.look().await?;
         let closings = control.breaker_closings;
         let (wanted, control) = watch::channel(control);
         let mut source = Source::open(&self.nats, config, self.find_resolved()).await?;
-        source.wary = self.wary;
         check_retention(config, source.max_age())?;
         self.context.may_forget.send_replace(true);
-        let advisories =
-            Advisories::open(&self.nats, source.origin().clone(), &config.consumer).await?;
+        let advisories = Advisories::open(&self.nats, source.origin().clone(), config).await?;
         let (nats, origin) = (self.nats.clone(), source.origin().clone());
         let redrive = Redrive::new(Arc::clone(config), Arc::clone(pool), nats, origin.clone());
         let acks = Acks::start(self.nats.clone()).await?;
+        // Of this session; another one begins as always.
+        source.wary = mem::take(&mut self.wary);
         let start = ConsumerStart {
             shares: W::SHARES,
             lanes: config.lanes,

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, ReplayPolicy, pull, push};
 use lab::{HostileMessage, Messages, RawNats};
+use outbox::Event;
 use serde_json::json;
-use support::{DEADLINE, until};
+use support::{DEADLINE, TestEnvOptions, until};
 use uuid::Uuid;
 
 use super::Inbox;
@@ -26,9 +27,10 @@ impl Inbox {
             info.num_ack_pending == 0 && info.num_pending == 0
         })
         .await;
-        let ids = good.iter().map(|id| format!("'{id}'")).collect::<Vec<_>>().join(",");
-        let handled =
-            format!("(SELECT DISTINCT event_id FROM effects WHERE event_id IN ({ids})) AS t");
+        let ids = good.iter().map(Uuid::to_string).collect::<Vec<_>>().join(",");
+        let handled = format!(
+            "(SELECT DISTINCT event_id FROM effects WHERE event_id = ANY('{{{ids}}}')) AS t"
+        );
         assert_eq!(self.count(&handled).await, i64::try_from(good.len()).expect("few"));
         let stored = self.env.stream().await.cached_info().state.messages;
         let known = self.count("(SELECT DISTINCT stream_seq FROM inbox_messages) AS t").await;
@@ -108,6 +110,13 @@ async fn random_messages_of_another_client_stop_nobody() {
     worker.stop().await;
 }
 
+const REFUSE: &str = "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        IF NEW.subject LIKE '%Refused' AND NEW.status <> 'DEAD' THEN
+            RAISE EXCEPTION 'not this one' USING ERRCODE = '22P05', DETAIL = 'secret';
+        END IF; RETURN NEW; END $$;
+    CREATE TRIGGER refuse BEFORE INSERT OR UPDATE ON inbox_messages
+        FOR EACH ROW EXECUTE FUNCTION refuse()";
+
 /// The database refuses what there is to write about one event: a trigger here, in place of all
 /// that may refuse.
 // proves: G-LETTER-3
@@ -117,15 +126,9 @@ async fn an_event_whose_record_is_refused_becomes_a_dead_letter_alone() {
         let mut inbox = Inbox::new().await;
         inbox.set("WORKER_MODE", mode);
         let client = inbox.env.client().await;
-        let trigger = "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-                IF NEW.subject LIKE '%Refused' AND NEW.status <> 'DEAD' THEN
-                    RAISE EXCEPTION 'not this one' USING ERRCODE = '22P05', DETAIL = 'secret';
-                END IF; RETURN NEW; END $$;
-            CREATE TRIGGER refuse BEFORE INSERT OR UPDATE ON inbox_messages
-                FOR EACH ROW EXECUTE FUNCTION refuse()";
-        client.batch_execute(trigger).await.expect("make the trigger");
+        client.batch_execute(REFUSE).await.expect("make the trigger");
         let mut good = inbox.publish_many(0, 20, &json!({})).await;
-        let refused = outbox::Event::new("order", "o-1", "Refused", &json!({})).expect("an event");
+        let refused = Event::new("order", "o-1", "Refused", &json!({})).expect("an event");
         inbox.publish_to("outbox.order.Refused", &refused).await;
         good.extend(inbox.publish_many(20, 20, &json!({})).await);
         let worker = inbox.worker();
@@ -141,11 +144,10 @@ async fn an_event_whose_record_is_refused_becomes_a_dead_letter_alone() {
 /// A message that is larger than all that is asked for at a time, and one behind it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_larger_than_a_request_is_handled() {
-    let mut options = support::TestEnvOptions::default();
+    let mut options = TestEnvOptions::default();
     options.nats.max_payload = Some(40 * 1024 * 1024);
     let inbox = Inbox::with(options, inbox::Layout::Partitioned).await;
-    let mut large =
-        outbox::Event::new("order", "o-1", "OrderPlaced", &json!({})).expect("an event");
+    let mut large = Event::new("order", "o-1", "OrderPlaced", &json!({})).expect("an event");
     large.payload = format!("{{\"n\": 1, \"fill\": \"{}\"}}", "x".repeat(20 << 20)).into();
     inbox.publish_event(&large).await;
     let mut good = inbox.publish_many(2, 5, &json!({})).await;
@@ -224,4 +226,65 @@ async fn a_durable_consumer_that_cannot_be_changed_is_refused_with_the_command()
     let worker = inbox.worker();
     inbox.wait_count("effects", 10).await;
     worker.stop().await;
+}
+
+/// The database refuses to say anything about an event that somebody else is at work on, or that is a
+/// dead letter: it is acknowledged when it has a letter, and not before.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_whose_record_is_refused_is_not_acknowledged_without_its_letter() {
+    let mut inbox = Inbox::with(TestEnvOptions::default(), inbox::Layout::Plain).await;
+    inbox.set("WORKER_MODE", "leased");
+    inbox.forget_ids().await;
+    let event = Event::new("order", "o-1", "Refused", &json!({})).expect("an event");
+    let at_work = format!(
+        "INSERT INTO inbox_messages (consumer, message_id, event_time, subject, stream, stream_seq,
+             status, attempts, lease_owner, lease_token, claimed_at, expires_at)
+         VALUES ('worker', '{}', '{}', 'outbox.order.Refused', 'OUTBOX', 1, 'PROCESSING', 1,
+             'somebody else', gen_random_uuid(), now(), now() + interval '5 s')",
+        event.id, event.occurred_at
+    );
+    inbox.env.execute(&at_work).await;
+    inbox.env.client().await.batch_execute(REFUSE).await.expect("make the trigger");
+    inbox.publish_to("outbox.order.Refused", &event).await;
+    let worker = inbox.worker();
+    inbox.wait_acked().await;
+    assert_eq!(inbox.count("inbox_dead_letter WHERE cause = 'unrecordable'").await, 1);
+
+    let again = async || inbox.publish_to("outbox.order.Refused", &event).await;
+    until(DEADLINE, "the stream has forgotten its id", again).await;
+    inbox.wait_acked().await;
+    assert_eq!(inbox.count("inbox_dead_letter WHERE stream_seq = 1").await, 1);
+    worker.stop().await;
+}
+
+/// A message ends the client; later sessions read at full speed again.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_ended_a_client_slows_only_the_next_session_down() {
+    let mut inbox = Inbox::with(TestEnvOptions::default(), inbox::Layout::Plain).await;
+    inbox.set("WORKER_MAX_ATTEMPTS", "1000000");
+    let worker = inbox.worker();
+    worker.wait_active().await;
+    let mut raw = RawNats::connect(&inbox.env.nats.url()).await.expect("connect by hand");
+    for message in Messages::new(1).every() {
+        inbox.publish_raw(&mut raw, &message).await;
+    }
+    worker.wait_log("connected to NATS anew").await;
+    inbox.assert_nobody_stopped(&[]).await;
+
+    inbox.env.execute("CREATE TABLE closed ()").await;
+    inbox.publish("hot", json!({ "while_closed": true })).await;
+    inbox.publish_quickly("hot", 1_500, &json!({})).await;
+    let stream = inbox.env.stream().await;
+    until(DEADLINE, "all are delivered", async || {
+        let info = stream.consumer_info("worker").await;
+        info.is_ok_and(|info| info.num_ack_pending == 1_501)
+    })
+    .await;
+    // Nothing comes of it but another session.
+    let refused = "INSERT INTO inbox_rewinds (consumer, stream, stream_created_at, from_seq,
+            until_seq, again, requested_by, removed_to)
+        VALUES ('worker', 'OUTBOX', '2000-01-01', 1, 1, FALSE, 'test', 0)";
+    inbox.env.execute(refused).await;
+    worker.wait_log("read from the stream what was delivered before").await;
+    worker.kill9().await;
 }

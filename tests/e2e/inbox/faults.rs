@@ -247,3 +247,21 @@ async fn connections_that_break_one_by_one_stop_nobody_for_long() {
         worker.stop().await;
     }
 }
+
+/// What PostgreSQL adds to a refusal has values of the handler's tables in it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_commit_that_is_refused_tells_nobody_the_values() {
+    let mut inbox = Inbox::new().await;
+    inbox.set("WORKER_MAX_ATTEMPTS", "2");
+    let once = "ALTER TABLE effects ADD UNIQUE (aggregate_id) DEFERRABLE INITIALLY DEFERRED";
+    inbox.env.execute(once).await;
+    inbox.publish("secret-7", json!({})).await;
+    inbox.publish("secret-7", json!({ "n": 1 })).await;
+    let worker = inbox.worker();
+    let letter = "inbox_dead_letter WHERE reason LIKE 'the transaction failed: %(23505)'";
+    inbox.wait_count(letter, 1).await;
+    let told = "inbox_messages WHERE last_error LIKE '%secret-7%'";
+    assert_eq!(inbox.count(told).await, 0);
+    assert!(!worker.log().contains("secret-7"), "{}", worker.log());
+    worker.stop().await;
+}

@@ -1,7 +1,8 @@
 //! Workers that die, at any moment.
 
+use outbox::Event;
 use serde_json::json;
-use support::{DEADLINE, until};
+use support::{DEADLINE, TestEnvOptions, until};
 
 use super::{Inbox, some_time};
 
@@ -135,4 +136,35 @@ async fn a_handler_that_aborts_the_process_is_parked_after_three_starts() {
         inbox.assert_ordered().await;
         assert_eq!(inbox.count("(SELECT DISTINCT event_id FROM effects) AS t").await, 40);
     }
+}
+
+/// The worker before writes down that its attempt has failed, while the next one looks at the event:
+/// it is neither a dead letter nor acknowledged.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_end_that_is_written_down_late_makes_no_event_vanish() {
+    let mut inbox = Inbox::with(TestEnvOptions::default(), inbox::Layout::Plain).await;
+    inbox.set("WORKER_MODE", "leased");
+    let event = Event::new("order", "o-1", "OrderPlaced", &json!({})).expect("an event");
+    inbox.publish_event(&event).await;
+    let begun = format!(
+        "INSERT INTO inbox_messages (consumer, message_id, event_time, subject, stream, stream_seq,
+             status, attempts, lease_owner, lease_token, claimed_at, expires_at)
+         VALUES ('worker', '{}', '{}', 'outbox.order.OrderPlaced', 'OUTBOX', 1, 'PROCESSING', 3,
+             'the worker before', gen_random_uuid(), now(), now())",
+        event.id, event.occurred_at
+    );
+    inbox.env.execute(&begun).await;
+    let mut client = inbox.env.client().await;
+    let before = client.transaction().await.expect("begin");
+    let fails = "UPDATE inbox_messages SET status = 'FAILED', finished_attempts = 1,
+        lease_token = NULL, expires_at = NULL, next_attempt_at = clock_timestamp()";
+    before.execute(fails, &[]).await.expect("write the end down");
+    let worker = inbox.worker();
+    let waits = "pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%claimed AS%'";
+    inbox.wait_count(waits, 1).await;
+    before.commit().await.expect("commit");
+    inbox.wait_acked().await;
+    inbox.assert_exact(1).await;
+    assert_eq!(inbox.count("inbox_dead_letter").await, 0);
+    worker.stop().await;
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use async_nats::jetstream::stream;
 use outbox::Event;
 use serde_json::json;
-use support::{DEADLINE, until};
+use support::{DEADLINE, TestEnvOptions, until};
 use uuid::Uuid;
 
 use super::Inbox;
@@ -138,7 +138,7 @@ async fn requeued_letters_of_one_aggregate_leave_room_for_others() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_letter_keeps_its_record_when_others_are_forgotten() {
     for layout in [inbox::Layout::Partitioned, inbox::Layout::Plain] {
-        let inbox = Inbox::with(support::TestEnvOptions::default(), layout).await;
+        let inbox = Inbox::with(TestEnvOptions::default(), layout).await;
         inbox.forget_ids().await;
         let mut dead = Event::new("order", "o-1", "OrderPlaced", &json!({"dead": true})).unwrap();
         dead.occurred_at = "2020-02-03T04:05:06Z".parse().unwrap();
@@ -165,4 +165,30 @@ async fn a_letter_keeps_its_record_when_others_are_forgotten() {
         inbox.wait_count(&format!("effects WHERE event_id = '{}'", dead.id), 1).await;
         worker.stop().await;
     }
+}
+
+/// As above, of an event whose time is finer than its record keeps, and that the stream still has.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_to_the_nanosecond_is_found_again_for_its_retry() {
+    let mut inbox = Inbox::with(TestEnvOptions::default(), inbox::Layout::Plain).await;
+    inbox.set("WORKER_MODE", "leased");
+    inbox.set("WORKER_BACKOFF_MS", "5000");
+    let orders = json!({"fail_before": 2});
+    let mut event = Event::new("order", "o-1", "OrderPlaced", &orders).expect("an event");
+    event.occurred_at = "2026-01-02T03:04:05.123456789Z".parse().expect("a time");
+    inbox.publish_event(&event).await;
+    let worker = inbox.worker();
+    inbox.wait_count("inbox_messages WHERE status = 'FAILED'", 1).await;
+    worker.kill9().await;
+    // So that no session brings it before somebody looks for what nobody has.
+    let client = inbox.env.nats.client().await.expect("connect to NATS");
+    client.publish("$JS.ACK.OUTBOX.worker.1.1.1.0.0", "+ACK".into()).await.expect("publish");
+    client.flush().await.expect("NATS takes it");
+    inbox.wait_acked().await;
+    let long_ago = "UPDATE inbox_messages SET next_attempt_at = now() - interval '1 hour'";
+    inbox.env.execute(long_ago).await;
+    let worker = inbox.worker();
+    inbox.wait_count("effects", 1).await;
+    assert_eq!(inbox.count("inbox_dead_letter").await, 0);
+    worker.stop().await;
 }

@@ -1,5 +1,6 @@
 //! The inbox on real servers: its workers are processes that can be killed.
 
+mod advisories;
 mod any_message;
 mod bounds;
 mod consumers_api;

@@ -1,6 +1,6 @@
 //! One consumer goes back in its stream.
 
-use async_nats::jetstream::consumer::{self, pull};
+use async_nats::jetstream::consumer::{self, DeliverPolicy, pull};
 use futures_util::StreamExt;
 use lab::{Nats, NatsOptions};
 use serde_json::{Value, json};
@@ -184,6 +184,41 @@ async fn a_rewind_that_is_interrupted_goes_on_and_repeats_nothing_twice() {
     inbox.wait_count("effects", 2 * MANY).await;
     inbox.wait_acked().await;
     assert_repeated(&inbox, MANY, MANY).await;
+    worker.stop().await;
+}
+
+/// The worker died, or the broker refused, between deleting the consumer and making it anew.
+// proves: G-REWIND-4
+#[tokio::test(flavor = "multi_thread")]
+async fn a_consumer_that_was_deleted_for_a_rewind_begins_where_it_was_to() {
+    let inbox = Inbox::new().await;
+    let mut config = inbox.env.stream().await.cached_info().config.clone();
+    inbox.jetstream.delete_stream("OUTBOX").await.expect("delete the stream");
+    config.max_consumers = 1;
+    let stream = inbox.jetstream.create_stream(config).await.expect("make it anew");
+    let worker = inbox.worker();
+    inbox.publish_many(0, 20, &json!({})).await;
+    inbox.wait_count("effects", 20).await;
+    inbox.wait_acked().await;
+    worker.stop().await;
+
+    rewind(&inbox, 0, "--to-sequence 11 --execute").await;
+    let begun = "UPDATE inbox_rewinds SET begun_at = now(), reset_seq = 11";
+    inbox.env.execute(begun).await;
+    stream.delete_consumer("worker").await.expect("delete the consumer");
+    let other = pull::Config { durable_name: Some("other".into()), ..pull::Config::default() };
+    stream.create_consumer(other).await.expect("make the other consumer");
+    let worker = inbox.worker();
+    let tries = async || worker.log().matches("trying again").count() > 5;
+    until(DEADLINE, "the broker has refused it again and again", tries).await;
+    stream.delete_consumer("other").await.expect("delete the other consumer");
+    inbox.wait_count("inbox_rewinds WHERE outcome = 'rewound'", 1).await;
+    let policy = info(&inbox, "worker").await.config.deliver_policy;
+    assert_eq!(policy, DeliverPolicy::ByStartSequence { start_sequence: 11 });
+    inbox.publish_many(20, 1, &json!({})).await;
+    inbox.wait_count("effects", 21).await;
+    inbox.wait_acked().await;
+    inbox.assert_exact(21).await;
     worker.stop().await;
 }
 

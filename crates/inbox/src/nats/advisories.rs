@@ -4,30 +4,43 @@
 //! A durable consumer of our own never gives up. One that somebody else provided may have a
 //! `max_deliver`, and another client of it may terminate a message; the broker says so once, to
 //! whoever listens, and never delivers it again. So we listen, and read it from the stream.
+//!
+//! Every client of the account may publish what looks like an advisory. So it is about what the
+//! consumer has delivered, or it is passed over; and it waits until there is room.
 
 use std::sync::Arc;
 
+use async_nats::jetstream::stream::Stream;
 use async_nats::{Client, Subscriber};
 use futures_util::StreamExt;
 use futures_util::stream::select;
+use outbox::wire;
 use serde::Deserialize;
 use tracing::{info, warn};
 
 use crate::Error;
+use crate::config::Config;
 use crate::engine::{Delivered, Path};
 use crate::error::describe;
 use crate::feed::Feed;
-use crate::message::Origin;
+use crate::message::{Message, Origin};
+use crate::nats::durable_consumer::{self, filters_of};
 use crate::nats::stored_message;
 
 const ADVISORIES: [&str; 2] =
     ["$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES", "$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED"];
 
 pub(crate) struct Advisories {
+    advisories: [Subscriber; 2],
+    about: About,
+}
+
+/// What they are about.
+struct About {
     nats: Client,
     origin: Origin,
-    consumer: String,
-    advisories: [Subscriber; 2],
+    stream: Stream,
+    config: Arc<Config>,
 }
 
 #[derive(Deserialize)]
@@ -36,20 +49,26 @@ struct Advisory {
 }
 
 impl Advisories {
-    pub(crate) async fn open(nats: &Client, origin: Origin, consumer: &str) -> Result<Self, Error> {
-        let name = &origin.stream;
+    pub(crate) async fn open(
+        nats: &Client,
+        origin: Origin,
+        config: &Arc<Config>,
+    ) -> Result<Self, Error> {
+        let (name, consumer) = (&origin.stream, &config.consumer);
         let subscribe = async |kind: &str| {
             let subscriber = nats.subscribe(format!("{kind}.{name}.{consumer}")).await;
             subscriber.map_err(Error::jetstream("listen to the broker's advisories"))
         };
         let advisories = [subscribe(ADVISORIES[0]).await?, subscribe(ADVISORIES[1]).await?];
-        let (nats, consumer) = (nats.clone(), consumer.to_owned());
-        Ok(Self { nats, origin, consumer, advisories })
+        let stream = durable_consumer::stream(nats, config).await?;
+        let (nats, config) = (nats.clone(), Arc::clone(config));
+        Ok(Self { advisories, about: About { nats, origin, stream, config } })
     }
 
-    /// Brings what the broker gave up on, until the session takes nothing more.
-    pub(crate) async fn run(self, feed: Feed) {
-        let [given_up, terminated] = self.advisories;
+    /// Brings what the broker gave up on, as there is room for it, until the session takes nothing
+    /// more.
+    pub(crate) async fn run(self, mut feed: Feed) {
+        let Self { advisories: [given_up, terminated], about } = self;
         let mut advisories = select(given_up, terminated);
         loop {
             let advisory = tokio::select! {
@@ -60,27 +79,44 @@ impl Advisories {
             let Ok(Advisory { stream_seq }) = serde_json::from_slice(&advisory.payload) else {
                 continue;
             };
-            let consumer = &self.consumer;
-            info!(
-                consumer,
-                stream_seq, "the broker gave up on a message: handling it all the same"
-            );
-            let message =
-                match stored_message::get(&self.nats, &self.origin.stream, stream_seq).await {
-                    Ok(Some(stored)) => stored.understood(&self.origin),
-                    // It has been deleted: there is nothing to handle.
-                    Ok(None) => continue,
-                    Err(error) => {
-                        let error = describe(&error);
-                        warn!(consumer, stream_seq, error, "could not read it from the stream");
-                        continue;
-                    }
-                };
-            let delivered =
-                Delivered { message: Arc::new(message), reply: None, path: Path::Careful };
+            if feed.room_for(1).await.is_err() {
+                return;
+            }
+            let message = match about.read(stream_seq).await {
+                Ok(Some(message)) => Arc::new(message),
+                Ok(None) => continue,
+                Err(error) => {
+                    let (consumer, error) = (&about.config.consumer, describe(&error));
+                    warn!(consumer, stream_seq, error, "could not read it from the stream");
+                    continue;
+                }
+            };
+            let delivered = Delivered { message, reply: None, path: Path::Careful };
             if feed.bring(delivered).await.is_err() {
                 return;
             }
         }
+    }
+}
+
+impl About {
+    /// The message, if it is the consumer's, was delivered, and has not been deleted.
+    async fn read(&self, stream_seq: u64) -> Result<Option<Message>, Error> {
+        let consumer = &self.config.consumer;
+        let found = durable_consumer::find(&self.stream, &self.config).await?;
+        let Some(info) = found.filter(|it| stream_seq <= it.delivered.stream_sequence) else {
+            warn!(consumer, stream_seq, "passed over an advisory about what was not delivered");
+            return Ok(None);
+        };
+        let stored = stored_message::get(&self.nats, &self.origin.stream, stream_seq).await?;
+        let Some(stored) = stored else { return Ok(None) };
+        let filters = filters_of(&info.config);
+        let wanted = |filter: &String| wire::subject_matches(filter, &stored.subject);
+        if !filters.is_empty() && !filters.iter().any(wanted) {
+            warn!(consumer, stream_seq, "passed over an advisory about another subject");
+            return Ok(None);
+        }
+        info!(consumer, stream_seq, "the broker gave up on a message: handling it all the same");
+        Ok(Some(stored.understood(&self.origin)))
     }
 }

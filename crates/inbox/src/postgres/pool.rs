@@ -10,7 +10,6 @@ use tracing::{info, warn};
 use crate::Error;
 use crate::connection::Connect;
 use crate::engine::Backoff;
-use crate::error::describe;
 use crate::postgres::store::{Scope, Store};
 
 /// How long opening a connection and preparing the statements may take.
@@ -175,7 +174,7 @@ impl Pool {
     }
 
     pub(crate) fn note_trouble(&self, error: &Error) {
-        let text = describe(error);
+        let text = error.without_data();
         let Outage { said, .. } = &mut *self.outage();
         self.trouble
             .send_if_modified(|trouble| trouble.replace(text.clone()).as_ref() != Some(&text));

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use tokio::time::timeout;
+use tokio_postgres::Client;
 use uuid::Uuid;
 
 use crate::Error;
@@ -42,12 +43,18 @@ impl Resolved {
     }
 
     async fn ask(&self, keys: &[Key]) -> Result<HashSet<Key>, Error> {
+        let store = self.pool.try_get().await?;
+        let found = self.find(store.client(), keys).await?;
+        self.pool.put(store);
+        Ok(found)
+    }
+
+    /// As [`Resolved::among`], by this connection.
+    pub(crate) async fn find(&self, on: &Client, keys: &[Key]) -> Result<HashSet<Key>, Error> {
         let ids: Vec<Uuid> = keys.iter().map(|it| it.id).collect();
         let times: Vec<Timestamp> = keys.iter().map(|it| it.event_time).collect();
-        let store = self.pool.try_get().await?;
-        let rows = store.client().query(&self.text, &[&self.consumer, &ids, &times]).await;
+        let rows = on.query(&self.text, &[&self.consumer, &ids, &times]).await;
         let rows = rows.map_err(Error::sql("look for events that have had their end"))?;
-        self.pool.put(store);
         Ok(rows.iter().map(|row| Key { id: row.get(0), event_time: row.get(1) }).collect())
     }
 }

@@ -13,7 +13,6 @@ use uuid::Uuid;
 use crate::Error;
 use crate::config::Config;
 use crate::engine::{Delivered, Due, Path, RedriveSchedule, Task};
-use crate::error::describe;
 use crate::feed::Feed;
 use crate::message::{Message, Origin, Whence};
 use crate::nats::stored_message;
@@ -82,7 +81,7 @@ impl Redrive {
             Ok(()) => self.pool.put(store),
             Err(error) => {
                 self.schedule.failed(Instant::now());
-                let (consumer, error) = (&self.config.consumer, describe(&error));
+                let (consumer, error) = (&self.config.consumer, error.without_data());
                 warn!(consumer, error, "could not look for requeued events");
             }
         }

@@ -102,7 +102,10 @@ impl Rewinding {
         let outcome = match self.attempt(rewind, nats, shutdown).await {
             Ok(true) => "rewound".to_owned(),
             Ok(false) => return Ok(()),
-            Err(error) if error.is_transient() && self.failures < FAILURES_MAX => {
+            Err(error)
+                if error.is_transient()
+                    && (self.failures < FAILURES_MAX || self.is_deleted(nats).await) =>
+            {
                 return Err(error);
             }
             Err(error) => {
@@ -113,6 +116,17 @@ impl Rewinding {
         };
         self.failures = 0;
         self.execute(&self.statements.end(), &[&rewind.id, &outcome]).await.map(drop)
+    }
+
+    /// Whether there is no consumer, which was deleted to be made anew. Given up now, it would begin
+    /// at the first message of the stream: only the request knows its place.
+    async fn is_deleted(&self, nats: &Client) -> bool {
+        let config = &self.context.config;
+        let found = async {
+            let stream = durable_consumer::stream(nats, config).await?;
+            durable_consumer::find(&stream, config).await
+        };
+        matches!(found.await, Ok(None))
     }
 
     /// False if it is not done: the worker is to stop.
@@ -132,8 +146,8 @@ impl Rewinding {
             });
         }
         let found = durable_consumer::find(&stream, &config).await?;
-        let begins = durable_consumer::begins_at(found.as_ref(), rewind.from_sequence);
-        let begins = begins.cast_signed();
+        let begins = |info| durable_consumer::begins_at(Some(info), rewind.from_sequence);
+        let begins = found.as_ref().map(begins).map(u64::cast_signed);
         let token = self.context.role.get();
         let parameters: [&(dyn ToSql + Sync); 4] = [&config.consumer, &rewind.id, &begins, &token];
         let begun = self.execute(&self.statements.begin(), &parameters).await?;

@@ -212,10 +212,9 @@ impl<H: TransactionalHandler> InTransactions<H> {
         let verdict = match handled {
             Ok(Verdict::Processed { .. }) => return Ok(Report::processed(item)),
             Ok(verdict) => verdict,
-            Err(Error::Sql { source, .. }) if is_refused(&source) => Verdict::retry(format!(
-                "the transaction failed: {}",
-                crate::error::describe(&source)
-            )),
+            Err(error) if matches!(&error, Error::Sql { source, .. } if is_refused(source)) => {
+                Verdict::retry(format!("the transaction failed: {}", error.without_data()))
+            }
             Err(error) => {
                 trouble(context, &error);
                 drop(lease);

@@ -2,7 +2,7 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
 use tokio::sync::{mpsc, watch};
@@ -12,10 +12,10 @@ use uuid::Uuid;
 use crate::attempt::Attempt;
 use crate::config::Config;
 use crate::engine::{Begin, Decision, Item, Path, Report, begin, decide};
-use crate::error::describe;
 use crate::message::{Message, Whence};
 use crate::postgres::attended::answered;
 use crate::postgres::pool::Pool;
+use crate::postgres::resolved::Resolved;
 use crate::postgres::role_statements::RoleToken;
 use crate::postgres::sqlstate::{asks_again, is_refused};
 use crate::postgres::store::Store;
@@ -24,6 +24,10 @@ use crate::record::{Cause, Claim, ClaimReply, UNFINISHED_MAX};
 use crate::tally::Tally;
 use crate::worker::lease::Leases;
 use crate::{Delivery, Error, Verdict};
+
+/// Before another look at an event that somebody else is at work on, where the database refuses to
+/// say for how long.
+const HELD_PAUSE: Duration = Duration::from_secs(1);
 
 /// A way of handling events.
 pub(crate) trait Work: Send + Sync + 'static {
@@ -167,8 +171,11 @@ impl Context {
             Begin::Forgotten => Err(self.park_forgotten(store, item).await?),
             Begin::Crashed { attempts } => {
                 let reason = format!("{attempts} attempts began, {UNFINISHED_MAX} never ended");
-                self.park(store, &item.message, None, Cause::Crashes, &reason).await?;
-                Err(Report::dead(item))
+                let message = &item.message;
+                let parked = self.park(store, message, None, Cause::Crashes, &reason).await?;
+                // Otherwise the end of the last attempt was written down meanwhile.
+                let undone = || Report::undone(item, Path::Careful);
+                Err(if parked { Report::dead(item) } else { undone() })
             }
             Begin::Nothing(report) => Err(report),
         })
@@ -210,8 +217,17 @@ impl Context {
             return Ok(Report::undone(item, Path::Careful));
         }
         let reason = format!("the database refuses its record: {}", refusal.without_data());
-        self.park(store, &item.message, claim, Cause::Unrecordable, &reason).await?;
-        Ok(Report::dead(item))
+        if self.park(store, &item.message, claim, Cause::Unrecordable, &reason).await? {
+            return Ok(Report::dead(item));
+        }
+        // It has had its end, or somebody else is at work on it.
+        let resolved = Resolved::new(Arc::clone(&self.pool), &self.config);
+        let resolved = resolved.find(store.client(), &[item.message.key]).await?;
+        Ok(if resolved.is_empty() {
+            Report::waits(item, HELD_PAUSE, Path::Careful)
+        } else {
+            Report::skipped(item)
+        })
     }
 
     async fn park(
@@ -310,7 +326,7 @@ pub(crate) fn trouble(context: &Context, error: &Error) {
     if error.is_transient() && !matches!(error, Error::LeaseLost) && !refused && !again {
         context.pool.note_trouble(error);
     } else {
-        let error = describe(error);
+        let error = error.without_data();
         warn!(consumer = context.config.consumer, error, "could not keep the record");
     }
 }

@@ -53,12 +53,13 @@ impl RewindRecords {
         format!("SELECT {STATE} FROM {} WHERE id = $1", self.rewinds)
     }
 
-    /// Says where the consumer begins: at `$3`, or where a worker before would have had it begin. Only
-    /// for the worker that has the role.
+    /// Says where the consumer begins: at `$3`, or where a worker before would have had it begin. `$3`
+    /// is null if there is no consumer; if nobody ever knew its place, it begins at the first message.
+    /// Only for the worker that has the role.
     pub(crate) fn begin(&self) -> String {
         format!(
             "UPDATE {} SET begun_at = coalesce(begun_at, clock_timestamp()),
-                 reset_seq = least(reset_seq, $3)
+                 reset_seq = coalesce(least(reset_seq, $3::bigint), 1)
              WHERE id = $2 AND ended_at IS NULL AND {} RETURNING reset_seq",
             self.rewinds,
             has_role(&self.schema, "$4")
