@@ -1,5 +1,6 @@
 //! `tailpost replay`: events are published once more, each once, in order.
 
+mod cannot_be_read;
 mod decisions;
 mod from_the_log;
 mod goes_on;

@@ -84,7 +84,7 @@ use self::parking::Parking;
 pub(crate) use self::publish::{LOGGED_WHILE_SCAN_UNMARKED_MAX, Publishing, SCANS_UNMARKED_MAX};
 pub(crate) use self::replay::Replaying;
 pub(crate) use self::replay_messages::{
-    CopyAnswer, ReplayNote, ReplayPage, ReplayRow, ReplayStart, ReplayWish,
+    CopyAnswer, ReplayNote, ReplayPage, ReplayRow, ReplayStart, ReplayUnread, ReplayWish,
 };
 pub(crate) use self::slot_health::SlotHealth;
 pub(crate) use self::slot_watch::SlotNotice;

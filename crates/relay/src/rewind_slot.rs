@@ -13,7 +13,7 @@ use crate::config::{Config, Mode, RewindConfig};
 use crate::describe;
 use crate::engine::Backoff;
 use crate::error::Error;
-use crate::postgres::sql::RewindReading;
+use crate::postgres::sql::{ADVANCING, RewindReading};
 use crate::postgres::{Store, answered};
 
 /// How often the slot is looked at.
@@ -24,6 +24,10 @@ const LOOK_WITHOUT_EVERY: Duration = Duration::from_mins(5);
 
 /// How long a look may take. Most of it is the time for one step of the slot.
 const LOOK_MAX: Duration = Duration::from_mins(6);
+
+/// So often in a row a step is not finished before the slot is given up. Each begins where the step
+/// before it did, and brings the slot no further.
+const UNMOVED_MAX: u32 = 2;
 
 /// How long a statement waits for others' locks.
 const WAITS: &str = "1s";
@@ -74,18 +78,30 @@ enum Step {
     DropLost,
     Make(&'static str),
     Trail(u64),
+    /// It cannot be moved on, and keeps more than it may.
+    Replace,
     /// Somebody else's slot has its name.
     Refuse,
 }
 
-/// `retain` is how much it may keep; `None` if there is to be no such slot.
-fn next(retain: Option<u64>, reading: &RewindReading) -> Step {
+/// `retain` is how much it may keep; `None` if there is to be no such slot. `unmoved` is how often in a
+/// row it could not be moved on in time.
+fn next(retain: Option<u64>, reading: &RewindReading, unmoved: u32) -> Step {
     match (retain, &reading.slot) {
         (None, Some(_)) => Step::Drop,
         (None, None) => Step::Rest,
         (Some(_), None) if reading.is_others => Step::Refuse,
         // It goes before anything else has to.
         (Some(_), Some(slot)) if slot.is_lost() => Step::DropLost,
+        // What the relay's own slot keeps too is not freed by dropping this one.
+        (Some(retain), Some(slot))
+            if unmoved >= UNMOVED_MAX
+                && slot.extra_bytes > retain
+                && reading.has_source
+                && reading.held_by.is_none() =>
+        {
+            Step::Replace
+        }
         (Some(retain), Some(_)) => Step::Trail(retain),
         // One that begins where PostgreSQL is about to remove the log would not last.
         (Some(_), None) if !reading.has_source => Step::Rest,
@@ -111,10 +127,10 @@ fn next(retain: Option<u64>, reading: &RewindReading) -> Step {
 /// Dropping the future ends it after the statement that runs.
 pub async fn keep(config: &Config, status: &watch::Sender<Option<RewindStatus>>) -> Infallible {
     let retain = retained(config);
-    let mut store = None;
+    let (mut store, mut unmoved) = (None, 0);
     loop {
         let mut pause = LOOK_EVERY;
-        let looked = timeout(LOOK_MAX, look(config, &mut store, status)).await;
+        let looked = timeout(LOOK_MAX, look(config, &mut store, status, &mut unmoved)).await;
         let looked = looked.unwrap_or(Err(Error::Silent { doing: LOOKING }));
         let has_failed = status.borrow().as_ref().is_some_and(|it| it.failure.is_some());
         match looked {
@@ -151,6 +167,11 @@ pub async fn keep(config: &Config, status: &watch::Sender<Option<RewindStatus>>)
     }
 }
 
+/// PostgreSQL keeps nothing of such a step.
+fn is_late_step(error: &Error) -> bool {
+    error.is_cancelled() && matches!(error, Error::Sql { doing: ADVANCING, .. })
+}
+
 /// A relay that reads no slot has none that could trail behind.
 fn retained(config: &Config) -> Option<u64> {
     config.rewind.retain.filter(|_| config.mode != Mode::Poll)
@@ -177,6 +198,7 @@ async fn look(
     config: &Config,
     kept: &mut Option<Store>,
     status: &watch::Sender<Option<RewindStatus>>,
+    unmoved: &mut u32,
 ) -> Result<bool, Error> {
     if kept.is_none() {
         let store = Store::connect(config, "tailpost rewind").await?;
@@ -191,7 +213,7 @@ async fn look(
         status.send_modify(|it| it.get_or_insert_default().see(&reading));
         return Ok(false);
     }
-    let done = step(config, store, &name, status).await;
+    let done = step(config, store, &name, status, unmoved).await;
     if done.is_ok() {
         answered(LOOKING, store.note_rewind_failure(slot, None)).await?;
         answered(LOOKING, store.unlock_rewind(slot)).await?;
@@ -204,10 +226,11 @@ async fn step(
     store: &Store,
     name: &str,
     status: &watch::Sender<Option<RewindStatus>>,
+    unmoved: &mut u32,
 ) -> Result<bool, Error> {
     let slot = &config.slot;
     let reading = answered(LOOKING, store.rewind_slot(slot, name)).await?;
-    let is_behind = match next(retained(config), &reading) {
+    let is_behind = match next(retained(config), &reading, *unmoved) {
         Step::Rest => false,
         Step::Refuse => {
             let problem = format!(
@@ -232,7 +255,22 @@ async fn step(
             info!(slot = name, because, "made the rewind slot");
             true // a time is noted at once
         }
-        Step::Trail(retain) => store.trail(slot, name, retain, config.rewind.max_age).await?,
+        Step::Replace => {
+            let because = "it could not be moved on in time";
+            store.drop_slot(name).await?;
+            store.make_rewind(slot, name, because).await?;
+            *unmoved = 0;
+            warn!(slot = name, because, "made the rewind slot anew");
+            true
+        }
+        Step::Trail(retain) => {
+            let trailed = store.trail(slot, name, retain, config.rewind.max_age).await;
+            *unmoved = match &trailed {
+                Err(error) => *unmoved + u32::from(is_late_step(error)),
+                Ok(_) => 0,
+            };
+            trailed?
+        }
     };
     let reading = answered(LOOKING, store.rewind_slot(slot, name)).await?;
     status.send_modify(|it| it.get_or_insert_default().see(&reading));
@@ -257,30 +295,42 @@ mod tests {
 
     #[test]
     fn the_slot_is_made_and_moved_and_goes_first() {
-        assert_eq!(next(Some(1), &reading(None)), Step::Make("there was none"));
+        assert_eq!(next(Some(1), &reading(None), 0), Step::Make("there was none"));
         let made = RewindReading { made: 1, ..reading(None) };
-        assert_eq!(next(Some(1), &made), Step::Make("it was gone"));
+        assert_eq!(next(Some(1), &made, 0), Step::Make("it was gone"));
         for kept in ["reserved", "extended"] {
-            assert_eq!(next(Some(1), &reading(Some(kept))), Step::Trail(1));
+            assert_eq!(next(Some(1), &reading(Some(kept)), 0), Step::Trail(1));
         }
         for lost in ["unreserved", "lost"] {
-            assert_eq!(next(Some(1), &reading(Some(lost))), Step::DropLost);
+            assert_eq!(next(Some(1), &reading(Some(lost)), 0), Step::DropLost);
         }
-        assert_eq!(next(None, &reading(Some("reserved"))), Step::Drop);
-        assert_eq!(next(None, &reading(None)), Step::Rest);
+        assert_eq!(next(None, &reading(Some("reserved")), 0), Step::Drop);
+        assert_eq!(next(None, &reading(None), 0), Step::Rest);
+    }
+
+    #[test]
+    fn one_that_cannot_be_moved_is_made_anew_when_it_keeps_too_much() {
+        let slow = reading(Some("extended"));
+        assert_eq!(next(Some(7), &slow, UNMOVED_MAX - 1), Step::Trail(7));
+        assert_eq!(next(Some(7), &slow, UNMOVED_MAX), Step::Replace);
+        assert_eq!(next(Some(8), &slow, UNMOVED_MAX), Step::Trail(8), "it may keep that");
+        let held = RewindReading { held_by: Some(uuid::Uuid::nil()), ..slow.clone() };
+        assert_eq!(next(Some(7), &held, UNMOVED_MAX), Step::Trail(7), "it does not move then");
+        let tight = RewindReading { has_source: false, ..slow };
+        assert_eq!(next(Some(7), &tight, UNMOVED_MAX), Step::Trail(7));
     }
 
     #[test]
     fn none_is_made_where_the_relays_own_slot_is_missing_or_about_to_go() {
         let tight = RewindReading { has_source: false, ..reading(None) };
-        assert_eq!(next(Some(1), &tight), Step::Rest);
+        assert_eq!(next(Some(1), &tight, 0), Step::Rest);
     }
 
     #[test]
     fn a_slot_of_somebody_else_is_neither_dropped_nor_moved() {
         let others = RewindReading { is_others: true, ..reading(None) };
-        assert_eq!(next(Some(1), &others), Step::Refuse);
-        assert_eq!(next(None, &others), Step::Rest);
+        assert_eq!(next(Some(1), &others, 0), Step::Refuse);
+        assert_eq!(next(None, &others, 0), Step::Rest);
     }
 
     #[test]
@@ -292,11 +342,11 @@ mod tests {
             ..reading(None)
         };
         let made = Step::Make("PostgreSQL had no room for its log");
-        assert_eq!(next(Some(1), &lost(1, 0)), made, "the first time at once");
-        assert_eq!(next(Some(1), &lost(2, 29)), Step::Rest);
-        assert_eq!(next(Some(1), &lost(2, 30)), made);
-        assert_eq!(next(Some(1), &lost(3, 59)), Step::Rest);
-        assert_eq!(next(Some(1), &lost(40, 599)), Step::Rest);
-        assert_eq!(next(Some(1), &lost(40, 600)), made);
+        assert_eq!(next(Some(1), &lost(1, 0), 0), made, "the first time at once");
+        assert_eq!(next(Some(1), &lost(2, 29), 0), Step::Rest);
+        assert_eq!(next(Some(1), &lost(2, 30), 0), made);
+        assert_eq!(next(Some(1), &lost(3, 59), 0), Step::Rest);
+        assert_eq!(next(Some(1), &lost(40, 599), 0), Step::Rest);
+        assert_eq!(next(Some(1), &lost(40, 600), 0), made);
     }
 }

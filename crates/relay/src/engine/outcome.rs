@@ -8,7 +8,7 @@ use uuid::Uuid;
 use super::effect::{Found, Statement, Watermark};
 use super::marking::Swept;
 use super::messages::{Blocked, Dead, Resolved};
-use super::replay_messages::{CopyAnswer, ReplayPage, ReplayStart, ReplayWish};
+use super::replay_messages::{CopyAnswer, ReplayPage, ReplayStart, ReplayUnread, ReplayWish};
 use super::slot_health::SlotHealth;
 use super::tail_messages::{Stored, Tail};
 use super::window::Outgoing;
@@ -64,10 +64,10 @@ pub(crate) enum Outcome {
     ReplayFound(Option<Uuid>),
     /// `None` if it cannot be begun now.
     ReplayBegun(Option<ReplayStart>),
-    /// What is behind a place of a replay; `None` if it could not be read now.
+    /// What is behind a place of a replay.
     ReplayRead {
         of: (Uuid, i64),
-        page: Option<ReplayPage>,
+        page: Result<ReplayPage, ReplayUnread>,
     },
     /// A note with so many problems is written; `None` if it could not be.
     ReplayNoted {

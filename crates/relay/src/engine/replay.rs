@@ -11,13 +11,14 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use self::elsewhere::Elsewhere;
+use self::elsewhere::{Elsewhere, TRIES_MAX};
 use super::Engine;
+use super::backoff::Backoff;
 use super::effect::{Effect, Effects};
 use super::messages::{Input, Resolved};
 use super::notice::Notice;
 use super::replay_messages::{
-    ReplayNote, ReplayPage, ReplayRow, ReplayStart, ReplayWish, Unreplayed,
+    ReplayNote, ReplayPage, ReplayRow, ReplayStart, ReplayUnread, ReplayWish, Unreplayed,
 };
 use super::window::Outgoing;
 
@@ -79,6 +80,8 @@ struct Run {
     /// Not before.
     read_at: Duration,
     is_read: bool,
+    /// The latest readings failed, and how many of them count.
+    unread: Option<u32>,
     under_way: VecDeque<UnderWay>,
     note: ReplayNote,
     /// Copies done since the last note, and whether one is being written.
@@ -158,6 +161,7 @@ impl Replaying {
             is_reading: false,
             read_at: now,
             is_read: false,
+            unread: None,
             under_way: VecDeque::new(),
             note: ReplayNote {
                 id,
@@ -186,20 +190,27 @@ impl Replaying {
         }
     }
 
-    /// What is behind a place of a replay; `None` if it could not be read now. It may be another
-    /// replay's by now, or this one's from before it was paused.
-    fn read(&mut self, now: Duration, id: Uuid, after: i64, page: Option<ReplayPage>) {
+    /// What is behind a place of a replay. It may be another replay's by now, or this one's from
+    /// before it was paused.
+    fn read(
+        &mut self,
+        now: Duration,
+        id: Uuid,
+        after: i64,
+        page: Result<ReplayPage, ReplayUnread>,
+    ) {
         let Some(run) = self.run().filter(|it| it.id == id && it.read_to == after) else { return };
         run.is_reading = false;
         match page {
-            Some(page) => {
+            Ok(page) => {
+                run.has_read(&page);
                 run.read.extend(page.rows);
                 (run.read_to, run.is_read) = (page.read_to, page.is_end);
                 if page.is_gone.is_some() {
                     (run.note.gives_up, run.wish) = (page.is_gone, ReplayWish::Rest);
                 }
             }
-            None => run.read_at = now + LOOK_EVERY,
+            Err(why) => run.has_not_read(now, why),
         }
     }
 
@@ -228,7 +239,8 @@ impl Replaying {
         run.note.problems.drain(..problems);
         run.wish = if run.note.gives_up.is_some() { ReplayWish::Rest } else { wish };
         let wish = run.wish;
-        let is_still = run.under_way.is_empty() && run.unnoted == 0 && !run.is_reading;
+        // What is being read is of no use any more.
+        let is_still = run.under_way.is_empty() && run.unnoted == 0;
         let rests = wish == ReplayWish::Rest && is_still;
         if run.note.is_done || rests {
             effects.push_back(Effect::EndReplay);
@@ -305,6 +317,30 @@ impl Run {
         }
     }
 
+    /// Whoever begins the log anew comes by what was read before, up to where it failed.
+    fn has_read(&mut self, page: &ReplayPage) {
+        if self.unread.is_some() {
+            self.note.waits_for = None;
+        }
+        if page.read_to > self.read_to || page.is_end {
+            self.unread = None;
+        }
+    }
+
+    fn has_not_read(&mut self, now: Duration, why: ReplayUnread) {
+        let failures = self.unread.unwrap_or_default();
+        let (failures, pause, why) = match why {
+            ReplayUnread::Waits(why) => (failures, LOOK_EVERY, why),
+            ReplayUnread::Failed(why) => (failures + 1, Backoff::COPY.after(failures + 1), why),
+            ReplayUnread::Lasting(why) => (TRIES_MAX, LOOK_EVERY, why),
+        };
+        (self.unread, self.read_at) = (Some(failures), now + pause);
+        self.note.waits_for = Some(why.clone());
+        if failures >= TRIES_MAX {
+            (self.note.gives_up, self.wish) = (Some(why), ReplayWish::Rest);
+        }
+    }
+
     fn read_on(&mut self, now: Duration, effects: &mut Effects) {
         let wants_more = !self.is_reading && !self.is_read && self.read.len() < READ_AHEAD;
         if wants_more && self.read_at <= now && self.wish == ReplayWish::GoOn {
@@ -354,7 +390,7 @@ impl Engine {
         &mut self,
         now: Duration,
         (id, after): (Uuid, i64),
-        page: Option<ReplayPage>,
+        page: Result<ReplayPage, ReplayUnread>,
     ) {
         self.replaying.read(now, id, after, page);
     }

@@ -56,6 +56,17 @@ pub(crate) struct ReplayPage {
     pub(crate) is_gone: Option<String>,
 }
 
+/// Why a replay could not be read on now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum ReplayUnread {
+    /// A server is away, or somebody has locked what is read: others wait for that too.
+    Waits(String),
+    /// It may succeed the next time.
+    Failed(String),
+    /// It fails until somebody changes something.
+    Lasting(String),
+}
+
 /// How far a replay is. Totals, so that it may be written twice.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ReplayNote {

@@ -50,7 +50,7 @@ pub(crate) use self::park::SlotReader;
 pub(crate) use self::partitions::Detached;
 pub(crate) use self::replay_rows::{ReplayedRow, TakenReplay};
 pub(crate) use self::retain::{AT_ONCE, Deleted, Gate, PAGES_AT_ONCE, Removable, RetentionRow};
-pub(crate) use self::rewind::{RewindReading, RewindSlot};
+pub(crate) use self::rewind::{ADVANCING, RewindReading, RewindSlot};
 pub(crate) use self::scan::{ScannedRow, Scanner};
 use self::statements::Statements;
 use crate::config::{Config, MarkBy};

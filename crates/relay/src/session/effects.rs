@@ -24,7 +24,9 @@ impl Session {
                 Effect::Measure(resolved) => reporter.resolved(&resolved),
                 Effect::Tell(notice) => self.tell(notice, reporter),
                 Effect::EndReplay => {
-                    self.replay = None;
+                    if let Some(replay) = self.replay.take() {
+                        replay.over.cancel();
+                    }
                     reporter.replay_over();
                 }
                 Effect::End(end) => return Err(self.end(end)),

@@ -11,7 +11,8 @@ use uuid::Uuid;
 use super::replay_source;
 use crate::describe;
 use crate::engine::{
-    Blocked, Dead, Found, Marked, Outcome, Parked, Place, ReplayStart, Resolved, Statement, Tail,
+    Blocked, Dead, Found, Marked, Outcome, Parked, Place, ReplayStart, ReplayUnread, Resolved,
+    Statement, Tail,
 };
 use crate::error::Error;
 use crate::nats::TailReader;
@@ -39,8 +40,7 @@ pub(super) enum Done {
     Unmarked(Option<(Found, Option<Box<SweepCursor>>)>),
     Scanned(Scanned),
     Replaying(Box<(ReplayStart, replay_source::Source)>),
-    /// `None` if it could not be read now.
-    ReplayRead((Uuid, i64), Option<replay_source::Page>),
+    ReplayRead((Uuid, i64), Result<replay_source::Page, ReplayUnread>),
 }
 
 impl From<Outcome> for Done {

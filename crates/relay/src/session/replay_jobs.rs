@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 use uuid::Uuid;
 
@@ -11,8 +12,8 @@ use super::jobs::{Done, Job, job, long_job, tolerate};
 use super::replay_source::{Page, Source};
 use crate::describe;
 use crate::engine::{
-    CopyAnswer, Outcome, Outgoing, ReplayNote, ReplayPage, ReplayRow, ReplayStart, ReplayWish,
-    SCANS_UNMARKED_MAX,
+    CopyAnswer, Outcome, Outgoing, ReplayNote, ReplayPage, ReplayRow, ReplayStart, ReplayUnread,
+    ReplayWish, SCANS_UNMARKED_MAX,
 };
 use crate::error::Error;
 use crate::nats::{History, OtherStream};
@@ -90,6 +91,7 @@ impl Session {
                 messages: tail.messages(),
                 other,
                 wal: Arc::default(),
+                over: CancellationToken::new(),
                 is_failing: Arc::default(),
                 config,
                 history,
@@ -104,7 +106,13 @@ impl Session {
         let source = self.replay.clone().filter(|it| it.taken.id == id)?;
         // Reading the log up to the first event that is meant takes as long as there is log.
         Some(long_job(async move {
-            let page = source.tolerate(source.read(after).await);
+            // A page that comes too late must not be taken for one of whoever takes the replay up
+            // again.
+            let page = tokio::select! {
+                biased;
+                () = source.over.cancelled() => return Ok(Done::Nothing),
+                page = source.read(after) => source.tolerate(page),
+            };
             Ok(Done::ReplayRead((id, after), page))
         }))
     }
@@ -140,12 +148,13 @@ impl Session {
     }
 
     /// Makes events of what was read.
-    pub(super) fn replay_page(&self, of: (Uuid, i64), page: Option<Page>) -> Outcome {
+    pub(super) fn replay_page(&self, of: (Uuid, i64), page: Result<Page, ReplayUnread>) -> Outcome {
         let source = self.replay.as_ref().filter(|it| it.taken.id == of.0);
         let page = match (source, page) {
-            (None, _) | (_, None) => None,
-            (_, Some(Page::Messages(page))) => Some(page),
-            (Some(source), Some(Page::Rows(rows, is_end))) => {
+            (None, _) => Err(ReplayUnread::Waits("the replay is over".to_owned())),
+            (_, Err(why)) => Err(why),
+            (_, Ok(Page::Messages(page))) => Ok(page),
+            (Some(source), Ok(Page::Rows(rows, is_end))) => {
                 let rows: Result<Vec<_>, _> =
                     rows.iter().map(|row| self.replayed_row(row, &source.taken)).collect();
                 source.tolerate(rows).map(|rows| {

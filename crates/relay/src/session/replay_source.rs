@@ -6,13 +6,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use bytes::Bytes;
 use outbox::wire::{self, Position, StoredMessage, header};
 use tokio::sync::Mutex;
+use tokio_postgres::error::SqlState;
+use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 use uuid::Uuid;
 
 use super::wal_reader::{Opened, WalReader};
 use crate::config::Config;
 use crate::describe;
-use crate::engine::{Outgoing, ReplayPage, ReplayRow, Tried};
+use crate::engine::{Outgoing, ReplayPage, ReplayRow, ReplayUnread, Tried};
 use crate::error::Error;
 use crate::nats::{AT_ONCE, History, OtherStream, StreamMessages};
 use crate::postgres::Store;
@@ -32,6 +34,8 @@ pub(super) struct Source {
     pub(super) other: Option<Arc<OtherStream>>,
     /// With the log as its source: what reads it, unless that broke.
     pub(super) wal: Arc<Mutex<Option<WalReader>>>,
+    /// Ends what is being read.
+    pub(super) over: CancellationToken,
     /// The latest reading failed, and that was said.
     pub(super) is_failing: Arc<AtomicBool>,
     pub(super) config: Arc<Config>,
@@ -101,7 +105,7 @@ impl Source {
     }
 
     /// Said once, until it has passed.
-    pub(super) fn tolerate<T>(&self, outcome: Result<T, Error>) -> Option<T> {
+    pub(super) fn tolerate<T>(&self, outcome: Result<T, Error>) -> Result<T, ReplayUnread> {
         let failed = outcome.is_err();
         let is_new = self.is_failing.swap(failed, Ordering::Relaxed) != failed;
         let said = |error: &Error| {
@@ -113,7 +117,7 @@ impl Source {
                 false => debug!(error = why, "cannot read what is to be replayed, trying again"),
             }
         };
-        outcome.inspect_err(said).ok()
+        outcome.inspect_err(said).map_err(|error| unread(&error))
     }
 
     /// The messages behind `after` that are meant.
@@ -164,4 +168,26 @@ impl Source {
         let outgoing = Ok(self.taken.readdressed(outgoing, position));
         Some(ReplayRow { place, event: id, outgoing })
     }
+}
+
+fn unread(error: &Error) -> ReplayUnread {
+    let hint = error.hint().map(|it| format!(": {it}")).unwrap_or_default();
+    let why = format!("{}{hint}", describe(error));
+    match error {
+        // The whole relay waits for the broker.
+        Error::Connect(_) | Error::JetStream { .. } | Error::Silent { .. } | Error::Stalled(_) => {
+            ReplayUnread::Waits(why)
+        }
+        Error::Sql { .. } if error.code().is_none_or(|it| others_wait_for(&it)) => {
+            ReplayUnread::Waits(why)
+        }
+        error if error.is_transient() => ReplayUnread::Failed(why),
+        _ => ReplayUnread::Lasting(why),
+    }
+}
+
+/// The server stops or starts, or somebody has a lock.
+fn others_wait_for(code: &SqlState) -> bool {
+    let locked = [SqlState::LOCK_NOT_AVAILABLE, SqlState::T_R_DEADLOCK_DETECTED].contains(code);
+    locked || code.code().starts_with("08") || code.code().starts_with("57P")
 }

@@ -11,6 +11,7 @@ use pgoutput::{Lsn, Message};
 use tokio_postgres::RowStream;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{PgLsn, ToSql};
+use tracing::debug;
 
 use crate::config::{Config, RewindConfig};
 use crate::engine::{Ignored, Outgoing, ReplayPage, ReplayRow, Unpublished};
@@ -25,6 +26,13 @@ const READING: &str = "read the log again";
 /// Changes after which the server ends a statement, with the transaction that it is at.
 const CHANGES_AT_ONCE: i32 = 10_000;
 
+/// Changes that are fetched of them at a time.
+const FETCHED_AT_ONCE: u32 = 1_000;
+
+/// The server keeps what a statement brought beyond its transaction: no snapshot holds vacuum back
+/// while the broker takes the events.
+const CURSOR: &str = "tailpost_log";
+
 /// A reading of the log, from the rewind slot's position on. The temporary slot ends with its
 /// connection.
 pub(super) struct WalReader {
@@ -36,8 +44,10 @@ pub(super) struct WalReader {
     takes_messages: bool,
     history: History,
     replay: Arc<TakenReplay>,
-    /// What the statement that runs has yet to bring, and whether it brought anything.
+    /// What is being fetched, and whether that brought anything.
     changes: Option<(Pin<Box<RowStream>>, bool)>,
+    /// There is a cursor, and whether it brought anything.
+    cursor: Option<bool>,
     /// Commit, its time, and the next event's number of the transaction that is being read.
     transaction: (Lsn, i64, u32),
     /// Events that were meant so far.
@@ -59,6 +69,12 @@ impl WalReader {
     ) -> Result<Opened, Error> {
         let store = Store::connect(config, "tailpost replay of the log").await?;
         store.wait_for_locks(Some("1s")).await?;
+        // While it decodes the server looks at nothing else, and nobody may wait for that any more.
+        // Some platforms cannot.
+        let watch = "SET client_connection_check_interval = '1s'";
+        if let Err(error) = store.client().batch_execute(watch).await {
+            debug!(%error, "the server does not notice who is gone");
+        }
         let slot = format!("tailpost_replay_{}", uuid::Uuid::new_v4().simple());
         let rewind = RewindConfig::slot(&config.slot);
         let first = match store.copy_slot(&rewind, &slot, true).await {
@@ -90,6 +106,7 @@ impl WalReader {
             history,
             replay,
             changes: None,
+            cursor: None,
             transaction: (Lsn::ZERO, 0, 0),
             place: 0,
         })))
@@ -122,21 +139,44 @@ impl WalReader {
                     *brought = true;
                     return Ok(Some(Bytes::copy_from_slice(row.get(0))));
                 }
-                if !*brought {
+                let (is_empty, had_any) = (!*brought, self.cursor == Some(true));
+                self.changes = None;
+                if is_empty && !had_any {
                     return Ok(None);
                 }
+                self.cursor = (!is_empty).then_some(true);
+                if is_empty {
+                    let close = format!("CLOSE {CURSOR}");
+                    let closed = self.store.client().batch_execute(&close).await;
+                    closed.map_err(Error::sql(READING))?;
+                }
             }
-            let until = PgLsn::from(self.replay.last_place.max(0).cast_unsigned());
-            // As the plugin parses a list of identifiers.
-            let publication = format!("\"{}\"", self.publication.replace('"', "\"\""));
-            let sql = "SELECT data FROM pg_logical_slot_get_binary_changes($1, $2, $3,
-                VARIADIC ARRAY['proto_version', '1', 'binary', 'true', 'messages', 'true',
-                    'publication_names', $4])";
-            let parameters: [&(dyn ToSql + Sync); 4] =
-                [&self.slot, &until, &CHANGES_AT_ONCE, &publication];
-            let changes = self.store.client().query_raw(sql, parameters).await;
+            if self.cursor.is_none() {
+                self.declare().await?;
+                self.cursor = Some(false);
+            }
+            let sql = format!("FETCH FORWARD {FETCHED_AT_ONCE} FROM {CURSOR}");
+            let parameters: [&(dyn ToSql + Sync); 0] = [];
+            let changes = self.store.client().query_raw(&sql, parameters).await;
             self.changes = Some((Box::pin(changes.map_err(Error::sql(READING))?), false));
         }
+    }
+
+    /// Decodes what comes next.
+    async fn declare(&self) -> Result<(), Error> {
+        let until = PgLsn::from(self.replay.last_place.max(0).cast_unsigned());
+        // As the plugin parses a list of identifiers.
+        let publication = format!("\"{}\"", self.publication.replace('"', "\"\""));
+        let sql = format!(
+            "DECLARE {CURSOR} NO SCROLL CURSOR WITH HOLD FOR
+             SELECT data FROM pg_logical_slot_get_binary_changes($1, $2, $3,
+                 VARIADIC ARRAY['proto_version', '1', 'binary', 'true', 'messages', 'true',
+                     'publication_names', $4])"
+        );
+        let parameters: [&(dyn ToSql + Sync); 4] =
+            [&self.slot, &until, &CHANGES_AT_ONCE, &publication];
+        let declared = self.store.client().execute(&sql, &parameters).await;
+        declared.map(|_| ()).map_err(Error::sql(READING))
     }
 
     fn take(&mut self, change: Bytes) -> Result<Option<ReplayRow>, Error> {

@@ -15,8 +15,8 @@ use crate::engine::effect::{Effect, Effects};
 use crate::engine::replay_messages::{CopyAnswer, ReplayWish};
 use crate::engine::window::{Outgoing, Unpublished};
 
-/// So many attempts at one copy, one after the other, pause a replay: that takes the better part of a
-/// minute.
+/// So many attempts at one copy, or at reading on, one after the other, pause a replay: that takes the
+/// better part of a minute.
 pub(super) const TRIES_MAX: u32 = 10;
 
 #[derive(Debug, Clone)]

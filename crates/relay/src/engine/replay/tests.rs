@@ -54,13 +54,17 @@ fn notes(replaying: &mut Replaying, now: Duration) -> Vec<ReplayNote> {
     effects.into_iter().filter_map(note).collect()
 }
 
+fn failed() -> ReplayUnread {
+    ReplayUnread::Failed("no free slot".into())
+}
+
 #[test]
 fn a_page_of_another_replay_or_place_is_not_taken() {
     let mut replaying = begun(&[]);
-    replaying.read(SECOND, id(2), 0, Some(page(1, 3)));
-    replaying.read(SECOND, id(1), 3, Some(page(4, 3)));
+    replaying.read(SECOND, id(2), 0, Ok(page(1, 3)));
+    replaying.read(SECOND, id(1), 3, Ok(page(4, 3)));
     assert!(replaying.run().expect("it runs").read.is_empty());
-    replaying.read(SECOND, id(1), 0, Some(page(1, 3)));
+    replaying.read(SECOND, id(1), 0, Ok(page(1, 3)));
     assert_eq!(replaying.run().expect("it runs").read.len(), 3);
 }
 
@@ -73,15 +77,66 @@ fn what_could_not_be_read_is_not_asked_for_at_once() {
         effects.iter().filter(|it| matches!(it, Effect::ReadReplay { .. })).count()
     };
     assert_eq!(reads(&mut replaying, Duration::ZERO), 1);
-    replaying.read(SECOND, id(1), 0, None);
+    replaying.read(SECOND, id(1), 0, Err(failed()));
     assert_eq!(reads(&mut replaying, SECOND), 0);
     assert_eq!(reads(&mut replaying, 2 * SECOND), 1);
 }
 
 #[test]
+fn what_cannot_be_read_pauses_a_replay_with_the_reason() {
+    let mut replaying = begun(&[]);
+    let run = |replaying: &mut Replaying| replaying.run().expect("it runs").note.clone();
+    // Others wait for that too.
+    for _ in 0..100 {
+        let away = ReplayUnread::Waits("locked".into());
+        replaying.read(SECOND, id(1), 0, Err(away));
+    }
+    let note = run(&mut replaying);
+    assert_eq!((note.waits_for.as_deref(), note.gives_up), (Some("locked"), None));
+    for _ in 1..elsewhere::TRIES_MAX {
+        replaying.read(SECOND, id(1), 0, Err(failed()));
+    }
+    replaying.read(SECOND, id(1), 0, Ok(page(1, 3)));
+    assert_eq!(run(&mut replaying).waits_for, None, "it goes on");
+    // The log is read from its beginning after each failure.
+    let nothing_new = || ReplayPage { read_to: 3, ..page(1, 0) };
+    for _ in 0..elsewhere::TRIES_MAX {
+        assert_eq!(run(&mut replaying).gives_up, None);
+        replaying.read(SECOND, id(1), 3, Ok(nothing_new()));
+        replaying.read(SECOND, id(1), 3, Err(failed()));
+    }
+    assert_eq!(run(&mut replaying).gives_up.as_deref(), Some("no free slot"));
+}
+
+#[test]
+fn what_stays_as_it_is_pauses_a_replay_at_once() {
+    let mut replaying = begun(&[]);
+    replaying.read(SECOND, id(1), 0, Err(ReplayUnread::Lasting("no such column".into())));
+    let note = notes(&mut replaying, SECOND).remove(0);
+    assert_eq!(note.gives_up.as_deref(), Some("no such column"));
+    replaying.noted(SECOND, 0, Some(ReplayWish::Rest), &mut VecDeque::new());
+    assert!(replaying.is_clear(), "it rests");
+}
+
+#[test]
+fn a_replay_that_is_still_searching_ends_when_it_is_cancelled() {
+    let mut replaying = begun(&[]);
+    let mut effects = Effects::new();
+    replaying.advance(SECOND, 20, false, &mut effects);
+    assert!(effects.iter().any(|it| matches!(it, Effect::ReadReplay { .. })));
+    assert!(effects.iter().any(|it| matches!(it, Effect::NoteReplay(_))));
+    effects.clear();
+    replaying.noted(SECOND, 0, Some(ReplayWish::Rest), &mut effects);
+    assert_eq!(effects.pop_front().map(|it| matches!(it, Effect::EndReplay)), Some(true));
+    assert!(replaying.is_clear(), "others may begin");
+    replaying.read(SECOND, id(1), 0, Ok(page(1, 3)));
+    assert!(replaying.is_clear(), "what it read comes too late");
+}
+
+#[test]
 fn what_a_failed_note_said_is_said_again() {
     let mut replaying = begun(&[]);
-    replaying.read(Duration::ZERO, id(1), 0, Some(page(1, 3)));
+    replaying.read(Duration::ZERO, id(1), 0, Ok(page(1, 3)));
     hand_over(&mut replaying, SECOND, Ok(()));
     hand_over(&mut replaying, SECOND, Err("too large".into()));
     let first = notes(&mut replaying, SECOND);
@@ -102,7 +157,7 @@ fn refusals_in_a_row_pause_a_replay_and_rows_that_are_gone_do_not() {
     for row in rows.rows.iter_mut().skip(1).take(200) {
         row.outgoing = Err("its row is gone".into());
     }
-    replaying.read(Duration::ZERO, id(1), 0, Some(rows));
+    replaying.read(Duration::ZERO, id(1), 0, Ok(rows));
     hand_over(&mut replaying, SECOND, Ok(()));
     for _ in 0..REFUSED_MAX {
         hand_over(&mut replaying, SECOND, Err("not permitted".into()));
@@ -118,7 +173,7 @@ fn refusals_in_a_row_pause_a_replay_and_rows_that_are_gone_do_not() {
 fn copies_that_were_noted_are_not_looked_for_for_ever() {
     let mut replaying = begun(&[id(99)]);
     let rows = i64::try_from(UNNOTED_MAX + READ_AHEAD).expect("small");
-    replaying.read(Duration::ZERO, id(1), 0, Some(page(1, rows)));
+    replaying.read(Duration::ZERO, id(1), 0, Ok(page(1, rows)));
     for place in 1..=rows {
         hand_over(&mut replaying, SECOND, Ok(()));
         if place % 1_000 == 0 {
@@ -144,7 +199,7 @@ fn send(run: &mut Run, now: Duration, answer: CopyAnswer) -> Option<(Uuid, u64)>
 #[test]
 fn a_copy_that_another_stream_does_not_take_is_tried_again_and_then_the_replay_pauses() {
     let mut replaying = begun_to(&[], Some(30));
-    replaying.read(Duration::ZERO, id(1), 0, Some(page(1, 5)));
+    replaying.read(Duration::ZERO, id(1), 0, Ok(page(1, 5)));
     let run = replaying.run().expect("it runs");
     let (first, after) = send(run, SECOND, CopyAnswer::Stored(40)).expect("it may go");
     assert_eq!((after, run.note.place), (30, 1));
@@ -175,7 +230,7 @@ fn a_copy_that_another_stream_does_not_take_is_tried_again_and_then_the_replay_p
 #[test]
 fn a_copy_in_doubt_is_not_left_out_when_a_replay_is_paused_and_soon_resumed() {
     let mut replaying = begun_to(&[], Some(30));
-    replaying.read(Duration::ZERO, id(1), 0, Some(page(1, 2)));
+    replaying.read(Duration::ZERO, id(1), 0, Ok(page(1, 2)));
     let run = replaying.run().expect("it runs");
     assert!(send(run, SECOND, CopyAnswer::Unknown("late".into())).is_some());
     run.wish = ReplayWish::Rest;

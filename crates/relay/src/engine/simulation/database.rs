@@ -10,8 +10,8 @@ use uuid::Uuid;
 use super::check::is_dropped;
 use super::{MAX_ATTEMPTS, World};
 use crate::engine::{
-    CopyAnswer, Effect, Found, Marked, Notice, Outcome, Place, RowOfDead, ScanMarks, ScanRead,
-    SlotHealth, Verdict,
+    CopyAnswer, Effect, Found, Marked, Notice, Outcome, Place, ReplayUnread, RowOfDead, ScanMarks,
+    ScanRead, SlotHealth, Verdict,
 };
 
 /// Rows of a scan at a time.
@@ -338,7 +338,8 @@ pub(in crate::engine) fn failure(effect: &Effect) -> Option<Outcome> {
         Effect::LookForReplay => Some(Outcome::ReplayFound(None)),
         Effect::BeginReplay(_) => Some(Outcome::ReplayBegun(None)),
         Effect::ReadReplay { id, after } => {
-            Some(Outcome::ReplayRead { of: (*id, *after), page: None })
+            let page = Err(ReplayUnread::Failed("no answer".to_owned()));
+            Some(Outcome::ReplayRead { of: (*id, *after), page })
         }
         Effect::SendCopy { replay, copy, .. } => {
             let (of, why) = ((*replay, copy.event.id), "no answer".to_owned());

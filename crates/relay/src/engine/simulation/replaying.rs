@@ -8,7 +8,8 @@ use uuid::Uuid;
 
 use super::World;
 use crate::engine::{
-    CopyAnswer, Effect, Outcome, ReplayNote, ReplayPage, ReplayRow, ReplayStart, ReplayWish,
+    CopyAnswer, Effect, Outcome, ReplayNote, ReplayPage, ReplayRow, ReplayStart, ReplayUnread,
+    ReplayWish,
 };
 
 /// Rows of a replay at a time.
@@ -113,7 +114,8 @@ impl World {
             }
             (Effect::BeginReplay(_), None) => Outcome::ReplayBegun(None),
             (Effect::ReadReplay { id, after }, _) => {
-                let page = self.replay_page(id, after);
+                let gone = || ReplayUnread::Waits("it is gone".to_owned());
+                let page = self.replay_page(id, after).ok_or_else(gone);
                 Outcome::ReplayRead { of: (id, after), page }
             }
             (Effect::NoteReplay(note), _) => self.note(&note),

@@ -12,6 +12,7 @@ use super::Store;
 use crate::error::Error;
 
 const LOOKING: &str = "look at the rewind slot";
+pub(crate) const ADVANCING: &str = "advance the rewind slot";
 const NOTING: &str = "note what became of the rewind slot";
 
 /// How much of the log the slot passes in one statement, at most.
@@ -258,7 +259,7 @@ impl Store {
     }
 
     async fn advance_rewind(&self, name: &str, target: u64) -> Result<(), Error> {
-        let doing = "advance the rewind slot";
+        let doing = ADVANCING;
         // On an error the connection is given up, and the transaction with it.
         let begin = format!("BEGIN; SET LOCAL statement_timeout = '{STEP_TIMEOUT}'");
         self.client().batch_execute(&begin).await.map_err(Error::sql(doing))?;
