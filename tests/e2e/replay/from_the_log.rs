@@ -105,7 +105,7 @@ async fn what_was_parked_is_not_published_from_the_log() {
         let all = [&["outbox", "dlq"][..], args, &["--why", "a test", "--direct"]].concat();
         env.ends_with(0, &all).await;
     };
-    decide(&["discard", &ids[3].to_string()]).await;
+    decide(&["discard", &ids[3].to_string(), "--yes"]).await;
     let mut payload = NamedTempFile::new().expect("create a file");
     payload.write_all(b"{\"mended\": 1}").expect("write a payload");
     let path = payload.path().to_str().expect("UTF-8");

@@ -309,7 +309,6 @@ impl World {
         event.occurred_at = Timestamp::UNIX_EPOCH;
         let subject = match is_unfit {
             _ if self.is_filtered(id) => Err(Unpublished::Dropped),
-            true if self.is_no_event(id) => Err(Unpublished::NoEvent("forged".into())),
             true => Err(Unpublished::Unfit("illegal".into())),
             false if self.picky.contains(&id) => Ok("picky".into()),
             false => Ok("s".into()),

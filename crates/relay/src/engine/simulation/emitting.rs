@@ -22,11 +22,6 @@ impl World {
         self.emitted.ids.contains(&id)
     }
 
-    /// Somebody wrote it who writes no events.
-    pub(super) fn is_no_event(&self, id: u128) -> bool {
-        self.is_emitted(id) && self.unfit.contains(&id) && id.is_multiple_of(4)
-    }
-
     pub(super) fn emits(&mut self, id: u128) -> bool {
         let emits = self.faults.emitted && self.rng.random_bool(0.4);
         if emits {

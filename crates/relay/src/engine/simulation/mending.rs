@@ -16,9 +16,6 @@ impl World {
     fn park(&mut self, dead: &Dead) -> RowOfDead {
         let id = dead.event.id.as_u128();
         self.parked.insert(id);
-        let is_forged = self.is_forged(id);
-        assert_eq!(dead.blocks, self.faults.blocking && !is_forged, "{id} blocks");
-        assert!(!is_forged || dead.blocked_by.is_none(), "{id} waits, and is no event");
         if !dead.has_row && self.table.rows.contains_key(&id) {
             return RowOfDead::Never; // it came back meanwhile
         }
@@ -33,11 +30,6 @@ impl World {
         self.old_rows.retain(|row| *row != id);
         self.dead.insert(id, dead.blocked_by.map(|by| by.as_u128()));
         if dead.has_row { self.remove_row(id) } else { RowOfDead::Never }
-    }
-
-    /// It is no event, and nobody has made one of it.
-    fn is_forged(&self, id: u128) -> bool {
-        self.is_no_event(id) && self.poisoned.contains(&id)
     }
 
     /// The operator removes the cause of one failure and requeues the event. Not while a
@@ -65,7 +57,7 @@ impl World {
         self.attempts.remove(&id);
         self.table.come_back(id, self.is_filtered(id));
         self.requeued.insert(id);
-        if !self.faults.blocking || self.is_no_event(id) {
+        if !self.faults.blocking {
             self.late_rows.insert(id);
         }
         self.old_rows.push(id);
@@ -74,9 +66,8 @@ impl World {
 
     /// What only waits, where nothing is left to wait for.
     pub(super) fn release(&mut self) {
-        let heads = || self.dead.iter().filter(|it| it.1.is_none() && !self.is_forged(*it.0));
-        let is_head = |key: u8| heads().any(|it| self.keys[it.0] == key);
-        let has_left = |id: &u128| !self.table.rows.contains_key(id) && !self.is_forged(*id);
+        let is_head = |key: u8| self.dead.iter().any(|it| it.1.is_none() && self.keys[it.0] == key);
+        let has_left = |id: &u128| !self.table.rows.contains_key(id);
         let waits = self.dead.keys().copied().filter(has_left);
         let free: Vec<u128> = waits.filter(|id| !is_head(self.keys[id])).collect();
         free.into_iter().for_each(|id| self.requeue(id));
@@ -88,6 +79,6 @@ impl World {
             aggregate_id: format!("k{}", self.keys[id]),
             by: Uuid::from_u128(by.unwrap_or(*id)),
         };
-        self.dead.iter().filter(|it| !self.is_forged(*it.0)).map(blocked).collect()
+        self.dead.iter().map(blocked).collect()
     }
 }
