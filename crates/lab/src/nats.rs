@@ -37,10 +37,8 @@ pub struct NatsOptions {
     pub config: Vec<String>,
     /// Further lines of the configuration's `jetstream` block.
     pub jetstream: Vec<String>,
-    /// The token by which [`Nats::client`] comes in.
+    /// The token by which [`Nats::client`] comes in, or the text of a credentials file.
     pub token: Option<String>,
-    /// The text of the credentials file by which [`Nats::client`] comes in.
-    pub creds: Option<String>,
 }
 
 /// A NATS server with JetStream, on a free port of 127.0.0.1, in a folder of its own.
@@ -165,11 +163,12 @@ impl Nats {
     ///
     /// When the server does not take the connection.
     pub async fn client(&self) -> Result<async_nats::Client> {
-        let NatsOptions { token, creds, .. } = &self.options;
-        let options = match (token, creds) {
-            (Some(token), _) => async_nats::ConnectOptions::with_token(token.clone()),
-            (None, Some(creds)) => async_nats::ConnectOptions::with_credentials(creds)?,
-            (None, None) => async_nats::ConnectOptions::new(),
+        let options = match &self.options.token {
+            Some(creds) if creds.starts_with("-----BEGIN") => {
+                async_nats::ConnectOptions::with_credentials(creds)?
+            }
+            Some(token) => async_nats::ConnectOptions::with_token(token.clone()),
+            None => async_nats::ConnectOptions::new(),
         };
         options.connect(self.url()).await.context("connect to NATS")
     }

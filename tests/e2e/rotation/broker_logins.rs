@@ -26,9 +26,7 @@ pub(super) struct Login {
     /// What the server knows, before and after.
     pub(super) config: [String; 2],
     /// What the lab comes in by, before and after, if it needs something.
-    pub(super) lab: [Option<&'static str>; 2],
-    /// The same, where it comes in by credentials.
-    lab_creds: Option<String>,
+    pub(super) lab: [Option<String>; 2],
 }
 
 impl Login {
@@ -49,27 +47,26 @@ fn users(relay: &str) -> String {
 pub(super) fn token() -> Login {
     let secrets = ["first-s3cret", "second-s3cret"];
     let config = secrets.map(|it| format!("authorization {{ token: \"{it}\" }}"));
-    Login { secrets: secrets.map(Into::into), config, lab: secrets.map(Some), lab_creds: None }
+    Login { secrets: secrets.map(Into::into), config, lab: secrets.map(|it| Some(it.into())) }
 }
 
 fn password() -> Login {
     let secrets = ["first-s3cret", "second-s3cret"];
     let config = secrets.map(|it| users(&format!("{{ user: relay, password: \"{it}\" }}")));
-    Login { secrets: secrets.map(Into::into), config, lab: [None; 2], lab_creds: None }
+    Login { secrets: secrets.map(Into::into), config, lab: [None, None] }
 }
 
 fn nkey() -> Login {
     let config = KEYS.map(|(_, public)| users(&format!("{{ nkey: {public} }}")));
     let secrets = KEYS.map(|(seed, _)| seed.to_owned());
-    Login { secrets, config, lab: [None; 2], lab_creds: None }
+    Login { secrets, config, lab: [None, None] }
 }
 
 /// Servers that know the first secret, which is in a file.
 pub(super) async fn before(login: &Login, secrets: &Secrets, variable: &str) -> TestEnv {
     let nats = NatsOptions {
         config: vec![login.config[0].clone()],
-        token: login.lab[0].map(str::to_owned),
-        creds: login.lab_creds.clone(),
+        token: login.lab[0].clone(),
         ..NatsOptions::default()
     };
     let mut env = set_up(database(&[], &[]), nats).await;
@@ -90,7 +87,7 @@ async fn rotates(login: Login, variable: &str, more: &[(&str, &str)]) {
     let links = running.links();
     secrets.renew("secret", &login.secrets[1]);
     let config = login.config[1].clone();
-    running.env.nats.reload(vec![config], login.lab[1]).await.expect("reload");
+    running.env.nats.reload(vec![config], login.lab[1].as_deref()).await.expect("reload");
     running.links_are_back(links).await;
     running.goes_on().await;
     for args in [&["status"][..], &["setup"], &["verify"], &["inbox", "setup"]] {

@@ -95,7 +95,7 @@ async fn a_token_that_is_renewed_late_is_asked_for_and_then_used() {
     make_tables(&env).await;
     let mut running = Running::start(env).await;
     let config = login.config[1].clone();
-    running.env.nats.reload(vec![config], login.lab[1]).await.expect("reload");
+    running.env.nats.reload(vec![config], login.lab[1].as_deref()).await.expect("reload");
     let hint = "renew what nats.token_file gives";
     running.relay.wait_log(hint).await;
     wait_ready(relay, 503, hint).await;

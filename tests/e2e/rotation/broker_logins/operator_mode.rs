@@ -27,7 +27,7 @@ pub(super) fn creds() -> Login {
             system.public_key()
         )
     });
-    Login { secrets: [first, second], config, lab: [None; 2], lab_creds: Some(lab) }
+    Login { secrets: [first, second], config, lab: [Some(lab.clone()), Some(lab)] }
 }
 
 /// The system's account may not have JetStream, which is room.
