@@ -1,7 +1,5 @@
 //! Advisories of the broker, and what other clients publish in their place.
 
-use std::time::Duration;
-
 use async_nats::jetstream::AckKind;
 use async_nats::jetstream::consumer::{self, pull};
 use futures_util::StreamExt;
@@ -17,13 +15,11 @@ impl Inbox {
         self.env.stream().await.consumer_info("worker").await.expect("the consumer")
     }
 
-    /// Publishes what the broker would, were these messages terminated.
-    async fn forge(&self, seqs: impl IntoIterator<Item = u64>) {
+    /// Publishes what the broker would, were this message terminated.
+    async fn forge(&self, stream_seq: u64) {
         let client = self.env.nats.client().await.expect("connect to NATS");
-        for seq in seqs {
-            let advisory = json!({ "stream_seq": seq }).to_string();
-            client.publish(TERMINATED, advisory.into()).await.expect("publish");
-        }
+        let advisory = json!({ "stream_seq": stream_seq }).to_string();
+        client.publish(TERMINATED, advisory.into()).await.expect("publish");
         client.flush().await.expect("NATS takes them");
     }
 }
@@ -71,48 +67,11 @@ async fn an_advisory_about_what_was_not_delivered_is_passed_over() {
     inbox.wait_count("inbox_messages WHERE attempts > 1", 1).await;
     let five = async || inbox.info().await.delivered.stream_sequence == 5;
     until(DEADLINE, "five are delivered", five).await;
-    inbox.forge([9]).await;
+    inbox.forge(9).await;
     worker.wait_log("passed over an advisory about what was not delivered").await;
     inbox.env.execute("DROP TABLE closed").await;
     inbox.wait_count("effects", 10).await;
     inbox.wait_acked().await;
     inbox.assert_exact(10).await;
-    worker.stop().await;
-}
-
-/// Of what was delivered, as of what is new, only so much is in memory as there is room for.
-#[tokio::test(flavor = "multi_thread")]
-async fn many_advisories_take_little_memory() {
-    const EVENTS: u64 = 300;
-    const MEMORY_MAX: u64 = 96 << 20;
-    let mut inbox = Inbox::with(TestEnvOptions::default(), inbox::Layout::Plain).await;
-    inbox.set("WORKER_LANES", "1");
-    inbox.set("WORKER_BATCH", "1");
-    let all = i64::try_from(EVENTS).expect("few");
-    let large = json!({ "sleep_ms": 20, "note": "x".repeat(512 << 10) });
-    for first in (0..all).step_by(50) {
-        inbox.publish_as(|n| format!("o-{n}"), first..first + 50, &large).await;
-    }
-    let shared = pull::Config {
-        durable_name: Some("worker".into()),
-        ack_wait: Duration::from_secs(600),
-        ..pull::Config::default()
-    };
-    let stream = inbox.env.stream().await;
-    let consumer = stream.create_consumer(shared).await.expect("make the consumer");
-    // The server disconnects a client that lets it wait with too many bytes.
-    for _ in 0..EVENTS / 20 {
-        let taken = consumer.fetch().max_messages(20).messages().await.expect("take some");
-        assert_eq!(taken.count().await, 20);
-    }
-    inbox.set("WORKER_ACK_WAIT_MS", "600000");
-    let worker = inbox.worker();
-    inbox.wait_count("effects", 1).await;
-    inbox.forge(1..=EVENTS).await;
-    inbox.wait_count("effects", all).await;
-    inbox.assert_exact(all).await;
-    let peak = worker.peak_memory();
-    eprintln!("peak of memory: {} KiB", peak >> 10);
-    assert!(peak < MEMORY_MAX, "{peak} bytes of memory");
     worker.stop().await;
 }

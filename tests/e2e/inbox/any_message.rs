@@ -256,35 +256,3 @@ async fn an_event_whose_record_is_refused_is_not_acknowledged_without_its_letter
     assert_eq!(inbox.count("inbox_dead_letter WHERE stream_seq = 1").await, 1);
     worker.stop().await;
 }
-
-/// A message ends the client; later sessions read at full speed again.
-#[tokio::test(flavor = "multi_thread")]
-async fn what_ended_a_client_slows_only_the_next_session_down() {
-    let mut inbox = Inbox::with(TestEnvOptions::default(), inbox::Layout::Plain).await;
-    inbox.set("WORKER_MAX_ATTEMPTS", "1000000");
-    let worker = inbox.worker();
-    worker.wait_active().await;
-    let mut raw = RawNats::connect(&inbox.env.nats.url()).await.expect("connect by hand");
-    for message in Messages::new(1).every() {
-        inbox.publish_raw(&mut raw, &message).await;
-    }
-    worker.wait_log("connected to NATS anew").await;
-    inbox.assert_nobody_stopped(&[]).await;
-
-    inbox.env.execute("CREATE TABLE closed ()").await;
-    inbox.publish("hot", json!({ "while_closed": true })).await;
-    inbox.publish_quickly("hot", 1_500, &json!({})).await;
-    let stream = inbox.env.stream().await;
-    until(DEADLINE, "all are delivered", async || {
-        let info = stream.consumer_info("worker").await;
-        info.is_ok_and(|info| info.num_ack_pending == 1_501)
-    })
-    .await;
-    // Nothing comes of it but another session.
-    let refused = "INSERT INTO inbox_rewinds (consumer, stream, stream_created_at, from_seq,
-            until_seq, again, requested_by, removed_to)
-        VALUES ('worker', 'OUTBOX', '2000-01-01', 1, 1, FALSE, 'test', 0)";
-    inbox.env.execute(refused).await;
-    worker.wait_log("read from the stream what was delivered before").await;
-    worker.kill9().await;
-}

@@ -157,7 +157,7 @@ async fn an_end_that_is_written_down_late_makes_no_event_vanish() {
     let mut client = inbox.env.client().await;
     let before = client.transaction().await.expect("begin");
     let fails = "UPDATE inbox_messages SET status = 'FAILED', finished_attempts = 1,
-        lease_token = NULL, expires_at = NULL, next_attempt_at = clock_timestamp()";
+        lease_token = NULL, expires_at = NULL, next_attempt_at = now() + '9 s'";
     before.execute(fails, &[]).await.expect("write the end down");
     let worker = inbox.worker();
     let waits = "pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%claimed AS%'";
