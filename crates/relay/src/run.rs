@@ -114,7 +114,7 @@ pub async fn run(
         said = hint;
         reporter.failed(told(&error));
         if let Err(error) = relieve(&config).await {
-            warn!(error = describe(&error), "the slot keeps what it keeps");
+            warn!(error = describe(&error), "did not drop the slot");
         }
         tokio::select! {
             () = tokio::time::sleep(wait) => {}

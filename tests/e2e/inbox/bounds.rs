@@ -1,6 +1,5 @@
 //! What is much takes time, not memory.
 
-use outbox::Event;
 use serde_json::json;
 use support::TestEnvOptions;
 
@@ -68,32 +67,4 @@ async fn what_is_recorded_is_durable_where_commits_do_not_wait_for_the_disk() {
         assert!(inbox.count("how WHERE durable = 'on'").await >= 2, "{mode}");
         assert_eq!(inbox.count("how WHERE durable <> 'on'").await, 0, "{mode}");
     }
-}
-
-/// Headers are memory as payloads are.
-#[tokio::test(flavor = "multi_thread")]
-async fn many_events_with_large_headers_take_little_memory() {
-    const EVENTS: i64 = 1_500;
-    // Each is in memory twice: as it came, and as the event has it.
-    const WITH_HEADERS_MAX: u64 = 2 * MEMORY_MAX;
-    let mut inbox = Inbox::with(TestEnvOptions::default(), inbox::Layout::Plain).await;
-    inbox.set("WORKER_MAX_ATTEMPTS", "1000000");
-    inbox.set("WORKER_BATCH", "512");
-    inbox.env.execute("CREATE TABLE closed ()").await;
-    let note = json!({ "Note": "x".repeat(60_000) }).to_string();
-    for n in 0..EVENTS {
-        let orders = json!({ "while_closed": true });
-        let event = Event::new("order", format!("o-{n}"), "OrderPlaced", &orders);
-        let mut event = event.expect("an event");
-        event.headers = Some(note.clone().into());
-        inbox.publish_event(&event).await;
-    }
-    let worker = inbox.worker();
-    inbox.wait_count("inbox_messages", 100).await;
-    inbox.env.execute("DROP TABLE closed").await;
-    inbox.wait_count("effects", EVENTS).await;
-    let peak = worker.peak_memory();
-    eprintln!("peak of memory: {} KiB", peak >> 10);
-    assert!(peak < WITH_HEADERS_MAX, "{peak} bytes of memory");
-    worker.stop().await;
 }

@@ -1,6 +1,6 @@
 //! Services that are away, and events that bring them down.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lab::{Direction, Port, Proxy};
 use serde_json::Value;
@@ -179,4 +179,32 @@ async fn an_inbox_that_starts_without_its_servers_is_alive_and_says_what_it_wait
     assert!(metrics.contains("tailpost_inbox_active{env=\"default\",consumer=\"billing\"} 1"));
     inbox.sigterm();
     assert!(inbox.wait_exit(DEADLINE).await.success(), "{}", inbox.log());
+}
+
+/// What waits for events when the connection goes waits on the next one, not until it would have
+/// asked again.
+// proves: G-CRED-2
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_to_the_broker_that_is_made_anew_brings_events_at_once() {
+    let mut env = TestEnv::proxied().await;
+    env.setup().await;
+    env.ends_with(0, &["inbox", "setup"]).await;
+    let _relay = env.relay();
+    let service = Service::start().await;
+    let (_network, _inbox, admin) = run(&mut env, &service).await;
+    wait_readyz(&admin, &["HTTP/1.1 200"]).await;
+    let mut took = Vec::new();
+    for round in 1..=12_u64 {
+        env.to_nats().cut().await;
+        env.to_nats().restore().await.expect("listen again");
+        env.insert(1).await;
+        env.wait_stored(round).await;
+        let stored = Instant::now();
+        wait_processed(&env, round.cast_signed()).await;
+        took.push(stored.elapsed());
+    }
+    took.sort_unstable();
+    eprintln!("from the stream to the effect: {took:?}");
+    // What was asked for before ends after five seconds.
+    assert!(took[11] - took[0] < Duration::from_secs(4), "{took:?}");
 }

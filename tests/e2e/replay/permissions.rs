@@ -6,7 +6,7 @@ use async_nats::jetstream::consumer::pull;
 use async_nats::jetstream::stream::Config;
 use lab::{NatsOptions, Port};
 use serde_json::{Value, json};
-use support::{DEADLINE, TestEnv, TestEnvOptions, ask, until};
+use support::{DEADLINE, Relay, TestEnv, TestEnvOptions, ask, until};
 use tokio::net::TcpStream;
 
 use super::{replay, wait_done};
@@ -37,6 +37,15 @@ async fn env() -> TestEnv {
     env
 }
 
+/// A relay with an API, which listens there.
+async fn relay(env: &mut TestEnv, port: &Port) -> (Relay, SocketAddr) {
+    let api = port.addr();
+    env.set("TAILPOST_ADMIN__LISTEN", &api.to_string());
+    let relay = env.relay();
+    until(DEADLINE, "the API listens", async || TcpStream::connect(api).await.is_ok()).await;
+    (relay, api)
+}
+
 async fn post(api: SocketAddr, start: Value) -> (u16, Value) {
     let stream = TcpStream::connect(api).await.expect("connect");
     let headers = format!("Host: {api}\r\nContent-Type: application/json");
@@ -60,10 +69,7 @@ fn assert_names_permission(plan: &Value) {
 async fn a_replay_is_planned_and_done_by_a_user_that_may_not_list_the_consumers() {
     let mut env = env().await;
     let port = Port::reserve().expect("a free port");
-    let api = port.addr();
-    env.set("TAILPOST_ADMIN__LISTEN", &api.to_string());
-    let relay = env.relay();
-    until(DEADLINE, "the API listens", async || TcpStream::connect(api).await.is_ok()).await;
+    let (relay, api) = relay(&mut env, &port).await;
     relay.wait_active().await;
     env.insert(10).await;
     env.wait_marked().await;
@@ -89,10 +95,7 @@ async fn a_replay_is_planned_and_done_by_a_user_that_may_not_list_the_consumers(
 async fn a_plan_that_cannot_be_made_without_a_permission_names_it() {
     let mut env = env().await;
     let port = Port::reserve().expect("a free port");
-    let api = port.addr();
-    env.set("TAILPOST_ADMIN__LISTEN", &api.to_string());
-    let _relay = env.relay();
-    until(DEADLINE, "the API listens", async || TcpStream::connect(api).await.is_ok()).await;
+    let (_relay, api) = relay(&mut env, &port).await;
     let args = ["replay", "--all", "--to-stream", "COPIES", "--to-subject-prefix", "replay"];
     let (_, said) = env.ends_with(4, &args).await;
     assert!(said.contains(&format!("may not publish on {OTHER}")), "{said}");

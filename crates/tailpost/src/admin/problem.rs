@@ -40,11 +40,12 @@ impl ApiError {
         Self::new(StatusCode::BAD_REQUEST, detail)
     }
 
-    /// Says what else can be done, if the database took too long.
-    pub(super) fn if_late(self, hint: &str) -> Self {
-        match self.detail == Self::late().detail {
-            true => Self { hint: Some(hint.to_owned()), ..self },
-            false => self,
+    /// As `from`, with another hint if the database took too long.
+    pub(super) fn or_late(error: impl Into<anyhow::Error>, hint: &str) -> Self {
+        let error = error.into();
+        match error.chain().any(was_cut_short) {
+            true => Self { hint: Some(hint.to_owned()), ..Self::late() },
+            false => error.into(),
         }
     }
 

@@ -194,7 +194,7 @@ async fn begin(
         prefix: request.subject_prefix.as_deref(),
     };
     let plans = plan_replay(&state.config, &request.selection, source, to).await;
-    let plans = plans.map_err(|error| ApiError::from(error).if_late(PLAN_LATE))?;
+    let plans = plans.map_err(|error| ApiError::or_late(error, PLAN_LATE))?;
     let is_nothing = plans.iter().all(|it| it.source().is_none_or(|it| it.events == Some(0)));
     if start.dry_run || is_nothing {
         let dry_run = start.dry_run;
