@@ -83,11 +83,13 @@ TIMES ?= 20
 stress: servers-all ## run the tests that raced once TIMES times beside two busy loops, nightly
 	$(CARGO) build --workspace --bin tailpost
 	$(CARGO) nextest run --workspace --no-run
-	TAKEOVERS=100 $(CARGO) nextest run --workspace -E 'test(takeovers_one_after)'
-	SILENCE=all $(CARGO) nextest run --workspace -E 'test(silence::)'
+	TAKEOVERS=100 $(CARGO) nextest run --workspace --ignore-default-filter \
+		-E 'test(takeovers_one_after)'
+	SILENCE=all $(CARGO) nextest run --workspace --ignore-default-filter -E 'test(silence::)'
 	@busy=; for _ in 1 2; do (while :; do :; done) & busy="$$busy $$!"; done; \
 		trap 'kill $$busy' EXIT; \
-		$(CARGO) nextest run --workspace --stress-count $(TIMES) -E '$(NEXTEST_FILTER)' $(ARGS)
+		$(CARGO) nextest run --workspace --ignore-default-filter --stress-count $(TIMES) \
+			-E '$(NEXTEST_FILTER)' $(ARGS)
 
 lint: ## check format, lints, documentation and dependencies
 	$(CARGO) fmt --all --check

@@ -17,7 +17,6 @@ mod place;
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use async_nats::Client;
@@ -40,6 +39,7 @@ use crate::error::describe;
 use crate::feed::Feed;
 use crate::message::{Message, Origin};
 use crate::nats::durable_consumer::{self, PULL_EXPIRES, PULLED_MAX};
+use crate::nats::reconnects;
 use crate::record::Key;
 
 /// Nothing is asked for while there is room for less: each request costs a round trip.
@@ -52,9 +52,6 @@ const PULLED_BYTES_MAX: usize = 16 * 1024 * 1024;
 const READ_DEADLINE: Duration = Duration::from_secs(5);
 
 const PAUSE: Duration = Duration::from_millis(500);
-
-/// How often a request that waits looks whether it was lost with its connection.
-const CONNECTS_LOOK: Duration = Duration::from_millis(100);
 
 /// How often the consumer is asked whether it delivered something that never arrived, or waits for
 /// acknowledgements that were given.
@@ -156,7 +153,7 @@ impl Source {
         loop {
             let waits = Instant::now();
             let Ok(most) = feed.room_for(PULLED_MIN).await else { return };
-            let connects = self.connects();
+            let connects = reconnects::count(&self.nats);
             let result = async {
                 if (behind || waits.elapsed() > PULL_EXPIRES) && self.is_made_anew().await? {
                     return Ok(Pulled::OfAnother);
@@ -190,7 +187,7 @@ impl Source {
                     tokio::time::sleep(PAUSE).await;
                 }
             }
-            if self.connects() != connects {
+            if reconnects::count(&self.nats) != connects {
                 // What was under way is lost, and may be what broke the connection.
                 (behind, self.wary) = (true, true);
             }
@@ -217,7 +214,8 @@ impl Source {
 
     /// Whether another stream has the name: its messages have the sequences of what is held.
     async fn is_made_anew(&self) -> Result<bool, Error> {
-        let stream = durable_consumer::stream(&self.nats, &self.config).await?;
+        let look = || durable_consumer::stream(&self.nats, &self.config);
+        let stream = reconnects::asked(&self.nats, look).await?;
         Ok(durable_consumer::created(&stream) != self.origin.created)
     }
 
@@ -229,14 +227,14 @@ impl Source {
         } else {
             request.max_messages(max).max_bytes(PULLED_BYTES_MAX)
         };
-        let (began, connects, mut received) = (Instant::now(), self.connects(), 0);
+        let (began, connects, mut received) = (Instant::now(), reconnects::count(&self.nats), 0);
         let mut messages = request.messages().await.map_err(Error::jetstream(PULLING))?;
         loop {
             let next = tokio::time::timeout(PULL_EXPIRES + READ_DEADLINE, messages.next());
             let next = tokio::select! {
                 biased;
                 next = next => next.map_err(Error::jetstream(PULLING))?,
-                () = self.connects_anew(connects) => return Ok(Pulled::All),
+                () = reconnects::beyond(&self.nats, connects) => return Ok(Pulled::All),
             };
             let Some(message) = next else { break };
             let message = match message {
@@ -282,7 +280,8 @@ impl Source {
             return Ok(Pulled::All);
         }
         self.looked_at = Instant::now();
-        let info = self.consumer.get_info().await.map_err(Error::jetstream(READING))?;
+        let info = reconnects::asked(&self.nats, || self.consumer.get_info()).await;
+        let info = info.map_err(Error::jetstream(READING))?;
         let is_owed = info.num_ack_pending > 0;
         if is_idle && is_owed && info.delivered.consumer_sequence > self.consumer_seq {
             return Ok(Pulled::Suspicious);
@@ -296,18 +295,6 @@ impl Source {
             self.read(floor + 1, last, &info.config, feed).await?;
         }
         Ok(Pulled::All)
-    }
-
-    /// How often the client has connected.
-    fn connects(&self) -> u64 {
-        self.nats.statistics().connects.load(Ordering::Relaxed)
-    }
-
-    /// Waits until the client has connected once more: nobody answers what was asked for before.
-    async fn connects_anew(&self, connects: u64) {
-        while self.connects() == connects {
-            tokio::time::sleep(CONNECTS_LOOK).await;
-        }
     }
 
     fn understood(&self, message: async_nats::Message, place: &Place) -> Message {

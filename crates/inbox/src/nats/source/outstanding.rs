@@ -16,7 +16,7 @@ use crate::engine::{Delivered, Path};
 use crate::feed::Feed;
 use crate::message::Message;
 use crate::nats::durable_consumer::{PULLED_MAX, filters_of};
-use crate::nats::stored_message;
+use crate::nats::{reconnects, stored_message};
 
 /// The broker forgets the reader of what was delivered before after so long without a request.
 const READER_IDLE_MAX: Duration = Duration::from_secs(300);
@@ -45,8 +45,9 @@ impl Source {
     ) -> Result<(), Error> {
         let (nats, name) = (&self.nats, &self.origin.stream);
         // The stream may have lost its beginning.
-        let Some(found) = stored_message::next(nats, name, first).await? else { return Ok(()) };
-        let read = |seq| stored_message::get(nats, name, seq);
+        let found = reconnects::asked(nats, || stored_message::next(nats, name, first)).await?;
+        let Some(found) = found else { return Ok(()) };
+        let read = |seq| reconnects::asked(nats, move || stored_message::get(nats, name, seq));
         let mut messages = stream::iter(found.seq..=last).map(read).buffered(READ_AHEAD);
         let mut count = 0_u64;
         while let Some(stored) = messages.next().await {
@@ -73,7 +74,8 @@ impl Source {
 
     /// Reads what the consumer has delivered and knows of no end of, as fast as there is room for it.
     pub(super) async fn read_outstanding(&mut self, feed: &mut Feed) -> Result<(), Error> {
-        let info = self.consumer.get_info().await.map_err(Error::jetstream(READING))?;
+        let info = reconnects::asked(&self.nats, || self.consumer.get_info()).await;
+        let info = info.map_err(Error::jetstream(READING))?;
         self.consumer_seq = info.delivered.consumer_sequence;
         let last = info.delivered.stream_sequence;
         let made_at = Timestamp::from_nanosecond(info.created.unix_timestamp_nanos()).ok();
