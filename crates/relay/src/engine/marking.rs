@@ -37,6 +37,15 @@ const WHOLE_EVERY: Duration = Duration::from_hours(1);
 /// So many bytes of PostgreSQL's log may wait before the session is called behind.
 const LOG_BEHIND: u64 = 16 << 20;
 
+/// When a watermark was taken, and what was resolved by then.
+#[derive(Debug, Clone, Copy)]
+struct Taken {
+    at: Duration,
+    resolved: u64,
+    /// Since the one before.
+    news: bool,
+}
+
 /// Rows marked since the session began.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct MarkCounts {
@@ -92,8 +101,8 @@ pub(crate) struct Marking {
     swept: Option<Watermark>,
     /// When the whole table is to be looked at.
     whole_due: Duration,
-    /// When the last watermark was taken, and what was resolved by then.
-    taken: Option<(Duration, u64)>,
+    /// The last watermark that was taken.
+    taken: Option<Taken>,
     /// What was queued when the last watermark was begun, and when the last one that is stored was.
     observing: u64,
     covered: Option<u64>,
@@ -219,19 +228,22 @@ impl Marking {
 
     /// Takes a watermark when something was resolved since the last one, or when marks missed rows
     /// that may have become visible; so also at the start, for what an earlier session left
-    /// unmarked.
+    /// unmarked. Then one more: a transaction is in the log a moment before snapshots see it, so
+    /// the first may not cover what was resolved last.
     pub(crate) fn observe_if_due(&mut self, now: Duration, resolved: u64, effects: &mut Effects) {
-        let is_due = self.taken.is_none_or(|(at, resolved_then)| {
-            let news = resolved_then != resolved || self.missed != Missed::Nothing;
-            let pause = if news { WATERMARK_EVERY } else { WATERMARK_IDLE_EVERY };
-            now.saturating_sub(at) >= pause
+        let before = self.taken;
+        let news =
+            self.missed != Missed::Nothing || before.is_none_or(|it| it.resolved != resolved);
+        let is_due = before.is_none_or(|it| {
+            let pause = if news || it.news { WATERMARK_EVERY } else { WATERMARK_IDLE_EVERY };
+            now.saturating_sub(it.at) >= pause
         });
         if matches!(self.step, Step::Resting) && (self.is_awaited() || is_due) {
             self.missed = self.missed.observed();
             self.parked_unseen = self.parked_unseen.observed();
             // What is dropped from now on may be covered by this watermark or by the next one.
             self.lost.taken();
-            self.taken = Some((now, resolved));
+            self.taken = Some(Taken { at: now, resolved, news });
             self.observing = self.writers.marks.queued();
             self.step = Step::Taking;
             effects.push_back(Effect::TakeWatermark);
@@ -398,5 +410,34 @@ impl Marking {
         self.missed = Missed::Something;
         self.parked_unseen = self.parked_unseen.unswept();
         self.lost.not_covered();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn after_what_was_resolved_last_one_more_watermark_is_taken_within_a_second() {
+        let interval = Duration::from_millis(50);
+        let mut marking = Marking::new(MarkingStart {
+            batching: Batching { marks: 5, interval, waiting_max: 10 },
+            by_watermark: true,
+            swept: None,
+            whole_swept: None,
+            is_indexed: true,
+        });
+        let mut takes = |second, resolved| {
+            let mut effects = Effects::new();
+            (marking.step, marking.missed) = (Step::Resting, Missed::Nothing);
+            marking.observe_if_due(Duration::from_secs(second), resolved, &mut effects);
+            !effects.is_empty()
+        };
+        assert_eq!(
+            [takes(0, 7), takes(1, 7), takes(2, 7), takes(60, 7)],
+            [true, true, false, false]
+        );
+        assert_eq!([takes(61, 7), takes(62, 7)], [true, false], "nothing came: once a minute");
+        assert_eq!([takes(63, 8), takes(64, 8), takes(65, 8)], [true, true, false]);
     }
 }
