@@ -27,6 +27,9 @@ const BETWEEN: u64 = 150;
 /// No event is to be late by more than this.
 const LATE: Duration = Duration::from_secs(1);
 
+/// So many connections of a process may be under way at once. Each has read its credential.
+const UNDER_WAY: usize = 5;
+
 /// The relay's role needs a password, and everybody else none.
 const HBA: &str = "\
 local   all all                      trust
@@ -140,10 +143,10 @@ impl Running {
         assert!(self.env.query::<i64>(&end).await >= 4, "relay and inbox have connections");
         until(DEADLINE, "the relay is back", async || self.sessions() > before).await;
         self.goes_on().await;
-        // One connection may have been about to be made.
+        // Some connections may have been about to be made, with what was read before.
         for (process, before) in processes.into_iter().zip(refusals) {
             let refusals = Self::refusals(process) - before;
-            assert!(refusals <= 1, "the next attempt lets it in: {}", process.log());
+            assert!(refusals <= UNDER_WAY, "the next attempt lets it in: {}", process.log());
         }
         let paused = self.paused() - paused;
         eprintln!("the relay paused for {paused:?}");

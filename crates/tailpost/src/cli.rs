@@ -201,7 +201,7 @@ pub(crate) enum Command {
     ///
     /// Lists events that the stream lacks or has twice, that are out of order, that have no row, whose
     /// payload, headers or subject are not what the row maps to, and marks that are missing or wrong.
-    /// Changes nothing. Exit code 0: nothing was found, 1: something was.
+    /// Changes nothing without --repair --execute. Exit code 0: nothing was found, 1: something was.
     Verify(VerifyArgs),
     /// Publish events once more: since a time, from a position, of an aggregate, by id
     ///

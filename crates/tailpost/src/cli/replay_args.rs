@@ -91,7 +91,8 @@ impl WhichArgs {
 /// Where events are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum SourceArg {
-    /// The stream if it surely has all of them, otherwise the table
+    /// The stream if it surely has all of them, otherwise the table; where rows are deleted, the log
+    /// if it has all
     Auto,
     /// The messages that the stream still has, as they are
     Stream,
