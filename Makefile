@@ -47,7 +47,7 @@ simulate: ## play SEEDS schedules of each simulation of the relay and the inbox
 SINCE_NATS_2_14 = test(/^batches::/) + test(a_stream_that_forgets_at_its_limits) \
 	+ test(a_stream_that_would_lose_events)
 
-matrix: servers-all ## run the tests with servers on every supported version; VERSIONS="14/2.10"
+matrix: servers-all ## run those of `make test` with servers on every supported version; VERSIONS="14/2.10"
 	$(CARGO) build --workspace --bin tailpost
 	@servers=$$(realpath $${CARGO_TARGET_DIR:-target}/servers); failed=0; \
 	for pair in $(VERSIONS); do (set -x; scripts/servers --postgres $${pair%/*} && \
