@@ -8,7 +8,7 @@ use std::time::Duration;
 use async_nats::jetstream::stream::{
     Config, DiscardPolicy, PersistenceMode, RetentionPolicy, Source, StorageType,
 };
-use support::{DEADLINE, Relay, TestEnv};
+use support::{DEADLINE, Relay, TestEnv, until};
 
 /// DESIGN 11, R-OUT-01, R-REL-12
 // proves: G-SETUP-1
@@ -297,4 +297,45 @@ async fn an_outbox_of_another_name_works_from_end_to_end() {
     assert_eq!(env.query::<i64>(dead).await, 1);
     let (told, _) = env.ends_with(0, &["status"]).await;
     assert!(told.contains("order events"), "{told}");
+}
+
+/// Where all transactions of the time are rolled back that a slot waits for, PostgreSQL has a snapshot
+/// that ends before it begins. It prints that, and does not read it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_is_made_although_all_that_it_waited_for_was_rolled_back() {
+    let env = TestEnv::new().await;
+    env.setup().await;
+    let old = env.insert(3).await;
+    env.ends_with(0, &["slot", "drop"]).await;
+    let begin = async || {
+        let client = env.client().await;
+        let event = "BEGIN; SELECT outbox_emit('order', 'o-1', 'OrderPlaced', '{}')";
+        client.batch_execute(event).await.expect("begin");
+        client
+    };
+    let waited_for = "SELECT coalesce(max(l.transactionid::text::bigint), 0) FROM pg_locks l
+        JOIN pg_stat_activity USING (pid)
+        WHERE l.locktype = 'transactionid' AND NOT granted AND backend_type = 'walsender'";
+    let waits_beyond = async |before: i64| {
+        let beyond = async || env.query::<i64>(waited_for).await > before;
+        until(DEADLINE, "the slot waits for a transaction", beyond).await;
+        env.query::<i64>(waited_for).await
+    };
+    let first = begin().await;
+    let setup = env.spawn(&["setup"]);
+    let before = waits_beyond(0).await;
+    let second = begin().await;
+    first.batch_execute("ROLLBACK").await.expect("roll back");
+    waits_beyond(before).await;
+    let third = begin().await;
+    second.batch_execute("ROLLBACK").await.expect("roll back");
+    let status = setup.wait_exit(DEADLINE).await;
+    assert!(status.success(), "{}", setup.log());
+    third.batch_execute("COMMIT").await.expect("commit");
+    let relay = env.relay();
+    env.wait_stored(4).await;
+    relay.sigterm();
+    assert!(relay.wait_exit(DEADLINE).await.success());
+    let stored = env.stored_ids().await;
+    assert_eq!((stored.len(), &stored[..3]), (4, &old[..]));
 }

@@ -13,6 +13,7 @@ pub(crate) mod retire;
 pub(crate) mod rows;
 pub(crate) mod slot;
 pub(crate) mod sql;
+mod start_snapshot;
 mod walsender;
 
 pub(crate) use connect::check_name;

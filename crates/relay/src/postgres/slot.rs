@@ -10,6 +10,7 @@ use uuid::Uuid;
 
 use super::opening::{Opening, answered};
 use super::sql::{LastLooks, ResolvedPlace, StateRow, Store};
+use super::start_snapshot::readable;
 use super::walsender::{Replication, Walsender, number, text};
 use crate::config::Config;
 use crate::engine::{
@@ -398,7 +399,7 @@ async fn create(
     let sql = format!("CREATE_REPLICATION_SLOT {slot} LOGICAL pgoutput {options}");
     let rows = session.create_slot(opening, &sql).await?;
     let consistent_point = rows.first().and_then(|row| text(row.get(1)?.as_ref()));
-    let snapshot = session.single("SELECT pg_current_snapshot()").await?;
+    let snapshot = readable(session.single("SELECT pg_current_snapshot()").await?);
     session.query("COMMIT", doing).await?;
     let start: Lsn = consistent_point
         .and_then(|point| point.parse().ok())
