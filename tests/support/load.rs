@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use lab::{Ledger, Tally, Workload, WorkloadOptions, Written};
+use lab::{Ledger, Pauses, Tally, Workload, WorkloadOptions, Written};
 use outbox::Table;
 
 use crate::broker::Broker;
 use crate::test_env::TestEnv;
-use crate::wait::{DEADLINE, POLL, until};
+use crate::wait::{DEADLINE, until};
 
 /// How long the relay may take to catch up when the load and the faults are over.
 const CATCH_UP: Duration = DEADLINE;
@@ -103,12 +103,12 @@ impl<B: Broker> TestEnv<B> {
     /// to say.
     async fn caught_up(&self) -> bool {
         let end = self.wal_end().await;
-        let started = Instant::now();
+        let (started, mut pauses) = (Instant::now(), Pauses::default());
         while self.unmarked().await > 0 || self.confirmed().await < end {
             if started.elapsed() > CATCH_UP {
                 return false;
             }
-            tokio::time::sleep(POLL).await;
+            pauses.pass().await;
         }
         true
     }

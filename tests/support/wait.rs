@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use lab::Pauses;
+
 /// Long enough for a machine that does much else beside. A test that works does not come near it.
 pub const DEADLINE: Duration = Duration::from_secs(150);
-
-pub(crate) const POLL: Duration = Duration::from_millis(20);
 
 /// Asks again and again until the answer is yes.
 ///
@@ -13,9 +13,9 @@ pub(crate) const POLL: Duration = Duration::from_millis(20);
 ///
 /// When it is still no after `deadline`; `what` says what was waited for.
 pub async fn until(deadline: Duration, what: &str, mut holds: impl AsyncFnMut() -> bool) {
-    let started = Instant::now();
+    let (started, mut pauses) = (Instant::now(), Pauses::default());
     while !holds().await {
         assert!(started.elapsed() < deadline, "waited {deadline:?} in vain until {what}");
-        tokio::time::sleep(POLL).await;
+        pauses.pass().await;
     }
 }

@@ -23,6 +23,7 @@ mod hostile;
 mod ledger;
 mod major_upgrade;
 mod nats;
+mod pauses;
 mod port;
 mod postgres;
 mod process;
@@ -38,6 +39,7 @@ pub use hostile::{HostileMessage, HostileRow, Messages, RawNats, Rows, Shape};
 
 pub use ledger::{Ledger, Stored, Tally};
 pub use nats::{Nats, NatsCluster, NatsOptions};
+pub use pauses::Pauses;
 pub use port::Port;
 pub use postgres::{Postgres, PostgresOptions};
 pub use process::{Process, file_memory_bytes, peak_memory_bytes};

@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
+use crate::pauses::Pauses;
+
 /// Long enough for a machine that does much else beside.
 pub(super) const DEADLINE: Duration = Duration::from_secs(60);
-
-const POLL: Duration = Duration::from_millis(20);
 
 /// Asks again and again until the answer is yes. An error is a no: servers come back.
 ///
@@ -28,7 +28,7 @@ pub(super) async fn until_within(
     what: &str,
     mut holds: impl AsyncFnMut() -> Result<bool>,
 ) -> Result<()> {
-    let started = Instant::now();
+    let (started, mut pauses) = (Instant::now(), Pauses::default());
     loop {
         let answer = holds().await;
         if matches!(answer, Ok(true)) {
@@ -38,6 +38,6 @@ pub(super) async fn until_within(
             answer.with_context(|| format!("waited in vain until {what}"))?;
             bail!("waited {deadline:?} in vain until {what}");
         }
-        tokio::time::sleep(POLL).await;
+        pauses.pass().await;
     }
 }
