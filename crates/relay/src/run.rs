@@ -14,10 +14,11 @@ use crate::describe;
 use crate::engine::Backoff;
 use crate::error::Error;
 use crate::nats::{NatsLink, has_ended, leave_server};
-use crate::polling::Poll;
+
 use crate::postgres::{Opening, Store, answered, drained};
 use crate::reporter::{Reporter, Reports};
 use crate::session::Session;
+use crate::source::Poll;
 use crate::standby;
 use crate::status::Role;
 

@@ -34,7 +34,7 @@ use crate::nats::{Answers, Publisher, TailReader};
 use crate::postgres::sql::Scanner;
 use crate::postgres::{Store, answered};
 use crate::reporter::Reporter;
-use crate::source::Source;
+use crate::source::LogStream;
 
 /// How often timeouts are looked at, marks flushed and the status reported.
 const TICK: Duration = Duration::from_millis(20);
@@ -66,7 +66,7 @@ pub(crate) struct Session {
     config: Arc<Config>,
     slot: OpenSlot,
     engine: Engine,
-    source: Source,
+    source: LogStream,
     publisher: Publisher,
     answers: Answers,
     tail: TailReader,

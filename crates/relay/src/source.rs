@@ -1,5 +1,7 @@
 //! Where events come from.
 
+mod polling;
 mod replication;
 
-pub(crate) use self::replication::Source;
+pub(crate) use self::polling::Poll;
+pub(crate) use self::replication::LogStream;

@@ -24,7 +24,7 @@ use crate::nats::{self, History, NatsLink, Publisher, TailReader, WAY_BACK_MAX, 
 use crate::postgres::sql::ResolvedPlace;
 use crate::postgres::{Messages, Opening, Rows, Slot, Store, answered, drained};
 use crate::reporter::POSTGRES_EPOCH_UNIX_MICROS;
-use crate::source::Source;
+use crate::source::LogStream;
 
 /// How long keeping the slot's books waits for others' locks.
 const BOOKS_WAIT: &str = "1s";
@@ -188,7 +188,7 @@ async fn source(
     opening: &Opening,
     store: &Store,
     slot: Slot,
-) -> Result<Source, Error> {
+) -> Result<LogStream, Error> {
     if !config.wal.messages {
         let how = "lose them: `tailpost slot drop --force` makes the slot anew";
         drained::check(config, opening, store, how).await?;
@@ -201,7 +201,7 @@ async fn source(
     }
     let rows = Rows::new(config.table.clone(), config.routing());
     let messages = Messages::new(&config.table, config.wal.messages);
-    Ok(Source::new(walsender, rows, messages))
+    Ok(LogStream::new(walsender, rows, messages))
 }
 
 async fn log_end(store: &Store) -> Result<Lsn, Error> {
