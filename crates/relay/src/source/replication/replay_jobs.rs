@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 use uuid::Uuid;
 
-use super::Session;
+use super::Replication;
 use super::jobs::{Done, Job, job, long_job, tolerate};
 use super::replay_source::{Page, Source};
 use crate::describe;
@@ -27,7 +27,7 @@ const AWAY_AGAIN: Duration = Duration::from_secs(3);
 /// How long a replay's statements wait for others' locks.
 const WAITS: &str = "1s";
 
-impl Session {
+impl Replication {
     pub(super) fn look_for_replay(&self) -> Job {
         let (store, slot) = (Arc::clone(&self.store), self.config.slot.clone());
         let stream = self.config.stream.name.clone();
@@ -171,7 +171,7 @@ impl Session {
         let position = row.position(self.slot.system_id, self.slot.timeline)?;
         let outgoing = match row.scanned()? {
             None => Err("its row is gone".to_owned()),
-            Some(scanned) => Ok(replay.readdressed(self.source.rows().scanned(scanned)?, position)),
+            Some(scanned) => Ok(replay.readdressed(self.log.rows().scanned(scanned)?, position)),
         };
         Ok(ReplayRow { place, event, outgoing })
     }
