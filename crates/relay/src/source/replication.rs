@@ -22,6 +22,7 @@ use tracing::{info, warn};
 use self::jobs::Done;
 use self::log_stream::LogStream;
 use self::mark_jobs::MarkStores;
+use self::replay_source::OpenReplay;
 use super::{Job, Opened, Source};
 use crate::config::Config;
 use crate::engine::{Decides, Effect, Engine, Input, Outcome, Place, Send};
@@ -60,7 +61,7 @@ pub(crate) struct Replication {
     /// The cursor of the scan that waits for room.
     scanner: Option<Box<Scanner>>,
     /// What the replay that is under way reads.
-    replay: Option<replay_source::Source>,
+    replay: Option<OpenReplay>,
 }
 
 impl Source for Replication {
@@ -74,7 +75,7 @@ impl Source for Replication {
         link: watch::Receiver<NatsLink>,
         once: bool,
     ) -> Result<Opened<Self>, Error> {
-        open::open(config, opening, client, link, once).await
+        Box::pin(open::open(config, opening, client, link, once)).await
     }
 
     fn timeline(&self) -> Option<u32> {

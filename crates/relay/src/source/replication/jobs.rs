@@ -7,7 +7,7 @@ use futures_util::future::{FutureExt, join_all};
 use tracing::warn;
 use uuid::Uuid;
 
-use super::replay_source;
+use super::replay_source::{self, OpenReplay};
 use crate::describe;
 use crate::engine::{
     Blocked, Dead, Found, Marked, Outcome, Parked, Place, ReplayStart, ReplayUnread, Resolved,
@@ -39,7 +39,7 @@ pub(crate) enum Done {
     /// With what brings more. `None` if the statement failed.
     Unmarked(Option<(Found, Option<Box<SweepCursor>>)>),
     Scanned(Scanned),
-    Replaying(Box<(ReplayStart, replay_source::Source)>),
+    Replaying(Box<(ReplayStart, OpenReplay)>),
     ReplayRead((Uuid, i64), Result<replay_source::Page, ReplayUnread>),
 }
 

@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::Replication;
 use super::jobs::{Done, Job, job, long_job, tolerate};
-use super::replay_source::{Page, Source};
+use super::replay_source::{OpenReplay, Page};
 use crate::describe;
 use crate::engine::{
     CopyAnswer, Outcome, Outgoing, ReplayNote, ReplayPage, ReplayRow, ReplayStart, ReplayUnread,
@@ -85,7 +85,7 @@ impl Replication {
                 elsewhere,
             };
             let bytes_max = config.window.bytes / SCANS_UNMARKED_MAX;
-            let source = Source {
+            let source = OpenReplay {
                 store: Arc::new(store),
                 taken: Arc::new(taken),
                 messages: tail.messages(),
@@ -133,7 +133,7 @@ impl Replication {
     pub(super) fn note_replay(&self, note: ReplayNote) -> Job {
         let (source, reader) = (self.replay.clone(), self.reader());
         job(async move {
-            let Some(Source { store, .. }) = source else { return Ok(Done::Nothing) };
+            let Some(OpenReplay { store, .. }) = source else { return Ok(Done::Nothing) };
             let (problems, wish) = match store.note_replay(&reader, &note).await {
                 Ok(wish) => (note.problems.len(), Some(wish)),
                 // What is not noted is found in the stream by whoever goes on.

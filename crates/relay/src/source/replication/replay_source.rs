@@ -26,7 +26,7 @@ pub(super) const PAGE: usize = 256;
 
 /// The replay that is under way, and what reads for it.
 #[derive(Clone)]
-pub(crate) struct Source {
+pub(crate) struct OpenReplay {
     pub(super) store: Arc<Store>,
     pub(super) taken: Arc<TakenReplay>,
     pub(super) messages: StreamMessages,
@@ -51,7 +51,7 @@ pub(crate) enum Page {
     Messages(ReplayPage),
 }
 
-impl Source {
+impl OpenReplay {
     /// What is behind `after`.
     pub(super) async fn read(&self, after: i64) -> Result<Page, Error> {
         Ok(match self.taken.source {
