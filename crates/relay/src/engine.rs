@@ -33,6 +33,7 @@ mod backoff;
 mod breaker;
 mod checkpoint;
 mod claim_engine;
+mod decides;
 mod effect;
 mod liveness;
 mod marking;
@@ -64,14 +65,15 @@ pub(crate) use self::backfill::{Backfill, ScanRanges};
 pub(crate) use self::backoff::Backoff;
 pub(crate) use self::checkpoint::Checkpoint;
 pub(crate) use self::claim_engine::{ClaimEffect, ClaimEngine, ClaimOutcome, ClaimStart, LEASE};
+pub(crate) use self::decides::{Decides, Figures};
 pub(crate) use self::effect::{
     Age, Effect, Effects, End, Found, OpenScan, Pass, ReadScan, ScanRange, Statement, SweepRange,
     Unmarked, Verdict, Watermark,
 };
 use self::liveness::{Liveness, Silence};
 pub(crate) use self::marking::{
-    Batching, MARKS_AT_ONCE, MARKS_WAITING_MAX, MarkCounts, Marking, MarkingStart,
-    SWEEPER_STORED_MAX, SWEPT_AT_ONCE, Sweeper, Swept,
+    Batching, MARKS_AT_ONCE, MARKS_WAITING_MAX, Marking, MarkingStart, SWEEPER_STORED_MAX,
+    SWEPT_AT_ONCE, Sweeper, Swept,
 };
 pub(crate) use self::messages::{
     Blocked, Dead, Doubted, Ignored, Input, Mode, Part, Place, Refusal, Request, Resolved, Send,
@@ -97,6 +99,9 @@ use crate::status::SlotStatus;
 
 /// How long a stop may take to bring in the broker's answers and write the marks.
 const DRAIN_MAX: Duration = Duration::from_secs(20);
+
+/// A session whose last turn is longer ago was held up. Somebody else may have the slot by now.
+const HELD_UP: Duration = Duration::from_secs(1);
 
 /// What a session over the slot starts with.
 #[derive(Debug)]
@@ -145,7 +150,82 @@ pub(crate) struct Engine {
     /// What operators were told last.
     mode: Mode,
     drops_slot_at_limit: bool,
+    /// When the last turn came to send.
+    awake_at: Duration,
     effects: Effects,
+}
+
+impl Decides for Engine {
+    type Effect = Effect;
+
+    fn apply(&mut self, now: Duration, input: Input) {
+        self.publishing.apply(now, input);
+    }
+
+    fn turn(&mut self, now: Duration) {
+        self.take_requests();
+        self.replay(now);
+        if let Some(batch) = self.parking.next(now) {
+            self.effects.push_back(Effect::Park(batch));
+        }
+        self.mark(now);
+        self.confirm(now);
+    }
+
+    fn next_effect(&mut self) -> Option<Effect> {
+        self.effects.pop_front()
+    }
+
+    fn wants_log(&self) -> bool {
+        !self.is_draining() && !self.backfill.holds_the_log_back() && self.publishing.has_room()
+    }
+
+    /// The copies of a replay rest until then.
+    fn wakes_at(&self, now: Duration) -> Option<Duration> {
+        self.publishing.copies_rest_until(now)
+    }
+
+    fn before_sending(&mut self, now: Duration) {
+        if now.saturating_sub(std::mem::replace(&mut self.awake_at, now)) > HELD_UP {
+            self.publishing.apply(now, Input::LinkLost);
+        }
+    }
+
+    fn has_send(&mut self) -> bool {
+        self.publishing.has_send()
+    }
+
+    fn next_end(&mut self) -> Option<Part> {
+        self.publishing.next_end()
+    }
+
+    fn stop(&mut self, now: Duration, why: &'static str) {
+        self.ending = Ending::Draining { since: now };
+        let unresolved = self.publishing.unresolved();
+        self.tell(Notice::Stopping { why, unresolved });
+    }
+
+    fn is_draining(&self) -> bool {
+        matches!(self.ending, Ending::Draining { .. })
+    }
+
+    fn is_drained(&self, now: Duration) -> bool {
+        let Ending::Draining { since } = self.ending else { return false };
+        let is_done = self.publishing.is_idle()
+            && self.marking.is_idle()
+            && !self.backfill.is_busy()
+            && self.replaying.is_noted();
+        is_done || now.saturating_sub(since) > DRAIN_MAX
+    }
+
+    fn figures(&self) -> Figures<'_> {
+        Figures {
+            publishing: &self.publishing,
+            marks: self.marking.counts(),
+            confirmed: self.checkpoint.confirmed(),
+            scanned: self.backfill.scanned(),
+        }
+    }
 }
 
 impl Engine {
@@ -165,51 +245,19 @@ impl Engine {
             ending: Ending::NotYet { until: start.until },
             mode,
             drops_slot_at_limit: start.limits.drops_slot,
+            awake_at: Duration::ZERO,
             effects: Effects::new(),
         };
         engine.backfill.begin_first(Duration::ZERO, &mut engine.effects);
         engine
     }
 
-    /// Takes in what the log or the broker said at `now`, measured from the session's start.
-    pub(crate) fn apply(&mut self, now: Duration, input: Input) {
-        self.publishing.apply(now, input);
-    }
-
-    /// What is to be done next, besides sending.
-    pub(crate) fn next_effect(&mut self) -> Option<Effect> {
-        self.effects.pop_front()
-    }
-
-    /// Whether the log may bring more. While it is false its connection is not read.
-    pub(crate) fn wants_log(&self) -> bool {
-        !self.is_draining() && !self.backfill.holds_the_log_back() && self.publishing.has_room()
-    }
-
-    /// Whether a message, or a batch's end, may be sent.
-    pub(crate) fn has_send(&mut self) -> bool {
-        self.publishing.has_send()
-    }
-
     pub(crate) fn next_send(&mut self) -> Option<Send<'_>> {
         self.publishing.next_send()
     }
 
-    pub(crate) fn next_end(&mut self) -> Option<Part> {
-        self.publishing.next_end()
-    }
-
-    /// Until when the copies of a replay rest, if they do.
-    pub(crate) fn copies_rest_until(&self, now: Duration) -> Option<Duration> {
-        self.publishing.copies_rest_until(now)
-    }
-
     pub(crate) fn publishing(&self) -> &Publishing {
         &self.publishing
-    }
-
-    pub(crate) fn mark_counts(&self) -> MarkCounts {
-        self.marking.counts()
     }
 
     /// Marks that wait to be written.
@@ -217,52 +265,10 @@ impl Engine {
         self.marking.waiting()
     }
 
-    /// Rows marked by this session's scans.
-    pub(crate) fn scanned(&self) -> u64 {
-        self.backfill.scanned()
-    }
-
-    /// What PostgreSQL was told to forget.
-    pub(crate) fn confirmed(&self) -> Lsn {
-        self.checkpoint.confirmed()
-    }
-
     /// Where the slot is to be left at the end of a session that was asked to stop; `None` where it
     /// is. In doubt what an earlier session wrote down is counted from there.
     pub(crate) fn last_position(&self) -> Option<Lsn> {
         (!self.publishing.is_in_doubt()).then(|| self.publishing.confirmed())
-    }
-
-    pub(crate) fn is_draining(&self) -> bool {
-        matches!(self.ending, Ending::Draining { .. })
-    }
-
-    /// Whether a session that is to end may.
-    pub(crate) fn is_drained(&self, now: Duration) -> bool {
-        let Ending::Draining { since } = self.ending else { return false };
-        let is_done = self.publishing.is_idle()
-            && self.marking.is_idle()
-            && !self.backfill.is_busy()
-            && self.replaying.is_noted();
-        is_done || now.saturating_sub(since) > DRAIN_MAX
-    }
-
-    /// Takes nothing new in any more.
-    pub(crate) fn stop(&mut self, now: Duration, why: &'static str) {
-        self.ending = Ending::Draining { since: now };
-        let unresolved = self.publishing.unresolved();
-        self.tell(Notice::Stopping { why, unresolved });
-    }
-
-    /// Decides what follows from everything that was taken in.
-    pub(crate) fn turn(&mut self, now: Duration) {
-        self.take_requests();
-        self.replay(now);
-        if let Some(batch) = self.parking.next(now) {
-            self.effects.push_back(Effect::Park(batch));
-        }
-        self.mark(now);
-        self.confirm(now);
     }
 
     /// Takes in that time has passed, and for how long PostgreSQL was silent.

@@ -41,7 +41,6 @@ mod hot_path;
 mod latency;
 mod nats;
 mod operate;
-mod polling;
 mod postgres;
 mod publish_spans;
 mod replay_selection;

@@ -5,12 +5,11 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use outbox::spans::SpanSink;
 use outbox::waiting::{Seen, Waiting};
-use pgoutput::Lsn;
 use tokio::sync::watch;
 use tracing::field::display;
 use tracing::{debug, error, info, warn};
 
-use crate::engine::{About, Engine, MarkCounts, Notice, Origin, Publishing, Resolved, Send};
+use crate::engine::{About, Figures, Notice, Origin, Resolved, Send};
 use crate::nats::NatsLink;
 use crate::postgres::sql::Stuck;
 use crate::publish_spans::PublishSpans;
@@ -218,20 +217,8 @@ impl Reporter {
     }
 
     /// Takes a session's state over, if it is time. With `last` it always is.
-    pub(crate) fn report(&mut self, engine: &Engine, last: bool) {
-        let (confirmed, marks) = (engine.confirmed(), engine.mark_counts());
-        self.report_parts(engine.publishing(), confirmed, &marks, engine.scanned(), last);
-    }
-
-    /// The same of a session without a slot.
-    pub(crate) fn report_parts(
-        &mut self,
-        state: &Publishing,
-        confirmed: Lsn,
-        marks: &MarkCounts,
-        scanned: u64,
-        last: bool,
-    ) {
+    pub(crate) fn report(&mut self, figures: &Figures<'_>, last: bool) {
+        let Figures { publishing: state, marks, confirmed, scanned } = *figures;
         if !last && self.sent.is_some_and(|sent| sent.elapsed() < REPORT_EVERY) {
             return;
         }

@@ -14,10 +14,10 @@ use crate::describe;
 use crate::engine::Backoff;
 use crate::error::Error;
 use crate::nats::{NatsLink, has_ended, leave_server};
-use crate::polling::Poll;
-use crate::postgres::{Opening, Store, answered, drained};
+use crate::postgres::{Opening, Store, drained};
 use crate::reporter::{Reporter, Reports};
 use crate::session::Session;
+use crate::source::{Polling, Replication, Source};
 use crate::standby;
 use crate::status::Role;
 
@@ -73,7 +73,14 @@ pub async fn run(
     let mut said: Option<String> = None;
     loop {
         let started = Instant::now();
-        let error = match session(&config, &mut client, once, &stop, &mut reporter).await {
+        let (nats, report) = (&mut client, &mut reporter);
+        let ended = match config.mode {
+            Mode::Poll => session::<Polling>(&config, nats, once, &stop, report).await,
+            Mode::Fenced | Mode::Keyed => {
+                session::<Replication>(&config, nats, once, &stop, report).await
+            }
+        };
+        let error = match ended {
             Ok(()) => {
                 reporter.role(Role::Stopped);
                 return Ok(());
@@ -131,13 +138,8 @@ fn told(error: &Error) -> String {
     }
 }
 
-#[allow(clippy::large_enum_variant, reason = "there is one, and not for long")]
-enum Opened {
-    Session(Session),
-    Poll(Poll),
-}
-
-async fn session(
+/// Opens a source and runs a session over it.
+async fn session<S: Source>(
     config: &Arc<Config>,
     client: &mut Option<(Client, watch::Receiver<NatsLink>)>,
     once: bool,
@@ -156,11 +158,7 @@ async fn session(
             }
         };
         let link = link.clone();
-        if config.mode == Mode::Poll {
-            return Poll::open(config, &opening, client, link, once).await.map(Opened::Poll);
-        }
-        let session = Box::pin(Session::open(config, &opening, client, link, once));
-        session.await.map(Opened::Session)
+        S::open(config, &opening, client, link, once).await
     };
     let mut opened = Box::pin(opened);
     let mut alive = tokio::time::interval(ALIVE_EVERY);
@@ -175,21 +173,8 @@ async fn session(
             Ok(()) = waits.changed() => reporter.waiting(waits.borrow_and_update().clone()),
         }
     };
-    let session = match opened {
-        Opened::Session(session) => session,
-        Opened::Poll(poll) => {
-            reporter.begin(None);
-            return Box::pin(poll.run(stop, reporter)).await;
-        }
-    };
-    reporter.begin(Some(session.timeline()));
-    let store = session.store();
-    let ended = Box::pin(session.run(stop, reporter)).await;
-    if let Err(Error::Table(_)) = &ended {
-        // The log keeps the shape in which rows were written; the table is what can be mended.
-        answered("distrust the slot", store.distrust_slot(&config.slot)).await?;
-    }
-    ended
+    reporter.begin(opened.source.timeline());
+    Box::pin(Session::new(opened).run(stop, reporter)).await
 }
 
 /// Between sessions nobody reads the slot, and it keeps what is written. Drops it if that is more

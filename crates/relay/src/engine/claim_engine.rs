@@ -13,9 +13,10 @@ use std::time::Duration;
 use pgoutput::Lsn;
 use uuid::Uuid;
 
+use super::decides::{Decides, Figures};
 use super::effect::End;
 use super::marking::MarkCounts;
-use super::messages::{Dead, Input, Mode, Request, Resolved, Send, Start};
+use super::messages::{Dead, Input, Mode, Part, Request, Resolved, Send, Start};
 use super::notice::Notice;
 use super::publish::Publishing;
 use super::tail_messages::Tail;
@@ -155,9 +156,19 @@ enum Reading {
     Stale,
 }
 
+/// How rows are claimed.
+#[derive(Debug)]
+struct Settings {
+    workers: usize,
+    batch: usize,
+    interval: Duration,
+    once: bool,
+}
+
 /// All that is decided in one session of poll mode. See the module.
 #[derive(Debug)]
 pub(crate) struct ClaimEngine {
+    settings: Settings,
     publishing: Publishing,
     /// The oldest first.
     claims: VecDeque<Claim>,
@@ -169,10 +180,6 @@ pub(crate) struct ClaimEngine {
     gave_back: Duration,
     owed_at: Duration,
     marks: MarkCounts,
-    workers: usize,
-    batch: usize,
-    interval: Duration,
-    once: bool,
     draining_since: Option<Duration>,
     /// When something was last decided.
     awake_at: Duration,
@@ -180,107 +187,14 @@ pub(crate) struct ClaimEngine {
     effects: VecDeque<ClaimEffect>,
 }
 
-impl ClaimEngine {
-    pub(crate) fn new(start: ClaimStart) -> Self {
-        let publishing = Publishing::new(Start {
-            doubted: None,
-            mode: Mode::Keyed,
-            limits: start.limits,
-            ack_timeout: start.ack_timeout,
-            resolved_before: Lsn(u64::MAX),
-            tail: start.tail,
-            batches: false,
-            // What is parked has left the table, and nothing else brings it.
-            dead: HashSet::new(),
-            // What is claimed brings it along.
-            tried: HashMap::new(),
-            parking_blocks: false,
-            max_attempts: start.max_attempts,
-            seed: start.seed,
-        });
-        Self {
-            publishing,
-            claims: VecDeque::new(),
-            begun: 0,
-            looking: Looking::Resting { until: Duration::ZERO },
-            giving_back: 0,
-            gave_back: Duration::ZERO,
-            owed_at: Duration::ZERO,
-            marks: MarkCounts::default(),
-            workers: start.workers,
-            batch: start.batch,
-            interval: start.interval,
-            once: start.once,
-            draining_since: None,
-            awake_at: Duration::ZERO,
-            reading: Reading::Resting,
-            effects: VecDeque::new(),
-        }
-    }
+impl Decides for ClaimEngine {
+    type Effect = ClaimEffect;
 
-    /// Takes in what the broker said at `now`, measured from the session's start.
-    pub(crate) fn apply(&mut self, now: Duration, input: Input) {
+    fn apply(&mut self, now: Duration, input: Input) {
         self.publishing.apply(now, input);
     }
 
-    /// What is to be done next, besides sending.
-    pub(crate) fn next_effect(&mut self) -> Option<ClaimEffect> {
-        self.effects.pop_front()
-    }
-
-    pub(crate) fn has_send(&mut self) -> bool {
-        self.publishing.has_send()
-    }
-
-    /// The next message. `now` is read for each of them: after a long pause of the whole process,
-    /// which looks like no time at all, the claims may be somebody else's.
-    pub(crate) fn next_send(&mut self, now: Duration) -> Option<Send<'_>> {
-        if self.was_held_up(now) {
-            return None;
-        }
-        let is_ours = |it: &Claim| now.saturating_sub(it.heard) < RELIED_ON;
-        if !self.claims.iter().all(is_ours) {
-            self.effects.push_back(ClaimEffect::End(End::ClaimLost));
-            return None;
-        }
-        self.publishing.next_send()
-    }
-
-    pub(crate) fn publishing(&self) -> &Publishing {
-        &self.publishing
-    }
-
-    pub(crate) fn mark_counts(&self) -> MarkCounts {
-        self.marks
-    }
-
-    /// When rows are to be claimed next; `None` while there is no room, or at the end.
-    pub(crate) fn claims_at(&self) -> Option<Duration> {
-        let Looking::Resting { until } = self.looking else { return None };
-        let has_hands = self.claims.len() + self.giving_back < self.workers;
-        (has_hands && self.publishing.has_room() && !self.is_draining()).then_some(until)
-    }
-
-    pub(crate) fn is_draining(&self) -> bool {
-        self.draining_since.is_some()
-    }
-
-    /// Whether a session that is to end may.
-    pub(crate) fn is_drained(&self, now: Duration) -> bool {
-        let is_looking = matches!(self.looking, Looking::Claiming { .. });
-        let is_empty = self.claims.len() + self.giving_back == 0 && !is_looking;
-        self.draining_since.is_some_and(|since| is_empty || now.saturating_sub(since) > DRAIN_MAX)
-    }
-
-    /// Claims nothing any more.
-    pub(crate) fn stop(&mut self, now: Duration, why: &'static str) {
-        self.draining_since = Some(now);
-        let unresolved = self.publishing.unresolved();
-        self.tell(Notice::Stopping { why, unresolved });
-    }
-
-    /// Decides what follows from everything that was taken in.
-    pub(crate) fn turn(&mut self, now: Duration) {
+    fn turn(&mut self, now: Duration) {
         self.was_held_up(now);
         while let Some(request) = self.publishing.next_request() {
             self.requested(request);
@@ -310,6 +224,116 @@ impl ClaimEngine {
             self.looking = Looking::Claiming { since: now };
             self.effects.push_back(ClaimEffect::Claim { claim: self.begun });
         }
+    }
+
+    fn next_effect(&mut self) -> Option<ClaimEffect> {
+        self.effects.pop_front()
+    }
+
+    /// There is none.
+    fn wants_log(&self) -> bool {
+        false
+    }
+
+    /// Rows are claimed then.
+    fn wakes_at(&self, _: Duration) -> Option<Duration> {
+        self.claims_at()
+    }
+
+    fn before_sending(&mut self, now: Duration) {
+        self.was_held_up(now);
+    }
+
+    fn has_send(&mut self) -> bool {
+        self.publishing.has_send()
+    }
+
+    /// Nothing is sent in batches.
+    fn next_end(&mut self) -> Option<Part> {
+        None
+    }
+
+    fn stop(&mut self, now: Duration, why: &'static str) {
+        self.draining_since = Some(now);
+        let unresolved = self.publishing.unresolved();
+        self.tell(Notice::Stopping { why, unresolved });
+    }
+
+    fn is_draining(&self) -> bool {
+        self.draining_since.is_some()
+    }
+
+    fn is_drained(&self, now: Duration) -> bool {
+        let is_looking = matches!(self.looking, Looking::Claiming { .. });
+        let is_empty = self.claims.len() + self.giving_back == 0 && !is_looking;
+        self.draining_since.is_some_and(|since| is_empty || now.saturating_sub(since) > DRAIN_MAX)
+    }
+
+    fn figures(&self) -> Figures<'_> {
+        let (publishing, marks) = (&self.publishing, self.marks);
+        Figures { publishing, marks, confirmed: Lsn::ZERO, scanned: 0 }
+    }
+}
+
+impl ClaimEngine {
+    pub(crate) fn new(start: ClaimStart) -> Self {
+        let publishing = Publishing::new(Start {
+            doubted: None,
+            mode: Mode::Keyed,
+            limits: start.limits,
+            ack_timeout: start.ack_timeout,
+            resolved_before: Lsn(u64::MAX),
+            tail: start.tail,
+            batches: false,
+            // What is parked has left the table, and nothing else brings it.
+            dead: HashSet::new(),
+            // What is claimed brings it along.
+            tried: HashMap::new(),
+            parking_blocks: false,
+            max_attempts: start.max_attempts,
+            seed: start.seed,
+        });
+        Self {
+            settings: Settings {
+                workers: start.workers,
+                batch: start.batch,
+                interval: start.interval,
+                once: start.once,
+            },
+            publishing,
+            claims: VecDeque::new(),
+            begun: 0,
+            looking: Looking::Resting { until: Duration::ZERO },
+            giving_back: 0,
+            gave_back: Duration::ZERO,
+            owed_at: Duration::ZERO,
+            marks: MarkCounts::default(),
+            draining_since: None,
+            awake_at: Duration::ZERO,
+            reading: Reading::Resting,
+            effects: VecDeque::new(),
+        }
+    }
+
+    /// The next message. `now` is read for each of them: after a long pause of the whole process,
+    /// which looks like no time at all, the claims may be somebody else's.
+    pub(crate) fn next_send(&mut self, now: Duration) -> Option<Send<'_>> {
+        if self.was_held_up(now) {
+            return None;
+        }
+        let is_ours = |it: &Claim| now.saturating_sub(it.heard) < RELIED_ON;
+        if !self.claims.iter().all(is_ours) {
+            self.effects.push_back(ClaimEffect::End(End::ClaimLost));
+            return None;
+        }
+        self.publishing.next_send()
+    }
+
+    /// When rows are to be claimed next; `None` while there is no room, or at the end.
+    fn claims_at(&self) -> Option<Duration> {
+        let Looking::Resting { until } = self.looking else { return None };
+        let has_hands = self.claims.len() + self.giving_back < self.settings.workers;
+        (has_hands && self.publishing.has_room() && !self.is_draining()).then_some(until)
     }
 
     /// Takes in that time has passed, and whether a connection has no claim.
@@ -346,7 +370,7 @@ impl ClaimEngine {
                 }
             }
             ClaimOutcome::NotClaimed => {
-                self.looking = Looking::Resting { until: now + self.interval };
+                self.looking = Looking::Resting { until: now + self.settings.interval };
             }
             ClaimOutcome::NotMarked { claim, published } => {
                 if let Some(claim) = self.claims.iter_mut().find(|it| it.number == claim) {
@@ -394,12 +418,12 @@ impl ClaimEngine {
 
     fn claimed(&mut self, now: Duration, rows: Vec<Outgoing>) {
         let Looking::Claiming { since: asked } = self.looking else { return };
-        let is_full = rows.len() >= self.batch;
-        let until = if is_full { now } else { now + self.interval };
+        let is_full = rows.len() >= self.settings.batch;
+        let until = if is_full { now } else { now + self.settings.interval };
         self.looking = Looking::Resting { until };
         if rows.is_empty() {
             let has_nothing = self.claims.len() + self.giving_back == 0;
-            if self.once && has_nothing && asked > self.gave_back && !self.is_draining() {
+            if self.settings.once && has_nothing && asked > self.gave_back && !self.is_draining() {
                 self.stop(now, "there is nothing to claim");
             }
             return;

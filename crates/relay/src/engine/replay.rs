@@ -12,7 +12,6 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use self::elsewhere::{Elsewhere, TRIES_MAX};
-use super::Engine;
 use super::backoff::Backoff;
 use super::effect::{Effect, Effects};
 use super::messages::{Input, Resolved};
@@ -21,6 +20,7 @@ use super::replay_messages::{
     ReplayNote, ReplayPage, ReplayRow, ReplayStart, ReplayUnread, ReplayWish, Unreplayed,
 };
 use super::window::Outgoing;
+use super::{Decides, Engine};
 
 /// How often it is looked for a replay.
 const LOOK_EVERY: Duration = Duration::from_secs(1);

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::Engine;
 use super::backfill::Scene;
 use super::messages::Input;
 use super::outcome::{ScanMarks, ScanRead};
+use super::{Decides, Engine};
 
 impl Engine {
     pub(super) fn scan_if_due(&mut self, now: Duration) {

@@ -406,6 +406,9 @@ impl World {
             }
             97 => {
                 self.now += Duration::from_secs(3);
+                if self.rng.random_bool(0.5) {
+                    self.relay.engine.before_sending(self.now); // it was held up
+                }
                 self.is_picky = self.rng.random_bool(0.5);
                 self.tick(TICK_MILLIS);
             }

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_nats::Client;
 use async_nats::jetstream;
@@ -9,7 +10,7 @@ use async_nats::jetstream::stream::{Info, State, Stream};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use outbox::wire::{StoredMessage, header, replayed_id};
 use pgoutput::Lsn;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tracing::info;
 use uuid::Uuid;
 
@@ -49,6 +50,8 @@ pub(crate) struct TailReader {
     name: String,
     stream: Stream<()>,
     limits: Arc<watch::Sender<Limits>>,
+    /// Tells a reading under way that its connection was replaced.
+    replaced: Arc<Notify>,
 }
 
 /// How far back a session has to look.
@@ -74,7 +77,8 @@ impl TailReader {
             .await
             .map_err(Error::jetstream("address the stream"))?;
         let limits = Arc::new(watch::Sender::new(Limits::default()));
-        Ok(Self { client: client.clone(), name, stream, limits })
+        let replaced = Arc::new(Notify::new());
+        Ok(Self { client: client.clone(), name, stream, limits, replaced })
     }
 
     /// Leaves the server that this reads through for another one of its cluster, if one is known.
@@ -103,9 +107,30 @@ impl TailReader {
         self.limits.subscribe()
     }
 
-    /// Everything from sequence `from` to the end. Others may have written any number of messages
-    /// since then: of those the newest are enough.
-    pub(crate) async fn since(&self, from: u64, system_id: u64) -> Result<Tail, Error> {
+    /// The connection was replaced: whatever was asked on the one before may never be answered.
+    pub(crate) fn connection_replaced(&self) {
+        self.replaced.notify_waiters();
+    }
+
+    /// Everything from sequence `from` to the end, after waiting for `delay`. A reading whose
+    /// connection was replaced begins again, rather than wait for answers.
+    pub(crate) async fn since(
+        &self,
+        from: u64,
+        system_id: u64,
+        delay: Duration,
+    ) -> Result<Tail, Error> {
+        tokio::time::sleep(delay).await;
+        loop {
+            tokio::select! {
+                read = self.read_since(from, system_id) => return read,
+                () = self.replaced.notified() => {}
+            }
+        }
+    }
+
+    /// Others may have written any number of messages since `from`: of those the newest are enough.
+    async fn read_since(&self, from: u64, system_id: u64) -> Result<Tail, Error> {
         let state = self.info().await?.state;
         let last_seq = state.last_sequence;
         let floor = state.first_sequence.max(last_seq.saturating_sub(WAY_BACK_MAX)).max(1);
@@ -212,7 +237,7 @@ impl TailReader {
     /// The newest `count` messages.
     pub(crate) async fn newest(&self, count: u64, system_id: u64) -> Result<Tail, Error> {
         let last_seq = self.info().await?.state.last_sequence;
-        self.since((last_seq + 1).saturating_sub(count), system_id).await
+        self.read_since((last_seq + 1).saturating_sub(count), system_id).await
     }
 
     async fn range(

@@ -1,137 +1,223 @@
-//! The replication connection: the log's messages in, confirmations out.
+//! The log as a source: a slot brings what is committed, and is told how far everything is resolved.
 
+mod effects;
+mod jobs;
+mod log_stream;
+mod mark_jobs;
+mod notices;
+mod open;
+mod replay_jobs;
+mod replay_source;
+mod scan_jobs;
+mod wal_reader;
+
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures_util::FutureExt;
-use pgoutput::{Logical, Lsn, Message};
-use pgwire_replication::ReplicationEvent;
+use async_nats::Client;
+use pgoutput::Lsn;
+use tokio::sync::watch;
+use tracing::{info, warn};
 
-use crate::engine::Input;
+use self::jobs::Done;
+use self::log_stream::LogStream;
+use self::mark_jobs::MarkStores;
+use self::replay_source::OpenReplay;
+use super::{Job, Opened, Source};
+use crate::config::Config;
+use crate::engine::{Decides, Effect, Engine, Input, Outcome, Place, Send};
 use crate::error::Error;
-use crate::postgres::{Messages, Rows, Walsender};
+use crate::nats::{NatsLink, TailReader};
+use crate::postgres::sql::Scanner;
+use crate::postgres::{Opening, Store, answered};
+use crate::reporter::Reporter;
 
-/// Messages taken at a time, so that answers and sends get their turns.
-const MESSAGES_AT_ONCE: usize = 256;
+/// How long the last thing that a stop writes may take.
+const LAST_POSITION_MAX: Duration = Duration::from_secs(5);
 
-/// And bytes: rows may be large, and the window is asked for room only now and then.
-const BYTES_AT_ONCE: usize = 256 << 10;
-
-/// How long the last confirmation may take to leave when the session ends. The client sends one
-/// every 100 ms.
-const LAST_CONFIRMATION: Duration = Duration::from_secs(1);
-
-/// A started replication connection.
-///
-/// The client answers the walsender's keepalives by itself, also while nobody reads from here: that
-/// is how a slow broker stops the reading of the socket without losing the connection.
-pub(crate) struct Source {
-    walsender: Walsender,
-    rows: Rows,
-    messages: Messages,
-    committed_at_micros: i64,
-    last_heard: Instant,
+/// The slot as it was when the session began.
+struct OpenSlot {
+    system_id: u64,
+    timeline: u32,
+    /// What was committed when the slot was created: the log does not bring it.
+    start_snapshot: String,
+    /// The process that reads the slot for us: while it does, nobody else publishes from it.
+    reader: i32,
+    /// What it was confirmed to.
+    confirmed: Lsn,
 }
 
-impl Source {
-    pub(crate) fn new(walsender: Walsender, rows: Rows, messages: Messages) -> Self {
-        let (committed_at_micros, last_heard) = (0, Instant::now());
-        Self { walsender, rows, messages, committed_at_micros, last_heard }
+/// A slot that is ours.
+pub(crate) struct Replication {
+    config: Arc<Config>,
+    slot: OpenSlot,
+    log: LogStream,
+    tail: TailReader,
+    /// Keeps the slot's books. Nothing waits for rows here, and for nothing for long.
+    store: Arc<Store>,
+    /// Marks what was scanned, and parks: waits for whoever has dead letters or rows locked.
+    rows: Arc<Store>,
+    marks: MarkStores,
+    /// The cursor of the scan that waits for room.
+    scanner: Option<Box<Scanner>>,
+    /// What the replay that is under way reads.
+    replay: Option<OpenReplay>,
+}
+
+impl Source for Replication {
+    type Engine = Engine;
+    type Done = Done;
+
+    async fn open(
+        config: &Arc<Config>,
+        opening: &Opening,
+        client: &Client,
+        link: watch::Receiver<NatsLink>,
+        once: bool,
+    ) -> Result<Opened<Self>, Error> {
+        Box::pin(open::open(config, opening, client, link, once)).await
     }
 
-    pub(crate) fn rows(&self) -> &Rows {
-        &self.rows
+    fn timeline(&self) -> Option<u32> {
+        Some(self.slot.timeline)
     }
 
-    /// Waits for the log and appends what it brings, at most a bounded number of inputs.
-    ///
-    /// Cancel safe: a message taken is a message appended.
-    pub(crate) async fn receive(&mut self, into: &mut Vec<Input>) -> Result<(), Error> {
-        let mut next = self.walsender.0.recv().await;
-        let mut bytes = 0;
-        for _ in 0..MESSAGES_AT_ONCE {
-            let event = next.map_err(Error::replication("read the log"))?;
-            bytes += match &event {
-                Some(ReplicationEvent::XLogData { data, .. }) => data.len(),
-                Some(ReplicationEvent::Message { content, .. }) => content.len(),
-                _ => 0,
-            };
-            self.last_heard = Instant::now();
-            into.extend(self.input(event.ok_or(Error::Stalled("the server ended it"))?)?);
-            if bytes >= BYTES_AT_ONCE {
-                break;
+    async fn receive(&mut self, into: &mut Vec<Input>) -> Result<(), Error> {
+        self.log.receive(into).await
+    }
+
+    fn watch_connections(&self, engine: &mut Engine, now: Duration) {
+        if self.marks.second.as_ref().is_some_and(|it| it.client().is_closed()) {
+            engine.outcome(now, Outcome::SecondWriterBroke);
+        }
+    }
+
+    fn carry_out(
+        &mut self,
+        effect: Effect,
+        reporter: &mut Reporter,
+    ) -> Result<Option<Job<Done>>, Error> {
+        match effect {
+            Effect::Confirm(lsn) => self.log.confirm(lsn),
+            Effect::Measure(resolved) => reporter.resolved(&resolved),
+            Effect::Tell(notice) => self.tell(notice, reporter),
+            Effect::EndReplay => {
+                if let Some(replay) = self.replay.take() {
+                    replay.over.cancel();
+                }
+                reporter.replay_over();
             }
-            match self.walsender.0.recv().now_or_never() {
-                Some(event) => next = event,
-                None => break,
+            Effect::End(end) => return Err(self.end(end)),
+            effect => return Ok(self.job(effect)),
+        }
+        Ok(None)
+    }
+
+    fn finish(
+        &mut self,
+        done: Done,
+        engine: &mut Engine,
+        now: Duration,
+        reporter: &mut Reporter,
+    ) -> Result<(), Error> {
+        let outcome = match done {
+            Done::Nothing => return Ok(()),
+            Done::Stuck(found) => {
+                if let Some(stuck) = found {
+                    reporter.stuck(stuck);
+                }
+                Outcome::Owed(found.map(|it| it.owed))
             }
+            Done::SecondWriter(store) => {
+                self.marks.second = store;
+                let is_open = self.marks.second.is_some();
+                if is_open {
+                    let waiting = engine.marks_waiting();
+                    info!(waiting, "marks are late: writing them over a second connection too");
+                }
+                Outcome::SecondWriter(is_open)
+            }
+            Done::Unmarked(found) => Outcome::Unmarked(found.map(|(found, look)| {
+                self.marks.look = look;
+                found
+            })),
+            Done::Scanned(scanned) => self.scanned(scanned)?,
+            Done::Replaying(begun) => {
+                let (start, source) = *begun;
+                self.replay = Some(source);
+                Outcome::ReplayBegun(Some(start))
+            }
+            Done::ReplayRead(of, page) => self.replay_page(of, page),
+            Done::Outcome(outcome) => outcome,
+        };
+        let failed = match &outcome {
+            Outcome::TailFailed(why) => Some(why.clone()),
+            _ => None,
+        };
+        engine.outcome(now, outcome);
+        if let Some(why) = failed {
+            let wait = engine.publishing().breaker().1.unwrap_or_default();
+            warn!(error = why, "the stream does not answer, trying again in {wait:.1?}");
+            reporter.trouble(why);
         }
         Ok(())
     }
 
-    /// When the server was last heard of.
-    pub(crate) fn last_heard(&self) -> Instant {
-        self.last_heard
+    fn next_send(engine: &mut Engine, _: Instant) -> Option<Send<'_>> {
+        engine.next_send()
     }
 
-    /// Nobody was listening until now: silence counts from here.
-    pub(crate) fn listen_anew(&mut self) {
-        self.last_heard = Instant::now();
-    }
-
-    /// Lets PostgreSQL forget everything before `lsn`, which must have come from this connection.
-    pub(crate) fn confirm(&self, lsn: Lsn) {
-        self.walsender.0.update_applied_lsn(pgwire_replication::Lsn(lsn.0));
-    }
-
-    /// Ends the connection. Says whether the last confirmation left: the client drops what it has
-    /// not sent when it is stopped.
-    pub(crate) async fn stop(mut self, confirmed: Lsn) -> bool {
-        let metrics = self.walsender.0.metrics();
-        let deadline = Instant::now() + LAST_CONFIRMATION;
-        let mut left = metrics.last_applied_lsn().0 >= confirmed.0;
-        while !left && Instant::now() < deadline && self.walsender.0.is_running() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-            left = metrics.last_applied_lsn().0 >= confirmed.0;
+    fn tick(&mut self, engine: &mut Engine, now: Duration) -> Result<(), Error> {
+        let closed = |store: &Store| store.client().is_closed();
+        if closed(&self.store) || closed(&self.rows) || closed(&self.marks.first) {
+            // Also how a server that shuts down is noticed: it ends these connections at once, but
+            // waits for the replication connection for as long as that has something unconfirmed.
+            return Err(Error::Stalled("the server closed the connection for statements"));
         }
-        self.walsender.0.stop();
-        let _ = tokio::time::timeout(LAST_CONFIRMATION, self.walsender.0.shutdown()).await;
-        left
+        if !engine.wants_log() {
+            self.log.listen_anew();
+        }
+        engine.tick(now, self.log.last_heard().elapsed());
+        Ok(())
     }
 
-    fn message(&self, message: &Logical) -> Option<Input> {
-        Some(match self.messages.read(&self.rows, message, self.committed_at_micros)? {
-            Ok(outgoing) => Input::Emitted(outgoing),
-            Err(why) => Input::Ignored(why),
-        })
+    async fn close(self, engine: &Engine) -> Result<(), Error> {
+        let (slot, before) = (&self.config.slot, self.slot.confirmed);
+        let last = engine.last_position();
+        let confirmed = last.map_or(before, |it| it.max(before));
+        if last.is_some() {
+            // Exactly there, so that nobody can move the slot without it being seen. What the jobs
+            // left on the same connection is executed before.
+            // And nobody who writes to the stream, or purges it, until there is a relay again can
+            // make events count as published.
+            let place = Some(Place { commit_lsn: confirmed, ordinal: 0, seq: None });
+            let stored = self.store.checkpoint_at(slot, self.slot.reader, confirmed, place);
+            let late = Error::Stalled("the last position could not be written down");
+            tokio::time::timeout(LAST_POSITION_MAX, stored).await.unwrap_or(Err(late))?;
+        }
+        self.log.confirm(confirmed);
+        if !self.log.stop(confirmed).await && confirmed > before {
+            answered("advance the slot", self.store.advance_slot(slot, confirmed)).await?;
+        }
+        let (publishing, counts) = (engine.publishing(), engine.publishing().counts());
+        info!(
+            %confirmed,
+            unresolved = publishing.unresolved(),
+            published = counts.acked,
+            batches = counts.batches,
+            resyncs = counts.resyncs,
+            "stopped"
+        );
+        Ok(())
     }
 
-    fn input(&mut self, event: ReplicationEvent) -> Result<Option<Input>, Error> {
-        Ok(match event {
-            ReplicationEvent::Begin { final_lsn, commit_time_micros, .. } => {
-                self.committed_at_micros = commit_time_micros;
-                Some(Input::Begin { commit_lsn: Lsn(final_lsn.0), commit_time_micros })
-            }
-            ReplicationEvent::Commit { end_lsn, .. } => {
-                Some(Input::Commit { end_lsn: Lsn(end_lsn.0) })
-            }
-            ReplicationEvent::KeepAlive { wal_end, .. } => {
-                Some(Input::Keepalive { wal_end: Lsn(wal_end.0) })
-            }
-            ReplicationEvent::XLogData { data, .. } => match Message::decode(data)? {
-                Message::Insert(insert) => {
-                    self.rows.insert(&insert, self.committed_at_micros)?.map(Input::Logged)
-                }
-                Message::Relation(relation) => {
-                    self.rows.relation(&relation)?;
-                    None
-                }
-                _ => None, // the publication brings inserts only
-            },
-            // The client asks for messages whether or not any are taken.
-            ReplicationEvent::Message { transactional, lsn, prefix, content } => {
-                self.message(&Logical { transactional, lsn: Lsn(lsn.0), prefix, content })
-            }
-            ReplicationEvent::StoppedAt { .. } => None,
-        })
+    async fn fail(self, error: &Error) -> Result<(), Error> {
+        let (config, store) = (Arc::clone(&self.config), Arc::clone(&self.store));
+        drop(self); // whoever takes the slot over waits for that
+        if let Error::Table(_) = error {
+            // The log keeps the shape in which rows were written; the table is what can be mended.
+            answered("distrust the slot", store.distrust_slot(&config.slot)).await?;
+        }
+        Ok(())
     }
 }

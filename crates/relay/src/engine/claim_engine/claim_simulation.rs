@@ -237,6 +237,7 @@ impl World {
         }
         let now = self.time_of(at);
         let node = &mut self.nodes[at];
+        node.engine.before_sending(now);
         while node.engine.has_send()
             && let Some(send) = node.engine.next_send(now)
         {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use super::{Engine, ReplayRow, Run, UnderWay};
+use super::{Decides, Engine, ReplayRow, Run, UnderWay};
 use crate::engine::backoff::Backoff;
 use crate::engine::effect::{Effect, Effects};
 use crate::engine::replay_messages::{CopyAnswer, ReplayWish};

@@ -71,7 +71,7 @@ impl World {
         self.relay = Relay::new(self.relay.generation + 1, engine);
     }
 
-    /// The relay is asked to stop, and does as `Session::close`.
+    /// The relay is asked to stop, and does as `Replication::close`.
     fn stop(&mut self) {
         if let Some(position) = self.relay.engine.last_position() {
             let commit_lsn = self.slot_confirmed.max(position);
@@ -188,7 +188,7 @@ pub(super) struct Gap {
     pub(super) has_requeued: bool,
 }
 
-/// As `Session::open` builds it.
+/// As `Replication::open` builds it.
 pub(super) fn engine(
     faults: Faults,
     publishing: Publishing,

@@ -8,7 +8,7 @@ use pgoutput::Lsn;
 use tracing::info;
 use uuid::Uuid;
 
-use super::Session;
+use super::Replication;
 use super::jobs::{Done, Job, job, long_job, tolerate};
 use crate::config::{Config, MarkBy};
 use crate::engine::{
@@ -39,7 +39,7 @@ impl MarkStores {
     }
 }
 
-impl Session {
+impl Replication {
     pub(super) fn take_watermark(&self) -> Job {
         let (store, config) = (Arc::clone(&self.marks.first), Arc::clone(&self.config));
         job(async move {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use tracing::{debug, warn};
 
-use super::Session;
+use super::Replication;
 use super::jobs::{Done, Job, Scanned, job, long_job};
 use crate::config::OnPark;
 use crate::describe;
@@ -66,14 +66,13 @@ fn postponed(error: Error) -> Result<Done, Error> {
     Ok(Outcome::ScanPostponed.into())
 }
 
-impl Session {
+impl Replication {
     /// Keeps the scan's cursor.
     pub(super) fn scanned(&mut self, scanned: Scanned) -> Result<Outcome, Error> {
         let Scanned { scanner, rows, blocked, seen } = scanned;
         let process = scanner.process();
         self.scanner = Some(scanner);
-        let rows: Result<Vec<_>, _> =
-            rows.iter().map(|row| self.source.rows().scanned(row)).collect();
+        let rows: Result<Vec<_>, _> = rows.iter().map(|row| self.log.rows().scanned(row)).collect();
         Ok(Outcome::ScanRead(ScanRead { process, rows: rows?, blocked, seen }))
     }
 

@@ -3,12 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures_util::future::{BoxFuture, FutureExt, join_all};
-use tokio::sync::Notify;
+use futures_util::future::{FutureExt, join_all};
 use tracing::warn;
 use uuid::Uuid;
 
-use super::replay_source;
+use super::replay_source::{self, OpenReplay};
 use crate::describe;
 use crate::engine::{
     Blocked, Dead, Found, Marked, Outcome, Parked, Place, ReplayStart, ReplayUnread, Resolved,
@@ -18,6 +17,7 @@ use crate::error::Error;
 use crate::nats::TailReader;
 use crate::postgres::Store;
 use crate::postgres::sql::{LookedBy, ScannedRow, Scanner, SlotReader, Stuck, SweepCursor};
+use crate::source::{self, within};
 
 /// A statement that has not answered by then never will: the session starts anew.
 const STATEMENT_MAX: Duration = Duration::from_secs(60);
@@ -25,10 +25,10 @@ const STATEMENT_MAX: Duration = Duration::from_secs(60);
 /// How long marks wait for a table that is locked. Then the rows are the sweeper's.
 const TABLE_LOCKED_MAX: Duration = Duration::from_secs(10);
 
-pub(super) type Job = BoxFuture<'static, Result<Done, Error>>;
+pub(super) type Job = source::Job<Done>;
 
 /// What a job brought: what came of an effect, with what it needs of the shell's.
-pub(super) enum Done {
+pub(crate) enum Done {
     Outcome(Outcome),
     /// Nothing comes of it.
     Nothing,
@@ -39,7 +39,7 @@ pub(super) enum Done {
     /// With what brings more. `None` if the statement failed.
     Unmarked(Option<(Found, Option<Box<SweepCursor>>)>),
     Scanned(Scanned),
-    Replaying(Box<(ReplayStart, replay_source::Source)>),
+    Replaying(Box<(ReplayStart, OpenReplay)>),
     ReplayRead((Uuid, i64), Result<replay_source::Page, ReplayUnread>),
 }
 
@@ -50,7 +50,7 @@ impl From<Outcome> for Done {
 }
 
 /// What a scan read.
-pub(super) struct Scanned {
+pub(crate) struct Scanned {
     pub(super) scanner: Box<Scanner>,
     pub(super) rows: Vec<ScannedRow>,
     /// With the first batch of a scan: the aggregates that are blocked.
@@ -59,10 +59,9 @@ pub(super) struct Scanned {
     pub(super) seen: Option<Tail>,
 }
 
-/// Boxes a job and bounds its time.
+/// Boxes a job of statements.
 pub(super) fn job(work: impl Future<Output = Result<Done, Error>> + Send + 'static) -> Job {
-    let bounded = tokio::time::timeout(STATEMENT_MAX, work);
-    bounded.map(|done| done.unwrap_or(Err(Error::Stalled("a statement never answered")))).boxed()
+    within(STATEMENT_MAX, work)
 }
 
 /// Boxes a job that takes the longer the more there is to do. A connection that is dead ends it.
@@ -78,27 +77,19 @@ pub(super) struct Owner {
     pub(super) pid: i32,
 }
 
-/// Reads the tail, then makes sure that the slot is still ours. A request that went into a
-/// connection that was replaced meanwhile is made again, rather than waited for.
+/// Reads the tail, then makes sure that the slot is still ours.
 ///
 /// A relay that was paused while another took its slot over wakes up here: its messages were
 /// refused, and it must not try again with the right sequence.
 pub(super) fn read_tail(
     tail: TailReader,
     owner: Owner,
-    reconnected: Arc<Notify>,
     from: u64,
     system_id: u64,
     delay: Duration,
 ) -> Job {
     async move {
-        tokio::time::sleep(delay).await;
-        let read = loop {
-            tokio::select! {
-                read = tail.since(from, system_id) => break read,
-                () = reconnected.notified() => {}
-            }
-        };
+        let read = tail.since(from, system_id, delay).await;
         let Owner { store, slot, pid } = owner;
         let reader = tokio::time::timeout(STATEMENT_MAX, store.slot_reader(&slot)).await;
         match reader.unwrap_or(Err(Error::Stalled("a statement never answered")))? {

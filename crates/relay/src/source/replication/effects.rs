@@ -1,45 +1,17 @@
-//! What the engine wants done becomes jobs beside the loop.
+//! What the engine wants done becomes jobs beside the session's loop.
 
 use std::sync::Arc;
 
 use tracing::debug;
 
 use super::jobs::{self, Job, Owner, note_look};
-use super::{Session, mark_jobs};
+use super::{Replication, mark_jobs};
 use crate::engine::{Effect, End};
 use crate::error::Error;
 use crate::postgres::sql::{LookedBy, SlotReader};
-use crate::reporter::Reporter;
 
-impl Session {
-    /// Begins everything that the engine asks for.
-    ///
-    /// # Errors
-    ///
-    /// What ends the session.
-    pub(super) fn carry_out(&mut self, reporter: &mut Reporter) -> Result<(), Error> {
-        while let Some(effect) = self.engine.next_effect() {
-            match effect {
-                Effect::Confirm(lsn) => self.source.confirm(lsn),
-                Effect::Measure(resolved) => reporter.resolved(&resolved),
-                Effect::Tell(notice) => self.tell(notice, reporter),
-                Effect::EndReplay => {
-                    if let Some(replay) = self.replay.take() {
-                        replay.over.cancel();
-                    }
-                    reporter.replay_over();
-                }
-                Effect::End(end) => return Err(self.end(end)),
-                effect => {
-                    let job = self.job(effect);
-                    self.jobs.extend(job);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn end(&self, end: End) -> Error {
+impl Replication {
+    pub(super) fn end(&self, end: End) -> Error {
         match end {
             End::Refused(reason) => Error::Refused(reason),
             End::Silence => Error::Stalled("the server fell silent"),
@@ -48,7 +20,8 @@ impl Session {
         }
     }
 
-    fn job(&mut self, effect: Effect) -> Option<Job> {
+    /// `None` if there is nothing to be done.
+    pub(super) fn job(&mut self, effect: Effect) -> Option<Job> {
         match effect {
             Effect::Mark { .. }
             | Effect::OpenSecondWriter
@@ -84,8 +57,7 @@ impl Session {
         Some(match effect {
             Effect::ReadTail { from, delay } => {
                 let owner = Owner { store: books, slot, pid };
-                let (tail, reconnected) = (self.tail.clone(), Arc::clone(&self.reconnected));
-                jobs::read_tail(tail, owner, reconnected, from, self.slot.system_id, delay)
+                jobs::read_tail(self.tail.clone(), owner, from, self.slot.system_id, delay)
             }
             Effect::Park(batch) => jobs::park(rows, SlotReader { slot, pid }, batch),
             Effect::NoteFailure { id, reason, pause } => {

@@ -1,19 +1,17 @@
-//! How a session begins.
+//! Takes the slot, and begins to read it.
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Instant;
 
 use async_nats::Client;
-use futures_util::stream::FuturesUnordered;
 use pgoutput::Lsn;
-use tokio::sync::{Notify, watch};
-use tokio::time::interval;
+use tokio::sync::watch;
 use tracing::info;
 use uuid::Uuid;
 
+use super::log_stream::LogStream;
 use super::mark_jobs::MarkStores;
-use super::{OpenSlot, Session, TICK};
+use super::{OpenSlot, Replication};
 use crate::config::{self, Config, Dedup, MarkBy, OnPark, OnWalLimit};
 use crate::engine::{
     Backfill, Batching, Checkpoint, Doubted, Engine, EngineStart, Limits, MARKS_WAITING_MAX,
@@ -24,7 +22,7 @@ use crate::nats::{self, History, NatsLink, Publisher, TailReader, WAY_BACK_MAX, 
 use crate::postgres::sql::ResolvedPlace;
 use crate::postgres::{Messages, Opening, Rows, Slot, Store, answered, drained};
 use crate::reporter::POSTGRES_EPOCH_UNIX_MICROS;
-use crate::source::Source;
+use crate::source::Opened;
 
 /// How long keeping the slot's books waits for others' locks.
 const BOOKS_WAIT: &str = "1s";
@@ -183,12 +181,12 @@ async fn slot(
 }
 
 /// Starts to stream. From then on events without a row are accepted if they are taken.
-async fn source(
+async fn log_stream(
     config: &Config,
     opening: &Opening,
     store: &Store,
     slot: Slot,
-) -> Result<Source, Error> {
+) -> Result<LogStream, Error> {
     if !config.wal.messages {
         let how = "lose them: `tailpost slot drop --force` makes the slot anew";
         drained::check(config, opening, store, how).await?;
@@ -201,104 +199,84 @@ async fn source(
     }
     let rows = Rows::new(config.table.clone(), config.routing());
     let messages = Messages::new(&config.table, config.wal.messages);
-    Ok(Source::new(walsender, rows, messages))
+    Ok(LogStream::new(walsender, rows, messages))
 }
 
 async fn log_end(store: &Store) -> Result<Lsn, Error> {
     answered("ask for the log's end", store.mark_the_end()).await
 }
 
-impl Session {
-    /// Takes the slot and finds out what the stream has of what the slot will bring again.
-    ///
-    /// The order matters: only who reads the slot may look at the stream's tail, so that nobody
-    /// else is writing what the slot brings by then.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::SlotBusy`] if another relay is active; whatever else is missing or broken.
-    pub(crate) async fn open(
-        config: &Arc<Config>,
-        opening: &Opening,
-        client: &Client,
-        link: watch::Receiver<NatsLink>,
-        once: bool,
-    ) -> Result<Self, Error> {
-        let store = Arc::new(Store::connect(config, "tailpost").await?);
-        opening.on(&store, "check what setup made", store.check_set_up(config)).await?;
-        let is_indexed = is_indexed(config, &store).await?;
-        let tail = TailReader::new(client, &config.stream.name).await?;
-        let batches = nats::stream_check::check(config, client, &tail).await?;
-        let slot = slot(config, opening, &store, &tail).await?;
-        let (system_id, timeline, reader) = (slot.system_id, slot.timeline, slot.reader);
-        let start_snapshot = slot.start_snapshot.clone();
-        let marking = marking(config, &slot, is_indexed);
-        let (looks, resolved_before) = (slot.looks, slot.resolved_before());
-        let confirmed = slot.confirmed;
-        let checkpoint = Checkpoint::new(slot.checkpoint, config.shards.count());
-        let (is_gap_filled, resolved, is_new) = (slot.is_gap_filled, slot.resolved, slot.created);
-        let source = source(config, opening, &store, slot).await?;
-        let way = way_back(config, resolved_before, system_id);
-        let dead = opening.on(&store, "read dead letters", store.newest_dead_letters()).await?;
-        // `--once` is to find also what was unmarked by hand.
-        let unmarked_by_hand = once && config.mark.by != MarkBy::Watermark;
-        let ranges = ScanRanges::new(is_indexed, !is_gap_filled || unmarked_by_hand, looks.scanned);
-        let scan_first = once
-            || !is_gap_filled
-            || config.on_park == OnPark::BlockKey
-            // Asked after the dead letters were read: what is requeued meanwhile is among them.
-            || opening.on(&store, "look for requeued events", store.has_requeued()).await?;
-        let evidence = Evidence { store: &store, slot: &config.slot, resolved, is_new };
-        let publishing =
-            publishing(config, mode(config), way, &tail, batches, dead, evidence).await?;
-        let history = History { system_id, timeline };
-        let stream = &config.stream.name;
-        let (publisher, answers) =
-            Publisher::new(client.clone(), stream, history, config.dedup, tail.limits(), link)
-                .await?;
-        let until = if once { Some(log_end(&store).await?) } else { None };
-        let marks = mark_stores(config).await?;
-        answered("configure the session", store.wait_for_locks(Some(BOOKS_WAIT))).await?;
-        let rows = for_rows(config).await?;
-        let engine = Engine::new(EngineStart {
-            publishing,
-            marking,
-            backfill: Backfill::new(scan_first, ranges, !is_gap_filled, config.scan.interval),
-            replaying: Replaying::new(!once && config.dedup == Dedup::Both),
-            checkpoint,
-            limits: SlotLimits {
-                bytes: config.wal.limit,
-                drops_slot: config.wal.on_limit == OnWalLimit::DropSlotAndScan,
-            },
-            until,
-        });
-        Ok(Self {
-            config: Arc::clone(config),
-            slot: OpenSlot { system_id, timeline, start_snapshot, reader, confirmed },
-            engine,
-            source,
-            publisher,
-            answers,
-            tail,
-            reconnected: Arc::new(Notify::new()),
-            store,
-            rows,
-            marks,
-            scanner: None,
-            replay: None,
-            jobs: FuturesUnordered::new(),
-            started: Instant::now(),
-            tick: interval(TICK),
-            answered: Vec::new(),
-            logged: Vec::new(),
-        })
-    }
-
-    pub(crate) fn store(&self) -> Arc<Store> {
-        Arc::clone(&self.store)
-    }
-
-    pub(crate) fn timeline(&self) -> u32 {
-        self.slot.timeline
-    }
+/// Takes the slot and finds out what the stream has of what the slot will bring again.
+///
+/// The order matters: only who reads the slot may look at the stream's tail, so that nobody
+/// else is writing what the slot brings by then.
+///
+/// # Errors
+///
+/// [`Error::SlotBusy`] if another relay is active; whatever else is missing or broken.
+pub(super) async fn open(
+    config: &Arc<Config>,
+    opening: &Opening,
+    client: &Client,
+    link: watch::Receiver<NatsLink>,
+    once: bool,
+) -> Result<Opened<Replication>, Error> {
+    let store = Arc::new(Store::connect(config, "tailpost").await?);
+    opening.on(&store, "check what setup made", store.check_set_up(config)).await?;
+    let is_indexed = is_indexed(config, &store).await?;
+    let tail = TailReader::new(client, &config.stream.name).await?;
+    let batches = nats::stream_check::check(config, client, &tail).await?;
+    let slot = slot(config, opening, &store, &tail).await?;
+    let (system_id, timeline, reader) = (slot.system_id, slot.timeline, slot.reader);
+    let start_snapshot = slot.start_snapshot.clone();
+    let marking = marking(config, &slot, is_indexed);
+    let (looks, resolved_before) = (slot.looks, slot.resolved_before());
+    let confirmed = slot.confirmed;
+    let checkpoint = Checkpoint::new(slot.checkpoint, config.shards.count());
+    let (is_gap_filled, resolved, is_new) = (slot.is_gap_filled, slot.resolved, slot.created);
+    let log = log_stream(config, opening, &store, slot).await?;
+    let way = way_back(config, resolved_before, system_id);
+    let dead = opening.on(&store, "read dead letters", store.newest_dead_letters()).await?;
+    // `--once` is to find also what was unmarked by hand.
+    let unmarked_by_hand = once && config.mark.by != MarkBy::Watermark;
+    let ranges = ScanRanges::new(is_indexed, !is_gap_filled || unmarked_by_hand, looks.scanned);
+    let scan_first = once
+        || !is_gap_filled
+        || config.on_park == OnPark::BlockKey
+        // Asked after the dead letters were read: what is requeued meanwhile is among them.
+        || opening.on(&store, "look for requeued events", store.has_requeued()).await?;
+    let evidence = Evidence { store: &store, slot: &config.slot, resolved, is_new };
+    let publishing = publishing(config, mode(config), way, &tail, batches, dead, evidence).await?;
+    let history = History { system_id, timeline };
+    let stream = &config.stream.name;
+    let (publisher, answers) =
+        Publisher::new(client.clone(), stream, history, config.dedup, tail.limits(), link).await?;
+    let until = if once { Some(log_end(&store).await?) } else { None };
+    let marks = mark_stores(config).await?;
+    answered("configure the session", store.wait_for_locks(Some(BOOKS_WAIT))).await?;
+    let rows = for_rows(config).await?;
+    let engine = Engine::new(EngineStart {
+        publishing,
+        marking,
+        backfill: Backfill::new(scan_first, ranges, !is_gap_filled, config.scan.interval),
+        replaying: Replaying::new(!once && config.dedup == Dedup::Both),
+        checkpoint,
+        limits: SlotLimits {
+            bytes: config.wal.limit,
+            drops_slot: config.wal.on_limit == OnWalLimit::DropSlotAndScan,
+        },
+        until,
+    });
+    let source = Replication {
+        config: Arc::clone(config),
+        slot: OpenSlot { system_id, timeline, start_snapshot, reader, confirmed },
+        log,
+        tail: tail.clone(),
+        store,
+        rows,
+        marks,
+        scanner: None,
+        replay: None,
+    };
+    Ok(Opened { source, engine, publisher, answers, tail })
 }

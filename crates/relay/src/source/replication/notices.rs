@@ -2,12 +2,12 @@
 
 use tracing::{error, info, warn};
 
-use super::Session;
+use super::Replication;
 use crate::engine::{Ignored, Notice, SlotNotice};
 use crate::reporter::Reporter;
 use crate::status::SlotStatus;
 
-impl Session {
+impl Replication {
     pub(super) fn tell(&self, notice: Notice, reporter: &mut Reporter) {
         match notice {
             Notice::DoubtResolved { known, counted } => info!(

@@ -26,7 +26,7 @@ pub(super) const PAGE: usize = 256;
 
 /// The replay that is under way, and what reads for it.
 #[derive(Clone)]
-pub(super) struct Source {
+pub(crate) struct OpenReplay {
     pub(super) store: Arc<Store>,
     pub(super) taken: Arc<TakenReplay>,
     pub(super) messages: StreamMessages,
@@ -45,13 +45,13 @@ pub(super) struct Source {
 }
 
 /// What was read for a replay.
-pub(super) enum Page {
+pub(crate) enum Page {
     /// And whether there are no more.
     Rows(Vec<ReplayedRow>, bool),
     Messages(ReplayPage),
 }
 
-impl Source {
+impl OpenReplay {
     /// What is behind `after`.
     pub(super) async fn read(&self, after: i64) -> Result<Page, Error> {
         Ok(match self.taken.source {

@@ -7,9 +7,9 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 use uuid::Uuid;
 
-use super::Session;
+use super::Replication;
 use super::jobs::{Done, Job, job, long_job, tolerate};
-use super::replay_source::{Page, Source};
+use super::replay_source::{OpenReplay, Page};
 use crate::describe;
 use crate::engine::{
     CopyAnswer, Outcome, Outgoing, ReplayNote, ReplayPage, ReplayRow, ReplayStart, ReplayUnread,
@@ -27,7 +27,7 @@ const AWAY_AGAIN: Duration = Duration::from_secs(3);
 /// How long a replay's statements wait for others' locks.
 const WAITS: &str = "1s";
 
-impl Session {
+impl Replication {
     pub(super) fn look_for_replay(&self) -> Job {
         let (store, slot) = (Arc::clone(&self.store), self.config.slot.clone());
         let stream = self.config.stream.name.clone();
@@ -85,7 +85,7 @@ impl Session {
                 elsewhere,
             };
             let bytes_max = config.window.bytes / SCANS_UNMARKED_MAX;
-            let source = Source {
+            let source = OpenReplay {
                 store: Arc::new(store),
                 taken: Arc::new(taken),
                 messages: tail.messages(),
@@ -133,7 +133,7 @@ impl Session {
     pub(super) fn note_replay(&self, note: ReplayNote) -> Job {
         let (source, reader) = (self.replay.clone(), self.reader());
         job(async move {
-            let Some(Source { store, .. }) = source else { return Ok(Done::Nothing) };
+            let Some(OpenReplay { store, .. }) = source else { return Ok(Done::Nothing) };
             let (problems, wish) = match store.note_replay(&reader, &note).await {
                 Ok(wish) => (note.problems.len(), Some(wish)),
                 // What is not noted is found in the stream by whoever goes on.
@@ -171,7 +171,7 @@ impl Session {
         let position = row.position(self.slot.system_id, self.slot.timeline)?;
         let outgoing = match row.scanned()? {
             None => Err("its row is gone".to_owned()),
-            Some(scanned) => Ok(replay.readdressed(self.source.rows().scanned(scanned)?, position)),
+            Some(scanned) => Ok(replay.readdressed(self.log.rows().scanned(scanned)?, position)),
         };
         Ok(ReplayRow { place, event, outgoing })
     }

@@ -1,0 +1,196 @@
+//! The table as a source: rows are claimed, published, and marked.
+//!
+//! For servers without logical decoding. Any number of nodes may do so side by side; an aggregate's
+//! rows are claimed by one of them at a time. The engine decides; this does what it says, over a
+//! connection for each claim.
+//!
+//! What keeps events single: `Nats-Msg-Id` while the broker remembers it. For the time beyond, the
+//! stream's newest messages are read when a session begins and after every trouble with the broker,
+//! enough of them to hold whatever any node published and did not mark.
+
+mod claim_jobs;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_nats::Client;
+use tokio::sync::watch;
+use tracing::{info, warn};
+
+use self::claim_jobs::{Done, connect};
+use super::{Job, Opened, Source};
+use crate::config::Config;
+use crate::engine::{
+    ClaimEffect, ClaimEngine, ClaimOutcome, ClaimStart, Decides, End, Input, Limits, Send,
+};
+use crate::error::Error;
+use crate::nats::{self, History, NatsLink, Publisher, TailReader};
+use crate::postgres::{Opening, Rows, Store};
+use crate::reporter::Reporter;
+
+/// Nodes whose unmarked messages the reading of the tail surely reaches.
+const NODES_MAX: usize = 32;
+
+/// There is no log, so no message has a position in it.
+const NO_SYSTEM: u64 = 0;
+
+/// The claims of one node.
+pub(crate) struct Polling {
+    config: Arc<Config>,
+    rows: Rows,
+    tail: TailReader,
+    /// The connections that hold claims, by number.
+    claims: HashMap<u32, Arc<Store>>,
+    /// Connections without a claim.
+    free: Vec<Arc<Store>>,
+}
+
+impl Source for Polling {
+    type Engine = ClaimEngine;
+    type Done = Done;
+
+    async fn open(
+        config: &Arc<Config>,
+        opening: &Opening,
+        client: &Client,
+        link: watch::Receiver<NatsLink>,
+        once: bool,
+    ) -> Result<Opened<Self>, Error> {
+        let store = connect(config).await?;
+        let checked = async {
+            store.check_outbox().await?;
+            store.check_marks_are_on_rows().await?;
+            store.check_shards(config).await
+        };
+        opening.on(&store, "check what setup made", checked).await?;
+        let tail = TailReader::new(client, &config.stream.name).await?;
+        nats::stream_check::check(config, client, &tail).await?;
+        let newest = tail.newest(reach(config), NO_SYSTEM).await?;
+        let history = History { system_id: NO_SYSTEM, timeline: 0 };
+        let stream = &config.stream.name;
+        let (publisher, answers) =
+            Publisher::new(client.clone(), stream, history, config.dedup, tail.limits(), link)
+                .await?;
+        info!(stream = config.stream.name, read_back = newest.stored.len(), "polling the outbox");
+        let engine = ClaimEngine::new(ClaimStart {
+            tail: newest,
+            limits: Limits { events: config.window.events, bytes: config.window.bytes },
+            ack_timeout: config.ack_timeout,
+            max_attempts: config.max_attempts,
+            workers: config.poll.workers,
+            batch: config.poll.batch,
+            interval: config.poll.interval,
+            once,
+            seed: rand::random(),
+        });
+        let source = Self {
+            config: Arc::clone(config),
+            rows: Rows::new(config.table.clone(), config.routing()),
+            tail: tail.clone(),
+            claims: HashMap::new(),
+            free: vec![store],
+        };
+        Ok(Opened { source, engine, publisher, answers, tail })
+    }
+
+    fn timeline(&self) -> Option<u32> {
+        None
+    }
+
+    /// Rows come with claims.
+    async fn receive(&mut self, _: &mut Vec<Input>) -> Result<(), Error> {
+        std::future::pending().await
+    }
+
+    /// One that has closed ends the session.
+    fn watch_connections(&self, _: &mut ClaimEngine, _: Duration) {}
+
+    fn carry_out(
+        &mut self,
+        effect: ClaimEffect,
+        reporter: &mut Reporter,
+    ) -> Result<Option<Job<Done>>, Error> {
+        match effect {
+            ClaimEffect::Measure(resolved) => reporter.resolved(&resolved),
+            ClaimEffect::Tell(notice) => reporter.tell(notice),
+            ClaimEffect::End(End::Refused(reason)) => return Err(Error::Refused(reason)),
+            ClaimEffect::End(_) => {
+                return Err(Error::Stalled("a claim was not renewed in time"));
+            }
+            effect => return Ok(self.job(effect)),
+        }
+        Ok(None)
+    }
+
+    fn finish(
+        &mut self,
+        done: Done,
+        engine: &mut ClaimEngine,
+        now: Duration,
+        reporter: &mut Reporter,
+    ) -> Result<(), Error> {
+        let outcome = match done {
+            Done::Claimed { claim, store, rows } => {
+                match rows.is_empty() {
+                    true => self.free.push(store),
+                    false => _ = self.claims.insert(claim, store),
+                }
+                let rows: Result<Vec<_>, _> =
+                    rows.iter().map(|row| self.rows.scanned(row)).collect();
+                ClaimOutcome::Claimed(rows?)
+            }
+            Done::NotClaimed { store } => {
+                self.free.push(store);
+                ClaimOutcome::NotClaimed
+            }
+            Done::GaveBack { store, marked } => {
+                self.free.push(store);
+                ClaimOutcome::GaveBack { marked }
+            }
+            Done::MadeUp { store, found } => {
+                self.free.push(store);
+                if let Some(stuck) = found {
+                    reporter.stuck(stuck);
+                }
+                return Ok(());
+            }
+            Done::Outcome(outcome) => outcome,
+            Done::Nothing => return Ok(()),
+        };
+        if let ClaimOutcome::TailFailed(why) = &outcome {
+            warn!(error = why, "the stream does not answer, trying again");
+        }
+        engine.outcome(now, outcome);
+        Ok(())
+    }
+
+    /// After a pause of the process the claims may be somebody else's, which each message has to
+    /// know.
+    fn next_send(engine: &mut ClaimEngine, started: Instant) -> Option<Send<'_>> {
+        engine.next_send(started.elapsed())
+    }
+
+    fn tick(&mut self, engine: &mut ClaimEngine, now: Duration) -> Result<(), Error> {
+        if self.claims.values().chain(&self.free).any(|it| it.client().is_closed()) {
+            return Err(Error::Stalled("the server closed a connection for claims"));
+        }
+        engine.tick(now, !self.free.is_empty());
+        Ok(())
+    }
+
+    async fn close(self, engine: &ClaimEngine) -> Result<(), Error> {
+        info!(unresolved = engine.figures().publishing.unresolved(), "stopped");
+        Ok(())
+    }
+
+    /// The claims end with their connections.
+    async fn fail(self, _: &Error) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+/// The stream's newest messages that surely hold whatever was published and not marked.
+fn reach(config: &Config) -> u64 {
+    (NODES_MAX * config.poll.workers * config.poll.batch) as u64
+}

@@ -1,0 +1,181 @@
+//! Statements of claims, and reads of the stream's tail.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::FutureExt;
+use tracing::warn;
+
+use super::{NO_SYSTEM, Polling, reach};
+use crate::config::Config;
+use crate::describe;
+use crate::engine::{ClaimEffect, ClaimOutcome, Dead, LEASE, Resolved};
+use crate::error::Error;
+use crate::nats::TailReader;
+use crate::postgres::sql::{ScannedRow, Stuck};
+use crate::postgres::{Store, answered};
+use crate::source::{self, within};
+
+/// A statement that has not answered by then never will.
+const STATEMENT_MAX: Duration = Duration::from_secs(20);
+
+/// How long a statement waits for others' locks.
+const LOCKS_WAIT: &str = "2s";
+
+/// How often a statement is made again that met others' locks, with pauses.
+const CONTENDED_MAX: u32 = 5;
+
+/// The pause between two of them.
+const CONTENDED_PAUSE: Duration = Duration::from_secs(1);
+
+type Job = source::Job<Done>;
+
+/// What a job brought.
+pub(crate) enum Done {
+    Claimed { claim: u32, store: Arc<Store>, rows: Vec<ScannedRow> },
+    NotClaimed { store: Arc<Store> },
+    GaveBack { store: Arc<Store>, marked: u64 },
+    MadeUp { store: Arc<Store>, found: Option<Stuck> },
+    Outcome(ClaimOutcome),
+    Nothing,
+}
+
+impl Polling {
+    /// `None` if there is nothing to be done.
+    pub(super) fn job(&mut self, effect: ClaimEffect) -> Option<Job> {
+        let holder = |claim| self.claims.get(&claim).map(Arc::clone);
+        Some(match effect {
+            ClaimEffect::Claim { claim } => {
+                claim_rows(Arc::clone(&self.config), self.free.pop(), claim)
+            }
+            ClaimEffect::Renew { claim } => {
+                let store = holder(claim)?;
+                job(async move {
+                    store.renew_claim().await?;
+                    Ok(Done::Outcome(ClaimOutcome::Renewed { claim }))
+                })
+            }
+            ClaimEffect::Mark { claim, published } => {
+                let store = holder(claim)?;
+                let stream = self.config.stream.name.clone();
+                job(async move {
+                    Ok(Done::Outcome(match store.mark(&stream, &published).await {
+                        Err(error) if error.is_contention() => {
+                            warn!(error = describe(&error), "marking rows later");
+                            ClaimOutcome::NotMarked { claim, published }
+                        }
+                        marked => ClaimOutcome::Marked { claim, marked: marked? },
+                    }))
+                })
+            }
+            ClaimEffect::GiveBack { claim, published } => {
+                let store = self.claims.remove(&claim)?;
+                let stream = self.config.stream.name.clone();
+                job(async move {
+                    let marked = mark(&store, &stream, &published).await?;
+                    store.finish_claim().await?;
+                    Ok(Done::GaveBack { store, marked })
+                })
+            }
+            ClaimEffect::Park { claim, index, dead } => {
+                let store = holder(claim)?;
+                job(async move {
+                    park(&store, &dead).await?;
+                    Ok(Done::Outcome(ClaimOutcome::Parked { index }))
+                })
+            }
+            ClaimEffect::NoteFailure { claim, id, reason, pause } => {
+                let store = holder(claim)?;
+                job(async move {
+                    if let Err(error) = store.note_failure(id, &reason, pause).await {
+                        warn!(event_id = %id, error = describe(&error), "could not count an attempt");
+                    }
+                    Ok(Done::Nothing)
+                })
+            }
+            ClaimEffect::ReadTail { from, delay } => {
+                let from = from.saturating_sub(reach(&self.config)).max(1);
+                read_tail(self.tail.clone(), from, delay)
+            }
+            ClaimEffect::MakeUpForMarks => {
+                let store = self.free.pop()?;
+                job(async move {
+                    let found = store.mark_owed().await.inspect_err(|error| {
+                        warn!(error = describe(error), "left rows to be marked later");
+                    });
+                    Ok(Done::MadeUp { store, found: found.ok() })
+                })
+            }
+            ClaimEffect::Measure(_) | ClaimEffect::Tell(_) | ClaimEffect::End(_) => return None,
+        })
+    }
+}
+
+fn claim_rows(config: Arc<Config>, free: Option<Arc<Store>>, claim: u32) -> Job {
+    job(async move {
+        let store = match free {
+            Some(store) => store,
+            None => connect(&config).await?,
+        };
+        let rows = match store.claim(config.poll.batch, LEASE).await {
+            // Somebody changes the table.
+            Err(error) if error.is_contention() => {
+                warn!(error = describe(&error), "cannot claim rows, trying again");
+                store.finish_claim().await?;
+                return Ok(Done::NotClaimed { store });
+            }
+            rows => rows?,
+        };
+        Ok(Done::Claimed { claim, store, rows })
+    })
+}
+
+pub(super) async fn connect(config: &Config) -> Result<Arc<Store>, Error> {
+    let store = Store::connect(config, "tailpost poll").await?;
+    answered("configure the session", store.wait_for_locks(Some(LOCKS_WAIT))).await?;
+    Ok(Arc::new(store))
+}
+
+/// After a statement that met others' locks: waits, for it to be made again. Who has them for longer ends
+/// the session, and with it the claims.
+async fn contended(error: Error, times: &mut u32) -> Result<(), Error> {
+    *times += 1;
+    if !error.is_contention() || *times >= CONTENDED_MAX {
+        return Err(error);
+    }
+    warn!(error = describe(&error), "somebody has the table locked, trying again");
+    tokio::time::sleep(CONTENDED_PAUSE).await;
+    Ok(())
+}
+
+async fn park(store: &Store, dead: &Dead) -> Result<(), Error> {
+    let mut times = 0;
+    while let Err(error) = store.park(dead, None).await {
+        contended(error, &mut times).await?;
+    }
+    Ok(())
+}
+
+async fn mark(store: &Store, stream: &str, resolved: &[Resolved]) -> Result<u64, Error> {
+    let mut times = 0;
+    loop {
+        match store.mark(stream, resolved).await {
+            Err(error) => contended(error, &mut times).await?,
+            marked => return marked,
+        }
+    }
+}
+
+fn job(work: impl Future<Output = Result<Done, Error>> + Send + 'static) -> Job {
+    within(STATEMENT_MAX, work)
+}
+
+fn read_tail(tail: TailReader, from: u64, delay: Duration) -> Job {
+    async move {
+        Ok(Done::Outcome(match tail.since(from, NO_SYSTEM, delay).await {
+            Ok(read) => ClaimOutcome::Tail(read),
+            Err(error) => ClaimOutcome::TailFailed(describe(&error)),
+        }))
+    }
+    .boxed()
+}
