@@ -19,10 +19,10 @@ use super::columns::{
     BPCHAR, BYTEA, CHAR, INT2, INT4, INT8, JSON, JSONB, NAME, TEXT, TIMESTAMP, TIMESTAMPTZ, Types,
     USER_DEFINED_MIN, UUID, VARCHAR, is_required, missing,
 };
-use super::sql::ScannedRow;
 use crate::engine::{Outgoing, Tried, Unpublished};
 use crate::error::Error;
 use crate::routing::Routing;
+pub(crate) use tokio_postgres::binary_copy::BinaryCopyOutRow as ScannedRow;
 
 /// `jsonb`'s binary form is a version byte and the same text that `json` has.
 const JSONB_VERSION: u8 = 1;

@@ -3,7 +3,8 @@
 use pgwire_replication::{IdentifySystem, PgWireError, QueryRow, ReplicationClient};
 
 use super::PostgresTarget;
-use super::opening::{ANSWER_MAX, Opening, answered};
+use super::answered::{ANSWER_MAX, answered};
+use super::opening::Opening;
 use crate::config::Config;
 use crate::connect_error;
 use crate::error::{Error, sqlstate};
