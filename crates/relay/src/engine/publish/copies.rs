@@ -84,8 +84,15 @@ impl Publishing {
         let Some(entry) = self.window.get(index) else { return };
         let (id, origin, commit_lsn) = (entry.outgoing.event.id, Origin::Replay, Lsn::ZERO);
         let (commit_time_micros, acked) = (0, true);
-        self.resolved.push(Resolved { id, seq, origin, commit_lsn, commit_time_micros, acked });
-        self.counts.replayed += 1;
+        self.output.resolved.push(Resolved {
+            id,
+            seq,
+            origin,
+            commit_lsn,
+            commit_time_micros,
+            acked,
+        });
+        self.figures.counts.replayed += 1;
         self.resolve(index);
     }
 
