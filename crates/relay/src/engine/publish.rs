@@ -305,7 +305,7 @@ impl Publishing {
         self.note_stored(index, Some(seq), found);
         self.sending.batching.is_answered = true;
         if self.mode == Mode::Fenced && self.stream.in_flight == 0 {
-            // Lower than predicted if the broker had the event already.
+            // Lower than expected if the broker had the event already.
             self.stream.expected = self.stream.known_seq;
         }
         self.stream.proven = true;
@@ -333,7 +333,7 @@ impl Publishing {
                     self.stream.in_flight -= 1;
                     self.park(index, reason, DeadLetterReason::Refused);
                     if self.mode == Mode::Fenced {
-                        // Everything behind it predicted one too many.
+                        // Everything behind it expects one message too many.
                         self.resync(Duration::ZERO, "an event was refused for good".into());
                     }
                 }

@@ -90,12 +90,12 @@ impl Publishing {
             return;
         }
         let Some(batch) = &self.sending.batching.present else { return };
-        let as_predicted = seq == batch.base + count;
+        let as_expected = seq == batch.base + count;
         let whole = !batch.is_open && count == batch.sent;
-        if as_predicted {
+        if as_expected {
             self.stored(number, count);
         }
-        if !(as_predicted && whole) {
+        if !(as_expected && whole) {
             self.resync(self.pause(Duration::from_millis(2)), "a batch ended early".into());
         }
     }

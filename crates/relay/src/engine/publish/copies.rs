@@ -1,6 +1,6 @@
 //! Events that are published once more, among those that are published for the first time.
 //!
-//! They go through the same window, so that the fence holds. None of them holds anything up: few are
+//! They go through the same window, so that expected sequences hold. None of them holds anything up: few are
 //! on their way at a time, and one that the stream does not take is given up at once.
 
 use std::time::Duration;

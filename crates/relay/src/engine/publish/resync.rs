@@ -128,14 +128,14 @@ impl Publishing {
     /// Takes in the stream's end as it is while the session goes on.
     pub(super) fn looked(&mut self, tail: Tail) {
         // Whoever had the slot before may have stored something since the session began.
-        // Predictions that are too low would let a later message in after an earlier one
+        // An expected sequence that is too low would let a later message in after an earlier one
         // was refused: what was sent since the tail was read counts as well.
         if self.stream.in_flight == 0 && !self.is_batch_open() {
             self.stream.expected = self.stream.expected.max(tail.last_seq);
         }
         self.stream.known_seq = self.stream.known_seq.max(tail.last_seq);
         self.remember(tail);
-        // With the prediction raised nothing but this keeps from storing them again. What was sent
+        // With the expected sequence raised nothing but this keeps from storing them again. What was sent
         // is for the broker to answer.
         let waiting = self.window.iter_unresolved().filter(|(_, it)| it.stage == Stage::Waiting);
         let found: Vec<(u64, u64)> = waiting

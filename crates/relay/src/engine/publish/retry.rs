@@ -45,7 +45,7 @@ impl Publishing {
             self.stream.in_flight -= 1;
             self.unwelcome(index, reason);
             if self.mode == Mode::Fenced {
-                // Everything behind it predicted one too many.
+                // Everything behind it expects one message too many.
                 self.resync(Duration::ZERO, "an event may not be published".into());
             }
         } else if self.stage(index) == Some(Stage::Waiting) {

@@ -59,7 +59,7 @@ impl Publishing {
     /// The first entry that may be sent.
     pub(super) fn sendable(&mut self) -> Option<u64> {
         // While there was nothing to send somebody else may have written to the stream. Then the
-        // prediction is too low: the first message is refused, but one behind it would fit. In a
+        // expected sequence is too low: the first message is refused, but one behind it would fit. In a
         // batch it would not.
         let alone = if self.sending.batching.is_possible {
             !self.is_batch_open()
