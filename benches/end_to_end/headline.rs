@@ -12,25 +12,25 @@ use crate::variant::Variant;
 use crate::{drain, latency, progress};
 
 /// How much is measured.
-pub(crate) struct Extent {
+pub(crate) struct Size {
     pub(crate) rows: u32,
     pub(crate) rounds: u32,
     pub(crate) latency_seconds: u32,
 }
 
 /// Measures, and prints the report.
-pub(crate) async fn run(extent: Extent, json: bool) -> Result<()> {
+pub(crate) async fn run(size: Size, json: bool) -> Result<()> {
     let servers = Servers::start(Keeping::DEFAULT).await?;
     let conditions = servers.conditions().await?;
-    let shape = Shape { rows: extent.rows, ..Shape::DEFAULT };
+    let shape = Shape { rows: size.rows, ..Shape::DEFAULT };
     let mut rounds = Vec::new();
-    for number in 0..extent.rounds {
-        progress(&format!("round {} of {}", number + 1, extent.rounds));
+    for number in 0..size.rounds {
+        progress(&format!("round {} of {}", number + 1, size.rounds));
         let round = drain::round(&servers, shape, Variant::DEFAULT, number).await;
         rounds.push(round.with_context(|| format!("round {number}"))?);
     }
     progress("latency: paced events, one per transaction");
-    let seconds = extent.latency_seconds;
+    let seconds = size.latency_seconds;
     let pace = Pace { events_per_second: 500, events_per_transaction: 1, seconds };
     let latency = latency::measure(&servers, pace).await.context("measure latency")?;
 

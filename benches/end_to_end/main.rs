@@ -31,12 +31,12 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Parser;
 
-use crate::headline::Extent;
+use crate::headline::Size;
 use crate::load::Shape;
 use crate::suite::Question;
 
-const QUICK: Extent = Extent { rows: 20_000, rounds: 1, latency_seconds: 5 };
-const FULL: Extent = Extent { rows: Shape::DEFAULT.rows, rounds: 3, latency_seconds: 20 };
+const QUICK: Size = Size { rows: 20_000, rounds: 1, latency_seconds: 5 };
+const FULL: Size = Size { rows: Shape::DEFAULT.rows, rounds: 3, latency_seconds: 20 };
 
 /// Measures the relay beside its limits, on throw-away servers
 #[derive(Debug, Parser)]
@@ -76,9 +76,9 @@ async fn main() -> Result<ExitCode> {
         let whole = suite::run(&cli.only, cli.quick, cli.large, &folder).await?;
         return Ok(if whole { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     }
-    let Extent { rows, rounds, latency_seconds } = if cli.quick { QUICK } else { FULL };
+    let Size { rows, rounds, latency_seconds } = if cli.quick { QUICK } else { FULL };
     let (rows, rounds) = (cli.rows.unwrap_or(rows), cli.rounds.unwrap_or(rounds));
-    headline::run(Extent { rows, rounds, latency_seconds }, cli.json).await?;
+    headline::run(Size { rows, rounds, latency_seconds }, cli.json).await?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -68,8 +68,8 @@ async fn a_stream_that_takes_no_batches_any_more_gets_single_messages() {
     env.finish(load).await;
 }
 
-/// R-REL-06: the fence alone keeps events single, also when answers are lost; consumers find the id
-/// in a header that the broker does not look at.
+/// R-REL-06: the expected last sequence alone keeps events single, also when answers are lost;
+/// consumers find the id in a header that the broker does not look at.
 #[tokio::test(flavor = "multi_thread")]
 async fn positions_alone_keep_events_single() {
     let mut env = TestEnv::proxied().await;

@@ -31,7 +31,7 @@ async fn messages_with_any_bytes_as_headers_are_foreign_and_stop_nothing() {
     env.insert(20).await;
     env.wait_marked().await;
     publish_all(&env).await;
-    // Predicted behind the others' messages: the relay has to read them.
+    // To be stored behind the others' messages: the relay has to read them first.
     env.insert(20).await;
     env.wait_marked().await;
 

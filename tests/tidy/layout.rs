@@ -100,36 +100,95 @@ fn write_out(rest: &mut &str, prefix: &[String], found: &mut Vec<Vec<String>>) {
     found.push(path);
 }
 
-/// The module that a path written in `module` leads to.
-fn resolve(module: &str, path: &[String], known: &BTreeMap<String, PathBuf>) -> String {
+/// A name that a module has, or the module itself.
+type Place = (String, Option<String>);
+
+/// What a path written in `module` leads to.
+fn place(module: &str, path: &[String], known: &BTreeMap<String, PathBuf>) -> Place {
     let mut place: Vec<&str> = module.split("::").filter(|it| !it.is_empty()).collect();
     for part in path {
         match part.as_str() {
             "crate" => place.clear(),
             "super" => drop(place.pop()),
+            "self" => {}
             part => place.push(part),
         }
     }
+    let mut name = None;
     while !place.is_empty() && !known.contains_key(&place.join("::")) {
-        place.pop();
+        name = place.pop().map(str::to_owned);
     }
-    place.join("::")
+    (place.join("::"), name)
 }
 
-/// Whether one is the other, or inside it: what is inside a module is part of it.
-fn nested(a: &str, b: &str) -> bool {
-    let inside = |a: &str, b: &str| {
-        b.is_empty() || a == b || a.strip_prefix(b).is_some_and(|it| it.starts_with("::"))
-    };
-    inside(a, b) || inside(b, a)
+/// Each `pub use` of a module's code.
+fn reexports(code: &str) -> Vec<&str> {
+    let uses = code.match_indices("use ").filter(|&(at, _)| {
+        let line = code[..at].rsplit('\n').next().unwrap_or_default();
+        line == "pub " || line.starts_with("pub(") && line.ends_with(") ")
+    });
+    uses.filter_map(|(at, _)| code[at..].split_inclusive(';').next()).collect()
 }
 
+/// Where the names come from that modules pass on.
+fn passed_on(
+    codes: &BTreeMap<String, String>,
+    known: &BTreeMap<String, PathBuf>,
+) -> BTreeMap<Place, Place> {
+    let mut passed_on = BTreeMap::new();
+    for (module, code) in codes {
+        let mut paths = Vec::new();
+        for it in reexports(code) {
+            write_out(&mut it.trim_start_matches("use "), &[], &mut paths);
+        }
+        for path in paths {
+            let from = place(module, &path, known);
+            if from.0 != *module {
+                passed_on.insert((module.clone(), path.last().cloned()), from);
+            }
+        }
+    }
+    passed_on
+}
+
+/// Whether `inner` is inside `outer`.
+fn is_inside(inner: &str, outer: &str) -> bool {
+    outer.is_empty() || inner.strip_prefix(outer).is_some_and(|it| it.starts_with("::"))
+}
+
+/// Whether the code of a face needs something of a module in it: to pass a name on is no need.
+fn needs(code: &str, inside: &str) -> bool {
+    let code = reexports(code).into_iter().fold(code.to_owned(), |code, it| code.replace(it, ""));
+    code.match_indices(&format!("{inside}::")).any(|(at, _)| {
+        let before = &code[..at];
+        let is_elsewhere = before.ends_with("::") && !before.ends_with("self::");
+        !is_elsewhere && !before.ends_with(|it: char| it.is_alphanumeric() || it == '_')
+    })
+}
+
+/// An arrow ends at the file that has what is used, whoever passes the name on, and goes on from a
+/// face to what the face needs of its inside. From the inside to its face there is none: the two are
+/// one module.
 fn arrows(crate_root: &Path) -> Arrows {
     let known = modules(crate_root);
+    let codes: BTreeMap<_, _> = known.iter().map(|(it, path)| (it.clone(), code(path))).collect();
+    let passed_on = passed_on(&codes, &known);
     let mut arrows = Arrows::new();
-    for (module, path) in &known {
-        let targets = paths(&code(path)).into_iter().map(|it| resolve(module, &it, &known));
-        let targets = targets.filter(|target| !nested(module, target)).collect();
+    for (module, code) in &codes {
+        let used = paths(code).into_iter().map(|path| {
+            let mut used = place(module, &path, &known);
+            while let Some(from) = passed_on.get(&used) {
+                used = from.clone();
+            }
+            used.0
+        });
+        let mut targets: BTreeSet<_> =
+            used.filter(|it| it != module && !is_inside(module, it)).collect();
+        let inside = known.keys().filter(|it| {
+            let (face, name) = it.rsplit_once("::").unwrap_or(("", it));
+            !it.is_empty() && face == module && needs(code, name)
+        });
+        targets.extend(inside.cloned());
         arrows.insert(module.clone(), targets);
     }
     arrows

@@ -1,3 +1,5 @@
+use tokio_postgres::error::SqlState;
+
 use crate::connection::BoxError;
 
 /// Why an inbox ended.
@@ -141,11 +143,11 @@ impl Error {
             Self::Tables { .. } => {
                 Some("create the tables of the inbox with `tailpost inbox setup`")
             }
-            Self::Sql { source, .. } => match source.code()?.code() {
-                "42P01" | "42703" => {
+            Self::Sql { source, .. } => match *source.code()? {
+                SqlState::UNDEFINED_TABLE | SqlState::UNDEFINED_COLUMN => {
                     Some("create the tables of the inbox with `tailpost inbox setup`")
                 }
-                "42501" => Some(
+                SqlState::INSUFFICIENT_PRIVILEGE => Some(
                     "the role needs SELECT, INSERT, UPDATE and DELETE on the tables of the inbox, \
                      and has to own inbox_messages where it is partitioned",
                 ),

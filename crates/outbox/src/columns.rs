@@ -1,5 +1,5 @@
 use crate::TableError;
-use crate::table::{check_identifier, quote};
+use crate::identifier::{check_identifier, quote};
 
 /// A column of the outbox table that holds a part of the event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

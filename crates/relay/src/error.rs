@@ -190,8 +190,9 @@ impl Error {
         match self {
             Self::Connect(error) => error.is_transient(),
             Self::Sql { source, .. } => source.code().is_none_or(sqlstate_is_transient),
-            Self::Replication { source, .. } => sqlstate(source)
-                .is_none_or(|code| sqlstate_is_transient(&SqlState::from_code(&code))),
+            Self::Replication { source, .. } => {
+                sqlstate(source).as_ref().is_none_or(sqlstate_is_transient)
+            }
             Self::Migrate(error) => {
                 let source = std::error::Error::source(error);
                 let source = source.and_then(|it| it.downcast_ref::<tokio_postgres::Error>());
@@ -321,9 +322,7 @@ impl Error {
     pub(crate) fn code(&self) -> Option<SqlState> {
         match self {
             Self::Sql { source, .. } => source.code().cloned(),
-            Self::Replication { source, .. } => {
-                sqlstate(source).map(|code| SqlState::from_code(&code))
-            }
+            Self::Replication { source, .. } => sqlstate(source),
             Self::Migrate(error) => {
                 let source = std::error::Error::source(error);
                 source?.downcast_ref::<tokio_postgres::Error>()?.code().cloned()
@@ -342,10 +341,10 @@ fn hides_rows(error: &tokio_postgres::Error) -> bool {
 }
 
 /// The SQLSTATE of a server's error; the replication client gives it only in the text.
-pub(crate) fn sqlstate(error: &pgwire_replication::PgWireError) -> Option<String> {
+pub(crate) fn sqlstate(error: &pgwire_replication::PgWireError) -> Option<SqlState> {
     let text = error.to_string();
     let (_, rest) = text.rsplit_once("(SQLSTATE ")?;
-    Some(rest.get(..5)?.to_owned())
+    Some(SqlState::from_code(rest.get(..5)?))
 }
 
 /// Classes that stay wrong until somebody changes a grant, a password, a name or a setting. A
@@ -357,15 +356,21 @@ fn sqlstate_is_transient(code: &SqlState) -> bool {
 }
 
 fn sqlstate_hint(code: &SqlState) -> Option<String> {
-    let hint = match code.code() {
-        "42501" => {
+    let hint = match *code {
+        SqlState::INSUFFICIENT_PRIVILEGE => {
             "the relay's role needs REPLICATION, and SELECT, INSERT, UPDATE and DELETE on the \
              outbox and its companions; `tailpost setup` needs to own them"
         }
-        "42P01" | "42703" | "42883" => "run `tailpost setup` against this database",
-        "28000" | "28P01" => "check user, password and pg_hba.conf",
-        "3D000" => "check the database's name in postgres.url",
-        "53400" => "raise max_replication_slots and max_wal_senders, then restart PostgreSQL",
+        SqlState::UNDEFINED_TABLE | SqlState::UNDEFINED_COLUMN | SqlState::UNDEFINED_FUNCTION => {
+            "run `tailpost setup` against this database"
+        }
+        SqlState::INVALID_AUTHORIZATION_SPECIFICATION | SqlState::INVALID_PASSWORD => {
+            "check user, password and pg_hba.conf"
+        }
+        SqlState::INVALID_CATALOG_NAME => "check the database's name in postgres.url",
+        SqlState::CONFIGURATION_LIMIT_EXCEEDED => {
+            "raise max_replication_slots and max_wal_senders, then restart PostgreSQL"
+        }
         _ => return None,
     };
     Some(hint.to_owned())
@@ -391,7 +396,7 @@ mod tests {
     #[test]
     fn the_sqlstate_is_read_from_the_clients_text() {
         let busy = PgWireError::Server("replication slot is active (SQLSTATE 55006)".into());
-        assert_eq!(sqlstate(&busy).as_deref(), Some("55006"));
+        assert_eq!(sqlstate(&busy), Some(SqlState::OBJECT_IN_USE));
         assert_eq!(sqlstate(&PgWireError::Protocol("short read".into())), None);
     }
 

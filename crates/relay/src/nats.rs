@@ -3,6 +3,7 @@
 mod broker_failover;
 mod connect;
 pub(crate) mod direct_get;
+mod error_codes;
 mod limits;
 mod other_stream;
 mod permission_violations;

@@ -1,5 +1,6 @@
 //! The PostgreSQL side: the slot and its log, the outbox's rows, the statements.
 
+mod answered;
 pub(crate) mod columns;
 mod connect;
 mod connection_task;
@@ -16,10 +17,11 @@ pub(crate) mod sql;
 mod start_snapshot;
 mod walsender;
 
+pub(crate) use answered::answered;
 pub(crate) use connect::check_name;
 pub use connect::{PostgresTarget, PostgresTls, SslMode};
 pub use connection_task::ConnectionTask;
-pub(crate) use opening::{Opening, answered};
+pub(crate) use opening::Opening;
 pub use pool::{PoolLimits, Session};
 pub(crate) use rows::{Messages, Rows};
 pub(crate) use slot::Slot;

@@ -148,7 +148,7 @@ pub async fn keep(config: &Config, status: &watch::Sender<Option<RewindStatus>>)
                 }
             }
             Err(error) => {
-                let why = complaint(&error);
+                let why = describe_with_hint(&error);
                 match has_failed {
                     false => warn!(error = why, slot = config.slot, "cannot keep the rewind slot"),
                     true => debug!(error = why, slot = config.slot, "cannot keep the rewind slot"),
@@ -177,7 +177,7 @@ fn retained(config: &Config) -> Option<u64> {
     config.rewind.retain.filter(|_| config.mode != Mode::Poll)
 }
 
-fn complaint(error: &Error) -> String {
+fn describe_with_hint(error: &Error) -> String {
     let hint = error.hint().map(|it| format!(": {it}")).unwrap_or_default();
     format!("{}{hint}", describe(error))
 }

@@ -20,7 +20,7 @@ pub(crate) enum Verbosity {
     /// Warnings and errors.
     Quiet,
     #[cfg(feature = "lab")]
-    /// Warnings and errors, but for those about the fitness of servers that are thrown away.
+    /// Warnings and errors, but for those about the configuration of servers that are thrown away.
     Demo,
     /// What an operator wants to know.
     Normal,

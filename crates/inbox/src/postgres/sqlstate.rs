@@ -25,5 +25,7 @@ pub(crate) fn is_about_data(error: &Error) -> bool {
 /// Whether two got in each other's way, and all is well with the database: a deadlock, a lock that
 /// took too long, a serialization failure.
 pub(crate) fn asks_again(error: &tokio_postgres::Error) -> bool {
-    error.code().is_some_and(|code| code.code().starts_with("40") || code.code() == "55P03")
+    error
+        .code()
+        .is_some_and(|it| it.code().starts_with("40") || *it == SqlState::LOCK_NOT_AVAILABLE)
 }

@@ -54,8 +54,8 @@ pub(crate) struct Scope {
     pub(crate) lease: Duration,
     /// The role's, without which no event is begun.
     pub(crate) role: RoleToken,
-    /// Whether another worker's lease is taken without waiting for its end: right where the fence
-    /// stops everything that the other could still do. Only the active worker claims.
+    /// Whether another worker's lease is taken without waiting for its end: right where the role's
+    /// token stops everything that the other could still do. Only the active worker claims.
     pub(crate) takes_over: bool,
     /// Whether handlers run statements of their own on the connections.
     pub(crate) lent: bool,

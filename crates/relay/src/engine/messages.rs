@@ -14,7 +14,7 @@ use crate::status::DeadLetterCounts;
 /// How order and uniqueness are kept (DESIGN 4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// Every message predicts the stream's last sequence; the broker refuses a wrong one.
+    /// Every message names the last sequence that it expects; the broker refuses a wrong one.
     Fenced,
     /// One unanswered message per aggregate; `Nats-Msg-Id` and the tail remove duplicates.
     Keyed,
@@ -55,7 +55,7 @@ pub(crate) enum Input {
     Acked { epoch: u32, index: u64, seq: u64 },
     /// The broker refused an event.
     Refused { epoch: u32, index: u64, refusal: Refusal },
-    /// The stream has the first `count` messages of the batch, each at its predicted sequence.
+    /// The stream has the first `count` messages of the batch, each where it was expected.
     Stored { batch: u32, count: u64 },
     /// The batch is over: the stream has its first `count` messages, the last of them at `seq`.
     Ended { batch: u32, count: u64, seq: u64 },

@@ -21,7 +21,7 @@ use uuid::Uuid;
 use self::blocking::Blocks;
 use self::copies::Copies;
 use self::doubt::Doubt;
-use self::parts::{Batching, Broker, Known, Log, Retries, SendQueue, Settings, StreamEnd};
+use self::parts::{Broker, Figures, Known, Log, Output, Retries, Sending, Settings, StreamEnd};
 use super::messages::{Counts, Input, Mode, Refusal, Request, Resolved, Start};
 use super::notice::About;
 use super::tail_messages::Seen;
@@ -68,19 +68,15 @@ pub(crate) struct Publishing {
     log: Log,
     link: Broker,
     stream: StreamEnd,
-    turn: SendQueue,
-    batching: Batching,
+    sending: Sending,
     known: Known,
     retries: Retries,
     blocks: Blocks,
     /// Batches of scans that are not marked, the oldest first.
     scans: VecDeque<ScanBatch>,
     copies: Copies,
-    requests: VecDeque<Request>,
-    resolved: Vec<Resolved>,
-    counts: Counts,
-    /// From sending a message to the answer that it is stored.
-    answer_times: Latency,
+    output: Output,
+    figures: Figures,
 }
 
 impl Publishing {
@@ -100,13 +96,7 @@ impl Publishing {
             log: Log::default(),
             link: Broker::new(start.seed),
             stream: StreamEnd { expected: known_seq, known_seq, in_flight: 0, proven: false },
-            turn: SendQueue::default(),
-            batching: Batching {
-                is_possible: start.batches && mode == Mode::Fenced,
-                present: None,
-                begun: 0,
-                is_answered: false,
-            },
+            sending: Sending::new(start.batches && mode == Mode::Fenced),
             known: Known {
                 dead: start.dead,
                 tried: start.tried,
@@ -119,10 +109,8 @@ impl Publishing {
             blocks: Blocks::default(),
             scans: VecDeque::new(),
             copies: Copies::default(),
-            requests: VecDeque::new(),
-            resolved: Vec::new(),
-            counts: Counts::default(),
-            answer_times: Latency::default(),
+            output: Output::default(),
+            figures: Figures::default(),
         };
         if state.mode == Mode::Keyed {
             state.window.chain_by_key();
@@ -191,7 +179,10 @@ impl Publishing {
             Input::Parked { index } => {
                 let entry = self.window.get(index).map(|it| (it.origin, it.parked_for));
                 self.scan_resolved(entry.map(|(origin, _)| origin));
-                self.counts.parked.count(entry.map_or(DeadLetterReason::Unfit, |(_, why)| why));
+                self.figures
+                    .counts
+                    .parked
+                    .count(entry.map_or(DeadLetterReason::Unfit, |(_, why)| why));
                 self.resolve(index);
             }
             Input::Tick => self.tick(),
@@ -214,12 +205,12 @@ impl Publishing {
 
     /// The next thing to do that is not a send.
     pub(crate) fn next_request(&mut self) -> Option<Request> {
-        self.requests.pop_front()
+        self.output.requests.pop_front()
     }
 
     /// What became resolved since the last call.
     pub(crate) fn take_resolved(&mut self) -> Vec<Resolved> {
-        std::mem::take(&mut self.resolved)
+        std::mem::take(&mut self.output.resolved)
     }
 
     /// What PostgreSQL may forget.
@@ -268,7 +259,7 @@ impl Publishing {
 
     /// How many events were resolved so far, with those that the log brought again for nothing.
     pub(crate) fn resolved_of_the_log(&self) -> u64 {
-        self.counts.resolved() + self.log.skipped
+        self.figures.counts.resolved() + self.log.skipped
     }
 
     pub(crate) fn mode(&self) -> Mode {
@@ -276,12 +267,12 @@ impl Publishing {
     }
 
     pub(crate) fn counts(&self) -> Counts {
-        Counts { batches: self.batching.begun.into(), ..self.counts }
+        Counts { batches: self.sending.batching.begun.into(), ..self.figures.counts }
     }
 
     /// How long the broker took for what it stored since the session began.
     pub(crate) fn answer_times(&self) -> &Latency {
-        &self.answer_times
+        &self.figures.answer_times
     }
 
     /// What is told with whatever is told of an event.
@@ -304,17 +295,17 @@ impl Publishing {
         };
         self.stream.in_flight -= 1;
         self.link.last_answer = self.now;
-        self.link.answered_until = self.link.answered_until.max(entry.sent_at);
+        self.link.answered_until = self.link.answered_until.max(entry.sent.at);
         self.link.fruitless_resyncs = 0;
         self.link.breaker.succeeded();
         self.stream.known_seq = self.stream.known_seq.max(seq);
         // The broker knew the id: the message was stored before this one was sent.
-        let found = seq <= entry.sent_after;
-        self.counts.duplicates += u64::from(found);
+        let found = seq <= entry.sent.after;
+        self.figures.counts.duplicates += u64::from(found);
         self.note_stored(index, Some(seq), found);
-        self.batching.is_answered = true;
+        self.sending.batching.is_answered = true;
         if self.mode == Mode::Fenced && self.stream.in_flight == 0 {
-            // Lower than predicted if the broker had the event already.
+            // Lower than expected if the broker had the event already.
             self.stream.expected = self.stream.known_seq;
         }
         self.stream.proven = true;
@@ -332,9 +323,9 @@ impl Publishing {
                 self.resync(self.pause(Duration::from_millis(2)), "the stream moved".into());
             }
             Refusal::Outage(why) => self.outage(why),
-            Refusal::Configuration(reason) => self.requests.push_back(Request::Stop(reason)),
+            Refusal::Configuration(reason) => self.output.requests.push_back(Request::Stop(reason)),
             Refusal::NoBatches(why) => {
-                self.batching.is_possible = false;
+                self.sending.batching.is_possible = false;
                 self.resync(Duration::ZERO, why);
             }
             Refusal::Message(reason) | Refusal::OverLimit(reason) | Refusal::Unwelcome(reason) => {
@@ -342,7 +333,7 @@ impl Publishing {
                     self.stream.in_flight -= 1;
                     self.park(index, reason, DeadLetterReason::Refused);
                     if self.mode == Mode::Fenced {
-                        // Everything behind it predicted one too many.
+                        // Everything behind it expects one message too many.
                         self.resync(Duration::ZERO, "an event was refused for good".into());
                     }
                 }
@@ -354,8 +345,8 @@ impl Publishing {
         let Some(entry) = self.window.get(index) else { return };
         let origin = entry.origin;
         if !found {
-            let took = self.now.saturating_sub(entry.sent_at);
-            self.answer_times.record(took);
+            let took = self.now.saturating_sub(entry.sent.at);
+            self.figures.answer_times.record(took);
             self.copies.way.answered(took);
         }
         if origin == Origin::Replay {
@@ -366,7 +357,7 @@ impl Publishing {
         {
             self.retries.given_up.remove(subject);
         }
-        self.resolved.push(Resolved {
+        self.output.resolved.push(Resolved {
             id: entry.outgoing.event.id,
             seq,
             origin,
@@ -375,9 +366,9 @@ impl Publishing {
             acked: !found,
         });
         if found {
-            self.counts.found += 1;
+            self.figures.counts.found += 1;
         } else {
-            self.counts.acked += 1;
+            self.figures.counts.acked += 1;
         }
         self.scan_resolved(Some(origin));
         self.resolve(index);
@@ -388,7 +379,7 @@ impl Publishing {
         if let Some(next) = self.window.resolve(index)
             && self.mode == Mode::Keyed
         {
-            self.turn.ready.push_back(next);
+            self.sending.ready.push_back(next);
         }
         self.log.progress.resolved_below(self.window.first());
     }
@@ -413,7 +404,7 @@ impl Publishing {
         // One answer may be lost among many. Then the message behind it was answered.
         let oldest =
             self.window.iter_unresolved().map(|(_, it)| it).find(|it| it.stage == Stage::Sent);
-        let sent_at = oldest.map(|it| it.sent_at);
+        let sent_at = oldest.map(|it| it.sent.at);
         let overtaken = sent_at.filter(|sent_at| *sent_at < self.link.answered_until);
         let silent_since = overtaken.unwrap_or(self.link.last_answer);
         if self.now.saturating_sub(silent_since) >= self.settings.ack_timeout {

@@ -66,29 +66,59 @@ struct UnderWay {
     done: Option<Result<(), String>>,
 }
 
+/// Copies of an earlier session.
+#[derive(Debug, Clone)]
+struct Earlier {
+    /// Those whose turn has not come.
+    stored: HashSet<Uuid>,
+    /// In how many of the next rows they can come.
+    look_for: usize,
+}
+
+/// What is read ahead.
+#[derive(Debug, Clone)]
+struct ReadAhead {
+    rows: VecDeque<ReplayRow>,
+    /// Nothing is left out up to here.
+    to: i64,
+    state: ReadState,
+    /// The latest readings failed, and how many of them count.
+    failures: Option<u32>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ReadState {
+    /// There may be more; not before.
+    Due(Duration),
+    UnderWay,
+    AtEnd,
+}
+
+/// Copies that are done, and whose place is not written yet.
+#[derive(Debug, Clone)]
+struct Noting {
+    /// Those that no note names.
+    unnoted: usize,
+    state: NoteState,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum NoteState {
+    Due(Duration),
+    /// A note is being written, about so many copies.
+    UnderWay(usize),
+}
+
 #[derive(Debug, Clone)]
 struct Run {
     id: Uuid,
-    /// Copies of an earlier session whose turn has not come, and how many rows on it can come.
-    stored: HashSet<Uuid>,
-    look_for: usize,
+    earlier: Earlier,
     /// When the next one may go, and how long after it another.
     pace: Option<(Duration, Duration)>,
-    read: VecDeque<ReplayRow>,
-    read_to: i64,
-    is_reading: bool,
-    /// Not before.
-    read_at: Duration,
-    is_read: bool,
-    /// The latest readings failed, and how many of them count.
-    unread: Option<u32>,
+    reading: ReadAhead,
     under_way: VecDeque<UnderWay>,
     note: ReplayNote,
-    /// Copies done since the last note, and whether one is being written.
-    unnoted: usize,
-    noting: usize,
-    is_noting: bool,
-    note_at: Duration,
+    noting: Noting,
     wish: ReplayWish,
     /// Copies that the stream did not take, one after the other.
     refused: usize,
@@ -116,7 +146,7 @@ impl Replaying {
     /// Whether what was handed over is noted.
     pub(crate) fn is_noted(&self) -> bool {
         match &self.state {
-            State::Running(run) => run.under_way.is_empty() && run.unnoted == 0 && !run.is_noting,
+            State::Running(run) => run.is_noted(),
             _ => true,
         }
     }
@@ -149,38 +179,7 @@ impl Replaying {
             self.state = State::Resting { until: now + AGAIN_AFTER };
             return;
         };
-        let ReplayStart { id, place, published, seq, stored, per_second, elsewhere } = start;
-        let problems = Vec::new();
-        self.state = State::Running(Box::new(Run {
-            id,
-            stored,
-            look_for: UNNOTED_MAX + READ_AHEAD,
-            pace: per_second.map(|it| (now, Duration::from_secs(1) / it.max(1))),
-            read: VecDeque::new(),
-            read_to: place,
-            is_reading: false,
-            read_at: now,
-            is_read: false,
-            unread: None,
-            under_way: VecDeque::new(),
-            note: ReplayNote {
-                id,
-                place,
-                published,
-                seq,
-                problems,
-                is_done: false,
-                waits_for: None,
-                gives_up: None,
-            },
-            unnoted: 0,
-            noting: 0,
-            is_noting: false,
-            note_at: now + NOTE_EVERY,
-            wish: ReplayWish::GoOn,
-            refused: 0,
-            elsewhere: elsewhere.map(Elsewhere::new),
-        }));
+        self.state = State::Running(Box::new(Run::new(now, start)));
     }
 
     fn run(&mut self) -> Option<&mut Run> {
@@ -199,17 +198,11 @@ impl Replaying {
         after: i64,
         page: Result<ReplayPage, ReplayUnread>,
     ) {
-        let Some(run) = self.run().filter(|it| it.id == id && it.read_to == after) else { return };
-        run.is_reading = false;
+        let Some(run) = self.run().filter(|it| it.id == id && it.reading.to == after) else {
+            return;
+        };
         match page {
-            Ok(page) => {
-                run.has_read(&page);
-                run.read.extend(page.rows);
-                (run.read_to, run.is_read) = (page.read_to, page.is_end);
-                if page.is_gone.is_some() {
-                    (run.note.gives_up, run.wish) = (page.is_gone, ReplayWish::Rest);
-                }
-            }
+            Ok(page) => run.has_read(now, page),
             Err(why) => run.has_not_read(now, why),
         }
     }
@@ -229,19 +222,18 @@ impl Replaying {
         effects: &mut Effects,
     ) {
         let Some(run) = self.run() else { return };
-        run.is_noting = false;
-        run.note_at = now + NOTE_EVERY;
-        let noting = std::mem::take(&mut run.noting);
+        let state = std::mem::replace(&mut run.noting.state, NoteState::Due(now + NOTE_EVERY));
         let Some(wish) = wish else {
-            run.unnoted += noting;
-            return; // it is written again
+            if let NoteState::UnderWay(copies) = state {
+                run.noting.unnoted += copies; // it is written again
+            }
+            return;
         };
         run.note.problems.drain(..problems);
         run.wish = if run.note.gives_up.is_some() { ReplayWish::Rest } else { wish };
         let wish = run.wish;
         // What is being read is of no use any more.
-        let is_still = run.under_way.is_empty() && run.unnoted == 0;
-        let rests = wish == ReplayWish::Rest && is_still;
+        let rests = wish == ReplayWish::Rest && run.is_noted();
         if run.note.is_done || rests {
             effects.push_back(Effect::EndReplay);
             self.found(now, None);
@@ -257,22 +249,55 @@ impl Replaying {
 }
 
 impl Run {
+    fn new(now: Duration, start: ReplayStart) -> Self {
+        let ReplayStart { id, place, published, seq, stored, per_second, elsewhere } = start;
+        let note = ReplayNote {
+            id,
+            place,
+            published,
+            seq,
+            problems: Vec::new(),
+            is_done: false,
+            waits_for: None,
+            gives_up: None,
+        };
+        let state = ReadState::Due(now);
+        Self {
+            id,
+            earlier: Earlier { stored, look_for: UNNOTED_MAX + READ_AHEAD },
+            pace: per_second.map(|it| (now, Duration::from_secs(1) / it.max(1))),
+            reading: ReadAhead { rows: VecDeque::new(), to: place, state, failures: None },
+            under_way: VecDeque::new(),
+            note,
+            noting: Noting { unnoted: 0, state: NoteState::Due(now + NOTE_EVERY) },
+            wish: ReplayWish::GoOn,
+            refused: 0,
+            elsewhere: elsewhere.map(Elsewhere::new),
+        }
+    }
+
+    /// Whether what was handed over is noted.
+    fn is_noted(&self) -> bool {
+        let is_written = self.noting.unnoted == 0 && matches!(self.noting.state, NoteState::Due(_));
+        self.under_way.is_empty() && is_written
+    }
+
     /// The next copy that may go.
     fn next(&mut self, now: Duration, last_seq: u64) -> Option<Outgoing> {
-        if self.wish == ReplayWish::Rest || self.unnoted >= UNNOTED_MAX {
+        if self.wish == ReplayWish::Rest || self.noting.unnoted >= UNNOTED_MAX {
             return None;
         }
         loop {
             if self.pace.is_some_and(|(due, _)| due > now) {
                 return None;
             }
-            let ReplayRow { place, event, outgoing } = self.read.pop_front()?;
-            self.look_for = self.look_for.saturating_sub(1);
-            if self.look_for == 0 {
-                self.stored = HashSet::new(); // what is left was noted, behind what was read
+            let ReplayRow { place, event, outgoing } = self.reading.rows.pop_front()?;
+            self.earlier.look_for = self.earlier.look_for.saturating_sub(1);
+            if self.earlier.look_for == 0 {
+                self.earlier.stored = HashSet::new(); // what is left was noted, behind what was read
             }
             let outgoing = match outgoing {
-                Ok(outgoing) if self.stored.remove(&outgoing.event.id) => Err(None),
+                Ok(outgoing) if self.earlier.stored.remove(&outgoing.event.id) => Err(None),
                 Ok(outgoing) => Ok(outgoing),
                 Err(reason) => Err(Some(reason)),
             };
@@ -286,7 +311,7 @@ impl Run {
                 }
                 return Some(outgoing);
             }
-            self.settle();
+            self.count_resolved();
         }
     }
 
@@ -301,15 +326,15 @@ impl Run {
         {
             it.done = Some(how);
         }
-        self.settle();
+        self.count_resolved();
     }
 
     /// Only what nothing unresolved is before counts.
-    fn settle(&mut self) {
+    fn count_resolved(&mut self) {
         while let Some(done) = self.under_way.front_mut().and_then(|it| it.done.take()) {
             let Some(UnderWay { place, event, .. }) = self.under_way.pop_front() else { return };
             self.note.place = place;
-            self.unnoted += 1;
+            self.noting.unnoted += 1;
             match done {
                 Ok(()) => self.note.published += 1,
                 Err(reason) => self.note.problems.push(Unreplayed { place, event, reason }),
@@ -318,23 +343,30 @@ impl Run {
     }
 
     /// Whoever begins the log anew comes by what was read before, up to where it failed.
-    fn has_read(&mut self, page: &ReplayPage) {
-        if self.unread.is_some() {
+    fn has_read(&mut self, now: Duration, page: ReplayPage) {
+        if self.reading.failures.is_some() {
             self.note.waits_for = None;
         }
-        if page.read_to > self.read_to || page.is_end {
-            self.unread = None;
+        if page.read_to > self.reading.to || page.is_end {
+            self.reading.failures = None;
+        }
+        self.reading.rows.extend(page.rows);
+        self.reading.to = page.read_to;
+        self.reading.state = if page.is_end { ReadState::AtEnd } else { ReadState::Due(now) };
+        if page.is_gone.is_some() {
+            (self.note.gives_up, self.wish) = (page.is_gone, ReplayWish::Rest);
         }
     }
 
     fn has_not_read(&mut self, now: Duration, why: ReplayUnread) {
-        let failures = self.unread.unwrap_or_default();
+        let failures = self.reading.failures.unwrap_or_default();
         let (failures, pause, why) = match why {
             ReplayUnread::Waits(why) => (failures, LOOK_EVERY, why),
             ReplayUnread::Failed(why) => (failures + 1, Backoff::COPY.after(failures + 1), why),
             ReplayUnread::Lasting(why) => (TRIES_MAX, LOOK_EVERY, why),
         };
-        (self.unread, self.read_at) = (Some(failures), now + pause);
+        self.reading.failures = Some(failures);
+        self.reading.state = ReadState::Due(now + pause);
         self.note.waits_for = Some(why.clone());
         if failures >= TRIES_MAX {
             (self.note.gives_up, self.wish) = (Some(why), ReplayWish::Rest);
@@ -342,16 +374,17 @@ impl Run {
     }
 
     fn read_on(&mut self, now: Duration, effects: &mut Effects) {
-        let wants_more = !self.is_reading && !self.is_read && self.read.len() < READ_AHEAD;
-        if wants_more && self.read_at <= now && self.wish == ReplayWish::GoOn {
-            self.is_reading = true;
-            effects.push_back(Effect::ReadReplay { id: self.id, after: self.read_to });
+        let is_due = matches!(self.reading.state, ReadState::Due(at) if at <= now);
+        let has_room = self.reading.rows.len() < READ_AHEAD;
+        if is_due && has_room && self.wish == ReplayWish::GoOn {
+            self.reading.state = ReadState::UnderWay;
+            effects.push_back(Effect::ReadReplay { id: self.id, after: self.reading.to });
         }
     }
 
     /// No copy whose place is not noted is in the stream up to here.
     fn noted_seq(&self, last_seq: u64) -> u64 {
-        if !self.stored.is_empty() {
+        if !self.earlier.stored.is_empty() {
             return self.note.seq;
         }
         self.under_way.front().map_or(last_seq, |it| it.after)
@@ -359,14 +392,15 @@ impl Run {
 
     fn take_note(&mut self, now: Duration, last_seq: u64, hurry: bool, effects: &mut Effects) {
         let is_idle = self.under_way.is_empty();
-        let is_done = self.is_read && self.read.is_empty() && is_idle;
-        let is_over = is_done || is_idle && (hurry && self.unnoted > 0);
-        if self.is_noting || !(is_over || self.note_at <= now) {
+        let is_at_end = self.reading.state == ReadState::AtEnd && self.reading.rows.is_empty();
+        let is_done = is_at_end && is_idle;
+        let is_over = is_done || is_idle && (hurry && self.noting.unnoted > 0);
+        if !matches!(self.noting.state, NoteState::Due(at) if is_over || at <= now) {
             return;
         }
         self.note.seq = self.noted_seq(last_seq);
-        self.noting = std::mem::take(&mut self.unnoted);
-        (self.is_noting, self.note.is_done) = (true, is_done);
+        self.noting.state = NoteState::UnderWay(std::mem::take(&mut self.noting.unnoted));
+        self.note.is_done = is_done;
         effects.push_back(Effect::NoteReplay(self.note.clone()));
     }
 }

@@ -135,6 +135,24 @@ pub(crate) enum Stage {
     Resolved,
 }
 
+/// How an entry was sent last, if it was.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Sent {
+    /// The stream's last sequence as known then: the message can only be stored above it.
+    pub(crate) after: u64,
+    pub(crate) at: Duration,
+    /// Fenced mode: the last sequence that the message named.
+    pub(crate) expected: u64,
+}
+
+/// Keyed mode: an entry's place among those of its aggregate.
+#[derive(Debug, Clone, Copy, Default)]
+struct Chain {
+    key: u64,
+    /// The next entry of the aggregate, which waits for this one.
+    next: Option<u64>,
+}
+
 #[derive(Debug, Clone)]
 pub(crate) struct Entry {
     pub(crate) outgoing: Outgoing,
@@ -144,11 +162,7 @@ pub(crate) struct Entry {
     /// How far the log has come with this entry.
     pub(crate) position: Option<LastPosition>,
     pub(crate) stage: Stage,
-    /// The stream's last sequence as known when this was sent: it can only be stored above it.
-    pub(crate) sent_after: u64,
-    pub(crate) sent_at: Duration,
-    /// Fenced mode: the sequence that it was to follow.
-    pub(crate) expected: u64,
+    pub(crate) sent: Sent,
     pub(crate) received_at: Duration,
     /// Attempts that failed for reasons that may pass.
     pub(crate) attempts: u32,
@@ -157,9 +171,7 @@ pub(crate) struct Entry {
     /// While deferred: when to try again.
     pub(crate) not_before: Duration,
     bytes: usize,
-    key: u64,
-    /// Keyed mode: the next entry of the same aggregate, which waits for this one.
-    next_of_key: Option<u64>,
+    chain: Chain,
     /// No unresolved entry of the same aggregate is before this one.
     pub(crate) is_head: bool,
 }
@@ -274,16 +286,13 @@ impl Window {
             commit_time_micros,
             position,
             stage: Stage::Waiting,
-            sent_after: 0,
-            sent_at: Duration::ZERO,
-            expected: 0,
+            sent: Sent::default(),
             received_at,
             attempts: 0,
             parked_for: DeadLetterReason::Unfit,
             not_before: Duration::ZERO,
             bytes,
-            key: 0,
-            next_of_key: None,
+            chain: Chain::default(),
             is_head: true,
         });
         self.bytes += bytes;
@@ -301,9 +310,9 @@ impl Window {
         };
         let predecessor = self.key_tails.as_mut().and_then(|tails| tails.insert(key, index));
         let predecessor = predecessor.and_then(|predecessor| self.get_mut(predecessor));
-        let is_head = predecessor.map(|it| it.next_of_key = Some(index)).is_none();
+        let is_head = predecessor.map(|it| it.chain.next = Some(index)).is_none();
         let entry = &mut self.entries[slot];
-        (entry.key, entry.is_head, entry.next_of_key) = (key, is_head, None);
+        (entry.chain, entry.is_head) = (Chain { key, next: None }, is_head);
         is_head
     }
 
@@ -333,8 +342,8 @@ impl Window {
         let mut at = head;
         loop {
             let entry = self.get(at)?;
-            let key = entry.key;
-            let Some(next) = entry.next_of_key else {
+            let Chain { key, next } = entry.chain;
+            let Some(next) = next else {
                 if let Some(tails) = &mut self.key_tails {
                     tails.remove(&key);
                 }

@@ -42,11 +42,14 @@ enum Place {
     After(u64),
 }
 
-impl OtherStream {
-    pub(crate) fn new(client: Client, name: String) -> Self {
-        Self { client, name, last: Mutex::default() }
+impl TailReader {
+    /// Another stream of the same account.
+    pub(crate) fn other(&self, name: String) -> OtherStream {
+        OtherStream { client: self.client.clone(), name, last: Mutex::default() }
     }
+}
 
+impl OtherStream {
     /// The sequence of its last message.
     pub(crate) async fn last_sequence(&self) -> Result<u64, Error> {
         TailReader::new(&self.client, &self.name).await?.last_sequence().await

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use async_nats::{Message, StatusCode};
 use serde::Deserialize;
 
+use super::error_codes as codes;
 use super::reply_subject::Reply;
 use crate::engine::{Input, Refusal};
 
@@ -127,34 +128,43 @@ fn understand<'a>(message: &'a Message, stream: &str) -> Meaning<'a> {
 /// | configuration | nothing can be stored until an operator changes something: the relay stops |
 /// | no batches | messages go one by one from now on |
 /// | outage | all else that may pass: nothing is counted against an event, the breaker opens |
-///
-/// The codes are those of nats-server's errors.json.
 fn classify(error: &ApiError) -> Refusal {
     let said = || format!("{} ({})", error.description, error.err_code);
     match error.err_code {
-        // Wrong last message id, wrong last sequence (also as a constant text on replicas).
-        // So is a batch that the broker no longer knows: the tail tells what came of it.
-        10070 | 10071 | 10164 | 10208 => Refusal::ExpectedLastSequence,
-        // Switched off; a pattern or an id not to its liking; too many at a time.
-        10205..=10207 | 10211 => Refusal::NoBatches(said()),
-        // Over max_msg_size; headers over 64 KiB; rejected ttl, rollup, counter, schedule, source.
-        10054
-        | 10097
-        | 10111
-        | 10165
-        | 10166
-        | 10168..=10172
-        | 10188..=10193
-        | 10203
-        | 10212
-        | 10223
-        | 10227 => Refusal::Message(said()),
+        // A batch that the broker no longer knows, too: the tail tells what came of it.
+        codes::STREAM_WRONG_LAST_MESSAGE_ID
+        | codes::STREAM_WRONG_LAST_SEQUENCE
+        | codes::STREAM_WRONG_LAST_SEQUENCE_CONSTANT
+        | codes::BATCH_PUBLISH_UNKNOWN_BATCH_ID => Refusal::ExpectedLastSequence,
+        codes::BATCH_PUBLISH_DISABLED
+        | codes::BATCH_PUBLISH_INVALID_PATTERN
+        | codes::BATCH_PUBLISH_INVALID_BATCH_ID
+        | codes::BATCH_PUBLISH_TOO_MANY_INFLIGHT => Refusal::NoBatches(said()),
+        codes::STREAM_MESSAGE_EXCEEDS_MAXIMUM
+        | codes::STREAM_HEADER_EXCEEDS_MAXIMUM
+        | codes::STREAM_ROLLUP_FAILED
+        | codes::MESSAGE_TTL_INVALID
+        | codes::MESSAGE_TTL_DISABLED
+        | codes::MESSAGE_INCR_DISABLED..=codes::MESSAGE_COUNTER_BROKEN
+        | codes::MESSAGE_SCHEDULES_DISABLED..=codes::STREAM_EXPECTED_LAST_SEQ_PER_SUBJECT_INVALID
+        | codes::MESSAGE_SCHEDULES_SOURCE_INVALID
+        | codes::MESSAGE_SCHEDULES_SCHEDULE_INVALID
+        | codes::MESSAGE_SCHEDULES_TIME_ZONE_INVALID
+        | codes::STREAM_SOURCE_HEADER_NOT_ALLOWED => Refusal::Message(said()),
         // "maximum messages exceeded" and its kin pass; "message too large" does not.
-        10077 if error.description.contains("too large") => Refusal::Message(said()),
-        // Another stream took the subject; sealed; feature disabled; API level.
-        10060 | 10109 | 10174 | 10185 => Refusal::Configuration(said()),
+        codes::STREAM_STORE_FAILED if error.description.contains("too large") => {
+            Refusal::Message(said())
+        }
+        // The first: another stream took the subject.
+        codes::STREAM_NOT_MATCH
+        | codes::STREAM_SEALED
+        | codes::ATOMIC_PUBLISH_DISABLED
+        | codes::REQUIRED_API_LEVEL => Refusal::Configuration(said()),
         _ if error.code >= 500 || error.code == 429 || error.code == 409 => Refusal::Outage(said()),
-        10077 | 10002 | 10059 | 10120 => Refusal::Outage(said()),
+        codes::STREAM_STORE_FAILED
+        | codes::ACCOUNT_RESOURCES_EXCEEDED
+        | codes::STREAM_NOT_FOUND
+        | codes::NO_LIMITS => Refusal::Outage(said()),
         _ => Refusal::Configuration(said()),
     }
 }

@@ -17,7 +17,6 @@ use uuid::Uuid;
 use super::direct_get;
 use super::leave_server;
 use super::limits::Limits;
-use super::other_stream::OtherStream;
 use super::stream_messages::StreamMessages;
 use crate::engine::{Stored, Tail, TailMessage};
 use crate::error::Error;
@@ -46,7 +45,7 @@ pub(crate) const SOUGHT_AT_ONCE: usize = 200_000;
 /// published again.
 #[derive(Clone)]
 pub(crate) struct TailReader {
-    client: Client,
+    pub(super) client: Client,
     name: String,
     stream: Stream<()>,
     limits: Arc<watch::Sender<Limits>>,
@@ -217,11 +216,6 @@ impl TailReader {
             from = to + 1;
         }
         Ok(copies)
-    }
-
-    /// Another stream of the same account.
-    pub(crate) fn other(&self, name: String) -> OtherStream {
-        OtherStream::new(self.client.clone(), name)
     }
 
     /// Reads the stream's messages whole.

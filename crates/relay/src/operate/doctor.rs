@@ -225,10 +225,6 @@ async fn stream(client: &NatsClient, config: &Config) -> StreamAndOverlaps {
 
 impl Failure {
     fn of(error: &Error) -> Self {
-        Self {
-            said: crate::describe(error),
-            hint: error.hint(),
-            sqlstate: error.code().map(|it| it.code().to_owned()),
-        }
+        Self { said: crate::describe(error), hint: error.hint(), sqlstate: error.code() }
     }
 }

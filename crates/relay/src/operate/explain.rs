@@ -15,6 +15,7 @@ use crate::describe;
 use crate::error::Error;
 use crate::nats::direct_get;
 use crate::postgres::sql::KnownEvent;
+pub use crate::postgres::sql::{ReplayOutcome, ReplayStory};
 use crate::postgres::{Store, answered};
 
 /// How long the broker may take: the rest is told without it.
@@ -100,47 +101,6 @@ pub struct MessageStory {
     /// `wal` if it never had a row: `Tailpost-Source`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
-}
-
-/// A replay that meant the event. Times are as PostgreSQL prints them.
-#[derive(Debug, Clone, Serialize)]
-pub struct ReplayStory {
-    /// The replay.
-    pub id: Uuid,
-    /// `asked`, `running`, `paused`, `cancelled` or `done`.
-    pub status: String,
-    /// `table`, `stream` or `wal`.
-    pub source: String,
-    /// When it was asked for.
-    pub asked_at: String,
-    /// By whom.
-    pub asked_by: String,
-    /// Why.
-    pub reason: String,
-    /// When a relay began it.
-    pub started_at: Option<String>,
-    /// When it was done or cancelled.
-    pub ended_at: Option<String>,
-    /// What it did with this event.
-    pub outcome: ReplayOutcome,
-    /// Why it could not publish this event.
-    pub problem: Option<String>,
-}
-
-/// What a replay did with one event.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ReplayOutcome {
-    /// A copy was stored.
-    Published,
-    /// It could not be published again.
-    Failed,
-    /// Its turn is still to come.
-    Waiting,
-    /// The replay was cancelled before its turn.
-    NotPublished,
-    /// It was meant. Replays from the stream and the log have no list that would tell more.
-    Unknown,
 }
 
 /// Looks in the outbox, among the dead letters and in the stream. `place` is where somebody else saw the

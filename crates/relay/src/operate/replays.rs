@@ -254,7 +254,7 @@ async fn stream_holds(
     }
     let state = store.load_state(&config.slot).await?;
     let system = state.and_then(|it| it.system_identifier.parse::<u64>().ok());
-    // Beside the fence, messages may have changed places within the window.
+    // Outside of fenced mode messages may have changed places within the window.
     let margin = if config.mode == Mode::Fenced { 0 } else { config.window.events as u64 };
     if let Some(lsn) = selection.from_lsn {
         let is_there = |it: &StoredMessage<'_>| {

@@ -197,7 +197,7 @@ impl<'a> Run<'a> {
                 Some(Some(position.system_id) == system && position.lsn >= lsn.0)
             };
             let found = stream.reader.first_where(first, last, is_there).await?;
-            // Beside the fence, messages may have changed places within the window.
+            // Outside of fenced mode messages may have changed places within the window.
             let margin = if config.mode == Mode::Fenced { 0 } else { config.window.events as u64 };
             begins = begins.max(found.saturating_sub(margin));
         }
@@ -319,12 +319,12 @@ impl Run<'_> {
             by_watermark: self.config.mark.by == MarkBy::Watermark,
             deletes: self.config.mark.by == MarkBy::Delete,
         };
-        let mut streams = read.streams.extents.clone();
+        let mut streams = read.streams.ranges.clone();
         // Written down before the first row goes, so before the table was read.
         let retention = self.present.retention_row().await?;
         if let Some(before) = retention.and_then(|it| it.deleted_before) {
-            for (extent, source) in streams.iter_mut().zip(&self.streams) {
-                extent.rows_deleted_below = source.stored_before(before, extent.last).await?;
+            for (range, source) in streams.iter_mut().zip(&self.streams) {
+                range.rows_deleted_below = source.stored_before(before, range.last).await?;
             }
         }
         Ok(Cut { streams, shards, published, marking })

@@ -31,9 +31,6 @@ const IDLE_LOOKS_MAX: u32 = 2;
 /// and whoever gives up a connection then may get none again.
 const UNKNOWN_LOOKS_MAX: u32 = 200;
 
-/// How long a statement may take that waits for nobody.
-pub(crate) const ANSWER_MAX: Duration = Duration::from_secs(10);
-
 /// What the process does on the server, and who holds it up. A blocker without a process is a
 /// prepared transaction. A process to which only a part of a request came is active as well, and
 /// waits for the rest.
@@ -198,18 +195,6 @@ fn evidence(
             None => "PostgreSQL is at it".into(),
         },
     }
-}
-
-/// Bounds statements that wait for nobody.
-///
-/// # Errors
-///
-/// [`Error::Silent`] if they take more than [`ANSWER_MAX`]; whatever `work` ends with.
-pub(crate) async fn answered<T>(
-    doing: &'static str,
-    work: impl Future<Output = Result<T, Error>>,
-) -> Result<T, Error> {
-    timeout(ANSWER_MAX, work).await.unwrap_or(Err(Error::Silent { doing }))
 }
 
 #[cfg(test)]

@@ -19,10 +19,10 @@ use super::columns::{
     BPCHAR, BYTEA, CHAR, INT2, INT4, INT8, JSON, JSONB, NAME, TEXT, TIMESTAMP, TIMESTAMPTZ, Types,
     USER_DEFINED_MIN, UUID, VARCHAR, is_required, missing,
 };
-use super::sql::ScannedRow;
 use crate::engine::{Outgoing, Tried, Unpublished};
 use crate::error::Error;
 use crate::routing::Routing;
+pub(crate) use tokio_postgres::binary_copy::BinaryCopyOutRow as ScannedRow;
 
 /// `jsonb`'s binary form is a version byte and the same text that `json` has.
 const JSONB_VERSION: u8 = 1;
@@ -122,11 +122,11 @@ impl Rows {
             Some(None) => return Ok(None),
             None => return Err(Error::Table("a row came before its relation".into())),
         };
-        let mut reading = Reading::new(timestamp(committed_at_micros));
+        let mut partial = PartialEvent::new(timestamp(committed_at_micros));
         let (mut seq, mut txid) = (None, None);
         for (datum, meaning) in insert.tuple.iter().zip(layout) {
             match *meaning {
-                Meaning::Event(column, type_oid) => reading.take(column, type_oid, &datum),
+                Meaning::Event(column, type_oid) => partial.take(column, type_oid, &datum),
                 Meaning::Seq => seq = long(&datum),
                 Meaning::Txid => txid = long(&datum),
                 // Restored from elsewhere, or moved to another partition.
@@ -138,23 +138,23 @@ impl Rows {
         if txid == Some(REQUEUED_TXID) {
             return Ok(None);
         }
-        if !reading.has_id {
+        if !partial.has_id {
             return Ok(None);
         }
-        self.address(reading, seq, txid).map(Some)
+        self.address(partial, seq, txid).map(Some)
     }
 
     /// Decodes a row that was selected with [`scanned_columns`].
     pub(crate) fn scanned(&self, row: &ScannedRow) -> Result<Outgoing, Error> {
-        let mut reading = Reading::new(Timestamp::UNIX_EPOCH);
+        let mut partial = PartialEvent::new(Timestamp::UNIX_EPOCH);
         for column in Column::ALL {
             let Raw { type_oid, bytes } = get(row, column as usize)?;
             let datum = bytes.map_or(Datum::Null, Datum::Binary);
-            reading.take(column, type_oid, &datum);
+            partial.take(column, type_oid, &datum);
         }
         let behind = Column::ALL.len();
         let (seq, txid) = (get(row, behind)?, get(row, behind + 1)?);
-        let mut outgoing = self.address(reading, seq, txid)?;
+        let mut outgoing = self.address(partial, seq, txid)?;
         let (attempts, due): (Option<i32>, Option<f64>) =
             (get(row, behind + 2)?, get(row, behind + 3)?);
         outgoing.tried = Tried::from_row(attempts, due);
@@ -163,11 +163,11 @@ impl Rows {
 
     fn address(
         &self,
-        reading: Reading,
+        partial: PartialEvent,
         seq: Option<i64>,
         txid: Option<i64>,
     ) -> Result<Outgoing, Error> {
-        let Reading { event, has_id, misfits } = reading;
+        let PartialEvent { event, has_id, misfits } = partial;
         if !has_id {
             let name = self.table.columns().name(Column::Id);
             return Err(Error::Table(format!("column \"{name}\" holds no UUID")));
@@ -186,14 +186,14 @@ impl Rows {
 }
 
 /// A row on its way to an event.
-struct Reading {
+struct PartialEvent {
     event: Event,
     has_id: bool,
     /// Columns that hold what is of no use, and what that is.
     misfits: Vec<(Column, String)>,
 }
 
-impl Reading {
+impl PartialEvent {
     fn new(occurred_at: Timestamp) -> Self {
         // Neither allocates.
         Self { event: blank(occurred_at), has_id: false, misfits: Vec::new() }

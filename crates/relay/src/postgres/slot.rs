@@ -8,7 +8,8 @@ use pgwire_replication::IdentifySystem;
 use tracing::{error, info, warn};
 use uuid::Uuid;
 
-use super::opening::{Opening, answered};
+use super::answered::answered;
+use super::opening::Opening;
 use super::sql::{LastLooks, ResolvedPlace, StateRow, Store};
 use super::start_snapshot::readable;
 use super::walsender::{Replication, Walsender, number, text};

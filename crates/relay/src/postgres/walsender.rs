@@ -1,9 +1,11 @@
 //! A replication connection that does not stream yet.
 
 use pgwire_replication::{IdentifySystem, PgWireError, QueryRow, ReplicationClient};
+use tokio_postgres::error::SqlState;
 
 use super::PostgresTarget;
-use super::opening::{ANSWER_MAX, Opening, answered};
+use super::answered::{ANSWER_MAX, answered};
+use super::opening::Opening;
 use crate::config::Config;
 use crate::connect_error;
 use crate::error::{Error, sqlstate};
@@ -112,7 +114,7 @@ impl Replication {
 /// Who was let in for SQL, with what may have been replaced since, tries again.
 fn refused_error(source: PgWireError, target: &PostgresTarget, doing: &'static str) -> Error {
     let renewed = target.renewed();
-    let is_refused = sqlstate(&source).is_some_and(|it| it.starts_with("28"));
+    let is_refused = sqlstate(&source).is_some_and(|it| it.code().starts_with("28"));
     let is_about_rules = connect_error::is_about_rules(&source.to_string());
     if !is_refused || is_about_rules || renewed.login.is_none() {
         return Error::Replication { doing, source };
@@ -124,8 +126,8 @@ fn refused_error(source: PgWireError, target: &PostgresTarget, doing: &'static s
 fn created_error(source: PgWireError, doing: &'static str) -> Error {
     let names_setting =
         |it: &str| ["wal_level", "max_replication_slots"].iter().any(|s| it.contains(s));
-    match sqlstate(&source).as_deref() {
-        Some("55000") if names_setting(&source.to_string()) => {
+    match sqlstate(&source) {
+        Some(SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE) if names_setting(&source.to_string()) => {
             Error::NoLogicalDecoding { doing, source }
         }
         _ => Error::Replication { doing, source },
@@ -133,8 +135,8 @@ fn created_error(source: PgWireError, doing: &'static str) -> Error {
 }
 
 fn started_error(error: PgWireError, slot: &str) -> Error {
-    match sqlstate(&error).as_deref() {
-        Some("55006") => Error::SlotBusy { slot: slot.to_owned() },
+    match sqlstate(&error) {
+        Some(SqlState::OBJECT_IN_USE) => Error::SlotBusy { slot: slot.to_owned() },
         _ => Error::Replication { doing: "start replication", source: error },
     }
 }

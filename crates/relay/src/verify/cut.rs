@@ -18,7 +18,7 @@ pub(crate) const CLOCKS_DIFFER_MICROS: i64 = 60_000_000;
 /// What each stream and each slot said, and when.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Cut {
-    pub(crate) streams: Vec<Extent>,
+    pub(crate) streams: Vec<StreamRange>,
     pub(crate) shards: Vec<ShardCut>,
     /// Transactions of which all rows are published, marked or not: those not shown by the first,
     /// and shown by the second.
@@ -39,7 +39,7 @@ pub(crate) struct Marking {
 
 /// What of a stream is read.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Extent {
+pub(crate) struct StreamRange {
     /// The first sequence that was read and that the stream still had afterwards.
     pub(crate) first: u64,
     /// The last sequence before the snapshot of the table was taken.
@@ -56,7 +56,7 @@ pub(crate) struct Extent {
     pub(crate) rows_deleted_below: u64,
 }
 
-impl Extent {
+impl StreamRange {
     /// Whether the message of a row that names no sequence would have been read, had it ever been
     /// stored.
     fn reaches(&self, row: &RowRecord) -> bool {
@@ -91,7 +91,7 @@ impl Cut {
         self.shards.get(usize::from(row.shard))
     }
 
-    pub(crate) fn stream(&self, number: u16) -> Option<&Extent> {
+    pub(crate) fn stream(&self, number: u16) -> Option<&StreamRange> {
         self.streams.get(usize::from(number))
     }
 
@@ -207,20 +207,20 @@ mod tests {
     fn a_stream_reaches_what_happened_after_its_first_message() {
         let late = RowRecord { occurred_micros: 100_000_000, ..row(1) };
         let timeless = RowRecord { flags: RowRecord::TIMELESS, ..late };
-        let extent = |is_from_the_beginning, forgets, first_at_micros| Cut {
-            streams: vec![Extent {
+        let cut = |is_from_the_beginning, forgets, first_at_micros| Cut {
+            streams: vec![StreamRange {
                 is_from_the_beginning,
                 forgets,
                 first_at_micros,
-                ..Extent::default()
+                ..StreamRange::default()
             }],
             ..Cut::default()
         };
-        assert!(extent(true, false, i64::MAX / 2).reaches(0, &row(1)));
-        assert!(!extent(true, true, 0).reaches(0, &late));
-        assert!(extent(false, false, 39_000_000).reaches(0, &late));
-        assert!(!extent(false, false, 41_000_000).reaches(0, &late));
-        assert!(!extent(false, false, 0).reaches(0, &timeless));
-        assert!(!extent(true, false, 0).reaches(1, &late), "no such stream");
+        assert!(cut(true, false, i64::MAX / 2).reaches(0, &row(1)));
+        assert!(!cut(true, true, 0).reaches(0, &late));
+        assert!(cut(false, false, 39_000_000).reaches(0, &late));
+        assert!(!cut(false, false, 41_000_000).reaches(0, &late));
+        assert!(!cut(false, false, 0).reaches(0, &timeless));
+        assert!(!cut(true, false, 0).reaches(1, &late), "no such stream");
     }
 }

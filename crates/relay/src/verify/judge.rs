@@ -336,9 +336,9 @@ impl<'a> Judge<'a> {
         }
         match row.named {
             Named::Here { stream, sequence: Some(sequence) } => {
-                let extent = self.cut.stream(stream);
-                let had = extent.is_none_or(|it| it.forgets && sequence <= it.last);
-                if had || extent.is_some_and(|it| sequence < it.first) {
+                let range = self.cut.stream(stream);
+                let had = range.is_none_or(|it| it.forgets && sequence <= it.last);
+                if had || range.is_some_and(|it| sequence < it.first) {
                     self.counts.out_of_reach += 1;
                 } else {
                     self.lacks(Kind::Gap, row, NOT_THERE);

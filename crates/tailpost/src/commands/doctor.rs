@@ -1,25 +1,20 @@
 //! `tailpost doctor`: the checks of relay and inbox, and how they are told.
 
+pub(super) mod consumer_checks;
 mod doctor_text;
 mod nagios;
 mod probe;
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
-use inbox::{Connection, Inspected};
-use outbox::checks::{Check, Scope, Severity, summary};
+use outbox::checks::{Check, Severity, summary};
 use serde::Serialize;
-use tokio::time::timeout;
 
 use self::probe::Probed;
 use crate::cli::{DoctorArgs, Format};
 use crate::config::Settings;
 use crate::errors::DoctorError;
 use crate::output;
-
-/// How long connecting to a server may take for the consumers' sake.
-const CONNECT_MAX: Duration = Duration::from_secs(6);
 
 /// What is printed as JSON.
 #[derive(Serialize)]
@@ -73,7 +68,7 @@ async fn report(args: &DoctorArgs, settings: &Settings) -> anyhow::Result<Report
     let (config, scope) = (settings.relay_config()?, args.scope());
     let (relay, inbox) = tokio::join!(
         Box::pin(relay::doctor(&config, &scope)),
-        Box::pin(consumers(settings, &scope))
+        Box::pin(consumer_checks::consumer_checks(settings, &scope))
     );
     let mut checks = relay;
     checks.extend(inbox?);
@@ -85,39 +80,4 @@ async fn report(args: &DoctorArgs, settings: &Settings) -> anyhow::Result<Report
         }
     }
     Ok(Report { summary: summary(&checks), checks, probe, not_probed })
-}
-
-/// The checks of the consumers, if there are some.
-pub(super) async fn consumers(settings: &Settings, scope: &Scope) -> anyhow::Result<Vec<Check>> {
-    let configured = settings.consumers()?;
-    if configured.is_empty() || scope.before_setup {
-        return Ok(Vec::new());
-    }
-    let (postgres, nats) = (settings.postgres_target()?, settings.nats_target()?);
-    let (postgres, nats) = tokio::join!(
-        timeout(CONNECT_MAX, postgres.connect("tailpost doctor")),
-        timeout(CONNECT_MAX, nats.connect("tailpost doctor")),
-    );
-    let postgres = match postgres {
-        Ok(Ok((client, task))) => {
-            let bounded = "SET statement_timeout = '5s'; SET lock_timeout = '1s'";
-            match timeout(CONNECT_MAX, client.batch_execute(bounded)).await {
-                Ok(Ok(())) => Ok(Connection::with_guard(client, task)),
-                _ => Err("PostgreSQL cannot be asked".to_owned()),
-            }
-        }
-        _ => Err("PostgreSQL cannot be asked".to_owned()),
-    };
-    let nats = nats.ok().and_then(Result::ok).ok_or_else(|| "NATS cannot be asked".to_owned());
-    let table = settings.table()?;
-    let inspected = Inspected { postgres, nats, table: &table };
-    let retention = settings.inbox_retention();
-    let builders = configured.into_iter().map(|consumer| {
-        let builder = super::inbox::builder(consumer);
-        match retention {
-            Some(keep) => builder.retention(keep),
-            None => builder,
-        }
-    });
-    Ok(inbox::doctor(inspected, builders.collect(), scope).await)
 }

@@ -1,6 +1,7 @@
 //! `tailpost inbox …`.
 
 mod answers;
+pub(super) mod builder;
 mod inbox_dlq;
 mod inbox_rewind;
 pub(super) mod inbox_setup;
@@ -8,7 +9,7 @@ mod run;
 mod sampler;
 
 use async_nats::jetstream;
-use inbox::{Builder, Connection, DeadLetters, Inbox};
+use inbox::{Connection, DeadLetters};
 
 use crate::cli::InboxCommand;
 use crate::config::{Consumer, Settings};
@@ -49,16 +50,4 @@ pub(super) async fn check_retention(
         }
     }
     Ok(())
-}
-
-/// An inbox as the settings want it, without its connections.
-pub(super) fn builder(consumer: Consumer) -> Builder {
-    Inbox::builder(consumer.name)
-        .stream(consumer.stream)
-        .filter_subjects(consumer.subjects)
-        .lanes(consumer.concurrency)
-        .lease(consumer.lease)
-        .ack_wait(consumer.ack_wait)
-        .max_attempts(consumer.max_attempts)
-        .backoff(consumer.backoff)
 }

@@ -28,7 +28,7 @@ pub(super) struct Batch {
 
 impl Publishing {
     pub(super) fn is_batch_open(&self) -> bool {
-        self.batching.present.as_ref().is_some_and(|batch| batch.is_open)
+        self.sending.batching.present.as_ref().is_some_and(|batch| batch.is_open)
     }
 
     /// Ends an open batch to which there is nothing to add. Its number is that of a message that
@@ -37,32 +37,32 @@ impl Publishing {
         if self.link.state != Link::Up || !self.is_batch_open() || self.waiting().is_some() {
             return None;
         }
-        let batch = self.batching.present.as_mut()?;
+        let batch = self.sending.batching.present.as_mut()?;
         batch.is_open = false;
         Some(Part { batch: batch.number, number: batch.sent + 1, last: true })
     }
 
     /// Where the message that is about to be sent belongs. The entry to send is behind `next`.
     pub(super) fn next_part(&mut self) -> Option<Part> {
-        if !self.batching.is_possible || self.mode != Mode::Fenced {
+        if !self.sending.batching.is_possible || self.mode != Mode::Fenced {
             return None;
         }
         let more = self.waiting().is_some();
         if !self.is_batch_open() {
-            self.batching.present = None;
-            if !more || !self.batching.is_answered {
+            self.sending.batching.present = None;
+            if !more || !self.sending.batching.is_answered {
                 return None;
             }
-            self.batching.begun += 1;
-            self.batching.present = Some(Batch {
-                number: self.batching.begun,
+            self.sending.batching.begun += 1;
+            self.sending.batching.present = Some(Batch {
+                number: self.sending.batching.begun,
                 base: self.stream.expected,
                 sent: 0,
                 is_open: true,
                 first: self.window.first(),
             });
         }
-        let batch = self.batching.present.as_mut()?;
+        let batch = self.sending.batching.present.as_mut()?;
         batch.sent += 1;
         batch.is_open = more;
         Some(Part { batch: batch.number, number: batch.sent, last: !more })
@@ -70,7 +70,7 @@ impl Publishing {
 
     /// The message added last did not leave.
     pub(super) fn take_out_of_batch(&mut self) {
-        if let Some(batch) = &mut self.batching.present {
+        if let Some(batch) = &mut self.sending.batching.present {
             batch.sent -= 1;
             // Somebody has to end it, now that its last message may be missing.
             batch.is_open = batch.sent > 0;
@@ -89,13 +89,13 @@ impl Publishing {
         if !self.is_present(number) {
             return;
         }
-        let Some(batch) = &self.batching.present else { return };
-        let as_predicted = seq == batch.base + count;
+        let Some(batch) = &self.sending.batching.present else { return };
+        let as_expected = seq == batch.base + count;
         let whole = !batch.is_open && count == batch.sent;
-        if as_predicted {
+        if as_expected {
             self.stored(number, count);
         }
-        if !(as_predicted && whole) {
+        if !(as_expected && whole) {
             self.resync(self.pause(Duration::from_millis(2)), "a batch ended early".into());
         }
     }
@@ -104,11 +104,11 @@ impl Publishing {
         if !self.is_present(number) {
             return;
         }
-        let Some(batch) = &self.batching.present else { return };
+        let Some(batch) = &self.sending.batching.present else { return };
         let expected = (batch.base + message).saturating_sub(1);
         let is_meant = |index: &u64| {
             let entry = self.window.get(*index);
-            entry.is_some_and(|it| it.stage == Stage::Sent && it.expected == expected)
+            entry.is_some_and(|it| it.stage == Stage::Sent && it.sent.expected == expected)
         };
         let first = batch.first.max(self.window.first());
         match ((first..self.window.end()).find(is_meant), refusal) {
@@ -119,18 +119,18 @@ impl Publishing {
 
     fn is_present(&self, number: u32) -> bool {
         self.link.state == Link::Up
-            && self.batching.present.as_ref().is_some_and(|batch| batch.number == number)
+            && self.sending.batching.present.as_ref().is_some_and(|batch| batch.number == number)
     }
 
     fn resolve_first(&mut self, count: u64) {
-        let Some(batch) = &self.batching.present else { return };
+        let Some(batch) = &self.sending.batching.present else { return };
         let end = batch.base + count.min(batch.sent);
         let mut index = batch.first.max(self.window.first());
         while index < self.window.end() {
             if let Some(entry) = self.window.get(index)
                 && entry.stage == Stage::Sent
             {
-                let (expected, sent_at) = (entry.expected, entry.sent_at);
+                let (expected, sent_at) = (entry.sent.expected, entry.sent.at);
                 if expected >= end {
                     break;
                 }
@@ -139,7 +139,7 @@ impl Publishing {
                 self.link.fruitless_resyncs = 0;
                 self.link.breaker.succeeded();
                 self.note_stored(index, Some(expected + 1), false);
-            } else if index >= self.turn.next {
+            } else if index >= self.sending.next {
                 break;
             }
             index += 1;
@@ -147,7 +147,7 @@ impl Publishing {
         if count > 0 {
             self.stream.known_seq = self.stream.known_seq.max(end);
         }
-        if let Some(batch) = &mut self.batching.present {
+        if let Some(batch) = &mut self.sending.batching.present {
             batch.first = index;
         }
     }

@@ -120,7 +120,7 @@ impl Publishing {
                 let unfit = Err(Unpublished::Unfit(reason));
                 (entry.outgoing.subject, entry.stage) = (unfit, Stage::Waiting);
                 entry.parked_for = why;
-                self.turn.next = self.turn.next.min(index);
+                self.sending.next = self.sending.next.min(index);
                 return;
             }
             let event = &entry.outgoing.event;
@@ -181,7 +181,7 @@ impl Publishing {
             let is_requeued = entry.outgoing.requeued;
             let dead =
                 Dead { event, seq, reason, attempts, blocks, blocked_by, has_row, is_requeued };
-            self.requests.push_back(Request::Park { index, dead });
+            self.output.requests.push_back(Request::Park { index, dead });
         }
     }
 

@@ -35,7 +35,7 @@ impl Publishing {
     /// A message of the log is passed over. In a transaction it counts as an event all the same:
     /// those behind it keep their places when the setting changes.
     pub(super) fn ignore(&mut self, why: Ignored) {
-        self.counts.ignored += 1;
+        self.figures.counts.ignored += 1;
         let told = match why {
             Ignored::Off => {
                 self.log.transaction.2 += 1;
@@ -44,7 +44,7 @@ impl Publishing {
             Ignored::NotTransactional => &mut self.log.told_not_transactional,
         };
         if !std::mem::replace(told, true) {
-            self.requests.push_back(Request::TellIgnored(why));
+            self.output.requests.push_back(Request::TellIgnored(why));
         }
     }
 
@@ -86,7 +86,7 @@ impl Publishing {
             self.doubt(index, row, stored_at);
         }
         if first_of_key && self.mode == Mode::Keyed {
-            self.turn.ready.push_back(index);
+            self.sending.ready.push_back(index);
         }
         if tried != Tried::default() && stored_at.is_none() {
             self.was_tried(index, tried);
@@ -111,8 +111,15 @@ impl Publishing {
     fn dropped(&mut self, id: Uuid, origin: Origin, at: (Lsn, i64)) {
         let (commit_lsn, commit_time_micros) = at;
         let (seq, acked) = (None, false);
-        self.resolved.push(Resolved { id, seq, origin, commit_lsn, commit_time_micros, acked });
-        self.counts.dropped += 1;
+        self.output.resolved.push(Resolved {
+            id,
+            seq,
+            origin,
+            commit_lsn,
+            commit_time_micros,
+            acked,
+        });
+        self.figures.counts.dropped += 1;
         self.scan_resolved(Some(origin));
     }
 }

@@ -1,6 +1,6 @@
 //! Events that are published once more, among those that are published for the first time.
 //!
-//! They go through the same window, so that the fence holds. None of them holds anything up: few are
+//! They go through the same window, so that expected sequences hold. None of them holds anything up: few are
 //! on their way at a time, and one that the stream does not take is given up at once.
 
 use std::time::Duration;
@@ -84,8 +84,15 @@ impl Publishing {
         let Some(entry) = self.window.get(index) else { return };
         let (id, origin, commit_lsn) = (entry.outgoing.event.id, Origin::Replay, Lsn::ZERO);
         let (commit_time_micros, acked) = (0, true);
-        self.resolved.push(Resolved { id, seq, origin, commit_lsn, commit_time_micros, acked });
-        self.counts.replayed += 1;
+        self.output.resolved.push(Resolved {
+            id,
+            seq,
+            origin,
+            commit_lsn,
+            commit_time_micros,
+            acked,
+        });
+        self.figures.counts.replayed += 1;
         self.resolve(index);
     }
 

@@ -194,8 +194,8 @@ impl Publishing {
             Some(_) => return None,
         };
         let is_alone = self.scans.is_empty() && self.has_no_copies();
-        let pure = self.mode == Mode::Fenced && self.counts.foreign == 0 && is_alone;
-        let seq = match first.map(|entry| (entry.stage, entry.expected)) {
+        let pure = self.mode == Mode::Fenced && self.figures.counts.foreign == 0 && is_alone;
+        let seq = match first.map(|entry| (entry.stage, entry.sent.expected)) {
             Some((Stage::Sent, expected)) => Some(expected),
             Some((Stage::Waiting, _)) if self.stream.in_flight == 0 => Some(self.stream.expected),
             // As long as the log repeats what the stream has, it has more than that.
@@ -267,7 +267,7 @@ impl Publishing {
         let ids: Vec<Uuid> = ids.collect();
         match ids.is_empty() {
             true => self.marks_known(&HashMap::new()),
-            false => self.requests.push_back(Request::AskForMarks(ids)),
+            false => self.output.requests.push_back(Request::AskForMarks(ids)),
         }
     }
 
@@ -278,7 +278,7 @@ impl Publishing {
         let (known, counted) = (doubt.known, doubt.counted);
         let (is_over, is_complete) = (doubt.is_over(), doubt.is_complete);
         if is_over {
-            self.requests.push_back(Request::TellDoubt { known, counted });
+            self.output.requests.push_back(Request::TellDoubt { known, counted });
             self.known.doubt = None;
         } else if is_complete {
             self.ask_for_marks();

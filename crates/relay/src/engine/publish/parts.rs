@@ -10,9 +10,11 @@ use super::Link;
 use super::batch::Batch;
 use super::doubt::Doubt;
 use crate::engine::breaker::Breaker;
+use crate::engine::messages::{Counts, Request, Resolved};
 use crate::engine::progress::Progress;
 use crate::engine::tail_messages::Seen;
 use crate::engine::window::{LastPosition, Limits, Tried};
+use crate::latency::Latency;
 
 /// What does not change in a session.
 #[derive(Debug, Clone)]
@@ -75,13 +77,14 @@ pub(super) struct StreamEnd {
     pub(super) proven: bool,
 }
 
-/// Whose turn it is to be sent.
-#[derive(Debug, Default, Clone)]
-pub(super) struct SendQueue {
+/// What is sent next, and how.
+#[derive(Debug, Clone)]
+pub(super) struct Sending {
     /// Fenced mode: the next entry to send. Keyed mode: unused.
     pub(super) next: u64,
     /// Keyed mode: entries that no entry of their aggregate precedes.
     pub(super) ready: VecDeque<u64>,
+    pub(super) batching: Batching,
 }
 
 /// Fast-ingest batches.
@@ -122,6 +125,30 @@ pub(super) struct Retries {
     pub(super) next: Option<Duration>,
     /// When the stream's limits were asked for last.
     pub(super) limits_at: Option<Duration>,
+}
+
+/// What is to be done outside.
+#[derive(Debug, Default, Clone)]
+pub(super) struct Output {
+    pub(super) requests: VecDeque<Request>,
+    /// What became resolved and was not taken.
+    pub(super) resolved: Vec<Resolved>,
+}
+
+/// What is told of a session.
+#[derive(Debug, Default, Clone)]
+pub(super) struct Figures {
+    pub(super) counts: Counts,
+    /// From sending a message to the answer that it is stored.
+    pub(super) answer_times: Latency,
+}
+
+impl Sending {
+    pub(super) fn new(batches: bool) -> Self {
+        let batching =
+            Batching { is_possible: batches, present: None, begun: 0, is_answered: false };
+        Self { next: 0, ready: VecDeque::new(), batching }
+    }
 }
 
 impl Broker {

@@ -34,11 +34,11 @@ impl Publishing {
         }
         let sent = self.window.iter_unresolved().filter(|(_, entry)| entry.stage == Stage::Sent);
         let from =
-            sent.map(|(_, entry)| entry.sent_after).min().unwrap_or(self.stream.known_seq) + 1;
-        self.batching.present = None;
+            sent.map(|(_, entry)| entry.sent.after).min().unwrap_or(self.stream.known_seq) + 1;
+        self.sending.batching.present = None;
         self.link.epoch += 1;
         self.link.fruitless_resyncs += 1;
-        self.counts.resyncs += 1;
+        self.figures.counts.resyncs += 1;
         self.link.state = Link::Waiting { from };
         self.link.why = why;
         self.read_tail(delay);
@@ -47,7 +47,7 @@ impl Publishing {
     /// Nothing is wrong with what was sent, and yet the broker does not store it.
     pub(super) fn outage(&mut self, why: String) {
         if self.link.state == Link::Up {
-            self.counts.outages += 1;
+            self.figures.counts.outages += 1;
             self.link.breaker.failed(self.now);
             self.resync(Duration::ZERO, why);
         }
@@ -56,7 +56,7 @@ impl Publishing {
     /// The tail could not be read.
     pub(super) fn tail_failed(&mut self, why: String) {
         if let Link::Resyncing { from } = self.link.state {
-            self.counts.outages += 1;
+            self.figures.counts.outages += 1;
             self.link.breaker.failed(self.now);
             self.link.state = Link::Waiting { from };
             self.link.why = why;
@@ -87,18 +87,18 @@ impl Publishing {
         self.link.state = Link::Resyncing { from };
         self.retries.limits_at = Some(self.now);
         let why = self.link.why.clone();
-        self.requests.push_back(Request::ReadTail { from, delay, why });
+        self.output.requests.push_back(Request::ReadTail { from, delay, why });
     }
 
     pub(super) fn tail(&mut self, tail: Tail) {
         self.window.go_back();
         self.stream.in_flight = 0;
         self.stream.proven = false;
-        self.batching.is_answered = false;
+        self.sending.batching.is_answered = false;
         self.link.state = Link::Up;
         self.stream.expected = tail.last_seq;
         self.stream.known_seq = tail.last_seq;
-        self.turn.next = self.window.first();
+        self.sending.next = self.window.first();
         let foreign = tail.foreign;
         let stored: HashMap<Uuid, u64> = tail.stored.iter().map(|it| (it.id, it.seq)).collect();
         let found: Vec<(u64, u64)> = self
@@ -118,7 +118,7 @@ impl Publishing {
         self.remember(tail);
         self.count_foreign(foreign);
         if self.mode == Mode::Keyed {
-            self.turn.ready = self.window.chain_by_key().into();
+            self.sending.ready = self.window.chain_by_key().into();
         }
         if self.window.unresolved() == 0 {
             self.link.breaker.succeeded(); // there is nothing to try it with
@@ -128,14 +128,14 @@ impl Publishing {
     /// Takes in the stream's end as it is while the session goes on.
     pub(super) fn looked(&mut self, tail: Tail) {
         // Whoever had the slot before may have stored something since the session began.
-        // Predictions that are too low would let a later message in after an earlier one
+        // An expected sequence that is too low would let a later message in after an earlier one
         // was refused: what was sent since the tail was read counts as well.
         if self.stream.in_flight == 0 && !self.is_batch_open() {
             self.stream.expected = self.stream.expected.max(tail.last_seq);
         }
         self.stream.known_seq = self.stream.known_seq.max(tail.last_seq);
         self.remember(tail);
-        // With the prediction raised nothing but this keeps from storing them again. What was sent
+        // With the expected sequence raised nothing but this keeps from storing them again. What was sent
         // is for the broker to answer.
         let waiting = self.window.iter_unresolved().filter(|(_, it)| it.stage == Stage::Waiting);
         let found: Vec<(u64, u64)> = waiting
@@ -152,7 +152,7 @@ impl Publishing {
         if foreign == 0 || self.mode == Mode::Keyed {
             return;
         }
-        self.counts.foreign += foreign as u64;
+        self.figures.counts.foreign += foreign as u64;
         if self.now.saturating_sub(self.link.last_foreign) > FOREIGN_RESYNCS_WITHIN {
             self.link.foreign_resyncs = 0;
         }

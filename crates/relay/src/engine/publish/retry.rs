@@ -45,7 +45,7 @@ impl Publishing {
             self.stream.in_flight -= 1;
             self.unwelcome(index, reason);
             if self.mode == Mode::Fenced {
-                // Everything behind it predicted one too many.
+                // Everything behind it expects one message too many.
                 self.resync(Duration::ZERO, "an event may not be published".into());
             }
         } else if self.stage(index) == Some(Stage::Waiting) {
@@ -76,11 +76,11 @@ impl Publishing {
         let pause = Backoff::EVENT.after(attempts);
         let (id, has_row) = (entry.outgoing.event.id, entry.origin != Origin::Emitted);
         (entry.stage, entry.not_before) = (Stage::Deferred, self.now + pause);
-        self.turn.next = self.turn.next.min(index);
+        self.sending.next = self.sending.next.min(index);
         let retry = self.now + pause;
         self.retries.next = Some(self.retries.next.map_or(retry, |next| next.min(retry)));
-        self.counts.deferred += 1;
-        self.requests.push_back(Request::NoteFailure {
+        self.figures.counts.deferred += 1;
+        self.output.requests.push_back(Request::NoteFailure {
             index,
             id,
             has_row,
@@ -138,7 +138,7 @@ impl Publishing {
     fn wait_again(&mut self, index: u64) {
         if let Some(entry) = self.window.get_mut(index) {
             entry.stage = Stage::Waiting;
-            self.turn.next = self.turn.next.min(index);
+            self.sending.next = self.sending.next.min(index);
         }
     }
 

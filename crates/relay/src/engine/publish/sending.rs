@@ -21,8 +21,8 @@ impl Publishing {
         }
         let index = self.sendable()?;
         match self.mode {
-            Mode::Fenced => self.turn.next = index + 1,
-            Mode::Keyed => _ = self.turn.ready.pop_front(),
+            Mode::Fenced => self.sending.next = index + 1,
+            Mode::Keyed => _ = self.sending.ready.pop_front(),
         }
         if self.stream.in_flight == 0 {
             self.link.last_answer = self.now;
@@ -36,8 +36,8 @@ impl Publishing {
         let now = self.now;
         let entry = self.window.get_mut(index)?;
         entry.stage = Stage::Sent;
-        (entry.sent_after, entry.sent_at) = (known_seq, now);
-        entry.expected = expected.unwrap_or_default();
+        (entry.sent.after, entry.sent.at) = (known_seq, now);
+        entry.sent.expected = expected.unwrap_or_default();
         let position = match entry.origin {
             Origin::Log | Origin::Emitted => entry.position,
             // The stream may have got further since: by what a predecessor had sent.
@@ -59,10 +59,13 @@ impl Publishing {
     /// The first entry that may be sent.
     pub(super) fn sendable(&mut self) -> Option<u64> {
         // While there was nothing to send somebody else may have written to the stream. Then the
-        // prediction is too low: the first message is refused, but one behind it would fit. In a
+        // expected sequence is too low: the first message is refused, but one behind it would fit. In a
         // batch it would not.
-        let alone =
-            if self.batching.is_possible { !self.is_batch_open() } else { !self.stream.proven };
+        let alone = if self.sending.batching.is_possible {
+            !self.is_batch_open()
+        } else {
+            !self.stream.proven
+        };
         let is_probe = self.link.breaker.state() == BreakerState::HalfOpen;
         if self.stream.in_flight > 0 && (self.mode == Mode::Fenced && alone || is_probe) {
             return None;
@@ -74,25 +77,25 @@ impl Publishing {
     pub(super) fn waiting(&mut self) -> Option<u64> {
         match self.mode {
             Mode::Fenced => {
-                self.turn.next = self.turn.next.max(self.window.first());
+                self.sending.next = self.sending.next.max(self.window.first());
                 loop {
-                    if self.is_doubtful(self.turn.next) {
+                    if self.is_doubtful(self.sending.next) {
                         return None;
                     }
-                    match self.window.get(self.turn.next)?.stage {
+                    match self.window.get(self.sending.next)?.stage {
                         Stage::Deferred => return None,
-                        Stage::Waiting => match self.may_go(self.turn.next) {
-                            Turn::Now => return Some(self.turn.next),
+                        Stage::Waiting => match self.may_go(self.sending.next) {
+                            Turn::Now => return Some(self.sending.next),
                             Turn::Later => return None,
                             Turn::Over => {}
                         },
                         _ => {}
                     }
-                    self.turn.next += 1;
+                    self.sending.next += 1;
                 }
             }
             Mode::Keyed => loop {
-                let index = *self.turn.ready.front()?;
+                let index = *self.sending.ready.front()?;
                 if self.is_doubtful(index) {
                     return None;
                 }
@@ -101,7 +104,7 @@ impl Publishing {
                 if is_waiting && self.may_go(index) == Turn::Now {
                     return Some(index);
                 }
-                self.turn.ready.pop_front();
+                self.sending.ready.pop_front();
             },
         }
     }

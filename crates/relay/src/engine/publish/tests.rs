@@ -1,4 +1,4 @@
-//! How many messages may be on their way, and what they predict.
+//! How many messages may be on their way, and which sequence they expect.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -69,7 +69,7 @@ fn ack_at(state: &mut Publishing, now: Duration, index: u64) {
 }
 
 #[test]
-fn one_message_proves_the_prediction_and_the_rest_follow_at_once() {
+fn one_message_proves_the_expected_sequence_and_the_rest_follow_at_once() {
     let mut state = fenced();
     log(&mut state, 20);
     assert_eq!(send_all(&mut state), 1, "somebody else may have written");

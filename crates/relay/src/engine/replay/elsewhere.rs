@@ -91,7 +91,7 @@ impl Run {
     /// whether it is there.
     fn put_back(&mut self, copy: Box<Outgoing>) {
         if let Some(UnderWay { place, event, .. }) = self.under_way.pop_back() {
-            self.read.push_front(ReplayRow { place, event, outgoing: Ok(*copy) });
+            self.reading.rows.push_front(ReplayRow { place, event, outgoing: Ok(*copy) });
         }
     }
 

@@ -63,9 +63,9 @@ fn a_page_of_another_replay_or_place_is_not_taken() {
     let mut replaying = begun(&[]);
     replaying.read(SECOND, id(2), 0, Ok(page(1, 3)));
     replaying.read(SECOND, id(1), 3, Ok(page(4, 3)));
-    assert!(replaying.run().expect("it runs").read.is_empty());
+    assert!(replaying.run().expect("it runs").reading.rows.is_empty());
     replaying.read(SECOND, id(1), 0, Ok(page(1, 3)));
-    assert_eq!(replaying.run().expect("it runs").read.len(), 3);
+    assert_eq!(replaying.run().expect("it runs").reading.rows.len(), 3);
 }
 
 #[test]
@@ -221,7 +221,7 @@ fn a_copy_that_another_stream_does_not_take_is_tried_again_and_then_the_replay_p
     assert_eq!(run.note.gives_up.as_deref(), Some("full"));
     assert_eq!(send(run, SECOND * 10_000, unknown()), None);
     assert_eq!(
-        (run.note.place, run.under_way.len(), run.read.len()),
+        (run.note.place, run.under_way.len(), run.reading.rows.len()),
         (1, 0, 4),
         "none is left out"
     );

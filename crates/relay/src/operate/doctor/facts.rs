@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use async_nats::jetstream::stream::Config as Stream;
 use outbox::checks::Skip;
+use tokio_postgres::error::SqlState;
 
 use crate::config::Config;
 
@@ -20,7 +21,7 @@ pub(crate) struct Failure {
     /// What the operator can do about it.
     pub(crate) hint: Option<String>,
     /// PostgreSQL's code, if it gave one.
-    pub(crate) sqlstate: Option<String>,
+    pub(crate) sqlstate: Option<SqlState>,
 }
 
 /// Everything that the rules of a relay look at.

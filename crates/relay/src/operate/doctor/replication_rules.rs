@@ -2,6 +2,7 @@
 
 use outbox::checks::{Category, Judged, Remedy, Rule, Skip, Verdict};
 use outbox::quote;
+use tokio_postgres::error::SqlState;
 
 use super::facts::{AnySlot, Failure, Publication, Seen, Server, SlotFacts};
 use super::managed_rules::Service;
@@ -142,12 +143,12 @@ fn connection(seen: &Seen) -> Judged {
         return Err(Skip::because("see replication-senders"));
     }
     if seen.role().is_ok_and(|it| !it.is_superuser && !it.may_replicate)
-        && failure.sqlstate.as_deref() != Some("42601")
+        && failure.sqlstate != Some(SqlState::SYNTAX_ERROR)
     {
         return Err(Skip::because("see replication-role"));
     }
     // A pooler hands the command on as SQL, or does not know the parameter at all.
-    let is_pooler = failure.sqlstate.as_deref() == Some("42601")
+    let is_pooler = failure.sqlstate == Some(SqlState::SYNTAX_ERROR)
         || said.contains("unsupported startup parameter")
         || said.contains("syntax error");
     if is_pooler {

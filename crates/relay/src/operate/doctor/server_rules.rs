@@ -2,6 +2,7 @@
 
 use outbox::checks::{Category, Judged, Remedy, Rule, Skip, Verdict};
 use outbox::quote;
+use tokio_postgres::error::SqlState;
 
 use super::facts::{Failure, Seen};
 use crate::config::Mode;
@@ -53,7 +54,7 @@ fn login_remedies(seen: &Seen, failure: &Failure) -> Vec<Remedy> {
     if said.contains("too many connections for role") {
         return vec![Remedy::sql(format!("ALTER ROLE {role} CONNECTION LIMIT -1"))];
     }
-    if failure.sqlstate.as_deref() == Some("42501") && said.contains("database") {
+    if failure.sqlstate == Some(SqlState::INSUFFICIENT_PRIVILEGE) && said.contains("database") {
         let database = "the database";
         return vec![Remedy::advice(format!("GRANT CONNECT ON {database} TO {role}"))];
     }

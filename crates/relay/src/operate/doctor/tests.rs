@@ -1,6 +1,7 @@
 //! The rules on facts alone: providers, versions, ages and clocks that no test server has.
 
 use outbox::checks::Severity;
+use tokio_postgres::error::SqlState;
 
 use super::facts::{AnySlot, Broker, OldTransaction, Permissions, Reader, SlotFacts, Subjects};
 use super::*;
@@ -182,7 +183,7 @@ fn poolers_are_known_by_their_hosts_and_by_what_they_answer() {
         ("syntax error at or near \"CREATE_REPLICATION_SLOT\"", None),
     ] {
         let mut refused = facts(server());
-        let sqlstate = sqlstate.map(str::to_owned);
+        let sqlstate = sqlstate.map(SqlState::from_code);
         refused.replication = Ok(Err(Failure { said: said.into(), hint: None, sqlstate }));
         let (severity, remedies) = judged(&config(URL), refused, "replication-connection");
         assert_eq!(severity, Severity::Error, "{said}");

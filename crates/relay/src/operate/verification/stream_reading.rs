@@ -17,7 +17,7 @@ use crate::nats::TailReader;
 use crate::nats::stream_check::is_not_found;
 use crate::nats::whole_stream::{Sink, WholeStream};
 use crate::operate::spill_files::{Division, Parts, SpillFolder};
-use crate::verify::cut::{CLOCKS_DIFFER_MICROS, Extent};
+use crate::verify::cut::{CLOCKS_DIFFER_MICROS, StreamRange};
 use crate::verify::fingerprint::ReadMessage;
 use crate::verify::spilled::{MessageRecord, OrphanRecord, OwnPosition, Place};
 
@@ -117,7 +117,7 @@ pub(super) struct FiledStreams {
     pub(super) messages: Parts<MessageRecord>,
     /// Messages of a relay that name no event.
     pub(super) nameless: Parts<OrphanRecord>,
-    pub(super) extents: Vec<Extent>,
+    pub(super) ranges: Vec<StreamRange>,
     pub(super) reads: Vec<StreamRead>,
     /// Messages that are nobody's event.
     pub(super) foreign: u64,
@@ -140,8 +140,8 @@ struct Filing {
     /// What each replay stored is in an order of its own.
     histories: HashMap<(u64, u32, Option<Uuid>), u16>,
     replays: HashMap<Uuid, u16>,
-    /// The highest position of each stream and history that a message with the fence has, and its
-    /// sequence.
+    /// The highest position of each stream and history that a message with an expected last sequence
+    /// has, and its own sequence.
     highest: HashMap<(u16, u16), (OwnPosition, u64)>,
     foreign: u64,
     read: u64,
@@ -205,7 +205,7 @@ impl StreamRecords {
 
     pub(super) fn finish(self) -> Result<FiledStreams, Error> {
         let all = || self.sources.iter().zip(&self.ends);
-        let extent = |(source, end): (&StreamSource, &End)| Extent {
+        let range = |(source, end): (&StreamSource, &End)| StreamRange {
             first: end.first,
             before: source.before,
             last: end.last,
@@ -221,7 +221,7 @@ impl StreamRecords {
             messages: end.messages,
         };
         Ok(FiledStreams {
-            extents: all().map(extent).collect(),
+            ranges: all().map(range).collect(),
             reads: all().map(read).collect(),
             messages: self.filing.messages.finish()?,
             nameless: self.filing.nameless.finish()?,

@@ -155,13 +155,13 @@ impl Store {
         let sql = format!(
             "BEGIN;
              SET LOCAL statement_timeout = '5s';
-             {settle}
+             {first_lock}
              ALTER TABLE {table} ADD COLUMN {KEY} timestamptz NOT NULL DEFAULT '{now}',
                  ADD CONSTRAINT {constraint} CHECK ({KEY} < '{until}') NOT VALID;
              COMMENT ON COLUMN {table}.{KEY} IS
                  'the day of it says which partition has the row; leave it to its default';
              COMMIT",
-            settle = self.settle(),
+            first_lock = self.first_lock(),
             table = self.table.quoted(),
             constraint = constraint(until),
         );

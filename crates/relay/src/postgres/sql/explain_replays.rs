@@ -1,12 +1,12 @@
 //! Which replays meant an event.
 
 use jiff::Timestamp;
+use serde::Serialize;
 use tokio_postgres::types::PgLsn;
 use uuid::Uuid;
 
 use super::Store;
 use crate::error::Error;
-use crate::operate::explain::{ReplayOutcome, ReplayStory};
 use crate::replay_selection::ReplaySource;
 use crate::routing::Glob;
 
@@ -25,6 +25,47 @@ pub(crate) struct KnownEvent {
     pub(crate) event_type: Option<String>,
     pub(crate) published_at: Option<Timestamp>,
     pub(crate) commit_lsn: Option<PgLsn>,
+}
+
+/// A replay that meant the event. Times are as PostgreSQL prints them.
+#[derive(Debug, Clone, Serialize)]
+pub struct ReplayStory {
+    /// The replay.
+    pub id: Uuid,
+    /// `asked`, `running`, `paused`, `cancelled` or `done`.
+    pub status: String,
+    /// `table`, `stream` or `wal`.
+    pub source: String,
+    /// When it was asked for.
+    pub asked_at: String,
+    /// By whom.
+    pub asked_by: String,
+    /// Why.
+    pub reason: String,
+    /// When a relay began it.
+    pub started_at: Option<String>,
+    /// When it was done or cancelled.
+    pub ended_at: Option<String>,
+    /// What it did with this event.
+    pub outcome: ReplayOutcome,
+    /// Why it could not publish this event.
+    pub problem: Option<String>,
+}
+
+/// What a replay did with one event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ReplayOutcome {
+    /// A copy was stored.
+    Published,
+    /// It could not be published again.
+    Failed,
+    /// Its turn is still to come.
+    Waiting,
+    /// The replay was cancelled before its turn.
+    NotPublished,
+    /// It was meant. Replays from the stream and the log have no list that would tell more.
+    Unknown,
 }
 
 impl Store {

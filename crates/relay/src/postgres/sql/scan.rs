@@ -11,9 +11,7 @@ use super::{Store, mark, sweep};
 use crate::engine::ScanRange;
 use crate::error::Error;
 use crate::postgres::columns;
-use crate::postgres::rows::scanned_columns;
-
-pub(crate) use tokio_postgres::binary_copy::BinaryCopyOutRow as ScannedRow;
+use crate::postgres::rows::{ScannedRow, scanned_columns};
 
 const DOING: &str = "scan for unpublished rows";
 

@@ -141,12 +141,12 @@ impl Store {
             "BEGIN; SET LOCAL lock_timeout = '{wait}ms'; SET LOCAL statement_timeout = '5s';
              SET LOCAL idle_in_transaction_session_timeout = '5s'; SET LOCAL search_path = '';
              SET LOCAL client_min_messages = warning;
-             {settle}
+             {first_lock}
              LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE;
              -- Whoever emits an event without a row takes its number from a sequence that goes.
              LOCK TABLE {state} IN ACCESS EXCLUSIVE MODE",
             wait = SWAP_WAIT.as_millis(),
-            settle = self.settle(),
+            first_lock = self.first_lock(),
             table = self.table.quoted(),
             state = self.table.companion("tailpost_state"),
         );
@@ -166,7 +166,7 @@ impl Store {
     /// The first statement that locks the table, in a transaction with a limit of [`SWAP_WAIT`]: it
     /// waits for nobody who reads or writes, and for so long that PostgreSQL ends an autovacuum which
     /// is in the way (`deadlock_timeout`).
-    pub(super) fn settle(&self) -> String {
+    pub(super) fn first_lock(&self) -> String {
         format!(
             "SET LOCAL lock_timeout = '3s';
              LOCK TABLE {} IN SHARE UPDATE EXCLUSIVE MODE;

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::verify::cut::{Extent, Marking, ShardCut};
+use crate::verify::cut::{Marking, ShardCut, StreamRange};
 use crate::verify::fingerprint::Fingerprint;
 
 const PRINT: Fingerprint =
@@ -13,8 +13,8 @@ const HERE: Named = Named::Here { stream: 0, sequence: Some(20) };
 /// swept below transaction 50, and has passed everything.
 fn cut() -> Cut {
     let snapshot = |text: &str| Some(text.parse().expect("a snapshot"));
-    let stream = Extent { first: 10, before: 90, last: 100, ..Extent::default() };
-    let stream = Extent { is_from_the_beginning: true, ..stream };
+    let stream = StreamRange { first: 10, before: 90, last: 100, ..StreamRange::default() };
+    let stream = StreamRange { is_from_the_beginning: true, ..stream };
     let shard = ShardCut {
         started: snapshot("10:10:"),
         swept: snapshot("50:50:"),

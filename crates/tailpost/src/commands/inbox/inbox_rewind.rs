@@ -10,6 +10,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use tokio::sync::watch;
 
+use super::builder::builder;
 use crate::cli::RewindArgs;
 use crate::commands::decide::actor;
 use crate::config::Settings;
@@ -73,7 +74,7 @@ async fn rewinder(settings: &Settings) -> anyhow::Result<Rewinder> {
     let consumer = settings.consumers()?.pop().context("no consumer is named")?;
     let (client, task) = settings.postgres_target()?.connect("tailpost inbox rewind").await?;
     let nats = settings.nats_target()?.connect("tailpost inbox rewind").await?;
-    let builder = super::builder(consumer).nats(nats).schema(settings.postgres.table.schema());
+    let builder = builder(consumer).nats(nats).schema(settings.postgres.table.schema());
     Ok(builder.rewinder(Connection::with_guard(client, task))?)
 }
 

@@ -6,6 +6,7 @@ use anyhow::Context;
 use inbox::Error;
 use relay::{SetupReport, SetupStep};
 
+use super::builder::builder;
 use crate::cli::InboxSetupArgs;
 use crate::commands::setup_report::print;
 use crate::config::Settings;
@@ -42,7 +43,7 @@ pub(in crate::commands) async fn steps(settings: &Settings) -> anyhow::Result<Ve
         let what = format!("consumer {} of stream {}", consumer.name, consumer.stream);
         let name = consumer.name.clone();
         let created: Result<bool, Error> =
-            super::builder(consumer).nats(nats.clone()).create_consumer().await;
+            builder(consumer).nats(nats.clone()).create_consumer().await;
         let created = created.with_context(|| format!("consumer {name}"))?;
         steps.push(SetupStep { what, created });
     }

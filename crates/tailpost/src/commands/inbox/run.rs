@@ -15,9 +15,10 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::answers;
+use super::builder::builder;
 use super::sampler::Sampler;
 use crate::admin::{self, Access, Address, Admin, AppState, Look, Samples, Server, WaitingOf};
-use crate::commands::doctor;
+use crate::commands::doctor::consumer_checks::consumer_checks;
 use crate::config::{Consumer, Error, Settings};
 use crate::otlp::Traces;
 use crate::shutdown;
@@ -142,7 +143,7 @@ fn look(settings: &Settings) -> Look {
     let settings = Arc::new(settings.clone());
     Arc::new(move || {
         let settings = Arc::clone(&settings);
-        Box::pin(async move { doctor::consumers(&settings, &Scope::default()).await })
+        Box::pin(async move { consumer_checks(&settings, &Scope::default()).await })
     })
 }
 
@@ -171,7 +172,7 @@ fn inbox(
 ) -> inbox::Builder {
     let (postgres, nats) = (postgres.clone(), nats.clone());
     let application = format!("tailpost inbox {}", consumer.name);
-    let mut builder = super::builder(consumer)
+    let mut builder = builder(consumer)
         .postgres(move || {
             let (postgres, application) = (postgres.clone(), application.clone());
             async move {
