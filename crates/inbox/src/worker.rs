@@ -142,13 +142,13 @@ struct Worker<W> {
 impl<W: Work> Worker<W> {
     async fn run(mut self) -> Result<Summary, Error> {
         let mut counts = Summary::default();
-        while self.becomes_active().await {
+        while let Some(term) = self.becomes_active().await {
             let session = async {
                 self.revive().await?;
-                if !self.rewinds().await? {
+                if !self.rewinds(term).await? {
                     return Ok(counts);
                 }
-                Box::pin(self.session(counts)).await
+                Box::pin(self.session(term, counts)).await
             };
             match session.await {
                 Ok(summary) => counts = summary,
@@ -172,16 +172,17 @@ impl<W: Work> Worker<W> {
         Ok(counts)
     }
 
-    /// Waits until this worker may handle events; not so if it is to stop.
-    async fn becomes_active(&mut self) -> bool {
+    /// Waits until this worker may handle events, and says in which term of the role; nothing if it is
+    /// to stop.
+    async fn becomes_active(&mut self) -> Option<u64> {
         let mut trouble = self.context.pool.trouble();
         loop {
             if self.shutdown.is_cancelled() {
-                return false;
+                return None;
             }
             let role = *self.role.borrow_and_update();
             match role {
-                Role::Active { until } if Instant::now() < until => return true,
+                Role::Active { term, until } if Instant::now() < until => return Some(term),
                 Role::Active { .. } => {
                     let why = trouble.borrow_and_update().clone();
                     let why = why.unwrap_or_else(|| "the role was not renewed".into());
@@ -196,7 +197,7 @@ impl<W: Work> Worker<W> {
             tokio::select! {
                 _ = self.role.changed() => {}
                 _ = trouble.changed() => {}
-                () = self.shutdown.cancelled() => return false,
+                () = self.shutdown.cancelled() => return None,
             }
         }
     }
@@ -213,20 +214,25 @@ impl<W: Work> Worker<W> {
         Ok(())
     }
 
-    /// Does what was requested between sessions. False if there is more of it, and no time.
-    async fn rewinds(&mut self) -> Result<bool, Error> {
+    /// Does what was requested between sessions. False if there may be more of it, and no time, or
+    /// another term.
+    async fn rewinds(&mut self, term: u64) -> Result<bool, Error> {
         while let Some(rewind) = self.rewinding.pending().await? {
             let from = rewind.from_sequence;
             self.say(State::Paused, Some(format!("is being rewound to sequence {from}")));
             self.rewinding.carry_out(&rewind, &self.nats, &self.shutdown).await?;
-            if self.shutdown.is_cancelled() || !matches!(*self.role.borrow(), Role::Active { .. }) {
+            if self.shutdown.is_cancelled() || !self.is_active_in(term) {
                 return Ok(false);
             }
         }
         Ok(true)
     }
 
-    async fn session(&mut self, counts: Summary) -> Result<Summary, Error> {
+    fn is_active_in(&self, asked: u64) -> bool {
+        matches!(*self.role.borrow(), Role::Active { term, .. } if term == asked)
+    }
+
+    async fn session(&mut self, term: u64, counts: Summary) -> Result<Summary, Error> {
         let Context { config, pool, .. } = &*self.context;
         // Before anything is begun.
         let control = self.controlling.look().await?;
@@ -242,6 +248,7 @@ impl<W: Work> Worker<W> {
         // Of this session; another one begins as always.
         source.wary = mem::take(&mut self.wary);
         let start = ConsumerStart {
+            term,
             shares: W::SHARES,
             lanes: config.lanes,
             batch: config.batch,

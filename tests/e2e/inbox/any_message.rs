@@ -21,12 +21,7 @@ impl Inbox {
     /// All that is in the stream has been handled or is a dead letter, and these have been handled.
     async fn assert_nobody_stopped(&self, good: &[Uuid]) {
         // Many of them cost a connection each.
-        until(3 * DEADLINE, "everything is acknowledged", async || {
-            let stream = self.jetstream.get_stream("OUTBOX").await.expect("the stream");
-            let Ok(info) = stream.consumer_info("worker").await else { return false };
-            info.num_ack_pending == 0 && info.num_pending == 0
-        })
-        .await;
+        until(3 * DEADLINE, "everything is acknowledged", async || self.is_acked().await).await;
         let ids = good.iter().map(Uuid::to_string).collect::<Vec<_>>().join(",");
         let handled = format!(
             "(SELECT DISTINCT event_id FROM effects WHERE event_id = ANY('{{{ids}}}')) AS t"

@@ -168,12 +168,16 @@ impl Inbox {
 
     /// Waits until every message is acknowledged.
     pub(crate) async fn wait_acked(&self) {
-        until(DEADLINE, "everything is acknowledged", async || {
-            let stream = self.jetstream.get_stream("OUTBOX").await.expect("the stream");
-            let Ok(info) = stream.consumer_info("worker").await else { return false };
-            info.num_ack_pending == 0 && info.num_pending == 0
-        })
-        .await;
+        until(DEADLINE, "everything is acknowledged", async || self.is_acked().await).await;
+    }
+
+    /// Whether the consumer was given every message, and acknowledged it. A consumer that was just
+    /// made has nothing pending: the broker has not looked at the stream for it.
+    async fn is_acked(&self) -> bool {
+        let stream = self.jetstream.get_stream("OUTBOX").await.expect("the stream");
+        let Ok(info) = stream.consumer_info("worker").await else { return false };
+        let is_given = info.delivered.stream_sequence >= stream.cached_info().state.last_sequence;
+        is_given && info.num_pending == 0 && info.num_ack_pending == 0
     }
 
     /// Checks that each of `n` events has had exactly one effect, and each aggregate's in order.

@@ -138,18 +138,37 @@ async fn without_a_broker_the_consumer_is_not_ready_and_stops() {
 /// so that its successor waits for it.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_lease_of_a_slow_handler_is_renewed_also_when_the_role_is_lost() {
+    lose_role_with_handler_at_work(true).await;
+}
+
+/// R-INB-03: a worker that takes the role back at once has lost it all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_role_that_is_lost_for_a_moment_ends_the_session_and_no_handler() {
+    lose_role_with_handler_at_work(false).await;
+}
+
+/// The role is taken by another worker, which keeps it if it `is_there`: otherwise it is free again.
+async fn lose_role_with_handler_at_work(is_there: bool) {
     let mut inbox = with_lease("leased").await;
     inbox.set("WORKER_LEASE_MS", "12000");
     inbox.publish("o-1", json!({ "sleep_ms": 600_000 })).await;
     let worker = inbox.worker();
     inbox.wait_count("runs", 1).await;
+    let another = inbox.env.client().await;
+    if is_there {
+        // As each connection of a worker does.
+        let mark = "SELECT pg_advisory_lock_shared(hashtextextended('another', 1))";
+        another.batch_execute(mark).await.expect("mark the connection");
+    }
     let steal = "UPDATE inbox_roles SET token = gen_random_uuid(), owner = 'another',
                  expires_at = now() + interval '1 hour'";
-    inbox.env.execute(steal).await;
+    another.batch_execute(steal).await.expect("take the role");
     worker.wait_log("another worker took over").await;
     for _ in 0..2 {
         let until: String = inbox.env.query("SELECT expires_at::text FROM inbox_messages").await;
         inbox.wait_count(&format!("inbox_messages WHERE expires_at > '{until}'"), 1).await;
     }
     assert_eq!(inbox.count("runs").await, 1);
+    let owner = if is_there { "owner = 'another'" } else { "owner <> 'another'" };
+    inbox.wait_count(&format!("inbox_roles WHERE {owner}"), 1).await;
 }

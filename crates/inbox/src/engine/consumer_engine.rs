@@ -8,7 +8,8 @@
 //!   time            ──▶ turn()      ──▶ └────────┘ ──▶ next_due()
 //! ```
 //!
-//! A stop goes through these phases; the role lost to another worker is a stop.
+//! A stop goes through these phases. The role lost to another worker is a stop, also if it is back:
+//! what is held may be out of date.
 //!
 //! ```text
 //!             stop            25 s              jobs ended
@@ -19,6 +20,8 @@
 //! ```
 
 mod leaving;
+#[cfg(test)]
+mod terms;
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -53,6 +56,8 @@ const SHARE_MIN: usize = 8;
 /// What a session of a consumer starts with.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ConsumerStart {
+    /// The term of the role that it begins under.
+    pub(crate) term: u64,
     /// Whether the events of a job share a transaction, and so a place among the lanes.
     pub(crate) shares: bool,
     /// Jobs at a time, or events where they do not share.
@@ -170,7 +175,7 @@ impl ConsumerEngine {
 
     /// Decides what follows from everything that was taken in, and from the time.
     pub(crate) fn turn(&mut self, now: Instant) {
-        if self.phase == Phase::Running && self.surroundings.role == Role::Standby {
+        if self.phase == Phase::Running && self.is_taken_over() {
             self.tell(Notice::TookOver);
             self.stop(now);
         }
@@ -200,6 +205,15 @@ impl ConsumerEngine {
             self.in_progress_at = now + (self.start.ack_wait / 3).max(PROGRESS_MIN);
             let replies: Vec<Subject> = self.lanes.replies().cloned().collect();
             self.push_replies(replies, Effect::InProgress);
+        }
+    }
+
+    /// Whether another worker has the role, or may have had it since the session began.
+    fn is_taken_over(&self) -> bool {
+        match self.surroundings.role {
+            Role::Unknown => false,
+            Role::Standby => true,
+            Role::Active { term, .. } => term != self.start.term,
         }
     }
 
@@ -389,7 +403,7 @@ impl ConsumerEngine {
     fn hindrance(&self, now: Instant) -> Option<Pause<'_>> {
         let Surroundings { role, database, operator, .. } = &self.surroundings;
         match (role, database) {
-            (Role::Active { until }, None) if now < *until => {
+            (Role::Active { until, .. }, None) if now < *until => {
                 operator.as_deref().map(Pause::Operator)
             }
             (_, trouble) => Some(Pause::Database(trouble.as_deref())),

@@ -31,8 +31,9 @@ pub(crate) enum Role {
     Unknown,
     /// Nothing: another worker has the consumer.
     Standby,
-    /// Everything, until then by our clock. It is renewed.
-    Active { until: Instant },
+    /// Everything, until then by our clock. It is renewed. Each taking of the role has a term of its
+    /// own: between two of them it may have been another worker's, also if nobody saw it go.
+    Active { term: u64, until: Instant },
 }
 
 /// Who had the role, and under which token.
@@ -86,6 +87,8 @@ pub(crate) struct RoleLease {
     lease: Duration,
     state: State,
     role: Role,
+    /// How often it was taken.
+    term: u64,
     /// When to connect, while there is no connection.
     connect_at: Option<Instant>,
     claims_at: Instant,
@@ -102,6 +105,7 @@ impl RoleLease {
             lease,
             state: State::Elsewhere { look_at: now },
             role: Role::Unknown,
+            term: 0,
             connect_at: Some(now),
             claims_at: now,
             unended: None,
@@ -176,6 +180,7 @@ impl RoleLease {
         if !ours {
             return self.stand_by(now + LOOK);
         }
+        self.term += 1;
         let former = former.take().map(|it| it.owner);
         let unended = self.unended.take();
         self.end_or_begin(former, unended, now);
@@ -222,7 +227,7 @@ impl RoleLease {
         if let State::Ours { until: Some(until), .. } = self.state
             && self.prepared
         {
-            self.role = Role::Active { until };
+            self.role = Role::Active { term: self.term, until };
         }
     }
 
@@ -253,7 +258,7 @@ mod tests {
         assert_eq!(lease.next(now), Step::Renew);
         assert_eq!(lease.role(), Role::Unknown, "not before the first renewal");
         lease.renewed(true, now, now);
-        assert_eq!(lease.role(), Role::Active { until: now + LEASE });
+        assert_eq!(lease.role(), Role::Active { term: 1, until: now + LEASE });
         assert_eq!(lease.next(now), Step::RenewClaims);
         lease.claims_renewed(now);
         lease
@@ -280,7 +285,7 @@ mod tests {
         lease.renewed(true, now, now);
         assert_eq!(lease.role(), Role::Unknown, "the tables have not been looked at");
         lease.prepared();
-        assert_eq!(lease.role(), Role::Active { until: now + LEASE });
+        assert_eq!(lease.role(), Role::Active { term: 1, until: now + LEASE });
     }
 
     #[test]
@@ -301,7 +306,7 @@ mod tests {
         let (since, late) = (now + SECOND, now + 4 * SECOND);
         assert_eq!(lease.next(since), Step::Renew);
         lease.renewed(true, since, late);
-        assert_eq!(lease.role(), Role::Active { until: since + LEASE });
+        assert_eq!(lease.role(), Role::Active { term: 1, until: since + LEASE });
         lease.claims_renewed(late);
         assert_eq!(lease.next(late), Step::Wait { until: late + SECOND });
     }
@@ -312,6 +317,18 @@ mod tests {
         let mut lease = active(now);
         lease.renewed(false, now, now);
         assert_eq!((lease.role(), lease.next(now)), (Role::Standby, Step::Look));
+    }
+
+    #[test]
+    fn a_role_that_is_taken_again_within_a_moment_has_another_term() {
+        let now = Instant::now();
+        let mut lease = active(now);
+        lease.renewed(false, now, now);
+        lease.looked(Found::Free(Some(former())), now);
+        lease.taken(true, now);
+        lease.evicted(now);
+        lease.renewed(true, now, now);
+        assert_eq!(lease.role(), Role::Active { term: 2, until: now + LEASE });
     }
 
     #[test]

@@ -61,6 +61,8 @@ struct Worker {
     token: Uuid,
     asked: Option<Asked>,
     stopped_until: Instant,
+    /// The term and the token under which its session began.
+    session: Option<(u64, Uuid)>,
 }
 
 struct World {
@@ -123,6 +125,7 @@ impl World {
             token: Uuid::nil(),
             asked: None,
             stopped_until: now,
+            session: None,
         };
         Self {
             random: StdRng::seed_from_u64(seed),
@@ -231,21 +234,29 @@ impl World {
 
     /// Begins and ends work, as the session does, under the token.
     fn act(&mut self, index: usize) {
-        let worker = &self.workers[index];
+        let worker = &mut self.workers[index];
         if self.random.random_bool(0.05) {
             self.database.open.retain(|(of, _)| *of != index);
         }
-        match worker.lease.role() {
-            Role::Active { until } if self.now < until => {}
-            _ => return,
-        }
-        // Before another session begins the last one's handlers have ended.
-        let token = worker.token;
-        if self.database.open.iter().any(|(of, under)| *of == index && *under != token) {
+        // It has other things to do: what became of the role meanwhile it does not see.
+        if self.random.random_bool(0.9) {
             return;
         }
+        let (role, token) = (worker.lease.role(), worker.token);
+        worker.session = worker.session.filter(|(term, _)| match role {
+            Role::Active { term: now, .. } => now == *term,
+            Role::Standby => false,
+            Role::Unknown => true,
+        });
+        let Role::Active { term, until } = role else { return };
+        // Before another session begins the last one's handlers have ended.
+        let is_left = |(of, under): &(usize, Uuid)| *of == index && *under != token;
+        if until <= self.now || self.database.open.iter().any(is_left) {
+            return;
+        }
+        let (_, began_under) = *worker.session.get_or_insert((term, token));
+        assert_eq!(began_under, token, "it does not see that the role was lost since it began");
         let Some(row) = self.database.row.as_ref().filter(|row| row.token == token) else { return };
-        let Role::Active { until } = worker.lease.role() else { return };
         assert!(until <= row.expires_at, "it believes in its lease for longer than the database");
         let strangers = self.database.open.iter().filter(|(of, _)| *of != index).count();
         assert_eq!(strangers, 0, "another worker's work may still be committed");
@@ -255,7 +266,7 @@ impl World {
     }
 
     fn active(&self) -> usize {
-        let is_active = |worker: &&Worker| matches!(worker.lease.role(), Role::Active { until } if self.now < until);
+        let is_active = |worker: &&Worker| matches!(worker.lease.role(), Role::Active { until, .. } if self.now < until);
         self.workers.iter().filter(is_active).count()
     }
 }

@@ -43,6 +43,8 @@ pub(super) struct Process {
 
 pub(super) struct Session {
     pub(super) id: u64,
+    /// The role's, when it began.
+    token: Uuid,
     pub(super) engine: ConsumerEngine,
     pub(super) feed: VecDeque<Delivered>,
     /// Read from the stream, to be fed before anything new.
@@ -85,8 +87,16 @@ impl Process {
         self.session.as_ref().map(|it| it.id)
     }
 
+    /// The term of the role that it may begin a session in.
+    fn active_term(&self, now: Instant) -> Option<u64> {
+        match self.role.role() {
+            Role::Active { term, until } if now < until && !self.has_trouble => Some(term),
+            _ => None,
+        }
+    }
+
     fn is_active(&self, now: Instant) -> bool {
-        matches!(self.role.role(), Role::Active { until } if now < until) && !self.has_trouble
+        self.active_term(now).is_some()
     }
 }
 
@@ -218,7 +228,8 @@ impl World {
             }
         }
         self.of_process_after(worker, 1, 20, OfProcess::Role);
-        self.turn(worker);
+        // While the session has something else to do the role may be lost and taken again.
+        self.of_session_after(worker, 0, 300, OfSession::Turn);
     }
 
     fn break_connections(&mut self, owner: &str) {
@@ -232,10 +243,11 @@ impl World {
 
     fn begin_session(&mut self, worker: usize) {
         let now = self.now;
-        if !self.workers[worker].is_active(now) {
+        let Some(term) = self.workers[worker].active_term(now) else {
             return self.of_process_after(worker, 50, 300, OfProcess::Begin);
-        }
+        };
         let start = ConsumerStart {
+            term,
             shares: self.shares,
             lanes: LANES,
             batch: BATCH,
@@ -247,6 +259,7 @@ impl World {
         };
         let session = Session {
             id: self.number(),
+            token: self.workers[worker].token,
             engine: ConsumerEngine::new(start, now),
             feed: VecDeque::new(),
             bringing: VecDeque::new(),
@@ -330,6 +343,7 @@ impl World {
         let process = &self.workers[worker];
         let session = process.session.as_ref().expect("it starts something");
         assert!(process.is_active(self.now), "started without the role, or the database");
+        assert_eq!(process.token, session.token, "the role was lost since the session began");
         assert!(!self.is_paused(), "started although it is paused");
         for (at, item) in items.iter().enumerate() {
             let seq = item.id().seq;
