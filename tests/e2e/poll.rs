@@ -143,6 +143,7 @@ async fn a_database_restart_costs_nothing() {
     let mut env = env().await;
     let load = env.load(9, 500.0).await;
     let relay = env.relay();
+    relay.wait_log("polling the outbox").await;
     load.wait_committed(300).await;
     env.postgres.kill().await.expect("kill PostgreSQL");
     env.postgres.start_again().await.expect("start PostgreSQL again");
