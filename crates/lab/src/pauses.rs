@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 const FIRST: Duration = Duration::from_millis(10);
-const MAX: Duration = Duration::from_millis(80);
+const MAX: Duration = Duration::from_millis(60);
 
-/// Pauses that grow from 10 to 80 ms: a state that comes at once is seen at once, and a long wait
+/// Pauses that grow from 10 to 60 ms: a state that comes at once is seen at once, and a long wait
 /// costs the machine, which has other waits at the same time, little.
 #[derive(Debug, Clone, Copy)]
 pub struct Pauses(Duration);
