@@ -115,8 +115,10 @@ async fn a_service_that_fails_whatever_it_is_sent_makes_no_dead_letters() {
     let _relay = env.relay();
     let service = Service::start().await;
     service.answer(500);
-    let (_network, _inbox, admin) = run(&mut env, &service).await;
+    // That several events fail tells: one that comes long before the others fails by itself.
     env.insert(30).await;
+    env.wait_stored(30).await;
+    let (_network, _inbox, admin) = run(&mut env, &service).await;
     wait_readyz(&admin, &["HTTP/1.1 503", "\"state\":\"paused\",\"breaker\":\"open\""]).await;
     let before = service.calls().len();
     until(DEADLINE, "it is probed", async || service.calls().len() >= before + 5).await;

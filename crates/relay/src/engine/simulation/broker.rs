@@ -22,6 +22,13 @@ pub(super) struct Stored {
     pub(super) position_event: Option<Uuid>,
 }
 
+impl Stored {
+    /// A message names the event of its position only where that is another one.
+    pub(super) fn has_own_position(&self) -> bool {
+        self.position_event.map(|event| event.as_u128()) == self.id
+    }
+}
+
 #[derive(Debug, Clone)]
 pub(super) struct Flying {
     pub(super) reply: (u64, u32, u64),

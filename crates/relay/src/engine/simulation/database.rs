@@ -75,6 +75,9 @@ impl World {
                 | Effect::LeaveServer => {}
                 effect => {
                     self.check_rows_of(&effect);
+                    // Only for a row that never passed the log.
+                    let seeks = matches!(effect, Effect::Seek { .. });
+                    assert!(!seeks || self.faults.unlogged, "sought in vain in the whole stream");
                     if let Effect::Park(batch) = &effect {
                         self.given_up.extend(batch.iter().map(|it| it.1.event.id.as_u128()));
                     }

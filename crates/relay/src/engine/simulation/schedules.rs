@@ -183,6 +183,15 @@ fn marks_for_which_there_is_no_room_are_left_to_the_sweeper_and_nothing_comes_tw
 }
 
 #[test]
+fn a_row_that_becomes_visible_late_is_not_sought_in_the_whole_stream() {
+    for is_indexed in [false, true] {
+        let late = Faults { hidden: true, is_indexed, dedup: false, ..CALM };
+        run(Faults { locks: true, poison: true, dedup: true, ..late });
+        run(Faults { marks_waiting_max: 3, ..late });
+    }
+}
+
+#[test]
 fn a_row_that_never_passed_the_log_is_published_from_the_table() {
     for is_indexed in [false, true] {
         run(Faults { unlogged: true, is_indexed, ..CALM });

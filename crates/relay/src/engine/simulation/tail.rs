@@ -25,7 +25,7 @@ impl World {
                     seq: at as u64 + 1,
                     id: it.id.map(Uuid::from_u128),
                     position: it.position,
-                    position_event: it.position_event,
+                    position_event: it.position_event.filter(|_| !it.has_own_position()),
                     replay: None,
                 }
             });
