@@ -133,6 +133,7 @@ async fn main() -> Result<(), inbox::BoxError> {
         let options = async_nats::ConnectOptions::new().retry_on_initial_connect();
         Ok::<_, inbox::BoxError>(options.connect(url).await?)
     };
+    let backoff = Duration::from_millis(setting("WORKER_BACKOFF_MS", 100));
     let builder = Inbox::builder(setting("WORKER_CONSUMER", "worker".to_owned()))
         .postgres(|| async { Ok(Connection::new(connect().await?)) })
         .nats(connect_nats().await?)
@@ -146,10 +147,7 @@ async fn main() -> Result<(), inbox::BoxError> {
         .max_attempts(setting("WORKER_MAX_ATTEMPTS", 5))
         .lease(Duration::from_millis(setting("WORKER_LEASE_MS", 30_000)))
         .ack_wait(Duration::from_millis(setting("WORKER_ACK_WAIT_MS", 30_000)))
-        .backoff(Backoff {
-            first: Duration::from_millis(setting("WORKER_BACKOFF_MS", 100)),
-            max: Duration::from_secs(5),
-        });
+        .backoff(Backoff { first: backoff, max: backoff.max(Duration::from_secs(5)) });
     let builder = match setting("WORKER_DECISIONS_DAYS", 0) {
         0 => builder,
         days => builder

@@ -173,7 +173,7 @@ async fn an_event_to_the_nanosecond_is_found_again_for_its_retry() {
     let mut inbox = Inbox::with(TestEnvOptions::default(), inbox::Layout::Plain).await;
     inbox.set("WORKER_MODE", "leased");
     // The pause is random, and has to be seen.
-    inbox.set("WORKER_BACKOFF_MS", "300000");
+    inbox.set("WORKER_BACKOFF_MS", "3600000");
     let orders = json!({"fail_before": 2});
     let mut event = Event::new("order", "o-1", "OrderPlaced", &orders).expect("an event");
     event.occurred_at = "2026-01-02T03:04:05.123456789Z".parse().expect("a time");
