@@ -266,9 +266,12 @@ impl Engine {
     }
 
     /// Where the slot is to be left at the end of a session that was asked to stop; `None` where it
-    /// is. In doubt what an earlier session wrote down is counted from there.
+    /// is. In doubt what an earlier session wrote down is counted from there, and it stands until all
+    /// that was doubted is confirmed: it may say of more than this session has come to.
     pub(crate) fn last_position(&self) -> Option<Lsn> {
-        (!self.publishing.is_in_doubt()).then(|| self.publishing.confirmed())
+        let confirmed = self.publishing.confirmed();
+        let is_told = !self.publishing.is_in_doubt() && self.publishing.may_scan(confirmed);
+        is_told.then_some(confirmed)
     }
 
     /// Takes in that time has passed, and for how long PostgreSQL was silent.

@@ -144,6 +144,11 @@ fn in_fenced_mode_a_purged_stream_costs_no_event() {
 }
 
 #[test]
+fn a_purged_stream_costs_no_event_beside_whatever_fails() {
+    run(Faults { purges: true, dedup: false, ..ROUGH });
+}
+
+#[test]
 fn in_batches_a_purged_stream_costs_no_event() {
     run(Faults { purges: true, batches: true, dedup: false, ..CALM });
 }
@@ -186,8 +191,10 @@ fn marks_for_which_there_is_no_room_are_left_to_the_sweeper_and_nothing_comes_tw
 fn a_row_that_becomes_visible_late_is_not_sought_in_the_whole_stream() {
     for is_indexed in [false, true] {
         let late = Faults { hidden: true, is_indexed, dedup: false, ..CALM };
+        run(Faults { locks: true, dedup: true, ..late });
         run(Faults { locks: true, poison: true, dedup: true, ..late });
         run(Faults { marks_waiting_max: 3, ..late });
+        run(Faults { marks_waiting_max: 3, purges: true, ..late });
     }
 }
 
