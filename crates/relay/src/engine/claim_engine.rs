@@ -4,6 +4,7 @@
 //! Its events go through the same [`Publishing`] as the log's, in keyed mode. Whatever breaks ends
 //! the session, and with it the claims: there is nothing to be mended in between.
 
+mod claim_messages;
 #[cfg(test)]
 mod claim_simulation;
 
@@ -13,14 +14,14 @@ use std::time::Duration;
 use pgoutput::Lsn;
 use uuid::Uuid;
 
+pub(crate) use self::claim_messages::{ClaimEffect, ClaimOutcome, ClaimStart};
 use super::decides::{Decides, Figures};
 use super::effect::End;
 use super::marking::MarkCounts;
-use super::messages::{Dead, Input, Mode, Part, Request, Resolved, Send, Start};
+use super::messages::{Input, Mode, Part, Request, Resolved, Send, Start};
 use super::notice::Notice;
 use super::publish::Publishing;
-use super::tail_messages::Tail;
-use super::window::{Limits, Origin, Outgoing};
+use super::window::{Origin, Outgoing};
 
 /// After so long without a word from us the server ends a claim.
 pub(crate) const LEASE: Duration = Duration::from_secs(30);
@@ -39,89 +40,15 @@ const MARKED_WITHIN: Duration = Duration::from_secs(5);
 /// have published rows, and the broker may have forgotten their ids.
 const HELD_UP: Duration = Duration::from_secs(10);
 
+/// What was read of the stream is trusted for so long: whatever others stored since is within the
+/// broker's memory of ids, which is a minute long at least, until the claimed rows are sent.
+const TAIL_TRUSTED: Duration = Duration::from_secs(20);
+
 /// How often it is looked whether rows are free that were locked when they were to be marked.
 const OWED_EVERY: Duration = Duration::from_secs(1);
 
 /// How long a stop may take.
 const DRAIN_MAX: Duration = Duration::from_secs(20);
-
-/// What a session of one node starts with.
-#[derive(Debug)]
-pub(crate) struct ClaimStart {
-    /// The stream's newest messages, enough to hold whatever was published and not marked.
-    pub(crate) tail: Tail,
-    pub(crate) limits: Limits,
-    pub(crate) ack_timeout: Duration,
-    /// Attempts after which an event that the stream does not take is parked.
-    pub(crate) max_attempts: u32,
-    /// Claims at a time, 1 at least.
-    pub(crate) workers: usize,
-    /// Rows of a claim, at most.
-    pub(crate) batch: usize,
-    /// How long nothing is claimed after a claim that was not full.
-    pub(crate) interval: Duration,
-    /// Ends when there is nothing to claim.
-    pub(crate) once: bool,
-    pub(crate) seed: u64,
-}
-
-/// What is to be done outside. Each is done once; what fails ends the session, unless it is said
-/// otherwise.
-#[derive(Debug, Clone)]
-pub(crate) enum ClaimEffect {
-    /// Claims rows, as claim `claim`.
-    Claim { claim: u32 },
-    /// Says to the server that the claim is still worked on.
-    Renew { claim: u32 },
-    /// Marks events of a claim that goes on, if nobody has the table locked.
-    Mark { claim: u32, published: Vec<Resolved> },
-    /// Marks the other events of a claim, and ends it.
-    GiveBack { claim: u32, published: Vec<Resolved> },
-    /// Puts an event into the dead-letter table, over the claim's connection: nobody else could
-    /// touch its row.
-    Park { claim: u32, index: u64, dead: Dead },
-    /// Writes down that an event is tried again after `pause`. Lost, it costs one attempt more.
-    NoteFailure { claim: u32, id: Uuid, reason: String, pause: Duration },
-    /// Reads the stream from sequence `from` to its end, after waiting for `delay`.
-    ReadTail { from: u64, delay: Duration },
-    /// Marks or removes rows that were locked when that was to be done. May fail.
-    MakeUpForMarks,
-    /// Measures how long acknowledged events took.
-    Measure(Vec<Resolved>),
-    /// Says something to operators.
-    Tell(Notice),
-    /// Ends the session.
-    End(End),
-}
-
-/// What came of an effect.
-#[derive(Debug, Clone)]
-pub(crate) enum ClaimOutcome {
-    /// The rows, in order of insertion. Without any there is no claim.
-    Claimed(Vec<Outgoing>),
-    /// Somebody has the table locked.
-    NotClaimed,
-    Renewed {
-        claim: u32,
-    },
-    /// Somebody has the table locked.
-    NotMarked {
-        claim: u32,
-        published: Vec<Resolved>,
-    },
-    Marked {
-        claim: u32,
-        marked: u64,
-    },
-    GaveBack {
-        marked: u64,
-    },
-    Parked {
-        index: u64,
-    },
-    Tail(Tail),
-    TailFailed(String),
-}
 
 /// Rows in hand.
 #[derive(Debug)]
@@ -139,12 +66,15 @@ struct Claim {
     renewing: Option<Duration>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 enum Looking {
     /// Nothing is asked for before `until`.
     Resting { until: Duration },
     /// Rows were asked for.
     Claiming { since: Duration },
+    /// Rows are claimed, and not published before the stream was read. Then nothing is asked for
+    /// before `until`.
+    Checking { since: Duration, rows: Vec<Outgoing>, until: Duration },
 }
 
 /// Whether the stream is read.
@@ -184,6 +114,8 @@ pub(crate) struct ClaimEngine {
     /// When something was last decided.
     awake_at: Duration,
     reading: Reading,
+    /// When the stream was last read for claimed rows.
+    looked_at: Duration,
     effects: VecDeque<ClaimEffect>,
 }
 
@@ -264,7 +196,7 @@ impl Decides for ClaimEngine {
     }
 
     fn is_drained(&self, now: Duration) -> bool {
-        let is_looking = matches!(self.looking, Looking::Claiming { .. });
+        let is_looking = !matches!(self.looking, Looking::Resting { .. });
         let is_empty = self.claims.len() + self.giving_back == 0 && !is_looking;
         self.draining_since.is_some_and(|since| is_empty || now.saturating_sub(since) > DRAIN_MAX)
     }
@@ -311,6 +243,7 @@ impl ClaimEngine {
             draining_since: None,
             awake_at: Duration::ZERO,
             reading: Reading::Resting,
+            looked_at: Duration::ZERO,
             effects: VecDeque::new(),
         }
     }
@@ -401,17 +334,41 @@ impl ClaimEngine {
                 self.reading = Reading::Resting;
                 self.publishing.apply(now, Input::TailFailed(why));
             }
+            ClaimOutcome::Looked(tail) => {
+                self.publishing.apply(now, Input::Seen(tail));
+                if let Some(since) = self.checked(now) {
+                    self.looked_at = since;
+                }
+            }
+            ClaimOutcome::LookFailed(_) => {
+                self.distrust(now);
+                self.checked(now);
+            }
         }
+    }
+
+    /// Publishes the rows that waited for a look at the stream, and says when that was begun.
+    fn checked(&mut self, now: Duration) -> Option<Duration> {
+        let Looking::Checking { since, rows, until } = &mut self.looking else { return None };
+        let (since, rows, until) = (*since, std::mem::take(rows), *until);
+        self.looking = Looking::Resting { until };
+        self.publishing.apply(now, Input::Scanned { batch: self.begun, rows });
+        Some(since)
+    }
+
+    /// Nothing is sent before the stream was read.
+    fn distrust(&mut self, now: Duration) {
+        if self.reading == Reading::UnderWay {
+            self.reading = Reading::Stale;
+        }
+        self.publishing.apply(now, Input::LinkLost);
     }
 
     /// After a long pause nothing is sent before the stream was read.
     fn was_held_up(&mut self, now: Duration) -> bool {
         let is_late = now.saturating_sub(std::mem::replace(&mut self.awake_at, now)) > HELD_UP;
         if is_late {
-            if self.reading == Reading::UnderWay {
-                self.reading = Reading::Stale;
-            }
-            self.publishing.apply(now, Input::LinkLost);
+            self.distrust(now);
         }
         is_late
     }
@@ -439,7 +396,12 @@ impl ClaimEngine {
             heard: asked,
             renewing: None,
         });
-        self.publishing.apply(now, Input::Scanned { batch, rows });
+        self.looking = Looking::Checking { since: now, rows, until };
+        if now.saturating_sub(self.looked_at) > TAIL_TRUSTED {
+            self.effects.push_back(ClaimEffect::LookAtTail);
+        } else {
+            self.checked(now);
+        }
     }
 
     fn requested(&mut self, request: Request) {

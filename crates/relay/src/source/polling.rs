@@ -158,7 +158,7 @@ impl Source for Polling {
             Done::Outcome(outcome) => outcome,
             Done::Nothing => return Ok(()),
         };
-        if let ClaimOutcome::TailFailed(why) = &outcome {
+        if let ClaimOutcome::TailFailed(why) | ClaimOutcome::LookFailed(why) = &outcome {
             warn!(error = why, "the stream does not answer, trying again");
         }
         engine.outcome(now, outcome);

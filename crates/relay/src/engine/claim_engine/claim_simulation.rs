@@ -1,5 +1,4 @@
-//! Random schedules of poll mode, 100 seeds: nodes side by side that crash, stall, lose statements
-//! and connections; `SEEDS=n` plays more, `REPLAY_SEED=n` repeats one.
+//! Random schedules of poll mode: nodes that crash, stall, lose statements and connections.
 //!
 //! Their world: a table with the locks of claims, which the server ends when it hears nothing of
 //! them; a broker that remembers ids for a minute; a network whose messages arrive within some
@@ -15,6 +14,8 @@ use rand::{RngExt, SeedableRng};
 
 use super::*;
 use crate::engine::seeds::seeds;
+use crate::engine::tail_messages::Tail;
+use crate::engine::window::Limits;
 use crate::engine::{Refusal, TailMessage, Tried};
 use uuid::Uuid;
 
@@ -114,7 +115,7 @@ impl World {
     fn node(&mut self) -> Node {
         self.sessions += 1;
         let engine = ClaimEngine::new(ClaimStart {
-            tail: self.tail_since(self.stream.len().saturating_sub(reach())),
+            tail: self.newest(),
             limits: Limits { events: 6, bytes: 1 << 20 },
             ack_timeout: Duration::from_secs(5),
             max_attempts: 9,
@@ -126,6 +127,10 @@ impl World {
         });
         let (began, under_way) = (self.now, Vec::new());
         Node { engine, session: self.sessions, began, under_way, stalled_until: Duration::ZERO }
+    }
+
+    fn newest(&self) -> Tail {
+        self.tail_since(self.stream.len().saturating_sub(reach()))
     }
 
     fn tail_since(&self, from: usize) -> Tail {
@@ -346,6 +351,10 @@ impl World {
                     false => Some(ClaimOutcome::Tail(self.tail_since(from))),
                 }
             }
+            ClaimEffect::LookAtTail => match self.is_faulty && self.rng.random_bool(0.1) {
+                true => Some(ClaimOutcome::LookFailed("no answer".into())),
+                false => Some(ClaimOutcome::Looked(self.newest())),
+            },
             ClaimEffect::MakeUpForMarks => None,
             effect => panic!("not under way: {effect:?}"),
         })
@@ -421,13 +430,12 @@ impl World {
             if self.now < self.stream[at].1 + DUPLICATE_WINDOW {
                 return Ok(at as u64 + 1);
             }
-            // Nobody knows of it any more: so many messages came behind it.
+            // Nobody knows of it: so many messages came behind it.
             assert!(self.stream.len() - at > reach(), "{id} is stored twice");
             self.doubled += 1;
         } else {
             let key = |id: u128| self.rows.get(&id).map(|it| it.key);
-            let later = |it: &&(u128, Duration)| it.0 > id && key(it.0) == key(id);
-            let later = self.stream.iter().find(later);
+            let later = self.stream.iter().find(|it| it.0 > id && key(it.0) == key(id));
             assert!(later.is_none(), "{id} is stored behind {later:?} of its aggregate");
         }
         self.stream.push((id, self.now));

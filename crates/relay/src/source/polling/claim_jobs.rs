@@ -28,6 +28,9 @@ const CONTENDED_MAX: u32 = 5;
 /// The pause between two of them.
 const CONTENDED_PAUSE: Duration = Duration::from_secs(1);
 
+/// How long claimed rows wait for a look at the stream.
+const LOOK_MAX: Duration = Duration::from_secs(5);
+
 type Job = source::Job<Done>;
 
 /// What a job brought.
@@ -97,6 +100,7 @@ impl Polling {
                 let from = from.saturating_sub(reach(&self.config)).max(1);
                 read_tail(self.tail.clone(), from, delay)
             }
+            ClaimEffect::LookAtTail => look_at_tail(self.tail.clone(), reach(&self.config)),
             ClaimEffect::MakeUpForMarks => {
                 let store = self.free.pop()?;
                 job(async move {
@@ -175,6 +179,19 @@ fn read_tail(tail: TailReader, from: u64, delay: Duration) -> Job {
         Ok(Done::Outcome(match tail.since(from, NO_SYSTEM, delay).await {
             Ok(read) => ClaimOutcome::Tail(read),
             Err(error) => ClaimOutcome::TailFailed(describe(&error)),
+        }))
+    }
+    .boxed()
+}
+
+/// Bounded, for the claim waits for it.
+fn look_at_tail(tail: TailReader, newest: u64) -> Job {
+    async move {
+        let looked = tokio::time::timeout(LOOK_MAX, tail.newest(newest, NO_SYSTEM)).await;
+        Ok(Done::Outcome(match looked {
+            Ok(Ok(tail)) => ClaimOutcome::Looked(tail),
+            Ok(Err(error)) => ClaimOutcome::LookFailed(describe(&error)),
+            Err(_) => ClaimOutcome::LookFailed(format!("no answer in {LOOK_MAX:?}")),
         }))
     }
     .boxed()
