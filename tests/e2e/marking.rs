@@ -399,7 +399,7 @@ async fn what_a_watermark_said_is_not_forgotten_in_a_copy_of_the_database() {
     env.execute("UPDATE tailpost_state SET system_identifier = '7'").await;
     // The new cluster gives numbers again that the other one had used.
     let again = "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload, txid)
-                 SELECT gen_random_uuid(), 'order', 'o', 'Placed', '{}', max(txid) FROM outbox_events
+                 SELECT gen_random_uuid(), 'order', 'o', 'Placed', '{}', max(txid::text::numeric)::text::xid8 FROM outbox_events
                  WHERE id IN (SELECT id FROM outbox_status WHERE status = 'PUBLISHED')
                  RETURNING id";
     ids.push(env.query(again).await);

@@ -9,9 +9,6 @@ use crate::postgres::{Store, answered};
 
 const LOOKING: &str = "look at the slot";
 
-/// Changes that are looked at, at least, to find out whether any event lies between two positions.
-const LOOKED_AT: i32 = 1;
-
 /// Makes sure that the slot of a shard will bring every event that committed at `from` or later, and
 /// none that committed before.
 ///
@@ -52,18 +49,20 @@ pub async fn check_start(config: &Config, from: Lsn) -> Result<(), Error> {
 }
 
 /// Whether the slot would bring events before `until`. Reads the log between, and leaves the slot
-/// where it is.
+/// where it is. The first change tells, but for PostgreSQL 14, which also brings the begin and the end
+/// of transactions without an event.
 async fn has_events(store: &Store, config: &Config, until: Lsn) -> Result<bool, Error> {
     let sql = "SELECT EXISTS (
-        SELECT FROM pg_logical_slot_peek_binary_changes($1, $2, $3, 'proto_version', '1',
-            'publication_names', $4) AS change
+        SELECT FROM pg_logical_slot_peek_binary_changes($1, $2,
+            CASE WHEN current_setting('server_version_num')::int >= 150000 THEN 1 END,
+            'proto_version', '1', 'publication_names', $3) AS change
         WHERE get_byte(data, 0) = ascii('I') AND change.lsn < $2)";
     // Quoted as the plugin parses it: a list of identifiers.
     let publication = format!("\"{}\"", config.publication.replace('"', "\"\""));
     let until = PgLsn::from(until.0);
     let row = store
         .client()
-        .query_one(sql, &[&config.slot, &until, &LOOKED_AT, &publication])
+        .query_one(sql, &[&config.slot, &until, &publication])
         .await
         .map_err(Error::sql(LOOKING))?;
     Ok(row.get(0))
