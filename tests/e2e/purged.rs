@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use lab::Direction;
 use support::{DEADLINE, TestEnv, until};
 use uuid::Uuid;
 
@@ -73,6 +74,33 @@ async fn survives_purges(mut env: TestEnv, seed: u64, keep: &[u64]) {
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_under_load_and_the_stream_purged_no_event_is_stored_twice() {
     survives_purges(env().await, 1, &[0, 0, 20, 0]).await;
+}
+
+/// R-REL-05, R-REL-06: the stream got events whose answers the relay waited for in vain until it
+/// ended.
+// proves: G-ONCE-5
+#[tokio::test(flavor = "multi_thread")]
+async fn stopped_without_an_answer_and_the_stream_purged_no_event_is_stored_twice() {
+    let mut env = TestEnv::proxied().await;
+    env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
+    env.setup().await;
+    let relay = env.relay();
+    relay.wait_active().await;
+    env.insert_each(20).await;
+    env.wait_marked().await;
+    env.wait_confirmed().await;
+    env.to_nats().blackhole(Direction::ToClient);
+    env.insert(1).await;
+    env.wait_stored(21).await;
+    relay.sigterm();
+    assert!(relay.wait_exit(DEADLINE).await.success());
+    env.to_nats().restore().await.expect("restore the connection");
+    let mut history = History::default();
+    history.purge(&env, 0).await;
+    let _relay = env.relay();
+    env.insert_each(20).await;
+    env.wait_marked().await;
+    history.assert_each_once(&env).await;
 }
 
 /// R-REL-05, R-REL-06: no mark says anything of what was published.

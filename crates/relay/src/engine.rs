@@ -265,13 +265,14 @@ impl Engine {
         self.marking.waiting()
     }
 
-    /// Where the slot is to be left at the end of a session that was asked to stop; `None` where it
-    /// is. In doubt what an earlier session wrote down is counted from there, and it stands until all
-    /// that was doubted is confirmed: it may say of more than this session has come to.
+    /// Where the slot is to be left at the end of a session that was asked to stop. `None`: where it
+    /// is, as after a crash. What is written down tells more then: of events in doubt, or of some
+    /// that the stream may have and this session has not come to.
     pub(crate) fn last_position(&self) -> Option<Lsn> {
-        let confirmed = self.publishing.confirmed();
-        let is_told = !self.publishing.is_in_doubt() && self.publishing.may_scan(confirmed);
-        is_told.then_some(confirmed)
+        let (publishing, confirmed) = (&self.publishing, self.publishing.confirmed());
+        let is_told = !publishing.is_in_doubt() && publishing.may_scan(confirmed);
+        let is_all = publishing.has_nothing_beyond(confirmed);
+        (is_told && is_all).then_some(confirmed)
     }
 
     /// Takes in that time has passed, and for how long PostgreSQL was silent.

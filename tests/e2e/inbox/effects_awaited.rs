@@ -1,5 +1,6 @@
 //! Waiting until a consumer has processed an event.
 
+use async_nats::jetstream::consumer;
 use lab::Port;
 use serde_json::Value;
 use uuid::Uuid;
@@ -50,6 +51,16 @@ async fn what_a_consumer_did_with_an_event_is_told_with_an_exit_code() {
     }
     let (_, log) = env.ends_with(6, &[&everything[..4], &["--timeout", "1s"]].concat()).await;
     assert!(log.contains("1 messages are not answered"), "{log}");
+    // Of a consumer that nobody runs: the stream's newest messages are not for one of them.
+    let stream = env.stream().await;
+    for (name, filter, code) in [("elsewhere", "outbox.nothing.>", 0), ("idle", "outbox.>", 6)] {
+        let durable_name = Some(name.to_owned());
+        let filter_subject = filter.to_owned();
+        let config = consumer::pull::Config { durable_name, filter_subject, ..Default::default() };
+        stream.create_consumer(config).await.expect("create a consumer");
+        let args = ["wait", "--all", "--processed-by", name, "--timeout", "2s"];
+        env.ends_with(code, &args).await;
+    }
     let other = ["wait", &well.to_string(), "--processed-by", "mail"].map(str::to_owned);
     let (_, log) = env.ends_with(4, &other.each_ref().map(String::as_str)).await;
     assert!(log.contains("does not run that consumer, but billing"), "{log}");

@@ -199,17 +199,21 @@ impl Publishing {
             Some((Stage::Sent, expected)) => Some(expected),
             Some((Stage::Waiting, _)) if self.stream.in_flight == 0 => Some(self.stream.expected),
             // As long as the log repeats what the stream has, it has more than that.
-            None if self
-                .log
-                .stored_position
-                .is_none_or(|it| it.place() < (commit_lsn, ordinal)) =>
-            {
-                Some(self.stream.expected)
-            }
+            None if !self.has_stored_beyond((commit_lsn, ordinal)) => Some(self.stream.expected),
             _ => None,
         };
         let is_known = self.link.state == Link::Up && commit_lsn > Lsn::ZERO;
         is_known.then_some(Place { commit_lsn, ordinal, seq: seq.filter(|_| pure) })
+    }
+
+    /// Whether the stream has an event of the log that is not before `place`.
+    fn has_stored_beyond(&self, place: (Lsn, u32)) -> bool {
+        self.log.stored_position.is_some_and(|it| it.place() >= place)
+    }
+
+    /// Whether the stream has, or may come to have, nothing of the log but what is `confirmed`.
+    pub(crate) fn has_nothing_beyond(&self, confirmed: Lsn) -> bool {
+        self.is_idle() && !self.has_stored_beyond((confirmed, 0))
     }
 
     /// Whether an entry has to wait for what the table says.

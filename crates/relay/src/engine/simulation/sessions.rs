@@ -21,6 +21,8 @@ impl World {
     pub(super) fn crash(&mut self) {
         // Also those whose turn to be parked had not come.
         let given_up: Vec<Uuid> = self.publishing().given_up().collect();
+        // Such an event may be taken for published where the stream is purged (docs/limits.md).
+        let is_refused = !given_up.is_empty();
         self.given_up.extend(given_up.into_iter().map(|it| it.as_u128()));
         if self.rng.random_bool(0.5) {
             let rng = &mut self.rng;
@@ -39,14 +41,20 @@ impl World {
                 let _ = self.execute(effect);
             }
         }
+        let mut is_told = self.tells() && !is_refused;
         if self.faults.purges && self.rng.random_bool(0.3) {
             self.stop();
+            is_told |= self.tells() && !is_refused;
         }
-        let is_told = !self.is_gap_open && self.written.place.is_some_and(|it| it.seq.is_some());
         if self.faults.purges && is_told && self.rng.random_bool(0.7) {
             self.purge();
         }
         self.begin_session();
+    }
+
+    /// Whether what is written down tells how far an earlier relay came, whatever the stream has.
+    fn tells(&self) -> bool {
+        !self.is_gap_open && self.written.place.is_some_and(|it| it.seq.is_some())
     }
 
     pub(super) fn begin_session(&mut self) {

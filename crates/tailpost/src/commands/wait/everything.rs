@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use async_nats::jetstream;
-use async_nats::jetstream::consumer::PullConsumer;
+use async_nats::jetstream::consumer::{Config, PullConsumer};
+use async_nats::jetstream::stream::{LastRawMessageErrorKind, Stream};
 use serde::Serialize;
 
 use crate::cli::WaitArgs;
@@ -53,19 +54,43 @@ async fn processed(consumer: &str, settings: &Settings, until: Instant) -> anyho
     let client = settings.nats_target()?.connect("tailpost wait").await?;
     let context = jetstream::new(client);
     let looking = || format!("look for the consumer {consumer} of the stream {stream}");
-    let last = context.get_stream(&stream).await.with_context(looking)?;
-    let last = last.cached_info().state.last_sequence;
-    let mut durable: PullConsumer =
-        context.get_consumer_from_stream(consumer, &stream).await.with_context(looking)?;
+    let stored = context.get_stream_no_info(&stream).await.with_context(looking)?;
+    let mut durable: PullConsumer = stored
+        .get_consumer(consumer)
+        .await
+        .map_err(anyhow::Error::from_boxed)
+        .with_context(looking)?;
+    let last = last_for(&stored, &durable.cached_info().config).await.with_context(looking)?;
     loop {
         let info = durable.info().await.with_context(looking)?;
         let left = info.num_pending + info.num_ack_pending as u64;
-        if left == 0 || info.ack_floor.stream_sequence >= last {
+        // A consumer counts a message as pending a little after the stream has stored it.
+        let is_counted = info.delivered.stream_sequence >= last;
+        if left == 0 && is_counted || info.ack_floor.stream_sequence >= last {
             return Ok(0);
         }
         if Instant::now() >= until {
-            return Ok(left);
+            return Ok(left.max(1));
         }
         tokio::time::sleep(LOOK_EVERY).await;
     }
+}
+
+/// The sequence of the newest message that the consumer is to get; 0 if there is none.
+async fn last_for(stream: &Stream<()>, consumer: &Config) -> anyhow::Result<u64> {
+    let one = Some(&consumer.filter_subject).filter(|it| !it.is_empty());
+    let mut filters: Vec<_> = one.into_iter().chain(&consumer.filter_subjects).collect();
+    let everything = ">".to_owned();
+    if filters.is_empty() {
+        filters.push(&everything);
+    }
+    let mut last = 0;
+    for filter in filters {
+        match stream.get_last_raw_message_by_subject(filter).await {
+            Ok(message) => last = last.max(message.sequence),
+            Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(last)
 }
