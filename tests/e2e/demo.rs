@@ -49,7 +49,7 @@ async fn the_demo_ends_with_zeros_and_leaves_nothing() {
     assert!(status.success(), "{status}\n{}", demo.log());
     let figures = figures(&demo);
     assert_exact(&figures);
-    assert!(figures["committed"].as_u64().unwrap() >= 400, "{figures}");
+    assert!(figures["committed"].as_u64().unwrap() > 0, "{figures}");
     assert!(figures["rolled_back"].as_u64().unwrap() > 0, "{figures}");
     let latency = |name| figures["commit_to_consumer_ms"][name].as_f64().unwrap();
     assert!(0.0 < latency("p50") && latency("p50") <= latency("p99"), "{figures}");

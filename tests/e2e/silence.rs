@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use futures_util::{StreamExt, stream};
-use lab::{After, Port, Protocol, Proxy};
+use lab::{After, Port, PostgresOptions, Protocol, Proxy};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-use support::{DEADLINE, Relay, TestEnv, get, until};
+use support::{DEADLINE, Relay, TestEnv, TestEnvOptions, get, until};
 use tokio::net::TcpListener;
 
 /// Processes side by side. They share the servers, one slot and one consumer: the others stand by.
@@ -27,6 +27,13 @@ const DRAWN: u64 = 7;
 
 /// Nothing is noticed later than this.
 const NOTICED: Duration = Duration::from_secs(60);
+
+/// Each process has several connections, and those that fell silent stay open for some time.
+async fn env() -> TestEnv {
+    let settings = vec![("max_connections".to_owned(), "400".to_owned())];
+    let postgres = PostgresOptions { settings, ..PostgresOptions::default() };
+    TestEnv::with(TestEnvOptions { postgres, ..TestEnvOptions::default() }).await
+}
 
 /// Which of the connections are silent.
 #[derive(Clone, Copy)]
@@ -165,7 +172,7 @@ async fn each_ends(patients: Vec<Patient>) {
 }
 
 async fn relays_survive(way: Way) {
-    let mut env = TestEnv::new().await;
+    let mut env = env().await;
     env.setup().await;
     let patients = each_recovers(&mut env, way, &["relay"]).await;
     let mut ids = env.insert(20).await;
@@ -202,7 +209,7 @@ async fn a_relay_survives_silence_of_nats_after_any_message() {
 }
 
 async fn inboxes_survive(way: Way) {
-    let mut env = TestEnv::new().await;
+    let mut env = env().await;
     env.setup().await;
     env.ends_with(0, &["inbox", "setup"]).await;
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");

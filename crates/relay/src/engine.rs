@@ -33,6 +33,7 @@ mod backoff;
 mod breaker;
 mod checkpoint;
 mod claim_engine;
+mod confirming;
 mod decides;
 mod effect;
 mod liveness;
@@ -76,8 +77,8 @@ pub(crate) use self::marking::{
     SWEPT_AT_ONCE, Sweeper, Swept,
 };
 pub(crate) use self::messages::{
-    Blocked, Dead, Doubted, Ignored, Input, Mode, Part, Place, Refusal, Request, Resolved, Send,
-    Start,
+    Blocked, Dead, Doubted, Ignored, Input, Mode, NotedPlace, Part, Place, Refusal, Request,
+    Resolved, Send, Start,
 };
 pub(crate) use self::notice::{About, Notice};
 pub(crate) use self::outcome::{Marked, Outcome, Parked, RowOfDead, ScanMarks, ScanRead};
@@ -212,7 +213,7 @@ impl Decides for Engine {
     fn is_drained(&self, now: Duration) -> bool {
         let Ending::Draining { since } = self.ending else { return false };
         let is_done = self.publishing.is_idle()
-            && self.marking.is_idle()
+            && self.marking.is_finished()
             && !self.backfill.is_busy()
             && self.replaying.is_noted();
         is_done || now.saturating_sub(since) > DRAIN_MAX
@@ -263,16 +264,6 @@ impl Engine {
     /// Marks that wait to be written.
     pub(crate) fn marks_waiting(&self) -> usize {
         self.marking.waiting()
-    }
-
-    /// Where the slot is to be left at the end of a session that was asked to stop. `None`: where it
-    /// is, as after a crash. What is written down tells more then: of events in doubt, or of some
-    /// that the stream may have and this session has not come to.
-    pub(crate) fn last_position(&self) -> Option<Lsn> {
-        let (publishing, confirmed) = (&self.publishing, self.publishing.confirmed());
-        let is_told = !publishing.is_in_doubt() && publishing.may_scan(confirmed);
-        let is_all = publishing.has_nothing_beyond(confirmed);
-        (is_told && is_all).then_some(confirmed)
     }
 
     /// Takes in that time has passed, and for how long PostgreSQL was silent.
@@ -421,29 +412,6 @@ impl Engine {
         let has_room = self.publishing.has_room_to_scan();
         let is_checkpointing = self.checkpoint.is_writing();
         self.backfill.advance(now, batches, has_room, is_checkpointing, &mut self.effects);
-    }
-
-    /// Lets PostgreSQL forget what is resolved, as far as that is written down.
-    fn confirm(&mut self, now: Duration) {
-        if self.publishing.is_in_doubt() {
-            return; // what an earlier session wrote down is all that tells
-        }
-        let publishing = &self.publishing;
-        let (resolved, events) = (publishing.confirmed(), publishing.resolved_of_the_log());
-        if self.checkpoint.is_due(resolved, events, now, || publishing.place().is_some()) {
-            // Others' messages are among the stream's: how many are the log's cannot be counted.
-            let is_clear = self.backfill.is_clear() && self.replaying.is_clear();
-            let place = publishing.place().map(|it| match is_clear {
-                true => it,
-                false => Place { seq: None, ..it },
-            });
-            self.effects.push_back(Effect::Checkpoint { place });
-        }
-        let before = self.checkpoint.confirmed();
-        let confirmed = self.checkpoint.confirmable(resolved, events);
-        if confirmed > before {
-            self.effects.push_back(Effect::Confirm(confirmed));
-        }
     }
 
     fn watch_servers(&mut self, now: Duration, silence: Duration) {

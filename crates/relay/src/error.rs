@@ -359,7 +359,8 @@ fn sqlstate_hint(code: &SqlState) -> Option<String> {
     let hint = match *code {
         SqlState::INSUFFICIENT_PRIVILEGE => {
             "the relay's role needs REPLICATION, and SELECT, INSERT, UPDATE and DELETE on the \
-             outbox and its companions; `tailpost setup` needs to own them"
+             outbox and its companions; `tailpost setup` needs to own them, and CREATE on the \
+             database and the schema"
         }
         SqlState::UNDEFINED_TABLE | SqlState::UNDEFINED_COLUMN | SqlState::UNDEFINED_FUNCTION => {
             "run `tailpost setup` against this database"

@@ -141,6 +141,7 @@ impl HotPath {
             limits: Limits { events: 8_192, bytes: 16 << 20 },
             ack_timeout: Duration::from_secs(5),
             resolved_before: Lsn::ZERO,
+            log_end: Lsn(u64::MAX),
             tail: Tail::default(),
             batches: true,
             dead: HashSet::new(),

@@ -41,7 +41,7 @@ pub(crate) struct Session<S: Source> {
 
 impl<S: Source> Session<S> {
     pub(crate) fn new(opened: Opened<S>) -> Self {
-        let Opened { source, engine, publisher, answers, tail } = opened;
+        let Opened { source, engine, publisher, answers, tail, started } = opened;
         let mut tick = interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         Self {
@@ -51,7 +51,7 @@ impl<S: Source> Session<S> {
             answers,
             tail,
             jobs: FuturesUnordered::new(),
-            started: Instant::now(),
+            started,
             tick,
             answered: Vec::new(),
             logged: Vec::new(),

@@ -41,6 +41,8 @@ pub(crate) struct Opened<S: Source> {
     pub(crate) publisher: Publisher,
     pub(crate) answers: Answers,
     pub(crate) tail: TailReader,
+    /// The engine's time counts from here. What it was told first is not older.
+    pub(crate) started: Instant,
 }
 
 /// Brings events, and does what its engine says.

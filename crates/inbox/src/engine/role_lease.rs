@@ -10,6 +10,7 @@
 //!
 //! A connection that fails changes none of these states. Nobody acts until the next answer.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use uuid::Uuid;
@@ -74,9 +75,9 @@ enum State {
     Elsewhere { look_at: Instant },
     /// It is nobody's: to be taken.
     Free { former: Option<Former> },
-    /// It is ours. What the former worker has begun and not committed would hold us up for as long
-    /// as it hangs, or be committed beside our work: it is ended first.
-    Taken { former: String, then: Option<String> },
+    /// It is ours. What former workers have begun and not committed would hold us up for as long as
+    /// it hangs, or be committed beside our work: they are ended first.
+    Taken { former: String },
     /// It is ours. Renewed again at `renew_at`; valid until `until`, if that is known.
     Ours { renew_at: Instant, until: Option<Instant> },
 }
@@ -92,9 +93,9 @@ pub(crate) struct RoleLease {
     /// When to connect, while there is no connection.
     connect_at: Option<Instant>,
     claims_at: Instant,
-    /// Whoever had the role when it was taken and no answer came: it may have been ours, and then
-    /// nobody else knows of them.
-    unended: Option<String>,
+    /// Former workers that are to be ended. Also of a role that was taken without an answer: it may
+    /// have been ours, and then nobody else knows of them.
+    unended: BTreeSet<String>,
     /// The tables have been looked at: events can have records.
     prepared: bool,
 }
@@ -108,7 +109,7 @@ impl RoleLease {
             term: 0,
             connect_at: Some(now),
             claims_at: now,
-            unended: None,
+            unended: BTreeSet::new(),
             prepared: false,
         }
     }
@@ -132,7 +133,7 @@ impl RoleLease {
         }
         let due_at = match &self.state {
             State::Free { former } => return Step::Take(former.clone()),
-            State::Taken { former, .. } => return Step::Evict(former.clone()),
+            State::Taken { former } => return Step::Evict(former.clone()),
             State::Elsewhere { look_at } if *look_at <= now => return Step::Look,
             State::Ours { renew_at, .. } if *renew_at <= now => return Step::Renew,
             State::Elsewhere { look_at: at } | State::Ours { renew_at: at, .. } => *at,
@@ -160,7 +161,7 @@ impl RoleLease {
         match &mut self.state {
             State::Ours { until, .. } => *until = None,
             State::Free { former } => {
-                self.unended = former.take().map(|it| it.owner).or(self.unended.take());
+                self.unended.extend(former.take().map(|it| it.owner));
                 self.state = State::Elsewhere { look_at: now };
             }
             State::Elsewhere { .. } | State::Taken { .. } => {}
@@ -181,23 +182,21 @@ impl RoleLease {
             return self.stand_by(now + LOOK);
         }
         self.term += 1;
-        let former = former.take().map(|it| it.owner);
-        let unended = self.unended.take();
-        self.end_or_begin(former, unended, now);
+        self.unended.extend(former.take().map(|it| it.owner));
+        self.end_or_begin(now);
     }
 
     /// A former worker has been ended.
     pub(crate) fn evicted(&mut self, now: Instant) {
-        let State::Taken { then, .. } = &mut self.state else { return };
-        let then = then.take();
-        self.end_or_begin(then, None, now);
+        if matches!(self.state, State::Taken { .. }) {
+            self.end_or_begin(now);
+        }
     }
 
-    fn end_or_begin(&mut self, former: Option<String>, then: Option<String>, now: Instant) {
-        self.state = match (former, then) {
-            (Some(former), then) => State::Taken { former, then },
-            (None, Some(former)) => State::Taken { former, then: None },
-            (None, None) => State::Ours { renew_at: now, until: None },
+    fn end_or_begin(&mut self, now: Instant) {
+        self.state = match self.unended.pop_first() {
+            Some(former) => State::Taken { former },
+            None => State::Ours { renew_at: now, until: None },
         };
     }
 
@@ -369,11 +368,29 @@ mod tests {
         let own = Former { token: Uuid::from_u128(2), owner: "this".into() };
         lease.looked(Found::Free(Some(own)), now);
         lease.taken(true, now);
-        assert_eq!(lease.next(now), Step::Evict("this".into()));
-        lease.evicted(now);
         assert_eq!(lease.next(now), Step::Evict("other".into()));
         lease.evicted(now);
+        assert_eq!(lease.next(now), Step::Evict("this".into()));
+        lease.evicted(now);
         assert_eq!(lease.next(now), Step::Renew);
+    }
+
+    #[test]
+    fn however_often_no_answer_comes_all_former_workers_are_ended() {
+        let now = Instant::now();
+        let mut lease = RoleLease::new(LEASE, now);
+        for (number, owner) in [(1, "other"), (2, "this"), (3, "this")] {
+            lease.connected(now);
+            let former = Former { token: Uuid::from_u128(number), owner: owner.into() };
+            lease.looked(Found::Free(Some(former)), now);
+            lease.failed(now);
+        }
+        lease.connected(now);
+        lease.looked(Found::Free(Some(former())), now);
+        lease.taken(true, now);
+        assert_eq!(lease.next(now), Step::Evict("other".into()));
+        lease.evicted(now);
+        assert_eq!(lease.next(now), Step::Evict("this".into()));
     }
 
     #[test]

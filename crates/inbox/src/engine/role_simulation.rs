@@ -12,6 +12,7 @@ use super::role_lease::{Former, Found, Role, RoleLease, Step};
 use super::seeds::seeds;
 
 const SEEDS: u64 = 500;
+const WORKERS: usize = 2;
 const LEASE_MILLIS: u64 = 3_000;
 const LEASE: Duration = Duration::from_millis(LEASE_MILLIS);
 const TICK: Duration = Duration::from_millis(20);
@@ -25,7 +26,7 @@ const QUIET: u32 = 1_000;
 struct Database {
     row: Option<Row>,
     /// Who has connections besides the one that the role is kept on.
-    present: [bool; 2],
+    present: [bool; WORKERS],
     /// Begun under a token, and not committed.
     open: Vec<(usize, Uuid)>,
     tokens: u128,
@@ -69,7 +70,7 @@ struct World {
     random: StdRng,
     now: Instant,
     database: Database,
-    workers: [Worker; 2],
+    workers: [Worker; WORKERS],
     troubled: bool,
     begun: u32,
 }
@@ -130,8 +131,8 @@ impl World {
         Self {
             random: StdRng::seed_from_u64(seed),
             now,
-            database: Database { present: [true; 2], ..Database::default() },
-            workers: [worker(), worker()],
+            database: Database { present: [true; WORKERS], ..Database::default() },
+            workers: std::array::from_fn(|_| worker()),
             troubled: true,
             begun: 0,
         }
@@ -139,7 +140,7 @@ impl World {
 
     fn tick(&mut self) {
         self.now += TICK;
-        for index in 0..2 {
+        for index in 0..WORKERS {
             self.deliver(index);
             if self.troubled {
                 self.trouble(index);

@@ -11,7 +11,8 @@
 //! successor that finds the stream purged. Events are confirmed no further than that: what the slot
 //! brings then begins before that place, so that it can be counted from there. So one row written
 //! every quarter of a second keeps up with any number of events; they are confirmed that much
-//! later. A clean stop writes the confirmed position itself, so that nothing at all fits in between.
+//! later. A clean stop writes the confirmed position itself, so that nothing at all fits in between;
+//! the place stands if it tells more than that.
 
 use std::time::Duration;
 
@@ -82,7 +83,7 @@ impl Checkpoint {
     }
 
     /// Whether no event was resolved since the place was written down, so that it is still true.
-    fn keeps_place(&self, events: u64) -> bool {
+    pub(crate) fn keeps_place(&self, events: u64) -> bool {
         events == self.written
     }
 

@@ -7,6 +7,7 @@
 mod claim_messages;
 #[cfg(test)]
 mod claim_simulation;
+mod readings;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
@@ -15,6 +16,7 @@ use pgoutput::Lsn;
 use uuid::Uuid;
 
 pub(crate) use self::claim_messages::{ClaimEffect, ClaimOutcome, ClaimStart};
+use self::readings::Readings;
 use super::decides::{Decides, Figures};
 use super::effect::End;
 use super::marking::MarkCounts;
@@ -40,9 +42,12 @@ const MARKED_WITHIN: Duration = Duration::from_secs(5);
 /// have published rows, and the broker may have forgotten their ids.
 const HELD_UP: Duration = Duration::from_secs(10);
 
-/// What was read of the stream is trusted for so long: whatever others stored since is within the
-/// broker's memory of ids, which is a minute long at least, until the claimed rows are sent.
+/// Rows that are claimed go by a reading of the stream that is not older.
 const TAIL_TRUSTED: Duration = Duration::from_secs(20);
+
+/// Nor is a row sent by an older one: whatever others stored since is within the broker's memory of
+/// ids, which is a minute long at least.
+const TAIL_RELIED_ON: Duration = Duration::from_secs(40);
 
 /// How often it is looked whether rows are free that were locked when they were to be marked.
 const OWED_EVERY: Duration = Duration::from_secs(1);
@@ -74,16 +79,7 @@ enum Looking {
     Claiming { since: Duration },
     /// Rows are claimed, and not published before the stream was read. Then nothing is asked for
     /// before `until`.
-    Checking { since: Duration, rows: Vec<Outgoing>, until: Duration },
-}
-
-/// Whether the stream is read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Reading {
-    Resting,
-    UnderWay,
-    /// The process was held up meanwhile: what is read may be from before.
-    Stale,
+    Checking { rows: Vec<Outgoing>, until: Duration },
 }
 
 /// How rows are claimed.
@@ -92,6 +88,7 @@ struct Settings {
     workers: usize,
     batch: usize,
     interval: Duration,
+    reach: u64,
     once: bool,
 }
 
@@ -113,9 +110,7 @@ pub(crate) struct ClaimEngine {
     draining_since: Option<Duration>,
     /// When something was last decided.
     awake_at: Duration,
-    reading: Reading,
-    /// When the stream was last read for claimed rows.
-    looked_at: Duration,
+    readings: Readings,
     effects: VecDeque<ClaimEffect>,
 }
 
@@ -129,7 +124,7 @@ impl Decides for ClaimEngine {
     fn turn(&mut self, now: Duration) {
         self.was_held_up(now);
         while let Some(request) = self.publishing.next_request() {
-            self.requested(request);
+            self.requested(now, request);
         }
         let resolved = self.publishing.take_resolved();
         for event in &resolved {
@@ -177,7 +172,7 @@ impl Decides for ClaimEngine {
     }
 
     fn has_send(&mut self) -> bool {
-        self.publishing.has_send()
+        !self.readings.is_awaited() && self.publishing.has_send()
     }
 
     /// Nothing is sent in batches.
@@ -209,12 +204,14 @@ impl Decides for ClaimEngine {
 
 impl ClaimEngine {
     pub(crate) fn new(start: ClaimStart) -> Self {
+        let readings = Readings::new(start.tail.last_seq);
         let publishing = Publishing::new(Start {
             doubted: None,
             mode: Mode::Keyed,
             limits: start.limits,
             ack_timeout: start.ack_timeout,
             resolved_before: Lsn(u64::MAX),
+            log_end: Lsn::ZERO,
             tail: start.tail,
             batches: false,
             // What is parked has left the table, and nothing else brings it.
@@ -230,6 +227,7 @@ impl ClaimEngine {
                 workers: start.workers,
                 batch: start.batch,
                 interval: start.interval,
+                reach: start.reach,
                 once: start.once,
             },
             publishing,
@@ -242,8 +240,7 @@ impl ClaimEngine {
             marks: MarkCounts::default(),
             draining_since: None,
             awake_at: Duration::ZERO,
-            reading: Reading::Resting,
-            looked_at: Duration::ZERO,
+            readings,
             effects: VecDeque::new(),
         }
     }
@@ -257,6 +254,10 @@ impl ClaimEngine {
         let is_ours = |it: &Claim| now.saturating_sub(it.heard) < RELIED_ON;
         if !self.claims.iter().all(is_ours) {
             self.effects.push_back(ClaimEffect::End(End::ClaimLost));
+            return None;
+        }
+        if self.readings.is_older(now, TAIL_RELIED_ON) {
+            self.look(now, true);
             return None;
         }
         self.publishing.next_send()
@@ -325,42 +326,50 @@ impl ClaimEngine {
             }
             ClaimOutcome::Parked { index } => self.publishing.apply(now, Input::Parked { index }),
             ClaimOutcome::Tail(tail) => {
+                let is_believed = self.readings.came(tail.last_seq);
                 self.publishing.apply(now, Input::Tail(tail));
-                if std::mem::replace(&mut self.reading, Reading::Resting) == Reading::Stale {
+                if !is_believed {
                     self.publishing.apply(now, Input::LinkLost);
                 }
             }
             ClaimOutcome::TailFailed(why) => {
-                self.reading = Reading::Resting;
+                self.readings.failed();
                 self.publishing.apply(now, Input::TailFailed(why));
             }
             ClaimOutcome::Looked(tail) => {
+                let last_seq = tail.last_seq;
+                self.readings.looked(Some(last_seq));
                 self.publishing.apply(now, Input::Seen(tail));
-                if let Some(since) = self.checked(now) {
-                    self.looked_at = since;
-                }
+                self.publishing.forget_before((last_seq + 1).saturating_sub(self.settings.reach));
+                self.checked(now);
             }
             ClaimOutcome::LookFailed(_) => {
+                self.readings.looked(None);
                 self.distrust(now);
                 self.checked(now);
             }
         }
     }
 
-    /// Publishes the rows that waited for a look at the stream, and says when that was begun.
-    fn checked(&mut self, now: Duration) -> Option<Duration> {
-        let Looking::Checking { since, rows, until } = &mut self.looking else { return None };
-        let (since, rows, until) = (*since, std::mem::take(rows), *until);
+    /// Reads what the stream got since it was last read. Nothing is sent meanwhile if that
+    /// `is_awaited`.
+    fn look(&mut self, now: Duration, is_awaited: bool) {
+        if let Some(from) = self.readings.begin_look(now, is_awaited) {
+            self.effects.push_back(ClaimEffect::LookAtTail { from });
+        }
+    }
+
+    /// Publishes the rows that waited for a look at the stream.
+    fn checked(&mut self, now: Duration) {
+        let Looking::Checking { rows, until } = &mut self.looking else { return };
+        let (rows, until) = (std::mem::take(rows), *until);
         self.looking = Looking::Resting { until };
         self.publishing.apply(now, Input::Scanned { batch: self.begun, rows });
-        Some(since)
     }
 
     /// Nothing is sent before the stream was read.
     fn distrust(&mut self, now: Duration) {
-        if self.reading == Reading::UnderWay {
-            self.reading = Reading::Stale;
-        }
+        self.readings.distrust();
         self.publishing.apply(now, Input::LinkLost);
     }
 
@@ -396,20 +405,20 @@ impl ClaimEngine {
             heard: asked,
             renewing: None,
         });
-        self.looking = Looking::Checking { since: now, rows, until };
-        if now.saturating_sub(self.looked_at) > TAIL_TRUSTED {
-            self.effects.push_back(ClaimEffect::LookAtTail);
+        self.looking = Looking::Checking { rows, until };
+        if self.readings.is_older(now, TAIL_TRUSTED) {
+            self.look(now, false);
         } else {
             self.checked(now);
         }
     }
 
-    fn requested(&mut self, request: Request) {
+    fn requested(&mut self, now: Duration, request: Request) {
         match request {
             Request::ReadTail { from, delay, why } => {
                 let unresolved = self.publishing.unresolved();
                 self.tell(Notice::ReadingTail { why, unresolved });
-                self.reading = Reading::UnderWay;
+                self.readings.begin_whole(now);
                 self.effects.push_back(ClaimEffect::ReadTail { from, delay });
             }
             Request::Park { index, dead } => {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use pgoutput::Lsn;
 use uuid::Uuid;
 
-use super::messages::{Dead, Place, Resolved};
+use super::messages::{Dead, NotedPlace, Resolved};
 use super::notice::Notice;
 use super::replay_messages::ReplayNote;
 use super::window::Outgoing;
@@ -36,7 +36,7 @@ pub(crate) enum Effect {
     Measure(Vec<Resolved>),
     /// Writes down where the log ends, and how far it was worked through.
     Checkpoint {
-        place: Option<Place>,
+        place: NotedPlace,
     },
     /// Lets PostgreSQL forget everything before.
     Confirm(Lsn),

@@ -148,6 +148,11 @@ impl Marking {
         self.writers.is_idle()
     }
 
+    /// Whether a session that ends has nothing more to mark.
+    pub(crate) fn is_finished(&self) -> bool {
+        self.is_idle() && !self.unseen.is_awaited()
+    }
+
     /// Whether there are rows to mark, also for the sweeper because their marks failed or were too
     /// many to wait.
     ///
@@ -196,7 +201,7 @@ impl Marking {
     /// Nothing more is published: when all marks are written, those that hit no row are tried again.
     pub(crate) fn finish(&mut self, now: Duration) {
         if self.is_idle() {
-            for resolved in self.unseen.take_once() {
+            for resolved in self.unseen.take(now) {
                 self.queue(now, &resolved);
             }
         }

@@ -146,6 +146,9 @@ pub(crate) struct Start {
     /// Transactions that committed before this are resolved already. The highest there is: nothing
     /// comes from a log.
     pub(crate) resolved_before: Lsn,
+    /// Where the log ended when the session had the slot. What the stream has from beyond is of
+    /// another log.
+    pub(crate) log_end: Lsn,
     /// The stream's end, read back far enough to hold whatever the slot may bring again.
     pub(crate) tail: Tail,
     /// What the stream may have lost of that; `None` if nothing.
@@ -287,8 +290,16 @@ pub(crate) struct Doubted {
     pub(crate) last_at_micros: i64,
     /// What was written down last.
     pub(crate) place: Option<Place>,
-    /// Nothing but the log's events can be among the messages that are counted.
-    pub(crate) counts: bool,
+}
+
+/// What becomes of the [`Place`] that is written down.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NotedPlace {
+    At(Place),
+    /// The one there is still tells everything.
+    Unchanged,
+    /// Everything before the one there is resolved, but nothing can be counted from there any more.
+    Uncounted,
 }
 
 /// How far the log was worked through, and the stream filled.

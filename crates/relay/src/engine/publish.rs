@@ -88,6 +88,7 @@ impl Publishing {
                 limits: start.limits,
                 ack_timeout: start.ack_timeout,
                 resolved_before: start.resolved_before,
+                log_end: start.log_end,
                 max_attempts: start.max_attempts,
                 parking_blocks: start.parking_blocks,
             },

@@ -13,7 +13,9 @@ impl Engine {
             self.publishing.scan_ended(false);
         }
         let publishing = &self.publishing;
-        let may_scan = publishing.may_scan(self.checkpoint.confirmed());
+        // Nothing that is doubted comes before what the log waits for.
+        let is_awaited = self.backfill.holds_the_log_back();
+        let may_scan = is_awaited || publishing.may_scan(self.checkpoint.confirmed());
         let scene = Scene {
             is_behind: self.marking.is_behind(publishing.confirmed()),
             is_draining: self.is_draining(),

@@ -82,6 +82,8 @@ struct Faults {
     slot_loss: bool,
     /// The stream loses messages while no relay runs.
     purges: bool,
+    /// Also where nothing tells what was published: events may come twice then.
+    untold: bool,
     /// Statements fail.
     failing: bool,
     /// Commits are visible some time after the log has them.
@@ -207,7 +209,7 @@ impl World {
         let old = rng.random_range(0..6);
         let (lsn, mut table) = (100, Table::new(faults.by_watermark));
         table.begin_epoch(Lsn(lsn));
-        let written = Written { end: Lsn(lsn), place: None };
+        let written = Written::new(Lsn(lsn));
         let publishing =
             publishing(faults, Lsn::ZERO, Tail::default(), None, &HashSet::new(), &HashMap::new());
         let gap = Gap { is_open: true, has_requeued: false };

@@ -106,6 +106,12 @@ impl Seen {
         self.added.extend(stored);
     }
 
+    /// Forgets what is stored before `seq`.
+    pub(super) fn forget_before(&mut self, seq: u64) {
+        self.read.retain(|it| it.1 >= seq);
+        self.added.retain(|_, at| *at >= seq);
+    }
+
     /// Where an id is stored.
     pub(super) fn get(&self, id: &Uuid) -> Option<u64> {
         self.added.get(id).copied().or_else(|| {

@@ -228,10 +228,17 @@ impl TailReader {
         Ok(self.info().await?.state.last_sequence)
     }
 
-    /// The newest `count` messages.
-    pub(crate) async fn newest(&self, count: u64, system_id: u64) -> Result<Tail, Error> {
+    /// Those of the newest `count` messages that are stored at sequence `from` or later.
+    pub(crate) async fn newest_since(
+        &self,
+        from: u64,
+        count: u64,
+        system_id: u64,
+    ) -> Result<Tail, Error> {
         let last_seq = self.info().await?.state.last_sequence;
-        self.read_since((last_seq + 1).saturating_sub(count), system_id).await
+        // Beyond the end: the stream was made anew since.
+        let from = if from > last_seq + 1 { 1 } else { from };
+        self.read_since(from.max((last_seq + 1).saturating_sub(count)), system_id).await
     }
 
     async fn range(

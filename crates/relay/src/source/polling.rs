@@ -6,7 +6,8 @@
 //!
 //! What keeps events single: `Nats-Msg-Id` while the broker remembers it. For the time beyond, the
 //! stream's newest messages are read when a session begins and after every trouble with the broker,
-//! enough of them to hold whatever any node published and did not mark.
+//! enough of them to hold whatever any node published and did not mark. What came since is read
+//! when rows are claimed, or sent, and the last reading is too old.
 
 mod claim_jobs;
 
@@ -66,7 +67,8 @@ impl Source for Polling {
         opening.on(&store, "check what setup made", checked).await?;
         let tail = TailReader::new(client, &config.stream.name).await?;
         nats::stream_check::check(config, client, &tail).await?;
-        let newest = tail.newest(reach(config), NO_SYSTEM).await?;
+        let (started, reach) = (Instant::now(), reach(config));
+        let newest = tail.newest_since(1, reach, NO_SYSTEM).await?;
         let history = History { system_id: NO_SYSTEM, timeline: 0 };
         let stream = &config.stream.name;
         let (publisher, answers) =
@@ -81,6 +83,7 @@ impl Source for Polling {
             workers: config.poll.workers,
             batch: config.poll.batch,
             interval: config.poll.interval,
+            reach,
             once,
             seed: rand::random(),
         });
@@ -91,7 +94,7 @@ impl Source for Polling {
             claims: HashMap::new(),
             free: vec![store],
         };
-        Ok(Opened { source, engine, publisher, answers, tail })
+        Ok(Opened { source, engine, publisher, answers, tail, started })
     }
 
     fn timeline(&self) -> Option<u32> {

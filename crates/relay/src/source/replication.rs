@@ -25,7 +25,7 @@ use self::mark_jobs::MarkStores;
 use self::replay_source::OpenReplay;
 use super::{Job, Opened, Source};
 use crate::config::Config;
-use crate::engine::{Decides, Effect, Engine, Input, Outcome, Place, Send};
+use crate::engine::{Decides, Effect, Engine, Input, Outcome, Send};
 use crate::error::Error;
 use crate::nats::{NatsLink, TailReader};
 use crate::postgres::sql::Scanner;
@@ -183,18 +183,11 @@ impl Source for Replication {
 
     async fn close(self, engine: &Engine) -> Result<(), Error> {
         let (slot, before) = (&self.config.slot, self.slot.confirmed);
-        let last = engine.last_position();
-        let confirmed = last.map_or(before, |it| it.max(before));
-        if last.is_some() {
-            // Exactly there, so that nobody can move the slot without it being seen. What the jobs
-            // left on the same connection is executed before.
-            // And nobody who writes to the stream, or purges it, until there is a relay again can
-            // make events count as published.
-            let place = Some(Place { commit_lsn: confirmed, ordinal: 0, seq: None });
-            let stored = self.store.checkpoint_at(slot, self.slot.reader, confirmed, place);
-            let late = Error::Stalled("the last position could not be written down");
-            tokio::time::timeout(LAST_POSITION_MAX, stored).await.unwrap_or(Err(late))?;
-        }
+        let (confirmed, place) = engine.last_position(before);
+        // What the jobs left on the same connection is executed before.
+        let stored = self.store.checkpoint_at(slot, self.slot.reader, confirmed, place);
+        let late = Error::Stalled("the last position could not be written down");
+        tokio::time::timeout(LAST_POSITION_MAX, stored).await.unwrap_or(Err(late))?;
         self.log.confirm(confirmed);
         if !self.log.stop(confirmed).await && confirmed > before {
             answered("advance the slot", self.store.advance_slot(slot, confirmed)).await?;

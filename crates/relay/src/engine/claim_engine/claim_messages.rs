@@ -25,6 +25,8 @@ pub(crate) struct ClaimStart {
     pub(crate) batch: usize,
     /// How long nothing is claimed after a claim that was not full.
     pub(crate) interval: Duration,
+    /// So many of the newest messages are remembered, of those that looks bring as well.
+    pub(crate) reach: u64,
     /// Ends when there is nothing to claim.
     pub(crate) once: bool,
     pub(crate) seed: u64,
@@ -49,9 +51,9 @@ pub(crate) enum ClaimEffect {
     NoteFailure { claim: u32, id: Uuid, reason: String, pause: Duration },
     /// Reads the stream from sequence `from` to its end, after waiting for `delay`.
     ReadTail { from: u64, delay: Duration },
-    /// Reads the stream's newest messages: others may have published rows that were claimed just now,
-    /// since the stream was last read, and may have ended before they marked them.
-    LookAtTail,
+    /// Reads what the stream got from sequence `from` on: others may have published rows that this
+    /// node has claimed since, and may have ended before they marked them.
+    LookAtTail { from: u64 },
     /// Marks or removes rows that were locked when that was to be done. May fail.
     MakeUpForMarks,
     /// Measures how long acknowledged events took.

@@ -115,13 +115,14 @@ impl World {
     fn node(&mut self) -> Node {
         self.sessions += 1;
         let engine = ClaimEngine::new(ClaimStart {
-            tail: self.newest(),
+            tail: self.newest_since(0),
             limits: Limits { events: 6, bytes: 1 << 20 },
             ack_timeout: Duration::from_secs(5),
             max_attempts: 9,
             workers: WORKERS,
             batch: BATCH,
             interval: Duration::from_secs(1),
+            reach: reach() as u64,
             once: false,
             seed: self.sessions.into(),
         });
@@ -129,23 +130,22 @@ impl World {
         Node { engine, session: self.sessions, began, under_way, stalled_until: Duration::ZERO }
     }
 
-    fn newest(&self) -> Tail {
-        self.tail_since(self.stream.len().saturating_sub(reach()))
+    /// Of the newest messages those that are behind the first `from` of the stream.
+    fn newest_since(&self, from: u64) -> Tail {
+        let newest = self.stream.len().saturating_sub(reach());
+        self.tail_since(newest.max(usize::try_from(from).expect("small")))
     }
 
     fn tail_since(&self, from: usize) -> Tail {
         let mut tail = Tail::ending_at(self.stream.len() as u64);
-        let messages = self.stream.iter().enumerate().skip(from);
-        tail.add(
-            0,
-            messages.map(|(at, (id, _))| TailMessage {
-                seq: at as u64 + 1,
-                id: Some(Uuid::from_u128(*id)),
-                position: None,
-                position_event: None,
-                replay: None,
-            }),
-        );
+        let message = |(at, (id, _)): (usize, &(u128, _))| TailMessage {
+            seq: at as u64 + 1,
+            id: Some(Uuid::from_u128(*id)),
+            position: None,
+            position_event: None,
+            replay: None,
+        };
+        tail.add(0, self.stream.iter().enumerate().skip(from).map(message));
         tail
     }
 
@@ -351,9 +351,9 @@ impl World {
                     false => Some(ClaimOutcome::Tail(self.tail_since(from))),
                 }
             }
-            ClaimEffect::LookAtTail => match self.is_faulty && self.rng.random_bool(0.1) {
+            ClaimEffect::LookAtTail { from } => match self.is_faulty && self.rng.random_bool(0.1) {
                 true => Some(ClaimOutcome::LookFailed("no answer".into())),
-                false => Some(ClaimOutcome::Looked(self.newest())),
+                false => Some(ClaimOutcome::Looked(self.newest_since(from - 1))),
             },
             ClaimEffect::MakeUpForMarks => None,
             effect => panic!("not under way: {effect:?}"),

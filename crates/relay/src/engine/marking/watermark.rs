@@ -1,10 +1,16 @@
 //! A watermark's way, and what it leaves open.
 
+use std::time::Duration;
+
 use crate::engine::effect::{Pass, Watermark};
 use crate::engine::messages::Resolved;
 
 /// Rows swept at a time.
 pub(crate) const SWEPT_AT_ONCE: usize = 5_000;
+
+/// How often a session that ends tries marks again that hit no row, and how long after each other.
+const TRIES_AT_THE_END: u32 = 10;
+const AGAIN_AFTER: Duration = Duration::from_millis(50);
 
 /// A watermark's way: taken, reached by the confirmed position, its marks executed, stored.
 #[derive(Debug, Clone)]
@@ -81,12 +87,13 @@ impl LostMarks {
 }
 
 /// Published events whose rows were not to be seen when they were to be marked. The sweeper marks
-/// them. A session that ends has no time for another sweep: it tries their marks once more, since a
-/// row becomes visible a moment after the log has it.
+/// them. A session that ends has no time for another sweep: it tries their marks again, since a row
+/// becomes visible a moment after the log has it.
 #[derive(Debug, Default, Clone)]
 pub(super) struct Unseen {
     events: Vec<Resolved>,
-    is_over: bool,
+    tried: u32,
+    again_at: Duration,
 }
 
 impl Unseen {
@@ -99,11 +106,17 @@ impl Unseen {
         self.events = Vec::new();
     }
 
-    /// Nothing from the second time on.
-    pub(super) fn take_once(&mut self) -> Vec<Resolved> {
-        if std::mem::replace(&mut self.is_over, true) {
+    /// Whether some are to be tried again by a session that ends.
+    pub(super) fn is_awaited(&self) -> bool {
+        !self.events.is_empty() && self.tried < TRIES_AT_THE_END
+    }
+
+    /// Those that are to be tried now.
+    pub(super) fn take(&mut self, now: Duration) -> Vec<Resolved> {
+        if !self.is_awaited() || now < self.again_at {
             return Vec::new();
         }
+        (self.tried, self.again_at) = (self.tried + 1, now + AGAIN_AFTER);
         std::mem::take(&mut self.events)
     }
 }

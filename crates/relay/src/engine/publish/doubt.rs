@@ -6,10 +6,9 @@
 //! - what was written down beside the slot: every event before that place is resolved;
 //! - the row's mark;
 //! - in fenced mode, the number of messages: the stream numbers them without gaps in the order of
-//!   the log, so as many events behind the place that was written down, or behind a marked one, are
-//!   stored as the stream has given out sequences since. The first thing that contradicts this
-//!   (another writer's message, a mark elsewhere, an event that is younger than the stream's last
-//!   message) ends it.
+//!   the log, so as many events behind the place that was written down are stored as the stream has
+//!   given out sequences since. The first thing that contradicts this (another writer's message, a
+//!   mark elsewhere, an event that is younger than the stream's last message) ends it.
 
 use std::collections::HashMap;
 
@@ -118,9 +117,9 @@ impl Doubt {
                     } else if self.next.is_some() {
                         run.clear(); // something else is in between
                     }
-                    // Without a number before there was nothing to be contradicted.
-                    let is_first = self.doubted.counts && self.next.is_none() && self.known == 0;
-                    let agrees = self.next == seq || came_late || is_first;
+                    // Nothing is counted from a mark alone: what a scan or a replay published may
+                    // stand behind it.
+                    let agrees = self.next.is_some() && self.next == seq || came_late;
                     self.next = seq.filter(|_| agrees).map(|seq| seq + 1);
                     (self.known, self.unknown) = (self.known + 1, 0);
                     stored.extend(index.map(|index| (index, seq)));
@@ -182,7 +181,8 @@ impl Publishing {
         confirmed >= self.known.doubted_before
     }
 
-    /// What is to be written down.
+    /// What is to be written down. `None` as long as that tells less than what may stand there: an
+    /// earlier session may have got further, and what the stream has of that may be purged.
     pub(crate) fn place(&self) -> Option<Place> {
         let (received, (commit_lsn, _, ordinal)) =
             (self.log.progress.received(), self.log.transaction);
@@ -198,8 +198,9 @@ impl Publishing {
         let seq = match first.map(|entry| (entry.stage, entry.sent.expected)) {
             Some((Stage::Sent, expected)) => Some(expected),
             Some((Stage::Waiting, _)) if self.stream.in_flight == 0 => Some(self.stream.expected),
-            // As long as the log repeats what the stream has, it has more than that.
             None if !self.has_stored_beyond((commit_lsn, ordinal)) => Some(self.stream.expected),
+            // Until what is in flight is answered, or the log has repeated what the stream has.
+            Some((Stage::Waiting, _)) | None if pure => return None,
             _ => None,
         };
         let is_known = self.link.state == Link::Up && commit_lsn > Lsn::ZERO;
@@ -213,7 +214,9 @@ impl Publishing {
 
     /// Whether the stream has, or may come to have, nothing of the log but what is `confirmed`.
     pub(crate) fn has_nothing_beyond(&self, confirmed: Lsn) -> bool {
-        self.is_idle() && !self.has_stored_beyond((confirmed, 0))
+        let (commit_lsn, _, brought) = self.log.transaction;
+        let is_within = brought > 0 && commit_lsn >= confirmed;
+        self.is_idle() && !is_within && !self.has_stored_beyond((confirmed, 0))
     }
 
     /// Whether an entry has to wait for what the table says.
@@ -304,18 +307,9 @@ mod tests {
     /// Judges events of which the table says so much, the first of them behind sequence `seq` by what
     /// was written down.
     fn judge(seq: Option<u64>, last_seq: u64, marks: &[Option<Option<u64>>]) -> Vec<u64> {
-        judge_with(true, seq, last_seq, marks)
-    }
-
-    fn judge_with(
-        counts: bool,
-        seq: Option<u64>,
-        last_seq: u64,
-        marks: &[Option<Option<u64>>],
-    ) -> Vec<u64> {
         let place = Some(Place { commit_lsn: Lsn(1), ordinal: 0, seq });
         let (first_seq, last_at_micros) = (last_seq + 1, 0);
-        let doubted = Doubted { before: Lsn(9), first_seq, last_at_micros, place, counts };
+        let doubted = Doubted { before: Lsn(9), first_seq, last_at_micros, place };
         let mut doubt = Doubt::new(doubted, last_seq, Mode::Fenced);
         // Of four the last is younger than the stream's last message.
         let item = |index: u64| {
@@ -335,14 +329,11 @@ mod tests {
     fn as_many_events_are_stored_as_the_stream_has_had_messages_since() {
         assert_eq!(judge(Some(10), 12, &[NOTHING; 4]), [0, 1]);
         assert_eq!(judge(Some(10), 10, &[NOTHING; 4]), [0; 0]);
-        assert_eq!(judge(None, 12, &[NOTHING, Some(Some(11)), NOTHING, NOTHING]), [1, 2]);
     }
 
     #[test]
-    fn where_copies_are_among_the_messages_only_marks_tell() {
-        let marks = [Some(Some(1000)), NOTHING, NOTHING, NOTHING];
-        assert_eq!(judge_with(true, None, 1001, &marks), [0, 1]);
-        assert_eq!(judge_with(false, None, 1001, &marks), [0]);
+    fn nothing_is_counted_from_a_mark_alone() {
+        assert_eq!(judge(None, 12, &[NOTHING, Some(Some(11)), NOTHING, NOTHING]), [1]);
     }
 
     #[test]

@@ -23,6 +23,8 @@ pub(super) struct Settings {
     pub(super) ack_timeout: Duration,
     /// Transactions that committed before this are resolved already.
     pub(super) resolved_before: Lsn,
+    /// Where the log ended when the session began.
+    pub(super) log_end: Lsn,
     pub(super) max_attempts: u32,
     /// Whether later events of a parked event's aggregate wait.
     pub(super) parking_blocks: bool,

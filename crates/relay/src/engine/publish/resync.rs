@@ -114,6 +114,10 @@ impl Publishing {
         for (index, seq) in found {
             self.note_stored(index, Some(seq), true);
         }
+        if self.settings.resolved_before == Lsn(u64::MAX) {
+            // Without a log nothing else ends what is remembered, and each reading is far enough.
+            self.known.seen = Seen::default();
+        }
         // The rest may still come: a predecessor's last messages, stored behind the first reading.
         self.remember(tail);
         self.count_foreign(foreign);
@@ -148,6 +152,11 @@ impl Publishing {
         }
     }
 
+    /// No message of the stream before `seq` is looked for any more.
+    pub(crate) fn forget_before(&mut self, seq: u64) {
+        self.known.seen.forget_before(seq);
+    }
+
     fn count_foreign(&mut self, foreign: usize) {
         if foreign == 0 || self.mode == Mode::Keyed {
             return;
@@ -164,15 +173,13 @@ impl Publishing {
     }
 
     pub(super) fn remember(&mut self, tail: Tail) {
-        if self.settings.resolved_before == Lsn(u64::MAX) {
-            // Without a log nothing else ends what is remembered, and each reading is far enough.
-            self.known.seen = Seen::default();
-        }
         if let Some(position) = tail.position {
             self.known.seen_before = self.known.seen_before.max(position.commit_lsn);
             let (last, stored) = (self.log.last_position, self.log.stored_position);
             self.log.last_position = LastPosition::later(last, Some(position));
-            self.log.stored_position = LastPosition::later(stored, Some(position));
+            // Of a log that ended elsewhere (a restore, a failover) there may be later ones.
+            let stored_here = Some(position).filter(|it| it.commit_lsn < self.settings.log_end);
+            self.log.stored_position = LastPosition::later(stored, stored_here);
         }
         self.known.seen.add(tail.stored);
     }

@@ -28,6 +28,7 @@ fn start_on(tail: Tail, batches: bool) -> Publishing {
         limits: Limits { events: 100, bytes: 1 << 20 },
         ack_timeout: Duration::from_secs(1),
         resolved_before: Lsn::ZERO,
+        log_end: Lsn(u64::MAX),
         tail,
         batches,
         dead: HashSet::new(),
@@ -352,4 +353,17 @@ fn a_limit_is_believed_once_it_was_read_after_the_event_came() {
         assert_eq!(matches!(request, Request::Park { .. }), parked, "{request:?}");
         state.apply(state.now, Input::Tail(Tail::ending_at(0)));
     }
+}
+
+#[test]
+fn a_transaction_that_is_not_whole_is_beyond_what_is_confirmed() {
+    let mut state = fenced();
+    let now = Duration::ZERO;
+    state.apply(now, Input::Begin { commit_lsn: Lsn(5), commit_time_micros: 0 });
+    log(&mut state, 1);
+    send_all(&mut state);
+    ack(&mut state, 0);
+    assert!(!state.has_nothing_beyond(state.confirmed()), "the stream has one event of it");
+    state.apply(now, Input::Commit { end_lsn: Lsn(6) });
+    assert!(state.has_nothing_beyond(state.confirmed()));
 }

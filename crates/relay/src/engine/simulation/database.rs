@@ -10,8 +10,8 @@ use uuid::Uuid;
 use super::check::is_dropped;
 use super::{MAX_ATTEMPTS, World};
 use crate::engine::{
-    CopyAnswer, Decides, Effect, Found, Marked, Notice, Outcome, Place, ReplayUnread, RowOfDead,
-    ScanMarks, ScanRead, SlotHealth, Verdict,
+    CopyAnswer, Decides, Effect, Found, Marked, NotedPlace, Notice, Outcome, Place, ReplayUnread,
+    RowOfDead, ScanMarks, ScanRead, SlotHealth, Verdict,
 };
 
 /// Rows of a scan at a time.
@@ -25,6 +25,29 @@ const IDLE_SCAN_MAX: Duration = Duration::from_millis(2_000 + 3_300);
 pub(super) struct Written {
     pub(super) end: Lsn,
     pub(super) place: Option<Place>,
+    /// The place has told, since nothing but the log's events was last sent, how far relays came.
+    pub(super) is_told: bool,
+}
+
+impl Written {
+    pub(super) fn new(end: Lsn) -> Self {
+        Self { end, place: None, is_told: false }
+    }
+
+    pub(super) fn note(&mut self, place: NotedPlace) {
+        self.place = match place {
+            NotedPlace::At(place) => Some(place),
+            NotedPlace::Unchanged => self.place,
+            NotedPlace::Uncounted => self.place.map(|it| Place { seq: None, ..it }),
+        };
+        self.is_told |= self.place.is_some_and(|it| it.seq.is_some());
+    }
+
+    /// Others' messages come between the log's.
+    pub(super) fn uncount(&mut self) {
+        self.note(NotedPlace::Uncounted);
+        self.is_told = false;
+    }
 }
 
 /// A connection executes its statements in order.
@@ -159,8 +182,12 @@ impl World {
             Effect::Checkpoint { place } => {
                 self.lsn += 3; // the row that it writes
                 self.written.end = self.written.end.max(Lsn(self.lsn));
-                let kept = self.written.place.map(|it| Place { seq: None, ..it });
-                self.written.place = place.or(kept);
+                self.written.note(match place {
+                    NotedPlace::At(it) if self.is_gap_open => {
+                        NotedPlace::At(Place { seq: None, ..it })
+                    }
+                    place => place,
+                });
                 Outcome::Checkpointed(Some(Lsn(self.lsn)))
             }
             Effect::LookAtSlot => Outcome::Slot(SlotHealth::default()),
@@ -231,7 +258,7 @@ impl World {
             }
             Effect::NoteGapFilled { .. } => {
                 self.is_gap_open = false;
-                self.written.place = self.written.place.map(|it| Place { seq: None, ..it });
+                self.written.uncount();
                 Outcome::GapNoted(true)
             }
             effect => panic!("not a job: {effect:?}"),
@@ -243,7 +270,7 @@ impl World {
         let rows: Vec<u128> = cursor.drain(..cursor.len().min(SCANNED_AT_ONCE)).collect();
         if opens_gap && !rows.is_empty() {
             self.is_gap_open = true;
-            self.written.place = self.written.place.map(|it| Place { seq: None, ..it });
+            self.written.uncount();
         }
         let seen = (with_tail && !rows.is_empty()).then(|| self.tail_since(1));
         let rows = rows.iter().map(|id| self.scanned(*id)).collect();

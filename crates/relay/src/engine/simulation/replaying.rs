@@ -109,7 +109,7 @@ impl World {
                     per_second: None,
                     elsewhere,
                 };
-                self.written.place = self.written.place.map(|it| super::Place { seq: None, ..it });
+                self.written.uncount();
                 Outcome::ReplayBegun(Some(start))
             }
             (Effect::BeginReplay(_), None) => Outcome::ReplayBegun(None),

@@ -41,20 +41,15 @@ impl World {
                 let _ = self.execute(effect);
             }
         }
-        let mut is_told = self.tells() && !is_refused;
         if self.faults.purges && self.rng.random_bool(0.3) {
             self.stop();
-            is_told |= self.tells() && !is_refused;
         }
+        let is_told = self.written.is_told && !self.is_gap_open && !is_refused;
+        let is_told = is_told || self.faults.untold;
         if self.faults.purges && is_told && self.rng.random_bool(0.7) {
             self.purge();
         }
         self.begin_session();
-    }
-
-    /// Whether what is written down tells how far an earlier relay came, whatever the stream has.
-    fn tells(&self) -> bool {
-        !self.is_gap_open && self.written.place.is_some_and(|it| it.seq.is_some())
     }
 
     pub(super) fn begin_session(&mut self) {
@@ -66,8 +61,6 @@ impl World {
             first_seq: self.purged as u64 + 1,
             last_at_micros: 0,
             place: self.written.place,
-            counts: self.replays.is_empty()
-                || self.written.place.is_some_and(|it| it.seq.is_some()),
         });
         let dead = self.dead.keys().chain(&self.requeued).copied().collect();
         let publishing =
@@ -81,13 +74,10 @@ impl World {
 
     /// The relay is asked to stop, and does as `Replication::close`.
     fn stop(&mut self) {
-        if let Some(position) = self.relay.engine.last_position() {
-            let commit_lsn = self.slot_confirmed.max(position);
-            self.slot_confirmed = commit_lsn;
-            let place = Some(Place { commit_lsn, ordinal: 0, seq: None });
-            self.written.place = place;
-            self.written.end = self.written.end.max(commit_lsn);
-        }
+        let (confirmed, place) = self.relay.engine.last_position(self.slot_confirmed);
+        self.slot_confirmed = confirmed;
+        self.written.note(place);
+        self.written.end = confirmed;
     }
 
     /// Old messages go, as by an operator's hand or by age.
@@ -116,8 +106,7 @@ impl World {
         self.relay.jobs.clear();
         self.lsn += 1;
         self.slot_confirmed = Lsn(self.lsn);
-        self.written.end = Lsn(self.lsn);
-        self.written.place = None;
+        self.written = Written::new(Lsn(self.lsn));
         self.table.begin_epoch(Lsn(self.lsn));
         self.is_gap_open = true;
         self.crash();
@@ -125,8 +114,8 @@ impl World {
 
     /// A row appears that only the scanner can bring, while the log is followed.
     ///
-    /// Not while a predecessor's messages may still arrive: its predictions hold only as long as
-    /// the same events are sent again in the same order.
+    /// Not while a predecessor's messages may still arrive: its expected sequences hold only as long
+    /// as the same events are sent again in the same order.
     pub(super) fn unmark_by_hand(&mut self) {
         if self.old_connections_are_empty() && self.rng.random_bool(0.5) {
             let row = self.mint();
@@ -180,6 +169,7 @@ pub(super) fn publishing(
         limits: Limits { events: WINDOW, bytes: 1 << 20 },
         ack_timeout: Duration::from_secs(2),
         resolved_before,
+        log_end: Lsn(u64::MAX),
         tail,
         batches: faults.batches,
         dead: dead.iter().map(|id| Uuid::from_u128(*id)).collect(),

@@ -343,22 +343,6 @@ impl Store {
         })
     }
 
-    /// Whether copies may be among the messages that were stored since it was last written down how
-    /// far the log is resolved.
-    pub(crate) async fn has_copies(&self, slot: &str) -> Result<bool, Error> {
-        let sql = format!(
-            "SELECT EXISTS (SELECT FROM {replays} r LEFT JOIN {state} s USING (slot)
-                 WHERE slot = $1 AND r.started_at IS NOT NULL
-                     AND (r.ended_at IS NULL OR s.resolved_at IS NULL
-                         OR greatest(r.noted_at, r.started_at, r.ended_at)
-                             >= s.resolved_at - interval '1 minute'))",
-            replays = self.table.companion("tailpost_replays"),
-            state = self.table.companion("tailpost_state"),
-        );
-        let row = self.client().query_one(&sql, &[&slot]).await;
-        row.map(|it| it.get(0)).map_err(Error::sql("look for a replay"))
-    }
-
     /// Writes down which cluster's positions the table has from now on.
     pub(crate) async fn note_epoch(&self, system_id: u64, timeline: u32) -> Result<(), Error> {
         // A session opens, and goes on, also while a synchronous standby is away.

@@ -7,7 +7,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::{PgLsn, ToSql};
 
 use super::{Store, mark};
-use crate::engine::{Place, SlotHealth, Watermark};
+use crate::engine::{NotedPlace, Place, SlotHealth, Watermark};
 use crate::error::Error;
 
 /// The state row: what the slot brings, and how far the log has been worked through.
@@ -82,6 +82,13 @@ impl Store {
         Ok(())
     }
 
+    /// Where the log ends now.
+    pub(crate) async fn log_end(&self) -> Result<Lsn, Error> {
+        let row = self.client().query_one("SELECT pg_current_wal_insert_lsn()", &[]).await;
+        let end: PgLsn = row.map_err(Error::sql("ask for the log's end"))?.get(0);
+        Ok(Lsn(end.into()))
+    }
+
     /// Stores, durably, the end of the WAL as the checkpoint. The slot may then be confirmed up to
     /// there; a slot that is created later begins behind it. `place` says up to where everything is
     /// resolved; the slot must not be confirmed beyond that either.
@@ -93,22 +100,22 @@ impl Store {
         &self,
         slot: &str,
         reader: i32,
-        place: Option<Place>,
+        place: NotedPlace,
     ) -> Result<Lsn, Error> {
         // By itself, and first: whoever reads the slot afterwards has read it all the time.
-        let row = self.client().query_one("SELECT pg_current_wal_insert_lsn()", &[]).await;
-        let end: PgLsn = row.map_err(Error::sql("ask for the log's end"))?.get(0);
-        let end = Lsn(end.into());
+        let end = self.log_end().await?;
         self.checkpoint_at(slot, reader, end, place).await.map(|()| end)
     }
 
     /// As [`checkpoint`](Self::checkpoint), for a position that the slot was not confirmed beyond.
+    ///
+    /// Nothing is counted from a place while a scan works: it may have begun since that was decided.
     pub(crate) async fn checkpoint_at(
         &self,
         slot: &str,
         reader: i32,
         at: Lsn,
-        place: Option<Place>,
+        place: NotedPlace,
     ) -> Result<(), Error> {
         // Not waiting for synchronous standbys: they have no part in what the slot confirms.
         let sql = format!(
@@ -116,7 +123,9 @@ impl Store {
              UPDATE {} SET checkpoint_lsn = $2, held_lsn = $2, updated_at = now(),
                  resolved_lsn = coalesce($4, resolved_lsn),
                  resolved_ordinal = CASE WHEN $4 IS NULL THEN resolved_ordinal ELSE $5 END,
-                 resolved_stream_seq = $6, resolved_at = now()
+                 resolved_stream_seq = CASE WHEN $7 THEN resolved_stream_seq
+                     WHEN gap_filled_at IS NOT NULL THEN $6 END,
+                 resolved_at = CASE WHEN $7 THEN resolved_at ELSE now() END
              FROM durable
              WHERE slot = $1 AND EXISTS (
                  SELECT FROM pg_replication_slots WHERE slot_name = $1 AND active_pid = $3
@@ -124,10 +133,16 @@ impl Store {
             self.table.companion("tailpost_state")
         );
         let at = PgLsn::from(at.0);
+        let is_unchanged = place == NotedPlace::Unchanged;
+        let place = match place {
+            NotedPlace::At(place) => Some(place),
+            NotedPlace::Unchanged | NotedPlace::Uncounted => None,
+        };
         let lsn = place.map(|it| PgLsn::from(it.commit_lsn.0));
         let ordinal = place.map(|it| i64::from(it.ordinal));
         let seq = place.and_then(|it| it.seq).map(u64::cast_signed);
-        let parameters: [&(dyn ToSql + Sync); 6] = [&slot, &at, &reader, &lsn, &ordinal, &seq];
+        let parameters: [&(dyn ToSql + Sync); 7] =
+            [&slot, &at, &reader, &lsn, &ordinal, &seq, &is_unchanged];
         let written = self.client().execute(&sql, &parameters).await;
         match written.map_err(Error::sql("store the checkpoint"))? {
             0 => Err(Error::SlotBusy { slot: slot.to_owned() }),

@@ -28,9 +28,6 @@ const CONTENDED_MAX: u32 = 5;
 /// The pause between two of them.
 const CONTENDED_PAUSE: Duration = Duration::from_secs(1);
 
-/// How long claimed rows wait for a look at the stream.
-const LOOK_MAX: Duration = Duration::from_secs(5);
-
 type Job = source::Job<Done>;
 
 /// What a job brought.
@@ -100,7 +97,9 @@ impl Polling {
                 let from = from.saturating_sub(reach(&self.config)).max(1);
                 read_tail(self.tail.clone(), from, delay)
             }
-            ClaimEffect::LookAtTail => look_at_tail(self.tail.clone(), reach(&self.config)),
+            ClaimEffect::LookAtTail { from } => {
+                look_at_tail(self.tail.clone(), from, reach(&self.config))
+            }
             ClaimEffect::MakeUpForMarks => {
                 let store = self.free.pop()?;
                 job(async move {
@@ -184,14 +183,12 @@ fn read_tail(tail: TailReader, from: u64, delay: Duration) -> Job {
     .boxed()
 }
 
-/// Bounded, for the claim waits for it.
-fn look_at_tail(tail: TailReader, newest: u64) -> Job {
+/// As long as the stream answers: each request of it is bounded.
+fn look_at_tail(tail: TailReader, from: u64, newest: u64) -> Job {
     async move {
-        let looked = tokio::time::timeout(LOOK_MAX, tail.newest(newest, NO_SYSTEM)).await;
-        Ok(Done::Outcome(match looked {
-            Ok(Ok(tail)) => ClaimOutcome::Looked(tail),
-            Ok(Err(error)) => ClaimOutcome::LookFailed(describe(&error)),
-            Err(_) => ClaimOutcome::LookFailed(format!("no answer in {LOOK_MAX:?}")),
+        Ok(Done::Outcome(match tail.newest_since(from, newest, NO_SYSTEM).await {
+            Ok(tail) => ClaimOutcome::Looked(tail),
+            Err(error) => ClaimOutcome::LookFailed(describe(&error)),
         }))
     }
     .boxed()

@@ -10,7 +10,7 @@ use uuid::Uuid;
 use super::replay_source::{self, OpenReplay};
 use crate::describe;
 use crate::engine::{
-    Blocked, Dead, Found, Marked, Outcome, Parked, Place, ReplayStart, ReplayUnread, Resolved,
+    Blocked, Dead, Found, Marked, NotedPlace, Outcome, Parked, ReplayStart, ReplayUnread, Resolved,
     Statement, Tail,
 };
 use crate::error::Error;
@@ -132,12 +132,7 @@ pub(super) fn heartbeat(store: Arc<Store>) -> Job {
     job(async move { store.heartbeat().await.map(|()| Done::Nothing) })
 }
 
-pub(super) fn checkpoint(
-    store: Arc<Store>,
-    slot: String,
-    reader: i32,
-    place: Option<Place>,
-) -> Job {
+pub(super) fn checkpoint(store: Arc<Store>, slot: String, reader: i32, place: NotedPlace) -> Job {
     job(async move {
         match store.checkpoint(&slot, reader, place).await {
             // Nothing is confirmed meanwhile, and everything else goes on.

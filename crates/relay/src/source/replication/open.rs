@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Instant;
 
 use async_nats::Client;
 use pgoutput::Lsn;
@@ -44,7 +45,6 @@ const OTHERS_AFTER: f64 = 60.0;
 /// What there is besides the stream's messages that tells what an earlier session published.
 struct Evidence<'a> {
     store: &'a Store,
-    slot: &'a str,
     resolved: Option<ResolvedPlace>,
     /// No earlier session has read this slot.
     is_new: bool,
@@ -74,9 +74,7 @@ impl Evidence<'_> {
         }
         let before = log_end(self.store).await?;
         let first_seq = state.first_sequence;
-        let is_told = place.is_some_and(|it| it.seq.is_some());
-        let counts = is_told || !self.store.has_copies(self.slot).await?;
-        Ok(Some(Doubted { before, first_seq, last_at_micros, place, counts }))
+        Ok(Some(Doubted { before, first_seq, last_at_micros, place }))
     }
 }
 
@@ -91,6 +89,7 @@ async fn publishing(
     evidence: Evidence<'_>,
 ) -> Result<Publishing, Error> {
     let resolved_before = way.resolved_before;
+    let log_end = answered("ask for the log's end", evidence.store.log_end()).await?;
     let (tail, is_whole) = reader.all_back_to(way).await?;
     let looked = evidence.store.tried(&config.slot);
     let tried = answered("look for events that were tried", looked).await?;
@@ -108,6 +107,7 @@ async fn publishing(
         limits: Limits { events: config.window.events, bytes: config.window.bytes },
         ack_timeout: config.ack_timeout,
         resolved_before,
+        log_end,
         tail,
         batches,
         doubted,
@@ -245,7 +245,7 @@ pub(super) async fn open(
         || config.on_park == OnPark::BlockKey
         // Asked after the dead letters were read: what is requeued meanwhile is among them.
         || opening.on(&store, "look for requeued events", store.has_requeued()).await?;
-    let evidence = Evidence { store: &store, slot: &config.slot, resolved, is_new };
+    let evidence = Evidence { store: &store, resolved, is_new };
     let publishing = publishing(config, mode(config), way, &tail, batches, dead, evidence).await?;
     let history = History { system_id, timeline };
     let stream = &config.stream.name;
@@ -278,5 +278,5 @@ pub(super) async fn open(
         scanner: None,
         replay: None,
     };
-    Ok(Opened { source, engine, publisher, answers, tail })
+    Ok(Opened { source, engine, publisher, answers, tail, started: Instant::now() })
 }

@@ -186,7 +186,9 @@ impl Replication {
                     return postponed(error);
                 }
                 let seen = match tail {
-                    Some(tail) if !rows.is_empty() => Some(tail.newest(reach, system_id).await?),
+                    Some(tail) if !rows.is_empty() => {
+                        Some(tail.newest_since(1, reach, system_id).await?)
+                    }
                     _ => None,
                 };
                 Ok(Done::Scanned(Scanned { scanner, rows, blocked, seen }))

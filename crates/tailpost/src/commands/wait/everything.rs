@@ -4,8 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use async_nats::jetstream;
-use async_nats::jetstream::consumer::{Config, PullConsumer};
-use async_nats::jetstream::stream::{LastRawMessageErrorKind, Stream};
+use async_nats::jetstream::consumer::PullConsumer;
 use serde::Serialize;
 
 use crate::cli::WaitArgs;
@@ -54,43 +53,24 @@ async fn processed(consumer: &str, settings: &Settings, until: Instant) -> anyho
     let client = settings.nats_target()?.connect("tailpost wait").await?;
     let context = jetstream::new(client);
     let looking = || format!("look for the consumer {consumer} of the stream {stream}");
-    let stored = context.get_stream_no_info(&stream).await.with_context(looking)?;
-    let mut durable: PullConsumer = stored
-        .get_consumer(consumer)
-        .await
-        .map_err(anyhow::Error::from_boxed)
-        .with_context(looking)?;
-    let last = last_for(&stored, &durable.cached_info().config).await.with_context(looking)?;
+    let last = context.get_stream(&stream).await.with_context(looking)?;
+    let last = last.cached_info().state.last_sequence;
+    let mut durable: PullConsumer =
+        context.get_consumer_from_stream(consumer, &stream).await.with_context(looking)?;
+    // A consumer counts a message as pending a little after the stream has stored it. With a filter
+    // it need not come to the last one: two looks tell.
+    let mut had_nothing = false;
     loop {
         let info = durable.info().await.with_context(looking)?;
         let left = info.num_pending + info.num_ack_pending as u64;
-        // A consumer counts a message as pending a little after the stream has stored it.
-        let is_counted = info.delivered.stream_sequence >= last;
-        if left == 0 && is_counted || info.ack_floor.stream_sequence >= last {
+        let is_there = info.delivered.stream_sequence >= last || had_nothing;
+        if left == 0 && is_there || info.ack_floor.stream_sequence >= last {
             return Ok(0);
         }
-        if Instant::now() >= until {
-            return Ok(left.max(1));
+        if left > 0 && Instant::now() >= until {
+            return Ok(left);
         }
+        had_nothing = left == 0;
         tokio::time::sleep(LOOK_EVERY).await;
     }
-}
-
-/// The sequence of the newest message that the consumer is to get; 0 if there is none.
-async fn last_for(stream: &Stream<()>, consumer: &Config) -> anyhow::Result<u64> {
-    let one = Some(&consumer.filter_subject).filter(|it| !it.is_empty());
-    let mut filters: Vec<_> = one.into_iter().chain(&consumer.filter_subjects).collect();
-    let everything = ">".to_owned();
-    if filters.is_empty() {
-        filters.push(&everything);
-    }
-    let mut last = 0;
-    for filter in filters {
-        match stream.get_last_raw_message_by_subject(filter).await {
-            Ok(message) => last = last.max(message.sequence),
-            Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-    Ok(last)
 }
