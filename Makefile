@@ -35,7 +35,8 @@ test: servers-all ## run the tests on real servers; ARGS="part_of_a_name"
 
 long: servers-all ## run the tests that `make test` leaves out because they take longest
 	$(CARGO) build --workspace --bin tailpost
-	$(CARGO) nextest run --workspace --ignore-default-filter -E 'not default()' $(ARGS)
+	EXAMPLES=25 $(CARGO) nextest run --workspace --ignore-default-filter \
+		-E 'not default() + test(the_inbox_answers_as_its_document_says)' $(ARGS)
 
 simulate: ## play SEEDS schedules of each simulation of the relay and the inbox
 	@echo "$(SEEDS) schedules of each simulation"

@@ -27,6 +27,11 @@ fn modules() -> PathBuf {
     found
 }
 
+/// Requests of each kind that are made up. `EXAMPLES=n` says how many.
+fn examples() -> String {
+    std::env::var("EXAMPLES").unwrap_or_else(|_| "3".into())
+}
+
 /// Sends requests that the document allows and requests that it forbids.
 async fn check(address: SocketAddr, examples: &str, filter: &[&str]) {
     let document = format!("http://{address}/api/v1/openapi.json");
@@ -80,7 +85,7 @@ async fn the_relay_answers_as_its_document_says_whatever_it_is_asked() {
     env.wait_marked().await;
     let paths = answers(admin.addr(), "/api/v1/openapi.json").await;
     assert!(paths["paths"]["/api/v1/replays/{id}/cancel"]["post"].is_object(), "{paths}");
-    check(admin.addr(), "10", &["--exclude-path-regex", "/wait$"]).await;
+    check(admin.addr(), &examples(), &["--exclude-path-regex", "/wait$"]).await;
     check(admin.addr(), "2", &["--include-path-regex", "/wait$"]).await;
     assert_eq!(relay.exited(), None, "{}", relay.log());
     env.insert(20).await;
@@ -100,7 +105,7 @@ async fn the_inbox_answers_as_its_document_says_whatever_it_is_asked() {
         get(admin.addr(), "/readyz").await.is_some_and(|it| it.starts_with("HTTP/1.1 200 "))
     })
     .await;
-    check(admin.addr(), "10", &["--exclude-path-regex", "/wait$"]).await;
+    check(admin.addr(), &examples(), &["--exclude-path-regex", "/wait$"]).await;
     check(admin.addr(), "2", &["--include-path-regex", "/wait$"]).await;
     assert_eq!(inbox.exited(), None, "{}", inbox.log());
 }

@@ -1,5 +1,5 @@
 //! Two workers and one role: statements that are late, lost, or answered to nobody, connections that
-//! break, processes that are stopped and go on. 500 seeds; `SEEDS=n` plays more; `REPLAY_SEED=n`
+//! break, processes that are stopped and go on. 200 seeds; `SEEDS=n` plays more; `REPLAY_SEED=n`
 //! repeats one.
 
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use uuid::Uuid;
 use super::role_lease::{Former, Found, Role, RoleLease, Step};
 use super::seeds::seeds;
 
-const SEEDS: u64 = 500;
+const SEEDS: u64 = 200;
 const WORKERS: usize = 2;
 const LEASE_MILLIS: u64 = 3_000;
 const LEASE: Duration = Duration::from_millis(LEASE_MILLIS);
