@@ -197,3 +197,32 @@ async fn a_locked_row_stops_no_poll() {
     assert_eq!(env.stored_count().await, 1_050);
     assert_ordered(&env).await;
 }
+
+/// R-REL-08: the relay that had the rows published them and ended before it marked them. When another
+/// one claims them, the broker has forgotten their ids, and that relay's reading is older.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_another_relay_published_long_ago_is_not_published_again() {
+    let mut env = env().await;
+    // Longer than the broker remembers ids.
+    env.set("TAILPOST_RELAY__POLL_INTERVAL", "75s");
+    let _late = env.relay();
+    let has_looked = "SELECT count(*) FROM pg_stat_activity
+        WHERE application_name LIKE 'tailpost%' AND query LIKE '%advisory%'";
+    until(DEADLINE, "it has looked for rows", async || env.query::<i64>(has_looked).await > 0)
+        .await;
+    let mut ids = env.insert(20).await;
+    let mut client = env.client().await;
+    let lock = client.transaction().await.expect("begin");
+    lock.batch_execute("LOCK outbox_events IN SHARE MODE").await.expect("lock");
+    env.set("TAILPOST_RELAY__POLL_INTERVAL", "50ms");
+    let first = env.relay();
+    env.wait_stored(20).await;
+    first.kill9().await;
+    lock.rollback().await.expect("roll back");
+    assert_eq!(env.unmarked().await, 20, "it could mark none");
+    env.wait_marked().await;
+    let mut stored = env.stored_ids().await;
+    stored.sort_unstable();
+    ids.sort_unstable();
+    assert_eq!(stored, ids);
+}
