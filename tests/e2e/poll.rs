@@ -7,6 +7,11 @@ use support::{DEADLINE, Load, TestEnv, TestEnvOptions, until};
 
 /// A server that writes no more to its log than replication needs.
 async fn env() -> TestEnv {
+    remembering("2m").await
+}
+
+/// The same, with a broker that remembers ids for so long.
+async fn remembering(ids: &str) -> TestEnv {
     let postgres = PostgresOptions {
         settings: vec![("wal_level".into(), "replica".into())],
         ..PostgresOptions::default()
@@ -14,6 +19,7 @@ async fn env() -> TestEnv {
     let nats = NatsOptions { max_payload: Some(4_096), ..NatsOptions::default() };
     let mut env = TestEnv::with(TestEnvOptions { postgres, nats, proxied: true }).await;
     env.set("TAILPOST_RELAY__MODE", "poll");
+    env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", ids);
     env.setup().await;
     env
 }
@@ -202,8 +208,8 @@ async fn a_locked_row_stops_no_poll() {
 /// one claims them, the broker has forgotten their ids, and that relay's reading is older.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_another_relay_published_long_ago_is_not_published_again() {
-    let mut env = env().await;
-    // Longer than the broker remembers ids.
+    let mut env = remembering("60s").await;
+    // Longer than that.
     env.set("TAILPOST_RELAY__POLL_INTERVAL", "75s");
     let _late = env.relay();
     let has_looked = "SELECT count(*) FROM pg_stat_activity
