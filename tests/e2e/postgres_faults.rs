@@ -53,6 +53,7 @@ async fn postgres_stops_within_seconds_while_the_broker_is_down() {
     let relay = env.relay();
     relay.wait_active().await;
     let mut ids = env.insert(100).await;
+    env.wait_marked().await;
     env.wait_confirmed().await;
     env.nats.kill().await.unwrap();
     ids.extend(env.insert(100).await);
