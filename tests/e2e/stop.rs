@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use support::{DEADLINE, TestEnv};
+use support::{DEADLINE, TestEnv, until};
 
 /// Events that the slot would bring again.
 const STILL_TO_COME: &str = "
@@ -72,6 +72,8 @@ async fn sigterm_while_the_broker_is_down_ends_and_loses_nothing() {
     env.wait_sent().await;
     relay.sigterm();
     assert!(relay.wait_exit(Duration::from_secs(30)).await.success());
+    let reads = "SELECT count(*) FROM pg_replication_slots WHERE active";
+    until(DEADLINE, "nobody reads the slot", async || env.query::<i64>(reads).await == 0).await;
     assert_eq!(env.query::<i64>(STILL_TO_COME).await, 100);
 
     env.nats.start_again().await.unwrap();
