@@ -5,7 +5,7 @@ use crate::engine::Mode;
 use crate::engine::seeds::seeds;
 
 /// Of each mix.
-const SEEDS: u64 = 50;
+const SEEDS: u64 = 30;
 const STEPS: usize = 600;
 
 /// Nothing but commits, crashes, broken connections and lost messages.
