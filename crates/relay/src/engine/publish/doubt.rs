@@ -112,14 +112,14 @@ impl Doubt {
                     let is_behind = |it: Option<u64>| it.is_some_and(|it| it > self.last_seq);
                     // What a predecessor sent may come later than the session began.
                     let came_late = is_behind(self.next) && is_behind(seq);
-                    if self.next == seq || came_late {
+                    let agrees = self.next == seq || came_late;
+                    if agrees {
                         stored.append(&mut run);
                     } else if self.next.is_some() {
                         run.clear(); // something else is in between
                     }
                     // Nothing is counted from a mark alone: what a scan or a replay published may
                     // stand behind it.
-                    let agrees = self.next.is_some() && self.next == seq || came_late;
                     self.next = seq.filter(|_| agrees).map(|seq| seq + 1);
                     (self.known, self.unknown) = (self.known + 1, 0);
                     stored.extend(index.map(|index| (index, seq)));

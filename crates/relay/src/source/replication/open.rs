@@ -72,7 +72,7 @@ impl Evidence<'_> {
         {
             place.seq = None; // not all of it was the relay's
         }
-        let before = log_end(self.store).await?;
+        let before = reachable_end(self.store).await?;
         let first_seq = state.first_sequence;
         Ok(Some(Doubted { before, first_seq, last_at_micros, place }))
     }
@@ -202,7 +202,7 @@ async fn log_stream(
     Ok(LogStream::new(walsender, rows, messages))
 }
 
-async fn log_end(store: &Store) -> Result<Lsn, Error> {
+async fn reachable_end(store: &Store) -> Result<Lsn, Error> {
     answered("ask for the log's end", store.mark_the_end()).await
 }
 
@@ -251,7 +251,7 @@ pub(super) async fn open(
     let stream = &config.stream.name;
     let (publisher, answers) =
         Publisher::new(client.clone(), stream, history, config.dedup, tail.limits(), link).await?;
-    let until = if once { Some(log_end(&store).await?) } else { None };
+    let until = if once { Some(reachable_end(&store).await?) } else { None };
     let marks = mark_stores(config).await?;
     answered("configure the session", store.wait_for_locks(Some(BOOKS_WAIT))).await?;
     let rows = for_rows(config).await?;
