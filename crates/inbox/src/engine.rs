@@ -1,5 +1,6 @@
 //! What to do next, without I/O and without a clock: lanes, retries, pauses, the role.
 
+mod assertions;
 mod backoff;
 mod breaker;
 mod capacity;

@@ -28,6 +28,7 @@
 //! - **D, bounded**: [`Limits`] stop the reading of the log; every other queue here is a function
 //!   of the window's length.
 
+mod assertions;
 mod backfill;
 mod backoff;
 mod breaker;
@@ -171,6 +172,7 @@ impl Decides for Engine {
         }
         self.mark(now);
         self.confirm(now);
+        self.assert_holds();
     }
 
     fn next_effect(&mut self) -> Option<Effect> {

@@ -260,6 +260,15 @@ impl Breaker {
         self.trial = self.trial.filter(|trial| *trial != id);
     }
 
+    pub(super) fn assert_holds(&self) {
+        let is_suspect = |id| self.suspects.contains_key(&id);
+        assert!(self.trial.is_none_or(is_suspect), "an event on trial that is no suspect");
+        assert!(self.phase != Phase::Closed || self.failures == 0, "closed after a failure");
+        assert!(self.failures == 0 || self.trouble.is_some(), "paused, and nobody knows why");
+        let turns = self.failing.values().all(|it| it.turn <= self.turns);
+        assert!(turns, "a failure that is to come");
+    }
+
     /// Why the consumer is paused, if it is.
     pub(crate) fn pause(&self) -> Option<(TroubleKind, &str)> {
         if self.phase == Phase::Closed || self.failures < OUTAGE_MIN {

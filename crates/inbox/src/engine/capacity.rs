@@ -21,7 +21,7 @@ const KEPT: usize = 16;
 const TRIM_PAUSE: Duration = Duration::from_millis(100);
 
 /// Aggregates whose events are read at the same time.
-const LOADS_MAX: usize = 4;
+pub(super) const LOADS_MAX: usize = 4;
 
 /// Why nothing more is taken in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

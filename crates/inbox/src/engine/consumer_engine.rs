@@ -19,6 +19,7 @@
 //!                        └─ jobs ended ──▶ Draining                         │
 //! ```
 
+mod assertions;
 mod leaving;
 #[cfg(test)]
 mod terms;
@@ -206,6 +207,7 @@ impl ConsumerEngine {
             let replies: Vec<Subject> = self.lanes.replies().cloned().collect();
             self.push_replies(replies, Effect::InProgress);
         }
+        self.assert_holds();
     }
 
     /// Whether another worker has the role, or may have had it since the session began.

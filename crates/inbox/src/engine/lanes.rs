@@ -1,3 +1,4 @@
+mod assertions;
 mod left;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};

@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
+use super::assertions::ARE_CHECKED;
+
 /// How often a standby looks whether the consumer is free, and a worker whether the database is back.
 const LOOK: Duration = Duration::from_millis(200);
 
@@ -128,6 +130,7 @@ impl RoleLease {
     }
 
     pub(crate) fn next(&self, now: Instant) -> Step {
+        self.assert_holds();
         if let Some(until) = self.connect_at {
             return if until <= now { Step::Connect } else { Step::Wait { until } };
         }
@@ -142,6 +145,30 @@ impl RoleLease {
             return Step::RenewClaims;
         }
         Step::Wait { until: due_at.min(self.claims_at) }
+    }
+
+    fn assert_holds(&self) {
+        if !ARE_CHECKED {
+            return;
+        }
+        if let Role::Active { term, until: acts_until } = self.role {
+            let State::Ours { until, .. } = self.state else {
+                panic!("a worker acts without the role: {:?}", self.state)
+            };
+            assert_eq!((term, until), (self.term, Some(acts_until)), "acts beyond its lease");
+            assert!(self.prepared && self.connect_at.is_none(), "acts before it may");
+        }
+        match &self.state {
+            State::Ours { .. } => {
+                assert!(
+                    self.unended.is_empty(),
+                    "former workers are not ended: {:?}",
+                    self.unended
+                );
+            }
+            State::Taken { former } => assert!(!self.unended.contains(former), "ended twice"),
+            State::Elsewhere { .. } | State::Free { .. } => {}
+        }
     }
 
     pub(crate) fn connected(&mut self, now: Instant) {

@@ -6,6 +6,7 @@
 //! are rows older than the slot, the log waits at the start of a session until a scan has found
 //! all of them, so that an aggregate's old rows are published before its new ones.
 
+mod assertions;
 mod scan_ranges;
 
 use std::collections::VecDeque;
@@ -68,7 +69,9 @@ enum Gap {
 #[derive(Debug, Clone)]
 enum Marks {
     Idle,
-    Running,
+    Running {
+        batches: usize,
+    },
     /// Somebody had the rows locked: the same again.
     Postponed {
         batches: usize,
@@ -356,13 +359,13 @@ impl Backfill {
         self.marks = match std::mem::replace(&mut self.marks, Marks::Idle) {
             Marks::Postponed { batches, published, until } if until <= now => {
                 effects.push_back(Effect::MarkScanned { batches, published });
-                Marks::Running
+                Marks::Running { batches }
             }
             Marks::Idle if batches > 0 => {
                 let resolved = self.batches.drain(..batches).flat_map(|it| it.resolved);
                 let published = resolved.collect();
                 effects.push_back(Effect::MarkScanned { batches, published });
-                Marks::Running
+                Marks::Running { batches }
             }
             other => other,
         };

@@ -117,6 +117,11 @@ impl Checkpoint {
         true
     }
 
+    pub(crate) fn assert_holds(&self) {
+        let written = self.end.max(self.resolved_before);
+        assert!(self.confirmed <= written, "confirmed beyond what is written down");
+    }
+
     /// It is on the disk; or it could not be written, and nothing more may be confirmed.
     pub(crate) fn written(&mut self, end: Option<Lsn>) {
         let (Some((resolved_before, events)), Some(end)) = (self.writing.take(), end) else {

@@ -4,6 +4,7 @@
 //! Its events go through the same [`Publishing`] as the log's, in keyed mode. Whatever breaks ends
 //! the session, and with it the claims: there is nothing to be mended in between.
 
+mod assertions;
 mod claim_messages;
 #[cfg(test)]
 mod claim_simulation;
@@ -151,6 +152,7 @@ impl Decides for ClaimEngine {
             self.looking = Looking::Claiming { since: now };
             self.effects.push_back(ClaimEffect::Claim { claim: self.begun });
         }
+        self.assert_holds();
     }
 
     fn next_effect(&mut self) -> Option<ClaimEffect> {

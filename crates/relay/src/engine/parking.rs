@@ -21,8 +21,8 @@ pub(crate) struct Parking {
 enum Turn {
     /// The next batch may go, from this moment on.
     Free(Duration),
-    /// A batch is on its way: the next one would overtake it.
-    Busy,
+    /// A batch of so many is on its way: the next one would overtake it.
+    Busy(usize),
 }
 
 impl Parking {
@@ -34,6 +34,15 @@ impl Parking {
         self.waiting.push((index, dead));
     }
 
+    /// Events that are not parked.
+    pub(crate) fn len(&self) -> usize {
+        let under_way = match self.turn {
+            Turn::Free(_) => 0,
+            Turn::Busy(under_way) => under_way,
+        };
+        self.waiting.len() + under_way
+    }
+
     /// The next batch, if none is on its way.
     pub(crate) fn next(&mut self, now: Duration) -> Option<Vec<(u64, Dead)>> {
         let is_free = matches!(self.turn, Turn::Free(from) if from <= now);
@@ -41,8 +50,9 @@ impl Parking {
             return None;
         }
         let rest = self.waiting.split_off(self.waiting.len().min(PARKED_AT_ONCE));
-        self.turn = Turn::Busy;
-        Some(std::mem::replace(&mut self.waiting, rest))
+        let batch = std::mem::replace(&mut self.waiting, rest);
+        self.turn = Turn::Busy(batch.len());
+        Some(batch)
     }
 
     /// The batch is in the table.

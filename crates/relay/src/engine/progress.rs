@@ -62,6 +62,21 @@ impl Progress {
         }
     }
 
+    /// The events that are unresolved, and those that are still to come, are numbered from `first` and
+    /// from `end`.
+    pub(crate) fn assert_holds(&self, first: u64, end: u64) {
+        assert!(self.confirmed <= self.received, "more is resolved than was received");
+        let ascend = |one: &&Boundary, next: &&Boundary| {
+            one.events_end < next.events_end && one.end_lsn < next.end_lsn
+        };
+        assert!(self.boundaries.iter().is_sorted_by(ascend), "transactions out of order");
+        if let (Some(oldest), Some(latest)) = (self.boundaries.front(), self.boundaries.back()) {
+            assert!(first < oldest.events_end, "a transaction is resolved and not confirmed");
+            assert!(latest.events_end <= end, "a transaction ends with events that are to come");
+            assert!(latest.end_lsn <= self.received, "a transaction was not received");
+        }
+    }
+
     /// The end of the last transaction received whole, or the last idle keepalive.
     pub(crate) fn received(&self) -> Lsn {
         self.received

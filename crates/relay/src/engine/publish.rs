@@ -1,5 +1,6 @@
 //! One publishing session: `Input → apply → what to send, mark, confirm`.
 
+mod assertions;
 mod batch;
 mod blocking;
 mod brought;

@@ -358,6 +358,22 @@ impl Window {
         }
     }
 
+    pub(super) fn assert_holds(&self) {
+        let unresolved = self.iter_unresolved().count();
+        assert_eq!(unresolved, self.unresolved, "unresolved entries");
+        assert_eq!(self.entries.iter().map(|it| it.bytes).sum::<usize>(), self.bytes, "bytes");
+        let front = self.entries.front();
+        assert!(front.is_none_or(|it| it.stage != Stage::Resolved), "a resolved entry is in front");
+        if self.key_tails.is_some() {
+            let key = |it: &Entry| it.chain.key;
+            let mut seen = std::collections::HashSet::new();
+            for (index, entry) in self.iter_unresolved() {
+                let is_first = seen.insert(key(entry));
+                assert_eq!(is_first, entry.is_head, "entry {index} as the first of its aggregate");
+            }
+        }
+    }
+
     fn slot(&self, index: u64) -> Option<usize> {
         usize::try_from(index.checked_sub(self.first)?).ok()
     }

@@ -59,6 +59,10 @@ impl Left {
         self.seqs.is_empty()
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.seqs.iter().count()
+    }
+
     /// Whether this event has to wait for one of these, or is one of them.
     pub(super) fn is_before(&self, id: MessageId) -> bool {
         let stream_created = self.stream_created;

@@ -79,6 +79,11 @@ impl Marks {
         full + self.waiting.back().map_or(0, Vec::len)
     }
 
+    /// Batches that were handed out and have not ended.
+    pub(crate) fn running(&self) -> usize {
+        self.running.len()
+    }
+
     /// Whether batches run.
     pub(crate) fn is_running(&self) -> bool {
         !self.running.is_empty()

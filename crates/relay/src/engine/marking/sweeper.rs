@@ -74,6 +74,11 @@ impl Sweeper {
         self.suspects.clear();
     }
 
+    /// Events of which the row was not to be seen.
+    pub(super) fn remembered(&self) -> usize {
+        self.stored.len()
+    }
+
     /// No transaction is left that could have hidden a row.
     pub(crate) fn forget(&mut self) {
         self.stored = HashMap::new();

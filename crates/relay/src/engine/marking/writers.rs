@@ -163,6 +163,14 @@ impl Writers {
         }
     }
 
+    pub(super) fn assert_holds(&self) {
+        let on_second = usize::from(self.second == Second::Writing);
+        let (running, handed) = (self.marks.running(), self.running_on_first + on_second);
+        assert_eq!(running, handed, "batches of marks, and the statements that write them");
+        assert!(self.running_on_first <= STATEMENTS_AHEAD, "too many statements are handed over");
+        assert!(self.marks.waiting() <= self.batching.waiting_max, "too many marks wait");
+    }
+
     /// A statement was executed, or has failed.
     pub(super) fn ended(&mut self, now: Duration, statement: Statement) {
         self.marks.ended(statement.number);

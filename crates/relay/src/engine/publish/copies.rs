@@ -19,7 +19,7 @@ const UNDER_WAY_MAX: usize = 64;
 #[derive(Debug, Default, Clone)]
 pub(super) struct Copies {
     /// Copies that are not resolved.
-    unresolved: usize,
+    pub(super) unresolved: usize,
     /// Copies that the stream did not take, and why.
     failed: Vec<(Uuid, String)>,
     pub(super) way: GivingWay,
@@ -56,7 +56,7 @@ impl Publishing {
     }
 
     /// Whether no copy is on its way.
-    pub(super) fn has_no_copies(&self) -> bool {
+    pub(in crate::engine) fn has_no_copies(&self) -> bool {
         self.copies.unresolved == 0
     }
 
