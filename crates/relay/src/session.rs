@@ -5,6 +5,9 @@
 //! answers in, confirmations out) never waits for one. Where events come from is the
 //! [source](crate::source)'s business.
 
+// What is added to an enum of ours is to be thought of here.
+#![deny(clippy::wildcard_enum_match_arm, clippy::match_wildcard_for_single_variants)]
+
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;

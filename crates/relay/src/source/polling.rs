@@ -23,7 +23,7 @@ use self::claim_jobs::{Done, connect};
 use super::{Job, Opened, Source};
 use crate::config::Config;
 use crate::engine::{
-    ClaimEffect, ClaimEngine, ClaimOutcome, ClaimStart, Decides, End, Input, Limits, Send,
+    ClaimEffect, ClaimEngine, ClaimOutcome, ClaimStart, Decides, Input, Limits, Send,
 };
 use crate::error::Error;
 use crate::nats::{self, History, NatsLink, Publisher, TailReader};
@@ -114,16 +114,7 @@ impl Source for Polling {
         effect: ClaimEffect,
         reporter: &mut Reporter,
     ) -> Result<Option<Job<Done>>, Error> {
-        match effect {
-            ClaimEffect::Measure(resolved) => reporter.resolved(&resolved),
-            ClaimEffect::Tell(notice) => reporter.tell(notice),
-            ClaimEffect::End(End::Refused(reason)) => return Err(Error::Refused(reason)),
-            ClaimEffect::End(_) => {
-                return Err(Error::Stalled("a claim was not renewed in time"));
-            }
-            effect => return Ok(self.job(effect)),
-        }
-        Ok(None)
+        self.carry_out_effect(effect, reporter)
     }
 
     fn finish(

@@ -97,20 +97,7 @@ impl Source for Replication {
         effect: Effect,
         reporter: &mut Reporter,
     ) -> Result<Option<Job<Done>>, Error> {
-        match effect {
-            Effect::Confirm(lsn) => self.log.confirm(lsn),
-            Effect::Measure(resolved) => reporter.resolved(&resolved),
-            Effect::Tell(notice) => self.tell(notice, reporter),
-            Effect::EndReplay => {
-                if let Some(replay) = self.replay.take() {
-                    replay.over.cancel();
-                }
-                reporter.replay_over();
-            }
-            Effect::End(end) => return Err(self.end(end)),
-            effect => return Ok(self.job(effect)),
-        }
-        Ok(None)
+        self.carry_out_effect(effect, reporter)
     }
 
     fn finish(
@@ -150,10 +137,10 @@ impl Source for Replication {
             Done::ReplayRead(of, page) => self.replay_page(of, page),
             Done::Outcome(outcome) => outcome,
         };
-        let failed = match &outcome {
-            Outcome::TailFailed(why) => Some(why.clone()),
-            _ => None,
-        };
+        let mut failed = None;
+        if let Outcome::TailFailed(why) = &outcome {
+            failed = Some(why.clone());
+        }
         engine.outcome(now, outcome);
         if let Some(why) = failed {
             let wait = engine.publishing().breaker().1.unwrap_or_default();

@@ -5,15 +5,17 @@ use std::time::Duration;
 
 use futures_util::future::FutureExt;
 use tracing::warn;
+use uuid::Uuid;
 
 use super::{NO_SYSTEM, Polling, reach};
 use crate::config::Config;
 use crate::describe;
-use crate::engine::{ClaimEffect, ClaimOutcome, Dead, LEASE, Resolved};
+use crate::engine::{ClaimEffect, ClaimOutcome, Dead, End, LEASE, Resolved};
 use crate::error::Error;
 use crate::nats::TailReader;
 use crate::postgres::sql::{ScannedRow, Stuck};
 use crate::postgres::{Store, answered};
+use crate::reporter::Reporter;
 use crate::source::{self, within};
 
 /// A statement that has not answered by then never will.
@@ -41,35 +43,29 @@ pub(crate) enum Done {
 }
 
 impl Polling {
-    /// `None` if there is nothing to be done.
-    pub(super) fn job(&mut self, effect: ClaimEffect) -> Option<Job> {
-        let holder = |claim| self.claims.get(&claim).map(Arc::clone);
-        Some(match effect {
+    /// `None` if it is done, and nothing comes of it.
+    pub(super) fn carry_out_effect(
+        &mut self,
+        effect: ClaimEffect,
+        reporter: &mut Reporter,
+    ) -> Result<Option<Job>, Error> {
+        Ok(Some(match effect {
             ClaimEffect::Claim { claim } => {
                 claim_rows(Arc::clone(&self.config), self.free.pop(), claim)
             }
             ClaimEffect::Renew { claim } => {
-                let store = holder(claim)?;
+                let store = self.holder(claim)?;
                 job(async move {
                     store.renew_claim().await?;
                     Ok(Done::Outcome(ClaimOutcome::Renewed { claim }))
                 })
             }
             ClaimEffect::Mark { claim, published } => {
-                let store = holder(claim)?;
                 let stream = self.config.stream.name.clone();
-                job(async move {
-                    Ok(Done::Outcome(match store.mark(&stream, &published).await {
-                        Err(error) if error.is_contention() => {
-                            warn!(error = describe(&error), "marking rows later");
-                            ClaimOutcome::NotMarked { claim, published }
-                        }
-                        marked => ClaimOutcome::Marked { claim, marked: marked? },
-                    }))
-                })
+                mark_some(self.holder(claim)?, stream, claim, published)
             }
             ClaimEffect::GiveBack { claim, published } => {
-                let store = self.claims.remove(&claim)?;
+                let store = self.claims.remove(&claim).ok_or_else(unknown_claim)?;
                 let stream = self.config.stream.name.clone();
                 job(async move {
                     let marked = mark(&store, &stream, &published).await?;
@@ -78,20 +74,14 @@ impl Polling {
                 })
             }
             ClaimEffect::Park { claim, index, dead } => {
-                let store = holder(claim)?;
+                let store = self.holder(claim)?;
                 job(async move {
                     park(&store, &dead).await?;
                     Ok(Done::Outcome(ClaimOutcome::Parked { index }))
                 })
             }
             ClaimEffect::NoteFailure { claim, id, reason, pause } => {
-                let store = holder(claim)?;
-                job(async move {
-                    if let Err(error) = store.note_failure(id, &reason, pause).await {
-                        warn!(event_id = %id, error = describe(&error), "could not count an attempt");
-                    }
-                    Ok(Done::Nothing)
-                })
+                note_failure(self.holder(claim)?, id, reason, pause)
             }
             ClaimEffect::ReadTail { from, delay } => {
                 let from = from.saturating_sub(reach(&self.config)).max(1);
@@ -101,7 +91,8 @@ impl Polling {
                 look_at_tail(self.tail.clone(), from, reach(&self.config))
             }
             ClaimEffect::MakeUpForMarks => {
-                let store = self.free.pop()?;
+                // It is asked again, and may wait for a connection without a claim.
+                let Some(store) = self.free.pop() else { return Ok(None) };
                 job(async move {
                     let found = store.mark_owed().await.inspect_err(|error| {
                         warn!(error = describe(error), "left rows to be marked later");
@@ -109,9 +100,56 @@ impl Polling {
                     Ok(Done::MadeUp { store, found: found.ok() })
                 })
             }
-            ClaimEffect::Measure(_) | ClaimEffect::Tell(_) | ClaimEffect::End(_) => return None,
-        })
+            ClaimEffect::Measure(resolved) => {
+                reporter.resolved(&resolved);
+                return Ok(None);
+            }
+            ClaimEffect::Tell(notice) => {
+                reporter.tell(notice);
+                return Ok(None);
+            }
+            ClaimEffect::End(end) => return Err(ended(end)),
+        }))
     }
+
+    /// The connection that holds a claim.
+    fn holder(&self, claim: u32) -> Result<Arc<Store>, Error> {
+        self.claims.get(&claim).map(Arc::clone).ok_or_else(unknown_claim)
+    }
+}
+
+/// What is done in vain for a claim that nobody holds would never be done.
+fn unknown_claim() -> Error {
+    Error::bug("a claim is worked on that is not held")
+}
+
+fn ended(end: End) -> Error {
+    match end {
+        End::Refused(reason) => Error::Refused(reason),
+        End::ClaimLost => Error::Stalled("a claim was not renewed in time"),
+        End::Silence | End::WalLimit => Error::bug("a session over the table has no log"),
+    }
+}
+
+fn mark_some(store: Arc<Store>, stream: String, claim: u32, published: Vec<Resolved>) -> Job {
+    job(async move {
+        Ok(Done::Outcome(match store.mark(&stream, &published).await {
+            Err(error) if error.is_contention() => {
+                warn!(error = describe(&error), "marking rows later");
+                ClaimOutcome::NotMarked { claim, published }
+            }
+            marked => ClaimOutcome::Marked { claim, marked: marked? },
+        }))
+    })
+}
+
+fn note_failure(store: Arc<Store>, id: Uuid, reason: String, pause: Duration) -> Job {
+    job(async move {
+        if let Err(error) = store.note_failure(id, &reason, pause).await {
+            warn!(event_id = %id, error = describe(&error), "could not count an attempt");
+        }
+        Ok(Done::Nothing)
+    })
 }
 
 fn claim_rows(config: Arc<Config>, free: Option<Arc<Store>>, claim: u32) -> Job {

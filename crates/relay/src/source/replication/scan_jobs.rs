@@ -105,15 +105,18 @@ impl Replication {
         })
     }
 
-    /// `None` if there is no scan.
-    pub(super) fn read_scan(&mut self, read: ReadScan) -> Option<Job> {
-        let scanner = self.scanner.take()?;
-        Some(self.reading(read)(scanner, None))
+    pub(super) fn read_scan(&mut self, read: ReadScan) -> Result<Job, Error> {
+        let scanner = self.open_scanner()?;
+        Ok(self.reading(read)(scanner, None))
     }
 
-    pub(super) fn close_scan(&mut self) -> Option<Job> {
-        let scanner = self.scanner.take()?;
-        Some(job(async move { scanner.close().await.map(|()| Outcome::ScanClosed.into()) }))
+    pub(super) fn close_scan(&mut self) -> Result<Job, Error> {
+        let scanner = self.open_scanner()?;
+        Ok(job(async move { scanner.close().await.map(|()| Outcome::ScanClosed.into()) }))
+    }
+
+    fn open_scanner(&mut self) -> Result<Box<Scanner>, Error> {
+        self.scanner.take().ok_or_else(|| Error::bug("a scan is read on that is not open"))
     }
 
     pub(super) fn abandon_scan(&mut self, gives_way: bool) {
