@@ -13,16 +13,16 @@ use crate::describe;
 use crate::engine::{ClaimEffect, ClaimOutcome, Dead, End, LEASE, Resolved};
 use crate::error::Error;
 use crate::nats::TailReader;
-use crate::postgres::sql::{ScannedRow, Stuck};
-use crate::postgres::{Store, answered};
+use crate::postgres::Store;
+use crate::postgres::sql::{Rows, ScannedRow, Stuck};
 use crate::reporter::Reporter;
 use crate::source::{self, within};
 
 /// A statement that has not answered by then never will.
 const STATEMENT_MAX: Duration = Duration::from_secs(20);
 
-/// How long a statement waits for others' locks.
-const LOCKS_WAIT: &str = "2s";
+/// What a connection that holds a claim is called.
+pub(super) const CONNECTION: &str = "tailpost poll";
 
 /// How often a statement is made again that met others' locks, with pauses.
 const CONTENDED_MAX: u32 = 5;
@@ -34,10 +34,10 @@ type Job = source::Job<Done>;
 
 /// What a job brought.
 pub(crate) enum Done {
-    Claimed { claim: u32, store: Arc<Store>, rows: Vec<ScannedRow> },
-    NotClaimed { store: Arc<Store> },
-    GaveBack { store: Arc<Store>, marked: u64 },
-    MadeUp { store: Arc<Store>, found: Option<Stuck> },
+    Claimed { claim: u32, store: Arc<Rows>, rows: Vec<ScannedRow> },
+    NotClaimed { store: Arc<Rows> },
+    GaveBack { store: Arc<Rows>, marked: u64 },
+    MadeUp { store: Arc<Rows>, found: Option<Stuck> },
     Outcome(ClaimOutcome),
     Nothing,
 }
@@ -113,7 +113,7 @@ impl Polling {
     }
 
     /// The connection that holds a claim.
-    fn holder(&self, claim: u32) -> Result<Arc<Store>, Error> {
+    fn holder(&self, claim: u32) -> Result<Arc<Rows>, Error> {
         self.claims.get(&claim).map(Arc::clone).ok_or_else(unknown_claim)
     }
 }
@@ -131,7 +131,7 @@ fn ended(end: End) -> Error {
     }
 }
 
-fn mark_some(store: Arc<Store>, stream: String, claim: u32, published: Vec<Resolved>) -> Job {
+fn mark_some(store: Arc<Rows>, stream: String, claim: u32, published: Vec<Resolved>) -> Job {
     job(async move {
         Ok(Done::Outcome(match store.mark(&stream, &published).await {
             Err(error) if error.is_contention() => {
@@ -143,7 +143,7 @@ fn mark_some(store: Arc<Store>, stream: String, claim: u32, published: Vec<Resol
     })
 }
 
-fn note_failure(store: Arc<Store>, id: Uuid, reason: String, pause: Duration) -> Job {
+fn note_failure(store: Arc<Rows>, id: Uuid, reason: String, pause: Duration) -> Job {
     job(async move {
         if let Err(error) = store.note_failure(id, &reason, pause).await {
             warn!(event_id = %id, error = describe(&error), "could not count an attempt");
@@ -152,11 +152,11 @@ fn note_failure(store: Arc<Store>, id: Uuid, reason: String, pause: Duration) ->
     })
 }
 
-fn claim_rows(config: Arc<Config>, free: Option<Arc<Store>>, claim: u32) -> Job {
+fn claim_rows(config: Arc<Config>, free: Option<Arc<Rows>>, claim: u32) -> Job {
     job(async move {
         let store = match free {
             Some(store) => store,
-            None => connect(&config).await?,
+            None => Arc::new(Rows::of(Store::connect(&config, CONNECTION).await?).await?),
         };
         let rows = match store.claim(config.poll.batch, LEASE).await {
             // Somebody changes the table.
@@ -171,12 +171,6 @@ fn claim_rows(config: Arc<Config>, free: Option<Arc<Store>>, claim: u32) -> Job 
     })
 }
 
-pub(super) async fn connect(config: &Config) -> Result<Arc<Store>, Error> {
-    let store = Store::connect(config, "tailpost poll").await?;
-    answered("configure the session", store.wait_for_locks(Some(LOCKS_WAIT))).await?;
-    Ok(Arc::new(store))
-}
-
 /// After a statement that met others' locks: waits, for it to be made again. Who has them for longer ends
 /// the session, and with it the claims.
 async fn contended(error: Error, times: &mut u32) -> Result<(), Error> {
@@ -189,7 +183,7 @@ async fn contended(error: Error, times: &mut u32) -> Result<(), Error> {
     Ok(())
 }
 
-async fn park(store: &Store, dead: &Dead) -> Result<(), Error> {
+async fn park(store: &Rows, dead: &Dead) -> Result<(), Error> {
     let mut times = 0;
     while let Err(error) = store.park(dead, None).await {
         contended(error, &mut times).await?;
@@ -197,7 +191,7 @@ async fn park(store: &Store, dead: &Dead) -> Result<(), Error> {
     Ok(())
 }
 
-async fn mark(store: &Store, stream: &str, resolved: &[Resolved]) -> Result<u64, Error> {
+async fn mark(store: &Rows, stream: &str, resolved: &[Resolved]) -> Result<u64, Error> {
     let mut times = 0;
     loop {
         match store.mark(stream, resolved).await {

@@ -12,7 +12,7 @@ use crate::engine::{
     BooksEffect, BrokerEffect, Effect, End, MarkingEffect, ReplayEffect, RowsEffect, ScanEffect,
 };
 use crate::error::Error;
-use crate::postgres::sql::{LookedBy, SlotReader};
+use crate::postgres::sql::SlotReader;
 use crate::reporter::Reporter;
 
 impl Replication {
@@ -55,7 +55,7 @@ impl Replication {
     }
 
     fn books_job(&self, effect: BooksEffect) -> Job {
-        let (books, slot) = (Arc::clone(&self.store), self.config.slot.clone());
+        let (books, slot) = (Arc::clone(&self.books), self.config.slot.clone());
         match effect {
             BooksEffect::Checkpoint { place } => {
                 jobs::checkpoint(books, slot, self.slot.reader, place)
@@ -85,7 +85,7 @@ impl Replication {
         match effect {
             BrokerEffect::ReadTail { from, delay } => {
                 let (slot, pid) = (self.config.slot.clone(), self.slot.reader);
-                let owner = Owner { store: Arc::clone(&self.store), slot, pid };
+                let owner = Owner { books: Arc::clone(&self.books), slot, pid };
                 jobs::read_tail(tail, owner, from, self.slot.system_id, delay)
             }
             BrokerEffect::LeaveServer => jobs::leave_server(tail),
@@ -117,8 +117,8 @@ impl Replication {
             MarkingEffect::Seek { pass, found, verdict } => self.seek(pass, found, verdict),
             MarkingEffect::MarkSwept { found, verdict } => self.mark_swept(found, verdict),
             MarkingEffect::NoteSweep => {
-                let store = Arc::clone(&self.marks.first);
-                note_look(store, self.config.slot.clone(), LookedBy::Sweeper)
+                let (marks, slot) = (Arc::clone(&self.marks.first), self.config.slot.clone());
+                note_look(async move { marks.note_sweep(&slot).await })
             }
         })
     }
@@ -136,7 +136,8 @@ impl Replication {
             ScanEffect::Mark { batches, published } => self.mark_scanned(batches, published),
             ScanEffect::NoteGapFilled { rows } => self.note_gap_filled(rows),
             ScanEffect::Note => {
-                note_look(Arc::clone(&self.store), self.config.slot.clone(), LookedBy::Scanner)
+                let (books, slot) = (Arc::clone(&self.books), self.config.slot.clone());
+                note_look(async move { books.note_scan(&slot).await })
             }
         }))
     }

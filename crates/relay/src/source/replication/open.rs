@@ -20,16 +20,10 @@ use crate::engine::{
 };
 use crate::error::Error;
 use crate::nats::{self, History, NatsLink, Publisher, TailReader, WAY_BACK_MAX, WayBack};
-use crate::postgres::sql::{LastLooks, ResolvedPlace};
-use crate::postgres::{Messages, Opening, Rows, Slot, Store, answered, drained};
+use crate::postgres::sql::{Books, LastLooks, Marks, ResolvedPlace};
+use crate::postgres::{Messages, Opening, Rows, Slot, Store, answered, drained, sql};
 use crate::reporter::POSTGRES_EPOCH_UNIX_MICROS;
 use crate::source::Opened;
-
-/// How long keeping the slot's books waits for others' locks.
-const BOOKS_WAIT: &str = "1s";
-
-/// How long parking, and marking what was scanned, waits for others' locks.
-const ROWS_WAIT: &str = "2s";
 
 fn mode(config: &Config) -> Mode {
     match config.mode {
@@ -119,13 +113,6 @@ async fn publishing(
     }))
 }
 
-/// The connection for what may meet rows that others have locked.
-async fn for_rows(config: &Config) -> Result<Arc<Store>, Error> {
-    let store = Store::connect(config, "tailpost rows").await?;
-    answered("configure the session", store.wait_for_locks(Some(ROWS_WAIT))).await?;
-    Ok(Arc::new(store))
-}
-
 /// Whether rows can be found by their transactions. Without marks nothing else leads to them.
 async fn is_indexed(config: &Config, store: &Store) -> Result<bool, Error> {
     answered("look for the index of transactions", async {
@@ -135,12 +122,6 @@ async fn is_indexed(config: &Config, store: &Store) -> Result<bool, Error> {
         store.has_index_of_transactions().await
     })
     .await
-}
-
-async fn mark_stores(config: &Config) -> Result<MarkStores, Error> {
-    let marks = Store::connect(config, "tailpost marks").await?;
-    answered("configure the session", marks.yield_to_others()).await?;
-    Ok(MarkStores::new(Arc::new(marks)))
 }
 
 fn marking(config: &Config, slot: &Slot, is_indexed: bool) -> Marking {
@@ -224,12 +205,12 @@ pub(super) async fn open(
     let taken = Taken::take(config, opening, client).await?;
     let streaming = taken.stream(config, opening).await?;
     let known = streaming.know(config, opening, once).await?;
-    known.open(config, client, link, once).await
+    Box::pin(known.open(config, client, link, once)).await
 }
 
 /// The slot is ours, unless another relay begins to read it first.
 struct Taken {
-    store: Arc<Store>,
+    store: Store,
     tail: TailReader,
     batches: bool,
     is_indexed: bool,
@@ -238,7 +219,7 @@ struct Taken {
 
 impl Taken {
     async fn take(config: &Arc<Config>, opening: &Opening, client: &Client) -> Result<Self, Error> {
-        let store = Arc::new(Store::connect(config, "tailpost").await?);
+        let store = Store::connect(config, "tailpost").await?;
         opening.on(&store, "check what setup made", store.check_set_up(config)).await?;
         let is_indexed = is_indexed(config, &store).await?;
         let tail = TailReader::new(client, &config.stream.name).await?;
@@ -288,7 +269,7 @@ struct Streamed {
 
 /// The slot is read by us alone, so the stream's tail may be looked at.
 struct Streaming {
-    store: Arc<Store>,
+    store: Store,
     tail: TailReader,
     log: LogStream,
     slot: OpenSlot,
@@ -323,7 +304,7 @@ impl Streaming {
 
 /// What the stream has is known, so there is an engine to be built on it.
 struct Known {
-    store: Arc<Store>,
+    store: Store,
     tail: TailReader,
     log: LogStream,
     slot: OpenSlot,
@@ -347,9 +328,11 @@ impl Known {
         let (publisher, answers) =
             Publisher::new(client.clone(), stream, history, config.dedup, limits, link).await?;
         let until = if once { Some(reachable_end(&store).await?) } else { None };
-        let marks = mark_stores(config).await?;
-        answered("configure the session", store.wait_for_locks(Some(BOOKS_WAIT))).await?;
-        let rows = for_rows(config).await?;
+        let marks = Marks::connect(config, "tailpost marks").await?;
+        let marks = MarkStores::new(Arc::new(marks));
+        let books = Arc::new(Books::of(store).await?);
+        let rows = Store::connect(config, "tailpost rows").await?;
+        let rows = Arc::new(sql::Rows::of(rows).await?);
         let engine = Engine::new(EngineStart {
             publishing,
             marking,
@@ -367,7 +350,7 @@ impl Known {
             slot,
             log,
             tail: tail.clone(),
-            store,
+            books,
             rows,
             marks,
             scanner: None,

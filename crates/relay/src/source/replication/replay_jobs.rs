@@ -30,7 +30,7 @@ const WAITS: &str = "1s";
 
 impl Replication {
     pub(super) fn look_for_replay(&self) -> Job {
-        let (store, slot) = (Arc::clone(&self.store), self.config.slot.clone());
+        let (store, slot) = (Arc::clone(&self.books), self.config.slot.clone());
         let stream = self.config.stream.name.clone();
         job(async move {
             let found = not_now(store.next_replay(&slot, &stream).await)?;
