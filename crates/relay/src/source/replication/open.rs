@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::log_stream::LogStream;
 use super::mark_jobs::MarkStores;
 use super::{OpenSlot, Replication};
-use crate::config::{self, Config, Dedup, MarkBy, OnPark, OnWalLimit};
+use crate::config::{self, Config, MarkBy, OnPark, OnWalLimit};
 use crate::engine::{
     Backfill, Batching, Checkpoint, Doubted, Engine, EngineStart, Limits, MARKS_WAITING_MAX,
     Marking, MarkingStart, Mode, Publishing, Replaying, ScanRanges, SlotLimits, Start, Tail,
@@ -110,6 +110,7 @@ async fn publishing(
         log_end,
         tail,
         batches,
+        stays_fenced: config.needs_fence(),
         doubted,
         dead,
         tried,
@@ -129,7 +130,7 @@ async fn for_rows(config: &Config) -> Result<Arc<Store>, Error> {
 /// Whether rows can be found by their transactions. Without marks nothing else leads to them.
 async fn is_indexed(config: &Config, store: &Store) -> Result<bool, Error> {
     answered("look for the index of transactions", async {
-        if config.mark.by == MarkBy::Watermark {
+        if config.mark.by == MarkBy::Lean {
             store.check_index_of_transactions().await?;
         }
         store.has_index_of_transactions().await
@@ -150,7 +151,7 @@ fn marking(config: &Config, slot: &Slot, is_indexed: bool) -> Marking {
             interval: config.mark.interval,
             waiting_max: MARKS_WAITING_MAX,
         },
-        by_watermark: config.mark.by == MarkBy::Watermark,
+        by_watermark: config.mark.by == MarkBy::Lean,
         swept: slot.swept.clone(),
         whole_swept: slot.looks.swept,
         is_indexed,
@@ -238,7 +239,7 @@ pub(super) async fn open(
     let way = way_back(config, resolved_before, system_id);
     let dead = opening.on(&store, "read dead letters", store.newest_dead_letters()).await?;
     // `--once` is to find also what was unmarked by hand.
-    let unmarked_by_hand = once && config.mark.by != MarkBy::Watermark;
+    let unmarked_by_hand = once && config.mark.by != MarkBy::Lean;
     let ranges = ScanRanges::new(is_indexed, !is_gap_filled || unmarked_by_hand, looks.scanned);
     let scan_first = once
         || !is_gap_filled
@@ -249,8 +250,9 @@ pub(super) async fn open(
     let publishing = publishing(config, mode(config), way, &tail, batches, dead, evidence).await?;
     let history = History { system_id, timeline };
     let stream = &config.stream.name;
+    let has_ids = !config.needs_fence();
     let (publisher, answers) =
-        Publisher::new(client.clone(), stream, history, config.dedup, tail.limits(), link).await?;
+        Publisher::new(client.clone(), stream, history, has_ids, tail.limits(), link).await?;
     let until = if once { Some(reachable_end(&store).await?) } else { None };
     let marks = mark_stores(config).await?;
     answered("configure the session", store.wait_for_locks(Some(BOOKS_WAIT))).await?;
@@ -259,7 +261,7 @@ pub(super) async fn open(
         publishing,
         marking,
         backfill: Backfill::new(scan_first, ranges, !is_gap_filled, config.scan.interval),
-        replaying: Replaying::new(!once && config.dedup == Dedup::Both),
+        replaying: Replaying::new(!once && has_ids),
         checkpoint,
         limits: SlotLimits {
             bytes: config.wal.limit,
