@@ -1,5 +1,5 @@
--- The layout "fast": a mark touches no index, and finds room in its page, so that it writes nothing but
--- the row. The index of transactions leads to rows that wait, and to those that came back.
+-- For relay.mark = "lean": rows are written once, so pages are full. The index of transactions leads to
+-- rows that wait, and to those that came back.
 DO $layout$
 BEGIN
     -- A partitioned table takes no such setting, and what its owner has set stays.
@@ -8,7 +8,7 @@ BEGIN
         WHERE oid = $name${table}$name$::regclass AND relkind = 'r'
           AND coalesce(array_to_string(reloptions, ' '), '') NOT LIKE '%fillfactor%'
     ) THEN
-        ALTER TABLE {table} SET (fillfactor = 45);
+        ALTER TABLE {table} SET (fillfactor = 100);
     END IF;
 END
 $layout$;

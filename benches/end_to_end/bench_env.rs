@@ -36,12 +36,11 @@ impl<'a> BenchEnv<'a> {
         name: &str,
         variant: Variant,
     ) -> Result<Self> {
-        let Variant { mark, dedup, layout, shards } = variant;
+        let Variant { mark, shards } = variant;
         servers.postgres.create_database(name).await?;
         let shard = if shards > 1 { ".{shard}" } else { "" };
         let variables = vec![
             ("TAILPOST_RELAY__MARK", mark.to_owned()),
-            ("TAILPOST_RELAY__DEDUP", dedup.to_owned()),
             ("DATABASE_URL", servers.postgres.url(name)),
             ("NATS_URL", servers.broker.urls()),
             ("TAILPOST_POSTGRES__SLOT", name.to_owned()),
@@ -53,7 +52,7 @@ impl<'a> BenchEnv<'a> {
             ("TAILPOST_ADMIN__LISTEN", "off".to_owned()),
             ("TAILPOST_LOG", "error".to_owned()),
         ];
-        process::set_up(&variables, &["--layout", layout]).await?;
+        process::set_up(&variables, &[]).await?;
         let client = servers.postgres.client(name).await?;
         if shards > 1 {
             // For the limits, which read all of the log at once.

@@ -12,7 +12,7 @@ use crate::load::{Shape, load};
 use crate::measured::{Drain, Round};
 use crate::process::Relay;
 use crate::servers::Servers;
-use crate::variant::{ROW, Variant, WATERMARK};
+use crate::variant::{LEAN, ROW, Variant};
 
 /// How exact the times are. Asking is load, so it is done this often near the end only.
 const POLL: Duration = Duration::from_millis(5);
@@ -152,7 +152,7 @@ async fn log_written(env: &BenchEnv<'_>) -> Result<i64> {
 /// The rows that are not marked. What a watermark says only the view knows.
 fn unmarked(mark: &str) -> &'static str {
     match mark {
-        WATERMARK => "FROM outbox_status WHERE status <> 'PUBLISHED'",
+        LEAN => "FROM outbox_status WHERE status <> 'PUBLISHED'",
         _ => "FROM outbox_events WHERE published_at IS NULL",
     }
 }

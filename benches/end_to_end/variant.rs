@@ -1,10 +1,10 @@
-//! What the relay is told and its table looks like, where that is not the default.
+//! What the relay is told, where that is not the default.
 
 use serde::Serialize;
 
 /// What rows may be marked by.
 pub(crate) const ROW: &str = "row";
-pub(crate) const WATERMARK: &str = "watermark";
+pub(crate) const LEAN: &str = "lean";
 pub(crate) const DELETE: &str = "delete";
 
 /// A set-up to be measured.
@@ -12,15 +12,10 @@ pub(crate) const DELETE: &str = "delete";
 pub(crate) struct Variant {
     /// `relay.mark`.
     pub(crate) mark: &'static str,
-    /// `relay.dedup`.
-    pub(crate) dedup: &'static str,
-    /// `--layout` of `tailpost setup`.
-    pub(crate) layout: &'static str,
     /// `relay.shards`.
     pub(crate) shards: u32,
 }
 
 impl Variant {
-    pub(crate) const DEFAULT: Self =
-        Self { mark: ROW, dedup: "both", layout: "standard", shards: 1 };
+    pub(crate) const DEFAULT: Self = Self { mark: ROW, shards: 1 };
 }

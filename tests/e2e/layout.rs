@@ -1,5 +1,5 @@
-//! `tailpost setup --layout`: how the outbox is stored, and that a relay with few indexes does all that
-//! it does with them.
+//! The outbox's indexes: which ones `relay.mark` brings, and that a relay with few of them does all that
+//! it does with more.
 
 use std::time::Duration;
 
@@ -9,13 +9,16 @@ use uuid::Uuid;
 const INDEXES: &str = "SELECT string_agg(indexname::TEXT, ' ' ORDER BY indexname::TEXT)
     FROM pg_indexes WHERE tablename = 'outbox_events'";
 
-const FAST: &str = "idx_outbox_occurred_at idx_outbox_txid outbox_events_pkey";
+const MARKED: &str = "idx_outbox_unpublished outbox_events_pkey";
 
-async fn env(args: &[&str]) -> TestEnv {
+const LEAN: &str = "idx_outbox_occurred_at idx_outbox_txid outbox_events_pkey";
+
+async fn env(mark: &str) -> TestEnv {
     let mut env = TestEnv::new().await;
     env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
     env.set("TAILPOST_RELAY__SCAN_INTERVAL", "100ms");
-    env.ends_with(0, &[&["setup"], args].concat()).await;
+    env.set("TAILPOST_RELAY__MARK", mark);
+    env.ends_with(0, &["setup"]).await;
     env
 }
 
@@ -25,63 +28,44 @@ async fn fillfactor(env: &TestEnv) -> String {
     env.query(sql).await
 }
 
-/// R-OUT-01, R-REL-06
+/// R-OUT-01, R-REL-06: `setup` makes the indexes that `relay.mark` needs, also of a table that was made
+/// for another word, and names the statement that drops what has no use any more.
 #[tokio::test(flavor = "multi_thread")]
-async fn in_the_fast_layout_no_mark_touches_an_index() {
-    let env = env(&["--layout", "fast"]).await;
-    assert_eq!(env.query::<String>(INDEXES).await, FAST);
-    assert_eq!(fillfactor(&env).await, "fillfactor=45");
-    let relay = env.relay();
-    let ids = env.insert(3_000).await;
-    env.wait_marked().await;
-    assert_eq!(env.stored_ids().await, ids);
-    relay.kill9().await;
-    let stats = "SELECT n_tup_upd = 3000 AND n_tup_hot_upd = 3000 FROM pg_stat_user_tables
-                 WHERE relname = 'outbox_events'";
-    until(DEADLINE, "all updates were hot", async || env.query::<bool>(stats).await).await;
-}
-
-/// R-OUT-01: nothing is changed that is there.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_table_keeps_its_layout_and_setup_says_so() {
-    let fast = env(&["--layout", "fast"]).await;
-    let (told, _) = fast.ends_with(0, &["setup"]).await;
-    assert!(!told.contains("created"), "{told}");
-    let (told, _) = fast.ends_with(0, &["setup", "--layout", "fast"]).await;
-    assert!(told.contains("exists   layout fast") && !told.contains("created"), "{told}");
-    let (_, said) = fast.ends_with(4, &["setup", "--layout", "standard"]).await;
-    assert!(said.contains("is fast") && said.contains("leave out --layout"), "{said}");
-    let (_, said) = fast.ends_with(2, &["setup", "--layout", "documented"]).await;
-    assert!(said.contains("it is called `standard` now"), "{said}");
-    assert_eq!(fast.query::<String>(INDEXES).await, FAST);
-
-    let standard = env(&[]).await;
-    let before: String = standard.query(INDEXES).await;
-    assert_eq!(before, "idx_outbox_unpublished outbox_events_pkey");
-    let (_, said) = standard.ends_with(4, &["setup", "--layout", "fast"]).await;
-    assert!(said.contains("is standard") && said.contains("docs/marking.md"), "{said}");
-    assert_eq!(standard.query::<String>(INDEXES).await, before);
-    assert_eq!(fillfactor(&standard).await, "fillfactor=50");
-    standard.execute("DROP INDEX idx_outbox_unpublished").await;
-    let (_, said) = standard.ends_with(4, &["setup", "--layout", "fast"]).await;
-    assert!(said.contains("none that is known"), "{said}");
-}
-
-/// R-REL-08: claims have their own index.
-#[tokio::test(flavor = "multi_thread")]
-async fn the_fast_layout_is_refused_where_claims_would_undo_it() {
-    let mut env = TestEnv::new().await;
-    env.set("TAILPOST_RELAY__MODE", "poll");
-    let (_, said) = env.ends_with(4, &["setup", "--layout", "fast"]).await;
-    assert!(said.contains("relay.mode = \"poll\""), "{said}");
-    let tables = "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'";
-    assert_eq!(env.query::<i64>(tables).await, 0);
+async fn a_table_gets_the_indexes_that_its_mark_needs() {
+    for partitioned in [false, true] {
+        let mut env = TestEnv::new().await;
+        let args: &[&str] = if partitioned { &["setup", "--partitioned"] } else { &["setup"] };
+        env.ends_with(0, args).await;
+        assert_eq!(env.query::<String>(INDEXES).await, MARKED);
+        env.insert(100).await;
+        env.set("TAILPOST_RELAY__MARK", "lean");
+        let (told, _) = env.ends_with(1, &["doctor", "--json"]).await;
+        assert!(told.contains("idx_outbox_txid"), "{told}");
+        let (told, said) = env.ends_with(0, &["setup"]).await;
+        assert!(told.contains("created  index idx_outbox_txid"), "{told}");
+        let how = if partitioned { "" } else { "CONCURRENTLY " };
+        let drop = format!("DROP INDEX {how}\"public\".idx_outbox_unpublished");
+        assert!(format!("{told}{said}").contains(&drop), "{told}{said}");
+        env.execute(&drop).await;
+        assert_eq!(env.query::<String>(INDEXES).await, LEAN);
+        env.ends_with(0, &["relay", "--once"]).await;
+        env.set("TAILPOST_RELAY__MARK", "row");
+        let (told, said) = env.ends_with(0, &["setup"]).await;
+        assert!(told.contains("created  index idx_outbox_unpublished"), "{told}");
+        assert!(
+            !format!("{told}{said}").contains("DROP INDEX"),
+            "rows have no marks yet: {told}{said}"
+        );
+        env.ends_with(0, &["relay", "--once"]).await;
+        assert_eq!(env.stored_count().await, 100);
+    }
 }
 
 /// R-OUT-02: a table that an application has made, with a column of another name.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_table_without_a_layout_is_given_the_fast_one() {
+async fn a_table_of_an_application_is_made_lean() {
     let mut env = TestEnv::new().await;
+    env.set("TAILPOST_RELAY__MARK", "lean");
     env.set("TAILPOST_OUTBOX__COLUMNS__OCCURRED_AT", "at");
     env.execute(
         "CREATE TABLE outbox_events (
@@ -91,28 +75,28 @@ async fn a_table_without_a_layout_is_given_the_fast_one() {
     )
     .await;
     let old = env.insert(10).await;
-    let (told, _) = env.ends_with(0, &["setup", "--layout", "fast"]).await;
-    assert!(told.contains("created  layout fast"), "{told}");
-    assert_eq!(env.query::<String>(INDEXES).await, FAST);
+    env.ends_with(0, &["setup"]).await;
+    assert_eq!(env.query::<String>(INDEXES).await, LEAN);
     assert_eq!(fillfactor(&env).await, "fillfactor=70", "what its owner has set stays");
     let _relay = env.relay();
     let new = env.insert(10).await;
-    env.wait_marked().await;
+    env.wait_stored(20).await;
     assert_eq!(env.stored_ids().await, [old, new].concat());
 }
 
 /// R-OUT-01: as an administrator would.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_printed_plan_of_the_fast_layout_runs_twice() {
-    let env = TestEnv::new().await;
-    let (plan, _) = env.ends_with(0, &["setup", "--layout", "fast", "--print"]).await;
+async fn the_printed_plan_of_a_lean_table_runs_twice() {
+    let mut env = TestEnv::new().await;
+    env.set("TAILPOST_RELAY__MARK", "lean");
+    let (plan, _) = env.ends_with(0, &["setup", "--print"]).await;
     let (migrations, _) = plan.split_once("CREATE PUBLICATION").expect("a publication");
     for _ in 0..2 {
         env.execute(migrations).await;
-        assert_eq!(env.query::<String>(INDEXES).await, FAST);
+        assert_eq!(env.query::<String>(INDEXES).await, LEAN);
     }
-    let (told, _) = env.ends_with(0, &["setup", "--layout", "fast"]).await;
-    assert!(told.contains("exists   layout fast"), "{told}");
+    let (told, _) = env.ends_with(0, &["setup"]).await;
+    assert!(told.contains("exists   index idx_outbox_txid"), "{told}");
 }
 
 async fn requeue(env: &TestEnv) -> Uuid {
@@ -127,10 +111,19 @@ async fn requeue(env: &TestEnv) -> Uuid {
     id
 }
 
+/// As somebody may change a table by hand: without an index of unmarked rows.
+async fn by_hand(env: &TestEnv) {
+    env.execute(
+        "CREATE INDEX idx_outbox_txid ON outbox_events (txid); DROP INDEX idx_outbox_unpublished",
+    )
+    .await;
+}
+
 /// R-REL-02, R-REL-06, R-REL-07, R-REL-12: everything that looks for rows finds them.
 #[tokio::test(flavor = "multi_thread")]
-async fn in_the_fast_layout_nothing_is_lost_or_doubled_when_marks_and_the_slot_are() {
-    let mut env = env(&["--layout", "fast"]).await;
+async fn by_transaction_alone_nothing_is_lost_or_doubled_when_marks_and_the_slot_are() {
+    let mut env = env("row").await;
+    by_hand(&env).await;
     let old = env.relay();
     let mut ids = env.insert_each(50).await;
     env.wait_marked().await;
@@ -211,10 +204,11 @@ async fn reads_no_whole_table(env: &TestEnv, _relay: &Relay) {
 /// R-REL-06: a look every few seconds must not read a table of millions of rows.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_an_index_of_unmarked_rows_the_table_is_not_read_again_and_again() {
-    for (args, mark) in [(&["--layout", "fast"][..], "row"), (&[], "watermark")] {
-        let mut env = env(args).await;
-        env.set("TAILPOST_RELAY__MARK", mark);
-        env.setup().await;
+    for mark in ["row", "lean"] {
+        let env = env(mark).await;
+        if mark == "row" {
+            by_hand(&env).await;
+        }
         let relay = env.relay();
         relay.wait_active().await;
         env.insert(20_000).await;

@@ -278,7 +278,7 @@ async fn watermarks_do_not_look_for_the_row_of_each_dead_letter_again_and_again(
     /// Statistics are a second or two late.
     const WATERMARKS: usize = 4;
     let mut env = TestEnv::new().await;
-    env.set("TAILPOST_RELAY__MARK", "watermark");
+    env.set("TAILPOST_RELAY__MARK", "lean");
     env.setup().await;
     limit_messages(&env, 4_096).await;
     let _relay = env.relay();

@@ -107,8 +107,7 @@ async fn stopped_without_an_answer_and_the_stream_purged_no_event_is_stored_twic
 // proves: G-ONCE-5
 #[tokio::test(flavor = "multi_thread")]
 async fn without_marks_a_purge_makes_no_event_be_stored_twice() {
-    for (name, value) in
-        [("TAILPOST_RELAY__MARK_INTERVAL", "1h"), ("TAILPOST_RELAY__MARK", "watermark")]
+    for (name, value) in [("TAILPOST_RELAY__MARK_INTERVAL", "1h"), ("TAILPOST_RELAY__MARK", "lean")]
     {
         let mut env = env().await;
         env.set(name, value);

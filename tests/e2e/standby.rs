@@ -104,7 +104,7 @@ async fn events_that_become_visible_a_moment_after_they_were_to_be_deleted_are_p
 /// R-REL-04, R-REL-02
 #[tokio::test(flavor = "multi_thread")]
 async fn an_event_announced_before_it_is_visible_is_covered_once_it_is() {
-    announced_before_it_is_visible("watermark").await;
+    announced_before_it_is_visible("lean").await;
 }
 
 /// R-REL-04, R-REL-10

@@ -34,13 +34,7 @@ fn cases(quick: bool) -> Vec<Case> {
         variant: Variant::DEFAULT,
         rounds: if quick { 1 } else { ROUNDS },
     };
-    let mut cases = vec![
-        case("default point, dedup both".to_owned(), usual),
-        Case {
-            variant: Variant { dedup: "position", ..Variant::DEFAULT },
-            ..case("default point, dedup position".to_owned(), usual)
-        },
-    ];
+    let mut cases = vec![case("default point".to_owned(), usual)];
     cases.extend([100, 1_024, 8_192].map(|payload_bytes| {
         let is_large = payload_bytes > LARGE_PAYLOAD_BYTES;
         let rows = if is_large { rows / LARGE_PAYLOAD_FEWER } else { rows };

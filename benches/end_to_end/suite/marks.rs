@@ -6,34 +6,25 @@ use super::chart::{Chart, Scale};
 use super::compare::{self, Case};
 use crate::load::Shape;
 use crate::servers::Keeping;
-use crate::variant::{DELETE, ROW, Variant, WATERMARK};
+use crate::variant::{DELETE, LEAN, ROW, Variant};
 
 const ROWS: u32 = 200_000;
 const QUICK_ROWS: u32 = 5_000;
 const ROUNDS: u32 = 3;
 
-/// How rows are marked, how the table is stored, and what keeps messages single.
-const WAYS: [(&str, &str, &str); 7] = [
-    (ROW, "standard", "both"),
-    (ROW, "fast", "both"),
-    (ROW, "fast", "position"),
-    (DELETE, "standard", "both"),
-    (DELETE, "fast", "both"),
-    (WATERMARK, "fast", "both"),
-    (WATERMARK, "fast", "position"),
-];
+const MARKS: [&str; 3] = [ROW, DELETE, LEAN];
 
 pub(super) async fn answer(bench: &mut Bench) -> Answer {
     let rows = if bench.quick { QUICK_ROWS } else { ROWS };
     let rounds = if bench.quick { 1 } else { ROUNDS };
-    let case = |(mark, layout, dedup)| Case {
-        label: format!("{mark}, {layout}, dedup {dedup}"),
+    let case = |mark: &'static str| Case {
+        label: mark.to_owned(),
         shape: Shape { rows, ..Shape::DEFAULT },
         keeping: Keeping::DEFAULT,
-        variant: Variant { mark, layout, dedup, ..Variant::DEFAULT },
+        variant: Variant { mark, ..Variant::DEFAULT },
         rounds,
     };
-    let compared = compare::compare(bench, WAYS.map(case).to_vec()).await;
+    let compared = compare::compare(bench, MARKS.map(case).to_vec()).await;
     let mut charts = compare::charts(&compared);
     charts.push(Chart {
         title: "log written by PostgreSQL, bytes/event",

@@ -40,8 +40,6 @@ pub struct Config {
     pub routes: Vec<Route>,
     /// How duplicates and disorder are prevented.
     pub mode: Mode,
-    /// What keeps events single.
-    pub dedup: Dedup,
     /// How much may be in flight.
     pub window: WindowLimits,
     /// How the table is searched for rows that the log cannot bring.
@@ -87,17 +85,6 @@ pub enum OnPark {
     Skip,
     /// They wait, in the dead-letter table, until that one is requeued or discarded.
     BlockKey,
-}
-
-/// What the broker is given to tell an event that it has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Dedup {
-    /// `Nats-Msg-Id` and, in fenced mode, the sequence to follow.
-    #[default]
-    Both,
-    /// The sequence to follow alone: fenced mode needs no more, and the broker is spared an index
-    /// entry per message. The id travels in `Tailpost-Event-Id`.
-    Position,
 }
 
 /// The JetStream stream, as set-up creates it and start-up expects it.
@@ -194,10 +181,12 @@ pub enum MarkBy {
     /// `published_at` and its companions are written to it.
     #[default]
     Row,
-    /// Not at all: a watermark beside the table says so of all rows up to there.
-    Watermark,
     /// It is deleted.
     Delete,
+    /// Not at all: a watermark beside the table says so of all rows up to there. Messages have no
+    /// `Nats-Msg-Id` either, which spares the broker an index entry for each: only the sequence that
+    /// they expect keeps them single. The id travels in `Tailpost-Event-Id`.
+    Lean,
 }
 
 /// The marks of published rows.
@@ -223,6 +212,13 @@ impl Config {
 
     /// The default number of attempts. They take 21 s.
     pub const MAX_ATTEMPTS: u32 = 10;
+
+    /// Whether only the expected sequence keeps messages single, because they have no
+    /// `Nats-Msg-Id`: such a relay works in fenced mode or not at all.
+    #[must_use]
+    pub fn needs_fence(&self) -> bool {
+        self.mark.by == MarkBy::Lean
+    }
 
     /// What decides about an event's subject.
     pub(crate) fn routing(&self) -> Routing {
@@ -276,18 +272,13 @@ impl Config {
             let reason = "must be at least 60s with relay.mode = \"poll\"";
             return Err(Error::invalid("stream.duplicate_window", reason));
         }
-        if self.mode == Mode::Poll && self.mark.by == MarkBy::Watermark {
-            let reason = "\"watermark\" does not work with relay.mode = \"poll\": without the log \
-                          only a row's own mark says that it is published; take \"row\" or \
+        if self.needs_fence() && self.mode != Mode::Fenced {
+            let reason = "\"lean\" needs relay.mode = \"fenced\": its messages have no \
+                          Nats-Msg-Id, by which the other modes keep them single; take \"row\" or \
                           \"delete\"";
             return Err(Error::invalid("relay.mark", reason));
         }
         self.wal.check(self)?;
-        if self.dedup == Dedup::Position && self.mode != Mode::Fenced {
-            let reason =
-                "\"position\" needs relay.mode = \"fenced\": other modes have only the ids";
-            return Err(Error::invalid("relay.dedup", reason));
-        }
         if self.stream.max_age.is_some_and(|age| age < self.stream.duplicate_window) {
             return Err(Error::invalid(
                 "stream.max_age",
@@ -331,7 +322,6 @@ pub(crate) mod tests {
             subject: "outbox.{aggregate_type}.{event_type}".parse().expect("valid"),
             routes: Vec::new(),
             mode: Mode::default(),
-            dedup: Dedup::default(),
             window: WindowLimits::default(),
             scan: ScanConfig::default(),
             poll: PollConfig::default(),
@@ -377,7 +367,8 @@ pub(crate) mod tests {
         check("stream.duplicate_window", |it| {
             (it.mode, it.stream.duplicate_window) = (Mode::Poll, Duration::from_secs(30));
         });
-        check("relay.mark", |it| (it.mode, it.mark.by) = (Mode::Poll, MarkBy::Watermark));
+        check("relay.mark", |it| (it.mode, it.mark.by) = (Mode::Poll, MarkBy::Lean));
+        check("relay.mark", |it| (it.mode, it.mark.by) = (Mode::Keyed, MarkBy::Lean));
         check("retention.dead_letters", |it| {
             it.retention.dead_letters = Some(Duration::from_secs(1));
         });
@@ -401,7 +392,7 @@ pub(crate) mod tests {
         check("relay.shards", |it| it.shards = Shards::new(0));
         check("relay.shards", |it| it.shards = Shards::new(65));
         check("relay.shards", |it| (it.shards, it.mode) = (Shards::new(2), Mode::Poll));
-        check("relay.shards", |it| (it.shards, it.mark.by) = (Shards::new(2), MarkBy::Watermark));
+        check("relay.shards", |it| (it.shards, it.mark.by) = (Shards::new(2), MarkBy::Lean));
         check("postgres.slot", |it| (it.shards, it.slot) = (Shards::new(64), "x".repeat(57)));
         check("relay.subject", |it| {
             it.shards = Shards::new(2);

@@ -282,6 +282,9 @@ impl Engine {
         if std::mem::replace(&mut self.mode, self.publishing.mode()) != self.publishing.mode() {
             self.tell(Notice::ChangedToKeyed);
         }
+        if self.publishing.take_untold_others() {
+            self.tell(Notice::StaysFenced);
+        }
         self.scan_if_due(now);
         self.look_for_replay(now);
         let resolved = self.publishing.counts().resolved();

@@ -21,7 +21,6 @@ use tokio::sync::watch;
 use tokio::task::unconstrained;
 use uuid::Uuid;
 
-use crate::config::Dedup;
 use crate::engine::{Input, Limits, Mode, Part, Publishing, Start, Tail};
 use crate::nats::{self, History, NatsLink, Publisher};
 use crate::postgres::Rows;
@@ -134,7 +133,7 @@ impl HotPath {
         let stream = stream::Config { subjects: vec!["outbox.>".into()], ..Default::default() };
         let (_, limits) = watch::channel(nats::Limits::of(&stream));
         let (_, link) = watch::channel(NatsLink::default());
-        let publisher = Publisher::new(client, "OUTBOX", history, Dedup::Both, limits, link).await;
+        let publisher = Publisher::new(client, "OUTBOX", history, true, limits, link).await;
         let state = Publishing::new(Start {
             doubted: None,
             mode: Mode::Fenced,
@@ -144,6 +143,7 @@ impl HotPath {
             log_end: Lsn(u64::MAX),
             tail: Tail::default(),
             batches: true,
+            stays_fenced: false,
             dead: HashSet::new(),
             tried: HashMap::new(),
             parking_blocks: false,

@@ -83,7 +83,7 @@ pub fn fuzz_answer(subject: &str, status: Option<u16>, payload: &[u8]) {
 }
 
 pub use config::{
-    Config, Dedup, MarkBy, MarkConfig, Mode, OnPark, OnWalLimit, PollConfig, RetentionConfig,
+    Config, MarkBy, MarkConfig, Mode, OnPark, OnWalLimit, PollConfig, RetentionConfig,
     RewindConfig, ScanConfig, StreamConfig, WalConfig, WindowLimits,
 };
 pub use connect::{NatsTarget, PostgresTarget};
@@ -97,7 +97,6 @@ pub use operate::{
     check_start, create_slot, dead_letters, doctor, doctor_checks, drop_slot, event_search,
     explain, inspect, maintain, plan, prepare_upgrade, repair, replays, setup, slots, verify,
 };
-pub use outbox::migrations::Layout;
 pub use pgoutput::Lsn;
 pub use reporter::Reports;
 pub use rewind_slot::RewindStatus;

@@ -182,6 +182,7 @@ impl Reporter {
             | Notice::Unlogged { .. }
             | Notice::Slot { .. }
             | Notice::ChangedToKeyed
+            | Notice::StaysFenced
             | Notice::IgnoringMessages { .. }) => {
                 debug!(?of_slot, "a session over a slot tells of this itself")
             }

@@ -18,7 +18,6 @@ mod verify_args;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::builder::{EnumValueParser, TypedValueParser};
 use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand};
 
 use crate::config::{LogFormat, Sources};
@@ -84,6 +83,11 @@ pub(crate) struct Global {
 impl Cli {
     /// Reads the command line. Ends the process with code 2 if it cannot be understood.
     pub(crate) fn read() -> Self {
+        let arguments = std::env::args_os().filter_map(|it| it.into_string().ok());
+        let arguments: Vec<String> = arguments.collect();
+        if let Some(gone) = crate::removed::flag(&arguments) {
+            gone.with_cmd(&Self::command()).exit();
+        }
         let cli = Self::parse();
         if let Err((kind, problem)) = cli.check() {
             Self::command().error(kind, problem).exit();
@@ -167,6 +171,7 @@ pub(crate) enum Command {
     /// Create what the relay needs: tables, publication, slot, stream
     ///
     /// Can be run again at any time. It changes nothing that exists: what does not fit is reported.
+    /// Where relay.mark was changed it makes the index that the table lacks, while others write.
     Setup(SetupArgs),
     /// Publish events as they are committed, until stopped
     ///
@@ -258,12 +263,6 @@ pub(crate) struct SetupArgs {
     /// Print the SQL and the stream's configuration, and change nothing
     #[arg(long)]
     pub(crate) print: bool,
-    /// The layout of an outbox table that does not exist yet [default: standard]
-    ///
-    /// With `fast` a mark touches no index and finds room in its page. A table that exists keeps
-    /// its layout. docs/marking.md says what each costs, and how to change it by hand.
-    #[arg(long, value_parser = EnumValueParser::<Layout>::new().try_map(relay::Layout::try_from))]
-    pub(crate) layout: Option<relay::Layout>,
     /// Give the outbox partitions by day, which retention drops as a whole
     ///
     /// A table that exists becomes the first partition while producers write and relays run.
@@ -274,30 +273,6 @@ pub(crate) struct SetupArgs {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
-}
-
-/// See [`relay::Layout`].
-#[derive(Debug, Clone, Copy, clap::ValueEnum)]
-pub(crate) enum Layout {
-    /// With an index of the rows that are not marked
-    Standard,
-    /// Without an index that a mark touches
-    Fast,
-    // What `standard` was called.
-    #[value(hide = true)]
-    Documented,
-}
-
-impl TryFrom<Layout> for relay::Layout {
-    type Error = &'static str;
-
-    fn try_from(layout: Layout) -> Result<Self, Self::Error> {
-        match layout {
-            Layout::Standard => Ok(Self::Standard),
-            Layout::Fast => Ok(Self::Fast),
-            Layout::Documented => Err("it is called `standard` now"),
-        }
-    }
 }
 
 /// Arguments of `relay`.

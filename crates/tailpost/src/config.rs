@@ -21,8 +21,8 @@ use std::time::Duration;
 
 use relay::connect::{NatsAccess, PostgresTls, SecretCommand, SecretSource};
 use relay::{
-    Config, Dedup, MarkConfig, Mode, NatsTarget, OnPark, PollConfig, PostgresTarget,
-    RetentionConfig, ScanConfig, Shards, StreamConfig, WalConfig, WindowLimits,
+    Config, MarkConfig, Mode, NatsTarget, OnPark, PollConfig, PostgresTarget, RetentionConfig,
+    ScanConfig, Shards, StreamConfig, WalConfig, WindowLimits,
 };
 
 pub(crate) use admin_settings::{AdminSettings, ProxySettings, Role, TokenFile};
@@ -94,7 +94,6 @@ pub(crate) struct NatsSettings {
 #[derive(Clone, PartialEq)]
 pub(crate) struct RelaySettings {
     pub(crate) mode: Mode,
-    pub(crate) dedup: Dedup,
     pub(crate) subject: outbox::wire::SubjectTemplate,
     pub(crate) window: WindowLimits,
     pub(crate) ack_timeout: Duration,
@@ -149,7 +148,6 @@ impl Default for Settings {
             stream: StreamConfig::default(),
             relay: RelaySettings {
                 mode: Mode::default(),
-                dedup: Dedup::default(),
                 subject: "outbox.{aggregate_type}.{event_type}"
                     .parse()
                     .expect("the default template is valid"),
@@ -256,7 +254,6 @@ impl Settings {
             subject: self.relay.subject.clone(),
             routes: self.routes.clone(),
             mode: self.relay.mode,
-            dedup: self.relay.dedup,
             window: self.relay.window,
             scan: self.relay.scan,
             poll: self.relay.poll,
@@ -309,4 +306,4 @@ impl Settings {
 #[cfg(test)]
 mod reference_page;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

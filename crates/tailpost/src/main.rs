@@ -11,6 +11,7 @@ mod exit;
 mod otlp;
 mod output;
 mod refusal;
+mod removed;
 mod shutdown;
 mod story;
 mod systemd;

@@ -44,8 +44,7 @@ const TABLES: &[Fault] = &[
         "outbox-indexes",
         "warning",
         &[Sql(&["DROP INDEX idx_outbox_unpublished"])],
-        &["CREATE INDEX idx_outbox_unpublished ON \"public\".\"outbox_events\" (occurred_at) \
-            WHERE published_at IS NULL"],
+        &["tailpost setup"],
     ),
     Fault::new(
         "outbox-indexes",

@@ -20,7 +20,7 @@ const SHAPES: &[Shape] = &[
     Shape {
         name: "keyed",
         settings: &[("TAILPOST_RELAY__MODE", "keyed")],
-        setup: &["setup", "--layout", "fast"],
+        setup: &["setup"],
         has_inbox: false,
     },
     Shape {
@@ -41,13 +41,13 @@ const SHAPES: &[Shape] = &[
     },
     Shape {
         name: "partitioned",
-        settings: &[("TAILPOST_RELAY__MARK", "watermark")],
+        settings: &[("TAILPOST_RELAY__MARK", "lean")],
         setup: &["setup", "--partitioned"],
         has_inbox: false,
     },
     Shape {
         name: "deleting",
-        settings: &[("TAILPOST_RELAY__MARK", "delete"), ("TAILPOST_RELAY__DEDUP", "position")],
+        settings: &[("TAILPOST_RELAY__MARK", "delete")],
         setup: &["setup"],
         has_inbox: false,
     },

@@ -66,7 +66,7 @@ async fn deleting_beside_a_relay_that_is_killed_costs_no_event() {
 // proves: G-RET-1
 #[tokio::test(flavor = "multi_thread")]
 async fn deleting_rows_without_marks_costs_no_event() {
-    exact_under_load("watermark", 42).await;
+    exact_under_load("lean", 42).await;
 }
 
 /// R-RET-02: of several relays one does it, also for all shards; and operators see that it does.

@@ -72,7 +72,7 @@ pub(super) async fn partitions(env: &TestEnv) -> Vec<String> {
 async fn partitions_by_day_change_nothing_for_relay_and_verify() {
     for (mode, mark, rows_left) in [
         ("fenced", "row", 70),
-        ("keyed", "watermark", 70),
+        ("fenced", "lean", 70),
         ("fenced", "delete", 0),
         ("poll", "row", 70),
         ("poll", "delete", 0),
@@ -107,7 +107,7 @@ async fn partitions_by_day_change_nothing_for_relay_and_verify() {
         env.wait_stored(41).await;
         let young = env.insert(29).await;
         env.wait_stored(70).await;
-        if mark != "watermark" {
+        if mark != "lean" {
             env.wait_marked().await;
         }
         let stored = env.stored_ids().await;

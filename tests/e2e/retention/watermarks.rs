@@ -9,13 +9,13 @@ async fn wait_covered(env: &TestEnv) {
     until(DEADLINE, "all is covered", async || env.query::<bool>(covered).await).await;
 }
 
-/// R-RET-01: with `relay.mark = "watermark"` rows go once the watermark has covered them for long
+/// R-RET-01: with `relay.mark = "lean"` rows go once the watermark has covered them for long
 /// enough, and no others do.
 // proves: G-RET-1
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_go_that_a_watermark_covered_long_ago() {
     let mut env = env().await;
-    env.set("TAILPOST_RELAY__MARK", "watermark");
+    env.set("TAILPOST_RELAY__MARK", "lean");
     env.setup().await;
     let relay = env.relay();
     let old = env.insert(20).await;

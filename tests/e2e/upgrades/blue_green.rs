@@ -117,5 +117,5 @@ async fn a_logical_switch_over_costs_no_event() {
 // proves: G-UPGRADE-1
 #[tokio::test(flavor = "multi_thread")]
 async fn a_logical_switch_over_costs_no_event_where_watermarks_mark() {
-    switched("watermark").await;
+    switched("lean").await;
 }

@@ -144,7 +144,7 @@ async fn nothing_is_found_under_load_with_two_shards() {
 // proves: G-VERIFY-2
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_found_under_load_by_watermark() {
-    let scene = scene(&[("TAILPOST_RELAY__MARK", "watermark")]).await;
+    let scene = scene(&[("TAILPOST_RELAY__MARK", "lean")]).await;
     let compared = compare_without_marks(&scene.env).await;
     assert!(compared["matched"].as_u64() > Some(200), "{compared}");
 }

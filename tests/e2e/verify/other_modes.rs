@@ -20,7 +20,7 @@ pub(super) async fn published(env: &mut TestEnv, settings: &[(&str, &str)]) -> V
     let aggregates = insert_aggregates(env, 5, 3).await;
     env.wait_stored(15).await;
     match settings {
-        [(_, "watermark")] => {
+        [(_, "lean")] => {
             let covered = "SELECT NOT EXISTS (
                     SELECT FROM outbox_status WHERE status <> 'PUBLISHED')";
             until(DEADLINE, "all is covered", async || env.query::<bool>(covered).await).await;
@@ -93,7 +93,7 @@ async fn in_poll_mode_the_order_of_insertion_counts() {
 #[tokio::test(flavor = "multi_thread")]
 async fn by_watermark_gaps_and_duplicates_are_found() {
     let mut env = TestEnv::new().await;
-    let aggregates = published(&mut env, &[("TAILPOST_RELAY__MARK", "watermark")]).await;
+    let aggregates = published(&mut env, &[("TAILPOST_RELAY__MARK", "lean")]).await;
     nothing_is_found(&env).await;
     remove(&env, aggregates[2][1]).await;
     let message = message_of(&env, aggregates[3][1]).await;

@@ -143,7 +143,7 @@ async fn a_repair_that_is_killed_is_run_again_and_rows_that_changed_are_left_alo
 // proves: G-VERIFY-3
 #[tokio::test(flavor = "multi_thread")]
 async fn gaps_are_repaired_by_watermark_and_in_keyed_mode() {
-    for setting in [("TAILPOST_RELAY__MARK", "watermark"), ("TAILPOST_RELAY__MODE", "keyed")] {
+    for setting in [("TAILPOST_RELAY__MARK", "lean"), ("TAILPOST_RELAY__MODE", "keyed")] {
         let mut env = TestEnv::new().await;
         env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
         env.set("TAILPOST_RELAY__SCAN_INTERVAL", "500ms");

@@ -124,9 +124,9 @@ impl Config {
                         side by side";
             return Err(Error::invalid("relay.shards", text));
         }
-        if self.mark.by == MarkBy::Watermark {
-            let text = "must be 1 with relay.mark = \"watermark\": it says up to where all rows are \
-                        published, and each shard would know that of its own only";
+        if self.mark.by == MarkBy::Lean {
+            let text = "must be 1 with relay.mark = \"lean\": a watermark says up to where all rows \
+                        are published, and each shard would know that of its own only";
             return Err(Error::invalid("relay.shards", text));
         }
         let is_default = self.stream.subjects == StreamConfig::default().subjects;

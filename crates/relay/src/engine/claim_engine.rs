@@ -216,6 +216,7 @@ impl ClaimEngine {
             log_end: Lsn::ZERO,
             tail: start.tail,
             batches: false,
+            stays_fenced: false,
             // What is parked has left the table, and nothing else brings it.
             dead: HashSet::new(),
             // What is claimed brings it along.

@@ -166,6 +166,9 @@ pub(crate) struct Start {
     pub(crate) seed: u64,
     /// Whether the broker takes fast-ingest batches. Only fenced mode uses them.
     pub(crate) batches: bool,
+    /// Messages have no id by which the broker could deduplicate them: fenced mode stays, whoever
+    /// else writes to the stream.
+    pub(crate) stays_fenced: bool,
 }
 
 /// A message to send now.

@@ -44,6 +44,8 @@ pub(crate) enum Notice {
     Slot { status: SlotStatus, notice: Option<SlotNotice> },
     /// The order of each aggregate is kept, and no other.
     ChangedToKeyed,
+    /// Others keep writing to the stream, and messages without ids keep the relay in fenced mode.
+    StaysFenced,
     /// Messages of the log are passed over.
     IgnoringMessages { why: Ignored },
     /// Nothing new is taken in any more.

@@ -92,6 +92,7 @@ impl Publishing {
                 log_end: start.log_end,
                 max_attempts: start.max_attempts,
                 parking_blocks: start.parking_blocks,
+                stays_fenced: start.stays_fenced,
             },
             now: Duration::ZERO,
             window: Window::new(),

@@ -18,7 +18,6 @@ use super::limits::Limits;
 use super::permission_violations::PermissionViolations;
 use super::pub_ack;
 use super::reply_subject::Replies;
-use crate::config::Dedup;
 use crate::engine::{Input, LastPosition, Part, Refusal, Replayed, Send};
 use crate::error::Error;
 use crate::nats::NatsLink;
@@ -69,7 +68,8 @@ pub(crate) struct Publisher {
     last_subject: Subject,
     /// What the headers of every message begin with.
     headers: HeaderMap,
-    dedup: Dedup,
+    /// Whether messages have a `Nats-Msg-Id`; otherwise the id is in `Tailpost-Event-Id`.
+    has_ids: bool,
     /// Positions of the transaction that was sent last.
     position: PositionPrefix,
     statistics: Arc<Statistics>,
@@ -96,7 +96,7 @@ impl Publisher {
         client: Client,
         stream: &str,
         history: History,
-        dedup: Dedup,
+        has_ids: bool,
         limits: watch::Receiver<Limits>,
         link: watch::Receiver<NatsLink>,
     ) -> Result<(Self, Answers), Error> {
@@ -116,7 +116,7 @@ impl Publisher {
             replies,
             last_subject,
             headers: roomy(&EXPECTED_STREAM, &stream)?,
-            dedup,
+            has_ids,
             position: PositionPrefix::new(history),
             statistics,
             connects,
@@ -214,11 +214,10 @@ impl Publisher {
         let mut headers = self.headers.clone();
         let mut illegal = None;
         let mut ours = OURS.iter();
-        let sequence_suffices = self.dedup == Dedup::Position && send.expected.is_some();
         wire::event_headers(send.event, |name, value| {
             let known = ours.clone().position(|(known, _)| *known == name);
             let name_on_wire = match known.and_then(|at| ours.nth(at)) {
-                Some((wire::header::MSG_ID, _)) if sequence_suffices => Ok(EVENT_ID),
+                Some((wire::header::MSG_ID, _)) if !self.has_ids => Ok(EVENT_ID),
                 Some((_, name)) => Ok(name.clone()),
                 None => name.parse(),
             };

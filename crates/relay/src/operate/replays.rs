@@ -9,7 +9,7 @@ use uuid::Uuid;
 pub use super::replay_plan::{ReplayPlan, ReplayTo, SourceHolds};
 use super::replay_target;
 use super::rewind_holds::{check_log, wal_holds};
-use crate::config::{Config, Dedup, MarkBy, Mode};
+use crate::config::{Config, MarkBy, Mode};
 use crate::error::Error;
 use crate::nats::unless_denied;
 use crate::nats::whole_stream::{self, WholeStream};
@@ -146,10 +146,10 @@ pub async fn plan_replay(
                        reads a slot does that";
         return Err(Error::Conflict(problem.into()));
     }
-    if config.dedup == Dedup::Position {
-        let problem = "events cannot be published again with relay.dedup = \"position\": copies \
-                       among new events need the broker's index of message ids. Set relay.dedup = \
-                       \"both\" until the replay is done";
+    if config.needs_fence() {
+        let problem = "events cannot be published again with relay.mark = \"lean\": copies among \
+                       new events need the broker's index of message ids. Set relay.mark = \"row\" \
+                       until the replay is done, and run `tailpost setup`";
         return Err(Error::Conflict(problem.into()));
     }
     let own: Vec<String> = config.each_shard().into_iter().map(|it| it.stream.name).collect();

@@ -16,7 +16,7 @@ use crate::nats::TailReader;
 use crate::nats::stream_check::{self, is_not_found};
 use crate::postgres::publication::filter;
 use crate::postgres::retire::retire;
-use crate::postgres::sql::create_index_of_transactions;
+use crate::postgres::sql::OutboxIndex;
 use crate::postgres::{Opening, Slot, Store, answered, columns};
 
 /// What set-up found and did.
@@ -53,8 +53,6 @@ pub struct SetupPlan {
 /// How the outbox is to be stored.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Storage {
-    /// A table that there is keeps its layout; with one given it has to have that one.
-    pub layout: Option<Layout>,
     /// With partitions by day; a table that there is gets them. Without this it stays as it is.
     pub partitioned: bool,
 }
@@ -87,10 +85,10 @@ pub fn plan(config: &Config, storage: Storage) -> SetupPlan {
         "{partitioned}{migrations}\n{index}{publications}\n\
          -- {what} created by `tailpost setup` on a replication connection, together with the\n\
          -- {is} which rows {it} made by hand cannot be used:\n{slots}",
-        migrations = migrations::render(&config.table, storage.layout.unwrap_or_default()),
-        index = match needs_index_of_transactions(config) {
-            true => create_index_of_transactions(&config.table) + ";\n\n",
-            false => String::new(),
+        migrations = migrations::render(&config.table, layout(config)),
+        index = match shards.len() {
+            1 => String::new(),
+            _ => OutboxIndex::Transactions.create(&config.table) + ";\n\n",
         },
     );
     let stream = |it: &Config| serde_json::to_value(stream(it, true)).unwrap_or_default();
@@ -158,6 +156,10 @@ pub async fn setup(config: &Config, storage: Storage) -> Result<SetupReport, Err
     });
     let mut warnings: Vec<_> = left.collect();
     warnings.extend(written_by_subscriptions(&opening, &store).await?);
+    let needless = opening.on(&store, "look for indexes", store.needless_indexes(config)).await?;
+    warnings.extend(needless.into_iter().map(|drop| {
+        format!("relay.mark has no use for an index that costs each insert: run `{drop}`")
+    }));
     for (config, _) in &shards {
         let (created, weaknesses) = ensure_stream(config, &client, &context).await?;
         steps.push(SetupStep { what: format!("stream {}", config.stream.name), created });
@@ -201,7 +203,7 @@ async fn tables(
     config: &Config,
     opening: &Opening,
     store: &Store,
-    Storage { layout, partitioned }: Storage,
+    Storage { partitioned }: Storage,
 ) -> Result<Vec<SetupStep>, Error> {
     let mut steps = Vec::new();
     if partitioned {
@@ -218,11 +220,8 @@ async fn tables(
     let types =
         opening.step(pid, looking, columns::types(&postgres, &config.table.quoted())).await?;
     columns::check(&config.table, &types)?;
-    let has_layout = opening.on(store, looking, check_layout(config, store, layout)).await?;
-    let migrating = async {
-        let layout = layout.unwrap_or_default();
-        Ok(migrations::migrate(&mut postgres, &config.table, layout).await?)
-    };
+    let migrating =
+        async { Ok(migrations::migrate(&mut postgres, &config.table, layout(config)).await?) };
     let applied = opening.step(pid, "migrate the tables", migrating).await?;
     let step = |migration: &migrations::Migration| {
         let created = applied.iter().any(|it| it.version == migration.version);
@@ -239,71 +238,34 @@ async fn tables(
         let until = until.map_or_else(|| "for ever".into(), |it| format!("until {it}"));
         steps.push(SetupStep { what: format!("partitions {until}"), created: created > 0 });
     }
-    if let Some(layout) = layout {
-        if !has_layout && !applied.iter().any(|it| it.version == 1) {
-            return Err(other_layout(config, "none that is known", layout));
+    steps.extend(Box::pin(indexes(config, opening, store)).await?);
+    Ok(steps)
+}
+
+/// The indexes that `relay.mark` needs, where the table was made for another word.
+async fn indexes(
+    config: &Config,
+    opening: &Opening,
+    store: &Store,
+) -> Result<Vec<SetupStep>, Error> {
+    let mut steps = Vec::new();
+    for index in OutboxIndex::wanted(config) {
+        let ensured = store.ensure_index(index);
+        let created = opening.on(store, "create an index of the outbox", ensured).await?;
+        if created && index == OutboxIndex::Unmarked {
+            opening.on(store, "make room for marks", store.make_room_for_marks()).await?;
         }
-        let what = format!("layout {}", name(layout));
-        steps.push(SetupStep { what, created: !has_layout });
-    }
-    if needs_index_of_transactions(config) {
-        let ensured = store.ensure_index_of_transactions();
-        let created = opening.on(store, "create the index of transactions", ensured).await?;
-        steps.push(SetupStep { what: "index of transactions".into(), created });
+        steps.push(SetupStep { what: format!("index {}", index.name()), created });
     }
     Ok(steps)
 }
 
-/// Without marks nothing else leads to the rows that are not published. And of several shards one may
-/// lag: the others must not look at its rows again and again.
-fn needs_index_of_transactions(config: &Config) -> bool {
-    config.mark.by == MarkBy::Watermark || config.each_shard().len() > 1
-}
-
-fn name(layout: Layout) -> &'static str {
-    match layout {
-        Layout::Standard => "standard",
-        Layout::Fast => "fast",
+/// How a table is made that does not exist yet.
+fn layout(config: &Config) -> Layout {
+    match config.mark.by {
+        MarkBy::Lean => Layout::Fast,
+        MarkBy::Row | MarkBy::Delete => Layout::Standard,
     }
-}
-
-/// Whether there is a table already that has the layout.
-///
-/// # Errors
-///
-/// [`Error::Conflict`] if there is one that has another.
-async fn check_layout(
-    config: &Config,
-    store: &Store,
-    wanted: Option<Layout>,
-) -> Result<bool, Error> {
-    if wanted == Some(Layout::Fast) && config.mode == Mode::Poll {
-        return Err(Error::Conflict(
-            "the layout \"fast\" does not go with relay.mode = \"poll\": claims need an index \
-             that every mark touches; leave out --layout"
-                .into(),
-        ));
-    }
-    let found = if store.has_index_of_unmarked().await? {
-        Layout::Standard
-    } else if store.has_index_of_transactions().await? {
-        Layout::Fast
-    } else {
-        return Ok(false);
-    };
-    match wanted {
-        Some(wanted) if wanted != found => Err(other_layout(config, name(found), wanted)),
-        _ => Ok(true),
-    }
-}
-
-fn other_layout(config: &Config, found: &str, wanted: Layout) -> Error {
-    Error::Conflict(format!(
-        "the layout of {} is {found}, and a table that exists is not changed: leave out --layout, \
-         or give it the layout {} by hand, as docs/marking.md says",
-        config.table,
-        name(wanted)
-    ))
 }
 
 pub(crate) async fn ensure_slot(

@@ -316,7 +316,7 @@ impl Run<'_> {
         }
         let marking = Marking {
             polls: self.config.mode == Mode::Poll,
-            by_watermark: self.config.mark.by == MarkBy::Watermark,
+            by_watermark: self.config.mark.by == MarkBy::Lean,
             deletes: self.config.mark.by == MarkBy::Delete,
         };
         let mut streams = read.streams.ranges.clone();

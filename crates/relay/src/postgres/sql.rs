@@ -46,7 +46,7 @@ pub(crate) use self::backlog::{Backlog, COUNT_MAX};
 pub(crate) use self::convert::Kind;
 pub(crate) use self::explain_replays::KnownEvent;
 pub use self::explain_replays::{ReplayOutcome, ReplayStory};
-pub(crate) use self::index::create_index_of_transactions;
+pub(crate) use self::index::OutboxIndex;
 pub(crate) use self::owed::Stuck;
 pub(crate) use self::park::SlotReader;
 pub(crate) use self::partitions::Detached;

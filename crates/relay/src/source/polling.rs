@@ -72,8 +72,7 @@ impl Source for Polling {
         let history = History { system_id: NO_SYSTEM, timeline: 0 };
         let stream = &config.stream.name;
         let (publisher, answers) =
-            Publisher::new(client.clone(), stream, history, config.dedup, tail.limits(), link)
-                .await?;
+            Publisher::new(client.clone(), stream, history, true, tail.limits(), link).await?;
         info!(stream = config.stream.name, read_back = newest.stored.len(), "polling the outbox");
         let engine = ClaimEngine::new(ClaimStart {
             tail: newest,

@@ -7,7 +7,7 @@ use crate::config::Settings;
 use crate::output;
 
 pub(super) async fn run(args: &SetupArgs, settings: &Settings) -> anyhow::Result<()> {
-    let storage = Storage { layout: args.layout, partitioned: args.partitioned };
+    let storage = Storage { partitioned: args.partitioned };
     if args.print {
         let mut plan = relay::plan(&settings.plan_config()?, storage);
         if !settings.consumers()?.is_empty() {

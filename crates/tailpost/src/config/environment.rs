@@ -4,6 +4,7 @@ use super::error::{Error, Origin, closest};
 use super::keys::{KEYS, Key};
 use super::value::Value;
 use super::{Settings, inbox_settings};
+use crate::removed;
 
 const PREFIX: &str = "TAILPOST_";
 /// The address of requests with spans itself: that of a collector has `/v1/traces` added to it.
@@ -58,6 +59,12 @@ pub(super) fn apply(
         }
         if value.is_empty() && !is_secret(settings, name) {
             continue;
+        }
+        let gone = removed::path_of_variable(name).and_then(|path| {
+            Error::removed(Origin::Variable(name.clone()), path, &Value::Text(value))
+        });
+        if let Some(gone) = gone {
+            return Err(gone);
         }
         if settings.apply_inbox_variable(name, value)? {
             continue;

@@ -2,6 +2,9 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use super::value::Value;
+use crate::removed;
+
 /// Where a setting was given.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Origin {
@@ -43,6 +46,17 @@ impl Error {
     /// As [`new`](Self::new), for what may come from several places or none.
     pub(super) fn about(origin: Option<Origin>, problem: impl Into<String>) -> Self {
         Self { origin, problem: problem.into(), hint: None, source: None }
+    }
+
+    /// A setting that earlier versions had.
+    pub(super) fn removed(origin: Origin, path: &str, value: &Value<'_>) -> Option<Self> {
+        let (text, whole) = (value.text().ok(), removed::instead_of(path, None));
+        let instead = removed::instead_of(path, text)?;
+        let what = match text {
+            Some(text) if whole.is_none() => format!("`{path} = \"{text}\"` is gone"),
+            _ => format!("`{path}` is gone"),
+        };
+        Some(Self::new(origin, what).with_hint(Some(instead.to_owned())))
     }
 
     pub(super) fn with_hint(self, hint: Option<String>) -> Self {

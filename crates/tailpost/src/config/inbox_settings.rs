@@ -226,6 +226,9 @@ impl Settings {
     ) -> Result<(), Error> {
         let section = consumer.map_or_else(|| SECTION.into(), |it| format!("{SECTION}.{it}"));
         let path = format!("{section}.{name}");
+        if let Some(gone) = Error::removed(origin.clone(), &format!("{SECTION}.{name}"), &value) {
+            return Err(gone);
+        }
         let Some(key) = KEYS.iter().find(|it| it.name == name) else {
             let hint = closest(name, KEYS.iter().map(|it| it.name));
             return Err(Error::new(origin, format!("unknown key `{path}`"))

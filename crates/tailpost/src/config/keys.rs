@@ -2,7 +2,7 @@
 
 use outbox::Column;
 use relay::connect::{SecretCommand, SslMode};
-use relay::{Dedup, MarkBy, Mode, OnPark, OnWalLimit};
+use relay::{MarkBy, Mode, OnPark};
 
 use super::error::{Error, Origin};
 use super::value::{Value, Wanted};
@@ -82,7 +82,6 @@ pub(super) static KEYS: &[Key] = &[
     key("stream.max_age", |it, v| put(&mut it.stream.max_age, v.unless_off(Value::duration))),
     key("stream.max_bytes", |it, v| put(&mut it.stream.max_bytes, v.unless_off(Value::size))),
     key("relay.mode", |it, v| put(&mut it.relay.mode, mode(v))),
-    key("relay.dedup", |it, v| put(&mut it.relay.dedup, dedup(v))),
     key("relay.subject", |it, v| put(&mut it.relay.subject, parsed(v))),
     key("relay.shards", |it, v| put(&mut it.relay.shards, small(v))),
     key("relay.window_events", |it, v| put(&mut it.relay.window.events, v.integer())),
@@ -99,7 +98,6 @@ pub(super) static KEYS: &[Key] = &[
     key("relay.poll_batch", |it, v| put(&mut it.relay.poll.batch, v.integer())),
     key("relay.poll_workers", |it, v| put(&mut it.relay.poll.workers, v.integer())),
     key("relay.wal_limit", |it, v| put(&mut it.relay.wal.limit, v.unless_off(Value::size))),
-    key("relay.on_wal_limit", |it, v| put(&mut it.relay.wal.on_limit, on_wal_limit(v))),
     key("relay.wal_messages", |it, v| put(&mut it.relay.wal.messages, v.bool())),
     key("retention.published", |it, v| {
         put(&mut it.retention.published, v.unless_off(Value::duration))
@@ -219,25 +217,9 @@ fn on_park(value: Value<'_>) -> Result<OnPark, Wanted> {
 fn mark_by(value: Value<'_>) -> Result<MarkBy, Wanted> {
     match value.text() {
         Ok("row") => Ok(MarkBy::Row),
-        Ok("watermark") => Ok(MarkBy::Watermark),
         Ok("delete") => Ok(MarkBy::Delete),
-        _ => Err("\"row\", \"watermark\" or \"delete\"".into()),
-    }
-}
-
-fn on_wal_limit(value: Value<'_>) -> Result<OnWalLimit, Wanted> {
-    match value.text() {
-        Ok("hold") => Ok(OnWalLimit::Hold),
-        Ok("drop_slot_and_scan") => Ok(OnWalLimit::DropSlotAndScan),
-        _ => Err("\"hold\" or \"drop_slot_and_scan\"".into()),
-    }
-}
-
-fn dedup(value: Value<'_>) -> Result<Dedup, Wanted> {
-    match value.text() {
-        Ok("both") => Ok(Dedup::Both),
-        Ok("position") => Ok(Dedup::Position),
-        _ => Err("\"both\" or \"position\"".into()),
+        Ok("lean") => Ok(MarkBy::Lean),
+        _ => Err("\"row\", \"delete\" or \"lean\"".into()),
     }
 }
 

@@ -96,6 +96,9 @@ fn apply_section(
             apply_section(settings, &path, table, at)?;
             continue;
         }
+        if let Some(gone) = Error::removed(origin.clone(), &path, &Value::Toml(value.get_ref())) {
+            return Err(gone);
+        }
         let key = Key::find(&path).ok_or_else(|| {
             let hint = closest(&path, KEYS.iter().map(|it| it.path));
             Error::new(origin.clone(), format!("unknown key `{path}`"))

@@ -27,7 +27,7 @@ pub(super) fn loaded(toml: &str, environment: &[(&str, &str)]) -> Settings {
 }
 
 /// The error's text without the name of the temporary file, and the hint.
-pub(super) fn refusal(toml: &str, environment: &[(&str, &str)]) -> (String, String) {
+pub(crate) fn refusal(toml: &str, environment: &[(&str, &str)]) -> (String, String) {
     let Err(error) = load(toml, environment) else {
         panic!("accepted: {toml} {environment:?}");
     };

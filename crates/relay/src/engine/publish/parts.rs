@@ -28,6 +28,8 @@ pub(super) struct Settings {
     pub(super) max_attempts: u32,
     /// Whether later events of a parked event's aggregate wait.
     pub(super) parking_blocks: bool,
+    /// Whether fenced mode never gives way to keyed mode.
+    pub(super) stays_fenced: bool,
 }
 
 /// How far the log has come.
@@ -64,6 +66,8 @@ pub(super) struct Broker {
     pub(super) fruitless_resyncs: u32,
     pub(super) foreign_resyncs: u32,
     pub(super) last_foreign: Duration,
+    /// Fenced mode stays although there were too many of these, and nobody was told.
+    pub(super) untold_others: bool,
 }
 
 /// The stream's end.
@@ -165,6 +169,7 @@ impl Broker {
             fruitless_resyncs: 0,
             foreign_resyncs: 0,
             last_foreign: Duration::ZERO,
+            untold_others: false,
         }
     }
 }

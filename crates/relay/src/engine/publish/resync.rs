@@ -12,7 +12,8 @@ use crate::engine::messages::{Mode, Request};
 use crate::engine::tail_messages::{Seen, Tail};
 use crate::engine::window::{LastPosition, Stage};
 
-/// Resyncs with foreign messages in the stream after which fenced mode gives way to keyed mode.
+/// Resyncs with foreign messages in the stream after which fenced mode gives way to keyed mode, where
+/// messages have ids.
 const FOREIGN_RESYNCS_MAX: u32 = 16;
 
 /// Foreign messages further apart than this are accidents, not another writer.
@@ -157,6 +158,11 @@ impl Publishing {
         self.known.seen.forget_before(seq);
     }
 
+    /// Whether it is to be told that others keep writing to the stream, beside fenced mode that stays.
+    pub(crate) fn take_untold_others(&mut self) -> bool {
+        std::mem::take(&mut self.link.untold_others)
+    }
+
     fn count_foreign(&mut self, foreign: usize) {
         if foreign == 0 || self.mode == Mode::Keyed {
             return;
@@ -167,7 +173,9 @@ impl Publishing {
         }
         self.link.last_foreign = self.now;
         self.link.foreign_resyncs += 1;
-        if self.link.foreign_resyncs > FOREIGN_RESYNCS_MAX {
+        if self.settings.stays_fenced {
+            self.link.untold_others |= self.link.foreign_resyncs == FOREIGN_RESYNCS_MAX + 1;
+        } else if self.link.foreign_resyncs > FOREIGN_RESYNCS_MAX {
             self.mode = Mode::Keyed;
         }
     }

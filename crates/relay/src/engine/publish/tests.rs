@@ -31,6 +31,7 @@ fn start_on(tail: Tail, batches: bool) -> Publishing {
         log_end: Lsn(u64::MAX),
         tail,
         batches,
+        stays_fenced: false,
         dead: HashSet::new(),
         tried: HashMap::new(),
         parking_blocks: false,

@@ -172,6 +172,7 @@ pub(super) fn publishing(
         log_end: Lsn(u64::MAX),
         tail,
         batches: faults.batches,
+        stays_fenced: faults.by_watermark,
         dead: dead.iter().map(|id| Uuid::from_u128(*id)).collect(),
         tried: attempts.iter().map(tried).collect(),
         parking_blocks: faults.blocking,

@@ -201,6 +201,8 @@ pub(crate) struct OutboxTable {
 /// What the companions say, and the rows.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Contents {
+    /// The statements that drop indexes for which `relay.mark` has no use.
+    pub(crate) needless_indexes: Vec<String>,
     /// The largest payload among the next rows, in bytes.
     pub(crate) largest_payload: Option<i64>,
     /// How long the partitions last, if there are some by day.

@@ -6,7 +6,7 @@ use outbox::checks::{Category, Judged, Remedy, Rule, Skip, Verdict};
 use outbox::quote;
 
 use super::facts::{OutboxTable, Publication, Seen, ShardFacts};
-use crate::config::{MarkBy, Mode};
+use crate::config::Mode;
 
 /// Retention runs every `retention.interval`; so many may be missed.
 const PASSES_MISSED: f64 = 3.0;
@@ -200,27 +200,30 @@ fn indexes(seen: &Seen) -> Judged {
     let lacking = match config.mode {
         Mode::Poll if !table.has_poll_index => Some("idx_outbox_unpublished_seq, for claims"),
         Mode::Fenced | Mode::Keyed
-            if (config.mark.by == MarkBy::Watermark || is_sharded)
-                && !table.has_transactions_index =>
+            if (config.needs_fence() || is_sharded) && !table.has_transactions_index =>
         {
-            Some("idx_outbox_txid, for watermarks and shards")
+            Some("idx_outbox_txid, for relay.mark = \"lean\" and shards")
         }
         _ => None,
     };
     if let Some(index) = lacking {
         return Ok(Verdict::Error(format!("there is no index {index}"), setup()));
     }
-    if !table.has_unmarked_index && !table.has_transactions_index {
-        let quoted = config.table.quoted();
+    if !config.needs_fence() && !table.has_unmarked_index {
+        let looks = match table.has_transactions_index {
+            true => "looks for unmarked rows go by transaction, and read the whole table each hour",
+            false => "every look for unmarked rows reads the whole table",
+        };
         return Ok(Verdict::Warning(
-            "neither idx_outbox_unpublished nor idx_outbox_txid: every look for unmarked rows reads \
-             the whole table"
-                .into(),
-            vec![Remedy::sql(format!(
-                "CREATE INDEX idx_outbox_unpublished ON {quoted} (occurred_at) WHERE published_at \
-                 IS NULL"
-            ))
-            .with_caution("inserts wait for it: CONCURRENTLY where the table has no partitions")],
+            format!("there is no index idx_outbox_unpublished: {looks}"),
+            setup(),
+        ));
+    }
+    let needless = &seen.contents()?.needless_indexes;
+    if !needless.is_empty() {
+        return Ok(Verdict::Warning(
+            "relay.mark has no use for an index that costs each insert".into(),
+            needless.iter().map(|it| Remedy::sql(it.clone())).collect(),
         ));
     }
     Ok(Verdict::Ok("they are there".into()))

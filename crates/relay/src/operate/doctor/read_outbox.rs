@@ -109,7 +109,7 @@ async fn triggers(client: &Client, quoted: &str, by: MarkBy) -> Result<Vec<Strin
     let event: i16 = match by {
         MarkBy::Row => 16,
         MarkBy::Delete => 8,
-        MarkBy::Watermark => return Ok(Vec::new()),
+        MarkBy::Lean => return Ok(Vec::new()),
     };
     let sql = "SELECT format('%I', tgname) FROM pg_trigger
                WHERE tgrelid = to_regclass($1) AND NOT tgisinternal AND tgenabled IN ('O', 'A')
@@ -206,5 +206,7 @@ pub(super) async fn contents(
             None
         }
     };
-    Ok(Contents { largest_payload, partitions, retention, other_shards })
+    let looked = answered("look for indexes", store.needless_indexes(config));
+    let needless_indexes = looked.await?;
+    Ok(Contents { needless_indexes, largest_payload, partitions, retention, other_shards })
 }

@@ -55,7 +55,7 @@ pub(super) fn mark_lately(table: &Table, by: MarkBy) -> String {
     let marks = mark_where(table, by, LATELY);
     match by {
         MarkBy::Delete => marks,
-        MarkBy::Row | MarkBy::Watermark => {
+        MarkBy::Row | MarkBy::Lean => {
             format!("{marks} RETURNING o.{}", table.column(Column::Id))
         }
     }
@@ -71,7 +71,7 @@ fn mark_where(table: &Table, by: MarkBy, restriction: &str) -> String {
     let resolved = "unnest($1::uuid[], $2::bigint[], $3::pg_lsn[]) AS u (id, seq, lsn)";
     match by {
         // What the log does not bring has no other mark.
-        MarkBy::Row | MarkBy::Watermark => format!(
+        MarkBy::Row | MarkBy::Lean => format!(
             "UPDATE {outbox} o
              SET published_at = clock_timestamp(), stream_seq = u.seq, commit_lsn = u.lsn,
                  stream = CASE WHEN u.seq IS NOT NULL THEN $4::text END,
@@ -94,7 +94,7 @@ fn mark_where(table: &Table, by: MarkBy, restriction: &str) -> String {
 pub(super) fn mark_on_trust(table: &Table, by: MarkBy) -> String {
     let (outbox, id) = (table.quoted(), table.column(Column::Id));
     match by {
-        MarkBy::Row | MarkBy::Watermark => format!(
+        MarkBy::Row | MarkBy::Lean => format!(
             "UPDATE {outbox} SET published_at = clock_timestamp(), stream = $2::text
              WHERE {id} = ANY($1) AND {NOT_MARKED}"
         ),

@@ -235,7 +235,7 @@ pub(super) fn mark_free(table: &Table, by: MarkBy, on_trust: bool) -> String {
     let (outbox, id) = (table.quoted(), table.column(Column::Id));
     let owed = table.companion("tailpost_owed");
     let (lock, mark) = match by {
-        MarkBy::Row | MarkBy::Watermark => {
+        MarkBy::Row | MarkBy::Lean => {
             ("NO KEY UPDATE", format!("UPDATE {outbox} o SET {} FROM resolved u", marks()))
         }
         MarkBy::Delete => ("UPDATE", format!("DELETE FROM {outbox} o USING resolved u")),
@@ -289,7 +289,7 @@ fn mark_owed(table: &Table, by: MarkBy) -> String {
     let (outbox, id) = (table.quoted(), table.column(Column::Id));
     let owed = table.companion("tailpost_owed");
     let (mark, removed) = match by {
-        MarkBy::Row | MarkBy::Watermark => (
+        MarkBy::Row | MarkBy::Lean => (
             format!(
                 "UPDATE {outbox} o SET {} FROM due u WHERE o.{id} = u.id AND NOT u.parked",
                 marks()

@@ -65,7 +65,7 @@ impl Replication {
             let Pass { watermark, swept, range, .. } = &pass;
             let (slot, swept) = (&config.slot, swept.as_ref());
             let oldest_running = oldest_running(watermark)?;
-            let is_mark = config.mark.by == MarkBy::Watermark;
+            let is_mark = config.mark.by == MarkBy::Lean;
             let transaction = match is_mark {
                 true => store.store_published_to(slot, &start, watermark).await?,
                 false => store.store_watermark(slot, watermark, swept).await?,

@@ -38,6 +38,13 @@ impl Replication {
                  of each aggregate only. Give the relay a stream of its own, or set relay.mode = \
                  \"keyed\""
             ),
+            Notice::StaysFenced => error!(
+                stream = self.config.stream.name,
+                "others keep writing to the stream, and each of their messages makes the relay read \
+                 the stream's end again: nothing is lost or doubled, but it is slow. Give the relay \
+                 a stream of its own, or set relay.mark = \"row\" and relay.mode = \"keyed\", and \
+                 run `tailpost setup`"
+            ),
             Notice::IgnoringMessages { why } => self.tell_of_ignored(why),
             notice @ (Notice::ReadingTail { .. }
             | Notice::Parking { .. }

@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::log_stream::LogStream;
 use super::mark_jobs::MarkStores;
 use super::{OpenSlot, Replication};
-use crate::config::{self, Config, Dedup, MarkBy, OnPark, OnWalLimit};
+use crate::config::{self, Config, MarkBy, OnPark, OnWalLimit};
 use crate::engine::{
     Backfill, Batching, Checkpoint, Doubted, Engine, EngineStart, Limits, MARKS_WAITING_MAX,
     Marking, MarkingStart, Mode, Publishing, Replaying, ScanRanges, SlotLimits, Start, Tail,
@@ -104,6 +104,7 @@ async fn publishing(
         log_end,
         tail,
         batches,
+        stays_fenced: config.needs_fence(),
         doubted,
         dead,
         tried,
@@ -116,7 +117,7 @@ async fn publishing(
 /// Whether rows can be found by their transactions. Without marks nothing else leads to them.
 async fn is_indexed(config: &Config, store: &Store) -> Result<bool, Error> {
     answered("look for the index of transactions", async {
-        if config.mark.by == MarkBy::Watermark {
+        if config.mark.by == MarkBy::Lean {
             store.check_index_of_transactions().await?;
         }
         store.has_index_of_transactions().await
@@ -131,7 +132,7 @@ fn marking(config: &Config, slot: &Slot, is_indexed: bool) -> Marking {
             interval: config.mark.interval,
             waiting_max: MARKS_WAITING_MAX,
         },
-        by_watermark: config.mark.by == MarkBy::Watermark,
+        by_watermark: config.mark.by == MarkBy::Lean,
         swept: slot.swept.clone(),
         whole_swept: slot.looks.swept,
         is_indexed,
@@ -284,7 +285,7 @@ impl Streaming {
         let way = way_back(config, streamed.resolved_before, slot.system_id);
         let dead = opening.on(&store, "read dead letters", store.newest_dead_letters()).await?;
         // `--once` is to find also what was unmarked by hand.
-        let unmarked_by_hand = once && config.mark.by != MarkBy::Watermark;
+        let unmarked_by_hand = once && config.mark.by != MarkBy::Lean;
         let wants_whole = !is_gap_filled || unmarked_by_hand;
         let ranges = ScanRanges::new(streamed.is_indexed, wants_whole, streamed.looks.scanned);
         let scan_first = once
@@ -325,8 +326,9 @@ impl Known {
         let Self { store, tail, log, slot, publishing, backfill, marking, checkpoint } = self;
         let history = History { system_id: slot.system_id, timeline: slot.timeline };
         let (stream, limits) = (&config.stream.name, tail.limits());
+        let has_ids = !config.needs_fence();
         let (publisher, answers) =
-            Publisher::new(client.clone(), stream, history, config.dedup, limits, link).await?;
+            Publisher::new(client.clone(), stream, history, has_ids, limits, link).await?;
         let until = if once { Some(reachable_end(&store).await?) } else { None };
         let marks = Marks::connect(config, "tailpost marks").await?;
         let marks = MarkStores::new(Arc::new(marks));
@@ -337,7 +339,7 @@ impl Known {
             publishing,
             marking,
             backfill,
-            replaying: Replaying::new(!once && config.dedup == Dedup::Both),
+            replaying: Replaying::new(!once && has_ids),
             checkpoint,
             limits: SlotLimits {
                 bytes: config.wal.limit,

@@ -57,7 +57,6 @@ pub(in crate::config) static KEYS: &[Key] = &[
     key("ca", |it, v| put(&mut it.ca, v.text().map(Into::into))),
     key("cert", |it, v| put(&mut it.cert, v.text().map(Into::into))),
     key("key", |it, v| put(&mut it.key, v.text().map(Into::into))),
-    shared("layout", |it, v| put(&mut it.layout, layout(v))),
     shared("retention", |it, v| put(&mut it.retention, v.unless_off(Value::duration))),
 ];
 
@@ -80,14 +79,6 @@ fn at_least_one(value: Value<'_>) -> Result<usize, Wanted> {
 
 fn attempts(value: Value<'_>) -> Result<u32, Wanted> {
     u32::try_from(at_least_one(value)?).map_err(|_| "a whole number from 1".into())
-}
-
-fn layout(value: Value<'_>) -> Result<Layout, Wanted> {
-    match value.text() {
-        Ok("partitioned") => Ok(Layout::Partitioned),
-        Ok("plain") => Ok(Layout::Plain),
-        _ => Err("\"partitioned\" or \"plain\"".into()),
-    }
 }
 
 fn secrets(value: Value<'_>) -> Result<Vec<String>, Wanted> {
