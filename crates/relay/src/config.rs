@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use outbox::Table;
 use outbox::wire::SubjectTemplate;
+use serde::Serialize;
 
 use crate::connect_error::Error;
 use crate::nats::NatsTarget;
@@ -67,7 +68,8 @@ pub struct Config {
 }
 
 /// How events are kept single and in order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Mode {
     /// Each message names the sequence it must follow; the relay is the stream's only writer.
     #[default]

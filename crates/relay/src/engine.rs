@@ -148,8 +148,6 @@ pub(crate) struct Engine {
     slot_watch: SlotWatch,
     liveness: Liveness,
     ending: Ending,
-    /// What operators were told last.
-    mode: Mode,
     drops_slot_at_limit: bool,
     /// When the last turn came to send.
     awake_at: Duration,
@@ -232,7 +230,6 @@ impl Decides for Engine {
 impl Engine {
     /// Begins the scan that the log waits for, if there is one.
     pub(crate) fn new(start: EngineStart) -> Self {
-        let mode = start.publishing.mode();
         let mut engine = Self {
             publishing: start.publishing,
             marking: start.marking,
@@ -244,7 +241,6 @@ impl Engine {
             slot_watch: SlotWatch::new(start.limits.bytes),
             liveness: Liveness::default(),
             ending: Ending::NotYet { until: start.until },
-            mode,
             drops_slot_at_limit: start.limits.drops_slot,
             awake_at: Duration::ZERO,
             effects: Effects::new(),
@@ -272,9 +268,6 @@ impl Engine {
         self.watch_servers(now, silence);
         if self.owed_marks.begin_if_due(now) {
             self.effects.push_back(Effect::MakeUpForMarks);
-        }
-        if std::mem::replace(&mut self.mode, self.publishing.mode()) != self.publishing.mode() {
-            self.tell(Notice::ChangedToKeyed);
         }
         self.scan_if_due(now);
         self.look_for_replay(now);
@@ -383,6 +376,9 @@ impl Engine {
                 Request::AskForMarks(ids) => self.effects.push_back(Effect::AskForMarks(ids)),
                 Request::TellDoubt { known, counted } => {
                     self.tell(Notice::DoubtResolved { known, counted });
+                }
+                Request::LeaveFence(why) => {
+                    self.effects.push_back(Effect::End(End::LeaveFence(why)));
                 }
                 Request::Stop(reason) => self.effects.push_back(Effect::End(End::Refused(reason))),
             }

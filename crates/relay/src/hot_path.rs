@@ -143,7 +143,6 @@ impl HotPath {
             resolved_before: Lsn::ZERO,
             log_end: Lsn(u64::MAX),
             tail: Tail::default(),
-            batches: true,
             dead: HashSet::new(),
             tried: HashMap::new(),
             parking_blocks: false,

@@ -42,8 +42,6 @@ pub(crate) enum Notice {
     Unlogged { rows: u64 },
     /// What the slot keeps, and whether that is cause for something.
     Slot { status: SlotStatus, notice: Option<SlotNotice> },
-    /// The order of each aggregate is kept, and no other.
-    ChangedToKeyed,
     /// Messages of the log are passed over.
     IgnoringMessages { why: Ignored },
     /// Nothing new is taken in any more.

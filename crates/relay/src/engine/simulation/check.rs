@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use pgoutput::Lsn;
 
 use super::{Faults, Foreign, World};
-use crate::engine::{Mode, Resolved};
+use crate::engine::Resolved;
 
 impl World {
     /// Whether a route drops the event.
@@ -79,12 +79,11 @@ impl World {
             ids.into_iter().filter(|id| !self.late_rows.contains(id)).collect()
         };
         let (stored, expected) = (in_time(stored), in_time(expected));
-        let Faults { mode, foreign, batches, blocking, purges, .. } = self.faults;
+        let Faults { foreign, blocking, purges, .. } = self.faults;
         if foreign == Foreign::Never {
             assert_eq!(self.publishing().counts().foreign, 0, "its own messages are not its own");
         }
-        let reordered = mode == Mode::Fenced && foreign == Foreign::Always && !batches || purges;
-        if mode == Mode::Fenced && !reordered && !blocking {
+        if !self.was_keyed && !purges && !blocking {
             assert_eq!(stored, expected, "not in commit order");
             let in_order =
                 self.stream.iter().filter(|it| !it.id.is_some_and(|id| self.is_stray(id)));
@@ -92,7 +91,7 @@ impl World {
             let places = positions.map(|it| (it.lsn, it.ordinal));
             assert!(places.is_sorted(), "a position says more than the stream has");
         }
-        if !reordered {
+        if !purges {
             assert_eq!(
                 self.by_key(&stored),
                 self.by_key(&expected),

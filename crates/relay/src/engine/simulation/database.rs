@@ -10,7 +10,7 @@ use uuid::Uuid;
 use super::check::is_dropped;
 use super::{MAX_ATTEMPTS, World};
 use crate::engine::{
-    CopyAnswer, Decides, Effect, Found, Marked, NotedPlace, Notice, Outcome, Place, ReplayUnread,
+    CopyAnswer, Decides, Effect, End, Found, Marked, NotedPlace, Notice, Outcome, Place, ReplayUnread,
     RowOfDead, ScanMarks, ScanRead, SlotHealth, Verdict,
 };
 
@@ -86,6 +86,7 @@ impl World {
                     resolved.into_iter().for_each(|it| self.check_resolved(it));
                 }
                 Effect::AbandonScan { .. } => self.relay.cursor = None,
+                Effect::End(end @ End::LeaveFence(_)) => self.ends = Some(end),
                 Effect::End(end) => panic!("the session ends: {end:?}"),
                 Effect::Tell(Notice::TryingAgain { attempts, .. }) => {
                     assert!(attempts < MAX_ATTEMPTS, "tried too often");
@@ -107,6 +108,9 @@ impl World {
                     self.relay.jobs.push(effect);
                 }
             }
+        }
+        if self.ends.is_some() {
+            self.crash();
         }
     }
 

@@ -253,10 +253,10 @@ fn in_a_small_world_time_that_passes_costs_nothing() {
 }
 
 #[test]
-fn in_a_small_world_batches_survive_a_crash_without_any_deduplication() {
+fn in_a_small_world_the_fence_survives_a_crash_without_any_deduplication() {
     let budget = Budget { commits: 2, crashes: 1, losses: 0, late: 0, ticks: 0 };
-    let faults = Faults { batches: true, dedup: false, ..CALM };
-    explore_modes("batches, a crash", &[Mode::Fenced], faults, budget);
+    let faults = Faults { dedup: false, ..CALM };
+    explore_modes("no ids, a crash", &[Mode::Fenced], faults, budget);
 }
 
 /// The late answer as well with `SEEDS`, as in `make simulate`: it takes minutes.

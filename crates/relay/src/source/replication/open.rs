@@ -31,10 +31,11 @@ const BOOKS_WAIT: &str = "1s";
 /// How long parking, and marking what was scanned, waits for others' locks.
 const ROWS_WAIT: &str = "2s";
 
-fn mode(config: &Config) -> Mode {
-    match config.mode {
-        config::Mode::Fenced => Mode::Fenced,
-        config::Mode::Keyed | config::Mode::Poll => Mode::Keyed,
+/// `unfenced` is why fenced mode cannot be had.
+fn mode(config: &Config, unfenced: Option<&String>) -> Mode {
+    match (config.mode, unfenced) {
+        (config::Mode::Fenced, None) => Mode::Fenced,
+        _ => Mode::Keyed,
     }
 }
 
@@ -84,7 +85,6 @@ async fn publishing(
     mode: Mode,
     way: WayBack,
     reader: &TailReader,
-    batches: bool,
     dead: HashSet<Uuid>,
     evidence: Evidence<'_>,
 ) -> Result<Publishing, Error> {
@@ -109,7 +109,6 @@ async fn publishing(
         resolved_before,
         log_end,
         tail,
-        batches,
         doubted,
         dead,
         tried,
@@ -220,12 +219,14 @@ pub(super) async fn open(
     client: &Client,
     link: watch::Receiver<NatsLink>,
     once: bool,
+    unfenced: Option<String>,
 ) -> Result<Opened<Replication>, Error> {
     let store = Arc::new(Store::connect(config, "tailpost").await?);
     opening.on(&store, "check what setup made", store.check_set_up(config)).await?;
     let is_indexed = is_indexed(config, &store).await?;
     let tail = TailReader::new(client, &config.stream.name).await?;
-    let batches = nats::stream_check::check(config, client, &tail).await?;
+    let unfenced = nats::stream_check::check(config, client, &tail).await?.or(unfenced);
+    let mode = mode(config, unfenced.as_ref());
     let slot = slot(config, opening, &store, &tail).await?;
     let (system_id, timeline, reader) = (slot.system_id, slot.timeline, slot.reader);
     let start_snapshot = slot.start_snapshot.clone();
@@ -234,6 +235,9 @@ pub(super) async fn open(
     let confirmed = slot.confirmed;
     let checkpoint = Checkpoint::new(slot.checkpoint, config.shards.count());
     let (is_gap_filled, resolved, is_new) = (slot.is_gap_filled, slot.resolved, slot.created);
+    if mode == Mode::Keyed && resolved.is_some_and(|it| it.place.seq.is_some()) {
+        opening.on(&store, "write down that nothing is counted", store.uncount(&config.slot)).await?;
+    }
     let log = log_stream(config, opening, &store, slot).await?;
     let way = way_back(config, resolved_before, system_id);
     let dead = opening.on(&store, "read dead letters", store.newest_dead_letters()).await?;
@@ -246,7 +250,7 @@ pub(super) async fn open(
         // Asked after the dead letters were read: what is requeued meanwhile is among them.
         || opening.on(&store, "look for requeued events", store.has_requeued()).await?;
     let evidence = Evidence { store: &store, resolved, is_new };
-    let publishing = publishing(config, mode(config), way, &tail, batches, dead, evidence).await?;
+    let publishing = publishing(config, mode, way, &tail, dead, evidence).await?;
     let history = History { system_id, timeline };
     let stream = &config.stream.name;
     let (publisher, answers) =
@@ -278,5 +282,6 @@ pub(super) async fn open(
         scanner: None,
         replay: None,
     };
-    Ok(Opened { source, engine, publisher, answers, tail, started: Instant::now() })
+    let started = Instant::now();
+    Ok(Opened { source, engine, publisher, answers, tail, started, unfenced })
 }
