@@ -10,8 +10,8 @@ use uuid::Uuid;
 use super::check::is_dropped;
 use super::{MAX_ATTEMPTS, World};
 use crate::engine::{
-    CopyAnswer, Decides, Effect, End, Found, Marked, NotedPlace, Notice, Outcome, Place, ReplayUnread,
-    RowOfDead, ScanMarks, ScanRead, SlotHealth, Verdict,
+    CopyAnswer, Decides, Effect, End, Found, Marked, NotedPlace, Notice, Outcome, Place,
+    ReplayUnread, RowOfDead, ScanMarks, ScanRead, SlotHealth, Verdict,
 };
 
 /// Rows of a scan at a time.

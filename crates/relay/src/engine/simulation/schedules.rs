@@ -78,7 +78,7 @@ fn a_stream_that_stops_taking_batches_changes_no_aggregates_order() {
     run(fickle);
     run(Faults { foreign: Foreign::Always, poison: true, ..fickle });
     run(Faults { slot_loss: true, failing: true, hidden: true, locks: true, ..fickle });
-    run(Faults { purges: true, ..fickle });
+    run(Faults { purges: true, untold: true, ..fickle });
     run(Faults { emitted: true, poison: true, blocking: true, ..fickle });
 }
 
@@ -231,13 +231,7 @@ fn a_lost_slot_beside_whatever_fails_costs_nothing() {
 #[test]
 fn everything_at_once_is_exact_without_any_deduplication() {
     for foreign in [Foreign::Never, Foreign::BetweenMessages, Foreign::Always] {
-        run(Faults {
-            foreign,
-            poison: true,
-            slot_loss: true,
-            dedup: false,
-            ..ROUGH
-        });
+        run(Faults { foreign, poison: true, slot_loss: true, dedup: false, ..ROUGH });
     }
 }
 

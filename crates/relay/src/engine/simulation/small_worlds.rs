@@ -242,14 +242,14 @@ fn in_a_small_world_a_crash_costs_nothing_of_what_has_no_row() {
 
 #[test]
 fn in_a_small_world_what_is_lost_or_late_costs_nothing() {
-    let budget = Budget { commits: 2, crashes: 0, losses: 1, late: 1, ticks: 0 };
-    explore_modes("a loss, a late answer", &BOTH, CALM, budget);
+    let budget = Budget { commits: 2, crashes: 0, losses: 2, late: 1, ticks: 0 };
+    explore_modes("two losses, a late answer", &BOTH, CALM, budget);
 }
 
 #[test]
 fn in_a_small_world_time_that_passes_costs_nothing() {
-    let budget = Budget { commits: 1, crashes: 0, losses: 1, late: 1, ticks: 1 };
-    explore_modes("a loss, a late answer, time", &BOTH, CALM, budget);
+    let budget = Budget { commits: 1, crashes: 0, losses: 2, late: 1, ticks: 1 };
+    explore_modes("two losses, a late answer, time", &BOTH, CALM, budget);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What the broker has to be like.
 
-use outbox::nats_version;
 use outbox::checks::{Category, Judged, Remedy, Rule, Skip, Verdict};
+use outbox::nats_version;
 use outbox::wire::subject_matches;
 
 use super::facts::{Seen, Subjects};
@@ -100,8 +100,7 @@ impl Subjects {
 fn permissions(seen: &Seen) -> Judged {
     let Some(found) = &seen.broker()?.permissions else {
         return Err(Skip::because(format!(
-            "the server does not say what the user may do: allow it to publish {USER_INFO}, which \
-             servers from 2.10 on answer"
+            "the server does not say what the user may do: allow it to publish {USER_INFO}"
         )));
     };
     let (mut publish, subscribe) = needed(seen);
@@ -173,6 +172,6 @@ fn payload(seen: &Seen) -> Judged {
 fn clock(seen: &Seen) -> Judged {
     match seen.broker()?.clock {
         Some((ahead, error)) => judge_clock("NATS", ahead, error),
-        None => Ok(Verdict::Ok("told only with a stream, by servers from 2.10 on".into())),
+        None => Ok(Verdict::Ok("told only with a stream".into())),
     }
 }

@@ -236,7 +236,9 @@ pub(super) async fn open(
     let checkpoint = Checkpoint::new(slot.checkpoint, config.shards.count());
     let (is_gap_filled, resolved, is_new) = (slot.is_gap_filled, slot.resolved, slot.created);
     if mode == Mode::Keyed && resolved.is_some_and(|it| it.place.seq.is_some()) {
-        opening.on(&store, "write down that nothing is counted", store.uncount(&config.slot)).await?;
+        opening
+            .on(&store, "write down that nothing is counted", store.uncount(&config.slot))
+            .await?;
     }
     let log = log_stream(config, opening, &store, slot).await?;
     let way = way_back(config, resolved_before, system_id);
