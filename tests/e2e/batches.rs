@@ -116,7 +116,8 @@ async fn a_stream_of_somebody_else_that_allows_no_batches_gets_keyed_mode() {
 async fn allow_batches(env: &TestEnv, allowed: bool) {
     let mut config = env.stream().await.cached_info().config.clone();
     config.allow_batch_publish = allowed;
-    env.nats.jetstream().await.unwrap().update_stream(&config).await.unwrap();
+    let jetstream = env.nats.jetstream().await.expect("connect to NATS");
+    jetstream.update_stream(&config).await.expect("change the stream");
 }
 
 /// R-REL-06: the expected last sequence alone keeps events single, also when answers are lost;

@@ -121,13 +121,18 @@ async fn on_a_broker_without_batches_a_relay_works_in_keyed_mode_by_itself() {
 async fn a_broker_that_misreads_headers_is_refused_by_name() {
     let nats = NatsOptions { version: Some("2.10.26".into()), ..NatsOptions::default() };
     let mut env = TestEnv::with(TestEnvOptions { nats, ..TestEnvOptions::default() }).await;
-    env.set("TAILPOST_CONSUMERS__SHOP__HANDLER", "http://127.0.0.1:9/events");
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("tailpost.toml");
+    let config = "[inbox.billing]\nhandler = \"http://127.0.0.1:9/\"\n";
+    std::fs::write(&file, config).expect("write the configuration");
+    env.set("TAILPOST_CONFIG", file.to_str().expect("Unicode"));
     let hint = "upgrade nats-server to 2.12.2";
     let (_, said) = env.ends_with(4, &["setup"]).await;
     assert!(said.contains("2.10.26") && said.contains(hint), "{said}");
     let (told, _) = env.ends_with(1, &["doctor"]).await;
     assert!(told.contains("2.10.26") && told.contains(hint), "{told}");
     env.nats.jetstream().await.unwrap().create_stream(stream()).await.unwrap();
+    env.ends_with(0, &["inbox", "setup"]).await;
     for command in [&["relay"][..], &["inbox", "run"]] {
         let (_, said) = env.ends_with(4, command).await;
         assert!(said.contains("2.10.26") && said.contains(hint), "{command:?}: {said}");

@@ -75,11 +75,11 @@ pub async fn run(
     let mut unfenced: Option<String> = None;
     loop {
         let started = Instant::now();
-        let (nats, report, unfenced_by) = (&mut client, &mut reporter, unfenced.take());
+        let (nats, report, left) = (&mut client, &mut reporter, unfenced.take());
         let ended = match config.mode {
-            Mode::Poll => session::<Polling>(&config, nats, once, unfenced_by, &stop, report).await,
+            Mode::Poll => session::<Polling>(&config, nats, once, left, &stop, report).await,
             Mode::Fenced | Mode::Keyed => {
-                session::<Replication>(&config, nats, once, unfenced_by, &stop, report).await
+                session::<Replication>(&config, nats, once, left, &stop, report).await
             }
         };
         let error = match ended {
@@ -116,10 +116,7 @@ pub async fn run(
         {
             leave_server(client).await;
         }
-        // Without ids nothing but the fence keeps events single: it is tried again.
-        if let (Error::Unfenced { reason }, Dedup::Both) = (&error, config.dedup) {
-            unfenced = Some(reason.clone());
-        }
+        unfenced = left_fence(&config, &error);
         let wait = pause.mul_f64(rand::rng().random_range(0.5..1.0));
         let hint = error.hint();
         let news = hint.as_ref().filter(|it| said.as_ref() != Some(it));
@@ -133,6 +130,15 @@ pub async fn run(
             () = tokio::time::sleep(wait) => {}
             () = stop.cancelled() => {}
         }
+    }
+}
+
+/// Why the next session is to work in keyed mode, if it is. Without ids nothing but the fence keeps
+/// events single: it is tried again.
+fn left_fence(config: &Config, error: &Error) -> Option<String> {
+    match (error, config.dedup) {
+        (Error::Unfenced { reason }, Dedup::Both) => Some(reason.clone()),
+        _ => None,
     }
 }
 
