@@ -497,15 +497,4 @@ impl World {
         }
         panic!("does not come to rest: {:?}", self.relay.engine);
     }
-
-    fn is_done(&self) -> bool {
-        let quiet = self.connections.iter().all(VecDeque::is_empty) && self.answers.is_empty();
-        let is_marked = |row: &table::Row| row.is_marked || self.faults.by_watermark;
-        quiet
-            && !self.has_open_replay()
-            && self.relay.at.0 == self.log.len()
-            && self.publishing().is_idle()
-            && self.table.rows.values().all(is_marked)
-            && !self.is_gap_open
-    }
 }

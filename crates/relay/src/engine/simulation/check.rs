@@ -1,9 +1,10 @@
 //! What must hold after every step, and at the end.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 
 use pgoutput::Lsn;
 
+use super::table::Row;
 use super::{Faults, Foreign, World};
 use crate::engine::Resolved;
 
@@ -42,6 +43,17 @@ impl World {
             }
             self.checked += 1;
         }
+    }
+
+    pub(super) fn is_done(&self) -> bool {
+        let quiet = self.connections.iter().all(VecDeque::is_empty) && self.answers.is_empty();
+        let is_marked = |row: &Row| row.is_marked || self.faults.by_watermark;
+        quiet
+            && !self.has_open_replay()
+            && self.relay.at.0 == self.log.len()
+            && self.publishing().is_idle()
+            && self.table.rows.values().all(is_marked)
+            && !self.is_gap_open
     }
 
     pub(super) fn check_end(&self) {
