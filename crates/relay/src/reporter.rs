@@ -9,8 +9,8 @@ use tokio::sync::watch;
 use tracing::field::display;
 use tracing::{debug, error, info, warn};
 
-use crate::config::Mode;
 use crate::engine::{About, Figures, Notice, Origin, Resolved, Send};
+use crate::mode::Mode;
 use crate::nats::NatsLink;
 use crate::postgres::sql::Stuck;
 use crate::publish_spans::PublishSpans;

@@ -4,8 +4,8 @@ use jiff::Timestamp;
 use pgoutput::Lsn;
 use serde::{Serialize, Serializer};
 
-use crate::config::Mode;
 use crate::latency::Latency;
+use crate::mode::Mode;
 
 /// What a running relay knows about itself. Published through a `watch` channel.
 ///
