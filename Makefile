@@ -5,7 +5,7 @@ ARGS ?=
 MINUTES ?= 30
 SEEDS ?= 100000
 # PostgreSQL/NATS
-VERSIONS ?= 14/2.10 16/2.12 17/2.15 18/2.15
+VERSIONS ?= 14/2.11 16/2.12 17/2.15 18/2.15
 
 .DEFAULT_GOAL := help
 .PHONY: help demo chaos soak test long simulate stress matrix nightly bench bench-inbox fuzz lint \
@@ -45,15 +45,14 @@ simulate: ## play SEEDS schedules of each simulation of the relay and the inbox
 		simulation:: engine::outages:: $(ARGS)
 
 # Tests of what older servers do not have: batches and a consumer that is reset came with NATS 2.14,
-# row filters, hence shards, with PostgreSQL 15. Doctor advises against NATS 2.10.
+# row filters, hence shards, with PostgreSQL 15.
 SINCE_NATS_2_14 = test(/^batches::/) + test(a_stream_that_forgets_at_its_limits) \
 	+ test(a_stream_that_would_lose_events) + test(/^doctor::stream_faults::/) \
 	+ test(every_query_of_the_dashboard) + test(a_rewound_consumer_skips) \
 	+ test(a_consumer_that_somebody_resets) + test(waiting_verifying_rewinding)
-SINCE_NATS_2_11 = test(a_sound_set_up_has_nothing_but_ok) + test(certificates_for_nats)
 SINCE_POSTGRESQL_15 = test(shards) + test(relays_delete_by_themselves)
 
-matrix: servers-all ## run those of `make test` with servers on every supported version; VERSIONS="14/2.10"
+matrix: servers-all ## run those of `make test` with servers on every supported version; VERSIONS="14/2.11"
 	$(CARGO) build --workspace --bin tailpost
 	@servers=$$(realpath $${CARGO_TARGET_DIR:-target}/servers); failed=0; \
 	for pair in $(VERSIONS); do (set -x; scripts/servers --postgres $${pair%/*} && \
@@ -61,7 +60,6 @@ matrix: servers-all ## run those of `make test` with servers on every supported 
 		export TAILPOST_PG_BIN=$$servers/postgresql-$${pair%/*}/bin && \
 		export TAILPOST_NATS_SERVER=$$(echo $$servers/nats-$${pair#*/}.*/nats-server) && \
 		case $$pair in */2.1[0-3]) without='$(SINCE_NATS_2_14)' ;; *) without='none()' ;; esac && \
-		case $$pair in */2.10) without="$$without + $(SINCE_NATS_2_11)" ;; esac && \
 		case $$pair in 14/*) without="$$without + $(SINCE_POSTGRESQL_15)" ;; esac && \
 		$(CARGO) nextest run --workspace --no-fail-fast \
 			-E "package(tailpost-tests) - ($$without)" $(ARGS)) \

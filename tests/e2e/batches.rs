@@ -1,12 +1,19 @@
 //! Fast-ingest batches carry fenced messages, for as long as the broker takes them.
 
-use lab::Direction;
+use lab::{Direction, Port};
+use serde_json::Value;
 use support::{DEADLINE, Relay, TestEnv};
 
 async fn env() -> TestEnv {
     let env = TestEnv::new().await;
     env.setup().await;
     env
+}
+
+/// What `tailpost status` tells of a relay.
+async fn status(env: &TestEnv) -> Value {
+    let (told, _) = env.ends_with(0, &["status", "--json"]).await;
+    serde_json::from_str::<Value>(&told).expect("JSON")["relay"].take()
 }
 
 /// What the relay said about itself when it stopped.
@@ -48,24 +55,69 @@ async fn foreign_messages_under_load_change_nothing() {
     assert_eq!(env.stored_count().await, tally.stored as u64 + 12);
 }
 
-/// R-REL-05, R-REL-06: an operator switches batches off while the relay uses them, and on again.
+/// R-REL-05, R-REL-06: an operator switches batches off while the relay uses them: it goes on in
+/// keyed mode, and says so. Set-up allows them again on a stream that it made.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stream_that_takes_no_batches_any_more_gets_single_messages() {
-    let env = env().await;
+async fn a_relay_whose_stream_takes_no_batches_any_more_works_in_keyed_mode() {
+    let port = Port::reserve().expect("a free port");
+    let mut env = env().await;
+    env.set("TAILPOST_ADMIN__LISTEN", &port.addr().to_string());
     let relay = env.relay();
-    let jetstream = env.nats.jetstream().await.unwrap();
     let load = env.load(16, 2000.0).await;
     load.wait_committed(500).await;
+    allow_batches(&env, false).await;
+    relay.wait_log("keyed mode instead of fenced mode").await;
+    load.wait_committed(500).await;
+    let told = status(&env).await;
+    assert_eq!(told["mode"], "keyed", "{told}");
+    assert_eq!(told["configured_mode"], "fenced", "{told}");
+    let why = told["keyed_because"].as_str().expect("a reason");
+    assert!(why.contains("tailpost setup"), "{why}");
+    let (text, _) = env.ends_with(0, &["status"]).await;
+    assert!(text.contains("keyed instead of fenced"), "{text}");
+    env.finish(load).await;
+    relay.sigterm();
+    relay.wait_exit(DEADLINE).await;
+
+    env.setup().await;
+    assert!(env.stream().await.cached_info().config.allow_batch_publish, "set-up allows them");
+    let _relay = env.relay();
+    env.insert(10).await;
+    env.wait_marked().await;
+    assert_eq!(status(&env).await["mode"], "fenced");
+}
+
+/// R-REL-05: a stream that somebody else made is left as it is, and doctor says what changes it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_of_somebody_else_that_allows_no_batches_gets_keyed_mode() {
+    let env = env().await;
+    let jetstream = env.nats.jetstream().await.unwrap();
     let mut config = env.stream().await.cached_info().config.clone();
-    assert!(config.allow_batch_publish, "setup allows batches");
+    config.metadata.remove("made-by");
     config.allow_batch_publish = false;
     jetstream.update_stream(&config).await.unwrap();
-    relay.wait_log("10205").await;
-    load.wait_committed(500).await;
-    config.allow_batch_publish = true;
-    jetstream.update_stream(&config).await.unwrap();
-    load.wait_committed(200).await;
-    env.finish(load).await;
+    env.setup().await;
+    assert!(!env.stream().await.cached_info().config.allow_batch_publish, "it is not ours");
+    let relay = env.relay();
+    relay.wait_log("nats stream edit OUTBOX --allow-batch").await;
+    env.insert(100).await;
+    env.wait_marked().await;
+    relay.sigterm();
+    relay.wait_exit(DEADLINE).await;
+    assert_eq!(relay.log().matches("keyed mode instead of fenced mode").count(), 1);
+
+    allow_batches(&env, true).await;
+    let relay = env.relay();
+    env.insert(1_000).await;
+    env.wait_marked().await;
+    assert!(batches_of(relay).await > 0, "fenced mode again");
+}
+
+async fn allow_batches(env: &TestEnv, allowed: bool) {
+    let mut config = env.stream().await.cached_info().config.clone();
+    config.allow_batch_publish = allowed;
+    let jetstream = env.nats.jetstream().await.expect("connect to NATS");
+    jetstream.update_stream(&config).await.expect("change the stream");
 }
 
 /// R-REL-06: the expected last sequence alone keeps events single, also when answers are lost;

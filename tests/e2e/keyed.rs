@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use async_nats::Client;
-use lab::{Nats, NatsOptions};
+use lab::NatsOptions;
 use support::{Stored, TestEnv, TestEnvOptions};
 use tokio::task::JoinHandle;
 use uuid::Uuid;
@@ -94,16 +94,52 @@ async fn a_keyed_relay_beside_another_writer_keeps_each_aggregates_order() {
     relay_beside_another_writer(NatsOptions::default()).await;
 }
 
-/// R-REL-05, DESIGN 13: the oldest broker that keyed mode is for, where `scripts/servers --all` was
-/// run.
+/// R-REL-05, DESIGN 13: the oldest broker that is not refused, and fenced mode configured.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_keyed_relay_works_with_an_old_broker() {
-    let version = Some("2.9.10".into());
-    let options = NatsOptions { version, ..NatsOptions::default() };
-    match Nats::start(options.clone()).await {
-        Err(error) if format!("{error:#}").contains("found no nats-server") => {
-            eprintln!("{error:#}")
-        }
-        _ => relay_beside_another_writer(options).await,
+    let version = Some("2.11.11".into());
+    relay_beside_another_writer(NatsOptions { version, ..NatsOptions::default() }).await;
+}
+
+/// R-REL-05: fenced mode is configured, and an older broker has no batches.
+#[tokio::test(flavor = "multi_thread")]
+async fn on_a_broker_without_batches_a_relay_works_in_keyed_mode_by_itself() {
+    let nats = NatsOptions { version: Some("2.11.11".into()), ..NatsOptions::default() };
+    let env = TestEnv::with(TestEnvOptions { nats, ..TestEnvOptions::default() }).await;
+    env.setup().await;
+    let relay = env.relay();
+    env.insert(100).await;
+    env.wait_marked().await;
+    let said = "fenced mode needs batches, and nats-server 2.11.11 does not have them";
+    relay.wait_log(said).await;
+    let (told, _) = env.ends_with(0, &["doctor"]).await;
+    assert!(told.contains(said), "{told}");
+}
+
+/// W8: such a broker takes what an event says for its own headers.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_broker_that_misreads_headers_is_refused_by_name() {
+    let nats = NatsOptions { version: Some("2.10.26".into()), ..NatsOptions::default() };
+    let mut env = TestEnv::with(TestEnvOptions { nats, ..TestEnvOptions::default() }).await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("tailpost.toml");
+    let config = "[inbox.billing]\nhandler = \"http://127.0.0.1:9/\"\n";
+    std::fs::write(&file, config).expect("write the configuration");
+    env.set("TAILPOST_CONFIG", file.to_str().expect("Unicode"));
+    let hint = "upgrade nats-server to 2.12.2";
+    let (_, said) = env.ends_with(4, &["setup"]).await;
+    assert!(said.contains("2.10.26") && said.contains(hint), "{said}");
+    let (told, _) = env.ends_with(1, &["doctor"]).await;
+    assert!(told.contains("2.10.26") && told.contains(hint), "{told}");
+    env.nats.jetstream().await.unwrap().create_stream(stream()).await.unwrap();
+    env.ends_with(0, &["inbox", "setup"]).await;
+    for command in [&["relay"][..], &["inbox", "run"]] {
+        let (_, said) = env.ends_with(4, command).await;
+        assert!(said.contains("2.10.26") && said.contains(hint), "{command:?}: {said}");
     }
+}
+
+fn stream() -> async_nats::jetstream::stream::Config {
+    let subjects = vec!["outbox.>".into()];
+    async_nats::jetstream::stream::Config { name: "OUTBOX".into(), subjects, ..Default::default() }
 }

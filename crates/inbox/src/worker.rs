@@ -18,6 +18,7 @@ use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use outbox::nats_version;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -128,6 +129,20 @@ pub(crate) async fn run<W: Work>(
     ended
 }
 
+/// Such a server may hand events to the inbox that were stored twice, or never.
+fn check_server(nats: &async_nats::Client) -> Result<(), Error> {
+    let version = nats.server_info().version;
+    match nats_version::misreads_headers(&version) {
+        true => Err(Error::Refused {
+            problem: format!(
+                "nats-server {version} takes what an event says for headers of the broker"
+            ),
+            hint: nats_version::UPGRADE,
+        }),
+        false => Ok(()),
+    }
+}
+
 struct Worker<W> {
     work: Arc<W>,
     context: Arc<Context>,
@@ -148,6 +163,7 @@ impl<W: Work> Worker<W> {
         while let Some(term) = self.becomes_active().await {
             let session = async {
                 self.revive().await?;
+                check_server(&self.nats)?;
                 if !self.rewinds(term).await? {
                     return Ok(counts);
                 }

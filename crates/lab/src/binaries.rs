@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 /// The oldest versions the relay's default mode works with; older ones are used only when asked
 /// for, or when there is nothing else.
 const POSTGRES_MIN: Version = Version(14, 0, 0);
-const NATS_MIN: Version = Version(2, 10, 0);
+const NATS_MIN: Version = Version(2, 11, 11);
 
 /// Places of PostgreSQL's binaries besides `PATH`; `*` stands for a version, of which the newest is
 /// tried first.

@@ -39,6 +39,7 @@ mod error;
 mod event;
 mod identifier;
 pub mod migrations;
+pub mod nats_version;
 pub mod spans;
 mod table;
 pub mod waiting;

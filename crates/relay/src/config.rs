@@ -9,6 +9,7 @@ use outbox::Table;
 use outbox::wire::SubjectTemplate;
 
 use crate::connect_error::Error;
+pub use crate::mode::Mode;
 use crate::nats::NatsTarget;
 use crate::postgres::{PostgresTarget, check_name};
 use crate::routing::{Route, Routing};
@@ -62,19 +63,6 @@ pub struct Config {
     pub max_attempts: u32,
     /// Into how many shards the aggregates are divided: see [`each_shard`](Self::each_shard).
     pub shards: Shards,
-}
-
-/// How events are kept single and in order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Mode {
-    /// Each message names the sequence it must follow; the relay is the stream's only writer.
-    #[default]
-    Fenced,
-    /// One unacknowledged message per aggregate, deduplicated by id; the stream may be shared.
-    Keyed,
-    /// As keyed, but rows are claimed in the table instead of read from the log: needs no logical
-    /// decoding, and any number of relays work side by side.
-    Poll,
 }
 
 /// What becomes of later events of an aggregate of which one was parked.

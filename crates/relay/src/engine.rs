@@ -153,8 +153,6 @@ pub(crate) struct Engine {
     slot_watch: SlotWatch,
     liveness: Liveness,
     ending: Ending,
-    /// What operators were told last.
-    mode: Mode,
     drops_slot_at_limit: bool,
     /// When the last turn came to send.
     awake_at: Duration,
@@ -238,7 +236,6 @@ impl Decides for Engine {
 impl Engine {
     /// Begins the scan that the log waits for, if there is one.
     pub(crate) fn new(start: EngineStart) -> Self {
-        let mode = start.publishing.mode();
         let mut engine = Self {
             publishing: start.publishing,
             marking: start.marking,
@@ -250,7 +247,6 @@ impl Engine {
             slot_watch: SlotWatch::new(start.limits.bytes),
             liveness: Liveness::default(),
             ending: Ending::NotYet { until: start.until },
-            mode,
             drops_slot_at_limit: start.limits.drops_slot,
             awake_at: Duration::ZERO,
             effects: Effects::new(),
@@ -278,9 +274,6 @@ impl Engine {
         self.watch_servers(now, silence);
         if self.owed_marks.begin_if_due(now) {
             self.effects.push_back(Effect::Rows(RowsEffect::MakeUpForMarks));
-        }
-        if std::mem::replace(&mut self.mode, self.publishing.mode()) != self.publishing.mode() {
-            self.tell(Notice::ChangedToKeyed);
         }
         if self.publishing.take_untold_others() {
             self.tell(Notice::StaysFenced);
@@ -398,6 +391,9 @@ impl Engine {
                 }
                 Request::TellDoubt { known, counted } => {
                     self.tell(Notice::DoubtResolved { known, counted });
+                }
+                Request::LeaveFence(why) => {
+                    self.effects.push_back(Effect::End(End::LeaveFence(why)));
                 }
                 Request::Stop(reason) => self.effects.push_back(Effect::End(End::Refused(reason))),
             }

@@ -93,6 +93,18 @@ pub enum Error {
         /// What it would have to be allowed.
         subject: String,
     },
+    /// The server misreads headers.
+    #[error("nats-server {version} takes what an event says for headers of the broker")]
+    NatsVersion {
+        /// What it calls itself.
+        version: String,
+    },
+    /// Fenced mode cannot go on, keyed mode can.
+    #[error("fenced mode is left: {reason}")]
+    Unfenced {
+        /// Why.
+        reason: String,
+    },
     /// The stream would lose or reorder events as it is configured.
     #[error("stream \"{stream}\" cannot be used: {reason}")]
     Stream {
@@ -213,12 +225,14 @@ impl Error {
             | Self::SlotBusy { .. }
             | Self::PublicationChanged { .. }
             | Self::WalLimit { .. }
+            | Self::Unfenced { .. }
             | Self::JetStream { .. } => true,
             Self::SlotForeign { .. }
             | Self::SlotElsewhere { .. }
             | Self::NoLogicalDecoding { .. }
             | Self::NotSetUp { .. }
             | Self::NatsForbidden { .. }
+            | Self::NatsVersion { .. }
             | Self::Decode(_)
             | Self::Table(_)
             | Self::Stream { .. }
@@ -249,6 +263,7 @@ impl Error {
                     .into(),
             ),
             Self::NotSetUp { .. } => Some("run `tailpost setup` against these servers".into()),
+            Self::NatsVersion { .. } => Some(outbox::nats_version::UPGRADE.into()),
             Self::NatsForbidden { subject } => Some(format!(
                 "let it publish {subject}: docs/security.md has the permissions of each user"
             )),
@@ -291,6 +306,7 @@ impl Error {
             )),
             Self::Stalled(_)
             | Self::Bug(_)
+            | Self::Unfenced { .. }
             | Self::Silent { .. }
             | Self::PublicationChanged { .. }
             | Self::Conflict(_)

@@ -142,7 +142,6 @@ impl HotPath {
             resolved_before: Lsn::ZERO,
             log_end: Lsn(u64::MAX),
             tail: Tail::default(),
-            batches: true,
             stays_fenced: false,
             dead: HashSet::new(),
             tried: HashMap::new(),

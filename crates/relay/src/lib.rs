@@ -39,6 +39,7 @@ mod error;
 #[cfg(test)]
 mod hot_path;
 mod latency;
+mod mode;
 mod nats;
 mod operate;
 mod postgres;

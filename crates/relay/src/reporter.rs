@@ -10,6 +10,7 @@ use tracing::field::display;
 use tracing::{debug, error, info, warn};
 
 use crate::engine::{About, Figures, Notice, Origin, Resolved, Send};
+use crate::mode::Mode;
 use crate::nats::NatsLink;
 use crate::postgres::sql::Stuck;
 use crate::publish_spans::PublishSpans;
@@ -61,14 +62,29 @@ pub(crate) struct Reporter {
 
 impl Reporter {
     /// `stream` is where events go.
-    pub(crate) fn new(reports: Reports, stream: &str) -> Self {
-        let (status, base) = (Status::default(), Status::default());
+    pub(crate) fn new(reports: Reports, stream: &str, mode: Mode) -> Self {
+        let status = Status { mode, configured_mode: mode, ..Status::default() };
+        let base = Status::default();
         let spans = reports.spans.clone().map(|sink| PublishSpans::new(sink, stream));
         Self { status, reports, stream: stream.to_owned(), base, sent: None, link: None, spans }
     }
 
-    /// A session begins: its counters start at nothing.
-    pub(crate) fn begin(&mut self, timeline: Option<u32>) {
+    /// A session begins: its counters start at nothing. `unfenced` says why it works in keyed mode
+    /// although fenced mode is configured.
+    pub(crate) fn begin(&mut self, timeline: Option<u32>, unfenced: Option<String>) {
+        let stream = &self.stream;
+        match &unfenced {
+            Some(why) if self.status.keyed_because != unfenced => warn!(
+                stream,
+                "keyed mode instead of fenced mode: the order of each aggregate is kept, and no other, \
+                 and events are single while the stream remembers their ids. {why}"
+            ),
+            None if self.status.keyed_because.is_some() => info!(stream, "fenced mode again"),
+            _ => {}
+        }
+        self.status.mode =
+            if unfenced.is_some() { Mode::Keyed } else { self.status.configured_mode };
+        self.status.keyed_because = unfenced;
         self.status.timeline = timeline;
         self.status.postgres_connected = true;
         self.status.last_progress = Some(Instant::now());
@@ -181,7 +197,6 @@ impl Reporter {
             | Notice::Swept { .. }
             | Notice::Unlogged { .. }
             | Notice::Slot { .. }
-            | Notice::ChangedToKeyed
             | Notice::StaysFenced
             | Notice::IgnoringMessages { .. }) => {
                 debug!(?of_slot, "a session over a slot tells of this itself")

@@ -66,18 +66,20 @@ pub async fn run(
         });
     }
     let config = Arc::new(config);
-    let mut reporter = Reporter::new(reports, &config.stream.name);
+    let mut reporter = Reporter::new(reports, &config.stream.name, config.mode);
     let mut client = None;
     let mut failures = 0;
     // What helps, when it was said last: once is enough.
     let mut said: Option<String> = None;
+    // Why the session before left fenced mode, for the next one.
+    let mut unfenced: Option<String> = None;
     loop {
         let started = Instant::now();
-        let (nats, report) = (&mut client, &mut reporter);
+        let (nats, report, left) = (&mut client, &mut reporter, unfenced.take());
         let ended = match config.mode {
-            Mode::Poll => session::<Polling>(&config, nats, once, &stop, report).await,
+            Mode::Poll => session::<Polling>(&config, nats, once, left, &stop, report).await,
             Mode::Fenced | Mode::Keyed => {
-                session::<Replication>(&config, nats, once, &stop, report).await
+                session::<Replication>(&config, nats, once, left, &stop, report).await
             }
         };
         let error = match ended {
@@ -114,6 +116,7 @@ pub async fn run(
         {
             leave_server(client).await;
         }
+        unfenced = left_fence(&config, &error);
         let wait = pause.mul_f64(rand::rng().random_range(0.5..1.0));
         let hint = error.hint();
         let news = hint.as_ref().filter(|it| said.as_ref() != Some(it));
@@ -130,6 +133,15 @@ pub async fn run(
     }
 }
 
+/// Why the next session is to work in keyed mode, if it is. Without ids nothing but the fence keeps
+/// events single: it is tried again.
+fn left_fence(config: &Config, error: &Error) -> Option<String> {
+    match error {
+        Error::Unfenced { reason } if !config.needs_fence() => Some(reason.clone()),
+        _ => None,
+    }
+}
+
 /// For operators who have no log at hand.
 fn told(error: &Error) -> String {
     match error.hint().filter(|_| error.is_renewable()) {
@@ -143,6 +155,7 @@ async fn session<S: Source>(
     config: &Arc<Config>,
     client: &mut Option<(Client, watch::Receiver<NatsLink>)>,
     once: bool,
+    unfenced: Option<String>,
     stop: &CancellationToken,
     reporter: &mut Reporter,
 ) -> Result<(), Error> {
@@ -158,7 +171,7 @@ async fn session<S: Source>(
             }
         };
         let link = link.clone();
-        S::open(config, &opening, client, link, once).await
+        S::open(config, &opening, client, link, once, unfenced).await
     };
     let mut opened = Box::pin(opened);
     let mut alive = tokio::time::interval(ALIVE_EVERY);
@@ -173,7 +186,7 @@ async fn session<S: Source>(
             Ok(()) = waits.changed() => reporter.waiting(waits.borrow_and_update().clone()),
         }
     };
-    reporter.begin(opened.source.timeline());
+    reporter.begin(opened.source.timeline(), opened.unfenced.clone());
     Box::pin(Session::new(opened).run(stop, reporter)).await
 }
 

@@ -44,7 +44,7 @@ pub(crate) struct Session<S: Source> {
 
 impl<S: Source> Session<S> {
     pub(crate) fn new(opened: Opened<S>) -> Self {
-        let Opened { source, engine, publisher, answers, tail, started } = opened;
+        let Opened { source, engine, publisher, answers, tail, started, .. } = opened;
         let mut tick = interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         Self {
@@ -94,7 +94,7 @@ impl<S: Source> Session<S> {
                 return Ok(());
             }
             self.wait(now, stop, reporter).await?;
-            self.take_in();
+            self.take_in()?;
             // The clock is read anew: the process may have been held up until now.
             self.engine.before_sending(self.now());
             self.send(reporter)?;
@@ -152,9 +152,10 @@ impl<S: Source> Session<S> {
     }
 
     /// Tells the engine what came in. One look at the clock for all of it.
-    fn take_in(&mut self) {
+    fn take_in(&mut self) -> Result<(), Error> {
         let now = self.now();
         if self.publisher.reconnected() {
+            self.publisher.check_server()?;
             self.tail.connection_replaced();
             self.engine.apply(now, Input::LinkLost);
         }
@@ -164,6 +165,7 @@ impl<S: Source> Session<S> {
         for input in self.answered.drain(..).chain(self.logged.drain(..)) {
             self.engine.apply(now, input);
         }
+        Ok(())
     }
 
     /// Hands over what may be sent and what the connection takes without waiting.

@@ -46,6 +46,8 @@ pub(crate) struct Opened<S: Source> {
     pub(crate) tail: TailReader,
     /// The engine's time counts from here. What it was told first is not older.
     pub(crate) started: Instant,
+    /// Why it works in keyed mode although fenced mode is configured.
+    pub(crate) unfenced: Option<String>,
 }
 
 /// Brings events, and does what its engine says.
@@ -55,13 +57,14 @@ pub(crate) trait Source: Sized {
     type Done;
 
     /// Connects, and reads the end of the stream. With `once` the session ends when everything is
-    /// published that there is.
+    /// published that there is. `unfenced` is why the session before had to leave fenced mode.
     async fn open(
         config: &Arc<Config>,
         opening: &Opening,
         client: &Client,
         link: watch::Receiver<NatsLink>,
         once: bool,
+        unfenced: Option<String>,
     ) -> Result<Opened<Self>, Error>;
 
     /// The timeline of the log, if there is one.

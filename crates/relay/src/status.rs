@@ -5,6 +5,7 @@ use pgoutput::Lsn;
 use serde::{Serialize, Serializer};
 
 use crate::latency::Latency;
+use crate::mode::Mode;
 
 /// What a running relay knows about itself. Published through a `watch` channel.
 ///
@@ -14,6 +15,12 @@ use crate::latency::Latency;
 pub struct Status {
     /// What the relay is doing.
     pub role: Role,
+    /// How events are published.
+    pub mode: Mode,
+    /// How they are to be published.
+    pub configured_mode: Mode,
+    /// Why that is not the same, and what helps.
+    pub keyed_because: Option<String>,
     /// Whether the replication connection is up.
     pub postgres_connected: bool,
     /// Whether the connection to NATS is up.

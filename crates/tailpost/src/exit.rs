@@ -113,6 +113,7 @@ fn relay_kind(error: &relay::Error) -> Kind {
         | relay::Error::SlotElsewhere { .. }
         | relay::Error::NoLogicalDecoding { .. }
         | relay::Error::NatsForbidden { .. }
+        | relay::Error::NatsVersion { .. }
         | relay::Error::Stream { .. }
         | relay::Error::Publication { .. }
         | relay::Error::PublicationChanged { .. }

@@ -64,7 +64,10 @@ const FAULTS: &[Fault] = &[
     Fault::new(
         "stream-batches",
         "warning",
-        &[Edit(|it| it.allow_batch_publish = false)],
+        &[Edit(|it| {
+            it.allow_batch_publish = false;
+            it.metadata.remove("made-by");
+        })],
         &["nats stream edit OUTBOX --allow-batch"],
     ),
     Fault::new(

@@ -215,7 +215,6 @@ impl ClaimEngine {
             resolved_before: Lsn(u64::MAX),
             log_end: Lsn::ZERO,
             tail: start.tail,
-            batches: false,
             stays_fenced: false,
             // What is parked has left the table, and nothing else brings it.
             dead: HashSet::new(),
@@ -440,6 +439,8 @@ impl ClaimEngine {
             }
             // There is no log to bring anything again.
             Request::AskForMarks(_) | Request::TellDoubt { .. } | Request::TellIgnored(_) => {}
+            // It is in keyed mode.
+            Request::LeaveFence(_) => {}
             Request::Stop(why) => self.effects.push_back(ClaimEffect::End(End::Refused(why))),
         }
     }

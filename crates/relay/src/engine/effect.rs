@@ -164,6 +164,8 @@ pub(crate) enum End {
     Refused(String),
     /// PostgreSQL fell silent.
     Silence,
+    /// The next session is to work in keyed mode, for this reason.
+    LeaveFence(String),
     /// The slot keeps more of the log than it may, and is to be given up.
     WalLimit,
     /// A claim may be somebody else's by now.

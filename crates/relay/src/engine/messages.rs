@@ -14,7 +14,8 @@ use crate::status::DeadLetterCounts;
 /// How order and uniqueness are kept (DESIGN 4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// Every message names the last sequence that it expects; the broker refuses a wrong one.
+    /// Every message names the last sequence that it expects; the broker refuses a wrong one, and
+    /// what is behind it in its fast-ingest batch.
     Fenced,
     /// One unanswered message per aggregate; `Nats-Msg-Id` and the tail remove duplicates.
     Keyed,
@@ -104,7 +105,7 @@ pub(crate) enum Refusal {
     Unwelcome(String),
     /// No message can be stored until an operator changes something.
     Configuration(String),
-    /// The broker takes no batches, or none now: messages go one by one.
+    /// The broker takes no batches, or none now: fenced mode needs them.
     NoBatches(String),
 }
 
@@ -132,6 +133,8 @@ pub(crate) enum Request {
     /// Events whose messages the stream has lost are told from those that were never published: so
     /// many were known by themselves, and so many by the number of messages.
     TellDoubt { known: u64, counted: u64 },
+    /// End the session: the next one is to work in keyed mode, for this reason.
+    LeaveFence(String),
     /// Stop: only an operator can help.
     Stop(String),
 }
@@ -164,8 +167,6 @@ pub(crate) struct Start {
     pub(crate) max_attempts: u32,
     /// For the breaker's pauses.
     pub(crate) seed: u64,
-    /// Whether the broker takes fast-ingest batches. Only fenced mode uses them.
-    pub(crate) batches: bool,
     /// Messages have no id by which the broker could deduplicate them: fenced mode stays, whoever
     /// else writes to the stream.
     pub(crate) stays_fenced: bool,

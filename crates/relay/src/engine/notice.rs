@@ -42,8 +42,6 @@ pub(crate) enum Notice {
     Unlogged { rows: u64 },
     /// What the slot keeps, and whether that is cause for something.
     Slot { status: SlotStatus, notice: Option<SlotNotice> },
-    /// The order of each aggregate is kept, and no other.
-    ChangedToKeyed,
     /// Others keep writing to the stream, and messages without ids keep the relay in fenced mode.
     StaysFenced,
     /// Messages of the log are passed over.

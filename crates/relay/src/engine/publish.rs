@@ -98,8 +98,8 @@ impl Publishing {
             window: Window::new(),
             log: Log::default(),
             link: Broker::new(start.seed),
-            stream: StreamEnd { expected: known_seq, known_seq, in_flight: 0, proven: false },
-            sending: Sending::new(start.batches && mode == Mode::Fenced),
+            stream: StreamEnd { expected: known_seq, known_seq, in_flight: 0 },
+            sending: Sending::default(),
             known: Known {
                 dead: start.dead,
                 tried: start.tried,
@@ -172,7 +172,6 @@ impl Publishing {
                 self.stream.expected -= 1;
                 self.take_out_of_batch();
                 self.unsendable(index, refusal);
-                self.keep_proof();
             }
             Input::Denied { subject, reason } => self.denied(&subject, reason),
             Input::LinkLost => self.link_lost(),
@@ -265,10 +264,6 @@ impl Publishing {
         self.figures.counts.resolved() + self.log.skipped
     }
 
-    pub(crate) fn mode(&self) -> Mode {
-        self.mode
-    }
-
     pub(crate) fn counts(&self) -> Counts {
         Counts { batches: self.sending.batching.begun.into(), ..self.figures.counts }
     }
@@ -311,13 +306,6 @@ impl Publishing {
             // Lower than expected if the broker had the event already.
             self.stream.expected = self.stream.known_seq;
         }
-        self.stream.proven = true;
-        self.keep_proof();
-    }
-
-    /// A proof is worth nothing any more once the relay had nothing to send.
-    fn keep_proof(&mut self) {
-        self.stream.proven &= self.stream.in_flight > 0 || self.sendable().is_some();
     }
 
     fn refused(&mut self, index: u64, refusal: Refusal) {
@@ -327,10 +315,7 @@ impl Publishing {
             }
             Refusal::Outage(why) => self.outage(why),
             Refusal::Configuration(reason) => self.output.requests.push_back(Request::Stop(reason)),
-            Refusal::NoBatches(why) => {
-                self.sending.batching.is_possible = false;
-                self.resync(Duration::ZERO, why);
-            }
+            Refusal::NoBatches(why) => self.output.requests.push_back(Request::LeaveFence(why)),
             Refusal::Message(reason) | Refusal::OverLimit(reason) | Refusal::Unwelcome(reason) => {
                 if self.window.get(index).is_some_and(|entry| entry.stage == Stage::Sent) {
                     self.stream.in_flight -= 1;

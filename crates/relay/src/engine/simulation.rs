@@ -76,8 +76,8 @@ struct Faults {
     /// The broker remembers ids until the relay is away for long. Fenced mode must not need it,
     /// except where the broker rejects a message for good while old connections still deliver.
     dedup: bool,
-    /// The broker takes batches.
-    batches: bool,
+    /// The stream stops taking batches now and then, and takes them again.
+    fickle: bool,
     /// The slot is lost now and then, and made anew.
     slot_loss: bool,
     /// The stream loses messages while no relay runs.
@@ -152,6 +152,12 @@ struct World {
     connections: Vec<VecDeque<Packet>>,
     /// The batches that the broker knows, by relay and number.
     taking: HashMap<(u64, u32), Taking>,
+    /// The stream takes none.
+    refuses_batches: bool,
+    /// Some session worked in keyed mode.
+    was_keyed: bool,
+    /// The session is over: its successor is to work in keyed mode if there is a reason.
+    ends: Option<End>,
     /// The broker's memory of ids begins here in the stream.
     forgotten: usize,
     answers: Vec<(u64, Input)>,
@@ -239,6 +245,9 @@ impl World {
             stored_ids: HashSet::new(),
             connections: vec![VecDeque::new()],
             taking: HashMap::new(),
+            refuses_batches: false,
+            was_keyed: faults.mode == Mode::Keyed,
+            ends: None,
             forgotten: 0,
             answers: Vec::new(),
             slot_confirmed: Lsn::ZERO,
@@ -412,6 +421,7 @@ impl World {
                     self.relay.engine.before_sending(self.now); // it was held up
                 }
                 self.is_picky = self.rng.random_bool(0.5);
+                self.refuses_batches = self.faults.fickle && self.rng.random_bool(0.5);
                 self.tick(TICK_MILLIS);
             }
             98 => self.slot_confirmed = self.slot_confirmed.max(self.relay.confirming),
@@ -455,6 +465,7 @@ impl World {
 
     fn heal(&mut self) {
         self.is_picky = false;
+        self.refuses_batches = false;
         self.resume_replays();
         self.table.show(None);
         self.table.rows.values_mut().for_each(|it| it.is_locked = false);
@@ -486,16 +497,5 @@ impl World {
             }
         }
         panic!("does not come to rest: {:?}", self.relay.engine);
-    }
-
-    fn is_done(&self) -> bool {
-        let quiet = self.connections.iter().all(VecDeque::is_empty) && self.answers.is_empty();
-        let is_marked = |row: &table::Row| row.is_marked || self.faults.by_watermark;
-        quiet
-            && !self.has_open_replay()
-            && self.relay.at.0 == self.log.len()
-            && self.publishing().is_idle()
-            && self.table.rows.values().all(is_marked)
-            && !self.is_gap_open
     }
 }

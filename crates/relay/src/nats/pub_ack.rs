@@ -49,9 +49,14 @@ pub(crate) fn read(message: &Message, stream: &str) -> Option<Input> {
         }
         (Reply::Message { .. }, _) => None,
         (Reply::Part { batch, .. }, Meaning::Flow(count)) => Some(Input::Stored { batch, count }),
-        (Reply::Part { batch, .. }, Meaning::Stored(ack)) => {
-            Some(Input::Ended { batch, count: ack.count?, seq: ack.seq })
-        }
+        (Reply::Part { batch, number }, Meaning::Stored(ack)) => Some(match ack.count {
+            Some(count) => Input::Ended { batch, count, seq: ack.seq },
+            // Of a cluster that is being upgraded, or was downgraded.
+            None => {
+                let refusal = Refusal::NoBatches("the stream's leader has no batches".into());
+                Input::Broken { batch, number, refusal }
+            }
+        }),
         (Reply::Part { batch, .. }, Meaning::PartRefused(number, refusal)) => {
             Some(Input::Broken { batch, number, refusal })
         }
@@ -126,7 +131,7 @@ fn understand<'a>(message: &'a Message, stream: &str) -> Meaning<'a> {
 /// | expected last sequence | it was another one: the tail is read, the rest is sent again |
 /// | message | this event can never be stored: it is parked |
 /// | configuration | nothing can be stored until an operator changes something: the relay stops |
-/// | no batches | messages go one by one from now on |
+/// | no batches | fenced mode is left |
 /// | outage | all else that may pass: nothing is counted against an event, the breaker opens |
 fn classify(error: &ApiError) -> Refusal {
     let said = || format!("{} ({})", error.description, error.err_code);
@@ -221,6 +226,10 @@ mod tests {
             format!("{:?}", read(&message(subject, payload, None), "OUTBOX"))
         };
         for (payload, expected) in [
+            (
+                r#"{"stream":"OUTBOX","seq":9}"#,
+                "Some(Broken { batch: 3, number: 7, refusal: NoBatches(\"the stream's leader has no batches\") })",
+            ),
             (r#"{"type":"ack","seq":500,"msgs":500}"#, "Some(Stored { batch: 3, count: 500 })"),
             (r#"{"type":"gap","last_seq":6,"seq":9}"#, "None"),
             (

@@ -18,6 +18,7 @@ use super::limits::Limits;
 use super::permission_violations::PermissionViolations;
 use super::pub_ack;
 use super::reply_subject::Replies;
+use super::stream_check::check_server;
 use crate::engine::{Input, LastPosition, Part, Refusal, Replayed, Send};
 use crate::error::Error;
 use crate::nats::NatsLink;
@@ -202,6 +203,11 @@ impl Publisher {
     pub(crate) fn reconnected(&mut self) -> bool {
         let connects = self.statistics.connects.load(Ordering::Relaxed);
         std::mem::replace(&mut self.connects, connects) != connects
+    }
+
+    /// Whether the server that the connection leads to now can be used.
+    pub(crate) fn check_server(&self) -> Result<(), Error> {
+        check_server(&self.client)
     }
 
     /// A subject that the broker's user turned out not to be allowed to publish on, and the words of

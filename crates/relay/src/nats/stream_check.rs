@@ -6,16 +6,18 @@ use async_nats::jetstream::context::{GetStreamError, GetStreamErrorKind};
 use async_nats::jetstream::stream::{
     Config as Stream, DiscardPolicy, PersistenceMode, RetentionPolicy, StorageType,
 };
-use outbox::wire;
+use outbox::{nats_version, wire};
 use tracing::warn;
 
 use super::TailReader;
 use crate::config::{Config, Mode};
 use crate::error::Error;
 
-/// The first server whose batches a relay may rely on (nats-server#8106 fixes a race on a change
-/// of leader).
-pub(crate) const BATCHES_SINCE: (i64, i64, i64) = (2, 14, 1);
+/// What set-up writes into the metadata of a stream that it makes: it may change that one later.
+pub(crate) const MADE_BY: (&str, &str) = ("made-by", "tailpost setup");
+
+/// What a finding is about that leaves keyed mode only.
+const BATCHES: &str = "batches";
 
 /// Something about a stream, with what mends it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,42 +30,84 @@ pub(crate) struct Finding {
     pub(crate) fix: String,
 }
 
-/// Refuses a stream that would lose events, and warns of what weakens it. Says whether it takes
-/// fast-ingest batches.
+/// Refuses a server that misreads headers. Of a cluster only the one is known to which the client is
+/// connected.
+pub(crate) fn check_server(client: &Client) -> Result<(), Error> {
+    let version = client.server_info().version;
+    match nats_version::misreads_headers(&version) {
+        true => Err(Error::NatsVersion { version }),
+        false => Ok(()),
+    }
+}
+
+/// Refuses a server or a stream that would lose events, and warns of what weakens it. Says why fenced
+/// mode cannot be had, if it is wanted and cannot.
 pub(crate) async fn check(
     config: &Config,
     client: &Client,
     tail: &TailReader,
-) -> Result<bool, Error> {
+) -> Result<Option<String>, Error> {
+    check_server(client)?;
     let info = tail.info().await?;
-    let batches = batches(client);
-    for finding in findings(config, &info.config, batches) {
-        if finding.fatal {
+    let mut unfenced = None;
+    for finding in findings(config, &info.config, &client.server_info().version) {
+        let Finding { about, fatal, reason, fix } = finding;
+        if fatal {
             let stream = config.stream.name.clone();
-            return Err(Error::Stream { stream, reason: finding.reason, fix: finding.fix });
+            return Err(Error::Stream { stream, reason, fix });
         }
-        warn!(stream = config.stream.name, fix = finding.fix, "{}", finding.reason);
+        match about {
+            BATCHES => unfenced = Some(format!("{reason}: {fix}")),
+            _ => warn!(stream = config.stream.name, fix, "{reason}"),
+        }
     }
-    Ok(batches && info.config.allow_batch_publish)
+    Ok(unfenced)
 }
 
-/// Whether the server knows fast-ingest batches.
-pub(crate) fn batches(client: &Client) -> bool {
-    let (major, minor, patch) = BATCHES_SINCE;
-    client.is_server_compatible(major, minor, patch)
+/// Whether set-up made the stream.
+pub(crate) fn is_made_by_setup(stream: &Stream) -> bool {
+    let (name, value) = MADE_BY;
+    stream.metadata.get(name).is_some_and(|it| it == value)
 }
 
-/// Everything worth saying about the stream.
-pub(crate) fn findings(config: &Config, stream: &Stream, batches: bool) -> Vec<Finding> {
+/// Everything worth saying about the stream, on a server of this version.
+pub(crate) fn findings(config: &Config, stream: &Stream, version: &str) -> Vec<Finding> {
     let finding = |fatal: bool| {
         move |(about, applies, reason, fix): Check| {
             applies.then_some(Finding { about, fatal, reason, fix })
         }
     };
     let fatal = losses(config, stream).into_iter().filter_map(finding(true));
-    fatal
-        .chain(weaknesses(config, stream, batches).into_iter().filter_map(finding(false)))
-        .collect()
+    // Without ids nothing but the fence keeps events single.
+    let batches = finding(config.needs_fence())(batches(config, stream, version));
+    let weaknesses = weaknesses(config, stream).into_iter().filter_map(finding(false));
+    fatal.chain(weaknesses).chain(batches).collect()
+}
+
+/// What fenced mode needs.
+fn batches(config: &Config, stream: &Stream, version: &str) -> Check {
+    let is_known = nats_version::takes_batches(version);
+    let applies = config.mode == Mode::Fenced && !(is_known && stream.allow_batch_publish);
+    let (lack, fix) = match is_known {
+        false => (
+            format!("nats-server {version} does not have them"),
+            "upgrade nats-server to 2.14.1 or later, then run `tailpost setup`".into(),
+        ),
+        true => (
+            "the stream does not allow them (allow_batched)".into(),
+            match is_made_by_setup(stream) {
+                true => "tailpost setup".into(),
+                false => edit(config, "--allow-batch"),
+            },
+        ),
+    };
+    let reason = match config.needs_fence() {
+        false => format!("fenced mode needs batches, and {lack}"),
+        true => format!(
+            "relay.mark = \"lean\" needs fenced mode and batches, which \"row\" does not, and {lack}"
+        ),
+    };
+    (BATCHES, applies, reason, fix)
 }
 
 /// What it is about, whether it applies, what it is, what mends it.
@@ -128,7 +172,7 @@ fn losses(config: &Config, stream: &Stream) -> [Check; 8] {
 }
 
 /// What works, and could be better.
-fn weaknesses(config: &Config, stream: &Stream, batches: bool) -> [Check; 4] {
+fn weaknesses(config: &Config, stream: &Stream) -> [Check; 3] {
     let window = config.stream.duplicate_window;
     let has_limit =
         stream.max_bytes > 0 || stream.max_messages > 0 || stream.max_messages_per_subject > 0;
@@ -150,12 +194,6 @@ fn weaknesses(config: &Config, stream: &Stream, batches: bool) -> [Check; 4] {
             stream.discard == DiscardPolicy::Old && has_limit,
             "at its limits it discards old events, read or not".into(),
             edit(config, "--discard new"),
-        ),
-        (
-            "batches",
-            batches && !stream.allow_batch_publish,
-            "it does not allow batched publishing, which this server offers".into(),
-            edit(config, "--allow-batch"),
         ),
     ]
 }

@@ -2,18 +2,21 @@
 
 use async_nats::Client;
 use async_nats::jetstream::context::{Context, CreateStreamError, CreateStreamErrorKind};
+use async_nats::jetstream::response::Response;
 use async_nats::jetstream::stream::{Config as Stream, DiscardPolicy, StorageType};
 use async_nats::jetstream::{self, ErrorCode};
 use outbox::migrations::{self, Layout};
+use outbox::nats_version::takes_batches;
 use outbox::wire::subject_matches;
 use serde::Serialize;
+use serde_json::Value;
 use tokio_postgres::error::SqlState;
 
 use super::partitioning::{ahead, begin, convert};
 use crate::config::{Config, MarkBy, Mode};
 use crate::error::Error;
 use crate::nats::TailReader;
-use crate::nats::stream_check::{self, is_not_found};
+use crate::nats::stream_check::{self, MADE_BY, is_made_by_setup, is_not_found};
 use crate::postgres::publication::filter;
 use crate::postgres::retire::retire;
 use crate::postgres::sql::OutboxIndex;
@@ -142,6 +145,7 @@ pub async fn setup(config: &Config, storage: Storage) -> Result<SetupReport, Err
         }
     }
     let client = config.nats.connect("tailpost setup").await?;
+    stream_check::check_server(&client)?;
     // Before there are other slots, what these published is marked.
     for slot in others {
         Box::pin(retire(config, &slot.name, &client)).await?;
@@ -161,8 +165,8 @@ pub async fn setup(config: &Config, storage: Storage) -> Result<SetupReport, Err
         format!("relay.mark has no use for an index that costs each insert: run `{drop}`")
     }));
     for (config, _) in &shards {
-        let (created, weaknesses) = ensure_stream(config, &client, &context).await?;
-        steps.push(SetupStep { what: format!("stream {}", config.stream.name), created });
+        let (made, weaknesses) = ensure_stream(config, &client, &context).await?;
+        steps.extend(made);
         warnings.extend(weaknesses);
     }
     if !polls {
@@ -326,7 +330,9 @@ fn is_there_already(error: &tokio_postgres::Error) -> bool {
 /// The stream to create: kept on disk, refusing what it has no room for.
 fn stream(config: &Config, batches: bool) -> Stream {
     let wanted = &config.stream;
+    let (name, value) = MADE_BY;
     Stream {
+        metadata: [(name.into(), value.into())].into(),
         name: wanted.name.clone(),
         subjects: subjects(config),
         storage: StorageType::File,
@@ -354,11 +360,12 @@ async fn ensure_stream(
     config: &Config,
     client: &Client,
     context: &Context,
-) -> Result<(bool, Vec<String>), Error> {
+) -> Result<(Vec<SetupStep>, Vec<String>), Error> {
     let name = &config.stream.name;
-    let batches = stream_check::batches(client);
+    let version = client.server_info().version;
+    let batches = takes_batches(&version);
     let found = context.get_stream(name).await;
-    let (created, stream) = match found {
+    let (created, mut stream) = match found {
         Ok(stream) => (false, stream.cached_info().config.clone()),
         Err(error) if is_not_found(&error) => {
             let wanted = stream(config, batches);
@@ -375,15 +382,36 @@ async fn ensure_stream(
         }
         Err(error) => return Err(Error::jetstream("look at the stream")(error)),
     };
+    let mut steps = vec![SetupStep { what: format!("stream {name}"), created }];
+    if batches && !stream.allow_batch_publish && is_made_by_setup(&stream) {
+        allow_batches(context, name).await?;
+        stream.allow_batch_publish = true;
+        steps.push(SetupStep { what: format!("batches on stream {name}"), created: true });
+    }
     let mut warnings = Vec::new();
-    for finding in stream_check::findings(config, &stream, batches) {
+    for finding in stream_check::findings(config, &stream, &version) {
         if finding.fatal {
             let stream_check::Finding { reason, fix, .. } = finding;
             return Err(Error::Stream { stream: name.clone(), reason, fix });
         }
         warnings.push(format!("{}: {}", finding.reason, finding.fix));
     }
-    Ok((created, warnings))
+    Ok((steps, warnings))
+}
+
+/// Changes that one setting. Others may be of a newer server, and unknown here.
+async fn allow_batches(context: &Context, name: &str) -> Result<(), Error> {
+    let doing = "allow batches on the stream";
+    let ask = async |what, request: &Value| {
+        let answer = context.request(format!("STREAM.{what}.{name}"), request).await;
+        match answer.map_err(Error::jetstream(doing))? {
+            Response::Ok::<Value>(answer) => Ok(answer),
+            Response::Err { error } => Err(Error::jetstream(doing)(error)),
+        }
+    };
+    let mut config = ask("INFO", &Value::Null).await?["config"].take();
+    config["allow_batched"] = true.into();
+    ask("UPDATE", &config).await.map(|_| ())
 }
 
 fn code(error: &CreateStreamError) -> Option<ErrorCode> {

@@ -57,6 +57,7 @@ impl Source for Polling {
         client: &Client,
         link: watch::Receiver<NatsLink>,
         once: bool,
+        _: Option<String>,
     ) -> Result<Opened<Self>, Error> {
         let store = Store::connect(config, CONNECTION).await?;
         let checked = async {
@@ -93,7 +94,7 @@ impl Source for Polling {
             claims: HashMap::new(),
             free: vec![Arc::new(sql::Rows::of(store).await?)],
         };
-        Ok(Opened { source, engine, publisher, answers, tail, started })
+        Ok(Opened { source, engine, publisher, answers, tail, started, unfenced: None })
     }
 
     fn timeline(&self) -> Option<u32> {

@@ -72,8 +72,9 @@ impl Source for Replication {
         client: &Client,
         link: watch::Receiver<NatsLink>,
         once: bool,
+        unfenced: Option<String>,
     ) -> Result<Opened<Self>, Error> {
-        Box::pin(open::open(config, opening, client, link, once)).await
+        Box::pin(open::open(config, opening, client, link, once, unfenced)).await
     }
 
     fn timeline(&self) -> Option<u32> {

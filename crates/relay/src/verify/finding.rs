@@ -104,8 +104,8 @@ impl Kind {
                  removes the later copy, which consumers may have seen"
             }
             Self::Disorder => {
-                "somebody stored these messages again, or another writer came in between (fenced \
-                 mode before NATS 2.14.1). Consumers of these aggregates have seen the wrong order"
+                "somebody stored these messages again, or another writer came in between (keyed \
+                 mode). Consumers of these aggregates have seen the wrong order"
             }
             Self::Phantom => {
                 "somebody else published these messages, or deleted their rows while older rows \

@@ -44,7 +44,7 @@ impl Publishing {
 
     /// Where the message that is about to be sent belongs. The entry to send is behind `next`.
     pub(super) fn next_part(&mut self) -> Option<Part> {
-        if !self.sending.batching.is_possible || self.mode != Mode::Fenced {
+        if self.mode != Mode::Fenced {
             return None;
         }
         let more = self.waiting().is_some();

@@ -78,13 +78,10 @@ pub(super) struct StreamEnd {
     /// The highest sequence known to be in the stream.
     pub(super) known_seq: u64,
     pub(super) in_flight: usize,
-    /// The stream has taken a message on the present `expected`, and since then there was always
-    /// something on its way or waiting to be sent.
-    pub(super) proven: bool,
 }
 
 /// What is sent next, and how.
-#[derive(Debug, Clone)]
+#[derive(Debug, Default, Clone)]
 pub(super) struct Sending {
     /// Fenced mode: the next entry to send. Keyed mode: unused.
     pub(super) next: u64,
@@ -93,11 +90,9 @@ pub(super) struct Sending {
     pub(super) batching: Batching,
 }
 
-/// Fast-ingest batches.
-#[derive(Debug, Clone)]
+/// Fast-ingest batches. Only fenced mode has them.
+#[derive(Debug, Default, Clone)]
 pub(super) struct Batching {
-    /// Whether the broker takes batches.
-    pub(super) is_possible: bool,
     /// The present batch, or the last one.
     pub(super) present: Option<Batch>,
     pub(super) begun: u32,
@@ -147,14 +142,6 @@ pub(super) struct Figures {
     pub(super) counts: Counts,
     /// From sending a message to the answer that it is stored.
     pub(super) answer_times: Latency,
-}
-
-impl Sending {
-    pub(super) fn new(batches: bool) -> Self {
-        let batching =
-            Batching { is_possible: batches, present: None, begun: 0, is_answered: false };
-        Self { next: 0, ready: VecDeque::new(), batching }
-    }
 }
 
 impl Broker {

@@ -12,8 +12,8 @@ use crate::engine::messages::{Mode, Request};
 use crate::engine::tail_messages::{Seen, Tail};
 use crate::engine::window::{LastPosition, Stage};
 
-/// Resyncs with foreign messages in the stream after which fenced mode gives way to keyed mode, where
-/// messages have ids.
+/// Resyncs with foreign messages in the stream after which fenced mode is left, where messages have
+/// ids.
 const FOREIGN_RESYNCS_MAX: u32 = 16;
 
 /// Foreign messages further apart than this are accidents, not another writer.
@@ -94,7 +94,6 @@ impl Publishing {
     pub(super) fn tail(&mut self, tail: Tail) {
         self.window.go_back();
         self.stream.in_flight = 0;
-        self.stream.proven = false;
         self.sending.batching.is_answered = false;
         self.link.state = Link::Up;
         self.stream.expected = tail.last_seq;
@@ -176,7 +175,8 @@ impl Publishing {
         if self.settings.stays_fenced {
             self.link.untold_others |= self.link.foreign_resyncs == FOREIGN_RESYNCS_MAX + 1;
         } else if self.link.foreign_resyncs > FOREIGN_RESYNCS_MAX {
-            self.mode = Mode::Keyed;
+            let why = "others keep writing to the stream: give the relay one of its own".into();
+            self.output.requests.push_back(Request::LeaveFence(why));
         }
     }
 

@@ -58,16 +58,10 @@ impl Publishing {
 
     /// The first entry that may be sent.
     pub(super) fn sendable(&mut self) -> Option<u64> {
-        // While there was nothing to send somebody else may have written to the stream. Then the
-        // expected sequence is too low: the first message is refused, but one behind it would fit. In a
-        // batch it would not.
-        let alone = if self.sending.batching.is_possible {
-            !self.is_batch_open()
-        } else {
-            !self.stream.proven
-        };
+        // Behind a message that is refused another one may fit, unless both are in one batch.
+        let is_alone = self.mode == Mode::Fenced && !self.is_batch_open();
         let is_probe = self.link.breaker.state() == BreakerState::HalfOpen;
-        if self.stream.in_flight > 0 && (self.mode == Mode::Fenced && alone || is_probe) {
+        if self.stream.in_flight > 0 && (is_alone || is_probe) {
             return None;
         }
         self.waiting()

@@ -14,14 +14,10 @@ use crate::engine::{
 };
 
 fn fenced() -> Publishing {
-    start(false)
+    start_on(Tail::ending_at(0))
 }
 
-fn start(batches: bool) -> Publishing {
-    start_on(Tail::ending_at(0), batches)
-}
-
-fn start_on(tail: Tail, batches: bool) -> Publishing {
+fn start_on(tail: Tail) -> Publishing {
     Publishing::new(Start {
         doubted: None,
         mode: Mode::Fenced,
@@ -30,7 +26,6 @@ fn start_on(tail: Tail, batches: bool) -> Publishing {
         resolved_before: Lsn::ZERO,
         log_end: Lsn(u64::MAX),
         tail,
-        batches,
         stays_fenced: false,
         dead: HashSet::new(),
         tried: HashMap::new(),
@@ -71,29 +66,6 @@ fn ack_at(state: &mut Publishing, now: Duration, index: u64) {
 }
 
 #[test]
-fn one_message_proves_the_expected_sequence_and_the_rest_follow_at_once() {
-    let mut state = fenced();
-    log(&mut state, 20);
-    assert_eq!(send_all(&mut state), 1, "somebody else may have written");
-    ack(&mut state, 0);
-    assert_eq!(send_all(&mut state), 19, "nobody has");
-    log(&mut state, 5);
-    assert_eq!(send_all(&mut state), 5, "while messages are on their way");
-}
-
-#[test]
-fn a_pause_asks_for_another_proof() {
-    let mut state = fenced();
-    log(&mut state, 2);
-    for index in 0..2 {
-        send_all(&mut state);
-        ack(&mut state, index);
-    }
-    log(&mut state, 3);
-    assert_eq!(send_all(&mut state), 1);
-}
-
-#[test]
 fn a_later_look_of_the_scanner_does_not_disturb_what_is_on_its_way() {
     let mut state = fenced();
     log(&mut state, 20);
@@ -102,9 +74,10 @@ fn a_later_look_of_the_scanner_does_not_disturb_what_is_on_its_way() {
     assert_eq!(send_all(&mut state), 19);
     // Read while the stream had ten messages; the twentieth is on its way.
     state.apply(Duration::ZERO, Input::Seen(Tail::ending_at(10)));
+    state.apply(Duration::ZERO, Input::Ended { batch: 1, count: 19, seq: 20 });
     log(&mut state, 1);
     assert_eq!(state.next_send().and_then(|send| send.expected), Some(20));
-    (1..21).for_each(|index| ack(&mut state, index));
+    ack(&mut state, 20);
 
     // Read before these, applied when they had been answered.
     state.apply(Duration::ZERO, Input::Seen(Tail::ending_at(10)));
@@ -200,7 +173,7 @@ fn an_event_published_before_its_route_came_is_not_said_to_be_dropped() {
     let message = TailMessage { seq: 7, id, position: None, position_event: None, replay: None };
     let mut tail = Tail::ending_at(7);
     tail.add(1, [message]);
-    let mut state = start_on(tail, false);
+    let mut state = start_on(tail);
     state.apply(Duration::ZERO, Input::Logged(event));
     let resolved = state.take_resolved();
     assert_eq!(resolved.iter().map(|it| it.seq).collect::<Vec<_>>(), [Some(7)]);
@@ -209,7 +182,7 @@ fn an_event_published_before_its_route_came_is_not_said_to_be_dropped() {
 
 /// A session that has stored one message by itself, with `waiting` more to send.
 fn batching(waiting: usize) -> Publishing {
-    let mut state = start(true);
+    let mut state = fenced();
     log(&mut state, 1);
     assert_eq!(parts(&mut state), [None], "nothing is behind it");
     ack(&mut state, 0);
@@ -286,15 +259,13 @@ fn a_batch_whose_last_message_did_not_leave_is_ended() {
 }
 
 #[test]
-fn a_broker_that_takes_no_batches_gets_single_messages() {
+fn a_broker_that_takes_no_batches_ends_the_session() {
     let mut state = batching(3);
     parts(&mut state);
     let refusal = Refusal::NoBatches("disabled".into());
     state.apply(Duration::ZERO, Input::Broken { batch: 1, number: 1, refusal });
-    state.apply(Duration::ZERO, Input::Tail(Tail::ending_at(1)));
-    assert_eq!(parts(&mut state), [None], "a proof");
-    state.apply(Duration::ZERO, Input::Acked { epoch: 1, index: 1, seq: 2 });
-    assert_eq!(parts(&mut state), [None, None]);
+    let request = state.next_request();
+    assert!(matches!(request, Some(Request::LeaveFence(_))), "{request:?}");
 }
 
 fn reads_of_the_tail(state: &mut Publishing) -> usize {

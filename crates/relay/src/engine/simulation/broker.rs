@@ -132,6 +132,10 @@ impl World {
             return (generation, vec![broken(Refusal::Message("too large".into()))]);
         }
         let key = (generation, batch);
+        if self.refuses_batches {
+            self.taking.remove(&key);
+            return (generation, vec![broken(Refusal::NoBatches("disabled".into()))]);
+        }
         let known = self.taking.get(&key).copied().or((number == 1).then(Taking::default));
         let Some(mut taking) = known else {
             return (generation, vec![broken(Refusal::ExpectedLastSequence)]);

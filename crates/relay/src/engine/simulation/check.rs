@@ -1,11 +1,12 @@
 //! What must hold after every step, and at the end.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 
 use pgoutput::Lsn;
 
+use super::table::Row;
 use super::{Faults, Foreign, World};
-use crate::engine::{Mode, Resolved};
+use crate::engine::Resolved;
 
 impl World {
     /// Whether a route drops the event.
@@ -44,6 +45,17 @@ impl World {
         }
     }
 
+    pub(super) fn is_done(&self) -> bool {
+        let quiet = self.connections.iter().all(VecDeque::is_empty) && self.answers.is_empty();
+        let is_marked = |row: &Row| row.is_marked || self.faults.by_watermark;
+        quiet
+            && !self.has_open_replay()
+            && self.relay.at.0 == self.log.len()
+            && self.publishing().is_idle()
+            && self.table.rows.values().all(is_marked)
+            && !self.is_gap_open
+    }
+
     pub(super) fn check_end(&self) {
         let all = self.stream.iter().filter_map(|it| it.id);
         let mut stored: Vec<u128> = all.filter(|id| !self.is_copy(*id)).collect();
@@ -79,12 +91,11 @@ impl World {
             ids.into_iter().filter(|id| !self.late_rows.contains(id)).collect()
         };
         let (stored, expected) = (in_time(stored), in_time(expected));
-        let Faults { mode, foreign, batches, blocking, purges, .. } = self.faults;
+        let Faults { foreign, blocking, purges, .. } = self.faults;
         if foreign == Foreign::Never {
             assert_eq!(self.publishing().counts().foreign, 0, "its own messages are not its own");
         }
-        let reordered = mode == Mode::Fenced && foreign == Foreign::Always && !batches || purges;
-        if mode == Mode::Fenced && !reordered && !blocking {
+        if !self.was_keyed && !purges && !blocking {
             assert_eq!(stored, expected, "not in commit order");
             let in_order =
                 self.stream.iter().filter(|it| !it.id.is_some_and(|id| self.is_stray(id)));
@@ -92,7 +103,7 @@ impl World {
             let places = positions.map(|it| (it.lsn, it.ordinal));
             assert!(places.is_sorted(), "a position says more than the stream has");
         }
-        if !reordered {
+        if !purges {
             assert_eq!(
                 self.by_key(&stored),
                 self.by_key(&expected),

@@ -10,7 +10,7 @@ use uuid::Uuid;
 use super::check::is_dropped;
 use super::{MAX_ATTEMPTS, World};
 use crate::engine::{
-    BooksEffect, BrokerEffect, CopyAnswer, Decides, Effect, Found, Marked, MarkingEffect,
+    BooksEffect, BrokerEffect, CopyAnswer, Decides, Effect, End, Found, Marked, MarkingEffect,
     NotedPlace, Notice, Outcome, Place, ReplayEffect, ReplayUnread, RowOfDead, RowsEffect,
     ScanEffect, ScanMarks, ScanRead, SlotHealth, Verdict,
 };
@@ -89,6 +89,7 @@ impl World {
                     resolved.into_iter().for_each(|it| self.check_resolved(it));
                 }
                 Effect::Scan(ScanEffect::Abandon { .. }) => self.relay.cursor = None,
+                Effect::End(end @ End::LeaveFence(_)) => self.ends = Some(end),
                 Effect::End(end) => panic!("the session ends: {end:?}"),
                 Effect::Tell(Notice::TryingAgain { attempts, .. }) => {
                     assert!(attempts < MAX_ATTEMPTS, "tried too often");
@@ -114,6 +115,9 @@ impl World {
                     self.relay.jobs.push(effect);
                 }
             }
+        }
+        if self.ends.is_some() {
+            self.crash();
         }
     }
 

@@ -18,7 +18,7 @@ pub(super) const CALM: Faults = Faults {
     mends: false,
     deletes: false,
     dedup: true,
-    batches: false,
+    fickle: false,
     slot_loss: false,
     purges: false,
     untold: false,
@@ -46,12 +46,6 @@ fn run(faults: Faults) {
     }
 }
 
-// proves: G-LOSS-4
-#[test]
-fn fenced_mode_is_exact_without_any_deduplication() {
-    run(Faults { dedup: false, ..CALM });
-}
-
 // proves: G-DEAD-1
 #[test]
 fn fenced_mode_parks_poison_and_stays_in_commit_order() {
@@ -63,36 +57,29 @@ fn foreign_messages_between_ours_change_nothing() {
     run(Faults { foreign: Foreign::BetweenMessages, ..CALM });
 }
 
-#[test]
-fn foreign_messages_among_ours_cost_no_event_and_no_duplicate() {
-    run(Faults { foreign: Foreign::Always, ..CALM });
-}
-
+// proves: G-LOSS-4
 // proves: G-ONCE-1
 #[test]
-fn batches_are_exact_without_any_deduplication() {
-    run(Faults { batches: true, dedup: false, ..CALM });
-}
-
-#[test]
-fn batches_park_poison_and_stay_in_commit_order() {
-    run(Faults { poison: true, batches: true, ..CALM });
+fn fenced_mode_is_exact_without_any_deduplication() {
+    run(Faults { dedup: false, ..CALM });
 }
 
 // proves: G-ORDER-1
 #[test]
-fn batches_stay_in_commit_order_among_foreign_messages() {
-    run(Faults { foreign: Foreign::Always, batches: true, ..CALM });
+fn fenced_mode_stays_in_commit_order_among_foreign_messages() {
+    run(Faults { foreign: Foreign::Always, ..CALM });
 }
 
+/// The stream stops taking batches, and takes them again: sessions of both modes follow each other.
+// proves: G-ORDER-2
 #[test]
-fn what_a_batch_cannot_take_yet_is_not_overtaken() {
-    run(Faults { picky: true, batches: true, ..CALM });
-}
-
-#[test]
-fn in_batches_no_event_overtakes_one_that_blocks_its_aggregate() {
-    run(Faults { poison: true, blocking: true, batches: true, ..CALM });
+fn a_stream_that_stops_taking_batches_changes_no_aggregates_order() {
+    let fickle = Faults { fickle: true, ..CALM };
+    run(fickle);
+    run(Faults { foreign: Foreign::Always, poison: true, ..fickle });
+    run(Faults { slot_loss: true, failing: true, hidden: true, locks: true, ..fickle });
+    run(Faults { purges: true, untold: true, ..fickle });
+    run(Faults { emitted: true, poison: true, blocking: true, ..fickle });
 }
 
 // proves: G-ORDER-2
@@ -161,18 +148,13 @@ fn a_stream_that_is_purged_at_any_moment_costs_no_event_and_no_rest() {
 }
 
 #[test]
-fn in_batches_a_purged_stream_costs_no_event() {
-    run(Faults { purges: true, batches: true, dedup: false, ..CALM });
+fn in_fenced_mode_a_purged_stream_costs_no_event_beside_poison() {
+    run(Faults { purges: true, poison: true, dedup: false, ..CALM });
 }
 
 #[test]
-fn in_batches_a_purged_stream_costs_no_event_beside_poison() {
-    run(Faults { purges: true, poison: true, batches: true, dedup: false, ..CALM });
-}
-
-#[test]
-fn in_batches_a_lost_slot_costs_nothing_and_changes_no_order() {
-    run(Faults { slot_loss: true, batches: true, poison: true, dedup: false, ..CALM });
+fn in_fenced_mode_a_lost_slot_beside_poison_changes_no_order() {
+    run(Faults { slot_loss: true, poison: true, dedup: false, ..CALM });
 }
 
 #[test]
@@ -223,8 +205,8 @@ fn a_watermark_that_is_the_only_mark_comes_to_rest() {
 }
 
 #[test]
-fn batches_beside_whatever_fails_are_exact_without_any_deduplication() {
-    run(Faults { batches: true, dedup: false, poison: true, ..ROUGH });
+fn fenced_mode_beside_whatever_fails_is_exact_without_any_deduplication() {
+    run(Faults { dedup: false, poison: true, ..ROUGH });
 }
 
 #[test]
@@ -243,28 +225,21 @@ fn no_event_overtakes_one_that_blocks_its_aggregate_whatever_fails() {
 // proves: G-LOSS-3
 #[test]
 fn a_lost_slot_beside_whatever_fails_costs_nothing() {
-    run(Faults { slot_loss: true, batches: true, dedup: false, ..ROUGH });
+    run(Faults { slot_loss: true, dedup: false, ..ROUGH });
 }
 
 #[test]
 fn everything_at_once_is_exact_without_any_deduplication() {
     for foreign in [Foreign::Never, Foreign::BetweenMessages, Foreign::Always] {
-        run(Faults {
-            foreign,
-            poison: true,
-            slot_loss: true,
-            batches: true,
-            dedup: false,
-            ..ROUGH
-        });
+        run(Faults { foreign, poison: true, slot_loss: true, dedup: false, ..ROUGH });
     }
 }
 
 // proves: G-REPLAY-1
 #[test]
 fn a_replay_beside_whatever_happens_is_exact_and_disturbs_nothing() {
-    run(Faults { replays: true, batches: true, poison: true, ..CALM });
-    run(Faults { replays: true, batches: true, slot_loss: true, ..ROUGH });
+    run(Faults { replays: true, poison: true, ..CALM });
+    run(Faults { replays: true, slot_loss: true, ..ROUGH });
     run(Faults { replays: true, mode: Mode::Keyed, poison: true, ..ROUGH });
     run(Faults { replays: true, poison: true, blocking: true, ..ROUGH });
 }
@@ -275,16 +250,14 @@ fn a_replay_to_another_stream_is_exact_beside_whatever_happens() {
     let elsewhere = Faults { replays: true, elsewhere: true, poison: true, ..ROUGH };
     run(elsewhere);
     run(Faults { mode: Mode::Keyed, ..elsewhere });
-    run(Faults { replays: true, elsewhere: true, batches: true, failing: true, ..CALM });
+    run(Faults { replays: true, elsewhere: true, failing: true, ..CALM });
 }
 
 // proves: G-OUT-1
 #[test]
 fn events_without_a_row_are_exact_and_in_order_among_those_with_one() {
-    for batches in [false, true] {
-        run(Faults { emitted: true, batches, dedup: false, ..CALM });
-        run(Faults { emitted: true, batches, dedup: false, poison: true, ..ROUGH });
-    }
+    run(Faults { emitted: true, dedup: false, ..CALM });
+    run(Faults { emitted: true, dedup: false, poison: true, ..ROUGH });
     run(Faults { emitted: true, by_watermark: true, failing: true, ..CALM });
 }
 
@@ -307,10 +280,9 @@ fn events_without_a_row_are_parked_and_block_their_aggregates_as_others_do() {
 #[test]
 fn a_purged_stream_costs_no_event_without_a_row() {
     run(Faults { emitted: true, purges: true, dedup: false, ..CALM });
-    run(Faults { emitted: true, purges: true, batches: true, dedup: false, ..CALM });
 }
 
 #[test]
 fn a_lost_slot_costs_nothing_but_events_without_a_row() {
-    run(Faults { emitted: true, slot_loss: true, batches: true, dedup: false, ..ROUGH });
+    run(Faults { emitted: true, slot_loss: true, dedup: false, ..ROUGH });
 }

@@ -63,8 +63,15 @@ impl World {
             place: self.written.place,
         });
         let dead = self.dead.keys().chain(&self.requeued).copied().collect();
-        let publishing =
-            publishing(self.faults, resolved_before, tail, doubted, &dead, &self.attempts);
+        let is_left = matches!(self.ends.take(), Some(End::LeaveFence(_)));
+        let mut faults = self.faults;
+        if is_left || self.refuses_batches {
+            (faults.mode, self.was_keyed) = (Mode::Keyed, true);
+        }
+        let publishing = publishing(faults, resolved_before, tail, doubted, &dead, &self.attempts);
+        if faults.mode == Mode::Keyed {
+            self.written.note(NotedPlace::Uncounted);
+        }
         let has_requeued = self.requeued.iter().any(|id| self.waits_for_scan(*id));
         let gap = Gap { is_open: self.is_gap_open, has_requeued };
         let engine = engine(self.faults, publishing, &self.table, gap, self.written);
@@ -171,7 +178,6 @@ pub(super) fn publishing(
         resolved_before,
         log_end: Lsn(u64::MAX),
         tail,
-        batches: faults.batches,
         stays_fenced: faults.by_watermark,
         dead: dead.iter().map(|id| Uuid::from_u128(*id)).collect(),
         tried: attempts.iter().map(tried).collect(),

@@ -1,6 +1,7 @@
 //! What the broker has to be like.
 
 use outbox::checks::{Category, Judged, Remedy, Rule, Skip, Verdict};
+use outbox::nats_version;
 use outbox::wire::subject_matches;
 
 use super::facts::{Seen, Subjects};
@@ -8,15 +9,9 @@ use super::read_broker::USER_INFO;
 use super::server_rules::judge_clock;
 use crate::config::Mode;
 
-/// The first version with everything but fast-ingest batches, and its mended deduplication.
-const RECOMMENDED: (u32, u32) = (2, 11);
-
-/// The first version that takes several filters of a consumer.
-const LEAST: (u32, u32) = (2, 9);
-
 pub(super) const RULES: &[Rule<Seen>] = &[
     rule("nats-reachable", "NATS lets the user in", reachable),
-    rule("nats-version", "the server is recent", version),
+    rule("nats-version", "the server reads headers right", version),
     rule("nats-jetstream", "the account has JetStream", jetstream),
     rule("nats-permissions", "the user may publish, ask and hear the answers", permissions),
     rule("nats-storage", "the account has room", storage),
@@ -41,19 +36,16 @@ fn reachable(seen: &Seen) -> Judged {
 
 fn version(seen: &Seen) -> Judged {
     let text = &seen.broker()?.version;
-    let mut numbers = text.split('.').map_while(|it| it.parse().ok());
-    let (Some(major), Some(minor)) = (numbers.next(), numbers.next()) else {
+    if !text.starts_with(|it: char| it.is_ascii_digit()) {
         return Err(Skip::because(format!("the server calls itself {text}")));
-    };
-    if (major, minor) < LEAST {
-        let remedies = vec![Remedy::advice("upgrade nats-server to 2.11 or later")];
-        return Ok(Verdict::Error(format!("nats-server {text}"), remedies));
     }
-    if (major, minor) < RECOMMENDED {
-        let remedies = vec![Remedy::advice("upgrade nats-server to 2.11 or later")];
-        return Ok(Verdict::Warning(format!("nats-server {text}"), remedies));
+    match nats_version::misreads_headers(text) {
+        true => Ok(Verdict::Error(
+            format!("nats-server {text} takes what an event says for headers of the broker"),
+            vec![Remedy::advice(nats_version::UPGRADE)],
+        )),
+        false => Ok(Verdict::Ok(format!("nats-server {text}"))),
     }
-    Ok(Verdict::Ok(format!("nats-server {text}")))
 }
 
 fn jetstream(seen: &Seen) -> Judged {
@@ -108,8 +100,7 @@ impl Subjects {
 fn permissions(seen: &Seen) -> Judged {
     let Some(found) = &seen.broker()?.permissions else {
         return Err(Skip::because(format!(
-            "the server does not say what the user may do: allow it to publish {USER_INFO}, which \
-             servers from 2.10 on answer"
+            "the server does not say what the user may do: allow it to publish {USER_INFO}"
         )));
     };
     let (mut publish, subscribe) = needed(seen);
@@ -181,6 +172,6 @@ fn payload(seen: &Seen) -> Judged {
 fn clock(seen: &Seen) -> Judged {
     match seen.broker()?.clock {
         Some((ahead, error)) => judge_clock("NATS", ahead, error),
-        None => Ok(Verdict::Ok("told only with a stream, by servers from 2.10 on".into())),
+        None => Ok(Verdict::Ok("told only with a stream".into())),
     }
 }

@@ -299,7 +299,6 @@ pub(crate) struct Broker {
     pub(crate) version: String,
     pub(crate) max_payload: usize,
     pub(crate) cluster: Option<String>,
-    pub(crate) takes_batches: bool,
     /// Why the account has no JetStream, if it has none.
     pub(crate) no_jetstream: Option<String>,
     /// What the user may do, if the server tells.

@@ -12,7 +12,6 @@ use tokio::time::timeout;
 use super::CONNECT_MAX;
 use super::facts::{Broker, Failure, Known, Overlap, Permissions, StreamFacts, Subjects};
 use crate::config::Config;
-use crate::nats::stream_check;
 
 /// How long one answer may take.
 const ANSWER_MAX: Duration = Duration::from_secs(3);
@@ -46,7 +45,6 @@ pub(super) async fn broker(client: &Client) -> Broker {
         version: info.version,
         max_payload: info.max_payload,
         cluster: info.cluster,
-        takes_batches: stream_check::batches(client),
         no_jetstream,
         permissions: user.ok().map(|(answer, _)| permissions(&answer["data"]["permissions"])),
         storage: account

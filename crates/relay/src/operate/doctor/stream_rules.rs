@@ -80,8 +80,7 @@ fn overlap(seen: &Seen) -> Judged {
 /// What the relay itself would say at its start.
 fn finding(seen: &Seen, about: &str) -> Judged {
     let stream = &seen.stream()?.config;
-    let batches = seen.broker()?.takes_batches;
-    let found = stream_check::findings(&seen.config, stream, batches);
+    let found = stream_check::findings(&seen.config, stream, &seen.broker()?.version);
     let Some(found) = found.into_iter().find(|it| it.about == about) else {
         return Ok(Verdict::Ok(well(stream, about)));
     };
@@ -128,7 +127,7 @@ fn remedies(seen: &Seen, about: &str, fix: String) -> Vec<Remedy> {
             Remedy::shell("tailpost setup"),
         ],
         "sources" => vec![Remedy::setting("relay.mode", "keyed")],
-        _ if fix.starts_with("nats ") => vec![Remedy::shell(fix)],
+        _ if fix.starts_with("nats ") || fix.starts_with("tailpost ") => vec![Remedy::shell(fix)],
         _ => vec![Remedy::advice(fix)],
     }
 }

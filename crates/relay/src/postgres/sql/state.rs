@@ -159,6 +159,18 @@ impl Books {
 }
 
 impl Store {
+    /// From the place that is written down nothing can be counted any more: messages come that are not
+    /// in the order of the log.
+    pub(crate) async fn uncount(&self, slot: &str) -> Result<(), Error> {
+        let state = self.table.companion("tailpost_state");
+        let sql = format!(
+            "WITH durable AS (SELECT set_config('synchronous_commit', 'local', true))
+             UPDATE {state} SET resolved_stream_seq = NULL FROM durable WHERE slot = $1"
+        );
+        let noted = self.client().execute(&sql, &[&slot]).await;
+        noted.map_err(Error::sql("write down that nothing is counted")).map(|_| ())
+    }
+
     /// Writes down that the whole table was looked at just now.
     pub(crate) async fn note_look(&self, slot: &str, by: LookedBy) -> Result<(), Error> {
         let column = match by {

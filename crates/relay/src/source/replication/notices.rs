@@ -32,12 +32,6 @@ impl Replication {
                 self.tell_of_slot(&status, notice);
                 reporter.slot(status);
             }
-            Notice::ChangedToKeyed => error!(
-                stream = self.config.stream.name,
-                "others keep writing to the stream: changing to keyed mode, which keeps the order \
-                 of each aggregate only. Give the relay a stream of its own, or set relay.mode = \
-                 \"keyed\""
-            ),
             Notice::StaysFenced => error!(
                 stream = self.config.stream.name,
                 "others keep writing to the stream, and each of their messages makes the relay read \

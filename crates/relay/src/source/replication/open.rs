@@ -25,10 +25,11 @@ use crate::postgres::{Messages, Opening, Rows, Slot, Store, answered, drained, s
 use crate::reporter::POSTGRES_EPOCH_UNIX_MICROS;
 use crate::source::Opened;
 
-fn mode(config: &Config) -> Mode {
-    match config.mode {
-        config::Mode::Fenced => Mode::Fenced,
-        config::Mode::Keyed | config::Mode::Poll => Mode::Keyed,
+/// `unfenced` is why fenced mode cannot be had.
+fn mode(config: &Config, unfenced: Option<&String>) -> Mode {
+    match (config.mode, unfenced) {
+        (config::Mode::Fenced, None) => Mode::Fenced,
+        _ => Mode::Keyed,
     }
 }
 
@@ -78,7 +79,6 @@ async fn publishing(
     mode: Mode,
     way: WayBack,
     reader: &TailReader,
-    batches: bool,
     dead: HashSet<Uuid>,
     evidence: Evidence<'_>,
 ) -> Result<Publishing, Error> {
@@ -103,7 +103,6 @@ async fn publishing(
         resolved_before,
         log_end,
         tail,
-        batches,
         stays_fenced: config.needs_fence(),
         doubted,
         dead,
@@ -202,8 +201,9 @@ pub(super) async fn open(
     client: &Client,
     link: watch::Receiver<NatsLink>,
     once: bool,
+    unfenced: Option<String>,
 ) -> Result<Opened<Replication>, Error> {
-    let taken = Taken::take(config, opening, client).await?;
+    let taken = Taken::take(config, opening, client, unfenced).await?;
     let streaming = taken.stream(config, opening).await?;
     let known = streaming.know(config, opening, once).await?;
     Box::pin(known.open(config, client, link, once)).await
@@ -213,25 +213,37 @@ pub(super) async fn open(
 struct Taken {
     store: Store,
     tail: TailReader,
-    batches: bool,
+    mode: Mode,
+    unfenced: Option<String>,
     is_indexed: bool,
     slot: Slot,
 }
 
 impl Taken {
-    async fn take(config: &Arc<Config>, opening: &Opening, client: &Client) -> Result<Self, Error> {
+    async fn take(
+        config: &Arc<Config>,
+        opening: &Opening,
+        client: &Client,
+        unfenced: Option<String>,
+    ) -> Result<Self, Error> {
         let store = Store::connect(config, "tailpost").await?;
         opening.on(&store, "check what setup made", store.check_set_up(config)).await?;
         let is_indexed = is_indexed(config, &store).await?;
         let tail = TailReader::new(client, &config.stream.name).await?;
-        let batches = nats::stream_check::check(config, client, &tail).await?;
+        let unfenced = nats::stream_check::check(config, client, &tail).await?.or(unfenced);
+        let mode = mode(config, unfenced.as_ref());
         let slot = slot(config, opening, &store, &tail).await?;
-        Ok(Self { store, tail, batches, is_indexed, slot })
+        let counts = slot.resolved.is_some_and(|it| it.place.seq.is_some());
+        if mode == Mode::Keyed && counts {
+            let uncount = store.uncount(&config.slot);
+            opening.on(&store, "write down that nothing is counted", uncount).await?;
+        }
+        Ok(Self { store, tail, mode, unfenced, is_indexed, slot })
     }
 
     /// Begins to read the slot: from then on nobody else does.
     async fn stream(self, config: &Config, opening: &Opening) -> Result<Streaming, Error> {
-        let Self { store, tail, batches, is_indexed, slot } = self;
+        let Self { store, tail, mode, unfenced, is_indexed, slot } = self;
         let streamed = Streamed {
             marking: marking(config, &slot, is_indexed),
             checkpoint: Checkpoint::new(slot.checkpoint, config.shards.count()),
@@ -241,7 +253,8 @@ impl Taken {
             is_gap_filled: slot.is_gap_filled,
             looks: slot.looks,
             is_indexed,
-            batches,
+            mode,
+            unfenced,
         };
         let open = OpenSlot {
             system_id: slot.system_id,
@@ -265,7 +278,8 @@ struct Streamed {
     is_gap_filled: bool,
     looks: LastLooks,
     is_indexed: bool,
-    batches: bool,
+    mode: Mode,
+    unfenced: Option<String>,
 }
 
 /// The slot is read by us alone, so the stream's tail may be looked at.
@@ -294,12 +308,12 @@ impl Streaming {
             // Asked after the dead letters were read: what is requeued meanwhile is among them.
             || opening.on(&store, "look for requeued events", store.has_requeued()).await?;
         let evidence = Evidence { store: &store, resolved, is_new };
-        let (mode, batches) = (mode(config), streamed.batches);
-        let publishing = publishing(config, mode, way, &tail, batches, dead, evidence).await?;
+        let mode = streamed.mode;
+        let publishing = publishing(config, mode, way, &tail, dead, evidence).await?;
         let interval = config.scan.interval;
         let backfill = Backfill::new(scan_first, ranges, !is_gap_filled, interval);
-        let Streamed { marking, checkpoint, .. } = streamed;
-        Ok(Known { store, tail, log, slot, publishing, backfill, marking, checkpoint })
+        let Streamed { marking, checkpoint, unfenced, .. } = streamed;
+        Ok(Known { store, tail, log, slot, publishing, backfill, marking, checkpoint, unfenced })
     }
 }
 
@@ -313,6 +327,7 @@ struct Known {
     backfill: Backfill,
     marking: Marking,
     checkpoint: Checkpoint,
+    unfenced: Option<String>,
 }
 
 impl Known {
@@ -323,7 +338,8 @@ impl Known {
         link: watch::Receiver<NatsLink>,
         once: bool,
     ) -> Result<Opened<Replication>, Error> {
-        let Self { store, tail, log, slot, publishing, backfill, marking, checkpoint } = self;
+        let Self { store, tail, log, slot, publishing, backfill, marking, checkpoint, unfenced } =
+            self;
         let history = History { system_id: slot.system_id, timeline: slot.timeline };
         let (stream, limits) = (&config.stream.name, tail.limits());
         let has_ids = !config.needs_fence();
@@ -358,6 +374,7 @@ impl Known {
             scanner: None,
             replay: None,
         };
-        Ok(Opened { source, engine, publisher, answers, tail, started: Instant::now() })
+        let started = Instant::now();
+        Ok(Opened { source, engine, publisher, answers, tail, started, unfenced })
     }
 }

@@ -104,6 +104,9 @@ impl Lines {
         let process = relay["process_id"].as_u64().map(|it| format!(", process {it}"));
         let process = process.unwrap_or_default();
         self.add(label, format_args!("{role}{breaker}, {waiting} in flight{process}"));
+        if let Some(why) = relay["keyed_because"].as_str() {
+            self.add("  mode", format_args!("keyed instead of fenced: {why}"));
+        }
         // An old error is no news.
         if let (true, Some(error)) = (waiting > 0 || role != "active", relay["last_error"].as_str())
         {
