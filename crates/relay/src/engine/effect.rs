@@ -30,8 +30,6 @@ pub(crate) enum Effect {
         reason: String,
         pause: Duration,
     },
-    /// Looks up which of these events are marked as published.
-    AskForMarks(Vec<Uuid>),
     /// Measures how long acknowledged events took.
     Measure(Vec<Resolved>),
     /// Writes down where the log ends, and how far it was worked through.

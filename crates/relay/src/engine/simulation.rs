@@ -82,8 +82,6 @@ struct Faults {
     slot_loss: bool,
     /// The stream loses messages while no relay runs.
     purges: bool,
-    /// Also where nothing tells what was published: events may come twice then.
-    untold: bool,
     /// Statements fail.
     failing: bool,
     /// Commits are visible some time after the log has them.
@@ -162,8 +160,12 @@ struct World {
     replays: Vec<Replay>,
     /// Copies in the stream that replays to another one fill.
     other_stream: Vec<u128>,
-    /// The stream's messages before this one are gone.
-    purged: usize,
+    /// Messages of the stream that are gone, by index.
+    removed: HashSet<usize>,
+    /// Events that may be stored twice: messages were removed while nothing could be counted.
+    may_repeat: HashSet<u128>,
+    /// So many of the log's, as relays said.
+    uncertain: u64,
     lsn: u64,
     next_id: u128,
     now: Duration,
@@ -210,8 +212,14 @@ impl World {
         let (lsn, mut table) = (100, Table::new(faults.by_watermark));
         table.begin_epoch(Lsn(lsn));
         let written = Written::new(Lsn(lsn));
-        let publishing =
-            publishing(faults, Lsn::ZERO, Tail::default(), None, &HashSet::new(), &HashMap::new());
+        let publishing = publishing(
+            faults,
+            Lsn::ZERO,
+            Tail::default(),
+            WrittenDown::nothing(),
+            &HashSet::new(),
+            &HashMap::new(),
+        );
         let gap = Gap { is_open: true, has_requeued: false };
         let engine = engine(faults, publishing, &table, gap, written);
         let mut world = Self {
@@ -246,7 +254,9 @@ impl World {
             written,
             replays: Vec::new(),
             other_stream: Vec::new(),
-            purged: 0,
+            removed: HashSet::new(),
+            may_repeat: HashSet::new(),
+            uncertain: 0,
             lsn,
             next_id: 1,
             now: Duration::ZERO,

@@ -1,6 +1,6 @@
 //! PostgreSQL, and the jobs that reach it: what they do there, and what comes of them.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::time::Duration;
 
 use pgoutput::Lsn;
@@ -25,13 +25,11 @@ const IDLE_SCAN_MAX: Duration = Duration::from_millis(2_000 + 3_300);
 pub(super) struct Written {
     pub(super) end: Lsn,
     pub(super) place: Option<Place>,
-    /// The place has told, since nothing but the log's events was last sent, how far relays came.
-    pub(super) is_told: bool,
 }
 
 impl Written {
     pub(super) fn new(end: Lsn) -> Self {
-        Self { end, place: None, is_told: false }
+        Self { end, place: None }
     }
 
     pub(super) fn note(&mut self, place: NotedPlace) {
@@ -40,13 +38,11 @@ impl Written {
             NotedPlace::Unchanged => self.place,
             NotedPlace::Uncounted => self.place.map(|it| Place { seq: None, ..it }),
         };
-        self.is_told |= self.place.is_some_and(|it| it.seq.is_some());
     }
 
     /// Others' messages come between the log's.
     pub(super) fn uncount(&mut self) {
         self.note(NotedPlace::Uncounted);
-        self.is_told = false;
     }
 }
 
@@ -90,6 +86,7 @@ impl World {
                 Effect::Tell(Notice::TryingAgain { attempts, .. }) => {
                     assert!(attempts < MAX_ATTEMPTS, "tried too often");
                 }
+                Effect::Tell(Notice::Counted { uncertain, .. }) => self.uncertain += uncertain,
                 Effect::Tell(_)
                 | Effect::CloseSecondWriter
                 | Effect::NoteSweep
@@ -153,7 +150,10 @@ impl World {
                 Outcome::ScanMarked { batches, published, marked: None }
             }
             Effect::MakeUpForMarks => Outcome::Owed(None),
-            Effect::Checkpoint { .. } => Outcome::Checkpointed(None),
+            effect @ Effect::Checkpoint { .. } => {
+                let _ = is_executed.then(|| self.execute(effect));
+                Outcome::Checkpointed(None)
+            }
             Effect::NoteGapFilled { .. } => Outcome::GapNoted(false),
             Effect::OpenScan(_) | Effect::ReadScan(_) => {
                 self.relay.cursor = None;
@@ -178,7 +178,6 @@ impl World {
                 assert!(*attempts < MAX_ATTEMPTS, "tried too often");
                 return None;
             }
-            Effect::AskForMarks(ids) => Outcome::Marks(self.marks_of(&ids)),
             Effect::Checkpoint { place } => {
                 self.lsn += 3; // the row that it writes
                 self.written.end = self.written.end.max(Lsn(self.lsn));
@@ -214,7 +213,7 @@ impl World {
             }
             Effect::ReadStreamBack { found, resolved_before } => {
                 let stored = self.stored_since(resolved_before);
-                let is_whole = resolved_before.is_some() && self.purged == 0;
+                let is_whole = resolved_before.is_some() && self.removed.is_empty();
                 Outcome::StreamBack { found, stored, is_whole }
             }
             Effect::Seek { found, verdict, .. } => self.carry_out(found, &verdict, true),
@@ -287,13 +286,6 @@ impl World {
             assert!(self.unlogged.contains(&id), "{id} passed the log");
         }
         Outcome::Swept(Some(self.table.carry_out(found, verdict, is_published, is_in_stream)))
-    }
-
-    fn marks_of(&self, ids: &[Uuid]) -> HashMap<Uuid, Option<u64>> {
-        let is_marked = |id: &&Uuid| {
-            self.table.rows.get(&id.as_u128()).is_some_and(|it| it.is_marked && it.is_visible)
-        };
-        ids.iter().filter(is_marked).map(|id| (*id, self.sequence_of(id.as_u128()))).collect()
     }
 
     /// The event's row leaves the outbox.

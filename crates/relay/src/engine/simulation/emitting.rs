@@ -60,7 +60,6 @@ impl World {
         let has_row = |id: &Uuid| !self.is_emitted(id.as_u128());
         let is_right = match effect {
             Effect::Mark { marks, .. } => marks.iter().all(|it: &Resolved| has_row(&it.id)),
-            Effect::AskForMarks(ids) => ids.iter().all(has_row),
             Effect::NoteFailure { id, .. } => has_row(id) || self.requeued.contains(&id.as_u128()),
             // The log may bring an event again that was requeued, and has a row by now.
             Effect::Park(batch) => batch.iter().all(|(_, dead)| {

@@ -1,6 +1,6 @@
 //! Rows that the log owns and no mark has reached.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::pin::Pin;
 
 use futures_util::TryStreamExt;
@@ -135,23 +135,6 @@ impl Store {
         );
         let left = self.client().execute(&sql, &[&ids]).await;
         left.map_err(Error::sql("leave rows to the scanner"))
-    }
-
-    /// Which of the events have a marked row, or one that is owed its mark, and where the mark says that
-    /// the stream has them.
-    pub(crate) async fn marks(&self, ids: &[Uuid]) -> Result<HashMap<Uuid, Option<u64>>, Error> {
-        let (outbox, id) = (self.table.quoted(), self.table.column(Column::Id));
-        let sql = format!(
-            "SELECT {id}, stream_seq FROM {outbox}
-             WHERE {id} = ANY($1) AND published_at IS NOT NULL
-             UNION
-             SELECT id, stream_seq FROM {owed} WHERE id = ANY($1) AND NOT parked",
-            owed = self.table.companion("tailpost_owed")
-        );
-        let rows = self.client().query(&sql, &[&ids]).await;
-        let rows = rows.map_err(Error::sql("look for marked rows"))?;
-        let seq = |row: &Row| row.get::<_, Option<i64>>(1).map(i64::cast_unsigned);
-        Ok(rows.iter().map(|row| (row.get(0), seq(row))).collect())
     }
 
     /// Which of the events have a marked row.

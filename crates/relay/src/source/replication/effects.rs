@@ -63,8 +63,9 @@ impl Replication {
             Effect::NoteFailure { id, reason, pause } => {
                 jobs::note_failure(rows, id, reason, pause)
             }
-            Effect::AskForMarks(ids) => jobs::look_for_marks(books, ids),
-            Effect::Checkpoint { place } => jobs::checkpoint(books, slot, pid, place),
+            Effect::Checkpoint { place } => {
+                jobs::checkpoint(books, SlotReader { slot, pid }, place, self.slot.rules)
+            }
             Effect::Heartbeat => jobs::heartbeat(books),
             Effect::LeaveServer => jobs::leave_server(self.tail.clone()),
             Effect::LookAtSlot => jobs::look(books, slot),

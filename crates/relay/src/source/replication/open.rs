@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use async_nats::Client;
+use async_nats::jetstream::stream::Info;
 use pgoutput::Lsn;
 use tokio::sync::watch;
 use tracing::info;
@@ -15,14 +16,13 @@ use super::mark_jobs::MarkStores;
 use super::{OpenSlot, Replication};
 use crate::config::{self, Config, Dedup, MarkBy, OnPark, OnWalLimit};
 use crate::engine::{
-    Backfill, Batching, Checkpoint, Doubted, Engine, EngineStart, Limits, MARKS_WAITING_MAX,
-    Marking, MarkingStart, Mode, Publishing, Replaying, ScanRanges, SlotLimits, Start, Tail,
+    Backfill, Batching, Checkpoint, Engine, EngineStart, Limits, MARKS_WAITING_MAX, Marking,
+    MarkingStart, Mode, Publishing, Replaying, ScanRanges, SlotLimits, Start, Tail, WrittenDown,
 };
 use crate::error::Error;
 use crate::nats::{self, History, NatsLink, Publisher, TailReader, WAY_BACK_MAX, WayBack};
 use crate::postgres::sql::ResolvedPlace;
 use crate::postgres::{Messages, Opening, Rows, Slot, Store, answered, drained};
-use crate::reporter::POSTGRES_EPOCH_UNIX_MICROS;
 use crate::source::Opened;
 
 /// How long keeping the slot's books waits for others' locks.
@@ -38,44 +38,40 @@ fn mode(config: &Config) -> Mode {
     }
 }
 
-/// A message that the stream got so much later than the last position was written down, in seconds, is
-/// not the relay's: that is written several times a second. The clocks may differ.
-const OTHERS_AFTER: f64 = 60.0;
-
 /// What there is besides the stream's messages that tells what an earlier session published.
 struct Evidence<'a> {
     store: &'a Store,
     resolved: Option<ResolvedPlace>,
-    /// No earlier session has read this slot.
-    is_new: bool,
+    rules: i64,
 }
 
 impl Evidence<'_> {
-    /// What the log will bring again that the stream may have had and lost.
-    async fn doubted(
-        self,
-        reader: &TailReader,
-        tail: &Tail,
-        is_whole: bool,
-    ) -> Result<Option<Doubted>, Error> {
-        let mut place = self.resolved.map(|it| it.place);
-        // A stream that was made anew lacks everything.
-        let is_shorter = place.and_then(|it| it.seq).is_some_and(|seq| tail.last_seq < seq);
-        if self.is_new || is_whole && !is_shorter {
-            return Ok(None);
-        }
-        let state = reader.info().await?.state;
-        let last_at = state.last_timestamp.unix_timestamp();
-        let last_at_micros = last_at.saturating_mul(1_000_000) - POSTGRES_EPOCH_UNIX_MICROS;
-        if let (Some(place), Some(resolved)) = (&mut place, self.resolved)
-            && (last_at as f64 > resolved.at + OTHERS_AFTER || tail.foreign > 0)
-        {
-            place.seq = None; // not all of it was the relay's
-        }
-        let before = reachable_end(self.store).await?;
-        let first_seq = state.first_sequence;
-        Ok(Some(Doubted { before, first_seq, last_at_micros, place }))
+    async fn written_down(self, tail: &Tail, stream_is_whole: bool) -> Result<WrittenDown, Error> {
+        let (place, is_same) = match self.resolved {
+            Some(it) => (Some(it.place), it.rules == Some(self.rules)),
+            None => (None, false),
+        };
+        let is_shorter = place.and_then(|it| it.seq).is_some_and(|it| tail.last_seq < it);
+        let before = match stream_is_whole && !is_shorter {
+            true => Lsn::ZERO,
+            false => reachable_end(self.store).await?,
+        };
+        let at_micros = self.resolved.map_or(0, |it| it.at_micros);
+        Ok(WrittenDown { place, at_micros, is_same, stream_is_whole, before })
     }
+}
+
+/// Stands for what decides which events take a sequence, and for the stream that gives it: if any of
+/// that has changed, events behind a place that is written down cannot be counted.
+fn rules(config: &Config, stream: &Info) -> i64 {
+    let version = env!("CARGO_PKG_VERSION");
+    let (routing, table) = (config.routing(), &config.table);
+    let text = format!("{version} {routing:?} {table:?} {:?} {}", config.wal, stream.created);
+    // FNV-1a: the same for each build of a version.
+    let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    hash.cast_signed()
 }
 
 /// Reads the stream's tail back to what is resolved, and builds the engine on it.
@@ -93,7 +89,7 @@ async fn publishing(
     let (tail, is_whole) = reader.all_back_to(way).await?;
     let looked = evidence.store.tried(&config.slot);
     let tried = answered("look for events that were tried", looked).await?;
-    let doubted = evidence.doubted(reader, &tail, is_whole).await?;
+    let written = evidence.written_down(&tail, is_whole).await?;
     info!(
         slot = config.slot,
         stream = config.stream.name,
@@ -110,7 +106,7 @@ async fn publishing(
         log_end,
         tail,
         batches,
-        doubted,
+        written,
         dead,
         tried,
         parking_blocks: config.on_park == OnPark::BlockKey,
@@ -233,7 +229,8 @@ pub(super) async fn open(
     let (looks, resolved_before) = (slot.looks, slot.resolved_before());
     let confirmed = slot.confirmed;
     let checkpoint = Checkpoint::new(slot.checkpoint, config.shards.count());
-    let (is_gap_filled, resolved, is_new) = (slot.is_gap_filled, slot.resolved, slot.created);
+    let (is_gap_filled, resolved) = (slot.is_gap_filled, slot.resolved);
+    let rules = rules(config, &tail.info().await?);
     let log = log_stream(config, opening, &store, slot).await?;
     let way = way_back(config, resolved_before, system_id);
     let dead = opening.on(&store, "read dead letters", store.newest_dead_letters()).await?;
@@ -245,7 +242,7 @@ pub(super) async fn open(
         || config.on_park == OnPark::BlockKey
         // Asked after the dead letters were read: what is requeued meanwhile is among them.
         || opening.on(&store, "look for requeued events", store.has_requeued()).await?;
-    let evidence = Evidence { store: &store, resolved, is_new };
+    let evidence = Evidence { store: &store, resolved, rules };
     let publishing = publishing(config, mode(config), way, &tail, batches, dead, evidence).await?;
     let history = History { system_id, timeline };
     let stream = &config.stream.name;
@@ -269,7 +266,7 @@ pub(super) async fn open(
     });
     let source = Replication {
         config: Arc::clone(config),
-        slot: OpenSlot { system_id, timeline, start_snapshot, reader, confirmed },
+        slot: OpenSlot { system_id, timeline, start_snapshot, reader, confirmed, rules },
         log,
         tail: tail.clone(),
         store,
