@@ -190,7 +190,7 @@ impl Publishing {
     /// The log brings an event that was resolved in an earlier session. Says whether it is.
     pub(super) fn passed(&mut self, place: (Lsn, u32), takes_sequence: bool) -> bool {
         let is_resolved = place.0 < self.settings.resolved_before;
-        let is_passed = self.known.passed_before.is_some_and(|it| place < it);
+        let is_passed = place < self.passed_before();
         if let Some(counting) = self.known.counting.as_mut().filter(|it| it.is_open())
             && is_resolved
             && !is_passed
@@ -259,7 +259,7 @@ impl Publishing {
         let mut unresolved = self.window.iter_unresolved().map(|(_, entry)| entry);
         let first = unresolved.find(|it| it.origin != Origin::Replay);
         let (commit_lsn, ordinal) = match first {
-            None => (received, 0).max((commit_lsn, ordinal)),
+            None => (received, 0).max((commit_lsn, ordinal)).max(self.passed_before()),
             Some(entry) if entry.origin.is_logged() => entry.position?.place(),
             Some(_) => return None,
         };
@@ -285,6 +285,10 @@ impl Publishing {
         Some(Place { commit_lsn, ordinal, seq })
     }
 
+    fn passed_before(&self) -> (Lsn, u32) {
+        self.known.passed_before.unwrap_or_default()
+    }
+
     /// Whether the stream has an event of the log that is not before `place`.
     fn has_stored_beyond(&self, place: (Lsn, u32)) -> bool {
         self.log.stored_position.is_some_and(|it| it.place() >= place)
@@ -294,6 +298,7 @@ impl Publishing {
     pub(crate) fn has_nothing_beyond(&self, confirmed: Lsn) -> bool {
         let (commit_lsn, _, brought) = self.log.transaction;
         let is_within = brought > 0 && commit_lsn >= confirmed;
-        self.is_idle() && !is_within && !self.has_stored_beyond((confirmed, 0))
+        let has_passed = self.passed_before() <= (confirmed, 0);
+        self.is_idle() && !is_within && has_passed && !self.has_stored_beyond((confirmed, 0))
     }
 }

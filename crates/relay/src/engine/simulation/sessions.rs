@@ -59,6 +59,7 @@ impl World {
             self.let_repeat(place);
         }
         let (at_micros, is_same, before) = (0, place.is_some(), Lsn(self.lsn));
+        eprintln!("D begin whole={stream_is_whole} gap={} written={:?} place={place:?} confirmed={:?} last={} stored={:?}", self.is_gap_open, self.written, self.slot_confirmed, tail.last_seq, tail.stored.iter().map(|it| (it.id.as_u128(), it.seq)).collect::<Vec<_>>());
         let written = WrittenDown { place, at_micros, is_same, stream_is_whole, before };
         let dead = self.dead.keys().chain(&self.requeued).copied().collect();
         let publishing =
@@ -119,6 +120,7 @@ impl World {
     ///
     /// As `finish_epoch` does, it marks what the stream has before it lets the scanner look.
     pub(super) fn lose_slot(&mut self) {
+        eprintln!("D lose slot confirmed={:?}", self.slot_confirmed);
         for (id, row) in &mut self.table.rows {
             row.is_marked |= row.is_visible && self.stored_ids.contains(id);
         }
