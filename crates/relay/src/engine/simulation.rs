@@ -164,8 +164,9 @@ struct World {
     removed: HashSet<usize>,
     /// Events that may be stored twice: messages were removed while nothing could be counted.
     may_repeat: HashSet<u128>,
-    /// So many of the log's, as relays said.
+    /// So many of the log's, as relays said; the others are the scanner's.
     uncertain: u64,
+    may_rescan: u64,
     lsn: u64,
     next_id: u128,
     now: Duration,
@@ -257,6 +258,7 @@ impl World {
             removed: HashSet::new(),
             may_repeat: HashSet::new(),
             uncertain: 0,
+            may_rescan: 0,
             lsn,
             next_id: 1,
             now: Duration::ZERO,

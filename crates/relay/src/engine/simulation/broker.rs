@@ -214,7 +214,6 @@ impl World {
             lsn: at.commit_lsn.0,
             ordinal: at.ordinal,
         });
-        eprintln!("D stored {} at {} again={}", message.id, self.stream.len()+1, self.stored_ids.contains(&message.id));
         self.stored_ids.insert(message.id);
         self.stream.push(Stored {
             id: Some(message.id),

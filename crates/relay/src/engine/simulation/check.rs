@@ -67,8 +67,7 @@ impl World {
         let all_stored = once.len();
         once.dedup_by(|one, other| one == other && self.may_repeat.contains(one));
         let repeats = (all_stored - once.len()) as u64;
-        let scans = self.old_rows.iter().filter(|id| self.may_repeat.contains(id)).count() as u64;
-        assert!(repeats <= self.uncertain + scans, "stored twice, and nobody says so");
+        assert!(repeats <= self.uncertain + self.may_rescan, "stored twice, and nobody says so");
         all.sort_unstable();
         assert_eq!(once, all, "not exactly once");
         let filtered = |id: &&u128| self.is_filtered(**id);

@@ -59,7 +59,6 @@ impl World {
             self.let_repeat(place);
         }
         let (at_micros, is_same, before) = (0, place.is_some(), Lsn(self.lsn));
-        eprintln!("D begin whole={stream_is_whole} gap={} written={:?} place={place:?} confirmed={:?} last={} stored={:?}", self.is_gap_open, self.written, self.slot_confirmed, tail.last_seq, tail.stored.iter().map(|it| (it.id.as_u128(), it.seq)).collect::<Vec<_>>());
         let written = WrittenDown { place, at_micros, is_same, stream_is_whole, before };
         let dead = self.dead.keys().chain(&self.requeued).copied().collect();
         let publishing =
@@ -108,19 +107,20 @@ impl World {
         let logged =
             logged.flat_map(|it| (0..).zip(&it.events).map(|(n, id)| ((it.commit_lsn, n), *id)));
         let behind = logged.filter(|(at, _)| *at >= from).map(|(_, id)| id);
-        // While a scan works, what it published and did not mark.
-        let is_marked = |id: &u128| self.table.rows.get(id).is_none_or(|it| it.is_marked);
-        let scanned = self.old_rows.iter().copied().filter(|id| self.is_gap_open && !is_marked(id));
+        // While a scan works, what was published and is not marked.
+        let unmarked = self.table.rows.iter().filter(|it| self.is_gap_open && !it.1.is_marked);
+        let scanned = unmarked.map(|it| *it.0);
         let lost = |id: &u128| self.stored_ids.contains(id) && !there.contains(id);
-        let may_repeat: Vec<u128> = behind.chain(scanned).filter(lost).collect();
-        self.may_repeat.extend(may_repeat);
+        let scanned: Vec<u128> = scanned.filter(lost).collect();
+        let behind: Vec<u128> = behind.filter(lost).collect();
+        self.may_rescan += scanned.len() as u64;
+        self.may_repeat.extend(behind.into_iter().chain(scanned));
     }
 
     /// The relay ends, and its successor makes the slot anew, where the log ends now.
     ///
     /// As `finish_epoch` does, it marks what the stream has before it lets the scanner look.
     pub(super) fn lose_slot(&mut self) {
-        eprintln!("D lose slot confirmed={:?}", self.slot_confirmed);
         for (id, row) in &mut self.table.rows {
             row.is_marked |= row.is_visible && self.stored_ids.contains(id);
         }
