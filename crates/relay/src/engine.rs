@@ -379,6 +379,7 @@ impl Engine {
                     }
                 }
                 Request::TellIgnored(why) => self.tell(Notice::IgnoringMessages { why }),
+                Request::TellUncounted => self.tell(Notice::Uncounted),
                 Request::TellCount { counted, uncertain } => {
                     self.tell(Notice::Counted { counted, uncertain });
                 }

@@ -436,7 +436,7 @@ impl ClaimEngine {
                 self.effects.push_back(effect);
             }
             // There is no log to bring anything again.
-            Request::TellCount { .. } | Request::TellIgnored(_) => {}
+            Request::TellUncounted | Request::TellCount { .. } | Request::TellIgnored(_) => {}
             Request::Stop(why) => self.effects.push_back(ClaimEffect::End(End::Refused(why))),
         }
     }

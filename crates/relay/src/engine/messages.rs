@@ -124,6 +124,9 @@ pub(crate) enum Request {
     },
     /// Say that messages of the log are ignored; once for each reason.
     TellIgnored(Ignored),
+    /// The stream may have lost messages of events that the log brings again, and they cannot be
+    /// counted.
+    TellUncounted,
     /// The stream has lost messages of events that the log brings again: so many were known to be
     /// published by counting, and so many are published, or once more, as nothing could be counted.
     TellCount { counted: u64, uncertain: u64 },

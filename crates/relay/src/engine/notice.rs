@@ -29,6 +29,8 @@ pub(crate) enum Notice {
     TryingAgain { about: About, attempts: u32, reason: String, pause: Duration },
     /// A copy could not be published.
     NotReplayed { copy: Uuid },
+    /// The stream has lost messages, and of what the log brings again some may be stored twice.
+    Uncounted,
     /// The stream has lost messages of events that the log brings again: so many were known to be
     /// published by counting, and so many may be stored twice, as nothing could be counted.
     Counted { counted: u64, uncertain: u64 },

@@ -164,9 +164,9 @@ struct World {
     removed: HashSet<usize>,
     /// Events that may be stored twice: messages were removed while nothing could be counted.
     may_repeat: HashSet<u128>,
-    /// So many of the log's, as relays said; the others are the scanner's.
-    uncertain: u64,
-    may_rescan: u64,
+    /// A relay said so; or they are the scanner's.
+    says_uncounted: bool,
+    may_rescan: bool,
     lsn: u64,
     next_id: u128,
     now: Duration,
@@ -257,8 +257,8 @@ impl World {
             other_stream: Vec::new(),
             removed: HashSet::new(),
             may_repeat: HashSet::new(),
-            uncertain: 0,
-            may_rescan: 0,
+            says_uncounted: false,
+            may_rescan: false,
             lsn,
             next_id: 1,
             now: Duration::ZERO,

@@ -169,12 +169,6 @@ impl Publishing {
         self.known.counting.as_ref().is_some_and(Counting::is_open)
     }
 
-    /// Events of which it is not known whether they were published before, as far as it was not told.
-    #[cfg(test)]
-    pub(crate) fn uncertain(&self) -> u64 {
-        self.known.counting.as_ref().map_or(0, |it| it.uncertain)
-    }
-
     /// Whether an entry waits until the count is believed.
     pub(super) fn is_held(&self, index: u64) -> bool {
         let held = self.known.counting.as_ref().and_then(|it| it.held.first());
@@ -206,8 +200,13 @@ impl Publishing {
     pub(super) fn count(&mut self, index: u64, stored_at: Option<u64>) {
         let committed_micros = self.log.transaction.1;
         let Some(counting) = &mut self.known.counting else { return };
+        let was_certain = counting.uncertain == 0;
         if !counting.add(index, stored_at, committed_micros) {
             self.distrust_count();
+        }
+        let is_uncertain = self.known.counting.as_ref().is_some_and(|it| it.uncertain > 0);
+        if was_certain && is_uncertain {
+            self.output.requests.push_back(Request::TellUncounted);
         }
         if !self.window.has_room(self.settings.limits) {
             self.believe_count(); // nothing comes any more that could contradict it
@@ -273,6 +272,9 @@ impl Publishing {
         }
         if self.has_stored_beyond((commit_lsn, ordinal)) {
             return None; // until the log has repeated what the stream has
+        }
+        if first.is_none() && self.known.counting.is_some() {
+            return None; // until the log has repeated what the stream may have lost
         }
         let seq = match first.map(|it| (it.stage, it.parked_for)) {
             Some((Stage::Sent, _)) => first.map(|it| it.sent.expected),

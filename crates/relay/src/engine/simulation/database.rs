@@ -86,7 +86,7 @@ impl World {
                 Effect::Tell(Notice::TryingAgain { attempts, .. }) => {
                     assert!(attempts < MAX_ATTEMPTS, "tried too often");
                 }
-                Effect::Tell(Notice::Counted { uncertain, .. }) => self.uncertain += uncertain,
+                Effect::Tell(Notice::Uncounted) => self.says_uncounted = true,
                 Effect::Tell(_)
                 | Effect::CloseSecondWriter
                 | Effect::NoteSweep

@@ -51,7 +51,6 @@ impl World {
     pub(super) fn begin_session(&mut self) {
         let watermark = self.table.watermark.as_ref().map_or(Lsn::ZERO, |it| it.lsn);
         let resolved_before = self.slot_confirmed.max(watermark);
-        self.uncertain += self.publishing().uncertain();
         let (tail, stream_is_whole) = self.tail_back(resolved_before, WINDOW);
         let seq = self.written.place.and_then(|it| it.seq).filter(|_| !self.is_gap_open);
         let place = self.written.place.map(|it| Place { seq, ..it });
@@ -113,7 +112,7 @@ impl World {
         let lost = |id: &u128| self.stored_ids.contains(id) && !there.contains(id);
         let scanned: Vec<u128> = scanned.filter(lost).collect();
         let behind: Vec<u128> = behind.filter(lost).collect();
-        self.may_rescan += scanned.len() as u64;
+        self.may_rescan |= !scanned.is_empty();
         self.may_repeat.extend(behind.into_iter().chain(scanned));
     }
 

@@ -10,6 +10,11 @@ use crate::status::SlotStatus;
 impl Replication {
     pub(super) fn tell(&self, notice: Notice, reporter: &mut Reporter) {
         match notice {
+            Notice::Uncounted => warn!(
+                "the stream has lost messages, and nothing that is written down tells which events \
+                 it had: those that are not confirmed are published, some perhaps once more \
+                 (docs/limits.md)"
+            ),
             Notice::Counted { counted, uncertain: 0 } => info!(
                 counted,
                 "the stream has lost messages of events that the log brings again: they are \
@@ -18,8 +23,7 @@ impl Replication {
             Notice::Counted { counted, uncertain } => warn!(
                 counted,
                 uncertain,
-                "the stream has lost messages, and nothing tells which events it had: these are \
-                 published, some of them perhaps once more (docs/limits.md)"
+                "events that the log brought again are published, some of them perhaps once more"
             ),
             Notice::ScanFound => {
                 info!("the scanner found rows that the log does not bring: publishing them");
