@@ -82,8 +82,8 @@ pub(crate) use self::marking::{
     SWEPT_AT_ONCE, Sweeper, Swept,
 };
 pub(crate) use self::messages::{
-    Blocked, Dead, Doubted, Ignored, Input, Mode, NotedPlace, Part, Place, Refusal, Request,
-    Resolved, Send, Start,
+    Blocked, Dead, Ignored, Input, Mode, NotedPlace, Part, Place, Refusal, Request, Resolved, Send,
+    Start, WrittenDown,
 };
 pub(crate) use self::notice::{About, Notice};
 pub(crate) use self::outcome::{Marked, Outcome, Parked, RowOfDead, ScanMarks, ScanRead};
@@ -297,7 +297,6 @@ impl Engine {
         match outcome {
             Outcome::Tail(tail) => publishing.apply(now, Input::Tail(tail)),
             Outcome::TailFailed(why) => publishing.apply(now, Input::TailFailed(why)),
-            Outcome::Marks(marks) => publishing.apply(now, Input::Marks(marks)),
             Outcome::Parked(parked) => {
                 self.parking.parked();
                 self.parked(now, parked);
@@ -342,7 +341,7 @@ impl Engine {
             Outcome::ReplayNoted { problems, wish } => self.replay_noted(now, problems, wish),
             Outcome::CopySent { of, answer } => self.copy_answered(now, of, answer),
             Outcome::GapNoted(is_noted) => self.backfill.gap_noted(is_noted),
-            Outcome::Checkpointed(end) => self.checkpoint.written(end),
+            Outcome::Checkpointed(end) => self.checkpointed(end),
             Outcome::Slot(health) => self.slot_looked_at(now, health),
         }
     }
@@ -386,11 +385,9 @@ impl Engine {
                     }
                 }
                 Request::TellIgnored(why) => self.tell(Notice::IgnoringMessages { why }),
-                Request::AskForMarks(ids) => {
-                    self.effects.push_back(Effect::Books(BooksEffect::AskForMarks(ids)))
-                }
-                Request::TellDoubt { known, counted } => {
-                    self.tell(Notice::DoubtResolved { known, counted });
+                Request::TellUncounted => self.tell(Notice::Uncounted),
+                Request::TellCount { counted, uncertain } => {
+                    self.tell(Notice::Counted { counted, uncertain });
                 }
                 Request::LeaveFence(why) => {
                     self.effects.push_back(Effect::End(End::LeaveFence(why)));

@@ -135,7 +135,7 @@ impl HotPath {
         let (_, link) = watch::channel(NatsLink::default());
         let publisher = Publisher::new(client, "OUTBOX", history, true, limits, link).await;
         let state = Publishing::new(Start {
-            doubted: None,
+            written: crate::engine::WrittenDown::nothing(),
             mode: Mode::Fenced,
             limits: Limits { events: 8_192, bytes: 16 << 20 },
             ack_timeout: Duration::from_secs(5),

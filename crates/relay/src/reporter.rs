@@ -191,7 +191,8 @@ impl Reporter {
                 self.trouble(reason);
             }
             Notice::Stopping { why, unresolved } => info!(unresolved, "stopping: {why}"),
-            of_slot @ (Notice::DoubtResolved { .. }
+            of_slot @ (Notice::Uncounted
+            | Notice::Counted { .. }
             | Notice::ScanFound
             | Notice::FirstScanDone
             | Notice::Swept { .. }

@@ -112,9 +112,14 @@ impl Checkpoint {
             return false;
         }
         self.idle = if matters { 0 } else { idle.saturating_add(1) };
-        self.writing = Some((resolved_before, events));
+        self.begin(resolved_before, events);
         (self.written_at, self.resolved) = (Some(now), events);
         true
+    }
+
+    /// The position is being written down whether that is due or not.
+    pub(crate) fn begin(&mut self, resolved_before: Lsn, events: u64) {
+        self.writing = Some((resolved_before, events));
     }
 
     pub(crate) fn assert_holds(&self) {

@@ -208,7 +208,7 @@ impl ClaimEngine {
     pub(crate) fn new(start: ClaimStart) -> Self {
         let readings = Readings::new(start.tail.last_seq);
         let publishing = Publishing::new(Start {
-            doubted: None,
+            written: crate::engine::WrittenDown::nothing(),
             mode: Mode::Keyed,
             limits: start.limits,
             ack_timeout: start.ack_timeout,
@@ -438,7 +438,7 @@ impl ClaimEngine {
                 self.effects.push_back(effect);
             }
             // There is no log to bring anything again.
-            Request::AskForMarks(_) | Request::TellDoubt { .. } | Request::TellIgnored(_) => {}
+            Request::TellUncounted | Request::TellCount { .. } | Request::TellIgnored(_) => {}
             // It is in keyed mode.
             Request::LeaveFence(_) => {}
             Request::Stop(why) => self.effects.push_back(ClaimEffect::End(End::Refused(why))),

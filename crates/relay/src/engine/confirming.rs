@@ -13,15 +13,18 @@ impl Engine {
     /// written down of that. `confirmed_before` is what it had confirmed when the session began.
     ///
     /// The position is written down exactly, so that nobody can move the slot without it being seen.
-    /// Where everything is resolved nothing is counted from there: nobody who writes to the stream,
-    /// or purges it, until there is a relay again can make events count as published. Otherwise what
-    /// is written down tells more than this session could: of events in doubt, or of some that the
-    /// stream may have and this session has not come to.
+    /// If every event is resolved, no sequence is written. So messages or a purge while no relay runs
+    /// cannot make the next session count an event as published. Otherwise what is written down tells
+    /// more than this session could: the stream may have events that this session has not come to.
     pub(crate) fn last_position(&self, confirmed_before: Lsn) -> (Lsn, NotedPlace) {
         let (publishing, resolved) = (&self.publishing, self.publishing.confirmed());
-        let is_told = !publishing.is_in_doubt() && publishing.may_scan(resolved);
-        if !is_told || !publishing.has_nothing_beyond(resolved) {
-            return (self.checkpoint.confirmed().max(confirmed_before), NotedPlace::Unchanged);
+        let is_known = !publishing.is_counting() && publishing.may_scan(resolved);
+        if !is_known || !publishing.has_nothing_beyond(resolved) {
+            let place = match publishing.voids_place() {
+                true => NotedPlace::Uncounted,
+                false => NotedPlace::Unchanged,
+            };
+            return (self.checkpoint.confirmed().max(confirmed_before), place);
         }
         let commit_lsn = resolved.max(confirmed_before);
         (commit_lsn, NotedPlace::At(Place { commit_lsn, ordinal: 0, seq: None }))
@@ -29,20 +32,38 @@ impl Engine {
 
     /// Lets PostgreSQL forget what is resolved, as far as that is written down.
     pub(super) fn confirm(&mut self, now: Duration) {
-        if self.publishing.is_in_doubt() {
-            return; // what an earlier session wrote down is all that tells
-        }
         let publishing = &self.publishing;
         let (resolved, events) = (publishing.confirmed(), publishing.resolved_of_the_log());
+        if publishing.voids_place() {
+            if !self.checkpoint.is_writing() {
+                self.checkpoint.begin(resolved, events);
+                self.write_place(NotedPlace::Uncounted);
+            }
+            return; // nothing is sent before that is on the disk
+        }
+        if publishing.is_counting() {
+            return; // what an earlier session wrote down is all that tells
+        }
         if self.checkpoint.is_due(resolved, events, now, || publishing.place().is_some()) {
             let place = self.noted_place(events);
-            self.effects.push_back(Effect::Books(BooksEffect::Checkpoint { place }));
+            self.write_place(place);
         }
         let before = self.checkpoint.confirmed();
         let confirmed = self.checkpoint.confirmable(resolved, events);
         if confirmed > before {
             self.effects.push_back(Effect::Confirm(confirmed));
         }
+    }
+
+    fn write_place(&mut self, place: NotedPlace) {
+        self.publishing.writes_place(place);
+        self.effects.push_back(Effect::Books(BooksEffect::Checkpoint { place }));
+    }
+
+    /// It is on the disk with the log's end, or nobody knows.
+    pub(super) fn checkpointed(&mut self, end: Option<Lsn>) {
+        self.publishing.place_written(end.is_some());
+        self.checkpoint.written(end);
     }
 
     /// `events` of the log are resolved.

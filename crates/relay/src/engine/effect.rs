@@ -43,8 +43,6 @@ pub(crate) enum BooksEffect {
     /// Puts something into the log, which a server that is there sends.
     Heartbeat,
     LookAtSlot,
-    /// Looks up which of these events are marked as published.
-    AskForMarks(Vec<Uuid>),
 }
 
 /// Of rows that others may have locked.

@@ -388,6 +388,7 @@ impl Marking {
             self.give_up();
             return SweepNotice::default();
         };
+        self.sweeper.carried_out();
         let Swept { found, marked, unlogged, suspected } = swept;
         self.counts.swept += marked;
         self.counts.unlogged += unlogged;

@@ -72,9 +72,6 @@ pub(crate) enum Input {
     Tail(Tail),
     /// [`Request::ReadTail`] could not be answered.
     TailFailed(String),
-    /// The answer to [`Request::AskForMarks`]: which of the rows are marked, and with which places
-    /// in the stream.
-    Marks(HashMap<Uuid, Option<u64>>),
     /// The event is in the dead-letter table, durably.
     Parked { index: u64 },
     /// Time has passed.
@@ -128,13 +125,14 @@ pub(crate) enum Request {
     },
     /// Say that messages of the log are ignored; once for each reason.
     TellIgnored(Ignored),
-    /// Look up which of these events are marked as published.
-    AskForMarks(Vec<Uuid>),
-    /// Events whose messages the stream has lost are told from those that were never published: so
-    /// many were known by themselves, and so many by the number of messages.
-    TellDoubt { known: u64, counted: u64 },
     /// End the session: the next one is to work in keyed mode, for this reason.
     LeaveFence(String),
+    /// The stream may have lost messages of events that the log brings again, and they cannot be
+    /// counted.
+    TellUncounted,
+    /// The stream has lost messages of events that the log brings again: so many were known to be
+    /// published by counting, and so many are published, or once more, as nothing could be counted.
+    TellCount { counted: u64, uncertain: u64 },
     /// Stop: only an operator can help.
     Stop(String),
 }
@@ -154,8 +152,8 @@ pub(crate) struct Start {
     pub(crate) log_end: Lsn,
     /// The stream's end, read back far enough to hold whatever the slot may bring again.
     pub(crate) tail: Tail,
-    /// What the stream may have lost of that; `None` if nothing.
-    pub(crate) doubted: Option<Doubted>,
+    /// What an earlier session wrote down of that.
+    pub(crate) written: WrittenDown,
     /// Events that are dead letters, or were and have been published since. The log may bring them
     /// again, and they are resolved all the same.
     pub(crate) dead: HashSet<Uuid>,
@@ -283,17 +281,26 @@ pub(crate) struct Dead {
     pub(crate) is_requeued: bool,
 }
 
-/// Which events are doubtful at the start of a session.
+/// What an earlier session wrote down, and how much of it is needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Doubted {
-    /// Those that committed before this: nobody can have published a later one.
-    pub(crate) before: Lsn,
-    /// The stream has all messages from this sequence on.
-    pub(crate) first_seq: u64,
-    /// When it got its last one, as PostgreSQL counts time.
-    pub(crate) last_at_micros: i64,
-    /// What was written down last.
+pub(crate) struct WrittenDown {
     pub(crate) place: Option<Place>,
+    /// When, as PostgreSQL counts time.
+    pub(crate) at_micros: i64,
+    /// By the same rules as now, and of the same stream: what takes a sequence takes one still.
+    pub(crate) is_same: bool,
+    /// The stream has all that it ever had of what the log may bring again.
+    pub(crate) stream_is_whole: bool,
+    /// Nobody can have published an event that committed there or later.
+    pub(crate) before: Lsn,
+}
+
+impl WrittenDown {
+    /// There is none, and none is needed.
+    pub(crate) fn nothing() -> Self {
+        let (place, at_micros, before) = (None, 0, Lsn::ZERO);
+        Self { place, at_micros, is_same: true, stream_is_whole: true, before }
+    }
 }
 
 /// What becomes of the [`Place`] that is written down.

@@ -29,9 +29,11 @@ pub(crate) enum Notice {
     TryingAgain { about: About, attempts: u32, reason: String, pause: Duration },
     /// A copy could not be published.
     NotReplayed { copy: Uuid },
-    /// Events whose messages the stream has lost are told from those that were never published: so
-    /// many were known by themselves, and so many by the number of messages.
-    DoubtResolved { known: u64, counted: u64 },
+    /// The stream has lost messages, and of what the log brings again some may be stored twice.
+    Uncounted,
+    /// The stream has lost messages of events that the log brings again: so many were known to be
+    /// published by counting, and so many may be stored twice, as nothing could be counted.
+    Counted { counted: u64, uncertain: u64 },
     /// A scan has found its first rows.
     ScanFound,
     /// The session's first scan is over; it had found some.

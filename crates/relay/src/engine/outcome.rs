@@ -1,7 +1,5 @@
 //! What came of an effect.
 
-use std::collections::HashMap;
-
 use pgoutput::Lsn;
 use uuid::Uuid;
 
@@ -17,8 +15,6 @@ use super::window::Outgoing;
 pub(crate) enum Outcome {
     Tail(Tail),
     TailFailed(String),
-    /// Which events are marked as published, and with which places in the stream.
-    Marks(HashMap<Uuid, Option<u64>>),
     /// The events are in the dead-letter table, durably.
     Parked(Vec<Parked>),
     /// Somebody has dead letters locked: some are left.

@@ -5,7 +5,7 @@ mod batch;
 mod blocking;
 mod brought;
 mod copies;
-mod doubt;
+mod counting;
 mod giving_way;
 mod parts;
 mod resync;
@@ -21,7 +21,7 @@ use uuid::Uuid;
 
 use self::blocking::Blocks;
 use self::copies::Copies;
-use self::doubt::Doubt;
+use self::counting::PlaceWritten;
 use self::parts::{Broker, Figures, Known, Log, Output, Retries, Sending, Settings, StreamEnd};
 use super::messages::{Counts, Input, Mode, Refusal, Request, Resolved, Start};
 use super::notice::About;
@@ -71,6 +71,7 @@ pub(crate) struct Publishing {
     stream: StreamEnd,
     sending: Sending,
     known: Known,
+    written: PlaceWritten,
     retries: Retries,
     blocks: Blocks,
     /// Batches of scans that are not marked, the oldest first.
@@ -105,9 +106,11 @@ impl Publishing {
                 tried: start.tried,
                 seen: Seen::default(),
                 seen_before: Lsn::ZERO,
-                doubted_before: start.doubted.map_or(Lsn::ZERO, |it| it.before),
-                doubt: start.doubted.map(|it| Doubt::new(it, known_seq, mode)),
+                counting: None,
+                counted_before: Lsn::ZERO,
+                passed_before: None,
             },
+            written: PlaceWritten::default(),
             retries: Retries::default(),
             blocks: Blocks::default(),
             scans: VecDeque::new(),
@@ -118,6 +121,7 @@ impl Publishing {
         if state.mode == Mode::Keyed {
             state.window.chain_by_key();
         }
+        state.begin_counting(&start.written, &start.tail);
         state.remember(start.tail);
         state
     }
@@ -127,7 +131,7 @@ impl Publishing {
         self.now = now;
         match input {
             Input::Begin { commit_lsn, commit_time_micros } => {
-                self.doubt_until(commit_lsn);
+                self.end_counting_if_over(commit_lsn);
                 self.log.progress.begin();
                 self.log.transaction = (commit_lsn, commit_time_micros, 0);
                 if !self.known.seen.is_empty()
@@ -145,7 +149,7 @@ impl Publishing {
                 self.log.progress.resolved_below(self.window.first());
             }
             Input::Keepalive { wal_end } => {
-                self.doubt_until(wal_end);
+                self.end_counting_if_over(wal_end);
                 self.log.progress.keepalive(wal_end, self.is_quiet());
             }
             Input::Scanned { batch, rows } => self.scanned(batch, rows),
@@ -177,7 +181,6 @@ impl Publishing {
             Input::LinkLost => self.link_lost(),
             Input::Tail(tail) => self.tail(tail),
             Input::TailFailed(why) => self.tail_failed(why),
-            Input::Marks(marks) => self.marks_known(&marks),
             Input::Parked { index } => {
                 let entry = self.window.get(index).map(|it| (it.origin, it.parked_for));
                 self.scan_resolved(entry.map(|(origin, _)| origin));
@@ -197,7 +200,6 @@ impl Publishing {
             self.scans.front().map_or(0, |batch| self.log.logged - batch.logged_before);
         logged_since < LOGGED_WHILE_SCAN_UNMARKED_MAX as u64
             && self.window.has_room(self.settings.limits)
-            && self.has_room_to_doubt()
     }
 
     /// Whether the scanner may bring another batch.
@@ -383,9 +385,6 @@ impl Publishing {
     fn tick(&mut self) {
         self.read_tail(Duration::ZERO);
         self.retry();
-        if !self.has_room() {
-            self.ask_for_marks();
-        }
         if self.link.state != Link::Up || self.stream.in_flight == 0 {
             return;
         }

@@ -82,8 +82,6 @@ struct Faults {
     slot_loss: bool,
     /// The stream loses messages while no relay runs.
     purges: bool,
-    /// Also where nothing tells what was published: events may come twice then.
-    untold: bool,
     /// Statements fail.
     failing: bool,
     /// Commits are visible some time after the log has them.
@@ -168,8 +166,13 @@ struct World {
     replays: Vec<Replay>,
     /// Copies in the stream that replays to another one fill.
     other_stream: Vec<u128>,
-    /// The stream's messages before this one are gone.
-    purged: usize,
+    /// Messages of the stream that are gone, by index.
+    removed: HashSet<usize>,
+    /// Events that may be stored twice: messages were removed while nothing could be counted.
+    may_repeat: HashSet<u128>,
+    /// A relay said so; or they are the scanner's.
+    says_uncounted: bool,
+    may_rescan: bool,
     lsn: u64,
     next_id: u128,
     now: Duration,
@@ -216,8 +219,14 @@ impl World {
         let (lsn, mut table) = (100, Table::new(faults.by_watermark));
         table.begin_epoch(Lsn(lsn));
         let written = Written::new(Lsn(lsn));
-        let publishing =
-            publishing(faults, Lsn::ZERO, Tail::default(), None, &HashSet::new(), &HashMap::new());
+        let publishing = publishing(
+            faults,
+            Lsn::ZERO,
+            Tail::default(),
+            WrittenDown::nothing(),
+            &HashSet::new(),
+            &HashMap::new(),
+        );
         let gap = Gap { is_open: true, has_requeued: false };
         let engine = engine(faults, publishing, &table, gap, written);
         let mut world = Self {
@@ -255,7 +264,10 @@ impl World {
             written,
             replays: Vec::new(),
             other_stream: Vec::new(),
-            purged: 0,
+            removed: HashSet::new(),
+            may_repeat: HashSet::new(),
+            says_uncounted: false,
+            may_rescan: false,
             lsn,
             next_id: 1,
             now: Duration::ZERO,

@@ -40,8 +40,9 @@ pub(crate) struct Tail {
     pub(crate) read: usize,
     /// Those that have ids, in any order.
     pub(crate) stored: Vec<Stored>,
-    /// Messages that are not of this database's log.
+    /// Messages that are not of this database's log, and where the last of them is.
     pub(crate) foreign: usize,
+    pub(crate) last_foreign: u64,
     /// The highest position of this database's log.
     pub(crate) position: Option<LastPosition>,
 }
@@ -65,7 +66,10 @@ impl Tail {
                 Some(position) => {
                     self.position = highest(self.position, &message, position);
                 }
-                None => self.foreign += 1,
+                None => {
+                    self.foreign += 1;
+                    self.last_foreign = self.last_foreign.max(message.seq);
+                }
             }
         }
     }

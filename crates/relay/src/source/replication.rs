@@ -28,7 +28,7 @@ use crate::config::Config;
 use crate::engine::{Decides, Effect, Engine, Input, Outcome, Send};
 use crate::error::Error;
 use crate::nats::{NatsLink, TailReader};
-use crate::postgres::sql::{Books, Rows, Scanner};
+use crate::postgres::sql::{Books, Rows, Scanner, SlotReader};
 use crate::postgres::{Opening, answered};
 use crate::reporter::Reporter;
 
@@ -45,6 +45,8 @@ struct OpenSlot {
     reader: i32,
     /// What it was confirmed to.
     confirmed: Lsn,
+    /// What decides which events take a sequence of the stream.
+    rules: i64,
 }
 
 /// A slot that is ours.
@@ -168,9 +170,10 @@ impl Source for Replication {
 
     async fn close(self, engine: &Engine) -> Result<(), Error> {
         let (slot, before) = (&self.config.slot, self.slot.confirmed);
+        let reader = SlotReader { slot: slot.clone(), pid: self.slot.reader };
         let (confirmed, place) = engine.last_position(before);
         // What the jobs left on the same connection is executed before.
-        let stored = self.books.checkpoint_at(slot, self.slot.reader, confirmed, place);
+        let stored = self.books.checkpoint_at(&reader, confirmed, place, self.slot.rules);
         let late = Error::Stalled("the last position could not be written down");
         tokio::time::timeout(LAST_POSITION_MAX, stored).await.unwrap_or(Err(late))?;
         self.log.confirm(confirmed);

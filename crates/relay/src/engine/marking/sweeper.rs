@@ -39,13 +39,16 @@ enum Stream {
 #[derive(Debug, Clone)]
 pub(crate) struct Sweeper {
     stored: HashMap<Uuid, (Option<u64>, Lsn)>,
+    /// Those that were judged last: needed until the statement about them has succeeded.
+    judged: Vec<Uuid>,
     stream: Stream,
     suspects: HashSet<Uuid>,
 }
 
 impl Sweeper {
     pub(crate) fn new() -> Self {
-        Self { stored: HashMap::new(), stream: Stream::Unread, suspects: HashSet::new() }
+        let (stored, judged) = (HashMap::new(), Vec::new());
+        Self { stored, judged, stream: Stream::Unread, suspects: HashSet::new() }
     }
 
     /// The stream's messages since the last complete sweep; `whole` says that none is missing.
@@ -66,6 +69,13 @@ impl Sweeper {
         }
         self.stored.insert(resolved.id, (resolved.seq, resolved.commit_lsn));
         true
+    }
+
+    /// What was judged last is carried out.
+    pub(crate) fn carried_out(&mut self) {
+        for id in std::mem::take(&mut self.judged) {
+            self.stored.remove(&id);
+        }
     }
 
     /// Nothing was left unmarked. From here on the session's own marks are all there is to know.
@@ -92,6 +102,7 @@ impl Sweeper {
         if self.stream == Stream::Unread && !marks_were_lost && rows.iter().any(is_open) {
             return Judgement::AskTheStream;
         }
+        self.judged = Vec::new();
         let suspects = std::mem::take(&mut self.suspects);
         let mut verdict = Verdict::default();
         for row in rows {
@@ -121,8 +132,9 @@ impl Sweeper {
     }
 
     fn opinion(&mut self, row: &Unmarked) -> Opinion {
-        let place = self.stored.remove(&row.id);
+        let place = self.stored.get(&row.id).copied();
         if place.is_some() || row.is_dropped {
+            self.judged.push(row.id);
             let (seq, commit_lsn) = place.unwrap_or_default();
             return Opinion::Resolved(Resolved {
                 id: row.id,

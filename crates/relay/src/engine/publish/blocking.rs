@@ -182,6 +182,7 @@ impl Publishing {
             let dead =
                 Dead { event, seq, reason, attempts, blocks, blocked_by, has_row, is_requeued };
             self.output.requests.push_back(Request::Park { index, dead });
+            self.gives_up_sequence(index, true);
         }
     }
 

@@ -82,8 +82,7 @@ impl Publishing {
         };
         let (index, first_of_key) = self.window.push(outgoing, origin, at, position, self.now);
         if origin.is_logged() && unpublished.is_none() {
-            let row = (origin == Origin::Log).then_some(id);
-            self.doubt(index, row, stored_at);
+            self.count(index, stored_at);
         }
         if first_of_key && self.mode == Mode::Keyed {
             self.sending.ready.push_back(index);

@@ -99,6 +99,7 @@ impl Publishing {
     pub(super) fn replay_failed(&mut self, index: u64, reason: String) {
         if let Some(entry) = self.window.get(index) {
             self.copies.failed.push((entry.outgoing.event.id, reason));
+            self.gives_up_sequence(index, false);
             self.resolve(index);
         }
     }

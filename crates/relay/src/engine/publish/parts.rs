@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::Link;
 use super::batch::Batch;
-use super::doubt::Doubt;
+use super::counting::Counting;
 use crate::engine::breaker::Breaker;
 use crate::engine::messages::{Counts, Request, Resolved};
 use crate::engine::progress::Progress;
@@ -111,10 +111,12 @@ pub(super) struct Known {
     pub(super) seen: Seen,
     /// No event logged after this position can be in `seen`.
     pub(super) seen_before: Lsn,
-    /// What is not told yet from what was never published.
-    pub(super) doubt: Option<Doubt>,
-    /// What was not told at the session's start committed before this.
-    pub(super) doubted_before: Lsn,
+    /// What the stream has of events whose messages it has lost, until that is known.
+    pub(super) counting: Option<Counting>,
+    /// What is counted committed before this.
+    pub(super) counted_before: Lsn,
+    /// Events before this place are resolved, whatever the stream has of them.
+    pub(super) passed_before: Option<(Lsn, u32)>,
 }
 
 /// Events that the stream does not take as it is.

@@ -96,6 +96,12 @@ impl Publishing {
         self.stream.in_flight = 0;
         self.sending.batching.is_answered = false;
         self.link.state = Link::Up;
+        if tail.foreign > 0 {
+            self.void_place(0);
+        }
+        if tail.last_seq < self.stream.known_seq {
+            self.void_place(self.stream.known_seq + 1); // the stream has gone back
+        }
         self.stream.expected = tail.last_seq;
         self.stream.known_seq = tail.last_seq;
         self.sending.next = self.window.first();

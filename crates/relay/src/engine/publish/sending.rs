@@ -73,7 +73,7 @@ impl Publishing {
             Mode::Fenced => {
                 self.sending.next = self.sending.next.max(self.window.first());
                 loop {
-                    if self.is_doubtful(self.sending.next) {
+                    if self.is_held(self.sending.next) {
                         return None;
                     }
                     match self.window.get(self.sending.next)?.stage {
@@ -90,7 +90,7 @@ impl Publishing {
             }
             Mode::Keyed => loop {
                 let index = *self.sending.ready.front()?;
-                if self.is_doubtful(index) {
+                if self.is_held(index) {
                     return None;
                 }
                 let is_waiting =

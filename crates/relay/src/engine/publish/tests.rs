@@ -19,7 +19,7 @@ fn fenced() -> Publishing {
 
 fn start_on(tail: Tail) -> Publishing {
     Publishing::new(Start {
-        doubted: None,
+        written: crate::engine::WrittenDown::nothing(),
         mode: Mode::Fenced,
         limits: Limits { events: 100, bytes: 1 << 20 },
         ack_timeout: Duration::from_secs(1),

@@ -1,6 +1,6 @@
 //! PostgreSQL, and the jobs that reach it: what they do there, and what comes of them.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::time::Duration;
 
 use pgoutput::Lsn;
@@ -26,13 +26,11 @@ const IDLE_SCAN_MAX: Duration = Duration::from_millis(2_000 + 3_300);
 pub(super) struct Written {
     pub(super) end: Lsn,
     pub(super) place: Option<Place>,
-    /// The place has told, since nothing but the log's events was last sent, how far relays came.
-    pub(super) is_told: bool,
 }
 
 impl Written {
     pub(super) fn new(end: Lsn) -> Self {
-        Self { end, place: None, is_told: false }
+        Self { end, place: None }
     }
 
     pub(super) fn note(&mut self, place: NotedPlace) {
@@ -41,13 +39,11 @@ impl Written {
             NotedPlace::Unchanged => self.place,
             NotedPlace::Uncounted => self.place.map(|it| Place { seq: None, ..it }),
         };
-        self.is_told |= self.place.is_some_and(|it| it.seq.is_some());
     }
 
     /// Others' messages come between the log's.
     pub(super) fn uncount(&mut self) {
         self.note(NotedPlace::Uncounted);
-        self.is_told = false;
     }
 }
 
@@ -94,6 +90,7 @@ impl World {
                 Effect::Tell(Notice::TryingAgain { attempts, .. }) => {
                     assert!(attempts < MAX_ATTEMPTS, "tried too often");
                 }
+                Effect::Tell(Notice::Uncounted) => self.says_uncounted = true,
                 Effect::Tell(_)
                 | Effect::Marking(MarkingEffect::CloseSecondWriter | MarkingEffect::NoteSweep)
                 | Effect::Scan(ScanEffect::Note)
@@ -164,7 +161,10 @@ impl World {
                 Outcome::ScanMarked { batches, published, marked: None }
             }
             Effect::Rows(RowsEffect::MakeUpForMarks) => Outcome::Owed(None),
-            Effect::Books(BooksEffect::Checkpoint { .. }) => Outcome::Checkpointed(None),
+            effect @ Effect::Books(BooksEffect::Checkpoint { .. }) => {
+                let _ = is_executed.then(|| self.execute(effect));
+                Outcome::Checkpointed(None)
+            }
             Effect::Scan(ScanEffect::NoteGapFilled { .. }) => Outcome::GapNoted(false),
             Effect::Scan(ScanEffect::Open(_) | ScanEffect::Read(_)) => {
                 self.relay.cursor = None;
@@ -208,7 +208,6 @@ impl World {
 
     fn execute_books(&mut self, effect: BooksEffect) -> Option<Outcome> {
         Some(match effect {
-            BooksEffect::AskForMarks(ids) => Outcome::Marks(self.marks_of(&ids)),
             BooksEffect::Checkpoint { place } => {
                 self.lsn += 3; // the row that it writes
                 self.written.end = self.written.end.max(Lsn(self.lsn));
@@ -264,7 +263,7 @@ impl World {
             }
             MarkingEffect::ReadStreamBack { found, resolved_before } => {
                 let stored = self.stored_since(resolved_before);
-                let is_whole = resolved_before.is_some() && self.purged == 0;
+                let is_whole = resolved_before.is_some() && self.removed.is_empty();
                 Outcome::StreamBack { found, stored, is_whole }
             }
             MarkingEffect::Seek { found, verdict, .. } => self.carry_out(found, &verdict, true),
@@ -333,13 +332,6 @@ impl World {
             assert!(self.unlogged.contains(&id), "{id} passed the log");
         }
         Outcome::Swept(Some(self.table.carry_out(found, verdict, is_published, is_in_stream)))
-    }
-
-    fn marks_of(&self, ids: &[Uuid]) -> HashMap<Uuid, Option<u64>> {
-        let is_marked = |id: &&Uuid| {
-            self.table.rows.get(&id.as_u128()).is_some_and(|it| it.is_marked && it.is_visible)
-        };
-        ids.iter().filter(is_marked).map(|id| (*id, self.sequence_of(id.as_u128()))).collect()
     }
 
     /// The event's row leaves the outbox.

@@ -6,7 +6,7 @@ use rand::RngExt;
 use uuid::Uuid;
 
 use super::World;
-use crate::engine::{BooksEffect, Effect, Ignored, Input, MarkingEffect, Resolved, RowsEffect};
+use crate::engine::{Effect, Ignored, Input, MarkingEffect, Resolved, RowsEffect};
 
 /// What the application has emitted.
 #[derive(Debug, Default, Clone)]
@@ -62,7 +62,6 @@ impl World {
             Effect::Marking(MarkingEffect::Mark { marks, .. }) => {
                 marks.iter().all(|it: &Resolved| has_row(&it.id))
             }
-            Effect::Books(BooksEffect::AskForMarks(ids)) => ids.iter().all(has_row),
             Effect::Rows(RowsEffect::NoteFailure { id, .. }) => {
                 has_row(id) || self.requeued.contains(&id.as_u128())
             }

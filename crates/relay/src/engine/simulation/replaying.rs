@@ -95,7 +95,7 @@ impl World {
                 let stored: Vec<u128> = match elsewhere {
                     true => other.iter().skip(from).copied().filter(is_its).collect(),
                     false => {
-                        let stored = stream.iter().skip(from.max(self.purged));
+                        let stored = stream.iter().skip(from);
                         stored.filter_map(|it| it.id).filter(is_its).collect()
                     }
                 };

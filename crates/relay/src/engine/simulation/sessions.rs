@@ -21,8 +21,6 @@ impl World {
     pub(super) fn crash(&mut self) {
         // Also those whose turn to be parked had not come.
         let given_up: Vec<Uuid> = self.publishing().given_up().collect();
-        // Such an event may be taken for published where the stream is purged (docs/limits.md).
-        let is_refused = !given_up.is_empty();
         self.given_up.extend(given_up.into_iter().map(|it| it.as_u128()));
         if self.rng.random_bool(0.5) {
             let rng = &mut self.rng;
@@ -44,10 +42,8 @@ impl World {
         if self.faults.purges && self.rng.random_bool(0.3) {
             self.stop();
         }
-        let is_told = self.written.is_told && !self.is_gap_open && !is_refused;
-        let is_told = is_told || self.faults.untold;
-        if self.faults.purges && is_told && self.rng.random_bool(0.7) {
-            self.purge();
+        if self.faults.purges && self.rng.random_bool(0.7) {
+            self.remove_messages();
         }
         self.begin_session();
     }
@@ -55,23 +51,21 @@ impl World {
     pub(super) fn begin_session(&mut self) {
         let watermark = self.table.watermark.as_ref().map_or(Lsn::ZERO, |it| it.lsn);
         let resolved_before = self.slot_confirmed.max(watermark);
-        let tail = self.tail_back(resolved_before, WINDOW);
-        let doubted = (self.purged > 0).then(|| Doubted {
-            before: Lsn(self.lsn),
-            first_seq: self.purged as u64 + 1,
-            last_at_micros: 0,
-            place: self.written.place,
-        });
+        let (tail, stream_is_whole) = self.tail_back(resolved_before, WINDOW);
+        let seq = self.written.place.and_then(|it| it.seq).filter(|_| !self.is_gap_open);
+        let place = self.written.place.map(|it| Place { seq, ..it });
+        if !stream_is_whole && seq.is_none() {
+            self.let_repeat(place);
+        }
+        let (at_micros, is_same, before) = (0, place.is_some(), Lsn(self.lsn));
+        let written = WrittenDown { place, at_micros, is_same, stream_is_whole, before };
         let dead = self.dead.keys().chain(&self.requeued).copied().collect();
         let is_left = matches!(self.ends.take(), Some(End::LeaveFence(_)));
         let mut faults = self.faults;
         if is_left || self.refuses_batches {
             (faults.mode, self.was_keyed) = (Mode::Keyed, true);
         }
-        let publishing = publishing(faults, resolved_before, tail, doubted, &dead, &self.attempts);
-        if faults.mode == Mode::Keyed {
-            self.written.note(NotedPlace::Uncounted);
-        }
+        let publishing = publishing(faults, resolved_before, tail, written, &dead, &self.attempts);
         let has_requeued = self.requeued.iter().any(|id| self.waits_for_scan(*id));
         let gap = Gap { is_open: self.is_gap_open, has_requeued };
         let engine = engine(self.faults, publishing, &self.table, gap, self.written);
@@ -87,11 +81,43 @@ impl World {
         self.written.end = confirmed;
     }
 
-    /// Old messages go, as by an operator's hand or by age.
-    fn purge(&mut self) {
+    /// Messages go: old ones, as by an operator's hand or by age, those of some subjects, or all but
+    /// the newest of each.
+    fn remove_messages(&mut self) {
         let kept = *[0, 0, 1, 5].choose(&mut self.rng).expect("not empty");
-        self.purged = self.purged.max(self.stream.len().saturating_sub(kept));
-        self.forgotten = self.forgotten.max(self.purged);
+        let (end, of_keys) = (self.stream.len(), self.rng.random_range(0..16_u8));
+        let way = self.rng.random_range(0..3);
+        let mut newest = HashSet::new();
+        for at in (0..end).rev() {
+            let key = self.stream[at].id.and_then(|it| self.keys.get(&it)).copied().unwrap_or(0);
+            let goes = match way {
+                0 => at + kept < end,
+                1 => of_keys & (1 << key) > 0,
+                _ => !newest.insert(key),
+            };
+            if goes {
+                self.removed.insert(at);
+            }
+        }
+        self.forgotten = end;
+    }
+
+    /// Nothing tells what the stream has lost: what may have been published comes again.
+    fn let_repeat(&mut self, place: Option<Place>) {
+        let there: HashSet<u128> = self.ids_in_stream().collect();
+        let from = place.map_or((Lsn::ZERO, 0), |it| (it.commit_lsn, it.ordinal));
+        let logged = self.log.iter().filter(|it| it.end_lsn > self.slot_confirmed);
+        let logged =
+            logged.flat_map(|it| (0..).zip(&it.events).map(|(n, id)| ((it.commit_lsn, n), *id)));
+        let behind = logged.filter(|(at, _)| *at >= from).map(|(_, id)| id);
+        // While a scan works, what was published and is not marked.
+        let unmarked = self.table.rows.iter().filter(|it| self.is_gap_open && !it.1.is_marked);
+        let scanned = unmarked.map(|it| *it.0);
+        let lost = |id: &u128| self.stored_ids.contains(id) && !there.contains(id);
+        let scanned: Vec<u128> = scanned.filter(lost).collect();
+        let behind: Vec<u128> = behind.filter(lost).collect();
+        self.may_rescan |= !scanned.is_empty();
+        self.may_repeat.extend(behind.into_iter().chain(scanned));
     }
 
     /// The relay ends, and its successor makes the slot anew, where the log ends now.
@@ -163,7 +189,7 @@ pub(super) fn publishing(
     faults: Faults,
     resolved_before: Lsn,
     tail: Tail,
-    doubted: Option<Doubted>,
+    written: WrittenDown,
     dead: &HashSet<u128>,
     attempts: &HashMap<u128, u32>,
 ) -> Publishing {
@@ -171,7 +197,7 @@ pub(super) fn publishing(
         (Uuid::from_u128(*id), Tried { attempts: *attempts, pause: Duration::ZERO })
     };
     Publishing::new(Start {
-        doubted,
+        written,
         mode: faults.mode,
         limits: Limits { events: WINDOW, bytes: 1 << 20 },
         ack_timeout: Duration::from_secs(2),

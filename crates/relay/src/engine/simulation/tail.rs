@@ -19,29 +19,34 @@ impl World {
 
     pub(super) fn messages_since(&self, from: u64) -> Vec<TailMessage> {
         let from = usize::try_from(from.max(1)).expect("small") - 1;
-        let messages =
-            self.stream.iter().enumerate().skip(from.max(self.purged)).map(|(at, it)| {
-                TailMessage {
-                    seq: at as u64 + 1,
-                    id: it.id.map(Uuid::from_u128),
-                    position: it.position,
-                    position_event: it.position_event.filter(|_| !it.has_own_position()),
-                    replay: None,
-                }
+        let messages = self
+            .stream
+            .iter()
+            .enumerate()
+            .skip(from)
+            .filter(|it| !self.removed.contains(&it.0))
+            .map(|(at, it)| TailMessage {
+                seq: at as u64 + 1,
+                id: it.id.map(Uuid::from_u128),
+                position: it.position,
+                position_event: it.position_event.filter(|_| !it.has_own_position()),
+                replay: None,
             });
         messages.collect()
     }
 
     /// As `TailReader::back_to` reads it, message by message.
-    pub(super) fn tail_back(&self, resolved_before: Lsn, overtaken_max: usize) -> Tail {
+    /// Also says whether nothing of that is gone.
+    pub(super) fn tail_back(&self, resolved_before: Lsn, overtaken_max: usize) -> (Tail, bool) {
         let mut messages = self.messages_since(1);
         let before = |it: &&TailMessage| {
             it.position.is_some_and(|position| Lsn(position.lsn) < resolved_before)
         };
         let mut overtaken = messages.iter().rev().filter(before).skip(overtaken_max);
-        let from = overtaken.next().map_or(0, |it| it.seq);
+        let from = overtaken.next().map_or(1, |it| it.seq);
         messages.retain(|it| it.seq >= from);
-        self.tail_of(messages)
+        let is_whole = messages.len() as u64 == self.stream.len() as u64 + 1 - from;
+        (self.tail_of(messages), is_whole)
     }
 
     /// What the stream has of events that committed there or later.
@@ -53,10 +58,7 @@ impl World {
 
     /// Events that the stream still has.
     pub(super) fn ids_in_stream(&self) -> impl Iterator<Item = u128> {
-        self.stream.iter().skip(self.purged).filter_map(|it| it.id)
-    }
-
-    pub(super) fn sequence_of(&self, id: u128) -> Option<u64> {
-        self.stream.iter().position(|it| it.id == Some(id)).map(|at| at as u64 + 1)
+        let there = self.stream.iter().enumerate().filter(|it| !self.removed.contains(&it.0));
+        there.filter_map(|(_, it)| it.id)
     }
 }

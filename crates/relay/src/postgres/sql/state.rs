@@ -6,7 +6,7 @@ use pgoutput::Lsn;
 use tokio_postgres::Row;
 use tokio_postgres::types::{PgLsn, ToSql};
 
-use super::{Books, Store, mark};
+use super::{Books, SlotReader, Store, mark};
 use crate::engine::{NotedPlace, Place, SlotHealth, Watermark};
 use crate::error::Error;
 
@@ -50,8 +50,10 @@ pub(crate) struct LastLooks {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ResolvedPlace {
     pub(crate) place: Place,
-    /// When that was, in seconds from 1970 on, by the database's clock.
-    pub(crate) at: f64,
+    /// When that was, in microseconds from 2000 on, by the database's clock.
+    pub(crate) at_micros: i64,
+    /// What decided which events take a sequence, if that was written down.
+    pub(crate) rules: Option<i64>,
 }
 
 /// Every transaction numbered before this had ended when the snapshot was taken.
@@ -105,24 +107,25 @@ impl Books {
     /// [`Error::SlotBusy`] if `reader` does not read the slot any more: nothing is written then.
     pub(crate) async fn checkpoint(
         &self,
-        slot: &str,
-        reader: i32,
+        reader: &SlotReader,
         place: NotedPlace,
+        rules: i64,
     ) -> Result<Lsn, Error> {
         // By itself, and first: whoever reads the slot afterwards has read it all the time.
         let end = self.0.log_end().await?;
-        self.checkpoint_at(slot, reader, end, place).await.map(|()| end)
+        self.checkpoint_at(reader, end, place, rules).await.map(|()| end)
     }
 
     /// As [`checkpoint`](Self::checkpoint), for a position that the slot was not confirmed beyond.
     ///
     /// Nothing is counted from a place while a scan works: it may have begun since that was decided.
+    /// `rules` stand for what decides which events take a sequence.
     pub(crate) async fn checkpoint_at(
         &self,
-        slot: &str,
-        reader: i32,
+        reader: &SlotReader,
         at: Lsn,
         place: NotedPlace,
+        rules: i64,
     ) -> Result<(), Error> {
         // Not waiting for synchronous standbys: they have no part in what the slot confirms.
         let sql = format!(
@@ -132,7 +135,7 @@ impl Books {
                  resolved_ordinal = CASE WHEN $4 IS NULL THEN resolved_ordinal ELSE $5 END,
                  resolved_stream_seq = CASE WHEN $7 THEN resolved_stream_seq
                      WHEN gap_filled_at IS NOT NULL THEN $6 END,
-                 resolved_at = CASE WHEN $7 THEN resolved_at ELSE now() END
+                 resolved_rules = $8, resolved_at = now()
              FROM durable
              WHERE slot = $1 AND EXISTS (
                  SELECT FROM pg_replication_slots WHERE slot_name = $1 AND active_pid = $3
@@ -148,29 +151,18 @@ impl Books {
         let lsn = place.map(|it| PgLsn::from(it.commit_lsn.0));
         let ordinal = place.map(|it| i64::from(it.ordinal));
         let seq = place.and_then(|it| it.seq).map(u64::cast_signed);
-        let parameters: [&(dyn ToSql + Sync); 7] =
-            [&slot, &at, &reader, &lsn, &ordinal, &seq, &is_unchanged];
+        let SlotReader { slot, pid } = reader;
+        let parameters: [&(dyn ToSql + Sync); 8] =
+            [slot, &at, pid, &lsn, &ordinal, &seq, &is_unchanged, &rules];
         let written = self.0.client().execute(&sql, &parameters).await;
         match written.map_err(Error::sql("store the checkpoint"))? {
-            0 => Err(Error::SlotBusy { slot: slot.to_owned() }),
+            0 => Err(Error::SlotBusy { slot: slot.clone() }),
             _ => Ok(()),
         }
     }
 }
 
 impl Store {
-    /// From the place that is written down nothing can be counted any more: messages come that are not
-    /// in the order of the log.
-    pub(crate) async fn uncount(&self, slot: &str) -> Result<(), Error> {
-        let state = self.table.companion("tailpost_state");
-        let sql = format!(
-            "WITH durable AS (SELECT set_config('synchronous_commit', 'local', true))
-             UPDATE {state} SET resolved_stream_seq = NULL FROM durable WHERE slot = $1"
-        );
-        let noted = self.client().execute(&sql, &[&slot]).await;
-        noted.map_err(Error::sql("write down that nothing is counted")).map(|_| ())
-    }
-
     /// Writes down that the whole table was looked at just now.
     pub(crate) async fn note_look(&self, slot: &str, by: LookedBy) -> Result<(), Error> {
         let column = match by {
@@ -364,10 +356,10 @@ impl Store {
                     greatest(checkpoint_lsn, held_lsn),
                     swept_snapshot::text, swept_lsn, gap_filled_at IS NOT NULL,
                     resolved_lsn, resolved_ordinal, resolved_stream_seq,
-                    extract(epoch FROM resolved_at)::float8,
+                    coalesce((extract(epoch FROM resolved_at - '2000-01-01Z') * 1000000)::bigint, 0),
                     extract(epoch FROM clock_timestamp() - scanned_at)::float8,
                     extract(epoch FROM clock_timestamp() - whole_swept_at)::float8,
-                    wal_seq IS NOT NULL
+                    wal_seq IS NOT NULL, resolved_rules
              FROM {} WHERE slot = $1",
             self.table.companion("tailpost_state")
         );
@@ -455,8 +447,8 @@ fn resolved(row: &Row) -> Option<ResolvedPlace> {
     let ordinal = u32::try_from(row.get::<_, Option<i64>>(11)?).ok()?;
     // While the scanner may owe something, its messages may be in between.
     let seq = row.get::<_, Option<i64>>(12).filter(|_| row.get(9)).map(i64::cast_unsigned);
-    let at = row.get::<_, Option<f64>>(13).unwrap_or_default();
-    Some(ResolvedPlace { place: Place { commit_lsn, ordinal, seq }, at })
+    let place = Place { commit_lsn, ordinal, seq };
+    Some(ResolvedPlace { place, at_micros: row.get(13), rules: row.get(17) })
 }
 
 fn watermark(row: &Row, at: usize) -> Option<Watermark> {

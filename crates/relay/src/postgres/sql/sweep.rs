@@ -1,6 +1,6 @@
 //! Rows that the log owns and no mark has reached.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::pin::Pin;
 
 use futures_util::TryStreamExt;
@@ -11,7 +11,7 @@ use tokio_postgres::{Row, RowStream};
 use uuid::Uuid;
 
 use super::mark::NOT_MARKED;
-use super::{Books, Marks, Store};
+use super::{Marks, Store};
 use crate::engine::{
     Age, MARKS_AT_ONCE, Origin, Resolved, SWEPT_AT_ONCE, Stored, SweepRange, Unmarked, Watermark,
 };
@@ -140,28 +140,7 @@ impl Store {
         let left = self.client().execute(&sql, &[&ids]).await;
         left.map_err(Error::sql("leave rows to the scanner"))
     }
-}
 
-impl Books {
-    /// Which of the events have a marked row, or one that is owed its mark, and where the mark says that
-    /// the stream has them.
-    pub(crate) async fn marks(&self, ids: &[Uuid]) -> Result<HashMap<Uuid, Option<u64>>, Error> {
-        let (outbox, id) = (self.0.table.quoted(), self.0.table.column(Column::Id));
-        let sql = format!(
-            "SELECT {id}, stream_seq FROM {outbox}
-             WHERE {id} = ANY($1) AND published_at IS NOT NULL
-             UNION
-             SELECT id, stream_seq FROM {owed} WHERE id = ANY($1) AND NOT parked",
-            owed = self.0.table.companion("tailpost_owed")
-        );
-        let rows = self.0.client().query(&sql, &[&ids]).await;
-        let rows = rows.map_err(Error::sql("look for marked rows"))?;
-        let seq = |row: &Row| row.get::<_, Option<i64>>(1).map(i64::cast_unsigned);
-        Ok(rows.iter().map(|row| (row.get(0), seq(row))).collect())
-    }
-}
-
-impl Store {
     /// Which of the events have a marked row.
     pub(super) async fn marked(&self, resolved: &[Resolved]) -> Result<HashSet<Uuid>, Error> {
         let ids: Vec<Uuid> = resolved.iter().map(|it| it.id).collect();

@@ -59,11 +59,11 @@ impl Replication {
         let (books, slot) = (Arc::clone(&self.books), self.config.slot.clone());
         match effect {
             BooksEffect::Checkpoint { place } => {
-                jobs::checkpoint(books, slot, self.slot.reader, place)
+                let reader = SlotReader { slot, pid: self.slot.reader };
+                jobs::checkpoint(books, reader, place, self.slot.rules)
             }
             BooksEffect::Heartbeat => jobs::heartbeat(books),
             BooksEffect::LookAtSlot => jobs::look(books, slot),
-            BooksEffect::AskForMarks(ids) => jobs::look_for_marks(books, ids),
         }
     }
 

@@ -133,9 +133,14 @@ pub(super) fn heartbeat(store: Arc<Books>) -> Job {
     job(async move { store.heartbeat().await.map(|()| Done::Nothing) })
 }
 
-pub(super) fn checkpoint(store: Arc<Books>, slot: String, reader: i32, place: NotedPlace) -> Job {
+pub(super) fn checkpoint(
+    store: Arc<Books>,
+    reader: SlotReader,
+    place: NotedPlace,
+    rules: i64,
+) -> Job {
     job(async move {
-        match store.checkpoint(&slot, reader, place).await {
+        match store.checkpoint(&reader, place, rules).await {
             // Nothing is confirmed meanwhile, and everything else goes on.
             Err(error) if error.is_contention() => {
                 warn!(error = describe(&error), "cannot write down what may be confirmed");
@@ -178,10 +183,6 @@ pub(super) fn park(store: Arc<Rows>, reader: SlotReader, batch: Vec<(u64, Dead)>
 
 pub(super) fn make_up_for_marks(store: Arc<Rows>) -> Job {
     job(async move { Ok(Done::Stuck(tolerate(store.mark_owed().await))) })
-}
-
-pub(super) fn look_for_marks(store: Arc<Books>, ids: Vec<Uuid>) -> Job {
-    job(async move { store.marks(&ids).await.map(|it| Outcome::Marks(it).into()) })
 }
 
 pub(super) fn look(store: Arc<Books>, slot: String) -> Job {

@@ -10,11 +10,20 @@ use crate::status::SlotStatus;
 impl Replication {
     pub(super) fn tell(&self, notice: Notice, reporter: &mut Reporter) {
         match notice {
-            Notice::DoubtResolved { known, counted } => info!(
-                known,
+            Notice::Uncounted => warn!(
+                "the stream has lost messages, and nothing that is written down tells which events \
+                 it had: those that are not confirmed are published, some perhaps once more \
+                 (docs/limits.md)"
+            ),
+            Notice::Counted { counted, uncertain: 0 } => info!(
                 counted,
-                "the stream has lost messages: what was published is known from marks and from the \
-                 number of messages"
+                "the stream has lost messages of events that the log brings again: they are \
+                 published, by the number of sequences that the stream has given out"
+            ),
+            Notice::Counted { counted, uncertain } => warn!(
+                counted,
+                uncertain,
+                "events that the log brought again are published, some of them perhaps once more"
             ),
             Notice::ScanFound => {
                 info!("the scanner found rows that the log does not bring: publishing them");

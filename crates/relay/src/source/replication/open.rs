@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use async_nats::Client;
+use async_nats::jetstream::stream::Info;
 use pgoutput::Lsn;
 use tokio::sync::watch;
 use tracing::info;
@@ -15,14 +16,13 @@ use super::mark_jobs::MarkStores;
 use super::{OpenSlot, Replication};
 use crate::config::{self, Config, MarkBy, OnPark, OnWalLimit};
 use crate::engine::{
-    Backfill, Batching, Checkpoint, Doubted, Engine, EngineStart, Limits, MARKS_WAITING_MAX,
-    Marking, MarkingStart, Mode, Publishing, Replaying, ScanRanges, SlotLimits, Start, Tail,
+    Backfill, Batching, Checkpoint, Engine, EngineStart, Limits, MARKS_WAITING_MAX, Marking,
+    MarkingStart, Mode, Publishing, Replaying, ScanRanges, SlotLimits, Start, Tail, WrittenDown,
 };
 use crate::error::Error;
 use crate::nats::{self, History, NatsLink, Publisher, TailReader, WAY_BACK_MAX, WayBack};
 use crate::postgres::sql::{Books, LastLooks, Marks, ResolvedPlace};
 use crate::postgres::{Messages, Opening, Rows, Slot, Store, answered, drained, sql};
-use crate::reporter::POSTGRES_EPOCH_UNIX_MICROS;
 use crate::source::Opened;
 
 /// `unfenced` is why fenced mode cannot be had.
@@ -33,44 +33,40 @@ fn mode(config: &Config, unfenced: Option<&String>) -> Mode {
     }
 }
 
-/// A message that the stream got so much later than the last position was written down, in seconds, is
-/// not the relay's: that is written several times a second. The clocks may differ.
-const OTHERS_AFTER: f64 = 60.0;
-
 /// What there is besides the stream's messages that tells what an earlier session published.
 struct Evidence<'a> {
     store: &'a Store,
     resolved: Option<ResolvedPlace>,
-    /// No earlier session has read this slot.
-    is_new: bool,
+    rules: i64,
 }
 
 impl Evidence<'_> {
-    /// What the log will bring again that the stream may have had and lost.
-    async fn doubted(
-        self,
-        reader: &TailReader,
-        tail: &Tail,
-        is_whole: bool,
-    ) -> Result<Option<Doubted>, Error> {
-        let mut place = self.resolved.map(|it| it.place);
-        // A stream that was made anew lacks everything.
-        let is_shorter = place.and_then(|it| it.seq).is_some_and(|seq| tail.last_seq < seq);
-        if self.is_new || is_whole && !is_shorter {
-            return Ok(None);
-        }
-        let state = reader.info().await?.state;
-        let last_at = state.last_timestamp.unix_timestamp();
-        let last_at_micros = last_at.saturating_mul(1_000_000) - POSTGRES_EPOCH_UNIX_MICROS;
-        if let (Some(place), Some(resolved)) = (&mut place, self.resolved)
-            && (last_at as f64 > resolved.at + OTHERS_AFTER || tail.foreign > 0)
-        {
-            place.seq = None; // not all of it was the relay's
-        }
-        let before = reachable_end(self.store).await?;
-        let first_seq = state.first_sequence;
-        Ok(Some(Doubted { before, first_seq, last_at_micros, place }))
+    async fn written_down(self, tail: &Tail, stream_is_whole: bool) -> Result<WrittenDown, Error> {
+        let (place, is_same) = match self.resolved {
+            Some(it) => (Some(it.place), it.rules == Some(self.rules)),
+            None => (None, false),
+        };
+        let is_shorter = place.and_then(|it| it.seq).is_some_and(|it| tail.last_seq < it);
+        let before = match stream_is_whole && !is_shorter {
+            true => Lsn::ZERO,
+            false => reachable_end(self.store).await?,
+        };
+        let at_micros = self.resolved.map_or(0, |it| it.at_micros);
+        Ok(WrittenDown { place, at_micros, is_same, stream_is_whole, before })
     }
+}
+
+/// Stands for what decides which events take a sequence, and for the stream that gives it: if any of
+/// that has changed, events behind a place that is written down cannot be counted.
+fn rules(config: &Config, stream: &Info) -> i64 {
+    let version = env!("CARGO_PKG_VERSION");
+    let (routing, table) = (config.routing(), &config.table);
+    let text = format!("{version} {routing:?} {table:?} {:?} {}", config.wal, stream.created);
+    // FNV-1a: the same for each build of a version.
+    let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    hash.cast_signed()
 }
 
 /// Reads the stream's tail back to what is resolved, and builds the engine on it.
@@ -87,7 +83,7 @@ async fn publishing(
     let (tail, is_whole) = reader.all_back_to(way).await?;
     let looked = evidence.store.tried(&config.slot);
     let tried = answered("look for events that were tried", looked).await?;
-    let doubted = evidence.doubted(reader, &tail, is_whole).await?;
+    let written = evidence.written_down(&tail, is_whole).await?;
     info!(
         slot = config.slot,
         stream = config.stream.name,
@@ -104,7 +100,7 @@ async fn publishing(
         log_end,
         tail,
         stays_fenced: config.needs_fence(),
-        doubted,
+        written,
         dead,
         tried,
         parking_blocks: config.on_park == OnPark::BlockKey,
@@ -233,11 +229,6 @@ impl Taken {
         let unfenced = nats::stream_check::check(config, client, &tail).await?.or(unfenced);
         let mode = mode(config, unfenced.as_ref());
         let slot = slot(config, opening, &store, &tail).await?;
-        let counts = slot.resolved.is_some_and(|it| it.place.seq.is_some());
-        if mode == Mode::Keyed && counts {
-            let uncount = store.uncount(&config.slot);
-            opening.on(&store, "write down that nothing is counted", uncount).await?;
-        }
         Ok(Self { store, tail, mode, unfenced, is_indexed, slot })
     }
 
@@ -249,7 +240,6 @@ impl Taken {
             checkpoint: Checkpoint::new(slot.checkpoint, config.shards.count()),
             resolved_before: slot.resolved_before(),
             resolved: slot.resolved,
-            is_new: slot.created,
             is_gap_filled: slot.is_gap_filled,
             looks: slot.looks,
             is_indexed,
@@ -262,6 +252,7 @@ impl Taken {
             start_snapshot: slot.start_snapshot.clone(),
             reader: slot.reader,
             confirmed: slot.confirmed,
+            rules: rules(config, &tail.info().await?),
         };
         let log = log_stream(config, opening, &store, slot).await?;
         Ok(Streaming { store, tail, log, slot: open, streamed })
@@ -274,7 +265,6 @@ struct Streamed {
     checkpoint: Checkpoint,
     resolved_before: Lsn,
     resolved: Option<ResolvedPlace>,
-    is_new: bool,
     is_gap_filled: bool,
     looks: LastLooks,
     is_indexed: bool,
@@ -295,7 +285,7 @@ impl Streaming {
     /// Reads what the stream has of what the slot will bring again.
     async fn know(self, config: &Config, opening: &Opening, once: bool) -> Result<Known, Error> {
         let Self { store, tail, log, slot, streamed } = self;
-        let Streamed { resolved, is_new, is_gap_filled, .. } = streamed;
+        let Streamed { resolved, is_gap_filled, .. } = streamed;
         let way = way_back(config, streamed.resolved_before, slot.system_id);
         let dead = opening.on(&store, "read dead letters", store.newest_dead_letters()).await?;
         // `--once` is to find also what was unmarked by hand.
@@ -307,7 +297,7 @@ impl Streaming {
             || config.on_park == OnPark::BlockKey
             // Asked after the dead letters were read: what is requeued meanwhile is among them.
             || opening.on(&store, "look for requeued events", store.has_requeued()).await?;
-        let evidence = Evidence { store: &store, resolved, is_new };
+        let evidence = Evidence { store: &store, resolved, rules: slot.rules };
         let mode = streamed.mode;
         let publishing = publishing(config, mode, way, &tail, dead, evidence).await?;
         let interval = config.scan.interval;
