@@ -101,7 +101,7 @@ pub async fn for_event(config: &Config, id: Uuid, patience: Duration) -> Result<
 ///
 /// With `relay.wal_messages` it is also waited until the slot is confirmed that far.
 ///
-/// With `relay.mark = "watermark"` an event counts as published when a watermark covers it.
+/// With `relay.mark = "lean"` an event counts as published when a watermark covers it.
 ///
 /// # Errors
 ///
