@@ -125,7 +125,7 @@ async fn allow_batches(env: &TestEnv, allowed: bool) {
 #[tokio::test(flavor = "multi_thread")]
 async fn positions_alone_keep_events_single() {
     let mut env = TestEnv::proxied().await;
-    env.set("TAILPOST_RELAY__DEDUP", "position");
+    env.set("TAILPOST_RELAY__MARK", "lean");
     env.set("TAILPOST_RELAY__ACK_TIMEOUT", "1s");
     env.setup().await;
     let relay = env.relay();
@@ -141,7 +141,7 @@ async fn positions_alone_keep_events_single() {
     let _relay = env.relay();
     load.wait_committed(200).await;
     let written = load.stop().await;
-    env.wait_marked().await;
+    env.wait_stored(written.committed.len() as u64).await;
     let stored = env.stored().await;
     assert!(stored.iter().all(|it| it.header("Nats-Msg-Id").is_none()));
     let mut ids: Vec<_> = stored.iter().map(|it| it.event().id).collect();

@@ -44,7 +44,7 @@ async fn a_table_gets_the_indexes_that_its_mark_needs() {
         let (told, said) = env.ends_with(0, &["setup"]).await;
         assert!(told.contains("created  index idx_outbox_txid"), "{told}");
         let how = if partitioned { "" } else { "CONCURRENTLY " };
-        let drop = format!("DROP INDEX {how}\"public\".idx_outbox_unpublished");
+        let drop = format!("DROP INDEX {how}\"public\".\"idx_outbox_unpublished\"");
         assert!(format!("{told}{said}").contains(&drop), "{told}{said}");
         env.execute(&drop).await;
         assert_eq!(env.query::<String>(INDEXES).await, LEAN);

@@ -24,7 +24,7 @@ pub struct Stored {
     pub sequence: u64,
     /// When it was stored, in milliseconds since 1970.
     pub stored_at: i64,
-    /// Its `Nats-Msg-Id`; nil if that is missing or not a UUID.
+    /// The event's: `Tailpost-Event-Id`, otherwise `Nats-Msg-Id`; nil if that is missing or not a UUID.
     pub id: Uuid,
     /// Its subject.
     pub subject: String,
@@ -114,7 +114,8 @@ impl<B: Broker> TestEnv<B> {
         while let Some(message) = messages.next().await {
             let message = message.expect("next message");
             let headers = message.headers.clone().unwrap_or_default();
-            let id = headers.get("Nats-Msg-Id").and_then(|it| it.as_str().parse().ok());
+            let id = headers.get("Tailpost-Event-Id").or_else(|| headers.get("Nats-Msg-Id"));
+            let id = id.and_then(|it| it.as_str().parse().ok());
             let info = message.info().expect("a JetStream message");
             let stored_at = info.published.unix_timestamp_nanos() / 1_000_000;
             stored.push(Stored {

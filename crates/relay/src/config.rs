@@ -355,8 +355,6 @@ pub(crate) mod tests {
         check("stream.duplicate_window", |it| {
             (it.mode, it.stream.duplicate_window) = (Mode::Poll, Duration::from_secs(30));
         });
-        check("relay.mark", |it| (it.mode, it.mark.by) = (Mode::Poll, MarkBy::Lean));
-        check("relay.mark", |it| (it.mode, it.mark.by) = (Mode::Keyed, MarkBy::Lean));
         check("retention.dead_letters", |it| {
             it.retention.dead_letters = Some(Duration::from_secs(1));
         });
@@ -402,6 +400,15 @@ pub(crate) mod tests {
             it.shards = Shards::new(2);
             it.routes = vec![route("outbox.{aggregate_type}.{shard}.x")];
         });
+    }
+
+    #[test]
+    fn lean_is_refused_where_only_ids_keep_messages_single() {
+        for mode in [Mode::Keyed, Mode::Poll] {
+            let mark = MarkConfig { by: MarkBy::Lean, ..MarkConfig::default() };
+            let error = Config { mode, mark, ..config() }.validate().expect_err("no fence");
+            assert!(error.to_string().contains("relay.mark"), "{error}");
+        }
     }
 
     fn route(subject: &str) -> Route {
