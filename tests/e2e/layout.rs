@@ -25,22 +25,6 @@ async fn fillfactor(env: &TestEnv) -> String {
     env.query(sql).await
 }
 
-/// R-OUT-01, R-REL-06
-#[tokio::test(flavor = "multi_thread")]
-async fn in_the_fast_layout_no_mark_touches_an_index() {
-    let env = env(&["--layout", "fast"]).await;
-    assert_eq!(env.query::<String>(INDEXES).await, FAST);
-    assert_eq!(fillfactor(&env).await, "fillfactor=45");
-    let relay = env.relay();
-    let ids = env.insert(3_000).await;
-    env.wait_marked().await;
-    assert_eq!(env.stored_ids().await, ids);
-    relay.kill9().await;
-    let stats = "SELECT n_tup_upd = 3000 AND n_tup_hot_upd = 3000 FROM pg_stat_user_tables
-                 WHERE relname = 'outbox_events'";
-    until(DEADLINE, "all updates were hot", async || env.query::<bool>(stats).await).await;
-}
-
 /// R-OUT-01: nothing is changed that is there.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_table_keeps_its_layout_and_setup_says_so() {

@@ -293,8 +293,8 @@ impl TryFrom<Layout> for relay::Layout {
 
     fn try_from(layout: Layout) -> Result<Self, Self::Error> {
         match layout {
-            Layout::Standard => Ok(Self::Standard),
-            Layout::Fast => Ok(Self::Fast),
+            Layout::Standard => Ok(Self::Marked),
+            Layout::Fast => Ok(Self::Lean),
             Layout::Documented => Err("it is called `standard` now"),
         }
     }

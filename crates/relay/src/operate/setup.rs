@@ -262,8 +262,8 @@ fn needs_index_of_transactions(config: &Config) -> bool {
 
 fn name(layout: Layout) -> &'static str {
     match layout {
-        Layout::Standard => "standard",
-        Layout::Fast => "fast",
+        Layout::Marked => "standard",
+        Layout::Lean => "fast",
     }
 }
 
@@ -277,7 +277,7 @@ async fn check_layout(
     store: &Store,
     wanted: Option<Layout>,
 ) -> Result<bool, Error> {
-    if wanted == Some(Layout::Fast) && config.mode == Mode::Poll {
+    if wanted == Some(Layout::Lean) && config.mode == Mode::Poll {
         return Err(Error::Conflict(
             "the layout \"fast\" does not go with relay.mode = \"poll\": claims need an index \
              that every mark touches; leave out --layout"
@@ -285,9 +285,9 @@ async fn check_layout(
         ));
     }
     let found = if store.has_index_of_unmarked().await? {
-        Layout::Standard
+        Layout::Marked
     } else if store.has_index_of_transactions().await? {
-        Layout::Fast
+        Layout::Lean
     } else {
         return Ok(false);
     };
