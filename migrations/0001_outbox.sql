@@ -174,7 +174,6 @@ CREATE TABLE IF NOT EXISTS {schema}.tailpost_state (
     watermark_at        TIMESTAMPTZ,
     stream              TEXT,
     updated_at          TIMESTAMPTZ NOT NULL DEFAULT NOW(),
-    held_lsn            PG_LSN,
     swept_snapshot      PG_SNAPSHOT,
     swept_lsn           PG_LSN,
     epoch_reason        TEXT,
@@ -206,7 +205,6 @@ COMMENT ON COLUMN {schema}.tailpost_state.resolved_ordinal IS 'and so many of th
 COMMENT ON COLUMN {schema}.tailpost_state.resolved_stream_seq IS 'the stream''s sequence that the next event of the log was to follow; null if other messages may come in between';
 COMMENT ON COLUMN {schema}.tailpost_state.resolved_at IS 'when that was written down';
 COMMENT ON COLUMN {schema}.tailpost_state.checkpoint_lsn IS 'end of the WAL when a relay last read the slot; the slot is never confirmed beyond it, so a slot that is beyond is another one';
-COMMENT ON COLUMN {schema}.tailpost_state.held_lsn IS 'earlier versions'' name of checkpoint_lsn; the greater of the two counts';
 COMMENT ON COLUMN {schema}.tailpost_state.wal_prefix IS 'prefix of the log''s messages that the slot''s relay publishes; null while it takes none (relay.wal_messages)';
 COMMENT ON COLUMN {schema}.tailpost_state.wal_seq IS 'sequence that numbers rows and such messages in the order in which they were written; null once the slot has no messages to bring';
 COMMENT ON COLUMN {schema}.tailpost_state.partitioned_txid IS 'the transaction that made the outbox a partition of a new table: the publication is as old as before, although its entry is not';
