@@ -76,28 +76,3 @@ async fn a_resync_does_not_forget_how_far_the_stream_had_got() {
     assert_eq!(env.epochs().await, 1);
     assert_eq!(env.stored_count().await, 0, "published twice");
 }
-
-/// R-REL-12: earlier versions wrote `held_lsn` alone, and may still run when the column is there.
-#[tokio::test(flavor = "multi_thread")]
-async fn the_checkpoint_of_an_earlier_version_counts() {
-    let env = TestEnv::new().await;
-    env.setup().await;
-    let mut ids = Vec::new();
-    let before_the_migration = "ALTER TABLE tailpost_state DROP COLUMN checkpoint_lsn;
-                                DELETE FROM tailpost_migrations WHERE name = 'checkpoint'";
-    let beside_it = "UPDATE tailpost_state SET checkpoint_lsn = '0/1'";
-    for earlier in [before_the_migration, beside_it] {
-        let relay = env.relay();
-        ids.extend(env.insert(10).await);
-        env.wait_marked().await;
-        relay.sigterm();
-        assert!(relay.wait_exit(DEADLINE).await.success(), "{}", relay.log());
-        env.client().await.batch_execute(earlier).await.expect("turn back");
-        env.ends_with(0, &["setup"]).await;
-    }
-    let _relay = env.relay();
-    ids.extend(env.insert(10).await);
-    env.wait_marked().await;
-    assert_eq!(env.epochs().await, 1, "its own slot was taken for another one");
-    assert_eq!(env.stored_ids().await, ids);
-}

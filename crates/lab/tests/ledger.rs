@@ -27,7 +27,7 @@ impl TestEnv {
     async fn start() -> Self {
         let postgres = Postgres::start(PostgresOptions::default()).await.unwrap();
         let mut client = postgres.client("postgres").await.unwrap();
-        let layout = migrations::Layout::Standard;
+        let layout = migrations::Layout::Marked;
         migrations::migrate(&mut client, &Table::default(), layout).await.unwrap();
         let nats = Nats::start(NatsOptions::default()).await.unwrap();
         let jetstream = nats.jetstream().await.unwrap();

@@ -47,7 +47,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let (mut client, connection) = tokio_postgres::connect(&url, NoTls).await?;
     let connection = tokio::spawn(connection);
 
-    let layout = outbox::migrations::Layout::Standard;
+    let layout = outbox::migrations::Layout::Marked;
     outbox::migrations::migrate(&mut client, &Table::default(), layout).await?;
     client
         .batch_execute(

@@ -36,9 +36,11 @@ pub enum Error {
     },
     /// The database was migrated with another text of this migration.
     #[error(
-        "migration {version:04}_{name} was applied to this database with a different text \
-         (checksum {recorded}, this binary has {embedded}); run the version of tailpost that \
-         matches the database"
+        "migration {version:04}_{name} was applied to schema {schema} with a different text \
+         (checksum {recorded}, this binary has {embedded}): a version before the first release made \
+         it, and no migration leads from there to this one. With the version that made it, publish \
+         what is left (`tailpost relay --once`), requeue or discard dead letters, and run `tailpost \
+         slot drop`. Then run `{drop}`, which leaves the outbox alone, and `tailpost setup`"
     )]
     MigrationChanged {
         /// The migration's number.
@@ -49,6 +51,10 @@ pub enum Error {
         recorded: String,
         /// The checksum of the embedded migration.
         embedded: String,
+        /// The schema with the record.
+        schema: String,
+        /// The statements that make way for the companions of this version.
+        drop: String,
     },
     /// The schema already holds the companion tables of another outbox.
     #[error(

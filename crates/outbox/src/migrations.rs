@@ -4,10 +4,10 @@
 //! the record holds a checksum of each, and a database that was migrated with another text is
 //! refused rather than guessed at.
 
-use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, GenericClient};
 
-use crate::{Column, Columns, Error, Table};
+use crate::table::{COMPANIONS, STATUS_VIEW};
+use crate::{Column, Error, Table};
 
 /// A numbered change of the schema.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,94 +21,45 @@ pub struct Migration {
     pub sql: &'static str,
 }
 
-/// All migrations, in order.
+/// All migrations of the outbox, in order. Number 2 is the inbox's.
 pub const MIGRATIONS: &[Migration] = &[
     Migration { version: 1, name: "outbox", sql: include_str!("../migrations/0001_outbox.sql") },
+    Migration { version: 3, name: "replays", sql: include_str!("../migrations/0003_replays.sql") },
     Migration {
-        version: 2,
-        name: "slot_life",
-        sql: include_str!("../migrations/0002_slot_life.sql"),
-    },
-    Migration {
-        version: 3,
-        name: "dead_letters",
-        sql: include_str!("../migrations/0003_dead_letters.sql"),
-    },
-    Migration {
-        version: 5,
-        name: "room_for_marks",
-        sql: include_str!("../migrations/0005_room_for_marks.sql"),
-    },
-    Migration {
-        version: 7,
-        name: "published",
-        sql: include_str!("../migrations/0007_published.sql"),
-    },
-    Migration {
-        version: 8,
-        name: "rows_in_hand",
-        sql: include_str!("../migrations/0008_rows_in_hand.sql"),
-    },
-    Migration {
-        version: 10,
-        name: "resolved_place",
-        sql: include_str!("../migrations/0010_resolved_place.sql"),
-    },
-    Migration {
-        version: 13,
-        name: "checkpoint",
-        sql: include_str!("../migrations/0013_checkpoint.sql"),
-    },
-    Migration { version: 14, name: "replays", sql: include_str!("../migrations/0014_replays.sql") },
-    Migration {
-        version: 15,
+        version: 4,
         name: "retention",
-        sql: include_str!("../migrations/0015_retention.sql"),
-    },
-    Migration {
-        version: 17,
-        name: "emit_wal",
-        sql: include_str!("../migrations/0017_emit_wal.sql"),
-    },
-    Migration {
-        version: 18,
-        name: "partitions",
-        sql: include_str!("../migrations/0018_partitions.sql"),
-    },
-    Migration {
-        version: 19,
-        name: "rewind_slot",
-        sql: include_str!("../migrations/0019_rewind_slot.sql"),
-    },
-    Migration {
-        version: 21,
-        name: "replicated",
-        sql: include_str!("../migrations/0021_replicated.sql"),
+        sql: include_str!("../migrations/0004_retention.sql"),
     },
 ];
 
-/// The first migration for a table that the documented text does not fit: one with other column
-/// names, or with a payload that is no JSON.
-const OUTBOX_ADOPTED: &str = include_str!("../migrations/0001_outbox_adopted.sql");
-
-/// How an outbox table is stored when the first migration makes it, or adopts it.
+/// What the first migration gives an outbox table, whether it makes it or adopts it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Layout {
-    /// With an index of the rows that are not marked, which every mark touches.
+    /// For rows that are marked: an index of those that are not, and room for the mark.
     #[default]
-    Standard,
-    /// With no index that a mark touches, and room in every page for the marks of its rows.
-    Fast,
+    Marked,
+    /// For rows that are never written again: an index of their transactions.
+    Lean,
 }
 
-/// What the layout [`Fast`](Layout::Fast) has in place of the index of unmarked rows.
-const LAYOUT_FAST: &str = include_str!("../migrations/0001_layout_fast.sql");
+impl Layout {
+    /// What its part of the text is called.
+    const fn section(self) -> &'static str {
+        match self {
+            Self::Marked => "marked",
+            Self::Lean => "lean",
+        }
+    }
+}
 
-/// The table that a partitioned outbox begins as.
-const PARTITIONED: &str = include_str!("../migrations/0001_layout_partitioned.sql");
+/// The part of the first migration that makes the table of a partitioned outbox.
+const PARTITIONED: &str = "partitioned";
 
-/// How the line begins that makes this index, in both texts of the first migration.
-const UNMARKED_INDEX: &str = "CREATE INDEX IF NOT EXISTS idx_outbox_unpublished ";
+/// How the line begins before a part of a migration that not every table gets.
+const BEGIN: &str = "-- begin ";
+
+/// The line that ends such a part.
+const END: &str = "-- end";
 
 /// Held while migrating, so that several instances starting at once do not collide.
 const ADVISORY_LOCK: i64 = 0x7461_696C_706F_7374; // "tailpost"
@@ -124,17 +75,10 @@ impl Migration {
     /// The statements for `table`.
     #[must_use]
     pub fn render(&self, table: &Table, layout: Layout) -> String {
-        let documented = *table.columns() == Columns::default();
-        if documented {
-            laid_out(self.sql, table, layout)
-        } else {
-            self.render_adopted(table, layout)
-        }
-    }
-
-    /// As [`render`](Self::render), for a table that the documented text does not fit.
-    fn render_adopted(&self, table: &Table, layout: Layout) -> String {
-        laid_out(if self.version == 1 { OUTBOX_ADOPTED } else { self.sql }, table, layout)
+        let part = sections(self.sql)
+            .filter(|(section, _)| section.is_none_or(|it| it == layout.section()))
+            .flat_map(|(_, line)| [line, "\n"]);
+        fill_in(&part.collect::<String>(), table)
     }
 
     /// Guards against edits by mistake: FNV-1a, 64 bits, of the text without carriage returns
@@ -149,12 +93,20 @@ impl Migration {
     }
 }
 
-fn laid_out(text: &str, table: &Table, layout: Layout) -> String {
-    let lines = text.lines().map(|line| match layout {
-        Layout::Fast if line.starts_with(UNMARKED_INDEX) => LAYOUT_FAST,
-        _ => line,
-    });
-    fill_in(&lines.flat_map(|line| [line, "\n"]).collect::<String>(), table)
+/// The lines of a text, each with the name of the section that it is in.
+fn sections(text: &str) -> impl Iterator<Item = (Option<&str>, &str)> {
+    let mut section = None;
+    text.lines().filter_map(move |line| {
+        if let Some(name) = line.strip_prefix(BEGIN) {
+            section = Some(name);
+            None
+        } else if line == END {
+            section = None;
+            None
+        } else {
+            Some((section, line))
+        }
+    })
 }
 
 fn fill_in(text: &str, table: &Table) -> String {
@@ -219,13 +171,8 @@ pub async fn migrate(
     tx.batch_execute(&record_table(table)).await.map_err(prepare)?;
     // Again, since another run may have been at work until the lock was ours.
     let pending = pending(&tx, table).await?;
-    let adopted = is_adopted(&tx, table).await.map_err(prepare)?;
     for migration in &pending {
-        let text = match adopted {
-            true => migration.render_adopted(table, layout),
-            false => migration.render(table, layout),
-        };
-        let script = format!("{text}\n{}", record(migration, table));
+        let script = format!("{}\n{}", migration.render(table, layout), record(migration, table));
         tx.batch_execute(&script).await.map_err(|source| Error::Migrate {
             version: migration.version,
             name: migration.name,
@@ -255,7 +202,9 @@ pub fn render(table: &Table, layout: Layout) -> String {
 /// name. To be run before [`migrate`], which adds what it lacks.
 #[must_use]
 pub fn render_partitioned(table: &Table) -> String {
-    fill_in(PARTITIONED, table)
+    let lines = MIGRATIONS.iter().flat_map(|it| sections(it.sql));
+    let part = lines.filter(|(section, _)| *section == Some(PARTITIONED));
+    fill_in(&part.flat_map(|(_, line)| [line, "\n"]).collect::<String>(), table)
 }
 
 /// The migrations that are not recorded yet, after checking those that are.
@@ -282,6 +231,8 @@ async fn pending(client: &impl GenericClient, table: &Table) -> Result<Vec<Migra
                     name: migration.name,
                     recorded: it.checksum.clone(),
                     embedded: migration.checksum(),
+                    schema: table.schema().to_owned(),
+                    drop: drop_companions(table),
                 });
             }
         }
@@ -330,37 +281,6 @@ async fn create_schema(
     Ok(())
 }
 
-/// Whether there is a table already, and a column of it has another type than the documented one.
-async fn is_adopted(
-    client: &impl GenericClient,
-    table: &Table,
-) -> Result<bool, tokio_postgres::Error> {
-    let sql = "SELECT EXISTS (
-                   SELECT FROM pg_attribute
-                   JOIN unnest($2::text[], $3::text[]) AS documented (name, type) ON attname = name
-                   WHERE attrelid = to_regclass($1::text) AND NOT attisdropped
-                       AND atttypid <> type::regtype
-                       AND NOT (attname = $4::text
-                           AND atttypid IN ('json'::regtype, 'text'::regtype)))";
-    let names = Column::ALL.map(|it| table.columns().name(it));
-    let types = Column::ALL.map(documented_type);
-    // The documented text fits any payload but bytes.
-    let payload = table.columns().name(Column::Payload);
-    let parameters: [&(dyn ToSql + Sync); 4] =
-        [&table.quoted(), &&names[..], &&types[..], &payload];
-    Ok(client.query_one(sql, &parameters).await?.get(0))
-}
-
-const fn documented_type(column: Column) -> &'static str {
-    match column {
-        Column::Id | Column::CorrelationId | Column::CausationId => "uuid",
-        Column::AggregateType | Column::AggregateId | Column::EventType => "text",
-        Column::EventVersion => "int",
-        Column::Payload | Column::Headers => "jsonb",
-        Column::OccurredAt => "timestamptz",
-    }
-}
-
 fn record_table(table: &Table) -> String {
     format!(
         "SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';
@@ -374,6 +294,17 @@ CREATE TABLE IF NOT EXISTS {} (
 );
 ",
         table.companion("tailpost_migrations")
+    )
+}
+
+/// Makes way for the companions of this version. The outbox itself stays, with its rows.
+fn drop_companions(table: &Table) -> String {
+    let tables = COMPANIONS.iter().filter(|it| **it != STATUS_VIEW);
+    let tables: Vec<String> = tables.map(|it| table.companion(it)).collect();
+    format!(
+        "DROP VIEW IF EXISTS {}; DROP TABLE IF EXISTS {}",
+        table.companion(STATUS_VIEW),
+        tables.join(", ")
     )
 }
 
@@ -399,6 +330,7 @@ fn literal(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Columns;
 
     #[test]
     fn versions_ascend() {
@@ -409,55 +341,43 @@ mod tests {
     #[test]
     fn checksums_are_those_of_the_published_migrations() {
         let checksums: Vec<_> = MIGRATIONS.iter().map(Migration::checksum).collect();
-        assert_eq!(
-            checksums,
-            [
-                "dca413c504537e6b",
-                "ff5d1428ebb075d4",
-                "37e5d5084e10aa68",
-                "46ef4200e46652c5",
-                "d8df65c4442489a6",
-                "8ae75a4906b13c3a",
-                "45d5808b27d1424a",
-                "6cf4fc66e3dd94ab",
-                "b913d97a7114c995",
-                "36382dbfa5b89b98",
-                "9f1b8f6641005edf",
-                "a179ae4e22943325",
-                "88e6e89e156e93fc",
-                "433b90c5f45b3394"
-            ]
-        );
+        assert_eq!(checksums, ["06213d61dbbbd10b", "e8383faf8325cb86", "20af453e0957067d"]);
     }
 
-    /// It is the same migration, so it is published as well.
     #[test]
-    fn the_other_texts_of_the_first_are_pinned_too_and_adopting_names_no_column_itself() {
-        let text = Migration { version: 1, name: "x", sql: OUTBOX_ADOPTED };
-        assert_eq!(text.checksum(), "047b77c17760c253");
-        let layout = Migration { version: 1, name: "x", sql: LAYOUT_FAST };
-        assert_eq!(layout.checksum(), "9c05e581abbbb1e0");
+    fn the_text_names_no_column_of_the_event_itself() {
         let mut columns = Columns::default();
         for column in Column::ALL {
             columns.rename(column, &format!("app {}", column.documented_name())).unwrap();
         }
-        let sql = text.render(&Table::default().with_columns(columns).unwrap(), Layout::Standard);
-        for column in Column::ALL {
-            let name = column.documented_name();
-            assert!(sql.contains(&format!("\"app {name}\"")), "{name}");
-            assert!(!sql.contains(&format!("{{{name}}}")), "{name}");
+        let table = Table::default().with_columns(columns).unwrap();
+        for layout in [Layout::Marked, Layout::Lean] {
+            let sql = render(&table, layout);
+            for column in Column::ALL {
+                let name = column.documented_name();
+                assert!(sql.contains(&format!("\"app {name}\"")), "{name}");
+                assert!(!sql.contains(&format!("{{{name}}}")), "{name}");
+            }
         }
     }
 
     #[test]
-    fn the_fast_layout_takes_the_place_of_the_index_of_unmarked_rows() {
+    fn a_table_gets_the_indexes_of_its_layout_and_no_partitions_unless_they_are_asked_for() {
         let mut columns = Columns::default();
         columns.rename(Column::OccurredAt, "at").unwrap();
         for table in [Table::default(), Table::default().with_columns(columns).unwrap()] {
-            let (plain, fast) = (render(&table, Layout::Standard), render(&table, Layout::Fast));
-            assert!(plain.contains(UNMARKED_INDEX) && !plain.contains("idx_outbox_txid"));
-            assert!(!fast.contains(UNMARKED_INDEX) && fast.contains("idx_outbox_txid"));
-            assert!(!fast.contains("{occurred_at}") && !fast.contains("{table}"));
+            let (marked, lean) = (render(&table, Layout::Marked), render(&table, Layout::Lean));
+            for (text, has, lacks) in [
+                (&marked, ["idx_outbox_unpublished", "fillfactor"], "idx_outbox_txid"),
+                (&lean, ["idx_outbox_txid", "idx_outbox_occurred_at"], "idx_outbox_unpublished"),
+            ] {
+                assert!(has.iter().all(|it| text.contains(it)) && !text.contains(lacks), "{text}");
+                assert!(!text.contains("PARTITION BY") && !text.contains(BEGIN), "{text}");
+            }
+            assert!(!lean.contains("fillfactor"), "{lean}");
+            let partitioned = render_partitioned(&table);
+            assert!(partitioned.contains("PARTITION BY RANGE (inserted_at)"), "{partitioned}");
+            assert!(!partitioned.contains('{') && !partitioned.contains("tailpost_state"));
         }
     }
 
@@ -465,7 +385,7 @@ mod tests {
     fn placeholders_in_names_are_not_replaced_again() {
         let table = Table::new("{table}", "{schema}").unwrap();
         let migration = Migration { version: 1, name: "x", sql: "{schema}|{table}|{other}" };
-        let rendered = migration.render(&table, Layout::Standard);
+        let rendered = migration.render(&table, Layout::Marked);
         assert_eq!(rendered, "\"{table}\"|\"{table}\".\"{schema}\"|{other}\n");
     }
 

@@ -8,25 +8,27 @@ use crate::{Column, Columns, TableError};
 /// route of the relay dropped it. Such a row has neither `stream` nor `stream_seq`.
 pub const DROPPED: &str = "dropped by a route";
 
-/// What the migrations create beside the outbox table.
-const COMPANIONS: [&str; 16] = [
+/// The tables that the migrations create beside the outbox.
+pub(crate) const COMPANIONS: [&str; 15] = [
     "outbox_dead_letter",
-    "outbox_emit",
-    "outbox_emit_wal",
-    "outbox_status",
+    "outbox_dead_letter_audit",
+    "tailpost_detached",
     "tailpost_epochs",
-    "tailpost_json",
-    "tailpost_jsonb",
     "tailpost_migrations",
     "tailpost_owed",
     "tailpost_published",
+    "tailpost_published_history",
     "tailpost_replay_events",
     "tailpost_replays",
+    "tailpost_retention",
     "tailpost_rewind",
     "tailpost_rewind_marks",
     "tailpost_state",
-    "tailpost_text",
+    STATUS_VIEW,
 ];
+
+/// The view among them.
+pub(crate) const STATUS_VIEW: &str = "outbox_status";
 
 /// The name of an outbox table. Its companions live in the same schema.
 ///

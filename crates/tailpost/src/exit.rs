@@ -120,7 +120,10 @@ fn relay_kind(error: &relay::Error) -> Kind {
         | relay::Error::Shards { .. }
         | relay::Error::Conflict(_)
         | relay::Error::Refused(_)
-        | relay::Error::Table(_) => Kind::Refused,
+        | relay::Error::Table(_)
+        | relay::Error::Migrate(
+            outbox::Error::MigrationChanged { .. } | outbox::Error::SchemaTaken { .. },
+        ) => Kind::Refused,
         other if other.is_forbidden() => Kind::Refused,
         // What passes by itself is an outage, and what does not is a failure.
         other if other.is_transient() => Kind::Unreachable,

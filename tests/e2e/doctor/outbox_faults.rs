@@ -80,7 +80,7 @@ const TABLES: &[Fault] = &[
         "error",
         &[Sql(&[
             "GRANT SELECT ON tailpost_migrations TO courier",
-            "DELETE FROM tailpost_migrations WHERE version >= 18",
+            "DELETE FROM tailpost_migrations WHERE version > 1",
         ])],
         &["tailpost setup"],
     ),

@@ -1,14 +1,8 @@
-//! Another version of Tailpost has been at the schema, one before or one after this one.
+//! Another version of Tailpost has been at the schema, one before the first release or one after this one.
 
 use std::time::{Duration, Instant};
 
 use support::{DEADLINE, TestEnv, until};
-
-/// As the version before left it: without the newest migration.
-const FORMER: &str = "
-    DELETE FROM tailpost_migrations WHERE version = 21;
-    ALTER TABLE tailpost_published DROP COLUMN id;
-    ALTER TABLE tailpost_published_history DROP COLUMN id;";
 
 /// As the next version may leave it: migrations only add.
 const LATER: &str = "
@@ -39,19 +33,40 @@ async fn works(env: &TestEnv) {
 /// R-REL-14
 // proves: G-UPGRADE-3
 #[tokio::test(flavor = "multi_thread")]
-async fn a_relay_works_beside_the_schema_of_the_version_before_and_of_the_next() {
+async fn a_relay_works_beside_the_schema_of_the_next_version() {
     let env = TestEnv::new().await;
     env.setup().await;
-    env.execute(FORMER).await;
-    works(&env).await;
-    let (told, _) = env.ends_with(0, &["setup"]).await;
-    assert!(told.contains("created  migration 0021"), "{told}");
-    works(&env).await;
     env.execute(LATER).await;
     works(&env).await;
     let (told, _) = env.ends_with(0, &["setup"]).await;
     assert!(!told.contains("created"), "{told}");
     works(&env).await;
+}
+
+/// R-REL-14: what versions before the first release recorded has other checksums and numbers.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_schema_of_before_the_first_release_is_refused_with_the_way_to_this_one() {
+    let env = TestEnv::new().await;
+    env.setup().await;
+    env.ends_with(0, &["slot", "drop"]).await;
+    let ids = env.insert_each(3).await;
+    env.execute(
+        "DELETE FROM tailpost_migrations WHERE version > 1;
+         UPDATE tailpost_migrations SET checksum = 'dca413c504537e6b';
+         INSERT INTO tailpost_migrations (version, name, checksum, outbox_table)
+             SELECT 2, 'slot_life', 'ff5d1428ebb075d4', outbox_table FROM tailpost_migrations",
+    )
+    .await;
+    let (_, log) = env.ends_with(4, &["setup"]).await;
+    assert!(log.contains("a version before the first release"), "{log}");
+    let (_, statements) = log.split_once("Then run `").expect("the statements");
+    let (statements, _) = statements.split_once('`').expect("their end");
+    env.execute(statements).await;
+    let (told, _) = env.ends_with(0, &["setup"]).await;
+    assert!(told.contains("created  migration 0004_retention"), "{told}");
+    let _relay = env.relay();
+    env.wait_marked().await;
+    assert_eq!(env.stored_ids().await, ids);
 }
 
 /// R-REL-14: migrations wait for the table, and producers behind them, no longer than their lock timeout,
@@ -66,8 +81,8 @@ async fn migrations_of_a_large_table_hold_no_producer_up() {
          SELECT gen_random_uuid(), 'order', 'o', 'Placed', '{}', now() FROM generate_series(1, 200000)",
     )
     .await;
-    // All migrations but the first, which makes the table, or rewrites one.
-    env.execute("DELETE FROM tailpost_migrations WHERE version > 1").await;
+    // The first, too, rewrites no table that has its columns.
+    env.execute("DELETE FROM tailpost_migrations").await;
     let rewritten = "SELECT pg_relation_filenode('outbox_events')::bigint";
     let before: i64 = env.query(rewritten).await;
     let client = env.client().await;
@@ -83,7 +98,7 @@ async fn migrations_of_a_large_table_hold_no_producer_up() {
     })
     .await;
     assert!(setup.wait_exit(DEADLINE).await.success());
-    assert!(setup.stdout().contains("created  migration 0021"), "{}", setup.stdout());
+    assert!(setup.stdout().contains("created  migration 0004"), "{}", setup.stdout());
     assert!(longest < Duration::from_secs(10), "the lock timeout of a migration: {longest:?}");
     assert_eq!(env.query::<i64>(rewritten).await, before, "the table was not written anew");
     assert!(inserted > 1);

@@ -22,15 +22,7 @@ use crate::postgres::sql::quote;
 pub(crate) use self::forgetting::upkept;
 pub use self::forgetting::{Keep, Maintained, Upkept, exists, look_after, maintain};
 
-const SQL: &str = concat!(
-    include_str!("../../migrations/0004_inbox.sql"),
-    include_str!("../../migrations/0006_inbox_decisions.sql"),
-    include_str!("../../migrations/0011_inbox_roles.sql"),
-    include_str!("../../migrations/0012_inbox_dead_letters.sql"),
-    include_str!("../../migrations/0015_retention_inbox.sql"),
-    include_str!("../../migrations/0016_inbox_rewinds.sql"),
-    include_str!("../../migrations/0020_inbox_controls.sql")
-);
+const SQL: &str = include_str!("../../migrations/0002_inbox.sql");
 
 /// Claim while the tables are made or partitions are added or dropped.
 const ADVISORY_LOCK: i64 = 0x696E_626F_785F_6D67; // "inbox_mg"

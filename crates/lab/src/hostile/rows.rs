@@ -356,7 +356,7 @@ mod tests {
         for shape in Shape::ALL {
             client.batch_execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public").await.unwrap();
             client.batch_execute(shape.create()).await.unwrap();
-            migrate(&mut client, &Table::default(), Layout::Standard).await.unwrap();
+            migrate(&mut client, &Table::default(), Layout::Marked).await.unwrap();
             let mut rows = Rows::new(shape, 1).with_bookkeeping();
             let mut all = rows.every();
             all.extend((0..100).map(|_| rows.draw()));

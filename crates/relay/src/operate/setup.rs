@@ -267,8 +267,8 @@ async fn indexes(
 /// How a table is made that does not exist yet.
 fn layout(config: &Config) -> Layout {
     match config.mark.by {
-        MarkBy::Lean => Layout::Fast,
-        MarkBy::Row | MarkBy::Delete => Layout::Standard,
+        MarkBy::Lean => Layout::Lean,
+        MarkBy::Row | MarkBy::Delete => Layout::Marked,
     }
 }
 

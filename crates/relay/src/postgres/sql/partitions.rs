@@ -161,7 +161,7 @@ impl Store {
         let unmarked = self.table.companion("idx_outbox_unpublished");
         let rows = self.look_at(sql, &[&table, &partition, &unmarked]).await?;
         let (owner, options): (Option<String>, Option<String>) = (rows[0].get(0), rows[0].get(1));
-        // As migrations 0001 and 0005 do it for a table.
+        // As the first migration does it for a table.
         let fillfactor = if rows[0].get(2) { 50 } else { 100 };
         Ok(format!(
             "BEGIN; SET LOCAL lock_timeout = '1s'; SET LOCAL statement_timeout = '8s';

@@ -130,7 +130,7 @@ impl Books {
         // Not waiting for synchronous standbys: they have no part in what the slot confirms.
         let sql = format!(
             "WITH durable AS (SELECT set_config('synchronous_commit', 'local', true))
-             UPDATE {} SET checkpoint_lsn = $2, held_lsn = $2, updated_at = now(),
+             UPDATE {} SET checkpoint_lsn = $2, updated_at = now(),
                  resolved_lsn = coalesce($4, resolved_lsn),
                  resolved_ordinal = CASE WHEN $4 IS NULL THEN resolved_ordinal ELSE $5 END,
                  resolved_stream_seq = CASE WHEN $7 THEN resolved_stream_seq
@@ -353,7 +353,7 @@ impl Store {
         let sql = format!(
             "SELECT system_identifier::text, start_snapshot::text, epoch,
                     watermark_snapshot::text, watermark_lsn, start_lsn IS NOT NULL,
-                    greatest(checkpoint_lsn, held_lsn),
+                    checkpoint_lsn,
                     swept_snapshot::text, swept_lsn, gap_filled_at IS NOT NULL,
                     resolved_lsn, resolved_ordinal, resolved_stream_seq,
                     coalesce((extract(epoch FROM resolved_at - '2000-01-01Z') * 1000000)::bigint, 0),
@@ -419,7 +419,7 @@ impl Store {
         let sql = format!(
             "UPDATE {state} SET system_identifier = $2, timeline = $3, epoch = epoch + 1,
                 start_snapshot = $4::text::pg_snapshot, start_lsn = $5,
-                checkpoint_lsn = $5, held_lsn = $5,
+                checkpoint_lsn = $5,
                 watermark_snapshot = NULL, watermark_lsn = NULL,
                 swept_snapshot = $4::text::pg_snapshot, swept_lsn = $5,
                 resolved_lsn = NULL, resolved_ordinal = NULL, resolved_stream_seq = NULL,

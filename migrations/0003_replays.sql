@@ -31,6 +31,9 @@ CREATE TABLE IF NOT EXISTS {schema}.tailpost_replays (
     started_at     TIMESTAMPTZ,
     noted_at       TIMESTAMPTZ,
     ended_at       TIMESTAMPTZ,
+    log_from       PG_LSN,
+    to_stream      TEXT,
+    waits_for      TEXT,
     CHECK ((aggregate_type IS NULL) = (aggregate_id IS NULL)),
     CHECK (array_position(event_ids, NULL) IS NULL),
     CHECK (isfinite(since) AND isfinite(until))
@@ -63,11 +66,28 @@ CREATE TABLE IF NOT EXISTS {schema}.tailpost_epochs (
     PRIMARY KEY (system_identifier, timeline)
 );
 
-INSERT INTO {schema}.tailpost_epochs (system_identifier, timeline)
-SELECT DISTINCT system_identifier, timeline FROM {schema}.tailpost_state
-ON CONFLICT DO NOTHING;
-
 COMMENT ON COLUMN {schema}.tailpost_replays.events IS 'how many were selected; null where only reading the stream tells';
 COMMENT ON COLUMN {schema}.tailpost_replays.place IS 'everything up to here is done: a number of tailpost_replay_events, a sequence of the stream, or how many events of the log were meant';
 COMMENT ON COLUMN {schema}.tailpost_replays.stream_seq IS 'no copy beyond place is in the stream up to here';
 COMMENT ON COLUMN {schema}.tailpost_replays.decisions IS 'who paused, resumed or cancelled it, when, and why';
+COMMENT ON COLUMN {schema}.tailpost_replays.log_from IS 'where the rewind slot was when it was asked for; place counts from there';
+COMMENT ON COLUMN {schema}.tailpost_replays.to_stream IS 'where copies are stored; null is the stream itself';
+COMMENT ON COLUMN {schema}.tailpost_replays.waits_for IS 'why it does not get on now';
+
+-- What became of the rewind slot, which keeps the log for replays.
+CREATE TABLE IF NOT EXISTS {schema}.tailpost_rewind (
+    slot         TEXT PRIMARY KEY,
+    is_ours      BOOLEAN NOT NULL DEFAULT FALSE,
+    made         BIGINT NOT NULL DEFAULT 0,
+    made_at      TIMESTAMPTZ,
+    made_because TEXT,
+    losses       INT NOT NULL DEFAULT 0,
+    lost_at      TIMESTAMPTZ,
+    failure      TEXT,
+    failed_at    TIMESTAMPTZ
+);
+
+COMMENT ON COLUMN {schema}.tailpost_rewind.is_ours IS 'whether the slot of that name is the relay''s to move and to drop';
+COMMENT ON COLUMN {schema}.tailpost_rewind.made IS 'how often the slot was made';
+COMMENT ON COLUMN {schema}.tailpost_rewind.losses IS 'how often in a row PostgreSQL gave the slot up within an hour';
+COMMENT ON COLUMN {schema}.tailpost_rewind.failure IS 'why the slot cannot be kept now; null if it can';
