@@ -1,5 +1,8 @@
 //! What to do next, without I/O and without a clock: lanes, retries, pauses, the role.
 
+// What is added to an enum of ours is to be thought of here.
+#![deny(clippy::wildcard_enum_match_arm, clippy::match_wildcard_for_single_variants)]
+
 mod assertions;
 mod backoff;
 mod breaker;

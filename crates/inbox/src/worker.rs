@@ -1,5 +1,8 @@
 //! Starts what an inbox consists of, and starts it again while it can be mended.
 
+// What is added to an enum of ours is to be thought of here.
+#![deny(clippy::wildcard_enum_match_arm, clippy::match_wildcard_for_single_variants)]
+
 mod controlling;
 mod lease;
 pub(crate) mod leased;

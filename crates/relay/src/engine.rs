@@ -28,6 +28,9 @@
 //! - **D, bounded**: [`Limits`] stop the reading of the log; every other queue here is a function
 //!   of the window's length.
 
+// What is added to an enum of ours is to be thought of here.
+#![deny(clippy::wildcard_enum_match_arm, clippy::match_wildcard_for_single_variants)]
+
 mod assertions;
 mod backfill;
 mod backoff;
@@ -69,8 +72,9 @@ pub(crate) use self::checkpoint::Checkpoint;
 pub(crate) use self::claim_engine::{ClaimEffect, ClaimEngine, ClaimOutcome, ClaimStart, LEASE};
 pub(crate) use self::decides::{Decides, Figures};
 pub(crate) use self::effect::{
-    Age, Effect, Effects, End, Found, OpenScan, Pass, ReadScan, ScanRange, Statement, SweepRange,
-    Unmarked, Verdict, Watermark,
+    Age, BooksEffect, BrokerEffect, Effect, Effects, End, Found, MarkingEffect, OpenScan, Pass,
+    ReadScan, ReplayEffect, RowsEffect, ScanEffect, ScanRange, Statement, SweepRange, Unmarked,
+    Verdict, Watermark,
 };
 use self::liveness::{Liveness, Silence};
 pub(crate) use self::marking::{
@@ -168,7 +172,7 @@ impl Decides for Engine {
         self.take_requests();
         self.replay(now);
         if let Some(batch) = self.parking.next(now) {
-            self.effects.push_back(Effect::Park(batch));
+            self.effects.push_back(Effect::Rows(RowsEffect::Park(batch)));
         }
         self.mark(now);
         self.confirm(now);
@@ -273,7 +277,7 @@ impl Engine {
         self.publishing.apply(now, Input::Tick);
         self.watch_servers(now, silence);
         if self.owed_marks.begin_if_due(now) {
-            self.effects.push_back(Effect::MakeUpForMarks);
+            self.effects.push_back(Effect::Rows(RowsEffect::MakeUpForMarks));
         }
         if std::mem::replace(&mut self.mode, self.publishing.mode()) != self.publishing.mode() {
             self.tell(Notice::ChangedToKeyed);
@@ -365,7 +369,7 @@ impl Engine {
                 Request::ReadTail { from, delay, why } => {
                     let unresolved = self.publishing.unresolved();
                     self.tell(Notice::ReadingTail { why, unresolved });
-                    self.effects.push_back(Effect::ReadTail { from, delay });
+                    self.effects.push_back(Effect::Broker(BrokerEffect::ReadTail { from, delay }));
                 }
                 Request::Park { index, dead } => {
                     if dead.blocked_by.is_none() {
@@ -378,11 +382,17 @@ impl Engine {
                     let (about, said) = (self.publishing.about(index, id), reason.clone());
                     self.tell(Notice::TryingAgain { about, attempts, reason: said, pause });
                     if has_row {
-                        self.effects.push_back(Effect::NoteFailure { id, reason, pause });
+                        self.effects.push_back(Effect::Rows(RowsEffect::NoteFailure {
+                            id,
+                            reason,
+                            pause,
+                        }));
                     }
                 }
                 Request::TellIgnored(why) => self.tell(Notice::IgnoringMessages { why }),
-                Request::AskForMarks(ids) => self.effects.push_back(Effect::AskForMarks(ids)),
+                Request::AskForMarks(ids) => {
+                    self.effects.push_back(Effect::Books(BooksEffect::AskForMarks(ids)))
+                }
                 Request::TellDoubt { known, counted } => {
                     self.tell(Notice::DoubtResolved { known, counted });
                 }
@@ -419,16 +429,16 @@ impl Engine {
     fn watch_servers(&mut self, now: Duration, silence: Duration) {
         match self.liveness.listen(silence) {
             Silence::Bearable => {}
-            Silence::AskForSign => self.effects.push_back(Effect::Heartbeat),
+            Silence::AskForSign => self.effects.push_back(Effect::Books(BooksEffect::Heartbeat)),
             Silence::TooLong => self.effects.push_back(Effect::End(End::Silence)),
         }
         let (counts, is_idle) = (self.publishing.counts(), self.publishing.is_idle());
         let resolved = counts.resolved() + counts.replayed;
         if self.liveness.needs_failover(now, resolved, is_idle) {
-            self.effects.push_back(Effect::LeaveServer);
+            self.effects.push_back(Effect::Broker(BrokerEffect::LeaveServer));
         }
         if self.slot_watch.look_if_due(now) {
-            self.effects.push_back(Effect::LookAtSlot);
+            self.effects.push_back(Effect::Books(BooksEffect::LookAtSlot));
         }
     }
 

@@ -30,6 +30,9 @@ pub enum Error {
     /// A connection is alive but useless, or a server says what it should not.
     #[error("ended the session: {0}")]
     Stalled(&'static str),
+    /// Two parts of the relay contradict each other. A new session begins from what the servers have.
+    #[error("ended the session: a bug: {0}; please report it")]
+    Bug(&'static str),
     /// PostgreSQL does not answer.
     #[error("could not {doing}: the server fell silent")]
     Silent {
@@ -183,6 +186,12 @@ impl Error {
         move |source| Self::Spill { doing, source }
     }
 
+    /// What cannot be, in the indicative. Where assertions are checked it ends the process.
+    pub(crate) fn bug(what: &'static str) -> Self {
+        debug_assert!(false, "{what}");
+        Self::Bug(what)
+    }
+
     /// Whether trying again may help without anybody changing anything. Unknown errors of the
     /// servers count as transient: retrying loses nothing, giving up needs an operator.
     #[must_use]
@@ -199,6 +208,7 @@ impl Error {
                 source.is_some_and(|it| it.code().is_none_or(sqlstate_is_transient))
             }
             Self::Stalled(_)
+            | Self::Bug(_)
             | Self::Silent { .. }
             | Self::SlotBusy { .. }
             | Self::PublicationChanged { .. }
@@ -280,6 +290,7 @@ impl Error {
                 std::env::temp_dir().display()
             )),
             Self::Stalled(_)
+            | Self::Bug(_)
             | Self::Silent { .. }
             | Self::PublicationChanged { .. }
             | Self::Conflict(_)

@@ -175,7 +175,16 @@ impl Reporter {
                 self.trouble(reason);
             }
             Notice::Stopping { why, unresolved } => info!(unresolved, "stopping: {why}"),
-            of_slot => debug!(?of_slot, "a session over a slot tells of this itself"),
+            of_slot @ (Notice::DoubtResolved { .. }
+            | Notice::ScanFound
+            | Notice::FirstScanDone
+            | Notice::Swept { .. }
+            | Notice::Unlogged { .. }
+            | Notice::Slot { .. }
+            | Notice::ChangedToKeyed
+            | Notice::IgnoringMessages { .. }) => {
+                debug!(?of_slot, "a session over a slot tells of this itself")
+            }
         }
     }
 

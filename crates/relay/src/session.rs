@@ -5,6 +5,9 @@
 //! answers in, confirmations out) never waits for one. Where events come from is the
 //! [source](crate::source)'s business.
 
+// What is added to an enum of ours is to be thought of here.
+#![deny(clippy::wildcard_enum_match_arm, clippy::match_wildcard_for_single_variants)]
+
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
@@ -123,6 +126,12 @@ impl<S: Source> Session<S> {
         let (reads, sends) = (self.engine.wants_log(), self.engine.has_send());
         let wakes_at = self.engine.wakes_at(now);
         let wake = self.started + wakes_at.unwrap_or_default();
+        // Not biased: each arm is served for one turn, and under load answers, the log and the
+        // connection are ready at the same time for long. With answers first the log is read when no
+        // answer has come, so that the window runs empty; with the log first it is read until the
+        // window is full, before an answer counts. With either first, jobs and the tick, which writes
+        // marks and sees timeouts, may wait for as long as the load lasts. Drawn by lot, each waits for
+        // some turns, and a turn takes in all that its arm has.
         tokio::select! {
             () = stop.cancelled(), if !self.engine.is_draining() => {
                 self.engine.stop(self.now(), "on request");

@@ -3,6 +3,9 @@
 //! A session (`session.rs`) is the same over both. What is not the same is here: how a source is
 //! opened, what brings its events, what the effects of its engine do, and what is left at the end.
 
+// What is added to an enum of ours is to be thought of here.
+#![deny(clippy::wildcard_enum_match_arm, clippy::match_wildcard_for_single_variants)]
+
 mod polling;
 mod replication;
 

@@ -218,7 +218,7 @@ impl Breaker {
         match self.phase {
             Phase::HalfOpen { probe } if probe == id => {}
             // It was begun before the failure, and proves nothing about what came after.
-            _ => return None,
+            Phase::HalfOpen { .. } | Phase::Open { .. } | Phase::Closed => return None,
         }
         self.phase = Phase::Closed;
         self.failures = 0;
@@ -281,7 +281,7 @@ impl Breaker {
     pub(crate) fn next_probe(&self, now: Instant) -> Option<Instant> {
         match self.phase {
             Phase::Open { until } if until > now => Some(until),
-            _ => None,
+            Phase::Open { .. } | Phase::HalfOpen { .. } | Phase::Closed => None,
         }
     }
 

@@ -281,8 +281,14 @@ impl ConsumerEngine {
         let reply = self.lanes.ended(id, ending, now);
         match outcome {
             Outcome::Trouble(trouble) => self.failed(id, trouble, (now, time), chance),
-            _ if answered => self.answered(id, now),
-            _ => self.breaker.not_asked(id, now),
+            Outcome::Processed
+            | Outcome::Skipped
+            | Outcome::Retried
+            | Outcome::Dead
+            | Outcome::Undone => match answered {
+                true => self.answered(id, now),
+                false => self.breaker.not_asked(id, now),
+            },
         }
         if ending == Ending::Resolved {
             self.breaker.forget(id);
@@ -306,7 +312,7 @@ impl ConsumerEngine {
             Outcome::Undone if self.start.shares => {
                 self.batch = (self.batch - self.batch / 8).max(1);
             }
-            _ => {}
+            Outcome::Skipped | Outcome::Dead | Outcome::Trouble(_) | Outcome::Undone => {}
         }
     }
 

@@ -129,7 +129,9 @@ impl<W: Work> Session<W> {
     async fn carry_out(&mut self, effect: Effect, begun: &mut Begun) {
         match effect {
             Effect::Start(items) => {
-                let Some(reports) = begun.reports.clone() else { return };
+                let Some(reports) = begun.reports.clone() else {
+                    return debug_assert!(false, "an event is begun after the last one");
+                };
                 let (work, context) = (Arc::clone(&self.work), Arc::clone(&self.context));
                 begun.jobs.spawn(async move { work.run(context, items, reports).await });
             }

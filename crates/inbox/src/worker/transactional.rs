@@ -133,7 +133,9 @@ impl<H: TransactionalHandler> InTransactions<H> {
             answered(HANDLING, transaction.rollback()).await?;
             return Ok(match context.decide(verdict, 1) {
                 Decision::GiveBack(trouble) => Shared::Trouble(item.id(), trouble),
-                _ => Shared::Undone(vec![item.id()]),
+                Decision::Complete { .. } | Decision::Fail { .. } | Decision::Park { .. } => {
+                    Shared::Undone(vec![item.id()])
+                }
             });
         }
         if notes.is_empty() {

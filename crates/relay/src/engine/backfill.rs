@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 pub(crate) use self::scan_ranges::ScanRanges;
-use super::effect::{Effect, Effects, OpenScan, ReadScan};
+use super::effect::{Effect, Effects, OpenScan, ReadScan, ScanEffect};
 use super::messages::Resolved;
 
 /// So much longer than usual a scan waits while the session is behind.
@@ -233,12 +233,12 @@ impl Backfill {
         if self.gap == Gap::Read {
             self.gap = Gap::Open;
         }
-        effects.push_back(Effect::OpenScan(OpenScan {
+        effects.push_back(Effect::Scan(ScanEffect::Open(OpenScan {
             range: self.ranges.next(now, for_blocked),
             log_waits: for_blocked,
             awaits_visibility: self.gap == Gap::Open,
             read: self.read(),
-        }));
+        })));
     }
 
     fn read(&self) -> ReadScan {
@@ -269,7 +269,7 @@ impl Backfill {
         if self.gap != Gap::Filled {
             self.gap = if is_cut { Gap::Open } else { Gap::Read };
         }
-        effects.push_back(Effect::CloseScan);
+        effects.push_back(Effect::Scan(ScanEffect::Close));
     }
 
     /// The scan is over.
@@ -278,7 +278,7 @@ impl Backfill {
         self.log_waits = LogWaits::No;
         self.rest(now + self.interval);
         if self.ranges.done(now) {
-            effects.push_back(Effect::NoteScan);
+            effects.push_back(Effect::Scan(ScanEffect::Note));
         }
         (was_first && self.batches_begun > 0).then_some(ScanNotice::Done)
     }
@@ -290,7 +290,7 @@ impl Backfill {
 
     /// It begins again at once, and the log waits for it then.
     pub(crate) fn overtaken(&mut self, now: Duration, effects: &mut Effects) {
-        effects.push_back(Effect::AbandonScan { gives_way: false });
+        effects.push_back(Effect::Scan(ScanEffect::Abandon { gives_way: false }));
         self.interrupted(now);
     }
 
@@ -314,17 +314,17 @@ impl Backfill {
             Scan::Paused { since } => {
                 self.gives_way || now.saturating_sub(since) > OPEN_WITHOUT_ROOM_MAX
             }
-            _ => false,
+            Scan::Resting { .. } | Scan::Busy => false,
         };
         if ends {
-            effects.push_back(Effect::AbandonScan { gives_way: self.gives_way });
+            effects.push_back(Effect::Scan(ScanEffect::Abandon { gives_way: self.gives_way }));
             self.interrupted(now);
         }
         if let Some(process) = self.reader
             && self.watch_due <= now
         {
             self.watch_due = now + WATCHED_EVERY;
-            effects.push_back(Effect::WatchScan { process });
+            effects.push_back(Effect::Scan(ScanEffect::Watch { process }));
         }
         ends
     }
@@ -346,28 +346,30 @@ impl Backfill {
     ) {
         if self.gap == Gap::Read && !self.is_busy() && !is_checkpointing {
             self.gap = Gap::Noting;
-            effects.push_back(Effect::NoteGapFilled { rows: self.scanned - self.noted });
+            effects.push_back(Effect::Scan(ScanEffect::NoteGapFilled {
+                rows: self.scanned - self.noted,
+            }));
         }
         self.mark(now, batches, effects);
         if matches!(self.scan, Scan::Paused { .. }) && !self.gives_way && has_room {
             self.scan = Scan::Busy;
-            effects.push_back(Effect::ReadScan(self.read()));
+            effects.push_back(Effect::Scan(ScanEffect::Read(self.read())));
         }
     }
 
     fn mark(&mut self, now: Duration, batches: usize, effects: &mut Effects) {
         self.marks = match std::mem::replace(&mut self.marks, Marks::Idle) {
             Marks::Postponed { batches, published, until } if until <= now => {
-                effects.push_back(Effect::MarkScanned { batches, published });
+                effects.push_back(Effect::Scan(ScanEffect::Mark { batches, published }));
                 Marks::Running { batches }
             }
             Marks::Idle if batches > 0 => {
                 let resolved = self.batches.drain(..batches).flat_map(|it| it.resolved);
                 let published = resolved.collect();
-                effects.push_back(Effect::MarkScanned { batches, published });
+                effects.push_back(Effect::Scan(ScanEffect::Mark { batches, published }));
                 Marks::Running { batches }
             }
-            other => other,
+            other @ (Marks::Idle | Marks::Running { .. } | Marks::Postponed { .. }) => other,
         };
     }
 

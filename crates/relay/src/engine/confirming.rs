@@ -5,7 +5,7 @@ use std::time::Duration;
 use pgoutput::Lsn;
 
 use super::Engine;
-use super::effect::Effect;
+use super::effect::{BooksEffect, Effect};
 use super::messages::{NotedPlace, Place};
 
 impl Engine {
@@ -36,7 +36,7 @@ impl Engine {
         let (resolved, events) = (publishing.confirmed(), publishing.resolved_of_the_log());
         if self.checkpoint.is_due(resolved, events, now, || publishing.place().is_some()) {
             let place = self.noted_place(events);
-            self.effects.push_back(Effect::Checkpoint { place });
+            self.effects.push_back(Effect::Books(BooksEffect::Checkpoint { place }));
         }
         let before = self.checkpoint.confirmed();
         let confirmed = self.checkpoint.confirmable(resolved, events);

@@ -14,43 +14,54 @@ use super::window::Outgoing;
 /// What is to be done, in the order in which it is to be begun.
 pub(crate) type Effects = VecDeque<Effect>;
 
+/// Grouped by who carries it out: see `source/replication/effects.rs`.
 #[derive(Debug, Clone)]
 pub(crate) enum Effect {
-    /// Reads the stream from sequence `from` to its end, after waiting for `delay`.
-    ReadTail {
-        from: u64,
-        delay: Duration,
-    },
-    /// Puts events into the dead-letter table, one after the other.
-    Park(Vec<(u64, Dead)>),
-    /// Writes down that an event could not be published and is tried again after `pause`. Lost, it
-    /// costs one attempt more.
-    NoteFailure {
-        id: Uuid,
-        reason: String,
-        pause: Duration,
-    },
-    /// Looks up which of these events are marked as published.
-    AskForMarks(Vec<Uuid>),
-    /// Measures how long acknowledged events took.
-    Measure(Vec<Resolved>),
-    /// Writes down where the log ends, and how far it was worked through.
-    Checkpoint {
-        place: NotedPlace,
-    },
+    Books(BooksEffect),
+    Rows(RowsEffect),
+    Marking(MarkingEffect),
+    Scan(ScanEffect),
+    Replay(ReplayEffect),
+    Broker(BrokerEffect),
     /// Lets PostgreSQL forget everything before.
     Confirm(Lsn),
-    /// Puts something into the log, which a server that is there sends.
-    Heartbeat,
-    /// Goes to another server of the broker's cluster.
-    LeaveServer,
-    LookAtSlot,
-    /// Marks or removes rows that were locked when that was to be done.
-    MakeUpForMarks,
+    /// Measures how long acknowledged events took.
+    Measure(Vec<Resolved>),
     /// Says something to operators.
     Tell(Notice),
     /// Ends the session.
     End(End),
+}
+
+/// Of what is written down, and of the slot. No statement of these waits for a row.
+#[derive(Debug, Clone)]
+pub(crate) enum BooksEffect {
+    /// Writes down where the log ends, and how far it was worked through.
+    Checkpoint {
+        place: NotedPlace,
+    },
+    /// Puts something into the log, which a server that is there sends.
+    Heartbeat,
+    LookAtSlot,
+    /// Looks up which of these events are marked as published.
+    AskForMarks(Vec<Uuid>),
+}
+
+/// Of rows that others may have locked.
+#[derive(Debug, Clone)]
+pub(crate) enum RowsEffect {
+    /// Puts events into the dead-letter table, one after the other.
+    Park(Vec<(u64, Dead)>),
+    /// Writes down that an event could not be published and is tried again after `pause`. Lost, it
+    /// costs one attempt more.
+    NoteFailure { id: Uuid, reason: String, pause: Duration },
+    /// Marks or removes rows that were locked when that was to be done.
+    MakeUpForMarks,
+}
+
+/// Of marks, the watermark and the sweeper.
+#[derive(Debug, Clone)]
+pub(crate) enum MarkingEffect {
     /// Marks rows. Marks may be late or lost: the sweeper finds them.
     Mark {
         statement: Statement,
@@ -87,21 +98,26 @@ pub(crate) enum Effect {
     },
     /// Writes down that the sweeper looked at the whole table. Lost, it costs another look.
     NoteSweep,
+}
+
+/// Of rows that the log does not bring.
+#[derive(Debug, Clone)]
+pub(crate) enum ScanEffect {
     /// Opens a scan of the table, and reads its first batch.
-    OpenScan(OpenScan),
-    /// Reads the next batch of the scan.
-    ReadScan(ReadScan),
-    CloseScan,
+    Open(OpenScan),
+    /// Reads the next batch.
+    Read(ReadScan),
+    Close,
     /// Ends the scan's transaction at once.
-    AbandonScan {
+    Abandon {
         gives_way: bool,
     },
     /// Looks whether somebody waits for what the scan's process has locked.
-    WatchScan {
+    Watch {
         process: i32,
     },
     /// Marks rows of the oldest batches, durably.
-    MarkScanned {
+    Mark {
         batches: usize,
         published: Vec<Resolved>,
     },
@@ -111,27 +127,34 @@ pub(crate) enum Effect {
         rows: u64,
     },
     /// Writes down that a scan looked at the whole table. Lost, it costs another look.
-    NoteScan,
+    Note,
+}
+
+/// Of what is published once more.
+#[derive(Debug, Clone)]
+pub(crate) enum ReplayEffect {
     /// Looks whether there is something to replay.
-    LookForReplay,
+    LookFor,
     /// Takes a replay up where it was left. What is written down of the stream's sequence counts no
     /// more.
-    BeginReplay(Uuid),
+    Begin(Uuid),
     /// Reads the next rows of a replay.
-    ReadReplay {
-        id: Uuid,
-        after: i64,
-    },
+    Read { id: Uuid, after: i64 },
     /// Writes down how far a replay is.
-    NoteReplay(ReplayNote),
+    Note(ReplayNote),
     /// Sends a copy to another stream, unless that has it, which it can have only behind `after`.
-    SendCopy {
-        replay: Uuid,
-        copy: Box<Outgoing>,
-        after: u64,
-    },
+    SendCopy { replay: Uuid, copy: Box<Outgoing>, after: u64 },
     /// Nothing more is read for the replay: what it holds on either server is let go.
-    EndReplay,
+    End,
+}
+
+/// Of the broker, beside what is published.
+#[derive(Debug, Clone)]
+pub(crate) enum BrokerEffect {
+    /// Reads the stream from sequence `from` to its end, after waiting for `delay`.
+    ReadTail { from: u64, delay: Duration },
+    /// Goes to another server of the broker's cluster.
+    LeaveServer,
 }
 
 /// Why a session cannot go on.

@@ -22,7 +22,9 @@ pub(crate) use self::watermark::SWEPT_AT_ONCE;
 use self::watermark::{LostMarks, Missed, Step, Unseen};
 pub(crate) use self::writers::Batching;
 use self::writers::Writers;
-use super::effect::{Effect, Effects, Found, Pass, Statement, SweepRange, Watermark};
+use super::effect::{
+    Effect, Effects, Found, MarkingEffect, Pass, Statement, SweepRange, Watermark,
+};
 use super::messages::Resolved;
 use super::tail_messages::Stored;
 
@@ -178,13 +180,13 @@ impl Marking {
     }
 
     fn log_waits(&self, confirmed: Lsn) -> bool {
-        let log_waits = match &self.step {
-            Step::Waiting(watermark) if confirmed > Lsn::ZERO => {
-                watermark.lsn.checked_bytes_since(confirmed)
-            }
-            _ => None,
-        };
-        log_waits.is_some_and(|bytes| bytes > LOG_BEHIND)
+        if let Step::Waiting(watermark) = &self.step
+            && confirmed > Lsn::ZERO
+        {
+            let bytes = watermark.lsn.checked_bytes_since(confirmed);
+            return bytes.is_some_and(|it| it > LOG_BEHIND);
+        }
+        false
     }
 
     /// An event of the log is published: its row is to be marked.
@@ -225,10 +227,14 @@ impl Marking {
             }
             Step::Flushing { watermark, marks } if self.writers.marks.has_ended(marks) => {
                 let pass = self.pass(now, watermark);
-                effects.push_back(Effect::StoreWatermark(pass.clone()));
+                effects.push_back(Effect::Marking(MarkingEffect::StoreWatermark(pass.clone())));
                 Step::Sweeping(pass)
             }
-            other => other,
+            other @ (Step::Resting
+            | Step::Taking
+            | Step::Waiting(_)
+            | Step::Flushing { .. }
+            | Step::Sweeping(_)) => other,
         };
     }
 
@@ -252,7 +258,7 @@ impl Marking {
             self.taken = Some(Taken { at: now, resolved, news });
             self.observing = self.writers.marks.queued();
             self.step = Step::Taking;
-            effects.push_back(Effect::TakeWatermark);
+            effects.push_back(Effect::Marking(MarkingEffect::TakeWatermark));
         }
     }
 
@@ -332,19 +338,28 @@ impl Marking {
             Judgement::AskTheStream => {
                 // Without a complete sweep nothing is told from the stream's silence.
                 let resolved_before = self.swept.as_ref().map(|it| it.lsn);
-                effects.push_back(Effect::ReadStreamBack { found, resolved_before });
+                effects.push_back(Effect::Marking(MarkingEffect::ReadStreamBack {
+                    found,
+                    resolved_before,
+                }));
             }
             // Before anything is published that the log did not bring, the whole stream is read for
             // it: its mark may have been taken away, by hand or with a table that was restored.
             Judgement::Done(verdict) if !verdict.unlogged.is_empty() => {
-                effects.push_back(Effect::Seek { pass: pass.clone(), found, verdict });
+                effects.push_back(Effect::Marking(MarkingEffect::Seek {
+                    pass: pass.clone(),
+                    found,
+                    verdict,
+                }));
             }
             Judgement::Done(verdict) if found.rows.is_empty() => {
                 let suspected = verdict.suspected;
                 let swept = Swept { found, marked: 0, unlogged: 0, suspected };
                 self.swept(now, Some(swept), effects);
             }
-            Judgement::Done(verdict) => effects.push_back(Effect::MarkSwept { found, verdict }),
+            Judgement::Done(verdict) => {
+                effects.push_back(Effect::Marking(MarkingEffect::MarkSwept { found, verdict }))
+            }
         }
     }
 
@@ -379,7 +394,8 @@ impl Marking {
         if suspected > 0 {
             self.missed = Missed::Something; // the next watermark tells
         } else if found.rows.len() == SWEPT_AT_ONCE {
-            effects.push_back(Effect::SweepOn { pass: pass.clone(), found });
+            effects
+                .push_back(Effect::Marking(MarkingEffect::SweepOn { pass: pass.clone(), found }));
             self.step = Step::Sweeping(pass);
         } else {
             self.complete(now, pass, &found, effects);
@@ -392,7 +408,7 @@ impl Marking {
         if pass.range == SweepRange::Whole {
             self.whole_due = now + WHOLE_EVERY;
             if self.is_indexed {
-                effects.push_back(Effect::NoteSweep);
+                effects.push_back(Effect::Marking(MarkingEffect::NoteSweep));
             }
         }
         if self.by_watermark {

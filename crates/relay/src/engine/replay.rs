@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use self::elsewhere::{Elsewhere, TRIES_MAX};
 use super::backoff::Backoff;
-use super::effect::{Effect, Effects};
+use super::effect::{Effect, Effects, ReplayEffect};
 use super::messages::{Input, Resolved};
 use super::notice::Notice;
 use super::replay_messages::{
@@ -145,16 +145,13 @@ impl Replaying {
 
     /// Whether what was handed over is noted.
     pub(crate) fn is_noted(&self) -> bool {
-        match &self.state {
-            State::Running(run) => run.is_noted(),
-            _ => true,
-        }
+        if let State::Running(run) = &self.state { run.is_noted() } else { true }
     }
 
     fn look_if_due(&mut self, now: Duration, effects: &mut Effects) {
         if matches!(self.state, State::Resting { until } if until <= now) {
             self.state = State::Looking;
-            effects.push_back(Effect::LookForReplay);
+            effects.push_back(Effect::Replay(ReplayEffect::LookFor));
         }
     }
 
@@ -169,7 +166,7 @@ impl Replaying {
     fn begin(&mut self, effects: &mut Effects) {
         if let State::Found(id) = self.state {
             self.state = State::Beginning;
-            effects.push_back(Effect::BeginReplay(id));
+            effects.push_back(Effect::Replay(ReplayEffect::Begin(id)));
         }
     }
 
@@ -183,10 +180,7 @@ impl Replaying {
     }
 
     fn run(&mut self) -> Option<&mut Run> {
-        match &mut self.state {
-            State::Running(run) => Some(run),
-            _ => None,
-        }
+        if let State::Running(run) = &mut self.state { Some(run) } else { None }
     }
 
     /// What is behind a place of a replay. It may be another replay's by now, or this one's from
@@ -235,7 +229,7 @@ impl Replaying {
         // What is being read is of no use any more.
         let rests = wish == ReplayWish::Rest && run.is_noted();
         if run.note.is_done || rests {
-            effects.push_back(Effect::EndReplay);
+            effects.push_back(Effect::Replay(ReplayEffect::End));
             self.found(now, None);
         }
     }
@@ -378,7 +372,10 @@ impl Run {
         let has_room = self.reading.rows.len() < READ_AHEAD;
         if is_due && has_room && self.wish == ReplayWish::GoOn {
             self.reading.state = ReadState::UnderWay;
-            effects.push_back(Effect::ReadReplay { id: self.id, after: self.reading.to });
+            effects.push_back(Effect::Replay(ReplayEffect::Read {
+                id: self.id,
+                after: self.reading.to,
+            }));
         }
     }
 
@@ -401,7 +398,7 @@ impl Run {
         self.note.seq = self.noted_seq(last_seq);
         self.noting.state = NoteState::UnderWay(std::mem::take(&mut self.noting.unnoted));
         self.note.is_done = is_done;
-        effects.push_back(Effect::NoteReplay(self.note.clone()));
+        effects.push_back(Effect::Replay(ReplayEffect::Note(self.note.clone())));
     }
 }
 

@@ -36,7 +36,7 @@ use uuid::Uuid;
 
 use self::broker::{Flying, Packet, Stored as Message, Taking};
 use self::database::Written;
-pub(in crate::engine) use self::database::failure;
+pub(in crate::engine) use self::database::marking_failure;
 use self::emitting::Emitted;
 use self::replaying::Replay;
 use self::sessions::{Gap, engine, publishing};
@@ -441,7 +441,8 @@ impl World {
         match self.faults.foreign {
             Foreign::Never => false,
             Foreign::BetweenMessages => {
-                let reads = |it: &Effect| matches!(it, Effect::ReadTail { .. });
+                let reads =
+                    |it: &Effect| matches!(it, Effect::Broker(BrokerEffect::ReadTail { .. }));
                 let told = |it: &Outcome| matches!(it, Outcome::Tail(_));
                 quiet
                     && self.answers.is_empty()

@@ -21,6 +21,7 @@ mod replay_rows;
 mod retain;
 mod rewind;
 mod scan;
+mod session_stores;
 mod setup_lock;
 mod state;
 mod statements;
@@ -53,6 +54,7 @@ pub(crate) use self::replay_rows::{ReplayedRow, TakenReplay};
 pub(crate) use self::retain::{AT_ONCE, Deleted, Gate, PAGES_AT_ONCE, Removable, RetentionRow};
 pub(crate) use self::rewind::{ADVANCING, RewindReading, RewindSlot};
 pub(crate) use self::scan::Scanner;
+pub(crate) use self::session_stores::{Books, Marks, Rows, Scan};
 use self::statements::Statements;
 use crate::config::{Config, MarkBy};
 use crate::engine::{Resolved, Watermark};
@@ -273,7 +275,9 @@ impl Store {
             .map_err(Error::sql("take a snapshot"))?;
         Ok(Watermark { snapshot: row.get(0), lsn: Lsn(row.get::<_, PgLsn>(1).into()) })
     }
+}
 
+impl Marks {
     /// Stores a watermark that has been reached, and one below which everything is marked. Returns
     /// the number of the transaction that did.
     pub(crate) async fn store_watermark(
@@ -286,7 +290,7 @@ impl Store {
         let (swept, swept_lsn) = swept.map(|it| (&*it.snapshot, PgLsn::from(it.lsn.0))).unzip();
         let parameters: [&(dyn ToSql + Sync); 5] =
             [&slot, &watermark.snapshot, &lsn, &swept, &swept_lsn];
-        self.store_with(&self.sql.watermark, &parameters).await
+        self.0.store_with(&self.0.sql.watermark, &parameters).await
     }
 
     /// As [`store_watermark`](Self::store_watermark), and from then on it says of every row of the
@@ -304,9 +308,11 @@ impl Store {
         let lsn = PgLsn::from(watermark.lsn.0);
         let parameters: [&(dyn ToSql + Sync); 4] =
             [&slot, &start_snapshot, &watermark.snapshot, &lsn];
-        self.store_with(&self.sql.published_to, &parameters).await
+        self.0.store_with(&self.0.sql.published_to, &parameters).await
     }
+}
 
+impl Store {
     async fn store_with(
         &self,
         sql: &str,

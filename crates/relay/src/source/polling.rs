@@ -19,15 +19,15 @@ use async_nats::Client;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use self::claim_jobs::{Done, connect};
+use self::claim_jobs::{CONNECTION, Done};
 use super::{Job, Opened, Source};
 use crate::config::Config;
 use crate::engine::{
-    ClaimEffect, ClaimEngine, ClaimOutcome, ClaimStart, Decides, End, Input, Limits, Send,
+    ClaimEffect, ClaimEngine, ClaimOutcome, ClaimStart, Decides, Input, Limits, Send,
 };
 use crate::error::Error;
 use crate::nats::{self, History, NatsLink, Publisher, TailReader};
-use crate::postgres::{Opening, Rows, Store};
+use crate::postgres::{Opening, Rows, Store, sql};
 use crate::reporter::Reporter;
 
 /// Nodes whose unmarked messages the reading of the tail surely reaches.
@@ -42,9 +42,9 @@ pub(crate) struct Polling {
     rows: Rows,
     tail: TailReader,
     /// The connections that hold claims, by number.
-    claims: HashMap<u32, Arc<Store>>,
+    claims: HashMap<u32, Arc<sql::Rows>>,
     /// Connections without a claim.
-    free: Vec<Arc<Store>>,
+    free: Vec<Arc<sql::Rows>>,
 }
 
 impl Source for Polling {
@@ -58,7 +58,7 @@ impl Source for Polling {
         link: watch::Receiver<NatsLink>,
         once: bool,
     ) -> Result<Opened<Self>, Error> {
-        let store = connect(config).await?;
+        let store = Store::connect(config, CONNECTION).await?;
         let checked = async {
             store.check_outbox().await?;
             store.check_marks_are_on_rows().await?;
@@ -92,7 +92,7 @@ impl Source for Polling {
             rows: Rows::new(config.table.clone(), config.routing()),
             tail: tail.clone(),
             claims: HashMap::new(),
-            free: vec![store],
+            free: vec![Arc::new(sql::Rows::of(store).await?)],
         };
         Ok(Opened { source, engine, publisher, answers, tail, started })
     }
@@ -114,16 +114,7 @@ impl Source for Polling {
         effect: ClaimEffect,
         reporter: &mut Reporter,
     ) -> Result<Option<Job<Done>>, Error> {
-        match effect {
-            ClaimEffect::Measure(resolved) => reporter.resolved(&resolved),
-            ClaimEffect::Tell(notice) => reporter.tell(notice),
-            ClaimEffect::End(End::Refused(reason)) => return Err(Error::Refused(reason)),
-            ClaimEffect::End(_) => {
-                return Err(Error::Stalled("a claim was not renewed in time"));
-            }
-            effect => return Ok(self.job(effect)),
-        }
-        Ok(None)
+        self.carry_out_effect(effect, reporter)
     }
 
     fn finish(
@@ -175,7 +166,7 @@ impl Source for Polling {
     }
 
     fn tick(&mut self, engine: &mut ClaimEngine, now: Duration) -> Result<(), Error> {
-        if self.claims.values().chain(&self.free).any(|it| it.client().is_closed()) {
+        if self.claims.values().chain(&self.free).any(|it| it.is_closed()) {
             return Err(Error::Stalled("the server closed a connection for claims"));
         }
         engine.tick(now, !self.free.is_empty());

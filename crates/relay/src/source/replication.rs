@@ -28,8 +28,8 @@ use crate::config::Config;
 use crate::engine::{Decides, Effect, Engine, Input, Outcome, Send};
 use crate::error::Error;
 use crate::nats::{NatsLink, TailReader};
-use crate::postgres::sql::Scanner;
-use crate::postgres::{Opening, Store, answered};
+use crate::postgres::sql::{Books, Rows, Scanner};
+use crate::postgres::{Opening, answered};
 use crate::reporter::Reporter;
 
 /// How long the last thing that a stop writes may take.
@@ -53,10 +53,8 @@ pub(crate) struct Replication {
     slot: OpenSlot,
     log: LogStream,
     tail: TailReader,
-    /// Keeps the slot's books. Nothing waits for rows here, and for nothing for long.
-    store: Arc<Store>,
-    /// Marks what was scanned, and parks: waits for whoever has dead letters or rows locked.
-    rows: Arc<Store>,
+    books: Arc<Books>,
+    rows: Arc<Rows>,
     marks: MarkStores,
     /// The cursor of the scan that waits for room.
     scanner: Option<Box<Scanner>>,
@@ -87,7 +85,7 @@ impl Source for Replication {
     }
 
     fn watch_connections(&self, engine: &mut Engine, now: Duration) {
-        if self.marks.second.as_ref().is_some_and(|it| it.client().is_closed()) {
+        if self.marks.second.as_ref().is_some_and(|it| it.is_closed()) {
             engine.outcome(now, Outcome::SecondWriterBroke);
         }
     }
@@ -97,20 +95,7 @@ impl Source for Replication {
         effect: Effect,
         reporter: &mut Reporter,
     ) -> Result<Option<Job<Done>>, Error> {
-        match effect {
-            Effect::Confirm(lsn) => self.log.confirm(lsn),
-            Effect::Measure(resolved) => reporter.resolved(&resolved),
-            Effect::Tell(notice) => self.tell(notice, reporter),
-            Effect::EndReplay => {
-                if let Some(replay) = self.replay.take() {
-                    replay.over.cancel();
-                }
-                reporter.replay_over();
-            }
-            Effect::End(end) => return Err(self.end(end)),
-            effect => return Ok(self.job(effect)),
-        }
-        Ok(None)
+        self.carry_out_effect(effect, reporter)
     }
 
     fn finish(
@@ -150,10 +135,10 @@ impl Source for Replication {
             Done::ReplayRead(of, page) => self.replay_page(of, page),
             Done::Outcome(outcome) => outcome,
         };
-        let failed = match &outcome {
-            Outcome::TailFailed(why) => Some(why.clone()),
-            _ => None,
-        };
+        let mut failed = None;
+        if let Outcome::TailFailed(why) = &outcome {
+            failed = Some(why.clone());
+        }
         engine.outcome(now, outcome);
         if let Some(why) = failed {
             let wait = engine.publishing().breaker().1.unwrap_or_default();
@@ -168,8 +153,7 @@ impl Source for Replication {
     }
 
     fn tick(&mut self, engine: &mut Engine, now: Duration) -> Result<(), Error> {
-        let closed = |store: &Store| store.client().is_closed();
-        if closed(&self.store) || closed(&self.rows) || closed(&self.marks.first) {
+        if self.books.is_closed() || self.rows.is_closed() || self.marks.first.is_closed() {
             // Also how a server that shuts down is noticed: it ends these connections at once, but
             // waits for the replication connection for as long as that has something unconfirmed.
             return Err(Error::Stalled("the server closed the connection for statements"));
@@ -185,12 +169,12 @@ impl Source for Replication {
         let (slot, before) = (&self.config.slot, self.slot.confirmed);
         let (confirmed, place) = engine.last_position(before);
         // What the jobs left on the same connection is executed before.
-        let stored = self.store.checkpoint_at(slot, self.slot.reader, confirmed, place);
+        let stored = self.books.checkpoint_at(slot, self.slot.reader, confirmed, place);
         let late = Error::Stalled("the last position could not be written down");
         tokio::time::timeout(LAST_POSITION_MAX, stored).await.unwrap_or(Err(late))?;
         self.log.confirm(confirmed);
         if !self.log.stop(confirmed).await && confirmed > before {
-            answered("advance the slot", self.store.advance_slot(slot, confirmed)).await?;
+            answered("advance the slot", self.books.advance_slot(slot, confirmed)).await?;
         }
         let (publishing, counts) = (engine.publishing(), engine.publishing().counts());
         info!(
@@ -205,11 +189,11 @@ impl Source for Replication {
     }
 
     async fn fail(self, error: &Error) -> Result<(), Error> {
-        let (config, store) = (Arc::clone(&self.config), Arc::clone(&self.store));
+        let (config, books) = (Arc::clone(&self.config), Arc::clone(&self.books));
         drop(self); // whoever takes the slot over waits for that
         if let Error::Table(_) = error {
             // The log keeps the shape in which rows were written; the table is what can be mended.
-            answered("distrust the slot", store.distrust_slot(&config.slot)).await?;
+            answered("distrust the slot", books.distrust_slot(&config.slot)).await?;
         }
         Ok(())
     }

@@ -312,7 +312,9 @@ impl World {
         }
         match task.stage {
             Stage::Releasing(then) if fate == Fate::Done => self.end_task(worker, task.job, then),
-            _ => self.keep_task(worker, number, task, 500),
+            Stage::Handling | Stage::Writing(_) | Stage::Releasing(_) => {
+                self.keep_task(worker, number, task, 500)
+            }
         }
     }
 

@@ -91,7 +91,7 @@ impl Process {
     fn active_term(&self, now: Instant) -> Option<u64> {
         match self.role.role() {
             Role::Active { term, until } if now < until && !self.has_trouble => Some(term),
-            _ => None,
+            Role::Unknown | Role::Standby | Role::Active { .. } => None,
         }
     }
 

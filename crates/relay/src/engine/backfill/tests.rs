@@ -22,9 +22,9 @@ fn begins(backfill: &mut Backfill, now: Duration, scene: Scene) -> Option<OpenSc
 }
 
 fn opened(effects: &Effects) -> Option<OpenScan> {
-    let open = |it: &Effect| match it {
-        Effect::OpenScan(open) => Some(*open),
-        _ => None,
+    let open = |it: &Effect| {
+        let Effect::Scan(ScanEffect::Open(open)) = it else { return None };
+        Some(*open)
     };
     effects.iter().find_map(open)
 }
@@ -81,7 +81,7 @@ fn a_gap_is_not_filled_while_a_row_is_published_and_not_marked() {
     assert!(effects.is_empty() && !backfill.is_clear(), "one is on its way: {effects:?}");
     backfill.advance(Duration::ZERO, 1, true, false, &mut effects);
     assert!(
-        matches!(*effects.make_contiguous(), [Effect::MarkScanned { batches: 1, .. }]),
+        matches!(*effects.make_contiguous(), [Effect::Scan(ScanEffect::Mark { batches: 1, .. })]),
         "{effects:?}"
     );
     backfill.not_marked(Duration::ZERO, 1, Vec::new());
@@ -90,7 +90,7 @@ fn a_gap_is_not_filled_while_a_row_is_published_and_not_marked() {
     assert!(effects.is_empty(), "it is locked: {effects:?}");
     backfill.advance(AGAIN_AFTER, 1, true, false, &mut effects);
     assert!(
-        matches!(*effects.make_contiguous(), [Effect::MarkScanned { batches: 1, .. }]),
+        matches!(*effects.make_contiguous(), [Effect::Scan(ScanEffect::Mark { batches: 1, .. })]),
         "{effects:?}"
     );
     backfill.marked(1);
@@ -99,7 +99,7 @@ fn a_gap_is_not_filled_while_a_row_is_published_and_not_marked() {
     assert!(effects.is_empty(), "the checkpoint is being written: {effects:?}");
     backfill.advance(AGAIN_AFTER, 0, true, false, &mut effects);
     assert!(
-        matches!(*effects.make_contiguous(), [Effect::NoteGapFilled { rows: 1 }]),
+        matches!(*effects.make_contiguous(), [Effect::Scan(ScanEffect::NoteGapFilled { rows: 1 })]),
         "{effects:?}"
     );
     assert!(!backfill.is_clear(), "not yet");
@@ -135,7 +135,7 @@ fn nothing_is_held_open_for_a_broker_that_makes_no_room_or_for_others_who_wait()
         effects.clear();
         backfill.watch(WATCHED_EVERY, &mut effects);
         assert!(
-            matches!(*effects.make_contiguous(), [Effect::WatchScan { process: 7 }]),
+            matches!(*effects.make_contiguous(), [Effect::Scan(ScanEffect::Watch { process: 7 })]),
             "{effects:?}"
         );
         backfill.watched(in_the_way);
@@ -144,7 +144,7 @@ fn nothing_is_held_open_for_a_broker_that_makes_no_room_or_for_others_who_wait()
         effects.clear();
         backfill.watch(now, &mut effects);
         assert!(
-            matches!(*effects.make_contiguous(), [Effect::AbandonScan { gives_way }] if gives_way == in_the_way),
+            matches!(*effects.make_contiguous(), [Effect::Scan(ScanEffect::Abandon { gives_way })] if gives_way == in_the_way),
             "{effects:?}"
         );
         assert!(begins(&mut backfill, now, QUIET).is_none(), "a row is not marked");

@@ -256,7 +256,15 @@ impl World {
                 ClaimEffect::End(End::ClaimLost) => return self.end_session(at),
                 ClaimEffect::End(end) => panic!("{end:?}"),
                 ClaimEffect::Measure(_) | ClaimEffect::Tell(_) => {}
-                effect => {
+                effect @ (ClaimEffect::Claim { .. }
+                | ClaimEffect::Renew { .. }
+                | ClaimEffect::Mark { .. }
+                | ClaimEffect::GiveBack { .. }
+                | ClaimEffect::Park { .. }
+                | ClaimEffect::NoteFailure { .. }
+                | ClaimEffect::ReadTail { .. }
+                | ClaimEffect::LookAtTail { .. }
+                | ClaimEffect::MakeUpForMarks) => {
                     let is_marking = |claim: u32| {
                         let mut begun = node.under_way.iter().map(|it| &it.0);
                         begun.any(
@@ -356,7 +364,9 @@ impl World {
                 false => Some(ClaimOutcome::Looked(self.newest_since(from - 1))),
             },
             ClaimEffect::MakeUpForMarks => None,
-            effect => panic!("not under way: {effect:?}"),
+            ClaimEffect::Measure(_) | ClaimEffect::Tell(_) | ClaimEffect::End(_) => {
+                panic!("not under way: {effect:?}")
+            }
         })
     }
 

@@ -48,7 +48,7 @@ impl Missed {
         match self {
             Self::Observing => Self::Before(transaction),
             Self::Before(transaction) if oldest_running >= transaction => Self::Nothing,
-            missed => missed,
+            missed @ (Self::Nothing | Self::Something | Self::Before(_)) => missed,
         }
     }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::queue::{MARKS_AT_ONCE, Marks};
-use crate::engine::effect::{Effect, Effects, Statement, Writer};
+use crate::engine::effect::{Effect, Effects, MarkingEffect, Statement, Writer};
 
 /// Marks that wait when they are called late: PostgreSQL writes marks on one core more slowly than it
 /// sends its log from another.
@@ -95,7 +95,7 @@ impl Writers {
             let Some((number, marks)) = self.marks.take() else { break };
             self.waiting_since = now;
             let statement = Statement { writer, marks: marks.len(), number };
-            effects.push_back(Effect::Mark { statement, marks });
+            effects.push_back(Effect::Marking(MarkingEffect::Mark { statement, marks }));
         }
         self.open_help(now, self.wants_help(now, is_backlog || hurry), effects);
     }
@@ -134,7 +134,7 @@ impl Writers {
         let is_due = self.marks.waiting() >= MARKS_TOO_LATE || is_wanted && self.are_late();
         if is_due && matches!(self.second, Second::Closed { not_before } if not_before <= now) {
             self.second = Second::Opening;
-            effects.push_back(Effect::OpenSecondWriter);
+            effects.push_back(Effect::Marking(MarkingEffect::OpenSecondWriter));
         }
     }
 
@@ -144,7 +144,7 @@ impl Writers {
         let is_over = waiting == 0 || !is_wanted && waiting < MARKS_TOO_LATE / 2;
         if is_over && self.second == Second::Idle {
             self.second = Second::Closed { not_before: Duration::ZERO };
-            effects.push_back(Effect::CloseSecondWriter);
+            effects.push_back(Effect::Marking(MarkingEffect::CloseSecondWriter));
         }
     }
 
@@ -228,13 +228,13 @@ mod tests {
     }
 
     fn opens(effects: &Effects) -> bool {
-        effects.iter().any(|it| matches!(it, Effect::OpenSecondWriter))
+        effects.iter().any(|it| matches!(it, Effect::Marking(MarkingEffect::OpenSecondWriter)))
     }
 
     fn statements(effects: &Effects) -> Vec<Statement> {
-        let statement = |it: &Effect| match it {
-            Effect::Mark { statement, .. } => Some(*statement),
-            _ => None,
+        let statement = |it: &Effect| {
+            let Effect::Marking(MarkingEffect::Mark { statement, .. }) = it else { return None };
+            Some(*statement)
         };
         effects.iter().filter_map(statement).collect()
     }
@@ -272,7 +272,10 @@ mod tests {
         while closed_at.is_none() {
             now += Duration::from_millis(100);
             let effects = flush(&mut writers, now, false);
-            if effects.iter().any(|it| matches!(it, Effect::CloseSecondWriter)) {
+            if effects
+                .iter()
+                .any(|it| matches!(it, Effect::Marking(MarkingEffect::CloseSecondWriter)))
+            {
                 closed_at = Some(writers.marks.waiting());
             }
             for statement in statements(&effects) {

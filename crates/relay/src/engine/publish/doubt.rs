@@ -83,7 +83,7 @@ impl Doubt {
     fn first_unknown(&self) -> Option<u64> {
         self.asked.iter().chain(&self.items).find_map(|item| match item {
             Item::Unknown { index, .. } => Some(*index),
-            _ => None,
+            Item::Stored(_) | Item::Passed => None,
         })
     }
 
@@ -269,7 +269,7 @@ impl Publishing {
         doubt.asked = std::mem::take(&mut doubt.items);
         let ids = doubt.asked.iter().filter_map(|item| match item {
             Item::Unknown { row, .. } => *row,
-            _ => None,
+            Item::Stored(_) | Item::Passed => None,
         });
         let ids: Vec<Uuid> = ids.collect();
         match ids.is_empty() {

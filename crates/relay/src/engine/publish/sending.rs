@@ -89,7 +89,7 @@ impl Publishing {
                             Turn::Later => return None,
                             Turn::Over => {}
                         },
-                        _ => {}
+                        Stage::Sent | Stage::Parking | Stage::Resolved => {}
                     }
                     self.sending.next += 1;
                 }

@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use super::{Decides, Engine, ReplayRow, Run, UnderWay};
 use crate::engine::backoff::Backoff;
-use crate::engine::effect::{Effect, Effects};
+use crate::engine::effect::{Effect, Effects, ReplayEffect};
 use crate::engine::replay_messages::{CopyAnswer, ReplayWish};
 use crate::engine::window::{Outgoing, Unpublished};
 
@@ -49,7 +49,7 @@ impl Elsewhere {
 
     fn send(&mut self, replay: Uuid, copy: Box<Outgoing>) -> Effect {
         self.turn = Turn::Sent(copy.clone());
-        Effect::SendCopy { replay, copy, after: self.last_seq }
+        Effect::Replay(ReplayEffect::SendCopy { replay, copy, after: self.last_seq })
     }
 }
 
@@ -67,7 +67,7 @@ impl Run {
                     effects.push_back(elsewhere.send(self.id, Box::new(copy)));
                 }
             }
-            turn => elsewhere.turn = turn,
+            turn @ (Turn::Free | Turn::Sent(_) | Turn::Waiting(..)) => elsewhere.turn = turn,
         }
         self.elsewhere = Some(elsewhere);
     }
@@ -99,7 +99,7 @@ impl Run {
         let Some(elsewhere) = &mut self.elsewhere else { return };
         let sent = match std::mem::replace(&mut elsewhere.turn, Turn::Free) {
             Turn::Sent(sent) if sent.event.id == copy => sent,
-            turn => {
+            turn @ (Turn::Free | Turn::Sent(_) | Turn::Waiting(..)) => {
                 elsewhere.turn = turn;
                 return;
             }

@@ -47,9 +47,9 @@ fn hand_over(replaying: &mut Replaying, now: Duration, how: Result<(), String>) 
 fn notes(replaying: &mut Replaying, now: Duration) -> Vec<ReplayNote> {
     let mut effects = Effects::new();
     replaying.advance(now, 20, false, &mut effects);
-    let note = |effect| match effect {
-        Effect::NoteReplay(note) => Some(note),
-        _ => None,
+    let note = |effect| {
+        let Effect::Replay(ReplayEffect::Note(note)) = effect else { return None };
+        Some(note)
     };
     effects.into_iter().filter_map(note).collect()
 }
@@ -74,7 +74,7 @@ fn what_could_not_be_read_is_not_asked_for_at_once() {
     let reads = |replaying: &mut Replaying, now| {
         let mut effects = Effects::new();
         replaying.advance(now, 20, false, &mut effects);
-        effects.iter().filter(|it| matches!(it, Effect::ReadReplay { .. })).count()
+        effects.iter().filter(|it| matches!(it, Effect::Replay(ReplayEffect::Read { .. }))).count()
     };
     assert_eq!(reads(&mut replaying, Duration::ZERO), 1);
     replaying.read(SECOND, id(1), 0, Err(failed()));
@@ -123,11 +123,14 @@ fn a_replay_that_is_still_searching_ends_when_it_is_cancelled() {
     let mut replaying = begun(&[]);
     let mut effects = Effects::new();
     replaying.advance(SECOND, 20, false, &mut effects);
-    assert!(effects.iter().any(|it| matches!(it, Effect::ReadReplay { .. })));
-    assert!(effects.iter().any(|it| matches!(it, Effect::NoteReplay(_))));
+    assert!(effects.iter().any(|it| matches!(it, Effect::Replay(ReplayEffect::Read { .. }))));
+    assert!(effects.iter().any(|it| matches!(it, Effect::Replay(ReplayEffect::Note(_)))));
     effects.clear();
     replaying.noted(SECOND, 0, Some(ReplayWish::Rest), &mut effects);
-    assert_eq!(effects.pop_front().map(|it| matches!(it, Effect::EndReplay)), Some(true));
+    assert_eq!(
+        effects.pop_front().map(|it| matches!(it, Effect::Replay(ReplayEffect::End))),
+        Some(true)
+    );
     assert!(replaying.is_clear(), "others may begin");
     replaying.read(SECOND, id(1), 0, Ok(page(1, 3)));
     assert!(replaying.is_clear(), "what it read comes too late");
@@ -191,7 +194,10 @@ fn copies_that_were_noted_are_not_looked_for_for_ever() {
 fn send(run: &mut Run, now: Duration, answer: CopyAnswer) -> Option<(Uuid, u64)> {
     let mut effects = VecDeque::new();
     run.send_elsewhere(now, true, &mut effects);
-    let Some(Effect::SendCopy { copy, after, .. }) = effects.pop_front() else { return None };
+    let Some(Effect::Replay(ReplayEffect::SendCopy { copy, after, .. })) = effects.pop_front()
+    else {
+        return None;
+    };
     run.answered(now, copy.event.id, answer, true);
     Some((copy.event.id, after))
 }

@@ -10,8 +10,9 @@ use uuid::Uuid;
 use super::check::is_dropped;
 use super::{MAX_ATTEMPTS, World};
 use crate::engine::{
-    CopyAnswer, Decides, Effect, Found, Marked, NotedPlace, Notice, Outcome, Place, ReplayUnread,
-    RowOfDead, ScanMarks, ScanRead, SlotHealth, Verdict,
+    BooksEffect, BrokerEffect, CopyAnswer, Decides, Effect, Found, Marked, MarkingEffect,
+    NotedPlace, Notice, Outcome, Place, ReplayEffect, ReplayUnread, RowOfDead, RowsEffect,
+    ScanEffect, ScanMarks, ScanRead, SlotHealth, Verdict,
 };
 
 /// Rows of a scan at a time.
@@ -53,22 +54,24 @@ impl Written {
 /// A connection executes its statements in order.
 pub(super) fn connection(effect: &Effect) -> usize {
     match effect {
-        Effect::ReadTail { .. } => 0,
-        Effect::Park(_)
-        | Effect::NoteFailure { .. }
-        | Effect::MakeUpForMarks
-        | Effect::MarkScanned { .. } => 1,
-        Effect::Mark { statement, .. } if statement.is_on_second() => 2,
-        Effect::Mark { .. }
-        | Effect::TakeWatermark
-        | Effect::StoreWatermark(_)
-        | Effect::SweepOn { .. }
-        | Effect::ReadStreamBack { .. }
-        | Effect::Seek { .. }
-        | Effect::MarkSwept { .. } => 3,
-        Effect::OpenSecondWriter => 4,
-        Effect::OpenScan(_) | Effect::ReadScan(_) | Effect::CloseScan => 5,
-        _ => 6,
+        Effect::Broker(_) => 0,
+        Effect::Rows(_) | Effect::Scan(ScanEffect::Mark { .. }) => 1,
+        Effect::Marking(MarkingEffect::Mark { statement, .. }) if statement.is_on_second() => 2,
+        Effect::Marking(MarkingEffect::OpenSecondWriter) => 4,
+        Effect::Marking(_) => 3,
+        Effect::Scan(ScanEffect::Open(_) | ScanEffect::Read(_) | ScanEffect::Close) => 5,
+        Effect::Scan(
+            ScanEffect::Abandon { .. }
+            | ScanEffect::Watch { .. }
+            | ScanEffect::NoteGapFilled { .. }
+            | ScanEffect::Note,
+        )
+        | Effect::Books(_)
+        | Effect::Replay(_)
+        | Effect::Confirm(_)
+        | Effect::Measure(_)
+        | Effect::Tell(_)
+        | Effect::End(_) => 6,
     }
 }
 
@@ -85,23 +88,27 @@ impl World {
                 Effect::Measure(resolved) => {
                     resolved.into_iter().for_each(|it| self.check_resolved(it));
                 }
-                Effect::AbandonScan { .. } => self.relay.cursor = None,
+                Effect::Scan(ScanEffect::Abandon { .. }) => self.relay.cursor = None,
                 Effect::End(end) => panic!("the session ends: {end:?}"),
                 Effect::Tell(Notice::TryingAgain { attempts, .. }) => {
                     assert!(attempts < MAX_ATTEMPTS, "tried too often");
                 }
                 Effect::Tell(_)
-                | Effect::CloseSecondWriter
-                | Effect::NoteSweep
-                | Effect::NoteScan
-                | Effect::Heartbeat
-                | Effect::LeaveServer => {}
-                effect => {
+                | Effect::Marking(MarkingEffect::CloseSecondWriter | MarkingEffect::NoteSweep)
+                | Effect::Scan(ScanEffect::Note)
+                | Effect::Books(BooksEffect::Heartbeat)
+                | Effect::Broker(BrokerEffect::LeaveServer) => {}
+                effect @ (Effect::Books(_)
+                | Effect::Rows(_)
+                | Effect::Marking(_)
+                | Effect::Scan(_)
+                | Effect::Replay(_)
+                | Effect::Broker(_)) => {
                     self.check_rows_of(&effect);
                     // Only for a row that never passed the log.
-                    let seeks = matches!(effect, Effect::Seek { .. });
+                    let seeks = matches!(effect, Effect::Marking(MarkingEffect::Seek { .. }));
                     assert!(!seeks || self.faults.unlogged, "sought in vain in the whole stream");
-                    if let Effect::Park(batch) = &effect {
+                    if let Effect::Rows(RowsEffect::Park(batch)) = &effect {
                         self.given_up.extend(batch.iter().map(|it| it.1.event.id.as_u128()));
                     }
                     self.relay.jobs.push(effect);
@@ -125,7 +132,7 @@ impl World {
         let wanted = connection(&self.relay.jobs[any]);
         let first = self.relay.jobs.iter().position(|it| connection(it) == wanted);
         let effect = self.relay.jobs.remove(first.expect("at least that one"));
-        if let Effect::OpenScan(open) = &effect
+        if let Effect::Scan(ScanEffect::Open(open)) = &effect
             && open.awaits_visibility
             && self.table.has_hidden_before_slot()
         {
@@ -142,24 +149,33 @@ impl World {
     fn fail(&mut self, effect: Effect) -> Option<Outcome> {
         let is_executed = self.rng.random_bool(0.5);
         Some(match effect {
-            Effect::ReadTail { .. } => Outcome::TailFailed("silent".into()),
-            Effect::Park(batch) => {
+            Effect::Broker(BrokerEffect::ReadTail { .. }) => Outcome::TailFailed("silent".into()),
+            Effect::Rows(RowsEffect::Park(batch)) => {
                 let done = if batch.is_empty() { 0 } else { self.rng.random_range(0..batch.len()) };
                 let mut left = batch;
                 let done = left.drain(..done).collect();
                 Outcome::NotParked { parked: self.park_all(done), left }
             }
-            Effect::MarkScanned { batches, published } => {
+            Effect::Scan(ScanEffect::Mark { batches, published }) => {
                 Outcome::ScanMarked { batches, published, marked: None }
             }
-            Effect::MakeUpForMarks => Outcome::Owed(None),
-            Effect::Checkpoint { .. } => Outcome::Checkpointed(None),
-            Effect::NoteGapFilled { .. } => Outcome::GapNoted(false),
-            Effect::OpenScan(_) | Effect::ReadScan(_) => {
+            Effect::Rows(RowsEffect::MakeUpForMarks) => Outcome::Owed(None),
+            Effect::Books(BooksEffect::Checkpoint { .. }) => Outcome::Checkpointed(None),
+            Effect::Scan(ScanEffect::NoteGapFilled { .. }) => Outcome::GapNoted(false),
+            Effect::Scan(ScanEffect::Open(_) | ScanEffect::Read(_)) => {
                 self.relay.cursor = None;
                 Outcome::ScanPostponed
             }
-            effect => {
+            effect @ (Effect::Books(_)
+            | Effect::Rows(_)
+            | Effect::Marking(_)
+            | Effect::Scan(_)
+            | Effect::Replay(_)
+            | Effect::Broker(_)
+            | Effect::Confirm(_)
+            | Effect::Measure(_)
+            | Effect::Tell(_)
+            | Effect::End(_)) => {
                 let failure = failure(&effect);
                 let outcome =
                     if is_executed || failure.is_none() { self.execute(effect) } else { None };
@@ -169,69 +185,95 @@ impl World {
     }
 
     pub(super) fn execute(&mut self, effect: Effect) -> Option<Outcome> {
-        Some(match effect {
-            Effect::ReadTail { from, .. } => Outcome::Tail(self.tail_since(from)),
-            Effect::Park(batch) => Outcome::Parked(self.park_all(batch)),
-            Effect::NoteFailure { id, .. } => {
-                let attempts = self.attempts.entry(id.as_u128()).or_default();
-                *attempts += 1;
-                assert!(*attempts < MAX_ATTEMPTS, "tried too often");
-                return None;
+        match effect {
+            Effect::Books(effect) => self.execute_books(effect),
+            Effect::Rows(effect) => self.execute_rows(effect),
+            Effect::Marking(effect) => self.execute_marking(effect),
+            Effect::Scan(effect) => self.execute_scan(effect),
+            Effect::Replay(effect) => self.execute_replay(effect),
+            Effect::Broker(BrokerEffect::ReadTail { from, .. }) => {
+                Some(Outcome::Tail(self.tail_since(from)))
             }
-            Effect::AskForMarks(ids) => Outcome::Marks(self.marks_of(&ids)),
-            Effect::Checkpoint { place } => {
+            Effect::Broker(BrokerEffect::LeaveServer)
+            | Effect::Confirm(_)
+            | Effect::Measure(_)
+            | Effect::Tell(_)
+            | Effect::End(_) => panic!("not a job: {effect:?}"),
+        }
+    }
+
+    fn execute_books(&mut self, effect: BooksEffect) -> Option<Outcome> {
+        Some(match effect {
+            BooksEffect::AskForMarks(ids) => Outcome::Marks(self.marks_of(&ids)),
+            BooksEffect::Checkpoint { place } => {
                 self.lsn += 3; // the row that it writes
                 self.written.end = self.written.end.max(Lsn(self.lsn));
                 self.written.note(match place {
                     NotedPlace::At(it) if self.is_gap_open => {
                         NotedPlace::At(Place { seq: None, ..it })
                     }
-                    place => place,
+                    NotedPlace::At(_) | NotedPlace::Unchanged | NotedPlace::Uncounted => place,
                 });
                 Outcome::Checkpointed(Some(Lsn(self.lsn)))
             }
-            Effect::LookAtSlot => Outcome::Slot(SlotHealth::default()),
-            Effect::MakeUpForMarks => {
+            BooksEffect::LookAtSlot => Outcome::Slot(SlotHealth::default()),
+            BooksEffect::Heartbeat => panic!("not a job: {effect:?}"),
+        })
+    }
+
+    fn execute_rows(&mut self, effect: RowsEffect) -> Option<Outcome> {
+        Some(match effect {
+            RowsEffect::Park(batch) => Outcome::Parked(self.park_all(batch)),
+            RowsEffect::NoteFailure { id, .. } => {
+                let attempts = self.attempts.entry(id.as_u128()).or_default();
+                *attempts += 1;
+                assert!(*attempts < MAX_ATTEMPTS, "tried too often");
+                return None;
+            }
+            RowsEffect::MakeUpForMarks => {
                 let dead = &self.dead;
                 Outcome::Owed(Some(self.table.make_up(|id| dead.contains_key(&id))))
             }
-            Effect::Mark { statement, marks } => {
+        })
+    }
+
+    fn execute_marking(&mut self, effect: MarkingEffect) -> Option<Outcome> {
+        Some(match effect {
+            MarkingEffect::Mark { statement, marks } => {
                 let (rows, _, without_row) = self.table.mark(&marks);
                 Outcome::Marked { statement, marked: Some(Marked { rows, without_row }) }
             }
-            Effect::OpenSecondWriter => Outcome::SecondWriter(true),
-            Effect::TakeWatermark => Outcome::Watermark(Some(self.table.take_watermark(self.lsn))),
-            Effect::StoreWatermark(pass) => {
+            MarkingEffect::OpenSecondWriter => Outcome::SecondWriter(true),
+            MarkingEffect::TakeWatermark => {
+                Outcome::Watermark(Some(self.table.take_watermark(self.lsn)))
+            }
+            MarkingEffect::StoreWatermark(pass) => {
                 if pass.sweeps_dead {
                     let dead = &self.dead;
                     self.table.rows.retain(|id, it| !(it.is_visible && dead.contains_key(id)));
                 }
                 Outcome::Unmarked(Some(self.table.store(&pass)))
             }
-            Effect::SweepOn { pass, found } => {
+            MarkingEffect::SweepOn { pass, found } => {
                 let rows = self.table.unmarked(&pass);
                 Outcome::Unmarked(Some(Found { rows, ..found }))
             }
-            Effect::ReadStreamBack { found, resolved_before } => {
+            MarkingEffect::ReadStreamBack { found, resolved_before } => {
                 let stored = self.stored_since(resolved_before);
                 let is_whole = resolved_before.is_some() && self.purged == 0;
                 Outcome::StreamBack { found, stored, is_whole }
             }
-            Effect::Seek { found, verdict, .. } => self.carry_out(found, &verdict, true),
-            Effect::MarkSwept { found, verdict } => self.carry_out(found, &verdict, false),
-            Effect::LookForReplay
-            | Effect::BeginReplay(_)
-            | Effect::ReadReplay { .. }
-            | Effect::NoteReplay(_)
-            | Effect::SendCopy { .. } => self.execute_replay(effect),
-            Effect::EndReplay => return None,
-            effect => return self.execute_scan(effect),
+            MarkingEffect::Seek { found, verdict, .. } => self.carry_out(found, &verdict, true),
+            MarkingEffect::MarkSwept { found, verdict } => self.carry_out(found, &verdict, false),
+            MarkingEffect::CloseSecondWriter | MarkingEffect::NoteSweep => {
+                panic!("not a job: {effect:?}")
+            }
         })
     }
 
-    fn execute_scan(&mut self, effect: Effect) -> Option<Outcome> {
+    fn execute_scan(&mut self, effect: ScanEffect) -> Option<Outcome> {
         Some(match effect {
-            Effect::OpenScan(open) => {
+            ScanEffect::Open(open) => {
                 let blocked = self.faults.blocking.then(|| {
                     self.release();
                     self.blocked()
@@ -241,27 +283,27 @@ impl World {
                 read.blocked = blocked;
                 Outcome::ScanRead(read)
             }
-            Effect::ReadScan(read) => {
+            ScanEffect::Read(read) => {
                 Outcome::ScanRead(self.read_scan(read.with_tail, read.opens_gap)?)
             }
-            Effect::CloseScan => {
+            ScanEffect::Close => {
                 self.relay.cursor = None;
                 Outcome::ScanClosed
             }
-            Effect::WatchScan { .. } => {
+            ScanEffect::Watch { .. } => {
                 Outcome::ScanWatched(self.faults.failing && self.rng.random_bool(0.1))
             }
-            Effect::MarkScanned { batches, published } => {
+            ScanEffect::Mark { batches, published } => {
                 let (rows, owed, _) = self.table.mark(&published);
                 let marked = Some(ScanMarks { rows, owed });
                 Outcome::ScanMarked { batches, published, marked }
             }
-            Effect::NoteGapFilled { .. } => {
+            ScanEffect::NoteGapFilled { .. } => {
                 self.is_gap_open = false;
                 self.written.uncount();
                 Outcome::GapNoted(true)
             }
-            effect => panic!("not a job: {effect:?}"),
+            ScanEffect::Abandon { .. } | ScanEffect::Note => panic!("not a job: {effect:?}"),
         })
     }
 
@@ -341,7 +383,8 @@ impl World {
 
     /// A scan whose transaction is open is read, or ended soon: others may wait for the table.
     fn check_open_scan(&mut self) {
-        let reads = |it: &Effect| matches!(it, Effect::ReadScan(_) | Effect::CloseScan);
+        let reads =
+            |it: &Effect| matches!(it, Effect::Scan(ScanEffect::Read(_) | ScanEffect::Close));
         let read = |it: &Outcome| matches!(it, Outcome::ScanRead(_));
         let is_busy = self.relay.jobs.iter().any(reads) || self.relay.outcomes.iter().any(read);
         if self.relay.cursor.is_none() || is_busy {
@@ -354,30 +397,53 @@ impl World {
 }
 
 /// What is told of a statement of which nobody knows whether it was executed.
-pub(in crate::engine) fn failure(effect: &Effect) -> Option<Outcome> {
+fn failure(effect: &Effect) -> Option<Outcome> {
     match effect {
-        Effect::Mark { statement, .. } => {
-            Some(Outcome::Marked { statement: *statement, marked: None })
-        }
-        Effect::OpenSecondWriter => Some(Outcome::SecondWriter(false)),
-        Effect::TakeWatermark => Some(Outcome::Watermark(None)),
-        Effect::StoreWatermark(_) | Effect::SweepOn { .. } | Effect::ReadStreamBack { .. } => {
-            Some(Outcome::Unmarked(None))
-        }
-        Effect::Seek { .. } | Effect::MarkSwept { .. } => Some(Outcome::Swept(None)),
-        Effect::LookForReplay => Some(Outcome::ReplayFound(None)),
-        Effect::BeginReplay(_) => Some(Outcome::ReplayBegun(None)),
-        Effect::ReadReplay { id, after } => {
-            let page = Err(ReplayUnread::Failed("no answer".to_owned()));
-            Some(Outcome::ReplayRead { of: (*id, *after), page })
-        }
-        Effect::SendCopy { replay, copy, .. } => {
-            let (of, why) = ((*replay, copy.event.id), "no answer".to_owned());
-            Some(Outcome::CopySent { of, answer: CopyAnswer::Unknown(why) })
-        }
-        Effect::NoteReplay(note) => {
-            Some(Outcome::ReplayNoted { problems: note.problems.len(), wish: None })
-        }
-        _ => None,
+        Effect::Marking(effect) => Some(marking_failure(effect)),
+        Effect::Replay(effect) => replay_failure(effect),
+        Effect::Books(_)
+        | Effect::Rows(_)
+        | Effect::Scan(_)
+        | Effect::Broker(_)
+        | Effect::Confirm(_)
+        | Effect::Measure(_)
+        | Effect::Tell(_)
+        | Effect::End(_) => None,
     }
+}
+
+pub(in crate::engine) fn marking_failure(effect: &MarkingEffect) -> Outcome {
+    match effect {
+        MarkingEffect::Mark { statement, .. } => {
+            Outcome::Marked { statement: *statement, marked: None }
+        }
+        MarkingEffect::OpenSecondWriter => Outcome::SecondWriter(false),
+        MarkingEffect::TakeWatermark => Outcome::Watermark(None),
+        MarkingEffect::StoreWatermark(_)
+        | MarkingEffect::SweepOn { .. }
+        | MarkingEffect::ReadStreamBack { .. } => Outcome::Unmarked(None),
+        MarkingEffect::Seek { .. } | MarkingEffect::MarkSwept { .. } => Outcome::Swept(None),
+        MarkingEffect::CloseSecondWriter | MarkingEffect::NoteSweep => {
+            panic!("not a job: {effect:?}")
+        }
+    }
+}
+
+fn replay_failure(effect: &ReplayEffect) -> Option<Outcome> {
+    Some(match effect {
+        ReplayEffect::LookFor => Outcome::ReplayFound(None),
+        ReplayEffect::Begin(_) => Outcome::ReplayBegun(None),
+        ReplayEffect::Read { id, after } => {
+            let page = Err(ReplayUnread::Failed("no answer".to_owned()));
+            Outcome::ReplayRead { of: (*id, *after), page }
+        }
+        ReplayEffect::SendCopy { replay, copy, .. } => {
+            let (of, why) = ((*replay, copy.event.id), "no answer".to_owned());
+            Outcome::CopySent { of, answer: CopyAnswer::Unknown(why) }
+        }
+        ReplayEffect::Note(note) => {
+            Outcome::ReplayNoted { problems: note.problems.len(), wish: None }
+        }
+        ReplayEffect::End => return None,
+    })
 }

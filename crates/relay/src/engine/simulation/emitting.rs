@@ -6,7 +6,7 @@ use rand::RngExt;
 use uuid::Uuid;
 
 use super::World;
-use crate::engine::{Effect, Ignored, Input, Resolved};
+use crate::engine::{BooksEffect, Effect, Ignored, Input, MarkingEffect, Resolved, RowsEffect};
 
 /// What the application has emitted.
 #[derive(Debug, Default, Clone)]
@@ -59,15 +59,28 @@ impl World {
     pub(super) fn check_rows_of(&self, effect: &Effect) {
         let has_row = |id: &Uuid| !self.is_emitted(id.as_u128());
         let is_right = match effect {
-            Effect::Mark { marks, .. } => marks.iter().all(|it: &Resolved| has_row(&it.id)),
-            Effect::AskForMarks(ids) => ids.iter().all(has_row),
-            Effect::NoteFailure { id, .. } => has_row(id) || self.requeued.contains(&id.as_u128()),
+            Effect::Marking(MarkingEffect::Mark { marks, .. }) => {
+                marks.iter().all(|it: &Resolved| has_row(&it.id))
+            }
+            Effect::Books(BooksEffect::AskForMarks(ids)) => ids.iter().all(has_row),
+            Effect::Rows(RowsEffect::NoteFailure { id, .. }) => {
+                has_row(id) || self.requeued.contains(&id.as_u128())
+            }
             // The log may bring an event again that was requeued, and has a row by now.
-            Effect::Park(batch) => batch.iter().all(|(_, dead)| {
+            Effect::Rows(RowsEffect::Park(batch)) => batch.iter().all(|(_, dead)| {
                 let id = dead.event.id;
                 dead.has_row == has_row(&id) || self.requeued.contains(&id.as_u128())
             }),
-            _ => true,
+            Effect::Marking(_)
+            | Effect::Books(_)
+            | Effect::Rows(_)
+            | Effect::Scan(_)
+            | Effect::Replay(_)
+            | Effect::Broker(_)
+            | Effect::Confirm(_)
+            | Effect::Measure(_)
+            | Effect::Tell(_)
+            | Effect::End(_) => true,
         };
         assert!(is_right, "a row that never was: {effect:?}");
     }

@@ -8,8 +8,8 @@ use uuid::Uuid;
 
 use super::World;
 use crate::engine::{
-    CopyAnswer, Effect, Outcome, ReplayNote, ReplayPage, ReplayRow, ReplayStart, ReplayUnread,
-    ReplayWish,
+    CopyAnswer, Outcome, ReplayEffect, ReplayNote, ReplayPage, ReplayRow, ReplayStart,
+    ReplayUnread, ReplayWish,
 };
 
 /// Rows of a replay at a time.
@@ -80,13 +80,13 @@ impl World {
         id >> 64 > 0
     }
 
-    pub(super) fn execute_replay(&mut self, effect: Effect) -> Outcome {
+    pub(super) fn execute_replay(&mut self, effect: ReplayEffect) -> Option<Outcome> {
         let (stream, other) = (&self.stream, &mut self.other_stream);
         let elsewhere = self.faults.elsewhere;
         let open = self.replays.iter_mut().find(|it| !it.is_done && !it.is_paused);
-        match (effect, open) {
-            (Effect::LookForReplay, open) => Outcome::ReplayFound(open.map(|it| it.id)),
-            (Effect::BeginReplay(_), Some(open)) => {
+        Some(match (effect, open) {
+            (ReplayEffect::LookFor, open) => Outcome::ReplayFound(open.map(|it| it.id)),
+            (ReplayEffect::Begin(_), Some(open)) => {
                 if !std::mem::replace(&mut open.has_begun, true) {
                     open.seq = if elsewhere { other.len() } else { stream.len() } as u64;
                 }
@@ -112,14 +112,14 @@ impl World {
                 self.written.uncount();
                 Outcome::ReplayBegun(Some(start))
             }
-            (Effect::BeginReplay(_), None) => Outcome::ReplayBegun(None),
-            (Effect::ReadReplay { id, after }, _) => {
+            (ReplayEffect::Begin(_), None) => Outcome::ReplayBegun(None),
+            (ReplayEffect::Read { id, after }, _) => {
                 let gone = || ReplayUnread::Waits("it is gone".to_owned());
                 let page = self.replay_page(id, after).ok_or_else(gone);
                 Outcome::ReplayRead { of: (id, after), page }
             }
-            (Effect::NoteReplay(note), _) => self.note(&note),
-            (Effect::SendCopy { replay, copy, .. }, _) => {
+            (ReplayEffect::Note(note), _) => self.note(&note),
+            (ReplayEffect::SendCopy { replay, copy, .. }, _) => {
                 let id = copy.event.id.as_u128();
                 let answer = if self.poisoned.contains(&id) {
                     CopyAnswer::Refused("refused".into())
@@ -133,8 +133,8 @@ impl World {
                 };
                 Outcome::CopySent { of: (replay, copy.event.id), answer }
             }
-            (effect, _) => panic!("not about a replay: {effect:?}"),
-        }
+            (ReplayEffect::End, _) => return None,
+        })
     }
 
     fn replay_page(&self, id: Uuid, after: i64) -> Option<ReplayPage> {

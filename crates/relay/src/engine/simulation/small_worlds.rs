@@ -57,7 +57,12 @@ impl World {
         self.effects();
         loop {
             let is_dull = |it: &Effect| {
-                matches!(it, Effect::LookAtSlot | Effect::MakeUpForMarks | Effect::WatchScan { .. })
+                matches!(
+                    it,
+                    Effect::Books(BooksEffect::LookAtSlot)
+                        | Effect::Rows(RowsEffect::MakeUpForMarks)
+                        | Effect::Scan(ScanEffect::Watch { .. })
+                )
             };
             let Some(at) = self.relay.jobs.iter().position(is_dull) else { break };
             let effect = self.relay.jobs.remove(at);

@@ -9,7 +9,7 @@ use tokio_postgres::binary_copy::BinaryCopyOutStream;
 use uuid::Uuid;
 
 use super::mark::{NOT_MARKED, not_owed};
-use super::{ScannedRow, Store};
+use super::{Rows, ScannedRow, Store};
 use crate::engine::Backoff;
 use crate::error::Error;
 use crate::postgres::columns;
@@ -32,10 +32,10 @@ pub(super) fn aggregate_key(table: &Table) -> String {
 
 /// A claim is an advisory lock of the session's for each of the aggregates that it has rows of, so that
 /// nobody publishes these meanwhile, nor anything that comes after them. It ends with
-/// [`finish`](Store::finish_claim), with the connection, or when the server has heard nothing of it for
+/// [`finish`](Self::finish_claim), with the connection, or when the server has heard nothing of it for
 /// the time of the lease. No transaction is open meanwhile: it would keep others from changing the
 /// table, and vacuum from cleaning up, for as long as the broker takes.
-impl Store {
+impl Rows {
     /// Claims the oldest rows that are free, at most `limit`, in order of insertion. None: then
     /// there is no claim. The server ends it when nobody [renews](Self::renew_claim) it for `lease`.
     ///
@@ -47,10 +47,10 @@ impl Store {
         limit: usize,
         lease: Duration,
     ) -> Result<Vec<ScannedRow>, Error> {
-        let outbox = self.table.quoted();
+        let outbox = self.0.table.quoted();
         let lease = format!("SET idle_session_timeout = {}", lease.as_millis());
-        self.client().batch_execute(&lease).await.map_err(Error::sql(DOING))?;
-        let id = self.table.column(Column::Id);
+        self.0.client().batch_execute(&lease).await.map_err(Error::sql(DOING))?;
+        let id = self.0.table.column(Column::Id);
         let sql = format!(
             "WITH oldest AS MATERIALIZED (
                 SELECT {id} AS id, seq, coalesce(next_attempt_at > clock_timestamp(), false)
@@ -64,19 +64,21 @@ impl Store {
                 SELECT key FROM keys WHERE pg_try_advisory_lock(key) LIMIT {limit}
              )
              SELECT id FROM oldest JOIN locked USING (key) ORDER BY seq LIMIT {limit}",
-            key = aggregate_key(&self.table),
+            key = aggregate_key(&self.0.table),
             pause_max = Backoff::EVENT.max.as_secs_f64(),
-            not_owed = not_owed(&self.table),
+            not_owed = not_owed(&self.0.table),
         );
-        let rows = self.client().query(&sql, &[]).await.map_err(Error::sql(DOING))?;
+        let rows = self.0.client().query(&sql, &[]).await.map_err(Error::sql(DOING))?;
         let ids: Vec<Uuid> = rows.iter().map(|it| it.get(0)).collect();
-        let rows = if ids.is_empty() { Vec::new() } else { self.claimed(&ids).await? };
+        let rows = if ids.is_empty() { Vec::new() } else { self.0.claimed(&ids).await? };
         if rows.is_empty() {
             self.finish_claim().await?;
         }
         Ok(rows)
     }
+}
 
+impl Store {
     /// Reads the rows that are claimed, and not marked.
     async fn claimed(&self, ids: &[Uuid]) -> Result<Vec<ScannedRow>, Error> {
         let (outbox, id) = (self.table.quoted(), self.table.column(Column::Id));
@@ -103,18 +105,22 @@ impl Store {
         self.client().batch_execute("COMMIT").await.map_err(Error::sql(DOING))?;
         Ok(rows)
     }
+}
 
+impl Rows {
     /// Says that the claim's owner lives.
     pub(crate) async fn renew_claim(&self) -> Result<(), Error> {
-        self.client().batch_execute("SELECT").await.map_err(Error::sql("renew a claim"))
+        self.0.client().batch_execute("SELECT").await.map_err(Error::sql("renew a claim"))
     }
 
     /// Lets go of a claim.
     pub(crate) async fn finish_claim(&self) -> Result<(), Error> {
         let sql = "SELECT pg_advisory_unlock_all(); SET idle_session_timeout = DEFAULT";
-        self.client().batch_execute(sql).await.map_err(Error::sql("end a claim"))
+        self.0.client().batch_execute(sql).await.map_err(Error::sql("end a claim"))
     }
+}
 
+impl Store {
     /// What keeps claims cheap while many rows wait. Says whether it was missing.
     pub(crate) async fn ensure_poll_index(&self) -> Result<bool, Error> {
         let index = self.table.companion("idx_outbox_unpublished_seq");

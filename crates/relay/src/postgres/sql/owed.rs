@@ -14,8 +14,8 @@ use pgoutput::Lsn;
 use tokio_postgres::types::{PgLsn, ToSql};
 use uuid::Uuid;
 
-use super::Store;
 use super::mark::NOT_MARKED;
+use super::{Marks, Rows, Store};
 use crate::config::MarkBy;
 use crate::engine::{Resolved, ScanMarks};
 use crate::error::Error;
@@ -65,7 +65,9 @@ impl Store {
         let count = |ids: HashSet<Uuid>| ids.len() as u64;
         Ok(ScanMarks { rows: count(rows), owed: count(owed) })
     }
+}
 
+impl Marks {
     /// As [`mark`](Self::mark). Also returns the events that have no marked row: it is gone, or was
     /// not visible. That it may be visible by now does not matter: it has no mark.
     pub(crate) async fn mark_and_miss(
@@ -76,9 +78,9 @@ impl Store {
         let missed = |there: HashSet<Uuid>| {
             resolved.iter().filter(|it| !there.contains(&it.id)).copied().collect()
         };
-        if !self.is_wary() {
-            match self.mark_waiting(stream, resolved).await {
-                Err(error) if error.is_contention() => self.beware(),
+        if !self.0.is_wary() {
+            match self.0.mark_waiting(stream, resolved).await {
+                Err(error) if error.is_contention() => self.0.beware(),
                 Err(error) if error.is_about_a_row() => {}
                 marked => {
                     let (rows, deleted) = marked?;
@@ -87,23 +89,25 @@ impl Store {
                     }
                     let there = match deleted {
                         Some(deleted) => deleted,
-                        None => self.marked(resolved).await?,
+                        None => self.0.marked(resolved).await?,
                     };
                     return Ok((rows, missed(there)));
                 }
             }
         }
         let (marked, owed) =
-            Box::pin(self.mark_free(&self.sql.mark_free, stream, resolved)).await?;
+            Box::pin(self.0.mark_free(&self.0.sql.mark_free, stream, resolved)).await?;
         // What is owed counts as marked: it is somebody else's to see to.
         let rows = (marked.len() + owed.len()) as u64;
         let mut there: HashSet<Uuid> = marked.union(&owed).copied().collect();
-        if !self.marks_by_deleting() {
-            there.extend(self.marked(resolved).await?);
+        if !self.0.marks_by_deleting() {
+            there.extend(self.0.marked(resolved).await?);
         }
         Ok((rows, missed(there)))
     }
+}
 
+impl Store {
     /// Marks rows of which nobody knows where in the stream they are. Locked ones are owed their marks.
     pub(crate) async fn mark_on_trust(&self, stream: &str, ids: &[Uuid]) -> Result<u64, Error> {
         if ids.is_empty() {
@@ -168,25 +172,29 @@ impl Store {
         let parameters: [&(dyn ToSql + Sync); 4] = [&ids, &seqs, &lsns, &stream];
         self.client().query(sql, &parameters).await.map_err(Error::sql(MARKING))
     }
+}
 
+impl Rows {
     /// Makes up for what is owed, as far as it is not locked any more. Returns how much still is, and
     /// what else waits for somebody.
     pub(crate) async fn mark_owed(&self) -> Result<Stuck, Error> {
-        let (table, owed) = (&self.table, self.table.companion("tailpost_owed"));
+        let (table, owed) = (&self.0.table, self.0.table.companion("tailpost_owed"));
         let sql = format!("SELECT EXISTS (SELECT FROM {owed})");
         let doing = "make up for marks";
-        let row = self.client().query_one(&sql, &[]).await.map_err(Error::sql(doing))?;
+        let row = self.0.client().query_one(&sql, &[]).await.map_err(Error::sql(doing))?;
         let mut left = 0;
         if row.get(0) {
-            let resolved = self.client().execute(&mark_owed(table, self.mark_by), &[]).await;
+            let resolved = self.0.client().execute(&mark_owed(table, self.0.mark_by), &[]).await;
             resolved.map_err(Error::sql(doing))?;
             let sql = format!("SELECT count(*) FROM {owed}");
-            let row = self.client().query_one(&sql, &[]).await.map_err(Error::sql(doing))?;
+            let row = self.0.client().query_one(&sql, &[]).await.map_err(Error::sql(doing))?;
             left = row.get::<_, i64>(0).cast_unsigned();
         }
-        Ok(Stuck { owed: left, unidentified: self.unidentified().await? })
+        Ok(Stuck { owed: left, unidentified: self.0.unidentified().await? })
     }
+}
 
+impl Store {
     /// Counts rows without an id, up to a limit. Ids are looked up all the time, so an index leads there.
     pub(crate) async fn unidentified(&self) -> Result<u64, Error> {
         let (outbox, id) = (self.table.quoted(), self.table.column(Column::Id));

@@ -8,7 +8,7 @@ use tokio_postgres::{Row, Statement};
 use uuid::Uuid;
 
 use super::mark::NOT_MARKED;
-use super::{Store, mark};
+use super::{Rows, Scan, Store, mark};
 use crate::engine::{Blocked, Dead, Resolved, RowOfDead};
 use crate::error::Error;
 use crate::postgres::rows::{Micros, REQUEUED_TXID};
@@ -47,7 +47,7 @@ pub(crate) struct SlotReader {
     pub(crate) pid: i32,
 }
 
-impl Store {
+impl Rows {
     /// Moves an event to the dead-letter table, durably. The row may not be visible yet: then the
     /// event's own columns make the dead letter, and the sweeper removes the row. A locked one is
     /// [owed](Self::mark_owed).
@@ -64,6 +64,7 @@ impl Store {
         let occurred_at = Micros::from(event.occurred_at);
         let headers = event.headers.as_ref().map(|headers| String::from_utf8_lossy(headers));
         let row = self
+            .0
             .client()
             .query_one(
                 self.prepare_park().await?,
@@ -109,10 +110,10 @@ impl Store {
     /// Needed once, and by those who count on the order of several.
     pub(crate) async fn prepare_park(&self) -> Result<&Statement, Error> {
         let prepare = async || {
-            let sql = mark::park(&self.table, self.dead_payload_type().await?);
-            self.prepare(&sql).await
+            let sql = mark::park(&self.0.table, self.0.dead_payload_type().await?);
+            self.0.prepare(&sql).await
         };
-        self.park.get_or_try_init(prepare).await
+        self.0.park.get_or_try_init(prepare).await
     }
 
     /// Writes down that an event could not be published, why, and when it is tried again. A row that
@@ -124,13 +125,16 @@ impl Store {
         pause: Duration,
     ) -> Result<(), Error> {
         let reason = fit(reason);
-        self.client()
-            .execute(&note_failure(&self.table), &[&id, &reason, &pause.as_secs_f64()])
+        self.0
+            .client()
+            .execute(&note_failure(&self.0.table), &[&id, &reason, &pause.as_secs_f64()])
             .await
             .map_err(Error::sql("write down a failed attempt"))?;
         Ok(())
     }
+}
 
+impl Store {
     /// Events whose first rows the log may bring again although nothing is to become of these: those
     /// that were parked last, and those that were requeued last. A row that came back is the
     /// scanner's until it is marked. One that somebody has inserted since is not.
@@ -167,12 +171,14 @@ impl Store {
         let row = self.client().query_one(&sql, &[]).await;
         row.map(|row| row.get(0)).map_err(Error::sql("look for requeued events"))
     }
+}
 
+impl Scan {
     /// Gives the scanner those dead letters that only waited for others, where nothing is left to
     /// wait for. Another shard's are left to it: only who holds its log may do that.
     pub(crate) async fn release(&self) -> Result<u64, Error> {
-        let sql = release(&self.table, &self.put_back().await?, &self.owned_letters());
-        let row = self.client().query_one(&sql, &[]).await;
+        let sql = release(&self.0.table, &self.0.put_back().await?, &self.0.owned_letters());
+        let row = self.0.client().query_one(&sql, &[]).await;
         let released: i64 = row.map_err(Error::sql("release waiting events"))?.get(0);
         Ok(released.cast_unsigned())
     }
@@ -180,10 +186,10 @@ impl Store {
     /// Whether there is something to [release](Self::release). Part of an open scan: if so, the scan
     /// would find what was requeued a moment ago, and take its aggregate for blocked.
     pub(crate) async fn has_to_release(&self) -> Result<bool, Error> {
-        let (dead, owned) = (self.table.companion("outbox_dead_letter"), self.owned_letters());
-        let free = waits_for_nothing(&self.table);
+        let (dead, owned) = (self.0.table.companion("outbox_dead_letter"), self.0.owned_letters());
+        let free = waits_for_nothing(&self.0.table);
         let sql = format!("SELECT EXISTS (SELECT FROM {dead} d WHERE {free} AND {owned})");
-        let row = self.client().query_one(&sql, &[]).await;
+        let row = self.0.client().query_one(&sql, &[]).await;
         row.map(|row| row.get(0)).map_err(Error::sql("look for waiting events"))
     }
 
@@ -195,11 +201,11 @@ impl Store {
              FROM {} WHERE blocks AND discarded_at IS NULL AND {}
              ORDER BY aggregate_type, aggregate_id, blocked_by IS NOT NULL, seq
              LIMIT {}",
-            self.table.companion("outbox_dead_letter"),
-            self.owned_letters(),
+            self.0.table.companion("outbox_dead_letter"),
+            self.0.owned_letters(),
             BLOCKED_MAX + 1
         );
-        let rows = self.client().query(&sql, &[]).await;
+        let rows = self.0.client().query(&sql, &[]).await;
         let rows = rows.map_err(Error::sql("look for blocked aggregates"))?;
         if rows.len() > BLOCKED_MAX {
             return Err(Error::Refused(format!(
@@ -214,7 +220,9 @@ impl Store {
         };
         Ok(rows.iter().map(blocked).collect())
     }
+}
 
+impl Store {
     /// Puts what a CTE named `back` holds, whole rows of the dead-letter table, back into the outbox,
     /// for the scanner. The event's first row may still be there, if it was not visible when it was
     /// parked.
@@ -296,13 +304,16 @@ impl Store {
         let row = self.client().query_one(sql, &[&outbox, &id]).await;
         Ok(row.map_err(Error::sql("look at the table's keys"))?.get(0))
     }
+}
 
+impl Rows {
     /// Writes down that a requeued event had been stored before, and so was not published again.
     pub(crate) async fn note_found(&self, found: &[Resolved]) -> Result<(), Error> {
         let ids: Vec<Uuid> = found.iter().map(|it| it.id).collect();
         let seqs: Vec<Option<i64>> = found.iter().map(|it| it.seq.map(u64::cast_signed)).collect();
-        self.client()
-            .execute(&note_found(&self.table), &[&ids, &seqs])
+        self.0
+            .client()
+            .execute(&note_found(&self.0.table), &[&ids, &seqs])
             .await
             .map_err(Error::sql("write down what the stream had already"))?;
         Ok(())

@@ -13,7 +13,7 @@ use tokio_postgres::types::{PgLsn, Type};
 use uuid::Uuid;
 
 use super::scan::size;
-use super::{ScannedRow, SlotReader, Store};
+use super::{Books, ScannedRow, SlotReader, Store};
 use crate::engine::{Outgoing, ReplayNote, ReplayWish};
 use crate::error::Error;
 use crate::postgres::columns;
@@ -109,7 +109,7 @@ impl ReplayedRow {
     }
 }
 
-impl Store {
+impl Books {
     /// The replay that is to be taken up next; one that is under way first.
     pub(crate) async fn next_replay(
         &self,
@@ -120,13 +120,15 @@ impl Store {
             "SELECT id FROM {} WHERE slot = $1 AND stream = $2 AND status IN ('asked', 'running')
                  AND {IS_LISTED}
              ORDER BY status = 'running' DESC, asked_at, id LIMIT 1",
-            self.table.companion("tailpost_replays")
+            self.0.table.companion("tailpost_replays")
         );
-        let row = self.client().query_opt(&sql, &[&slot, &stream]).await;
+        let row = self.0.client().query_opt(&sql, &[&slot, &stream]).await;
         let row = row.map_err(Error::sql("look for a replay"))?;
         Ok(row.map(|it| it.get(0)))
     }
+}
 
+impl Store {
     /// The stream, not the relay's own, to which a replay publishes.
     pub(crate) async fn replays_to(&self, id: Uuid) -> Result<Option<String>, Error> {
         let replays = self.table.companion("tailpost_replays");

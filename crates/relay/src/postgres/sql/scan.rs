@@ -7,7 +7,7 @@ use futures_util::TryStreamExt;
 use tokio_postgres::binary_copy::BinaryCopyOutStream;
 use tokio_postgres::types::{FromSql, Type};
 
-use super::{Store, mark, sweep};
+use super::{Books, Scan, Store, mark, sweep};
 use crate::engine::ScanRange;
 use crate::error::Error;
 use crate::postgres::columns;
@@ -35,11 +35,13 @@ impl Store {
         let row = self.client().query_one(sql, &[&snapshot]).await;
         row.map(|row| row.get(0)).map_err(Error::sql("look for commits that are not visible"))
     }
+}
 
+impl Scan {
     /// Begins the transaction of a pass. All of it is of one snapshot,
     /// [`blocked`](Self::blocked) included.
     pub(crate) async fn open_scan(&self) -> Result<(), Error> {
-        let outbox = self.table.quoted();
+        let outbox = self.0.table.quoted();
         // As long as the statement takes is as long as the broker takes. A bitmap scan would visit
         // all rows that were marked since the last vacuum, each time.
         let begin = format!(
@@ -47,12 +49,12 @@ impl Store {
              SET LOCAL enable_bitmapscan = off;
              LOCK TABLE {outbox} IN ACCESS SHARE MODE"
         );
-        self.client().batch_execute(&begin).await.map_err(Error::sql(DOING))
+        self.0.client().batch_execute(&begin).await.map_err(Error::sql(DOING))
     }
 
     /// Ends the transaction of a pass that reads nothing.
     pub(crate) async fn abandon_scan(&self) -> Result<(), Error> {
-        self.client().batch_execute("ROLLBACK").await.map_err(Error::sql("end a scan"))
+        self.0.client().batch_execute("ROLLBACK").await.map_err(Error::sql("end a scan"))
     }
 
     /// Begins to read the rows that are visible in `start_snapshot`, in the transaction that
@@ -62,9 +64,9 @@ impl Store {
         start_snapshot: &str,
         range: ScanRange,
     ) -> Result<Scanner, Error> {
-        let outbox = self.table.quoted();
-        let types = columns::types(self.client(), &outbox).await?;
-        let (columns, column_types) = scanned_columns(&self.table, &types)?;
+        let outbox = self.0.table.quoted();
+        let types = columns::types(self.0.client(), &outbox).await?;
+        let (columns, column_types) = scanned_columns(&self.0.table, &types)?;
         // COPY takes no parameters; the snapshot came from the server's own output function.
         let sql = format!(
             "COPY (SELECT {columns} FROM {outbox} o
@@ -74,29 +76,31 @@ impl Store {
                      AND {owned} AND {not_owed}
                    ORDER BY seq) TO STDOUT (FORMAT binary)",
             transaction = mark::transaction("o"),
-            owned = self.owned_rows("o"),
-            not_owed = mark::not_owed(&self.table),
+            owned = self.0.owned_rows("o"),
+            not_owed = mark::not_owed(&self.0.table),
             snapshot = start_snapshot.replace('\'', "''"),
             in_range = match range {
-                ScanRange::Whole => mark::not_published(&self.table, "o"),
+                ScanRange::Whole => mark::not_published(&self.0.table, "o"),
                 // Older than every slot: none of them ever brought it.
                 ScanRange::CameBack => sweep::CAME_BACK.to_owned(),
             },
         );
-        let process = self.client().query_one("SELECT pg_backend_pid()", &[]).await;
+        let process = self.0.client().query_one("SELECT pg_backend_pid()", &[]).await;
         let process = process.map_err(Error::sql(DOING))?.get(0);
-        let copied = self.client().copy_out(&sql).await.map_err(Error::sql(DOING))?;
+        let copied = self.0.client().copy_out(&sql).await.map_err(Error::sql(DOING))?;
         let rows = Box::pin(BinaryCopyOutStream::new(copied, &column_types));
-        Ok(Scanner { store: self, rows, is_at_end: false, process })
+        Ok(Scanner { store: self.0, rows, is_at_end: false, process })
     }
+}
 
+impl Books {
     /// Whether others wait for a table that the server's process `process` reads.
     pub(crate) async fn is_waited_for(&self, process: i32) -> Result<bool, Error> {
         let sql = "SELECT EXISTS (
                 SELECT FROM pg_locks held JOIN pg_locks wanted USING (locktype, database, relation)
                 WHERE held.pid = $1 AND held.granted AND locktype = 'relation'
                     AND NOT wanted.granted AND wanted.pid <> $1)";
-        let row = self.client().query_one(sql, &[&process]).await;
+        let row = self.0.client().query_one(sql, &[&process]).await;
         row.map(|row| row.get(0)).map_err(Error::sql("look who waits for a scan"))
     }
 }

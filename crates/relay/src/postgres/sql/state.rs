@@ -6,7 +6,7 @@ use pgoutput::Lsn;
 use tokio_postgres::Row;
 use tokio_postgres::types::{PgLsn, ToSql};
 
-use super::{Store, mark};
+use super::{Books, Store, mark};
 use crate::engine::{NotedPlace, Place, SlotHealth, Watermark};
 use crate::error::Error;
 
@@ -71,24 +71,31 @@ impl Store {
         self.client().execute(&sql, &[&slot]).await.map_err(Error::sql("distrust the slot"))?;
         Ok(())
     }
+}
 
+impl Books {
     /// Confirms what the replication connection could not confirm before it closed.
     pub(crate) async fn advance_slot(&self, slot: &str, to: Lsn) -> Result<(), Error> {
         let to = PgLsn::from(to.0);
-        self.client()
+        self.0
+            .client()
             .execute("SELECT pg_replication_slot_advance($1, $2)", &[&slot, &to])
             .await
             .map_err(Error::sql("advance the slot"))?;
         Ok(())
     }
+}
 
+impl Store {
     /// Where the log ends now.
     pub(crate) async fn log_end(&self) -> Result<Lsn, Error> {
         let row = self.client().query_one("SELECT pg_current_wal_insert_lsn()", &[]).await;
         let end: PgLsn = row.map_err(Error::sql("ask for the log's end"))?.get(0);
         Ok(Lsn(end.into()))
     }
+}
 
+impl Books {
     /// Stores, durably, the end of the WAL as the checkpoint. The slot may then be confirmed up to
     /// there; a slot that is created later begins behind it. `place` says up to where everything is
     /// resolved; the slot must not be confirmed beyond that either.
@@ -103,7 +110,7 @@ impl Store {
         place: NotedPlace,
     ) -> Result<Lsn, Error> {
         // By itself, and first: whoever reads the slot afterwards has read it all the time.
-        let end = self.log_end().await?;
+        let end = self.0.log_end().await?;
         self.checkpoint_at(slot, reader, end, place).await.map(|()| end)
     }
 
@@ -130,7 +137,7 @@ impl Store {
              WHERE slot = $1 AND EXISTS (
                  SELECT FROM pg_replication_slots WHERE slot_name = $1 AND active_pid = $3
              )",
-            self.table.companion("tailpost_state")
+            self.0.table.companion("tailpost_state")
         );
         let at = PgLsn::from(at.0);
         let is_unchanged = place == NotedPlace::Unchanged;
@@ -143,13 +150,15 @@ impl Store {
         let seq = place.and_then(|it| it.seq).map(u64::cast_signed);
         let parameters: [&(dyn ToSql + Sync); 7] =
             [&slot, &at, &reader, &lsn, &ordinal, &seq, &is_unchanged];
-        let written = self.client().execute(&sql, &parameters).await;
+        let written = self.0.client().execute(&sql, &parameters).await;
         match written.map_err(Error::sql("store the checkpoint"))? {
             0 => Err(Error::SlotBusy { slot: slot.to_owned() }),
             _ => Ok(()),
         }
     }
+}
 
+impl Store {
     /// Writes down that the whole table was looked at just now.
     pub(crate) async fn note_look(&self, slot: &str, by: LookedBy) -> Result<(), Error> {
         let column = match by {
@@ -227,16 +236,18 @@ impl Store {
         let written = self.client().execute(&sql, &[&slot, &reason]).await;
         written.map_err(Error::sql("write down why the slot is dropped")).map(|_| ())
     }
+}
 
+impl Books {
     /// The scanner found something. A crash may leave it published and not marked; the next session
     /// finds it in the stream's tail as long as nothing else is published before it has looked.
     pub(crate) async fn gap_opened(&self, slot: &str) -> Result<(), Error> {
         let sql = format!(
             "UPDATE {} SET gap_filled_at = NULL, resolved_stream_seq = NULL, updated_at = now()
              WHERE slot = $1",
-            self.table.companion("tailpost_state")
+            self.0.table.companion("tailpost_state")
         );
-        let written = self.client().execute(&sql, &[&slot]).await;
+        let written = self.0.client().execute(&sql, &[&slot]).await;
         written.map_err(Error::sql("write down that there is a gap")).map(|_| ())
     }
 
@@ -250,12 +261,14 @@ impl Store {
              WHERE slot = $1 AND gap_filled_at IS NULL AND EXISTS (
                  SELECT FROM pg_replication_slots WHERE slot_name = $1 AND active_pid = $3
              )",
-            self.table.companion("tailpost_state")
+            self.0.table.companion("tailpost_state")
         );
-        let written = self.client().execute(&sql, &[&slot, &rows.cast_signed(), &reader]).await;
+        let written = self.0.client().execute(&sql, &[&slot, &rows.cast_signed(), &reader]).await;
         written.map_err(Error::sql("write down that the gap is filled")).map(|_| ())
     }
+}
 
+impl Store {
     /// Says so if a slot that was just created brings everything that is to be published.
     pub(crate) async fn note_if_no_gap(&self, slot: &str) -> Result<bool, Error> {
         let sql = format!(

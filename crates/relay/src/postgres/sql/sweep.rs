@@ -10,8 +10,8 @@ use tokio_postgres::types::ToSql;
 use tokio_postgres::{Row, RowStream};
 use uuid::Uuid;
 
-use super::Store;
 use super::mark::NOT_MARKED;
+use super::{Books, Marks, Store};
 use crate::engine::{
     Age, MARKS_AT_ONCE, Origin, Resolved, SWEPT_AT_ONCE, Stored, SweepRange, Unmarked, Watermark,
 };
@@ -66,7 +66,9 @@ impl Store {
         let deleted = self.client().execute(&self.sql.sweep_dead, &parameters).await;
         deleted.map_err(Error::sql("remove parked rows")).map(|_| ())
     }
+}
 
+impl Marks {
     /// Unmarked rows of the log that the watermark covers, at most [`SWEPT_AT_ONCE`], each with its
     /// age by `swept`, below which everything was marked.
     pub(crate) async fn unmarked(
@@ -78,11 +80,13 @@ impl Store {
     ) -> Result<Vec<Unmarked>, Error> {
         let swept = swept.map(|it| &*it.snapshot);
         let parameters: [&(dyn ToSql + Sync); 3] = [&start_snapshot, &watermark.snapshot, &swept];
-        let sql = format!("{} LIMIT {SWEPT_AT_ONCE}", self.sql.unmarked(range, swept.is_some()));
-        let rows = self.client().query(&sql, &parameters).await.map_err(Error::sql(LOOKING))?;
+        let sql = format!("{} LIMIT {SWEPT_AT_ONCE}", self.0.sql.unmarked(range, swept.is_some()));
+        let rows = self.0.client().query(&sql, &parameters).await.map_err(Error::sql(LOOKING))?;
         Ok(rows.iter().map(unmarked).collect())
     }
+}
 
+impl Store {
     /// As [`unmarked`](Self::unmarked), but all of them, read as they are taken. The connection is
     /// this look's from then on.
     pub(crate) async fn look(
@@ -136,24 +140,28 @@ impl Store {
         let left = self.client().execute(&sql, &[&ids]).await;
         left.map_err(Error::sql("leave rows to the scanner"))
     }
+}
 
+impl Books {
     /// Which of the events have a marked row, or one that is owed its mark, and where the mark says that
     /// the stream has them.
     pub(crate) async fn marks(&self, ids: &[Uuid]) -> Result<HashMap<Uuid, Option<u64>>, Error> {
-        let (outbox, id) = (self.table.quoted(), self.table.column(Column::Id));
+        let (outbox, id) = (self.0.table.quoted(), self.0.table.column(Column::Id));
         let sql = format!(
             "SELECT {id}, stream_seq FROM {outbox}
              WHERE {id} = ANY($1) AND published_at IS NOT NULL
              UNION
              SELECT id, stream_seq FROM {owed} WHERE id = ANY($1) AND NOT parked",
-            owed = self.table.companion("tailpost_owed")
+            owed = self.0.table.companion("tailpost_owed")
         );
-        let rows = self.client().query(&sql, &[&ids]).await;
+        let rows = self.0.client().query(&sql, &[&ids]).await;
         let rows = rows.map_err(Error::sql("look for marked rows"))?;
         let seq = |row: &Row| row.get::<_, Option<i64>>(1).map(i64::cast_unsigned);
         Ok(rows.iter().map(|row| (row.get(0), seq(row))).collect())
     }
+}
 
+impl Store {
     /// Which of the events have a marked row.
     pub(super) async fn marked(&self, resolved: &[Resolved]) -> Result<HashSet<Uuid>, Error> {
         let ids: Vec<Uuid> = resolved.iter().map(|it| it.id).collect();

@@ -5,22 +5,24 @@ use std::time::Duration;
 
 use futures_util::future::FutureExt;
 use tracing::warn;
+use uuid::Uuid;
 
 use super::{NO_SYSTEM, Polling, reach};
 use crate::config::Config;
 use crate::describe;
-use crate::engine::{ClaimEffect, ClaimOutcome, Dead, LEASE, Resolved};
+use crate::engine::{ClaimEffect, ClaimOutcome, Dead, End, LEASE, Resolved};
 use crate::error::Error;
 use crate::nats::TailReader;
-use crate::postgres::sql::{ScannedRow, Stuck};
-use crate::postgres::{Store, answered};
+use crate::postgres::Store;
+use crate::postgres::sql::{Rows, ScannedRow, Stuck};
+use crate::reporter::Reporter;
 use crate::source::{self, within};
 
 /// A statement that has not answered by then never will.
 const STATEMENT_MAX: Duration = Duration::from_secs(20);
 
-/// How long a statement waits for others' locks.
-const LOCKS_WAIT: &str = "2s";
+/// What a connection that holds a claim is called.
+pub(super) const CONNECTION: &str = "tailpost poll";
 
 /// How often a statement is made again that met others' locks, with pauses.
 const CONTENDED_MAX: u32 = 5;
@@ -32,44 +34,38 @@ type Job = source::Job<Done>;
 
 /// What a job brought.
 pub(crate) enum Done {
-    Claimed { claim: u32, store: Arc<Store>, rows: Vec<ScannedRow> },
-    NotClaimed { store: Arc<Store> },
-    GaveBack { store: Arc<Store>, marked: u64 },
-    MadeUp { store: Arc<Store>, found: Option<Stuck> },
+    Claimed { claim: u32, store: Arc<Rows>, rows: Vec<ScannedRow> },
+    NotClaimed { store: Arc<Rows> },
+    GaveBack { store: Arc<Rows>, marked: u64 },
+    MadeUp { store: Arc<Rows>, found: Option<Stuck> },
     Outcome(ClaimOutcome),
     Nothing,
 }
 
 impl Polling {
-    /// `None` if there is nothing to be done.
-    pub(super) fn job(&mut self, effect: ClaimEffect) -> Option<Job> {
-        let holder = |claim| self.claims.get(&claim).map(Arc::clone);
-        Some(match effect {
+    /// `None` if it is done, and nothing comes of it.
+    pub(super) fn carry_out_effect(
+        &mut self,
+        effect: ClaimEffect,
+        reporter: &mut Reporter,
+    ) -> Result<Option<Job>, Error> {
+        Ok(Some(match effect {
             ClaimEffect::Claim { claim } => {
                 claim_rows(Arc::clone(&self.config), self.free.pop(), claim)
             }
             ClaimEffect::Renew { claim } => {
-                let store = holder(claim)?;
+                let store = self.holder(claim)?;
                 job(async move {
                     store.renew_claim().await?;
                     Ok(Done::Outcome(ClaimOutcome::Renewed { claim }))
                 })
             }
             ClaimEffect::Mark { claim, published } => {
-                let store = holder(claim)?;
                 let stream = self.config.stream.name.clone();
-                job(async move {
-                    Ok(Done::Outcome(match store.mark(&stream, &published).await {
-                        Err(error) if error.is_contention() => {
-                            warn!(error = describe(&error), "marking rows later");
-                            ClaimOutcome::NotMarked { claim, published }
-                        }
-                        marked => ClaimOutcome::Marked { claim, marked: marked? },
-                    }))
-                })
+                mark_some(self.holder(claim)?, stream, claim, published)
             }
             ClaimEffect::GiveBack { claim, published } => {
-                let store = self.claims.remove(&claim)?;
+                let store = self.claims.remove(&claim).ok_or_else(unknown_claim)?;
                 let stream = self.config.stream.name.clone();
                 job(async move {
                     let marked = mark(&store, &stream, &published).await?;
@@ -78,20 +74,14 @@ impl Polling {
                 })
             }
             ClaimEffect::Park { claim, index, dead } => {
-                let store = holder(claim)?;
+                let store = self.holder(claim)?;
                 job(async move {
                     park(&store, &dead).await?;
                     Ok(Done::Outcome(ClaimOutcome::Parked { index }))
                 })
             }
             ClaimEffect::NoteFailure { claim, id, reason, pause } => {
-                let store = holder(claim)?;
-                job(async move {
-                    if let Err(error) = store.note_failure(id, &reason, pause).await {
-                        warn!(event_id = %id, error = describe(&error), "could not count an attempt");
-                    }
-                    Ok(Done::Nothing)
-                })
+                note_failure(self.holder(claim)?, id, reason, pause)
             }
             ClaimEffect::ReadTail { from, delay } => {
                 let from = from.saturating_sub(reach(&self.config)).max(1);
@@ -101,7 +91,8 @@ impl Polling {
                 look_at_tail(self.tail.clone(), from, reach(&self.config))
             }
             ClaimEffect::MakeUpForMarks => {
-                let store = self.free.pop()?;
+                // It is asked again, and may wait for a connection without a claim.
+                let Some(store) = self.free.pop() else { return Ok(None) };
                 job(async move {
                     let found = store.mark_owed().await.inspect_err(|error| {
                         warn!(error = describe(error), "left rows to be marked later");
@@ -109,16 +100,63 @@ impl Polling {
                     Ok(Done::MadeUp { store, found: found.ok() })
                 })
             }
-            ClaimEffect::Measure(_) | ClaimEffect::Tell(_) | ClaimEffect::End(_) => return None,
-        })
+            ClaimEffect::Measure(resolved) => {
+                reporter.resolved(&resolved);
+                return Ok(None);
+            }
+            ClaimEffect::Tell(notice) => {
+                reporter.tell(notice);
+                return Ok(None);
+            }
+            ClaimEffect::End(end) => return Err(ended(end)),
+        }))
+    }
+
+    /// The connection that holds a claim.
+    fn holder(&self, claim: u32) -> Result<Arc<Rows>, Error> {
+        self.claims.get(&claim).map(Arc::clone).ok_or_else(unknown_claim)
     }
 }
 
-fn claim_rows(config: Arc<Config>, free: Option<Arc<Store>>, claim: u32) -> Job {
+/// What is done in vain for a claim that nobody holds would never be done.
+fn unknown_claim() -> Error {
+    Error::bug("a claim is worked on that is not held")
+}
+
+fn ended(end: End) -> Error {
+    match end {
+        End::Refused(reason) => Error::Refused(reason),
+        End::ClaimLost => Error::Stalled("a claim was not renewed in time"),
+        End::Silence | End::WalLimit => Error::bug("a session over the table has no log"),
+    }
+}
+
+fn mark_some(store: Arc<Rows>, stream: String, claim: u32, published: Vec<Resolved>) -> Job {
+    job(async move {
+        Ok(Done::Outcome(match store.mark(&stream, &published).await {
+            Err(error) if error.is_contention() => {
+                warn!(error = describe(&error), "marking rows later");
+                ClaimOutcome::NotMarked { claim, published }
+            }
+            marked => ClaimOutcome::Marked { claim, marked: marked? },
+        }))
+    })
+}
+
+fn note_failure(store: Arc<Rows>, id: Uuid, reason: String, pause: Duration) -> Job {
+    job(async move {
+        if let Err(error) = store.note_failure(id, &reason, pause).await {
+            warn!(event_id = %id, error = describe(&error), "could not count an attempt");
+        }
+        Ok(Done::Nothing)
+    })
+}
+
+fn claim_rows(config: Arc<Config>, free: Option<Arc<Rows>>, claim: u32) -> Job {
     job(async move {
         let store = match free {
             Some(store) => store,
-            None => connect(&config).await?,
+            None => Arc::new(Rows::of(Store::connect(&config, CONNECTION).await?).await?),
         };
         let rows = match store.claim(config.poll.batch, LEASE).await {
             // Somebody changes the table.
@@ -133,12 +171,6 @@ fn claim_rows(config: Arc<Config>, free: Option<Arc<Store>>, claim: u32) -> Job 
     })
 }
 
-pub(super) async fn connect(config: &Config) -> Result<Arc<Store>, Error> {
-    let store = Store::connect(config, "tailpost poll").await?;
-    answered("configure the session", store.wait_for_locks(Some(LOCKS_WAIT))).await?;
-    Ok(Arc::new(store))
-}
-
 /// After a statement that met others' locks: waits, for it to be made again. Who has them for longer ends
 /// the session, and with it the claims.
 async fn contended(error: Error, times: &mut u32) -> Result<(), Error> {
@@ -151,7 +183,7 @@ async fn contended(error: Error, times: &mut u32) -> Result<(), Error> {
     Ok(())
 }
 
-async fn park(store: &Store, dead: &Dead) -> Result<(), Error> {
+async fn park(store: &Rows, dead: &Dead) -> Result<(), Error> {
     let mut times = 0;
     while let Err(error) = store.park(dead, None).await {
         contended(error, &mut times).await?;
@@ -159,7 +191,7 @@ async fn park(store: &Store, dead: &Dead) -> Result<(), Error> {
     Ok(())
 }
 
-async fn mark(store: &Store, stream: &str, resolved: &[Resolved]) -> Result<u64, Error> {
+async fn mark(store: &Rows, stream: &str, resolved: &[Resolved]) -> Result<u64, Error> {
     let mut times = 0;
     loop {
         match store.mark(stream, resolved).await {

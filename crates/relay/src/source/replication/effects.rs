@@ -1,4 +1,6 @@
 //! What the engine wants done becomes jobs beside the session's loop.
+//!
+//! Every match here names every effect: one that is added and not carried out does not compile.
 
 use std::sync::Arc;
 
@@ -6,12 +8,44 @@ use tracing::debug;
 
 use super::jobs::{self, Job, Owner, note_look};
 use super::{Replication, mark_jobs};
-use crate::engine::{Effect, End};
+use crate::engine::{
+    BooksEffect, BrokerEffect, Effect, End, MarkingEffect, ReplayEffect, RowsEffect, ScanEffect,
+};
 use crate::error::Error;
-use crate::postgres::sql::{LookedBy, SlotReader};
+use crate::postgres::sql::SlotReader;
+use crate::reporter::Reporter;
 
 impl Replication {
-    pub(super) fn end(&self, end: End) -> Error {
+    /// `None` if it is done, and nothing comes of it.
+    pub(super) fn carry_out_effect(
+        &mut self,
+        effect: Effect,
+        reporter: &mut Reporter,
+    ) -> Result<Option<Job>, Error> {
+        match effect {
+            Effect::Books(effect) => Ok(Some(self.books_job(effect))),
+            Effect::Rows(effect) => Ok(Some(self.rows_job(effect))),
+            Effect::Marking(effect) => Ok(self.marking_job(effect)),
+            Effect::Scan(effect) => self.scan_job(effect),
+            Effect::Replay(effect) => self.replay_job(effect, reporter),
+            Effect::Broker(effect) => Ok(Some(self.broker_job(effect))),
+            Effect::Confirm(lsn) => {
+                self.log.confirm(lsn);
+                Ok(None)
+            }
+            Effect::Measure(resolved) => {
+                reporter.resolved(&resolved);
+                Ok(None)
+            }
+            Effect::Tell(notice) => {
+                self.tell(notice, reporter);
+                Ok(None)
+            }
+            Effect::End(end) => Err(self.end(end)),
+        }
+    }
+
+    fn end(&self, end: End) -> Error {
         match end {
             End::Refused(reason) => Error::Refused(reason),
             End::Silence => Error::Stalled("the server fell silent"),
@@ -20,107 +54,111 @@ impl Replication {
         }
     }
 
-    /// `None` if there is nothing to be done.
-    pub(super) fn job(&mut self, effect: Effect) -> Option<Job> {
+    fn books_job(&self, effect: BooksEffect) -> Job {
+        let (books, slot) = (Arc::clone(&self.books), self.config.slot.clone());
         match effect {
-            Effect::Mark { .. }
-            | Effect::OpenSecondWriter
-            | Effect::CloseSecondWriter
-            | Effect::TakeWatermark
-            | Effect::StoreWatermark(_)
-            | Effect::SweepOn { .. }
-            | Effect::ReadStreamBack { .. }
-            | Effect::Seek { .. }
-            | Effect::MarkSwept { .. }
-            | Effect::NoteSweep => self.marking_job(effect),
-            Effect::OpenScan(_)
-            | Effect::ReadScan(_)
-            | Effect::CloseScan
-            | Effect::AbandonScan { .. }
-            | Effect::WatchScan { .. }
-            | Effect::MarkScanned { .. }
-            | Effect::NoteGapFilled { .. }
-            | Effect::NoteScan => self.scan_job(effect),
-            Effect::LookForReplay => Some(self.look_for_replay()),
-            Effect::BeginReplay(id) => Some(self.begin_replay(id)),
-            Effect::ReadReplay { id, after } => self.read_replay(id, after),
-            Effect::NoteReplay(note) => Some(self.note_replay(note)),
-            Effect::SendCopy { replay, copy, after } => Some(self.send_copy(replay, copy, after)),
-            _ => self.book_job(effect),
+            BooksEffect::Checkpoint { place } => {
+                jobs::checkpoint(books, slot, self.slot.reader, place)
+            }
+            BooksEffect::Heartbeat => jobs::heartbeat(books),
+            BooksEffect::LookAtSlot => jobs::look(books, slot),
+            BooksEffect::AskForMarks(ids) => jobs::look_for_marks(books, ids),
         }
     }
 
-    /// Of the stream's tail, the slot and the dead letters.
-    fn book_job(&self, effect: Effect) -> Option<Job> {
-        let (books, rows) = (Arc::clone(&self.store), Arc::clone(&self.rows));
-        let (slot, pid) = (self.config.slot.clone(), self.slot.reader);
-        Some(match effect {
-            Effect::ReadTail { from, delay } => {
-                let owner = Owner { store: books, slot, pid };
-                jobs::read_tail(self.tail.clone(), owner, from, self.slot.system_id, delay)
+    fn rows_job(&self, effect: RowsEffect) -> Job {
+        let rows = Arc::clone(&self.rows);
+        match effect {
+            RowsEffect::Park(batch) => {
+                let (slot, pid) = (self.config.slot.clone(), self.slot.reader);
+                jobs::park(rows, SlotReader { slot, pid }, batch)
             }
-            Effect::Park(batch) => jobs::park(rows, SlotReader { slot, pid }, batch),
-            Effect::NoteFailure { id, reason, pause } => {
+            RowsEffect::NoteFailure { id, reason, pause } => {
                 jobs::note_failure(rows, id, reason, pause)
             }
-            Effect::AskForMarks(ids) => jobs::look_for_marks(books, ids),
-            Effect::Checkpoint { place } => jobs::checkpoint(books, slot, pid, place),
-            Effect::Heartbeat => jobs::heartbeat(books),
-            Effect::LeaveServer => jobs::leave_server(self.tail.clone()),
-            Effect::LookAtSlot => jobs::look(books, slot),
-            Effect::MakeUpForMarks => jobs::make_up_for_marks(rows),
-            _ => return None,
-        })
+            RowsEffect::MakeUpForMarks => jobs::make_up_for_marks(rows),
+        }
     }
 
-    fn marking_job(&mut self, effect: Effect) -> Option<Job> {
+    fn broker_job(&self, effect: BrokerEffect) -> Job {
+        let tail = self.tail.clone();
+        match effect {
+            BrokerEffect::ReadTail { from, delay } => {
+                let (slot, pid) = (self.config.slot.clone(), self.slot.reader);
+                let owner = Owner { books: Arc::clone(&self.books), slot, pid };
+                jobs::read_tail(tail, owner, from, self.slot.system_id, delay)
+            }
+            BrokerEffect::LeaveServer => jobs::leave_server(tail),
+        }
+    }
+
+    fn marking_job(&mut self, effect: MarkingEffect) -> Option<Job> {
         Some(match effect {
-            Effect::Mark { statement, marks } => {
+            MarkingEffect::Mark { statement, marks } => {
                 let second = self.marks.second.as_ref().filter(|_| statement.is_on_second());
                 let store = Arc::clone(second.unwrap_or(&self.marks.first));
                 jobs::mark(store, self.config.stream.name.clone(), marks, statement)
             }
-            Effect::OpenSecondWriter => mark_jobs::open_second(Arc::clone(&self.config)),
-            Effect::CloseSecondWriter => {
+            MarkingEffect::OpenSecondWriter => mark_jobs::open_second(Arc::clone(&self.config)),
+            MarkingEffect::CloseSecondWriter => {
                 debug!("marks keep up again");
                 self.marks.second = None;
                 return None;
             }
-            Effect::TakeWatermark => self.take_watermark(),
-            Effect::StoreWatermark(pass) => {
+            MarkingEffect::TakeWatermark => self.take_watermark(),
+            MarkingEffect::StoreWatermark(pass) => {
                 self.marks.look = None;
                 self.store_watermark(pass)
             }
-            Effect::SweepOn { pass, found } => self.sweep_on(pass, found),
-            Effect::ReadStreamBack { found, resolved_before } => {
+            MarkingEffect::SweepOn { pass, found } => self.sweep_on(pass, found),
+            MarkingEffect::ReadStreamBack { found, resolved_before } => {
                 self.read_stream_back(found, resolved_before)
             }
-            Effect::Seek { pass, found, verdict } => self.seek(pass, found, verdict),
-            Effect::MarkSwept { found, verdict } => self.mark_swept(found, verdict),
-            Effect::NoteSweep => {
-                let store = Arc::clone(&self.marks.first);
-                note_look(store, self.config.slot.clone(), LookedBy::Sweeper)
+            MarkingEffect::Seek { pass, found, verdict } => self.seek(pass, found, verdict),
+            MarkingEffect::MarkSwept { found, verdict } => self.mark_swept(found, verdict),
+            MarkingEffect::NoteSweep => {
+                let (marks, slot) = (Arc::clone(&self.marks.first), self.config.slot.clone());
+                note_look(async move { marks.note_sweep(&slot).await })
             }
-            _ => return None,
         })
     }
 
-    fn scan_job(&mut self, effect: Effect) -> Option<Job> {
-        Some(match effect {
-            Effect::OpenScan(open) => self.open_scan(open),
-            Effect::ReadScan(read) => return self.read_scan(read),
-            Effect::CloseScan => return self.close_scan(),
-            Effect::AbandonScan { gives_way } => {
+    fn scan_job(&mut self, effect: ScanEffect) -> Result<Option<Job>, Error> {
+        Ok(Some(match effect {
+            ScanEffect::Open(open) => self.open_scan(open),
+            ScanEffect::Read(read) => self.read_scan(read)?,
+            ScanEffect::Close => self.close_scan()?,
+            ScanEffect::Abandon { gives_way } => {
                 self.abandon_scan(gives_way);
-                return None;
+                return Ok(None);
             }
-            Effect::WatchScan { process } => self.watch_scan(process),
-            Effect::MarkScanned { batches, published } => self.mark_scanned(batches, published),
-            Effect::NoteGapFilled { rows } => self.note_gap_filled(rows),
-            Effect::NoteScan => {
-                note_look(Arc::clone(&self.store), self.config.slot.clone(), LookedBy::Scanner)
+            ScanEffect::Watch { process } => self.watch_scan(process),
+            ScanEffect::Mark { batches, published } => self.mark_scanned(batches, published),
+            ScanEffect::NoteGapFilled { rows } => self.note_gap_filled(rows),
+            ScanEffect::Note => {
+                let (books, slot) = (Arc::clone(&self.books), self.config.slot.clone());
+                note_look(async move { books.note_scan(&slot).await })
             }
-            _ => return None,
-        })
+        }))
+    }
+
+    fn replay_job(
+        &mut self,
+        effect: ReplayEffect,
+        reporter: &mut Reporter,
+    ) -> Result<Option<Job>, Error> {
+        Ok(Some(match effect {
+            ReplayEffect::LookFor => self.look_for_replay(),
+            ReplayEffect::Begin(id) => self.begin_replay(id),
+            ReplayEffect::Read { id, after } => self.read_replay(id, after)?,
+            ReplayEffect::Note(note) => self.note_replay(note)?,
+            ReplayEffect::SendCopy { replay, copy, after } => {
+                self.send_copy(replay, copy, after)?
+            }
+            ReplayEffect::End => {
+                self.end_replay(reporter);
+                return Ok(None);
+            }
+        }))
     }
 }

@@ -15,8 +15,9 @@ use crate::engine::{
 };
 use crate::error::Error;
 use crate::nats::TailReader;
-use crate::postgres::Store;
-use crate::postgres::sql::{LookedBy, ScannedRow, Scanner, SlotReader, Stuck, SweepCursor};
+use crate::postgres::sql::{
+    Books, Marks, Rows, ScannedRow, Scanner, SlotReader, Stuck, SweepCursor,
+};
 use crate::source::{self, within};
 
 /// A statement that has not answered by then never will: the session starts anew.
@@ -35,7 +36,7 @@ pub(crate) enum Done {
     /// `None` if it could not be found out.
     Stuck(Option<Stuck>),
     /// Another connection for marks; `None` if it could not be made.
-    SecondWriter(Option<Arc<Store>>),
+    SecondWriter(Option<Arc<Marks>>),
     /// With what brings more. `None` if the statement failed.
     Unmarked(Option<(Found, Option<Box<SweepCursor>>)>),
     Scanned(Scanned),
@@ -71,7 +72,7 @@ pub(super) fn long_job(work: impl Future<Output = Result<Done, Error>> + Send + 
 
 /// Who is to read the slot, if we still may send.
 pub(super) struct Owner {
-    pub(super) store: Arc<Store>,
+    pub(super) books: Arc<Books>,
     pub(super) slot: String,
     /// The process that reads the slot for us.
     pub(super) pid: i32,
@@ -90,8 +91,8 @@ pub(super) fn read_tail(
 ) -> Job {
     async move {
         let read = tail.since(from, system_id, delay).await;
-        let Owner { store, slot, pid } = owner;
-        let reader = tokio::time::timeout(STATEMENT_MAX, store.slot_reader(&slot)).await;
+        let Owner { books, slot, pid } = owner;
+        let reader = tokio::time::timeout(STATEMENT_MAX, books.slot_reader(&slot)).await;
         match reader.unwrap_or(Err(Error::Stalled("a statement never answered")))? {
             Some(reader) if reader == pid => {}
             _ => return Err(Error::SlotBusy { slot }),
@@ -104,7 +105,7 @@ pub(super) fn read_tail(
     .boxed()
 }
 
-pub(super) fn note_failure(store: Arc<Store>, id: Uuid, reason: String, pause: Duration) -> Job {
+pub(super) fn note_failure(store: Arc<Rows>, id: Uuid, reason: String, pause: Duration) -> Job {
     job(async move {
         // Its loss costs one attempt more, if this session ends before the event is done with.
         tolerate(store.note_failure(id, &reason, pause).await);
@@ -113,9 +114,9 @@ pub(super) fn note_failure(store: Arc<Store>, id: Uuid, reason: String, pause: D
 }
 
 /// Writes down that the whole table was looked at. Lost, it costs another look.
-pub(super) fn note_look(store: Arc<Store>, slot: String, by: LookedBy) -> Job {
+pub(super) fn note_look(noted: impl Future<Output = Result<(), Error>> + Send + 'static) -> Job {
     job(async move {
-        tolerate(store.note_look(&slot, by).await);
+        tolerate(noted.await);
         Ok(Done::Nothing)
     })
 }
@@ -128,11 +129,11 @@ pub(super) fn leave_server(tail: TailReader) -> Job {
     })
 }
 
-pub(super) fn heartbeat(store: Arc<Store>) -> Job {
+pub(super) fn heartbeat(store: Arc<Books>) -> Job {
     job(async move { store.heartbeat().await.map(|()| Done::Nothing) })
 }
 
-pub(super) fn checkpoint(store: Arc<Store>, slot: String, reader: i32, place: NotedPlace) -> Job {
+pub(super) fn checkpoint(store: Arc<Books>, slot: String, reader: i32, place: NotedPlace) -> Job {
     job(async move {
         match store.checkpoint(&slot, reader, place).await {
             // Nothing is confirmed meanwhile, and everything else goes on.
@@ -146,7 +147,7 @@ pub(super) fn checkpoint(store: Arc<Store>, slot: String, reader: i32, place: No
 }
 
 /// Parks events, the oldest first.
-pub(super) fn park(store: Arc<Store>, reader: SlotReader, batch: Vec<(u64, Dead)>) -> Job {
+pub(super) fn park(store: Arc<Rows>, reader: SlotReader, batch: Vec<(u64, Dead)>) -> Job {
     job(async move {
         // Prepared first: then the connection carries them in the order in which they are polled.
         let done = match store.prepare_park().await {
@@ -175,20 +176,20 @@ pub(super) fn park(store: Arc<Store>, reader: SlotReader, batch: Vec<(u64, Dead)
     })
 }
 
-pub(super) fn make_up_for_marks(store: Arc<Store>) -> Job {
+pub(super) fn make_up_for_marks(store: Arc<Rows>) -> Job {
     job(async move { Ok(Done::Stuck(tolerate(store.mark_owed().await))) })
 }
 
-pub(super) fn look_for_marks(store: Arc<Store>, ids: Vec<Uuid>) -> Job {
+pub(super) fn look_for_marks(store: Arc<Books>, ids: Vec<Uuid>) -> Job {
     job(async move { store.marks(&ids).await.map(|it| Outcome::Marks(it).into()) })
 }
 
-pub(super) fn look(store: Arc<Store>, slot: String) -> Job {
+pub(super) fn look(store: Arc<Books>, slot: String) -> Job {
     job(async move { store.slot_health(&slot).await.map(|it| Outcome::Slot(it).into()) })
 }
 
 pub(super) fn mark(
-    store: Arc<Store>,
+    store: Arc<Marks>,
     stream: String,
     batch: Vec<Resolved>,
     statement: Statement,

@@ -125,7 +125,15 @@ impl LogStream {
                     self.rows.relation(&relation)?;
                     None
                 }
-                _ => None, // the publication brings inserts only
+                // The publication brings inserts only, and the client understands the rest.
+                Message::Begin(_)
+                | Message::Logical(_)
+                | Message::Commit(_)
+                | Message::Origin(_)
+                | Message::Type(_)
+                | Message::Update(_)
+                | Message::Delete(_)
+                | Message::Truncate(_) => None,
             },
             // The client asks for messages whether or not any are taken.
             ReplicationEvent::Message { transactional, lsn, prefix, content } => {

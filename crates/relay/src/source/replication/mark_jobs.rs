@@ -17,7 +17,7 @@ use crate::engine::{
 use crate::error::Error;
 use crate::nats::{SOUGHT_AT_ONCE, TailReader, WayBack};
 use crate::postgres::Store;
-use crate::postgres::sql::{SweepCursor, oldest_running};
+use crate::postgres::sql::{Marks, SweepCursor, oldest_running};
 
 /// How long a second connection may take to open.
 const OPEN_MAX: Duration = Duration::from_secs(10);
@@ -27,14 +27,14 @@ pub(super) struct MarkStores {
     /// Always there. What is executed on it after marks have ended is behind them in PostgreSQL's
     /// log, whichever connection they were written over: it survives no crash that they do not
     /// survive.
-    pub(super) first: Arc<Store>,
-    pub(super) second: Option<Arc<Store>>,
+    pub(super) first: Arc<Marks>,
+    pub(super) second: Option<Arc<Marks>>,
     /// Brings more of what the present sweep looks for.
     pub(super) look: Option<Box<SweepCursor>>,
 }
 
 impl MarkStores {
-    pub(super) fn new(first: Arc<Store>) -> Self {
+    pub(super) fn new(first: Arc<Marks>) -> Self {
         Self { first, second: None, look: None }
     }
 }
@@ -46,7 +46,7 @@ impl Replication {
             let observed = async {
                 let watermark = store.observe().await?;
                 // It must not cover a row that the log was not to bring.
-                store.check_publication(&config.publication, &config.slot).await?;
+                store.check_publication(&config).await?;
                 Ok(Outcome::Watermark(Some(watermark)).into())
             };
             let observed: Result<Done, Error> = observed.await;
@@ -157,11 +157,7 @@ impl Replication {
 
 pub(super) fn open_second(config: Arc<Config>) -> Job {
     job(async move {
-        let opened = async {
-            let store = Store::connect(&config, "tailpost marks 2").await?;
-            store.yield_to_others().await?;
-            Ok(Arc::new(store))
-        };
+        let opened = async { Marks::connect(&config, "tailpost marks 2").await.map(Arc::new) };
         let late = Error::Stalled("a second connection for marks took too long");
         let opened = tokio::time::timeout(OPEN_MAX, opened).await;
         Ok(Done::SecondWriter(tolerate(opened.unwrap_or(Err(late)))))
@@ -182,7 +178,7 @@ async fn open_look(
 struct Seek {
     config: Arc<Config>,
     start_snapshot: String,
-    store: Arc<Store>,
+    store: Arc<Marks>,
     tail: TailReader,
     pass: Pass,
 }

@@ -39,7 +39,11 @@ impl Replication {
                  \"keyed\""
             ),
             Notice::IgnoringMessages { why } => self.tell_of_ignored(why),
-            notice => reporter.tell(notice),
+            notice @ (Notice::ReadingTail { .. }
+            | Notice::Parking { .. }
+            | Notice::TryingAgain { .. }
+            | Notice::NotReplayed { .. }
+            | Notice::Stopping { .. }) => reporter.tell(notice),
         }
     }
 

@@ -20,16 +20,10 @@ use crate::engine::{
 };
 use crate::error::Error;
 use crate::nats::{self, History, NatsLink, Publisher, TailReader, WAY_BACK_MAX, WayBack};
-use crate::postgres::sql::ResolvedPlace;
-use crate::postgres::{Messages, Opening, Rows, Slot, Store, answered, drained};
+use crate::postgres::sql::{Books, LastLooks, Marks, ResolvedPlace};
+use crate::postgres::{Messages, Opening, Rows, Slot, Store, answered, drained, sql};
 use crate::reporter::POSTGRES_EPOCH_UNIX_MICROS;
 use crate::source::Opened;
-
-/// How long keeping the slot's books waits for others' locks.
-const BOOKS_WAIT: &str = "1s";
-
-/// How long parking, and marking what was scanned, waits for others' locks.
-const ROWS_WAIT: &str = "2s";
 
 fn mode(config: &Config) -> Mode {
     match config.mode {
@@ -119,13 +113,6 @@ async fn publishing(
     }))
 }
 
-/// The connection for what may meet rows that others have locked.
-async fn for_rows(config: &Config) -> Result<Arc<Store>, Error> {
-    let store = Store::connect(config, "tailpost rows").await?;
-    answered("configure the session", store.wait_for_locks(Some(ROWS_WAIT))).await?;
-    Ok(Arc::new(store))
-}
-
 /// Whether rows can be found by their transactions. Without marks nothing else leads to them.
 async fn is_indexed(config: &Config, store: &Store) -> Result<bool, Error> {
     answered("look for the index of transactions", async {
@@ -135,12 +122,6 @@ async fn is_indexed(config: &Config, store: &Store) -> Result<bool, Error> {
         store.has_index_of_transactions().await
     })
     .await
-}
-
-async fn mark_stores(config: &Config) -> Result<MarkStores, Error> {
-    let marks = Store::connect(config, "tailpost marks").await?;
-    answered("configure the session", marks.yield_to_others()).await?;
-    Ok(MarkStores::new(Arc::new(marks)))
 }
 
 fn marking(config: &Config, slot: &Slot, is_indexed: bool) -> Marking {
@@ -208,8 +189,8 @@ async fn reachable_end(store: &Store) -> Result<Lsn, Error> {
 
 /// Takes the slot and finds out what the stream has of what the slot will bring again.
 ///
-/// The order matters: only who reads the slot may look at the stream's tail, so that nobody
-/// else is writing what the slot brings by then.
+/// The order matters, and each step can only be made from the one before it: only who reads the slot may
+/// look at the stream's tail, so that nobody else is writing what the slot brings by then.
 ///
 /// # Errors
 ///
@@ -221,62 +202,160 @@ pub(super) async fn open(
     link: watch::Receiver<NatsLink>,
     once: bool,
 ) -> Result<Opened<Replication>, Error> {
-    let store = Arc::new(Store::connect(config, "tailpost").await?);
-    opening.on(&store, "check what setup made", store.check_set_up(config)).await?;
-    let is_indexed = is_indexed(config, &store).await?;
-    let tail = TailReader::new(client, &config.stream.name).await?;
-    let batches = nats::stream_check::check(config, client, &tail).await?;
-    let slot = slot(config, opening, &store, &tail).await?;
-    let (system_id, timeline, reader) = (slot.system_id, slot.timeline, slot.reader);
-    let start_snapshot = slot.start_snapshot.clone();
-    let marking = marking(config, &slot, is_indexed);
-    let (looks, resolved_before) = (slot.looks, slot.resolved_before());
-    let confirmed = slot.confirmed;
-    let checkpoint = Checkpoint::new(slot.checkpoint, config.shards.count());
-    let (is_gap_filled, resolved, is_new) = (slot.is_gap_filled, slot.resolved, slot.created);
-    let log = log_stream(config, opening, &store, slot).await?;
-    let way = way_back(config, resolved_before, system_id);
-    let dead = opening.on(&store, "read dead letters", store.newest_dead_letters()).await?;
-    // `--once` is to find also what was unmarked by hand.
-    let unmarked_by_hand = once && config.mark.by != MarkBy::Watermark;
-    let ranges = ScanRanges::new(is_indexed, !is_gap_filled || unmarked_by_hand, looks.scanned);
-    let scan_first = once
-        || !is_gap_filled
-        || config.on_park == OnPark::BlockKey
-        // Asked after the dead letters were read: what is requeued meanwhile is among them.
-        || opening.on(&store, "look for requeued events", store.has_requeued()).await?;
-    let evidence = Evidence { store: &store, resolved, is_new };
-    let publishing = publishing(config, mode(config), way, &tail, batches, dead, evidence).await?;
-    let history = History { system_id, timeline };
-    let stream = &config.stream.name;
-    let (publisher, answers) =
-        Publisher::new(client.clone(), stream, history, config.dedup, tail.limits(), link).await?;
-    let until = if once { Some(reachable_end(&store).await?) } else { None };
-    let marks = mark_stores(config).await?;
-    answered("configure the session", store.wait_for_locks(Some(BOOKS_WAIT))).await?;
-    let rows = for_rows(config).await?;
-    let engine = Engine::new(EngineStart {
-        publishing,
-        marking,
-        backfill: Backfill::new(scan_first, ranges, !is_gap_filled, config.scan.interval),
-        replaying: Replaying::new(!once && config.dedup == Dedup::Both),
-        checkpoint,
-        limits: SlotLimits {
-            bytes: config.wal.limit,
-            drops_slot: config.wal.on_limit == OnWalLimit::DropSlotAndScan,
-        },
-        until,
-    });
-    let source = Replication {
-        config: Arc::clone(config),
-        slot: OpenSlot { system_id, timeline, start_snapshot, reader, confirmed },
-        log,
-        tail: tail.clone(),
-        store,
-        rows,
-        marks,
-        scanner: None,
-        replay: None,
-    };
-    Ok(Opened { source, engine, publisher, answers, tail, started: Instant::now() })
+    let taken = Taken::take(config, opening, client).await?;
+    let streaming = taken.stream(config, opening).await?;
+    let known = streaming.know(config, opening, once).await?;
+    Box::pin(known.open(config, client, link, once)).await
+}
+
+/// The slot is ours, unless another relay begins to read it first.
+struct Taken {
+    store: Store,
+    tail: TailReader,
+    batches: bool,
+    is_indexed: bool,
+    slot: Slot,
+}
+
+impl Taken {
+    async fn take(config: &Arc<Config>, opening: &Opening, client: &Client) -> Result<Self, Error> {
+        let store = Store::connect(config, "tailpost").await?;
+        opening.on(&store, "check what setup made", store.check_set_up(config)).await?;
+        let is_indexed = is_indexed(config, &store).await?;
+        let tail = TailReader::new(client, &config.stream.name).await?;
+        let batches = nats::stream_check::check(config, client, &tail).await?;
+        let slot = slot(config, opening, &store, &tail).await?;
+        Ok(Self { store, tail, batches, is_indexed, slot })
+    }
+
+    /// Begins to read the slot: from then on nobody else does.
+    async fn stream(self, config: &Config, opening: &Opening) -> Result<Streaming, Error> {
+        let Self { store, tail, batches, is_indexed, slot } = self;
+        let streamed = Streamed {
+            marking: marking(config, &slot, is_indexed),
+            checkpoint: Checkpoint::new(slot.checkpoint, config.shards.count()),
+            resolved_before: slot.resolved_before(),
+            resolved: slot.resolved,
+            is_new: slot.created,
+            is_gap_filled: slot.is_gap_filled,
+            looks: slot.looks,
+            is_indexed,
+            batches,
+        };
+        let open = OpenSlot {
+            system_id: slot.system_id,
+            timeline: slot.timeline,
+            start_snapshot: slot.start_snapshot.clone(),
+            reader: slot.reader,
+            confirmed: slot.confirmed,
+        };
+        let log = log_stream(config, opening, &store, slot).await?;
+        Ok(Streaming { store, tail, log, slot: open, streamed })
+    }
+}
+
+/// What was written down of the slot.
+struct Streamed {
+    marking: Marking,
+    checkpoint: Checkpoint,
+    resolved_before: Lsn,
+    resolved: Option<ResolvedPlace>,
+    is_new: bool,
+    is_gap_filled: bool,
+    looks: LastLooks,
+    is_indexed: bool,
+    batches: bool,
+}
+
+/// The slot is read by us alone, so the stream's tail may be looked at.
+struct Streaming {
+    store: Store,
+    tail: TailReader,
+    log: LogStream,
+    slot: OpenSlot,
+    streamed: Streamed,
+}
+
+impl Streaming {
+    /// Reads what the stream has of what the slot will bring again.
+    async fn know(self, config: &Config, opening: &Opening, once: bool) -> Result<Known, Error> {
+        let Self { store, tail, log, slot, streamed } = self;
+        let Streamed { resolved, is_new, is_gap_filled, .. } = streamed;
+        let way = way_back(config, streamed.resolved_before, slot.system_id);
+        let dead = opening.on(&store, "read dead letters", store.newest_dead_letters()).await?;
+        // `--once` is to find also what was unmarked by hand.
+        let unmarked_by_hand = once && config.mark.by != MarkBy::Watermark;
+        let wants_whole = !is_gap_filled || unmarked_by_hand;
+        let ranges = ScanRanges::new(streamed.is_indexed, wants_whole, streamed.looks.scanned);
+        let scan_first = once
+            || !is_gap_filled
+            || config.on_park == OnPark::BlockKey
+            // Asked after the dead letters were read: what is requeued meanwhile is among them.
+            || opening.on(&store, "look for requeued events", store.has_requeued()).await?;
+        let evidence = Evidence { store: &store, resolved, is_new };
+        let (mode, batches) = (mode(config), streamed.batches);
+        let publishing = publishing(config, mode, way, &tail, batches, dead, evidence).await?;
+        let interval = config.scan.interval;
+        let backfill = Backfill::new(scan_first, ranges, !is_gap_filled, interval);
+        let Streamed { marking, checkpoint, .. } = streamed;
+        Ok(Known { store, tail, log, slot, publishing, backfill, marking, checkpoint })
+    }
+}
+
+/// What the stream has is known, so there is an engine to be built on it.
+struct Known {
+    store: Store,
+    tail: TailReader,
+    log: LogStream,
+    slot: OpenSlot,
+    publishing: Publishing,
+    backfill: Backfill,
+    marking: Marking,
+    checkpoint: Checkpoint,
+}
+
+impl Known {
+    async fn open(
+        self,
+        config: &Arc<Config>,
+        client: &Client,
+        link: watch::Receiver<NatsLink>,
+        once: bool,
+    ) -> Result<Opened<Replication>, Error> {
+        let Self { store, tail, log, slot, publishing, backfill, marking, checkpoint } = self;
+        let history = History { system_id: slot.system_id, timeline: slot.timeline };
+        let (stream, limits) = (&config.stream.name, tail.limits());
+        let (publisher, answers) =
+            Publisher::new(client.clone(), stream, history, config.dedup, limits, link).await?;
+        let until = if once { Some(reachable_end(&store).await?) } else { None };
+        let marks = Marks::connect(config, "tailpost marks").await?;
+        let marks = MarkStores::new(Arc::new(marks));
+        let books = Arc::new(Books::of(store).await?);
+        let rows = Store::connect(config, "tailpost rows").await?;
+        let rows = Arc::new(sql::Rows::of(rows).await?);
+        let engine = Engine::new(EngineStart {
+            publishing,
+            marking,
+            backfill,
+            replaying: Replaying::new(!once && config.dedup == Dedup::Both),
+            checkpoint,
+            limits: SlotLimits {
+                bytes: config.wal.limit,
+                drops_slot: config.wal.on_limit == OnWalLimit::DropSlotAndScan,
+            },
+            until,
+        });
+        let source = Replication {
+            config: Arc::clone(config),
+            slot,
+            log,
+            tail: tail.clone(),
+            books,
+            rows,
+            marks,
+            scanner: None,
+            replay: None,
+        };
+        Ok(Opened { source, engine, publisher, answers, tail, started: Instant::now() })
+    }
 }

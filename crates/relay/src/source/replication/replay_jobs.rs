@@ -19,6 +19,7 @@ use crate::error::Error;
 use crate::nats::{History, OtherStream};
 use crate::postgres::Store;
 use crate::postgres::sql::{ReplayedRow, SlotReader, TakenReplay};
+use crate::reporter::Reporter;
 
 /// How long another stream may be away before its replay is paused, and how often it is asked.
 const AWAY_MAX: Duration = Duration::from_secs(45);
@@ -29,7 +30,7 @@ const WAITS: &str = "1s";
 
 impl Replication {
     pub(super) fn look_for_replay(&self) -> Job {
-        let (store, slot) = (Arc::clone(&self.store), self.config.slot.clone());
+        let (store, slot) = (Arc::clone(&self.books), self.config.slot.clone());
         let stream = self.config.stream.name.clone();
         job(async move {
             let found = not_now(store.next_replay(&slot, &stream).await)?;
@@ -101,11 +102,10 @@ impl Replication {
         })
     }
 
-    /// `None` if there is no replay.
-    pub(super) fn read_replay(&self, id: Uuid, after: i64) -> Option<Job> {
-        let source = self.replay.clone().filter(|it| it.taken.id == id)?;
+    pub(super) fn read_replay(&self, id: Uuid, after: i64) -> Result<Job, Error> {
+        let source = self.open_replay(id)?;
         // Reading the log up to the first event that is meant takes as long as there is log.
-        Some(long_job(async move {
+        Ok(long_job(async move {
             // A page that comes too late must not be taken for one of whoever takes the replay up
             // again.
             let page = tokio::select! {
@@ -117,23 +117,40 @@ impl Replication {
         }))
     }
 
-    pub(super) fn send_copy(&self, replay: Uuid, copy: Box<Outgoing>, after: u64) -> Job {
-        let source = self.replay.clone().filter(|it| it.taken.id == replay);
+    fn open_replay(&self, id: Uuid) -> Result<OpenReplay, Error> {
+        let open = self.replay.clone().filter(|it| it.taken.id == id);
+        open.ok_or_else(|| Error::bug("a replay goes on that is not open"))
+    }
+
+    /// What it holds on either server is let go.
+    pub(super) fn end_replay(&mut self, reporter: &mut Reporter) {
+        if let Some(replay) = self.replay.take() {
+            replay.over.cancel();
+        }
+        reporter.replay_over();
+    }
+
+    pub(super) fn send_copy(
+        &self,
+        replay: Uuid,
+        copy: Box<Outgoing>,
+        after: u64,
+    ) -> Result<Job, Error> {
+        let source = self.open_replay(replay)?;
         let of = (replay, copy.event.id);
         // Each request of it is bounded.
-        long_job(async move {
-            let answer = match source.and_then(|it| it.other) {
+        Ok(long_job(async move {
+            let answer = match source.other {
                 Some(other) => other.send(&copy, after).await,
                 None => CopyAnswer::Unknown("the replay is over".into()),
             };
             Ok(Outcome::CopySent { of, answer }.into())
-        })
+        }))
     }
 
-    pub(super) fn note_replay(&self, note: ReplayNote) -> Job {
-        let (source, reader) = (self.replay.clone(), self.reader());
-        job(async move {
-            let Some(OpenReplay { store, .. }) = source else { return Ok(Done::Nothing) };
+    pub(super) fn note_replay(&self, note: ReplayNote) -> Result<Job, Error> {
+        let (OpenReplay { store, .. }, reader) = (self.open_replay(note.id)?, self.reader());
+        Ok(job(async move {
             let (problems, wish) = match store.note_replay(&reader, &note).await {
                 Ok(wish) => (note.problems.len(), Some(wish)),
                 // What is not noted is found in the stream by whoever goes on.
@@ -144,7 +161,7 @@ impl Replication {
                 info!(replay = %note.id, published = note.published, "replayed");
             }
             Ok(Outcome::ReplayNoted { problems, wish }.into())
-        })
+        }))
     }
 
     /// Makes events of what was read.

@@ -170,6 +170,7 @@ impl OpenReplay {
     }
 }
 
+#[expect(clippy::wildcard_enum_match_arm, reason = "what else is wrong is asked of the error")]
 fn unread(error: &Error) -> ReplayUnread {
     let hint = error.hint().map(|it| format!(": {it}")).unwrap_or_default();
     let why = format!("{}{hint}", describe(error));

@@ -11,9 +11,8 @@ use crate::config::OnPark;
 use crate::describe;
 use crate::engine::{Blocked, OpenScan, Outcome, ReadScan, Resolved, SCANS_UNMARKED_MAX, ScanRead};
 use crate::error::Error;
-use crate::postgres::Store;
 use crate::postgres::slot::scan_reach;
-use crate::postgres::sql::Scanner;
+use crate::postgres::sql::{Scan, Scanner};
 
 /// How often a scan releases what waits in vain before it begins. What is left then is locked by
 /// somebody, and waits for the next scan.
@@ -30,24 +29,24 @@ const HOLDING_WAITS: &str = "100ms";
 
 /// Opens a scan when nothing waits in vain: of an aggregate that is blocked it must not find what the
 /// others wait for. Returns which are.
-async fn open_with_blocked(store: &Store) -> Result<Vec<Blocked>, Error> {
+async fn open_with_blocked(scan: &Scan) -> Result<Vec<Blocked>, Error> {
     for _ in 1..RELEASES_MAX {
-        store.release().await?;
-        store.open_scan().await?;
-        if !store.has_to_release().await? {
-            return store.blocked().await;
+        scan.release().await?;
+        scan.open_scan().await?;
+        if !scan.has_to_release().await? {
+            return scan.blocked().await;
         }
-        store.abandon_scan().await?; // something was requeued in between
+        scan.abandon_scan().await?; // something was requeued in between
     }
-    store.open_scan().await?;
-    store.blocked().await
+    scan.open_scan().await?;
+    scan.blocked().await
 }
 
 /// Waits until everything is visible that the slot does not bring. The log waits with it: what comes there
 /// is newer.
-async fn await_visibility(store: &Store, start_snapshot: &str) -> Result<(), Error> {
+async fn await_visibility(scan: &Scan, start_snapshot: &str) -> Result<(), Error> {
     let mut said: Option<Instant> = None;
-    while store.has_hidden(start_snapshot).await? {
+    while scan.has_hidden(start_snapshot).await? {
         if said.is_none_or(|at| at.elapsed() >= SAID_EVERY) {
             said = Some(Instant::now());
             warn!("the first scan waits for commits that wait for a synchronous standby");
@@ -81,39 +80,40 @@ impl Replication {
         let waits = if open.log_waits { HOLDING_WAITS } else { SCANNER_WAITS };
         let parking_blocks = config.on_park == OnPark::BlockKey;
         let read = self.reading(open.read);
-        let scan = async move {
-            let store = Store::connect(&config, "tailpost scanner").await?;
-            store.wait_for_locks(Some(waits)).await?;
-            store.check_publication(&config.publication, &config.slot).await?;
+        let opened = async move {
+            let scan = Scan::connect(&config, waits).await?;
             if open.awaits_visibility {
-                await_visibility(&store, &start_snapshot).await?;
+                await_visibility(&scan, &start_snapshot).await?;
             }
             let blocked = match parking_blocks {
-                true => Some(open_with_blocked(&store).await?),
+                true => Some(open_with_blocked(&scan).await?),
                 false => {
-                    store.open_scan().await?;
+                    scan.open_scan().await?;
                     None
                 }
             };
-            Ok((Box::new(store.scan(&start_snapshot, open.range).await?), blocked))
+            Ok((Box::new(scan.scan(&start_snapshot, open.range).await?), blocked))
         };
         long_job(async move {
-            match scan.await {
+            match opened.await {
                 Ok((scanner, blocked)) => read(scanner, blocked).await,
                 Err(error) => postponed(error),
             }
         })
     }
 
-    /// `None` if there is no scan.
-    pub(super) fn read_scan(&mut self, read: ReadScan) -> Option<Job> {
-        let scanner = self.scanner.take()?;
-        Some(self.reading(read)(scanner, None))
+    pub(super) fn read_scan(&mut self, read: ReadScan) -> Result<Job, Error> {
+        let scanner = self.open_scanner()?;
+        Ok(self.reading(read)(scanner, None))
     }
 
-    pub(super) fn close_scan(&mut self) -> Option<Job> {
-        let scanner = self.scanner.take()?;
-        Some(job(async move { scanner.close().await.map(|()| Outcome::ScanClosed.into()) }))
+    pub(super) fn close_scan(&mut self) -> Result<Job, Error> {
+        let scanner = self.open_scanner()?;
+        Ok(job(async move { scanner.close().await.map(|()| Outcome::ScanClosed.into()) }))
+    }
+
+    fn open_scanner(&mut self) -> Result<Box<Scanner>, Error> {
+        self.scanner.take().ok_or_else(|| Error::bug("a scan is read on that is not open"))
     }
 
     pub(super) fn abandon_scan(&mut self, gives_way: bool) {
@@ -123,14 +123,14 @@ impl Replication {
     }
 
     pub(super) fn watch_scan(&self, process: i32) -> Job {
-        let store = Arc::clone(&self.store);
+        let store = Arc::clone(&self.books);
         job(
             async move { store.is_waited_for(process).await.map(|it| Outcome::ScanWatched(it).into()) },
         )
     }
 
     pub(super) fn note_gap_filled(&self, rows: u64) -> Job {
-        let (store, slot) = (Arc::clone(&self.store), self.config.slot.clone());
+        let (store, slot) = (Arc::clone(&self.books), self.config.slot.clone());
         let reader = self.slot.reader;
         job(async move {
             match store.gap_filled(&slot, reader, rows).await {
@@ -172,7 +172,7 @@ impl Replication {
         let bytes_max = self.config.window.bytes / SCANS_UNMARKED_MAX;
         let tail = read.with_tail.then(|| self.tail.clone());
         let (reach, system_id) = (scan_reach(&self.config), self.slot.system_id);
-        let opens = read.opens_gap.then(|| (Arc::clone(&self.store), self.config.slot.clone()));
+        let opens = read.opens_gap.then(|| (Arc::clone(&self.books), self.config.slot.clone()));
         move |mut scanner: Box<Scanner>, blocked| {
             // The first rows of millions come once all of them are sorted.
             long_job(async move {

@@ -199,7 +199,13 @@ impl WalReader {
                     Some(Err(Ignored::Off | Ignored::NotTransactional)) | None => {}
                 }
             }
-            _ => {}
+            // The publication brings inserts only.
+            Message::Commit(_)
+            | Message::Origin(_)
+            | Message::Type(_)
+            | Message::Update(_)
+            | Message::Delete(_)
+            | Message::Truncate(_) => {}
         }
         Ok(None)
     }

@@ -1,0 +1,144 @@
+//! The connections of a session, by what they may wait for. A connection executes its statements in
+//! order, so what has to go on while others lock rows needs one where nothing waits for rows.
+
+use uuid::Uuid;
+
+use super::{LookedBy, Store};
+use crate::config::Config;
+use crate::engine::{Resolved, ScanMarks, SlotHealth, Stored, Watermark};
+use crate::error::Error;
+use crate::postgres::answered;
+
+/// How long keeping the slot's books waits for others' locks.
+const BOOKS_WAIT: &str = "1s";
+
+/// How long parking, claiming, and marking what was scanned, waits for others' locks.
+const ROWS_WAIT: &str = "2s";
+
+/// What is written down of the slot. No statement here waits for a row that others may lock, and none
+/// for long.
+pub(crate) struct Books(pub(super) Store);
+
+/// Parks, claims, and marks what must not be forgotten: waits for whoever has dead letters or rows
+/// locked.
+pub(crate) struct Rows(pub(super) Store);
+
+/// Marks and sweeps. Commits are not waited for.
+pub(crate) struct Marks(pub(super) Store);
+
+/// The transaction of a scan, before it is read.
+pub(crate) struct Scan(pub(super) Store);
+
+impl Books {
+    pub(crate) async fn of(store: Store) -> Result<Self, Error> {
+        answered("configure the session", store.wait_for_locks(Some(BOOKS_WAIT))).await?;
+        Ok(Self(store))
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.0.client().is_closed()
+    }
+
+    pub(crate) async fn heartbeat(&self) -> Result<(), Error> {
+        self.0.heartbeat().await
+    }
+
+    pub(crate) async fn slot_reader(&self, slot: &str) -> Result<Option<i32>, Error> {
+        self.0.slot_reader(slot).await
+    }
+
+    pub(crate) async fn slot_health(&self, slot: &str) -> Result<SlotHealth, Error> {
+        self.0.slot_health(slot).await
+    }
+
+    pub(crate) async fn distrust_slot(&self, slot: &str) -> Result<(), Error> {
+        self.0.distrust_slot(slot).await
+    }
+
+    /// A scan looked at the whole table.
+    pub(crate) async fn note_scan(&self, slot: &str) -> Result<(), Error> {
+        self.0.note_look(slot, LookedBy::Scanner).await
+    }
+}
+
+impl Rows {
+    pub(crate) async fn of(store: Store) -> Result<Self, Error> {
+        answered("configure the session", store.wait_for_locks(Some(ROWS_WAIT))).await?;
+        Ok(Self(store))
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.0.client().is_closed()
+    }
+
+    pub(crate) async fn mark(&self, stream: &str, resolved: &[Resolved]) -> Result<u64, Error> {
+        self.0.mark(stream, resolved).await
+    }
+
+    pub(crate) async fn mark_or_owe(
+        &self,
+        stream: &str,
+        resolved: &[Resolved],
+    ) -> Result<ScanMarks, Error> {
+        self.0.mark_or_owe(stream, resolved).await
+    }
+}
+
+impl Marks {
+    pub(crate) async fn connect(config: &Config, name: &str) -> Result<Self, Error> {
+        let store = Store::connect(config, name).await?;
+        answered("configure the session", store.yield_to_others()).await?;
+        Ok(Self(store))
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.0.client().is_closed()
+    }
+
+    pub(crate) async fn observe(&self) -> Result<Watermark, Error> {
+        self.0.observe().await
+    }
+
+    pub(crate) async fn check_publication(&self, config: &Config) -> Result<(), Error> {
+        self.0.check_publication(&config.publication, &config.slot).await
+    }
+
+    pub(crate) async fn sweep_dead(&self, start: &str, to: &Watermark) -> Result<(), Error> {
+        self.0.sweep_dead(start, to).await
+    }
+
+    pub(crate) async fn mark(&self, stream: &str, resolved: &[Resolved]) -> Result<u64, Error> {
+        self.0.mark(stream, resolved).await
+    }
+
+    pub(crate) async fn mark_on_trust(&self, stream: &str, ids: &[Uuid]) -> Result<u64, Error> {
+        self.0.mark_on_trust(stream, ids).await
+    }
+
+    pub(crate) async fn mark_stored(&self, stream: &str, stored: &[Stored]) -> Result<u64, Error> {
+        self.0.mark_stored(stream, stored).await
+    }
+
+    pub(crate) async fn leave_to_the_scanner(&self, ids: &[Uuid]) -> Result<u64, Error> {
+        self.0.leave_to_the_scanner(ids).await
+    }
+
+    /// The sweeper looked at the whole table.
+    pub(crate) async fn note_sweep(&self, slot: &str) -> Result<(), Error> {
+        self.0.note_look(slot, LookedBy::Sweeper).await
+    }
+}
+
+impl Scan {
+    /// `waits` is for how long it waits for others' locks.
+    pub(crate) async fn connect(config: &Config, waits: &str) -> Result<Self, Error> {
+        let store = Store::connect(config, "tailpost scanner").await?;
+        store.wait_for_locks(Some(waits)).await?;
+        store.check_publication(&config.publication, &config.slot).await?;
+        Ok(Self(store))
+    }
+
+    pub(crate) async fn has_hidden(&self, snapshot: &str) -> Result<bool, Error> {
+        self.0.has_hidden(snapshot).await
+    }
+}
