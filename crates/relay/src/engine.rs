@@ -117,17 +117,10 @@ pub(crate) struct EngineStart {
     pub(crate) backfill: Backfill,
     pub(crate) replaying: Replaying,
     pub(crate) checkpoint: Checkpoint,
-    pub(crate) limits: SlotLimits,
+    /// From how much of PostgreSQL's log on the slot keeps too much.
+    pub(crate) wal_limit: Option<u64>,
     /// With `--once`: done when everything before this is resolved.
     pub(crate) until: Option<Lsn>,
-}
-
-/// How much of PostgreSQL's log the slot may keep.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct SlotLimits {
-    pub(crate) bytes: Option<u64>,
-    /// It is given up then.
-    pub(crate) drops_slot: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -155,7 +148,6 @@ pub(crate) struct Engine {
     ending: Ending,
     /// What operators were told last.
     mode: Mode,
-    drops_slot_at_limit: bool,
     /// When the last turn came to send.
     awake_at: Duration,
     effects: Effects,
@@ -247,11 +239,10 @@ impl Engine {
             parking: Parking::new(),
             owed_marks: OwedMarks::new(),
             checkpoint: start.checkpoint,
-            slot_watch: SlotWatch::new(start.limits.bytes),
+            slot_watch: SlotWatch::new(start.wal_limit),
             liveness: Liveness::default(),
             ending: Ending::NotYet { until: start.until },
             mode,
-            drops_slot_at_limit: start.limits.drops_slot,
             awake_at: Duration::ZERO,
             effects: Effects::new(),
         };
@@ -452,9 +443,6 @@ impl Engine {
             wal_headroom_seconds: outlook.left.map(|it| it.as_secs()),
         };
         self.tell(Notice::Slot { status, notice });
-        if outlook.is_over && self.drops_slot_at_limit {
-            self.effects.push_back(Effect::End(End::WalLimit));
-        }
     }
 
     fn parked(&mut self, now: Duration, parked: Vec<Parked>) {

@@ -164,8 +164,6 @@ pub(crate) enum End {
     Refused(String),
     /// PostgreSQL fell silent.
     Silence,
-    /// The slot keeps more of the log than it may, and is to be given up.
-    WalLimit,
     /// A claim may be somebody else's by now.
     ClaimLost,
 }

@@ -2,7 +2,7 @@
 
 use outbox::Column;
 use relay::connect::{SecretCommand, SslMode};
-use relay::{Dedup, MarkBy, Mode, OnPark, OnWalLimit};
+use relay::{Dedup, MarkBy, Mode, OnPark};
 
 use super::error::{Error, Origin};
 use super::value::{Value, Wanted};
@@ -99,7 +99,6 @@ pub(super) static KEYS: &[Key] = &[
     key("relay.poll_batch", |it, v| put(&mut it.relay.poll.batch, v.integer())),
     key("relay.poll_workers", |it, v| put(&mut it.relay.poll.workers, v.integer())),
     key("relay.wal_limit", |it, v| put(&mut it.relay.wal.limit, v.unless_off(Value::size))),
-    key("relay.on_wal_limit", |it, v| put(&mut it.relay.wal.on_limit, on_wal_limit(v))),
     key("relay.wal_messages", |it, v| put(&mut it.relay.wal.messages, v.bool())),
     key("retention.published", |it, v| {
         put(&mut it.retention.published, v.unless_off(Value::duration))
@@ -222,14 +221,6 @@ fn mark_by(value: Value<'_>) -> Result<MarkBy, Wanted> {
         Ok("watermark") => Ok(MarkBy::Watermark),
         Ok("delete") => Ok(MarkBy::Delete),
         _ => Err("\"row\", \"watermark\" or \"delete\"".into()),
-    }
-}
-
-fn on_wal_limit(value: Value<'_>) -> Result<OnWalLimit, Wanted> {
-    match value.text() {
-        Ok("hold") => Ok(OnWalLimit::Hold),
-        Ok("drop_slot_and_scan") => Ok(OnWalLimit::DropSlotAndScan),
-        _ => Err("\"hold\" or \"drop_slot_and_scan\"".into()),
     }
 }
 

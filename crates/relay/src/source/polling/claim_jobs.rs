@@ -127,7 +127,7 @@ fn ended(end: End) -> Error {
     match end {
         End::Refused(reason) => Error::Refused(reason),
         End::ClaimLost => Error::Stalled("a claim was not renewed in time"),
-        End::Silence | End::WalLimit => Error::bug("a session over the table has no log"),
+        End::Silence => Error::bug("a session over the table has no log"),
     }
 }
 

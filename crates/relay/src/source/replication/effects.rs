@@ -49,7 +49,6 @@ impl Replication {
         match end {
             End::Refused(reason) => Error::Refused(reason),
             End::Silence => Error::Stalled("the server fell silent"),
-            End::WalLimit => Error::WalLimit { slot: self.config.slot.clone() },
             End::ClaimLost => Error::Stalled("a claim was not renewed in time"),
         }
     }

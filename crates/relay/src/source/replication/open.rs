@@ -13,10 +13,10 @@ use uuid::Uuid;
 use super::log_stream::LogStream;
 use super::mark_jobs::MarkStores;
 use super::{OpenSlot, Replication};
-use crate::config::{self, Config, Dedup, MarkBy, OnPark, OnWalLimit};
+use crate::config::{self, Config, Dedup, MarkBy, OnPark};
 use crate::engine::{
     Backfill, Batching, Checkpoint, Doubted, Engine, EngineStart, Limits, MARKS_WAITING_MAX,
-    Marking, MarkingStart, Mode, Publishing, Replaying, ScanRanges, SlotLimits, Start, Tail,
+    Marking, MarkingStart, Mode, Publishing, Replaying, ScanRanges, Start, Tail,
 };
 use crate::error::Error;
 use crate::nats::{self, History, NatsLink, Publisher, TailReader, WAY_BACK_MAX, WayBack};
@@ -339,10 +339,7 @@ impl Known {
             backfill,
             replaying: Replaying::new(!once && config.dedup == Dedup::Both),
             checkpoint,
-            limits: SlotLimits {
-                bytes: config.wal.limit,
-                drops_slot: config.wal.on_limit == OnWalLimit::DropSlotAndScan,
-            },
+            wal_limit: config.wal.limit,
             until,
         });
         let source = Replication {
