@@ -92,7 +92,7 @@ use self::parking::Parking;
 pub(crate) use self::publish::{LOGGED_WHILE_SCAN_UNMARKED_MAX, Publishing, SCANS_UNMARKED_MAX};
 pub(crate) use self::replay::Replaying;
 pub(crate) use self::replay_messages::{
-    CopyAnswer, ReplayNote, ReplayPage, ReplayRow, ReplayStart, ReplayUnread, ReplayWish,
+    ReplayNote, ReplayPage, ReplayRow, ReplayStart, ReplayUnread, ReplayWish,
 };
 pub(crate) use self::slot_health::SlotHealth;
 pub(crate) use self::slot_watch::SlotNotice;
@@ -335,7 +335,6 @@ impl Engine {
             Outcome::ReplayBegun(start) => self.replay_begun(now, start),
             Outcome::ReplayRead { of, page } => self.replay_read(now, of, page),
             Outcome::ReplayNoted { problems, wish } => self.replay_noted(now, problems, wish),
-            Outcome::CopySent { of, answer } => self.copy_answered(now, of, answer),
             Outcome::GapNoted(is_noted) => self.backfill.gap_noted(is_noted),
             Outcome::Checkpointed(end) => self.checkpoint.written(end),
             Outcome::Slot(health) => self.slot_looked_at(now, health),

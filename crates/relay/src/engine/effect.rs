@@ -9,7 +9,6 @@ use uuid::Uuid;
 use super::messages::{Dead, NotedPlace, Resolved};
 use super::notice::Notice;
 use super::replay_messages::ReplayNote;
-use super::window::Outgoing;
 
 /// What is to be done, in the order in which it is to be begun.
 pub(crate) type Effects = VecDeque<Effect>;
@@ -142,8 +141,6 @@ pub(crate) enum ReplayEffect {
     Read { id: Uuid, after: i64 },
     /// Writes down how far a replay is.
     Note(ReplayNote),
-    /// Sends a copy to another stream, unless that has it, which it can have only behind `after`.
-    SendCopy { replay: Uuid, copy: Box<Outgoing>, after: u64 },
     /// Nothing more is read for the replay: what it holds on either server is let go.
     End,
 }

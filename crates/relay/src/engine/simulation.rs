@@ -96,8 +96,6 @@ struct Faults {
     emitted: bool,
     /// Somebody asks for replays.
     replays: bool,
-    /// To another stream.
-    elsewhere: bool,
     /// An index leads to rows by their transactions.
     is_indexed: bool,
     /// The watermark is the only mark.
@@ -160,8 +158,6 @@ struct World {
     checked: usize,
     written: Written,
     replays: Vec<Replay>,
-    /// Copies in the stream that replays to another one fill.
-    other_stream: Vec<u128>,
     /// The stream's messages before this one are gone.
     purged: usize,
     lsn: u64,
@@ -245,7 +241,6 @@ impl World {
             checked: 0,
             written,
             replays: Vec::new(),
-            other_stream: Vec::new(),
             purged: 0,
             lsn,
             next_id: 1,

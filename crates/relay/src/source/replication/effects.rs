@@ -151,9 +151,6 @@ impl Replication {
             ReplayEffect::Begin(id) => self.begin_replay(id),
             ReplayEffect::Read { id, after } => self.read_replay(id, after)?,
             ReplayEffect::Note(note) => self.note_replay(note)?,
-            ReplayEffect::SendCopy { replay, copy, after } => {
-                self.send_copy(replay, copy, after)?
-            }
             ReplayEffect::End => {
                 self.end_replay(reporter);
                 return Ok(None);
