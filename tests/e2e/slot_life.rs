@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use lab::{Postgres, PostgresOptions};
 use support::{DEADLINE, Relay, TestEnv, TestEnvOptions, until};
-use uuid::Uuid;
 
 /// Servers of which the one forgets ids at once and the other gives a slot up that keeps more than
 /// a segment.

@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use inbox::Layout;
 use inbox::http::Secret;
 
 use crate::config::value::{Value, Wanted};
@@ -25,7 +24,6 @@ pub(super) struct Layer {
     pub(super) ca: Option<PathBuf>,
     pub(super) cert: Option<PathBuf>,
     pub(super) key: Option<PathBuf>,
-    pub(super) layout: Option<Layout>,
     /// `Some(None)` if that is what was said.
     pub(super) retention: Option<Option<Duration>>,
 }
@@ -57,7 +55,6 @@ pub(in crate::config) static KEYS: &[Key] = &[
     key("ca", |it, v| put(&mut it.ca, v.text().map(Into::into))),
     key("cert", |it, v| put(&mut it.cert, v.text().map(Into::into))),
     key("key", |it, v| put(&mut it.key, v.text().map(Into::into))),
-    shared("layout", |it, v| put(&mut it.layout, layout(v))),
     shared("retention", |it, v| put(&mut it.retention, v.unless_off(Value::duration))),
 ];
 
@@ -80,14 +77,6 @@ fn at_least_one(value: Value<'_>) -> Result<usize, Wanted> {
 
 fn attempts(value: Value<'_>) -> Result<u32, Wanted> {
     u32::try_from(at_least_one(value)?).map_err(|_| "a whole number from 1".into())
-}
-
-fn layout(value: Value<'_>) -> Result<Layout, Wanted> {
-    match value.text() {
-        Ok("partitioned") => Ok(Layout::Partitioned),
-        Ok("plain") => Ok(Layout::Plain),
-        _ => Err("\"partitioned\" or \"plain\"".into()),
-    }
 }
 
 fn secrets(value: Value<'_>) -> Result<Vec<String>, Wanted> {
