@@ -87,7 +87,7 @@ impl Marks {
 }
 
 impl Store {
-    /// As [`unmarked`](Self::unmarked), but all of them, read as they are taken. The connection is
+    /// As [`unmarked`](Marks::unmarked), but all of them, read as they are taken. The connection is
     /// this look's from then on.
     pub(crate) async fn look(
         self,
