@@ -23,7 +23,7 @@ CREATE TABLE IF NOT EXISTS {schema}.inbox_messages (
     stream_seq        BIGINT,
     outcome           TEXT,
     PRIMARY KEY (consumer, message_id, event_time)
-) {partitioning};
+) PARTITION BY RANGE (event_time);
 
 CREATE INDEX IF NOT EXISTS idx_inbox_unprocessed ON {schema}.inbox_messages (consumer, event_time)
     WHERE status IN ('PROCESSING', 'FAILED');

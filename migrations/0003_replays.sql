@@ -32,7 +32,6 @@ CREATE TABLE IF NOT EXISTS {schema}.tailpost_replays (
     noted_at       TIMESTAMPTZ,
     ended_at       TIMESTAMPTZ,
     log_from       PG_LSN,
-    to_stream      TEXT,
     waits_for      TEXT,
     CHECK ((aggregate_type IS NULL) = (aggregate_id IS NULL)),
     CHECK (array_position(event_ids, NULL) IS NULL),
@@ -71,7 +70,6 @@ COMMENT ON COLUMN {schema}.tailpost_replays.place IS 'everything up to here is d
 COMMENT ON COLUMN {schema}.tailpost_replays.stream_seq IS 'no copy beyond place is in the stream up to here';
 COMMENT ON COLUMN {schema}.tailpost_replays.decisions IS 'who paused, resumed or cancelled it, when, and why';
 COMMENT ON COLUMN {schema}.tailpost_replays.log_from IS 'where the rewind slot was when it was asked for; place counts from there';
-COMMENT ON COLUMN {schema}.tailpost_replays.to_stream IS 'where copies are stored; null is the stream itself';
 COMMENT ON COLUMN {schema}.tailpost_replays.waits_for IS 'why it does not get on now';
 
 -- What became of the rewind slot, which keeps the log for replays.

@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use async_nats::HeaderMap;
 use async_nats::jetstream::{self, stream};
-use inbox::Layout;
 use lab::{Nats, NatsOptions, Postgres, PostgresOptions};
 use outbox::{Event, wire};
 use tokio_postgres::Client;
@@ -118,7 +117,7 @@ impl<'a> BenchEnv<'a> {
     pub(crate) async fn set_up(servers: &'a Servers, name: &str, events: u32) -> Result<Self> {
         servers.postgres.create_database(name).await?;
         let mut client = servers.postgres.client(name).await?;
-        inbox::create_tables(&mut client, "public", Layout::default()).await?;
+        inbox::create_tables(&mut client, "public").await?;
         let jetstream = servers.nats.jetstream().await?;
         let all = store(&jetstream, format!("{name}_all"), events).await?;
         let some = store(&jetstream, format!("{name}_some"), events / HTTP_PART).await?;

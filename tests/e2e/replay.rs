@@ -8,7 +8,6 @@ mod permissions;
 mod restored;
 mod rewind_slot;
 mod selections;
-mod to_another_stream;
 
 use serde_json::Value;
 use support::{DEADLINE, Stored, TestEnv, until};

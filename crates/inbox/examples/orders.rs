@@ -7,7 +7,7 @@
 
 use std::error::Error;
 
-use inbox::{Connection, Delivery, Inbox, Layout, TransactionalHandler, Verdict};
+use inbox::{Connection, Delivery, Inbox, TransactionalHandler, Verdict};
 use serde::Deserialize;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_postgres::{Client, NoTls, Transaction};
@@ -56,7 +56,7 @@ async fn connect() -> Result<Client, inbox::BoxError> {
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
     let mut client = connect().await?;
-    inbox::create_tables(&mut client, "public", Layout::Partitioned).await?;
+    inbox::create_tables(&mut client, "public").await?;
     client
         .batch_execute(
             "CREATE TABLE IF NOT EXISTS stock (

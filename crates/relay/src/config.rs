@@ -17,7 +17,7 @@ use crate::shards::Shards;
 
 pub use self::retention_config::RetentionConfig;
 pub use self::rewind_config::RewindConfig;
-pub use self::wal_config::{OnWalLimit, WalConfig};
+pub use self::wal_config::WalConfig;
 
 /// Everything a relay must know. See `docker/tailpost.toml` for what each setting means in use.
 #[derive(Debug, Clone)]
@@ -368,13 +368,8 @@ pub(crate) mod tests {
         check("relay.max_attempts", |it| it.max_attempts = 0);
         check("relay.ack_timeout", |it| it.ack_timeout = Duration::ZERO);
         check("relay.wal_limit", |it| it.wal.limit = Some(1));
-        check("relay.on_wal_limit", |it| it.wal.on_limit = OnWalLimit::DropSlotAndScan);
         check("relay.wal_messages", |it| (it.wal.messages, it.mode) = (true, Mode::Poll));
         check("relay.wal_messages", |it| (it.wal.messages, it.shards) = (true, Shards::new(2)));
-        check("relay.wal_messages", |it| {
-            let on_limit = OnWalLimit::DropSlotAndScan;
-            it.wal = WalConfig { limit: Some(1 << 30), on_limit, messages: true };
-        });
         check("relay.shards", |it| it.shards = Shards::new(0));
         check("relay.shards", |it| it.shards = Shards::new(65));
         check("relay.shards", |it| (it.shards, it.mode) = (Shards::new(2), Mode::Poll));

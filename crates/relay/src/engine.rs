@@ -92,7 +92,7 @@ use self::parking::Parking;
 pub(crate) use self::publish::{LOGGED_WHILE_SCAN_UNMARKED_MAX, Publishing, SCANS_UNMARKED_MAX};
 pub(crate) use self::replay::Replaying;
 pub(crate) use self::replay_messages::{
-    CopyAnswer, ReplayNote, ReplayPage, ReplayRow, ReplayStart, ReplayUnread, ReplayWish,
+    ReplayNote, ReplayPage, ReplayRow, ReplayStart, ReplayUnread, ReplayWish,
 };
 pub(crate) use self::slot_health::SlotHealth;
 pub(crate) use self::slot_watch::SlotNotice;
@@ -117,17 +117,10 @@ pub(crate) struct EngineStart {
     pub(crate) backfill: Backfill,
     pub(crate) replaying: Replaying,
     pub(crate) checkpoint: Checkpoint,
-    pub(crate) limits: SlotLimits,
+    /// From how much of PostgreSQL's log on the slot keeps too much.
+    pub(crate) wal_limit: Option<u64>,
     /// With `--once`: done when everything before this is resolved.
     pub(crate) until: Option<Lsn>,
-}
-
-/// How much of PostgreSQL's log the slot may keep.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct SlotLimits {
-    pub(crate) bytes: Option<u64>,
-    /// It is given up then.
-    pub(crate) drops_slot: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -153,7 +146,6 @@ pub(crate) struct Engine {
     slot_watch: SlotWatch,
     liveness: Liveness,
     ending: Ending,
-    drops_slot_at_limit: bool,
     /// When the last turn came to send.
     awake_at: Duration,
     effects: Effects,
@@ -244,10 +236,9 @@ impl Engine {
             parking: Parking::new(),
             owed_marks: OwedMarks::new(),
             checkpoint: start.checkpoint,
-            slot_watch: SlotWatch::new(start.limits.bytes),
+            slot_watch: SlotWatch::new(start.wal_limit),
             liveness: Liveness::default(),
             ending: Ending::NotYet { until: start.until },
-            drops_slot_at_limit: start.limits.drops_slot,
             awake_at: Duration::ZERO,
             effects: Effects::new(),
         };
@@ -339,7 +330,6 @@ impl Engine {
             Outcome::ReplayBegun(start) => self.replay_begun(now, start),
             Outcome::ReplayRead { of, page } => self.replay_read(now, of, page),
             Outcome::ReplayNoted { problems, wish } => self.replay_noted(now, problems, wish),
-            Outcome::CopySent { of, answer } => self.copy_answered(now, of, answer),
             Outcome::GapNoted(is_noted) => self.backfill.gap_noted(is_noted),
             Outcome::Checkpointed(end) => self.checkpointed(end),
             Outcome::Slot(health) => self.slot_looked_at(now, health),
@@ -448,9 +438,6 @@ impl Engine {
             wal_headroom_seconds: outlook.left.map(|it| it.as_secs()),
         };
         self.tell(Notice::Slot { status, notice });
-        if outlook.is_over && self.drops_slot_at_limit {
-            self.effects.push_back(Effect::End(End::WalLimit));
-        }
     }
 
     fn parked(&mut self, now: Duration, parked: Vec<Parked>) {

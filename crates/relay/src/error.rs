@@ -157,12 +157,6 @@ pub enum Error {
     /// It cannot be done as things are.
     #[error("{0}")]
     Conflict(String),
-    /// The slot made the server keep more than it may.
-    #[error("replication slot \"{slot}\" keeps more of the log than relay.wal_limit")]
-    WalLimit {
-        /// The slot's name.
-        slot: String,
-    },
     /// A temporary file could not be written or read.
     #[error("could not {doing}")]
     Spill {
@@ -224,7 +218,6 @@ impl Error {
             | Self::Silent { .. }
             | Self::SlotBusy { .. }
             | Self::PublicationChanged { .. }
-            | Self::WalLimit { .. }
             | Self::Unfenced { .. }
             | Self::JetStream { .. } => true,
             Self::SlotForeign { .. }
@@ -310,7 +303,6 @@ impl Error {
             | Self::Silent { .. }
             | Self::PublicationChanged { .. }
             | Self::Conflict(_)
-            | Self::WalLimit { .. }
             | Self::Decode(_) => None,
         }
     }

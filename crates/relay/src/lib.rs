@@ -84,8 +84,8 @@ pub fn fuzz_answer(subject: &str, status: Option<u16>, payload: &[u8]) {
 }
 
 pub use config::{
-    Config, MarkBy, MarkConfig, Mode, OnPark, OnWalLimit, PollConfig, RetentionConfig,
-    RewindConfig, ScanConfig, StreamConfig, WalConfig, WindowLimits,
+    Config, MarkBy, MarkConfig, Mode, OnPark, PollConfig, RetentionConfig, RewindConfig,
+    ScanConfig, StreamConfig, WalConfig, WindowLimits,
 };
 pub use connect::{NatsTarget, PostgresTarget};
 pub use error::Error;

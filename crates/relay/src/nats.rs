@@ -5,7 +5,6 @@ mod connect;
 pub(crate) mod direct_get;
 mod error_codes;
 mod limits;
-mod other_stream;
 mod permission_violations;
 mod pub_ack;
 mod publisher;
@@ -19,7 +18,6 @@ pub(crate) use broker_failover::{has_ended, leave_server};
 pub use connect::{NatsAccess, NatsLink, NatsTarget};
 #[cfg(test)]
 pub(crate) use limits::Limits;
-pub(crate) use other_stream::OtherStream;
 pub(crate) use permission_violations::unless_denied;
 #[cfg(fuzzing)]
 pub(crate) use pub_ack::read_any as read_any_answer;

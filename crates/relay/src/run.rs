@@ -7,14 +7,14 @@ use async_nats::Client;
 use rand::RngExt;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use tracing::{error, warn};
+use tracing::warn;
 
-use crate::config::{Config, Mode, OnWalLimit};
+use crate::config::{Config, Mode};
 use crate::describe;
 use crate::engine::Backoff;
 use crate::error::Error;
 use crate::nats::{NatsLink, has_ended, leave_server};
-use crate::postgres::{Opening, Store, drained};
+use crate::postgres::Opening;
 use crate::reporter::{Reporter, Reports};
 use crate::session::Session;
 use crate::source::{Polling, Replication, Source};
@@ -29,12 +29,6 @@ const FAILOVER_AFTER: Duration = Duration::from_secs(1);
 
 /// How often a relay says that it runs while a session is being opened, which others may delay.
 const ALIVE_EVERY: Duration = Duration::from_secs(1);
-
-/// How long the server may take to notice that the slot is not read any more.
-const LEAVING_MAX: Duration = Duration::from_secs(5);
-
-/// How long giving the slot up may take.
-const RELIEF_MAX: Duration = Duration::from_secs(20);
 
 /// Relays the events of one shard, see [`Config::each_shard`], from the outbox to its stream until
 /// `stop` is cancelled, or, with `once`, until everything is published that was committed when the
@@ -123,9 +117,6 @@ pub async fn run(
         warn!(error = describe(&error), hint = news, "starting anew in {wait:.1?}");
         said = hint;
         reporter.failed(told(&error));
-        if let Err(error) = relieve(&config).await {
-            warn!(error = describe(&error), "did not drop the slot");
-        }
         tokio::select! {
             () = tokio::time::sleep(wait) => {}
             () = stop.cancelled() => {}
@@ -188,40 +179,4 @@ async fn session<S: Source>(
     };
     reporter.begin(opened.source.timeline(), opened.unfenced.clone());
     Box::pin(Session::new(opened).run(stop, reporter)).await
-}
-
-/// Between sessions nobody reads the slot, and it keeps what is written. Drops it if that is more
-/// than it may be, and if that is wanted and the table has everything that it would have brought.
-async fn relieve(config: &Config) -> Result<(), Error> {
-    let (Some(limit), OnWalLimit::DropSlotAndScan) = (config.wal.limit, config.wal.on_limit) else {
-        return Ok(());
-    };
-    let relieved = async {
-        let store = Store::connect(config, "tailpost slot").await?;
-        store.lock_slot(&config.slot).await?; // nobody creates it anew meanwhile
-        let mut health = store.slot_health(&config.slot).await?;
-        let started = Instant::now();
-        // The process that read it for us needs a moment to notice that we are gone.
-        while health.is_read && health.retained_bytes >= limit && started.elapsed() < LEAVING_MAX {
-            tokio::time::sleep(standby::LOOK_EVERY).await;
-            health = store.slot_health(&config.slot).await?;
-        }
-        if health.is_read || health.retained_bytes < limit {
-            return Ok(());
-        }
-        // It may be from a time when events without a row were taken.
-        let how = "lose them: `tailpost slot drop --force` drops the slot";
-        drained::check(config, &Opening::unobserved(config), &store, how).await?;
-        store.announce_drop(&config.slot, "it kept more of the log than relay.wal_limit").await?;
-        store.drop_slot(&config.slot).await?;
-        error!(
-            slot = config.slot,
-            retained_bytes = health.retained_bytes,
-            "dropped the slot, which kept more of the log than relay.wal_limit: the table has what \
-             it would have brought, and the next slot's scanner takes it from there"
-        );
-        Ok(())
-    };
-    let late = Err(Error::Stalled("the server does not answer"));
-    tokio::time::timeout(RELIEF_MAX, relieved).await.unwrap_or(late)
 }

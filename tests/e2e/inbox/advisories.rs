@@ -4,7 +4,7 @@ use async_nats::jetstream::AckKind;
 use async_nats::jetstream::consumer::{self, pull};
 use futures_util::StreamExt;
 use serde_json::json;
-use support::{DEADLINE, TestEnvOptions, until};
+use support::{DEADLINE, until};
 
 use super::Inbox;
 
@@ -52,7 +52,7 @@ async fn a_message_that_another_client_terminates_is_handled() {
 // proves: G-EFFECT-2
 #[tokio::test(flavor = "multi_thread")]
 async fn an_advisory_about_what_was_not_delivered_is_passed_over() {
-    let mut inbox = Inbox::with(TestEnvOptions::default(), inbox::Layout::Plain).await;
+    let mut inbox = Inbox::new().await;
     let five = pull::Config {
         durable_name: Some("worker".into()),
         max_ack_pending: 5,

@@ -141,7 +141,7 @@ async fn an_event_whose_record_is_refused_becomes_a_dead_letter_alone() {
 async fn a_message_larger_than_a_request_is_handled() {
     let mut options = TestEnvOptions::default();
     options.nats.max_payload = Some(40 * 1024 * 1024);
-    let inbox = Inbox::with(options, inbox::Layout::Partitioned).await;
+    let inbox = Inbox::with(options).await;
     let mut large = Event::new("order", "o-1", "OrderPlaced", &json!({})).expect("an event");
     large.payload = format!("{{\"n\": 1, \"fill\": \"{}\"}}", "x".repeat(20 << 20)).into();
     inbox.publish_event(&large).await;
@@ -227,7 +227,7 @@ async fn a_durable_consumer_that_cannot_be_changed_is_refused_with_the_command()
 /// dead letter: it is acknowledged when it has a letter, and not before.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_event_whose_record_is_refused_is_not_acknowledged_without_its_letter() {
-    let mut inbox = Inbox::with(TestEnvOptions::default(), inbox::Layout::Plain).await;
+    let mut inbox = Inbox::new().await;
     inbox.set("WORKER_MODE", "leased");
     inbox.forget_ids().await;
     let event = Event::new("order", "o-1", "Refused", &json!({})).expect("an event");

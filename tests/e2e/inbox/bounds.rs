@@ -1,7 +1,6 @@
 //! What is much takes time, not memory.
 
 use serde_json::json;
-use support::TestEnvOptions;
 
 use super::{Inbox, Worker};
 
@@ -20,7 +19,7 @@ fn assert_bounded(worker: &Worker) {
 async fn many_large_events_behind_one_that_is_held_take_little_memory_after_a_crash() {
     const FOLLOWERS: u64 = 18_000;
     const DONE: u64 = 2_000;
-    let mut inbox = Inbox::with(TestEnvOptions::default(), inbox::Layout::Plain).await;
+    let mut inbox = Inbox::new().await;
     inbox.set("WORKER_MAX_ATTEMPTS", "1000000");
     inbox.env.execute("CREATE TABLE closed ()").await;
     let large = json!({ "note": "x".repeat(10 << 10) });
@@ -44,7 +43,7 @@ async fn many_large_events_behind_one_that_is_held_take_little_memory_after_a_cr
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_recorded_is_durable_where_commits_do_not_wait_for_the_disk() {
     for mode in ["transactional", "leased"] {
-        let mut inbox = Inbox::with(TestEnvOptions::default(), inbox::Layout::Plain).await;
+        let mut inbox = Inbox::new().await;
         inbox.set("WORKER_MODE", mode);
         inbox
             .env

@@ -2,7 +2,7 @@
 
 use outbox::Event;
 use serde_json::json;
-use support::{DEADLINE, TestEnvOptions, until};
+use support::{DEADLINE, until};
 
 use super::{Inbox, some_time};
 
@@ -142,7 +142,7 @@ async fn a_handler_that_aborts_the_process_is_parked_after_three_starts() {
 /// it is neither a dead letter nor acknowledged.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_end_that_is_written_down_late_makes_no_event_vanish() {
-    let mut inbox = Inbox::with(TestEnvOptions::default(), inbox::Layout::Plain).await;
+    let mut inbox = Inbox::new().await;
     inbox.set("WORKER_MODE", "leased");
     let event = Event::new("order", "o-1", "OrderPlaced", &json!({})).expect("an event");
     inbox.publish_event(&event).await;

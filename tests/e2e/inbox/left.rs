@@ -3,7 +3,7 @@
 use async_nats::jetstream::consumer::pull;
 use async_nats::jetstream::stream::ConsumerLimits;
 use serde_json::json;
-use support::{DEADLINE, TestEnvOptions, until};
+use support::{DEADLINE, until};
 
 use super::Inbox;
 
@@ -15,7 +15,7 @@ const OTHERS: i64 = 20;
 #[tokio::test(flavor = "multi_thread")]
 async fn followers_of_a_failing_event_hold_up_nobody_else() {
     for (mode, followers) in [("transactional", 3_000), ("leased", 1_000)] {
-        let mut inbox = Inbox::with(TestEnvOptions::default(), inbox::Layout::Plain).await;
+        let mut inbox = Inbox::new().await;
         inbox.set("WORKER_MODE", mode);
         inbox.set("WORKER_MAX_ATTEMPTS", "1000000");
         inbox.env.execute("CREATE TABLE closed ()").await;
@@ -52,7 +52,7 @@ async fn followers_of_a_failing_event_hold_up_nobody_else() {
 #[tokio::test(flavor = "multi_thread")]
 async fn very_many_followers_of_a_failing_event_hold_up_nobody() {
     const FOLLOWERS: u64 = 30_000;
-    let mut inbox = Inbox::with(TestEnvOptions::default(), inbox::Layout::Plain).await;
+    let mut inbox = Inbox::new().await;
     inbox.set("WORKER_MAX_ATTEMPTS", "1000000");
     inbox.env.execute("CREATE TABLE closed ()").await;
     let hot = |_| "hot".to_owned();
@@ -69,7 +69,7 @@ async fn very_many_followers_of_a_failing_event_hold_up_nobody() {
 /// A smaller `max_ack_pending` that an operator chose stays; once it is used up, it is said.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_limit_that_an_operator_chose_stays_and_is_named_when_it_is_reached() {
-    let mut inbox = Inbox::with(TestEnvOptions::default(), inbox::Layout::Plain).await;
+    let mut inbox = Inbox::new().await;
     let chosen = pull::Config {
         durable_name: Some("worker".into()),
         max_ack_pending: 400,
@@ -98,7 +98,7 @@ async fn a_limit_that_an_operator_chose_stays_and_is_named_when_it_is_reached() 
 /// A stream may allow its consumers less than is asked for.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_consumer_takes_what_its_stream_allows() {
-    let inbox = Inbox::with(TestEnvOptions::default(), inbox::Layout::Plain).await;
+    let inbox = Inbox::new().await;
     let mut config = inbox.env.stream().await.cached_info().config.clone();
     let limits = ConsumerLimits { max_ack_pending: 500, ..ConsumerLimits::default() };
     config.consumer_limits = Some(limits);
@@ -117,7 +117,7 @@ async fn a_consumer_takes_what_its_stream_allows() {
 async fn what_is_left_of_many_aggregates_takes_no_room_from_others() {
     const AGGREGATES: i64 = 100;
     const FOLLOWERS: i64 = 50;
-    let mut inbox = Inbox::with(TestEnvOptions::default(), inbox::Layout::Plain).await;
+    let mut inbox = Inbox::new().await;
     inbox.set("WORKER_MAX_ATTEMPTS", "1000000");
     inbox.set("WORKER_BATCH", "8");
     inbox.env.execute("CREATE TABLE closed ()").await;
@@ -152,7 +152,7 @@ async fn what_is_left_of_many_aggregates_takes_no_room_from_others() {
 async fn acknowledgements_that_the_broker_forgot_are_given_again() {
     // More than are read again whenever a connection is lost.
     const FOLLOWERS: u64 = 10_200;
-    let mut inbox = Inbox::with(TestEnvOptions::default(), inbox::Layout::Plain).await;
+    let mut inbox = Inbox::new().await;
     inbox.set("WORKER_MAX_ATTEMPTS", "1000000");
     inbox.env.execute("CREATE TABLE closed ()").await;
     inbox.publish_as(|_| "hot".to_owned(), 0..1, &json!({ "while_closed": true })).await;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use async_nats::jetstream::stream;
 use outbox::Event;
 use serde_json::json;
-use support::{DEADLINE, TestEnvOptions, until};
+use support::{DEADLINE, until};
 use uuid::Uuid;
 
 use super::Inbox;
@@ -137,8 +137,7 @@ async fn requeued_letters_of_one_aggregate_leave_room_for_others() {
 // proves: G-LETTER-4
 #[tokio::test(flavor = "multi_thread")]
 async fn a_letter_keeps_its_record_when_others_are_forgotten() {
-    for layout in [inbox::Layout::Partitioned, inbox::Layout::Plain] {
-        let inbox = Inbox::with(TestEnvOptions::default(), layout).await;
+    for inbox in [Inbox::new().await, Inbox::unpartitioned().await] {
         inbox.forget_ids().await;
         let mut dead = Event::new("order", "o-1", "OrderPlaced", &json!({"dead": true})).unwrap();
         dead.occurred_at = "2020-02-03T04:05:06Z".parse().unwrap();
@@ -153,12 +152,12 @@ async fn a_letter_keeps_its_record_when_others_are_forgotten() {
         let client = inbox.env.client().await;
         let keep = Some(Duration::from_secs(30 * 86_400));
         let forgotten = inbox::maintain(&client, "public", keep).await.expect("maintain");
-        assert_eq!((forgotten.dropped, forgotten.deleted), (0, 1), "{layout:?}");
+        assert_eq!((forgotten.dropped, forgotten.deleted), (0, 1));
         // The worker looked at the tables before; what is forgotten does not happen again.
         let again = async || inbox.publish_event(&done).await;
         until(DEADLINE, "the stream has forgotten its id", again).await;
         inbox.wait_count("inbox_dead_letter WHERE cause = 'forgotten'", 1).await;
-        assert_eq!(inbox.effects_of(done.id).await, 1, "{layout:?}");
+        assert_eq!(inbox.effects_of(done.id).await, 1);
 
         inbox.env.execute("DELETE FROM inbox_dead_letter WHERE cause = 'forgotten'").await;
         inbox.requeue_all(&json!({})).await;
@@ -170,7 +169,7 @@ async fn a_letter_keeps_its_record_when_others_are_forgotten() {
 /// As above, of an event whose time is finer than its record keeps, and that the stream still has.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_event_to_the_nanosecond_is_found_again_for_its_retry() {
-    let mut inbox = Inbox::with(TestEnvOptions::default(), inbox::Layout::Plain).await;
+    let mut inbox = Inbox::new().await;
     inbox.set("WORKER_MODE", "leased");
     // The pause is random, and has to be seen.
     inbox.set("WORKER_BACKOFF_MS", "3600000");

@@ -50,13 +50,24 @@ const TABLES: &str = "
 
 impl Inbox {
     pub(crate) async fn new() -> Self {
-        Self::with(TestEnvOptions::default(), inbox::Layout::Partitioned).await
+        Self::with(TestEnvOptions::default()).await
     }
 
-    pub(crate) async fn with(options: TestEnvOptions, layout: inbox::Layout) -> Self {
-        let env = TestEnv::with(options).await;
+    pub(crate) async fn with(options: TestEnvOptions) -> Self {
+        Self::within(TestEnv::with(options).await).await
+    }
+
+    /// With an application's own table of records, which has no partitions.
+    pub(crate) async fn unpartitioned() -> Self {
+        let env = TestEnv::new().await;
+        let partitions = "PARTITION BY RANGE (event_time)";
+        env.execute(&inbox::render_tables("public").replace(partitions, "")).await;
+        Self::within(env).await
+    }
+
+    async fn within(env: TestEnv) -> Self {
         let mut client = env.client().await;
-        inbox::create_tables(&mut client, "public", layout).await.expect("create the tables");
+        inbox::create_tables(&mut client, "public").await.expect("create the tables");
         env.execute(TABLES).await;
         let jetstream = jetstream::new(env.nats.client().await.expect("connect to NATS"));
         let config = stream::Config {

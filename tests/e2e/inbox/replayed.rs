@@ -15,8 +15,7 @@ async fn an_inbox_skips_what_a_replay_brings_again() {
     env.set("TAILPOST_RELAY__SCAN_INTERVAL", "500ms");
     env.setup().await;
     let mut client = env.client().await;
-    let layout = inbox::Layout::Partitioned;
-    inbox::create_tables(&mut client, "public", layout).await.expect("create the tables");
+    inbox::create_tables(&mut client, "public").await.expect("create the tables");
     env.execute(TABLES).await;
     let jetstream = jetstream::new(env.nats.client().await.expect("connect to NATS"));
     let variables = vec![

@@ -13,7 +13,7 @@ const MANY: i64 = 1_200;
 
 async fn begun(mode: &str, nats: NatsOptions) -> (Inbox, Worker) {
     let options = TestEnvOptions { nats, ..TestEnvOptions::default() };
-    let mut inbox = Inbox::with(options, inbox::Layout::Partitioned).await;
+    let mut inbox = Inbox::with(options).await;
     inbox.set("WORKER_MODE", mode);
     inbox.set("WORKER_MAX_ATTEMPTS", "1000000");
     let worker = inbox.worker();

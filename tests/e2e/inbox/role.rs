@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use lab::{Direction, Port, Proxy};
 use serde_json::json;
-use support::{DEADLINE, TestEnvOptions, get, until};
+use support::{DEADLINE, get, until};
 
 use super::http::set_up;
 use super::service::Service;
@@ -13,7 +13,7 @@ use super::{Inbox, Worker};
 const LEASE: Duration = Duration::from_secs(3);
 
 async fn with_lease(mode: &str) -> Inbox {
-    let mut inbox = Inbox::with(TestEnvOptions::default(), inbox::Layout::Plain).await;
+    let mut inbox = Inbox::new().await;
     inbox.set("WORKER_MODE", mode);
     inbox.set("WORKER_RUNS", "1");
     inbox.set("WORKER_LEASE_MS", "3000");
@@ -97,7 +97,7 @@ async fn a_worker_that_is_cut_off_from_the_database_is_replaced() {
 /// R-INB-06: a stop gives the claim back, however long the handler takes.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stop_in_the_middle_of_a_slow_handler_counts_no_attempt() {
-    let mut inbox = Inbox::with(TestEnvOptions::default(), inbox::Layout::Plain).await;
+    let mut inbox = Inbox::new().await;
     inbox.set("WORKER_MODE", "leased");
     inbox.set("WORKER_RUNS", "1");
     inbox.publish("o-1", json!({ "sleep_ms": 600_000 })).await;

@@ -64,8 +64,7 @@ impl Chain {
         env.set("TAILPOST_RELAY__SCAN_INTERVAL", "500ms");
         env.setup().await;
         let mut client = env.client().await;
-        let layout = inbox::Layout::Partitioned;
-        inbox::create_tables(&mut client, "public", layout).await.expect("create the tables");
+        inbox::create_tables(&mut client, "public").await.expect("create the tables");
         env.execute(TABLES).await;
         let jetstream = jetstream::new(env.nats.client().await.expect("connect to NATS"));
         let variables = vec![

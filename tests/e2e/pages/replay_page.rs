@@ -1,6 +1,5 @@
 //! docs/replay.md, command by command.
 
-use async_nats::jetstream::stream::{Config, DiscardPolicy};
 use support::{DEADLINE, TestEnv, until};
 
 use super::shown::{Step, steps};
@@ -11,15 +10,14 @@ const PAGE: &str = include_str!("../../../docs/replay.md");
 const SINCE: &str = "0/15C8118";
 const TOO_EARLY: &str = "0/1500000";
 const KEPT: &str = "0/1681950";
-const TO_ANOTHER: &str = "ef6c1cf2-fcbb-4e9c-8e9a-70d65a166192";
 const SLOW: &str = "64c17b1f-aad8-4486-8065-f4ec2a128306";
 
 /// The page's commands, of each of its two scenes.
 fn scenes() -> [Vec<Step>; 2] {
     let mut before = steps(PAGE);
-    assert_eq!(before.len(), 17, "the test knows what happens between the page's commands");
+    assert_eq!(before.len(), 13, "the test knows what happens between the page's commands");
     let mut log = before.split_off(4);
-    before.extend(log.split_off(7));
+    before.extend(log.split_off(3));
     [before, log]
 }
 
@@ -65,7 +63,7 @@ async fn a_stream_that_was_purged_is_filled_and_a_replay_is_paused_as_the_page_s
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_log_is_a_source_and_another_stream_a_target_as_the_page_shows() {
+async fn the_log_is_a_source_as_the_page_shows() {
     let mut env = TestEnv::new().await;
     env.set("TAILPOST_REWIND__RETAIN", "1GiB");
     env.setup().await;
@@ -84,28 +82,8 @@ async fn the_log_is_a_source_and_another_stream_a_target_as_the_page_shows() {
     env.wait_marked().await;
     env.wait_confirmed().await;
     let [_, scene] = scenes();
-    let [status, from_log, too_early, plan, ask, full, follow] = &scene[..] else {
-        panic!("{} commands", scene.len());
-    };
+    let [status, from_log, too_early] = &scene[..] else { panic!("{} commands", scene.len()) };
     for step in [status, from_log, too_early] {
         step.play(&env, &[(KEPT, &kept), (TOO_EARLY, "0/1")]).await;
     }
-
-    let config = |max_messages| Config {
-        name: "COPIES".into(),
-        subjects: vec!["replay.>".into()],
-        discard: DiscardPolicy::New,
-        max_messages,
-        ..Config::default()
-    };
-    let jetstream = env.nats.jetstream().await.expect("connect to NATS");
-    jetstream.create_stream(config(100)).await.expect("make the stream");
-    plan.play(&env, &[]).await;
-    ask.play(&env, &[]).await;
-    let id = replay(&env, 100).await;
-    let waits = async || env.ends_with(0, &["replays", "show", &id]).await.0.contains("waits for");
-    until(DEADLINE, "it waits for the full stream", waits).await;
-    full.play(&env, &[(TO_ANOTHER, &id)]).await;
-    jetstream.update_stream(config(-1)).await.expect("make room");
-    follow.play(&env, &[(TO_ANOTHER, &id)]).await;
 }

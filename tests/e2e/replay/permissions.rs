@@ -3,7 +3,6 @@
 use std::net::SocketAddr;
 
 use async_nats::jetstream::consumer::pull;
-use async_nats::jetstream::stream::Config;
 use lab::{NatsOptions, Port};
 use serde_json::{Value, json};
 use support::{DEADLINE, Relay, TestEnv, TestEnvOptions, ask, until};
@@ -12,25 +11,24 @@ use tokio::net::TcpStream;
 use super::{replay, wait_done};
 
 const LIST: &str = "$JS.API.CONSUMER.LIST.OUTBOX";
-const OTHER: &str = "$JS.API.STREAM.INFO.COPIES";
+const INFO: &str = "$JS.API.STREAM.INFO.OUTBOX";
 
-/// Servers with a consumer and another stream; the relay's user may neither list the consumers nor
-/// look at the other stream.
-async fn env() -> TestEnv {
-    let users = format!(
+/// The relay's user may not publish there.
+fn users(denied: &[&str]) -> Vec<String> {
+    vec![format!(
         "authorization {{ users: [
            {{ user: admin, password: admin }},
-           {{ user: relay, password: relay, permissions: {{ publish: {{ deny: [\"{LIST}\", \"{OTHER}\"] }} }} }}
+           {{ user: relay, password: relay, permissions: {{ publish: {{ deny: {denied:?} }} }} }}
          ] }}
          no_auth_user: admin"
-    );
-    let nats = NatsOptions { config: vec![users], ..NatsOptions::default() };
+    )]
+}
+
+/// Servers with a consumer; the relay's user may not list the consumers.
+async fn env() -> TestEnv {
+    let nats = NatsOptions { config: users(&[LIST]), ..NatsOptions::default() };
     let mut env = TestEnv::with(TestEnvOptions { nats, ..TestEnvOptions::default() }).await;
     env.setup().await;
-    let jetstream = env.nats.jetstream().await.expect("connect to NATS");
-    let subjects = vec!["replay.>".into()];
-    let copies = Config { name: "COPIES".into(), subjects, ..Config::default() };
-    jetstream.create_stream(copies).await.expect("another stream");
     let mailer = pull::Config { durable_name: Some("mailer".into()), ..pull::Config::default() };
     env.stream().await.create_consumer(mailer).await.expect("a consumer");
     env.set("NATS_URL", &format!("nats://relay:relay@127.0.0.1:{}", env.nats.port()));
@@ -95,18 +93,17 @@ async fn a_replay_is_planned_and_done_by_a_user_that_may_not_list_the_consumers(
 async fn a_plan_that_cannot_be_made_without_a_permission_names_it() {
     let mut env = env().await;
     let port = Port::reserve().expect("a free port");
-    let (_relay, api) = relay(&mut env, &port).await;
-    let args = ["replay", "--all", "--to-stream", "COPIES", "--to-subject-prefix", "replay"];
-    let (_, said) = env.ends_with(4, &args).await;
-    assert!(said.contains(&format!("may not publish on {OTHER}")), "{said}");
-    let start = json!({
-        "all": true, "to_stream": "COPIES", "to_subject_prefix": "replay", "dry_run": true
-    });
-    let (code, told) = post(api, start).await;
+    let (relay, api) = relay(&mut env, &port).await;
+    relay.wait_active().await;
+    // A session that has begun does not look at the stream's configuration.
+    env.nats.reload(users(&[LIST, INFO]), None).await.expect("other permissions");
+    let (_, said) = env.ends_with(4, &["replay", "--all"]).await;
+    assert!(said.contains(&format!("may not publish on {INFO}")), "{said}");
+    let (code, told) = post(api, json!({ "all": true, "dry_run": true })).await;
     assert_eq!(code, 409, "{told}");
     let detail = told["detail"].as_str().expect("a detail");
-    assert!(detail.contains(&format!("may not publish on {OTHER}")), "{told}");
-    assert!(told["hint"].as_str().is_some_and(|it| it.contains(OTHER)), "{told}");
+    assert!(detail.contains(&format!("may not publish on {INFO}")), "{told}");
+    assert!(told["hint"].as_str().is_some_and(|it| it.contains(INFO)), "{told}");
 }
 
 /// It is no reason to fail: a relay publishes without it.

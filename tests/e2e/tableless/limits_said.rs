@@ -90,13 +90,6 @@ async fn an_event_that_nobody_would_publish_is_refused_when_it_is_written() {
 async fn settings_that_would_lose_events_without_a_row_are_refused() {
     for (settings, says) in [
         (&[("TAILPOST_RELAY__MODE", "poll")][..], "relay.mode = \"poll\", which reads the table"),
-        (
-            &[
-                ("TAILPOST_RELAY__WAL_LIMIT", "1GiB"),
-                ("TAILPOST_RELAY__ON_WAL_LIMIT", "drop_slot_and_scan"),
-            ],
-            "lost with the slot; take \"hold\"",
-        ),
         (&[("TAILPOST_RELAY__SHARDS", "2")], "take relay.shards = 1"),
     ] {
         let mut env = TestEnv::new().await;
@@ -164,38 +157,6 @@ async fn a_slot_that_holds_events_without_a_row_is_not_dropped() {
     env.execute(&emit(true, Uuid::now_v7(), "'{}'")).await;
     wait_published(&env, 6).await;
     assert!(relay.log().contains("may be lost with the slot"), "{}", relay.log());
-}
-
-/// Also where the settings are from after such events, and no session can look into the slot.
-// proves: G-OUT-3
-#[tokio::test(flavor = "multi_thread")]
-async fn a_slot_over_its_limit_is_kept_while_it_holds_events_without_a_row() {
-    let mut env = env(&[]).await;
-    let relay = env.relay();
-    relay.wait_active().await;
-    relay.sigterm();
-    assert!(relay.wait_exit(DEADLINE).await.success());
-    let unread = Uuid::now_v7();
-    env.execute(&emit(true, unread, "'{}'")).await;
-    env.nats.kill().await.expect("kill NATS");
-    for _ in 0..3 {
-        env.execute("SELECT pg_logical_emit_message(false, 'other', 'work'), pg_switch_wal()")
-            .await;
-    }
-    env.set("TAILPOST_RELAY__WAL_MESSAGES", "false");
-    env.set("TAILPOST_RELAY__WAL_LIMIT", "20MiB");
-    env.set("TAILPOST_RELAY__ON_WAL_LIMIT", "drop_slot_and_scan");
-    let relay = env.relay();
-    relay.wait_log("has events of outbox_emit_wal that are not published").await;
-    let slots = "SELECT count(*) FROM pg_replication_slots";
-    assert_eq!(env.query::<i64>(slots).await, 1, "{}", relay.log());
-    drop(relay);
-
-    env.set("TAILPOST_RELAY__WAL_MESSAGES", "true");
-    env.set("TAILPOST_RELAY__ON_WAL_LIMIT", "hold");
-    env.nats.start_again().await.expect("start NATS");
-    env.ends_with(0, &["relay", "--once"]).await;
-    assert_eq!(env.stored_ids().await, [unread]);
 }
 
 /// R-RPL-03: no row tells, so the relay does.

@@ -198,7 +198,6 @@ mod tests {
     use lab::{Postgres, PostgresOptions};
 
     use super::*;
-    use crate::Layout;
     use crate::connection::Connection;
     use crate::postgres::role_statements::RoleToken;
 
@@ -270,7 +269,7 @@ mod tests {
     async fn who_waits_takes_at_once_what_is_put_back() {
         let postgres = Postgres::start(PostgresOptions::default()).await.expect("start PostgreSQL");
         let mut client = postgres.client("postgres").await.expect("connect");
-        crate::create_tables(&mut client, "public", Layout::Plain).await.expect("make the tables");
+        crate::create_tables(&mut client, "public").await.expect("make the tables");
         let only = Mutex::new(Some(Connection::new(client)));
         let connect: Connect = Arc::new(move || {
             let next = only.lock().expect("not poisoned").take();

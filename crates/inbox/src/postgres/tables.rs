@@ -10,7 +10,6 @@ mod ranges;
 use std::time::Duration;
 
 use jiff::{Timestamp, ToSpan};
-use serde::Serialize;
 use tokio_postgres::{Client, Row};
 use tracing::warn;
 
@@ -33,28 +32,13 @@ const LOCK_TIMEOUT: &str = "10s";
 /// How long to wait for others who make tables of the inbox: several may be before us.
 const TURN_TIMEOUT: &str = "60s";
 
-/// How the records are stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Layout {
-    /// A partition for each day, or for each month if records are kept for longer than 60 days: old
-    /// records go at once, whatever their number.
-    #[default]
-    Partitioned,
-    /// One table, whose old records are deleted in batches: for up to some hundred thousand
-    /// events a day.
-    Plain,
-}
-
 /// The script that makes the tables, to be read, or run by an administrator. Running it twice does
-/// no harm; tables that exist keep their layout.
+/// no harm. Records are in a partition for each day, or for each month if they are kept for longer
+/// than 60 days. An `inbox_messages` that exists without partitions is used as it is: its old records
+/// are deleted in batches.
 #[must_use]
-pub fn render_tables(schema: &str, layout: Layout) -> String {
-    let partitioning = match layout {
-        Layout::Partitioned => " PARTITION BY RANGE (event_time)",
-        Layout::Plain => "",
-    };
-    SQL.replace(" {partitioning}", partitioning).replace("{schema}", &quote(schema))
+pub fn render_tables(schema: &str) -> String {
+    SQL.replace("{schema}", &quote(schema))
 }
 
 /// Makes the tables that are missing, and the partitions for today and the next days. Safe to run
@@ -63,7 +47,7 @@ pub fn render_tables(schema: &str, layout: Layout) -> String {
 /// # Errors
 ///
 /// If PostgreSQL refuses.
-pub async fn create_tables(client: &mut Client, schema: &str, layout: Layout) -> Result<(), Error> {
+pub async fn create_tables(client: &mut Client, schema: &str) -> Result<(), Error> {
     let doing = Error::sql("create the tables of the inbox");
     let script = format!(
         "BEGIN; SET LOCAL lock_timeout = '{TURN_TIMEOUT}';
@@ -72,7 +56,7 @@ pub async fn create_tables(client: &mut Client, schema: &str, layout: Layout) ->
          {}
          {} COMMIT",
         create_schema(client, schema).await?,
-        render_tables(schema, layout)
+        render_tables(schema)
     );
     if let Err(error) = client.batch_execute(&script).await {
         // The connection is the caller's.
@@ -114,7 +98,7 @@ pub(crate) async fn prepare(
 #[derive(Debug, Clone)]
 pub(crate) struct Partitions {
     schema: String,
-    /// `None` if there is one table for all.
+    /// `None` if somebody made one table for all.
     ranges: Option<Ranges>,
     forgotten_before: Option<Timestamp>,
 }
@@ -278,11 +262,8 @@ mod tests {
 
     #[test]
     fn the_script_has_no_placeholders_left() {
-        for layout in [Layout::Partitioned, Layout::Plain] {
-            let script = render_tables("app", layout);
-            assert!(!script.contains('{'), "{script}");
-            let partitioned = script.contains("PARTITION BY RANGE");
-            assert_eq!(partitioned, layout == Layout::Partitioned);
-        }
+        let script = render_tables("app");
+        assert!(!script.contains('{'), "{script}");
+        assert!(script.contains("PARTITION BY RANGE (event_time)"), "{script}");
     }
 }

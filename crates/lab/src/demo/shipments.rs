@@ -1,7 +1,7 @@
 //! The inbox's side: every event that was stored ships something, in the producer's database.
 
 use anyhow::{Context, Result};
-use inbox::{Connection, Delivery, Inbox, Layout, Transactional, TransactionalHandler, Verdict};
+use inbox::{Connection, Delivery, Inbox, Transactional, TransactionalHandler, Verdict};
 use tokio_postgres::{Client, Transaction};
 
 use super::servers::{self, Servers};
@@ -50,7 +50,7 @@ pub(super) async fn inbox(
     stream: String,
 ) -> Result<Inbox<Transactional<Shipping>>> {
     let mut database = servers.database().await?;
-    let tables = inbox::create_tables(&mut database, SCHEMA, Layout::default()).await;
+    let tables = inbox::create_tables(&mut database, SCHEMA).await;
     tables.context("make the tables of the inbox")?;
     database.batch_execute(TABLE).await.context("make the table of shipments")?;
     let url = servers.database_url();

@@ -6,8 +6,6 @@ pub const MSG_ID: &str = "Nats-Msg-Id";
 pub const EXPECTED_STREAM: &str = "Nats-Expected-Stream";
 /// The sequence that the stream's last message must have.
 pub const EXPECTED_LAST_SEQUENCE: &str = "Nats-Expected-Last-Sequence";
-/// The same of the message's subject.
-pub const EXPECTED_LAST_SUBJECT_SEQUENCE: &str = "Nats-Expected-Last-Subject-Sequence";
 /// Where the event, or the last one before it that did, came in the log: a
 /// [`Position`](super::Position).
 pub const POSITION: &str = "Tailpost-Position";

@@ -115,13 +115,6 @@ impl<'a> StoredMessage<'a> {
         format!("{{\"seq\":{sequence},\"next_by_subj\":\">\"}}")
     }
 
-    /// As [`request_from`](Self::request_from), among those whose subject `subjects` matches.
-    #[must_use]
-    pub fn request_next(sequence: u64, subjects: &str) -> String {
-        let subjects = serde_json::Value::from(subjects);
-        format!("{{\"seq\":{sequence},\"next_by_subj\":{subjects}}}")
-    }
-
     /// As [`request`](Self::request), for the last message of a subject.
     #[must_use]
     pub fn request_last(subject: &str) -> String {

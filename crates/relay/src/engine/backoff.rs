@@ -36,8 +36,8 @@ impl Backoff {
     pub(crate) const CHECKPOINT: Self =
         Self::new(Duration::from_millis(250), Duration::from_secs(5));
 
-    /// A copy for another stream, which holds up nothing but its replay.
-    pub(crate) const COPY: Self = Self::new(Duration::from_millis(250), Duration::from_secs(10));
+    /// Reading what is to be replayed, which holds up nothing but its replay.
+    pub(crate) const REPLAY: Self = Self::new(Duration::from_millis(250), Duration::from_secs(10));
 
     /// A rewind slot that PostgreSQL gives up again and again.
     pub(crate) const REWIND: Self = Self::new(Duration::from_secs(30), Duration::from_mins(10));

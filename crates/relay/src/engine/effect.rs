@@ -9,7 +9,6 @@ use uuid::Uuid;
 use super::messages::{Dead, NotedPlace, Resolved};
 use super::notice::Notice;
 use super::replay_messages::ReplayNote;
-use super::window::Outgoing;
 
 /// What is to be done, in the order in which it is to be begun.
 pub(crate) type Effects = VecDeque<Effect>;
@@ -140,8 +139,6 @@ pub(crate) enum ReplayEffect {
     Read { id: Uuid, after: i64 },
     /// Writes down how far a replay is.
     Note(ReplayNote),
-    /// Sends a copy to another stream, unless that has it, which it can have only behind `after`.
-    SendCopy { replay: Uuid, copy: Box<Outgoing>, after: u64 },
     /// Nothing more is read for the replay: what it holds on either server is let go.
     End,
 }
@@ -164,8 +161,6 @@ pub(crate) enum End {
     Silence,
     /// The next session is to work in keyed mode, for this reason.
     LeaveFence(String),
-    /// The slot keeps more of the log than it may, and is to be given up.
-    WalLimit,
     /// A claim may be somebody else's by now.
     ClaimLost,
 }

@@ -6,7 +6,7 @@ use uuid::Uuid;
 use super::effect::{Found, Statement, Watermark};
 use super::marking::Swept;
 use super::messages::{Blocked, Dead, Resolved};
-use super::replay_messages::{CopyAnswer, ReplayPage, ReplayStart, ReplayUnread, ReplayWish};
+use super::replay_messages::{ReplayPage, ReplayStart, ReplayUnread, ReplayWish};
 use super::slot_health::SlotHealth;
 use super::tail_messages::{Stored, Tail};
 use super::window::Outgoing;
@@ -69,11 +69,6 @@ pub(crate) enum Outcome {
     ReplayNoted {
         problems: usize,
         wish: Option<ReplayWish>,
-    },
-    /// What became of a copy, of a replay, that was sent to another stream.
-    CopySent {
-        of: (Uuid, Uuid),
-        answer: CopyAnswer,
     },
     /// Whether it is written down that the gap is filled.
     GapNoted(bool),

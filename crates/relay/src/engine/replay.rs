@@ -4,14 +4,11 @@
 //! that ends leaves a replay where its last note says, and the next one goes on behind the copies
 //! that the stream has from there on.
 
-mod elsewhere;
-
 use std::collections::{HashSet, VecDeque};
 use std::time::Duration;
 
 use uuid::Uuid;
 
-use self::elsewhere::{Elsewhere, TRIES_MAX};
 use super::backoff::Backoff;
 use super::effect::{Effect, Effects, ReplayEffect};
 use super::messages::{Input, Resolved};
@@ -34,6 +31,10 @@ const NOTE_EVERY: Duration = Duration::from_millis(50);
 
 /// Rows that are read ahead.
 const READ_AHEAD: usize = 128;
+
+/// So many attempts at reading on, one after the other, pause a replay: that takes the better part of a
+/// minute.
+const TRIES_MAX: u32 = 10;
 
 /// So many copies that the stream does not take, one after the other, pause a replay.
 const REFUSED_MAX: usize = 100;
@@ -122,8 +123,6 @@ struct Run {
     wish: ReplayWish,
     /// Copies that the stream did not take, one after the other.
     refused: usize,
-    /// Copies go to another stream.
-    elsewhere: Option<Elsewhere>,
 }
 
 #[derive(Debug, Clone)]
@@ -244,7 +243,7 @@ impl Replaying {
 
 impl Run {
     fn new(now: Duration, start: ReplayStart) -> Self {
-        let ReplayStart { id, place, published, seq, stored, per_second, elsewhere } = start;
+        let ReplayStart { id, place, published, seq, stored, per_second } = start;
         let note = ReplayNote {
             id,
             place,
@@ -266,7 +265,6 @@ impl Run {
             noting: Noting { unnoted: 0, state: NoteState::Due(now + NOTE_EVERY) },
             wish: ReplayWish::GoOn,
             refused: 0,
-            elsewhere: elsewhere.map(Elsewhere::new),
         }
     }
 
@@ -356,7 +354,7 @@ impl Run {
         let failures = self.reading.failures.unwrap_or_default();
         let (failures, pause, why) = match why {
             ReplayUnread::Waits(why) => (failures, LOOK_EVERY, why),
-            ReplayUnread::Failed(why) => (failures + 1, Backoff::COPY.after(failures + 1), why),
+            ReplayUnread::Failed(why) => (failures + 1, Backoff::REPLAY.after(failures + 1), why),
             ReplayUnread::Lasting(why) => (TRIES_MAX, LOOK_EVERY, why),
         };
         self.reading.failures = Some(failures);
@@ -449,12 +447,8 @@ impl Engine {
                 run.done(copy, Err(reason));
             }
         }
-        let mut last_seq = self.publishing.last_seq();
-        let goes_elsewhere = self.replay_elsewhere(now);
-        if let Some(elsewhere) = self.replaying.run().and_then(|it| it.elsewhere.as_ref()) {
-            last_seq = elsewhere.last_seq();
-        }
-        while may && !goes_elsewhere && self.publishing.has_room_to_replay(now) {
+        let last_seq = self.publishing.last_seq();
+        while may && self.publishing.has_room_to_replay(now) {
             let next = self.replaying.run().and_then(|it| it.next(now, last_seq));
             let Some(outgoing) = next else { break };
             self.publishing.apply(now, Input::Replayed(outgoing));

@@ -18,21 +18,6 @@ pub(crate) struct ReplayStart {
     /// and these, by the copies' own ids, are in it beyond.
     pub(crate) stored: HashSet<Uuid>,
     pub(crate) per_second: Option<u32>,
-    /// Copies go to another stream, whose last sequence this is.
-    pub(crate) elsewhere: Option<u64>,
-}
-
-/// What became of a copy that was sent to another stream.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum CopyAnswer {
-    /// It is there.
-    Stored(u64),
-    /// It cannot be stored.
-    Refused(String),
-    /// Nobody knows, and why.
-    Unknown(String),
-    /// Nobody knows, because the broker is away: everybody waits for that.
-    Disconnected(String),
 }
 
 /// An event that is to be published again.

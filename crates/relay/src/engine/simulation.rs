@@ -94,8 +94,6 @@ struct Faults {
     emitted: bool,
     /// Somebody asks for replays.
     replays: bool,
-    /// To another stream.
-    elsewhere: bool,
     /// An index leads to rows by their transactions.
     is_indexed: bool,
     /// The watermark is the only mark.
@@ -164,8 +162,6 @@ struct World {
     checked: usize,
     written: Written,
     replays: Vec<Replay>,
-    /// Copies in the stream that replays to another one fill.
-    other_stream: Vec<u128>,
     /// Messages of the stream that are gone, by index.
     removed: HashSet<usize>,
     /// Events that may be stored twice: messages were removed while nothing could be counted.
@@ -263,7 +259,6 @@ impl World {
             checked: 0,
             written,
             replays: Vec::new(),
-            other_stream: Vec::new(),
             removed: HashSet::new(),
             may_repeat: HashSet::new(),
             says_uncounted: false,

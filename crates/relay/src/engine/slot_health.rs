@@ -14,8 +14,6 @@ pub(crate) struct SlotHealth {
     pub(crate) lag_bytes: u64,
     /// Bytes that may still be written before the server gives the slot up; `None` if unlimited.
     pub(crate) safe_bytes: Option<i64>,
-    /// Whether somebody reads it.
-    pub(crate) is_read: bool,
 }
 
 /// What is left, and for how long.

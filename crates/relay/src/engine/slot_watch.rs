@@ -28,7 +28,8 @@ pub(crate) enum SlotNotice {
 pub(crate) struct SlotWatch {
     wal: WalWatch,
     look: Look,
-    warned_at: Option<Duration>,
+    /// When it was told last, and whether that was that the limit is reached.
+    warned: Option<(Duration, bool)>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,7 +41,7 @@ enum Look {
 impl SlotWatch {
     /// `limit_bytes` is the relay's own limit.
     pub(crate) fn new(limit_bytes: Option<u64>) -> Self {
-        Self { wal: WalWatch::new(limit_bytes), look: Look::Due(Duration::ZERO), warned_at: None }
+        Self { wal: WalWatch::new(limit_bytes), look: Look::Due(Duration::ZERO), warned: None }
     }
 
     /// Whether the slot is to be looked at now.
@@ -65,16 +66,18 @@ impl SlotWatch {
         (outlook, self.notice(now, outlook))
     }
 
-    /// Once in a while for as long as there is cause.
+    /// Once in a while for as long as there is cause; that the limit is reached at once.
     fn notice(&mut self, now: Duration, outlook: Outlook) -> Option<SlotNotice> {
         let soon = outlook.left.filter(|left| *left < WARN_BEFORE);
         if soon.is_none() && !outlook.is_over {
-            return self.warned_at.take().map(|_| SlotNotice::Recovered);
+            return self.warned.take().map(|_| SlotNotice::Recovered);
         }
-        if self.warned_at.is_some_and(|at| now.saturating_sub(at) < WARN_EVERY) {
+        let is_known =
+            |(at, was_over)| now.saturating_sub(at) < WARN_EVERY && (was_over || !outlook.is_over);
+        if self.warned.is_some_and(is_known) {
             return None;
         }
-        self.warned_at = Some(now);
+        self.warned = Some((now, outlook.is_over));
         match soon {
             Some(left) if !outlook.is_over => Some(SlotNotice::LimitIn(left)),
             _ => Some(SlotNotice::OverLimit),
@@ -100,6 +103,20 @@ mod tests {
         assert_eq!(watch.looked(seconds(9), SlotHealth::default()).1, None);
         assert!(!watch.look_if_due(seconds(9)));
         assert!(watch.look_if_due(seconds(10)));
+    }
+
+    #[test]
+    fn that_a_limit_is_reached_is_told_at_once_although_its_coming_was() {
+        let mut watch = SlotWatch::new(Some(100));
+        let mut told = Vec::new();
+        for second in 0..20 {
+            let retained_bytes = second * 10;
+            let health =
+                SlotHealth { retained_bytes, lag_bytes: retained_bytes, ..SlotHealth::default() };
+            assert!(watch.look_if_due(seconds(second)));
+            told.extend(watch.looked(seconds(second), health).1.map(|notice| (second, notice)));
+        }
+        assert!(matches!(told[..], [(_, SlotNotice::LimitIn(_)), (10, SlotNotice::OverLimit)]));
     }
 
     #[test]

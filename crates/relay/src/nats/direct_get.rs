@@ -37,16 +37,6 @@ pub(crate) async fn read_from(client: &Client, stream: &str, seq: u64) -> Result
     ask(client, stream, StoredMessage::request_from(seq)).await
 }
 
-/// As [`read_from`], among those whose subject `subjects` matches.
-pub(crate) async fn read_next(
-    client: &Client,
-    stream: &str,
-    seq: u64,
-    subjects: &str,
-) -> Result<Answer, Error> {
-    ask(client, stream, StoredMessage::request_next(seq, subjects)).await
-}
-
 /// As [`read`], for the last message of a subject.
 pub(crate) async fn read_last(
     client: &Client,

@@ -68,17 +68,6 @@ pub(crate) fn read(message: &Message, stream: &str) -> Option<Input> {
     }
 }
 
-/// What an answer to a single message means: where `stream` has it, or why it does not.
-pub(crate) fn answer(message: &Message, stream: &str) -> Result<u64, Refusal> {
-    match understand(message, stream) {
-        Meaning::Stored(ack) => Ok(ack.seq),
-        Meaning::Refused(refusal) | Meaning::PartRefused(_, refusal) => Err(refusal),
-        Meaning::Flow(_) | Meaning::Gap => {
-            Err(Refusal::Outage("the answer is that to a batch".into()))
-        }
-    }
-}
-
 /// What an answer says, whatever it was sent to.
 enum Meaning<'a> {
     Stored(PubAck<'a>),

@@ -37,28 +37,16 @@ pub struct SourceHolds {
 pub struct ReplayPlan {
     /// Who would do it.
     pub slot: String,
-    /// Where the events were stored, and are again unless it says otherwise.
+    /// Where the events were stored, and are again.
     pub stream: String,
-    /// The other stream that would store them.
-    pub to_stream: Option<String>,
     /// What each source has.
     pub sources: Vec<SourceHolds>,
     /// The one that would be read.
     pub chosen: ReplaySource,
-    /// The durable consumers of the stream that would store them; `None` if they are unknown, and a
-    /// warning says why.
+    /// The stream's durable consumers; `None` if they are unknown, and a warning says why.
     pub consumers: Option<Vec<String>>,
     /// What somebody should think of before.
     pub warnings: Vec<String>,
-}
-
-/// Where copies go.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct ReplayTo<'a> {
-    /// Another stream than the relay's own.
-    pub stream: Option<&'a str>,
-    /// Stands, with a dot, before each subject.
-    pub prefix: Option<&'a str>,
 }
 
 impl ReplayPlan {

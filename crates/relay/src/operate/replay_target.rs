@@ -3,15 +3,12 @@
 use std::time::Duration;
 
 use async_nats::jetstream;
-use async_nats::jetstream::stream::{
-    Config as Stream, DiscardPolicy, RetentionPolicy, StorageType,
-};
+use async_nats::jetstream::stream::DiscardPolicy;
 use futures_util::TryStreamExt;
 use outbox::wire::subject_matches;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use super::replay_plan::ReplayTo;
 use crate::config::Config;
 use crate::describe;
 use crate::error::Error;
@@ -23,48 +20,30 @@ const LISTING_MAX: Duration = Duration::from_secs(2);
 
 /// The stream that is to store copies.
 pub(super) struct Target {
-    is_own: bool,
     stream: jetstream::stream::Stream,
 }
 
-/// Looks at the stream that is to store copies, the relay's own or another one.
+/// Looks at the stream that is to store copies.
 ///
 /// # Errors
 ///
-/// [`Error::NotSetUp`] if there is none, [`Error::Conflict`] and [`Error::Stream`] if it cannot be used.
+/// [`Error::NotSetUp`] if there is none, [`Error::Conflict`] and [`Error::Stream`] if the
+/// prefix cannot be used.
 pub(super) async fn look(
     config: &Config,
     nats: &async_nats::Client,
-    own: &[String],
-    ReplayTo { stream: to_stream, prefix }: ReplayTo<'_>,
+    prefix: Option<&str>,
 ) -> Result<Target, Error> {
-    let name = to_stream.unwrap_or(&config.stream.name);
-    let found = jetstream::new(nats.clone()).get_stream(name).await.map_err(|error| {
-        match to_stream {
-            _ if !is_not_found(&error) => {}
-            None => return Error::NotSetUp { missing: format!("stream \"{name}\"") },
-            Some(_) => {
-                let (stream, reason) = (name.to_owned(), "it does not exist".to_owned());
-                let subjects = prefix.unwrap_or("PREFIX");
-                let fix = format!("make it: `nats stream add {name} --subjects '{subjects}.>'`");
-                return Error::Stream { stream, reason, fix };
-            }
-        }
-        Error::jetstream("look at the stream")(error)
+    let name = &config.stream.name;
+    let found = jetstream::new(nats.clone()).get_stream(name).await;
+    let stream = found.map_err(|error| match is_not_found(&error) {
+        true => Error::NotSetUp { missing: format!("stream \"{name}\"") },
+        false => Error::jetstream("look at the stream")(error),
     })?;
-    let stream = &found.cached_info().config;
-    if to_stream.is_some() {
-        if own.len() > 1 {
-            let problem = "the shards would publish under the same subjects of one stream, and each \
-                           would take the others' copies for somebody else's: leave --to-stream away";
-            return Err(Error::Conflict(problem.into()));
-        }
-        check_other(own, stream, prefix)?;
-    }
     if let Some(prefix) = prefix {
-        check_prefix(prefix, name, &stream.subjects)?;
+        check_prefix(prefix, name, &stream.cached_info().config.subjects)?;
     }
-    Ok(Target { is_own: to_stream.is_none(), stream: found })
+    Ok(Target { stream })
 }
 
 impl Target {
@@ -105,8 +84,7 @@ impl Target {
             _ => return None,
         };
         let then = match stream.discard {
-            DiscardPolicy::New if self.is_own => "then it takes nothing more, new events included",
-            DiscardPolicy::New => "then it takes nothing more",
+            DiscardPolicy::New => "then it takes nothing more, new events included",
             DiscardPolicy::Old => "then it removes its oldest messages",
         };
         let (name, held) = (&stream.name, state.messages);
@@ -139,49 +117,4 @@ fn check_prefix(prefix: &str, stream: &str, subjects: &[String]) -> Result<(), E
             "add the subject {prefix}.> to it: `nats stream edit {stream} --subjects ...`"
         ),
     })
-}
-
-/// What another stream than the relay's has to be like.
-fn check_other(own: &[String], stream: &Stream, prefix: Option<&str>) -> Result<(), Error> {
-    let name = &stream.name;
-    if own.contains(name) {
-        let problem = format!(
-            "stream \"{name}\" is the relay's own: leave --to-stream away, and give --to-subject-prefix \
-             to publish under other subjects"
-        );
-        return Err(Error::Conflict(problem));
-    }
-    if prefix.is_none() {
-        let problem = format!(
-            "a subject belongs to one stream, and the relay's has those of the events: give \
-             --to-subject-prefix PREFIX, and let stream \"{name}\" store PREFIX.>"
-        );
-        return Err(Error::Conflict(problem));
-    }
-    let checks = [
-        (stream.sealed, "it is sealed and takes no more messages"),
-        (stream.mirror.is_some(), "it is a mirror"),
-        (stream.subject_transform.is_some(), "it stores messages under other subjects"),
-        (stream.no_ack, "no_ack: the broker would never say what it stored"),
-        (stream.storage == StorageType::Memory, "memory storage loses copies with the server"),
-        (
-            stream.retention != RetentionPolicy::Limits,
-            "its retention is not by limits: what it stored cannot be told after a crash",
-        ),
-        (
-            stream.max_messages_per_subject > 0,
-            "max_msgs_per_subject removes copies that the relay looks for after a crash",
-        ),
-    ];
-    match checks.iter().find(|it| it.0) {
-        None => Ok(()),
-        Some((_, reason)) => Err(Error::Stream {
-            stream: name.clone(),
-            reason: (*reason).to_owned(),
-            fix: format!(
-                "choose another stream, or make one: `nats stream add --subjects {}.>`",
-                prefix.unwrap_or("PREFIX")
-            ),
-        }),
-    }
 }

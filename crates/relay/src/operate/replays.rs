@@ -6,7 +6,7 @@ use outbox::wire::StoredMessage;
 use serde::Serialize;
 use uuid::Uuid;
 
-pub use super::replay_plan::{ReplayPlan, ReplayTo, SourceHolds};
+pub use super::replay_plan::{ReplayPlan, SourceHolds};
 use super::replay_target;
 use super::rewind_holds::{check_log, wal_holds};
 use crate::config::{Config, MarkBy, Mode};
@@ -25,8 +25,6 @@ pub struct ReplayRequest {
     pub selection: ReplaySelection,
     /// Stands, with a dot, before each subject.
     pub subject_prefix: Option<String>,
-    /// Where they are stored, if not in the relay's own stream.
-    pub to_stream: Option<String>,
     /// At most so many events a second.
     pub per_second: Option<u32>,
     /// Who asks.
@@ -54,7 +52,6 @@ pub struct ReplayEntry {
     pub aggregate_id: Option<String>,
     pub event_type: Option<String>,
     pub subject_prefix: Option<String>,
-    pub to_stream: Option<String>,
     /// Why it does not get on now.
     pub waits_for: Option<String>,
     pub per_second: Option<i32>,
@@ -129,7 +126,8 @@ impl ReplayDecision {
 }
 
 /// What would be done, in each shard, and changes nothing. Without `source` one is chosen: the stream
-/// where it surely has all that is meant, otherwise the table.
+/// where it surely has all that is meant, otherwise the table. `prefix` stands, with a dot, before each
+/// subject.
 ///
 /// # Errors
 ///
@@ -139,7 +137,7 @@ pub async fn plan_replay(
     config: &Config,
     selection: &ReplaySelection,
     source: Option<ReplaySource>,
-    to: ReplayTo<'_>,
+    prefix: Option<&str>,
 ) -> Result<Vec<ReplayPlan>, Error> {
     if config.mode == Mode::Poll {
         let problem = "events cannot be published again with relay.mode = \"poll\": a relay that \
@@ -152,13 +150,12 @@ pub async fn plan_replay(
                        until the replay is done, and run `tailpost setup`";
         return Err(Error::Conflict(problem.into()));
     }
-    let own: Vec<String> = config.each_shard().into_iter().map(|it| it.stream.name).collect();
     let mut plans = Vec::new();
     for config in config.each_shard() {
         let store = Store::connect(&config, NAME).await?;
         answered("look for the outbox", store.check_tables()).await?;
         let (nats, link) = config.nats.connect_watched(NAME).await?;
-        let target = unless_denied(&link, replay_target::look(&config, &nats, &own, to)).await?;
+        let target = unless_denied(&link, replay_target::look(&config, &nats, prefix)).await?;
         let consumers = target.consumers(&link).await;
         let (of_table, oldest) = table_holds(&config, &store, selection).await?;
         let of_stream = stream_holds(&config, &store, &nats, selection, oldest);
@@ -181,7 +178,6 @@ pub async fn plan_replay(
         plans.push(ReplayPlan {
             slot: config.slot.clone(),
             stream: config.stream.name.clone(),
-            to_stream: to.stream.map(str::to_owned),
             sources,
             chosen,
             warnings: target.warning(events).into_iter().chain(consumers.clone().err()).collect(),

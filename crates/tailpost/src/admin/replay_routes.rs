@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use outbox::dead_letters::{Aggregate, Reason};
 use relay::replays::{
     ReplayDecision, ReplayEntry, ReplayPlan, ReplayRequest, ReplaySelection, ReplaySource,
-    ReplayTo, Unreplayed, ask_replay, decide_replay, plan_replay, replay, replays_after,
+    Unreplayed, ask_replay, decide_replay, plan_replay, replay, replays_after,
 };
 use relay::{Config, Glob, Lsn};
 use serde::{Deserialize, Serialize};
@@ -69,7 +69,6 @@ struct Start {
     all: bool,
     source: Option<String>,
     to_subject_prefix: Option<String>,
-    to_stream: Option<String>,
     per_second: Option<u32>,
     #[serde(default)]
     dry_run: bool,
@@ -148,7 +147,6 @@ fn start_schema() -> Value {
         ("all", flag()),
         ("source", or_null(sources)),
         ("to_subject_prefix", or_null(text())),
-        ("to_stream", or_null(value!({ "type": "string", "pattern": "^[A-Za-z0-9_-]+$" }))),
         ("per_second", or_null(per_second)),
         ("dry_run", flag()),
     ];
@@ -189,11 +187,8 @@ async fn begin(
     }
     let request = start.request(&caller)?;
     let source = start.source()?;
-    let to = ReplayTo {
-        stream: request.to_stream.as_deref(),
-        prefix: request.subject_prefix.as_deref(),
-    };
-    let plans = plan_replay(&state.config, &request.selection, source, to).await;
+    let prefix = request.subject_prefix.as_deref();
+    let plans = plan_replay(&state.config, &request.selection, source, prefix).await;
     let plans = plans.map_err(|error| ApiError::or_late(error, PLAN_LATE))?;
     let is_nothing = plans.iter().all(|it| it.source().is_none_or(|it| it.events == Some(0)));
     if start.dry_run || is_nothing {
@@ -243,10 +238,6 @@ impl Start {
         if self.per_second.is_some_and(|it| !(1..=1_000_000).contains(&it)) {
             return Err(ApiError::bad("`per_second` is from 1 to 1000000"));
         }
-        let unfit = |it: char| it.is_whitespace() || it.is_control() || ".*>/\\".contains(it);
-        if self.to_stream.as_ref().is_some_and(|it| it.is_empty() || it.contains(unfit)) {
-            return Err(ApiError::bad("`to_stream` cannot be the name of a stream"));
-        }
         let selection = ReplaySelection {
             from_lsn: lsn("from_lsn", self.from_lsn.take())?,
             to_lsn: lsn("to_lsn", self.to_lsn.take())?,
@@ -262,7 +253,6 @@ impl Start {
         Ok(ReplayRequest {
             selection,
             subject_prefix: self.to_subject_prefix.take(),
-            to_stream: self.to_stream.take(),
             per_second: self.per_second,
             by: caller.name(self.by.take()),
             reason: self.why.as_ref().map(|it| it.as_str().to_owned()).unwrap_or_default(),

@@ -20,9 +20,6 @@ pub(crate) struct ReplayArgs {
     /// Publish them under their subjects with this and a dot in front, such as replay.july
     #[arg(long, value_name = "PREFIX")]
     pub(crate) to_subject_prefix: Option<String>,
-    /// Publish them to this stream, which must store subjects that begin with the prefix
-    #[arg(long, value_name = "NAME")]
-    pub(crate) to_stream: Option<String>,
     /// At most this many events a second
     #[arg(long, value_name = "EVENTS", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) rate: Option<u32>,

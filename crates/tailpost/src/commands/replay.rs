@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use inbox::Connection;
 use relay::replays::{
-    ReplayPlan, ReplayRequest, ReplaySource, ReplayTo, SourceHolds, ask_replay, plan_replay,
+    ReplayPlan, ReplayRequest, ReplaySource, SourceHolds, ask_replay, plan_replay,
 };
 use serde::Serialize;
 use uuid::Uuid;
@@ -46,9 +46,8 @@ struct Asked {
 pub(super) async fn run(args: &ReplayArgs, settings: &Settings) -> anyhow::Result<()> {
     let config = settings.relay_config()?;
     let selection = args.which.selection();
-    let (stream, prefix) = (args.to_stream.as_deref(), args.to_subject_prefix.as_deref());
-    let to = ReplayTo { stream, prefix };
-    let plans = plan_replay(&config, &selection, args.source.source(), to).await?;
+    let prefix = args.to_subject_prefix.as_deref();
+    let plans = plan_replay(&config, &selection, args.source.source(), prefix).await?;
     let known = known_consumers(settings).await;
     let shown: Vec<Plan> = plans.iter().map(|it| plan(it, args.rate, &known)).collect();
     let is_empty = shown.iter().all(|it| it.events == Some(0));
@@ -68,7 +67,6 @@ pub(super) async fn run(args: &ReplayArgs, settings: &Settings) -> anyhow::Resul
     let request = ReplayRequest {
         selection,
         subject_prefix: args.to_subject_prefix.clone(),
-        to_stream: args.to_stream.clone(),
         per_second: args.rate,
         by: asker.name,
         reason: args.why.as_ref().map(|it| it.as_str().to_owned()).unwrap_or_default(),
@@ -116,8 +114,7 @@ async fn known_consumers(settings: &Settings) -> Option<BTreeSet<String>> {
 fn told(plan: &Plan) -> String {
     let mut text = String::new();
     let mut line = |it: String| writeln!(text, "{it}").expect("writing to a string");
-    let to = plan.plan.to_stream.as_ref().map(|it| format!(", to stream {it}")).unwrap_or_default();
-    line(format!("stream {}, slot {}{to}", plan.plan.stream, plan.plan.slot));
+    line(format!("stream {}, slot {}", plan.plan.stream, plan.plan.slot));
     line(format!("  {:<8} {:<32} events", "source", "holds from"));
     for source in &plan.plan.sources {
         line(source_told(source, plan.plan.chosen));

@@ -164,8 +164,7 @@ fn text(entry: &ReplayEntry, failures: &[Unreplayed]) -> String {
         _ => "",
     };
     line("replay", &format!("{}, {}{waits}", entry.id, entry.status));
-    let to = entry.to_stream.as_ref().map(|it| format!(", to stream {it}")).unwrap_or_default();
-    line("stream", &format!("{}, slot {}{to}", entry.stream, entry.slot));
+    line("stream", &format!("{}, slot {}", entry.stream, entry.slot));
     line("source", &entry.source);
     line("events", &selected(entry));
     let of = entry.events.map(|it| format!(" of {it}")).unwrap_or_default();

@@ -13,7 +13,7 @@ pub(super) async fn run(args: &SetupArgs, settings: &Settings) -> anyhow::Result
         if !settings.consumers()?.is_empty() {
             let schema = settings.postgres.table.schema();
             plan.sql += "\n";
-            plan.sql += &inbox::render_tables(schema, settings.inbox_layout());
+            plan.sql += &inbox::render_tables(schema);
         }
         return if args.json { output::json(&plan) } else { output::text(&plan_text(&plan)?) };
     }

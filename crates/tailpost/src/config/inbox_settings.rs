@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use inbox::Backoff;
 use inbox::http::Secret;
-use inbox::{Backoff, Layout};
 use toml::de::{DeTable, DeValue};
 
 use self::inbox_keys::Layer;
@@ -40,7 +40,6 @@ impl Default for InboxSettings {
             backoff_first: Some(Duration::from_secs(5)),
             backoff_max: Some(Duration::from_mins(5)),
             timeout: Some(Duration::from_secs(20)),
-            layout: Some(Layout::default()),
             retention: Some(None),
             ..Layer::default()
         };
@@ -73,11 +72,6 @@ impl Settings {
     /// The consumers of the configuration, by name.
     pub(crate) fn consumers(&self) -> Result<Vec<Consumer>, Error> {
         self.inbox.consumers.iter().map(|(name, own)| self.consumer(name, own)).collect()
-    }
-
-    /// How the tables are made.
-    pub(crate) fn inbox_layout(&self) -> Layout {
-        self.inbox.all.layout.unwrap_or_default()
     }
 
     /// For how long records are kept; for ever if there is no limit.

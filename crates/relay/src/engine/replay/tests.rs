@@ -1,7 +1,6 @@
 use outbox::Event;
 
 use super::*;
-use crate::engine::CopyAnswer;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -11,15 +10,10 @@ fn id(number: u128) -> Uuid {
 
 /// A replay that has begun, of which nothing is noted.
 fn begun(stored: &[Uuid]) -> Replaying {
-    begun_to(stored, None)
-}
-
-fn begun_to(stored: &[Uuid], elsewhere: Option<u64>) -> Replaying {
     let mut replaying = Replaying::new(true);
     let stored = stored.iter().copied().collect();
     let (place, published, seq) = (0, 0, 10);
-    let start =
-        ReplayStart { id: id(1), place, published, seq, stored, per_second: None, elsewhere };
+    let start = ReplayStart { id: id(1), place, published, seq, stored, per_second: None };
     replaying.begun(Duration::ZERO, Some(start));
     replaying
 }
@@ -93,14 +87,14 @@ fn what_cannot_be_read_pauses_a_replay_with_the_reason() {
     }
     let note = run(&mut replaying);
     assert_eq!((note.waits_for.as_deref(), note.gives_up), (Some("locked"), None));
-    for _ in 1..elsewhere::TRIES_MAX {
+    for _ in 1..TRIES_MAX {
         replaying.read(SECOND, id(1), 0, Err(failed()));
     }
     replaying.read(SECOND, id(1), 0, Ok(page(1, 3)));
     assert_eq!(run(&mut replaying).waits_for, None, "it goes on");
     // The log is read from its beginning after each failure.
     let nothing_new = || ReplayPage { read_to: 3, ..page(1, 0) };
-    for _ in 0..elsewhere::TRIES_MAX {
+    for _ in 0..TRIES_MAX {
         assert_eq!(run(&mut replaying).gives_up, None);
         replaying.read(SECOND, id(1), 3, Ok(nothing_new()));
         replaying.read(SECOND, id(1), 3, Err(failed()));
@@ -187,63 +181,4 @@ fn copies_that_were_noted_are_not_looked_for_for_ever() {
     }
     let last = notes(&mut replaying, SECOND * 100_000);
     assert_eq!(last[0].seq, 20);
-}
-
-/// Sends what may go to another stream, and has it answered. Returns the copy, and behind which
-/// sequence it is looked for.
-fn send(run: &mut Run, now: Duration, answer: CopyAnswer) -> Option<(Uuid, u64)> {
-    let mut effects = VecDeque::new();
-    run.send_elsewhere(now, true, &mut effects);
-    let Some(Effect::Replay(ReplayEffect::SendCopy { copy, after, .. })) = effects.pop_front()
-    else {
-        return None;
-    };
-    run.answered(now, copy.event.id, answer, true);
-    Some((copy.event.id, after))
-}
-
-#[test]
-fn a_copy_that_another_stream_does_not_take_is_tried_again_and_then_the_replay_pauses() {
-    let mut replaying = begun_to(&[], Some(30));
-    replaying.read(Duration::ZERO, id(1), 0, Ok(page(1, 5)));
-    let run = replaying.run().expect("it runs");
-    let (first, after) = send(run, SECOND, CopyAnswer::Stored(40)).expect("it may go");
-    assert_eq!((after, run.note.place), (30, 1));
-    let away = || CopyAnswer::Disconnected("gone".into());
-    let unknown = || CopyAnswer::Unknown("full".into());
-    // The broker's outage is not the stream's fault.
-    let mut second = None;
-    for tries in 0..50 {
-        let sent = send(run, SECOND * (10 + 10 * tries), away());
-        let next = *second.get_or_insert(sent);
-        assert!(sent == next && sent.is_some_and(|it| it.0 != first && it.1 == 40), "{sent:?}");
-        assert_eq!(send(run, SECOND * (10 + 10 * tries), away()), None, "not before a while");
-    }
-    assert_eq!((run.note.gives_up.as_ref(), run.note.waits_for.as_deref()), (None, Some("gone")));
-    for tries in 0..elsewhere::TRIES_MAX {
-        assert_eq!(run.note.gives_up, None);
-        assert!(send(run, SECOND * (1_000 + 10 * tries), unknown()).is_some());
-    }
-    assert_eq!(run.note.gives_up.as_deref(), Some("full"));
-    assert_eq!(send(run, SECOND * 10_000, unknown()), None);
-    assert_eq!(
-        (run.note.place, run.under_way.len(), run.reading.rows.len()),
-        (1, 0, 4),
-        "none is left out"
-    );
-}
-
-#[test]
-fn a_copy_in_doubt_is_not_left_out_when_a_replay_is_paused_and_soon_resumed() {
-    let mut replaying = begun_to(&[], Some(30));
-    replaying.read(Duration::ZERO, id(1), 0, Ok(page(1, 2)));
-    let run = replaying.run().expect("it runs");
-    assert!(send(run, SECOND, CopyAnswer::Unknown("late".into())).is_some());
-    run.wish = ReplayWish::Rest;
-    assert_eq!(send(run, SECOND * 2, CopyAnswer::Stored(31)), None);
-    run.wish = ReplayWish::GoOn;
-    for seq in [31, 32] {
-        assert!(send(run, SECOND * 3, CopyAnswer::Stored(seq)).is_some());
-    }
-    assert_eq!((run.note.place, run.note.published), (2, 2));
 }

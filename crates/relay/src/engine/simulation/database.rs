@@ -10,9 +10,9 @@ use uuid::Uuid;
 use super::check::is_dropped;
 use super::{MAX_ATTEMPTS, World};
 use crate::engine::{
-    BooksEffect, BrokerEffect, CopyAnswer, Decides, Effect, End, Found, Marked, MarkingEffect,
-    NotedPlace, Notice, Outcome, Place, ReplayEffect, ReplayUnread, RowOfDead, RowsEffect,
-    ScanEffect, ScanMarks, ScanRead, SlotHealth, Verdict,
+    BooksEffect, BrokerEffect, Decides, Effect, End, Found, Marked, MarkingEffect, NotedPlace,
+    Notice, Outcome, Place, ReplayEffect, ReplayUnread, RowOfDead, RowsEffect, ScanEffect,
+    ScanMarks, ScanRead, SlotHealth, Verdict,
 };
 
 /// Rows of a scan at a time.
@@ -432,10 +432,6 @@ fn replay_failure(effect: &ReplayEffect) -> Option<Outcome> {
         ReplayEffect::Read { id, after } => {
             let page = Err(ReplayUnread::Failed("no answer".to_owned()));
             Outcome::ReplayRead { of: (*id, *after), page }
-        }
-        ReplayEffect::SendCopy { replay, copy, .. } => {
-            let (of, why) = ((*replay, copy.event.id), "no answer".to_owned());
-            Outcome::CopySent { of, answer: CopyAnswer::Unknown(why) }
         }
         ReplayEffect::Note(note) => {
             Outcome::ReplayNoted { problems: note.problems.len(), wish: None }

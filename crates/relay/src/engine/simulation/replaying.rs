@@ -8,8 +8,7 @@ use uuid::Uuid;
 
 use super::World;
 use crate::engine::{
-    CopyAnswer, Outcome, ReplayEffect, ReplayNote, ReplayPage, ReplayRow, ReplayStart,
-    ReplayUnread, ReplayWish,
+    Outcome, ReplayEffect, ReplayNote, ReplayPage, ReplayRow, ReplayStart, ReplayUnread, ReplayWish,
 };
 
 /// Rows of a replay at a time.
@@ -81,25 +80,18 @@ impl World {
     }
 
     pub(super) fn execute_replay(&mut self, effect: ReplayEffect) -> Option<Outcome> {
-        let (stream, other) = (&self.stream, &mut self.other_stream);
-        let elsewhere = self.faults.elsewhere;
+        let stream = &self.stream;
         let open = self.replays.iter_mut().find(|it| !it.is_done && !it.is_paused);
         Some(match (effect, open) {
             (ReplayEffect::LookFor, open) => Outcome::ReplayFound(open.map(|it| it.id)),
             (ReplayEffect::Begin(_), Some(open)) => {
                 if !std::mem::replace(&mut open.has_begun, true) {
-                    open.seq = if elsewhere { other.len() } else { stream.len() } as u64;
+                    open.seq = stream.len() as u64;
                 }
                 let from = usize::try_from(open.seq).expect("small");
                 let is_its = |id: &u128| id >> 64 == open.id.as_u128() >> 64;
-                let stored: Vec<u128> = match elsewhere {
-                    true => other.iter().skip(from).copied().filter(is_its).collect(),
-                    false => {
-                        let stored = stream.iter().skip(from);
-                        stored.filter_map(|it| it.id).filter(is_its).collect()
-                    }
-                };
-                let elsewhere = elsewhere.then_some(other.len() as u64);
+                let stored = stream.iter().skip(from).filter_map(|it| it.id);
+                let stored: Vec<u128> = stored.filter(is_its).collect();
                 let start = ReplayStart {
                     id: open.id,
                     place: open.place,
@@ -107,7 +99,6 @@ impl World {
                     seq: open.seq,
                     stored: stored.into_iter().map(Uuid::from_u128).collect(),
                     per_second: None,
-                    elsewhere,
                 };
                 self.written.uncount();
                 Outcome::ReplayBegun(Some(start))
@@ -119,20 +110,6 @@ impl World {
                 Outcome::ReplayRead { of: (id, after), page }
             }
             (ReplayEffect::Note(note), _) => self.note(&note),
-            (ReplayEffect::SendCopy { replay, copy, .. }, _) => {
-                let id = copy.event.id.as_u128();
-                let answer = if self.poisoned.contains(&id) {
-                    CopyAnswer::Refused("refused".into())
-                } else {
-                    let found = other.iter().position(|it| *it == id);
-                    let index = found.unwrap_or_else(|| {
-                        other.push(id);
-                        other.len() - 1
-                    });
-                    CopyAnswer::Stored(index as u64 + 1)
-                };
-                Outcome::CopySent { of: (replay, copy.event.id), answer }
-            }
             (ReplayEffect::End, _) => return None,
         })
     }
@@ -178,10 +155,8 @@ impl World {
                 replay.events.iter().partition(|it| replay.gone.contains(it) || refused(it));
             assert_eq!(replay.problems, failed.into_iter().collect(), "other problems");
             let is_its = |id: &u128| id >> 64 == replay.id.as_u128() >> 64;
-            let copies: Vec<u128> = match self.faults.elsewhere {
-                true => self.other_stream.iter().copied().filter(is_its).collect(),
-                false => self.stream.iter().filter_map(|it| it.id).filter(is_its).collect(),
-            };
+            let copies: Vec<u128> =
+                self.stream.iter().filter_map(|it| it.id).filter(is_its).collect();
             let events = |copies: &[u128]| -> Vec<u128> {
                 copies.iter().map(|it| it ^ replay.id.as_u128()).collect()
             };

@@ -27,7 +27,6 @@ pub(super) const CALM: Faults = Faults {
     unlogged: false,
     emitted: false,
     replays: false,
-    elsewhere: false,
     is_indexed: false,
     by_watermark: false,
     marks_waiting_max: usize::MAX,
@@ -241,15 +240,6 @@ fn a_replay_beside_whatever_happens_is_exact_and_disturbs_nothing() {
     run(Faults { replays: true, slot_loss: true, ..ROUGH });
     run(Faults { replays: true, mode: Mode::Keyed, poison: true, ..ROUGH });
     run(Faults { replays: true, poison: true, blocking: true, ..ROUGH });
-}
-
-// proves: G-REPLAY-8
-#[test]
-fn a_replay_to_another_stream_is_exact_beside_whatever_happens() {
-    let elsewhere = Faults { replays: true, elsewhere: true, poison: true, ..ROUGH };
-    run(elsewhere);
-    run(Faults { mode: Mode::Keyed, ..elsewhere });
-    run(Faults { replays: true, elsewhere: true, failing: true, ..CALM });
 }
 
 // proves: G-OUT-1

@@ -245,7 +245,7 @@ pub(super) fn engine(
         backfill: Backfill::new(scan_first, ranges, gap.is_open, SCAN_INTERVAL),
         replaying: Replaying::new(faults.replays),
         checkpoint: Checkpoint::new(written.end, 1),
-        limits: SlotLimits::default(),
+        wal_limit: None,
         until: None,
     })
 }

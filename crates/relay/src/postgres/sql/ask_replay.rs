@@ -163,9 +163,9 @@ impl Store {
         let sql = format!(
             "INSERT INTO {replays} (from_lsn, to_lsn, since, until, event_ids, aggregate_type,
                  aggregate_id, event_type, id, slot, source, stream, subject_prefix, per_second,
-                 asked_by, reason, first_place, last_place, log_from, to_stream)
+                 asked_by, reason, first_place, last_place, log_from)
              VALUES ($1, $2, $3, $4, nullif($5::uuid[], '{{}}'), $6, $7, $8, $9, $10, $11, $12, $13,
-                 $14, $15, $16, $17, $18, $19, $20)"
+                 $14, $15, $16, $17, $18, $19)"
         );
         let event_type = of.event_type.as_ref().map(ToString::to_string);
         let (name, prefix) = (source.source, &request.subject_prefix);
@@ -174,7 +174,7 @@ impl Store {
         values[7] = &event_type;
         values.extend([&id as &(dyn ToSql + Sync), &slot, &name, &stream, prefix, &per_second]);
         values.extend([&request.by as &(dyn ToSql + Sync), &request.reason, &first, &last]);
-        values.extend([&log_from as &(dyn ToSql + Sync), &request.to_stream]);
+        values.push(&log_from);
         writer.client().execute(&sql, &values).await.map_err(Error::sql(ASKING))?;
         if name == ReplaySource::Table.name()
             && let Err(error) = self.list_events(writer, id, of).await
@@ -356,7 +356,6 @@ fn entry(row: &Row) -> ReplayEntry {
         aggregate_id: row.get("aggregate_id"),
         event_type: row.get("event_type"),
         subject_prefix: row.get("subject_prefix"),
-        to_stream: row.get("to_stream"),
         waits_for: row.get("waits_for"),
         per_second: row.get("per_second"),
         asked_by: row.get("asked_by"),

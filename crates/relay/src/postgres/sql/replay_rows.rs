@@ -52,11 +52,6 @@ impl TakenReplay {
         first == promised || self.selection.from_lsn.is_some_and(begins_behind)
     }
 
-    /// What its copies' subjects are among.
-    pub(crate) fn subjects(&self) -> String {
-        self.subject_prefix.as_ref().map_or_else(|| ">".to_owned(), |it| format!("{it}.>"))
-    }
-
     /// The event as this replay publishes it.
     pub(crate) fn readdressed(
         &self,
@@ -129,29 +124,6 @@ impl Books {
 }
 
 impl Store {
-    /// The stream, not the relay's own, to which a replay publishes.
-    pub(crate) async fn replays_to(&self, id: Uuid) -> Result<Option<String>, Error> {
-        let replays = self.table.companion("tailpost_replays");
-        let sql = format!("SELECT to_stream FROM {replays} WHERE id = $1");
-        let row = self.client().query_opt(&sql, &[&id]).await;
-        Ok(row.map_err(Error::sql("take a replay up"))?.and_then(|it| it.get(0)))
-    }
-
-    /// Writes down why a replay cannot be taken up now, or pauses it with that reason.
-    pub(crate) async fn note_wait(&self, id: Uuid, why: &str, gives_up: bool) -> Result<(), Error> {
-        let sql = format!(
-            "UPDATE {replays} SET waits_for = $2, noted_at = now(),
-                 status = CASE WHEN $3 THEN 'paused' ELSE status END,
-                 decisions = CASE WHEN $3 THEN decisions || jsonb_build_array(jsonb_build_object(
-                     'at', now(), 'decision', 'pause', 'by', 'the relay', 'why', $2::text))
-                     ELSE decisions END
-             WHERE id = $1 AND status IN ('asked', 'running')",
-            replays = self.table.companion("tailpost_replays")
-        );
-        let noted = self.client().execute(&sql, &[&id, &why, &gives_up]).await;
-        noted.map(|_| ()).map_err(Error::sql("take a replay up"))
-    }
-
     /// Takes a replay up. From then on nothing that is written down of the stream's sequence says
     /// how many of the log's events it has. `None` if there is no such replay to take up any more, or
     /// the slot is somebody else's.

@@ -178,7 +178,7 @@ impl Store {
     /// What the slot makes the server keep.
     pub(crate) async fn slot_health(&self, slot: &str) -> Result<SlotHealth, Error> {
         let sql = "SELECT wal_status, (pg_current_wal_lsn() - restart_lsn)::bigint,
-                          (pg_current_wal_lsn() - confirmed_flush_lsn)::bigint, safe_wal_size, active
+                          (pg_current_wal_lsn() - confirmed_flush_lsn)::bigint, safe_wal_size
                    FROM pg_replication_slots WHERE slot_name = $1";
         let row = self.client().query_opt(sql, &[&slot]).await;
         let Some(row) = row.map_err(Error::sql("look at the slot"))? else {
@@ -191,7 +191,6 @@ impl Store {
             retained_bytes: bytes(1),
             lag_bytes: bytes(2),
             safe_bytes: row.get(3),
-            is_read: row.get(4),
         })
     }
 

@@ -127,9 +127,7 @@ fn ended(end: End) -> Error {
     match end {
         End::Refused(reason) => Error::Refused(reason),
         End::ClaimLost => Error::Stalled("a claim was not renewed in time"),
-        End::Silence | End::WalLimit | End::LeaveFence(_) => {
-            Error::bug("a session over the table has no log")
-        }
+        End::Silence | End::LeaveFence(_) => Error::bug("a session over the table has no log"),
     }
 }
 

@@ -50,7 +50,6 @@ impl Replication {
             End::Refused(reason) => Error::Refused(reason),
             End::Silence => Error::Stalled("the server fell silent"),
             End::LeaveFence(reason) => Error::Unfenced { reason },
-            End::WalLimit => Error::WalLimit { slot: self.config.slot.clone() },
             End::ClaimLost => Error::Stalled("a claim was not renewed in time"),
         }
     }
@@ -153,9 +152,6 @@ impl Replication {
             ReplayEffect::Begin(id) => self.begin_replay(id),
             ReplayEffect::Read { id, after } => self.read_replay(id, after)?,
             ReplayEffect::Note(note) => self.note_replay(note)?,
-            ReplayEffect::SendCopy { replay, copy, after } => {
-                self.send_copy(replay, copy, after)?
-            }
             ReplayEffect::End => {
                 self.end_replay(reporter);
                 return Ok(None);

@@ -14,10 +14,10 @@ use uuid::Uuid;
 use super::log_stream::LogStream;
 use super::mark_jobs::MarkStores;
 use super::{OpenSlot, Replication};
-use crate::config::{self, Config, MarkBy, OnPark, OnWalLimit};
+use crate::config::{self, Config, MarkBy, OnPark};
 use crate::engine::{
     Backfill, Batching, Checkpoint, Engine, EngineStart, Limits, MARKS_WAITING_MAX, Marking,
-    MarkingStart, Mode, Publishing, Replaying, ScanRanges, SlotLimits, Start, Tail, WrittenDown,
+    MarkingStart, Mode, Publishing, Replaying, ScanRanges, Start, Tail, WrittenDown,
 };
 use crate::error::Error;
 use crate::nats::{self, History, NatsLink, Publisher, TailReader, WAY_BACK_MAX, WayBack};
@@ -347,10 +347,7 @@ impl Known {
             backfill,
             replaying: Replaying::new(!once && has_ids),
             checkpoint,
-            limits: SlotLimits {
-                bytes: config.wal.limit,
-                drops_slot: config.wal.on_limit == OnWalLimit::DropSlotAndScan,
-            },
+            wal_limit: config.wal.limit,
             until,
         });
         let source = Replication {

@@ -1,7 +1,6 @@
 //! Carries out what the engine decides about replays.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -12,18 +11,14 @@ use super::jobs::{Done, Job, job, long_job, tolerate};
 use super::replay_source::{OpenReplay, Page};
 use crate::describe;
 use crate::engine::{
-    CopyAnswer, Outcome, Outgoing, ReplayNote, ReplayPage, ReplayRow, ReplayStart, ReplayUnread,
-    ReplayWish, SCANS_UNMARKED_MAX,
+    Outcome, ReplayNote, ReplayPage, ReplayRow, ReplayStart, ReplayUnread, ReplayWish,
+    SCANS_UNMARKED_MAX,
 };
 use crate::error::Error;
-use crate::nats::{History, OtherStream};
+use crate::nats::History;
 use crate::postgres::Store;
 use crate::postgres::sql::{ReplayedRow, SlotReader, TakenReplay};
 use crate::reporter::Reporter;
-
-/// How long another stream may be away before its replay is paused, and how often it is asked.
-const AWAY_MAX: Duration = Duration::from_secs(45);
-const AWAY_AGAIN: Duration = Duration::from_secs(3);
 
 /// How long a replay's statements wait for others' locks.
 const WAITS: &str = "1s";
@@ -48,26 +43,14 @@ impl Replication {
                 let store = Store::connect(&config, "tailpost replay").await?;
                 store.wait_for_locks(Some(WAITS)).await?;
                 store.read_lists_in_order().await?;
-                let to = store.replays_to(id).await?.map(|it| Arc::new(tail.other(it)));
-                let last_sequence = match &to {
-                    None => tail.last_sequence().await?,
-                    Some(other) => match found(other, &store, id).await? {
-                        Some(last_sequence) => last_sequence,
-                        None => return Ok(None),
-                    },
-                };
+                let last_sequence = tail.last_sequence().await?;
                 let Some(taken) = store.take_replay(&reader, id, last_sequence).await? else {
                     return Ok(None);
                 };
-                let from = taken.stream_seq + 1;
-                let stored = match &to {
-                    Some(other) => other.stored(from, &taken.subjects(), id).await?,
-                    None => tail.replayed(from, id).await?,
-                };
-                let elsewhere = to.is_some().then_some(last_sequence);
-                Ok::<_, Error>(Some((store, taken, stored, to, elsewhere)))
+                let stored = tail.replayed(taken.stream_seq + 1, id).await?;
+                Ok::<_, Error>(Some((store, taken, stored)))
             };
-            let (store, taken, stored, other, elsewhere) = match begun.await {
+            let (store, taken, stored) = match begun.await {
                 Ok(Some(begun)) => begun,
                 Ok(None) => return Ok(Outcome::ReplayBegun(None).into()),
                 Err(error) => {
@@ -83,14 +66,12 @@ impl Replication {
                 seq: taken.stream_seq,
                 stored,
                 per_second: taken.per_second,
-                elsewhere,
             };
             let bytes_max = config.window.bytes / SCANS_UNMARKED_MAX;
             let source = OpenReplay {
                 store: Arc::new(store),
                 taken: Arc::new(taken),
                 messages: tail.messages(),
-                other,
                 wal: Arc::default(),
                 over: CancellationToken::new(),
                 is_failing: Arc::default(),
@@ -128,24 +109,6 @@ impl Replication {
             replay.over.cancel();
         }
         reporter.replay_over();
-    }
-
-    pub(super) fn send_copy(
-        &self,
-        replay: Uuid,
-        copy: Box<Outgoing>,
-        after: u64,
-    ) -> Result<Job, Error> {
-        let source = self.open_replay(replay)?;
-        let of = (replay, copy.event.id);
-        // Each request of it is bounded.
-        Ok(long_job(async move {
-            let answer = match source.other {
-                Some(other) => other.send(&copy, after).await,
-                None => CopyAnswer::Unknown("the replay is over".into()),
-            };
-            Ok(Outcome::CopySent { of, answer }.into())
-        }))
     }
 
     pub(super) fn note_replay(&self, note: ReplayNote) -> Result<Job, Error> {
@@ -195,28 +158,6 @@ impl Replication {
 
     fn reader(&self) -> SlotReader {
         SlotReader { slot: self.config.slot.clone(), pid: self.slot.reader }
-    }
-}
-
-/// The last sequence of another stream. If that is not there for long, its replay is paused with the
-/// reason: others wait for it.
-async fn found(other: &OtherStream, store: &Store, id: Uuid) -> Result<Option<u64>, Error> {
-    let mut begun = Instant::now();
-    loop {
-        if !other.is_connected() {
-            begun = Instant::now(); // everybody waits for that
-        }
-        let why = match other.last_sequence().await {
-            Ok(last_sequence) => return Ok(Some(last_sequence)),
-            Err(error) => describe(&error),
-        };
-        let gives_up = begun.elapsed() >= AWAY_MAX;
-        store.note_wait(id, &why, gives_up).await?;
-        if gives_up {
-            warn!(replay = %id, error = why, "paused a replay: it cannot be begun");
-            return Ok(None);
-        }
-        tokio::time::sleep(AWAY_AGAIN).await;
     }
 }
 

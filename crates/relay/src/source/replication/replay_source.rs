@@ -16,7 +16,7 @@ use crate::config::Config;
 use crate::describe;
 use crate::engine::{Outgoing, ReplayPage, ReplayRow, ReplayUnread, Tried};
 use crate::error::Error;
-use crate::nats::{AT_ONCE, History, OtherStream, StreamMessages};
+use crate::nats::{AT_ONCE, History, StreamMessages};
 use crate::postgres::Store;
 use crate::postgres::sql::{ReplayedRow, TakenReplay};
 use crate::replay_selection::ReplaySource;
@@ -30,8 +30,6 @@ pub(crate) struct OpenReplay {
     pub(super) store: Arc<Store>,
     pub(super) taken: Arc<TakenReplay>,
     pub(super) messages: StreamMessages,
-    /// Where copies go, if not to the relay's own stream.
-    pub(super) other: Option<Arc<OtherStream>>,
     /// With the log as its source: what reads it, unless that broke.
     pub(super) wal: Arc<Mutex<Option<WalReader>>>,
     /// Ends what is being read.

@@ -27,7 +27,7 @@ pub(in crate::commands) async fn steps(settings: &Settings) -> anyhow::Result<Ve
     let made = async {
         let exists = client.query_one("SELECT to_regclass($1) IS NOT NULL", &[&records]).await;
         let exists: bool = exists.context("could not look for the tables of the inbox")?.get(0);
-        inbox::create_tables(&mut client, table.schema(), settings.inbox_layout()).await?;
+        inbox::create_tables(&mut client, table.schema()).await?;
         anyhow::Ok(exists)
     };
     let late = "PostgreSQL has not made the tables of the inbox within 10 min";

@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use inbox::Layout;
 use inbox::http::Secret;
 
 use crate::config::value::{Value, Wanted};
@@ -25,7 +24,6 @@ pub(super) struct Layer {
     pub(super) ca: Option<PathBuf>,
     pub(super) cert: Option<PathBuf>,
     pub(super) key: Option<PathBuf>,
-    pub(super) layout: Option<Layout>,
     /// `Some(None)` if that is what was said.
     pub(super) retention: Option<Option<Duration>>,
 }
