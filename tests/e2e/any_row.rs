@@ -125,35 +125,32 @@ async fn poll(env: &mut TestEnv, drawn: &[HostileRow]) -> Vec<Uuid> {
     ids
 }
 
-/// R-REL-09, R-REL-10, R-OUT-01
 // proves: G-DEAD-5
 #[tokio::test(flavor = "multi_thread")]
 async fn any_row_of_the_documented_table_is_published_or_parked_alike_by_every_path() {
     publishes_or_parks_any_row(Shape::Documented, "skip").await;
 }
 
-/// R-REL-09, R-REL-10, R-OUT-01
 // proves: G-DEAD-5
 #[tokio::test(flavor = "multi_thread")]
 async fn any_row_of_an_adopted_table_is_published_or_parked_alike_by_every_path() {
     publishes_or_parks_any_row(Shape::Adopted, "skip").await;
 }
 
-/// R-REL-09, R-REL-10, R-OUT-01
 // proves: G-DEAD-5
 #[tokio::test(flavor = "multi_thread")]
 async fn any_row_of_a_partitioned_table_is_published_or_parked_alike_by_every_path() {
     publishes_or_parks_any_row(Shape::Partitioned, "skip").await;
 }
 
-/// R-REL-09, R-DLQ-02: keys of any length are blocked.
+/// Keys of any length are blocked.
 // proves: G-DEAD-5
 #[tokio::test(flavor = "multi_thread")]
 async fn any_row_is_published_or_parked_where_parking_blocks_its_aggregate() {
     publishes_or_parks_any_row(Shape::Adopted, "block_key").await;
 }
 
-/// R-REL-06: what somebody else has marked is published.
+/// What somebody else has marked is published.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_inserted_as_published_is_not_published_again() {
     let env = TestEnv::new().await;
@@ -219,25 +216,22 @@ async fn leaves_out_rows_without_an_id(mode: &str, on_park: &str) {
     assert_eq!(env.stored_ids().await.len(), 12);
 }
 
-/// R-REL-09
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_without_an_id_is_reported_and_holds_nobody_up() {
     leaves_out_rows_without_an_id("fenced", "skip").await;
 }
 
-/// R-REL-09
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_without_an_id_holds_nobody_up_where_parking_blocks_its_aggregate() {
     leaves_out_rows_without_an_id("fenced", "block_key").await;
 }
 
-/// R-REL-09
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_without_an_id_holds_nobody_up_in_poll_mode() {
     leaves_out_rows_without_an_id("poll", "skip").await;
 }
 
-/// R-REL-07: a column with a default takes a null that is given. What tells then is who inserted the
+/// A column with a default takes a null that is given. What tells then is who inserted the
 /// row, which PostgreSQL knows.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_whose_transaction_is_null_are_published_once_and_marked() {

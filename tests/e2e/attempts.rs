@@ -45,21 +45,19 @@ async fn counts_across_sessions(mode: &str) {
     assert!(later < usize::try_from(MAX - tried).expect("positive"), "{later} more attempts");
 }
 
-/// R-REL-09
 // proves: G-DEAD-6
 #[tokio::test(flavor = "multi_thread")]
 async fn attempts_are_counted_across_sessions() {
     counts_across_sessions("fenced").await;
 }
 
-/// R-REL-09, R-REL-08
 // proves: G-DEAD-6
 #[tokio::test(flavor = "multi_thread")]
 async fn attempts_are_counted_across_sessions_that_poll() {
     counts_across_sessions("poll").await;
 }
 
-/// R-REL-09: when an event is due is in its row, too, and no later than any pause is long. A row that
+/// When an event is due is in its row, too, and no later than any pause is long. A row that
 /// says that it was tried often gets one more attempt.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_session_begins_with_the_attempts_that_the_table_has() {

@@ -25,7 +25,7 @@ async fn batches_of(relay: Relay) -> u64 {
     said.and_then(|batches| batches.parse().ok()).unwrap_or_else(|| panic!("no count in {log}"))
 }
 
-/// R-REL-05, R-REL-06: one answer for hundreds of messages, in commit order.
+/// One answer for hundreds of messages, in commit order.
 #[tokio::test(flavor = "multi_thread")]
 async fn waiting_events_travel_in_batches() {
     let env = env().await;
@@ -37,7 +37,7 @@ async fn waiting_events_travel_in_batches() {
     assert!((1..500).contains(&batches), "{batches} batches for 5,000 events");
 }
 
-/// R-REL-05, R-REL-06: someone publishes by hand into the middle of what is in flight. Behind the
+/// Someone publishes by hand into the middle of what is in flight. Behind the
 /// first message that is refused the broker takes nothing more of a batch: the order holds.
 // proves: G-ORDER-1
 #[tokio::test(flavor = "multi_thread")]
@@ -55,7 +55,7 @@ async fn foreign_messages_under_load_change_nothing() {
     assert_eq!(env.stored_count().await, tally.stored as u64 + 12);
 }
 
-/// R-REL-05, R-REL-06: an operator switches batches off while the relay uses them: it goes on in
+/// An operator switches batches off while the relay uses them: it goes on in
 /// keyed mode, and says so. Set-up allows them again on a stream that it made.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_whose_stream_takes_no_batches_any_more_works_in_keyed_mode() {
@@ -87,7 +87,7 @@ async fn a_relay_whose_stream_takes_no_batches_any_more_works_in_keyed_mode() {
     assert_eq!(status(&env).await["mode"], "fenced");
 }
 
-/// R-REL-05: a stream that somebody else made is left as it is, and doctor says what changes it.
+/// A stream that somebody else made is left as it is, and doctor says what changes it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_of_somebody_else_that_allows_no_batches_gets_keyed_mode() {
     let env = env().await;
@@ -120,7 +120,7 @@ async fn allow_batches(env: &TestEnv, allowed: bool) {
     jetstream.update_stream(&config).await.expect("change the stream");
 }
 
-/// R-REL-06: the expected last sequence alone keeps events single, also when answers are lost;
+/// The expected last sequence alone keeps events single, also when answers are lost;
 /// consumers find the id in a header that the broker does not look at.
 #[tokio::test(flavor = "multi_thread")]
 async fn positions_alone_keep_events_single() {

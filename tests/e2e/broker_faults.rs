@@ -19,7 +19,6 @@ async fn env() -> TestEnv {
     env
 }
 
-/// R-REL-05, R-REL-06, R-REL-09.
 // proves: G-LOSS-2
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broker_killed_and_restarted_under_load_costs_nothing() {
@@ -37,7 +36,7 @@ async fn a_broker_killed_and_restarted_under_load_costs_nothing() {
     env.finish(load).await;
 }
 
-/// R-REL-06: messages were stored whose acks never came, and the broker has forgotten their ids.
+/// Messages were stored whose acks never came, and the broker has forgotten their ids.
 // proves: G-ONCE-1
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broker_away_for_longer_than_its_duplicate_window_gets_nothing_twice() {
@@ -56,7 +55,7 @@ async fn a_broker_away_for_longer_than_its_duplicate_window_gets_nothing_twice()
     env.finish(load).await;
 }
 
-/// R-REL-02, R-REL-06: the connection breaks, and the broker has forgotten the ids, before the relay
+/// The connection breaks, and the broker has forgotten the ids, before the relay
 /// hears that its messages are stored.
 // proves: G-ONCE-3
 #[tokio::test(flavor = "multi_thread")]
@@ -80,7 +79,7 @@ async fn lost_acks_lead_to_no_second_message() {
     env.finish(load).await;
 }
 
-/// R-REL-02, R-REL-06, R-REL-09: the connection looks alive, and answers come no more.
+/// The connection looks alive, and answers come no more.
 // proves: G-ONCE-3
 #[tokio::test(flavor = "multi_thread")]
 async fn acks_that_never_come_lead_to_no_second_message() {
@@ -98,7 +97,7 @@ async fn acks_that_never_come_lead_to_no_second_message() {
     env.finish(load).await;
 }
 
-/// R-REL-01: many messages on the way at a time, once the broker has taken one.
+/// Many messages on the way at a time, once the broker has taken one.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_network_to_the_broker_does_not_slow_each_event() {
     let mut env = env().await;
@@ -113,7 +112,7 @@ async fn a_slow_network_to_the_broker_does_not_slow_each_event() {
     assert_eq!(env.stored_ids().await, ids);
 }
 
-/// R-REL-05, R-REL-06, R-REL-09: nobody says that the network is gone.
+/// Nobody says that the network is gone.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_half_open_network_to_the_broker_is_recovered_from_by_itself() {
     let mut env = env().await;
@@ -130,7 +129,7 @@ async fn a_half_open_network_to_the_broker_is_recovered_from_by_itself() {
     env.finish(load).await;
 }
 
-/// R-REL-05, R-REL-06: connections that break again and again in the middle of what they carry.
+/// Connections that break again and again in the middle of what they carry.
 // proves: G-LOSS-2
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flapping_network_to_the_broker_costs_nothing() {
@@ -148,7 +147,7 @@ async fn a_flapping_network_to_the_broker_costs_nothing() {
     env.finish(load).await;
 }
 
-/// R-REL-05, R-REL-06: someone publishes by hand while the relay has nothing to do.
+/// Someone publishes by hand while the relay has nothing to do.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_foreign_message_while_the_relay_is_idle_costs_nothing() {
     let env = env().await;

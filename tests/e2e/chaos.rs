@@ -72,19 +72,17 @@ async fn assert_has_effects(scenario: &str, twice_on_purpose: u64) {
     assert_eq!(ledger["orders_with_effects"], ledger["orders"], "{ledger}");
 }
 
-/// R-INB-02, R-INB-05: what is killed on the way costs calls, not effects.
+/// What is killed on the way costs calls, not effects.
 #[tokio::test]
 async fn chaos_on_the_whole_way_counts_the_effects() {
     assert_has_effects("whole-way", 0).await;
 }
 
-/// R-INB-03.
 #[tokio::test]
 async fn chaos_with_a_stuck_claim_counts_the_effects() {
     assert_has_effects("stuck-claim", 0).await;
 }
 
-/// R-INB-11.
 #[tokio::test]
 async fn chaos_with_a_manual_fix_counts_the_effects() {
     assert_has_effects("manual-fix", 1).await;

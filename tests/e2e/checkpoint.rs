@@ -3,7 +3,7 @@
 use lab::Direction;
 use support::{DEADLINE, TestEnv, until};
 
-/// R-REL-03: who finds the slot beyond what is written down takes it for somebody else's, and begins
+/// Who finds the slot beyond what is written down takes it for somebody else's, and begins
 /// anew.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_confirmed_that_could_not_be_written_down() {
@@ -39,7 +39,7 @@ async fn nothing_is_confirmed_that_could_not_be_written_down() {
     assert_eq!(env.stored_ids().await, ids);
 }
 
-/// R-REL-03, R-REL-05: what was resolved is to be written down while the relay reads the stream's tail,
+/// What was resolved is to be written down while the relay reads the stream's tail,
 /// so that nobody knows where the stream is. It waits: from the place before it can be counted.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_resync_does_not_forget_how_far_the_stream_had_got() {

@@ -68,7 +68,6 @@ async fn a_role_without_rights_and_a_broker_without_jetstream_are_told_what_they
     }
 }
 
-/// R-OUT-08
 // proves: G-SECRET-1
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_secret_is_logged_however_much_is_asked_for() {

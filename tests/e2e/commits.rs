@@ -23,7 +23,6 @@ async fn stored_types(env: &TestEnv) -> Vec<String> {
     env.stored().await.into_iter().map(event_type).collect()
 }
 
-/// R-OUT-03, R-REL-01
 // proves: G-COMMIT-1
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_published_before_commit_or_after_rollback() {
@@ -49,7 +48,6 @@ async fn nothing_is_published_before_commit_or_after_rollback() {
     assert_eq!(stored_types(&env).await, ["Committed", "Open"]);
 }
 
-/// R-REL-05
 // proves: G-ORDER-1
 #[tokio::test(flavor = "multi_thread")]
 async fn interleaved_transactions_are_published_in_the_order_of_their_commits() {
@@ -78,7 +76,6 @@ async fn interleaved_transactions_are_published_in_the_order_of_their_commits() 
     assert_eq!(stored_types(&env).await, ["B1", "B2", "C1", "A1", "A2", "A3"]);
 }
 
-/// R-REL-05, R-OUT-02
 #[tokio::test(flavor = "multi_thread")]
 async fn two_events_of_one_aggregate_in_a_millisecond_both_arrive_in_order() {
     const PAIRS: u64 = 100;
@@ -113,7 +110,6 @@ async fn two_events_of_one_aggregate_in_a_millisecond_both_arrive_in_order() {
     }
 }
 
-/// R-REL-01, R-REL-05, R-REL-11
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_copied_into_the_outbox_arrive_once_and_in_order() {
     const ROWS: u64 = 10_000;
@@ -138,7 +134,6 @@ async fn rows_copied_into_the_outbox_arrive_once_and_in_order() {
     assert_eq!(env.stored_ids().await, ids);
 }
 
-/// R-OUT-03, R-OUT-04
 #[tokio::test(flavor = "multi_thread")]
 async fn events_of_the_function_and_of_the_crate_arrive_whole() {
     let env = TestEnv::new().await;

@@ -13,7 +13,7 @@ const OTHER_WORK: &str = "
 /// Far less log than the busy database of a test writes, in bytes.
 const RETAINED_MAX: u64 = 1 << 20;
 
-/// R-REL-03: a keepalive tells an end of the log beyond the event whose ack is missing.
+/// A keepalive tells an end of the log beyond the event whose ack is missing.
 // proves: G-LOSS-4
 #[tokio::test(flavor = "multi_thread")]
 async fn keepalives_do_not_confirm_while_an_event_is_in_flight() {
@@ -43,7 +43,7 @@ async fn keepalives_do_not_confirm_while_an_event_is_in_flight() {
     assert_eq!(env.stored_ids().await.split_off(1), ids);
 }
 
-/// R-REL-12: an idle outbox in a busy database holds no log back.
+/// An idle outbox in a busy database holds no log back.
 // proves: G-SLOT-1
 #[tokio::test(flavor = "multi_thread")]
 async fn an_idle_outbox_in_a_busy_database_retains_no_log() {
@@ -61,7 +61,7 @@ async fn an_idle_outbox_in_a_busy_database_retains_no_log() {
     assert_eq!(env.stored_count().await, 0);
 }
 
-/// R-REL-12: all databases share one log. The slot of an idle one lets it go while others write.
+/// All databases share one log. The slot of an idle one lets it go while others write.
 // proves: G-SLOT-1
 #[tokio::test(flavor = "multi_thread")]
 async fn an_idle_outbox_beside_a_busy_database_retains_no_log() {
@@ -87,7 +87,7 @@ async fn an_idle_outbox_beside_a_busy_database_retains_no_log() {
     assert_eq!(env.stored_count().await, 0);
 }
 
-/// R-REL-03: an event now and then is confirmed within half a second of being stored.
+/// An event now and then is confirmed within half a second of being stored.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_event_on_an_idle_stream_is_confirmed_within_half_a_second() {
     let env = TestEnv::new().await;
@@ -107,7 +107,7 @@ async fn an_event_on_an_idle_stream_is_confirmed_within_half_a_second() {
     assert!(took[took.len() / 2] < Duration::from_millis(500), "it took {took:?}");
 }
 
-/// R-REL-12: a quiet relay on a quiet server does not keep either of them busy.
+/// A quiet relay on a quiet server does not keep either of them busy.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_quiet_relay_leaves_a_quiet_server_alone() {
     let env = TestEnv::new().await;

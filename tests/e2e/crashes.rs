@@ -36,21 +36,20 @@ async fn survives_kills(seed: u64, duplicate_window: &str) {
     assert_eq!(env.epochs().await, 1, "no relay took its own slot for another one");
 }
 
-/// R-REL-02, R-REL-03, R-REL-05, R-REL-06.
 // proves: G-LOSS-1
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_at_any_moment_under_load_each_event_is_stored_once_in_order() {
     survives_kills(1, "2m").await;
 }
 
-/// R-REL-02, R-REL-03, R-REL-05, R-REL-06: the broker forgets ids long before the next relay comes.
+/// The broker forgets ids long before the next relay comes.
 // proves: G-ONCE-1
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_at_any_moment_with_a_tiny_duplicate_window_each_event_is_stored_once_in_order() {
     survives_kills(2, "100ms").await;
 }
 
-/// R-REL-05, R-REL-06: one writer, so that the order of commits is known without the relay's word.
+/// One writer, so that the order of commits is known without the relay's word.
 // proves: G-LOSS-1
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_again_and_again_the_stream_is_in_commit_order() {
@@ -71,7 +70,7 @@ async fn killed_again_and_again_the_stream_is_in_commit_order() {
     assert_eq!(env.epochs().await, 1, "no relay took its own slot for another one");
 }
 
-/// R-REL-02, R-REL-03, R-REL-05: between decoding and ack. What was read is not confirmed, so it is
+/// Between decoding and ack. What was read is not confirmed, so it is
 /// read again.
 // proves: G-LOSS-1
 #[tokio::test(flavor = "multi_thread")]
@@ -104,7 +103,7 @@ async fn killed_after_reading_the_log_and_before_any_ack_everything_is_stored_in
     assert_eq!(env.epochs().await, 1, "the log brought them, not the scanner");
 }
 
-/// R-REL-02, R-REL-06: between ack and mark. The broker has everything, the table knows of nothing.
+/// Between ack and mark. The broker has everything, the table knows of nothing.
 // proves: G-ONCE-1
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_between_ack_and_mark_everything_is_marked_and_nothing_published_again() {
@@ -130,7 +129,7 @@ async fn killed_between_ack_and_mark_everything_is_marked_and_nothing_published_
     assert_eq!(env.query::<i64>(placed).await, 500, "and the place in it");
 }
 
-/// R-REL-02, R-REL-03, R-REL-06: between mark and confirm. PostgreSQL keeps the confirmed position in
+/// Between mark and confirm. PostgreSQL keeps the confirmed position in
 /// memory until a checkpoint, so its crash takes the confirmation back and leaves the marks.
 // proves: G-ONCE-1
 #[tokio::test(flavor = "multi_thread")]
@@ -160,7 +159,6 @@ async fn killed_between_mark_and_confirm_nothing_is_published_again() {
     assert_eq!(env.stored_ids().await, ids);
 }
 
-/// R-REL-05, R-REL-06, R-REL-11.
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_inside_a_transaction_of_ten_thousand_rows_it_goes_on_in_the_middle() {
     const ROWS: i32 = 10_000;
@@ -187,7 +185,7 @@ async fn killed_inside_a_transaction_of_ten_thousand_rows_it_goes_on_in_the_midd
     env.wait_confirmed().await;
 }
 
-/// R-REL-06, R-REL-07: rows that the log does not bring, and rows that it does.
+/// Rows that the log does not bring, and rows that it does.
 // proves: G-LOSS-1
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_while_the_scanner_publishes_old_rows_each_event_is_stored_once_in_order() {

@@ -51,7 +51,7 @@ fn fixed(name: &str, json: &str) -> String {
     path.to_str().expect("UTF-8").to_owned()
 }
 
-/// R-DLQ-01, R-DLQ-03, R-DLQ-04, R-DLQ-05, R-OUT-08: found with `status`, mended, published under its
+/// Found with `status`, mended, published under its
 /// own id within the duplicate window.
 // proves: G-DEAD-4
 #[tokio::test(flavor = "multi_thread")]
@@ -102,7 +102,7 @@ async fn a_poisoned_event_is_found_mended_and_published_under_its_own_id() {
     dlq(&env, 3, &["requeue", &id, "--direct"]).await;
 }
 
-/// R-DLQ-03: an event that is in the stream after all, because somebody brought it there, is not
+/// An event that is in the stream after all, because somebody brought it there, is not
 /// published a second time, and the operator is told.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_the_stream_has_already_is_not_published_again() {
@@ -133,7 +133,7 @@ async fn what_the_stream_has_already_is_not_published_again() {
     assert!(said.contains("published already"), "{said}");
 }
 
-/// R-REL-10, R-REL-05: later events of the aggregate wait, across a restart, hold nobody else up, and
+/// Later events of the aggregate wait, across a restart, hold nobody else up, and
 /// follow in order.
 // proves: G-DEAD-3
 #[tokio::test(flavor = "multi_thread")]
@@ -184,7 +184,7 @@ async fn a_blocked_aggregate_waits_across_restarts_and_follows_in_order() {
     assert_eq!(again, 0, "the log brought what was requeued, and it was parked again");
 }
 
-/// R-REL-10, R-DLQ-04: the tail of a blocked aggregate goes in one step, or follows when what it
+/// The tail of a blocked aggregate goes in one step, or follows when what it
 /// waits for is discarded.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_blocked_aggregate_is_requeued_whole_or_goes_on_without_its_head() {
@@ -222,7 +222,7 @@ async fn a_blocked_aggregate_is_requeued_whole_or_goes_on_without_its_head() {
     drop(relay);
 }
 
-/// R-DLQ-01, R-DLQ-02: through a relay, with its token: plan, dry run, rate, exit codes.
+/// Through a relay, with its token: plan, dry run, rate, exit codes.
 #[tokio::test(flavor = "multi_thread")]
 async fn many_are_worked_through_by_a_relay_that_is_asked() {
     let mut env = env("skip").await;
@@ -283,7 +283,7 @@ async fn many_are_worked_through_by_a_relay_that_is_asked() {
     env.wait_stored(11).await;
 }
 
-/// R-DLQ-02: where nobody can be asked, nobody said yes.
+/// Where nobody can be asked, nobody said yes.
 #[tokio::test(flavor = "multi_thread")]
 async fn many_are_neither_requeued_nor_discarded_unless_somebody_says_yes() {
     let env = env("skip").await;
@@ -311,7 +311,7 @@ async fn many_are_neither_requeued_nor_discarded_unless_somebody_says_yes() {
     assert_eq!(env.stored_count().await, 0);
 }
 
-/// R-DLQ-03: bytes stay bytes, and a limit that was raised counts from the moment it was.
+/// Bytes stay bytes, and a limit that was raised counts from the moment it was.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_payload_of_bytes_is_requeued_as_it_was_once_the_stream_takes_it() {
     let mut env = TestEnv::new().await;
@@ -351,7 +351,7 @@ async fn a_payload_of_bytes_is_requeued_as_it_was_once_the_stream_takes_it() {
     assert_eq!(env.query::<String>(after).await, before);
 }
 
-/// R-DLQ-03, R-REL-07: what is requeued is the scanner's, although its row passes the log.
+/// What is requeued is the scanner's, although its row passes the log.
 // proves: G-DEAD-4
 #[tokio::test(flavor = "multi_thread")]
 async fn the_log_leaves_a_requeued_event_to_the_scanner() {

@@ -70,7 +70,6 @@ const TYPES: [(&str, &str, &str, &[u8]); 4] = [
     ("bytea", "NULL", r"'\x00ff7b'", b"\x00\xff{"),
 ];
 
-/// R-OUT-01, R-REL-07, R-REL-10, R-REL-16
 #[tokio::test(flavor = "multi_thread")]
 async fn a_table_made_for_the_outbox_event_router_is_relayed_as_it_is() {
     for (payload_type, first, second, bytes) in TYPES {
@@ -191,7 +190,7 @@ async fn the_switch_from_a_connector_loses_and_doubles_nothing() {
     assert_eq!(env.query::<i64>("SELECT count(*) FROM outboxevent").await, 25);
 }
 
-/// R-OUT-01, R-OUT-03: the script for an administrator, and the library, know the columns too.
+/// The script for an administrator, and the library, know the columns too.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_printed_plan_and_the_library_fit_the_table() {
     let (env, _config) = env("JSONB").await;
@@ -224,7 +223,7 @@ async fn the_printed_plan_and_the_library_fit_the_table() {
     assert_eq!(env.stored().await[1].event(), event);
 }
 
-/// R-OUT-01, R-REL-07: the scanner and the log read the same from columns that are no text.
+/// The scanner and the log read the same from columns that are no text.
 #[tokio::test(flavor = "multi_thread")]
 async fn keys_and_types_that_are_no_text_arrive_as_postgresql_prints_them() {
     for (key_type, key) in [
@@ -253,7 +252,7 @@ async fn keys_and_types_that_are_no_text_arrive_as_postgresql_prints_them() {
     }
 }
 
-/// R-OUT-01: what no migration can mend is said before anything is changed.
+/// What no migration can mend is said before anything is changed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_table_that_cannot_be_relayed_is_refused_unchanged() {
     let (env, _config) = env("JSONB").await;

@@ -31,7 +31,7 @@ async fn dead_letters(env: &TestEnv) -> i64 {
     env.query("SELECT count(*) FROM outbox_dead_letter").await
 }
 
-/// R-REL-09: a stream that is full is nobody's fault. Nothing is counted or parked, the log is held,
+/// A stream that is full is nobody's fault. Nothing is counted or parked, the log is held,
 /// and it goes on by itself.
 // proves: G-DEAD-2
 #[tokio::test(flavor = "multi_thread")]
@@ -55,7 +55,7 @@ async fn a_full_stream_holds_everything_and_consumes_no_attempt() {
     assert_eq!(env.stored_ids().await, ids);
 }
 
-/// R-REL-03, R-REL-05, R-REL-09: nobody takes the events until there is a stream again.
+/// Nobody takes the events until there is a stream again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_deleted_under_a_relay_costs_no_event_that_it_had_not_acknowledged() {
     let env = TestEnv::new().await;
@@ -86,7 +86,7 @@ async fn a_stream_deleted_under_a_relay_costs_no_event_that_it_had_not_acknowled
     assert_eq!(env.epochs().await, 1, "it goes on with its slot");
 }
 
-/// R-REL-03, R-REL-05: deleted amid many messages, some of which it had acknowledged.
+/// Deleted amid many messages, some of which it had acknowledged.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_deleted_under_load_costs_only_what_it_held() {
     let env = TestEnv::new().await;
@@ -113,7 +113,7 @@ async fn a_stream_deleted_under_load_costs_only_what_it_held() {
     assert_eq!(marks, expected.collect::<Vec<_>>());
 }
 
-/// R-REL-09: while the breaker is open nothing is tried; the connection that comes back closes it.
+/// While the breaker is open nothing is tried; the connection that comes back closes it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broker_that_comes_back_is_tried_at_once_however_long_it_was_away() {
     let mut env = TestEnv::new().await;
@@ -135,7 +135,7 @@ async fn a_broker_that_comes_back_is_tried_at_once_however_long_it_was_away() {
     assert_eq!(env.stored_ids().await, ids);
 }
 
-/// R-REL-09: no stream takes the subject. Attempts are written down, nothing overtakes it, and when
+/// No stream takes the subject. Attempts are written down, nothing overtakes it, and when
 /// the stream takes it, it goes.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_subject_that_the_stream_takes_in_time_costs_only_time() {
@@ -161,7 +161,7 @@ async fn a_subject_that_the_stream_takes_in_time_costs_only_time() {
     assert_eq!(env.query::<i64>(left).await, 0);
 }
 
-/// R-REL-09, R-REL-10: attempts run out, and a subject holds the others up once, not event by event.
+/// Attempts run out, and a subject holds the others up once, not event by event.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_subject_that_nobody_takes_holds_the_stream_up_once() {
     let mut env = TestEnv::new().await;
@@ -180,7 +180,7 @@ async fn a_subject_that_nobody_takes_holds_the_stream_up_once() {
     assert_eq!(env.query::<i32>(attempts).await, 4);
 }
 
-/// R-REL-09: the broker does not answer a message that may not be published, and says so elsewhere.
+/// The broker does not answer a message that may not be published, and says so elsewhere.
 // proves: G-DEAD-1
 #[tokio::test(flavor = "multi_thread")]
 async fn a_subject_that_may_not_be_published_is_parked_and_the_others_go() {

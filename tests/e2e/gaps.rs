@@ -18,7 +18,6 @@ async fn env() -> (TestEnv, Vec<uuid::Uuid>) {
     (env, ids)
 }
 
-/// R-REL-01, R-REL-07
 #[tokio::test(flavor = "multi_thread")]
 async fn a_publication_that_lacked_the_table_for_a_while_costs_no_event() {
     let (env, mut expected) = env().await;
@@ -32,7 +31,7 @@ async fn a_publication_that_lacked_the_table_for_a_while_costs_no_event() {
     assert_eq!(env.stored_ids().await, expected);
 }
 
-/// R-REL-01, R-REL-07: faster than the relay looks at it.
+/// Faster than the relay looks at it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_publication_changed_and_changed_back_beside_a_relay_costs_no_event() {
     let (env, mut expected) = env().await;
@@ -52,7 +51,7 @@ async fn a_publication_changed_and_changed_back_beside_a_relay_costs_no_event() 
     assert_eq!(stored, expected);
 }
 
-/// R-REL-01, R-REL-07, R-REL-12: after a clean stop, and after a crash.
+/// After a clean stop, and after a crash.
 // proves: G-LOSS-3
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_replaced_by_hand_costs_no_event() {
@@ -86,7 +85,7 @@ async fn a_slot_replaced_by_hand_costs_no_event() {
     }
 }
 
-/// R-REL-01, R-REL-12: a position that no relay confirmed.
+/// A position that no relay confirmed.
 // proves: G-LOSS-3
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_advanced_by_hand_costs_no_event() {
@@ -105,7 +104,7 @@ async fn a_slot_advanced_by_hand_costs_no_event() {
     assert_eq!(told["slot"]["created_because"], reason, "{told}");
 }
 
-/// R-REL-01, R-REL-13: between looking at the slot and reading it, a relay is held up.
+/// Between looking at the slot and reading it, a relay is held up.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_created_anew_behind_a_slow_relays_back_costs_no_event() {
     let mut env = TestEnv::proxied().await;
@@ -125,7 +124,7 @@ async fn a_slot_created_anew_behind_a_slow_relays_back_costs_no_event() {
     assert_eq!(env.stored_ids().await, expected);
 }
 
-/// R-OUT-01: slots are the cluster's, outboxes are the databases'.
+/// Slots are the cluster's, outboxes are the databases'.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_slot_of_another_database_is_not_stood_by_for() {
     let (mut env, _) = env().await;
@@ -139,7 +138,7 @@ async fn the_slot_of_another_database_is_not_stood_by_for() {
     assert!(setup.log().contains("postgres.slot"), "{}", setup.log());
 }
 
-/// R-REL-06, R-REL-12: as after an upgrade, or where a copy takes over. The marks of what was published
+/// As after an upgrade, or where a copy takes over. The marks of what was published
 /// before waited when the relay was killed.
 #[tokio::test(flavor = "multi_thread")]
 async fn another_cluster_with_marks_that_are_missing_publishes_nothing_twice() {
@@ -171,7 +170,7 @@ async fn another_cluster_with_marks_that_are_missing_publishes_nothing_twice() {
     assert_eq!(env.stored_ids().await, ids);
 }
 
-/// R-REL-05, R-REL-07: a commit that the log has, and nobody sees before a synchronous standby has it, is
+/// A commit that the log has, and nobody sees before a synchronous standby has it, is
 /// older than the slot. Newer events of its aggregate wait for it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_commit_older_than_the_slot_that_waits_for_a_standby_comes_before_newer_ones() {

@@ -87,21 +87,20 @@ async fn relay_beside_another_writer(nats: NatsOptions) {
     assert_eq!(by_aggregate(stored.into_iter()), by_aggregate(expected.into_iter()));
 }
 
-/// R-REL-05, R-REL-06, DESIGN 4
 // proves: G-ORDER-2
 #[tokio::test(flavor = "multi_thread")]
 async fn a_keyed_relay_beside_another_writer_keeps_each_aggregates_order() {
     relay_beside_another_writer(NatsOptions::default()).await;
 }
 
-/// R-REL-05, DESIGN 13: the oldest broker that is not refused, and fenced mode configured.
+/// The oldest broker that is not refused, and fenced mode configured.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_keyed_relay_works_with_an_old_broker() {
     let version = Some("2.11.11".into());
     relay_beside_another_writer(NatsOptions { version, ..NatsOptions::default() }).await;
 }
 
-/// R-REL-05: fenced mode is configured, and an older broker has no batches.
+/// Fenced mode is configured, and an older broker has no batches.
 #[tokio::test(flavor = "multi_thread")]
 async fn on_a_broker_without_batches_a_relay_works_in_keyed_mode_by_itself() {
     let nats = NatsOptions { version: Some("2.11.11".into()), ..NatsOptions::default() };

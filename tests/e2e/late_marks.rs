@@ -26,7 +26,6 @@ async fn stop_first(env: &TestEnv) -> (Pid, Vec<Uuid>) {
 
 const SECOND: &str = "tailpost marks 2";
 
-/// R-REL-06
 #[tokio::test(flavor = "multi_thread")]
 async fn marks_that_are_late_are_written_over_a_second_connection_until_they_are_not() {
     const ROWS: i32 = 40_000;
@@ -48,7 +47,7 @@ async fn marks_that_are_late_are_written_over_a_second_connection_until_they_are
     until(DEADLINE, "the second is closed", async || env.query::<i64>(&open).await == 0).await;
 }
 
-/// R-REL-06: when the table was analysed last, no row waited. (Asked plainly, PostgreSQL then looks at
+/// When the table was analysed last, no row waited. (Asked plainly, PostgreSQL then looks at
 /// all that wait for each row that is to be marked.)
 #[tokio::test(flavor = "multi_thread")]
 async fn marks_are_quick_also_where_the_planner_expects_no_backlog() {
@@ -69,7 +68,7 @@ async fn marks_are_quick_also_where_the_planner_expects_no_backlog() {
     assert!(!relay.log().contains("left rows to be marked later"), "{}", relay.log());
 }
 
-/// R-REL-06: what is lost with the second connection is what was on its way over it.
+/// What is lost with the second connection is what was on its way over it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_connection_that_breaks_takes_few_marks_with_it() {
     const ROWS: i32 = 60_000;
@@ -103,7 +102,7 @@ async fn a_second_connection_that_breaks_takes_few_marks_with_it() {
     assert_eq!(env.stored_ids().await, ids);
 }
 
-/// R-REL-06, R-REL-07: rows that nobody should have left unmarked are looked for once an hour, whoever
+/// Rows that nobody should have left unmarked are looked for once an hour, whoever
 /// does it and however often relays are started.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_whole_table_is_looked_at_when_that_is_due_and_not_when_the_relay_was_started() {

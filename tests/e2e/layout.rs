@@ -28,7 +28,7 @@ async fn fillfactor(env: &TestEnv) -> String {
     env.query(sql).await
 }
 
-/// R-OUT-01, R-REL-06: `setup` makes the indexes that `relay.mark` needs, also of a table that was made
+/// `setup` makes the indexes that `relay.mark` needs, also of a table that was made
 /// for another word, and names the statement that drops what has no use any more.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_table_gets_the_indexes_that_its_mark_needs() {
@@ -61,7 +61,7 @@ async fn a_table_gets_the_indexes_that_its_mark_needs() {
     }
 }
 
-/// R-OUT-02: a table that an application has made, with a column of another name.
+/// A table that an application has made, with a column of another name.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_table_of_an_application_is_made_lean() {
     let mut env = TestEnv::new().await;
@@ -84,7 +84,7 @@ async fn a_table_of_an_application_is_made_lean() {
     assert_eq!(env.stored_ids().await, [old, new].concat());
 }
 
-/// R-OUT-01: as an administrator would.
+/// As an administrator would.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_printed_plan_of_a_lean_table_runs_twice() {
     let mut env = TestEnv::new().await;
@@ -119,7 +119,7 @@ async fn by_hand(env: &TestEnv) {
     .await;
 }
 
-/// R-REL-02, R-REL-06, R-REL-07, R-REL-12: everything that looks for rows finds them.
+/// Everything that looks for rows finds them.
 #[tokio::test(flavor = "multi_thread")]
 async fn by_transaction_alone_nothing_is_lost_or_doubled_when_marks_and_the_slot_are() {
     let mut env = env("row").await;
@@ -201,7 +201,7 @@ async fn reads_no_whole_table(env: &TestEnv, _relay: &Relay) {
     assert_eq!(env.query::<i64>(whole).await, before, "the whole table was read");
 }
 
-/// R-REL-06: a look every few seconds must not read a table of millions of rows.
+/// A look every few seconds must not read a table of millions of rows.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_an_index_of_unmarked_rows_the_table_is_not_read_again_and_again() {
     for mark in ["row", "lean"] {

@@ -26,7 +26,7 @@ async fn assert_stored(env: &TestEnv, expected: &[Uuid]) {
     assert_eq!(stored.len(), expected.len());
 }
 
-/// R-REL-11, R-REL-05: a huge transaction, and a relay that dies in its middle.
+/// A huge transaction, and a relay that dies in its middle.
 // proves: G-MEM-1
 #[tokio::test(flavor = "multi_thread")]
 async fn a_huge_transaction_passes_in_little_memory_also_when_interrupted() {
@@ -48,7 +48,7 @@ async fn a_huge_transaction_passes_in_little_memory_also_when_interrupted() {
     assert_bounded(&relay);
 }
 
-/// R-REL-11: what waits outside of the window counts as well, on the way in and while the stream's
+/// What waits outside of the window counts as well, on the way in and while the stream's
 /// end is read.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_of_a_megabyte_pass_in_little_memory_also_while_the_broker_is_away() {
@@ -92,7 +92,7 @@ async fn rows_of_a_megabyte_pass_in_little_memory_also_while_the_broker_is_away(
     assert_bounded(&relay);
 }
 
-/// R-REL-11, R-REL-07: rows from before the slot, while newer ones wait behind them.
+/// Rows from before the slot, while newer ones wait behind them.
 // proves: G-MEM-1
 #[tokio::test(flavor = "multi_thread")]
 async fn a_large_backlog_passes_in_little_memory() {
@@ -107,7 +107,7 @@ async fn a_large_backlog_passes_in_little_memory() {
     assert_bounded(&relay);
 }
 
-/// R-REL-11: many rows that are large, also those that a broker at rest leaves waiting.
+/// Many rows that are large, also those that a broker at rest leaves waiting.
 // proves: G-MEM-1
 #[tokio::test(flavor = "multi_thread")]
 async fn large_payloads_wait_in_little_memory() {
@@ -134,7 +134,7 @@ async fn large_payloads_wait_in_little_memory() {
     assert_bounded(&relay);
 }
 
-/// R-REL-04, R-REL-11: what is rolled back costs nothing behind PostgreSQL.
+/// What is rolled back costs nothing behind PostgreSQL.
 // proves: G-COMMIT-1
 #[tokio::test(flavor = "multi_thread")]
 async fn a_huge_transaction_that_is_rolled_back_brings_nothing() {
@@ -155,7 +155,7 @@ async fn a_huge_transaction_that_is_rolled_back_brings_nothing() {
     assert_bounded(&relay);
 }
 
-/// R-REL-11, R-DLQ-01: events that nobody mended for a long time.
+/// Events that nobody mended for a long time.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_great_many_dead_letters_take_little_memory_and_can_be_listed() {
     let mut env = TestEnv::new().await;

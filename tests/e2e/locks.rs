@@ -30,7 +30,7 @@ async fn env() -> TestEnv {
     env
 }
 
-/// R-REL-06, R-REL-07, R-REL-13: the row is older than the slot. Killed and started again meanwhile,
+/// The row is older than the slot. Killed and started again meanwhile,
 /// the relay knows that it has published it.
 // proves: G-LOCK-1
 #[tokio::test(flavor = "multi_thread")]
@@ -67,7 +67,7 @@ async fn a_locked_row_older_than_the_slot_holds_nobody_up_and_is_not_published_t
     env.assert_exact(&written).await;
 }
 
-/// R-REL-06, R-REL-10: rows of the log's are locked when their marks are due, one of them when it is to
+/// Rows of the log's are locked when their marks are due, one of them when it is to
 /// be parked. The watermark passes them.
 // proves: G-LOCK-1
 #[tokio::test(flavor = "multi_thread")]
@@ -119,7 +119,7 @@ async fn locked_rows_of_the_log_delay_no_other_mark_and_no_watermark() {
     assert_eq!(env.query::<i64>(parked).await, 1);
 }
 
-/// R-REL-01: nobody's events wait for what the relay writes beside them, and nothing waits for long on
+/// Nobody's events wait for what the relay writes beside them, and nothing waits for long on
 /// the server.
 // proves: G-LOCK-1
 #[tokio::test(flavor = "multi_thread")]
@@ -163,7 +163,7 @@ async fn locked_tables_stop_no_event_and_no_session() {
     assert!(!relay.log().contains("starting anew"), "{}", relay.log());
 }
 
-/// R-REL-07, R-REL-01: a scan that waits for the broker keeps nobody from the table.
+/// A scan that waits for the broker keeps nobody from the table.
 // proves: G-LOCK-2
 #[tokio::test(flavor = "multi_thread")]
 async fn a_table_can_be_altered_while_a_scan_waits_for_the_broker() {
@@ -187,7 +187,7 @@ async fn a_table_can_be_altered_while_a_scan_waits_for_the_broker() {
     assert_eq!(env.stored_ids().await, expected);
 }
 
-/// R-REL-07: nor one that the broker keeps waiting a little, again and again.
+/// Nor one that the broker keeps waiting a little, again and again.
 // proves: G-LOCK-2
 #[tokio::test(flavor = "multi_thread")]
 async fn a_table_can_be_altered_while_a_scan_goes_on_slowly() {
@@ -227,7 +227,7 @@ async fn a_locked_table_of_dead_letters_holds_no_request_for_long() {
     assert!(told.starts_with("HTTP/1.1 200"), "{told}");
 }
 
-/// R-REL-01, R-DLQ-02: where parking blocks an aggregate, the log waits for each look at the dead letters;
+/// Where parking blocks an aggregate, the log waits for each look at the dead letters;
 /// but not for who has them locked.
 #[tokio::test(flavor = "multi_thread")]
 async fn locked_dead_letters_hold_up_no_event_of_other_aggregates() {

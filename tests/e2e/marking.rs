@@ -82,7 +82,6 @@ async fn killed_in_mid_drain(env: &mut TestEnv) -> Vec<Uuid> {
     ids
 }
 
-/// R-REL-02, R-REL-03, R-REL-05, R-REL-06
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_in_mid_drain_a_watermark_says_of_every_row_that_it_is_published() {
     let mut env = env("lean").await;
@@ -105,7 +104,6 @@ async fn killed_in_mid_drain_a_watermark_says_of_every_row_that_it_is_published(
     assert!(told["oldest_unpublished_seconds"].as_f64().is_some_and(|it| it < 60.0), "{told}");
 }
 
-/// R-REL-02, R-REL-03, R-REL-05, R-REL-06
 // proves: G-MARK-1
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_in_mid_drain_every_published_row_is_deleted_and_no_other() {
@@ -121,7 +119,7 @@ async fn killed_in_mid_drain_every_published_row_is_deleted_and_no_other() {
     assert_eq!(backlog(&env).await["unpublished"], 3);
 }
 
-/// R-REL-02, R-REL-06, R-REL-12: of what was stored a part is covered by the last watermark (or marked),
+/// Of what was stored a part is covered by the last watermark (or marked),
 /// and the stream has forgotten it; a part is not; and behind it there is the gap.
 async fn loses_its_slot(mark: &str) {
     let mut env = env(mark).await;
@@ -166,19 +164,17 @@ async fn loses_its_slot(mark: &str) {
     assert_eq!(env.stored_ids().await, ids);
 }
 
-/// R-REL-02, R-REL-06, R-REL-12
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_slot_publishes_nothing_twice_though_no_row_is_marked() {
     loses_its_slot("lean").await;
 }
 
-/// R-REL-02, R-REL-06, R-REL-12
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_slot_publishes_nothing_twice_though_rows_are_to_be_deleted() {
     loses_its_slot("delete").await;
 }
 
-/// R-REL-02, R-REL-06: also where the last of them was killed.
+/// Also where the last of them was killed.
 #[tokio::test(flavor = "multi_thread")]
 async fn how_rows_are_marked_may_change_between_runs() {
     let mut env = env("row").await;
@@ -241,7 +237,7 @@ async fn how_rows_are_marked_may_change_between_runs() {
     assert!(!relay.log().contains("without passing the log"), "{}", relay.log());
 }
 
-/// R-REL-06: nothing tells where in the stream they were, and they are deleted nevertheless.
+/// Nothing tells where in the stream they were, and they are deleted nevertheless.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_whose_messages_were_purged_are_deleted_and_not_published_again() {
     let mut env = env("delete").await;
@@ -259,7 +255,7 @@ async fn rows_whose_messages_were_purged_are_deleted_and_not_published_again() {
     assert_eq!(env.stored_count().await, 0);
 }
 
-/// R-DLQ-03, R-REL-10: parked, found, mended, published, and then the row says so, or is gone.
+/// Parked, found, mended, published, and then the row says so, or is gone.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dead_letter_stays_until_it_is_requeued_however_rows_are_marked() {
     for mark in MARKS {
@@ -297,7 +293,6 @@ async fn a_dead_letter_stays_until_it_is_requeued_however_rows_are_marked() {
     }
 }
 
-/// R-REL-16
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_that_a_route_drops_are_done_with_however_rows_are_marked() {
     for mark in MARKS {
@@ -325,7 +320,7 @@ async fn rows_that_a_route_drops_are_done_with_however_rows_are_marked() {
     }
 }
 
-/// R-REL-06: it ends when everything says that it is published.
+/// It ends when everything says that it is published.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_drain_ends_when_all_that_it_published_is_known_to_be() {
     for mark in MARKS {
@@ -351,7 +346,7 @@ async fn a_drain_ends_when_all_that_it_published_is_known_to_be() {
     }
 }
 
-/// R-REL-08: claims are marked as they are given back; without a mark nothing tells.
+/// Claims are marked as they are given back; without a mark nothing tells.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_the_log_rows_are_marked_or_deleted_but_not_by_a_watermark() {
     let mut env = env("lean").await;
@@ -385,7 +380,7 @@ const MARK_ALL: &str = "
     WHERE status.id = event.id AND status.status = 'PUBLISHED' AND event.published_at IS NULL;
     DELETE FROM tailpost_published;";
 
-/// R-REL-12: of a copy that another cluster has, transaction numbers say nothing.
+/// Of a copy that another cluster has, transaction numbers say nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_watermark_said_is_not_forgotten_in_a_copy_of_the_database() {
     let env = env("lean").await;
@@ -410,7 +405,7 @@ async fn what_a_watermark_said_is_not_forgotten_in_a_copy_of_the_database() {
     assert_eq!(env.stored_ids().await, ids);
 }
 
-/// R-OUT-08: a relay that lacks the index says what makes it.
+/// A relay that lacks the index says what makes it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_watermark_needs_what_setup_makes() {
     let mut env = env("row").await;
@@ -424,7 +419,7 @@ async fn a_watermark_needs_what_setup_makes() {
     env.ends_with(0, &["relay", "--once"]).await;
 }
 
-/// R-OUT-08: an index that was left half made.
+/// An index that was left half made.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_index_that_cannot_be_used_is_named_with_what_mends_it() {
     let mut env = env("row").await;
@@ -441,7 +436,7 @@ async fn an_index_that_cannot_be_used_is_named_with_what_mends_it() {
     env.ends_with(0, &["relay", "--once"]).await;
 }
 
-/// R-REL-06, R-REL-12: what a relay believes that lost its slot does not count.
+/// What a relay believes that lost its slot does not count.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_watermark_of_another_slot_says_nothing() {
     let env = env("lean").await;

@@ -21,7 +21,7 @@ async fn emit(env: &TestEnv, headers: &str) -> Uuid {
     .await
 }
 
-/// R-DLQ-02, R-DLQ-03: parked, its followers behind it, mended, and all come in order.
+/// Parked, its followers behind it, mended, and all come in order.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dead_letter_of_a_partitioned_outbox_blocks_its_aggregate_and_is_requeued() {
     let env = env("block_key").await;
@@ -42,7 +42,7 @@ async fn a_dead_letter_of_a_partitioned_outbox_blocks_its_aggregate_and_is_reque
     assert_eq!(env.query::<i64>(dead).await, 0);
 }
 
-/// R-REL-06: PostgreSQL decodes an UPDATE that moves a row to another partition as an INSERT.
+/// PostgreSQL decodes an UPDATE that moves a row to another partition as an INSERT.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_that_moves_to_another_partition_is_not_published_again() {
     let mut env = env("skip").await;

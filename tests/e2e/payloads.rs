@@ -22,7 +22,6 @@ async fn insert(env: &TestEnv, aggregate_type: &str, payload: &str) -> Uuid {
     .await
 }
 
-/// R-OUT-01, R-REL-07, R-REL-10
 #[tokio::test(flavor = "multi_thread")]
 async fn json_text_and_bytes_are_relayed_and_parked_as_they_are() {
     for (payload_type, payload, bytes, emits) in [
@@ -59,7 +58,6 @@ async fn json_text_and_bytes_are_relayed_and_parked_as_they_are() {
     }
 }
 
-/// R-REL-10, DESIGN 11
 #[tokio::test(flavor = "multi_thread")]
 async fn dead_letters_that_could_not_keep_the_payload_are_noticed_before_they_are_needed() {
     let env = TestEnv::new().await;

@@ -39,7 +39,6 @@ async fn dead_letters(env: &TestEnv) -> Vec<(Uuid, String)> {
     rows.iter().map(|row| (row.get(0), row.get(1))).collect()
 }
 
-/// R-REL-10, R-REL-09, R-REL-03, R-OUT-05
 // proves: G-DEAD-1
 #[tokio::test(flavor = "multi_thread")]
 async fn a_payload_over_the_brokers_limit_is_parked_and_the_others_stay_in_order() {
@@ -70,7 +69,7 @@ async fn a_payload_over_the_brokers_limit_is_parked_and_the_others_stay_in_order
     assert_eq!(json["outbox"]["unpublished"], 0);
 }
 
-/// R-REL-10: once the slot is confirmed, a dead letter is all that is left of its event's turn.
+/// Once the slot is confirmed, a dead letter is all that is left of its event's turn.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_event_is_parked_durably_where_commits_do_not_wait_for_the_disk() {
     let env = with_small_payloads().await;
@@ -97,7 +96,6 @@ async fn an_event_is_parked_durably_where_commits_do_not_wait_for_the_disk() {
     assert_eq!(env.query::<String>("SELECT min(durable) FROM how").await, "on");
 }
 
-/// R-REL-10, R-REL-09
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_over_the_streams_limit_is_parked_and_the_others_stay_in_order() {
     let env = TestEnv::new().await;
@@ -115,7 +113,7 @@ async fn a_message_over_the_streams_limit_is_parked_and_the_others_stay_in_order
     assert!(reasons.iter().all(|it| it.contains("message size exceeds maximum")), "{reasons:?}");
 }
 
-/// R-REL-10, R-REL-09, R-DLQ-03: headers beyond what the broker takes. Mended, the event is published
+/// Headers beyond what the broker takes. Mended, the event is published
 /// within the duplicate window: the broker does not take its id for one that it has.
 #[tokio::test(flavor = "multi_thread")]
 async fn headers_over_the_brokers_limit_are_parked_and_published_once_mended() {
@@ -149,7 +147,7 @@ async fn headers_over_the_brokers_limit_are_parked_and_published_once_mended() {
     assert_eq!(env.stored_ids().await, expected);
 }
 
-/// R-REL-10, R-REL-09, R-DLQ-03: the stream's limits change under a relay, which does not know: the
+/// The stream's limits change under a relay, which does not know: the
 /// broker says so. It does not take the id of what it refused for one that it has.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_the_broker_refuses_for_good_is_parked_and_published_once_the_stream_takes_it() {
@@ -176,7 +174,7 @@ async fn what_the_broker_refuses_for_good_is_parked_and_published_once_the_strea
     assert_eq!(env.stored_ids().await.last(), Some(&poison[0]));
 }
 
-/// R-REL-10, R-REL-06, R-REL-03: two relays park the same events, the first killed meanwhile.
+/// Two relays park the same events, the first killed meanwhile.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_kill_while_an_event_is_parked_leaves_one_dead_letter_and_no_message() {
     let env = with_small_payloads().await;
@@ -232,7 +230,7 @@ async fn unread(env: &TestEnv, backend: Pid) -> usize {
     usize::from_str_radix(&queue, 16).expect("a number of bytes")
 }
 
-/// R-REL-06, R-REL-10, R-REL-13: what a relay sent before it died is executed when its successor has
+/// What a relay sent before it died is executed when its successor has
 /// published the event, which the stream takes by then. No row is left to say so.
 // proves: G-ONCE-2
 #[tokio::test(flavor = "multi_thread")]
@@ -268,7 +266,7 @@ async fn a_late_park_makes_no_dead_letter_of_what_the_successor_published() {
     assert_eq!(dead, parked);
 }
 
-/// R-REL-06: dead letters cost nothing once their rows are seen to be gone.
+/// Dead letters cost nothing once their rows are seen to be gone.
 #[tokio::test(flavor = "multi_thread")]
 async fn watermarks_do_not_look_for_the_row_of_each_dead_letter_again_and_again() {
     const PROBES: &str = "SELECT (seq_scan + coalesce(idx_scan, 0))::BIGINT

@@ -49,7 +49,6 @@ async fn assert_exact(env: &TestEnv, load: Load) {
     assert_eq!(parked, 0, "events were parked");
 }
 
-/// R-REL-08
 #[tokio::test(flavor = "multi_thread")]
 async fn without_logical_decoding_events_are_published_in_order_and_poison_is_parked() {
     let env = env().await;
@@ -72,7 +71,7 @@ async fn without_logical_decoding_events_are_published_in_order_and_poison_is_pa
     env.ends_with(0, &["status"]).await;
 }
 
-/// R-REL-08: the other modes say what is missing. It does not come by waiting.
+/// The other modes say what is missing. It does not come by waiting.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_logical_decoding_the_live_relay_says_what_to_change() {
     let mut env = env().await;
@@ -97,7 +96,7 @@ async fn without_logical_decoding_the_live_relay_says_what_to_change() {
     env.setup().await;
 }
 
-/// R-REL-08: also with claims in small pieces, so that nodes meet at the same aggregates.
+/// Also with claims in small pieces, so that nodes meet at the same aggregates.
 // proves: G-ORDER-2
 #[tokio::test(flavor = "multi_thread")]
 async fn nodes_side_by_side_double_nothing_and_keep_order_when_one_is_killed() {
@@ -124,7 +123,6 @@ async fn nodes_side_by_side_double_nothing_and_keep_order_when_one_is_killed() {
     assert_exact(&env, load).await;
 }
 
-/// R-REL-08, R-REL-09
 // proves: G-DEAD-2
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broker_outage_consumes_no_attempts_and_costs_nothing() {
@@ -143,7 +141,7 @@ async fn a_broker_outage_consumes_no_attempts_and_costs_nothing() {
     assert_exact(&env, load).await;
 }
 
-/// R-REL-08: the server goes away with all claims.
+/// The server goes away with all claims.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_database_restart_costs_nothing() {
     let mut env = env().await;
@@ -162,7 +160,7 @@ async fn a_database_restart_costs_nothing() {
     assert_exact(&env, load).await;
 }
 
-/// R-REL-08: claims that wait for the broker keep nobody from the table, and vacuum neither.
+/// Claims that wait for the broker keep nobody from the table, and vacuum neither.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_table_can_be_altered_while_claims_wait_for_the_broker() {
     let mut env = env().await;
@@ -181,7 +179,7 @@ async fn a_table_can_be_altered_while_claims_wait_for_the_broker() {
     assert_exact(&env, load).await;
 }
 
-/// R-REL-08: a locked row holds up its aggregate's later events, and nothing else.
+/// A locked row holds up its aggregate's later events, and nothing else.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_locked_row_stops_no_poll() {
     let env = env().await;
@@ -204,7 +202,7 @@ async fn a_locked_row_stops_no_poll() {
     assert_ordered(&env).await;
 }
 
-/// R-REL-08: the relay that had the rows published them and ended before it marked them. When another
+/// The relay that had the rows published them and ended before it marked them. When another
 /// one claims them, the broker has forgotten their ids, and that relay's reading is older.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_another_relay_published_long_ago_is_not_published_again() {

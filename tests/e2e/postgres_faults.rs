@@ -12,7 +12,7 @@ async fn env() -> TestEnv {
     env
 }
 
-/// R-REL-02, R-REL-03, R-REL-06: what was confirmed or marked may be forgotten by the crash.
+/// What was confirmed or marked may be forgotten by the crash.
 // proves: G-LOSS-2
 #[tokio::test(flavor = "multi_thread")]
 async fn postgres_killed_and_restarted_under_load_costs_nothing() {
@@ -29,7 +29,6 @@ async fn postgres_killed_and_restarted_under_load_costs_nothing() {
     assert_eq!(env.epochs().await, 1, "no relay took its own slot for another one");
 }
 
-/// R-REL-02, R-REL-06.
 #[tokio::test(flavor = "multi_thread")]
 async fn postgres_restarted_in_good_order_under_load_costs_nothing() {
     let mut env = env().await;
@@ -69,7 +68,7 @@ async fn postgres_stops_within_seconds_while_the_broker_is_down() {
     assert_eq!(env.stored_ids().await, ids);
 }
 
-/// R-REL-02, R-REL-05, R-REL-06: nobody says that the network is gone.
+/// Nobody says that the network is gone.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_half_open_network_to_postgres_is_recovered_from_by_itself() {
     let mut env = env().await;
@@ -85,7 +84,7 @@ async fn a_half_open_network_to_postgres_is_recovered_from_by_itself() {
     env.finish(load).await;
 }
 
-/// R-REL-02, R-REL-06: nothing but silence, for as long as the relay takes to find that suspicious.
+/// Nothing but silence, for as long as the relay takes to find that suspicious.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_postgres_that_falls_silent_is_left_and_come_back_to() {
     let mut env = env().await;
@@ -103,7 +102,6 @@ async fn a_postgres_that_falls_silent_is_left_and_come_back_to() {
     env.finish(load).await;
 }
 
-/// R-REL-02, R-REL-05, R-REL-06.
 // proves: G-LOSS-2
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flapping_network_to_postgres_costs_nothing() {

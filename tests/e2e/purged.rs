@@ -100,14 +100,14 @@ async fn survives_purges(mut env: TestEnv, seed: u64, keep: &[u64]) {
     history.assert_each_once(&env).await;
 }
 
-/// R-REL-05, R-REL-06: all messages are gone, or all but the newest.
+/// All messages are gone, or all but the newest.
 // proves: G-ONCE-1
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_under_load_and_the_stream_purged_no_event_is_stored_twice() {
     survives_purges(env().await, 1, &[0, 0, 20, 0]).await;
 }
 
-/// R-REL-05, R-REL-06: the stream got events whose answers the relay waited for in vain until it
+/// The stream got events whose answers the relay waited for in vain until it
 /// ended.
 // proves: G-ONCE-1
 #[tokio::test(flavor = "multi_thread")]
@@ -134,7 +134,7 @@ async fn stopped_without_an_answer_and_the_stream_purged_no_event_is_stored_twic
     history.assert_each_once(&env).await;
 }
 
-/// R-REL-05, R-REL-06: no mark says anything of what was published.
+/// No mark says anything of what was published.
 // proves: G-ONCE-1
 #[tokio::test(flavor = "multi_thread")]
 async fn without_marks_a_purge_makes_no_event_be_stored_twice() {
@@ -146,7 +146,7 @@ async fn without_marks_a_purge_makes_no_event_be_stored_twice() {
     }
 }
 
-/// R-REL-05, R-REL-06: messages go from within the stream: by subject, by age, all but the newest of
+/// Messages go from within the stream: by subject, by age, all but the newest of
 /// each subject. The others stay.
 // proves: G-ONCE-1
 #[tokio::test(flavor = "multi_thread")]
@@ -172,7 +172,7 @@ async fn messages_removed_from_within_the_stream_make_no_event_be_stored_twice()
     history.assert_each_once(&env).await;
 }
 
-/// R-REL-01: others' messages are not taken for events, whether they are there or gone.
+/// Others' messages are not taken for events, whether they are there or gone.
 // proves: G-ONCE-1
 #[tokio::test(flavor = "multi_thread")]
 async fn foreign_messages_that_are_purged_cost_no_event() {

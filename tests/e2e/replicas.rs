@@ -99,60 +99,53 @@ async fn leader_is_paused(mode: &str, seed: u64) {
     scene.end().await;
 }
 
-/// R-REL-05, R-REL-06.
 // proves: G-ONCE-4
 #[tokio::test(flavor = "multi_thread")]
 async fn leaders_that_step_down_cost_nothing_in_fenced_mode() {
     leaders_step_down("fenced", 81).await;
 }
 
-/// R-REL-05, R-REL-06.
 #[tokio::test(flavor = "multi_thread")]
 async fn leaders_that_step_down_cost_nothing_in_keyed_mode() {
     leaders_step_down("keyed", 82).await;
 }
 
-/// R-REL-05, R-REL-06, R-REL-09.
 // proves: G-ONCE-4
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_leader_costs_nothing_in_fenced_mode() {
     leader_is_killed("fenced", 83).await;
 }
 
-/// R-REL-05, R-REL-06, R-REL-09.
 // proves: G-ONCE-4
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_leader_costs_nothing_in_keyed_mode() {
     leader_is_killed("keyed", 84).await;
 }
 
-/// R-REL-05, R-REL-06, R-REL-09.
 // proves: G-ONCE-4
 #[tokio::test(flavor = "multi_thread")]
 async fn an_isolated_leader_costs_nothing_in_fenced_mode() {
     leader_is_isolated("fenced", 85).await;
 }
 
-/// R-REL-05, R-REL-06, R-REL-09.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_isolated_leader_costs_nothing_in_keyed_mode() {
     leader_is_isolated("keyed", 86).await;
 }
 
-/// R-REL-05, R-REL-06, R-REL-09: it wakes with messages that its successor has stored long since.
+/// It wakes with messages that its successor has stored long since.
 // proves: G-ONCE-4
 #[tokio::test(flavor = "multi_thread")]
 async fn a_leader_that_was_paused_costs_nothing_in_fenced_mode() {
     leader_is_paused("fenced", 87).await;
 }
 
-/// R-REL-05, R-REL-06, R-REL-09.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_leader_that_was_paused_costs_nothing_in_keyed_mode() {
     leader_is_paused("keyed", 88).await;
 }
 
-/// R-REL-09: the server that the relay is connected to answers the client, and can do nothing.
+/// The server that the relay is connected to answers the client, and can do nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_whose_server_is_cut_off_goes_to_another() {
     let mut env = TestEnv::replicated().await;

@@ -67,7 +67,7 @@ async fn stop(relay: Relay) {
     assert!(relay.wait_exit(DEADLINE).await.success());
 }
 
-/// R-RET-01: of rows of every kind only those go that are resolved for long enough; a locked one
+/// Of rows of every kind only those go that are resolved for long enough; a locked one
 /// holds up nobody, and goes when it is free.
 // proves: G-RET-1, G-RET-2
 #[tokio::test(flavor = "multi_thread")]
@@ -125,7 +125,7 @@ async fn only_what_is_resolved_for_long_is_deleted() {
     stop(relay).await;
 }
 
-/// R-RET-01: a mark that is younger than the slot's watermark may be asked for: what the slot
+/// A mark that is younger than the slot's watermark may be asked for: what the slot
 /// brings again is judged by it.
 // proves: G-RET-1
 #[tokio::test(flavor = "multi_thread")]
@@ -160,7 +160,7 @@ async fn what_the_slot_may_bring_again_is_kept() {
     assert_eq!(env.stored_count().await, 25);
 }
 
-/// R-RET-01, R-DLQ-04: what somebody has to decide about stays, and what was decided about it.
+/// What somebody has to decide about stays, and what was decided about it.
 // proves: G-RET-3
 #[tokio::test(flavor = "multi_thread")]
 async fn dead_letters_go_when_they_are_discarded_and_not_before() {
@@ -212,7 +212,7 @@ async fn dead_letters_go_when_they_are_discarded_and_not_before() {
     stop(relay).await;
 }
 
-/// R-RET-02: two at once do not get in each other's way, and a killed one leaves nothing behind.
+/// Two at once do not get in each other's way, and a killed one leaves nothing behind.
 // proves: G-RET-2
 #[tokio::test(flavor = "multi_thread")]
 async fn one_process_at_a_time_deletes_rows() {

@@ -94,7 +94,6 @@ async fn assert_routed(env: &TestEnv, published: &[(Uuid, String)], dropped: &[U
     assert_eq!(usize::try_from(env.query::<i64>(rest).await), Ok(published.len()));
 }
 
-/// R-REL-16, R-REL-03, R-REL-05
 #[tokio::test(flavor = "multi_thread")]
 async fn routed_and_dropped_events_of_one_transaction_stay_in_order_and_are_done_with() {
     let mut env = TestEnv::new().await;
@@ -127,7 +126,7 @@ async fn routed_and_dropped_events_of_one_transaction_stay_in_order_and_are_done
     assert_eq!(env.query::<String>(marks).await, before);
 }
 
-/// R-REL-16, R-REL-02: the sweeper, which reads no row, judges as the relay did.
+/// The sweeper, which reads no row, judges as the relay did.
 #[tokio::test(flavor = "multi_thread")]
 async fn lost_marks_of_dropped_events_are_restored_as_they_were() {
     let mut env = TestEnv::new().await;
@@ -149,7 +148,6 @@ async fn lost_marks_of_dropped_events_are_restored_as_they_were() {
     assert!(!relay.log().contains("the scanner found rows"), "{}", relay.log());
 }
 
-/// R-REL-16, R-REL-07
 #[tokio::test(flavor = "multi_thread")]
 async fn the_scanner_drops_what_the_log_would_drop() {
     let mut env = TestEnv::new().await;
@@ -169,7 +167,7 @@ async fn the_scanner_drops_what_the_log_would_drop() {
     assert_routed(&env, &published, &dropped).await;
 }
 
-/// R-REL-16, R-REL-03: an outbox of which nothing is published retains no log, in either mode.
+/// An outbox of which nothing is published retains no log, in either mode.
 #[tokio::test(flavor = "multi_thread")]
 async fn where_everything_is_dropped_nothing_waits() {
     for mode in ["fenced", "keyed"] {
@@ -183,7 +181,6 @@ async fn where_everything_is_dropped_nothing_waits() {
     }
 }
 
-/// R-REL-16, DESIGN 11
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_that_lacks_a_routes_subjects_is_refused_with_what_mends_it() {
     let mut env = TestEnv::new().await;

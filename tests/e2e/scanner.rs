@@ -29,7 +29,6 @@ async fn lose_marks(env: &TestEnv, n: i64) {
     .await;
 }
 
-/// R-REL-07, R-REL-05, R-OUT-02
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_older_than_the_slot_come_by_the_scanner_once_and_before_newer_rows() {
     let mut env = env().await;
@@ -54,7 +53,7 @@ async fn rows_older_than_the_slot_come_by_the_scanner_once_and_before_newer_rows
     assert_eq!(env.stored_ids().await, expected);
 }
 
-/// R-REL-07: however many rows wait, a relay that starts does not look at all of them first.
+/// However many rows wait, a relay that starts does not look at all of them first.
 #[tokio::test(flavor = "multi_thread")]
 async fn where_nothing_is_older_than_the_slot_the_log_waits_for_no_scan() {
     let env = env().await;
@@ -75,7 +74,7 @@ async fn where_nothing_is_older_than_the_slot_the_log_waits_for_no_scan() {
     assert!(!relay.log().contains("following the log"), "it scanned first");
 }
 
-/// R-REL-06, R-REL-07: what the scanner published and could not mark is found in the stream's tail,
+/// What the scanner published and could not mark is found in the stream's tail,
 /// as long as the next session looks there before it follows a long log.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_later_scan_published_unmarked_is_not_published_again_behind_a_long_log() {
@@ -117,7 +116,6 @@ async fn what_a_later_scan_published_unmarked_is_not_published_again_behind_a_lo
     assert_eq!(env.stored_ids().await, [last, logged].concat());
 }
 
-/// R-REL-07, R-REL-06
 #[tokio::test(flavor = "multi_thread")]
 async fn the_scanner_leaves_rows_alone_that_a_lagging_log_still_brings() {
     const LOGGED: i32 = 4_000;
@@ -178,20 +176,17 @@ async fn lose_slot_and_marks(forget: &str) {
     assert_eq!(env.stored_ids().await, expected);
 }
 
-/// R-REL-07, R-REL-12, R-REL-06
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_written_while_the_slot_was_gone_are_recovered_and_nothing_comes_twice() {
     lose_slot_and_marks("").await;
 }
 
-/// R-REL-07, R-REL-12, R-REL-06
 #[tokio::test(flavor = "multi_thread")]
 async fn without_a_watermark_the_streams_tail_tells_what_was_published() {
     let forget = "UPDATE tailpost_state SET watermark_snapshot = NULL, watermark_lsn = NULL";
     lose_slot_and_marks(forget).await;
 }
 
-/// R-REL-02, R-REL-06
 // proves: G-MARK-1
 #[tokio::test(flavor = "multi_thread")]
 async fn marks_lost_in_a_crash_are_swept_and_nothing_is_published_again() {
@@ -248,14 +243,12 @@ async fn lose_many_marks(is_indexed: bool) {
     assert_eq!(env.query::<i64>(places).await, i64::from(MANY), "the stream told where they are");
 }
 
-/// R-REL-02, R-REL-06
 // proves: G-MARK-1
 #[tokio::test(flavor = "multi_thread")]
 async fn however_many_marks_were_lost_all_are_swept() {
     lose_many_marks(false).await;
 }
 
-/// R-REL-02, R-REL-06
 // proves: G-MARK-1
 #[tokio::test(flavor = "multi_thread")]
 async fn however_many_marks_were_lost_all_are_swept_by_transaction() {

@@ -26,7 +26,6 @@ fn write_until(stop: &Arc<AtomicBool>, client: tokio_postgres::Client) -> Writer
 
 type Writer = tokio::task::JoinHandle<Vec<Uuid>>;
 
-/// R-REL-14
 #[tokio::test(flavor = "multi_thread")]
 async fn columns_come_and_go_under_load_and_nothing_is_lost() {
     let mut env = TestEnv::new().await;
@@ -83,7 +82,6 @@ async fn columns_come_and_go_under_load_and_nothing_is_lost() {
     assert!(!relay.log().contains("starting anew"), "{}", relay.log());
 }
 
-/// R-REL-14, R-REL-03
 #[tokio::test(flavor = "multi_thread")]
 async fn a_required_column_that_is_missing_stops_the_relay_and_nothing_is_lost() {
     let env = TestEnv::new().await;
@@ -121,7 +119,7 @@ async fn a_required_column_that_is_missing_stops_the_relay_and_nothing_is_lost()
     until(DEADLINE, "the relay follows the log", async || mended.log().contains("following")).await;
 }
 
-/// R-OUT-01: the view keeps the types of its columns from one migration to the next.
+/// The view keeps the types of its columns from one migration to the next.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_version_may_be_a_bigint() {
     let env = TestEnv::new().await;

@@ -10,7 +10,6 @@ use async_nats::jetstream::stream::{
 };
 use support::{DEADLINE, Relay, TestEnv, until};
 
-/// DESIGN 11, R-OUT-01, R-REL-12
 // proves: G-SETUP-1
 #[tokio::test(flavor = "multi_thread")]
 async fn setup_can_run_again_also_beside_a_relay() {
@@ -71,7 +70,6 @@ async fn any_number_of_set_ups_may_begin_at_once() {
     }
 }
 
-/// DESIGN 11, R-OUT-01, R-OUT-02
 #[tokio::test(flavor = "multi_thread")]
 async fn the_printed_plan_needs_no_server_and_runs_on_an_empty_database() {
     let mut env = TestEnv::new().await;
@@ -153,7 +151,6 @@ fn unfit() -> Vec<(Config, &'static str, &'static str)> {
     ]
 }
 
-/// DESIGN 4, DESIGN 11, R-REL-06
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_that_would_lose_events_is_refused_with_what_mends_it() {
     let env = TestEnv::new().await;
@@ -178,7 +175,7 @@ async fn a_stream_that_would_lose_events_is_refused_with_what_mends_it() {
     }
 }
 
-/// R-REL-11: what only weakens is said, with what mends it.
+/// What only weakens is said, with what mends it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_that_forgets_at_its_limits_is_warned_of() {
     let env = TestEnv::new().await;
@@ -201,7 +198,6 @@ async fn a_stream_that_forgets_at_its_limits_is_warned_of() {
     }
 }
 
-/// R-REL-01, DESIGN 11
 #[tokio::test(flavor = "multi_thread")]
 async fn a_publication_that_publishes_updates_is_refused_with_what_mends_it() {
     let env = TestEnv::new().await;
@@ -220,7 +216,7 @@ async fn a_publication_that_publishes_updates_is_refused_with_what_mends_it() {
     }
 }
 
-/// R-REL-07, R-REL-12, DESIGN 5: rows that were left out of the log are not taken for published.
+/// Rows that were left out of the log are not taken for published.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_that_the_publication_left_out_come_by_the_scanner_once_it_is_mended() {
     let mut env = TestEnv::new().await;
@@ -265,7 +261,6 @@ async fn a_relay_before_setup_asks_for_it_and_a_misspelt_setting_is_refused() {
     assert!(log.to_lowercase().contains("window_events"), "no suggestion: {log}");
 }
 
-/// R-OUT-01, R-REL-07, R-REL-10
 #[tokio::test(flavor = "multi_thread")]
 async fn an_outbox_of_another_name_works_from_end_to_end() {
     let mut env = TestEnv::new().await;

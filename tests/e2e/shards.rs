@@ -73,7 +73,7 @@ async fn epochs(env: &TestEnv) -> Vec<i64> {
     env.query(sql).await
 }
 
-/// R-REL-05, R-REL-06, R-REL-07: the row filter, which decides for the log, and the scanner's statement
+/// The row filter, which decides for the log, and the scanner's statement
 /// are of one mind about every aggregate; and `--once` drains all shards.
 #[tokio::test(flavor = "multi_thread")]
 async fn filter_and_scanner_put_each_aggregate_into_the_same_shard() {
@@ -95,7 +95,6 @@ async fn filter_and_scanner_put_each_aggregate_into_the_same_shard() {
     assert_eq!(env.query::<i64>(scanned).await, ODD.len() as i64 + 100, "half came by the scanner");
 }
 
-/// R-REL-05, R-REL-06
 // proves: G-ORDER-1
 #[tokio::test(flavor = "multi_thread")]
 async fn four_shards_killed_at_any_moment_store_each_event_once_in_order() {
@@ -126,7 +125,7 @@ async fn four_shards_killed_at_any_moment_store_each_event_once_in_order() {
     assert_eq!(relay.log().matches(" stopped ").count(), 4, "each stopped by itself");
 }
 
-/// R-REL-07, R-REL-12: one shard's slot is lost; the others have nothing to do with its gap.
+/// One shard's slot is lost; the others have nothing to do with its gap.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_gap_of_one_shard_is_filled_by_that_shard_alone() {
     let env = env(3).await;
@@ -152,7 +151,7 @@ async fn a_gap_of_one_shard_is_filled_by_that_shard_alone() {
     drop(relay);
 }
 
-/// R-REL-07: what another shard's log is yet to bring is nothing to this one's sweeper, however long it
+/// What another shard's log is yet to bring is nothing to this one's sweeper, however long it
 /// takes.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_shards_sweeper_leaves_the_rows_of_others_alone() {
@@ -183,7 +182,7 @@ async fn a_shards_sweeper_leaves_the_rows_of_others_alone() {
     drop(first);
 }
 
-/// R-DLQ-03: a requeued event takes its aggregate's way.
+/// A requeued event takes its aggregate's way.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_requeued_event_is_published_by_its_own_shard() {
     let nats = NatsOptions { max_payload: Some(4_096), ..NatsOptions::default() };
@@ -282,7 +281,7 @@ async fn status_readiness_metrics_and_slots_tell_of_every_shard() {
     assert!(relay.wait_exit(DEADLINE).await.success());
 }
 
-/// R-REL-09: what an operator has to mend in one shard ends the process; what passes by itself does
+/// What an operator has to mend in one shard ends the process; what passes by itself does
 /// not.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_shards_trouble_that_passes_leaves_the_others_alone_and_other_trouble_ends_all() {
@@ -324,7 +323,7 @@ async fn draining_all_shards_drains_those_that_are_free() {
     env.wait_marked().await;
 }
 
-/// R-REL-06: a process for each shard, as on several machines.
+/// A process for each shard, as on several machines.
 #[tokio::test(flavor = "multi_thread")]
 async fn shards_run_in_processes_of_their_own() {
     let env = env(2).await;

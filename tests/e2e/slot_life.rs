@@ -41,7 +41,6 @@ async fn status(env: &TestEnv) -> serde_json::Value {
     serde_json::from_str(&json).expect("JSON")
 }
 
-/// R-REL-12, R-REL-07
 // proves: G-LOSS-3
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_whose_log_was_removed_while_no_relay_ran_is_made_anew_and_the_gap_filled() {
@@ -69,7 +68,7 @@ async fn a_slot_whose_log_was_removed_while_no_relay_ran_is_made_anew_and_the_ga
     assert!(text.contains("gap          filled from the table at"), "{text}");
 }
 
-/// R-REL-12, R-REL-07, R-REL-06: marks lag when the log goes, and the broker is away.
+/// Marks lag when the log goes, and the broker is away.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_whose_log_is_removed_under_a_relay_is_made_anew_and_nothing_comes_twice() {
     let mut env = env(TIGHT, None).await;
@@ -90,7 +89,6 @@ async fn a_slot_whose_log_is_removed_under_a_relay_is_made_anew_and_nothing_come
     assert_eq!(env.stored_ids().await, expected);
 }
 
-/// R-REL-12, R-REL-07
 // proves: G-LOSS-3
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_dropped_under_a_relay_is_made_anew_and_costs_no_event() {
@@ -122,7 +120,7 @@ async fn tally_when_marked(env: &TestEnv, written: &lab::Written) -> lab::Tally 
     env.tally(written).await
 }
 
-/// R-REL-12: PostgreSQL 18 gives up slots that nobody reads.
+/// PostgreSQL 18 gives up slots that nobody reads.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_given_up_for_idleness_is_made_anew_and_the_gap_filled() {
     let env = env(&[("idle_replication_slot_timeout", "1s")], Some(18)).await;
@@ -189,14 +187,14 @@ pub(crate) async fn fail_over(env: &mut TestEnv, standby: Postgres) -> Postgres 
     old
 }
 
-/// R-REL-12, R-REL-07, R-REL-06: the slot stays behind; its marks lagged.
+/// The slot stays behind; its marks lagged.
 // proves: G-LOSS-3
 #[tokio::test(flavor = "multi_thread")]
 async fn a_standby_promoted_without_the_slot_has_every_event_once_and_in_order() {
     fail_over_without_the_slot(None).await;
 }
 
-/// R-REL-12, R-REL-07, R-REL-06: as the above, where the standby could have had the slot.
+/// As the above, where the standby could have had the slot.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_standby_of_postgresql_18_promoted_without_the_slot_has_every_event_once_and_in_order() {
     fail_over_without_the_slot(Some(18)).await;
@@ -232,7 +230,7 @@ async fn fail_over_without_the_slot(version: Option<u32>) {
     assert_eq!(told["slot"]["created_because"], "the replication slot is gone", "{told}");
 }
 
-/// R-REL-12: PostgreSQL 17 and later take the slot along.
+/// PostgreSQL 17 and later take the slot along.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_standby_promoted_with_the_slot_goes_on_where_it_was() {
     let mut env = env(&[], Some(18)).await;
@@ -272,7 +270,7 @@ async fn a_standby_promoted_with_the_slot_goes_on_where_it_was() {
     assert_eq!(env.epochs().await, 1, "{}", relay.log());
 }
 
-/// R-REL-12: the broker takes nothing, and the primary's disk is finite.
+/// The broker takes nothing, and the primary's disk is finite.
 // proves: G-SLOT-2
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_over_its_limit_is_held_and_the_relay_says_so() {

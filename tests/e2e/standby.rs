@@ -63,19 +63,17 @@ async fn announced_before_it_is_visible(mark: &str) {
     assert_eq!(env.stored_count().await, 2);
 }
 
-/// R-REL-04, R-REL-02
 #[tokio::test(flavor = "multi_thread")]
 async fn an_event_announced_before_it_is_visible_is_published_once_and_marked_later() {
     announced_before_it_is_visible("row").await;
 }
 
-/// R-REL-04, R-REL-02
 #[tokio::test(flavor = "multi_thread")]
 async fn an_event_announced_before_it_is_visible_is_published_once_and_deleted_later() {
     announced_before_it_is_visible("delete").await;
 }
 
-/// R-REL-04, R-REL-02: rows that become visible just when their deletion has missed them are not taken
+/// Rows that become visible just when their deletion has missed them are not taken
 /// for such as the log did not bring.
 #[tokio::test(flavor = "multi_thread")]
 async fn events_that_become_visible_a_moment_after_they_were_to_be_deleted_are_published_once() {
@@ -101,13 +99,11 @@ async fn events_that_become_visible_a_moment_after_they_were_to_be_deleted_are_p
     assert_eq!(env.stored_count().await, ROUNDS);
 }
 
-/// R-REL-04, R-REL-02
 #[tokio::test(flavor = "multi_thread")]
 async fn an_event_announced_before_it_is_visible_is_covered_once_it_is() {
     announced_before_it_is_visible("lean").await;
 }
 
-/// R-REL-04, R-REL-10
 #[tokio::test(flavor = "multi_thread")]
 async fn an_event_parked_before_it_is_visible_leaves_the_outbox_later() {
     let nats = NatsOptions { max_payload: Some(2_048), ..NatsOptions::default() };

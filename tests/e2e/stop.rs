@@ -10,7 +10,6 @@ const STILL_TO_COME: &str = "
         'tailpost', NULL, NULL, 'proto_version', '1', 'publication_names', 'tailpost'
     ) WHERE get_byte(data, 0) = ascii('I')";
 
-/// R-REL-15.
 // proves: G-STOP-1
 #[tokio::test(flavor = "multi_thread")]
 async fn sigterm_and_restart_redeliver_nothing() {
@@ -33,7 +32,6 @@ async fn sigterm_and_restart_redeliver_nothing() {
     assert_eq!(env.stored_ids().await, ids);
 }
 
-/// R-REL-15.
 // proves: G-STOP-1
 #[tokio::test(flavor = "multi_thread")]
 async fn sigterm_under_load_ends_within_seconds_with_what_was_published_marked_and_confirmed() {
@@ -57,7 +55,7 @@ async fn sigterm_under_load_ends_within_seconds_with_what_was_published_marked_a
     env.finish(load).await;
 }
 
-/// R-REL-15: what the broker does not take stays in PostgreSQL.
+/// What the broker does not take stays in PostgreSQL.
 // proves: G-STOP-1
 #[tokio::test(flavor = "multi_thread")]
 async fn sigterm_while_the_broker_is_down_ends_and_loses_nothing() {

@@ -10,7 +10,7 @@ use support::{Relay, TestEnv};
 /// The relay that is active, and the one that stands by.
 type Relays = [Relay; 2];
 
-/// R-REL-02, R-REL-03, R-REL-05, R-REL-06, R-REL-13. `REPLAY_SEED=n` chooses other faults.
+/// `REPLAY_SEED=n` chooses other faults.
 // proves: G-LOSS-2
 #[tokio::test(flavor = "multi_thread")]
 async fn faults_of_all_kinds_one_upon_the_other_cost_nothing() {

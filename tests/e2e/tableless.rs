@@ -46,7 +46,7 @@ async fn verified(env: &TestEnv) -> Value {
     serde_json::from_str(&report).expect("JSON")
 }
 
-/// R-OUT-06: each transaction's events in its order, with a row or without; what is rolled back is
+/// Each transaction's events in its order, with a row or without; what is rolled back is
 /// never there.
 // proves: G-OUT-1
 #[tokio::test(flavor = "multi_thread")]
@@ -130,7 +130,7 @@ async fn what_a_message_holds_is_what_a_row_would_hold() {
     }
 }
 
-/// R-REL-05: nothing but the stream tells what was published, and the broker forgets ids at once.
+/// Nothing but the stream tells what was published, and the broker forgets ids at once.
 // proves: G-OUT-1
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_again_and_again_each_event_without_a_row_is_stored_once_in_order() {
@@ -159,7 +159,7 @@ async fn killed_again_and_again_each_event_without_a_row_is_stored_once_in_order
     verified(&env).await;
 }
 
-/// R-RPL-01: PostgreSQL's log has them as long as it is kept.
+/// PostgreSQL's log has them as long as it is kept.
 // proves: G-OUT-1
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replay_of_the_log_brings_events_without_a_row_again() {

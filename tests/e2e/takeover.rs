@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 use lab::{Direction, PostgresOptions};
 use support::{DEADLINE, TestEnv, TestEnvOptions, until};
 
-/// R-REL-13.
 // proves: G-TAKE-1
 #[tokio::test(flavor = "multi_thread")]
 async fn a_standby_takes_over_from_a_killed_relay_within_a_second_or_two() {
@@ -29,7 +28,6 @@ async fn a_standby_takes_over_from_a_killed_relay_within_a_second_or_two() {
     env.finish(load).await;
 }
 
-/// R-REL-13, R-REL-15.
 #[tokio::test(flavor = "multi_thread")]
 async fn relays_replaced_one_by_one_under_load_cost_nothing() {
     let env = TestEnv::new().await;
@@ -49,7 +47,7 @@ async fn relays_replaced_one_by_one_under_load_cost_nothing() {
     env.finish(load).await;
 }
 
-/// R-REL-06, R-REL-13: Invariant E. The first relay stops in the middle of its work, with events
+/// Invariant E. The first relay stops in the middle of its work, with events
 /// read, sent, and not yet sent; when it goes on, it believes that the slot is its own.
 // proves: G-ONCE-2
 #[tokio::test(flavor = "multi_thread")]
@@ -72,7 +70,7 @@ async fn a_paused_relay_woken_after_its_successor_took_over_writes_nothing() {
     assert!(second.exited().is_none() && first.exited().is_none(), "both are alive");
 }
 
-/// R-REL-06, R-REL-13: Invariant E. What the first relay sent before it was paused reaches the broker
+/// Invariant E. What the first relay sent before it was paused reaches the broker
 /// after its successor has published the same events, and the broker has forgotten their ids.
 // proves: G-ONCE-2
 #[tokio::test(flavor = "multi_thread")]
@@ -103,7 +101,7 @@ async fn messages_of_a_paused_relay_that_arrive_after_its_successors_are_refused
     assert_eq!(env.stored_ids().await, ids);
 }
 
-/// R-REL-13: the active relay's host is gone, and nobody says so.
+/// The active relay's host is gone, and nobody says so.
 // proves: G-TAKE-1
 #[tokio::test(flavor = "multi_thread")]
 async fn a_standby_takes_over_from_a_silently_dead_host_within_seconds() {
@@ -132,7 +130,7 @@ async fn a_standby_takes_over_from_a_silently_dead_host_within_seconds() {
     env.finish(load).await;
 }
 
-/// R-REL-13: of two relays the active one is killed, many times; each time another one comes to stand
+/// Of two relays the active one is killed, many times; each time another one comes to stand
 /// by. `TAKEOVERS` says how often.
 // proves: G-TAKE-1
 #[tokio::test(flavor = "multi_thread")]
@@ -161,7 +159,7 @@ async fn takeovers_one_after_the_other_under_load_cost_nothing() {
     assert_eq!(env.epochs().await, 1, "no relay took its own slot for another one");
 }
 
-/// R-REL-13, R-REL-06: Invariant E in keyed mode, where only the broker's memory of ids would help. The
+/// Invariant E in keyed mode, where only the broker's memory of ids would help. The
 /// first relay has an answer waiting when it is woken, and with it leave to send the next event.
 // proves: G-ONCE-2
 #[tokio::test(flavor = "multi_thread")]

@@ -20,7 +20,7 @@ async fn assert_stored(env: &TestEnv, mut expected: Vec<Uuid>) {
     assert_eq!(stored, expected);
 }
 
-/// R-REL-01, R-REL-07: nothing is logged as an insert into the outbox.
+/// Nothing is logged as an insert into the outbox.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_table_with_rows_attached_as_a_partition_is_published() {
     let env = env().await;
@@ -62,7 +62,7 @@ async fn a_table_with_rows_attached_as_a_partition_is_published() {
     assert_eq!(env.query::<i64>(placed).await, 20);
 }
 
-/// R-REL-01, R-REL-06: an older transaction's number makes a row look as if it had been missed. The
+/// An older transaction's number makes a row look as if it had been missed. The
 /// log brings it nevertheless, a moment later.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_transaction_number_written_by_the_application_does_not_publish_twice() {
@@ -86,7 +86,7 @@ async fn a_transaction_number_written_by_the_application_does_not_publish_twice(
     assert!(!relay.log().contains(SHOUT), "none was missed:\n{}", relay.log());
 }
 
-/// R-REL-01, R-REL-12: as after an upgrade, when nobody wrote down yet what was confirmed.
+/// As after an upgrade, when nobody wrote down yet what was confirmed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_replaced_before_anything_was_written_down_costs_no_event() {
     let env = env().await;
@@ -113,7 +113,7 @@ async fn a_slot_replaced_before_anything_was_written_down_costs_no_event() {
     assert_stored(&env, expected).await;
 }
 
-/// R-REL-02, R-REL-07: with old messages gone, silence of the stream proves nothing.
+/// With old messages gone, silence of the stream proves nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_whose_messages_were_purged_are_not_published_again() {
     let mut env = env().await;
@@ -134,7 +134,7 @@ async fn rows_whose_messages_were_purged_are_not_published_again() {
     assert_eq!(env.stored_count().await, 0);
 }
 
-/// R-REL-06, R-REL-07: rows that are unmarked although a sweep has covered them were published, as far
+/// Rows that are unmarked although a sweep has covered them were published, as far
 /// back in the stream as that may be.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_unmarked_by_hand_are_looked_for_in_the_whole_stream() {

@@ -87,7 +87,6 @@ fn assert_handled(handled: &Handled, versions: &[(std::ops::Range<usize>, i32)])
     assert!(by_aggregate.is_empty(), "{by_aggregate:?}");
 }
 
-/// R-OUT-07
 #[tokio::test(flavor = "multi_thread")]
 async fn consumers_move_from_one_version_to_the_next_and_miss_and_repeat_nothing() {
     let mut env = TestEnv::new().await;

@@ -36,7 +36,7 @@ async fn wait_for(env: &TestEnv, code: i32, id: Uuid, more: &[&str]) -> Value {
     said
 }
 
-/// R-RPL-03: the event that is waited for is not even committed when the waiting begins, and the mark
+/// The event that is waited for is not even committed when the waiting begins, and the mark
 /// of its row never comes.
 // proves: G-WAIT-1
 #[tokio::test(flavor = "multi_thread")]

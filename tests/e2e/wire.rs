@@ -36,7 +36,6 @@ async fn insert(client: &Client, aggregate_id: &str, headers: Option<&str>, payl
     row.expect("insert an event").get(0)
 }
 
-/// R-REL-16, R-OUT-04
 #[tokio::test(flavor = "multi_thread")]
 async fn hostile_ids_arrive_exactly_under_an_escaped_subject() {
     let mut env = TestEnv::new().await;
@@ -68,7 +67,6 @@ async fn hostile_ids_arrive_exactly_under_an_escaped_subject() {
     assert_eq!(env.query::<i64>("SELECT count(*) FROM outbox_dead_letter").await, 0);
 }
 
-/// R-REL-16, R-REL-10
 #[tokio::test(flavor = "multi_thread")]
 async fn an_event_whose_subject_would_be_too_long_is_parked_and_the_others_pass() {
     let mut env = TestEnv::new().await;
@@ -89,7 +87,7 @@ async fn an_event_whose_subject_would_be_too_long_is_parked_and_the_others_pass(
     assert!(reason.contains("255"), "does not say how long it may be: {reason}");
 }
 
-/// R-REL-16: an id of a kilobyte is no trouble where it is not part of the subject.
+/// An id of a kilobyte is no trouble where it is not part of the subject.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_long_id_travels_in_its_header() {
     let env = TestEnv::new().await;
@@ -132,7 +130,6 @@ const HARMLESS: [(&str, &[(&str, &str)]); 8] = [
     ("null", &[]),
 ];
 
-/// R-REL-17, R-REL-10
 #[tokio::test(flavor = "multi_thread")]
 async fn hostile_headers_arrive_in_a_harmless_form_and_what_is_no_object_is_parked() {
     let env = TestEnv::new().await;
@@ -176,7 +173,6 @@ fn user_headers(event: &Event) -> BTreeMap<String, String> {
     headers.unwrap_or_else(|| Ok(BTreeMap::new())).expect("an object of strings")
 }
 
-/// R-REL-17
 #[tokio::test(flavor = "multi_thread")]
 async fn payloads_arrive_byte_for_byte_as_postgresql_prints_them() {
     let env = TestEnv::new().await;

@@ -284,7 +284,6 @@ mod tests {
         assert!(message(&many, 7).bytes() > bare + 400_000, "each has an entry");
     }
 
-    /// R-INB-08.
     #[test]
     fn a_message_without_a_usable_id_is_keyed_by_its_place() {
         for headers in [&[][..], &[("Nats-Msg-Id", "not a uuid")]] {

@@ -33,7 +33,6 @@ pub(super) const WRITES: &[&str] = &[
     "tailpost_relay_last_progress_age_seconds",
 ];
 
-/// R-OPS-04
 // proves: G-ALERT-1, G-MET-2
 #[tokio::test(flavor = "multi_thread")]
 async fn alerts_about_a_broker_that_is_away_fire_and_end() {

@@ -77,7 +77,6 @@ async fn take_over(env: &mut TestEnv, watch: &Watch, args: &[&str], network: &mu
     watch.wait_written(WRITES).await;
 }
 
-/// R-OPS-04
 // proves: G-ALERT-1, G-MET-2
 #[tokio::test(flavor = "multi_thread")]
 async fn alerts_about_consumers_fire_and_end() {

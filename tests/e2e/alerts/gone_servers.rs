@@ -17,7 +17,6 @@ pub(super) const WRITES: &[&str] = &[
     "tailpost_sample_age_seconds",
 ];
 
-/// R-OPS-04
 // proves: G-ALERT-1, G-MET-2
 #[tokio::test(flavor = "multi_thread")]
 async fn alerts_about_servers_and_slots_that_are_gone_fire_and_end() {

@@ -77,7 +77,6 @@ const REFUSE_AHEAD: &str = "
         LOOP EXECUTE 'DROP TABLE ' || name; END LOOP;
     END $$";
 
-/// R-OPS-04
 // proves: G-ALERT-1, G-MET-2
 #[tokio::test(flavor = "multi_thread")]
 async fn alerts_about_what_is_neglected_fire_and_end() {

@@ -56,7 +56,6 @@ async fn take(env: &TestEnv, subject: &str) {
     jetstream.update_stream(config).await.expect("change the stream");
 }
 
-/// R-OPS-04
 // proves: G-ALERT-1, G-MET-2
 #[tokio::test(flavor = "multi_thread")]
 async fn alerts_about_odd_rows_and_messages_fire_and_end() {

@@ -58,7 +58,7 @@ fn the_dashboard_reads_only_what_is_declared() {
     }
 }
 
-/// R-OPS-04: with an outbox by day, a limit of the log, a rewind slot, a replay and a consumer.
+/// With an outbox by day, a limit of the log, a rewind slot, a replay and a consumer.
 // proves: G-ALERT-2, G-MET-2
 #[tokio::test(flavor = "multi_thread")]
 async fn every_query_of_the_dashboard_gives_a_value() {

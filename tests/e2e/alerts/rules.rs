@@ -8,7 +8,7 @@ use support::promtool;
 
 use super::{broker_away, consumers, file, gone_servers, names, neglected, odd_rows, panels};
 
-/// R-OPS-04: each rule is silent, fires and ends where it should, by its own times.
+/// Each rule is silent, fires and ends where it should, by its own times.
 // proves: G-ALERT-1
 #[test]
 fn the_rules_pass_their_unit_tests() {
@@ -21,7 +21,6 @@ fn the_rules_pass_their_unit_tests() {
     }
 }
 
-/// R-OPS-04
 // proves: G-ALERT-1
 #[test]
 fn each_alert_has_a_unit_test_a_section_and_a_scene() {
@@ -49,7 +48,7 @@ fn each_alert_has_a_unit_test_a_section_and_a_scene() {
     assert!(unknown.is_empty(), "there are no such alerts: {unknown:?}");
 }
 
-/// R-OPS-04: each metric that is declared is written by something that happens in a scene.
+/// Each metric that is declared is written by something that happens in a scene.
 // proves: G-MET-2
 #[test]
 fn each_declared_metric_is_written_in_a_scene() {

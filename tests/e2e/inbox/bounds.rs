@@ -13,7 +13,7 @@ fn assert_bounded(worker: &Worker) {
     assert!(peak < MEMORY_MAX, "{peak} bytes of memory");
 }
 
-/// R-INB-04: what a worker had when it was killed is read in portions that there is room for, what
+/// What a worker had when it was killed is read in portions that there is room for, what
 /// was acknowledged behind one event that is held as well as what was not.
 #[tokio::test(flavor = "multi_thread")]
 async fn many_large_events_behind_one_that_is_held_take_little_memory_after_a_crash() {
@@ -39,7 +39,7 @@ async fn many_large_events_behind_one_that_is_held_take_little_memory_after_a_cr
     assert_eq!(inbox.count("effects WHERE aggregate_id = 'held'").await, 0);
 }
 
-/// R-INB-01: what is acknowledged is on the disk, whatever the role's default.
+/// What is acknowledged is on the disk, whatever the role's default.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_recorded_is_durable_where_commits_do_not_wait_for_the_disk() {
     for mode in ["transactional", "leased"] {

@@ -4,7 +4,6 @@ use serde_json::json;
 
 use super::Inbox;
 
-/// R-INB-01, R-INB-02, R-INB-04.
 // proves: G-EFFECT-2
 #[tokio::test(flavor = "multi_thread")]
 async fn each_event_has_one_effect_in_the_order_of_its_aggregate() {

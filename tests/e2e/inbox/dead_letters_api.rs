@@ -83,7 +83,6 @@ fn parsed(body: &str) -> Value {
     serde_json::from_str(body).expect("JSON")
 }
 
-/// R-DLQ-01, R-DLQ-02
 #[tokio::test(flavor = "multi_thread")]
 async fn dead_letters_are_seen_and_decided_about_over_http() {
     let scene = Scene::new().await;
@@ -134,7 +133,7 @@ async fn dead_letters_are_seen_and_decided_about_over_http() {
     }
 }
 
-/// R-DLQ-02: who may not, does not.
+/// Who may not, does not.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_decided_over_http_without_token_body_and_reason() {
     let scene = Scene::new().await;

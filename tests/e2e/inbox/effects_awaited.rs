@@ -8,7 +8,7 @@ use uuid::Uuid;
 use super::http::{set_up, wait_processed};
 use super::service::{Service, emit};
 
-/// R-RPL-03: from the inbox that runs the consumer, and from the database.
+/// From the inbox that runs the consumer, and from the database.
 // proves: G-WAIT-1
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_consumer_did_with_an_event_is_told_with_an_exit_code() {

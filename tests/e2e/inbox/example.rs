@@ -13,7 +13,7 @@ use super::service::{Service, emit};
 
 const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 
-/// R-INB-03, R-INB-05: killed at any moment, the service gets every event, with the same key.
+/// Killed at any moment, the service gets every event, with the same key.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_python_example_has_every_effect_once_although_the_inbox_is_killed() {
     let mut env = set_up().await;

@@ -14,7 +14,6 @@ async fn explain(env: &TestEnv, id: Uuid) -> (Value, String) {
     (serde_json::from_str(&json).expect("JSON"), text)
 }
 
-/// R-RPL-05.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_event_is_explained_from_its_row_to_its_effect() {
     let env = set_up().await;
@@ -67,7 +66,7 @@ async fn an_event_is_explained_from_its_row_to_its_effect() {
     assert!(log.contains("nobody knows event"), "{log}");
 }
 
-/// R-RPL-05: without an inbox, and without a broker.
+/// Without an inbox, and without a broker.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_event_that_waits_is_explained_without_an_inbox_and_a_broker() {
     let env = TestEnv::new().await;

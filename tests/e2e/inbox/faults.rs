@@ -8,7 +8,6 @@ use support::{DEADLINE, until};
 
 use super::Inbox;
 
-/// R-INB-02, R-INB-07.
 // proves: G-EFFECT-2
 #[tokio::test(flavor = "multi_thread")]
 async fn failures_are_repeated_in_order_and_end_as_dead_letters() {
@@ -50,7 +49,7 @@ async fn failures_are_repeated_in_order_and_end_as_dead_letters() {
     }
 }
 
-/// R-INB-01: nothing hangs on how long the broker remembers ids.
+/// Nothing hangs on how long the broker remembers ids.
 // proves: G-EFFECT-1
 #[tokio::test(flavor = "multi_thread")]
 async fn an_event_that_the_stream_has_twice_has_one_effect() {
@@ -75,7 +74,6 @@ async fn an_event_that_the_stream_has_twice_has_one_effect() {
     }
 }
 
-/// R-INB-08.
 // proves: G-LETTER-1
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_not_an_event_is_parked_and_stops_nobody() {
@@ -106,7 +104,7 @@ async fn what_is_not_an_event_is_parked_and_stops_nobody() {
     }
 }
 
-/// R-INB-01, R-INB-10: what may have been handled and forgotten is not handled; any other day has
+/// What may have been handled and forgotten is not handled; any other day has
 /// room, however old.
 #[tokio::test(flavor = "multi_thread")]
 async fn old_events_are_handled_until_they_are_forgotten() {
@@ -137,7 +135,6 @@ async fn old_events_are_handled_until_they_are_forgotten() {
     worker.stop().await;
 }
 
-/// R-INB-09.
 // proves: G-EFFECT-4
 #[tokio::test(flavor = "multi_thread")]
 async fn a_database_that_is_away_loses_nothing_and_uses_up_no_attempts() {
@@ -169,7 +166,7 @@ async fn a_database_that_is_away_loses_nothing_and_uses_up_no_attempts() {
     }
 }
 
-/// R-INB-06: a deploy.
+/// A deploy.
 #[tokio::test(flavor = "multi_thread")]
 async fn sigterm_under_load_runs_no_handler_twice() {
     for mode in ["transactional", "leased"] {
@@ -195,7 +192,7 @@ async fn sigterm_under_load_runs_no_handler_twice() {
     }
 }
 
-/// R-INB-03: leases shorter and longer than `ack_wait`, and a handler slower than both.
+/// Leases shorter and longer than `ack_wait`, and a handler slower than both.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_handler_runs_once() {
     for (mode, lease, ack_wait) in
@@ -229,7 +226,7 @@ async fn runs_once(mode: &str, lease: &str, ack_wait: &str) -> bool {
     runs == 2
 }
 
-/// R-INB-09: single connections break, the one that keeps the role among them or not.
+/// Single connections break, the one that keeps the role among them or not.
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_that_break_one_by_one_stop_nobody_for_long() {
     for mode in ["transactional", "leased"] {

@@ -42,7 +42,7 @@ pub(crate) async fn wait_processed(env: &TestEnv, count: i64) {
     until(DEADLINE, &what, async || processed(env).await >= count).await;
 }
 
-/// R-INB-04, R-INB-05: the whole way, from the row to the call.
+/// The whole way, from the row to the call.
 // proves: G-EFFECT-2
 #[tokio::test(flavor = "multi_thread")]
 async fn every_event_is_handed_to_the_service_once_and_in_the_order_of_its_aggregate() {
@@ -73,7 +73,7 @@ async fn every_event_is_handed_to_the_service_once_and_in_the_order_of_its_aggre
     assert!(first.payload.starts_with("{\"n\": "), "{}", first.payload);
 }
 
-/// R-INB-05, R-INB-07: what fails is tried again, what succeeds is not.
+/// What fails is tried again, what succeeds is not.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_service_in_trouble_is_called_again_and_only_for_what_failed() {
     let env = set_up().await;
@@ -97,7 +97,7 @@ async fn a_service_in_trouble_is_called_again_and_only_for_what_failed() {
     assert_eq!(service.calls_of(well), 1);
 }
 
-/// R-INB-05: 409 says that the effect is there.
+/// 409 says that the effect is there.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_event_that_the_service_knows_is_done() {
     let env = set_up().await;
@@ -112,7 +112,7 @@ async fn an_event_that_the_service_knows_is_done() {
     assert_eq!(outcome, "already_processed");
 }
 
-/// R-INB-05: a service that is set up wrong does not turn a backlog into dead letters.
+/// A service that is set up wrong does not turn a backlog into dead letters.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_misconfigured_service_pauses_the_consumer_until_it_is_mended() {
     let mut env = set_up().await;
@@ -197,7 +197,7 @@ async fn what_is_not_configured_is_asked_for() {
     assert!(said.contains("tailpost inbox setup"), "{said}");
 }
 
-/// R-INB-07, C23: the record says how many attempts there are, not the broker.
+/// The record says how many attempts there are, not the broker.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_the_broker_gave_up_on_is_handled_all_the_same() {
     let env = set_up().await;
@@ -224,7 +224,7 @@ async fn what_the_broker_gave_up_on_is_handled_all_the_same() {
     wait_processed(&env, 2).await;
 }
 
-/// R-INB-05: a service behind TLS whose authority is named in the configuration.
+/// A service behind TLS whose authority is named in the configuration.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_service_behind_tls_is_called_if_its_authority_is_trusted() {
     let mut env = set_up().await;

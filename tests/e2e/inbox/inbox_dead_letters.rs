@@ -65,7 +65,6 @@ impl Scene {
     }
 }
 
-/// R-DLQ-01, R-DLQ-03
 // proves: G-LETTER-2
 #[tokio::test(flavor = "multi_thread")]
 async fn a_requeued_event_takes_the_same_way_again_and_nobody_else_sees_it() {
@@ -104,7 +103,6 @@ async fn a_requeued_event_takes_the_same_way_again_and_nobody_else_sees_it() {
     assert!(said.contains("no dead letter"), "{said}");
 }
 
-/// R-DLQ-04
 // proves: G-LETTER-2
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_rejected_or_discarded_is_resolved_and_written_down() {
@@ -166,7 +164,7 @@ async fn a_reason_chooses_dead_letters_and_why_is_kept_as_in_the_outbox() {
     assert_eq!(scene.dead_count().await, 1);
 }
 
-/// R-DLQ-01: payloads are shown to whoever asks for them, and to nobody else.
+/// Payloads are shown to whoever asks for them, and to nobody else.
 // proves: G-SECRET-1
 #[tokio::test(flavor = "multi_thread")]
 async fn payloads_are_shown_only_when_asked_for() {
@@ -198,7 +196,7 @@ async fn payloads_are_shown_only_when_asked_for() {
     scene.dlq(3, &["show", &Uuid::nil().to_string()]).await;
 }
 
-/// R-INB-11: what was mended by hand does not happen a second time.
+/// What was mended by hand does not happen a second time.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_event_marked_as_processed_is_not_handled_any_more() {
     let scene = Scene::new().await;
@@ -236,7 +234,7 @@ async fn an_event_marked_as_processed_is_not_handled_any_more() {
     assert_eq!(scene.service.calls_of(dead), 1);
 }
 
-/// R-DLQ-01: a dry run says what would be done.
+/// A dry run says what would be done.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dead_letter_without_a_record_is_not_requeued_and_a_dry_run_says_so() {
     let scene = Scene::new().await;
@@ -254,7 +252,7 @@ async fn a_dead_letter_without_a_record_is_not_requeued_and_a_dry_run_says_so() 
     assert_eq!(scene.dead_count().await, 0);
 }
 
-/// R-INB-08: what no attempt can ever handle is not given one.
+/// What no attempt can ever handle is not given one.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_no_event_cannot_be_requeued_but_resolved() {
     let scene = Scene::new().await;

@@ -7,7 +7,7 @@ use support::{DEADLINE, TestEnv, until};
 
 use super::service::Service;
 
-/// R-INB-02: every event of every shard has one effect, and each aggregate's are in order.
+/// Every event of every shard has one effect, and each aggregate's are in order.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_consumer_for_each_shard_handles_every_event_once_in_order() {
     const EVENTS: i32 = 200;

@@ -26,7 +26,7 @@ async fn survives_kills(mut inbox: Inbox, kills: u32) {
     inbox.assert_exact(published).await;
 }
 
-/// R-INB-02, R-INB-03, R-INB-04: what was delivered to the dead comes again, behind later events,
+/// What was delivered to the dead comes again, behind later events,
 /// and must not be handled behind them.
 // proves: G-EFFECT-1
 #[tokio::test(flavor = "multi_thread")]
@@ -34,7 +34,7 @@ async fn killed_under_load_each_event_has_one_effect_and_order_holds() {
     survives_kills(Inbox::new().await, 6).await;
 }
 
-/// R-INB-03: a paused worker's claims are taken over; when it wakes up it changes nothing.
+/// A paused worker's claims are taken over; when it wakes up it changes nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_while_two_stand_by_one_takes_over() {
     let mut inbox = Inbox::new().await;
@@ -55,7 +55,7 @@ async fn killed_while_two_stand_by_one_takes_over() {
     assert_eq!(active, 1, "one of them took over");
 }
 
-/// R-INB-03: the broker delivers again and again what is at work.
+/// The broker delivers again and again what is at work.
 // proves: G-EFFECT-3
 #[tokio::test(flavor = "multi_thread")]
 async fn a_paused_worker_that_wakes_up_repeats_nothing() {
@@ -79,7 +79,7 @@ async fn a_paused_worker_that_wakes_up_repeats_nothing() {
     inbox.assert_exact(500).await;
 }
 
-/// R-INB-03, chaos "stuck-claim": a worker dies and leaves its lease behind.
+/// A worker dies and leaves its lease behind.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dead_workers_lease_holds_until_it_expires() {
     let mut inbox = Inbox::new().await;
@@ -102,7 +102,7 @@ async fn a_dead_workers_lease_holds_until_it_expires() {
     assert_eq!(inbox.count(counted).await, 1, "the attempt was counted when it started");
 }
 
-/// R-INB-06: handlers that kill the process, and innocent bystanders.
+/// Handlers that kill the process, and innocent bystanders.
 // proves: G-LETTER-1
 #[tokio::test(flavor = "multi_thread")]
 async fn a_handler_that_aborts_the_process_is_parked_after_three_starts() {

@@ -9,7 +9,7 @@ use super::Inbox;
 
 const OTHERS: i64 = 20;
 
-/// R-INB-04: the followers of an event that fails take no room from other aggregates; a worker that
+/// The followers of an event that fails take no room from other aggregates; a worker that
 /// begins with them does as well. When it succeeds they follow, in order and once.
 // proves: G-EFFECT-2
 #[tokio::test(flavor = "multi_thread")]

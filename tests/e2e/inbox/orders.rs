@@ -8,7 +8,6 @@ use support::{DEADLINE, until};
 
 use super::Inbox;
 
-/// R-INB-04.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_warehouse_reserves_each_order_once_and_parks_what_it_cannot() {
     let inbox = Inbox::new().await;

@@ -46,7 +46,7 @@ async fn assert_uncounted(env: &TestEnv) {
     assert_eq!(env.query::<i64>(sql).await, 0, "events with counted attempts");
 }
 
-/// R-INB-05, R-INB-07: whatever an outage looks like, it costs no attempt; afterwards everything is
+/// Whatever an outage looks like, it costs no attempt; afterwards everything is
 /// handled, in order.
 // proves: G-EFFECT-5
 #[tokio::test(flavor = "multi_thread")]
@@ -105,7 +105,7 @@ async fn an_outage_of_the_service_costs_no_attempt() {
     }
 }
 
-/// R-INB-07: one event that gets a 500 may be to blame for it. All of them are not.
+/// One event that gets a 500 may be to blame for it. All of them are not.
 // proves: G-EFFECT-5
 #[tokio::test(flavor = "multi_thread")]
 async fn a_service_that_fails_whatever_it_is_sent_makes_no_dead_letters() {
@@ -129,7 +129,7 @@ async fn a_service_that_fails_whatever_it_is_sent_makes_no_dead_letters() {
     assert_eq!(dead, 0, "dead letters");
 }
 
-/// R-INB-07: the service goes down whenever it sees one event, and answers all others.
+/// The service goes down whenever it sees one event, and answers all others.
 // proves: G-EFFECT-5
 #[tokio::test(flavor = "multi_thread")]
 async fn an_event_that_brings_the_service_down_becomes_a_dead_letter() {

@@ -6,7 +6,7 @@ use support::TestEnv;
 
 use super::{Inbox, TABLES};
 
-/// R-RPL-02: copies have the ids of their events. What is processed is skipped, and what is new has
+/// Copies have the ids of their events. What is processed is skipped, and what is new has
 /// its effect beside it.
 // proves: G-EFFECT-1
 #[tokio::test(flavor = "multi_thread")]

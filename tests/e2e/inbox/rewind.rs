@@ -51,7 +51,7 @@ async fn assert_repeated(inbox: &Inbox, n: i64, removed: i64) {
     assert_eq!(inbox.count(backwards).await, 0, "aggregates that went back more than once");
 }
 
-/// R-RPL-06: what comes again is skipped, under load; another consumer of the stream is where it was.
+/// What comes again is skipped, under load; another consumer of the stream is where it was.
 // proves: G-REWIND-1, G-REWIND-2
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rewound_consumer_skips_what_it_has_processed_and_nobody_else_sees_it() {
@@ -125,7 +125,7 @@ async fn again_once_more_each(mode: &str, nats: NatsOptions, method: &str) {
     worker.stop().await;
 }
 
-/// R-RPL-06, with a worker at work and new events.
+/// With a worker at work and new events.
 // proves: G-REWIND-3
 #[tokio::test(flavor = "multi_thread")]
 async fn rewound_with_again_each_event_has_its_effect_once_more_and_in_order() {

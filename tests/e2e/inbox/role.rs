@@ -31,7 +31,7 @@ async fn wait_takeover(inbox: &Inbox, standby: &Worker) -> Duration {
     took
 }
 
-/// R-INB-03, R-INB-04: a worker that is stopped, with transactions open, is replaced within twice
+/// A worker that is stopped, with transactions open, is replaced within twice
 /// its lease; when it goes on it does nothing.
 // proves: G-EFFECT-6
 #[tokio::test(flavor = "multi_thread")]
@@ -69,7 +69,7 @@ async fn a_stopped_worker_is_replaced_and_does_nothing_when_it_goes_on() {
     }
 }
 
-/// R-INB-03, R-INB-04: as a worker that is stopped, but the network between is.
+/// As a worker that is stopped, but the network between is.
 // proves: G-EFFECT-6
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_that_is_cut_off_from_the_database_is_replaced() {
@@ -94,7 +94,7 @@ async fn a_worker_that_is_cut_off_from_the_database_is_replaced() {
     standby.stop().await;
 }
 
-/// R-INB-06: a stop gives the claim back, however long the handler takes.
+/// A stop gives the claim back, however long the handler takes.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stop_in_the_middle_of_a_slow_handler_counts_no_attempt() {
     let mut inbox = Inbox::new().await;
@@ -134,14 +134,14 @@ async fn without_a_broker_the_consumer_is_not_ready_and_stops() {
     assert!(inbox.wait_exit(DEADLINE).await.success(), "{}", inbox.log());
 }
 
-/// R-INB-03: a worker that has lost the role keeps the lease of what a handler of its is still at,
+/// A worker that has lost the role keeps the lease of what a handler of its is still at,
 /// so that its successor waits for it.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_lease_of_a_slow_handler_is_renewed_also_when_the_role_is_lost() {
     lose_role_with_handler_at_work(true).await;
 }
 
-/// R-INB-03: a worker that takes the role back at once has lost it all the same.
+/// A worker that takes the role back at once has lost it all the same.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_role_that_is_lost_for_a_moment_ends_the_session_and_no_handler() {
     lose_role_with_handler_at_work(false).await;

@@ -30,7 +30,7 @@ struct Chain {
     worker: Worker,
 }
 
-/// R-INB-02, R-INB-04, R-REL-02, R-REL-13. `REPLAY_SEED=n` chooses other moments and victims.
+/// `REPLAY_SEED=n` chooses other moments and victims.
 // proves: G-EFFECT-1
 #[tokio::test(flavor = "multi_thread")]
 async fn orders_have_one_effect_each_whatever_is_killed_on_the_way() {

@@ -8,7 +8,7 @@ async fn published(env: &TestEnv, id: &str) -> i64 {
     env.query(&format!("SELECT published FROM tailpost_replays WHERE id = '{id}'")).await
 }
 
-/// R-RPL-07: paused, nothing more is published, whatever becomes of the relay; resumed, it goes on
+/// Paused, nothing more is published, whatever becomes of the relay; resumed, it goes on
 /// where it was; cancelled, it is over. Who decided, and why, is kept.
 // proves: G-REPLAY-2
 #[tokio::test(flavor = "multi_thread")]
@@ -83,7 +83,7 @@ async fn what_cannot_be_replayed_is_refused() {
     assert_eq!(env.query::<i64>("SELECT count(*) FROM tailpost_replays").await, 0);
 }
 
-/// R-RPL-01: a relay that is to begin at a position begins nowhere else.
+/// A relay that is to begin at a position begins nowhere else.
 // proves: G-REPLAY-4
 #[tokio::test(flavor = "multi_thread")]
 async fn a_start_that_postgresql_would_move_without_a_word_is_refused() {

@@ -21,7 +21,7 @@ async fn keeps_the_log(env: &mut TestEnv, retain: &str) -> Relay {
     relay
 }
 
-/// R-RPL-01: from the first position of the log on, in order, with the events' own positions; a relay
+/// From the first position of the log on, in order, with the events' own positions; a relay
 /// that is killed meanwhile stores none twice.
 // proves: G-REPLAY-1
 #[tokio::test(flavor = "multi_thread")]

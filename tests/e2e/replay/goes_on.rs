@@ -70,14 +70,12 @@ async fn assert_each_once_in_order(env: &TestEnv, copied: &[Uuid], old: &[Uuid])
     }
 }
 
-/// R-RPL-02, R-RPL-07
 // proves: G-REPLAY-1
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_at_any_moment_a_replay_stores_each_event_once_in_fenced_mode() {
     is_killed_and_goes_on(TestEnv::new().await).await;
 }
 
-/// R-RPL-02, R-RPL-07
 // proves: G-REPLAY-1
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_at_any_moment_a_replay_stores_each_event_once_in_keyed_mode() {

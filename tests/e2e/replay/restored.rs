@@ -6,7 +6,7 @@ use support::{DEADLINE, TestEnv, until};
 
 use super::{copies, ids, in_commit_order, replay, wait_done};
 
-/// R-RPL-01, R-RPL-02: somebody purges the stream. A replay from the first position brings every event
+/// Somebody purges the stream. A replay from the first position brings every event
 /// back, in order; and verify says so, before and after.
 // proves: G-REPLAY-1
 #[tokio::test(flavor = "multi_thread")]
@@ -132,7 +132,7 @@ async fn assert_explained(env: &TestEnv, events: &[uuid::Uuid], replay: &str) {
     assert!(json.contains("\"replays\":[]"), "{json}");
 }
 
-/// R-RET-01: what is written down of an old replay goes, with its list; never the newest.
+/// What is written down of an old replay goes, with its list; never the newest.
 async fn assert_forgotten(env: &TestEnv, replay: &str) {
     let next = super::ask(env, &["--all", "--source", "stream"]).await;
     wait_done(env, &next).await;

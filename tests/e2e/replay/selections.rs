@@ -28,7 +28,7 @@ async fn both(env: &TestEnv, args: &[&str]) -> [Vec<Uuid>; 2] {
     found
 }
 
-/// R-RPL-01: by position, by time, by id, by aggregate, by type; from either source the same.
+/// By position, by time, by id, by aggregate, by type; from either source the same.
 // proves: G-REPLAY-1
 #[tokio::test(flavor = "multi_thread")]
 async fn events_are_chosen_by_position_time_id_aggregate_and_type() {
@@ -54,7 +54,7 @@ async fn events_are_chosen_by_position_time_id_aggregate_and_type() {
     assert_eq!(both(&env, &["--aggregate", "order:none"]).await, same(&[]));
 }
 
-/// R-RPL-08: positions of rows that another cluster published say nothing here. They are left out of
+/// Positions of rows that another cluster published say nothing here. They are left out of
 /// what is chosen by position, and the plan says so.
 // proves: G-REPLAY-3
 #[tokio::test(flavor = "multi_thread")]
@@ -85,7 +85,7 @@ async fn positions_of_another_cluster_are_not_compared() {
     assert_eq!(table(&replay(&env, 0, &["--since", "1h"]).await)["events"], 5);
 }
 
-/// R-RPL-02: under other subjects, which only those see who ask for them.
+/// Under other subjects, which only those see who ask for them.
 // proves: G-REPLAY-1
 #[tokio::test(flavor = "multi_thread")]
 async fn events_can_be_published_under_other_subjects() {

@@ -54,7 +54,7 @@ async fn exact_under_load(mark: &str, seed: u64) {
     env.tally(&written).await.assert_exact();
 }
 
-/// R-RET-02: beside live events, and whenever the relay is killed, each event is stored once and in
+/// Beside live events, and whenever the relay is killed, each event is stored once and in
 /// order, and no row goes before it is published.
 // proves: G-RET-1
 #[tokio::test(flavor = "multi_thread")]
@@ -69,7 +69,7 @@ async fn deleting_rows_without_marks_costs_no_event() {
     exact_under_load("lean", 42).await;
 }
 
-/// R-RET-02: of several relays one does it, also for all shards; and operators see that it does.
+/// Of several relays one does it, also for all shards; and operators see that it does.
 // proves: G-RET-2
 #[tokio::test(flavor = "multi_thread")]
 async fn relays_delete_by_themselves_and_say_so() {
@@ -99,7 +99,7 @@ async fn relays_delete_by_themselves_and_say_so() {
     stop(other).await;
 }
 
-/// R-RET-02: what cannot be deleted stops nothing, is logged once, and is seen.
+/// What cannot be deleted stops nothing, is logged once, and is seen.
 // proves: G-RET-2
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failure_of_retention_ends_nothing_and_is_told() {
@@ -134,7 +134,7 @@ async fn a_failure_of_retention_ends_nothing_and_is_told() {
     stop(relay).await;
 }
 
-/// R-RPL-04: deleted rows are no findings, in whatever order they go; a message that never had a
+/// Deleted rows are no findings, in whatever order they go; a message that never had a
 /// row is one all the same.
 // proves: G-VERIFY-2, G-RET-4
 #[tokio::test(flavor = "multi_thread")]
@@ -164,7 +164,7 @@ async fn verify_finds_nothing_where_retention_deleted_rows() {
     stop(relay).await;
 }
 
-/// R-RET-02: a relay of this version beside tables of the one before publishes all the same.
+/// A relay of this version beside tables of the one before publishes all the same.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_the_tables_of_retention_a_relay_publishes_and_says_what_is_missing() {
     let env = hasty().await;

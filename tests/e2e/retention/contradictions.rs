@@ -24,7 +24,7 @@ async fn with_max_age(max_age: Option<Duration>) -> TestEnv {
 const RUN: [&str; 6] =
     ["inbox", "run", "--consumer", "billing", "--handler", "http://127.0.0.1:9/events"];
 
-/// R-INB-10, C18: an inbox does not forget before its stream does.
+/// An inbox does not forget before its stream does.
 // proves: G-RET-5
 #[tokio::test(flavor = "multi_thread")]
 async fn an_inbox_that_forgets_before_its_stream_is_refused() {
@@ -54,7 +54,7 @@ fn tempfile_with(text: &str) -> tempfile::NamedTempFile {
     file
 }
 
-/// R-RET-01: rows that a producer may insert again within the duplicate window stay.
+/// Rows that a producer may insert again within the duplicate window stay.
 // proves: G-RET-5
 #[tokio::test(flavor = "multi_thread")]
 async fn an_outbox_that_forgets_before_the_broker_is_refused() {

@@ -122,7 +122,7 @@ async fn converts(shards: u32, seed: u64) {
     stop(relay).await;
 }
 
-/// R-RET-02: an outbox gets partitions while producers write and a relay reads: each event once, in
+/// An outbox gets partitions while producers write and a relay reads: each event once, in
 /// order, no slot made anew, and what belongs to the table is there as before.
 // proves: G-RET-7
 #[tokio::test(flavor = "multi_thread")]
@@ -154,7 +154,7 @@ async fn wait_gone(env: &TestEnv) {
     until(DEADLINE, "its connections are gone", async || env.query::<bool>(gone).await).await;
 }
 
-/// R-RET-02: whoever is killed between two steps leaves a table that takes rows, and the next run goes
+/// Whoever is killed between two steps leaves a table that takes rows, and the next run goes
 /// on.
 // proves: G-RET-7
 #[tokio::test(flavor = "multi_thread")]
@@ -232,7 +232,7 @@ async fn a_conversion_that_is_killed_between_two_steps_goes_on() {
     stop(relay).await;
 }
 
-/// R-RET-02: one that was left for days, and one of a table that has what cannot be moved.
+/// One that was left for days, and one of a table that has what cannot be moved.
 // proves: G-RET-7
 #[tokio::test(flavor = "multi_thread")]
 async fn a_conversion_is_resumed_days_later_and_refused_where_something_would_be_left() {
@@ -281,7 +281,7 @@ async fn a_conversion_is_resumed_days_later_and_refused_where_something_would_be
     stop(relay).await;
 }
 
-/// R-RET-02: what set-up makes belongs to whom the table belongs, so that a relay may drop it.
+/// What set-up makes belongs to whom the table belongs, so that a relay may drop it.
 // proves: G-RET-7
 #[tokio::test(flavor = "multi_thread")]
 async fn partitions_belong_to_the_owner_of_the_outbox() {
@@ -298,7 +298,7 @@ async fn partitions_belong_to_the_owner_of_the_outbox() {
     assert!(partitions(&env).await.len() > 2);
 }
 
-/// R-OUT-06: events without a row are numbered with the rows, before and after.
+/// Events without a row are numbered with the rows, before and after.
 // proves: G-RET-7
 #[tokio::test(flavor = "multi_thread")]
 async fn events_without_a_row_are_accepted_before_and_after() {

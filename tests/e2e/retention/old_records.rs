@@ -43,7 +43,7 @@ async fn limited(inbox: &Inbox) {
     jetstream.update_stream(config).await.expect("limit the stream");
 }
 
-/// R-RET-01: records go when they are terminal and nothing needs them; a locked one, or one that is
+/// Records go when they are terminal and nothing needs them; a locked one, or one that is
 /// requeued at that moment, stays.
 // proves: G-RET-3
 #[tokio::test(flavor = "multi_thread")]
@@ -118,7 +118,7 @@ async fn records_go_when_nothing_needs_them() {
     }
 }
 
-/// R-RET-02: a partition that somebody reads for long is left to the next pass, and the inbox's
+/// A partition that somebody reads for long is left to the next pass, and the inbox's
 /// statements do not queue behind that.
 // proves: G-RET-2
 #[tokio::test(flavor = "multi_thread")]
@@ -142,7 +142,7 @@ async fn a_partition_that_somebody_reads_is_dropped_later() {
     assert!(told.contains("\"dropped\":1"), "{told}");
 }
 
-/// R-RET-02: a worker looks after the tables by itself, one at a time, and a failure ends nothing.
+/// A worker looks after the tables by itself, one at a time, and a failure ends nothing.
 // proves: G-RET-2
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_looks_after_the_tables_by_itself() {

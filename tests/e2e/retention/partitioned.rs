@@ -19,7 +19,7 @@ pub(super) async fn partitioned() -> TestEnv {
     env
 }
 
-/// R-RET-02: a clock that steps back over midnight stops no producer.
+/// A clock that steps back over midnight stops no producer.
 // proves: G-RET-6
 #[tokio::test(flavor = "multi_thread")]
 async fn the_first_partition_is_for_the_day_before() {
@@ -65,7 +65,7 @@ pub(super) async fn partitions(env: &TestEnv) -> Vec<String> {
     .await
 }
 
-/// R-RET-02: whoever publishes, marks and judges does so with partitions as without; a table of
+/// Whoever publishes, marks and judges does so with partitions as without; a table of
 /// what each mode is.
 // proves: G-RET-6
 #[tokio::test(flavor = "multi_thread")]
@@ -133,7 +133,7 @@ async fn partitions_by_day_change_nothing_for_relay_and_verify() {
     }
 }
 
-/// R-RET-02: partitions exist for a week to come; those go as a whole of which nobody needs a row.
+/// Partitions exist for a week to come; those go as a whole of which nobody needs a row.
 // proves: G-RET-6
 #[tokio::test(flavor = "multi_thread")]
 async fn partitions_are_made_ahead_and_dropped_behind() {
@@ -217,7 +217,7 @@ async fn a_partition_is_held_as_the_page_shows(env: &TestEnv) {
     env.execute(&format!("DROP TABLE {needed}")).await;
 }
 
-/// R-RET-01: a row that is not published, a dead letter, a mark that is owed or may be asked for, and
+/// A row that is not published, a dead letter, a mark that is owed or may be asked for, and
 /// one of a replay keep their partition, which is named.
 // proves: G-RET-1, G-RET-6
 #[tokio::test(flavor = "multi_thread")]
@@ -288,7 +288,7 @@ async fn a_partition_with_a_row_that_is_needed_is_kept_and_named() {
     stop(relay).await;
 }
 
-/// R-RET-01: a transaction that was open for days, and commits when its partition is on the way out:
+/// A transaction that was open for days, and commits when its partition is on the way out:
 /// the row is seen, the partition comes back, and the event is published.
 // proves: G-RET-1
 #[tokio::test(flavor = "multi_thread")]
@@ -321,7 +321,7 @@ async fn a_row_that_comes_while_its_partition_is_detached_brings_it_back() {
     stop(relay).await;
 }
 
-/// R-RET-02: a partition goes while the scanner reads the table, and who is killed between two steps
+/// A partition goes while the scanner reads the table, and who is killed between two steps
 /// is followed by one who goes on. Each event comes once, in order, and no producer waits.
 // proves: G-RET-1, G-RET-2, G-RET-6
 #[tokio::test(flavor = "multi_thread")]
@@ -399,7 +399,7 @@ async fn maintain_or_busy(env: &TestEnv) {
     assert!(matches!(code, Some(0 | 4)), "{}", process.log());
 }
 
-/// R-RET-02: a transaction that has used the table and stays open keeps a partition, and makes nobody
+/// A transaction that has used the table and stays open keeps a partition, and makes nobody
 /// wait who inserts, marks or scans.
 // proves: G-RET-2
 #[tokio::test(flavor = "multi_thread")]
@@ -432,7 +432,7 @@ async fn nobody_waits_behind_a_partition_that_cannot_be_detached() {
     stop(relay).await;
 }
 
-/// R-RET-01: a day with partitions of its own is none of ours, and holds up no other.
+/// A day with partitions of its own is none of ours, and holds up no other.
 // proves: G-RET-1
 #[tokio::test(flavor = "multi_thread")]
 async fn a_day_that_is_partitioned_itself_is_kept() {

@@ -9,7 +9,7 @@ async fn wait_covered(env: &TestEnv) {
     until(DEADLINE, "all is covered", async || env.query::<bool>(covered).await).await;
 }
 
-/// R-RET-01: with `relay.mark = "lean"` rows go once the watermark has covered them for long
+/// With `relay.mark = "lean"` rows go once the watermark has covered them for long
 /// enough, and no others do.
 // proves: G-RET-1
 #[tokio::test(flavor = "multi_thread")]

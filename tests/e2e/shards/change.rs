@@ -25,7 +25,7 @@ async fn narrow(env: &TestEnv) {
     jetstream.update_stream(&config).await.expect("edit the stream");
 }
 
-/// R-REL-05, R-REL-06, R-REL-07: what the only relay published and could not mark is not published
+/// What the only relay published and could not mark is not published
 /// again by one of two shards.
 #[tokio::test(flavor = "multi_thread")]
 async fn from_one_shard_to_two_nothing_is_published_twice_although_marks_lag() {
@@ -78,7 +78,7 @@ async fn from_one_shard_to_two_nothing_is_published_twice_although_marks_lag() {
     assert!(log.contains(named), "{log}");
 }
 
-/// R-REL-05, R-REL-06, R-REL-07: as documented, while the application goes on writing.
+/// As documented, while the application goes on writing.
 #[tokio::test(flavor = "multi_thread")]
 async fn from_two_shards_to_four_nothing_is_lost_or_published_twice_under_load() {
     let mut env = env(2).await;
@@ -106,7 +106,7 @@ async fn from_two_shards_to_four_nothing_is_lost_or_published_twice_under_load()
     assert!(written.committed.iter().all(|it| stored.contains_key(&it.id)), "lost");
 }
 
-/// R-REL-07: where the stream that would tell what was published is gone, nobody guesses.
+/// Where the stream that would tell what was published is gone, nobody guesses.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_the_old_stream_a_change_is_refused_while_rows_are_unmarked() {
     let mut env = env(2).await;
@@ -175,7 +175,7 @@ async fn two_numbers_of_shards_are_never_set_up_side_by_side() {
     }
 }
 
-/// R-REL-06, R-REL-12: of a copy in another cluster the record of the old slot says nothing, and its
+/// Of a copy in another cluster the record of the old slot says nothing, and its
 /// stream is not asked for.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_copy_of_the_database_may_have_another_number_of_shards() {

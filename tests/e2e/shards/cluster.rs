@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 const STREAMS: [&str; 2] = ["OUTBOX_0", "OUTBOX_1"];
 
-/// R-REL-05, R-REL-06, R-REL-09: the server that leads one of the streams, at least, is killed.
+/// The server that leads one of the streams, at least, is killed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_server_of_three_costs_two_shards_nothing() {
     let mut env = TestEnv::replicated().await;

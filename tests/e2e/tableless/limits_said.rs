@@ -159,7 +159,7 @@ async fn a_slot_that_holds_events_without_a_row_is_not_dropped() {
     assert!(relay.log().contains("may be lost with the slot"), "{}", relay.log());
 }
 
-/// R-RPL-03: no row tells, so the relay does.
+/// No row tells, so the relay does.
 // proves: G-OUT-3
 #[tokio::test(flavor = "multi_thread")]
 async fn whoever_waits_for_an_event_without_a_row_is_answered_by_the_relay() {

@@ -73,7 +73,7 @@ fn bad(row: Uuid) -> Vec<String> {
     ]
 }
 
-/// R-OUT-06, R-REL-10: any bytes that any role writes under the prefix.
+/// Any bytes that any role writes under the prefix.
 // proves: G-OUT-2
 #[tokio::test(flavor = "multi_thread")]
 async fn whatever_is_written_under_the_prefix_is_published_or_parked_and_stops_nobody() {
@@ -145,7 +145,7 @@ async fn whatever_is_written_under_the_prefix_is_published_or_parked_and_stops_n
     verified(&env).await;
 }
 
-/// R-DLQ-04: requeued it is published once, under its own id, from a row.
+/// Requeued it is published once, under its own id, from a row.
 // proves: G-OUT-2
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dead_letter_that_never_had_a_row_is_mended_and_published_once() {
@@ -179,7 +179,7 @@ async fn a_dead_letter_that_never_had_a_row_is_mended_and_published_once() {
     verified(&env).await;
 }
 
-/// R-DLQ-06: an aggregate's events come back in the order in which they were written, whether or not
+/// An aggregate's events come back in the order in which they were written, whether or not
 /// they have rows.
 // proves: G-OUT-2
 #[tokio::test(flavor = "multi_thread")]
@@ -205,7 +205,7 @@ async fn where_parking_blocks_events_with_and_without_a_row_wait_in_one_order() 
     assert_eq!(env.stored_ids().await, ids);
 }
 
-/// R-DLQ-06, R-REL-10: an aggregate waits for its own events, and for nothing that anybody can write
+/// An aggregate waits for its own events, and for nothing that anybody can write
 /// who names it.
 // proves: G-OUT-2
 #[tokio::test(flavor = "multi_thread")]

@@ -106,14 +106,12 @@ async fn switched(mark: &str) {
     env.ends_with(0, &["verify"]).await;
 }
 
-/// R-REL-12, R-REL-06
 // proves: G-UPGRADE-1
 #[tokio::test(flavor = "multi_thread")]
 async fn a_logical_switch_over_costs_no_event() {
     switched("row").await;
 }
 
-/// R-REL-12, R-REL-06
 // proves: G-UPGRADE-1
 #[tokio::test(flavor = "multi_thread")]
 async fn a_logical_switch_over_costs_no_event_where_watermarks_mark() {

@@ -4,7 +4,7 @@ use lab::{Postgres, PostgresOptions};
 
 use super::{env, stop};
 
-/// R-REL-12, R-REL-06: of what the dump has, some is published and not marked, some is not published.
+/// Of what the dump has, some is published and not marked, some is not published.
 // proves: G-UPGRADE-1
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dump_restored_into_a_newer_version_is_published_once_and_in_order() {
@@ -56,7 +56,7 @@ async fn a_dump_restored_into_a_newer_version_is_published_once_and_in_order() {
     env.ends_with(0, &["verify"]).await;
 }
 
-/// R-REL-12: only the outbox came along, with transactions that are yet to come here.
+/// Only the outbox came along, with transactions that are yet to come here.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_of_transactions_to_come_are_published_without_any_state() {
     let env = env(17, &[]).await;

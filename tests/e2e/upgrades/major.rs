@@ -50,21 +50,19 @@ async fn upgraded(from: u32, to: u32) {
     assert_eq!(stored[usize::try_from(before).expect("fits")..], ids[..]);
 }
 
-/// R-REL-12, R-REL-06
 // proves: G-UPGRADE-1
 #[tokio::test(flavor = "multi_thread")]
 async fn pg_upgrade_from_15_to_17_loses_and_doubles_nothing_while_producers_write() {
     upgraded(15, 17).await;
 }
 
-/// R-REL-12, R-REL-06
 // proves: G-UPGRADE-1
 #[tokio::test(flavor = "multi_thread")]
 async fn pg_upgrade_from_16_to_18_loses_and_doubles_nothing_while_producers_write() {
     upgraded(16, 18).await;
 }
 
-/// R-REL-12: from 17 on `pg_upgrade` takes slots along, if nothing is left in their log, and refuses
+/// From 17 on `pg_upgrade` takes slots along, if nothing is left in their log, and refuses
 /// otherwise. Nobody dropped the slot, or ran `setup`.
 // proves: G-UPGRADE-1
 #[tokio::test(flavor = "multi_thread")]

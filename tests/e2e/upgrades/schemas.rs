@@ -30,7 +30,6 @@ async fn works(env: &TestEnv) {
     assert!(relay.wait_exit(DEADLINE).await.success());
 }
 
-/// R-REL-14
 // proves: G-UPGRADE-3
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_works_beside_the_schema_of_the_next_version() {
@@ -43,7 +42,7 @@ async fn a_relay_works_beside_the_schema_of_the_next_version() {
     works(&env).await;
 }
 
-/// R-REL-14: what versions before the first release recorded has other checksums and numbers.
+/// What versions before the first release recorded has other checksums and numbers.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_schema_of_before_the_first_release_is_refused_with_the_way_to_this_one() {
     let env = TestEnv::new().await;
@@ -69,7 +68,7 @@ async fn a_schema_of_before_the_first_release_is_refused_with_the_way_to_this_on
     assert_eq!(env.stored_ids().await, ids);
 }
 
-/// R-REL-14: migrations wait for the table, and producers behind them, no longer than their lock timeout,
+/// Migrations wait for the table, and producers behind them, no longer than their lock timeout,
 /// and where the table is free they take an instant whatever its size.
 // proves: G-UPGRADE-3
 #[tokio::test(flavor = "multi_thread")]

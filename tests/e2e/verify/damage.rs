@@ -191,7 +191,6 @@ impl Stream {
     }
 }
 
-/// R-RPL-04
 // proves: G-VERIFY-1
 #[tokio::test(flavor = "multi_thread")]
 async fn each_kind_of_damage_is_found_and_named_and_nothing_else() {

@@ -107,7 +107,6 @@ async fn compare_without_marks(env: &TestEnv) -> Value {
     report(env, 0, &[]).await
 }
 
-/// R-RPL-04
 // proves: G-VERIFY-2
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_found_under_load_in_fenced_mode() {
@@ -117,21 +116,18 @@ async fn nothing_is_found_under_load_in_fenced_mode() {
     assert!(unjudged(&compared, "dropped") >= COMPARISONS as u64, "{compared}");
 }
 
-/// R-RPL-04
 // proves: G-VERIFY-2
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_found_under_load_in_keyed_mode() {
     compare_under_load(&scene(&[("TAILPOST_RELAY__MODE", "keyed")]).await).await;
 }
 
-/// R-RPL-04
 // proves: G-VERIFY-2
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_found_under_load_in_poll_mode() {
     compare_under_load(&scene(&[("TAILPOST_RELAY__MODE", "poll")]).await).await;
 }
 
-/// R-RPL-04
 // proves: G-VERIFY-2
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_found_under_load_with_two_shards() {
@@ -140,7 +136,7 @@ async fn nothing_is_found_under_load_with_two_shards() {
     compare_under_load(&scene).await;
 }
 
-/// R-RPL-04: rows have no marks, and say nothing of where their events are.
+/// Rows have no marks, and say nothing of where their events are.
 // proves: G-VERIFY-2
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_found_under_load_by_watermark() {
@@ -149,7 +145,7 @@ async fn nothing_is_found_under_load_by_watermark() {
     assert!(compared["matched"].as_u64() > Some(200), "{compared}");
 }
 
-/// R-RPL-04: rows are gone once they are published.
+/// Rows are gone once they are published.
 // proves: G-VERIFY-2
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_found_under_load_where_rows_are_deleted() {

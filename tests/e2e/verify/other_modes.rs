@@ -44,7 +44,6 @@ async fn swap(env: &TestEnv, one: Uuid, other: Uuid) {
     }
 }
 
-/// R-RPL-04
 // proves: G-VERIFY-1
 #[tokio::test(flavor = "multi_thread")]
 async fn in_keyed_mode_the_order_of_each_aggregate_counts() {
@@ -64,7 +63,7 @@ async fn in_keyed_mode_the_order_of_each_aggregate_counts() {
     assert_eq!(findings(&env).await, Found::from(expected));
 }
 
-/// R-RPL-04: without positions the order of insertion counts, and marks say where events are.
+/// Without positions the order of insertion counts, and marks say where events are.
 // proves: G-VERIFY-1
 #[tokio::test(flavor = "multi_thread")]
 async fn in_poll_mode_the_order_of_insertion_counts() {
@@ -88,7 +87,7 @@ async fn in_poll_mode_the_order_of_insertion_counts() {
     assert!(said.contains("use --since"), "{said}");
 }
 
-/// R-RPL-04: rows say nothing of where their events are, and all of them are to be there.
+/// Rows say nothing of where their events are, and all of them are to be there.
 // proves: G-VERIFY-1
 #[tokio::test(flavor = "multi_thread")]
 async fn by_watermark_gaps_and_duplicates_are_found() {
@@ -106,7 +105,7 @@ async fn by_watermark_gaps_and_duplicates_are_found() {
     assert_eq!(findings(&env).await, Found::from(expected));
 }
 
-/// R-RPL-04: without rows a missing message leaves no trace, and that is said.
+/// Without rows a missing message leaves no trace, and that is said.
 // proves: G-VERIFY-1
 #[tokio::test(flavor = "multi_thread")]
 async fn where_rows_are_deleted_the_stream_is_all_there_is() {
@@ -120,7 +119,6 @@ async fn where_rows_are_deleted_the_stream_is_all_there_is() {
     assert_eq!(findings(&env).await, expected);
 }
 
-/// R-RPL-04
 // proves: G-VERIFY-1
 #[tokio::test(flavor = "multi_thread")]
 async fn with_shards_an_event_in_another_stream_is_found() {
@@ -155,7 +153,7 @@ async fn with_shards_an_event_in_another_stream_is_found() {
     assert_eq!(findings(&env).await, Found::from(expected));
 }
 
-/// R-RPL-04: messages of others are counted, whatever their bytes are.
+/// Messages of others are counted, whatever their bytes are.
 // proves: G-VERIFY-2
 #[tokio::test(flavor = "multi_thread")]
 async fn foreign_messages_are_counted_and_no_findings() {

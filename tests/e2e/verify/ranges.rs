@@ -22,7 +22,7 @@ async fn published() -> (TestEnv, Vec<Uuid>) {
     (env, ids)
 }
 
-/// R-RPL-04: what the stream has purged is no gap; what is missing behind it is.
+/// What the stream has purged is no gap; what is missing behind it is.
 // proves: G-VERIFY-1, G-VERIFY-2
 #[tokio::test(flavor = "multi_thread")]
 async fn what_the_stream_has_purged_is_out_of_reach_and_not_missing() {
@@ -41,7 +41,7 @@ async fn what_the_stream_has_purged_is_out_of_reach_and_not_missing() {
     assert_eq!(unjudged(&nothing_is_found(&env).await, "out_of_reach"), 31);
 }
 
-/// R-RPL-04: rows that are deleted from the oldest on are no phantoms.
+/// Rows that are deleted from the oldest on are no phantoms.
 // proves: G-VERIFY-2
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_that_were_deleted_from_the_oldest_on_are_no_findings() {
@@ -55,7 +55,6 @@ async fn rows_that_were_deleted_from_the_oldest_on_are_no_findings() {
     assert_eq!(unjudged(&nothing_is_found(&env).await, "without_row"), 60);
 }
 
-/// R-RPL-04
 // proves: G-VERIFY-1
 #[tokio::test(flavor = "multi_thread")]
 async fn a_range_leaves_out_what_was_stored_before() {
@@ -89,7 +88,7 @@ async fn a_range_leaves_out_what_was_stored_before() {
     assert_eq!(found(&compared), both.into());
 }
 
-/// R-RPL-04: rows and messages are chosen alike.
+/// Rows and messages are chosen alike.
 // proves: G-VERIFY-1, G-VERIFY-2
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sample_is_the_same_of_rows_and_messages() {
@@ -106,7 +105,6 @@ async fn a_sample_is_the_same_of_rows_and_messages() {
     assert!(gaps == rows || gaps + 1 == rows, "{gaps} of {rows}");
 }
 
-/// R-RPL-04
 // proves: G-VERIFY-2
 #[tokio::test(flavor = "multi_thread")]
 async fn what_no_relay_has_published_yet_is_pending() {
@@ -121,7 +119,6 @@ async fn what_no_relay_has_published_yet_is_pending() {
     assert!(said.contains("of temporary files in "), "{said}");
 }
 
-/// R-RPL-04, DESIGN 11
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_missing_is_named_and_the_code_says_so() {
     let mut env = TestEnv::new().await;

@@ -41,7 +41,6 @@ async fn assert_stored_once(env: &TestEnv, ids: &[Vec<Uuid>], repaired: &[Uuid])
     assert_eq!(stored, all, "each event is stored once");
 }
 
-/// R-RPL-04, R-RPL-07
 // proves: G-VERIFY-3
 #[tokio::test(flavor = "multi_thread")]
 async fn gaps_and_missing_marks_are_repaired_and_then_nothing_is_found() {

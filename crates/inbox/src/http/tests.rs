@@ -152,7 +152,6 @@ async fn check(status: u16, expected: Kind) {
     assert_eq!(service.seen().len(), 1, "{status} is one request");
 }
 
-/// R-INB-05
 #[tokio::test]
 async fn success_is_processed() {
     for status in [200, 201, 204] {
@@ -160,19 +159,16 @@ async fn success_is_processed() {
     }
 }
 
-/// R-INB-05
 #[tokio::test]
 async fn a_conflict_is_processed_already() {
     check(409, Kind::Already).await;
 }
 
-/// R-INB-05
 #[tokio::test]
 async fn unprocessable_is_dead() {
     check(422, Kind::Dead).await;
 }
 
-/// R-INB-05
 #[tokio::test]
 async fn trouble_of_the_service_is_retried() {
     for status in [425, 500, 501, 505, 507, 599] {
@@ -180,7 +176,7 @@ async fn trouble_of_the_service_is_retried() {
     }
 }
 
-/// R-INB-05: a service that is away says nothing about the event.
+/// A service that is away says nothing about the event.
 #[tokio::test]
 async fn a_service_that_is_away_or_overloaded_is_an_outage() {
     for status in [408, 429, 502, 503, 504] {
@@ -188,7 +184,6 @@ async fn a_service_that_is_away_or_overloaded_is_an_outage() {
     }
 }
 
-/// R-INB-05
 #[tokio::test]
 async fn other_refusals_are_a_misconfiguration() {
     for status in
@@ -198,7 +193,7 @@ async fn other_refusals_are_a_misconfiguration() {
     }
 }
 
-/// R-INB-05: a 202 says that nothing has happened yet.
+/// A 202 says that nothing has happened yet.
 #[tokio::test]
 async fn other_kinds_of_success_are_a_misconfiguration() {
     for status in [202, 203, 205, 206] {
@@ -206,7 +201,6 @@ async fn other_kinds_of_success_are_a_misconfiguration() {
     }
 }
 
-/// R-INB-05
 #[tokio::test]
 async fn redirects_are_a_misconfiguration_and_not_followed() {
     for status in [301, 302, 303, 307, 308] {
@@ -222,7 +216,6 @@ async fn redirects_are_a_misconfiguration_and_not_followed() {
     }
 }
 
-/// R-INB-05
 #[tokio::test]
 async fn retry_after_is_honoured_and_capped() {
     const NOW: &str = "Sun, 06 Nov 1994 08:49:37 GMT";
@@ -237,7 +230,7 @@ async fn retry_after_is_honoured_and_capped() {
     }
 }
 
-/// R-INB-05: before the lease ends, however long the handler was allowed to take.
+/// Before the lease ends, however long the handler was allowed to take.
 #[tokio::test]
 async fn silence_is_an_outage_before_the_lease_ends() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
@@ -254,7 +247,6 @@ async fn silence_is_an_outage_before_the_lease_ends() {
     assert_eq!(kind(&verdict), Kind::Outage, "{verdict:?}");
 }
 
-/// R-INB-05
 #[tokio::test]
 async fn no_connection_is_an_outage() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
@@ -265,7 +257,7 @@ async fn no_connection_is_an_outage() {
     assert!(reason.starts_with("could not connect") && reason.contains("refused"), "{reason}");
 }
 
-/// R-INB-05: what is no answer, and what is half of one.
+/// What is no answer, and what is half of one.
 #[tokio::test]
 async fn a_connection_that_breaks_is_an_outage() {
     for answer in ["", "HTTP/1.1 20", "this is not http\r\n\r\n"] {
@@ -315,7 +307,6 @@ async fn an_endless_answer_is_cut_off() {
     assert!(reason.starts_with("502 Bad Gateway: xxx") && reason.len() < 400, "{}", reason.len());
 }
 
-/// R-INB-05, C28
 #[tokio::test]
 async fn the_service_gets_the_event_and_what_belongs_to_it() {
     const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";

@@ -335,7 +335,6 @@ async fn server(is_partitioned: bool) -> Postgres {
     postgres
 }
 
-/// R-INB-03, R-INB-06, R-INB-07.
 #[tokio::test]
 async fn records_change_as_the_model_says() {
     let postgres = server(true).await;
@@ -357,7 +356,7 @@ async fn records_change_as_the_model_says() {
     }
 }
 
-/// R-INB-03: of two who claim at the same time one gets it, and the other is told.
+/// Of two who claim at the same time one gets it, and the other is told.
 #[tokio::test]
 async fn of_simultaneous_claims_one_wins() {
     for is_partitioned in [false, true] {
