@@ -297,6 +297,8 @@ fn check_stream_name(name: &str) -> Result<(), Error> {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    mod combinations;
+
     use super::*;
 
     pub(crate) fn config() -> Config {

@@ -19,7 +19,7 @@
 //!                        └─ jobs ended ──▶ Draining                         │
 //! ```
 
-mod assertions;
+mod consumer_holds;
 mod leaving;
 #[cfg(test)]
 mod terms;

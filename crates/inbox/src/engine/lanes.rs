@@ -1,4 +1,4 @@
-mod assertions;
+mod lanes_hold;
 mod left;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};

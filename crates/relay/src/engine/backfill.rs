@@ -6,7 +6,7 @@
 //! are rows older than the slot, the log waits at the start of a session until a scan has found
 //! all of them, so that an aggregate's old rows are published before its new ones.
 
-mod assertions;
+mod backfill_holds;
 mod scan_ranges;
 
 use std::collections::VecDeque;

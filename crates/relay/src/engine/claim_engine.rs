@@ -4,10 +4,10 @@
 //! Its events go through the same [`Publishing`] as the log's, in keyed mode. Whatever breaks ends
 //! the session, and with it the claims: there is nothing to be mended in between.
 
-mod assertions;
 mod claim_messages;
 #[cfg(test)]
 mod claim_simulation;
+mod claims_hold;
 mod readings;
 
 use std::collections::{HashMap, HashSet, VecDeque};

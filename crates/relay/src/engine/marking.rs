@@ -3,7 +3,7 @@
 //! Nothing here is on the way of an event. A mark may be late or lost; the watermark says which
 //! rows are published whether or not they are marked, and the sweeper marks what it covers.
 
-mod assertions;
+mod marking_holds;
 #[cfg(test)]
 mod marking_simulation;
 mod queue;

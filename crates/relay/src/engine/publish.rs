@@ -1,6 +1,5 @@
 //! One publishing session: `Input → apply → what to send, mark, confirm`.
 
-mod assertions;
 mod batch;
 mod blocking;
 mod brought;
@@ -8,6 +7,7 @@ mod copies;
 mod counting;
 mod giving_way;
 mod parts;
+mod publishing_holds;
 mod resync;
 mod retry;
 mod sending;
