@@ -97,6 +97,9 @@ async fn a_start_that_postgresql_would_move_without_a_word_is_refused() {
     assert!(said.contains("is in use"), "{said}");
     relay.sigterm();
     assert!(relay.wait_exit(DEADLINE).await.success());
+    let is_read = "SELECT active FROM pg_replication_slots";
+    let is_free = async || !env.query::<bool>(is_read).await;
+    until(DEADLINE, "the server notices that nobody reads the slot", is_free).await;
     let confirmed: String =
         env.query("SELECT confirmed_flush_lsn::text FROM pg_replication_slots").await;
     let (_, said) = env.ends_with(4, &[&start[..], &["0/1"]].concat()).await;
