@@ -266,9 +266,6 @@ impl Engine {
         if self.owed_marks.begin_if_due(now) {
             self.effects.push_back(Effect::Rows(RowsEffect::MakeUpForMarks));
         }
-        if self.publishing.take_untold_others() {
-            self.tell(Notice::StaysFenced);
-        }
         self.scan_if_due(now);
         self.look_for_replay(now);
         let resolved = self.publishing.counts().resolved();
@@ -375,6 +372,7 @@ impl Engine {
                     }
                 }
                 Request::TellIgnored(why) => self.tell(Notice::IgnoringMessages { why }),
+                Request::TellStaysFenced => self.tell(Notice::StaysFenced),
                 Request::TellUncounted => self.tell(Notice::Uncounted),
                 Request::TellCount { counted, uncertain } => {
                     self.tell(Notice::Counted { counted, uncertain });

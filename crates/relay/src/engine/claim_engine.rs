@@ -440,7 +440,7 @@ impl ClaimEngine {
             // There is no log to bring anything again.
             Request::TellUncounted | Request::TellCount { .. } | Request::TellIgnored(_) => {}
             // It is in keyed mode.
-            Request::LeaveFence(_) => {}
+            Request::LeaveFence(_) | Request::TellStaysFenced => {}
             Request::Stop(why) => self.effects.push_back(ClaimEffect::End(End::Refused(why))),
         }
     }

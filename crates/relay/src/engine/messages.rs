@@ -125,6 +125,8 @@ pub(crate) enum Request {
     },
     /// Say that messages of the log are ignored; once for each reason.
     TellIgnored(Ignored),
+    /// Say that others keep writing to the stream, beside fenced mode that stays.
+    TellStaysFenced,
     /// End the session: the next one is to work in keyed mode, for this reason.
     LeaveFence(String),
     /// The stream may have lost messages of events that the log brings again, and they cannot be

@@ -6,11 +6,13 @@ mod brought;
 mod copies;
 mod counting;
 mod giving_way;
+mod link;
 mod parts;
 mod publishing_holds;
 mod resync;
 mod retry;
 mod sending;
+mod stream_end;
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -19,10 +21,15 @@ use outbox::wire::trace_id;
 use pgoutput::Lsn;
 use uuid::Uuid;
 
+use self::batch::Batching;
 use self::blocking::Blocks;
 use self::copies::Copies;
 use self::counting::PlaceWritten;
-use self::parts::{Broker, Figures, Known, Log, Output, Retries, Sending, Settings, StreamEnd};
+use self::link::Broker;
+use self::parts::{Figures, Known, Log, Output, Settings};
+use self::retry::Retries;
+use self::sending::Sending;
+use self::stream_end::StreamEnd;
 use super::messages::{Counts, Input, Mode, Refusal, Request, Resolved, Start};
 use super::notice::About;
 use super::tail_messages::Seen;
@@ -36,19 +43,6 @@ pub(crate) const LOGGED_WHILE_SCAN_UNMARKED_MAX: usize = 8_192;
 
 /// Scan batches that are published, or on their way, and not marked. For the same reason.
 pub(crate) const SCANS_UNMARKED_MAX: usize = 8;
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Link {
-    Up,
-    /// The breaker is open: the tail, from this sequence on, is to be read later.
-    Waiting {
-        from: u64,
-    },
-    /// Waiting for the tail: nothing is sent, and answers to what was sent no longer count.
-    Resyncing {
-        from: u64,
-    },
-}
 
 #[derive(Debug, Clone)]
 struct ScanBatch {
@@ -70,6 +64,7 @@ pub(crate) struct Publishing {
     link: Broker,
     stream: StreamEnd,
     sending: Sending,
+    batching: Batching,
     known: Known,
     written: PlaceWritten,
     retries: Retries,
@@ -99,8 +94,9 @@ impl Publishing {
             window: Window::new(),
             log: Log::default(),
             link: Broker::new(start.seed),
-            stream: StreamEnd { expected: known_seq, known_seq, in_flight: 0 },
+            stream: StreamEnd::new(known_seq),
             sending: Sending::default(),
+            batching: Batching::default(),
             known: Known {
                 dead: start.dead,
                 tried: start.tried,
@@ -157,14 +153,10 @@ impl Publishing {
             Input::ScanMarked { batches } => _ = self.scans.drain(..batches),
             Input::Blocked(blocked) => self.block_these(blocked),
             Input::Seen(tail) => self.looked(tail),
-            Input::Acked { epoch, index, seq }
-                if epoch == self.link.epoch && self.link.state == Link::Up =>
-            {
+            Input::Acked { epoch, index, seq } if self.link.counts(epoch) => {
                 self.acked(index, seq);
             }
-            Input::Refused { epoch, index, refusal }
-                if epoch == self.link.epoch && self.link.state == Link::Up =>
-            {
+            Input::Refused { epoch, index, refusal } if self.link.counts(epoch) => {
                 self.refused(index, refusal);
             }
             Input::Acked { .. } | Input::Refused { .. } => {} // of a period that is over
@@ -172,8 +164,7 @@ impl Publishing {
             Input::Ended { batch, count, seq } => self.ended(batch, count, seq),
             Input::Broken { batch, number, refusal } => self.broken(batch, number, refusal),
             Input::Unsendable { index, refusal } => {
-                self.stream.in_flight -= 1;
-                self.stream.expected -= 1;
+                self.stream.unsent();
                 self.take_out_of_batch();
                 self.unsendable(index, refusal);
             }
@@ -252,13 +243,13 @@ impl Publishing {
 
     /// Whether the broker is tried, and if not, how long the next attempt is away.
     pub(crate) fn breaker(&self) -> (BreakerState, Option<Duration>) {
-        let wait = self.link.breaker.until().map(|until| until.saturating_sub(self.now));
-        (self.link.breaker.state(), wait)
+        let wait = self.link.breaker().until().map(|until| until.saturating_sub(self.now));
+        (self.link.breaker().state(), wait)
     }
 
     /// How often the breaker opened.
     pub(crate) fn breaker_opened(&self) -> u64 {
-        self.link.breaker.opened()
+        self.link.breaker().opened()
     }
 
     /// How many events were resolved so far, with those that the log brought again for nothing.
@@ -267,7 +258,7 @@ impl Publishing {
     }
 
     pub(crate) fn counts(&self) -> Counts {
-        Counts { batches: self.sending.batching.begun.into(), ..self.figures.counts }
+        Counts { batches: self.batching.begun().into(), ..self.figures.counts }
     }
 
     /// How long the broker took for what it stored since the session began.
@@ -293,20 +284,16 @@ impl Publishing {
         let Some(entry) = self.window.get(index).filter(|it| it.stage == Stage::Sent) else {
             return;
         };
-        self.stream.in_flight -= 1;
-        self.link.last_answer = self.now;
-        self.link.answered_until = self.link.answered_until.max(entry.sent.at);
-        self.link.fruitless_resyncs = 0;
-        self.link.breaker.succeeded();
-        self.stream.known_seq = self.stream.known_seq.max(seq);
+        self.stream.stored(seq);
+        self.link.answered(self.now);
+        self.link.stored(entry.sent.at);
         // The broker knew the id: the message was stored before this one was sent.
         let found = seq <= entry.sent.after;
         self.figures.counts.duplicates += u64::from(found);
         self.note_stored(index, Some(seq), found);
-        self.sending.batching.is_answered = true;
-        if self.mode == Mode::Fenced && self.stream.in_flight == 0 {
-            // Lower than expected if the broker had the event already.
-            self.stream.expected = self.stream.known_seq;
+        self.batching.answered();
+        if self.mode == Mode::Fenced {
+            self.stream.settle();
         }
     }
 
@@ -320,7 +307,7 @@ impl Publishing {
             Refusal::NoBatches(why) => self.output.requests.push_back(Request::LeaveFence(why)),
             Refusal::Message(reason) | Refusal::OverLimit(reason) | Refusal::Unwelcome(reason) => {
                 if self.window.get(index).is_some_and(|entry| entry.stage == Stage::Sent) {
-                    self.stream.in_flight -= 1;
+                    self.stream.given_up();
                     self.park(index, reason, DeadLetterReason::Refused);
                     if self.mode == Mode::Fenced {
                         // Everything behind it expects one message too many.
@@ -342,11 +329,7 @@ impl Publishing {
         if origin == Origin::Replay {
             return self.replay_stored(index, seq);
         }
-        if !self.retries.given_up.is_empty()
-            && let Ok(subject) = &entry.outgoing.subject
-        {
-            self.retries.given_up.remove(subject);
-        }
+        self.retries.stored(entry);
         self.output.resolved.push(Resolved {
             id: entry.outgoing.event.id,
             seq,
@@ -369,7 +352,7 @@ impl Publishing {
         if let Some(next) = self.window.resolve(index)
             && self.mode == Mode::Keyed
         {
-            self.sending.ready.push_back(next);
+            self.sending.ready(next);
         }
         self.log.progress.resolved_below(self.window.first());
     }
@@ -385,16 +368,14 @@ impl Publishing {
     fn tick(&mut self) {
         self.read_tail(Duration::ZERO);
         self.retry();
-        if self.link.state != Link::Up || self.stream.in_flight == 0 {
+        if !self.link.is_up() || self.stream.in_flight() == 0 {
             return;
         }
         // One answer may be lost among many. Then the message behind it was answered.
         let oldest =
             self.window.iter_unresolved().map(|(_, it)| it).find(|it| it.stage == Stage::Sent);
         let sent_at = oldest.map(|it| it.sent.at);
-        let overtaken = sent_at.filter(|sent_at| *sent_at < self.link.answered_until);
-        let silent_since = overtaken.unwrap_or(self.link.last_answer);
-        if self.now.saturating_sub(silent_since) >= self.settings.ack_timeout {
+        if self.now.saturating_sub(self.link.silent_since(sent_at)) >= self.settings.ack_timeout {
             self.outage("no answer in time".into());
         }
     }

@@ -9,13 +9,13 @@
 
 use std::time::Duration;
 
-use super::{Link, Publishing};
+use super::Publishing;
 use crate::engine::messages::{Mode, Part, Refusal};
 use crate::engine::window::Stage;
 
 /// What was sent under one batch id.
 #[derive(Debug, Clone)]
-pub(super) struct Batch {
+struct Batch {
     number: u32,
     /// The sequence that its first message was to follow.
     base: u64,
@@ -26,18 +26,48 @@ pub(super) struct Batch {
     first: u64,
 }
 
+/// Fast-ingest batches. Only fenced mode has them.
+#[derive(Debug, Default, Clone)]
+pub(super) struct Batching {
+    /// The present batch, or the last one.
+    present: Option<Batch>,
+    begun: u32,
+    /// The stream has taken a message since its tail was read: until then none goes in a batch.
+    is_answered: bool,
+}
+
+impl Batching {
+    pub(super) fn begun(&self) -> u32 {
+        self.begun
+    }
+
+    /// The stream has taken a message.
+    pub(super) fn answered(&mut self) {
+        self.is_answered = true;
+    }
+
+    /// What was sent counts no more.
+    pub(super) fn resync(&mut self) {
+        self.present = None;
+    }
+
+    pub(super) fn tail_read(&mut self) {
+        self.is_answered = false;
+    }
+}
+
 impl Publishing {
     pub(super) fn is_batch_open(&self) -> bool {
-        self.sending.batching.present.as_ref().is_some_and(|batch| batch.is_open)
+        self.batching.present.as_ref().is_some_and(|batch| batch.is_open)
     }
 
     /// Ends an open batch to which there is nothing to add. Its number is that of a message that
     /// is not stored.
     pub(crate) fn next_end(&mut self) -> Option<Part> {
-        if self.link.state != Link::Up || !self.is_batch_open() || self.waiting().is_some() {
+        if !self.link.is_up() || !self.is_batch_open() || self.waiting().is_some() {
             return None;
         }
-        let batch = self.sending.batching.present.as_mut()?;
+        let batch = self.batching.present.as_mut()?;
         batch.is_open = false;
         Some(Part { batch: batch.number, number: batch.sent + 1, last: true })
     }
@@ -49,20 +79,20 @@ impl Publishing {
         }
         let more = self.waiting().is_some();
         if !self.is_batch_open() {
-            self.sending.batching.present = None;
-            if !more || !self.sending.batching.is_answered {
+            self.batching.present = None;
+            if !more || !self.batching.is_answered {
                 return None;
             }
-            self.sending.batching.begun += 1;
-            self.sending.batching.present = Some(Batch {
-                number: self.sending.batching.begun,
-                base: self.stream.expected,
+            self.batching.begun += 1;
+            self.batching.present = Some(Batch {
+                number: self.batching.begun,
+                base: self.stream.expected(),
                 sent: 0,
                 is_open: true,
                 first: self.window.first(),
             });
         }
-        let batch = self.sending.batching.present.as_mut()?;
+        let batch = self.batching.present.as_mut()?;
         batch.sent += 1;
         batch.is_open = more;
         Some(Part { batch: batch.number, number: batch.sent, last: !more })
@@ -70,7 +100,7 @@ impl Publishing {
 
     /// The message added last did not leave.
     pub(super) fn take_out_of_batch(&mut self) {
-        if let Some(batch) = &mut self.sending.batching.present {
+        if let Some(batch) = &mut self.batching.present {
             batch.sent -= 1;
             // Somebody has to end it, now that its last message may be missing.
             batch.is_open = batch.sent > 0;
@@ -81,7 +111,7 @@ impl Publishing {
         if !self.is_present(batch) {
             return;
         }
-        self.link.last_answer = self.now;
+        self.link.answered(self.now);
         self.resolve_first(count);
     }
 
@@ -89,7 +119,7 @@ impl Publishing {
         if !self.is_present(number) {
             return;
         }
-        let Some(batch) = &self.sending.batching.present else { return };
+        let Some(batch) = &self.batching.present else { return };
         let as_expected = seq == batch.base + count;
         let whole = !batch.is_open && count == batch.sent;
         if as_expected {
@@ -104,7 +134,7 @@ impl Publishing {
         if !self.is_present(number) {
             return;
         }
-        let Some(batch) = &self.sending.batching.present else { return };
+        let Some(batch) = &self.batching.present else { return };
         let expected = (batch.base + message).saturating_sub(1);
         let is_meant = |index: &u64| {
             let entry = self.window.get(*index);
@@ -118,12 +148,12 @@ impl Publishing {
     }
 
     fn is_present(&self, number: u32) -> bool {
-        self.link.state == Link::Up
-            && self.sending.batching.present.as_ref().is_some_and(|batch| batch.number == number)
+        self.link.is_up()
+            && self.batching.present.as_ref().is_some_and(|batch| batch.number == number)
     }
 
     fn resolve_first(&mut self, count: u64) {
-        let Some(batch) = &self.sending.batching.present else { return };
+        let Some(batch) = &self.batching.present else { return };
         let end = batch.base + count.min(batch.sent);
         let mut index = batch.first.max(self.window.first());
         while index < self.window.end() {
@@ -134,20 +164,18 @@ impl Publishing {
                 if expected >= end {
                     break;
                 }
-                self.stream.in_flight -= 1;
-                self.link.answered_until = self.link.answered_until.max(sent_at);
-                self.link.fruitless_resyncs = 0;
-                self.link.breaker.succeeded();
+                self.stream.stored(expected + 1);
+                self.link.stored(sent_at);
                 self.note_stored(index, Some(expected + 1), false);
-            } else if index >= self.sending.next {
+            } else if index >= self.sending.next() {
                 break;
             }
             index += 1;
         }
         if count > 0 {
-            self.stream.known_seq = self.stream.known_seq.max(end);
+            self.stream.reached(end);
         }
-        if let Some(batch) = &mut self.sending.batching.present {
+        if let Some(batch) = &mut self.batching.present {
             batch.first = index;
         }
     }

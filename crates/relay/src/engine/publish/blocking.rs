@@ -120,7 +120,7 @@ impl Publishing {
                 let unfit = Err(Unpublished::Unfit(reason));
                 (entry.outgoing.subject, entry.stage) = (unfit, Stage::Waiting);
                 entry.parked_for = why;
-                self.sending.next = self.sending.next.min(index);
+                self.sending.back_to(index);
                 return;
             }
             let event = &entry.outgoing.event;

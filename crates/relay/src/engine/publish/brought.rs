@@ -85,7 +85,7 @@ impl Publishing {
             self.count(index, stored_at);
         }
         if first_of_key && self.mode == Mode::Keyed {
-            self.sending.ready.push_back(index);
+            self.sending.ready(index);
         }
         if tried != Tried::default() && stored_at.is_none() {
             self.was_tried(index, tried);

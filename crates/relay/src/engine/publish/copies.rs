@@ -8,8 +8,8 @@ use std::time::Duration;
 use pgoutput::Lsn;
 use uuid::Uuid;
 
+use super::Publishing;
 use super::giving_way::GivingWay;
-use super::{Link, Publishing};
 use crate::engine::messages::Resolved;
 use crate::engine::window::{Limits, Origin, Outgoing, Stage, Unpublished};
 
@@ -33,7 +33,7 @@ impl Publishing {
         let Limits { events, bytes } = self.settings.limits;
         let half = Limits { events: events.div_ceil(2), bytes: bytes / 2 };
         let most = UNDER_WAY_MAX.min((events / 4).max(1));
-        self.link.state == Link::Up
+        self.link.is_up()
             && self.scans.is_empty()
             && self.copies.unresolved < most
             && self.copies.way.may_go(now)
@@ -47,7 +47,7 @@ impl Publishing {
 
     /// The highest sequence known to be in the stream.
     pub(crate) fn last_seq(&self) -> u64 {
-        self.stream.known_seq
+        self.stream.known_seq()
     }
 
     /// Copies that could not be stored, with the reasons, since the last call.

@@ -14,7 +14,7 @@ use std::collections::HashSet;
 
 use pgoutput::Lsn;
 
-use super::{Link, Publishing};
+use super::Publishing;
 use crate::engine::messages::{Mode, NotedPlace, Place, Request, WrittenDown};
 use crate::engine::tail_messages::Tail;
 use crate::engine::window::{Origin, Stage};
@@ -133,7 +133,7 @@ impl Publishing {
     /// An event that was sent gets another end. It may be stored all the same, until another is.
     pub(super) fn gives_up_sequence(&mut self, index: u64, of_log: bool) {
         let Some(entry) = self.window.get(index) else { return };
-        let seq_from = entry.sent.expected.max(self.stream.known_seq) + 1;
+        let seq_from = entry.sent.expected.max(self.stream.known_seq()) + 1;
         match of_log && entry.parked_for != DeadLetterReason::Unfit {
             true => self.void_place(seq_from),
             false => self.written.seq_from = self.written.seq_from.max(seq_from),
@@ -262,7 +262,7 @@ impl Publishing {
             Some(entry) if entry.origin.is_logged() => entry.position?.place(),
             Some(_) => return None,
         };
-        if self.link.state != Link::Up || commit_lsn == Lsn::ZERO {
+        if !self.link.is_up() || commit_lsn == Lsn::ZERO {
             return None;
         }
         let is_alone = self.scans.is_empty() && self.has_no_copies() && !self.written.is_void;
@@ -280,8 +280,8 @@ impl Publishing {
             Some((Stage::Sent, _)) => first.map(|it| it.sent.expected),
             Some((Stage::Parking, why)) if why != DeadLetterReason::Unfit => None,
             Some((Stage::Parking, _)) => return None,
-            _ if self.stream.in_flight > 0 => return None,
-            _ => Some(self.stream.expected),
+            _ if self.stream.in_flight() > 0 => return None,
+            _ => Some(self.stream.expected()),
         };
         let seq = seq.filter(|it| *it >= self.written.seq_from);
         Some(Place { commit_lsn, ordinal, seq })

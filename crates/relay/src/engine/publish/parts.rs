@@ -6,10 +6,7 @@ use std::time::Duration;
 use pgoutput::Lsn;
 use uuid::Uuid;
 
-use super::Link;
-use super::batch::Batch;
 use super::counting::Counting;
-use crate::engine::breaker::Breaker;
 use crate::engine::messages::{Counts, Request, Resolved};
 use crate::engine::progress::Progress;
 use crate::engine::tail_messages::Seen;
@@ -50,56 +47,6 @@ pub(super) struct Log {
     pub(super) told_not_transactional: bool,
 }
 
-/// The connection to the broker.
-#[derive(Debug, Clone)]
-pub(super) struct Broker {
-    pub(super) state: Link,
-    /// What the link waits for, or last waited for.
-    pub(super) why: String,
-    pub(super) breaker: Breaker,
-    /// Numbers the periods between resyncs, so that late answers can be told from current ones.
-    pub(super) epoch: u32,
-    pub(super) last_answer: Duration,
-    /// When the latest of the messages that were answered had been sent.
-    pub(super) answered_until: Duration,
-    /// Resyncs since the broker last stored something.
-    pub(super) fruitless_resyncs: u32,
-    pub(super) foreign_resyncs: u32,
-    pub(super) last_foreign: Duration,
-    /// Fenced mode stays although there were too many of these, and nobody was told.
-    pub(super) untold_others: bool,
-}
-
-/// The stream's end.
-#[derive(Debug, Clone)]
-pub(super) struct StreamEnd {
-    /// The sequence that the stream will have given out last when the next message arrives.
-    pub(super) expected: u64,
-    /// The highest sequence known to be in the stream.
-    pub(super) known_seq: u64,
-    pub(super) in_flight: usize,
-}
-
-/// What is sent next, and how.
-#[derive(Debug, Default, Clone)]
-pub(super) struct Sending {
-    /// Fenced mode: the next entry to send. Keyed mode: unused.
-    pub(super) next: u64,
-    /// Keyed mode: entries that no entry of their aggregate precedes.
-    pub(super) ready: VecDeque<u64>,
-    pub(super) batching: Batching,
-}
-
-/// Fast-ingest batches. Only fenced mode has them.
-#[derive(Debug, Default, Clone)]
-pub(super) struct Batching {
-    /// The present batch, or the last one.
-    pub(super) present: Option<Batch>,
-    pub(super) begun: u32,
-    /// The stream has taken a message since its tail was read: until then none goes in a batch.
-    pub(super) is_answered: bool,
-}
-
 /// What is known of events that earlier sessions worked on.
 #[derive(Debug, Clone)]
 pub(super) struct Known {
@@ -119,17 +66,6 @@ pub(super) struct Known {
     pub(super) passed_before: Option<(Lsn, u32)>,
 }
 
-/// Events that the stream does not take as it is.
-#[derive(Debug, Default, Clone)]
-pub(super) struct Retries {
-    /// Subjects of which an event ran out of attempts, and none was stored since.
-    pub(super) given_up: HashSet<String>,
-    /// When the first deferred event is due.
-    pub(super) next: Option<Duration>,
-    /// When the stream's limits were asked for last.
-    pub(super) limits_at: Option<Duration>,
-}
-
 /// What is to be done outside.
 #[derive(Debug, Default, Clone)]
 pub(super) struct Output {
@@ -144,21 +80,4 @@ pub(super) struct Figures {
     pub(super) counts: Counts,
     /// From sending a message to the answer that it is stored.
     pub(super) answer_times: Latency,
-}
-
-impl Broker {
-    pub(super) fn new(seed: u64) -> Self {
-        Self {
-            state: Link::Up,
-            why: String::new(),
-            breaker: Breaker::new(seed),
-            epoch: 0,
-            last_answer: Duration::ZERO,
-            answered_until: Duration::ZERO,
-            fruitless_resyncs: 0,
-            foreign_resyncs: 0,
-            last_foreign: Duration::ZERO,
-            untold_others: false,
-        }
-    }
 }

@@ -1,12 +1,12 @@
 //! What holds of a publishing session after each turn.
 
-use super::{Link, Mode, Publishing, SCANS_UNMARKED_MAX, Stage};
+use super::{Mode, Publishing, SCANS_UNMARKED_MAX, Stage};
 use crate::engine::assertions::is_checked_whole;
 use crate::engine::window::Origin;
 
 impl Publishing {
     pub(in crate::engine) fn assert_holds(&self) {
-        let (unresolved, in_flight) = (self.window.unresolved(), self.stream.in_flight);
+        let (unresolved, in_flight) = (self.window.unresolved(), self.stream.in_flight());
         assert!(in_flight <= unresolved, "{in_flight} in flight, {unresolved} unresolved");
         assert!(self.copies.unresolved <= unresolved, "more copies than entries");
         assert!(self.scans.len() <= SCANS_UNMARKED_MAX.max(64), "too many scans are unmarked");
@@ -16,8 +16,8 @@ impl Publishing {
         let stored = self.log.stored_position;
         let last = self.log.last_position;
         assert!(stored.is_none() || last.is_some(), "the stream has what no log brought");
-        if self.mode == Mode::Fenced && self.link.state == Link::Up && in_flight == 0 {
-            let (expected, known) = (self.stream.expected, self.stream.known_seq);
+        if self.mode == Mode::Fenced && self.link.is_up() && in_flight == 0 {
+            let (expected, known) = (self.stream.expected(), self.stream.known_seq());
             assert!(expected >= known, "{expected} is expected, and {known} is in the stream");
         }
         if is_checked_whole(unresolved) {
@@ -30,7 +30,7 @@ impl Publishing {
         let count = |is: fn(&super::Entry) -> bool| {
             self.window.iter_unresolved().filter(|(_, it)| is(it)).count()
         };
-        assert_eq!(count(|it| it.stage == Stage::Sent), self.stream.in_flight, "in flight");
+        assert_eq!(count(|it| it.stage == Stage::Sent), self.stream.in_flight(), "in flight");
         assert_eq!(count(|it| it.origin == Origin::Replay), self.copies.unresolved, "copies");
         for scan in &self.scans {
             let of_scan = |it: &super::Entry| it.origin == Origin::Scan(scan.number);
@@ -39,11 +39,11 @@ impl Publishing {
         }
         if count(|it| it.stage == Stage::Deferred) > 0 {
             assert!(
-                self.retries.next.is_some(),
+                self.retries.next().is_some(),
                 "an event is deferred, and nothing tries it again"
             );
         }
-        if self.link.state == Link::Up {
+        if self.link.is_up() {
             self.assert_order();
         }
     }

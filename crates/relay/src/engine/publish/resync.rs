@@ -6,7 +6,9 @@ use std::time::Duration;
 use pgoutput::Lsn;
 use uuid::Uuid;
 
-use super::{Link, Publishing};
+use super::Publishing;
+use super::link::Link;
+use super::stream_end::StreamEnd;
 use crate::engine::backoff::Backoff;
 use crate::engine::messages::{Mode, Request};
 use crate::engine::tail_messages::{Seen, Tail};
@@ -16,51 +18,43 @@ use crate::engine::window::{LastPosition, Stage};
 /// ids.
 const FOREIGN_RESYNCS_MAX: u32 = 16;
 
-/// Foreign messages further apart than this are accidents, not another writer.
-const FOREIGN_RESYNCS_WITHIN: Duration = Duration::from_secs(60);
-
 /// The longest pause before the tail is read again.
 const RESYNC_DELAY_MAX: Duration = Duration::from_secs(5);
 
 impl Publishing {
     /// Doubles with every resync that brought nothing; the first is free.
     pub(super) fn pause(&self, unit: Duration) -> Duration {
-        Backoff::new(2 * unit, RESYNC_DELAY_MAX).after(self.link.fruitless_resyncs)
+        Backoff::new(2 * unit, RESYNC_DELAY_MAX).after(self.link.fruitless_resyncs())
     }
 
     /// Forgets what was sent and asks what the stream has (go-back-N).
     pub(super) fn resync(&mut self, delay: Duration, why: String) {
-        if self.link.state != Link::Up {
+        if !self.link.is_up() {
             return;
         }
         let sent = self.window.iter_unresolved().filter(|(_, entry)| entry.stage == Stage::Sent);
         let from =
-            sent.map(|(_, entry)| entry.sent.after).min().unwrap_or(self.stream.known_seq) + 1;
-        self.sending.batching.present = None;
-        self.link.epoch += 1;
-        self.link.fruitless_resyncs += 1;
+            sent.map(|(_, entry)| entry.sent.after).min().unwrap_or(self.stream.known_seq()) + 1;
+        self.batching.resync();
+        self.link.resync(from, why);
         self.figures.counts.resyncs += 1;
-        self.link.state = Link::Waiting { from };
-        self.link.why = why;
         self.read_tail(delay);
     }
 
     /// Nothing is wrong with what was sent, and yet the broker does not store it.
     pub(super) fn outage(&mut self, why: String) {
-        if self.link.state == Link::Up {
+        if self.link.is_up() {
             self.figures.counts.outages += 1;
-            self.link.breaker.failed(self.now);
+            self.link.failed(self.now);
             self.resync(Duration::ZERO, why);
         }
     }
 
     /// The tail could not be read.
     pub(super) fn tail_failed(&mut self, why: String) {
-        if let Link::Resyncing { from } = self.link.state {
+        if let Link::Resyncing { from } = self.link.state() {
             self.figures.counts.outages += 1;
-            self.link.breaker.failed(self.now);
-            self.link.state = Link::Waiting { from };
-            self.link.why = why;
+            self.link.tail_failed(from, self.now, why);
             self.read_tail(Duration::ZERO);
         }
     }
@@ -68,10 +62,10 @@ impl Publishing {
     /// The connection was replaced. If it is what was waited for, there is nothing to wait for.
     pub(super) fn link_lost(&mut self) {
         self.copies.way.reconnected();
-        match self.link.state {
+        match self.link.state() {
             Link::Up => self.resync(Duration::ZERO, "the connection was replaced".into()),
             Link::Waiting { .. } => {
-                self.link.breaker.attempt();
+                self.link.attempt();
                 self.read_tail(Duration::ZERO);
             }
             Link::Resyncing { .. } => {}
@@ -80,31 +74,23 @@ impl Publishing {
 
     /// Asks for the tail, unless the breaker says not yet. Then a tick does.
     pub(super) fn read_tail(&mut self, delay: Duration) {
-        let Link::Waiting { from } = self.link.state else { return };
-        if self.link.breaker.forbids(self.now) {
-            return;
-        }
-        self.link.breaker.attempt();
-        self.link.state = Link::Resyncing { from };
-        self.retries.limits_at = Some(self.now);
-        let why = self.link.why.clone();
+        let Some((from, why)) = self.link.ask_for_tail(self.now) else { return };
+        self.retries.limits_asked(self.now);
         self.output.requests.push_back(Request::ReadTail { from, delay, why });
     }
 
     pub(super) fn tail(&mut self, tail: Tail) {
         self.window.go_back();
-        self.stream.in_flight = 0;
-        self.sending.batching.is_answered = false;
-        self.link.state = Link::Up;
+        self.batching.tail_read();
+        self.link.up();
         if tail.foreign > 0 {
             self.void_place(0);
         }
-        if tail.last_seq < self.stream.known_seq {
-            self.void_place(self.stream.known_seq + 1); // the stream has gone back
+        if tail.last_seq < self.stream.known_seq() {
+            self.void_place(self.stream.known_seq() + 1); // the stream has gone back
         }
-        self.stream.expected = tail.last_seq;
-        self.stream.known_seq = tail.last_seq;
-        self.sending.next = self.window.first();
+        self.stream = StreamEnd::new(tail.last_seq);
+        self.sending.begin_at(self.window.first());
         let foreign = tail.foreign;
         let stored: HashMap<Uuid, u64> = tail.stored.iter().map(|it| (it.id, it.seq)).collect();
         let found: Vec<(u64, u64)> = self
@@ -114,8 +100,7 @@ impl Publishing {
             .filter_map(|(index, entry)| Some((index, *stored.get(&entry.outgoing.event.id)?)))
             .collect();
         if !found.is_empty() {
-            self.link.fruitless_resyncs = 0;
-            self.link.breaker.succeeded();
+            self.link.works();
         }
         for (index, seq) in found {
             self.note_stored(index, Some(seq), true);
@@ -128,22 +113,21 @@ impl Publishing {
         self.remember(tail);
         self.count_foreign(foreign);
         if self.mode == Mode::Keyed {
-            self.sending.ready = self.window.chain_by_key().into();
+            self.sending.begin_with(self.window.chain_by_key());
         }
         if self.window.unresolved() == 0 {
-            self.link.breaker.succeeded(); // there is nothing to try it with
+            self.link.trusted(); // there is nothing to try it with
         }
     }
 
     /// Takes in the stream's end as it is while the session goes on.
     pub(super) fn looked(&mut self, tail: Tail) {
         // Whoever had the slot before may have stored something since the session began.
-        // An expected sequence that is too low would let a later message in after an earlier one
-        // was refused: what was sent since the tail was read counts as well.
-        if self.stream.in_flight == 0 && !self.is_batch_open() {
-            self.stream.expected = self.stream.expected.max(tail.last_seq);
+        // What was sent since the tail was read counts as well.
+        if self.stream.in_flight() == 0 && !self.is_batch_open() {
+            self.stream.raise_expected(tail.last_seq);
         }
-        self.stream.known_seq = self.stream.known_seq.max(tail.last_seq);
+        self.stream.reached(tail.last_seq);
         self.remember(tail);
         // With the expected sequence raised nothing but this keeps from storing them again. What was sent
         // is for the broker to answer.
@@ -163,26 +147,17 @@ impl Publishing {
         self.known.seen.forget_before(seq);
     }
 
-    /// Whether it is to be told that others keep writing to the stream, beside fenced mode that stays.
-    pub(crate) fn take_untold_others(&mut self) -> bool {
-        std::mem::take(&mut self.link.untold_others)
-    }
-
     fn count_foreign(&mut self, foreign: usize) {
         if foreign == 0 || self.mode == Mode::Keyed {
             return;
         }
         self.figures.counts.foreign += foreign as u64;
-        if self.now.saturating_sub(self.link.last_foreign) > FOREIGN_RESYNCS_WITHIN {
-            self.link.foreign_resyncs = 0;
-        }
-        self.link.last_foreign = self.now;
-        self.link.foreign_resyncs += 1;
-        if self.settings.stays_fenced {
-            self.link.untold_others |= self.link.foreign_resyncs == FOREIGN_RESYNCS_MAX + 1;
-        } else if self.link.foreign_resyncs > FOREIGN_RESYNCS_MAX {
+        let resyncs = self.link.saw_foreign(self.now);
+        if !self.settings.stays_fenced && resyncs > FOREIGN_RESYNCS_MAX {
             let why = "others keep writing to the stream: give the relay one of its own".into();
             self.output.requests.push_back(Request::LeaveFence(why));
+        } else if resyncs == FOREIGN_RESYNCS_MAX + 1 {
+            self.output.requests.push_back(Request::TellStaysFenced);
         }
     }
 

@@ -1,8 +1,9 @@
 //! Events that the stream does not take as it is now.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
-use super::{Link, Publishing, Refusal};
+use super::{Entry, Publishing, Refusal};
 use crate::engine::backoff::Backoff;
 use crate::engine::messages::{Mode, Request};
 use crate::engine::window::{Origin, Stage, Tried};
@@ -11,6 +12,51 @@ use crate::status::DeadLetterReason;
 /// Subjects that were given up on are remembered, so that many events of one subject hold the others
 /// up once and not one after the other. Beyond this many the oldest knowledge is not worth keeping.
 const GIVEN_UP_MAX: usize = 1_000;
+
+/// Events that the stream does not take as it is.
+#[derive(Debug, Default, Clone)]
+pub(super) struct Retries {
+    /// Subjects of which an event ran out of attempts, and none was stored since.
+    given_up: HashSet<String>,
+    /// When the first deferred event is due.
+    next: Option<Duration>,
+    /// When the stream's limits were asked for last.
+    limits_at: Option<Duration>,
+}
+
+impl Retries {
+    pub(super) fn next(&self) -> Option<Duration> {
+        self.next
+    }
+
+    fn are_due(&self, now: Duration) -> bool {
+        self.next.is_some_and(|next| next <= now)
+    }
+
+    fn defer_until(&mut self, due: Duration) {
+        self.next = Some(self.next.map_or(due, |next| next.min(due)));
+    }
+
+    fn give_up(&mut self, subject: &str) {
+        if self.given_up.len() >= GIVEN_UP_MAX {
+            self.given_up.clear();
+        }
+        self.given_up.insert(subject.to_owned());
+    }
+
+    /// The stream takes the event's subject.
+    pub(super) fn stored(&mut self, entry: &Entry) {
+        if !self.given_up.is_empty()
+            && let Ok(subject) = &entry.outgoing.subject
+        {
+            self.given_up.remove(subject);
+        }
+    }
+
+    pub(super) fn limits_asked(&mut self, now: Duration) {
+        self.limits_at = Some(now);
+    }
+}
 
 impl Publishing {
     /// The client would not send it. Nothing left.
@@ -42,7 +88,7 @@ impl Publishing {
         let was_sent = entry.stage == Stage::Sent;
         drop(unresolved);
         if was_sent {
-            self.stream.in_flight -= 1;
+            self.stream.given_up();
             self.unwelcome(index, reason);
             if self.mode == Mode::Fenced {
                 // Everything behind it expects one message too many.
@@ -65,10 +111,7 @@ impl Publishing {
         let subject = entry.outgoing.subject.as_deref().unwrap_or_default();
         let is_hopeless = is_fresh && self.retries.given_up.contains(subject);
         if entry.attempts >= self.settings.max_attempts || is_hopeless {
-            if self.retries.given_up.len() >= GIVEN_UP_MAX {
-                self.retries.given_up.clear();
-            }
-            self.retries.given_up.insert(subject.to_owned());
+            self.retries.give_up(subject);
             self.park(index, reason, DeadLetterReason::MaxAttempts);
             return;
         }
@@ -76,9 +119,9 @@ impl Publishing {
         let pause = Backoff::EVENT.after(attempts);
         let (id, has_row) = (entry.outgoing.event.id, entry.origin != Origin::Emitted);
         (entry.stage, entry.not_before) = (Stage::Deferred, self.now + pause);
-        self.sending.next = self.sending.next.min(index);
+        self.sending.back_to(index);
         let retry = self.now + pause;
-        self.retries.next = Some(self.retries.next.map_or(retry, |next| next.min(retry)));
+        self.retries.defer_until(retry);
         self.figures.counts.deferred += 1;
         self.output.requests.push_back(Request::NoteFailure {
             index,
@@ -99,12 +142,12 @@ impl Publishing {
         }
         let retry = self.now + pause;
         (entry.stage, entry.not_before) = (Stage::Deferred, retry);
-        self.retries.next = Some(self.retries.next.map_or(retry, |next| next.min(retry)));
+        self.retries.defer_until(retry);
     }
 
     /// Lets events try again whose pause is over, on what the stream is then.
     pub(super) fn retry(&mut self) {
-        if self.link.state != Link::Up || self.retries.next.is_none_or(|next| next > self.now) {
+        if !self.link.is_up() || !self.retries.are_due(self.now) {
             return;
         }
         self.retries.next = None;
@@ -117,8 +160,7 @@ impl Publishing {
         let mut is_due = false;
         for (index, not_before) in deferred {
             if not_before > self.now {
-                self.retries.next =
-                    Some(self.retries.next.map_or(not_before, |it| it.min(not_before)));
+                self.retries.defer_until(not_before);
             } else if let Some(entry) = self.window.get_mut(index) {
                 entry.stage = Stage::Waiting;
                 is_due = true;
@@ -138,7 +180,7 @@ impl Publishing {
     fn wait_again(&mut self, index: u64) {
         if let Some(entry) = self.window.get_mut(index) {
             entry.stage = Stage::Waiting;
-            self.sending.next = self.sending.next.min(index);
+            self.sending.back_to(index);
         }
     }
 

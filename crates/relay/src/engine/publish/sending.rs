@@ -1,22 +1,58 @@
 //! What is sent next.
 
+use std::collections::VecDeque;
+
 use pgoutput::Lsn;
 
+use super::Publishing;
 use super::blocking::Turn;
-use super::{Link, Publishing};
 use crate::engine::messages::{Mode, Send};
 use crate::engine::window::{LastPosition, Origin, Outgoing, Stage};
 use crate::status::BreakerState;
 
+/// What is sent next.
+#[derive(Debug, Default, Clone)]
+pub(super) struct Sending {
+    /// Fenced mode: the next entry to send. Keyed mode: unused.
+    next: u64,
+    /// Keyed mode: entries that no entry of their aggregate precedes.
+    ready: VecDeque<u64>,
+}
+
+impl Sending {
+    pub(super) fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// An entry is to be looked at again.
+    pub(super) fn back_to(&mut self, index: u64) {
+        self.next = self.next.min(index);
+    }
+
+    /// No entry of its aggregate precedes the entry any more.
+    pub(super) fn ready(&mut self, index: u64) {
+        self.ready.push_back(index);
+    }
+
+    /// Everything from the entry `first` on is sent again.
+    pub(super) fn begin_at(&mut self, first: u64) {
+        self.next = first;
+    }
+
+    pub(super) fn begin_with(&mut self, ready: Vec<u64>) {
+        self.ready = ready.into();
+    }
+}
+
 impl Publishing {
     /// Whether [`next_send`](Self::next_send) or [`next_end`](Self::next_end) would give something.
     pub(crate) fn has_send(&mut self) -> bool {
-        self.link.state == Link::Up && (self.sendable().is_some() || self.is_batch_open())
+        self.link.is_up() && (self.sendable().is_some() || self.is_batch_open())
     }
 
     /// The next message to send; it counts as sent.
     pub(crate) fn next_send(&mut self) -> Option<Send<'_>> {
-        if self.link.state != Link::Up {
+        if !self.link.is_up() {
             return None;
         }
         let index = self.sendable()?;
@@ -24,15 +60,14 @@ impl Publishing {
             Mode::Fenced => self.sending.next = index + 1,
             Mode::Keyed => _ = self.sending.ready.pop_front(),
         }
-        if self.stream.in_flight == 0 {
-            self.link.last_answer = self.now;
+        if self.stream.in_flight() == 0 {
+            self.link.answered(self.now);
         }
-        self.stream.in_flight += 1;
         let part = self.next_part();
-        let expected = (self.mode == Mode::Fenced).then_some(self.stream.expected);
-        self.stream.expected += 1;
+        let follows = self.stream.sent();
+        let expected = (self.mode == Mode::Fenced).then_some(follows);
         let (known_seq, epoch, stored) =
-            (self.stream.known_seq, self.link.epoch, self.log.stored_position);
+            (self.stream.known_seq(), self.link.epoch(), self.log.stored_position);
         let now = self.now;
         let entry = self.window.get_mut(index)?;
         entry.stage = Stage::Sent;
@@ -60,8 +95,8 @@ impl Publishing {
     pub(super) fn sendable(&mut self) -> Option<u64> {
         // Behind a message that is refused another one may fit, unless both are in one batch.
         let is_alone = self.mode == Mode::Fenced && !self.is_batch_open();
-        let is_probe = self.link.breaker.state() == BreakerState::HalfOpen;
-        if self.stream.in_flight > 0 && (is_alone || is_probe) {
+        let is_probe = self.link.breaker().state() == BreakerState::HalfOpen;
+        if self.stream.in_flight() > 0 && (is_alone || is_probe) {
             return None;
         }
         self.waiting()

@@ -297,7 +297,7 @@ fn an_open_breaker_waits_and_a_new_connection_ends_the_wait() {
     log(&mut state, 5);
     state.apply(state.now, Input::Tail(Tail::ending_at(0)));
     assert_eq!(send_all(&mut state), 1, "a probe goes alone");
-    let epoch = state.link.epoch;
+    let epoch = state.link.epoch();
     state.apply(state.now, Input::Acked { epoch, index: 0, seq: 1 });
     assert_eq!((state.breaker().1, send_all(&mut state)), (None, 5));
 }
