@@ -183,7 +183,7 @@ async fn a_stream_that_forgets_at_its_limits_is_warned_of() {
     let jetstream = env.nats.jetstream().await.expect("connect to NATS");
     let mut config = env.stream().await.cached_info().config.clone();
     (config.max_messages, config.discard) = (1_000, DiscardPolicy::Old);
-    (config.duplicate_window, config.allow_batch_publish) = (Duration::from_secs(1), false);
+    config.duplicate_window = Duration::from_secs(1);
     jetstream.update_stream(&config).await.expect("limit the stream");
     let relay = env.relay();
     relay.wait_active().await;
@@ -191,7 +191,6 @@ async fn a_stream_that_forgets_at_its_limits_is_warned_of() {
     for (weakness, fix) in [
         ("at its limits it discards old events", "--discard new"),
         ("its duplicate window of 1s is short", "--dupe-window"),
-        ("it does not allow batched publishing", "--allow-batch"),
         ("a single server keeps the stream", "--replicas 3"),
     ] {
         assert!(log.contains(weakness) && log.contains(fix), "{weakness}, {fix}:\n{log}");

@@ -161,7 +161,8 @@ pub async fn migrate(
     }
     let tx = client.transaction().await.map_err(prepare)?;
     tx.batch_execute(&format!(
-        "SET LOCAL lock_timeout = '{TURN_TIMEOUT}';
+        "SET LOCAL client_min_messages = warning;
+         SET LOCAL lock_timeout = '{TURN_TIMEOUT}';
          SELECT pg_advisory_xact_lock({ADVISORY_LOCK});
          SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'"
     ))

@@ -259,7 +259,10 @@ async fn indexes(
         if created && index == OutboxIndex::Unmarked {
             opening.on(store, "make room for marks", store.make_room_for_marks()).await?;
         }
-        steps.push(SetupStep { what: format!("index {}", index.name()), created });
+        // The migrations make it with the table.
+        steps.extend(
+            created.then(|| SetupStep { what: format!("index {}", index.name()), created }),
+        );
     }
     Ok(steps)
 }
