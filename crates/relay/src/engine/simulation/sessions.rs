@@ -99,7 +99,12 @@ impl World {
                 self.removed.insert(at);
             }
         }
-        self.forgotten = end;
+        // A broker that was started anew knows no ids, and nothing of what old connections carried.
+        if self.rng.random_bool(0.5) {
+            self.forgotten = end;
+            self.connections.iter_mut().for_each(VecDeque::clear);
+            self.taking.clear();
+        }
     }
 
     /// Nothing tells what the stream has lost: what may have been published comes again.
