@@ -40,11 +40,15 @@ impl ApiError {
         Self::new(StatusCode::BAD_REQUEST, detail)
     }
 
+    pub(super) fn with_hint(self, hint: impl Into<String>) -> Self {
+        Self { hint: Some(hint.into()), ..self }
+    }
+
     /// As `from`, with another hint if the database took too long.
     pub(super) fn or_late(error: impl Into<anyhow::Error>, hint: &str) -> Self {
         let error = error.into();
         match error.chain().any(was_cut_short) {
-            true => Self { hint: Some(hint.to_owned()), ..Self::late() },
+            true => Self::late().with_hint(hint),
             false => error.into(),
         }
     }
@@ -53,8 +57,7 @@ impl ApiError {
         let detail = format!("the database took longer than {STATEMENT_MAX:?}");
         let hint = "somebody may have the table locked (see pg_locks and pg_stat_activity): try \
                     again, or narrow the filter";
-        let hint = Some(hint.to_owned());
-        Self { hint, ..Self::new(StatusCode::SERVICE_UNAVAILABLE, detail) }
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, detail).with_hint(hint)
     }
 }
 
