@@ -6,10 +6,7 @@ use relay::connect;
 use tokio_postgres::error::SqlState;
 
 use crate::config;
-use crate::errors::{
-    ClientError, DlqError, DoctorError, LacksRights, ListenError, NagiosState, NotReady,
-    RewindNotYet, TokenError, TopError, WaitError,
-};
+use crate::errors::{ClientError, LacksRights, ListenError, NagiosState, TokenError};
 use crate::refusal::Refusal;
 
 /// What scripts can tell apart.
@@ -54,8 +51,8 @@ fn kind_of(error: &(dyn std::error::Error + 'static)) -> Option<Kind> {
     if error.is::<ListenError>() {
         return Some(Kind::Refused);
     }
-    if let Some(error) = error.downcast_ref::<Refusal>() {
-        return Some(if error.not_found { Kind::NotFound } else { Kind::Refused });
+    if let Some(refusal) = error.downcast_ref::<Refusal>() {
+        return Some(refusal.kind);
     }
     if let Some(error) = error.downcast_ref::<relay::Error>() {
         return Some(relay_kind(error));
@@ -65,39 +62,6 @@ fn kind_of(error: &(dyn std::error::Error + 'static)) -> Option<Kind> {
     }
     if let Some(error) = error.downcast_ref::<ClientError>() {
         return Some(client_kind(error));
-    }
-    if error.is::<RewindNotYet>() {
-        return Some(Kind::TimedOut);
-    }
-    if let Some(NotReady { timed_out, .. }) = error.downcast_ref() {
-        return Some(if *timed_out { Kind::TimedOut } else { Kind::Refused });
-    }
-    if let Some(error) = error.downcast_ref::<TopError>() {
-        return Some(match error {
-            TopError::NoTerminal => Kind::Refused,
-            TopError::Terminal(_) => Kind::Failed,
-            TopError::Off | TopError::Unreachable { .. } => Kind::Unreachable,
-        });
-    }
-    if let Some(error) = error.downcast_ref::<DoctorError>() {
-        return Some(match error {
-            DoctorError::Consumers { .. } => Kind::Refused,
-            DoctorError::Found { .. } | DoctorError::Probe => Kind::Failed,
-        });
-    }
-    if let Some(error) = error.downcast_ref::<WaitError>() {
-        return Some(match error {
-            WaitError::Unknown { .. } => Kind::NotFound,
-            WaitError::NotYet { .. } | WaitError::NotAll { .. } => Kind::TimedOut,
-            WaitError::Never { .. } => Kind::Refused,
-        });
-    }
-    if let Some(error) = error.downcast_ref::<DlqError>() {
-        return Some(if matches!(error, DlqError::NotYet { .. }) {
-            Kind::TimedOut
-        } else {
-            Kind::Refused
-        });
     }
     error.downcast_ref::<connect::Error>().map(connect_kind)
 }
@@ -180,23 +144,11 @@ pub(crate) fn hint(error: &anyhow::Error) -> Option<String> {
         if let Some(error) = cause.downcast_ref::<ListenError>() {
             return Some(error.hint());
         }
-        if let Some(error) = cause.downcast_ref::<Refusal>() {
-            return error.hint();
-        }
-        if let Some(error) = cause.downcast_ref::<RewindNotYet>() {
-            return Some(error.hint());
+        if let Some(refusal) = cause.downcast_ref::<Refusal>() {
+            return refusal.hint.clone();
         }
         if let Some(error) = cause.downcast_ref::<LacksRights>() {
             return Some(error.hint());
-        }
-        if let Some(error) = cause.downcast_ref::<WaitError>() {
-            return error.hint();
-        }
-        if let Some(error) = cause.downcast_ref::<TopError>() {
-            return error.hint();
-        }
-        if let Some(error) = cause.downcast_ref::<DoctorError>() {
-            return error.hint();
         }
         if let Some(error) = cause.downcast_ref::<relay::Error>() {
             return error.hint();

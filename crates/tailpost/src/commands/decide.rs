@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::dlq::text::{self, Shown};
 use crate::cli::dlq_args::{ListArgs, WorkArgs};
-use crate::errors::DlqError;
+use crate::refusal::Refusal;
 use crate::{output, shutdown};
 
 /// Dead letters that can be looked at and worked through.
@@ -109,7 +109,8 @@ pub(super) async fn plan<Q: Queue>(
 pub(super) fn confirm(question: &str) -> anyhow::Result<()> {
     let stdin = std::io::stdin();
     if !stdin.is_terminal() {
-        return Err(DlqError::NotConfirmed("--yes is needed where nobody can be asked").into());
+        let problem = "nothing was done: --yes is needed where nobody can be asked";
+        return Err(Refusal::conflict(problem).into());
     }
     eprint!("{question} [y/N] ");
     std::io::stderr().flush()?;
@@ -117,7 +118,7 @@ pub(super) fn confirm(question: &str) -> anyhow::Result<()> {
     stdin.lock().read_line(&mut answer)?;
     match answer.trim() {
         "y" | "Y" | "yes" => Ok(()),
-        _ => Err(DlqError::NotConfirmed("you did not say yes").into()),
+        _ => Err(Refusal::conflict("nothing was done: you did not say yes").into()),
     }
 }
 
@@ -151,7 +152,8 @@ pub(super) fn tell(
     }
     match last_refusal {
         Some(why) if skipped > 0 => {
-            Err(DlqError::Skipped { skipped, total, why: why.to_owned() }.into())
+            let problem = format!("{skipped} of {total} were skipped, the last because {why}");
+            Err(Refusal::conflict(problem).into())
         }
         Some(why) => Err(anyhow::anyhow!("could not go on: {why}")),
         None => Ok(()),

@@ -16,8 +16,8 @@ use self::backend::Backend;
 use super::decide;
 use crate::cli::dlq_args::{DlqCommand, ListArgs, OfOutbox, RequeueArgs, ShowArgs, WorkArgs};
 use crate::config::Settings;
-use crate::errors::DlqError;
 use crate::output;
+use crate::refusal::Refusal;
 
 /// How often a requeued event is looked at.
 const POLL: Duration = Duration::from_millis(200);
@@ -147,12 +147,14 @@ async fn wait(backend: &Backend, id: Uuid, patience: Duration) -> anyhow::Result
         match (detail.state.as_str(), &detail.dead_letter) {
             ("published", _) => return Ok(detail),
             ("dead", Some(dead)) => {
-                return Err(DlqError::DeadAgain { id, reason: dead.reason.clone() }.into());
+                let problem = format!("event {id} is a dead letter again: {}", dead.reason);
+                return Err(Refusal::conflict(problem).into());
             }
             _ => {}
         }
         if started.elapsed() >= patience {
-            return Err(DlqError::NotYet { id, waited: patience }.into());
+            let problem = format!("event {id} was not published within {patience:?}");
+            return Err(Refusal::timed_out(problem).into());
         }
         tokio::time::sleep(POLL).await;
     }

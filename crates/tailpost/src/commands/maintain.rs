@@ -82,7 +82,11 @@ async fn inbox(args: &MaintainArgs, settings: &Settings) -> anyhow::Result<Optio
     }
     let keep = Keep { records: settings.inbox_retention(), decisions: settings.retention.audit };
     let done = inbox::look_after(&connection, table.schema(), keep, args.dry_run).await?;
-    done.map(Some).ok_or_else(|| Refusal::is_looked_after().into())
+    done.map(Some).ok_or_else(|| {
+        let refusal = Refusal::conflict("another process looks after the inbox's tables");
+        let hint = "wait until it is done: pg_stat_activity shows it as `tailpost inbox`";
+        refusal.with_hint(hint).into()
+    })
 }
 
 /// Says how far it is, where somebody looks.

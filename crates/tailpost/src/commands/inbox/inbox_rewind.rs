@@ -14,7 +14,6 @@ use super::builder::builder;
 use crate::cli::RewindArgs;
 use crate::commands::decide::actor;
 use crate::config::Settings;
-use crate::errors::RewindNotYet;
 use crate::output;
 use crate::refusal::Refusal;
 
@@ -80,7 +79,8 @@ async fn rewinder(settings: &Settings) -> anyhow::Result<Rewinder> {
 
 async fn cancel(rewinder: &Rewinder, args: &RewindArgs) -> anyhow::Result<()> {
     let Some(rewind) = rewinder.cancel().await? else {
-        return Err(Refusal::no_rewind(&args.consumer).into());
+        let problem = format!("no rewind of {} is requested and not begun", args.consumer);
+        return Err(Refusal::not_found(problem).into());
     };
     if args.json {
         return output::json(&Cancelled { state: "cancelled", rewind: &rewind });
@@ -122,8 +122,7 @@ async fn follow(
     let mut moved_at = Instant::now();
     while state.ended_at.is_none() {
         if moved_at.elapsed() > args.timeout {
-            let consumer = args.consumer.clone();
-            return Err(RewindNotYet { consumer, waited: args.timeout }.into());
+            return Err(not_yet(args).into());
         }
         tokio::time::sleep(LOOK).await;
         let now = rewinder.state(state.id).await?.context("the request is gone")?;
@@ -142,7 +141,19 @@ async fn follow(
         return Ok(state);
     }
     let why = state.outcome.unwrap_or_default();
-    Err(Refusal::rewind_given_up(&args.consumer, &why).into())
+    let problem = format!("the rewind of {} was given up: {why}", args.consumer);
+    Err(Refusal::conflict(problem).into())
+}
+
+fn not_yet(args: &RewindArgs) -> Refusal {
+    let (consumer, waited) = (&args.consumer, args.timeout);
+    Refusal::timed_out(format!(
+        "no worker of {consumer} got on with the rewind within {waited:?}; it stays requested"
+    ))
+    .with_hint(
+        "workers without rights on inbox_rewinds carry out none; repeat the command to follow it, \
+         or withdraw it with --cancel",
+    )
 }
 
 /// A bar where somebody looks.
