@@ -18,6 +18,15 @@ struct Versioned<'a, T> {
     data: &'a T,
 }
 
+/// Prints data as JSON, or what `said` says of it to people.
+pub(crate) fn show<T: Serialize>(
+    as_json: bool,
+    data: &T,
+    said: impl FnOnce() -> String,
+) -> anyhow::Result<()> {
+    if as_json { json(data) } else { text(&said()) }
+}
+
 /// Prints one JSON object on one line.
 pub(crate) fn json<T: Serialize>(data: &T) -> anyhow::Result<()> {
     text(&to_json(data)?)

@@ -28,7 +28,7 @@ pub(crate) struct RewindArgs {
     #[arg(long)]
     pub(crate) again: bool,
     /// The reason, for the audit; needed with --again
-    #[arg(long, alias = "reason", value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT")]
     pub(crate) why: Option<Reason>,
     /// Who decides, for the audit [default: the user who runs this]
     #[arg(long, value_name = "NAME")]

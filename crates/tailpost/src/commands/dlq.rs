@@ -72,11 +72,7 @@ async fn requeue(
     }
     if let (Some(patience), [id]) = (patience, &work.ids[..]) {
         let detail = wait(&backend, *id, *patience).await?;
-        return if work.json {
-            output::json(&detail)
-        } else {
-            output::text(&text::published(&detail))
-        };
+        return output::show(work.json, &detail, || text::published(&detail));
     }
     decide::all_done(work, Action::Requeue, work.ids.len() as u64, &listed("requeued", &work.ids))
 }

@@ -1,16 +1,14 @@
 use std::fmt::Write;
-use std::io::IsTerminal;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::bail;
-use indicatif::{ProgressBar, ProgressStyle};
 use relay::verify::Finding;
 use relay::{Repair, VerifyProgress, VerifyReport};
 use serde::Serialize;
 use tokio::sync::watch;
 
-use super::repair_text;
 use super::status::bytes;
+use super::{progress, repair_text};
 use crate::cli::VerifyArgs;
 use crate::config::Settings;
 use crate::output;
@@ -80,24 +78,14 @@ async fn draw(mut watcher: watch::Receiver<VerifyProgress>) {
         bytes(disk_bytes),
         folder.display()
     ));
-    if !std::io::stderr().is_terminal() {
-        return;
-    }
-    let bar = ProgressBar::new(expected);
     let template = "{bar:30} {human_pos} of {human_len}, {per_sec}, {eta} left {msg}";
-    if let Ok(style) = ProgressStyle::with_template(template) {
-        bar.set_style(style);
-    }
-    let mut pace = tokio::time::interval(Duration::from_millis(100));
-    while watcher.has_changed().is_ok() {
-        pace.tick().await;
-        let progress = watcher.borrow_and_update().clone();
-        bar.set_position(progress.read);
-        if progress.compares {
+    progress::draw(template, watcher, |bar, it| {
+        progress::set(bar, it.read, it.expected);
+        if it.compares {
             bar.set_message("(comparing)");
         }
-    }
-    bar.finish_and_clear();
+    })
+    .await;
 }
 
 fn text(report: &VerifyReport) -> String {

@@ -66,7 +66,7 @@ pub(super) async fn mark_processed(
     args: &MarkProcessedArgs,
     settings: &Settings,
 ) -> anyhow::Result<()> {
-    let MarkProcessedArgs { consumer, event_id, why, by, occurred_at, json, .. } = args;
+    let MarkProcessedArgs { consumer, event_id, why, by, occurred_at, json } = args;
     let letters = super::dead_letters(settings).await?;
     let actor = decide::actor(by.as_ref(), Some(why));
     let marked = letters.mark_processed(consumer, *event_id, *occurred_at, &actor).await?;
@@ -77,11 +77,8 @@ pub(super) async fn mark_processed(
             return Err(not_marked(marked, consumer, *event_id).into());
         }
     };
-    if *json {
-        output::json(&MarkReport { consumer, event_id: *event_id, result: marked })
-    } else {
-        output::text(&format!("{event_id} {told} by {consumer}"))
-    }
+    let report = MarkReport { consumer, event_id: *event_id, result: marked };
+    output::show(*json, &report, || format!("{event_id} {told} by {consumer}"))
 }
 
 fn not_marked(why: Marked, consumer: &str, event: Uuid) -> Refusal {

@@ -1,18 +1,17 @@
 //! Sends a consumer back in its stream: the plan, the request, and how far the worker is with it.
 
 use std::fmt::Write;
-use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use inbox::{Connection, RewindMethod, RewindPlan, RewindState, Rewinder};
-use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use tokio::sync::watch;
 
 use super::builder::builder;
 use crate::cli::RewindArgs;
 use crate::commands::decide::actor;
+use crate::commands::progress;
 use crate::config::Settings;
 use crate::output;
 use crate::refusal::Refusal;
@@ -62,10 +61,8 @@ pub(super) async fn run(args: &RewindArgs, settings: &Settings) -> anyhow::Resul
     } else {
         ("requested", requested)
     };
-    if args.json {
-        return output::json(&Outcome { state, plan: &plan, rewind: Some(&rewind) });
-    }
-    output::text(&told(&args.consumer, &rewind))
+    let outcome = Outcome { state, plan: &plan, rewind: Some(&rewind) };
+    output::show(args.json, &outcome, || told(&args.consumer, &rewind))
 }
 
 async fn rewinder(settings: &Settings) -> anyhow::Result<Rewinder> {
@@ -82,11 +79,9 @@ async fn cancel(rewinder: &Rewinder, args: &RewindArgs) -> anyhow::Result<()> {
         let problem = format!("no rewind of {} is requested and not begun", args.consumer);
         return Err(Refusal::not_found(problem).into());
     };
-    if args.json {
-        return output::json(&Cancelled { state: "cancelled", rewind: &rewind });
-    }
     let (consumer, from) = (&args.consumer, rewind.from_sequence);
-    output::text(&format!("{consumer} is not rewound to sequence {from}"))
+    let said = || format!("{consumer} is not rewound to sequence {from}");
+    output::show(args.json, &Cancelled { state: "cancelled", rewind: &rewind }, said)
 }
 
 /// After the command was ended in the middle: follows what it had requested.
@@ -101,10 +96,8 @@ async fn resume(
     }
     output::note("this rewind is requested already: following it");
     let rewind = follow(rewinder, args, pending).await?;
-    if args.json {
-        return output::json(&Cancelled { state: "rewound", rewind: &rewind });
-    }
-    output::text(&told(&args.consumer, &rewind))
+    let said = || told(&args.consumer, &rewind);
+    output::show(args.json, &Cancelled { state: "rewound", rewind: &rewind }, said)
 }
 
 fn is_same(args: &RewindArgs, from: u64, state: &RewindState) -> bool {
@@ -156,21 +149,9 @@ fn not_yet(args: &RewindArgs) -> Refusal {
     )
 }
 
-/// A bar where somebody looks.
-async fn draw(mut watcher: watch::Receiver<(u64, u64)>) {
-    if !std::io::stderr().is_terminal() {
-        return;
-    }
-    let bar = ProgressBar::new(0);
-    if let Ok(style) = ProgressStyle::with_template("{bar:40} {pos}/{len}, {per_sec}, {eta} left") {
-        bar.set_style(style);
-    }
-    while watcher.changed().await.is_ok() {
-        let (done, all) = *watcher.borrow_and_update();
-        bar.set_length(all);
-        bar.set_position(done);
-    }
-    bar.finish_and_clear();
+async fn draw(watcher: watch::Receiver<(u64, u64)>) {
+    let template = "{bar:40} {pos}/{len}, {per_sec}, {eta} left";
+    progress::draw(template, watcher, |bar, (done, all)| progress::set(bar, done, all)).await;
 }
 
 fn told(consumer: &str, rewind: &RewindState) -> String {

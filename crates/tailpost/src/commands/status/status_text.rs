@@ -1,7 +1,6 @@
 //! What people read.
 
 use std::fmt::Write;
-use std::time::Duration;
 
 use relay::{
     OutboxReport, PartitionsStatus, RetentionReport, RewindReport, ShardReport, SlotReport,
@@ -9,7 +8,7 @@ use relay::{
 };
 use serde_json::Value;
 
-use super::{Report, bytes, duration};
+use super::{Report, bytes};
 use crate::output;
 
 /// The most frequent reasons. `tailpost outbox dlq list` shows more.
@@ -183,10 +182,8 @@ impl Lines {
         }
         let reason = outbox.latest_dead_letter_reason.as_deref();
         let reason = reason.map(|it| format!(", the latest: {it}")).unwrap_or_default();
-        let oldest = outbox.oldest_dead_letter_seconds.map(|it| {
-            let age = Duration::try_from_secs_f64(it).unwrap_or_default();
-            format!(", oldest {}", duration(age))
-        });
+        let oldest = outbox.oldest_dead_letter_seconds;
+        let oldest = oldest.map(|it| format!(", oldest {}", output::duration(it)));
         let oldest = oldest.unwrap_or_default();
         self.add("  dead letters", format_args!("{}{oldest}{reason}", outbox.dead_letters));
         for group in outbox.dead_letter_reasons.iter().take(REASONS_SHOWN) {
