@@ -7,18 +7,7 @@ use tokio_postgres::error::SqlState;
 
 use crate::config;
 use crate::errors::{ClientError, LacksRights, ListenError, NagiosState, TokenError};
-use crate::refusal::Refusal;
-
-/// What scripts can tell apart.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
-    Failed = 1,
-    NotFound = 3,
-    Refused = 4,
-    Unreachable = 5,
-    TimedOut = 6,
-    BadConfiguration = 78,
-}
+use crate::refusal::{Kind, Refusal};
 
 /// Prints the error with its causes, and what can be done about it.
 pub(crate) fn report(error: &anyhow::Error) {

@@ -3,7 +3,16 @@
 use inbox::{DeadLetterDetail, RewindState};
 use uuid::Uuid;
 
-use crate::exit::Kind;
+/// What scripts can tell apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Failed = 1,
+    NotFound = 3,
+    Refused = 4,
+    Unreachable = 5,
+    TimedOut = 6,
+    BadConfiguration = 78,
+}
 
 /// Why nothing was done, and what can be done instead.
 #[derive(Debug, thiserror::Error)]

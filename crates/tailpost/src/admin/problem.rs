@@ -7,7 +7,8 @@ use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use tokio_postgres::error::SqlState;
 
-use crate::exit::{self, Kind};
+use crate::exit;
+use crate::refusal::Kind;
 
 /// How long something is waited for before the answer: less than the request may take.
 pub(super) const WAIT_MAX: Duration = Duration::from_secs(2);

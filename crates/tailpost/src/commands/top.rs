@@ -23,8 +23,7 @@ use self::terminal::{Happened, Taken};
 use super::dlq::client::Client;
 use crate::cli::TopArgs;
 use crate::config::{AdminSettings, Settings};
-use crate::exit::Kind;
-use crate::refusal::Refusal;
+use crate::refusal::{Kind, Refusal};
 use crate::{output, shutdown};
 
 /// How wide a screen is that goes to no terminal, and how high.

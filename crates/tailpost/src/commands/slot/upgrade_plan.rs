@@ -5,9 +5,8 @@ use std::fmt::Write;
 use relay::{Config, UpgradeReport};
 
 use crate::cli::PrepareUpgradeArgs;
-use crate::exit::Kind;
 use crate::output;
-use crate::refusal::Refusal;
+use crate::refusal::{Kind, Refusal};
 
 pub(super) async fn run(args: &PrepareUpgradeArgs, config: &Config) -> anyhow::Result<()> {
     let report = relay::prepare_upgrade(config, args.timeout).await?;
