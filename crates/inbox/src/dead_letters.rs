@@ -136,18 +136,21 @@ pub enum Marked {
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Backlog {
     /// The consumer.
+    #[serde(skip)]
     pub consumer: String,
     /// Events that a worker has, or had when it died.
     pub processing: i64,
     /// Events whose last attempt failed and that are to be tried again.
     pub failed: i64,
     /// Those of both that were begun more than three times.
+    #[serde(skip)]
     pub stubborn: i64,
     /// Dead letters that nobody has decided about.
     pub dead: i64,
     /// The age of the oldest event that was begun and is not processed.
     pub oldest_seconds: Option<f64>,
     /// How long the oldest dead letter is one, of those that nobody has decided about.
+    #[serde(skip)]
     pub oldest_dead_letter_seconds: Option<f64>,
     /// Why the latest attempt failed, of those that are to be tried again.
     pub last_error: Option<String>,

@@ -35,8 +35,10 @@ use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json, Router};
 use futures_util::future::BoxFuture;
+use jiff::Timestamp;
 use relay::PostgresTarget;
 use relay::connect::PoolLimits;
+use serde::Serialize;
 use serde_json::Value;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
@@ -72,6 +74,16 @@ const BACKGROUND_STATEMENT_MAX: Duration = Duration::from_secs(50);
 const BODY_BYTES_MAX: usize = 2 << 20;
 /// How long requests under way may take once the engine has stopped.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Whether old rows are deleted.
+#[derive(Serialize)]
+struct Retention {
+    ok: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last_success_at: Option<Timestamp>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
+}
 
 /// What can be seen of a running engine.
 pub(crate) trait Engine: Send + Sync + 'static {

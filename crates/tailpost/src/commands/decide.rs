@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::dlq::text::{self, Shown};
 use super::progress;
-use crate::cli::dlq_args::{ListArgs, WorkArgs};
+use crate::cli::dlq_args::{ListArgs, WhoArgs, WorkArgs};
 use crate::refusal::Refusal;
 use crate::{output, shutdown};
 
@@ -52,7 +52,7 @@ pub(super) async fn many<Q: Queue>(
     }));
     let (filter, rate) = (args.filter.filter(), args.rate);
     let request = BulkRequest { action, filter, dry_run: false, rate, by: None, why: None };
-    let worked = queue.work_through(request, &args.actor(), &sender, &stop).await;
+    let worked = queue.work_through(request, &args.who.actor(), &sender, &stop).await;
     let ended = sender.borrow().clone();
     drop(sender);
     bar.await?;
@@ -172,7 +172,7 @@ pub(super) fn actor(by: Option<&String>, why: Option<&Reason>) -> Actor {
     Actor { name, via: "cli".into(), why: why.cloned() }
 }
 
-impl WorkArgs {
+impl WhoArgs {
     pub(super) fn actor(&self) -> Actor {
         actor(self.by.as_ref(), self.why.as_ref())
     }

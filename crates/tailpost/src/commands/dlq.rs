@@ -68,7 +68,7 @@ async fn requeue(
         None => None,
     };
     for id in &work.ids {
-        backend.requeue(*id, payload.clone(), &work.actor()).await?;
+        backend.requeue(*id, payload.clone(), &work.who.actor()).await?;
     }
     if let (Some(patience), [id]) = (patience, &work.ids[..]) {
         let detail = wait(&backend, *id, *patience).await?;
@@ -83,7 +83,7 @@ async fn requeue_many(backend: &Backend, work: &WorkArgs) -> anyhow::Result<()> 
             if !decide::plan(backend, Action::Requeue, work).await? {
                 return Ok(());
             }
-            let requeued = backend.requeue_aggregate(aggregate, &work.actor()).await?;
+            let requeued = backend.requeue_aggregate(aggregate, &work.who.actor()).await?;
             let said = format!("requeued {requeued} of {aggregate}, in order");
             decide::all_done(work, Action::Requeue, requeued, &said)
         }
@@ -112,7 +112,7 @@ async fn discard(
         decide::confirm("discard for good?")?;
     }
     for id in &work.ids {
-        backend.discard(*id, &work.actor()).await?;
+        backend.discard(*id, &work.who.actor()).await?;
     }
     decide::all_done(work, Action::Discard, work.ids.len() as u64, &listed("discarded", &work.ids))
 }

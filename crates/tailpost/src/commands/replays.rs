@@ -9,7 +9,6 @@ use relay::replays::{ReplayDecision, ReplayEntry, Unreplayed, decide_replay, rep
 use serde::Serialize;
 use uuid::Uuid;
 
-use super::decide::actor;
 use super::progress;
 use crate::cli::{ReplaysCommand, ReplaysDecideArgs};
 use crate::config::Settings;
@@ -54,9 +53,8 @@ async fn decide(
     decision: ReplayDecision,
     args: &ReplaysDecideArgs,
 ) -> anyhow::Result<()> {
-    let who = actor(args.by.as_ref(), args.why.as_ref());
-    let why = args.why.as_ref().map(|it| it.as_str().to_owned());
-    let entry = decide_replay(config, args.id, decision, &who.name, why.as_deref()).await?;
+    let who = args.who.actor();
+    let entry = decide_replay(config, args.id, decision, &who.name, who.why()).await?;
     let shown = Shown { replay: entry, failures: Vec::new() };
     let said = || format!("replay {} is {}", shown.replay.id, shown.replay.status);
     output::show(args.json, &shown, said)

@@ -49,11 +49,8 @@ struct Consumer {
     pause: Option<OperatorPause>,
     /// The worker that had it last, and what it said of itself then.
     worker: Option<Holder>,
-    processing: i64,
-    failed: i64,
-    dead: i64,
-    oldest_seconds: Option<f64>,
-    last_error: Option<String>,
+    #[serde(flatten)]
+    backlog: Backlog,
 }
 
 #[derive(Serialize)]
@@ -124,13 +121,8 @@ impl ConsumerState {
             let status = status.borrow().clone();
             of(name, &|it| (it.here, it.status) = (true, Some(status.clone())));
         }
-        for Backlog { consumer, processing, failed, dead, oldest_seconds, last_error, .. } in
-            &backlogs
-        {
-            of(consumer, &|it| {
-                (it.processing, it.failed, it.dead) = (*processing, *failed, *dead);
-                (it.oldest_seconds, it.last_error) = (*oldest_seconds, last_error.clone());
-            });
+        for backlog in &backlogs {
+            of(&backlog.consumer, &|it| it.backlog = backlog.clone());
         }
         for holder in &holders {
             of(&holder.consumer, &|it| it.worker = Some(holder.clone()));

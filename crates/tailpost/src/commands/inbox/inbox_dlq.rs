@@ -126,7 +126,7 @@ async fn decide(letters: &DeadLetters, action: Action, args: &WorkArgs) -> anyho
         output::note(&summary(verb, "would be done", &fitting, &unfit));
         decide::confirm(&format!("{verb} {}?", fitting.len()))?;
     }
-    let done = letters.decide(action, &of, &args.actor()).await?;
+    let done = letters.decide(action, &of, &args.who.actor()).await?;
     let is_done =
         |it: &&DeadLetter| done.iter().any(|(c, id)| *c == it.consumer && *id == it.event_id);
     let (done, skipped): (Vec<_>, Vec<_>) = found.iter().partition(is_done);

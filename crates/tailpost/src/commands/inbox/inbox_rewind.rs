@@ -10,7 +10,6 @@ use tokio::sync::watch;
 
 use super::builder::builder;
 use crate::cli::RewindArgs;
-use crate::commands::decide::actor;
 use crate::commands::progress;
 use crate::config::Settings;
 use crate::output;
@@ -52,7 +51,7 @@ pub(super) async fn run(args: &RewindArgs, settings: &Settings) -> anyhow::Resul
         return if args.json { output::json(&outcome) } else { output::text(&undone) };
     }
     output::note(&text(&plan));
-    let requested = rewinder.request(&plan, &actor(args.by.as_ref(), args.why.as_ref())).await?;
+    let requested = rewinder.request(&plan, &args.who.actor()).await?;
     if !is_same(args, plan.from_sequence, &requested) {
         return Err(Refusal::rewind_pending(&plan.consumer, &requested).into());
     }

@@ -23,24 +23,7 @@ pub(super) struct ConsumerReport {
     /// The worker that had the consumer last, if any did.
     pub(super) worker: Option<Holder>,
     #[serde(flatten)]
-    pub(super) backlog: Figures,
-}
-
-/// What the inbox says.
-#[derive(Debug, Default, Serialize)]
-pub(super) struct Figures {
-    pub(super) processing: i64,
-    pub(super) failed: i64,
-    pub(super) dead: i64,
-    pub(super) oldest_seconds: Option<f64>,
-    pub(super) last_error: Option<String>,
-}
-
-impl From<Backlog> for Figures {
-    fn from(it: Backlog) -> Self {
-        let Backlog { processing, failed, dead, oldest_seconds, last_error, .. } = it;
-        Self { processing, failed, dead, oldest_seconds, last_error }
-    }
+    pub(super) backlog: Backlog,
 }
 
 /// What there is of the inbox.
@@ -81,7 +64,7 @@ pub(super) async fn inspect(settings: &Settings) -> anyhow::Result<Inspected> {
         let name = backlog.consumer.clone();
         let found = reports.entry(name.clone());
         let found = found.or_insert_with(|| report(name, settings.stream.name.clone()));
-        found.backlog = backlog.into();
+        found.backlog = backlog;
     }
     for holder in holders {
         let name = holder.consumer.clone();
@@ -97,7 +80,7 @@ pub(super) async fn inspect(settings: &Settings) -> anyhow::Result<Inspected> {
 }
 
 fn report(name: String, stream: String) -> ConsumerReport {
-    let backlog = Figures::default();
+    let backlog = Backlog::default();
     ConsumerReport { name, stream, pending: None, unacknowledged: None, worker: None, backlog }
 }
 
@@ -238,12 +221,13 @@ mod tests {
     #[test]
     fn a_consumer_is_shown_with_what_is_before_it() {
         let mut lines = Lines::default();
-        let backlog = Figures {
+        let backlog = Backlog {
             processing: 3,
             failed: 2,
             dead: 1,
             oldest_seconds: Some(61.5),
             last_error: Some("404 Not Found\nmore".into()),
+            ..Backlog::default()
         };
         let known = ConsumerReport {
             pending: Some(12),
