@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use self::backend::Backend;
 use super::decide;
-use crate::cli::dlq_args::{DlqCommand, ListArgs, OfOutbox, RequeueArgs, ShowArgs, WorkArgs};
+use crate::cli::dlq_args::{DlqCommand, RequeueArgs, ShowArgs, WorkArgs};
 use crate::config::Settings;
 use crate::output;
 use crate::refusal::Refusal;
@@ -23,41 +23,25 @@ use crate::refusal::Refusal;
 const POLL: Duration = Duration::from_millis(200);
 
 pub(super) async fn run(command: &DlqCommand, settings: &Settings) -> anyhow::Result<()> {
+    let open = async |direct| Backend::open(settings, direct).await;
     match command {
-        DlqCommand::List(args) => list(args, settings).await,
-        DlqCommand::Show(args) => show(args, settings).await,
-        DlqCommand::Requeue(args) => requeue(args, settings).await,
-        DlqCommand::Discard(args) => discard(args, settings).await,
+        DlqCommand::List(it) => decide::list(&open(it.direct).await?, &it.args).await,
+        DlqCommand::Show(it) => {
+            let ShowArgs { id, payload, json } = it.args;
+            show_one(&open(it.direct).await?.detail(id, payload).await?, json)
+        }
+        DlqCommand::Requeue(it) => requeue(&open(it.direct).await?, &it.args).await,
+        DlqCommand::Discard(it) => discard(&open(it.direct).await?, &it.args).await,
     }
 }
 
-async fn list(
-    OfOutbox { args, direct }: &OfOutbox<ListArgs>,
-    settings: &Settings,
-) -> anyhow::Result<()> {
-    let backend = Backend::open(settings, *direct).await?;
-    decide::list(&backend, args).await
-}
-
-async fn show(
-    OfOutbox { args, direct }: &OfOutbox<ShowArgs>,
-    settings: &Settings,
-) -> anyhow::Result<()> {
-    let backend = Backend::open(settings, *direct).await?;
-    show_one(&backend.detail(args.id, args.payload).await?, args.json)
-}
-
-async fn requeue(
-    OfOutbox { args, direct }: &OfOutbox<RequeueArgs>,
-    settings: &Settings,
-) -> anyhow::Result<()> {
+async fn requeue(backend: &Backend, args: &RequeueArgs) -> anyhow::Result<()> {
     let RequeueArgs { work, payload_file, wait: patience } = args;
-    let backend = Backend::open(settings, *direct).await?;
     if work.ids.is_empty() {
-        return requeue_many(&backend, work).await;
+        return requeue_many(backend, work).await;
     }
     if work.dry_run {
-        return show_each(&backend, work).await;
+        return show_each(backend, work).await;
     }
     let payload = match payload_file {
         Some(path) => Some(
@@ -71,7 +55,7 @@ async fn requeue(
         backend.requeue(*id, payload.clone(), &work.who.actor()).await?;
     }
     if let (Some(patience), [id]) = (patience, &work.ids[..]) {
-        let detail = wait(&backend, *id, *patience).await?;
+        let detail = wait(backend, *id, *patience).await?;
         return output::show(work.json, &detail, || text::published(&detail));
     }
     decide::all_done(work, Action::Requeue, work.ids.len() as u64, &listed("requeued", &work.ids))
@@ -91,16 +75,12 @@ async fn requeue_many(backend: &Backend, work: &WorkArgs) -> anyhow::Result<()> 
     }
 }
 
-async fn discard(
-    OfOutbox { args: work, direct }: &OfOutbox<WorkArgs>,
-    settings: &Settings,
-) -> anyhow::Result<()> {
-    let backend = Backend::open(settings, *direct).await?;
+async fn discard(backend: &Backend, work: &WorkArgs) -> anyhow::Result<()> {
     if work.ids.is_empty() {
-        return decide::many(&backend, Action::Discard, work).await;
+        return decide::many(backend, Action::Discard, work).await;
     }
     if work.dry_run {
-        return show_each(&backend, work).await;
+        return show_each(backend, work).await;
     }
     for id in &work.ids {
         let detail = backend.detail(*id, false).await?;

@@ -1,7 +1,5 @@
 //! `tailpost maintain`.
 
-use std::fmt::Write;
-
 use inbox::{Connection, Keep, Maintained};
 use relay::{Config, MaintainProgress, MaintainReport, PartitionsReport};
 use serde::Serialize;
@@ -11,8 +9,9 @@ use super::progress;
 use crate::cli::MaintainArgs;
 use crate::config::Settings;
 use crate::errors::LacksRights;
+use crate::exit;
+use crate::output::{self, Lines};
 use crate::refusal::Refusal;
-use crate::{exit, output};
 
 /// What was deleted, or would be.
 #[derive(Debug, Serialize)]
@@ -88,10 +87,8 @@ async fn inbox(args: &MaintainArgs, settings: &Settings) -> anyhow::Result<Optio
 }
 
 fn text(report: &Report) -> String {
-    let mut text = String::new();
-    let mut line = |label: &str, value: &str| {
-        writeln!(text, "{label:<14} {value}").expect("writing to a string");
-    };
+    let mut lines = Lines::default();
+    let mut line = |label: &str, value: &str| lines.add(label, value);
     let done = if report.dry_run { "to delete" } else { "deleted" };
     let told = |count: Option<u64>, what: &str| match count {
         Some(count) => format!("{count} {what} {done}"),
@@ -121,7 +118,7 @@ fn text(report: &Report) -> String {
             line("  partitions", &format!("{created} made"));
         }
     }
-    text
+    lines.text
 }
 
 fn partitions_text(partitions: &PartitionsReport, dry_run: bool) -> String {

@@ -1,12 +1,10 @@
 //! What `verify --repair` says.
 
-use std::fmt::Write;
-
 use relay::Repair;
 use tokio::sync::watch;
 
 use super::progress;
-use crate::output;
+use crate::output::{self, Lines};
 
 /// Says what is waited for; shows a bar where somebody looks.
 pub(super) async fn follow(watcher: watch::Receiver<Repair>) {
@@ -27,10 +25,8 @@ pub(super) async fn follow(watcher: watch::Receiver<Repair>) {
 
 /// A plan, or what was done.
 pub(super) fn text(repair: &Repair) -> String {
-    let mut text = String::new();
-    let mut line = |label: &str, value: &str| {
-        writeln!(text, "{label:<14} {value}").expect("writing to a string");
-    };
+    let mut lines = Lines::default();
+    let mut line = |label: &str, value: &str| lines.add(label, value);
     line("repair", if repair.executed { "done" } else { "nothing was done: --execute does it" });
     if repair.executed {
         line("  published", &format!("{} gaps are the relay's to publish", repair.given));
@@ -56,5 +52,5 @@ pub(super) fn text(repair: &Repair) -> String {
     for count in &repair.unrepaired {
         line("  not repaired", &format!("{}: {}", count.count, count.kind.title()));
     }
-    text
+    lines.text
 }

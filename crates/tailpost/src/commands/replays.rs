@@ -12,7 +12,8 @@ use uuid::Uuid;
 use super::progress;
 use crate::cli::{ReplaysCommand, ReplaysDecideArgs};
 use crate::config::Settings;
-use crate::{output, shutdown};
+use crate::output::{self, Lines};
+use crate::shutdown;
 
 /// How often a replay is looked at that is followed.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -139,11 +140,8 @@ fn table(replays: &[ReplayEntry]) -> String {
 }
 
 fn text(entry: &ReplayEntry, failures: &[Unreplayed]) -> String {
-    let mut text = String::new();
-    let mut line = |label: &str, value: &str| {
-        let value = output::one_line(value);
-        writeln!(text, "{label:<14} {value}").expect("writing to a string");
-    };
+    let mut lines = Lines::default();
+    let mut line = |label: &str, value: &str| lines.add(label, value);
     let waits = match entry.status.as_str() {
         "asked" | "running" if !entry.has_relay => " (no relay reads the slot now)",
         _ => "",
@@ -177,7 +175,7 @@ fn text(entry: &ReplayEntry, failures: &[Unreplayed]) -> String {
     if entry.failed > failures.len() as u64 {
         line("", &format!("and {} more", entry.failed - failures.len() as u64));
     }
-    text
+    lines.text
 }
 
 fn selected(entry: &ReplayEntry) -> String {

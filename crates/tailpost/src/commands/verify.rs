@@ -1,4 +1,3 @@
-use std::fmt::Write;
 use std::time::Instant;
 
 use anyhow::bail;
@@ -11,7 +10,7 @@ use super::status::bytes;
 use super::{progress, repair_text};
 use crate::cli::VerifyArgs;
 use crate::config::Settings;
-use crate::output;
+use crate::output::{self, Lines};
 
 /// Findings of each kind that are shown to people.
 const SHOWN: usize = 5;
@@ -89,10 +88,8 @@ async fn draw(mut watcher: watch::Receiver<VerifyProgress>) {
 }
 
 fn text(report: &VerifyReport) -> String {
-    let mut text = String::new();
-    let mut line = |label: &str, value: &str| {
-        writeln!(text, "{label:<14} {value}").expect("writing to a string");
-    };
+    let mut lines = Lines::default();
+    let mut line = |label: &str, value: &str| lines.add(label, value);
     let sample = match report.sample {
         0 | 1 => String::new(),
         of => format!(", one event of {of}"),
@@ -128,7 +125,7 @@ fn text(report: &VerifyReport) -> String {
         line("  what to do", count.kind.remedy());
     }
     line("took", &format!("{:.1} s", report.seconds));
-    text
+    lines.text
 }
 
 /// A finding in one line.

@@ -1,6 +1,5 @@
 //! Sends a consumer back in its stream: the plan, the request, and how far the worker is with it.
 
-use std::fmt::Write;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -12,7 +11,7 @@ use super::builder::builder;
 use crate::cli::RewindArgs;
 use crate::commands::progress;
 use crate::config::Settings;
-use crate::output;
+use crate::output::{self, Lines};
 use crate::refusal::Refusal;
 
 /// How often to ask how far the worker is.
@@ -22,15 +21,10 @@ const LOOK: Duration = Duration::from_millis(200);
 #[derive(Serialize)]
 struct Outcome<'a> {
     state: &'static str,
-    plan: &'a RewindPlan,
+    /// Nothing if it was planned before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    plan: Option<&'a RewindPlan>,
     rewind: Option<&'a RewindState>,
-}
-
-/// What was withdrawn, as JSON.
-#[derive(Serialize)]
-struct Cancelled<'a> {
-    state: &'static str,
-    rewind: &'a RewindState,
 }
 
 pub(super) async fn run(args: &RewindArgs, settings: &Settings) -> anyhow::Result<()> {
@@ -46,7 +40,7 @@ pub(super) async fn run(args: &RewindArgs, settings: &Settings) -> anyhow::Resul
     drawing.await?;
     let plan = plan?;
     if !args.execute {
-        let outcome = Outcome { state: "planned", plan: &plan, rewind: None };
+        let outcome = Outcome { state: "planned", plan: Some(&plan), rewind: None };
         let undone = format!("{}nothing was done: --execute does it\n", text(&plan));
         return if args.json { output::json(&outcome) } else { output::text(&undone) };
     }
@@ -60,7 +54,7 @@ pub(super) async fn run(args: &RewindArgs, settings: &Settings) -> anyhow::Resul
     } else {
         ("requested", requested)
     };
-    let outcome = Outcome { state, plan: &plan, rewind: Some(&rewind) };
+    let outcome = Outcome { state, plan: Some(&plan), rewind: Some(&rewind) };
     output::show(args.json, &outcome, || told(&args.consumer, &rewind))
 }
 
@@ -80,7 +74,8 @@ async fn cancel(rewinder: &Rewinder, args: &RewindArgs) -> anyhow::Result<()> {
     };
     let (consumer, from) = (&args.consumer, rewind.from_sequence);
     let said = || format!("{consumer} is not rewound to sequence {from}");
-    output::show(args.json, &Cancelled { state: "cancelled", rewind: &rewind }, said)
+    let outcome = Outcome { state: "cancelled", plan: None, rewind: Some(&rewind) };
+    output::show(args.json, &outcome, said)
 }
 
 /// After the command was ended in the middle: follows what it had requested.
@@ -95,8 +90,8 @@ async fn resume(
     }
     output::note("this rewind is requested already: following it");
     let rewind = follow(rewinder, args, pending).await?;
-    let said = || told(&args.consumer, &rewind);
-    output::show(args.json, &Cancelled { state: "rewound", rewind: &rewind }, said)
+    let outcome = Outcome { state: "rewound", plan: None, rewind: Some(&rewind) };
+    output::show(args.json, &outcome, || told(&args.consumer, &rewind))
 }
 
 fn is_same(args: &RewindArgs, from: u64, state: &RewindState) -> bool {
@@ -171,10 +166,8 @@ fn told(consumer: &str, rewind: &RewindState) -> String {
 
 fn text(plan: &RewindPlan) -> String {
     let counts = &plan.counts;
-    let mut text = String::new();
-    let mut line = |label: &str, value: &str| {
-        writeln!(text, "{label:<14} {value}").expect("writing to a string");
-    };
+    let mut lines = Lines::default();
+    let mut line = |label: &str, value: &str| lines.add(label, value);
     let (delivered, acknowledged) = (plan.delivered_sequence, plan.acknowledged_sequence);
     line("consumer", &format!("{}, delivered up to sequence {delivered}", plan.consumer));
     line("  acknowledged", &format!("up to sequence {acknowledged}"));
@@ -213,5 +206,5 @@ fn text(plan: &RewindPlan) -> String {
     if !plan.worker_active {
         line("worker", "none is active: the next one carries it out");
     }
-    text
+    lines.text
 }

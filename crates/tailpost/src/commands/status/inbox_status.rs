@@ -7,9 +7,9 @@ use inbox::{Backlog, Connection, DeadLetters, Holder, Upkept};
 use serde::Serialize;
 use tracing::debug;
 
-use super::status_text::Lines;
 use crate::config::Settings;
-use crate::{exit, output};
+use crate::exit;
+use crate::output::{self, Lines};
 
 /// What is known about a consumer.
 #[derive(Debug, Serialize)]
@@ -206,7 +206,7 @@ mod tests {
         let shown = |worker: &Holder| {
             let mut lines = Lines::default();
             lines.worker(worker);
-            lines.0
+            lines.text
         };
         let over = Holder { is_valid: false, ..holder() };
         let expected = "  worker       none: 42:a had the role until 2026-10-19T08:00:30Z\n";
@@ -253,6 +253,6 @@ consumer       mail, stream OUTBOX
   failed       0
   dead letters 0
 ";
-        assert_eq!(lines.0, expected);
+        assert_eq!(lines.text, expected);
     }
 }
