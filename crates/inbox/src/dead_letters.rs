@@ -7,10 +7,8 @@
 //!        └──────── discard ──▶ gone; the event counts as answered all the same
 //!   any event ─ mark processed ▶ PROCESSED: its effect was made by other means
 //! ```
-//!
-//! Nothing is published: other consumers of the stream see nothing of it. Each decision is one
-//! statement together with its entry in `inbox_decisions`, and is about what it finds: an event
-//! that a worker has at that moment is left alone.
+//! Nothing is published. Each decision is one statement with its entry in `inbox_decisions`, and is
+//! about what it finds: an event that a worker has at that moment is left alone.
 
 mod bulk;
 mod holders;
@@ -49,8 +47,7 @@ pub struct DeadLetters {
 pub struct Selection {
     /// Those of these events; all if there is no list.
     pub events: Option<Vec<Uuid>>,
-    /// Of them, those that match this. What is no event has neither aggregate nor type; a reason
-    /// is looked for in [`DeadLetter::cause`] too.
+    /// Those that match this. A reason is looked for in [`DeadLetter::cause`] too.
     pub filter: Filter,
 }
 
