@@ -7,10 +7,8 @@
 //!        └──────── discard ──▶ gone; the event counts as answered all the same
 //!   any event ─ mark processed ▶ PROCESSED: its effect was made by other means
 //! ```
-//!
-//! Nothing is published: other consumers of the stream see nothing of it. Each decision is one
-//! statement together with its entry in `inbox_decisions`, and is about what it finds: an event
-//! that a worker has at that moment is left alone.
+//! Nothing is published. Each decision is one statement with its entry in `inbox_decisions`, and is
+//! about what it finds: an event that a worker has at that moment is left alone.
 
 mod bulk;
 mod holders;
@@ -49,8 +47,7 @@ pub struct DeadLetters {
 pub struct Selection {
     /// Those of these events; all if there is no list.
     pub events: Option<Vec<Uuid>>,
-    /// Of them, those that match this. What is no event has neither aggregate nor type; a reason
-    /// is looked for in [`DeadLetter::cause`] too.
+    /// Those that match this. A reason is looked for in [`DeadLetter::cause`] too.
     pub filter: Filter,
 }
 
@@ -136,18 +133,21 @@ pub enum Marked {
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Backlog {
     /// The consumer.
+    #[serde(skip)]
     pub consumer: String,
     /// Events that a worker has, or had when it died.
     pub processing: i64,
     /// Events whose last attempt failed and that are to be tried again.
     pub failed: i64,
     /// Those of both that were begun more than three times.
+    #[serde(skip)]
     pub stubborn: i64,
     /// Dead letters that nobody has decided about.
     pub dead: i64,
     /// The age of the oldest event that was begun and is not processed.
     pub oldest_seconds: Option<f64>,
     /// How long the oldest dead letter is one, of those that nobody has decided about.
+    #[serde(skip)]
     pub oldest_dead_letter_seconds: Option<f64>,
     /// Why the latest attempt failed, of those that are to be tried again.
     pub last_error: Option<String>,

@@ -35,9 +35,11 @@ use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json, Router};
 use futures_util::future::BoxFuture;
+use jiff::Timestamp;
 use relay::PostgresTarget;
 use relay::connect::PoolLimits;
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::Value;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -72,6 +74,16 @@ const BACKGROUND_STATEMENT_MAX: Duration = Duration::from_secs(50);
 const BODY_BYTES_MAX: usize = 2 << 20;
 /// How long requests under way may take once the engine has stopped.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Whether old rows are deleted.
+#[derive(Serialize)]
+struct Retention {
+    ok: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last_success_at: Option<Timestamp>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
+}
 
 /// What can be seen of a running engine.
 pub(crate) trait Engine: Send + Sync + 'static {
@@ -173,33 +185,21 @@ pub(crate) async fn serve(address: Address, admin: Admin) -> Result<Server, List
 
 /// What anybody may ask; what asks no server; and what takes turns to ask one.
 fn apis(admin: &Admin) -> [Api<Admin>; 3] {
-    let readiness = || json!({ "type": "object", "required": ["ready"] });
-    let open = Api::new()
-        .on(
-            Operation::get("/livez", "Says that the process answers")
-                .open()
-                .answers_text("It does", "text/plain"),
-            livez,
-        )
-        .on(
-            Operation::get("/readyz", "Says whether it does its job")
-                .open()
-                .answers(200, "It does", readiness())
-                .answers(503, "It does not, and why", readiness()),
-            readyz,
-        );
-    let told = json!({ "type": "object", "required": ["schema_version"] });
+    let live = Operation::get("/livez", "Says that the process answers")
+        .open()
+        .answers_text("It does", "text/plain");
+    let ready = Operation::get("/readyz", "Says whether it does its job")
+        .open()
+        .answers(200, "It does", "{ready: flag}")
+        .answers(503, "It does not, and why", "{ready: flag}");
+    let measured = Operation::get("/metrics", "For Prometheus")
+        .answers_text("All metrics", "application/openmetrics-text");
+    let known = Operation::get("/api/v1/status", "Says all that the process knows about itself")
+        .answers(200, "The status", "{schema_version: integer}");
+    let open = Api::new().on(live, livez).on(ready, readyz);
     let plain = Api::new()
-        .on(
-            Operation::get("/metrics", "For Prometheus")
-                .answers_text("All metrics", "application/openmetrics-text"),
-            metrics,
-        )
-        .on(
-            Operation::get("/api/v1/status", "Says all that the process knows about itself")
-                .answers(200, "The status", told),
-            status,
-        )
+        .on(measured, metrics)
+        .on(known, status)
         .merge(configuration::routes(Arc::clone(&admin.shown)))
         .merge(admin.engine.waits());
     [open, plain, admin.engine.api()]
@@ -209,14 +209,8 @@ fn router(admin: Admin) -> Router {
     let [open, plain, asking] = apis(&admin);
     let document: Arc<OnceLock<Value>> = Arc::default();
     let told = Arc::clone(&document);
-    let plain = plain.on(
-        Operation::get(openapi::PATH, "This document").answers(
-            200,
-            "OpenAPI 3.1",
-            json!({ "type": "object" }),
-        ),
-        async move || Json(told.get().cloned().unwrap_or_default()),
-    );
+    let this = Operation::get(openapi::PATH, "This document").answers(200, "OpenAPI 3.1", "object");
+    let plain = plain.on(this, async move || Json(told.get().cloned().unwrap_or_default()));
     let ((open, mut all), (plain, of_plain), (asking, of_asking)) =
         (open.into_parts(), plain.into_parts(), asking.into_parts());
     all.extend(of_plain);

@@ -179,7 +179,7 @@ pub(crate) enum Command {
     /// reconnects to both servers. It stops cleanly on SIGTERM and Ctrl-C, at once on the second.
     Relay(RelayArgs),
     /// Show position, backlog, slot, stream, and dead letters
-    Status(StatusArgs),
+    Status(JsonArgs),
     /// Watch a relay and an inbox: rate, lag, latency, window, breaker, slot, dead letters, consumers
     ///
     /// Asks them over HTTP at admin.listen and admin.inbox_listen, or at --relay-url and --inbox-url,
@@ -292,9 +292,9 @@ pub(crate) struct RelayArgs {
     pub(crate) shard: Option<u32>,
 }
 
-/// Arguments of `status`.
+/// Arguments of commands that only show something.
 #[derive(Debug, Args)]
-pub(crate) struct StatusArgs {
+pub(crate) struct JsonArgs {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
@@ -315,7 +315,7 @@ pub(crate) struct MaintainArgs {
 #[derive(Debug, Subcommand)]
 pub(crate) enum SlotCommand {
     /// Show every slot of the server, and how much log it keeps
-    List(SlotListArgs),
+    List(JsonArgs),
     /// Create the relay's slot if there is no usable one; rows that it misses come from the table
     Create,
     /// Drop the relay's slot, so that the server need not keep the log; no event is lost
@@ -351,14 +351,6 @@ pub(crate) struct SlotDropArgs {
     pub(crate) force: bool,
 }
 
-/// Arguments of `slot list`.
-#[derive(Debug, Args)]
-pub(crate) struct SlotListArgs {
-    /// Print one JSON object
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
 fn duration(text: &str) -> Result<Duration, String> {
     crate::config::parse_duration(text).map_err(|wanted| format!("expected {wanted}"))
 }
@@ -378,7 +370,7 @@ mod tests {
             Cli::parse_from(["tailpost", "status", "--json", "--nats-url", "nats://n1", "-v"]);
         assert_eq!(cli.global.sources().nats_url.as_deref(), Some("nats://n1"));
         assert_eq!(cli.global.verbosity(), Verbosity::Verbose);
-        assert!(matches!(cli.command, Command::Status(StatusArgs { json: true })));
+        assert!(matches!(cli.command, Command::Status(JsonArgs { json: true })));
     }
 
     #[test]

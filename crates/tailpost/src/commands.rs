@@ -9,6 +9,7 @@ mod inbox;
 mod lab;
 mod maintain;
 mod manual;
+mod progress;
 mod relay;
 mod repair_text;
 mod replay;

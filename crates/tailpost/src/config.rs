@@ -212,10 +212,9 @@ impl Settings {
         let PostgresSettings { password_file: file, password_command: command, .. } =
             &self.postgres;
         match (file.clone(), command.clone()) {
-            (Some(_), Some(_)) => Err(Error::invalid(
+            (Some(_), Some(_)) => Err(Error::about(
                 self.origins.get("postgres.password_command").cloned(),
-                "postgres.password_command: postgres.password_file is set too, give one of them"
-                    .into(),
+                "postgres.password_command: postgres.password_file is set too, give one of them",
             )),
             (Some(file), None) => Ok(Some(SecretSource::File(file))),
             (None, Some(command)) => Ok(Some(SecretSource::Command(command))),
@@ -275,7 +274,7 @@ impl Settings {
         let Self { postgres: PostgresSettings { table, columns, .. }, origins, .. } = self;
         table.clone().with_columns(columns.clone()).map_err(|error| {
             let origin = origins.iter().find(|(path, _)| path.starts_with("outbox.columns."));
-            Error::invalid(origin.map(|(_, origin)| origin.clone()), error.to_string())
+            Error::about(origin.map(|(_, origin)| origin.clone()), error.to_string())
         })
     }
 

@@ -6,22 +6,8 @@ use relay::connect;
 use tokio_postgres::error::SqlState;
 
 use crate::config;
-use crate::errors::{
-    ClientError, DlqError, DoctorError, LacksRights, ListenError, NagiosState, NotReady,
-    RewindNotYet, TokenError, TopError, WaitError,
-};
-use crate::refusal::Refusal;
-
-/// What scripts can tell apart.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
-    Failed = 1,
-    NotFound = 3,
-    Refused = 4,
-    Unreachable = 5,
-    TimedOut = 6,
-    BadConfiguration = 78,
-}
+use crate::errors::{ClientError, LacksRights, ListenError, NagiosState, TokenError};
+use crate::refusal::{Kind, Refusal};
 
 /// Prints the error with its causes, and what can be done about it.
 pub(crate) fn report(error: &anyhow::Error) {
@@ -44,62 +30,37 @@ pub(crate) fn code(error: &anyhow::Error) -> ExitCode {
 
 /// What kind of error it is.
 pub(crate) fn kind(error: &anyhow::Error) -> Kind {
-    error.chain().find_map(kind_of).unwrap_or(Kind::Failed)
+    error.chain().find_map(|cause| told(cause).0).unwrap_or(Kind::Failed)
 }
 
-fn kind_of(error: &(dyn std::error::Error + 'static)) -> Option<Kind> {
-    if error.is::<config::Error>() || error.is::<TokenError>() {
-        return Some(Kind::BadConfiguration);
+/// What can be done about it.
+pub(crate) fn hint(error: &anyhow::Error) -> Option<String> {
+    error.chain().find_map(|cause| told(cause).1)
+}
+
+/// What kind of error it is, and what can be done about it, as far as this cause tells.
+fn told(cause: &(dyn std::error::Error + 'static)) -> (Option<Kind>, Option<String>) {
+    if let Some(it) = cause.downcast_ref::<Refusal>() {
+        (Some(it.kind), it.hint.clone())
+    } else if let Some(it) = cause.downcast_ref::<config::Error>() {
+        (Some(Kind::BadConfiguration), it.hint().map(str::to_owned))
+    } else if cause.is::<TokenError>() {
+        (Some(Kind::BadConfiguration), None)
+    } else if let Some(it) = cause.downcast_ref::<ListenError>() {
+        (Some(Kind::Refused), Some(it.hint()))
+    } else if let Some(it) = cause.downcast_ref::<LacksRights>() {
+        (None, Some(it.hint()))
+    } else if let Some(it) = cause.downcast_ref::<relay::Error>() {
+        (Some(relay_kind(it)), it.hint())
+    } else if let Some(it) = cause.downcast_ref::<inbox::Error>() {
+        (inbox_kind(it), it.hint().map(Into::into))
+    } else if let Some(it) = cause.downcast_ref::<ClientError>() {
+        (Some(client_kind(it)), it.hint())
+    } else if let Some(it) = cause.downcast_ref::<connect::Error>() {
+        (Some(connect_kind(it)), it.hint())
+    } else {
+        (None, None)
     }
-    if error.is::<ListenError>() {
-        return Some(Kind::Refused);
-    }
-    if let Some(error) = error.downcast_ref::<Refusal>() {
-        return Some(if error.not_found { Kind::NotFound } else { Kind::Refused });
-    }
-    if let Some(error) = error.downcast_ref::<relay::Error>() {
-        return Some(relay_kind(error));
-    }
-    if let Some(error) = error.downcast_ref::<inbox::Error>() {
-        return inbox_kind(error);
-    }
-    if let Some(error) = error.downcast_ref::<ClientError>() {
-        return Some(client_kind(error));
-    }
-    if error.is::<RewindNotYet>() {
-        return Some(Kind::TimedOut);
-    }
-    if let Some(NotReady { timed_out, .. }) = error.downcast_ref() {
-        return Some(if *timed_out { Kind::TimedOut } else { Kind::Refused });
-    }
-    if let Some(error) = error.downcast_ref::<TopError>() {
-        return Some(match error {
-            TopError::NoTerminal => Kind::Refused,
-            TopError::Terminal(_) => Kind::Failed,
-            TopError::Off | TopError::Unreachable { .. } => Kind::Unreachable,
-        });
-    }
-    if let Some(error) = error.downcast_ref::<DoctorError>() {
-        return Some(match error {
-            DoctorError::Consumers { .. } => Kind::Refused,
-            DoctorError::Found { .. } | DoctorError::Probe => Kind::Failed,
-        });
-    }
-    if let Some(error) = error.downcast_ref::<WaitError>() {
-        return Some(match error {
-            WaitError::Unknown { .. } => Kind::NotFound,
-            WaitError::NotYet { .. } | WaitError::NotAll { .. } => Kind::TimedOut,
-            WaitError::Never { .. } => Kind::Refused,
-        });
-    }
-    if let Some(error) = error.downcast_ref::<DlqError>() {
-        return Some(if matches!(error, DlqError::NotYet { .. }) {
-            Kind::TimedOut
-        } else {
-            Kind::Refused
-        });
-    }
-    error.downcast_ref::<connect::Error>().map(connect_kind)
 }
 
 fn relay_kind(error: &relay::Error) -> Kind {
@@ -169,46 +130,6 @@ fn connect_kind(error: &connect::Error) -> Kind {
     } else {
         Kind::Refused
     }
-}
-
-/// What can be done about it.
-pub(crate) fn hint(error: &anyhow::Error) -> Option<String> {
-    error.chain().find_map(|cause| {
-        if let Some(error) = cause.downcast_ref::<config::Error>() {
-            return error.hint().map(str::to_owned);
-        }
-        if let Some(error) = cause.downcast_ref::<ListenError>() {
-            return Some(error.hint());
-        }
-        if let Some(error) = cause.downcast_ref::<Refusal>() {
-            return error.hint();
-        }
-        if let Some(error) = cause.downcast_ref::<RewindNotYet>() {
-            return Some(error.hint());
-        }
-        if let Some(error) = cause.downcast_ref::<LacksRights>() {
-            return Some(error.hint());
-        }
-        if let Some(error) = cause.downcast_ref::<WaitError>() {
-            return error.hint();
-        }
-        if let Some(error) = cause.downcast_ref::<TopError>() {
-            return error.hint();
-        }
-        if let Some(error) = cause.downcast_ref::<DoctorError>() {
-            return error.hint();
-        }
-        if let Some(error) = cause.downcast_ref::<relay::Error>() {
-            return error.hint();
-        }
-        if let Some(hint) = cause.downcast_ref::<inbox::Error>().and_then(inbox::Error::hint) {
-            return Some(hint.into());
-        }
-        if let Some(error) = cause.downcast_ref::<ClientError>() {
-            return error.hint();
-        }
-        cause.downcast_ref::<connect::Error>().and_then(connect::Error::hint)
-    })
 }
 
 /// Whether PostgreSQL refused something for lack of rights.

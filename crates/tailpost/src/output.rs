@@ -1,6 +1,7 @@
 //! Data goes to stdout, and nothing else does.
 
 use std::borrow::Cow;
+use std::fmt::Display;
 use std::io::{ErrorKind, Write};
 use std::time::Duration;
 
@@ -16,6 +17,15 @@ struct Versioned<'a, T> {
     schema_version: u32,
     #[serde(flatten)]
     data: &'a T,
+}
+
+/// Prints data as JSON, or what `said` says of it to people.
+pub(crate) fn show<T: Serialize>(
+    as_json: bool,
+    data: &T,
+    said: impl FnOnce() -> String,
+) -> anyhow::Result<()> {
+    if as_json { json(data) } else { text(&said()) }
 }
 
 /// Prints one JSON object on one line.
@@ -84,6 +94,35 @@ fn replaced(
     }
     let replace = |it| if concerns(it) { replacement(it) } else { it.to_string() };
     Cow::Owned(text.chars().map(replace).collect())
+}
+
+/// Labels in one column, what they label in the next, on one line each.
+pub(crate) struct Lines {
+    pub(crate) text: String,
+    width: usize,
+}
+
+impl Default for Lines {
+    fn default() -> Self {
+        Self::with_labels(14)
+    }
+}
+
+impl Lines {
+    pub(crate) fn with_labels(width: usize) -> Self {
+        Self { text: String::new(), width }
+    }
+
+    pub(crate) fn add(&mut self, label: &str, value: impl Display) {
+        let (value, width) = (value.to_string(), self.width);
+        self.text += &format!("{label:<width$} {}\n", one_line(&value));
+    }
+
+    pub(crate) fn add_some(&mut self, label: &str, value: Option<&(impl Display + ?Sized)>) {
+        if let Some(value) = value {
+            self.add(label, value);
+        }
+    }
 }
 
 /// How long something took or is ago, in its two largest units.

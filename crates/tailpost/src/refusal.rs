@@ -1,18 +1,28 @@
-//! What a command found and will not do, for reasons that are nobody's failure.
-
-use std::path::Path;
+//! What a command found and will not do, or did not get to, for reasons that are nobody's failure.
 
 use inbox::{DeadLetterDetail, RewindState};
 use uuid::Uuid;
+
+/// What scripts can tell apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Failed = 1,
+    NotFound = 3,
+    Refused = 4,
+    Unreachable = 5,
+    TimedOut = 6,
+    BadConfiguration = 78,
+}
 
 /// Why nothing was done, and what can be done instead.
 #[derive(Debug, thiserror::Error)]
 #[error("{problem}")]
 pub(crate) struct Refusal {
+    /// What scripts are told.
+    pub(crate) kind: Kind,
     problem: String,
-    hint: Option<String>,
-    /// Whether what was asked for is not there; otherwise something stands against it.
-    pub(crate) not_found: bool,
+    /// What the operator can do about it.
+    pub(crate) hint: Option<String>,
 }
 
 /// The only dead letter of an event.
@@ -26,91 +36,58 @@ pub(crate) fn only(
         (Some(last), false) => {
             found.push(last);
             let consumers = found.into_iter().filter_map(|it| Some(it.dead_letter?.consumer));
-            Err(Refusal::several_consumers(&consumers.collect::<Vec<_>>()))
+            let consumers = consumers.collect::<Vec<_>>().join(", ");
+            let refusal = Refusal::conflict("several consumers have this dead letter");
+            Err(refusal.with_hint(format!("name one with --consumer: {consumers}")))
         }
     }
 }
 
 impl Refusal {
-    fn not_found(problem: String, hint: Option<String>) -> Self {
-        Self { problem, hint, not_found: true }
+    pub(crate) fn new(kind: Kind, problem: impl Into<String>) -> Self {
+        Self { kind, problem: problem.into(), hint: None }
     }
 
-    fn conflict(problem: impl Into<String>, hint: Option<String>) -> Self {
-        Self { problem: problem.into(), hint, not_found: false }
+    /// What was asked for is not there.
+    pub(crate) fn not_found(problem: impl Into<String>) -> Self {
+        Self::new(Kind::NotFound, problem)
+    }
+
+    /// Something stands against it.
+    pub(crate) fn conflict(problem: impl Into<String>) -> Self {
+        Self::new(Kind::Refused, problem)
+    }
+
+    /// It did not happen in time.
+    pub(crate) fn timed_out(problem: impl Into<String>) -> Self {
+        Self::new(Kind::TimedOut, problem)
+    }
+
+    pub(crate) fn with_hint(self, hint: impl Into<String>) -> Self {
+        Self { hint: Some(hint.into()), ..self }
     }
 
     pub(crate) fn no_dead_letter(event: Uuid) -> Self {
-        let hint = "`tailpost inbox dlq list` shows all there are".into();
-        Self::not_found(format!("there is no dead letter of event {event}"), Some(hint))
-    }
-
-    pub(crate) fn no_event(event: Uuid) -> Self {
-        let hint = "neither a row, a dead letter, a decision nor a consumer's record is left of it, or it \
-                    is not committed; an event of outbox_emit_wal never has a row";
-        Self::not_found(format!("nobody knows event {event}"), Some(hint.into()))
-    }
-
-    pub(crate) fn is_looked_after() -> Self {
-        let hint = "wait until it is done: pg_stat_activity shows it as `tailpost inbox`".into();
-        Self::conflict("another process looks after the inbox's tables", Some(hint))
-    }
-
-    fn several_consumers(consumers: &[String]) -> Self {
-        let hint = format!("name one with --consumer: {}", consumers.join(", "));
-        Self::conflict("several consumers have this dead letter", Some(hint))
+        Self::not_found(format!("there is no dead letter of event {event}"))
+            .with_hint("`tailpost inbox dlq list` shows all there are")
     }
 
     pub(crate) fn not_dead(decision: &str) -> Self {
-        let hint = "it is requeued, or has no record any more, or cannot be handled whatever changes: \
-                    see `inbox dlq show`";
-        Self::conflict(format!("nothing there is to {decision}"), Some(hint.into()))
-    }
-
-    pub(crate) fn file_exists(path: &Path) -> Self {
-        Self::conflict(format!("{} exists", path.display()), Some("name another file".into()))
-    }
-
-    pub(crate) fn leased(consumer: &str, event: Uuid) -> Self {
-        let hint = "try again when its lease is over, or stop the consumer first".into();
-        Self::conflict(format!("a worker of {consumer} has event {event} right now"), Some(hint))
-    }
-
-    pub(crate) fn forgotten(event: Uuid) -> Self {
-        let hint = "it is not handled any more: if it comes again it becomes a dead letter";
-        let problem = format!("event {event} is older than the inbox remembers");
-        Self::conflict(problem, Some(hint.into()))
-    }
-
-    pub(crate) fn unknown_event(event: Uuid) -> Self {
-        let hint = "name the time in its Occurred-At header with --occurred-at".into();
-        Self::not_found(format!("neither inbox nor outbox know event {event}"), Some(hint))
+        Self::conflict(format!("nothing there is to {decision}")).with_hint(
+            "it is requeued, or has no record any more, or cannot be handled whatever changes: \
+             see `inbox dlq show`",
+        )
     }
 
     pub(crate) fn rewind_pending(consumer: &str, state: &RewindState) -> Self {
         let (from, again) = (state.from_sequence, if state.again { " --again" } else { "" });
-        let hint = format!(
+        let (at, by) = (state.requested_at, &state.requested_by);
+        Self::conflict(format!(
+            "{consumer} is to be rewound to sequence {from} already, as {by} asked at {at}"
+        ))
+        .with_hint(format!(
             "follow it with --to-sequence {from}{again}, or withdraw it with --cancel while no \
              worker has begun"
-        );
-        let (at, by) = (state.requested_at, &state.requested_by);
-        let problem = format!(
-            "{consumer} is to be rewound to sequence {from} already, as {by} asked at {at}"
-        );
-        Self::conflict(problem, Some(hint))
-    }
-
-    pub(crate) fn rewind_given_up(consumer: &str, why: &str) -> Self {
-        Self::conflict(format!("the rewind of {consumer} was given up: {why}"), None)
-    }
-
-    pub(crate) fn no_rewind(consumer: &str) -> Self {
-        let problem = format!("no rewind of {consumer} is requested and not begun");
-        Self::not_found(problem, None)
-    }
-
-    /// What the operator can do about it.
-    pub(crate) fn hint(&self) -> Option<String> {
-        self.hint.clone()
+        ))
     }
 }

@@ -34,7 +34,10 @@ pub(crate) async fn of(config: &Config, table: &Table, id: Uuid) -> anyhow::Resu
     let mut published = relay::explain::explain(config, id, place).await?;
     published.notes.extend(trouble.map(|it| format!("the inbox cannot be asked: {it}")));
     if published.is_empty() && consumers.is_empty() {
-        return Err(Refusal::no_event(id).into());
+        let refusal = Refusal::not_found(format!("nobody knows event {id}"));
+        let hint = "neither a row, a dead letter, a decision nor a consumer's record is left of it, \
+                    or it is not committed; an event of outbox_emit_wal never has a row";
+        return Err(refusal.with_hint(hint).into());
     }
     Ok(Story { published, consumers })
 }

@@ -1,7 +1,7 @@
 //! Finding events in the outbox and among its dead letters.
 
 use jiff::Timestamp;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::dead_letters::Aggregate;
@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::postgres::{Store, answered};
 
 /// What has become of an event.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FoundState {
     /// Nothing yet, or attempts that failed.

@@ -196,8 +196,8 @@ impl Caller {
         }
         let detail =
             format!("this needs the role {}, and yours is {}", needed.name(), self.role.name());
-        let hint = Some("admin.tokens and admin.proxy_role say who has which role".to_owned());
-        Err(ApiError { hint, ..ApiError::new(StatusCode::FORBIDDEN, detail) })
+        let hint = "admin.tokens and admin.proxy_role say who has which role";
+        Err(ApiError::new(StatusCode::FORBIDDEN, detail).with_hint(hint))
     }
 
     /// The name for the audit: what is proven, before what is only said.

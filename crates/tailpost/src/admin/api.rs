@@ -20,6 +20,20 @@ use crate::output;
 pub(super) const LIMIT: u32 = 50;
 pub(super) const LIMIT_MAX: u32 = 1_000;
 
+/// Who changes something, and what for: a [`Change`].
+pub(super) const CHANGE: &str = "{by?: text?, why?: reason?}";
+/// The same, where a reason is needed.
+pub(super) const FINAL_CHANGE: &str = "{by?: text?, why: reason}";
+
+/// What an `Overview` of these dead letters has.
+pub(super) fn overview(letter: &str) -> String {
+    format!(
+        "{{schema_version: integer, total: count, oldest_seconds: number?, next?: text?,
+           groups: [{{fingerprint: text, count: count, aggregates: count, first: time, last: time}}],
+           dead_letters: [{letter}]}}"
+    )
+}
+
 /// Who changes something, and what for.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -35,8 +49,7 @@ impl Change {
     pub(super) fn actor(self, action: Action, caller: &Caller) -> Result<Actor, ApiError> {
         if action.is_final() && self.why.is_none() {
             let detail = "a dead letter is discarded or rejected for a reason";
-            let hint = Some("say so in \"why\"; it is kept".to_owned());
-            return Err(ApiError { hint, ..ApiError::new(StatusCode::BAD_REQUEST, detail) });
+            return Err(ApiError::bad(detail).with_hint("say so in \"why\"; it is kept"));
         }
         Ok(Actor { name: caller.name(self.by), via: "http".into(), why: self.why })
     }

@@ -12,20 +12,20 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use outbox::dead_letters::{Action, BulkRequest, Filter, Progress, Reason};
 use relay::Config;
-use relay::dead_letters::{DeadLetters, NOT_REJECTED};
+use relay::dead_letters::{DeadLetter, DeadLetters, NOT_REJECTED};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 use uuid::Uuid;
 
 use super::access::Caller;
-use super::api::{Asked, Body, Change, ListQuery, Named, ShowQuery, json};
+use super::api::{
+    Asked, Body, CHANGE, Change, FINAL_CHANGE, ListQuery, Named, ShowQuery, json, overview,
+};
 use super::cursor;
 use super::openapi::{Api, Operation};
 use super::problem::ApiError;
-use super::schemas::{self, named, request};
 use crate::bulk;
 
 /// Operations that are remembered; the oldest that has ended goes first.
@@ -94,42 +94,42 @@ impl AppState {
 }
 
 pub(super) fn routes<S: Clone + Send + Sync + 'static>(state: AppState) -> Api<S> {
-    let letter = || named("OutboxDeadLetter");
-    let why = || request([], schemas::change());
+    let all = overview("OutboxDeadLetter");
     let list_all =
         Operation::get("/api/v1/outbox/dead-letter", "Lists what could not be published")
             .listing()
-            .answers(200, "How many, why, and a page of them", schemas::overview(letter()));
+            .answers(200, "How many, why, and a page of them", &all);
     let show_one = Operation::get("/api/v1/outbox/dead-letter/{id}", "Shows a dead letter")
-        .query("payload", "With payload and headers; needs the role operator", schemas::flag())
-        .answers(200, "What is known about it", named("DeadLetterDetail"));
+        .query("payload", "With payload and headers; needs the role operator", "flag")
+        .answers(200, "What is known about it", "DeadLetterDetail");
     let discard_one =
         Operation::delete("/api/v1/outbox/dead-letter/{id}", "Discards a dead letter")
-            .body(schemas::final_change())
+            .body(FINAL_CHANGE)
             .answers_nothing(204, "It is never published");
-    let payload = ("payload", schemas::or_null(schemas::text()));
     let requeue_one =
         Operation::post("/api/v1/outbox/dead-letter/{id}/requeue", "Publishes it after all")
-            .body(request([], schemas::change().into_iter().chain([payload])))
+            .body("{by?: text?, why?: reason?, payload?: text?}")
             .answers_nothing(204, "A relay publishes it");
-    let requeue_all = Operation::post(
-        "/api/v1/outbox/aggregates/{aggregate}/requeue",
-        "Publishes an aggregate's dead letters after all",
-    )
-    .body(why())
-    .answers(200, "How many", schemas::count());
+    let path = "/api/v1/outbox/aggregates/{aggregate}/requeue";
+    let requeue_all = Operation::post(path, "Publishes an aggregate's dead letters after all")
+        .body(CHANGE)
+        .answers(200, "How many", "count");
     let work = Operation::post("/api/v1/outbox/dead-letter/operations", "Works on many at once")
-        .body(bulk_request())
-        .answers(200, "What would be done: `dry_run`", schemas::overview(letter()))
-        .answers(202, "It has begun", schemas::object([("operation", schemas::count())], []));
+        .body(
+            "{action: requeue|discard, dry_run?: flag, rate?: 1..4294967295?, by?: text?,
+              filter: {aggregate?: {kind: text, id: text}?, event_type?: text?, reason?: text?,
+                       since?: time?},
+              why?: reason?}",
+        )
+        .answers(200, "What would be done: `dry_run`", &all)
+        .answers(202, "It has begun", "{operation: count}");
     let path = "/api/v1/outbox/dead-letter/operations/{number}";
-    let progress_of = Operation::get(path, "Says how far an operation is").answers(
-        200,
-        "How far it is",
-        progress_schema(),
-    );
+    let far = "{total: count, done: count, skipped: count, last_refusal: text?, ended: flag,
+                cancelled: flag}";
+    let progress_of =
+        Operation::get(path, "Says how far an operation is").answers(200, "How far it is", far);
     let cancel_one = Operation::delete(path, "Ends an operation")
-        .body(serde_json::json!({}))
+        .body("any")
         .answers_nothing(202, "It ends after what it is at");
     Api::new()
         .on(list_all, list)
@@ -141,34 +141,6 @@ pub(super) fn routes<S: Clone + Send + Sync + 'static>(state: AppState) -> Api<S
         .on(progress_of, progress)
         .on(cancel_one, cancel)
         .with_state(state)
-}
-
-fn progress_schema() -> Value {
-    let fields = [
-        ("total", schemas::count()),
-        ("done", schemas::count()),
-        ("skipped", schemas::count()),
-        ("last_refusal", schemas::or_null(schemas::text())),
-        ("ended", schemas::flag()),
-        ("cancelled", schemas::flag()),
-    ];
-    schemas::object(fields, [])
-}
-
-fn bulk_request() -> Value {
-    let aggregate = [("kind", schemas::text()), ("id", schemas::text())];
-    let filter = [
-        ("aggregate", schemas::or_null(request(aggregate, []))),
-        ("event_type", schemas::or_null(schemas::text())),
-        ("reason", schemas::or_null(schemas::text())),
-        ("since", schemas::or_null(schemas::time())),
-    ];
-    let rate = serde_json::json!({ "type": "integer", "minimum": 1, "maximum": u32::MAX });
-    let optional = [("dry_run", schemas::flag()), ("rate", schemas::or_null(rate))];
-    request(
-        [("action", schemas::one_of(&["requeue", "discard"])), ("filter", request([], filter))],
-        optional.into_iter().chain(schemas::change()),
-    )
 }
 
 /// Who requeues something, and what for.
@@ -206,13 +178,8 @@ async fn list(
     no_consumer(query.consumer.as_ref())?;
     let after = cursor::decode(query.cursor.as_deref())?;
     let (filter, limit) = query.read()?;
-    // One more says whether there is another page.
-    let page = state.open().await?.overview_after(&filter, after, limit + 1).await;
-    let mut page = page?;
-    let has_more = page.dead_letters.len() > limit as usize;
-    page.dead_letters.truncate(limit as usize);
-    let last = page.dead_letters.last().filter(|_| has_more);
-    page.next = last.map(|it| cursor::encode(&it.place())).transpose()?;
+    let mut page = state.open().await?.overview_after(&filter, after, limit + 1).await?;
+    page.next = cursor::end_page(&mut page.dead_letters, limit, DeadLetter::place)?;
     json(&page)
 }
 

@@ -21,7 +21,6 @@ use tokio::time::{Instant, timeout};
 use super::api::{Asked, json};
 use super::openapi::{Api, Operation};
 use super::problem::{ANSWER_MAX, ApiError};
-use super::schemas::{answer, count, list, named, number, object, text, time};
 use crate::check_names;
 
 /// How long a run may take. The checks bound each answer, which is less.
@@ -56,16 +55,12 @@ impl Doctor {
     }
 
     pub(super) fn routes<S: Clone + Send + Sync + 'static>(&self) -> Api<S> {
-        let counts = ["error", "warning", "ok", "skipped"].map(|it| (it, count()));
-        let told = answer([
-            ("checked_at", time()),
-            ("took_seconds", number()),
-            ("summary", object(counts, [])),
-            ("checks", list(named("Check"))),
-        ]);
+        let told = "{schema_version: integer, checked_at: time, took_seconds: number,
+                     summary: {error: count, warning: count, ok: count, skipped: count},
+                     checks: [Check]}";
         let get = Operation::get("/api/v1/doctor", "Checks the servers and the configuration")
-            .query("only", "Ids or categories, separated by commas", text())
-            .query("skip", "The same, left out", text())
+            .query("only", "Ids or categories, separated by commas", "text")
+            .query("skip", "The same, left out", "text")
             .answers(200, "What was found, at most 5 s ago", told);
         Api::new().on(get, show).with_state(self.clone())
     }
@@ -142,7 +137,7 @@ async fn show(
         Err(_) => {
             let hint = "a server answers slowly or not at all; ask again, the checks go on";
             let late = unavailable(format!("the checks have not ended within {ANSWER_MAX:?}"));
-            return Err(ApiError { hint: Some(hint.into()), ..late });
+            return Err(late.with_hint(hint));
         }
     };
     let Some(found) = found else {

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::Response;
-use outbox::Table;
 use relay::Config;
 use relay::event_search::{EventFilter, EventPlace, FoundEvent, FoundState, find_events};
 use serde::{Deserialize, Serialize};
@@ -14,7 +13,6 @@ use super::api::{Asked, Named, json, limit, time};
 use super::cursor;
 use super::openapi::{Api, Operation};
 use super::problem::ApiError;
-use super::schemas::{self, EVENT_STATES, answer, list, named, or_null, text};
 use crate::story;
 
 /// What a search asks for, in the query.
@@ -26,7 +24,7 @@ struct EventsQuery {
     event_type: Option<String>,
     since: Option<String>,
     until: Option<String>,
-    state: Option<String>,
+    state: Option<FoundState>,
     limit: Option<u32>,
     cursor: Option<String>,
 }
@@ -35,15 +33,8 @@ impl EventsQuery {
     fn read(self) -> Result<(EventFilter, Option<EventPlace>, u32), ApiError> {
         let Self { aggregate, event_type, since, until, state, limit: most, cursor } = self;
         let aggregate = aggregate.map(|it| it.parse()).transpose().map_err(ApiError::bad)?;
-        let state = state.map(|it| match it.as_str() {
-            "pending" => Ok(FoundState::Pending),
-            "published" => Ok(FoundState::Published),
-            "dead" => Ok(FoundState::Dead),
-            "discarded" => Ok(FoundState::Discarded),
-            _ => Err(ApiError::bad(format!("`state` is one of {}", EVENT_STATES.join(", ")))),
-        });
         let (since, until) = (time("since", since)?, time("until", until)?);
-        let filter = EventFilter { aggregate, event_type, since, until, state: state.transpose()? };
+        let filter = EventFilter { aggregate, event_type, since, until, state };
         Ok((filter, cursor::decode(cursor.as_deref())?, limit(most)?))
     }
 }
@@ -56,23 +47,18 @@ struct Events {
 
 /// `config` has a pool.
 pub(super) fn routes<S: Clone + Send + Sync + 'static>(config: Arc<Config>) -> Api<S> {
-    let found = answer([("events", list(named("Event"))), ("next", schemas::next())]);
+    let found = "{schema_version: integer, events: [Event], next: text?}";
     let find = Operation::get("/api/v1/events", "Finds events, the newest first")
-        .query("aggregate", "As TYPE:ID", schemas::aggregate())
-        .query("type", "The event's type", text())
-        .query("since", "Happened then or later", schemas::time())
-        .query("until", "Happened before", schemas::time())
-        .query("state", "What became of it", schemas::one_of(&EVENT_STATES))
-        .query("limit", "Events of a page", schemas::limit())
-        .query("cursor", "`next` of the page before", text())
+        .query("aggregate", "As TYPE:ID", "aggregate")
+        .query("type", "The event's type", "text")
+        .query("since", "Happened then or later", "time")
+        .query("until", "Happened before", "time")
+        .query("state", "What became of it", "pending|published|dead|discarded")
+        .query("limit", "Events of a page", "limit")
+        .query("cursor", "`next` of the page before", "text")
         .answers(200, "A page", found);
-    let story = answer([
-        ("id", schemas::uuid()),
-        ("row", or_null(serde_json::json!({ "type": "object" }))),
-        ("decisions", list(named("AuditEntry"))),
-        ("consumers", serde_json::json!({ "type": "object" })),
-        ("notes", list(text())),
-    ]);
+    let story = "{schema_version: integer, id: uuid, row: object?, decisions: [AuditEntry],
+                  consumers: object, notes: [text]}";
     let explain = Operation::get("/api/v1/events/{id}", "Says what became of an event").answers(
         200,
         "What is known about it, without the payload",
@@ -86,12 +72,8 @@ async fn search(
     Asked(query): Asked<EventsQuery>,
 ) -> Result<Response, ApiError> {
     let (filter, after, limit) = query.read()?;
-    // One more says whether there is another page.
     let mut events = find_events(&config, &filter, after, limit + 1).await?;
-    let has_more = events.len() > limit as usize;
-    events.truncate(limit as usize);
-    let last = events.last().filter(|_| has_more);
-    let next = last.map(|it| cursor::encode(&it.place())).transpose()?;
+    let next = cursor::end_page(&mut events, limit, FoundEvent::place)?;
     json(&Events { events, next })
 }
 
@@ -99,6 +81,5 @@ async fn show(
     State(config): State<Arc<Config>>,
     Named(id): Named<Uuid>,
 ) -> Result<Response, ApiError> {
-    let table: &Table = &config.table;
-    json(&story::of(&config, table, id).await?)
+    json(&story::of(&config, &config.table, id).await?)
 }

@@ -17,7 +17,6 @@ use super::JSON;
 use super::api::{Asked, Named};
 use super::openapi::{Api, Operation};
 use super::problem::ApiError;
-use super::schemas::{answer, text, uuid};
 use crate::output;
 
 /// How long a request waits at most: with the first look, less than it may take.
@@ -88,13 +87,13 @@ impl Told for EffectState {
 pub(crate) type WaitingOf = Arc<BTreeMap<String, Waiting<EffectState>>>;
 
 fn operation() -> Operation {
-    let told = answer([("id", uuid()), ("state", text())]);
+    let told = "{schema_version: integer, id: uuid, state: text}";
     let path = "/api/v1/events/{id}/wait";
     Operation::get(path, "Waits until something becomes of an event")
-        .query("timeout", "How long, such as 500ms; at most 3s, which is also the default", text())
-        .answers(200, "It happened", told.clone())
-        .answers(202, "It may still happen", told.clone())
-        .answers(404, "Nobody knows the event", told.clone())
+        .query("timeout", "How long, such as 500ms; at most 3s, which is also the default", "text")
+        .answers(200, "It happened", told)
+        .answers(202, "It may still happen", told)
+        .answers(404, "Nobody knows the event", told)
         .answers(409, "It does not happen by itself", told)
 }
 
@@ -106,7 +105,7 @@ pub(super) fn published<S: Clone + Send + Sync + 'static>(waiting: Waiting<Event
 /// Of an inbox.
 pub(super) fn processed<S: Clone + Send + Sync + 'static>(waiting: WaitingOf) -> Api<S> {
     let of = "Which consumer, where several run";
-    let operation = operation().query("processed_by", of, text());
+    let operation = operation().query("processed_by", of, "text");
     Api::new().on(operation, until_processed).with_state(waiting)
 }
 

@@ -29,9 +29,8 @@ pub(super) async fn authorize(
     let peer = request.extensions().get::<Peer>().map(|it| it.0);
     let Some(caller) = admin.access.caller(request.headers(), peer) else {
         let detail = "a bearer token is needed, or a user's name from a trusted proxy";
-        let hint =
-            Some("admin.token, admin.tokens and admin.trusted_proxy say who comes in".into());
-        let error = ApiError { hint, ..ApiError::new(StatusCode::UNAUTHORIZED, detail) };
+        let hint = "admin.token, admin.tokens and admin.trusted_proxy say who comes in";
+        let error = ApiError::new(StatusCode::UNAUTHORIZED, detail).with_hint(hint);
         return ([(header::WWW_AUTHENTICATE, "Bearer")], error).into_response();
     };
     let needed = access::needed(request.method(), request.uri().path());

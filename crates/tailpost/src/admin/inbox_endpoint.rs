@@ -17,7 +17,7 @@ use super::metrics::Metrics;
 use super::metrics::inbox_metrics::{StatusCollector, Watched, snapshot};
 use super::metrics::inbox_sample::Samples;
 use super::openapi::Api;
-use super::{Admin, Engine};
+use super::{Admin, Engine, Retention};
 use consumer_routes::ConsumerState;
 pub(crate) use inbox_dead_letters::AppState;
 
@@ -54,7 +54,7 @@ impl Engine for Inbox {
             .map(|(name, status)| (name.as_str(), Consumer::of(&status.borrow(), details)));
         let consumers: BTreeMap<_, _> = consumers.collect();
         let ready = consumers.values().all(|it| it.ready);
-        let retention = self.samples.borrow().upkept.as_ref().map(|it| Retention::of(it, details));
+        let retention = self.samples.borrow().upkept.as_ref().map(|it| retention(it, details));
         let readiness = Readiness { ready, consumers, retention };
         (ready, serde_json::to_string(&readiness).unwrap_or_default())
     }
@@ -97,22 +97,10 @@ struct Readiness<'a> {
     retention: Option<Retention>,
 }
 
-/// Whether old records are deleted. That they are not is no reason to take an inbox out of service.
-#[derive(Serialize)]
-struct Retention {
-    ok: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    last_success_at: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    reason: Option<String>,
-}
-
-impl Retention {
-    fn of(upkept: &Upkept, details: bool) -> Self {
-        let reason = upkept.failure.clone().filter(|_| details);
-        let last_success_at = upkept.last_success_at.map(|it| it.to_string());
-        Self { ok: upkept.failure.is_none(), last_success_at, reason }
-    }
+/// That old records are not deleted is no reason to take an inbox out of service.
+fn retention(upkept: &Upkept, details: bool) -> Retention {
+    let reason = upkept.failure.clone().filter(|_| details);
+    Retention { ok: upkept.failure.is_none(), last_success_at: upkept.last_success_at, reason }
 }
 
 /// Whether a consumer does its job.

@@ -60,29 +60,29 @@ impl Operation {
     }
 
     /// A parameter of the query that may be left out.
-    pub(super) fn query(mut self, name: &str, said: &str, schema: Value) -> Self {
+    pub(super) fn query(mut self, name: &str, said: &str, schema: &str) -> Self {
         self.parameters.push(json!({
-            "name": name, "in": "query", "description": said, "schema": schema,
+            "name": name, "in": "query", "description": said, "schema": schemas::request(schema),
         }));
         self
     }
 
     /// What every list of dead letters takes.
     pub(super) fn listing(self) -> Self {
-        self.query("aggregate", "As TYPE:ID", schemas::aggregate())
-            .query("type", "The event's type", schemas::text())
-            .query("reason", "In the reason, in any case", schemas::text())
-            .query("since", "Dead since then or later", schemas::time())
-            .query("limit", "Dead letters of a page", schemas::limit())
-            .query("cursor", "`next` of the page before", schemas::text())
+        self.query("aggregate", "As TYPE:ID", "aggregate")
+            .query("type", "The event's type", "text")
+            .query("reason", "In the reason, in any case", "text")
+            .query("since", "Dead since then or later", "time")
+            .query("limit", "Dead letters of a page", "limit")
+            .query("cursor", "`next` of the page before", "text")
     }
 
-    pub(super) fn body(self, schema: Value) -> Self {
-        Self { body: Some(schema), ..self }
+    pub(super) fn body(self, schema: &str) -> Self {
+        Self { body: Some(schemas::request(schema)), ..self }
     }
 
-    pub(super) fn answers(mut self, status: u16, said: &'static str, schema: Value) -> Self {
-        self.answers.push((status, said, Content::Json(schema)));
+    pub(super) fn answers(mut self, status: u16, said: &'static str, schema: &str) -> Self {
+        self.answers.push((status, said, Content::Json(schemas::answer(schema))));
         self
     }
 
@@ -145,10 +145,10 @@ impl Operation {
 fn path_parameters(path: &str) -> Vec<Value> {
     let names = path.split('{').skip(1).filter_map(|it| it.split('}').next());
     let schema = |name: &str| match name {
-        "id" => schemas::uuid(),
-        "number" => schemas::count(),
-        "aggregate" => schemas::aggregate(),
-        _ => json!({ "type": "string", "minLength": 1 }),
+        "id" => schemas::request("uuid"),
+        "number" => schemas::request("count"),
+        "aggregate" => schemas::request("aggregate"),
+        _ => schemas::request("name"),
     };
     let parameter = |name: &str| json!({ "name": name, "in": "path", "required": true, "schema": schema(name) });
     names.map(parameter).collect()

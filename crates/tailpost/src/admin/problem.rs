@@ -7,7 +7,8 @@ use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use tokio_postgres::error::SqlState;
 
-use crate::exit::{self, Kind};
+use crate::exit;
+use crate::refusal::Kind;
 
 /// How long something is waited for before the answer: less than the request may take.
 pub(super) const WAIT_MAX: Duration = Duration::from_secs(2);
@@ -40,11 +41,15 @@ impl ApiError {
         Self::new(StatusCode::BAD_REQUEST, detail)
     }
 
+    pub(super) fn with_hint(self, hint: impl Into<String>) -> Self {
+        Self { hint: Some(hint.into()), ..self }
+    }
+
     /// As `from`, with another hint if the database took too long.
     pub(super) fn or_late(error: impl Into<anyhow::Error>, hint: &str) -> Self {
         let error = error.into();
         match error.chain().any(was_cut_short) {
-            true => Self { hint: Some(hint.to_owned()), ..Self::late() },
+            true => Self::late().with_hint(hint),
             false => error.into(),
         }
     }
@@ -53,8 +58,7 @@ impl ApiError {
         let detail = format!("the database took longer than {STATEMENT_MAX:?}");
         let hint = "somebody may have the table locked (see pg_locks and pg_stat_activity): try \
                     again, or narrow the filter";
-        let hint = Some(hint.to_owned());
-        Self { hint, ..Self::new(StatusCode::SERVICE_UNAVAILABLE, detail) }
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, detail).with_hint(hint)
     }
 }
 

@@ -17,7 +17,7 @@ use super::metrics::Metrics;
 use super::metrics::relay_metrics::{Counted, StatusCollector, Watched};
 use super::openapi::Api;
 use super::replay_routes::{self, ReplayState};
-use super::{Admin, Engine, event_routes, events, slot_routes};
+use super::{Admin, Engine, Retention, event_routes, events, slot_routes};
 
 /// A running relay, with all shards that this process has.
 pub(crate) struct Relay {
@@ -81,7 +81,7 @@ impl Engine for Relay {
         let of = |it: &Watched| (it.shard, Readiness::of(&it.status.borrow(), details));
         let all: Vec<_> = self.watched.iter().map(of).collect();
         let ready = all.iter().all(|(_, it)| it.ready);
-        let retention = Retention::of(&self.retention.borrow(), details);
+        let retention = retention(&self.retention.borrow(), details);
         let json = match &*all {
             [(None, only)] => serde_json::to_string(&WithRetention { readiness: only, retention }),
             all => {
@@ -158,25 +158,13 @@ struct WithRetention<R, T> {
     retention: T,
 }
 
-/// Whether old rows are deleted. A table that grows is no reason to take a relay out of service: it
-/// publishes as before.
-#[derive(Serialize)]
-struct Retention {
-    ok: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    last_success_at: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    reason: Option<String>,
-}
-
-impl Retention {
-    fn of(status: &RetentionStatus, details: bool) -> Self {
-        let is_short = status.is_short_of_partitions();
-        let short = || "partitions for inserts end within two days".to_owned();
-        let reason = status.failure.clone().or_else(|| is_short.then(short)).filter(|_| details);
-        let last_success_at = status.last_success_at.map(|it| it.to_string());
-        Self { ok: !status.is_overdue && !is_short, last_success_at, reason }
-    }
+/// A table that grows is no reason to take a relay out of service: it publishes as before.
+fn retention(status: &RetentionStatus, details: bool) -> Retention {
+    let is_short = status.is_short_of_partitions();
+    let short = || "partitions for inserts end within two days".to_owned();
+    let reason = status.failure.clone().or_else(|| is_short.then(short)).filter(|_| details);
+    let ok = !status.is_overdue && !is_short;
+    Retention { ok, last_success_at: status.last_success_at, reason }
 }
 
 #[derive(Serialize)]

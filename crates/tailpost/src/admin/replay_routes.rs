@@ -13,18 +13,16 @@ use relay::replays::{
 };
 use relay::{Config, Glob, Lsn};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json as value};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tracing::{info, warn};
 use uuid::Uuid;
 
 use super::access::Caller;
-use super::api::{Asked, Body, Change, Named, json, limit, time};
+use super::api::{Asked, Body, CHANGE, Change, Named, json, limit, time};
 use super::cursor;
 use super::openapi::{Api, Operation};
 use super::problem::{ANSWER_MAX, ApiError, WAIT_MAX};
-use super::schemas::{self, answer, flag, list, named, one_of, or_null, request, text, uuid};
 
 /// Events listed that could not be published.
 const FAILURES: u32 = 100;
@@ -98,59 +96,56 @@ struct Begun {
 }
 
 pub(super) fn routes<S: Clone + Send + Sync + 'static>(state: ReplayState) -> Api<S> {
-    let page = answer([("replays", list(named("Replay"))), ("next", schemas::next())]);
-    let plan = answer([
-        ("dry_run", flag()),
-        ("replays", list(uuid())),
-        ("plans", list(value!({ "type": "object" }))),
-    ]);
+    let page = "{schema_version: integer, replays: [Replay], next: text?}";
+    let plan = "{schema_version: integer, dry_run: flag, replays: [uuid], plans: [object]}";
     let list = Operation::get("/api/v1/replays", "Lists replays, the newest first")
-        .query("limit", "Replays of a page", schemas::limit())
-        .query("cursor", "`next` of the page before", text())
+        .query("limit", "Replays of a page", "limit")
+        .query("cursor", "`next` of the page before", "text")
         .answers(200, "A page", page);
     let start = Operation::post("/api/v1/replays", "Publishes events again, or says what would be")
-        .body(start_schema())
-        .answers(200, "Nothing is to be done, or `dry_run` was given", plan.clone())
+        .body(
+            "{from_lsn?: text?, to_lsn?: text?, since?: time?, until?: time?, events?: [uuid],
+              aggregate?: aggregate?, event_type?: text?, all?: flag,
+              source?: auto|stream|table|wal?, to_subject_prefix?: text?,
+              per_second?: 1..1000000?, dry_run?: flag, by?: text?, why?: reason?}",
+        )
+        .answers(200, "Nothing is to be done, or `dry_run` was given", plan)
         .answers(202, "A relay begins within a second", plan);
     let show =
         Operation::get("/api/v1/replays/{id}", "Shows a replay and what it could not publish")
-            .answers(200, "The replay", named("Replay"));
+            .answers(200, "The replay", "Replay");
     let decision = |path, summary| {
-        Operation::post(path, summary).body(request([], schemas::change())).answers(
+        Operation::post(path, summary).body(CHANGE).answers(
             200,
             "The replay as it is now",
-            named("Replay"),
+            "Replay",
         )
+    };
+    let decide = |decision: ReplayDecision| {
+        async move |State(state): State<ReplayState>,
+                    caller: Caller,
+                    Named(id): Named<Uuid>,
+                    Body(change): Body<Change>| {
+            decide(state, &caller, decision, id, change).await
+        }
     };
     Api::new()
         .on(list, list_all)
         .on(start, begin)
         .on(show, show_one)
-        .on(decision("/api/v1/replays/{id}/pause", "Publishes nothing more for now"), pause)
-        .on(decision("/api/v1/replays/{id}/resume", "Goes on where it was"), resume)
-        .on(decision("/api/v1/replays/{id}/cancel", "Publishes nothing more"), cancel)
+        .on(
+            decision("/api/v1/replays/{id}/pause", "Publishes nothing more for now"),
+            decide(ReplayDecision::Pause),
+        )
+        .on(
+            decision("/api/v1/replays/{id}/resume", "Goes on where it was"),
+            decide(ReplayDecision::Resume),
+        )
+        .on(
+            decision("/api/v1/replays/{id}/cancel", "Publishes nothing more"),
+            decide(ReplayDecision::Cancel),
+        )
         .with_state(state)
-}
-
-fn start_schema() -> Value {
-    let per_second = value!({ "type": "integer", "minimum": 1, "maximum": 1_000_000 });
-    let sources = one_of(&["auto", "stream", "table", "wal"]);
-    let events = value!({ "type": "array", "items": uuid(), "maxItems": EVENTS_MAX });
-    let optional = [
-        ("from_lsn", or_null(text())),
-        ("to_lsn", or_null(text())),
-        ("since", or_null(schemas::time())),
-        ("until", or_null(schemas::time())),
-        ("events", events),
-        ("aggregate", or_null(schemas::aggregate())),
-        ("event_type", or_null(text())),
-        ("all", flag()),
-        ("source", or_null(sources)),
-        ("to_subject_prefix", or_null(text())),
-        ("per_second", or_null(per_second)),
-        ("dry_run", flag()),
-    ];
-    request([], optional.into_iter().chain(schemas::change()))
 }
 
 async fn list_all(
@@ -160,10 +155,7 @@ async fn list_all(
     let (after, limit): (Option<(Timestamp, Uuid)>, _) =
         (cursor::decode(cursor.as_deref())?, limit(most)?);
     let mut replays = replays_after(&state.config, after, limit + 1).await?;
-    let has_more = replays.len() > limit as usize;
-    replays.truncate(limit as usize);
-    let place = |it: &ReplayEntry| cursor::encode(&(it.asked, it.id));
-    let next = replays.last().filter(|_| has_more).map(place).transpose()?;
+    let next = cursor::end_page(&mut replays, limit, |it| (it.asked, it.id))?;
     json(&Replays { replays, next })
 }
 
@@ -181,9 +173,8 @@ async fn begin(
     Body(mut start): Body<Start>,
 ) -> Result<Response, ApiError> {
     if !start.dry_run && start.why.is_none() {
-        let hint = Some("say so in \"why\"; it is kept".to_owned());
         let detail = "events are published again for a reason";
-        return Err(ApiError { hint, ..ApiError::bad(detail) });
+        return Err(ApiError::bad(detail).with_hint("say so in \"why\"; it is kept"));
     }
     let request = start.request(&caller)?;
     let source = start.source()?;
@@ -219,8 +210,8 @@ async fn begin(
 
 fn still_at_it() -> ApiError {
     let detail = format!("it is not written down within {ANSWER_MAX:?}, and goes on");
-    let hint = Some("GET /api/v1/replays shows it when it is".to_owned());
-    ApiError { hint, ..ApiError::new(StatusCode::GATEWAY_TIMEOUT, detail) }
+    let hint = "GET /api/v1/replays shows it when it is";
+    ApiError::new(StatusCode::GATEWAY_TIMEOUT, detail).with_hint(hint)
 }
 
 impl Start {
@@ -268,33 +259,6 @@ impl Start {
             Some(_) => Err(ApiError::bad("`source` is auto, stream, table or wal")),
         }
     }
-}
-
-async fn pause(
-    State(state): State<ReplayState>,
-    caller: Caller,
-    Named(id): Named<Uuid>,
-    Body(change): Body<Change>,
-) -> Result<Response, ApiError> {
-    decide(state, &caller, ReplayDecision::Pause, id, change).await
-}
-
-async fn resume(
-    State(state): State<ReplayState>,
-    caller: Caller,
-    Named(id): Named<Uuid>,
-    Body(change): Body<Change>,
-) -> Result<Response, ApiError> {
-    decide(state, &caller, ReplayDecision::Resume, id, change).await
-}
-
-async fn cancel(
-    State(state): State<ReplayState>,
-    caller: Caller,
-    Named(id): Named<Uuid>,
-    Body(change): Body<Change>,
-) -> Result<Response, ApiError> {
-    decide(state, &caller, ReplayDecision::Cancel, id, change).await
 }
 
 async fn decide(

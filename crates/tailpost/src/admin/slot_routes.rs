@@ -10,7 +10,6 @@ use serde::Serialize;
 use super::api::json;
 use super::openapi::{Api, Operation};
 use super::problem::ApiError;
-use super::schemas::{answer, list, named};
 
 #[derive(Serialize)]
 struct Slots {
@@ -19,9 +18,8 @@ struct Slots {
 
 /// `config` has a pool.
 pub(super) fn routes<S: Clone + Send + Sync + 'static>(config: Arc<Config>) -> Api<S> {
-    let all = answer([("slots", list(named("Slot")))]);
     let list = Operation::get("/api/v1/slots", "Lists the replication slots of the cluster")
-        .answers(200, "All of them, by name", all);
+        .answers(200, "All of them, by name", "{schema_version: integer, slots: [Slot]}");
     Api::new().on(list, show).with_state(config)
 }
 

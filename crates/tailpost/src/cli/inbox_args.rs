@@ -1,10 +1,10 @@
 //! `tailpost inbox …`.
 
-use clap::builder::UnknownArgumentValueParser;
 use clap::{Args, Subcommand};
 use outbox::dead_letters::Reason;
 use uuid::Uuid;
 
+use super::JsonArgs;
 use super::dlq_args::InboxDlqCommand;
 use super::rewind_args::RewindArgs;
 
@@ -27,7 +27,7 @@ pub(crate) enum InboxCommand {
     /// Create what consumers need: tables, and the durable consumers of the configuration
     ///
     /// For a database without an outbox. Where there is one, `tailpost setup` does this too.
-    Setup(InboxSetupArgs),
+    Setup(JsonArgs),
     /// Manage events that could not be handled
     Dlq {
         #[command(subcommand)]
@@ -55,14 +55,6 @@ pub(crate) struct InboxRunArgs {
     pub(crate) handler: Option<String>,
 }
 
-/// Arguments of `inbox setup`.
-#[derive(Debug, Args)]
-pub(crate) struct InboxSetupArgs {
-    /// Print one JSON object
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
 /// Arguments of `inbox mark-processed`.
 #[derive(Debug, Args)]
 pub(crate) struct MarkProcessedArgs {
@@ -85,8 +77,4 @@ pub(crate) struct MarkProcessedArgs {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
-    // What it was called.
-    #[arg(long = "reason", hide = true, value_name = "TEXT",
-          value_parser = UnknownArgumentValueParser::suggest_arg("--why"))]
-    former_reason: Option<String>,
 }

@@ -2,12 +2,12 @@
 
 use clap::{Args, Subcommand, ValueEnum};
 use jiff::Timestamp;
-use outbox::dead_letters::{Aggregate, Reason};
+use outbox::dead_letters::Aggregate;
 use relay::replays::{ReplaySelection, ReplaySource};
 use relay::{Glob, Lsn};
 use uuid::Uuid;
 
-use super::dlq_args::since;
+use super::dlq_args::{WhoArgs, since};
 
 /// Arguments of `replay`.
 #[derive(Debug, Args)]
@@ -29,12 +29,8 @@ pub(crate) struct ReplayArgs {
     /// With --execute: do not wait for the end
     #[arg(long, requires = "execute")]
     pub(crate) detach: bool,
-    /// Who asks, for the record [default: the user who runs this]
-    #[arg(long, value_name = "NAME")]
-    pub(crate) by: Option<String>,
-    /// Why, for the record; required by --execute
-    #[arg(long, value_name = "TEXT")]
-    pub(crate) why: Option<Reason>,
+    #[command(flatten)]
+    pub(crate) who: WhoArgs,
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
@@ -154,12 +150,8 @@ pub(crate) struct ReplaysShowArgs {
 pub(crate) struct ReplaysDecideArgs {
     /// The replay
     pub(crate) id: Uuid,
-    /// Who decides, for the record [default: the user who runs this]
-    #[arg(long, value_name = "NAME")]
-    pub(crate) by: Option<String>,
-    /// Why, for the record
-    #[arg(long, value_name = "TEXT")]
-    pub(crate) why: Option<Reason>,
+    #[command(flatten)]
+    pub(crate) who: WhoArgs,
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,

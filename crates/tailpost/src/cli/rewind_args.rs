@@ -6,9 +6,8 @@ use clap::Args;
 use clap::error::ErrorKind;
 use inbox::RewindTarget;
 use jiff::Timestamp;
-use outbox::dead_letters::Reason;
 
-use super::dlq_args::{Misuse, since};
+use super::dlq_args::{Misuse, WhoArgs, since};
 
 /// Arguments of `inbox rewind`.
 #[derive(Debug, Args)]
@@ -27,12 +26,8 @@ pub(crate) struct RewindArgs {
     /// Handle events again that were processed: their effects repeat
     #[arg(long)]
     pub(crate) again: bool,
-    /// The reason, for the audit; needed with --again
-    #[arg(long, alias = "reason", value_name = "TEXT")]
-    pub(crate) why: Option<Reason>,
-    /// Who decides, for the audit [default: the user who runs this]
-    #[arg(long, value_name = "NAME")]
-    pub(crate) by: Option<String>,
+    #[command(flatten)]
+    pub(crate) who: WhoArgs,
     /// Do it, and do not only print the plan
     #[arg(long)]
     pub(crate) execute: bool,
@@ -55,7 +50,7 @@ impl RewindArgs {
     }
 
     pub(super) fn check(&self) -> Result<(), Misuse> {
-        if self.again && self.execute && self.why.is_none() {
+        if self.again && self.execute && self.who.why.is_none() {
             let problem = "--again needs --why TEXT: effects repeat, and the audit says what for";
             return Err((ErrorKind::MissingRequiredArgument, problem.into()));
         }

@@ -3,15 +3,15 @@
 
 use std::io::{BufRead, IsTerminal, Write};
 
-use indicatif::{ProgressBar, ProgressStyle};
 use outbox::dead_letters::{Action, Actor, BulkRequest, Filter, Overview, Progress, Reason};
 use serde::Serialize;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::dlq::text::{self, Shown};
-use crate::cli::dlq_args::{ListArgs, WorkArgs};
-use crate::errors::DlqError;
+use super::progress;
+use crate::cli::dlq_args::{ListArgs, WhoArgs, WorkArgs};
+use crate::refusal::Refusal;
 use crate::{output, shutdown};
 
 /// Dead letters that can be looked at and worked through.
@@ -46,17 +46,20 @@ pub(super) async fn many<Q: Queue>(
     }
     let (sender, watcher) = watch::channel(Progress::default());
     let stop = shutdown::on_signal()?;
-    let bar = tokio::spawn(draw(watcher));
+    let template = "{bar:40} {pos}/{len}, {per_sec}, {eta} left";
+    let bar = tokio::spawn(progress::draw(template, watcher, |bar, it: Progress| {
+        progress::set(bar, it.done + it.skipped, it.total);
+    }));
     let (filter, rate) = (args.filter.filter(), args.rate);
     let request = BulkRequest { action, filter, dry_run: false, rate, by: None, why: None };
-    let worked = queue.work_through(request, &args.actor(), &sender, &stop).await;
-    let progress = sender.borrow().clone();
+    let worked = queue.work_through(request, &args.who.actor(), &sender, &stop).await;
+    let ended = sender.borrow().clone();
     drop(sender);
     bar.await?;
     worked?;
-    let Progress { total, done, cancelled, .. } = progress;
+    let Progress { total, done, cancelled, .. } = ended;
     let how = if cancelled { ", cancelled" } else { "" };
-    tell(args, action, &progress, &format!("{} {done} of {total}{how}", past(action)))
+    tell(args, action, &ended, &format!("{} {done} of {total}{how}", past(action)))
 }
 
 /// How many dead letters a plan shows.
@@ -109,7 +112,8 @@ pub(super) async fn plan<Q: Queue>(
 pub(super) fn confirm(question: &str) -> anyhow::Result<()> {
     let stdin = std::io::stdin();
     if !stdin.is_terminal() {
-        return Err(DlqError::NotConfirmed("--yes is needed where nobody can be asked").into());
+        let problem = "nothing was done: --yes is needed where nobody can be asked";
+        return Err(Refusal::conflict(problem).into());
     }
     eprint!("{question} [y/N] ");
     std::io::stderr().flush()?;
@@ -117,21 +121,8 @@ pub(super) fn confirm(question: &str) -> anyhow::Result<()> {
     stdin.lock().read_line(&mut answer)?;
     match answer.trim() {
         "y" | "Y" | "yes" => Ok(()),
-        _ => Err(DlqError::NotConfirmed("you did not say yes").into()),
+        _ => Err(Refusal::conflict("nothing was done: you did not say yes").into()),
     }
-}
-
-/// A bar on a terminal, nothing elsewhere.
-pub(super) async fn draw(mut progress: watch::Receiver<Progress>) {
-    let style = "{bar:40} {pos}/{len}, {per_sec}, {eta} left";
-    let bar = ProgressBar::new(0)
-        .with_style(ProgressStyle::with_template(style).expect("a valid template"));
-    while progress.changed().await.is_ok() {
-        let now = progress.borrow_and_update().clone();
-        bar.set_length(now.total);
-        bar.set_position(now.done + now.skipped);
-    }
-    bar.finish_and_clear();
 }
 
 /// Tells the result of an action, and fails if some were skipped.
@@ -143,15 +134,12 @@ pub(super) fn tell(
 ) -> anyhow::Result<()> {
     let Progress { total, done, skipped, cancelled, ref last_refusal, .. } = *progress;
     let last_refusal = last_refusal.as_deref();
-    if args.json {
-        let action = action.name();
-        output::json(&Outcome { action, total, done, skipped, last_refusal, cancelled })?;
-    } else {
-        output::text(said)?;
-    }
+    let outcome = Outcome { action: action.name(), total, done, skipped, last_refusal, cancelled };
+    output::show(args.json, &outcome, || said.to_owned())?;
     match last_refusal {
         Some(why) if skipped > 0 => {
-            Err(DlqError::Skipped { skipped, total, why: why.to_owned() }.into())
+            let problem = format!("{skipped} of {total} were skipped, the last because {why}");
+            Err(Refusal::conflict(problem).into())
         }
         Some(why) => Err(anyhow::anyhow!("could not go on: {why}")),
         None => Ok(()),
@@ -184,7 +172,7 @@ pub(super) fn actor(by: Option<&String>, why: Option<&Reason>) -> Actor {
     Actor { name, via: "cli".into(), why: why.cloned() }
 }
 
-impl WorkArgs {
+impl WhoArgs {
     pub(super) fn actor(&self) -> Actor {
         actor(self.by.as_ref(), self.why.as_ref())
     }

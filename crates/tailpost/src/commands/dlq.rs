@@ -14,50 +14,34 @@ use uuid::Uuid;
 
 use self::backend::Backend;
 use super::decide;
-use crate::cli::dlq_args::{DlqCommand, ListArgs, OfOutbox, RequeueArgs, ShowArgs, WorkArgs};
+use crate::cli::dlq_args::{DlqCommand, RequeueArgs, ShowArgs, WorkArgs};
 use crate::config::Settings;
-use crate::errors::DlqError;
 use crate::output;
+use crate::refusal::Refusal;
 
 /// How often a requeued event is looked at.
 const POLL: Duration = Duration::from_millis(200);
 
 pub(super) async fn run(command: &DlqCommand, settings: &Settings) -> anyhow::Result<()> {
+    let open = async |direct| Backend::open(settings, direct).await;
     match command {
-        DlqCommand::List(args) => list(args, settings).await,
-        DlqCommand::Show(args) => show(args, settings).await,
-        DlqCommand::Requeue(args) => requeue(args, settings).await,
-        DlqCommand::Discard(args) => discard(args, settings).await,
+        DlqCommand::List(it) => decide::list(&open(it.direct).await?, &it.args).await,
+        DlqCommand::Show(it) => {
+            let ShowArgs { id, payload, json } = it.args;
+            show_one(&open(it.direct).await?.detail(id, payload).await?, json)
+        }
+        DlqCommand::Requeue(it) => requeue(&open(it.direct).await?, &it.args).await,
+        DlqCommand::Discard(it) => discard(&open(it.direct).await?, &it.args).await,
     }
 }
 
-async fn list(
-    OfOutbox { args, direct }: &OfOutbox<ListArgs>,
-    settings: &Settings,
-) -> anyhow::Result<()> {
-    let backend = Backend::open(settings, *direct).await?;
-    decide::list(&backend, args).await
-}
-
-async fn show(
-    OfOutbox { args, direct }: &OfOutbox<ShowArgs>,
-    settings: &Settings,
-) -> anyhow::Result<()> {
-    let backend = Backend::open(settings, *direct).await?;
-    show_one(&backend.detail(args.id, args.payload).await?, args.json)
-}
-
-async fn requeue(
-    OfOutbox { args, direct }: &OfOutbox<RequeueArgs>,
-    settings: &Settings,
-) -> anyhow::Result<()> {
+async fn requeue(backend: &Backend, args: &RequeueArgs) -> anyhow::Result<()> {
     let RequeueArgs { work, payload_file, wait: patience } = args;
-    let backend = Backend::open(settings, *direct).await?;
     if work.ids.is_empty() {
-        return requeue_many(&backend, work).await;
+        return requeue_many(backend, work).await;
     }
     if work.dry_run {
-        return show_each(&backend, work).await;
+        return show_each(backend, work).await;
     }
     let payload = match payload_file {
         Some(path) => Some(
@@ -68,15 +52,11 @@ async fn requeue(
         None => None,
     };
     for id in &work.ids {
-        backend.requeue(*id, payload.clone(), &work.actor()).await?;
+        backend.requeue(*id, payload.clone(), &work.who.actor()).await?;
     }
     if let (Some(patience), [id]) = (patience, &work.ids[..]) {
-        let detail = wait(&backend, *id, *patience).await?;
-        return if work.json {
-            output::json(&detail)
-        } else {
-            output::text(&text::published(&detail))
-        };
+        let detail = wait(backend, *id, *patience).await?;
+        return output::show(work.json, &detail, || text::published(&detail));
     }
     decide::all_done(work, Action::Requeue, work.ids.len() as u64, &listed("requeued", &work.ids))
 }
@@ -87,7 +67,7 @@ async fn requeue_many(backend: &Backend, work: &WorkArgs) -> anyhow::Result<()> 
             if !decide::plan(backend, Action::Requeue, work).await? {
                 return Ok(());
             }
-            let requeued = backend.requeue_aggregate(aggregate, &work.actor()).await?;
+            let requeued = backend.requeue_aggregate(aggregate, &work.who.actor()).await?;
             let said = format!("requeued {requeued} of {aggregate}, in order");
             decide::all_done(work, Action::Requeue, requeued, &said)
         }
@@ -95,16 +75,12 @@ async fn requeue_many(backend: &Backend, work: &WorkArgs) -> anyhow::Result<()> 
     }
 }
 
-async fn discard(
-    OfOutbox { args: work, direct }: &OfOutbox<WorkArgs>,
-    settings: &Settings,
-) -> anyhow::Result<()> {
-    let backend = Backend::open(settings, *direct).await?;
+async fn discard(backend: &Backend, work: &WorkArgs) -> anyhow::Result<()> {
     if work.ids.is_empty() {
-        return decide::many(&backend, Action::Discard, work).await;
+        return decide::many(backend, Action::Discard, work).await;
     }
     if work.dry_run {
-        return show_each(&backend, work).await;
+        return show_each(backend, work).await;
     }
     for id in &work.ids {
         let detail = backend.detail(*id, false).await?;
@@ -116,7 +92,7 @@ async fn discard(
         decide::confirm("discard for good?")?;
     }
     for id in &work.ids {
-        backend.discard(*id, &work.actor()).await?;
+        backend.discard(*id, &work.who.actor()).await?;
     }
     decide::all_done(work, Action::Discard, work.ids.len() as u64, &listed("discarded", &work.ids))
 }
@@ -147,12 +123,14 @@ async fn wait(backend: &Backend, id: Uuid, patience: Duration) -> anyhow::Result
         match (detail.state.as_str(), &detail.dead_letter) {
             ("published", _) => return Ok(detail),
             ("dead", Some(dead)) => {
-                return Err(DlqError::DeadAgain { id, reason: dead.reason.clone() }.into());
+                let problem = format!("event {id} is a dead letter again: {}", dead.reason);
+                return Err(Refusal::conflict(problem).into());
             }
             _ => {}
         }
         if started.elapsed() >= patience {
-            return Err(DlqError::NotYet { id, waited: patience }.into());
+            let problem = format!("event {id} was not published within {patience:?}");
+            return Err(Refusal::timed_out(problem).into());
         }
         tokio::time::sleep(POLL).await;
     }

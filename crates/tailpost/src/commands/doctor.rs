@@ -7,13 +7,13 @@ mod probe;
 
 use std::collections::BTreeMap;
 
+use anyhow::bail;
 use outbox::checks::{Check, Severity, summary};
 use serde::Serialize;
 
 use self::probe::Probed;
 use crate::cli::{DoctorArgs, Format};
 use crate::config::Settings;
-use crate::errors::DoctorError;
 use crate::output;
 
 /// What is printed as JSON.
@@ -59,8 +59,8 @@ fn ended(report: Report) -> anyhow::Result<()> {
     let lost = report.probe.iter().flatten().filter(|it| it.failure.is_some()).count();
     match (failed, lost) {
         (0, 0) => Ok(()),
-        (0, _) => Err(DoctorError::Probe.into()),
-        (failed, _) => Err(DoctorError::Found { failed }.into()),
+        (0, _) => bail!("the canary event did not get to the end"),
+        (failed, _) => bail!("{failed} of the checks failed"),
     }
 }
 

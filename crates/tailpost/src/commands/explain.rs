@@ -1,14 +1,12 @@
 //! What became of one event, from its row to its effects.
 
-use std::fmt::{Display, Write};
-
 use inbox::explain::{ConsumerStory, EventRecord};
 use outbox::dead_letters::AuditEntry;
 use relay::explain::{MessageStory, ReplayOutcome, ReplayStory, RowStory};
 
 use crate::cli::ExplainArgs;
 use crate::config::Settings;
-use crate::output;
+use crate::output::{self, Lines};
 use crate::story::{self, Story};
 
 pub(super) async fn run(args: &ExplainArgs, settings: &Settings) -> anyhow::Result<()> {
@@ -17,25 +15,9 @@ pub(super) async fn run(args: &ExplainArgs, settings: &Settings) -> anyhow::Resu
     if args.json { output::json(&story) } else { output::text(&text(&story)) }
 }
 
-/// Lines of a name and what is known.
-#[derive(Default)]
-struct Lines(String);
-
-impl Lines {
-    fn add(&mut self, name: &str, value: impl Display) {
-        let _ = writeln!(self.0, "{name:<13} {}", output::one_line(&value.to_string()));
-    }
-
-    fn add_some(&mut self, name: &str, value: Option<&(impl Display + ?Sized)>) {
-        if let Some(value) = value {
-            self.add(name, value);
-        }
-    }
-}
-
 fn text(story: &Story) -> String {
     let Story { published, consumers } = story;
-    let mut lines = Lines::default();
+    let mut lines = Lines::with_labels(13);
     lines.add("event", published.id);
     match (&published.row, &published.dead_letter) {
         (Some(row), _) => add_row(&mut lines, row, published.message.is_some()),
@@ -65,7 +47,7 @@ fn text(story: &Story) -> String {
     for note in &published.notes {
         lines.add("note", note);
     }
-    lines.0
+    lines.text
 }
 
 fn add_row(lines: &mut Lines, row: &RowStory, is_stored: bool) {

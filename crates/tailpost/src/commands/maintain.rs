@@ -1,20 +1,17 @@
 //! `tailpost maintain`.
 
-use std::fmt::Write;
-use std::io::IsTerminal;
-use std::time::Duration;
-
 use inbox::{Connection, Keep, Maintained};
-use indicatif::{ProgressBar, ProgressStyle};
 use relay::{Config, MaintainProgress, MaintainReport, PartitionsReport};
 use serde::Serialize;
 use tokio::sync::watch;
 
+use super::progress;
 use crate::cli::MaintainArgs;
 use crate::config::Settings;
 use crate::errors::LacksRights;
+use crate::exit;
+use crate::output::{self, Lines};
 use crate::refusal::Refusal;
-use crate::{exit, output};
 
 /// What was deleted, or would be.
 #[derive(Debug, Serialize)]
@@ -46,11 +43,7 @@ pub(super) async fn run(args: &MaintainArgs, settings: &Settings) -> anyhow::Res
         (Err(error), _) => return Err(error.into()),
     };
     let report = Report { dry_run: args.dry_run, outbox, inbox };
-    if args.json {
-        output::json(&report)?
-    } else {
-        output::text(&text(&report))?
-    }
+    output::show(args.json, &report, || text(&report))?;
     trouble.map_or(Ok(()), |error| Err(error.into()))
 }
 
@@ -61,7 +54,11 @@ fn forbidden(of: &'static str, source: anyhow::Error) -> LacksRights {
 
 async fn outbox(args: &MaintainArgs, config: &Config) -> Result<MaintainReport, relay::Error> {
     let (sender, watcher) = watch::channel(MaintainProgress::default());
-    let drawing = tokio::spawn(draw(watcher));
+    let template = "{bar:30} {human_pos} of {human_len} pages, {eta} left, {msg}";
+    let drawing = tokio::spawn(progress::draw(template, watcher, |bar, it: MaintainProgress| {
+        progress::set(bar, it.pages_read.min(it.pages), it.pages);
+        bar.set_message(format!("{} rows", it.rows));
+    }));
     let done = relay::maintain(config, args.dry_run, &sender).await;
     drop(sender);
     // It only draws.
@@ -82,34 +79,16 @@ async fn inbox(args: &MaintainArgs, settings: &Settings) -> anyhow::Result<Optio
     }
     let keep = Keep { records: settings.inbox_retention(), decisions: settings.retention.audit };
     let done = inbox::look_after(&connection, table.schema(), keep, args.dry_run).await?;
-    done.map(Some).ok_or_else(|| Refusal::is_looked_after().into())
-}
-
-/// Says how far it is, where somebody looks.
-async fn draw(mut watcher: watch::Receiver<MaintainProgress>) {
-    if watcher.wait_for(|it| it.pages > 0).await.is_err() || !std::io::stderr().is_terminal() {
-        return;
-    }
-    let bar = ProgressBar::new(watcher.borrow().pages);
-    let template = "{bar:30} {human_pos} of {human_len} pages, {eta} left, {msg}";
-    if let Ok(style) = ProgressStyle::with_template(template) {
-        bar.set_style(style);
-    }
-    let mut pace = tokio::time::interval(Duration::from_millis(100));
-    while watcher.has_changed().is_ok() {
-        pace.tick().await;
-        let progress = *watcher.borrow_and_update();
-        bar.set_position(progress.pages_read.min(progress.pages));
-        bar.set_message(format!("{} rows", progress.rows));
-    }
-    bar.finish_and_clear();
+    done.map(Some).ok_or_else(|| {
+        let refusal = Refusal::conflict("another process looks after the inbox's tables");
+        let hint = "wait until it is done: pg_stat_activity shows it as `tailpost inbox`";
+        refusal.with_hint(hint).into()
+    })
 }
 
 fn text(report: &Report) -> String {
-    let mut text = String::new();
-    let mut line = |label: &str, value: &str| {
-        writeln!(text, "{label:<14} {value}").expect("writing to a string");
-    };
+    let mut lines = Lines::default();
+    let mut line = |label: &str, value: &str| lines.add(label, value);
     let done = if report.dry_run { "to delete" } else { "deleted" };
     let told = |count: Option<u64>, what: &str| match count {
         Some(count) => format!("{count} {what} {done}"),
@@ -139,7 +118,7 @@ fn text(report: &Report) -> String {
             line("  partitions", &format!("{created} made"));
         }
     }
-    text
+    lines.text
 }
 
 fn partitions_text(partitions: &PartitionsReport, dry_run: bool) -> String {

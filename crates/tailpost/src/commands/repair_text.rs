@@ -1,25 +1,14 @@
 //! What `verify --repair` says.
 
-use std::fmt::Write;
-use std::io::IsTerminal;
-
-use indicatif::{ProgressBar, ProgressStyle};
 use relay::Repair;
 use tokio::sync::watch;
 
-use crate::output;
+use super::progress;
+use crate::output::{self, Lines};
 
 /// Says what is waited for; shows a bar where somebody looks.
-pub(super) async fn follow(mut watcher: watch::Receiver<Repair>) {
-    let bar = ProgressBar::hidden();
-    if std::io::stderr().is_terminal() {
-        bar.set_draw_target(indicatif::ProgressDrawTarget::stderr());
-    }
-    if let Ok(style) = ProgressStyle::with_template("{bar:30} {human_pos} of {human_len}") {
-        bar.set_style(style);
-    }
-    while watcher.changed().await.is_ok() {
-        let repair = watcher.borrow_and_update().clone();
+pub(super) async fn follow(watcher: watch::Receiver<Repair>) {
+    progress::draw("{bar:30} {human_pos} of {human_len}", watcher, |bar, repair| {
         if let Some(waits) = repair.waits {
             let waits = output::duration(waits.as_secs_f64().ceil());
             let young = repair.young;
@@ -29,18 +18,15 @@ pub(super) async fn follow(mut watcher: watch::Receiver<Repair>) {
                 ));
             });
         }
-        bar.set_length(repair.gaps + repair.unmarked);
-        bar.set_position(repair.given + repair.marked);
-    }
-    bar.finish_and_clear();
+        progress::set(bar, repair.given + repair.marked, repair.gaps + repair.unmarked);
+    })
+    .await;
 }
 
 /// A plan, or what was done.
 pub(super) fn text(repair: &Repair) -> String {
-    let mut text = String::new();
-    let mut line = |label: &str, value: &str| {
-        writeln!(text, "{label:<14} {value}").expect("writing to a string");
-    };
+    let mut lines = Lines::default();
+    let mut line = |label: &str, value: &str| lines.add(label, value);
     line("repair", if repair.executed { "done" } else { "nothing was done: --execute does it" });
     if repair.executed {
         line("  published", &format!("{} gaps are the relay's to publish", repair.given));
@@ -66,5 +52,5 @@ pub(super) fn text(repair: &Repair) -> String {
     for count in &repair.unrepaired {
         line("  not repaired", &format!("{}: {}", count.count, count.kind.title()));
     }
-    text
+    lines.text
 }

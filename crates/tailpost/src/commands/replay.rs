@@ -11,7 +11,6 @@ use relay::replays::{
 use serde::Serialize;
 use uuid::Uuid;
 
-use super::decide::actor;
 use super::{replays, status};
 use crate::cli::ReplayArgs;
 use crate::config::Settings;
@@ -63,13 +62,13 @@ pub(super) async fn run(args: &ReplayArgs, settings: &Settings) -> anyhow::Resul
         return output::text(&text);
     }
     output::note(&shown.iter().map(told).collect::<String>());
-    let asker = actor(args.by.as_ref(), args.why.as_ref());
+    let asker = args.who.actor();
     let request = ReplayRequest {
         selection,
         subject_prefix: args.to_subject_prefix.clone(),
         per_second: args.rate,
-        by: asker.name,
-        reason: args.why.as_ref().map(|it| it.as_str().to_owned()).unwrap_or_default(),
+        by: asker.name.clone(),
+        reason: asker.why().unwrap_or_default().to_owned(),
     };
     let ids = ask_replay(&config, &plans, &request).await?;
     if args.detach || ids.is_empty() {

@@ -4,16 +4,16 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use anyhow::bail;
-use indicatif::{ProgressBar, ProgressStyle};
 use relay::Config;
 use relay::replays::{ReplayDecision, ReplayEntry, Unreplayed, decide_replay, replay, replays};
 use serde::Serialize;
 use uuid::Uuid;
 
-use super::decide::actor;
+use super::progress;
 use crate::cli::{ReplaysCommand, ReplaysDecideArgs};
 use crate::config::Settings;
-use crate::{output, shutdown};
+use crate::output::{self, Lines};
+use crate::shutdown;
 
 /// How often a replay is looked at that is followed.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -38,11 +38,8 @@ pub(super) async fn run(command: &ReplaysCommand, settings: &Settings) -> anyhow
     match command {
         ReplaysCommand::List(args) => {
             let replays = replays(&config, args.limit).await?;
-            if args.json {
-                output::json(&Replays { replays })
-            } else {
-                output::text(&table(&replays))
-            }
+            let shown = Replays { replays };
+            output::show(args.json, &shown, || table(&shown.replays))
         }
         ReplaysCommand::Show(args) if args.follow => follow(&config, &[args.id], args.json).await,
         ReplaysCommand::Show(args) => show(&config, args.id, args.json).await.map(|_| ()),
@@ -57,34 +54,24 @@ async fn decide(
     decision: ReplayDecision,
     args: &ReplaysDecideArgs,
 ) -> anyhow::Result<()> {
-    let who = actor(args.by.as_ref(), args.why.as_ref());
-    let why = args.why.as_ref().map(|it| it.as_str().to_owned());
-    let entry = decide_replay(config, args.id, decision, &who.name, why.as_deref()).await?;
-    if args.json {
-        return output::json(&Shown { replay: entry, failures: Vec::new() });
-    }
-    output::text(&format!("replay {} is {}", entry.id, entry.status))
+    let who = args.who.actor();
+    let entry = decide_replay(config, args.id, decision, &who.name, who.why()).await?;
+    let shown = Shown { replay: entry, failures: Vec::new() };
+    let said = || format!("replay {} is {}", shown.replay.id, shown.replay.status);
+    output::show(args.json, &shown, said)
 }
 
 async fn show(config: &Config, id: Uuid, json: bool) -> anyhow::Result<ReplayEntry> {
     let (entry, failures) = replay(config, id, LISTED).await?;
-    if json {
-        output::json(&Shown { replay: entry.clone(), failures })?;
-    } else {
-        output::text(&text(&entry, &failures))?;
-    }
-    Ok(entry)
+    let shown = Shown { replay: entry, failures };
+    output::show(json, &shown, || text(&shown.replay, &shown.failures))?;
+    Ok(shown.replay)
 }
 
 /// Waits until all of them have ended, and shows them. Leaving changes nothing.
 pub(super) async fn follow(config: &Config, ids: &[Uuid], json: bool) -> anyhow::Result<()> {
     let stop = shutdown::on_signal()?;
-    let bar = ProgressBar::new(0);
-    if let Ok(style) =
-        ProgressStyle::with_template("{bar:30} {pos}/{len}, {per_sec}, {eta} left {msg}")
-    {
-        bar.set_style(style);
-    }
+    let bar = progress::bar("{bar:30} {pos}/{len}, {per_sec}, {eta} left");
     let mut pace = tokio::time::interval(LOOK_EVERY);
     let mut has_said = false;
     loop {
@@ -96,8 +83,7 @@ pub(super) async fn follow(config: &Config, ids: &[Uuid], json: bool) -> anyhow:
             open += usize::from(!entry.has_ended() && entry.status != "paused");
             waits |= !entry.has_relay;
         }
-        bar.set_length(of);
-        bar.set_position(done);
+        progress::set(&bar, done, of);
         if open == 0 {
             break;
         }
@@ -154,11 +140,8 @@ fn table(replays: &[ReplayEntry]) -> String {
 }
 
 fn text(entry: &ReplayEntry, failures: &[Unreplayed]) -> String {
-    let mut text = String::new();
-    let mut line = |label: &str, value: &str| {
-        let value = output::one_line(value);
-        writeln!(text, "{label:<14} {value}").expect("writing to a string");
-    };
+    let mut lines = Lines::default();
+    let mut line = |label: &str, value: &str| lines.add(label, value);
     let waits = match entry.status.as_str() {
         "asked" | "running" if !entry.has_relay => " (no relay reads the slot now)",
         _ => "",
@@ -192,7 +175,7 @@ fn text(entry: &ReplayEntry, failures: &[Unreplayed]) -> String {
     if entry.failed > failures.len() as u64 {
         line("", &format!("and {} more", entry.failed - failures.len() as u64));
     }
-    text
+    lines.text
 }
 
 fn selected(entry: &ReplayEntry) -> String {

@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::dlq::client::Client;
-use crate::cli::StatusArgs;
+use crate::cli::JsonArgs;
 use crate::config::Settings;
 use crate::errors::{ClientError, LacksRights};
 use crate::{exit, output};
@@ -42,7 +42,7 @@ struct Report {
     inbox_retention: Option<inbox::Upkept>,
 }
 
-pub(super) async fn run(args: &StatusArgs, settings: &Settings) -> anyhow::Result<()> {
+pub(super) async fn run(args: &JsonArgs, settings: &Settings) -> anyhow::Result<()> {
     let outbox = match Box::pin(relay::inspect(&settings.relay_config()?)).await {
         Err(error) if !matches!(error, relay::Error::NotSetUp { .. }) && !error.is_forbidden() => {
             return Err(error.into());
@@ -77,11 +77,7 @@ pub(super) async fn run(args: &StatusArgs, settings: &Settings) -> anyhow::Resul
         inbox_retention: inspected.retention,
         outbox,
     };
-    if args.json {
-        output::json(&report)?
-    } else {
-        output::text(&all_text(&report))?
-    }
+    output::show(args.json, &report, || all_text(&report))?;
     // What is known was told; the exit code says that it is not all.
     if let Some(error) = report.outbox.as_mut().and_then(|it| it.incomplete.take()) {
         return Err(error.into());
@@ -124,16 +120,6 @@ pub(super) fn bytes(count: u64) -> String {
         unit += 1;
     }
     format!("{}.{} {}", tenths / 10, tenths % 10, UNITS[unit])
-}
-
-pub(super) fn duration(duration: Duration) -> String {
-    let seconds = duration.as_secs();
-    match seconds {
-        0..60 => format!("{seconds}s"),
-        60..3600 => format!("{}m {}s", seconds / 60, seconds % 60),
-        3600..86_400 => format!("{}h {}m", seconds / 3600, seconds % 3600 / 60),
-        _ => format!("{}d {}h", seconds / 86_400, seconds % 86_400 / 3600),
-    }
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ mod terminal;
 
 use std::time::Instant;
 
+use anyhow::Context;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::widgets::Widget;
@@ -22,7 +23,7 @@ use self::terminal::{Happened, Taken};
 use super::dlq::client::Client;
 use crate::cli::TopArgs;
 use crate::config::{AdminSettings, Settings};
-use crate::errors::TopError;
+use crate::refusal::{Kind, Refusal};
 use crate::{output, shutdown};
 
 /// How wide a screen is that goes to no terminal, and how high.
@@ -39,7 +40,8 @@ pub(super) async fn run(args: &TopArgs, settings: &Settings) -> anyhow::Result<(
         None => None,
     };
     if admin.listen.is_none() {
-        return Err(TopError::Off.into());
+        let off = Refusal::new(Kind::Unreachable, "admin.listen is off, so no relay can be asked");
+        return Err(off.with_hint("--relay-url says where a relay listens").into());
     }
     let poller = Poller::new(Client::new(&admin)?, inbox);
     let has_colors = std::env::var_os("NO_COLOR").is_none_or(|it| it.is_empty());
@@ -83,7 +85,8 @@ async fn once(args: &TopArgs, mut poller: Poller, shown: &Shown) -> anyhow::Resu
     shown.screen(&dashboard, Instant::now()).render(area, &mut buffer);
     output::text(&text(&buffer))?;
     match dashboard.relay.link {
-        Link::Down { why, .. } => Err(TopError::Unreachable { error: why.error }.into()),
+        // The screen that was printed says so too.
+        Link::Down { why, .. } => Err(Refusal::new(Kind::Unreachable, why.error).into()),
         _ => Ok(()),
     }
 }
@@ -130,7 +133,7 @@ async fn watch(args: &TopArgs, mut poller: Poller, shown: &Shown) -> anyhow::Res
             happened = keys.recv() => match happened {
                 Some(Happened::Pressed(key)) => Input::Key(key),
                 Some(Happened::Resized) => continue,
-                Some(Happened::Broken(error)) => return Err(TopError::Terminal(error).into()),
+                Some(Happened::Broken(error)) => return Err(error).context("the terminal failed"),
                 None => break,
             },
             Some(told) = told.recv() => Input::Told(Box::new(told)),

@@ -1,19 +1,16 @@
-use std::fmt::Write;
-use std::io::IsTerminal;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::bail;
-use indicatif::{ProgressBar, ProgressStyle};
 use relay::verify::Finding;
 use relay::{Repair, VerifyProgress, VerifyReport};
 use serde::Serialize;
 use tokio::sync::watch;
 
-use super::repair_text;
 use super::status::bytes;
+use super::{progress, repair_text};
 use crate::cli::VerifyArgs;
 use crate::config::Settings;
-use crate::output;
+use crate::output::{self, Lines};
 
 /// Findings of each kind that are shown to people.
 const SHOWN: usize = 5;
@@ -80,31 +77,19 @@ async fn draw(mut watcher: watch::Receiver<VerifyProgress>) {
         bytes(disk_bytes),
         folder.display()
     ));
-    if !std::io::stderr().is_terminal() {
-        return;
-    }
-    let bar = ProgressBar::new(expected);
     let template = "{bar:30} {human_pos} of {human_len}, {per_sec}, {eta} left {msg}";
-    if let Ok(style) = ProgressStyle::with_template(template) {
-        bar.set_style(style);
-    }
-    let mut pace = tokio::time::interval(Duration::from_millis(100));
-    while watcher.has_changed().is_ok() {
-        pace.tick().await;
-        let progress = watcher.borrow_and_update().clone();
-        bar.set_position(progress.read);
-        if progress.compares {
+    progress::draw(template, watcher, |bar, it| {
+        progress::set(bar, it.read, it.expected);
+        if it.compares {
             bar.set_message("(comparing)");
         }
-    }
-    bar.finish_and_clear();
+    })
+    .await;
 }
 
 fn text(report: &VerifyReport) -> String {
-    let mut text = String::new();
-    let mut line = |label: &str, value: &str| {
-        writeln!(text, "{label:<14} {value}").expect("writing to a string");
-    };
+    let mut lines = Lines::default();
+    let mut line = |label: &str, value: &str| lines.add(label, value);
     let sample = match report.sample {
         0 | 1 => String::new(),
         of => format!(", one event of {of}"),
@@ -140,7 +125,7 @@ fn text(report: &VerifyReport) -> String {
         line("  what to do", count.kind.remedy());
     }
     line("took", &format!("{:.1} s", report.seconds));
-    text
+    lines.text
 }
 
 /// A finding in one line.

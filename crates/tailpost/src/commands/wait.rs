@@ -16,8 +16,8 @@ use super::dlq::client::{Client, escape};
 use crate::admin::{Told, WAIT_MAX, Waited};
 use crate::cli::WaitArgs;
 use crate::config::Settings;
-use crate::errors::WaitError;
 use crate::output;
+use crate::refusal::Refusal;
 
 /// For an answer to come back before the request's end.
 const REQUEST_MIN: Duration = Duration::from_millis(1);
@@ -99,12 +99,25 @@ fn tell<S: Told>(
     } else if status == StatusCode::OK {
         output::text(&said)?;
     }
-    match status {
-        StatusCode::OK => Ok(()),
-        StatusCode::ACCEPTED => Err(WaitError::NotYet { id, waited: args.timeout, said }.into()),
-        StatusCode::NOT_FOUND => Err(WaitError::Unknown { id, waited: args.timeout, said }.into()),
-        _ => Err(WaitError::Never { id, said }.into()),
+    let waited = args.timeout;
+    Err(match status {
+        StatusCode::OK => return Ok(()),
+        StatusCode::ACCEPTED => late(format!("event {id} is not there after {waited:?}: {said}")),
+        StatusCode::NOT_FOUND => {
+            Refusal::not_found(format!("event {id} is unknown after {waited:?}: {said}"))
+                .with_hint("its transaction may not be committed, or its row was deleted")
+        }
+        _ => Refusal::conflict(format!("event {id} will not be there: {said}")).with_hint(format!(
+            "`tailpost outbox dlq show {id}` or `tailpost inbox dlq show {id}` says more"
+        )),
     }
+    .into())
+}
+
+/// What was waited for may still happen.
+fn late(problem: String) -> Refusal {
+    let hint = "`tailpost status` says what holds events up; --timeout waits longer";
+    Refusal::timed_out(problem).with_hint(hint)
 }
 
 fn describe_event(state: &EventState) -> String {

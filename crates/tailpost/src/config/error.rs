@@ -40,7 +40,7 @@ pub(crate) struct Error {
 impl Error {
     /// `problem` must not repeat the value of a secret.
     pub(crate) fn new(origin: Origin, problem: impl Into<String>) -> Self {
-        Self { origin: Some(origin), problem: problem.into(), hint: None, source: None }
+        Self::about(Some(origin), problem)
     }
 
     /// As [`new`](Self::new), for what may come from several places or none.
@@ -64,69 +64,37 @@ impl Error {
     }
 
     pub(super) fn unreadable(path: &std::path::Path, source: std::io::Error) -> Self {
-        Self {
-            origin: None,
-            problem: format!("could not read {}", path.display()),
-            hint: None,
-            source: Some(source.into()),
-        }
-    }
-
-    /// Values that do not fit each other.
-    pub(super) fn invalid(origin: Option<Origin>, problem: String) -> Self {
-        Self { origin, problem, hint: None, source: None }
+        let problem = format!("could not read {}", path.display());
+        Self { source: Some(source.into()), ..Self::about(None, problem) }
     }
 
     /// A value that the relay does not accept, although its form is right.
     pub(super) fn refused(origin: Option<Origin>, source: relay::connect::Error) -> Self {
-        Self { origin, problem: source.to_string(), hint: source.hint(), source: None }
+        Self::about(origin, source.to_string()).with_hint(source.hint())
     }
 
     pub(super) fn no_database() -> Self {
-        Self {
-            origin: None,
-            problem: "no database is configured".into(),
-            hint: Some(
-                "give --database-url postgres://user@host/dbname, set DATABASE_URL, or set \
-                 postgres.url in tailpost.toml"
-                    .into(),
-            ),
-            source: None,
-        }
+        let hint = "give --database-url postgres://user@host/dbname, set DATABASE_URL, or set \
+                    postgres.url in tailpost.toml";
+        Self::about(None, "no database is configured").with_hint(Some(hint.into()))
     }
 
     pub(super) fn open_admin(origin: Option<Origin>, key: &str, listen: SocketAddr) -> Self {
-        Self {
-            origin,
-            problem: format!("{key}: {listen} is reachable from other machines"),
-            hint: Some(
-                "set admin.token or admin.tokens, or listen on 127.0.0.1, or turn it off with \"off\""
-                    .into(),
-            ),
-            source: None,
-        }
+        let problem = format!("{key}: {listen} is reachable from other machines");
+        let hint = "set admin.token or admin.tokens, or listen on 127.0.0.1, or turn it off with \
+                    \"off\"";
+        Self::about(origin, problem).with_hint(Some(hint.into()))
     }
 
     pub(crate) fn no_consumer() -> Self {
-        Self {
-            origin: None,
-            problem: "no consumer is configured".into(),
-            hint: Some(
-                "give --consumer NAME --handler URL, or write [inbox.NAME] with its handler into \
-                 tailpost.toml"
-                    .into(),
-            ),
-            source: None,
-        }
+        let hint = "give --consumer NAME --handler URL, or write [inbox.NAME] with its handler into \
+                    tailpost.toml";
+        Self::about(None, "no consumer is configured").with_hint(Some(hint.into()))
     }
 
     pub(crate) fn no_handler(consumer: &str) -> Self {
-        Self {
-            origin: None,
-            problem: format!("consumer {consumer} has no handler"),
-            hint: Some(format!("give --handler URL, or set inbox.{consumer}.handler")),
-            source: None,
-        }
+        let hint = format!("give --handler URL, or set inbox.{consumer}.handler");
+        Self::about(None, format!("consumer {consumer} has no handler")).with_hint(Some(hint))
     }
 
     /// A handler's options that do not make one.
@@ -135,7 +103,7 @@ impl Error {
         consumer: &str,
         source: inbox::http::HttpError,
     ) -> Self {
-        Self { origin, problem: format!("consumer {consumer}: {source}"), hint: None, source: None }
+        Self::about(origin, format!("consumer {consumer}: {source}"))
     }
 
     /// What the operator can do about it.

@@ -1,12 +1,16 @@
 //! Every setting: its name, and how a value gets into [`Settings`].
 
+use std::time::Duration;
+
 use outbox::Column;
 use relay::connect::{SecretCommand, SslMode};
 use relay::{MarkBy, Mode, OnPark};
 
+use super::admin_settings::{header, networks, role, token_files};
 use super::error::{Error, Origin};
+use super::telemetry_settings::{endpoint, headers};
 use super::value::{Value, Wanted};
-use super::{LogFormat, Settings, admin_settings, telemetry_settings};
+use super::{LogFormat, Settings};
 
 /// A setting.
 pub(super) struct Key {
@@ -45,10 +49,8 @@ pub(super) static KEYS: &[Key] = &[
     key("postgres.password_file", |it, v| put(&mut it.postgres.password_file, v.text().map(path))),
     key("postgres.password_command", |it, v| put(&mut it.postgres.password_command, command(v))),
     key("postgres.table", |it, v| put(&mut it.postgres.table, parsed(v))),
-    key("postgres.slot", |it, v| put(&mut it.postgres.slot, v.text().map(str::to_owned))),
-    key("postgres.publication", |it, v| {
-        put(&mut it.postgres.publication, v.text().map(str::to_owned))
-    }),
+    key("postgres.slot", |it, v| put(&mut it.postgres.slot, string(v))),
+    key("postgres.publication", |it, v| put(&mut it.postgres.publication, string(v))),
     key("postgres.sslmode", |it, v| put(&mut it.postgres.tls.sslmode, sslmode(v).map(Some))),
     key("postgres.sslrootcert", |it, v| put(&mut it.postgres.tls.sslrootcert, v.text().map(path))),
     key("postgres.sslcert", |it, v| put(&mut it.postgres.tls.sslcert, v.text().map(path))),
@@ -63,7 +65,7 @@ pub(super) static KEYS: &[Key] = &[
     key("outbox.columns.correlation_id", |it, v| column(it, Column::CorrelationId, v)),
     key("outbox.columns.causation_id", |it, v| column(it, Column::CausationId, v)),
     key("outbox.columns.headers", |it, v| column(it, Column::Headers, v)),
-    key("nats.url", |it, v| put(&mut it.nats.url, v.text().map(str::to_owned))),
+    key("nats.url", |it, v| put(&mut it.nats.url, string(v))),
     key("nats.creds", |it, v| put(&mut it.nats.access.creds, v.text().map(path))),
     secret("nats.nkey", |it, v| put(&mut it.nats.access.nkey, v.secret().map(some))),
     secret("nats.token", |it, v| put(&mut it.nats.access.token, v.secret().map(some))),
@@ -75,11 +77,11 @@ pub(super) static KEYS: &[Key] = &[
     key("nats.cert", |it, v| put(&mut it.nats.access.cert, v.text().map(path))),
     key("nats.key", |it, v| put(&mut it.nats.access.key, v.text().map(path))),
     key("nats.tls_first", |it, v| put(&mut it.nats.access.tls_first, v.bool())),
-    key("stream.name", |it, v| put(&mut it.stream.name, v.text().map(str::to_owned))),
+    key("stream.name", |it, v| put(&mut it.stream.name, string(v))),
     key("stream.subjects", |it, v| put(&mut it.stream.subjects, v.list())),
     key("stream.replicas", |it, v| put(&mut it.stream.replicas, v.integer())),
     key("stream.duplicate_window", |it, v| put(&mut it.stream.duplicate_window, v.duration())),
-    key("stream.max_age", |it, v| put(&mut it.stream.max_age, v.unless_off(Value::duration))),
+    key("stream.max_age", |it, v| put(&mut it.stream.max_age, limit(v))),
     key("stream.max_bytes", |it, v| put(&mut it.stream.max_bytes, v.unless_off(Value::size))),
     key("relay.mode", |it, v| put(&mut it.relay.mode, mode(v))),
     key("relay.subject", |it, v| put(&mut it.relay.subject, parsed(v))),
@@ -99,46 +101,32 @@ pub(super) static KEYS: &[Key] = &[
     key("relay.poll_workers", |it, v| put(&mut it.relay.poll.workers, v.integer())),
     key("relay.wal_limit", |it, v| put(&mut it.relay.wal.limit, v.unless_off(Value::size))),
     key("relay.wal_messages", |it, v| put(&mut it.relay.wal.messages, v.bool())),
-    key("retention.published", |it, v| {
-        put(&mut it.retention.published, v.unless_off(Value::duration))
-    }),
-    key("retention.dead_letters", |it, v| {
-        put(&mut it.retention.dead_letters, v.unless_off(Value::duration))
-    }),
-    key("retention.audit", |it, v| put(&mut it.retention.audit, v.unless_off(Value::duration))),
-    key("retention.replays", |it, v| put(&mut it.retention.replays, v.unless_off(Value::duration))),
+    key("retention.published", |it, v| put(&mut it.retention.published, limit(v))),
+    key("retention.dead_letters", |it, v| put(&mut it.retention.dead_letters, limit(v))),
+    key("retention.audit", |it, v| put(&mut it.retention.audit, limit(v))),
+    key("retention.replays", |it, v| put(&mut it.retention.replays, limit(v))),
     key("retention.interval", |it, v| put(&mut it.retention.interval, v.duration())),
     key("rewind.retain", |it, v| put(&mut it.rewind.retain, v.unless_off(Value::size))),
     key("rewind.max_age", |it, v| put(&mut it.rewind.max_age, v.duration())),
     key("admin.listen", |it, v| put(&mut it.admin.listen, v.unless_off(address))),
     key("admin.inbox_listen", |it, v| put(&mut it.admin.inbox_listen, v.unless_off(address))),
     secret("admin.token", |it, v| put(&mut it.admin.token, v.bearer_token().map(some))),
-    key("metrics.environment", |it, v| {
-        put(&mut it.metrics.environment, v.text().map(str::to_owned))
-    }),
+    key("metrics.environment", |it, v| put(&mut it.metrics.environment, string(v))),
     key("metrics.interval", |it, v| put(&mut it.metrics.interval, v.duration())),
-    key("admin.tokens", |it, v| put(&mut it.admin.tokens, admin_settings::token_files(v))),
-    key("admin.trusted_proxy", |it, v| {
-        put(&mut it.admin.proxy.trusted, admin_settings::networks(v))
-    }),
-    key("admin.proxy_user_header", |it, v| {
-        put(&mut it.admin.proxy.user_header, admin_settings::header(v))
-    }),
+    key("admin.tokens", |it, v| put(&mut it.admin.tokens, token_files(v))),
+    key("admin.trusted_proxy", |it, v| put(&mut it.admin.proxy.trusted, networks(v))),
+    key("admin.proxy_user_header", |it, v| put(&mut it.admin.proxy.user_header, header(v))),
     key("admin.proxy_role_header", |it, v| {
-        put(&mut it.admin.proxy.role_header, admin_settings::header(v).map(Some))
+        put(&mut it.admin.proxy.role_header, header(v).map(Some))
     }),
-    key("admin.proxy_role", |it, v| put(&mut it.admin.proxy.role, admin_settings::role(v))),
+    key("admin.proxy_role", |it, v| put(&mut it.admin.proxy.role, role(v))),
     key("log.format", |it, v| put(&mut it.log.format, log_format(v))),
     key("telemetry.otlp_endpoint", |it, v| {
         it.telemetry.is_exact = false;
-        put(&mut it.telemetry.otlp_endpoint, telemetry_settings::endpoint(v))
+        put(&mut it.telemetry.otlp_endpoint, endpoint(v))
     }),
-    secret("telemetry.otlp_headers", |it, v| {
-        put(&mut it.telemetry.otlp_headers, telemetry_settings::headers(v))
-    }),
-    key("telemetry.service_name", |it, v| {
-        put(&mut it.telemetry.service_name, v.text().map(str::to_owned))
-    }),
+    secret("telemetry.otlp_headers", |it, v| put(&mut it.telemetry.otlp_headers, headers(v))),
+    key("telemetry.service_name", |it, v| put(&mut it.telemetry.service_name, string(v))),
 ];
 
 const fn key(path: &'static str, set: fn(&mut Settings, Value<'_>) -> Result<(), Wanted>) -> Key {
@@ -160,6 +148,15 @@ fn put<T>(place: &mut T, value: Result<T, Wanted>) -> Result<(), Wanted> {
 fn column(settings: &mut Settings, column: Column, value: Value<'_>) -> Result<(), Wanted> {
     let renamed = settings.postgres.columns.rename(column, value.text()?);
     renamed.map_err(|error| format!("the name of a column: {error}").into())
+}
+
+fn string(value: Value<'_>) -> Result<String, Wanted> {
+    value.text().map(str::to_owned)
+}
+
+/// A duration, or none.
+fn limit(value: Value<'_>) -> Result<Option<Duration>, Wanted> {
+    value.unless_off(Value::duration)
 }
 
 fn some(text: &str) -> Option<String> {
@@ -197,30 +194,27 @@ fn sslmode(value: Value<'_>) -> Result<SslMode, Wanted> {
     value.text().ok().and_then(|it| it.parse().ok()).ok_or_else(|| wanted.into())
 }
 
+/// One of these words.
+fn word<T: Copy>(value: Value<'_>, words: &[(&str, T)]) -> Result<T, Wanted> {
+    let given = value.text().ok();
+    let found = words.iter().find(|(word, _)| Some(*word) == given).map(|(_, meant)| *meant);
+    found.ok_or_else(|| {
+        let words: Vec<_> = words.iter().map(|(word, _)| format!("\"{word}\"")).collect();
+        let (last, others) = words.split_last().expect("there are words");
+        format!("{} or {last}", others.join(", ")).into()
+    })
+}
+
 fn mode(value: Value<'_>) -> Result<Mode, Wanted> {
-    match value.text() {
-        Ok("fenced") => Ok(Mode::Fenced),
-        Ok("keyed") => Ok(Mode::Keyed),
-        Ok("poll") => Ok(Mode::Poll),
-        _ => Err("\"fenced\", \"keyed\" or \"poll\"".into()),
-    }
+    word(value, &[("fenced", Mode::Fenced), ("keyed", Mode::Keyed), ("poll", Mode::Poll)])
 }
 
 fn on_park(value: Value<'_>) -> Result<OnPark, Wanted> {
-    match value.text() {
-        Ok("skip") => Ok(OnPark::Skip),
-        Ok("block_key") => Ok(OnPark::BlockKey),
-        _ => Err("\"skip\" or \"block_key\"".into()),
-    }
+    word(value, &[("skip", OnPark::Skip), ("block_key", OnPark::BlockKey)])
 }
 
 fn mark_by(value: Value<'_>) -> Result<MarkBy, Wanted> {
-    match value.text() {
-        Ok("row") => Ok(MarkBy::Row),
-        Ok("delete") => Ok(MarkBy::Delete),
-        Ok("lean") => Ok(MarkBy::Lean),
-        _ => Err("\"row\", \"delete\" or \"lean\"".into()),
-    }
+    word(value, &[("row", MarkBy::Row), ("delete", MarkBy::Delete), ("lean", MarkBy::Lean)])
 }
 
 fn address(value: Value<'_>) -> Result<std::net::SocketAddr, Wanted> {
@@ -229,9 +223,5 @@ fn address(value: Value<'_>) -> Result<std::net::SocketAddr, Wanted> {
 }
 
 fn log_format(value: Value<'_>) -> Result<LogFormat, Wanted> {
-    match value.text() {
-        Ok("text") => Ok(LogFormat::Text),
-        Ok("json") => Ok(LogFormat::Json),
-        _ => Err("\"text\" or \"json\"".into()),
-    }
+    word(value, &[("text", LogFormat::Text), ("json", LogFormat::Json)])
 }

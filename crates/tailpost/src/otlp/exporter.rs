@@ -13,6 +13,9 @@ use hyper_rustls::HttpsConnectorBuilder;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::{Connect, HttpConnector};
 use hyper_util::rt::TokioExecutor;
+use opentelemetry_proto::tonic::collector::trace::v1::{
+    ExportTracePartialSuccess, ExportTraceServiceResponse,
+};
 use outbox::spans::{Span, SpanSink};
 use prost::Message;
 use tokio::runtime::Runtime;
@@ -22,7 +25,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::proto::{self, ExportResponse, PartialSuccess};
+use super::proto;
 use super::{DROPPED, EXPORTED, dropped};
 use crate::config::Settings;
 
@@ -155,7 +158,7 @@ fn resource(settings: &Settings) -> Vec<(&'static str, String)> {
 }
 
 /// `None` if everything was taken.
-fn rejected(told: PartialSuccess, sent: u64) -> Option<Rejected> {
+fn rejected(told: ExportTracePartialSuccess, sent: u64) -> Option<Rejected> {
     let spans = told.rejected_spans.max(0).unsigned_abs().min(sent);
     let line = told.error_message.lines().next().unwrap_or_default();
     let reason = line.chars().take(REASON_CHARS_MAX).collect();
@@ -297,7 +300,7 @@ impl Work {
         let late = || Err(passing(format!("no answer within {TIMEOUT:?}")));
         let (parts, body) = timeout(TIMEOUT, exchange).await.unwrap_or_else(|_| late())?;
         if parts.status.is_success() {
-            let response = ExportResponse::decode(body).unwrap_or_default();
+            let response = ExportTraceServiceResponse::decode(body).unwrap_or_default();
             let rejected = response.partial_success.and_then(|it| rejected(it, batch.len() as u64));
             let spans = rejected.as_ref().map_or(0, |it| it.spans);
             DROPPED.fetch_add(spans, Ordering::Relaxed);

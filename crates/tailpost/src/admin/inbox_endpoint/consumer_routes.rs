@@ -13,18 +13,19 @@ use outbox::Table;
 use outbox::dead_letters::{Actor, AuditEntry};
 use relay::PostgresTarget;
 use serde::Serialize;
-use serde_json::json as value;
 use tracing::info;
 
 use crate::admin::access::Caller;
-use crate::admin::api::{Body, Change, Named, json};
+use crate::admin::api::{Body, CHANGE, Change, Named, json};
 use crate::admin::metrics::inbox_metrics::Watched;
 use crate::admin::openapi::{Api, Operation};
 use crate::admin::problem::ApiError;
-use crate::admin::schemas::{answer, change, list, named, request};
 
 /// Changes that a consumer's page shows.
 const HISTORY: u32 = 20;
+
+/// What [`Shown`] is.
+const SHOWN: &str = "Consumer & {history: [AuditEntry]}";
 
 /// Whose consumers these are.
 #[derive(Clone)]
@@ -48,11 +49,8 @@ struct Consumer {
     pause: Option<OperatorPause>,
     /// The worker that had it last, and what it said of itself then.
     worker: Option<Holder>,
-    processing: i64,
-    failed: i64,
-    dead: i64,
-    oldest_seconds: Option<f64>,
-    last_error: Option<String>,
+    #[serde(flatten)]
+    backlog: Backlog,
 }
 
 #[derive(Serialize)]
@@ -69,43 +67,37 @@ struct Shown {
 }
 
 pub(super) fn routes<S: Clone + Send + Sync + 'static>(state: ConsumerState) -> Api<S> {
-    let all = answer([("consumers", list(named("Consumer")))]);
-    let one = || {
-        let history = value!({ "required": ["history"], "properties": {
-            "history": list(named("AuditEntry")),
-        } });
-        value!({ "allOf": [named("Consumer"), history] })
-    };
+    let list = Operation::get("/api/v1/consumers", "Lists the consumers").answers(
+        200,
+        "All of them, by name",
+        "{schema_version: integer, consumers: [Consumer]}",
+    );
+    let show_one = Operation::get("/api/v1/consumers/{name}", "Shows a consumer").answers(
+        200,
+        "The consumer",
+        SHOWN,
+    );
     let decision = |path, summary| {
-        Operation::post(path, summary).body(request([], change())).answers(
-            200,
-            "The consumer as it is now",
-            one(),
-        )
+        Operation::post(path, summary).body(CHANGE).answers(200, "The consumer as it is now", SHOWN)
     };
+    let want = |action: ControlAction| {
+        async move |State(state): State<ConsumerState>,
+                    caller: Caller,
+                    Named(name): Named<String>,
+                    Body(change): Body<Change>| {
+            state.want(action, &name, &caller, change).await
+        }
+    };
+    let close = decision("/api/v1/consumers/{name}/breaker/close", "Takes the handler for mended");
     Api::new()
+        .on(list, list_all)
+        .on(show_one, show)
         .on(
-            Operation::get("/api/v1/consumers", "Lists the consumers").answers(
-                200,
-                "All of them, by name",
-                all,
-            ),
-            list_all,
+            decision("/api/v1/consumers/{name}/pause", "Begins no more events"),
+            want(ControlAction::Pause),
         )
-        .on(
-            Operation::get("/api/v1/consumers/{name}", "Shows a consumer").answers(
-                200,
-                "The consumer",
-                one(),
-            ),
-            show,
-        )
-        .on(decision("/api/v1/consumers/{name}/pause", "Begins no more events"), pause)
-        .on(decision("/api/v1/consumers/{name}/resume", "Goes on"), resume)
-        .on(
-            decision("/api/v1/consumers/{name}/breaker/close", "Takes the handler for mended"),
-            close_breaker,
-        )
+        .on(decision("/api/v1/consumers/{name}/resume", "Goes on"), want(ControlAction::Resume))
+        .on(close, want(ControlAction::CloseBreaker))
         .with_state(state)
 }
 
@@ -129,13 +121,8 @@ impl ConsumerState {
             let status = status.borrow().clone();
             of(name, &|it| (it.here, it.status) = (true, Some(status.clone())));
         }
-        for Backlog { consumer, processing, failed, dead, oldest_seconds, last_error, .. } in
-            &backlogs
-        {
-            of(consumer, &|it| {
-                (it.processing, it.failed, it.dead) = (*processing, *failed, *dead);
-                (it.oldest_seconds, it.last_error) = (*oldest_seconds, last_error.clone());
-            });
+        for backlog in &backlogs {
+            of(&backlog.consumer, &|it| it.backlog = backlog.clone());
         }
         for holder in &holders {
             of(&holder.consumer, &|it| it.worker = Some(holder.clone()));
@@ -174,10 +161,9 @@ impl ConsumerState {
 }
 
 fn unknown(name: &str) -> ApiError {
-    let hint =
-        Some("GET /api/v1/consumers lists those that ran, or have something before them".into());
+    let hint = "GET /api/v1/consumers lists those that ran, or have something before them";
     let detail = format!("no consumer {name} is known");
-    ApiError { hint, ..ApiError::new(StatusCode::NOT_FOUND, detail) }
+    ApiError::new(StatusCode::NOT_FOUND, detail).with_hint(hint)
 }
 
 async fn list_all(State(state): State<ConsumerState>) -> Result<Response, ApiError> {
@@ -189,31 +175,4 @@ async fn show(
     Named(name): Named<String>,
 ) -> Result<Response, ApiError> {
     state.shown(&name).await
-}
-
-async fn pause(
-    State(state): State<ConsumerState>,
-    caller: Caller,
-    Named(name): Named<String>,
-    Body(change): Body<Change>,
-) -> Result<Response, ApiError> {
-    state.want(ControlAction::Pause, &name, &caller, change).await
-}
-
-async fn resume(
-    State(state): State<ConsumerState>,
-    caller: Caller,
-    Named(name): Named<String>,
-    Body(change): Body<Change>,
-) -> Result<Response, ApiError> {
-    state.want(ControlAction::Resume, &name, &caller, change).await
-}
-
-async fn close_breaker(
-    State(state): State<ConsumerState>,
-    caller: Caller,
-    Named(name): Named<String>,
-    Body(change): Body<Change>,
-) -> Result<Response, ApiError> {
-    state.want(ControlAction::CloseBreaker, &name, &caller, change).await
 }

@@ -5,7 +5,7 @@
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
-use inbox::{Connection, DeadLetters, LetterPlace};
+use inbox::{Connection, DeadLetter, DeadLetters, LetterPlace};
 use outbox::Table;
 use outbox::dead_letters::Action;
 use relay::PostgresTarget;
@@ -13,11 +13,13 @@ use tracing::info;
 use uuid::Uuid;
 
 use crate::admin::access::Caller;
-use crate::admin::api::{Asked, Body, Change, LIMIT_MAX, ListQuery, Named, ShowQuery, json};
+use crate::admin::api::{
+    Asked, Body, CHANGE, Change, FINAL_CHANGE, LIMIT_MAX, ListQuery, Named, ShowQuery, json,
+    overview,
+};
 use crate::admin::cursor;
 use crate::admin::openapi::{Api, Operation};
 use crate::admin::problem::ApiError;
-use crate::admin::schemas::{self, named};
 use crate::refusal::{self, Refusal};
 
 /// Whose dead letters these are.
@@ -36,34 +38,39 @@ impl AppState {
 }
 
 pub(super) fn routes<S: Clone + Send + Sync + 'static>(state: AppState) -> Api<S> {
-    let of = |it: Operation| it.query("consumer", "Only of this consumer", schemas::text());
+    let of = |it: Operation| it.query("consumer", "Only of this consumer", "text");
     let list_all = Operation::get("/api/v1/inbox/dead-letter", "Lists what could not be handled")
         .listing()
-        .answers(
-            200,
-            "How many, why, and a page of them",
-            schemas::overview(named("InboxDeadLetter")),
-        );
+        .answers(200, "How many, why, and a page of them", &overview("InboxDeadLetter"));
     let show_one = Operation::get("/api/v1/inbox/dead-letter/{id}", "Shows a dead letter")
-        .query("payload", "With payload and headers; needs the role operator", schemas::flag())
-        .answers(200, "What is known about it", named("DeadLetterDetail"));
+        .query("payload", "With payload and headers; needs the role operator", "flag")
+        .answers(200, "What is known about it", "DeadLetterDetail");
     let discard_one = Operation::delete("/api/v1/inbox/dead-letter/{id}", "Discards a dead letter")
-        .body(schemas::final_change())
+        .body(FINAL_CHANGE)
         .answers_nothing(204, "It is never handled");
     let requeue_one =
         Operation::post("/api/v1/inbox/dead-letter/{id}/requeue", "Handles it after all")
-            .body(schemas::request([], schemas::change()))
+            .body(CHANGE)
             .answers_nothing(204, "A worker handles it");
     let reject_one =
         Operation::post("/api/v1/inbox/dead-letter/{id}/reject", "Rejects it for good")
-            .body(schemas::final_change())
+            .body(FINAL_CHANGE)
             .answers_nothing(204, "It is answered, with the reason");
+    let decide = |action: Action| {
+        async move |State(state): State<AppState>,
+                    caller: Caller,
+                    Named(id): Named<Uuid>,
+                    Asked(of): Asked<ShowQuery>,
+                    Body(change): Body<Change>| {
+            decide((&state, &caller), action, id, of, change).await
+        }
+    };
     Api::new()
         .on(of(list_all), list)
         .on(of(show_one), show)
-        .on(of(discard_one), discard)
-        .on(of(requeue_one), requeue)
-        .on(of(reject_one), reject)
+        .on(of(discard_one), decide(Action::Discard))
+        .on(of(requeue_one), decide(Action::Requeue))
+        .on(of(reject_one), decide(Action::Reject))
         .with_state(state)
 }
 
@@ -75,12 +82,8 @@ async fn list(
     let after: Option<LetterPlace> = cursor::decode(query.cursor.as_deref())?;
     let (filter, limit) = query.read()?;
     let (filter, letters) = (filter.into(), state.open(consumer).await?);
-    // One more says whether there is another page.
     let mut page = letters.overview_after(&filter, after.as_ref(), limit + 1).await?;
-    let has_more = page.dead_letters.len() > limit as usize;
-    page.dead_letters.truncate(limit as usize);
-    let last = page.dead_letters.last().filter(|_| has_more);
-    page.next = last.map(|it| cursor::encode(&it.place())).transpose()?;
+    page.next = cursor::end_page(&mut page.dead_letters, limit, DeadLetter::place)?;
     json(&page)
 }
 
@@ -93,36 +96,6 @@ async fn show(
     query.check(&caller)?;
     let letters = state.open(query.consumer).await?;
     json(&refusal::only(id, letters.details(&[id][..].into(), query.payload, LIMIT_MAX).await?)?)
-}
-
-async fn requeue(
-    State(state): State<AppState>,
-    caller: Caller,
-    Named(id): Named<Uuid>,
-    Asked(of): Asked<ShowQuery>,
-    Body(change): Body<Change>,
-) -> Result<StatusCode, ApiError> {
-    decide((&state, &caller), Action::Requeue, id, of, change).await
-}
-
-async fn reject(
-    State(state): State<AppState>,
-    caller: Caller,
-    Named(id): Named<Uuid>,
-    Asked(of): Asked<ShowQuery>,
-    Body(change): Body<Change>,
-) -> Result<StatusCode, ApiError> {
-    decide((&state, &caller), Action::Reject, id, of, change).await
-}
-
-async fn discard(
-    State(state): State<AppState>,
-    caller: Caller,
-    Named(id): Named<Uuid>,
-    Asked(of): Asked<ShowQuery>,
-    Body(change): Body<Change>,
-) -> Result<StatusCode, ApiError> {
-    decide((&state, &caller), Action::Discard, id, of, change).await
 }
 
 /// Of all consumers that have it, or of the one that is named.

@@ -51,6 +51,12 @@ pub(super) enum Read<S> {
     Histogram(fn(&S) -> &Latency),
 }
 
+/// A table: of each metric what is declared, and behind the colon how it is read.
+macro_rules! table {
+    ($($declare:ident($($said:expr),*): $read:expr,)*) => { &[$($declare($($said,)* $read)),*] };
+}
+pub(super) use table;
+
 const fn declare<S>(
     name: &'static str,
     (kind, unit): (Kind, Unit),

@@ -1,13 +1,11 @@
 //! Dead letters for people. What others wrote is put on one line, without what controls terminals.
 
 use std::fmt::Write;
-use std::time::Duration;
 
 use outbox::dead_letters::{DeadLetterDetail, Filter, GROUPED_MAX, Overview};
 use serde_json::Value;
 
-use crate::commands::status::duration;
-use crate::output::one_line;
+use crate::output::{duration, one_line};
 
 /// A reason in a table; `show` has all of it.
 const REASON_CHARS: usize = 72;
@@ -140,8 +138,10 @@ fn headline<L>(overview: &Overview<L>) -> String {
         return "no dead letters\n".into();
     }
     let s = if overview.total == 1 { "" } else { "s" };
-    let age = overview.oldest_seconds.map(|it| Duration::try_from_secs_f64(it).unwrap_or_default());
-    let age = age.map(|it| format!(", the oldest {} old", duration(it))).unwrap_or_default();
+    let age = overview
+        .oldest_seconds
+        .map(|it| format!(", the oldest {} old", duration(it)))
+        .unwrap_or_default();
     format!("{} dead letter{s}{age}\n", overview.total)
 }
 

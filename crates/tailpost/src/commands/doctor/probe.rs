@@ -10,8 +10,8 @@ use serde::Serialize;
 use crate::cli::DoctorArgs;
 use crate::commands::wait::for_effect;
 use crate::config::Settings;
-use crate::errors::DoctorError;
 use crate::output::one_line;
+use crate::refusal::Refusal;
 
 /// What became of one canary event.
 #[derive(Debug, Serialize)]
@@ -51,11 +51,12 @@ pub(super) async fn run(
     let consumers: Vec<&str> =
         canaries.iter().flat_map(|it| it.consumers.iter().map(String::as_str)).collect();
     if !consumers.is_empty() && !args.yes {
-        return Err(DoctorError::Consumers {
-            subject: canaries.first().map(|it| it.subject.clone()).unwrap_or_default(),
-            consumers: consumers.join(", "),
-        }
-        .into());
+        let subject = canaries.first().map(|it| it.subject.as_str()).unwrap_or_default();
+        let consumers = consumers.join(", ");
+        let problem = format!("consumers would get a canary event under {subject}: {consumers}");
+        let hint = "--yes sends it all the same; a consumer does not get it if its subjects leave \
+                    it out";
+        return Err(Refusal::conflict(problem).with_hint(hint).into());
     }
     let ways = canaries.iter().map(|it| Box::pin(follow(it, args.timeout, settings)));
     futures_util::future::join_all(ways).await.into_iter().collect()

@@ -66,21 +66,33 @@ pub(super) async fn mark_processed(
     args: &MarkProcessedArgs,
     settings: &Settings,
 ) -> anyhow::Result<()> {
-    let MarkProcessedArgs { consumer, event_id, why, by, occurred_at, json, .. } = args;
+    let MarkProcessedArgs { consumer, event_id, why, by, occurred_at, json } = args;
     let letters = super::dead_letters(settings).await?;
     let actor = decide::actor(by.as_ref(), Some(why));
     let marked = letters.mark_processed(consumer, *event_id, *occurred_at, &actor).await?;
     let told = match marked {
         Marked::Marked => "marked as processed",
         Marked::AlreadyProcessed => "was processed already",
-        Marked::Leased => return Err(Refusal::leased(consumer, *event_id).into()),
-        Marked::Forgotten => return Err(Refusal::forgotten(*event_id).into()),
-        Marked::Unknown => return Err(Refusal::unknown_event(*event_id).into()),
+        Marked::Leased | Marked::Forgotten | Marked::Unknown => {
+            return Err(not_marked(marked, consumer, *event_id).into());
+        }
     };
-    if *json {
-        output::json(&MarkReport { consumer, event_id: *event_id, result: marked })
-    } else {
-        output::text(&format!("{event_id} {told} by {consumer}"))
+    let report = MarkReport { consumer, event_id: *event_id, result: marked };
+    output::show(*json, &report, || format!("{event_id} {told} by {consumer}"))
+}
+
+fn not_marked(why: Marked, consumer: &str, event: Uuid) -> Refusal {
+    match why {
+        Marked::Leased => {
+            Refusal::conflict(format!("a worker of {consumer} has event {event} right now"))
+                .with_hint("try again when its lease is over, or stop the consumer first")
+        }
+        Marked::Forgotten => {
+            Refusal::conflict(format!("event {event} is older than the inbox remembers"))
+                .with_hint("it is not handled any more: if it comes again it becomes a dead letter")
+        }
+        _ => Refusal::not_found(format!("neither inbox nor outbox know event {event}"))
+            .with_hint("name the time in its Occurred-At header with --occurred-at"),
     }
 }
 
@@ -114,7 +126,7 @@ async fn decide(letters: &DeadLetters, action: Action, args: &WorkArgs) -> anyho
         output::note(&summary(verb, "would be done", &fitting, &unfit));
         decide::confirm(&format!("{verb} {}?", fitting.len()))?;
     }
-    let done = letters.decide(action, &of, &args.actor()).await?;
+    let done = letters.decide(action, &of, &args.who.actor()).await?;
     let is_done =
         |it: &&DeadLetter| done.iter().any(|(c, id)| *c == it.consumer && *id == it.event_id);
     let (done, skipped): (Vec<_>, Vec<_>) = found.iter().partition(is_done);
@@ -159,7 +171,8 @@ impl Destination {
         match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
             Ok(file) => Ok(Self::File(BufWriter::new(file))),
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-                Err(Refusal::file_exists(path).into())
+                let problem = format!("{} exists", path.display());
+                Err(Refusal::conflict(problem).with_hint("name another file").into())
             }
             Err(error) => Err(error).with_context(|| format!("could not write {}", path.display())),
         }

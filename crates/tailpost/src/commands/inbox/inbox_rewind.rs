@@ -1,21 +1,17 @@
 //! Sends a consumer back in its stream: the plan, the request, and how far the worker is with it.
 
-use std::fmt::Write;
-use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use inbox::{Connection, RewindMethod, RewindPlan, RewindState, Rewinder};
-use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use tokio::sync::watch;
 
 use super::builder::builder;
 use crate::cli::RewindArgs;
-use crate::commands::decide::actor;
+use crate::commands::progress;
 use crate::config::Settings;
-use crate::errors::RewindNotYet;
-use crate::output;
+use crate::output::{self, Lines};
 use crate::refusal::Refusal;
 
 /// How often to ask how far the worker is.
@@ -25,15 +21,10 @@ const LOOK: Duration = Duration::from_millis(200);
 #[derive(Serialize)]
 struct Outcome<'a> {
     state: &'static str,
-    plan: &'a RewindPlan,
+    /// Nothing if it was planned before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    plan: Option<&'a RewindPlan>,
     rewind: Option<&'a RewindState>,
-}
-
-/// What was withdrawn, as JSON.
-#[derive(Serialize)]
-struct Cancelled<'a> {
-    state: &'static str,
-    rewind: &'a RewindState,
 }
 
 pub(super) async fn run(args: &RewindArgs, settings: &Settings) -> anyhow::Result<()> {
@@ -49,12 +40,12 @@ pub(super) async fn run(args: &RewindArgs, settings: &Settings) -> anyhow::Resul
     drawing.await?;
     let plan = plan?;
     if !args.execute {
-        let outcome = Outcome { state: "planned", plan: &plan, rewind: None };
+        let outcome = Outcome { state: "planned", plan: Some(&plan), rewind: None };
         let undone = format!("{}nothing was done: --execute does it\n", text(&plan));
         return if args.json { output::json(&outcome) } else { output::text(&undone) };
     }
     output::note(&text(&plan));
-    let requested = rewinder.request(&plan, &actor(args.by.as_ref(), args.why.as_ref())).await?;
+    let requested = rewinder.request(&plan, &args.who.actor()).await?;
     if !is_same(args, plan.from_sequence, &requested) {
         return Err(Refusal::rewind_pending(&plan.consumer, &requested).into());
     }
@@ -63,10 +54,8 @@ pub(super) async fn run(args: &RewindArgs, settings: &Settings) -> anyhow::Resul
     } else {
         ("requested", requested)
     };
-    if args.json {
-        return output::json(&Outcome { state, plan: &plan, rewind: Some(&rewind) });
-    }
-    output::text(&told(&args.consumer, &rewind))
+    let outcome = Outcome { state, plan: Some(&plan), rewind: Some(&rewind) };
+    output::show(args.json, &outcome, || told(&args.consumer, &rewind))
 }
 
 async fn rewinder(settings: &Settings) -> anyhow::Result<Rewinder> {
@@ -80,13 +69,13 @@ async fn rewinder(settings: &Settings) -> anyhow::Result<Rewinder> {
 
 async fn cancel(rewinder: &Rewinder, args: &RewindArgs) -> anyhow::Result<()> {
     let Some(rewind) = rewinder.cancel().await? else {
-        return Err(Refusal::no_rewind(&args.consumer).into());
+        let problem = format!("no rewind of {} is requested and not begun", args.consumer);
+        return Err(Refusal::not_found(problem).into());
     };
-    if args.json {
-        return output::json(&Cancelled { state: "cancelled", rewind: &rewind });
-    }
     let (consumer, from) = (&args.consumer, rewind.from_sequence);
-    output::text(&format!("{consumer} is not rewound to sequence {from}"))
+    let said = || format!("{consumer} is not rewound to sequence {from}");
+    let outcome = Outcome { state: "cancelled", plan: None, rewind: Some(&rewind) };
+    output::show(args.json, &outcome, said)
 }
 
 /// After the command was ended in the middle: follows what it had requested.
@@ -101,10 +90,8 @@ async fn resume(
     }
     output::note("this rewind is requested already: following it");
     let rewind = follow(rewinder, args, pending).await?;
-    if args.json {
-        return output::json(&Cancelled { state: "rewound", rewind: &rewind });
-    }
-    output::text(&told(&args.consumer, &rewind))
+    let outcome = Outcome { state: "rewound", plan: None, rewind: Some(&rewind) };
+    output::show(args.json, &outcome, || told(&args.consumer, &rewind))
 }
 
 fn is_same(args: &RewindArgs, from: u64, state: &RewindState) -> bool {
@@ -122,8 +109,7 @@ async fn follow(
     let mut moved_at = Instant::now();
     while state.ended_at.is_none() {
         if moved_at.elapsed() > args.timeout {
-            let consumer = args.consumer.clone();
-            return Err(RewindNotYet { consumer, waited: args.timeout }.into());
+            return Err(not_yet(args).into());
         }
         tokio::time::sleep(LOOK).await;
         let now = rewinder.state(state.id).await?.context("the request is gone")?;
@@ -142,24 +128,24 @@ async fn follow(
         return Ok(state);
     }
     let why = state.outcome.unwrap_or_default();
-    Err(Refusal::rewind_given_up(&args.consumer, &why).into())
+    let problem = format!("the rewind of {} was given up: {why}", args.consumer);
+    Err(Refusal::conflict(problem).into())
 }
 
-/// A bar where somebody looks.
-async fn draw(mut watcher: watch::Receiver<(u64, u64)>) {
-    if !std::io::stderr().is_terminal() {
-        return;
-    }
-    let bar = ProgressBar::new(0);
-    if let Ok(style) = ProgressStyle::with_template("{bar:40} {pos}/{len}, {per_sec}, {eta} left") {
-        bar.set_style(style);
-    }
-    while watcher.changed().await.is_ok() {
-        let (done, all) = *watcher.borrow_and_update();
-        bar.set_length(all);
-        bar.set_position(done);
-    }
-    bar.finish_and_clear();
+fn not_yet(args: &RewindArgs) -> Refusal {
+    let (consumer, waited) = (&args.consumer, args.timeout);
+    Refusal::timed_out(format!(
+        "no worker of {consumer} got on with the rewind within {waited:?}; it stays requested"
+    ))
+    .with_hint(
+        "workers without rights on inbox_rewinds carry out none; repeat the command to follow it, \
+         or withdraw it with --cancel",
+    )
+}
+
+async fn draw(watcher: watch::Receiver<(u64, u64)>) {
+    let template = "{bar:40} {pos}/{len}, {per_sec}, {eta} left";
+    progress::draw(template, watcher, |bar, (done, all)| progress::set(bar, done, all)).await;
 }
 
 fn told(consumer: &str, rewind: &RewindState) -> String {
@@ -180,10 +166,8 @@ fn told(consumer: &str, rewind: &RewindState) -> String {
 
 fn text(plan: &RewindPlan) -> String {
     let counts = &plan.counts;
-    let mut text = String::new();
-    let mut line = |label: &str, value: &str| {
-        writeln!(text, "{label:<14} {value}").expect("writing to a string");
-    };
+    let mut lines = Lines::default();
+    let mut line = |label: &str, value: &str| lines.add(label, value);
     let (delivered, acknowledged) = (plan.delivered_sequence, plan.acknowledged_sequence);
     line("consumer", &format!("{}, delivered up to sequence {delivered}", plan.consumer));
     line("  acknowledged", &format!("up to sequence {acknowledged}"));
@@ -222,5 +206,5 @@ fn text(plan: &RewindPlan) -> String {
     if !plan.worker_active {
         line("worker", "none is active: the next one carries it out");
     }
-    text
+    lines.text
 }

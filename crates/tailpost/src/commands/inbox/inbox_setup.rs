@@ -7,14 +7,14 @@ use inbox::Error;
 use relay::{SetupReport, SetupStep};
 
 use super::builder::builder;
-use crate::cli::InboxSetupArgs;
+use crate::cli::JsonArgs;
 use crate::commands::setup_report::print;
 use crate::config::Settings;
 
 /// How long the tables may take: other set-ups and locks of others are waited for.
 const TABLES_DEADLINE: Duration = Duration::from_mins(10);
 
-pub(super) async fn run(args: &InboxSetupArgs, settings: &Settings) -> anyhow::Result<()> {
+pub(super) async fn run(args: &JsonArgs, settings: &Settings) -> anyhow::Result<()> {
     let report = SetupReport { steps: steps(settings).await?, warnings: Vec::new() };
     print(&report, args.json)
 }

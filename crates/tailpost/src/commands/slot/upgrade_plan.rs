@@ -5,15 +5,20 @@ use std::fmt::Write;
 use relay::{Config, UpgradeReport};
 
 use crate::cli::PrepareUpgradeArgs;
-use crate::errors::NotReady;
 use crate::output;
+use crate::refusal::{Kind, Refusal};
 
 pub(super) async fn run(args: &PrepareUpgradeArgs, config: &Config) -> anyhow::Result<()> {
     let report = relay::prepare_upgrade(config, args.timeout).await?;
     if args.json { output::json(&report) } else { output::text(&report_text(&report)) }?;
+    // Some of it may be over by itself later.
+    let kind = if report.timed_out { Kind::TimedOut } else { Kind::Refused };
     match report.open.len() {
         0 => Ok(()),
-        open => Err(NotReady { open, timed_out: report.timed_out }.into()),
+        open => {
+            let problem = format!("{open} open: PostgreSQL is not to be upgraded yet");
+            Err(Refusal::new(kind, problem).into())
+        }
     }
 }
 

@@ -7,9 +7,9 @@ use inbox::{Backlog, Connection, DeadLetters, Holder, Upkept};
 use serde::Serialize;
 use tracing::debug;
 
-use super::status_text::Lines;
 use crate::config::Settings;
-use crate::{exit, output};
+use crate::exit;
+use crate::output::{self, Lines};
 
 /// What is known about a consumer.
 #[derive(Debug, Serialize)]
@@ -23,24 +23,7 @@ pub(super) struct ConsumerReport {
     /// The worker that had the consumer last, if any did.
     pub(super) worker: Option<Holder>,
     #[serde(flatten)]
-    pub(super) backlog: Figures,
-}
-
-/// What the inbox says.
-#[derive(Debug, Default, Serialize)]
-pub(super) struct Figures {
-    pub(super) processing: i64,
-    pub(super) failed: i64,
-    pub(super) dead: i64,
-    pub(super) oldest_seconds: Option<f64>,
-    pub(super) last_error: Option<String>,
-}
-
-impl From<Backlog> for Figures {
-    fn from(it: Backlog) -> Self {
-        let Backlog { processing, failed, dead, oldest_seconds, last_error, .. } = it;
-        Self { processing, failed, dead, oldest_seconds, last_error }
-    }
+    pub(super) backlog: Backlog,
 }
 
 /// What there is of the inbox.
@@ -81,7 +64,7 @@ pub(super) async fn inspect(settings: &Settings) -> anyhow::Result<Inspected> {
         let name = backlog.consumer.clone();
         let found = reports.entry(name.clone());
         let found = found.or_insert_with(|| report(name, settings.stream.name.clone()));
-        found.backlog = backlog.into();
+        found.backlog = backlog;
     }
     for holder in holders {
         let name = holder.consumer.clone();
@@ -97,7 +80,7 @@ pub(super) async fn inspect(settings: &Settings) -> anyhow::Result<Inspected> {
 }
 
 fn report(name: String, stream: String) -> ConsumerReport {
-    let backlog = Figures::default();
+    let backlog = Backlog::default();
     ConsumerReport { name, stream, pending: None, unacknowledged: None, worker: None, backlog }
 }
 
@@ -223,7 +206,7 @@ mod tests {
         let shown = |worker: &Holder| {
             let mut lines = Lines::default();
             lines.worker(worker);
-            lines.0
+            lines.text
         };
         let over = Holder { is_valid: false, ..holder() };
         let expected = "  worker       none: 42:a had the role until 2026-10-19T08:00:30Z\n";
@@ -238,12 +221,13 @@ mod tests {
     #[test]
     fn a_consumer_is_shown_with_what_is_before_it() {
         let mut lines = Lines::default();
-        let backlog = Figures {
+        let backlog = Backlog {
             processing: 3,
             failed: 2,
             dead: 1,
             oldest_seconds: Some(61.5),
             last_error: Some("404 Not Found\nmore".into()),
+            ..Backlog::default()
         };
         let known = ConsumerReport {
             pending: Some(12),
@@ -269,6 +253,6 @@ consumer       mail, stream OUTBOX
   failed       0
   dead letters 0
 ";
-        assert_eq!(lines.0, expected);
+        assert_eq!(lines.text, expected);
     }
 }

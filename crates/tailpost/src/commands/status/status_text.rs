@@ -1,26 +1,22 @@
 //! What people read.
 
-use std::fmt::Write;
-use std::time::Duration;
-
 use relay::{
     OutboxReport, PartitionsStatus, RetentionReport, RewindReport, ShardReport, SlotReport,
     StatusReport, StreamReport,
 };
 use serde_json::Value;
 
-use super::{Report, bytes, duration};
-use crate::output;
+use super::{Report, bytes};
+use crate::output::{self, Lines};
 
 /// The most frequent reasons. `tailpost outbox dlq list` shows more.
 const REASONS_SHOWN: usize = 3;
 
 pub(super) fn all_text(report: &Report) -> String {
-    let mut told = Lines(report.relay.as_ref().map(relay_line).unwrap_or_default());
-    if let Some(why) = &report.relay_unknown {
-        told.add("relay", why);
-    }
-    let mut lines = Lines(told.0 + &report.outbox.as_ref().map(text).unwrap_or_default());
+    let mut lines = Lines::default();
+    lines.text += &report.relay.as_ref().map(relay_line).unwrap_or_default();
+    lines.add_some("relay", report.relay_unknown.as_ref());
+    lines.text += &report.outbox.as_ref().map(text).unwrap_or_default();
     for (side, why) in [("outbox", &report.outbox_unknown), ("inbox", &report.inbox_unknown)] {
         if let Some(why) = why {
             lines.add(side, format_args!("unknown: {why}"));
@@ -40,7 +36,7 @@ pub(super) fn all_text(report: &Report) -> String {
             format_args!("{dead} dead letter{s} of consumers: see `tailpost inbox dlq list`"),
         );
     }
-    lines.0
+    lines.text
 }
 
 fn relay_line(relay: &Value) -> String {
@@ -53,7 +49,7 @@ fn relay_line(relay: &Value) -> String {
             }
         }
     }
-    lines.0
+    lines.text
 }
 
 fn text(report: &StatusReport) -> String {
@@ -80,18 +76,10 @@ fn text(report: &StatusReport) -> String {
     for warning in &report.warnings {
         lines.add("warning", warning);
     }
-    lines.0
+    lines.text
 }
 
-/// Labels in one column, what they label in the next.
-#[derive(Default)]
-pub(super) struct Lines(pub(super) String);
-
 impl Lines {
-    pub(super) fn add(&mut self, label: &str, value: impl std::fmt::Display) {
-        writeln!(self.0, "{label:<14} {value}").expect("writing to a string");
-    }
-
     fn relay(&mut self, label: &str, relay: &Value) {
         let role = relay["role"].as_str().unwrap_or("unknown");
         let breaker = match (relay["breaker"].as_str(), relay["breaker_retry_in_seconds"].as_f64())
@@ -183,10 +171,8 @@ impl Lines {
         }
         let reason = outbox.latest_dead_letter_reason.as_deref();
         let reason = reason.map(|it| format!(", the latest: {it}")).unwrap_or_default();
-        let oldest = outbox.oldest_dead_letter_seconds.map(|it| {
-            let age = Duration::try_from_secs_f64(it).unwrap_or_default();
-            format!(", oldest {}", duration(age))
-        });
+        let oldest = outbox.oldest_dead_letter_seconds;
+        let oldest = oldest.map(|it| format!(", oldest {}", output::duration(it)));
         let oldest = oldest.unwrap_or_default();
         self.add("  dead letters", format_args!("{}{oldest}{reason}", outbox.dead_letters));
         for group in outbox.dead_letter_reasons.iter().take(REASONS_SHOWN) {
@@ -206,9 +192,7 @@ impl Lines {
             (retention.partitions_dropped, "partitions"),
         ];
         self.last_success("retention", retention.last_success_seconds, &deleted);
-        if let Some(why) = &retention.held_by {
-            self.add("  held", why);
-        }
+        self.add_some("  held", retention.held_by.as_ref());
     }
 
     fn partitions(&mut self, partitions: &PartitionsStatus) {

@@ -9,7 +9,7 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, Ke
 use tokio::sync::mpsc;
 
 use super::dashboard::Key;
-use crate::errors::TopError;
+use crate::refusal::Refusal;
 
 /// How long the reader waits for a key before it looks whether anybody listens.
 const LOOK: Duration = Duration::from_millis(100);
@@ -25,8 +25,13 @@ pub(super) enum Happened {
 /// # Errors
 ///
 /// If standard output is no terminal.
-pub(super) fn check() -> Result<(), TopError> {
-    if std::io::stdout().is_terminal() { Ok(()) } else { Err(TopError::NoTerminal) }
+pub(super) fn check() -> Result<(), Refusal> {
+    if std::io::stdout().is_terminal() {
+        return Ok(());
+    }
+    Err(Refusal::conflict("standard output is not a terminal").with_hint(
+        "`tailpost status --json` is for scripts; `tailpost top --once` prints one screen",
+    ))
 }
 
 /// A terminal that shows nothing but us. Dropping it brings back what was there before, and so does

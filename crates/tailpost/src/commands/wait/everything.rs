@@ -9,7 +9,6 @@ use serde::Serialize;
 
 use crate::cli::WaitArgs;
 use crate::config::Settings;
-use crate::errors::WaitError;
 use crate::output;
 
 /// Between two looks at the durable consumer.
@@ -43,7 +42,7 @@ pub(super) async fn run(args: &WaitArgs, settings: &Settings) -> anyhow::Result<
         (0, Some(left)) => format!("{left} messages are not answered"),
         (left, _) => format!("{left} events are not published"),
     };
-    Err(WaitError::NotAll { left, waited: args.timeout }.into())
+    Err(super::late(format!("{left} after {:?}", args.timeout)).into())
 }
 
 /// Waits until the consumer has answered what the stream has now. Returns how much it has not.
