@@ -210,6 +210,13 @@ impl Lab {
         Ok(took)
     }
 
+    /// As [`Lab::recover`], says what happened, and how long that took.
+    pub(super) async fn recovers(&mut self, what: &str) -> Result<()> {
+        let took = self.recover().await?;
+        self.say(&format!("{what} after {took:.2?}"));
+        Ok(())
+    }
+
     /// Whether so many events are published, or dead letters that were to be expected.
     pub(super) async fn has_published(&self, goal: u64) -> Result<bool> {
         Ok(self.stored().await? + self.odd_parked().await? >= goal)

@@ -2,11 +2,12 @@
 
 use anyhow::{Result, ensure};
 
-use super::{Daemons, Lab};
+use super::{Daemons, Lab, Servers};
 use crate::chaos::wait::until;
 
-/// What the broker takes, in bytes; [`POISON`] is larger.
-pub(in crate::chaos) const LITTLE_PAYLOADS: u32 = 4_096;
+/// The broker takes 4 KiB; [`POISON`] is larger.
+pub(in crate::chaos) const LITTLE_PAYLOADS: Servers =
+    Servers { max_payload: Some(4_096), ..Servers::PLAIN };
 
 /// One event that the broker will never take.
 pub(in crate::chaos) const POISON: &str = "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload) \

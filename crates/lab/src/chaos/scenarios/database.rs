@@ -16,8 +16,7 @@ pub(super) async fn killed(lab: &mut Lab) -> Result<Daemons> {
         lab.postgres.start_again().await?;
         lab.fault_is_over();
         lab.wait_committed(50).await?;
-        let took = lab.recover().await?;
-        lab.say(&format!("PostgreSQL is back; recovered after {took:.2?}"));
+        lab.recovers("PostgreSQL is back; recovered").await?;
     }
     Ok(vec![relay])
 }

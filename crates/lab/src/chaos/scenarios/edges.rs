@@ -23,8 +23,7 @@ pub(super) async fn locked_row(lab: &mut Lab) -> Result<Daemons> {
         lab.say("somebody locks 50 rows that are older than the slot");
         let relay = lab.start_relay()?;
         lab.wait_committed(600).await?;
-        let took = lab.recover().await?;
-        lab.say(&format!("they are still locked; all is published, after {took:.2?}"));
+        lab.recovers("they are still locked; all is published").await?;
         transaction.rollback().await.context("release the lock")?;
         relay
     };
@@ -52,8 +51,7 @@ pub(super) async fn silent_peer(lab: &mut Lab) -> Result<Daemons> {
             lab.say(&format!("{name} is silent after {messages} messages, for good"));
             lab.fault_is_over();
             lab.wait_committed(30).await?;
-            let took = lab.recover().await?;
-            lab.say(&format!("the relay found out and went on, after {took:.2?}"));
+            lab.recovers("the relay found out and went on").await?;
         }
     }
     lab.to_nats.restore().await?;
@@ -86,8 +84,7 @@ pub(super) async fn hostile_rows(lab: &mut Lab) -> Result<Daemons> {
         lab.insert_odd(row).await?;
     }
     lab.say(&format!("{} odd rows come through the log", newer.len()));
-    let took = lab.recover().await?;
-    lab.say(&format!("each is published or parked, after {took:.2?}"));
+    lab.recovers("each is published or parked").await?;
     Ok(vec![relay])
 }
 

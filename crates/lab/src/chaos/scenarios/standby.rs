@@ -4,10 +4,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use super::{Daemons, Lab};
+use super::{Daemons, Lab, Servers};
 
 /// PostgreSQL gives a silent relay up soon.
-pub(super) const IMPATIENT: &[(&str, &str)] = &[("wal_sender_timeout", "2s")];
+pub(super) const IMPATIENT: Servers =
+    Servers { postgres: &[("wal_sender_timeout", "2s")], ..Servers::PLAIN };
 
 const TAKEOVERS: usize = 15;
 
