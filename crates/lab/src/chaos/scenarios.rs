@@ -4,7 +4,6 @@ mod broker;
 mod crashes;
 mod data;
 mod database;
-mod edges;
 mod left_behind;
 mod slot;
 mod standby;
@@ -79,8 +78,6 @@ scenarios! {
         "a million events of one transaction pass while others wait their turn";
     "ddl-while-running" => data::ddl_while_running,
         "columns come, go and change under a running relay";
-    "takeovers" => standby::takeovers,
-        "the active relay is killed again and again; the other goes on";
     "whole-way" => whole_way::killed_at_random,
         "whatever is killed between an order and the HTTP service behind it, each event has one \
          effect: calls may be repeated, under the same idempotency key";
@@ -89,16 +86,4 @@ scenarios! {
     "manual-fix" => left_behind::manual_fix,
         "what was mended by hand and marked as processed has no second effect; without a record \
          it has";
-    "locked-row" => edges::locked_row,
-        "rows that somebody locks hold up nobody else's events";
-    "silent-peer" => edges::silent_peer,
-        "a connection that falls silent at any moment is given up, and another one opened";
-    "hostile-rows" => edges::hostile_rows, on data::LITTLE_PAYLOADS,
-        "each row that PostgreSQL takes is published or parked, by either way alike";
-    "hostile-messages" => edges::hostile_messages,
-        "messages of other clients stop nothing, whatever bytes they are made of";
-    "handler-away" => edges::handler_away,
-        "a service that is away costs its events time, and nothing else";
-    "stopped-worker" => edges::stopped_worker,
-        "of two workers the other one takes over from one that hangs";
 }
