@@ -226,6 +226,14 @@ impl Lab {
         self.postgres.client(DATABASE).await
     }
 
+    /// The way of relays and inboxes to NATS, or to PostgreSQL.
+    pub(super) fn network(&mut self, to_nats: bool) -> (&'static str, &mut Proxy) {
+        match to_nats {
+            true => ("NATS", &mut self.to_nats),
+            false => ("PostgreSQL", &mut self.to_postgres),
+        }
+    }
+
     /// Runs statements, not through a proxy.
     pub(super) async fn execute(&self, sql: &str) -> Result<()> {
         let done = self.database().await?.batch_execute(sql).await;
