@@ -29,6 +29,7 @@ use uuid::Uuid;
 
 use crate::Error;
 use crate::connection::Connection;
+use crate::postgres::attended::answered_within;
 use crate::postgres::sql::decide::HOPELESS;
 use crate::postgres::store::make_durable;
 use crate::postgres::tables::{Partitions, Room};
@@ -331,10 +332,10 @@ impl DeadLetters {
         let Some(time) = time.get::<_, Option<Timestamp>>(0) else {
             return Ok(Marked::Unknown);
         };
-        let room = timeout(STATEMENT_DEADLINE, self.make_room(time)).await;
-        match room.map_err(|_| silent(doing))?? {
-            Room::Forgotten => return Ok(Marked::Forgotten),
-            Room::There | Room::Missing(_) => {}
+        let late = |_| Error::Silent { doing, within: STATEMENT_DEADLINE };
+        let room = timeout(STATEMENT_DEADLINE, self.make_room(time)).await.map_err(late)??;
+        if room == Room::Forgotten {
+            return Ok(Marked::Forgotten);
         }
         let why = actor.why();
         let parameters: [&(dyn ToSql + Sync); 5] = [&consumer, &event, &time, &actor.name, &why];
@@ -387,12 +388,7 @@ async fn bounded<T>(
     doing: &'static str,
     statement: impl Future<Output = Result<T, tokio_postgres::Error>>,
 ) -> Result<T, Error> {
-    let answer = timeout(STATEMENT_DEADLINE, statement).await.map_err(|_| silent(doing))?;
-    answer.map_err(failed(doing))
-}
-
-fn silent(doing: &'static str) -> Error {
-    Error::Silent { doing, within: STATEMENT_DEADLINE }
+    answered_within(STATEMENT_DEADLINE, doing, statement).await
 }
 
 /// A selection as the parameters of `postgres/sql/list.rs`.
@@ -487,14 +483,5 @@ pub(crate) fn audit_entry(row: &Row) -> AuditEntry {
         why: row.get("why"),
         reason: row.get("failure"),
         payload_replaced: false,
-    }
-}
-
-fn failed(doing: &'static str) -> impl FnOnce(tokio_postgres::Error) -> Error {
-    move |source| match source.code() {
-        Some(&tokio_postgres::error::SqlState::UNDEFINED_TABLE) => {
-            Error::Tables { reason: "they do not exist".into() }
-        }
-        _ => Error::Sql { doing, source },
     }
 }

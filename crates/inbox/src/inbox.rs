@@ -125,9 +125,8 @@ impl Builder {
         self
     }
 
-    /// The subjects to take; all of the stream's if there are none. More than one needs a server
-    /// from 2.10 on. When they change, the durable consumer does: of a new subject it gets what is
-    /// stored behind its position from then on.
+    /// The subjects to take; all of the stream's if there are none. When they change, the durable
+    /// consumer does: of a new subject it gets what is stored behind its position from then on.
     #[must_use]
     pub fn filter_subjects<S: Into<String>>(
         mut self,

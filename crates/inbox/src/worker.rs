@@ -90,13 +90,7 @@ pub(crate) async fn run<W: Work>(
         may_forget: watch::Sender::new(false),
     });
     let holder = RoleHolder {
-        pool: Arc::clone(&context.pool),
-        leases: Arc::clone(&context.leases),
-        lease: config.lease,
-        consumer: config.consumer.clone(),
-        schema: config.schema.clone(),
-        retention: config.retention,
-        partitions: context.partitions.clone(),
+        context: Arc::clone(&context),
         role: watch::Sender::new(Role::Unknown),
         statements,
         status: status.subscribe(),
@@ -279,7 +273,6 @@ impl<W: Work> Worker<W> {
         };
         let (feed, intake) = feed::open();
         let session = Session {
-            config: Arc::clone(config),
             nats: self.nats.clone(),
             acks,
             work: Arc::clone(&self.work),
