@@ -246,9 +246,12 @@ impl DeadLetters {
         with_payload: bool,
         limit: u32,
     ) -> Result<Vec<DeadLetterDetail>, Error> {
-        let rows = self.select(&self.texts.originals, of, limit).await?;
-        let ids: Vec<Uuid> = rows.iter().map(|row| row.get("message_id")).collect();
         let client = &self.connection.client;
+        let (parameters, limit) = (self.parameters(of), i64::from(limit));
+        let parameters = parameters.with(&[&limit]);
+        let rows = client.query(&self.texts.originals, &parameters);
+        let rows = bounded("read the dead letters", rows).await?;
+        let ids: Vec<Uuid> = rows.iter().map(|row| row.get("message_id")).collect();
         let parameters: [&(dyn ToSql + Sync); 1] = [&ids];
         let entries = client.query(&self.texts.history, &parameters);
         let entries = bounded("read the decisions", entries).await?;
@@ -372,12 +375,6 @@ impl DeadLetters {
 
     fn parameters<'a>(&'a self, of: &'a Selection) -> Parameters<'a> {
         Parameters::new(self.consumer.as_ref(), of)
-    }
-
-    async fn select(&self, text: &str, of: &Selection, limit: u32) -> Result<Vec<Row>, Error> {
-        let (parameters, limit) = (self.parameters(of), i64::from(limit));
-        let parameters = parameters.with(&[&limit]);
-        bounded("read the dead letters", self.connection.client.query(text, &parameters)).await
     }
 }
 

@@ -139,36 +139,34 @@ impl RoleHolder {
 
     /// That it may not be allowed is no reason to stop.
     async fn evict(&self, store: &Store, owner: &str, within: Duration) -> Result<(), Error> {
-        const ENDING: &str = "end the former worker's work";
         let consumer = &self.context.config.consumer;
-        match timeout(within, self.statements.evict(store.client(), owner)).await {
-            Ok(Ok(0)) => {}
-            Ok(Ok(connections)) => {
+        let evicting = self.statements.evict(store.client(), owner);
+        match answered_within(within, "end the former worker's work", evicting).await {
+            Ok(0) => {}
+            Ok(connections) => {
                 warn!(consumer, connections, "the former worker gave no sign of life: ended it");
             }
-            Ok(Err(error)) if error.code().is_some() => {
-                let error = describe(&error);
+            Err(Error::Sql { source, .. }) if source.code().is_some() => {
+                let error = describe(&source);
                 warn!(consumer, error, "could not end the former worker's work");
             }
-            Ok(Err(error)) => return Err(Error::sql(ENDING)(error)),
-            Err(_) => return Err(Error::Silent { doing: ENDING, within }),
+            Err(error) => return Err(error),
         }
         Ok(())
     }
 
     async fn renew_claims(&self, store: &Store, within: Duration) -> Result<(), Error> {
-        const RENEWING: &str = "renew leases";
         let claims = self.context.leases.all();
         if claims.is_empty() {
             return Ok(());
         }
         let since = Instant::now();
-        match timeout(within, store.sql().renew(store.client(), &claims)).await {
-            Ok(Ok(renewed)) => self.context.leases.renewed(&claims, &renewed, since),
+        let renewing = store.sql().renew(store.client(), &claims);
+        match answered_within(within, "renew leases", renewing).await {
+            Ok(renewed) => self.context.leases.renewed(&claims, &renewed, since),
             // Somebody else has the row: in time for the next renewal it is free.
-            Ok(Err(error)) if asks_again(&error) => {}
-            Ok(Err(error)) => return Err(Error::sql(RENEWING)(error)),
-            Err(_) => return Err(Error::Silent { doing: RENEWING, within }),
+            Err(Error::Sql { source, .. }) if asks_again(&source) => {}
+            Err(error) => return Err(error),
         }
         Ok(())
     }

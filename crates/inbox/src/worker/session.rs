@@ -4,6 +4,7 @@
 mod loads;
 mod notices;
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -116,22 +117,25 @@ impl<W: Work> Session<W> {
         self.engine.turn(now);
         self.publish();
         while let Some(effect) = self.engine.next_effect() {
-            if matches!(effect, Effect::End) {
+            if self.carry_out(effect, begun).await.is_break() {
                 return None;
             }
-            self.carry_out(effect, begun).await;
         }
         Some(now)
     }
 
-    async fn carry_out(&mut self, effect: Effect, begun: &mut Begun) {
+    /// Breaks at the end of the session.
+    async fn carry_out(&mut self, effect: Effect, begun: &mut Begun) -> ControlFlow<()> {
         match effect {
             Effect::Start(items) => {
-                let Some(reports) = begun.reports.clone() else {
-                    return debug_assert!(false, "an event is begun after the last one");
-                };
+                let reports = begun.reports.clone();
+                debug_assert!(reports.is_some(), "an event is begun after the last one");
                 let (work, context) = (Arc::clone(&self.work), Arc::clone(&self.context));
-                begun.jobs.spawn(async move { work.run(context, items, reports).await });
+                begun.jobs.spawn(async move {
+                    if let Some(reports) = reports {
+                        work.run(context, items, reports).await;
+                    }
+                });
             }
             Effect::Acknowledge(reply) => self.acks.ack(reply).await,
             Effect::InProgress(replies) => self.tell_broker(&replies, IN_PROGRESS).await,
@@ -151,8 +155,9 @@ impl<W: Work> Session<W> {
             }
             Effect::AbandonAll => self.context.leases.abandon_all(),
             Effect::Tell(notice) => notices::tell(&self.context.config, notice),
-            Effect::End => {}
+            Effect::End => return ControlFlow::Break(()),
         }
+        ControlFlow::Continue(())
     }
 
     /// What is not told is lost with the connection at worst: then the broker delivers again, and the

@@ -138,6 +138,13 @@ impl Lab {
         Daemon::relay(name, &self.env, &self.logs)
     }
 
+    /// A relay that has the slot.
+    pub(super) async fn active_relay(&mut self) -> Result<Daemon> {
+        let relay = self.start_relay()?;
+        relay.wait_active().await?;
+        Ok(relay)
+    }
+
     /// Lets writers loose that commit about `rate` events a second, and come back when the server
     /// does. They do not share the relays' way to it.
     pub(super) async fn start_load(&mut self, rate: f64, seed: u64) -> Result<()> {

@@ -40,8 +40,7 @@ pub(super) async fn poison_in_backlog(lab: &mut Lab) -> Result<Daemons> {
 }
 
 pub(super) async fn million_row_transaction(lab: &mut Lab) -> Result<Daemons> {
-    let relay = lab.start_relay()?;
-    relay.wait_active().await?;
+    let relay = lab.active_relay().await?;
     // Ids in order: the index grows at its end.
     let insert = format!(
         "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload) \
@@ -59,8 +58,7 @@ pub(super) async fn million_row_transaction(lab: &mut Lab) -> Result<Daemons> {
 }
 
 pub(super) async fn ddl_while_running(lab: &mut Lab) -> Result<Daemons> {
-    let relay = lab.start_relay()?;
-    relay.wait_active().await?;
+    let relay = lab.active_relay().await?;
     for change in [
         "ADD COLUMN note TEXT",
         // Writes the table anew: those rows are no new events.

@@ -24,8 +24,7 @@ pub(super) async fn killed(lab: &mut Lab) -> Result<Daemons> {
 pub(super) async fn slow_synchronous_standby(lab: &mut Lab) -> Result<Daemons> {
     const SILENCE: Duration = Duration::from_millis(1_500);
     let standby = Postgres::start_standby_of(&lab.postgres, "standby_1", true).await?;
-    let relay = lab.start_relay()?;
-    relay.wait_active().await?;
+    let relay = lab.active_relay().await?;
     for _ in 0..3 {
         lab.wait_committed(300).await?;
         lab.recover().await?;

@@ -15,8 +15,7 @@ pub(in crate::chaos) const DROP_SLOT: &str = "SELECT pg_terminate_backend(active
      FROM pg_replication_slots WHERE slot_name = 'tailpost'";
 
 pub(super) async fn dropped(lab: &mut Lab) -> Result<Daemons> {
-    let relay = lab.start_relay()?;
-    relay.wait_active().await?;
+    let relay = lab.active_relay().await?;
     for _ in 0..3 {
         lab.wait_committed(300).await?;
         until("the slot is dropped", async || lab.execute(DROP_SLOT).await.map(|()| true)).await?;
@@ -30,8 +29,7 @@ pub(super) async fn dropped(lab: &mut Lab) -> Result<Daemons> {
 }
 
 pub(super) async fn invalidated(lab: &mut Lab) -> Result<Daemons> {
-    let relay = lab.start_relay()?;
-    relay.wait_active().await?;
+    let relay = lab.active_relay().await?;
     lab.wait_committed(300).await?;
     lab.nats.pause()?;
     lab.wait_committed(100).await?;
@@ -54,15 +52,13 @@ pub(super) async fn invalidated(lab: &mut Lab) -> Result<Daemons> {
 
 pub(super) async fn failover(lab: &mut Lab) -> Result<Daemons> {
     let standby = Postgres::start_standby_of(&lab.postgres, "standby_1", true).await?;
-    let relay = lab.start_relay()?;
-    relay.wait_active().await?;
+    let relay = lab.active_relay().await?;
     lab.wait_committed(300).await?;
     lab.recover().await?;
     relay.kill().await?;
     // Their marks lag when the primary dies.
     lab.set("TAILPOST_RELAY__MARK_INTERVAL", "1h");
-    let relay = lab.start_relay()?;
-    relay.wait_active().await?;
+    let relay = lab.active_relay().await?;
     lab.wait_committed(200).await?;
     lab.recover().await?;
     relay.kill().await?;

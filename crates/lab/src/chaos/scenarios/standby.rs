@@ -11,8 +11,7 @@ pub(super) const IMPATIENT: Servers =
     Servers { postgres: &[("wal_sender_timeout", "2s")], ..Servers::PLAIN };
 
 pub(super) async fn paused_relay(lab: &mut Lab) -> Result<Daemons> {
-    let first = lab.start_relay()?;
-    first.wait_active().await?;
+    let first = lab.active_relay().await?;
     let second = lab.start_relay()?;
     second.wait_standby().await?;
     // Much under way, and none of it answered.
