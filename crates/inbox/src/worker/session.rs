@@ -3,6 +3,8 @@
 
 mod loads;
 mod notices;
+#[cfg(test)]
+mod tests;
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
