@@ -168,16 +168,12 @@ impl DeadLetters {
         Self { consumer, ..self }
     }
 
-    /// The dead letters, the latest first.
+    /// The dead letters, the latest first; only those behind `after`, if that is given.
     ///
     /// # Errors
     ///
     /// If the database refuses; [`Error::Tables`] if the inbox is not set up.
-    pub async fn list(&self, of: &Selection, limit: u32) -> Result<Vec<DeadLetter>, Error> {
-        self.list_after(of, None, limit).await
-    }
-
-    async fn list_after(
+    pub async fn list(
         &self,
         of: &Selection,
         after: Option<&LetterPlace>,
@@ -192,21 +188,13 @@ impl DeadLetters {
         Ok(rows.iter().map(DeadLetter::of).collect())
     }
 
-    /// What is meant: how many, why they are dead, and the latest, at most `limit`.
+    /// What is meant: how many, why they are dead, and the latest, at most `limit`, of those behind
+    /// `after`.
     ///
     /// # Errors
     ///
     /// See [`list`](Self::list).
-    pub async fn overview(&self, of: &Selection, limit: u32) -> Result<Overview, Error> {
-        self.overview_after(of, None, limit).await
-    }
-
-    /// As [`overview`](Self::overview), and of the dead letters those behind `after`.
-    ///
-    /// # Errors
-    ///
-    /// See [`list`](Self::list).
-    pub async fn overview_after(
+    pub async fn overview(
         &self,
         of: &Selection,
         after: Option<&LetterPlace>,
@@ -230,7 +218,7 @@ impl DeadLetters {
             total: count.get::<_, i64>(0).cast_unsigned(),
             oldest_seconds: count.get(1),
             groups: groups.iter().map(group).collect(),
-            dead_letters: self.list_after(of, after, limit).await?,
+            dead_letters: self.list(of, after, limit).await?,
             next: None,
         })
     }

@@ -76,7 +76,7 @@ async fn list(
     let (filter, limit) = query.read()?;
     let (filter, letters) = (filter.into(), state.open(consumer).await?);
     // One more says whether there is another page.
-    let mut page = letters.overview_after(&filter, after.as_ref(), limit + 1).await?;
+    let mut page = letters.overview(&filter, after.as_ref(), limit + 1).await?;
     let has_more = page.dead_letters.len() > limit as usize;
     page.dead_letters.truncate(limit as usize);
     let last = page.dead_letters.last().filter(|_| has_more);
@@ -138,7 +138,7 @@ async fn decide(
     let of = [id][..].into();
     let done = letters.decide(action, &of, &actor).await?;
     if done.is_empty() {
-        return Err(match &letters.list(&of, 1).await?[..] {
+        return Err(match &letters.list(&of, None, 1).await?[..] {
             [] => Refusal::no_dead_letter(id).into(),
             _ => Refusal::not_dead(action.name()).into(),
         });
