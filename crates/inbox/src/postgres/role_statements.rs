@@ -5,32 +5,16 @@
 //! the role without noticing begins nothing. What it had begun is fenced by the claims' own tokens;
 //! its transactions are ended by whoever takes over.
 
-use std::sync::{Arc, PoisonError, RwLock};
-
 use jiff::Timestamp;
 use tokio_postgres::Client;
 use uuid::Uuid;
 
 use crate::Status;
 use crate::engine::{Former, Found};
+use crate::postgres::scope::Scope;
 use crate::postgres::sql::hold_role;
-use crate::postgres::store::Scope;
 
 type Result<T> = std::result::Result<T, tokio_postgres::Error>;
-
-/// The token of the role, for the statements that need it. Nil while there is none.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct RoleToken(Arc<RwLock<Uuid>>);
-
-impl RoleToken {
-    pub(crate) fn get(&self) -> Uuid {
-        *self.0.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn set(&self, token: Uuid) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = token;
-    }
-}
 
 /// The statements on a consumer's role.
 pub(crate) struct RoleStatements(pub(crate) Scope);
