@@ -113,12 +113,12 @@ async fn chaos_that_is_told_to_stop_checks_what_it_did_and_leaves_nothing() {
 
 #[tokio::test]
 async fn chaos_knows_its_scenarios() {
-    let (process, _temp) = chaos(&["takeover"]);
+    let (process, _temp) = chaos(&["paused"]);
     assert_eq!(process.wait_exit(DEADLINE).await.code(), Some(2), "{}", process.log());
-    assert!(process.log().contains("'takeovers'"), "{}", process.log());
-    let (process, _temp) = chaos(&["takeovers", "--for", "1m"]);
+    assert!(process.log().contains("'paused-relay'"), "{}", process.log());
+    let (process, _temp) = chaos(&["paused-relay", "--for", "1m"]);
     assert_eq!(process.wait_exit(DEADLINE).await.code(), Some(2), "{}", process.log());
-    let (process, _temp) = chaos(&["takeovers", "--only", "locks"]);
+    let (process, _temp) = chaos(&["paused-relay", "--only", "locks"]);
     assert_eq!(process.wait_exit(DEADLINE).await.code(), Some(2), "{}", process.log());
     let (process, _temp) = chaos(&["soak", "--only", "rows,lock"]);
     assert_eq!(process.wait_exit(DEADLINE).await.code(), Some(2), "{}", process.log());
@@ -126,10 +126,8 @@ async fn chaos_knows_its_scenarios() {
     let (process, _temp) = chaos(&["--list"]);
     assert!(process.wait_exit(DEADLINE).await.success());
     let listed = process.stdout();
-    assert_eq!(listed.lines().count(), 24, "{listed}");
-    for name in
-        ["slot-dropped", "whole-way", "stuck-claim", "manual-fix", "locked-row", "handler-away"]
-    {
+    assert_eq!(listed.lines().count(), 17, "{listed}");
+    for name in ["slot-dropped", "whole-way", "stuck-claim", "manual-fix"] {
         assert!(listed.contains(name), "{listed}");
     }
 }

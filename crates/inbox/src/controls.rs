@@ -10,13 +10,12 @@ use jiff::Timestamp;
 use outbox::Table;
 use outbox::dead_letters::{Actor, AuditEntry};
 use serde::Serialize;
-use tokio::time::timeout;
 use tokio_postgres::Row;
-use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
 
 use crate::connection::Connection;
 use crate::error::Error;
+use crate::postgres::attended::answered_within;
 use crate::postgres::sql::control;
 
 /// A statement that has not answered by then never will.
@@ -71,17 +70,13 @@ impl Controls {
         Self { connection, controls, audit }
     }
 
-    /// What is wanted, by consumer; nothing of one that nobody ever wanted anything of, or where the
-    /// tables are of an earlier version.
+    /// What is wanted, by consumer; nothing of one that nobody ever wanted anything of.
     ///
     /// # Errors
     ///
-    /// If the database refuses.
+    /// If the database refuses; [`Error::Tables`] if the inbox is not set up.
     pub async fn all(&self) -> Result<BTreeMap<String, Control>, Error> {
-        let rows = match self.query(&control::find_controls(&self.controls), &[]).await {
-            Err(Error::Tables { .. }) => return Ok(BTreeMap::new()),
-            rows => rows?,
-        };
+        let rows = self.query(&control::find_controls(&self.controls), &[]).await?;
         Ok(rows.iter().map(|row| (row.get("consumer"), Control::of(row))).collect())
     }
 
@@ -89,7 +84,7 @@ impl Controls {
     ///
     /// # Errors
     ///
-    /// If the database refuses; [`Error::Tables`] if the tables are of an earlier version.
+    /// As [`all`](Self::all).
     pub async fn want(
         &self,
         action: ControlAction,
@@ -105,7 +100,7 @@ impl Controls {
         let parameters: [&(dyn ToSql + Sync); 4] =
             [&consumer, &actor.name, &actor.via, &actor.why()];
         let done = self.connection.client.execute(&sql, &parameters);
-        Ok(bounded(done).await? > 0)
+        Ok(answered_within(STATEMENT_MAX, DOING, done).await? > 0)
     }
 
     /// Who wanted what, the newest first.
@@ -116,10 +111,7 @@ impl Controls {
     pub async fn history(&self, consumer: &str, limit: u32) -> Result<Vec<AuditEntry>, Error> {
         let limit = i64::from(limit);
         let sql = control::list_entries(&self.audit);
-        let rows = match self.query(&sql, &[&consumer, &limit]).await {
-            Err(Error::Tables { .. }) => return Ok(Vec::new()),
-            rows => rows?,
-        };
+        let rows = self.query(&sql, &[&consumer, &limit]).await?;
         let entry = |row: &Row| AuditEntry {
             at: row.get("at"),
             action: row.get("action"),
@@ -137,7 +129,7 @@ impl Controls {
         sql: &str,
         parameters: &[&(dyn ToSql + Sync)],
     ) -> Result<Vec<Row>, Error> {
-        bounded(self.connection.client.query(sql, parameters)).await
+        answered_within(STATEMENT_MAX, DOING, self.connection.client.query(sql, parameters)).await
     }
 }
 
@@ -151,17 +143,4 @@ impl Control {
         });
         Self { pause, breaker_closings: row.get("breaker_closings") }
     }
-}
-
-async fn bounded<T>(
-    statement: impl Future<Output = Result<T, tokio_postgres::Error>>,
-) -> Result<T, Error> {
-    let silent = |_| Error::Silent { doing: DOING, within: STATEMENT_MAX };
-    let answer = timeout(STATEMENT_MAX, statement).await.map_err(silent)?;
-    answer.map_err(|source| match source.code() {
-        Some(&SqlState::UNDEFINED_TABLE) => Error::Tables {
-            reason: "inbox_controls does not exist: run `tailpost inbox setup`".into(),
-        },
-        _ => Error::Sql { doing: DOING, source },
-    })
 }

@@ -27,6 +27,7 @@ use uuid::Uuid;
 
 use crate::Error;
 use crate::connection::Connection;
+use crate::postgres::attended::answered_within;
 use crate::postgres::sql::decide::HOPELESS;
 use crate::postgres::store::make_durable;
 use crate::postgres::tables::{Partitions, Room};
@@ -167,16 +168,12 @@ impl DeadLetters {
         Self { consumer, ..self }
     }
 
-    /// The dead letters, the latest first.
+    /// The dead letters, the latest first; only those behind `after`, if that is given.
     ///
     /// # Errors
     ///
     /// If the database refuses; [`Error::Tables`] if the inbox is not set up.
-    pub async fn list(&self, of: &Selection, limit: u32) -> Result<Vec<DeadLetter>, Error> {
-        self.list_after(of, None, limit).await
-    }
-
-    async fn list_after(
+    pub async fn list(
         &self,
         of: &Selection,
         after: Option<&LetterPlace>,
@@ -191,21 +188,13 @@ impl DeadLetters {
         Ok(rows.iter().map(DeadLetter::of).collect())
     }
 
-    /// What is meant: how many, why they are dead, and the latest, at most `limit`.
+    /// What is meant: how many, why they are dead, and the latest, at most `limit`, of those behind
+    /// `after`.
     ///
     /// # Errors
     ///
     /// See [`list`](Self::list).
-    pub async fn overview(&self, of: &Selection, limit: u32) -> Result<Overview, Error> {
-        self.overview_after(of, None, limit).await
-    }
-
-    /// As [`overview`](Self::overview), and of the dead letters those behind `after`.
-    ///
-    /// # Errors
-    ///
-    /// See [`list`](Self::list).
-    pub async fn overview_after(
+    pub async fn overview(
         &self,
         of: &Selection,
         after: Option<&LetterPlace>,
@@ -229,7 +218,7 @@ impl DeadLetters {
             total: count.get::<_, i64>(0).cast_unsigned(),
             oldest_seconds: count.get(1),
             groups: groups.iter().map(group).collect(),
-            dead_letters: self.list_after(of, after, limit).await?,
+            dead_letters: self.list(of, after, limit).await?,
             next: None,
         })
     }
@@ -245,9 +234,12 @@ impl DeadLetters {
         with_payload: bool,
         limit: u32,
     ) -> Result<Vec<DeadLetterDetail>, Error> {
-        let rows = self.select(&self.texts.originals, of, limit).await?;
-        let ids: Vec<Uuid> = rows.iter().map(|row| row.get("message_id")).collect();
         let client = &self.connection.client;
+        let (parameters, limit) = (self.parameters(of), i64::from(limit));
+        let parameters = parameters.with(&[&limit]);
+        let rows = client.query(&self.texts.originals, &parameters);
+        let rows = bounded("read the dead letters", rows).await?;
+        let ids: Vec<Uuid> = rows.iter().map(|row| row.get("message_id")).collect();
         let parameters: [&(dyn ToSql + Sync); 1] = [&ids];
         let entries = client.query(&self.texts.history, &parameters);
         let entries = bounded("read the decisions", entries).await?;
@@ -331,10 +323,10 @@ impl DeadLetters {
         let Some(time) = time.get::<_, Option<Timestamp>>(0) else {
             return Ok(Marked::Unknown);
         };
-        let room = timeout(STATEMENT_DEADLINE, self.make_room(time)).await;
-        match room.map_err(|_| silent(doing))?? {
-            Room::Forgotten => return Ok(Marked::Forgotten),
-            Room::There | Room::Missing(_) => {}
+        let late = |_| Error::Silent { doing, within: STATEMENT_DEADLINE };
+        let room = timeout(STATEMENT_DEADLINE, self.make_room(time)).await.map_err(late)??;
+        if room == Room::Forgotten {
+            return Ok(Marked::Forgotten);
         }
         let why = actor.why();
         let parameters: [&(dyn ToSql + Sync); 5] = [&consumer, &event, &time, &actor.name, &why];
@@ -372,12 +364,6 @@ impl DeadLetters {
     fn parameters<'a>(&'a self, of: &'a Selection) -> Parameters<'a> {
         Parameters::new(self.consumer.as_ref(), of)
     }
-
-    async fn select(&self, text: &str, of: &Selection, limit: u32) -> Result<Vec<Row>, Error> {
-        let (parameters, limit) = (self.parameters(of), i64::from(limit));
-        let parameters = parameters.with(&[&limit]);
-        bounded("read the dead letters", self.connection.client.query(text, &parameters)).await
-    }
 }
 
 /// How long a statement about dead letters may take.
@@ -387,12 +373,7 @@ async fn bounded<T>(
     doing: &'static str,
     statement: impl Future<Output = Result<T, tokio_postgres::Error>>,
 ) -> Result<T, Error> {
-    let answer = timeout(STATEMENT_DEADLINE, statement).await.map_err(|_| silent(doing))?;
-    answer.map_err(failed(doing))
-}
-
-fn silent(doing: &'static str) -> Error {
-    Error::Silent { doing, within: STATEMENT_DEADLINE }
+    answered_within(STATEMENT_DEADLINE, doing, statement).await
 }
 
 /// A selection as the parameters of `postgres/sql/list.rs`.
@@ -487,14 +468,5 @@ pub(crate) fn audit_entry(row: &Row) -> AuditEntry {
         why: row.get("why"),
         reason: row.get("failure"),
         payload_replaced: false,
-    }
-}
-
-fn failed(doing: &'static str) -> impl FnOnce(tokio_postgres::Error) -> Error {
-    move |source| match source.code() {
-        Some(&tokio_postgres::error::SqlState::UNDEFINED_TABLE) => {
-            Error::Tables { reason: "they do not exist".into() }
-        }
-        _ => Error::Sql { doing, source },
     }
 }

@@ -132,16 +132,15 @@ async fn look(
         Err(why) => {
             let why = Skip::because(why.clone());
             let (stream, consumer) = (Err(why.clone()), Err(why));
-            return Seen { config, tables, stream, consumer, takes_filters: true };
+            return Seen { config, tables, stream, consumer };
         }
     };
-    let takes_filters = nats.is_server_compatible(2, 10, 0);
     let found = bounded(read_consumer(nats, &config)).await;
     let (stream, consumer) = match found {
         Ok((stream, consumer)) => (Ok(stream), Ok(consumer)),
         Err(why) => (Err(why.clone()), Err(why)),
     };
-    Seen { config, tables, stream, consumer, takes_filters }
+    Seen { config, tables, stream, consumer }
 }
 
 async fn read_consumer(

@@ -140,13 +140,9 @@ impl Error {
     #[must_use]
     pub fn hint(&self) -> Option<&'static str> {
         match self {
-            Self::Tables { .. } => {
-                Some("create the tables of the inbox with `tailpost inbox setup`")
-            }
+            Self::Tables { .. } => Some(SET_UP),
             Self::Sql { source, .. } => match *source.code()? {
-                SqlState::UNDEFINED_TABLE | SqlState::UNDEFINED_COLUMN => {
-                    Some("create the tables of the inbox with `tailpost inbox setup`")
-                }
+                SqlState::UNDEFINED_TABLE | SqlState::UNDEFINED_COLUMN => Some(SET_UP),
                 SqlState::INSUFFICIENT_PRIVILEGE => Some(
                     "the role needs SELECT, INSERT, UPDATE and DELETE on the tables of the inbox, \
                      and has to own inbox_messages where it is partitioned",
@@ -173,6 +169,8 @@ impl Error {
         }
     }
 }
+
+const SET_UP: &str = "create the tables of the inbox with `tailpost inbox setup`";
 
 /// Classes of SQLSTATEs that stay until somebody changes a grant, a name or a table.
 const PERMANENT: [&str; 5] = ["0A", "28", "3D", "3F", "42"];

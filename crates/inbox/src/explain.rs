@@ -7,14 +7,13 @@ use jiff::Timestamp;
 use outbox::Table;
 use outbox::dead_letters::AuditEntry;
 use serde::Serialize;
-use tokio::time::timeout;
 use tokio_postgres::Row;
-use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use crate::connection::Connection;
 use crate::error::Error;
+use crate::postgres::attended::answered_within;
 use crate::postgres::sql::{list, look_up};
 
 /// A statement that has not answered by then never will.
@@ -124,13 +123,8 @@ async fn query(
     sql: &str,
     parameters: &[&(dyn ToSql + Sync)],
 ) -> Result<Vec<Row>, Error> {
-    let doing = "look for the event in the inbox";
-    let rows = timeout(STATEMENT_MAX, connection.client.query(sql, parameters)).await;
-    let rows = rows.map_err(|_| Error::Silent { doing, within: STATEMENT_MAX })?;
-    rows.map_err(|source| match source.code() {
-        Some(&SqlState::UNDEFINED_TABLE) => Error::Tables { reason: "they do not exist".into() },
-        _ => Error::Sql { doing, source },
-    })
+    let rows = connection.client.query(sql, parameters);
+    answered_within(STATEMENT_MAX, "look for the event in the inbox", rows).await
 }
 
 fn record(row: &Row) -> EventRecord {

@@ -125,9 +125,8 @@ impl Builder {
         self
     }
 
-    /// The subjects to take; all of the stream's if there are none. More than one needs a server
-    /// from 2.10 on. When they change, the durable consumer does: of a new subject it gets what is
-    /// stored behind its position from then on.
+    /// The subjects to take; all of the stream's if there are none. When they change, the durable
+    /// consumer does: of a new subject it gets what is stored behind its position from then on.
     #[must_use]
     pub fn filter_subjects<S: Into<String>>(
         mut self,
@@ -137,88 +136,10 @@ impl Builder {
         self
     }
 
-    /// How many handlers run at a time: 8. Events of one aggregate never do.
-    ///
-    /// A transactional inbox has a connection for each; a leased one needs three in all.
-    #[must_use]
-    pub fn lanes(mut self, lanes: usize) -> Self {
-        self.config.lanes = lanes;
-        self
-    }
-
-    /// The most events that share a transaction, or a statement on the records: 64. An event that
-    /// fails undoes its transaction, so while many do, fewer share one.
-    #[must_use]
-    pub fn batch(mut self, batch: usize) -> Self {
-        self.config.batch = batch;
-        self
-    }
-
-    /// How long an event belongs to a worker that gives no sign of life: 30 s.
-    #[must_use]
-    pub fn lease(mut self, lease: Duration) -> Self {
-        self.config.lease = lease;
-        self
-    }
-
-    /// After how many attempts an event becomes a dead letter: 5.
-    #[must_use]
-    pub fn max_attempts(mut self, max_attempts: u32) -> Self {
-        self.config.max_attempts = max_attempts;
-        self
-    }
-
-    /// After how long without a sign of life the broker delivers an event again: 30 s.
-    #[must_use]
-    pub fn ack_wait(mut self, ack_wait: Duration) -> Self {
-        self.config.ack_wait = ack_wait;
-        self
-    }
-
-    /// How long to wait between attempts.
-    #[must_use]
-    pub fn backoff(mut self, backoff: Backoff) -> Self {
-        self.config.backoff = backoff;
-        self
-    }
-
     /// The schema that holds the tables of the inbox: `public`.
     #[must_use]
     pub fn schema(mut self, schema: impl Into<String>) -> Self {
         self.config.schema = schema.into();
-        self
-    }
-
-    /// For how long the records of events are kept: for ever, if this is not set. An older event is
-    /// never handled: it becomes a dead letter. Has to be more than the stream's `max_age` and a
-    /// lease: a stream without one never forgets, and the inbox must not either. The record of a
-    /// dead letter stays for as long as the dead letter.
-    #[must_use]
-    pub fn retention(mut self, keep: Duration) -> Self {
-        self.config.retention = Some(keep);
-        self
-    }
-
-    /// For how long `inbox_decisions` says what was decided about dead letters: for ever, if this is
-    /// not set.
-    #[must_use]
-    pub fn decisions_retention(mut self, keep: Duration) -> Self {
-        self.config.decisions_retention = Some(keep);
-        self
-    }
-
-    /// How often the active worker looks after the tables: every hour.
-    #[must_use]
-    pub fn upkeep_interval(mut self, interval: Duration) -> Self {
-        self.config.upkeep_interval = interval;
-        self
-    }
-
-    /// Who takes a span of each attempt at an event whose trace is recorded: nobody, if this is not
-    /// set.
-    #[must_use]
-    pub fn spans(mut self, sink: SpanSink) -> Self {
-        self.config.spans = Some(sink);
         self
     }
 
@@ -262,6 +183,51 @@ impl Builder {
     pub fn leased<H: LeasedHandler>(self, handler: H) -> Inbox<Leased<H>> {
         Inbox::new(self, Leased(Arc::new(handler)))
     }
+}
+
+/// A setting of the configuration for each line; one with `=> Some` has no value unless it is set.
+macro_rules! settings {
+    ($($(#[$doc:meta])* $name:ident: $kind:ty $(=> $some:ident)?,)*) => {
+        impl Builder {
+            $($(#[$doc])*
+            #[must_use]
+            pub fn $name(mut self, $name: $kind) -> Self {
+                self.config.$name = $($some)?($name);
+                self
+            })*
+        }
+    };
+}
+
+settings! {
+    /// How many handlers run at a time: 8. Events of one aggregate never do.
+    ///
+    /// A transactional inbox has a connection for each; a leased one needs three in all.
+    lanes: usize,
+    /// The most events that share a transaction, or a statement on the records: 64. An event that
+    /// fails undoes its transaction, so while many do, fewer share one.
+    batch: usize,
+    /// How long an event belongs to a worker that gives no sign of life: 30 s.
+    lease: Duration,
+    /// After how many attempts an event becomes a dead letter: 5.
+    max_attempts: u32,
+    /// After how long without a sign of life the broker delivers an event again: 30 s.
+    ack_wait: Duration,
+    /// How long to wait between attempts.
+    backoff: Backoff,
+    /// For how long the records of events are kept: for ever, if this is not set. An older event is
+    /// never handled: it becomes a dead letter. Has to be more than the stream's `max_age` and a
+    /// lease: a stream without one never forgets, and the inbox must not either. The record of a
+    /// dead letter stays for as long as the dead letter.
+    retention: Duration => Some,
+    /// For how long `inbox_decisions` says what was decided about dead letters: for ever, if this is
+    /// not set.
+    decisions_retention: Duration => Some,
+    /// How often the active worker looks after the tables: every hour.
+    upkeep_interval: Duration,
+    /// Who takes a span of each attempt at an event whose trace is recorded: nobody, if this is not
+    /// set.
+    spans: SpanSink => Some,
 }
 
 impl Builder {

@@ -103,17 +103,12 @@ impl Message {
 
     /// Stands for a message that left the stream after it was begun.
     pub(crate) fn gone(key: Key, subject: String, origin: &Origin, stream_seq: u64) -> Self {
+        let (headers, payload, at) = (HeaderMap::new(), Bytes::new(), key.event_time);
         Self {
             key,
             event: Err("its message left the stream before it was handled".into()),
-            subject,
-            headers: HeaderMap::new(),
-            raw_headers: None,
-            payload: Bytes::new(),
-            stream_seq,
-            stream_created: origin.created,
             whence: Whence::Record,
-            header_bytes: 0,
+            ..Self::new(subject, headers, payload, origin, stream_seq, at)
         }
     }
 

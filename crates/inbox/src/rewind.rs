@@ -16,7 +16,6 @@ use jiff::Timestamp;
 use outbox::dead_letters::Actor;
 use serde::Serialize;
 use tokio::sync::watch;
-use tokio::time::timeout;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
@@ -27,6 +26,7 @@ use crate::connection::Connection;
 use crate::message::Origin;
 use crate::nats::durable_consumer::{self, RewindMethod, filters_of};
 use crate::nats::stream_range::{self, StoredAt};
+use crate::postgres::attended::answered_within;
 use crate::postgres::sql::quote;
 use crate::postgres::sql::rewind_records::RewindRecords;
 use crate::postgres::store::make_durable;
@@ -400,7 +400,5 @@ impl RewindCounts {
 async fn bounded<T>(
     statement: impl Future<Output = Result<T, tokio_postgres::Error>>,
 ) -> Result<T, Error> {
-    const DOING: &str = "look at the inbox";
-    let silent = |_| Error::Silent { doing: DOING, within: STATEMENT_MAX };
-    timeout(STATEMENT_MAX, statement).await.map_err(silent)?.map_err(Error::sql(DOING))
+    answered_within(STATEMENT_MAX, "look at the inbox", statement).await
 }

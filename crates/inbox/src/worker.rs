@@ -33,9 +33,9 @@ use crate::nats::advisories::Advisories;
 use crate::nats::source::{FindResolved, Source};
 use crate::postgres::pool::Pool;
 use crate::postgres::resolved::Resolved;
-use crate::postgres::role_statements::{RoleStatements, RoleToken};
+use crate::postgres::role_statements::RoleStatements;
+use crate::postgres::scope::{RoleToken, Scope};
 use crate::postgres::sql;
-use crate::postgres::store::Scope;
 use crate::tally::Tally;
 use crate::worker::controlling::Controlling;
 use crate::worker::lease::Leases;
@@ -67,8 +67,6 @@ pub(crate) async fn run<W: Work>(
     let role = RoleToken::default();
     let schema = sql::quote(&config.schema);
     let owner = format!("{}:{}", std::process::id(), Uuid::new_v4());
-    let statements =
-        RoleStatements::new(&schema, &config.consumer, &owner, config.lease, role.clone());
     let scope = Scope {
         schema,
         consumer: config.consumer.clone(),
@@ -79,6 +77,7 @@ pub(crate) async fn run<W: Work>(
         takes_over: W::SHARES,
         lent: W::SHARES,
     };
+    let statements = RoleStatements(scope.clone());
     let tally = Arc::new(Tally::default());
     let context = Arc::new(Context {
         config: Arc::clone(&config),
@@ -90,24 +89,13 @@ pub(crate) async fn run<W: Work>(
         may_forget: watch::Sender::new(false),
     });
     let holder = RoleHolder {
-        pool: Arc::clone(&context.pool),
-        leases: Arc::clone(&context.leases),
-        lease: config.lease,
-        consumer: config.consumer.clone(),
-        schema: config.schema.clone(),
-        retention: config.retention,
-        partitions: context.partitions.clone(),
+        context: Arc::clone(&context),
         role: watch::Sender::new(Role::Unknown),
         statements,
         status: status.subscribe(),
     };
     let role = holder.role.subscribe();
-    let upkeep = Upkeep {
-        config: Arc::clone(&context.config),
-        connect,
-        role: role.clone(),
-        may_forget: context.may_forget.subscribe(),
-    };
+    let upkeep = Upkeep { context: Arc::clone(&context), connect, role: role.clone() };
     let worker = Worker {
         work: Arc::new(make(&context)),
         rewinding: Rewinding::new(Arc::clone(&context)),
@@ -260,9 +248,9 @@ impl<W: Work> Worker<W> {
         let mut source = Source::open(&self.nats, config, self.find_resolved()).await?;
         check_retention(config, source.max_age())?;
         self.context.may_forget.send_replace(true);
-        let advisories = Advisories::open(&self.nats, source.origin().clone(), config).await?;
-        let (nats, origin) = (self.nats.clone(), source.origin().clone());
-        let redrive = Redrive::new(Arc::clone(config), Arc::clone(pool), nats, origin.clone());
+        let origin = source.origin().clone();
+        let advisories = Advisories::open(&self.nats, origin.clone(), config).await?;
+        let redrive = Redrive::new(&self.context, self.nats.clone(), origin.clone());
         let acks = Acks::start(self.nats.clone()).await?;
         // Of this session; another one begins as always.
         source.wary = mem::take(&mut self.wary);
@@ -279,7 +267,6 @@ impl<W: Work> Worker<W> {
         };
         let (feed, intake) = feed::open();
         let session = Session {
-            config: Arc::clone(config),
             nats: self.nats.clone(),
             acks,
             work: Arc::clone(&self.work),

@@ -163,14 +163,7 @@ impl Nats {
     ///
     /// When the server does not take the connection.
     pub async fn client(&self) -> Result<async_nats::Client> {
-        let options = match &self.options.token {
-            Some(creds) if creds.starts_with("-----BEGIN") => {
-                async_nats::ConnectOptions::with_credentials(creds)?
-            }
-            Some(token) => async_nats::ConnectOptions::with_token(token.clone()),
-            None => async_nats::ConnectOptions::new(),
-        };
-        options.connect(self.url()).await.context("connect to NATS")
+        connect(&self.options, &self.url()).await
     }
 
     /// Connects, for JetStream.
@@ -212,36 +205,12 @@ impl Nats {
     pub async fn start_again(&mut self) -> Result<()> {
         let args: Vec<OsString> = vec!["--config".into(), self.config_path().into()];
         self.server.spawn(&Program { path: self.binary.clone(), args, env: None })?;
-        let started = Instant::now();
-        loop {
-            let probed = tokio::time::timeout(PROBE_MAX, self.probe()).await;
-            let Err(error) = probed.unwrap_or_else(|late| Err(late.into())) else { return Ok(()) };
-            if let Some(status) = self.server.exited()? {
-                bail!("NATS did not start ({status}); its log ends:\n{}", self.server.tail());
-            }
-            if started.elapsed() > START_DEADLINE {
-                let log = self.server.tail();
-                return Err(error.context(format!("NATS is not ready; its log ends:\n{log}")));
-            }
-            tokio::time::sleep(POLL).await;
-        }
-    }
-
-    async fn probe(&self) -> Result<()> {
-        let client = match self.client().await {
-            Ok(client) => client,
-            // The server is up and wants credentials or TLS: settings a test asked for.
-            Err(error) if refused_by_settings(&error) => return Ok(()),
-            Err(error) => return Err(error),
+        let (options, url) = (&self.options, self.url());
+        let answers = async || {
+            let probed = tokio::time::timeout(PROBE_MAX, probe(options, &url)).await;
+            probed.unwrap_or_else(|late| Err(late.into()))
         };
-        // By hand: the client library cannot read the answer of servers before 2.10.
-        let answer =
-            client.request("$JS.API.INFO", "".into()).await.context("ask for JetStream")?;
-        let answer: serde_json::Value = serde_json::from_slice(&answer.payload)?;
-        match answer.get("error") {
-            None => Ok(()),
-            Some(error) => bail!("JetStream is not ready: {error}"),
-        }
+        self.server.ready("NATS", START_DEADLINE, answers).await
     }
 
     /// Stops the server in its tracks, until [`Nats::resume`]. Connections stay.
@@ -269,6 +238,33 @@ impl Nats {
     /// When it is not running.
     pub fn leave_running(self) -> Result<Left> {
         self.server.leave().context("leave NATS running")
+    }
+}
+
+async fn connect(options: &NatsOptions, url: &str) -> Result<async_nats::Client> {
+    let options = match &options.token {
+        Some(creds) if creds.starts_with("-----BEGIN") => {
+            async_nats::ConnectOptions::with_credentials(creds)?
+        }
+        Some(token) => async_nats::ConnectOptions::with_token(token.clone()),
+        None => async_nats::ConnectOptions::new(),
+    };
+    options.connect(url).await.context("connect to NATS")
+}
+
+async fn probe(options: &NatsOptions, url: &str) -> Result<()> {
+    let client = match connect(options, url).await {
+        Ok(client) => client,
+        // The server is up and wants credentials or TLS: settings a test asked for.
+        Err(error) if refused_by_settings(&error) => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    // By hand: the client library cannot read the answer of servers before 2.10.
+    let answer = client.request("$JS.API.INFO", "".into()).await.context("ask for JetStream")?;
+    let answer: serde_json::Value = serde_json::from_slice(&answer.payload)?;
+    match answer.get("error") {
+        None => Ok(()),
+        Some(error) => bail!("JetStream is not ready: {error}"),
     }
 }
 

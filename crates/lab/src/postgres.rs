@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use rustix::process::Signal;
 use tokio_postgres::{Client, NoTls};
 
@@ -240,12 +240,8 @@ impl Postgres {
     ///
     /// When the server does not take the connection.
     pub async fn client(&self, database: &str) -> Result<Client> {
-        let connected = tokio_postgres::connect(&self.url(database), NoTls).await;
-        let (client, connection) =
-            connected.with_context(|| format!("connect to database {database}"))?;
-        // Ends with the client, or with the server: either way the client's next call tells.
-        tokio::spawn(connection);
-        Ok(client)
+        let connected = connect(&self.url(database)).await;
+        connected.with_context(|| format!("connect to database {database}"))
     }
 
     /// Kills the server like a crash; when this returns, none of its processes is left.
@@ -287,27 +283,14 @@ impl Postgres {
             args,
             env: None,
         })?;
-        self.ready().await
-    }
-
-    async fn ready(&mut self) -> Result<()> {
-        let started = Instant::now();
-        loop {
-            let Err(error) = self.client("postgres").await else { return Ok(()) };
-            if let Some(status) = self.server.exited()? {
-                bail!("PostgreSQL did not start ({status}); its log ends:\n{}", self.server.tail());
-            }
+        let url = self.url("postgres");
+        let answers = async || match connect(&url).await {
             // Only a server that speaks refuses a password, a certificate, a host: those are
             // settings a test asked for.
-            if refused_by_settings(&error) {
-                return Ok(());
-            }
-            if started.elapsed() > START_DEADLINE {
-                let log = self.server.tail();
-                return Err(error.context(format!("PostgreSQL is not ready; its log ends:\n{log}")));
-            }
-            tokio::time::sleep(POLL).await;
-        }
+            Err(error) if refused_by_settings(&error) => Ok(()),
+            connected => connected.map(drop),
+        };
+        self.server.ready("PostgreSQL", START_DEADLINE, answers).await
     }
 
     /// Stops all of the server's processes in their tracks, until [`Postgres::resume`]. Connections
@@ -367,6 +350,13 @@ pub(crate) fn defaults(fsync: bool) -> Vec<(String, String)> {
         settings.extend([("shared_buffers", "16MB"), ("jit", "off")]);
     }
     settings.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+}
+
+async fn connect(url: &str) -> Result<Client> {
+    let (client, connection) = tokio_postgres::connect(url, NoTls).await?;
+    // Ends with the client, or with the server: either way the client's next call tells.
+    tokio::spawn(connection);
+    Ok(client)
 }
 
 /// SQLSTATE class 28: the server is up and does not let us in.

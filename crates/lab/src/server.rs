@@ -213,6 +213,27 @@ impl Server {
         }
     }
 
+    /// Waits until a server of this name answers.
+    pub(crate) async fn ready(
+        &mut self,
+        name: &str,
+        deadline: Duration,
+        mut answers: impl AsyncFnMut() -> Result<()>,
+    ) -> Result<()> {
+        let started = Instant::now();
+        loop {
+            let Err(error) = answers().await else { return Ok(()) };
+            if let Some(status) = self.exited()? {
+                bail!("{name} did not start ({status}); its log ends:\n{}", self.tail());
+            }
+            if started.elapsed() > deadline {
+                let log = self.tail();
+                return Err(error.context(format!("{name} is not ready; its log ends:\n{log}")));
+            }
+            tokio::time::sleep(POLL).await;
+        }
+    }
+
     /// The last lines of the log, for error messages.
     pub(crate) fn tail(&self) -> String {
         let log = self.log();

@@ -17,7 +17,7 @@ impl Store for DeadLetters {
     async fn count(&self, filter: &Filter) -> Result<(u64, Timestamp), Error> {
         let now = self.connection.client.query_one("SELECT clock_timestamp()", &[]);
         let now = bounded("read the server's clock", now).await?.get(0);
-        Ok((self.overview(&filter.clone().into(), 0).await?.total, now))
+        Ok((self.overview(&filter.clone().into(), None, 0).await?.total, now))
     }
 
     /// The oldest first.

@@ -2,9 +2,8 @@
 
 use jiff::Timestamp;
 use serde::Serialize;
-use tokio_postgres::error::SqlState;
 
-use super::{DeadLetters, failed};
+use super::{DeadLetters, bounded};
 use crate::Error;
 use crate::postgres::tables::{self, Upkept};
 
@@ -43,16 +42,14 @@ impl DeadLetters {
         tables::upkept(&self.connection.client, &self.schema).await
     }
 
-    /// Who has the consumers, by consumer; nobody if the tables are of a version without roles.
+    /// Who has the consumers, by consumer.
     ///
     /// # Errors
     ///
     /// See [`list`](Self::list).
     pub async fn holders(&self) -> Result<Vec<Holder>, Error> {
-        let rows = match self.connection.client.query(&self.texts.holders, &[]).await {
-            Err(error) if error.code() == Some(&SqlState::UNDEFINED_TABLE) => Vec::new(),
-            rows => rows.map_err(failed("look at the roles"))?,
-        };
+        let rows = self.connection.client.query(&self.texts.holders, &[]);
+        let rows = bounded("look at the roles", rows).await?;
         let holder = |row: &tokio_postgres::Row| Holder {
             consumer: row.get("consumer"),
             owner: row.get("owner"),

@@ -34,8 +34,6 @@ pub(super) struct Seen {
     pub(super) tables: Known<TableFacts>,
     pub(super) stream: Known<Option<StreamFacts>>,
     pub(super) consumer: Known<Option<consumer::Config>>,
-    /// Whether the server takes several filters of a consumer.
-    pub(super) takes_filters: bool,
 }
 
 impl Seen {

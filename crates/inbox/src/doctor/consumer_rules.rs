@@ -91,12 +91,6 @@ fn fits(seen: &Seen) -> Judged {
         remedies.extend(setup());
         return Ok(Verdict::Error(format!("{reason}, which cannot be changed"), remedies));
     }
-    if seen.config.filter_subjects.len() > 1 && !seen.takes_filters {
-        return Ok(Verdict::Error(
-            "several subjects of a consumer need nats-server 2.10 or later".into(),
-            vec![Remedy::advice("upgrade nats-server, or name one subject in inbox.subjects")],
-        ));
-    }
     Ok(Verdict::Ok("a pull consumer with explicit acknowledgements".into()))
 }
 

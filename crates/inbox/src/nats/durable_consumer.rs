@@ -35,9 +35,9 @@ type Consumer = consumer::Consumer<pull::Config>;
 /// what is left in the stream: `engine::LEFT_MAX`. The broker has about 100 bytes for each.
 pub(crate) const ACK_PENDING_MAX: i64 = 1_300_000;
 
-/// What the broker takes where nobody says anything, and what earlier versions said. Anything else
-/// is an operator's choice, and stays.
-const ACK_PENDING_UNCHOSEN: [i64; 3] = [1_000, 50_000, 250_000];
+/// What the broker takes where nobody says anything. Anything else is an operator's choice, and
+/// stays.
+const ACK_PENDING_UNCHOSEN: i64 = 1_000;
 
 pub(crate) async fn stream(nats: &Client, config: &Config) -> Result<Stream, Error> {
     let stream = jetstream::new(nats.clone()).get_stream(&config.stream).await;
@@ -218,50 +218,45 @@ pub(crate) fn obstacle(found: &consumer::Config) -> Option<&'static str> {
 
 /// The consumer as it should be, and the settings in which it was not.
 fn changes(found: pull::Config, config: &Config) -> (pull::Config, Vec<&'static str>) {
-    let (mut changed, wanted) = (found, wanted(config));
-    let mut settings = Vec::new();
+    let wanted = wanted(config);
     let filters = |it: &pull::Config| -> BTreeSet<String> {
         let one = Some(&it.filter_subject).filter(|it| !it.is_empty());
         let all: BTreeSet<_> = one.into_iter().chain(&it.filter_subjects).cloned().collect();
         if all.contains(">") { BTreeSet::new() } else { all }
     };
-    if filters(&changed) != filters(&wanted) {
-        changed.filter_subject = wanted.filter_subject;
-        changed.filter_subjects = wanted.filter_subjects;
-        settings.push("filter_subjects");
-    }
-    if changed.ack_wait != wanted.ack_wait || !changed.backoff.is_empty() {
-        // A backoff stands in for ack_wait.
-        changed.ack_wait = wanted.ack_wait;
-        changed.backoff = Vec::new();
-        settings.push("ack_wait");
-    }
-    if changed.max_deliver > 0 {
-        changed.max_deliver = wanted.max_deliver;
-        settings.push("max_deliver");
-    }
-    if ACK_PENDING_UNCHOSEN.contains(&changed.max_ack_pending) {
-        changed.max_ack_pending = wanted.max_ack_pending;
-        settings.push("max_ack_pending");
-    }
-    if changed.headers_only {
-        changed.headers_only = false;
-        settings.push("headers_only");
-    }
-    if !changed.inactive_threshold.is_zero() {
-        changed.inactive_threshold = Duration::ZERO;
-        settings.push("inactive_threshold");
-    }
+    let is_unchosen = found.max_ack_pending == ACK_PENDING_UNCHOSEN;
     let pulled_max = i64::try_from(PULLED_MAX).unwrap_or(i64::MAX);
-    if (1..pulled_max).contains(&changed.max_batch)
-        || changed.max_bytes > 0
-        || (!changed.max_expires.is_zero() && changed.max_expires < PULL_EXPIRES)
-    {
+    let is_limited = (1..pulled_max).contains(&found.max_batch)
+        || found.max_bytes > 0
+        || (!found.max_expires.is_zero() && found.max_expires < PULL_EXPIRES);
+    let settings = [
+        ("filter_subjects", filters(&found) != filters(&wanted)),
+        // A backoff stands in for ack_wait.
+        ("ack_wait", found.ack_wait != wanted.ack_wait || !found.backoff.is_empty()),
+        ("max_deliver", found.max_deliver > 0),
+        ("max_ack_pending", is_unchosen),
+        ("headers_only", found.headers_only),
+        ("inactive_threshold", !found.inactive_threshold.is_zero()),
+        ("limits of requests", is_limited),
+    ];
+    let mut changed = pull::Config {
+        filter_subject: wanted.filter_subject,
+        filter_subjects: wanted.filter_subjects,
+        ack_wait: wanted.ack_wait,
+        backoff: Vec::new(),
+        max_deliver: wanted.max_deliver,
+        headers_only: false,
+        inactive_threshold: Duration::ZERO,
+        ..found
+    };
+    if is_unchosen {
+        changed.max_ack_pending = wanted.max_ack_pending;
+    }
+    if is_limited {
         (changed.max_batch, changed.max_bytes) = (0, 0);
         changed.max_expires = Duration::ZERO;
-        settings.push("limits of requests");
     }
-    (changed, settings)
+    (changed, settings.iter().filter(|(_, differs)| *differs).map(|(name, _)| *name).collect())
 }
 
 fn wanted(config: &Config) -> pull::Config {

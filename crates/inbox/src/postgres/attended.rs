@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
 use tokio_postgres::Transaction;
+use tokio_postgres::error::SqlState;
 
 use crate::Error;
 use crate::postgres::pool::Pool;
@@ -40,6 +41,24 @@ where
     let late = |_| Error::Silent { doing, within };
     let answer = timeout(within, work).await.map_err(late)?;
     answer.map_err(|error| Failed { doing, error }.into())
+}
+
+/// Bounds a statement on the inbox's tables.
+///
+/// # Errors
+///
+/// [`Error::Silent`] after `limit`; [`Error::Tables`] if there are none.
+pub(crate) async fn answered_within<T>(
+    limit: Duration,
+    doing: &'static str,
+    statement: impl Future<Output = Result<T, tokio_postgres::Error>>,
+) -> Result<T, Error> {
+    let late = |_| Error::Silent { doing, within: limit };
+    let answer = timeout(limit, statement).await.map_err(late)?;
+    answer.map_err(|source| match source.code() {
+        Some(&SqlState::UNDEFINED_TABLE) => Error::Tables { reason: "they do not exist".into() },
+        _ => Error::Sql { doing, source },
+    })
 }
 
 /// What was being done, and what went wrong.

@@ -10,7 +10,8 @@ use tracing::{info, warn};
 use crate::Error;
 use crate::connection::Connect;
 use crate::engine::Backoff;
-use crate::postgres::store::{Scope, Store};
+use crate::postgres::scope::Scope;
+use crate::postgres::store::Store;
 
 /// How long opening a connection and preparing the statements may take.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
@@ -199,7 +200,7 @@ mod tests {
 
     use super::*;
     use crate::connection::Connection;
-    use crate::postgres::role_statements::RoleToken;
+    use crate::postgres::scope::RoleToken;
 
     /// A pool that opens no connection, and how often it was tried.
     fn closed() -> (Arc<Pool>, Arc<AtomicUsize>) {

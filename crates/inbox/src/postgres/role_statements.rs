@@ -5,57 +5,24 @@
 //! the role without noticing begins nothing. What it had begun is fenced by the claims' own tokens;
 //! its transactions are ended by whoever takes over.
 
-use std::sync::{Arc, PoisonError, RwLock};
-use std::time::Duration;
-
 use jiff::Timestamp;
 use tokio_postgres::Client;
 use uuid::Uuid;
 
 use crate::Status;
 use crate::engine::{Former, Found};
+use crate::postgres::scope::Scope;
 use crate::postgres::sql::hold_role;
 
 type Result<T> = std::result::Result<T, tokio_postgres::Error>;
 
-/// The token of the role, for the statements that need it. Nil while there is none.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct RoleToken(Arc<RwLock<Uuid>>);
-
-impl RoleToken {
-    pub(crate) fn get(&self) -> Uuid {
-        *self.0.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn set(&self, token: Uuid) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = token;
-    }
-}
-
 /// The statements on a consumer's role.
-pub(crate) struct RoleStatements {
-    schema: String,
-    consumer: String,
-    owner: String,
-    lease: Duration,
-    token: RoleToken,
-}
+pub(crate) struct RoleStatements(pub(crate) Scope);
 
 impl RoleStatements {
-    pub(crate) fn new(
-        quoted_schema: &str,
-        consumer: &str,
-        owner: &str,
-        lease: Duration,
-        token: RoleToken,
-    ) -> Self {
-        let schema = quoted_schema.to_owned();
-        Self { schema, consumer: consumer.to_owned(), owner: owner.to_owned(), lease, token }
-    }
-
     pub(crate) async fn look(&self, client: &Client) -> Result<Found> {
-        let sql = hold_role::find_role(&self.schema);
-        let Some(row) = client.query_opt(&sql, &[&self.consumer]).await? else {
+        let sql = hold_role::find_role(&self.0.schema);
+        let Some(row) = client.query_opt(&sql, &[&self.0.consumer]).await? else {
             return Ok(Found::Free(None));
         };
         let former = Former { token: row.get(0), owner: row.get(1) };
@@ -65,12 +32,13 @@ impl RoleStatements {
     /// Takes the role from whoever has it under the token `former`. False if somebody else was faster.
     pub(crate) async fn take(&self, client: &Client, former: Option<Uuid>) -> Result<bool> {
         let token = Uuid::new_v4();
-        let sql = hold_role::take_role(&self.schema);
-        let lease = self.lease.as_secs_f64();
-        let taken =
-            client.execute(&sql, &[&self.consumer, &token, &self.owner, &lease, &former]).await?;
+        let sql = hold_role::take_role(&self.0.schema);
+        let lease = self.0.lease.as_secs_f64();
+        let taken = client
+            .execute(&sql, &[&self.0.consumer, &token, &self.0.owner, &lease, &former])
+            .await?;
         if taken > 0 {
-            self.token.set(token);
+            self.0.role.set(token);
         }
         Ok(taken > 0)
     }
@@ -83,8 +51,8 @@ impl RoleStatements {
 
     /// Renews the lease, and says how the worker is. False if the role is somebody else's.
     pub(crate) async fn renew(&self, client: &Client, status: &Status) -> Result<bool> {
-        let sql = hold_role::renew_role(&self.schema);
-        let (lease, token) = (self.lease.as_secs_f64(), self.token.get());
+        let sql = hold_role::renew_role(&self.0.schema);
+        let (lease, token) = (self.0.lease.as_secs_f64(), self.0.role.get());
         let state = status.state.name();
         let breaker = status.handler.breaker.name();
         let reason = status.paused.as_ref().map(|it| it.replace('\0', "\u{fffd}"));
@@ -92,23 +60,23 @@ impl RoleStatements {
         let renewed = client
             .execute(
                 &sql,
-                &[&self.consumer, &token, &lease, &state, &breaker, &reason, &next_probe_at],
+                &[&self.0.consumer, &token, &lease, &state, &breaker, &reason, &next_probe_at],
             )
             .await?;
         if renewed == 0 {
-            self.token.set(Uuid::nil());
+            self.0.role.set(Uuid::nil());
         }
         Ok(renewed > 0)
     }
 
     /// Gives the role up, so that a standby takes it at once.
     pub(crate) async fn release(&self, client: &Client) -> Result<()> {
-        let sql = hold_role::release_role(&self.schema);
-        client.execute(&sql, &[&self.consumer, &self.token.get()]).await.map(drop)
+        let sql = hold_role::release_role(&self.0.schema);
+        client.execute(&sql, &[&self.0.consumer, &self.0.role.get()]).await.map(drop)
     }
 
     /// Whether the role was ours when we looked last.
     pub(crate) fn is_ours(&self) -> bool {
-        !self.token.get().is_nil()
+        !self.0.role.get().is_nil()
     }
 }

@@ -23,7 +23,7 @@ use uuid::Uuid;
 
 use crate::connection::Connection;
 use crate::message::Message;
-use crate::postgres::role_statements::RoleToken;
+use crate::postgres::scope::Scope;
 use crate::postgres::sql::{FREE, UNRESOLVED, claim, complete, hold_role, park, renew};
 use crate::record::{Cause, Claim, ClaimReply, Key};
 
@@ -41,24 +41,6 @@ pub(crate) struct Store {
     /// The server's process behind it.
     pid: i32,
     sql: Statements,
-}
-
-/// What the statements are about.
-#[derive(Debug, Clone)]
-pub(crate) struct Scope {
-    pub(crate) schema: String,
-    pub(crate) consumer: String,
-    pub(crate) stream: String,
-    /// Names the worker in `lease_owner`.
-    pub(crate) owner: String,
-    pub(crate) lease: Duration,
-    /// The role's, without which no event is begun.
-    pub(crate) role: RoleToken,
-    /// Whether another worker's lease is taken without waiting for its end: right where the role's
-    /// token stops everything that the other could still do. Only the active worker claims.
-    pub(crate) takes_over: bool,
-    /// Whether handlers run statements of their own on the connections.
-    pub(crate) lent: bool,
 }
 
 /// The statements of one connection. Apart from it, so that they can run inside a transaction on it.

@@ -38,10 +38,6 @@ impl Controlling {
         let store = self.context.pool.try_get().await?;
         let parameters: [&(dyn ToSql + Sync); 1] = [&self.context.config.consumer];
         let row = match answered(LOOKING, store.client().query_opt(&self.find, &parameters)).await {
-            // Tables of an earlier version, where nobody can have paused it.
-            Err(Error::Sql { source, .. }) if source.code() == Some(&SqlState::UNDEFINED_TABLE) => {
-                None
-            }
             // It would look as if nobody had paused it.
             Err(Error::Sql { source, .. })
                 if source.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) =>

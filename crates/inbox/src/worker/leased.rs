@@ -15,7 +15,6 @@ use tracing::warn;
 use crate::engine::{Decision, Item, Path, Report};
 use crate::postgres::sqlstate::is_about_data;
 use crate::postgres::store::Store;
-use crate::record::Claim;
 use crate::worker::lease::{Lease, Over};
 use crate::worker::work::{Claimed, Context, Reports, Work, trouble, verdict_of};
 use crate::{Error, LeasedHandler, Verdict};
@@ -66,11 +65,13 @@ impl<H: LeasedHandler> UnderLeases<H> {
             Ok(verdict) => verdict,
             Err(over) => {
                 drop(lease);
-                if over == Over::Lost {
-                    return report_lost(context, &item, reports).await;
-                }
-                context.release(&[claimed.claim]).await;
-                let report = Report::undone(&item, Path::Careful);
+                let report = match over {
+                    Over::Lost => lost(context, &item),
+                    Over::Abandoned => {
+                        context.release(&[claimed.claim]).await;
+                        Report::undone(&item, Path::Careful)
+                    }
+                };
                 let _ = reports.send(vec![report]).await; // fails when the session is gone
                 return;
             }
@@ -221,56 +222,49 @@ fn silent(context: &Context, doing: &'static str) -> Error {
 async fn write(context: &Context, store: &Store, batch: &mut Vec<Ended>) -> Result<(), Error> {
     // In the order in which everybody locks records, so that no two wait for each other.
     batch.sort_by_key(|it| it.claimed.claim.key);
-    let (mut completed, mut failed) = (Vec::new(), Vec::new());
-    for (index, it) in batch.iter().enumerate() {
-        match context.decide(it.verdict.clone(), it.claimed.attempts) {
-            Decision::Complete { outcome } => completed.push((index, outcome)),
-            Decision::Fail { reason, delay } => failed.push((index, reason, delay)),
+    let decide = |it: &Ended| context.decide(it.verdict.clone(), it.claimed.attempts);
+    let decisions: Vec<Decision> = batch.iter().map(decide).collect();
+    let (mut completed, mut outcomes) = (Vec::new(), Vec::new());
+    let (mut failed, mut reasons, mut delays) = (Vec::new(), Vec::new(), Vec::new());
+    for (it, decision) in batch.iter().zip(&decisions) {
+        match decision {
+            Decision::Complete { outcome } => {
+                completed.push(it.claimed.claim);
+                outcomes.push(outcome.as_deref());
+            }
+            Decision::Fail { reason, delay } => {
+                failed.push(it.claimed.claim);
+                reasons.push(reason.as_str());
+                delays.push(*delay);
+            }
             Decision::Park { .. } | Decision::GiveBack(_) => {}
         }
     }
-    let claim = |index: &usize| batch[*index].claimed.claim;
-    let mut reports: Vec<Option<Report>> = batch.iter().map(|_| None).collect();
+    let (mut processed, mut retried) = (Vec::new(), Vec::new());
     if !completed.is_empty() {
-        let keys: Vec<Claim> = completed.iter().map(|(index, _)| claim(index)).collect();
-        let outcomes: Vec<_> = completed.iter().map(|(_, outcome)| outcome.as_deref()).collect();
-        let ours = store.sql().complete(store.client(), &keys, &outcomes).await;
-        let ours = ours.map_err(Error::sql("complete events"))?;
-        for (index, _) in &completed {
-            let item = &batch[*index].item;
-            reports[*index] = Some(if ours.contains(&item.message.key.id) {
-                Report::processed(item)
-            } else {
-                lost(context, item)
-            });
-        }
+        let ours = store.sql().complete(store.client(), &completed, &outcomes).await;
+        processed = ours.map_err(Error::sql("complete events"))?;
     }
     if !failed.is_empty() {
-        let keys: Vec<Claim> = failed.iter().map(|(index, ..)| claim(index)).collect();
-        let reasons: Vec<&str> = failed.iter().map(|(_, reason, _)| reason.as_str()).collect();
-        let delays: Vec<Duration> = failed.iter().map(|(.., delay)| *delay).collect();
-        let ours = store.sql().fail(store.client(), &keys, &reasons, &delays).await;
-        let ours = ours.map_err(Error::sql("write down failures"))?;
-        for (index, _, delay) in &failed {
-            let item = &batch[*index].item;
-            reports[*index] = Some(if ours.contains(&item.message.key.id) {
-                Report::retried(item, *delay)
-            } else {
-                lost(context, item)
-            });
-        }
+        let ours = store.sql().fail(store.client(), &failed, &reasons, &delays).await;
+        retried = ours.map_err(Error::sql("write down failures"))?;
     }
-    for (it, report) in batch.iter().zip(&mut reports).filter(|(_, report)| report.is_none()) {
-        *report = Some(context.write_failure(store, &it.item, &it.claimed, &it.verdict).await?);
+    let mut reports = Vec::with_capacity(batch.len());
+    for (Ended { item, claimed, verdict, .. }, decision) in batch.iter().zip(&decisions) {
+        let id = &item.message.key.id;
+        reports.push(match decision {
+            Decision::Complete { .. } if processed.contains(id) => Report::processed(item),
+            Decision::Fail { delay, .. } if retried.contains(id) => Report::retried(item, *delay),
+            Decision::Complete { .. } | Decision::Fail { .. } => lost(context, item),
+            Decision::Park { .. } | Decision::GiveBack(_) => {
+                context.write_failure(store, item, claimed, verdict).await?
+            }
+        });
     }
-    for (it, report) in batch.drain(..).zip(reports.into_iter().flatten()) {
+    for (it, report) in batch.drain(..).zip(reports) {
         let _ = it.reports.send(vec![report]).await; // fails when the session is gone
     }
     Ok(())
-}
-
-async fn report_lost(context: &Context, item: &Item, reports: &Reports) {
-    let _ = reports.send(vec![lost(context, item)]).await;
 }
 
 /// Another look says whose it is now.

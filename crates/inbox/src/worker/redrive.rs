@@ -17,10 +17,10 @@ use crate::feed::Feed;
 use crate::message::{Message, Origin, Whence};
 use crate::nats::stored_message;
 use crate::postgres::attended::answered;
-use crate::postgres::pool::Pool;
 use crate::postgres::sql::requeued::Requeued;
 use crate::postgres::store::Store;
 use crate::record::Key;
+use crate::worker::work::Context;
 
 /// Letters taken at a time.
 const TAKEN_MAX: usize = 64;
@@ -34,8 +34,7 @@ const ORPHANED_AFTER: Duration = Duration::from_secs(20);
 
 /// Looks for requeued letters for as long as somebody takes them.
 pub(crate) struct Redrive {
-    config: Arc<Config>,
-    pool: Arc<Pool>,
+    context: Arc<Context>,
     statements: Requeued,
     nats: Client,
     origin: Origin,
@@ -43,10 +42,10 @@ pub(crate) struct Redrive {
 }
 
 impl Redrive {
-    pub(crate) fn new(config: Arc<Config>, pool: Arc<Pool>, nats: Client, origin: Origin) -> Self {
+    pub(crate) fn new(context: &Arc<Context>, nats: Client, origin: Origin) -> Self {
         let schedule = RedriveSchedule::new(Instant::now());
-        let statements = Requeued::new(&config.schema);
-        Self { config, pool, statements, nats, origin, schedule }
+        let statements = Requeued::new(&context.config.schema);
+        Self { context: Arc::clone(context), statements, nats, origin, schedule }
     }
 
     /// Brings what is due, while there is room for it, until the session takes nothing more.
@@ -57,7 +56,7 @@ impl Redrive {
             let done = async {
                 if let Task::Wait { until } = task {
                     tokio::time::sleep_until(until.into()).await;
-                } else if let Ok(store) = self.pool.try_get().await {
+                } else if let Ok(store) = self.context.pool.try_get().await {
                     self.perform(task, store, most.min(TAKEN_MAX), &feed).await;
                 } else {
                     // A database that is away is reported and waited for by others.
@@ -78,10 +77,10 @@ impl Redrive {
             Task::Wait { .. } => Ok(()),
         };
         match done {
-            Ok(()) => self.pool.put(store),
+            Ok(()) => self.context.pool.put(store),
             Err(error) => {
                 self.schedule.failed(Instant::now());
-                let (consumer, error) = (&self.config.consumer, error.without_data());
+                let (consumer, error) = (&self.context.config.consumer, error.without_data());
                 warn!(consumer, error, "could not look for requeued events");
             }
         }
@@ -90,7 +89,7 @@ impl Redrive {
     /// Brings events that were begun and that nobody has: their retries were in the memory of a
     /// worker that is gone, and the broker does not deliver them any more.
     async fn adopt(&mut self, store: &Store, after: Key, feed: &Feed) -> Result<(), Error> {
-        let Config { consumer, stream, .. } = &*self.config;
+        let Config { consumer, stream, .. } = &*self.context.config;
         let overdue = ORPHANED_AFTER.as_secs_f64();
         let parameters: [&(dyn ToSql + Sync); 6] =
             [consumer, stream, &overdue, &after.event_time, &after.id, &ORPHANS_MAX];
@@ -122,7 +121,7 @@ impl Redrive {
         feed: &Feed,
     ) -> Result<(), Error> {
         let doing = "look for requeued events";
-        let Config { consumer, stream, .. } = &*self.config;
+        let Config { consumer, stream, .. } = &*self.context.config;
         let client = store.client();
         answered(doing, client.execute(&self.statements.sweep, &[consumer])).await?;
         let limit = i64::try_from(most).unwrap_or(i64::MAX);

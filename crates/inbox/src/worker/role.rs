@@ -9,12 +9,12 @@ use tracing::{info, warn};
 
 use crate::engine::{Role, RoleLease, Step};
 use crate::error::describe;
-use crate::postgres::pool::Pool;
+use crate::postgres::attended::answered_within;
 use crate::postgres::role_statements::RoleStatements;
 use crate::postgres::sqlstate::asks_again;
 use crate::postgres::store::Store;
-use crate::postgres::tables::{self, Partitions};
-use crate::worker::lease::Leases;
+use crate::postgres::tables;
+use crate::worker::work::Context;
 use crate::{Error, Status};
 
 /// How long the end waits for the role to be given up. It ends by itself after a lease.
@@ -30,13 +30,7 @@ const PREPARE_AGAIN: Duration = Duration::from_secs(1);
 
 /// Does what [`RoleLease`] decides, and looks after the partitions.
 pub(crate) struct RoleHolder {
-    pub(crate) pool: Arc<Pool>,
-    pub(crate) leases: Arc<Leases>,
-    pub(crate) lease: Duration,
-    pub(crate) consumer: String,
-    pub(crate) schema: String,
-    pub(crate) retention: Option<Duration>,
-    pub(crate) partitions: watch::Sender<Option<Partitions>>,
+    pub(crate) context: Arc<Context>,
     pub(crate) role: watch::Sender<Role>,
     pub(crate) statements: RoleStatements,
     pub(crate) status: watch::Receiver<Status>,
@@ -52,8 +46,8 @@ impl RoleHolder {
     }
 
     async fn keep_role(&self) -> Error {
-        let mut lease = RoleLease::new(self.lease, Instant::now());
-        let mut partitions = self.partitions.subscribe();
+        let mut lease = RoleLease::new(self.context.config.lease, Instant::now());
+        let mut partitions = self.context.partitions.subscribe();
         let mut store = None;
         loop {
             if partitions.borrow_and_update().is_some() {
@@ -74,8 +68,8 @@ impl RoleHolder {
                 // Not given back to the pool: it may hang.
                 store = None;
                 self.publish(lease.role());
-                self.pool.note_trouble(&error);
-                self.pool.close_idle();
+                self.context.pool.note_trouble(&error);
+                self.context.pool.close_idle();
             }
         }
     }
@@ -86,7 +80,7 @@ impl RoleHolder {
             return;
         }
         self.role.send_replace(role);
-        let consumer = &self.consumer;
+        let consumer = &self.context.config.consumer;
         match (before, role) {
             (Role::Active { .. }, Role::Active { .. }) | (_, Role::Unknown) => {}
             (_, Role::Active { .. }) => info!(consumer, "the consumer is ours"),
@@ -102,7 +96,7 @@ impl RoleHolder {
         lease: &mut RoleLease,
     ) -> Result<(), Error> {
         let Some(store) = store else {
-            *store = Some(self.pool.try_get().await?);
+            *store = Some(self.context.pool.try_get().await?);
             lease.connected(Instant::now());
             return Ok(());
         };
@@ -111,12 +105,12 @@ impl RoleHolder {
             Step::Connect | Step::Wait { .. } => {}
             Step::Look => {
                 let looking = self.statements.look(client);
-                let found = bounded("look for the role", within, looking).await?;
+                let found = answered_within(within, "look for the role", looking).await?;
                 lease.looked(found, Instant::now());
             }
             Step::Take(former) => {
                 let taking = self.statements.take(client, former.map(|it| it.token));
-                let ours = bounded("take the role", within, taking).await?;
+                let ours = answered_within(within, "take the role", taking).await?;
                 lease.taken(ours, Instant::now());
             }
             Step::Evict(owner) => {
@@ -127,11 +121,11 @@ impl RoleHolder {
                 let since = Instant::now();
                 let status = self.status.borrow().clone();
                 let renewing = self.statements.renew(client, &status);
-                let ours = bounded("renew the role", within, renewing).await?;
+                let ours = answered_within(within, "renew the role", renewing).await?;
                 if ours {
                     // Whoever met trouble and stopped asking for connections learns of its end
                     // from here.
-                    self.pool.note_answer();
+                    self.context.pool.note_answer();
                 }
                 lease.renewed(ours, since, Instant::now());
             }
@@ -145,36 +139,34 @@ impl RoleHolder {
 
     /// That it may not be allowed is no reason to stop.
     async fn evict(&self, store: &Store, owner: &str, within: Duration) -> Result<(), Error> {
-        const ENDING: &str = "end the former worker's work";
-        let consumer = &self.consumer;
-        match timeout(within, self.statements.evict(store.client(), owner)).await {
-            Ok(Ok(0)) => {}
-            Ok(Ok(connections)) => {
+        let consumer = &self.context.config.consumer;
+        let evicting = self.statements.evict(store.client(), owner);
+        match answered_within(within, "end the former worker's work", evicting).await {
+            Ok(0) => {}
+            Ok(connections) => {
                 warn!(consumer, connections, "the former worker gave no sign of life: ended it");
             }
-            Ok(Err(error)) if error.code().is_some() => {
-                let error = describe(&error);
+            Err(Error::Sql { source, .. }) if source.code().is_some() => {
+                let error = describe(&source);
                 warn!(consumer, error, "could not end the former worker's work");
             }
-            Ok(Err(error)) => return Err(Error::sql(ENDING)(error)),
-            Err(_) => return Err(Error::Silent { doing: ENDING, within }),
+            Err(error) => return Err(error),
         }
         Ok(())
     }
 
     async fn renew_claims(&self, store: &Store, within: Duration) -> Result<(), Error> {
-        const RENEWING: &str = "renew leases";
-        let claims = self.leases.all();
+        let claims = self.context.leases.all();
         if claims.is_empty() {
             return Ok(());
         }
         let since = Instant::now();
-        match timeout(within, store.sql().renew(store.client(), &claims)).await {
-            Ok(Ok(renewed)) => self.leases.renewed(&claims, &renewed, since),
+        let renewing = store.sql().renew(store.client(), &claims);
+        match answered_within(within, "renew leases", renewing).await {
+            Ok(renewed) => self.context.leases.renewed(&claims, &renewed, since),
             // Somebody else has the row: in time for the next renewal it is free.
-            Ok(Err(error)) if asks_again(&error) => {}
-            Ok(Err(error)) => return Err(Error::sql(RENEWING)(error)),
-            Err(_) => return Err(Error::Silent { doing: RENEWING, within }),
+            Err(Error::Sql { source, .. }) if asks_again(&source) => {}
+            Err(error) => return Err(error),
         }
         Ok(())
     }
@@ -185,16 +177,18 @@ impl RoleHolder {
             return;
         }
         let releasing = async {
-            let store = self.pool.try_get().await?;
+            let store = self.context.pool.try_get().await?;
             self.statements.release(store.client()).await.map_err(Error::sql("give the role up"))
         };
         match timeout(RELEASE_DEADLINE, releasing).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
                 let error = describe(&error);
-                warn!(consumer = self.consumer, error, "could not give the role up");
+                warn!(consumer = self.context.config.consumer, error, "could not give the role up");
             }
-            Err(_) => warn!(consumer = self.consumer, "could not give the role up in time"),
+            Err(_) => {
+                warn!(consumer = self.context.config.consumer, "could not give the role up in time")
+            }
         }
     }
 
@@ -215,7 +209,10 @@ impl RoleHolder {
                 Err(error) if !error.is_transient() => return error,
                 Err(error) => {
                     let error = describe(&error);
-                    warn!(consumer = self.consumer, error, "could not look at the inbox's tables");
+                    warn!(
+                        consumer = self.context.config.consumer,
+                        error, "could not look at the inbox's tables"
+                    );
                     PREPARE_AGAIN
                 }
             };
@@ -225,19 +222,15 @@ impl RoleHolder {
 
     /// Only what has to be there before events come: what is old is forgotten beside the work.
     async fn prepare(&self) -> Result<(), Error> {
-        let store = self.pool.try_get().await?;
-        let partitions = tables::prepare(store.client(), &self.schema, self.retention).await?;
-        self.partitions.send_replace(Some(partitions));
-        self.pool.put(store);
+        let store = self.context.pool.try_get().await?;
+        let partitions = tables::prepare(
+            store.client(),
+            &self.context.config.schema,
+            self.context.config.retention,
+        )
+        .await?;
+        self.context.partitions.send_replace(Some(partitions));
+        self.context.pool.put(store);
         Ok(())
     }
-}
-
-async fn bounded<T>(
-    doing: &'static str,
-    within: Duration,
-    statement: impl Future<Output = Result<T, tokio_postgres::Error>>,
-) -> Result<T, Error> {
-    let answered = timeout(within, statement).await;
-    answered.map_err(|_| Error::Silent { doing, within })?.map_err(Error::sql(doing))
 }

@@ -3,7 +3,10 @@
 
 mod loads;
 mod notices;
+#[cfg(test)]
+mod tests;
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,7 +18,6 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::Config;
 use crate::controls::Control;
 use crate::engine::{ConsumerEngine, Delivered, Effect, Loaded, Report, Role, Surroundings};
 use crate::feed::Intake;
@@ -36,7 +38,6 @@ const GIVEN_BACK: &[u8] = b"-NAK";
 const LATER: &[u8] = b"-NAK {\"delay\": 86400000000000}";
 
 pub(crate) struct Session<W> {
-    pub(crate) config: Arc<Config>,
     pub(crate) nats: Client,
     pub(crate) acks: Acks,
     pub(crate) work: Arc<W>,
@@ -66,7 +67,7 @@ struct Begun {
 impl<W: Work> Session<W> {
     /// Runs until `shutdown`, or until the role is lost to another worker.
     pub(crate) async fn run(mut self, shutdown: &CancellationToken) -> Summary {
-        let (reports, mut reported) = mpsc::channel(4 * self.config.lanes.max(16));
+        let (reports, mut reported) = mpsc::channel(4 * self.context.config.lanes.max(16));
         let mut begun =
             Begun { jobs: JoinSet::new(), reports: Some(reports), loads: JoinSet::new() };
         while let Some(turned_at) = self.turn(&mut begun).await {
@@ -118,22 +119,25 @@ impl<W: Work> Session<W> {
         self.engine.turn(now);
         self.publish();
         while let Some(effect) = self.engine.next_effect() {
-            if matches!(effect, Effect::End) {
+            if self.carry_out(effect, begun).await.is_break() {
                 return None;
             }
-            self.carry_out(effect, begun).await;
         }
         Some(now)
     }
 
-    async fn carry_out(&mut self, effect: Effect, begun: &mut Begun) {
+    /// Breaks at the end of the session.
+    async fn carry_out(&mut self, effect: Effect, begun: &mut Begun) -> ControlFlow<()> {
         match effect {
             Effect::Start(items) => {
-                let Some(reports) = begun.reports.clone() else {
-                    return debug_assert!(false, "an event is begun after the last one");
-                };
+                let reports = begun.reports.clone();
+                debug_assert!(reports.is_some(), "an event is begun after the last one");
                 let (work, context) = (Arc::clone(&self.work), Arc::clone(&self.context));
-                begun.jobs.spawn(async move { work.run(context, items, reports).await });
+                begun.jobs.spawn(async move {
+                    if let Some(reports) = reports {
+                        work.run(context, items, reports).await;
+                    }
+                });
             }
             Effect::Acknowledge(reply) => self.acks.ack(reply).await,
             Effect::InProgress(replies) => self.tell_broker(&replies, IN_PROGRESS).await,
@@ -141,7 +145,7 @@ impl<W: Work> Session<W> {
             Effect::Leave(replies) => self.tell_broker(&replies, LATER).await,
             Effect::Load(load) => {
                 let (nats, origin) = (self.nats.clone(), self.origin.clone());
-                let consumer = self.config.consumer.clone();
+                let consumer = self.context.config.consumer.clone();
                 begun.loads.spawn(loads::read(nats, origin, consumer, load));
             }
             Effect::Request(room) => _ = self.intake.room.send_replace(room),
@@ -152,9 +156,10 @@ impl<W: Work> Session<W> {
                 drop(std::mem::replace(&mut self.intake.room, gone));
             }
             Effect::AbandonAll => self.context.leases.abandon_all(),
-            Effect::Tell(notice) => notices::tell(&self.config, notice),
-            Effect::End => {}
+            Effect::Tell(notice) => notices::tell(&self.context.config, notice),
+            Effect::End => return ControlFlow::Break(()),
         }
+        ControlFlow::Continue(())
     }
 
     /// What is not told is lost with the connection at worst: then the broker delivers again, and the
@@ -173,7 +178,7 @@ impl<W: Work> Session<W> {
     fn publish(&self) {
         let now = Instant::now();
         let paused = self.engine.pause(now);
-        let paused = paused.map(|it| notices::in_words(&self.config, it));
+        let paused = paused.map(|it| notices::in_words(&self.context.config, it));
         let tally = &self.context.tally;
         let status = Status {
             paused_by: self.engine.held_by(now).map(str::to_owned),

@@ -54,6 +54,21 @@ enum Shared {
     Trouble(MessageId, Trouble),
 }
 
+impl Shared {
+    fn report(&self, item: &Item) -> Report {
+        match self {
+            Self::Done => Report::processed(item),
+            Self::Undone(because) if because.contains(&item.id()) => {
+                Report::undone(item, Path::Careful)
+            }
+            Self::Trouble(at, trouble) if item.id() == *at => {
+                Report::trouble(item, trouble.clone())
+            }
+            Self::Undone(_) | Self::Trouble(..) => Report::undone(item, Path::Fast),
+        }
+    }
+}
+
 impl<H: TransactionalHandler> InTransactions<H> {
     async fn fast(&self, context: &Context, items: Vec<Item>) -> Vec<Report> {
         let mut store = context.pool.get().await;
@@ -70,25 +85,8 @@ impl<H: TransactionalHandler> InTransactions<H> {
             return done;
         }
         match self.share(context, &mut store, &items).await {
-            Ok(Shared::Done) => {
-                done.extend(items.iter().map(Report::processed));
-                context.pool.put(store);
-            }
-            Ok(Shared::Undone(because)) => {
-                done.extend(items.iter().map(|item| {
-                    let guilty = because.contains(&item.id());
-                    Report::undone(item, if guilty { Path::Careful } else { Path::Fast })
-                }));
-                context.pool.put(store);
-            }
-            Ok(Shared::Trouble(at, trouble)) => {
-                done.extend(items.iter().map(|item| {
-                    if item.id() == at {
-                        Report::trouble(item, trouble.clone())
-                    } else {
-                        Report::undone(item, Path::Fast)
-                    }
-                }));
+            Ok(shared) => {
+                done.extend(items.iter().map(|item| shared.report(item)));
                 context.pool.put(store);
             }
             Err(Error::Sql { source, .. }) if is_refused(&source) => {

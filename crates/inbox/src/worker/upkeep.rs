@@ -14,6 +14,7 @@ use crate::connection::Connect;
 use crate::engine::Role;
 use crate::error::describe;
 use crate::postgres::tables::{self, Keep, Maintained};
+use crate::worker::work::Context;
 
 /// After a failure the next attempt comes within this.
 const AGAIN_AFTER: Duration = Duration::from_secs(60);
@@ -23,21 +24,21 @@ const CONNECT_MAX: Duration = Duration::from_secs(10);
 
 /// Has a connection of its own for each pass: nothing waits for it.
 pub(crate) struct Upkeep {
-    pub(crate) config: Arc<Config>,
+    pub(crate) context: Arc<Context>,
     pub(crate) connect: Connect,
     pub(crate) role: watch::Receiver<Role>,
-    /// The stream forgets messages before this forgets their records.
-    pub(crate) may_forget: watch::Receiver<bool>,
 }
 
 impl Upkeep {
     /// Runs until it is dropped, while the role is ours. That something old cannot be dropped is no
     /// reason to leave anything else.
     pub(crate) async fn run(mut self) -> Infallible {
-        let Config { consumer, upkeep_interval, .. } = &*Arc::clone(&self.config);
+        let Config { consumer, upkeep_interval, .. } = &*Arc::clone(&self.context.config);
+        let mut may_forget = self.context.may_forget.subscribe();
         let mut fails = false;
         loop {
-            if self.may_forget.wait_for(|it| *it).await.is_err() {
+            // The stream forgets messages before this forgets their records.
+            if may_forget.wait_for(|it| *it).await.is_err() {
                 std::future::pending::<()>().await;
             }
             while !matches!(*self.role.borrow_and_update(), Role::Active { .. }) {
@@ -66,13 +67,14 @@ impl Upkeep {
 
     /// One pass, if no consumer of this inbox made one for an interval.
     async fn look_after(&self) -> Result<(), Error> {
-        let Config { consumer, schema, retention, decisions_retention, .. } = &*self.config;
+        let Config { consumer, schema, retention, decisions_retention, upkeep_interval, .. } =
+            &*self.context.config;
         let doing = "open a connection";
         let opened = timeout(CONNECT_MAX, (self.connect)()).await;
         let opened = opened.map_err(|_| Error::Silent { doing, within: CONNECT_MAX })?;
         let connection = opened.map_err(Error::Connect)?;
         let upkept = tables::upkept(&connection.client, schema).await?.unwrap_or_default();
-        let is_fresh = |age: f64| age < self.config.upkeep_interval.as_secs_f64() * 0.9;
+        let is_fresh = |age: f64| age < upkeep_interval.as_secs_f64() * 0.9;
         if upkept.failure.is_none() && upkept.last_success_seconds.is_some_and(is_fresh) {
             return Ok(());
         }

@@ -16,7 +16,7 @@ use crate::message::{Message, Whence};
 use crate::postgres::attended::answered;
 use crate::postgres::pool::Pool;
 use crate::postgres::resolved::Resolved;
-use crate::postgres::role_statements::RoleToken;
+use crate::postgres::scope::RoleToken;
 use crate::postgres::sqlstate::{asks_again, is_refused};
 use crate::postgres::store::Store;
 use crate::postgres::tables::{Partitions, Room};

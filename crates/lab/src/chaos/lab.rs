@@ -138,6 +138,13 @@ impl Lab {
         Daemon::relay(name, &self.env, &self.logs)
     }
 
+    /// A relay that has the slot.
+    pub(super) async fn active_relay(&mut self) -> Result<Daemon> {
+        let relay = self.start_relay()?;
+        relay.wait_active().await?;
+        Ok(relay)
+    }
+
     /// Lets writers loose that commit about `rate` events a second, and come back when the server
     /// does. They do not share the relays' way to it.
     pub(super) async fn start_load(&mut self, rate: f64, seed: u64) -> Result<()> {
@@ -210,6 +217,13 @@ impl Lab {
         Ok(took)
     }
 
+    /// As [`Lab::recover`], says what happened, and how long that took.
+    pub(super) async fn recovers(&mut self, what: &str) -> Result<()> {
+        let took = self.recover().await?;
+        self.say(&format!("{what} after {took:.2?}"));
+        Ok(())
+    }
+
     /// Whether so many events are published, or dead letters that were to be expected.
     pub(super) async fn has_published(&self, goal: u64) -> Result<bool> {
         Ok(self.stored().await? + self.odd_parked().await? >= goal)
@@ -217,6 +231,14 @@ impl Lab {
 
     pub(super) async fn database(&self) -> Result<Client> {
         self.postgres.client(DATABASE).await
+    }
+
+    /// The way of relays and inboxes to NATS, or to PostgreSQL.
+    pub(super) fn network(&mut self, to_nats: bool) -> (&'static str, &mut Proxy) {
+        match to_nats {
+            true => ("NATS", &mut self.to_nats),
+            false => ("PostgreSQL", &mut self.to_postgres),
+        }
     }
 
     /// Runs statements, not through a proxy.

@@ -1,5 +1,6 @@
 //! What a scenario cost.
 
+use std::fmt::{self, Display, Formatter};
 use std::time::Duration;
 
 use crate::ledger::Tally;
@@ -53,6 +54,17 @@ pub(super) struct Edges {
     pub(super) offenders: Vec<String>,
 }
 
+impl Display for Edges {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let Self { dead_letters_unexpected, unsettled, producers_blocked, .. } = self;
+        write!(
+            f,
+            "{dead_letters_unexpected} unexpected dead letters, {unsettled} messages unsettled, \
+             {producers_blocked} times producers blocked"
+        )
+    }
+}
+
 impl Edges {
     fn is_clean(&self) -> bool {
         self.dead_letters_unexpected + self.unsettled + self.producers_blocked == 0
@@ -102,25 +114,20 @@ impl Outcome {
 
     /// For people.
     pub(super) fn text(&self) -> String {
-        let mut effects = self.effects.map(|it| format!("  {it}\n")).unwrap_or_default();
-        if let Some(edges) = &self.edges {
-            effects += &format!("  {}\n", line_of(edges));
-        }
+        let Self { committed, rolled_back, stored, parked, recovered_s, seconds, .. } = self;
+        let effects = self.effects.map(|it| format!("  {it}\n")).unwrap_or_default();
+        let edges = self.edges.as_ref().map(|it| format!("  {it}\n")).unwrap_or_default();
         format!(
-            "  {} events committed, {} rolled back, {} stored, {} parked\n  \
-             {} lost, {} duplicated, {} reordered, {} phantoms\n{effects}  \
-             recovered in {:.2} s, {:.1} s in all\n",
-            self.committed,
-            self.rolled_back,
-            self.stored,
-            self.parked,
-            self.lost,
-            self.duplicated,
-            self.reordered,
-            self.phantoms,
-            self.recovered_s,
-            self.seconds
+            "  {committed} events committed, {rolled_back} rolled back, {stored} stored, \
+             {parked} parked\n  {}\n{effects}{edges}  \
+             recovered in {recovered_s:.2} s, {seconds:.1} s in all\n",
+            self.mistakes()
         )
+    }
+
+    fn mistakes(&self) -> String {
+        let Self { lost, duplicated, reordered, phantoms, .. } = self;
+        format!("{lost} lost, {duplicated} duplicated, {reordered} reordered, {phantoms} phantoms")
     }
 
     /// Fails unless every committed event arrived once, in order, or is parked, nothing else
@@ -141,76 +148,43 @@ impl Outcome {
         }
         if let Some(edges) = self.edges.as_ref().filter(|it| !it.is_clean()) {
             let offenders = edges.offenders.join("\n");
-            bail!("{}: {}\n{offenders}", self.scenario, line_of(edges));
+            bail!("{}: {edges}\n{offenders}", self.scenario);
         }
         Ok(())
     }
 
     /// The counts, for a run that goes on.
     pub(super) fn line(&self) -> String {
+        let Self { committed, stored, parked, .. } = self;
         let effects = self.effects.map(|it| format!("; {it}")).unwrap_or_default();
-        let edges = self.edges.as_ref().map(|it| format!("; {}", line_of(it)));
-        let edges = edges.unwrap_or_default();
+        let edges = self.edges.as_ref().map(|it| format!("; {it}")).unwrap_or_default();
+        let mistakes = self.mistakes();
         format!(
-            "{} committed, {} stored, {} parked; {} lost, {} duplicated, {} reordered, \
-             {} phantoms{effects}{edges}",
-            self.committed,
-            self.stored,
-            self.parked,
-            self.lost,
-            self.duplicated,
-            self.reordered,
-            self.phantoms
+            "{committed} committed, {stored} stored, {parked} parked; {mistakes}{effects}{edges}"
         )
     }
 
     /// The titles over [`Outcome::row`].
     pub(super) fn head() -> String {
         format!(
-            "{:<36} {:>9} {:>9} {:>6} {:>5} {:>10} {:>9} {:>8} {:>7} {:>5} {:>11} {:>7}",
-            "scenario",
-            "committed",
-            "stored",
-            "parked",
-            "lost",
-            "duplicated",
-            "reordered",
-            "phantoms",
-            "effects",
-            "twice",
-            "recovered_s",
-            "seconds"
+            "{:<36} committed    stored parked  lost duplicated reordered phantoms effects twice \
+             recovered_s seconds",
+            "scenario"
         )
     }
 
     pub(super) fn row(&self) -> String {
-        let of_effects = |count: fn(&Effects) -> usize| {
-            self.effects.as_ref().map_or("-".to_owned(), |it| count(it).to_string())
+        let Self { scenario, committed, stored, parked, recovered_s, seconds, .. } = self;
+        let Self { lost, duplicated, reordered, phantoms, .. } = self;
+        let [effects, twice] = match &self.effects {
+            Some(it) => [it.effects, it.effects_twice].map(|count| count.to_string()),
+            None => ["-"; 2].map(str::to_owned),
         };
         format!(
-            "{:<36} {:>9} {:>9} {:>6} {:>5} {:>10} {:>9} {:>8} {:>7} {:>5} {:>11.2} {:>7.1}",
-            self.scenario,
-            self.committed,
-            self.stored,
-            self.parked,
-            self.lost,
-            self.duplicated,
-            self.reordered,
-            self.phantoms,
-            of_effects(|it| it.effects),
-            of_effects(|it| it.effects_twice),
-            self.recovered_s,
-            self.seconds
+            "{scenario:<36} {committed:>9} {stored:>9} {parked:>6} {lost:>5} {duplicated:>10} \
+             {reordered:>9} {phantoms:>8} {effects:>7} {twice:>5} {recovered_s:>11.2} {seconds:>7.1}"
         )
     }
-}
-
-fn line_of(edges: &Edges) -> String {
-    let Edges { dead_letters_unexpected, unsettled, producers_blocked, .. } = edges;
-    format!(
-        "{dead_letters_unexpected} unexpected dead letters, {unsettled} messages unsettled, \
-         {producers_blocked} times producers blocked"
-    )
 }
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::Options;
 use super::daemon::Daemon;
-use super::lab::{Lab, Servers};
+use super::lab::Lab;
 use super::outcome::Outcome;
 use super::scenarios::{Daemons, LITTLE_PAYLOADS};
 
@@ -48,9 +48,6 @@ const SETTINGS: &[(&str, &str)] = &[
     ("TAILPOST_INBOX__TIMEOUT", "3s"),
     ("TAILPOST_INBOX__BACKOFF_FIRST", "1s"),
 ];
-
-/// Columns come and go as in `ddl-while-running`, poison as in `poison-in-backlog`.
-const SERVERS: Servers = Servers { postgres: &[], max_payload: Some(LITTLE_PAYLOADS) };
 
 /// Servers, relays, and what was done to them.
 struct Soak {
@@ -106,7 +103,7 @@ pub(super) async fn run(options: &Options, seed: u64, stop: &CancellationToken) 
 
 impl Soak {
     async fn open(seed: u64, only: &[String]) -> Result<Self> {
-        let mut lab = Lab::open(&SERVERS, seed).await?;
+        let mut lab = Lab::open(&LITTLE_PAYLOADS, seed).await?;
         for (name, value) in SETTINGS {
             lab.set(name, value);
         }

@@ -102,33 +102,21 @@ impl Cast {
         let relay = tokio::spawn(relay::run(config, false, stop.clone(), Reports::to(sender)));
         let mut cast = Self { relay, status, consumer, journal, inbox, inbox_status, stop };
         // Only then, so that the figures show them at work and not their start.
-        timeout(STANDSTILL_MAX, cast.relay_is_active()).await.with_context(|| {
+        let active = cast.status.wait_for(|it| it.role == Role::Active);
+        let began = timeout(STANDSTILL_MAX, active).await.map(drop);
+        cast.check().await?;
+        began.with_context(|| {
             let error = cast.status.borrow().last_error.clone();
             format!("the relay did not begin: {}", error.as_deref().unwrap_or("no reason known"))
-        })??;
-        timeout(STANDSTILL_MAX, cast.inbox_is_active()).await.with_context(|| {
+        })?;
+        let active = cast.inbox_status.wait_for(|it| it.state == inbox::State::Active);
+        let began = timeout(STANDSTILL_MAX, active).await.map(drop);
+        cast.check().await?;
+        began.with_context(|| {
             let paused = cast.inbox_status.borrow().paused.clone();
             format!("the inbox did not begin: {}", paused.as_deref().unwrap_or("no reason known"))
-        })??;
+        })?;
         Ok(cast)
-    }
-
-    async fn relay_is_active(&mut self) -> Result<()> {
-        while self.status.borrow_and_update().role != Role::Active {
-            if self.status.changed().await.is_err() {
-                self.check().await?;
-            }
-        }
-        Ok(())
-    }
-
-    async fn inbox_is_active(&mut self) -> Result<()> {
-        while self.inbox_status.borrow_and_update().state != inbox::State::Active {
-            if self.inbox_status.changed().await.is_err() {
-                self.check().await?;
-            }
-        }
-        Ok(())
     }
 
     /// Fails if relay, consumer, or inbox ended.

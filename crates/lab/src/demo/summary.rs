@@ -134,26 +134,17 @@ impl Summary {
 
     /// For people.
     pub(super) fn text(&self) -> String {
+        let Self { committed, rolled_back, stored, marked, seconds, .. } = self;
+        let Self { lost, duplicates, out_of_order, phantoms, effects, effects_twice, .. } = self;
+        let Self { commit_to_consumer_ms, commit_ms, .. } = self;
         format!(
-            "\n  {} events committed, {} rolled back, in {:.1} s\n  \
-             {} stored in the stream, {} marked as published\n  \
-             {} lost, {} duplicates, {} out of order, {} phantoms\n  \
-             {} with an effect by the inbox, {} effects twice\n  \
-             commit to consumer: {}\n  \
-             the commit alone:   {}\n",
-            self.committed,
-            self.rolled_back,
-            self.seconds,
-            self.stored,
-            self.marked,
-            self.lost,
-            self.duplicates,
-            self.out_of_order,
-            self.phantoms,
-            self.effects,
-            self.effects_twice,
-            self.commit_to_consumer_ms,
-            self.commit_ms
+            "\n  {committed} events committed, {rolled_back} rolled back, in {seconds:.1} s\n  \
+             {stored} stored in the stream, {marked} marked as published\n  \
+             {lost} lost, {duplicates} duplicates, {out_of_order} out of order, \
+             {phantoms} phantoms\n  \
+             {effects} with an effect by the inbox, {effects_twice} effects twice\n  \
+             commit to consumer: {commit_to_consumer_ms}\n  \
+             the commit alone:   {commit_ms}\n"
         )
     }
 

@@ -127,55 +127,35 @@ fn whole_millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
+fn percentiles(snapshot: &Snapshot) -> [f64; 2] {
+    [0.5, 0.99].map(|it| millis(snapshot.latencies.value_at_quantile(it)))
+}
+
 fn lines(snapshot: &Snapshot, rate: f64, duration: Duration) -> String {
-    let Snapshot {
-        elapsed,
-        committed,
-        rolled_back,
-        received,
-        effects,
-        in_flight,
-        confirmed,
-        latencies,
-    } = snapshot;
+    let Snapshot { committed, rolled_back, received, effects, in_flight, confirmed, .. } = snapshot;
+    let behind = HumanCount(committed.saturating_sub(*received));
+    let counts = [*committed, *rolled_back, *received, *effects, *in_flight as u64];
+    let [committed, rolled_back, received, effects, in_flight] = counts.map(HumanCount);
+    let [p50, p99] = percentiles(snapshot);
     format!(
         "{} of {} s\n  \
-         producer  {} events committed, {} rolled back\n  \
-         relay     {} in flight, confirmed {confirmed}\n  \
-         consumer  {} events, {rate:.0} a second, {} behind the producer\n  \
-         inbox     {} effects\n  \
-         latency   p50 {:.2} ms, p99 {:.2} ms from commit to consumer",
-        elapsed.as_secs(),
-        duration.as_secs(),
-        HumanCount(*committed),
-        HumanCount(*rolled_back),
-        HumanCount(*in_flight as u64),
-        HumanCount(*received),
-        HumanCount(committed.saturating_sub(*received)),
-        HumanCount(*effects),
-        millis(latencies.value_at_quantile(0.5)),
-        millis(latencies.value_at_quantile(0.99)),
+         producer  {committed} events committed, {rolled_back} rolled back\n  \
+         relay     {in_flight} in flight, confirmed {confirmed}\n  \
+         consumer  {received} events, {rate:.0} a second, {behind} behind the producer\n  \
+         inbox     {effects} effects\n  \
+         latency   p50 {p50:.2} ms, p99 {p99:.2} ms from commit to consumer",
+        snapshot.elapsed.as_secs(),
+        duration.as_secs()
     )
 }
 
 fn line(snapshot: &Snapshot, rate: f64) -> String {
-    let Snapshot {
-        elapsed,
-        committed,
-        rolled_back,
-        received,
-        effects,
-        in_flight,
-        confirmed,
-        latencies,
-    } = snapshot;
+    let Snapshot { committed, rolled_back, received, effects, in_flight, confirmed, .. } = snapshot;
+    let (seconds, [p50, p99]) = (snapshot.elapsed.as_secs(), percentiles(snapshot));
+    let behind = committed.saturating_sub(*received);
     format!(
-        "{:>4} s: {committed} committed, {rolled_back} rolled back, {received} at the consumer \
-         ({rate:.0}/s, {} behind), {effects} effects, p50 {:.2} ms, p99 {:.2} ms, {in_flight} in flight, \
-         confirmed {confirmed}",
-        elapsed.as_secs(),
-        committed.saturating_sub(*received),
-        millis(latencies.value_at_quantile(0.5)),
-        millis(latencies.value_at_quantile(0.99)),
+        "{seconds:>4} s: {committed} committed, {rolled_back} rolled back, {received} at the consumer \
+         ({rate:.0}/s, {behind} behind), {effects} effects, p50 {p50:.2} ms, p99 {p99:.2} ms, \
+         {in_flight} in flight, confirmed {confirmed}"
     )
 }

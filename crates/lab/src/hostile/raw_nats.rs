@@ -151,8 +151,7 @@ impl RawNats {
     /// Asks a service; the answers are [received](RawNats::receive).
     pub(crate) async fn ask(&mut self, subject: &str, body: &[u8]) -> Result<()> {
         let inbox = self.inbox().await?;
-        let head = format!("PUB {subject} {inbox} {}\r\n", body.len());
-        self.send(&[head.as_bytes(), body, b"\r\n"].concat()).await
+        self.publish_for(subject.as_bytes(), &inbox, None, body).await
     }
 
     /// The next message.

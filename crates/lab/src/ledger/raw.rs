@@ -1,7 +1,6 @@
 //! All messages of a stream, in its order, however odd their bytes are.
 
 use anyhow::{Context as _, Result, bail, ensure};
-use outbox::wire::header;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
@@ -41,7 +40,11 @@ pub(super) async fn read(url: &str, stream: &str) -> Result<Vec<Stored>> {
             let Some(sequence) = sequence(&message.reply) else {
                 bail!("no message but {:?}", String::from_utf8_lossy(&message.headers));
             };
-            all.push(stored(sequence, &message.headers));
+            let text = String::from_utf8_lossy(&message.headers);
+            all.push(Stored::of(sequence, |name| {
+                let mut lines = text.split("\r\n");
+                lines.find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim()))
+            }));
         }
     }
     let in_order = all.is_sorted_by(|one, next| one.sequence < next.sequence);
@@ -54,20 +57,4 @@ fn sequence(reply: &str) -> Option<u64> {
     let tokens: Vec<&str> = reply.strip_prefix("$JS.ACK.")?.split('.').collect();
     let at = if tokens.len() >= 9 { 5 } else { 3 };
     tokens.get(at)?.parse().ok()
-}
-
-fn stored(sequence: u64, headers: &[u8]) -> Stored {
-    let text = String::from_utf8_lossy(headers);
-    let value = |name: &str| {
-        let mut lines = text.split("\r\n");
-        lines.find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim()))
-    };
-    let id = value(header::EVENT_ID).or_else(|| value(header::MSG_ID));
-    Stored {
-        stream: 0,
-        sequence,
-        id: id.and_then(|it| it.parse().ok()),
-        position: value(header::POSITION).and_then(|it| it.parse().ok()),
-        has_expected_last_sequence: value(header::EXPECTED_LAST_SEQUENCE).is_some(),
-    }
 }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow};
-use async_nats::HeaderMap;
+use async_nats::HeaderValue;
 use async_nats::jetstream::Context;
 use async_nats::jetstream::consumer::DeliverPolicy;
 use async_nats::jetstream::consumer::pull::OrderedConfig;
@@ -59,21 +59,24 @@ pub(super) async fn read(jetstream: &Context, name: &str) -> Result<Vec<Stored>>
         let message = next.context("the stream's messages ended early")??;
         let info = message.info().map_err(|error| anyhow!("read a delivery: {error}"))?;
         let (sequence, pending) = (info.stream_sequence, info.pending);
-        all.push(stored(sequence, &message.message.headers.unwrap_or_default()));
+        let headers = message.message.headers.unwrap_or_default();
+        all.push(Stored::of(sequence, |name| headers.get(name).map(HeaderValue::as_str)));
         if pending == 0 {
             return Ok(all);
         }
     }
 }
 
-fn stored(sequence: u64, headers: &HeaderMap) -> Stored {
-    let value = |name| headers.get(name).map(async_nats::HeaderValue::as_str);
-    let id = value(header::EVENT_ID).or_else(|| value(header::MSG_ID));
-    Stored {
-        stream: 0,
-        sequence,
-        id: id.and_then(|it| it.parse().ok()),
-        position: value(header::POSITION).and_then(|it| it.parse().ok()),
-        has_expected_last_sequence: value(header::EXPECTED_LAST_SEQUENCE).is_some(),
+impl Stored {
+    /// The message with these headers.
+    pub(super) fn of<'a>(sequence: u64, value: impl Fn(&str) -> Option<&'a str>) -> Self {
+        let id = value(header::EVENT_ID).or_else(|| value(header::MSG_ID));
+        Self {
+            stream: 0,
+            sequence,
+            id: id.and_then(|it| it.parse().ok()),
+            position: value(header::POSITION).and_then(|it| it.parse().ok()),
+            has_expected_last_sequence: value(header::EXPECTED_LAST_SEQUENCE).is_some(),
+        }
     }
 }

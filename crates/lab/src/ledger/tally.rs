@@ -122,19 +122,13 @@ fn texts(offenders: &[impl fmt::Display]) -> (Vec<String>, usize) {
 
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { committed, rolled_back, stored, marked, dead, .. } = self;
+        let Self { lost, duplicates, out_of_order, phantoms, .. } = self;
         write!(
             f,
-            "committed {}, rolled back {}, stored {}, marked {}, dead {}; \
-             lost {}, duplicates {}, out of order {}, phantoms {}",
-            self.committed,
-            self.rolled_back,
-            self.stored,
-            self.marked,
-            self.dead,
-            self.lost,
-            self.duplicates,
-            self.out_of_order,
-            self.phantoms
+            "committed {committed}, rolled back {rolled_back}, stored {stored}, marked {marked}, \
+             dead {dead}; lost {lost}, duplicates {duplicates}, out of order {out_of_order}, \
+             phantoms {phantoms}"
         )
     }
 }

@@ -10,6 +10,7 @@
 //! published. At the end, healed, everything committed must be stored exactly once and in order,
 //! and marked, and the relay grows quiet. Replay one with `REPLAY_SEED=n`.
 
+mod asked;
 mod broker;
 mod check;
 mod database;
@@ -168,6 +169,8 @@ struct World {
     may_repeat: HashSet<u128>,
     /// A relay said so; or they are the scanner's.
     says_uncounted: bool,
+    /// What the engine has asked for, a bit for each effect.
+    asked: u64,
     may_rescan: bool,
     lsn: u64,
     next_id: u128,
@@ -262,6 +265,7 @@ impl World {
             removed: HashSet::new(),
             may_repeat: HashSet::new(),
             says_uncounted: false,
+            asked: 0,
             may_rescan: false,
             lsn,
             next_id: 1,

@@ -10,7 +10,7 @@ pub(crate) fn park_crashed(schema: &str, free: &str) -> String {
 }
 
 pub(crate) fn park_new(schema: &str) -> String {
-    park(schema, &dead_new(schema))
+    park(schema, &dead_new(schema, "NOTHING"))
 }
 
 pub(crate) fn park_forgotten(schema: &str) -> String {
@@ -19,7 +19,11 @@ pub(crate) fn park_forgotten(schema: &str) -> String {
 
 /// Whether there is a record or not, as long as nobody is at work on it.
 pub(crate) fn park_anyhow(schema: &str, free: &str) -> String {
-    park(schema, &dead_anyhow(schema, free))
+    let otherwise = format!(
+        "UPDATE SET status = 'DEAD', last_error = $10, lease_token = NULL, expires_at = NULL,
+             next_attempt_at = NULL WHERE {free}"
+    );
+    park(schema, &dead_new(schema, &otherwise))
 }
 
 fn dead_claimed(schema: &str) -> String {
@@ -45,29 +49,15 @@ fn dead_crashed(schema: &str, free: &str) -> String {
     )
 }
 
-fn dead_new(schema: &str) -> String {
+/// Of an event without a record; `otherwise` says what to do if there is one.
+fn dead_new(schema: &str, otherwise: &str) -> String {
     format!(
         "INSERT INTO {schema}.inbox_messages AS m (consumer, message_id, event_time, subject,
              stream, stream_seq, status, last_error)
          SELECT $1, message_id, event_time, $4, $5, $6, 'DEAD', $10
          FROM unnest($2, $3) AS i (message_id, event_time)
          WHERE $11::uuid IS NULL
-         ON CONFLICT (consumer, message_id, event_time) DO NOTHING
-         RETURNING m.attempts"
-    )
-}
-
-fn dead_anyhow(schema: &str, free: &str) -> String {
-    format!(
-        "INSERT INTO {schema}.inbox_messages AS m (consumer, message_id, event_time, subject,
-             stream, stream_seq, status, last_error)
-         SELECT $1, message_id, event_time, $4, $5, $6, 'DEAD', $10
-         FROM unnest($2, $3) AS i (message_id, event_time)
-         WHERE $11::uuid IS NULL
-         ON CONFLICT (consumer, message_id, event_time) DO UPDATE SET
-             status = 'DEAD', last_error = $10, lease_token = NULL, expires_at = NULL,
-             next_attempt_at = NULL
-         WHERE {free}
+         ON CONFLICT (consumer, message_id, event_time) DO {otherwise}
          RETURNING m.attempts"
     )
 }

@@ -14,11 +14,12 @@ use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use uuid::Uuid;
 
-use super::{Scope, Store};
+use super::Store;
 use crate::connection::Connection;
 use crate::engine::seeds::seeds;
 use crate::message::{Message, Origin};
-use crate::postgres::role_statements::RoleToken;
+use crate::postgres::scope::RoleToken;
+use crate::postgres::scope::Scope;
 use crate::record::{Cause, Claim, ClaimReply, UNFINISHED_MAX};
 
 const RUNS: u64 = 20;

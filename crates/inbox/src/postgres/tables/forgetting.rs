@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use serde::Serialize;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
@@ -13,6 +13,7 @@ use super::{LOOKING, Partitions, Width};
 use crate::Error;
 use crate::connection::Connection;
 use crate::error::describe;
+use crate::postgres::attended::answered_within;
 use crate::postgres::sql::quote;
 
 /// Held while old rows are deleted: one process does it.
@@ -151,7 +152,7 @@ pub async fn exists(connection: &Connection, schema: &str) -> Result<bool, Error
     Ok(row.get(0))
 }
 
-/// What is written down about passes; `None` if there was none, or the tables are older than that.
+/// What is written down about passes; `None` if there was none.
 ///
 /// # Errors
 ///
@@ -163,12 +164,7 @@ pub(crate) async fn upkept(client: &Client, schema: &str) -> Result<Option<Upkep
          FROM {}.inbox_retention WHERE succeeded_at IS NOT NULL OR failure IS NOT NULL",
         quote(schema)
     );
-    let asked = timeout(ANSWER_MAX, client.query_opt(&sql, &[])).await;
-    let row = match asked.map_err(|_| silent(LOOKING))? {
-        Ok(row) => row,
-        Err(error) if error.code() == Some(&SqlState::UNDEFINED_COLUMN) => None,
-        Err(error) => return Err(Error::sql(LOOKING)(error)),
-    };
+    let row = answered(LOOKING, client.query_opt(&sql, &[])).await?;
     Ok(row.map(|row| {
         let count = |at| row.get::<_, i64>(at).cast_unsigned();
         Upkept {
@@ -220,16 +216,22 @@ async fn be_modest(client: &Client) -> Result<(), Error> {
     answered(LOOKING, client.batch_execute(sql)).await
 }
 
-fn silent(doing: &'static str) -> Error {
-    Error::Silent { doing, within: ANSWER_MAX }
-}
-
 async fn answered<T>(
     doing: &'static str,
     asked: impl Future<Output = Result<T, tokio_postgres::Error>>,
 ) -> Result<T, Error> {
-    let answered = timeout(ANSWER_MAX, asked).await;
-    answered.map_err(|_| silent(doing))?.map_err(Error::sql(doing))
+    answered_within(ANSWER_MAX, doing, asked).await
+}
+
+/// How many rows there are of `these`: a table, and which of its rows.
+async fn count(
+    client: &Client,
+    these: &str,
+    parameters: &[&(dyn ToSql + Sync)],
+) -> Result<u64, Error> {
+    let sql = format!("SELECT count(*) FROM {these}");
+    let row = answered(LOOKING, client.query_one(&sql, parameters)).await?;
+    Ok(row.get::<_, i64>(0).cast_unsigned())
 }
 
 async fn pause_after(took: Duration) {
@@ -281,9 +283,7 @@ async fn forget_rewinds(
     let old = "ended_at < clock_timestamp() - make_interval(secs => $1)";
     let keep = keep.as_secs_f64();
     if dry_run {
-        let sql = format!("SELECT count(*) FROM {rewinds} WHERE {old}");
-        let row = answered(LOOKING, client.query_one(&sql, &[&keep])).await?;
-        return Ok(row.get::<_, i64>(0).cast_unsigned());
+        return count(client, &format!("{rewinds} WHERE {old}"), &[&keep]).await;
     }
     // Operators make them, one at a time: there are few.
     let sql = format!("DELETE FROM {rewinds} WHERE {old}");
@@ -305,9 +305,7 @@ async fn forget_decisions(
     );
     let keep = keep.as_secs_f64();
     if dry_run {
-        let sql = format!("SELECT count(*) FROM {schema}.inbox_decisions i WHERE {old}");
-        let row = answered(LOOKING, client.query_one(&sql, &[&keep])).await?;
-        return Ok(row.get::<_, i64>(0).cast_unsigned());
+        return count(client, &format!("{schema}.inbox_decisions i WHERE {old}"), &[&keep]).await;
     }
     let sql = format!(
         "DELETE FROM {schema}.inbox_decisions WHERE id = ANY (ARRAY(
@@ -372,14 +370,10 @@ impl Partitions {
                  END $forget$;
                  COMMIT"
             );
-            let done = timeout(ANSWER_MAX, client.batch_execute(&script)).await;
-            match done.map_err(|_| silent(DROPPING))? {
-                Ok(()) => {}
-                Err(error) => {
-                    let _ = answered(DROPPING, client.batch_execute("ROLLBACK")).await;
-                    if !matches!(error.code(), Some(code) if BUSY.contains(code)) {
-                        return Err(Error::sql(DROPPING)(error));
-                    }
+            if let Err(error) = answered(DROPPING, client.batch_execute(&script)).await {
+                let _ = answered(DROPPING, client.batch_execute("ROLLBACK")).await;
+                if !is_busy(&error) {
+                    return Err(error);
                 }
             }
             let sql = "SELECT to_regclass($1) IS NULL";
@@ -420,10 +414,8 @@ impl Partitions {
                     page + PAGES_AT_ONCE
                 );
                 let some = if dry_run {
-                    let sql =
-                        format!("SELECT count(*) FROM ONLY {table} m WHERE {range} AND {old}");
-                    let row = answered(LOOKING, client.query_one(&sql, &[&horizon])).await?;
-                    row.get::<_, i64>(0).cast_unsigned()
+                    let these = format!("ONLY {table} m WHERE {range} AND {old}");
+                    count(client, &these, &[&horizon]).await?
                 } else {
                     let sql = format!(
                         "DELETE FROM ONLY {table} m WHERE m.ctid = ANY (ARRAY(
@@ -445,9 +437,13 @@ impl Partitions {
 
 const DROPPING: &str = "drop a partition of the inbox";
 
-/// Somebody else has it, or it took too long.
-const BUSY: [SqlState; 3] =
-    [SqlState::LOCK_NOT_AVAILABLE, SqlState::QUERY_CANCELED, SqlState::T_R_DEADLOCK_DETECTED];
+/// Whether somebody else has it, or it took too long.
+fn is_busy(error: &Error) -> bool {
+    let Error::Sql { source, .. } = error else { return false };
+    let busy =
+        [SqlState::LOCK_NOT_AVAILABLE, SqlState::QUERY_CANCELED, SqlState::T_R_DEADLOCK_DETECTED];
+    source.code().is_some_and(|it| busy.contains(it))
+}
 
 /// Whether the record `m` has a letter that nobody has decided about: requeueing it takes both.
 fn undecided(schema: &str) -> String {

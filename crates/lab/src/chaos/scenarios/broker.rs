@@ -24,8 +24,7 @@ pub(super) async fn killed(lab: &mut Lab) -> Result<Daemons> {
         lab.wait_committed(300).await?;
         lab.nats.start_again().await?;
         lab.fault_is_over();
-        let took = lab.recover().await?;
-        lab.say(&format!("NATS is back; recovered after {took:.2?}"));
+        lab.recovers("NATS is back; recovered").await?;
     }
     Ok(vec![relay])
 }
@@ -44,8 +43,7 @@ pub(super) async fn down_longer_than_dedup_window(lab: &mut Lab) -> Result<Daemo
         lab.nats.start_again().await?;
         lab.to_nats.restore().await?;
         lab.fault_is_over();
-        let took = lab.recover().await?;
-        lab.say(&format!("NATS is back and has forgotten the ids; recovered after {took:.2?}"));
+        lab.recovers("NATS is back and has forgotten the ids; recovered").await?;
         lab.to_nats.set_delay(SLOW);
     }
     Ok(vec![relay])
@@ -61,8 +59,7 @@ pub(super) async fn half_open_network(lab: &mut Lab) -> Result<Daemons> {
     lab.wait_committed(300).await?;
     lab.to_nats.restore().await?;
     lab.fault_is_over();
-    let took = lab.recover().await?;
-    lab.say(&format!("restored; recovered after {took:.2?}"));
+    lab.recovers("restored; recovered").await?;
 
     lab.wait_committed(200).await?;
     lab.to_postgres.blackhole(Direction::Both);
@@ -70,7 +67,6 @@ pub(super) async fn half_open_network(lab: &mut Lab) -> Result<Daemons> {
     lab.wait_committed(900).await?;
     lab.to_postgres.restore().await?;
     lab.fault_is_over();
-    let took = lab.recover().await?;
-    lab.say(&format!("restored; recovered after {took:.2?}"));
+    lab.recovers("restored; recovered").await?;
     Ok(vec![relay])
 }

@@ -12,8 +12,7 @@ pub(super) async fn between_ack_and_mark(lab: &mut Lab) -> Result<Daemons> {
     // More than come on a machine however slow.
     lab.set("TAILPOST_RELAY__MARK_BATCH", "100000");
     for _ in 0..3 {
-        let relay = lab.start_relay()?;
-        relay.wait_active().await?;
+        let relay = lab.active_relay().await?;
         lab.wait_committed(300).await?;
         lab.recover().await?;
         relay.kill().await?;
@@ -31,8 +30,7 @@ pub(super) async fn between_ack_and_mark(lab: &mut Lab) -> Result<Daemons> {
 
 pub(super) async fn between_mark_and_confirm(lab: &mut Lab) -> Result<Daemons> {
     for round in 0..3 {
-        let relay = lab.start_relay()?;
-        relay.wait_active().await?;
+        let relay = lab.active_relay().await?;
         lab.wait_committed(300).await?;
         lab.recover().await?;
         relay.kill().await?;

@@ -2,11 +2,12 @@
 
 use anyhow::{Result, ensure};
 
-use super::{Daemons, Lab};
+use super::{Daemons, Lab, Servers};
 use crate::chaos::wait::until;
 
-/// What the broker takes, in bytes; [`POISON`] is larger.
-pub(in crate::chaos) const LITTLE_PAYLOADS: u32 = 4_096;
+/// The broker takes 4 KiB; [`POISON`] is larger.
+pub(in crate::chaos) const LITTLE_PAYLOADS: Servers =
+    Servers { max_payload: Some(4_096), ..Servers::PLAIN };
 
 /// One event that the broker will never take.
 pub(in crate::chaos) const POISON: &str = "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload) \
@@ -39,8 +40,7 @@ pub(super) async fn poison_in_backlog(lab: &mut Lab) -> Result<Daemons> {
 }
 
 pub(super) async fn million_row_transaction(lab: &mut Lab) -> Result<Daemons> {
-    let relay = lab.start_relay()?;
-    relay.wait_active().await?;
+    let relay = lab.active_relay().await?;
     // Ids in order: the index grows at its end.
     let insert = format!(
         "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload) \
@@ -58,8 +58,7 @@ pub(super) async fn million_row_transaction(lab: &mut Lab) -> Result<Daemons> {
 }
 
 pub(super) async fn ddl_while_running(lab: &mut Lab) -> Result<Daemons> {
-    let relay = lab.start_relay()?;
-    relay.wait_active().await?;
+    let relay = lab.active_relay().await?;
     for change in [
         "ADD COLUMN note TEXT",
         // Writes the table anew: those rows are no new events.

@@ -16,8 +16,7 @@ pub(super) async fn killed(lab: &mut Lab) -> Result<Daemons> {
         lab.postgres.start_again().await?;
         lab.fault_is_over();
         lab.wait_committed(50).await?;
-        let took = lab.recover().await?;
-        lab.say(&format!("PostgreSQL is back; recovered after {took:.2?}"));
+        lab.recovers("PostgreSQL is back; recovered").await?;
     }
     Ok(vec![relay])
 }
@@ -25,8 +24,7 @@ pub(super) async fn killed(lab: &mut Lab) -> Result<Daemons> {
 pub(super) async fn slow_synchronous_standby(lab: &mut Lab) -> Result<Daemons> {
     const SILENCE: Duration = Duration::from_millis(1_500);
     let standby = Postgres::start_standby_of(&lab.postgres, "standby_1", true).await?;
-    let relay = lab.start_relay()?;
-    relay.wait_active().await?;
+    let relay = lab.active_relay().await?;
     for _ in 0..3 {
         lab.wait_committed(300).await?;
         lab.recover().await?;

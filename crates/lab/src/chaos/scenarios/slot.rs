@@ -3,35 +3,33 @@
 use crate::postgres::Postgres;
 use anyhow::Result;
 
-use super::{Daemons, Lab};
+use super::{Daemons, Lab, Servers};
 use crate::chaos::wait::until;
 
 /// PostgreSQL gives up a slot that keeps more than a segment of the log.
-pub(super) const LITTLE_LOG: &[(&str, &str)] = &[("max_slot_wal_keep_size", "1MB")];
+pub(super) const LITTLE_LOG: Servers =
+    Servers { postgres: &[("max_slot_wal_keep_size", "1MB")], ..Servers::PLAIN };
 
 /// Between its reader's end and the next one's start.
 pub(in crate::chaos) const DROP_SLOT: &str = "SELECT pg_terminate_backend(active_pid, 1000), pg_drop_replication_slot(slot_name) \
      FROM pg_replication_slots WHERE slot_name = 'tailpost'";
 
 pub(super) async fn dropped(lab: &mut Lab) -> Result<Daemons> {
-    let relay = lab.start_relay()?;
-    relay.wait_active().await?;
+    let relay = lab.active_relay().await?;
     for _ in 0..3 {
         lab.wait_committed(300).await?;
         until("the slot is dropped", async || lab.execute(DROP_SLOT).await.map(|()| true)).await?;
         lab.fault_is_over();
         lab.say("dropped the slot under the relay");
         lab.wait_committed(100).await?;
-        let took = lab.recover().await?;
-        lab.say(&format!("recovered after {took:.2?}"));
+        lab.recovers("recovered").await?;
     }
     relay.wait_log("the replication slot is gone").await?;
     Ok(vec![relay])
 }
 
 pub(super) async fn invalidated(lab: &mut Lab) -> Result<Daemons> {
-    let relay = lab.start_relay()?;
-    relay.wait_active().await?;
+    let relay = lab.active_relay().await?;
     lab.wait_committed(300).await?;
     lab.nats.pause()?;
     lab.wait_committed(100).await?;
@@ -48,22 +46,19 @@ pub(super) async fn invalidated(lab: &mut Lab) -> Result<Daemons> {
     lab.fault_is_over();
     relay.wait_log("PostgreSQL gave the slot's log up").await?;
     lab.wait_committed(100).await?;
-    let took = lab.recover().await?;
-    lab.say(&format!("NATS goes on; recovered after {took:.2?}"));
+    lab.recovers("NATS goes on; recovered").await?;
     Ok(vec![relay])
 }
 
 pub(super) async fn failover(lab: &mut Lab) -> Result<Daemons> {
     let standby = Postgres::start_standby_of(&lab.postgres, "standby_1", true).await?;
-    let relay = lab.start_relay()?;
-    relay.wait_active().await?;
+    let relay = lab.active_relay().await?;
     lab.wait_committed(300).await?;
     lab.recover().await?;
     relay.kill().await?;
     // Their marks lag when the primary dies.
     lab.set("TAILPOST_RELAY__MARK_INTERVAL", "1h");
-    let relay = lab.start_relay()?;
-    relay.wait_active().await?;
+    let relay = lab.active_relay().await?;
     lab.wait_committed(200).await?;
     lab.recover().await?;
     relay.kill().await?;
@@ -80,8 +75,7 @@ pub(super) async fn failover(lab: &mut Lab) -> Result<Daemons> {
     let relay = lab.start_relay()?;
     relay.wait_log("the replication slot is gone").await?;
     lab.wait_committed(200).await?;
-    let took = lab.recover().await?;
-    lab.say(&format!("recovered after {took:.2?}"));
+    lab.recovers("recovered").await?;
     drop(old);
     Ok(vec![relay])
 }

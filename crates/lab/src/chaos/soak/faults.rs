@@ -135,11 +135,7 @@ impl Soak {
 
     async fn cut_network(&mut self) -> Result<()> {
         let (to_nats, pause) = (self.random.random_bool(0.5), self.up_to(1_500));
-        let (name, proxy) = if to_nats {
-            ("NATS", &mut self.lab.to_nats)
-        } else {
-            ("PostgreSQL", &mut self.lab.to_postgres)
-        };
+        let (name, proxy) = self.lab.network(to_nats);
         proxy.cut().await;
         self.tell(&format!("cut the network to {name} for {pause:?}"));
         tokio::time::sleep(pause).await;
@@ -150,11 +146,7 @@ impl Soak {
         let (to_nats, pause) = (self.random.random_bool(0.6), self.up_to(6_000));
         let directions = [Direction::ToClient, Direction::ToServer, Direction::Both];
         let direction = directions[self.random.random_range(0..directions.len())];
-        let (name, proxy) = if to_nats {
-            ("NATS", &mut self.lab.to_nats)
-        } else {
-            ("PostgreSQL", &mut self.lab.to_postgres)
-        };
+        let (name, proxy) = self.lab.network(to_nats);
         proxy.blackhole(direction);
         self.tell(&format!("the network to {name} swallows {direction:?} for {pause:?}"));
         tokio::time::sleep(pause).await;

@@ -25,14 +25,13 @@ impl Soak {
         let fate = *fates.choose(&mut self.random).unwrap_or(&After::Silence);
         let anew = self.random.random_bool(0.5);
         let (lasting, silent) = (self.up_to(MILLISECONDS_MAX), self.up_to(SILENT_MAX));
-        let name = if to_nats { "NATS" } else { "PostgreSQL" };
+        let (name, _) = self.lab.network(to_nats);
         let opened = if anew { ", opened anew" } else { "" };
         self.tell(&format!(
             "{fate:?} after {messages} messages of each connection to {name}{opened}, for \
              {lasting:?}; what is silent then stays so for {silent:?}"
         ));
-        let lab = &mut self.lab;
-        let proxy = if to_nats { &mut lab.to_nats } else { &mut lab.to_postgres };
+        let (_, proxy) = self.lab.network(to_nats);
         if anew {
             proxy.cut().await;
             proxy.restore().await?;

@@ -76,6 +76,7 @@ impl World {
     pub(super) fn effects(&mut self) {
         self.relay.engine.turn(self.now);
         while let Some(effect) = self.relay.engine.next_effect() {
+            self.note_asked(&effect);
             match effect {
                 Effect::Confirm(lsn) => {
                     assert!(lsn <= self.written.end, "confirmed beyond what is written down");

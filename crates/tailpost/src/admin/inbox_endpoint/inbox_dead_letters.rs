@@ -82,7 +82,7 @@ async fn list(
     let after: Option<LetterPlace> = cursor::decode(query.cursor.as_deref())?;
     let (filter, limit) = query.read()?;
     let (filter, letters) = (filter.into(), state.open(consumer).await?);
-    let mut page = letters.overview_after(&filter, after.as_ref(), limit + 1).await?;
+    let mut page = letters.overview(&filter, after.as_ref(), limit + 1).await?;
     page.next = cursor::end_page(&mut page.dead_letters, limit, DeadLetter::place)?;
     json(&page)
 }
@@ -111,7 +111,7 @@ async fn decide(
     let of = [id][..].into();
     let done = letters.decide(action, &of, &actor).await?;
     if done.is_empty() {
-        return Err(match &letters.list(&of, 1).await?[..] {
+        return Err(match &letters.list(&of, None, 1).await?[..] {
             [] => Refusal::no_dead_letter(id).into(),
             _ => Refusal::not_dead(action.name()).into(),
         });

@@ -48,7 +48,7 @@ impl Queue for DeadLetters {
     type Letter = DeadLetter;
 
     async fn overview(&self, filter: &Filter, limit: u32) -> anyhow::Result<Overview> {
-        Ok(self.overview(&filter.clone().into(), limit).await?)
+        Ok(self.overview(&filter.clone().into(), None, limit).await?)
     }
 
     async fn work_through(
@@ -108,7 +108,7 @@ async fn decide(letters: &DeadLetters, action: Action, args: &WorkArgs) -> anyho
         return decide::many(letters, action, args).await;
     }
     let (verb, of) = (action.name(), args.ids.as_slice().into());
-    let found = letters.list(&of, LETTERS_MAX).await?;
+    let found = letters.list(&of, None, LETTERS_MAX).await?;
     if let Some(id) = args.ids.iter().find(|id| !found.iter().any(|it| it.event_id == **id)) {
         return Err(Refusal::no_dead_letter(*id).into());
     }
@@ -144,7 +144,7 @@ async fn decide(letters: &DeadLetters, action: Action, args: &WorkArgs) -> anyho
 
 async fn export(letters: &DeadLetters, args: &ExportArgs) -> anyhow::Result<()> {
     let filter = args.filter.filter();
-    let found = letters.list(&filter.clone().into(), LETTERS_MAX).await?;
+    let found = letters.list(&filter.clone().into(), None, LETTERS_MAX).await?;
     let mut events: Vec<_> = found.iter().map(|it| it.event_id).collect();
     events.dedup();
     let mut to = Destination::open(args.output.as_deref())?;
