@@ -99,7 +99,6 @@ impl World {
                 self.removed.insert(at);
             }
         }
-        self.forgotten = end;
     }
 
     /// Nothing tells what the stream has lost: what may have been published comes again.
