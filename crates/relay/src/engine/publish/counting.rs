@@ -304,3 +304,6 @@ impl Publishing {
         self.is_idle() && !is_within && has_passed && !self.has_stored_beyond((confirmed, 0))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -190,9 +190,12 @@ impl World {
         (generation, vec![answer])
     }
 
+    /// The ids of messages that are gone are forgotten, and no others: a broker that restarts reads
+    /// them from the messages that it has.
     fn known(&self, message: &Flying) -> Option<u64> {
         let at = self.stream.iter().rposition(|it| it.id == Some(message.id))?;
-        (self.faults.dedup && at >= self.forgotten).then_some(at as u64 + 1)
+        let is_known = at >= self.forgotten && !self.removed.contains(&at);
+        (self.faults.dedup && is_known).then_some(at as u64 + 1)
     }
 
     fn is_fenced_off(&self, message: &Flying) -> bool {

@@ -93,7 +93,8 @@ impl World {
             ids.into_iter().filter(|id| !self.late_rows.contains(id)).collect()
         };
         let (stored, expected) = (in_time(stored), in_time(expected));
-        let Faults { foreign, blocking, .. } = self.faults;
+        let Faults { foreign, blocking, by_watermark, fickle, .. } = self.faults;
+        assert!(!(by_watermark && self.was_keyed) || fickle, "left the fence without ids");
         if foreign == Foreign::Never {
             assert_eq!(self.publishing().counts().foreign, 0, "its own messages are not its own");
         }

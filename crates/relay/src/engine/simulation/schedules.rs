@@ -199,7 +199,15 @@ fn a_row_that_never_passed_the_log_is_published_from_the_table() {
 
 #[test]
 fn a_watermark_that_is_the_only_mark_comes_to_rest() {
-    run(Faults { by_watermark: true, failing: true, ..CALM });
+    run(Faults { by_watermark: true, dedup: false, failing: true, ..CALM });
+}
+
+/// Its messages have no ids, so that no other mode could follow.
+#[test]
+fn a_relay_that_only_keeps_a_watermark_stays_fenced_whoever_writes() {
+    let lean = Faults { by_watermark: true, dedup: false, foreign: Foreign::Always, ..CALM };
+    run(lean);
+    run(Faults { failing: true, hidden: true, ..lean });
 }
 
 #[test]
@@ -247,7 +255,7 @@ fn a_replay_beside_whatever_happens_is_exact_and_disturbs_nothing() {
 fn events_without_a_row_are_exact_and_in_order_among_those_with_one() {
     run(Faults { emitted: true, dedup: false, ..CALM });
     run(Faults { emitted: true, dedup: false, poison: true, ..ROUGH });
-    run(Faults { emitted: true, by_watermark: true, failing: true, ..CALM });
+    run(Faults { emitted: true, by_watermark: true, dedup: false, failing: true, ..CALM });
 }
 
 // proves: G-OUT-1
