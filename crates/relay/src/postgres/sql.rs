@@ -39,7 +39,7 @@ use outbox::{Column, Table};
 use pgoutput::Lsn;
 use tokio::sync::OnceCell;
 use tokio_postgres::types::{PgLsn, ToSql};
-use tokio_postgres::{Client, SimpleQueryMessage, Statement};
+use tokio_postgres::{Client, Row, SimpleQueryMessage, Statement, ToStatement};
 use uuid::Uuid;
 
 pub(crate) use self::backlog::{Backlog, COUNT_MAX};
@@ -144,6 +144,47 @@ impl Store {
         &self.client
     }
 
+    /// As the client's, and the error says what was being `doing`, in the imperative; so the others.
+    pub(crate) async fn query_one<T: ?Sized + ToStatement>(
+        &self,
+        doing: &'static str,
+        sql: &T,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<Row, Error> {
+        self.client.query_one(sql, parameters).await.map_err(Error::sql(doing))
+    }
+
+    pub(crate) async fn query_opt<T: ?Sized + ToStatement>(
+        &self,
+        doing: &'static str,
+        sql: &T,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<Option<Row>, Error> {
+        self.client.query_opt(sql, parameters).await.map_err(Error::sql(doing))
+    }
+
+    pub(crate) async fn query<T: ?Sized + ToStatement>(
+        &self,
+        doing: &'static str,
+        sql: &T,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>, Error> {
+        self.client.query(sql, parameters).await.map_err(Error::sql(doing))
+    }
+
+    pub(crate) async fn execute<T: ?Sized + ToStatement>(
+        &self,
+        doing: &'static str,
+        sql: &T,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<u64, Error> {
+        self.client.execute(sql, parameters).await.map_err(Error::sql(doing))
+    }
+
+    pub(crate) async fn batch_execute(&self, doing: &'static str, sql: &str) -> Result<(), Error> {
+        self.client.batch_execute(sql).await.map_err(Error::sql(doing))
+    }
+
     /// Whether a row that is gone may be that of a published event.
     pub(crate) fn marks_by_deleting(&self) -> bool {
         self.mark_by == MarkBy::Delete
@@ -175,7 +216,7 @@ impl Store {
         if self.has_index_of_transactions().await? || self.has_index_of_unmarked().await? {
             sql += "; SET enable_seqscan = off";
         }
-        self.client().batch_execute(&sql).await.map_err(Error::sql("configure the session"))
+        self.batch_execute("configure the session", &sql).await
     }
 
     /// How long a statement waits for others' locks from now on; `None` is as configured. On the server,
@@ -189,7 +230,7 @@ impl Store {
              SELECT set_config('statement_timeout', '{STATEMENT_MS_MAX}', false)
              WHERE current_setting('statement_timeout') = '0'"
         );
-        self.client().batch_execute(&sql).await.map_err(Error::sql("configure the session"))
+        self.batch_execute("configure the session", &sql).await
     }
 
     /// Writes down that the stream has these events, or that a route dropped them; already marked
@@ -216,8 +257,7 @@ impl Store {
         {
             let statement = cell.get_or_try_init(|| self.prepare(sql)).await?;
             marked += if tells {
-                let rows = self.client().query(statement, &parameters).await;
-                let rows = rows.map_err(Error::sql(doing))?;
+                let rows = self.query(doing, statement, &parameters).await?;
                 let ids: HashSet<Uuid> = rows.iter().map(|row| row.get(0)).collect();
                 let count = ids.len() as u64;
                 if let Some(deleted) = &mut deleted {
@@ -225,8 +265,7 @@ impl Store {
                 }
                 count
             } else {
-                let marked = self.client().execute(statement, &parameters).await;
-                marked.map_err(Error::sql(doing))?
+                self.execute(doing, statement, &parameters).await?
             };
             if marked >= resolved.len() as u64 {
                 break;
@@ -254,7 +293,7 @@ impl Store {
             _ => format!("payload::text::{name}"),
         };
         let sql = format!("ALTER TABLE {dead} ALTER COLUMN payload TYPE {name} USING {using}");
-        self.client().batch_execute(&sql).await.map_err(Error::sql("change the dead letters"))?;
+        self.batch_execute("change the dead letters", &sql).await?;
         Ok(true)
     }
 
@@ -269,10 +308,12 @@ impl Store {
     /// The snapshot first, then the log's end: what is visible in the one committed before the other.
     pub(crate) async fn observe(&self) -> Result<Watermark, Error> {
         let row = self
-            .client()
-            .query_one("SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn()", &[])
-            .await
-            .map_err(Error::sql("take a snapshot"))?;
+            .query_one(
+                "take a snapshot",
+                "SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn()",
+                &[],
+            )
+            .await?;
         Ok(Watermark { snapshot: row.get(0), lsn: Lsn(row.get::<_, PgLsn>(1).into()) })
     }
 }
@@ -318,18 +359,19 @@ impl Store {
         sql: &str,
         parameters: &[&(dyn ToSql + Sync)],
     ) -> Result<u64, Error> {
-        let row = self.client().query_opt(sql, parameters).await;
-        let row = row.map_err(Error::sql("store the watermark"))?;
+        let row = self.query_opt("store the watermark", sql, parameters).await?;
         let transaction = row.and_then(|row| row.get::<_, String>(0).parse().ok());
         transaction.ok_or(Error::Stalled("the slot's state is gone"))
     }
 
     /// A record in the log that brings nothing but proves that the log still flows.
     pub(crate) async fn heartbeat(&self) -> Result<(), Error> {
-        self.client()
-            .execute("SELECT pg_logical_emit_message(false, 'tailpost', '')", &[])
-            .await
-            .map_err(Error::sql("write a heartbeat"))?;
+        self.execute(
+            "write a heartbeat",
+            "SELECT pg_logical_emit_message(false, 'tailpost', '')",
+            &[],
+        )
+        .await?;
         Ok(())
     }
 
@@ -370,10 +412,8 @@ impl Store {
         for table in ["tailpost_state", "tailpost_rewind"] {
             let table = self.table.companion(table);
             let row = self
-                .client()
-                .query_one("SELECT to_regclass($1) IS NOT NULL", &[&table])
-                .await
-                .map_err(Error::sql("look for the outbox"))?;
+                .query_one("look for the outbox", "SELECT to_regclass($1) IS NOT NULL", &[&table])
+                .await?;
             if !row.get::<_, bool>(0) {
                 return Err(Error::NotSetUp { missing: format!("table {table}") });
             }
