@@ -181,6 +181,16 @@ impl Store {
         self.client.execute(sql, parameters).await.map_err(Error::sql(doing))
     }
 
+    /// As [`execute`](Self::execute), for whom it is all the same how many rows that were.
+    pub(crate) async fn perform<T: ?Sized + ToStatement>(
+        &self,
+        doing: &'static str,
+        sql: &T,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<(), Error> {
+        self.execute(doing, sql, parameters).await.map(|_| ())
+    }
+
     pub(crate) async fn batch_execute(&self, doing: &'static str, sql: &str) -> Result<(), Error> {
         self.client.batch_execute(sql).await.map_err(Error::sql(doing))
     }
@@ -307,13 +317,8 @@ impl Store {
 
     /// The snapshot first, then the log's end: what is visible in the one committed before the other.
     pub(crate) async fn observe(&self) -> Result<Watermark, Error> {
-        let row = self
-            .query_one(
-                "take a snapshot",
-                "SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn()",
-                &[],
-            )
-            .await?;
+        let sql = "SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn()";
+        let row = self.query_one("take a snapshot", sql, &[]).await?;
         Ok(Watermark { snapshot: row.get(0), lsn: Lsn(row.get::<_, PgLsn>(1).into()) })
     }
 }
@@ -366,13 +371,8 @@ impl Store {
 
     /// A record in the log that brings nothing but proves that the log still flows.
     pub(crate) async fn heartbeat(&self) -> Result<(), Error> {
-        self.execute(
-            "write a heartbeat",
-            "SELECT pg_logical_emit_message(false, 'tailpost', '')",
-            &[],
-        )
-        .await?;
-        Ok(())
+        let sql = "SELECT pg_logical_emit_message(false, 'tailpost', '')";
+        self.perform("write a heartbeat", sql, &[]).await
     }
 
     /// Where the log ends now, made sure to be followed by something, so that it can be reached.
@@ -411,9 +411,8 @@ impl Store {
         // The first and the latest.
         for table in ["tailpost_state", "tailpost_rewind"] {
             let table = self.table.companion(table);
-            let row = self
-                .query_one("look for the outbox", "SELECT to_regclass($1) IS NOT NULL", &[&table])
-                .await?;
+            let sql = "SELECT to_regclass($1) IS NOT NULL";
+            let row = self.query_one("look for the outbox", sql, &[&table]).await?;
             if !row.get::<_, bool>(0) {
                 return Err(Error::NotSetUp { missing: format!("table {table}") });
             }

@@ -320,9 +320,8 @@ impl Store {
              SELECT id FROM decided",
             replays = self.table.companion("tailpost_replays"),
         );
-        let it = self
-            .query_opt("decide about a replay", &sql, &[&id, &decision.name(), &by, &why])
-            .await?;
+        let doing = "decide about a replay";
+        let it = self.query_opt(doing, &sql, &[&id, &decision.name(), &by, &why]).await?;
         Ok(it.is_some())
     }
 

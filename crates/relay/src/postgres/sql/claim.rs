@@ -124,9 +124,8 @@ impl Store {
     /// What keeps claims cheap while many rows wait. Says whether it was missing.
     pub(crate) async fn ensure_poll_index(&self) -> Result<bool, Error> {
         let index = self.table.companion("idx_outbox_unpublished_seq");
-        let found = self
-            .query_one("look for the index", "SELECT to_regclass($1) IS NULL", &[&index])
-            .await?;
+        let sql = "SELECT to_regclass($1) IS NULL";
+        let found = self.query_one("look for the index", sql, &[&index]).await?;
         let is_missing = found.get(0);
         let sql = format!(
             "CREATE INDEX IF NOT EXISTS idx_outbox_unpublished_seq ON {} (seq)

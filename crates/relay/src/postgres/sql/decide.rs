@@ -277,9 +277,8 @@ impl Store {
             noted = self.note("discard", "NULL"),
         );
         let (Actor { name, via, .. }, why) = (actor, actor.why());
-        let row = self
-            .query_one("discard a dead letter", &sql, &[&id, &None::<&str>, name, via, &why])
-            .await?;
+        let doing = "discard a dead letter";
+        let row = self.query_one(doing, &sql, &[&id, &None::<&str>, name, via, &why]).await?;
         Ok(row.get::<_, i64>(0) > 0)
     }
 

@@ -118,9 +118,8 @@ impl Store {
         let sql = "SELECT pubname::text FROM pg_publication_tables
                    WHERE schemaname = $1 AND tablename = $2 ORDER BY 1";
         let table = [self.table.schema(), self.table.name()];
-        let rows = self
-            .query("look for publications of other shards", sql, &[&table[0], &table[1]])
-            .await?;
+        let doing = "look for publications of other shards";
+        let rows = self.query(doing, sql, &[&table[0], &table[1]]).await?;
         let names = rows.iter().map(|row| row.get::<_, String>(0));
         Ok(names.filter(|it| config.is_publication_of_other_shards(it)).collect())
     }

@@ -125,14 +125,10 @@ impl Rows {
         pause: Duration,
     ) -> Result<(), Error> {
         let reason = fit(reason);
+        let doing = "write down a failed attempt";
         self.0
-            .execute(
-                "write down a failed attempt",
-                &note_failure(&self.0.table),
-                &[&id, &reason, &pause.as_secs_f64()],
-            )
-            .await?;
-        Ok(())
+            .perform(doing, &note_failure(&self.0.table), &[&id, &reason, &pause.as_secs_f64()])
+            .await
     }
 }
 
@@ -226,14 +222,9 @@ impl Store {
     /// parked.
     pub(super) async fn put_back(&self) -> Result<String, Error> {
         let (table, outbox) = (&self.table, self.table.quoted());
-        let rows = self
-            .query(
-                "look at the table's columns",
-                "SELECT attname::text, format_type(atttypid, atttypmod) FROM pg_attribute
-                 WHERE attrelid = $1::text::regclass AND attnum > 0 AND NOT attisdropped",
-                &[&outbox],
-            )
-            .await?;
+        let sql = "SELECT attname::text, format_type(atttypid, atttypmod) FROM pg_attribute
+                 WHERE attrelid = $1::text::regclass AND attnum > 0 AND NOT attisdropped";
+        let rows = self.query("look at the table's columns", sql, &[&outbox]).await?;
         let types: HashMap<String, String> =
             rows.iter().map(|row| (row.get(0), row.get(1))).collect();
         let (mut names, mut values) = (Vec::new(), Vec::new());
@@ -307,14 +298,8 @@ impl Rows {
     pub(crate) async fn note_found(&self, found: &[Resolved]) -> Result<(), Error> {
         let ids: Vec<Uuid> = found.iter().map(|it| it.id).collect();
         let seqs: Vec<Option<i64>> = found.iter().map(|it| it.seq.map(u64::cast_signed)).collect();
-        self.0
-            .execute(
-                "write down what the stream had already",
-                &note_found(&self.0.table),
-                &[&ids, &seqs],
-            )
-            .await?;
-        Ok(())
+        let doing = "write down what the stream had already";
+        self.0.perform(doing, &note_found(&self.0.table), &[&ids, &seqs]).await
     }
 }
 

@@ -116,8 +116,7 @@ impl Store {
     /// A process that is stopped for long is in nobody's way.
     pub(crate) async fn unlock_rewind(&self, slot: &str) -> Result<(), Error> {
         let sql = "SELECT pg_advisory_unlock(hashtextextended('tailpost rewind ' || $1, 0))";
-        let _ = self.execute(LOOKING, sql, &[&slot]).await?;
-        Ok(())
+        self.perform(LOOKING, sql, &[&slot]).await
     }
 
     /// Makes the rewind slot where the relay's own is, and writes down why. First that it is ours:
@@ -143,8 +142,7 @@ impl Store {
              WHERE slot = $1",
             self.table.companion("tailpost_rewind")
         );
-        let _ = self.execute(NOTING, &sql, &[&slot, &because]).await?;
-        Ok(())
+        self.perform(NOTING, &sql, &[&slot, &because]).await
     }
 
     /// Drops a rewind slot whose log is gone, and writes down when that was.
@@ -157,8 +155,7 @@ impl Store {
              WHERE slot = $1",
             self.table.companion("tailpost_rewind")
         );
-        let _ = self.execute(NOTING, &sql, &[&slot]).await?;
-        Ok(())
+        self.perform(NOTING, &sql, &[&slot]).await
     }
 
     /// There is to be no rewind slot any more.
@@ -169,8 +166,7 @@ impl Store {
             marks = self.table.companion("tailpost_rewind_marks"),
             rewind = self.table.companion("tailpost_rewind"),
         );
-        let _ = self.execute(NOTING, &sql, &[&slot]).await?;
-        Ok(())
+        self.perform(NOTING, &sql, &[&slot]).await
     }
 
     /// Writes down why the rewind slot cannot be kept; `None` if it can.
@@ -189,8 +185,7 @@ impl Store {
              WHERE r.failure IS DISTINCT FROM excluded.failure",
             rewind = self.table.companion("tailpost_rewind"),
         );
-        let _ = self.execute(NOTING, &sql, &[&slot, &why]).await?;
-        Ok(())
+        self.perform(NOTING, &sql, &[&slot, &why]).await
     }
 
     /// Makes a slot that begins where another one is. Says where that is.

@@ -70,8 +70,7 @@ impl Store {
             "UPDATE {} SET start_lsn = NULL, updated_at = now() WHERE slot = $1",
             self.table.companion("tailpost_state")
         );
-        self.execute("distrust the slot", &sql, &[&slot]).await?;
-        Ok(())
+        self.perform("distrust the slot", &sql, &[&slot]).await
     }
 }
 
@@ -79,23 +78,16 @@ impl Books {
     /// Confirms what the replication connection could not confirm before it closed.
     pub(crate) async fn advance_slot(&self, slot: &str, to: Lsn) -> Result<(), Error> {
         let to = PgLsn::from(to.0);
-        self.0
-            .execute(
-                "advance the slot",
-                "SELECT pg_replication_slot_advance($1, $2)",
-                &[&slot, &to],
-            )
-            .await?;
-        Ok(())
+        let sql = "SELECT pg_replication_slot_advance($1, $2)";
+        self.0.perform("advance the slot", sql, &[&slot, &to]).await
     }
 }
 
 impl Store {
     /// Where the log ends now.
     pub(crate) async fn log_end(&self) -> Result<Lsn, Error> {
-        let row = self
-            .query_one("ask for the log's end", "SELECT pg_current_wal_insert_lsn()", &[])
-            .await?;
+        let sql = "SELECT pg_current_wal_insert_lsn()";
+        let row = self.query_one("ask for the log's end", sql, &[]).await?;
         let end: PgLsn = row.get(0);
         Ok(Lsn(end.into()))
     }
@@ -206,9 +198,7 @@ impl Store {
             state = self.table.companion("tailpost_state")
         );
         let (prefix, outbox) = (self.table.wal_prefix(), self.table.quoted());
-        self.execute("say that messages are taken", &sql, &[&slot, &prefix, &outbox])
-            .await
-            .map(|_| ())
+        self.perform("say that messages are taken", &sql, &[&slot, &prefix, &outbox]).await
     }
 
     /// Says that it takes none any more. The slot may have some yet to bring, which `wal_seq` tells
@@ -237,9 +227,7 @@ impl Store {
             "UPDATE {} SET epoch_reason = $2, epoch_at = NULL, updated_at = now() WHERE slot = $1",
             self.table.companion("tailpost_state")
         );
-        self.execute("write down why the slot is dropped", &sql, &[&slot, &reason])
-            .await
-            .map(|_| ())
+        self.perform("write down why the slot is dropped", &sql, &[&slot, &reason]).await
     }
 }
 
@@ -267,14 +255,8 @@ impl Books {
              )",
             self.0.table.companion("tailpost_state")
         );
-        self.0
-            .execute(
-                "write down that the gap is filled",
-                &sql,
-                &[&slot, &rows.cast_signed(), &reader],
-            )
-            .await
-            .map(|_| ())
+        let doing = "write down that the gap is filled";
+        self.0.perform(doing, &sql, &[&slot, &rows.cast_signed(), &reader]).await
     }
 }
 
@@ -307,13 +289,8 @@ impl Store {
 
     /// Which process reads the slot.
     pub(crate) async fn slot_reader(&self, slot: &str) -> Result<Option<i32>, Error> {
-        let row = self
-            .query_opt(
-                "look at the slot",
-                "SELECT active_pid FROM pg_replication_slots WHERE slot_name = $1",
-                &[&slot],
-            )
-            .await?;
+        let sql = "SELECT active_pid FROM pg_replication_slots WHERE slot_name = $1";
+        let row = self.query_opt("look at the slot", sql, &[&slot]).await?;
         Ok(row.and_then(|row| row.get(0)))
     }
 
@@ -325,29 +302,18 @@ impl Store {
 
     /// One relay at a time decides what becomes of a slot. Released with the connection at the latest.
     pub(crate) async fn lock_slot(&self, slot: &str) -> Result<(), Error> {
-        self.execute(
-            "lock the slot",
-            "SELECT pg_advisory_lock(hashtextextended('tailpost slot ' || $1, 0))",
-            &[&slot],
-        )
-        .await?;
-        Ok(())
+        let sql = "SELECT pg_advisory_lock(hashtextextended('tailpost slot ' || $1, 0))";
+        self.perform("lock the slot", sql, &[&slot]).await
     }
 
     pub(crate) async fn unlock_slot(&self, slot: &str) -> Result<(), Error> {
-        self.execute(
-            "unlock the slot",
-            "SELECT pg_advisory_unlock(hashtextextended('tailpost slot ' || $1, 0))",
-            &[&slot],
-        )
-        .await?;
-        Ok(())
+        let sql = "SELECT pg_advisory_unlock(hashtextextended('tailpost slot ' || $1, 0))";
+        self.perform("unlock the slot", sql, &[&slot]).await
     }
 
     pub(crate) async fn drop_slot(&self, slot: &str) -> Result<(), Error> {
-        self.execute("drop the replication slot", "SELECT pg_drop_replication_slot($1)", &[&slot])
-            .await?;
-        Ok(())
+        self.perform("drop the replication slot", "SELECT pg_drop_replication_slot($1)", &[&slot])
+            .await
     }
 
     pub(crate) async fn load_state(&self, slot: &str) -> Result<Option<StateRow>, Error> {
@@ -400,9 +366,8 @@ impl Store {
                  updated_at = now()",
             state = self.table.companion("tailpost_state")
         );
-        self.execute("announce a new slot", &sql, &[&slot, &system_identifier, &timeline, &reason])
-            .await?;
-        Ok(())
+        let doing = "announce a new slot";
+        self.perform(doing, &sql, &[&slot, &system_identifier, &timeline, &reason]).await
     }
 
     /// Stores what a new slot brings: the rows that are not visible in `start_snapshot`.
@@ -427,13 +392,9 @@ impl Store {
             state = self.table.companion("tailpost_state")
         );
         let lsn = PgLsn::from(start_lsn.0);
-        self.execute(
-            "store the slot's start",
-            &sql,
-            &[&slot, &system_identifier, &timeline, &start_snapshot, &lsn],
-        )
-        .await?;
-        Ok(())
+        let doing = "store the slot's start";
+        self.perform(doing, &sql, &[&slot, &system_identifier, &timeline, &start_snapshot, &lsn])
+            .await
     }
 }
 
