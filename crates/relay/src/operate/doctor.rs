@@ -186,7 +186,7 @@ async fn contents(client: &Client, config: &Config) -> Known<Contents> {
     let connected = async {
         let store = Store::connect(config, "tailpost doctor").await?;
         let bounded = "SET statement_timeout = '5s'; SET lock_timeout = '1s'";
-        store.client().batch_execute(bounded).await.map_err(Error::sql("configure the session"))?;
+        store.batch_execute("configure the session", bounded).await?;
         Ok(store)
     };
     let store = read_server::answered("connect", connected).await;

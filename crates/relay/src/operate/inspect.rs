@@ -351,7 +351,7 @@ async fn outbox(config: &Config, store: &Store, backlog: Backlog) -> Result<Outb
                 (SELECT count(*) FROM {owed})",
         owed = config.table.companion("tailpost_owed")
     );
-    let asked = async { store.client().query_one(&sql, &[]).await.map_err(Error::sql(doing)) };
+    let asked = async { store.query_one(doing, &sql, &[]).await };
     let row = Opening::unobserved(config).on(store, doing, asked).await?;
     let looked = store.unidentified();
     let unidentified = Opening::unobserved(config).on(store, doing, looked).await?;

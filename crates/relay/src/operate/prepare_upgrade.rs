@@ -220,18 +220,18 @@ async fn notes(config: &Config, store: &Store, server: u32) -> Result<Vec<String
 }
 
 async fn texts(store: &Store, sql: &str) -> Result<Vec<String>, Error> {
-    let rows = store.client().query(sql, &[]).await.map_err(Error::sql(LOOKING))?;
+    let rows = store.query(LOOKING, sql, &[]).await?;
     Ok(rows.iter().map(|row| row.get(0)).collect())
 }
 
 async fn log_end(store: &Store) -> Result<Lsn, Error> {
-    let row = store.client().query_one("SELECT pg_current_wal_insert_lsn()", &[]).await;
-    let end: PgLsn = row.map_err(Error::sql(LOOKING))?.get(0);
+    let row = store.query_one(LOOKING, "SELECT pg_current_wal_insert_lsn()", &[]).await?;
+    let end: PgLsn = row.get(0);
     Ok(Lsn(end.into()))
 }
 
 async fn version(store: &Store) -> Result<u32, Error> {
     let sql = "SELECT current_setting('server_version_num')::int / 10000";
-    let row = store.client().query_one(sql, &[]).await.map_err(Error::sql(LOOKING))?;
+    let row = store.query_one(LOOKING, sql, &[]).await?;
     Ok(row.get::<_, i32>(0).unsigned_abs())
 }

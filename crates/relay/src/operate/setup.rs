@@ -200,7 +200,7 @@ async fn written_by_subscriptions(
 async fn check_policies(config: &Config, store: &Store) -> Result<(), Error> {
     let (table, dead) = (config.table.quoted(), config.table.companion("outbox_dead_letter"));
     let sql = format!("SELECT FROM {table} LIMIT 0; SELECT FROM {dead} LIMIT 0");
-    store.client().batch_execute(&sql).await.map_err(Error::sql("look for policies"))
+    store.batch_execute("look for policies", &sql).await
 }
 
 async fn tables(

@@ -60,10 +60,6 @@ async fn has_events(store: &Store, config: &Config, until: Lsn) -> Result<bool, 
     // Quoted as the plugin parses it: a list of identifiers.
     let publication = format!("\"{}\"", config.publication.replace('"', "\"\""));
     let until = PgLsn::from(until.0);
-    let row = store
-        .client()
-        .query_one(sql, &[&config.slot, &until, &publication])
-        .await
-        .map_err(Error::sql(LOOKING))?;
+    let row = store.query_one(LOOKING, sql, &[&config.slot, &until, &publication]).await?;
     Ok(row.get(0))
 }

@@ -39,7 +39,7 @@ use outbox::{Column, Table};
 use pgoutput::Lsn;
 use tokio::sync::OnceCell;
 use tokio_postgres::types::{PgLsn, ToSql};
-use tokio_postgres::{Client, SimpleQueryMessage, Statement};
+use tokio_postgres::{Client, Row, SimpleQueryMessage, Statement, ToStatement};
 use uuid::Uuid;
 
 pub(crate) use self::backlog::{Backlog, COUNT_MAX};
@@ -144,6 +144,57 @@ impl Store {
         &self.client
     }
 
+    /// As the client's, and the error says what was being `doing`, in the imperative; so the others.
+    pub(crate) async fn query_one<T: ?Sized + ToStatement>(
+        &self,
+        doing: &'static str,
+        sql: &T,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<Row, Error> {
+        self.client.query_one(sql, parameters).await.map_err(Error::sql(doing))
+    }
+
+    pub(crate) async fn query_opt<T: ?Sized + ToStatement>(
+        &self,
+        doing: &'static str,
+        sql: &T,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<Option<Row>, Error> {
+        self.client.query_opt(sql, parameters).await.map_err(Error::sql(doing))
+    }
+
+    pub(crate) async fn query<T: ?Sized + ToStatement>(
+        &self,
+        doing: &'static str,
+        sql: &T,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>, Error> {
+        self.client.query(sql, parameters).await.map_err(Error::sql(doing))
+    }
+
+    pub(crate) async fn execute<T: ?Sized + ToStatement>(
+        &self,
+        doing: &'static str,
+        sql: &T,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<u64, Error> {
+        self.client.execute(sql, parameters).await.map_err(Error::sql(doing))
+    }
+
+    /// As [`execute`](Self::execute), for whom it is all the same how many rows that were.
+    pub(crate) async fn perform<T: ?Sized + ToStatement>(
+        &self,
+        doing: &'static str,
+        sql: &T,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<(), Error> {
+        self.execute(doing, sql, parameters).await.map(|_| ())
+    }
+
+    pub(crate) async fn batch_execute(&self, doing: &'static str, sql: &str) -> Result<(), Error> {
+        self.client.batch_execute(sql).await.map_err(Error::sql(doing))
+    }
+
     /// Whether a row that is gone may be that of a published event.
     pub(crate) fn marks_by_deleting(&self) -> bool {
         self.mark_by == MarkBy::Delete
@@ -175,7 +226,7 @@ impl Store {
         if self.has_index_of_transactions().await? || self.has_index_of_unmarked().await? {
             sql += "; SET enable_seqscan = off";
         }
-        self.client().batch_execute(&sql).await.map_err(Error::sql("configure the session"))
+        self.batch_execute("configure the session", &sql).await
     }
 
     /// How long a statement waits for others' locks from now on; `None` is as configured. On the server,
@@ -189,7 +240,7 @@ impl Store {
              SELECT set_config('statement_timeout', '{STATEMENT_MS_MAX}', false)
              WHERE current_setting('statement_timeout') = '0'"
         );
-        self.client().batch_execute(&sql).await.map_err(Error::sql("configure the session"))
+        self.batch_execute("configure the session", &sql).await
     }
 
     /// Writes down that the stream has these events, or that a route dropped them; already marked
@@ -216,8 +267,7 @@ impl Store {
         {
             let statement = cell.get_or_try_init(|| self.prepare(sql)).await?;
             marked += if tells {
-                let rows = self.client().query(statement, &parameters).await;
-                let rows = rows.map_err(Error::sql(doing))?;
+                let rows = self.query(doing, statement, &parameters).await?;
                 let ids: HashSet<Uuid> = rows.iter().map(|row| row.get(0)).collect();
                 let count = ids.len() as u64;
                 if let Some(deleted) = &mut deleted {
@@ -225,8 +275,7 @@ impl Store {
                 }
                 count
             } else {
-                let marked = self.client().execute(statement, &parameters).await;
-                marked.map_err(Error::sql(doing))?
+                self.execute(doing, statement, &parameters).await?
             };
             if marked >= resolved.len() as u64 {
                 break;
@@ -254,7 +303,7 @@ impl Store {
             _ => format!("payload::text::{name}"),
         };
         let sql = format!("ALTER TABLE {dead} ALTER COLUMN payload TYPE {name} USING {using}");
-        self.client().batch_execute(&sql).await.map_err(Error::sql("change the dead letters"))?;
+        self.batch_execute("change the dead letters", &sql).await?;
         Ok(true)
     }
 
@@ -268,11 +317,8 @@ impl Store {
 
     /// The snapshot first, then the log's end: what is visible in the one committed before the other.
     pub(crate) async fn observe(&self) -> Result<Watermark, Error> {
-        let row = self
-            .client()
-            .query_one("SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn()", &[])
-            .await
-            .map_err(Error::sql("take a snapshot"))?;
+        let sql = "SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn()";
+        let row = self.query_one("take a snapshot", sql, &[]).await?;
         Ok(Watermark { snapshot: row.get(0), lsn: Lsn(row.get::<_, PgLsn>(1).into()) })
     }
 }
@@ -318,19 +364,15 @@ impl Store {
         sql: &str,
         parameters: &[&(dyn ToSql + Sync)],
     ) -> Result<u64, Error> {
-        let row = self.client().query_opt(sql, parameters).await;
-        let row = row.map_err(Error::sql("store the watermark"))?;
+        let row = self.query_opt("store the watermark", sql, parameters).await?;
         let transaction = row.and_then(|row| row.get::<_, String>(0).parse().ok());
         transaction.ok_or(Error::Stalled("the slot's state is gone"))
     }
 
     /// A record in the log that brings nothing but proves that the log still flows.
     pub(crate) async fn heartbeat(&self) -> Result<(), Error> {
-        self.client()
-            .execute("SELECT pg_logical_emit_message(false, 'tailpost', '')", &[])
-            .await
-            .map_err(Error::sql("write a heartbeat"))?;
-        Ok(())
+        let sql = "SELECT pg_logical_emit_message(false, 'tailpost', '')";
+        self.perform("write a heartbeat", sql, &[]).await
     }
 
     /// Where the log ends now, made sure to be followed by something, so that it can be reached.
@@ -369,11 +411,8 @@ impl Store {
         // The first and the latest.
         for table in ["tailpost_state", "tailpost_rewind"] {
             let table = self.table.companion(table);
-            let row = self
-                .client()
-                .query_one("SELECT to_regclass($1) IS NOT NULL", &[&table])
-                .await
-                .map_err(Error::sql("look for the outbox"))?;
+            let sql = "SELECT to_regclass($1) IS NOT NULL";
+            let row = self.query_one("look for the outbox", sql, &[&table]).await?;
             if !row.get::<_, bool>(0) {
                 return Err(Error::NotSetUp { missing: format!("table {table}") });
             }

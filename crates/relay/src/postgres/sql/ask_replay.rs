@@ -131,11 +131,10 @@ impl Store {
         );
         // A pool has its own bound: nothing else ends what nobody waits for any more.
         if !self.client.is_pooled() {
-            self.client().batch_execute(AT_LEISURE).await.map_err(Error::sql(COUNTING))?;
+            self.batch_execute(COUNTING, AT_LEISURE).await?;
         }
         let parameters = Parameters::new(of);
-        let row = self.client().query_one(&sql, &parameters.all(of)).await;
-        let row = row.map_err(Error::sql(COUNTING))?;
+        let row = self.query_one(COUNTING, &sql, &parameters.all(of)).await?;
         let count = |at| row.get::<_, i64>(at).max(0).cast_unsigned();
         Ok(TableHolds { events: count(0), without_position: count(1), from: row.get(2) })
     }
@@ -155,7 +154,7 @@ impl Store {
     ) -> Result<Uuid, Error> {
         let id = Uuid::new_v4();
         let replays = self.table.companion("tailpost_replays");
-        self.client().batch_execute(AT_LEISURE).await.map_err(Error::sql(ASKING))?;
+        self.batch_execute(ASKING, AT_LEISURE).await?;
         let (first, last) = (source.places.0.cast_signed(), source.places.1.cast_signed());
         let log_from = source.from_lsn.map(|it| PgLsn::from(it.0));
         let of = &request.selection;
@@ -272,8 +271,8 @@ impl Store {
             listed = self.table.companion("tailpost_replay_events"),
         );
         let (time, place) = after.unzip();
-        let rows = self.client().query(&sql, &[&id, &i64::from(limit), &time, &place]).await;
-        Ok(rows.map_err(Error::sql(LISTING))?.iter().map(entry).collect())
+        let rows = self.query(LISTING, &sql, &[&id, &i64::from(limit), &time, &place]).await?;
+        Ok(rows.iter().map(entry).collect())
     }
 
     /// Whether anything was ever replayed.
@@ -282,8 +281,7 @@ impl Store {
             "SELECT EXISTS (SELECT FROM {} WHERE started_at IS NOT NULL)",
             self.table.companion("tailpost_replays")
         );
-        let row = self.client().query_one(&sql, &[]).await;
-        row.map(|it| it.get(0)).map_err(Error::sql(LISTING))
+        Ok(self.query_one(LISTING, &sql, &[]).await?.get(0))
     }
 
     /// What a replay could not publish, in its order.
@@ -293,9 +291,9 @@ impl Store {
              ORDER BY place LIMIT $2",
             self.table.companion("tailpost_replay_events")
         );
-        let rows = self.client().query(&sql, &[&id, &i64::from(limit)]).await;
+        let rows = self.query(LISTING, &sql, &[&id, &i64::from(limit)]).await?;
         let problem = |row: &Row| Unreplayed { event: row.get(0), reason: row.get(1) };
-        Ok(rows.map_err(Error::sql(LISTING))?.iter().map(problem).collect())
+        Ok(rows.iter().map(problem).collect())
     }
 
     /// Pauses, resumes or cancels a replay. False if its state does not allow that.
@@ -322,8 +320,9 @@ impl Store {
              SELECT id FROM decided",
             replays = self.table.companion("tailpost_replays"),
         );
-        let decided = self.client().query_opt(&sql, &[&id, &decision.name(), &by, &why]).await;
-        decided.map(|it| it.is_some()).map_err(Error::sql("decide about a replay"))
+        let doing = "decide about a replay";
+        let it = self.query_opt(doing, &sql, &[&id, &decision.name(), &by, &why]).await?;
+        Ok(it.is_some())
     }
 
     /// Removes some of what a cancelled replay was still to publish. Says whether there is more.
@@ -334,8 +333,7 @@ impl Store {
                  ORDER BY place LIMIT 20000))",
             listed = self.table.companion("tailpost_replay_events")
         );
-        let gone = self.client().execute(&sql, &[&id]).await;
-        gone.map(|it| it > 0).map_err(Error::sql("remove the list of a replay"))
+        Ok(self.execute("remove the list of a replay", &sql, &[&id]).await? > 0)
     }
 }
 

@@ -44,8 +44,7 @@ impl Store {
                  LIMIT {LOOKED_AT}) AS first
              WHERE attempts > 0 AND id IS NOT NULL"
         );
-        let rows = self.client().query(&sql, &[&swept]).await;
-        let rows = rows.map_err(Error::sql("look for events that were tried"))?;
+        let rows = self.query("look for events that were tried", &sql, &[&swept]).await?;
         Ok(rows.iter().map(|it| (it.get(0), Tried::from_row(it.get(1), it.get(2)))).collect())
     }
 }

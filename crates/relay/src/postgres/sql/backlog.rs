@@ -27,7 +27,7 @@ impl Store {
     /// What is asked for metrics is not worth waiting for.
     pub(crate) async fn be_brief(&self) -> Result<(), Error> {
         let sql = "SET lock_timeout = '1s'; SET statement_timeout = '5s'; SET jit = off";
-        let set = async { self.client().batch_execute(sql).await.map_err(Error::sql(COUNTING)) };
+        let set = async { self.batch_execute(COUNTING, sql).await };
         answered(COUNTING, set).await
     }
 
@@ -51,7 +51,7 @@ impl Store {
         const DOING: &str = "count the replays";
         let replays = self.table.companion("tailpost_replays");
         let sql = format!("SELECT status, count(*) FROM {replays} GROUP BY status");
-        let asked = async { self.client().query(&sql, &[]).await.map_err(Error::sql(DOING)) };
+        let asked = async { self.query(DOING, &sql, &[]).await };
         let rows = answered(DOING, asked).await?;
         Ok(rows.iter().map(|row| (row.get(0), row.get::<_, i64>(1).unsigned_abs())).collect())
     }

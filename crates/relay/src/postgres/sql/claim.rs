@@ -49,7 +49,7 @@ impl Rows {
     ) -> Result<Vec<ScannedRow>, Error> {
         let outbox = self.0.table.quoted();
         let lease = format!("SET idle_session_timeout = {}", lease.as_millis());
-        self.0.client().batch_execute(&lease).await.map_err(Error::sql(DOING))?;
+        self.0.batch_execute(DOING, &lease).await?;
         let id = self.0.table.column(Column::Id);
         let sql = format!(
             "WITH oldest AS MATERIALIZED (
@@ -68,7 +68,7 @@ impl Rows {
             pause_max = Backoff::EVENT.max.as_secs_f64(),
             not_owed = not_owed(&self.0.table),
         );
-        let rows = self.0.client().query(&sql, &[]).await.map_err(Error::sql(DOING))?;
+        let rows = self.0.query(DOING, &sql, &[]).await?;
         let ids: Vec<Uuid> = rows.iter().map(|it| it.get(0)).collect();
         let rows = if ids.is_empty() { Vec::new() } else { self.0.claimed(&ids).await? };
         if rows.is_empty() {
@@ -85,7 +85,7 @@ impl Store {
         let begin = format!("BEGIN; LOCK TABLE {outbox} IN ACCESS SHARE MODE");
         let doing = Error::sql(DOING);
         if let Err(error) = self.client().batch_execute(&begin).await {
-            self.client().batch_execute("ROLLBACK").await.map_err(Error::sql(DOING))?;
+            self.batch_execute(DOING, "ROLLBACK").await?;
             return Err(doing(error));
         }
         let types = columns::types(self.client(), &outbox).await?;
@@ -102,7 +102,7 @@ impl Store {
         let copied = self.client().copy_out(&sql).await.map_err(Error::sql(DOING))?;
         let rows = pin!(BinaryCopyOutStream::new(copied, &column_types));
         let rows: Vec<_> = rows.try_collect().await.map_err(Error::sql(DOING))?;
-        self.client().batch_execute("COMMIT").await.map_err(Error::sql(DOING))?;
+        self.batch_execute(DOING, "COMMIT").await?;
         Ok(rows)
     }
 }
@@ -110,13 +110,13 @@ impl Store {
 impl Rows {
     /// Says that the claim's owner lives.
     pub(crate) async fn renew_claim(&self) -> Result<(), Error> {
-        self.0.client().batch_execute("SELECT").await.map_err(Error::sql("renew a claim"))
+        self.0.batch_execute("renew a claim", "SELECT").await
     }
 
     /// Lets go of a claim.
     pub(crate) async fn finish_claim(&self) -> Result<(), Error> {
         let sql = "SELECT pg_advisory_unlock_all(); SET idle_session_timeout = DEFAULT";
-        self.0.client().batch_execute(sql).await.map_err(Error::sql("end a claim"))
+        self.0.batch_execute("end a claim", sql).await
     }
 }
 
@@ -124,14 +124,15 @@ impl Store {
     /// What keeps claims cheap while many rows wait. Says whether it was missing.
     pub(crate) async fn ensure_poll_index(&self) -> Result<bool, Error> {
         let index = self.table.companion("idx_outbox_unpublished_seq");
-        let found = self.client().query_one("SELECT to_regclass($1) IS NULL", &[&index]).await;
-        let is_missing = found.map_err(Error::sql("look for the index"))?.get(0);
+        let sql = "SELECT to_regclass($1) IS NULL";
+        let found = self.query_one("look for the index", sql, &[&index]).await?;
+        let is_missing = found.get(0);
         let sql = format!(
             "CREATE INDEX IF NOT EXISTS idx_outbox_unpublished_seq ON {} (seq)
              WHERE published_at IS NULL",
             self.table.quoted()
         );
-        self.client().batch_execute(&sql).await.map_err(Error::sql("create the index"))?;
+        self.batch_execute("create the index", &sql).await?;
         Ok(is_missing)
     }
 }

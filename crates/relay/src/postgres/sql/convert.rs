@@ -95,8 +95,7 @@ impl Store {
     pub(crate) async fn kind(&self) -> Result<Kind, Error> {
         let sql = "SELECT relkind FROM pg_class WHERE oid = to_regclass($1)";
         let table = self.table.quoted();
-        let asked =
-            async { self.client().query_opt(sql, &[&table]).await.map_err(Error::sql(DOING)) };
+        let asked = async { self.query_opt(DOING, sql, &[&table]).await };
         let Some(row) = answered(DOING, asked).await? else { return Ok(Kind::Missing) };
         Ok(match row.get::<_, i8>(0).cast_unsigned() {
             b'r' => Kind::Plain,
@@ -119,16 +118,14 @@ impl Store {
             schema = self.table.quoted_schema().replace('\'', "''"),
             table = render_partitioned(&self.table)
         );
-        let made = async { self.client().batch_execute(&sql).await.map_err(Error::sql(DOING)) };
+        let made = async { self.batch_execute(DOING, &sql).await };
         answered(DOING, made).await
     }
 
     /// Why the table cannot become a partition.
     pub(crate) async fn obstacles(&self) -> Result<Vec<String>, Error> {
         let (table, id) = (self.table.quoted(), self.table.columns().name(Column::Id));
-        let asked = async {
-            self.client().query(OBSTACLES, &[&table, &id]).await.map_err(Error::sql(DOING))
-        };
+        let asked = async { self.query(DOING, OBSTACLES, &[&table, &id]).await };
         Ok(answered(DOING, asked).await?.iter().map(|row| row.get(0)).collect())
     }
 
@@ -140,8 +137,7 @@ impl Store {
             BEFORE.len() + 1
         );
         let table = self.table.quoted();
-        let asked =
-            async { self.client().query_opt(&sql, &[&table]).await.map_err(Error::sql(DOING)) };
+        let asked = async { self.query_opt(DOING, &sql, &[&table]).await };
         let row = answered(DOING, asked).await?;
         Ok(row.and_then(|row| from_digits(row.get(0))))
     }
@@ -176,7 +172,7 @@ impl Store {
             self.table.quoted(),
             constraint(until)
         );
-        self.client().batch_execute(&sql).await.map_err(Error::sql(DOING))
+        self.batch_execute(DOING, &sql).await
     }
 
     /// The index that becomes the key of the partition.
@@ -189,12 +185,12 @@ impl Store {
         let (table, name) = (self.table.quoted(), self.key_index(until));
         let index = self.table.companion(&name);
         let sql = "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass($1)";
-        let row = self.client().query_opt(sql, &[&index]).await.map_err(Error::sql(DOING))?;
+        let row = self.query_opt(DOING, sql, &[&index]).await?;
         match row.map(|row| row.get(0)) {
             Some(true) => return Ok(()),
             Some(false) => {
                 let sql = format!("DROP INDEX CONCURRENTLY {index}");
-                self.client().batch_execute(&sql).await.map_err(Error::sql(DOING))?;
+                self.batch_execute(DOING, &sql).await?;
             }
             None => {}
         }
@@ -203,7 +199,7 @@ impl Store {
             name = quote(&name),
             id = self.table.column(Column::Id)
         );
-        self.client().batch_execute(&sql).await.map_err(Error::sql(DOING))
+        self.batch_execute(DOING, &sql).await
     }
 }
 

@@ -80,8 +80,8 @@ impl Store {
         let time = after.map(|it| it.0);
         let (seq, id) = after.map_or((0, Uuid::nil()), |it| (it.1, it.2));
         let parameters = parameters.with(&[&limit, &time, &seq, &id]);
-        let rows = self.client().query(&sql, &parameters).await;
-        Ok(rows.map_err(Error::sql("list dead letters"))?.iter().map(dead_letter).collect())
+        let rows = self.query("list dead letters", &sql, &parameters).await?;
+        Ok(rows.iter().map(dead_letter).collect())
     }
 
     /// Failures by kind, the most frequent first, at most `limit`; of the newest [`GROUPED_MAX`].
@@ -100,7 +100,7 @@ impl Store {
         );
         let limit = i64::from(limit);
         let parameters = Parameters::of(filter);
-        let rows = self.client().query(&sql, &parameters.with(&[&limit])).await;
+        let rows = self.query("group dead letters", &sql, &parameters.with(&[&limit])).await?;
         let group = |row: &Row| Group {
             fingerprint: row.get(0),
             count: row.get::<_, i64>(1).cast_unsigned(),
@@ -108,7 +108,7 @@ impl Store {
             last: row.get(3),
             aggregates: row.get::<_, i64>(4).cast_unsigned(),
         };
-        Ok(rows.map_err(Error::sql("group dead letters"))?.iter().map(group).collect())
+        Ok(rows.iter().map(group).collect())
     }
 
     /// How many there are, and how old the oldest is, in seconds.
@@ -122,8 +122,7 @@ impl Store {
             self.dead()
         );
         let parameters = Parameters::of(filter);
-        let row = self.client().query_one(&sql, &parameters.with(&[])).await;
-        let row = row.map_err(Error::sql("count dead letters"))?;
+        let row = self.query_one("count dead letters", &sql, &parameters.with(&[])).await?;
         Ok((row.get::<_, i64>(0).cast_unsigned(), row.get(1)))
     }
 
@@ -144,20 +143,19 @@ impl Store {
         );
         let (seq, id, limit) = (after.0, after.1, i64::from(limit));
         let parameters = Parameters::of(filter);
-        let rows = self.client().query(&sql, &parameters.with(&[&until, &seq, &id, &limit])).await;
-        let rows = rows.map_err(Error::sql("find dead letters"))?;
+        let rows = self
+            .query("find dead letters", &sql, &parameters.with(&[&until, &seq, &id, &limit]))
+            .await?;
         Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
     }
 
     pub(crate) async fn server_time(&self) -> Result<Timestamp, Error> {
-        let row = self.client().query_one("SELECT clock_timestamp()", &[]).await;
-        Ok(row.map_err(Error::sql("read the server's clock"))?.get(0))
+        Ok(self.query_one("read the server's clock", "SELECT clock_timestamp()", &[]).await?.get(0))
     }
 
     pub(crate) async fn dead_letter(&self, id: Uuid) -> Result<Option<DeadLetter>, Error> {
         let sql = format!("SELECT {} FROM {} WHERE id = $1", shown(self.shards), self.dead());
-        let row = self.client().query_opt(&sql, &[&id]).await;
-        Ok(row.map_err(Error::sql("read a dead letter"))?.as_ref().map(dead_letter))
+        Ok(self.query_opt("read a dead letter", &sql, &[&id]).await?.as_ref().map(dead_letter))
     }
 
     /// Headers and payload.
@@ -170,8 +168,7 @@ impl Store {
             _ => "convert_to(payload::text, 'UTF8')",
         };
         let sql = format!("SELECT headers::jsonb, {payload} FROM {} WHERE id = $1", self.dead());
-        let row = self.client().query_opt(&sql, &[&id]).await;
-        let row = row.map_err(Error::sql("read a dead letter"))?;
+        let row = self.query_opt("read a dead letter", &sql, &[&id]).await?;
         Ok(row.map(|row| (row.get(0), row.get(1))))
     }
 
@@ -185,8 +182,7 @@ impl Store {
             self.table.quoted(),
             self.table.column(Column::Id)
         );
-        let row = self.client().query_opt(&sql, &[&id]).await;
-        let row = row.map_err(Error::sql("look for the event in the outbox"))?;
+        let row = self.query_opt("look for the event in the outbox", &sql, &[&id]).await?;
         Ok(row.map(|row| (row.get(0), row.get(1), row.get(2))))
     }
 
@@ -196,7 +192,7 @@ impl Store {
              WHERE event_id = $1 ORDER BY id",
             self.audit()
         );
-        let rows = self.client().query(&sql, &[&id]).await;
+        let rows = self.query("read what was done", &sql, &[&id]).await?;
         let entry = |row: &Row| AuditEntry {
             at: row.get(0),
             action: row.get(1),
@@ -206,7 +202,7 @@ impl Store {
             reason: row.get(5),
             payload_replaced: row.get(6),
         };
-        Ok(rows.map_err(Error::sql("read what was done"))?.iter().map(entry).collect())
+        Ok(rows.iter().map(entry).collect())
     }
 
     /// Moves a dead letter back into the outbox, where the scanner finds it. Says whether it was
@@ -281,8 +277,9 @@ impl Store {
             noted = self.note("discard", "NULL"),
         );
         let (Actor { name, via, .. }, why) = (actor, actor.why());
-        let row = self.client().query_one(&sql, &[&id, &None::<&str>, name, via, &why]).await;
-        Ok(row.map_err(Error::sql("discard a dead letter"))?.get::<_, i64>(0) > 0)
+        let doing = "discard a dead letter";
+        let row = self.query_one(doing, &sql, &[&id, &None::<&str>, name, via, &why]).await?;
+        Ok(row.get::<_, i64>(0) > 0)
     }
 
     /// Writes down what is done to the rows of the CTE `old`, by parameters 3 to 5.

@@ -91,9 +91,10 @@ impl Store {
         );
         let (of_type, of) = event.aggregate.clone().unzip();
         let KnownEvent { id, commit_lsn, published_at, event_type, .. } = event;
-        let rows = self.client().query(&sql, &[id, &of_type, &of, commit_lsn, published_at]).await;
+        let rows =
+            self.query(LISTING, &sql, &[id, &of_type, &of, commit_lsn, published_at]).await?;
         let mut stories = Vec::new();
-        for row in rows.map_err(Error::sql(LISTING))? {
+        for row in rows {
             let (pattern, is_listed): (Option<String>, bool) = (row.get(8), row.get(9));
             let pattern = pattern.and_then(|it| it.parse::<Glob>().ok());
             let takes = |it: &Glob| event_type.as_deref().is_some_and(|of| it.matches(of));

@@ -64,8 +64,7 @@ impl Store {
             self.table.companion("outbox_status"),
             conditions.join(" AND "),
         );
-        let rows = self.client().query(&sql, &parameters).await;
-        Ok(rows.map_err(Error::sql("look for events"))?.iter().map(event).collect())
+        Ok(self.query("look for events", &sql, &parameters).await?.iter().map(event).collect())
     }
 }
 

@@ -74,8 +74,7 @@ impl Store {
             gaps = self.still_gaps()
         );
         let gaps = Gaps::of(gaps, remembering);
-        let row = self.client().query_one(&sql, &gaps.parameters()).await;
-        let row = row.map_err(Error::sql("look at rows"))?;
+        let row = self.query_one("look at rows", &sql, &gaps.parameters()).await?;
         Ok(GapCounts {
             ready: row.get::<_, i64>(0).cast_unsigned(),
             young: row.get::<_, i64>(1).cast_unsigned(),
@@ -103,7 +102,6 @@ impl Store {
             gaps = self.still_gaps()
         );
         let gaps = Gaps::of(gaps, remembering);
-        let given = self.client().execute(&sql, &gaps.parameters()).await;
-        given.map_err(Error::sql("give rows to the scanner"))
+        self.execute("give rows to the scanner", &sql, &gaps.parameters()).await
     }
 }

@@ -103,8 +103,7 @@ impl Store {
                           (SELECT relkind = 'p' FROM pg_class WHERE oid = to_regclass($2)),
                           format('%I', $3::text)";
         let (table, column) = (self.table.quoted(), index.column(&self.table));
-        let found = self.client().query_one(sql, &[&name, &table, &column]).await;
-        let found = found.map_err(Error::sql("look for the index"))?;
+        let found = self.query_one("look for the index", sql, &[&name, &table, &column]).await?;
         if found.get(0) {
             return Err(Error::Conflict(format!(
                 "index {name} cannot be used: it was left half made, or is another table's. Run \
@@ -115,7 +114,7 @@ impl Store {
         let definition = index.definition(found.get(2));
         // It takes as long as reading the table takes, and as every transaction that is open by now.
         let patiently = "SET statement_timeout = 0; SET lock_timeout = 0";
-        self.client().batch_execute(patiently).await.map_err(Error::sql(doing))?;
+        self.batch_execute(doing, patiently).await?;
         let sql = if is_partitioned {
             self.index_partitions(&definition).await?;
             format!(
@@ -126,9 +125,9 @@ impl Store {
         } else {
             format!("CREATE INDEX CONCURRENTLY {} ON {table} {definition}", index.name())
         };
-        self.client().batch_execute(&sql).await.map_err(Error::sql(doing))?;
+        self.batch_execute(doing, &sql).await?;
         let reset = "RESET statement_timeout; RESET lock_timeout";
-        self.client().batch_execute(reset).await.map_err(Error::sql(doing))?;
+        self.batch_execute(doing, reset).await?;
         Ok(true)
     }
 
@@ -140,8 +139,7 @@ impl Store {
                    FROM pg_partition_tree(to_regclass($1)) LEFT JOIN pg_index ON indrelid = relid
                        AND right(pg_get_indexdef(indexrelid), length($2)) = $2
                    WHERE isleaf ORDER BY relid::regclass::text, indisvalid DESC";
-        let found = self.client().query(sql, &[&self.table.quoted(), &definition]).await;
-        let found = found.map_err(Error::sql(doing))?;
+        let found = self.query(doing, sql, &[&self.table.quoted(), &definition]).await?;
         for row in &found {
             let (partition, index): (&str, Option<&str>) = (row.get(0), row.get(1));
             if row.get(2) {
@@ -149,12 +147,12 @@ impl Store {
             }
             if let Some(half_made) = index {
                 let drop = format!("DROP INDEX CONCURRENTLY {half_made}");
-                self.client().batch_execute(&drop).await.map_err(Error::sql(doing))?;
+                self.batch_execute(doing, &drop).await?;
             }
             let has_one = |it: &tokio_postgres::Row| it.get::<_, &str>(0) == partition && it.get(2);
             if !found.iter().any(has_one) {
                 let create = format!("CREATE INDEX CONCURRENTLY ON {partition} {definition}");
-                self.client().batch_execute(&create).await.map_err(Error::sql(doing))?;
+                self.batch_execute(doing, &create).await?;
             }
         }
         Ok(())
@@ -168,12 +166,12 @@ impl Store {
                    FROM pg_class WHERE oid = to_regclass($1)";
         let doing = "make room for marks";
         let table = self.table.quoted();
-        let found = self.client().query_one(sql, &[&table]).await.map_err(Error::sql(doing))?;
+        let found = self.query_one(doing, sql, &[&table]).await?;
         if !found.get::<_, bool>(0) {
             return Ok(());
         }
         let sql = format!("ALTER TABLE {table} SET (fillfactor = 50)");
-        self.client().batch_execute(&sql).await.map_err(Error::sql(doing))
+        self.batch_execute(doing, &sql).await
     }
 
     /// Indexes that are there, and that a relay of this configuration has no use for, each as the
@@ -181,8 +179,7 @@ impl Store {
     pub(crate) async fn needless_indexes(&self, config: &Config) -> Result<Vec<String>, Error> {
         let wanted = OutboxIndex::wanted(config);
         let sql = "SELECT relkind = 'p' FROM pg_class WHERE oid = to_regclass($1)";
-        let kind = self.client().query_opt(sql, &[&self.table.quoted()]).await;
-        let kind = kind.map_err(Error::sql("look for indexes"))?;
+        let kind = self.query_opt("look for indexes", sql, &[&self.table.quoted()]).await?;
         let is_partitioned = kind.is_some_and(|row| row.get(0));
         let mut statements = Vec::new();
         for index in [OutboxIndex::Unmarked, OutboxIndex::Transactions] {
@@ -214,16 +211,14 @@ impl Store {
         let sql = "SELECT EXISTS (SELECT FROM pg_index WHERE indexrelid = to_regclass($1)
                        AND indrelid = to_regclass($2) AND indisvalid)";
         let (index, table) = (self.table.companion(index.name()), self.table.quoted());
-        let row = self.client().query_one(sql, &[&index, &table]).await;
-        Ok(row.map_err(Error::sql("look for the index"))?.get(0))
+        Ok(self.query_one("look for the index", sql, &[&index, &table]).await?.get(0))
     }
 
     /// Whether only a watermark says of some rows that they are published.
     async fn has_rows_without_marks(&self) -> Result<bool, Error> {
         let sql =
             format!("SELECT EXISTS (SELECT FROM {})", self.table.companion("tailpost_published"));
-        let row = self.client().query_one(&sql, &[]).await;
-        Ok(row.map_err(Error::sql("look for a watermark"))?.get(0))
+        Ok(self.query_one("look for a watermark", &sql, &[]).await?.get(0))
     }
 
     /// Refuses to take rows for unpublished that only a watermark says are published.

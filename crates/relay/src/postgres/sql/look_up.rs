@@ -26,8 +26,7 @@ impl Store {
              FROM {} WHERE id = ANY($1)",
             self.table.companion("outbox_status")
         );
-        let rows = self.client().query(&sql, &[&ids]).await;
-        let rows = rows.map_err(Error::sql("look for events"))?;
+        let rows = self.query("look for events", &sql, &[&ids]).await?;
         let mut states: HashMap<_, _> =
             ids.into_iter().map(|id| (id, Seen::Open(EventState::Unknown))).collect();
         states.extend(rows.iter().map(|row| (row.get(0), state(row))));
@@ -47,8 +46,7 @@ impl Store {
             self.table.quoted(),
             self.table.column(Column::Id),
         );
-        let row = self.client().query_opt(&sql, &[&id]).await;
-        let row = row.map_err(Error::sql("look for the event in the outbox"))?;
+        let row = self.query_opt("look for the event in the outbox", &sql, &[&id]).await?;
         Ok(row.map(|row| RowStory {
             status: row.get(0),
             aggregate_type: row.get(1),
@@ -82,8 +80,8 @@ impl Store {
             mark::not_owed(&self.table),
             mark::transaction("o"),
         );
-        let row = self.client().query_one(&sql, &[&snapshot]).await;
-        let count: i64 = row.map_err(Error::sql("count what is not published"))?.get(0);
+        let row = self.query_one("count what is not published", &sql, &[&snapshot]).await?;
+        let count: i64 = row.get(0);
         Ok(count.unsigned_abs())
     }
 }

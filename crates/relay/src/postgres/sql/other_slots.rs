@@ -65,8 +65,7 @@ impl Store {
         }
         let sql =
             "SELECT current_setting('server_version_num')::int, current_setting('server_version')";
-        let row = self.client().query_one(sql, &[]).await;
-        let row = row.map_err(Error::sql("ask for the server's version"))?;
+        let row = self.query_one("ask for the server's version", sql, &[]).await?;
         row_filters(row.get(0), row.get(1))
     }
 
@@ -103,8 +102,7 @@ impl Store {
              ORDER BY 1",
             self.table.companion("tailpost_state")
         );
-        let rows = self.client().query(&sql, &[]).await;
-        let rows = rows.map_err(Error::sql("look for slots of other shards"))?;
+        let rows = self.query("look for slots of other shards", &sql, &[]).await?;
         let other = |row: &Row| OtherSlot { name: row.get(0), exists: row.get(1) };
         let mut others: Vec<_> = rows.iter().map(other).collect();
         others.retain(|it| config.is_of_other_shards(&it.name));
@@ -120,8 +118,8 @@ impl Store {
         let sql = "SELECT pubname::text FROM pg_publication_tables
                    WHERE schemaname = $1 AND tablename = $2 ORDER BY 1";
         let table = [self.table.schema(), self.table.name()];
-        let rows = self.client().query(sql, &[&table[0], &table[1]]).await;
-        let rows = rows.map_err(Error::sql("look for publications of other shards"))?;
+        let doing = "look for publications of other shards";
+        let rows = self.query(doing, sql, &[&table[0], &table[1]]).await?;
         let names = rows.iter().map(|row| row.get::<_, String>(0));
         Ok(names.filter(|it| config.is_publication_of_other_shards(it)).collect())
     }
@@ -139,13 +137,13 @@ impl Store {
         let lock = "SELECT pg_advisory_lock(hashtextextended($1, 0))";
         let unlock = "SELECT pg_advisory_unlock(hashtextextended($1, 0))";
         let doing = "lock the record of slots";
-        self.client().execute(lock, &[&key]).await.map_err(Error::sql(doing))?;
+        self.execute(doing, lock, &[&key]).await?;
         let announced = async {
             self.check_shards(config).await?;
             self.announce_epoch(&config.slot, system_identifier, timeline, reason).await
         };
         let announced = announced.await;
-        self.client().execute(unlock, &[&key]).await.map_err(Error::sql(doing))?;
+        self.execute(doing, unlock, &[&key]).await?;
         announced
     }
 
@@ -160,23 +158,21 @@ impl Store {
             self.owned_rows("o"),
             self.table.column(Column::Id)
         );
-        let row = self.client().query_one(&sql, &[]).await;
-        row.map(|row| row.get(0)).map_err(Error::sql("count unmarked rows"))
+        Ok(self.query_one("count unmarked rows", &sql, &[]).await?.get(0))
     }
 
     /// The newest transaction that may be running, and the oldest that is.
     pub(crate) async fn running(&self) -> Result<(i64, i64), Error> {
         let sql = "SELECT pg_snapshot_xmax(s)::text::bigint, pg_snapshot_xmin(s)::text::bigint
                    FROM pg_current_snapshot() s";
-        let row = self.client().query_one(sql, &[]).await;
-        row.map(|row| (row.get(0), row.get(1))).map_err(Error::sql("look for transactions"))
+        let row = self.query_one("look for transactions", sql, &[]).await?;
+        Ok((row.get(0), row.get(1)))
     }
 
     /// Removes the record of a slot that is not to be used again.
     pub(crate) async fn forget_slot(&self, slot: &str) -> Result<(), Error> {
         let sql = format!("DELETE FROM {} WHERE slot = $1", self.table.companion("tailpost_state"));
-        let deleted = self.client().execute(&sql, &[&slot]).await;
-        deleted.map_err(Error::sql("remove the record of a slot")).map(|_| ())
+        self.execute("remove the record of a slot", &sql, &[&slot]).await.map(|_| ())
     }
 }
 

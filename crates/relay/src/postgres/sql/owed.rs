@@ -170,7 +170,7 @@ impl Store {
     ) -> Result<Vec<tokio_postgres::Row>, Error> {
         let (ids, seqs, lsns) = columns(resolved);
         let parameters: [&(dyn ToSql + Sync); 4] = [&ids, &seqs, &lsns, &stream];
-        self.client().query(sql, &parameters).await.map_err(Error::sql(MARKING))
+        self.query(MARKING, sql, &parameters).await
     }
 }
 
@@ -181,13 +181,12 @@ impl Rows {
         let (table, owed) = (&self.0.table, self.0.table.companion("tailpost_owed"));
         let sql = format!("SELECT EXISTS (SELECT FROM {owed})");
         let doing = "make up for marks";
-        let row = self.0.client().query_one(&sql, &[]).await.map_err(Error::sql(doing))?;
+        let row = self.0.query_one(doing, &sql, &[]).await?;
         let mut left = 0;
         if row.get(0) {
-            let resolved = self.0.client().execute(&mark_owed(table, self.0.mark_by), &[]).await;
-            resolved.map_err(Error::sql(doing))?;
+            self.0.execute(doing, &mark_owed(table, self.0.mark_by), &[]).await?;
             let sql = format!("SELECT count(*) FROM {owed}");
-            let row = self.0.client().query_one(&sql, &[]).await.map_err(Error::sql(doing))?;
+            let row = self.0.query_one(doing, &sql, &[]).await?;
             left = row.get::<_, i64>(0).cast_unsigned();
         }
         Ok(Stuck { owed: left, unidentified: self.0.unidentified().await? })
@@ -204,8 +203,7 @@ impl Store {
                  LIMIT {UNIDENTIFIED_MAX}) unidentified",
             owned = self.owned_rows("o")
         );
-        let row = self.client().query_one(&sql, &[]).await;
-        let row = row.map_err(Error::sql("look for rows without an id"))?;
+        let row = self.query_one("look for rows without an id", &sql, &[]).await?;
         Ok(row.get::<_, i64>(0).cast_unsigned())
     }
 

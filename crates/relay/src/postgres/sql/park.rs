@@ -125,12 +125,10 @@ impl Rows {
         pause: Duration,
     ) -> Result<(), Error> {
         let reason = fit(reason);
+        let doing = "write down a failed attempt";
         self.0
-            .client()
-            .execute(&note_failure(&self.0.table), &[&id, &reason, &pause.as_secs_f64()])
+            .perform(doing, &note_failure(&self.0.table), &[&id, &reason, &pause.as_secs_f64()])
             .await
-            .map_err(Error::sql("write down a failed attempt"))?;
-        Ok(())
     }
 }
 
@@ -154,7 +152,7 @@ impl Store {
             audit = self.table.companion("outbox_dead_letter_audit"),
             outbox = self.table.quoted(),
         );
-        let rows = self.client().query(&sql, &[]).await.map_err(Error::sql("read dead letters"))?;
+        let rows = self.query("read dead letters", &sql, &[]).await?;
         Ok(rows.iter().map(|row| row.get(0)).collect())
     }
 
@@ -168,8 +166,7 @@ impl Store {
             audit = self.table.companion("outbox_dead_letter_audit"),
             outbox = self.table.quoted(),
         );
-        let row = self.client().query_one(&sql, &[]).await;
-        row.map(|row| row.get(0)).map_err(Error::sql("look for requeued events"))
+        Ok(self.query_one("look for requeued events", &sql, &[]).await?.get(0))
     }
 }
 
@@ -178,8 +175,7 @@ impl Scan {
     /// wait for. Another shard's are left to it: only who holds its log may do that.
     pub(crate) async fn release(&self) -> Result<u64, Error> {
         let sql = release(&self.0.table, &self.0.put_back().await?, &self.0.owned_letters());
-        let row = self.0.client().query_one(&sql, &[]).await;
-        let released: i64 = row.map_err(Error::sql("release waiting events"))?.get(0);
+        let released: i64 = self.0.query_one("release waiting events", &sql, &[]).await?.get(0);
         Ok(released.cast_unsigned())
     }
 
@@ -189,8 +185,7 @@ impl Scan {
         let (dead, owned) = (self.0.table.companion("outbox_dead_letter"), self.0.owned_letters());
         let free = waits_for_nothing(&self.0.table);
         let sql = format!("SELECT EXISTS (SELECT FROM {dead} d WHERE {free} AND {owned})");
-        let row = self.0.client().query_one(&sql, &[]).await;
-        row.map(|row| row.get(0)).map_err(Error::sql("look for waiting events"))
+        Ok(self.0.query_one("look for waiting events", &sql, &[]).await?.get(0))
     }
 
     /// The aggregates whose events wait. Part of an open scan: what that finds does not wait.
@@ -205,8 +200,7 @@ impl Scan {
             self.0.owned_letters(),
             BLOCKED_MAX + 1
         );
-        let rows = self.0.client().query(&sql, &[]).await;
-        let rows = rows.map_err(Error::sql("look for blocked aggregates"))?;
+        let rows = self.0.query("look for blocked aggregates", &sql, &[]).await?;
         if rows.len() > BLOCKED_MAX {
             return Err(Error::Refused(format!(
                 "more than {BLOCKED_MAX} aggregates are blocked by dead letters; mend them with \
@@ -228,15 +222,9 @@ impl Store {
     /// parked.
     pub(super) async fn put_back(&self) -> Result<String, Error> {
         let (table, outbox) = (&self.table, self.table.quoted());
-        let rows = self
-            .client()
-            .query(
-                "SELECT attname::text, format_type(atttypid, atttypmod) FROM pg_attribute
-                 WHERE attrelid = $1::text::regclass AND attnum > 0 AND NOT attisdropped",
-                &[&outbox],
-            )
-            .await
-            .map_err(Error::sql("look at the table's columns"))?;
+        let sql = "SELECT attname::text, format_type(atttypid, atttypmod) FROM pg_attribute
+                 WHERE attrelid = $1::text::regclass AND attnum > 0 AND NOT attisdropped";
+        let rows = self.query("look at the table's columns", sql, &[&outbox]).await?;
         let types: HashMap<String, String> =
             rows.iter().map(|row| (row.get(0), row.get(1))).collect();
         let (mut names, mut values) = (Vec::new(), Vec::new());
@@ -301,8 +289,7 @@ impl Store {
                 WHERE indrelid = to_regclass($1) AND indisunique AND indisvalid
                     AND indnkeyatts = 1 AND indpred IS NULL AND attname::text = $2)";
         let (outbox, id) = (self.table.quoted(), self.table.columns().name(Column::Id));
-        let row = self.client().query_one(sql, &[&outbox, &id]).await;
-        Ok(row.map_err(Error::sql("look at the table's keys"))?.get(0))
+        Ok(self.query_one("look at the table's keys", sql, &[&outbox, &id]).await?.get(0))
     }
 }
 
@@ -311,12 +298,8 @@ impl Rows {
     pub(crate) async fn note_found(&self, found: &[Resolved]) -> Result<(), Error> {
         let ids: Vec<Uuid> = found.iter().map(|it| it.id).collect();
         let seqs: Vec<Option<i64>> = found.iter().map(|it| it.seq.map(u64::cast_signed)).collect();
-        self.0
-            .client()
-            .execute(&note_found(&self.0.table), &[&ids, &seqs])
-            .await
-            .map_err(Error::sql("write down what the stream had already"))?;
-        Ok(())
+        let doing = "write down what the stream had already";
+        self.0.perform(doing, &note_found(&self.0.table), &[&ids, &seqs]).await
     }
 }
 

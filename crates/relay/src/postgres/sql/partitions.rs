@@ -69,19 +69,17 @@ impl Store {
         sql: &str,
         parameters: &[&(dyn ToSql + Sync)],
     ) -> Result<Vec<Row>, Error> {
-        let asked =
-            async { self.client().query(sql, parameters).await.map_err(Error::sql(LOOKING)) };
+        let asked = async { self.query(LOOKING, sql, parameters).await };
         answered(LOOKING, asked).await
     }
 
     /// Runs a script; where it fails nothing of it is done.
     pub(super) async fn run(&self, doing: &'static str, script: &str) -> Result<(), Error> {
-        let ran = async { self.client().batch_execute(script).await.map_err(Error::sql(doing)) };
+        let ran = async { self.batch_execute(doing, script).await };
         let ran = answered(doing, ran).await;
         if ran.is_err() {
             // The error says more.
-            let undo =
-                async { self.client().batch_execute("ROLLBACK").await.map_err(Error::sql(doing)) };
+            let undo = async { self.batch_execute(doing, "ROLLBACK").await };
             let _ = answered(doing, undo).await;
         }
         ran
@@ -231,7 +229,7 @@ impl Store {
         let DayPartition { name, since, until } = partition;
         let noted = async {
             let parameters: [&(dyn ToSql + Sync); 3] = [name, since, until];
-            self.client().execute(&sql, &parameters).await.map_err(Error::sql(REMOVING))
+            self.execute(REMOVING, &sql, &parameters).await
         };
         answered(REMOVING, noted).await.map(drop)
     }
@@ -262,7 +260,7 @@ impl Store {
         let how = if finish { "FINALIZE" } else { "CONCURRENTLY" };
         let sql = format!("ALTER TABLE {} DETACH PARTITION {name} {how}", self.table.quoted());
         // By itself: it takes no part in a transaction.
-        let done = async { self.client().batch_execute(&sql).await.map_err(Error::sql(REMOVING)) };
+        let done = async { self.batch_execute(REMOVING, &sql).await };
         answered(REMOVING, done).await
     }
 

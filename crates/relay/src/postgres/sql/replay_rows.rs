@@ -117,8 +117,7 @@ impl Books {
              ORDER BY status = 'running' DESC, asked_at, id LIMIT 1",
             self.0.table.companion("tailpost_replays")
         );
-        let row = self.0.client().query_opt(&sql, &[&slot, &stream]).await;
-        let row = row.map_err(Error::sql("look for a replay"))?;
+        let row = self.0.query_opt("look for a replay", &sql, &[&slot, &stream]).await?;
         Ok(row.map(|it| it.get(0)))
     }
 }
@@ -186,8 +185,7 @@ impl Store {
     /// For the connection: of a list that was never analysed a bitmap scan visits all that is left,
     /// for each page.
     pub(crate) async fn read_lists_in_order(&self) -> Result<(), Error> {
-        let set = self.client().batch_execute("SET enable_bitmapscan = off").await;
-        set.map_err(Error::sql(READING))
+        self.batch_execute(READING, "SET enable_bitmapscan = off").await
     }
 
     /// The rows behind `after`, in the order in which they are to be published, until they are
@@ -248,7 +246,7 @@ impl Store {
             dead = self.table.companion("outbox_dead_letter"),
             audit = self.table.companion("outbox_dead_letter_audit"),
         );
-        let rows = self.client().query(&sql, &[&events]).await.map_err(Error::sql(READING))?;
+        let rows = self.query(READING, &sql, &[&events]).await?;
         let why = |is_dead| match is_dead {
             true => "it is a dead letter: it was not published from the log",
             false => "it was a dead letter: it was not published from the log",
@@ -301,16 +299,15 @@ impl Store {
         let reasons: Vec<&str> = problems.iter().map(|it| it.reason.as_str()).collect();
         let (published, seq) = (published.cast_signed(), seq.cast_signed());
         let row = self
-            .client()
             .query_opt(
+                "write down how far a replay is",
                 &sql,
                 &[
                     id, slot, place, &published, &seq, is_done, pid, &places, &events, &reasons,
                     gives_up, waits_for,
                 ],
             )
-            .await
-            .map_err(Error::sql("write down how far a replay is"))?;
+            .await?;
         Ok(match row.as_ref().map(|it| it.get(0)) {
             Some("running") => ReplayWish::GoOn,
             _ => ReplayWish::Rest,
@@ -330,7 +327,6 @@ impl Store {
              COMMIT",
             epochs = self.table.companion("tailpost_epochs")
         );
-        let noted = self.client().batch_execute(&sql).await;
-        noted.map_err(Error::sql("write down the cluster"))
+        self.batch_execute("write down the cluster", &sql).await
     }
 }

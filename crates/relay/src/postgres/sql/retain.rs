@@ -95,7 +95,7 @@ impl Store {
         let sql = "SET synchronous_commit = off; SET lock_timeout = '1s';
                    SET statement_timeout = '8s'; SET jit = off;
                    SET application_name = 'tailpost maintain'";
-        let set = async { self.client().batch_execute(sql).await.map_err(Error::sql(DOING)) };
+        let set = async { self.batch_execute(DOING, sql).await };
         answered(DOING, set).await
     }
 
@@ -110,8 +110,7 @@ impl Store {
         sql: &str,
         parameters: &[&(dyn ToSql + Sync)],
     ) -> Result<tokio_postgres::Row, Error> {
-        let asked =
-            async { self.client().query_one(sql, parameters).await.map_err(Error::sql(LOOKING)) };
+        let asked = async { self.query_one(LOOKING, sql, parameters).await };
         answered(LOOKING, asked).await
     }
 
@@ -120,8 +119,7 @@ impl Store {
         sql: &str,
         parameters: &[&(dyn ToSql + Sync)],
     ) -> Result<u64, Error> {
-        let changed =
-            async { self.client().execute(sql, parameters).await.map_err(Error::sql(DOING)) };
+        let changed = async { self.execute(DOING, sql, parameters).await };
         answered(DOING, changed).await
     }
 
@@ -142,7 +140,7 @@ impl Store {
              WHERE database = current_database() ORDER BY slot",
             self.table.companion("tailpost_state")
         );
-        let asked = async { self.client().query(&sql, &[]).await.map_err(Error::sql(LOOKING)) };
+        let asked = async { self.query(LOOKING, &sql, &[]).await };
         let rows = answered(LOOKING, asked).await?;
         let gate = |row: &tokio_postgres::Row| Gate {
             slot: row.get(0),
@@ -234,9 +232,7 @@ impl Store {
                      WHERE s.system_identifier IS DISTINCT FROM
                          (SELECT system_identifier::text FROM pg_control_system()))"
         );
-        let asked = async {
-            self.client().query(&sql, &[&before, &slots]).await.map_err(Error::sql(LOOKING))
-        };
+        let asked = async { self.query(LOOKING, &sql, &[&before, &slots]).await };
         let rows = answered(LOOKING, asked).await?;
         let transaction = mark::transaction("o");
         let covered = rows.iter().map(|row| {
@@ -260,8 +256,7 @@ impl Store {
                   UNION SELECT to_regclass($1)::oid) AS leaf (relid)
             JOIN pg_class c ON c.oid = relid AND relkind = 'r' ORDER BY 1";
         let table = self.table.quoted();
-        let asked =
-            async { self.client().query(sql, &[&table]).await.map_err(Error::sql(LOOKING)) };
+        let asked = async { self.query(LOOKING, sql, &[&table]).await };
         let rows = answered(LOOKING, asked).await?;
         Ok(rows.iter().map(|row| Leaf { name: row.get(0), pages: row.get(1) }).collect())
     }
@@ -445,7 +440,7 @@ impl Store {
                  coalesce((to_jsonb(r)->>'partitions_dropped')::bigint, 0) FROM {} AS r",
             self.table.companion("tailpost_retention")
         );
-        let asked = async { self.client().query_opt(&sql, &[]).await.map_err(Error::sql(LOOKING)) };
+        let asked = async { self.query_opt(LOOKING, &sql, &[]).await };
         let row = answered(LOOKING, asked).await?;
         Ok(row.map(|row| {
             let count = |at| row.get::<_, i64>(at).cast_unsigned();

@@ -104,22 +104,19 @@ impl Store {
             replays = self.table.companion("tailpost_replays"),
             rewind = self.table.companion("tailpost_rewind"),
         );
-        let row = self.client().query_one(&sql, &[&slot, &name]).await;
-        Ok(reading(&row.map_err(Error::sql(LOOKING))?))
+        Ok(reading(&self.query_one(LOOKING, &sql, &[&slot, &name]).await?))
     }
 
     /// One process at a time looks after a rewind slot.
     pub(crate) async fn try_lock_rewind(&self, slot: &str) -> Result<bool, Error> {
         let sql = "SELECT pg_try_advisory_lock(hashtextextended('tailpost rewind ' || $1, 0))";
-        let row = self.client().query_one(sql, &[&slot]).await;
-        row.map(|it| it.get(0)).map_err(Error::sql(LOOKING))
+        Ok(self.query_one(LOOKING, sql, &[&slot]).await?.get(0))
     }
 
     /// A process that is stopped for long is in nobody's way.
     pub(crate) async fn unlock_rewind(&self, slot: &str) -> Result<(), Error> {
         let sql = "SELECT pg_advisory_unlock(hashtextextended('tailpost rewind ' || $1, 0))";
-        let unlocked = self.client().execute(sql, &[&slot]).await;
-        unlocked.map(|_| ()).map_err(Error::sql(LOOKING))
+        self.perform(LOOKING, sql, &[&slot]).await
     }
 
     /// Makes the rewind slot where the relay's own is, and writes down why. First that it is ours:
@@ -138,15 +135,14 @@ impl Store {
             marks = self.table.companion("tailpost_rewind_marks"),
             rewind = self.table.companion("tailpost_rewind"),
         );
-        self.client().execute(&sql, &[&slot]).await.map_err(Error::sql(NOTING))?;
+        self.execute(NOTING, &sql, &[&slot]).await?;
         self.copy_slot(slot, name, false).await?;
         let sql = format!(
             "UPDATE {} SET made = made + 1, made_at = clock_timestamp(), made_because = $2
              WHERE slot = $1",
             self.table.companion("tailpost_rewind")
         );
-        let noted = self.client().execute(&sql, &[&slot, &because]).await;
-        noted.map(|_| ()).map_err(Error::sql(NOTING))
+        self.perform(NOTING, &sql, &[&slot, &because]).await
     }
 
     /// Drops a rewind slot whose log is gone, and writes down when that was.
@@ -159,8 +155,7 @@ impl Store {
              WHERE slot = $1",
             self.table.companion("tailpost_rewind")
         );
-        let noted = self.client().execute(&sql, &[&slot]).await;
-        noted.map(|_| ()).map_err(Error::sql(NOTING))
+        self.perform(NOTING, &sql, &[&slot]).await
     }
 
     /// There is to be no rewind slot any more.
@@ -171,8 +166,7 @@ impl Store {
             marks = self.table.companion("tailpost_rewind_marks"),
             rewind = self.table.companion("tailpost_rewind"),
         );
-        let forgotten = self.client().execute(&sql, &[&slot]).await;
-        forgotten.map(|_| ()).map_err(Error::sql(NOTING))
+        self.perform(NOTING, &sql, &[&slot]).await
     }
 
     /// Writes down why the rewind slot cannot be kept; `None` if it can.
@@ -191,8 +185,7 @@ impl Store {
              WHERE r.failure IS DISTINCT FROM excluded.failure",
             rewind = self.table.companion("tailpost_rewind"),
         );
-        let noted = self.client().execute(&sql, &[&slot, &why]).await;
-        noted.map(|_| ()).map_err(Error::sql(NOTING))
+        self.perform(NOTING, &sql, &[&slot, &why]).await
     }
 
     /// Makes a slot that begins where another one is. Says where that is.
@@ -203,8 +196,9 @@ impl Store {
         temporary: bool,
     ) -> Result<Lsn, Error> {
         let sql = "SELECT lsn FROM pg_copy_logical_replication_slot($1, $2, $3)";
-        let copied = self.client().query_one(sql, &[&from, &to, &temporary]).await;
-        let row = copied.map_err(Error::sql("copy the replication slot"))?;
+        let copied =
+            self.query_one("copy the replication slot", sql, &[&from, &to, &temporary]).await?;
+        let row = copied;
         Ok(row.get::<_, Option<PgLsn>>(0).map_or(Lsn::ZERO, |it| Lsn(it.into())))
     }
 
@@ -228,7 +222,7 @@ impl Store {
                                    AND at BETWEEN now() - interval '1 minute' AND now())
              ON CONFLICT DO NOTHING"
         );
-        self.client().execute(&mark, &[&slot]).await.map_err(Error::sql(LOOKING))?;
+        self.execute(LOOKING, &mark, &[&slot]).await?;
         let sql = format!(
             "SELECT pg_current_wal_lsn(), own.confirmed_flush_lsn, rewind.confirmed_flush_lsn,
                  (SELECT max(lsn) FROM {marks} WHERE slot = $1
@@ -253,8 +247,7 @@ impl Store {
             "DELETE FROM {marks} WHERE slot = $1 AND lsn < (
                  SELECT max(m.lsn) FROM {marks} m WHERE m.slot = $1 AND m.lsn <= $2)"
         );
-        let forgotten = self.client().execute(&forget, &[&slot, &PgLsn::from(target)]).await;
-        forgotten.map_err(Error::sql(LOOKING))?;
+        self.execute(LOOKING, &forget, &[&slot, &PgLsn::from(target)]).await?;
         Ok(target < wanted)
     }
 
@@ -262,11 +255,10 @@ impl Store {
         let doing = ADVANCING;
         // On an error the connection is given up, and the transaction with it.
         let begin = format!("BEGIN; SET LOCAL statement_timeout = '{STEP_TIMEOUT}'");
-        self.client().batch_execute(&begin).await.map_err(Error::sql(doing))?;
+        self.batch_execute(doing, &begin).await?;
         let advance = "SELECT pg_replication_slot_advance($1, $2)";
-        let advanced = self.client().execute(advance, &[&name, &PgLsn::from(target)]).await;
-        advanced.map_err(Error::sql(doing))?;
-        self.client().batch_execute("COMMIT").await.map_err(Error::sql(doing))
+        self.execute(doing, advance, &[&name, &PgLsn::from(target)]).await?;
+        self.batch_execute(doing, "COMMIT").await
     }
 }
 

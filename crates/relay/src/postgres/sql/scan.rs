@@ -32,8 +32,7 @@ impl Store {
     pub(crate) async fn has_hidden(&self, snapshot: &str) -> Result<bool, Error> {
         let sql = "SELECT EXISTS (SELECT FROM pg_snapshot_xip(pg_current_snapshot()) AS running
                        WHERE pg_visible_in_snapshot(running, $1::text::pg_snapshot))";
-        let row = self.client().query_one(sql, &[&snapshot]).await;
-        row.map(|row| row.get(0)).map_err(Error::sql("look for commits that are not visible"))
+        Ok(self.query_one("look for commits that are not visible", sql, &[&snapshot]).await?.get(0))
     }
 }
 
@@ -49,12 +48,12 @@ impl Scan {
              SET LOCAL enable_bitmapscan = off;
              LOCK TABLE {outbox} IN ACCESS SHARE MODE"
         );
-        self.0.client().batch_execute(&begin).await.map_err(Error::sql(DOING))
+        self.0.batch_execute(DOING, &begin).await
     }
 
     /// Ends the transaction of a pass that reads nothing.
     pub(crate) async fn abandon_scan(&self) -> Result<(), Error> {
-        self.0.client().batch_execute("ROLLBACK").await.map_err(Error::sql("end a scan"))
+        self.0.batch_execute("end a scan", "ROLLBACK").await
     }
 
     /// Begins to read the rows that are visible in `start_snapshot`, in the transaction that
@@ -85,8 +84,7 @@ impl Scan {
                 ScanRange::CameBack => sweep::CAME_BACK.to_owned(),
             },
         );
-        let process = self.0.client().query_one("SELECT pg_backend_pid()", &[]).await;
-        let process = process.map_err(Error::sql(DOING))?.get(0);
+        let process = self.0.query_one(DOING, "SELECT pg_backend_pid()", &[]).await?.get(0);
         let copied = self.0.client().copy_out(&sql).await.map_err(Error::sql(DOING))?;
         let rows = Box::pin(BinaryCopyOutStream::new(copied, &column_types));
         Ok(Scanner { store: self.0, rows, is_at_end: false, process })
@@ -100,8 +98,7 @@ impl Books {
                 SELECT FROM pg_locks held JOIN pg_locks wanted USING (locktype, database, relation)
                 WHERE held.pid = $1 AND held.granted AND locktype = 'relation'
                     AND NOT wanted.granted AND wanted.pid <> $1)";
-        let row = self.0.client().query_one(sql, &[&process]).await;
-        row.map(|row| row.get(0)).map_err(Error::sql("look who waits for a scan"))
+        Ok(self.0.query_one("look who waits for a scan", sql, &[&process]).await?.get(0))
     }
 }
 
@@ -133,7 +130,7 @@ impl Scanner {
     /// Ends the pass. What is left of it is not waited for.
     pub(crate) async fn close(self) -> Result<(), Error> {
         if self.is_at_end {
-            self.store.client().batch_execute("COMMIT").await.map_err(Error::sql("end a scan"))?;
+            self.store.batch_execute("end a scan", "COMMIT").await?;
         }
         Ok(())
     }

@@ -24,8 +24,7 @@ impl Store {
         loop {
             let sql = "SELECT pg_try_advisory_lock(hashtextextended('tailpost setup', 0))";
             let doing = "wait for other set-ups";
-            let asked =
-                async { self.client().query_one(sql, &[]).await.map_err(Error::sql(doing)) };
+            let asked = async { self.query_one(doing, sql, &[]).await };
             if answered(doing, asked).await?.get(0) {
                 return Ok(());
             }

@@ -70,8 +70,7 @@ impl Store {
             "UPDATE {} SET start_lsn = NULL, updated_at = now() WHERE slot = $1",
             self.table.companion("tailpost_state")
         );
-        self.client().execute(&sql, &[&slot]).await.map_err(Error::sql("distrust the slot"))?;
-        Ok(())
+        self.perform("distrust the slot", &sql, &[&slot]).await
     }
 }
 
@@ -79,20 +78,17 @@ impl Books {
     /// Confirms what the replication connection could not confirm before it closed.
     pub(crate) async fn advance_slot(&self, slot: &str, to: Lsn) -> Result<(), Error> {
         let to = PgLsn::from(to.0);
-        self.0
-            .client()
-            .execute("SELECT pg_replication_slot_advance($1, $2)", &[&slot, &to])
-            .await
-            .map_err(Error::sql("advance the slot"))?;
-        Ok(())
+        let sql = "SELECT pg_replication_slot_advance($1, $2)";
+        self.0.perform("advance the slot", sql, &[&slot, &to]).await
     }
 }
 
 impl Store {
     /// Where the log ends now.
     pub(crate) async fn log_end(&self) -> Result<Lsn, Error> {
-        let row = self.client().query_one("SELECT pg_current_wal_insert_lsn()", &[]).await;
-        let end: PgLsn = row.map_err(Error::sql("ask for the log's end"))?.get(0);
+        let sql = "SELECT pg_current_wal_insert_lsn()";
+        let row = self.query_one("ask for the log's end", sql, &[]).await?;
+        let end: PgLsn = row.get(0);
         Ok(Lsn(end.into()))
     }
 }
@@ -154,8 +150,7 @@ impl Books {
         let SlotReader { slot, pid } = reader;
         let parameters: [&(dyn ToSql + Sync); 8] =
             [slot, &at, pid, &lsn, &ordinal, &seq, &is_unchanged, &rules];
-        let written = self.0.client().execute(&sql, &parameters).await;
-        match written.map_err(Error::sql("store the checkpoint"))? {
+        match self.0.execute("store the checkpoint", &sql, &parameters).await? {
             0 => Err(Error::SlotBusy { slot: slot.clone() }),
             _ => Ok(()),
         }
@@ -171,8 +166,7 @@ impl Store {
         };
         let state = self.table.companion("tailpost_state");
         let sql = format!("UPDATE {state} SET {column} = now() WHERE slot = $1");
-        let noted = self.client().execute(&sql, &[&slot]).await;
-        noted.map_err(Error::sql("write down that the table was looked at")).map(|_| ())
+        self.execute("write down that the table was looked at", &sql, &[&slot]).await.map(|_| ())
     }
 
     /// What the slot makes the server keep.
@@ -204,8 +198,7 @@ impl Store {
             state = self.table.companion("tailpost_state")
         );
         let (prefix, outbox) = (self.table.wal_prefix(), self.table.quoted());
-        let noted = self.client().execute(&sql, &[&slot, &prefix, &outbox]).await;
-        noted.map_err(Error::sql("say that messages are taken")).map(|_| ())
+        self.perform("say that messages are taken", &sql, &[&slot, &prefix, &outbox]).await
     }
 
     /// Says that it takes none any more. The slot may have some yet to bring, which `wal_seq` tells
@@ -215,8 +208,7 @@ impl Store {
         let sql = format!(
             "UPDATE {state} SET wal_prefix = NULL WHERE slot = $1 AND wal_prefix IS NOT NULL"
         );
-        let noted = self.client().execute(&sql, &[&slot]).await;
-        noted.map_err(Error::sql("say that no messages are taken")).map(|_| ())
+        self.execute("say that no messages are taken", &sql, &[&slot]).await.map(|_| ())
     }
 
     /// The same, and that the slot has none to bring, or that they may be lost.
@@ -226,8 +218,7 @@ impl Store {
             "UPDATE {state} SET wal_prefix = NULL, wal_seq = NULL
              WHERE slot = $1 AND (wal_prefix IS NOT NULL OR wal_seq IS NOT NULL)"
         );
-        let noted = self.client().execute(&sql, &[&slot]).await;
-        noted.map_err(Error::sql("say that no messages are taken")).map(|_| ())
+        self.execute("say that no messages are taken", &sql, &[&slot]).await.map(|_| ())
     }
 
     /// Says, before a slot is dropped on purpose, why.
@@ -236,8 +227,7 @@ impl Store {
             "UPDATE {} SET epoch_reason = $2, epoch_at = NULL, updated_at = now() WHERE slot = $1",
             self.table.companion("tailpost_state")
         );
-        let written = self.client().execute(&sql, &[&slot, &reason]).await;
-        written.map_err(Error::sql("write down why the slot is dropped")).map(|_| ())
+        self.perform("write down why the slot is dropped", &sql, &[&slot, &reason]).await
     }
 }
 
@@ -250,8 +240,7 @@ impl Books {
              WHERE slot = $1",
             self.0.table.companion("tailpost_state")
         );
-        let written = self.0.client().execute(&sql, &[&slot]).await;
-        written.map_err(Error::sql("write down that there is a gap")).map(|_| ())
+        self.0.execute("write down that there is a gap", &sql, &[&slot]).await.map(|_| ())
     }
 
     /// The scanner found nothing more: what the slot could not bring when it was created is
@@ -266,8 +255,8 @@ impl Books {
              )",
             self.0.table.companion("tailpost_state")
         );
-        let written = self.0.client().execute(&sql, &[&slot, &rows.cast_signed(), &reader]).await;
-        written.map_err(Error::sql("write down that the gap is filled")).map(|_| ())
+        let doing = "write down that the gap is filled";
+        self.0.perform(doing, &sql, &[&slot, &rows.cast_signed(), &reader]).await
     }
 }
 
@@ -288,64 +277,43 @@ impl Store {
             not_owed = mark::not_owed(&self.table),
             owned = self.owned_rows("o")
         );
-        let written = self.client().execute(&sql, &[&slot]).await;
-        written.map_err(Error::sql("look for rows older than the slot")).map(|it| it > 0)
+        self.execute("look for rows older than the slot", &sql, &[&slot]).await.map(|it| it > 0)
     }
 
     /// Whether everything that committed before `end` is resolved, as the slot says.
     pub(crate) async fn is_confirmed(&self, slot: &str, end: Lsn) -> Result<bool, Error> {
         let sql = "SELECT EXISTS (SELECT FROM pg_replication_slots
                                   WHERE slot_name = $1 AND confirmed_flush_lsn >= $2)";
-        let row = self.client().query_one(sql, &[&slot, &PgLsn::from(end.0)]).await;
-        row.map(|row| row.get(0)).map_err(Error::sql("look at the slot"))
+        Ok(self.query_one("look at the slot", sql, &[&slot, &PgLsn::from(end.0)]).await?.get(0))
     }
 
     /// Which process reads the slot.
     pub(crate) async fn slot_reader(&self, slot: &str) -> Result<Option<i32>, Error> {
-        let row = self
-            .client()
-            .query_opt("SELECT active_pid FROM pg_replication_slots WHERE slot_name = $1", &[&slot])
-            .await
-            .map_err(Error::sql("look at the slot"))?;
+        let sql = "SELECT active_pid FROM pg_replication_slots WHERE slot_name = $1";
+        let row = self.query_opt("look at the slot", sql, &[&slot]).await?;
         Ok(row.and_then(|row| row.get(0)))
     }
 
     pub(crate) async fn slot_exists(&self, slot: &str) -> Result<bool, Error> {
         let sql = "SELECT EXISTS (SELECT FROM pg_replication_slots
                                   WHERE slot_name = $1 AND database = current_database())";
-        let row = self.client().query_one(sql, &[&slot]).await;
-        row.map(|row| row.get(0)).map_err(Error::sql("look at the slot"))
+        Ok(self.query_one("look at the slot", sql, &[&slot]).await?.get(0))
     }
 
     /// One relay at a time decides what becomes of a slot. Released with the connection at the latest.
     pub(crate) async fn lock_slot(&self, slot: &str) -> Result<(), Error> {
-        self.client()
-            .execute(
-                "SELECT pg_advisory_lock(hashtextextended('tailpost slot ' || $1, 0))",
-                &[&slot],
-            )
-            .await
-            .map_err(Error::sql("lock the slot"))?;
-        Ok(())
+        let sql = "SELECT pg_advisory_lock(hashtextextended('tailpost slot ' || $1, 0))";
+        self.perform("lock the slot", sql, &[&slot]).await
     }
 
     pub(crate) async fn unlock_slot(&self, slot: &str) -> Result<(), Error> {
-        self.client()
-            .execute(
-                "SELECT pg_advisory_unlock(hashtextextended('tailpost slot ' || $1, 0))",
-                &[&slot],
-            )
-            .await
-            .map_err(Error::sql("unlock the slot"))?;
-        Ok(())
+        let sql = "SELECT pg_advisory_unlock(hashtextextended('tailpost slot ' || $1, 0))";
+        self.perform("unlock the slot", sql, &[&slot]).await
     }
 
     pub(crate) async fn drop_slot(&self, slot: &str) -> Result<(), Error> {
-        self.client()
-            .execute("SELECT pg_drop_replication_slot($1)", &[&slot])
+        self.perform("drop the replication slot", "SELECT pg_drop_replication_slot($1)", &[&slot])
             .await
-            .map_err(Error::sql("drop the replication slot"))?;
-        Ok(())
     }
 
     pub(crate) async fn load_state(&self, slot: &str) -> Result<Option<StateRow>, Error> {
@@ -362,8 +330,7 @@ impl Store {
              FROM {} WHERE slot = $1",
             self.table.companion("tailpost_state")
         );
-        let row = self.client().query_opt(&sql, &[&slot]).await;
-        let row = row.map_err(Error::sql("read the relay's state"))?;
+        let row = self.query_opt("read the relay's state", &sql, &[&slot]).await?;
         Ok(row.map(|row| StateRow {
             system_identifier: row.get(0),
             start_snapshot: row.get(1),
@@ -399,11 +366,8 @@ impl Store {
                  updated_at = now()",
             state = self.table.companion("tailpost_state")
         );
-        self.client()
-            .execute(&sql, &[&slot, &system_identifier, &timeline, &reason])
-            .await
-            .map_err(Error::sql("announce a new slot"))?;
-        Ok(())
+        let doing = "announce a new slot";
+        self.perform(doing, &sql, &[&slot, &system_identifier, &timeline, &reason]).await
     }
 
     /// Stores what a new slot brings: the rows that are not visible in `start_snapshot`.
@@ -428,11 +392,9 @@ impl Store {
             state = self.table.companion("tailpost_state")
         );
         let lsn = PgLsn::from(start_lsn.0);
-        self.client()
-            .execute(&sql, &[&slot, &system_identifier, &timeline, &start_snapshot, &lsn])
+        let doing = "store the slot's start";
+        self.perform(doing, &sql, &[&slot, &system_identifier, &timeline, &start_snapshot, &lsn])
             .await
-            .map_err(Error::sql("store the slot's start"))?;
-        Ok(())
     }
 }
 

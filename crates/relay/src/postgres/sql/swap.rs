@@ -181,8 +181,7 @@ impl Store {
         let (key, day) = (self.key_index(until), digits(until));
         let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 6] =
             [&table, &part, &self.table.schema(), &day, &key, &self.table.quoted_schema()];
-        let asked =
-            async { self.client().query(MOVED, &parameters).await.map_err(Error::sql(DOING)) };
+        let asked = async { self.query(DOING, MOVED, &parameters).await };
         let mut steps: Vec<(i32, String)> =
             answered(DOING, asked).await?.iter().map(|row| (row.get(0), row.get(1))).collect();
         steps.extend(self.own_steps(until, &part).await?);
@@ -317,9 +316,7 @@ impl Store {
                     AND pid <> pg_backend_pid()
                 ORDER BY xact_start LIMIT 3) AS users";
         let (table, state) = (self.table.quoted(), self.table.companion("tailpost_state"));
-        let asked = async {
-            self.client().query_one(sql, &[&table, &state]).await.map_err(Error::sql(DOING))
-        };
+        let asked = async { self.query_one(DOING, sql, &[&table, &state]).await };
         Ok(answered(DOING, asked).await?.get(0))
     }
 
@@ -328,8 +325,7 @@ impl Store {
             FROM pg_constraint JOIN pg_class c ON c.oid = conrelid
             WHERE conrelid = to_regclass($1) AND contype = 'p'";
         let table = self.table.quoted();
-        let asked =
-            async { self.client().query_one(sql, &[&table]).await.map_err(Error::sql(DOING)) };
+        let asked = async { self.query_one(DOING, sql, &[&table]).await };
         let row = answered(DOING, asked).await?;
         Ok(PrimaryKey { name: row.get(0), owner: row.get(1) })
     }

@@ -63,8 +63,7 @@ impl Store {
         watermark: &Watermark,
     ) -> Result<(), Error> {
         let parameters: [&(dyn ToSql + Sync); 2] = [&start_snapshot, &watermark.snapshot];
-        let deleted = self.client().execute(&self.sql.sweep_dead, &parameters).await;
-        deleted.map_err(Error::sql("remove parked rows")).map(|_| ())
+        self.execute("remove parked rows", &self.sql.sweep_dead, &parameters).await.map(|_| ())
     }
 }
 
@@ -81,7 +80,7 @@ impl Marks {
         let swept = swept.map(|it| &*it.snapshot);
         let parameters: [&(dyn ToSql + Sync); 3] = [&start_snapshot, &watermark.snapshot, &swept];
         let sql = format!("{} LIMIT {SWEPT_AT_ONCE}", self.0.sql.unmarked(range, swept.is_some()));
-        let rows = self.0.client().query(&sql, &parameters).await.map_err(Error::sql(LOOKING))?;
+        let rows = self.0.query(LOOKING, &sql, &parameters).await?;
         Ok(rows.iter().map(unmarked).collect())
     }
 }
@@ -99,7 +98,7 @@ impl Store {
         // As long as the statement takes is as long as marking takes. What an index leads to is not
         // to be sorted.
         let set = "SET statement_timeout = 0; SET lock_timeout = '2s'; SET enable_sort = off";
-        self.client().batch_execute(set).await.map_err(Error::sql(LOOKING))?;
+        self.batch_execute(LOOKING, set).await?;
         let swept = swept.map(|it| &*it.snapshot);
         let parameters: [&(dyn ToSql + Sync); 3] = [&start_snapshot, &watermark.snapshot, &swept];
         let sql = self.sql.unmarked(range, swept.is_some());
@@ -137,8 +136,7 @@ impl Store {
                  SELECT {id} FROM {outbox} WHERE {id} = ANY($1) AND {NOT_MARKED}
                  FOR NO KEY UPDATE SKIP LOCKED))"
         );
-        let left = self.client().execute(&sql, &[&ids]).await;
-        left.map_err(Error::sql("leave rows to the scanner"))
+        self.execute("leave rows to the scanner", &sql, &[&ids]).await
     }
 
     /// Which of the events have a marked row.
@@ -147,8 +145,7 @@ impl Store {
         let (outbox, id) = (self.table.quoted(), self.table.column(Column::Id));
         let sql =
             format!("SELECT {id} FROM {outbox} WHERE {id} = ANY($1) AND published_at IS NOT NULL");
-        let rows = self.client().query(&sql, &[&ids]).await;
-        let rows = rows.map_err(Error::sql("look for rows that were not marked"))?;
+        let rows = self.query("look for rows that were not marked", &sql, &[&ids]).await?;
         Ok(rows.iter().map(|it| it.get(0)).collect())
     }
 }

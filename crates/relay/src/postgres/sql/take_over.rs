@@ -42,7 +42,7 @@ impl Store {
             published = self.table.companion("tailpost_published"),
             owned = self.owned_rows("o"),
         );
-        self.client().batch_execute(&sql).await.map_err(Error::sql(DOING))
+        self.batch_execute(DOING, &sql).await
     }
 
     /// The same where no state came along that says of which cluster the rows are: rows of
@@ -55,7 +55,7 @@ impl Store {
             outbox = self.table.quoted(),
             owned = self.owned_rows("o"),
         );
-        let renumbered = self.client().execute(&sql, &[]).await.map_err(Error::sql(DOING))?;
+        let renumbered = self.execute(DOING, &sql, &[]).await?;
         Ok(renumbered > 0)
     }
 
@@ -100,8 +100,7 @@ impl Store {
         let sql = "SELECT DISTINCT subname::text FROM pg_subscription_rel
                    JOIN pg_subscription s ON s.oid = srsubid
                    WHERE srrelid = $1::text::regclass AND subenabled ORDER BY 1";
-        let rows = self.client().query(sql, &[&self.table.quoted()]).await;
-        let rows = rows.map_err(Error::sql("look for subscriptions"))?;
+        let rows = self.query("look for subscriptions", sql, &[&self.table.quoted()]).await?;
         Ok(rows.iter().map(|row| row.get(0)).collect())
     }
 }

@@ -44,8 +44,7 @@ impl Store {
         let publication = format!("\"{}\"", publication.replace('"', "\"\""));
         let prefix = self.table.wal_prefix();
         let parameters: [&(dyn ToSql + Sync); 4] = [&slot, &publication, &CHANGES_MAX, &prefix];
-        let row = self.client().query_one(sql, &parameters).await;
-        let row = row.map_err(Error::sql("look at what the slot has not brought"))?;
+        let row = self.query_one("look at what the slot has not brought", sql, &parameters).await?;
         Ok(match (row.get::<_, i64>(0), row.get(1)) {
             (_, true) => Unread::Something,
             (CHANGES_MAX.., false) => Unread::Unknown,
@@ -58,7 +57,7 @@ impl Store {
     pub(crate) async fn outwait_transactions(&self) -> Result<bool, Error> {
         let doing = "wait for transactions";
         let number = async |sql: &str| -> Result<i64, Error> {
-            let row = self.client().query_one(sql, &[]).await.map_err(Error::sql(doing))?;
+            let row = self.query_one(doing, sql, &[]).await?;
             Ok(row.get(0))
         };
         let next = number("SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint").await?;

@@ -131,7 +131,7 @@ impl Store {
             "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL statement_timeout = 0;
              LOCK TABLE {outbox} IN ACCESS SHARE MODE"
         );
-        self.client().batch_execute(&begin).await.map_err(Error::sql(READING))?;
+        self.batch_execute(READING, &begin).await?;
         // The snapshot comes first, then the log's end.
         let sql = "SELECT pg_current_wal_insert_lsn(),
                 (SELECT coalesce(sum(greatest(c.reltuples, 0)), 0)::bigint FROM pg_class c
@@ -139,7 +139,7 @@ impl Store {
                                  UNION SELECT to_regclass($1))),
                 current_setting('synchronous_standby_names') <> '',
                 (extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
-        let row = self.client().query_one(sql, &[&outbox]).await.map_err(Error::sql(READING))?;
+        let row = self.query_one(READING, sql, &[&outbox]).await?;
         Ok(TableCut {
             lsn: Lsn(row.get::<_, PgLsn>(0).into()),
             rows_estimated: row.get::<_, i64>(1).max(0).cast_unsigned(),
@@ -150,14 +150,14 @@ impl Store {
 
     /// Ends the transaction that [`open_comparison`](Self::open_comparison) began.
     pub(crate) async fn close_comparison(&self) -> Result<(), Error> {
-        self.client().batch_execute("ROLLBACK").await.map_err(Error::sql(READING))
+        self.batch_execute(READING, "ROLLBACK").await
     }
 
     /// The snapshots between which rows are published without a mark of their own.
     pub(crate) async fn published_ranges(&self) -> Result<Vec<(String, String)>, Error> {
         let published = self.table.companion("tailpost_published");
         let sql = format!("SELECT start_snapshot::text, end_snapshot::text FROM {published}");
-        let rows = self.client().query(&sql, &[]).await.map_err(Error::sql(READING))?;
+        let rows = self.query(READING, &sql, &[]).await?;
         Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
     }
 
@@ -213,7 +213,7 @@ impl Store {
             in_range = in_range(range),
             in_sample = in_sample(&id, range.sample),
         );
-        let row = self.client().query_one(&sql, &[]).await.map_err(Error::sql(READING))?;
+        let row = self.query_one(READING, &sql, &[]).await?;
         Ok(row.get::<_, i64>(0).max(0).cast_unsigned())
     }
 
@@ -243,7 +243,7 @@ impl Store {
     pub(crate) async fn slot_progress(&self, slot: &str) -> Result<Option<SlotProgress>, Error> {
         let sql = "SELECT confirmed_flush_lsn, active FROM pg_replication_slots
                    WHERE slot_name = $1 AND database = current_database()";
-        let row = self.client().query_opt(sql, &[&slot]).await.map_err(Error::sql(LOOKING))?;
+        let row = self.query_opt(LOOKING, sql, &[&slot]).await?;
         let progress = |row: Row| {
             let confirmed = Lsn(row.get::<_, Option<PgLsn>>(0)?.into());
             Some(SlotProgress { confirmed, is_read: row.get(1) })
@@ -283,7 +283,7 @@ impl Store {
             owed = self.table.companion("tailpost_owed"),
             dead = self.table.companion("outbox_dead_letter"),
         );
-        let rows = self.client().query(&sql, &[&ids]).await.map_err(Error::sql(LOOKING))?;
+        let rows = self.query(LOOKING, &sql, &[&ids]).await?;
         let mut events: HashMap<Uuid, Now> = HashMap::new();
         for row in rows {
             let now = events.entry(row.get(0)).or_default();

@@ -94,8 +94,7 @@ impl WalReader {
             )));
         }
         // A statement lasts for as long as the broker takes what it brings.
-        let patient = store.client().batch_execute("SET statement_timeout = 0").await;
-        patient.map_err(Error::sql(READING))?;
+        store.batch_execute(READING, "SET statement_timeout = 0").await?;
         Ok(Opened::Reader(Box::new(Self {
             store,
             slot,
