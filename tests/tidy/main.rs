@@ -1,6 +1,7 @@
 //! The repository's own rules. Each failure says what to do.
 
 mod book;
+mod budget;
 mod dependencies;
 mod first_steps;
 mod guarantees;

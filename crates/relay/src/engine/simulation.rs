@@ -473,40 +473,4 @@ impl World {
             Foreign::Always => self.rng.random_bool(0.3),
         }
     }
-
-    fn heal(&mut self) {
-        self.is_picky = false;
-        self.refuses_batches = false;
-        self.resume_replays();
-        self.table.show(None);
-        self.table.rows.values_mut().for_each(|it| it.is_locked = false);
-        let mut done_for = 0;
-        for _ in 0..20_000 {
-            for _ in 0..3 {
-                self.deliver_log();
-                self.send();
-                self.broker(true);
-                self.answer();
-                self.job(true);
-                self.effects();
-            }
-            self.keepalive();
-            self.slot_confirmed = self.slot_confirmed.max(self.relay.confirming);
-            let wait = self.publishing().breaker().1;
-            self.now += wait.unwrap_or(Duration::from_millis(50));
-            self.tick(0);
-            self.effects();
-            self.check_confirmed();
-            // A scan that has found nothing more may have been begun before something came.
-            done_for = if self.is_done() { done_for + 1 } else { 0 };
-            if done_for > 100 {
-                if !self.faults.blocking || self.dead.is_empty() {
-                    return;
-                }
-                self.mend_by_hand();
-                done_for = 0;
-            }
-        }
-        panic!("does not come to rest: {:?}", self.relay.engine);
-    }
 }

@@ -1,5 +1,7 @@
 //! The dead-letter table, and the operator who mends what is in it.
 
+use std::time::Duration;
+
 use rand::RngExt;
 use rand::seq::IndexedRandom;
 use uuid::Uuid;
@@ -9,6 +11,43 @@ use crate::engine::outcome::Parked;
 use crate::engine::{Blocked, Dead, RowOfDead};
 
 impl World {
+    /// Everything works again, until nothing is left to be done.
+    pub(super) fn heal(&mut self) {
+        self.is_picky = false;
+        self.refuses_batches = false;
+        self.resume_replays();
+        self.table.show(None);
+        self.table.rows.values_mut().for_each(|it| it.is_locked = false);
+        let mut done_for = 0;
+        for _ in 0..20_000 {
+            for _ in 0..3 {
+                self.deliver_log();
+                self.send();
+                self.broker(true);
+                self.answer();
+                self.job(true);
+                self.effects();
+            }
+            self.keepalive();
+            self.slot_confirmed = self.slot_confirmed.max(self.relay.confirming);
+            let wait = self.publishing().breaker().1;
+            self.now += wait.unwrap_or(Duration::from_millis(50));
+            self.tick(0);
+            self.effects();
+            self.check_confirmed();
+            // A scan that has found nothing more may have been begun before something came.
+            done_for = if self.is_done() { done_for + 1 } else { 0 };
+            if done_for > 100 {
+                if !self.faults.blocking || self.dead.is_empty() {
+                    return;
+                }
+                self.mend_by_hand();
+                done_for = 0;
+            }
+        }
+        panic!("does not come to rest: {:?}", self.relay.engine);
+    }
+
     pub(super) fn park_all(&mut self, batch: Vec<(u64, Dead)>) -> Vec<Parked> {
         batch.iter().map(|(index, it)| Parked { index: *index, row: self.park(it) }).collect()
     }

@@ -8,7 +8,7 @@ use tokio_postgres::{Row, Statement};
 use uuid::Uuid;
 
 use super::mark::NOT_MARKED;
-use super::{Rows, Scan, Store, mark};
+use super::{Rows, Scan, SlotReader, Store, mark};
 use crate::engine::{Blocked, Dead, Resolved, RowOfDead};
 use crate::error::Error;
 use crate::postgres::rows::{Micros, REQUEUED_TXID};
@@ -38,14 +38,6 @@ const DEAD_COLUMNS: [&str; 10] = [
     "causation_id",
     "headers",
 ];
-
-/// A slot, and the process that reads it for a session. Once another one does, the session is to
-/// change nothing.
-#[derive(Debug, Clone)]
-pub(crate) struct SlotReader {
-    pub(crate) slot: String,
-    pub(crate) pid: i32,
-}
 
 impl Rows {
     /// Moves an event to the dead-letter table, durably. The row may not be visible yet: then the

@@ -3,11 +3,26 @@
 
 use uuid::Uuid;
 
-use super::{LookedBy, Store};
+use super::Store;
 use crate::config::Config;
 use crate::engine::{Resolved, ScanMarks, SlotHealth, Stored, Watermark};
 use crate::error::Error;
 use crate::postgres::answered;
+
+/// A slot, and the process that reads it for a session. Once another one does, the session is to
+/// change nothing.
+#[derive(Debug, Clone)]
+pub(crate) struct SlotReader {
+    pub(crate) slot: String,
+    pub(crate) pid: i32,
+}
+
+/// Whoever looks at the whole table now and then.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum LookedBy {
+    Scanner,
+    Sweeper,
+}
 
 /// How long keeping the slot's books waits for others' locks.
 const BOOKS_WAIT: &str = "1s";

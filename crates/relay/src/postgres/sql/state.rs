@@ -6,7 +6,7 @@ use pgoutput::Lsn;
 use tokio_postgres::Row;
 use tokio_postgres::types::{PgLsn, ToSql};
 
-use super::{Books, SlotReader, Store, mark};
+use super::{Books, LookedBy, SlotReader, Store, mark};
 use crate::engine::{NotedPlace, Place, SlotHealth, Watermark};
 use crate::error::Error;
 
@@ -30,13 +30,6 @@ pub(crate) struct StateRow {
     pub(crate) looks: LastLooks,
     /// Events without a row may have been written since.
     pub(crate) takes_messages: bool,
-}
-
-/// Whoever looks at the whole table now and then.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum LookedBy {
-    Scanner,
-    Sweeper,
 }
 
 /// How long ago the whole table was looked at; `None` if nobody knows.
