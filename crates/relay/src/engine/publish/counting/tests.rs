@@ -101,9 +101,9 @@ fn resolved(state: &mut Publishing) -> Vec<(u128, Option<u64>)> {
 
 /// Counted and uncertain, if that was told.
 fn told(state: &mut Publishing) -> Option<(u64, u64)> {
-    std::iter::from_fn(|| state.next_request()).find_map(|it| match it {
-        Request::TellCount { counted, uncertain } => Some((counted, uncertain)),
-        _ => None,
+    std::iter::from_fn(|| state.next_request()).find_map(|it| {
+        let Request::TellCount { counted, uncertain } = it else { return None };
+        Some((counted, uncertain))
     })
 }
 
