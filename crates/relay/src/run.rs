@@ -88,6 +88,8 @@ pub async fn run(
                 reporter.role(Role::Starting);
                 continue;
             }
+            // The next session works in keyed mode.
+            Err(error @ Error::Unfenced { .. }) if !config.needs_fence() => error,
             Err(error) if error.is_transient() && !once => error,
             // It was good once, and somebody may be about to renew it.
             Err(error) if error.is_renewable() && reporter.has_begun() && !once => error,

@@ -22,7 +22,7 @@ impl Engine {
         if !is_known || !publishing.has_nothing_beyond(resolved) {
             let place = match publishing.voids_place() {
                 true => NotedPlace::Uncounted,
-                false => NotedPlace::Unchanged,
+                false => NotedPlace::Kept,
             };
             return (self.checkpoint.confirmed().max(confirmed_before), place);
         }

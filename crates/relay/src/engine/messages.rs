@@ -309,8 +309,10 @@ impl WrittenDown {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NotedPlace {
     At(Place),
-    /// The one there is still tells everything.
+    /// The one there is still tells everything, as of now.
     Unchanged,
+    /// The one there tells more than this session knows.
+    Kept,
     /// Everything before the one there is resolved, but nothing can be counted from there any more.
     Uncounted,
 }

@@ -108,8 +108,11 @@ impl Publishing {
         let seq = written.place.and_then(|it| it.seq);
         self.written.has_seq = seq.is_some();
         self.known.counting = Counting::new(written, tail);
+        let is_shorter = seq.is_some_and(|it| tail.last_seq < it);
         if let Some(counting) = &self.known.counting {
-            self.known.passed_before = written.place.map(|it| (it.commit_lsn, it.ordinal));
+            // A stream that ends earlier lacks what was written down as published.
+            let place = written.place.filter(|_| !is_shorter);
+            self.known.passed_before = place.map(|it| (it.commit_lsn, it.ordinal));
             self.known.counted_before = counting.next.map_or(Lsn::ZERO, |_| counting.before);
         }
         if !written.is_same {
@@ -149,7 +152,7 @@ impl Publishing {
     pub(crate) fn writes_place(&mut self, place: NotedPlace) {
         let seq = match place {
             NotedPlace::At(place) => place.seq,
-            NotedPlace::Unchanged => return self.written.voids = false,
+            NotedPlace::Unchanged | NotedPlace::Kept => return self.written.voids = false,
             NotedPlace::Uncounted => None,
         };
         self.written.has_seq |= seq.is_some();

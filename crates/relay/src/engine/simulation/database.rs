@@ -36,7 +36,7 @@ impl Written {
     pub(super) fn note(&mut self, place: NotedPlace) {
         self.place = match place {
             NotedPlace::At(place) => Some(place),
-            NotedPlace::Unchanged => self.place,
+            NotedPlace::Unchanged | NotedPlace::Kept => self.place,
             NotedPlace::Uncounted => self.place.map(|it| Place { seq: None, ..it }),
         };
     }
@@ -216,7 +216,10 @@ impl World {
                     NotedPlace::At(it) if self.is_gap_open => {
                         NotedPlace::At(Place { seq: None, ..it })
                     }
-                    NotedPlace::At(_) | NotedPlace::Unchanged | NotedPlace::Uncounted => place,
+                    NotedPlace::At(_)
+                    | NotedPlace::Unchanged
+                    | NotedPlace::Kept
+                    | NotedPlace::Uncounted => place,
                 });
                 Outcome::Checkpointed(Some(Lsn(self.lsn)))
             }

@@ -124,7 +124,8 @@ impl Books {
                  resolved_ordinal = CASE WHEN $4 IS NULL THEN resolved_ordinal ELSE $5 END,
                  resolved_stream_seq = CASE WHEN $7 THEN resolved_stream_seq
                      WHEN gap_filled_at IS NOT NULL THEN $6 END,
-                 resolved_rules = $8, resolved_at = now()
+                 resolved_rules = $8,
+                 resolved_at = CASE WHEN $9 THEN resolved_at ELSE now() END
              FROM durable
              WHERE slot = $1 AND EXISTS (
                  SELECT FROM pg_replication_slots WHERE slot_name = $1 AND active_pid = $3
@@ -132,17 +133,18 @@ impl Books {
             self.0.table.companion("tailpost_state")
         );
         let at = PgLsn::from(at.0);
-        let is_unchanged = place == NotedPlace::Unchanged;
+        let is_kept = place == NotedPlace::Kept;
+        let is_unchanged = is_kept || place == NotedPlace::Unchanged;
         let place = match place {
             NotedPlace::At(place) => Some(place),
-            NotedPlace::Unchanged | NotedPlace::Uncounted => None,
+            NotedPlace::Unchanged | NotedPlace::Kept | NotedPlace::Uncounted => None,
         };
         let lsn = place.map(|it| PgLsn::from(it.commit_lsn.0));
         let ordinal = place.map(|it| i64::from(it.ordinal));
         let seq = place.and_then(|it| it.seq).map(u64::cast_signed);
         let SlotReader { slot, pid } = reader;
-        let parameters: [&(dyn ToSql + Sync); 8] =
-            [slot, &at, pid, &lsn, &ordinal, &seq, &is_unchanged, &rules];
+        let parameters: [&(dyn ToSql + Sync); 9] =
+            [slot, &at, pid, &lsn, &ordinal, &seq, &is_unchanged, &rules, &is_kept];
         match self.0.execute("store the checkpoint", &sql, &parameters).await? {
             0 => Err(Error::SlotBusy { slot: slot.clone() }),
             _ => Ok(()),

@@ -58,10 +58,11 @@ impl Evidence<'_> {
 
 /// Stands for what decides which events take a sequence, and for the stream that gives it: if any of
 /// that has changed, events behind a place that is written down cannot be counted.
-fn rules(config: &Config, stream: &Info) -> i64 {
+fn rules(config: &Config, mode: Mode, stream: &Info) -> i64 {
     let version = env!("CARGO_PKG_VERSION");
     let (routing, table) = (config.routing(), &config.table);
-    let text = format!("{version} {routing:?} {table:?} {:?} {}", config.wal, stream.created);
+    let (wal, created) = (config.wal, stream.created);
+    let text = format!("{version} {mode:?} {routing:?} {table:?} {wal:?} {created}");
     // FNV-1a: the same for each build of a version.
     let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
@@ -252,7 +253,7 @@ impl Taken {
             start_snapshot: slot.start_snapshot.clone(),
             reader: slot.reader,
             confirmed: slot.confirmed,
-            rules: rules(config, &tail.info().await?),
+            rules: rules(config, mode, &tail.info().await?),
         };
         let log = log_stream(config, opening, &store, slot).await?;
         Ok(Streaming { store, tail, log, slot: open, streamed })
