@@ -260,3 +260,26 @@ fn a_place_is_void_before_an_event_that_was_sent_is_parked() {
     write_without_sequence(&mut state);
     assert!(state.has_send());
 }
+
+/// Of what was sent the stream has a prefix: what else took sequences was somebody else, or is gone.
+#[test]
+fn sequences_that_no_message_explains_void_the_place() {
+    for (last_seq, is_void) in [(5, false), (7, true)] {
+        let whole = WrittenDown { stream_is_whole: true, ..written(Some(5)) };
+        let mut state = start(Mode::Fenced, whole, Tail::ending_at(5));
+        apply(&mut state, Input::LinkLost);
+        apply(&mut state, Input::Tail(Tail::ending_at(last_seq)));
+        assert_eq!(state.voids_place(), is_void, "the stream ends at {last_seq}");
+    }
+}
+
+/// What was written down as published is published again, as the stream lacks it.
+#[test]
+fn a_stream_that_ends_earlier_than_the_place_passes_nothing() {
+    for (last_seq, unresolved) in [(9, 0), (4, 1)] {
+        let mut state = purged(9, last_seq);
+        apply(&mut state, Input::Begin { commit_lsn: Lsn(5), commit_time_micros: 0 });
+        apply(&mut state, Input::Logged(event(1)));
+        assert_eq!(state.unresolved(), unresolved, "the stream ends at {last_seq}");
+    }
+}
