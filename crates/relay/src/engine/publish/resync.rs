@@ -83,18 +83,15 @@ impl Publishing {
         self.window.go_back();
         self.batching.tail_read();
         self.link.up();
-        if tail.foreign > 0 {
-            self.void_place(0);
-        }
         // Of what was sent the stream has a prefix. If it has given out more sequences, somebody else
         // wrote to it, or it has lost some of that.
         let known_seq = self.stream.known_seq();
         let found = tail.stored.iter().filter(|it| it.seq > known_seq).count() as u64;
-        if found < tail.last_seq.saturating_sub(known_seq) {
+        if tail.foreign > 0 || found < tail.last_seq.saturating_sub(known_seq) {
             self.void_place(0);
         }
-        if tail.last_seq < self.stream.known_seq() {
-            self.void_place(self.stream.known_seq() + 1); // the stream has gone back
+        if tail.last_seq < known_seq {
+            self.void_place(known_seq + 1); // the stream has gone back
             self.known.seen.forget_behind(tail.last_seq);
         }
         self.stream = StreamEnd::new(tail.last_seq);
