@@ -11,7 +11,6 @@
 //! scenario opened a service and returns an inbox too, the effects are counted in the end.
 
 mod daemon;
-mod front;
 mod lab;
 mod logs;
 mod outcome;

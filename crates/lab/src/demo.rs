@@ -17,7 +17,6 @@ mod play;
 mod servers;
 mod shipments;
 mod summary;
-mod view;
 
 use std::time::Duration;
 
@@ -25,7 +24,6 @@ use anyhow::{Result, bail};
 use tokio_util::sync::CancellationToken;
 
 use servers::Servers;
-use view::View;
 
 pub use summary::Summary;
 
@@ -37,11 +35,18 @@ pub struct Options {
     pub rate: u32,
     /// Says nothing while it runs.
     pub quiet: bool,
-    /// Leaves the servers running, and says how to reach them.
-    pub keep: bool,
     /// What a relay is configured with that is told the URLs of PostgreSQL and NATS and nothing
     /// else.
     pub relay_config: fn(database_url: String, nats_url: String) -> Result<relay::Config>,
+}
+
+impl Options {
+    /// Says something on stderr; stdout is for the figures.
+    fn say(&self, text: &str) {
+        if !self.quiet {
+            eprintln!("{text}");
+        }
+    }
 }
 
 /// Runs the demo to its end, or until `stop`: then what was written so far is checked.
@@ -51,34 +56,16 @@ pub struct Options {
 /// When a server does not start, or relay or inbox ends early. What they did is for
 /// [`Summary::verdict`].
 pub async fn run(options: &Options, stop: &CancellationToken) -> Result<Summary> {
-    let view = View::new(options);
-    view.say("starting PostgreSQL and NATS in temporary folders");
+    options.say("starting PostgreSQL and NATS in temporary folders");
     let servers = tokio::select! {
         servers = Servers::start(options.relay_config) => servers?,
         () = stop.cancelled() => bail!("stopped before anything was written"),
     };
-    let summary = measure(options, &servers, &view, stop).await;
-    if let Ok(summary) = &summary {
-        view.say(&summary.text());
-    }
-    // Also after a failure: that is when someone wants to look.
-    if options.keep {
-        eprintln!("{}", servers.leave_running()?);
-    } else {
-        view.say("stopping the servers and removing their folders");
-        drop(servers);
-    }
-    summary
-}
-
-async fn measure(
-    options: &Options,
-    servers: &Servers,
-    view: &View,
-    stop: &CancellationToken,
-) -> Result<Summary> {
-    view.say(&servers.describe());
-    let played = play::play(options, servers, view, stop).await?;
-    view.say("comparing the table, the stream, what the consumer got, and the effects");
-    summary::compare(servers, played).await
+    options.say(&servers.describe());
+    let played = play::play(options, &servers, stop).await?;
+    options.say("comparing the table, the stream, what the consumer got, and the effects");
+    let summary = summary::compare(&servers, played).await?;
+    options.say(&summary.text());
+    options.say("stopping the servers and removing their folders");
+    Ok(summary)
 }

@@ -44,5 +44,4 @@ pub use port::Port;
 pub use postgres::{Postgres, PostgresOptions};
 pub use process::{Process, file_memory_bytes, peak_memory_bytes};
 pub use proxy::{After, Direction, Protocol, Proxy};
-pub use server::Left;
 pub use workload::{BeforeCommit, CommittedEvent, Workload, WorkloadOptions, Written};

@@ -12,7 +12,7 @@ use rustix::process::Signal;
 
 use crate::binaries::find_nats;
 use crate::port::Port;
-use crate::server::{Left, Program, Server};
+use crate::server::{Program, Server};
 use crate::user::User;
 
 pub use nats_cluster::NatsCluster;
@@ -229,15 +229,6 @@ impl Nats {
     /// When it is not running.
     pub fn resume(&self) -> Result<()> {
         self.server.thaw().context("resume NATS")
-    }
-
-    /// Leaves the server running for good, even when this process ends.
-    ///
-    /// # Errors
-    ///
-    /// When it is not running.
-    pub fn leave_running(self) -> Result<Left> {
-        self.server.leave().context("leave NATS running")
     }
 }
 

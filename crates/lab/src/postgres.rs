@@ -11,7 +11,7 @@ use tokio_postgres::{Client, NoTls};
 
 use crate::binaries::PostgresBinaries;
 use crate::port::Port;
-use crate::server::{Left, Program, Server};
+use crate::server::{Program, Server};
 use crate::template_cluster;
 use crate::user::User;
 
@@ -310,15 +310,6 @@ impl Postgres {
     /// When it is not running.
     pub fn resume(&self) -> Result<()> {
         self.server.thaw().context("resume PostgreSQL")
-    }
-
-    /// Leaves the server running for good, even when this process ends.
-    ///
-    /// # Errors
-    ///
-    /// When it is not running.
-    pub fn leave_running(self) -> Result<Left> {
-        self.server.leave().context("leave PostgreSQL running")
     }
 
     pub(crate) fn append_settings(&self, settings: &[(String, String)]) -> Result<()> {

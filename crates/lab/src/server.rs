@@ -83,17 +83,6 @@ pub(crate) struct Server {
     // Taken by `drop` only: closing it sets the guard off.
     doomed: Option<PipeWriter>,
     child: Option<Child>,
-    // Whether all of it is somebody else's from now on.
-    left: bool,
-}
-
-/// A server that was left running: whoever left it has to say how to end it.
-#[derive(Debug, Clone)]
-pub struct Left {
-    /// Its process id. SIGINT ends it in good order.
-    pub pid: u32,
-    /// Its folder, to be removed after it.
-    pub folder: PathBuf,
 }
 
 impl Server {
@@ -118,14 +107,7 @@ impl Server {
             .process_group(0)
             .spawn()
             .context("start the server's guard")?;
-        Ok(Self {
-            folder: folder.keep(),
-            user,
-            guard,
-            doomed: Some(writer),
-            child: None,
-            left: false,
-        })
+        Ok(Self { folder: folder.keep(), user, guard, doomed: Some(writer), child: None })
     }
 
     pub(crate) fn folder(&self) -> &Path {
@@ -287,14 +269,6 @@ impl Server {
         self.doom(&[pid])
     }
 
-    /// Calls the guard off: the server outlives its owner.
-    pub(crate) fn leave(mut self) -> Result<Left> {
-        let pid = self.pid()?;
-        self.guard.kill().and_then(|()| self.guard.wait()).context("call the guard off")?;
-        self.left = true;
-        Ok(Left { pid, folder: self.folder.clone() })
-    }
-
     /// Tells the guard which processes to end when the owner is gone.
     fn doom(&self, pids: &[u32]) -> Result<()> {
         let list: Vec<String> = pids.iter().map(u32::to_string).collect();
@@ -313,9 +287,6 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        if self.left {
-            return;
-        }
         drop(self.doomed.take());
         let started = Instant::now();
         // The guard sees a child that nobody waits for as still running, so wait for both.

@@ -42,7 +42,7 @@ struct RemovedFlag {
     instead: &'static str,
 }
 
-const FLAGS: [RemovedFlag; 2] = [
+const FLAGS: [RemovedFlag; 3] = [
     RemovedFlag {
         command: &["setup"],
         flag: "--layout",
@@ -53,6 +53,11 @@ const FLAGS: [RemovedFlag; 2] = [
         flag: "--to-stream",
         instead: "let a stream of its own source or mirror this one, with a subject transform; \
                   --to-subject-prefix stays",
+    },
+    RemovedFlag {
+        command: &["demo"],
+        flag: "--keep",
+        instead: "leave it out; docker/compose.yaml has servers that stay",
     },
 ];
 
@@ -124,6 +129,7 @@ mod tests {
             ("tailpost -v setup --layout=standard --json", "relay.mark"),
             ("tailpost replay --all --to-stream X", "subject transform"),
             ("tailpost replay --all --to-stream=X", "subject transform"),
+            ("tailpost demo --for 5s --keep", "compose"),
         ] {
             let arguments: Vec<String> = line.split(' ').map(str::to_owned).collect();
             let error = flag(&arguments).expect(line);

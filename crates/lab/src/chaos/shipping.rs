@@ -25,7 +25,7 @@ use tokio::task::JoinHandle;
 use tokio_postgres::{Client, NoTls};
 use uuid::Uuid;
 
-use super::front::{Front, Manner};
+use crate::proxy::{Direction, Proxy};
 
 const TABLES: &str = "
     CREATE TABLE shipping_keys (key UUID PRIMARY KEY, calls INT NOT NULL DEFAULT 1);
@@ -83,9 +83,23 @@ pub(super) enum Conduct {
     Hang,
 }
 
-/// A service at a port of its own, gone with this.
+/// What the service does to every call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Manner {
+    Well,
+    /// Connections are refused.
+    Away,
+    /// Connections are taken, and nothing else happens.
+    Hang,
+    /// The service does its work, and no answer arrives.
+    Unanswered,
+    /// Nothing but this answer, after so long.
+    Answer(u16, Duration),
+}
+
+/// A service behind a proxy, gone with this.
 pub(super) struct Shipping {
-    front: Front,
+    proxy: Proxy,
     state: Arc<AppState>,
     task: JoinHandle<()>,
     /// Events whose second effect a scenario wants.
@@ -96,6 +110,7 @@ struct AppState {
     database_url: String,
     idle: Mutex<Vec<Client>>,
     conducts: Mutex<HashMap<String, Conduct>>,
+    manner: Mutex<Manner>,
     /// All calls that began: whose, and when.
     calls: Mutex<Vec<(Uuid, Timestamp)>>,
 }
@@ -111,6 +126,7 @@ impl Shipping {
             database_url,
             idle: Mutex::default(),
             conducts: Mutex::default(),
+            manner: Mutex::new(Manner::Well),
             calls: Mutex::default(),
         });
         let router = Router::new().fallback(called).with_state(Arc::clone(&state));
@@ -118,17 +134,25 @@ impl Shipping {
             // Ends only with the task; what it cannot accept, the inbox tries again.
             let _ = axum::serve(listener, router).await;
         });
-        let front = Front::open(address)?;
-        Ok(Self { front, state, task, twice_on_purpose: Vec::new() })
+        let proxy = Proxy::start(address).await?;
+        Ok(Self { proxy, state, task, twice_on_purpose: Vec::new() })
     }
 
     pub(super) fn url(&self) -> String {
-        format!("http://{}/events", self.front.address())
+        format!("http://{}/events", self.proxy.addr())
     }
 
     /// From now on fails in this manner, whatever the event is about.
-    pub(super) fn behave(&self, manner: Manner) {
-        self.front.behave(manner);
+    pub(super) async fn behave(&mut self, manner: Manner) -> Result<()> {
+        *lock(&self.state.manner) = manner;
+        self.proxy.restore().await?;
+        match manner {
+            Manner::Away => self.proxy.cut().await,
+            Manner::Hang => self.proxy.blackhole(Direction::Both),
+            Manner::Unanswered => self.proxy.blackhole(Direction::ToClient),
+            Manner::Well | Manner::Answer(..) => {}
+        }
+        Ok(())
     }
 
     /// From now on does something else to the events of this aggregate, or ships them again.
@@ -217,6 +241,11 @@ impl Display for Effects {
 }
 
 async fn called(State(state): State<Arc<AppState>>, request: Request) -> StatusCode {
+    let manner = *lock(&state.manner);
+    if let Manner::Answer(status, after) = manner {
+        tokio::time::sleep(after).await;
+        return StatusCode::from_u16(status).unwrap_or(StatusCode::SERVICE_UNAVAILABLE);
+    }
     let (parts, body) = request.into_parts();
     let text = |name: &str| parts.headers.get(name).and_then(|it| it.to_str().ok());
     let Some(key) = text("idempotency-key").and_then(|it| it.parse().ok()) else {

@@ -1,19 +1,16 @@
 //! Who saw which event when.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use uuid::Uuid;
 
-/// The live view's percentiles are over so many seconds.
-const RECENT_SECONDS: usize = 5;
-
 /// Latencies are kept in microseconds, with three significant digits.
 pub(super) type Latencies = Histogram<u64>;
 
-/// Shared by producer, consumer, and view.
+/// Shared by producer and consumer.
 pub(super) struct Journal {
     inner: Mutex<Inner>,
 }
@@ -23,7 +20,6 @@ struct Inner {
     sent: HashMap<Uuid, Instant>,
     received: Vec<Received>,
     all: Latencies,
-    recent: Recent,
 }
 
 /// A message that the consumer got.
@@ -35,8 +31,7 @@ pub(super) struct Received {
 
 impl Journal {
     pub(super) fn new() -> Self {
-        let recent = Recent { slots: VecDeque::new(), began: Instant::now() };
-        let inner = Inner { sent: HashMap::new(), received: Vec::new(), all: histogram(), recent };
+        let inner = Inner { sent: HashMap::new(), received: Vec::new(), all: histogram() };
         Self { inner: Mutex::new(inner) }
     }
 
@@ -54,19 +49,12 @@ impl Journal {
         let mut inner = self.lock();
         inner.received.push(event);
         if let Some(sent) = inner.sent.remove(&event.id) {
-            let micros = micros(at - sent);
-            inner.all.saturating_record(micros);
-            inner.recent.record(micros, at);
+            inner.all.saturating_record(micros(at - sent));
         }
     }
 
     pub(super) fn received_count(&self) -> u64 {
         self.lock().received.len() as u64
-    }
-
-    /// The last seconds' latencies.
-    pub(super) fn recent(&self) -> Latencies {
-        self.lock().recent.merged(Instant::now())
     }
 
     /// Everything the consumer got, in its order, and all latencies.
@@ -77,45 +65,6 @@ impl Journal {
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// A histogram for each of the last seconds, the newest last.
-struct Recent {
-    slots: VecDeque<Latencies>,
-    // When the newest began.
-    began: Instant,
-}
-
-impl Recent {
-    fn record(&mut self, micros: u64, at: Instant) {
-        self.turn(at);
-        if let Some(newest) = self.slots.back_mut() {
-            newest.saturating_record(micros);
-        }
-    }
-
-    fn merged(&mut self, now: Instant) -> Latencies {
-        self.turn(now);
-        let mut all = histogram();
-        for slot in &self.slots {
-            all.add(slot).expect("all have the same bounds");
-        }
-        all
-    }
-
-    fn turn(&mut self, now: Instant) {
-        let passed = now.saturating_duration_since(self.began);
-        let seconds = if self.slots.is_empty() { 1 } else { passed.as_secs() };
-        for _ in 0..seconds.min(RECENT_SECONDS as u64) {
-            self.slots.push_back(histogram());
-            if self.slots.len() > RECENT_SECONDS {
-                self.slots.pop_front();
-            }
-        }
-        if seconds > 0 {
-            self.began += Duration::from_secs(passed.as_secs());
-        }
     }
 }
 
@@ -157,17 +106,6 @@ mod tests {
         let (received, latencies) = journal.take();
         assert_eq!((received.len(), latencies.len()), (1, 1));
         assert!((7_000..60_000).contains(&latencies.max()), "{}", latencies.max());
-    }
-
-    #[test]
-    fn what_is_recent_passes() {
-        let began = Instant::now();
-        let mut recent = Recent { slots: VecDeque::new(), began };
-        recent.record(10, began);
-        recent.record(20, began + Duration::from_secs(2));
-        assert_eq!(recent.merged(began + Duration::from_secs(4)).len(), 2);
-        assert_eq!(recent.merged(began + Duration::from_secs(5)).len(), 1);
-        assert_eq!(recent.merged(began + Duration::from_mins(60)).len(), 0);
     }
 
     #[test]

@@ -1,14 +1,14 @@
 //! Producer, relay, consumer, and inbox, all at once, until everything has arrived.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::workload::{Workload, WorkloadOptions, Written};
 use anyhow::{Context, Result, bail};
 use relay::{Reports, Role, Status};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
+use tokio::time::{Instant, interval_at, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::Options;
@@ -16,9 +16,12 @@ use super::consumer::consume;
 use super::journal::{Journal, Latencies, Received};
 use super::servers::Servers;
 use super::shipments;
-use super::view::{Snapshot, View};
 
-const TICK: Duration = Duration::from_millis(200);
+/// Between two lines that say how things stand.
+const LINE_EVERY: Duration = Duration::from_secs(2);
+
+/// Between two looks at what has not arrived.
+const TICK: Duration = Duration::from_millis(50);
 
 /// Give up on what has not arrived when nothing has moved for this long.
 const STANDSTILL_MAX: Duration = Duration::from_secs(15);
@@ -50,7 +53,6 @@ struct Cast {
 pub(super) async fn play(
     options: &Options,
     servers: &Servers,
-    view: &View,
     stop: &CancellationToken,
 ) -> Result<Played> {
     let mut cast = Cast::gather(servers).await?;
@@ -66,22 +68,20 @@ pub(super) async fn play(
     };
     let started = Instant::now();
     let workload = Workload::start(&servers.database_url(), workload).await?;
-    let mut ticks = tokio::time::interval(TICK);
-    while started.elapsed() < options.duration && !stop.is_cancelled() {
+    let mut lines = interval_at(started + LINE_EVERY, LINE_EVERY);
+    loop {
         tokio::select! {
-            _ = ticks.tick() => {}
-            () = stop.cancelled() => {}
+            _ = lines.tick() => {}
+            () = sleep_until(started + options.duration) => break,
+            () = stop.cancelled() => break,
         }
         cast.check().await?;
-        let counts = (workload.committed(), workload.rolled_back());
-        view.show(&cast.snapshot(started, counts));
+        options.say(&cast.line(started.elapsed(), &workload));
     }
     let written = workload.stop().await?;
-    view.say("the producer has ended; waiting until everything has arrived and is marked");
-    let counts = (written.committed.len() as u64, written.rolled_back.len() as u64);
-    cast.drain(servers, counts.0, |cast| view.show(&cast.snapshot(started, counts))).await?;
+    options.say("the producer has ended; waiting until everything has arrived and is marked");
+    cast.drain(servers, written.committed.len() as u64).await?;
     let elapsed = started.elapsed();
-    view.clear();
     let (received, latencies) = cast.end().await?;
     Ok(Played { written, received, latencies, elapsed })
 }
@@ -135,18 +135,17 @@ impl Cast {
         Ok(())
     }
 
-    fn snapshot(&self, started: Instant, (committed, rolled_back): (u64, u64)) -> Snapshot {
+    /// How things stand.
+    fn line(&self, elapsed: Duration, workload: &Workload) -> String {
+        let (committed, rolled_back) = (workload.committed(), workload.rolled_back());
+        let (received, effects) = (self.journal.received_count(), self.effects());
         let status = self.status.borrow();
-        Snapshot {
-            elapsed: started.elapsed(),
-            committed,
-            rolled_back,
-            received: self.journal.received_count(),
-            effects: self.effects(),
-            in_flight: status.in_flight_events,
-            confirmed: status.confirmed_flush_lsn.to_string(),
-            latencies: self.journal.recent(),
-        }
+        let (in_flight, confirmed) = (status.in_flight_events, status.confirmed_flush_lsn);
+        format!(
+            "{:>4} s: {committed} committed, {rolled_back} rolled back, {received} at the \
+             consumer, {effects} effects, {in_flight} in flight, confirmed {confirmed}",
+            elapsed.as_secs()
+        )
     }
 
     fn effects(&self) -> u64 {
@@ -156,20 +155,14 @@ impl Cast {
     /// Waits until the consumer has all committed events, all have had their effect, and no row is
     /// without its mark, or until nothing moves any more: what is missing then is found by the
     /// comparison.
-    async fn drain(
-        &mut self,
-        servers: &Servers,
-        committed: u64,
-        show: impl Fn(&Self),
-    ) -> Result<()> {
+    async fn drain(&mut self, servers: &Servers, committed: u64) -> Result<()> {
         let database = servers.database().await?;
         let unmarked = "SELECT count(*) FROM outbox_events WHERE published_at IS NULL";
         let (mut last, mut moved) = ((0, 0, 0), Instant::now());
-        let mut ticks = tokio::time::interval(TICK / 4);
+        let mut ticks = tokio::time::interval(TICK);
         while moved.elapsed() < STANDSTILL_MAX {
             ticks.tick().await;
             self.check().await?;
-            show(self);
             let unmarked: i64 = database.query_one(unmarked, &[]).await?.get(0);
             let now = (self.journal.received_count(), self.effects(), unmarked);
             if now.0 >= committed && now.1 >= committed && unmarked == 0 {

@@ -2,7 +2,7 @@
 
 use crate::nats::{Nats, NatsOptions};
 use crate::postgres::{Postgres, PostgresOptions};
-use anyhow::{Context, Result};
+use anyhow::Result;
 use async_nats::jetstream;
 use relay::Config;
 
@@ -54,23 +54,6 @@ impl Servers {
             self.database_url(),
             self.nats.url()
         )
-    }
-
-    /// Lets the servers go on, and says how to reach and how to end them.
-    pub(super) fn leave_running(self) -> Result<String> {
-        let (database_url, nats_url) = (self.database_url(), self.nats.url());
-        let postgres = self.postgres.leave_running()?;
-        let nats = self.nats.leave_running().context("PostgreSQL was left running")?;
-        let pids = format!("{} {}", postgres.pid, nats.pid);
-        Ok(format!(
-            "The servers are still running:\n  \
-             export DATABASE_URL={database_url} NATS_URL={nats_url}\n\
-             To end them:\n  \
-             kill -INT {pids}; while kill -0 {pids} 2>/dev/null; do sleep 0.1; done; \
-             rm -rf {} {}",
-            postgres.folder.display(),
-            nats.folder.display()
-        ))
     }
 }
 

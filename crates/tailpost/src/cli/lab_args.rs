@@ -23,9 +23,6 @@ pub(crate) struct DemoArgs {
     /// Print only the final figures, as one JSON object
     #[arg(long)]
     pub(crate) json: bool,
-    /// Leave the servers running, and print how to reach them
-    #[arg(long)]
-    pub(crate) keep: bool,
 }
 
 /// Arguments of `chaos`.

@@ -8,8 +8,8 @@ use crate::config::Settings;
 use crate::{exit, output, shutdown};
 
 pub(super) async fn demo(args: DemoArgs) -> Result<()> {
-    let DemoArgs { duration, rate, json, keep } = args;
-    let options = demo::Options { duration, rate, quiet: json, keep, relay_config };
+    let DemoArgs { duration, rate, json } = args;
+    let options = demo::Options { duration, rate, quiet: json, relay_config };
     let summary = demo::run(&options, &shutdown::on_signal()?).await?;
     output::text(&summary.json()?)?;
     summary.verdict()
