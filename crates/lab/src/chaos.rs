@@ -138,7 +138,7 @@ async fn run_one(
 }
 
 async fn play(scenario: &Scenario, options: &Options, seed: u64) -> Result<Outcome> {
-    let mut lab = Lab::open(&scenario.servers, seed).await?;
+    let mut lab = Lab::open(&scenario.servers).await?;
     lab.start_load(RATE, seed).await?;
     let outcome = measure(&mut lab, scenario).await;
     let verdict = match &outcome {

@@ -1,8 +1,6 @@
 //! What the operating system knows about processes.
 
 use std::fs;
-use std::path::Path;
-use std::process::Command;
 
 use anyhow::{Context, Result};
 
@@ -11,14 +9,6 @@ struct Entry {
     parent: u32,
     stopped: bool,
     zombie: bool,
-}
-
-impl Entry {
-    /// `state` begins with the letter that `ps` shows.
-    fn new(pid: u32, parent: u32, state: &str) -> Self {
-        let (stopped, zombie) = (state.starts_with(['T', 't']), state.starts_with(['Z', 'X']));
-        Self { pid, parent, stopped, zombie }
-    }
 }
 
 /// The process ids of the direct children of `parent`.
@@ -36,24 +26,13 @@ pub(crate) fn any_alive(pids: &[u32]) -> Result<bool> {
 
 /// Whether every thread of these processes has stopped, or they are gone: a stop signal takes a
 /// moment to reach each thread.
-pub(crate) fn all_stopped(pids: &[u32]) -> Result<bool> {
-    if !has_proc() {
-        return Ok(list_ps()?.iter().all(|it| it.stopped || it.zombie || !pids.contains(&it.pid)));
-    }
+pub(crate) fn all_stopped(pids: &[u32]) -> bool {
     let threads = pids.iter().flat_map(|pid| fs::read_dir(format!("/proc/{pid}/task"))).flatten();
     let stats = threads.flatten().filter_map(|it| fs::read_to_string(it.path().join("stat")).ok());
-    Ok(stats.filter_map(|it| parse_stat(0, &it)).all(|it| it.stopped || it.zombie))
-}
-
-fn has_proc() -> bool {
-    Path::new("/proc/self/stat").exists()
+    stats.filter_map(|it| parse_stat(0, &it)).all(|it| it.stopped || it.zombie)
 }
 
 fn list() -> Result<Vec<Entry>> {
-    if has_proc() { list_proc() } else { list_ps() }
-}
-
-fn list_proc() -> Result<Vec<Entry>> {
     let mut entries = Vec::new();
     for entry in fs::read_dir("/proc").context("list processes")? {
         let name = entry?.file_name();
@@ -71,19 +50,8 @@ fn parse_stat(pid: u32, stat: &str) -> Option<Entry> {
     let mut fields = rest.split_ascii_whitespace();
     let state = fields.next()?;
     let parent = fields.next()?.parse().ok()?;
-    Some(Entry::new(pid, parent, state))
-}
-
-fn list_ps() -> Result<Vec<Entry>> {
-    let output = Command::new("ps").args(["-A", "-o", "pid=,ppid=,stat="]).output();
-    let output = output.context("list processes with `ps`")?;
-    let entry = |line: &str| {
-        let mut fields = line.split_ascii_whitespace();
-        let pid = fields.next()?.parse().ok()?;
-        let parent = fields.next()?.parse().ok()?;
-        Some(Entry::new(pid, parent, fields.next()?))
-    };
-    Ok(String::from_utf8_lossy(&output.stdout).lines().filter_map(entry).collect())
+    let (stopped, zombie) = (state.starts_with(['T', 't']), state.starts_with(['Z', 'X']));
+    Some(Entry { pid, parent, stopped, zombie })
 }
 
 #[cfg(test)]
@@ -103,13 +71,5 @@ mod tests {
         let me = std::process::id();
         assert!(any_alive(&[me]).unwrap());
         assert!(children_of(std::os::unix::process::parent_id()).unwrap().contains(&me));
-    }
-
-    #[test]
-    fn both_ways_to_list_agree_on_this_process() {
-        let me = std::process::id();
-        let parent =
-            |entries: Vec<Entry>| entries.into_iter().find(|it| it.pid == me).map(|it| it.parent);
-        assert_eq!(parent(list().unwrap()), Some(std::os::unix::process::parent_id()));
     }
 }

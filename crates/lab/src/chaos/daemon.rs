@@ -9,8 +9,6 @@ use super::wait::{DEADLINE, until};
 /// A relay or an inbox that can be killed and paused; gone with this.
 pub(super) struct Daemon {
     name: String,
-    /// What it says when it begins to work.
-    active: &'static str,
     process: Process,
     logs: Logs,
 }
@@ -36,8 +34,7 @@ fn start(args: &[&str], env: &[(String, String)]) -> Result<Process> {
 
 impl Daemon {
     pub(super) fn relay(name: String, env: &[(String, String)], logs: &Logs) -> Result<Self> {
-        let active = "the slot is ours";
-        Ok(Self { name, active, process: start(&["relay"], env)?, logs: logs.clone() })
+        Ok(Self { name, process: start(&["relay"], env)?, logs: logs.clone() })
     }
 
     /// An inbox that hands the events of `consumer` to the service at `url`.
@@ -48,9 +45,8 @@ impl Daemon {
         env: &[(String, String)],
         logs: &Logs,
     ) -> Result<Self> {
-        let active = "the consumer is ours";
         let args = ["inbox", "run", "--consumer", consumer, "--handler", url];
-        Ok(Self { name, active, process: start(&args, env)?, logs: logs.clone() })
+        Ok(Self { name, process: start(&args, env)?, logs: logs.clone() })
     }
 
     pub(super) fn name(&self) -> &str {
@@ -109,8 +105,9 @@ impl Daemon {
         until(&what, async || Ok(self.process.log().lines().any(says))).await
     }
 
+    /// Waits until it has the slot.
     pub(super) async fn wait_active(&self) -> Result<()> {
-        self.wait_log(self.active).await
+        self.wait_log("the slot is ours").await
     }
 
     pub(super) async fn wait_standby(&self) -> Result<()> {

@@ -69,8 +69,6 @@ pub(super) struct Lab {
     inboxes_started: usize,
     shipping: Option<Shipping>,
     logs: Logs,
-    /// For what a scenario draws at random.
-    pub(super) seed: u64,
     opened: Instant,
     fault_over: Option<Instant>,
     recovered: Duration,
@@ -79,7 +77,7 @@ pub(super) struct Lab {
 impl Lab {
     /// Starts the servers and runs `tailpost setup`. The broker forgets ids after 200 ms: nothing is
     /// to hang on its memory.
-    pub(super) async fn open(servers: &Servers, seed: u64) -> Result<Self> {
+    pub(super) async fn open(servers: &Servers) -> Result<Self> {
         let opened = Instant::now();
         let settings = servers.postgres.iter().map(|it| (it.0.to_owned(), it.1.to_owned()));
         let postgres =
@@ -106,7 +104,6 @@ impl Lab {
             relays_started: 0,
             inboxes_started: 0,
             shipping: None,
-            seed,
             logs: Logs::default(),
             opened,
             fault_over: None,

@@ -7,7 +7,6 @@ mod database;
 mod left_behind;
 mod slot;
 mod standby;
-mod whole_way;
 
 use anyhow::Result;
 use futures_util::future::LocalBoxFuture;
@@ -56,20 +55,12 @@ scenarios! {
         "a confirmation that PostgreSQL forgot brings no event twice";
     "broker-down-longer-than-dedup-window" => broker::down_longer_than_dedup_window,
         "nothing hangs on the broker's memory of ids";
-    "broker-killed" => broker::killed,
-        "a broker may crash and come back at any moment";
-    "postgres-killed" => database::killed,
-        "marks and confirmations that a crash takes back do no harm";
-    "slot-dropped" => slot::dropped,
-        "the gap behind a lost slot is filled from the table";
     "slot-invalidated" => slot::invalidated, on slot::LITTLE_LOG,
-        "so it is when PostgreSQL removes log that the slot still needs";
+        "the gap behind a slot whose log PostgreSQL removed is filled from the table";
     "failover-without-slot" => slot::failover,
         "a promoted standby needs no slot to go on where the primary stopped";
     "slow-synchronous-standby" => database::slow_synchronous_standby,
         "an event that is in the log before its row is visible is published and marked once";
-    "half-open-network" => broker::half_open_network,
-        "connections that look alive and carry nothing are left";
     "paused-relay" => standby::paused_relay, on standby::IMPATIENT,
         "of two relays the one that slept does not write when it wakes";
     "poison-in-backlog" => data::poison_in_backlog, on data::LITTLE_PAYLOADS,
@@ -78,9 +69,6 @@ scenarios! {
         "a million events of one transaction pass while others wait their turn";
     "ddl-while-running" => data::ddl_while_running,
         "columns come, go and change under a running relay";
-    "whole-way" => whole_way::killed_at_random,
-        "whatever is killed between an order and the HTTP service behind it, each event has one \
-         effect: calls may be repeated, under the same idempotency key";
     "stuck-claim" => left_behind::stuck_claim,
         "what a dead worker had is left alone until its lease expires, and then has its one effect";
     "manual-fix" => left_behind::manual_fix,

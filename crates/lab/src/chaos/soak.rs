@@ -103,7 +103,7 @@ pub(super) async fn run(options: &Options, seed: u64, stop: &CancellationToken) 
 
 impl Soak {
     async fn open(seed: u64, only: &[String]) -> Result<Self> {
-        let mut lab = Lab::open(&LITTLE_PAYLOADS, seed).await?;
+        let mut lab = Lab::open(&LITTLE_PAYLOADS).await?;
         for (name, value) in SETTINGS {
             lab.set(name, value);
         }

@@ -38,8 +38,7 @@ pub(crate) struct ChaosArgs {
     /// How long the soak runs [default: 1m]
     #[arg(long = "for", value_name = "DURATION", value_parser = duration)]
     pub(crate) duration: Option<Duration>,
-    /// Repeat a run: fixes the load and the faults of `soak` and `whole-way`, though not how they
-    /// interleave
+    /// Repeat a run: fixes the load and the faults of `soak`, though not how they interleave
     #[arg(long, value_name = "N")]
     pub(crate) seed: Option<u64>,
     /// Let `soak` draw its faults from these generators only

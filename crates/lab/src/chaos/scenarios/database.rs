@@ -1,4 +1,4 @@
-//! PostgreSQL fails, or commits wait.
+//! Commits wait.
 
 use std::time::Duration;
 
@@ -6,20 +6,6 @@ use crate::postgres::Postgres;
 use anyhow::{Result, ensure};
 
 use super::{Daemons, Lab};
-
-pub(super) async fn killed(lab: &mut Lab) -> Result<Daemons> {
-    let relay = lab.start_relay()?;
-    for _ in 0..3 {
-        lab.wait_committed(300).await?;
-        lab.postgres.kill().await?;
-        lab.say("killed PostgreSQL");
-        lab.postgres.start_again().await?;
-        lab.fault_is_over();
-        lab.wait_committed(50).await?;
-        lab.recovers("PostgreSQL is back; recovered").await?;
-    }
-    Ok(vec![relay])
-}
 
 pub(super) async fn slow_synchronous_standby(lab: &mut Lab) -> Result<Daemons> {
     const SILENCE: Duration = Duration::from_millis(1_500);

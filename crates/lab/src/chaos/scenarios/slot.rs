@@ -14,20 +14,6 @@ pub(super) const LITTLE_LOG: Servers =
 pub(in crate::chaos) const DROP_SLOT: &str = "SELECT pg_terminate_backend(active_pid, 1000), pg_drop_replication_slot(slot_name) \
      FROM pg_replication_slots WHERE slot_name = 'tailpost'";
 
-pub(super) async fn dropped(lab: &mut Lab) -> Result<Daemons> {
-    let relay = lab.active_relay().await?;
-    for _ in 0..3 {
-        lab.wait_committed(300).await?;
-        until("the slot is dropped", async || lab.execute(DROP_SLOT).await.map(|()| true)).await?;
-        lab.fault_is_over();
-        lab.say("dropped the slot under the relay");
-        lab.wait_committed(100).await?;
-        lab.recovers("recovered").await?;
-    }
-    relay.wait_log("the replication slot is gone").await?;
-    Ok(vec![relay])
-}
-
 pub(super) async fn invalidated(lab: &mut Lab) -> Result<Daemons> {
     let relay = lab.active_relay().await?;
     lab.wait_committed(300).await?;
