@@ -10,8 +10,8 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER, USER_AGENT};
 use hyper::{Method, Request, StatusCode, Uri};
 use hyper_rustls::HttpsConnectorBuilder;
-use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::{Connect, HttpConnector};
+use hyper_util::client::legacy::{Client, ResponseFuture};
 use hyper_util::rt::TokioExecutor;
 use opentelemetry_proto::tonic::collector::trace::v1::{
     ExportTracePartialSuccess, ExportTraceServiceResponse,
@@ -63,7 +63,17 @@ impl Exporter {
     pub(super) fn start(endpoint: &str, settings: &Settings) -> Result<Self> {
         let url = url(endpoint, settings.telemetry.is_exact);
         let url: Uri = url.parse().context("telemetry.otlp_endpoint")?;
+        let mut http = HttpConnector::new();
+        http.enforce_http(false); // The TLS connector around it decides.
+        let client = if url.scheme_str() == Some("https") {
+            let tls = relay::connect::https_config(None, None)?;
+            let https = HttpsConnectorBuilder::new().with_tls_config(tls).https_only();
+            client(https.enable_http1().wrap_connector(http))
+        } else {
+            client(http)
+        };
         let work = Work {
+            client,
             headers: headers(&settings.telemetry.otlp_headers)?,
             resource: resource(settings),
             url,
@@ -81,20 +91,10 @@ impl Exporter {
         });
         let stop = CancellationToken::new();
         let stopped = stop.clone();
-        let mut http = HttpConnector::new();
-        http.enforce_http(false); // The TLS connector around it decides.
         let (ended, has_ended) = oneshot::channel();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let builder = Builder::new().name("otlp".into());
-        let thread = if work.url.scheme_str() == Some("https") {
-            let tls = relay::connect::https_config(None, None)?;
-            let https = HttpsConnectorBuilder::new().with_tls_config(tls).https_only();
-            let client = client(https.enable_http1().wrap_connector(http));
-            builder.spawn(move || run(runtime, work.run(client, queue, stopped), ended))
-        } else {
-            let client = client(http);
-            builder.spawn(move || run(runtime, work.run(client, queue, stopped), ended))
-        };
+        let thread = Builder::new().name("otlp".into());
+        let thread = thread.spawn(move || run(runtime, work.run(queue, stopped), ended));
         thread.context("start a thread")?;
         Ok(Self { sink, stop, has_ended })
     }
@@ -128,10 +128,12 @@ fn run(runtime: Runtime, work: impl Future<Output = ()>, ended: oneshot::Sender<
     let _ = ended.send(()); // fails when nobody waits any more
 }
 
-type Http<C> = Client<C, Full<Bytes>>;
+/// Sends a request, with TLS or without.
+type Http = Box<dyn Fn(Request<Full<Bytes>>) -> ResponseFuture + Send + Sync>;
 
-fn client<C: Connect + Clone>(connector: C) -> Http<C> {
-    Client::builder(TokioExecutor::new()).build(connector)
+fn client<C: Connect + Clone + Send + Sync + 'static>(connector: C) -> Http {
+    let client = Client::builder(TokioExecutor::new()).build(connector);
+    Box::new(move |request| client.request(request))
 }
 
 /// As `OTEL_EXPORTER_OTLP_HEADERS` has them, checked when they were set.
@@ -166,6 +168,7 @@ fn rejected(told: ExportTracePartialSuccess, sent: u64) -> Option<Rejected> {
 }
 
 struct Work {
+    client: Http,
     url: Uri,
     headers: HeaderMap,
     resource: Vec<(&'static str, String)>,
@@ -201,10 +204,7 @@ enum Failure {
 }
 
 impl Work {
-    async fn run<C>(mut self, client: Http<C>, mut queue: Receiver<Span>, stop: CancellationToken)
-    where
-        C: Connect + Clone + Send + Sync + 'static,
-    {
+    async fn run(mut self, mut queue: Receiver<Span>, stop: CancellationToken) {
         let mut batch = Vec::new();
         loop {
             let gathered = async {
@@ -224,7 +224,7 @@ impl Work {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
-                () = self.export(&client, &batch) => batch.clear(),
+                () = self.export(&batch) => batch.clear(),
             }
         }
         let flushed = async {
@@ -237,7 +237,7 @@ impl Work {
                 if batch.is_empty() {
                     return;
                 }
-                match self.attempt(&client, &batch).await {
+                match self.attempt(&batch).await {
                     Ok(rejected) => self.succeeded(rejected),
                     Err(Failure::Passing(why, _) | Failure::Final(why)) => {
                         return self.failed(&why);
@@ -255,13 +255,10 @@ impl Work {
     }
 
     /// Exports spans or gives them up.
-    async fn export<C>(&mut self, client: &Http<C>, batch: &[Span])
-    where
-        C: Connect + Clone + Send + Sync + 'static,
-    {
+    async fn export(&mut self, batch: &[Span]) {
         let mut pause = PAUSE.0;
         for attempt in 1.. {
-            let (why, named) = match self.attempt(client, batch).await {
+            let (why, named) = match self.attempt(batch).await {
                 Ok(rejected) => return self.succeeded(rejected),
                 Err(Failure::Passing(why, named)) if attempt < ATTEMPTS_MAX => (why, named),
                 Err(Failure::Passing(why, _) | Failure::Final(why)) => {
@@ -276,14 +273,7 @@ impl Work {
         }
     }
 
-    async fn attempt<C>(
-        &self,
-        client: &Http<C>,
-        batch: &[Span],
-    ) -> Result<Option<Rejected>, Failure>
-    where
-        C: Connect + Clone + Send + Sync + 'static,
-    {
+    async fn attempt(&self, batch: &[Span]) -> Result<Option<Rejected>, Failure> {
         let body = Bytes::from(proto::request(&self.resource, batch).encode_to_vec());
         let mut request = Request::new(Full::new(body));
         *request.method_mut() = Method::POST;
@@ -291,7 +281,7 @@ impl Work {
         *request.headers_mut() = self.headers.clone();
         let passing = |why: String| Failure::Passing(why, None);
         let exchange = async {
-            let response = client.request(request).await;
+            let response = (self.client)(request).await;
             let response = response.map_err(|error| passing(crate::exit::chain(&error.into())))?;
             let (parts, body) = response.into_parts();
             let body = Limited::new(body, RESPONSE_BYTES_MAX).collect().await;
