@@ -125,6 +125,11 @@ impl Lines {
     }
 }
 
+/// A value behind these words, if there is one.
+pub(crate) fn if_any(words: &str, value: Option<impl Display>) -> String {
+    value.map(|it| format!("{words}{it}")).unwrap_or_default()
+}
+
 /// How long something took or is ago, in its two largest units.
 pub(crate) fn duration(seconds: f64) -> String {
     let seconds = Duration::try_from_secs_f64(seconds).unwrap_or_default().as_secs();

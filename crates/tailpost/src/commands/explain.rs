@@ -6,7 +6,7 @@ use relay::explain::{MessageStory, ReplayOutcome, ReplayStory, RowStory};
 
 use crate::cli::ExplainArgs;
 use crate::config::Settings;
-use crate::output::{self, Lines};
+use crate::output::{self, Lines, if_any};
 use crate::story::{self, Story};
 
 pub(super) async fn run(args: &ExplainArgs, settings: &Settings) -> anyhow::Result<()> {
@@ -94,13 +94,13 @@ fn add_replay(lines: &mut Lines, replay: &ReplayStory) {
         ReplayOutcome::NotPublished => "was not published again",
         ReplayOutcome::Unknown => "meant by it",
     };
-    let problem = replay.problem.as_ref().map(|it| format!(": {it}")).unwrap_or_default();
+    let problem = if_any(": ", replay.problem.as_ref());
     lines.add("replay", format_args!("{outcome}{problem}, {id}, {status}, from the {source}"));
     lines.add("  asked", format_args!("{asked_at} by {asked_by}: {reason}"));
 }
 
 fn add_decision(lines: &mut Lines, entry: &AuditEntry) {
-    let why = entry.why.as_ref().map(|it| format!(": {it}")).unwrap_or_default();
+    let why = if_any(": ", entry.why.as_ref());
     lines.add("  decision", format_args!("{} {} by {}{why}", entry.at, entry.action, entry.actor));
 }
 
@@ -137,7 +137,7 @@ fn add_record(lines: &mut Lines, record: &EventRecord) {
     lines.add_some("  last error", record.last_error.as_deref());
     lines.add_some("  next attempt", record.next_attempt_at.as_ref());
     if let Some(at) = record.processed_at {
-        let outcome = record.outcome.as_ref().map(|it| format!(", {it}")).unwrap_or_default();
+        let outcome = if_any(", ", record.outcome.as_ref());
         lines.add("  processed", format_args!("{at}{outcome}"));
     }
 }

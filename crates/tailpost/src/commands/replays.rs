@@ -12,7 +12,7 @@ use uuid::Uuid;
 use super::progress;
 use crate::cli::{ReplaysCommand, ReplaysDecideArgs};
 use crate::config::Settings;
-use crate::output::{self, Lines};
+use crate::output::{self, Lines, if_any};
 use crate::shutdown;
 
 /// How often a replay is looked at that is followed.
@@ -124,7 +124,7 @@ fn table(replays: &[ReplayEntry]) -> String {
     let mut text =
         format!("{:<36}  {:<9}  {:<6}  {:>20}  asked\n", "replay", "status", "source", "published");
     for it in replays {
-        let of = it.events.map(|of| format!(" of {of}")).unwrap_or_default();
+        let of = if_any(" of ", it.events);
         let published = format!("{}{of}", it.published);
         let asked = format!("{} by {}: {}", it.asked_at, it.asked_by, it.reason);
         let line = format!(
@@ -150,7 +150,7 @@ fn text(entry: &ReplayEntry, failures: &[Unreplayed]) -> String {
     line("stream", &format!("{}, slot {}", entry.stream, entry.slot));
     line("source", &entry.source);
     line("events", &selected(entry));
-    let of = entry.events.map(|it| format!(" of {it}")).unwrap_or_default();
+    let of = if_any(" of ", entry.events);
     line("published", &format!("{}{of}", entry.published));
     if entry.failed > 0 {
         line("failed", &entry.failed.to_string());
@@ -166,7 +166,7 @@ fn text(entry: &ReplayEntry, failures: &[Unreplayed]) -> String {
     }
     for decision in entry.decisions.as_array().into_iter().flatten() {
         let said = |key: &str| decision[key].as_str().unwrap_or_default().to_owned();
-        let why = decision["why"].as_str().map(|it| format!(": {it}")).unwrap_or_default();
+        let why = if_any(": ", decision["why"].as_str());
         line(&said("decision"), &format!("{} by {}{why}", said("at"), said("by")));
     }
     for failure in failures {

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use outbox::dead_letters::{DeadLetterDetail, Filter, GROUPED_MAX, Overview};
 use serde_json::Value;
 
-use crate::output::{duration, one_line};
+use crate::output::{duration, if_any, one_line};
 
 /// A reason in a table; `show` has all of it.
 const REASON_CHARS: usize = 72;
@@ -67,7 +67,7 @@ impl Shown for relay::dead_letters::DeadLetter {
     fn headline(&self) -> String {
         let Self { id, aggregate_type, aggregate_id, event_type, .. } = self;
         let at = self.dead_at.strftime("%Y-%m-%d %H:%M:%S");
-        let shard = self.shard.map(|it| format!("  shard {it}")).unwrap_or_default();
+        let shard = if_any("  shard ", self.shard);
         format!("{id}  {at}  {aggregate_type}:{aggregate_id}  {event_type}{shard}")
     }
 
@@ -138,11 +138,8 @@ fn headline<L>(overview: &Overview<L>) -> String {
         return "no dead letters\n".into();
     }
     let s = if overview.total == 1 { "" } else { "s" };
-    let age = overview
-        .oldest_seconds
-        .map(|it| format!(", the oldest {} old", duration(it)))
-        .unwrap_or_default();
-    format!("{} dead letter{s}{age}\n", overview.total)
+    let age = overview.oldest_seconds.map(|it| format!("{} old", duration(it)));
+    format!("{} dead letter{s}{}\n", overview.total, if_any(", the oldest ", age))
 }
 
 fn groups<L>(text: &mut String, overview: &Overview<L>) {
@@ -174,7 +171,7 @@ pub(super) fn detail<L: Shown>(detail: &DeadLetterDetail<L>) -> String {
         add("stored as", &format_args!("{} {seq}", detail.stream.as_deref().unwrap_or("sequence")));
     }
     for entry in &detail.history {
-        let why = entry.why.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
+        let why = if_any(": ", entry.why.as_ref());
         let changed = if entry.payload_replaced { ", payload replaced" } else { "" };
         let (at, action, actor) = (entry.at, &entry.action, &entry.actor);
         add("history", &format_args!("{at} {action} by {actor}{changed}{why}"));
@@ -194,7 +191,7 @@ pub(super) fn detail<L: Shown>(detail: &DeadLetterDetail<L>) -> String {
 
 /// What became of a requeued event.
 pub(super) fn published<L>(detail: &DeadLetterDetail<L>) -> String {
-    let place = detail.stream_seq.map(|seq| format!(" as sequence {seq}")).unwrap_or_default();
+    let place = if_any(" as sequence ", detail.stream_seq);
     let found = detail.history.iter().any(|entry| entry.action == "found");
     let found = if found { ": the stream had it already, nothing was sent" } else { "" };
     format!("{} is published{place}{found}", detail.id)

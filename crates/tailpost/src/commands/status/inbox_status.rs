@@ -9,7 +9,7 @@ use tracing::debug;
 
 use crate::config::Settings;
 use crate::exit;
-use crate::output::{self, Lines};
+use crate::output::{self, Lines, if_any};
 
 /// What is known about a consumer.
 #[derive(Debug, Serialize)]
@@ -139,12 +139,10 @@ impl Lines {
                 "unknown: the broker has no such consumer, is away, or may not be asked",
             ),
         }
-        let oldest = backlog.oldest_seconds;
-        let oldest = oldest.map(|it| format!(", oldest {}", output::duration(it)));
-        let oldest = oldest.unwrap_or_default();
+        let oldest = if_any(", oldest ", backlog.oldest_seconds.map(output::duration));
         self.add("  processing", format_args!("{}{oldest}", backlog.processing));
         let reason = backlog.last_error.as_deref().and_then(|it| it.lines().next());
-        let reason = reason.map(|it| format!(", the latest: {it}")).unwrap_or_default();
+        let reason = if_any(", the latest: ", reason);
         self.add("  failed", format_args!("{}{reason}", backlog.failed));
         self.add("  dead letters", backlog.dead);
     }
@@ -173,9 +171,8 @@ impl Lines {
             }
             Some(breaker) => {
                 let breaker = breaker.replace('_', "-");
-                let reason = reason.map(|it| format!(": {it}")).unwrap_or_default();
-                let probe = worker.next_probe_at;
-                let probe = probe.map(|it| format!(", next probe at {it}")).unwrap_or_default();
+                let reason = if_any(": ", reason);
+                let probe = if_any(", next probe at ", worker.next_probe_at);
                 self.add("  breaker", format_args!("{breaker}{reason}{probe}"));
             }
         }

@@ -7,7 +7,7 @@ use relay::{
 use serde_json::Value;
 
 use super::{Report, bytes};
-use crate::output::{self, Lines};
+use crate::output::{self, Lines, if_any};
 
 /// The most frequent reasons. `tailpost outbox dlq list` shows more.
 const REASONS_SHOWN: usize = 3;
@@ -89,8 +89,7 @@ impl Lines {
             _ => String::new(),
         };
         let waiting = relay["in_flight_events"].as_u64().unwrap_or(0);
-        let process = relay["process_id"].as_u64().map(|it| format!(", process {it}"));
-        let process = process.unwrap_or_default();
+        let process = if_any(", process ", relay["process_id"].as_u64());
         self.add(label, format_args!("{role}{breaker}, {waiting} in flight{process}"));
         if let Some(why) = relay["keyed_because"].as_str() {
             self.add("  mode", format_args!("keyed instead of fenced: {why}"));
@@ -155,25 +154,20 @@ impl Lines {
         };
         let age = rewind.from_seconds.map(|it| format!(", {} ago", output::duration(it)));
         let (age, kept) = (age.unwrap_or_default(), bytes(rewind.retained_bytes));
-        let held = rewind.held_by.map(|it| format!(", held by replay {it}")).unwrap_or_default();
+        let held = if_any(", held by replay ", rewind.held_by);
         self.add("  rewind", format_args!("from {lsn}{age}, keeps {kept}{held}{made}"));
     }
 
     fn outbox(&mut self, outbox: &OutboxReport) {
         self.add("outbox", &outbox.table);
         let least = if outbox.unpublished_is_capped { "at least " } else { "" };
-        let oldest = outbox.oldest_unpublished_seconds;
-        let oldest = oldest.map(|it| format!(", oldest {}", output::duration(it)));
-        let oldest = oldest.unwrap_or_default();
+        let oldest = if_any(", oldest ", outbox.oldest_unpublished_seconds.map(output::duration));
         self.add("  unpublished", format_args!("{least}{}{oldest}", outbox.unpublished));
         if let Some(dropped) = outbox.dropped {
             self.add("  dropped", format_args!("{dropped} by a route"));
         }
-        let reason = outbox.latest_dead_letter_reason.as_deref();
-        let reason = reason.map(|it| format!(", the latest: {it}")).unwrap_or_default();
-        let oldest = outbox.oldest_dead_letter_seconds;
-        let oldest = oldest.map(|it| format!(", oldest {}", output::duration(it)));
-        let oldest = oldest.unwrap_or_default();
+        let reason = if_any(", the latest: ", outbox.latest_dead_letter_reason.as_deref());
+        let oldest = if_any(", oldest ", outbox.oldest_dead_letter_seconds.map(output::duration));
         self.add("  dead letters", format_args!("{}{oldest}{reason}", outbox.dead_letters));
         for group in outbox.dead_letter_reasons.iter().take(REASONS_SHOWN) {
             self.add("", format_args!("{} × {}", group.count, group.fingerprint));
@@ -230,8 +224,7 @@ impl Lines {
         let s = if stream.replicas == 1 { "" } else { "s" };
         self.add("stream", format_args!("{}, {} replica{s}", stream.name, stream.replicas));
         self.add("  messages", format_args!("{}, {}", stream.messages, bytes(stream.bytes)));
-        let position = stream.last_position.as_deref();
-        let position = position.map(|it| format!(", from {it}")).unwrap_or_default();
+        let position = if_any(", from ", stream.last_position.as_deref());
         self.add("  last", format_args!("sequence {}{position}", stream.last_sequence));
     }
 }
