@@ -88,11 +88,7 @@ pub async fn run(
                 reporter.role(Role::Starting);
                 continue;
             }
-            // The next session works in keyed mode.
-            Err(error @ Error::Unfenced { .. }) if !config.needs_fence() => error,
-            Err(error) if error.is_transient() && !once => error,
-            // It was good once, and somebody may be about to renew it.
-            Err(error) if error.is_renewable() && reporter.has_begun() && !once => error,
+            Err(error) if is_followed(&config, &error, once, reporter.has_begun()) => error,
             Err(error) => {
                 reporter.failed(told(&error));
                 reporter.role(Role::Stopped);
@@ -124,6 +120,14 @@ pub async fn run(
             () = stop.cancelled() => {}
         }
     }
+}
+
+/// Whether another session follows one that ended so. `has_begun` says that one ever began.
+fn is_followed(config: &Config, error: &Error, once: bool, has_begun: bool) -> bool {
+    // The next session works in keyed mode.
+    left_fence(config, error).is_some()
+        // A credential was good once, and somebody may be about to renew it.
+        || !once && (error.is_transient() || error.is_renewable() && has_begun)
 }
 
 /// Why the next session is to work in keyed mode, if it is. Without ids nothing but the fence keeps
@@ -181,4 +185,24 @@ async fn session<S: Source>(
     };
     reporter.begin(opened.source.timeline(), opened.unfenced.clone());
     Box::pin(Session::new(opened).run(stop, reporter)).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{MarkBy, MarkConfig};
+
+    #[test]
+    fn once_goes_on_in_keyed_mode_and_after_nothing_else() {
+        let row = crate::config::tests::config();
+        let mark = MarkConfig { by: MarkBy::Lean, ..row.mark };
+        let lean = Config { mark, ..row.clone() };
+        let (unfenced, broken) =
+            (Error::Unfenced { reason: "no batches".into() }, Error::Stalled("it fell silent"));
+        assert!(is_followed(&row, &unfenced, true, true));
+        assert_eq!(left_fence(&row, &unfenced).as_deref(), Some("no batches"));
+        assert!(!is_followed(&lean, &unfenced, true, true), "without ids there is no keyed mode");
+        assert_eq!(left_fence(&lean, &unfenced), None);
+        assert!(is_followed(&row, &broken, false, true) && !is_followed(&row, &broken, true, true));
+    }
 }

@@ -110,3 +110,6 @@ pub(crate) trait Source: Sized {
     /// Leaves, after `error` has ended the session.
     async fn fail(self, error: &Error) -> Result<(), Error>;
 }
+
+#[cfg(test)]
+mod tests;

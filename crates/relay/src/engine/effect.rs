@@ -257,6 +257,11 @@ pub(crate) struct Statement {
 }
 
 impl Statement {
+    #[cfg(test)]
+    pub(crate) fn of_first(marks: usize) -> Self {
+        Self { writer: Writer::First, marks, number: 0 }
+    }
+
     pub(crate) fn is_on_second(&self) -> bool {
         self.writer == Writer::Second
     }

@@ -9,6 +9,7 @@ use rand::seq::IndexedRandom;
 use uuid::Uuid;
 
 use super::database::Written;
+use super::schedules::CALM;
 use super::table::Table;
 use super::{Faults, MAX_ATTEMPTS, Relay, WINDOW, World};
 use crate::engine::*;
@@ -253,4 +254,27 @@ pub(super) fn engine(
         wal_limit: None,
         until: None,
     })
+}
+
+/// The stream may have events that the session has not come to: the earlier place tells more.
+#[test]
+fn a_stop_before_the_count_is_complete_keeps_the_place() {
+    let world = World::new(0, CALM);
+    let stop = |stream_is_whole| {
+        let written = WrittenDown {
+            place: Some(Place { commit_lsn: Lsn(10), ordinal: 0, seq: Some(5) }),
+            at_micros: 0,
+            is_same: true,
+            stream_is_whole,
+            before: Lsn(1_000),
+        };
+        let (none, tail) = (HashSet::new(), Tail::ending_at(7));
+        let publishing = publishing(CALM, Lsn(10), tail, written, &none, &HashMap::new());
+        let gap = Gap { is_open: false, has_requeued: false };
+        let engine = engine(CALM, publishing, &world.table, gap, Written::new(Lsn(20)));
+        engine.last_position(Lsn(10))
+    };
+    assert_eq!(stop(false), (Lsn(10), NotedPlace::Kept), "two events may be stored");
+    let told = NotedPlace::At(Place { commit_lsn: Lsn(10), ordinal: 0, seq: None });
+    assert_eq!(stop(true), (Lsn(10), told), "the stream has all that it had");
 }

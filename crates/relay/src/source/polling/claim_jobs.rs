@@ -225,3 +225,6 @@ fn look_at_tail(tail: TailReader, from: u64, newest: u64) -> Job {
     }
     .boxed()
 }
+
+#[cfg(test)]
+mod tests;

@@ -50,7 +50,7 @@ impl Replication {
             End::Refused(reason) => Error::Refused(reason),
             End::Silence => Error::Stalled("the server fell silent"),
             End::LeaveFence(reason) => Error::Unfenced { reason },
-            End::ClaimLost => Error::Stalled("a claim was not renewed in time"),
+            End::ClaimLost => Error::bug("a session over the log has no claims"),
         }
     }
 
@@ -159,3 +159,6 @@ impl Replication {
         }))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -366,3 +366,6 @@ impl Known {
         Ok(Opened { source, engine, publisher, answers, tail, started, unfenced })
     }
 }
+
+#[cfg(test)]
+mod tests;
