@@ -6,7 +6,9 @@ mod brought;
 mod copies;
 mod counting;
 mod giving_way;
+mod known;
 mod link;
+mod log;
 mod parts;
 mod publishing_holds;
 mod resync;
@@ -24,14 +26,17 @@ use uuid::Uuid;
 use self::batch::Batching;
 use self::blocking::Blocks;
 use self::copies::Copies;
-use self::counting::PlaceWritten;
+use self::counting::{Counted, PlaceWritten};
+use self::known::Known;
 use self::link::Broker;
-use self::parts::{Figures, Known, Log, Output, Settings};
+use self::log::Log;
+use self::parts::{Figures, Output, Settings};
 use self::retry::Retries;
 use self::sending::Sending;
 use self::stream_end::StreamEnd;
 use super::messages::{Counts, Input, Mode, Refusal, Request, Resolved, Start};
 use super::notice::About;
+use super::progress::Progress;
 use super::tail_messages::Seen;
 use super::window::{Entry, Origin, Stage, Window};
 use crate::latency::Latency;
@@ -60,12 +65,16 @@ pub(crate) struct Publishing {
     settings: Settings,
     now: Duration,
     window: Window,
+    progress: Progress,
     log: Log,
     link: Broker,
     stream: StreamEnd,
     sending: Sending,
     batching: Batching,
     known: Known,
+    /// What the stream had when the session began, and has got from others since.
+    seen: Seen,
+    counted: Counted,
     written: PlaceWritten,
     retries: Retries,
     blocks: Blocks,
@@ -92,20 +101,15 @@ impl Publishing {
             },
             now: Duration::ZERO,
             window: Window::new(),
+            progress: Progress::default(),
             log: Log::default(),
             link: Broker::new(start.seed),
             stream: StreamEnd::new(known_seq),
             sending: Sending::default(),
             batching: Batching::default(),
-            known: Known {
-                dead: start.dead,
-                tried: start.tried,
-                seen: Seen::default(),
-                seen_before: Lsn::ZERO,
-                counting: None,
-                counted_before: Lsn::ZERO,
-                passed_before: None,
-            },
+            known: Known::new(start.dead, start.tried),
+            seen: Seen::default(),
+            counted: Counted::default(),
             written: PlaceWritten::default(),
             retries: Retries::default(),
             blocks: Blocks::default(),
@@ -128,25 +132,22 @@ impl Publishing {
         match input {
             Input::Begin { commit_lsn, commit_time_micros } => {
                 self.end_counting_if_over(commit_lsn);
-                self.log.progress.begin();
-                self.log.transaction = (commit_lsn, commit_time_micros, 0);
-                if !self.known.seen.is_empty()
-                    && self.scans.is_empty()
-                    && commit_lsn > self.known.seen_before
-                {
-                    self.known.seen = Seen::default();
+                self.progress.begin();
+                self.log.begin(commit_lsn, commit_time_micros);
+                if self.scans.is_empty() {
+                    self.seen.forget_if_passed(commit_lsn);
                 }
             }
             Input::Logged(outgoing) => self.logged(outgoing, Origin::Log),
             Input::Emitted(outgoing) => self.logged(outgoing, Origin::Emitted),
             Input::Ignored(why) => self.ignore(why),
             Input::Commit { end_lsn } => {
-                self.log.progress.commit(end_lsn, self.window.end());
-                self.log.progress.resolved_below(self.window.first());
+                self.progress.commit(end_lsn, self.window.end());
+                self.progress.resolved_below(self.window.first());
             }
             Input::Keepalive { wal_end } => {
                 self.end_counting_if_over(wal_end);
-                self.log.progress.keepalive(wal_end, self.is_quiet());
+                self.progress.keepalive(wal_end, self.is_quiet());
             }
             Input::Scanned { batch, rows } => self.scanned(batch, rows),
             Input::Replayed(outgoing) => self.replayed(outgoing),
@@ -188,7 +189,7 @@ impl Publishing {
     /// Whether the log may bring more. While it is false its connection is not read.
     pub(crate) fn has_room(&self) -> bool {
         let logged_since =
-            self.scans.front().map_or(0, |batch| self.log.logged - batch.logged_before);
+            self.scans.front().map_or(0, |batch| self.log.logged() - batch.logged_before);
         logged_since < LOGGED_WHILE_SCAN_UNMARKED_MAX as u64
             && self.window.has_room(self.settings.limits)
     }
@@ -210,12 +211,12 @@ impl Publishing {
 
     /// What PostgreSQL may forget.
     pub(crate) fn confirmed(&self) -> Lsn {
-        self.log.progress.confirmed()
+        self.progress.confirmed()
     }
 
     /// How far the log has been received.
     pub(crate) fn received(&self) -> Lsn {
-        self.log.progress.received()
+        self.progress.received()
     }
 
     /// Whether every event received is resolved (a transaction may still be open).
@@ -254,7 +255,7 @@ impl Publishing {
 
     /// How many events were resolved so far, with those that the log brought again for nothing.
     pub(crate) fn resolved_of_the_log(&self) -> u64 {
-        self.figures.counts.resolved() + self.log.skipped
+        self.figures.counts.resolved() + self.log.skipped()
     }
 
     pub(crate) fn counts(&self) -> Counts {
@@ -354,7 +355,7 @@ impl Publishing {
         {
             self.sending.ready(next);
         }
-        self.log.progress.resolved_below(self.window.first());
+        self.progress.resolved_below(self.window.first());
     }
 
     fn scan_resolved(&mut self, origin: Option<Origin>) {

@@ -93,14 +93,14 @@ pub(in crate::engine) struct Seen {
     read: Vec<(Uuid, u64)>,
     /// Those that came later.
     added: HashMap<Uuid, u64>,
+    /// No event that committed behind this is among them.
+    before: Lsn,
 }
 
 impl Seen {
-    pub(super) fn is_empty(&self) -> bool {
-        self.read.is_empty() && self.added.is_empty()
-    }
-
-    pub(super) fn add(&mut self, stored: Vec<Stored>) {
+    /// Takes in messages, behind none of which is an event that committed after `last`.
+    pub(super) fn add(&mut self, stored: Vec<Stored>, last: Option<LastPosition>) {
+        self.before = last.map_or(self.before, |it| self.before.max(it.commit_lsn));
         // In place, since the new items are smaller.
         let mut stored: Vec<_> = stored.into_iter().map(|it| (it.id, it.seq)).collect();
         if stored.len() > self.read.len() {
@@ -108,6 +108,14 @@ impl Seen {
             self.read.sort_unstable();
         }
         self.added.extend(stored);
+    }
+
+    /// Forgets everything if the log has come so far that it brings none of it any more.
+    pub(super) fn forget_if_passed(&mut self, commit_lsn: Lsn) {
+        let is_empty = self.read.is_empty() && self.added.is_empty();
+        if !is_empty && commit_lsn > self.before {
+            *self = Self::default();
+        }
     }
 
     /// Forgets what is stored before `seq`.

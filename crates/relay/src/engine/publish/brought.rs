@@ -10,56 +10,43 @@ use crate::status::DeadLetterReason;
 
 impl Publishing {
     pub(super) fn logged(&mut self, outgoing: Outgoing, origin: Origin) {
-        let (commit_lsn, commit_time_micros, ordinal) = self.log.transaction;
-        self.log.transaction.2 += 1;
+        let (commit_lsn, commit_time_micros, ordinal) = self.log.next_place();
         let event = outgoing.event.id;
-        let is_dead = self.known.dead.contains(&event);
+        let is_dead = self.known.is_dead(&event);
         if self.passed((commit_lsn, ordinal), !is_dead && outgoing.subject.is_ok()) {
-            self.log.skipped += 1;
+            self.log.skip();
             return; // resolved in an earlier session, and marked by it or by the sweeper
         }
         if is_dead {
-            self.log.skipped += 1;
+            self.log.skip();
             return; // resolved by being parked, in an earlier session
         }
         let position = LastPosition { commit_lsn, ordinal, event };
-        // What the log repeats is behind what the stream has.
-        if self.log.last_position.is_none_or(|last| last.place() < position.place()) {
-            self.log.last_position = Some(position);
-        }
-        self.log.logged += 1;
+        self.log.brought(position);
         self.copies.way.live(self.now);
         self.push(outgoing, origin, (commit_lsn, commit_time_micros), Some(position));
     }
 
-    /// A message of the log is passed over. In a transaction it counts as an event all the same:
-    /// those behind it keep their places when the setting changes.
+    /// A message of the log is passed over.
     pub(super) fn ignore(&mut self, why: Ignored) {
         self.figures.counts.ignored += 1;
-        let told = match why {
-            Ignored::Off => {
-                self.log.transaction.2 += 1;
-                &mut self.log.told_off
-            }
-            Ignored::NotTransactional => &mut self.log.told_not_transactional,
-        };
-        if !std::mem::replace(told, true) {
+        if self.log.ignore(why) {
             self.output.requests.push_back(Request::TellIgnored(why));
         }
     }
 
     pub(super) fn scanned(&mut self, number: u32, rows: Vec<Outgoing>) {
-        let (outstanding, logged_before) = (rows.len(), self.log.logged);
+        let (outstanding, logged_before) = (rows.len(), self.log.logged());
         self.scans.push_back(ScanBatch { number, outstanding, logged_before });
         for outgoing in rows {
             if outgoing.requeued {
                 // The log may bring the event's first row again, from before it was parked, and
                 // does not wait for this one's acknowledgement.
-                self.known.dead.insert(outgoing.event.id);
+                self.known.requeued(outgoing.event.id);
             }
             // Not looked up when it is sent: by then the log may have brought more, that waits
             // behind it.
-            self.push(outgoing, Origin::Scan(number), (Lsn::ZERO, 0), self.log.last_position);
+            self.push(outgoing, Origin::Scan(number), (Lsn::ZERO, 0), self.log.last_position());
         }
     }
 
@@ -70,16 +57,12 @@ impl Publishing {
         at: (Lsn, i64),
         position: Option<LastPosition>,
     ) {
-        let stored_at = self.known.seen.get(&outgoing.event.id);
+        let stored_at = self.seen.get(&outgoing.event.id);
         let unpublished = outgoing.subject.as_ref().err().cloned();
         if let (None, Some(Unpublished::Dropped)) = (stored_at, &unpublished) {
             return self.dropped(outgoing.event.id, origin, at);
         }
-        let id = outgoing.event.id;
-        let tried = match self.known.tried.is_empty() {
-            true => outgoing.tried,
-            false => self.known.tried.remove(&id).unwrap_or(outgoing.tried),
-        };
+        let tried = self.known.take_tried(&outgoing);
         let (index, first_of_key) = self.window.push(outgoing, origin, at, position, self.now);
         if origin.is_logged() && unpublished.is_none() {
             self.count(index, stored_at);

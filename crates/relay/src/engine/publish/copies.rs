@@ -73,7 +73,7 @@ impl Publishing {
         // Before it is brought: it may be resolved by that.
         self.copies.unresolved += 1;
         self.copies.way.goes(self.now, outgoing.event.payload.len());
-        self.push(outgoing, Origin::Replay, (Lsn::ZERO, 0), self.log.last_position);
+        self.push(outgoing, Origin::Replay, (Lsn::ZERO, 0), self.log.last_position());
     }
 
     pub(super) fn is_replayed(&self, index: u64) -> bool {
@@ -82,16 +82,9 @@ impl Publishing {
 
     pub(super) fn replay_stored(&mut self, index: u64, seq: Option<u64>) {
         let Some(entry) = self.window.get(index) else { return };
-        let (id, origin, commit_lsn) = (entry.outgoing.event.id, Origin::Replay, Lsn::ZERO);
-        let (commit_time_micros, acked) = (0, true);
-        self.output.resolved.push(Resolved {
-            id,
-            seq,
-            origin,
-            commit_lsn,
-            commit_time_micros,
-            acked,
-        });
+        let copy = Resolved::somewhere(entry.outgoing.event.id);
+        let copy = Resolved { seq, origin: Origin::Replay, acked: true, ..copy };
+        self.output.resolved.push(copy);
         self.figures.counts.replayed += 1;
         self.resolve(index);
     }

@@ -26,7 +26,7 @@ const WRITTEN_WITHIN_MICROS: i64 = 5_000_000;
 
 /// The count at the start of a session, until the log has brought all that may be published.
 #[derive(Debug, Clone)]
-pub(super) struct Counting {
+struct Counting {
     before: Lsn,
     committed_until_micros: i64,
     /// Where the stream ended when the session began, and where messages are that it still has.
@@ -38,6 +38,17 @@ pub(super) struct Counting {
     held: Vec<(u64, u64)>,
     counted: u64,
     uncertain: u64,
+}
+
+/// What is counted, and what is known by that.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Counted {
+    /// What the stream has of events whose messages it has lost, until that is known.
+    counting: Option<Counting>,
+    /// What is counted committed before this.
+    counted_before: Lsn,
+    /// Events before this place are resolved, whatever the stream has of them.
+    passed_before: Option<(Lsn, u32)>,
 }
 
 /// What is known of the place that is written down.
@@ -107,13 +118,13 @@ impl Publishing {
     pub(super) fn begin_counting(&mut self, written: &WrittenDown, tail: &Tail) {
         let seq = written.place.and_then(|it| it.seq);
         self.written.has_seq = seq.is_some();
-        self.known.counting = Counting::new(written, tail);
+        self.counted.counting = Counting::new(written, tail);
         let is_shorter = seq.is_some_and(|it| tail.last_seq < it);
-        if let Some(counting) = &self.known.counting {
+        if let Some(counting) = &self.counted.counting {
             // A stream that ends earlier lacks what was written down as published.
             let place = written.place.filter(|_| !is_shorter);
-            self.known.passed_before = place.map(|it| (it.commit_lsn, it.ordinal));
-            self.known.counted_before = counting.next.map_or(Lsn::ZERO, |_| counting.before);
+            self.counted.passed_before = place.map(|it| (it.commit_lsn, it.ordinal));
+            self.counted.counted_before = counting.next.map_or(Lsn::ZERO, |_| counting.before);
         }
         if !written.is_same {
             // What a predecessor sent by other rules may be stored until then.
@@ -169,26 +180,26 @@ impl Publishing {
 
     /// Whether more has to be known before anything is confirmed.
     pub(crate) fn is_counting(&self) -> bool {
-        self.known.counting.as_ref().is_some_and(Counting::is_open)
+        self.counted.counting.as_ref().is_some_and(Counting::is_open)
     }
 
     /// Whether an entry waits until the count is believed.
     pub(super) fn is_held(&self, index: u64) -> bool {
-        let held = self.known.counting.as_ref().and_then(|it| it.held.first());
+        let held = self.counted.counting.as_ref().and_then(|it| it.held.first());
         self.written.is_void || held.is_some_and(|(first, _)| *first <= index)
     }
 
     /// Whether rows that the log does not bring may be looked for: not before everything is
     /// `confirmed` that the next session would have to count once more.
     pub(crate) fn may_scan(&self, confirmed: Lsn) -> bool {
-        confirmed >= self.known.counted_before
+        confirmed >= self.counted.counted_before
     }
 
     /// The log brings an event that was resolved in an earlier session. Says whether it is.
     pub(super) fn passed(&mut self, place: (Lsn, u32), takes_sequence: bool) -> bool {
         let is_resolved = place.0 < self.settings.resolved_before;
         let is_passed = place < self.passed_before();
-        if let Some(counting) = self.known.counting.as_mut().filter(|it| it.is_open())
+        if let Some(counting) = self.counted.counting.as_mut().filter(|it| it.is_open())
             && is_resolved
             && !is_passed
             && takes_sequence
@@ -201,13 +212,13 @@ impl Publishing {
 
     /// The log has brought an event that takes a sequence, and was not resolved for all that is known.
     pub(super) fn count(&mut self, index: u64, stored_at: Option<u64>) {
-        let committed_micros = self.log.transaction.1;
-        let Some(counting) = &mut self.known.counting else { return };
+        let committed_micros = self.log.transaction().1;
+        let Some(counting) = &mut self.counted.counting else { return };
         let was_certain = counting.uncertain == 0;
         if !counting.add(index, stored_at, committed_micros) {
             self.distrust_count();
         }
-        let is_uncertain = self.known.counting.as_ref().is_some_and(|it| it.uncertain > 0);
+        let is_uncertain = self.counted.counting.as_ref().is_some_and(|it| it.uncertain > 0);
         if was_certain && is_uncertain {
             self.output.requests.push_back(Request::TellUncounted);
         }
@@ -219,7 +230,7 @@ impl Publishing {
 
     /// The log has come so far.
     pub(super) fn end_counting_if_over(&mut self, received: Lsn) {
-        let Some(counting) = &self.known.counting else { return };
+        let Some(counting) = &self.counted.counting else { return };
         let (is_open, is_complete) = (counting.is_open(), received >= counting.before);
         if is_open && is_complete {
             self.distrust_count(); // there were more messages than events
@@ -228,7 +239,7 @@ impl Publishing {
         } else if !is_complete {
             return;
         }
-        if let Some(Counting { counted, uncertain, .. }) = self.known.counting.take()
+        if let Some(Counting { counted, uncertain, .. }) = self.counted.counting.take()
             && counted + uncertain > 0
         {
             self.output.requests.push_back(Request::TellCount { counted, uncertain });
@@ -236,14 +247,14 @@ impl Publishing {
     }
 
     fn distrust_count(&mut self) {
-        let Some(counting) = &mut self.known.counting else { return };
+        let Some(counting) = &mut self.counted.counting else { return };
         counting.uncertain += counting.held.len() as u64;
         (counting.next, counting.held) = (None, Vec::new());
         self.void_place(0);
     }
 
     fn believe_count(&mut self) {
-        let Some(counting) = &mut self.known.counting else { return };
+        let Some(counting) = &mut self.counted.counting else { return };
         let held = std::mem::take(&mut counting.held);
         counting.counted += held.len() as u64;
         for (index, seq) in held {
@@ -257,7 +268,7 @@ impl Publishing {
     /// What is to be written down. `None` as long as that tells less than what may stand there.
     pub(crate) fn place(&self) -> Option<Place> {
         let (received, (commit_lsn, _, ordinal)) =
-            (self.log.progress.received(), self.log.transaction);
+            (self.progress.received(), self.log.transaction());
         let mut unresolved = self.window.iter_unresolved().map(|(_, entry)| entry);
         let first = unresolved.find(|it| it.origin != Origin::Replay);
         let (commit_lsn, ordinal) = match first {
@@ -273,10 +284,10 @@ impl Publishing {
         if !is_ours {
             return Some(Place { commit_lsn, ordinal, seq: None });
         }
-        if self.has_stored_beyond((commit_lsn, ordinal)) {
+        if self.log.has_stored_beyond((commit_lsn, ordinal)) {
             return None; // until the log has repeated what the stream has
         }
-        if first.is_none() && self.known.counting.is_some() {
+        if first.is_none() && self.counted.counting.is_some() {
             return None; // until the log has repeated what the stream may have lost
         }
         let seq = match first.map(|it| (it.stage, it.parked_for)) {
@@ -291,20 +302,15 @@ impl Publishing {
     }
 
     fn passed_before(&self) -> (Lsn, u32) {
-        self.known.passed_before.unwrap_or_default()
-    }
-
-    /// Whether the stream has an event of the log that is not before `place`.
-    fn has_stored_beyond(&self, place: (Lsn, u32)) -> bool {
-        self.log.stored_position.is_some_and(|it| it.place() >= place)
+        self.counted.passed_before.unwrap_or_default()
     }
 
     /// Whether the stream has, or may come to have, nothing of the log but what is `confirmed`.
     pub(crate) fn has_nothing_beyond(&self, confirmed: Lsn) -> bool {
-        let (commit_lsn, _, brought) = self.log.transaction;
+        let (commit_lsn, _, brought) = self.log.transaction();
         let is_within = brought > 0 && commit_lsn >= confirmed;
         let has_passed = self.passed_before() <= (confirmed, 0);
-        self.is_idle() && !is_within && has_passed && !self.has_stored_beyond((confirmed, 0))
+        self.is_idle() && !is_within && has_passed && !self.log.has_stored_beyond((confirmed, 0))
     }
 }
 

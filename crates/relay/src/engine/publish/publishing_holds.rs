@@ -12,9 +12,9 @@ impl Publishing {
         assert!(self.scans.len() <= SCANS_UNMARKED_MAX.max(64), "too many scans are unmarked");
         let numbers = self.scans.iter().map(|it| it.number);
         assert!(numbers.is_sorted(), "batches of scans are marked in their order");
-        self.log.progress.assert_holds(self.window.first(), self.window.end());
-        let stored = self.log.stored_position;
-        let last = self.log.last_position;
+        self.progress.assert_holds(self.window.first(), self.window.end());
+        let stored = self.log.stored_position();
+        let last = self.log.last_position();
         assert!(stored.is_none() || last.is_some(), "the stream has what no log brought");
         if self.mode == Mode::Fenced && self.link.is_up() && in_flight == 0 {
             let (expected, known) = (self.stream.expected(), self.stream.known_seq());

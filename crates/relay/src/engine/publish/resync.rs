@@ -12,7 +12,7 @@ use super::stream_end::StreamEnd;
 use crate::engine::backoff::Backoff;
 use crate::engine::messages::{Mode, Request};
 use crate::engine::tail_messages::{Seen, Tail};
-use crate::engine::window::{LastPosition, Stage};
+use crate::engine::window::Stage;
 
 /// Resyncs with foreign messages in the stream after which fenced mode is left, where messages have
 /// ids.
@@ -92,7 +92,7 @@ impl Publishing {
         }
         if tail.last_seq < known_seq {
             self.void_place(known_seq + 1); // the stream has gone back
-            self.known.seen.forget_behind(tail.last_seq);
+            self.seen.forget_behind(tail.last_seq);
         }
         self.stream = StreamEnd::new(tail.last_seq);
         self.sending.begin_at(self.window.first());
@@ -112,7 +112,7 @@ impl Publishing {
         }
         if self.settings.resolved_before == Lsn(u64::MAX) {
             // Without a log nothing else ends what is remembered, and each reading is far enough.
-            self.known.seen = Seen::default();
+            self.seen = Seen::default();
         }
         // The rest may still come: a predecessor's last messages, stored behind the first reading.
         self.remember(tail);
@@ -138,9 +138,7 @@ impl Publishing {
         // is for the broker to answer.
         let waiting = self.window.iter_unresolved().filter(|(_, it)| it.stage == Stage::Waiting);
         let found: Vec<(u64, u64)> = waiting
-            .filter_map(|(index, entry)| {
-                Some((index, self.known.seen.get(&entry.outgoing.event.id)?))
-            })
+            .filter_map(|(index, entry)| Some((index, self.seen.get(&entry.outgoing.event.id)?)))
             .collect();
         for (index, seq) in found {
             self.note_stored(index, Some(seq), true);
@@ -149,7 +147,7 @@ impl Publishing {
 
     /// No message of the stream before `seq` is looked for any more.
     pub(crate) fn forget_before(&mut self, seq: u64) {
-        self.known.seen.forget_before(seq);
+        self.seen.forget_before(seq);
     }
 
     fn count_foreign(&mut self, foreign: usize) {
@@ -168,13 +166,8 @@ impl Publishing {
 
     pub(super) fn remember(&mut self, tail: Tail) {
         if let Some(position) = tail.position {
-            self.known.seen_before = self.known.seen_before.max(position.commit_lsn);
-            let (last, stored) = (self.log.last_position, self.log.stored_position);
-            self.log.last_position = LastPosition::later(last, Some(position));
-            // Of a log that ended elsewhere (a restore, a failover) there may be later ones.
-            let stored_here = Some(position).filter(|it| it.commit_lsn < self.settings.log_end);
-            self.log.stored_position = LastPosition::later(stored, stored_here);
+            self.log.stored(position, self.settings.log_end);
         }
-        self.known.seen.add(tail.stored);
+        self.seen.add(tail.stored, tail.position);
     }
 }

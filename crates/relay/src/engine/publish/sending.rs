@@ -67,7 +67,7 @@ impl Publishing {
         let follows = self.stream.sent();
         let expected = (self.mode == Mode::Fenced).then_some(follows);
         let (known_seq, epoch, stored) =
-            (self.stream.known_seq(), self.link.epoch(), self.log.stored_position);
+            (self.stream.known_seq(), self.link.epoch(), self.log.stored_position());
         let now = self.now;
         let entry = self.window.get_mut(index)?;
         entry.stage = Stage::Sent;
