@@ -10,9 +10,9 @@ use uuid::Uuid;
 use super::check::is_dropped;
 use super::{MAX_ATTEMPTS, World};
 use crate::engine::{
-    BooksEffect, BrokerEffect, Decides, Effect, End, Found, Marked, MarkingEffect, NotedPlace,
-    Notice, Outcome, Place, ReplayEffect, ReplayUnread, RowOfDead, RowsEffect, ScanEffect,
-    ScanMarks, ScanRead, SlotHealth, Verdict,
+    BooksEffect, BrokerEffect, Decides, Effect, End, Found, Marked, MarkingEffect, Mode,
+    NotedPlace, Notice, Outcome, Place, ReplayEffect, ReplayUnread, RowOfDead, RowsEffect,
+    ScanEffect, ScanMarks, ScanRead, SlotHealth, Verdict,
 };
 
 /// Rows of a scan at a time.
@@ -26,11 +26,14 @@ const IDLE_SCAN_MAX: Duration = Duration::from_millis(2_000 + 3_300);
 pub(super) struct Written {
     pub(super) end: Lsn,
     pub(super) place: Option<Place>,
+    /// The mode of the session that writes, and of the one that wrote the place.
+    pub(super) session: Mode,
+    pub(super) rules: Option<Mode>,
 }
 
 impl Written {
     pub(super) fn new(end: Lsn) -> Self {
-        Self { end, place: None }
+        Self { end, place: None, session: Mode::Fenced, rules: None }
     }
 
     pub(super) fn note(&mut self, place: NotedPlace) {
@@ -39,11 +42,12 @@ impl Written {
             NotedPlace::Unchanged | NotedPlace::Kept => self.place,
             NotedPlace::Uncounted => self.place.map(|it| Place { seq: None, ..it }),
         };
+        self.rules = Some(self.session);
     }
 
     /// Others' messages come between the log's.
     pub(super) fn uncount(&mut self) {
-        self.note(NotedPlace::Uncounted);
+        self.place = self.place.map(|it| Place { seq: None, ..it });
     }
 }
 

@@ -55,17 +55,19 @@ impl World {
         let (tail, stream_is_whole) = self.tail_back(resolved_before, WINDOW);
         let seq = self.written.place.and_then(|it| it.seq).filter(|_| !self.is_gap_open);
         let place = self.written.place.map(|it| Place { seq, ..it });
-        if !stream_is_whole && seq.is_none() {
-            self.let_repeat(place);
-        }
-        let (at_micros, is_same, before) = (0, place.is_some(), Lsn(self.lsn));
-        let written = WrittenDown { place, at_micros, is_same, stream_is_whole, before };
         let dead = self.dead.keys().chain(&self.requeued).copied().collect();
         let is_left = matches!(self.ends.take(), Some(End::LeaveFence(_)));
         let mut faults = self.faults;
         if is_left || self.refuses_batches {
             (faults.mode, self.was_keyed) = (Mode::Keyed, true);
         }
+        self.written.session = faults.mode;
+        let is_same = place.is_some() && self.written.rules == Some(faults.mode);
+        if !stream_is_whole && (seq.is_none() || !is_same) {
+            self.let_repeat(place);
+        }
+        let (at_micros, before) = (0, Lsn(self.lsn));
+        let written = WrittenDown { place, at_micros, is_same, stream_is_whole, before };
         let publishing = publishing(faults, resolved_before, tail, written, &dead, &self.attempts);
         let has_requeued = self.requeued.iter().any(|id| self.waits_for_scan(*id));
         let gap = Gap { is_open: self.is_gap_open, has_requeued };
