@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use outbox::quote;
 use outbox::spans::SpanSink;
 
 use crate::Error;
@@ -42,6 +43,11 @@ impl Config {
             upkeep_interval: Duration::from_hours(1),
             spans: None,
         }
+    }
+
+    /// The schema's name for use in SQL.
+    pub(crate) fn quoted_schema(&self) -> String {
+        quote(&self.schema)
     }
 
     /// How many events are held in memory at most, at work or waiting.

@@ -4,7 +4,6 @@
 //! restarts, and for whichever worker has the consumer.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use jiff::Timestamp;
 use outbox::Table;
@@ -15,11 +14,7 @@ use tokio_postgres::types::ToSql;
 
 use crate::connection::Connection;
 use crate::error::Error;
-use crate::postgres::attended::answered_within;
 use crate::postgres::sql::control;
-
-/// A statement that has not answered by then never will.
-const STATEMENT_MAX: Duration = Duration::from_secs(30);
 
 const DOING: &str = "control a consumer";
 
@@ -57,17 +52,14 @@ pub enum ControlAction {
 /// The consumers whose inbox is in one schema.
 pub struct Controls {
     connection: Connection,
-    controls: String,
-    audit: String,
+    schema: String,
 }
 
 impl Controls {
     /// Looks at the inbox in the schema of `outbox`, whether that exists or not.
     #[must_use]
     pub fn new(connection: Connection, outbox: &Table) -> Self {
-        let (controls, audit) =
-            (outbox.companion("inbox_controls"), outbox.companion("inbox_control_audit"));
-        Self { connection, controls, audit }
+        Self { connection, schema: outbox.quoted_schema() }
     }
 
     /// What is wanted, by consumer; nothing of one that nobody ever wanted anything of.
@@ -76,7 +68,7 @@ impl Controls {
     ///
     /// If the database refuses; [`Error::Tables`] if the inbox is not set up.
     pub async fn all(&self) -> Result<BTreeMap<String, Control>, Error> {
-        let rows = self.query(&control::find_controls(&self.controls), &[]).await?;
+        let rows = self.connection.query(DOING, &control::find_controls(&self.schema), &[]).await?;
         Ok(rows.iter().map(|row| (row.get("consumer"), Control::of(row))).collect())
     }
 
@@ -91,16 +83,15 @@ impl Controls {
         consumer: &str,
         actor: &Actor,
     ) -> Result<bool, Error> {
-        let Self { controls, audit, .. } = self;
-        let sql = match action {
-            ControlAction::Pause => control::pause(controls, audit),
-            ControlAction::Resume => control::resume(controls, audit),
-            ControlAction::CloseBreaker => control::close_breaker(controls, audit),
+        let statement = match action {
+            ControlAction::Pause => control::pause,
+            ControlAction::Resume => control::resume,
+            ControlAction::CloseBreaker => control::close_breaker,
         };
-        let parameters: [&(dyn ToSql + Sync); 4] =
-            [&consumer, &actor.name, &actor.via, &actor.why()];
-        let done = self.connection.client.execute(&sql, &parameters);
-        Ok(answered_within(STATEMENT_MAX, DOING, done).await? > 0)
+        let sql = statement(&self.schema);
+        let why = actor.why();
+        let parameters: [&(dyn ToSql + Sync); 4] = [&consumer, &actor.name, &actor.via, &why];
+        Ok(!self.connection.query(DOING, &sql, &parameters).await?.is_empty())
     }
 
     /// Who wanted what, the newest first.
@@ -109,27 +100,8 @@ impl Controls {
     ///
     /// As [`all`](Self::all).
     pub async fn history(&self, consumer: &str, limit: u32) -> Result<Vec<AuditEntry>, Error> {
-        let limit = i64::from(limit);
-        let sql = control::list_entries(&self.audit);
-        let rows = self.query(&sql, &[&consumer, &limit]).await?;
-        let entry = |row: &Row| AuditEntry {
-            at: row.get("at"),
-            action: row.get("action"),
-            actor: row.get("actor"),
-            via: row.get("via"),
-            why: row.get("why"),
-            reason: None,
-            payload_replaced: false,
-        };
-        Ok(rows.iter().map(entry).collect())
-    }
-
-    async fn query(
-        &self,
-        sql: &str,
-        parameters: &[&(dyn ToSql + Sync)],
-    ) -> Result<Vec<Row>, Error> {
-        answered_within(STATEMENT_MAX, DOING, self.connection.client.query(sql, parameters)).await
+        let sql = control::list_entries(&self.schema);
+        self.connection.select(DOING, &sql, &[&consumer, &i64::from(limit)]).await
     }
 }
 

@@ -12,34 +12,32 @@
 
 mod bulk;
 mod holders;
-mod statements;
-
-use std::time::Duration;
 
 use jiff::Timestamp;
-use outbox::dead_letters::{Action, Actor, AuditEntry, Filter, Group};
+use outbox::dead_letters::{Action, Actor, AuditEntry, Filter};
 use outbox::wire::{header, value_from_wire, value_to_wire};
-use serde::Serialize;
-use tokio::time::timeout;
+use outbox::{Column, Table};
+use serde::{Deserialize, Serialize};
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use crate::Error;
 use crate::connection::Connection;
-use crate::postgres::attended::answered_within;
-use crate::postgres::sql::decide::HOPELESS;
-use crate::postgres::store::make_durable;
+use crate::postgres::attended::answered;
+use crate::postgres::sql::decide::{self, HOPELESS};
+use crate::postgres::sql::list;
+use crate::postgres::store::MAKE_DURABLE;
 use crate::postgres::tables::{Partitions, Room};
 
 pub use self::holders::Holder;
-use self::statements::Texts;
 
 /// The dead letters of all consumers whose inbox is in one schema.
 pub struct DeadLetters {
     connection: Connection,
+    outbox: Table,
+    /// Quoted.
     schema: String,
-    texts: Texts,
     consumer: Option<String>,
 }
 
@@ -131,24 +129,24 @@ pub enum Marked {
 }
 
 /// What one consumer has before it.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Backlog {
     /// The consumer.
-    #[serde(skip)]
+    #[serde(skip_serializing)]
     pub consumer: String,
     /// Events that a worker has, or had when it died.
     pub processing: i64,
     /// Events whose last attempt failed and that are to be tried again.
     pub failed: i64,
     /// Those of both that were begun more than three times.
-    #[serde(skip)]
+    #[serde(skip_serializing)]
     pub stubborn: i64,
     /// Dead letters that nobody has decided about.
     pub dead: i64,
     /// The age of the oldest event that was begun and is not processed.
     pub oldest_seconds: Option<f64>,
     /// How long the oldest dead letter is one, of those that nobody has decided about.
-    #[serde(skip)]
+    #[serde(skip_serializing)]
     pub oldest_dead_letter_seconds: Option<f64>,
     /// Why the latest attempt failed, of those that are to be tried again.
     pub last_error: Option<String>,
@@ -157,9 +155,9 @@ pub struct Backlog {
 impl DeadLetters {
     /// Looks at the inbox in the schema of `outbox`, whether that exists or not.
     #[must_use]
-    pub fn new(connection: Connection, outbox: &outbox::Table) -> Self {
-        let schema = outbox.schema().to_owned();
-        Self { connection, schema, texts: Texts::new(outbox), consumer: None }
+    pub fn new(connection: Connection, outbox: &Table) -> Self {
+        let (outbox, schema) = (outbox.clone(), outbox.quoted_schema());
+        Self { connection, outbox, schema, consumer: None }
     }
 
     /// Only those of this consumer; of all if there is none.
@@ -183,8 +181,8 @@ impl DeadLetters {
         let (id, consumer) = after.map_or((Uuid::nil(), ""), |it| (it.1, it.2.as_str()));
         let (parameters, limit) = (self.parameters(of), i64::from(limit));
         let parameters = parameters.with(&[&limit, &time, &id, &consumer]);
-        let rows = self.connection.client.query(&self.texts.list, &parameters);
-        let rows = bounded("read the dead letters", rows).await?;
+        let sql = list::list_letters(&self.schema);
+        let rows = self.connection.query("read the dead letters", &sql, &parameters).await?;
         Ok(rows.iter().map(DeadLetter::of).collect())
     }
 
@@ -202,22 +200,14 @@ impl DeadLetters {
     ) -> Result<Overview, Error> {
         let doing = "count the dead letters";
         let parameters = self.parameters(of);
-        let client = &self.connection.client;
         let parameters = parameters.with(&[]);
-        let count = client.query_one(&self.texts.count, &parameters);
-        let count = bounded(doing, count).await?;
-        let groups = bounded(doing, client.query(&self.texts.groups, &parameters)).await?;
-        let group = |row: &Row| Group {
-            fingerprint: row.get(0),
-            count: row.get::<_, i64>(1).cast_unsigned(),
-            aggregates: row.get::<_, i64>(2).cast_unsigned(),
-            first: row.get(3),
-            last: row.get(4),
-        };
+        let sql = list::count_letters(&self.schema);
+        let count = self.connection.query(doing, &sql, &parameters).await?;
+        let sql = list::group_letters(&self.schema);
         Ok(Overview {
-            total: count.get::<_, i64>(0).cast_unsigned(),
-            oldest_seconds: count.get(1),
-            groups: groups.iter().map(group).collect(),
+            total: count[0].get::<_, i64>(0).cast_unsigned(),
+            oldest_seconds: count[0].get(1),
+            groups: self.connection.select(doing, &sql, &parameters).await?,
             dead_letters: self.list(of, after, limit).await?,
             next: None,
         })
@@ -234,23 +224,20 @@ impl DeadLetters {
         with_payload: bool,
         limit: u32,
     ) -> Result<Vec<DeadLetterDetail>, Error> {
-        let client = &self.connection.client;
         let (parameters, limit) = (self.parameters(of), i64::from(limit));
         let parameters = parameters.with(&[&limit]);
-        let rows = client.query(&self.texts.originals, &parameters);
-        let rows = bounded("read the dead letters", rows).await?;
+        let sql = list::list_originals(&self.schema);
+        let rows = self.connection.query("read the dead letters", &sql, &parameters).await?;
         let ids: Vec<Uuid> = rows.iter().map(|row| row.get("message_id")).collect();
-        let parameters: [&(dyn ToSql + Sync); 1] = [&ids];
-        let entries = client.query(&self.texts.history, &parameters);
-        let entries = bounded("read the decisions", entries).await?;
+        let sql = list::list_decisions(&self.schema);
+        let entries: Vec<Decided> =
+            self.connection.select("read the decisions", &sql, &[&ids]).await?;
         let detail = |row: &Row| {
             let letter = DeadLetter::of(row);
-            let is_its = |entry: &&Row| {
-                entry.get::<_, Uuid>("message_id") == letter.event_id
-                    && entry.get::<_, &str>("consumer") == letter.consumer
-            };
+            let is_its =
+                |it: &&Decided| it.message_id == letter.event_id && it.consumer == letter.consumer;
             let state = if letter.requeued { "requeued" } else { "dead" };
-            let history = entries.iter().filter(is_its).map(audit_entry).collect();
+            let history = entries.iter().filter(is_its).map(|it| it.entry.clone()).collect();
             let (id, stream, seq) = (letter.event_id, letter.stream.clone(), letter.stream_seq);
             let mut detail = DeadLetterDetail::new(id, Some(letter), state, history);
             (detail.stream, detail.stream_seq) = (Some(stream), Some(seq));
@@ -288,12 +275,15 @@ impl DeadLetters {
         actor: &Actor,
     ) -> Result<Vec<(String, Uuid)>, Error> {
         let doing = "decide about dead letters";
-        let client = &self.connection.client;
-        bounded(doing, make_durable(client)).await?;
-        let statement = self.texts.decide(action);
+        self.connection.query(doing, MAKE_DURABLE, &[]).await?;
+        let sql = match action {
+            Action::Requeue => decide::requeue_letters(&self.schema),
+            Action::Reject => decide::close_letters(&self.schema, ["reject", "REJECTED"]),
+            Action::Discard => decide::close_letters(&self.schema, ["discard", "DEAD"]),
+        };
         let why = actor.why();
         let parameters = these.with(&[&actor.name, &why]);
-        let rows = bounded(doing, client.query(statement, &parameters)).await?;
+        let rows = self.connection.query(doing, &sql, &parameters).await?;
         Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
     }
 
@@ -313,36 +303,48 @@ impl DeadLetters {
         actor: &Actor,
     ) -> Result<Marked, Error> {
         let doing = "mark the event as processed";
-        let client = &self.connection.client;
-        bounded(doing, make_durable(client)).await?;
-        let outbox = client.query_one(&self.texts.has_outbox, &[]);
-        let outbox: bool = bounded(doing, outbox).await?.get(0);
-        let time = self.texts.time_of(outbox);
-        let parameters: [&(dyn ToSql + Sync); 3] = [&consumer, &event, &occurred_at];
-        let time = bounded(doing, client.query_one(&time, &parameters)).await?;
-        let Some(time) = time.get::<_, Option<Timestamp>>(0) else {
+        self.connection.query(doing, MAKE_DURABLE, &[]).await?;
+        let sql = "SELECT to_regclass($1) IS NOT NULL";
+        let has_outbox =
+            self.connection.query(doing, sql, &[&self.outbox.quoted()]).await?[0].get(0);
+        let sql = self.time_of(has_outbox);
+        let rows = self.connection.query(doing, &sql, &[&consumer, &event, &occurred_at]).await?;
+        let Some(time) = rows[0].get::<_, Option<Timestamp>>(0) else {
             return Ok(Marked::Unknown);
         };
-        let late = |_| Error::Silent { doing, within: STATEMENT_DEADLINE };
-        let room = timeout(STATEMENT_DEADLINE, self.make_room(time)).await.map_err(late)??;
-        if room == Room::Forgotten {
+        if answered(doing, self.make_room(time)).await? == Room::Forgotten {
             return Ok(Marked::Forgotten);
         }
         let why = actor.why();
         let parameters: [&(dyn ToSql + Sync); 5] = [&consumer, &event, &time, &actor.name, &why];
-        let marked = client.query_one(&self.texts.mark_processed, &parameters);
-        let row = bounded(doing, marked).await?;
-        Ok(match row.get(0) {
+        let sql = decide::mark_processed(&self.schema);
+        Ok(match self.connection.query(doing, &sql, &parameters).await?[0].get(0) {
             "marked" => Marked::Marked,
             "processed" => Marked::AlreadyProcessed,
             _ => Marked::Leased,
         })
     }
 
+    /// When an event happened, by whoever knows it. `has_outbox` says whether there is one to ask.
+    fn time_of(&self, has_outbox: bool) -> String {
+        let Self { schema, outbox, .. } = self;
+        let (time, id) = (outbox.column(Column::OccurredAt), outbox.column(Column::Id));
+        let asked = format!("(SELECT {time} FROM {} WHERE {id} = $2),", outbox.quoted());
+        let asked = if has_outbox { asked } else { String::new() };
+        format!(
+            "SELECT coalesce(
+                 (SELECT event_time FROM {schema}.inbox_messages
+                  WHERE consumer = $1 AND message_id = $2 ORDER BY event_time LIMIT 1),
+                 (SELECT event_time FROM {schema}.inbox_dead_letter
+                  WHERE consumer = $1 AND message_id = $2),
+                 {asked} $3::timestamptz)"
+        )
+    }
+
     /// The record may be the first one of its day.
     async fn make_room(&self, time: Timestamp) -> Result<Room, Error> {
         let client = &self.connection.client;
-        let mut partitions = Partitions::load(client, &self.schema).await?;
+        let mut partitions = Partitions::load(client, self.outbox.schema()).await?;
         let room = partitions.room(time);
         if let Room::Missing(time) = room {
             partitions.create(client, time).await?;
@@ -356,24 +358,12 @@ impl DeadLetters {
     ///
     /// See [`list`](Self::list).
     pub async fn backlogs(&self) -> Result<Vec<Backlog>, Error> {
-        let rows = self.connection.client.query(&self.texts.backlogs, &[]);
-        let rows = bounded("look at the inbox", rows).await?;
-        Ok(rows.iter().map(Backlog::of).collect())
+        self.connection.select("look at the inbox", &list::list_backlogs(&self.schema), &[]).await
     }
 
     fn parameters<'a>(&'a self, of: &'a Selection) -> Parameters<'a> {
         Parameters::new(self.consumer.as_ref(), of)
     }
-}
-
-/// How long a statement about dead letters may take.
-const STATEMENT_DEADLINE: Duration = Duration::from_secs(60);
-
-async fn bounded<T>(
-    doing: &'static str,
-    statement: impl Future<Output = Result<T, tokio_postgres::Error>>,
-) -> Result<T, Error> {
-    answered_within(STATEMENT_DEADLINE, doing, statement).await
 }
 
 /// A selection as the parameters of `postgres/sql/list.rs`.
@@ -444,29 +434,11 @@ impl DeadLetter {
     }
 }
 
-impl Backlog {
-    fn of(row: &Row) -> Self {
-        Self {
-            consumer: row.get("consumer"),
-            processing: row.get("processing"),
-            failed: row.get("failed"),
-            stubborn: row.get("stubborn"),
-            dead: row.get("dead"),
-            oldest_seconds: row.get("oldest_seconds"),
-            oldest_dead_letter_seconds: row.get("oldest_dead"),
-            last_error: row.get("last_error"),
-        }
-    }
-}
-
-pub(crate) fn audit_entry(row: &Row) -> AuditEntry {
-    AuditEntry {
-        at: row.get("decided_at"),
-        action: row.get("decision"),
-        actor: row.get("decided_by"),
-        via: None,
-        why: row.get("why"),
-        reason: row.get("failure"),
-        payload_replaced: false,
-    }
+/// What was decided about an event, and at which consumer.
+#[derive(Deserialize)]
+struct Decided {
+    message_id: Uuid,
+    consumer: String,
+    #[serde(flatten)]
+    entry: AuditEntry,
 }

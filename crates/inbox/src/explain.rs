@@ -1,23 +1,16 @@
 //! What each consumer did with an event.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use jiff::Timestamp;
 use outbox::Table;
 use outbox::dead_letters::AuditEntry;
-use serde::Serialize;
-use tokio_postgres::Row;
-use tokio_postgres::types::ToSql;
+use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::connection::Connection;
 use crate::error::Error;
-use crate::postgres::attended::answered_within;
 use crate::postgres::sql::{list, look_up};
-
-/// A statement that has not answered by then never will.
-const STATEMENT_MAX: Duration = Duration::from_secs(30);
 
 /// What a consumer knows about an event.
 #[derive(Debug, Clone, Default, Serialize)]
@@ -31,7 +24,7 @@ pub struct ConsumerStory {
 }
 
 /// A record of `inbox_messages`.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct EventRecord {
     /// `PROCESSING`, `PROCESSED`, `FAILED`, `DEAD` or `REJECTED`.
     pub status: String,
@@ -58,7 +51,7 @@ pub struct EventRecord {
 }
 
 /// A dead letter.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Letter {
     /// What kind of failure it was.
     pub cause: String,
@@ -71,7 +64,7 @@ pub struct Letter {
 }
 
 /// A place in a stream.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
     /// The stream.
     pub stream: Option<String>,
@@ -90,19 +83,21 @@ pub async fn explain(
     table: &Table,
     event: Uuid,
 ) -> Result<BTreeMap<String, ConsumerStory>, Error> {
-    let [messages, letters, decisions, roles] =
-        ["inbox_messages", "inbox_dead_letter", "inbox_decisions", "inbox_roles"]
-            .map(|it| table.companion(it));
+    let schema = table.quoted_schema();
     let mut stories: BTreeMap<String, ConsumerStory> = BTreeMap::new();
-    for row in query(connection, &look_up::records(&messages, &roles), &[&event]).await? {
-        stories.entry(row.get("consumer")).or_default().record = Some(record(&row));
+    for Of { consumer, what } in
+        connection.select(DOING, &look_up::records(&schema), &[&event]).await?
+    {
+        stories.entry(consumer).or_default().record = Some(what);
     }
-    for row in query(connection, &look_up::letters(&letters, &roles), &[&event]).await? {
-        stories.entry(row.get("consumer")).or_default().dead_letter = Some(letter(&row));
+    for Of { consumer, what } in
+        connection.select(DOING, &look_up::letters(&schema), &[&event]).await?
+    {
+        stories.entry(consumer).or_default().dead_letter = Some(what);
     }
-    for row in query(connection, &list::list_decisions(&decisions), &[&vec![event]]).await? {
-        let story = stories.entry(row.get("consumer")).or_default();
-        story.decisions.push(crate::dead_letters::audit_entry(&row));
+    let decisions = list::list_decisions(&schema);
+    for Of { consumer, what } in connection.select(DOING, &decisions, &[&vec![event]]).await? {
+        stories.entry(consumer).or_default().decisions.push(what);
     }
     Ok(stories)
 }
@@ -113,45 +108,17 @@ pub async fn explain(
 ///
 /// As [`explain`].
 pub async fn consumers(connection: &Connection, table: &Table) -> Result<Vec<String>, Error> {
-    let sql = look_up::consumers(&table.companion("inbox_roles"));
-    let rows = query(connection, &sql, &[]).await?;
+    let sql = look_up::consumers(&table.quoted_schema());
+    let rows = connection.query(DOING, &sql, &[]).await?;
     Ok(rows.iter().map(|it| it.get(0)).collect())
 }
 
-async fn query(
-    connection: &Connection,
-    sql: &str,
-    parameters: &[&(dyn ToSql + Sync)],
-) -> Result<Vec<Row>, Error> {
-    let rows = connection.client.query(sql, parameters);
-    answered_within(STATEMENT_MAX, "look for the event in the inbox", rows).await
-}
+const DOING: &str = "look for the event in the inbox";
 
-fn record(row: &Row) -> EventRecord {
-    EventRecord {
-        status: row.get("status"),
-        attempts: row.get("attempts"),
-        finished_attempts: row.get("finished_attempts"),
-        received_at: row.get("received_at"),
-        claimed_at: row.get("claimed_at"),
-        processed_at: row.get("processed_at"),
-        next_attempt_at: row.get("next_attempt_at"),
-        worker: row.get("lease_owner"),
-        outcome: row.get("outcome"),
-        last_error: row.get("last_error"),
-        place: place(row),
-    }
-}
-
-fn letter(row: &Row) -> Letter {
-    Letter {
-        cause: row.get("cause"),
-        reason: row.get("reason"),
-        dead_at: row.get("dead_at"),
-        place: place(row),
-    }
-}
-
-fn place(row: &Row) -> Place {
-    Place { stream: row.get("stream"), seq: row.get("stream_seq") }
+/// What a consumer has.
+#[derive(Deserialize)]
+struct Of<T> {
+    consumer: String,
+    #[serde(flatten)]
+    what: T,
 }

@@ -72,7 +72,7 @@ pub use handler::{Delivery, LeasedHandler, TransactionalHandler, Verdict};
 pub use inbox::{Builder, Inbox, Leased, Transactional};
 pub use nats::durable_consumer::RewindMethod;
 pub use postgres::tables::{
-    Keep, Maintained, Upkept, create_tables, exists, look_after, maintain, render_tables,
+    Keep, Maintained, Upkept, create_tables, exists, look_after, render_tables,
 };
 pub use rewind::{RewindCounts, RewindPlan, RewindState, RewindTarget, Rewinder};
 pub use status::{

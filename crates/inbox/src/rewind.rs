@@ -8,15 +8,12 @@
 //! What comes again and was processed is skipped, as every redelivery is: the records decide. With
 //! `again` the records of processed events are removed first, so that each has its effect once more.
 
-use std::time::Duration;
-
 use async_nats::Client;
 use async_nats::jetstream::stream::Stream;
 use jiff::Timestamp;
 use outbox::dead_letters::Actor;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
-use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
@@ -26,23 +23,21 @@ use crate::connection::Connection;
 use crate::message::Origin;
 use crate::nats::durable_consumer::{self, RewindMethod, filters_of};
 use crate::nats::stream_range::{self, StoredAt};
-use crate::postgres::attended::answered_within;
-use crate::postgres::sql::quote;
-use crate::postgres::sql::rewind_records::RewindRecords;
-use crate::postgres::store::make_durable;
+use crate::postgres::sql::rewind_records;
+use crate::postgres::store::MAKE_DURABLE;
 
 /// Sequences looked up by one statement.
 const LOOKED_UP_AT_ONCE: u64 = 500;
 
-/// How long a statement may take.
-const STATEMENT_MAX: Duration = Duration::from_secs(30);
+const DOING: &str = "look at the inbox";
 
 /// Plans and requests that a consumer goes back.
 pub struct Rewinder {
     config: Config,
     nats: Client,
     connection: Connection,
-    statements: RewindRecords,
+    /// Quoted.
+    schema: String,
 }
 
 /// Where to.
@@ -118,13 +113,13 @@ pub struct RewindCounts {
 }
 
 /// How far a rewind is that was requested.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RewindState {
     /// Names the request.
     pub id: i64,
     /// The stream.
     pub stream: String,
-    #[serde(skip)]
+    #[serde(skip_serializing)]
     pub(crate) stream_created_at: Option<Timestamp>,
     /// Where the consumer goes back to.
     pub from_sequence: u64,
@@ -149,25 +144,6 @@ pub struct RewindState {
 }
 
 impl RewindState {
-    pub(crate) fn of(row: &Row) -> Self {
-        let number = |column| row.get::<_, i64>(column).cast_unsigned();
-        Self {
-            id: row.get("id"),
-            stream: row.get("stream"),
-            stream_created_at: row.get("stream_created_at"),
-            from_sequence: number("from_seq"),
-            until_sequence: number("until_seq"),
-            again: row.get("again"),
-            requested_at: row.get("requested_at"),
-            requested_by: row.get("requested_by"),
-            begun_at: row.get("begun_at"),
-            removed_to: number("removed_to"),
-            removed: number("removed"),
-            ended_at: row.get("ended_at"),
-            outcome: row.get("outcome"),
-        }
-    }
-
     /// Whether it was done; not so if it was cancelled or given up.
     #[must_use]
     pub fn is_done(&self) -> bool {
@@ -177,8 +153,8 @@ impl RewindState {
 
 impl Rewinder {
     pub(crate) fn new(config: Config, nats: Client, connection: Connection) -> Self {
-        let statements = RewindRecords::new(&config.schema);
-        Self { config, nats, connection, statements }
+        let schema = config.quoted_schema();
+        Self { config, nats, connection, schema }
     }
 
     /// Works out what a rewind would do, and changes nothing. `looked_at` tells how many of how many
@@ -271,10 +247,10 @@ impl Rewinder {
     async fn has_worker(&self) -> Result<bool, Error> {
         let sql = format!(
             "SELECT expires_at > clock_timestamp() FROM {}.inbox_roles WHERE consumer = $1",
-            quote(&self.config.schema)
+            self.schema
         );
-        let row = self.query(&sql, &[&self.config.consumer]).await?;
-        row.map(|row| row.get(0)).ok_or_else(|| Error::Refused {
+        let rows = self.connection.query(DOING, &sql, &[&self.config.consumer]).await?;
+        rows.first().map(|row| row.get(0)).ok_or_else(|| Error::Refused {
             problem: format!("no worker ever ran consumer \"{}\" here", self.config.consumer),
             hint: "what has no inbox is rewound at the broker: `nats consumer reset`; its effects \
                    repeat",
@@ -288,7 +264,7 @@ impl Rewinder {
         looked_at: &watch::Sender<(u64, u64)>,
     ) -> Result<(), Error> {
         let origin = Origin { stream: plan.stream.clone(), created: plan.stream_created_at };
-        let sql = self.statements.count_states();
+        let sql = rewind_records::count_states(&self.schema);
         let (first, last) = (plan.from_sequence, plan.delivered_sequence);
         let mut next = first;
         while next <= last {
@@ -297,8 +273,7 @@ impl Rewinder {
             let ids: Vec<Uuid> = keys.iter().map(|it| it.id).collect();
             let times: Vec<Timestamp> = keys.iter().map(|it| it.event_time).collect();
             let parameters: [&(dyn ToSql + Sync); 3] = [&self.config.consumer, &ids, &times];
-            let rows = self.connection.client.query(&sql, &parameters);
-            for row in bounded(rows).await? {
+            for row in self.connection.query(DOING, &sql, &parameters).await? {
                 let count = row.get::<_, i64>(1).cast_unsigned();
                 plan.counts.add(row.get(0), count, plan.again);
             }
@@ -319,16 +294,16 @@ impl Rewinder {
     ///
     /// It may be requested or not when the future is dropped: [`Self::pending`] says so.
     pub async fn request(&self, plan: &RewindPlan, actor: &Actor) -> Result<RewindState, Error> {
-        bounded(make_durable(&self.connection.client)).await?;
+        self.connection.query(DOING, MAKE_DURABLE, &[]).await?;
         let (from, until) =
             (plan.from_sequence.cast_signed(), plan.delivered_sequence.cast_signed());
         let (created, why) = (plan.stream_created_at, actor.why());
         let parameters: [&(dyn ToSql + Sync); 8] =
             [&plan.consumer, &plan.stream, &created, &from, &until, &plan.again, &actor.name, &why];
-        let row = self.query(&self.statements.request(), &parameters).await?;
-        let found = match row {
-            Some(row) => self.state(row.get(0)).await?,
+        let sql = rewind_records::request(&self.schema);
+        let found = match self.connection.select(DOING, &sql, &parameters).await?.pop() {
             None => self.pending().await?,
+            requested => requested,
         };
         found.ok_or_else(|| Error::Refused {
             problem: "another rewind of the consumer ended at this moment".into(),
@@ -342,8 +317,8 @@ impl Rewinder {
     ///
     /// If the database refuses or does not answer.
     pub async fn pending(&self) -> Result<Option<RewindState>, Error> {
-        let row = self.query(&self.statements.find_pending(), &[&self.config.consumer]).await?;
-        Ok(row.as_ref().map(RewindState::of))
+        let sql = rewind_records::find_pending(&self.schema);
+        Ok(self.connection.select(DOING, &sql, &[&self.config.consumer]).await?.pop())
     }
 
     /// How far a request is.
@@ -352,8 +327,8 @@ impl Rewinder {
     ///
     /// If the database refuses or does not answer.
     pub async fn state(&self, id: i64) -> Result<Option<RewindState>, Error> {
-        let row = self.query(&self.statements.find(), &[&id]).await?;
-        Ok(row.as_ref().map(RewindState::of))
+        let sql = rewind_records::find(&self.schema);
+        Ok(self.connection.select(DOING, &sql, &[&id]).await?.pop())
     }
 
     /// Withdraws the request that no worker has begun with, and says what it was.
@@ -362,17 +337,9 @@ impl Rewinder {
     ///
     /// If the database refuses or does not answer.
     pub async fn cancel(&self) -> Result<Option<RewindState>, Error> {
-        bounded(make_durable(&self.connection.client)).await?;
-        let row = self.query(&self.statements.cancel(), &[&self.config.consumer]).await?;
-        Ok(row.as_ref().map(RewindState::of))
-    }
-
-    async fn query(
-        &self,
-        sql: &str,
-        parameters: &[&(dyn ToSql + Sync)],
-    ) -> Result<Option<Row>, Error> {
-        bounded(self.connection.client.query_opt(sql, parameters)).await
+        self.connection.query(DOING, MAKE_DURABLE, &[]).await?;
+        let sql = rewind_records::cancel(&self.schema);
+        Ok(self.connection.select(DOING, &sql, &[&self.config.consumer]).await?.pop())
     }
 }
 
@@ -395,10 +362,4 @@ impl RewindCounts {
             self.skipped += count;
         }
     }
-}
-
-async fn bounded<T>(
-    statement: impl Future<Output = Result<T, tokio_postgres::Error>>,
-) -> Result<T, Error> {
-    answered_within(STATEMENT_MAX, "look at the inbox", statement).await
 }

@@ -6,11 +6,12 @@ use std::time::Duration;
 use outbox::Table;
 use outbox::waiting::{Seen, Waiting};
 use serde::{Deserialize, Serialize};
-use tokio::time::timeout;
+use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use crate::connection::Connection;
 use crate::error::Error;
+use crate::postgres::attended::answered_within;
 use crate::postgres::sql;
 
 /// A statement that has not answered by then never will.
@@ -57,15 +58,8 @@ pub async fn answer(
     consumer: &str,
     waiting: &Waiting<EffectState>,
 ) -> Result<(), Error> {
-    let (messages, letters) =
-        (table.companion("inbox_messages"), table.companion("inbox_dead_letter"));
-    let sql = sql::look_up::look_up(&messages, &letters);
-    let look_up = |ids| {
-        let looked = timeout(STATEMENT_MAX, look_up(connection, &sql, consumer, ids));
-        let silent = Error::Silent { doing: "look for events", within: STATEMENT_MAX };
-        async { looked.await.unwrap_or(Err(silent)) }
-    };
-    waiting.look(look_up).await
+    let sql = sql::look_up::look_up(&table.quoted_schema());
+    waiting.look(|ids| look_up(connection, &sql, consumer, ids)).await
 }
 
 async fn look_up(
@@ -74,8 +68,9 @@ async fn look_up(
     consumer: &str,
     ids: Vec<Uuid>,
 ) -> Result<HashMap<Uuid, Seen<EffectState>>, Error> {
-    let rows = connection.client.query(sql, &[&consumer, &ids]).await;
-    let rows = rows.map_err(Error::sql("look for events"))?;
+    let parameters: [&(dyn ToSql + Sync); 2] = [&consumer, &ids];
+    let rows = connection.client.query(sql, &parameters);
+    let rows = answered_within(STATEMENT_MAX, "look for events", rows).await?;
     let mut states: HashMap<_, _> =
         ids.into_iter().map(|id| (id, Seen::Open(EffectState::Unknown))).collect();
     for row in &rows {

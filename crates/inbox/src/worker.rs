@@ -35,7 +35,6 @@ use crate::postgres::pool::Pool;
 use crate::postgres::resolved::Resolved;
 use crate::postgres::role_statements::RoleStatements;
 use crate::postgres::scope::{RoleToken, Scope};
-use crate::postgres::sql;
 use crate::tally::Tally;
 use crate::worker::controlling::Controlling;
 use crate::worker::lease::Leases;
@@ -65,10 +64,9 @@ pub(crate) async fn run<W: Work>(
 ) -> Result<Summary, Error> {
     let Settings { config, connect, nats, reconnect_nats } = settings;
     let role = RoleToken::default();
-    let schema = sql::quote(&config.schema);
     let owner = format!("{}:{}", std::process::id(), Uuid::new_v4());
     let scope = Scope {
-        schema,
+        schema: config.quoted_schema(),
         consumer: config.consumer.clone(),
         stream: config.stream.clone(),
         owner,

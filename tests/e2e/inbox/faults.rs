@@ -119,12 +119,13 @@ async fn old_events_are_handled_until_they_are_forgotten() {
     assert_eq!(inbox.count(partition).await, 1, "one for all that is older");
     worker.stop().await;
 
-    let client = inbox.env.client().await;
-    let keep = Some(Duration::from_secs(30 * 86_400));
-    let done = inbox::maintain(&client, "public", keep).await.unwrap();
-    assert_eq!((done.dropped, done.deleted), (0, 1));
-    let again = inbox::maintain(&client, "public", keep).await.unwrap();
-    assert_eq!(again, inbox::Maintained::default());
+    let connection = inbox::Connection::new(inbox.env.client().await);
+    let records = Some(Duration::from_secs(30 * 86_400));
+    let keep = inbox::Keep { records, decisions: None };
+    let done = inbox::look_after(&connection, "public", keep, false).await.unwrap();
+    assert_eq!(done.map(|it| (it.dropped, it.deleted)), Some((0, 1)));
+    let again = inbox::look_after(&connection, "public", keep, false).await.unwrap();
+    assert_eq!(again, Some(inbox::Maintained::default()));
     let mut other = old.clone();
     other.id = uuid::Uuid::new_v4();
     inbox.publish_event(&other).await;

@@ -149,9 +149,11 @@ async fn a_letter_keeps_its_record_when_others_are_forgotten() {
         inbox.wait_count("inbox_dead_letter", 1).await;
         inbox.wait_acked().await;
 
-        let client = inbox.env.client().await;
-        let keep = Some(Duration::from_secs(30 * 86_400));
-        let forgotten = inbox::maintain(&client, "public", keep).await.expect("maintain");
+        let connection = inbox::Connection::new(inbox.env.client().await);
+        let records = Some(Duration::from_secs(30 * 86_400));
+        let keep = inbox::Keep { records, decisions: None };
+        let forgotten = inbox::look_after(&connection, "public", keep, false).await.unwrap();
+        let forgotten = forgotten.expect("nobody else is at it");
         assert_eq!((forgotten.dropped, forgotten.deleted), (0, 1));
         // The worker looked at the tables before; what is forgotten does not happen again.
         let again = async || inbox.publish_event(&done).await;

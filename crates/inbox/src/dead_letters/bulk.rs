@@ -6,8 +6,9 @@ use jiff::Timestamp;
 use outbox::dead_letters::{Action, Actor, Filter, Store};
 use uuid::Uuid;
 
-use super::{DeadLetters, Parameters, Selection, bounded};
+use super::{DeadLetters, Parameters, Selection};
 use crate::Error;
+use crate::postgres::sql::list;
 
 impl Store for DeadLetters {
     type Error = Error;
@@ -15,9 +16,9 @@ impl Store for DeadLetters {
     const AT_ONCE: u32 = 1_000;
 
     async fn count(&self, filter: &Filter) -> Result<(u64, Timestamp), Error> {
-        let now = self.connection.client.query_one("SELECT clock_timestamp()", &[]);
-        let now = bounded("read the server's clock", now).await?.get(0);
-        Ok((self.overview(&filter.clone().into(), None, 0).await?.total, now))
+        let sql = "SELECT clock_timestamp()";
+        let now = self.connection.query("read the server's clock", sql, &[]).await?;
+        Ok((self.overview(&filter.clone().into(), None, 0).await?.total, now[0].get(0)))
     }
 
     /// The oldest first.
@@ -33,8 +34,8 @@ impl Store for DeadLetters {
         let of = filter.clone().into();
         let (parameters, limit) = (self.parameters(&of), i64::from(limit));
         let parameters = parameters.with(&[&until, dead_at, id, consumer, &limit]);
-        let rows = self.connection.client.query(&self.texts.page, &parameters);
-        let rows = bounded("find dead letters", rows).await?;
+        let sql = list::page_letters(&self.schema);
+        let rows = self.connection.query("find dead letters", &sql, &parameters).await?;
         Ok(rows.iter().map(|row| (row.get(0), row.get(1), row.get(2))).collect())
     }
 

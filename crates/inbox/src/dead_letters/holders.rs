@@ -1,18 +1,19 @@
 //! Which worker has a consumer.
 
 use jiff::Timestamp;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use super::{DeadLetters, bounded};
+use super::DeadLetters;
 use crate::Error;
+use crate::postgres::sql::as_json;
 use crate::postgres::tables::{self, Upkept};
 
 /// The worker that had the role of a consumer last, and what it said of itself at its last
 /// heartbeat.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holder {
     /// The consumer.
-    #[serde(skip)]
+    #[serde(skip_serializing)]
     pub consumer: String,
     /// The worker: its process id, and an id of its run.
     pub owner: String,
@@ -39,7 +40,7 @@ impl DeadLetters {
     ///
     /// See [`list`](Self::list).
     pub async fn upkept(&self) -> Result<Option<Upkept>, Error> {
-        tables::upkept(&self.connection.client, &self.schema).await
+        tables::upkept(&self.connection, self.outbox.schema()).await
     }
 
     /// Who has the consumers, by consumer.
@@ -48,28 +49,14 @@ impl DeadLetters {
     ///
     /// See [`list`](Self::list).
     pub async fn holders(&self) -> Result<Vec<Holder>, Error> {
-        let rows = self.connection.client.query(&self.texts.holders, &[]);
-        let rows = bounded("look at the roles", rows).await?;
-        let holder = |row: &tokio_postgres::Row| Holder {
-            consumer: row.get("consumer"),
-            owner: row.get("owner"),
-            is_valid: row.get("is_valid"),
-            acquired_at: row.get("acquired_at"),
-            expires_at: row.get("expires_at"),
-            state: row.get("state"),
-            breaker: row.get("breaker"),
-            reason: row.get("reason"),
-            next_probe_at: row.get("next_probe_at"),
-        };
-        Ok(rows.iter().map(holder).collect())
+        // The lease that was given up ended before all times, which no time here stands for.
+        let sql = as_json(&format!(
+            "SELECT consumer, owner, expires_at > clock_timestamp() AS is_valid, acquired_at,
+                 nullif(expires_at, '-infinity') AS expires_at, state, breaker, reason,
+                 next_probe_at
+             FROM {}.inbox_roles ORDER BY consumer",
+            self.schema
+        ));
+        self.connection.select("look at the roles", &sql, &[]).await
     }
-}
-
-/// The lease that was given up ended before all times, which no time here stands for.
-pub(super) fn text(roles: &str) -> String {
-    format!(
-        "SELECT consumer, owner, expires_at > clock_timestamp() AS is_valid, acquired_at,
-             nullif(expires_at, '-infinity') AS expires_at, state, breaker, reason, next_probe_at
-         FROM {roles} ORDER BY consumer"
-    )
 }

@@ -8,8 +8,9 @@ use std::pin::pin;
 use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
-use tokio_postgres::Transaction;
 use tokio_postgres::error::SqlState;
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{Row, Transaction};
 
 use crate::Error;
 use crate::postgres::pool::Pool;
@@ -59,6 +60,25 @@ pub(crate) async fn answered_within<T>(
         Some(&SqlState::UNDEFINED_TABLE) => Error::Tables { reason: "they do not exist".into() },
         _ => Error::Sql { doing, source },
     })
+}
+
+/// The rows that a statement gives, on a connection that nobody uses.
+///
+/// # Errors
+///
+/// As [`answered`].
+pub(crate) async fn asked(
+    pool: &Pool,
+    doing: &'static str,
+    sql: &str,
+    parameters: &[&(dyn ToSql + Sync)],
+) -> Result<Vec<Row>, Error> {
+    let store = pool.try_get().await?;
+    let rows = answered(doing, store.client().query(sql, parameters)).await;
+    if rows.as_ref().err().is_none_or(|error| !error.is_transient()) {
+        pool.put(store);
+    }
+    rows
 }
 
 /// What was being done, and what went wrong.
@@ -122,11 +142,7 @@ async fn nobody_is_at_work(pool: &Pool, pid: i32) -> Duration {
 
 /// A server that cannot be asked is not at work for us.
 async fn is_at_work(pool: &Pool, pid: i32) -> bool {
-    let looked = async {
-        let store = pool.try_get().await?;
-        let row = store.client().query_opt(LOOK, &[&pid]).await.map_err(Error::sql("look"))?;
-        pool.put(store);
-        Ok::<_, Error>(row.is_some())
-    };
-    matches!(timeout(ASK_EVERY, looked).await, Ok(Ok(true)))
+    let parameters: [&(dyn ToSql + Sync); 1] = [&pid];
+    let looked = timeout(ASK_EVERY, asked(pool, "look for a transaction", LOOK, &parameters)).await;
+    looked.is_ok_and(|looked| looked.is_ok_and(|rows| !rows.is_empty()))
 }

@@ -12,7 +12,6 @@ use uuid::Uuid;
 use crate::Error;
 use crate::config::Config;
 use crate::postgres::pool::Pool;
-use crate::postgres::sql::quote;
 use crate::record::Key;
 
 /// How long the database may take. Without an answer each message is asked for when it is claimed.
@@ -32,7 +31,7 @@ impl Resolved {
              JOIN {}.inbox_messages AS m ON m.consumer = $1 AND m.message_id = i.message_id
                  AND m.event_time = i.event_time
              WHERE m.status || '' IN ('PROCESSED', 'DEAD', 'REJECTED')",
-            quote(&config.schema)
+            config.quoted_schema()
         );
         Self { pool, text, consumer: config.consumer.clone() }
     }

@@ -35,10 +35,10 @@ pub(crate) const SAME: &str = "m.consumer = d.consumer AND m.message_id = d.mess
     AND m.event_time = d.event_time";
 
 /// The end of each decision: `done` holds the letters that it was done to.
-pub(crate) fn write_down(decisions: &str, decision: &str, [by, why]: [&str; 2]) -> String {
+pub(crate) fn write_down(schema: &str, decision: &str, [by, why]: [&str; 2]) -> String {
     format!(
         "noted AS (
-             INSERT INTO {decisions} (decision, decided_by, reason, consumer, message_id,
+             INSERT INTO {schema}.inbox_decisions (decision, decided_by, reason, consumer, message_id,
                  event_time, subject, stream, stream_seq, attempts, cause, failure)
              SELECT '{decision}', session_user || ' (' || {by}::text || ')', {why}::text, consumer,
                  message_id, event_time, subject, stream, stream_seq, attempts, cause, reason
@@ -48,7 +48,7 @@ pub(crate) fn write_down(decisions: &str, decision: &str, [by, why]: [&str; 2]) 
     )
 }
 
-/// A name for use in SQL.
-pub(crate) fn quote(name: &str) -> String {
-    format!("\"{}\"", name.replace('"', "\"\""))
+/// Each row of `sql` as one JSON object, for a struct whose fields are called as its columns.
+pub(crate) fn as_json(sql: &str) -> String {
+    format!("WITH it AS ({sql}) SELECT to_json(it) FROM it")
 }

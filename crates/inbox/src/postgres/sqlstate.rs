@@ -22,6 +22,12 @@ pub(crate) fn is_about_data(error: &Error) -> bool {
     }
 }
 
+/// Whether the role may not do that.
+pub(crate) fn is_forbidden(error: &Error) -> bool {
+    let Error::Sql { source, .. } = error else { return false };
+    source.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE)
+}
+
 /// Whether two got in each other's way, and all is well with the database: a deadlock, a lock that
 /// took too long, a serialization failure.
 pub(crate) fn asks_again(error: &tokio_postgres::Error) -> bool {

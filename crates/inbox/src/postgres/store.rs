@@ -64,7 +64,7 @@ pub(crate) struct Statements {
 impl Store {
     pub(crate) async fn new(connection: Connection, scope: Scope) -> Result<Self> {
         let client = &connection.client;
-        make_durable(client).await?;
+        client.batch_execute(MAKE_DURABLE).await?;
         // A duplicate that another worker has at work is not waited for.
         client.batch_execute("SET lock_timeout = '5s'").await?;
         if !scope.lent {
@@ -271,11 +271,8 @@ impl Statements {
 
 /// What is committed here survives a crash of the server, whatever the role's or the database's
 /// default: the message is acknowledged, or a decision reported, once it is.
-pub(crate) async fn make_durable(client: &Client) -> Result<()> {
-    let sql = "SELECT set_config('synchronous_commit', 'on', false)
-               WHERE current_setting('synchronous_commit') IN ('off', 'local')";
-    client.batch_execute(sql).await
-}
+pub(crate) const MAKE_DURABLE: &str = "SELECT set_config('synchronous_commit', 'on', false)
+    WHERE current_setting('synchronous_commit') IN ('off', 'local')";
 
 struct Columns<'a> {
     ids: Vec<Uuid>,

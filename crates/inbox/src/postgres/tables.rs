@@ -10,16 +10,16 @@ mod ranges;
 use std::time::Duration;
 
 use jiff::{Timestamp, ToSpan};
+use outbox::quote;
 use tokio_postgres::{Client, Row};
 use tracing::warn;
 
 use self::ranges::{Range, Ranges, Width, partition_name};
 use crate::Error;
 use crate::error::describe;
-use crate::postgres::sql::quote;
 
 pub(crate) use self::forgetting::upkept;
-pub use self::forgetting::{Keep, Maintained, Upkept, exists, look_after, maintain};
+pub use self::forgetting::{Keep, Maintained, Upkept, exists, look_after};
 
 const SQL: &str = include_str!("../../migrations/0002_inbox.sql");
 

@@ -5,14 +5,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio_postgres::error::SqlState;
-use tokio_postgres::types::ToSql;
 use tracing::warn;
 
 use crate::Error;
 use crate::controls::Control;
-use crate::postgres::attended::answered;
-use crate::postgres::sql::{control, quote};
+use crate::postgres::attended::asked;
+use crate::postgres::sql::control;
+use crate::postgres::sqlstate::is_forbidden;
 use crate::worker::work::Context;
 
 /// How often.
@@ -29,31 +28,25 @@ pub(super) struct Controlling {
 
 impl Controlling {
     pub(super) fn new(context: Arc<Context>) -> Self {
-        let controls = format!("{}.inbox_controls", quote(&context.config.schema));
-        Self { context, find: control::find_control(&controls), is_told: AtomicBool::new(false) }
+        let find = control::find_control(&context.config.quoted_schema());
+        Self { context, find, is_told: AtomicBool::new(false) }
     }
 
     /// What is wanted now.
     pub(super) async fn look(&self) -> Result<Control, Error> {
-        let store = self.context.pool.try_get().await?;
-        let parameters: [&(dyn ToSql + Sync); 1] = [&self.context.config.consumer];
-        let row = match answered(LOOKING, store.client().query_opt(&self.find, &parameters)).await {
+        let Context { config, pool, .. } = &*self.context;
+        let found = asked(pool, LOOKING, &self.find, &[&config.consumer]).await;
+        if found.as_ref().is_err_and(is_forbidden) {
             // It would look as if nobody had paused it.
-            Err(Error::Sql { source, .. })
-                if source.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) =>
-            {
-                if !self.is_told.swap(true, Ordering::Relaxed) {
-                    warn!(
-                        "this role may not read inbox_controls: a pause has no effect. GRANT SELECT \
-                         on it, see `tailpost doctor --only inbox`"
-                    );
-                }
-                None
+            if !self.is_told.swap(true, Ordering::Relaxed) {
+                warn!(
+                    "this role may not read inbox_controls: a pause has no effect. GRANT SELECT on \
+                     it, see `tailpost doctor --only inbox`"
+                );
             }
-            row => row?,
-        };
-        self.context.pool.put(store);
-        Ok(row.as_ref().map(Control::of).unwrap_or_default())
+            return Ok(Control::default());
+        }
+        Ok(found?.first().map(Control::of).unwrap_or_default())
     }
 
     /// Tells what is wanted until the session ends.

@@ -17,7 +17,7 @@ use crate::feed::Feed;
 use crate::message::{Message, Origin, Whence};
 use crate::nats::stored_message;
 use crate::postgres::attended::answered;
-use crate::postgres::sql::requeued::Requeued;
+use crate::postgres::sql::requeued;
 use crate::postgres::store::Store;
 use crate::record::Key;
 use crate::worker::work::Context;
@@ -35,7 +35,8 @@ const ORPHANED_AFTER: Duration = Duration::from_secs(20);
 /// Looks for requeued letters for as long as somebody takes them.
 pub(crate) struct Redrive {
     context: Arc<Context>,
-    statements: Requeued,
+    /// Quoted.
+    schema: String,
     nats: Client,
     origin: Origin,
     schedule: RedriveSchedule,
@@ -44,8 +45,8 @@ pub(crate) struct Redrive {
 impl Redrive {
     pub(crate) fn new(context: &Arc<Context>, nats: Client, origin: Origin) -> Self {
         let schedule = RedriveSchedule::new(Instant::now());
-        let statements = Requeued::new(&context.config.schema);
-        Self { context: Arc::clone(context), statements, nats, origin, schedule }
+        let schema = context.config.quoted_schema();
+        Self { context: Arc::clone(context), schema, nats, origin, schedule }
     }
 
     /// Brings what is due, while there is room for it, until the session takes nothing more.
@@ -93,7 +94,8 @@ impl Redrive {
         let overdue = ORPHANED_AFTER.as_secs_f64();
         let parameters: [&(dyn ToSql + Sync); 6] =
             [consumer, stream, &overdue, &after.event_time, &after.id, &ORPHANS_MAX];
-        let asked = store.client().query(&self.statements.orphans, &parameters);
+        let sql = requeued::find_orphans(&self.schema);
+        let asked = store.client().query(&sql, &parameters);
         let rows = answered("look for events that nobody has", asked).await?;
         for row in &rows {
             let key = Key { id: row.get("message_id"), event_time: row.get("event_time") };
@@ -123,10 +125,11 @@ impl Redrive {
         let doing = "look for requeued events";
         let Config { consumer, stream, .. } = &*self.context.config;
         let client = store.client();
-        answered(doing, client.execute(&self.statements.sweep, &[consumer])).await?;
+        answered(doing, client.execute(&requeued::sweep_letters(&self.schema), &[consumer]))
+            .await?;
         let limit = i64::try_from(most).unwrap_or(i64::MAX);
         let due: [&(dyn ToSql + Sync); 4] = [consumer, stream, &limit, &after_seq];
-        let due = answered(doing, client.query(&self.statements.due, &due)).await?;
+        let due = answered(doing, client.query(&requeued::find_due(&self.schema), &due)).await?;
         let found: Vec<Due> = due
             .iter()
             .map(|row| Due {
@@ -135,10 +138,11 @@ impl Redrive {
             })
             .collect();
         self.schedule.found(&found, most);
+        let sql = requeued::find_letter(&self.schema);
         for row in due {
             let id: Uuid = row.get("message_id");
             let letter: [&(dyn ToSql + Sync); 2] = [consumer, &id];
-            let asked = client.query_opt(&self.statements.letter, &letter);
+            let asked = client.query_opt(&sql, &letter);
             let Some(row) = answered(doing, asked).await? else { continue };
             let message = Arc::new(message(&row, stream));
             info!(

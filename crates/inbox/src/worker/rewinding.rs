@@ -9,8 +9,7 @@ use std::time::Duration;
 
 use async_nats::Client;
 use jiff::Timestamp;
-use tokio_postgres::error::SqlState;
-use tokio_postgres::types::ToSql;
+use tokio_postgres::types::{Json, ToSql};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 use uuid::Uuid;
@@ -19,9 +18,9 @@ use crate::Error;
 use crate::message::Origin;
 use crate::nats::durable_consumer::{self, filters_of};
 use crate::nats::stream_range;
-use crate::postgres::attended::answered;
-use crate::postgres::sql::rewind_records::RewindRecords;
-use crate::record::Key;
+use crate::postgres::attended::asked;
+use crate::postgres::sql::rewind_records;
+use crate::postgres::sqlstate::is_forbidden;
 use crate::rewind::RewindState;
 use crate::worker::work::Context;
 
@@ -40,33 +39,27 @@ const REWINDING: &str = "rewind the consumer";
 /// Looks for requests, and carries them out.
 pub(super) struct Rewinding {
     context: Arc<Context>,
-    statements: RewindRecords,
+    /// Quoted.
+    schema: String,
     failures: u32,
 }
 
 impl Rewinding {
     pub(super) fn new(context: Arc<Context>) -> Self {
-        let statements = RewindRecords::new(&context.config.schema);
-        Self { context, statements, failures: 0 }
+        let schema = context.config.quoted_schema();
+        Self { context, schema, failures: 0 }
     }
 
     /// The request that is pending, if there is one.
     pub(super) async fn pending(&self) -> Result<Option<RewindState>, Error> {
-        let store = self.context.pool.try_get().await?;
-        let consumer = &self.context.config.consumer;
-        let (sql, parameters): (_, [&(dyn ToSql + Sync); 1]) =
-            (self.statements.find_mine(), [consumer]);
-        let row = match answered(LOOKING, store.client().query_opt(&sql, &parameters)).await {
-            // A role that may not read requests carries none out.
-            Err(Error::Sql { source, .. })
-                if source.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) =>
-            {
-                None
-            }
-            row => row?,
-        };
-        self.context.pool.put(store);
-        Ok(row.as_ref().map(RewindState::of))
+        let Context { config, pool, .. } = &*self.context;
+        let sql = rewind_records::find_mine(&self.schema);
+        let found = asked(pool, LOOKING, &sql, &[&config.consumer]).await;
+        // A role that may not read requests carries none out.
+        if found.as_ref().is_err_and(is_forbidden) {
+            return Ok(None);
+        }
+        Ok(found?.first().map(|row| row.get::<_, Json<RewindState>>(0).0))
     }
 
     /// Ends the session by `stop` when there is a request.
@@ -113,7 +106,7 @@ impl Rewinding {
             }
         };
         self.failures = 0;
-        self.execute(&self.statements.end(), &[&rewind.id, &outcome]).await.map(drop)
+        self.execute(&rewind_records::end(&self.schema), &[&rewind.id, &outcome]).await.map(drop)
     }
 
     /// Whether there is no consumer, which was deleted to be made anew. Given up now, it would begin
@@ -148,7 +141,7 @@ impl Rewinding {
         let begins = found.as_ref().map(begins).map(u64::cast_signed);
         let token = self.context.role.get();
         let parameters: [&(dyn ToSql + Sync); 4] = [&config.consumer, &rewind.id, &begins, &token];
-        let begun = self.execute(&self.statements.begin(), &parameters).await?;
+        let begun = self.execute(&rewind_records::begin(&self.schema), &parameters).await?;
         let begins = begun.map(i64::cast_unsigned).ok_or(Error::LeaseLost)?;
         let method = durable_consumer::rewind(nats, &stream, &config, begins).await;
         self.failures = if method.is_ok() { 0 } else { self.failures + 1 };
@@ -180,13 +173,14 @@ impl Rewinding {
             }
             let next = (removed_to + REMOVED_AT_ONCE).min(rewind.until_sequence);
             let keys = stream_range::keys(nats, &origin, &filters, (removed_to + 1, next)).await?;
-            let (ids, times) = columns(&keys);
+            let (ids, times): (Vec<Uuid>, Vec<Timestamp>) =
+                keys.iter().map(|it| (it.id, it.event_time)).unzip();
             let token = self.context.role.get();
             let (before, after) = (removed_to.cast_signed(), next.cast_signed());
             let parameters: [&(dyn ToSql + Sync); 7] =
                 [&config.consumer, &ids, &times, &rewind.id, &before, &after, &token];
             // Nothing comes of it if the role, and the rest, are somebody else's.
-            let removed = self.execute(&self.statements.remove(), &parameters).await?;
+            let removed = self.execute(&rewind_records::remove(&self.schema), &parameters).await?;
             removed.ok_or(Error::LeaseLost)?;
             removed_to = next;
         }
@@ -199,13 +193,7 @@ impl Rewinding {
         sql: &str,
         parameters: &[&(dyn ToSql + Sync)],
     ) -> Result<Option<i64>, Error> {
-        let store = self.context.pool.try_get().await?;
-        let row = answered(REWINDING, store.client().query_opt(sql, parameters)).await?;
-        self.context.pool.put(store);
-        Ok(row.map(|row| row.get(0)))
+        let rows = asked(&self.context.pool, REWINDING, sql, parameters).await?;
+        Ok(rows.first().map(|row| row.get(0)))
     }
-}
-
-fn columns(keys: &[Key]) -> (Vec<Uuid>, Vec<Timestamp>) {
-    keys.iter().map(|it| (it.id, it.event_time)).unzip()
 }

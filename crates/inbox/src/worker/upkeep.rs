@@ -73,7 +73,7 @@ impl Upkeep {
         let opened = timeout(CONNECT_MAX, (self.connect)()).await;
         let opened = opened.map_err(|_| Error::Silent { doing, within: CONNECT_MAX })?;
         let connection = opened.map_err(Error::Connect)?;
-        let upkept = tables::upkept(&connection.client, schema).await?.unwrap_or_default();
+        let upkept = tables::upkept(&connection, schema).await?.unwrap_or_default();
         let is_fresh = |age: f64| age < upkeep_interval.as_secs_f64() * 0.9;
         if upkept.failure.is_none() && upkept.last_success_seconds.is_some_and(is_fresh) {
             return Ok(());

@@ -9,50 +9,45 @@ const AUTHOR: [&str; 2] = ["$8", "$9"];
 
 /// The record is due at once, with no attempt on its account; the letter stays, since it has what
 /// the attempts need, until the record is processed.
-pub(crate) fn requeue_letters(messages: &str, letters: &str, decisions: &str) -> String {
+pub(crate) fn requeue_letters(schema: &str) -> String {
     let hopeless = HOPELESS.map(|it| format!("'{it}'")).join(", ");
     format!(
         "WITH done AS (
-             UPDATE {messages} m SET status = 'FAILED', attempts = 0, finished_attempts = 0,
+             UPDATE {schema}.inbox_messages m SET status = 'FAILED', attempts = 0, finished_attempts = 0,
                  next_attempt_at = clock_timestamp(), lease_token = NULL, expires_at = NULL
-             FROM {letters} d
+             FROM {schema}.inbox_dead_letter d
              WHERE {SAME} AND {MEANT} AND m.status = 'DEAD' AND d.cause NOT IN ({hopeless})
              RETURNING d.*
          ), {}",
-        write_down(decisions, "requeue", AUTHOR)
+        write_down(schema, "requeue", AUTHOR)
     )
 }
 
 /// Nothing more will be tried: the letter goes. A record that is gone already needs no status.
-pub(crate) fn close_letters(
-    messages: &str,
-    letters: &str,
-    decisions: &str,
-    [name, status]: [&str; 2],
-) -> String {
+pub(crate) fn close_letters(schema: &str, [name, status]: [&str; 2]) -> String {
     format!(
         "WITH closed AS (
-             UPDATE {messages} m SET status = '{status}', outcome = '{name}'
-             FROM {letters} d
+             UPDATE {schema}.inbox_messages m SET status = '{status}', outcome = '{name}'
+             FROM {schema}.inbox_dead_letter d
              WHERE {SAME} AND {MEANT} AND m.status = 'DEAD'
              RETURNING m.consumer, m.message_id
          ), done AS (
-             DELETE FROM {letters} d
+             DELETE FROM {schema}.inbox_dead_letter d
              WHERE {MEANT} AND (
                  EXISTS (SELECT FROM closed s
                          WHERE s.consumer = d.consumer AND s.message_id = d.message_id)
-                 OR NOT EXISTS (SELECT FROM {messages} m WHERE {SAME}))
+                 OR NOT EXISTS (SELECT FROM {schema}.inbox_messages m WHERE {SAME}))
              RETURNING d.*
          ), {}",
-        write_down(decisions, name, AUTHOR)
+        write_down(schema, name, AUTHOR)
     )
 }
 
 /// By whoever knows that an event has had its effect.
-pub(crate) fn mark_processed(messages: &str, letters: &str, decisions: &str) -> String {
+pub(crate) fn mark_processed(schema: &str) -> String {
     format!(
         "WITH marked AS (
-             INSERT INTO {messages} AS m (consumer, message_id, event_time, subject, status,
+             INSERT INTO {schema}.inbox_messages AS m (consumer, message_id, event_time, subject, status,
                  processed_at, outcome)
              VALUES ($1::text, $2::uuid, $3::timestamptz, '', 'PROCESSED', clock_timestamp(),
                  'marked_processed')
@@ -64,11 +59,11 @@ pub(crate) fn mark_processed(messages: &str, letters: &str, decisions: &str) -> 
                  OR m.status = 'PROCESSING' AND m.expires_at <= clock_timestamp()
              RETURNING m.*
          ), letter AS (
-             DELETE FROM {letters} d USING marked
+             DELETE FROM {schema}.inbox_dead_letter d USING marked
              WHERE d.consumer = $1 AND d.message_id = $2
              RETURNING d.cause, d.reason
          ), noted AS (
-             INSERT INTO {decisions} (decision, decided_by, reason, consumer, message_id,
+             INSERT INTO {schema}.inbox_decisions (decision, decided_by, reason, consumer, message_id,
                  event_time, subject, stream, stream_seq, attempts, cause, failure)
              SELECT 'mark_processed', session_user || ' (' || $4::text || ')', $5::text, $1, $2,
                  event_time, subject, stream, stream_seq, attempts, letter.cause,
@@ -77,7 +72,7 @@ pub(crate) fn mark_processed(messages: &str, letters: &str, decisions: &str) -> 
          )
          SELECT CASE
              WHEN EXISTS (SELECT FROM marked) THEN 'marked'
-             WHEN EXISTS (SELECT FROM {messages} WHERE consumer = $1 AND message_id = $2
+             WHEN EXISTS (SELECT FROM {schema}.inbox_messages WHERE consumer = $1 AND message_id = $2
                  AND event_time = $3 AND status = 'PROCESSED') THEN 'processed'
              ELSE 'leased'
          END"

@@ -1,6 +1,6 @@
 use outbox::dead_letters::{FINGERPRINT, GROUPED_MAX, GROUPS_MAX};
 
-use super::SAME;
+use super::{SAME, as_json};
 
 /// Attempts after which an event deserves somebody's attention.
 const STUBBORN_OVER: i32 = 3;
@@ -24,16 +24,16 @@ const SHOWN: &str = "d.consumer, d.message_id, d.event_time, d.subject, d.stream
 
 /// Letters `d` that are meant and undecided, with the records `m` of their events. A record may be
 /// gone with its partition.
-fn open(messages: &str, letters: &str) -> String {
+fn open(schema: &str) -> String {
     format!(
-        "FROM {letters} d LEFT JOIN {messages} m ON {SAME}
+        "FROM {schema}.inbox_dead_letter d LEFT JOIN {schema}.inbox_messages m ON {SAME}
          WHERE {MEANT} AND coalesce(m.status, 'DEAD') IN ('DEAD', 'FAILED', 'PROCESSING')"
     )
 }
 
 /// Those behind the place `$9`, `$10`, `$11`, if there is one.
-pub(crate) fn list_letters(messages: &str, letters: &str) -> String {
-    let open = open(messages, letters);
+pub(crate) fn list_letters(schema: &str) -> String {
+    let open = open(schema);
     format!(
         "SELECT {SHOWN} {open}
              AND ($9::timestamptz IS NULL
@@ -43,35 +43,35 @@ pub(crate) fn list_letters(messages: &str, letters: &str) -> String {
 }
 
 /// As they were published.
-pub(crate) fn list_originals(messages: &str, letters: &str) -> String {
-    let open = open(messages, letters);
+pub(crate) fn list_originals(schema: &str) -> String {
+    let open = open(schema);
     format!("SELECT {SHOWN}, d.headers, d.payload {open} ORDER BY d.dead_at, d.message_id LIMIT $8")
 }
 
-pub(crate) fn count_letters(messages: &str, letters: &str) -> String {
-    let open = open(messages, letters);
+pub(crate) fn count_letters(schema: &str) -> String {
+    let open = open(schema);
     format!(
         "SELECT count(*), extract(epoch FROM clock_timestamp() - min(d.dead_at))::float8 {open}"
     )
 }
 
 /// By what their reasons have in common.
-pub(crate) fn group_letters(messages: &str, letters: &str) -> String {
-    let open = open(messages, letters);
-    format!(
-        "SELECT {FINGERPRINT} AS fingerprint, count(*), count(DISTINCT aggregate),
-             min(dead_at), max(dead_at)
+pub(crate) fn group_letters(schema: &str) -> String {
+    let open = open(schema);
+    as_json(&format!(
+        "SELECT {FINGERPRINT} AS fingerprint, count(*), count(DISTINCT aggregate) AS aggregates,
+             min(dead_at) AS first, max(dead_at) AS last
          FROM (SELECT d.reason, d.dead_at, coalesce(
                    d.headers->'Aggregate-Type'->>0 || ':' || (d.headers->'Aggregate-Id'->>0),
                    d.message_id::text) AS aggregate
                {open} ORDER BY d.dead_at DESC LIMIT {GROUPED_MAX}) newest
          GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT {GROUPS_MAX}"
-    )
+    ))
 }
 
 /// Those that are dead since `$8` at most, behind the place `$9`, `$10`, `$11`.
-pub(crate) fn page_letters(messages: &str, letters: &str) -> String {
-    let open = open(messages, letters);
+pub(crate) fn page_letters(schema: &str) -> String {
+    let open = open(schema);
     format!(
         "SELECT d.dead_at, d.message_id, d.consumer {open} AND d.dead_at <= $8
              AND (d.dead_at, d.message_id, d.consumer) > ($9, $10, $11)
@@ -80,16 +80,17 @@ pub(crate) fn page_letters(messages: &str, letters: &str) -> String {
 }
 
 /// What was decided about the events `$1`, in order.
-pub(crate) fn list_decisions(decisions: &str) -> String {
-    format!(
-        "SELECT message_id, consumer, decided_at, decision, decided_by, reason AS why, failure
-         FROM {decisions} WHERE message_id = ANY($1) ORDER BY id"
-    )
+pub(crate) fn list_decisions(schema: &str) -> String {
+    as_json(&format!(
+        "SELECT message_id, consumer, decided_at AS at, decision AS action, decided_by AS actor,
+             reason AS why, failure AS reason, FALSE AS payload_replaced
+         FROM {schema}.inbox_decisions WHERE message_id = ANY($1) ORDER BY id"
+    ))
 }
 
 /// What is unfinished, by consumer.
-pub(crate) fn list_backlogs(messages: &str, letters: &str) -> String {
-    format!(
+pub(crate) fn list_backlogs(schema: &str) -> String {
+    as_json(&format!(
         "WITH begun AS (
              SELECT consumer,
                  count(*) FILTER (WHERE status = 'PROCESSING') AS processing,
@@ -98,16 +99,16 @@ pub(crate) fn list_backlogs(messages: &str, letters: &str) -> String {
                  extract(epoch FROM clock_timestamp() - min(event_time))::float8 AS oldest_seconds,
                  (array_agg(last_error ORDER BY claimed_at DESC NULLS LAST)
                      FILTER (WHERE status = 'FAILED'))[1] AS last_error
-             FROM {messages} WHERE status IN ('PROCESSING', 'FAILED') GROUP BY consumer
+             FROM {schema}.inbox_messages WHERE status IN ('PROCESSING', 'FAILED') GROUP BY consumer
          ), dead AS (
              SELECT d.consumer, count(*) AS dead,
-                 extract(epoch FROM clock_timestamp() - min(d.dead_at))::float8 AS oldest_dead
-             FROM {letters} d LEFT JOIN {messages} m ON {SAME}
+                 extract(epoch FROM clock_timestamp() - min(d.dead_at))::float8 AS oldest_dead_letter_seconds
+             FROM {schema}.inbox_dead_letter d LEFT JOIN {schema}.inbox_messages m ON {SAME}
              WHERE coalesce(m.status, 'DEAD') = 'DEAD' GROUP BY d.consumer
          )
          SELECT consumer, coalesce(processing, 0) AS processing, coalesce(failed, 0) AS failed,
              coalesce(stubborn, 0) AS stubborn, coalesce(dead, 0) AS dead, oldest_seconds,
-             oldest_dead, last_error
+             oldest_dead_letter_seconds, last_error
          FROM begun FULL JOIN dead USING (consumer) ORDER BY consumer"
-    )
+    ))
 }

@@ -1,40 +1,45 @@
 //! What has become of events, by id.
 
+use super::as_json;
+
 /// Of the consumer `$1` and the events `$2`: letters first, and behind them the records, of which one
 /// that is processed comes last.
-pub(crate) fn look_up(messages: &str, letters: &str) -> String {
+pub(crate) fn look_up(schema: &str) -> String {
     format!(
         "SELECT message_id, 'DEAD' AS status, attempts, cause || ': ' || reason AS error, 0 AS rank
-         FROM {letters} WHERE consumer = $1 AND message_id = ANY($2)
+         FROM {schema}.inbox_dead_letter WHERE consumer = $1 AND message_id = ANY($2)
          UNION ALL
          SELECT message_id, status, attempts, last_error, CASE status WHEN 'PROCESSED' THEN 2 ELSE 1 END
-         FROM {messages} WHERE consumer = $1 AND message_id = ANY($2)
+         FROM {schema}.inbox_messages WHERE consumer = $1 AND message_id = ANY($2)
          ORDER BY rank"
     )
 }
 
 /// Each consumer's record of the event `$1`. The role's table has every consumer, so that the primary
 /// key is used.
-pub(crate) fn records(messages: &str, roles: &str) -> String {
-    format!(
+pub(crate) fn records(schema: &str) -> String {
+    as_json(&format!(
         "SELECT m.consumer, m.status, m.attempts, m.finished_attempts, m.received_at, m.claimed_at,
-             m.processed_at, m.next_attempt_at, m.lease_owner, m.outcome, m.last_error, m.stream,
-             m.stream_seq, m.subject
-         FROM {roles} r JOIN {messages} m ON m.consumer = r.consumer AND m.message_id = $1
+             m.processed_at, m.next_attempt_at, m.lease_owner AS worker, m.outcome, m.last_error,
+             json_build_object('stream', m.stream, 'seq', m.stream_seq) AS place
+         FROM {schema}.inbox_roles r
+         JOIN {schema}.inbox_messages m ON m.consumer = r.consumer AND m.message_id = $1
          ORDER BY m.consumer, m.event_time"
-    )
+    ))
 }
 
 /// Each consumer's letter of the event `$1`.
-pub(crate) fn letters(letters: &str, roles: &str) -> String {
-    format!(
-        "SELECT d.consumer, d.cause, d.reason, d.dead_at, d.stream, d.stream_seq
-         FROM {roles} r JOIN {letters} d ON d.consumer = r.consumer AND d.message_id = $1
+pub(crate) fn letters(schema: &str) -> String {
+    as_json(&format!(
+        "SELECT d.consumer, d.cause, d.reason, d.dead_at,
+             json_build_object('stream', d.stream, 'seq', d.stream_seq) AS place
+         FROM {schema}.inbox_roles r
+         JOIN {schema}.inbox_dead_letter d ON d.consumer = r.consumer AND d.message_id = $1
          ORDER BY d.consumer"
-    )
+    ))
 }
 
 /// Every consumer.
-pub(crate) fn consumers(roles: &str) -> String {
-    format!("SELECT consumer FROM {roles} ORDER BY consumer")
+pub(crate) fn consumers(schema: &str) -> String {
+    format!("SELECT consumer FROM {schema}.inbox_roles ORDER BY consumer")
 }

@@ -1,137 +1,116 @@
 //! The statements on requests to go back in the stream.
 
+use super::as_json;
 use super::claim::{has_role, remembered};
-use super::quote;
 
-/// The statements for one schema.
-pub(crate) struct RewindRecords {
-    schema: String,
-    messages: String,
-    rewinds: String,
-    decisions: String,
+const STATE: &str = "id, stream, stream_created_at, from_seq AS from_sequence,
+    until_seq AS until_sequence, again, requested_at, requested_by, begun_at, removed_to, removed,
+    ended_at, outcome";
+
+/// Nothing if another request is pending.
+pub(crate) fn request(schema: &str) -> String {
+    as_json(&format!(
+        "INSERT INTO {schema}.inbox_rewinds (consumer, stream, stream_created_at, from_seq, until_seq, again,
+             requested_by, reason, removed_to)
+         VALUES ($1, $2, $3, $4::bigint, $5, $6, session_user || ' (' || $7::text || ')', $8,
+             $4::bigint - 1)
+         ON CONFLICT (consumer) WHERE ended_at IS NULL DO NOTHING
+         RETURNING {STATE}"
+    ))
 }
 
-const STATE: &str = "id, stream, stream_created_at, from_seq, until_seq, again, requested_at,
-    requested_by, begun_at, removed_to, removed, ended_at, outcome";
+/// The request of the consumer `$1` that is not carried out.
+pub(crate) fn find_pending(schema: &str) -> String {
+    as_json(&pending(schema))
+}
 
-impl RewindRecords {
-    /// `schema` is not quoted.
-    pub(crate) fn new(schema: &str) -> Self {
-        let schema = quote(schema);
-        let [messages, rewinds, decisions] =
-            ["messages", "rewinds", "decisions"].map(|it| format!("{schema}.inbox_{it}"));
-        Self { schema, messages, rewinds, decisions }
-    }
+/// As [`find_pending`], for who may carry it out.
+pub(crate) fn find_mine(schema: &str) -> String {
+    let rewinds = format!("{schema}.inbox_rewinds").replace('\'', "''");
+    as_json(&format!("{} AND has_table_privilege('{rewinds}', 'UPDATE')", pending(schema)))
+}
 
-    /// Nothing if another request is pending.
-    pub(crate) fn request(&self) -> String {
-        format!(
-            "INSERT INTO {} (consumer, stream, stream_created_at, from_seq, until_seq, again,
-                 requested_by, reason, removed_to)
-             VALUES ($1, $2, $3, $4::bigint, $5, $6, session_user || ' (' || $7::text || ')', $8, $4::bigint - 1)
-             ON CONFLICT (consumer) WHERE ended_at IS NULL DO NOTHING
-             RETURNING id",
-            self.rewinds
-        )
-    }
+fn pending(schema: &str) -> String {
+    format!("SELECT {STATE} FROM {schema}.inbox_rewinds WHERE consumer = $1 AND ended_at IS NULL")
+}
 
-    /// The request of the consumer `$1` that is not carried out.
-    pub(crate) fn find_pending(&self) -> String {
-        format!("SELECT {STATE} FROM {} WHERE consumer = $1 AND ended_at IS NULL", self.rewinds)
-    }
+pub(crate) fn find(schema: &str) -> String {
+    as_json(&format!("SELECT {STATE} FROM {schema}.inbox_rewinds WHERE id = $1"))
+}
 
-    /// As [`find_pending`](Self::find_pending), for who may carry it out.
-    pub(crate) fn find_mine(&self) -> String {
-        format!(
-            "{} AND has_table_privilege('{}', 'UPDATE')",
-            self.find_pending(),
-            self.rewinds.replace('\'', "''")
-        )
-    }
+/// Says where the consumer begins: at `$3`, or where a worker before would have had it begin. `$3`
+/// is null if there is no consumer; if nobody ever knew its place, it begins at the first message.
+/// Only for the worker that has the role.
+pub(crate) fn begin(schema: &str) -> String {
+    format!(
+        "UPDATE {schema}.inbox_rewinds SET begun_at = coalesce(begun_at, clock_timestamp()),
+             reset_seq = coalesce(least(reset_seq, $3::bigint), 1)
+         WHERE id = $2 AND ended_at IS NULL AND {} RETURNING reset_seq",
+        has_role(schema, "$4")
+    )
+}
 
-    pub(crate) fn find(&self) -> String {
-        format!("SELECT {STATE} FROM {} WHERE id = $1", self.rewinds)
-    }
+pub(crate) fn end(schema: &str) -> String {
+    format!(
+        "UPDATE {schema}.inbox_rewinds SET ended_at = clock_timestamp(), outcome = $2
+         WHERE id = $1 AND ended_at IS NULL RETURNING id"
+    )
+}
 
-    /// Says where the consumer begins: at `$3`, or where a worker before would have had it begin. `$3`
-    /// is null if there is no consumer; if nobody ever knew its place, it begins at the first message.
-    /// Only for the worker that has the role.
-    pub(crate) fn begin(&self) -> String {
-        format!(
-            "UPDATE {} SET begun_at = coalesce(begun_at, clock_timestamp()),
-                 reset_seq = coalesce(least(reset_seq, $3::bigint), 1)
-             WHERE id = $2 AND ended_at IS NULL AND {} RETURNING reset_seq",
-            self.rewinds,
-            has_role(&self.schema, "$4")
-        )
-    }
+/// Only what nobody has begun.
+pub(crate) fn cancel(schema: &str) -> String {
+    as_json(&format!(
+        "UPDATE {schema}.inbox_rewinds SET ended_at = clock_timestamp(), outcome = 'cancelled'
+         WHERE consumer = $1 AND ended_at IS NULL AND begun_at IS NULL RETURNING {STATE}"
+    ))
+}
 
-    pub(crate) fn end(&self) -> String {
-        format!(
-            "UPDATE {} SET ended_at = clock_timestamp(), outcome = $2
-             WHERE id = $1 AND ended_at IS NULL RETURNING id",
-            self.rewinds
-        )
-    }
+/// What the records say about events: how many there are of each kind.
+pub(crate) fn count_states(schema: &str) -> String {
+    format!(
+        "SELECT CASE
+             WHEN m.status = 'PROCESSED' AND i.{remembered} THEN 'processed'
+             WHEN m.status = 'PROCESSED' THEN 'kept'
+             WHEN m.status IN ('DEAD', 'REJECTED') THEN lower(m.status)
+             WHEN m.status IS NOT NULL THEN 'unfinished'
+             WHEN i.{remembered} THEN 'new'
+             ELSE 'forgotten'
+         END, count(*)
+         FROM unnest($2::uuid[], $3::timestamptz[]) AS i (message_id, event_time)
+         LEFT JOIN {schema}.inbox_messages AS m ON m.consumer = $1 AND m.message_id = i.message_id
+             AND m.event_time = i.event_time
+         GROUP BY 1",
+        remembered = remembered(schema)
+    )
+}
 
-    /// Only what nobody has begun.
-    pub(crate) fn cancel(&self) -> String {
-        format!(
-            "UPDATE {} SET ended_at = clock_timestamp(), outcome = 'cancelled'
-             WHERE consumer = $1 AND ended_at IS NULL AND begun_at IS NULL RETURNING {STATE}",
-            self.rewinds
-        )
-    }
-
-    /// What the records say about events: how many there are of each kind.
-    pub(crate) fn count_states(&self) -> String {
-        format!(
-            "SELECT CASE
-                 WHEN m.status = 'PROCESSED' AND i.{remembered} THEN 'processed'
-                 WHEN m.status = 'PROCESSED' THEN 'kept'
-                 WHEN m.status IN ('DEAD', 'REJECTED') THEN lower(m.status)
-                 WHEN m.status IS NOT NULL THEN 'unfinished'
-                 WHEN i.{remembered} THEN 'new'
-                 ELSE 'forgotten'
-             END, count(*)
-             FROM unnest($2::uuid[], $3::timestamptz[]) AS i (message_id, event_time)
-             LEFT JOIN {} AS m ON m.consumer = $1 AND m.message_id = i.message_id
-                 AND m.event_time = i.event_time
-             GROUP BY 1",
-            self.messages,
-            remembered = remembered(&self.schema)
-        )
-    }
-
-    /// Removes the records of these events, if they are processed, writes that down, and how far it
-    /// is: `$6`, if it was `$5`. Only for the worker that has the role. Later records would count as
-    /// forgotten and become dead letters: those that are too old are kept.
-    pub(crate) fn remove(&self) -> String {
-        let Self { schema, messages, rewinds, decisions } = self;
-        format!(
-            "WITH rewind AS MATERIALIZED (
-                 SELECT id, requested_by, reason FROM {rewinds}
-                 WHERE id = $4 AND ended_at IS NULL AND removed_to = $5 AND {role}
-                 FOR UPDATE
-             ), done AS (
-                 DELETE FROM {messages} AS m
-                 USING unnest($2::uuid[], $3::timestamptz[]) AS i (message_id, event_time), rewind
-                 WHERE m.consumer = $1 AND m.message_id = i.message_id
-                     AND m.event_time = i.event_time AND m.status || '' = 'PROCESSED'
-                     AND m.{remembered}
-                 RETURNING m.*
-             ), noted AS (
-                 INSERT INTO {decisions} (decision, decided_by, reason, consumer, message_id,
-                     event_time, subject, stream, stream_seq, attempts)
-                 SELECT 'rewind', rewind.requested_by, rewind.reason, consumer, message_id,
-                     event_time, subject, stream, stream_seq, attempts
-                 FROM done, rewind
-             )
-             UPDATE {rewinds} AS r
-             SET removed_to = $6, removed = r.removed + (SELECT count(*) FROM done)
-             FROM rewind WHERE r.id = rewind.id RETURNING r.removed",
-            role = has_role(schema, "$7"),
-            remembered = remembered(schema)
-        )
-    }
+/// Removes the records of these events, if they are processed, writes that down, and how far it
+/// is: `$6`, if it was `$5`. Only for the worker that has the role. Later records would count as
+/// forgotten and become dead letters: those that are too old are kept.
+pub(crate) fn remove(schema: &str) -> String {
+    format!(
+        "WITH rewind AS MATERIALIZED (
+             SELECT id, requested_by, reason FROM {schema}.inbox_rewinds
+             WHERE id = $4 AND ended_at IS NULL AND removed_to = $5 AND {role}
+             FOR UPDATE
+         ), done AS (
+             DELETE FROM {schema}.inbox_messages AS m
+             USING unnest($2::uuid[], $3::timestamptz[]) AS i (message_id, event_time), rewind
+             WHERE m.consumer = $1 AND m.message_id = i.message_id
+                 AND m.event_time = i.event_time AND m.status || '' = 'PROCESSED'
+                 AND m.{remembered}
+             RETURNING m.*
+         ), noted AS (
+             INSERT INTO {schema}.inbox_decisions (decision, decided_by, reason, consumer, message_id,
+                 event_time, subject, stream, stream_seq, attempts)
+             SELECT 'rewind', rewind.requested_by, rewind.reason, consumer, message_id,
+                 event_time, subject, stream, stream_seq, attempts
+             FROM done, rewind
+         )
+         UPDATE {schema}.inbox_rewinds AS r
+         SET removed_to = $6, removed = r.removed + (SELECT count(*) FROM done)
+         FROM rewind WHERE r.id = rewind.id RETURNING r.removed",
+        role = has_role(schema, "$7"),
+        remembered = remembered(schema)
+    )
 }

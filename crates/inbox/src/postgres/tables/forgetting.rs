@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use serde::Serialize;
+use outbox::quote;
+use serde::{Deserialize, Serialize};
 use tokio::time::sleep;
 use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
@@ -14,7 +15,7 @@ use crate::Error;
 use crate::connection::Connection;
 use crate::error::describe;
 use crate::postgres::attended::answered_within;
-use crate::postgres::sql::quote;
+use crate::postgres::sql::as_json;
 
 /// Held while old rows are deleted: one process does it.
 const ADVISORY_LOCK: i64 = 0x696E_626F_785F_6F6C; // "inbox_ol"
@@ -50,7 +51,7 @@ pub struct Keep {
     pub decisions: Option<Duration>,
 }
 
-/// What [`maintain`] did, or would do.
+/// What [`look_after`] did, or would do.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Maintained {
     /// Partitions made.
@@ -64,7 +65,7 @@ pub struct Maintained {
 }
 
 /// What is written down about passes, of whatever process.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Upkept {
     /// When the last one came to its end.
     pub last_success_at: Option<Timestamp>,
@@ -82,24 +83,10 @@ pub struct Upkept {
     pub failed_at: Option<Timestamp>,
 }
 
-/// Makes partitions ahead, and forgets what is older than `keep`, if that is given: records of
-/// events, and nothing that is unfinished, nor what a dead letter needs.
-///
-/// # Errors
-///
-/// If PostgreSQL refuses.
-pub async fn maintain(
-    client: &Client,
-    schema: &str,
-    keep: Option<Duration>,
-) -> Result<Maintained, Error> {
-    be_modest(client).await?;
-    forget(client, schema, keep, false).await
-}
-
-/// As [`maintain`], and forgets old decisions, on a connection of its own; `None` if another
-/// process does at the moment. With `dry_run` it counts what it would delete, and changes nothing.
-/// An active inbox does this every hour.
+/// Makes partitions ahead, and forgets what is older than `keep`: records of events, and nothing that
+/// is unfinished, nor what a dead letter needs; and old decisions. `None` if another process does at
+/// the moment. With `dry_run` it counts what it would delete, and changes nothing. An active inbox
+/// does this every hour, on a connection of its own.
 ///
 /// What came of it is written down, also if it fails: see [`DeadLetters::upkept`](crate::DeadLetters::upkept).
 ///
@@ -148,8 +135,7 @@ pub async fn look_after(
 pub async fn exists(connection: &Connection, schema: &str) -> Result<bool, Error> {
     let table = format!("{}.inbox_retention", quote(schema));
     let sql = "SELECT to_regclass($1) IS NOT NULL";
-    let row = answered(LOOKING, connection.client.query_one(sql, &[&table])).await?;
-    Ok(row.get(0))
+    Ok(connection.query(LOOKING, sql, &[&table]).await?[0].get(0))
 }
 
 /// What is written down about passes; `None` if there was none.
@@ -157,26 +143,15 @@ pub async fn exists(connection: &Connection, schema: &str) -> Result<bool, Error
 /// # Errors
 ///
 /// If PostgreSQL refuses or does not answer.
-pub(crate) async fn upkept(client: &Client, schema: &str) -> Result<Option<Upkept>, Error> {
-    let sql = format!(
-        "SELECT succeeded_at, extract(epoch FROM clock_timestamp() - succeeded_at)::float8,
-             records_deleted, partitions_dropped, decisions_deleted, failure, failed_at
+pub(crate) async fn upkept(connection: &Connection, schema: &str) -> Result<Option<Upkept>, Error> {
+    let sql = as_json(&format!(
+        "SELECT succeeded_at AS last_success_at, failure, failed_at, records_deleted,
+             partitions_dropped, decisions_deleted,
+             extract(epoch FROM clock_timestamp() - succeeded_at)::float8 AS last_success_seconds
          FROM {}.inbox_retention WHERE succeeded_at IS NOT NULL OR failure IS NOT NULL",
         quote(schema)
-    );
-    let row = answered(LOOKING, client.query_opt(&sql, &[])).await?;
-    Ok(row.map(|row| {
-        let count = |at| row.get::<_, i64>(at).cast_unsigned();
-        Upkept {
-            last_success_at: row.get(0),
-            last_success_seconds: row.get(1),
-            records_deleted: count(2),
-            partitions_dropped: count(3),
-            decisions_deleted: count(4),
-            failure: row.get(5),
-            failed_at: row.get(6),
-        }
-    }))
+    ));
+    Ok(connection.select(LOOKING, &sql, &[]).await?.pop())
 }
 
 /// Writes down what came of a pass.
