@@ -1,5 +1,5 @@
 use std::any::Any;
-use std::ops::{Deref, DerefMut};
+use std::ops::DerefMut;
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
@@ -10,35 +10,9 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// A connection to PostgreSQL, and what keeps it open.
 pub struct Connection {
-    pub(crate) client: Held,
+    pub(crate) client: Box<dyn DerefMut<Target = Client> + Send + Sync>,
     /// Dropped with it, after it.
     _guard: Box<dyn Any + Send + Sync>,
-}
-
-/// A client, or what lends one.
-pub(crate) enum Held {
-    Own(Box<Client>),
-    Lent(Box<dyn DerefMut<Target = Client> + Send + Sync>),
-}
-
-impl Deref for Held {
-    type Target = Client;
-
-    fn deref(&self) -> &Client {
-        match self {
-            Self::Own(client) => client,
-            Self::Lent(client) => client,
-        }
-    }
-}
-
-impl DerefMut for Held {
-    fn deref_mut(&mut self) -> &mut Client {
-        match self {
-            Self::Own(client) => client,
-            Self::Lent(client) => client,
-        }
-    }
 }
 
 impl Connection {
@@ -51,13 +25,13 @@ impl Connection {
     /// A client whose connection lives as long as `guard`.
     #[must_use]
     pub fn with_guard(client: Client, guard: impl Any + Send + Sync) -> Self {
-        Self { client: Held::Own(Box::new(client)), _guard: Box::new(guard) }
+        Self { _guard: Box::new(guard), ..Self::lent(Box::new(client)) }
     }
 
     /// A client that somebody lends, of a pool for instance, and gets back when it is dropped.
     #[must_use]
     pub fn lent(client: impl DerefMut<Target = Client> + Send + Sync + 'static) -> Self {
-        Self { client: Held::Lent(Box::new(client)), _guard: Box::new(()) }
+        Self { client: Box::new(client), _guard: Box::new(()) }
     }
 }
 

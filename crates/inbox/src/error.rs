@@ -52,9 +52,6 @@ pub enum Error {
         /// The client's error.
         source: BoxError,
     },
-    /// The client of NATS has ended, and there is no way to connect anew.
-    #[error("the client of NATS has ended")]
-    NatsClientEnded,
     /// The stream has no durable consumer of this name.
     #[error("stream \"{stream}\" has no consumer \"{consumer}\"")]
     NoConsumer {
@@ -70,16 +67,6 @@ pub enum Error {
         problem: String,
         /// What can be done instead.
         hint: &'static str,
-    },
-    /// The durable consumer exists and is configured otherwise.
-    #[error("consumer \"{consumer}\" of stream \"{stream}\" cannot be used: {reason}")]
-    Consumer {
-        /// The stream.
-        stream: String,
-        /// The consumer.
-        consumer: String,
-        /// What is wrong with it.
-        reason: String,
     },
 }
 
@@ -116,10 +103,8 @@ impl Error {
             }
             Self::Config { .. }
             | Self::Tables { .. }
-            | Self::Consumer { .. }
             | Self::NoConsumer { .. }
-            | Self::Refused { .. }
-            | Self::NatsClientEnded => false,
+            | Self::Refused { .. } => false,
         }
     }
 
@@ -149,18 +134,11 @@ impl Error {
                 ),
                 _ => None,
             },
-            Self::Consumer { .. } => Some(
-                "delete the consumer, so that it is made anew, or choose another name: nothing is \
-                 handled twice, the inbox knows what it has handled",
-            ),
             Self::NoConsumer { .. } => Some(
                 "`tailpost status` shows the consumers that are known, and `tailpost inbox setup` \
                  creates those of the configuration",
             ),
             Self::Refused { hint, .. } => Some(hint),
-            Self::NatsClientEnded => {
-                Some("start the process again, or give the inbox a way to connect anew")
-            }
             Self::Config { .. }
             | Self::Connect(_)
             | Self::JetStream { .. }

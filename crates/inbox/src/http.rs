@@ -121,11 +121,19 @@ impl HttpHandler {
         let (timeout, secrets) = (options.timeout, options.secrets);
         Ok(Self { client, url, timeout, secrets, failing: Failing::default() })
     }
+}
 
-    async fn call(&self, delivery: &Delivery<'_>) -> Verdict {
-        let limit = self.timeout.min(below(delivery.lease));
+impl LeasedHandler for HttpHandler {
+    /// Sends one request and waits for the answer, for less than the lease.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future closes the connection; the service may have acted all the same.
+    async fn handle(&self, delivery: Delivery<'_>) -> Verdict {
+        // The verdict is to be written before the lease ends.
+        let limit = self.timeout.min(delivery.lease * 4 / 5);
         let deadline = Instant::now() + limit;
-        let request = request::request(&self.url, &self.secrets, delivery);
+        let request = request::request(&self.url, &self.secrets, &delivery);
         let response = match timeout_at(deadline, self.client.request(request)).await {
             Ok(Ok(response)) => response,
             Ok(Err(error)) => return response::unanswered(&error),
@@ -139,22 +147,6 @@ impl HttpHandler {
         let verdict = response::verdict(&parts, &text, &delivery.event.payload);
         self.failing.judge(delivery.event.id, parts.status, verdict)
     }
-}
-
-impl LeasedHandler for HttpHandler {
-    /// Sends one request and waits for the answer, for less than the lease.
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future closes the connection; the service may have acted all the same.
-    async fn handle(&self, delivery: Delivery<'_>) -> Verdict {
-        self.call(&delivery).await
-    }
-}
-
-/// The longest that an answer may take, so that the verdict can be written before the lease ends.
-fn below(lease: Duration) -> Duration {
-    lease * 4 / 5
 }
 
 fn parse_url(url: &str) -> Result<Uri, HttpError> {

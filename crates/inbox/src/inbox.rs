@@ -98,7 +98,7 @@ impl Builder {
     ///
     /// The client reconnects by itself, but its task does not survive some header bytes that a
     /// broker takes from anybody (a lone carriage return). Without this, [`Inbox::run`] then returns
-    /// [`Error::NatsClientEnded`]. Give each inbox a client of its own: others that share it end
+    /// [`Error::Refused`]. Give each inbox a client of its own: others that share it end
     /// with it.
     #[must_use]
     pub fn reconnect_nats<F, C>(mut self, connect: F) -> Self

@@ -206,10 +206,7 @@ fn recordable(event: Event, subject: &str, stored_at: Timestamp) -> Result<Event
 /// same at every delivery. Version 8, so that it cannot be taken for an event's.
 fn place_id(origin: &Origin, stream_seq: u64) -> Uuid {
     let created = origin.created.map_or(0, Timestamp::as_microsecond);
-    let bytes = origin.stream.bytes().chain(created.to_be_bytes());
-    let hash = bytes.fold(0xCBF2_9CE4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3)
-    });
+    let hash = outbox::fnv(origin.stream.bytes().chain(created.to_be_bytes()));
     let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&hash.to_be_bytes());
     bytes[8..].copy_from_slice(&stream_seq.to_be_bytes());

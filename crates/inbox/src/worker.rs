@@ -32,7 +32,7 @@ use crate::nats::acks::Acks;
 use crate::nats::advisories::Advisories;
 use crate::nats::source::{FindResolved, Source};
 use crate::postgres::pool::Pool;
-use crate::postgres::resolved::Resolved;
+use crate::postgres::resolved;
 use crate::postgres::role_statements::RoleStatements;
 use crate::postgres::scope::{RoleToken, Scope};
 use crate::tally::Tally;
@@ -212,7 +212,10 @@ impl<W: Work> Worker<W> {
         if !is_gone(&self.nats).await {
             return Ok(());
         }
-        let reconnect = self.reconnect_nats.as_ref().ok_or(Error::NatsClientEnded)?;
+        let reconnect = self.reconnect_nats.as_ref().ok_or_else(|| Error::Refused {
+            problem: "the client of NATS has ended".into(),
+            hint: "start the process again, or give the inbox a way to connect anew",
+        })?;
         self.nats = reconnect().await.map_err(Error::jetstream("connect to NATS"))?;
         self.wary = true;
         info!(consumer = self.context.config.consumer, "connected to NATS anew");
@@ -283,9 +286,9 @@ impl<W: Work> Worker<W> {
         let (summary, (), (), (), (), (), ()) = tokio::join!(
             // They are large, and polled in turns.
             Box::pin(session.run(&stop)),
-            stop_when_gone(&self.nats, &stop, feed.closed()),
-            self.rewinding.watch(&stop, feed.closed()),
-            self.controlling.watch(wanted, feed.closed()),
+            until(feed.closed(), stop_when_gone(&self.nats, &stop)),
+            until(feed.closed(), self.rewinding.watch(&stop)),
+            until(feed.closed(), self.controlling.watch(wanted)),
             Box::pin(source.run(feed.clone(), &stop)),
             Box::pin(redrive.run(feed.clone())),
             advisories.run(feed),
@@ -295,11 +298,10 @@ impl<W: Work> Worker<W> {
 
     /// To have many messages out of the way at once that were read again.
     fn find_resolved(&self) -> FindResolved {
-        let Context { config, pool, .. } = &*self.context;
-        let resolved = Arc::new(Resolved::new(Arc::clone(pool), config));
+        let context = Arc::clone(&self.context);
         Arc::new(move |keys| {
-            let resolved = Arc::clone(&resolved);
-            Box::pin(async move { resolved.among(&keys).await })
+            let context = Arc::clone(&context);
+            Box::pin(async move { resolved::among(&context.pool, &context.config, &keys).await })
         })
     }
 
@@ -319,25 +321,19 @@ async fn is_gone(nats: &async_nats::Client) -> bool {
 }
 
 /// Ends the session when its client has ended.
-async fn stop_when_gone(
-    nats: &async_nats::Client,
-    stop: &CancellationToken,
-    closed: impl Future<Output = ()>,
-) {
-    let gone = async {
-        loop {
-            tokio::time::sleep(PAUSE).await;
-            if is_gone(nats).await {
-                return;
-            }
-        }
-    };
+async fn stop_when_gone(nats: &async_nats::Client, stop: &CancellationToken) {
+    while !is_gone(nats).await {
+        tokio::time::sleep(PAUSE).await;
+    }
+    warn!("the client of NATS has ended: a message of the stream may be why");
+    stop.cancel();
+}
+
+/// Does what has no end of its own, until `end`.
+async fn until(end: impl Future<Output = ()>, work: impl Future<Output = ()>) {
     tokio::select! {
-        () = closed => {}
-        () = gone => {
-            warn!("the client of NATS has ended: a message of the stream may be why");
-            stop.cancel();
-        }
+        () = end => {}
+        () = work => {}
     }
 }
 

@@ -7,7 +7,7 @@
 use tokio_postgres::{Client, GenericClient};
 
 use crate::table::{COMPANIONS, STATUS_VIEW};
-use crate::{Column, Error, Table};
+use crate::{Column, Error, Table, fnv, quote};
 
 /// A numbered change of the schema.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,15 +81,11 @@ impl Migration {
         fill_in(&part.collect::<String>(), table)
     }
 
-    /// Guards against edits by mistake: FNV-1a, 64 bits, of the text without carriage returns
+    /// Guards against edits by mistake: a hash of the text without carriage returns
     /// (which a checkout on another system may add).
     #[must_use]
     pub fn checksum(&self) -> String {
-        let bytes = self.sql.bytes().filter(|byte| *byte != b'\r');
-        let hash = bytes.fold(0xCBF2_9CE4_8422_2325_u64, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3)
-        });
-        format!("{hash:016x}")
+        format!("{:016x}", fnv(self.sql.bytes().filter(|byte| *byte != b'\r')))
     }
 }
 
@@ -160,15 +156,9 @@ pub async fn migrate(
         return Ok(Vec::new());
     }
     let tx = client.transaction().await.map_err(prepare)?;
-    tx.batch_execute(&format!(
-        "SET LOCAL client_min_messages = warning;
-         SET LOCAL lock_timeout = '{TURN_TIMEOUT}';
-         SELECT pg_advisory_xact_lock({ADVISORY_LOCK});
-         SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'"
-    ))
-    .await
-    .map_err(prepare)?;
-    create_schema(&tx, table).await.map_err(prepare)?;
+    let turn = format!("SET LOCAL client_min_messages = warning; {}", take_turn(ADVISORY_LOCK));
+    tx.batch_execute(&turn).await.map_err(prepare)?;
+    create_schema(&tx, table.schema()).await.map_err(prepare)?;
     tx.batch_execute(&record_table(table)).await.map_err(prepare)?;
     // Again, since another run may have been at work until the lock was ours.
     let pending = pending(&tx, table).await?;
@@ -264,18 +254,33 @@ async fn recorded(
         .collect())
 }
 
+/// The beginning of a transaction that changes tables under the advisory lock `lock`: waits for others
+/// who do, and then not for long for the application.
+#[must_use]
+pub fn take_turn(lock: i64) -> String {
+    format!(
+        "SET LOCAL lock_timeout = '{TURN_TIMEOUT}';
+         SELECT pg_advisory_xact_lock({lock});
+         SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';"
+    )
+}
+
 /// Creates the schema only if it is missing: `IF NOT EXISTS` would ask for the privilege anyway.
-async fn create_schema(
+///
+/// # Errors
+///
+/// If PostgreSQL refuses.
+pub async fn create_schema(
     client: &impl GenericClient,
-    table: &Table,
+    schema: &str,
 ) -> Result<(), tokio_postgres::Error> {
     let sql = "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)";
-    if !client.query_one(sql, &[&table.schema()]).await?.get::<_, bool>(0) {
-        // The inbox, which takes another lock, may make it at the same moment.
+    if !client.query_one(sql, &[&schema]).await?.get::<_, bool>(0) {
+        // Outbox and inbox, which take different locks, may make it at the same moment.
         let create = format!(
             "DO 'BEGIN CREATE SCHEMA {};
              EXCEPTION WHEN duplicate_schema OR unique_violation THEN NULL; END'",
-            table.quoted_schema().replace('\'', "''")
+            quote(schema).replace('\'', "''")
         );
         client.batch_execute(&create).await?;
     }

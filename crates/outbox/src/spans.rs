@@ -9,6 +9,7 @@ use std::time::SystemTime;
 
 use uuid::Uuid;
 
+use crate::fnv;
 use crate::wire::{SpanId, TraceContext};
 
 /// Something that was done with an event.
@@ -96,8 +97,6 @@ impl From<u64> for SpanValue {
 /// inbox links to it although no header says it. `message` is the id of the event, or of its copy.
 #[must_use]
 pub fn publish_span_id(message: Uuid) -> SpanId {
-    let hash = message.as_bytes().iter().fold(0xCBF2_9CE4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01B3)
-    });
+    let hash = fnv(message.into_bytes());
     SpanId::new(hash.to_be_bytes()).unwrap_or_else(|| publish_span_id(Uuid::max()))
 }

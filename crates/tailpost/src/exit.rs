@@ -97,7 +97,7 @@ fn inbox_kind(error: &inbox::Error) -> Option<Kind> {
     match error {
         inbox::Error::Config { .. } => Some(Kind::BadConfiguration),
         inbox::Error::Tables { .. } | inbox::Error::NoConsumer { .. } => Some(Kind::NotFound),
-        inbox::Error::Consumer { .. } | inbox::Error::Refused { .. } => Some(Kind::Refused),
+        inbox::Error::Refused { .. } => Some(Kind::Refused),
         inbox::Error::JetStream { .. } => Some(Kind::Unreachable),
         inbox::Error::Sql { source, .. } if source.code() == Some(&SqlState::UNDEFINED_TABLE) => {
             Some(Kind::NotFound)

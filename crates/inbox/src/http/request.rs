@@ -12,33 +12,9 @@ use outbox::wire::{escape_name, header, name_from_wire};
 use super::signature::{Secret, sign};
 use crate::Delivery;
 
-const IDEMPOTENCY_KEY: &str = "idempotency-key";
-const CONSUMER: &str = "tailpost-consumer";
-const SUBJECT: &str = "tailpost-subject";
-const STREAM: &str = "tailpost-stream";
-const STREAM_SEQ: &str = "tailpost-stream-seq";
-const ATTEMPT: &str = "tailpost-attempt";
-const MAX_ATTEMPTS: &str = "tailpost-max-attempts";
-const ESCAPED: &str = "tailpost-escaped";
-const TRACEPARENT: &str = "traceparent";
-const WEBHOOK_ID: &str = "webhook-id";
-const WEBHOOK_TIMESTAMP: &str = "webhook-timestamp";
-const WEBHOOK_SIGNATURE: &str = "webhook-signature";
-
 /// What begins the names of all headers of the event that have no meaning here. As themselves they
 /// could have one for whoever takes the request: `Authorization`, `X-Forwarded-For`, `Cookie`.
 const OF_THE_EVENT: &str = "Tailpost-Header-";
-
-/// What says something about the event, and is written as here or is not ours.
-const ABOUT_THE_EVENT: [&str; 7] = [
-    header::EVENT_TYPE,
-    header::EVENT_VERSION,
-    header::AGGREGATE_TYPE,
-    header::AGGREGATE_ID,
-    header::OCCURRED_AT,
-    header::CORRELATION_ID,
-    header::CAUSATION_ID,
-];
 
 /// What has the same meaning in HTTP, in any case.
 const OF_HTTP: [&str; 4] = ["traceparent", "tracestate", "baggage", "content-type"];
@@ -68,22 +44,22 @@ pub(super) fn request(
             headers.insert(HeaderName::from_static(name), value);
         }
     };
-    set(WEBHOOK_ID, &id);
+    set("webhook-id", &id);
     // The same for those who look there. The signature does not cover it.
-    set(IDEMPOTENCY_KEY, &id);
-    set(CONSUMER, delivery.consumer);
-    set(SUBJECT, delivery.subject);
-    set(STREAM, delivery.stream);
-    set(STREAM_SEQ, &delivery.stream_seq.to_string());
-    set(ATTEMPT, &delivery.attempt.to_string());
+    set("idempotency-key", &id);
+    set("tailpost-consumer", delivery.consumer);
+    set("tailpost-subject", delivery.subject);
+    set("tailpost-stream", delivery.stream);
+    set("tailpost-stream-seq", &delivery.stream_seq.to_string());
+    set("tailpost-attempt", &delivery.attempt.to_string());
     if let Some(span) = delivery.span {
-        set(TRACEPARENT, &span.to_string());
+        set("traceparent", &span.to_string());
     }
-    set(MAX_ATTEMPTS, &delivery.max_attempts.to_string());
+    set("tailpost-max-attempts", &delivery.max_attempts.to_string());
     if !secrets.is_empty() {
         let timestamp = Timestamp::now().as_second();
-        set(WEBHOOK_TIMESTAMP, &timestamp.to_string());
-        set(WEBHOOK_SIGNATURE, &sign(secrets, &id, timestamp, &payload));
+        set("webhook-timestamp", &timestamp.to_string());
+        set("webhook-signature", &sign(secrets, &id, timestamp, &payload));
     }
     request
 }
@@ -110,13 +86,13 @@ fn pass_on(from: &async_nats::HeaderMap, to: &mut HeaderMap) {
     let escaped: Vec<_> = escaped.split(',').filter_map(name_in_http).collect();
     let value = HeaderValue::from_str(&escaped.join(","));
     if let (false, Ok(value)) = (escaped.is_empty(), value) {
-        to.insert(HeaderName::from_static(ESCAPED), value);
+        to.insert(HeaderName::from_static("tailpost-escaped"), value);
     }
 }
 
 /// Under which name a header of the message travels in HTTP; None for those that stay behind.
 fn name_in_http(name: &str) -> Option<Cow<'_, str>> {
-    let has_a_meaning = ABOUT_THE_EVENT.contains(&name)
+    let has_a_meaning = header::OF_THE_EVENT.contains(&name)
         || OF_HTTP.iter().any(|known| name.eq_ignore_ascii_case(known));
     if has_a_meaning {
         return Some(Cow::Borrowed(name));

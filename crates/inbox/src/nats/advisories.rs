@@ -14,7 +14,6 @@ use async_nats::jetstream::stream::Stream;
 use async_nats::{Client, Subscriber};
 use futures_util::StreamExt;
 use futures_util::stream::select;
-use outbox::wire;
 use serde::Deserialize;
 use tracing::{info, warn};
 
@@ -110,9 +109,7 @@ impl About {
         };
         let stored = stored_message::get(&self.nats, &self.origin.stream, stream_seq).await?;
         let Some(stored) = stored else { return Ok(None) };
-        let filters = filters_of(&info.config);
-        let wanted = |filter: &String| wire::subject_matches(filter, &stored.subject);
-        if !filters.is_empty() && !filters.iter().any(wanted) {
+        if !durable_consumer::take(&filters_of(&info.config), &stored.subject) {
             warn!(consumer, stream_seq, "passed over an advisory about another subject");
             return Ok(None);
         }

@@ -14,6 +14,7 @@ use async_nats::jetstream::stream::{
     ConsumerErrorKind, ConsumerResetErrorKind, ConsumerUpdateErrorKind, RetentionPolicy, Stream,
 };
 use jiff::Timestamp;
+use outbox::wire;
 use serde::Serialize;
 use tracing::info;
 
@@ -64,13 +65,13 @@ pub(crate) async fn open(stream: &Stream, config: &Config) -> Result<(Consumer, 
         Err(error) => return Err(Error::jetstream(LOOKING)(error)),
     };
     if let Some(reason) = obstacle(&info.config) {
-        return Err(Error::Consumer {
-            stream: name.to_owned(),
-            consumer: consumer.to_owned(),
-            reason: format!(
-                "{reason}, which cannot be changed; `nats consumer rm {name} {consumer}` deletes \
-                 it, and it is made anew"
+        return Err(Error::Refused {
+            problem: format!(
+                "consumer \"{consumer}\" of stream \"{name}\" cannot be used: {reason}, which \
+                 cannot be changed; `nats consumer rm {name} {consumer}` deletes it"
             ),
+            hint: "delete the consumer, so that it is made anew, or choose another name: nothing \
+                   is handled twice, the inbox knows what it has handled",
         });
     }
     let found = pull::Config::try_from_consumer_config(info.config.clone());
@@ -119,6 +120,11 @@ pub(crate) async fn find(stream: &Stream, config: &Config) -> Result<Option<Info
 pub(crate) fn filters_of(config: &consumer::Config) -> Vec<String> {
     let one = Some(&config.filter_subject).filter(|it| !it.is_empty());
     one.into_iter().chain(&config.filter_subjects).cloned().collect()
+}
+
+/// Whether they let a message of this subject through.
+pub(crate) fn take(filters: &[String], subject: &str) -> bool {
+    filters.is_empty() || filters.iter().any(|it| wire::subject_matches(it, subject))
 }
 
 /// How a consumer goes back in its stream.

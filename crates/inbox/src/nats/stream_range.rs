@@ -3,11 +3,10 @@
 use async_nats::Client;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 use jiff::Timestamp;
-use outbox::wire;
 
 use crate::Error;
 use crate::message::Origin;
-use crate::nats::stored_message;
+use crate::nats::{durable_consumer, stored_message};
 use crate::record::Key;
 
 /// Messages asked for at a time: each may be as large as the broker allows.
@@ -57,15 +56,12 @@ pub(crate) async fn keys(
     filters: &[String],
     (first, last): (u64, u64),
 ) -> Result<Vec<Key>, Error> {
-    let wanted = |subject: &str| {
-        filters.is_empty() || filters.iter().any(|it| wire::subject_matches(it, subject))
-    };
     let read = |seq| stored_message::get(nats, &origin.stream, seq);
     stream::iter(first..=last)
         .map(read)
         .buffered(READ_AHEAD)
         .try_filter_map(async |stored| {
-            let stored = stored.filter(|it| wanted(&it.subject));
+            let stored = stored.filter(|it| durable_consumer::take(filters, &it.subject));
             Ok(stored.map(|it| it.understood(origin).key))
         })
         .try_collect()

@@ -10,6 +10,7 @@ mod ranges;
 use std::time::Duration;
 
 use jiff::{Timestamp, ToSpan};
+use outbox::migrations::{create_schema, take_turn};
 use outbox::quote;
 use tokio_postgres::{Client, Row};
 use tracing::warn;
@@ -25,12 +26,6 @@ const SQL: &str = include_str!("../../migrations/0002_inbox.sql");
 
 /// Claim while the tables are made or partitions are added or dropped.
 const ADVISORY_LOCK: i64 = 0x696E_626F_785F_6D67; // "inbox_mg"
-
-/// How long a change of the tables waits for others to let go. Meanwhile their statements queue up.
-const LOCK_TIMEOUT: &str = "10s";
-
-/// How long to wait for others who make tables of the inbox: several may be before us.
-const TURN_TIMEOUT: &str = "60s";
 
 /// The script that makes the tables, to be read, or run by an administrator. Running it twice does
 /// no harm. Records are in a partition for each day, or for each month if they are kept for longer
@@ -48,36 +43,15 @@ pub fn render_tables(schema: &str) -> String {
 ///
 /// If PostgreSQL refuses.
 pub async fn create_tables(client: &mut Client, schema: &str) -> Result<(), Error> {
-    let doing = Error::sql("create the tables of the inbox");
-    let script = format!(
-        "BEGIN; SET LOCAL lock_timeout = '{TURN_TIMEOUT}';
-         SELECT pg_advisory_xact_lock({ADVISORY_LOCK});
-         SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';
-         {}
-         {} COMMIT",
-        create_schema(client, schema).await?,
-        render_tables(schema)
-    );
-    if let Err(error) = client.batch_execute(&script).await {
-        // The connection is the caller's.
-        let _ = client.batch_execute("ROLLBACK").await;
-        return Err(doing(error));
-    }
+    let making = async {
+        let tx = client.transaction().await?;
+        tx.batch_execute(&take_turn(ADVISORY_LOCK)).await?;
+        create_schema(&tx, schema).await?;
+        tx.batch_execute(&render_tables(schema)).await?;
+        tx.commit().await
+    };
+    making.await.map_err(Error::sql("create the tables of the inbox"))?;
     Partitions::load(client, schema).await?.ahead(client, Width::Day).await.map(drop)
-}
-
-/// Only if it is missing: `IF NOT EXISTS` would ask for the privilege anyway.
-async fn create_schema(client: &Client, schema: &str) -> Result<String, Error> {
-    let sql = "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)";
-    let row = client.query_one(sql, &[&schema]).await;
-    let exists: bool = row.map_err(Error::sql("look for the schema"))?.get(0);
-    // Another set-up, or that of the outbox, may make it at the same moment.
-    let create = format!(
-        "DO 'BEGIN CREATE SCHEMA {};
-         EXCEPTION WHEN duplicate_schema OR unique_violation THEN NULL; END';",
-        quote(schema).replace('\'', "''")
-    );
-    Ok(if exists { String::new() } else { create })
 }
 
 /// Makes partitions ahead, and says what there is room for.
@@ -201,9 +175,7 @@ impl Partitions {
             None => open.to_owned(),
         };
         let script = format!(
-            "BEGIN; SET LOCAL lock_timeout = '{TURN_TIMEOUT}';
-             SELECT pg_advisory_xact_lock({ADVISORY_LOCK});
-             SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';
+            "BEGIN; {}
              DO $$ BEGIN
                  IF to_regclass('{quoted}') IS NULL THEN
                      CREATE TABLE {schema}.{name} (LIKE {schema}.inbox_messages INCLUDING ALL);
@@ -212,6 +184,7 @@ impl Partitions {
                  END IF;
              END $$;
              COMMIT",
+            take_turn(ADVISORY_LOCK),
             quoted = format!("{schema}.{name}").replace('\'', "''"),
             since = bound(since, "MINVALUE"),
             until = bound(until, "MAXVALUE"),

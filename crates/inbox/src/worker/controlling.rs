@@ -49,24 +49,14 @@ impl Controlling {
         Ok(found?.first().map(Control::of).unwrap_or_default())
     }
 
-    /// Tells what is wanted until the session ends.
-    pub(super) async fn watch(
-        &self,
-        wanted: watch::Sender<Control>,
-        closed: impl Future<Output = ()>,
-    ) {
-        let look = async {
-            loop {
-                tokio::time::sleep(LOOK).await;
-                // A database that is away is reported and waited for by others.
-                if let Ok(now) = self.look().await {
-                    wanted.send_if_modified(|it| std::mem::replace(it, now.clone()) != now);
-                }
+    /// Tells what is wanted, until it is dropped.
+    pub(super) async fn watch(&self, wanted: watch::Sender<Control>) {
+        loop {
+            tokio::time::sleep(LOOK).await;
+            // A database that is away is reported and waited for by others.
+            if let Ok(now) = self.look().await {
+                wanted.send_if_modified(|it| std::mem::replace(it, now.clone()) != now);
             }
-        };
-        tokio::select! {
-            () = closed => {}
-            () = look => {}
         }
     }
 }

@@ -63,23 +63,13 @@ impl Rewinding {
     }
 
     /// Ends the session by `stop` when there is a request.
-    pub(super) async fn watch(&self, stop: &CancellationToken, closed: impl Future<Output = ()>) {
-        let asked = async {
-            loop {
-                tokio::time::sleep(LOOK).await;
-                // A database that is away is reported and waited for by others.
-                if let Ok(Some(_)) = self.pending().await {
-                    return;
-                }
-            }
-        };
-        tokio::select! {
-            () = closed => {}
-            () = asked => {
-                info!(consumer = self.context.config.consumer, "a rewind is requested");
-                stop.cancel();
-            }
+    pub(super) async fn watch(&self, stop: &CancellationToken) {
+        // A database that is away is reported and waited for by others.
+        while !matches!(self.pending().await, Ok(Some(_))) {
+            tokio::time::sleep(LOOK).await;
         }
+        info!(consumer = self.context.config.consumer, "a rewind is requested");
+        stop.cancel();
     }
 
     /// Carries out a request, or as much of it as there is time for before `shutdown`. What waiting

@@ -15,7 +15,7 @@ use crate::engine::{Begin, Decision, Item, Path, Report, begin, decide};
 use crate::message::{Message, Whence};
 use crate::postgres::attended::answered;
 use crate::postgres::pool::Pool;
-use crate::postgres::resolved::Resolved;
+use crate::postgres::resolved;
 use crate::postgres::scope::RoleToken;
 use crate::postgres::sqlstate::{asks_again, is_refused};
 use crate::postgres::store::Store;
@@ -221,8 +221,8 @@ impl Context {
             return Ok(Report::dead(item));
         }
         // It has had its end, or somebody else is at work on it.
-        let resolved = Resolved::new(Arc::clone(&self.pool), &self.config);
-        let resolved = resolved.find(store.client(), &[item.message.key]).await?;
+        let key = item.message.key;
+        let resolved = resolved::find(store.client(), &self.config, &[key]).await?;
         Ok(if resolved.is_empty() {
             Report::waits(item, HELD_PAUSE, Path::Careful)
         } else {

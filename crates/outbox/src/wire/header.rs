@@ -39,3 +39,13 @@ pub const OCCURRED_AT: &str = "Occurred-At";
 pub const CORRELATION_ID: &str = "Correlation-Id";
 /// The event or command that caused this one.
 pub const CAUSATION_ID: &str = "Causation-Id";
+/// The headers that say something about the event.
+pub const OF_THE_EVENT: [&str; 7] = [
+    EVENT_TYPE,
+    EVENT_VERSION,
+    AGGREGATE_TYPE,
+    AGGREGATE_ID,
+    OCCURRED_AT,
+    CORRELATION_ID,
+    CAUSATION_ID,
+];

@@ -34,16 +34,6 @@ const NAME: &AsciiSet = &NON_ALPHANUMERIC
 
 const RESERVED_PREFIXES: [&str; 2] = ["Nats-", "Tailpost-"];
 
-const RESERVED: [&str; 7] = [
-    header::EVENT_TYPE,
-    header::EVENT_VERSION,
-    header::AGGREGATE_TYPE,
-    header::AGGREGATE_ID,
-    header::OCCURRED_AT,
-    header::CORRELATION_ID,
-    header::CAUSATION_ID,
-];
-
 /// Escapes what the name of a header cannot have, in NATS and in HTTP.
 #[must_use]
 pub fn escape_name(name: &str) -> String {
@@ -107,7 +97,7 @@ fn is_reserved(name: &str) -> bool {
             .is_some_and(|it| it.eq_ignore_ascii_case(prefix.as_bytes()))
     };
     RESERVED_PREFIXES.into_iter().any(has_prefix)
-        || RESERVED.iter().any(|reserved| name.eq_ignore_ascii_case(reserved))
+        || header::OF_THE_EVENT.iter().any(|reserved| name.eq_ignore_ascii_case(reserved))
 }
 
 #[cfg(test)]

@@ -6,7 +6,6 @@ use std::time::Duration;
 use async_nats::jetstream::consumer::{self, AckPolicy, DeliverPolicy, pull};
 use futures_util::{StreamExt, stream};
 use jiff::Timestamp;
-use outbox::wire;
 use tracing::info;
 
 use super::place::Place;
@@ -15,7 +14,7 @@ use crate::Error;
 use crate::engine::{Delivered, Path};
 use crate::feed::Feed;
 use crate::message::Message;
-use crate::nats::durable_consumer::{PULLED_MAX, filters_of};
+use crate::nats::durable_consumer::{self, PULLED_MAX, filters_of};
 use crate::nats::{reconnects, stored_message};
 
 /// The broker forgets the reader of what was delivered before after so long without a request.
@@ -52,8 +51,7 @@ impl Source {
         let mut count = 0_u64;
         while let Some(stored) = messages.next().await {
             let Some(stored) = stored? else { continue };
-            let wanted = |filter: &String| wire::subject_matches(filter, &stored.subject);
-            if !filters.is_empty() && !filters.iter().any(wanted) {
+            if !durable_consumer::take(filters, &stored.subject) {
                 continue;
             }
             count += 1;
