@@ -1,4 +1,4 @@
-use crate::TableError;
+use crate::Malformed;
 use crate::identifier::{check_identifier, quote};
 
 /// A column of the outbox table that holds a part of the event.
@@ -91,7 +91,7 @@ impl Columns {
     /// # Errors
     ///
     /// If PostgreSQL would refuse or shorten the name.
-    pub fn rename(&mut self, column: Column, name: &str) -> Result<(), TableError> {
+    pub fn rename(&mut self, column: Column, name: &str) -> Result<(), Malformed> {
         check_identifier(name)?;
         name.clone_into(&mut self.names[column as usize]);
         Ok(())
@@ -108,10 +108,11 @@ impl Columns {
     }
 
     /// Refuses two meanings for one column.
-    pub(crate) fn check(&self) -> Result<(), TableError> {
+    pub(crate) fn check(&self) -> Result<(), Malformed> {
         for (index, name) in self.names.iter().enumerate() {
             if BOOKKEEPING.contains(&name.as_str()) || self.names[..index].contains(name) {
-                return Err(TableError::Column { name: name.clone() });
+                let is = "is named twice, or is one that the relay keeps for itself";
+                return Err(format!("the column {name} {is}").into());
             }
         }
         Ok(())
@@ -146,8 +147,10 @@ mod tests {
         for name in ["payload", "seq", "published_at"] {
             let mut columns = Columns::default();
             columns.rename(Column::Headers, name).expect("a name");
-            assert_eq!(columns.check(), Err(TableError::Column { name: name.into() }));
+            let refused = columns.check().unwrap_err().to_string();
+            assert!(refused.starts_with(&format!("the column {name} is named twice")), "{refused}");
         }
-        assert_eq!(Columns::default().rename(Column::Id, ""), Err(TableError::Empty));
+        let empty = Columns::default().rename(Column::Id, "").unwrap_err();
+        assert_eq!(empty.to_string(), "a name is empty");
     }
 }

@@ -144,14 +144,14 @@ fn fill_in(text: &str, table: &Table) -> String {
 ///
 /// # Errors
 ///
-/// [`Error::MigrationChanged`] and [`Error::SchemaTaken`] if the schema holds something else than
-/// expected, the others if PostgreSQL refuses.
+/// [`Error::Refused`] if the schema holds something else than expected, [`Error::Migrate`] if
+/// PostgreSQL refuses.
 pub async fn migrate(
     client: &mut Client,
     table: &Table,
     layout: Layout,
 ) -> Result<Vec<Migration>, Error> {
-    let prepare = |source| Error::PrepareMigrations { table: table.to_string(), source };
+    let prepare = prepare(table);
     if pending(client, table).await?.is_empty() {
         return Ok(Vec::new());
     }
@@ -164,10 +164,9 @@ pub async fn migrate(
     let pending = pending(&tx, table).await?;
     for migration in &pending {
         let script = format!("{}\n{}", migration.render(table, layout), record(migration, table));
-        tx.batch_execute(&script).await.map_err(|source| Error::Migrate {
-            version: migration.version,
-            name: migration.name,
-            source,
+        tx.batch_execute(&script).await.map_err(|source| {
+            let doing = format!("apply migration {:04}_{}", migration.version, migration.name);
+            Error::Migrate { doing, source }
         })?;
     }
     tx.commit().await.map_err(prepare)?;
@@ -200,16 +199,14 @@ pub fn render_partitioned(table: &Table) -> String {
 
 /// The migrations that are not recorded yet, after checking those that are.
 async fn pending(client: &impl GenericClient, table: &Table) -> Result<Vec<Migration>, Error> {
-    let recorded = recorded(client, table)
-        .await
-        .map_err(|source| Error::PrepareMigrations { table: table.to_string(), source })?;
+    let recorded = recorded(client, table).await.map_err(prepare(table))?;
     let name = table.to_string();
     if let Some(other) = recorded.iter().find(|it| it.outbox_table != name) {
-        return Err(Error::SchemaTaken {
-            schema: table.schema().to_owned(),
-            table: name,
-            recorded: other.outbox_table.clone(),
-        });
+        return Err(Error::Refused(format!(
+            "schema {} already belongs to the outbox {}; give {name} a schema of its own",
+            table.schema(),
+            other.outbox_table
+        )));
     }
     let mut pending = Vec::new();
     for migration in MIGRATIONS {
@@ -217,18 +214,31 @@ async fn pending(client: &impl GenericClient, table: &Table) -> Result<Vec<Migra
             None => pending.push(*migration),
             Some(it) if it.checksum == migration.checksum() => {}
             Some(it) => {
-                return Err(Error::MigrationChanged {
-                    version: migration.version,
-                    name: migration.name,
-                    recorded: it.checksum.clone(),
-                    embedded: migration.checksum(),
-                    schema: table.schema().to_owned(),
-                    drop: drop_companions(table),
-                });
+                return Err(Error::Refused(changed(migration, &it.checksum, table)));
             }
         }
     }
     Ok(pending)
+}
+
+fn prepare(table: &Table) -> impl Fn(tokio_postgres::Error) -> Error + Copy {
+    move |source| Error::Migrate { doing: format!("prepare the migrations of {table}"), source }
+}
+
+/// Why a migration cannot be taken for the one that was `recorded`, and what to do.
+fn changed(migration: &Migration, recorded: &str, table: &Table) -> String {
+    format!(
+        "migration {:04}_{} was applied to schema {} with a different text (checksum {recorded}, \
+         this binary has {}): a version before the first release made it, and no migration leads \
+         from there to this one. With the version that made it, publish what is left (`tailpost \
+         relay --once`), requeue or discard dead letters, and run `tailpost slot drop`. Then run \
+         `{}`, which leaves the outbox alone, and `tailpost setup`",
+        migration.version,
+        migration.name,
+        table.schema(),
+        migration.checksum(),
+        drop_companions(table)
+    )
 }
 
 struct Recorded {

@@ -2,7 +2,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::identifier::{check_identifier, quote};
-use crate::{Column, Columns, TableError};
+use crate::{Column, Columns, Malformed};
 
 /// What `publish_error` says of a row that has `published_at` although no stream has the event: a
 /// route of the relay dropped it. Such a row has neither `stream` nor `stream_seq`.
@@ -27,6 +27,11 @@ pub(crate) const COMPANIONS: [&str; 15] = [
     STATUS_VIEW,
 ];
 
+const SYNTAX: Malformed = Malformed::because(
+    "not a table name; write schema.name, and put names with capitals or other characters than a-z, \
+     0-9 and _ in double quotes",
+);
+
 /// The view among them.
 pub(crate) const STATUS_VIEW: &str = "outbox_status";
 
@@ -47,13 +52,15 @@ impl Table {
     /// # Errors
     ///
     /// If PostgreSQL would refuse or shorten a name, or the name is one of a companion object.
-    pub fn new(schema: impl Into<String>, name: impl Into<String>) -> Result<Self, TableError> {
+    pub fn new(schema: impl Into<String>, name: impl Into<String>) -> Result<Self, Malformed> {
         let columns = Columns::default();
         let table = Self { schema: schema.into(), name: name.into(), columns };
         check_identifier(&table.schema)?;
         check_identifier(&table.name)?;
         if COMPANIONS.contains(&table.name.as_str()) {
-            return Err(TableError::Companion { name: table.name });
+            let problem =
+                format!("the name {} is needed for an object beside the outbox table", table.name);
+            return Err(problem.into());
         }
         Ok(table)
     }
@@ -63,7 +70,7 @@ impl Table {
     /// # Errors
     ///
     /// If a column has two meanings.
-    pub fn with_columns(self, columns: Columns) -> Result<Self, TableError> {
+    pub fn with_columns(self, columns: Columns) -> Result<Self, Malformed> {
         columns.check()?;
         Ok(Self { columns, ..self })
     }
@@ -145,17 +152,17 @@ impl fmt::Display for Table {
 }
 
 impl FromStr for Table {
-    type Err = TableError;
+    type Err = Malformed;
 
-    fn from_str(text: &str) -> Result<Self, TableError> {
+    fn from_str(text: &str) -> Result<Self, Malformed> {
         let (first, rest) = take_identifier(text)?;
         match rest.strip_prefix('.') {
             None if rest.is_empty() => Self::new("public", first),
             Some(rest) => match take_identifier(rest)? {
                 (second, "") => Self::new(first, second),
-                _ => Err(TableError::Syntax),
+                _ => Err(SYNTAX),
             },
-            None => Err(TableError::Syntax),
+            None => Err(SYNTAX),
         }
     }
 }
@@ -168,15 +175,15 @@ fn is_plain(identifier: &str) -> bool {
 }
 
 /// Splits one identifier off the front and removes its quotes.
-fn take_identifier(text: &str) -> Result<(String, &str), TableError> {
+fn take_identifier(text: &str) -> Result<(String, &str), Malformed> {
     let Some(mut rest) = text.strip_prefix('"') else {
         let (identifier, rest) = text.split_at(text.find('.').unwrap_or(text.len()));
         let valid = identifier.is_empty() || is_plain(identifier);
-        return if valid { Ok((identifier.to_owned(), rest)) } else { Err(TableError::Syntax) };
+        return if valid { Ok((identifier.to_owned(), rest)) } else { Err(SYNTAX) };
     };
     let mut identifier = String::new();
     loop {
-        let (part, after) = rest.split_once('"').ok_or(TableError::Syntax)?;
+        let (part, after) = rest.split_once('"').ok_or(SYNTAX)?;
         identifier.push_str(part);
         match after.strip_prefix('"') {
             Some(after) => {
@@ -205,10 +212,11 @@ mod tests {
             assert_eq!(text.parse(), Table::new(schema, name), "{text}");
         }
         for text in ["Events", "a b", "a.b.c", "\"a", "\"a\"b", "a;b", "\"a\".\"b\"c"] {
-            assert_eq!(text.parse::<Table>(), Err(TableError::Syntax), "{text}");
+            assert_eq!(text.parse::<Table>(), Err(SYNTAX), "{text}");
         }
         for text in ["", ".", "a.", ".a", "\"\""] {
-            assert_eq!(text.parse::<Table>(), Err(TableError::Empty), "{text}");
+            let refused = text.parse::<Table>().unwrap_err().to_string();
+            assert_eq!(refused, "a name is empty", "{text}");
         }
     }
 
@@ -216,10 +224,12 @@ mod tests {
     fn names_that_postgres_would_change_or_the_outbox_needs_are_refused() {
         let long = "x".repeat(64);
         assert!(Table::new("public", "x".repeat(63)).is_ok());
-        let refused = Table::new("public", &long);
-        assert_eq!(refused, Err(TableError::TooLong { identifier: long }));
-        assert_eq!(Table::new("a\0b", "t"), Err(TableError::Nul));
-        assert!(matches!("tailpost_state".parse::<Table>(), Err(TableError::Companion { .. })));
+        let refused = |table: Result<Table, Malformed>| table.unwrap_err().to_string();
+        let is = refused(Table::new("public", &long));
+        assert_eq!(is, format!("the name {long:?} is longer than 63 bytes"));
+        assert_eq!(refused(Table::new("a\0b", "t")), "a name contains a nul byte");
+        let is = refused("tailpost_state".parse());
+        assert_eq!(is, "the name tailpost_state is needed for an object beside the outbox table");
     }
 
     #[test]

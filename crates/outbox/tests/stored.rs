@@ -2,7 +2,7 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use outbox::wire::{MalformedHeaders, RawHeaders, StoredMessage, StoredMessageError};
+use outbox::wire::{RawHeaders, StoredMessage};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -31,11 +31,12 @@ fn headers_are_found_among_lines_that_are_none() {
 
 #[test]
 fn what_the_client_would_refuse_is_told_from_the_rest() {
-    let refused = |bytes: &'static [u8]| RawHeaders::new(bytes).to_text().expect_err("malformed");
-    assert_eq!(refused(b"NATS/1.0\r\nA: \xff\r\n\r\n"), MalformedHeaders::NotUtf8);
-    assert_eq!(refused(b"NATS/1.0\r\nA: a\rb\r\n\r\n"), MalformedHeaders::CarriageReturn);
-    assert_eq!(refused(b"NATS/1.0\r\nno colon\r\n\r\n"), MalformedHeaders::Line);
-    assert_eq!(refused(b"HTTP/1.1\r\n\r\n"), MalformedHeaders::Version);
+    let refused =
+        |bytes: &'static [u8]| RawHeaders::new(bytes).to_text().expect_err("malformed").to_string();
+    assert_eq!(refused(b"NATS/1.0\r\nA: \xff\r\n\r\n"), "a header is not UTF-8");
+    assert_eq!(refused(b"NATS/1.0\r\nA: a\rb\r\n\r\n"), "a header has a carriage return in it");
+    assert_eq!(refused(b"NATS/1.0\r\nno colon\r\n\r\n"), "a line of the headers is no header");
+    assert_eq!(refused(b"HTTP/1.1\r\n\r\n"), "the headers do not begin with NATS/1.0");
     let text = RawHeaders::new(b"NATS/1.0\r\nA: 1\r\nB:2\r\nA: 3\r\n\r\n").to_text();
     assert_eq!(text, Ok(vec![("A", "1"), ("B", "2"), ("A", "3")]));
     assert_eq!(RawHeaders::new(b"").to_text(), Ok(Vec::new()));
@@ -51,7 +52,8 @@ fn a_missing_message_is_no_error_and_a_refusal_is_one() {
     assert_eq!(refused.to_string(), "why (10059)");
     for answer in ["", "{}", "null", "[]", r#"{"message":{"seq":1}}"#] {
         let unreadable = StoredMessage::parse(answer.as_bytes()).expect_err(answer);
-        assert!(matches!(unreadable, StoredMessageError::Answer(_)), "{answer}: {unreadable:?}");
+        let is_no_answer = unreadable.to_string().starts_with("the answer is not one of");
+        assert!(is_no_answer, "{answer}: {unreadable:?}");
     }
 }
 

@@ -2,9 +2,7 @@
 
 use bytes::Bytes;
 use outbox::Event;
-use outbox::wire::{
-    SubjectError, SubjectTemplate, TemplateError, subject_matches, subjects_overlap, unescape_token,
-};
+use outbox::wire::{SubjectTemplate, subject_matches, subjects_overlap, unescape_token};
 use proptest::prelude::*;
 
 fn event(aggregate_type: &str, aggregate_id: &str, event_type: &str) -> Event {
@@ -63,7 +61,8 @@ fn a_header_that_is_missing_is_an_empty_token() {
     let by_region = template("a.{header:region}");
     assert_eq!(by_region.render(&event("a", "b", "c")).unwrap(), "a.%");
     let broken = Event { headers: Some(Bytes::from_static(b"[1]")), ..event("a", "b", "c") };
-    assert!(matches!(by_region.render(&broken), Err(SubjectError::Headers(_))));
+    let refused = by_region.render(&broken).unwrap_err().to_string();
+    assert_eq!(refused, "the event's headers are not a json object");
 }
 
 #[test]
@@ -94,36 +93,33 @@ fn a_subject_has_at_most_255_bytes() {
     );
     let refused = by_id.render(&event(&".".repeat(1_000_000), "x", "c")).unwrap_err();
     assert_eq!(
-        refused,
-        SubjectError::TooLong {
-            subject_bytes: 3_000_004,
-            field: "aggregate_type".to_owned(),
-            field_bytes: 3_000_000,
-        }
+        refused.to_string(),
+        "the subject would be 3000004 bytes long, the limit is 255; aggregate_type alone takes \
+         3000000 after escaping"
     );
     let literal = template(&"x".repeat(256)).render(&event("a", "b", "c")).unwrap_err();
-    assert!(matches!(literal, SubjectError::TooLong { subject_bytes: 256, .. }), "{literal}");
+    assert!(literal.to_string().starts_with("the subject would be 256 bytes long"), "{literal}");
 }
 
 #[test]
 fn templates_that_could_not_work_are_refused() {
+    let refused = |text: &str| text.parse::<SubjectTemplate>().unwrap_err().to_string();
     for text in ["", ".", "a.", ".a", "a..b", "{aggregate_id}."] {
-        assert_eq!(text.parse::<SubjectTemplate>(), Err(TemplateError::EmptyToken), "{text:?}");
+        assert_eq!(refused(text), "the subject template has an empty token", "{text:?}");
     }
     for (text, character) in
         [("a b", ' '), ("a.*", '*'), ("a.>", '>'), ("a}", '}'), ("\u{e9}", '\u{e9}'), ("a%", '%')]
     {
-        assert_eq!(text.parse::<SubjectTemplate>(), Err(TemplateError::Character { character }));
+        let expected = format!("the subject template contains {character:?}, which");
+        assert!(refused(text).starts_with(&expected), "{text}");
     }
-    assert_eq!("$JS.x".parse::<SubjectTemplate>(), Err(TemplateError::Reserved));
-    assert_eq!("a.{event_type".parse::<SubjectTemplate>(), Err(TemplateError::Unclosed));
+    assert!(refused("$JS.x").contains("begins with $"));
+    assert_eq!(refused("a.{event_type"), "the subject template has a { without }");
     for name in ["type", "", "header:", "{event_type"] {
-        assert_eq!(
-            format!("a.{{{name}}}").parse::<SubjectTemplate>(),
-            Err(TemplateError::UnknownField { name: name.to_owned() })
-        );
+        let expected = format!("the subject template has an unknown field {{{name}}}; there are");
+        assert!(refused(&format!("a.{{{name}}}")).starts_with(&expected), "{name}");
     }
-    let hint = "{kind}".parse::<SubjectTemplate>().unwrap_err().to_string();
+    let hint = refused("{kind}");
     assert!(hint.contains("{kind}") && hint.contains("{aggregate_type}"), "{hint}");
 }
 

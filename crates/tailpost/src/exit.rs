@@ -82,9 +82,7 @@ fn relay_kind(error: &relay::Error) -> Kind {
         | relay::Error::Conflict(_)
         | relay::Error::Refused(_)
         | relay::Error::Table(_)
-        | relay::Error::Migrate(
-            outbox::Error::MigrationChanged { .. } | outbox::Error::SchemaTaken { .. },
-        ) => Kind::Refused,
+        | relay::Error::Migrate(outbox::Error::Refused(_)) => Kind::Refused,
         other if other.is_forbidden() => Kind::Refused,
         // What passes by itself is an outage, and what does not is a failure.
         other if other.is_transient() => Kind::Unreachable,

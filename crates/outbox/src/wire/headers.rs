@@ -12,7 +12,7 @@ use uuid::Uuid;
 use super::escape::unescape;
 use super::header;
 use super::name::{name_from_wire, name_to_wire};
-use crate::Event;
+use crate::{Event, Malformed};
 
 /// What is escaped in a header value that cannot travel as it is; bytes beyond ASCII always are.
 const VALUE: &AsciiSet = &CONTROLS.add(b' ').add(b'%');
@@ -33,10 +33,7 @@ const VALUE: &AsciiSet = &CONTROLS.add(b' ').add(b'%');
 ///
 /// If the event's headers are neither a JSON object nor `null`. What was emitted until then is
 /// incomplete.
-pub fn event_headers(
-    event: &Event,
-    mut emit: impl FnMut(&str, &str),
-) -> Result<(), HeadersNotAnObject> {
+pub fn event_headers(event: &Event, mut emit: impl FnMut(&str, &str)) -> Result<(), Malformed> {
     let mut escaped = String::new();
     let mut emit_text = |name: &str, value: &str| {
         let travels = value_to_wire(value);
@@ -81,7 +78,7 @@ pub fn event_headers(
 pub fn parse_event<'a>(
     headers: impl IntoIterator<Item = (&'a str, &'a str)>,
     payload: Bytes,
-) -> Result<Event, WireError> {
+) -> Result<Event, Malformed> {
     let headers: Vec<_> = headers.into_iter().collect();
     let escaped = headers.iter().find(|(name, _)| *name == header::ESCAPED).map_or("", |it| it.1);
     let fields = Fields { headers: &headers, escaped };
@@ -89,7 +86,7 @@ pub fn parse_event<'a>(
     let id_header =
         if fields.raw(header::EVENT_ID).is_some() { header::EVENT_ID } else { header::MSG_ID };
     Ok(Event {
-        id: fields.parsed(id_header)?.ok_or(WireError::Missing { name: id_header })?,
+        id: fields.parsed(id_header)?.ok_or_else(|| missing(id_header))?,
         aggregate_type: fields.text(header::AGGREGATE_TYPE)?,
         aggregate_id: fields.text(header::AGGREGATE_ID)?,
         event_type: fields.text(header::EVENT_TYPE)?,
@@ -97,7 +94,7 @@ pub fn parse_event<'a>(
         payload,
         occurred_at: fields
             .parsed::<Timestamp>(header::OCCURRED_AT)?
-            .ok_or(WireError::Missing { name: header::OCCURRED_AT })?,
+            .ok_or_else(|| missing(header::OCCURRED_AT))?,
         correlation_id: fields.parsed::<Uuid>(header::CORRELATION_ID)?,
         causation_id: fields.parsed::<Uuid>(header::CAUSATION_ID)?,
         headers: fields.user()?,
@@ -125,7 +122,7 @@ pub fn value_from_wire<'a>(name: &str, value: &'a str, escaped: &str) -> Option<
 pub(super) fn user_header<'a>(
     event: &'a Event,
     name: &str,
-) -> Result<Option<Cow<'a, str>>, HeadersNotAnObject> {
+) -> Result<Option<Cow<'a, str>>, Malformed> {
     let mut found = None;
     if let Some(headers) = &event.headers {
         for_each_header(headers, |key, value| {
@@ -138,26 +135,14 @@ pub(super) fn user_header<'a>(
 }
 
 /// The headers of an event are neither a JSON object nor `null`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the event's headers are not a json object")]
-pub struct HeadersNotAnObject;
+const NO_OBJECT: Malformed = Malformed::because("the event's headers are not a json object");
 
-/// Why headers do not make an event.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum WireError {
-    /// A header that every event has is missing.
-    #[error("the header {name} is missing")]
-    Missing {
-        /// The header.
-        name: &'static str,
-    },
-    /// The value of a header cannot be understood.
-    #[error("the header {name} cannot be understood")]
-    Invalid {
-        /// The header.
-        name: String,
-    },
+fn missing(name: &str) -> Malformed {
+    format!("the header {name} is missing").into()
+}
+
+fn invalid(name: &str) -> Malformed {
+    format!("the header {name} cannot be understood").into()
 }
 
 struct Fields<'a> {
@@ -170,23 +155,22 @@ impl<'a> Fields<'a> {
         self.headers.iter().find(|it| it.0 == name).map(|it| it.1)
     }
 
-    fn unescaped(&self, name: &str, value: &'a str) -> Result<Cow<'a, str>, WireError> {
+    fn unescaped(&self, name: &str, value: &'a str) -> Result<Cow<'a, str>, Malformed> {
         let value = value_from_wire(name, value, self.escaped);
-        value.ok_or_else(|| WireError::Invalid { name: name.to_owned() })
+        value.ok_or_else(|| invalid(name))
     }
 
-    fn text(&self, name: &'static str) -> Result<ByteString, WireError> {
-        let value = self.raw(name).ok_or(WireError::Missing { name })?;
+    fn text(&self, name: &str) -> Result<ByteString, Malformed> {
+        let value = self.raw(name).ok_or_else(|| missing(name))?;
         Ok(self.unescaped(name, value)?.into_owned().into())
     }
 
-    fn parsed<T: std::str::FromStr>(&self, name: &str) -> Result<Option<T>, WireError> {
-        let invalid = |_| WireError::Invalid { name: name.to_owned() };
-        self.raw(name).map(|value| value.parse().map_err(invalid)).transpose()
+    fn parsed<T: std::str::FromStr>(&self, name: &str) -> Result<Option<T>, Malformed> {
+        self.raw(name).map(|value| value.parse().map_err(|_| invalid(name))).transpose()
     }
 
     /// The user's headers as the text of a JSON object, if there are any.
-    fn user(&self) -> Result<Option<Bytes>, WireError> {
+    fn user(&self) -> Result<Option<Bytes>, Malformed> {
         let mut user = serde_json::Map::new();
         for (name, value) in self.headers {
             if let Some(user_name) = name_from_wire(name) {
@@ -210,10 +194,10 @@ fn travels_untouched(value: &str) -> bool {
 pub(super) fn for_each_header<'a>(
     headers: &'a [u8],
     visit: impl FnMut(&str, Cow<'a, str>),
-) -> Result<(), HeadersNotAnObject> {
+) -> Result<(), Malformed> {
     let mut json = serde_json::Deserializer::from_slice(headers);
-    json.deserialize_any(HeaderVisitor { visit }).map_err(|_| HeadersNotAnObject)?;
-    json.end().map_err(|_| HeadersNotAnObject)
+    json.deserialize_any(HeaderVisitor { visit }).map_err(|_| NO_OBJECT)?;
+    json.end().map_err(|_| NO_OBJECT)
 }
 
 struct HeaderVisitor<F> {

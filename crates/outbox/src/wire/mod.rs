@@ -16,14 +16,10 @@ mod subject;
 mod trace_context;
 
 pub use escape::{escape_token, unescape_token};
-pub use headers::{
-    HeadersNotAnObject, WireError, event_headers, parse_event, value_from_wire, value_to_wire,
-};
+pub use headers::{event_headers, parse_event, value_from_wire, value_to_wire};
 pub use name::{escape_name, name_from_wire};
-pub use position::{ParsePositionError, Position};
+pub use position::Position;
 pub use replayed::{replayed_id, replayed_msg_id};
-pub use stored::{MalformedHeaders, RawHeaders, StoredMessage, StoredMessageError};
-pub use subject::{
-    SubjectError, SubjectTemplate, TemplateError, subject_matches, subjects_overlap,
-};
-pub use trace_context::{NotATraceParent, SpanId, TraceContext, TraceId, TraceParent, trace_id};
+pub use stored::{RawHeaders, StoredMessage};
+pub use subject::{SubjectTemplate, subject_matches, subjects_overlap};
+pub use trace_context::{SpanId, TraceContext, TraceId, TraceParent, trace_id};

@@ -1,6 +1,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::Malformed;
+
 /// Where an event stands in the database's history. Printed as
 /// `{system id}/{timeline}/{lsn}/{ordinal}`, such as `7312345678901234567/1/16-B374D848/0`.
 ///
@@ -27,12 +29,12 @@ impl fmt::Display for Position {
 }
 
 impl FromStr for Position {
-    type Err = ParsePositionError;
+    type Err = Malformed;
 
-    fn from_str(text: &str) -> Result<Self, ParsePositionError> {
-        let position = parse(text).ok_or(ParsePositionError)?;
+    fn from_str(text: &str) -> Result<Self, Malformed> {
+        let position = parse(text).ok_or(NO_POSITION)?;
         // One text per position: what another writer pads or signs is not ours.
-        if position.to_string() == text { Ok(position) } else { Err(ParsePositionError) }
+        if position.to_string() == text { Ok(position) } else { Err(NO_POSITION) }
     }
 }
 
@@ -47,10 +49,8 @@ fn parse(text: &str) -> Option<Position> {
     parts.next().is_none().then_some(Position { system_id, timeline, lsn, ordinal })
 }
 
-/// The text is not a position.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("not a position; it looks like 7312345678901234567/1/16-B374D848/0")]
-pub struct ParsePositionError;
+const NO_POSITION: Malformed =
+    Malformed::because("not a position; it looks like 7312345678901234567/1/16-B374D848/0");
 
 #[cfg(test)]
 mod tests {
@@ -74,7 +74,7 @@ mod tests {
         for text in
             ["", "1/1/0-0", "1/1/0-0/0/0", "1/1/0/0", "+1/1/0-0/0", "1/1/0-0a/0", "1/1/00-0/0"]
         {
-            assert_eq!(text.parse::<Position>(), Err(ParsePositionError), "{text:?}");
+            assert_eq!(text.parse::<Position>(), Err(NO_POSITION), "{text:?}");
         }
     }
 

@@ -6,11 +6,14 @@
 //! take any bytes.
 
 use std::borrow::Cow;
+use std::fmt;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use jiff::Timestamp;
 use serde::Deserialize;
+
+use crate::Malformed;
 
 /// JetStream's `err_code` where the stream has no message with the sequence.
 const NO_MESSAGE_FOUND: u64 = 10_037;
@@ -33,7 +36,7 @@ const NO_MESSAGE_FOUND: u64 = 10_037;
 /// assert_eq!(message.headers().get("X"), Some(&b"\xff"[..]));
 /// assert!(message.headers().to_text().is_err());
 /// assert_eq!(message.payload()?, b"{}");
-/// # Ok::<(), outbox::wire::StoredMessageError>(())
+/// # Ok::<(), outbox::Malformed>(())
 /// ```
 #[derive(Debug, Clone)]
 pub struct StoredMessage<'a> {
@@ -45,25 +48,6 @@ pub struct StoredMessage<'a> {
     pub time: Timestamp,
     headers: Vec<u8>,
     data: Cow<'a, str>,
-}
-
-/// Why an answer of the stream's API holds no message.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum StoredMessageError {
-    /// The broker refused the request.
-    #[error("{description} ({err_code})")]
-    Api {
-        /// An HTTP-like status, such as 503.
-        code: u64,
-        /// JetStream's number of the error.
-        err_code: u64,
-        /// The broker's words.
-        description: String,
-    },
-    /// The answer is none of JetStream's.
-    #[error("the answer is not one of the stream's API: {0}")]
-    Answer(String),
 }
 
 #[derive(Deserialize)]
@@ -88,8 +72,6 @@ struct Message<'a> {
 
 #[derive(Deserialize)]
 struct ApiError<'a> {
-    #[serde(default)]
-    code: u64,
     #[serde(default)]
     err_code: u64,
     #[serde(borrow, default)]
@@ -127,23 +109,19 @@ impl<'a> StoredMessage<'a> {
     ///
     /// # Errors
     ///
-    /// [`StoredMessageError::Api`] if the broker refused the request;
-    /// [`StoredMessageError::Answer`] if it is no answer to such a request.
-    pub fn parse(answer: &'a [u8]) -> Result<Option<Self>, StoredMessageError> {
-        let unreadable = |why: String| StoredMessageError::Answer(why);
-        let answer: Answer<'a> =
-            serde_json::from_slice(answer).map_err(|error| unreadable(error.to_string()))?;
-        if let Some(ApiError { code, err_code, description }) = answer.error {
+    /// If the broker refused the request, or it is no answer to such a request.
+    pub fn parse(answer: &'a [u8]) -> Result<Option<Self>, Malformed> {
+        let answer: Answer<'a> = serde_json::from_slice(answer).map_err(unreadable)?;
+        if let Some(ApiError { err_code, description }) = answer.error {
             if err_code == NO_MESSAGE_FOUND {
                 return Ok(None);
             }
-            let description = description.into_owned();
-            return Err(StoredMessageError::Api { code, err_code, description });
+            return Err(format!("{description} ({err_code})").into());
         }
         let Some(Message { subject, seq: sequence, time, hdrs, data }) = answer.message else {
-            return Err(unreadable("neither a message nor an error".into()));
+            return Err(unreadable("neither a message nor an error"));
         };
-        let headers = STANDARD.decode(&*hdrs).map_err(|error| unreadable(error.to_string()))?;
+        let headers = STANDARD.decode(&*hdrs).map_err(unreadable)?;
         Ok(Some(Self { subject, sequence, time, headers, data }))
     }
 
@@ -157,11 +135,15 @@ impl<'a> StoredMessage<'a> {
     ///
     /// # Errors
     ///
-    /// [`StoredMessageError::Answer`] if the broker did not encode it as base64.
-    pub fn payload(&self) -> Result<Vec<u8>, StoredMessageError> {
-        let decoded = STANDARD.decode(&*self.data);
-        decoded.map_err(|error| StoredMessageError::Answer(error.to_string()))
+    /// If the broker did not encode it as base64.
+    pub fn payload(&self) -> Result<Vec<u8>, Malformed> {
+        STANDARD.decode(&*self.data).map_err(unreadable)
     }
+}
+
+/// The answer is none of JetStream's.
+fn unreadable(why: impl fmt::Display) -> Malformed {
+    format!("the answer is not one of the stream's API: {why}").into()
 }
 
 /// The bytes of a message's headers, from `NATS/1.0` to the empty line. They may be any bytes.
@@ -172,24 +154,6 @@ impl<'a> StoredMessage<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RawHeaders<'a> {
     bytes: &'a [u8],
-}
-
-/// A header that the NATS client could not have received.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum MalformedHeaders {
-    /// They do not begin with the line `NATS/1.0`.
-    #[error("the headers do not begin with NATS/1.0")]
-    Version,
-    /// A line has no name with a colon behind it.
-    #[error("a line of the headers is no header")]
-    Line,
-    /// A name or a value is no UTF-8.
-    #[error("a header is not UTF-8")]
-    NotUtf8,
-    /// A name or a value has a carriage return in it.
-    #[error("a header has a carriage return in it")]
-    CarriageReturn,
 }
 
 /// `NATS/1.0`, which may have a status behind it.
@@ -230,18 +194,21 @@ impl<'a> RawHeaders<'a> {
     /// # Errors
     ///
     /// Says what is wrong with the first line that the client would refuse.
-    pub fn to_text(&self) -> Result<Vec<(&'a str, &'a str)>, MalformedHeaders> {
+    pub fn to_text(&self) -> Result<Vec<(&'a str, &'a str)>, Malformed> {
         let mut lines = lines(self.bytes);
         match lines.next() {
             None => return Ok(Vec::new()),
             Some(first) if first.starts_with(VERSION) => {}
-            Some(_) => return Err(MalformedHeaders::Version),
+            Some(_) => return Err(Malformed::because("the headers do not begin with NATS/1.0")),
         }
         let text = |line: &'a [u8]| {
-            let (name, value) = header(line).ok_or(MalformedHeaders::Line)?;
-            let utf8 = |it| std::str::from_utf8(it).map_err(|_| MalformedHeaders::NotUtf8);
+            let (name, value) =
+                header(line).ok_or(Malformed::because("a line of the headers is no header"))?;
+            let utf8 = |it| {
+                std::str::from_utf8(it).map_err(|_| Malformed::because("a header is not UTF-8"))
+            };
             match line.contains(&b'\r') {
-                true => Err(MalformedHeaders::CarriageReturn),
+                true => Err(Malformed::because("a header has a carriage return in it")),
                 false => Ok((utf8(name)?, utf8(value)?)),
             }
         };

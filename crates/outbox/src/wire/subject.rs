@@ -3,8 +3,8 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::escape::escape_token_pieces;
-use super::headers::{HeadersNotAnObject, user_header};
-use crate::Event;
+use super::headers::user_header;
+use crate::{Event, Malformed};
 
 /// The longest subject that is published. NATS itself recommends fewer than 256 bytes, and longer
 /// ones come near the server's limit for a protocol line.
@@ -68,7 +68,7 @@ impl SubjectTemplate {
     /// # Errors
     ///
     /// No retry helps: the event has to be parked, or mended, or the template changed.
-    pub fn render(&self, event: &Event) -> Result<String, SubjectError> {
+    pub fn render(&self, event: &Event) -> Result<String, Malformed> {
         let mut subject = String::with_capacity(self.text.len() + 64);
         for part in &self.parts {
             match part {
@@ -108,7 +108,7 @@ impl SubjectTemplate {
     }
 
     /// Names the longest field: the one to shorten or to leave out of the template.
-    fn too_long(&self, event: &Event) -> Result<SubjectError, SubjectError> {
+    fn too_long(&self, event: &Event) -> Result<Malformed, Malformed> {
         let mut subject_bytes = 0;
         let mut longest = (0, "the template itself".to_owned());
         for part in &self.parts {
@@ -125,7 +125,11 @@ impl SubjectTemplate {
             }
         }
         let (field_bytes, field) = longest;
-        Ok(SubjectError::TooLong { subject_bytes, field, field_bytes })
+        Ok(format!(
+            "the subject would be {subject_bytes} bytes long, the limit is {SUBJECT_BYTES_MAX}; \
+             {field} alone takes {field_bytes} after escaping"
+        )
+        .into())
     }
 }
 
@@ -143,9 +147,9 @@ impl fmt::Display for SubjectTemplate {
 }
 
 impl FromStr for SubjectTemplate {
-    type Err = TemplateError;
+    type Err = Malformed;
 
-    fn from_str(text: &str) -> Result<Self, TemplateError> {
+    fn from_str(text: &str) -> Result<Self, Malformed> {
         let mut parts = Vec::new();
         // Each field counts as one letter for the check of the tokens.
         let mut skeleton = String::new();
@@ -159,31 +163,38 @@ impl FromStr for SubjectTemplate {
             }
             rest = after;
             if let Some(after) = rest.strip_prefix('{') {
-                let (name, after) = after.split_once('}').ok_or(TemplateError::Unclosed)?;
+                let (name, after) = after
+                    .split_once('}')
+                    .ok_or(Malformed::because("the subject template has a { without }"))?;
                 parts.push(if name == SHARD { Part::Shard } else { Part::Field(name.parse()?) });
                 skeleton.push('x');
                 rest = after;
             }
         }
         if skeleton.split('.').any(str::is_empty) {
-            return Err(TemplateError::EmptyToken);
+            return Err(Malformed::because("the subject template has an empty token"));
         }
         if skeleton.starts_with('$') {
-            return Err(TemplateError::Reserved);
+            return Err(Malformed::because(
+                "the subject template begins with $, which is reserved for the server",
+            ));
         }
         Ok(Self { text: text.to_owned(), parts })
     }
 }
 
-fn check_literal(literal: &str) -> Result<(), TemplateError> {
+fn check_literal(literal: &str) -> Result<(), Malformed> {
     match literal.chars().find(|c| !c.is_ascii_graphic() || matches!(c, '*' | '>' | '}' | '%')) {
-        Some(character) => Err(TemplateError::Character { character }),
+        Some(character) => {
+            Err(format!("the subject template contains {character:?}, which a subject must not")
+                .into())
+        }
         None => Ok(()),
     }
 }
 
 impl Field {
-    fn value<'a>(&self, event: &'a Event) -> Result<Cow<'a, str>, SubjectError> {
+    fn value<'a>(&self, event: &'a Event) -> Result<Cow<'a, str>, Malformed> {
         Ok(match self {
             Self::AggregateType => Cow::Borrowed(&event.aggregate_type),
             Self::AggregateId => Cow::Borrowed(&event.aggregate_id),
@@ -207,9 +218,9 @@ impl fmt::Display for Field {
 }
 
 impl FromStr for Field {
-    type Err = TemplateError;
+    type Err = Malformed;
 
-    fn from_str(name: &str) -> Result<Self, TemplateError> {
+    fn from_str(name: &str) -> Result<Self, Malformed> {
         Ok(match name {
             "aggregate_type" => Self::AggregateType,
             "aggregate_id" => Self::AggregateId,
@@ -217,62 +228,18 @@ impl FromStr for Field {
             "event_version" => Self::EventVersion,
             _ => match name.strip_prefix("header:") {
                 Some(header) if !header.is_empty() => Self::Header(header.to_owned()),
-                _ => return Err(TemplateError::UnknownField { name: name.to_owned() }),
+                _ => return Err(unknown_field(name)),
             },
         })
     }
 }
 
-/// Why an event has no subject.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum SubjectError {
-    /// The subject would be longer than a subject may be.
-    #[error(
-        "the subject would be {subject_bytes} bytes long, the limit is {SUBJECT_BYTES_MAX}; \
-         {field} alone takes {field_bytes} after escaping"
-    )]
-    TooLong {
-        /// The length of the whole subject.
-        subject_bytes: usize,
-        /// The longest field in it.
-        field: String,
-        /// That field's length, escaped.
-        field_bytes: usize,
-    },
-    /// The template needs a header, and the event's headers cannot be read.
-    #[error(transparent)]
-    Headers(#[from] HeadersNotAnObject),
-}
-
-/// Why a text is not a subject template.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum TemplateError {
-    /// There is nothing between two dots, or before the first or after the last.
-    #[error("the subject template has an empty token")]
-    EmptyToken,
-    /// Subjects that begin with `$` belong to the server.
-    #[error("the subject template begins with $, which is reserved for the server")]
-    Reserved,
-    /// A character that cannot stand in a subject.
-    #[error("the subject template contains {character:?}, which a subject must not")]
-    Character {
-        /// The character.
-        character: char,
-    },
-    /// A brace is not closed.
-    #[error("the subject template has a {{ without }}")]
-    Unclosed,
-    /// No such field.
-    #[error(
+fn unknown_field(name: &str) -> Malformed {
+    format!(
         "the subject template has an unknown field {{{name}}}; there are {{aggregate_type}}, \
          {{aggregate_id}}, {{event_type}}, {{event_version}}, {{header:NAME}} and {{shard}}"
-    )]
-    UnknownField {
-        /// The text between the braces.
-        name: String,
-    },
+    )
+    .into()
 }
 
 /// Whether a NATS subject pattern takes a subject: `*` stands for one token, a final `>` for one or

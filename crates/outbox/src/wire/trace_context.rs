@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::headers::for_each_header;
-use crate::Event;
+use crate::{Event, Malformed};
 
 /// The length of a `traceparent` of version 00.
 const LENGTH: usize = 55;
@@ -70,16 +70,11 @@ impl SpanId {
     }
 }
 
-/// A `traceparent` breaks W3C's rules.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("not a traceparent")]
-pub struct NotATraceParent;
-
 impl FromStr for TraceParent {
-    type Err = NotATraceParent;
+    type Err = Malformed;
 
-    fn from_str(text: &str) -> Result<Self, NotATraceParent> {
-        parse(text.as_bytes()).ok_or(NotATraceParent)
+    fn from_str(text: &str) -> Result<Self, Malformed> {
+        parse(text.as_bytes()).ok_or(Malformed::because("not a traceparent"))
     }
 }
 

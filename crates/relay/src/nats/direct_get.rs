@@ -1,7 +1,8 @@
 //! Reading one message of the stream, whatever its bytes are.
 
 use async_nats::{Client, Message};
-use outbox::wire::{StoredMessage, StoredMessageError};
+use outbox::Malformed;
+use outbox::wire::StoredMessage;
 
 use crate::error::Error;
 
@@ -18,7 +19,7 @@ impl Answer {
 
     /// The message in it; `None` if it was deleted.
     pub(crate) fn message(&self) -> Result<Option<StoredMessage<'_>>, Error> {
-        StoredMessage::parse(&self.0.payload).map_err(Error::jetstream::<StoredMessageError>(DOING))
+        StoredMessage::parse(&self.0.payload).map_err(Error::jetstream::<Malformed>(DOING))
     }
 }
 

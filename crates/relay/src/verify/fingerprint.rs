@@ -3,7 +3,7 @@
 use std::hash::{DefaultHasher, Hasher};
 
 use outbox::wire::{self, Position, header};
-use outbox::{Event, wire::HeadersNotAnObject};
+use outbox::{Event, Malformed};
 use uuid::Uuid;
 
 /// Names that begin so, in any case, are the broker's and the relay's.
@@ -65,10 +65,7 @@ impl Fingerprint {
     /// # Errors
     ///
     /// If the relay can make none.
-    pub(crate) fn of_event(
-        event: &Event,
-        subject: Option<&str>,
-    ) -> Result<Self, HeadersNotAnObject> {
+    pub(crate) fn of_event(event: &Event, subject: Option<&str>) -> Result<Self, Malformed> {
         let mut sum = Sum::default();
         wire::event_headers(event, |name, value| {
             if name != header::MSG_ID {
