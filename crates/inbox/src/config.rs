@@ -55,10 +55,13 @@ impl Config {
         (2 * self.lanes * self.batch).clamp(256, 4096)
     }
 
+    /// Says what is wrong with it.
+    pub(crate) fn refused(&self, reason: impl Into<String>) -> Error {
+        Error::Config { consumer: self.consumer.clone(), reason: reason.into() }
+    }
+
     pub(crate) fn check(&self) -> Result<(), Error> {
-        let bad = |reason: &str| {
-            Err(Error::Config { consumer: self.consumer.clone(), reason: reason.to_owned() })
-        };
+        let bad = |reason: &str| Err(self.refused(reason));
         let illegal = |c: char| c.is_whitespace() || c.is_control() || ".*>/\\".contains(c);
         if self.consumer.is_empty() || self.consumer.contains(illegal) {
             return bad("the consumer's name is empty or has spaces, dots, wildcards or slashes");

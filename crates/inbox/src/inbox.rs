@@ -118,13 +118,6 @@ impl Builder {
         self
     }
 
-    /// The stream to take events from.
-    #[must_use]
-    pub fn stream(mut self, stream: impl Into<String>) -> Self {
-        self.config.stream = stream.into();
-        self
-    }
-
     /// The subjects to take; all of the stream's if there are none. When they change, the durable
     /// consumer does: of a new subject it gets what is stored behind its position from then on.
     #[must_use]
@@ -133,13 +126,6 @@ impl Builder {
         subjects: impl IntoIterator<Item = S>,
     ) -> Self {
         self.config.filter_subjects = subjects.into_iter().map(Into::into).collect();
-        self
-    }
-
-    /// The schema that holds the tables of the inbox: `public`.
-    #[must_use]
-    pub fn schema(mut self, schema: impl Into<String>) -> Self {
-        self.config.schema = schema.into();
         self
     }
 
@@ -152,7 +138,7 @@ impl Builder {
     /// be used.
     pub async fn create_consumer(self) -> Result<bool, Error> {
         self.config.check()?;
-        let nats = self.nats.ok_or_else(|| missing(&self.config, "connection to NATS"))?;
+        let nats = self.nats.ok_or_else(|| no_nats(&self.config))?;
         let stream = durable_consumer::stream(&nats, &self.config).await?;
         durable_consumer::open(&stream, &self.config).await.map(|(_, is_new)| is_new)
     }
@@ -165,7 +151,7 @@ impl Builder {
     /// If a setting is missing or makes no sense.
     pub fn rewinder(self, connection: Connection) -> Result<Rewinder, Error> {
         self.config.check()?;
-        let nats = self.nats.ok_or_else(|| missing(&self.config, "connection to NATS"))?;
+        let nats = self.nats.ok_or_else(|| no_nats(&self.config))?;
         Ok(Rewinder::new(self.config, nats, connection))
     }
 
@@ -185,14 +171,15 @@ impl Builder {
     }
 }
 
-/// A setting of the configuration for each line; one with `=> Some` has no value unless it is set.
+/// A setting of the configuration for each line. What is behind `=>` makes of it what is kept: one
+/// with `Some` has no value unless it is set.
 macro_rules! settings {
-    ($($(#[$doc:meta])* $name:ident: $kind:ty $(=> $some:ident)?,)*) => {
+    ($($(#[$doc:meta])* $name:ident: $kind:ty $(=> $kept:path)?,)*) => {
         impl Builder {
             $($(#[$doc])*
             #[must_use]
             pub fn $name(mut self, $name: $kind) -> Self {
-                self.config.$name = $($some)?($name);
+                self.config.$name = $($kept)?($name);
                 self
             })*
         }
@@ -200,6 +187,10 @@ macro_rules! settings {
 }
 
 settings! {
+    /// The stream to take events from.
+    stream: impl Into<String> => Into::into,
+    /// The schema that holds the tables of the inbox: `public`.
+    schema: impl Into<String> => Into::into,
     /// How many handlers run at a time: 8. Events of one aggregate never do.
     ///
     /// A transactional inbox has a connection for each; a leased one needs three in all.
@@ -233,18 +224,18 @@ settings! {
 impl Builder {
     fn checked(self) -> Result<Settings, Error> {
         self.config.check()?;
-        let postgres = || missing(&self.config, "connection to PostgreSQL");
+        let postgres = || self.config.refused("no connection to PostgreSQL is given");
         Ok(Settings {
             connect: self.connect.ok_or_else(postgres)?,
-            nats: self.nats.ok_or_else(|| missing(&self.config, "connection to NATS"))?,
+            nats: self.nats.ok_or_else(|| no_nats(&self.config))?,
             reconnect_nats: self.reconnect_nats,
             config: Arc::new(self.config),
         })
     }
 }
 
-fn missing(config: &Config, what: &str) -> Error {
-    Error::Config { consumer: config.consumer.clone(), reason: format!("no {what} is given") }
+fn no_nats(config: &Config) -> Error {
+    config.refused("no connection to NATS is given")
 }
 
 impl<M> Inbox<M> {

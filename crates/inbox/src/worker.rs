@@ -340,12 +340,8 @@ async fn until(end: impl Future<Output = ()>, work: impl Future<Output = ()>) {
 /// What is forgotten must not be delivered any more. Only the stream brings an event again: the
 /// record of a dead letter is kept until somebody decides about it, and nothing replays.
 fn check_retention(config: &Config, max_age: Option<Duration>) -> Result<(), Error> {
-    let Some(keep) = config.retention else { return Ok(()) };
-    let refused = |reason| Err(Error::Config { consumer: config.consumer.clone(), reason });
-    match retention_problem(keep, &config.stream, max_age, config.lease) {
-        Some(reason) => refused(reason),
-        None => Ok(()),
-    }
+    let problem = |keep| retention_problem(keep, &config.stream, max_age, config.lease);
+    config.retention.and_then(problem).map_or(Ok(()), |reason| Err(config.refused(reason)))
 }
 
 /// Why an inbox must not forget records after `keep`, if it must not: its stream, which forgets

@@ -194,11 +194,9 @@ fn not_json(event: &mut Event, message: &Logical, error: &serde_json::Error) -> 
     format!("it is {is} (line {}, column {}{cut})", error.line(), error.column())
 }
 
-/// An id for a message without one: of its place in the log and its content, FNV-1a.
+/// An id for a message without one: of its place in the log and its content.
 fn id_of(message: &Logical) -> Uuid {
-    let hash = message.content.iter().fold(0xCBF2_9CE4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01B3)
-    });
+    let hash = outbox::fnv(message.content.iter().copied());
     let bits = u128::from(message.lsn.0) << 64 | u128::from(hash);
     Builder::from_custom_bytes(bits.to_be_bytes()).into_uuid()
 }
