@@ -45,20 +45,6 @@ pub enum Error {
         /// The slot's name.
         slot: String,
     },
-    /// The slot exists, but nothing says which rows it brings.
-    #[error("replication slot \"{slot}\" was not created by tailpost")]
-    SlotForeign {
-        /// The slot's name.
-        slot: String,
-    },
-    /// The slot belongs to another database of the cluster.
-    #[error("replication slot \"{slot}\" belongs to database \"{database}\"")]
-    SlotElsewhere {
-        /// The slot's name.
-        slot: String,
-        /// The database whose log it brings.
-        database: String,
-    },
     /// The server's settings allow no logical replication slot.
     #[error("could not {doing}")]
     NoLogicalDecoding {
@@ -87,43 +73,11 @@ pub enum Error {
         /// The client's error.
         source: Box<dyn std::error::Error + std::marker::Send + Sync>,
     },
-    /// NATS does not let the user ask that. The request itself is never answered.
-    #[error("the NATS user may not publish on {subject}")]
-    NatsForbidden {
-        /// What it would have to be allowed.
-        subject: String,
-    },
-    /// The server misreads headers.
-    #[error("nats-server {version} takes what an event says for headers of the broker")]
-    NatsVersion {
-        /// What it calls itself.
-        version: String,
-    },
     /// Fenced mode cannot go on, keyed mode can.
     #[error("fenced mode is left: {reason}")]
     Unfenced {
         /// Why.
         reason: String,
-    },
-    /// The stream would lose or reorder events as it is configured.
-    #[error("stream \"{stream}\" cannot be used: {reason}")]
-    Stream {
-        /// The stream's name.
-        stream: String,
-        /// What is wrong with it.
-        reason: String,
-        /// The command that mends it.
-        fix: String,
-    },
-    /// The publication would bring too little or too much.
-    #[error("publication \"{publication}\" cannot be used: {reason}")]
-    Publication {
-        /// The publication's name.
-        publication: String,
-        /// What is wrong with it.
-        reason: String,
-        /// The statement that mends it.
-        fix: String,
     },
     /// The publication was changed after the slot was created: the log may lack rows.
     #[error("publication \"{publication}\" was changed after the slot was created")]
@@ -131,17 +85,17 @@ pub enum Error {
         /// The publication's name.
         publication: String,
     },
-    /// The broker refuses everything until an operator changes something.
-    #[error("the broker refuses to store events: {0}")]
-    Refused(String),
-    /// The outbox cannot be divided into so many shards, here or as things are.
+    /// Something is not as it has to be, and somebody has to change it.
     #[error("{problem}")]
-    Shards {
+    Unusable {
         /// What is in the way.
         problem: String,
         /// What to do about it.
         fix: String,
     },
+    /// The broker refuses everything until an operator changes something.
+    #[error("the broker refuses to store events: {0}")]
+    Refused(String),
     /// There is no such dead letter.
     #[error("event {id} is no dead letter")]
     NoDeadLetter {
@@ -192,6 +146,11 @@ impl Error {
         move |source| Self::Spill { doing, source }
     }
 
+    /// A stream that would lose or reorder events, why, and the command that mends it.
+    pub(crate) fn stream(name: &str, reason: &str, fix: String) -> Self {
+        Self::Unusable { problem: format!("stream \"{name}\" cannot be used: {reason}"), fix }
+    }
+
     /// What cannot be, in the indicative. Where assertions are checked it ends the process.
     pub(crate) fn bug(what: &'static str) -> Self {
         debug_assert!(false, "{what}");
@@ -220,17 +179,11 @@ impl Error {
             | Self::PublicationChanged { .. }
             | Self::Unfenced { .. }
             | Self::JetStream { .. } => true,
-            Self::SlotForeign { .. }
-            | Self::SlotElsewhere { .. }
-            | Self::NoLogicalDecoding { .. }
+            Self::NoLogicalDecoding { .. }
             | Self::NotSetUp { .. }
-            | Self::NatsForbidden { .. }
-            | Self::NatsVersion { .. }
             | Self::Decode(_)
             | Self::Table(_)
-            | Self::Stream { .. }
-            | Self::Publication { .. }
-            | Self::Shards { .. }
+            | Self::Unusable { .. }
             | Self::NoDeadLetter { .. }
             | Self::NoReplay { .. }
             | Self::Conflict(_)
@@ -256,21 +209,7 @@ impl Error {
                     .into(),
             ),
             Self::NotSetUp { .. } => Some("run `tailpost setup` against these servers".into()),
-            Self::NatsVersion { .. } => Some(outbox::nats_version::UPGRADE.into()),
-            Self::NatsForbidden { subject } => Some(format!(
-                "let it publish {subject}: docs/security.md has the permissions of each user"
-            )),
-            Self::SlotForeign { slot } => Some(format!(
-                "drop it with `SELECT pg_drop_replication_slot('{slot}')` and run `tailpost \
-                 setup`, or configure another name as postgres.slot"
-            )),
-            Self::SlotElsewhere { .. } => Some(
-                "configure another name as postgres.slot: all databases of a cluster share them"
-                    .into(),
-            ),
-            Self::Stream { fix, .. } | Self::Publication { fix, .. } | Self::Shards { fix, .. } => {
-                Some(fix.clone())
-            }
+            Self::Unusable { fix, .. } => Some(fix.clone()),
             Self::Table(_) => Some(
                 "mend the table, as `tailpost setup --print` shows it, and start again: rows \
                  written meanwhile are taken from the table"

@@ -3,6 +3,7 @@
 mod answered;
 pub(crate) mod columns;
 mod connect;
+pub(crate) mod connection;
 mod connection_task;
 pub(crate) mod day_partitions;
 pub(crate) mod drained;
@@ -20,6 +21,7 @@ mod walsender;
 pub(crate) use answered::answered;
 pub(crate) use connect::check_name;
 pub use connect::{PostgresTarget, PostgresTls, SslMode};
+pub(crate) use connection::Connection;
 pub use connection_task::ConnectionTask;
 pub(crate) use opening::Opening;
 pub use pool::{PoolLimits, Session};

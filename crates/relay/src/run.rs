@@ -54,7 +54,7 @@ pub async fn run(
     reports: Reports,
 ) -> Result<(), Error> {
     if config.shards.count() > 1 && config.shard().is_none() {
-        return Err(Error::Shards {
+        return Err(Error::Unusable {
             problem: "a relay publishes one shard".into(),
             fix: "run each of Config::each_shard by itself".into(),
         });

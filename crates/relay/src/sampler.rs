@@ -12,8 +12,8 @@ use tracing::debug;
 use crate::config::Config;
 use crate::describe;
 use crate::error::Error;
+use crate::postgres::Store;
 use crate::postgres::sql::Backlog;
-use crate::postgres::{Store, answered};
 
 /// The pause is at least so many times as long as the look: where no index leads to what is not
 /// published, the whole table is read.
@@ -21,8 +21,6 @@ const PAUSE_FACTOR: u32 = 20;
 
 /// The shortest pause.
 const EVERY_MIN: Duration = Duration::from_millis(100);
-
-const LOOKING: &str = "look at the slot";
 
 /// What the database says, as of the latest look.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -75,7 +73,7 @@ async fn look(config: &Config, stores: &mut Vec<(Config, Store)>) -> Result<Samp
     if stores.is_empty() {
         let mut opened = Vec::new();
         for shard in config.each_shard() {
-            let store = Store::connect(&shard, "tailpost metrics").await?;
+            let store = Store::brief(&shard, "tailpost metrics").await?;
             store.be_brief().await?;
             opened.push((shard, store));
         }
@@ -83,11 +81,11 @@ async fn look(config: &Config, stores: &mut Vec<(Config, Store)>) -> Result<Samp
     }
     let mut sample = Sample::default();
     for (shard, store) in &*stores {
-        let Backlog { rows, oldest_seconds } = store.backlog_briefly(&shard.slot).await?;
+        let Backlog { rows, oldest_seconds } = store.backlog(&shard.slot).await?;
         sample.unpublished += rows.unsigned_abs();
         let age = Duration::try_from_secs_f64(oldest_seconds.unwrap_or(0.0)).unwrap_or_default();
         sample.oldest_unpublished = sample.oldest_unpublished.max(age);
-        let wal_status = answered(LOOKING, store.slot_health(&shard.slot)).await?.wal_status;
+        let wal_status = store.slot_health(&shard.slot).await?.wal_status;
         let created_at = store.slot_created_at(&shard.slot).await?;
         let number = shard.shard().map_or(0, |it| it.number);
         sample.slots.insert(number, SlotSample { wal_status, created_at });

@@ -7,7 +7,7 @@ use tracing::info;
 
 use crate::config::Config;
 use crate::error::Error;
-use crate::postgres::{Store, answered};
+use crate::postgres::Store;
 use crate::reporter::Reporter;
 
 /// How often a standby looks whether the slot is free.
@@ -17,8 +17,8 @@ pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(200);
 pub(crate) async fn wait(config: &Config, stop: &CancellationToken, reporter: &Reporter) {
     info!(slot = config.slot, "another relay reads the slot: standing by");
     let free = async {
-        let store = Store::connect(config, "tailpost standby").await?;
-        while answered("look at the slot", store.slot_reader(&config.slot)).await?.is_some() {
+        let store = Store::brief(config, "tailpost standby").await?;
+        while store.slot_reader(&config.slot).await?.is_some() {
             reporter.alive();
             tokio::time::sleep(LOOK_EVERY).await;
         }

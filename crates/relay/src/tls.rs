@@ -86,19 +86,21 @@ fn verifier(
     provider: Arc<CryptoProvider>,
 ) -> Result<Arc<dyn ServerCertVerifier>, Error> {
     if verification == Verification::None {
-        return Ok(Arc::new(Unverified { provider }));
+        return Ok(Arc::new(Lenient { chain: None, provider }));
     }
     let path = match roots {
         Some(path) => path.to_owned(),
         None => system_roots()?,
     };
-    let verifier =
-        WebPkiServerVerifier::builder_with_provider(Arc::new(load_roots(&path)?), provider)
-            .build()
-            .map_err(|source| Error::file("root certificates", path, source))?;
+    let roots = Arc::new(load_roots(&path)?);
+    let verifier = WebPkiServerVerifier::builder_with_provider(roots, Arc::clone(&provider))
+        .build()
+        .map_err(|source| Error::file("root certificates", path, source))?;
     Ok(match verification {
         Verification::Full => verifier,
-        Verification::None | Verification::Chain => Arc::new(AnyHost { verifier }),
+        Verification::None | Verification::Chain => {
+            Arc::new(Lenient { chain: Some(verifier), provider })
+        }
     })
 }
 
@@ -154,74 +156,31 @@ pub(super) fn system_roots() -> Result<PathBuf, Error> {
         })
 }
 
-/// Accepts any certificate, as `sslmode=require` without roots asks for.
+/// A verification that leaves something out.
 ///
-/// Handshake signatures are not checked either: against an unverified certificate they prove
-/// nothing, and checking would refuse the X.509 v1 certificates that many servers run with.
+/// With [`Verification::Chain`], as `sslmode=verify-ca` asks for, the chain is verified, and accepted
+/// for any host name. With [`Verification::None`], as `sslmode=require` without roots asks for, any
+/// certificate is accepted. Then handshake signatures are not checked either: against an unverified
+/// certificate they prove nothing, and checking would refuse the X.509 v1 certificates that many
+/// servers run with.
 #[derive(Debug)]
-struct Unverified {
+struct Lenient {
+    chain: Option<Arc<WebPkiServerVerifier>>,
     provider: Arc<CryptoProvider>,
 }
 
-impl ServerCertVerifier for Unverified {
-    fn verify_server_cert(
-        &self,
-        _end_entity: &CertificateDer<'_>,
-        _intermediates: &[CertificateDer<'_>],
-        _server_name: &ServerName<'_>,
-        _ocsp_response: &[u8],
-        _now: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _message: &[u8],
-        _cert: &CertificateDer<'_>,
-        _dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        _message: &[u8],
-        _cert: &CertificateDer<'_>,
-        _dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider.signature_verification_algorithms.supported_schemes()
-    }
-}
-
-/// Verifies the chain but accepts it for any host name, as `sslmode=verify-ca` asks for.
-#[derive(Debug)]
-struct AnyHost {
-    verifier: Arc<WebPkiServerVerifier>,
-}
-
-impl ServerCertVerifier for AnyHost {
+impl ServerCertVerifier for Lenient {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],
         server_name: &ServerName<'_>,
-        ocsp_response: &[u8],
+        ocsp: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
         use CertificateError::{NotValidForName, NotValidForNameContext};
-        let verified = self.verifier.verify_server_cert(
-            end_entity,
-            intermediates,
-            server_name,
-            ocsp_response,
-            now,
-        );
-        match verified {
+        let Some(chain) = &self.chain else { return Ok(ServerCertVerified::assertion()) };
+        match chain.verify_server_cert(end_entity, intermediates, server_name, ocsp, now) {
             // The name is compared last: when only that fails, the chain is good.
             Err(rustls::Error::InvalidCertificate(
                 NotValidForName | NotValidForNameContext { .. },
@@ -236,7 +195,8 @@ impl ServerCertVerifier for AnyHost {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.verifier.verify_tls12_signature(message, cert, dss)
+        let Some(chain) = &self.chain else { return Ok(HandshakeSignatureValid::assertion()) };
+        chain.verify_tls12_signature(message, cert, dss)
     }
 
     fn verify_tls13_signature(
@@ -245,11 +205,12 @@ impl ServerCertVerifier for AnyHost {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.verifier.verify_tls13_signature(message, cert, dss)
+        let Some(chain) = &self.chain else { return Ok(HandshakeSignatureValid::assertion()) };
+        chain.verify_tls13_signature(message, cert, dss)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.verifier.supported_verify_schemes()
+        self.provider.signature_verification_algorithms.supported_schemes()
     }
 }
 

@@ -121,7 +121,7 @@ fn is_overdue(status: &RetentionStatus, interval: Duration) -> bool {
 /// One pass, if none was made for an interval.
 async fn look(config: &Config, status: &watch::Sender<RetentionStatus>) -> Result<(), Error> {
     // A connection that is idle for an hour is one that somebody has cut.
-    let store = Store::connect(config, "tailpost maintain").await?;
+    let store = Store::brief(config, "tailpost maintain").await?;
     store.be_modest().await?;
     // Whoever makes them, and however long the others take for what is behind.
     let made = make_ahead(&store, &config.retention).await;

@@ -15,7 +15,7 @@ use uuid::Uuid;
 use crate::config::Config;
 use crate::describe;
 use crate::error::Error;
-use crate::postgres::{Store, answered};
+use crate::postgres::Store;
 
 /// Before the database is tried again.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -71,8 +71,8 @@ pub async fn answer(config: &Config, waiting: &Waiting<EventState>) -> Infallibl
 }
 
 async fn look(config: &Config, waiting: &Waiting<EventState>) -> Result<(), Error> {
-    let store = Store::connect(config, "tailpost wait").await?;
-    waiting.look(|ids| answered("look for events", store.look_up(ids))).await
+    let store = Store::brief(config, "tailpost wait").await?;
+    waiting.look(|ids| store.look_up(ids)).await
 }
 
 /// Waits until something final is known about the event, for `patience` at most, and returns what is
@@ -112,18 +112,17 @@ pub async fn for_event(config: &Config, id: Uuid, patience: Duration) -> Result<
 /// Dropping the future ends the waiting.
 pub async fn for_everything(config: &Config, patience: Duration) -> Result<u64, Error> {
     let until = Instant::now() + patience;
-    let store = Store::connect(config, "tailpost wait").await?;
-    let doing = "count what is not published";
-    let committed = answered(doing, store.observe()).await?.snapshot;
+    let store = Store::brief(config, "tailpost wait").await?;
+    let committed = store.observe().await?.snapshot;
     let log_end = match config.wal.messages {
-        true => Some(answered(doing, store.mark_the_end()).await?),
+        true => Some(store.mark_the_end().await?),
         false => None,
     };
     loop {
-        let mut unpublished = answered(doing, store.count_unpublished(&committed)).await?;
+        let mut unpublished = store.count_unpublished(&committed).await?;
         if let (0, Some(end)) = (unpublished, log_end) {
             // Events without a row are published when the slot is confirmed. Who knows how many.
-            let is_confirmed = answered(doing, store.is_confirmed(&config.slot, end)).await?;
+            let is_confirmed = store.is_confirmed(&config.slot, end).await?;
             unpublished = u64::from(!is_confirmed);
         }
         if unpublished == 0 || Instant::now() >= until {

@@ -70,15 +70,9 @@ fn relay_kind(error: &relay::Error) -> Kind {
         | relay::Error::NoDeadLetter { .. }
         | relay::Error::NoReplay { .. } => Kind::NotFound,
         relay::Error::SlotBusy { .. }
-        | relay::Error::SlotForeign { .. }
-        | relay::Error::SlotElsewhere { .. }
         | relay::Error::NoLogicalDecoding { .. }
-        | relay::Error::NatsForbidden { .. }
-        | relay::Error::NatsVersion { .. }
-        | relay::Error::Stream { .. }
-        | relay::Error::Publication { .. }
         | relay::Error::PublicationChanged { .. }
-        | relay::Error::Shards { .. }
+        | relay::Error::Unusable { .. }
         | relay::Error::Conflict(_)
         | relay::Error::Refused(_)
         | relay::Error::Table(_)

@@ -41,7 +41,7 @@ impl PermissionViolations {
 ///
 /// # Errors
 ///
-/// [`Error::NatsForbidden`] as soon as the server refuses one of them: nobody would answer it.
+/// [`Error::Unusable`] as soon as the server refuses one of them: nobody would answer it.
 pub(crate) async fn unless_denied<T>(
     link: &watch::Receiver<NatsLink>,
     asking: impl Future<Output = Result<T, Error>>,
@@ -60,7 +60,12 @@ pub(crate) async fn unless_denied<T>(
     };
     tokio::select! {
         asked = asking => asked,
-        subject = denied => Err(Error::NatsForbidden { subject }),
+        subject = denied => Err(Error::Unusable {
+            problem: format!("the NATS user may not publish on {subject}"),
+            fix: format!(
+                "let it publish {subject}: docs/security.md has the permissions of each user"
+            ),
+        }),
     }
 }
 

@@ -34,10 +34,15 @@ pub(crate) struct Finding {
 /// connected.
 pub(crate) fn check_server(client: &Client) -> Result<(), Error> {
     let version = client.server_info().version;
-    match nats_version::misreads_headers(&version) {
-        true => Err(Error::NatsVersion { version }),
-        false => Ok(()),
+    if !nats_version::misreads_headers(&version) {
+        return Ok(());
     }
+    Err(Error::Unusable {
+        problem: format!(
+            "nats-server {version} takes what an event says for headers of the broker"
+        ),
+        fix: nats_version::UPGRADE.into(),
+    })
 }
 
 /// Refuses a server or a stream that would lose events, and warns of what weakens it. Says why fenced
@@ -53,8 +58,7 @@ pub(crate) async fn check(
     for finding in findings(config, &info.config, &client.server_info().version) {
         let Finding { about, fatal, reason, fix } = finding;
         if fatal {
-            let stream = config.stream.name.clone();
-            return Err(Error::Stream { stream, reason, fix });
+            return Err(Error::stream(&config.stream.name, &reason, fix));
         }
         match about {
             BATCHES => unfenced = Some(format!("{reason}: {fix}")),

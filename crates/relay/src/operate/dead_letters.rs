@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use crate::config::Config;
 use crate::error::Error;
-use crate::postgres::{Opening, Store};
+use crate::postgres::Store;
 
 /// An event that could not be published. Its payload is left out on purpose.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -72,7 +72,6 @@ pub type DeadLetterDetail = outbox::dead_letters::DeadLetterDetail<DeadLetter>;
 /// Every change is one statement: it happens whole, with its audit row, or not at all.
 pub struct DeadLetters {
     store: Store,
-    opening: Opening,
 }
 
 impl DeadLetters {
@@ -82,10 +81,10 @@ impl DeadLetters {
     ///
     /// If it cannot be reached, or [`Error::NotSetUp`].
     pub async fn connect(config: &Config) -> Result<Self, Error> {
-        let store = Store::connect(config, "tailpost dlq").await?;
-        let dead_letters = Self { store, opening: Opening::unobserved(config) };
-        dead_letters.ask(dead_letters.store.check_tables()).await?;
-        Ok(dead_letters)
+        // As long as the server is at it, for locks of others too.
+        let store = Store::patient(config, "tailpost dlq").await?;
+        store.check_tables().await?;
+        Ok(Self { store })
     }
 
     /// Has the server end statements that take longer, also while they wait for a lock.
@@ -95,17 +94,8 @@ impl DeadLetters {
     /// If PostgreSQL refuses or cannot be reached.
     pub async fn bounded(self, max: Duration) -> Result<Self, Error> {
         let sql = format!("SET statement_timeout = {}", max.as_millis());
-        self.ask(async {
-            let set = self.store.client().batch_execute(&sql).await;
-            set.map_err(Error::sql("bound statements"))
-        })
-        .await?;
+        self.store.batch_execute("bound statements", &sql).await?;
         Ok(self)
-    }
-
-    /// Waits as long as the server is at it, for locks of others too.
-    async fn ask<T>(&self, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
-        self.opening.on(&self.store, "work on the dead letters", work).await
     }
 
     /// What matches: how many, why, and the newest, at most `limit`.
@@ -128,12 +118,12 @@ impl DeadLetters {
         after: Option<LetterPlace>,
         limit: u32,
     ) -> Result<Overview, Error> {
-        let (total, oldest_seconds) = self.ask(self.store.count_dead_letters(filter)).await?;
+        let (total, oldest_seconds) = self.store.count_dead_letters(filter).await?;
         Ok(Overview {
             total,
             oldest_seconds,
-            groups: self.ask(self.store.dead_letter_groups(filter, GROUPS_MAX)).await?,
-            dead_letters: self.ask(self.store.dead_letters(filter, after, limit)).await?,
+            groups: self.store.dead_letter_groups(filter, GROUPS_MAX).await?,
+            dead_letters: self.store.dead_letters(filter, after, limit).await?,
             next: None,
         })
     }
@@ -144,12 +134,12 @@ impl DeadLetters {
     ///
     /// [`Error::NoDeadLetter`] if it never was one.
     pub async fn detail(&self, id: Uuid, with_payload: bool) -> Result<DeadLetterDetail, Error> {
-        let dead_letter = self.ask(self.store.dead_letter(id)).await?;
-        let history = self.ask(self.store.audit_entries(id)).await?;
+        let dead_letter = self.store.dead_letter(id).await?;
+        let history = self.store.audit_entries(id).await?;
         if dead_letter.is_none() && history.is_empty() {
             return Err(Error::NoDeadLetter { id });
         }
-        let row = self.ask(self.store.outbox_row(id)).await?;
+        let row = self.store.outbox_row(id).await?;
         let state = match (&dead_letter, &row) {
             (Some(dead), _) if dead.discarded_at.is_some() => "discarded",
             (Some(_), _) => "dead",
@@ -160,7 +150,7 @@ impl DeadLetters {
         };
         let mut detail = DeadLetterDetail::new(id, dead_letter, state, history);
         (detail.published_at, detail.stream, detail.stream_seq) = row.unwrap_or_default();
-        let carried = if with_payload { self.ask(self.store.carried(id)).await? } else { None };
+        let carried = if with_payload { self.store.carried(id).await? } else { None };
         Ok(match carried {
             Some((headers, payload)) => detail.carrying(headers, &payload),
             None => detail,
@@ -180,9 +170,9 @@ impl DeadLetters {
         payload: Option<&str>,
         actor: &Actor,
     ) -> Result<(), Error> {
-        let dead = self.ask(self.store.dead_letter(id)).await?;
+        let dead = self.store.dead_letter(id).await?;
         let dead = dead.filter(|it| it.discarded_at.is_none()).ok_or(Error::NoDeadLetter { id })?;
-        if let Some((Some(at), stream, seq)) = self.ask(self.store.outbox_row(id)).await? {
+        if let Some((Some(at), stream, seq)) = self.store.outbox_row(id).await? {
             let stream = stream.unwrap_or_else(|| "the stream".into());
             let seq = seq.map_or_else(|| "an unknown sequence".into(), |seq| seq.to_string());
             return Err(Error::Conflict(format!(
@@ -199,14 +189,14 @@ impl DeadLetters {
                  this one follows by itself; or requeue --aggregate {aggregate}"
             )));
         }
-        if self.ask(self.store.requeue(id, payload, actor)).await? {
+        if self.store.requeue(id, payload, actor).await? {
             return Ok(());
         }
         Err(Error::NoDeadLetter { id })
     }
 
     async fn is_dead(&self, id: Uuid) -> Result<bool, Error> {
-        let dead = self.ask(self.store.dead_letter(id)).await?;
+        let dead = self.store.dead_letter(id).await?;
         Ok(dead.is_some_and(|it| it.discarded_at.is_none()))
     }
 
@@ -221,7 +211,7 @@ impl DeadLetters {
         aggregate: &Aggregate,
         actor: &Actor,
     ) -> Result<u64, Error> {
-        self.ask(self.store.requeue_aggregate(aggregate, actor)).await
+        self.store.requeue_aggregate(aggregate, actor).await
     }
 
     /// Takes an event off the list, for good: it is never published. Events that wait for it follow
@@ -231,11 +221,7 @@ impl DeadLetters {
     ///
     /// [`Error::NoDeadLetter`].
     pub async fn discard(&self, id: Uuid, actor: &Actor) -> Result<(), Error> {
-        if self.ask(self.store.discard(id, actor)).await? {
-            Ok(())
-        } else {
-            Err(Error::NoDeadLetter { id })
-        }
+        if self.store.discard(id, actor).await? { Ok(()) } else { Err(Error::NoDeadLetter { id }) }
     }
 }
 
@@ -245,8 +231,8 @@ impl outbox::dead_letters::Store for DeadLetters {
     const AT_ONCE: u32 = 1;
 
     async fn count(&self, filter: &Filter) -> Result<(u64, Timestamp), Error> {
-        let until = self.ask(self.store.server_time()).await?;
-        Ok((self.ask(self.store.count_dead_letters(filter)).await?.0, until))
+        let until = self.store.server_time().await?;
+        Ok((self.store.count_dead_letters(filter).await?.0, until))
     }
 
     /// In order of insertion.
@@ -258,7 +244,7 @@ impl outbox::dead_letters::Store for DeadLetters {
         limit: u32,
     ) -> Result<Vec<Self::Place>, Error> {
         let after = after.copied().unwrap_or((i64::MIN, Uuid::nil()));
-        self.ask(self.store.dead_letter_ids(filter, until, after, limit)).await
+        self.store.dead_letter_ids(filter, until, after, limit).await
     }
 
     async fn decide(

@@ -25,14 +25,13 @@ use std::time::Duration;
 use async_nats::Client as NatsClient;
 use outbox::checks::{Category, Check, Rule, Scope, Skip};
 use tokio::time::timeout;
-use tokio_postgres::Client;
 
 pub use self::canary::{Canary, Legs, canaries};
 use self::facts::{Contents, Facts, Failure, Known, OutboxTable, Role, Seen, Server, ShardFacts};
 use self::facts::{no_nats, no_postgres};
 use crate::config::{Config, Mode};
 use crate::error::Error;
-use crate::postgres::Store;
+use crate::postgres::{Connection, Store, answered};
 
 /// How long a server may take to let us in.
 const CONNECT_MAX: Duration = Duration::from_secs(6);
@@ -141,13 +140,11 @@ impl Rest {
 
 async fn read_database(config: &Config) -> Database {
     let asked = async {
-        let (client, connection) = read_server::connect(config).await?;
-        let server = read_server::server(&client);
-        let server = read_server::answered("look at the server", server).await;
-        let server = server.map_err(|error| Failure::of(&error))?;
-        Ok((client, connection, server))
+        let connection = read_server::connect(config).await?;
+        let server = read_server::server(&connection).await;
+        Ok((connection, server.map_err(|error| Failure::of(&error))?))
     };
-    let (client, _connection, server) = match asked.await {
+    let (connection, server) = match asked.await {
         Ok(asked) => asked,
         Err(failure) => {
             let rest = Rest::unknown(config, &no_postgres());
@@ -157,41 +154,41 @@ async fn read_database(config: &Config) -> Database {
     // After the walsenders were counted, of which this is one.
     let (replication, rest) = tokio::join!(
         Box::pin(read_server::replication(config)),
-        timeout(REST_MAX, Box::pin(read_rest(&client, config))),
+        timeout(REST_MAX, Box::pin(read_rest(&connection, config))),
     );
     let late = || Skip::because(format!("PostgreSQL did not answer within {REST_MAX:?}"));
     let rest = rest.unwrap_or_else(|_| Rest::unknown(config, &late()));
     Database { server: Ok(server), replication, rest }
 }
 
-async fn read_rest(client: &Client, config: &Config) -> Rest {
-    let role = read_server::role(client, config.table.schema()).await;
+async fn read_rest(connection: &Connection, config: &Config) -> Rest {
+    let role = read_server::role(connection, config.table.schema()).await;
     let role = role.map_err(|error| read_server::skip(&error));
-    let table = read_outbox::table(client, config).await;
+    let table = read_outbox::table(connection, config).await;
     let contents = match &table {
-        Ok(table) if table.exists => contents(client, config).await,
+        Ok(table) if table.exists => contents(connection, config).await,
         Ok(_) => Ok(Contents::default()),
         Err(why) => Err(why.clone()),
     };
     let mut shards = Vec::new();
     for config in config.each_shard() {
-        let publication = read_shard::publication(client, &config).await;
-        shards.push((publication, read_shard::slot(client, &config).await));
+        let publication = read_shard::publication(connection, &config).await;
+        shards.push((publication, read_shard::slot(connection, &config).await));
     }
     Rest { role, table, contents, shards }
 }
 
 /// On a connection of its own, as the relay opens them.
-async fn contents(client: &Client, config: &Config) -> Known<Contents> {
+async fn contents(connection: &Connection, config: &Config) -> Known<Contents> {
     let connected = async {
-        let store = Store::connect(config, "tailpost doctor").await?;
+        let store = Store::brief(config, "tailpost doctor").await?;
         let bounded = "SET statement_timeout = '5s'; SET lock_timeout = '1s'";
         store.batch_execute("configure the session", bounded).await?;
         Ok(store)
     };
-    let store = read_server::answered("connect", connected).await;
+    let store = answered("connect", connected).await;
     let store = store.map_err(|error| read_server::skip(&error))?;
-    let read = read_outbox::contents(client, &store, config).await;
+    let read = read_outbox::contents(connection, &store, config).await;
     read.map_err(|error| read_server::skip(&error))
 }
 

@@ -7,7 +7,7 @@ use uuid::Uuid;
 use super::dead_letters::Aggregate;
 use crate::config::Config;
 use crate::error::Error;
-use crate::postgres::{Store, answered};
+use crate::postgres::Store;
 
 /// What has become of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,7 +88,7 @@ pub async fn find_events(
     after: Option<EventPlace>,
     limit: u32,
 ) -> Result<Vec<FoundEvent>, Error> {
-    let store = Store::connect(config, "tailpost events").await?;
-    answered("look for the outbox", store.check_tables()).await?;
-    answered("look for events", store.find_events(filter, after, limit)).await
+    let store = Store::brief(config, "tailpost events").await?;
+    store.check_tables().await?;
+    store.find_events(filter, after, limit).await
 }

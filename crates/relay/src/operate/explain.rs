@@ -14,9 +14,9 @@ use crate::config::Config;
 use crate::describe;
 use crate::error::Error;
 use crate::nats::direct_get;
+use crate::postgres::Store;
 use crate::postgres::sql::KnownEvent;
 pub use crate::postgres::sql::{ReplayOutcome, ReplayStory};
-use crate::postgres::{Store, answered};
 
 /// How long the broker may take: the rest is told without it.
 const BROKER_MAX: Duration = Duration::from_secs(2);
@@ -115,12 +115,11 @@ pub async fn explain(
     id: Uuid,
     place: Option<(String, u64)>,
 ) -> Result<Explanation, Error> {
-    let store = Store::connect(config, "tailpost explain").await?;
-    answered("look for the outbox", store.check_tables()).await?;
-    let doing = "look for the event";
-    let row = answered(doing, store.explain_row(id)).await?;
-    let dead_letter = answered(doing, store.dead_letter(id)).await?;
-    let decisions = answered(doing, store.audit_entries(id)).await?;
+    let store = Store::brief(config, "tailpost explain").await?;
+    store.check_tables().await?;
+    let row = store.explain_row(id).await?;
+    let dead_letter = store.dead_letter(id).await?;
+    let decisions = store.audit_entries(id).await?;
     let mut notes = Vec::new();
     let marked = row.as_ref().and_then(|row| {
         Some((row.stream.clone()?, row.stream_seq.and_then(|it| u64::try_from(it).ok())?))
@@ -142,7 +141,7 @@ pub async fn explain(
         }
     };
     let known = known(id, row.as_ref(), dead_letter.as_ref(), message.as_ref());
-    let replays = match answered(doing, store.replays_of(&known)).await {
+    let replays = match store.replays_of(&known).await {
         Ok(replays) => replays,
         Err(error) => {
             notes.push(format!("replays cannot be looked for: {}", describe(&error)));

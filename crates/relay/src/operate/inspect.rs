@@ -3,7 +3,6 @@
 use async_nats::jetstream;
 use jiff::Timestamp;
 use outbox::{DROPPED, wire};
-use tokio_postgres::Client;
 use tokio_postgres::types::PgLsn;
 
 use crate::config::{Config, MarkBy, Mode, RewindConfig};
@@ -16,8 +15,8 @@ use crate::operate::report::{
     OutboxReport, PartitionsStatus, RetentionReport, RewindReport, ShardReport, SlotReport,
     StatusReport, StreamReport,
 };
+use crate::postgres::Store;
 use crate::postgres::sql::{Backlog, COUNT_MAX, RetentionRow, RewindReading};
-use crate::postgres::{Opening, Store, answered};
 use crate::routing::Destination;
 
 /// Looks at the slot, the outbox and the stream.
@@ -27,27 +26,15 @@ use crate::routing::Destination;
 /// If PostgreSQL cannot be reached or the outbox is not set up. What else is missing leaves the
 /// report incomplete, and the report says why.
 pub async fn inspect(config: &Config) -> Result<StatusReport, Error> {
-    let store = Store::connect(config, "tailpost status").await?;
-    let client = store.client();
-    // The latest of them.
-    let table = config.table.companion("tailpost_published");
-    let looking = "look for the outbox";
-    let found = async {
-        let sql = "SELECT to_regclass($1) IS NOT NULL";
-        client.query_one(sql, &[&table]).await.map_err(Error::sql(looking))
-    };
-    if !answered(looking, found).await?.get::<_, bool>(0) {
-        return Err(Error::NotSetUp { missing: format!("table {table}") });
-    }
+    let store = Store::patient(config, "tailpost status").await?;
+    store.check_tables().await?;
     let (shards, backlog) = shards_with_backlogs(config).await?;
     let outbox = outbox(config, &store, backlog).await?;
     let retention = store.retention_row().await?.map(retention);
     let (partitions, warning) = partitions(&store).await?;
     let mut report = StatusReport { outbox, retention, partitions, ..Default::default() };
     report.warnings.extend(warning);
-    let opening = Opening::unobserved(config);
-    let checked = opening.on(&store, "look at the shards", store.check_shards(config)).await;
-    if let Err(Error::Shards { problem, fix }) = checked {
+    if let Err(Error::Unusable { problem, fix }) = store.check_shards(config).await {
         report.warnings.push(format!("{problem}: {fix}"));
     }
     let nats = match config.nats.connect("tailpost status").await {
@@ -58,7 +45,7 @@ pub async fn inspect(config: &Config) -> Result<StatusReport, Error> {
         }
     };
     for (config, unpublished) in shards {
-        let mut slot = answered("look at the slot", slot(&config, client)).await?;
+        let mut slot = slot(&config, &store).await?;
         let rewind = rewind(&config, &store).await?;
         warn_of_rewind(&config, rewind.as_ref(), &mut report.warnings);
         if let Some(slot) = &mut slot {
@@ -104,11 +91,8 @@ async fn shards_with_backlogs(config: &Config) -> Result<(Vec<(Config, u64)>, Ba
     let mut all = Backlog { rows: 0, oldest_seconds: None };
     let mut shards = Vec::new();
     for config in config.each_shard() {
-        let store = Store::connect(&config, "tailpost status").await?;
-        let counted = store.backlog(&config.slot);
-        let opening = Opening::unobserved(&config);
-        let counted = opening.on(&store, "count the events", counted).await?;
-        let Backlog { rows, oldest_seconds } = counted;
+        let store = Store::patient(&config, "tailpost status").await?;
+        let Backlog { rows, oldest_seconds } = store.backlog(&config.slot).await?;
         all.rows += rows;
         all.oldest_seconds = all.oldest_seconds.into_iter().chain(oldest_seconds).reduce(f64::max);
         shards.push((config, rows.unsigned_abs()));
@@ -152,8 +136,7 @@ fn warn_of_slot(config: &Config, slot: Option<&SlotReport>, warnings: &mut Vec<S
 async fn rewind(config: &Config, store: &Store) -> Result<Option<RewindReport>, Error> {
     let name = RewindConfig::slot(&config.slot);
     let is_wanted = config.rewind.retain.is_some() && config.mode != Mode::Poll;
-    let looked = store.rewind_slot(&config.slot, &name);
-    let reading = answered("look at the rewind slot", looked).await?;
+    let reading = store.rewind_slot(&config.slot, &name).await?;
     if !is_wanted && reading.slot.is_none() {
         return Ok(None);
     }
@@ -290,7 +273,7 @@ fn warn_of_retention(report: &mut StatusReport) {
     ));
 }
 
-async fn slot(config: &Config, client: &Client) -> Result<Option<SlotReport>, Error> {
+async fn slot(config: &Config, store: &Store) -> Result<Option<SlotReport>, Error> {
     let time = "to_char(%I AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"')";
     let sql = format!(
         "SELECT active, wal_status, confirmed_flush_lsn, pg_current_wal_lsn(), restart_lsn,
@@ -302,8 +285,7 @@ async fn slot(config: &Config, client: &Client) -> Result<Option<SlotReport>, Er
         filled_at = time.replace("%I", "gap_filled_at"),
         state = config.table.companion("tailpost_state"),
     );
-    let row =
-        client.query_opt(&sql, &[&config.slot]).await.map_err(Error::sql("look at the slot"))?;
+    let row = store.query_opt("look at the slot", &sql, &[&config.slot]).await?;
     let lsn = |value: Option<PgLsn>| value.map(u64::from);
     Ok(row.map(|row| {
         let current: u64 = row.get::<_, PgLsn>(3).into();
@@ -329,7 +311,6 @@ async fn slot(config: &Config, client: &Client) -> Result<Option<SlotReport>, Er
 }
 
 async fn outbox(config: &Config, store: &Store, backlog: Backlog) -> Result<OutboxReport, Error> {
-    let doing = "look at the outbox";
     let (table, dead) = (config.table.quoted(), config.table.companion("outbox_dead_letter"));
     let drops = config.routes.iter().any(|it| it.destination == Destination::Drop);
     // Not counted without need: no index leads there. Only a mark on the row tells.
@@ -351,10 +332,8 @@ async fn outbox(config: &Config, store: &Store, backlog: Backlog) -> Result<Outb
                 (SELECT count(*) FROM {owed})",
         owed = config.table.companion("tailpost_owed")
     );
-    let asked = async { store.query_one(doing, &sql, &[]).await };
-    let row = Opening::unobserved(config).on(store, doing, asked).await?;
-    let looked = store.unidentified();
-    let unidentified = Opening::unobserved(config).on(store, doing, looked).await?;
+    let row = store.query_one("look at the outbox", &sql, &[]).await?;
+    let unidentified = store.unidentified().await?;
     let overview = DeadLetters::connect(config).await?.overview(&Filter::default(), 0).await?;
     let count = |number: i64| u64::try_from(number).unwrap_or(0);
     Ok(OutboxReport {

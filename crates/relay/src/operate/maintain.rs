@@ -82,7 +82,7 @@ pub async fn maintain(
     dry_run: bool,
     progress: &watch::Sender<MaintainProgress>,
 ) -> Result<MaintainReport, Error> {
-    let store = Store::connect(config, NAME).await?;
+    let store = Store::brief(config, NAME).await?;
     match pass(config, &store, dry_run, progress).await? {
         Some(report) => Ok(report),
         None => Err(Error::Conflict(format!(

@@ -9,8 +9,8 @@ use tracing::{info, warn};
 use super::maintain::make_ahead;
 use crate::config::Config;
 use crate::error::Error;
+use crate::postgres::Store;
 use crate::postgres::sql::Kind;
-use crate::postgres::{Opening, Store};
 
 /// How long a lock on a table that others use is tried to get: each attempt is short, because others
 /// wait behind it.
@@ -61,11 +61,7 @@ async fn check(config: &Config, store: &Store) -> Result<(), Error> {
 /// # Errors
 ///
 /// [`Error::Conflict`] if others do not let go of the table.
-pub(super) async fn convert(
-    config: &Config,
-    opening: &Opening,
-    store: &Store,
-) -> Result<bool, Error> {
+pub(super) async fn convert(config: &Config, store: &Store) -> Result<bool, Error> {
     if store.kind().await? != Kind::Plain {
         return Ok(false);
     }
@@ -76,8 +72,8 @@ pub(super) async fn convert(
     };
     info!(%until, "rows so far become the partition before this");
     // These take as long as reading the table takes.
-    opening.on(store, "read the outbox", store.validate_end(until)).await?;
-    opening.on(store, "index the outbox", store.ensure_key_index(until)).await?;
+    store.validate_end(until).await?;
+    store.ensure_key_index(until).await?;
     patiently(store, async || store.swap(until).await).await?;
     Ok(true)
 }

@@ -10,7 +10,7 @@ use tokio_postgres::types::PgLsn;
 use super::upgrade_steps::{UpgradeStep, steps};
 use crate::config::{Config, Mode, RewindConfig};
 use crate::error::Error;
-use crate::postgres::{Opening, Store, answered};
+use crate::postgres::Store;
 use crate::waiting;
 
 const LOOKING: &str = "look for what an upgrade would interrupt";
@@ -67,13 +67,12 @@ pub struct UpgradeSlot {
 /// If PostgreSQL refuses or cannot be reached, or `tailpost setup` was not run.
 pub async fn prepare_upgrade(config: &Config, patience: Duration) -> Result<UpgradeReport, Error> {
     let until = Instant::now() + patience;
-    let store = Store::connect(config, "tailpost slot").await?;
-    let opening = Opening::unobserved(config);
-    opening.on(&store, "look at the tables", store.check_tables()).await?;
-    let end = answered(LOOKING, log_end(&store)).await?;
+    let store = Store::patient(config, "tailpost slot").await?;
+    store.check_tables().await?;
+    let end = log_end(&store).await?;
     let mut report = UpgradeReport {
         ready: false,
-        server: answered(LOOKING, version(&store)).await?,
+        server: version(&store).await?,
         slots: Vec::new(),
         open: Vec::new(),
         notes: Vec::new(),
@@ -83,10 +82,10 @@ pub async fn prepare_upgrade(config: &Config, patience: Duration) -> Result<Upgr
     for shard in config.each_shard() {
         drain(&shard, end, until, &mut report).await?;
     }
-    let open = opening.on(&store, LOOKING, interrupted(config, &store)).await?;
+    let open = interrupted(config, &store).await?;
     report.timed_out &= open.is_empty();
     report.open.extend(open);
-    let notes = opening.on(&store, LOOKING, notes(config, &store, report.server)).await?;
+    let notes = notes(config, &store, report.server).await?;
     report.notes.extend(notes);
     report.ready = report.open.is_empty();
     report.next = steps(config, report.server);
@@ -101,9 +100,9 @@ async fn drain(
     report: &mut UpgradeReport,
 ) -> Result<(), Error> {
     let slot = &config.slot;
-    let store = Store::connect(config, "tailpost slot").await?;
+    let store = Store::brief(config, "tailpost slot").await?;
     let left = || until.saturating_duration_since(Instant::now());
-    let reader = answered(LOOKING, store.slot_reader(slot)).await?;
+    let reader = store.slot_reader(slot).await?;
     let polls = config.mode == Mode::Poll;
     // Nobody gets on with it otherwise.
     let patience = if reader.is_some() || polls { left() } else { Duration::ZERO };
@@ -127,15 +126,15 @@ async fn drain(
     }
     let (mut is_confirmed, mut is_filled);
     loop {
-        is_confirmed = answered(LOOKING, store.is_confirmed(slot, end)).await?;
-        let state = answered(LOOKING, store.load_state(slot)).await?;
+        is_confirmed = store.is_confirmed(slot, end).await?;
+        let state = store.load_state(slot).await?;
         is_filled = state.is_none_or(|it| it.is_gap_filled);
         if (is_confirmed && is_filled) || reader.is_none() || left().is_zero() {
             break;
         }
         sleep(LOOK_EVERY.min(left())).await;
     }
-    let progress = answered(LOOKING, store.slot_progress(slot)).await?;
+    let progress = store.slot_progress(slot).await?;
     if reader.is_some() && !is_confirmed && unpublished == 0 {
         report.timed_out = true;
         report.open.push(format!(

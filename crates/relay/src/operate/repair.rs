@@ -16,7 +16,7 @@ use crate::config::Config;
 use crate::engine::Stored;
 use crate::error::Error;
 use crate::operate::verification::VerifyReport;
-use crate::postgres::{Store, answered};
+use crate::postgres::Store;
 use crate::verify::{Finding, Kind, KindCount};
 
 /// Rows of one statement.
@@ -109,7 +109,7 @@ pub async fn repair(
     let of_kind = |kind: Kind| report.findings.iter().filter(move |it| it.kind == kind);
     let gaps: Vec<Gap> = of_kind(Kind::Gap).filter_map(Gap::of).collect();
     let unmarked = in_streams(of_kind(Kind::Unmarked));
-    let store = Store::connect(config, "tailpost verify").await?;
+    let store = Store::brief(config, "tailpost verify").await?;
     let window = remembered_for(config).await? + MARGIN;
     let counts = count(&store, &gaps, window, began).await?;
     let mut repair = Repair {
@@ -127,7 +127,7 @@ pub async fn repair(
     }
     for (stream, stored) in &unmarked {
         for some in stored.chunks(AT_ONCE) {
-            repair.marked += answered("mark rows", store.mark_stored(stream, some)).await?;
+            repair.marked += store.mark_stored(stream, some).await?;
             progress.send_replace(repair.clone());
         }
     }
@@ -138,8 +138,7 @@ pub async fn repair(
     }
     for some in gaps.chunks(AT_ONCE) {
         let remembering = Remembering { window, elapsed: began.elapsed() };
-        let giving = store.give_to_the_scanner(some, remembering);
-        repair.given += answered("give rows to the scanner", giving).await?;
+        repair.given += store.give_to_the_scanner(some, remembering).await?;
         progress.send_replace(repair.clone());
     }
     let rest = count(&store, &gaps, window, began).await?;
@@ -159,7 +158,7 @@ async fn count(
     let mut all = GapCounts::default();
     for some in gaps.chunks(AT_ONCE) {
         let remembering = Remembering { window, elapsed: began.elapsed() };
-        let counts = answered("look at rows", store.count_gaps(some, remembering)).await?;
+        let counts = store.count_gaps(some, remembering).await?;
         all.ready += counts.ready;
         all.young += counts.young;
         all.ready_in_seconds = all.ready_in_seconds.max(counts.ready_in_seconds);

@@ -27,7 +27,7 @@ pub(super) struct Target {
 ///
 /// # Errors
 ///
-/// [`Error::NotSetUp`] if there is none, [`Error::Conflict`] and [`Error::Stream`] if the
+/// [`Error::NotSetUp`] if there is none, [`Error::Conflict`] and [`Error::Unusable`] if the
 /// prefix cannot be used.
 pub(super) async fn look(
     config: &Config,
@@ -110,11 +110,8 @@ fn check_prefix(prefix: &str, stream: &str, subjects: &[String]) -> Result<(), E
     if all.iter().all(takes) {
         return Ok(());
     }
-    Err(Error::Stream {
-        stream: stream.to_owned(),
-        reason: format!("it does not store subjects that begin with {prefix}"),
-        fix: format!(
-            "add the subject {prefix}.> to it: `nats stream edit {stream} --subjects ...`"
-        ),
-    })
+    let reason = format!("it does not store subjects that begin with {prefix}");
+    let fix =
+        format!("add the subject {prefix}.> to it: `nats stream edit {stream} --subjects ...`");
+    Err(Error::stream(stream, &reason, fix))
 }

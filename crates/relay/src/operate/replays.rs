@@ -13,7 +13,7 @@ use crate::config::{Config, MarkBy, Mode};
 use crate::error::Error;
 use crate::nats::unless_denied;
 use crate::nats::whole_stream::{self, WholeStream};
-use crate::postgres::{Store, answered};
+use crate::postgres::Store;
 pub use crate::replay_selection::{ReplaySelection, ReplaySource};
 
 const NAME: &str = "tailpost replay";
@@ -153,7 +153,7 @@ pub async fn plan_replay(
     let mut plans = Vec::new();
     for config in config.each_shard() {
         let store = Store::connect(&config, NAME).await?;
-        answered("look for the outbox", store.check_tables()).await?;
+        store.check_tables().await?;
         let (nats, link) = config.nats.connect_watched(NAME).await?;
         let target = unless_denied(&link, replay_target::look(&config, &nats, prefix)).await?;
         let consumers = target.consumers(&link).await;
@@ -344,7 +344,7 @@ pub async fn replays_after(
     after: Option<(Timestamp, Uuid)>,
     limit: u32,
 ) -> Result<Vec<ReplayEntry>, Error> {
-    answered("list replays", open(config).await?.replays(None, after, limit)).await
+    open(config).await?.replays(None, after, limit).await
 }
 
 /// One replay, and the first `limit` events that it could not publish.
@@ -358,9 +358,9 @@ pub async fn replay(
     limit: u32,
 ) -> Result<(ReplayEntry, Vec<Unreplayed>), Error> {
     let store = open(config).await?;
-    let entry = answered("list replays", store.replays(Some(id), None, 1)).await?.pop();
+    let entry = store.replays(Some(id), None, 1).await?.pop();
     let entry = entry.ok_or(Error::NoReplay { id })?;
-    Ok((entry, answered("list replays", store.unreplayed(id, limit)).await?))
+    Ok((entry, store.unreplayed(id, limit).await?))
 }
 
 /// Pauses, resumes or cancels a replay, and writes down who did. The relay heeds it within a second.
@@ -376,10 +376,9 @@ pub async fn decide_replay(
     why: Option<&str>,
 ) -> Result<ReplayEntry, Error> {
     let store = open(config).await?;
-    let decided = store.decide_replay(id, decision, by, why);
-    let is_done = answered("decide about a replay", decided).await?;
+    let is_done = store.decide_replay(id, decision, by, why).await?;
     if is_done && decision == ReplayDecision::Cancel {
-        while answered("remove the list of a replay", store.forget_listed(id)).await? {}
+        while store.forget_listed(id).await? {}
     }
     let (entry, _) = replay(config, id, 0).await?;
     if !is_done {
@@ -398,7 +397,7 @@ pub async fn decide_replay(
 }
 
 async fn open(config: &Config) -> Result<Store, Error> {
-    let store = Store::connect(config, "tailpost replays").await?;
-    answered("look for the outbox", store.check_tables()).await?;
+    let store = Store::brief(config, "tailpost replays").await?;
+    store.check_tables().await?;
     Ok(store)
 }

@@ -20,7 +20,7 @@ use crate::nats::stream_check::{self, MADE_BY, is_made_by_setup, is_not_found};
 use crate::postgres::publication::filter;
 use crate::postgres::retire::retire;
 use crate::postgres::sql::OutboxIndex;
-use crate::postgres::{Opening, Slot, Store, answered, columns};
+use crate::postgres::{Slot, Store, columns};
 
 /// What set-up found and did.
 #[derive(Debug, Clone, Serialize)]
@@ -109,38 +109,32 @@ pub fn plan(config: &Config, storage: Storage) -> SetupPlan {
 /// If a server cannot be reached or refuses; if something exists and does not fit: it is never
 /// changed silently.
 pub async fn setup(config: &Config, storage: Storage) -> Result<SetupReport, Error> {
-    let opening = Opening::unobserved(config);
-    let store = Store::connect(config, "tailpost setup").await?;
+    let store = Store::patient(config, "tailpost setup").await?;
     store.lock_setup().await?;
-    let mut steps = Box::pin(tables(config, &opening, &store, storage)).await?;
-    opening.on(&store, "look for policies", check_policies(config, &store)).await?;
-    if opening.on(&store, "fit the dead letters", store.fit_dead_letters()).await? {
+    let mut steps = Box::pin(tables(config, &store, storage)).await?;
+    check_policies(config, &store).await?;
+    if store.fit_dead_letters().await? {
         let what = "column payload in outbox_dead_letter, of the outbox's type".into();
         steps.push(SetupStep { what, created: true });
     }
     let mut shards = Vec::new();
     for shard in config.each_shard() {
-        let store = Store::connect(&shard, "tailpost setup").await?;
-        opening.on(&store, "look at the row filters", store.check_row_filters()).await?;
+        let store = Store::patient(&shard, "tailpost setup").await?;
+        store.check_row_filters().await?;
         shards.push((shard, store));
     }
     if shards.len() > 1 {
-        let table = config.table.quoted();
-        let types = columns::types(store.client(), &table);
-        let types = opening.on(&store, "look at the outbox", types).await?;
+        let types = store.types(&config.table.quoted()).await?;
         columns::check_divisible(&config.table, &types)?;
     }
-    let others = store.dropped_slots_of_other_shards(config);
-    let others = opening.on(&store, "look for other slots", others).await?;
+    let others = store.dropped_slots_of_other_shards(config).await?;
     let polls = config.mode == Mode::Poll;
     if polls {
-        let ensured = store.ensure_poll_index();
-        let created = opening.on(&store, "create the index of unpublished rows", ensured).await?;
+        let created = store.ensure_poll_index().await?;
         steps.push(SetupStep { what: "index of unpublished rows".into(), created });
     } else {
         for (config, store) in &shards {
-            let ensured = ensure_publication(config, store);
-            let created = opening.on(store, "create the publication", ensured).await?;
+            let created = ensure_publication(config, store).await?;
             steps.push(SetupStep { what: format!("publication {}", config.publication), created });
         }
     }
@@ -153,14 +147,13 @@ pub async fn setup(config: &Config, storage: Storage) -> Result<SetupReport, Err
         steps.push(SetupStep { what, created: true });
     }
     let context = jetstream::new(client.clone());
-    let left = store.publications_of_other_shards(config);
-    let left = opening.on(&store, "look for other publications", left).await?;
+    let left = store.publications_of_other_shards(config).await?;
     let left = left.iter().map(|it| {
         format!("publication {it} is of another number of shards: run `DROP PUBLICATION {it}`")
     });
     let mut warnings: Vec<_> = left.collect();
-    warnings.extend(written_by_subscriptions(&opening, &store).await?);
-    let needless = opening.on(&store, "look for indexes", store.needless_indexes(config)).await?;
+    warnings.extend(written_by_subscriptions(&store).await?);
+    let needless = store.needless_indexes(config).await?;
     warnings.extend(needless.into_iter().map(|drop| {
         format!("relay.mark has no use for an index that costs each insert: run `{drop}`")
     }));
@@ -178,11 +171,8 @@ pub async fn setup(config: &Config, storage: Storage) -> Result<SetupReport, Err
     Ok(SetupReport { steps, warnings })
 }
 
-async fn written_by_subscriptions(
-    opening: &Opening,
-    store: &Store,
-) -> Result<impl Iterator<Item = String>, Error> {
-    let subscriptions = opening.on(store, "look for subscriptions", store.subscriptions()).await?;
+async fn written_by_subscriptions(store: &Store) -> Result<impl Iterator<Item = String>, Error> {
+    let subscriptions = store.subscriptions().await?;
     Ok(subscriptions.into_iter().map(|name| {
         format!(
             "subscription {name} writes to the outbox, and transactions of another cluster with it \
@@ -205,59 +195,41 @@ async fn check_policies(config: &Config, store: &Store) -> Result<(), Error> {
 
 async fn tables(
     config: &Config,
-    opening: &Opening,
     store: &Store,
     Storage { partitioned }: Storage,
 ) -> Result<Vec<SetupStep>, Error> {
     let mut steps = Vec::new();
     if partitioned {
-        let created = opening.on(store, "make the outbox", begin(config, store)).await?;
+        let created = begin(config, store).await?;
         steps.push(SetupStep { what: format!("partitioned table {}", config.table), created });
     }
-    let (mut postgres, _connection) = config.postgres.connect("tailpost setup").await?;
-    let asked = async {
-        let asked = postgres.query_one("SELECT pg_backend_pid()", &[]).await;
-        Ok(asked.map_err(Error::sql("ask the server"))?.get::<_, i32>(0))
-    };
-    let pid = answered("ask the server", asked).await?;
-    let looking = "look at the outbox";
-    let types =
-        opening.step(pid, looking, columns::types(&postgres, &config.table.quoted())).await?;
-    columns::check(&config.table, &types)?;
-    let migrating =
-        async { Ok(migrations::migrate(&mut postgres, &config.table, layout(config)).await?) };
-    let applied = opening.step(pid, "migrate the tables", migrating).await?;
+    let mut migrating = Store::patient(config, "tailpost setup").await?;
+    columns::check(&config.table, &migrating.types(&config.table.quoted()).await?)?;
+    let applied = migrating.migrate(layout(config)).await?;
     let step = |migration: &migrations::Migration| {
         let created = applied.iter().any(|it| it.version == migration.version);
         let what = format!("migration {:04}_{}", migration.version, migration.name);
         SetupStep { what, created }
     };
     steps.extend(migrations::MIGRATIONS.iter().map(step));
-    if partitioned && Box::pin(convert(config, opening, store)).await? {
+    if partitioned && Box::pin(convert(config, store)).await? {
         steps[0].created = true;
     }
-    if let Some((created, until)) =
-        opening.on(store, "make partitions", ahead(config, store)).await?
-    {
+    if let Some((created, until)) = ahead(config, store).await? {
         let until = until.map_or_else(|| "for ever".into(), |it| format!("until {it}"));
         steps.push(SetupStep { what: format!("partitions {until}"), created: created > 0 });
     }
-    steps.extend(Box::pin(indexes(config, opening, store)).await?);
+    steps.extend(Box::pin(indexes(config, store)).await?);
     Ok(steps)
 }
 
 /// The indexes that `relay.mark` needs, where the table was made for another word.
-async fn indexes(
-    config: &Config,
-    opening: &Opening,
-    store: &Store,
-) -> Result<Vec<SetupStep>, Error> {
+async fn indexes(config: &Config, store: &Store) -> Result<Vec<SetupStep>, Error> {
     let mut steps = Vec::new();
     for index in OutboxIndex::wanted(config) {
-        let ensured = store.ensure_index(index);
-        let created = opening.on(store, "create an index of the outbox", ensured).await?;
+        let created = store.ensure_index(index).await?;
         if created && index == OutboxIndex::Unmarked {
-            opening.on(store, "make room for marks", store.make_room_for_marks()).await?;
+            store.make_room_for_marks().await?;
         }
         // The migrations make it with the table.
         steps.extend(
@@ -281,12 +253,10 @@ pub(crate) async fn ensure_slot(
     client: &Client,
 ) -> Result<bool, Error> {
     let tail = TailReader::new(client, &config.stream.name).await?;
-    let opening = Opening::unobserved(config);
-    match Box::pin(Slot::prepare(config, &opening, store, Some(&tail))).await {
+    match Box::pin(Slot::prepare(config, store, Some(&tail))).await {
         Ok(slot) => {
             if config.wal.messages {
-                let noted = store.accept_wal_messages(&config.slot);
-                opening.on(store, "say that messages are taken", noted).await?;
+                store.accept_wal_messages(&config.slot).await?;
             }
             Ok(slot.created)
         }
@@ -395,7 +365,7 @@ async fn ensure_stream(
     for finding in stream_check::findings(config, &stream, &version) {
         if finding.fatal {
             let stream_check::Finding { reason, fix, .. } = finding;
-            return Err(Error::Stream { stream: name.clone(), reason, fix });
+            return Err(Error::stream(name, &reason, fix));
         }
         warnings.push(format!("{}: {}", finding.reason, finding.fix));
     }
@@ -435,15 +405,11 @@ async fn refused(context: &Context, wanted: Stream, error: CreateStreamError) ->
         other = other.or(context.stream_by_subject(subject.as_str()).await.ok());
     }
     let other = other.unwrap_or_else(|| "NAME".into());
-    Error::Stream {
-        stream: wanted.name,
-        reason: format!(
-            "stream \"{other}\" takes subjects that this one is to take: {}",
-            wanted.subjects.join(", ")
-        ),
-        fix: format!(
-            "let {other} take less: `nats stream edit {other} --subjects 'outbox.*.*'` in place of \
-             'outbox.>', for instance"
-        ),
-    }
+    let subjects = wanted.subjects.join(", ");
+    let reason = format!("stream \"{other}\" takes subjects that this one is to take: {subjects}");
+    let fix = format!(
+        "let {other} take less: `nats stream edit {other} --subjects 'outbox.*.*'` in place of \
+         'outbox.>', for instance"
+    );
+    Error::stream(&wanted.name, &reason, fix)
 }

@@ -6,7 +6,7 @@ use tokio_postgres::error::SqlState;
 use crate::config::{Config, RewindConfig};
 use crate::error::Error;
 use crate::operate::setup::ensure_slot;
-use crate::postgres::{Opening, Store, answered, drained};
+use crate::postgres::{Store, drained};
 
 /// A replication slot of the cluster.
 #[derive(Debug, Clone, Serialize)]
@@ -31,13 +31,11 @@ pub struct SlotEntry {
 ///
 /// If PostgreSQL cannot be reached.
 pub async fn slots(config: &Config) -> Result<Vec<SlotEntry>, Error> {
-    let client = config.postgres.session("tailpost slot").await?;
+    let store = Store::brief(config, "tailpost slot").await?;
     let sql = "SELECT slot_name::text, database::text, active, wal_status,
                    (pg_current_wal_lsn() - restart_lsn)::bigint
                FROM pg_replication_slots ORDER BY slot_name";
-    let doing = "list the replication slots";
-    let listed = async { client.query(sql, &[]).await.map_err(Error::sql(doing)) };
-    let rows = answered(doing, listed).await?;
+    let rows = store.query("list the replication slots", sql, &[]).await?;
     let of_shard = |it: Config| [RewindConfig::slot(&it.slot), it.slot];
     let configured: Vec<_> = config.each_shard().into_iter().flat_map(of_shard).collect();
     let entries = rows.iter().map(|row| {
@@ -61,19 +59,17 @@ pub async fn slots(config: &Config) -> Result<Vec<SlotEntry>, Error> {
 ///
 /// If a server cannot be reached, `tailpost setup` was not run, or other shards are in the way.
 pub async fn create_slot(config: &Config) -> Result<bool, Error> {
-    let store = Store::connect(config, "tailpost slot").await?;
-    let opening = Opening::unobserved(config);
-    opening.on(&store, "look at the tables", store.check_set_up(config)).await?;
+    let store = Store::patient(config, "tailpost slot").await?;
+    store.check_set_up(config).await?;
     let client = config.nats.connect("tailpost slot").await?;
     ensure_slot(config, &store, &client).await
 }
 
-async fn drop_rewind_slot(config: &Config, store: &Store, opening: &Opening) -> Result<(), Error> {
+async fn drop_rewind_slot(config: &Config, store: &Store) -> Result<(), Error> {
     let (slot, rewind) = (&config.slot, RewindConfig::slot(&config.slot));
-    let looked = store.rewind_slot(slot, &rewind);
-    if opening.on(store, "look at the rewind slot", looked).await?.slot.is_some() {
-        opening.on(store, "drop the rewind slot", store.drop_slot(&rewind)).await?;
-        opening.on(store, "forget the rewind slot", store.forget_rewind(slot)).await?;
+    if store.rewind_slot(slot, &rewind).await?.slot.is_some() {
+        store.drop_slot(&rewind).await?;
+        store.forget_rewind(slot).await?;
     }
     Ok(())
 }
@@ -90,20 +86,18 @@ async fn drop_rewind_slot(config: &Config, store: &Store, opening: &Opening) -> 
 /// [`Error::Conflict`] if an event would be lost.
 pub async fn drop_slot(config: &Config, force: bool) -> Result<(), Error> {
     let slot = &config.slot;
-    let store = Store::connect(config, "tailpost slot").await?;
-    let opening = Opening::unobserved(config);
-    opening.on(&store, "lock the slot", store.lock_slot(slot)).await?;
-    if opening.on(&store, "look at the slot", store.slot_reader(slot)).await?.is_some() {
+    let store = Store::patient(config, "tailpost slot").await?;
+    store.lock_slot(slot).await?;
+    if store.slot_reader(slot).await?.is_some() {
         return Err(Error::SlotBusy { slot: slot.clone() });
     }
     if !force {
         let how = "lose such events with `tailpost slot drop --force`";
-        drained::check(config, &opening, &store, how).await?;
+        drained::check(config, &store, how).await?;
     }
     // Nothing holds what is emitted from now on.
-    let refuse = store.refuse_wal_messages(slot);
-    opening.on(&store, "say that no messages are taken", refuse).await?;
-    let dropped = opening.on(&store, "drop the replication slot", store.drop_slot(slot)).await;
+    store.refuse_wal_messages(slot).await?;
+    let dropped = store.drop_slot(slot).await;
     let dropped = dropped.map_err(|error| match error.code() {
         Some(SqlState::UNDEFINED_OBJECT) => {
             Error::NotSetUp { missing: format!("replication slot \"{slot}\"") }
@@ -113,9 +107,8 @@ pub async fn drop_slot(config: &Config, force: bool) -> Result<(), Error> {
     });
     if !matches!(dropped, Err(Error::SlotBusy { .. })) {
         // Also if the other one is gone: it would keep the log for nobody.
-        drop_rewind_slot(config, &store, &opening).await?;
+        drop_rewind_slot(config, &store).await?;
     }
     dropped?;
-    let announced = store.announce_drop(slot, "`tailpost slot drop` dropped it");
-    opening.on(&store, "note the drop", announced).await
+    store.announce_drop(slot, "`tailpost slot drop` dropped it").await
 }

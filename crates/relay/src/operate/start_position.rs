@@ -5,7 +5,7 @@ use tokio_postgres::types::PgLsn;
 
 use crate::config::{Config, Mode};
 use crate::error::Error;
-use crate::postgres::{Store, answered};
+use crate::postgres::Store;
 
 const LOOKING: &str = "look at the slot";
 
@@ -24,8 +24,8 @@ pub async fn check_start(config: &Config, from: Lsn) -> Result<(), Error> {
         return Err(Error::Conflict(problem.into()));
     }
     let slot = &config.slot;
-    let store = Store::connect(config, "tailpost relay").await?;
-    let looked = answered(LOOKING, store.slot_progress(slot)).await?;
+    let store = Store::brief(config, "tailpost relay").await?;
+    let looked = store.slot_progress(slot).await?;
     let missing = || Error::NotSetUp { missing: format!("replication slot \"{slot}\"") };
     let progress = looked.ok_or_else(missing)?;
     if progress.is_read {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use outbox::{Column, Table};
-use tokio_postgres::{Client, Row};
+use tokio_postgres::Row;
 
 use crate::error::Error;
 
@@ -35,19 +35,14 @@ pub(crate) struct ColumnType {
     category: String,
 }
 
-/// The columns of a table; none if it does not exist. `table` is quoted.
-pub(crate) async fn types(client: &Client, table: &str) -> Result<Types, Error> {
-    let rows = client
-        .query(
-            "SELECT attname::text, atttypid, typcategory::text
-             FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid
-             WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped",
-            &[&table],
-        )
-        .await
-        .map_err(Error::sql("look at the table's columns"))?;
+/// Selects the columns of a table, by its quoted name, for [`read_types`].
+pub(super) const TYPES: &str = "SELECT attname::text, atttypid, typcategory::text
+    FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid
+    WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped";
+
+pub(super) fn read_types(rows: &[Row]) -> Types {
     let column = |row: &Row| (row.get(0), ColumnType { oid: row.get(1), category: row.get(2) });
-    Ok(rows.iter().map(column).collect())
+    rows.iter().map(column).collect()
 }
 
 /// Whether an outbox must have the column; the relay can do without the others.
@@ -95,7 +90,7 @@ pub(crate) fn check_divisible(table: &Table, types: &Types) -> Result<(), Error>
         let name = table.columns().name(column);
         let found = types.get(name).ok_or_else(|| missing(table, column))?;
         if !matches!(found.oid, TEXT | VARCHAR) {
-            return Err(Error::Shards {
+            return Err(Error::Unusable {
                 problem: format!(
                     "relay.shards above 1 needs column \"{name}\" to be of type text or varchar"
                 ),

@@ -1,6 +1,5 @@
 //! Whether a slot has brought every event that nothing else has.
 
-use super::opening::Opening;
 use super::sql::{Store, Unread};
 use crate::config::Config;
 use crate::describe;
@@ -12,31 +11,23 @@ use crate::error::Error;
 /// # Errors
 ///
 /// [`Error::SlotBusy`] while a relay reads the slot, [`Error::Conflict`] if an event would be lost.
-pub(crate) async fn check(
-    config: &Config,
-    opening: &Opening,
-    store: &Store,
-    how: &str,
-) -> Result<(), Error> {
+pub(crate) async fn check(config: &Config, store: &Store, how: &str) -> Result<(), Error> {
     let slot = &config.slot;
-    opening.on(store, "look at the tables", store.check_tables()).await?;
-    let state = opening.on(store, "read the relay's state", store.load_state(slot)).await?;
-    let exists = opening.on(store, "look at the slot", store.slot_exists(slot)).await?;
+    store.check_tables().await?;
+    let state = store.load_state(slot).await?;
+    let exists = store.slot_exists(slot).await?;
     if !exists || !state.is_some_and(|it| it.takes_messages) {
         return Ok(());
     }
-    if opening.on(store, "look at the slot", store.slot_reader(slot)).await?.is_some() {
+    if store.slot_reader(slot).await?.is_some() {
         return Err(Error::SlotBusy { slot: slot.clone() });
     }
     // Whoever is interrupted behind this has not looked: the next one does.
-    let refuse = store.refuse_wal_messages(slot);
-    opening.on(store, "say that no messages are taken", refuse).await?;
-    let Err(reason) = undrained(config, opening, store).await else {
-        let forget = store.forget_wal_messages(slot);
-        return opening.on(store, "say that no messages are taken", forget).await;
+    store.refuse_wal_messages(slot).await?;
+    let Err(reason) = undrained(config, store).await else {
+        return store.forget_wal_messages(slot).await;
     };
-    let accept = store.accept_wal_messages(slot);
-    opening.on(store, "say that messages are taken", accept).await?;
+    store.accept_wal_messages(slot).await?;
     Err(Error::Conflict(format!(
         "{reason}; let `tailpost relay --once` publish what there is with relay.wal_messages = \
          true, or {how}"
@@ -44,19 +35,17 @@ pub(crate) async fn check(
 }
 
 /// An error that says why events without a row may be lost with the slot.
-async fn undrained(config: &Config, opening: &Opening, store: &Store) -> Result<(), String> {
+async fn undrained(config: &Config, store: &Store) -> Result<(), String> {
     let slot = &config.slot;
     let unknown = |error: Error| {
         let why = describe(&error);
         format!("nobody knows whether slot \"{slot}\" has events of outbox_emit_wal: {why}")
     };
-    let outwaited = opening.on(store, "wait for transactions", store.outwait_transactions()).await;
-    if !outwaited.map_err(unknown)? {
+    if !store.outwait_transactions().await.map_err(unknown)? {
         return Err("transactions are open that may have called outbox_emit_wal".into());
     }
-    let unread = store.unread_messages(slot, &config.publication);
-    let doing = "look at what the slot has not brought";
-    match opening.on(store, doing, unread).await.map_err(unknown)? {
+    let unread = store.unread_messages(slot, &config.publication).await;
+    match unread.map_err(unknown)? {
         Unread::Nothing => Ok(()),
         Unread::Something => Err(format!(
             "slot \"{slot}\" has events of outbox_emit_wal that are not published, and no table \

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use tracing::{info, warn};
 
-use super::Store;
+use super::PostgresTarget;
 use crate::config::Config;
 use crate::connect_error;
 use crate::error::Error;
@@ -49,31 +49,30 @@ const LOOK: &str = "
     WHERE a.pid = $1";
 
 /// Watches over the steps of opening a session, one at a time.
+#[derive(Clone)]
 pub(crate) struct Opening {
-    config: Arc<Config>,
+    server: Arc<PostgresTarget>,
+    slot: Arc<str>,
     waits: watch::Sender<Option<String>>,
 }
 
 impl Opening {
     /// The receiver is told what is waited for, as long as it is.
-    pub(crate) fn new(config: &Arc<Config>) -> (Self, watch::Receiver<Option<String>>) {
+    pub(crate) fn new(config: &Config) -> (Self, watch::Receiver<Option<String>>) {
         let (waits, waiting) = watch::channel(None);
-        (Self { config: Arc::clone(config), waits }, waiting)
+        (
+            Self {
+                server: Arc::new(config.postgres.clone()),
+                slot: config.slot.as_str().into(),
+                waits,
+            },
+            waiting,
+        )
     }
 
     /// For somebody who has only the log to tell.
     pub(crate) fn unobserved(config: &Config) -> Self {
-        Self::new(&Arc::new(config.clone())).0
-    }
-
-    /// As [`step`](Self::step), for statements on the store's connection.
-    pub(crate) async fn on<T>(
-        &self,
-        store: &Store,
-        doing: &'static str,
-        work: impl Future<Output = Result<T, Error>>,
-    ) -> Result<T, Error> {
-        self.step(store.pid(), doing, work).await
+        Self::new(config).0
     }
 
     /// Does `work`, statements of the server's process `pid`, for as long as the server works on
@@ -134,14 +133,14 @@ impl Opening {
             if known.is_none()
                 && let Some(what) = &what
             {
-                info!(slot = self.config.slot, "waiting {what}");
+                info!(slot = &*self.slot, "waiting {what}");
             }
             std::mem::replace(known, what.clone()) != what
         });
     }
 
     async fn look(&self, pid: i32) -> Look {
-        let target = &self.config.postgres;
+        let target = &self.server;
         let looked = async {
             let client = target.session("tailpost watch").await?;
             let row = client.query_opt(LOOK, &[&pid]).await.map_err(Error::sql("look"))?;

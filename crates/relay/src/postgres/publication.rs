@@ -1,9 +1,9 @@
 //! What the log brings is decided by the publication, at the time of each commit.
 
 use outbox::{Column, Table};
-use tokio_postgres::Client;
 
 use crate::error::Error;
+use crate::postgres::Connection;
 use crate::shards::Shard;
 
 /// The first server whose publications have row filters.
@@ -34,38 +34,17 @@ pub(crate) enum Standing {
     },
 }
 
-/// Whether the publication exists. With a `shard` it must bring that shard's rows, and else all.
-///
-/// # Errors
-///
-/// [`Error::Publication`] if it exists and would bring too little or too much.
-pub(crate) async fn exists(
-    client: &Client,
-    table: &Table,
-    publication: &str,
-    shard: Option<Shard>,
-) -> Result<bool, Error> {
-    match standing(client, table, publication, shard).await? {
-        Standing::Missing => Ok(false),
-        Standing::Fit => Ok(true),
-        Standing::Unfit { reason, statement } => Err(Error::Publication {
-            publication: publication.to_owned(),
-            reason: reason.to_owned(),
-            fix: format!("run `{statement}`"),
-        }),
-    }
-}
-
 /// The same, for those who report it.
 pub(crate) async fn standing(
-    client: &Client,
+    connection: &Connection,
     table: &Table,
     publication: &str,
     shard: Option<Shard>,
 ) -> Result<Standing, Error> {
     // By way of JSON, since PostgreSQL 14 knows neither row filters nor lists of columns.
-    let row = client
+    let row = connection
         .query_opt(
+            "look at the publication",
             "SELECT p.pubinsert AND NOT (p.pubupdate OR p.pubdelete OR p.pubtruncate),
                     p.pubviaroot,
                     t.tablename IS NOT NULL,
@@ -79,8 +58,7 @@ pub(crate) async fn standing(
              WHERE p.pubname = $1",
             &[&publication, &table.schema(), &table.name(), &table.quoted()],
         )
-        .await
-        .map_err(Error::sql("look at the publication"))?;
+        .await?;
     let Some(row) = row else { return Ok(Standing::Missing) };
     let (inserts_only, via_root, has_table): (bool, bool, bool) =
         (row.get(0), row.get(1), row.get(2));
@@ -121,7 +99,7 @@ pub(crate) async fn standing(
 /// False while nobody relies on the slot anyway, and in another cluster than that of the slot, where
 /// it is made anew.
 pub(crate) async fn is_younger_than_the_slot(
-    client: &Client,
+    connection: &Connection,
     table: &Table,
     publication: &str,
     slot: &str,
@@ -149,8 +127,8 @@ pub(crate) async fn is_younger_than_the_slot(
          )",
         state = table.companion("tailpost_state")
     );
-    let row = client.query_one(&sql, &[&slot, &publication, &table.quoted()]).await;
-    Ok(row.map_err(Error::sql("look at the publication's age"))?.get(0))
+    let (doing, outbox) = ("look at the publication's age", table.quoted());
+    Ok(connection.query_one(doing, &sql, &[&slot, &publication, &outbox]).await?.get(0))
 }
 
 #[cfg(test)]

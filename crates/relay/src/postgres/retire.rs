@@ -10,7 +10,7 @@ use std::time::Duration;
 use async_nats::{Client, jetstream};
 use tracing::info;
 
-use super::{Opening, Store, answered, slot};
+use super::{Store, slot};
 use crate::config::Config;
 use crate::error::Error;
 use crate::nats::TailReader;
@@ -28,17 +28,16 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 ///
 /// # Errors
 ///
-/// [`Error::Shards`] if it cannot be told any more what was published.
+/// [`Error::Unusable`] if it cannot be told any more what was published.
 pub(crate) async fn retire(config: &Config, slot: &str, client: &Client) -> Result<(), Error> {
     let before = config.before(slot);
     let former = before.as_ref().unwrap_or(config);
-    let opening = Opening::unobserved(former);
-    let store = Store::connect(former, "tailpost setup").await?;
-    opening.on(&store, "lock the slot", store.lock_slot(slot)).await?;
-    if answered("look at the replication slot", store.slot_exists(slot)).await? {
+    let store = Store::patient(former, "tailpost setup").await?;
+    store.lock_slot(slot).await?;
+    if store.slot_exists(slot).await? {
         return Err(Error::SlotBusy { slot: slot.to_owned() }); // made anew just now
     }
-    let state = opening.on(&store, "read the relay's state", store.load_state(slot)).await?;
+    let state = store.load_state(slot).await?;
     let system_id = slot::system_identifier(config).await?;
     if let Some(former) = state.as_ref().filter(|it| it.system_identifier != system_id) {
         // It was another cluster's. What its stream has is published, if there still is such a stream.
@@ -49,11 +48,11 @@ pub(crate) async fn retire(config: &Config, slot: &str, client: &Client) -> Resu
             Err(error) => return Err(Error::jetstream("look at the stream")(error)),
         };
         let config = before.as_ref().unwrap_or(config);
-        slot::finish_epoch(config, &opening, &store, tail.as_ref(), &system_id, former).await?;
-        return forget(&opening, &store, slot).await;
+        slot::finish_epoch(config, &store, tail.as_ref(), &system_id, former).await?;
+        return forget(&store, slot).await;
     }
     await_visibility(&store).await?;
-    if opening.on(&store, "look for unmarked rows", store.count_unmarked(1)).await? > 0 {
+    if store.count_unmarked(1).await? > 0 {
         let Some(before) = &before else { return Err(renamed(slot)) };
         let stream = &before.stream.name;
         if let Err(error) = jetstream::new(client.clone()).get_stream(stream).await {
@@ -64,35 +63,34 @@ pub(crate) async fn retire(config: &Config, slot: &str, client: &Client) -> Resu
         }
         let tail = TailReader::new(client, stream).await?;
         if let Some(state) = state {
-            slot::finish_epoch(before, &opening, &store, Some(&tail), &system_id, &state).await?;
+            slot::finish_epoch(before, &store, Some(&tail), &system_id, &state).await?;
         }
     }
-    forget(&opening, &store, slot).await
+    forget(&store, slot).await
 }
 
-async fn forget(opening: &Opening, store: &Store, slot: &str) -> Result<(), Error> {
-    opening.on(store, "remove the slot's record", store.forget_slot(slot)).await?;
-    answered("unlock the slot", store.unlock_slot(slot)).await
+async fn forget(store: &Store, slot: &str) -> Result<(), Error> {
+    store.forget_slot(slot).await?;
+    store.unlock_slot(slot).await
 }
 
 /// Waits until every transaction that the log may have brought is visible: while a commit waits for a
 /// synchronous standby, its rows are published and cannot be marked.
 async fn await_visibility(store: &Store) -> Result<(), Error> {
-    let running = || answered("look for running transactions", store.running());
-    let (newest, mut oldest) = running().await?;
+    let (newest, mut oldest) = store.running().await?;
     if oldest < newest {
         info!("waiting for running transactions");
     }
     while oldest < newest {
         tokio::time::sleep(LOOK_EVERY).await;
-        oldest = running().await?.1;
+        oldest = store.running().await?.1;
     }
     Ok(())
 }
 
 fn renamed(slot: &str) -> Error {
     let shards = Config::shards_of_slot(slot);
-    Error::Shards {
+    Error::Unusable {
         problem: format!(
             "replication slot \"{slot}\" had another configuration, and rows wait that may have been \
              published from it"
@@ -106,7 +104,7 @@ fn renamed(slot: &str) -> Error {
 }
 
 fn no_stream(slot: &str, stream: &str) -> Error {
-    Error::Shards {
+    Error::Unusable {
         problem: format!(
             "rows wait that may have been published from replication slot \"{slot}\", and stream \
              \"{stream}\", which would tell, does not exist"

@@ -8,8 +8,6 @@ use pgwire_replication::IdentifySystem;
 use tracing::{error, info, warn};
 use uuid::Uuid;
 
-use super::answered::answered;
-use super::opening::Opening;
 use super::sql::{LastLooks, ResolvedPlace, StateRow, Store};
 use super::start_snapshot::readable;
 use super::walsender::{Replication, Walsender, number, text};
@@ -25,10 +23,6 @@ use crate::nats::{SOUGHT_AT_ONCE, TailReader, WayBack};
 /// anybody having closed its connections. A relay that lives answers at once.
 const GIVE_UP_SOON: &str = "SELECT set_config('wal_sender_timeout', '5s', false) FROM pg_settings
     WHERE name = 'wal_sender_timeout' AND (setting = '0' OR setting::int > 5000)";
-
-const MARKING: &str = "mark what the former slot brought";
-const LOOKING: &str = "look for unmarked rows";
-const TAKING_OVER: &str = "take over restored rows";
 
 /// A slot whose start is known, on a session that has not started to stream.
 ///
@@ -78,19 +72,18 @@ impl Slot {
     /// stream has the rest. So a lagging mark never makes the scanner publish a row again.
     pub(crate) async fn prepare(
         config: &Config,
-        opening: &Opening,
         store: &Store,
         tail: Option<&TailReader>,
     ) -> Result<Self, Error> {
         let (mut session, identity) = Replication::connect(config).await?;
         session.query(GIVE_UP_SOON, "configure the session").await?;
-        opening.on(store, "lock the slot", store.lock_slot(&config.slot)).await?;
-        let on = On { config, opening, store, tail };
+        store.lock_slot(&config.slot).await?;
+        let on = On { config, store, tail };
         let ensured = ensure(&on, &mut session, &identity).await;
         if let Err(silent @ Error::Silent { .. }) = ensured {
             return Err(silent); // the lock ends with the connection
         }
-        answered("unlock the slot", store.unlock_slot(&config.slot)).await?;
+        store.unlock_slot(&config.slot).await?;
         let (state, confirmed, created) = ensured?;
         let reader = session.pid();
         let start_snapshot = state.start_snapshot.ok_or_else(|| not_set_up("the slot's start"))?;
@@ -124,14 +117,9 @@ impl Slot {
     /// [`Error::SlotBusy`] while another relay reads the slot: that exclusion is PostgreSQL's.
     /// [`Error::Stalled`] if it is not the slot any more that was looked at: from now on nobody can
     /// replace it, but until now somebody could.
-    pub(crate) async fn start(
-        self,
-        opening: &Opening,
-        store: &Store,
-        slot: &str,
-    ) -> Result<Walsender, Error> {
+    pub(crate) async fn start(self, store: &Store, slot: &str) -> Result<Walsender, Error> {
         let walsender = self.session.start(slot).await?;
-        let state = opening.on(store, "read the relay's state", store.load_state(slot)).await?;
+        let state = store.load_state(slot).await?;
         let start_snapshot = state.and_then(|it| it.start_snapshot);
         if start_snapshot.as_ref() != Some(&self.start_snapshot) {
             return Err(Error::Stalled("the slot was created anew meanwhile"));
@@ -148,7 +136,6 @@ pub(crate) async fn system_identifier(config: &Config) -> Result<String, Error> 
 /// What all steps that make sure of a slot need.
 struct On<'a> {
     config: &'a Config,
-    opening: &'a Opening,
     store: &'a Store,
     tail: Option<&'a TailReader>,
 }
@@ -159,22 +146,20 @@ async fn ensure(
     session: &mut Replication,
     identity: &IdentifySystem,
 ) -> Result<(StateRow, Lsn, bool), Error> {
-    let On { config, opening, store, tail } = *on;
+    let On { config, store, tail } = *on;
     let found = look(session, &config.slot).await?;
-    let reading = "read the relay's state";
-    let state = opening.on(store, reading, store.load_state(&config.slot)).await?;
+    let state = store.load_state(&config.slot).await?;
     match usable(config, identity, found, state)? {
         Found::Usable(state, confirmed) => Ok((state, confirmed, false)),
         Found::Unusable { drop, state, reason } => {
             match &state {
                 Some(old) => {
-                    finish_epoch(config, opening, store, tail, &identity.system_id, old).await?;
+                    finish_epoch(config, store, tail, &identity.system_id, old).await?;
                 }
-                None => take_over_without_state(opening, store).await?,
+                None => take_over_without_state(store).await?,
             }
             if drop {
-                let dropped = store.drop_slot(&config.slot);
-                opening.on(store, "drop the replication slot", dropped).await?;
+                store.drop_slot(&config.slot).await?;
             }
             let (state, confirmed) = create(on, session, identity, state.as_ref(), reason).await?;
             Ok((state, confirmed, true))
@@ -202,19 +187,26 @@ fn usable(
         return Ok(anew(config, false, state, reason));
     };
     if let Some(database) = row.elsewhere {
-        return Err(Error::SlotElsewhere { slot: slot.clone(), database });
+        return Err(Error::Unusable {
+            problem: format!("replication slot \"{slot}\" belongs to database \"{database}\""),
+            fix: "configure another name as postgres.slot: all databases of a cluster share them"
+                .into(),
+        });
     }
     if row.active {
         return Err(Error::SlotBusy { slot: slot.clone() });
     }
-    if row.plugin != "pgoutput" {
-        return Err(Error::SlotForeign { slot: slot.clone() });
-    }
-    let Some(state) = state else {
-        return Err(Error::SlotForeign { slot: slot.clone() });
+    let Some(state) = state.filter(|_| row.plugin == "pgoutput") else {
+        return Err(Error::Unusable {
+            problem: format!("replication slot \"{slot}\" was not created by tailpost"),
+            fix: format!(
+                "drop it with `SELECT pg_drop_replication_slot('{slot}')` and run `tailpost \
+                 setup`, or configure another name as postgres.slot"
+            ),
+        });
     };
     // Beyond what was confirmed, it was created since, or advanced: what lies in between, it will
-    // not bring. (A row without the position is an older version's, and trusted once.)
+    // not bring.
     let is_beyond = state.checkpoint.is_some_and(|it| row.confirmed > it);
     let reason = if row.lost {
         "PostgreSQL gave the slot's log up"
@@ -251,7 +243,6 @@ fn anew(config: &Config, drop: bool, state: Option<StateRow>, reason: &'static s
 /// Marks what the old slot brought and the stream has.
 pub(crate) async fn finish_epoch(
     config: &Config,
-    opening: &Opening,
     store: &Store,
     tail: Option<&TailReader>,
     system_id: &str,
@@ -261,25 +252,24 @@ pub(crate) async fn finish_epoch(
         // Snapshots of another cluster say nothing of rows that were written here, but what the stream
         // has it has, under the positions of that cluster.
         if let (Some(tail), Ok(former)) = (tail, number(&old.system_identifier)) {
-            mark_read_back(config, opening, store, tail, former, old).await?;
+            mark_read_back(config, store, tail, former, old).await?;
         }
-        opening.on(store, TAKING_OVER, store.renumber()).await?;
-        return opening.on(store, TAKING_OVER, store.catch_up_sequences()).await;
+        store.renumber().await?;
+        return store.catch_up_sequences().await;
     }
     let mut sweeper = Sweeper::new();
     sweeper.read(&[], false);
     if let Some(tail) = tail {
         let (stored, is_whole) =
-            mark_read_back(config, opening, store, tail, number(system_id)?, old).await?;
+            mark_read_back(config, store, tail, number(system_id)?, old).await?;
         sweeper.read(&stored.stored, is_whole && old.swept.is_some());
     }
-    sweep_all(config, opening, store, tail, old, sweeper).await
+    sweep_all(config, store, tail, old, sweeper).await
 }
 
 /// Marks what the stream has from behind the last watermark on. Returns that, and whether it is all.
 async fn mark_read_back(
     config: &Config,
-    opening: &Opening,
     store: &Store,
     tail: &TailReader,
     system_id: u64,
@@ -296,13 +286,13 @@ async fn mark_read_back(
         at_most: u64::MAX,
     };
     let (read, is_whole) = tail.all_back_to(way).await?;
-    opening.on(store, MARKING, store.mark_stored(&config.stream.name, &read.stored)).await?;
+    store.mark_stored(&config.stream.name, &read.stored).await?;
     Ok((read, is_whole))
 }
 
-async fn take_over_without_state(opening: &Opening, store: &Store) -> Result<(), Error> {
-    if opening.on(store, TAKING_OVER, store.renumber_future()).await? {
-        opening.on(store, TAKING_OVER, store.catch_up_sequences()).await?;
+async fn take_over_without_state(store: &Store) -> Result<(), Error> {
+    if store.renumber_future().await? {
+        store.catch_up_sequences().await?;
     }
     Ok(())
 }
@@ -310,7 +300,6 @@ async fn take_over_without_state(opening: &Opening, store: &Store) -> Result<(),
 /// Marks what the last watermark covers. What the log never brought is left for the scan.
 async fn sweep_all(
     config: &Config,
-    opening: &Opening,
     store: &Store,
     tail: Option<&TailReader>,
     old: &StateRow,
@@ -320,27 +309,22 @@ async fn sweep_all(
     let (Some(start), Some(watermark)) = (&old.start_snapshot, &old.watermark) else {
         return Ok(());
     };
-    opening.on(store, "remove parked rows", store.sweep_dead(start, watermark)).await?;
+    store.sweep_dead(start, watermark).await?;
     // What was swept before and is unmarked now is not published: the scanner finds it.
-    let is_indexed = answered(LOOKING, store.has_index_of_transactions()).await?;
+    let is_indexed = store.has_index_of_transactions().await?;
     let range = if is_indexed { SweepRange::SinceSwept } else { SweepRange::Whole };
     // While the look is open, nobody may wait for whoever waits for it.
-    answered("configure the session", store.wait_for_locks(Some("5s"))).await?;
+    store.wait_for_locks(Some("5s")).await?;
     loop {
-        let looker = Store::connect(config, "tailpost sweeper").await?;
-        let looking_pid = looker.pid();
-        let look = looker.look(start, watermark, old.swept.as_ref(), range);
-        let mut look = opening.step(looking_pid, LOOKING, look).await?;
+        let looker = store.another(config, "tailpost sweeper").await?;
+        let mut look = looker.look(start, watermark, old.swept.as_ref(), range).await?;
         let mut unlogged = Vec::new();
         let is_last = loop {
-            let rows = opening.step(looking_pid, LOOKING, look.batch()).await?;
+            let rows = look.batch().await?;
             // Nothing is on its way any more: there is no next watermark to wait for.
             let verdict = sweeper.judge_finally(&rows);
-            let marked = async {
-                store.mark(stream, &verdict.resolved).await?;
-                store.mark_on_trust(stream, &verdict.trusted).await
-            };
-            opening.on(store, MARKING, marked).await?;
+            store.mark(stream, &verdict.resolved).await?;
+            store.mark_on_trust(stream, &verdict.trusted).await?;
             unlogged.extend(verdict.unlogged);
             if rows.len() < SWEPT_AT_ONCE {
                 break true;
@@ -353,15 +337,15 @@ async fn sweep_all(
         if let Some(tail) = tail {
             let sought = unlogged.iter().copied().collect();
             let found = tail.find(sought).await?;
-            opening.on(store, MARKING, store.mark_stored(stream, &found)).await?;
+            store.mark_stored(stream, &found).await?;
             let found: HashSet<Uuid> = found.iter().map(|it| it.id).collect();
             unlogged.retain(|id| !found.contains(id));
         }
         for batch in unlogged.chunks(SWEPT_AT_ONCE) {
-            opening.on(store, MARKING, store.leave_to_the_scanner(batch)).await?;
+            store.leave_to_the_scanner(batch).await?;
         }
         if is_last {
-            return answered("configure the session", store.wait_for_locks(None)).await;
+            return store.wait_for_locks(None).await;
         }
     }
 }
@@ -381,12 +365,11 @@ async fn create(
     old: Option<&StateRow>,
     reason: &str,
 ) -> Result<(StateRow, Lsn), Error> {
-    let On { config, opening, store, .. } = *on;
+    let On { config, store, .. } = *on;
     let slot = &config.slot;
     let timeline = i32::try_from(identity.timeline).unwrap_or(i32::MAX);
     let system_id = &identity.system_id;
-    let announced = store.announce_beside_no_others(config, system_id, timeline, reason);
-    opening.on(store, "announce a new slot", announced).await?;
+    store.announce_beside_no_others(config, system_id, timeline, reason).await?;
     info!(slot, "creating the replication slot (waits for running transactions)");
     let version: u32 =
         number(&session.single("SELECT current_setting('server_version_num')").await?)?;
@@ -398,20 +381,16 @@ async fn create(
         _ => "USE_SNAPSHOT",
     };
     let sql = format!("CREATE_REPLICATION_SLOT {slot} LOGICAL pgoutput {options}");
-    let rows = session.create_slot(opening, &sql).await?;
+    let rows = session.create_slot(store.bound(), &sql).await?;
     let consistent_point = rows.first().and_then(|row| text(row.get(1)?.as_ref()));
     let snapshot = readable(session.single("SELECT pg_current_snapshot()").await?);
     session.query("COMMIT", doing).await?;
     let start: Lsn = consistent_point
         .and_then(|point| point.parse().ok())
         .ok_or(Error::Stalled("the server did not say where the new slot begins"))?;
-    let begun = store.begin_epoch(slot, system_id, timeline, &snapshot, start);
-    opening.on(store, "store the slot's start", begun).await?;
-    let looked = async {
-        // Else the first scan has to wait until it can see everything.
-        Ok(!store.has_hidden(&snapshot).await? && store.note_if_no_gap(slot).await?)
-    };
-    let is_gap_filled = opening.on(store, "look for rows older than the slot", looked).await?;
+    store.begin_epoch(slot, system_id, timeline, &snapshot, start).await?;
+    // Else the first scan has to wait until it can see everything.
+    let is_gap_filled = !store.has_hidden(&snapshot).await? && store.note_if_no_gap(slot).await?;
     let epoch = old.map_or(0, |old| old.epoch) + 1;
     info!(slot, %start, epoch, "created the replication slot");
     let state = StateRow {

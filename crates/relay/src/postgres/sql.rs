@@ -32,14 +32,16 @@ mod unread;
 mod verify_rows;
 
 use std::collections::HashSet;
+use std::ops::Deref;
 use std::sync::Mutex;
 use std::time::Instant;
 
+use outbox::migrations::{Layout, Migration};
 use outbox::{Column, Table};
 use pgoutput::Lsn;
 use tokio::sync::OnceCell;
 use tokio_postgres::types::{PgLsn, ToSql};
-use tokio_postgres::{Client, Row, SimpleQueryMessage, Statement, ToStatement};
+use tokio_postgres::{SimpleQueryMessage, Statement};
 use uuid::Uuid;
 
 pub(crate) use self::backlog::{Backlog, COUNT_MAX};
@@ -58,8 +60,12 @@ use self::statements::Statements;
 use crate::config::{Config, MarkBy};
 use crate::engine::{Resolved, Watermark};
 use crate::error::Error;
+use crate::postgres::answered::{ANSWER_MAX, answered};
+use crate::postgres::columns;
+use crate::postgres::connection::{Bound, Connection};
+use crate::postgres::opening::Opening;
+use crate::postgres::publication::{self, Standing};
 pub(crate) use crate::postgres::rows::ScannedRow;
-use crate::postgres::{Session, answered, columns, publication};
 use crate::shards::{Shard, Shards};
 
 pub(crate) use self::state::{LastLooks, ResolvedPlace, StateRow, oldest_running};
@@ -72,9 +78,7 @@ const STATEMENT_MS_MAX: u32 = 55_000;
 
 /// A connection for statements, and their texts.
 pub(crate) struct Store {
-    client: Session,
-    /// The server's process behind it.
-    pid: i32,
+    connection: Connection,
     table: Table,
     mark_by: MarkBy,
     /// Whose rows this is about; all rows if there is but one shard, or all are meant.
@@ -91,9 +95,50 @@ pub(crate) struct Store {
     park: OnceCell<Statement>,
 }
 
+impl Deref for Store {
+    type Target = Connection;
+
+    fn deref(&self) -> &Connection {
+        &self.connection
+    }
+}
+
 impl Store {
-    /// Connects, and is called `name` in `pg_stat_activity`.
+    /// Connects, and is called `name` in `pg_stat_activity`. Whoever runs a statement bounds it.
     pub(crate) async fn connect(config: &Config, name: &str) -> Result<Self, Error> {
+        Self::bounded(config, name, |_| Bound::Caller).await
+    }
+
+    /// For statements that wait for nobody.
+    pub(crate) async fn brief(config: &Config, name: &str) -> Result<Self, Error> {
+        Self::bounded(config, name, |_| Bound::Answer(ANSWER_MAX)).await
+    }
+
+    /// For statements that may wait for others. The log says so.
+    pub(crate) async fn patient(config: &Config, name: &str) -> Result<Self, Error> {
+        Self::watched(config, name, &Opening::unobserved(config)).await
+    }
+
+    /// As [`patient`](Self::patient). `opening` says so as well.
+    pub(crate) async fn watched(
+        config: &Config,
+        name: &str,
+        opening: &Opening,
+    ) -> Result<Self, Error> {
+        let bound = |pid| Bound::Work { opening: opening.clone(), pid };
+        Self::bounded(config, name, bound).await
+    }
+
+    /// One more connection, for statements that are bounded as this one's.
+    pub(crate) async fn another(&self, config: &Config, name: &str) -> Result<Self, Error> {
+        Self::bounded(config, name, |pid| self.bound().of(pid)).await
+    }
+
+    async fn bounded(
+        config: &Config,
+        name: &str,
+        bound: impl FnOnce(i32) -> Bound,
+    ) -> Result<Self, Error> {
         let client = config.postgres.session(name).await?;
         // What must not be forgotten is written through here: a dead letter stands for an event
         // that is not published. A database may have been told not to wait for its disk.
@@ -113,85 +158,29 @@ impl Store {
                 _ => None,
             });
         let pid = pid.ok_or(Error::Stalled("the server does not say which process serves us"))?;
-        let sql = Statements::new(config);
-        let (mark, mark_lately, park) = (OnceCell::new(), OnceCell::new(), OnceCell::new());
-        let (table, mark_by) = (config.table.clone(), config.mark.by);
-        let (shard, shards) = (config.shard(), config.shards);
-        let met_lock = Mutex::default();
         Ok(Self {
-            client,
-            pid,
-            table,
-            mark_by,
-            shard,
-            shards,
-            sql,
-            mark,
-            mark_lately,
+            connection: Connection::new(client, bound(pid)),
+            table: config.table.clone(),
+            mark_by: config.mark.by,
+            shard: config.shard(),
+            shards: config.shards,
+            sql: Statements::new(config),
+            mark: OnceCell::new(),
+            mark_lately: OnceCell::new(),
             is_by_day: OnceCell::new(),
-            met_lock,
-            park,
+            met_lock: Mutex::default(),
+            park: OnceCell::new(),
         })
     }
 
-    /// The server's process behind the connection.
-    pub(crate) fn pid(&self) -> i32 {
-        self.pid
+    /// From now on whoever runs a statement bounds it.
+    fn unbound(&mut self) {
+        self.connection.unbound();
     }
 
-    pub(crate) fn client(&self) -> &Client {
-        &self.client
-    }
-
-    /// As the client's, and the error says what was being `doing`, in the imperative; so the others.
-    pub(crate) async fn query_one<T: ?Sized + ToStatement>(
-        &self,
-        doing: &'static str,
-        sql: &T,
-        parameters: &[&(dyn ToSql + Sync)],
-    ) -> Result<Row, Error> {
-        self.client.query_one(sql, parameters).await.map_err(Error::sql(doing))
-    }
-
-    pub(crate) async fn query_opt<T: ?Sized + ToStatement>(
-        &self,
-        doing: &'static str,
-        sql: &T,
-        parameters: &[&(dyn ToSql + Sync)],
-    ) -> Result<Option<Row>, Error> {
-        self.client.query_opt(sql, parameters).await.map_err(Error::sql(doing))
-    }
-
-    pub(crate) async fn query<T: ?Sized + ToStatement>(
-        &self,
-        doing: &'static str,
-        sql: &T,
-        parameters: &[&(dyn ToSql + Sync)],
-    ) -> Result<Vec<Row>, Error> {
-        self.client.query(sql, parameters).await.map_err(Error::sql(doing))
-    }
-
-    pub(crate) async fn execute<T: ?Sized + ToStatement>(
-        &self,
-        doing: &'static str,
-        sql: &T,
-        parameters: &[&(dyn ToSql + Sync)],
-    ) -> Result<u64, Error> {
-        self.client.execute(sql, parameters).await.map_err(Error::sql(doing))
-    }
-
-    /// As [`execute`](Self::execute), for whom it is all the same how many rows that were.
-    pub(crate) async fn perform<T: ?Sized + ToStatement>(
-        &self,
-        doing: &'static str,
-        sql: &T,
-        parameters: &[&(dyn ToSql + Sync)],
-    ) -> Result<(), Error> {
-        self.execute(doing, sql, parameters).await.map(|_| ())
-    }
-
-    pub(crate) async fn batch_execute(&self, doing: &'static str, sql: &str) -> Result<(), Error> {
-        self.client.batch_execute(sql).await.map_err(Error::sql(doing))
+    /// Applies the migrations that the database lacks. Returns those.
+    pub(crate) async fn migrate(&mut self, layout: Layout) -> Result<Vec<Migration>, Error> {
+        self.connection.migrate(&self.table, layout).await
     }
 
     /// Whether a row that is gone may be that of a published event.
@@ -286,7 +275,7 @@ impl Store {
     /// The type in which a dead letter keeps its payload.
     async fn dead_payload_type(&self) -> Result<u32, Error> {
         let dead = self.table.companion("outbox_dead_letter");
-        let types = columns::types(self.client(), &dead).await?;
+        let types = self.types(&dead).await?;
         types.get("payload").map(|it| it.oid).ok_or_else(|| Error::NotSetUp { missing: dead })
     }
 
@@ -308,7 +297,7 @@ impl Store {
 
     /// The outbox's type of payload, if dead letters could not keep it.
     async fn unfit_dead_letters(&self) -> Result<Option<u32>, Error> {
-        let types = columns::types(self.client(), &self.table.quoted()).await?;
+        let types = self.types(&self.table.quoted()).await?;
         let payload = types.get(self.table.columns().name(Column::Payload));
         let Some(payload) = payload.map(|it| mark::kept_as(it.oid)) else { return Ok(None) };
         Ok((mark::kept_as(self.dead_payload_type().await?) != payload).then_some(payload))
@@ -407,20 +396,19 @@ impl Store {
 
     /// Whether all tables are there.
     pub(crate) async fn check_tables(&self) -> Result<(), Error> {
-        // The first and the latest.
+        // The first, and one of the latest without which no relay works.
         for table in ["tailpost_state", "tailpost_rewind"] {
-            let table = self.table.companion(table);
-            let sql = "SELECT to_regclass($1) IS NOT NULL";
-            let row = self.query_one("look for the outbox", sql, &[&table]).await?;
-            if !row.get::<_, bool>(0) {
-                return Err(Error::NotSetUp { missing: format!("table {table}") });
-            }
-        }
-        let state = self.table.companion("tailpost_state");
-        if !columns::types(self.client(), &state).await?.contains_key("wal_prefix") {
-            return Err(Error::NotSetUp { missing: format!("column wal_prefix of {state}") });
+            self.check_table(table).await?;
         }
         Ok(())
+    }
+
+    async fn check_table(&self, name: &str) -> Result<(), Error> {
+        let table = self.table.companion(name);
+        match self.has_relation("look for the outbox", &table).await? {
+            true => Ok(()),
+            false => Err(Error::NotSetUp { missing: format!("table {table}") }),
+        }
     }
 
     /// Makes sure that the log brings every row. If it does not, rows may have been committed that
@@ -429,30 +417,28 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// [`Error::Publication`], or [`Error::NotSetUp`] if there is none, or, once,
+    /// [`Error::Unusable`], or [`Error::NotSetUp`] if there is none, or, once,
     /// [`Error::PublicationChanged`].
     pub(crate) async fn check_publication(
         &self,
         publication: &str,
         slot: &str,
     ) -> Result<(), Error> {
-        let (client, table) = (self.client(), &self.table);
-        let unfit = match publication::exists(client, table, publication, self.shard).await {
-            Ok(true) => {
-                if !publication::is_younger_than_the_slot(client, table, publication, slot).await? {
+        let table = &self.table;
+        let unfit = match publication::standing(self, table, publication, self.shard).await? {
+            Standing::Fit => {
+                if !publication::is_younger_than_the_slot(self, table, publication, slot).await? {
                     return Ok(());
                 }
                 Error::PublicationChanged { publication: publication.to_owned() }
             }
-            Ok(false) => Error::NotSetUp { missing: format!("publication {publication}") },
-            Err(unfit @ Error::Publication { .. }) => unfit,
-            Err(error) => return Err(error),
+            Standing::Missing => Error::NotSetUp { missing: format!("publication {publication}") },
+            Standing::Unfit { reason, statement } => Error::Unusable {
+                problem: format!("publication \"{publication}\" cannot be used: {reason}"),
+                fix: format!("run `{statement}`"),
+            },
         };
         self.distrust_slot(slot).await?;
         Err(unfit)
-    }
-
-    async fn prepare(&self, sql: &str) -> Result<Statement, Error> {
-        self.client().prepare(sql).await.map_err(Error::sql("prepare a statement"))
     }
 }

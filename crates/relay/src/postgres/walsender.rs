@@ -5,7 +5,7 @@ use tokio_postgres::error::SqlState;
 
 use super::PostgresTarget;
 use super::answered::{ANSWER_MAX, answered};
-use super::opening::Opening;
+use super::connection::Bound;
 use crate::config::Config;
 use crate::connect_error;
 use crate::error::{Error, sqlstate};
@@ -73,13 +73,13 @@ impl Replication {
     /// [`Error::NoLogicalDecoding`] if the server's settings do not allow it.
     pub(crate) async fn create_slot(
         &mut self,
-        opening: &Opening,
+        bound: &Bound,
         sql: &str,
     ) -> Result<Vec<QueryRow>, Error> {
         let (pid, doing) = (self.pid, "create the replication slot");
         let creating = self.client.0.simple_query(sql);
         let refused = |error| created_error(error, doing);
-        opening.step(pid, doing, async { creating.await.map_err(refused) }).await
+        bound.of(pid).within(doing, async { creating.await.map_err(refused) }).await
     }
 
     /// The only value of a statement that waits for nobody.

@@ -59,13 +59,10 @@ impl Source for Polling {
         once: bool,
         _: Option<String>,
     ) -> Result<Opened<Self>, Error> {
-        let store = Store::connect(config, CONNECTION).await?;
-        let checked = async {
-            store.check_outbox().await?;
-            store.check_marks_are_on_rows().await?;
-            store.check_shards(config).await
-        };
-        opening.on(&store, "check what setup made", checked).await?;
+        let store = Store::watched(config, CONNECTION, opening).await?;
+        store.check_outbox().await?;
+        store.check_marks_are_on_rows().await?;
+        store.check_shards(config).await?;
         let tail = TailReader::new(client, &config.stream.name).await?;
         nats::stream_check::check(config, client, &tail).await?;
         let (started, reach) = (Instant::now(), reach(config));

@@ -13,15 +13,14 @@ use outbox::waiting::Seen;
 use outbox::wire::{header, subjects_overlap};
 use serde::Serialize;
 use tokio::time::{Instant, sleep, timeout};
-use tokio_postgres::types::PgLsn;
+use tokio_postgres::types::{PgLsn, ToSql};
 use uuid::Uuid;
 
-use super::read_server::answered;
 use crate::config::Config;
 use crate::engine::Unpublished;
 use crate::error::Error;
 use crate::nats::{direct_get, unless_denied};
-use crate::postgres::Store;
+use crate::postgres::{Store, answered};
 use crate::waiting::EventState;
 
 /// The aggregate type of canary events.
@@ -103,15 +102,13 @@ pub async fn canaries(config: &Config) -> Result<Vec<Canary>, Error> {
 /// An aggregate of the shard.
 async fn aggregate_id(config: &Config) -> Result<String, Error> {
     let Some(shard) = config.shard() else { return Ok("canary".into()) };
-    let doing = "choose an aggregate of the shard";
-    let (client, _connection) = config.postgres.connect("tailpost doctor").await?;
+    let store = Store::brief(config, "tailpost doctor").await?;
     let sql = format!(
         "SELECT id FROM generate_series(1, 10000) AS n, concat('canary-', n) AS id
          WHERE {} ORDER BY n LIMIT 1",
         shard.owns(&format!("'{KIND}'"), "id")
     );
-    let asked = async { client.query_one(&sql, &[]).await.map_err(Error::sql(doing)) };
-    Ok(answered(doing, asked).await?.get(0))
+    Ok(store.query_one("choose an aggregate of the shard", &sql, &[]).await?.get(0))
 }
 
 async fn consumers(client: &Client, stream: &str, subject: &str) -> Result<Vec<String>, Error> {
@@ -150,7 +147,7 @@ impl Canary {
             stream: config.stream.name.clone(),
             ..Legs::default()
         };
-        let store = Store::connect(config, "tailpost doctor").await?;
+        let store = Store::brief(config, "tailpost doctor").await?;
         let nats = config.nats.connect("tailpost doctor").await?;
         let began = Instant::now();
         let lsn = answered("commit the canary event", self.commit()).await?;
@@ -222,8 +219,8 @@ impl Canary {
     async fn is_sent(&self, store: &Store, lsn: u64) -> bool {
         let sql = "SELECT coalesce(sent_lsn >= $2, false) FROM pg_stat_replication
                    JOIN pg_replication_slots ON active_pid = pid WHERE slot_name = $1";
-        let lsn = PgLsn::from(lsn);
-        let asked = store.client().query_opt(sql, &[&self.config.slot, &lsn]).await;
+        let parameters: [&(dyn ToSql + Sync); 2] = [&self.config.slot, &PgLsn::from(lsn)];
+        let asked = store.query_opt("look what was sent", sql, &parameters).await;
         asked.ok().flatten().is_some_and(|row| row.get(0))
     }
 
@@ -239,7 +236,7 @@ impl Canary {
 
     /// `Published` also if the row is gone and the stream has the message.
     async fn state(&self, store: &Store, is_stored: bool) -> Result<Option<EventState>, Error> {
-        let looked = answered("look for the event", store.look_up(vec![self.event.id])).await?;
+        let looked = store.look_up(vec![self.event.id]).await?;
         let state = looked.into_values().next().map(Seen::into_inner);
         Ok(match state {
             Some(EventState::Unknown) if is_stored && store.marks_by_deleting() => {

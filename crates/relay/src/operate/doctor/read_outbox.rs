@@ -2,14 +2,13 @@
 
 use outbox::migrations::MIGRATIONS;
 use outbox::{Column, Table};
-use tokio_postgres::Client;
 
 use super::facts::{Contents, Known, Migrations, OutboxTable, Partitions, Retention};
-use super::read_server::{answered, skip};
+use super::read_server::skip;
 use crate::config::{Config, MarkBy};
 use crate::error::Error;
 use crate::operate::maintain::{end, is_short};
-use crate::postgres::{Store, columns};
+use crate::postgres::{Connection, Store, columns};
 
 /// What the relay writes to, beside the outbox.
 const COMPANIONS: &[&str] = &[
@@ -36,33 +35,34 @@ const TREE: &str = "(SELECT to_regclass($1)::oid AS oid
 
 const LOOKING: &str = "look at the outbox";
 
-pub(super) async fn table(client: &Client, config: &Config) -> Known<OutboxTable> {
-    let (table, quoted) = (&config.table, config.table.quoted());
-    let found = async {
-        let found = client.query_one("SELECT to_regclass($1) IS NOT NULL", &[&quoted]).await;
-        Ok(found.map_err(Error::sql(LOOKING))?.get::<_, bool>(0))
-    };
-    if !answered(LOOKING, found).await.map_err(|error| skip(&error))? {
-        let applied = answered("read the record of migrations", migrations(client, table)).await;
-        return Ok(OutboxTable { migrations: applied.ok(), ..OutboxTable::default() });
-    }
-    let read = async {
-        let mut facts = OutboxTable { exists: true, ..OutboxTable::default() };
-        storage(client, &quoted, &mut facts).await?;
-        indexes(client, table, &mut facts).await?;
-        facts.triggers = triggers(client, &quoted, config.mark.by).await?;
-        facts.lacks = lacks(client, table).await?;
-        let types = columns::types(client, &quoted).await?;
-        facts.unfit = columns::check(table, &types).err().map(|it| crate::describe(&it));
-        Ok(facts)
-    };
-    let mut facts = answered(LOOKING, read).await.map_err(|error| skip(&error))?;
-    let applied = answered("read the record of migrations", migrations(client, table)).await;
-    facts.migrations = applied.ok();
+pub(super) async fn table(connection: &Connection, config: &Config) -> Known<OutboxTable> {
+    let read = look_at_table(connection, config).await;
+    let mut facts = read.map_err(|error| skip(&error))?;
+    facts.migrations = migrations(connection, &config.table).await.ok();
     Ok(facts)
 }
 
-async fn storage(client: &Client, quoted: &str, facts: &mut OutboxTable) -> Result<(), Error> {
+async fn look_at_table(connection: &Connection, config: &Config) -> Result<OutboxTable, Error> {
+    let (table, quoted) = (&config.table, config.table.quoted());
+    let mut facts = OutboxTable::default();
+    if !connection.has_relation(LOOKING, &quoted).await? {
+        return Ok(facts);
+    }
+    facts.exists = true;
+    storage(connection, &quoted, &mut facts).await?;
+    indexes(connection, table, &mut facts).await?;
+    facts.triggers = triggers(connection, &quoted, config.mark.by).await?;
+    facts.lacks = lacks(connection, table).await?;
+    let types = connection.types(&quoted).await?;
+    facts.unfit = columns::check(table, &types).err().map(|it| crate::describe(&it));
+    Ok(facts)
+}
+
+async fn storage(
+    connection: &Connection,
+    quoted: &str,
+    facts: &mut OutboxTable,
+) -> Result<(), Error> {
     let list = |condition: &str| {
         format!("array_agg(format('%I.%I', nspname, relname)) FILTER (WHERE {condition})")
     };
@@ -72,19 +72,23 @@ async fn storage(client: &Client, quoted: &str, facts: &mut OutboxTable) -> Resu
         list("relpersistence = 'u'"),
         list("reloptions && ARRAY['autovacuum_enabled=false', 'autovacuum_enabled=off']"),
     );
-    let row = client.query_one(&sql, &[&quoted]).await.map_err(Error::sql(LOOKING))?;
+    let row = connection.query_one(LOOKING, &sql, &[&quoted]).await?;
     facts.unlogged = row.get::<_, Option<_>>(0).unwrap_or_default();
     facts.unvacuumed = row.get::<_, Option<_>>(1).unwrap_or_default();
     (facts.is_owner, facts.owner, facts.may_create) = (row.get(2), row.get(3), row.get(4));
     Ok(())
 }
 
-async fn indexes(client: &Client, table: &Table, facts: &mut OutboxTable) -> Result<(), Error> {
+async fn indexes(
+    connection: &Connection,
+    table: &Table,
+    facts: &mut OutboxTable,
+) -> Result<(), Error> {
     let sql = "SELECT relname::text, format('%I.%I', n.nspname, relname), indisvalid
                FROM pg_index JOIN pg_class c ON c.oid = indexrelid
                JOIN pg_namespace n ON n.oid = relnamespace
                WHERE indrelid = to_regclass($1)";
-    let rows = client.query(sql, &[&table.quoted()]).await.map_err(Error::sql(LOOKING))?;
+    let rows = connection.query(LOOKING, sql, &[&table.quoted()]).await?;
     for row in &rows {
         let (name, quoted, is_valid): (String, String, bool) = (row.get(0), row.get(1), row.get(2));
         match name.as_str() {
@@ -99,13 +103,13 @@ async fn indexes(client: &Client, table: &Table, facts: &mut OutboxTable) -> Res
     let sql = "SELECT format('%I.%I', nspname, relname) FROM pg_class c
                JOIN pg_namespace n ON n.oid = relnamespace
                WHERE c.oid IN (to_regclass($1), to_regclass($2)) AND row_security_active(c.oid)";
-    let rows = client.query(sql, &[&table.quoted(), &letters]).await;
-    facts.policed = rows.map_err(Error::sql(LOOKING))?.iter().map(|row| row.get(0)).collect();
+    let rows = connection.query(LOOKING, sql, &[&table.quoted(), &letters]).await?;
+    facts.policed = rows.iter().map(|row| row.get(0)).collect();
     Ok(())
 }
 
 /// Those that fire when a row is marked, on any column that a mark writes.
-async fn triggers(client: &Client, quoted: &str, by: MarkBy) -> Result<Vec<String>, Error> {
+async fn triggers(connection: &Connection, quoted: &str, by: MarkBy) -> Result<Vec<String>, Error> {
     let event: i16 = match by {
         MarkBy::Row => 16,
         MarkBy::Delete => 8,
@@ -118,11 +122,14 @@ async fn triggers(client: &Client, quoted: &str, by: MarkBy) -> Result<Vec<Strin
                        SELECT FROM pg_attribute WHERE attrelid = tgrelid AND attnum = ANY(tgattr)
                            AND attname IN ('published_at', 'stream', 'stream_seq', 'commit_lsn')))
                ORDER BY 1";
-    let rows = client.query(sql, &[&quoted, &event]).await.map_err(Error::sql(LOOKING))?;
+    let rows = connection.query(LOOKING, sql, &[&quoted, &event]).await?;
     Ok(rows.iter().map(|row| row.get(0)).collect())
 }
 
-async fn lacks(client: &Client, table: &Table) -> Result<Vec<(String, Vec<String>)>, Error> {
+async fn lacks(
+    connection: &Connection,
+    table: &Table,
+) -> Result<Vec<(String, Vec<String>)>, Error> {
     let mut names: Vec<String> = COMPANIONS.iter().map(|it| (*it).to_owned()).collect();
     names.insert(0, table.name().to_owned());
     let sql = "SELECT format('%I.%I', nspname, relname), lacking
@@ -134,18 +141,17 @@ async fn lacks(client: &Client, table: &Table) -> Result<Vec<(String, Vec<String
                    FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS privilege
                    WHERE (relkind <> 'v' OR privilege = 'SELECT') AND NOT has_table_privilege(c.oid, privilege)) AS lacking) l
                WHERE lacking <> '{}' ORDER BY place";
-    let rows = client.query(sql, &[&table.schema(), &names]).await.map_err(Error::sql(LOOKING))?;
+    let rows = connection.query(LOOKING, sql, &[&table.schema(), &names]).await?;
     Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
 }
 
-async fn migrations(client: &Client, table: &Table) -> Result<Migrations, Error> {
+async fn migrations(connection: &Connection, table: &Table) -> Result<Migrations, Error> {
     let doing = "read the record of migrations";
     let record = table.companion("tailpost_migrations");
-    let found = client.query_one("SELECT to_regclass($1) IS NOT NULL", &[&record]).await;
-    let rows = match found.map_err(Error::sql(doing))?.get::<_, bool>(0) {
+    let rows = match connection.has_relation(doing, &record).await? {
         true => {
             let sql = format!("SELECT version, checksum, outbox_table FROM {record}");
-            client.query(&sql, &[]).await.map_err(Error::sql(doing))?
+            connection.query(doing, &sql, &[]).await?
         }
         false => Vec::new(),
     };
@@ -168,45 +174,44 @@ async fn migrations(client: &Client, table: &Table) -> Result<Migrations, Error>
 }
 
 /// Of the next thousand rows.
-async fn largest_payload(client: &Client, table: &Table) -> Result<Option<i64>, Error> {
+async fn largest_payload(connection: &Connection, table: &Table) -> Result<Option<i64>, Error> {
     let sql = format!(
         "SELECT max(octet_length(payload::text))::bigint
          FROM (SELECT {} AS payload FROM {} WHERE published_at IS NULL LIMIT 1000) AS next",
         table.column(Column::Payload),
         table.quoted()
     );
-    let row = client.query_one(&sql, &[]).await.map_err(Error::sql("look for large rows"))?;
+    let row = connection.query_one("look for large rows", &sql, &[]).await?;
     Ok(row.get(0))
 }
 
 /// What the store knows how to ask, and what rows say.
 pub(super) async fn contents(
-    client: &Client,
+    connection: &Connection,
     store: &Store,
     config: &Config,
 ) -> Result<Contents, Error> {
-    let largest = largest_payload(client, &config.table);
-    let largest_payload = answered("look for large rows", largest).await?;
-    let partitions = async {
-        let Some(partitions) = store.day_partitions().await? else { return Ok(None) };
-        let now = store.clock().await?;
-        let until = end(partitions.covered_from(now));
-        let is_short = until.is_some_and(|until| is_short(until, now));
-        let until = until.map_or_else(|| "for ever".to_owned(), |it| format!("until {it}"));
-        Ok(Some(Partitions { until, is_short }))
-    };
-    let partitions = answered("look at the partitions", partitions).await?;
-    let retention = answered("look at retention", store.retention_row()).await?;
+    let largest_payload = largest_payload(connection, &config.table).await?;
+    let partitions = partitions(store).await?;
+    let retention = store.retention_row().await?;
     let retention =
         retention.map(|row| Retention { failure: row.failure, success_age: row.success_age });
-    let other_shards = match answered("look at the shards", store.check_shards(config)).await {
-        Err(Error::Shards { problem, fix }) => Some((problem, fix)),
+    let other_shards = match store.check_shards(config).await {
+        Err(Error::Unusable { problem, fix }) => Some((problem, fix)),
         checked => {
             checked?;
             None
         }
     };
-    let looked = answered("look for indexes", store.needless_indexes(config));
-    let needless_indexes = looked.await?;
+    let needless_indexes = store.needless_indexes(config).await?;
     Ok(Contents { needless_indexes, largest_payload, partitions, retention, other_shards })
+}
+
+async fn partitions(store: &Store) -> Result<Option<Partitions>, Error> {
+    let Some(partitions) = store.day_partitions().await? else { return Ok(None) };
+    let now = store.clock().await?;
+    let until = end(partitions.covered_from(now));
+    let is_short = until.is_some_and(|until| is_short(until, now));
+    let until = until.map_or_else(|| "for ever".to_owned(), |it| format!("until {it}"));
+    Ok(Some(Partitions { until, is_short }))
 }

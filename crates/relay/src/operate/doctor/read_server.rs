@@ -5,13 +5,13 @@ use std::time::Duration;
 use jiff::Timestamp;
 use outbox::checks::Skip;
 use tokio::time::timeout;
-use tokio_postgres::Client;
 
 use super::CONNECT_MAX;
 use super::facts::{AnySlot, Failure, Known, OldTransaction, Role, Server};
 use crate::config::{Config, Mode};
 use crate::error::Error;
-use crate::postgres::{ConnectionTask, Replication};
+use crate::postgres::connection::{Bound, Connection};
+use crate::postgres::{Replication, Session};
 
 /// How long one statement may take, here and on the server.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
@@ -57,32 +57,24 @@ const CUSTOM: &[&str] = &[
     "cnpg.config_sha256",
 ];
 
-pub(super) async fn connect(config: &Config) -> Result<(Client, ConnectionTask), Failure> {
+pub(super) async fn connect(config: &Config) -> Result<Connection, Failure> {
     let late = || Failure {
         said: format!("could not connect to {}: no answer within {CONNECT_MAX:?}", config.postgres),
         hint: Some("check the address and any firewall".into()),
         sqlstate: None,
     };
     let connected = timeout(CONNECT_MAX, config.postgres.connect("tailpost doctor")).await;
-    let (client, task) = match connected {
+    let client = match connected {
         Ok(connected) => connected.map_err(|error| Failure::of(&error.into()))?,
         Err(_) => return Err(late()),
     };
+    let connection = Connection::new(Session::own(client), Bound::Answer(ANSWER_MAX));
     // No statement here waits for others, and none is left behind.
     let seconds = ANSWER_MAX.as_secs();
     let sql = format!("SET statement_timeout = '{seconds}s'; SET lock_timeout = '1s'");
-    let configured =
-        async { client.batch_execute(&sql).await.map_err(Error::sql("configure the session")) };
-    answered("configure the session", configured).await.map_err(|error| Failure::of(&error))?;
-    Ok((client, task))
-}
-
-/// Bounds statements that wait for nobody.
-pub(super) async fn answered<T>(
-    doing: &'static str,
-    work: impl Future<Output = Result<T, Error>>,
-) -> Result<T, Error> {
-    timeout(ANSWER_MAX, work).await.unwrap_or(Err(Error::Silent { doing }))
+    let configured = connection.batch_execute("configure the session", &sql).await;
+    configured.map_err(|error| Failure::of(&error))?;
+    Ok(connection)
 }
 
 /// What could not be read, as a reason.
@@ -108,17 +100,16 @@ pub(super) async fn replication(config: &Config) -> Known<Result<(), Failure>> {
     }
 }
 
-pub(super) async fn server(client: &Client) -> Result<Server, Error> {
-    let doing = "look at the server";
-    let mut server = answered(doing, identity(client)).await?;
-    server.settings = answered("read the settings", settings(client)).await?;
-    server.traits = answered("look for the provider", traits(client)).await?;
-    server.slots = answered("list the replication slots", slots(client)).await?;
-    server.oldest = answered("look for old transactions", oldest(client)).await?;
+pub(super) async fn server(connection: &Connection) -> Result<Server, Error> {
+    let mut server = identity(connection).await?;
+    server.settings = settings(connection).await?;
+    server.traits = traits(connection).await?;
+    server.slots = slots(connection).await?;
+    server.oldest = oldest(connection).await?;
     Ok(server)
 }
 
-async fn identity(client: &Client) -> Result<Server, Error> {
+async fn identity(connection: &Connection) -> Result<Server, Error> {
     let sql =
         "SELECT current_setting('server_version_num')::int, current_setting('server_version'),
             current_database()::text, pg_is_in_recovery(),
@@ -131,7 +122,7 @@ async fn identity(client: &Client) -> Result<Server, Error> {
             (SELECT count(*) FROM pg_stat_activity WHERE application_name = 'tailpost poll'
                  AND datname = current_database())";
     let before = Timestamp::now();
-    let row = client.query_one(sql, &[]).await.map_err(Error::sql("look at the server"))?;
+    let row = connection.query_one("look at the server", sql, &[]).await?;
     let half = Timestamp::now().duration_since(before).as_secs_f64() / 2.0;
     let told: Timestamp = row.get(9);
     Ok(Server {
@@ -152,34 +143,35 @@ async fn identity(client: &Client) -> Result<Server, Error> {
 }
 
 /// As the role's sessions begin with them, whatever was set here.
-async fn settings(client: &Client) -> Result<std::collections::HashMap<String, String>, Error> {
+async fn settings(
+    connection: &Connection,
+) -> Result<std::collections::HashMap<String, String>, Error> {
     let sql = "SELECT name, reset_val FROM pg_settings WHERE name = ANY($1::text[])
                    AND reset_val IS NOT NULL
                UNION ALL
                SELECT name, current_setting(name, true) FROM unnest($2::text[]) AS name
                WHERE current_setting(name, true) IS NOT NULL";
-    let rows = client.query(sql, &[&SETTINGS, &CUSTOM]).await;
-    let rows = rows.map_err(Error::sql("read the settings"))?;
+    let rows = connection.query("read the settings", sql, &[&SETTINGS, &CUSTOM]).await?;
     Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
 }
 
-async fn traits(client: &Client) -> Result<Vec<String>, Error> {
+async fn traits(connection: &Connection) -> Result<Vec<String>, Error> {
     let sql = "SELECT rolname::text FROM pg_roles WHERE rolname = ANY($1::text[])
                UNION ALL
                SELECT name FROM unnest($2::text[]) AS name
                WHERE current_setting(name, true) IS NOT NULL";
-    let rows = client.query(sql, &[&ROLES, &CUSTOM]).await;
-    Ok(rows.map_err(Error::sql("look for the provider"))?.iter().map(|row| row.get(0)).collect())
+    let rows = connection.query("look for the provider", sql, &[&ROLES, &CUSTOM]).await?;
+    Ok(rows.iter().map(|row| row.get(0)).collect())
 }
 
-async fn slots(client: &Client) -> Result<Vec<AnySlot>, Error> {
+async fn slots(connection: &Connection) -> Result<Vec<AnySlot>, Error> {
     let end = "CASE WHEN pg_is_in_recovery() THEN pg_last_wal_receive_lsn()
                     ELSE pg_current_wal_lsn() END";
     let sql = format!(
         "SELECT slot_name::text, active, coalesce(({end} - restart_lsn)::bigint, 0)
          FROM pg_replication_slots ORDER BY 1"
     );
-    let rows = client.query(&sql, &[]).await.map_err(Error::sql("list the slots"))?;
+    let rows = connection.query("list the slots", &sql, &[]).await?;
     let slot = |row: &tokio_postgres::Row| AnySlot {
         name: row.get(0),
         active: row.get(1),
@@ -189,7 +181,7 @@ async fn slots(client: &Client) -> Result<Vec<AnySlot>, Error> {
 }
 
 /// Walsenders have transactions of their own, and those of this session do not count.
-async fn oldest(client: &Client) -> Result<Option<OldTransaction>, Error> {
+async fn oldest(connection: &Connection) -> Result<Option<OldTransaction>, Error> {
     let sql = "SELECT pid, coalesce(application_name, ''),
                    extract(epoch FROM clock_timestamp() - xact_start)::float8 AS age
                FROM pg_stat_activity
@@ -199,11 +191,11 @@ async fn oldest(client: &Client) -> Result<Option<OldTransaction>, Error> {
                SELECT NULL, gid, extract(epoch FROM clock_timestamp() - prepared)::float8
                FROM pg_prepared_xacts
                ORDER BY age DESC LIMIT 1";
-    let row = client.query_opt(sql, &[]).await.map_err(Error::sql("look for old transactions"))?;
+    let row = connection.query_opt("look for old transactions", sql, &[]).await?;
     Ok(row.map(|row| OldTransaction { pid: row.get(0), name: row.get(1), seconds: row.get(2) }))
 }
 
-pub(super) async fn role(client: &Client, schema: &str) -> Result<Role, Error> {
+pub(super) async fn role(connection: &Connection, schema: &str) -> Result<Role, Error> {
     let sql = "SELECT rolname::text, rolsuper, rolreplication, rolconnlimit,
                    ARRAY(SELECT r.rolname::text FROM pg_roles r
                          WHERE r.rolname = ANY($1::text[]) AND NOT me.rolsuper
@@ -215,10 +207,7 @@ pub(super) async fn role(client: &Client, schema: &str) -> Result<Role, Error> {
                              WHERE nspname = $2), false),
                    EXISTS (SELECT FROM pg_namespace WHERE nspname = $2)
                FROM pg_roles me WHERE rolname = current_user";
-    let asked = async {
-        client.query_one(sql, &[&ROLES, &schema]).await.map_err(Error::sql("look at the role"))
-    };
-    let row = answered("look at the role", asked).await?;
+    let row = connection.query_one("look at the role", sql, &[&ROLES, &schema]).await?;
     Ok(Role {
         name: row.get(0),
         is_superuser: row.get(1),

@@ -89,7 +89,7 @@ impl Store {
     /// The outbox, each row with a time for one that has no mark.
     async fn rows_with_times(&self) -> Result<String, Error> {
         let outbox = self.table.quoted();
-        let types = crate::postgres::columns::types(self.client(), &outbox).await?;
+        let types = self.types(&outbox).await?;
         let name = self.table.columns().name(Column::OccurredAt);
         let at = match types.get(name) {
             Some(_) => format!("o.{}::timestamptz", self.table.column(Column::OccurredAt)),
@@ -130,7 +130,7 @@ impl Store {
             rows = self.rows_with_times().await?,
         );
         // A pool has its own bound: nothing else ends what nobody waits for any more.
-        if !self.client.is_pooled() {
+        if !self.client().is_pooled() {
             self.batch_execute(COUNTING, AT_LEISURE).await?;
         }
         let parameters = Parameters::new(of);
@@ -174,7 +174,7 @@ impl Store {
         values.extend([&id as &(dyn ToSql + Sync), &slot, &name, &stream, prefix, &per_second]);
         values.extend([&request.by as &(dyn ToSql + Sync), &request.reason, &first, &last]);
         values.push(&log_from);
-        writer.client().execute(&sql, &values).await.map_err(Error::sql(ASKING))?;
+        writer.perform(ASKING, &sql, &values).await?;
         if name == ReplaySource::Table.name()
             && let Err(error) = self.list_events(writer, id, of).await
         {
@@ -196,8 +196,8 @@ impl Store {
     ) -> Result<(), Error> {
         let parameters = Parameters::new(of);
         let meant = self.meant_events().await?;
-        let rows = self.client().query_raw(&meant, parameters.all(of)).await;
-        let mut rows = pin!(rows.map_err(Error::sql(ASKING))?.try_chunks(LISTED_AT_ONCE));
+        let rows = self.query_raw(ASKING, &meant, parameters.all(of)).await?;
+        let mut rows = pin!(rows.try_chunks(LISTED_AT_ONCE));
         let insert = format!(
             "INSERT INTO {} (replay, place, event, commit_lsn, ordinal)
              SELECT $1, $2 + place, event, lsn, ordinal
@@ -212,16 +212,14 @@ impl Store {
             let lsns: Vec<Option<PgLsn>> = chunk.iter().map(|row| row.get(1)).collect();
             let ordinals: Vec<Option<i32>> = chunk.iter().map(|row| row.get(2)).collect();
             let values: [&(dyn ToSql + Sync); 5] = [&id, &listed, &events, &lsns, &ordinals];
-            let inserted = writer.client().execute(&insert, &values).await;
-            inserted.map_err(Error::sql(ASKING))?;
+            writer.perform(ASKING, &insert, &values).await?;
             listed += i64::try_from(events.len()).unwrap_or(0);
         }
         let complete = format!(
             "UPDATE {} SET events = $2, last_place = $2 WHERE id = $1",
             self.table.companion("tailpost_replays")
         );
-        let completed = writer.client().execute(&complete, &[&id, &listed]).await;
-        completed.map(drop).map_err(Error::sql(ASKING))
+        writer.perform(ASKING, &complete, &[&id, &listed]).await
     }
 
     /// Selects what is meant, in its order.

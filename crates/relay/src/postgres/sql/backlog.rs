@@ -7,7 +7,6 @@ use outbox::Column;
 
 use super::{Store, mark, sweep};
 use crate::error::Error;
-use crate::postgres::answered;
 
 /// Counting more rows than this tells nobody anything.
 pub(crate) const COUNT_MAX: i64 = 100_000;
@@ -27,32 +26,22 @@ impl Store {
     /// What is asked for metrics is not worth waiting for.
     pub(crate) async fn be_brief(&self) -> Result<(), Error> {
         let sql = "SET lock_timeout = '1s'; SET statement_timeout = '5s'; SET jit = off";
-        let set = async { self.batch_execute(COUNTING, sql).await };
-        answered(COUNTING, set).await
-    }
-
-    /// [`backlog`](Self::backlog), for as long as a statement may take that waits for nobody.
-    pub(crate) async fn backlog_briefly(&self, slot: &str) -> Result<Backlog, Error> {
-        answered(COUNTING, self.backlog(slot)).await
+        self.batch_execute(COUNTING, sql).await
     }
 
     /// When the slot was created, as far as it is known.
     pub(crate) async fn slot_created_at(&self, slot: &str) -> Result<Option<Timestamp>, Error> {
-        const DOING: &str = "look when the slot was created";
         let state = self.table.companion("tailpost_state");
         let sql = format!("SELECT epoch_at FROM {state} WHERE slot = $1");
-        let asked = async { self.client().query_opt(&sql, &[&slot]).await };
-        let row = answered(DOING, async { asked.await.map_err(Error::sql(DOING)) }).await?;
+        let row = self.query_opt("look when the slot was created", &sql, &[&slot]).await?;
         Ok(row.and_then(|row| row.get(0)))
     }
 
     /// How many replays are in which state.
     pub(crate) async fn count_replays_by_status(&self) -> Result<BTreeMap<String, u64>, Error> {
-        const DOING: &str = "count the replays";
         let replays = self.table.companion("tailpost_replays");
         let sql = format!("SELECT status, count(*) FROM {replays} GROUP BY status");
-        let asked = async { self.query(DOING, &sql, &[]).await };
-        let rows = answered(DOING, asked).await?;
+        let rows = self.query("count the replays", &sql, &[]).await?;
         Ok(rows.iter().map(|row| (row.get(0), row.get::<_, i64>(1).unsigned_abs())).collect())
     }
 
@@ -86,7 +75,7 @@ impl Store {
                           ORDER BY txid LIMIT {COUNT_MAX})) unpublished",
                     came_back = sweep::CAME_BACK,
                 );
-                self.client().query_one(&sql, &[&swept.snapshot]).await
+                self.query_one(COUNTING, &sql, &[&swept.snapshot]).await?
             }
             None => {
                 let sql = format!(
@@ -95,10 +84,9 @@ impl Store {
                             (SELECT {age} FROM (SELECT {at} AS at FROM {outbox} o
                                  WHERE {unpublished} ORDER BY {at} LIMIT 1) oldest)"
                 );
-                self.client().query_one(&sql, &[]).await
+                self.query_one(COUNTING, &sql, &[]).await?
             }
         };
-        let row = row.map_err(Error::sql(COUNTING))?;
         Ok(Backlog { rows: row.get::<_, i64>(0).min(COUNT_MAX), oldest_seconds: row.get(1) })
     }
 }

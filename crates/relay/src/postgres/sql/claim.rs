@@ -12,7 +12,6 @@ use super::mark::{NOT_MARKED, not_owed};
 use super::{Rows, ScannedRow, Store};
 use crate::engine::Backoff;
 use crate::error::Error;
-use crate::postgres::columns;
 use crate::postgres::rows::scanned_columns;
 
 /// How far a claim looks past the rows of aggregates that somebody else has.
@@ -88,7 +87,7 @@ impl Store {
             self.batch_execute(DOING, "ROLLBACK").await?;
             return Err(doing(error));
         }
-        let types = columns::types(self.client(), &outbox).await?;
+        let types = self.types(&outbox).await?;
         let (columns, column_types) = scanned_columns(&self.table, &types)?;
         // COPY takes no parameters.
         let ids: Vec<String> = ids.iter().map(Uuid::to_string).collect();

@@ -7,7 +7,6 @@ use outbox::migrations::render_partitioned;
 
 use super::Store;
 use crate::error::Error;
-use crate::postgres::answered;
 use crate::postgres::day_partitions::{BEFORE, KEY, digits, from_digits, named, next_midnight};
 
 const DOING: &str = "prepare the outbox for partitions";
@@ -95,8 +94,9 @@ impl Store {
     pub(crate) async fn kind(&self) -> Result<Kind, Error> {
         let sql = "SELECT relkind FROM pg_class WHERE oid = to_regclass($1)";
         let table = self.table.quoted();
-        let asked = async { self.query_opt(DOING, sql, &[&table]).await };
-        let Some(row) = answered(DOING, asked).await? else { return Ok(Kind::Missing) };
+        let Some(row) = self.query_opt(DOING, sql, &[&table]).await? else {
+            return Ok(Kind::Missing);
+        };
         Ok(match row.get::<_, i8>(0).cast_unsigned() {
             b'r' => Kind::Plain,
             b'p' if self.day_partitions().await?.is_some() => Kind::ByDay,
@@ -118,15 +118,18 @@ impl Store {
             schema = self.table.quoted_schema().replace('\'', "''"),
             table = render_partitioned(&self.table)
         );
-        let made = async { self.batch_execute(DOING, &sql).await };
-        answered(DOING, made).await
+        self.batch_execute(DOING, &sql).await
     }
 
     /// Why the table cannot become a partition.
     pub(crate) async fn obstacles(&self) -> Result<Vec<String>, Error> {
         let (table, id) = (self.table.quoted(), self.table.columns().name(Column::Id));
-        let asked = async { self.query(DOING, OBSTACLES, &[&table, &id]).await };
-        Ok(answered(DOING, asked).await?.iter().map(|row| row.get(0)).collect())
+        Ok(self
+            .query(DOING, OBSTACLES, &[&table, &id])
+            .await?
+            .iter()
+            .map(|row| row.get(0))
+            .collect())
     }
 
     /// The time before which all rows of the table are inserted, as an earlier attempt fixed it.
@@ -137,8 +140,7 @@ impl Store {
             BEFORE.len() + 1
         );
         let table = self.table.quoted();
-        let asked = async { self.query_opt(DOING, &sql, &[&table]).await };
-        let row = answered(DOING, asked).await?;
+        let row = self.query_opt(DOING, &sql, &[&table]).await?;
         Ok(row.and_then(|row| from_digits(row.get(0))))
     }
 

@@ -235,8 +235,8 @@ impl Store {
             ),
         );
         let (Actor { name, via, .. }, why) = (actor, actor.why());
-        let row = self.client().query_one(&sql, &[&id, &payload, name, via, &why]).await;
-        Ok(row.map_err(requeue_error)?.get::<_, i64>(0) > 0)
+        let row = self.query_one(REQUEUING, &sql, &[&id, &payload, name, via, &why]).await;
+        Ok(row.map_err(no_json)?.get::<_, i64>(0) > 0)
     }
 
     /// Moves all dead letters of an aggregate back into the outbox, in one step. Says how many.
@@ -260,8 +260,8 @@ impl Store {
         );
         let (Actor { name, via, .. }, why) = (actor, actor.why());
         let (kind, id) = (&aggregate.kind, &aggregate.id);
-        let row = self.client().query_one(&sql, &[kind, id, name, via, &why]).await;
-        Ok(row.map_err(requeue_error)?.get::<_, i64>(0).cast_unsigned())
+        let row = self.query_one(REQUEUING, &sql, &[kind, id, name, via, &why]).await;
+        Ok(row.map_err(no_json)?.get::<_, i64>(0).cast_unsigned())
     }
 
     /// Takes a dead letter off the list; its row stays until it is purged. Says whether it was there.
@@ -302,6 +302,8 @@ impl Store {
     }
 }
 
+const REQUEUING: &str = "requeue a dead letter";
+
 const COLUMNS_BUT_PAYLOAD: &str = "id, aggregate_type, aggregate_id, event_type, event_version,
     occurred_at, correlation_id, causation_id, headers, seq";
 
@@ -313,13 +315,14 @@ fn kept_text(type_oid: u32) -> &'static str {
     }
 }
 
-fn requeue_error(source: tokio_postgres::Error) -> Error {
-    match source.as_db_error() {
-        Some(error) if error.code().code().starts_with("22") => {
-            Error::Conflict(format!("the payload is no JSON: {}", error.message()))
-        }
-        _ => Error::sql("requeue a dead letter")(source),
+fn no_json(error: Error) -> Error {
+    if let Error::Sql { source, .. } = &error
+        && let Some(refused) = source.as_db_error()
+        && refused.code().code().starts_with("22")
+    {
+        return Error::Conflict(format!("the payload is no JSON: {}", refused.message()));
     }
+    error
 }
 
 fn dead_letter(row: &Row) -> DeadLetter {

@@ -44,14 +44,14 @@ fn refusal(others: &[OtherSlot], config: &Config) -> Option<Error> {
             ),
         )
     };
-    Some(Error::Shards { problem, fix })
+    Some(Error::Unusable { problem, fix })
 }
 
 fn row_filters(number: i32, version: &str) -> Result<(), Error> {
     if number >= FILTERS_SINCE {
         return Ok(());
     }
-    Err(Error::Shards {
+    Err(Error::Unusable {
         problem: format!("relay.shards above 1 needs PostgreSQL 15 or later: this is {version}"),
         fix: "set relay.shards = 1: row filters of publications came with PostgreSQL 15".into(),
     })
@@ -73,7 +73,7 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// [`Error::Shards`], with what to do.
+    /// [`Error::Unusable`], with what to do.
     pub(crate) async fn check_shards(&self, config: &Config) -> Result<(), Error> {
         let others = self.slots_of_other_shards(config).await?;
         refusal(&others, config).map_or(Ok(()), Err)
@@ -83,7 +83,7 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// [`Error::Shards`] if one of them exists.
+    /// [`Error::Unusable`] if one of them exists.
     pub(crate) async fn dropped_slots_of_other_shards(
         &self,
         config: &Config,
@@ -172,7 +172,7 @@ impl Store {
     /// Removes the record of a slot that is not to be used again.
     pub(crate) async fn forget_slot(&self, slot: &str) -> Result<(), Error> {
         let sql = format!("DELETE FROM {} WHERE slot = $1", self.table.companion("tailpost_state"));
-        self.execute("remove the record of a slot", &sql, &[&slot]).await.map(|_| ())
+        self.perform("remove the record of a slot", &sql, &[&slot]).await
     }
 }
 

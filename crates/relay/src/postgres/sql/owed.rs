@@ -114,8 +114,8 @@ impl Store {
             return Ok(0);
         }
         if !self.is_wary() {
-            let marked = self.client().execute(&self.sql.mark_on_trust, &[&ids, &stream]).await;
-            match marked.map_err(Error::sql("sweep unmarked rows")) {
+            let sql = &self.sql.mark_on_trust;
+            match self.execute("sweep unmarked rows", sql, &[&ids, &stream]).await {
                 Err(error) if error.is_contention() => self.beware(),
                 Err(error) if error.is_about_a_row() => {}
                 marked => return marked,

@@ -57,8 +57,8 @@ impl Rows {
         let headers = event.headers.as_ref().map(|headers| String::from_utf8_lossy(headers));
         let row = self
             .0
-            .client()
             .query_one(
+                "park an event",
                 self.prepare_park().await?,
                 &[
                     &event.id,
@@ -82,8 +82,7 @@ impl Rows {
                     &dead.is_requeued,
                 ],
             )
-            .await
-            .map_err(Error::sql("park an event"))?;
+            .await?;
         if let Some(reader) = reader
             && !row.get::<_, bool>(2)
         {

@@ -16,7 +16,6 @@ use tokio_postgres::types::ToSql;
 use super::Store;
 use super::retain::{Leaf, Removable, pages};
 use crate::error::Error;
-use crate::postgres::answered;
 use crate::postgres::day_partitions::{DayPartition, DayPartitions, KEY, day_name};
 
 const LOOKING: &str = "look at the partitions";
@@ -69,18 +68,15 @@ impl Store {
         sql: &str,
         parameters: &[&(dyn ToSql + Sync)],
     ) -> Result<Vec<Row>, Error> {
-        let asked = async { self.query(LOOKING, sql, parameters).await };
-        answered(LOOKING, asked).await
+        self.query(LOOKING, sql, parameters).await
     }
 
     /// Runs a script; where it fails nothing of it is done.
     pub(super) async fn run(&self, doing: &'static str, script: &str) -> Result<(), Error> {
-        let ran = async { self.batch_execute(doing, script).await };
-        let ran = answered(doing, ran).await;
+        let ran = self.batch_execute(doing, script).await;
         if ran.is_err() {
             // The error says more.
-            let undo = async { self.batch_execute(doing, "ROLLBACK").await };
-            let _ = answered(doing, undo).await;
+            let _ = self.batch_execute(doing, "ROLLBACK").await;
         }
         ran
     }
@@ -227,11 +223,7 @@ impl Store {
             self.table.companion("tailpost_detached")
         );
         let DayPartition { name, since, until } = partition;
-        let noted = async {
-            let parameters: [&(dyn ToSql + Sync); 3] = [name, since, until];
-            self.execute(REMOVING, &sql, &parameters).await
-        };
-        answered(REMOVING, noted).await.map(drop)
+        self.perform(REMOVING, &sql, &[name, since, until]).await
     }
 
     /// The partitions that somebody began to remove, and how far that is.
@@ -260,8 +252,7 @@ impl Store {
         let how = if finish { "FINALIZE" } else { "CONCURRENTLY" };
         let sql = format!("ALTER TABLE {} DETACH PARTITION {name} {how}", self.table.quoted());
         // By itself: it takes no part in a transaction.
-        let done = async { self.batch_execute(REMOVING, &sql).await };
-        answered(REMOVING, done).await
+        self.batch_execute(REMOVING, &sql).await
     }
 
     /// Drops what was a partition.

@@ -16,7 +16,6 @@ use super::scan::size;
 use super::{Books, ScannedRow, SlotReader, Store};
 use crate::engine::{Outgoing, ReplayNote, ReplayWish};
 use crate::error::Error;
-use crate::postgres::columns;
 use crate::postgres::rows::scanned_columns;
 use crate::replay_selection::{ReplaySelection, ReplaySource};
 
@@ -153,8 +152,8 @@ impl Store {
         );
         let SlotReader { slot, pid } = reader;
         let last = last_sequence.cast_signed();
-        let row = self.client().query_opt(&sql, &[&id, slot, &last, pid]).await;
-        let Some(row) = row.map_err(Error::sql("take a replay up"))? else { return Ok(None) };
+        let row = self.query_opt("take a replay up", &sql, &[&id, slot, &last, pid]).await?;
+        let Some(row) = row else { return Ok(None) };
         let lsn = |at| row.get::<_, Option<PgLsn>>(at).map(|it| Lsn(it.into()));
         let time =
             |at| row.try_get::<_, Option<Timestamp>>(at).map_err(Error::sql("take a replay up"));
@@ -198,7 +197,7 @@ impl Store {
         bytes_max: usize,
     ) -> Result<(Vec<ReplayedRow>, bool), Error> {
         let outbox = self.table.quoted();
-        let types = columns::types(self.client(), &outbox).await?;
+        let types = self.types(&outbox).await?;
         let (columns, mut column_types) = scanned_columns(&self.table, &types)?;
         column_types.extend([Type::INT8, Type::UUID, Type::PG_LSN, Type::INT4, Type::BOOL]);
         // Names that no column of the outbox has. COPY takes no parameters.

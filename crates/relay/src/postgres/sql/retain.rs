@@ -15,7 +15,6 @@ use uuid::Uuid;
 use super::Store;
 use super::mark::{self, NOT_MARKED};
 use crate::error::Error;
-use crate::postgres::answered;
 
 /// Rows that one statement deletes at most.
 pub(crate) const AT_ONCE: u64 = 1_000;
@@ -95,8 +94,7 @@ impl Store {
         let sql = "SET synchronous_commit = off; SET lock_timeout = '1s';
                    SET statement_timeout = '8s'; SET jit = off;
                    SET application_name = 'tailpost maintain'";
-        let set = async { self.batch_execute(DOING, sql).await };
-        answered(DOING, set).await
+        self.batch_execute(DOING, sql).await
     }
 
     /// Whether no other process is at it, for this table. Held until the connection ends.
@@ -110,8 +108,7 @@ impl Store {
         sql: &str,
         parameters: &[&(dyn ToSql + Sync)],
     ) -> Result<tokio_postgres::Row, Error> {
-        let asked = async { self.query_one(LOOKING, sql, parameters).await };
-        answered(LOOKING, asked).await
+        self.query_one(LOOKING, sql, parameters).await
     }
 
     pub(super) async fn change(
@@ -119,17 +116,14 @@ impl Store {
         sql: &str,
         parameters: &[&(dyn ToSql + Sync)],
     ) -> Result<u64, Error> {
-        let changed = async { self.execute(DOING, sql, parameters).await };
-        answered(DOING, changed).await
+        self.execute(DOING, sql, parameters).await
     }
 
     /// # Errors
     ///
     /// [`Error::NotSetUp`] if `tailpost setup` of this version was not run.
     pub(crate) async fn check_retention(&self) -> Result<(), Error> {
-        let table = self.table.companion("tailpost_retention");
-        let row = self.ask("SELECT to_regclass($1) IS NOT NULL", &[&table]).await?;
-        if row.get(0) { Ok(()) } else { Err(Error::NotSetUp { missing: format!("table {table}") }) }
+        self.check_table("tailpost_retention").await
     }
 
     /// The slots that are there and that a relay of this table has ever read.
@@ -140,8 +134,7 @@ impl Store {
              WHERE database = current_database() ORDER BY slot",
             self.table.companion("tailpost_state")
         );
-        let asked = async { self.query(LOOKING, &sql, &[]).await };
-        let rows = answered(LOOKING, asked).await?;
+        let rows = self.query(LOOKING, &sql, &[]).await?;
         let gate = |row: &tokio_postgres::Row| Gate {
             slot: row.get(0),
             is_read: row.get(1),
@@ -232,8 +225,7 @@ impl Store {
                      WHERE s.system_identifier IS DISTINCT FROM
                          (SELECT system_identifier::text FROM pg_control_system()))"
         );
-        let asked = async { self.query(LOOKING, &sql, &[&before, &slots]).await };
-        let rows = answered(LOOKING, asked).await?;
+        let rows = self.query(LOOKING, &sql, &[&before, &slots]).await?;
         let transaction = mark::transaction("o");
         let covered = rows.iter().map(|row| {
             let snapshot = |at| literal(row.get(at));
@@ -256,8 +248,7 @@ impl Store {
                   UNION SELECT to_regclass($1)::oid) AS leaf (relid)
             JOIN pg_class c ON c.oid = relid AND relkind = 'r' ORDER BY 1";
         let table = self.table.quoted();
-        let asked = async { self.query(LOOKING, sql, &[&table]).await };
-        let rows = answered(LOOKING, asked).await?;
+        let rows = self.query(LOOKING, sql, &[&table]).await?;
         Ok(rows.iter().map(|row| Leaf { name: row.get(0), pages: row.get(1) }).collect())
     }
 
@@ -440,8 +431,7 @@ impl Store {
                  coalesce((to_jsonb(r)->>'partitions_dropped')::bigint, 0) FROM {} AS r",
             self.table.companion("tailpost_retention")
         );
-        let asked = async { self.query_opt(LOOKING, &sql, &[]).await };
-        let row = answered(LOOKING, asked).await?;
+        let row = self.query_opt(LOOKING, &sql, &[]).await?;
         Ok(row.map(|row| {
             let count = |at| row.get::<_, i64>(at).cast_unsigned();
             RetentionRow {

@@ -233,8 +233,9 @@ impl Store {
              WHERE own.slot_name = $1 AND rewind.slot_name = $2",
             replays = self.table.companion("tailpost_replays")
         );
-        let row = self.client().query_opt(&sql, &[&slot, &name, &max_age.as_secs_f64()]).await;
-        let Some(row) = row.map_err(Error::sql(LOOKING))? else { return Ok(false) };
+        let max_age = max_age.as_secs_f64();
+        let row = self.query_opt(LOOKING, &sql, &[&slot, &name, &max_age]).await?;
+        let Some(row) = row else { return Ok(false) };
         let lsn = |at| row.get::<_, Option<PgLsn>>(at).map_or(0, u64::from);
         let (end, own, rewind, old) = (lsn(0), lsn(1), lsn(2), lsn(3));
         let wanted = end.saturating_sub(retain).max(old).min(own);

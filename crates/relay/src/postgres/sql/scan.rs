@@ -10,7 +10,6 @@ use tokio_postgres::types::{FromSql, Type};
 use super::{Books, Scan, Store, mark, sweep};
 use crate::engine::ScanRange;
 use crate::error::Error;
-use crate::postgres::columns;
 use crate::postgres::rows::{ScannedRow, scanned_columns};
 
 const DOING: &str = "scan for unpublished rows";
@@ -64,7 +63,7 @@ impl Scan {
         range: ScanRange,
     ) -> Result<Scanner, Error> {
         let outbox = self.0.table.quoted();
-        let types = columns::types(self.0.client(), &outbox).await?;
+        let types = self.0.types(&outbox).await?;
         let (columns, column_types) = scanned_columns(&self.0.table, &types)?;
         // COPY takes no parameters; the snapshot came from the server's own output function.
         let sql = format!(

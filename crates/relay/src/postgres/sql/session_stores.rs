@@ -7,7 +7,6 @@ use super::Store;
 use crate::config::Config;
 use crate::engine::{Resolved, ScanMarks, SlotHealth, Stored, Watermark};
 use crate::error::Error;
-use crate::postgres::answered;
 
 /// A slot, and the process that reads it for a session. Once another one does, the session is to
 /// change nothing.
@@ -45,8 +44,9 @@ pub(crate) struct Marks(pub(super) Store);
 pub(crate) struct Scan(pub(super) Store);
 
 impl Books {
-    pub(crate) async fn of(store: Store) -> Result<Self, Error> {
-        answered("configure the session", store.wait_for_locks(Some(BOOKS_WAIT))).await?;
+    pub(crate) async fn of(mut store: Store) -> Result<Self, Error> {
+        store.wait_for_locks(Some(BOOKS_WAIT)).await?;
+        store.unbound();
         Ok(Self(store))
     }
 
@@ -77,8 +77,9 @@ impl Books {
 }
 
 impl Rows {
-    pub(crate) async fn of(store: Store) -> Result<Self, Error> {
-        answered("configure the session", store.wait_for_locks(Some(ROWS_WAIT))).await?;
+    pub(crate) async fn of(mut store: Store) -> Result<Self, Error> {
+        store.wait_for_locks(Some(ROWS_WAIT)).await?;
+        store.unbound();
         Ok(Self(store))
     }
 
@@ -101,8 +102,9 @@ impl Rows {
 
 impl Marks {
     pub(crate) async fn connect(config: &Config, name: &str) -> Result<Self, Error> {
-        let store = Store::connect(config, name).await?;
-        answered("configure the session", store.yield_to_others()).await?;
+        let mut store = Store::brief(config, name).await?;
+        store.yield_to_others().await?;
+        store.unbound();
         Ok(Self(store))
     }
 

@@ -4,7 +4,6 @@ use std::time::{Duration, Instant};
 
 use super::Store;
 use crate::error::Error;
-use crate::postgres::answered;
 
 /// How long to wait for another set-up, which may wait for an old transaction to end.
 const WAIT_MAX: Duration = Duration::from_secs(60);
@@ -24,8 +23,7 @@ impl Store {
         loop {
             let sql = "SELECT pg_try_advisory_lock(hashtextextended('tailpost setup', 0))";
             let doing = "wait for other set-ups";
-            let asked = async { self.query_one(doing, sql, &[]).await };
-            if answered(doing, asked).await?.get(0) {
+            if self.query_one(doing, sql, &[]).await?.get(0) {
                 return Ok(());
             }
             if started.elapsed() >= WAIT_MAX {

@@ -20,9 +20,9 @@ pub(crate) struct StateRow {
     /// The log brings everything that `start_snapshot` says.
     pub(crate) is_trusted: bool,
     pub(crate) watermark: Option<Watermark>,
-    /// The latest one below which everything is marked; `None` if an older version wrote the row.
+    /// The latest one below which everything is marked.
     pub(crate) swept: Option<Watermark>,
-    /// The slot is never confirmed beyond it; `None` if an older version wrote the row.
+    /// The slot is never confirmed beyond it.
     pub(crate) checkpoint: Option<Lsn>,
     /// What the slot does not bring is published.
     pub(crate) is_gap_filled: bool,
@@ -161,7 +161,7 @@ impl Store {
         };
         let state = self.table.companion("tailpost_state");
         let sql = format!("UPDATE {state} SET {column} = now() WHERE slot = $1");
-        self.execute("write down that the table was looked at", &sql, &[&slot]).await.map(|_| ())
+        self.perform("write down that the table was looked at", &sql, &[&slot]).await
     }
 
     /// What the slot makes the server keep.
@@ -169,10 +169,8 @@ impl Store {
         let sql = "SELECT wal_status, (pg_current_wal_lsn() - restart_lsn)::bigint,
                           (pg_current_wal_lsn() - confirmed_flush_lsn)::bigint, safe_wal_size
                    FROM pg_replication_slots WHERE slot_name = $1";
-        let row = self.client().query_opt(sql, &[&slot]).await;
-        let Some(row) = row.map_err(Error::sql("look at the slot"))? else {
-            return Ok(SlotHealth::default());
-        };
+        let row = self.query_opt("look at the slot", sql, &[&slot]).await?;
+        let Some(row) = row else { return Ok(SlotHealth::default()) };
         let bytes =
             |at| row.get::<_, Option<i64>>(at).map_or(0, |it| u64::try_from(it).unwrap_or(0));
         Ok(SlotHealth {
@@ -203,7 +201,7 @@ impl Store {
         let sql = format!(
             "UPDATE {state} SET wal_prefix = NULL WHERE slot = $1 AND wal_prefix IS NOT NULL"
         );
-        self.execute("say that no messages are taken", &sql, &[&slot]).await.map(|_| ())
+        self.perform("say that no messages are taken", &sql, &[&slot]).await
     }
 
     /// The same, and that the slot has none to bring, or that they may be lost.
@@ -213,7 +211,7 @@ impl Store {
             "UPDATE {state} SET wal_prefix = NULL, wal_seq = NULL
              WHERE slot = $1 AND (wal_prefix IS NOT NULL OR wal_seq IS NOT NULL)"
         );
-        self.execute("say that no messages are taken", &sql, &[&slot]).await.map(|_| ())
+        self.perform("say that no messages are taken", &sql, &[&slot]).await
     }
 
     /// Says, before a slot is dropped on purpose, why.
@@ -235,7 +233,7 @@ impl Books {
              WHERE slot = $1",
             self.0.table.companion("tailpost_state")
         );
-        self.0.execute("write down that there is a gap", &sql, &[&slot]).await.map(|_| ())
+        self.0.perform("write down that there is a gap", &sql, &[&slot]).await
     }
 
     /// The scanner found nothing more: what the slot could not bring when it was created is

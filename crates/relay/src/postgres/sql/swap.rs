@@ -12,7 +12,6 @@ use outbox::Column;
 use super::Store;
 use super::convert::{constraint, quote};
 use crate::error::Error;
-use crate::postgres::answered;
 use crate::postgres::day_partitions::{KEY, before_name, day_name, digits, midnight, named};
 
 const DOING: &str = "move the outbox below a partitioned table";
@@ -181,9 +180,12 @@ impl Store {
         let (key, day) = (self.key_index(until), digits(until));
         let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 6] =
             [&table, &part, &self.table.schema(), &day, &key, &self.table.quoted_schema()];
-        let asked = async { self.query(DOING, MOVED, &parameters).await };
-        let mut steps: Vec<(i32, String)> =
-            answered(DOING, asked).await?.iter().map(|row| (row.get(0), row.get(1))).collect();
+        let mut steps: Vec<(i32, String)> = self
+            .query(DOING, MOVED, &parameters)
+            .await?
+            .iter()
+            .map(|row| (row.get(0), row.get(1)))
+            .collect();
         steps.extend(self.own_steps(until, &part).await?);
         steps.sort_by_key(|it| it.0); // keeps what is of one step in order
         let statements: Vec<String> = steps.into_iter().map(|it| it.1).collect();
@@ -316,8 +318,7 @@ impl Store {
                     AND pid <> pg_backend_pid()
                 ORDER BY xact_start LIMIT 3) AS users";
         let (table, state) = (self.table.quoted(), self.table.companion("tailpost_state"));
-        let asked = async { self.query_one(DOING, sql, &[&table, &state]).await };
-        Ok(answered(DOING, asked).await?.get(0))
+        Ok(self.query_one(DOING, sql, &[&table, &state]).await?.get(0))
     }
 
     async fn primary_key(&self) -> Result<PrimaryKey, Error> {
@@ -325,8 +326,7 @@ impl Store {
             FROM pg_constraint JOIN pg_class c ON c.oid = conrelid
             WHERE conrelid = to_regclass($1) AND contype = 'p'";
         let table = self.table.quoted();
-        let asked = async { self.query_one(DOING, sql, &[&table]).await };
-        let row = answered(DOING, asked).await?;
+        let row = self.query_one(DOING, sql, &[&table]).await?;
         Ok(PrimaryKey { name: row.get(0), owner: row.get(1) })
     }
 }

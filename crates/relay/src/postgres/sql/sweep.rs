@@ -29,7 +29,7 @@ pub(super) const CAME_BACK: &str = "txid < '4'";
 /// One look at all unmarked rows of the log that a watermark covers, however many they are: what is
 /// not taken waits on the connection and in the server.
 pub(crate) struct SweepCursor {
-    _store: Store,
+    store: Store,
     rows: Pin<Box<RowStream>>,
 }
 
@@ -38,7 +38,7 @@ impl SweepCursor {
     pub(crate) async fn batch(&mut self) -> Result<Vec<Unmarked>, Error> {
         let mut batch = Vec::new();
         while batch.len() < SWEPT_AT_ONCE
-            && let Some(row) = self.rows.try_next().await.map_err(Error::sql(LOOKING))?
+            && let Some(row) = self.store.statement(LOOKING, self.rows.try_next()).await?
         {
             batch.push(unmarked(&row));
         }
@@ -63,7 +63,7 @@ impl Store {
         watermark: &Watermark,
     ) -> Result<(), Error> {
         let parameters: [&(dyn ToSql + Sync); 2] = [&start_snapshot, &watermark.snapshot];
-        self.execute("remove parked rows", &self.sql.sweep_dead, &parameters).await.map(|_| ())
+        self.perform("remove parked rows", &self.sql.sweep_dead, &parameters).await
     }
 }
 
@@ -102,8 +102,8 @@ impl Store {
         let swept = swept.map(|it| &*it.snapshot);
         let parameters: [&(dyn ToSql + Sync); 3] = [&start_snapshot, &watermark.snapshot, &swept];
         let sql = self.sql.unmarked(range, swept.is_some());
-        let rows = self.client().query_raw(sql, parameters).await.map_err(Error::sql(LOOKING))?;
-        Ok(SweepCursor { _store: self, rows: Box::pin(rows) })
+        let rows = self.query_raw(LOOKING, sql, parameters).await?;
+        Ok(SweepCursor { store: self, rows: Box::pin(rows) })
     }
 
     /// Marks rows whose messages were read in the stream.

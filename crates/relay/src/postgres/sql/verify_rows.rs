@@ -13,7 +13,6 @@ use uuid::Uuid;
 
 use super::{ScannedRow, Store, claim, mark, sweep};
 use crate::error::Error;
-use crate::postgres::columns;
 use crate::postgres::rows::scanned_columns;
 use crate::shards::Shard;
 use crate::verify::second_look::{Now, RowNow};
@@ -164,7 +163,7 @@ impl Store {
     /// Begins to read the rows, of all shards.
     pub(crate) async fn compared_rows(&self, range: &ReadRange) -> Result<RowReader<'_>, Error> {
         let outbox = self.table.quoted();
-        let types = columns::types(self.client(), &outbox).await?;
+        let types = self.types(&outbox).await?;
         let (columns, mut column_types) = scanned_columns(&self.table, &types)?;
         column_types.extend([
             Type::INT8,
@@ -229,7 +228,7 @@ impl Store {
             owed = self.table.companion("tailpost_owed"),
         );
         let none: [&str; 0] = [];
-        let rows = self.client().query_raw(&sql, none).await.map_err(Error::sql(READING))?;
+        let rows = self.query_raw(READING, &sql, none).await?;
         let beside = |row: Row| Beside {
             id: row.get(0),
             is_dead: row.get(1),

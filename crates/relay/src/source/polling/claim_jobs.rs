@@ -156,7 +156,7 @@ fn claim_rows(config: Arc<Config>, free: Option<Arc<Rows>>, claim: u32) -> Job {
     job(async move {
         let store = match free {
             Some(store) => store,
-            None => Arc::new(Rows::of(Store::connect(&config, CONNECTION).await?).await?),
+            None => Arc::new(Rows::of(Store::brief(&config, CONNECTION).await?).await?),
         };
         let rows = match store.claim(config.poll.batch, LEASE).await {
             // Somebody changes the table.

@@ -22,7 +22,7 @@ use crate::engine::{
 use crate::error::Error;
 use crate::nats::{self, History, NatsLink, Publisher, TailReader, WAY_BACK_MAX, WayBack};
 use crate::postgres::sql::{Books, LastLooks, Marks, ResolvedPlace};
-use crate::postgres::{Messages, Opening, Rows, Slot, Store, answered, drained, sql};
+use crate::postgres::{Messages, Opening, Rows, Slot, Store, drained, sql};
 use crate::source::Opened;
 
 /// `unfenced` is why fenced mode cannot be had.
@@ -49,7 +49,7 @@ impl Evidence<'_> {
         let is_shorter = place.and_then(|it| it.seq).is_some_and(|it| tail.last_seq < it);
         let before = match stream_is_whole && !is_shorter {
             true => Lsn::ZERO,
-            false => reachable_end(self.store).await?,
+            false => self.store.mark_the_end().await?,
         };
         let at_micros = self.resolved.map_or(0, |it| it.at_micros);
         Ok(WrittenDown { place, at_micros, is_same, stream_is_whole, before })
@@ -80,10 +80,9 @@ async fn publishing(
     evidence: Evidence<'_>,
 ) -> Result<Publishing, Error> {
     let resolved_before = way.resolved_before;
-    let log_end = answered("ask for the log's end", evidence.store.log_end()).await?;
+    let log_end = evidence.store.log_end().await?;
     let (tail, is_whole) = reader.all_back_to(way).await?;
-    let looked = evidence.store.tried(&config.slot);
-    let tried = answered("look for events that were tried", looked).await?;
+    let tried = evidence.store.tried(&config.slot).await?;
     let written = evidence.written_down(&tail, is_whole).await?;
     info!(
         slot = config.slot,
@@ -112,13 +111,10 @@ async fn publishing(
 
 /// Whether rows can be found by their transactions. Without marks nothing else leads to them.
 async fn is_indexed(config: &Config, store: &Store) -> Result<bool, Error> {
-    answered("look for the index of transactions", async {
-        if config.mark.by == MarkBy::Lean {
-            store.check_index_of_transactions().await?;
-        }
-        store.has_index_of_transactions().await
-    })
-    .await
+    if config.mark.by == MarkBy::Lean {
+        store.check_index_of_transactions().await?;
+    }
+    store.has_index_of_transactions().await
 }
 
 fn marking(config: &Config, slot: &Slot, is_indexed: bool) -> Marking {
@@ -145,43 +141,20 @@ fn way_back(config: &Config, resolved_before: Lsn, system_id: u64) -> WayBack {
     }
 }
 
-/// Takes the slot, and writes down whose log it brings.
-async fn slot(
-    config: &Arc<Config>,
-    opening: &Opening,
-    store: &Store,
-    tail: &TailReader,
-) -> Result<Slot, Error> {
-    let slot = Slot::prepare(config, opening, store, Some(tail)).await?;
-    let noted = store.note_epoch(slot.system_id, slot.timeline);
-    opening.on(store, "write down the cluster", noted).await?;
-    Ok(slot)
-}
-
 /// Starts to stream. From then on events without a row are accepted if they are taken.
-async fn log_stream(
-    config: &Config,
-    opening: &Opening,
-    store: &Store,
-    slot: Slot,
-) -> Result<LogStream, Error> {
+async fn log_stream(config: &Config, store: &Store, slot: Slot) -> Result<LogStream, Error> {
     if !config.wal.messages {
         let how = "lose them: `tailpost slot drop --force` makes the slot anew";
-        drained::check(config, opening, store, how).await?;
+        drained::check(config, store, how).await?;
     }
-    let walsender = slot.start(opening, store, &config.slot).await?;
-    let doing = "say whether messages are taken";
+    let walsender = slot.start(store, &config.slot).await?;
     match config.wal.messages {
-        true => opening.on(store, doing, store.accept_wal_messages(&config.slot)).await?,
-        false => opening.on(store, doing, store.forget_wal_messages(&config.slot)).await?,
+        true => store.accept_wal_messages(&config.slot).await?,
+        false => store.forget_wal_messages(&config.slot).await?,
     }
     let rows = Rows::new(config.table.clone(), config.routing());
     let messages = Messages::new(&config.table, config.wal.messages);
     Ok(LogStream::new(walsender, rows, messages))
-}
-
-async fn reachable_end(store: &Store) -> Result<Lsn, Error> {
-    answered("ask for the log's end", store.mark_the_end()).await
 }
 
 /// Takes the slot and finds out what the stream has of what the slot will bring again.
@@ -201,8 +174,8 @@ pub(super) async fn open(
     unfenced: Option<String>,
 ) -> Result<Opened<Replication>, Error> {
     let taken = Taken::take(config, opening, client, unfenced).await?;
-    let streaming = taken.stream(config, opening).await?;
-    let known = streaming.know(config, opening, once).await?;
+    let streaming = taken.stream(config).await?;
+    let known = streaming.know(config, once).await?;
     Box::pin(known.open(config, client, link, once)).await
 }
 
@@ -223,18 +196,19 @@ impl Taken {
         client: &Client,
         unfenced: Option<String>,
     ) -> Result<Self, Error> {
-        let store = Store::connect(config, "tailpost").await?;
-        opening.on(&store, "check what setup made", store.check_set_up(config)).await?;
+        let store = Store::watched(config, "tailpost", opening).await?;
+        store.check_set_up(config).await?;
         let is_indexed = is_indexed(config, &store).await?;
         let tail = TailReader::new(client, &config.stream.name).await?;
         let unfenced = nats::stream_check::check(config, client, &tail).await?.or(unfenced);
         let mode = mode(config, unfenced.as_ref());
-        let slot = slot(config, opening, &store, &tail).await?;
+        let slot = Slot::prepare(config, &store, Some(&tail)).await?;
+        store.note_epoch(slot.system_id, slot.timeline).await?;
         Ok(Self { store, tail, mode, unfenced, is_indexed, slot })
     }
 
     /// Begins to read the slot: from then on nobody else does.
-    async fn stream(self, config: &Config, opening: &Opening) -> Result<Streaming, Error> {
+    async fn stream(self, config: &Config) -> Result<Streaming, Error> {
         let Self { store, tail, mode, unfenced, is_indexed, slot } = self;
         let streamed = Streamed {
             marking: marking(config, &slot, is_indexed),
@@ -255,7 +229,7 @@ impl Taken {
             confirmed: slot.confirmed,
             rules: rules(config, mode, &tail.info().await?),
         };
-        let log = log_stream(config, opening, &store, slot).await?;
+        let log = log_stream(config, &store, slot).await?;
         Ok(Streaming { store, tail, log, slot: open, streamed })
     }
 }
@@ -284,11 +258,11 @@ struct Streaming {
 
 impl Streaming {
     /// Reads what the stream has of what the slot will bring again.
-    async fn know(self, config: &Config, opening: &Opening, once: bool) -> Result<Known, Error> {
+    async fn know(self, config: &Config, once: bool) -> Result<Known, Error> {
         let Self { store, tail, log, slot, streamed } = self;
         let Streamed { resolved, is_gap_filled, .. } = streamed;
         let way = way_back(config, streamed.resolved_before, slot.system_id);
-        let dead = opening.on(&store, "read dead letters", store.newest_dead_letters()).await?;
+        let dead = store.newest_dead_letters().await?;
         // `--once` is to find also what was unmarked by hand.
         let unmarked_by_hand = once && config.mark.by != MarkBy::Lean;
         let wants_whole = !is_gap_filled || unmarked_by_hand;
@@ -297,7 +271,7 @@ impl Streaming {
             || !is_gap_filled
             || config.on_park == OnPark::BlockKey
             // Asked after the dead letters were read: what is requeued meanwhile is among them.
-            || opening.on(&store, "look for requeued events", store.has_requeued()).await?;
+            || store.has_requeued().await?;
         let evidence = Evidence { store: &store, resolved, rules: slot.rules };
         let mode = streamed.mode;
         let publishing = publishing(config, mode, way, &tail, dead, evidence).await?;
@@ -336,11 +310,11 @@ impl Known {
         let has_ids = !config.needs_fence();
         let (publisher, answers) =
             Publisher::new(client.clone(), stream, history, has_ids, limits, link).await?;
-        let until = if once { Some(reachable_end(&store).await?) } else { None };
+        let until = if once { Some(store.mark_the_end().await?) } else { None };
         let marks = Marks::connect(config, "tailpost marks").await?;
         let marks = MarkStores::new(Arc::new(marks));
         let books = Arc::new(Books::of(store).await?);
-        let rows = Store::connect(config, "tailpost rows").await?;
+        let rows = Store::brief(config, "tailpost rows").await?;
         let rows = Arc::new(sql::Rows::of(rows).await?);
         let engine = Engine::new(EngineStart {
             publishing,

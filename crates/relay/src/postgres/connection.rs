@@ -1,0 +1,174 @@
+//! A connection, and what bounds its statements.
+
+use std::time::Duration;
+
+use outbox::Table;
+use outbox::migrations::{self, Layout, Migration};
+use tokio::time::timeout;
+use tokio_postgres::types::{BorrowToSql, ToSql};
+use tokio_postgres::{Row, RowStream, Statement, ToStatement};
+
+use super::columns::{self, Types};
+use super::opening::Opening;
+use super::pool::Session;
+use crate::error::Error;
+
+/// How long a statement may take.
+pub(crate) enum Bound {
+    /// As long as the code that runs it allows.
+    Caller,
+    /// So long, because it waits for nobody.
+    Answer(Duration),
+    /// As long as the server's process `pid` works on it, or waits for others' locks.
+    Work { opening: Opening, pid: i32 },
+}
+
+impl Bound {
+    /// The same for the server's process `pid`.
+    pub(super) fn of(&self, pid: i32) -> Self {
+        match self {
+            Self::Caller => Self::Caller,
+            Self::Answer(limit) => Self::Answer(*limit),
+            Self::Work { opening, .. } => Self::Work { opening: opening.clone(), pid },
+        }
+    }
+
+    pub(super) async fn within<T>(
+        &self,
+        doing: &'static str,
+        work: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Error> {
+        match self {
+            Self::Caller => work.await,
+            Self::Answer(limit) => {
+                timeout(*limit, work).await.unwrap_or(Err(Error::Silent { doing }))
+            }
+            Self::Work { opening, pid } => Box::pin(opening.step(*pid, doing, work)).await,
+        }
+    }
+}
+
+/// A connection for statements. Each says what it is `doing`, in the imperative, for its errors.
+pub(crate) struct Connection {
+    client: Session,
+    bound: Bound,
+}
+
+impl Connection {
+    pub(crate) fn new(client: Session, bound: Bound) -> Self {
+        Self { client, bound }
+    }
+
+    pub(crate) fn client(&self) -> &Session {
+        &self.client
+    }
+
+    pub(super) fn bound(&self) -> &Bound {
+        &self.bound
+    }
+
+    /// From now on whoever runs a statement bounds it.
+    pub(super) fn unbound(&mut self) {
+        self.bound = Bound::Caller;
+    }
+
+    pub(super) async fn statement<T>(
+        &self,
+        doing: &'static str,
+        work: impl Future<Output = Result<T, tokio_postgres::Error>>,
+    ) -> Result<T, Error> {
+        self.bound.within(doing, async { work.await.map_err(Error::sql(doing)) }).await
+    }
+
+    pub(crate) async fn query_one<T: ?Sized + ToStatement>(
+        &self,
+        doing: &'static str,
+        sql: &T,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<Row, Error> {
+        self.statement(doing, self.client.query_one(sql, parameters)).await
+    }
+
+    pub(crate) async fn query_opt<T: ?Sized + ToStatement>(
+        &self,
+        doing: &'static str,
+        sql: &T,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<Option<Row>, Error> {
+        self.statement(doing, self.client.query_opt(sql, parameters)).await
+    }
+
+    pub(crate) async fn query<T: ?Sized + ToStatement>(
+        &self,
+        doing: &'static str,
+        sql: &T,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>, Error> {
+        self.statement(doing, self.client.query(sql, parameters)).await
+    }
+
+    pub(crate) async fn execute<T: ?Sized + ToStatement>(
+        &self,
+        doing: &'static str,
+        sql: &T,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<u64, Error> {
+        self.statement(doing, self.client.execute(sql, parameters)).await
+    }
+
+    /// As [`execute`](Self::execute), where the number of rows does not matter.
+    pub(crate) async fn perform<T: ?Sized + ToStatement>(
+        &self,
+        doing: &'static str,
+        sql: &T,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<(), Error> {
+        self.execute(doing, sql, parameters).await.map(drop)
+    }
+
+    pub(crate) async fn batch_execute(&self, doing: &'static str, sql: &str) -> Result<(), Error> {
+        self.statement(doing, self.client.batch_execute(sql)).await
+    }
+
+    /// The rows as they are read.
+    pub(crate) async fn query_raw<P: BorrowToSql>(
+        &self,
+        doing: &'static str,
+        sql: &str,
+        parameters: impl IntoIterator<Item = P, IntoIter: ExactSizeIterator>,
+    ) -> Result<RowStream, Error> {
+        self.statement(doing, self.client.query_raw(sql, parameters)).await
+    }
+
+    pub(super) async fn prepare(&self, sql: &str) -> Result<Statement, Error> {
+        self.statement("prepare a statement", self.client.prepare(sql)).await
+    }
+
+    /// Whether there is a table or a view; `name` is quoted.
+    pub(crate) async fn has_relation(
+        &self,
+        doing: &'static str,
+        name: &str,
+    ) -> Result<bool, Error> {
+        let sql = "SELECT to_regclass($1) IS NOT NULL";
+        Ok(self.query_one(doing, sql, &[&name]).await?.get(0))
+    }
+
+    /// The columns of a table; none if it does not exist. `table` is quoted.
+    pub(crate) async fn types(&self, table: &str) -> Result<Types, Error> {
+        let doing = "look at the table's columns";
+        let rows = self.query(doing, columns::TYPES, &[&table]).await?;
+        Ok(columns::read_types(&rows))
+    }
+
+    /// Applies the migrations that the database lacks. Returns those.
+    pub(crate) async fn migrate(
+        &mut self,
+        table: &Table,
+        layout: Layout,
+    ) -> Result<Vec<Migration>, Error> {
+        let Self { client, bound } = self;
+        let migrated = async { Ok(migrations::migrate(client, table, layout).await?) };
+        bound.within("migrate the tables", migrated).await
+    }
+}
