@@ -137,10 +137,10 @@ async fn look(config: &Config, status: &watch::Sender<RetentionStatus>) -> Resul
         status.send_modify(|it| it.partitions_until = until);
     }
     let row = store.retention_row().await?.unwrap_or_default();
-    status.send_modify(|it| it.last_success_at = row.succeeded_at);
+    status.send_modify(|it| it.last_success_at = row.last_success_at);
     // Somebody else's interval began a moment before ours.
     let is_fresh = |age: f64| age < config.retention.interval.as_secs_f64() * 0.9;
-    if row.failure.is_none() && row.success_age.is_some_and(is_fresh) {
+    if row.failure.is_none() && row.last_success_seconds.is_some_and(is_fresh) {
         return Ok(());
     }
     let progress = watch::channel(MaintainProgress::default()).0;
@@ -154,7 +154,7 @@ async fn look(config: &Config, status: &watch::Sender<RetentionStatus>) -> Resul
     info!(published, dead_letters, audit, replays, dropped, held_by, "deleted old rows");
     let row = store.retention_row().await?.unwrap_or_default();
     status.send_modify(|it| {
-        it.last_success_at = row.succeeded_at;
+        it.last_success_at = row.last_success_at;
         it.add(&report);
     });
     Ok(())

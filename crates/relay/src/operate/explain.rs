@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use outbox::wire::{Position, header};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 use tokio_postgres::types::PgLsn;
 use uuid::Uuid;
@@ -53,7 +53,7 @@ impl Explanation {
 }
 
 /// A row of the outbox.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RowStory {
     /// `PENDING`, `RETRYING` or `PUBLISHED`.
     pub status: String,

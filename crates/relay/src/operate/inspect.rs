@@ -3,7 +3,6 @@
 use async_nats::jetstream;
 use jiff::Timestamp;
 use outbox::{DROPPED, wire};
-use tokio_postgres::types::PgLsn;
 
 use crate::config::{Config, MarkBy, Mode, RewindConfig};
 use crate::error::Error;
@@ -12,11 +11,11 @@ use crate::nats::stream_check::is_not_found;
 use crate::operate::dead_letters::{DeadLetters, Filter};
 use crate::operate::maintain::{end, is_short};
 use crate::operate::report::{
-    OutboxReport, PartitionsStatus, RetentionReport, RewindReport, ShardReport, SlotReport,
-    StatusReport, StreamReport,
+    OutboxReport, PartitionsStatus, RewindReport, ShardReport, SlotReport, StatusReport,
+    StreamReport,
 };
 use crate::postgres::Store;
-use crate::postgres::sql::{Backlog, COUNT_MAX, RetentionRow, RewindReading};
+use crate::postgres::sql::{Backlog, COUNT_MAX, RewindReading};
 use crate::routing::Destination;
 
 /// Looks at the slot, the outbox and the stream.
@@ -30,7 +29,7 @@ pub async fn inspect(config: &Config) -> Result<StatusReport, Error> {
     store.check_tables().await?;
     let (shards, backlog) = shards_with_backlogs(config).await?;
     let outbox = outbox(config, &store, backlog).await?;
-    let retention = store.retention_row().await?.map(retention);
+    let retention = store.retention_row().await?;
     let (partitions, warning) = partitions(&store).await?;
     let mut report = StatusReport { outbox, retention, partitions, ..Default::default() };
     report.warnings.extend(warning);
@@ -143,7 +142,6 @@ async fn rewind(config: &Config, store: &Store) -> Result<Option<RewindReport>, 
     let keep_max_bytes = reading.keep_max;
     let RewindReading { slot, held_by, made, made_at, made_because, failure, failed_at, .. } =
         reading;
-    let text = |at: Option<Timestamp>| at.map(|it| it.to_string());
     let from = slot.as_ref().and_then(|it| it.from);
     let age = |at: Timestamp| Timestamp::now().duration_since(at).as_secs_f64().max(0.0);
     Ok(Some(RewindReport {
@@ -151,7 +149,7 @@ async fn rewind(config: &Config, store: &Store) -> Result<Option<RewindReport>, 
         exists: slot.is_some(),
         is_wanted,
         from_lsn: slot.as_ref().map(|it| it.confirmed.to_string()),
-        from: text(from),
+        from,
         from_seconds: from.map(age),
         retained_bytes: slot.as_ref().map_or(0, |it| it.retained_bytes),
         extra_bytes: slot.as_ref().map_or(0, |it| it.extra_bytes),
@@ -159,10 +157,10 @@ async fn rewind(config: &Config, store: &Store) -> Result<Option<RewindReport>, 
         held_by,
         keep_max_bytes,
         made,
-        made_at: text(made_at),
+        made_at,
         made_because,
         failure,
-        failed_at: text(failed_at),
+        failed_at,
     }))
 }
 
@@ -231,22 +229,6 @@ fn warn_of_rows(report: &mut StatusReport) {
     }
 }
 
-fn retention(row: RetentionRow) -> RetentionReport {
-    let text = |at: Option<Timestamp>| at.map(|it| it.to_string());
-    RetentionReport {
-        last_success_at: text(row.succeeded_at),
-        last_success_seconds: row.success_age,
-        deleted_before: text(row.deleted_before),
-        rows_deleted: row.deleted.published,
-        dead_letters_deleted: row.deleted.dead_letters,
-        audit_deleted: row.deleted.audit,
-        partitions_dropped: row.partitions_dropped,
-        held_by: row.held_by,
-        failure: row.failure,
-        failed_at: text(row.failed_at),
-    }
-}
-
 /// The partitions, if there are some by day, and what an operator should do about them.
 async fn partitions(store: &Store) -> Result<(Option<PartitionsStatus>, Option<String>), Error> {
     let Some(partitions) = store.day_partitions().await? else { return Ok((None, None)) };
@@ -276,38 +258,21 @@ fn warn_of_retention(report: &mut StatusReport) {
 async fn slot(config: &Config, store: &Store) -> Result<Option<SlotReport>, Error> {
     let time = "to_char(%I AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"')";
     let sql = format!(
-        "SELECT active, wal_status, confirmed_flush_lsn, pg_current_wal_lsn(), restart_lsn,
-                safe_wal_size, to_jsonb(s)->>'invalidation_reason', epoch_reason, {created_at},
-                gap_rows, {filled_at}
+        "SELECT slot_name AS name, active, wal_status, confirmed_flush_lsn,
+                pg_current_wal_lsn() AS current_lsn,
+                greatest(pg_current_wal_lsn() - confirmed_flush_lsn, 0)::bigint AS lag_bytes,
+                greatest(pg_current_wal_lsn() - restart_lsn, 0)::bigint AS retained_bytes,
+                safe_wal_size AS safe_wal_bytes,
+                to_jsonb(s)->>'invalidation_reason' AS invalidation_reason,
+                epoch_reason AS created_because, {created_at} AS created_at, gap_rows,
+                {filled_at} AS gap_filled_at
          FROM pg_replication_slots s LEFT JOIN {state} state ON slot = slot_name
          WHERE slot_name = $1",
         created_at = time.replace("%I", "epoch_at"),
         filled_at = time.replace("%I", "gap_filled_at"),
         state = config.table.companion("tailpost_state"),
     );
-    let row = store.query_opt("look at the slot", &sql, &[&config.slot]).await?;
-    let lsn = |value: Option<PgLsn>| value.map(u64::from);
-    Ok(row.map(|row| {
-        let current: u64 = row.get::<_, PgLsn>(3).into();
-        let behind = |at: Option<u64>| at.map_or(0, |at| current.saturating_sub(at));
-        let confirmed = lsn(row.get(2));
-        SlotReport {
-            name: config.slot.clone(),
-            active: row.get(0),
-            wal_status: row.get(1),
-            confirmed_flush_lsn: confirmed.map(|lsn| pgoutput::Lsn(lsn).to_string()),
-            current_lsn: pgoutput::Lsn(current).to_string(),
-            lag_bytes: behind(confirmed),
-            retained_bytes: behind(lsn(row.get(4))),
-            safe_wal_bytes: row.get(5),
-            invalidation_reason: row.get(6),
-            created_because: row.get(7),
-            created_at: row.get(8),
-            gap_rows: row.get::<_, Option<i64>>(9).map(i64::unsigned_abs),
-            gap_filled_at: row.get(10),
-            rewind: None,
-        }
-    }))
+    Ok(store.read("look at the slot", &sql, &[&config.slot]).await?.pop())
 }
 
 async fn outbox(config: &Config, store: &Store, backlog: Backlog) -> Result<OutboxReport, Error> {

@@ -3,7 +3,7 @@
 use async_nats::jetstream::stream::{RetentionPolicy, State};
 use jiff::Timestamp;
 use outbox::wire::StoredMessage;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 pub use super::replay_plan::{ReplayPlan, SourceHolds};
@@ -34,7 +34,7 @@ pub struct ReplayRequest {
 }
 
 /// A replay, as it is written down. Times and positions are as PostgreSQL prints them.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the columns of tailpost_replays, which the migration explains")]
 pub struct ReplayEntry {
     pub id: Uuid,
@@ -59,7 +59,7 @@ pub struct ReplayEntry {
     pub reason: String,
     pub asked_at: String,
     /// The same, to order by.
-    #[serde(skip)]
+    #[serde(skip_serializing)]
     pub asked: Timestamp,
     pub started_at: Option<String>,
     pub noted_at: Option<String>,
@@ -96,7 +96,7 @@ impl ReplayEntry {
 }
 
 /// An event that could not be published again.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Unreplayed {
     /// The event.
     pub event: Uuid,

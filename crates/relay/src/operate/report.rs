@@ -1,4 +1,5 @@
-use serde::Serialize;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::error::Error;
@@ -43,7 +44,7 @@ pub struct ShardReport {
 }
 
 /// A replication slot, after `pg_replication_slots`.
-#[derive(Debug, Clone, Default, Serialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct SlotReport {
     /// Its name.
     pub name: String,
@@ -72,6 +73,7 @@ pub struct SlotReport {
     /// Bytes of log that may still be written before the slot is lost; `None` if unlimited.
     pub safe_wal_bytes: Option<i64>,
     /// The slot that trails behind it, if there is one, or is to be.
+    #[serde(skip_deserializing)]
     pub rewind: Option<RewindReport>,
 }
 
@@ -89,7 +91,7 @@ pub struct RewindReport {
     /// It brings what committed there or later.
     pub from_lsn: Option<String>,
     /// What committed then or later is in it, as far as a time is known.
-    pub from: Option<String>,
+    pub from: Option<Timestamp>,
     /// How long that is ago.
     pub from_seconds: Option<f64>,
     /// Bytes of log that it keeps PostgreSQL from removing.
@@ -104,13 +106,13 @@ pub struct RewindReport {
     /// How often it was made.
     pub made: u64,
     /// When it was made, the last time.
-    pub made_at: Option<String>,
+    pub made_at: Option<Timestamp>,
     /// Why.
     pub made_because: Option<String>,
     /// Why it cannot be kept, if so.
     pub failure: Option<String>,
     /// Since when.
-    pub failed_at: Option<String>,
+    pub failed_at: Option<Timestamp>,
 }
 
 /// The outbox in the database.
@@ -143,14 +145,14 @@ pub struct OutboxReport {
 }
 
 /// What passes of retention did, in whatever process.
-#[derive(Debug, Clone, Default, Serialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct RetentionReport {
     /// When the last one came to its end, as a time of RFC 3339.
-    pub last_success_at: Option<String>,
+    pub last_success_at: Option<Timestamp>,
     /// How long that is ago.
     pub last_success_seconds: Option<f64>,
     /// Rows that were published before this may be gone.
-    pub deleted_before: Option<String>,
+    pub deleted_before: Option<Timestamp>,
     /// Rows of the outbox deleted so far.
     pub rows_deleted: u64,
     /// Dead letters deleted so far.
@@ -164,7 +166,7 @@ pub struct RetentionReport {
     /// Why the latest pass failed, if it did.
     pub failure: Option<String>,
     /// When it did.
-    pub failed_at: Option<String>,
+    pub failed_at: Option<Timestamp>,
 }
 
 /// The partitions of an outbox that has some by day.

@@ -1,6 +1,6 @@
 //! The replication slot in an operator's hands.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tokio_postgres::error::SqlState;
 
 use crate::config::{Config, RewindConfig};
@@ -9,7 +9,7 @@ use crate::operate::setup::ensure_slot;
 use crate::postgres::{Store, drained};
 
 /// A replication slot of the cluster.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct SlotEntry {
     /// Its name.
     pub name: String,
@@ -32,24 +32,14 @@ pub struct SlotEntry {
 /// If PostgreSQL cannot be reached.
 pub async fn slots(config: &Config) -> Result<Vec<SlotEntry>, Error> {
     let store = Store::brief(config, "tailpost slot").await?;
-    let sql = "SELECT slot_name::text, database::text, active, wal_status,
-                   (pg_current_wal_lsn() - restart_lsn)::bigint
-               FROM pg_replication_slots ORDER BY slot_name";
-    let rows = store.query("list the replication slots", sql, &[]).await?;
     let of_shard = |it: Config| [RewindConfig::slot(&it.slot), it.slot];
     let configured: Vec<_> = config.each_shard().into_iter().flat_map(of_shard).collect();
-    let entries = rows.iter().map(|row| {
-        let name: String = row.get(0);
-        SlotEntry {
-            is_configured: configured.contains(&name),
-            name,
-            database: row.get(1),
-            active: row.get(2),
-            wal_status: row.get(3),
-            retained_bytes: row.get::<_, Option<i64>>(4).map_or(0, |it| it.try_into().unwrap_or(0)),
-        }
-    });
-    Ok(entries.collect())
+    let sql = "SELECT slot_name AS name, slot_name::text = ANY ($1) AS is_configured, database,
+                   active, wal_status,
+                   coalesce(greatest(pg_current_wal_lsn() - restart_lsn, 0), 0)::bigint
+                       AS retained_bytes
+               FROM pg_replication_slots ORDER BY slot_name";
+    store.read("list the replication slots", sql, &[&configured]).await
 }
 
 /// Creates the slot of a shard as `setup` does: what an earlier one brought is marked before. Says

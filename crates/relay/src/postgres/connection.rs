@@ -4,9 +4,11 @@ use std::time::Duration;
 
 use outbox::Table;
 use outbox::migrations::{self, Layout, Migration};
+use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 use tokio_postgres::types::{BorrowToSql, ToSql};
 use tokio_postgres::{Row, RowStream, Statement, ToStatement};
+use tracing::warn;
 
 use super::columns::{self, Types};
 use super::opening::Opening;
@@ -105,6 +107,22 @@ impl Connection {
         parameters: &[&(dyn ToSql + Sync)],
     ) -> Result<Vec<Row>, Error> {
         self.statement(doing, self.client.query(sql, parameters)).await
+    }
+
+    /// Reads each row as a `T`, whose fields are called as the columns.
+    pub(crate) async fn read<T: DeserializeOwned>(
+        &self,
+        doing: &'static str,
+        sql: &str,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<T>, Error> {
+        let sql = format!("SELECT to_jsonb(answer)::text FROM ({sql}) AS answer");
+        let rows = self.query(doing, &sql, parameters).await?;
+        let read: Result<_, _> = rows.iter().map(|row| serde_json::from_str(row.get(0))).collect();
+        read.map_err(|error| {
+            warn!(%error, "could not {doing}: the server's answer cannot be read");
+            Error::Stalled("the server's answer cannot be read")
+        })
     }
 
     pub(crate) async fn execute<T: ?Sized + ToStatement>(

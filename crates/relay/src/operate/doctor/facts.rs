@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use async_nats::jetstream::stream::Config as Stream;
 use outbox::checks::Skip;
+use serde::Deserialize;
 use tokio_postgres::error::SqlState;
 
 use crate::config::Config;
+use crate::operate::RetentionReport;
 
 /// A fact, or why nobody knows it.
 pub(crate) type Known<T> = Result<T, Skip>;
@@ -95,7 +97,7 @@ pub(crate) fn no_nats() -> Skip {
 }
 
 /// The database server.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Deserialize)]
 pub(crate) struct Server {
     pub(crate) version: i32,
     pub(crate) version_text: String,
@@ -115,7 +117,9 @@ pub(crate) struct Server {
     pub(crate) pollers: i64,
     pub(crate) oldest: Option<OldTransaction>,
     /// The server's clock less this machine's, in seconds, and how exact that is.
+    #[serde(skip)]
     pub(crate) clock_ahead: f64,
+    #[serde(skip)]
     pub(crate) clock_error: f64,
     /// Names of roles and of settings by which providers are known.
     pub(crate) traits: Vec<String>,
@@ -134,7 +138,7 @@ impl Server {
 }
 
 /// A replication slot, of whomever.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub(crate) struct AnySlot {
     pub(crate) name: String,
     pub(crate) active: bool,
@@ -142,7 +146,7 @@ pub(crate) struct AnySlot {
 }
 
 /// The transaction that began first.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 pub(crate) struct OldTransaction {
     /// The process; `None` if it is prepared.
     pub(crate) pid: Option<i32>,
@@ -152,7 +156,7 @@ pub(crate) struct OldTransaction {
 }
 
 /// The role that Tailpost logs in as.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Deserialize)]
 pub(crate) struct Role {
     pub(crate) name: String,
     pub(crate) is_superuser: bool,
@@ -207,7 +211,7 @@ pub(crate) struct Contents {
     pub(crate) largest_payload: Option<i64>,
     /// How long the partitions last, if there are some by day.
     pub(crate) partitions: Option<Partitions>,
-    pub(crate) retention: Option<Retention>,
+    pub(crate) retention: Option<RetentionReport>,
     /// Slots of another number of shards are on record: what is wrong, and what mends it.
     pub(crate) other_shards: Option<(String, String)>,
 }
@@ -228,13 +232,6 @@ pub(crate) struct Migrations {
     pub(crate) newer: Vec<i32>,
     /// The record is of another table, or of another text.
     pub(crate) problem: Option<String>,
-}
-
-/// What retention says of itself.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Retention {
-    pub(crate) failure: Option<String>,
-    pub(crate) success_age: Option<f64>,
 }
 
 /// What a shard has of its own.

@@ -303,7 +303,7 @@ fn upkeep(seen: &Seen) -> Judged {
     if let Some(failure) = &found.failure {
         return Ok(Verdict::Error(format!("the last pass failed: {failure}"), again));
     }
-    let Some(age) = found.success_age else {
+    let Some(age) = found.last_success_seconds else {
         return Ok(Verdict::Ok("no pass has ended yet".into()));
     };
     let most = PASSES_MISSED * seen.config.retention.interval.as_secs_f64() + PASS_SECONDS;

@@ -3,7 +3,7 @@
 use outbox::migrations::MIGRATIONS;
 use outbox::{Column, Table};
 
-use super::facts::{Contents, Known, Migrations, OutboxTable, Partitions, Retention};
+use super::facts::{Contents, Known, Migrations, OutboxTable, Partitions};
 use super::read_server::skip;
 use crate::config::{Config, MarkBy};
 use crate::error::Error;
@@ -194,8 +194,6 @@ pub(super) async fn contents(
     let largest_payload = largest_payload(connection, &config.table).await?;
     let partitions = partitions(store).await?;
     let retention = store.retention_row().await?;
-    let retention =
-        retention.map(|row| Retention { failure: row.failure, success_age: row.success_age });
     let other_shards = match store.check_shards(config).await {
         Err(Error::Unusable { problem, fix }) => Some((problem, fix)),
         checked => {

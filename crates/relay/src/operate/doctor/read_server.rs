@@ -5,9 +5,10 @@ use std::time::Duration;
 use jiff::Timestamp;
 use outbox::checks::Skip;
 use tokio::time::timeout;
+use tokio_postgres::types::ToSql;
 
 use super::CONNECT_MAX;
-use super::facts::{AnySlot, Failure, Known, OldTransaction, Role, Server};
+use super::facts::{Failure, Known, Role, Server};
 use crate::config::{Config, Mode};
 use crate::error::Error;
 use crate::postgres::connection::{Bound, Connection};
@@ -57,6 +58,45 @@ const CUSTOM: &[&str] = &[
     "cnpg.config_sha256",
 ];
 
+/// The facts about the server. Settings are as the role's sessions begin with them, whatever was set
+/// here. Walsenders have transactions of their own, and those of this session do not count.
+const SERVER: &str = "
+    SELECT current_setting('server_version_num')::int AS version,
+        current_setting('server_version') AS version_text, current_database() AS database,
+        pg_is_in_recovery() AS in_recovery,
+        (SELECT sender_host || ':' || sender_port FROM pg_stat_wal_receiver) AS primary,
+        (SELECT jsonb_object_agg(name, value) FROM (
+            SELECT name, reset_val FROM pg_settings WHERE name = ANY($1::text[])
+            UNION ALL
+            SELECT name, current_setting(name, true) FROM unnest($2::text[]) AS name
+         ) AS set (name, value) WHERE value IS NOT NULL) AS settings,
+        coalesce((SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()), false)
+            AS is_encrypted,
+        inet_server_addr() IS NULL OR inet_server_addr() = inet_client_addr() AS is_local,
+        (SELECT sum(numbackends)::bigint FROM pg_stat_database) AS connections,
+        (SELECT coalesce(jsonb_agg(s), '[]') FROM (
+            SELECT slot_name AS name, active, coalesce((
+                CASE WHEN pg_is_in_recovery() THEN pg_last_wal_receive_lsn()
+                    ELSE pg_current_wal_lsn() END - restart_lsn)::bigint, 0) AS retained_bytes
+            FROM pg_replication_slots ORDER BY 1) AS s) AS slots,
+        (SELECT count(*) FROM pg_stat_replication) AS walsenders,
+        (SELECT count(*) FROM pg_stat_activity WHERE application_name = 'tailpost poll'
+             AND datname = current_database()) AS pollers,
+        (SELECT to_jsonb(t) FROM (
+            SELECT pid, coalesce(application_name, '') AS name,
+                extract(epoch FROM clock_timestamp() - xact_start)::float8 AS seconds
+            FROM pg_stat_activity
+            WHERE xact_start IS NOT NULL AND pid <> pg_backend_pid()
+                AND backend_type = 'client backend'
+            UNION ALL
+            SELECT NULL, gid, extract(epoch FROM clock_timestamp() - prepared)::float8
+            FROM pg_prepared_xacts
+            ORDER BY seconds DESC LIMIT 1) AS t) AS oldest,
+        ARRAY(SELECT rolname::text FROM pg_roles WHERE rolname = ANY($3::text[])
+              UNION ALL
+              SELECT name FROM unnest($2::text[]) AS name
+              WHERE current_setting(name, true) IS NOT NULL) AS traits";
+
 pub(super) async fn connect(config: &Config) -> Result<Connection, Failure> {
     let late = || Failure {
         said: format!("could not connect to {}: no answer within {CONNECT_MAX:?}", config.postgres),
@@ -101,122 +141,30 @@ pub(super) async fn replication(config: &Config) -> Known<Result<(), Failure>> {
 }
 
 pub(super) async fn server(connection: &Connection) -> Result<Server, Error> {
-    let mut server = identity(connection).await?;
-    server.settings = settings(connection).await?;
-    server.traits = traits(connection).await?;
-    server.slots = slots(connection).await?;
-    server.oldest = oldest(connection).await?;
-    Ok(server)
-}
-
-async fn identity(connection: &Connection) -> Result<Server, Error> {
-    let sql =
-        "SELECT current_setting('server_version_num')::int, current_setting('server_version'),
-            current_database()::text, pg_is_in_recovery(),
-            (SELECT sender_host || ':' || sender_port FROM pg_stat_wal_receiver),
-            coalesce((SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()), false),
-            inet_server_addr() IS NULL OR inet_server_addr() = inet_client_addr(),
-            (SELECT sum(numbackends)::bigint FROM pg_stat_database),
-            (SELECT count(*) FROM pg_stat_replication),
-            clock_timestamp(),
-            (SELECT count(*) FROM pg_stat_activity WHERE application_name = 'tailpost poll'
-                 AND datname = current_database())";
     let before = Timestamp::now();
-    let row = connection.query_one("look at the server", sql, &[]).await?;
+    let sql = "SELECT clock_timestamp()";
+    let told: Timestamp = connection.query_one("read the clock", sql, &[]).await?.get(0);
     let half = Timestamp::now().duration_since(before).as_secs_f64() / 2.0;
-    let told: Timestamp = row.get(9);
-    Ok(Server {
-        version: row.get(0),
-        version_text: row.get(1),
-        database: row.get(2),
-        in_recovery: row.get(3),
-        primary: row.get(4),
-        is_encrypted: row.get(5),
-        is_local: row.get(6),
-        connections: row.get(7),
-        walsenders: row.get(8),
-        pollers: row.get(10),
-        clock_ahead: told.duration_since(before).as_secs_f64() - half,
-        clock_error: half,
-        ..Server::default()
-    })
-}
-
-/// As the role's sessions begin with them, whatever was set here.
-async fn settings(
-    connection: &Connection,
-) -> Result<std::collections::HashMap<String, String>, Error> {
-    let sql = "SELECT name, reset_val FROM pg_settings WHERE name = ANY($1::text[])
-                   AND reset_val IS NOT NULL
-               UNION ALL
-               SELECT name, current_setting(name, true) FROM unnest($2::text[]) AS name
-               WHERE current_setting(name, true) IS NOT NULL";
-    let rows = connection.query("read the settings", sql, &[&SETTINGS, &CUSTOM]).await?;
-    Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
-}
-
-async fn traits(connection: &Connection) -> Result<Vec<String>, Error> {
-    let sql = "SELECT rolname::text FROM pg_roles WHERE rolname = ANY($1::text[])
-               UNION ALL
-               SELECT name FROM unnest($2::text[]) AS name
-               WHERE current_setting(name, true) IS NOT NULL";
-    let rows = connection.query("look for the provider", sql, &[&ROLES, &CUSTOM]).await?;
-    Ok(rows.iter().map(|row| row.get(0)).collect())
-}
-
-async fn slots(connection: &Connection) -> Result<Vec<AnySlot>, Error> {
-    let end = "CASE WHEN pg_is_in_recovery() THEN pg_last_wal_receive_lsn()
-                    ELSE pg_current_wal_lsn() END";
-    let sql = format!(
-        "SELECT slot_name::text, active, coalesce(({end} - restart_lsn)::bigint, 0)
-         FROM pg_replication_slots ORDER BY 1"
-    );
-    let rows = connection.query("list the slots", &sql, &[]).await?;
-    let slot = |row: &tokio_postgres::Row| AnySlot {
-        name: row.get(0),
-        active: row.get(1),
-        retained_bytes: row.get(2),
-    };
-    Ok(rows.iter().map(slot).collect())
-}
-
-/// Walsenders have transactions of their own, and those of this session do not count.
-async fn oldest(connection: &Connection) -> Result<Option<OldTransaction>, Error> {
-    let sql = "SELECT pid, coalesce(application_name, ''),
-                   extract(epoch FROM clock_timestamp() - xact_start)::float8 AS age
-               FROM pg_stat_activity
-               WHERE xact_start IS NOT NULL AND pid <> pg_backend_pid()
-                   AND backend_type = 'client backend'
-               UNION ALL
-               SELECT NULL, gid, extract(epoch FROM clock_timestamp() - prepared)::float8
-               FROM pg_prepared_xacts
-               ORDER BY age DESC LIMIT 1";
-    let row = connection.query_opt("look for old transactions", sql, &[]).await?;
-    Ok(row.map(|row| OldTransaction { pid: row.get(0), name: row.get(1), seconds: row.get(2) }))
+    let parameters: [&(dyn ToSql + Sync); 3] = [&SETTINGS, &CUSTOM, &ROLES];
+    let mut server = connection.read::<Server>("look at the server", SERVER, &parameters).await?;
+    let server = server.pop().ok_or(Error::Stalled("the server gave no answer"))?;
+    let clock_ahead = told.duration_since(before).as_secs_f64() - half;
+    Ok(Server { clock_ahead, clock_error: half, ..server })
 }
 
 pub(super) async fn role(connection: &Connection, schema: &str) -> Result<Role, Error> {
-    let sql = "SELECT rolname::text, rolsuper, rolreplication, rolconnlimit,
+    let sql = "SELECT rolname AS name, rolsuper AS is_superuser, rolreplication AS may_replicate,
+                   rolconnlimit AS connection_limit,
                    ARRAY(SELECT r.rolname::text FROM pg_roles r
                          WHERE r.rolname = ANY($1::text[]) AND NOT me.rolsuper
-                             AND pg_has_role(current_user, r.oid, 'MEMBER')),
+                             AND pg_has_role(current_user, r.oid, 'MEMBER')) AS member_of,
                    coalesce((SELECT has_schema_privilege(oid, 'USAGE') FROM pg_namespace
-                             WHERE nspname = $2), true),
-                   has_database_privilege(current_database(), 'CREATE'),
+                             WHERE nspname = $2), true) AS may_use_schema,
+                   has_database_privilege(current_database(), 'CREATE') AS may_create_in_database,
                    coalesce((SELECT has_schema_privilege(oid, 'CREATE') FROM pg_namespace
-                             WHERE nspname = $2), false),
-                   EXISTS (SELECT FROM pg_namespace WHERE nspname = $2)
+                             WHERE nspname = $2), false) AS may_create_in_schema,
+                   EXISTS (SELECT FROM pg_namespace WHERE nspname = $2) AS has_schema
                FROM pg_roles me WHERE rolname = current_user";
-    let row = connection.query_one("look at the role", sql, &[&ROLES, &schema]).await?;
-    Ok(Role {
-        name: row.get(0),
-        is_superuser: row.get(1),
-        may_replicate: row.get(2),
-        connection_limit: row.get(3),
-        member_of: row.get(4),
-        may_use_schema: row.get(5),
-        may_create_in_database: row.get(6),
-        may_create_in_schema: row.get(7),
-        has_schema: row.get(8),
-    })
+    let role = connection.read("look at the role", sql, &[&ROLES, &schema]).await?.pop();
+    role.ok_or(Error::Stalled("the server gave no answer"))
 }

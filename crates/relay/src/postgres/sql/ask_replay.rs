@@ -5,7 +5,6 @@ use std::pin::pin;
 use futures_util::{StreamExt, TryStreamExt};
 use jiff::Timestamp;
 use outbox::{Column, DROPPED};
-use tokio_postgres::Row;
 use tokio_postgres::types::{PgLsn, ToSql};
 use uuid::Uuid;
 
@@ -253,10 +252,11 @@ impl Store {
         limit: u32,
     ) -> Result<Vec<ReplayEntry>, Error> {
         let sql = format!(
-            "SELECT r.*, r.asked_at::text AS asked, r.started_at::text AS started,
-                 r.noted_at::text AS noted, r.ended_at::text AS ended, r.since::text AS since_text,
-                 r.until::text AS until_text, r.from_lsn::text AS from_text,
-                 r.to_lsn::text AS to_text,
+            "SELECT id, slot, stream, status, source, from_lsn::text, to_lsn::text, since::text,
+                 until::text, coalesce(event_ids, '{{}}') AS event_ids, aggregate_type,
+                 aggregate_id, event_type, subject_prefix, waits_for, per_second, asked_by, reason,
+                 asked_at::text, asked_at AS asked, started_at::text, noted_at::text,
+                 ended_at::text, decisions, events, first_place, last_place, place, published,
                  (SELECT count(*) FROM {listed} l WHERE l.replay = r.id AND l.problem IS NOT NULL)
                      AS failed,
                  EXISTS (SELECT FROM pg_replication_slots s
@@ -269,8 +269,7 @@ impl Store {
             listed = self.table.companion("tailpost_replay_events"),
         );
         let (time, place) = after.unzip();
-        let rows = self.query(LISTING, &sql, &[&id, &i64::from(limit), &time, &place]).await?;
-        Ok(rows.iter().map(entry).collect())
+        self.read(LISTING, &sql, &[&id, &i64::from(limit), &time, &place]).await
     }
 
     /// Whether anything was ever replayed.
@@ -285,13 +284,11 @@ impl Store {
     /// What a replay could not publish, in its order.
     pub(crate) async fn unreplayed(&self, id: Uuid, limit: u32) -> Result<Vec<Unreplayed>, Error> {
         let sql = format!(
-            "SELECT event, problem FROM {} WHERE replay = $1 AND problem IS NOT NULL
+            "SELECT event, problem AS reason FROM {} WHERE replay = $1 AND problem IS NOT NULL
              ORDER BY place LIMIT $2",
             self.table.companion("tailpost_replay_events")
         );
-        let rows = self.query(LISTING, &sql, &[&id, &i64::from(limit)]).await?;
-        let problem = |row: &Row| Unreplayed { event: row.get(0), reason: row.get(1) };
-        Ok(rows.iter().map(problem).collect())
+        self.read(LISTING, &sql, &[&id, &i64::from(limit)]).await
     }
 
     /// Pauses, resumes or cancels a replay. False if its state does not allow that.
@@ -332,42 +329,5 @@ impl Store {
             listed = self.table.companion("tailpost_replay_events")
         );
         Ok(self.execute("remove the list of a replay", &sql, &[&id]).await? > 0)
-    }
-}
-
-fn entry(row: &Row) -> ReplayEntry {
-    let count = |name| row.get::<_, i64>(name).max(0).cast_unsigned();
-    ReplayEntry {
-        id: row.get("id"),
-        slot: row.get("slot"),
-        stream: row.get("stream"),
-        status: row.get("status"),
-        source: row.get("source"),
-        from_lsn: row.get("from_text"),
-        to_lsn: row.get("to_text"),
-        since: row.get("since_text"),
-        until: row.get("until_text"),
-        event_ids: row.get::<_, Option<Vec<Uuid>>>("event_ids").unwrap_or_default(),
-        aggregate_type: row.get("aggregate_type"),
-        aggregate_id: row.get("aggregate_id"),
-        event_type: row.get("event_type"),
-        subject_prefix: row.get("subject_prefix"),
-        waits_for: row.get("waits_for"),
-        per_second: row.get("per_second"),
-        asked_by: row.get("asked_by"),
-        reason: row.get("reason"),
-        asked_at: row.get("asked"),
-        asked: row.get("asked_at"),
-        started_at: row.get("started"),
-        noted_at: row.get("noted"),
-        ended_at: row.get("ended"),
-        decisions: row.get("decisions"),
-        events: row.get::<_, Option<i64>>("events").map(|it| it.max(0).cast_unsigned()),
-        first_place: count("first_place"),
-        last_place: count("last_place"),
-        place: count("place"),
-        published: count("published"),
-        failed: count("failed"),
-        has_relay: row.get("has_relay"),
     }
 }

@@ -37,8 +37,9 @@ impl Store {
     pub(crate) async fn explain_row(&self, id: Uuid) -> Result<Option<RowStory>, Error> {
         let sql = format!(
             "SELECT s.status, s.aggregate_type, s.aggregate_id, s.event_type, s.occurred_at::text,
-                 o.txid::text, o.seq, coalesce(s.publish_attempts, 0)::int, s.publish_error,
-                 s.next_attempt_at::text, s.published_at::text, s.commit_lsn::text, s.stream,
+                 o.txid::text AS transaction, o.seq,
+                 coalesce(s.publish_attempts, 0)::int AS attempts, s.publish_error AS error,
+                 s.next_attempt_at::text, s.published_at::text, s.commit_lsn, s.stream,
                  s.stream_seq
              FROM {} s JOIN {} o ON o.{} = s.id
              WHERE s.id = $1 AND s.dead_at IS NULL",
@@ -46,23 +47,7 @@ impl Store {
             self.table.quoted(),
             self.table.column(Column::Id),
         );
-        let row = self.query_opt("look for the event in the outbox", &sql, &[&id]).await?;
-        Ok(row.map(|row| RowStory {
-            status: row.get(0),
-            aggregate_type: row.get(1),
-            aggregate_id: row.get(2),
-            event_type: row.get(3),
-            occurred_at: row.get(4),
-            transaction: row.get(5),
-            seq: row.get(6),
-            attempts: row.get(7),
-            error: row.get(8),
-            next_attempt_at: row.get(9),
-            published_at: row.get(10),
-            commit_lsn: row.get(11),
-            stream: row.get(12),
-            stream_seq: row.get(13),
-        }))
+        Ok(self.read("look for the event in the outbox", &sql, &[&id]).await?.pop())
     }
 
     /// How many of the rows that are visible in the snapshot are neither published nor parked;

@@ -15,6 +15,7 @@ use uuid::Uuid;
 use super::Store;
 use super::mark::{self, NOT_MARKED};
 use crate::error::Error;
+use crate::operate::RetentionReport;
 
 /// Rows that one statement deletes at most.
 pub(crate) const AT_ONCE: u64 = 1_000;
@@ -49,19 +50,6 @@ pub(crate) struct Leaf {
     /// Quoted.
     name: String,
     pub(crate) pages: i64,
-}
-
-/// What is written down about passes.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct RetentionRow {
-    pub(crate) deleted_before: Option<Timestamp>,
-    pub(crate) succeeded_at: Option<Timestamp>,
-    pub(crate) success_age: Option<f64>,
-    pub(crate) deleted: Deleted,
-    pub(crate) held_by: Option<String>,
-    pub(crate) failed_at: Option<Timestamp>,
-    pub(crate) failure: Option<String>,
-    pub(crate) partitions_dropped: u64,
 }
 
 /// How many rows were deleted.
@@ -420,31 +408,19 @@ impl Store {
 
     /// What is written down; `None` if there was no pass yet, or `tailpost setup` of this version
     /// was not run.
-    pub(crate) async fn retention_row(&self) -> Result<Option<RetentionRow>, Error> {
+    pub(crate) async fn retention_row(&self) -> Result<Option<RetentionReport>, Error> {
         if let Err(Error::NotSetUp { .. }) = self.check_retention().await {
             return Ok(None);
         }
         let sql = format!(
-            "SELECT deleted_before, succeeded_at,
-                 extract(epoch FROM clock_timestamp() - succeeded_at)::float8, rows_deleted,
-                 dead_letters_deleted, audit_deleted, held_by, failed_at, failure,
-                 coalesce((to_jsonb(r)->>'partitions_dropped')::bigint, 0) FROM {} AS r",
+            "SELECT deleted_before, succeeded_at AS last_success_at,
+                 extract(epoch FROM clock_timestamp() - succeeded_at)::float8
+                     AS last_success_seconds,
+                 rows_deleted, dead_letters_deleted, audit_deleted, partitions_dropped, held_by,
+                 failed_at, failure FROM {}",
             self.table.companion("tailpost_retention")
         );
-        let row = self.query_opt(LOOKING, &sql, &[]).await?;
-        Ok(row.map(|row| {
-            let count = |at| row.get::<_, i64>(at).cast_unsigned();
-            RetentionRow {
-                deleted_before: row.get(0),
-                succeeded_at: row.get(1),
-                success_age: row.get(2),
-                deleted: Deleted { published: count(3), dead_letters: count(4), audit: count(5) },
-                held_by: row.get(6),
-                failed_at: row.get(7),
-                failure: row.get(8),
-                partitions_dropped: count(9),
-            }
-        }))
+        Ok(self.read(LOOKING, &sql, &[]).await?.pop())
     }
 }
 

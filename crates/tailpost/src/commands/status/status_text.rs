@@ -255,7 +255,7 @@ mod tests {
                     from_seconds: Some(61.5),
                     retained_bytes: 4096,
                     made: 2,
-                    made_at: Some("2026-10-19T09:00:00Z".into()),
+                    made_at: "2026-10-19T09:00:00Z".parse().ok(),
                     made_because: Some("PostgreSQL had no room for its log".into()),
                     ..RewindReport::default()
                 }),
