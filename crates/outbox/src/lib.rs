@@ -54,4 +54,4 @@ pub use event::Event;
 pub use fnv::fnv;
 pub use identifier::quote;
 pub use malformed::Malformed;
-pub use table::{DROPPED, Table};
+pub use table::{COMPANIONS, DROPPED, Table};

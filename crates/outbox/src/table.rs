@@ -9,7 +9,7 @@ use crate::{Column, Columns, Malformed};
 pub const DROPPED: &str = "dropped by a route";
 
 /// The tables that the migrations create beside the outbox.
-pub(crate) const COMPANIONS: [&str; 15] = [
+pub const COMPANIONS: [&str; 15] = [
     "outbox_dead_letter",
     "outbox_dead_letter_audit",
     "tailpost_detached",

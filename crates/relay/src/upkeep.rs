@@ -55,10 +55,9 @@ impl RetentionStatus {
     }
 
     fn add(&mut self, report: &MaintainReport) {
-        let deleted = report.deleted();
-        self.published_deleted_total += deleted.published;
-        self.dead_letters_deleted_total += deleted.dead_letters;
-        self.audit_deleted_total += deleted.audit;
+        self.published_deleted_total += report.published.unwrap_or(0);
+        self.dead_letters_deleted_total += report.dead_letters.unwrap_or(0);
+        self.audit_deleted_total += report.audit.unwrap_or(0);
         self.partitions_dropped_total += report.partitions.as_ref().map_or(0, |it| it.dropped);
     }
 }

@@ -231,7 +231,7 @@ impl outbox::dead_letters::Store for DeadLetters {
     const AT_ONCE: u32 = 1;
 
     async fn count(&self, filter: &Filter) -> Result<(u64, Timestamp), Error> {
-        let until = self.store.server_time().await?;
+        let until = self.store.clock().await?;
         Ok((self.store.count_dead_letters(filter).await?.0, until))
     }
 

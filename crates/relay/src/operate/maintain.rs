@@ -17,7 +17,7 @@ use crate::config::Config;
 use crate::describe;
 use crate::error::Error;
 use crate::postgres::Store;
-use crate::postgres::sql::{AT_ONCE, Deleted, Gate, PAGES_AT_ONCE, Removable};
+use crate::postgres::sql::{AT_ONCE, Beside, Gate, PAGES_AT_ONCE, Removable};
 
 const NAME: &str = "tailpost maintain";
 
@@ -51,17 +51,6 @@ pub struct MaintainReport {
     pub partitions: Option<PartitionsReport>,
     /// Why rows are kept that are old enough, if it is known that there may be some.
     pub held_by: Option<String>,
-}
-
-impl MaintainReport {
-    pub(crate) fn deleted(&self) -> Deleted {
-        let Self { published, dead_letters, audit, .. } = self;
-        Deleted {
-            published: published.unwrap_or(0),
-            dead_letters: dead_letters.unwrap_or(0),
-            audit: audit.unwrap_or(0),
-        }
-    }
 }
 
 /// Deletes what [`Config::retention`] does not keep, once; with `dry_run` only counts it. Never a
@@ -111,7 +100,7 @@ pub(crate) async fn pass(
     let ended = Box::pin(run.all(&mut report)).await;
     if !dry_run {
         match &ended {
-            Ok(()) => store.note_success(report.deleted(), report.held_by.as_deref()).await?,
+            Ok(()) => store.note_success(&report).await?,
             Err(error) => {
                 let failure = describe(error);
                 // Where even that fails, the error says more.
@@ -120,13 +109,6 @@ pub(crate) async fn pass(
         }
     }
     ended.map(|()| Some(report))
-}
-
-/// What there is beside the outbox.
-#[derive(Debug, Clone, Copy)]
-enum Beside {
-    Letters,
-    Audit,
 }
 
 struct Pass<'a> {
@@ -192,9 +174,8 @@ impl Pass<'_> {
         loop {
             let began = Instant::now();
             let some = match (what, self.dry_run) {
-                (Beside::Letters, true) => self.store.count_letters(keep, gates).await?,
+                (_, true) => self.store.count_old(what, keep, gates).await?,
                 (Beside::Letters, false) => self.store.delete_letters(keep, gates).await?,
-                (Beside::Audit, true) => self.store.count_audit(keep, gates).await?,
                 (Beside::Audit, false) => self.store.delete_audit(keep, gates).await?,
             };
             *count += some;

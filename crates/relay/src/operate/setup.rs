@@ -281,13 +281,13 @@ async fn ensure_publication(config: &Config, store: &Store) -> Result<bool, Erro
         Ok(()) => Ok(false),
         Err(Error::NotSetUp { .. }) => {
             let sql = create_publication(config);
-            match store.client().batch_execute(&sql).await {
+            match store.batch_execute("create the publication", &sql).await {
                 Ok(()) => Ok(true),
                 // Somebody else made it: not under our lock, so it may be another one.
                 Err(error) if is_there_already(&error) => {
                     store.check_publication(&config.publication, &config.slot).await.map(|()| false)
                 }
-                Err(error) => Err(Error::sql("create the publication")(error)),
+                Err(error) => Err(error),
             }
         }
         Err(unfit) => Err(unfit),
@@ -296,8 +296,8 @@ async fn ensure_publication(config: &Config, store: &Store) -> Result<bool, Erro
 
 /// Whether something was not created because it exists. Who comes at the same moment meets the
 /// catalogue's index instead of the check.
-fn is_there_already(error: &tokio_postgres::Error) -> bool {
-    matches!(error.code(), Some(&SqlState::DUPLICATE_OBJECT | &SqlState::UNIQUE_VIOLATION))
+fn is_there_already(error: &Error) -> bool {
+    matches!(error.code(), Some(SqlState::DUPLICATE_OBJECT | SqlState::UNIQUE_VIOLATION))
 }
 
 /// The stream to create: kept on disk, refusing what it has no room for.

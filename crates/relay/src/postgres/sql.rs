@@ -52,7 +52,7 @@ pub(crate) use self::index::OutboxIndex;
 pub(crate) use self::owed::Stuck;
 pub(crate) use self::partitions::Detached;
 pub(crate) use self::replay_rows::{ReplayedRow, TakenReplay};
-pub(crate) use self::retain::{AT_ONCE, Deleted, Gate, PAGES_AT_ONCE, Removable};
+pub(crate) use self::retain::{AT_ONCE, Beside, Gate, PAGES_AT_ONCE, Removable};
 pub(crate) use self::rewind::{ADVANCING, RewindReading, RewindSlot};
 pub(crate) use self::scan::Scanner;
 pub(crate) use self::session_stores::{Books, LookedBy, Marks, Rows, Scan, SlotReader};

@@ -1,7 +1,7 @@
 //! Reads the facts about the outbox table and its companions.
 
 use outbox::migrations::MIGRATIONS;
-use outbox::{Column, Table};
+use outbox::{COMPANIONS, Column, Table};
 
 use super::facts::{Contents, Known, Migrations, OutboxTable, Partitions};
 use super::read_server::skip;
@@ -9,24 +9,6 @@ use crate::config::{Config, MarkBy};
 use crate::error::Error;
 use crate::operate::maintain::{end, is_short};
 use crate::postgres::{Connection, Store, columns};
-
-/// What the relay writes to, beside the outbox.
-const COMPANIONS: &[&str] = &[
-    "outbox_dead_letter",
-    "outbox_dead_letter_audit",
-    "outbox_status",
-    "tailpost_detached",
-    "tailpost_epochs",
-    "tailpost_owed",
-    "tailpost_published",
-    "tailpost_published_history",
-    "tailpost_replay_events",
-    "tailpost_replays",
-    "tailpost_retention",
-    "tailpost_rewind",
-    "tailpost_rewind_marks",
-    "tailpost_state",
-];
 
 /// The table, and its partitions if it has some.
 const TREE: &str = "(SELECT to_regclass($1)::oid AS oid
@@ -130,8 +112,9 @@ async fn lacks(
     connection: &Connection,
     table: &Table,
 ) -> Result<Vec<(String, Vec<String>)>, Error> {
-    let mut names: Vec<String> = COMPANIONS.iter().map(|it| (*it).to_owned()).collect();
-    names.insert(0, table.name().to_owned());
+    // The relay only reads the record of migrations.
+    let companions = COMPANIONS.into_iter().filter(|it| *it != "tailpost_migrations");
+    let names: Vec<&str> = std::iter::once(table.name()).chain(companions).collect();
     let sql = "SELECT format('%I.%I', nspname, relname), lacking
                FROM unnest($2::text[]) WITH ORDINALITY AS wanted (name, place)
                JOIN pg_namespace ON nspname = $1

@@ -82,8 +82,7 @@ pub(crate) async fn make_ahead(
     let Some(partitions) = store.day_partitions().await? else { return Ok(None) };
     let ahead = AHEAD.saturating_add(retention.interval);
     let (made, partitions) = store.make_partitions(partitions, ahead).await?;
-    let covered = partitions.covered_from(store.clock().await?);
-    Ok(Some((made, end(covered))))
+    Ok(Some((made, end(partitions.covered_from(store.clock().await?)))))
 }
 
 /// Up to when inserts have a partition, if the outbox has some by day; `None` within if for ever.
@@ -102,17 +101,12 @@ pub(super) struct PartitionPass<'a> {
 impl PartitionPass<'_> {
     /// The first thing that a pass does: without a partition nobody can insert.
     pub(super) async fn ahead(&self) -> Result<Option<PartitionsReport>, Error> {
-        if self.dry_run {
-            let Some(partitions) = self.store.day_partitions().await? else { return Ok(None) };
-            let until = end(partitions.covered_from(self.store.clock().await?));
-            return Ok(Some(PartitionsReport { until, ..PartitionsReport::default() }));
-        }
-        let made = make_ahead(self.store, self.retention).await?;
-        Ok(made.map(|(created, until)| PartitionsReport {
-            created,
-            until,
-            ..PartitionsReport::default()
-        }))
+        let made = match self.dry_run {
+            true => covered_until(self.store).await?.map(|until| (0, until)),
+            false => make_ahead(self.store, self.retention).await?,
+        };
+        let report = |(created, until)| PartitionsReport { created, until, ..Default::default() };
+        Ok(made.map(report))
     }
 
     /// Removes the partitions of which no row is needed. Without `removable` all are kept, also

@@ -82,10 +82,9 @@ impl Store {
     async fn claimed(&self, ids: &[Uuid]) -> Result<Vec<ScannedRow>, Error> {
         let (outbox, id) = (self.table.quoted(), self.table.column(Column::Id));
         let begin = format!("BEGIN; LOCK TABLE {outbox} IN ACCESS SHARE MODE");
-        let doing = Error::sql(DOING);
-        if let Err(error) = self.client().batch_execute(&begin).await {
+        if let Err(error) = self.batch_execute(DOING, &begin).await {
             self.batch_execute(DOING, "ROLLBACK").await?;
-            return Err(doing(error));
+            return Err(error);
         }
         let types = self.types(&outbox).await?;
         let (columns, column_types) = scanned_columns(&self.table, &types)?;

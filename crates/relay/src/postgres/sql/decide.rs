@@ -91,8 +91,9 @@ impl Store {
         limit: u32,
     ) -> Result<Vec<Group>, Error> {
         let sql = format!(
-            "SELECT {FINGERPRINT} AS fingerprint, count(*), min(dead_at), max(dead_at),
-                 count(DISTINCT (aggregate_type, aggregate_id))
+            "SELECT {FINGERPRINT} AS fingerprint, count(*), min(dead_at) AS first,
+                 max(dead_at) AS last,
+                 count(DISTINCT (aggregate_type, aggregate_id)) AS aggregates
              FROM (SELECT reason, dead_at, aggregate_type, aggregate_id
                    FROM {} WHERE {MATCHES} ORDER BY dead_at DESC LIMIT {GROUPED_MAX}) newest
              GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT $6",
@@ -100,15 +101,7 @@ impl Store {
         );
         let limit = i64::from(limit);
         let parameters = Parameters::of(filter);
-        let rows = self.query("group dead letters", &sql, &parameters.with(&[&limit])).await?;
-        let group = |row: &Row| Group {
-            fingerprint: row.get(0),
-            count: row.get::<_, i64>(1).cast_unsigned(),
-            first: row.get(2),
-            last: row.get(3),
-            aggregates: row.get::<_, i64>(4).cast_unsigned(),
-        };
-        Ok(rows.iter().map(group).collect())
+        self.read("group dead letters", &sql, &parameters.with(&[&limit])).await
     }
 
     /// How many there are, and how old the oldest is, in seconds.
@@ -149,10 +142,6 @@ impl Store {
         Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
     }
 
-    pub(crate) async fn server_time(&self) -> Result<Timestamp, Error> {
-        Ok(self.query_one("read the server's clock", "SELECT clock_timestamp()", &[]).await?.get(0))
-    }
-
     pub(crate) async fn dead_letter(&self, id: Uuid) -> Result<Option<DeadLetter>, Error> {
         let sql = format!("SELECT {} FROM {} WHERE id = $1", shown(self.shards), self.dead());
         Ok(self.query_opt("read a dead letter", &sql, &[&id]).await?.as_ref().map(dead_letter))
@@ -188,21 +177,12 @@ impl Store {
 
     pub(crate) async fn audit_entries(&self, id: Uuid) -> Result<Vec<AuditEntry>, Error> {
         let sql = format!(
-            "SELECT at, action, actor, via, why, reason, old_payload IS NOT NULL FROM {}
+            "SELECT at, action, actor, via, why, reason, old_payload IS NOT NULL AS payload_replaced
+             FROM {}
              WHERE event_id = $1 ORDER BY id",
             self.audit()
         );
-        let rows = self.query("read what was done", &sql, &[&id]).await?;
-        let entry = |row: &Row| AuditEntry {
-            at: row.get(0),
-            action: row.get(1),
-            actor: row.get(2),
-            via: row.get(3),
-            why: row.get(4),
-            reason: row.get(5),
-            payload_replaced: row.get(6),
-        };
-        Ok(rows.iter().map(entry).collect())
+        self.read("read what was done", &sql, &[&id]).await
     }
 
     /// Moves a dead letter back into the outbox, where the scanner finds it. Says whether it was

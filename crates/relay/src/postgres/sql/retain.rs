@@ -15,7 +15,7 @@ use uuid::Uuid;
 use super::Store;
 use super::mark::{self, NOT_MARKED};
 use crate::error::Error;
-use crate::operate::RetentionReport;
+use crate::operate::{MaintainReport, RetentionReport};
 
 /// Rows that one statement deletes at most.
 pub(crate) const AT_ONCE: u64 = 1_000;
@@ -52,12 +52,13 @@ pub(crate) struct Leaf {
     pub(crate) pages: i64,
 }
 
-/// How many rows were deleted.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Deleted {
-    pub(crate) published: u64,
-    pub(crate) dead_letters: u64,
-    pub(crate) audit: u64,
+/// What is kept beside the outbox and not needed for ever.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Beside {
+    /// Discarded dead letters: their rows are gone, and no slot brings them again.
+    Letters,
+    /// Entries of the audit: the event is no dead letter, and its row does not wait for anybody.
+    Audit,
 }
 
 impl Removable {
@@ -277,18 +278,42 @@ impl Store {
         Ok(row.get::<_, i64>(0).cast_unsigned())
     }
 
-    /// Discarded dead letters that may go: their rows are gone, and no slot brings them again.
-    fn old_letters(&self, gates: &[Gate]) -> String {
+    /// Which rows `r` may go that are `$1` seconds old.
+    fn old(&self, what: Beside, gates: &[Gate]) -> String {
         let Self { table, .. } = self;
+        let (at, event, is_dead) = match what {
+            Beside::Letters => ("discarded_at", "id", String::new()),
+            Beside::Audit => {
+                let dead = table.companion("outbox_dead_letter");
+                let is_dead =
+                    format!("AND NOT EXISTS (SELECT FROM {dead} d WHERE d.id = r.event_id)");
+                ("at", "event_id", is_dead)
+            }
+        };
         format!(
-            "d.discarded_at < clock_timestamp() - make_interval(secs => $1) AND {passed}
-             AND NOT EXISTS (SELECT FROM {owed} w WHERE w.id = d.id)
-             AND NOT EXISTS (SELECT FROM {outbox} o WHERE o.{id} = d.id AND {NOT_MARKED})",
-            passed = passed(gates, "d"),
+            "r.{at} < clock_timestamp() - make_interval(secs => $1) AND {passed} {is_dead}
+             AND NOT EXISTS (SELECT FROM {owed} w WHERE w.id = r.{event})
+             AND NOT EXISTS (SELECT FROM {outbox} o WHERE o.{id} = r.{event} AND {NOT_MARKED})",
+            passed = passed(gates, "r"),
             owed = table.companion("tailpost_owed"),
             outbox = table.quoted(),
             id = table.column(Column::Id),
         )
+    }
+
+    pub(crate) async fn count_old(
+        &self,
+        what: Beside,
+        keep: Duration,
+        gates: &[Gate],
+    ) -> Result<u64, Error> {
+        let table = self.table.companion(match what {
+            Beside::Letters => "outbox_dead_letter",
+            Beside::Audit => "outbox_dead_letter_audit",
+        });
+        let sql = format!("SELECT count(*) FROM {table} r WHERE {}", self.old(what, gates));
+        let row = self.ask(&sql, &[&keep.as_secs_f64()]).await?;
+        Ok(row.get::<_, i64>(0).cast_unsigned())
     }
 
     /// Deletes at most [`AT_ONCE`] dead letters that were discarded `keep` ago. Says how many.
@@ -304,7 +329,7 @@ impl Store {
         let sql = format!(
             "WITH old AS (
                  DELETE FROM {dead} WHERE id = ANY (ARRAY(
-                     SELECT d.id FROM {dead} d WHERE {old} LIMIT {AT_ONCE}
+                     SELECT r.id FROM {dead} r WHERE {old} LIMIT {AT_ONCE}
                      FOR UPDATE SKIP LOCKED))
                  RETURNING *
              ), noted AS (
@@ -314,33 +339,10 @@ impl Store {
                      'maintain', reason FROM old
              )
              SELECT count(*) FROM old",
-            old = self.old_letters(gates)
+            old = self.old(Beside::Letters, gates)
         );
         let row = self.ask(&sql, &[&keep.as_secs_f64()]).await?;
         Ok(row.get::<_, i64>(0).cast_unsigned())
-    }
-
-    pub(crate) async fn count_letters(&self, keep: Duration, gates: &[Gate]) -> Result<u64, Error> {
-        let dead = self.table.companion("outbox_dead_letter");
-        let sql = format!("SELECT count(*) FROM {dead} d WHERE {}", self.old_letters(gates));
-        let row = self.ask(&sql, &[&keep.as_secs_f64()]).await?;
-        Ok(row.get::<_, i64>(0).cast_unsigned())
-    }
-
-    /// Entries that may go: the event is no dead letter, and its row does not wait for anybody.
-    fn old_audit(&self, gates: &[Gate]) -> String {
-        let Self { table, .. } = self;
-        format!(
-            "a.at < clock_timestamp() - make_interval(secs => $1) AND {passed}
-             AND NOT EXISTS (SELECT FROM {dead} d WHERE d.id = a.event_id)
-             AND NOT EXISTS (SELECT FROM {owed} w WHERE w.id = a.event_id)
-             AND NOT EXISTS (SELECT FROM {outbox} o WHERE o.{id} = a.event_id AND {NOT_MARKED})",
-            passed = passed(gates, "a"),
-            dead = table.companion("outbox_dead_letter"),
-            owed = table.companion("tailpost_owed"),
-            outbox = table.quoted(),
-            id = table.column(Column::Id),
-        )
     }
 
     /// Deletes at most [`AT_ONCE`] entries of the audit that are `keep` old. Says how many.
@@ -348,18 +350,11 @@ impl Store {
         let audit = self.table.companion("outbox_dead_letter_audit");
         let sql = format!(
             "DELETE FROM {audit} WHERE id = ANY (ARRAY(
-                 SELECT a.id FROM {audit} a WHERE {} ORDER BY a.id LIMIT {AT_ONCE}
+                 SELECT r.id FROM {audit} r WHERE {} ORDER BY r.id LIMIT {AT_ONCE}
                  FOR UPDATE SKIP LOCKED))",
-            self.old_audit(gates)
+            self.old(Beside::Audit, gates)
         );
         self.change(&sql, &[&keep.as_secs_f64()]).await
-    }
-
-    pub(crate) async fn count_audit(&self, keep: Duration, gates: &[Gate]) -> Result<u64, Error> {
-        let audit = self.table.companion("outbox_dead_letter_audit");
-        let sql = format!("SELECT count(*) FROM {audit} a WHERE {}", self.old_audit(gates));
-        let row = self.ask(&sql, &[&keep.as_secs_f64()]).await?;
-        Ok(row.get::<_, i64>(0).cast_unsigned())
     }
 
     /// Writes down that rows published before this may be gone. Before the first of them goes.
@@ -373,11 +368,7 @@ impl Store {
     }
 
     /// Writes down that a pass came to its end.
-    pub(crate) async fn note_success(
-        &self,
-        deleted: Deleted,
-        held_by: Option<&str>,
-    ) -> Result<(), Error> {
+    pub(crate) async fn note_success(&self, report: &MaintainReport) -> Result<(), Error> {
         let sql = format!(
             "INSERT INTO {} AS r (succeeded_at, rows_deleted, dead_letters_deleted, audit_deleted,
                  held_by)
@@ -389,10 +380,10 @@ impl Store {
                  held_by = excluded.held_by, failed_at = NULL, failure = NULL",
             self.table.companion("tailpost_retention")
         );
-        let count = u64::cast_signed;
-        let (rows, letters, audit) =
-            (count(deleted.published), count(deleted.dead_letters), count(deleted.audit));
-        self.change(&sql, &[&rows, &letters, &audit, &held_by]).await.map(drop)
+        let count = |it: Option<u64>| it.unwrap_or(0).cast_signed();
+        let MaintainReport { published, dead_letters, audit, held_by, .. } = report;
+        let (rows, letters, audit) = (count(*published), count(*dead_letters), count(*audit));
+        self.change(&sql, &[&rows, &letters, &audit, held_by]).await.map(drop)
     }
 
     /// Writes down that a pass failed.

@@ -197,19 +197,19 @@ impl Store {
     /// Says that it takes none any more. The slot may have some yet to bring, which `wal_seq` tells
     /// until they are [forgotten](Self::forget_wal_messages).
     pub(crate) async fn refuse_wal_messages(&self, slot: &str) -> Result<(), Error> {
-        let state = self.table.companion("tailpost_state");
-        let sql = format!(
-            "UPDATE {state} SET wal_prefix = NULL WHERE slot = $1 AND wal_prefix IS NOT NULL"
-        );
-        self.perform("say that no messages are taken", &sql, &[&slot]).await
+        self.take_no_wal_messages(slot, "wal_seq").await
     }
 
     /// The same, and that the slot has none to bring, or that they may be lost.
     pub(crate) async fn forget_wal_messages(&self, slot: &str) -> Result<(), Error> {
-        let state = self.table.companion("tailpost_state");
+        self.take_no_wal_messages(slot, "NULL").await
+    }
+
+    async fn take_no_wal_messages(&self, slot: &str, wal_seq: &str) -> Result<(), Error> {
         let sql = format!(
-            "UPDATE {state} SET wal_prefix = NULL, wal_seq = NULL
-             WHERE slot = $1 AND (wal_prefix IS NOT NULL OR wal_seq IS NOT NULL)"
+            "UPDATE {} SET wal_prefix = NULL, wal_seq = {wal_seq}
+             WHERE slot = $1 AND (wal_prefix IS NOT NULL OR wal_seq IS DISTINCT FROM {wal_seq})",
+            self.table.companion("tailpost_state")
         );
         self.perform("say that no messages are taken", &sql, &[&slot]).await
     }

@@ -67,10 +67,10 @@ impl Store {
         for (table, column) in std::iter::once((self.table.quoted(), "seq")).chain(own) {
             let Err(error) = self.catch_up_sequence(&table, column).await else { continue };
             match error.code() {
-                None => return Err(Error::sql(DOING)(error)),
-                Some(&SqlState::UNDEFINED_TABLE) => {} // nobody has set up an inbox here
+                None => return Err(error),
+                Some(SqlState::UNDEFINED_TABLE) => {} // nobody has set up an inbox here
                 Some(_) => warn!(
-                    error = describe(&Error::sql(DOING)(error)),
+                    error = describe(&error),
                     "the sequence of {table}.{column} may be behind its rows. Run SELECT \
                      setval(pg_get_serial_sequence('{table}', '{column}'), max({column})) FROM {table}"
                 ),
@@ -79,11 +79,7 @@ impl Store {
         Ok(())
     }
 
-    async fn catch_up_sequence(
-        &self,
-        table: &str,
-        column: &str,
-    ) -> Result<(), tokio_postgres::Error> {
+    async fn catch_up_sequence(&self, table: &str, column: &str) -> Result<(), Error> {
         // Whoever inserts meanwhile is not set back.
         let sql = format!(
             "SELECT setval(sequence, greatest(last, coalesce(pg_sequence_last_value(sequence), 0)))
@@ -92,7 +88,7 @@ impl Store {
              WHERE sequence IS NOT NULL
                  AND last > coalesce(pg_sequence_last_value(sequence), 0)"
         );
-        self.client().query_opt(&sql, &[&table, &column]).await.map(drop)
+        self.query_opt(DOING, &sql, &[&table, &column]).await.map(drop)
     }
 
     /// Subscriptions that write to the outbox now, whose rows have transactions of another cluster.
