@@ -106,10 +106,13 @@ fn next(retain: Option<u64>, reading: &RewindReading, unmoved: u32) -> Step {
         // One that begins where PostgreSQL is about to remove the log would not last.
         (Some(_), None) if !reading.has_source => Step::Rest,
         (Some(_), None) => match reading.lost_for {
-            Some(since) => match since >= Backoff::REWIND.after(reading.losses.saturating_sub(1)) {
-                true => Step::Make("PostgreSQL had no room for its log"),
-                false => Step::Rest,
-            },
+            Some(seconds) => {
+                let pause = Backoff::REWIND.after(reading.losses.saturating_sub(1));
+                match seconds >= pause.as_secs_f64() {
+                    true => Step::Make("PostgreSQL had no room for its log"),
+                    false => Step::Rest,
+                }
+            }
             None if reading.made > 0 => Step::Make("it was gone"),
             None => Step::Make("there was none"),
         },
@@ -338,7 +341,7 @@ mod tests {
         let lost = |losses, seconds| RewindReading {
             made: 1,
             losses,
-            lost_for: Some(Duration::from_secs(seconds)),
+            lost_for: Some(f64::from(seconds)),
             ..reading(None)
         };
         let made = Step::Make("PostgreSQL had no room for its log");

@@ -1,11 +1,11 @@
 //! Whether a stream can be trusted with events.
 
 use async_nats::Client;
-use async_nats::jetstream::ErrorCode;
-use async_nats::jetstream::context::{GetStreamError, GetStreamErrorKind};
+use async_nats::jetstream::context::GetStreamErrorKind;
 use async_nats::jetstream::stream::{
-    Config as Stream, DiscardPolicy, PersistenceMode, RetentionPolicy, StorageType,
+    Config as Stream, DiscardPolicy, PersistenceMode, RetentionPolicy, StorageType, Stream as Found,
 };
+use async_nats::jetstream::{self, ErrorCode};
 use outbox::{nats_version, wire};
 use tracing::warn;
 
@@ -212,12 +212,24 @@ fn covers(subjects: &str, pattern: &str) -> bool {
     wire::subject_matches(subjects, pattern)
 }
 
-/// Whether there is no such stream.
-pub(crate) fn is_not_found(error: &GetStreamError) -> bool {
+/// A stream; `None` if there is none of that name.
+pub(crate) async fn find(client: &Client, name: &str) -> Result<Option<Found>, Error> {
+    let error = match jetstream::new(client.clone()).get_stream(name).await {
+        Ok(stream) => return Ok(Some(stream)),
+        Err(error) => error,
+    };
     match error.kind() {
-        GetStreamErrorKind::JetStream(error) => error.error_code() == ErrorCode::STREAM_NOT_FOUND,
-        _ => false,
+        GetStreamErrorKind::JetStream(it) if it.error_code() == ErrorCode::STREAM_NOT_FOUND => {
+            Ok(None)
+        }
+        _ => Err(Error::jetstream("look at the stream")(error)),
     }
+}
+
+/// As [`find`], and [`Error::NotSetUp`] if there is none.
+pub(crate) async fn look(client: &Client, name: &str) -> Result<Found, Error> {
+    let missing = || Error::NotSetUp { missing: format!("stream \"{name}\"") };
+    find(client, name).await?.ok_or_else(missing)
 }
 
 #[cfg(test)]

@@ -1,13 +1,11 @@
 //! What both servers keep, whether a relay runs or not.
 
-use async_nats::jetstream;
 use jiff::Timestamp;
 use outbox::{DROPPED, wire};
 
 use crate::config::{Config, MarkBy, Mode, RewindConfig};
 use crate::error::Error;
 use crate::nats;
-use crate::nats::stream_check::is_not_found;
 use crate::operate::dead_letters::{DeadLetters, Filter};
 use crate::operate::maintain::{end, is_short};
 use crate::operate::report::{
@@ -319,12 +317,7 @@ async fn outbox(config: &Config, store: &Store, backlog: Backlog) -> Result<Outb
 
 async fn stream(config: &Config, client: &async_nats::Client) -> Result<StreamReport, Error> {
     let name = &config.stream.name;
-    let stream = jetstream::new(client.clone()).get_stream(name).await.map_err(|error| {
-        if is_not_found(&error) {
-            return Error::NotSetUp { missing: format!("stream \"{name}\"") };
-        }
-        Error::jetstream("look at the stream")(error)
-    })?;
+    let stream = nats::stream_check::look(client, name).await?;
     let info = stream.cached_info();
     let last = nats::direct_get::read(client, name, info.state.last_sequence).await.ok();
     let position = last.and_then(|answer| {

@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 use pgoutput::Lsn;
 use serde::Serialize;
 use tokio::time::sleep;
-use tokio_postgres::types::PgLsn;
 
 use super::upgrade_steps::{UpgradeStep, steps};
 use crate::config::{Config, Mode, RewindConfig};
@@ -69,7 +68,7 @@ pub async fn prepare_upgrade(config: &Config, patience: Duration) -> Result<Upgr
     let until = Instant::now() + patience;
     let store = Store::patient(config, "tailpost slot").await?;
     store.check_tables().await?;
-    let end = log_end(&store).await?;
+    let end = store.log_end().await?;
     let mut report = UpgradeReport {
         ready: false,
         server: version(&store).await?,
@@ -221,12 +220,6 @@ async fn notes(config: &Config, store: &Store, server: u32) -> Result<Vec<String
 async fn texts(store: &Store, sql: &str) -> Result<Vec<String>, Error> {
     let rows = store.query(LOOKING, sql, &[]).await?;
     Ok(rows.iter().map(|row| row.get(0)).collect())
-}
-
-async fn log_end(store: &Store) -> Result<Lsn, Error> {
-    let row = store.query_one(LOOKING, "SELECT pg_current_wal_insert_lsn()", &[]).await?;
-    let end: PgLsn = row.get(0);
-    Ok(Lsn(end.into()))
 }
 
 async fn version(store: &Store) -> Result<u32, Error> {

@@ -7,7 +7,6 @@
 
 use std::time::{Duration, Instant};
 
-use async_nats::jetstream;
 use serde::Serialize;
 use tokio::sync::watch;
 use uuid::Uuid;
@@ -15,6 +14,7 @@ use uuid::Uuid;
 use crate::config::Config;
 use crate::engine::Stored;
 use crate::error::Error;
+use crate::nats::stream_check;
 use crate::operate::verification::VerifyReport;
 use crate::postgres::Store;
 use crate::verify::{Finding, Kind, KindCount};
@@ -169,11 +169,9 @@ async fn count(
 /// For how long the broker takes a message with a known id for stored.
 async fn remembered_for(config: &Config) -> Result<Duration, Error> {
     let nats = config.nats.connect("tailpost verify").await?;
-    let context = jetstream::new(nats);
     let mut longest = Duration::ZERO;
     for shard in config.each_shard() {
-        let stream = context.get_stream(&shard.stream.name).await;
-        let stream = stream.map_err(Error::jetstream("look at the stream"))?;
+        let stream = stream_check::look(&nats, &shard.stream.name).await?;
         longest = longest.max(stream.cached_info().config.duplicate_window);
     }
     Ok(longest)

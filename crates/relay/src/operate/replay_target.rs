@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use crate::config::Config;
 use crate::describe;
 use crate::error::Error;
-use crate::nats::stream_check::is_not_found;
+use crate::nats::stream_check;
 use crate::nats::{NatsLink, unless_denied};
 
 /// How long listing the consumers may take: less than a request over HTTP may.
@@ -35,11 +35,7 @@ pub(super) async fn look(
     prefix: Option<&str>,
 ) -> Result<Target, Error> {
     let name = &config.stream.name;
-    let found = jetstream::new(nats.clone()).get_stream(name).await;
-    let stream = found.map_err(|error| match is_not_found(&error) {
-        true => Error::NotSetUp { missing: format!("stream \"{name}\"") },
-        false => Error::jetstream("look at the stream")(error),
-    })?;
+    let stream = stream_check::look(nats, name).await?;
     if let Some(prefix) = prefix {
         check_prefix(prefix, name, &stream.cached_info().config.subjects)?;
     }

@@ -158,7 +158,7 @@ pub async fn plan_replay(
         let target = unless_denied(&link, replay_target::look(&config, &nats, prefix)).await?;
         let consumers = target.consumers(&link).await;
         let (of_table, oldest) = table_holds(&config, &store, selection).await?;
-        let of_stream = stream_holds(&config, &store, &nats, selection, oldest);
+        let of_stream = Box::pin(stream_holds(&config, &store, &nats, selection, oldest));
         let of_stream = unless_denied(&link, of_stream).await?;
         let of_wal = wal_holds(&config, &store, selection).await?;
         let names_few = !selection.events.is_empty() || selection.aggregate.is_some();

@@ -16,7 +16,7 @@ use super::partitioning::{ahead, begin, convert};
 use crate::config::{Config, MarkBy, Mode};
 use crate::error::Error;
 use crate::nats::TailReader;
-use crate::nats::stream_check::{self, MADE_BY, is_made_by_setup, is_not_found};
+use crate::nats::stream_check::{self, MADE_BY, is_made_by_setup};
 use crate::postgres::publication::filter;
 use crate::postgres::retire::retire;
 use crate::postgres::sql::OutboxIndex;
@@ -337,23 +337,20 @@ async fn ensure_stream(
     let name = &config.stream.name;
     let version = client.server_info().version;
     let batches = takes_batches(&version);
-    let found = context.get_stream(name).await;
-    let (created, mut stream) = match found {
-        Ok(stream) => (false, stream.cached_info().config.clone()),
-        Err(error) if is_not_found(&error) => {
+    let (created, mut stream) = match stream_check::find(client, name).await? {
+        Some(found) => (false, found.cached_info().config.clone()),
+        None => {
             let wanted = stream(config, batches);
             match context.create_stream(wanted.clone()).await {
                 Ok(created) => (true, created.cached_info().config.clone()),
                 // From another database, or by hand, at the same moment.
                 Err(error) if code(&error) == Some(ErrorCode::STREAM_NAME_EXIST) => {
-                    let found = context.get_stream(name).await;
-                    let found = found.map_err(Error::jetstream("look at the stream"))?;
+                    let found = stream_check::look(client, name).await?;
                     (false, found.cached_info().config.clone())
                 }
                 Err(error) => return Err(refused(context, wanted, error).await),
             }
         }
-        Err(error) => return Err(Error::jetstream("look at the stream")(error)),
     };
     let mut steps = vec![SetupStep { what: format!("stream {name}"), created }];
     if batches && !stream.allow_batch_publish && is_made_by_setup(&stream) {

@@ -7,14 +7,14 @@
 
 use std::time::Duration;
 
-use async_nats::{Client, jetstream};
+use async_nats::Client;
 use tracing::info;
 
 use super::{Store, slot};
 use crate::config::Config;
 use crate::error::Error;
 use crate::nats::TailReader;
-use crate::nats::stream_check::is_not_found;
+use crate::nats::stream_check;
 
 /// How often it is looked whether transactions have ended.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
@@ -42,10 +42,9 @@ pub(crate) async fn retire(config: &Config, slot: &str, client: &Client) -> Resu
     if let Some(former) = state.as_ref().filter(|it| it.system_identifier != system_id) {
         // It was another cluster's. What its stream has is published, if there still is such a stream.
         let stream = &before.as_ref().unwrap_or(config).stream.name;
-        let tail = match jetstream::new(client.clone()).get_stream(stream).await {
-            Ok(_) => Some(TailReader::new(client, stream).await?),
-            Err(error) if is_not_found(&error) => None,
-            Err(error) => return Err(Error::jetstream("look at the stream")(error)),
+        let tail = match stream_check::find(client, stream).await? {
+            Some(_) => Some(TailReader::new(client, stream).await?),
+            None => None,
         };
         let config = before.as_ref().unwrap_or(config);
         slot::finish_epoch(config, &store, tail.as_ref(), &system_id, former).await?;
@@ -55,11 +54,8 @@ pub(crate) async fn retire(config: &Config, slot: &str, client: &Client) -> Resu
     if store.count_unmarked(1).await? > 0 {
         let Some(before) = &before else { return Err(renamed(slot)) };
         let stream = &before.stream.name;
-        if let Err(error) = jetstream::new(client.clone()).get_stream(stream).await {
-            return Err(match is_not_found(&error) {
-                true => no_stream(slot, stream),
-                false => Error::jetstream("look at the stream")(error),
-            });
+        if stream_check::find(client, stream).await?.is_none() {
+            return Err(no_stream(slot, stream));
         }
         let tail = TailReader::new(client, stream).await?;
         if let Some(state) = state {

@@ -173,7 +173,7 @@ pub(crate) struct Role {
 }
 
 /// The outbox with its companions.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Deserialize)]
 pub(crate) struct OutboxTable {
     pub(crate) exists: bool,
     /// The table, and partitions, that a crash empties.
@@ -185,6 +185,7 @@ pub(crate) struct OutboxTable {
     /// Of the outbox and the dead letters, those whose policies apply to the role.
     pub(crate) policed: Vec<String>,
     /// What is wrong with the columns.
+    #[serde(skip)]
     pub(crate) unfit: Option<String>,
     /// The index of unmarked rows, and that of transactions.
     pub(crate) has_unmarked_index: bool,
@@ -199,6 +200,7 @@ pub(crate) struct OutboxTable {
     /// What the role lacks: table, and the privileges.
     pub(crate) lacks: Vec<(String, Vec<String>)>,
     /// `None` if the role may not read the record.
+    #[serde(skip)]
     pub(crate) migrations: Option<Migrations>,
 }
 
@@ -270,11 +272,12 @@ pub(crate) enum Publication {
 }
 
 /// The relay's slot.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub(crate) struct SlotFacts {
     pub(crate) plugin: Option<String>,
     pub(crate) database: Option<String>,
     /// Whether `tailpost_state` knows where it begins.
+    #[serde(skip)]
     pub(crate) is_known: bool,
     pub(crate) wal_status: Option<String>,
     pub(crate) invalidation: Option<String>,
@@ -284,7 +287,7 @@ pub(crate) struct SlotFacts {
 }
 
 /// Who reads the slot.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub(crate) struct Reader {
     pub(crate) pid: i32,
     pub(crate) application: Option<String>,

@@ -2,6 +2,7 @@
 
 use outbox::migrations::MIGRATIONS;
 use outbox::{COMPANIONS, Column, Table};
+use tokio_postgres::types::ToSql;
 
 use super::facts::{Contents, Known, Migrations, OutboxTable, Partitions};
 use super::read_server::skip;
@@ -10,12 +11,53 @@ use crate::error::Error;
 use crate::operate::maintain::{end, is_short};
 use crate::postgres::{Connection, Store, columns};
 
-/// The table, and its partitions if it has some.
-const TREE: &str = "(SELECT to_regclass($1)::oid AS oid
-     UNION SELECT relid::oid FROM pg_partition_tree(to_regclass($1))) tree
-     JOIN pg_class USING (oid) JOIN pg_namespace n ON n.oid = relnamespace";
-
-const LOOKING: &str = "look at the outbox";
+/// The facts about the outbox $1 and its dead letters $2. Of the tables $4 in the schema $3 what the
+/// role lacks; of the triggers those for $5 (`pg_trigger.tgtype`), on any column that a mark writes.
+const TABLE: &str = "
+    WITH tree AS (
+        SELECT c.*, format('%I.%I', nspname, relname) AS name
+        FROM (SELECT to_regclass($1)::oid AS oid
+              UNION SELECT relid::oid FROM pg_partition_tree(to_regclass($1))) AS part
+        JOIN pg_class c USING (oid) JOIN pg_namespace n ON n.oid = relnamespace
+    ), indexes AS (
+        SELECT relname, format('%I.%I', nspname, relname) AS name, indisvalid
+        FROM pg_index JOIN pg_class c ON c.oid = indexrelid
+        JOIN pg_namespace n ON n.oid = relnamespace WHERE indrelid = to_regclass($1)
+    ), valid AS (SELECT array_agg(relname::text) AS names FROM indexes WHERE indisvalid)
+    SELECT true AS exists,
+        ARRAY(SELECT name FROM tree WHERE relpersistence = 'u') AS unlogged,
+        ARRAY(SELECT name FROM tree
+              WHERE reloptions && ARRAY['autovacuum_enabled=false', 'autovacuum_enabled=off'])
+            AS unvacuumed,
+        (SELECT min(pg_get_userbyid(relowner)::text) FROM tree) AS owner,
+        (SELECT bool_and(pg_has_role(relowner, 'USAGE')) FROM tree) AS is_owner,
+        (SELECT bool_and(has_schema_privilege(relnamespace, 'CREATE')) FROM tree) AS may_create,
+        ARRAY(SELECT name FROM indexes WHERE NOT indisvalid) AS invalid_indexes,
+        coalesce('idx_outbox_unpublished' = ANY (names), false) AS has_unmarked_index,
+        coalesce('idx_outbox_txid' = ANY (names), false) AS has_transactions_index,
+        coalesce('idx_outbox_unpublished_seq' = ANY (names), false) AS has_poll_index,
+        ARRAY(SELECT format('%I.%I', nspname, relname) FROM pg_class c
+              JOIN pg_namespace n ON n.oid = relnamespace
+              WHERE c.oid IN (to_regclass($1), to_regclass($2)) AND row_security_active(c.oid))
+            AS policed,
+        ARRAY(SELECT format('%I', tgname) FROM pg_trigger
+              WHERE tgrelid = to_regclass($1) AND NOT tgisinternal AND tgenabled IN ('O', 'A')
+                  AND tgtype & $5 <> 0
+                  AND (tgattr = '' OR EXISTS (
+                      SELECT FROM pg_attribute WHERE attrelid = tgrelid AND attnum = ANY(tgattr)
+                          AND attname IN ('published_at', 'stream', 'stream_seq', 'commit_lsn')))
+              ORDER BY 1) AS triggers,
+        (SELECT coalesce(jsonb_agg(jsonb_build_array(format('%I.%I', nspname, relname), lacking)
+                                   ORDER BY place), '[]')
+         FROM unnest($4::text[]) WITH ORDINALITY AS wanted (name, place)
+         JOIN pg_namespace ON nspname = $3
+         JOIN pg_class c ON relnamespace = pg_namespace.oid AND relname = name,
+         LATERAL (SELECT ARRAY(
+             SELECT privilege FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS privilege
+             WHERE (relkind <> 'v' OR privilege = 'SELECT')
+                 AND NOT has_table_privilege(c.oid, privilege)) AS lacking) AS l
+         WHERE lacking <> '{}') AS lacks
+    FROM valid WHERE to_regclass($1) IS NOT NULL";
 
 pub(super) async fn table(connection: &Connection, config: &Config) -> Known<OutboxTable> {
     let read = look_at_table(connection, config).await;
@@ -26,106 +68,21 @@ pub(super) async fn table(connection: &Connection, config: &Config) -> Known<Out
 
 async fn look_at_table(connection: &Connection, config: &Config) -> Result<OutboxTable, Error> {
     let (table, quoted) = (&config.table, config.table.quoted());
-    let mut facts = OutboxTable::default();
-    if !connection.has_relation(LOOKING, &quoted).await? {
-        return Ok(facts);
-    }
-    facts.exists = true;
-    storage(connection, &quoted, &mut facts).await?;
-    indexes(connection, table, &mut facts).await?;
-    facts.triggers = triggers(connection, &quoted, config.mark.by).await?;
-    facts.lacks = lacks(connection, table).await?;
-    let types = connection.types(&quoted).await?;
-    facts.unfit = columns::check(table, &types).err().map(|it| crate::describe(&it));
-    Ok(facts)
-}
-
-async fn storage(
-    connection: &Connection,
-    quoted: &str,
-    facts: &mut OutboxTable,
-) -> Result<(), Error> {
-    let list = |condition: &str| {
-        format!("array_agg(format('%I.%I', nspname, relname)) FILTER (WHERE {condition})")
-    };
-    let sql = format!(
-        "SELECT {}, {}, bool_and(pg_has_role(relowner, 'USAGE')), min(pg_get_userbyid(relowner)::text),
-             bool_and(has_schema_privilege(relnamespace, 'CREATE')) FROM {TREE}",
-        list("relpersistence = 'u'"),
-        list("reloptions && ARRAY['autovacuum_enabled=false', 'autovacuum_enabled=off']"),
-    );
-    let row = connection.query_one(LOOKING, &sql, &[&quoted]).await?;
-    facts.unlogged = row.get::<_, Option<_>>(0).unwrap_or_default();
-    facts.unvacuumed = row.get::<_, Option<_>>(1).unwrap_or_default();
-    (facts.is_owner, facts.owner, facts.may_create) = (row.get(2), row.get(3), row.get(4));
-    Ok(())
-}
-
-async fn indexes(
-    connection: &Connection,
-    table: &Table,
-    facts: &mut OutboxTable,
-) -> Result<(), Error> {
-    let sql = "SELECT relname::text, format('%I.%I', n.nspname, relname), indisvalid
-               FROM pg_index JOIN pg_class c ON c.oid = indexrelid
-               JOIN pg_namespace n ON n.oid = relnamespace
-               WHERE indrelid = to_regclass($1)";
-    let rows = connection.query(LOOKING, sql, &[&table.quoted()]).await?;
-    for row in &rows {
-        let (name, quoted, is_valid): (String, String, bool) = (row.get(0), row.get(1), row.get(2));
-        match name.as_str() {
-            _ if !is_valid => facts.invalid_indexes.push(quoted),
-            "idx_outbox_unpublished" => facts.has_unmarked_index = true,
-            "idx_outbox_txid" => facts.has_transactions_index = true,
-            "idx_outbox_unpublished_seq" => facts.has_poll_index = true,
-            _ => {}
-        }
-    }
-    let letters = table.companion("outbox_dead_letter");
-    let sql = "SELECT format('%I.%I', nspname, relname) FROM pg_class c
-               JOIN pg_namespace n ON n.oid = relnamespace
-               WHERE c.oid IN (to_regclass($1), to_regclass($2)) AND row_security_active(c.oid)";
-    let rows = connection.query(LOOKING, sql, &[&table.quoted(), &letters]).await?;
-    facts.policed = rows.iter().map(|row| row.get(0)).collect();
-    Ok(())
-}
-
-/// Those that fire when a row is marked, on any column that a mark writes.
-async fn triggers(connection: &Connection, quoted: &str, by: MarkBy) -> Result<Vec<String>, Error> {
-    let event: i16 = match by {
-        MarkBy::Row => 16,
-        MarkBy::Delete => 8,
-        MarkBy::Lean => return Ok(Vec::new()),
-    };
-    let sql = "SELECT format('%I', tgname) FROM pg_trigger
-               WHERE tgrelid = to_regclass($1) AND NOT tgisinternal AND tgenabled IN ('O', 'A')
-                   AND tgtype & $2 <> 0
-                   AND (tgattr = '' OR EXISTS (
-                       SELECT FROM pg_attribute WHERE attrelid = tgrelid AND attnum = ANY(tgattr)
-                           AND attname IN ('published_at', 'stream', 'stream_seq', 'commit_lsn')))
-               ORDER BY 1";
-    let rows = connection.query(LOOKING, sql, &[&quoted, &event]).await?;
-    Ok(rows.iter().map(|row| row.get(0)).collect())
-}
-
-async fn lacks(
-    connection: &Connection,
-    table: &Table,
-) -> Result<Vec<(String, Vec<String>)>, Error> {
     // The relay only reads the record of migrations.
     let companions = COMPANIONS.into_iter().filter(|it| *it != "tailpost_migrations");
     let names: Vec<&str> = std::iter::once(table.name()).chain(companions).collect();
-    let sql = "SELECT format('%I.%I', nspname, relname), lacking
-               FROM unnest($2::text[]) WITH ORDINALITY AS wanted (name, place)
-               JOIN pg_namespace ON nspname = $1
-               JOIN pg_class c ON relnamespace = pg_namespace.oid AND relname = name,
-               LATERAL (SELECT ARRAY(
-                   SELECT privilege
-                   FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS privilege
-                   WHERE (relkind <> 'v' OR privilege = 'SELECT') AND NOT has_table_privilege(c.oid, privilege)) AS lacking) l
-               WHERE lacking <> '{}' ORDER BY place";
-    let rows = connection.query(LOOKING, sql, &[&table.schema(), &names]).await?;
-    Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
+    let event: i16 = match config.mark.by {
+        MarkBy::Row => 16,
+        MarkBy::Delete => 8,
+        MarkBy::Lean => 0,
+    };
+    let (letters, schema) = (table.companion("outbox_dead_letter"), table.schema());
+    let parameters: [&(dyn ToSql + Sync); 5] = [&quoted, &letters, &schema, &names, &event];
+    let mut facts: OutboxTable =
+        connection.read("look at the outbox", TABLE, &parameters).await?.pop().unwrap_or_default();
+    let types = connection.types(&quoted).await?;
+    facts.unfit = columns::check(table, &types).err().map(|it| crate::describe(&it));
+    Ok(facts)
 }
 
 async fn migrations(connection: &Connection, table: &Table) -> Result<Migrations, Error> {

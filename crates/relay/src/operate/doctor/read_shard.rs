@@ -1,6 +1,6 @@
 //! Reads what each shard has of its own in the database: publication and slot.
 
-use super::facts::{Known, Publication, Reader, SlotFacts};
+use super::facts::{Known, Publication, SlotFacts};
 use super::read_server::skip;
 use crate::config::Config;
 use crate::error::Error;
@@ -35,26 +35,19 @@ async fn look_at_slot(
     config: &Config,
 ) -> Result<Option<SlotFacts>, Error> {
     // By way of JSON, since versions have different columns.
-    let sql = "SELECT plugin::text, database::text, wal_status,
-                   to_jsonb(s)->>'invalidation_reason', active_pid, application_name,
+    let sql = "SELECT plugin, database, wal_status,
+                   to_jsonb(s)->>'invalidation_reason' AS invalidation,
+                   CASE WHEN active_pid IS NOT NULL THEN jsonb_build_object(
+                       'pid', active_pid, 'application', application_name) END AS reader,
                    coalesce((CASE WHEN pg_is_in_recovery() THEN pg_last_wal_receive_lsn()
-                                  ELSE pg_current_wal_lsn() END - restart_lsn)::bigint, 0),
-                   temporary
+                                  ELSE pg_current_wal_lsn() END - restart_lsn)::bigint, 0)
+                       AS retained_bytes,
+                   temporary AS is_temporary
                FROM pg_replication_slots s LEFT JOIN pg_stat_activity a ON pid = active_pid
                WHERE slot_name = $1";
-    let row = connection.query_opt(LOOKING, sql, &[&config.slot]).await?;
-    let Some(row) = row else { return Ok(None) };
-    let reader = |pid| Reader { pid, application: row.get(5) };
-    Ok(Some(SlotFacts {
-        plugin: row.get(0),
-        database: row.get(1),
-        is_known: is_known(connection, config).await?,
-        wal_status: row.get(2),
-        invalidation: row.get(3),
-        reader: row.get::<_, Option<i32>>(4).map(reader),
-        retained_bytes: row.get(6),
-        is_temporary: row.get(7),
-    }))
+    let slot: Option<SlotFacts> = connection.read(LOOKING, sql, &[&config.slot]).await?.pop();
+    let Some(slot) = slot else { return Ok(None) };
+    Ok(Some(SlotFacts { is_known: is_known(connection, config).await?, ..slot }))
 }
 
 /// Whether there is a record of where the slot begins.

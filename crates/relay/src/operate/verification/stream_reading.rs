@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 
 use async_nats::Client;
-use async_nats::jetstream;
 use async_nats::jetstream::stream::{Info, RetentionPolicy};
 use jiff::Timestamp;
 use outbox::wire::{Position, StoredMessage};
@@ -14,7 +13,7 @@ use super::table_reading::{is_sampled, key_of};
 use super::{StreamRead, VerifyProgress};
 use crate::error::Error;
 use crate::nats::TailReader;
-use crate::nats::stream_check::is_not_found;
+use crate::nats::stream_check;
 use crate::nats::whole_stream::{Sink, WholeStream};
 use crate::operate::spill_files::{Division, Parts, SpillFolder};
 use crate::verify::cut::{CLOCKS_DIFFER_MICROS, StreamRange};
@@ -42,12 +41,7 @@ pub(super) struct StreamSource {
 
 impl StreamSource {
     pub(super) async fn open(client: &Client, name: &str) -> Result<Self, Error> {
-        jetstream::new(client.clone()).get_stream(name).await.map_err(|error| {
-            if is_not_found(&error) {
-                return Error::NotSetUp { missing: format!("stream \"{name}\"") };
-            }
-            Error::jetstream("look at the stream")(error)
-        })?;
+        stream_check::look(client, name).await?;
         let tail = TailReader::new(client, name).await?;
         let info = tail.info().await?;
         let keeps = info.config.retention == RetentionPolicy::Limits;

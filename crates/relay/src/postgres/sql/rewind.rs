@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use pgoutput::Lsn;
-use tokio_postgres::Row;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
 use tokio_postgres::types::PgLsn;
 use uuid::Uuid;
 
@@ -23,9 +24,10 @@ const STEP_BYTES: u64 = 256 << 20;
 const STEP_TIMEOUT: &str = "5min";
 
 /// The rewind slot, beside the relay's own.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub(crate) struct RewindSlot {
     /// It brings what committed there or later.
+    #[serde(deserialize_with = "lsn")]
     pub(crate) confirmed: Lsn,
     /// `reserved`, `extended`, `unreserved` or `lost`.
     pub(crate) wal_status: Option<String>,
@@ -45,7 +47,7 @@ impl RewindSlot {
 }
 
 /// What there is of a rewind slot.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 pub(crate) struct RewindReading {
     /// It is there, and the relay's.
     pub(crate) slot: Option<RewindSlot>,
@@ -65,8 +67,8 @@ pub(crate) struct RewindReading {
     pub(crate) keep_max: Option<u64>,
     /// How often in a row PostgreSQL gave it up soon after it was made,
     pub(crate) losses: u32,
-    /// and how long ago, if it was not made since.
-    pub(crate) lost_for: Option<Duration>,
+    /// and how many seconds ago, if it was not made since.
+    pub(crate) lost_for: Option<f64>,
     /// Why it cannot be kept.
     pub(crate) failure: Option<String>,
     pub(crate) failed_at: Option<Timestamp>,
@@ -76,14 +78,14 @@ impl Store {
     /// What there is of the rewind slot `name` of `slot`.
     pub(crate) async fn rewind_slot(&self, slot: &str, name: &str) -> Result<RewindReading, Error> {
         let sql = format!(
-            "SELECT s.slot_name IS NOT NULL AS is_there,
-                 coalesce(r.is_ours, false) AND s.database = current_database()
-                     AND s.plugin = 'pgoutput' AS is_ours,
-                 s.confirmed_flush_lsn, s.wal_status,
-                 (SELECT min(at) FROM {marks} m
-                  WHERE m.slot = $1 AND m.lsn >= s.confirmed_flush_lsn) AS from_time,
-                 greatest(pg_current_wal_lsn() - s.restart_lsn, 0)::bigint AS retained,
-                 greatest(own.restart_lsn - s.restart_lsn, 0)::bigint AS extra,
+            "SELECT CASE WHEN judged.is_ours THEN jsonb_build_object(
+                     'confirmed', coalesce(s.confirmed_flush_lsn, '0/0'),
+                     'wal_status', s.wal_status,
+                     'from', (SELECT min(at) FROM {marks} m
+                              WHERE m.slot = $1 AND m.lsn >= s.confirmed_flush_lsn),
+                     'retained_bytes', greatest(pg_current_wal_lsn() - s.restart_lsn, 0)::bigint,
+                     'extra_bytes', greatest(own.restart_lsn - s.restart_lsn, 0)::bigint) END AS slot,
+                 s.slot_name IS NOT NULL AND NOT judged.is_ours AS is_others,
                  coalesce(own.wal_status IN ('reserved', 'extended'), false) AS has_source,
                  (SELECT id FROM {replays} WHERE slot = $1 AND source = 'wal'
                       AND status IN ('asked', 'running', 'paused') LIMIT 1) AS held_by,
@@ -99,12 +101,15 @@ impl Store {
              LEFT JOIN pg_replication_slots s ON s.slot_name = $2
              LEFT JOIN pg_replication_slots own
                  ON own.slot_name = $1 AND own.database = current_database()
-             LEFT JOIN {rewind} r ON r.slot = $1",
+             LEFT JOIN {rewind} r ON r.slot = $1
+             CROSS JOIN LATERAL (SELECT coalesce(r.is_ours AND s.plugin = 'pgoutput'
+                 AND s.database = current_database(), false) AS is_ours) AS judged",
             marks = self.table.companion("tailpost_rewind_marks"),
             replays = self.table.companion("tailpost_replays"),
             rewind = self.table.companion("tailpost_rewind"),
         );
-        Ok(reading(&self.query_one(LOOKING, &sql, &[&slot, &name]).await?))
+        let reading = self.read(LOOKING, &sql, &[&slot, &name]).await?.pop();
+        reading.ok_or(Error::Stalled("the server gave no answer"))
     }
 
     /// One process at a time looks after a rewind slot.
@@ -263,30 +268,6 @@ impl Store {
     }
 }
 
-fn reading(row: &Row) -> RewindReading {
-    let count = |name| row.get::<_, Option<i64>>(name).map_or(0, |it| it.max(0).cast_unsigned());
-    let is_ours = row.get::<_, Option<bool>>("is_ours").unwrap_or(false);
-    let confirmed: Option<PgLsn> = row.get("confirmed_flush_lsn");
-    let slot = RewindSlot {
-        confirmed: confirmed.map_or(Lsn::ZERO, |it| Lsn(it.into())),
-        wal_status: row.get("wal_status"),
-        from: row.get("from_time"),
-        retained_bytes: count("retained"),
-        extra_bytes: count("extra"),
-    };
-    let lost_for: Option<f64> = row.get("lost_for");
-    RewindReading {
-        slot: is_ours.then_some(slot),
-        is_others: !is_ours && row.get("is_there"),
-        has_source: row.get("has_source"),
-        held_by: row.get("held_by"),
-        made: count("made"),
-        made_at: row.get("made_at"),
-        made_because: row.get("made_because"),
-        keep_max: row.get::<_, Option<i64>>("keep_max").map(i64::unsigned_abs),
-        losses: row.get::<_, i32>("losses").max(0).cast_unsigned(),
-        lost_for: lost_for.and_then(|it| Duration::try_from_secs_f64(it).ok()),
-        failure: row.get("failure"),
-        failed_at: row.get("failed_at"),
-    }
+fn lsn<'de, D: Deserializer<'de>>(text: D) -> Result<Lsn, D::Error> {
+    String::deserialize(text)?.parse().map_err(D::Error::custom)
 }
