@@ -12,6 +12,7 @@ pub const DROPPED: &str = "dropped by a route";
 pub const COMPANIONS: [&str; 15] = [
     "outbox_dead_letter",
     "outbox_dead_letter_audit",
+    STATUS_VIEW,
     "tailpost_detached",
     "tailpost_epochs",
     "tailpost_migrations",
@@ -24,7 +25,6 @@ pub const COMPANIONS: [&str; 15] = [
     "tailpost_rewind",
     "tailpost_rewind_marks",
     "tailpost_state",
-    STATUS_VIEW,
 ];
 
 const SYNTAX: Malformed = Malformed::because(

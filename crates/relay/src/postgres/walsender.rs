@@ -63,7 +63,8 @@ impl Replication {
         sql: &str,
         doing: &'static str,
     ) -> Result<Vec<QueryRow>, Error> {
-        answered(doing, self.unbounded(sql, doing)).await
+        let asked = self.client.0.simple_query(sql);
+        answered(doing, async { asked.await.map_err(Error::replication(doing)) }).await
     }
 
     /// Creates a slot. The server waits for running transactions, as long as it takes.
@@ -104,10 +105,6 @@ impl Replication {
         let refused = |error| started_error(error, slot);
         answered(doing, async { started.await.map_err(refused) }).await?;
         Ok(self.client)
-    }
-
-    async fn unbounded(&mut self, sql: &str, doing: &'static str) -> Result<Vec<QueryRow>, Error> {
-        self.client.0.simple_query(sql).await.map_err(Error::replication(doing))
     }
 }
 

@@ -36,7 +36,6 @@ pub(super) async fn broker(client: &Client) -> Broker {
     let info = client.server_info();
     let (account, user) =
         tokio::join!(ask(client, "$JS.API.INFO", json!({})), ask(client, USER_INFO, json!({})));
-    let account = account.map(|(answer, _)| answer);
     let no_jetstream = match &account {
         Ok(account) => account["error"]["description"].as_str().map(str::to_owned),
         Err(Skip(said)) => Some(said.clone()),
@@ -46,7 +45,7 @@ pub(super) async fn broker(client: &Client) -> Broker {
         max_payload: info.max_payload,
         cluster: info.cluster,
         no_jetstream,
-        permissions: user.ok().map(|(answer, _)| permissions(&answer["data"]["permissions"])),
+        permissions: user.ok().map(|answer| permissions(&answer["data"]["permissions"])),
         storage: account
             .ok()
             .and_then(|it| Some((it["limits"]["max_storage"].as_i64()?, it["storage"].as_i64()?))),
@@ -78,7 +77,7 @@ pub(super) async fn stream(
     let asked = ask(client, &format!("$JS.API.STREAM.INFO.{name}"), json!({})).await;
     let after = Timestamp::now();
     let answer = match asked {
-        Ok((answer, _)) => answer,
+        Ok(answer) => answer,
         Err(skip) => return (Err(skip), None),
     };
     if answer["error"]["err_code"].as_u64() == Some(STREAM_NOT_FOUND) {
@@ -105,7 +104,7 @@ pub(super) async fn overlaps(client: &Client, own: &Config) -> Known<Vec<Overlap
     let mut found: Vec<Overlap> = Vec::new();
     for pattern in own.stream.subjects.iter().chain(&own.routing().patterns()) {
         let request = json!({ "subject": pattern });
-        let (answer, _) = ask(client, "$JS.API.STREAM.NAMES", request).await?;
+        let answer = ask(client, "$JS.API.STREAM.NAMES", request).await?;
         for name in answer["streams"].as_array().into_iter().flatten().filter_map(Value::as_str) {
             if name == own.stream.name || found.iter().any(|it| it.stream == name) {
                 continue;
@@ -119,13 +118,11 @@ pub(super) async fn overlaps(client: &Client, own: &Config) -> Known<Vec<Overlap
 }
 
 /// One request, and how long the answer took.
-async fn ask(client: &Client, subject: &str, request: Value) -> Known<(Value, Duration)> {
-    let began = std::time::Instant::now();
+async fn ask(client: &Client, subject: &str, request: Value) -> Known<Value> {
     let asked = client.request(subject.to_owned(), request.to_string().into());
     let silent = || Skip::because(format!("NATS does not answer {subject} within {ANSWER_MAX:?}"));
     let answer = timeout(ANSWER_MAX, asked).await.map_err(|_| silent())?;
     let answer = answer.map_err(|error| Skip::because(format!("{subject}: {error}")))?;
     let read = serde_json::from_slice(&answer.payload);
-    let read = read.map_err(|error| Skip::because(format!("{subject}: {error}")))?;
-    Ok((read, began.elapsed()))
+    read.map_err(|error| Skip::because(format!("{subject}: {error}")))
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::retain::{DOING, LOOKING};
 use super::{AT_ONCE, Store};
 use crate::error::Error;
 
@@ -30,14 +31,14 @@ impl Store {
                  WHERE {old} LIMIT {AT_ONCE})"
         );
         let keep = keep.as_secs_f64();
-        if self.change(&lines, &[&keep]).await? > 0 {
+        if self.execute(DOING, &lines, &[&keep]).await? > 0 {
             return Ok((0, true));
         }
         let sql = format!(
             "DELETE FROM {replays} WHERE id IN (
                  SELECT r.id FROM {replays} r WHERE {old} LIMIT {AT_ONCE} FOR UPDATE SKIP LOCKED)"
         );
-        let some = self.change(&sql, &[&keep]).await?;
+        let some = self.execute(DOING, &sql, &[&keep]).await?;
         Ok((some, some == AT_ONCE))
     }
 
@@ -45,7 +46,7 @@ impl Store {
     pub(crate) async fn count_replays(&self, keep: Duration) -> Result<u64, Error> {
         let replays = self.table.companion("tailpost_replays");
         let sql = format!("SELECT count(*) FROM {replays} r WHERE {}", self.old_replays());
-        let row = self.ask(&sql, &[&keep.as_secs_f64()]).await?;
+        let row = self.query_one(LOOKING, &sql, &[&keep.as_secs_f64()]).await?;
         Ok(row.get::<_, i64>(0).cast_unsigned())
     }
 }

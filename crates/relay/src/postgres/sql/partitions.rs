@@ -11,7 +11,6 @@ use std::time::Duration;
 use jiff::Timestamp;
 use outbox::Column;
 use tokio_postgres::Row;
-use tokio_postgres::types::ToSql;
 
 use super::Store;
 use super::retain::{Leaf, Removable, pages};
@@ -63,14 +62,6 @@ fn literal(at: Option<Timestamp>, open: &str) -> String {
 }
 
 impl Store {
-    async fn look_at(
-        &self,
-        sql: &str,
-        parameters: &[&(dyn ToSql + Sync)],
-    ) -> Result<Vec<Row>, Error> {
-        self.query(LOOKING, sql, parameters).await
-    }
-
     /// Runs a script; where it fails nothing of it is done.
     pub(super) async fn run(&self, doing: &'static str, script: &str) -> Result<(), Error> {
         let ran = self.batch_execute(doing, script).await;
@@ -91,16 +82,16 @@ impl Store {
                  AND attname = '{KEY}' AND atttypid = 'timestamptz'::regtype"
         );
         let table = self.table.quoted();
-        if self.look_at(&sql, &[&table]).await?.is_empty() {
+        if self.query(LOOKING, &sql, &[&table]).await?.is_empty() {
             return Ok(None);
         }
-        let rows = self.look_at(LOAD, &[&table]).await?;
+        let rows = self.query(LOOKING, LOAD, &[&table]).await?;
         Ok(Some(DayPartitions::new(rows.iter().map(partition))))
     }
 
     /// The server's time.
     pub(crate) async fn clock(&self) -> Result<Timestamp, Error> {
-        Ok(self.look_at("SELECT clock_timestamp()", &[]).await?[0].get(0))
+        Ok(self.query_one("read the clock", "SELECT clock_timestamp()", &[]).await?.get(0))
     }
 
     /// Makes partitions for what has none from today on and for `ahead`, without any wait of those
@@ -153,7 +144,7 @@ impl Store {
                      ORDER BY child.oid DESC LIMIT 1)) AS option),
                 to_regclass($3::text) IS NOT NULL";
         let unmarked = self.table.companion("idx_outbox_unpublished");
-        let rows = self.look_at(sql, &[&table, &partition, &unmarked]).await?;
+        let rows = self.query(LOOKING, sql, &[&table, &partition, &unmarked]).await?;
         let (owner, options): (Option<String>, Option<String>) = (rows[0].get(0), rows[0].get(1));
         // As the first migration does it for a table.
         let fillfactor = if rows[0].get(2) { 50 } else { 100 };
@@ -192,11 +183,11 @@ impl Store {
              FROM ONLY {leaf} o WHERE {range} AND ({condition}) IS NOT TRUE LIMIT 1",
             dead = table.companion("outbox_dead_letter"),
             owed = table.companion("tailpost_owed"),
-            leaf = leaf.name(),
+            leaf = leaf.name,
             range = pages(page),
-            condition = removable.condition(),
+            condition = removable.condition,
         );
-        let rows = self.look_at(&sql, &[&removable.before]).await?;
+        let rows = self.query(LOOKING, &sql, &[&removable.before]).await?;
         let why = |row: &Row| format!("row {} {}", row.get::<_, &str>(0), row.get::<_, &str>(1));
         Ok(rows.first().map(why))
     }
@@ -207,9 +198,9 @@ impl Store {
         let sql = "SELECT relkind = 'r', pg_relation_size(oid)
                        / current_setting('block_size')::bigint
                    FROM pg_class WHERE oid = to_regclass($1)";
-        let rows = self.look_at(sql, &[&name]).await?;
+        let rows = self.query(LOOKING, sql, &[&name]).await?;
         Ok(rows.first().map(|row| match (row.get(0), row.get(1)) {
-            (true, Some(pages)) => Ok(Leaf::new(name.to_owned(), pages)),
+            (true, Some(pages)) => Ok(Leaf { name: name.to_owned(), pages }),
             _ => Err(NotPlain),
         }))
     }
@@ -235,7 +226,7 @@ impl Store {
              FROM {} ORDER BY until",
             self.table.companion("tailpost_detached")
         );
-        let rows = self.look_at(&sql, &[&self.table.quoted()]).await?;
+        let rows = self.query(LOOKING, &sql, &[&self.table.quoted()]).await?;
         let state = |row: &Row| match (row.get(3), row.get(4)) {
             (true, _) => Detached::Gone,
             (false, Some(true)) => Detached::Pending,

@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use outbox::Column;
-use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use super::Store;
@@ -23,8 +22,8 @@ pub(crate) const AT_ONCE: u64 = 1_000;
 /// Pages that one statement reads at most.
 pub(crate) const PAGES_AT_ONCE: i64 = 512;
 
-const DOING: &str = "delete what is kept for long enough";
-const LOOKING: &str = "look at what is kept";
+pub(super) const DOING: &str = "delete what is kept for long enough";
+pub(super) const LOOKING: &str = "look at what is kept";
 
 /// A slot that may bring rows again, and the watermark up to where it cannot. `None` before there
 /// is one.
@@ -41,14 +40,14 @@ pub(crate) struct Removable {
     /// Published before this.
     pub(crate) before: Timestamp,
     /// The condition on a row `o` of the outbox, with `before` as $1.
-    condition: String,
+    pub(super) condition: String,
 }
 
 /// What holds rows of a table: the table itself, or one of its partitions.
 #[derive(Debug, Clone)]
 pub(crate) struct Leaf {
     /// Quoted.
-    name: String,
+    pub(super) name: String,
     pub(crate) pages: i64,
 }
 
@@ -59,22 +58,6 @@ pub(crate) enum Beside {
     Letters,
     /// Entries of the audit: the event is no dead letter, and its row does not wait for anybody.
     Audit,
-}
-
-impl Removable {
-    pub(super) fn condition(&self) -> &str {
-        &self.condition
-    }
-}
-
-impl Leaf {
-    pub(super) fn new(name: String, pages: i64) -> Self {
-        Self { name, pages }
-    }
-
-    pub(crate) fn name(&self) -> &str {
-        &self.name
-    }
 }
 
 impl Store {
@@ -89,23 +72,7 @@ impl Store {
     /// Whether no other process is at it, for this table. Held until the connection ends.
     pub(crate) async fn try_lock_maintenance(&self) -> Result<bool, Error> {
         let sql = "SELECT pg_try_advisory_lock(hashtextextended('tailpost maintain ' || $1, 0))";
-        Ok(self.ask(sql, &[&self.table.quoted()]).await?.get(0))
-    }
-
-    pub(super) async fn ask(
-        &self,
-        sql: &str,
-        parameters: &[&(dyn ToSql + Sync)],
-    ) -> Result<tokio_postgres::Row, Error> {
-        self.query_one(LOOKING, sql, parameters).await
-    }
-
-    pub(super) async fn change(
-        &self,
-        sql: &str,
-        parameters: &[&(dyn ToSql + Sync)],
-    ) -> Result<u64, Error> {
-        self.execute(DOING, sql, parameters).await
+        Ok(self.query_one(LOOKING, sql, &[&self.table.quoted()]).await?.get(0))
     }
 
     /// # Errors
@@ -143,12 +110,12 @@ impl Store {
                  WHERE seen_at > now() - make_interval(secs => $1) / 100)",
             published = self.table.companion("tailpost_published")
         );
-        self.change(&note, &[&keep.as_secs_f64()]).await?;
+        self.execute(DOING, &note, &[&keep.as_secs_f64()]).await?;
         let forget = format!(
             "DELETE FROM {history} WHERE seen_at < (SELECT max(seen_at) FROM {history}
                  WHERE seen_at < now() - make_interval(secs => $1))"
         );
-        self.change(&forget, &[&keep.as_secs_f64()]).await.map(drop)
+        self.perform(DOING, &forget, &[&keep.as_secs_f64()]).await
     }
 
     /// Which rows may go that were published `keep` ago.
@@ -160,7 +127,8 @@ impl Store {
         gates: &[Gate],
         slots: &[String],
     ) -> Result<Removable, Error> {
-        let before = self.time_before(keep).await?;
+        let sql = "SELECT clock_timestamp() - make_interval(secs => $1)";
+        let before = self.query_one(LOOKING, sql, &[&keep.as_secs_f64()]).await?.get(0);
         let covered = self.covered_before(before, slots).await?;
         let (outbox_id, dead) =
             (self.table.column(Column::Id), self.table.companion("outbox_dead_letter"));
@@ -188,12 +156,7 @@ impl Store {
     /// One of the replays that keep rows, if there is one.
     pub(crate) async fn replay_that_holds(&self) -> Result<Option<Uuid>, Error> {
         let sql = format!("SELECT min(id::text)::uuid FROM {}", self.unfinished_replays());
-        Ok(self.ask(&sql, &[]).await?.get(0))
-    }
-
-    async fn time_before(&self, keep: Duration) -> Result<Timestamp, Error> {
-        let sql = "SELECT clock_timestamp() - make_interval(secs => $1)";
-        Ok(self.ask(sql, &[&keep.as_secs_f64()]).await?.get(0))
+        Ok(self.query_one(LOOKING, &sql, &[]).await?.get(0))
     }
 
     /// Which rows `o` a watermark covered already at that time. In a copy of the database in
@@ -258,7 +221,7 @@ impl Store {
             range = pages(page),
             condition = removable.condition
         );
-        self.change(&sql, &[&removable.before]).await
+        self.execute(DOING, &sql, &[&removable.before]).await
     }
 
     /// How many rows [`delete_rows`](Self::delete_rows) would delete, locked ones too.
@@ -274,7 +237,7 @@ impl Store {
             pages(page),
             removable.condition
         );
-        let row = self.ask(&sql, &[&removable.before]).await?;
+        let row = self.query_one(LOOKING, &sql, &[&removable.before]).await?;
         Ok(row.get::<_, i64>(0).cast_unsigned())
     }
 
@@ -312,7 +275,7 @@ impl Store {
             Beside::Audit => "outbox_dead_letter_audit",
         });
         let sql = format!("SELECT count(*) FROM {table} r WHERE {}", self.old(what, gates));
-        let row = self.ask(&sql, &[&keep.as_secs_f64()]).await?;
+        let row = self.query_one(LOOKING, &sql, &[&keep.as_secs_f64()]).await?;
         Ok(row.get::<_, i64>(0).cast_unsigned())
     }
 
@@ -341,7 +304,7 @@ impl Store {
              SELECT count(*) FROM old",
             old = self.old(Beside::Letters, gates)
         );
-        let row = self.ask(&sql, &[&keep.as_secs_f64()]).await?;
+        let row = self.query_one(LOOKING, &sql, &[&keep.as_secs_f64()]).await?;
         Ok(row.get::<_, i64>(0).cast_unsigned())
     }
 
@@ -354,7 +317,7 @@ impl Store {
                  FOR UPDATE SKIP LOCKED))",
             self.old(Beside::Audit, gates)
         );
-        self.change(&sql, &[&keep.as_secs_f64()]).await
+        self.execute(DOING, &sql, &[&keep.as_secs_f64()]).await
     }
 
     /// Writes down that rows published before this may be gone. Before the first of them goes.
@@ -364,7 +327,7 @@ impl Store {
              SET deleted_before = greatest(r.deleted_before, excluded.deleted_before)",
             self.table.companion("tailpost_retention")
         );
-        self.change(&sql, &[&before]).await.map(drop)
+        self.perform(DOING, &sql, &[&before]).await
     }
 
     /// Writes down that a pass came to its end.
@@ -383,7 +346,7 @@ impl Store {
         let count = |it: Option<u64>| it.unwrap_or(0).cast_signed();
         let MaintainReport { published, dead_letters, audit, held_by, .. } = report;
         let (rows, letters, audit) = (count(*published), count(*dead_letters), count(*audit));
-        self.change(&sql, &[&rows, &letters, &audit, held_by]).await.map(drop)
+        self.perform(DOING, &sql, &[&rows, &letters, &audit, held_by]).await
     }
 
     /// Writes down that a pass failed.
@@ -394,7 +357,7 @@ impl Store {
              SET failed_at = excluded.failed_at, failure = excluded.failure",
             self.table.companion("tailpost_retention")
         );
-        self.change(&sql, &[&failure]).await.map(drop)
+        self.perform(DOING, &sql, &[&failure]).await
     }
 
     /// What is written down; `None` if there was no pass yet, or `tailpost setup` of this version
