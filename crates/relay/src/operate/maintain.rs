@@ -100,7 +100,10 @@ pub(crate) async fn pass(
     let ended = Box::pin(run.all(&mut report)).await;
     if !dry_run {
         match &ended {
-            Ok(()) => store.note_success(&report).await?,
+            Ok(()) => {
+                let deleted = [report.published, report.dead_letters, report.audit];
+                store.note_success(deleted, report.held_by.as_deref()).await?;
+            }
             Err(error) => {
                 let failure = describe(error);
                 // Where even that fails, the error says more.

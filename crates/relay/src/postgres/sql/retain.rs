@@ -14,7 +14,7 @@ use uuid::Uuid;
 use super::Store;
 use super::mark::{self, NOT_MARKED};
 use crate::error::Error;
-use crate::operate::{MaintainReport, RetentionReport};
+use crate::operate::RetentionReport;
 
 /// Rows that one statement deletes at most.
 pub(crate) const AT_ONCE: u64 = 1_000;
@@ -330,8 +330,13 @@ impl Store {
         self.perform(DOING, &sql, &[&before]).await
     }
 
-    /// Writes down that a pass came to its end.
-    pub(crate) async fn note_success(&self, report: &MaintainReport) -> Result<(), Error> {
+    /// Writes down that a pass came to its end. It deleted so many rows, dead letters and entries of the
+    /// audit.
+    pub(crate) async fn note_success(
+        &self,
+        deleted: [Option<u64>; 3],
+        held_by: Option<&str>,
+    ) -> Result<(), Error> {
         let sql = format!(
             "INSERT INTO {} AS r (succeeded_at, rows_deleted, dead_letters_deleted, audit_deleted,
                  held_by)
@@ -343,10 +348,8 @@ impl Store {
                  held_by = excluded.held_by, failed_at = NULL, failure = NULL",
             self.table.companion("tailpost_retention")
         );
-        let count = |it: Option<u64>| it.unwrap_or(0).cast_signed();
-        let MaintainReport { published, dead_letters, audit, held_by, .. } = report;
-        let (rows, letters, audit) = (count(*published), count(*dead_letters), count(*audit));
-        self.perform(DOING, &sql, &[&rows, &letters, &audit, held_by]).await
+        let [rows, letters, audit] = deleted.map(|it| it.unwrap_or(0).cast_signed());
+        self.perform(DOING, &sql, &[&rows, &letters, &audit, &held_by]).await
     }
 
     /// Writes down that a pass failed.
