@@ -7,6 +7,7 @@
 mod broker_away;
 mod consumers;
 mod gone_servers;
+mod lost_messages;
 mod native_histograms;
 mod neglected;
 mod odd_rows;
@@ -34,6 +35,7 @@ fn rules() -> String {
         }
         let line = line.replace("5368709120", "5242880");
         let line = line.replace("sample_age_seconds > 300", "sample_age_seconds > 15");
+        let line = line.replace(" < 900", " < 8");
         ["[5m]", "[10m]", "[15m]"].iter().fold(line, |line, range| line.replace(range, "[8s]"))
     };
     let text = file("docker/alerts.yml");

@@ -26,6 +26,7 @@ mod failure_classes;
 mod foreign_messages;
 mod frozen;
 mod gaps;
+mod gone_back;
 mod inbox;
 mod keyed;
 mod late_marks;

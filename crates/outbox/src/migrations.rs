@@ -30,6 +30,7 @@ pub const MIGRATIONS: &[Migration] = &[
         name: "retention",
         sql: include_str!("../migrations/0004_retention.sql"),
     },
+    Migration { version: 5, name: "streams", sql: include_str!("../migrations/0005_streams.sql") },
 ];
 
 /// What the first migration gives an outbox table, whether it makes it or adopts it.

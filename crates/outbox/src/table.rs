@@ -9,7 +9,7 @@ use crate::{Column, Columns, Malformed};
 pub const DROPPED: &str = "dropped by a route";
 
 /// The tables that the migrations create beside the outbox.
-pub const COMPANIONS: [&str; 15] = [
+pub const COMPANIONS: [&str; 16] = [
     "outbox_dead_letter",
     "outbox_dead_letter_audit",
     STATUS_VIEW,
@@ -25,6 +25,7 @@ pub const COMPANIONS: [&str; 15] = [
     "tailpost_rewind",
     "tailpost_rewind_marks",
     "tailpost_state",
+    "tailpost_streams",
 ];
 
 const SYNTAX: Malformed = Malformed::because(

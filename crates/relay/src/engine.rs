@@ -377,6 +377,9 @@ impl Engine {
                 Request::TellCount { counted, uncertain } => {
                     self.tell(Notice::Counted { counted, uncertain });
                 }
+                Request::StreamIsShorter => {
+                    self.effects.push_back(Effect::End(End::StreamIsShorter));
+                }
                 Request::LeaveFence(why) => {
                     self.effects.push_back(Effect::End(End::LeaveFence(why)));
                 }

@@ -175,7 +175,7 @@ impl HotPath {
             self.seq += 1;
             let (seq, epoch, index) = (self.seq, send.epoch, send.index);
             match send.part {
-                None => answers.push(Input::Acked { epoch, index, seq }),
+                None => answers.push(Input::Acked { epoch, index, seq, is_duplicate: false }),
                 Some(Part { batch, number, last: true }) => {
                     answers.push(Input::Ended { batch, count: number, seq });
                 }

@@ -91,12 +91,13 @@ pub use connect::{NatsTarget, PostgresTarget};
 pub use error::Error;
 pub use latency::{Latency, NativeBuckets};
 pub use operate::{
-    Canary, HeldPartition, Legs, MaintainProgress, MaintainReport, OutboxReport, PartitionsReport,
-    PartitionsStatus, Repair, RetentionReport, RewindReport, SetupPlan, SetupReport, SetupStep,
-    ShardReport, SlotEntry, SlotReport, StatusReport, Storage, StreamRead, StreamReport,
-    UpgradeReport, UpgradeSlot, UpgradeStep, VerifyOptions, VerifyProgress, VerifyReport, canaries,
-    check_start, create_slot, dead_letters, doctor, doctor_checks, drop_slot, event_search,
-    explain, inspect, maintain, plan, prepare_upgrade, repair, replays, setup, slots, verify,
+    Canary, HeldPartition, Legs, LostReport, MaintainProgress, MaintainReport, OutboxReport,
+    PartitionsReport, PartitionsStatus, Repair, RetentionReport, RewindReport, SetupPlan,
+    SetupReport, SetupStep, ShardReport, SlotEntry, SlotReport, StatusReport, Storage, StreamRead,
+    StreamReport, UpgradeReport, UpgradeSlot, UpgradeStep, VerifyOptions, VerifyProgress,
+    VerifyReport, canaries, check_start, create_slot, dead_letters, doctor, doctor_checks,
+    drop_slot, event_search, explain, inspect, maintain, plan, prepare_upgrade, repair, replays,
+    setup, slots, verify,
 };
 pub use pgoutput::Lsn;
 pub use reporter::Reports;

@@ -30,8 +30,8 @@ pub(crate) use self::maintain::{covered_until, is_short, make_ahead, pass};
 pub use self::prepare_upgrade::{UpgradeReport, UpgradeSlot, prepare_upgrade};
 pub use self::repair::{Repair, repair};
 pub use self::report::{
-    OutboxReport, PartitionsStatus, RetentionReport, RewindReport, ShardReport, SlotReport,
-    StatusReport, StreamReport,
+    LostReport, OutboxReport, PartitionsStatus, RetentionReport, RewindReport, ShardReport,
+    SlotReport, StatusReport, StreamReport,
 };
 pub use self::setup::{SetupPlan, SetupReport, SetupStep, Storage, plan, setup};
 pub use self::slots::{SlotEntry, create_slot, drop_slot, slots};

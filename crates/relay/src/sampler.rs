@@ -44,6 +44,8 @@ pub struct SlotSample {
     pub wal_status: Option<String>,
     /// When it was created, as far as relays know.
     pub created_at: Option<Timestamp>,
+    /// When its stream was last found to lack messages that it had acknowledged.
+    pub stream_lost_at: Option<Timestamp>,
 }
 
 /// Looks every `every`, for as long as the future is polled. `config` is that of all shards. While
@@ -86,9 +88,10 @@ async fn look(config: &Config, stores: &mut Vec<(Config, Store)>) -> Result<Samp
         let age = Duration::try_from_secs_f64(oldest_seconds.unwrap_or(0.0)).unwrap_or_default();
         sample.oldest_unpublished = sample.oldest_unpublished.max(age);
         let wal_status = store.slot_health(&shard.slot).await?.wal_status;
-        let created_at = store.slot_created_at(&shard.slot).await?;
+        let (created_at, stream_lost_at) =
+            store.slot_times(&shard.slot, &shard.stream.name).await?;
         let number = shard.shard().map_or(0, |it| it.number);
-        sample.slots.insert(number, SlotSample { wal_status, created_at });
+        sample.slots.insert(number, SlotSample { wal_status, created_at, stream_lost_at });
     }
     if let Some((_, store)) = stores.first() {
         sample.replays = store.count_replays_by_status().await?;

@@ -25,6 +25,9 @@ use crate::nats::{Answers, NatsLink, Publisher, TailReader};
 use crate::postgres::Opening;
 use crate::reporter::Reporter;
 
+/// Why a session ends whose stream has lost what it acknowledged: the next one mends that.
+const STREAM_IS_SHORTER: &str = "the stream ends before what it has acknowledged";
+
 /// What runs beside a session's loop.
 pub(crate) type Job<Done> = BoxFuture<'static, Result<Done, Error>>;
 

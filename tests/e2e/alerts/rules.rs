@@ -6,7 +6,9 @@ use std::process::Command;
 
 use support::promtool;
 
-use super::{broker_away, consumers, file, gone_servers, names, neglected, odd_rows, panels};
+use super::{
+    broker_away, consumers, file, gone_servers, lost_messages, names, neglected, odd_rows, panels,
+};
 
 /// Each rule is silent, fires and ends where it should, by its own times.
 // proves: G-ALERT-1
@@ -30,6 +32,7 @@ fn each_alert_has_a_unit_test_a_section_and_a_scene() {
         broker_away::FIRES,
         gone_servers::FIRES,
         odd_rows::FIRES,
+        lost_messages::FIRES,
         neglected::FIRES,
         consumers::FIRES,
     ];
@@ -59,6 +62,7 @@ fn each_declared_metric_is_written_in_a_scene() {
         broker_away::WRITES,
         gone_servers::WRITES,
         odd_rows::WRITES,
+        lost_messages::WRITES,
         neglected::WRITES,
         consumers::WRITES,
         panels::WRITES,

@@ -441,6 +441,9 @@ impl ClaimEngine {
             Request::TellUncounted | Request::TellCount { .. } | Request::TellIgnored(_) => {}
             // It is in keyed mode.
             Request::LeaveFence(_) | Request::TellStaysFenced => {}
+            Request::StreamIsShorter => {
+                self.effects.push_back(ClaimEffect::End(End::StreamIsShorter));
+            }
             Request::Stop(why) => self.effects.push_back(ClaimEffect::End(End::Refused(why))),
         }
     }

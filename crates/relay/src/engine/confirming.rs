@@ -57,7 +57,8 @@ impl Engine {
 
     fn write_place(&mut self, place: NotedPlace) {
         self.publishing.writes_place(place);
-        self.effects.push_back(Effect::Books(BooksEffect::Checkpoint { place }));
+        let stream_end = self.publishing.last_seq();
+        self.effects.push_back(Effect::Books(BooksEffect::Checkpoint { place, stream_end }));
     }
 
     /// It is on the disk with the log's end, or nobody knows.

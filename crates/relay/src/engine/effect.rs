@@ -38,6 +38,8 @@ pub(crate) enum BooksEffect {
     /// Writes down where the log ends, and how far it was worked through.
     Checkpoint {
         place: NotedPlace,
+        /// The highest sequence known to be in the stream.
+        stream_end: u64,
     },
     /// Puts something into the log, which a server that is there sends.
     Heartbeat,
@@ -161,6 +163,8 @@ pub(crate) enum End {
     Silence,
     /// The next session is to work in keyed mode, for this reason.
     LeaveFence(String),
+    /// The stream ends before what was acknowledged. The next session mends that.
+    StreamIsShorter,
     /// A claim may be somebody else's by now.
     ClaimLost,
 }
@@ -229,6 +233,8 @@ pub(crate) struct Pass {
     pub(crate) sweeps_dead: bool,
     /// Marks must not wait for the look at the table: it has a connection of its own.
     pub(crate) takes_long: bool,
+    /// The highest sequence of what was to be marked.
+    pub(crate) stream_end: u64,
 }
 
 /// What a sweep has to judge, and which transactions it could see.

@@ -71,6 +71,8 @@ pub(crate) struct MarkingStart {
     /// Rows can be found by their transactions: nobody needs to read the whole table for the few
     /// that are not marked.
     pub(crate) is_indexed: bool,
+    /// The stream has lost its end since the whole table was swept.
+    pub(crate) lost_end: bool,
 }
 
 /// What a sweep did.
@@ -117,16 +119,21 @@ pub(crate) struct Marking {
     lost: LostMarks,
     unseen: Unseen,
     counts: MarkCounts,
+    /// The highest sequence of what was to be marked.
+    stream_end: u64,
 }
 
 impl Marking {
     pub(crate) fn new(start: MarkingStart) -> Self {
-        let whole_due = start.whole_swept.map(|ago| WHOLE_EVERY.saturating_sub(ago));
+        let whole_swept = start.whole_swept.filter(|_| !start.lost_end);
+        let whole_due = whole_swept.map(|ago| WHOLE_EVERY.saturating_sub(ago));
+        let mut sweeper = Sweeper::new();
+        sweeper.distrust(start.lost_end);
         Self {
             by_watermark: start.by_watermark,
             is_indexed: start.is_indexed,
             writers: Writers::new(start.batching),
-            sweeper: Sweeper::new(),
+            sweeper,
             step: Step::Resting,
             swept: start.swept,
             whole_due: whole_due.unwrap_or_default(),
@@ -140,6 +147,7 @@ impl Marking {
             lost: LostMarks::default(),
             unseen: Unseen::default(),
             counts: MarkCounts::default(),
+            stream_end: 0,
         }
     }
 
@@ -192,6 +200,7 @@ impl Marking {
     /// An event of the log is published: its row is to be marked.
     pub(crate) fn queue(&mut self, now: Duration, resolved: &Resolved) {
         self.writers.note_first(now);
+        self.stream_end = self.stream_end.max(resolved.seq.unwrap_or(0));
         if self.by_watermark {
             self.writers.marks.skip();
             // Its row may not be visible yet, and no mark tells: so until it must be.
@@ -272,6 +281,7 @@ impl Marking {
             // A row can only be left there by who parked it while it was not visible.
             sweeps_dead: self.parked_unseen != Missed::Nothing,
             takes_long: self.is_indexed && (self.covered.is_none() || is_whole),
+            stream_end: self.stream_end,
         }
     }
 
@@ -408,7 +418,8 @@ impl Marking {
     fn complete(&mut self, now: Duration, pass: Pass, found: &Found, effects: &mut Effects) {
         if pass.range == SweepRange::Whole {
             self.whole_due = now + WHOLE_EVERY;
-            if self.is_indexed {
+            if self.is_indexed || self.sweeper.distrusts() {
+                self.sweeper.distrust(false);
                 effects.push_back(Effect::Marking(MarkingEffect::NoteSweep));
             }
         }
@@ -449,6 +460,7 @@ mod tests {
             swept: None,
             whole_swept: None,
             is_indexed: true,
+            lost_end: false,
         });
         let mut takes = |second, resolved| {
             let mut effects = Effects::new();

@@ -53,7 +53,8 @@ pub(crate) enum Input {
     /// first batch.
     Seen(Tail),
     /// The broker stored an event.
-    Acked { epoch: u32, index: u64, seq: u64 },
+    /// It is at `seq`; as a duplicate, it was there before.
+    Acked { epoch: u32, index: u64, seq: u64, is_duplicate: bool },
     /// The broker refused an event.
     Refused { epoch: u32, index: u64, refusal: Refusal },
     /// The stream has the first `count` messages of the batch, each where it was expected.
@@ -129,6 +130,8 @@ pub(crate) enum Request {
     TellStaysFenced,
     /// End the session: the next one is to work in keyed mode, for this reason.
     LeaveFence(String),
+    /// End the session: the stream ends before what it has acknowledged.
+    StreamIsShorter,
     /// The stream may have lost messages of events that the log brings again, and they cannot be
     /// counted.
     TellUncounted,

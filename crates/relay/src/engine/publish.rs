@@ -154,8 +154,8 @@ impl Publishing {
             Input::ScanMarked { batches } => _ = self.scans.drain(..batches),
             Input::Blocked(blocked) => self.block_these(blocked),
             Input::Seen(tail) => self.looked(tail),
-            Input::Acked { epoch, index, seq } if self.link.counts(epoch) => {
-                self.acked(index, seq);
+            Input::Acked { epoch, index, seq, is_duplicate } if self.link.counts(epoch) => {
+                self.acked(index, seq, is_duplicate);
             }
             Input::Refused { epoch, index, refusal } if self.link.counts(epoch) => {
                 self.refused(index, refusal);
@@ -281,10 +281,13 @@ impl Publishing {
         unresolved.find(|it| it.origin.is_logged()).map(|it| it.commit_time_micros)
     }
 
-    fn acked(&mut self, index: u64, seq: u64) {
+    fn acked(&mut self, index: u64, seq: u64, is_duplicate: bool) {
         let Some(entry) = self.window.get(index).filter(|it| it.stage == Stage::Sent) else {
             return;
         };
+        if seq <= entry.sent.after && !is_duplicate {
+            return self.resync(Duration::ZERO, "the stream gave out a sequence twice".into());
+        }
         self.stream.stored(seq);
         self.link.answered(self.now);
         self.link.stored(entry.sent.at);

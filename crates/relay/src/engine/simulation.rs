@@ -15,6 +15,7 @@ mod broker;
 mod check;
 mod database;
 mod emitting;
+mod going_back;
 mod mending;
 mod replaying;
 mod schedules;
@@ -83,6 +84,8 @@ struct Faults {
     slot_loss: bool,
     /// The stream loses messages while no relay runs.
     purges: bool,
+    /// The stream comes back without its end now and then.
+    goes_back: bool,
     /// Statements fail.
     failing: bool,
     /// Commits are visible some time after the log has them.
@@ -163,6 +166,10 @@ struct World {
     checked: usize,
     written: Written,
     replays: Vec<Replay>,
+    /// The highest sequence that is written down as stored.
+    stream_end: u64,
+    /// The stream has lost some of that since the whole table was swept.
+    lost_end: bool,
     /// Messages of the stream that are gone, by index.
     removed: HashSet<usize>,
     /// Events that may be stored twice: messages were removed while nothing could be counted.
@@ -226,7 +233,7 @@ impl World {
             &HashSet::new(),
             &HashMap::new(),
         );
-        let gap = Gap { is_open: true, has_requeued: false };
+        let gap = Gap { is_open: true, has_requeued: false, lost_end: false };
         let engine = engine(faults, publishing, &table, gap, written);
         let mut world = Self {
             rng,
@@ -262,6 +269,8 @@ impl World {
             checked: 0,
             written,
             replays: Vec::new(),
+            stream_end: 0,
+            lost_end: false,
             removed: HashSet::new(),
             may_repeat: HashSet::new(),
             says_uncounted: false,

@@ -124,12 +124,6 @@ impl Seen {
         self.added.retain(|_, at| *at >= seq);
     }
 
-    /// Forgets what is stored behind `seq`: the stream ends there.
-    pub(super) fn forget_behind(&mut self, seq: u64) {
-        self.read.retain(|it| it.1 <= seq);
-        self.added.retain(|_, at| *at <= seq);
-    }
-
     /// Where an id is stored.
     pub(super) fn get(&self, id: &Uuid) -> Option<u64> {
         self.added.get(id).copied().or_else(|| {

@@ -42,7 +42,7 @@ pub(crate) fn read(message: &Message, stream: &str) -> Option<Input> {
     let to = Reply::parse(message.subject.as_str())?;
     match (to, understand(message, stream)) {
         (Reply::Message { epoch, index }, Meaning::Stored(ack)) => {
-            Some(Input::Acked { epoch, index, seq: ack.seq })
+            Some(Input::Acked { epoch, index, seq: ack.seq, is_duplicate: ack.duplicate })
         }
         (Reply::Message { epoch, index }, Meaning::Refused(refusal)) => {
             Some(Input::Refused { epoch, index, refusal })
@@ -201,7 +201,7 @@ mod tests {
         ] {
             let read = answer(payload);
             assert!(
-                matches!(read, Some(Input::Acked { epoch: 7, index: 42, seq: 9 })),
+                matches!(read, Some(Input::Acked { epoch: 7, index: 42, seq: 9, .. })),
                 "{payload}: {read:?}"
             );
         }

@@ -9,8 +9,8 @@ use crate::nats;
 use crate::operate::dead_letters::{DeadLetters, Filter};
 use crate::operate::maintain::{end, is_short};
 use crate::operate::report::{
-    OutboxReport, PartitionsStatus, RewindReport, ShardReport, SlotReport, StatusReport,
-    StreamReport,
+    LostReport, OutboxReport, PartitionsStatus, RewindReport, ShardReport, SlotReport,
+    StatusReport, StreamReport,
 };
 use crate::postgres::Store;
 use crate::postgres::sql::{Backlog, COUNT_MAX, RewindReading};
@@ -51,7 +51,11 @@ pub async fn inspect(config: &Config) -> Result<StatusReport, Error> {
         let mut told = None;
         if let Some(nats) = &nats {
             match stream(&config, nats).await {
-                Ok(stream) => told = Some(stream),
+                Ok(stream) => {
+                    let lost = lost(&config, &store).await?;
+                    warn_of_lost(&stream.name, lost.as_ref(), &mut report.warnings);
+                    told = Some(StreamReport { lost, ..stream });
+                }
                 Err(error) => report.lacks(error),
             }
         }
@@ -273,6 +277,35 @@ async fn slot(config: &Config, store: &Store) -> Result<Option<SlotReport>, Erro
     Ok(store.read("look at the slot", &sql, &[&config.slot]).await?.pop())
 }
 
+/// `None` if the stream was never found to lack what it had acknowledged.
+async fn lost(config: &Config, store: &Store) -> Result<Option<LostReport>, Error> {
+    let sql = format!(
+        "SELECT lost_at AS at, lost AS messages, lost_rows AS rows,
+                lost_at > now() - interval '1 day' AS is_recent
+         FROM {} WHERE stream = $1 AND lost_at IS NOT NULL",
+        config.table.companion("tailpost_streams")
+    );
+    Ok(store.read("look what the stream has lost", &sql, &[&config.stream.name]).await?.pop())
+}
+
+/// For a day. The message says what was done, and what is left to do.
+fn warn_of_lost(stream: &str, lost: Option<&LostReport>, warnings: &mut Vec<String>) {
+    let Some(LostReport { at, messages, rows, .. }) = lost.filter(|it| it.is_recent) else {
+        return;
+    };
+    let rest = match messages.saturating_sub(*rows) {
+        0 => String::new(),
+        rest => format!(
+            ", and no row tells of the other {rest}: `tailpost verify` says what is missing, \
+             `tailpost replay` publishes it from the kept log"
+        ),
+    };
+    warnings.push(format!(
+        "stream {stream} came back at {at} without {messages} messages that it had acknowledged: \
+         {rows} rows are published again{rest}"
+    ));
+}
+
 async fn outbox(config: &Config, store: &Store, backlog: Backlog) -> Result<OutboxReport, Error> {
     let (table, dead) = (config.table.quoted(), config.table.companion("outbox_dead_letter"));
     let drops = config.routes.iter().any(|it| it.destination == Destination::Drop);
@@ -330,6 +363,7 @@ async fn stream(config: &Config, client: &async_nats::Client) -> Result<StreamRe
         bytes: info.state.bytes,
         last_sequence: info.state.last_sequence,
         last_position: position,
+        lost: None,
         replicas: info.config.num_replicas,
     })
 }

@@ -193,6 +193,22 @@ pub struct StreamReport {
     pub last_sequence: u64,
     /// Where in the log the last message came from, if a relay wrote it.
     pub last_position: Option<String>,
+    /// What it has lost, if it was ever found to lack messages that it had acknowledged.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lost: Option<LostReport>,
     /// How many servers keep it.
     pub replicas: usize,
+}
+
+/// Messages that the stream acknowledged and lacked when that was last found.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct LostReport {
+    /// When it was found.
+    pub at: Timestamp,
+    /// How many sequences were missing.
+    pub messages: u64,
+    /// How many of them rows named, which are published again.
+    pub rows: u64,
+    /// Whether that was within the last day.
+    pub is_recent: bool,
 }

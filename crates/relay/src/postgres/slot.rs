@@ -8,7 +8,7 @@ use pgwire_replication::IdentifySystem;
 use tracing::{error, info, warn};
 use uuid::Uuid;
 
-use super::sql::{LastLooks, ResolvedPlace, StateRow, Store};
+use super::sql::{LastLooks, StateRow, Store};
 use super::start_snapshot::readable;
 use super::walsender::{Replication, Walsender, number, text};
 use crate::config::Config;
@@ -34,21 +34,11 @@ pub(crate) struct Slot {
     pub(crate) timeline: u32,
     /// What PostgreSQL may forget already; the slot brings nothing that ended before.
     pub(crate) confirmed: Lsn,
-    /// It may be told to forget so much, as long as no event is resolved, without anything being
-    /// written down before.
-    pub(crate) checkpoint: Lsn,
-    /// How far an earlier session got, as it wrote down.
-    pub(crate) resolved: Option<ResolvedPlace>,
     pub(crate) start_snapshot: String,
-    watermark: Option<Watermark>,
-    pub(crate) swept: Option<Watermark>,
-    pub(crate) looks: LastLooks,
     /// The process that will read the slot for this session.
     pub(crate) reader: i32,
     /// The slot was created just now: what it does not bring has to be scanned for.
     pub(crate) created: bool,
-    /// There is nothing more that the slot does not bring, but for what is unmarked by hand.
-    pub(crate) is_gap_filled: bool,
 }
 
 #[derive(Debug)]
@@ -92,39 +82,30 @@ impl Slot {
             system_id: number(&identity.system_id)?,
             timeline: identity.timeline,
             confirmed,
-            checkpoint: state.checkpoint.unwrap_or(Lsn::ZERO),
-            resolved: state.resolved,
             start_snapshot,
-            watermark: state.watermark,
-            swept: state.swept,
-            looks: state.looks,
             reader,
             created,
-            is_gap_filled: state.is_gap_filled,
         })
     }
 
-    /// Everything that committed before this is resolved. The slot may say less after a crash of
-    /// the server, which writes slots down only now and then; the watermark is in the log.
-    pub(crate) fn resolved_before(&self) -> Lsn {
-        self.watermark.as_ref().map_or(self.confirmed, |it| it.lsn.max(self.confirmed))
-    }
-
-    /// Starts to stream from the slot's confirmed position.
+    /// Starts to stream from the slot's confirmed position. Returns also what is written down: from
+    /// now on nobody else changes it.
     ///
     /// # Errors
     ///
     /// [`Error::SlotBusy`] while another relay reads the slot: that exclusion is PostgreSQL's.
     /// [`Error::Stalled`] if it is not the slot any more that was looked at: from now on nobody can
     /// replace it, but until now somebody could.
-    pub(crate) async fn start(self, store: &Store, slot: &str) -> Result<Walsender, Error> {
+    pub(crate) async fn start(
+        self,
+        store: &Store,
+        slot: &str,
+    ) -> Result<(Walsender, StateRow), Error> {
         let walsender = self.session.start(slot).await?;
         let state = store.load_state(slot).await?;
-        let start_snapshot = state.and_then(|it| it.start_snapshot);
-        if start_snapshot.as_ref() != Some(&self.start_snapshot) {
-            return Err(Error::Stalled("the slot was created anew meanwhile"));
-        }
-        Ok(walsender)
+        let state = state.filter(|it| it.start_snapshot.as_ref() == Some(&self.start_snapshot));
+        let state = state.ok_or(Error::Stalled("the slot was created anew meanwhile"))?;
+        Ok((walsender, state))
     }
 }
 

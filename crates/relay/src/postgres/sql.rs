@@ -25,6 +25,7 @@ mod session_stores;
 mod setup_lock;
 mod state;
 mod statements;
+mod stream_lost;
 mod swap;
 mod sweep;
 mod take_over;
@@ -69,6 +70,7 @@ pub(crate) use crate::postgres::rows::ScannedRow;
 use crate::shards::{Shard, Shards};
 
 pub(crate) use self::state::{LastLooks, ResolvedPlace, StateRow, oldest_running};
+pub(crate) use self::stream_lost::LostEnd;
 pub(crate) use self::sweep::SweepCursor;
 pub(crate) use self::unread::Unread;
 pub(crate) use self::verify_rows::{ComparedRow, ReadRange, TableCut};

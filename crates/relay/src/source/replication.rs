@@ -3,6 +3,7 @@
 mod effects;
 mod jobs;
 mod log_stream;
+mod lost_end;
 mod mark_jobs;
 mod notices;
 mod open;
@@ -173,7 +174,11 @@ impl Source for Replication {
         let reader = SlotReader { slot: slot.clone(), pid: self.slot.reader };
         let (confirmed, place) = engine.last_position(before);
         // What the jobs left on the same connection is executed before.
-        let stored = self.books.checkpoint_at(&reader, confirmed, place, self.slot.rules);
+        let stored = async {
+            let (stream, end) = (&self.config.stream.name, engine.publishing().last_seq());
+            self.books.note_stream_end(stream, end).await?;
+            self.books.checkpoint_at(&reader, confirmed, place, self.slot.rules).await
+        };
         let late = Error::Stalled("the last position could not be written down");
         tokio::time::timeout(LAST_POSITION_MAX, stored).await.unwrap_or(Err(late))?;
         self.log.confirm(confirmed);

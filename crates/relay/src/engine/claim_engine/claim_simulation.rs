@@ -423,7 +423,7 @@ impl World {
             return;
         };
         let answer = match self.store(id) {
-            Ok(seq) => Input::Acked { epoch, index, seq },
+            Ok((seq, is_duplicate)) => Input::Acked { epoch, index, seq, is_duplicate },
             Err(refusal) => Input::Refused { epoch, index, refusal },
         };
         if !self.is_faulty || self.rng.random_bool(0.95) {
@@ -431,7 +431,7 @@ impl World {
         }
     }
 
-    fn store(&mut self, id: u128) -> Result<u64, Refusal> {
+    fn store(&mut self, id: u128) -> Result<(u64, bool), Refusal> {
         if self.is_faulty && self.rng.random_bool(0.03) {
             return Err(Refusal::Outage("busy".into()));
         }
@@ -440,7 +440,7 @@ impl World {
         }
         if let Some(at) = self.stream.iter().rposition(|it| it.0 == id) {
             if self.now < self.stream[at].1 + DUPLICATE_WINDOW {
-                return Ok(at as u64 + 1);
+                return Ok((at as u64 + 1, true));
             }
             // Nobody knows of it: so many messages came behind it.
             assert!(self.stream.len() - at > reach(), "{id} is stored twice");
@@ -451,7 +451,7 @@ impl World {
             assert!(later.is_none(), "{id} is stored behind {later:?} of its aggregate");
         }
         self.stream.push((id, self.now));
-        Ok(self.stream.len() as u64)
+        Ok((self.stream.len() as u64, false))
     }
 
     fn answer(&mut self) {

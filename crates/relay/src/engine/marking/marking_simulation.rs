@@ -67,6 +67,7 @@ fn marking(faults: Faults, swept: Option<Watermark>) -> Marking {
         swept,
         whole_swept: None,
         is_indexed: faults.is_indexed,
+        lost_end: false,
     })
 }
 

@@ -43,12 +43,24 @@ pub(crate) struct Sweeper {
     judged: Vec<Uuid>,
     stream: Stream,
     suspects: HashSet<Uuid>,
+    /// The stream has lost messages that were acknowledged. No row is marked on trust until a sweep of
+    /// the whole table is complete.
+    distrusts: bool,
 }
 
 impl Sweeper {
     pub(crate) fn new() -> Self {
         let (stored, judged) = (HashMap::new(), Vec::new());
-        Self { stored, judged, stream: Stream::Unread, suspects: HashSet::new() }
+        let (stream, suspects, distrusts) = (Stream::Unread, HashSet::new(), false);
+        Self { stored, judged, stream, suspects, distrusts }
+    }
+
+    pub(super) fn distrust(&mut self, distrusts: bool) {
+        self.distrusts = distrusts;
+    }
+
+    pub(super) fn distrusts(&self) -> bool {
+        self.distrusts
     }
 
     /// The stream's messages since the last complete sweep; `whole` says that none is missing.
@@ -97,6 +109,7 @@ impl Sweeper {
     /// Judges what a watermark covers. `marks_were_lost` says that this session dropped marks of
     /// rows that may be among these.
     pub(crate) fn judge(&mut self, rows: &[Unmarked], marks_were_lost: bool) -> Judgement {
+        let marks_were_lost = marks_were_lost && !self.distrusts;
         let is_open = |row: &Unmarked| !row.is_dropped && !self.stored.contains_key(&row.id);
         // Where marks were lost the watermark is trusted, whatever the stream says.
         if self.stream == Stream::Unread && !marks_were_lost && rows.iter().any(is_open) {
@@ -148,6 +161,7 @@ impl Sweeper {
         match row.age {
             Age::Swept => Opinion::Unlogged,
             Age::Later if self.stream == Stream::Known => Opinion::Unlogged,
+            Age::Later | Age::Unknown if self.distrusts => Opinion::Unlogged,
             Age::Later | Age::Unknown => Opinion::None,
         }
     }

@@ -20,6 +20,15 @@ pub(super) enum Link {
     },
 }
 
+/// What a reading of the tail is worth.
+pub(super) enum Reading {
+    Counts,
+    /// It was begun before something was known, or over a former connection.
+    TooEarly,
+    /// The stream ends before what was known when the reading was begun.
+    Shorter,
+}
+
 #[derive(Debug, Clone)]
 pub(super) struct Broker {
     state: Link,
@@ -35,6 +44,10 @@ pub(super) struct Broker {
     fruitless_resyncs: u32,
     foreign_resyncs: u32,
     last_foreign: Duration,
+    /// What was known to be in the stream when a tail was asked for that came shorter before.
+    shorter_than: Option<u64>,
+    /// The reading that is under way does not count.
+    is_read_too_early: bool,
 }
 
 impl Broker {
@@ -49,6 +62,8 @@ impl Broker {
             fruitless_resyncs: 0,
             foreign_resyncs: 0,
             last_foreign: Duration::ZERO,
+            shorter_than: None,
+            is_read_too_early: false,
         }
     }
 
@@ -118,8 +133,31 @@ impl Broker {
 
     /// The tail could not be read.
     pub(super) fn tail_failed(&mut self, from: u64, now: Duration, why: String) {
+        self.is_read_too_early = false;
         self.failed(now);
         (self.state, self.why) = (Link::Waiting { from }, why);
+    }
+
+    /// The connection was replaced while the tail is read, perhaps to another server.
+    pub(super) fn reads_too_early(&mut self) {
+        self.is_read_too_early = true;
+    }
+
+    /// What a tail that ends at `last_seq` says, where messages up to `known` are known to be stored.
+    pub(super) fn judge(&mut self, last_seq: u64, known: u64) -> Reading {
+        let was_known = self.shorter_than.is_some_and(|it| last_seq < it);
+        let is_early = std::mem::take(&mut self.is_read_too_early);
+        if !is_early && last_seq >= known {
+            return Reading::Counts;
+        }
+        if !is_early && was_known {
+            return Reading::Shorter;
+        }
+        self.shorter_than = Some(known);
+        if let Link::Resyncing { from } = self.state {
+            self.state = Link::Waiting { from };
+        }
+        Reading::TooEarly
     }
 
     /// The breaker forbids nothing before the next failure.
@@ -140,7 +178,7 @@ impl Broker {
 
     /// The tail is read.
     pub(super) fn up(&mut self) {
-        self.state = Link::Up;
+        (self.state, self.shorter_than) = (Link::Up, None);
     }
 
     /// There were foreign messages. Says how often that was so, one soon after the other.

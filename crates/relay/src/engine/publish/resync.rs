@@ -7,12 +7,12 @@ use pgoutput::Lsn;
 use uuid::Uuid;
 
 use super::Publishing;
-use super::link::Link;
+use super::link::{Link, Reading};
 use super::stream_end::StreamEnd;
 use crate::engine::backoff::Backoff;
 use crate::engine::messages::{Mode, Request};
 use crate::engine::tail_messages::{Seen, Tail};
-use crate::engine::window::Stage;
+use crate::engine::window::{Entry, Stage};
 
 /// Resyncs with foreign messages in the stream after which fenced mode is left, where messages have
 /// ids.
@@ -68,7 +68,7 @@ impl Publishing {
                 self.link.attempt();
                 self.read_tail(Duration::ZERO);
             }
-            Link::Resyncing { .. } => {}
+            Link::Resyncing { .. } => self.link.reads_too_early(),
         }
     }
 
@@ -80,24 +80,21 @@ impl Publishing {
     }
 
     pub(super) fn tail(&mut self, tail: Tail) {
+        match self.link.judge(tail.last_seq, self.stream.known_seq()) {
+            Reading::Counts => {}
+            Reading::TooEarly => return self.read_tail(Duration::ZERO),
+            Reading::Shorter => {
+                return self.output.requests.push_back(Request::StreamIsShorter);
+            }
+        }
+        let stored: HashMap<Uuid, u64> = tail.stored.iter().map(|it| (it.id, it.seq)).collect();
+        self.void_unless_as_sent(&tail, &stored);
         self.window.go_back();
         self.batching.tail_read();
         self.link.up();
-        // Of what was sent the stream has a prefix. If it has given out more sequences, somebody else
-        // wrote to it, or it has lost some of that.
-        let known_seq = self.stream.known_seq();
-        let found = tail.stored.iter().filter(|it| it.seq > known_seq).count() as u64;
-        if tail.foreign > 0 || found < tail.last_seq.saturating_sub(known_seq) {
-            self.void_place(0);
-        }
-        if tail.last_seq < known_seq {
-            self.void_place(known_seq + 1); // the stream has gone back
-            self.seen.forget_behind(tail.last_seq);
-        }
         self.stream = StreamEnd::new(tail.last_seq);
         self.sending.begin_at(self.window.first());
         let foreign = tail.foreign;
-        let stored: HashMap<Uuid, u64> = tail.stored.iter().map(|it| (it.id, it.seq)).collect();
         let found: Vec<(u64, u64)> = self
             .window
             .iter_unresolved()
@@ -122,6 +119,20 @@ impl Publishing {
         }
         if self.window.unresolved() == 0 {
             self.link.trusted(); // there is nothing to try it with
+        }
+    }
+
+    /// Of what was sent the stream has a prefix. If it has given out other sequences, somebody else
+    /// wrote to it, or a predecessor's messages came late, or it has lost some of that.
+    fn void_unless_as_sent(&mut self, tail: &Tail, stored: &HashMap<Uuid, u64>) {
+        let is_as_sent = |entry: &Entry| {
+            let seq = stored.get(&entry.outgoing.event.id);
+            entry.stage == Stage::Sent && seq.is_some_and(|it| *it == entry.sent.expected + 1)
+        };
+        let as_sent = self.window.iter_unresolved().filter(|(_, it)| is_as_sent(it)).count() as u64;
+        let given_out = tail.last_seq.saturating_sub(self.stream.known_seq());
+        if tail.foreign > 0 || as_sent < given_out {
+            self.void_place(tail.last_seq + 1);
         }
     }
 

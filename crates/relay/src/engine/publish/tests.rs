@@ -62,7 +62,7 @@ fn ack(state: &mut Publishing, index: u64) {
 }
 
 fn ack_at(state: &mut Publishing, now: Duration, index: u64) {
-    state.apply(now, Input::Acked { epoch: 0, index, seq: index + 1 });
+    state.apply(now, Input::Acked { epoch: 0, index, seq: index + 1, is_duplicate: false });
 }
 
 #[test]
@@ -236,7 +236,7 @@ fn a_duplicate_that_a_batch_swallowed_is_looked_up_and_sent_by_itself() {
     assert!(matches!(state.next_request(), Some(Request::ReadTail { .. })));
     state.apply(Duration::ZERO, Input::Tail(Tail::ending_at(2)));
     assert_eq!(parts(&mut state), [None], "its answer tells where");
-    state.apply(Duration::ZERO, Input::Acked { epoch: 1, index: 1, seq: 1 });
+    state.apply(Duration::ZERO, Input::Acked { epoch: 1, index: 1, seq: 1, is_duplicate: true });
     assert_eq!(resolved(&mut state), [1]);
     let send = state.next_send().expect("the other one");
     assert_eq!(send.expected, Some(2), "the duplicate took no place");
@@ -298,7 +298,7 @@ fn an_open_breaker_waits_and_a_new_connection_ends_the_wait() {
     state.apply(state.now, Input::Tail(Tail::ending_at(0)));
     assert_eq!(send_all(&mut state), 1, "a probe goes alone");
     let epoch = state.link.epoch();
-    state.apply(state.now, Input::Acked { epoch, index: 0, seq: 1 });
+    state.apply(state.now, Input::Acked { epoch, index: 0, seq: 1, is_duplicate: true });
     assert_eq!((state.breaker().1, send_all(&mut state)), (None, 5));
 }
 

@@ -17,7 +17,7 @@ const SEEDS: u64 = 20;
 const STEPS: usize = 600;
 
 /// By their places.
-const NAMES: [&str; 38] = [
+const NAMES: [&str; 39] = [
     "Checkpoint",
     "Heartbeat",
     "LookAtSlot",
@@ -56,6 +56,7 @@ const NAMES: [&str; 38] = [
     "Silence",
     "LeaveFence",
     "ClaimLost",
+    "StreamIsShorter",
 ];
 
 /// Nothing is claimed from a log.
@@ -88,6 +89,7 @@ fn place(effect: &Effect) -> usize {
         Effect::End(End::Silence) => 35,
         Effect::End(End::LeaveFence(_)) => 36,
         Effect::End(End::ClaimLost) => 37,
+        Effect::End(End::StreamIsShorter) => 38,
     }
 }
 
@@ -187,6 +189,7 @@ fn every_effect_is_asked_for() {
         Faults { unlogged: true, is_indexed: true, ..CALM },
         Faults { slot_loss: true, poison: true, picky: true, ..rough },
         Faults { replays: true, poison: true, ..CALM },
+        Faults { goes_back: true, ..CALM },
         Faults { fickle: true, foreign: Foreign::Always, ..CALM },
         Faults { marks_waiting_max: 3, dedup: false, ..rough },
     ];

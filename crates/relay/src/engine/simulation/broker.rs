@@ -108,6 +108,9 @@ impl World {
         let kept = self.connections.last_mut().expect("one connection");
         let rng = &mut self.rng;
         kept.retain(|_| rng.random_bool(0.5));
+        if self.faults.goes_back && self.rng.random_bool(0.3) {
+            self.go_back();
+        }
         self.connections.push(VecDeque::new());
         self.apply(Input::LinkLost);
     }
@@ -116,7 +119,8 @@ impl World {
         let (generation, epoch, index) = message.reply;
         let fenced_off = self.is_fenced_off(message);
         let answer = match self.store(message, honest, fenced_off) {
-            Outcome::Stored(seq) | Outcome::Duplicate(seq) => Input::Acked { epoch, index, seq },
+            Outcome::Stored(seq) => Input::Acked { epoch, index, seq, is_duplicate: false },
+            Outcome::Duplicate(seq) => Input::Acked { epoch, index, seq, is_duplicate: true },
             Outcome::Refused(refusal) => Input::Refused { epoch, index, refusal },
         };
         (generation, vec![answer])

@@ -90,14 +90,17 @@ impl World {
                     resolved.into_iter().for_each(|it| self.check_resolved(it));
                 }
                 Effect::Scan(ScanEffect::Abandon { .. }) => self.relay.cursor = None,
-                Effect::End(end @ End::LeaveFence(_)) => self.ends = Some(end),
+                Effect::End(end @ (End::LeaveFence(_) | End::StreamIsShorter)) => {
+                    self.ends = Some(end);
+                }
                 Effect::End(end) => panic!("the session ends: {end:?}"),
                 Effect::Tell(Notice::TryingAgain { attempts, .. }) => {
                     assert!(attempts < MAX_ATTEMPTS, "tried too often");
                 }
+                Effect::Marking(MarkingEffect::NoteSweep) => self.lost_end = false,
                 Effect::Tell(Notice::Uncounted) => self.says_uncounted = true,
                 Effect::Tell(_)
-                | Effect::Marking(MarkingEffect::CloseSecondWriter | MarkingEffect::NoteSweep)
+                | Effect::Marking(MarkingEffect::CloseSecondWriter)
                 | Effect::Scan(ScanEffect::Note)
                 | Effect::Books(BooksEffect::Heartbeat)
                 | Effect::Broker(BrokerEffect::LeaveServer) => {}
@@ -110,7 +113,10 @@ impl World {
                     self.check_rows_of(&effect);
                     // Only for a row that never passed the log.
                     let seeks = matches!(effect, Effect::Marking(MarkingEffect::Seek { .. }));
-                    assert!(!seeks || self.faults.unlogged, "sought in vain in the whole stream");
+                    assert!(
+                        !seeks || self.faults.unlogged || self.faults.goes_back,
+                        "sought in vain in the whole stream"
+                    );
                     if let Effect::Rows(RowsEffect::Park(batch)) = &effect {
                         self.given_up.extend(batch.iter().map(|it| it.1.event.id.as_u128()));
                     }
@@ -213,7 +219,8 @@ impl World {
 
     fn execute_books(&mut self, effect: BooksEffect) -> Option<Outcome> {
         Some(match effect {
-            BooksEffect::Checkpoint { place } => {
+            BooksEffect::Checkpoint { place, stream_end } => {
+                self.stream_end = self.stream_end.max(stream_end);
                 self.lsn += 3; // the row that it writes
                 self.written.end = self.written.end.max(Lsn(self.lsn));
                 self.written.note(match place {
@@ -251,6 +258,7 @@ impl World {
     fn execute_marking(&mut self, effect: MarkingEffect) -> Option<Outcome> {
         Some(match effect {
             MarkingEffect::Mark { statement, marks } => {
+                self.note_stored(&marks);
                 let (rows, _, without_row) = self.table.mark(&marks);
                 Outcome::Marked { statement, marked: Some(Marked { rows, without_row }) }
             }
@@ -259,6 +267,7 @@ impl World {
                 Outcome::Watermark(Some(self.table.take_watermark(self.lsn)))
             }
             MarkingEffect::StoreWatermark(pass) => {
+                self.stream_end = self.stream_end.max(pass.stream_end);
                 if pass.sweeps_dead {
                     let dead = &self.dead;
                     self.table.rows.retain(|id, it| !(it.is_visible && dead.contains_key(id)));
@@ -305,6 +314,7 @@ impl World {
                 Outcome::ScanWatched(self.faults.failing && self.rng.random_bool(0.1))
             }
             ScanEffect::Mark { batches, published } => {
+                self.note_stored(&published);
                 let (rows, owed, _) = self.table.mark(&published);
                 let marked = Some(ScanMarks { rows, owed });
                 Outcome::ScanMarked { batches, published, marked }
@@ -332,12 +342,19 @@ impl World {
 
     fn carry_out(&mut self, found: Found, verdict: &Verdict, seeks: bool) -> Outcome {
         assert!(seeks || verdict.unlogged.is_empty(), "published without the stream being read");
+        self.note_stored(&verdict.resolved);
         let (stored, filtered) = (self.stored_ids.clone(), self.faults.poison);
-        let is_published = |id: u128| stored.contains(&id) || filtered && is_dropped(id);
+        let is_unaware = self.faults.goes_back;
+        let is_published =
+            |id: u128| is_unaware || stored.contains(&id) || filtered && is_dropped(id);
         let in_stream: HashSet<u128> = self.ids_in_stream().collect();
         let is_in_stream = |id: u128| in_stream.contains(&id);
         for id in verdict.unlogged.iter().map(Uuid::as_u128).filter(|id| !is_in_stream(*id)) {
-            assert!(self.unlogged.contains(&id), "{id} passed the log");
+            let passed_the_log = !self.unlogged.contains(&id);
+            assert!(!passed_the_log || self.faults.goes_back, "{id} passed the log");
+            if passed_the_log {
+                self.expect_scanned(id);
+            }
         }
         Outcome::Swept(Some(self.table.carry_out(found, verdict, is_published, is_in_stream)))
     }

@@ -21,6 +21,7 @@ pub(super) const CALM: Faults = Faults {
     fickle: false,
     slot_loss: false,
     purges: false,
+    goes_back: false,
     failing: false,
     hidden: false,
     locks: false,
@@ -133,6 +134,22 @@ fn in_fenced_mode_a_purged_stream_costs_no_event() {
 fn a_purged_stream_costs_no_event_beside_whatever_fails() {
     run(Faults { purges: true, dedup: false, ..ROUGH });
     run(Faults { purges: true, dedup: false, by_watermark: true, is_indexed: true, ..ROUGH });
+}
+
+/// JetStream acknowledges what is not on its disk yet.
+// proves: G-LOSS-6
+#[test]
+fn a_stream_that_comes_back_without_its_end_gets_it_again() {
+    let back = Faults { goes_back: true, ..CALM };
+    run(back);
+    run(Faults { dedup: false, ..back });
+    run(Faults { mode: Mode::Keyed, ..back });
+    run(Faults { slot_loss: true, ..back });
+    run(Faults { poison: true, is_indexed: true, ..back });
+    let locked = Faults { locks: true, ..back };
+    run(locked);
+    run(Faults { mode: Mode::Keyed, ..locked });
+    run(Faults { poison: true, slot_loss: true, ..locked });
 }
 
 /// In keyed mode nothing tells what was published.

@@ -46,12 +46,16 @@ impl World {
         if self.faults.purges && self.rng.random_bool(0.7) {
             self.remove_messages();
         }
+        if self.faults.goes_back && self.rng.random_bool(0.3) {
+            self.go_back();
+        }
         self.begin_session();
     }
 
     pub(super) fn begin_session(&mut self) {
         let watermark = self.table.watermark.as_ref().map_or(Lsn::ZERO, |it| it.lsn);
         let resolved_before = self.slot_confirmed.max(watermark);
+        self.take_back_lost(resolved_before);
         let (tail, stream_is_whole) = self.tail_back(resolved_before, WINDOW);
         let seq = self.written.place.and_then(|it| it.seq).filter(|_| !self.is_gap_open);
         let place = self.written.place.map(|it| Place { seq, ..it });
@@ -70,7 +74,7 @@ impl World {
         let written = WrittenDown { place, at_micros, is_same, stream_is_whole, before };
         let publishing = publishing(faults, resolved_before, tail, written, &dead, &self.attempts);
         let has_requeued = self.requeued.iter().any(|id| self.waits_for_scan(*id));
-        let gap = Gap { is_open: self.is_gap_open, has_requeued };
+        let gap = Gap { is_open: self.is_gap_open, has_requeued, lost_end: self.lost_end };
         let engine = engine(self.faults, publishing, &self.table, gap, self.written);
         self.now = Duration::ZERO;
         self.relay = Relay::new(self.relay.generation + 1, engine);
@@ -133,7 +137,11 @@ impl World {
     /// As `finish_epoch` does, it marks what the stream has before it lets the scanner look.
     pub(super) fn lose_slot(&mut self) {
         for (id, row) in &mut self.table.rows {
-            row.is_marked |= row.is_visible && self.stored_ids.contains(id);
+            if row.is_visible && !row.is_marked && self.stored_ids.contains(id) {
+                row.is_marked = true;
+                row.seq =
+                    self.stream.iter().zip(1..).find(|it| it.0.id == Some(*id)).map(|it| it.1);
+            }
         }
         let dead = &self.dead;
         self.table.rows.retain(|id, _| !dead.contains_key(id));
@@ -145,6 +153,7 @@ impl World {
         self.old_rows.extend(rows);
         self.lose_emitted();
         self.relay.jobs.clear();
+        self.stream_end = self.stream_end.max(self.stream.len() as u64); // it was read for that
         self.lsn += 1;
         self.slot_confirmed = Lsn(self.lsn);
         self.written = Written::new(Lsn(self.lsn));
@@ -225,6 +234,7 @@ pub(super) fn publishing(
 pub(super) struct Gap {
     pub(super) is_open: bool,
     pub(super) has_requeued: bool,
+    pub(super) lost_end: bool,
 }
 
 /// As `Replication::open` builds it.
@@ -249,6 +259,7 @@ pub(super) fn engine(
             swept: table.swept.clone(),
             whole_swept: None,
             is_indexed: faults.is_indexed,
+            lost_end: gap.lost_end,
         }),
         backfill: Backfill::new(scan_first, ranges, gap.is_open, SCAN_INTERVAL),
         replaying: Replaying::new(faults.replays),
@@ -272,7 +283,7 @@ fn a_stop_before_the_count_is_complete_keeps_the_place() {
         };
         let (none, tail) = (HashSet::new(), Tail::ending_at(7));
         let publishing = publishing(CALM, Lsn(10), tail, written, &none, &HashMap::new());
-        let gap = Gap { is_open: false, has_requeued: false };
+        let gap = Gap { is_open: false, has_requeued: false, lost_end: false };
         let engine = engine(CALM, publishing, &world.table, gap, Written::new(Lsn(20)));
         engine.last_position(Lsn(10))
     };

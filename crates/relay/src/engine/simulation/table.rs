@@ -23,6 +23,8 @@ pub(in crate::engine) struct Row {
     pub(in crate::engine) is_owed: bool,
     /// A route drops its event.
     pub(in crate::engine) is_dropped: bool,
+    /// The sequence that its mark names, or the one that it is owed.
+    pub(in crate::engine) seq: Option<u64>,
 }
 
 impl Row {
@@ -87,6 +89,7 @@ impl Table {
             is_locked: false,
             is_owed: false,
             is_dropped: dropped,
+            seq: None,
         };
         self.rows.insert(id, row);
     }
@@ -197,11 +200,11 @@ impl Table {
                 Some(row) if row.is_marked => {}
                 Some(row) if row.is_locked => {
                     owed += u64::from(!row.is_owed);
-                    row.is_owed = true;
+                    (row.is_owed, row.seq) = (true, resolved.seq);
                 }
                 Some(row) => {
                     marked += 1;
-                    row.is_marked = true;
+                    (row.is_marked, row.seq) = (true, resolved.seq);
                 }
             }
         }
@@ -226,26 +229,45 @@ impl Table {
         is_in_stream: impl Fn(u128) -> bool,
     ) -> Swept {
         let (mut marked, mut unlogged) = (0, 0);
-        let resolved = verdict.resolved.iter().map(|it| it.id);
-        for id in resolved.chain(verdict.trusted.iter().copied()) {
+        let resolved = verdict.resolved.iter().map(|it| (it.id, it.seq));
+        for (id, seq) in resolved.chain(verdict.trusted.iter().map(|id| (*id, None))) {
             assert!(is_published(id.as_u128()), "row {id} is marked and not published");
-            marked += self.mark_one(id.as_u128());
+            marked += self.mark_one(id.as_u128(), seq);
         }
         for id in verdict.unlogged.iter().map(Uuid::as_u128) {
             match is_in_stream(id) {
-                true => marked += self.mark_one(id),
+                true => marked += self.mark_one(id, None),
                 false => unlogged += u64::from(self.leave_to_scanner(id)),
             }
         }
         Swept { found, marked, unlogged, suspected: verdict.suspected }
     }
 
-    fn mark_one(&mut self, id: u128) -> u64 {
-        let row = self.rows.get_mut(&id);
-        row.map_or(0, |row| u64::from(!std::mem::replace(&mut row.is_marked, true)))
+    fn mark_one(&mut self, id: u128, seq: Option<u64>) -> u64 {
+        let Some(row) = self.rows.get_mut(&id).filter(|it| !it.is_marked) else { return 0 };
+        (row.is_marked, row.seq) = (true, seq);
+        1
     }
 
-    fn leave_to_scanner(&mut self, id: u128) -> bool {
+    /// Takes the marks of what is stored behind `end`.
+    pub(in crate::engine) fn take_back_behind(&mut self, end: u64) -> Vec<u128> {
+        let is_lost = |it: &Row| it.seq.is_some_and(|seq| seq > end);
+        let mut lost = Vec::new();
+        for (id, row) in self.rows.iter_mut().filter(|(_, it)| is_lost(it)) {
+            (row.is_marked, row.is_owed, row.seq) = (false, false, None);
+            lost.push(*id);
+        }
+        lost
+    }
+
+    /// Whether the slot brings the row.
+    pub(in crate::engine) fn is_logged(&self, id: u128) -> bool {
+        let is_of_log = |it: &Row| it.transaction != CAME_BACK;
+        self.rows.get(&id).is_some_and(is_of_log)
+            && !self.snapshots[self.start].visible.contains(&id)
+    }
+
+    pub(in crate::engine) fn leave_to_scanner(&mut self, id: u128) -> bool {
         let row = self.rows.get_mut(&id).filter(|it| !it.is_marked);
         row.map(|it| it.transaction = CAME_BACK).is_some()
     }

@@ -29,12 +29,21 @@ impl Store {
         self.batch_execute(COUNTING, sql).await
     }
 
-    /// When the slot was created, as far as it is known.
-    pub(crate) async fn slot_created_at(&self, slot: &str) -> Result<Option<Timestamp>, Error> {
-        let state = self.table.companion("tailpost_state");
-        let sql = format!("SELECT epoch_at FROM {state} WHERE slot = $1");
-        let row = self.query_opt("look when the slot was created", &sql, &[&slot]).await?;
-        Ok(row.and_then(|row| row.get(0)))
+    /// When the slot was created, and when the stream had lost messages, as far as it is known.
+    pub(crate) async fn slot_times(
+        &self,
+        slot: &str,
+        stream: &str,
+    ) -> Result<(Option<Timestamp>, Option<Timestamp>), Error> {
+        let sql = format!(
+            "SELECT (SELECT epoch_at FROM {} WHERE slot = $1),
+                 (SELECT lost_at FROM {} WHERE stream = $2)",
+            self.table.companion("tailpost_state"),
+            self.table.companion("tailpost_streams")
+        );
+        let doing = "look when the slot was created";
+        let row = self.query_one(doing, &sql, &[&slot, &stream]).await?;
+        Ok((row.get(0), row.get(1)))
     }
 
     /// How many replays are in which state.

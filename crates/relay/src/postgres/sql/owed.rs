@@ -54,6 +54,7 @@ impl Store {
         stream: &str,
         resolved: &[Resolved],
     ) -> Result<ScanMarks, Error> {
+        self.note_stored(stream, resolved).await?;
         if !self.is_wary() {
             match self.mark_waiting(stream, resolved).await {
                 Err(error) if error.is_contention() => self.beware(),
@@ -75,6 +76,7 @@ impl Marks {
         stream: &str,
         resolved: &[Resolved],
     ) -> Result<(u64, Vec<Resolved>), Error> {
+        self.0.note_stored(stream, resolved).await?;
         let missed = |there: HashSet<Uuid>| {
             resolved.iter().filter(|it| !there.contains(&it.id)).copied().collect()
         };

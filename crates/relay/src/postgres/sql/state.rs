@@ -32,6 +32,15 @@ pub(crate) struct StateRow {
     pub(crate) takes_messages: bool,
 }
 
+impl StateRow {
+    /// Everything that committed before this is resolved. The slot, `confirmed` up to there, may say
+    /// less after a crash of the server, which writes slots down only now and then; the watermark is
+    /// in the log.
+    pub(crate) fn resolved_before(&self, confirmed: Lsn) -> Lsn {
+        self.watermark.as_ref().map_or(confirmed, |it| it.lsn.max(confirmed))
+    }
+}
+
 /// How long ago the whole table was looked at; `None` if nobody knows.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct LastLooks {

@@ -16,7 +16,7 @@ use crate::nats::TailReader;
 use crate::postgres::Store;
 use crate::postgres::sql::{Rows, ScannedRow, Stuck};
 use crate::reporter::Reporter;
-use crate::source::{self, within};
+use crate::source::{self, STREAM_IS_SHORTER, within};
 
 /// A statement that has not answered by then never will.
 const STATEMENT_MAX: Duration = Duration::from_secs(20);
@@ -127,6 +127,7 @@ fn ended(end: End) -> Error {
     match end {
         End::Refused(reason) => Error::Refused(reason),
         End::ClaimLost => Error::Stalled("a claim was not renewed in time"),
+        End::StreamIsShorter => Error::Stalled(STREAM_IS_SHORTER),
         End::Silence | End::LeaveFence(_) => Error::bug("a session over the table has no log"),
     }
 }

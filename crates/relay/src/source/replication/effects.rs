@@ -14,6 +14,7 @@ use crate::engine::{
 use crate::error::Error;
 use crate::postgres::sql::SlotReader;
 use crate::reporter::Reporter;
+use crate::source::STREAM_IS_SHORTER;
 
 impl Replication {
     /// `None` if it is done, and nothing comes of it.
@@ -49,6 +50,7 @@ impl Replication {
         match end {
             End::Refused(reason) => Error::Refused(reason),
             End::Silence => Error::Stalled("the server fell silent"),
+            End::StreamIsShorter => Error::Stalled(STREAM_IS_SHORTER),
             End::LeaveFence(reason) => Error::Unfenced { reason },
             End::ClaimLost => Error::bug("a session over the log has no claims"),
         }
@@ -57,9 +59,10 @@ impl Replication {
     fn books_job(&self, effect: BooksEffect) -> Job {
         let (books, slot) = (Arc::clone(&self.books), self.config.slot.clone());
         match effect {
-            BooksEffect::Checkpoint { place } => {
+            BooksEffect::Checkpoint { place, stream_end } => {
                 let reader = SlotReader { slot, pid: self.slot.reader };
-                jobs::checkpoint(books, reader, place, self.slot.rules)
+                let end = (self.config.stream.name.clone(), stream_end);
+                jobs::checkpoint(books, reader, place, self.slot.rules, end)
             }
             BooksEffect::Heartbeat => jobs::heartbeat(books),
             BooksEffect::LookAtSlot => jobs::look(books, slot),

@@ -138,9 +138,14 @@ pub(super) fn checkpoint(
     reader: SlotReader,
     place: NotedPlace,
     rules: i64,
+    (stream, stream_end): (String, u64),
 ) -> Job {
     job(async move {
-        match store.checkpoint(&reader, place, rules).await {
+        let written = async {
+            store.note_stream_end(&stream, stream_end).await?;
+            store.checkpoint(&reader, place, rules).await
+        };
+        match written.await {
             // Nothing is confirmed meanwhile, and everything else goes on.
             Err(error) if error.is_contention() => {
                 warn!(error = describe(&error), "cannot write down what may be confirmed");

@@ -62,9 +62,10 @@ impl Replication {
         let (store, config) = (Arc::clone(&self.marks.first), Arc::clone(&self.config));
         let (start, takes_long) = (self.slot.start_snapshot.clone(), pass.takes_long);
         let looked = async move {
-            let Pass { watermark, swept, range, .. } = &pass;
+            let Pass { watermark, swept, range, stream_end, .. } = &pass;
             let (slot, swept) = (&config.slot, swept.as_ref());
             let oldest_running = oldest_running(watermark)?;
+            store.note_stream_end(&config.stream.name, *stream_end).await?;
             let is_mark = config.mark.by == MarkBy::Lean;
             let transaction = match is_mark {
                 true => store.store_published_to(slot, &start, watermark).await?,

@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use super::log_stream::LogStream;
 use super::mark_jobs::MarkStores;
-use super::{OpenSlot, Replication};
+use super::{OpenSlot, Replication, lost_end};
 use crate::config::{self, Config, MarkBy, OnPark};
 use crate::engine::{
     Backfill, Batching, Checkpoint, Engine, EngineStart, Limits, MARKS_WAITING_MAX, Marking,
@@ -21,7 +21,7 @@ use crate::engine::{
 };
 use crate::error::Error;
 use crate::nats::{self, History, NatsLink, Publisher, TailReader, WAY_BACK_MAX, WayBack};
-use crate::postgres::sql::{Books, LastLooks, Marks, ResolvedPlace};
+use crate::postgres::sql::{Books, Marks, ResolvedPlace, StateRow};
 use crate::postgres::{Messages, Opening, Rows, Slot, Store, drained, sql};
 use crate::source::Opened;
 
@@ -117,7 +117,7 @@ async fn is_indexed(config: &Config, store: &Store) -> Result<bool, Error> {
     store.has_index_of_transactions().await
 }
 
-fn marking(config: &Config, slot: &Slot, is_indexed: bool) -> Marking {
+fn marking(config: &Config, state: &StateRow, is_indexed: bool, lost_end: bool) -> Marking {
     Marking::new(MarkingStart {
         batching: Batching {
             marks: config.mark.batch,
@@ -125,9 +125,10 @@ fn marking(config: &Config, slot: &Slot, is_indexed: bool) -> Marking {
             waiting_max: MARKS_WAITING_MAX,
         },
         by_watermark: config.mark.by == MarkBy::Lean,
-        swept: slot.swept.clone(),
-        whole_swept: slot.looks.swept,
+        swept: state.swept.clone(),
+        whole_swept: state.looks.swept,
         is_indexed,
+        lost_end,
     })
 }
 
@@ -142,19 +143,23 @@ fn way_back(config: &Config, resolved_before: Lsn, system_id: u64) -> WayBack {
 }
 
 /// Starts to stream. From then on events without a row are accepted if they are taken.
-async fn log_stream(config: &Config, store: &Store, slot: Slot) -> Result<LogStream, Error> {
+async fn log_stream(
+    config: &Config,
+    store: &Store,
+    slot: Slot,
+) -> Result<(LogStream, StateRow), Error> {
     if !config.wal.messages {
         let how = "lose them: `tailpost slot drop --force` makes the slot anew";
         drained::check(config, store, how).await?;
     }
-    let walsender = slot.start(store, &config.slot).await?;
+    let (walsender, state) = slot.start(store, &config.slot).await?;
     match config.wal.messages {
         true => store.accept_wal_messages(&config.slot).await?,
         false => store.forget_wal_messages(&config.slot).await?,
     }
     let rows = Rows::new(config.table.clone(), config.routing());
     let messages = Messages::new(&config.table, config.wal.messages);
-    Ok(LogStream::new(walsender, rows, messages))
+    Ok((LogStream::new(walsender, rows, messages), state))
 }
 
 /// Takes the slot and finds out what the stream has of what the slot will bring again.
@@ -210,17 +215,6 @@ impl Taken {
     /// Begins to read the slot: from then on nobody else does.
     async fn stream(self, config: &Config) -> Result<Streaming, Error> {
         let Self { store, tail, mode, unfenced, is_indexed, slot } = self;
-        let streamed = Streamed {
-            marking: marking(config, &slot, is_indexed),
-            checkpoint: Checkpoint::new(slot.checkpoint, config.shards.count()),
-            resolved_before: slot.resolved_before(),
-            resolved: slot.resolved,
-            is_gap_filled: slot.is_gap_filled,
-            looks: slot.looks,
-            is_indexed,
-            mode,
-            unfenced,
-        };
         let open = OpenSlot {
             system_id: slot.system_id,
             timeline: slot.timeline,
@@ -229,22 +223,9 @@ impl Taken {
             confirmed: slot.confirmed,
             rules: rules(config, mode, &tail.info().await?),
         };
-        let log = log_stream(config, &store, slot).await?;
-        Ok(Streaming { store, tail, log, slot: open, streamed })
+        let (log, state) = log_stream(config, &store, slot).await?;
+        Ok(Streaming { store, tail, log, slot: open, state, is_indexed, mode, unfenced })
     }
-}
-
-/// What was written down of the slot.
-struct Streamed {
-    marking: Marking,
-    checkpoint: Checkpoint,
-    resolved_before: Lsn,
-    resolved: Option<ResolvedPlace>,
-    is_gap_filled: bool,
-    looks: LastLooks,
-    is_indexed: bool,
-    mode: Mode,
-    unfenced: Option<String>,
 }
 
 /// The slot is read by us alone, so the stream's tail may be looked at.
@@ -253,31 +234,37 @@ struct Streaming {
     tail: TailReader,
     log: LogStream,
     slot: OpenSlot,
-    streamed: Streamed,
+    /// What was written down of it.
+    state: StateRow,
+    is_indexed: bool,
+    mode: Mode,
+    unfenced: Option<String>,
 }
 
 impl Streaming {
     /// Reads what the stream has of what the slot will bring again.
     async fn know(self, config: &Config, once: bool) -> Result<Known, Error> {
-        let Self { store, tail, log, slot, streamed } = self;
-        let Streamed { resolved, is_gap_filled, .. } = streamed;
-        let way = way_back(config, streamed.resolved_before, slot.system_id);
+        let Self { store, tail, log, slot, state, is_indexed, mode, unfenced } = self;
+        let resolved_before = state.resolved_before(slot.confirmed);
+        let lost = lost_end::mend(config, &store, &tail, resolved_before).await?;
+        let is_gap_filled = state.is_gap_filled && !lost.now;
+        let way = way_back(config, resolved_before, slot.system_id);
         let dead = store.newest_dead_letters().await?;
         // `--once` is to find also what was unmarked by hand.
         let unmarked_by_hand = once && config.mark.by != MarkBy::Lean;
         let wants_whole = !is_gap_filled || unmarked_by_hand;
-        let ranges = ScanRanges::new(streamed.is_indexed, wants_whole, streamed.looks.scanned);
+        let ranges = ScanRanges::new(is_indexed, wants_whole, state.looks.scanned);
         let scan_first = once
             || !is_gap_filled
             || config.on_park == OnPark::BlockKey
             // Asked after the dead letters were read: what is requeued meanwhile is among them.
             || store.has_requeued().await?;
-        let evidence = Evidence { store: &store, resolved, rules: slot.rules };
-        let mode = streamed.mode;
+        let marking = marking(config, &state, is_indexed, lost.unswept);
+        let written = state.checkpoint.unwrap_or(Lsn::ZERO);
+        let evidence = Evidence { store: &store, resolved: state.resolved, rules: slot.rules };
         let publishing = publishing(config, mode, way, &tail, dead, evidence).await?;
-        let interval = config.scan.interval;
-        let backfill = Backfill::new(scan_first, ranges, !is_gap_filled, interval);
-        let Streamed { marking, checkpoint, unfenced, .. } = streamed;
+        let backfill = Backfill::new(scan_first, ranges, !is_gap_filled, config.scan.interval);
+        let checkpoint = Checkpoint::new(written, config.shards.count());
         Ok(Known { store, tail, log, slot, publishing, backfill, marking, checkpoint, unfenced })
     }
 }

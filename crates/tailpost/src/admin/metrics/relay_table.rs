@@ -163,6 +163,9 @@ pub(super) static SLOTS: &[Metric<SlotSample>] = table![
     gauge("replication_slot_created_timestamp_seconds", Unit::Timestamp,
         "When a relay or a command created the slot last."):
         |it| it.created_at.map(seconds),
+    gauge("stream_lost_timestamp_seconds", Unit::Timestamp,
+        "When the stream was last found to lack messages that it had acknowledged."):
+        |it| it.stream_lost_at.map(seconds),
 ];
 
 /// What only the database knows, as of some seconds ago.

@@ -226,6 +226,11 @@ impl Lines {
         self.add("  messages", format_args!("{}, {}", stream.messages, bytes(stream.bytes)));
         let position = if_any(", from ", stream.last_position.as_deref());
         self.add("  last", format_args!("sequence {}{position}", stream.last_sequence));
+        if let Some(lost) = &stream.lost {
+            let (at, messages, rows) = (lost.at, lost.messages, lost.rows);
+            let text = format_args!("{messages} messages, found at {at}: {rows} rows named them");
+            self.add("  lost", text);
+        }
     }
 }
 
@@ -283,6 +288,7 @@ mod tests {
                 bytes: 1_572_864,
                 last_sequence: 12,
                 last_position: Some("7/1/0-19212B0/0".into()),
+                lost: None,
                 replicas: 1,
             }),
             partitions: Some(PartitionsStatus {

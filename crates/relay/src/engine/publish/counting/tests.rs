@@ -224,7 +224,7 @@ fn a_place_of_other_rules_is_void_and_the_next_has_none_of_their_sequences() {
     assert_distrusted(&mut state, "the predecessor had other rules");
     let index = state.next_send().map(|it| it.index).expect("the event");
     assert_eq!(state.place().map(|it| it.seq), Some(None), "it may be stored late");
-    apply(&mut state, Input::Acked { epoch: 0, index, seq: 11 });
+    apply(&mut state, Input::Acked { epoch: 0, index, seq: 11, is_duplicate: false });
     apply(&mut state, Input::Commit { end_lsn: Lsn(25) });
     apply(&mut state, Input::Keepalive { wal_end: BEFORE });
     assert_eq!(state.place().map(|it| it.seq), Some(Some(11)));
@@ -270,6 +270,24 @@ fn sequences_that_no_message_explains_void_the_place() {
         apply(&mut state, Input::LinkLost);
         apply(&mut state, Input::Tail(Tail::ending_at(last_seq)));
         assert_eq!(state.voids_place(), is_void, "the stream ends at {last_seq}");
+    }
+}
+
+/// A predecessor's message that came late has the sequence of an event that was sent.
+#[test]
+fn a_message_in_the_place_of_another_voids_the_place() {
+    for (id, is_void) in [(1, false), (2, true)] {
+        let whole = WrittenDown { stream_is_whole: true, ..written(Some(10)) };
+        let mut state = start(Mode::Fenced, whole, Tail::ending_at(10));
+        log(&mut state, &[1, 2]);
+        while state.next_send().is_some() {}
+        apply(&mut state, Input::LinkLost);
+        let position = Some(Position { system_id: SYSTEM, timeline: 1, lsn: 20, ordinal: 0 });
+        let (id, position_event) = (Some(Uuid::from_u128(id)), None);
+        let mut tail = Tail::ending_at(11);
+        tail.add(SYSTEM, [TailMessage { seq: 11, id, position, position_event, replay: None }]);
+        apply(&mut state, Input::Tail(tail));
+        assert_eq!(state.voids_place(), is_void, "{id:?} follows the place");
     }
 }
 

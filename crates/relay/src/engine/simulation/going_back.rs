@@ -1,0 +1,59 @@
+//! The stream comes back without its end, as after a power cut, or from an older copy of the store.
+
+use std::collections::VecDeque;
+
+use pgoutput::Lsn;
+use rand::RngExt;
+
+use super::World;
+use crate::engine::Resolved;
+
+impl World {
+    /// What the broker knows besides its messages it reads from them.
+    pub(super) fn go_back(&mut self) {
+        let lost = match self.rng.random_bool(0.7) {
+            true => self.rng.random_range(0..8),
+            false => self.rng.random_range(0..=self.stream.len()),
+        };
+        self.stream.truncate(self.stream.len().saturating_sub(lost));
+        let end = self.stream.len();
+        self.removed.retain(|at| *at < end);
+        self.forgotten = self.forgotten.min(end);
+        self.stored_ids = self.stream.iter().filter_map(|it| it.id).collect();
+        self.connections.iter_mut().for_each(VecDeque::clear);
+        self.taking.clear();
+    }
+
+    /// Before rows are marked.
+    pub(super) fn note_stored(&mut self, marks: &[Resolved]) {
+        let end = marks.iter().filter_map(|it| it.seq).max();
+        self.stream_end = self.stream_end.max(end.unwrap_or(0));
+    }
+
+    /// As `Store::take_back_lost`.
+    pub(super) fn take_back_lost(&mut self, resolved_before: Lsn) {
+        let end = self.stream.len() as u64;
+        if self.stream_end <= end {
+            self.stream_end = end;
+            return;
+        }
+        (self.stream_end, self.is_gap_open, self.lost_end) = (end, true, true);
+        self.written.uncount();
+        for id in self.table.take_back_behind(end) {
+            let logged = self.log.iter().find(|it| it.events.contains(&id));
+            let comes_again = logged.is_some_and(|it| it.commit_lsn >= resolved_before);
+            if !comes_again || !self.table.is_logged(id) {
+                self.table.leave_to_scanner(id);
+                self.expect_scanned(id);
+            }
+        }
+    }
+
+    /// The scanner brings the event, whatever the log has brought of it.
+    pub(super) fn expect_scanned(&mut self, id: u128) {
+        self.late_rows.insert(id);
+        if !self.old_rows.contains(&id) {
+            self.old_rows.push(id);
+        }
+    }
+}

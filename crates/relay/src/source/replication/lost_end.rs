@@ -1,0 +1,80 @@
+//! A stream that ends before what it has acknowledged: a power cut, or an older copy of the store.
+//!
+//! JetStream acknowledges a message before it is on the disk (`sync_interval`, 2 minutes by default).
+//! <https://jepsen.io/analyses/nats-2.12.1>
+
+use std::time::Duration;
+
+use pgoutput::Lsn;
+use tracing::{error, info};
+
+use crate::config::Config;
+use crate::error::Error;
+use crate::nats::TailReader;
+use crate::postgres::Store;
+use crate::postgres::sql::LostEnd;
+
+/// How often the stream is asked again, and how long after: a leader that was elected just now may
+/// have to catch up with its group.
+const LOOKS: u32 = 5;
+const LOOK_AFTER: Duration = Duration::from_secs(1);
+
+/// What the stream has lost.
+pub(super) struct Lost {
+    /// It was found just now, and rows are to be published again.
+    pub(super) now: bool,
+    /// There may be rows without marks whose messages it had.
+    pub(super) unswept: bool,
+}
+
+/// Compares the stream's end with what is written down. What the stream has lost is published again,
+/// before anything new: from its rows, or from the log, which brings what committed from
+/// `resolved_before` on.
+pub(super) async fn mend(
+    config: &Config,
+    store: &Store,
+    tail: &TailReader,
+    resolved_before: Lsn,
+) -> Result<Lost, Error> {
+    let (slot, stream) = (&config.slot, &config.stream.name);
+    let mut looks = 0;
+    let lost = loop {
+        let info = tail.info().await?;
+        let (created, last_seq) = (info.created.to_string(), info.state.last_sequence);
+        let (lost, unswept) = store.lost_end(slot, stream, &created, last_seq).await?;
+        let Some(lost) = lost else { return Ok(Lost { now: false, unswept }) };
+        looks += 1;
+        if looks > LOOKS {
+            break lost;
+        }
+        info!(stream, "the stream ends before what it has acknowledged: asking its leader again");
+        tokio::time::sleep(LOOK_AFTER).await;
+    };
+    let rows = store.take_back_lost(stream, lost, slot, resolved_before).await?;
+    tell(config, lost, rows);
+    Ok(Lost { now: true, unswept: true })
+}
+
+fn tell(config: &Config, lost: LostEnd, rows: u64) {
+    let LostEnd { acknowledged, last_seq } = lost;
+    let (slot, stream, messages) = (&config.slot, &config.stream.name, lost.messages());
+    error!(
+        slot,
+        stream,
+        acknowledged,
+        last_sequence = last_seq,
+        messages,
+        rows,
+        "the stream has lost acknowledged messages. Their rows are published again, in order, before \
+         anything new"
+    );
+    if rows < messages {
+        error!(
+            slot,
+            stream,
+            messages = messages - rows,
+            "no row tells of these lost messages. The log brings again what was not confirmed. For \
+             the rest run `tailpost replay` from the time of the loss"
+        );
+    }
+}

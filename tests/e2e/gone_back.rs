@@ -1,0 +1,110 @@
+//! The stream comes back without the last of what it has acknowledged.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use support::{DEADLINE, TestEnv, until};
+
+fn copy(from: &Path, to: &Path) {
+    let done = Command::new("cp").arg("-a").arg(from).arg(to).status().expect("cp");
+    assert!(done.success(), "copy the store");
+}
+
+/// The broker's store, as it is now.
+pub(crate) struct StoreCopy(PathBuf);
+
+impl StoreCopy {
+    pub(crate) async fn take(env: &mut TestEnv) -> Self {
+        env.nats.stop().await.expect("stop the broker");
+        let (store, copied) = Self::paths(env);
+        copy(&store, &copied);
+        env.nats.start_again().await.expect("start the broker");
+        Self(copied)
+    }
+
+    /// The broker ends as by a power cut, and starts from the copy.
+    pub(crate) async fn put_back(self, env: &mut TestEnv) {
+        env.nats.kill().await.expect("kill the broker");
+        let (store, _) = Self::paths(env);
+        std::fs::remove_dir_all(&store).expect("remove the store");
+        std::fs::rename(&self.0, &store).expect("put the copy back");
+        env.nats.start_again().await.expect("start the broker");
+    }
+
+    fn paths(env: &TestEnv) -> (PathBuf, PathBuf) {
+        let store = env.nats.store_dir();
+        let copied = store.with_file_name("store copied");
+        (store, copied)
+    }
+}
+
+/// Each row's message is where its mark says, and nothing is stored twice.
+async fn assert_whole(env: &TestEnv) {
+    until(DEADLINE, "each row names a message of the stream", async || {
+        let rows = "SELECT id, stream_seq FROM outbox_events ORDER BY stream_seq";
+        let rows = env.client().await.query(rows, &[]).await.expect("rows");
+        let marked: Vec<_> = rows
+            .iter()
+            .map(|row| (row.get::<_, uuid::Uuid>(0), row.get::<_, Option<i64>>(1)))
+            .collect();
+        let stored = env.stored().await;
+        let stored: Vec<_> =
+            stored.iter().map(|it| (it.id, Some(it.sequence.cast_signed()))).collect();
+        marked == stored
+    })
+    .await;
+}
+
+async fn is_noticed(env: &TestEnv, lost: i64) {
+    let noted =
+        "SELECT coalesce(max(lost_rows), 0) FROM tailpost_streams WHERE lost_at IS NOT NULL";
+    until(DEADLINE, "the loss is written down", async || env.query::<i64>(noted).await == lost)
+        .await;
+}
+
+/// With the relay running, and after it was killed.
+async fn comes_back(mode: &str, is_running: bool) {
+    let mut env = TestEnv::new().await;
+    env.set("TAILPOST_RELAY__MODE", mode);
+    env.setup().await;
+    let relay = env.relay();
+    relay.wait_active().await;
+    env.insert_each(50).await;
+    env.wait_marked().await;
+    let copy = StoreCopy::take(&mut env).await;
+    env.insert_each(200).await;
+    env.wait_marked().await;
+    let relay = match is_running {
+        true => Some(relay),
+        false => {
+            relay.kill9().await;
+            None
+        }
+    };
+    copy.put_back(&mut env).await;
+    let relay = relay.unwrap_or_else(|| env.relay());
+    relay.announce("the stream has lost acknowledged messages");
+    is_noticed(&env, 200).await;
+    env.insert_each(30).await;
+    assert_whole(&env).await;
+    assert_eq!(env.stored().await.len(), 280);
+    drop(relay);
+}
+
+// proves: G-LOSS-6
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_without_its_end_gets_it_again_from_the_rows() {
+    comes_back("fenced", true).await;
+}
+
+// proves: G-LOSS-6
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_lost_its_end_while_no_relay_ran_gets_it_again() {
+    comes_back("fenced", false).await;
+}
+
+// proves: G-LOSS-6
+#[tokio::test(flavor = "multi_thread")]
+async fn in_keyed_mode_a_stream_without_its_end_gets_it_again() {
+    comes_back("keyed", true).await;
+}
