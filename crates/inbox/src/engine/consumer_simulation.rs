@@ -7,6 +7,7 @@
 mod broker_model;
 mod feeding;
 mod handling;
+mod named_schedules;
 mod process;
 mod record_model;
 mod verdicts;

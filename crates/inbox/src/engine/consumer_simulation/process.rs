@@ -95,7 +95,7 @@ impl Process {
         }
     }
 
-    fn is_active(&self, now: Instant) -> bool {
+    pub(super) fn is_active(&self, now: Instant) -> bool {
         self.active_term(now).is_some()
     }
 }
@@ -196,8 +196,10 @@ impl World {
         }
         let (fate, owner) = (self.fate(worker), self.owner(worker));
         let token = self.workers[worker].token;
-        let answer =
-            (fate != Fate::Refused).then(|| self.records.on_role(&step, &owner, token, now));
+        // Also the role's own connection was ended, if the worker's were: it learns of it now.
+        let is_there = step == Step::Connect || self.records.present.contains(&owner);
+        let answer = (fate != Fate::Refused && is_there)
+            .then(|| self.records.on_role(&step, &owner, token, now));
         if let Some(RoleAnswer::Evicted(former)) = &answer {
             self.break_connections(former);
         }
@@ -388,14 +390,14 @@ impl World {
                     self.broker.acknowledge(&reply);
                 }
             }
-            Effect::InProgress(replies) => self.deliver_again_at(&replies, now + ACK_WAIT),
+            Effect::InProgress(replies) => self.deliver_again_at(replies, now + ACK_WAIT),
             Effect::GiveBack(replies) => {
                 replies.iter().for_each(|it| _ = session.unanswered.remove(&seq_of(it)));
-                self.deliver_again_at(&replies, now);
+                self.deliver_again_at(replies, now);
             }
             Effect::Leave(replies) => {
                 replies.iter().for_each(|it| _ = session.unanswered.remove(&seq_of(it)));
-                self.deliver_again_at(&replies, now + DAY);
+                self.deliver_again_at(replies, now + DAY);
             }
             Effect::Load(load) => {
                 let held = session.engine.status(None).held;
@@ -423,10 +425,12 @@ impl World {
         }
     }
 
-    fn deliver_again_at(&mut self, replies: &[Subject], at: Instant) {
+    /// The engine names them in any order: a seed has to lose the same ones each time.
+    fn deliver_again_at(&mut self, mut replies: Vec<Subject>, at: Instant) {
+        replies.sort_unstable_by_key(seq_of);
         for reply in replies {
             if !self.chance(self.mix.lost) {
-                self.broker.deliver_again_at(reply, at);
+                self.broker.deliver_again_at(&reply, at);
             }
         }
     }

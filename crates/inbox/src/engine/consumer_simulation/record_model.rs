@@ -55,7 +55,7 @@ pub(super) enum RoleAnswer {
 pub(super) struct RecordModel {
     pub(super) rows: BTreeMap<u64, Record>,
     role: Option<RoleRow>,
-    /// Workers that have connections.
+    /// Workers whose connections nobody has ended.
     pub(super) present: BTreeSet<String>,
     tokens: u128,
 }
@@ -98,8 +98,11 @@ impl RecordModel {
                 self.role = Some(RoleRow { token, owner, expires_at: now + LEASE });
                 RoleAnswer::Taken(Some(token))
             }
+            // Whoever asks for it keeps its own connection, also if it ends its former self.
             Step::Evict(former) => {
-                self.present.remove(former);
+                if former != owner {
+                    self.present.remove(former);
+                }
                 RoleAnswer::Evicted(former.clone())
             }
             Step::Renew => {
