@@ -80,3 +80,56 @@ impl RoleStatements {
         !self.0.role.get().is_nil()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use lab::{Postgres, PostgresOptions};
+
+    use super::*;
+    use crate::connection::Connection;
+    use crate::postgres::scope::RoleToken;
+    use crate::postgres::store::Store;
+
+    fn worker(owner: &str) -> RoleStatements {
+        RoleStatements(Scope {
+            schema: "public".into(),
+            consumer: "billing".into(),
+            stream: "OUTBOX".into(),
+            owner: owner.into(),
+            lease: Duration::from_secs(300),
+            role: RoleToken::default(),
+            takes_over: true,
+            lent: false,
+        })
+    }
+
+    async fn connect(postgres: &Postgres, of: &RoleStatements) -> Store {
+        let client = postgres.client("postgres").await.expect("connect");
+        Store::new(Connection::new(client), of.0.clone()).await.expect("prepare")
+    }
+
+    /// So it has to connect anew, and is seen to be there again. The simulation relies on it.
+    #[tokio::test]
+    async fn who_is_ended_loses_also_the_connection_of_the_role_and_who_ends_keeps_its_own() {
+        let postgres = Postgres::start(PostgresOptions::default()).await.expect("start PostgreSQL");
+        let mut client = postgres.client("postgres").await.expect("connect");
+        crate::create_tables(&mut client, "public").await.expect("make the tables");
+        let (former, next) = (worker("former"), worker("next"));
+        let of_former = connect(&postgres, &former).await;
+        let (of_next, other) = (connect(&postgres, &next).await, connect(&postgres, &next).await);
+
+        assert!(former.take(of_former.client(), None).await.expect("take the role"));
+        let token = former.0.role.get();
+        assert!(next.take(of_next.client(), Some(token)).await.expect("take the role"));
+        assert_eq!(next.evict(of_next.client(), "former").await.expect("end it"), 1);
+        former.look(of_former.client()).await.expect_err("its connection was ended");
+
+        assert_eq!(next.evict(of_next.client(), "next").await.expect("end its former self"), 1);
+        next.look(other.client()).await.expect_err("its other connection was ended");
+        let of_former = connect(&postgres, &former).await;
+        let found = former.look(of_former.client()).await.expect("look");
+        assert_eq!(found, Found::Held, "its own connection shows that it is there");
+    }
+}
