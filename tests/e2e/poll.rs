@@ -230,3 +230,31 @@ async fn what_another_relay_published_long_ago_is_not_published_again() {
     ids.sort_unstable();
     assert_eq!(stored, ids);
 }
+
+/// With `synchronous_commit = off` a crash of the server undoes commits that were visible.
+// proves: G-LOSS-7
+#[tokio::test(flavor = "multi_thread")]
+async fn polled_events_are_on_the_disk_before_they_are_published() {
+    const SETTINGS: [(&str, &str); 3] =
+        [("wal_level", "replica"), ("synchronous_commit", "off"), ("wal_writer_delay", "10s")];
+    // The commit of a mark would take the rows' along.
+    const SLOW_MARKS: &str = "
+        CREATE FUNCTION wait() RETURNS TRIGGER LANGUAGE plpgsql
+            AS 'BEGIN PERFORM pg_sleep(60); RETURN NEW; END';
+        CREATE TRIGGER wait BEFORE UPDATE ON outbox_events FOR EACH ROW EXECUTE FUNCTION wait()";
+    let settings = SETTINGS.map(|(name, value)| (name.into(), value.into())).to_vec();
+    let postgres = PostgresOptions { settings, ..PostgresOptions::default() };
+    let mut env = TestEnv::with(TestEnvOptions { postgres, ..TestEnvOptions::default() }).await;
+    env.set("TAILPOST_RELAY__MODE", "poll");
+    env.setup().await;
+    env.execute(SLOW_MARKS).await;
+    env.execute("CHECKPOINT").await;
+    let _relay = env.relay();
+    env.insert_each(8).await;
+    until(DEADLINE, "an event is stored", async || env.stored_count().await > 0).await;
+    env.postgres.kill().await.expect("kill PostgreSQL");
+    env.postgres.start_again().await.expect("start PostgreSQL");
+    let rows: i64 = env.query("SELECT count(*) FROM outbox_events").await;
+    let stored = i64::try_from(env.stored_count().await).expect("few");
+    assert!(stored <= rows, "{stored} events are stored, and {rows} rows are left");
+}

@@ -70,14 +70,24 @@ impl Rows {
         let rows = self.0.query(DOING, &sql, &[]).await?;
         let ids: Vec<Uuid> = rows.iter().map(|it| it.get(0)).collect();
         let rows = if ids.is_empty() { Vec::new() } else { self.0.claimed(&ids).await? };
-        if rows.is_empty() {
-            self.finish_claim().await?;
+        match rows.is_empty() {
+            true => self.finish_claim().await?,
+            false => self.0.flush_log().await?,
         }
         Ok(rows)
     }
 }
 
 impl Store {
+    /// With `synchronous_commit = off` rows are visible before their commits are on the disk, and a crash
+    /// of the server undoes them. A commit that waits for the disk takes theirs along.
+    async fn flush_log(&self) -> Result<(), Error> {
+        let sql = "SELECT pg_logical_emit_message(true, 'tailpost', '')
+                   FROM set_config('synchronous_commit', 'local', true)
+                   WHERE pg_current_wal_insert_lsn() > pg_current_wal_flush_lsn()";
+        self.perform("write what was committed to the disk", sql, &[]).await
+    }
+
     /// Reads the rows that are claimed, and not marked.
     async fn claimed(&self, ids: &[Uuid]) -> Result<Vec<ScannedRow>, Error> {
         let (outbox, id) = (self.table.quoted(), self.table.column(Column::Id));

@@ -1,8 +1,9 @@
 //! How far a stream was filled, and what becomes of rows whose messages it has lost.
 
+use jiff::Timestamp;
 use outbox::Column;
 use pgoutput::Lsn;
-use tokio_postgres::types::PgLsn;
+use tokio_postgres::types::{PgLsn, ToSql};
 
 use super::sweep::OLDEST_TRANSACTION;
 use super::{Books, Marks, Store, mark};
@@ -12,6 +13,8 @@ use crate::error::Error;
 /// Sequences that were acknowledged, and that the stream has not given out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LostEnd {
+    /// When the stream was created. What was marked before is another one's.
+    pub(crate) created: Timestamp,
     /// The highest one that was acknowledged.
     pub(crate) acknowledged: u64,
     /// Where the stream ends.
@@ -69,7 +72,7 @@ impl Store {
         &self,
         slot: &str,
         stream: &str,
-        created: &str,
+        created: Timestamp,
         last_seq: u64,
     ) -> Result<(Option<LostEnd>, bool), Error> {
         let sql = format!(
@@ -82,11 +85,12 @@ impl Store {
             state = self.table.companion("tailpost_state"),
         );
         let doing = "compare the stream's end with what is written down";
-        let end = last_seq.cast_signed();
-        let row = self.query_one(doing, &sql, &[&stream, &created, &end, &slot]).await?;
+        let (end, text) = (last_seq.cast_signed(), created.to_string());
+        let row = self.query_one(doing, &sql, &[&stream, &text, &end, &slot]).await?;
         let acknowledged = row.get::<_, i64>(0).cast_unsigned();
         let is_shorter = acknowledged > last_seq;
-        Ok((is_shorter.then_some(LostEnd { acknowledged, last_seq }), row.get(1)))
+        let lost = LostEnd { created, acknowledged, last_seq };
+        Ok((is_shorter.then_some(lost), row.get(1)))
     }
 
     /// Takes their marks from the rows whose messages `lost` has, in one statement. What the log of
@@ -107,6 +111,8 @@ impl Store {
              ), lost AS (
                  SELECT o.{id} AS id, o.commit_lsn FROM {outbox} o
                  WHERE stream = $1 AND stream_seq > $2 AND {owned}
+                     -- By another clock.
+                     AND published_at > $6::timestamptz - interval '1 minute'
                  UNION ALL SELECT id, commit_lsn FROM owed
              ), taken AS (
                  UPDATE {outbox} o SET published_at = NULL, stream = NULL, stream_seq = NULL,
@@ -135,7 +141,9 @@ impl Store {
         let (end, messages) = (lost.last_seq.cast_signed(), lost.messages().cast_signed());
         let before = PgLsn::from(resolved_before.0);
         let doing = "take back the marks of lost messages";
-        let row = self.query_one(doing, &sql, &[&stream, &end, &slot, &before, &messages]).await?;
+        let parameters: [&(dyn ToSql + Sync); 6] =
+            [&stream, &end, &slot, &before, &messages, &lost.created];
+        let row = self.query_one(doing, &sql, &parameters).await?;
         Ok(row.get::<_, i64>(0).cast_unsigned())
     }
 }

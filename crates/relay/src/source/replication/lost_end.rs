@@ -5,6 +5,8 @@
 
 use std::time::Duration;
 
+use async_nats::jetstream::stream::Info;
+use jiff::Timestamp;
 use pgoutput::Lsn;
 use tracing::{error, info};
 
@@ -40,8 +42,8 @@ pub(super) async fn mend(
     let mut looks = 0;
     let lost = loop {
         let info = tail.info().await?;
-        let (created, last_seq) = (info.created.to_string(), info.state.last_sequence);
-        let (lost, unswept) = store.lost_end(slot, stream, &created, last_seq).await?;
+        let (created, last_seq) = (created(&info)?, info.state.last_sequence);
+        let (lost, unswept) = store.lost_end(slot, stream, created, last_seq).await?;
         let Some(lost) = lost else { return Ok(Lost { now: false, unswept }) };
         looks += 1;
         if looks > LOOKS {
@@ -55,8 +57,13 @@ pub(super) async fn mend(
     Ok(Lost { now: true, unswept: true })
 }
 
+fn created(info: &Info) -> Result<Timestamp, Error> {
+    let (at, nanos) = (info.created.unix_timestamp(), info.created.nanosecond().cast_signed());
+    Timestamp::new(at, nanos).map_err(|_| Error::Stalled("the stream's creation is no time"))
+}
+
 fn tell(config: &Config, lost: LostEnd, rows: u64) {
-    let LostEnd { acknowledged, last_seq } = lost;
+    let LostEnd { acknowledged, last_seq, .. } = lost;
     let (slot, stream, messages) = (&config.slot, &config.stream.name, lost.messages());
     error!(
         slot,
