@@ -152,7 +152,7 @@ pub async fn plan_replay(
     }
     let mut plans = Vec::new();
     for config in config.each_shard() {
-        let store = Store::connect(&config, NAME).await?;
+        let store = Store::patient(&config, NAME).await?;
         store.check_tables().await?;
         let (nats, link) = config.nats.connect_watched(NAME).await?;
         let target = unless_denied(&link, replay_target::look(&config, &nats, prefix)).await?;

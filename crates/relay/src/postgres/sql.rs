@@ -399,7 +399,7 @@ impl Store {
     /// Whether all tables are there.
     pub(crate) async fn check_tables(&self) -> Result<(), Error> {
         // The first, and one of the latest without which no relay works.
-        for table in ["tailpost_state", "tailpost_rewind"] {
+        for table in ["tailpost_state", "tailpost_streams"] {
             self.check_table(table).await?;
         }
         Ok(())

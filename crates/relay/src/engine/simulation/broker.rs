@@ -194,12 +194,11 @@ impl World {
         (generation, vec![answer])
     }
 
-    /// The ids of messages that are gone are forgotten, and no others: a broker that restarts reads
-    /// them from the messages that it has.
+    /// A broker that restarts reads ids from the messages that it has. Until then it knows also those of
+    /// messages that are gone (nats-server#6782).
     fn known(&self, message: &Flying) -> Option<u64> {
         let at = self.stream.iter().rposition(|it| it.id == Some(message.id))?;
-        let is_known = at >= self.forgotten && !self.removed.contains(&at);
-        (self.faults.dedup && is_known).then_some(at as u64 + 1)
+        (self.faults.dedup && at >= self.forgotten).then_some(at as u64 + 1)
     }
 
     fn is_fenced_off(&self, message: &Flying) -> bool {

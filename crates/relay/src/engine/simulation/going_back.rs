@@ -38,7 +38,13 @@ impl World {
             return;
         }
         (self.stream_end, self.is_gap_open, self.lost_end) = (end, true, true);
-        self.written.uncount();
+        self.written.place = None;
+        // Their marks were lost as well: the sweeper leaves them to the scanner.
+        let confirmed = self.log.iter().filter(|it| it.commit_lsn < resolved_before);
+        let unmarked = |id: &u128| self.table.rows.get(id).is_some_and(|it| !it.is_marked);
+        let missing = confirmed.flat_map(|it| &it.events).copied().filter(unmarked);
+        let missing: Vec<u128> = missing.filter(|id| !self.stored_ids.contains(id)).collect();
+        missing.into_iter().for_each(|id| self.expect_scanned(id));
         for id in self.table.take_back_behind(end) {
             let logged = self.log.iter().find(|it| it.events.contains(&id));
             let comes_again = logged.is_some_and(|it| it.commit_lsn >= resolved_before);

@@ -21,6 +21,19 @@ pub(crate) struct LostEnd {
     pub(crate) last_seq: u64,
 }
 
+/// What the stream is beside what was written down of it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Compared {
+    pub(crate) lost: Option<LostEnd>,
+    /// It is another stream, and ends before the former one did.
+    pub(crate) is_made_anew: bool,
+    /// It had lost something since the whole table was last swept.
+    pub(crate) unswept: bool,
+}
+
+/// Nobody waits for a synchronous standby: the relay works also while there is none.
+const DURABLE: &str = "durable AS (SELECT set_config('synchronous_commit', 'local', true))";
+
 impl LostEnd {
     pub(crate) fn messages(self) -> u64 {
         self.acknowledged - self.last_seq
@@ -46,7 +59,8 @@ impl Store {
     /// is written says that they are stored.
     pub(crate) async fn note_stream_end(&self, stream: &str, end: u64) -> Result<(), Error> {
         let sql = format!(
-            "UPDATE {} SET last_seq = $2 WHERE stream = $1 AND last_seq < $2",
+            "WITH {DURABLE} UPDATE {} SET last_seq = $2 FROM durable
+             WHERE stream = $1 AND last_seq < $2",
             self.table.companion("tailpost_streams")
         );
         let doing = "write down where the stream ends";
@@ -65,72 +79,89 @@ impl Store {
         }
     }
 
-    /// Whether the stream that was created then ends before what was written down of it. Another
-    /// stream of that name has to have nothing of what the former one had. Also says whether it did
-    /// so since the whole table was last swept for `slot`.
-    pub(crate) async fn lost_end(
+    /// Compares the stream that was created then with what was written down of it. Another stream of
+    /// that name has to have nothing of what the former one had.
+    pub(crate) async fn compare_stream(
         &self,
         slot: &str,
         stream: &str,
         created: Timestamp,
         last_seq: u64,
-    ) -> Result<(Option<LostEnd>, bool), Error> {
+    ) -> Result<Compared, Error> {
         let sql = format!(
-            "INSERT INTO {streams} AS known (stream, created, last_seq) VALUES ($1, $2, $3)
-             ON CONFLICT (stream) DO UPDATE SET created = $2, last_seq = CASE known.created
-                 WHEN $2 THEN greatest(known.last_seq, $3) ELSE $3 END
-             RETURNING last_seq, coalesce(lost_at > coalesce(
-                 (SELECT whole_swept_at FROM {state} WHERE slot = $4), '-infinity'), false)",
+            "WITH {DURABLE}, known AS (
+                 SELECT created, last_seq, lost_at FROM {streams} WHERE stream = $1
+             ), noted AS (
+                 INSERT INTO {streams} AS it (stream, created, last_seq) SELECT $1, $2, $3 FROM durable
+                 WHERE NOT EXISTS (SELECT FROM known WHERE created = $2 AND last_seq >= $3)
+                 ON CONFLICT (stream) DO UPDATE SET created = $2, last_seq = $3
+             )
+             SELECT created = $2, last_seq, coalesce(lost_at > coalesce(
+                 (SELECT whole_swept_at FROM {state} WHERE slot = $4), '-infinity'), false)
+             FROM known",
             streams = self.table.companion("tailpost_streams"),
             state = self.table.companion("tailpost_state"),
         );
         let doing = "compare the stream's end with what is written down";
         let (end, text) = (last_seq.cast_signed(), created.to_string());
-        let row = self.query_one(doing, &sql, &[&stream, &text, &end, &slot]).await?;
-        let acknowledged = row.get::<_, i64>(0).cast_unsigned();
+        let row = self.query_opt(doing, &sql, &[&stream, &text, &end, &slot]).await?;
+        let Some(row) = row else { return Ok(Compared::default()) };
+        let acknowledged = row.get::<_, i64>(1).cast_unsigned();
         let is_shorter = acknowledged > last_seq;
+        let (is_same, unswept) = (row.get(0), row.get(2));
         let lost = LostEnd { created, acknowledged, last_seq };
-        Ok((is_shorter.then_some(lost), row.get(1)))
+        Ok(Compared {
+            lost: Some(lost).filter(|_| is_same && is_shorter),
+            is_made_anew: !is_same && is_shorter,
+            unswept,
+        })
     }
 
-    /// Takes their marks from the rows whose messages `lost` has, in one statement. What the log of
-    /// `slot` does not bring again, as it committed before `resolved_before`, becomes the scanner's.
-    /// Says how many rows there were: none where rows have no marks or were deleted.
+    /// Takes their marks from the rows whose messages `lost` has, but for those that are locked. What
+    /// the log of `slot` does not bring again, as it committed before `resolved_before`, becomes the
+    /// scanner's. Says how many rows there were, and how many are left: none where rows have no marks
+    /// or were deleted.
     pub(crate) async fn take_back_lost(
         &self,
         stream: &str,
         lost: LostEnd,
         slot: &str,
         resolved_before: Lsn,
-    ) -> Result<u64, Error> {
+    ) -> Result<(u64, u64), Error> {
         let id = self.table.column(Column::Id);
         let sql = format!(
-            "WITH owed AS (
-                 DELETE FROM {owed} WHERE stream = $1 AND stream_seq > $2 AND NOT parked
-                 RETURNING id, commit_lsn
-             ), lost AS (
-                 SELECT o.{id} AS id, o.commit_lsn FROM {outbox} o
-                 WHERE stream = $1 AND stream_seq > $2 AND {owned}
+            "WITH {DURABLE}, named AS (
+                 SELECT {id} AS id, commit_lsn FROM {outbox}
+                 WHERE stream = $1 AND stream_seq > $2 AND stream_seq <= $6
                      -- By another clock.
-                     AND published_at > $6::timestamptz - interval '1 minute'
-                 UNION ALL SELECT id, commit_lsn FROM owed
+                     AND published_at > $7::timestamptz - interval '1 minute'
+                 UNION ALL SELECT id, commit_lsn FROM {owed}
+                 WHERE stream = $1 AND stream_seq > $2 AND stream_seq <= $6 AND NOT parked
+             ), free AS MATERIALIZED (
+                 SELECT o.{id} AS id, named.commit_lsn FROM {outbox} o JOIN named ON named.id = o.{id}
+                 FOR NO KEY UPDATE OF o SKIP LOCKED
+             ), forgotten AS (
+                 DELETE FROM {owed} WHERE id = ANY (ARRAY(SELECT id FROM free)) AND NOT parked
              ), taken AS (
                  UPDATE {outbox} o SET published_at = NULL, stream = NULL, stream_seq = NULL,
                      commit_lsn = NULL, publish_error = NULL, next_attempt_at = NULL,
-                     txid = CASE WHEN lost.commit_lsn >= $4 AND NOT
+                     txid = CASE WHEN {owned} AND free.commit_lsn >= $4 AND NOT
                              pg_visible_in_snapshot({transaction}, state.start_snapshot)
                          THEN o.txid ELSE '{OLDEST_TRANSACTION}' END
-                 FROM lost, {state} state WHERE o.{id} = lost.id AND state.slot = $3
+                 FROM free, {state} state WHERE o.{id} = free.id AND state.slot = $3
                  RETURNING o.{id}
+             ), counted AS (
+                 SELECT (SELECT count(*) FROM taken) AS rows, (SELECT count(*) FROM named) AS named
+                 FROM durable
              ), told AS (
                  UPDATE {streams} SET last_seq = $2, lost_at = now(), lost = $5,
-                     lost_rows = (SELECT count(*) FROM taken)
-                 WHERE stream = $1
-                 RETURNING lost_rows
+                     lost_rows = rows + CASE last_seq WHEN $2 THEN lost_rows ELSE 0 END
+                 FROM counted WHERE stream = $1
              )
-             UPDATE {state} SET gap_filled_at = NULL, resolved_stream_seq = NULL, updated_at = now()
-             FROM told WHERE slot = $3
-             RETURNING lost_rows",
+             UPDATE {state} SET gap_filled_at = NULL, resolved_lsn = NULL, resolved_ordinal = NULL,
+                 resolved_stream_seq = NULL, updated_at = now()
+             FROM counted WHERE slot = $3
+             RETURNING rows, named - rows",
             outbox = self.table.quoted(),
             owed = self.table.companion("tailpost_owed"),
             state = self.table.companion("tailpost_state"),
@@ -139,11 +170,12 @@ impl Store {
             owned = self.owned_rows("o"),
         );
         let (end, messages) = (lost.last_seq.cast_signed(), lost.messages().cast_signed());
-        let before = PgLsn::from(resolved_before.0);
+        let (before, until) = (PgLsn::from(resolved_before.0), lost.acknowledged.cast_signed());
+        let parameters: [&(dyn ToSql + Sync); 7] =
+            [&stream, &end, &slot, &before, &messages, &until, &lost.created];
         let doing = "take back the marks of lost messages";
-        let parameters: [&(dyn ToSql + Sync); 6] =
-            [&stream, &end, &slot, &before, &messages, &lost.created];
         let row = self.query_one(doing, &sql, &parameters).await?;
-        Ok(row.get::<_, i64>(0).cast_unsigned())
+        let count = |at| row.get::<_, i64>(at).cast_unsigned();
+        Ok((count(0), count(1)))
     }
 }

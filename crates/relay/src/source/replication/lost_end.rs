@@ -8,7 +8,7 @@ use std::time::Duration;
 use async_nats::jetstream::stream::Info;
 use jiff::Timestamp;
 use pgoutput::Lsn;
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
 use crate::config::Config;
 use crate::error::Error;
@@ -43,8 +43,18 @@ pub(super) async fn mend(
     let lost = loop {
         let info = tail.info().await?;
         let (created, last_seq) = (created(&info)?, info.state.last_sequence);
-        let (lost, unswept) = store.lost_end(slot, stream, created, last_seq).await?;
-        let Some(lost) = lost else { return Ok(Lost { now: false, unswept }) };
+        let compared = store.compare_stream(slot, stream, created, last_seq).await?;
+        if compared.is_made_anew {
+            warn!(
+                slot,
+                stream,
+                "the stream was made anew, or restored from a backup, and ends before the former one: \
+                 what that had is not published again; `tailpost verify` says what is missing"
+            );
+        }
+        let Some(lost) = compared.lost else {
+            return Ok(Lost { now: false, unswept: compared.unswept });
+        };
         looks += 1;
         if looks > LOOKS {
             break lost;
@@ -52,7 +62,16 @@ pub(super) async fn mend(
         info!(stream, "the stream ends before what it has acknowledged: asking its leader again");
         tokio::time::sleep(LOOK_AFTER).await;
     };
-    let rows = store.take_back_lost(stream, lost, slot, resolved_before).await?;
+    let mut rows = 0;
+    for _ in 0..LOOKS {
+        let (taken, left) = store.take_back_lost(stream, lost, slot, resolved_before).await?;
+        rows += taken;
+        if left == 0 {
+            break;
+        }
+        warn!(stream, left, "somebody has rows of lost messages locked");
+        tokio::time::sleep(LOOK_AFTER).await;
+    }
     tell(config, lost, rows);
     Ok(Lost { now: true, unswept: true })
 }
@@ -80,8 +99,8 @@ fn tell(config: &Config, lost: LostEnd, rows: u64) {
             slot,
             stream,
             messages = messages - rows,
-            "no row tells of these lost messages. The log brings again what was not confirmed. For \
-             the rest run `tailpost replay` from the time of the loss"
+            "no row tells of these lost messages, or it is locked. The log brings again what was not \
+             confirmed. For the rest see `tailpost verify`, and run `tailpost replay`"
         );
     }
 }

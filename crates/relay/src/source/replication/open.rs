@@ -261,7 +261,9 @@ impl Streaming {
             || store.has_requeued().await?;
         let marking = marking(config, &state, is_indexed, lost.unswept);
         let written = state.checkpoint.unwrap_or(Lsn::ZERO);
-        let evidence = Evidence { store: &store, resolved: state.resolved, rules: slot.rules };
+        // Events from there on may be lost, and come again.
+        let resolved = state.resolved.filter(|_| !lost.now);
+        let evidence = Evidence { store: &store, resolved, rules: slot.rules };
         let publishing = publishing(config, mode, way, &tail, dead, evidence).await?;
         let backfill = Backfill::new(scan_first, ranges, !is_gap_filled, config.scan.interval);
         let checkpoint = Checkpoint::new(written, config.shards.count());
