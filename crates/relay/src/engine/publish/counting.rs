@@ -47,6 +47,9 @@ pub(super) struct Counted {
     counting: Option<Counting>,
     /// What is counted committed before this.
     counted_before: Lsn,
+    /// What committed before this and could not be counted may be in the stream already, although its
+    /// message is gone: the broker answers with its first sequence as long as it knows the id.
+    uncounted_before: Lsn,
     /// Events before this place are resolved, whatever the stream has of them.
     passed_before: Option<(Lsn, u32)>,
 }
@@ -124,7 +127,10 @@ impl Publishing {
             // A stream that ends earlier lacks what was written down as published.
             let place = written.place.filter(|_| !is_shorter);
             self.counted.passed_before = place.map(|it| (it.commit_lsn, it.ordinal));
-            self.counted.counted_before = counting.next.map_or(Lsn::ZERO, |_| counting.before);
+            match counting.next {
+                Some(_) => self.counted.counted_before = counting.before,
+                None => self.counted.uncounted_before = counting.before,
+            }
         }
         if !written.is_same {
             // What a predecessor sent by other rules may be stored until then.
@@ -250,6 +256,7 @@ impl Publishing {
         let Some(counting) = &mut self.counted.counting else { return };
         counting.uncertain += counting.held.len() as u64;
         (counting.next, counting.held) = (None, Vec::new());
+        self.counted.uncounted_before = counting.before;
         self.void_place(0);
     }
 
@@ -297,7 +304,8 @@ impl Publishing {
             _ if self.stream.in_flight() > 0 => return None,
             _ => Some(self.stream.expected()),
         };
-        let seq = seq.filter(|it| *it >= self.written.seq_from);
+        let is_known = commit_lsn >= self.counted.uncounted_before;
+        let seq = seq.filter(|it| is_known && *it >= self.written.seq_from);
         Some(Place { commit_lsn, ordinal, seq })
     }
 

@@ -273,6 +273,19 @@ fn sequences_that_no_message_explains_void_the_place() {
     }
 }
 
+/// The broker may answer that it has stored it before, with another sequence than is expected.
+#[test]
+fn an_event_that_could_not_be_counted_gets_no_place_with_a_sequence() {
+    let mut state = start(Mode::Fenced, written(None), Tail::ending_at(10));
+    log(&mut state, &[1]);
+    apply(&mut state, Input::Commit { end_lsn: Lsn(25) });
+    assert!(state.next_send().is_some());
+    assert_eq!(state.place().map(|it| it.seq), Some(None), "it may be in the stream already");
+    apply(&mut state, Input::Acked { epoch: 0, index: 0, seq: 11, is_duplicate: false });
+    apply(&mut state, Input::Keepalive { wal_end: BEFORE });
+    assert_eq!(state.place().map(|it| it.seq), Some(Some(11)), "everything is known by now");
+}
+
 /// A predecessor's message that came late has the sequence of an event that was sent.
 #[test]
 fn a_message_in_the_place_of_another_voids_the_place() {
