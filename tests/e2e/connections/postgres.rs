@@ -43,6 +43,17 @@ async fn start(certificates: &Certificates, server: &Pair) -> Result<Postgres> {
     Ok(postgres)
 }
 
+/// Who trusts the system's authorities has every certificate verified.
+#[tokio::test]
+async fn the_systems_authorities_refuse_a_server_that_they_did_not_certify() -> Result<()> {
+    let certificates = Certificates::issue("certified")?;
+    let postgres = start(&certificates, &certificates.server()).await?;
+    let address = format!("plain:plain@localhost:{}/postgres", postgres.port());
+    let error = refusal(&format!("postgres://{address}?sslrootcert=system")).await;
+    assert!(error.is_refusal() && error.hint().is_some_and(|it| it.contains("sslrootcert")));
+    Ok(())
+}
+
 /// Opens both kinds of connections. Returns the SQL user and whether TLS was used.
 async fn enter(dsn: &str) -> Result<(String, bool)> {
     let target: PostgresTarget = dsn.parse()?;
@@ -160,8 +171,10 @@ async fn without_tls_on_the_server_prefer_goes_on_and_require_does_not() -> Resu
     let postgres = Postgres::start(PostgresOptions::default()).await?;
     let url = postgres.url("postgres");
     assert_eq!(enter(&url).await?, ("postgres".to_owned(), false));
-    let error = refusal(&format!("{url}?sslmode=require")).await;
-    assert!(error.hint().is_some_and(|it| it.contains("postgresql.conf")), "{error:?}");
+    for wanted in ["sslmode=require", "sslrootcert=system"] {
+        let error = refusal(&format!("{url}?{wanted}")).await;
+        assert!(error.hint().is_some_and(|it| it.contains("postgresql.conf")), "{error:?}");
+    }
     Ok(())
 }
 

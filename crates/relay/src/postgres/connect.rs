@@ -88,7 +88,8 @@ impl FromStr for SslMode {
 pub struct PostgresTls {
     /// See [`SslMode`].
     pub sslmode: Option<SslMode>,
-    /// PEM file of the authorities to trust; `system` or none means those of the system.
+    /// PEM file of the authorities to trust; none means those of the system. So does `system`, and
+    /// asks for `verify-full`.
     pub sslrootcert: Option<PathBuf>,
     /// PEM file of the client certificate. Needs `sslkey`.
     pub sslcert: Option<PathBuf>,
@@ -143,12 +144,19 @@ impl PostgresTarget {
             (None, None) => None,
             _ => return Err(Error::invalid("sslcert", "sslcert and sslkey go together")),
         };
-        let mut sslmode = tls.sslmode.unwrap_or_default();
-        let roots = tls.sslrootcert.filter(|it| it != Path::new("system"));
-        // libpq: with roots at hand, `require` verifies the chain.
-        if sslmode == SslMode::Require && roots.is_some() {
-            sslmode = SslMode::VerifyCa;
-        }
+        let is_system = tls.sslrootcert.as_deref() == Some(Path::new("system"));
+        let roots = tls.sslrootcert.filter(|_| !is_system);
+        // As libpq: anybody may have a certificate from the system's authorities, so the name
+        // decides; with roots at hand, `require` verifies the chain.
+        let sslmode = match tls.sslmode {
+            None | Some(SslMode::VerifyFull) if is_system => SslMode::VerifyFull,
+            Some(_) if is_system => {
+                let reason = "sslrootcert=system verifies the host too: set sslmode=verify-full";
+                return Err(Error::invalid("sslmode", reason));
+            }
+            Some(SslMode::Require) if roots.is_some() => SslMode::VerifyCa,
+            given => given.unwrap_or_default(),
+        };
         let config = parse_config(&dsn.plain)?;
         Ok(Self { config, sslmode, roots, identity, password: None, pool: None })
     }

@@ -68,6 +68,8 @@ fn what_cannot_work_is_refused_with_its_setting() {
     for (dsn, part) in [
         ("postgres://db/shop?sslmode=maybe", "`maybe` is none of disable, prefer"),
         ("postgres://db/shop?sslcert=/c.pem", "sslcert and sslkey go together"),
+        ("postgres://db/shop?sslrootcert=system&sslmode=require", "set sslmode=verify-full"),
+        ("host=db sslmode=disable sslrootcert=system", "set sslmode=verify-full"),
         ("postgres://a,b/shop", "one host"),
         ("postgres://db/shop?port=6000", "one port"),
         ("postgres://db/shop?colour=blue", "colour"),
@@ -113,6 +115,11 @@ fn the_url_wins_over_settings_beside_it() {
     let target = target.expect("valid");
     assert_eq!(target.sslmode, SslMode::VerifyFull);
     assert_eq!(target.roots, Some("/url.pem".into()));
+    let system = PostgresTls { sslrootcert: Some("system".into()), ..PostgresTls::default() };
+    let target = PostgresTarget::new("postgres://ada@db", system.clone()).expect("valid");
+    assert_eq!((target.sslmode, target.roots), (SslMode::VerifyFull, None));
+    let weak = PostgresTarget::new("postgres://ada@db?sslmode=prefer", system);
+    assert!(weak.expect_err("not verified").is_configuration());
 }
 
 #[tokio::test]
@@ -145,6 +152,7 @@ async fn replication_maps_the_modes_as_libpq_does() {
         ("postgres://ada@db", ReplicationSslMode::Prefer),
         ("postgres://ada@db?sslmode=disable", ReplicationSslMode::Disable),
         ("postgres://ada@db?sslmode=require", ReplicationSslMode::Require),
+        ("postgres://ada@db?sslrootcert=system", ReplicationSslMode::VerifyFull),
         ("postgres://ada@db?sslmode=require&sslrootcert=/ca.pem", ReplicationSslMode::VerifyCa),
         ("postgres://ada@db?sslmode=verify-ca&sslrootcert=/ca.pem", ReplicationSslMode::VerifyCa),
         ("postgres:///shop?host=/run/pg&sslmode=require", ReplicationSslMode::Disable),
