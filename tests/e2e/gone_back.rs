@@ -25,6 +25,20 @@ impl StoreCopy {
     /// The broker ends as by a power cut, and starts from the copy.
     pub(crate) async fn put_back(self, env: &mut TestEnv) {
         env.nats.kill().await.expect("kill the broker");
+        self.restore(env).await;
+    }
+
+    /// The stream is the copy's, and its consumers are not.
+    pub(crate) async fn put_stream_back(self, env: &mut TestEnv) {
+        env.nats.stop().await.expect("stop the broker");
+        let (store, _) = Self::paths(env);
+        let consumers = |store: &Path| store.join("jetstream/$G/streams/OUTBOX/obs");
+        std::fs::remove_dir_all(consumers(&self.0)).expect("remove the copied consumers");
+        copy(&consumers(&store), &consumers(&self.0));
+        self.restore(env).await;
+    }
+
+    async fn restore(self, env: &mut TestEnv) {
         let (store, _) = Self::paths(env);
         std::fs::remove_dir_all(&store).expect("remove the store");
         std::fs::rename(&self.0, &store).expect("put the copy back");

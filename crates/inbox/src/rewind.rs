@@ -270,8 +270,8 @@ impl Rewinder {
         while next <= last {
             let end = (next + LOOKED_UP_AT_ONCE - 1).min(last);
             let keys = stream_range::keys(&self.nats, &origin, filters, (next, end)).await?;
-            let ids: Vec<Uuid> = keys.iter().map(|it| it.id).collect();
-            let times: Vec<Timestamp> = keys.iter().map(|it| it.event_time).collect();
+            let (ids, times): (Vec<Uuid>, Vec<Timestamp>) =
+                keys.iter().map(|(_, it)| (it.id, it.event_time)).unzip();
             let parameters: [&(dyn ToSql + Sync); 3] = [&self.config.consumer, &ids, &times];
             for row in self.connection.query(DOING, &sql, &parameters).await? {
                 let count = row.get::<_, i64>(1).cast_unsigned();

@@ -102,6 +102,7 @@ pub(crate) async fn run<W: Work>(
         nats,
         reconnect_nats,
         wary: false,
+        went_back: false,
         status,
         role,
         shutdown,
@@ -138,6 +139,8 @@ struct Worker<W> {
     reconnect_nats: Option<ConnectNats>,
     /// A message of the stream has ended a client.
     wary: bool,
+    /// The stream came back without the end that it had in the session before.
+    went_back: bool,
     status: watch::Sender<Status>,
     role: watch::Receiver<Role>,
     shutdown: CancellationToken,
@@ -225,7 +228,14 @@ impl<W: Work> Worker<W> {
     /// Does what was requested between sessions. False if there may be more of it, and no time, or
     /// another term.
     async fn rewinds(&mut self, term: u64) -> Result<bool, Error> {
-        while let Some(rewind) = self.rewinding.pending().await? {
+        let mut follows = true;
+        loop {
+            let mut pending = self.rewinding.pending().await?;
+            if pending.is_none() && mem::take(&mut follows) {
+                pending = self.rewinding.follow_stream(&self.nats, self.went_back).await?;
+                self.went_back = false;
+            }
+            let Some(rewind) = pending else { return Ok(true) };
             let from = rewind.from_sequence;
             self.say(State::Paused, Some(format!("is being rewound to sequence {from}")));
             self.rewinding.carry_out(&rewind, &self.nats, &self.shutdown).await?;
@@ -233,7 +243,6 @@ impl<W: Work> Worker<W> {
                 return Ok(false);
             }
         }
-        Ok(true)
     }
 
     fn is_active_in(&self, asked: u64) -> bool {
@@ -283,7 +292,7 @@ impl<W: Work> Worker<W> {
             engine: ConsumerEngine::new(start, Instant::now()),
         };
         let stop = self.shutdown.child_token();
-        let (summary, (), (), (), (), (), ()) = tokio::join!(
+        let (summary, (), (), (), went_back, (), ()) = tokio::join!(
             // They are large, and polled in turns.
             Box::pin(session.run(&stop)),
             until(feed.closed(), stop_when_gone(&self.nats, &stop)),
@@ -293,6 +302,7 @@ impl<W: Work> Worker<W> {
             Box::pin(redrive.run(feed.clone())),
             advisories.run(feed),
         );
+        self.went_back = went_back;
         Ok(summary)
     }
 

@@ -3,6 +3,7 @@
 mod advisories;
 mod any_message;
 mod bounds;
+mod consumer_ahead;
 mod consumers_api;
 mod counted;
 mod dead_letters_api;

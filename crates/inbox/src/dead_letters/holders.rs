@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::DeadLetters;
 use crate::Error;
 use crate::postgres::sql::as_json;
+use crate::postgres::sql::rewind_records::FOLLOWS_STREAM;
 use crate::postgres::tables::{self, Upkept};
 
 /// The worker that had the role of a consumer last, and what it said of itself at its last
@@ -31,6 +32,8 @@ pub struct Holder {
     pub reason: Option<String>,
     /// When one event is tried next, while the breaker is open.
     pub next_probe_at: Option<Timestamp>,
+    /// Why and when the consumer went back by itself the last time, if it ever did.
+    pub went_back: Option<String>,
 }
 
 impl DeadLetters {
@@ -53,9 +56,12 @@ impl DeadLetters {
         let sql = as_json(&format!(
             "SELECT consumer, owner, expires_at > clock_timestamp() AS is_valid, acquired_at,
                  nullif(expires_at, '-infinity') AS expires_at, state, breaker, reason,
-                 next_probe_at
-             FROM {}.inbox_roles ORDER BY consumer",
-            self.schema
+                 next_probe_at,
+                 (SELECT reason || ', ' || to_json(requested_at) FROM {schema}.inbox_rewinds AS r
+                  WHERE r.consumer = it.consumer AND requested_by LIKE '% ({FOLLOWS_STREAM})'
+                  ORDER BY id DESC LIMIT 1) AS went_back
+             FROM {schema}.inbox_roles AS it ORDER BY consumer",
+            schema = self.schema
         ));
         self.connection.select("look at the roles", &sql, &[]).await
     }

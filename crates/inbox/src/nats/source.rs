@@ -39,7 +39,7 @@ use crate::error::describe;
 use crate::feed::Feed;
 use crate::message::{Message, Origin};
 use crate::nats::durable_consumer::{self, PULL_EXPIRES, PULLED_MAX};
-use crate::nats::reconnects;
+use crate::nats::{reconnects, stored_message};
 use crate::record::Key;
 
 /// Nothing is asked for while there is room for less: each request costs a round trip.
@@ -69,6 +69,8 @@ pub(crate) struct Source {
     origin: Origin,
     /// Of the newest delivery that arrived.
     consumer_seq: u64,
+    /// The sequence of the last message that was delivered, and when that was stored, if it was there.
+    newest: (u64, Option<Timestamp>),
     /// Something is out there that the client does not survive.
     pub(crate) wary: bool,
     /// The next message is larger than a request's bytes.
@@ -97,6 +99,9 @@ impl Source {
         let stream = durable_consumer::stream(nats, config).await?;
         let name = config.consumer.clone();
         let (consumer, _) = durable_consumer::open(&stream, config).await?;
+        let last = stream.cached_info().state.last_sequence;
+        let last = last.min(consumer.cached_info().delivered.stream_sequence);
+        let newest = (last, stored_at(nats, &config.stream, last).await?);
         let created = durable_consumer::created(&stream);
         Ok(Self {
             origin: Origin { stream: config.stream.clone(), created },
@@ -105,6 +110,7 @@ impl Source {
             consumer,
             name,
             consumer_seq: 0,
+            newest,
             wary: false,
             oversized: false,
             looked_at: Instant::now(),
@@ -147,22 +153,28 @@ impl Source {
     }
 
     /// Brings messages while there is room for them, until the session takes nothing more. Ends the
-    /// session by `stop` if the stream was made anew.
-    pub(crate) async fn run(mut self, mut feed: Feed, stop: &CancellationToken) {
-        let mut behind = true;
+    /// session by `stop` if the stream was made anew, or came back without its end: says whether it
+    /// did.
+    pub(crate) async fn run(mut self, mut feed: Feed, stop: &CancellationToken) -> bool {
+        let (mut behind, mut connects) = (true, reconnects::count(&self.nats));
         loop {
             let waits = Instant::now();
-            let Ok(most) = feed.room_for(PULLED_MIN).await else { return };
-            let connects = reconnects::count(&self.nats);
+            let Ok(most) = feed.room_for(PULLED_MIN).await else { return false };
+            if std::mem::replace(&mut connects, reconnects::count(&self.nats)) != connects {
+                // What was under way is lost, and may be what broke the connection.
+                (behind, self.wary) = (true, true);
+            }
             let result = async {
-                if (behind || waits.elapsed() > PULL_EXPIRES) && self.is_made_anew().await? {
-                    return Ok(Pulled::OfAnother);
+                if (behind || waits.elapsed() > PULL_EXPIRES)
+                    && let Some(other) = self.other_stream().await?
+                {
+                    return Ok(other);
                 }
                 if behind {
                     self.read_outstanding(&mut feed).await?;
                     behind = false;
                 }
-                self.pull(most.min(PULLED_MAX), &mut feed).await
+                self.pull(most.min(PULLED_MAX), connects, &mut feed).await
             };
             let result = result.await;
             if result.is_ok() {
@@ -171,12 +183,13 @@ impl Source {
             match result {
                 Ok(Pulled::All) => {}
                 Ok(Pulled::Suspicious) => (behind, self.wary) = (true, true),
-                Ok(Pulled::OfAnother) => {
+                Ok(Pulled::OfAnother { went_back }) => {
                     warn!(
                         consumer = self.name,
-                        "stream or consumer was made anew or reset: beginning anew"
+                        went_back, "stream or consumer was made anew or reset: beginning anew"
                     );
-                    return stop.cancel();
+                    stop.cancel();
+                    return went_back;
                 }
                 Err(error) => {
                     let error = describe(&error);
@@ -187,12 +200,8 @@ impl Source {
                     tokio::time::sleep(PAUSE).await;
                 }
             }
-            if reconnects::count(&self.nats) != connects {
-                // What was under way is lost, and may be what broke the connection.
-                (behind, self.wary) = (true, true);
-            }
             if feed.is_closed() {
-                return;
+                return false;
             }
         }
     }
@@ -212,14 +221,25 @@ impl Source {
         }
     }
 
-    /// Whether another stream has the name: its messages have the sequences of what is held.
-    async fn is_made_anew(&self) -> Result<bool, Error> {
+    /// Whether other messages have the sequences of what is held: another stream has the name, or it
+    /// came back without its end.
+    async fn other_stream(&self) -> Result<Option<Pulled>, Error> {
         let look = || durable_consumer::stream(&self.nats, &self.config);
         let stream = reconnects::asked(&self.nats, look).await?;
-        Ok(durable_consumer::created(&stream) != self.origin.created)
+        if durable_consumer::created(&stream) != self.origin.created {
+            return Ok(Some(Pulled::OfAnother { went_back: false }));
+        }
+        let (seq, at) = self.newest;
+        let look = || stored_at(&self.nats, &self.origin.stream, seq);
+        let went_back = match reconnects::asked(&self.nats, look).await? {
+            // It may have been removed since.
+            None => stream.cached_info().state.last_sequence < seq,
+            found => found != at,
+        };
+        Ok(went_back.then_some(Pulled::OfAnother { went_back }))
     }
 
-    async fn pull(&mut self, max: usize, feed: &mut Feed) -> Result<Pulled, Error> {
+    async fn pull(&mut self, max: usize, connects: u64, feed: &mut Feed) -> Result<Pulled, Error> {
         let request = self.consumer.batch().expires(PULL_EXPIRES);
         let max = if self.oversized { 1 } else { max };
         let request = if std::mem::take(&mut self.oversized) {
@@ -227,7 +247,7 @@ impl Source {
         } else {
             request.max_messages(max).max_bytes(PULLED_BYTES_MAX)
         };
-        let (began, connects, mut received) = (Instant::now(), reconnects::count(&self.nats), 0);
+        let (began, mut received) = (Instant::now(), 0);
         let mut messages = request.messages().await.map_err(Error::jetstream(PULLING))?;
         loop {
             let next = tokio::time::timeout(PULL_EXPIRES + READ_DEADLINE, messages.next());
@@ -238,6 +258,8 @@ impl Source {
             };
             let Some(message) = next else { break };
             let message = match message {
+                // Nobody has looked whether the stream is the same behind another connection.
+                Ok(_) if reconnects::count(&self.nats) != connects => return Ok(Pulled::All),
                 Ok(message) => message,
                 Err(error) if is_about_bytes(&error) => {
                     self.oversized = received == 0;
@@ -263,6 +285,7 @@ impl Source {
             }
             if !redelivered {
                 self.fed_until = self.fed_until.max(place.stream_seq);
+                self.newest = self.newest.max((place.stream_seq, Some(place.stored_at)));
             }
         }
         // Somebody's message looked like the server's word that there is nothing more.
@@ -287,7 +310,7 @@ impl Source {
             return Ok(Pulled::Suspicious);
         }
         if info.delivered.consumer_sequence < self.consumer_seq {
-            return Ok(Pulled::OfAnother);
+            return Ok(Pulled::OfAnother { went_back: false });
         }
         let floor = info.ack_floor.stream_sequence;
         if is_owed && self.floor.is_stuck(floor) {
@@ -305,14 +328,23 @@ impl Source {
     }
 }
 
+/// When the stream stored this message, if it has it.
+async fn stored_at(nats: &Client, stream: &str, seq: u64) -> Result<Option<Timestamp>, Error> {
+    if seq == 0 {
+        return Ok(None);
+    }
+    Ok(stored_message::get(nats, stream, seq).await?.map(|it| it.stored_at))
+}
+
 /// What came of a request.
 enum Pulled {
     /// What there was, as far as anybody can see.
     All,
     /// Something was delivered and not understood.
     Suspicious,
-    /// The stream is another one, or the consumer is: it delivers again what is known here.
-    OfAnother,
+    /// The stream is another one, or has lost its end, or the consumer is another: it delivers again
+    /// what is known here, or other messages with the same sequences.
+    OfAnother { went_back: bool },
 }
 
 /// The server ends a request so when its bytes are used up, or the next message has more.

@@ -49,20 +49,21 @@ pub(crate) async fn first_since(
     Ok(found)
 }
 
-/// Which records belong to the messages of this range, as far as the filters let them through.
+/// Which records belong to the messages of this range, by their sequences, as far as the filters let
+/// them through.
 pub(crate) async fn keys(
     nats: &Client,
     origin: &Origin,
     filters: &[String],
     (first, last): (u64, u64),
-) -> Result<Vec<Key>, Error> {
+) -> Result<Vec<(u64, Key)>, Error> {
     let read = |seq| stored_message::get(nats, &origin.stream, seq);
     stream::iter(first..=last)
         .map(read)
         .buffered(READ_AHEAD)
         .try_filter_map(async |stored| {
             let stored = stored.filter(|it| durable_consumer::take(filters, &it.subject));
-            Ok(stored.map(|it| it.understood(origin).key))
+            Ok(stored.map(|it| (it.seq, it.understood(origin).key)))
         })
         .try_collect()
         .await

@@ -8,10 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::Client;
+use async_nats::jetstream::consumer::{DeliverPolicy, Info};
 use jiff::Timestamp;
 use tokio_postgres::types::{Json, ToSql};
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 use uuid::Uuid;
 
 use crate::Error;
@@ -19,7 +20,7 @@ use crate::message::Origin;
 use crate::nats::durable_consumer::{self, filters_of};
 use crate::nats::stream_range;
 use crate::postgres::attended::asked;
-use crate::postgres::sql::rewind_records;
+use crate::postgres::sql::rewind_records::{self, FOLLOWS_STREAM};
 use crate::postgres::sqlstate::is_forbidden;
 use crate::rewind::RewindState;
 use crate::worker::work::Context;
@@ -27,8 +28,8 @@ use crate::worker::work::Context;
 /// How often to look for a request.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Sequences whose records are removed by one statement.
-const REMOVED_AT_ONCE: u64 = 500;
+/// Sequences whose records are removed, or looked up, by one statement.
+const READ_AT_ONCE: u64 = 500;
 
 /// How often a broker that answers may fail to reset the consumer: it may not be allowed.
 const FAILURES_MAX: u32 = 3;
@@ -60,6 +61,75 @@ impl Rewinding {
             return Ok(None);
         }
         Ok(found?.first().map(|row| row.get::<_, Json<RewindState>>(0).0))
+    }
+
+    /// Requests that the consumer goes back to where its stream did, if it was given more than the
+    /// stream has, or `went_back` says so: what took the place of that would never be delivered.
+    pub(super) async fn follow_stream(
+        &self,
+        nats: &Client,
+        went_back: bool,
+    ) -> Result<Option<RewindState>, Error> {
+        let config = &self.context.config;
+        let stream = durable_consumer::stream(nats, config).await?;
+        let Some(found) = durable_consumer::find(&stream, config).await? else { return Ok(None) };
+        // Asked for later than the consumer: the stream only grows meanwhile.
+        let state = stream.get_info().await.map_err(Error::jetstream("look up the stream"))?.state;
+        let given = found.delivered.stream_sequence.max(found.ack_floor.stream_sequence);
+        if !went_back && given <= state.last_sequence {
+            return Ok(None);
+        }
+        let origin =
+            Origin { stream: config.stream.clone(), created: durable_consumer::created(&stream) };
+        let range = (state.first_sequence, state.last_sequence);
+        let from = self.first_unhandled(nats, &origin, &found, range).await?;
+        let (consumer, name) = (&config.consumer, &config.stream);
+        let why = format!("stream {name} came back without its last messages");
+        error!(consumer, from, given, "{why}: the consumer goes back to what is handled");
+        let (from, until) = (from.cast_signed(), given.cast_signed());
+        let parameters: [&(dyn ToSql + Sync); 8] =
+            [consumer, name, &origin.created, &from, &until, &false, &FOLLOWS_STREAM, &why];
+        let sql = rewind_records::request(&self.schema);
+        let rows = asked(&self.context.pool, REWINDING, &sql, &parameters).await?;
+        Ok(rows.first().map(|row| row.get::<_, Json<RewindState>>(0).0))
+    }
+
+    /// Behind the last message of the stream that is recorded with its sequence: what took the place
+    /// of another message is not. Where the consumer began if there is none.
+    async fn first_unhandled(
+        &self,
+        nats: &Client,
+        origin: &Origin,
+        found: &Info,
+        (first, last): (u64, u64),
+    ) -> Result<u64, Error> {
+        let (sql, filters) =
+            (rewind_records::last_in_place(&self.schema), filters_of(&found.config));
+        let mut end = last;
+        while end >= first.max(1) {
+            let begin = end.saturating_sub(READ_AT_ONCE - 1).max(first);
+            let keys = stream_range::keys(nats, origin, &filters, (begin, end)).await?;
+            let (seqs, (ids, times)): (Vec<i64>, (Vec<Uuid>, Vec<Timestamp>)) =
+                keys.iter().map(|(seq, it)| (seq.cast_signed(), (it.id, it.event_time))).unzip();
+            let parameters: [&(dyn ToSql + Sync); 4] =
+                [&self.context.config.consumer, &ids, &times, &seqs];
+            if let Some(seq) = self.execute(&sql, &parameters).await? {
+                return Ok(seq.cast_unsigned() + 1);
+            }
+            end = begin.saturating_sub(1);
+        }
+        let begins_at = match found.config.deliver_policy {
+            DeliverPolicy::ByStartSequence { start_sequence } => return Ok(start_sequence),
+            DeliverPolicy::ByStartTime { start_time } => start_time,
+            DeliverPolicy::New => found.created,
+            DeliverPolicy::All | DeliverPolicy::Last | DeliverPolicy::LastPerSubject => {
+                return Ok(first);
+            }
+        };
+        let since = begins_at.unix_timestamp_nanos();
+        let since = Timestamp::from_nanosecond(since).unwrap_or_default();
+        let found = stream_range::first_since(nats, &origin.stream, (first, last), since).await?;
+        Ok(found.map_or(last + 1, |it| it.seq))
     }
 
     /// Ends the session by `stop` when there is a request.
@@ -161,10 +231,10 @@ impl Rewinding {
             if shutdown.is_cancelled() {
                 return Ok(false);
             }
-            let next = (removed_to + REMOVED_AT_ONCE).min(rewind.until_sequence);
+            let next = (removed_to + READ_AT_ONCE).min(rewind.until_sequence);
             let keys = stream_range::keys(nats, &origin, &filters, (removed_to + 1, next)).await?;
             let (ids, times): (Vec<Uuid>, Vec<Timestamp>) =
-                keys.iter().map(|it| (it.id, it.event_time)).unzip();
+                keys.iter().map(|(_, it)| (it.id, it.event_time)).unzip();
             let token = self.context.role.get();
             let (before, after) = (removed_to.cast_signed(), next.cast_signed());
             let parameters: [&(dyn ToSql + Sync); 7] =

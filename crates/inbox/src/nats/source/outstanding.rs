@@ -55,6 +55,7 @@ impl Source {
                 continue;
             }
             count += 1;
+            self.newest = self.newest.max((stored.seq, Some(stored.stored_at)));
             let reply = Some(stored.ack_subject(name, &self.name));
             let message = Arc::new(stored.understood(&self.origin));
             if feed.room_for(1).await.is_err() {
@@ -155,6 +156,7 @@ impl Source {
                 is_last = place.stream_seq >= last || place.pending == 0;
                 count += 1;
                 if place.stream_seq <= last {
+                    self.newest = self.newest.max((place.stream_seq, Some(place.stored_at)));
                     portion.push(self.understood(message.message, &place));
                 }
             }

@@ -130,6 +130,9 @@ impl Lines {
             Some(worker) => self.worker(worker),
             None => self.add("  worker", "none so far"),
         }
+        if let Some(why) = worker.as_ref().and_then(|it| it.went_back.as_ref()) {
+            self.add("  went back", why);
+        }
         match (pending, unacknowledged) {
             (Some(pending), Some(held)) => {
                 self.add("  pending", format_args!("{pending}, {held} delivered but not answered"));
@@ -195,6 +198,7 @@ mod tests {
             breaker: Some("open".into()),
             reason: Some("the handler is away: 503\nmore".into()),
             next_probe_at: Some(time("2026-10-19T08:00:09Z")),
+            went_back: None,
         }
     }
 

@@ -1,0 +1,64 @@
+//! The stream comes back without its end: the consumer is ahead of it, and other messages get the
+//! sequences of what was delivered.
+
+use lab::NatsOptions;
+use serde_json::json;
+use support::TestEnvOptions;
+
+use super::{Inbox, Worker};
+use crate::gone_back::StoreCopy;
+
+async fn begun(version: &str) -> (Inbox, Worker) {
+    let nats = NatsOptions { version: Some(version.into()), ..NatsOptions::default() };
+    let mut inbox = Inbox::with(TestEnvOptions { nats, ..TestEnvOptions::default() }).await;
+    inbox.set("WORKER_MAX_ATTEMPTS", "1000000");
+    let worker = inbox.worker();
+    worker.wait_active().await;
+    (inbox, worker)
+}
+
+/// Of 250 events that were handled the stream has the first 50 when it comes back, and new ones.
+async fn comes_back(is_running: bool, new: i64) {
+    let (mut inbox, mut worker) = begun("2.11").await;
+    inbox.publish_many(0, 50, &json!({})).await;
+    inbox.wait_acked().await;
+    let copy = StoreCopy::take(&mut inbox.env).await;
+    inbox.publish_many(50, 200, &json!({})).await;
+    inbox.wait_acked().await;
+    worker.pause();
+    copy.put_stream_back(&mut inbox.env).await;
+    inbox.publish_many(1_000, new, &json!({})).await;
+    if !is_running {
+        worker.kill9().await;
+        worker = inbox.worker();
+    }
+    worker.announce("the consumer goes back");
+    worker.resume();
+    inbox.wait_count("effects", 250 + new).await;
+    inbox.wait_acked().await;
+    inbox.assert_exact(250 + new).await;
+    let rewinds = "inbox_rewinds WHERE outcome = 'rewound' AND from_seq = 51";
+    assert_eq!(inbox.count(rewinds).await, 1);
+    let (status, _) = inbox.env.ends_with(0, &["status"]).await;
+    assert!(status.contains("stream OUTBOX came back without its last messages"), "{status}");
+    worker.stop().await;
+}
+
+// proves: G-REWIND-5
+#[tokio::test(flavor = "multi_thread")]
+async fn a_consumer_that_starts_ahead_of_its_stream_goes_back_to_what_is_handled() {
+    comes_back(false, 100).await;
+}
+
+// proves: G-REWIND-5
+#[tokio::test(flavor = "multi_thread")]
+async fn a_consumer_that_is_ahead_of_its_stream_while_it_runs_goes_back() {
+    comes_back(true, 100).await;
+}
+
+// proves: G-REWIND-5
+/// When the worker looks the stream ends behind what was delivered, and it is another end.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_has_grown_again_is_noticed_by_another_message() {
+    comes_back(true, 300).await;
+}
