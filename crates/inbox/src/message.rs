@@ -34,6 +34,8 @@ pub(crate) struct Origin {
 pub(crate) struct MessageId {
     pub(crate) stream_created: Option<Timestamp>,
     pub(crate) seq: u64,
+    /// A stream that comes back without its end has other messages of the same sequences.
+    pub(crate) key: Key,
 }
 
 /// A message of the stream, understood as far as it can be.
@@ -113,7 +115,7 @@ impl Message {
     }
 
     pub(crate) fn id(&self) -> MessageId {
-        MessageId { stream_created: self.stream_created, seq: self.stream_seq }
+        MessageId { stream_created: self.stream_created, seq: self.stream_seq, key: self.key }
     }
 
     /// Events of one lane are handled one after the other. A collision of hashes makes two
@@ -318,5 +320,14 @@ mod tests {
         assert_ne!(old.id(), new.id());
         assert_ne!(old.lane(), new.lane());
         assert!(of(None).id() < old.id() && old.id() < new.id());
+    }
+
+    // proves: G-REWIND-6
+    #[test]
+    fn another_event_in_the_place_of_one_is_another_message() {
+        let (old, new) = (event_at("2026-01-02T03:04:05Z"), event_at("2026-01-02T03:04:06Z"));
+        assert_eq!((old.stream_created, old.stream_seq), (new.stream_created, new.stream_seq));
+        assert_ne!(old.id(), new.id());
+        assert_eq!(old.id(), event_at("2026-01-02T03:04:05Z").id(), "the same at every delivery");
     }
 }

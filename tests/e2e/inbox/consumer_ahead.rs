@@ -2,8 +2,8 @@
 //! sequences of what was delivered.
 
 use lab::NatsOptions;
-use serde_json::json;
-use support::TestEnvOptions;
+use serde_json::{Value, json};
+use support::{DEADLINE, TestEnvOptions, until};
 
 use super::{Inbox, Worker};
 use crate::gone_back::StoreCopy;
@@ -61,4 +61,37 @@ async fn a_consumer_that_is_ahead_of_its_stream_while_it_runs_goes_back() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_that_has_grown_again_is_noticed_by_another_message() {
     comes_back(true, 300).await;
+}
+
+/// 20 events are held when others get their sequences.
+async fn takes_the_place_of_held(orders: Value) {
+    let (mut inbox, worker) = begun("2.15").await;
+    worker.announce("the consumer goes back");
+    inbox.env.execute("CREATE TABLE closed ()").await;
+    let copy = StoreCopy::take(&mut inbox.env).await;
+    inbox.publish_many(0, 20, &orders).await;
+    until(DEADLINE, "all are delivered", async || {
+        let info = inbox.env.stream().await.consumer_info("worker").await;
+        info.is_ok_and(|it| it.delivered.stream_sequence == 20)
+    })
+    .await;
+    copy.put_back(&mut inbox.env).await;
+    inbox.publish_many(1_000, 20, &orders).await;
+    inbox.env.execute("DROP TABLE closed").await;
+    inbox.wait_count("effects WHERE n >= 1000", 20).await;
+    inbox.wait_acked().await;
+    inbox.assert_ordered().await;
+    worker.stop().await;
+}
+
+// proves: G-REWIND-6
+#[tokio::test(flavor = "multi_thread")]
+async fn what_takes_the_place_of_a_held_event_is_another_event() {
+    takes_the_place_of_held(json!({ "while_closed": true })).await;
+}
+
+// proves: G-REWIND-6
+#[tokio::test(flavor = "multi_thread")]
+async fn what_takes_the_place_of_an_event_at_work_is_not_acknowledged_with_it() {
+    takes_the_place_of_held(json!({ "sleep_ms": 200 })).await;
 }

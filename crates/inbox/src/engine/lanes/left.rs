@@ -65,8 +65,8 @@ impl Left {
 
     /// Whether this event has to wait for one of these, or is one of them.
     pub(super) fn is_before(&self, id: MessageId) -> bool {
-        let stream_created = self.stream_created;
-        self.seqs.first().is_some_and(|seq| id >= MessageId { stream_created, seq })
+        let first = self.seqs.first().map(|seq| (self.stream_created, seq));
+        first.is_some_and(|first| (id.stream_created, id.seq) >= first)
     }
 
     /// False if it was left before.
