@@ -11,7 +11,7 @@ const LINES: [(&str, usize); 6] = [
     ("lab", 6144),
     ("outbox", 2316),
     ("pgoutput", 483),
-    ("relay", 28751),
+    ("relay", 28755),
     ("tailpost", 12565),
 ];
 

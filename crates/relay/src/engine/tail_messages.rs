@@ -34,6 +34,8 @@ pub(crate) struct Stored {
 /// The end of the stream, as its leader knows it.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Tail {
+    /// It was made since the last reading: nothing that the former stream had is in it.
+    pub(crate) is_another: bool,
     /// The sequence that the stream gave out last.
     pub(crate) last_seq: u64,
     /// Messages read.

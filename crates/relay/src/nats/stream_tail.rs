@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use async_nats::Client;
@@ -49,6 +50,8 @@ pub(crate) struct TailReader {
     name: String,
     stream: Stream<()>,
     limits: Arc<watch::Sender<Limits>>,
+    /// When the stream was created that was read last, in seconds since 1970; 0 before the first time.
+    created: Arc<AtomicI64>,
     /// Tells a reading under way that its connection was replaced.
     replaced: Arc<Notify>,
 }
@@ -77,7 +80,8 @@ impl TailReader {
             .map_err(Error::jetstream("address the stream"))?;
         let limits = Arc::new(watch::Sender::new(Limits::default()));
         let replaced = Arc::new(Notify::new());
-        Ok(Self { client: client.clone(), name, stream, limits, replaced })
+        let (client, created) = (client.clone(), Arc::default());
+        Ok(Self { client, name, stream, limits, created, replaced })
     }
 
     /// Leaves the server that this reads through for another one of its cluster, if one is known.
@@ -130,7 +134,7 @@ impl TailReader {
 
     /// Others may have written any number of messages since `from`: of those the newest are enough.
     async fn read_since(&self, from: u64, system_id: u64) -> Result<Tail, Error> {
-        let state = self.info().await?.state;
+        let Info { state, created, .. } = self.info().await?;
         let last_seq = state.last_sequence;
         let floor = state.first_sequence.max(last_seq.saturating_sub(WAY_BACK_MAX)).max(1);
         let mut tail = Tail::ending_at(last_seq);
@@ -141,13 +145,17 @@ impl TailReader {
             tail.add(system_id, self.range(from, to, &mut pace).await?);
             from = to + 1;
         }
+        let created = created.unix_timestamp();
+        let former = self.created.swap(created, Ordering::Relaxed);
+        tail.is_another = former != 0 && former != created;
         Ok(tail)
     }
 
     /// Everything that may be there of what the log will bring again. Also says whether it is
     /// everything that ever was there: nothing was deleted, nothing was too far back.
     pub(crate) async fn all_back_to(&self, way: WayBack) -> Result<(Tail, bool), Error> {
-        let state = self.info().await?.state;
+        let Info { state, created, .. } = self.info().await?;
+        self.created.store(created.unix_timestamp(), Ordering::Relaxed);
         let last_seq = state.last_sequence;
         let floor = state.first_sequence.max(last_seq.saturating_sub(way.at_most)).max(1);
         let mut tail = Tail::ending_at(last_seq);

@@ -80,12 +80,17 @@ impl Publishing {
     }
 
     pub(super) fn tail(&mut self, tail: Tail) {
-        match self.link.judge(tail.last_seq, self.stream.known_seq()) {
+        let known = if tail.is_another { 0 } else { self.stream.known_seq() };
+        match self.link.judge(tail.last_seq, known) {
             Reading::Counts => {}
             Reading::TooEarly => return self.read_tail(Duration::ZERO),
             Reading::Shorter => {
                 return self.output.requests.push_back(Request::StreamIsShorter);
             }
+        }
+        if tail.is_another {
+            self.void_place(self.stream.known_seq() + 1);
+            self.seen = Seen::default();
         }
         let stored: HashMap<Uuid, u64> = tail.stored.iter().map(|it| (it.id, it.seq)).collect();
         self.void_unless_as_sent(&tail, &stored);

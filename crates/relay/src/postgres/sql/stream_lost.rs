@@ -34,12 +34,6 @@ pub(crate) struct Compared {
 /// Nobody waits for a synchronous standby: the relay works also while there is none.
 const DURABLE: &str = "durable AS (SELECT set_config('synchronous_commit', 'local', true))";
 
-impl LostEnd {
-    pub(crate) fn messages(self) -> u64 {
-        self.acknowledged - self.last_seq
-    }
-}
-
 impl Books {
     /// As [`Store::note_stream_end`].
     pub(crate) async fn note_stream_end(&self, stream: &str, end: u64) -> Result<(), Error> {
@@ -169,8 +163,8 @@ impl Store {
             transaction = mark::transaction("o"),
             owned = self.owned_rows("o"),
         );
-        let (end, messages) = (lost.last_seq.cast_signed(), lost.messages().cast_signed());
-        let (before, until) = (PgLsn::from(resolved_before.0), lost.acknowledged.cast_signed());
+        let (end, until) = (lost.last_seq.cast_signed(), lost.acknowledged.cast_signed());
+        let (before, messages) = (PgLsn::from(resolved_before.0), until - end);
         let parameters: [&(dyn ToSql + Sync); 7] =
             [&stream, &end, &slot, &before, &messages, &until, &lost.created];
         let doing = "take back the marks of lost messages";

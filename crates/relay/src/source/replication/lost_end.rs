@@ -3,9 +3,8 @@
 //! JetStream acknowledges a message before it is on the disk (`sync_interval`, 2 minutes by default).
 //! <https://jepsen.io/analyses/nats-2.12.1>
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use async_nats::jetstream::stream::Info;
 use jiff::Timestamp;
 use pgoutput::Lsn;
 use tracing::{error, info, warn};
@@ -42,7 +41,8 @@ pub(super) async fn mend(
     let mut looks = 0;
     let lost = loop {
         let info = tail.info().await?;
-        let (created, last_seq) = (created(&info)?, info.state.last_sequence);
+        let created = Timestamp::try_from(SystemTime::from(info.created)).unwrap_or_default();
+        let last_seq = info.state.last_sequence;
         let compared = store.compare_stream(slot, stream, created, last_seq).await?;
         if compared.is_made_anew {
             warn!(
@@ -76,14 +76,9 @@ pub(super) async fn mend(
     Ok(Lost { now: true, unswept: true })
 }
 
-fn created(info: &Info) -> Result<Timestamp, Error> {
-    let (at, nanos) = (info.created.unix_timestamp(), info.created.nanosecond().cast_signed());
-    Timestamp::new(at, nanos).map_err(|_| Error::Stalled("the stream's creation is no time"))
-}
-
 fn tell(config: &Config, lost: LostEnd, rows: u64) {
     let LostEnd { acknowledged, last_seq, .. } = lost;
-    let (slot, stream, messages) = (&config.slot, &config.stream.name, lost.messages());
+    let (slot, stream, messages) = (&config.slot, &config.stream.name, acknowledged - last_seq);
     error!(
         slot,
         stream,
