@@ -7,11 +7,11 @@ use super::{files, read, root};
 
 /// Lines of code, by crate.
 const LINES: [(&str, usize); 6] = [
-    ("inbox", 10052),
+    ("inbox", 10058),
     ("lab", 6144),
     ("outbox", 2316),
     ("pgoutput", 483),
-    ("relay", 28755),
+    ("relay", 28745),
     ("tailpost", 12565),
 ];
 
@@ -22,7 +22,7 @@ const SETTINGS: usize = 92;
 const WORDS: usize = 43_988;
 
 /// Places at which a test waits for words in a log instead of a state.
-const WAITS_FOR_WORDS: usize = 99;
+const WAITS_FOR_WORDS: usize = 97;
 
 /// A budget that is this much larger than what is there is to be lowered.
 const SLACK_PERCENT: usize = 3;

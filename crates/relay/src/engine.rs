@@ -406,7 +406,8 @@ impl Engine {
         if hurry && self.publishing.is_idle() {
             self.marking.finish(now);
         }
-        self.marking.advance(now, confirmed, hurry, &mut self.effects);
+        let stream_end = self.publishing.last_seq();
+        self.marking.advance(now, confirmed, stream_end, hurry, &mut self.effects);
         let batches = self.publishing.scans_resolved();
         let has_room = self.publishing.has_room_to_scan();
         let is_checkpointing = self.checkpoint.is_writing();

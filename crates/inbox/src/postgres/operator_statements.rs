@@ -36,6 +36,7 @@ impl Connection {
         parameters: &[&(dyn ToSql + Sync)],
     ) -> Result<Vec<T>, Error> {
         let rows = self.query(doing, sql, parameters).await?;
-        Ok(rows.iter().map(|row| row.get::<_, Json<T>>(0).0).collect())
+        let read = |row: &Row| row.try_get::<_, Json<T>>(0).map(|it| it.0);
+        rows.iter().map(read).collect::<Result<_, _>>().map_err(Error::sql(doing))
     }
 }

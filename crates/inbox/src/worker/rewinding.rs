@@ -10,6 +10,7 @@ use std::time::Duration;
 use async_nats::Client;
 use async_nats::jetstream::consumer::{DeliverPolicy, Info};
 use jiff::Timestamp;
+use tokio_postgres::Row;
 use tokio_postgres::types::{Json, ToSql};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
@@ -45,6 +46,11 @@ pub(super) struct Rewinding {
     failures: u32,
 }
 
+fn requested(rows: &[Row]) -> Result<Option<RewindState>, Error> {
+    let read = rows.first().map(|row| row.try_get::<_, Json<RewindState>>(0)).transpose();
+    read.map(|it| it.map(|it| it.0)).map_err(Error::sql(LOOKING))
+}
+
 impl Rewinding {
     pub(super) fn new(context: Arc<Context>) -> Self {
         let schema = context.config.quoted_schema();
@@ -60,7 +66,7 @@ impl Rewinding {
         if found.as_ref().is_err_and(is_forbidden) {
             return Ok(None);
         }
-        Ok(found?.first().map(|row| row.get::<_, Json<RewindState>>(0).0))
+        requested(&found?)
     }
 
     /// Requests that the consumer goes back to where its stream did, if it was given more than the
@@ -91,7 +97,7 @@ impl Rewinding {
             [consumer, name, &origin.created, &from, &until, &false, &FOLLOWS_STREAM, &why];
         let sql = rewind_records::request(&self.schema);
         let rows = asked(&self.context.pool, REWINDING, &sql, &parameters).await?;
-        Ok(rows.first().map(|row| row.get::<_, Json<RewindState>>(0).0))
+        requested(&rows)
     }
 
     /// Behind the last message of the stream that is recorded with its sequence: what took the place

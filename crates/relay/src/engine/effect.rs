@@ -233,7 +233,7 @@ pub(crate) struct Pass {
     pub(crate) sweeps_dead: bool,
     /// Marks must not wait for the look at the table: it has a connection of its own.
     pub(crate) takes_long: bool,
-    /// The highest sequence of what was to be marked.
+    /// The highest sequence known to be in the stream.
     pub(crate) stream_end: u64,
 }
 

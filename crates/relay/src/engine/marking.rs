@@ -119,8 +119,6 @@ pub(crate) struct Marking {
     lost: LostMarks,
     unseen: Unseen,
     counts: MarkCounts,
-    /// The highest sequence of what was to be marked.
-    stream_end: u64,
 }
 
 impl Marking {
@@ -147,7 +145,6 @@ impl Marking {
             lost: LostMarks::default(),
             unseen: Unseen::default(),
             counts: MarkCounts::default(),
-            stream_end: 0,
         }
     }
 
@@ -200,7 +197,6 @@ impl Marking {
     /// An event of the log is published: its row is to be marked.
     pub(crate) fn queue(&mut self, now: Duration, resolved: &Resolved) {
         self.writers.note_first(now);
-        self.stream_end = self.stream_end.max(resolved.seq.unwrap_or(0));
         if self.by_watermark {
             self.writers.marks.skip();
             // Its row may not be visible yet, and no mark tells: so until it must be.
@@ -219,12 +215,13 @@ impl Marking {
         }
     }
 
-    /// Begins what is due. `confirmed` is how far everything is resolved; with `hurry` the marks are
-    /// waited for.
+    /// Begins what is due. `confirmed` is how far everything is resolved, `stream_end` the highest
+    /// sequence known to be in the stream; with `hurry` the marks are waited for.
     pub(crate) fn advance(
         &mut self,
         now: Duration,
         confirmed: Lsn,
+        stream_end: u64,
         hurry: bool,
         effects: &mut Effects,
     ) {
@@ -235,7 +232,7 @@ impl Marking {
                 Step::Flushing { watermark, marks: self.writers.marks.queued() }
             }
             Step::Flushing { watermark, marks } if self.writers.marks.has_ended(marks) => {
-                let pass = self.pass(now, watermark);
+                let pass = self.pass(now, watermark, stream_end);
                 effects.push_back(Effect::Marking(MarkingEffect::StoreWatermark(pass.clone())));
                 Step::Sweeping(pass)
             }
@@ -271,7 +268,7 @@ impl Marking {
         }
     }
 
-    fn pass(&self, now: Duration, watermark: Watermark) -> Pass {
+    fn pass(&self, now: Duration, watermark: Watermark, stream_end: u64) -> Pass {
         let is_whole = !self.is_indexed || self.whole_due <= now;
         let range = if is_whole { SweepRange::Whole } else { SweepRange::SinceSwept };
         Pass {
@@ -281,7 +278,7 @@ impl Marking {
             // A row can only be left there by who parked it while it was not visible.
             sweeps_dead: self.parked_unseen != Missed::Nothing,
             takes_long: self.is_indexed && (self.covered.is_none() || is_whole),
-            stream_end: self.stream_end,
+            stream_end,
         }
     }
 

@@ -50,7 +50,7 @@ pub(crate) struct TailReader {
     name: String,
     stream: Stream<()>,
     limits: Arc<watch::Sender<Limits>>,
-    /// When the stream was created that was read last, in seconds since 1970; 0 before the first time.
+    /// When the stream was created that was read last, in nanoseconds since 1970; 0 before the first time.
     created: Arc<AtomicI64>,
     /// Tells a reading under way that its connection was replaced.
     replaced: Arc<Notify>,
@@ -145,7 +145,7 @@ impl TailReader {
             tail.add(system_id, self.range(from, to, &mut pace).await?);
             from = to + 1;
         }
-        let created = created.unix_timestamp();
+        let created = i64::try_from(created.unix_timestamp_nanos()).unwrap_or_default();
         let former = self.created.swap(created, Ordering::Relaxed);
         tail.is_another = former != 0 && former != created;
         Ok(tail)
@@ -155,7 +155,8 @@ impl TailReader {
     /// everything that ever was there: nothing was deleted, nothing was too far back.
     pub(crate) async fn all_back_to(&self, way: WayBack) -> Result<(Tail, bool), Error> {
         let Info { state, created, .. } = self.info().await?;
-        self.created.store(created.unix_timestamp(), Ordering::Relaxed);
+        let created = i64::try_from(created.unix_timestamp_nanos()).unwrap_or_default();
+        self.created.store(created, Ordering::Relaxed);
         let last_seq = state.last_sequence;
         let floor = state.first_sequence.max(last_seq.saturating_sub(way.at_most)).max(1);
         let mut tail = Tail::ending_at(last_seq);

@@ -1,6 +1,6 @@
 //! What both servers keep, whether a relay runs or not.
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use outbox::{DROPPED, wire};
 
 use crate::config::{Config, MarkBy, Mode, RewindConfig};
@@ -277,22 +277,23 @@ async fn slot(config: &Config, store: &Store) -> Result<Option<SlotReport>, Erro
     Ok(store.read("look at the slot", &sql, &[&config.slot]).await?.pop())
 }
 
+/// How long a loss is warned of.
+const WARNED_FOR: SignedDuration = SignedDuration::from_hours(24);
+
 /// `None` if the stream was never found to lack what it had acknowledged.
 async fn lost(config: &Config, store: &Store) -> Result<Option<LostReport>, Error> {
     let sql = format!(
-        "SELECT lost_at AS at, lost AS messages, lost_rows AS rows,
-                lost_at > now() - interval '1 day' AS is_recent
+        "SELECT lost_at AS at, lost AS messages, lost_rows AS rows
          FROM {} WHERE stream = $1 AND lost_at IS NOT NULL",
         config.table.companion("tailpost_streams")
     );
     Ok(store.read("look what the stream has lost", &sql, &[&config.stream.name]).await?.pop())
 }
 
-/// For a day. The message says what was done, and what is left to do.
+/// The message says what was done, and what is left to do.
 fn warn_of_lost(stream: &str, lost: Option<&LostReport>, warnings: &mut Vec<String>) {
-    let Some(LostReport { at, messages, rows, .. }) = lost.filter(|it| it.is_recent) else {
-        return;
-    };
+    let is_recent = |it: &&LostReport| Timestamp::now().duration_since(it.at) < WARNED_FOR;
+    let Some(LostReport { at, messages, rows }) = lost.filter(is_recent) else { return };
     let rest = match messages.saturating_sub(*rows) {
         0 => String::new(),
         rest => format!(

@@ -209,6 +209,4 @@ pub struct LostReport {
     pub messages: u64,
     /// How many of them rows named, which are published again.
     pub rows: u64,
-    /// Whether that was within the last day.
-    pub is_recent: bool,
 }

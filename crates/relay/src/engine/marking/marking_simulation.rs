@@ -179,7 +179,7 @@ impl World {
     fn turn(&mut self) {
         let (now, confirmed) = (self.now(), self.confirmed());
         let mut effects = Effects::new();
-        self.marking.advance(now, confirmed, false, &mut effects);
+        self.marking.advance(now, confirmed, 0, false, &mut effects);
         self.marking.observe_if_due(now, self.stream.len() as u64, &mut effects);
         self.begin(effects);
     }
@@ -289,7 +289,7 @@ impl World {
         loop {
             let mut effects = Effects::new();
             self.marking.finish(self.now());
-            self.marking.advance(self.now(), self.confirmed(), true, &mut effects);
+            self.marking.advance(self.now(), self.confirmed(), 0, true, &mut effects);
             self.begin(effects);
             if self.marking.is_idle() {
                 break;

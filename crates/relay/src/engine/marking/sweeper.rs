@@ -231,6 +231,19 @@ mod tests {
         }
     }
 
+    /// Their messages may be among the lost ones: the whole stream decides.
+    #[test]
+    fn after_a_loss_no_row_is_marked_on_trust() {
+        let mut sweeper = Sweeper::new();
+        sweeper.distrust(true);
+        sweeper.read(&[], false);
+        let rows = [row(7, Age::Later), row(8, Age::Unknown)];
+        let first = verdict(sweeper.judge(&rows, true));
+        assert_eq!((first.suspected, first.trusted.len()), (2, 0));
+        let second = verdict(sweeper.judge(&rows, true));
+        assert_eq!((second.unlogged, second.trusted.len()), (vec![id(7), id(8)], 0));
+    }
+
     #[test]
     fn where_marks_were_dropped_the_watermark_is_trusted() {
         let mut sweeper = Sweeper::new();

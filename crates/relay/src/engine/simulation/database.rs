@@ -84,6 +84,7 @@ impl World {
             match effect {
                 Effect::Confirm(lsn) => {
                     assert!(lsn <= self.written.end, "confirmed beyond what is written down");
+                    self.check_end_is_noted(|it| it.end_lsn <= lsn);
                     self.relay.confirming = lsn;
                 }
                 Effect::Measure(resolved) => {
@@ -272,6 +273,7 @@ impl World {
                     let dead = &self.dead;
                     self.table.rows.retain(|id, it| !(it.is_visible && dead.contains_key(id)));
                 }
+                self.check_end_is_noted(|it| it.end_lsn <= pass.watermark.lsn);
                 Outcome::Unmarked(Some(self.table.store(&pass)))
             }
             MarkingEffect::SweepOn { pass, found } => {

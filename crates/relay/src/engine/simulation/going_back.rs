@@ -1,11 +1,11 @@
 //! The stream comes back without its end, as after a power cut, or from an older copy of the store.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 
 use pgoutput::Lsn;
 use rand::RngExt;
 
-use super::World;
+use super::{Message, Transaction, World};
 use crate::engine::Resolved;
 
 impl World {
@@ -53,6 +53,19 @@ impl World {
                 self.expect_scanned(id);
             }
         }
+    }
+
+    /// What nobody brings again is known to be in the stream: `is_resolved` says of which transactions
+    /// that is written down. A session that is not aware of a loss counts sequences that are gone.
+    pub(super) fn check_end_is_noted(&self, is_resolved: impl Fn(&Transaction) -> bool) {
+        // The first message of each, not of what is parked: a predecessor's may have come late.
+        let resolved = self.log.iter().filter(|it| is_resolved(it)).flat_map(|it| &it.events);
+        let mut unseen: HashSet<u128> = resolved.copied().collect();
+        unseen.retain(|id| !self.given_up.contains(id));
+        let first = |it: &Message| it.id.is_some_and(|id| unseen.remove(&id));
+        let firsts: Vec<bool> = self.stream.iter().map(first).collect();
+        let end = firsts.iter().rposition(|it| *it).map_or(0, |at| at as u64 + 1);
+        assert!(end <= self.stream_end, "{end} is resolved, {} noted", self.stream_end);
     }
 
     /// The scanner brings the event, whatever the log has brought of it.

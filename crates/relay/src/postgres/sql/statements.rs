@@ -7,6 +7,7 @@ use super::mark::{
     published_to, transaction,
 };
 use super::owed;
+use super::stream_lost::note_stream_end;
 use crate::config::Config;
 use crate::engine::SweepRange;
 
@@ -21,6 +22,7 @@ pub(super) struct Statements {
     pub(super) trust_free: String,
     pub(super) watermark: String,
     pub(super) published_to: String,
+    pub(super) note_stream_end: String,
 }
 
 impl Statements {
@@ -81,6 +83,7 @@ impl Statements {
                  RETURNING pg_current_xact_id()::text"
             ),
             published_to: published_to(table),
+            note_stream_end: note_stream_end(table),
         }
     }
 

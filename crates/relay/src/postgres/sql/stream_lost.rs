@@ -1,7 +1,7 @@
 //! How far a stream was filled, and what becomes of rows whose messages it has lost.
 
 use jiff::Timestamp;
-use outbox::Column;
+use outbox::{Column, Table};
 use pgoutput::Lsn;
 use tokio_postgres::types::{PgLsn, ToSql};
 
@@ -34,6 +34,14 @@ pub(crate) struct Compared {
 /// Nobody waits for a synchronous standby: the relay works also while there is none.
 const DURABLE: &str = "durable AS (SELECT set_config('synchronous_commit', 'local', true))";
 
+pub(super) fn note_stream_end(table: &Table) -> String {
+    format!(
+        "WITH {DURABLE} UPDATE {} SET last_seq = $2 FROM durable
+         WHERE stream = $1 AND last_seq < $2",
+        table.companion("tailpost_streams")
+    )
+}
+
 impl Books {
     /// As [`Store::note_stream_end`].
     pub(crate) async fn note_stream_end(&self, stream: &str, end: u64) -> Result<(), Error> {
@@ -52,13 +60,8 @@ impl Store {
     /// Writes down that the stream has given out its sequences up to `end`, before anything else that
     /// is written says that they are stored.
     pub(crate) async fn note_stream_end(&self, stream: &str, end: u64) -> Result<(), Error> {
-        let sql = format!(
-            "WITH {DURABLE} UPDATE {} SET last_seq = $2 FROM durable
-             WHERE stream = $1 AND last_seq < $2",
-            self.table.companion("tailpost_streams")
-        );
-        let doing = "write down where the stream ends";
-        self.execute(doing, &sql, &[&stream, &end.cast_signed()]).await.map(drop)
+        let (doing, sql) = ("write down where the stream ends", &self.sql.note_stream_end);
+        self.perform(doing, sql, &[&stream, &end.cast_signed()]).await
     }
 
     /// The same for what is about to be marked.
