@@ -7,19 +7,19 @@ use super::{files, read, root};
 
 /// Lines of code, by crate.
 const LINES: [(&str, usize); 6] = [
-    ("inbox", 10058),
-    ("lab", 6144),
-    ("outbox", 2316),
+    ("inbox", 10360),
+    ("lab", 6330),
+    ("outbox", 2385),
     ("pgoutput", 483),
-    ("relay", 28745),
-    ("tailpost", 12565),
+    ("relay", 29620),
+    ("tailpost", 12940),
 ];
 
 /// Settings of the configuration file.
-const SETTINGS: usize = 92;
+const SETTINGS: usize = 94;
 
 /// Words of `docs/`.
-const WORDS: usize = 43_988;
+const WORDS: usize = 45_300;
 
 /// Places at which a test waits for words in a log instead of a state.
 const WAITS_FOR_WORDS: usize = 97;
