@@ -119,6 +119,26 @@ async fn a_required_column_that_is_missing_stops_the_relay_and_nothing_is_lost()
     until(DEADLINE, "the relay follows the log", async || mended.log().contains("following")).await;
 }
 
+/// The log keeps rows in the shape in which they were written.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_that_finds_a_column_missing_when_it_starts_takes_the_rows_from_the_mended_table() {
+    let env = TestEnv::new().await;
+    env.setup().await;
+    env.ends_with(0, &["relay", "--once"]).await;
+    env.execute(
+        "ALTER TABLE outbox_events RENAME COLUMN payload TO body;
+         INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, body)
+         VALUES ('00000000-0000-4000-8000-000000000001', 'order', 'o-1', 'OrderPlaced', '{}')",
+    )
+    .await;
+    let (_, log) = env.ends_with(4, &["relay"]).await;
+    assert!(log.contains("column \"payload\" is missing or renamed"), "{log}");
+    env.execute("ALTER TABLE outbox_events RENAME COLUMN body TO payload").await;
+    let _relay = env.relay();
+    env.wait_stored(1).await;
+    env.wait_marked().await;
+}
+
 /// The view keeps the types of its columns from one migration to the next.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_version_may_be_a_bigint() {

@@ -8,6 +8,7 @@ mod connection_task;
 pub(crate) mod day_partitions;
 pub(crate) mod drained;
 mod dsn;
+pub(crate) mod not_logged;
 pub(crate) mod opening;
 mod pool;
 pub(crate) mod publication;

@@ -70,6 +70,15 @@ const TABLES: &[Fault] = &[
         &["ALTER TABLE \"public\".\"outbox_events\" DISABLE TRIGGER noted"],
     ),
     Fault::new(
+        "outbox-columns",
+        "error",
+        &[Sql(&["ALTER TABLE outbox_events ALTER COLUMN seq TYPE int"])],
+        &[
+            "ALTER TABLE \"public\".\"outbox_events\" ALTER COLUMN seq TYPE bigint*",
+            "tailpost setup",
+        ],
+    ),
+    Fault::new(
         "outbox-vacuum",
         "warning",
         &[Sql(&["ALTER TABLE outbox_events SET (autovacuum_enabled = off)"])],
@@ -158,6 +167,12 @@ const TABLES: &[Fault] = &[
 
 const PUBLICATIONS: &[Fault] = &[
     Fault::new("publication", "error", &[Sql(&["DROP PUBLICATION tailpost"])], &["tailpost setup"]),
+    Fault::new(
+        "publication",
+        "error",
+        &[Sql(&["CREATE TABLE chunk () INHERITS (outbox_events)"])],
+        &["ALTER TABLE public.chunk NO INHERIT \"public\".\"outbox_events\"; INSERT INTO *"],
+    ),
     Fault::new(
         "publication",
         "error",
@@ -301,7 +316,7 @@ async fn what_is_wrong_with_the_tables_is_found_and_mended() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_wrong_with_publication_and_slot_is_found_and_mended() {
     let mut clinic = clinic().await;
-    let (of_all, of_later) = PUBLICATIONS.split_at(4);
+    let (of_all, of_later) = PUBLICATIONS.split_at(5);
     clinic.treat(of_all).await;
     // Row filters and lists of columns came with PostgreSQL 15.
     let later = if clinic.env.postgres.version() >= 15 { of_later } else { &of_later[2..] };

@@ -20,7 +20,7 @@ use crate::nats::stream_check::{self, MADE_BY, is_made_by_setup};
 use crate::postgres::publication::filter;
 use crate::postgres::retire::retire;
 use crate::postgres::sql::OutboxIndex;
-use crate::postgres::{Slot, Store, columns};
+use crate::postgres::{Slot, Store, columns, not_logged};
 
 /// What set-up found and did.
 #[derive(Debug, Clone, Serialize)]
@@ -205,6 +205,12 @@ async fn tables(
     }
     let mut migrating = Store::patient(config, "tailpost setup").await?;
     columns::check(&config.table, &migrating.types(&config.table.quoted()).await?)?;
+    if config.mode != Mode::Poll
+        && let Some(found) =
+            not_logged::find(&migrating, &config.table, &config.publication).await?
+    {
+        return Err(found.refusal(&config.publication));
+    }
     let applied = migrating.migrate(layout(config)).await?;
     let step = |migration: &migrations::Migration| {
         let created = applied.iter().any(|it| it.version == migration.version);
@@ -277,20 +283,21 @@ fn create_publication(config: &Config) -> String {
 }
 
 async fn ensure_publication(config: &Config, store: &Store) -> Result<bool, Error> {
-    match store.check_publication(&config.publication, &config.slot).await {
-        Ok(()) => Ok(false),
-        Err(Error::NotSetUp { .. }) => {
-            let sql = create_publication(config);
-            match store.batch_execute("create the publication", &sql).await {
-                Ok(()) => Ok(true),
-                // Somebody else made it: not under our lock, so it may be another one.
-                Err(error) if is_there_already(&error) => {
-                    store.check_publication(&config.publication, &config.slot).await.map(|()| false)
-                }
-                Err(error) => Err(error),
-            }
-        }
-        Err(unfit) => Err(unfit),
+    let (publication, slot) = (&config.publication, &config.slot);
+    match store.check_publication(publication, slot).await {
+        Ok(()) => return Ok(false),
+        Err(Error::NotSetUp { .. }) => {}
+        Err(unfit) => return Err(unfit),
+    }
+    let made = store.batch_execute("create the publication", &create_publication(config)).await;
+    let checked = store.check_publication(publication, slot).await;
+    match (made, checked) {
+        // A slot that is there is made anew below.
+        (Ok(()), Ok(()) | Err(Error::PublicationChanged { .. })) => Ok(true),
+        (Ok(()), Err(unfit)) => Err(unfit),
+        // Somebody else made it: not under our lock, so it may be another one.
+        (Err(error), checked) if is_there_already(&error) => checked.map(|()| false),
+        (Err(error), _) => Err(error),
     }
 }
 

@@ -4,6 +4,7 @@ use outbox::{Column, Table};
 
 use crate::error::Error;
 use crate::postgres::Connection;
+use crate::postgres::not_logged::{self, Unfit};
 use crate::shards::Shard;
 
 /// The first server whose publications have row filters.
@@ -27,11 +28,7 @@ fn bare(filter: &str) -> String {
 pub(crate) enum Standing {
     Missing,
     Fit,
-    /// It would bring too little or too much; the statement mends it.
-    Unfit {
-        reason: &'static str,
-        statement: String,
-    },
+    Unfit(Unfit),
 }
 
 /// The same, for those who report it.
@@ -65,21 +62,21 @@ pub(crate) async fn standing(
     let wanted = shard.map(|shard| filter(table, shard));
     let (filtered, lists_columns): (Option<String>, bool) = (row.get(3), row.get(4));
     let is_filtered_otherwise = filtered.as_deref().map(bare) != wanted.as_deref().map(bare);
-    let table = match &wanted {
+    let taken = match &wanted {
         None => table.quoted(),
         Some(filter) => format!("{} WHERE {filter}", table.quoted()),
     };
     let (reason, change) = match () {
-        () if !has_table => ("it does not publish the outbox table", format!("ADD TABLE {table}")),
+        () if !has_table => ("it does not publish the outbox table", format!("ADD TABLE {taken}")),
         () if is_filtered_otherwise && shard.is_some() => (
             "it does not publish the rows of its shard and no others",
-            format!("SET TABLE {table}"),
+            format!("SET TABLE {taken}"),
         ),
         () if is_filtered_otherwise => {
-            ("it publishes only some of the rows", format!("SET TABLE {table}"))
+            ("it publishes only some of the rows", format!("SET TABLE {taken}"))
         }
         () if lists_columns => {
-            ("it publishes only some of the columns", format!("SET TABLE {table}"))
+            ("it publishes only some of the columns", format!("SET TABLE {taken}"))
         }
         () if !inserts_only => {
             ("it must publish inserts and nothing else", "SET (publish = 'insert')".to_owned())
@@ -88,9 +85,13 @@ pub(crate) async fn standing(
             "it must publish partitions as their root",
             "SET (publish_via_partition_root = true)".to_owned(),
         ),
-        () => return Ok(Standing::Fit),
+        () => {
+            let found = not_logged::find(connection, table, publication).await?;
+            return Ok(found.map_or(Standing::Fit, Standing::Unfit));
+        }
     };
-    Ok(Standing::Unfit { reason, statement: format!("ALTER PUBLICATION {publication} {change}") })
+    let statement = format!("ALTER PUBLICATION {publication} {change}");
+    Ok(Standing::Unfit(Unfit { reason: reason.to_owned(), statement }))
 }
 
 /// Whether the publication, or that it publishes the table, was changed since the slot was created.

@@ -375,7 +375,13 @@ impl Store {
     /// Whether `tailpost setup` was run: without the publication a slot can be started, but never
     /// read.
     pub(crate) async fn check_set_up(&self, config: &Config) -> Result<(), Error> {
-        self.check_outbox().await?;
+        if let Err(unfit) = self.check_outbox().await {
+            if let Error::Table(_) = unfit {
+                // The log keeps the shape in which rows were written; the table is what can be mended.
+                self.distrust_slot(&config.slot).await?;
+            }
+            return Err(unfit);
+        }
         self.check_row_filters().await?;
         self.check_shards(config).await?;
         match self.check_publication(&config.publication, &config.slot).await {
@@ -388,6 +394,7 @@ impl Store {
     /// Whether the tables are there, and fit each other.
     pub(crate) async fn check_outbox(&self) -> Result<(), Error> {
         self.check_tables().await?;
+        columns::check(&self.table, &self.types(&self.table.quoted()).await?)?;
         if let Some(type_oid) = self.unfit_dead_letters().await? {
             let dead = self.table.companion("outbox_dead_letter");
             let name = mark::type_name(type_oid);
@@ -435,10 +442,7 @@ impl Store {
                 Error::PublicationChanged { publication: publication.to_owned() }
             }
             Standing::Missing => Error::NotSetUp { missing: format!("publication {publication}") },
-            Standing::Unfit { reason, statement } => Error::Unusable {
-                problem: format!("publication \"{publication}\" cannot be used: {reason}"),
-                fix: format!("run `{statement}`"),
-            },
+            Standing::Unfit(found) => found.refusal(publication),
         };
         self.distrust_slot(slot).await?;
         Err(unfit)

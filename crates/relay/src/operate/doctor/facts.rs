@@ -11,6 +11,7 @@ use tokio_postgres::error::SqlState;
 
 use crate::config::Config;
 use crate::operate::RetentionReport;
+use crate::postgres::columns::Misfit;
 
 /// A fact, or why nobody knows it.
 pub(crate) type Known<T> = Result<T, Skip>;
@@ -186,7 +187,7 @@ pub(crate) struct OutboxTable {
     pub(crate) policed: Vec<String>,
     /// What is wrong with the columns.
     #[serde(skip)]
-    pub(crate) unfit: Option<String>,
+    pub(crate) unfit: Option<Misfit>,
     /// The index of unmarked rows, and that of transactions.
     pub(crate) has_unmarked_index: bool,
     pub(crate) has_transactions_index: bool,

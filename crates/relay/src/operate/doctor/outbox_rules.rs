@@ -7,6 +7,7 @@ use outbox::quote;
 
 use super::facts::{OutboxTable, Publication, Seen, ShardFacts};
 use crate::config::Mode;
+use crate::postgres::columns::Misfit;
 
 /// Retention runs every `retention.interval`; so many may be missed.
 const PASSES_MISSED: f64 = 3.0;
@@ -100,7 +101,11 @@ fn may_create(seen: &Seen) -> Judged {
 fn columns(seen: &Seen) -> Judged {
     Ok(match &seen.table()?.unfit {
         None => Verdict::Ok("they fit".into()),
-        Some(problem) => Verdict::Error(
+        Some(Misfit { problem, statement: Some(statement) }) => {
+            let remedies = [vec![Remedy::sql(statement)], setup()].concat();
+            Verdict::Error(problem.clone(), remedies)
+        }
+        Some(Misfit { problem, statement: None }) => Verdict::Error(
             problem.clone(),
             vec![Remedy::advice(
                 "mend the table as `tailpost setup --print` shows it, or name the column in \

@@ -81,7 +81,7 @@ async fn look_at_table(connection: &Connection, config: &Config) -> Result<Outbo
     let mut facts: OutboxTable =
         connection.read("look at the outbox", TABLE, &parameters).await?.pop().unwrap_or_default();
     let types = connection.types(&quoted).await?;
-    facts.unfit = columns::check(table, &types).err().map(|it| crate::describe(&it));
+    facts.unfit = columns::check(table, &types).err();
     Ok(facts)
 }
 

@@ -5,6 +5,7 @@ use super::read_server::skip;
 use crate::config::Config;
 use crate::error::Error;
 use crate::postgres::Connection;
+use crate::postgres::not_logged::{self, Unfit};
 use crate::postgres::publication::{self, Standing};
 
 const LOOKING: &str = "look at the slot";
@@ -12,11 +13,14 @@ const LOOKING: &str = "look at the slot";
 pub(super) async fn publication(connection: &Connection, config: &Config) -> Known<Publication> {
     let (table, name) = (&config.table, &config.publication);
     let standing = publication::standing(connection, table, name, config.shard()).await;
+    let unfit = |it: Unfit| Publication::Unfit(it.reason, it.statement);
     match standing.map_err(|error| skip(&error))? {
-        Standing::Missing => Ok(Publication::Missing),
-        Standing::Unfit { reason, statement } => {
-            Ok(Publication::Unfit(reason.to_owned(), statement))
+        // What no publication brings is in the way of the one that set-up makes.
+        Standing::Missing => {
+            let found = not_logged::find(connection, table, name).await;
+            Ok(found.map_err(|error| skip(&error))?.map_or(Publication::Missing, unfit))
         }
+        Standing::Unfit(found) => Ok(unfit(found)),
         Standing::Fit => {
             // Without the tables there is no slot that anybody relies on.
             let younger =

@@ -214,7 +214,8 @@ impl Store {
     pub(super) async fn put_back(&self) -> Result<String, Error> {
         let (table, outbox) = (&self.table, self.table.quoted());
         let sql = "SELECT attname::text, format_type(atttypid, atttypmod) FROM pg_attribute
-                 WHERE attrelid = $1::text::regclass AND attnum > 0 AND NOT attisdropped";
+                 WHERE attrelid = $1::text::regclass AND attnum > 0 AND NOT attisdropped
+                     AND attgenerated = ''";
         let rows = self.query("look at the table's columns", sql, &[&outbox]).await?;
         let types: HashMap<String, String> =
             rows.iter().map(|row| (row.get(0), row.get(1))).collect();
