@@ -57,7 +57,7 @@ async fn fates(env: &TestEnv) -> BTreeMap<Uuid, Fate> {
     fates
 }
 
-/// A row without a time happened when it was committed: only the log knows.
+/// A row that is given no time has that of its insertion.
 fn without_time(mut fate: Fate) -> Fate {
     if let Fate::Stored { headers, .. } = &mut fate {
         headers.remove("Occurred-At");

@@ -1,6 +1,6 @@
 //! The relay's own columns, where the application made them or writes them.
 
-use support::{DEADLINE, TestEnv};
+use support::{DEADLINE, TestEnv, until};
 
 use crate::scanner::DOCUMENTED_TABLE;
 
@@ -99,4 +99,106 @@ async fn times_without_a_zone_and_other_integers_are_taken() {
     let (told, _) = env.ends_with(0, &["verify"]).await;
     assert!(told.contains("findings       none"), "{told}");
     env.ends_with(0, &["explain", &expected[0].to_string()]).await;
+}
+
+/// As an ORM that writes every column does it, in a savepoint.
+const NULLS: &str = "
+    BEGIN; SAVEPOINT nested;
+    INSERT INTO outbox_events
+        (id, aggregate_type, aggregate_id, event_type, payload, txid, occurred_at)
+    SELECT gen_random_uuid(), 'order', 'o-1', 'Placed', '{}', NULL, NULL
+    FROM generate_series(1, 5);
+    RELEASE nested; COMMIT";
+
+/// Rows that are not called published in the view.
+const PENDING: &str = "SELECT count(*) FROM outbox_status WHERE status <> 'PUBLISHED'";
+
+async fn rows_with_nulls(mark: &str, mode: &str) {
+    let mut env = TestEnv::new().await;
+    env.set("TAILPOST_RELAY__MARK", mark);
+    env.set("TAILPOST_RELAY__MODE", mode);
+    if mode != "poll" {
+        env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
+    }
+    env.set("TAILPOST_RELAY__SCAN_INTERVAL", "200ms");
+    env.setup().await;
+    let relay = env.relay();
+    env.execute(NULLS).await;
+    env.wait_stored(5).await;
+    until(DEADLINE, "none is pending", async || env.query::<i64>(PENDING).await == 0).await;
+    relay.kill9().await;
+    if mode == "fenced" {
+        until(DEADLINE, "the slot is dropped", async || {
+            let drop = "SELECT pg_drop_replication_slot('tailpost')";
+            env.client().await.batch_execute(drop).await.is_ok()
+        })
+        .await;
+    }
+    env.execute(NULLS).await;
+    let _relay = env.relay();
+    env.execute(NULLS).await;
+    until(DEADLINE, "none is pending", async || env.query::<i64>(PENDING).await == 0).await;
+    env.wait_stored(15).await;
+    let stored = env.stored().await;
+    assert_eq!(stored.len(), 15, "each once");
+    for it in stored {
+        let sql = format!("SELECT occurred_at FROM outbox_events WHERE id = '{}'", it.id);
+        let at: jiff::Timestamp = env.query(&sql).await;
+        assert_eq!(it.event().occurred_at, at, "the message has the time of its row");
+    }
+    let strange = "SELECT count(*) FROM outbox_events WHERE txid IS NULL OR seq IS NULL";
+    assert_eq!(env.query::<i64>(strange).await, 0);
+}
+
+// proves: G-TABLE-2
+#[tokio::test(flavor = "multi_thread")]
+async fn nulls_in_the_relays_columns_are_filled() {
+    rows_with_nulls("row", "fenced").await;
+}
+
+// proves: G-TABLE-2
+#[tokio::test(flavor = "multi_thread")]
+async fn without_marks_nulls_in_the_relays_columns_are_filled() {
+    rows_with_nulls("lean", "fenced").await;
+}
+
+// proves: G-TABLE-2
+#[tokio::test(flavor = "multi_thread")]
+async fn where_rows_are_polled_nulls_in_the_relays_columns_are_filled() {
+    rows_with_nulls("row", "poll").await;
+}
+
+/// Rows from before there was a trigger, or that passed it.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_that_have_no_transaction_all_the_same_are_published_and_not_pending() {
+    for mark in ["row", "lean"] {
+        let mut env = TestEnv::new().await;
+        env.set("TAILPOST_RELAY__MARK", mark);
+        env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
+        env.setup().await;
+        env.execute("ALTER TABLE outbox_events DISABLE TRIGGER tailpost_fill").await;
+        env.execute(NULLS).await;
+        let _relay = env.relay();
+        env.execute(NULLS).await;
+        until(DEADLINE, "none is pending", async || env.query::<i64>(PENDING).await == 0).await;
+        let stored = env.stored().await;
+        assert_eq!(stored.len(), 10, "each once");
+        // The log tells a time that the table has not: both have none.
+        let times: Vec<_> = stored.iter().map(|it| it.header("Occurred-At")).collect();
+        assert!(times.iter().all(|it| *it == Some("1970-01-01T00:00:00Z")), "{times:?}");
+    }
+}
+
+/// It is taken for UTC, whatever the producer's session has.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_time_without_a_zone_is_filled_in_utc() {
+    let env = TestEnv::new().await;
+    env.execute("ALTER DATABASE postgres SET timezone = 'Asia/Tokyo'").await;
+    let table = DOCUMENTED_TABLE.replace("occurred_at TIMESTAMPTZ", "occurred_at TIMESTAMP");
+    env.execute(&table).await;
+    env.setup().await;
+    env.execute(NULLS).await;
+    let near = "SELECT bool_and(abs(extract(epoch FROM occurred_at - timezone('UTC', now()))) < 60)
+                FROM outbox_events";
+    assert!(env.query::<bool>(near).await);
 }

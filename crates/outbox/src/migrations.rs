@@ -31,6 +31,7 @@ pub const MIGRATIONS: &[Migration] = &[
         sql: include_str!("../migrations/0004_retention.sql"),
     },
     Migration { version: 5, name: "streams", sql: include_str!("../migrations/0005_streams.sql") },
+    Migration { version: 6, name: "nulls", sql: include_str!("../migrations/0006_nulls.sql") },
 ];
 
 /// What the first migration gives an outbox table, whether it makes it or adopts it.
@@ -358,8 +359,13 @@ mod tests {
     #[test]
     fn checksums_are_those_of_the_published_migrations() {
         let checksums: Vec<_> = MIGRATIONS.iter().map(Migration::checksum).collect();
-        let published =
-            ["f3a7718378e424f4", "e6786487bbfdc8f7", "20af453e0957067d", "b700e4a1f28d0ede"];
+        let published = [
+            "f3a7718378e424f4",
+            "e6786487bbfdc8f7",
+            "20af453e0957067d",
+            "b700e4a1f28d0ede",
+            "13b54470b3bc009b",
+        ];
         assert_eq!(checksums, published);
     }
 

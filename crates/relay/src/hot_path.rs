@@ -164,7 +164,7 @@ impl HotPath {
         self.apply(Input::Begin { commit_lsn: at, commit_time_micros: 800_000_000_000_000 });
         for body in inserts {
             let Message::Insert(insert) = Message::decode(body).unwrap() else { panic!() };
-            let outgoing = self.rows.insert(&insert, 800_000_000_000_000).unwrap().unwrap();
+            let outgoing = self.rows.insert(&insert).unwrap().unwrap();
             self.apply(Input::Logged(outgoing));
         }
         self.apply(Input::Commit { end_lsn: Lsn(self.committed + 1) });

@@ -35,6 +35,10 @@ const POSTGRES_EPOCH_UNIX_SECONDS: i64 = 946_684_800;
 /// becomes of the slot.
 pub(crate) const REQUEUED_TXID: i64 = 2;
 
+/// When an event happened whose row does not say it. The log would know when it was committed, and the
+/// table would not: each path has to make the same event of a row.
+const NO_TIME: Timestamp = Timestamp::UNIX_EPOCH;
+
 /// The columns that are selected from a table that has those in `types`, in the order of
 /// [`Column::ALL`], then the place in the order of insertion, the transaction, and the attempts and when
 /// the next is due; and the types in which they come.
@@ -112,17 +116,13 @@ impl Rows {
     ///
     /// [`Error::Table`] if the row comes before its relation: whatever else its columns hold is the
     /// event's own misfortune, which says so.
-    pub(crate) fn insert(
-        &self,
-        insert: &Insert,
-        committed_at_micros: i64,
-    ) -> Result<Option<Outgoing>, Error> {
+    pub(crate) fn insert(&self, insert: &Insert) -> Result<Option<Outgoing>, Error> {
         let layout = match self.relations.get(&insert.relation_oid) {
             Some(Some(layout)) => layout,
             Some(None) => return Ok(None),
             None => return Err(Error::Table("a row came before its relation".into())),
         };
-        let mut partial = PartialEvent::new(timestamp(committed_at_micros));
+        let mut partial = PartialEvent::new(NO_TIME);
         let (mut seq, mut txid) = (None, None);
         for (datum, meaning) in insert.tuple.iter().zip(layout) {
             match *meaning {
@@ -146,7 +146,7 @@ impl Rows {
 
     /// Decodes a row that was selected with [`scanned_columns`].
     pub(crate) fn scanned(&self, row: &ScannedRow) -> Result<Outgoing, Error> {
-        let mut partial = PartialEvent::new(Timestamp::UNIX_EPOCH);
+        let mut partial = PartialEvent::new(NO_TIME);
         for column in Column::ALL {
             let Raw { type_oid, bytes } = get(row, column as usize)?;
             let datum = bytes.map_or(Datum::Null, Datum::Binary);

@@ -118,9 +118,7 @@ impl LogStream {
                 Some(Input::Keepalive { wal_end: Lsn(wal_end.0) })
             }
             ReplicationEvent::XLogData { data, .. } => match Message::decode(data)? {
-                Message::Insert(insert) => {
-                    self.rows.insert(&insert, self.committed_at_micros)?.map(Input::Logged)
-                }
+                Message::Insert(insert) => self.rows.insert(&insert)?.map(Input::Logged),
                 Message::Relation(relation) => {
                     self.rows.relation(&relation)?;
                     None

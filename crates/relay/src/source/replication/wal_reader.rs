@@ -185,7 +185,7 @@ impl WalReader {
             }
             Message::Relation(relation) => self.rows.relation(&relation)?,
             Message::Insert(insert) => {
-                let outgoing = self.rows.insert(&insert, self.transaction.1)?;
+                let outgoing = self.rows.insert(&insert)?;
                 return Ok(outgoing.and_then(|it| self.choose(it)));
             }
             Message::Logical(message) => {
