@@ -25,9 +25,10 @@ impl Unfit {
 /// Of the table $1: a child by inheritance, which is published under its own name, if at all; a
 /// partition that is unlogged or foreign; a column of the event, named in $2, that is generated. From
 /// PostgreSQL 18 on a publication may bring stored ones, and $3 does or can be made to: but where $4
-/// `outbox_emit` writes them.
+/// `outbox_emit` writes them. It runs every second, so each relation is looked up by its number: a database
+/// may have many.
 const FIND: &str = "
-    WITH relation AS (
+    WITH relation AS NOT MATERIALIZED (
         SELECT c.oid, relkind = 'f' AS is_foreign, relpersistence = 'u' AS is_unlogged,
             format('%I.%I', nspname, relname) AS name
         FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE relpersistence <> 't'
@@ -42,8 +43,9 @@ const FIND: &str = "
     WHERE inhparent = to_regclass($1) AND parent.relkind = 'r'
     UNION ALL
     SELECT CASE WHEN leaf.is_foreign THEN 'foreign' ELSE 'unlogged' END, leaf.name, parent.name
-    FROM pg_partition_tree(to_regclass($1)) t JOIN relation leaf ON leaf.oid = t.relid
-        JOIN relation parent ON parent.oid = t.parentrelid
+    FROM pg_partition_tree(to_regclass($1)) t
+        CROSS JOIN LATERAL (SELECT * FROM relation WHERE oid = relid OFFSET 0) AS leaf
+        CROSS JOIN LATERAL (SELECT * FROM relation WHERE oid = parentrelid OFFSET 0) AS parent
     WHERE t.isleaf AND (leaf.is_foreign OR leaf.is_unlogged)
     UNION ALL
     SELECT CASE WHEN attgenerated = 'v' THEN 'virtual' WHEN can_stored THEN 'publishable'
