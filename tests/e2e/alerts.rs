@@ -27,7 +27,7 @@ fn file(path: &str) -> String {
 
 /// The shipped rules: what has to hold for a time has to for a second, what looks back over minutes
 /// looks over seconds, and a GiB is a MiB.
-fn rules() -> String {
+pub(crate) fn rules() -> String {
     let shortened = |line: &str| {
         let indented = line.len() - line.trim_start().len();
         if line.trim_start().starts_with("for: ") {
@@ -43,7 +43,7 @@ fn rules() -> String {
 }
 
 /// The names of the shipped alerts.
-fn names() -> Vec<String> {
+pub(crate) fn names() -> Vec<String> {
     let text = file("docker/alerts.yml");
     let names = text.lines().filter_map(|it| it.trim().strip_prefix("- alert: "));
     names.map(str::to_owned).collect()

@@ -3,7 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use support::{DEADLINE, TestEnv, until};
+use async_nats::jetstream::stream::DiscardPolicy;
+use lab::Port;
+use support::{DEADLINE, TestEnv, get, until};
+
+use crate::pages::shown::steps_below;
+
+const PAGE: &str = include_str!("../../docs/durability.md");
 
 fn copy(from: &Path, to: &Path) {
     let done = Command::new("cp").arg("-a").arg(from).arg(to).status().expect("cp");
@@ -82,7 +88,6 @@ async fn comes_back(mode: &str, is_running: bool) {
     env.set("TAILPOST_RELAY__MODE", mode);
     env.setup().await;
     let relay = env.relay();
-    relay.wait_active().await;
     env.insert_each(50).await;
     env.wait_marked().await;
     let copy = StoreCopy::take(&mut env).await;
@@ -121,6 +126,109 @@ async fn a_stream_that_lost_its_end_while_no_relay_ran_gets_it_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn in_keyed_mode_a_stream_without_its_end_gets_it_again() {
     comes_back("keyed", true).await;
+}
+
+// proves: G-LOSS-6
+#[tokio::test(flavor = "multi_thread")]
+async fn in_poll_mode_a_stream_without_its_end_gets_it_again() {
+    comes_back("poll", true).await;
+}
+
+// proves: G-LOSS-6
+#[tokio::test(flavor = "multi_thread")]
+async fn in_poll_mode_a_stream_that_lost_its_end_while_no_relay_ran_gets_it_again() {
+    comes_back("poll", false).await;
+}
+
+async fn readyz(admin: &Port) -> String {
+    get(admin.addr(), "/readyz").await.unwrap_or_default()
+}
+
+async fn limit(env: &TestEnv, max_messages: i64) {
+    let jetstream = env.nats.jetstream().await.expect("connect to NATS");
+    let stream = jetstream.get_stream("OUTBOX").await.expect("the stream");
+    let mut config = stream.cached_info().config.clone();
+    (config.max_messages, config.discard) = (max_messages, DiscardPolicy::New);
+    jetstream.update_stream(config).await.expect("change the stream");
+}
+
+/// The stream has no room for what it has lost.
+// proves: G-SEEN-2
+#[tokio::test(flavor = "multi_thread")]
+async fn while_a_lost_end_is_brought_back_the_relay_is_not_ready() {
+    let mut env = TestEnv::new().await;
+    env.setup().await;
+    let admin = Port::reserve().expect("a free port");
+    env.set("TAILPOST_ADMIN__LISTEN", &admin.addr().to_string());
+    let relay = env.relay();
+    relay.announce("the stream has lost acknowledged messages");
+    env.insert_each(20).await;
+    env.wait_marked().await;
+    limit(&env, 25).await;
+    let copy = StoreCopy::take(&mut env).await;
+    limit(&env, -1).await;
+    env.insert_each(30).await;
+    env.wait_marked().await;
+    until(DEADLINE, "it is ready", async || readyz(&admin).await.contains(" 200 OK")).await;
+    copy.put_back(&mut env).await;
+    let told = "the rows that name them are being published again";
+    until(DEADLINE, "it is not ready", async || readyz(&admin).await.contains(told)).await;
+    limit(&env, -1).await;
+    until(DEADLINE, "it is ready", async || readyz(&admin).await.contains(" 200 OK")).await;
+    assert_whole(&env).await;
+    assert_eq!(env.stored().await.len(), 50);
+}
+
+/// As docs/durability.md shows it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_power_cut_goes_as_the_page_shows() {
+    let mut env = TestEnv::new().await;
+    env.setup().await;
+    let relay = env.relay();
+    env.insert_each(50).await;
+    env.wait_marked().await;
+    let copy = StoreCopy::take(&mut env).await;
+    env.insert_each(200).await;
+    env.wait_marked().await;
+    copy.put_back(&mut env).await;
+    is_noticed(&env, 200).await;
+    env.wait_marked().await;
+    let line = PAGE.lines().find_map(|it| it.strip_prefix("ERROR ")).expect("a line of the log");
+    relay.announce(line);
+    assert!(relay.log().contains(line), "{}", relay.log());
+    let [status, verify] = steps_below(PAGE, "## A power cut, played");
+    eprintln!("{}", status.play(&env, &[]).await);
+    eprintln!("{}", verify.play(&env, &[]).await);
+}
+
+/// What nobody looks for is found by comparing some rows now and then.
+// proves: G-LOSS-8
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_that_somebody_removed_is_named() {
+    for mode in ["fenced", "poll"] {
+        let mut env = TestEnv::new().await;
+        env.set("TAILPOST_RELAY__MODE", mode);
+        let admin = Port::reserve().expect("a free port");
+        env.set("TAILPOST_ADMIN__LISTEN", &admin.addr().to_string());
+        env.setup().await;
+        let relay = env.relay();
+        env.insert_each(8).await;
+        env.wait_marked().await;
+        relay.sigterm();
+        relay.wait_exit(DEADLINE).await;
+        env.execute("UPDATE outbox_events SET published_at = published_at + interval '1 minute'")
+            .await;
+        let jetstream = env.nats.jetstream().await.expect("connect to NATS");
+        let stream = jetstream.get_stream("OUTBOX").await.expect("the stream");
+        stream.delete_message(5).await.expect("delete it");
+        let relay = env.relay();
+        relay.announce("the stream lacks what a row says it has");
+        until(DEADLINE, "the row is named", async || {
+            let (status, _) = env.ends_with(0, &["status"]).await;
+            status.contains("says sequence 5 of stream OUTBOX, which has no message there")
+        })
+        .await;
+    }
 }
 
 /// What rows say of a former stream of that name is not the present one's loss.

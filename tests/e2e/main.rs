@@ -44,6 +44,7 @@ mod poison;
 mod poll;
 mod postgres_faults;
 mod purged;
+mod ready;
 mod replay;
 mod replicas;
 mod retention;

@@ -28,7 +28,7 @@ pub use broker::Broker;
 pub use http::{ask, get};
 pub use load::Load;
 pub use process::{Relay, binary};
-pub use prometheus::{Prometheus, promtool};
+pub use prometheus::{Prometheus, SCRAPER, promtool};
 pub use stream::Stored;
 pub use test_env::{TestEnv, TestEnvOptions};
 pub use wait::{DEADLINE, until};

@@ -18,6 +18,9 @@ use crate::wait::{DEADLINE, until};
 /// How long a value counts that is not scraped any more. Prometheus' own is 5 minutes.
 const LOOKBACK: &str = "--query.lookback-delta=10s";
 
+/// The token that it shows to whoever asks for one.
+pub const SCRAPER: &str = "scraper-s3cret";
+
 /// A running Prometheus that scrapes and evaluates twice a second. It is gone when this is dropped.
 pub struct Prometheus {
     process: Process,
@@ -57,6 +60,7 @@ impl Prometheus {
             .to_owned();
         for (job, address) in jobs {
             let target = format!("static_configs: [{{ targets: [\"{address}\"] }}]");
+            let target = format!("authorization: {{ credentials: {SCRAPER} }}, {target}");
             let _ = writeln!(config, "  - {{ job_name: {job}, {target} }}");
         }
         write(folder.path(), "prometheus.yml", &config);

@@ -221,6 +221,7 @@ impl Decides for Engine {
             marks: self.marking.counts(),
             confirmed: self.checkpoint.confirmed(),
             scanned: self.backfill.scanned(),
+            has_gap: !self.backfill.is_clear(),
         }
     }
 }

@@ -106,7 +106,7 @@ pub use routing::{Destination, Glob, Route};
 pub use run::run;
 pub use sampler::{Sample, SlotSample};
 pub use shards::{Shard, Shards};
-pub use status::{BreakerState, DeadLetterCounts, Role, SlotStatus, Status};
+pub use status::{BreakerState, DeadLetterCounts, HistoryStatus, Role, SlotStatus, Status};
 pub use upkeep::RetentionStatus;
 
 /// An error and what caused it, in one line. For logs; a terminal gets the chain.

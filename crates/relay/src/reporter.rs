@@ -14,7 +14,7 @@ use crate::mode::Mode;
 use crate::nats::NatsLink;
 use crate::postgres::sql::Stuck;
 use crate::publish_spans::PublishSpans;
-use crate::status::{Role, SlotStatus, Status};
+use crate::status::{HistoryStatus, Role, SlotStatus, Status};
 use crate::waiting::EventState;
 
 /// How often a status goes out.
@@ -71,7 +71,12 @@ impl Reporter {
 
     /// A session begins: its counters start at nothing. `unfenced` says why it works in keyed mode
     /// although fenced mode is configured.
-    pub(crate) fn begin(&mut self, timeline: Option<u32>, unfenced: Option<String>) {
+    pub(crate) fn begin(
+        &mut self,
+        timeline: Option<u32>,
+        unfenced: Option<String>,
+        restores: bool,
+    ) {
         let stream = &self.stream;
         match &unfenced {
             Some(why) if self.status.keyed_because != unfenced => warn!(
@@ -86,6 +91,7 @@ impl Reporter {
             if unfenced.is_some() { Mode::Keyed } else { self.status.configured_mode };
         self.status.keyed_because = unfenced;
         self.status.timeline = timeline;
+        self.status.restores = restores;
         self.status.postgres_connected = true;
         self.status.last_progress = Some(Instant::now());
         self.status.waiting_for = None;
@@ -150,6 +156,17 @@ impl Reporter {
             (1.., 0) => info!("no row lacks an id any more"),
             _ => {}
         }
+    }
+
+    /// Rows were compared with the stream.
+    pub(crate) fn compared(&mut self, mut found: HistoryStatus) {
+        if let Some(why) = &found.missing {
+            error!(rows = found.missing_total, "the stream lacks what a row says it has: {why}");
+        }
+        let before = &mut self.status.history;
+        found.missing_total += before.missing_total;
+        found.missing = found.missing.or_else(|| before.missing.take());
+        self.status.history = found;
     }
 
     /// Something went wrong that the session survives.
@@ -244,7 +261,7 @@ impl Reporter {
 
     /// Takes a session's state over, if it is time. With `last` it always is.
     pub(crate) fn report(&mut self, figures: &Figures<'_>, last: bool) {
-        let Figures { publishing: state, marks, confirmed, scanned } = *figures;
+        let Figures { publishing: state, marks, confirmed, scanned, has_gap } = *figures;
         if !last && self.sent.is_some_and(|sent| sent.elapsed() < REPORT_EVERY) {
             return;
         }
@@ -254,6 +271,7 @@ impl Reporter {
             it.published_total + it.already_stored_total + it.dead_letters_total + it.dropped_total
         };
         let before = resolved(status);
+        status.restores &= has_gap;
         status.resolved_lsn = state.confirmed();
         status.confirmed_flush_lsn = confirmed;
         status.received_lsn = state.received().max(state.confirmed());
@@ -280,8 +298,12 @@ impl Reporter {
         status.swept_total = base.swept_total + marks.swept;
         status.unlogged_total = base.unlogged_total + marks.unlogged;
         status.scanned_total = base.scanned_total + scanned;
+        let now = Some(Instant::now());
+        if resolved(status) > before {
+            status.last_resolved = now;
+        }
         if resolved(status) > before || status.in_flight_events == 0 {
-            status.last_progress = Some(Instant::now());
+            status.last_progress = now;
         }
         self.send();
     }

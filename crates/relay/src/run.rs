@@ -83,7 +83,8 @@ pub async fn run(
             }
             Err(Error::SlotBusy { .. }) if !once => {
                 reporter.role(Role::Standby);
-                standby::wait(&config, &stop, &reporter).await;
+                standby::wait(&config, &stop, &mut reporter).await;
+                reporter.waiting(None);
                 // Until the slot is taken nobody knows what comes of it.
                 reporter.role(Role::Starting);
                 continue;
@@ -183,7 +184,7 @@ async fn session<S: Source>(
             Ok(()) = waits.changed() => reporter.waiting(waits.borrow_and_update().clone()),
         }
     };
-    reporter.begin(opened.source.timeline(), opened.unfenced.clone());
+    reporter.begin(opened.source.timeline(), opened.unfenced.clone(), opened.restores);
     Box::pin(Session::new(opened).run(stop, reporter)).await
 }
 

@@ -40,12 +40,18 @@ pub struct Sample {
 /// What the database says of a slot, whether a relay reads it or not.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct SlotSample {
+    /// Rows that are not published.
+    pub unpublished: u64,
+    /// How long the oldest of them has been the oldest, as far as it was seen.
+    pub unmoved: Duration,
     /// `reserved`, `extended`, `unreserved` or `lost`; `None` if there is no slot.
     pub wal_status: Option<String>,
     /// When it was created, as far as relays know.
     pub created_at: Option<Timestamp>,
     /// When its stream was last found to lack messages that it had acknowledged.
     pub stream_lost_at: Option<Timestamp>,
+    /// Those of them that no row tells of, and for which nobody has answered.
+    pub stream_lost_unanswered: u64,
 }
 
 /// Looks every `every`, for as long as the future is polled. `config` is that of all shards. While
@@ -56,10 +62,10 @@ pub async fn keep(
     every: Duration,
     samples: &watch::Sender<Option<Sample>>,
 ) -> Infallible {
-    let mut stores = Vec::new();
+    let (mut stores, mut oldest) = (Vec::new(), BTreeMap::new());
     loop {
         let began = Instant::now();
-        match look(config, &mut stores).await {
+        match look(config, &mut stores, &mut oldest).await {
             Ok(sample) => _ = samples.send_replace(Some(sample)),
             Err(error) => {
                 debug!(error = describe(&error), "could not look at the backlog");
@@ -70,8 +76,33 @@ pub async fn keep(
     }
 }
 
+/// The oldest row that is not published, by when it occurred, and since when it has been the oldest.
+type Oldest = (Option<f64>, Instant);
+
+/// For how long the oldest row has been the same.
+fn unmoved(
+    backlog: &Backlog,
+    number: u32,
+    oldest: &mut BTreeMap<u32, Oldest>,
+    now: Instant,
+) -> Duration {
+    if backlog.rows == 0 {
+        oldest.remove(&number);
+        return Duration::ZERO;
+    }
+    let (at, since) = oldest.entry(number).or_insert((backlog.oldest_at, now));
+    if *at != backlog.oldest_at {
+        (*at, *since) = (backlog.oldest_at, now);
+    }
+    now.duration_since(*since)
+}
+
 /// `stores` has a connection for each shard, or none yet.
-async fn look(config: &Config, stores: &mut Vec<(Config, Store)>) -> Result<Sample, Error> {
+async fn look(
+    config: &Config,
+    stores: &mut Vec<(Config, Store)>,
+    oldest: &mut BTreeMap<u32, Oldest>,
+) -> Result<Sample, Error> {
     if stores.is_empty() {
         let mut opened = Vec::new();
         for shard in config.each_shard() {
@@ -83,19 +114,50 @@ async fn look(config: &Config, stores: &mut Vec<(Config, Store)>) -> Result<Samp
     }
     let mut sample = Sample::default();
     for (shard, store) in &*stores {
-        let Backlog { rows, oldest_seconds } = store.backlog(&shard.slot).await?;
-        sample.unpublished += rows.unsigned_abs();
-        let age = Duration::try_from_secs_f64(oldest_seconds.unwrap_or(0.0)).unwrap_or_default();
+        let backlog = store.backlog(&shard.slot).await?;
+        let unpublished = backlog.rows.unsigned_abs();
+        sample.unpublished += unpublished;
+        let age = backlog.oldest_seconds.unwrap_or(0.0);
+        let age = Duration::try_from_secs_f64(age).unwrap_or_default();
         sample.oldest_unpublished = sample.oldest_unpublished.max(age);
         let wal_status = store.slot_health(&shard.slot).await?.wal_status;
-        let (created_at, stream_lost_at) =
+        let (created_at, stream_lost_at, stream_lost_unanswered) =
             store.slot_times(&shard.slot, &shard.stream.name).await?;
         let number = shard.shard().map_or(0, |it| it.number);
-        sample.slots.insert(number, SlotSample { wal_status, created_at, stream_lost_at });
+        let unmoved = unmoved(&backlog, number, oldest, Instant::now());
+        let slot = SlotSample {
+            unpublished,
+            unmoved,
+            wal_status,
+            created_at,
+            stream_lost_at,
+            stream_lost_unanswered,
+        };
+        sample.slots.insert(number, slot);
     }
     if let Some((_, store)) = stores.first() {
         sample.replays = store.count_replays_by_status().await?;
     }
     sample.taken = Some(Instant::now());
     Ok(sample)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_that_stays_the_oldest_is_seen_to_wait() {
+        let (mut oldest, began) = (BTreeMap::new(), Instant::now());
+        let mut look = |rows, at, seconds| {
+            let backlog = Backlog { rows, oldest_at: Some(at), ..Backlog::default() };
+            let now = began + Duration::from_secs(seconds);
+            unmoved(&backlog, 0, &mut oldest, now).as_secs()
+        };
+        assert_eq!(
+            [look(3, 7.0, 0), look(9, 7.0, 5), look(2, 8.0, 6), look(2, 8.0, 8)],
+            [0, 5, 0, 2]
+        );
+        assert_eq!([look(0, 0.0, 9), look(2, 8.0, 11)], [0, 0], "there was none in between");
+    }
 }

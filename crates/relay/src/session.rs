@@ -145,6 +145,7 @@ impl<S: Source> Session<S> {
             () = tokio::time::sleep_until(wake.into()), if wakes_at.is_some() => {}
             _ = self.tick.tick() => {
                 self.source.tick(&mut self.engine, self.started.elapsed())?;
+                self.jobs.extend(self.source.watch_history(self.started.elapsed()));
                 reporter.report(&self.engine.figures(), false);
             }
         }

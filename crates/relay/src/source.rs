@@ -6,6 +6,8 @@
 // What is added to an enum of ours is to be thought of here.
 #![deny(clippy::wildcard_enum_match_arm, clippy::match_wildcard_for_single_variants)]
 
+mod history_watch;
+mod lost_end;
 mod polling;
 mod replication;
 
@@ -26,7 +28,7 @@ use crate::postgres::Opening;
 use crate::reporter::Reporter;
 
 /// Why a session ends whose stream has lost what it acknowledged: the next one mends that.
-const STREAM_IS_SHORTER: &str = "the stream ends before what it has acknowledged";
+const STREAM_IS_SHORTER: &str = "the stream ends before what it has acknowledged, or was made anew";
 
 /// What runs beside a session's loop.
 pub(crate) type Job<Done> = BoxFuture<'static, Result<Done, Error>>;
@@ -51,6 +53,8 @@ pub(crate) struct Opened<S: Source> {
     pub(crate) started: Instant,
     /// Why it works in keyed mode although fenced mode is configured.
     pub(crate) unfenced: Option<String>,
+    /// Rows whose messages the stream has lost are to be published again.
+    pub(crate) restores: bool,
 }
 
 /// Brings events, and does what its engine says.
@@ -106,6 +110,9 @@ pub(crate) trait Source: Sized {
 
     /// Tells the engine that time has passed.
     fn tick(&mut self, engine: &mut Self::Engine, now: Duration) -> Result<(), Error>;
+
+    /// Compares what is written down with the stream, if that is due.
+    fn watch_history(&mut self, now: Duration) -> Option<Job<Self::Done>>;
 
     /// Leaves, once the engine is drained.
     async fn close(self, engine: &Self::Engine) -> Result<(), Error>;

@@ -14,11 +14,17 @@ use crate::reporter::Reporter;
 pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// Waits until nobody reads the slot, or for the next attempt if that cannot be seen.
-pub(crate) async fn wait(config: &Config, stop: &CancellationToken, reporter: &Reporter) {
+pub(crate) async fn wait(config: &Config, stop: &CancellationToken, reporter: &mut Reporter) {
     info!(slot = config.slot, "another relay reads the slot: standing by");
     let free = async {
         let store = Store::brief(config, "tailpost standby").await?;
-        while store.slot_reader(&config.slot).await?.is_some() {
+        let mut reader = None;
+        while let Some(it) = store.slot_reader_named(&config.slot).await? {
+            if reader.as_ref() != Some(&it) {
+                let slot = &config.slot;
+                reporter.waiting(Some(format!("for slot {slot}, which {it} reads")));
+                reader = Some(it);
+            }
             reporter.alive();
             tokio::time::sleep(LOOK_EVERY).await;
         }

@@ -83,6 +83,9 @@ pub struct Status {
     /// none to resolve.
     #[serde(rename = "last_progress_age_seconds", serialize_with = "age")]
     pub last_progress: Option<Instant>,
+    /// When an event was last resolved.
+    #[serde(skip)]
+    pub last_resolved: Option<Instant>,
     /// When the oldest event of the log was committed that is read and not resolved.
     #[serde(rename = "lag_seconds", serialize_with = "lag")]
     pub oldest_unresolved_at: Option<Timestamp>,
@@ -101,6 +104,10 @@ pub struct Status {
     pub outages_total: u64,
     /// Attempts at events that failed and are repeated later.
     pub deferred_total: u64,
+    /// What the last comparisons of rows with the stream found.
+    pub history: HistoryStatus,
+    /// Rows whose messages the stream has lost are being published again.
+    pub restores: bool,
     /// What the relay waits for before it can begin, and for whom, once that takes seconds.
     pub waiting_for: Option<String>,
     /// Why the last session ended, or why the present one does not get on.
@@ -125,6 +132,19 @@ impl Status {
     pub fn lag_bytes(&self) -> u64 {
         self.received_lsn.0.saturating_sub(self.resolved_lsn.0)
     }
+}
+
+/// What is written down, compared with the stream: its end, and rows at random.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct HistoryStatus {
+    /// When that was done last; `None` if it was not yet.
+    pub compared_at: Option<Timestamp>,
+    /// Rows compared then.
+    pub rows: u64,
+    /// The latest that said something else than the stream, if one did.
+    pub missing: Option<String>,
+    /// How many did so far.
+    pub missing_total: u64,
 }
 
 /// What the slot makes the server keep.

@@ -75,6 +75,11 @@ const BODY_BYTES_MAX: usize = 2 << 20;
 /// How long requests under way may take once the engine has stopped.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// A relay or a consumer that has work and does not get on for this long is not ready.
+///
+/// Longer than a broker or a database takes to restart: a restart should not raise an alarm.
+const PROGRESS_TIMEOUT: Duration = Duration::from_secs(30);
+
 /// Whether old rows are deleted.
 #[derive(Serialize)]
 struct Retention {

@@ -364,6 +364,47 @@ mod tests {
         Cli::command().debug_assert();
     }
 
+    /// The commands between backticks of a text, as far as they are written out.
+    fn commands(text: &str) -> Vec<Vec<String>> {
+        // A text of several lines.
+        let text = text.replace("\\\n", " ");
+        let said = text.split("`tailpost ").skip(1).filter_map(|it| it.split_once('`'));
+        let word = |it: &&str| !it.contains(['…', '\'', '|', '>']);
+        let words = |(said, _): (&str, &str)| {
+            let words = said.split_whitespace().take_while(word).map(str::to_owned);
+            std::iter::once("tailpost".to_owned()).chain(words).collect::<Vec<_>>()
+        };
+        said.map(words)
+            .filter(|it| !it.iter().any(|word| word == "{}" || word == "{queue}"))
+            .collect()
+    }
+
+    /// What a hint, an error or an alert says to run is there, with these flags.
+    #[test]
+    fn each_command_that_is_named_exists() {
+        use clap::error::ErrorKind::{InvalidSubcommand, UnknownArgument};
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let mut folders = vec![root.join("crates"), root.join("docker")];
+        let mut found = 0;
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(&folder).expect("a folder").flatten() {
+                let path = entry.path();
+                if path.is_dir() {
+                    folders.push(path);
+                    continue;
+                }
+                let Ok(text) = std::fs::read_to_string(&path) else { continue };
+                for command in commands(&text) {
+                    found += 1;
+                    let kind = Cli::try_parse_from(&command).err().map(|it| it.kind());
+                    let is_known = !matches!(kind, Some(InvalidSubcommand | UnknownArgument));
+                    assert!(is_known, "{}: {command:?}: {kind:?}", path.display());
+                }
+            }
+        }
+        assert!(found > 100, "{found}");
+    }
+
     #[test]
     fn global_flags_may_follow_the_command() {
         let cli =

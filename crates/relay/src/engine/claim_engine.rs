@@ -200,7 +200,7 @@ impl Decides for ClaimEngine {
 
     fn figures(&self) -> Figures<'_> {
         let (publishing, marks) = (&self.publishing, self.marks);
-        Figures { publishing, marks, confirmed: Lsn::ZERO, scanned: 0 }
+        Figures { publishing, marks, confirmed: Lsn::ZERO, scanned: 0, has_gap: false }
     }
 }
 

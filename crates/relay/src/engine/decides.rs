@@ -59,4 +59,6 @@ pub(crate) struct Figures<'a> {
     pub(crate) confirmed: Lsn,
     /// Rows marked by this session's scans.
     pub(crate) scanned: u64,
+    /// The first scan has not found everything that the log does not bring.
+    pub(crate) has_gap: bool,
 }

@@ -268,6 +268,11 @@ impl TailReader {
         Ok(read)
     }
 
+    /// The id of the event that is stored there; `None` if there is no message.
+    pub(crate) async fn id_at(&self, seq: u64) -> Result<Option<Uuid>, Error> {
+        Ok(self.message(seq).await?.message.map(|it| it.id.unwrap_or_default()))
+    }
+
     async fn message(&self, seq: u64) -> Result<Read, Error> {
         let answer = direct_get::read(&self.client, &self.name, seq).await?;
         let message = answer.message()?.as_ref().map(tail_message);

@@ -53,7 +53,7 @@ pub async fn inspect(config: &Config) -> Result<StatusReport, Error> {
             match stream(&config, nats).await {
                 Ok(stream) => {
                     let lost = lost(&config, &store).await?;
-                    warn_of_lost(&stream.name, lost.as_ref(), &mut report.warnings);
+                    warn_of_lost(&config, lost.as_ref(), &mut report.warnings);
                     told = Some(StreamReport { lost, ..stream });
                 }
                 Err(error) => report.lacks(error),
@@ -64,7 +64,7 @@ pub async fn inspect(config: &Config) -> Result<StatusReport, Error> {
             let missing = format!("replication slot \"{}\"", config.slot);
             report.incomplete = Some(Error::NotSetUp { missing });
         }
-        warn_of_slot(&config, slot.as_ref(), &mut report.warnings);
+        warn_of_slot(&config, slot.as_ref(), &mut report);
         match config.shard() {
             None => (report.slot, report.stream) = (slot, told),
             Some(shard) => {
@@ -89,11 +89,11 @@ impl StatusReport {
 
 /// The configuration of each shard, with what of it is not published; and that of all together.
 async fn shards_with_backlogs(config: &Config) -> Result<(Vec<(Config, u64)>, Backlog), Error> {
-    let mut all = Backlog { rows: 0, oldest_seconds: None };
+    let mut all = Backlog::default();
     let mut shards = Vec::new();
     for config in config.each_shard() {
         let store = Store::patient(&config, "tailpost status").await?;
-        let Backlog { rows, oldest_seconds } = store.backlog(&config.slot).await?;
+        let Backlog { rows, oldest_seconds, .. } = store.backlog(&config.slot).await?;
         all.rows += rows;
         all.oldest_seconds = all.oldest_seconds.into_iter().chain(oldest_seconds).reduce(f64::max);
         shards.push((config, rows.unsigned_abs()));
@@ -101,7 +101,8 @@ async fn shards_with_backlogs(config: &Config) -> Result<(Vec<(Config, u64)>, Ba
     Ok((shards, all))
 }
 
-fn warn_of_slot(config: &Config, slot: Option<&SlotReport>, warnings: &mut Vec<String>) {
+fn warn_of_slot(config: &Config, slot: Option<&SlotReport>, report: &mut StatusReport) {
+    let warnings = &mut report.warnings;
     // Of several, each is named.
     let name = &config.slot;
     let the_slot =
@@ -121,9 +122,7 @@ fn warn_of_slot(config: &Config, slot: Option<&SlotReport>, warnings: &mut Vec<S
             "{the_slot} keeps more of the log than max_slot_wal_keep_size: it is lost at the next \
              checkpoint"
         )),
-        Some(slot) if !slot.active => {
-            warnings.push(format!("no relay reads {the_slot}: run `tailpost relay`"));
-        }
+        Some(slot) if !slot.active => report.unread.push(the_slot.clone()),
         Some(_) => {}
     }
     if let (Some(slot), Some(limit)) = (slot, config.wal.limit)
@@ -277,7 +276,7 @@ async fn slot(config: &Config, store: &Store) -> Result<Option<SlotReport>, Erro
     Ok(store.read("look at the slot", &sql, &[&config.slot]).await?.pop())
 }
 
-/// How long a loss is warned of.
+/// How long a loss is warned of whose messages were all published again.
 const WARNED_FOR: SignedDuration = SignedDuration::from_hours(24);
 
 /// `None` if the stream was never found to lack what it had acknowledged.
@@ -291,14 +290,18 @@ async fn lost(config: &Config, store: &Store) -> Result<Option<LostReport>, Erro
 }
 
 /// The message says what was done, and what is left to do.
-fn warn_of_lost(stream: &str, lost: Option<&LostReport>, warnings: &mut Vec<String>) {
-    let is_recent = |it: &&LostReport| Timestamp::now().duration_since(it.at) < WARNED_FOR;
-    let Some(LostReport { at, messages, rows }) = lost.filter(is_recent) else { return };
+fn warn_of_lost(config: &Config, lost: Option<&LostReport>, warnings: &mut Vec<String>) {
+    let Some(LostReport { at, messages, rows }) = lost else { return };
+    let stream = &config.stream.name;
     let rest = match messages.saturating_sub(*rows) {
+        0 if Timestamp::now().duration_since(*at) >= WARNED_FOR => return,
         0 => String::new(),
         rest => format!(
             ", and no row tells of the other {rest}: `tailpost verify` says what is missing, \
-             `tailpost replay` publishes it from the kept log"
+             `tailpost replay` publishes it from the kept log. Once that is done: UPDATE {} SET \
+             lost_rows = lost WHERE stream = '{}'",
+            config.table.companion("tailpost_streams"),
+            stream.replace('\'', "''"),
         ),
     };
     warnings.push(format!(

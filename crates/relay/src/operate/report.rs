@@ -24,6 +24,9 @@ pub struct StatusReport {
     pub shards: Vec<ShardReport>,
     /// What an operator should look at, each a sentence with its remedy.
     pub warnings: Vec<String>,
+    /// Slots that nobody reads. Whether a relay is about to, the servers do not tell.
+    #[serde(skip)]
+    pub unread: Vec<String>,
     /// Why something is missing above: the broker cannot be reached, or stream or slot does not
     /// exist.
     #[serde(skip)]

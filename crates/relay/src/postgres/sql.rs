@@ -10,6 +10,7 @@ mod explain_replays;
 mod find;
 mod forget_replays;
 mod give;
+mod history;
 mod index;
 mod look_up;
 mod mark;
@@ -34,7 +35,7 @@ mod verify_rows;
 
 use std::collections::HashSet;
 use std::ops::Deref;
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 use std::time::Instant;
 
 use outbox::migrations::{Layout, Migration};
@@ -49,6 +50,7 @@ pub(crate) use self::backlog::{Backlog, COUNT_MAX};
 pub(crate) use self::convert::Kind;
 pub(crate) use self::explain_replays::KnownEvent;
 pub use self::explain_replays::{ReplayOutcome, ReplayStory};
+pub(crate) use self::history::MarkedRow;
 pub(crate) use self::index::OutboxIndex;
 pub(crate) use self::owed::Stuck;
 pub(crate) use self::partitions::Detached;
@@ -70,7 +72,7 @@ pub(crate) use crate::postgres::rows::ScannedRow;
 use crate::shards::{Shard, Shards};
 
 pub(crate) use self::state::{LastLooks, ResolvedPlace, StateRow, oldest_running};
-pub(crate) use self::stream_lost::LostEnd;
+pub(crate) use self::stream_lost::{Compared, LostEnd};
 pub(crate) use self::sweep::SweepCursor;
 pub(crate) use self::unread::Unread;
 pub(crate) use self::verify_rows::{ComparedRow, ReadRange, TableCut};
@@ -92,6 +94,8 @@ pub(crate) struct Store {
     mark_lately: OnceCell<Statement>,
     /// Whether the outbox has partitions by day, as of when somebody asked first.
     is_by_day: OnceCell<bool>,
+    /// When the stream was created whose end is written down; that of any one if not set.
+    stream_created: OnceLock<String>,
     /// When marks last met a row that was locked.
     met_lock: Mutex<Option<Instant>>,
     park: OnceCell<Statement>,
@@ -170,6 +174,7 @@ impl Store {
             mark: OnceCell::new(),
             mark_lately: OnceCell::new(),
             is_by_day: OnceCell::new(),
+            stream_created: OnceLock::new(),
             met_lock: Mutex::default(),
             park: OnceCell::new(),
         })

@@ -20,7 +20,8 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use self::claim_jobs::{CONNECTION, Done};
-use super::{Job, Opened, Source};
+use super::history_watch::{self, HistoryWatch};
+use super::{Job, Opened, Source, lost_end};
 use crate::config::Config;
 use crate::engine::{
     ClaimEffect, ClaimEngine, ClaimOutcome, ClaimStart, Decides, Input, Limits, Send,
@@ -41,10 +42,13 @@ pub(crate) struct Polling {
     config: Arc<Config>,
     rows: Rows,
     tail: TailReader,
+    /// When the stream was created.
+    stream_created: Arc<str>,
     /// The connections that hold claims, by number.
     claims: HashMap<u32, Arc<sql::Rows>>,
     /// Connections without a claim.
     free: Vec<Arc<sql::Rows>>,
+    history: HistoryWatch,
 }
 
 impl Source for Polling {
@@ -65,6 +69,8 @@ impl Source for Polling {
         store.check_shards(config).await?;
         let tail = TailReader::new(client, &config.stream.name).await?;
         nats::stream_check::check(config, client, &tail).await?;
+        lost_end::mend_claimed(config, &store, &tail).await?;
+        let stream_created = store.stream_created().into();
         let (started, reach) = (Instant::now(), reach(config));
         let newest = tail.newest_since(1, reach, NO_SYSTEM).await?;
         let history = History { system_id: NO_SYSTEM, timeline: 0 };
@@ -88,10 +94,13 @@ impl Source for Polling {
             config: Arc::clone(config),
             rows: Rows::new(config.table.clone(), config.routing()),
             tail: tail.clone(),
+            stream_created,
             claims: HashMap::new(),
             free: vec![Arc::new(sql::Rows::of(store).await?)],
+            history: HistoryWatch::new(),
         };
-        Ok(Opened { source, engine, publisher, answers, tail, started, unfenced: None })
+        let (unfenced, restores) = (None, false);
+        Ok(Opened { source, engine, publisher, answers, tail, started, unfenced, restores })
     }
 
     fn timeline(&self) -> Option<u32> {
@@ -146,6 +155,13 @@ impl Source for Polling {
                 }
                 return Ok(());
             }
+            Done::Compared { store, found } => {
+                self.free.push(store);
+                if let Some(found) = found {
+                    reporter.compared(found);
+                }
+                return Ok(());
+            }
             Done::Outcome(outcome) => outcome,
             Done::Nothing => return Ok(()),
         };
@@ -168,6 +184,19 @@ impl Source for Polling {
         }
         engine.tick(now, !self.free.is_empty());
         Ok(())
+    }
+
+    fn watch_history(&mut self, now: Duration) -> Option<Job<Done>> {
+        // Only where no claim needs the connection.
+        if self.free.is_empty() || !self.history.is_due(now) {
+            return None;
+        }
+        let (store, tail) = (self.free.pop()?, self.tail.clone());
+        let stream = self.config.stream.name.clone();
+        Some(claim_jobs::job(async move {
+            let found = history_watch::compare(&store, &tail, &stream).await?;
+            Ok(Done::Compared { store, found })
+        }))
     }
 
     async fn close(self, engine: &ClaimEngine) -> Result<(), Error> {

@@ -3,7 +3,6 @@
 mod effects;
 mod jobs;
 mod log_stream;
-mod lost_end;
 mod mark_jobs;
 mod notices;
 mod open;
@@ -24,6 +23,7 @@ use self::jobs::Done;
 use self::log_stream::LogStream;
 use self::mark_jobs::MarkStores;
 use self::replay_source::OpenReplay;
+use super::history_watch::{self, HistoryWatch};
 use super::{Job, Opened, Source};
 use crate::config::Config;
 use crate::engine::{Decides, Effect, Engine, Input, Outcome, Send};
@@ -63,6 +63,7 @@ pub(crate) struct Replication {
     scanner: Option<Box<Scanner>>,
     /// What the replay that is under way reads.
     replay: Option<OpenReplay>,
+    history: HistoryWatch,
 }
 
 impl Source for Replication {
@@ -111,6 +112,10 @@ impl Source for Replication {
     ) -> Result<(), Error> {
         let outcome = match done {
             Done::Nothing => return Ok(()),
+            Done::Compared(found) => {
+                reporter.compared(found);
+                return Ok(());
+            }
             Done::Stuck(found) => {
                 if let Some(stuck) = found {
                     reporter.stuck(stuck);
@@ -167,6 +172,18 @@ impl Source for Replication {
         }
         engine.tick(now, self.log.last_heard().elapsed());
         Ok(())
+    }
+
+    fn watch_history(&mut self, now: Duration) -> Option<Job<Done>> {
+        if !self.history.is_due(now) {
+            return None;
+        }
+        let (rows, tail) = (Arc::clone(&self.rows), self.tail.clone());
+        let stream = self.config.stream.name.clone();
+        Some(jobs::long_job(async move {
+            let found = history_watch::compare(&rows, &tail, &stream).await?;
+            Ok(found.map_or(Done::Nothing, Done::Compared))
+        }))
     }
 
     async fn close(self, engine: &Engine) -> Result<(), Error> {

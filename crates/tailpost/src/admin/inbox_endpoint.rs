@@ -15,9 +15,9 @@ use super::doctor_routes::{Doctor, Look};
 use super::events::{self, WaitingOf};
 use super::metrics::Metrics;
 use super::metrics::inbox_metrics::{StatusCollector, Watched, snapshot};
-use super::metrics::inbox_sample::Samples;
+use super::metrics::inbox_sample::{Sample, Samples};
 use super::openapi::Api;
-use super::{Admin, Engine, Retention};
+use super::{Admin, Engine, PROGRESS_TIMEOUT, Retention};
 use consumer_routes::ConsumerState;
 pub(crate) use inbox_dead_letters::AppState;
 
@@ -49,12 +49,14 @@ impl Inbox {
 
 impl Engine for Inbox {
     fn readiness(&self, details: bool) -> (bool, String) {
-        let consumers = self.consumers.iter();
-        let consumers = consumers
-            .map(|(name, status)| (name.as_str(), Consumer::of(&status.borrow(), details)));
+        let samples = self.samples.borrow().clone();
+        let consumers = self.consumers.iter().map(|(name, status)| {
+            let sample = samples.consumers.get(name);
+            (name.as_str(), Consumer::of(&status.borrow(), sample, details))
+        });
         let consumers: BTreeMap<_, _> = consumers.collect();
         let ready = consumers.values().all(|it| it.ready);
-        let retention = self.samples.borrow().upkept.as_ref().map(|it| retention(it, details));
+        let retention = samples.upkept.as_ref().map(|it| retention(it, details));
         let readiness = Readiness { ready, consumers, retention };
         (ready, serde_json::to_string(&readiness).unwrap_or_default())
     }
@@ -114,14 +116,23 @@ struct Consumer {
 }
 
 impl Consumer {
-    fn of(status: &Status, details: bool) -> Self {
+    fn of(status: &Status, sample: Option<&Sample>, details: bool) -> Self {
         // Who pauses a consumer does not want its process replaced.
         let is_held = status.state == State::Paused && status.paused_by.is_some();
-        let ready = matches!(status.state, State::Active | State::Standby) || is_held;
+        let stalled = sample.filter(|_| status.state == State::Active).and_then(stalled);
+        let is_up = matches!(status.state, State::Active | State::Standby) && stalled.is_none();
         let breaker = status.handler.breaker;
-        let reason = status.paused.as_deref().map(|it| if details { it } else { in_short(it) });
-        Self { ready, state: status.state, breaker, reason: reason.map(str::to_owned) }
+        let paused = status.paused.as_deref().map(|it| if details { it } else { in_short(it) });
+        let reason = paused.map(str::to_owned).or(stalled);
+        Self { ready: is_up || is_held, state: status.state, breaker, reason }
     }
+}
+
+/// Whether events are pending, and nothing becomes of them.
+fn stalled(sample: &Sample) -> Option<String> {
+    let (seconds, pending) = (sample.unmoved.as_secs(), sample.durable?.pending);
+    let told = format!("{pending} events are pending, and for {seconds} s none was delivered");
+    (sample.unmoved >= PROGRESS_TIMEOUT).then_some(told)
 }
 
 /// What anybody may know of a pause. The rest has names, addresses and what servers said.
@@ -151,10 +162,12 @@ struct ConsumerStatus {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use inbox::{Backlog, Claims, DeadLetterCounts, LeaseCounts, Summary};
 
+    use crate::admin::Durable;
     use crate::admin::metrics::Format;
-    use crate::admin::{Durable, Sample};
 
     use super::*;
 
@@ -164,8 +177,9 @@ mod tests {
         let watch = |status| watch::channel(status).1;
         let backlog = Backlog { processing: 3, failed: 2, dead: 4, ..Backlog::default() };
         let active_at = jiff::Timestamp::now();
-        let durable = Some(Durable { pending: 9, ack_pending: 8, redelivered: 7, active_at });
-        let sample = Sample { backlog, durable };
+        let durable =
+            Some(Durable { pending: 9, delivered: 1, ack_pending: 8, redelivered: 7, active_at });
+        let sample = Sample { backlog, durable, ..Sample::default() };
         let consumers = BTreeMap::from([("mail".to_owned(), sample)]);
         let samples = Samples { taken: None, consumers, upkept: None };
         let consumers = [("billing".to_owned(), watch(active)), ("mail".to_owned(), watch(status))];
@@ -199,6 +213,20 @@ mod tests {
                 .to_owned()
                 + r#""mail":{"ready":false,"state":"paused","breaker":"closed","reason":"3 answers in a row were 404 Not Found"}}}"#
         );
+    }
+
+    #[test]
+    fn a_consumer_of_whose_pending_events_none_is_delivered_is_not_ready() {
+        let inbox = inbox(Status { state: State::Active, ..Status::default() });
+        let sampled = inbox.samples.borrow().consumers["mail"].clone();
+        let told = |state, seconds| {
+            let sample = Sample { unmoved: Duration::from_secs(seconds), ..sampled.clone() };
+            Consumer::of(&Status { state, ..Status::default() }, Some(&sample), false)
+        };
+        assert!(told(State::Active, 29).ready && told(State::Standby, 31).ready);
+        let stalled = told(State::Active, 31);
+        let reason = "9 events are pending, and for 31 s none was delivered";
+        assert!(!stalled.ready && stalled.reason.as_deref() == Some(reason));
     }
 
     #[test]

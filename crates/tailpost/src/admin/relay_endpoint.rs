@@ -7,7 +7,7 @@ use futures_util::future::BoxFuture;
 use outbox::checks::Scope;
 use outbox::waiting::Waiting;
 use relay::waiting::EventState;
-use relay::{Config, RetentionStatus, RewindStatus, Role, Sample, Status};
+use relay::{Config, RetentionStatus, RewindStatus, Role, Sample, SlotSample, Status};
 use serde::Serialize;
 use tokio::sync::{Semaphore, watch};
 
@@ -17,7 +17,7 @@ use super::metrics::Metrics;
 use super::metrics::relay_metrics::{Counted, StatusCollector, Watched};
 use super::openapi::Api;
 use super::replay_routes::{self, ReplayState};
-use super::{Admin, Engine, Retention, event_routes, events, slot_routes};
+use super::{Admin, Engine, PROGRESS_TIMEOUT, Retention, event_routes, events, slot_routes};
 
 /// A running relay, with all shards that this process has.
 pub(crate) struct Relay {
@@ -28,6 +28,7 @@ pub(crate) struct Relay {
     counted: Counted,
     waiting: Waiting<EventState>,
     retention: watch::Receiver<RetentionStatus>,
+    sample: watch::Receiver<Option<Sample>>,
     doctor: Doctor,
     window: Window,
 }
@@ -54,7 +55,7 @@ impl Relay {
             in_flight_limit,
             dead_letters,
             retention: retention.clone(),
-            sample,
+            sample: sample.clone(),
             started: Instant::now(),
         };
         let postgres = super::pooled(config.postgres.clone(), "tailpost admin");
@@ -72,13 +73,28 @@ impl Relay {
             Box::pin(async move { Ok(relay::doctor(&config, &Scope::default()).await) })
         }));
         let window = Window { events: config.window.events, bytes: config.window.bytes };
-        Self { watched, metrics, app_state, replays, counted, waiting, retention, doctor, window }
+        Self {
+            watched,
+            metrics,
+            app_state,
+            replays,
+            counted,
+            waiting,
+            retention,
+            sample,
+            doctor,
+            window,
+        }
     }
 }
 
 impl Engine for Relay {
     fn readiness(&self, details: bool) -> (bool, String) {
-        let of = |it: &Watched| (it.shard, Readiness::of(&it.status.borrow(), details));
+        let sample = self.sample.borrow().clone().unwrap_or_default();
+        let of = |it: &Watched| {
+            let slot = sample.slots.get(&it.shard.unwrap_or(0));
+            (it.shard, Readiness::of(&it.status.borrow(), slot, details))
+        };
         let all: Vec<_> = self.watched.iter().map(of).collect();
         let ready = all.iter().all(|(_, it)| it.ready);
         let retention = retention(&self.retention.borrow(), details);
@@ -193,10 +209,8 @@ struct ProcessStatus<S> {
     rewind: Option<RewindStatus>,
 }
 
-/// A relay that has work and does not get on for this long is not ready.
-///
-/// Longer than a broker or a database takes to restart: a restart should not raise an alarm.
-const PROGRESS_TIMEOUT: Duration = Duration::from_secs(30);
+const RESTORES: &str =
+    "the stream has lost acknowledged messages: the rows that name them are being published again";
 
 /// Whether the relay does its job.
 #[derive(Debug, PartialEq, Eq, Serialize)]
@@ -209,10 +223,11 @@ struct Readiness {
 
 impl Readiness {
     /// Judges by progress: a connection that is up proves nothing, and one that was just lost
-    /// does not matter yet.
-    fn of(status: &Status, details: bool) -> Self {
+    /// does not matter yet. `slot` says what the table has.
+    fn of(status: &Status, slot: Option<&SlotSample>, details: bool) -> Self {
+        let unpublished = || unpublished(status, slot?, details);
         let reason = match status.role {
-            Role::Standby => None,
+            Role::Standby => unpublished(),
             Role::Starting => Some(match (&status.waiting_for, &status.last_error) {
                 (Some(what), _) if details => format!("starting: waiting {what}"),
                 (Some(_), _) => "starting: waiting for others in the database".into(),
@@ -220,7 +235,8 @@ impl Readiness {
                 (None, _) => "starting".into(),
             }),
             Role::Stopped => Some("stopped".into()),
-            Role::Active => stalled(status, details),
+            Role::Active if status.restores => Some(RESTORES.into()),
+            Role::Active => stalled(status, details).or_else(unpublished),
         };
         Self { ready: reason.is_none(), role: status.role, reason }
     }
@@ -258,6 +274,20 @@ impl<'a> ShardsReadiness<'a> {
     }
 }
 
+/// Rows wait, and none gets out, whatever the relay says of itself.
+fn unpublished(status: &Status, slot: &SlotSample, details: bool) -> Option<String> {
+    let resolved = status.last_resolved.map_or(Duration::MAX, |at| at.elapsed());
+    let unmoved = slot.unmoved.min(resolved);
+    if unmoved < PROGRESS_TIMEOUT {
+        return None;
+    }
+    let (rows, seconds) = (slot.unpublished, unmoved.as_secs());
+    let cause = status.waiting_for.as_ref().map(|it| format!("waiting {it}"));
+    let cause = cause.or_else(|| status.last_error.clone()).filter(|_| details);
+    let cause = cause.map(|it| format!(": {it}")).unwrap_or_default();
+    Some(format!("{rows} rows are not published, and for {seconds} s none was{cause}"))
+}
+
 fn stalled(status: &Status, details: bool) -> Option<String> {
     let age = status.last_progress_age();
     if age.is_some_and(|age| age < PROGRESS_TIMEOUT) {
@@ -283,10 +313,10 @@ mod tests {
 
     #[test]
     fn an_active_relay_is_ready_while_it_gets_on() {
-        assert!(Readiness::of(&active(Some(Duration::ZERO)), true).ready);
+        assert!(Readiness::of(&active(Some(Duration::ZERO)), None, true).ready);
         // Whatever the sockets do.
         let status = active(Some(Duration::from_secs(5)));
-        assert!(!status.nats_connected && Readiness::of(&status, true).ready);
+        assert!(!status.nats_connected && Readiness::of(&status, None, true).ready);
     }
 
     #[test]
@@ -298,20 +328,45 @@ mod tests {
             breaker_retry_in: Some(Duration::from_secs(7)),
             ..active(Some(Duration::from_secs(31)))
         };
-        let reason = Readiness::of(&status, false).reason.expect("not ready");
+        let reason = Readiness::of(&status, None, false).reason.expect("not ready");
         let told = "no progress for 31 s with 7 events in flight, trying again in 7 s";
         assert_eq!(reason, told, "what a server said may name hosts and users");
-        let reason = Readiness::of(&status, true).reason.expect("not ready");
+        let reason = Readiness::of(&status, None, true).reason.expect("not ready");
         assert_eq!(
             reason,
             "no progress for 31 s with 7 events in flight: no responders, trying again in 7 s"
         );
-        assert!(!Readiness::of(&active(None), true).ready);
+        assert!(!Readiness::of(&active(None), None, true).ready);
+    }
+
+    /// Also while another session reads the slot, which may be no relay's.
+    #[test]
+    fn rows_that_wait_while_none_is_published_are_no_progress() {
+        let slot = |seconds| SlotSample {
+            unpublished: 5,
+            unmoved: Duration::from_secs(seconds),
+            ..SlotSample::default()
+        };
+        let idle = active(Some(Duration::ZERO));
+        let waiting_for = Some("for slot tailpost, which process 7 (x) reads".to_owned());
+        let standby = Status { role: Role::Standby, waiting_for, ..idle.clone() };
+        let reason = |status: &Status, seconds, details| {
+            Readiness::of(status, Some(&slot(seconds)), details).reason
+        };
+        for status in [&idle, &standby] {
+            assert_eq!(reason(status, 29, true), None);
+            let told = "5 rows are not published, and for 31 s none was";
+            assert_eq!(reason(status, 31, false).as_deref(), Some(told));
+        }
+        let told = reason(&standby, 31, true).expect("not ready");
+        assert!(told.ends_with(": waiting for slot tailpost, which process 7 (x) reads"), "{told}");
+        let busy = Status { last_resolved: Some(Instant::now()), ..idle };
+        assert_eq!(reason(&busy, 3600, true), None, "others are published");
     }
 
     #[test]
     fn a_standby_is_ready_and_one_that_starts_or_has_stopped_is_not() {
-        let ready = |role| Readiness::of(&Status { role, ..Status::default() }, true).ready;
+        let ready = |role| Readiness::of(&Status { role, ..Status::default() }, None, true).ready;
         assert!(ready(Role::Standby));
         assert!(!ready(Role::Starting));
         assert!(!ready(Role::Stopped));

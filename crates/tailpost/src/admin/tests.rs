@@ -21,8 +21,7 @@ fn kept() -> watch::Receiver<RetentionStatus> {
 /// Two rows wait, and a replay is paused.
 fn sampled() -> watch::Receiver<Option<Sample>> {
     let replays = [("paused".to_owned(), 1)].into();
-    let slot =
-        SlotSample { wal_status: Some("lost".into()), created_at: None, stream_lost_at: None };
+    let slot = SlotSample { wal_status: Some("lost".into()), ..SlotSample::default() };
     let slots = [(0, slot)].into();
     let oldest_unpublished = Duration::from_secs(40);
     let taken = Instant::now().checked_sub(Duration::from_secs(400));

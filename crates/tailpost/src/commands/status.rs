@@ -50,7 +50,7 @@ pub(super) async fn run(args: &JsonArgs, settings: &Settings) -> anyhow::Result<
         other => other,
     };
     let inspected = inbox_status::inspect(settings).await;
-    let (outbox, inspected, trouble) = match (outbox, inspected) {
+    let (mut outbox, inspected, trouble) = match (outbox, inspected) {
         (Ok(outbox), Ok(inspected)) => (Some(outbox), inspected, None),
         (Ok(outbox), Err(error)) if exit::is_forbidden(&error) => {
             (Some(outbox), Inspected::default(), Some(forbidden("inbox", error)))
@@ -67,6 +67,11 @@ pub(super) async fn run(args: &JsonArgs, settings: &Settings) -> anyhow::Result<
         Ok(told) => (told, None),
         Err(why) => (None, outbox.as_ref().map(|_| why)),
     };
+    if let Some(outbox) = &mut outbox {
+        let unread = std::mem::take(&mut outbox.unread);
+        let role = relay.as_ref().and_then(idle_role);
+        outbox.warnings.extend(unread.iter().map(|slot| unread_text(slot, role)));
+    }
     let unknown = |of| trouble.as_ref().filter(|it| it.of == of).map(|it| exit::chain(&it.source));
     let mut report = Report {
         relay,
@@ -88,6 +93,19 @@ pub(super) async fn run(args: &JsonArgs, settings: &Settings) -> anyhow::Result<
 /// The role may look at one of the two only.
 fn forbidden(of: &'static str, source: anyhow::Error) -> LacksRights {
     LacksRights { of, needs: "SELECT", source }
+}
+
+/// What a relay does that does not read its slot.
+fn idle_role(relay: &Value) -> Option<&str> {
+    let shards = relay["shards"].as_array().map_or(std::slice::from_ref(relay), Vec::as_slice);
+    shards.iter().filter_map(|it| it["role"].as_str()).find(|it| *it != "active")
+}
+
+fn unread_text(slot: &str, role: Option<&str>) -> String {
+    match role {
+        Some(role) => format!("the relay is {role}, and does not read {slot} yet"),
+        None => format!("no relay reads {slot}: run `tailpost relay`"),
+    }
 }
 
 /// What the relay says of itself; nothing if it is not to be asked.
@@ -124,7 +142,19 @@ pub(super) fn bytes(count: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::bytes;
+    use super::*;
+
+    #[test]
+    fn a_relay_that_starts_anew_is_not_missing() {
+        let text = |relay: &str| {
+            let relay: Value = serde_json::from_str(relay).expect("JSON");
+            unread_text("the slot", idle_role(&relay))
+        };
+        let told = "the relay is starting, and does not read the slot yet";
+        assert_eq!(text(r#"{"role": "starting"}"#), told);
+        assert_eq!(text(r#"{"shards": [{"role": "active"}, {"role": "starting"}]}"#), told);
+        assert_eq!(text(r#"{"role": "active"}"#), "no relay reads the slot: run `tailpost relay`");
+    }
 
     #[test]
     fn sizes_are_short() {

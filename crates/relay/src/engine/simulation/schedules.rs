@@ -152,6 +152,24 @@ fn a_stream_that_comes_back_without_its_end_gets_it_again() {
     run(Faults { poison: true, slot_loss: true, ..locked });
 }
 
+// proves: G-LOSS-6
+#[test]
+fn a_stream_that_goes_back_while_statements_fail_gets_its_end_again() {
+    let back = Faults { goes_back: true, ..CALM };
+    run(Faults { failing: true, ..back });
+    run(Faults { failing: true, mode: Mode::Keyed, ..back });
+}
+
+// proves: G-LOSS-6
+#[test]
+fn a_stream_that_goes_back_beside_purges_late_rows_and_strangers_gets_its_end_again() {
+    let back = Faults { goes_back: true, ..CALM };
+    run(Faults { hidden: true, ..back });
+    run(Faults { purges: true, ..back });
+    run(Faults { foreign: Foreign::BetweenMessages, ..back });
+    run(Faults { poison: true, blocking: true, ..back });
+}
+
 /// In keyed mode nothing tells what was published.
 // proves: G-LOSS-4
 #[test]

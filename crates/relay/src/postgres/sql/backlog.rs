@@ -12,12 +12,14 @@ use crate::error::Error;
 pub(crate) const COUNT_MAX: i64 = 100_000;
 
 /// Rows that are not published.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Backlog {
     /// At most [`COUNT_MAX`].
     pub(crate) rows: i64,
     /// The age of the oldest of them, in seconds.
     pub(crate) oldest_seconds: Option<f64>,
+    /// When that one occurred, in seconds since 1970.
+    pub(crate) oldest_at: Option<f64>,
 }
 
 const COUNTING: &str = "count what is not published";
@@ -29,21 +31,23 @@ impl Store {
         self.batch_execute(COUNTING, sql).await
     }
 
-    /// When the slot was created, and when the stream had lost messages, as far as it is known.
+    /// When the slot was created, when the stream had lost messages, as far as it is known, and how
+    /// many of these nobody has answered for.
     pub(crate) async fn slot_times(
         &self,
         slot: &str,
         stream: &str,
-    ) -> Result<(Option<Timestamp>, Option<Timestamp>), Error> {
+    ) -> Result<(Option<Timestamp>, Option<Timestamp>, u64), Error> {
         let sql = format!(
-            "SELECT (SELECT epoch_at FROM {} WHERE slot = $1),
-                 (SELECT lost_at FROM {} WHERE stream = $2)",
+            "SELECT (SELECT epoch_at FROM {} WHERE slot = $1), lost_at,
+                 coalesce(greatest(lost - lost_rows, 0), 0)
+             FROM (SELECT) one LEFT JOIN {} ON stream = $2",
             self.table.companion("tailpost_state"),
             self.table.companion("tailpost_streams")
         );
         let doing = "look when the slot was created";
         let row = self.query_one(doing, &sql, &[&slot, &stream]).await?;
-        Ok((row.get(0), row.get(1)))
+        Ok((row.get(0), row.get(1), row.get::<_, i64>(2).unsigned_abs()))
     }
 
     /// How many replays are in which state.
@@ -72,10 +76,11 @@ impl Store {
         );
         let age =
             "CASE WHEN isfinite(at) THEN extract(epoch FROM clock_timestamp() - at)::float8 END";
+        let since = "CASE WHEN isfinite(at) THEN extract(epoch FROM at)::float8 END";
         let row = match swept {
             Some(swept) => {
                 let sql = format!(
-                    "SELECT count(*), max({age}) FROM (
+                    "SELECT count(*), max({age}), min({since}) FROM (
                          (SELECT {at} AS at FROM {outbox} o WHERE {unpublished} AND {came_back}
                           LIMIT {COUNT_MAX})
                          UNION ALL
@@ -89,13 +94,14 @@ impl Store {
             None => {
                 let sql = format!(
                     "SELECT (SELECT count(*) FROM (SELECT FROM {outbox} o WHERE {unpublished}
-                                                   LIMIT {COUNT_MAX}) unpublished),
-                            (SELECT {age} FROM (SELECT {at} AS at FROM {outbox} o
-                                 WHERE {unpublished} ORDER BY {at} LIMIT 1) oldest)"
+                                                   LIMIT {COUNT_MAX}) unpublished), {age}, {since}
+                     FROM (SELECT) one LEFT JOIN LATERAL (SELECT {at} AS at FROM {outbox} o
+                         WHERE {unpublished} ORDER BY {at} LIMIT 1) oldest ON true"
                 );
                 self.query_one(COUNTING, &sql, &[]).await?
             }
         };
-        Ok(Backlog { rows: row.get::<_, i64>(0).min(COUNT_MAX), oldest_seconds: row.get(1) })
+        let rows = row.get::<_, i64>(0).min(COUNT_MAX);
+        Ok(Backlog { rows, oldest_seconds: row.get(1), oldest_at: row.get(2) })
     }
 }

@@ -296,6 +296,15 @@ impl Store {
         Ok(row.and_then(|row| row.get(0)))
     }
 
+    /// The process that reads the slot, for people.
+    pub(crate) async fn slot_reader_named(&self, slot: &str) -> Result<Option<String>, Error> {
+        let sql = "SELECT 'process ' || active_pid || coalesce(' (' || application_name || ')', '')
+                   FROM pg_replication_slots LEFT JOIN pg_stat_activity ON pid = active_pid
+                   WHERE slot_name = $1";
+        let row = self.query_opt("look at the slot", sql, &[&slot]).await?;
+        Ok(row.and_then(|row| row.get(0)))
+    }
+
     pub(crate) async fn slot_exists(&self, slot: &str) -> Result<bool, Error> {
         let sql = "SELECT EXISTS (SELECT FROM pg_replication_slots
                                   WHERE slot_name = $1 AND database = current_database())";

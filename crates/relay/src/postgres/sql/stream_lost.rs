@@ -37,10 +37,14 @@ const DURABLE: &str = "durable AS (SELECT set_config('synchronous_commit', 'loca
 pub(super) fn note_stream_end(table: &Table) -> String {
     format!(
         "WITH {DURABLE} UPDATE {} SET last_seq = $2 FROM durable
-         WHERE stream = $1 AND last_seq < $2",
+         WHERE stream = $1 AND last_seq < $2 AND created = coalesce($3, created)",
         table.companion("tailpost_streams")
     )
 }
+
+/// What nobody has answered for of an earlier loss stays among what is lost.
+const UNANSWERED: &str =
+    "lost = CASE last_seq WHEN $2 THEN lost ELSE $5::bigint + greatest(lost - lost_rows, 0) END";
 
 impl Books {
     /// As [`Store::note_stream_end`].
@@ -57,11 +61,21 @@ impl Marks {
 }
 
 impl Store {
+    /// From now on this writes of the stream that was `created` then, and of no other one of its name.
+    pub(crate) fn of_stream(&self, created: &str) {
+        let _ = self.stream_created.set(created.to_owned());
+    }
+
+    /// When the stream was created whose end this writes down.
+    pub(crate) fn stream_created(&self) -> &str {
+        self.stream_created.get().map_or("", String::as_str)
+    }
+
     /// Writes down that the stream has given out its sequences up to `end`, before anything else that
     /// is written says that they are stored.
     pub(crate) async fn note_stream_end(&self, stream: &str, end: u64) -> Result<(), Error> {
         let (doing, sql) = ("write down where the stream ends", &self.sql.note_stream_end);
-        self.perform(doing, sql, &[&stream, &end.cast_signed()]).await
+        self.perform(doing, sql, &[&stream, &end.cast_signed(), &self.stream_created.get()]).await
     }
 
     /// The same for what is about to be marked.
@@ -101,6 +115,7 @@ impl Store {
         );
         let doing = "compare the stream's end with what is written down";
         let (end, text) = (last_seq.cast_signed(), created.to_string());
+        self.of_stream(&text);
         let row = self.query_opt(doing, &sql, &[&stream, &text, &end, &slot]).await?;
         let Some(row) = row else { return Ok(Compared::default()) };
         let acknowledged = row.get::<_, i64>(1).cast_unsigned();
@@ -151,7 +166,7 @@ impl Store {
                  SELECT (SELECT count(*) FROM taken) AS rows, (SELECT count(*) FROM named) AS named
                  FROM durable
              ), told AS (
-                 UPDATE {streams} SET last_seq = $2, lost_at = now(), lost = $5,
+                 UPDATE {streams} SET last_seq = $2, lost_at = now(), {sum},
                      lost_rows = rows + CASE last_seq WHEN $2 THEN lost_rows ELSE 0 END
                  FROM counted WHERE stream = $1
              )
@@ -163,6 +178,7 @@ impl Store {
             owed = self.table.companion("tailpost_owed"),
             state = self.table.companion("tailpost_state"),
             streams = self.table.companion("tailpost_streams"),
+            sum = UNANSWERED,
             transaction = mark::transaction("o"),
             owned = self.owned_rows("o"),
         );
@@ -174,5 +190,44 @@ impl Store {
         let row = self.query_one(doing, &sql, &parameters).await?;
         let count = |at| row.get::<_, i64>(at).cast_unsigned();
         Ok((count(0), count(1)))
+    }
+
+    /// The same where rows are claimed. `None` if another node has done it: what is marked since may
+    /// name these sequences again.
+    pub(crate) async fn take_back_claimed(
+        &self,
+        stream: &str,
+        lost: LostEnd,
+    ) -> Result<Option<u64>, Error> {
+        let sql = format!(
+            "WITH {DURABLE}, ours AS (
+                 SELECT it.stream FROM {streams} it, durable
+                 WHERE it.stream = $1 AND it.last_seq = $3 FOR UPDATE OF it
+             ), forgotten AS (
+                 DELETE FROM {owed} w USING ours WHERE w.stream = $1 AND w.stream_seq > $2
+                     AND w.stream_seq <= $3 AND NOT w.parked
+             ), taken AS (
+                 UPDATE {outbox} o SET published_at = NULL, stream = NULL, stream_seq = NULL,
+                     commit_lsn = NULL, publish_error = NULL, next_attempt_at = NULL
+                 FROM ours WHERE o.stream = $1 AND o.stream_seq > $2 AND o.stream_seq <= $3
+                     -- By another clock.
+                     AND o.published_at > $4::timestamptz - interval '1 minute'
+                 RETURNING o.stream
+             )
+             UPDATE {streams} it SET last_seq = $2, lost_at = now(), {UNANSWERED},
+                 lost_rows = (SELECT count(*) FROM taken)
+             FROM ours WHERE it.stream = $1
+             RETURNING (SELECT count(*) FROM taken)",
+            outbox = self.table.quoted(),
+            owed = self.table.companion("tailpost_owed"),
+            streams = self.table.companion("tailpost_streams"),
+        );
+        let (end, until) = (lost.last_seq.cast_signed(), lost.acknowledged.cast_signed());
+        let messages = until - end;
+        let doing = "take back the marks of lost messages";
+        let parameters: [&(dyn ToSql + Sync); 5] =
+            [&stream, &end, &until, &lost.created, &messages];
+        let row = self.query_opt(doing, &sql, &parameters).await?;
+        Ok(row.map(|row| row.get::<_, i64>(0).cast_unsigned()))
     }
 }

@@ -17,6 +17,7 @@ use crate::postgres::Store;
 use crate::postgres::sql::{Rows, ScannedRow, Stuck};
 use crate::reporter::Reporter;
 use crate::source::{self, STREAM_IS_SHORTER, within};
+use crate::status::HistoryStatus;
 
 /// A statement that has not answered by then never will.
 const STATEMENT_MAX: Duration = Duration::from_secs(20);
@@ -38,6 +39,7 @@ pub(crate) enum Done {
     NotClaimed { store: Arc<Rows> },
     GaveBack { store: Arc<Rows>, marked: u64 },
     MadeUp { store: Arc<Rows>, found: Option<Stuck> },
+    Compared { store: Arc<Rows>, found: Option<HistoryStatus> },
     Outcome(ClaimOutcome),
     Nothing,
 }
@@ -51,7 +53,8 @@ impl Polling {
     ) -> Result<Option<Job>, Error> {
         Ok(Some(match effect {
             ClaimEffect::Claim { claim } => {
-                claim_rows(Arc::clone(&self.config), self.free.pop(), claim)
+                let created = Arc::clone(&self.stream_created);
+                claim_rows(Arc::clone(&self.config), created, self.free.pop(), claim)
             }
             ClaimEffect::Renew { claim } => {
                 let store = self.holder(claim)?;
@@ -153,11 +156,20 @@ fn note_failure(store: Arc<Rows>, id: Uuid, reason: String, pause: Duration) -> 
     })
 }
 
-fn claim_rows(config: Arc<Config>, free: Option<Arc<Rows>>, claim: u32) -> Job {
+fn claim_rows(
+    config: Arc<Config>,
+    stream_created: Arc<str>,
+    free: Option<Arc<Rows>>,
+    claim: u32,
+) -> Job {
     job(async move {
         let store = match free {
             Some(store) => store,
-            None => Arc::new(Rows::of(Store::brief(&config, CONNECTION).await?).await?),
+            None => {
+                let store = Store::brief(&config, CONNECTION).await?;
+                store.of_stream(&stream_created);
+                Arc::new(Rows::of(store).await?)
+            }
         };
         let rows = match store.claim(config.poll.batch, LEASE).await {
             // Somebody changes the table.
@@ -202,7 +214,7 @@ async fn mark(store: &Rows, stream: &str, resolved: &[Resolved]) -> Result<u64, 
     }
 }
 
-fn job(work: impl Future<Output = Result<Done, Error>> + Send + 'static) -> Job {
+pub(super) fn job(work: impl Future<Output = Result<Done, Error>> + Send + 'static) -> Job {
     within(STATEMENT_MAX, work)
 }
 

@@ -19,6 +19,7 @@ use crate::postgres::sql::{
     Books, Marks, Rows, ScannedRow, Scanner, SlotReader, Stuck, SweepCursor,
 };
 use crate::source::{self, within};
+use crate::status::HistoryStatus;
 
 /// A statement that has not answered by then never will: the session starts anew.
 const STATEMENT_MAX: Duration = Duration::from_secs(60);
@@ -33,6 +34,7 @@ pub(crate) enum Done {
     Outcome(Outcome),
     /// Nothing comes of it.
     Nothing,
+    Compared(HistoryStatus),
     /// `None` if it could not be found out.
     Stuck(Option<Stuck>),
     /// Another connection for marks; `None` if it could not be made.

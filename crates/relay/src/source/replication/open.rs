@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use super::log_stream::LogStream;
 use super::mark_jobs::MarkStores;
-use super::{OpenSlot, Replication, lost_end};
+use super::{OpenSlot, Replication};
 use crate::config::{self, Config, MarkBy, OnPark};
 use crate::engine::{
     Backfill, Batching, Checkpoint, Engine, EngineStart, Limits, MARKS_WAITING_MAX, Marking,
@@ -23,7 +23,8 @@ use crate::error::Error;
 use crate::nats::{self, History, NatsLink, Publisher, TailReader, WAY_BACK_MAX, WayBack};
 use crate::postgres::sql::{Books, Marks, ResolvedPlace, StateRow};
 use crate::postgres::{Messages, Opening, Rows, Slot, Store, drained, sql};
-use crate::source::Opened;
+use crate::source::history_watch::HistoryWatch;
+use crate::source::{Opened, lost_end};
 
 /// `unfenced` is why fenced mode cannot be had.
 fn mode(config: &Config, unfenced: Option<&String>) -> Mode {
@@ -260,6 +261,7 @@ impl Streaming {
             // Asked after the dead letters were read: what is requeued meanwhile is among them.
             || store.has_requeued().await?;
         let marking = marking(config, &state, is_indexed, lost.unswept);
+        let restores = lost.unswept && !is_gap_filled;
         let written = state.checkpoint.unwrap_or(Lsn::ZERO);
         // Events from there on may be lost, and come again.
         let resolved = state.resolved.filter(|_| !lost.now);
@@ -267,7 +269,18 @@ impl Streaming {
         let publishing = publishing(config, mode, way, &tail, dead, evidence).await?;
         let backfill = Backfill::new(scan_first, ranges, !is_gap_filled, config.scan.interval);
         let checkpoint = Checkpoint::new(written, config.shards.count());
-        Ok(Known { store, tail, log, slot, publishing, backfill, marking, checkpoint, unfenced })
+        Ok(Known {
+            store,
+            tail,
+            log,
+            slot,
+            publishing,
+            backfill,
+            marking,
+            checkpoint,
+            unfenced,
+            restores,
+        })
     }
 }
 
@@ -282,6 +295,7 @@ struct Known {
     marking: Marking,
     checkpoint: Checkpoint,
     unfenced: Option<String>,
+    restores: bool,
 }
 
 impl Known {
@@ -292,8 +306,8 @@ impl Known {
         link: watch::Receiver<NatsLink>,
         once: bool,
     ) -> Result<Opened<Replication>, Error> {
-        let Self { store, tail, log, slot, publishing, backfill, marking, checkpoint, unfenced } =
-            self;
+        let Self { store, tail, log, slot, publishing, backfill, marking, checkpoint, .. } = self;
+        let (unfenced, restores) = (self.unfenced, self.restores);
         let history = History { system_id: slot.system_id, timeline: slot.timeline };
         let (stream, limits) = (&config.stream.name, tail.limits());
         let has_ids = !config.needs_fence();
@@ -324,9 +338,10 @@ impl Known {
             marks,
             scanner: None,
             replay: None,
+            history: HistoryWatch::new(),
         };
         let started = Instant::now();
-        Ok(Opened { source, engine, publisher, answers, tail, started, unfenced })
+        Ok(Opened { source, engine, publisher, answers, tail, started, unfenced, restores })
     }
 }
 

@@ -1,7 +1,7 @@
 //! What only the servers know about consumers.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use inbox::{Backlog, Upkept};
 use jiff::Timestamp;
@@ -12,6 +12,8 @@ pub(crate) struct Sample {
     pub(crate) backlog: Backlog,
     /// What the broker knows, if it could be asked.
     pub(crate) durable: Option<Durable>,
+    /// For how long events have been pending, and none was delivered or handled.
+    pub(crate) unmoved: Duration,
 }
 
 /// What the broker knows about a consumer.
@@ -19,6 +21,8 @@ pub(crate) struct Sample {
 pub(crate) struct Durable {
     /// Events that it has not delivered yet.
     pub(crate) pending: u64,
+    /// The sequence of the latest that it has delivered.
+    pub(crate) delivered: u64,
     pub(crate) ack_pending: u64,
     pub(crate) redelivered: u64,
     /// When it last delivered an event, or took an acknowledgement.

@@ -111,6 +111,12 @@ pub(super) static PUBLISHING: &[Metric<Status>] = table![
             )])
         },
     counter("breaker_opened", "Times the breaker opened."): |it| it.breaker_opened_total,
+    counter("outbox_missing",
+        "Rows of samples that name a message which the stream lacks, though no limit explains it."):
+        |it| it.history.missing_total,
+    gauge("stream_compared_timestamp_seconds", Unit::Timestamp,
+        "When rows were last compared with the stream."):
+        |it| it.history.compared_at.map(seconds),
     counter("outbox_already_stored", "Events found in the stream, and so not published again."):
         |it| it.already_stored_total,
     counter("outbox_dropped", "Events that a route dropped."): |it| it.dropped_total,
@@ -166,6 +172,9 @@ pub(super) static SLOTS: &[Metric<SlotSample>] = table![
     gauge("stream_lost_timestamp_seconds", Unit::Timestamp,
         "When the stream was last found to lack messages that it had acknowledged."):
         |it| it.stream_lost_at.map(seconds),
+    gauge("stream_lost_unanswered", Unit::Number,
+        "Messages that the stream has lost and no row tells of, until somebody has answered for them."):
+        |it| Some(it.stream_lost_unanswered as f64),
 ];
 
 /// What only the database knows, as of some seconds ago.

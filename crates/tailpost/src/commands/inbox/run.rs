@@ -118,11 +118,13 @@ fn sampler(
     parts: &[Part],
 ) -> anyhow::Result<Sampler> {
     let consumers = parts.iter().map(|it| (it.consumer.name.clone(), it.consumer.stream.clone()));
+    let statuses = parts.iter().map(|it| (it.consumer.name.clone(), it.status.subscribe()));
     Ok(Sampler {
         postgres: postgres.clone(),
         table: settings.table()?,
         nats,
         consumers: consumers.collect(),
+        statuses: statuses.collect(),
         every: settings.metrics.interval,
     })
 }

@@ -1,10 +1,11 @@
 //! Figures that only the servers know, fetched every now and then rather than at each scrape.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use async_nats::jetstream;
 use async_nats::jetstream::consumer::{Info, PullConsumer};
-use inbox::{Backlog, Connection, DeadLetters, Upkept};
+use inbox::{Backlog, Connection, DeadLetters, Status, Summary, Upkept};
 use jiff::Timestamp;
 use relay::PostgresTarget;
 use tokio::sync::watch;
@@ -34,6 +35,7 @@ pub(super) struct Sampler {
     pub(super) nats: async_nats::Client,
     /// Names, each with its stream.
     pub(super) consumers: Vec<(String, String)>,
+    pub(super) statuses: BTreeMap<String, watch::Receiver<Status>>,
     pub(super) every: Duration,
 }
 
@@ -41,7 +43,7 @@ impl Sampler {
     /// Runs until `stop`. Servers that do not answer leave the last figures as they are, and
     /// [`Samples::taken`] says how old those are.
     pub(super) async fn run(self, samples: watch::Sender<Samples>, stop: CancellationToken) {
-        let mut letters = None;
+        let (mut letters, mut moved) = (None, BTreeMap::new());
         loop {
             let began = Instant::now();
             let taken = tokio::select! {
@@ -49,7 +51,10 @@ impl Sampler {
                 taken = self.sample(&mut letters) => taken,
             };
             match taken {
-                Ok(taken) => drop(samples.send_replace(taken)),
+                Ok(mut taken) => {
+                    self.compare(&mut taken, &mut moved);
+                    samples.send_replace(taken);
+                }
                 Err(error) => {
                     let error = crate::exit::chain(&error);
                     debug!(error, "could not look at the inbox");
@@ -75,11 +80,31 @@ impl Sampler {
             async move {
                 let consumer: Option<PullConsumer> = asked.await.ok().and_then(Result::ok);
                 let durable = consumer.map(|it| durable(it.cached_info()));
-                (name.clone(), Sample { backlog: found.unwrap_or_default(), durable })
+                let backlog = found.unwrap_or_default();
+                (name.clone(), Sample { backlog, durable, unmoved: Duration::ZERO })
             }
         });
         let consumers = futures_util::future::join_all(asked).await.into_iter().collect();
         Ok(Samples { taken: Some(Instant::now()), consumers, upkept })
+    }
+
+    /// Says how long nothing has moved of what is pending.
+    fn compare(&self, samples: &mut Samples, moved: &mut BTreeMap<String, Place>) {
+        for (name, sample) in &mut samples.consumers {
+            let durable = sample.durable.filter(|it| it.pending > 0);
+            let (Some(durable), Some(status)) = (durable, self.statuses.get(name)) else {
+                moved.remove(name);
+                continue;
+            };
+            let (delivered, counts, now) =
+                (durable.delivered, status.borrow().counts, Instant::now());
+            let place =
+                moved.entry(name.clone()).or_insert(Place { delivered, counts, since: now });
+            if (place.delivered, place.counts) != (delivered, counts) {
+                *place = Place { delivered, counts, since: now };
+            }
+            sample.unmoved = now.duration_since(place.since);
+        }
     }
 
     async fn count(
@@ -101,6 +126,13 @@ impl Sampler {
     }
 }
 
+/// How far a consumer has got, and since when.
+struct Place {
+    delivered: u64,
+    counts: Summary,
+    since: Instant,
+}
+
 fn durable(info: &Info) -> Durable {
     // Before it has ever delivered anything: when it was made.
     let made = Some(info.created);
@@ -108,6 +140,7 @@ fn durable(info: &Info) -> Durable {
     let active = active.and_then(|it| Timestamp::from_nanosecond(it.unix_timestamp_nanos()).ok());
     Durable {
         pending: info.num_pending,
+        delivered: info.delivered.stream_sequence,
         ack_pending: info.num_ack_pending as u64,
         redelivered: info.num_redelivered as u64,
         active_at: active.unwrap_or_else(Timestamp::now),

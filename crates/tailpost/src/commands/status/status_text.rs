@@ -94,11 +94,13 @@ impl Lines {
         if let Some(why) = relay["keyed_because"].as_str() {
             self.add("  mode", format_args!("keyed instead of fenced: {why}"));
         }
+        self.add_some("  waits", relay["waiting_for"].as_str());
         // An old error is no news.
         if let (true, Some(error)) = (waiting > 0 || role != "active", relay["last_error"].as_str())
         {
             self.add("  trouble", error);
         }
+        self.add_some("  missing", relay["history"]["missing"].as_str());
     }
 
     fn slot_if_any(&mut self, slot: Option<&SlotReport>) {
@@ -297,6 +299,7 @@ mod tests {
                 horizon_seconds: Some(144_000.0),
             }),
             shards: Vec::new(),
+            unread: Vec::new(),
             warnings: vec!["1 dead letter".into()],
             incomplete: None,
         }

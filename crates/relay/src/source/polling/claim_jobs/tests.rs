@@ -79,7 +79,10 @@ fn keep(source: &mut Polling, done: Option<Done>) {
     match done {
         Some(Done::Claimed { claim, store, .. }) => drop(source.claims.insert(claim, store)),
         Some(
-            Done::NotClaimed { store } | Done::GaveBack { store, .. } | Done::MadeUp { store, .. },
+            Done::NotClaimed { store }
+            | Done::GaveBack { store, .. }
+            | Done::MadeUp { store, .. }
+            | Done::Compared { store, .. },
         ) => {
             source.free.push(store);
         }

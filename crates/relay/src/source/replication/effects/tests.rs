@@ -258,6 +258,7 @@ fn keep(source: &mut Replication, done: Option<Done>) {
         Some(
             Done::Outcome(_)
             | Done::Nothing
+            | Done::Compared(_)
             | Done::Stuck(_)
             | Done::Unmarked(_)
             | Done::ReplayRead(..),

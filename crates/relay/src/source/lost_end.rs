@@ -5,6 +5,7 @@
 
 use std::time::{Duration, SystemTime};
 
+use async_nats::jetstream::stream::Info;
 use jiff::Timestamp;
 use pgoutput::Lsn;
 use tracing::{error, info, warn};
@@ -13,7 +14,7 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::nats::TailReader;
 use crate::postgres::Store;
-use crate::postgres::sql::LostEnd;
+use crate::postgres::sql::{Compared, LostEnd};
 
 /// How often the stream is asked again, and how long after: a leader that was elected just now may
 /// have to catch up with its group.
@@ -28,22 +29,19 @@ pub(super) struct Lost {
     pub(super) unswept: bool,
 }
 
-/// Compares the stream's end with what is written down. What the stream has lost is published again,
-/// before anything new: from its rows, or from the log, which brings what committed from
-/// `resolved_before` on.
-pub(super) async fn mend(
-    config: &Config,
-    store: &Store,
-    tail: &TailReader,
-    resolved_before: Lsn,
-) -> Result<Lost, Error> {
+/// When the stream was created.
+pub(super) fn created(info: &Info) -> Timestamp {
+    Timestamp::try_from(SystemTime::from(info.created)).unwrap_or_default()
+}
+
+/// Compares the stream's end with what is written down.
+async fn compare(config: &Config, store: &Store, tail: &TailReader) -> Result<Compared, Error> {
     let (slot, stream) = (&config.slot, &config.stream.name);
     let mut looks = 0;
-    let lost = loop {
+    loop {
         let info = tail.info().await?;
-        let created = Timestamp::try_from(SystemTime::from(info.created)).unwrap_or_default();
         let end = info.state.last_sequence;
-        let compared = store.compare_stream(slot, stream, created, end).await?;
+        let compared = store.compare_stream(slot, stream, created(&info), end).await?;
         if compared.is_made_anew {
             warn!(
                 slot,
@@ -52,15 +50,27 @@ pub(super) async fn mend(
                  what that had is not published again; `tailpost verify` says what is missing"
             );
         }
-        let Some(lost) = compared.lost else {
-            return Ok(Lost { now: false, unswept: compared.unswept });
-        };
         looks += 1;
-        if looks > LOOKS {
-            break lost;
+        if compared.lost.is_none() || looks > LOOKS {
+            return Ok(compared);
         }
         info!(stream, "the stream ends before what it has acknowledged: asking its leader again");
         tokio::time::sleep(LOOK_AFTER).await;
+    }
+}
+
+/// What the stream has lost is published again, before anything new: from its rows, or from the log,
+/// which brings what committed from `resolved_before` on.
+pub(super) async fn mend(
+    config: &Config,
+    store: &Store,
+    tail: &TailReader,
+    resolved_before: Lsn,
+) -> Result<Lost, Error> {
+    let (slot, stream) = (&config.slot, &config.stream.name);
+    let compared = compare(config, store, tail).await?;
+    let Some(lost) = compared.lost else {
+        return Ok(Lost { now: false, unswept: compared.unswept });
     };
     let mut rows = 0;
     for _ in 0..LOOKS {
@@ -72,9 +82,28 @@ pub(super) async fn mend(
         warn!(stream, left, "somebody has rows of lost messages locked");
         tokio::time::sleep(LOOK_AFTER).await;
     }
+    tell(stream, lost, rows);
+    Ok(Lost { now: true, unswept: true })
+}
+
+/// The same where rows are claimed, by any number of nodes: one of them takes the marks back.
+pub(super) async fn mend_claimed(
+    config: &Config,
+    store: &Store,
+    tail: &TailReader,
+) -> Result<(), Error> {
+    let stream = &config.stream.name;
+    if let Some(lost) = compare(config, store, tail).await?.lost
+        && let Some(rows) = store.take_back_claimed(stream, lost).await?
+    {
+        tell(stream, lost, rows);
+    }
+    Ok(())
+}
+
+fn tell(stream: &str, lost: LostEnd, rows: u64) {
     let LostEnd { acknowledged, last_seq, .. } = lost;
     error!(
-        slot,
         stream,
         acknowledged,
         last_sequence = last_seq,
@@ -83,5 +112,4 @@ pub(super) async fn mend(
         "the stream has lost acknowledged messages. Rows that name them are published again, in order, \
          before anything new. `tailpost status` says how many messages no row tells of"
     );
-    Ok(Lost { now: true, unswept: true })
 }

@@ -1,0 +1,203 @@
+//! What stops events, and what is told of it.
+
+use std::time::{Duration, SystemTime};
+
+use async_nats::jetstream::stream::{Config, DiscardPolicy};
+use futures_util::FutureExt;
+use lab::Process;
+use support::DEADLINE;
+
+use super::{Fault, Phase, Scene, Side, Told};
+
+const fn relay(
+    readyz: &'static str,
+    status: &'static str,
+    doctor: &'static str,
+    alert: &'static str,
+) -> Told {
+    Told { by: Side::Relay, readyz, status, doctor, alert }
+}
+
+const fn inbox(
+    readyz: &'static str,
+    status: &'static str,
+    doctor: &'static str,
+    alert: &'static str,
+) -> Told {
+    Told { by: Side::Inbox, readyz, status, doctor, alert }
+}
+
+macro_rules! fault {
+    ($plays:ident, $told:expr) => {
+        Fault {
+            name: stringify!($plays),
+            plays: |scene, phase| $plays(scene, phase).boxed_local(),
+            told: $told,
+        }
+    };
+}
+
+pub(super) const FAULTS: &[Fault] = &[
+    fault!(
+        broker_away,
+        relay("no progress", "the broker", "nats-reachable", "TailpostBreakerOpen")
+    ),
+    fault!(
+        postgresql_away,
+        relay("starting: ", "could not connect", "postgres-reachable", "TailpostNoActiveRelay")
+    ),
+    fault!(
+        slot_held_by_another,
+        relay("pg_recvlogical", "pg_recvlogical", "slot-reader", "TailpostNoActiveRelay")
+    ),
+    fault!(
+        slot_waits_for_an_old_transaction,
+        relay("starting: waiting", "  waits ", "", "TailpostNoActiveRelay")
+    ),
+    fault!(
+        stream_full,
+        relay("maximum messages", "maximum messages", "stream-room", "TailpostBreakerOpen")
+    ),
+    fault!(stream_deleted, relay("stream", "stream", "stream-exists", "TailpostOutboxOld")),
+    fault!(handler_away, inbox("the handler is away", "pending", "", "TailpostConsumerInactive")),
+    fault!(
+        consumer_paused,
+        inbox("s none was delivered", "  pending      5", "", "TailpostConsumerStalled")
+    ),
+    fault!(inbox_tables_locked, inbox("the database is away", "", "", "TailpostFiguresOld")),
+];
+
+async fn broker_away(scene: &mut Scene, phase: Phase) {
+    match phase {
+        Phase::Break => {
+            scene.env.nats.stop().await.expect("stop NATS");
+            scene.env.insert(5).await;
+        }
+        Phase::Mend => scene.env.nats.start_again().await.expect("start NATS"),
+    }
+}
+
+async fn postgresql_away(scene: &mut Scene, phase: Phase) {
+    match phase {
+        Phase::Break => _ = scene.env.postgres.stop_fast().await.expect("stop PostgreSQL"),
+        Phase::Mend => scene.env.postgres.start_again().await.expect("start PostgreSQL"),
+    }
+}
+
+async fn slot_held_by_another(scene: &mut Scene, phase: Phase) {
+    match phase {
+        Phase::Break => {
+            let relay = scene.relay.take().expect("a relay");
+            relay.sigterm();
+            relay.wait_exit(DEADLINE).await;
+            let url = scene.env.postgres.url("postgres");
+            let program = scene.env.postgres.bin_dir().join("pg_recvlogical");
+            let options = ["-o", "proto_version=1", "-o", "publication_names=tailpost"];
+            // What it gets it does not confirm.
+            let own = ["-d", &url, "--slot", "tailpost", "--start", "-f", "-", "-s", "600"];
+            let args = [&own[..], &options[..]].concat();
+            scene.beside = Some(Process::start(&program, &args, &[]).expect("start it"));
+            let reads = "SELECT EXISTS (SELECT FROM pg_replication_slots WHERE active)";
+            support::until(DEADLINE, "it reads the slot", async || scene.env.query(reads).await)
+                .await;
+            let relay = scene.env.relay();
+            relay.announce("");
+            scene.relay = Some(relay);
+            scene.env.insert(5).await;
+        }
+        Phase::Mend => scene.beside.take().expect("a program").kill().await.expect("end it"),
+    }
+}
+
+async fn slot_waits_for_an_old_transaction(scene: &mut Scene, phase: Phase) {
+    match phase {
+        Phase::Break => {
+            scene.hold("BEGIN; SELECT pg_current_xact_id()").await;
+            let drop = "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots;
+                 SELECT pg_sleep(0.01);
+                 SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE NOT active";
+            let gone = "SELECT NOT EXISTS (SELECT FROM pg_replication_slots
+                 WHERE slot_name = 'tailpost' AND confirmed_flush_lsn IS NOT NULL)";
+            support::until(DEADLINE, "the slot is gone", async || {
+                let _ = scene.env.client().await.batch_execute(drop).await;
+                scene.env.query(gone).await
+            })
+            .await;
+            scene.env.insert(5).await;
+        }
+        Phase::Mend => scene.holder = None,
+    }
+}
+
+async fn edit(scene: &Scene, change: impl FnOnce(&mut Config, u64)) {
+    let jetstream = scene.env.nats.jetstream().await.expect("connect to NATS");
+    let stream = jetstream.get_stream("OUTBOX").await.expect("the stream");
+    let info = stream.cached_info();
+    let mut config = info.config.clone();
+    change(&mut config, info.state.messages);
+    jetstream.update_stream(config).await.expect("change the stream");
+}
+
+async fn stream_full(scene: &mut Scene, phase: Phase) {
+    match phase {
+        Phase::Break => {
+            edit(scene, |config, messages| {
+                config.max_messages = messages.cast_signed();
+                config.discard = DiscardPolicy::New;
+            })
+            .await;
+            scene.env.insert(5).await;
+        }
+        Phase::Mend => edit(scene, |config, _| config.max_messages = -1).await,
+    }
+}
+
+async fn stream_deleted(scene: &mut Scene, phase: Phase) {
+    match phase {
+        Phase::Break => {
+            let jetstream = scene.env.nats.jetstream().await.expect("connect to NATS");
+            jetstream.delete_stream("OUTBOX").await.expect("delete the stream");
+            scene.env.insert(5).await;
+        }
+        Phase::Mend => {
+            scene.env.setup().await;
+            scene.env.ends_with(0, &["inbox", "setup"]).await;
+        }
+    }
+}
+
+async fn handler_away(scene: &mut Scene, phase: Phase) {
+    match phase {
+        Phase::Break => {
+            scene.handler.cut().await;
+            scene.env.insert(5).await;
+        }
+        Phase::Mend => scene.handler.restore().await.expect("the handler is back"),
+    }
+}
+
+async fn consumer_paused(scene: &mut Scene, phase: Phase) {
+    let jetstream = scene.env.nats.jetstream().await.expect("connect to NATS");
+    match phase {
+        Phase::Break => {
+            let until = SystemTime::UNIX_EPOCH + Duration::from_secs(4_000_000_000);
+            let stream = jetstream.get_stream("OUTBOX").await.expect("the stream");
+            stream.pause_consumer("billing", until.into()).await.expect("pause it");
+            scene.env.insert(5).await;
+        }
+        Phase::Mend => {
+            let stream = jetstream.get_stream("OUTBOX").await.expect("the stream");
+            stream.resume_consumer("billing").await.expect("resume it");
+        }
+    }
+}
+
+async fn inbox_tables_locked(scene: &mut Scene, phase: Phase) {
+    match phase {
+        Phase::Break => {
+            scene.hold("BEGIN; LOCK TABLE inbox_messages IN ACCESS EXCLUSIVE MODE").await;
+            scene.env.insert(5).await;
+        }
+        Phase::Mend => scene.holder = None,
+    }
+}
